@@ -1,0 +1,61 @@
+"""isogemm: matrix products with the same bits whatever the batch, tile, form, layout or schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+from .contract.spec import Contract
+
+if TYPE_CHECKING:
+    from .api import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
+    from .backends.cpu import PackedWeight, pack
+    from .planner import Plan, plan
+    from .threads import get_num_threads, set_num_threads
+
+__all__ = [
+    "Contract",
+    "PackedWeight",
+    "Plan",
+    "__version__",
+    "gemm",
+    "gemm_batched",
+    "gemm_grouped",
+    "gemm_strided_batched",
+    "get_num_threads",
+    "linear",
+    "matmul",
+    "pack",
+    "plan",
+    "set_num_threads",
+]
+
+# Resolved on first use, so that importing the package loads neither Numba nor a backend.
+_HOMES = {
+    "gemm": ".api",
+    "gemm_batched": ".api",
+    "gemm_grouped": ".api",
+    "gemm_strided_batched": ".api",
+    "linear": ".api",
+    "matmul": ".api",
+    "PackedWeight": ".backends.cpu",
+    "pack": ".backends.cpu",
+    "Plan": ".planner",
+    "plan": ".planner",
+    "get_num_threads": ".threads",
+    "set_num_threads": ".threads",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'isogemm' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

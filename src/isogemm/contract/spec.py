@@ -1,0 +1,207 @@
+"""Contracts as values: an arithmetic and an order over K, hashable, with a text form.
+
+A contract is everything that can reach the bits of a product besides its operands. Its text form is
+``arithmetic/order``, for example ``fma/chain``, ``fma/leaf4096`` or ``tensor_core:sm90/chain``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Literal
+
+from ..errors import ContractError
+
+__all__ = ["ARITHMETICS", "Arithmetic", "Contract", "ContractLike", "Order", "as_contract"]
+
+TREE_LEAVES = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What happens inside one block of K.
+
+    Attributes
+    ----------
+    name : str
+        Text form.
+    operands : tuple of str
+        Operand dtypes it is defined for.
+    block : int
+        Elements of K that are summed as one step; cuts of K at multiples of it keep the bits.
+    fraction_bits : int
+        Fractional bits that the terms of a fused sum are truncated to; 0 where there is no fused sum.
+    """
+
+    name: str
+    operands: tuple[str, ...]
+    block: int
+    fraction_bits: int
+
+
+ARITHMETICS = MappingProxyType(
+    {
+        a.name: a
+        for a in (
+            Arithmetic("fma", ("float32", "bfloat16", "float16"), 1, 0),
+            Arithmetic("tensor_core:sm90", ("bfloat16", "float16"), 16, 25),
+            Arithmetic("tensor_core:sm80", ("bfloat16", "float16"), 8, 24),
+            Arithmetic("tf32:sm90", ("float32",), 8, 25),
+        )
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How the blocks of K meet: ``chain``, ``leafL`` or ``treeN``.
+
+    Attributes
+    ----------
+    kind : {"chain", "leaf", "tree"}
+    size : int
+        Leaf length for ``leaf``, number of leaves for ``tree``, 0 for ``chain``.
+    """
+
+    kind: Literal["chain", "leaf", "tree"] = "chain"
+    size: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "chain" else f"{self.kind}{self.size}"
+
+    def leaves(self, k: int, block: int) -> tuple[tuple[int, int], ...]:
+        """Half-open ranges of K, in the order in which they are summed; each is a chain from zero.
+
+        ``tree`` always has ``size`` leaves, the last ones possibly empty: an empty leaf is +0.
+        """
+        if self.kind == "chain":
+            return ((0, k),)
+        if self.kind == "leaf":
+            return tuple((start, min(start + self.size, k)) for start in range(0, k, self.size))
+        length = block * -(-k // (self.size * block))
+        return tuple((min(i * length, k), min((i + 1) * length, k)) for i in range(self.size))
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The definition of a product's bits.
+
+    Attributes
+    ----------
+    arithmetic : str
+        A key of ``ARITHMETICS``.
+    order : Order
+
+    Raises
+    ------
+    ContractError
+        Unknown arithmetic, a leaf length that is not a positive multiple of the block, or a leaf count
+        other than 2, 4, 8, 16.
+
+    Examples
+    --------
+    >>> Contract.parse("fma/leaf4096")
+    Contract('fma/leaf4096')
+    """
+
+    arithmetic: str = "fma"
+    order: Order = Order()
+
+    def __post_init__(self) -> None:
+        if self.arithmetic not in ARITHMETICS:
+            raise ContractError(
+                "unknown arithmetic",
+                limit="one of " + ", ".join(ARITHMETICS),
+                value=repr(self.arithmetic),
+                nearest=_nearest_arithmetic(self.arithmetic),
+            )
+        _check_order(self.order, self.block)
+
+    @property
+    def block(self) -> int:
+        """Elements of K that form one step of the arithmetic."""
+        return ARITHMETICS[self.arithmetic].block
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the operand dtypes that the arithmetic is defined for."""
+        return ARITHMETICS[self.arithmetic].operands
+
+    @property
+    def fraction_bits(self) -> int:
+        """Fractional bits kept of each term of a fused sum; 0 for ``fma``."""
+        return ARITHMETICS[self.arithmetic].fraction_bits
+
+    @classmethod
+    def parse(cls, text: str) -> Contract:
+        """Read the text form ``arithmetic/order``; a missing order is ``chain``."""
+        return _parse(text)
+
+    def __str__(self) -> str:
+        return f"{self.arithmetic}/{self.order}"
+
+    def __repr__(self) -> str:
+        return f"Contract({str(self)!r})"
+
+
+ContractLike = Contract | str
+
+
+def as_contract(contract: ContractLike) -> Contract:
+    """A `Contract` from itself or from its text form."""
+    if isinstance(contract, Contract):
+        return contract
+    if isinstance(contract, str):
+        return _parse(contract)
+    raise ContractError(
+        "not a contract",
+        limit="a Contract or its text form",
+        value=type(contract).__name__,
+        nearest="'fma/chain'",
+    )
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> Contract:
+    arithmetic, slash, order = text.partition("/")
+    return Contract(arithmetic, _parse_order(order) if slash else Order())
+
+
+def _parse_order(text: str) -> Order:
+    if text == "chain":
+        return Order()
+    match = re.fullmatch(r"(leaf|tree)([1-9][0-9]{0,17})", text)
+    if match is None:
+        raise ContractError(
+            "unknown order",
+            limit="chain, leafL (L a multiple of the block) or treeN (N in 2, 4, 8, 16)",
+            value=repr(text),
+            nearest="leaf4096" if text.startswith("leaf") else "tree8" if text.startswith("tree") else "chain",
+        )
+    return Order("leaf" if match[1] == "leaf" else "tree", int(match[2]))
+
+
+def _check_order(order: Order, block: int) -> None:
+    if order.kind == "tree" and order.size not in TREE_LEAVES:
+        raise ContractError(
+            "leaf count of a tree",
+            limit=f"one of {TREE_LEAVES}",
+            value=order.size,
+            nearest=f"tree{min(TREE_LEAVES, key=lambda n: abs(n - order.size))}",
+        )
+    if order.kind == "leaf" and (order.size <= 0 or order.size % block):
+        raise ContractError(
+            "leaf length",
+            limit=f"a positive multiple of the block, {block}",
+            value=order.size,
+            nearest=f"leaf{max(block, round(order.size / block) * block)}",
+        )
+
+
+def _nearest_arithmetic(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, list(ARITHMETICS), n=1, cutoff=0.0)
+    return close[0] if close else "fma"

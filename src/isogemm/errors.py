@@ -1,0 +1,67 @@
+"""Typed errors: each names the limit, the value that broke it and the nearest legal choice."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AliasError",
+    "ContractError",
+    "DTypeError",
+    "DeviceError",
+    "IsogemmError",
+    "LayoutError",
+    "LimitError",
+    "OptionError",
+    "ShapeError",
+]
+
+
+class IsogemmError(Exception):
+    """Base of every error that isogemm raises on purpose. When one is raised nothing was computed or written.
+
+    Parameters
+    ----------
+    what : str
+        What is wrong, in one clause.
+    limit : object
+        The rule that was broken.
+    value : object
+        The value that broke it.
+    nearest : object
+        The nearest choice that is legal.
+    """
+
+    def __init__(self, what: str, *, limit: object, value: object, nearest: object) -> None:
+        self.what, self.limit, self.value, self.nearest = what, limit, value, nearest
+        super().__init__(f"{what}: limit: {limit}; got: {value}; nearest legal choice: {nearest}")
+
+
+class ShapeError(IsogemmError, ValueError):
+    """Operand shapes do not fit each other, or a shape is out of range."""
+
+
+class DTypeError(IsogemmError, TypeError):
+    """An element type is not supported where it is used."""
+
+
+class LayoutError(IsogemmError, ValueError):
+    """Leading dimensions, strides, offsets or writability are not usable."""
+
+
+class AliasError(IsogemmError, ValueError):
+    """An output shares memory with an operand or with itself."""
+
+
+class ContractError(IsogemmError, ValueError):
+    """A contract is malformed, or is not implemented where it was asked for."""
+
+
+class OptionError(IsogemmError, ValueError):
+    """A scalar, flag or enumeration argument is out of range."""
+
+
+class LimitError(IsogemmError, ValueError):
+    """A size is beyond what can be addressed or allocated."""
+
+
+class DeviceError(IsogemmError, ValueError):
+    """An operand lives on a device that no installed backend serves."""

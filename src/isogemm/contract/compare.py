@@ -1,0 +1,183 @@
+"""Comparison of results: bits first, then units in the last place, then error against float64 in units of its bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DTypeError, ShapeError
+
+__all__ = ["Mismatch", "bits", "differing", "error_units", "first_mismatch", "ulp_distance"]
+
+Array = npt.NDArray[Any]
+
+_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.float64): np.dtype(np.uint64),
+    np.dtype(np.float32): np.dtype(np.uint32),
+    np.dtype(np.float16): np.dtype(np.uint16),
+    np.dtype(ml_dtypes.bfloat16): np.dtype(np.uint16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The first element, in row-major order, whose bits differ.
+
+    Attributes
+    ----------
+    index : tuple of int
+    left_bits, right_bits : str
+        Bit patterns in hexadecimal.
+    left, right : float
+        Values.
+    ulps : int
+        `ulp_distance` of the two.
+    """
+
+    index: tuple[int, ...]
+    left_bits: str
+    right_bits: str
+    left: float
+    right: float
+    ulps: int
+
+    def __str__(self) -> str:
+        where = ", ".join(map(str, self.index))
+        left, right = f"{self.left_bits} ({self.left:.9g})", f"{self.right_bits} ({self.right:.9g})"
+        return f"[{where}]: {left} against {right}, {self.ulps} ULP"
+
+
+def bits(x: Array) -> Array:
+    """The bit patterns of a floating-point array, as unsigned integers of the same width and shape.
+
+    Raises
+    ------
+    DTypeError
+        Not float64, float32, float16 or bfloat16.
+    """
+    x = np.asarray(x)
+    if x.dtype not in _UNSIGNED:
+        raise DTypeError(
+            "bit patterns", limit="float64, float32, float16 or bfloat16", value=x.dtype.name, nearest="float32"
+        )
+    return x.view(_UNSIGNED[x.dtype])
+
+
+def differing(x: Array, y: Array) -> int:
+    """Elements whose bits differ: -0 differs from +0, and a NaN equals only its own bit pattern.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        The arrays differ in shape or in dtype.
+    """
+    _check_pair(x, y)
+    return int(np.count_nonzero(bits(x) != bits(y)))
+
+
+def first_mismatch(x: Array, y: Array) -> Mismatch | None:
+    """The first element whose bits differ in row-major order, or None.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        The arrays differ in shape or in dtype.
+    """
+    _check_pair(x, y)
+    left, right = bits(x), bits(y)
+    unequal = left != right
+    if not unequal.any():
+        return None
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(unequal)), unequal.shape))
+    digits = 2 + 2 * left.itemsize
+    at = tuple(slice(i, i + 1) for i in index)
+    return Mismatch(
+        index=index,
+        left_bits=f"{int(left[index]):#0{digits}x}",
+        right_bits=f"{int(right[index]):#0{digits}x}",
+        left=float(x[index]),
+        right=float(y[index]),
+        ulps=int(ulp_distance(x[at], y[at]).reshape(())),
+    )
+
+
+def ulp_distance(x: Array, y: Array) -> npt.NDArray[np.int64]:
+    """Steps between neighbouring numbers of the dtype that lead from x to y, never negative.
+
+    Numbers stand in the order -inf, ..., -smallest, zero, +smallest, ..., +inf, so -0 and +0 are 0 apart and the two
+    smallest subnormals 2. All NaNs are one point: 0 from each other, and the largest int64 from everything else. A
+    float64 distance beyond int64 is that largest value too.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        The arrays differ in shape or in dtype.
+    """
+    _check_pair(x, y)
+    far = np.iinfo(np.int64).max
+    left, right = _ordinal(x), _ordinal(y)
+    with np.errstate(over="ignore"):
+        distance = np.abs(left - right)
+    if x.dtype.itemsize == 8:  # ordinals of opposite sign can be more than int64 apart
+        wrapped = ((left < 0) != (right < 0)) & (np.abs(left.astype(np.float64) - right.astype(np.float64)) >= 2.0**63)
+        distance = np.where(wrapped, far, distance)
+    nan_left, nan_right = np.isnan(x), np.isnan(y)
+    out = np.where(nan_left | nan_right, np.where(nan_left & nan_right, 0, far), distance)
+    return np.asarray(out, np.int64)
+
+
+def error_units(got: Array, a: Array, b: Array) -> npt.NDArray[np.float64]:
+    """Error of a product in units of its bound: ``|got - a @ b| / (eps * sqrt(K) * (|a| @ |b|))``.
+
+    The product is taken in float64 and eps is 2**-23 for float32, 2**-10 for float16, 2**-7 for bfloat16. Never
+    relative to the element itself: where terms cancel that says nothing. An exact element is 0; one that is off where
+    the bound is zero, or not finite where float64 is (or the other way round), is infinite. Elements of which float64
+    has no number are 0 where `got` has none either.
+
+    Parameters
+    ----------
+    got : array [m, n]
+    a : array [m, k]
+    b : array [k, n]
+
+    Raises
+    ------
+    ShapeError
+        `got` is not [m, n].
+    """
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or got.shape != (a.shape[0], b.shape[1]):
+        raise ShapeError(
+            "error of a product",
+            limit="got [m, n], a [m, k], b [k, n]",
+            value=f"{got.shape}, {a.shape}, {b.shape}",
+            nearest=(*a.shape[:1], *b.shape[1:]),
+        )
+    eps = float(ml_dtypes.finfo(got.dtype).eps)
+    x, y, z = (np.asarray(v, np.float64) for v in (a, b, got))
+    with np.errstate(all="ignore"):
+        exact = x @ y
+        unit = eps * np.sqrt(a.shape[1]) * (np.abs(x) @ np.abs(y))
+        error = np.abs(z - exact)
+        units = np.where(error == 0, 0.0, error / unit)
+    alike = (np.isnan(z) & np.isnan(exact)) | (z == exact)
+    odd = ~np.isfinite(z) | ~np.isfinite(exact)
+    return np.where(odd, np.where(alike, 0.0, np.inf), units)
+
+
+def _ordinal(x: Array) -> npt.NDArray[np.int64]:
+    """Position of each number on the line, zero at zero."""
+    pattern = bits(x)
+    width = 8 * int(pattern.itemsize)
+    magnitude = (pattern & pattern.dtype.type(2 ** (width - 1) - 1)).astype(np.int64)
+    return np.asarray(np.where(pattern >> pattern.dtype.type(width - 1), -magnitude, magnitude), np.int64)
+
+
+def _check_pair(x: Array, y: Array) -> None:
+    if x.shape != y.shape:
+        raise ShapeError("comparison", limit="equal shapes", value=f"{x.shape} and {y.shape}", nearest=x.shape)
+    if x.dtype != y.dtype:
+        raise DTypeError("comparison", limit="equal dtypes", value=f"{x.dtype} and {y.dtype}", nearest=x.dtype.name)

@@ -1,0 +1,261 @@
+"""The executable definition of every contract: slow by a small factor, obvious, and the judge of every kernel.
+
+``acc = evaluate(a, b, contract)`` gives the float32 accumulator bits of ``a @ b``; `epilogue` gives the output.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ContractError, DTypeError, OptionError, ShapeError
+from .spec import ARITHMETICS, Contract, ContractLike, as_contract
+
+__all__ = ["canonical", "epilogue", "evaluate", "round_tf32"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+Chain = Callable[[Floats, int, int], None]
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_FLOATS = (np.dtype(np.float32), BFLOAT16, np.dtype(np.float16))
+_NAN: dict[int, np.unsignedinteger[Any]] = {4: np.uint32(0x7FFFFFFF), 2: np.uint16(0x7FFF)}
+_ZERO_EXPONENT = -1024  # a product with a zero operand has no exponent: it never is the largest
+_GRAIN = 1 << 18  # multiply-adds below which a second thread costs more than it saves
+
+
+def evaluate(
+    a: Array, b: Array, contract: ContractLike, c: Array | None = None, *, threads: int | None = None
+) -> Floats:
+    """Accumulators of ``a @ b`` under a contract, in float32, before any epilogue.
+
+    Parameters
+    ----------
+    a : array [m, k]
+        float32, bfloat16 or float16, any strides.
+    b : array [k, n]
+        Of the dtype of `a`.
+    contract : Contract or str
+    c : array [m, n] of float32, optional
+        What the walk over K starts from instead of +0; with leaves, what the running total starts from.
+    threads : int, optional
+        Threads to use, by default the CPUs of this process. Never changes a bit.
+
+    Returns
+    -------
+    array [m, n] of float32
+        Every NaN is 0x7fffffff.
+
+    Raises
+    ------
+    ShapeError
+        Operands are not two matrices that fit, or `c` is not [m, n].
+    DTypeError
+        The contract is not defined for the operands' dtype, or `c` is not float32.
+    ContractError
+        The contract is malformed, or `c` is given to a tree.
+
+    Notes
+    -----
+    The arithmetic of one chain is in `isogemm.contract.arithmetic`; docs/design/0002-tensor-core-model.md has the
+    evidence for the tensor cores' one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> evaluate(np.ones((1, 3), np.float32), np.ones((3, 1), np.float32), "fma/chain")
+    array([[3.]], dtype=float32)
+    """
+    chosen = as_contract(contract)
+    _check_operands(a, b, chosen)
+    _check_start(c, (a.shape[0], b.shape[1]), chosen)
+    chain = _chain(a, b, chosen, threads)
+    start = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else np.array(c, np.float32, order="C")
+    with np.errstate(all="ignore"):
+        return canonical(_walk(chain, start, a.shape[1], chosen))
+
+
+def epilogue(
+    acc: Floats,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    c: Array | None = None,
+    bias: Array | None = None,
+    out_dtype: npt.DTypeLike = np.float32,
+) -> Array:
+    """``alpha * acc + beta * c + bias`` rounded to `out_dtype`: float32 steps in this order, each rounded.
+
+    ``v = acc``; if alpha != 1, ``v = alpha * v``; if beta != 0, ``v = v + beta * c`` (``v + c`` when beta == 1); with a
+    bias, ``v = v + bias``; then one rounding to nearest even. beta == 0 never reads `c`; alpha == 0 still multiplies.
+
+    Parameters
+    ----------
+    acc : array [..., m, n] of float32
+    alpha, beta : float
+        Rounded to float32 first.
+    c : array of the shape of `acc`, float32, bfloat16 or float16
+    bias : array [n], float32, bfloat16 or float16
+    out_dtype : dtype
+        float32, bfloat16 or float16.
+
+    Returns
+    -------
+    array of `out_dtype`
+        Every NaN is the canonical one: 0x7fffffff, or 0x7fff in 16 bits.
+
+    Raises
+    ------
+    DTypeError
+        A dtype other than float32, bfloat16 and float16; `acc` not float32.
+    OptionError
+        beta != 0 without `c`.
+    ShapeError
+        `c` or `bias` does not fit `acc`.
+    """
+    _check_epilogue(acc, beta, c, bias, np.dtype(out_dtype))
+    with np.errstate(all="ignore"):
+        scale_acc, scale_c = np.float32(alpha), np.float32(beta)
+        value = acc if scale_acc == 1 else scale_acc * acc
+        if scale_c != 0 and c is not None:
+            start = np.asarray(c).astype(np.float32)
+            value = value + (start if scale_c == 1 else scale_c * start)
+        if bias is not None:
+            value = value + np.asarray(bias).astype(np.float32)
+        return canonical(value.astype(out_dtype))
+
+
+def canonical(x: Array) -> Array:
+    """A copy of `x` in which every NaN has the one bit pattern of every contract: 0x7fffffff, or 0x7fff in 16 bits."""
+    out = np.array(x, order="C")
+    out.view(_NAN[out.itemsize].dtype)[np.isnan(out)] = _NAN[out.itemsize]
+    return out
+
+
+def round_tf32(x: Array) -> Floats:
+    """float32 rounded to nearest even to tf32's 10 fraction bits, as float32.
+
+    The exponent range is float32's: a magnitude of 2**128 - 2**116 or more becomes infinite, subnormal numbers become
+    multiples of 2**-136. Every NaN becomes 0x7fffe000, a NaN that tf32 can hold.
+    """
+    bits = np.array(x, np.float32, order="C").view(np.uint32)
+    rounded = (bits + (np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1)))) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(x), np.uint32(0x7FFFE000), rounded).view(np.float32)
+
+
+def _walk(chain: Chain, start: Floats, k: int, contract: Contract) -> Floats:
+    """K by the order of the contract: `chain` adds one range of K to its first argument, in place."""
+    order = contract.order
+    leaves = order.leaves(k, contract.block)
+    if order.kind == "chain":
+        chain(start, *leaves[0])
+        return start
+    sums = []
+    for leaf in leaves:
+        total = np.zeros_like(start)
+        chain(total, *leaf)
+        if order.kind == "leaf":
+            start = start + total  # order-critical: ascending, each leaf rounded once into the running total
+        else:
+            sums.append(total)
+    if order.kind == "leaf":
+        return start
+    while len(sums) > 1:  # order-critical: neighbours meet, level by level
+        sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]
+
+
+def _chain(a: Array, b: Array, contract: Contract, threads: int | None) -> Chain:
+    """Bind operands and arithmetic: a function that walks acc over a range of K."""
+    from . import arithmetic
+
+    narrow = round_tf32 if contract.arithmetic.startswith("tf32") else _widen
+    x, y = narrow(a), narrow(b)
+    if contract.arithmetic == "fma":
+
+        def kernel(acc: Floats, start: int, stop: int, first: int, last: int) -> None:
+            arithmetic.fma_chain(x, y, acc, start, stop, first, last)
+    else:
+        ex, ey = _exponents(x, a.dtype), _exponents(y, b.dtype)
+
+        def kernel(acc: Floats, start: int, stop: int, first: int, last: int) -> None:
+            arithmetic.fused_chain(x, ex, y, ey, acc, start, stop, first, last, contract.block, contract.fraction_bits)
+
+    return lambda acc, start, stop: _over_columns(kernel, acc, start, stop, threads)
+
+
+def _over_columns(kernel: Callable[..., None], acc: Floats, start: int, stop: int, threads: int | None) -> None:
+    """Run `kernel` over ranges of columns, on threads when there is enough to do."""
+    m, n = acc.shape
+    count = threads or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    count = max(1, min(count, n, m * n * (stop - start) // _GRAIN))
+    if count == 1:
+        kernel(acc, start, stop, 0, n)
+        return
+    bounds = [n * i // count for i in range(count + 1)]
+    with ThreadPoolExecutor(count) as pool:
+        for job in [pool.submit(kernel, acc, start, stop, *bounds[i : i + 2]) for i in range(count)]:
+            job.result()
+
+
+def _widen(x: Array) -> Floats:
+    return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def _exponents(x: Floats, dtype: np.dtype[Any]) -> npt.NDArray[np.int32]:
+    """Exponents of operands; a subnormal has its dtype's smallest one, a zero has none."""
+    smallest = -14 if dtype == np.float16 else -126
+    bits = x.view(np.int32) & 0x7FFFFFFF
+    return np.where(bits == 0, np.int32(_ZERO_EXPONENT), np.maximum((bits >> 23) - 127, smallest)).astype(np.int32)
+
+
+def _check_operands(a: Array, b: Array, contract: Contract) -> None:
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ShapeError(
+            "operands of a product", limit="a [m, k] and b [k, n]", value=f"{a.shape} and {b.shape}",
+            nearest=f"b of {(a.shape[-1], b.shape[-1])}" if a.ndim and b.ndim else "two matrices",
+        )  # fmt: skip
+    legal = contract.operands
+    if a.dtype != b.dtype or a.dtype.name not in legal:
+        peers = [name for name, other in ARITHMETICS.items() if a.dtype.name in other.operands]
+        raise DTypeError(
+            f"operands of {contract}", limit=f"both {' or both '.join(legal)}",
+            value=f"{a.dtype.name} and {b.dtype.name}",
+            nearest=f"contract {peers[0]}/{contract.order}" if peers and a.dtype == b.dtype else f"both {legal[0]}",
+        )  # fmt: skip
+
+
+def _check_start(c: Array | None, shape: tuple[int, int], contract: Contract) -> None:
+    if c is None:
+        return
+    if contract.order.kind == "tree":
+        raise ContractError(
+            "accumulate with a tree", limit="chain or leafL: a tree has no running total to continue",
+            value=str(contract), nearest=f"{contract.arithmetic}/chain",
+        )  # fmt: skip
+    if c.dtype != np.float32:
+        raise DTypeError("start of an accumulation", limit="float32", value=c.dtype.name, nearest="float32")
+    if c.shape != shape:
+        raise ShapeError("start of an accumulation", limit="[m, n]", value=c.shape, nearest=shape)
+
+
+def _check_epilogue(acc: Array, beta: float, c: Array | None, bias: Array | None, out: np.dtype[Any]) -> None:
+    if acc.dtype != np.float32:
+        raise DTypeError("accumulators", limit="float32", value=acc.dtype.name, nearest="float32")
+    named = {"C": None if c is None else c.dtype, "bias": None if bias is None else bias.dtype, "output": out}
+    for what, dtype in named.items():
+        if dtype is not None and dtype not in _FLOATS:
+            raise DTypeError(what, limit="float32, bfloat16 or float16", value=dtype.name, nearest="float32")
+    if np.float32(beta) != 0:
+        if c is None:
+            raise OptionError("beta without C", limit="beta == 0 when there is no C", value=beta, nearest=0.0)
+        if c.shape != acc.shape:
+            raise ShapeError("C", limit="the shape of the product", value=c.shape, nearest=acc.shape)
+    if bias is not None and bias.shape != acc.shape[-1:]:
+        raise ShapeError("bias", limit="[n]", value=bias.shape, nearest=acc.shape[-1:])

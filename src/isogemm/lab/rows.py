@@ -1,0 +1,160 @@
+"""Results as JSON: rows that say how to repeat them, in a file that says where they were measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+from .ceilings import Ceilings, Work
+from .timing import Timing
+from .verdicts import Verdict
+
+__all__ = ["SCHEMA", "read_json", "row", "write_json"]
+
+SCHEMA = "isogemm.lab.v1"
+
+
+def row(
+    name: str,
+    *,
+    command: str,
+    timings: Mapping[str, Timing],
+    verdicts: Sequence[Verdict] = (),
+    kernel: str | None = None,
+    correctness: Mapping[str, Any] | None = None,
+    work: Work | None = None,
+    ceilings: Ceilings | None = None,
+    seed: int | None = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """One measured case as a JSON-ready dict.
+
+    Parameters
+    ----------
+    name : str
+        The case.
+    command : str
+        The line that measures this case again.
+    timings : mapping of str to Timing
+        Every candidate; times in seconds per call.
+    verdicts : sequence of Verdict
+        Comparisons made from those timings.
+    kernel : str, optional
+        What computed our side.
+    correctness : mapping, optional
+        What was compared with the reference, and how many bit patterns differed.
+    work : Work, optional
+        Adds flop/s and byte/s to each timing; with `ceilings` also its share of the roofline.
+    seed : int, optional
+        Of the operands.
+    **facts
+        Anything else, for example shapes and dtypes.
+    """
+    return {
+        "name": name,
+        "command": command,
+        "seed": seed,
+        **facts,
+        "kernel": kernel,
+        "correctness": None if correctness is None else dict(correctness),
+        "work": None if work is None else asdict(work),
+        "timings": {key: _timing(value, work, ceilings) for key, value in timings.items()},
+        "verdicts": [asdict(v) for v in verdicts],
+    }
+
+
+def _timing(timing: Timing, work: Work | None, ceilings: Ceilings | None) -> dict[str, Any]:
+    facts = {key: value for key, value in asdict(timing).items() if key != "name"}
+    facts["samples"] = list(timing.samples)
+    if work is not None:
+        facts["gflop_per_second"] = work.flops / timing.median / 1e9
+        facts["gb_per_second"] = work.nbytes / timing.median / 1e9
+        if ceilings is not None:
+            facts["roofline"] = ceilings.fraction(work, timing.median)
+    return facts
+
+
+def write_json(
+    path: str | Path,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    environment: Mapping[str, Any],
+    schema: str = SCHEMA,
+    **facts: Any,
+) -> Path:
+    """Write rows and their environment as one JSON object; a reader never sees half a file.
+
+    Parameters
+    ----------
+    path : path
+        Replaced in one step when everything is on disk; missing folders are made.
+    rows : sequence of mapping
+        From `row`.
+    environment : mapping
+        From `environment`.
+    schema : str
+        Name and version of the format.
+    **facts
+        Further keys beside ``schema``, ``environment`` and ``rows``.
+
+    Returns
+    -------
+    Path
+        Of the file.
+
+    Raises
+    ------
+    OptionError
+        A value that JSON cannot hold (NaN and infinities are refused); an existing file is left as it was.
+    OSError
+        The folder cannot be written.
+    """
+    try:
+        text = json.dumps(
+            {"schema": schema, "environment": environment, **facts, "rows": list(rows)}, indent=1, allow_nan=False
+        )
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            "results", limit="values of JSON", value=str(error), nearest="numbers, strings, None"
+        ) from error
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        if hasattr(os, "fchmod"):
+            os.fchmod(handle, 0o644)  # temporary files are made private
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def read_json(path: str | Path, *, schema: str = SCHEMA) -> dict[str, Any]:
+    """Read what `write_json` wrote.
+
+    Raises
+    ------
+    OptionError
+        Not JSON, or of another schema.
+    OSError
+        The file cannot be read.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OptionError("results file", limit="JSON", value=str(error), nearest=schema) from error
+    found = content.get("schema") if isinstance(content, dict) else None
+    if found != schema:
+        raise OptionError("schema of a results file", limit=schema, value=repr(found), nearest=schema)
+    return dict(content)

@@ -1,0 +1,164 @@
+"""`interleave` on a clock that only moves when a candidate moves it."""
+
+from __future__ import annotations
+
+import pytest
+
+from isogemm.errors import LimitError, OptionError
+from isogemm.lab import Candidate, Timing, WallClock, interleave
+from isogemm.lab.timing import MAX_CALLS
+
+
+class FakeClock:
+    """Time passes by `cost` a call, plus what switching candidates costs, and everything is logged."""
+
+    def __init__(self, costs: dict[str, float], *, first: float = 0.0, switch: float = 0.0) -> None:
+        self.costs, self.first, self.switch = costs, first, switch
+        self.log: list[tuple[str, int, int]] = []
+        self.pauses: list[float] = []
+        self.last = ""
+
+    def elapsed(self, run, first, calls):
+        name = run(first)
+        seconds = self.costs[name] * calls
+        if first == 0:
+            seconds += self.first
+        if name != self.last:
+            seconds += self.switch
+        self.last = name
+        self.log.append((name, first, calls))
+        return seconds
+
+    def pause(self, seconds):
+        self.pauses.append(seconds)
+
+
+def candidates(*names: str) -> list[Candidate]:
+    return [Candidate(name, lambda i, name=name: name) for name in names]
+
+
+def test_times_are_per_call_and_blocks_are_long_enough():
+    clock = FakeClock({"a": 1e-5, "b": 3e-3})
+    timings = interleave(candidates("a", "b"), blocks=5, block_seconds=0.02, clock=clock)
+    assert list(timings) == ["a", "b"]
+    assert timings["a"].median == pytest.approx(1e-5)
+    assert timings["b"].median == pytest.approx(3e-3)
+    assert (timings["a"].calls, timings["b"].calls) == (2000, 7)
+    assert len(timings["a"].samples) == len(timings["b"].samples) == 5
+
+
+def test_neither_compilation_nor_the_switch_between_candidates_is_timed():
+    clock = FakeClock({"a": 1e-4, "b": 1e-4}, first=30.0, switch=0.5)
+    timings = interleave(candidates("a", "b"), blocks=4, clock=clock)
+    for timing in timings.values():
+        assert timing.samples == pytest.approx([1e-4] * 4)
+
+
+def test_every_index_is_used_once_so_that_operands_rotate():
+    clock = FakeClock({"a": 1e-3, "b": 2e-3})
+    interleave(candidates("a", "b"), blocks=3, clock=clock)
+    for name in "ab":
+        expected = 0
+        for _, first, calls in (entry for entry in clock.log if entry[0] == name):
+            assert first == expected
+            expected += calls
+
+
+def test_rounds_interleave_and_their_order_changes():
+    names = ("a", "b", "c")
+    clock = FakeClock(dict.fromkeys(names, 10.0))  # one call fills a block, and is not warmed up
+    interleave(candidates(*names), blocks=6, block_seconds=0.5, clock=clock)
+    order = [name for name, _, _ in clock.log][2 * len(names) :]
+    rounds = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]
+    assert rounds == ["abc", "bca", "cab", "cba", "acb", "bac"]
+
+
+def test_long_calls_are_not_warmed_up_again_and_short_ones_are():
+    clock = FakeClock({"long": 1.0, "short": 0.001})
+    interleave(candidates("long", "short"), blocks=2, block_seconds=0.02, clock=clock)
+    assert [calls for name, _, calls in clock.log if name == "long"] == [1, 1, 1, 1]
+    assert [calls for name, _, calls in clock.log if name == "short"][-4:] == [5, 20, 5, 20]
+
+
+def test_every_block_follows_a_pause():
+    clock = FakeClock({"a": 1e-2, "b": 1e-2})
+    interleave(candidates("a", "b"), blocks=3, pause=0.04, clock=clock)
+    assert clock.pauses == [0.04] * (2 + 2 * 3)
+
+
+def test_progress_reaches_its_total():
+    seen = []
+    interleave(
+        candidates("a", "b"),
+        blocks=3,
+        clock=FakeClock({"a": 1e-2, "b": 1e-2}),
+        progress=lambda done, total, name: seen.append((done, total, name)),
+    )
+    assert [done for done, _, _ in seen] == list(range(1, 9))
+    assert {total for _, total, _ in seen} == {8}
+    assert seen[:2] == [(1, 8, "a"), (2, 8, "b")]
+
+
+def test_a_candidate_that_takes_no_time_is_refused_not_looped_on_forever():
+    clock = FakeClock({"a": 0.0})
+    with pytest.raises(LimitError, match="measurable"):
+        interleave(candidates("a"), clock=clock)
+    assert max(calls for _, _, calls in clock.log) <= MAX_CALLS
+
+
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        ((), {}),
+        (("a", "a"), {}),
+        (("a",), {"blocks": 0}),
+        (("a",), {"block_seconds": 0.0}),
+        (("a",), {"block_seconds": float("nan")}),
+        (("a",), {"pause": -1.0}),
+    ],
+)
+def test_bad_options_are_typed_errors_and_nothing_runs(names, options):
+    clock = FakeClock({"a": 1.0})
+    with pytest.raises(OptionError):
+        interleave(candidates(*names), clock=clock, **options)
+    assert clock.log == []
+
+
+def test_a_failing_candidate_is_the_callers_to_handle():
+    def fail(i):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        interleave([Candidate("a", fail)], pause=0)
+
+
+def test_the_wall_clock_holds_the_collector_off_and_lets_it_go_again():
+    import gc
+
+    seen = []
+
+    def run(i):
+        seen.append((i, gc.isenabled()))
+        if i == 7:
+            raise ValueError("stop")
+
+    clock = WallClock()
+    assert gc.isenabled()
+    assert clock.elapsed(run, 3, 2) > 0
+    assert seen == [(3, False), (4, False)]
+    with pytest.raises(ValueError, match="stop"):
+        clock.elapsed(run, 7, 1)
+    assert gc.isenabled()
+
+
+def test_summary_of_samples():
+    timing = Timing.of("a", [float(i) for i in range(1, 102)], 4)
+    assert (timing.p5, timing.median, timing.p95) == (6.0, 51.0, 96.0)
+    double = timing.scaled(2.0, "b")
+    assert (double.name, double.median, double.p95, double.calls) == ("b", 102.0, 192.0, 4)
+
+
+@pytest.mark.parametrize("samples", [[], [0.0], [-1.0], [float("nan")], [float("inf")]])
+def test_impossible_samples_are_refused(samples):
+    with pytest.raises(OptionError):
+        Timing.of("a", samples, 1)

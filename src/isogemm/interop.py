@@ -1,0 +1,255 @@
+"""Arrays in and out without copies: NumPy, torch, DLPack, the array and buffer protocols. Imports none of their owners.
+
+Every operand becomes an ndarray over the caller's memory, or is refused; nothing is copied or converted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import DeviceError, DTypeError, IsogemmError, LayoutError, OptionError
+from .problem import BFLOAT16, FLOAT16, FLOAT32
+
+__all__ = ["array", "as_dtype", "from_dlpack", "is_tensor", "to_tensor"]
+
+Array = NDArray[Any]
+
+_CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost: page-locked host memory
+_READ_ONLY = 1  # flag of a versioned DLPack tensor
+
+
+def array(name: str, x: Any) -> Array:
+    """An ndarray over the memory of `x`.
+
+    Raises
+    ------
+    DTypeError
+        Not an array (a list, a scalar, None), a masked array, or an element type that no product takes.
+    DeviceError
+        The memory is not this host's.
+    LayoutError
+        The memory cannot be viewed without a copy.
+    OptionError
+        A torch tensor that requires grad while torch records gradients.
+    """
+    if type(x) is np.ndarray:
+        return x
+    if isinstance(x, np.ma.MaskedArray):
+        raise DTypeError(f"{name}", limit="an array without a mask", value="a masked array", nearest="x.filled(0)")
+    if isinstance(x, np.ndarray):
+        return x.view(np.ndarray)
+    if x is None or isinstance(x, list | tuple | str | bytes | bool | int | float | complex | np.generic):
+        raise DTypeError(
+            f"{name}",
+            limit="an array (a list would be copied silently)",
+            value=type(x).__name__,
+            nearest=f"np.asarray({name}, dtype=np.float32)",
+        )
+    if is_tensor(x):
+        return _from_tensor(name, x)
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        return from_dlpack(name, x)
+    return _from_protocols(name, x)
+
+
+def _from_protocols(name: str, x: Any) -> Array:
+    """`x` through the buffer protocol, ``__array_interface__`` or ``__array__``."""
+    if hasattr(x, "__cuda_array_interface__"):
+        raise _foreign_device(name, "a CUDA device")
+    try:
+        viewed = np.asarray(x, copy=False)
+    except (TypeError, ValueError) as error:
+        raise LayoutError(
+            f"{name}", limit="memory that NumPy can view", value=type(x).__name__, nearest=f"np.asarray({name})"
+        ) from error
+    if viewed.dtype.hasobject:
+        raise DTypeError(f"{name}", limit="an array of numbers", value=type(x).__name__, nearest="an array of float32")
+    return viewed.view(np.ndarray)
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether `x` is a torch tensor. Never imports torch: who has none of its modules has no tensors."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _from_tensor(name: str, x: Any) -> Array:
+    torch = sys.modules["torch"]
+    if x.device.type != "cpu":
+        raise _foreign_device(name, str(x.device))
+    if x.layout is not torch.strided:
+        raise LayoutError(f"{name}", limit="a dense tensor", value=str(x.layout), nearest=f"{name}.to_dense()")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise OptionError(
+            f"{name}",
+            limit="a tensor outside the gradient's graph",
+            value="requires_grad=True",
+            nearest=f"{name}.detach(), or call under torch.no_grad()",
+        )
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise DTypeError(
+            f"dtype of {name}", limit="float32, bfloat16 or float16", value=str(x.dtype), nearest="torch.float32"
+        )
+    try:
+        x = x.detach()
+        if x.dtype is torch.bfloat16:  # NumPy has no name for it: the same bits as uint16
+            viewed: Array = x.view(torch.uint16).numpy().view(BFLOAT16)
+        else:
+            viewed = x.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise LayoutError(
+            f"{name}", limit="a tensor with plain memory", value=type(x).__name__, nearest=f"{name}.contiguous()"
+        ) from error
+    return viewed
+
+
+def to_tensor(x: Array) -> Any:
+    """A torch tensor over the memory of an array that this package made."""
+    torch = sys.modules["torch"]
+    if x.dtype == BFLOAT16:
+        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any] | None:
+    """A NumPy dtype from whatever names one: NumPy's, ml_dtypes', torch's, or a string.
+
+    Raises
+    ------
+    DTypeError
+        `dtype` names none.
+    """
+    if dtype is None:
+        return None
+    torch = sys.modules.get("torch")
+    text = str(dtype).removeprefix("torch.") if torch is not None and isinstance(dtype, torch.dtype) else dtype
+    if isinstance(text, str) and text == "bfloat16":
+        return BFLOAT16
+    try:
+        return np.dtype(text)
+    except TypeError as error:
+        raise DTypeError(
+            "out_dtype", limit="float32, bfloat16 or float16", value=repr(dtype), nearest="float32"
+        ) from error
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned of dlpack.h; the unversioned struct begins with the DLTensor."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+# Prototypes of our own: setting argtypes on ctypes.pythonapi would change them for the whole process.
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+class _Memory:
+    """Owner of a DLPack capsule, which is never marked as consumed: dropping it runs the producer's deleter."""
+
+    def __init__(self, capsule: Any, interface: dict[str, Any]) -> None:
+        self.capsule, self.__array_interface__ = capsule, interface
+
+
+_DLPACK_TYPES = {(2, 32, 1): ("<f4", FLOAT32), (2, 16, 1): ("<f2", FLOAT16), (4, 16, 1): ("<u2", BFLOAT16)}
+
+
+def from_dlpack(name: str, x: Any) -> Array:
+    """An ndarray over a DLPack producer's memory, bfloat16 (which `numpy.from_dlpack` refuses) included.
+
+    Raises
+    ------
+    DeviceError, DTypeError, LayoutError
+    """
+    if int(x.__dlpack_device__()[0]) not in _CPU_DEVICES:
+        raise _foreign_device(name, f"DLPack device {tuple(int(v) for v in x.__dlpack_device__())}")
+    capsule = _capsule(name, x)
+    tensor, read_only = _parse(name, capsule)
+    key = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+    if key not in _DLPACK_TYPES:
+        raise DTypeError(
+            f"dtype of {name}",
+            limit="float32, bfloat16 or float16",
+            value=f"DLPack code {key[0]} with {key[1]} bits and {key[2]} lanes",
+            nearest="float32",
+        )
+    typestr, dtype = _DLPACK_TYPES[key]
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)) if tensor.strides else None
+    interface = {
+        "version": 3,
+        "shape": shape,
+        "typestr": typestr,
+        "data": (int(tensor.data or 0) + tensor.byte_offset, read_only),
+        "strides": strides,
+    }
+    return np.asarray(_Memory(capsule, interface)).view(dtype)
+
+
+def _capsule(name: str, x: Any) -> Any:
+    try:
+        try:
+            return x.__dlpack__(max_version=(1, 1), copy=False)
+        except TypeError:  # a producer from before DLPack 1.0
+            return x.__dlpack__()
+    except IsogemmError:
+        raise
+    except Exception as error:
+        raise LayoutError(
+            f"{name}", limit="memory that DLPack can export", value=str(error), nearest=f"np.asarray({name})"
+        ) from error
+
+
+def _parse(name: str, capsule: Any) -> tuple[_Tensor, bool]:
+    if _is_valid(capsule, b"dltensor_versioned"):
+        versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        if versioned.major == 1:
+            return versioned.tensor, bool(versioned.flags & _READ_ONLY)
+        value = f"version {versioned.major}.{versioned.minor}"
+    elif _is_valid(capsule, b"dltensor"):
+        return _Tensor.from_address(_get_pointer(capsule, b"dltensor")), False
+    else:
+        value = "an unknown capsule"
+    raise LayoutError(f"DLPack capsule of {name}", limit="version 0 or 1", value=value, nearest=f"np.asarray({name})")
+
+
+def _foreign_device(name: str, device: str) -> DeviceError:
+    return DeviceError(f"device of {name}", limit="this host's memory", value=device, nearest=f"{name}.cpu()")

@@ -119,9 +119,9 @@ def epilogue(
     ShapeError
         `c` or `bias` does not fit `acc`.
     """
-    _check_epilogue(acc, beta, c, bias, np.dtype(out_dtype))
     with np.errstate(all="ignore"):
         scale_acc, scale_c = np.float32(alpha), np.float32(beta)
+        _check_epilogue(acc, scale_c, c, bias, np.dtype(out_dtype))
         value = acc if scale_acc == 1 else scale_acc * acc
         if scale_c != 0 and c is not None:
             start = np.asarray(c).astype(np.float32)
@@ -205,7 +205,8 @@ def _over_columns(kernel: Callable[..., None], acc: Floats, start: int, stop: in
 
 
 def _widen(x: Array) -> Floats:
-    return np.ascontiguousarray(x, dtype=np.float32)
+    """A fresh C-contiguous float32 copy: one array type, so one compilation, read-only operands included."""
+    return np.array(x, np.float32, order="C")
 
 
 def _exponents(x: Floats, dtype: np.dtype[Any]) -> npt.NDArray[np.int32]:
@@ -245,14 +246,14 @@ def _check_start(c: Array | None, shape: tuple[int, int], contract: Contract) ->
         raise ShapeError("start of an accumulation", limit="[m, n]", value=c.shape, nearest=shape)
 
 
-def _check_epilogue(acc: Array, beta: float, c: Array | None, bias: Array | None, out: np.dtype[Any]) -> None:
+def _check_epilogue(acc: Array, beta: np.float32, c: Array | None, bias: Array | None, out: np.dtype[Any]) -> None:
     if acc.dtype != np.float32:
         raise DTypeError("accumulators", limit="float32", value=acc.dtype.name, nearest="float32")
     named = {"C": None if c is None else c.dtype, "bias": None if bias is None else bias.dtype, "output": out}
     for what, dtype in named.items():
         if dtype is not None and dtype not in _FLOATS:
             raise DTypeError(what, limit="float32, bfloat16 or float16", value=dtype.name, nearest="float32")
-    if np.float32(beta) != 0:
+    if beta != 0:
         if c is None:
             raise OptionError("beta without C", limit="beta == 0 when there is no C", value=beta, nearest=0.0)
         if c.shape != acc.shape:

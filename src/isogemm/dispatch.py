@@ -38,49 +38,55 @@ def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: A
     """`isogemm.matmul` for every kind of operand."""
     chosen = settings(contract, 1.0, 0.0, out_dtype, accumulate)
     xa, xb, target = interop.array("a", a), interop.array("b", b), _optional("out", out)
-    for name, x in (("a", xa), ("b", xb)):
-        problem.check_operand(name, x)
-        if x.ndim == 0:
-            raise ShapeError(f"dimensions of {name}", limit="at least 1", value=0, nearest=f"{name}.reshape(1)")
-    ma = xa[None, :] if xa.ndim == 1 else xa
-    mb = xb[:, None] if xb.ndim == 1 else xb
-    ma, mb = _broadcast(ma, mb)
     if chosen.accumulate and target is None:
         raise OptionError("accumulate=True", limit="out, the float32 sums to start from", value=None, nearest="out=")
-    whole = (*ma.shape[:-1], mb.shape[-1])
-    shape = whole[:-2] + whole[-2:-1] * (xa.ndim > 1) + whole[-1:] * (xb.ndim > 1)
-    view = None if target is None else _with_axes(target, shape, xa.ndim == 1, xb.ndim == 1)
+    ma, mb, whole, shape = matrices(xa, xb)
+    ma, mb = _broadcast(ma, whole[:-2]), _broadcast(mb, whole[:-2])
+    view = None if target is None else with_axes(target, shape, xa.ndim == 1, xb.ndim == 1)
     posed = problem.check_product(ma, mb, view if chosen.accumulate else None, None, view, chosen, "matmul")
     if view is None:
         view = allocate(whole, posed.dtype_out)
-    _run(ma, mb, view if chosen.accumulate else None, view, None, chosen)
+    run(ma, mb, view if chosen.accumulate else None, view, None, chosen)
     return out if out is not None else _returned(view.reshape(shape), a, b)
 
 
-def _broadcast(a: Array, b: Array) -> tuple[Array, Array]:
-    """Both with the same leading dimensions; broadcast ones have stride 0."""
-    if a.shape[-1] != b.shape[-2]:
-        raise problem.mismatch(a.shape, b.shape)
-    if a.shape[:-2] == b.shape[:-2]:
-        return a, b
+def matrices(a: Array, b: Array) -> tuple[Array, Array, tuple[int, ...], tuple[int, ...]]:
+    """Operands of `numpy.matmul` as stacks of matrices, with the shape of the stack of products and of the result."""
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim == 0:
+            raise ShapeError(f"dimensions of {name}", limit="at least 1", value=0, nearest=f"{name}.reshape(1)")
+    ma = a[None, :] if a.ndim == 1 else a
+    mb = b[:, None] if b.ndim == 1 else b
+    if ma.shape[-1] != mb.shape[-2]:
+        raise problem.mismatch(ma.shape, mb.shape)
+    batch = ma.shape[:-2]
+    if batch != mb.shape[:-2]:
+        try:
+            batch = np.broadcast_shapes(batch, mb.shape[:-2])
+        except ValueError as error:
+            raise ShapeError(
+                "batch dimensions",
+                limit="equal or 1, aligned at the last",
+                value=f"a {list(a.shape)} and b {list(b.shape)}",
+                nearest=f"b {[*ma.shape[:-2], *mb.shape[-2:]]}",
+            ) from error
+    whole = (*batch, ma.shape[-2], mb.shape[-1])
+    return ma, mb, whole, batch + whole[-2:-1] * (a.ndim > 1) + whole[-1:] * (b.ndim > 1)
+
+
+def _broadcast(x: Array, batch: tuple[int, ...]) -> Array:
+    """`x` with those leading dimensions; broadcast ones have stride 0."""
+    if x.shape[:-2] == batch:
+        return x
     try:
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except ValueError as error:
-        raise ShapeError(
-            "batch dimensions",
-            limit="equal or 1, aligned at the last",
-            value=f"a {list(a.shape)} and b {list(b.shape)}",
-            nearest=f"b {[*a.shape[:-2], *b.shape[-2:]]}",
-        ) from error
-    try:
-        return np.broadcast_to(a, batch + a.shape[-2:]), np.broadcast_to(b, batch + b.shape[-2:])
+        return np.broadcast_to(x, batch + x.shape[-2:])
     except ValueError as error:
         raise LimitError(
-            "broadcast operands", limit="2**63 - 1 bytes", value=f"batch {list(batch)}", nearest="a smaller batch"
+            "broadcast operand", limit="2**63 - 1 bytes", value=f"batch {list(batch)}", nearest="a smaller batch"
         ) from error
 
 
-def _with_axes(target: Array, shape: tuple[int, ...], row: bool, column: bool) -> Array:
+def with_axes(target: Array, shape: tuple[int, ...], row: bool, column: bool) -> Array:
     """A view of `out` with the axes that a 1-D operand took away."""
     if target.shape != shape:
         raise ShapeError("shape of out", limit="that of the product", value=list(target.shape), nearest=list(shape))
@@ -113,7 +119,7 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
     result = allocate((*xx.shape[:-1], n), dtype)
     rows, target = (xx[None, :], result[None, :]) if xx.ndim == 1 else (xx, result)
     if not packed:
-        _run(rows, np.broadcast_to(weight.T, (*rows.shape[:-2], k, n)), None, target, xbias, chosen)
+        run(rows, np.broadcast_to(weight.T, (*rows.shape[:-2], k, n)), None, target, xbias, chosen)
     elif result.size:
         _run_packed(rows, weight, target, xbias, chosen)
     return _returned(result, x, w)
@@ -143,17 +149,17 @@ def uniform(
     posed = problem.check_product(xa, xb, xc, xbias, target, chosen, form)
     if target is None:
         target = allocate((*xa.shape[:-1], posed.n), posed.dtype_out)
-    _run(xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
+    run(xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
     return out if out is not None else _returned(target, a, b)
 
 
 def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, chosen: Settings, trans_a: str, trans_b: str) -> Any:
     """`isogemm.gemm_batched` on lists and `isogemm.gemm_grouped`."""
-    as_ = [problem.transposed("trans_a", x, trans_a) for x in _matrices("a", a)]
-    bs = [problem.transposed("trans_b", x, trans_b) for x in _matrices("b", b)]
+    as_ = [problem.transposed("trans_a", x, trans_a) for x in as_matrices("a", a)]
+    bs = [problem.transposed("trans_b", x, trans_b) for x in as_matrices("b", b)]
     none = [None] * len(as_)
-    outs: Sequence[Array | None] = none if out is None else _matrices("out", out)
-    cs: Sequence[Array | None] = _matrices("c", c) if c is not None else outs if chosen.accumulate else none
+    outs: Sequence[Array | None] = none if out is None else as_matrices("out", out)
+    cs: Sequence[Array | None] = as_matrices("c", c) if c is not None else outs if chosen.accumulate else none
     for name, group in (("b", bs), ("c", cs), ("out", outs)):
         if len(group) != len(as_):
             raise ShapeError(f"items in {name}", limit="as many as in a", value=len(group), nearest=len(as_))
@@ -217,7 +223,7 @@ def _allocate_items(posed: Sequence[GemmProblem]) -> list[Array]:
     return [flat[ends[i] : ends[i + 1]].reshape(p.m, p.n) for i, p in enumerate(posed)]
 
 
-def _run(a: Array, b: Array, c: Array | None, out: Array, bias: Array | None, chosen: Settings) -> None:
+def run(a: Array, b: Array, c: Array | None, out: Array, bias: Array | None, chosen: Settings) -> None:
     """a [..., m, k] @ b [..., k, n] into out, in the form that copies nothing and makes the fewest calls."""
     if not out.size:
         return
@@ -284,7 +290,7 @@ def check_ndim(name: str, x: Array, ndim: int) -> None:
         raise ShapeError(f"dimensions of {name}", limit=ndim, value=f"{x.ndim}, shape {list(x.shape)}", nearest=nearest)
 
 
-def _matrices(name: str, group: Any) -> list[Array]:
+def as_matrices(name: str, group: Any) -> list[Array]:
     """The matrices of a list or of a 3-D array."""
     if isinstance(group, list | tuple):
         found = [interop.array(f"{name}[{i}]", x) for i, x in enumerate(group)]

@@ -9,9 +9,9 @@ from .contract.spec import Contract
 
 if TYPE_CHECKING:
     from .api import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
-    from .backends.cpu import PackedWeight, pack
     from .planner import Plan, plan
     from .threads import get_num_threads, set_num_threads
+    from .weights import PackedWeight, pack
 
 __all__ = [
     "Contract",
@@ -38,8 +38,8 @@ _HOMES = {
     "gemm_strided_batched": ".api",
     "linear": ".api",
     "matmul": ".api",
-    "PackedWeight": ".backends.cpu",
-    "pack": ".backends.cpu",
+    "PackedWeight": ".weights",
+    "pack": ".weights",
     "Plan": ".planner",
     "plan": ".planner",
     "get_num_threads": ".threads",

@@ -1,0 +1,33 @@
+"""The task descriptor that host and kernels share: one row of 64-bit integers per product.
+
+Addresses and strides are in bytes, extents in elements. Scalars travel as fp32 bit patterns.
+"""
+
+from __future__ import annotations
+
+(
+    M, N, K,
+    A, A_RS, A_CS, A_E,
+    B, B_RS, B_CS, B_E,
+    OUT, O_RS, O_CS, O_E,
+    C, C_RS, C_CS, C_E,
+    BIAS, BIAS_RS, BIAS_CS, BIAS_E,
+    ALPHA, BETA,
+    PLAIN, START,
+    STRATEGY, A_MODE, B_MODE, MC, NC, KC,
+    GRID_M, GRID_N, MR_PANEL,
+) = range(36)  # fmt: skip
+FIELDS = 36
+
+# Flags for PLAIN: the accumulator is the output itself (fp32, unit column stride, nothing to apply after the walk).
+# START: the walk starts from C instead of from zero.
+
+# STRATEGY
+TILED, GEMV, STREAM = 0, 1, 2
+# A_MODE: pack a block at a time, pack all rows once per thread, or walk in place.
+PACK_BLOCK, PACK_ALL, A_IN_PLACE = 0, 1, 2
+# B_MODE: pack a block at a time, panels prepared by the user, or rows in place.
+PACK, PREPARED, B_IN_PLACE = 0, 1, 2
+# O_E, C_E, BIAS_E, A_E, B_E: vectors.FLOAT32, BFLOAT16, FLOAT16.
+
+ONE, ZERO = 0x3F800000, 0

@@ -1,0 +1,178 @@
+"""Threads that take chunks of a task array.
+
+Numba's own layers do not fit a library that others call from threads and fork: ``workqueue`` aborts on concurrent
+calls, ``omp`` kills forked children and needs a system libgomp, ``tbb`` is absent on most machines. Here workers are
+Python daemon threads inside compiled code without the GIL. They spin briefly between calls, then sleep on a lock. Chunks
+are claimed from one atomic word, so a late worker costs speed, not correctness; which thread computes a chunk never
+reaches the bits. A second caller, finding the pool busy, computes all its chunks itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...jit import njit
+from .atomics import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    call_address,
+    enter_default_rounding,
+    leave_default_rounding,
+    pause,
+)
+
+__all__ = ["Pool", "pool"]
+
+# Control words, a cache line apart where threads write them.
+TICKET, FINISHED, FUNCTION, TASKS, SCRATCH, STRIDE, SLEEPING = 0, 8, 16, 17, 18, 19, 24
+WORDS = 24 + 8 * 1024
+INDEX_BITS, COUNT_BITS = 20, 20
+MASK = (1 << INDEX_BITS) - 1
+MAX_THREADS = 1023
+MAX_CHUNKS = MASK - MAX_THREADS - 1
+# About 0.3 ms of pauses: longer than the gap between the layers of a forward pass, shorter than anyone's patience.
+SPINS = 8000
+ALIGN = 64
+
+
+@njit
+def _work(control, slot):  # type: ignore[no-untyped-def]
+    """Claim and run chunks until none is left. The claimed word names its own chunk count, so a stale claim is inert."""
+    while True:
+        word = atomic_load(control + TICKET * 8)
+        if (word & MASK) >= ((word >> INDEX_BITS) & MASK):
+            return
+        word = atomic_add(control + TICKET * 8, 1)
+        chunk = word & MASK
+        if chunk >= ((word >> INDEX_BITS) & MASK):
+            return
+        # The task cannot end before this chunk is counted, so its words are stable here.
+        scratch = atomic_load(control + SCRATCH * 8) + slot * atomic_load(control + STRIDE * 8)
+        call_address(atomic_load(control + FUNCTION * 8), atomic_load(control + TASKS * 8), chunk, scratch)
+        atomic_add(control + FINISHED * 8, 1)
+
+
+@njit
+def _serve(control, slot, spins):  # type: ignore[no-untyped-def]
+    """A worker: take work while there is any, spin a while, then mark itself asleep and return."""
+    saved = enter_default_rounding()
+    idle = 0
+    while idle < spins:
+        word = atomic_load(control + TICKET * 8)
+        if (word & MASK) < ((word >> INDEX_BITS) & MASK):
+            _work(control, slot)
+            idle = 0
+        else:
+            pause()
+            idle += 1
+    leave_default_rounding(saved)
+    atomic_store(control + (SLEEPING + 8 * slot) * 8, 1)
+
+
+@njit
+def _post(control, function, tasks, chunks, scratch, stride):  # type: ignore[no-untyped-def]
+    """Publish a task, take part in it, and wait for its last chunk."""
+    saved = enter_default_rounding()
+    atomic_store(control + FINISHED * 8, 0)
+    atomic_store(control + FUNCTION * 8, function)
+    atomic_store(control + TASKS * 8, tasks)
+    atomic_store(control + SCRATCH * 8, scratch)
+    atomic_store(control + STRIDE * 8, stride)
+    generation = (atomic_load(control + TICKET * 8) >> (INDEX_BITS + COUNT_BITS)) + 1
+    atomic_store(control + TICKET * 8, ((generation & 0x3FFFFF) << (INDEX_BITS + COUNT_BITS)) | (chunks << INDEX_BITS))
+    _work(control, 0)
+    while atomic_load(control + FINISHED * 8) < chunks:
+        pause()
+    leave_default_rounding(saved)
+
+
+@njit
+def _alone(function, tasks, chunks, scratch):  # type: ignore[no-untyped-def]
+    """All chunks on the calling thread."""
+    saved = enter_default_rounding()
+    for chunk in range(chunks):
+        call_address(function, tasks, chunk, scratch)
+    leave_default_rounding(saved)
+
+
+class Pool:
+    """Worker threads, their control words, and scratch memory that lives between calls."""
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()
+        self._control: NDArray[np.int64] = np.zeros(WORDS + ALIGN // 8, np.int64)
+        address = self._control.ctypes.data
+        self._words = -(-address // ALIGN) * ALIGN
+        self._sleeping = self._control[(self._words - address) // 8 + SLEEPING :: 8]
+        self._wake: list[Any] = [None]
+        self._scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._base = 0
+
+    def run(self, function: int, tasks: NDArray[np.int64], chunks: int, scratch: int, threads: int) -> None:
+        """Run every chunk of `tasks` on up to `threads` threads with `scratch` bytes each."""
+        self.run_at(function, tasks.ctypes.data, chunks, scratch, threads)
+
+    def run_at(self, function: int, tasks: int, chunks: int, scratch: int, threads: int) -> None:
+        """`run` with the address of the task array; the caller keeps it alive."""
+        scratch = -(-scratch // 4096) * 4096 + 64  # an odd line: threads' buffers fall in different cache sets
+        threads = min(threads, chunks, MAX_THREADS)
+        if not self._busy.acquire(blocking=False):
+            own = np.empty(scratch + ALIGN, np.uint8)
+            _alone(function, tasks, chunks, -(-own.ctypes.data // ALIGN) * ALIGN)
+            return
+        try:
+            if self._scratch.nbytes < scratch * threads + ALIGN:
+                self._scratch = np.empty(scratch * threads + ALIGN, np.uint8)
+                self._base = -(-self._scratch.ctypes.data // ALIGN) * ALIGN
+            if threads <= 1:
+                _alone(function, tasks, chunks, self._base)
+                return
+            self._rouse(threads)
+            _post(self._words, function, tasks, chunks, self._base, scratch)
+        finally:
+            self._busy.release()
+
+    def _rouse(self, threads: int) -> None:
+        """Have workers 1..threads-1 awake; surplus ones, after fewer threads were asked for, stay asleep."""
+        while len(self._wake) < threads:
+            self._start(len(self._wake))
+        for slot in range(1, threads):
+            if self._sleeping[slot]:
+                self._sleeping[slot] = 0
+                self._wake[slot].release()
+
+    def _start(self, slot: int) -> None:
+        lock = threading.Lock()
+        lock.acquire()
+        self._wake.append(lock)
+        words = self._words
+
+        def serve() -> None:
+            while True:
+                _serve(words, slot, SPINS)
+                lock.acquire()
+
+        threading.Thread(target=serve, name=f"isogemm-{slot}", daemon=True).start()
+
+
+_pool = Pool()
+
+
+def pool() -> Pool:
+    """The process's pool. A forked child has none of its parent's threads and gets a new one."""
+    return _pool
+
+
+def _after_fork() -> None:
+    global _pool
+    _pool = Pool()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

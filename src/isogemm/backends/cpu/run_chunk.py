@@ -1,0 +1,79 @@
+"""The entry that threads run: one chunk of a task array.
+
+A task array is rows of FIELDS integers: a header row (items, items per chunk), then one descriptor per product. A chunk
+is a block of one product's grid, or several whole products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...jit import njit
+from . import fields as f
+from .loops import product_block
+from .micro import NR
+from .skinny import few_rows
+
+ITEMS, ITEMS_PER_CHUNK = 0, 1
+
+
+@njit
+def run_block(d, gi, gj, scratch):  # type: ignore[no-untyped-def]
+    """Block (gi, gj) of one product's grid; cut at multiples of the register tile, which never changes a bit."""
+    m, n = d[f.M], d[f.N]
+    m_panels, n_panels = -(-m // d[f.MR_PANEL]), -(-n // NR)
+    m0 = min(m, m_panels * gi // d[f.GRID_M] * d[f.MR_PANEL])
+    m1 = min(m, m_panels * (gi + 1) // d[f.GRID_M] * d[f.MR_PANEL])
+    n0 = min(n, n_panels * gj // d[f.GRID_N] * NR)
+    n1 = min(n, n_panels * (gj + 1) // d[f.GRID_N] * NR)
+    if m0 >= m1 or n0 >= n1:
+        return
+    if d[f.STRATEGY] == f.TILED:
+        product_block(d, m0, m1, n0, n1, scratch)
+    else:
+        few_rows(d, m0, m1, n0, n1, scratch)
+
+
+@njit
+def run_tasks(tasks, chunk, scratch):  # type: ignore[no-untyped-def]
+    """Chunk number `chunk` of a task array."""
+    items, per_chunk = tasks[0, ITEMS], tasks[0, ITEMS_PER_CHUNK]
+    if per_chunk > 0:
+        for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):
+            run_block(tasks[1 + item], 0, 0, scratch)
+        return
+    # Products with grids of their own: walk to the one that owns the chunk.
+    for item in range(items):
+        d = tasks[1 + item]
+        blocks = d[f.GRID_M] * d[f.GRID_N]
+        if chunk < blocks:
+            run_block(d, chunk % d[f.GRID_M], chunk // d[f.GRID_M], scratch)
+            return
+        chunk -= blocks
+
+
+def address() -> int:
+    """Address of the compiled entry, ``void (i64 *tasks, i64 chunk, i64 scratch)``."""
+    return _entry().address  # type: ignore[no-any-return]
+
+
+_compiled: Any = None
+
+
+def _entry() -> Any:
+    global _compiled
+    if _compiled is None:
+        import numba
+        from numba import types
+
+        from ...jit import with_cache
+
+        def run_chunk(tasks, chunk, scratch):  # type: ignore[no-untyped-def]
+            header = numba.carray(tasks, (1, f.FIELDS))
+            run_tasks(numba.carray(tasks, (header[0, ITEMS] + 1, f.FIELDS)), chunk, scratch)
+
+        signature = types.void(types.CPointer(types.int64), types.int64, types.int64)
+        _compiled = with_cache(lambda: numba.cfunc(signature, cache=True)(run_chunk)) or numba.cfunc(signature)(
+            run_chunk
+        )
+    return _compiled

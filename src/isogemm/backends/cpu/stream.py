@@ -1,0 +1,81 @@
+"""Few rows against weights stored [k, n], in place: rows of B stream by once, the accumulators stay in cache.
+
+    acc[i, j] = fma(x[i, k], b[k, j], acc[i, j])        DEPTH rows of B at a time, k ascending
+
+Contract: ``fma/chain``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from .gemv import ELEMENTS, MAX_ROWS, store_columns
+from .target import target
+from .vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define
+
+WIDTH = target().width
+DEPTH = 8
+PREFETCH_ROWS = 1
+
+
+def _emit(e: Emitter, element: int, rows: int, depth: int, args: tuple[Any, ...]) -> None:
+    acc, acc_rs, x, x_rs, b, b_rs, columns, load_c = args
+    size = ELEMENT_BYTES[element]
+    inputs = [
+        [e.splat(e.load(e.at(x, e.b.mul(x_rs, e.i64(i)), u * F32_BYTES), F32)) for u in range(depth)]
+        for i in range(rows)
+    ]
+    lines = [e.at(b, e.b.mul(b_rs, e.i64(u))) for u in range(depth)]
+    fresh = e.b.icmp_signed("==", load_c, e.i64(0))
+
+    def strip(j: Any, count: Any) -> None:
+        offset = e.times(j, F32_BYTES)
+        targets = [e.at(acc, e.b.mul(acc_rs, e.i64(i)), offset) for i in range(rows)]
+        values = [e.load(t, e.vec) if count is None else e.masked_load(t, count, e.vec, 4) for t in targets]
+        values = [e.b.select(fresh, ir.Constant(e.vec, None), v) for v in values]
+        for u in range(depth):
+            column = e.load_widened(e.at(lines[u], e.times(j, size)), element, count)
+            values = [e.fma(inputs[i][u], column, values[i]) for i in range(rows)]
+        for value, t in zip(values, targets, strict=True):
+            if count is None:
+                e.store(e.canonical(value), t)
+            else:
+                store_columns(e, e.canonical(value), t, count)
+
+    whole = e.b.and_(columns, e.i64(-WIDTH))
+    with e.loop(whole, step=WIDTH) as j:
+        strip(j, None)
+    rest = e.b.sub(columns, whole)
+    with e.b.if_then(e.b.icmp_signed(">", rest, e.i64(0))):
+        strip(whole, rest)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def stream_rows(typingctx, element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):  # type: ignore[no-untyped-def]
+    """DEPTH rows of B (one when `deep` is 0) into `rows` accumulator rows; strides in bytes."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        element, rows, deep, *rest = args
+        end = builder.append_basic_block("stream_done")
+        two = ir.Constant(deep.type, 2)
+        span = ir.Constant(deep.type, 2 * (MAX_ROWS + 1))
+        selector = builder.add(builder.add(builder.mul(element, span), builder.mul(rows, two)), deep)
+        switch = builder.switch(selector, end)
+        for code in ELEMENTS:
+            for count in range(1, MAX_ROWS + 1):
+                for flag, depth in ((0, 1), (1, DEPTH)):
+                    name = f"isogemm_stream_{code}_{count}_{depth}"
+                    fn = define(builder.module, name, 8, lambda e, *xs, c=code, n=count, z=depth: _emit(e, c, n, z, xs))
+                    block = builder.append_basic_block(name)
+                    key = code * 2 * (MAX_ROWS + 1) + 2 * count + flag
+                    switch.add_case(ir.Constant(ir.IntType(64), key), block)
+                    builder.position_at_end(block)
+                    builder.call(fn, rest)
+                    builder.branch(end)
+        builder.position_at_end(end)
+
+    return types.void(*[types.int64] * 11), codegen

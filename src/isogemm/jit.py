@@ -1,0 +1,123 @@
+"""Numba with a cache that knows every file a kernel is made of.
+
+Numba stamps a cached kernel with its own file's time and size alone. A kernel here also depends on the vector code that
+its intrinsics emit elsewhere, and reproducible wheels give every file the same time, so an upgrade could leave a stale
+kernel behind, that is: other bits. The cache directory is therefore named by a hash over the package's kernel sources.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["cache_directory", "compile_seconds", "njit"]
+
+_SOURCES = ("jit.py", "contract", "backends/cpu")
+_seconds = 0.0
+_listening = False
+
+
+@functools.cache
+def source_stamp() -> str:
+    """Hash over every source file that can reach a compiled kernel."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        path = root / name
+        for file in [path] if path.is_file() else sorted(path.glob("*.py")):
+            digest.update(file.name.encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def cache_directory() -> Path:
+    """Where compiled kernels of this version are kept."""
+    import platformdirs
+
+    from ._version import __version__
+
+    return Path(platformdirs.user_cache_dir("isogemm", appauthor=False)) / f"kernels-{__version__}-{source_stamp()}"
+
+
+def compile_seconds() -> float:
+    """Seconds that this process has spent compiling kernels; 0 when all came from the cache."""
+    return _seconds
+
+
+def njit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """``numba.njit`` without the GIL, cached in `cache_directory`; compiled on its first call."""
+    if function is None:
+        return functools.partial(njit, **options)
+    import numba
+
+    listen()
+    options.setdefault("nogil", True)
+    dispatcher = numba.njit(**options)(function)
+    with_cache(dispatcher.enable_caching)
+    return dispatcher
+
+
+def with_cache(enable: Callable[[], Any]) -> Any:
+    """Call `enable` with Numba's cache pointed at `cache_directory`; without a writable one, uncached and said so."""
+    from numba.core import config
+
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(cache_directory())
+    try:
+        return enable()
+    except RuntimeError as error:  # no locator: the directory cannot be written
+        say(f"kernels are not cached, every process compiles them anew ({error})")
+        return None
+    finally:
+        config.CACHE_DIR = before
+
+
+def say(text: str) -> None:
+    """One line to standard error, where a user waits and should know why."""
+    print(f"isogemm: {text}", file=sys.stderr, flush=True)
+
+
+def listen() -> None:
+    """Announce the first compilation of the process, and count the seconds of all of them."""
+    global _listening
+    if _listening:
+        return
+    _listening = True
+    from numba.core import event
+
+    class Announce(event.Listener):  # type: ignore[misc]
+        depth = 0
+        started = 0.0
+        said = False
+
+        def on_start(self, record: Any) -> None:
+            if not _ours(record):
+                return
+            if not self.said:
+                self.said = True
+                say(f"compiling kernels for this CPU, once; they are kept in {cache_directory()}")
+            if self.depth == 0:
+                self.started = time.perf_counter()
+            self.depth += 1
+
+        def on_end(self, record: Any) -> None:
+            global _seconds
+            if not _ours(record):
+                return
+            self.depth -= 1
+            if self.depth == 0:
+                _seconds += time.perf_counter() - self.started
+
+    event.register("numba:compile", Announce())
+
+
+def _ours(record: Any) -> bool:
+    dispatcher = (record.data or {}).get("dispatcher")
+    module = getattr(getattr(dispatcher, "py_func", None), "__module__", "") or ""
+    return module.split(".")[0] == "isogemm"

@@ -1,0 +1,138 @@
+"""The schedule of a product on the CPU: what is packed, how the loops are cut, how many threads.
+
+Only this module sees M. Nothing here can reach the bits: every choice evaluates the same contract, and the numeric part
+of a plan is fixed before a schedule is chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from ..backends.cpu.target import Target
+
+__all__ = ["Problem", "Schedule", "schedule"]
+
+FEW_ROWS = 4  # rows that fit in registers beside a transposed tile of weights
+SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
+SERIAL = 48 * 1024  # fused multiply-adds below which waking a thread costs more than it saves
+SKINNY = 192  # rows up to which all of A is packed once and B panels are consumed as soon as they are packed
+KC = 512
+MC_BYTES = 480 * 1024  # a packed block of A: half of a 1 MiB second-level cache
+NC = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a CPU schedule depends on; strides only as far as they choose a walk.
+
+    Attributes
+    ----------
+    m, n, k : int
+        Extents, after operands were swapped if that suits the output.
+    a_place, b_lines, b_rows : bool
+        A is fp32 (any strides); B's columns are contiguous in k; B's rows are contiguous in n.
+    b_bytes : int
+        Bytes of an element of B.
+    prepared : bool
+        B is a prepared weight.
+    plain : bool
+        fp32 output with unit column stride and no epilogue.
+    """
+
+    m: int
+    n: int
+    k: int
+    a_place: bool
+    b_lines: bool
+    b_rows: bool
+    b_bytes: int
+    prepared: bool
+    plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How one product is computed; see `isogemm.backends.cpu.fields` for the modes."""
+
+    strategy: Literal["gemv", "stream", "small", "skinny", "tiled"]
+    a_mode: Literal["block", "all", "in place"]
+    b_mode: Literal["block", "prepared", "in place"]
+    mr: int
+    mc: int
+    nc: int
+    kc: int
+    grid_m: int
+    grid_n: int
+    threads: int
+
+
+@lru_cache(maxsize=4096)
+def schedule(p: Problem, threads: int, cpu: Target) -> Schedule:
+    """The schedule for problem `p` on at most `threads` threads."""
+    if p.m * p.n * p.k < SERIAL:
+        threads = 1
+    if p.m <= FEW_ROWS and not p.prepared and (p.b_lines or p.b_rows):
+        return _few_rows(p, threads, cpu)
+    if p.prepared:
+        return _prepared(p, threads, cpu)
+    if p.a_place and p.m * p.n * p.k <= SMALL:
+        return _small(p, threads, cpu)
+    if p.m <= SKINNY:
+        return _skinny(p, threads, cpu)
+    return _tiled(p, threads, cpu)
+
+
+def _few_rows(p: Problem, threads: int, cpu: Target) -> Schedule:
+    panels = -(-p.n // cpu.nr)
+    if p.b_lines:
+        # Several chunks a thread: a late worker or a busy core does not hold up the rest.
+        grid = min(panels, 4 * threads) if threads > 1 else 1
+        return Schedule("gemv", "in place", "in place", cpu.mr, FEW_ROWS, p.n, p.k, 1, grid, threads)
+    grid = min(panels, threads)
+    return Schedule("stream", "in place", "in place", cpu.mr, FEW_ROWS, p.n, p.k, 1, grid, threads)
+
+
+def _split(p: Problem, threads: int, cpu: Target, chunks: int) -> tuple[int, int]:
+    """Grid over rows and columns: columns, where B's panels are the larger part; rows when columns are few."""
+    panels_m, panels_n = -(-p.m // cpu.mr), -(-p.n // cpu.nr)
+    if threads == 1:
+        return 1, 1
+    if panels_n >= 2 * threads and p.n >= p.m // 4:
+        return 1, min(panels_n, chunks * threads)
+    return min(panels_m, threads), 1
+
+
+def _small(p: Problem, threads: int, cpu: Target) -> Schedule:
+    mr = min(cpu.mr, 8)
+    b_in_place = p.b_rows and p.b_bytes == 4
+    grid_m, grid_n = _split(p, threads, cpu, 1)
+    return Schedule(
+        "small", "in place", "in place" if b_in_place else "block", mr, p.m, p.n, p.k, grid_m, grid_n, threads
+    )
+
+
+def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
+    narrow = p.b_bytes != 4
+    mr = min(cpu.mr, 8) if narrow or (p.a_place and p.m <= 8) else cpu.mr
+    in_place = p.a_place and p.m <= mr
+    grid_m, grid_n = _split(p, threads, cpu, 4 if p.m <= 64 else 1)
+    kc = p.k if p.m <= mr else KC
+    return Schedule(
+        "gemv" if p.m <= FEW_ROWS else "skinny" if p.m <= SKINNY else "tiled",
+        "in place" if in_place else "all", "prepared", mr, p.m, cpu.nr, kc, grid_m, grid_n, threads,
+    )  # fmt: skip
+
+
+def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:
+    grid_m, grid_n = _split(p, threads, cpu, 4 if p.m <= 32 else 2)
+    # Panels of B that are contiguous in k come one at a time; rows of B want wide strips of contiguous memory.
+    nc = cpu.nr if p.b_lines else 512
+    return Schedule("skinny", "all", "block", cpu.mr, p.m, nc, 256, grid_m, grid_n, threads)
+
+
+def _tiled(p: Problem, threads: int, cpu: Target) -> Schedule:
+    grid_m, grid_n = _split(p, threads, cpu, 1)
+    mc = MC_BYTES // (4 * KC) // cpu.mr * cpu.mr
+    return Schedule("tiled", "block", "block", cpu.mr, mc, NC, KC, grid_m, grid_n, threads)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..errors import DTypeError, ShapeError
 
-__all__ = ["Mismatch", "bits", "differing", "error_units", "first_mismatch", "ulp_distance"]
+__all__ = ["Mismatch", "bits", "differing", "error_units", "first_mismatch", "is_nan", "ulp_distance"]
 
 Array = npt.NDArray[Any]
 
@@ -125,7 +125,7 @@ def ulp_distance(x: Array, y: Array) -> npt.NDArray[np.int64]:
     if x.dtype.itemsize == 8:  # ordinals of opposite sign can be more than int64 apart
         wrapped = ((left < 0) != (right < 0)) & (np.abs(left.astype(np.float64) - right.astype(np.float64)) >= 2.0**63)
         distance = np.where(wrapped, far, distance)
-    nan_left, nan_right = np.isnan(x), np.isnan(y)
+    nan_left, nan_right = is_nan(x), is_nan(y)
     out = np.where(nan_left | nan_right, np.where(nan_left & nan_right, 0, far), distance)
     return np.asarray(out, np.int64)
 
@@ -157,8 +157,8 @@ def error_units(got: Array, a: Array, b: Array) -> npt.NDArray[np.float64]:
             nearest=(*a.shape[:1], *b.shape[1:]),
         )
     eps = float(ml_dtypes.finfo(got.dtype).eps)
-    x, y, z = (np.asarray(v, np.float64) for v in (a, b, got))
     with np.errstate(all="ignore"):
+        x, y, z = (np.asarray(v, np.float64) for v in (a, b, got))
         exact = x @ y
         unit = eps * np.sqrt(a.shape[1]) * (np.abs(x) @ np.abs(y))
         error = np.abs(z - exact)
@@ -166,6 +166,14 @@ def error_units(got: Array, a: Array, b: Array) -> npt.NDArray[np.float64]:
     alike = (np.isnan(z) & np.isnan(exact)) | (z == exact)
     odd = ~np.isfinite(z) | ~np.isfinite(exact)
     return np.where(odd, np.where(alike, 0.0, np.inf), units)
+
+
+def is_nan(x: Array) -> npt.NDArray[np.bool_]:
+    """Where `x` is NaN, read from its bits: `numpy.isnan` warns of signalling NaNs in bfloat16."""
+    pattern = bits(x)
+    infinity = bits(np.array(np.inf, x.dtype))
+    sign = pattern.dtype.type(1 << (8 * int(pattern.itemsize) - 1))
+    return np.asarray((pattern & ~sign) > infinity, np.bool_)
 
 
 def _ordinal(x: Array) -> npt.NDArray[np.int64]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ContractError, DTypeError, OptionError, ShapeError
+from .compare import bits, is_nan
 from .spec import ARITHMETICS, Contract, ContractLike, as_contract
 
 __all__ = ["canonical", "epilogue", "evaluate", "round_tf32"]
@@ -75,9 +76,9 @@ def evaluate(
     chosen = as_contract(contract)
     _check_operands(a, b, chosen)
     _check_start(c, (a.shape[0], b.shape[1]), chosen)
-    chain = _chain(a, b, chosen, threads)
     start = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else np.array(c, np.float32, order="C")
     with np.errstate(all="ignore"):
+        chain = _chain(a, b, chosen, threads)
         return canonical(_walk(chain, start, a.shape[1], chosen))
 
 
@@ -134,7 +135,7 @@ def epilogue(
 def canonical(x: Array) -> Array:
     """A copy of `x` in which every NaN has the one bit pattern of every contract: 0x7fffffff, or 0x7fff in 16 bits."""
     out = np.array(x, order="C")
-    out.view(_NAN[out.itemsize].dtype)[np.isnan(out)] = _NAN[out.itemsize]
+    bits(out)[is_nan(out)] = _NAN[out.itemsize]
     return out
 
 
@@ -144,9 +145,10 @@ def round_tf32(x: Array) -> Floats:
     The exponent range is float32's: a magnitude of 2**128 - 2**116 or more becomes infinite, subnormal numbers become
     multiples of 2**-136. Every NaN becomes 0x7fffe000, a NaN that tf32 can hold.
     """
-    bits = np.array(x, np.float32, order="C").view(np.uint32)
-    rounded = (bits + (np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1)))) & np.uint32(0xFFFFE000)
-    return np.where(np.isnan(x), np.uint32(0x7FFFE000), rounded).view(np.float32)
+    u = np.array(x, np.float32, order="C").view(np.uint32)
+    rounded = (u + (np.uint32(0xFFF) + ((u >> np.uint32(13)) & np.uint32(1)))) & np.uint32(0xFFFFE000)
+    nan = (u & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.where(nan, np.uint32(0x7FFFE000), rounded).view(np.float32)
 
 
 def _walk(chain: Chain, start: Floats, k: int, contract: Contract) -> Floats:
@@ -212,8 +214,9 @@ def _widen(x: Array) -> Floats:
 def _exponents(x: Floats, dtype: np.dtype[Any]) -> npt.NDArray[np.int32]:
     """Exponents of operands; a subnormal has its dtype's smallest one, a zero has none."""
     smallest = -14 if dtype == np.float16 else -126
-    bits = x.view(np.int32) & 0x7FFFFFFF
-    return np.where(bits == 0, np.int32(_ZERO_EXPONENT), np.maximum((bits >> 23) - 127, smallest)).astype(np.int32)
+    magnitude = x.view(np.int32) & 0x7FFFFFFF
+    exponent = np.maximum((magnitude >> 23) - 127, smallest)
+    return np.where(magnitude == 0, _ZERO_EXPONENT, exponent).astype(np.int32)
 
 
 def _check_operands(a: Array, b: Array, contract: Contract) -> None:

@@ -1,0 +1,112 @@
+"""Contracts as values: text form, equality, cuts of K, and errors that name the limit."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import isogemm.contract.reference
+import isogemm.contract.spec
+from isogemm.contract import ARITHMETICS, Contract, Order, as_contract
+from isogemm.errors import ContractError
+
+ORDERS = st.one_of(
+    st.just("chain"),
+    st.integers(1, 10**6).map(lambda i: f"leaf{16 * i}"),
+    st.sampled_from([2, 4, 8, 16]).map(lambda i: f"tree{i}"),
+)
+
+
+@given(st.sampled_from(sorted(ARITHMETICS)), ORDERS)
+def test_text_form_round_trips(arithmetic: str, order: str) -> None:
+    text = f"{arithmetic}/{order}"
+    contract = Contract.parse(text)
+    assert str(contract) == text
+    assert Contract.parse(str(contract)) == contract
+    assert hash(Contract.parse(text)) == hash(contract)
+    assert as_contract(contract) is contract
+    assert eval(repr(contract), {"Contract": Contract.parse}) == contract
+
+
+def test_defaults_and_properties() -> None:
+    assert Contract.parse("fma") == Contract() == as_contract("fma/chain")
+    hopper = Contract.parse("tensor_core:sm90/leaf4096")
+    assert (hopper.block, hopper.fraction_bits, hopper.operands) == (16, 25, ("bfloat16", "float16"))
+    assert hopper.order == Order("leaf", 4096)
+    assert Contract.parse("tensor_core:sm80").block == 8
+    assert Contract.parse("tensor_core:sm80").fraction_bits == 24
+    assert Contract.parse("tf32:sm90").block == 8
+    assert len({Contract.parse("fma/chain"), Contract.parse("fma/leaf16"), Contract.parse("fma/tree2")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "nearest"),
+    [
+        ("fmaa/chain", "fma", "fma"),
+        ("tensor_core:sm91/chain", "tensor_core:sm90", "tensor_core:sm9"),
+        ("", "fma", ""),
+        ("fma/", "chain", "chain"),
+        ("fma/chains", "chain", "chain"),
+        ("fma/leaf", "leafL", "leaf4096"),
+        ("fma/leaf0", "leafL", "leaf4096"),
+        ("fma/leaf-16", "leafL", "leaf4096"),
+        ("fma/leaf016", "leafL", "leaf4096"),
+        ("fma/tree", "treeN", "tree8"),
+        ("fma/tree3", "2, 4, 8, 16", "tree2"),
+        ("fma/tree32", "2, 4, 8, 16", "tree16"),
+        ("tensor_core:sm90/leaf100", "16", "leaf96"),
+        ("tensor_core:sm90/leaf7", "16", "leaf16"),
+        ("tf32:sm90/leaf12", "8", "leaf"),
+        ("fma/chain/chain", "chain", "chain"),
+    ],
+)
+def test_malformed_contracts_name_limit_value_and_nearest(text: str, limit: str, nearest: str) -> None:
+    with pytest.raises(ContractError) as caught:
+        Contract.parse(text)
+    assert limit in str(caught.value.limit)
+    assert str(caught.value.nearest).startswith(nearest)
+    assert "nearest legal choice" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, 3, b"fma/chain", Order()])
+def test_a_contract_is_a_contract_or_text(value: object) -> None:
+    with pytest.raises(ContractError, match="text form"):
+        as_contract(value)  # type: ignore[arg-type]
+
+
+def test_cuts_of_k() -> None:
+    assert Order().leaves(100, 16) == ((0, 100),)
+    assert Order("leaf", 48).leaves(100, 16) == ((0, 48), (48, 96), (96, 100))
+    assert Order("leaf", 48).leaves(0, 16) == ()
+    assert Order("tree", 4).leaves(100, 16) == ((0, 32), (32, 64), (64, 96), (96, 100))
+    assert Order("tree", 8).leaves(20, 16) == ((0, 16), (16, 20), *[(20, 20)] * 6)
+    assert Order("tree", 2).leaves(0, 16) == ((0, 0), (0, 0))
+
+
+@given(st.integers(0, 5000), st.sampled_from([1, 8, 16]), st.integers(1, 40), st.sampled_from([2, 4, 8, 16]))
+def test_cuts_cover_k_once_at_multiples_of_the_block(k: int, block: int, blocks: int, count: int) -> None:
+    for order in (Order("leaf", blocks * block), Order("tree", count)):
+        leaves = order.leaves(k, block)
+        edges = [0, *(stop for _, stop in leaves)]
+        assert [start for start, _ in leaves] == edges[:-1]
+        assert edges[-1] == k
+        assert edges == sorted(edges)
+        assert all(edge % block == 0 or edge == k for edge in edges)
+    assert len(Order("tree", count).leaves(k, block)) == count
+
+
+@pytest.mark.parametrize("module", [isogemm.contract.spec, isogemm.contract.reference], ids=lambda m: m.__name__)
+def test_examples_in_docstrings(module: object) -> None:
+    outcome = doctest.testmod(module)  # type: ignore[arg-type]
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+def test_importing_contracts_loads_neither_numba_nor_torch() -> None:
+    code = "import sys, isogemm.contract; print([m for m in ('numba', 'torch') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,0 +1,231 @@
+"""One provider on one linear: guarded calls, and the outputs that several relations share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..models import Linear
+from .data import Activations, Array, aligned, arrange
+from .providers import Provider
+
+__all__ = ["Bench", "Disqualified", "NotApplicable", "Operands", "ProviderFault"]
+
+_LARGE_BYTES = 128 << 20  # copies of a weight (layouts, packing) take at most so much of it
+_GARBAGE = 2.0**-5  # of sum |x||w|: far above the rounding of any dtype here, far below a wrong product
+
+
+class ProviderFault(Exception):
+    """A provider raised, or broke the protocol; the message is the reason in the report."""
+
+
+class Disqualified(ProviderFault):
+    """A fault after which nothing more can be asked of the provider on this linear."""
+
+
+class NotApplicable(Exception):
+    """A case has no meaning for this provider or this shape; the message says why."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """One linear's operands, shared by the providers.
+
+    Attributes
+    ----------
+    linear : Linear
+    w : array [n, k]
+        Dense and aligned.
+    activations : Activations
+    seed : int
+    columns : int array
+        The output columns that are compared, ascending.
+    max_m : int
+        The most rows that fit the memory limit.
+    """
+
+    linear: Linear
+    w: Array
+    activations: Activations
+    seed: int
+    columns: Array
+    max_m: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The operands' dtype."""
+        return self.w.dtype
+
+    def draw(self, m: int, stream: int = 2) -> Array:
+        """`m` rows of activations."""
+        return self.activations.rows(m, self.linear.k, self.dtype, self.seed, stream)
+
+
+def sampled_columns(n: int, most: int) -> Array:
+    """At most `most` of `n` columns: both edges (where tiles have tails) and an even spread between."""
+    if n <= most:
+        return np.arange(n)
+    edge = min(64, most // 4)
+    inner = np.linspace(edge, n - edge - 1, most - 2 * edge).astype(np.int64)
+    return np.unique(np.concatenate([np.arange(edge), inner, np.arange(n - edge, n)]))
+
+
+class Bench:
+    """Calls one provider on one linear; every relation's cases are evaluated on one of these.
+
+    Parameters
+    ----------
+    provider : Provider
+    operands : Operands
+    """
+
+    def __init__(self, provider: Provider, operands: Operands) -> None:
+        self.provider, self.operands = provider, operands
+        self.out_dtype: np.dtype[Any] | None = None
+        self.error_share = 0.0
+        self._x = aligned((0, operands.linear.k), operands.dtype)
+        self._stamp = _stamp(operands.w)
+        self.products: dict[int, Array] = {}
+        self._alone: dict[int, Array] = {}
+
+    def x(self, m: int) -> Array:
+        """A fresh, aligned copy of the first `m` rows of activations."""
+        if m > self.operands.max_m:
+            raise NotApplicable(f"M={m} is beyond the memory limit for this shape")
+        if len(self._x) < m:
+            self._x = self.operands.draw(min(max(m, 2 * len(self._x)), self.operands.max_m))
+        return arrange(self._x[:m], "C")
+
+    def product(self, m: int) -> Array:
+        """The compared columns of the first `m` rows, computed as one batch; computed once."""
+        if m not in self.products:
+            self.products[m] = self.keep(self.call(self.x(m)))
+        return self.products[m]
+
+    def alone(self, row: int) -> Array:
+        """The compared columns [1, columns] of one row, computed alone; computed once."""
+        if row not in self._alone:
+            self._alone[row] = self.keep(self.call(arrange(self.x(row + 1)[row:], "C")))
+        return self._alone[row]
+
+    def part(self) -> Array:
+        """The weight, or as many of its first rows as may be copied."""
+        rows = max(1, _LARGE_BYTES // (self.operands.linear.k * self.operands.dtype.itemsize))
+        return self.operands.w[:rows]
+
+    def part_product(self, m: int) -> tuple[Array, Array]:
+        """The product of the first `m` rows with `part`, and the columns compared."""
+        columns = self.operands.columns
+        part = self.part()
+        if len(part) == len(self.operands.w):
+            return self.product(m), columns
+        columns = columns[columns < len(part)]
+        return self.call(self.x(m), part)[:, columns].copy(), columns
+
+    def keep(self, y: Array, columns: Array | None = None) -> Array:
+        """A copy of the compared columns of a result: a provider may reuse its output buffer."""
+        columns = self.operands.columns if columns is None else columns
+        return np.array(y) if len(columns) == y.shape[1] else np.array(y[:, columns])
+
+    def call(self, x: Array, w: Array | None = None, run: Callable[[Array, Array], Array] | None = None) -> Array:
+        """``run(x, w)``, by default the provider's linear, with the protocol checked.
+
+        Raises
+        ------
+        ProviderFault
+            It raised, changed x, or returned something else than a NumPy array [m, n] of x's dtype or float32.
+        Disqualified
+            It changed w.
+        """
+        w = self.operands.w if w is None else w
+        x_before = x.copy()
+        stamp = self._stamp if w is self.operands.w else _stamp(w)
+        try:
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                y = (run or self.provider.linear)(x, w)
+        except (Exception, SystemExit) as error:
+            text = (str(error).splitlines() or [""])[0]
+            raise ProviderFault(f"raised {type(error).__name__}: {text}"[:300]) from error
+        finally:
+            if not np.array_equal(_words(x), _words(x_before)):
+                raise ProviderFault("changed its input x")
+            if _stamp(w) != stamp:
+                raise Disqualified("changed its input w")
+        return self._checked(y, (x.shape[0], w.shape[0]))
+
+    def call_form(self, form: str, x: Array, w: Array, blocks: int) -> Array:
+        """The product computed in another form over `blocks` equal blocks of the rows of w."""
+        run = self.provider.forms.get(form)
+        if run is None:
+            raise NotApplicable(f"{self.provider.name} has no such form")
+        height = len(w) // blocks
+
+        def split(x: Array, w: Array) -> Array:
+            return run(x, [w[i * height : (i + 1) * height] for i in range(blocks)])
+
+        return self.call(x, w, split)
+
+    def check_garbage(self) -> None:
+        """Refuse a result that is no rounding of ``x @ w.T``.
+
+        Raises
+        ------
+        Disqualified
+            An output of finite operands is not finite, or is off by more than 1/32 of ``|x| @ |w|.T``.
+        """
+        try:
+            got = self.product(min(5, self.operands.max_m)).astype(np.float64)
+        except ProviderFault as fault:
+            raise Disqualified(str(fault)) from fault
+        pick = np.linspace(0, len(self.operands.columns) - 1, min(256, len(self.operands.columns))).astype(int)
+        x = self.x(len(got)).astype(np.float64)
+        w = self.operands.w[self.operands.columns[pick]].astype(np.float64).T
+        scale = np.abs(x) @ np.abs(w)
+        if not (np.isfinite(x).all() and np.isfinite(w).all()):
+            raise Disqualified("the operands themselves are not finite in this dtype")
+        error = np.abs(got[:, pick] - x @ w)
+        if not np.isfinite(error).all():
+            raise Disqualified("garbage: outputs of finite operands are not finite")
+        self.error_share = float((error / np.where(scale > 0, scale, 1)).max(initial=0.0))
+        if self.error_share > _GARBAGE:
+            raise Disqualified(f"garbage: off by {self.error_share:.3g} of sum |x||w|, so not x @ w.T")
+
+    def _checked(self, y: object, shape: tuple[int, int]) -> Array:
+        if not isinstance(y, np.ndarray):
+            raise ProviderFault(f"returned {type(y).__name__}, not a NumPy array")
+        if y.shape != shape:
+            raise ProviderFault(f"returned shape {list(y.shape)} where {list(shape)} was due")
+        allowed = (self.operands.dtype, np.dtype(np.float32))
+        if y.dtype not in allowed:
+            raise ProviderFault(f"returned dtype {y.dtype}, not {' or '.join(dict.fromkeys(map(str, allowed)))}")
+        if self.out_dtype is None:
+            self.out_dtype = y.dtype
+        if y.dtype != self.out_dtype:
+            raise ProviderFault(f"returned dtype {y.dtype} where it returned {self.out_dtype} before")
+        return y
+
+
+def concatenated(parts: Sequence[Array]) -> Array:
+    """Row blocks of a result, one under the other."""
+    return np.concatenate(list(parts), axis=0)
+
+
+def _words(a: Array) -> Array:
+    return a.view(f"u{a.dtype.itemsize}")
+
+
+def _stamp(w: Array) -> tuple[int, bytes]:
+    """A checksum of an array's bits at memory speed: lane sums, so that moved values show too."""
+    words = _words(w)
+    if not words.flags.c_contiguous:
+        words = np.ascontiguousarray(words)
+    flat = words.reshape(-1).view(np.uint8)
+    lanes = 8 * 1021  # a prime count of 64-bit lanes: rows of the usual widths do not fall onto the same lanes
+    cut = len(flat) // lanes * lanes
+    sums = np.add.reduce(flat[:cut].view(np.uint64).reshape(-1, 1021), axis=0, dtype=np.uint64)
+    return len(flat), sums.tobytes() + flat[cut:].tobytes()

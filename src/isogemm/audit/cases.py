@@ -1,0 +1,297 @@
+"""One case of an audit: its evaluation, its outcome, and the line that replays it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import parse_qsl, urlencode
+
+import numpy as np
+
+from ..contract import compare
+from ..errors import OptionError, ShapeError
+from ..models import Linear
+from .bench import Bench, Disqualified, NotApplicable, Operands, ProviderFault, sampled_columns
+from .data import Activations, Array, WeightSource, as_dtype, weight_named
+from .providers import Provider, load_provider
+from .relations import RELATIONS, Pair, Params, Scope
+
+__all__ = ["ULP_BINS", "Case", "Drift", "Outcome", "Status", "evaluate", "replay"]
+
+Status = Literal["held", "changed", "failed", "n/a"]
+MAX_COLUMNS = 4096
+NOT_A_NUMBER = int(np.iinfo(np.int64).max)
+
+ULP_BINS = ("0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "65-128", "129-256", "257-1024", "> 1024", "NaN")
+"""Bins of the drift histogram; 0 is a sign of zero, NaN a number on one side only (or two NaNs)."""
+_EDGES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, NOT_A_NUMBER - 1], np.int64)
+# Settings that reach a library's choice of code; a replay line repeats those that are set.
+_VARIABLES = (
+    *("ISOGEMM_NUM_THREADS", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    *("OPENBLAS_CORETYPE", "MKL_NUM_THREADS", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that one comparison depends on.
+
+    Attributes
+    ----------
+    provider, relation : str
+        Names.
+    params : mapping
+        The relation's own parameters.
+    source : WeightSource
+        The linear and where its weight comes from.
+    activations : Activations
+    dtype : str
+    seed : int
+    """
+
+    provider: str
+    relation: str
+    params: Params
+    source: WeightSource
+    activations: Activations
+    dtype: str
+    seed: int
+
+    @property
+    def m(self) -> int:
+        """Rows of the whole batch."""
+        if "chunks" in self.params:
+            parts = (part.partition("x") for part in str(self.params["chunks"]).split("+"))
+            return sum(int(length) * int(times or 1) for length, _, times in parts)
+        return int(self.params["m"])
+
+    def text(self) -> str:
+        """The case on one line, as `replay` reads it."""
+        linear = self.source.linear
+        fields: dict[str, object] = {"provider": self.provider, "relation": self.relation, **self.params}
+        fields |= (
+            {"tensor": linear.name, "weights": self.source.path} if self.source.path else {"n": linear.n, "k": linear.k}
+        )
+        fields |= {"inputs": self.activations.path} if self.activations.path else {}
+        return urlencode(fields | {"dtype": self.dtype, "seed": self.seed}, safe=":/+,")
+
+    def command(self) -> str:
+        """The shell command that evaluates this case alone, with the settings that reach a library's choices."""
+        settings = [f"{name}={shlex.quote(os.environ[name])} " for name in _VARIABLES if name in os.environ]
+        return "".join(settings) + "isogemm audit --replay " + shlex.quote(self.text())
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Read what `text` wrote.
+
+        Raises
+        ------
+        OptionError, ShapeError, DTypeError
+            A field is missing, unknown or malformed, or a file it names cannot be read.
+        """
+        fields = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True))
+        try:
+            provider, name, dtype = fields.pop("provider"), fields.pop("relation"), fields.pop("dtype")
+            seed = int(fields.pop("seed"))
+            activations = Activations(fields.pop("inputs", ""))
+            if "weights" in fields:
+                source = weight_named(fields.pop("weights"), fields.pop("tensor"))
+            else:
+                n, k = int(fields.pop("n")), int(fields.pop("k"))
+                source = WeightSource(Linear(f"{n}x{k}", n, k))
+        except (KeyError, ValueError) as error:
+            if isinstance(error, OptionError):
+                raise
+            raise _malformed(text, error) from error
+        if min(source.linear[1:]) < 1 or seed < 0:
+            raise ShapeError("replay", limit="n and k of at least 1, seed of at least 0", value=text, nearest="n=1&k=1")
+        params: dict[str, int | str] = {key: int(v) if v.isdecimal() else v for key, v in fields.items()}
+        _check_params(name, params, text)
+        as_dtype(dtype)
+        return cls(provider, name, params, source, activations, dtype, seed)
+
+
+def _check_params(name: str, params: Mapping[str, int | str], text: str) -> None:
+    if name not in RELATIONS:
+        raise OptionError("unknown relation", limit=", ".join(RELATIONS), value=repr(name), nearest="population")
+    shape = {key: type(value) for key, value in RELATIONS[name].cases(Scope.of((1, 2, 3)))[0].items()}
+    if {key: type(value) for key, value in params.items()} != shape:
+        raise OptionError(
+            f"replay of {name}",
+            limit="the fields " + ", ".join(shape),
+            value=sorted(params),
+            nearest="the line as printed",
+        )
+
+
+def _malformed(text: str, error: Exception) -> OptionError:
+    return OptionError(
+        f"malformed replay ({type(error).__name__}: {error})",
+        limit="the line as an audit printed it",
+        value=repr(text),
+        nearest="copy the whole line",
+    )
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The first output of a case whose bits differ.
+
+    Attributes
+    ----------
+    case : Case
+    row, column : int
+        Of the output: the row's number in the batch of x, the row of w.
+    expected_bits, got_bits : str
+        Hexadecimal bit patterns.
+    expected, got : float
+    ulps : int
+    """
+
+    case: Case
+    row: int
+    column: int
+    expected_bits: str
+    got_bits: str
+    expected: float
+    got: float
+    ulps: int
+
+    def __str__(self) -> str:
+        case, linear = self.case, self.case.source.linear
+        params = ", ".join(f"{key} {value}" for key, value in case.params.items())
+        return (
+            f"{case.provider} {case.relation} ({params}) on {linear.name} [n={linear.n}, k={linear.k}] {case.dtype} "
+            f"seed {case.seed}: output [{self.row}, {self.column}] is {self.got_bits} ({self.got:.9g}), "
+            f"expected {self.expected_bits} ({self.expected:.9g}), {ulps_text(self.ulps)}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready values; values that are not finite are words."""
+        case, linear = self.case, self.case.source.linear
+        return {
+            "provider": case.provider,
+            "relation": case.relation,
+            "params": dict(case.params),
+            "shape": {"name": linear.name, "n": linear.n, "k": linear.k},
+            "m": case.m,
+            "dtype": case.dtype,
+            "seed": case.seed,
+            "row": self.row,
+            "column": self.column,
+            "expected_bits": self.expected_bits,
+            "got_bits": self.got_bits,
+            "expected": _json_number(self.expected),
+            "got": _json_number(self.got),
+            "ulps": None if self.ulps == NOT_A_NUMBER else self.ulps,
+            "replay": case.command(),
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case.
+
+    Attributes
+    ----------
+    status : {"held", "changed", "failed", "n/a"}
+    outputs, changed : int
+        Outputs compared, and those whose bits differ.
+    max_ulp : int
+    histogram : tuple of int
+        Changed outputs in each of `ULP_BINS`.
+    drift : Drift or None
+    reason : str
+        Why it failed or does not apply.
+    fatal : bool
+        Nothing more can be asked of the provider on this linear.
+    """
+
+    status: Status
+    outputs: int = 0
+    changed: int = 0
+    max_ulp: int = 0
+    histogram: tuple[int, ...] = (0,) * len(ULP_BINS)
+    drift: Drift | None = None
+    reason: str = ""
+    fatal: bool = False
+
+
+def evaluate(bench: Bench, case: Case) -> Outcome:
+    """Evaluate a case on the bench of its provider and linear; a provider's faults become outcomes."""
+    try:
+        pair = RELATIONS[case.relation].evaluate(bench, case.params)
+        if pair.expected.dtype != pair.got.dtype:
+            raise ProviderFault(f"returned dtype {pair.got.dtype} where it returned {pair.expected.dtype} before")
+    except NotApplicable as why:
+        return Outcome("n/a", reason=str(why))
+    except ProviderFault as fault:
+        return Outcome("failed", reason=str(fault), fatal=isinstance(fault, Disqualified))
+    return _compared(pair, case)
+
+
+def _compared(pair: Pair, case: Case) -> Outcome:
+    expected, got = np.ascontiguousarray(pair.expected), np.ascontiguousarray(pair.got)
+    mismatch = compare.first_mismatch(expected, got)
+    if mismatch is None:
+        return Outcome("held" if expected.size else "n/a", expected.size, reason="" if expected.size else "no outputs")
+    unequal = compare.bits(expected) != compare.bits(got)
+    ulps = compare.ulp_distance(expected[unequal], got[unequal])
+    nan = np.isnan(expected[unequal]) | np.isnan(got[unequal])
+    row, column = mismatch.index
+    drift = Drift(
+        case,
+        int(pair.rows[row]),
+        int(pair.columns[column]),
+        mismatch.left_bits,
+        mismatch.right_bits,
+        mismatch.left,
+        mismatch.right,
+        mismatch.ulps,
+    )
+    return Outcome("changed", expected.size, ulps.size, int(ulps.max()), histogram=_binned(ulps, nan), drift=drift)
+
+
+def _binned(ulps: Array, nan: Array) -> tuple[int, ...]:
+    counts = np.bincount(np.searchsorted(_EDGES, ulps[~nan]), minlength=len(ULP_BINS))
+    counts[-1] += int(nan.sum())
+    return tuple(int(c) for c in counts)
+
+
+def replay(text: str, provider: Provider | None = None) -> tuple[Case, Outcome]:
+    """Evaluate the one case of a replay line.
+
+    Parameters
+    ----------
+    text : str
+        As in a drift report.
+    provider : Provider, optional
+        The provider itself, where its name alone cannot find it.
+
+    Returns
+    -------
+    case, outcome
+
+    Raises
+    ------
+    OptionError, ShapeError, DTypeError
+        The line is malformed, or names something that is not there.
+    """
+    case = Case.parse(text)
+    found = provider or load_provider(case.provider)
+    w = case.source.load(as_dtype(case.dtype), case.seed)
+    columns = sampled_columns(len(w), MAX_COLUMNS)
+    operands = Operands(case.source.linear, w, case.activations, case.seed, columns, max_m=1 << 31)
+    return case, evaluate(Bench(found, operands), case)
+
+
+def ulps_text(ulps: int) -> str:
+    """ULPs in words."""
+    return "NaN on one side" if ulps == NOT_A_NUMBER else f"{ulps:,} ULP"
+
+
+def _json_number(value: float) -> float | str:
+    return value if np.isfinite(value) else str(value)

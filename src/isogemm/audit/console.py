@@ -1,0 +1,87 @@
+"""The report on a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .cases import Case, Outcome, ulps_text
+from .report import ProviderResult, Report
+from .words import measured, not_measured, provider_text, relation_cases, speed_by_m, status_word
+
+__all__ = ["print_outcome", "print_report"]
+
+_STYLES = {"held": "green", "changed": "yellow", "failed": "red", "absent": "red", "n/a": "dim"}
+_DRIFTS_SHOWN = 3
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print a table per provider, the first drifts with the commands that replay them, and the summary."""
+    for result in report.providers.values():
+        console.print()
+        if result.ran:
+            console.print(_table(report, result))
+            _print_drifts(report, result, console)
+        else:
+            console.print(Text.assemble((result.name, "bold"), " ", (f"did not run: {result.reason}", "red")))
+    console.print()
+    _line(console, Text.assemble(("Measured: ", "bold"), measured(report)))
+    for result in report.providers.values():
+        style = _STYLES[result.status]
+        _line(console, Text.assemble((f"{result.name}: ", f"bold {style}"), provider_text(result)))
+    for note in not_measured(report):
+        _line(console, Text(note, "dim"))
+    if report.required:
+        names = ", ".join(report.required)
+        verdict = ("held", "green") if report.ok else ("did not hold", "red")
+        _line(console, Text.assemble("Required: ", names, " ", verdict))
+
+
+def print_outcome(case: Case, outcome: Outcome, console: Console) -> None:
+    """Print what came of a replayed case."""
+    if outcome.drift is not None:
+        _line(console, Text(str(outcome.drift)))
+        _line(console, Text(f"{outcome.changed:,} of {outcome.outputs:,} outputs changed", "yellow"))
+    else:
+        linear = case.source.linear
+        text = f"{case.provider} {case.relation} on {linear.n}x{linear.k}: {status_word(outcome.status)}"
+        text += f", {outcome.outputs:,} outputs compared" if outcome.outputs else f" ({outcome.reason})"
+        _line(console, Text(text, _STYLES[outcome.status]))
+
+
+def _table(report: Report, result: ProviderResult) -> Table:
+    title = Text.assemble((result.name, "bold"), "  ", (status_word(result.status), _STYLES[result.status]))
+    table = Table(title=title, title_justify="left", title_style="", caption_justify="left")
+    table.add_column("relation", no_wrap=True)
+    table.add_column("cases", justify="right")
+    table.add_column("outputs changed", justify="right")
+    table.add_column("largest ULP", justify="right")
+    table.add_column("", no_wrap=True)
+    for r in result.relations.values():
+        style = _STYLES[r.status]
+        changed = f"{r.changed_outputs:,} of {r.outputs:,}" if r.outputs else "-"
+        largest = ulps_text(r.max_ulp).removesuffix(" ULP") if r.outputs else "-"
+        table.add_row(r.relation, relation_cases(r), changed, largest, Text(status_word(r.status), style))
+    speeds = speed_by_m(report, result.name)
+    if speeds:
+        times = "   ".join(f"M={m} {ratio:.2f}" for m, ratio in speeds.items())
+        table.caption = Text(f"time over the fastest provider's: {times}", "dim")
+    return table
+
+
+def _print_drifts(report: Report, result: ProviderResult, console: Console) -> None:
+    for r in result.relations.values():
+        if r.status == "failed":
+            _line(console, Text(f"  {r.relation} failed: {r.reason}", "red"))
+    firsts = [r.drifts[0] for r in result.relations.values() if r.drifts]
+    for drift in firsts[:_DRIFTS_SHOWN]:
+        _line(console, Text(f"  {drift}"))
+        _line(console, Text(f"    {drift.case.command()}", "cyan"))
+    if len(firsts) > _DRIFTS_SHOWN:
+        more = ", ".join(d.case.relation for d in firsts[_DRIFTS_SHOWN:])
+        _line(console, Text(f"  likewise: {more} (--json and --html have them all)", "dim"))
+
+
+def _line(console: Console, text: Text) -> None:
+    console.print(text, soft_wrap=True, highlight=False)  # commands must survive being copied

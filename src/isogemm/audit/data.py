@@ -1,0 +1,306 @@
+"""Operands of an audit: shapes, weights and activations, one weight at a time, the same for the same seed.
+
+Random values use products and sums of normal deviates alone, so a seed gives the same bits on every machine.
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DTypeError, LayoutError, OptionError, ShapeError
+from ..models import Linear
+
+__all__ = [
+    "DTYPES",
+    "Activations",
+    "Array",
+    "WeightSource",
+    "aligned",
+    "arrange",
+    "as_dtype",
+    "read_shapes",
+    "weights_of_file",
+]
+
+Array = NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+LAYOUTS = ("C", "F", "padded", "rows", "columns", "unaligned")
+_BLOCK_ROWS = 256
+_OUTLIER_SHARE, _OUTLIER_SCALE = 0.004, 20.0
+
+
+def as_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of an operand dtype's name.
+
+    Raises
+    ------
+    DTypeError
+        Not one of ``float32``, ``bfloat16``, ``float16``.
+    """
+    if name not in DTYPES:
+        raise DTypeError("dtype of an audit", limit="one of " + ", ".join(DTYPES), value=repr(name), nearest="float32")
+    return DTYPES[name]
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], *, skip: int = 0) -> Array:
+    """An uninitialised C-ordered array whose data start `skip` elements after a multiple of 64 bytes.
+
+    Libraries may choose other code for other alignments; with the alignment fixed, a mismatch replays.
+    """
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(nbytes + 64 + skip * dtype.itemsize, np.uint8)
+    start = -raw.ctypes.data % 64 + skip * dtype.itemsize
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def arrange(a: Array, layout: str) -> Array:
+    """The values of a 2-D array in another memory layout; what lies between the values is NaN.
+
+    ``C`` and ``F`` are the two dense orders; ``padded`` has three more columns than it shows; ``rows`` and
+    ``columns`` show every other row or column of a larger array; ``unaligned`` starts one element off a cache line.
+    """
+    rows, columns = a.shape
+    if layout == "F":
+        out = aligned((columns, rows), a.dtype).T
+    elif layout == "unaligned":
+        out = aligned(a.shape, a.dtype, skip=1)
+    elif layout == "C":
+        out = aligned(a.shape, a.dtype)
+    else:
+        step_rows, step_columns = (2 if layout == "rows" else 1), (2 if layout == "columns" else 1)
+        spare = 3 if layout == "padded" else 0
+        whole = aligned((rows * step_rows, columns * step_columns + spare), a.dtype)
+        whole[...] = np.nan
+        out = whole[::step_rows, : columns * step_columns : step_columns]
+    out[...] = a
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Where the weight of a linear comes from: a seed, or a tensor of a safetensors file.
+
+    Attributes
+    ----------
+    linear : Linear
+    path : str
+        The safetensors file; empty for random weights.
+    """
+
+    linear: Linear
+    path: str = ""
+
+    def load(self, dtype: np.dtype[Any], seed: int) -> Array:
+        """The weight [n, k] as a dense, 64-byte aligned array of `dtype`.
+
+        Random weights are normal with variance 1/k. Weights of a file are rounded to nearest even where `dtype` is
+        narrower than the file's.
+        """
+        _, n, k = self.linear
+        out = aligned((n, k), dtype)
+        if self.path:
+            tensor = _open(self.path).get_slice(self.linear.name)
+            for start in range(0, n, _BLOCK_ROWS * 16):
+                out[start : start + _BLOCK_ROWS * 16] = tensor[start : start + _BLOCK_ROWS * 16]
+            return out
+        rng = np.random.default_rng([seed, 1, n, k])
+        scale = np.float32(1.0 / np.sqrt(k))
+        for start in range(0, n, _BLOCK_ROWS):
+            block = out[start : start + _BLOCK_ROWS]
+            block[...] = rng.standard_normal(block.shape, np.float32) * scale
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Rows of activations: heavy-tailed random values, or the rows of a ``.npy`` file.
+
+    Random rows are ``z + z**5 / 32`` of normal z, with 0.4% of the channels 20 times larger, as the residual stream of
+    a language model has them. The first rows do not depend on how many are asked for.
+
+    Attributes
+    ----------
+    path : str
+        A ``.npy`` file of shape [rows, k]; its rows repeat where more are needed. Empty for random values.
+    """
+
+    path: str = ""
+
+    def rows(self, m: int, k: int, dtype: np.dtype[Any], seed: int, stream: int = 2) -> Array:
+        """`m` rows of width `k`; another `stream` gives other rows."""
+        if self.path:
+            stored = self._stored(k)
+            return np.roll(stored, stream - 2, axis=0)[np.arange(m) % len(stored)].astype(dtype)
+        rng = np.random.default_rng([seed, stream, k])
+        channels = np.where(np.random.default_rng([seed, 3, k]).random(k) < _OUTLIER_SHARE, _OUTLIER_SCALE, 1.0)
+        out = np.empty((m, k), dtype)
+        for start in range(0, m, _BLOCK_ROWS):
+            z = rng.standard_normal((min(_BLOCK_ROWS, m - start), k), np.float32)
+            square = z * z
+            out[start : start + len(z)] = (z + z * square * square * np.float32(1 / 32)) * channels.astype(np.float32)
+        return out
+
+    def _stored(self, k: int) -> Array:
+        try:
+            stored = np.load(self.path, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise OptionError(
+                "cannot read activations",
+                limit="a .npy file",
+                value=f"{self.path} ({error})",
+                nearest="random activations",
+            ) from error
+        if stored.ndim != 2 or stored.shape[1] != k or not len(stored):
+            raise ShapeError(
+                "activations do not fit the linear", limit=f"[rows, {k}]", value=list(stored.shape), nearest=f"[1, {k}]"
+            )
+        return np.asarray(stored)
+
+
+def read_shapes(path: str) -> list[WeightSource]:
+    """Linears from a shapes file.
+
+    JSON: a list of ``{"n": 4096, "k": 2560, "name": "up"}`` or of ``[n, k]`` / ``[n, k, name]``.
+    CSV: lines ``n,k[,name]``; a first line that names the columns is allowed, in any order.
+
+    Raises
+    ------
+    OptionError
+        The file cannot be read or is not JSON or CSV of this form.
+    ShapeError
+        A size is not a whole number of at least 1, or there is none.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+    try:
+        rows = json.loads(text) if text.lstrip()[:1] in ("[", "{") else _csv_rows(text)
+    except json.JSONDecodeError as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(rows, list) or not rows:
+        raise ShapeError(
+            "shapes file", limit="a list of at least one (n, k[, name])", value=path, nearest="[[4096, 2560]]"
+        )
+    return [WeightSource(_linear(row, path)) for row in rows]
+
+
+def weights_of_file(path: str, *, match: Sequence[str] = (), limit: int = 0) -> list[WeightSource]:
+    """The 2-D floating-point tensors of a safetensors file as linears, in the file's order.
+
+    Parameters
+    ----------
+    match : sequence of str
+        Globs; a tensor is taken when one matches its name. All, when empty.
+    limit : int
+        At most so many; 0 for all.
+
+    Raises
+    ------
+    OptionError
+        The file cannot be read, or holds no such tensor.
+    """
+    handle = _open(path)
+    found = []
+    for name in handle.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
+        tensor = handle.get_slice(name)
+        shape = tensor.get_shape()
+        if len(shape) == 2 and min(shape) >= 1 and tensor.get_dtype() in ("F32", "BF16", "F16"):
+            found.append(WeightSource(Linear(name, *shape), path))
+    names = [source.linear.name for source in found]
+    if match:
+        found = [s for s in found if any(fnmatch.fnmatchcase(s.linear.name, pattern) for pattern in match)]
+    if not found:
+        raise OptionError(
+            "no matching 2-D weight",
+            limit=f"a tensor of {path} of type F32, BF16 or F16",
+            value=list(match) or "a file without one",
+            nearest=names[0] if names else "another file",
+        )
+    return found[:limit] if limit else found
+
+
+def weight_named(path: str, name: str) -> WeightSource:
+    """One tensor of a safetensors file, by its exact name."""
+    return next(iter(weights_of_file(path, match=[re.sub(r"([\[*?])", r"[\1]", name)])))
+
+
+def _open(path: str) -> Any:
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise OptionError(
+            "reading weights needs the package safetensors",
+            limit="the extra isogemm[weights]",
+            value="not installed",
+            nearest='pip install "isogemm[weights]"',
+        ) from error
+    try:
+        return safe_open(path, framework="numpy")
+    except Exception as error:  # safetensors raises its own type, OSError or FileNotFoundError
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> OptionError:
+    return OptionError(
+        "cannot read", limit="a readable file of the documented form", value=f"{path} ({error})", nearest="-"
+    )
+
+
+def _csv_rows(text: str) -> list[Any]:
+    lines = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(c.strip() for c in row)]
+    lines = [row for row in lines if not row[0].startswith("#")]
+    if lines and {"n", "k"} <= set(lines[0]):
+        return [dict(zip(lines[0], row, strict=False)) for row in lines[1:]]
+    return list(lines)
+
+
+def _linear(row: object, path: str) -> Linear:
+    if isinstance(row, dict):
+        n, k, name = row.get("n"), row.get("k"), row.get("name")
+    elif isinstance(row, Iterable) and not isinstance(row, str) and 2 <= len(cells := list(row)) <= 3:
+        n, k, name = (*cells, None)[:3]
+    else:
+        n = k = name = None
+    return Linear(str(name or f"{n}x{k}"), _size(n, row, path), _size(k, row, path))
+
+
+def _size(value: object, row: object, path: str) -> int:
+    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    if not text.isdecimal() or not 1 <= int(text) < 2**31:
+        raise ShapeError(
+            f"malformed shape in {path}",
+            limit="n,k[,name] with n and k from 1 to 2**31 - 1",
+            value=row,
+            nearest=[4096, 2560],
+        )
+    return int(text)
+
+
+def check_layout(layout: str) -> str:
+    """`layout` itself, when it is one that `arrange` knows.
+
+    Raises
+    ------
+    LayoutError
+        It is not.
+    """
+    if layout not in LAYOUTS:
+        raise LayoutError("unknown layout", limit="one of " + ", ".join(LAYOUTS), value=repr(layout), nearest="C")
+    return layout

@@ -1,0 +1,314 @@
+"""Runs an audit: every relation, on every linear, for every provider, one weight in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import LimitError, OptionError, ShapeError
+from ..models import MODELS, PROJECTION_SHAPES, Linear
+from .bench import Bench, Disqualified, Operands, sampled_columns
+from .cases import MAX_COLUMNS, Case, evaluate
+from .data import Activations, Array, WeightSource, as_dtype
+from .providers import Absent, CallableProvider, Provider, load_provider
+from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation, Scope
+from .report import Agreement, ProviderResult, RelationResult, Report
+
+__all__ = ["DEFAULT_SHAPES", "FULL_SHAPES", "ProviderLike", "ShapeLike", "run"]
+
+ProviderLike = str | Provider | Callable[[Array, Array], Array]
+ShapeLike = WeightSource | Linear | tuple[int, int]
+Progress = Callable[[int, int, str], None]
+
+_SMALLEST = MODELS["Qwen2.5-0.5B"]
+DEFAULT_SHAPES: tuple[Linear, ...] = _SMALLEST.linears()[:4]
+"""Without a choice of shapes: the linears of one layer of Qwen2.5-0.5B."""
+FULL_SHAPES: tuple[Linear, ...] = (*_SMALLEST.linears(), *PROJECTION_SHAPES)
+"""With ``full`` and without a choice of shapes."""
+
+_QUICK_SPEED, _FULL_SPEED = (1, 16, 128), (1, 4, 16, 64, 256, 1024)
+_QUICK_BLOCKS, _FULL_BLOCKS = 5, 9
+_MEMORY = 4 << 30
+_MEMORY_SHARE = 0.4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The validated options of an audit."""
+
+    sources: tuple[WeightSource, ...]
+    relations: tuple[Relation, ...]
+    scope: Scope
+    dtype: str
+    seed: int
+    activations: Activations
+    speed_sizes: tuple[int, ...]
+    speed_blocks: int
+    memory: int
+
+
+def run(
+    providers: Sequence[ProviderLike] = ("isogemm", "numpy"),
+    shapes: Iterable[ShapeLike] | None = None,
+    *,
+    require: Sequence[str] = ("isogemm",),
+    dtype: str = "float32",
+    seed: int = 0,
+    sweep: Sequence[int] | None = None,
+    relations: Sequence[str] | None = None,
+    full: bool = False,
+    inputs: str = "",
+    speed: bool = True,
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Check which relations keep the bits of ``x @ w.T``, for each provider.
+
+    Parameters
+    ----------
+    providers : sequence of str, Provider or callable
+        Names as in `load_provider`, providers, or functions ``f(x, w)``.
+    shapes : iterable of WeightSource, Linear or (n, k), optional
+        The linears; those of one layer of Qwen2.5-0.5B by default. Weights are random but for a `WeightSource` of a
+        file.
+    require : sequence of str
+        Names of the providers that `Report.ok` asks for; audited too where they are not in `providers`.
+    dtype : {"float32", "bfloat16", "float16"}
+        Of x and w.
+    seed : int
+        Of weights and activations.
+    sweep : sequence of int, optional
+        Batch sizes of the population relation and of the agreement map.
+    relations : sequence of str, optional
+        Names; all by default.
+    full : bool
+        The long sweep (1 to 4096), longer timings, and without `shapes` more of them.
+    inputs : str
+        A ``.npy`` file of activations [rows, k]; random heavy-tailed rows by default.
+    speed : bool
+        Time the providers against each other as well.
+    memory : int, optional
+        Bytes that operands and outputs of a call may take; larger batches are left out and noted. By default 4 GiB or
+        40% of what is free.
+    progress : callable, optional
+        Called as ``progress(done, total, text)``.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    OptionError, ShapeError, DTypeError
+        An unknown provider, relation or dtype; an empty or malformed list of shapes or sizes.
+
+    Examples
+    --------
+    >>> report = run(["isogemm", "numpy"], [(512, 384)], sweep=[1, 2, 16], speed=False)
+    >>> report.held("isogemm")
+    True
+    """
+    settings = Settings(
+        sources=_sources(shapes, full),
+        relations=_relations(relations),
+        scope=Scope.of(_sizes(sweep, full)),
+        dtype=as_dtype(dtype).name,
+        seed=_seed(seed),
+        activations=Activations(inputs),
+        speed_sizes=(_FULL_SPEED if full else _QUICK_SPEED) if speed else (),
+        speed_blocks=_FULL_BLOCKS if full else _QUICK_BLOCKS,
+        memory=memory or _memory(),
+    )
+    named = _named([*providers, *(name for name in require if name not in providers)])
+    return _Audit(settings, named, tuple(require), progress or (lambda done, total, text: None)).report()
+
+
+class _Audit:
+    """One audit under way."""
+
+    def __init__(
+        self, settings: Settings, named: dict[str, Provider | Absent], required: tuple[str, ...], progress: Progress
+    ) -> None:
+        self.settings, self.progress = settings, progress
+        self.live = {name: p for name, p in named.items() if isinstance(p, Provider)}
+        self.results = {name: self._empty(name) for name in named}
+        for name, provider in named.items():
+            if isinstance(provider, Absent):
+                self.results[name].reason = str(provider)
+            elif settings.dtype not in provider.dtypes:
+                self.results[name].reason = f"does not take {settings.dtype}"
+                del self.live[name]
+        self.out = Report(self.results, required, self._options())
+        cases = sum(len(r.cases(settings.scope)) for r in settings.relations)
+        timings = len(settings.speed_sizes) * (settings.speed_blocks + 1)
+        self.done, self.total = 0, len(settings.sources) * len(self.live) * (cases + timings)
+
+    def report(self) -> Report:
+        """Run everything."""
+        for source in self.settings.sources:
+            self._linear(source)
+        from ..lab import environment
+
+        self.out.environment = environment()
+        return self.out
+
+    def _empty(self, name: str) -> ProviderResult:
+        relations = {r.name: RelationResult(r.name) for r in self.settings.relations}
+        return ProviderResult(name, relations, Agreement(self.settings.scope.sweep))
+
+    def _options(self) -> dict[str, Any]:
+        s = self.settings
+        return {
+            "dtype": s.dtype,
+            "seed": s.seed,
+            "sweep": list(s.scope.sweep),
+            "relations": [r.name for r in s.relations],
+            "inputs": s.activations.path or "random, heavy-tailed",
+            "thread_counts": list(s.scope.thread_counts),
+        }
+
+    def _linear(self, source: WeightSource) -> None:
+        s, linear = self.settings, source.linear
+        self._tell(0, f"{linear.name}: weight")
+        operands = self._operands(source)
+        self.out.shapes.append(
+            {
+                "name": linear.name,
+                "n": linear.n,
+                "k": linear.k,
+                "source": source.path or "random",
+                "columns_compared": len(operands.columns),
+                "largest_m": min(operands.max_m, max(s.scope.sweep)),
+            }
+        )
+        fit: dict[str, Provider] = {}
+        for name, provider in self.live.items():
+            if self._provider(name, provider, operands, source):
+                fit[name] = provider
+            else:
+                operands = self._operands(source)  # it may have written to the weight
+        self._speeds(fit, operands)
+
+    def _operands(self, source: WeightSource) -> Operands:
+        linear, dtype = source.linear, as_dtype(self.settings.dtype)
+        # A call holds the rows three times (drawn, given, kept for comparison) and the output twice.
+        max_m = self.settings.memory // (3 * linear.k * dtype.itemsize + 2 * linear.n * 4)
+        dropped = [m for m in self.settings.scope.sweep if m > max_m]
+        note = f"{linear.name}: batch sizes {', '.join(map(str, dropped))} left out: beyond the memory limit"
+        if dropped and note not in self.out.notes:
+            self.out.notes.append(note)
+        try:
+            w = source.load(dtype, self.settings.seed)
+        except MemoryError as error:
+            raise LimitError("weight", limit="the free memory", value=linear, nearest="a smaller shape") from error
+        columns = sampled_columns(linear.n, MAX_COLUMNS)
+        return Operands(linear, w, self.settings.activations, self.settings.seed, columns, max(1, max_m))
+
+    def _provider(self, name: str, provider: Provider, operands: Operands, source: WeightSource) -> bool:
+        """Run all cases of one linear; False when the provider was given up on."""
+        s, result, bench = self.settings, self.results[name], Bench(provider, operands)
+        before = self.done
+        cases = [(r, params) for r in s.relations for params in r.cases(s.scope)]
+        try:
+            bench.check_garbage()
+            result.error_share = max(result.error_share, bench.error_share)
+            for relation, params in cases:
+                self._tell(1, f"{name} {relation.name} on {operands.linear.name}")
+                case = Case(name, relation.name, params, source, s.activations, s.dtype, s.seed)
+                outcome = evaluate(bench, case)
+                result.relations[relation.name].add(outcome)
+                result.histogram = [a + b for a, b in zip(result.histogram, outcome.histogram, strict=True)]
+                if outcome.fatal:
+                    raise Disqualified(outcome.reason)
+            result.ran = True
+            result.agreement.add(bench.products)
+            return True
+        except Disqualified as fault:
+            result.reason = result.reason or f"{operands.linear.name}: {fault}"
+            result.ran = True
+            return False
+        finally:
+            self.done = before + len(cases)
+
+    def _speeds(self, providers: dict[str, Provider], operands: Operands) -> None:
+        from .speed import measure
+
+        start, s = self.done, self.settings
+        for m in s.speed_sizes:
+            if m <= operands.max_m:
+                step = partial(self._tell, 1, f"timing {operands.linear.name} at M={m}")
+                self.out.speeds += measure(providers, operands, m, blocks=s.speed_blocks, step=step)
+        self.done = start + len(s.speed_sizes) * (s.speed_blocks + 1) * len(self.live)
+
+    def _tell(self, steps: int, text: str) -> None:
+        self.done += steps
+        self.progress(min(self.done, self.total), self.total, text)
+
+
+def _named(providers: Sequence[ProviderLike]) -> dict[str, Provider | Absent]:
+    named: dict[str, Provider | Absent] = {}
+    for provider in providers:
+        if isinstance(provider, str):
+            try:
+                named.setdefault(provider, load_provider(provider))
+            except Absent as why:
+                named[provider] = why
+        elif isinstance(provider, Provider):
+            named[provider.name] = provider
+        else:
+            name = f"{provider.__module__}:{getattr(provider, '__qualname__', type(provider).__name__)}"
+            named[name] = CallableProvider(name, provider)
+    if not named:
+        raise OptionError("providers", limit="at least one", value="none", nearest="isogemm")
+    return named
+
+
+def _sources(shapes: Iterable[ShapeLike] | None, full: bool) -> tuple[WeightSource, ...]:
+    if shapes is None:
+        shapes = FULL_SHAPES if full else DEFAULT_SHAPES
+    sources = []
+    for shape in shapes:
+        if isinstance(shape, WeightSource):
+            sources.append(shape)
+            continue
+        n, k = shape[-2:]
+        if isinstance(n, str) or min(int(n), int(k)) < 1:
+            raise ShapeError("shape of a linear", limit="(n, k) of at least 1", value=shape, nearest=(1, 1))
+        sources.append(WeightSource(shape if isinstance(shape, Linear) else Linear(f"{n}x{k}", int(n), int(k))))
+    if not sources:
+        raise ShapeError("shapes", limit="at least one", value="none", nearest=(4096, 2560))
+    return tuple(sources)
+
+
+def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:
+    chosen = tuple(names) if names is not None else tuple(RELATIONS)
+    for name in chosen:
+        if name not in RELATIONS:
+            raise OptionError("unknown relation", limit=", ".join(RELATIONS), value=repr(name), nearest="population")
+    if not chosen:
+        raise OptionError("relations", limit="at least one", value="none", nearest="population")
+    return tuple(RELATIONS[name] for name in dict.fromkeys(chosen))
+
+
+def _sizes(sweep: Sequence[int] | None, full: bool) -> tuple[int, ...]:
+    if sweep is None:
+        return FULL_SWEEP if full else QUICK_SWEEP
+    if not sweep or not all(isinstance(m, int | np.integer) and 1 <= m <= 1 << 20 for m in sweep):
+        raise OptionError("sweep of M", limit="whole numbers from 1 to 2**20", value=list(sweep), nearest=[1, 2, 16])
+    return tuple(int(m) for m in sweep)
+
+
+def _seed(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise OptionError("seed", limit="a whole number of at least 0", value=repr(seed), nearest=0)
+    return seed
+
+
+def _memory() -> int:
+    import psutil
+
+    return int(min(_MEMORY, _MEMORY_SHARE * psutil.virtual_memory().available))

@@ -1,0 +1,189 @@
+"""The figures of an audit's page, as Vega-Lite charts: agreement map, drift histogram, speed bars.
+
+Each returns None where there is nothing to show. Colours that mean something are the same in light and dark; text,
+axes and background come from `theme`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .cases import ULP_BINS
+from .report import ProviderResult, Report
+
+__all__ = ["EQUAL_COLOUR", "agreement_map", "drift_histogram", "provider_colours", "speed_bars", "theme"]
+
+EQUAL_COLOUR = "#3b9c8f"
+_CHANGED_COLOURS = ("#f4cf7c", "#ec8f52", "#d1495b", "#8c2155")
+_PROVIDER_COLOURS = ("#3b9c8f", "#e39b3a", "#6a7fdb", "#d1495b", "#9a6fb0", "#7d8597")
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+
+
+def theme(*, dark: bool) -> dict[str, Any]:
+    """Vega-Lite configuration for a light or a dark page; the background is the page's."""
+    text, quiet, grid = ("#e7e9ec", "#a3abb5", "#343a42") if dark else ("#1d2329", "#5c6670", "#e3e6ea")
+    title = {"color": text, "fontSize": 13, "fontWeight": 600, "anchor": "start"}
+    axis = {"labelColor": quiet, "titleColor": quiet, "domainColor": grid, "tickColor": grid, "gridColor": grid}
+    return {
+        "background": "transparent",
+        "font": _FONT,
+        "view": {"stroke": None},
+        "axis": axis | {"titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12},
+        "header": {"labelColor": text, "titleColor": text, "labelFontSize": 13, "labelFontWeight": 600},
+        "legend": {"labelColor": quiet, "titleColor": quiet, "titleFontWeight": "normal"},
+        "title": title,
+        "text": {"color": text},
+        "rule": {"color": text},
+    }
+
+
+def provider_colours(report: Report) -> dict[str, str]:
+    """A colour for each provider, in the order of the report."""
+    names = list(report.providers)
+    return {name: _PROVIDER_COLOURS[i % len(_PROVIDER_COLOURS)] for i, name in enumerate(names)}
+
+
+def agreement_map(report: Report) -> Any | None:
+    """M x M per provider: the share of the common rows' outputs whose bits differ."""
+    import altair as alt
+
+    shown = [p for p in report.providers.values() if p.agreement.total.any()]
+    if not shown:
+        return None
+    sweep = list(shown[0].agreement.sweep)
+    step = max(9, min(20, 360 // len(sweep)))
+    size = step * len(sweep)
+    panels = [_agreement_panel(p, sweep, size) for p in shown]
+    return alt.concat(*panels, columns=3).resolve_scale(color="shared")
+
+
+def _agreement_panel(result: ProviderResult, sweep: Sequence[int], size: int) -> Any:
+    import altair as alt
+
+    rows = [
+        cell
+        | {
+            "changed": 1 - cell["equal"] / cell["outputs"],
+            "differ": cell["outputs"] - cell["equal"],
+            "all": "equal bits" if cell["equal"] == cell["outputs"] else "",
+        }
+        for cell in result.agreement.cells()
+    ]
+    scale = alt.Scale(domain=[0, 1], type="sqrt", range=list(_CHANGED_COLOURS), interpolate="lab")
+    legend = alt.Legend(
+        title="share of outputs that differ",
+        format="%",
+        orient="bottom",
+        gradientLength=260,
+        values=[0.01, 0.1, 0.3, 1],
+    )
+    colour = (
+        alt.when("datum.all != ''")
+        .then(alt.value(EQUAL_COLOUR))
+        .otherwise(alt.Color("changed:Q", scale=scale, legend=legend))
+    )
+    tooltip = [
+        alt.Tooltip("m:O", title="batch of"),
+        alt.Tooltip("other:O", title="against batch of"),
+        alt.Tooltip("outputs:Q", title="outputs of common rows", format=","),
+        alt.Tooltip("differ:Q", title="that differ", format=","),
+    ]
+    every = sweep if len(sweep) <= 24 else sweep[::2]
+    axis = alt.Axis(labelAngle=0, ticks=False, domain=False, values=every, labelOverlap=False)
+    return (
+        alt.Chart(alt.Data(values=rows), title=result.name)
+        .mark_rect(stroke=None, cornerRadius=1)
+        .encode(
+            x=alt.X(
+                "m:O",
+                sort=sweep,
+                title="batch size M",
+                axis=alt.Axis(labelAngle=-90, ticks=False, domain=False, values=every),
+            ),
+            y=alt.Y("other:O", sort=sweep, title="batch size M", axis=axis),
+            color=colour,
+            tooltip=tooltip,
+        )
+        .properties(width=size, height=size)
+    )
+
+
+def drift_histogram(report: Report) -> Any | None:
+    """Changed outputs by distance in ULPs, for each provider that changed any."""
+    import altair as alt
+
+    shown = [p for p in report.providers.values() if sum(p.histogram)]
+    if not shown:
+        return None
+    used = [i for i in range(len(ULP_BINS)) if any(p.histogram[i] for p in shown) or 1 <= i < len(ULP_BINS) - 1]
+    bins = [ULP_BINS[i] for i in used]
+    rows = [{"provider": p.name, "ulps": ULP_BINS[i], "outputs": p.histogram[i]} for p in shown for i in used]
+    colours = provider_colours(report)
+    names = [p.name for p in shown]
+    scale = alt.Scale(domain=names, range=[colours[name] for name in names])
+    axis = alt.Axis(format="~s", values=[0, 1, 10, 100, 1000, 10**4, 10**5, 10**6, 10**7, 10**8], tickCount=6)
+    return (
+        alt.Chart(alt.Data(values=[r for r in rows if r["outputs"]]))
+        .mark_bar(cornerRadiusTopLeft=2, cornerRadiusTopRight=2)
+        .encode(
+            x=alt.X(
+                "ulps:O", sort=bins, scale=alt.Scale(domain=bins), title="distance in ULPs", axis=alt.Axis(labelAngle=0)
+            ),
+            y=alt.Y("outputs:Q", scale=alt.Scale(type="symlog", constant=1), title="changed outputs (log)", axis=axis),
+            xOffset=alt.XOffset("provider:N", sort=names),
+            color=alt.Color("provider:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
+            tooltip=["provider:N", alt.Tooltip("ulps:O", title="ULPs"), alt.Tooltip("outputs:Q", format=",")],
+        )
+        .properties(width=760, height=240)
+    )
+
+
+def speed_bars(report: Report) -> Any | None:
+    """Speed relative to the fastest provider by batch size, a panel per linear, with the 5th to 95th percentile."""
+    import altair as alt
+
+    if not report.speeds:
+        return None
+    rows = []
+    for s in report.speeds:
+        best = s.median / s.against_fastest
+        rows.append(
+            {
+                "provider": s.provider,
+                "shape": f"{s.shape}  [{s.n} x {s.k}]",
+                "m": s.m,
+                "speed": best / s.median,
+                "low": best / s.p95,
+                "high": best / s.p5,
+                "time": f"{s.median * 1e6:,.1f} us",
+                "verdict": s.verdict.lower(),
+            }
+        )
+    colours = provider_colours(report)
+    names = [name for name in colours if any(r["provider"] == name for r in rows)]
+    shapes = list(dict.fromkeys(r["shape"] for r in rows))
+    scale = alt.Scale(domain=names, range=[colours[name] for name in names])
+    panels = [_speed_panel([r for r in rows if r["shape"] == shape], str(shape), names, scale) for shape in shapes]
+    return alt.concat(*panels, columns=3 if len(shapes) != 4 else 2).resolve_scale(color="shared", y="shared")
+
+
+def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale: Any) -> Any:
+    import altair as alt
+
+    sizes = list(dict.fromkeys(r["m"] for r in rows))
+    x = alt.X("m:O", sort=sizes, title="batch size M", axis=alt.Axis(labelAngle=0))
+    offset = alt.XOffset("provider:N", sort=names, scale=alt.Scale(domain=names))
+    tooltip = ["provider:N", "m:O", alt.Tooltip("time:N", title="median"), "verdict:N"]
+    data = alt.Chart(alt.Data(values=rows), title=shape)
+    limit = alt.Scale(domain=[0, 1.15], clamp=True)
+    y = alt.Y("speed:Q", title="speed, fastest = 1", scale=limit, axis=alt.Axis(values=[0, 0.25, 0.5, 0.75, 1]))
+    colour = alt.Color("provider:N", scale=scale, legend=alt.Legend(title=None, orient="top"))
+    bars = data.mark_bar(cornerRadiusTopLeft=2, cornerRadiusTopRight=2).encode(
+        x=x, xOffset=offset, y=y, color=colour, tooltip=tooltip
+    )
+    spread = data.mark_rule(strokeWidth=1, opacity=0.6).encode(
+        x=x, xOffset=offset, y=alt.Y("low:Q", scale=limit), y2="high:Q", tooltip=tooltip
+    )
+    width = max(240, 20 * len(sizes) * len(names))
+    return (bars + spread).properties(width=min(width, 430), height=180)

@@ -1,0 +1,193 @@
+"""The report as one page that opens offline: everything it needs is inside the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from ..errors import OptionError
+from .cases import Drift, ulps_text
+from .report import ProviderResult, Report
+from .words import measured, not_measured, provider_text, relation_cases, speed_by_m, status_word
+
+__all__ = ["page", "require_extra"]
+
+
+def require_extra() -> None:
+    """Check that the packages of the page are installed.
+
+    Raises
+    ------
+    OptionError
+        altair or vl-convert is missing; the error names the extra.
+    """
+    try:
+        import altair  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError as error:
+        raise OptionError(
+            f"the page needs {error.name or 'altair and vl-convert'}",
+            limit="the extra isogemm[report]",
+            value="not installed",
+            nearest='pip install "isogemm[report]"',
+        ) from error
+
+
+def page(report: Report) -> str:
+    """The whole page: HTML, styles, scripts, data and figures.
+
+    Raises
+    ------
+    OptionError
+        The extra ``isogemm[report]`` is not installed.
+    """
+    require_extra()
+    import vl_convert
+
+    from .figures import EQUAL_COLOUR, agreement_map, drift_histogram, speed_bars, theme
+
+    specs = {"agreement": agreement_map, "drift": drift_histogram, "speed": speed_bars}
+    charts = {name: _spec(make, report) for name, make in specs.items()}
+    shown = {name: spec for name, spec in charts.items() if spec is not None}
+    return _template("page.html").substitute(
+        verdict=_verdict(report),
+        measured=escape(measured(report)),
+        cards="".join(_card(report, p) for p in report.providers.values()),
+        matrix=_matrix(report),
+        equal=EQUAL_COLOUR,
+        figures="".join(_figure(name, charts[name] is not None) for name in charts),
+        drifts=_drifts(report),
+        limits="".join(f"<li>{escape(line)}</li>" for line in not_measured(report)),
+        machine=_machine(report),
+        specs=_script_json(shown),
+        themes=_script_json({"light": theme(dark=False), "dark": theme(dark=True)}),
+        # A closing tag inside the bundle would end the script element.
+        bundle=vl_convert.javascript_bundle(None).replace("</script", "<\\/script"),
+    )
+
+
+_FIGURES = {
+    "agreement": (
+        "Which batch sizes agree",
+        "Each cell compares the rows that two batches have in common. Teal: every output has the same bits. Warmer: "
+        "the share of outputs that differ.",
+        "No batches were compared.",
+    ),
+    "drift": (
+        "How far the bits moved",
+        "Changed outputs over all relations, by distance in units in the last place.",
+        "No output changed, so there is no distance to show.",
+    ),
+    "speed": (
+        "Speed",
+        "Median of interleaved blocks, weights rotated past the cache; longer is faster. The thin line is the 5th to "
+        "95th percentile.",
+        "Speed was not measured.",
+    ),
+}
+
+
+def _figure(name: str, present: bool) -> str:
+    title, caption, empty = _FIGURES[name]
+    body = f'<div class="scroll"><div id="{name}" class="chart"></div></div>' if present else ""
+    return f"<section><h2>{title}</h2><p class=quiet>{caption if present else empty}</p>{body}</section>"
+
+
+def _spec(make: Callable[[Report], Any], report: Report) -> Any:
+    import altair as alt
+
+    chart = make(report)
+    if chart is None:
+        return None
+    with alt.data_transformers.disable_max_rows():
+        spec = chart.to_dict()
+    spec.pop("config", None)
+    return spec
+
+
+def _verdict(report: Report) -> str:
+    if not report.required:
+        return '<p class="verdict">No provider was required to hold.</p>'
+    names = ", ".join(map(escape, report.required))
+    word, kind = ("kept every bit", "held") if report.ok else ("did not keep every bit", "failed")
+    return f'<p class="verdict {kind}">{names} {word}.</p>'
+
+
+def _card(report: Report, result: ProviderResult) -> str:
+    speeds = speed_by_m(report, result.name)
+    times = " · ".join(f"M={m}: {ratio:.2f}" for m, ratio in speeds.items())
+    times = f'<p class="quiet">Time over the fastest: {times}</p>' if times else ""
+    return (
+        f'<article class="card {result.status}"><h3>{escape(result.name)}</h3>'
+        f'<span class="badge {result.status}">{status_word(result.status)}</span>'
+        f"<p>{escape(provider_text(result))}</p>{times}</article>"
+    )
+
+
+def _matrix(report: Report) -> str:
+    shown = [p for p in report.providers.values() if p.ran]
+    head = "".join(f"<th colspan=3>{escape(p.name)}</th>" for p in shown)
+    sub = "<th>cases</th><th>outputs changed</th><th>largest ULP</th>" * len(shown)
+    body = ""
+    for name in report.options["relations"]:
+        cells, meaning = "", ""
+        for p in shown:
+            r = p.relations[name]
+            meaning = r.to_dict()["meaning"]
+            changed = f"{r.changed_outputs:,} of {r.outputs:,}" if r.outputs else status_word(r.status)
+            ulps = ulps_text(r.max_ulp).removesuffix(" ULP") if r.outputs else ""
+            title = f' title="{escape(r.reason)}"' if r.reason else ""
+            cells += f"<td>{relation_cases(r)}</td>"
+            cells += f'<td class="s {r.status}"{title}>{changed}</td><td>{ulps}</td>'
+        body += f"<tr><th scope=row>{name}<small>{escape(meaning)}</small></th>{cells}</tr>"
+    return (
+        f"<table><thead><tr><th rowspan=2>relation</th>{head}</tr><tr>{sub}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _drifts(report: Report) -> str:
+    parts = []
+    for result in report.providers.values():
+        firsts = [r.drifts[0] for r in result.relations.values() if r.drifts]
+        if firsts:
+            items = "".join(_drift(drift) for drift in firsts)
+            parts.append(f"<details open><summary>{escape(result.name)}</summary>{items}</details>")
+    return "".join(parts) or '<p class="quiet">No output changed.</p>'
+
+
+def _drift(drift: Drift) -> str:
+    return f'<p class="drift">{escape(str(drift))}</p><pre><code>{escape(drift.case.command())}</code></pre>'
+
+
+def _machine(report: Report) -> str:
+    e = report.environment
+    if not e:
+        return ""
+    packages = ", ".join(f"{name} {version}" for name, version in e["packages"].items())
+    pools = "; ".join(
+        " ".join(str(p[key]) for key in ("internal_api", "version", "architecture") if p.get(key))
+        + f" with {p.get('num_threads')} threads"
+        for p in e["pools"]
+    )
+    shapes = "; ".join(f"{s['name']} [{s['n']}, {s['k']}]" for s in report.shapes)
+    rows = {
+        "processor": f"{e['cpu']['model']}, {e['cpu']['usable']} usable CPUs, {e['cpu']['core']}",
+        "libraries": packages,
+        "thread pools": pools,
+        "linears [n, k]": shapes,
+        "measured": f"{e['date']}, load {e['load']}",
+        "command": e["command"],
+    }
+    return "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in rows.items())
+
+
+def _script_json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False).replace("</", "<\\/")
+
+
+def _template(name: str) -> Template:
+    return Template((Path(__file__).parent / name).read_text(encoding="utf-8"))

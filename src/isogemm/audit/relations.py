@@ -1,0 +1,259 @@
+"""The relations of an audit: pairs of outputs that must have equal bits, and how each pair is made.
+
+A relation lists its cases (each a few named integers and words, which is all that a replay needs) and evaluates one of
+them on a `Bench` to a `Pair`. Add a relation by writing those two functions and listing them in `RELATIONS`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from .bench import Bench, NotApplicable, concatenated
+from .data import Array, arrange, check_layout
+from .providers import FORMS
+
+__all__ = ["FULL_SWEEP", "QUICK_SWEEP", "RELATIONS", "Pair", "Params", "Relation", "Scope"]
+
+Params = Mapping[str, int | str]
+
+FULL_SWEEP = (
+    *(1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129),
+    *(255, 256, 257, 511, 512, 1000, 1024, 2048, 4096),
+)
+QUICK_SWEEP = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 100, 127, 128, 129, 256)
+_ALONE_ROWS = 8  # rows of a batch that are compared with themselves alone
+_CONTENTS = ("other", "zero", "large", "nan", "inf")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the cases range over: the batch sizes, and the machine's thread counts."""
+
+    sweep: tuple[int, ...]
+    thread_counts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, sweep: Iterable[int]) -> Scope:
+        """The sweep with thread counts 1, 2, 3 and all CPUs."""
+        return cls(tuple(sorted(set(sweep))), tuple(sorted({1, 2, 3, os.cpu_count() or 1})))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two arrays that must have equal bits.
+
+    Attributes
+    ----------
+    expected, got : array [rows, columns]
+    rows : int array
+        Row numbers in the batch of `x`.
+    columns : int array
+        Output column numbers.
+    """
+
+    expected: Array
+    got: Array
+    rows: Array
+    columns: Array
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A way in which a call may differ without a right to other bits.
+
+    Attributes
+    ----------
+    name, meaning : str
+    cases : callable
+        ``cases(scope)``: the parameters of each case.
+    evaluate : callable
+        ``evaluate(bench, params)``: the pair of one case.
+    """
+
+    name: str
+    meaning: str
+    cases: Callable[[Scope], list[Params]]
+    evaluate: Callable[[Bench, Params], Pair]
+
+
+def _int(params: Params, name: str) -> int:
+    return int(params[name])
+
+
+def _whole(bench: Bench, expected: Array, got: Array) -> Pair:
+    return Pair(expected, got, np.arange(len(expected)), bench.operands.columns)
+
+
+def _population_cases(scope: Scope) -> list[Params]:
+    alone: list[Params] = [{"m": m, "against": 1} for m in scope.sweep if m > 1]
+    batches = [m for m in scope.sweep if m > 1]
+    return alone + [{"m": m, "against": less} for less, m in itertools.pairwise(batches)]
+
+
+def _population(bench: Bench, params: Params) -> Pair:
+    """A row in a batch of m against the same row alone, or in a batch of another size."""
+    m, against = _int(params, "m"), _int(params, "against")
+    got = bench.product(m)
+    if against > 1:
+        common = min(m, against)
+        return _whole(bench, bench.product(against)[:common], got[:common])
+    rows = np.unique(np.concatenate([np.arange(min(m, _ALONE_ROWS // 2)), [m // 2, m - 1]]))
+    return Pair(concatenated([bench.alone(int(r)) for r in rows]), got[rows], rows, bench.operands.columns)
+
+
+def _position_cases(scope: Scope) -> list[Params]:
+    return [{"m": m, "shift": s} for m in (2, 4, 9, 16, 33, 128) for s in sorted({1, m // 2})]
+
+
+def _position(bench: Bench, params: Params) -> Pair:
+    """The batch with its rows moved round by `shift`, against the batch as it was."""
+    m, shift = _int(params, "m"), _int(params, "shift")
+    moved = bench.keep(bench.call(arrange(np.roll(bench.x(m), shift, axis=0), "C")))
+    return _whole(bench, bench.product(m), np.roll(moved, -shift, axis=0))
+
+
+def _neighbour_cases(scope: Scope) -> list[Params]:
+    return [{"m": m, "contents": c} for m in (2, 7, 16, 64, 129) for c in _CONTENTS]
+
+
+def _neighbours(bench: Bench, params: Params) -> Pair:
+    """Three rows of a batch whose other rows hold something else, against the batch as it was."""
+    m, contents = _int(params, "m"), str(params["contents"])
+    rows = np.unique([0, m // 2, m - 1]) if m > 2 else np.array([0])
+    x = bench.x(m)
+    others = np.setdiff1d(np.arange(m), rows)
+    if contents == "other":
+        x[others] = bench.operands.draw(m, stream=4)[others]
+    else:
+        x[others] = {"zero": 0.0, "large": 1e4, "nan": np.nan, "inf": np.inf}[contents]
+    return Pair(bench.product(m)[rows], bench.keep(bench.call(x))[rows], rows, bench.operands.columns)
+
+
+def _padding_cases(scope: Scope) -> list[Params]:
+    return [{"m": m, "padded": p} for m, p in ((1, 8), (5, 8), (17, 32), (100, 128), (250, 256))]
+
+
+def _padding(bench: Bench, params: Params) -> Pair:
+    """m rows followed by rows of zeros, against the m rows."""
+    m, padded = _int(params, "m"), _int(params, "padded")
+    x = bench.x(padded)
+    x[m:] = 0
+    return _whole(bench, bench.product(m), bench.keep(bench.call(x))[:m])
+
+
+def _schedule_cases(scope: Scope) -> list[Params]:
+    return [{"chunks": c} for c in ("100+156", "128+128", "64+64+64+64", "1x24", "28+1+1+1+1")]
+
+
+def _schedule(bench: Bench, params: Params) -> Pair:
+    """Rows fed in chunks (a chunked prefill, or token by token), against all rows at once."""
+    lengths: list[int] = []
+    for part in str(params["chunks"]).split("+"):
+        length, _, times = part.partition("x")
+        lengths += [int(length)] * int(times or 1)
+    ends = np.cumsum(lengths)
+    x = bench.x(int(ends[-1]))
+    parts = [
+        bench.keep(bench.call(arrange(x[end - length : end], "C"))) for end, length in zip(ends, lengths, strict=True)
+    ]
+    return _whole(bench, bench.product(int(ends[-1])), concatenated(parts))
+
+
+def _packing_cases(scope: Scope) -> list[Params]:
+    return [{"m": m} for m in (1, 2, 5, 16, 64, 128)]
+
+
+def _packing(bench: Bench, params: Params) -> Pair:
+    """The product with a weight prepared first, against the weight as it lies."""
+    m = _int(params, "m")
+    if bench.provider.packed is None:
+        raise NotApplicable(f"{bench.provider.name} prepares no weights")
+    expected, columns = bench.part_product(m)
+    got = bench.keep(bench.call(bench.x(m), bench.part(), bench.provider.packed), columns)
+    return Pair(expected, got, np.arange(m), columns)
+
+
+def _rerun_cases(scope: Scope) -> list[Params]:
+    return [{"m": m, "times": 3} for m in (1, 5, 64, 256)]
+
+
+def _rerun(bench: Bench, params: Params) -> Pair:
+    """The same call again and again, against the first."""
+    m, times = _int(params, "m"), _int(params, "times")
+    again = [bench.keep(bench.call(bench.x(m))) for _ in range(times)]
+    rows = np.tile(np.arange(m), times)
+    return Pair(concatenated([bench.product(m)] * times), concatenated(again), rows, bench.operands.columns)
+
+
+def _thread_cases(scope: Scope) -> list[Params]:
+    return [{"m": m, "threads": t} for m in (1, 5, 64, 256) for t in scope.thread_counts]
+
+
+def _threads(bench: Bench, params: Params) -> Pair:
+    """The same call with a thread count, against the count in force."""
+    m = _int(params, "m")
+    expected = bench.product(m)
+    with bench.provider.threads(_int(params, "threads")):
+        got = bench.keep(bench.call(bench.x(m)))
+    return _whole(bench, expected, got)
+
+
+def _form_cases(scope: Scope) -> list[Params]:
+    return [{"m": m, "form": f, "blocks": b} for m in (1, 4, 17, 128) for f in FORMS for b in _blocks(f)]
+
+
+def _blocks(form: str) -> tuple[int, ...]:
+    return (1,) if form == "shared" else (2, 5)
+
+
+def _form(bench: Bench, params: Params) -> Pair:
+    """Another form of the product over column blocks, against one wide GEMM."""
+    m, blocks = _int(params, "m"), _int(params, "blocks")
+    n = len(bench.operands.w) // blocks * blocks
+    if not n:
+        raise NotApplicable(f"fewer than {blocks} columns")
+    columns = bench.operands.columns[bench.operands.columns < n]
+    y = bench.call_form(str(params["form"]), bench.x(m), bench.operands.w[:n], blocks)
+    expected = bench.product(m)[:, : len(columns)]
+    return Pair(expected, bench.keep(y, columns), np.arange(m), columns)
+
+
+def _layout_cases(scope: Scope) -> list[Params]:
+    layouts = ("F/C", "C/F", "F/F", "padded/padded", "rows/rows", "columns/columns", "unaligned/unaligned")
+    return [{"m": m, "layout": layout} for m in (1, 5, 64) for layout in layouts]
+
+
+def _layout(bench: Bench, params: Params) -> Pair:
+    """x and w with the same values in another memory layout, against both dense and row-major."""
+    m = _int(params, "m")
+    layout_x, _, layout_w = str(params["layout"]).partition("/")
+    expected, columns = bench.part_product(m)
+    x = arrange(bench.x(m), check_layout(layout_x))
+    got = bench.keep(bench.call(x, arrange(bench.part(), check_layout(layout_w))), columns)
+    return Pair(expected, got, np.arange(m), columns)
+
+
+RELATIONS = MappingProxyType(
+    {
+        r.name: r
+        for r in (
+            Relation("population", "a row alone and in a batch of M", _population_cases, _population),
+            Relation("position", "a row at another index of the batch", _position_cases, _position),
+            Relation("neighbours", "a row beside rows of other contents", _neighbour_cases, _neighbours),
+            Relation("padding", "rows followed by rows of zeros", _padding_cases, _padding),
+            Relation("schedule", "a prefill in chunks or token by token", _schedule_cases, _schedule),
+            Relation("packing", "a weight prepared first", _packing_cases, _packing),
+            Relation("rerun", "the same call again", _rerun_cases, _rerun),
+            Relation("threads", "another number of threads", _thread_cases, _threads),
+            Relation("form", "loop, batched and strided forms", _form_cases, _form),
+            Relation("layout", "orders, strides and alignments of x and w", _layout_cases, _layout),
+        )
+    }
+)
+"""Every relation, by name, in the order of the report."""

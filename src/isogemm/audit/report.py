@@ -1,0 +1,295 @@
+"""The result of an audit, as values, as JSON and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from .cases import NOT_A_NUMBER, ULP_BINS, Drift, Outcome, Status
+from .data import Array
+from .relations import RELATIONS
+
+__all__ = ["SCHEMA", "Agreement", "ProviderResult", "RelationResult", "Report", "Speed"]
+
+SCHEMA = "isogemm.audit.v1"
+_KEPT_DRIFTS = 3
+
+
+@dataclass
+class RelationResult:
+    """One relation over all shapes, for one provider.
+
+    Attributes
+    ----------
+    relation : str
+    held, changed, failed, not_applicable : int
+        Cases that kept their bits, that did not, that the provider failed, that do not apply to it.
+    outputs, changed_outputs : int
+        Outputs compared, and those whose bits changed.
+    max_ulp : int
+    reason : str
+        Why the first case failed, or why none applies.
+    drifts : list of Drift
+        The first few.
+    """
+
+    relation: str
+    held: int = 0
+    changed: int = 0
+    failed: int = 0
+    not_applicable: int = 0
+    outputs: int = 0
+    changed_outputs: int = 0
+    max_ulp: int = 0
+    reason: str = ""
+    drifts: list[Drift] = field(default_factory=list)
+
+    @property
+    def cases(self) -> int:
+        """Cases that apply."""
+        return self.held + self.changed + self.failed
+
+    @property
+    def status(self) -> Status:
+        """``held`` when at least one case applies and every one kept its bits."""
+        if self.changed:
+            return "changed"
+        return "failed" if self.failed else "held" if self.held else "n/a"
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one more case."""
+        self.held += outcome.status == "held"
+        self.changed += outcome.status == "changed"
+        self.failed += outcome.status == "failed"
+        self.not_applicable += outcome.status == "n/a"
+        self.outputs += outcome.outputs
+        self.changed_outputs += outcome.changed
+        self.max_ulp = max(self.max_ulp, outcome.max_ulp)
+        first_failure = outcome.status == "failed" and self.failed == 1
+        if first_failure or (outcome.status == "n/a" and not self.reason):
+            self.reason = outcome.reason
+        if outcome.drift is not None and len(self.drifts) < _KEPT_DRIFTS:
+            self.drifts.append(outcome.drift)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready values; ``max_ulp`` is null where a NaN stood against a number."""
+        return {
+            "relation": self.relation,
+            "meaning": RELATIONS[self.relation].meaning,
+            "status": self.status,
+            "cases": self.cases,
+            "held": self.held,
+            "changed": self.changed,
+            "failed": self.failed,
+            "not_applicable": self.not_applicable,
+            "outputs": self.outputs,
+            "changed_outputs": self.changed_outputs,
+            "max_ulp": None if self.max_ulp == NOT_A_NUMBER else self.max_ulp,
+            "reason": self.reason,
+            "drifts": [drift.to_dict() for drift in self.drifts],
+        }
+
+
+class Agreement:
+    """Which batch sizes agree with which: outputs of the common rows, and how many of them have equal bits."""
+
+    def __init__(self, sweep: Sequence[int]) -> None:
+        self.sweep = tuple(sweep)
+        self.equal: Array = np.zeros((len(sweep), len(sweep)), np.int64)
+        self.total: Array = np.zeros_like(self.equal)
+
+    def add(self, products: Mapping[int, Array]) -> None:
+        """Count the outputs of one linear, given by batch size."""
+        for i, m in enumerate(self.sweep):
+            for j, other in enumerate(self.sweep[: i + 1]):
+                if m in products and other in products:
+                    left, right = products[m][:other], products[other]
+                    equal = int(np.count_nonzero(_words(left) == _words(right)))
+                    self.equal[i, j] += equal
+                    self.total[i, j] += left.size
+        self.equal = np.maximum(self.equal, self.equal.T)
+        self.total = np.maximum(self.total, self.total.T)
+
+    def cells(self) -> list[dict[str, Any]]:
+        """One entry for each ordered pair of sizes that were compared."""
+        return [
+            {"m": m, "other": other, "equal": int(self.equal[i, j]), "outputs": int(self.total[i, j])}
+            for i, m in enumerate(self.sweep)
+            for j, other in enumerate(self.sweep)
+            if self.total[i, j]
+        ]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Time of one product by one provider, interleaved with the others'.
+
+    Attributes
+    ----------
+    provider, shape : str
+    m, n, k : int
+    median, p5, p95 : float
+        Seconds per call.
+    against_fastest : float
+        Its median over that of the fastest provider: 1 is the fastest.
+    verdict : str
+        Against the fastest: ``FASTEST``, ``EQUAL``, ``SLOWER`` or ``AMBIGUOUS``.
+    """
+
+    provider: str
+    shape: str
+    m: int
+    n: int
+    k: int
+    median: float
+    p5: float
+    p95: float
+    against_fastest: float
+    verdict: str
+
+
+@dataclass
+class ProviderResult:
+    """Everything found about one provider.
+
+    Attributes
+    ----------
+    name : str
+    reason : str
+        Why it did not run, or was given up on a shape; empty when neither happened.
+    relations : dict of str to RelationResult
+    agreement : Agreement
+    histogram : list of int
+        Changed outputs in each of `ULP_BINS`, over all relations.
+    error_share : float
+        Largest error against float64 of a sample, as a share of sum |x||w|.
+    """
+
+    name: str
+    relations: dict[str, RelationResult]
+    agreement: Agreement
+    reason: str = ""
+    ran: bool = False
+    histogram: list[int] = field(default_factory=lambda: [0] * len(ULP_BINS))
+    error_share: float = 0.0
+
+    @property
+    def status(self) -> Literal["held", "changed", "failed", "absent"]:
+        """``held`` when it ran everywhere, something was compared, and nothing changed or failed."""
+        found = {r.status for r in self.relations.values()}
+        if "changed" in found:
+            return "changed"
+        if not self.ran and self.reason:
+            return "absent"
+        return "held" if found & {"held"} and "failed" not in found and not self.reason else "failed"
+
+    @property
+    def cases(self) -> int:
+        """Cases that apply."""
+        return sum(r.cases for r in self.relations.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready values."""
+        return {
+            "name": self.name,
+            "status": self.status,
+            "reason": self.reason,
+            "relations": [r.to_dict() for r in self.relations.values()],
+            "agreement": {"sweep": list(self.agreement.sweep), "cells": self.agreement.cells()},
+            "histogram": [{"ulps": b, "outputs": c} for b, c in zip(ULP_BINS, self.histogram, strict=True)],
+            "error_share": self.error_share,
+        }
+
+
+@dataclass
+class Report:
+    """What an audit found.
+
+    Attributes
+    ----------
+    providers : dict of str to ProviderResult
+    required : tuple of str
+        Providers that have to hold.
+    shapes : list of dict
+        name, n, k, source and columns compared of each linear.
+    speeds : list of Speed
+    options : dict
+        dtype, seed, sweep and the rest.
+    notes : list of str
+        What was left out, and why.
+    environment : dict
+        The lab's stamp of the machine.
+    """
+
+    providers: dict[str, ProviderResult]
+    required: tuple[str, ...]
+    options: dict[str, Any]
+    shapes: list[dict[str, Any]] = field(default_factory=list)
+    speeds: list[Speed] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def held(self, provider: str) -> bool:
+        """Whether every applicable case of every audited relation kept its bits, with at least one compared.
+
+        Raises
+        ------
+        KeyError
+            No such provider was audited.
+        """
+        return self.providers[provider].status == "held"
+
+    @property
+    def ok(self) -> bool:
+        """Whether all required providers held."""
+        return all(self.held(name) for name in self.required)
+
+    def drifts(self, provider: str) -> list[Drift]:
+        """The drift reports that were kept, the first few of each relation."""
+        return [d for r in self.providers[provider].relations.values() for d in r.drifts]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-ready values, schema ``isogemm.audit.v1``."""
+        return {
+            "schema": SCHEMA,
+            "ok": self.ok,
+            "required": list(self.required),
+            "options": self.options,
+            "shapes": self.shapes,
+            "providers": [p.to_dict() for p in self.providers.values()],
+            "speeds": [vars(s) for s in self.speeds],
+            "notes": self.notes,
+            "environment": self.environment,
+        }
+
+    def write_json(self, path: str | Path) -> Path:
+        """Write `to_dict` to a file; missing folders are made."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        return target
+
+    def write_html(self, path: str | Path) -> Path:
+        """Write a page with the figures; it needs no network.
+
+        Raises
+        ------
+        OptionError
+            altair or vl-convert is not installed: they come with the extra ``isogemm[report]``.
+        """
+        from .html import page
+
+        target = Path(path)
+        text = page(self)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+        return target
+
+
+def _words(a: Array) -> Array:
+    return a.view(f"u{a.dtype.itemsize}")

@@ -1,0 +1,129 @@
+"""What an audit found, in plain language: the same sentences on the terminal and on the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .cases import ulps_text
+from .report import Agreement, ProviderResult, RelationResult, Report
+
+__all__ = ["agreement_text", "measured", "not_measured", "provider_text", "relation_cases", "speed_by_m", "status_word"]
+
+_WORDS = {"held": "held", "changed": "bits changed", "failed": "failed", "absent": "did not run", "n/a": "n/a"}
+
+
+def status_word(status: str) -> str:
+    """A status as it is shown."""
+    return _WORDS[status]
+
+
+def measured(report: Report) -> str:
+    """What was measured."""
+    o, sweep = report.options, report.options["sweep"]
+    sources = {s["source"] for s in report.shapes}
+    weights = "random weights" if sources <= {"random"} else "weights of " + ", ".join(sorted(sources - {"random"}))
+    extent = f"{plural(len(o['relations']), 'relation')} on {plural(len(report.shapes), 'linear')}, {o['dtype']}"
+    sizes = f"{plural(len(sweep), 'batch size')} from {min(sweep)} to {max(sweep)}"
+    return (
+        f"{extent}, {weights}, activations {o['inputs']}, seed {o['seed']}, {sizes}. Outputs were compared bit for bit."
+    )
+
+
+def not_measured(report: Report) -> list[str]:
+    """What the result does not say."""
+    lines = [
+        "Other shapes, values, processors, library versions and settings can give other results. Equal bits are no "
+        "statement of accuracy.",
+        "A difference in ULPs is relative to the output itself, so it is large where terms cancel and the output is "
+        "near zero.",
+    ]
+    sampled = [
+        f"{s['name']} ({s['columns_compared']:,} of {s['n']:,})"
+        for s in report.shapes
+        if s["columns_compared"] < s["n"]
+    ]
+    if sampled:
+        lines.append("Compared on a sample of the output columns: " + ", ".join(sampled) + ".")
+    return lines + report.notes
+
+
+def provider_text(result: ProviderResult) -> str:
+    """What was found about one provider."""
+    outputs = sum(r.outputs for r in result.relations.values())
+    changed = sum(r.changed_outputs for r in result.relations.values())
+    broken = [r.relation for r in result.relations.values() if r.status == "changed"]
+    failed = [r.relation for r in result.relations.values() if r.status == "failed"]
+    if not outputs:
+        return f"did not run: {result.reason}" if result.reason else "nothing applied"
+    compared = f"{outputs:,} outputs compared in {result.cases:,} cases"
+    parts = [f"no bit changed; {compared}"]
+    if broken:
+        largest = max(r.max_ulp for r in result.relations.values())
+        parts = [f"{changed:,} of {compared} changed, at most by {ulps_text(largest)}", "broken: " + ", ".join(broken)]
+    if failed:
+        parts.append("failed: " + ", ".join(failed))
+    if result.reason:
+        parts.append(f"given up on {result.reason}")
+    agreement = agreement_text(result.agreement)
+    return "; ".join(parts + ([agreement] if agreement else []))
+
+
+def agreement_text(agreement: Agreement) -> str:
+    """Which batch sizes agree with which, as groups; empty where fewer than two were compared."""
+    groups = groups_of(agreement)
+    if sum(map(len, groups)) < 2:
+        return ""
+    if len(groups) == 1:
+        return "all batch sizes agree"
+    shown = " | ".join(ranges(group, agreement.sweep) for group in groups[:6])
+    more = f" | and {len(groups) - 6} more" if len(groups) > 6 else ""
+    return f"batch sizes fall into {len(groups)} groups of equal bits: {shown}{more}"
+
+
+def groups_of(agreement: Agreement) -> list[list[int]]:
+    """Batch sizes that agree fully with every other size of their group."""
+    groups: list[list[int]] = []
+    index = {m: i for i, m in enumerate(agreement.sweep)}
+    for m, i in index.items():
+        if not agreement.total[i, i]:
+            continue
+        for group in groups:
+            if all(agreement.equal[i, index[g]] == agreement.total[i, index[g]] for g in group):
+                group.append(m)
+                break
+        else:
+            groups.append([m])
+    return groups
+
+
+def ranges(group: Sequence[int], sweep: Sequence[int]) -> str:
+    """Batch sizes with neighbours in the sweep joined: ``1, 2, 7..256``."""
+    runs: list[list[int]] = []
+    for m in group:
+        if runs and sweep.index(m) == sweep.index(runs[-1][-1]) + 1:
+            runs[-1].append(m)
+        else:
+            runs.append([m])
+    return ", ".join(f"{r[0]}..{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
+
+
+def relation_cases(result: RelationResult) -> str:
+    """Cases that apply, and how many of them failed or do not."""
+    extra = [f"{result.failed} failed"] if result.failed else []
+    extra += [f"{result.not_applicable} n/a"] if result.not_applicable else []
+    return f"{result.cases}" + (f" ({', '.join(extra)})" if extra else "")
+
+
+def speed_by_m(report: Report, provider: str) -> dict[int, float]:
+    """Time over the fastest provider's, by batch size: the geometric mean over the linears."""
+    ratios: dict[int, list[float]] = {}
+    for s in report.speeds:
+        if s.provider == provider:
+            ratios.setdefault(s.m, []).append(s.against_fastest)
+    return {m: math.exp(sum(map(math.log, r)) / len(r)) for m, r in ratios.items()}
+
+
+def plural(count: int, word: str) -> str:
+    """``1 linear``, ``2 linears``."""
+    return f"{count:,} {word}" + ("" if count == 1 else "s")

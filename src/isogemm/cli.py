@@ -1,0 +1,228 @@
+"""The command line: ``isogemm audit``, ``isogemm plan``, ``isogemm version``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from ._version import __version__
+from .errors import IsogemmError, OptionError
+
+if TYPE_CHECKING:
+    from .audit import Report, WeightSource
+    from .models import Linear
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="isogemm",
+    help="Matrix products with the same bits whatever the batch, tile, form, layout or schedule.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Several = list[str] | None
+
+
+def main() -> None:
+    """Run the command line; a typed error is bad usage: one line and exit status 2."""
+    try:
+        app()
+    except IsogemmError as error:
+        typer.echo(f"isogemm: {error}", err=True)
+        sys.exit(2)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"isogemm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Matrix products with the same bits whatever the batch, tile, form, layout or schedule."""
+
+
+@app.command("version")
+def version_command() -> None:
+    """Show the version."""
+    _show_version(True)
+
+
+@app.command("audit")
+def audit_command(
+    provider: Annotated[
+        Several,
+        typer.Option(
+            "--provider",
+            "-p",
+            help="isogemm, numpy, torch, module:function or file.py:function; repeat or "
+            "separate by commas. Default: isogemm,numpy.",
+        ),
+    ] = None,
+    require: Annotated[
+        Several, typer.Option(help="Providers that must hold for exit status 0; 'none' for none. Default: isogemm.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="The linears of a named model, for example Qwen3-4B.")] = "",
+    shapes: Annotated[str, typer.Option(help="A JSON or CSV file of n,k[,name].")] = "",
+    weights: Annotated[str, typer.Option(help="A .safetensors file; its 2-D weights are the linears.")] = "",
+    match: Annotated[Several, typer.Option(help="With --weights: globs of tensor names.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="With --weights: at most so many; 0 for all.")] = 4,
+    inputs: Annotated[str, typer.Option(help="A .npy file of activations [rows, k]; default random.")] = "",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    seed: Annotated[int, typer.Option(min=0, help="Of random weights and activations.")] = 0,
+    m: Annotated[Several, typer.Option("--m", help="Batch sizes of the sweep, for example 1,2,16.")] = None,
+    relation: Annotated[Several, typer.Option(help="Only these relations.")] = None,
+    full: Annotated[
+        bool, typer.Option(help="The long sweep, M = 1 to 4096; more shapes where none are given.")
+    ] = False,
+    speed: Annotated[bool, typer.Option(help="Time the providers against each other.")] = True,
+    json: Annotated[str, typer.Option(help="Write the report as JSON.")] = "",
+    html: Annotated[str, typer.Option(help="Write the report as one page that opens offline.")] = "",
+    replay: Annotated[str, typer.Option(help="Evaluate one case, as a drift report printed it.")] = "",
+) -> None:
+    """Check which calls of a matrix product keep their bits, for isogemm and for yours.
+
+    Exit status: 0 when the required providers hold, 1 when not, 2 for bad usage. With --replay: 0 when that case
+    holds, 1 when it does not.
+    """
+    from .audit import run
+
+    if replay:
+        _replay(replay)
+    _check_outputs(json, html)
+    required = [name for name in _split(require, "isogemm") if name != "none"]
+    with _progress() as progress:
+        report = run(
+            _split(provider, "isogemm,numpy"),
+            _sources(model, shapes, weights, match, limit),
+            require=required,
+            dtype=dtype,
+            seed=seed,
+            sweep=_sizes(m),
+            relations=_split(relation, "") or None,
+            full=full,
+            inputs=inputs,
+            speed=speed,
+            progress=progress,
+        )
+    _finish(report, json, html)
+
+
+@app.command("plan")
+def plan_command(
+    m: Annotated[int, typer.Argument(help="Rows of op(A).")],
+    n: Annotated[int, typer.Argument(help="Columns of op(B).")],
+    k: Annotated[int, typer.Argument(help="Length of the sum.")],
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    trans: Annotated[str, typer.Option(help="NN, NT, TN or TT: op(A) and op(B).")] = "NT",
+    threads: Annotated[int, typer.Option(min=0, help="Threads to plan for; 0 for the current count.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show how a product would be computed, without computing it."""
+    from rich.console import Console
+
+    import isogemm
+
+    if len(trans) != 2:
+        raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")
+    options: dict[str, Any] = {"threads": threads} if threads else {}
+    plan: Any = isogemm.plan(m, n, k, dtype=dtype, trans_a=trans[0].upper(), trans_b=trans[1].upper(), **options)
+    if json:
+        typer.echo(plan.to_json())
+    else:
+        Console().print(plan)
+
+
+def _replay(text: str) -> NoReturn:
+    from rich.console import Console
+
+    from .audit import Absent, replay
+    from .audit.console import print_outcome
+
+    try:
+        case, outcome = replay(text)
+    except Absent as why:
+        raise OptionError("cannot replay", limit="an installed provider", value=str(why), nearest="install it") from why
+    print_outcome(case, outcome, Console())
+    raise typer.Exit(0 if outcome.status == "held" else 1)
+
+
+def _sources(
+    model: str, shapes: str, weights: str, match: Several, limit: int
+) -> Sequence[WeightSource | Linear] | None:
+    from .audit import read_shapes, weights_of_file
+    from .models import model as named
+
+    if (bool(model) + bool(shapes) + bool(weights)) > 1:
+        raise OptionError("shapes", limit="one of --model, --shapes, --weights", value="several", nearest="one")
+    if match and not weights:
+        raise OptionError("--match", limit="with --weights", value="alone", nearest="--weights FILE")
+    if model:
+        return named(model).linears()
+    if shapes:
+        return read_shapes(shapes)
+    return weights_of_file(weights, match=_split(match, ""), limit=limit) if weights else None
+
+
+def _split(values: Several, default: str) -> list[str]:
+    return [part.strip() for value in (values or [default]) for part in value.split(",") if part.strip()]
+
+
+def _sizes(values: Several) -> list[int] | None:
+    texts = _split(values, "")
+    if not all(text.isdecimal() for text in texts):
+        raise OptionError("--m", limit="whole numbers of at least 1", value=texts, nearest="1,2,16")
+    return [int(text) for text in texts] or None
+
+
+def _check_outputs(json: str, html: str) -> None:
+    """Refuse before the work what could not be written after it."""
+    for path in filter(None, (json, html)):
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            raise OptionError(
+                "cannot write", limit="a writable file", value=str(error), nearest=Path(path).name
+            ) from error
+    if html:
+        from .audit.html import require_extra
+
+        require_extra()
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("starting", total=None)
+        yield lambda done, total, text: bars.update(task, completed=done, total=total, description=text)
+
+
+def _finish(report: Report, json: str, html: str) -> NoReturn:
+    from rich.console import Console
+
+    from .audit.console import print_report
+
+    print_report(report, Console())
+    if json:
+        typer.echo(f"JSON: {report.write_json(json)}")
+    if html:
+        typer.echo(f"Page: {report.write_html(html)}")
+    raise typer.Exit(0 if report.ok else 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.contract.draws import CLASSES, FLOAT32, draw
 
 from isogemm.contract.compare import bits, first_mismatch
-from isogemm.contract.reference import epilogue
+from isogemm.contract.reference import canonical, epilogue
 from isogemm.errors import DTypeError, OptionError, ShapeError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -90,6 +90,13 @@ def test_nan_is_canonical_and_the_accumulators_stay(out: Any) -> None:
     got = bits(epilogue(patterns.view(np.float32), out_dtype=out))
     assert (got == (0x7FFFFFFF if got.itemsize == 4 else 0x7FFF)).all()
     assert patterns.tolist() == [[0x7FC00000, 0xFFC00001, 0x7F800001, 0xFFFFFFFF]]
+
+
+def test_signalling_nans_pass_without_a_warning() -> None:
+    x = np.array([0x7F81, 0xFF81, 0x7F80, 0x8000], np.uint16).view(BF16)
+    assert bits(canonical(x)).tolist() == [0x7FFF, 0x7FFF, 0x7F80, 0x8000]
+    with pytest.raises(DTypeError, match="float64"):
+        canonical(np.ones(2))
 
 
 def test_a_fresh_array_even_when_nothing_is_to_be_done() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tools.golden_cases import cases
 
 from isogemm.contract.compare import differing, first_mismatch
 from isogemm.contract.reference import evaluate
@@ -46,6 +47,14 @@ def test_no_bit_differs_from_the_gpu(name: str) -> None:
     assert (recorded[nan] == 0x7FFFFFFF).all(), "the GPU's NaN is the canonical one"
     got = evaluate(a, b, f"{arithmetic}/chain", c)
     assert first_mismatch(got, recorded.view(np.float32)) is None
+
+
+def test_the_generator_draws_these_cases() -> None:
+    drawn = list(cases(FACTS["seed"]))
+    assert [case.name for case in drawn] == FACTS["cases"]
+    for case in drawn:
+        a, b, c, _, _ = load(case.name)
+        assert (case.a.shape, case.b.shape, case.c is None) == (a.shape, b.shape, c is None)
 
 
 def test_what_was_recorded() -> None:

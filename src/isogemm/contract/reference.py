@@ -26,6 +26,7 @@ Chain = Callable[[Floats, int, int], None]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOATS = (np.dtype(np.float32), BFLOAT16, np.dtype(np.float16))
+_LEGAL = "float32, bfloat16 or float16"
 _NAN: dict[int, np.unsignedinteger[Any]] = {4: np.uint32(0x7FFFFFFF), 2: np.uint16(0x7FFF)}
 _ZERO_EXPONENT = -1024  # a product with a zero operand has no exponent: it never is the largest
 _GRAIN = 1 << 18  # multiply-adds below which a second thread costs more than it saves
@@ -133,8 +134,16 @@ def epilogue(
 
 
 def canonical(x: Array) -> Array:
-    """A copy of `x` in which every NaN has the one bit pattern of every contract: 0x7fffffff, or 0x7fff in 16 bits."""
+    """A copy of `x` in which every NaN has the one bit pattern of every contract: 0x7fffffff, or 0x7fff in 16 bits.
+
+    Raises
+    ------
+    DTypeError
+        Not float32, bfloat16 or float16.
+    """
     out = np.array(x, order="C")
+    if out.dtype not in _FLOATS:
+        raise DTypeError("canonical NaN", limit=_LEGAL, value=out.dtype.name, nearest="float32")
     bits(out)[is_nan(out)] = _NAN[out.itemsize]
     return out
 
@@ -255,7 +264,7 @@ def _check_epilogue(acc: Array, beta: np.float32, c: Array | None, bias: Array |
     named = {"C": None if c is None else c.dtype, "bias": None if bias is None else bias.dtype, "output": out}
     for what, dtype in named.items():
         if dtype is not None and dtype not in _FLOATS:
-            raise DTypeError(what, limit="float32, bfloat16 or float16", value=dtype.name, nearest="float32")
+            raise DTypeError(what, limit=_LEGAL, value=dtype.name, nearest="float32")
     if beta != 0:
         if c is None:
             raise OptionError("beta without C", limit="beta == 0 when there is no C", value=beta, nearest=0.0)

@@ -50,16 +50,19 @@ def compile_seconds() -> float:
     return _seconds
 
 
-def njit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """``numba.njit`` without the GIL, cached in `cache_directory`; compiled on its first call."""
+def njit(function: Callable[..., Any] | None = None, *, signature: Any = None, **options: Any) -> Any:
+    """``numba.njit`` without the GIL, cached in `cache_directory`; compiled on its first call, or for `signature` now."""
     if function is None:
-        return functools.partial(njit, **options)
+        return functools.partial(njit, signature=signature, **options)
     import numba
 
     listen()
     options.setdefault("nogil", True)
     dispatcher = numba.njit(**options)(function)
     with_cache(dispatcher.enable_caching)
+    if signature is not None:
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
     return dispatcher
 
 

@@ -47,9 +47,9 @@ class PackedWeight:
         return self.panels.nbytes
 
     @property
-    def address(self) -> int:
-        """Address of the first panel."""
-        return self.panels.ctypes.data  # type: ignore[no-any-return]
+    def lines(self) -> NDArray[Any]:
+        """The panels as one 2-D array."""
+        return self.panels.reshape(-1, self.panels.shape[2])
 
     def unpack(self) -> NDArray[Any]:
         """The weight [n, k] again, bit for bit."""

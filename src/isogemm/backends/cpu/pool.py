@@ -2,15 +2,16 @@
 
 Numba's own layers do not fit a library that others call from threads and fork: ``workqueue`` aborts on concurrent
 calls, ``omp`` kills forked children and needs a system libgomp, ``tbb`` is absent on most machines. Here workers are
-Python daemon threads inside compiled code without the GIL. They spin briefly between calls, then sleep on a lock. Chunks
-are claimed from one atomic word, so a late worker costs speed, not correctness; which thread computes a chunk never
-reaches the bits. A second caller, finding the pool busy, computes all its chunks itself.
+Python daemon threads inside compiled code without the GIL. They spin briefly between calls, then sleep on a lock.
+Chunks are claimed from one atomic word, so a late worker costs speed, not correctness; which thread computes a chunk
+never reaches the bits. A second caller, finding the pool busy, computes all its chunks itself.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from .atomics import (
     pause,
 )
 
-__all__ = ["Pool", "pool"]
+__all__ = ["Pool", "pool", "run_chunks"]
 
 # Control words, a cache line apart where threads write them.
 TICKET, FINISHED, FUNCTION, TASKS, SCRATCH, STRIDE, SLEEPING = 0, 8, 16, 17, 18, 19, 24
@@ -43,7 +44,7 @@ ALIGN = 64
 
 @njit
 def _work(control, slot):  # type: ignore[no-untyped-def]
-    """Claim and run chunks until none is left. The claimed word names its own chunk count, so a stale claim is inert."""
+    """Claim and run chunks until none is left. A claimed word names its own chunk count: a stale claim is inert."""
     while True:
         word = atomic_load(control + TICKET * 8)
         if (word & MASK) >= ((word >> INDEX_BITS) & MASK):
@@ -78,7 +79,6 @@ def _serve(control, slot, spins):  # type: ignore[no-untyped-def]
 @njit
 def _post(control, function, tasks, chunks, scratch, stride):  # type: ignore[no-untyped-def]
     """Publish a task, take part in it, and wait for its last chunk."""
-    saved = enter_default_rounding()
     atomic_store(control + FINISHED * 8, 0)
     atomic_store(control + FUNCTION * 8, function)
     atomic_store(control + TASKS * 8, tasks)
@@ -89,15 +89,17 @@ def _post(control, function, tasks, chunks, scratch, stride):  # type: ignore[no
     _work(control, 0)
     while atomic_load(control + FINISHED * 8) < chunks:
         pause()
-    leave_default_rounding(saved)
 
 
 @njit
-def _alone(function, tasks, chunks, scratch):  # type: ignore[no-untyped-def]
-    """All chunks on the calling thread."""
+def run_chunks(control, function, tasks, chunks, scratch, stride):  # type: ignore[no-untyped-def]
+    """Every chunk of a task array: on the pool, or on the calling thread when `control` is 0."""
     saved = enter_default_rounding()
-    for chunk in range(chunks):
-        call_address(function, tasks, chunk, scratch)
+    if control != 0:
+        _post(control, function, tasks, chunks, scratch, stride)
+    else:
+        for chunk in range(chunks):
+            call_address(function, tasks, chunk, scratch)
     leave_default_rounding(saved)
 
 
@@ -112,29 +114,28 @@ class Pool:
         self._sleeping = self._control[(self._words - address) // 8 + SLEEPING :: 8]
         self._wake: list[Any] = [None]
         self._scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._base = 0
+        self._base = self._room = 0
 
-    def run(self, function: int, tasks: NDArray[np.int64], chunks: int, scratch: int, threads: int) -> None:
-        """Run every chunk of `tasks` on up to `threads` threads with `scratch` bytes each."""
-        self.run_at(function, tasks.ctypes.data, chunks, scratch, threads)
+    def run(self, start: Callable[[int, int, int], object], chunks: int, scratch: int, threads: int) -> None:
+        """Call ``start(control, scratch address, scratch stride)`` with room for `threads` threads.
 
-    def run_at(self, function: int, tasks: int, chunks: int, scratch: int, threads: int) -> None:
-        """`run` with the address of the task array; the caller keeps it alive."""
-        scratch = -(-scratch // 4096) * 4096 + 64  # an odd line: threads' buffers fall in different cache sets
+        `control` is 0 when the caller has to run all chunks itself: one thread, or a pool that is busy.
+        """
         threads = min(threads, chunks, MAX_THREADS)
         if not self._busy.acquire(blocking=False):
             own = np.empty(scratch + ALIGN, np.uint8)
-            _alone(function, tasks, chunks, -(-own.ctypes.data // ALIGN) * ALIGN)
+            start(0, -(-own.ctypes.data // ALIGN) * ALIGN, scratch)
             return
         try:
-            if self._scratch.nbytes < scratch * threads + ALIGN:
-                self._scratch = np.empty(scratch * threads + ALIGN, np.uint8)
+            if threads > 1:
+                self._rouse(threads)
+            # A worker of an earlier, larger call may still be awake and help: it needs scratch too.
+            stride = (scratch | 4095) + 65  # an odd line: threads' buffers fall in different cache sets
+            if self._room < stride * len(self._wake):
+                self._scratch = np.empty(stride * len(self._wake) + ALIGN, np.uint8)
+                self._room = stride * len(self._wake)
                 self._base = -(-self._scratch.ctypes.data // ALIGN) * ALIGN
-            if threads <= 1:
-                _alone(function, tasks, chunks, self._base)
-                return
-            self._rouse(threads)
-            _post(self._words, function, tasks, chunks, self._base, scratch)
+            start(self._words if threads > 1 else 0, self._base, stride)
         finally:
             self._busy.release()
 

@@ -69,7 +69,7 @@ def target() -> Target:
     x86 = triple.startswith(("x86_64", "i386", "i686"))
     converts = "vcvtph2ps" in half or not x86
     if "zmm" in fma:
-        # 12 x 32: 24 accumulators, 2 vectors of B, broadcasts folded into the multiplies; 14 rows were 5% slower (Zen 4).
+        # 12 x 32: 24 accumulators, 2 vectors of B, broadcasts folded in; 14 rows were 5% slower (Zen 4).
         return Target(name, "avx512", 16, 12, 32, converts, x86)
     if "vfmadd" in fma and "ymm" in fma:
         # 6 x 16: 12 accumulators, 2 vectors of B, 1 broadcast of 16 registers.

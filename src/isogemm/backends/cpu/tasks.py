@@ -1,0 +1,205 @@
+"""Task descriptors: everything about a call but its addresses, made once per kind of call and kept."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...planner.schedule import Problem, Schedule, schedule
+from . import fields as f
+from .loops import scratch_bytes
+from .packed import PackedWeight
+from .skinny import few_rows_scratch
+from .target import target
+from .vectors import BFLOAT16, FLOAT16, FLOAT32
+
+__all__ = ["Epilogue", "Task", "swap_operands", "task_for"]
+
+Array = NDArray[Any]
+
+_A_MODES = {"block": f.PACK_BLOCK, "all": f.PACK_ALL, "in place": f.A_IN_PLACE}
+_B_MODES = {"block": f.PACK, "prepared": f.PREPARED, "in place": f.B_IN_PLACE}
+_STRATEGIES = {"gemv": f.GEMV, "stream": f.STREAM}
+_ELEMENTS = {"f": FLOAT32, "e": FLOAT16}
+_KEPT = 1024
+_tasks: dict[Any, Task] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What happens to the accumulator, and what it starts from."""
+
+    alpha: float
+    beta: float
+    c: Array | None
+    bias: Array | None
+    accumulate: bool
+
+    def key(self) -> tuple[Any, ...]:
+        """Everything but addresses."""
+        c, bias = self.c, self.bias
+        return (
+            self.alpha,
+            self.beta,
+            self.accumulate,
+            None if c is None else (c.strides, c.dtype.char),
+            None if bias is None else (bias.strides, bias.dtype.char),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A descriptor without addresses, and how it is run.
+
+    Attributes
+    ----------
+    rows : int64 [2, FIELDS]
+        Header and descriptor, ready for a single product.
+    swapped : bool
+        A and B have changed places.
+    copies_c : bool
+        The output is the accumulator and has to hold C before the walk starts (accumulate).
+    work : int
+        Multiply-adds.
+    """
+
+    rows: NDArray[np.int64]
+    swapped: bool
+    copies_c: bool
+    work: int
+    chunks: int
+    scratch: int
+    threads: int
+
+    def row_at(self, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue) -> NDArray[np.int64]:
+        """The descriptor with addresses."""
+        row = self.rows[1].copy()
+        b = b.lines if isinstance(b, PackedWeight) else b
+        first, second = (b, a) if self.swapped else (a, b)
+        row[f.A], row[f.B], row[f.OUT] = first.ctypes.data, second.ctypes.data, out.ctypes.data
+        add_epilogue(row, epilogue)
+        return row
+
+
+def add_epilogue(row: NDArray[np.int64], epilogue: Epilogue) -> None:
+    """Addresses of C and bias."""
+    if epilogue.c is not None:
+        row[f.C] = epilogue.c.ctypes.data
+    if epilogue.bias is not None:
+        row[f.BIAS] = epilogue.bias.ctypes.data
+
+
+def task_for(
+    a: Array,
+    b: Array | PackedWeight,
+    out: Array,
+    epilogue: Epilogue | None,
+    threads: int,
+    chosen: Schedule | None = None,
+) -> Task:
+    """The task for a call like this one."""
+    prepared = type(b) is PackedWeight
+    key = (
+        a.shape, b.shape, a.strides, prepared or b.strides, out.strides, a.dtype.char, b.dtype.char, out.dtype.char,
+        threads, chosen, None if epilogue is None else epilogue.key(),
+    )  # fmt: skip
+    task = _tasks.get(key)
+    if task is None:
+        task = _make(a, b, out, epilogue, threads, chosen)
+        if len(_tasks) >= _KEPT:
+            _tasks.clear()
+        _tasks[key] = task
+    return task
+
+
+def swap_operands(m: int, n: int, row_stride: int, column_stride: int, itemsize: int) -> bool:
+    """Whether C^T = B^T A^T is computed instead: column-major outputs, and few columns made few rows. Same bits."""
+    if column_stride != itemsize and row_stride == itemsize and m > 1:
+        return True
+    return n < m and n <= 8
+
+
+def element_code(dtype: np.dtype[Any]) -> int:
+    """The kernels' element code of a NumPy dtype."""
+    return _ELEMENTS.get(dtype.char, BFLOAT16)
+
+
+def _make(
+    a: Array,
+    b: Array | PackedWeight,
+    out: Array,
+    epilogue: Epilogue | None,
+    threads: int,
+    chosen: Schedule | None,
+) -> Task:
+    e = epilogue or Epilogue(1.0, 0.0, None, None, False)
+    prepared = isinstance(b, PackedWeight)
+    m, n = out.shape
+    k = a.shape[1]
+    row = np.zeros(f.FIELDS, np.int64)
+    row[f.M], row[f.N], row[f.K] = m, n, k
+    _strides(row, f.A, a)
+    if prepared:
+        row[f.B_E] = element_code(b.dtype)
+    else:
+        _strides(row, f.B, b)
+    _strides(row, f.OUT, out)
+    if e.c is not None and (e.beta != 0.0 or e.accumulate):
+        _strides(row, f.C, e.c)
+    if e.bias is not None:
+        row[f.BIAS_CS], row[f.BIAS_E] = e.bias.strides[0], element_code(e.bias.dtype)
+    row[f.ALPHA], row[f.BETA], row[f.START] = _bits(e.alpha), _bits(e.beta), int(e.accumulate)
+    swapped = not prepared and swap_operands(m, n, out.strides[0], out.strides[1], out.itemsize)
+    if swapped:
+        _swap(row)
+        m, n = n, m
+    nothing_after = e.alpha == 1.0 and e.beta == 0.0 and e.bias is None
+    plain = nothing_after and row[f.O_E] == FLOAT32 and (row[f.O_CS] == 4 or n == 1)
+    row[f.PLAIN] = int(plain)
+    b_bytes = 4 if row[f.B_E] == FLOAT32 else 2
+    problem = Problem(
+        m, n, k, bool(row[f.A_E] == FLOAT32), bool(row[f.B_RS] == b_bytes), bool(row[f.B_CS] == b_bytes),
+        b_bytes, prepared, bool(plain),
+    )  # fmt: skip
+    s = chosen or schedule(problem, threads, target())
+    _apply(row, s)
+    rows = np.zeros((2, f.FIELDS), np.int64)
+    rows[0, 0], rows[1] = 1, row
+    return Task(
+        rows, swapped, bool(plain and e.accumulate), m * n * k, s.grid_m * s.grid_n, _scratch(problem, s), s.threads
+    )
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def _strides(row: NDArray[np.int64], at: int, x: Array) -> None:
+    row[at + 1], row[at + 2], row[at + 3] = x.strides[0], x.strides[1], element_code(x.dtype)
+
+
+def _swap(row: NDArray[np.int64]) -> None:
+    row[f.M], row[f.N] = row[f.N], row[f.M]
+    a, b = row[f.A : f.A + 4].copy(), row[f.B : f.B + 4].copy()
+    row[f.A : f.A + 4], row[f.B : f.B + 4] = b, a
+    for at in (f.A, f.B, f.OUT, f.C, f.BIAS):
+        row[at + 1], row[at + 2] = row[at + 2], row[at + 1]
+
+
+def _apply(row: NDArray[np.int64], s: Schedule) -> None:
+    few = s.strategy in _STRATEGIES and s.b_mode != "prepared"
+    row[f.STRATEGY] = _STRATEGIES[s.strategy] if few else f.TILED
+    row[f.A_MODE], row[f.B_MODE] = _A_MODES[s.a_mode], _B_MODES[s.b_mode]
+    row[f.MC], row[f.NC], row[f.KC], row[f.MR_PANEL] = max(1, s.mc), max(1, s.nc), max(1, s.kc), s.mr
+    row[f.GRID_M], row[f.GRID_N] = s.grid_m, s.grid_n
+
+
+def _scratch(p: Problem, s: Schedule) -> int:
+    m, n = -(-p.m // s.grid_m) + s.mr, -(-p.n // s.grid_n) + target().nr
+    if s.strategy in _STRATEGIES and s.b_mode != "prepared":
+        return few_rows_scratch(n, p.k)
+    return scratch_bytes(m, n, p.k, mc=s.mc, nc=s.nc, kc=s.kc, a_all=s.a_mode == "all", plain=p.plain)

@@ -1,0 +1,1 @@
+"""Benchmarks: thin scripts over `isogemm.lab`. They assert no times; tests do not import their results."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -59,17 +59,16 @@ def matrices(a: Array, b: Array) -> tuple[Array, Array, tuple[int, ...], tuple[i
     mb = b[:, None] if b.ndim == 1 else b
     if ma.shape[-1] != mb.shape[-2]:
         raise problem.mismatch(ma.shape, mb.shape)
-    batch = ma.shape[:-2]
-    if batch != mb.shape[:-2]:
-        try:
-            batch = np.broadcast_shapes(batch, mb.shape[:-2])
-        except ValueError as error:
-            raise ShapeError(
-                "batch dimensions",
-                limit="equal or 1, aligned at the last",
-                value=f"a {list(a.shape)} and b {list(b.shape)}",
-                nearest=f"b {[*ma.shape[:-2], *mb.shape[-2:]]}",
-            ) from error
+    # Not numpy.broadcast_shapes, which refuses products of sizes beyond 2**63 in words of its own.
+    pairs = list(zip_longest(reversed(ma.shape[:-2]), reversed(mb.shape[:-2]), fillvalue=1))
+    if any(x != y and 1 not in (x, y) for x, y in pairs):
+        raise ShapeError(
+            "batch dimensions",
+            limit="equal or 1, aligned at the last",
+            value=f"a {list(a.shape)} and b {list(b.shape)}",
+            nearest=f"b {[*ma.shape[:-2], *mb.shape[-2:]]}",
+        )
+    batch = tuple(y if x == 1 else x for x, y in reversed(pairs))
     whole = (*batch, ma.shape[-2], mb.shape[-1])
     return ma, mb, whole, batch + whole[-2:-1] * (a.ndim > 1) + whole[-1:] * (b.ndim > 1)
 

@@ -237,7 +237,7 @@ def _gqa_packed(q: Array, kt: Array, group: int, options: dict[str, Any]) -> Arr
 
 
 def _gqa_broadcast(q: Array, kt: Array, group: int, options: dict[str, Any]) -> Array:
-    by_group = q.reshape(-1, group, *q.shape[1:])  # splitting an axis is always a view
+    by_group = q.reshape(len(kt), group, *q.shape[1:])  # splitting an axis is always a view
     return np.asarray(api.matmul(by_group, kt[:, None], **options))
 
 

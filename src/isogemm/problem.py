@@ -359,7 +359,7 @@ def _scalar(name: str, value: Any) -> float:
     with np.errstate(over="ignore"):
         rounded = float(np.float32(exact))
     if not math.isfinite(rounded):
-        nearest = float(np.copysign(np.finfo(np.float32).max, exact)) if exact == exact else 1.0
+        nearest = math.copysign(float(np.finfo(np.float32).max), exact) if exact == exact else 1.0
         raise OptionError(name, limit="finite in float32", value=value, nearest=nearest)
     return rounded
 

@@ -1,0 +1,244 @@
+"""Bad input, row by row: a typed error that names limit, value and nearest legal choice, and C untouched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+from tests.products import BF16, F16, F32
+
+import isogemm
+from isogemm import blas
+from isogemm.errors import (
+    AliasError,
+    ContractError,
+    DTypeError,
+    IsogemmError,
+    LayoutError,
+    LimitError,
+    OptionError,
+    ShapeError,
+)
+
+POISON = np.uint32(0x7FC0BEEF)  # a NaN whose payload no arithmetic makes
+
+
+@dataclass(frozen=True)
+class Row:
+    """A call on `c`, a poisoned float32 [4, 4], and what its error has to say."""
+
+    name: str
+    call: Callable[[np.ndarray], Any]
+    error: type[IsogemmError]
+    value: str
+    nearest: str
+
+
+def ones(*shape: int, dtype: Any = F32) -> np.ndarray:
+    return np.ones(shape, dtype)
+
+
+def huge(*shape: int, dtype: Any = F32) -> np.ndarray:
+    return np.broadcast_to(np.ones(1, dtype), shape)
+
+
+def frozen(c: np.ndarray) -> np.ndarray:
+    view = c[:]
+    view.flags.writeable = False
+    return view
+
+
+def unaligned(rows: int, columns: int) -> np.ndarray:
+    return np.frombuffer(bytearray(rows * columns * 4 + 1), F32, offset=1).reshape(rows, columns)
+
+
+A, B = ones(4, 6), ones(6, 4)
+matmul, linear, gemm = isogemm.matmul, isogemm.linear, isogemm.gemm
+strided, batched, grouped = isogemm.gemm_strided_batched, isogemm.gemm_batched, isogemm.gemm_grouped
+
+SHAPES = [
+    Row("inner", lambda c: matmul(A, ones(5, 4), out=c), ShapeError, "[5, 4]", "b [6, 4]"),
+    Row("inner 1-D", lambda c: matmul(ones(5), B), ShapeError, "[1, 5]", "[5, 4]"),
+    Row("0-D", lambda c: matmul(ones(), B), ShapeError, "0", "reshape(1)"),
+    Row("batch", lambda c: matmul(ones(2, 4, 6), ones(3, 6, 4)), ShapeError, "[3, 6, 4]", "b [2, 6, 4]"),
+    Row("out", lambda c: matmul(A, ones(6, 3), out=c), ShapeError, "[4, 4]", "[4, 3]"),
+    Row("out rank", lambda c: matmul(ones(6), B, out=c), ShapeError, "[4, 4]", "[4]"),
+    Row("gemm 3-D", lambda c: gemm(ones(1, 4, 6), B, out=c), ShapeError, "[1, 4, 6]", "matmul"),
+    Row("gemm c", lambda c: gemm(A, B, ones(4, 3), beta=1.0, out=c), ShapeError, "[4, 3]", "[4, 4]"),
+    Row("gemm transposed", lambda c: gemm(A, B, trans_a="T", out=c), ShapeError, "[6, 4]", "b [4, 4]"),
+    Row("bias", lambda c: gemm(A, B, bias=ones(3), out=c), ShapeError, "[3]", "[4]"),
+    Row("bias 2-D", lambda c: gemm(A, B, bias=ones(1, 4), out=c), ShapeError, "[1, 4]", "[4]"),
+    Row("linear k", lambda c: linear(A, ones(4, 5)), ShapeError, "w [4, 5]", "x [4, 5]"),
+    Row("linear w", lambda c: linear(A, ones(2, 4, 6)), ShapeError, "[2, 4, 6]", "matmul"),
+    Row("linear bias", lambda c: linear(A, ones(3, 6), ones(4)), ShapeError, "[4]", "[3]"),
+    Row("linear 0-D", lambda c: linear(ones(), ones(3, 6)), ShapeError, "x []", "x [6]"),
+    Row("strided 2-D", lambda c: strided(A, B), ShapeError, "[4, 6]", "broadcast_to"),
+    Row("strided batch", lambda c: strided(ones(2, 4, 6), ones(3, 6, 4)), ShapeError, "[3, 6, 4]", "[2, 6, 4]"),
+    Row("list lengths", lambda c: batched([A], [B, B], out=[c]), ShapeError, "2", "1"),
+    Row("list out", lambda c: batched([A, A], [B, B], out=[c]), ShapeError, "1", "2"),
+    Row("list c", lambda c: batched([A, A], [B, B], [c], beta=1.0), ShapeError, "1", "2"),
+    Row("list sizes", lambda c: batched([A, A[:2]], [B, B]), ShapeError, "(2, 4, 6)", "gemm_grouped"),
+    Row("list rank", lambda c: batched([ones(6)], [B], out=[c]), ShapeError, "[6]", "matmul"),
+    Row("grouped inner", lambda c: grouped([A, A], [B, ones(5, 4)], out=[c, c]), ShapeError, "[5, 4]", "[6, 4]"),
+    Row("describe", lambda c: blas.describe(A, ones(6, 3), c), ShapeError, "[4, 4]", "[4, 3]"),
+]
+
+DTYPES = [
+    Row("float64", lambda c: matmul(A.astype(float), B, out=c), DTypeError, "float64", "float32"),
+    Row("complex", lambda c: matmul(A, B.astype(np.complex64), out=c), DTypeError, "complex64", "real and imaginary"),
+    Row("object", lambda c: gemm(A.astype(object), B, out=c), DTypeError, "object", "float32"),
+    Row("int8", lambda c: gemm(A.astype(np.int8), B, out=c), DTypeError, "int8", "float32"),
+    Row("bool", lambda c: linear(A.astype(bool), A), DTypeError, "bool", "float32"),
+    Row("text", lambda c: matmul(A.astype("U4"), B), DTypeError, "str", "float32"),
+    Row("fields", lambda c: matmul(ones(4, 6, dtype="f4,f4"), B), DTypeError, "void", "float32"),
+    Row("big-endian", lambda c: matmul(A.astype(">f4"), B, out=c), DTypeError, "foreign", "native"),
+    Row("mixed halves", lambda c: matmul(A.astype(BF16), B.astype(F16)), DTypeError, "bfloat16 and float16", "both"),
+    Row("out dtype", lambda c: matmul(A.astype(F16), B.astype(F16), out=c), DTypeError, "float32", "float16"),
+    Row("out_dtype", lambda c: matmul(A, B, out_dtype=np.int32), DTypeError, "int32", "float32"),
+    Row("out_dtype text", lambda c: matmul(A, B, out_dtype="quux"), DTypeError, "quux", "float32"),
+    Row("c dtype", lambda c: gemm(A, B, c.astype(F16), beta=1.0, out=c), DTypeError, "float16", "float32"),
+    Row("bias dtype", lambda c: gemm(A, B, bias=np.ones(4), out=c), DTypeError, "float64", "float32"),
+    Row("list dtypes", lambda c: grouped([A, A.astype(F16)], [B, B.astype(F16)]), DTypeError, "float16", "float32"),
+    Row("a list", lambda c: matmul([[1.0]], B, out=c), DTypeError, "list", "np.asarray"),
+    Row("fp32 on halves", lambda c: matmul(A, B, contract="tensor_core:sm90"), DTypeError, "float32", "tf32:sm90"),
+    Row("halves on tf32", lambda c: matmul(ones(2, 2, dtype=BF16), ones(2, 2, dtype=BF16), contract="tf32:sm90"),
+        DTypeError, "bfloat16", "float32"),
+    Row("mixed on tensor cores", lambda c: matmul(ones(2, 2, dtype=F16), ones(2, 2, dtype=BF16),
+        contract="tensor_core:sm90"), DTypeError, "float16 and bfloat16", "both"),
+]  # fmt: skip
+
+MEMORY = [
+    Row("read-only out", lambda c: matmul(A, B, out=frozen(c)), LayoutError, "read-only", "writable"),
+    Row("unaligned a", lambda c: matmul(unaligned(4, 6), B, out=c), LayoutError, "unaligned", "np.require"),
+    Row("unaligned b", lambda c: matmul(A, unaligned(6, 4)), LayoutError, "unaligned", "np.require"),
+    Row("out is a", lambda c: matmul(c, ones(4, 4), out=c), AliasError, "overlap", "memory of its own"),
+    Row("out is b", lambda c: gemm(ones(4, 4), c.T, out=c), AliasError, "overlap", "memory of its own"),
+    Row("out in a", lambda c: gemm(c[:2], ones(4, 2), out=c[1:3, :2]), AliasError, "overlap", "memory of its own"),
+    Row("out in bias", lambda c: gemm(A, B, bias=c[2], out=c), AliasError, "overlap", "memory of its own"),
+    Row("out is c.T", lambda c: gemm(A, B, c.T, beta=1.0, out=c), AliasError, "overlap", "memory of its own"),
+    Row("out in c", lambda c: gemm(A[:3], B, c[:3], beta=1.0, out=c[1:]), AliasError, "overlap", "memory of its own"),
+    Row("out broadcast", lambda c: matmul(A, B, out=as_strided(c, (4, 4), (0, 4))), AliasError, "[0, 4]", "np.empty"),
+    Row("out sliding", lambda c: matmul(A, B, out=as_strided(c, (4, 4), (4, 4))), AliasError, "[4, 4]", "np.empty"),
+    Row("out batch", lambda c: strided(ones(2, 2, 6), ones(2, 6, 4), out=as_strided(c, (2, 2, 4), (16, 16, 4))),
+        AliasError, "[16, 16, 4]", "np.empty"),
+    Row("outs overlap", lambda c: batched([A[:2]] * 2, [B] * 2, out=[c[:2], c[1:3]]), AliasError, "overlap", "own"),
+    Row("another's c", lambda c: batched([A[:2]] * 2, [B] * 2, [c[:2], c[2:]], beta=1.0, out=[c[2:], c[:2]]),
+        AliasError, "overlap", "own"),
+    Row("another's a", lambda c: grouped([A, c], [B, ones(4, 2)], out=[c, ones(4, 2)]), AliasError, "overlap", "own"),
+]  # fmt: skip
+
+OPTIONS = [
+    Row("alpha inf", lambda c: gemm(A, B, alpha=np.inf, out=c), OptionError, "inf", "3.4028"),
+    Row("alpha 1e39", lambda c: gemm(A, B, alpha=1e39, out=c), OptionError, "1e+39", "3.4028"),
+    Row("beta nan", lambda c: gemm(A, B, c, beta=np.nan, out=c), OptionError, "nan", "1.0"),
+    Row("alpha complex", lambda c: gemm(A, B, alpha=1j, out=c), OptionError, "1j", "1.0"),
+    Row("alpha text", lambda c: gemm(A, B, alpha="1", out=c), OptionError, "'1'", "1.0"),
+    Row("alpha array", lambda c: gemm(A, B, alpha=ones(2), out=c), OptionError, "array", "1.0"),
+    Row("trans", lambda c: gemm(A, B, trans_a="H", out=c), OptionError, "'H'", "'N'"),
+    Row("trans int", lambda c: gemm(A, B, trans_b=1, out=c), OptionError, "1", "'N'"),
+    Row("beta without c", lambda c: gemm(A, B, beta=1.0, out=c), OptionError, "None", "beta=0"),
+    Row("accumulate alone", lambda c: matmul(A, B, accumulate=True), OptionError, "None", "out="),
+    Row("accumulate and beta", lambda c: gemm(A, B, c, beta=1.0, accumulate=True), OptionError, "1.0", "0"),
+    Row("accumulate 2", lambda c: matmul(A, B, out=c, accumulate=2), OptionError, "2", "True"),
+    Row("accumulate halves", lambda c: gemm(A, B, c.astype(F16), accumulate=True), DTypeError, "float16", "float32"),
+    Row("accumulate tree", lambda c: matmul(A, B, out=c, accumulate=True, contract="fma/tree4"),
+        ContractError, "fma/tree4", "chain"),
+    Row("contract", lambda c: matmul(A, B, out=c, contract="fmaa/chain"), ContractError, "fmaa", "fma"),
+    Row("order", lambda c: matmul(A, B, out=c, contract="fma/leaf"), ContractError, "leaf", "leaf4096"),
+    Row("contract type", lambda c: matmul(A, B, out=c, contract=7), ContractError, "int", "fma/chain"),
+]  # fmt: skip
+
+SIZES = [
+    Row("result", lambda c: matmul(huge(2**40, 1), huge(1, 2**40)), LimitError, str(2**82), "rows"),
+    Row("memory", lambda c: matmul(huge(2**25, 1), huge(1, 2**25)), LimitError, str(2**52), "rows"),
+    Row("linear", lambda c: linear(huge(2**30, 2), huge(2**30, 2)), LimitError, str(2**62), "rows"),
+    Row("batch", lambda c: matmul(huge(2**40, 1, 2, 2), huge(2**40, 2, 2)), LimitError, str(2**40), "smaller"),
+    Row("gemm", lambda c: gemm(huge(2**30, 1), huge(1, 2**30)), LimitError, str(2**62), "rows"),
+    Row("grouped", lambda c: grouped([huge(2**30, 1)] * 9, [huge(1, 2**30)] * 9), LimitError, str(2**62), "rows"),
+]
+
+
+def bgemm(into: np.ndarray, **changes: Any) -> Any:
+    """A legal 4 x 4 x 6 column-major call, except for `changes`."""
+    call = {"transa": "N", "transb": "N", "m": 4, "n": 4, "k": 6, "alpha": 1.0, "a": ones(24), "lda": 4, "b": ones(24),
+            "ldb": 6, "beta": 0.0, "c": into.reshape(-1), "ldc": 4}  # fmt: skip
+    return blas.gemm(**(call | changes))
+
+
+def bstrided(c: np.ndarray, **changes: Any) -> Any:
+    """Two 2 x 2 x 3 products, legal except for `changes`."""
+    call = {"transa": "N", "transb": "N", "m": 2, "n": 2, "k": 3, "alpha": 1.0, "a": ones(12), "lda": 2, "b": ones(12),
+            "ldb": 3, "beta": 0.0, "c": c.reshape(-1), "ldc": 2, "stride_a": 6, "stride_b": 6, "stride_c": 4,
+            "batch_count": 2}  # fmt: skip
+    return blas.gemm_strided_batched(**(call | changes))
+
+
+def bpointers(c: np.ndarray, a: list[int], b: list[int], out: list[int]) -> Any:
+    return blas.gemm_batched("N", "N", 2, 2, 3, 1.0, ones(12), 2, ones(12), 3, 0.0, c.reshape(-1), 2, a, b, out)
+
+
+BLAS = [
+    Row("lda", lambda c: bgemm(c, lda=3), LayoutError, "3", "4"),
+    Row("lda of T", lambda c: bgemm(c, transa="T", lda=4), LayoutError, "4", "6"),
+    Row("ldb", lambda c: bgemm(c, ldb=5), LayoutError, "5", "6"),
+    Row("ldc", lambda c: bgemm(c, ldc=3), LayoutError, "3", "4"),
+    Row("ld 0", lambda c: bgemm(c, m=0, lda=0), LayoutError, "0", "1"),
+    Row("ld float", lambda c: bgemm(c, lda=4.0), OptionError, "4.0", "0"),
+    Row("m", lambda c: bgemm(c, m=-1), ShapeError, "-1", "0"),
+    Row("k", lambda c: bgemm(c, k=-6), ShapeError, "-6", "0"),
+    Row("a short", lambda c: bgemm(c, a=ones(23)), LayoutError, "0 to 23", "24"),
+    Row("b past its end", lambda c: bgemm(c, offset_b=1), LayoutError, "1 to 24", "24"),
+    Row("c past its end", lambda c: bgemm(c, ldc=5), LayoutError, "0 to 18", "19"),
+    Row("before a", lambda c: bgemm(c, offset_a=-1), LayoutError, "-1 to 22", "24"),
+    Row("int64 overflow", lambda c: bgemm(c, lda=2**62), LayoutError, str(5 * 2**62 + 3), "buffer"),
+    Row("2-D buffer", lambda c: bgemm(c, a=A), LayoutError, "[4, 6]", "reshape(-1)"),
+    Row("stepped buffer", lambda c: bgemm(c, a=ones(48)[::2]), LayoutError, "[8]", "reshape(-1)"),
+    Row("c in a", lambda c: bgemm(c, k=4, ldb=4, a=c.reshape(-1)), AliasError, "overlap", "own"),
+    Row("read-only c", lambda c: bgemm(c, c=frozen(c).reshape(-1)), LayoutError, "read-only", "writable"),
+    Row("trans", lambda c: bgemm(c, transb="X"), OptionError, "'X'", "'N'"),
+    Row("beta", lambda c: bgemm(c, beta=np.inf), OptionError, "inf", "3.4028"),
+    Row("int buffer", lambda c: bgemm(c, a=np.ones(24, int)), DTypeError, "int64", "float32"),
+    Row("stride_c 0", lambda c: bstrided(c, stride_c=0), AliasError, "[0, ", "stride_c=4"),
+    Row("stride_c overlaps", lambda c: bstrided(c, stride_c=3), AliasError, "[12, ", "stride_c=4"),
+    Row("stride_c on ldc", lambda c: bstrided(c, ldc=4, stride_c=1), AliasError, "[4, ", "stride_c=8"),
+    Row("stride_a past", lambda c: bstrided(c, stride_a=7), LayoutError, "0 to 12", "13"),
+    Row("stride_b before", lambda c: bstrided(c, stride_b=-6), LayoutError, "-6 to 5", "12"),
+    Row("batch_count", lambda c: bstrided(c, batch_count=-1), ShapeError, "-1", "0"),
+    Row("pointer outside a", lambda c: bpointers(c, [0, 7], [0, 6], [0, 4]), LayoutError, "7 to 12", "6"),
+    Row("pointers overlap in c", lambda c: bpointers(c, [0, 6], [0, 6], [0, 3]), AliasError, "overlap", "own"),
+    Row("pointer lists", lambda c: bpointers(c, [0], [0, 6], [0, 4]), ShapeError, "[1, 2, 2]", "[1, 1, 1]"),
+]
+
+
+@pytest.mark.parametrize("row", SHAPES + DTYPES + MEMORY + OPTIONS + SIZES + BLAS, ids=lambda row: row.name)
+def test_bad_input(row: Row) -> None:
+    c = np.full((4, 4), POISON, np.uint32).view(F32)
+    with pytest.raises(row.error) as caught:
+        row.call(c)
+    match = re.fullmatch(r".+: limit: (.+); got: (.+); nearest legal choice: (.+)", str(caught.value), re.DOTALL)
+    assert match is not None, str(caught.value)
+    assert match[1].strip()
+    assert row.value in match[2]
+    assert row.nearest in match[3] or row.nearest in match[0].partition("limit:")[0]
+    assert (c.view(np.uint32) == POISON).all()
+
+
+def test_the_rows_are_one_mistake_away_from_working():
+    c = np.empty((4, 4), F32)
+    bgemm(c)
+    assert (c == 6).all()
+    bstrided(c)
+    assert (c.reshape(-1)[:8] == 3).all()
+    bpointers(c, [0, 6], [0, 6], [0, 4])
+    assert matmul(A, B, out=c) is c
+
+
+def test_no_memory_is_asked_for_before_the_limit_is_checked(monkeypatch):
+    monkeypatch.setattr(np, "empty", lambda *_: pytest.fail("allocated"))
+    with pytest.raises(LimitError):
+        matmul(huge(2**30, 1), huge(1, 2**30))

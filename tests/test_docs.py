@@ -1,0 +1,136 @@
+"""The documentation is true: its Python runs, its paths exist, its commands and names are there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^(?P<mark>`{3,})(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=mark)[ \t]*$", re.M | re.S)
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# Files and folders that the documentation speaks of by their path from the root.
+CITED = re.compile(r"(?:src|tests|docs|benchmarks|\.ci)/[\w./*-]*|[\w-]+\.(?:md|toml)|Makefile|LICENSE")
+NAME = re.compile(r"isogemm(?:\.[A-Za-z_]\w*)+")
+SCHEMA = re.compile(r"isogemm\.\w+\.v\d+")
+
+
+def _id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _blocks(page: Path, *languages: str) -> list[tuple[int, str]]:
+    """(line, body) of the page's fenced blocks in these languages."""
+    text = page.read_text(encoding="utf-8")
+    found = ((m, text.count("\n", 0, m.start("body"))) for m in FENCE.finditer(text))
+    return [(line, m["body"]) for m, line in found if (m["info"].split() or [""])[0] in languages]
+
+
+def _prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def _commands(page: Path, program: str) -> Iterator[str]:
+    for _, body in _blocks(page, "sh", "bash", "console"):
+        for line in body.replace("\\\n", " ").splitlines():
+            command = line.removeprefix("$ ").split("#")[0].strip()
+            if command.split(" ")[0] == program:
+                yield command
+
+
+WITH_PYTHON = [page for page in PAGES if _blocks(page, "python")]
+
+
+def test_there_is_something_to_test():
+    assert {"README.md", "docs/determinism.md", "CONTRIBUTING.md"} <= {_id(page) for page in PAGES}
+    assert {"README.md", "docs/determinism.md"} <= {_id(page) for page in WITH_PYTHON}
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=_id)
+def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for line, body in _blocks(page, "python"):
+        # Blank lines first, so that a traceback names the page's own line.
+        code = compile("\n" * line + body, str(page), "exec")
+        with contextlib.redirect_stdout(None):
+            exec(code, names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_path_cited_exists(page):
+    prose = _prose(page)
+    missing = []
+    for target in LINK.findall(prose):
+        if not re.match(r"[a-z]+:|#", target) and not (page.parent / target.split("#")[0]).exists():
+            missing.append(target)
+    for span in INLINE.findall(prose):
+        cited = span.split("::")[0]
+        if CITED.fullmatch(cited) and not list(ROOT.glob(cited.rstrip("/"))):
+            missing.append(span)
+    assert not missing, f"{_id(page)} cites what is not there: {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_name_cited_exists(page):
+    for span in INLINE.findall(_prose(page)):
+        match = NAME.match(span)
+        if match and not SCHEMA.fullmatch(span):
+            assert _resolves(match.group()), f"{_id(page)}: no {match.group()}"
+
+
+def _resolves(dotted: str) -> bool:
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        with contextlib.suppress(AttributeError):
+            functools.reduce(getattr, parts[cut:], found)
+            return True
+        return False
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_make_target_exists(page):
+    makefile = (ROOT / "Makefile").read_text()
+    spans = [span for span in INLINE.findall(_prose(page)) if span.startswith("make ")]
+    for command in [*spans, *_commands(page, "make")]:
+        target = command.split()[1]
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.M), f"{_id(page)}: {command}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_option_of_our_commands_exists(page):
+    import typer
+
+    from isogemm.cli import app
+
+    group = typer.main.get_command(app)
+    spans = [span for span in INLINE.findall(_prose(page)) if re.match(r"isogemm [a-z]", span)]
+    for command in [*spans, *_commands(page, "isogemm")]:
+        words = command.split()[1:]
+        known = {option for param in group.params for option in param.opts}
+        subcommands = getattr(group, "commands", {})
+        if words and not words[0].startswith("-"):
+            assert words[0] in subcommands, f"{_id(page)}: no command {words[0]}: {command}"
+            params = subcommands[words[0]].params
+            known = {option for param in params for option in (*param.opts, *param.secondary_opts)}
+        used = {word.split("=")[0] for word in words if word.startswith("--")} - {"--help"}
+        assert used <= known, f"{_id(page)}: {sorted(used - known)} of {command}"
+
+
+def test_the_audit_page_lists_every_relation():
+    from isogemm.audit import RELATIONS
+
+    rows = re.findall(r"^\| ([a-z]+) \|", (ROOT / "docs" / "audit.md").read_text(), re.M)
+    assert rows == ["relation", *RELATIONS]

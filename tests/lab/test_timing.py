@@ -68,7 +68,7 @@ def test_rounds_interleave_and_their_order_changes():
     names = ("a", "b", "c")
     clock = FakeClock(dict.fromkeys(names, 10.0))  # one call fills a block, and is not warmed up
     interleave(candidates(*names), blocks=6, block_seconds=0.5, clock=clock)
-    order = [name for name, _, _ in clock.log][2 * len(names) :]
+    order = [name for name, _, _ in clock.log][3 * len(names) :]  # after one call to compile and two to calibrate
     rounds = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]
     assert rounds == ["abc", "bca", "cab", "cba", "acb", "bac"]
 
@@ -76,8 +76,19 @@ def test_rounds_interleave_and_their_order_changes():
 def test_long_calls_are_not_warmed_up_again_and_short_ones_are():
     clock = FakeClock({"long": 1.0, "short": 0.001})
     interleave(candidates("long", "short"), blocks=2, block_seconds=0.02, clock=clock)
-    assert [calls for name, _, calls in clock.log if name == "long"] == [1, 1, 1, 1]
+    assert [calls for name, _, calls in clock.log if name == "long"] == [1, 1, 1, 1, 1]
     assert [calls for name, _, calls in clock.log if name == "short"][-4:] == [5, 20, 5, 20]
+
+
+@pytest.mark.parametrize("interrupted", range(1, 8))
+def test_an_interruption_while_calibrating_does_not_shorten_the_blocks(interrupted):
+    class Interrupted(FakeClock):
+        def elapsed(self, run, first, calls):
+            stray = 0.016 if len(self.log) == interrupted else 0.0
+            return super().elapsed(run, first, calls) + stray
+
+    clock = Interrupted({"a": 1e-5})
+    assert interleave(candidates("a"), blocks=1, block_seconds=0.02, clock=clock)["a"].calls == 2000
 
 
 def test_every_block_follows_a_pause():

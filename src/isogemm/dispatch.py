@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise, zip_longest
 from typing import Any
 
@@ -25,6 +26,15 @@ DEFAULT = Contract()
 
 def settings(contract: ContractLike | None, alpha: float, beta: float, out_dtype: Any, accumulate: bool) -> Settings:
     """Checked settings from the public keyword arguments."""
+    if (
+        type(alpha) is float
+        and type(beta) is float
+        and alpha == 1
+        and beta == 0
+        and out_dtype is None
+        and accumulate is False
+    ):
+        return _plain(DEFAULT if contract is None else as_contract(contract))
     return Settings.checked(
         DEFAULT if contract is None else as_contract(contract),
         alpha=alpha,
@@ -32,6 +42,11 @@ def settings(contract: ContractLike | None, alpha: float, beta: float, out_dtype
         accumulate=accumulate,
         out_dtype=interop.as_dtype(out_dtype),
     )
+
+
+@lru_cache(maxsize=64)
+def _plain(contract: Contract) -> Settings:
+    return Settings.checked(contract)
 
 
 def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: Any, accumulate: bool) -> Any:
@@ -116,21 +131,22 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
         problem.check_bias(xbias, n)
     dtype = chosen.result_dtype(xx.dtype, weight.dtype)
     result = allocate((*xx.shape[:-1], n), dtype)
-    rows, target = (xx[None, :], result[None, :]) if xx.ndim == 1 else (xx, result)
-    if not packed:
-        run(rows, np.broadcast_to(weight.T, (*rows.shape[:-2], k, n)), None, target, xbias, chosen)
-    elif result.size:
-        _run_packed(rows, weight, target, xbias, chosen)
+    if result.size:
+        _run_rows(xx, weight if packed else weight.T, result, xbias, chosen)
     return _returned(result, x, w)
 
 
-def _run_packed(x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
-    merged = merge(x, 1)
+def _run_rows(x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
+    """x [..., k] @ w into a C-contiguous out [..., n], as one product wherever one row stride walks x."""
+    rows = x[None, :] if x.ndim == 1 else x
+    merged = rows if rows.ndim == 2 else merge(rows, 1)
     if merged is not None:
         cpu.gemm(merged, w, out.reshape(-1, out.shape[-1]), bias=bias, **_options(chosen))
-        return
-    for i in np.ndindex(x.shape[:-2]):  # leading dimensions that no single row stride walks
-        cpu.gemm(x[i], w, out[i], bias=bias, **_options(chosen))
+    elif isinstance(w, cpu.PackedWeight):
+        for i in np.ndindex(x.shape[:-2]):
+            cpu.gemm(x[i], w, out[i], bias=bias, **_options(chosen))
+    else:
+        run(x, np.broadcast_to(w, (*x.shape[:-2], *w.shape)), None, out, bias, chosen)
 
 
 def uniform(

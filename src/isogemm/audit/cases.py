@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 import numpy as np
 
 from ..contract import compare
-from ..errors import OptionError, ShapeError
+from ..errors import IsogemmError, OptionError, ShapeError
 from ..models import Linear
 from .bench import Bench, Disqualified, NotApplicable, Operands, ProviderFault, sampled_columns
 from .data import Activations, Array, WeightSource, as_dtype, weight_named
@@ -76,7 +76,7 @@ class Case:
             {"tensor": linear.name, "weights": self.source.path} if self.source.path else {"n": linear.n, "k": linear.k}
         )
         fields |= {"inputs": self.activations.path} if self.activations.path else {}
-        return urlencode(fields | {"dtype": self.dtype, "seed": self.seed}, safe=":/+,")
+        return urlencode(fields | {"dtype": self.dtype, "seed": self.seed}, safe=":/+,", quote_via=quote)
 
     def command(self) -> str:
         """The shell command that evaluates this case alone, with the settings that reach a library's choices."""
@@ -92,7 +92,7 @@ class Case:
         OptionError, ShapeError, DTypeError
             A field is missing, unknown or malformed, or a file it names cannot be read.
         """
-        fields = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True))
+        fields = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True))  # a plus is a plus here, no space
         try:
             provider, name, dtype = fields.pop("provider"), fields.pop("relation"), fields.pop("dtype")
             seed = int(fields.pop("seed"))
@@ -103,7 +103,7 @@ class Case:
                 n, k = int(fields.pop("n")), int(fields.pop("k"))
                 source = WeightSource(Linear(f"{n}x{k}", n, k))
         except (KeyError, ValueError) as error:
-            if isinstance(error, OptionError):
+            if isinstance(error, IsogemmError):
                 raise
             raise _malformed(text, error) from error
         if min(source.linear[1:]) < 1 or seed < 0:
@@ -285,7 +285,14 @@ def replay(text: str, provider: Provider | None = None) -> tuple[Case, Outcome]:
     w = case.source.load(as_dtype(case.dtype), case.seed)
     columns = sampled_columns(len(w), MAX_COLUMNS)
     operands = Operands(case.source.linear, w, case.activations, case.seed, columns, max_m=1 << 31)
-    return case, evaluate(Bench(found, operands), case)
+    try:
+        if case.m < 1:
+            raise ValueError("no rows")
+        return case, evaluate(Bench(found, operands), case)
+    except (KeyError, IndexError, ValueError) as error:
+        if isinstance(error, IsogemmError):
+            raise
+        raise _malformed(text, error) from error
 
 
 def ulps_text(ulps: int) -> str:

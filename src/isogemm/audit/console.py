@@ -21,8 +21,9 @@ def print_report(report: Report, console: Console) -> None:
     for result in report.providers.values():
         console.print()
         if result.ran:
-            console.print(_table(report, result))
-            _print_drifts(report, result, console)
+            console.print(_table(result))
+            _print_speeds(report, result, console)
+            _print_drifts(result, console)
         else:
             console.print(Text.assemble((result.name, "bold"), " ", (f"did not run: {result.reason}", "red")))
     console.print()
@@ -50,9 +51,9 @@ def print_outcome(case: Case, outcome: Outcome, console: Console) -> None:
         _line(console, Text(text, _STYLES[outcome.status]))
 
 
-def _table(report: Report, result: ProviderResult) -> Table:
+def _table(result: ProviderResult) -> Table:
     title = Text.assemble((result.name, "bold"), "  ", (status_word(result.status), _STYLES[result.status]))
-    table = Table(title=title, title_justify="left", title_style="", caption_justify="left")
+    table = Table(title=title, title_justify="left", title_style="")
     table.add_column("relation", no_wrap=True)
     table.add_column("cases", justify="right")
     table.add_column("outputs changed", justify="right")
@@ -63,14 +64,17 @@ def _table(report: Report, result: ProviderResult) -> Table:
         changed = f"{r.changed_outputs:,} of {r.outputs:,}" if r.outputs else "-"
         largest = ulps_text(r.max_ulp).removesuffix(" ULP") if r.outputs else "-"
         table.add_row(r.relation, relation_cases(r), changed, largest, Text(status_word(r.status), style))
-    speeds = speed_by_m(report, result.name)
-    if speeds:
-        times = "   ".join(f"M={m} {ratio:.2f}" for m, ratio in speeds.items())
-        table.caption = Text(f"time over the fastest provider's: {times}", "dim")
     return table
 
 
-def _print_drifts(report: Report, result: ProviderResult, console: Console) -> None:
+def _print_speeds(report: Report, result: ProviderResult, console: Console) -> None:
+    speeds = speed_by_m(report, result.name)
+    if speeds:
+        times = "   ".join(f"M={m} {ratio:.2f}x" for m, ratio in speeds.items())
+        _line(console, Text(f"  time over the fastest provider's: {times}"))
+
+
+def _print_drifts(result: ProviderResult, console: Console) -> None:
     for r in result.relations.values():
         if r.status == "failed":
             _line(console, Text(f"  {r.relation} failed: {r.reason}", "red"))

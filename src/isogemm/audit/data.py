@@ -116,8 +116,9 @@ class WeightSource:
         out = aligned((n, k), dtype)
         if self.path:
             tensor = _open(self.path).get_slice(self.linear.name)
-            for start in range(0, n, _BLOCK_ROWS * 16):
-                out[start : start + _BLOCK_ROWS * 16] = tensor[start : start + _BLOCK_ROWS * 16]
+            for start in range(0, n, _BLOCK_ROWS):
+                stop = min(start + _BLOCK_ROWS, n)
+                out[start:stop] = tensor[start:stop]
             return out
         rng = np.random.default_rng([seed, 1, n, k])
         scale = np.float32(1.0 / np.sqrt(k))

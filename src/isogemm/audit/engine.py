@@ -215,7 +215,7 @@ class _Audit:
         cases = [(r, params) for r in s.relations for params in r.cases(s.scope)]
         try:
             bench.check_garbage()
-            result.error_share = max(result.error_share, bench.error_share)
+            result.relative_error = max(result.relative_error, bench.relative_error)
             for relation, params in cases:
                 self._tell(1, f"{name} {relation.name} on {operands.linear.name}")
                 case = Case(name, relation.name, params, source, s.activations, s.dtype, s.seed)

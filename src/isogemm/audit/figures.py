@@ -52,13 +52,13 @@ def agreement_map(report: Report) -> Any | None:
     if not shown:
         return None
     sweep = list(shown[0].agreement.sweep)
-    step = max(9, min(20, 360 // len(sweep)))
+    step = max(9, min(24, (300 if len(shown) > 2 else 400) // len(sweep)))
     size = step * len(sweep)
-    panels = [_agreement_panel(p, sweep, size) for p in shown]
+    panels = [_agreement_panel(p, sweep, size, titled=p is shown[0]) for p in shown]
     return alt.concat(*panels, columns=3).resolve_scale(color="shared")
 
 
-def _agreement_panel(result: ProviderResult, sweep: Sequence[int], size: int) -> Any:
+def _agreement_panel(result: ProviderResult, sweep: Sequence[int], size: int, *, titled: bool) -> Any:
     import altair as alt
 
     rows = [
@@ -93,7 +93,7 @@ def _agreement_panel(result: ProviderResult, sweep: Sequence[int], size: int) ->
     axis = alt.Axis(labelAngle=0, ticks=False, domain=False, values=every, labelOverlap=False)
     return (
         alt.Chart(alt.Data(values=rows), title=result.name)
-        .mark_rect(stroke=None, cornerRadius=1)
+        .mark_rect()
         .encode(
             x=alt.X(
                 "m:O",
@@ -101,7 +101,7 @@ def _agreement_panel(result: ProviderResult, sweep: Sequence[int], size: int) ->
                 title="batch size M",
                 axis=alt.Axis(labelAngle=-90, ticks=False, domain=False, values=every),
             ),
-            y=alt.Y("other:O", sort=sweep, title="batch size M", axis=axis),
+            y=alt.Y("other:O", sort=sweep, title="batch size M" if titled else None, axis=axis),
             color=colour,
             tooltip=tooltip,
         )
@@ -122,7 +122,7 @@ def drift_histogram(report: Report) -> Any | None:
     colours = provider_colours(report)
     names = [p.name for p in shown]
     scale = alt.Scale(domain=names, range=[colours[name] for name in names])
-    axis = alt.Axis(format="~s", values=[0, 1, 10, 100, 1000, 10**4, 10**5, 10**6, 10**7, 10**8], tickCount=6)
+    axis = alt.Axis(format=",.0f", values=[0, 1, 10, 100, 1000, 10**4, 10**5, 10**6, 10**7, 10**8], tickCount=6)
     return (
         alt.Chart(alt.Data(values=[r for r in rows if r["outputs"]]))
         .mark_bar(cornerRadiusTopLeft=2, cornerRadiusTopRight=2)
@@ -177,7 +177,9 @@ def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale
     tooltip = ["provider:N", "m:O", alt.Tooltip("time:N", title="median"), "verdict:N"]
     data = alt.Chart(alt.Data(values=rows), title=shape)
     limit = alt.Scale(domain=[0, 1.15], clamp=True)
-    y = alt.Y("speed:Q", title="speed, fastest = 1", scale=limit, axis=alt.Axis(values=[0, 0.25, 0.5, 0.75, 1]))
+    y = alt.Y(
+        "speed:Q", title="speed, fastest = 1", scale=limit, axis=alt.Axis(values=[0, 0.25, 0.5, 0.75, 1], format=".2f")
+    )
     colour = alt.Color("provider:N", scale=scale, legend=alt.Legend(title=None, orient="top"))
     bars = data.mark_bar(cornerRadiusTopLeft=2, cornerRadiusTopRight=2).encode(
         x=x, xOffset=offset, y=y, color=colour, tooltip=tooltip

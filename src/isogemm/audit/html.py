@@ -11,8 +11,9 @@ from typing import Any
 
 from ..errors import OptionError
 from .cases import Drift, ulps_text
-from .report import ProviderResult, Report
-from .words import measured, not_measured, provider_text, relation_cases, speed_by_m, status_word
+from .relations import RELATIONS
+from .report import ProviderResult, RelationResult, Report
+from .words import measured, not_measured, provider_text, speed_by_m, status_word
 
 __all__ = ["page", "require_extra"]
 
@@ -46,8 +47,6 @@ def page(report: Report) -> str:
         The extra ``isogemm[report]`` is not installed.
     """
     require_extra()
-    import vl_convert
-
     from .figures import EQUAL_COLOUR, agreement_map, drift_histogram, speed_bars, theme
 
     specs = {"agreement": agreement_map, "drift": drift_histogram, "speed": speed_bars}
@@ -65,8 +64,7 @@ def page(report: Report) -> str:
         machine=_machine(report),
         specs=_script_json(shown),
         themes=_script_json({"light": theme(dark=False), "dark": theme(dark=True)}),
-        # A closing tag inside the bundle would end the script element.
-        bundle=vl_convert.javascript_bundle(None).replace("</script", "<\\/script"),
+        bundle=_bundle(),
     )
 
 
@@ -130,23 +128,25 @@ def _card(report: Report, result: ProviderResult) -> str:
 
 def _matrix(report: Report) -> str:
     shown = [p for p in report.providers.values() if p.ran]
-    head = "".join(f"<th colspan=3>{escape(p.name)}</th>" for p in shown)
-    sub = "<th>cases</th><th>outputs changed</th><th>largest ULP</th>" * len(shown)
+    head = "".join(f"<th colspan=2>{escape(p.name)}</th>" for p in shown)
+    sub = "<th>cases</th><th>outputs changed</th>" * len(shown)
     body = ""
     for name in report.options["relations"]:
-        cells, meaning = "", ""
-        for p in shown:
-            r = p.relations[name]
-            meaning = r.to_dict()["meaning"]
-            changed = f"{r.changed_outputs:,} of {r.outputs:,}" if r.outputs else status_word(r.status)
-            ulps = ulps_text(r.max_ulp).removesuffix(" ULP") if r.outputs else ""
-            title = f' title="{escape(r.reason)}"' if r.reason else ""
-            cells += f"<td>{relation_cases(r)}</td>"
-            cells += f'<td class="s {r.status}"{title}>{changed}</td><td>{ulps}</td>'
-        body += f"<tr><th scope=row>{name}<small>{escape(meaning)}</small></th>{cells}</tr>"
+        cells = "".join(_cells(p.relations[name]) for p in shown)
+        body += f"<tr><th scope=row>{name}<small>{escape(RELATIONS[name].meaning)}</small></th>{cells}</tr>"
     return (
         f"<table><thead><tr><th rowspan=2>relation</th>{head}</tr><tr>{sub}</tr></thead><tbody>{body}</tbody></table>"
     )
+
+
+def _cells(r: RelationResult) -> str:
+    cases = f"{r.cases:,}" + (f"<small>{r.not_applicable:,} n/a</small>" if r.cases and r.not_applicable else "")
+    if r.failed:
+        cases += f"<small>{r.failed:,} failed</small>"
+    changed = f"{r.changed_outputs:,} of {r.outputs:,}" if r.outputs else status_word(r.status)
+    far = f"<small>at most {ulps_text(r.max_ulp)}</small>" if r.changed else ""
+    title = f' title="{escape(r.reason)}"' if r.reason else ""
+    return f'<td>{cases if r.cases else ""}</td><td class="s {r.status.replace("/", "")}"{title}>{changed}{far}</td>'
 
 
 def _drifts(report: Report) -> str:
@@ -183,6 +183,14 @@ def _machine(report: Report) -> str:
         "command": e["command"],
     }
     return "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in rows.items())
+
+
+def _bundle() -> str:
+    """Vega, Vega-Lite and vega-embed as one script; a closing tag inside it would end the script element."""
+    import vl_convert
+
+    make: Any = vl_convert.javascript_bundle  # its stub demands an argument that it does not need
+    return str(make()).replace("</script", "<\\/script")
 
 
 def _script_json(value: Any) -> str:

@@ -27,7 +27,7 @@ FULL_SWEEP = (
     *(255, 256, 257, 511, 512, 1000, 1024, 2048, 4096),
 )
 QUICK_SWEEP = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 100, 127, 128, 129, 256)
-_ALONE_ROWS = 8  # rows of a batch that are compared with themselves alone
+_ALONE_ROWS = 33  # so many first rows of a batch, its middle and its last are compared with themselves alone
 _CONTENTS = ("other", "zero", "large", "nan", "inf")
 
 
@@ -103,7 +103,7 @@ def _population(bench: Bench, params: Params) -> Pair:
     if against > 1:
         common = min(m, against)
         return _whole(bench, bench.product(against)[:common], got[:common])
-    rows = np.unique(np.concatenate([np.arange(min(m, _ALONE_ROWS // 2)), [m // 2, m - 1]]))
+    rows = np.unique(np.concatenate([np.arange(min(m, _ALONE_ROWS)), [m // 2, m - 1]]))
     return Pair(concatenated([bench.alone(int(r)) for r in rows]), got[rows], rows, bench.operands.columns)
 
 

@@ -166,8 +166,8 @@ class ProviderResult:
     agreement : Agreement
     histogram : list of int
         Changed outputs in each of `ULP_BINS`, over all relations.
-    error_share : float
-        Largest error against float64 of a sample, as a share of sum |x||w|.
+    relative_error : float
+        Largest error of a sample against float64, as a share of its norm: what a gross error shows in, no bound.
     """
 
     name: str
@@ -176,7 +176,7 @@ class ProviderResult:
     reason: str = ""
     ran: bool = False
     histogram: list[int] = field(default_factory=lambda: [0] * len(ULP_BINS))
-    error_share: float = 0.0
+    relative_error: float = 0.0
 
     @property
     def status(self) -> Literal["held", "changed", "failed", "absent"]:
@@ -202,7 +202,7 @@ class ProviderResult:
             "relations": [r.to_dict() for r in self.relations.values()],
             "agreement": {"sweep": list(self.agreement.sweep), "cells": self.agreement.cells()},
             "histogram": [{"ulps": b, "outputs": c} for b, c in zip(ULP_BINS, self.histogram, strict=True)],
-            "error_share": self.error_share,
+            "relative_error": self.relative_error,
         }
 
 

@@ -60,7 +60,10 @@ def provider_text(result: ProviderResult) -> str:
     parts = [f"no bit changed; {compared}"]
     if broken:
         largest = max(r.max_ulp for r in result.relations.values())
-        parts = [f"{changed:,} of {compared} changed, at most by {ulps_text(largest)}", "broken: " + ", ".join(broken)]
+        parts = [
+            f"{changed:,} of {compared} changed, at most by {ulps_text(largest)}",
+            "not kept by " + ", ".join(broken),
+        ]
     if failed:
         parts.append("failed: " + ", ".join(failed))
     if result.reason:

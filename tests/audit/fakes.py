@@ -1,0 +1,152 @@
+"""Providers for the audit's tests: one that holds, and ones that break exactly one promise each."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import isogemm
+from isogemm.audit import CallableProvider
+
+Array = NDArray[Any]
+
+N, K = 24, 40
+_THREADS = isogemm.get_num_threads()
+_calls = 0
+
+
+def honest(x: Array, w: Array) -> Array:
+    """Row by row, each sum along contiguous memory: a row's bits see nothing but the row."""
+    x, w = np.ascontiguousarray(x), np.ascontiguousarray(w)
+    return np.stack([(row * w).sum(axis=1, dtype=np.float32) for row in x]).astype(x.dtype)
+
+
+def nudged(y: Array) -> Array:
+    """One ULP away."""
+    return np.nextafter(y, np.float32(np.inf), dtype=y.dtype)
+
+
+def by_m(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    return nudged(y) if len(x) == 1 else y
+
+
+def by_position(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    y[1::2] = nudged(y[1::2])
+    return y
+
+
+def by_neighbours(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    return y if np.isfinite(x).all() else nudged(y)
+
+
+def by_padding(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    return y if x[-3:].any() else nudged(y)
+
+
+def by_schedule(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    return nudged(y) if len(x) == 156 else y
+
+
+def by_rerun(x: Array, w: Array) -> Array:
+    global _calls
+    _calls += 1
+    y = honest(x, w)
+    return nudged(y) if _calls % 3 == 0 else y
+
+
+def by_threads(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    return y if isogemm.get_num_threads() == _THREADS else nudged(y)
+
+
+def by_form(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    return y if len(w) == N else nudged(y)
+
+
+def by_layout(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    return y if x.flags.c_contiguous and w.flags.c_contiguous else nudged(y)
+
+
+class ByPacking(CallableProvider):
+    """Prepares weights that give other bits."""
+
+    def __init__(self) -> None:
+        super().__init__("by_packing", honest)
+        self.packed = lambda x, w: nudged(honest(x, w))
+
+
+def one_output(x: Array, w: Array) -> Array:
+    """A single output of a single batch size is off, by five ULPs."""
+    y = honest(x, w)
+    if len(x) == 16:
+        for _ in range(5):
+            y[11, 7] = nudged(y[11, 7])
+    return y
+
+
+def raises(x: Array, w: Array) -> Array:
+    raise RuntimeError("no kernel for this shape\nand more")
+
+
+def raises_at_64(x: Array, w: Array) -> Array:
+    if len(x) == 64:
+        raise ValueError("64 is too many")
+    return honest(x, w)
+
+
+def leaves(x: Array, w: Array) -> Array:
+    sys.exit(3)
+
+
+def lists(x: Array, w: Array) -> Any:
+    return honest(x, w).tolist()
+
+
+def transposed(x: Array, w: Array) -> Array:
+    return honest(x, w).T
+
+
+def wide(x: Array, w: Array) -> Array:
+    return honest(x, w).astype(np.float64)
+
+
+def zeros(x: Array, w: Array) -> Array:
+    return np.zeros((len(x), len(w)), x.dtype)
+
+
+def not_finite(x: Array, w: Array) -> Array:
+    return np.full((len(x), len(w)), np.nan, x.dtype)
+
+
+def writes_x(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    x[0, 0] += 1
+    return y
+
+
+def writes_w(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    w[3, 5] += 1
+    return y
+
+
+def swaps_w(x: Array, w: Array) -> Array:
+    y = honest(x, w)
+    w[[0, 1]] = w[[1, 0]]
+    return y
+
+
+def reuses_its_buffer(x: Array, w: Array, _buffers: dict[Any, Array] = {}) -> Array:  # noqa: B006 (that is the point)
+    y = _buffers.setdefault((len(x), len(w)), np.empty((len(x), len(w)), x.dtype))
+    y[...] = by_rerun(x, w)
+    return y

@@ -1,0 +1,162 @@
+"""Each relation has a planted violation that it catches, and no other relation is blamed for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import isogemm
+from isogemm import audit
+from isogemm.audit.bench import Bench, Operands, sampled_columns
+from isogemm.audit.cases import Case, evaluate
+from isogemm.audit.data import Activations, WeightSource, arrange
+from isogemm.models import Linear
+
+from . import fakes
+
+SHAPE = Linear("fake", fakes.N, fakes.K)
+SWEEP = [1, 2, 3, 16]
+
+
+def changed(provider: audit.Provider | object, sweep: list[int] = SWEEP) -> set[str]:
+    report = audit.run([provider], [SHAPE], require=[], sweep=sweep, speed=False)  # type: ignore[list-item]
+    (result,) = report.providers.values()
+    assert not result.reason
+    assert {r.status for r in result.relations.values()} <= {"held", "changed", "n/a"}
+    return {name for name, r in result.relations.items() if r.status == "changed"}
+
+
+@pytest.mark.parametrize(
+    ("provider", "broken"),
+    [
+        (fakes.honest, set()),
+        (fakes.by_m, {"population", "padding", "schedule"}),
+        (fakes.by_position, {"population", "position", "schedule"}),
+        (fakes.by_neighbours, {"neighbours"}),
+        (fakes.by_padding, {"padding"}),
+        (fakes.by_schedule, {"schedule"}),
+        (fakes.by_threads, {"threads"}),
+        (fakes.by_form, {"form"}),
+        (fakes.by_layout, {"layout"}),
+        (fakes.ByPacking(), {"packing"}),
+        (fakes.one_output, {"population", "position"}),  # row 11 of 16; neighbours looks at rows 0, 8 and 15
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or getattr(value, "name", None),
+)
+def test_planted_violation_is_caught_by_the_relations_it_breaks(provider: object, broken: set[str]) -> None:
+    assert changed(provider) == broken
+
+
+def test_every_relation_has_a_planted_violation() -> None:
+    (marker,) = test_planted_violation_is_caught_by_the_relations_it_breaks.pytestmark
+    planted = set().union(*(broken for _, broken in marker.args[1]))
+    assert planted | {"rerun"} == set(audit.RELATIONS)
+
+
+@pytest.mark.parametrize("provider", [fakes.by_rerun, fakes.reuses_its_buffer], ids=["fresh", "reused buffer"])
+def test_a_provider_that_differs_from_itself_is_caught_by_rerun(provider: object) -> None:
+    assert "rerun" in changed(provider)
+
+
+def test_first_mismatch_names_the_output() -> None:
+    report = audit.run([fakes.one_output], [SHAPE], require=[], sweep=[1, 16], relations=["position"], speed=False)
+    name = "tests.audit.fakes:one_output"
+    first, *_ = report.drifts(name)
+    assert (first.row, first.column, first.ulps) == (10, 7, 5)  # moved round by 1, row 11 of the call is row 10 of x
+    assert first.case.m == 16
+    assert int(first.got_bits, 16) - int(first.expected_bits, 16) in (5, -5)
+    result = report.providers[name].relations["position"]
+    assert (result.changed, result.changed_outputs, result.max_ulp) == (2, 4, 5)
+    histogram = {b["ulps"]: b["outputs"] for b in report.providers[name].to_dict()["histogram"]}
+    assert {ulps for ulps, outputs in histogram.items() if outputs} == {"5-8"}
+    assert histogram["5-8"] == 4
+
+
+def test_agreement_map_groups_batch_sizes() -> None:
+    from isogemm.audit.words import agreement_text
+
+    report = audit.run([fakes.by_m], [SHAPE], require=[], sweep=[1, 2, 3, 16], relations=["population"], speed=False)
+    (result,) = report.providers.values()
+    assert agreement_text(result.agreement) == "batch sizes fall into 2 groups of equal bits: 1 | 2..16"
+    cells = {(c["m"], c["other"]): (c["equal"], c["outputs"]) for c in result.agreement.cells()}
+    assert len(cells) == 16
+    assert cells[2, 1] == cells[1, 2] == (0, fakes.N)
+    assert cells[16, 3] == (3 * fakes.N, 3 * fakes.N)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_isogemm_holds(dtype: str) -> None:
+    shapes = [Linear("odd", 67, 129), Linear("wide", 200, 64), Linear("one", 1, 1)]
+    report = audit.run(["isogemm"], shapes, sweep=[1, 2, 3, 4, 7, 16, 33, 100, 129], dtype=dtype, speed=False)
+    result = report.providers["isogemm"]
+    assert [str(d) for d in report.drifts("isogemm")] == []
+    assert report.held("isogemm"), result.reason or [r.reason for r in result.relations.values()]
+    assert report.ok
+    assert {r.status for r in result.relations.values()} == {"held"}
+
+
+def test_numpy_is_reported_whatever_it_does() -> None:
+    report = audit.run(["numpy"], [(96, 200)], require=[], sweep=[1, 2, 8, 33], speed=False)
+    result = report.providers["numpy"]
+    assert result.status in ("held", "changed")  # which of the two depends on the CPU and its BLAS
+    assert result.relations["packing"].status == "n/a"
+    assert result.relations["population"].outputs > 0
+
+
+def test_not_applicable_never_counts_as_held() -> None:
+    report = audit.run([fakes.honest], [SHAPE], require=[], sweep=[1, 2], relations=["packing"], speed=False)
+    (result,) = report.providers.values()
+    assert result.relations["packing"].cases == 0
+    assert not report.held(result.name)
+
+
+def test_compared_columns_keep_both_edges() -> None:
+    columns = sampled_columns(151936, 4096)
+    assert len(columns) <= 4096
+    assert len(np.unique(columns)) == len(columns)
+    assert set(range(64)) <= set(columns)
+    assert set(range(151936 - 64, 151936)) <= set(columns)
+    assert np.diff(columns).max() < 64
+
+
+def test_a_sampled_column_keeps_its_number() -> None:
+    """Where only a sample of the columns is compared, the report names the output's own column."""
+
+    def off(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        y = fakes.honest(x, w)
+        if len(x) == 2:
+            y[1, -1] = fakes.nudged(y[1, -1])
+        return y
+
+    w = WeightSource(Linear("wide", 500, 8)).load(np.dtype(np.float32), 0)
+    activations = Activations()
+    operands = Operands(Linear("wide", 500, 8), w, activations, 0, sampled_columns(500, 40), 1 << 20)
+    case = Case("off", "population", {"m": 2, "against": 1}, WeightSource(operands.linear), activations, "float32", 0)
+    outcome = evaluate(Bench(audit.CallableProvider("off", off), operands), case)
+    assert outcome.drift is not None
+    assert (outcome.drift.row, outcome.drift.column) == (1, 499)
+    assert outcome.outputs == 2 * len(operands.columns) < 2 * 500
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "padded", "rows", "columns", "unaligned"])
+def test_layouts_hold_the_same_values_elsewhere(layout: str) -> None:
+    a = Activations().rows(5, 7, np.dtype(np.float32), 0)
+    b = arrange(a, layout)
+    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+    assert not np.shares_memory(a, b)
+    assert b.flags.c_contiguous == (layout in ("C", "unaligned"))
+    assert b.flags.f_contiguous == (layout == "F")
+    assert (b.ctypes.data % 64 == 0) == (layout != "unaligned")
+
+
+def test_activations_do_not_depend_on_how_many_are_drawn() -> None:
+    few, many = (Activations().rows(m, 33, np.dtype(np.float32), 5) for m in (3, 700))
+    np.testing.assert_array_equal(few, many[:3])
+    assert np.abs(many).max() > 30 * np.abs(many).mean()  # tails
+    assert not np.array_equal(few, Activations().rows(3, 33, np.dtype(np.float32), 6))
+
+
+def test_threads_are_put_back() -> None:
+    before = isogemm.get_num_threads()
+    changed(fakes.by_threads)
+    assert isogemm.get_num_threads() == before

@@ -1,0 +1,218 @@
+"""The report as JSON and as a page, and the inputs that a user hands over: shapes, weights, activations."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from isogemm import audit
+from isogemm.audit.html import page
+from isogemm.errors import OptionError, ShapeError
+from isogemm.models import MODELS, Linear, model
+
+from . import fakes
+
+SHAPE = Linear("fake", fakes.N, fakes.K)
+RELATION_KEYS = {
+    *("relation", "meaning", "status", "cases", "held", "changed", "failed", "not_applicable"),
+    *("outputs", "changed_outputs", "max_ulp", "reason", "drifts"),
+}
+DRIFT_KEYS = {
+    *("provider", "relation", "params", "shape", "m", "dtype", "seed", "row", "column"),
+    *("expected_bits", "got_bits", "expected", "got", "ulps", "replay"),
+}
+
+
+@pytest.fixture(scope="module")
+def report() -> audit.Report:
+    return audit.run([fakes.by_m, fakes.honest, fakes.raises, fakes.not_finite], [SHAPE], require=[], sweep=[1, 2, 16])
+
+
+def test_json_round_trip_and_schema(report: audit.Report, tmp_path: Path) -> None:
+    path = report.write_json(tmp_path / "deep" / "report.json")
+    content = json.loads(path.read_text())
+    assert content == json.loads(json.dumps(report.to_dict()))
+    assert content["schema"] == "isogemm.audit.v1"
+    assert set(content) == {
+        *("schema", "ok", "required", "options", "shapes", "providers", "speeds", "notes", "environment")
+    }
+    for provider in content["providers"]:
+        assert set(provider) == {*("name", "status", "reason", "relations", "agreement", "histogram", "relative_error")}
+        for relation in provider["relations"]:
+            assert set(relation) == RELATION_KEYS
+            assert relation["cases"] == relation["held"] + relation["changed"] + relation["failed"]
+            assert all(set(drift) == DRIFT_KEYS for drift in relation["drifts"])
+            assert bool(relation["changed_outputs"]) == bool(relation["drifts"])
+    population = content["providers"][0]["relations"][0]
+    assert population["drifts"][0]["replay"].endswith(
+        "isogemm audit --replay 'provider=tests.audit.fakes:by_m&relation=population&m=2&against=1"
+        f"&n={fakes.N}&k={fakes.K}&dtype=float32&seed=0'"
+    )
+    assert content["shapes"] == [
+        {"name": "fake", "n": fakes.N, "k": fakes.K, "source": "random", "columns_compared": fakes.N, "largest_m": 16}
+    ]
+
+
+def test_speeds_are_relative_to_the_fastest(report: audit.Report) -> None:
+    assert {s.m for s in report.speeds} == {1, 16, 128}
+    assert "tests.audit.fakes:raises" not in {s.provider for s in report.speeds}
+    for m in (1, 16, 128):
+        ratios = [s.against_fastest for s in report.speeds if s.m == m]
+        assert min(ratios) == 1.0
+        assert all(s.p5 <= s.median <= s.p95 for s in report.speeds)
+
+
+def test_page_is_one_file(report: audit.Report, tmp_path: Path) -> None:
+    text = report.write_html(tmp_path / "report.html").read_text()
+    markup = re.sub(r"<script>.*?</script>", "<script></script>", text, flags=re.DOTALL)
+    assert markup.count("<script></script>") == 2
+    assert not re.search(r"<(link|img|iframe|object|embed|base)\b", markup)
+    assert not re.search(r"\b(src|href)\s*=|@import|url\(", markup)
+    assert "http://" not in markup
+    assert "https://" not in markup
+    assert not re.search(r"$\w", markup)
+    for name in ("agreement", "drift", "speed"):
+        assert f'<div id="{name}" class="chart">' in markup
+        assert f'"{name}": {{' in text
+    for word in (
+        "tests.audit.fakes:by_m",
+        "bits changed",
+        "raised RuntimeError",
+        "isogemm audit --replay",
+        "population",
+    ):
+        assert word in markup
+
+
+def test_charts_render(report: audit.Report) -> None:
+    import vl_convert
+
+    from isogemm.audit import figures
+
+    for make in (figures.agreement_map, figures.drift_histogram, figures.speed_bars):
+        spec = make(report).to_dict()
+        for dark in (False, True):
+            spec["config"] = figures.theme(dark=dark)
+            svg = vl_convert.vegalite_to_svg(spec)
+            assert svg.count("<path") > 10
+
+
+def test_page_says_what_a_name_is_not_markup() -> None:
+    evil = audit.CallableProvider("<b>&</script>", fakes.by_m)
+    text = page(audit.run([evil], [SHAPE], require=[], sweep=[1, 2], speed=False))
+    markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert "</script" not in markup  # the name in the figures' data ended no script
+    assert "<b>&" not in markup
+    assert "&lt;b&gt;&amp;" in markup
+
+
+def test_page_without_drift_or_speed_says_so() -> None:
+    text = page(audit.run([fakes.honest], [SHAPE], require=[], sweep=[1, 2], speed=False))
+    assert "No output changed, so there is no distance to show." in text
+    assert "Speed was not measured." in text
+
+
+def test_missing_extra_is_named(report: audit.Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    with pytest.raises(OptionError, match=r"isogemm\[report\]"):
+        report.write_html(tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_shapes_of_json_and_csv(tmp_path: Path) -> None:
+    texts = {
+        "a.json": '[{"n": 8, "k": 4, "name": "up"}, [6, 5], [3, 2, "down"]]',
+        "a.csv": "# comment\nname,k,n\nup,4,8\n6x5,5,6\ndown,2,3\n",
+        "b.csv": "8,4,up\n\n6, 5\n3,2,down\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        linears = [source.linear for source in audit.read_shapes(str(tmp_path / name))]
+        assert linears == [("up", 8, 4), ("6x5", 6, 5), ("down", 3, 2)], name
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "[[1]]", "[[0, 4]]", "[[-1, 4]]", "[[1.5, 4]]", "[[true, 4]]", "8", "8,x", "n,k\n", '["88"]'],
+)
+def test_malformed_shapes(text: str, tmp_path: Path) -> None:
+    (tmp_path / "shapes").write_text(text)
+    with pytest.raises(ShapeError):
+        audit.read_shapes(str(tmp_path / "shapes"))
+
+
+def test_shapes_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("[[1, 2]")
+    for name in ("broken.json", "absent.json"):
+        with pytest.raises(OptionError):
+            audit.read_shapes(str(tmp_path / name))
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(0)
+    tensors = {
+        "layer.0.up.weight": rng.standard_normal((20, 12)).astype(ml_dtypes.bfloat16),
+        "layer.0.bias": np.zeros(20, np.float32),
+        "layer.1.down[x].weight": rng.standard_normal((6, 9)).astype(np.float32),
+        "ids": np.zeros((2, 2), np.int64),
+    }
+    path = tmp_path / "a model + more & so on=%20.safetensors"
+    save_file(tensors, str(path))
+    return str(path)
+
+
+def test_weights_of_a_file(weights: str) -> None:
+    sources = {s.linear.name: s for s in audit.weights_of_file(weights)}
+    assert {(s.linear.n, s.linear.k) for s in sources.values()} == {(20, 12), (6, 9)}
+    assert len(audit.weights_of_file(weights, limit=1)) == 1
+    assert [s.linear.n for s in audit.weights_of_file(weights, match=["*.1.*"])] == [6]
+    stored = np.random.default_rng(0).standard_normal((20, 12)).astype(ml_dtypes.bfloat16)
+    up = sources["layer.0.up.weight"].load(np.dtype(np.float32), 0)
+    np.testing.assert_array_equal(up, stored.astype(np.float32))
+    assert up.dtype == np.float32
+    with pytest.raises(OptionError, match="no matching"):
+        audit.weights_of_file(weights, match=["nothing*"])
+    with pytest.raises(OptionError, match="cannot read"):
+        audit.weights_of_file(weights + ".not")
+
+
+def test_audit_of_real_weights_and_activations_replays(weights: str, tmp_path: Path) -> None:
+    inputs = str(tmp_path / "x.npy")
+    np.save(inputs, np.random.default_rng(1).standard_normal((10, 9)).astype(np.float32))
+    sources = audit.weights_of_file(weights, match=["*down*"])
+    report = audit.run([fakes.by_m], sources, require=[], inputs=inputs, sweep=[1, 2, 64], speed=False)
+    drift = report.drifts("tests.audit.fakes:by_m")[0]
+    case, outcome = audit.replay(drift.case.text())
+    assert case == drift.case
+    assert outcome.drift == drift
+    with pytest.raises(ShapeError, match="activations"):
+        audit.run([fakes.by_m], [SHAPE], require=[], inputs=inputs, sweep=[1, 2], speed=False)
+
+
+def test_models_have_the_published_shapes() -> None:
+    assert len(MODELS) == 8
+    small = {name: (n, k) for name, n, k in model("Qwen2.5-0.5B").linears()}
+    assert small == {
+        "qkv": (1152, 896),
+        "attention output": (896, 896),
+        "gate+up": (9728, 896),
+        "down": (896, 4864),
+        "lm head": (151936, 896),
+    }
+    medium = {name: (n, k) for name, n, k in model("qwen3 4b").linears()}
+    assert medium["qkv"] == (6144, 2560)
+    assert medium["attention output"] == (2560, 4096)  # head_dim is not hidden / heads
+    assert medium["gate+up"] == (19456, 2560)
+    assert medium["down"] == (2560, 9728)
+    assert Linear("expert down", 2048, 768) in model("Qwen3-30B-A3B").linears()
+    with pytest.raises(OptionError, match="Qwen3-4B"):
+        model("Qwen3-4C")

@@ -1,0 +1,165 @@
+"""The command line: exit statuses, messages and files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isogemm import __version__, cli
+
+FAKES = "tests.audit.fakes"
+SMALL = ["--m", "1,2,16", "--no-speed"]
+
+
+def isogemm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["isogemm", *words])
+    status = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    return lambda *words: isogemm(capsys, monkeypatch, *words)
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> str:
+    (tmp_path / "shapes.csv").write_text("24,40,fake\n")
+    return str(tmp_path / "shapes.csv")
+
+
+def test_version(run) -> None:  # type: ignore[no-untyped-def]
+    assert run("--version")[:2] == run("version")[:2] == (0, f"isogemm {__version__}\n")
+
+
+def test_audit_holds_and_writes_its_files(run, shapes: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    out, page = tmp_path / "new" / "r.json", tmp_path / "new" / "r.html"
+    status, text, _ = run("audit", "--shapes", shapes, *SMALL, "--json", str(out), "--html", str(page))
+    assert status == 0, text
+    content = json.loads(out.read_text())
+    assert content["ok"]
+    assert [p["name"] for p in content["providers"]] == ["isogemm", "numpy"]
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert "isogemm: no bit changed" in text
+    assert "Required: isogemm held" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["-p", f"{FAKES}:by_m"], 0),  # isogemm is what has to hold
+        (["-p", f"{FAKES}:by_m", "--require", f"{FAKES}:by_m"], 1),
+        (["-p", f"{FAKES}:by_m", "--require", "none"], 0),
+        (["--require", f"{FAKES}:honest,isogemm"], 0),
+        (["--require", f"{FAKES}:raises"], 1),
+        (["--require", f"{FAKES}:honest", "--require", f"{FAKES}:zeros"], 1),
+        (["-p", f"{FAKES}:honest", "--require", f"{FAKES}:honest", "--relation", "packing"], 1),  # n/a is not held
+    ],
+    ids=str,
+)
+def test_exit_status(run, shapes: str, words: list[str], status: int) -> None:  # type: ignore[no-untyped-def]
+    assert run("audit", "--shapes", shapes, *SMALL, *words)[0] == status
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["audit", "-p", "nonsense"],
+        ["audit", "-p", "no_such_module:f"],
+        ["audit", "-p", f"{FAKES}:no_such_function"],
+        ["audit", "--model", "no-such-model"],
+        ["audit", "--shapes", "/no/such/file"],
+        ["audit", "--weights", "/no/such/file"],
+        ["audit", "--model", "Qwen3-4B", "--shapes", "x"],
+        ["audit", "--match", "x"],
+        ["audit", "--dtype", "int8"],
+        ["audit", "--m", "many"],
+        ["audit", "--relation", "telepathy"],
+        ["audit", "--seed", "-1"],
+        ["audit", "--json", "/proc/no/such/folder.json"],
+        ["audit", "--no-such-option"],
+        ["audit", "--replay", "gibberish"],
+        ["audit", "--replay", "provider=numpy&relation=population&m=2&n=4&k=4&dtype=float32&seed=0"],
+        ["audit", "--replay", "provider=numpy&relation=telepathy&m=2&n=4&k=4&dtype=float32&seed=0"],
+        ["audit", "--replay", "provider=nonsense&relation=packing&m=2&n=4&k=4&dtype=float32&seed=0"],
+        ["audit", "--replay", "provider=numpy&relation=packing&m=0&n=4&k=4&dtype=float32&seed=0"],
+        ["audit", "--replay", "provider=numpy&relation=schedule&chunks=a+b&n=4&k=4&dtype=float32&seed=0"],
+        ["audit", "--replay", "provider=numpy&relation=neighbours&m=4&contents=cats&n=4&k=4&dtype=float32&seed=0"],
+        ["audit", "--replay", "provider=numpy&relation=layout&m=2&layout=Z/C&n=4&k=4&dtype=float32&seed=0"],
+        ["plan", "8", "8"],
+        ["plan", "8", "8", "-8"],
+        ["plan", "8", "8", "8", "--trans", "XY"],
+        ["plan", "8", "8", "8", "--dtype", "complex64"],
+        ["no-such-command"],
+    ],
+    ids=" ".join,
+)
+def test_bad_usage_is_one_clear_message_and_status_2(run, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+    status, out, err = run(*words)
+    assert status == 2, out
+    assert err.strip()
+    assert "Traceback" not in err
+    if err.startswith("isogemm: "):
+        assert len(err.splitlines()) == 1
+        assert "nearest legal choice" in err
+
+
+def test_bad_usage_leaves_an_existing_report_alone(run, shapes: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "r.json").write_text("kept")
+    assert run("audit", "-p", "nonsense", "--shapes", shapes, "--json", str(tmp_path / "r.json"))[0] == 2
+    assert (tmp_path / "r.json").read_text() == "kept"
+
+
+def test_plan(run) -> None:  # type: ignore[no-untyped-def]
+    status, out, _ = run("plan", "4", "64", "32", "--threads", "2")
+    assert status == 0
+    assert "fma/chain" in out
+    assert "k = 32" in out
+    status, out, _ = run("plan", "4", "64", "32", "--json", "--trans", "nn", "--dtype", "bfloat16")
+    assert status == 0
+    content = json.loads(out)
+    assert content["shape"] == {"m": 4, "n": 64, "k": 32}
+    assert (content["trans_a"], content["trans_b"]) == ("N", "N")
+
+
+def fresh(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "isogemm", *words], capture_output=True, text=True, check=False)
+
+
+def test_replay_in_a_fresh_process_finds_the_same_mismatch(run, shapes: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    out = tmp_path / "r.json"
+    run("audit", "-p", f"{FAKES}:by_position", "--shapes", shapes, *SMALL, "--seed", "7", "--json", str(out))
+    relations = {r["relation"]: r for r in json.loads(out.read_text())["providers"][0]["relations"]}
+    drift = relations["position"]["drifts"][0]
+    import shlex
+
+    words = [word for word in shlex.split(drift["replay"]) if "=" not in word or "&" in word]
+    assert words[0] == "isogemm"
+    again = fresh(*words[1:])
+    assert again.returncode == 1, again.stderr
+    for part in (drift["got_bits"], drift["expected_bits"], f"[{drift['row']}, {drift['column']}]", "seed 7"):
+        assert part in again.stdout
+    held = fresh(*words[1:-1], words[-1].replace("by_position", "honest"))
+    assert held.returncode == 0, held.stderr
+    assert "held" in held.stdout
+
+
+def test_audit_does_not_import_torch(shapes: str) -> None:
+    code = (
+        "import sys; from isogemm import cli; sys.argv = ['isogemm', 'audit', '-p', 'numpy', '--require', 'none',"
+        f" '--shapes', {shapes!r}, '--m', '1,2']\n"
+        "try: cli.main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules; assert 'altair' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

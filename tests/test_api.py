@@ -78,11 +78,14 @@ def test_gemm_is_the_definition_with_every_option(m, n, k, dtype, trans, layout,
     assert_same(got, want)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("contract", ["tensor_core:sm90/chain", "tensor_core:sm80/leaf16", "tf32:sm90/tree2"])
-def test_other_arithmetics(dtype, contract):
-    if (dtype == F32) != contract.startswith("tf32"):
-        pytest.skip("not defined for these operands")
+@pytest.mark.parametrize("order", ["chain", "leaf16", "tree2"])
+@pytest.mark.parametrize(
+    ("arithmetic", "dtype"),
+    [("tf32:sm90", F32), *((f"tensor_core:{sm}", dtype) for sm in ("sm90", "sm80") for dtype in (BF16, F16))],
+    ids=str,
+)
+def test_other_arithmetics(arithmetic, dtype, order):
+    contract = f"{arithmetic}/{order}"
     a, b = values((5, 100), dtype, seed=1, special=True), values((100, 6), dtype, seed=2)
     got = isogemm.matmul(a, b, contract=contract, out_dtype=np.float32)
     assert_same(got, product(a, b, contract, out_dtype=np.float32))
@@ -132,15 +135,12 @@ def test_plain_views_of_odd_ranks():
     assert_same(isogemm.matmul(a.transpose(2, 1, 0, 3), b[:1]), stacked(a.transpose(2, 1, 0, 3), b[:1]))
 
 
-@pytest.mark.parametrize("shape_a", [(8,), (3, 8), (2, 3, 8), (2, 4, 3, 8)])
+@pytest.mark.parametrize("shape_a", [(8,), (3, 8), (4, 3, 8), (2, 4, 3, 8)])
 @pytest.mark.parametrize("shape_b", [(8,), (8, 5), (4, 8, 5)])
 @pytest.mark.parametrize("layout", ["c", "f", "stepped", "reversed"])
 def test_matmul_writes_out_and_nothing_around_it(shape_a, shape_b, layout):
     a, b = values(shape_a, seed=1), values(shape_b, seed=2)
-    try:
-        want = stacked(a, b)
-    except ValueError:
-        pytest.skip("numpy refuses these shapes too")
+    want = stacked(a, b)
     room = poisoned(tuple(2 * d + 2 for d in want.shape))
     index = tuple(slice(1, 1 + 2 * d, 2) if layout == "stepped" else slice(1, 1 + d) for d in want.shape)
     out = room[(..., *index)]

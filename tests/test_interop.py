@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array as arrays
+import ctypes
 import subprocess
 import sys
 import weakref
@@ -88,6 +89,34 @@ def test_dlpack_refusals():
 
     with pytest.raises(LayoutError, match="cannot export"):
         interop.array("x", Broken(values((2, 2))))
+
+
+class Handmade:
+    """A versioned capsule written field by field: a byte offset, and no strides."""
+
+    def __init__(self, x: np.ndarray, byte_offset: int, major: int = 1) -> None:
+        self.shape = (ctypes.c_int64 * 2)(2, 3)
+        self.struct = interop._Versioned(major=major)
+        tensor = self.struct.tensor
+        tensor.data, tensor.byte_offset, tensor.ndim = x.ctypes.data, byte_offset, 2
+        tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = 2, 32, 1
+        tensor.shape = self.shape
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **_):
+        new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+            ("PyCapsule_New", ctypes.pythonapi)
+        )
+        return new(ctypes.addressof(self.struct), b"dltensor_versioned", None)
+
+
+def test_dlpack_fields_that_few_producers_use():
+    x = values((10,), seed=1)
+    assert_same(interop.array("x", Handmade(x, 8)), x[2:8].reshape(2, 3))
+    with pytest.raises(LayoutError, match=r"version 2\.0"):
+        interop.array("x", Handmade(x, 8, major=2))
 
 
 class Interface:

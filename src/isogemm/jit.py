@@ -51,7 +51,7 @@ def compile_seconds() -> float:
 
 
 def njit(function: Callable[..., Any] | None = None, *, signature: Any = None, **options: Any) -> Any:
-    """``numba.njit`` without the GIL, cached in `cache_directory`; compiled on its first call, or for `signature` now."""
+    """``numba.njit`` without the GIL, cached in `cache_directory`; compiled when called, or now for `signature`."""
     if function is None:
         return functools.partial(njit, signature=signature, **options)
     import numba

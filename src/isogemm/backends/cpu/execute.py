@@ -17,7 +17,7 @@ from ...threads import get_num_threads
 from . import fields as f
 from .launch import launch_rows, launch_single
 from .packed import PackedWeight
-from .tasks import Epilogue, Task, swap_operands, task_for
+from .tasks import Epilogue, swap_operands, task_for
 
 __all__ = ["gemm", "gemm_batched", "gemm_items", "swap_operands"]
 

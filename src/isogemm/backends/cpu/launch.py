@@ -3,7 +3,6 @@ than a small product."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,21 +28,22 @@ def _start(control, function, template, a, b, out, swapped, chunks, scratch, str
     run_chunks(control, function, rows.ctypes.data, chunks, scratch, stride)
 
 
-@cache
-def _starter(a: str, b: str, out: str) -> Any:
-    """`_start` for element types "f" (fp32) or "H" (16 bits); any strides, one compilation each."""
+_starters: dict[tuple[bool, bool, bool], Any] = {}
+
+
+def _starter(a: bool, b: bool, out: bool) -> Any:
+    """`_start` for fp32 or 16-bit (narrow) elements; any strides, one compilation each."""
     from numba import types
 
-    element = {"f": types.float32, "H": types.uint16}
-
-    def view(char: str, readonly: bool) -> Any:
-        return types.Array(element[char], 2, "A", readonly=readonly, aligned=False)
+    def view(narrow: bool, readonly: bool) -> Any:
+        return types.Array(types.uint16 if narrow else types.float32, 2, "A", readonly=readonly, aligned=False)
 
     i64 = types.int64
     signature = types.void(
         i64, i64, types.Array(i64, 2, "C"), view(a, True), view(b, True), view(out, False), i64, i64, i64, i64
     )
-    return njit(_start, signature=signature)
+    _starters[a, b, out] = made = njit(_start, signature=signature)
+    return made
 
 
 def launch_single(task: Task, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue | None) -> None:
@@ -56,29 +56,30 @@ def launch_single(task: Task, a: Array, b: Array | PackedWeight, out: Array, epi
         add_epilogue(rows[1], epilogue)
         if task.copies_c and not _is_same(epilogue.c, out):
             out[...] = epilogue.c
-    if a.dtype.char != "f":
+    narrow_a, narrow_b, narrow_out = task.narrow
+    if narrow_a:
         a = a.view(np.uint16)
-    if b.dtype.char != "f":
+    if narrow_b:
         b = b.view(np.uint16)
-    if out.dtype.char != "f":
+    if narrow_out:
         out = out.view(np.uint16)
-    run = _starter(a.dtype.char, b.dtype.char, out.dtype.char)
-    function, chunks, swapped = address(), task.chunks, task.swapped
-
-    def start(control: int, scratch: int, stride: int) -> None:
-        run(control, function, rows, a, b, out, swapped, chunks, scratch, stride)
-
-    pool().run(start, chunks, task.scratch, task.threads)
+    run = _starters.get(task.narrow) or _starter(*task.narrow)
+    threads = pool()
+    control, scratch, stride, held = threads.enter(task.scratch, task.threads)
+    try:
+        run(control, address(), rows, a, b, out, task.swapped, task.chunks, scratch, stride)
+    finally:
+        threads.leave(held)
 
 
 def launch_rows(rows: NDArray[np.int64], chunks: int, scratch: int, threads: int) -> None:
     """Run a task array whose descriptors have their addresses."""
-    function, tasks = address(), rows.ctypes.data
-
-    def start(control: int, base: int, stride: int) -> None:
-        run_chunks(control, function, tasks, chunks, base, stride)
-
-    pool().run(start, chunks, scratch, threads)
+    function, workers = address(), pool()
+    control, base, stride, held = workers.enter(scratch, min(threads, chunks))
+    try:
+        run_chunks(control, function, rows.ctypes.data, chunks, base, stride)
+    finally:
+        workers.leave(held)
 
 
 def _is_same(c: Array | None, out: Array) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -116,27 +115,29 @@ class Pool:
         self._scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._base = self._room = 0
 
-    def run(self, start: Callable[[int, int, int], object], chunks: int, scratch: int, threads: int) -> None:
-        """Call ``start(control, scratch address, scratch stride)`` with room for `threads` threads.
+    def enter(self, scratch: int, threads: int) -> tuple[int, int, int, Any]:
+        """(control, scratch address, scratch stride, held) for `run_chunks`; give `held` back to `leave`.
 
         `control` is 0 when the caller has to run all chunks itself: one thread, or a pool that is busy.
         """
-        threads = min(threads, chunks, MAX_THREADS)
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):
             own = np.empty(scratch + ALIGN, np.uint8)
-            start(0, -(-own.ctypes.data // ALIGN) * ALIGN, scratch)
-            return
-        try:
-            if threads > 1:
-                self._rouse(threads)
-            # A worker of an earlier, larger call may still be awake and help: it needs scratch too.
-            stride = (scratch | 4095) + 65  # an odd line: threads' buffers fall in different cache sets
-            if self._room < stride * len(self._wake):
-                self._scratch = np.empty(stride * len(self._wake) + ALIGN, np.uint8)
-                self._room = stride * len(self._wake)
-                self._base = -(-self._scratch.ctypes.data // ALIGN) * ALIGN
-            start(self._words if threads > 1 else 0, self._base, stride)
-        finally:
+            return 0, -(-own.ctypes.data // ALIGN) * ALIGN, scratch, own
+        if threads > 1:
+            threads = min(threads, MAX_THREADS)
+            self._rouse(threads)
+        # A worker of an earlier, larger call may still be awake and help: it needs scratch too.
+        stride = (scratch | 4095) + 65  # an odd line: threads' buffers fall in different cache sets
+        room = stride * len(self._wake)
+        if self._room < room:
+            self._scratch = np.empty(room + ALIGN, np.uint8)
+            self._room = room
+            self._base = -(-self._scratch.ctypes.data // ALIGN) * ALIGN
+        return self._words if threads > 1 else 0, self._base, stride, None
+
+    def leave(self, held: Any) -> None:
+        """End of a call: the next one may have the pool."""
+        if held is None:
             self._busy.release()
 
     def _rouse(self, threads: int) -> None:

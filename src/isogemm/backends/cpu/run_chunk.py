@@ -52,17 +52,14 @@ def run_tasks(tasks, chunk, scratch):  # type: ignore[no-untyped-def]
         chunk -= blocks
 
 
+_address = 0
+_compiled: Any = None  # keeps the code behind the address alive
+
+
 def address() -> int:
     """Address of the compiled entry, ``void (i64 *tasks, i64 chunk, i64 scratch)``."""
-    return _entry().address  # type: ignore[no-any-return]
-
-
-_compiled: Any = None
-
-
-def _entry() -> Any:
-    global _compiled
-    if _compiled is None:
+    global _address, _compiled
+    if not _address:
         import numba
         from numba import types
 
@@ -73,7 +70,7 @@ def _entry() -> Any:
             run_tasks(numba.carray(tasks, (header[0, ITEMS] + 1, f.FIELDS)), chunk, scratch)
 
         signature = types.void(types.CPointer(types.int64), types.int64, types.int64)
-        _compiled = with_cache(lambda: numba.cfunc(signature, cache=True)(run_chunk)) or numba.cfunc(signature)(
-            run_chunk
-        )
-    return _compiled
+        cached = with_cache(lambda: numba.cfunc(signature, cache=True)(run_chunk))
+        _compiled = cached or numba.cfunc(signature)(run_chunk)
+        _address = _compiled.address
+    return _address

@@ -65,6 +65,8 @@ class Task:
         The output is the accumulator and has to hold C before the walk starts (accumulate).
     work : int
         Multiply-adds.
+    narrow : tuple of bool
+        Which of A, B and the output have 16-bit elements, in the caller's order.
     """
 
     rows: NDArray[np.int64]
@@ -74,6 +76,7 @@ class Task:
     chunks: int
     scratch: int
     threads: int
+    narrow: tuple[bool, bool, bool]
 
     def row_at(self, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue) -> NDArray[np.int64]:
         """The descriptor with addresses."""
@@ -169,9 +172,12 @@ def _make(
     _apply(row, s)
     rows = np.zeros((2, f.FIELDS), np.int64)
     rows[0, 0], rows[1] = 1, row
+    chunks = s.grid_m * s.grid_n
+    narrow = (a.itemsize == 2, b.dtype.itemsize == 2, out.itemsize == 2)
     return Task(
-        rows, swapped, bool(plain and e.accumulate), m * n * k, s.grid_m * s.grid_n, _scratch(problem, s), s.threads
-    )
+        rows, swapped, bool(plain and e.accumulate), m * n * k, chunks, _scratch(problem, s), min(s.threads, chunks),
+        narrow,
+    )  # fmt: skip
 
 
 def _bits(value: float) -> int:

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from ...jit import njit
 from . import fields as f
-from .vectors import BFLOAT16, CANONICAL_NAN, FLOAT32
+from .vectors import BFLOAT16, CANONICAL_NAN, FLOAT16, FLOAT32
 
 __all__ = ["epilogue_tile", "load_element", "store_element"]
 
@@ -45,6 +45,35 @@ def _memory(kind: Any, write: bool) -> Any:
     return peek
 
 
+def _indexed(kind: Any, write: bool) -> Any:
+    """Load or store of element j behind an address, as pointer arithmetic that the vectorizer can follow."""
+    numba_type = {32: types.uint32, 16: types.uint16}[kind.width]
+
+    if write:
+
+        @intrinsic  # type: ignore[untyped-decorator]
+        def poke_at(typingctx, address, j, value):  # type: ignore[no-untyped-def]
+            def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+                base = builder.inttoptr(args[0], ir.PointerType(kind))
+                builder.store(args[2], builder.gep(base, [args[1]], source_etype=kind), align=kind.width // 8)
+
+            return types.void(types.int64, types.int64, numba_type), codegen
+
+        return poke_at
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def peek_at(typingctx, address, j):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            base = builder.inttoptr(args[0], ir.PointerType(kind))
+            return builder.load(builder.gep(base, [args[1]], source_etype=kind), align=kind.width // 8, typ=kind)
+
+        return numba_type(types.int64, types.int64), codegen
+
+    return peek_at
+
+
+peek32_at = _indexed(ir.IntType(32), False)
+poke32_at, poke16_at = _indexed(ir.IntType(32), True), _indexed(ir.IntType(16), True)
 peek32, peek16 = _memory(ir.IntType(32), False), _memory(ir.IntType(16), False)
 poke32, poke16 = _memory(ir.IntType(32), True), _memory(ir.IntType(16), True)
 
@@ -108,19 +137,16 @@ def float_to_half_bits(u):  # type: ignore[no-untyped-def]
     # Subnormal range: adding 0.5 leaves the significand, rounded to nearest even, in the low bits.
     small = as_bits(add32(as_float(mag), as_float(types.uint32(0x3F000000)))) - types.uint32(0x3F000000)
     result = small if mag < types.uint32(113 << 23) else normal
-    if rounded >= types.uint32(143 << 23):
-        result = types.uint32(0x7C00)
-    if mag > types.uint32(0x7F800000):
-        return types.uint32(0x7FFF)
-    return sign | result
+    result = types.uint32(0x7C00) if rounded >= types.uint32(143 << 23) else result
+    return types.uint32(0x7FFF) if mag > types.uint32(0x7F800000) else sign | result
 
 
 @njit(inline="always")
 def float_to_bfloat_bits(u):  # type: ignore[no-untyped-def]
     """fp32 bits to bf16 bits, to nearest even; NaN becomes the canonical one."""
-    if (u & types.uint32(0x7FFFFFFF)) > types.uint32(0x7F800000):
-        return types.uint32(0x7FFF)
-    return (u + types.uint32(0x7FFF) + ((u >> types.uint32(16)) & types.uint32(1))) >> types.uint32(16)
+    nan = (u & types.uint32(0x7FFFFFFF)) > types.uint32(0x7F800000)
+    rounded = (u + types.uint32(0x7FFF) + ((u >> types.uint32(16)) & types.uint32(1))) >> types.uint32(16)
+    return types.uint32(0x7FFF) if nan else rounded
 
 
 @njit(inline="always")
@@ -144,26 +170,65 @@ def store_element(value, address, element):  # type: ignore[no-untyped-def]
         poke16(address, types.uint16(float_to_half_bits(as_bits(value))))
 
 
+@njit(inline="always")
+def _lane(base, j):  # type: ignore[no-untyped-def]
+    """fp32 number j of a row of accumulators."""
+    return as_float(peek32_at(base, j))
+
+
+@njit
+def _scale(acc, columns, alpha):  # type: ignore[no-untyped-def]
+    for j in range(columns):
+        poke32_at(acc, j, as_bits(mul32(alpha, _lane(acc, j))))
+
+
+@njit
+def _add(acc, columns, source, stride, element, unit, factor):  # type: ignore[no-untyped-def]
+    """acc += factor * source, two roundings; `unit` leaves the product out."""
+    if element == FLOAT32 and stride == 4:
+        for j in range(columns):
+            x = _lane(source, j)
+            poke32_at(acc, j, as_bits(add32(_lane(acc, j), x if unit else mul32(factor, x))))
+        return
+    for j in range(columns):
+        x = load_element(source + j * stride, element)
+        poke32_at(acc, j, as_bits(add32(_lane(acc, j), x if unit else mul32(factor, x))))
+
+
+@njit
+def _round_row(acc, columns, out, stride, element):  # type: ignore[no-untyped-def]
+    """Round a row once into the output; contiguous rows in loops that vectorize."""
+    if element == FLOAT32 and stride == 4:
+        for j in range(columns):
+            v = peek32_at(acc, j)
+            poke32_at(out, j, types.uint32(CANONICAL_NAN) if (v & 0x7FFFFFFF) > 0x7F800000 else v)
+    elif element == BFLOAT16 and stride == 2:
+        for j in range(columns):
+            poke16_at(out, j, types.uint16(float_to_bfloat_bits(peek32_at(acc, j))))
+    elif element == FLOAT16 and stride == 2:
+        for j in range(columns):
+            poke16_at(out, j, types.uint16(float_to_half_bits(peek32_at(acc, j))))
+    else:
+        for j in range(columns):
+            store_element(_lane(acc, j), out + j * stride, element)
+
+
 @njit
 def epilogue_tile(d, acc, acc_rs, i0, rows, j0, columns):  # type: ignore[no-untyped-def]
-    """Apply the epilogue of descriptor `d` to an accumulator tile whose corner is output element (i0, j0)."""
+    """Apply the epilogue of descriptor `d` to an accumulator tile whose corner is output element (i0, j0).
+
+    The accumulators are overwritten on the way.
+    """
+    one = types.float32(1.0)
     alpha, beta = as_float(types.uint32(d[f.ALPHA])), as_float(types.uint32(d[f.BETA]))
-    scaled, has_c, unit_beta = d[f.ALPHA] != f.ONE, beta != types.float32(0.0), d[f.BETA] == f.ONE
-    bias, bias_rs, bias_cs, bias_e = d[f.BIAS], d[f.BIAS_RS], d[f.BIAS_CS], d[f.BIAS_E]
-    c_rs, c_cs, c_e = d[f.C_RS], d[f.C_CS], d[f.C_E]
-    o_cs, o_e = d[f.O_CS], d[f.O_E]
     for i in range(rows):
-        source = acc + i * acc_rs
-        c = d[f.C] + (i0 + i) * c_rs + j0 * c_cs
-        b = bias + (i0 + i) * bias_rs + j0 * bias_cs
-        o = d[f.OUT] + (i0 + i) * d[f.O_RS] + j0 * o_cs
-        for j in range(columns):
-            v = as_float(peek32(source + 4 * j))
-            if scaled:
-                v = mul32(alpha, v)
-            if has_c:
-                x = load_element(c + j * c_cs, c_e)
-                v = add32(v, x if unit_beta else mul32(beta, x))
-            if bias != 0:
-                v = add32(v, load_element(b + j * bias_cs, bias_e))
-            store_element(v, o + j * o_cs, o_e)
+        row = acc + i * acc_rs
+        if d[f.ALPHA] != f.ONE:
+            _scale(row, columns, alpha)
+        if beta != types.float32(0.0):
+            c = d[f.C] + (i0 + i) * d[f.C_RS] + j0 * d[f.C_CS]
+            _add(row, columns, c, d[f.C_CS], d[f.C_E], d[f.BETA] == f.ONE, beta)
+        if d[f.BIAS] != 0:
+            b = d[f.BIAS] + (i0 + i) * d[f.BIAS_RS] + j0 * d[f.BIAS_CS]
+            _add(row, columns, b, d[f.BIAS_CS], d[f.BIAS_E], True, one)
+        _round_row(row, columns, d[f.OUT] + (i0 + i) * d[f.O_RS] + j0 * d[f.O_CS], d[f.O_CS], d[f.O_E])

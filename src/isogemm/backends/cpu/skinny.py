@@ -6,6 +6,7 @@ from ...jit import njit
 from . import fields as f
 from .gemv import MAX_ROWS, gemv_tile
 from .micro import NR, WIDTH
+from .pack import pack_along_lines
 from .scalars import as_bits, epilogue_tile, load_element, peek32, poke32
 from .stream import DEPTH, stream_rows
 from .vectors import FLOAT32
@@ -19,10 +20,15 @@ def _inputs(d, m0, rows, scratch):  # type: ignore[no-untyped-def]
     if d[f.A_E] == FLOAT32 and d[f.A_CS] == 4:
         return d[f.A] + m0 * d[f.A_RS], d[f.A_RS]
     k = d[f.K]
+    size = 4 if d[f.A_E] == FLOAT32 else 2
+    whole = k // WIDTH
     for i in range(rows):
-        source = d[f.A] + (m0 + i) * d[f.A_RS]
-        for kk in range(k):
-            poke32(scratch + (i * k + kk) * 4, as_bits(load_element(source + kk * d[f.A_CS], d[f.A_E])))
+        source, target = d[f.A] + (m0 + i) * d[f.A_RS], scratch + i * k * 4
+        if d[f.A_CS] == size:
+            # A widening copy: the packing of adjacent lines, a vector of k at a time.
+            pack_along_lines(d[f.A_E], target, WIDTH * 4, source, WIDTH * size, whole, WIDTH)
+        for kk in range(whole * WIDTH if d[f.A_CS] == size else 0, k):
+            poke32(target + kk * 4, as_bits(load_element(source + kk * d[f.A_CS], d[f.A_E])))
     return scratch, k * 4
 
 

@@ -90,7 +90,9 @@ def audit_command(
     ] = False,
     speed: Annotated[bool, typer.Option(help="Time the providers against each other.")] = True,
     json: Annotated[str, typer.Option(help="Write the report as JSON.")] = "",
-    html: Annotated[str, typer.Option(help="Write the report as one page that opens offline.")] = "",
+    html: Annotated[
+        str, typer.Option(help="Write the report as one page that opens offline (needs isogemm[report]).")
+    ] = "",
     replay: Annotated[str, typer.Option(help="Evaluate one case, as a drift report printed it.")] = "",
 ) -> None:
     """Check which calls of a matrix product keep their bits, for isogemm and for yours.

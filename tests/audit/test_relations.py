@@ -160,3 +160,23 @@ def test_threads_are_put_back() -> None:
     before = isogemm.get_num_threads()
     changed(fakes.by_threads)
     assert isogemm.get_num_threads() == before
+
+
+def test_large_weights_are_copied_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    from isogemm.audit import bench
+
+    monkeypatch.setattr(bench, "_LARGE_BYTES", 10 * fakes.K * 4)
+    report = audit.run(
+        [fakes.honest, fakes.ByPacking(), fakes.by_layout],
+        [SHAPE],
+        require=[],
+        sweep=[1, 2],
+        relations=["packing", "layout"],
+        speed=False,
+    )
+    assert report.notes == [f"fake: packing and layout used the first 10 of {fakes.N} rows of w"]
+    honest, packs, lays = report.providers.values()
+    assert honest.relations["layout"].status == "held"
+    assert honest.relations["layout"].outputs == 7 * (1 + 5 + 64) * 10
+    assert packs.relations["packing"].status == "changed"
+    assert lays.relations["layout"].status == "changed"

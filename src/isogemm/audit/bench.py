@@ -74,6 +74,11 @@ def sampled_columns(n: int, most: int) -> Array:
     return np.unique(np.concatenate([np.arange(edge), inner, np.arange(n - edge, n)]))
 
 
+def copied_rows(k: int, dtype: np.dtype[Any]) -> int:
+    """Rows of a weight of width `k` that relations may copy: 128 MiB of them."""
+    return max(1, _LARGE_BYTES // (k * dtype.itemsize))
+
+
 class Bench:
     """Calls one provider on one linear; every relation's cases are evaluated on one of these.
 
@@ -116,8 +121,7 @@ class Bench:
 
     def part(self) -> Array:
         """The weight, or as many of its first rows as may be copied."""
-        rows = max(1, _LARGE_BYTES // (self.operands.linear.k * self.operands.dtype.itemsize))
-        return self.operands.w[:rows]
+        return self.operands.w[: copied_rows(self.operands.linear.k, self.operands.dtype)]
 
     def part_product(self, m: int) -> tuple[Array, Array]:
         """The product of the first `m` rows with `part`, and the columns compared."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import LimitError, OptionError, ShapeError
 from ..models import MODELS, PROJECTION_SHAPES, Linear
-from .bench import Bench, Disqualified, Operands, sampled_columns
+from .bench import Bench, Disqualified, Operands, copied_rows, sampled_columns
 from .cases import MAX_COLUMNS, Case, evaluate
 from .data import Activations, Array, WeightSource, as_dtype
 from .providers import Absent, CallableProvider, Provider, load_provider
@@ -185,6 +185,11 @@ class _Audit:
                 "largest_m": min(operands.max_m, max(s.scope.sweep)),
             }
         )
+        copied = copied_rows(linear.k, operands.dtype)
+        if copied < linear.n:
+            self.out.notes.append(
+                f"{linear.name}: packing and layout used the first {copied:,} of {linear.n:,} rows of w"
+            )
         fit: dict[str, Provider] = {}
         for name, provider in self.live.items():
             if self._provider(name, provider, operands, source):

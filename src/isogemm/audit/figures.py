@@ -164,11 +164,15 @@ def speed_bars(report: Report) -> Any | None:
     names = [name for name in colours if any(r["provider"] == name for r in rows)]
     shapes = list(dict.fromkeys(r["shape"] for r in rows))
     scale = alt.Scale(domain=names, range=[colours[name] for name in names])
-    panels = [_speed_panel([r for r in rows if r["shape"] == shape], str(shape), names, scale) for shape in shapes]
-    return alt.concat(*panels, columns=3 if len(shapes) != 4 else 2).resolve_scale(color="shared", y="shared")
+    columns = 2 if len(shapes) in (1, 2, 4) else 3
+    width = 420 if columns == 2 else 270
+    panels = [
+        _speed_panel([r for r in rows if r["shape"] == shape], str(shape), names, scale, width) for shape in shapes
+    ]
+    return alt.concat(*panels, columns=columns).resolve_scale(color="shared", y="shared")
 
 
-def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale: Any) -> Any:
+def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale: Any, width: int) -> Any:
     import altair as alt
 
     sizes = list(dict.fromkeys(r["m"] for r in rows))
@@ -187,5 +191,4 @@ def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale
     spread = data.mark_rule(strokeWidth=1, opacity=0.6).encode(
         x=x, xOffset=offset, y=alt.Y("low:Q", scale=limit), y2="high:Q", tooltip=tooltip
     )
-    width = max(240, 20 * len(sizes) * len(names))
-    return (bars + spread).properties(width=min(width, 430), height=180)
+    return (bars + spread).properties(width=width, height=180)

@@ -45,6 +45,9 @@ def not_measured(report: Report) -> list[str]:
     ]
     if sampled:
         lines.append("Compared on a sample of the output columns: " + ", ".join(sampled) + ".")
+    load, cpus = report.environment.get("load"), report.environment.get("cpu", {}).get("usable")
+    if report.speeds and load is not None and load > cpus + 1:
+        lines.append(f"The machine was busy (load {load} on {cpus} CPUs): the times are those of a busy machine.")
     return lines + report.notes
 
 

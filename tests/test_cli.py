@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -163,3 +164,27 @@ def test_audit_does_not_import_torch(shapes: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_script_audits_its_own_function_and_the_command_line_replays_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from tests.audit.fakes import by_m\n"
+        "def lin(x, w): return by_m(x, w)\n"
+        "if __name__ == '__main__':\n"
+        "    import isogemm.audit\n"
+        "    report = isogemm.audit.run([lin], [(24, 40)], require=[], sweep=[1, 2], speed=False)\n"
+        "    print(next(iter(report.providers)), report.drifts('mine.py:lin')[0].case.text())\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+
+    def there(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    script = there("mine.py")
+    assert script.returncode == 0, script.stderr
+    name, line = script.stdout.split()
+    assert name == "mine.py:lin"
+    again = there("-m", "isogemm", "audit", "--replay", line)
+    assert again.returncode == 1, again.stderr
+    assert "48 of 48 outputs changed" in again.stdout  # both rows differ alone

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -265,11 +267,20 @@ def _named(providers: Sequence[ProviderLike]) -> dict[str, Provider | Absent]:
         elif isinstance(provider, Provider):
             named[provider.name] = provider
         else:
-            name = f"{provider.__module__}:{getattr(provider, '__qualname__', type(provider).__name__)}"
+            name = _name(provider)
             named[name] = CallableProvider(name, provider)
     if not named:
         raise OptionError("providers", limit="at least one", value="none", nearest="isogemm")
     return named
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """``module:function``, or ``file.py:function`` for a script's own, so that a replay finds it again."""
+    place = function.__module__
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if place == "__main__" and script:
+        place = os.path.relpath(script)
+    return f"{place}:{getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def _sources(shapes: Iterable[ShapeLike] | None, full: bool) -> tuple[WeightSource, ...]:

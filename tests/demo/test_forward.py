@@ -47,6 +47,13 @@ def test_the_real_model_agrees_with_torch_and_finds_paraphrases(real_folder):
     assert (similarity.argmax(1) == np.arange(len(got)) ^ 1).all()
 
 
+def test_the_real_tokenizer_neither_pads_nor_runs_on(real_folder):
+    text_to_tokens = minilm.tokenizer(real_folder)
+    hello, long = minilm.tokenize(text_to_tokens, ["Hello world.", "word " * 1000])
+    assert hello.tolist() == [101, 7592, 2088, 1012, 102]
+    assert len(long) == minilm.MAX_TOKENS
+
+
 @pytest.mark.parametrize("provider", [forward.NUMPY, forward.ISOGEMM], ids=lambda p: p.name)
 def test_the_small_encoder_agrees_with_torch(small, small_batch, provider):
     got = forward.embed(small, small_batch, provider)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,7 @@ def _read(path: Path | None) -> tuple[str, ...]:
 
 
 def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: Path) -> bool:
+    started = time.perf_counter()
     _step(console, 1, "reading the model")
     model = minilm.load(folder)
     batch = minilm.tokenize(minilm.tokenizer(folder), sentences)
@@ -120,7 +122,8 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
     console.print()
     for line in show.conclusions(findings.drifts, findings.row_drifts):
         console.print(line, style="bold", highlight=False)
-    console.print("\nReports:", *(str(path) for path in (*files, summary)), highlight=False, soft_wrap=True)
+    console.print(f"\n{_took(started)}", highlight=False)
+    console.print("Reports:", *(str(path) for path in (*files, summary)), highlight=False, soft_wrap=True)
     return findings.held and audited.ok
 
 
@@ -171,6 +174,13 @@ def _stamped(findings: Findings) -> dict[str, Any]:
     from .. import lab
 
     return findings.to_dict() | {"environment": lab.environment()}
+
+
+def _took(started: float) -> str:
+    from ..jit import compile_seconds
+
+    text = f"Took {time.perf_counter() - started:.0f} s"
+    return f"{text}, {compile_seconds():.0f} s of it compiling kernels, once." if compile_seconds() >= 1 else f"{text}."
 
 
 def _step(console: Console, number: int, title: str) -> None:

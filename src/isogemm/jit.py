@@ -10,16 +10,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cache_directory", "compile_seconds", "njit"]
+__all__ = ["cache_directory", "compile_entry", "compile_seconds", "njit"]
 
 _SOURCES = ("jit.py", "contract", "backends/cpu")
 _seconds = 0.0
-_listening = False
+_listening = _said = False
+ANNOUNCE_AFTER = 0.6
 
 
 @functools.cache
@@ -86,6 +88,32 @@ def say(text: str) -> None:
     print(f"isogemm: {text}", file=sys.stderr, flush=True)
 
 
+def compile_entry(signature: Any, function: Callable[..., Any]) -> Any:
+    """``numba.cfunc`` in `cache_directory`: `function` compiled for C callers, with its address."""
+    import numba
+
+    global _seconds
+    started, before = time.perf_counter(), _seconds
+    soon = threading.Timer(ANNOUNCE_AFTER, announce)  # a cached entry loads sooner than that
+    soon.daemon = True
+    soon.start()
+    try:
+        compiled = with_cache(lambda: numba.cfunc(signature, cache=True)(function)) or numba.cfunc(signature)(function)
+    finally:
+        soon.cancel()
+    if not compiled.cache_hits:
+        _seconds = before + time.perf_counter() - started  # what the listener counted meanwhile is part of it
+    return compiled
+
+
+def announce() -> None:
+    """Say, once per process, that kernels are being compiled."""
+    global _said
+    if not _said:
+        _said = True
+        say(f"compiling kernels for this CPU, once; they are kept in {cache_directory()}")
+
+
 def listen() -> None:
     """Announce the first compilation of the process, and count the seconds of all of them."""
     global _listening
@@ -97,25 +125,18 @@ def listen() -> None:
     class Announce(event.Listener):  # type: ignore[misc]
         depth = 0
         started = 0.0
-        said = False
 
         def on_start(self, record: Any) -> None:
-            if not _ours(record):
-                return
-            if not self.said:
-                self.said = True
-                say(f"compiling kernels for this CPU, once; they are kept in {cache_directory()}")
-            if self.depth == 0:
-                self.started = time.perf_counter()
-            self.depth += 1
+            if _ours(record):
+                announce()
+                self.started = self.started if self.depth else time.perf_counter()
+                self.depth += 1
 
         def on_end(self, record: Any) -> None:
             global _seconds
-            if not _ours(record):
-                return
-            self.depth -= 1
-            if self.depth == 0:
-                _seconds += time.perf_counter() - self.started
+            if _ours(record):
+                self.depth -= 1
+                _seconds += 0.0 if self.depth else time.perf_counter() - self.started
 
     event.register("numba:compile", Announce())
 

@@ -1,4 +1,4 @@
-"""Atomic words, a pause, and calls through an address: what a thread pool in compiled code needs."""
+"""Atomic words, a pause and the floating-point control word: what a thread pool in compiled code needs."""
 
 from __future__ import annotations
 
@@ -55,17 +55,6 @@ def pause(typingctx):  # type: ignore[no-untyped-def]
             builder.call(declare(builder.module, "llvm.x86.sse2.pause", ir.VoidType(), []), [])
 
     return types.void(), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def call_address(typingctx, function, tasks, chunk, scratch):  # type: ignore[no-untyped-def]
-    """void (*function)(i64 tasks, i64 chunk, i64 scratch)."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-
-    return types.void(*[types.int64] * 4), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -16,11 +16,14 @@ from __future__ import annotations
     PLAIN, START,
     STRATEGY, A_MODE, B_MODE, MC, NC, KC,
     GRID_M, GRID_N, MR_PANEL,
-) = range(36)  # fmt: skip
-FIELDS = 36
+    PACK_A, PACK_B, TILE, FEW,
+) = range(40)  # fmt: skip
+FIELDS = 40
 
 # Flags for PLAIN: the accumulator is the output itself (fp32, unit column stride, nothing to apply after the walk).
 # START: the walk starts from C instead of from zero.
+
+# PACK_A, PACK_B, TILE, FEW: addresses of the routines that the schedule needs (routines.py); 0 where it needs none.
 
 # STRATEGY
 TILED, GEMV, STREAM = 0, 1, 2

@@ -15,11 +15,10 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from .target import target
-from .vectors import BFLOAT16, ELEMENT_BYTES, F32, F32_BYTES, FLOAT16, FLOAT32, Emitter, define
+from .vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
 
 WIDTH = target().width
 MAX_ROWS = 4
-ELEMENTS = (FLOAT32, BFLOAT16, FLOAT16)
 # Bytes ahead in each weight row. The lines of 16 rows can fall into one set of the first-level cache (a row stride of
 # 16 KiB does), so they are asked for into the second level.
 PREFETCH_BYTES = 768
@@ -80,24 +79,16 @@ def store_columns(e: Emitter, value: Any, address: Any, columns: Any) -> None:
                 e.store(e.load(e.at(base, offset), F32), e.at(address, offset))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def gemv_tile(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):  # type: ignore[no-untyped-def]
-    """out[rows, columns] for one vector of weight rows; strides in bytes."""
+    """out[rows, columns] for one vector of weight rows; `element` is a constant of the compiled routine."""
+    code = element.literal_value
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        element, rows, *rest = args
-        end = builder.append_basic_block("gemv_done")
-        selector = builder.add(builder.mul(element, ir.Constant(element.type, MAX_ROWS + 1)), rows)
-        switch = builder.switch(selector, end)
-        for code in ELEMENTS:
-            for count in range(1, MAX_ROWS + 1):
-                name = f"isogemm_gemv_{code}_{count}"
-                fn = define(builder.module, name, 9, lambda e, *xs, c=code, n=count: _emit(e, c, n, xs))
-                block = builder.append_basic_block(name)
-                switch.add_case(ir.Constant(ir.IntType(64), code * (MAX_ROWS + 1) + count), block)
-                builder.position_at_end(block)
-                builder.call(fn, rest)
-                builder.branch(end)
-        builder.position_at_end(end)
+        routines = {
+            n: define(builder.module, f"isogemm_gemv_{code}_{n}", 9, lambda e, *xs, n=n: _emit(e, code, n, xs))
+            for n in range(1, MAX_ROWS + 1)
+        }
+        switch_over(builder, args[1], routines, args[2:])
 
-    return types.void(*[types.int64] * 11), codegen
+    return types.void(element, *[types.int64] * 10), codegen

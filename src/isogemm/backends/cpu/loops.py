@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from ...jit import njit
 from . import fields as f
-from .micro import MR, NR, WIDTH, tile_direct, tile_packed
-from .pack import pack_along_k, pack_along_lines, pack_any
+from .micro import MR, NR, WIDTH
+from .routines import call7, call10
 from .scalars import epilogue_tile, peek32, poke32
 from .vectors import FLOAT32
 
@@ -18,17 +18,6 @@ __all__ = ["product_block", "scratch_bytes"]
 
 TILE_BYTES = 4 * MR * NR
 PAD = 256  # stores of whole vectors may run past a panel's end
-
-
-@njit(inline="always")
-def _pack_lines(element, dst, step, src, line, k_stride, k, rows):  # type: ignore[no-untyped-def]
-    size = 4 if element == FLOAT32 else 2
-    if k_stride == size:
-        pack_along_k(element, dst, step, src, line, k, rows)
-    elif line == size:
-        pack_along_lines(element, dst, step, src, k_stride, k, rows)
-    else:
-        pack_any(element, dst, step, src, line, k_stride, k, rows)
 
 
 @njit
@@ -41,7 +30,7 @@ def pack_columns(d, dst, j0, columns, p0, kb):  # type: ignore[no-untyped-def]
             count = min(WIDTH, columns - j - v)
             if count > 0:
                 src = d[f.B] + (j0 + j + v) * d[f.B_CS] + p0 * d[f.B_RS]
-                _pack_lines(d[f.B_E], panel + v * 4, step, src, d[f.B_CS], d[f.B_RS], kb, count)
+                call7(d[f.PACK_B], panel + v * 4, step, src, d[f.B_CS], d[f.B_RS], kb, count)
             else:
                 for kk in range(kb):
                     for lane in range(v, NR):
@@ -59,24 +48,16 @@ def pack_rows(d, dst, i0, rows, p0, kb):  # type: ignore[no-untyped-def]
         panel = dst + first * kb * 4
         for v in range(0, count, WIDTH):
             src = d[f.A] + (i0 + first + v) * d[f.A_RS] + p0 * d[f.A_CS]
-            _pack_lines(d[f.A_E], panel + v * 4, count * 4, src, d[f.A_RS], d[f.A_CS], kb, min(WIDTH, count - v))
+            call7(d[f.PACK_A], panel + v * 4, count * 4, src, d[f.A_RS], d[f.A_CS], kb, min(WIDTH, count - v))
 
 
 @njit
 def _tile(d, rows, kb, a, b, b_rs, c, c_rs, load_c):  # type: ignore[no-untyped-def]
-    """One register tile; what is walked in place, or widened on the way, takes the kernel with strides."""
+    """One register tile: A in place, or in a panel of `rows` rows."""
     if d[f.A_MODE] == f.A_IN_PLACE:
-        tile_direct(_tile_element(d), rows, kb, a, d[f.A_RS], d[f.A_CS], b, b_rs, c, c_rs, load_c)
-    elif _tile_element(d) != FLOAT32:
-        tile_direct(_tile_element(d), rows, kb, a, 4, 4 * rows, b, b_rs, c, c_rs, load_c)
+        call10(d[f.TILE], rows, kb, a, d[f.A_RS], d[f.A_CS], b, b_rs, c, c_rs, load_c)
     else:
-        tile_packed(rows, kb, a, b, b_rs, c, c_rs, load_c)
-
-
-@njit(inline="always")
-def _tile_element(d):  # type: ignore[no-untyped-def]
-    """Element type of B as the register tile sees it: packing has widened all but prepared panels."""
-    return d[f.B_E] if d[f.B_MODE] == f.PREPARED else FLOAT32
+        call10(d[f.TILE], rows, kb, a, 4, 4 * rows, b, b_rs, c, c_rs, load_c)
 
 
 @njit

@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from .target import target
-from .vectors import BFLOAT16, ELEMENT_BYTES, F32, F32_BYTES, FLOAT16, FLOAT32, I64, Emitter, define
+from .vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
 
 MR, NR, WIDTH = target().mr, target().nr, target().width
 UNROLL = 4
@@ -61,50 +61,25 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
             e.store(e.canonical(e.b.load(acc[i][v], typ=e.vec)), e.at(row, v * WIDTH * F32_BYTES))
 
 
-def _switch(builder: Any, rows: Any, rest: Any, largest: int, packed: bool, element: int, name: str) -> None:
-    """Call the routine for the row count."""
-    end = builder.append_basic_block("tile_done")
-    switch = builder.switch(rows, end)
-    for count in range(1, largest + 1):
-        fn = define(builder.module, f"{name}_{count}", 9, lambda e, *xs, n=count: _emit_tile(e, n, packed, element, xs))
-        block = builder.append_basic_block(f"rows_{count}")
-        switch.add_case(ir.Constant(I64, count), block)
-        builder.position_at_end(block)
-        builder.call(fn, rest)
-        builder.branch(end)
-    builder.position_at_end(end)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def tile_packed(typingctx, mr, k, a, b, b_rs, c, c_rs, load_c):  # type: ignore[no-untyped-def]
-    """A in panels [k][mr], B in fp32 rows; mr <= MR."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        rows, k, a, *rest = args
-        zero = ir.Constant(I64, 0)
-        _switch(builder, rows, [k, a, zero, zero, *rest], MR, True, FLOAT32, "isogemm_tile_packed")
-
-    return types.void(*[types.int64] * 8), codegen
-
-
-# Fewer rows than MR in place, because each row is an address stream of its own.
+# In place fewer rows, because each row is an address stream of its own.
 MR_DIRECT = min(MR, 8)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def tile_direct(typingctx, element, mr, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):  # type: ignore[no-untyped-def]
-    """A in place by strides, B in rows of any element type; mr <= MR_DIRECT."""
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def tile(typingctx, packed, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):  # type: ignore[no-untyped-def]
+    """A in panels [k][rows] (`packed`; its strides are ignored) or in place; B in rows of `element`s.
+
+    Both are constants of the compiled routine; `rows` is at most MR, or MR_DIRECT in place.
+    """
+    is_packed, code = bool(packed.literal_value), element.literal_value
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        element, rows, *rest = args
-        end = builder.append_basic_block("element_done")
-        switch = builder.switch(element, end)
-        for code in (FLOAT32, BFLOAT16, FLOAT16):
-            block = builder.append_basic_block(f"element_{code}")
-            switch.add_case(ir.Constant(I64, code), block)
-            builder.position_at_end(block)
-            _switch(builder, rows, rest, MR_DIRECT, False, code, f"isogemm_tile_direct_{code}")
-            builder.branch(end)
-        builder.position_at_end(end)
+        name = f"isogemm_tile_{'packed' if is_packed else 'direct'}_{code}"
+        largest = MR if is_packed else MR_DIRECT
+        routines = {
+            n: define(builder.module, f"{name}_{n}", 9, lambda e, *xs, n=n: _emit_tile(e, n, is_packed, code, xs))
+            for n in range(1, largest + 1)
+        }
+        switch_over(builder, args[2], routines, args[3:])
 
-    return types.void(*[types.int64] * 11), codegen
+    return types.void(packed, element, *[types.int64] * 10), codegen

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
 from .target import target
-from .vectors import BFLOAT16, ELEMENT_BYTES, F32_BYTES, FLOAT16, FLOAT32, Emitter, define
+from .vectors import ELEMENT_BYTES, F32_BYTES, Emitter, define
 
 WIDTH = target().width
-ELEMENTS = (FLOAT32, BFLOAT16, FLOAT16)
 PREFETCH_BYTES = 512
 
 
@@ -71,38 +69,27 @@ def _emit_any(e: Emitter, element: int, args: tuple[Any, ...]) -> None:
         e.store(e.gather([e.at(s, offset) for s in starts], element), e.at(dst, e.b.mul(kk, step)))
 
 
-def _by_element(name: str, arguments: int, emit: Any) -> Any:
-    """routine(element, *args): a switch over the element type."""
+def _emit(e: Emitter, element: int, args: tuple[Any, ...]) -> None:
+    """Choose the walk by the strides."""
+    dst, step, src, line, k_stride, k, rows = args
+    size = e.i64(ELEMENT_BYTES[element])
+    with e.b.if_else(e.b.icmp_signed("==", k_stride, size)) as (along_k, otherwise):
+        with along_k:
+            _emit_along_k(e, element, (dst, step, src, line, k, rows))
+        with otherwise, e.b.if_else(e.b.icmp_signed("==", line, size)) as (along_lines, anyhow):
+            with along_lines:
+                _emit_along_lines(e, element, (dst, step, src, k_stride, k, rows))
+            with anyhow:
+                _emit_any(e, element, (dst, step, src, line, k_stride, k, rows))
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def pack_lines(typingctx, element, dst, step, src, line, k_stride, k, rows):  # type: ignore[no-untyped-def]
+    """At most one vector of lines into a panel; `element` is a constant of the compiled routine."""
+    code = element.literal_value
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        element, *rest = args
-        end = builder.append_basic_block("pack_done")
-        switch = builder.switch(element, end)
-        for code in ELEMENTS:
-            fn = define(builder.module, f"{name}_{code}", arguments, lambda e, *xs, c=code: emit(e, c, xs))
-            block = builder.append_basic_block(f"element_{code}")
-            switch.add_case(ir.Constant(ir.IntType(64), code), block)
-            builder.position_at_end(block)
-            builder.call(fn, rest)
-            builder.branch(end)
-        builder.position_at_end(end)
+        routine = define(builder.module, f"isogemm_pack_{code}", 7, lambda e, *xs: _emit(e, code, xs))
+        builder.call(routine, args[1:])
 
-    return types.void(*[types.int64] * (arguments + 1)), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def pack_along_k(typingctx, element, dst, step, src, line, k, rows):  # type: ignore[no-untyped-def]
-    """One vector of lines, contiguous in k."""
-    return _by_element("isogemm_pack_k", 6, _emit_along_k)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def pack_along_lines(typingctx, element, dst, step, src, k_stride, k, rows):  # type: ignore[no-untyped-def]
-    """One vector of lines, adjacent in memory."""
-    return _by_element("isogemm_pack_lines", 6, _emit_along_lines)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def pack_any(typingctx, element, dst, step, src, line, k_stride, k, rows):  # type: ignore[no-untyped-def]
-    """One vector of lines, any strides."""
-    return _by_element("isogemm_pack_any", 7, _emit_any)
+    return types.void(element, *[types.int64] * 7), codegen

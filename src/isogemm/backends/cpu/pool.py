@@ -21,11 +21,11 @@ from .atomics import (
     atomic_add,
     atomic_load,
     atomic_store,
-    call_address,
     enter_default_rounding,
     leave_default_rounding,
     pause,
 )
+from .routines import call3
 
 __all__ = ["Pool", "pool", "run_chunks"]
 
@@ -54,7 +54,7 @@ def _work(control, slot):  # type: ignore[no-untyped-def]
             return
         # The task cannot end before this chunk is counted, so its words are stable here.
         scratch = atomic_load(control + SCRATCH * 8) + slot * atomic_load(control + STRIDE * 8)
-        call_address(atomic_load(control + FUNCTION * 8), atomic_load(control + TASKS * 8), chunk, scratch)
+        call3(atomic_load(control + FUNCTION * 8), atomic_load(control + TASKS * 8), chunk, scratch)
         atomic_add(control + FINISHED * 8, 1)
 
 
@@ -98,7 +98,7 @@ def run_chunks(control, function, tasks, chunks, scratch, stride):  # type: igno
         _post(control, function, tasks, chunks, scratch, stride)
     else:
         for chunk in range(chunks):
-            call_address(function, tasks, chunk, scratch)
+            call3(function, tasks, chunk, scratch)
     leave_default_rounding(saved)
 
 

@@ -6,9 +6,11 @@ is a block of one product's grid, or several whole products.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
 
-from ...jit import njit
+from numba import carray
+
+from ...jit import compile_entry, njit
 from . import fields as f
 from .loops import product_block
 from .micro import NR
@@ -52,25 +54,20 @@ def run_tasks(tasks, chunk, scratch):  # type: ignore[no-untyped-def]
         chunk -= blocks
 
 
-_address = 0
-_compiled: Any = None  # keeps the code behind the address alive
-
-
+@cache
 def address() -> int:
     """Address of the compiled entry, ``void (i64 *tasks, i64 chunk, i64 scratch)``."""
-    global _address, _compiled
-    if not _address:
-        import numba
-        from numba import types
+    return int(_entry().address)
 
-        from ...jit import with_cache
 
-        def run_chunk(tasks, chunk, scratch):  # type: ignore[no-untyped-def]
-            header = numba.carray(tasks, (1, f.FIELDS))
-            run_tasks(numba.carray(tasks, (header[0, ITEMS] + 1, f.FIELDS)), chunk, scratch)
+@cache
+def _entry():  # type: ignore[no-untyped-def]
+    from numba import types
 
-        signature = types.void(types.CPointer(types.int64), types.int64, types.int64)
-        cached = with_cache(lambda: numba.cfunc(signature, cache=True)(run_chunk))
-        _compiled = cached or numba.cfunc(signature)(run_chunk)
-        _address = _compiled.address
-    return _address
+    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), run_chunk)
+
+
+def run_chunk(tasks, chunk, scratch):  # type: ignore[no-untyped-def]
+    """`run_tasks` from a bare pointer."""
+    header = carray(tasks, (1, f.FIELDS))
+    run_tasks(carray(tasks, (header[0, ITEMS] + 1, f.FIELDS)), chunk, scratch)

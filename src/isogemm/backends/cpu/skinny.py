@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ...jit import njit
 from . import fields as f
-from .gemv import MAX_ROWS, gemv_tile
+from .gemv import MAX_ROWS
 from .micro import NR, WIDTH
-from .pack import pack_along_lines
+from .routines import call7, call10
 from .scalars import as_bits, epilogue_tile, load_element, peek32, poke32
-from .stream import DEPTH, stream_rows
+from .stream import DEPTH
 from .vectors import FLOAT32
 
 __all__ = ["few_rows", "few_rows_scratch"]
@@ -26,7 +26,7 @@ def _inputs(d, m0, rows, scratch):  # type: ignore[no-untyped-def]
         source, target = d[f.A] + (m0 + i) * d[f.A_RS], scratch + i * k * 4
         if d[f.A_CS] == size:
             # A widening copy: the packing of adjacent lines, a vector of k at a time.
-            pack_along_lines(d[f.A_E], target, WIDTH * 4, source, WIDTH * size, whole, WIDTH)
+            call7(d[f.PACK_A], target, WIDTH * 4, source, size, WIDTH * size, whole, WIDTH)
         for kk in range(whole * WIDTH if d[f.A_CS] == size else 0, k):
             poke32(target + kk * 4, as_bits(load_element(source + kk * d[f.A_CS], d[f.A_E])))
     return scratch, k * 4
@@ -51,7 +51,7 @@ def few_rows(d, m0, m1, n0, n1, scratch):  # type: ignore[no-untyped-def]
     else:
         for j in range(0, n1 - n0, WIDTH):
             w = d[f.B] + (n0 + j) * d[f.B_CS]
-            gemv_tile(d[f.B_E], rows, acc + j * 4, acc_rs, x, x_rs, w, d[f.B_CS], k,
+            call10(d[f.FEW], rows, acc + j * 4, acc_rs, x, x_rs, w, d[f.B_CS], k,
                       min(WIDTH, n1 - n0 - j), d[f.START])  # fmt: skip
     if d[f.PLAIN] == 0:
         epilogue_tile(d, acc, acc_rs, m0, rows, n0, n1 - n0)
@@ -63,10 +63,10 @@ def _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs):  # type: ignore[no-unty
     b = d[f.B] + n0 * d[f.B_CS]
     whole = k // DEPTH * DEPTH
     for kk in range(0, whole, DEPTH):
-        stream_rows(d[f.B_E], rows, 1, acc, acc_rs, x + kk * 4, x_rs, b + kk * d[f.B_RS], d[f.B_RS], columns, load_c)
+        call10(d[f.FEW], rows, 1, acc, acc_rs, x + kk * 4, x_rs, b + kk * d[f.B_RS], d[f.B_RS], columns, load_c)
         load_c = 1
     for kk in range(whole, k):
-        stream_rows(d[f.B_E], rows, 0, acc, acc_rs, x + kk * 4, x_rs, b + kk * d[f.B_RS], d[f.B_RS], columns, load_c)
+        call10(d[f.FEW], rows, 0, acc, acc_rs, x + kk * 4, x_rs, b + kk * d[f.B_RS], d[f.B_RS], columns, load_c)
         load_c = 1
     if load_c == 0:  # k = 0: the empty sum
         for i in range(rows):

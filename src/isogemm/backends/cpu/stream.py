@@ -13,13 +13,12 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from .gemv import ELEMENTS, MAX_ROWS, store_columns
+from .gemv import MAX_ROWS, store_columns
 from .target import target
-from .vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define
+from .vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
 
 WIDTH = target().width
 DEPTH = 8
-PREFETCH_ROWS = 1
 
 
 def _emit(e: Emitter, element: int, rows: int, depth: int, args: tuple[Any, ...]) -> None:
@@ -54,28 +53,20 @@ def _emit(e: Emitter, element: int, rows: int, depth: int, args: tuple[Any, ...]
         strip(whole, rest)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def stream_rows(typingctx, element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):  # type: ignore[no-untyped-def]
-    """DEPTH rows of B (one when `deep` is 0) into `rows` accumulator rows; strides in bytes."""
+    """DEPTH rows of B (one when `deep` is 0) into `rows` accumulator rows; `element` is a constant of the routine."""
+    code = element.literal_value
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        element, rows, deep, *rest = args
-        end = builder.append_basic_block("stream_done")
-        two = ir.Constant(deep.type, 2)
-        span = ir.Constant(deep.type, 2 * (MAX_ROWS + 1))
-        selector = builder.add(builder.add(builder.mul(element, span), builder.mul(rows, two)), deep)
-        switch = builder.switch(selector, end)
-        for code in ELEMENTS:
-            for count in range(1, MAX_ROWS + 1):
-                for flag, depth in ((0, 1), (1, DEPTH)):
-                    name = f"isogemm_stream_{code}_{count}_{depth}"
-                    fn = define(builder.module, name, 8, lambda e, *xs, c=code, n=count, z=depth: _emit(e, c, n, z, xs))
-                    block = builder.append_basic_block(name)
-                    key = code * 2 * (MAX_ROWS + 1) + 2 * count + flag
-                    switch.add_case(ir.Constant(ir.IntType(64), key), block)
-                    builder.position_at_end(block)
-                    builder.call(fn, rest)
-                    builder.branch(end)
-        builder.position_at_end(end)
+        routines = {}
+        for n in range(1, MAX_ROWS + 1):
+            for deep, depth in ((0, 1), (1, DEPTH)):
+                name = f"isogemm_stream_{code}_{n}_{depth}"
+                routines[2 * n + deep] = define(
+                    builder.module, name, 8, lambda e, *xs, n=n, depth=depth: _emit(e, code, n, depth, xs)
+                )
+        two = ir.Constant(args[1].type, 2)
+        switch_over(builder, builder.add(builder.mul(args[1], two), args[2]), routines, args[3:])
 
-    return types.void(*[types.int64] * 11), codegen
+    return types.void(element, *[types.int64] * 10), codegen

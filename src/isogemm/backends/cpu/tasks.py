@@ -13,6 +13,7 @@ from ...planner.schedule import Problem, Schedule, schedule
 from . import fields as f
 from .loops import scratch_bytes
 from .packed import PackedWeight
+from .routines import routine
 from .skinny import few_rows_scratch
 from .target import target
 from .vectors import BFLOAT16, FLOAT16, FLOAT32
@@ -170,6 +171,7 @@ def _make(
     )  # fmt: skip
     s = chosen or schedule(problem, threads, target())
     _apply(row, s)
+    _routines(row, s)
     rows = np.zeros((2, f.FIELDS), np.int64)
     rows[0, 0], rows[1] = 1, row
     chunks = s.grid_m * s.grid_n
@@ -202,6 +204,23 @@ def _apply(row: NDArray[np.int64], s: Schedule) -> None:
     row[f.A_MODE], row[f.B_MODE] = _A_MODES[s.a_mode], _B_MODES[s.b_mode]
     row[f.MC], row[f.NC], row[f.KC], row[f.MR_PANEL] = max(1, s.mc), max(1, s.nc), max(1, s.kc), s.mr
     row[f.GRID_M], row[f.GRID_N] = s.grid_m, s.grid_n
+
+
+def _routines(row: NDArray[np.int64], s: Schedule) -> None:
+    """Compile, or look up, what the schedule calls."""
+    a, b = int(row[f.A_E]), int(row[f.B_E])
+    if row[f.STRATEGY] != f.TILED:
+        row[f.FEW] = routine(s.strategy, b)
+        if a != FLOAT32 or row[f.A_CS] != 4:
+            row[f.PACK_A] = routine("pack", a)
+        return
+    if s.a_mode != "in place":
+        row[f.PACK_A] = routine("pack", a)
+    if s.b_mode != "prepared":  # in place too: the last, narrower panel is packed
+        row[f.PACK_B] = routine("pack", b)
+    wide = FLOAT32 if s.b_mode != "prepared" else b
+    packed = s.a_mode != "in place" and wide == FLOAT32
+    row[f.TILE] = routine("tile_packed" if packed else "tile_direct", wide)
 
 
 def _scratch(p: Problem, s: Schedule) -> int:

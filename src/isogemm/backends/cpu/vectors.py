@@ -267,3 +267,16 @@ def define(module: ir.Module, name: str, arguments: int, emit: Callable[..., Non
     builder.ret_void()
     assert entry.is_terminated
     return fn
+
+
+def switch_over(builder: Any, selector: Value, routines: dict[int, Value], args: Sequence[Value]) -> None:
+    """Call the routine whose key equals `selector`."""
+    end = builder.append_basic_block("switch_end")
+    switch = builder.switch(selector, end)
+    for key, routine in routines.items():
+        block = builder.append_basic_block(f"case_{key}")
+        switch.add_case(ir.Constant(I64, key), block)
+        builder.position_at_end(block)
+        builder.call(routine, args)
+        builder.branch(end)
+    builder.position_at_end(end)

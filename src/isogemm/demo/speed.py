@@ -17,8 +17,8 @@ __all__ = ["Row", "Workload", "measure", "workloads"]
 
 Array = NDArray[Any]
 
-# A pass takes tens of milliseconds, so every block is a call or a few.
-BLOCKS = 7
+# A pass takes tens of milliseconds, so every block is a call or a few. Five is the fewest that can decide a verdict.
+BLOCKS = 5
 BLOCK_SECONDS = 0.05
 
 
@@ -59,10 +59,10 @@ def workloads(model: MiniLM, batch: Sequence[Array], inputs: Sequence[tuple[Line
         return lambda provider: [provider.linear(x[:m], linear) for linear, x in inputs]
 
     return (
-        Workload(f"embed {len(batch)} sentences, one at a time", lambda provider: alone(model, batch, provider)),
-        Workload(f"embed {len(batch)} sentences in one batch", lambda provider: embed(model, batch, provider)),
-        Workload(f"the {len(inputs)} linears at M = 1", linears(1)),
-        Workload(f"the {len(inputs)} linears at M = {tokens}", linears(tokens)),
+        Workload(f"{len(batch)} sentences, one by one", lambda provider: alone(model, batch, provider)),
+        Workload(f"{len(batch)} sentences in one batch", lambda provider: embed(model, batch, provider)),
+        Workload(f"{len(inputs)} linears, M = 1", linears(1)),
+        Workload(f"{len(inputs)} linears, M = {tokens}", linears(tokens)),
     )
 
 

@@ -14,11 +14,13 @@ from ..backends.cpu.target import Target
 
 __all__ = ["Problem", "Schedule", "schedule"]
 
-FEW_ROWS = 4  # rows that fit in registers beside a transposed tile of weights
+STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
+GEMV_ROWS = 16  # rows up to which transposing weights in registers beats packing them
 SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
 SERIAL = 48 * 1024  # fused multiply-adds below which waking a thread costs more than it saves
 SKINNY = 192  # rows up to which all of A is packed once and B panels are consumed as soon as they are packed
 KC = 512
+CHUNK_BYTES = 768 * 1024  # of weights that a thread takes at a time
 MC_BYTES = 480 * 1024  # a packed block of A: half of a 1 MiB second-level cache
 NC = 1024
 
@@ -73,7 +75,7 @@ def schedule(p: Problem, threads: int, cpu: Target) -> Schedule:
     """The schedule for problem `p` on at most `threads` threads."""
     if p.m * p.n * p.k < SERIAL:
         threads = 1
-    if p.m <= FEW_ROWS and not p.prepared and (p.b_lines or p.b_rows):
+    if not p.prepared and ((p.b_lines and p.m <= GEMV_ROWS) or (p.b_rows and p.m <= STREAM_ROWS)):
         return _few_rows(p, threads, cpu)
     if p.prepared:
         return _prepared(p, threads, cpu)
@@ -85,13 +87,20 @@ def schedule(p: Problem, threads: int, cpu: Target) -> Schedule:
 
 
 def _few_rows(p: Problem, threads: int, cpu: Target) -> Schedule:
+    if p.b_lines and p.m <= GEMV_ROWS:
+        grid = _fine(p, threads, cpu)
+        return Schedule("gemv", "in place", "in place", cpu.mr, p.m, p.n, p.k, 1, grid, threads)
+    grid = min(-(-p.n // cpu.nr), threads)
+    return Schedule("stream", "in place", "in place", cpu.mr, p.m, p.n, p.k, 1, grid, threads)
+
+
+def _fine(p: Problem, threads: int, cpu: Target) -> int:
+    """Many small chunks of columns. Threads then read neighbouring weights: two halves of a matrix at once ran at 0.8 of
+    the bandwidth (42 MB, two threads, Zen 4). And a late worker or a busy core does not hold up the rest."""
+    if threads == 1:
+        return 1
     panels = -(-p.n // cpu.nr)
-    if p.b_lines:
-        # Several chunks a thread: a late worker or a busy core does not hold up the rest.
-        grid = min(panels, 4 * threads) if threads > 1 else 1
-        return Schedule("gemv", "in place", "in place", cpu.mr, FEW_ROWS, p.n, p.k, 1, grid, threads)
-    grid = min(panels, threads)
-    return Schedule("stream", "in place", "in place", cpu.mr, FEW_ROWS, p.n, p.k, 1, grid, threads)
+    return max(1, min(panels, max(2 * threads, p.n * p.k * p.b_bytes // CHUNK_BYTES)))
 
 
 def _split(p: Problem, threads: int, cpu: Target, chunks: int) -> tuple[int, int]:
@@ -114,19 +123,19 @@ def _small(p: Problem, threads: int, cpu: Target) -> Schedule:
 
 
 def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
-    narrow = p.b_bytes != 4
-    mr = min(cpu.mr, 8) if narrow or (p.a_place and p.m <= 8) else cpu.mr
-    in_place = p.a_place and p.m <= mr
-    grid_m, grid_n = _split(p, threads, cpu, 4 if p.m <= 64 else 1)
+    # Narrow panels are widened by the tile that also walks A in place; it has fewer rows.
+    mr = min(cpu.mr, 8) if p.b_bytes != 4 else cpu.mr
+    in_place = p.a_place and p.m <= 4
+    grid_m, grid_n = (1, _fine(p, threads, cpu)) if p.m <= SKINNY else _split(p, threads, cpu, 1)
     kc = p.k if p.m <= mr else KC
     return Schedule(
-        "gemv" if p.m <= FEW_ROWS else "skinny" if p.m <= SKINNY else "tiled",
+        "gemv" if p.m <= STREAM_ROWS else "skinny" if p.m <= SKINNY else "tiled",
         "in place" if in_place else "all", "prepared", mr, p.m, cpu.nr, kc, grid_m, grid_n, threads,
     )  # fmt: skip
 
 
 def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:
-    grid_m, grid_n = _split(p, threads, cpu, 4 if p.m <= 32 else 2)
+    grid_m, grid_n = (1, _fine(p, threads, cpu)) if p.b_lines else _split(p, threads, cpu, 2)
     # Panels of B that are contiguous in k come one at a time; rows of B want wide strips of contiguous memory.
     nc = cpu.nr if p.b_lines else 512
     return Schedule("skinny", "all", "block", cpu.mr, p.m, nc, 256, grid_m, grid_n, threads)

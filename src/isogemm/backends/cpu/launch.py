@@ -20,12 +20,12 @@ __all__ = ["launch_rows", "launch_single"]
 Array = NDArray[Any]
 
 
-def _start(control, function, template, a, b, out, swapped, chunks, scratch, stride):  # type: ignore[no-untyped-def]
+def _start(control, shared, function, template, a, b, out, swapped, chunks, scratch, stride):  # type: ignore[no-untyped-def]
     """Fill in the addresses of a single product and run it."""
     rows = template.copy()
     first, second = (f.B, f.A) if swapped else (f.A, f.B)
     rows[1, first], rows[1, second], rows[1, f.OUT] = a.ctypes.data, b.ctypes.data, out.ctypes.data
-    run_chunks(control, function, rows.ctypes.data, chunks, scratch, stride)
+    run_chunks(control, shared, function, rows.ctypes.data, chunks, scratch, stride)
 
 
 _starters: dict[tuple[bool, bool, bool], Any] = {}
@@ -40,7 +40,7 @@ def _starter(a: bool, b: bool, out: bool) -> Any:
 
     i64 = types.int64
     signature = types.void(
-        i64, i64, types.Array(i64, 2, "C"), view(a, True), view(b, True), view(out, False), i64, i64, i64, i64
+        i64, i64, i64, types.Array(i64, 2, "C"), view(a, True), view(b, True), view(out, False), i64, i64, i64, i64
     )
     _starters[a, b, out] = made = njit(_start, signature=signature)
     return made
@@ -65,9 +65,9 @@ def launch_single(task: Task, a: Array, b: Array | PackedWeight, out: Array, epi
         out = out.view(np.uint16)
     run = _starters.get(task.narrow) or _starter(*task.narrow)
     threads = pool()
-    control, scratch, stride, held = threads.enter(task.scratch, task.threads)
+    control, shared, scratch, stride, held = threads.enter(task.scratch, task.threads)
     try:
-        run(control, address(), rows, a, b, out, task.swapped, task.chunks, scratch, stride)
+        run(control, shared, address(), rows, a, b, out, task.swapped, task.chunks, scratch, stride)
     finally:
         threads.leave(held)
 
@@ -75,9 +75,9 @@ def launch_single(task: Task, a: Array, b: Array | PackedWeight, out: Array, epi
 def launch_rows(rows: NDArray[np.int64], chunks: int, scratch: int, threads: int) -> None:
     """Run a task array whose descriptors have their addresses."""
     function, workers = address(), pool()
-    control, base, stride, held = workers.enter(scratch, min(threads, chunks))
+    control, shared, base, stride, held = workers.enter(scratch, min(threads, chunks))
     try:
-        run_chunks(control, function, rows.ctypes.data, chunks, base, stride)
+        run_chunks(control, shared, function, rows.ctypes.data, chunks, base, stride)
     finally:
         workers.leave(held)
 

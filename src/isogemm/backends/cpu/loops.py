@@ -123,8 +123,8 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):  # type: 
 
 
 @njit
-def product_block(d, m0, m1, n0, n1, scratch):  # type: ignore[no-untyped-def]
-    """Rows m0..m1 by columns n0..n1 of one product."""
+def product_block(d, m0, m1, n0, n1, scratch, a_ready):  # type: ignore[no-untyped-def]
+    """Rows m0..m1 by columns n0..n1 of one product; `a_ready`: PACK_ALL was done by an earlier block."""
     k, kc, mc, nc = d[f.K], d[f.KC], d[f.MC], d[f.NC]
     rows = m1 - m0
     tile = scratch
@@ -136,7 +136,7 @@ def product_block(d, m0, m1, n0, n1, scratch):  # type: ignore[no-untyped-def]
     b_buffer = a_buffer + (a_rows * a_depth * 4 + PAD) // 64 * 64 + 64
     acc_columns = -(-min(nc, n1 - n0) // NR) * NR
     acc = b_buffer + (acc_columns * min(k, kc) * 4 + PAD) // 64 * 64 + 64
-    if d[f.A_MODE] == f.PACK_ALL:
+    if d[f.A_MODE] == f.PACK_ALL and a_ready == 0:
         for p0 in range(0, k, kc):
             pack_rows(d, a_buffer + p0 * rows * 4, m0, rows, p0, min(kc, k - p0))
     for j0 in range(n0, n1, nc):

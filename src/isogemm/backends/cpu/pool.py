@@ -26,11 +26,12 @@ from .atomics import (
     pause,
 )
 from .routines import call3
+from .scalars import poke64
 
 __all__ = ["Pool", "pool", "run_chunks"]
 
 # Control words, a cache line apart where threads write them.
-TICKET, FINISHED, FUNCTION, TASKS, SCRATCH, STRIDE, SLEEPING = 0, 8, 16, 17, 18, 19, 24
+TICKET, FINISHED, FUNCTION, TASKS, SCRATCH, STRIDE, JOBS, SLEEPING = 0, 8, 16, 17, 18, 19, 20, 24
 WORDS = 24 + 8 * 1024
 INDEX_BITS, COUNT_BITS = 20, 20
 MASK = (1 << INDEX_BITS) - 1
@@ -39,6 +40,7 @@ MAX_CHUNKS = MASK - MAX_THREADS - 1
 # About 0.3 ms of pauses: longer than the gap between the layers of a forward pass, shorter than anyone's patience.
 SPINS = 8000
 ALIGN = 64
+JOB = 2  # word of a task array's header
 
 
 @njit
@@ -91,10 +93,14 @@ def _post(control, function, tasks, chunks, scratch, stride):  # type: ignore[no
 
 
 @njit
-def run_chunks(control, function, tasks, chunks, scratch, stride):  # type: ignore[no-untyped-def]
-    """Every chunk of a task array: on the pool, or on the calling thread when `control` is 0."""
+def run_chunks(control, shared, function, tasks, chunks, scratch, stride):  # type: ignore[no-untyped-def]
+    """Every chunk of a task array: on the pool when `shared`, else on the calling thread.
+
+    The task is numbered, so that a thread's scratch can tell whether what it holds belongs to this task.
+    """
     saved = enter_default_rounding()
-    if control != 0:
+    poke64(tasks + JOB * 8, atomic_add(control + JOBS * 8, 1))
+    if shared != 0:
         _post(control, function, tasks, chunks, scratch, stride)
     else:
         for chunk in range(chunks):
@@ -110,19 +116,20 @@ class Pool:
         self._control: NDArray[np.int64] = np.zeros(WORDS + ALIGN // 8, np.int64)
         address = self._control.ctypes.data
         self._words = -(-address // ALIGN) * ALIGN
+        self._control[(self._words - address) // 8 + JOBS] = 1
         self._sleeping = self._control[(self._words - address) // 8 + SLEEPING :: 8]
         self._wake: list[Any] = [None]
         self._scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._base = self._room = 0
 
-    def enter(self, scratch: int, threads: int) -> tuple[int, int, int, Any]:
-        """(control, scratch address, scratch stride, held) for `run_chunks`; give `held` back to `leave`.
+    def enter(self, scratch: int, threads: int) -> tuple[int, int, int, int, Any]:
+        """(control, shared, scratch address, scratch stride, held) for `run_chunks`; give `held` back to `leave`.
 
-        `control` is 0 when the caller has to run all chunks itself: one thread, or a pool that is busy.
+        `shared` is 0 when the caller has to run all chunks itself: one thread, or a pool that is busy.
         """
         if not self._busy.acquire(False):
-            own = np.empty(scratch + ALIGN, np.uint8)
-            return 0, -(-own.ctypes.data // ALIGN) * ALIGN, scratch, own
+            own = np.zeros(scratch + ALIGN, np.uint8)
+            return self._words, 0, -(-own.ctypes.data // ALIGN) * ALIGN, scratch, own
         if threads > 1:
             threads = min(threads, MAX_THREADS)
             self._rouse(threads)
@@ -130,10 +137,10 @@ class Pool:
         stride = (scratch | 4095) + 65  # an odd line: threads' buffers fall in different cache sets
         room = stride * len(self._wake)
         if self._room < room:
-            self._scratch = np.empty(room + ALIGN, np.uint8)
+            self._scratch = np.zeros(room + ALIGN, np.uint8)  # zeros: task 0 never runs, so no stale tag fits
             self._room = room
             self._base = -(-self._scratch.ctypes.data // ALIGN) * ALIGN
-        return self._words if threads > 1 else 0, self._base, stride, None
+        return self._words, int(threads > 1), self._base, stride, None
 
     def leave(self, held: Any) -> None:
         """End of a call: the next one may have the pool."""

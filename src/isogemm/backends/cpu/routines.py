@@ -15,7 +15,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from ...jit import compile_entry
-from .gemv import gemv_tile
+from .gemv import gemv_groups, gemv_tile
 from .micro import tile
 from .pack import pack_lines
 from .stream import stream_rows
@@ -23,7 +23,7 @@ from .vectors import I64
 
 __all__ = ["call3", "call7", "call10", "routine"]
 
-ARGUMENTS = {"tile_packed": 10, "tile_direct": 10, "pack": 7, "gemv": 10, "stream": 10}
+ARGUMENTS = {"tile_packed": 10, "tile_direct": 10, "pack": 7, "gemv": 10, "gemv_groups": 10, "stream": 10}
 _alive: list[Any] = []
 
 
@@ -64,6 +64,13 @@ def _gemv(element: int) -> Callable[..., Any]:
     return gemv
 
 
+def _gemv_groups(element: int) -> Callable[..., Any]:
+    def groups(rest, groups, acc, x, x_rs, w, line, k, columns, unused):  # type: ignore[no-untyped-def]
+        gemv_groups(element, rest, groups, acc, x, x_rs, w, line, k, columns)
+
+    return groups
+
+
 def _stream(element: int) -> Callable[..., Any]:
     def stream(rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):  # type: ignore[no-untyped-def]
         stream_rows(element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c)
@@ -71,7 +78,14 @@ def _stream(element: int) -> Callable[..., Any]:
     return stream
 
 
-_MAKERS = {"tile_packed": _tile_packed, "tile_direct": _tile_direct, "pack": _pack, "gemv": _gemv, "stream": _stream}
+_MAKERS = {
+    "tile_packed": _tile_packed,
+    "tile_direct": _tile_direct,
+    "pack": _pack,
+    "gemv": _gemv,
+    "gemv_groups": _gemv_groups,
+    "stream": _stream,
+}
 
 
 def _call(builder: Any, args: Any) -> None:

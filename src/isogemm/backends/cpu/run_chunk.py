@@ -1,6 +1,7 @@
 """The entry that threads run: one chunk of a task array.
 
-A task array is rows of FIELDS integers: a header row (items, items per chunk), then one descriptor per product. A chunk
+A task array is rows of FIELDS integers: a header row (items, items per chunk, task number), then one descriptor per
+product. A chunk
 is a block of one product's grid, or several whole products.
 """
 
@@ -14,13 +15,16 @@ from ...jit import compile_entry, njit
 from . import fields as f
 from .loops import product_block
 from .micro import NR
+from .pool import JOB
+from .scalars import peek64, poke64
 from .skinny import few_rows
 
 ITEMS, ITEMS_PER_CHUNK = 0, 1
+TAG_BYTES = 64  # of scratch: whose rows of A it holds
 
 
 @njit
-def run_block(d, gi, gj, scratch):  # type: ignore[no-untyped-def]
+def run_block(d, job, item, gi, gj, scratch):  # type: ignore[no-untyped-def]
     """Block (gi, gj) of one product's grid; cut at multiples of the register tile, which never changes a bit."""
     m, n = d[f.M], d[f.N]
     m_panels, n_panels = -(-m // d[f.MR_PANEL]), -(-n // NR)
@@ -30,26 +34,31 @@ def run_block(d, gi, gj, scratch):  # type: ignore[no-untyped-def]
     n1 = min(n, n_panels * (gj + 1) // d[f.GRID_N] * NR)
     if m0 >= m1 or n0 >= n1:
         return
+    # Rows of A that this thread prepared for an earlier block of the same product are still there.
+    ready = 1 if peek64(scratch) == job and peek64(scratch + 8) == item and peek64(scratch + 16) == m0 else 0
     if d[f.STRATEGY] == f.TILED:
-        product_block(d, m0, m1, n0, n1, scratch)
+        product_block(d, m0, m1, n0, n1, scratch + TAG_BYTES, ready)
     else:
-        few_rows(d, m0, m1, n0, n1, scratch)
+        few_rows(d, m0, m1, n0, n1, scratch + TAG_BYTES, ready)
+    poke64(scratch, job)
+    poke64(scratch + 8, item)
+    poke64(scratch + 16, m0)
 
 
 @njit
 def run_tasks(tasks, chunk, scratch):  # type: ignore[no-untyped-def]
     """Chunk number `chunk` of a task array."""
-    items, per_chunk = tasks[0, ITEMS], tasks[0, ITEMS_PER_CHUNK]
+    items, per_chunk, job = tasks[0, ITEMS], tasks[0, ITEMS_PER_CHUNK], tasks[0, JOB]
     if per_chunk > 0:
         for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):
-            run_block(tasks[1 + item], 0, 0, scratch)
+            run_block(tasks[1 + item], job, item, 0, 0, scratch)
         return
     # Products with grids of their own: walk to the one that owns the chunk.
     for item in range(items):
         d = tasks[1 + item]
         blocks = d[f.GRID_M] * d[f.GRID_N]
         if chunk < blocks:
-            run_block(d, chunk % d[f.GRID_M], chunk // d[f.GRID_M], scratch)
+            run_block(d, job, item, chunk % d[f.GRID_M], chunk // d[f.GRID_M], scratch)
             return
         chunk -= blocks
 

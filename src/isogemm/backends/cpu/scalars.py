@@ -17,12 +17,12 @@ from ...jit import njit
 from . import fields as f
 from .vectors import BFLOAT16, CANONICAL_NAN, FLOAT16, FLOAT32
 
-__all__ = ["epilogue_tile", "load_element", "store_element"]
+__all__ = ["epilogue_tile", "load_element", "round_row", "store_element"]
 
 
 def _memory(kind: Any, write: bool) -> Any:
     """Load or store of one scalar at an address."""
-    numba_type = {32: types.uint32, 16: types.uint16}[kind.width]
+    numba_type = {64: types.int64, 32: types.uint32, 16: types.uint16}[kind.width]
 
     if write:
 
@@ -75,6 +75,7 @@ def _indexed(kind: Any, write: bool) -> Any:
 peek32_at = _indexed(ir.IntType(32), False)
 poke32_at, poke16_at = _indexed(ir.IntType(32), True), _indexed(ir.IntType(16), True)
 peek32, peek16 = _memory(ir.IntType(32), False), _memory(ir.IntType(16), False)
+peek64, poke64 = _memory(ir.IntType(64), False), _memory(ir.IntType(64), True)
 poke32, poke16 = _memory(ir.IntType(32), True), _memory(ir.IntType(16), True)
 
 
@@ -196,7 +197,7 @@ def _add(acc, columns, source, stride, element, unit, factor):  # type: ignore[n
 
 
 @njit
-def _round_row(acc, columns, out, stride, element):  # type: ignore[no-untyped-def]
+def round_row(acc, columns, out, stride, element):  # type: ignore[no-untyped-def]
     """Round a row once into the output; contiguous rows in loops that vectorize."""
     if element == FLOAT32 and stride == 4:
         for j in range(columns):
@@ -231,4 +232,4 @@ def epilogue_tile(d, acc, acc_rs, i0, rows, j0, columns):  # type: ignore[no-unt
         if d[f.BIAS] != 0:
             b = d[f.BIAS] + (i0 + i) * d[f.BIAS_RS] + j0 * d[f.BIAS_CS]
             _add(row, columns, b, d[f.BIAS_CS], d[f.BIAS_E], True, one)
-        _round_row(row, columns, d[f.OUT] + (i0 + i) * d[f.O_RS] + j0 * d[f.O_CS], d[f.O_CS], d[f.O_E])
+        round_row(row, columns, d[f.OUT] + (i0 + i) * d[f.O_RS] + j0 * d[f.O_CS], d[f.O_CS], d[f.O_E])

@@ -13,12 +13,13 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from .gemv import MAX_ROWS, store_columns
+from .gemv import store_columns
 from .target import target
 from .vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
 
 WIDTH = target().width
 DEPTH = 8
+MAX_ROWS = 4  # beside them DEPTH broadcasts each stay in registers
 
 
 def _emit(e: Emitter, element: int, rows: int, depth: int, args: tuple[Any, ...]) -> None:

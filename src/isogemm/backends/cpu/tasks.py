@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...planner.schedule import Problem, Schedule, schedule
 from . import fields as f
+from .gemv import GROUP
 from .loops import scratch_bytes
 from .packed import PackedWeight
 from .routines import routine
@@ -210,9 +211,8 @@ def _routines(row: NDArray[np.int64], s: Schedule) -> None:
     """Compile, or look up, what the schedule calls."""
     a, b = int(row[f.A_E]), int(row[f.B_E])
     if row[f.STRATEGY] != f.TILED:
-        row[f.FEW] = routine(s.strategy, b)
-        if a != FLOAT32 or row[f.A_CS] != 4:
-            row[f.PACK_A] = routine("pack", a)
+        row[f.FEW] = routine("gemv_groups" if s.strategy == "gemv" and row[f.M] > GROUP else s.strategy, b)
+        row[f.PACK_A] = routine("pack", a)
         return
     if s.a_mode != "in place":
         row[f.PACK_A] = routine("pack", a)
@@ -226,5 +226,5 @@ def _routines(row: NDArray[np.int64], s: Schedule) -> None:
 def _scratch(p: Problem, s: Schedule) -> int:
     m, n = -(-p.m // s.grid_m) + s.mr, -(-p.n // s.grid_n) + target().nr
     if s.strategy in _STRATEGIES and s.b_mode != "prepared":
-        return few_rows_scratch(n, p.k)
+        return few_rows_scratch(p.m, n, p.k)
     return scratch_bytes(m, n, p.k, mc=s.mc, nc=s.nc, kc=s.kc, a_all=s.a_mode == "all", plain=p.plain)

@@ -20,7 +20,7 @@ SMALL = 96**3  # products up to here are walked in place: packing would cost mor
 SERIAL = 48 * 1024  # fused multiply-adds below which waking a thread costs more than it saves
 SKINNY = 192  # rows up to which all of A is packed once and B panels are consumed as soon as they are packed
 KC = 512
-CHUNK_BYTES = 768 * 1024  # of weights that a thread takes at a time
+CHUNK_BYTES = 512 * 1024  # of weights that a thread takes at a time
 MC_BYTES = 480 * 1024  # a packed block of A: half of a 1 MiB second-level cache
 NC = 1024
 
@@ -95,12 +95,16 @@ def _few_rows(p: Problem, threads: int, cpu: Target) -> Schedule:
 
 
 def _fine(p: Problem, threads: int, cpu: Target) -> int:
-    """Many small chunks of columns. Threads then read neighbouring weights: two halves of a matrix at once ran at 0.8 of
-    the bandwidth (42 MB, two threads, Zen 4). And a late worker or a busy core does not hold up the rest."""
+    """Many small, equal chunks of columns.
+
+    Threads then read neighbouring weights: the two halves of a 42 MB matrix at once ran at 0.8 of the bandwidth that
+    they get side by side (two threads, Zen 4). And a late worker or a busy core does not hold up the rest.
+    """
     if threads == 1:
         return 1
     panels = -(-p.n // cpu.nr)
-    return max(1, min(panels, max(2 * threads, p.n * p.k * p.b_bytes // CHUNK_BYTES)))
+    each = max(1, CHUNK_BYTES // (cpu.nr * max(1, p.k) * p.b_bytes))
+    return max(1, min(panels, max(2 * threads, -(-panels // each))))
 
 
 def _split(p: Problem, threads: int, cpu: Target, chunks: int) -> tuple[int, int]:
@@ -114,18 +118,26 @@ def _split(p: Problem, threads: int, cpu: Target, chunks: int) -> tuple[int, int
 
 
 def _small(p: Problem, threads: int, cpu: Target) -> Schedule:
-    mr = min(cpu.mr, 8)
     b_in_place = p.b_rows and p.b_bytes == 4
     grid_m, grid_n = _split(p, threads, cpu, 1)
     return Schedule(
-        "small", "in place", "in place" if b_in_place else "block", mr, p.m, p.n, p.k, grid_m, grid_n, threads
+        "small",
+        "in place",
+        "in place" if b_in_place else "block",
+        cpu.mr_direct,
+        p.m,
+        p.n,
+        p.k,
+        grid_m,
+        grid_n,
+        threads,
     )
 
 
 def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
     # Narrow panels are widened by the tile that also walks A in place; it has fewer rows.
-    mr = min(cpu.mr, 8) if p.b_bytes != 4 else cpu.mr
-    in_place = p.a_place and p.m <= 4
+    mr = cpu.mr_direct if p.b_bytes != 4 else cpu.mr
+    in_place = p.a_place and p.m <= min(4, mr)
     grid_m, grid_n = (1, _fine(p, threads, cpu)) if p.m <= SKINNY else _split(p, threads, cpu, 1)
     kc = p.k if p.m <= mr else KC
     return Schedule(

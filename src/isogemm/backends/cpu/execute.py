@@ -15,7 +15,7 @@ from ...contract.spec import Contract
 from ...planner.schedule import SERIAL, Schedule
 from ...threads import get_num_threads
 from . import fields as f
-from .launch import launch_rows, launch_single
+from .launch import Batch, launch_rows, launch_single
 from .packed import PackedWeight
 from .tasks import Epilogue, swap_operands, task_for
 
@@ -70,20 +70,17 @@ def gemm_batched(
         items = [(a[i], b[i], out[i], None if c is None else c[i]) for i in range(count)]
         gemm_items(items, contract=contract, alpha=alpha, beta=beta, bias=bias, accumulate=accumulate)
         return
-    epilogue = Epilogue(alpha, beta, None if c is None else c[0], bias, accumulate)
-    task = task_for(a[0], b[0], out[0], epilogue, 1)
+    a0, b0, out0 = a[0], b[0], out[0]
+    plain = c is None and bias is None and alpha == 1.0
+    epilogue = None if plain else Epilogue(alpha, beta, None if c is None else c[0], bias, accumulate)
+    task = task_for(a0, b0, out0, epilogue, 1)
     if task.copies_c and c is not None:
         out[...] = c
-    rows = np.empty((count + 1, f.FIELDS), np.int64)
-    rows[1:] = task.row_at(a[0], b[0], out[0], epilogue)
-    steps = np.arange(count, dtype=np.int64)
-    first, second = (b, a) if task.swapped else (a, b)
-    rows[1:, f.A] += steps * first.strides[0]
-    rows[1:, f.B] += steps * second.strides[0]
-    rows[1:, f.OUT] += steps * out.strides[0]
-    if c is not None:
-        rows[1:, f.C] += steps * c.strides[0]
-    _run_rows(rows, task.work * count, task.work, task.scratch)
+    threads, per_chunk = _chunking(count, task.work * count, task.work)
+    batch = Batch(
+        count, per_chunk, a.strides[0], b.strides[0], out.strides[0], 0 if c is None else c.strides[0], threads
+    )
+    launch_single(task, a0, b0, out0, epilogue, batch)
 
 
 def gemm_items(
@@ -130,17 +127,24 @@ def _run_group(
         work, largest = work + task.work, max(largest, task.work)
         scratch, chunks = max(scratch, task.scratch), chunks + task.chunks
     if alone > 1 and work >= 2 * SERIAL:
-        rows[0, 0], rows[0, 1] = len(items), 0
+        rows[0] = 0
+        rows[0, 0] = len(items)
         launch_rows(rows, chunks, scratch, get_num_threads())
     else:
         rows[1:, f.GRID_M] = rows[1:, f.GRID_N] = 1
         _run_rows(rows, work, largest, scratch)
 
 
+def _chunking(count: int, work: int, largest: int) -> tuple[int, int]:
+    """(threads, products per chunk) for `count` products of `work` multiply-adds in all."""
+    threads = get_num_threads() if work >= 2 * SERIAL else 1
+    return threads, max(1, min(count // (4 * threads), CHUNK_WORK // max(1, largest))) if threads > 1 else count
+
+
 def _run_rows(rows: NDArray[np.int64], work: int, largest: int, scratch: int) -> None:
     """Whole products, several to a chunk when they are small."""
     count = len(rows) - 1
-    threads = get_num_threads() if work >= 2 * SERIAL else 1
-    per_chunk = max(1, min(count // (4 * threads), CHUNK_WORK // max(1, largest))) if threads > 1 else count
+    threads, per_chunk = _chunking(count, work, largest)
+    rows[0] = 0
     rows[0, 0], rows[0, 1] = count, per_chunk
     launch_rows(rows, -(-count // per_chunk), scratch, threads)

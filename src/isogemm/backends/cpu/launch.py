@@ -3,6 +3,7 @@ than a small product."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,15 +47,37 @@ def _starter(a: bool, b: bool, out: bool) -> Any:
     return made
 
 
-def launch_single(task: Task, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue | None) -> None:
-    """Run one product."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Products that differ by constant steps of their addresses, in bytes."""
+
+    count: int
+    per_chunk: int
+    step_a: int
+    step_b: int
+    step_out: int
+    step_c: int
+    threads: int
+
+
+def launch_single(
+    task: Task, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue | None, batch: Batch | None = None
+) -> None:
+    """Run one product, or a batch of which these are the first operands."""
     if type(b) is PackedWeight:
         b = b.lines
-    rows = task.rows
+    rows, chunks, wanted = task.rows, task.chunks, task.threads
+    if batch is not None:
+        rows = rows.copy()
+        steps = (batch.step_b, batch.step_a) if task.swapped else (batch.step_a, batch.step_b)
+        rows[0, :8] = (batch.count, batch.per_chunk, 0, 1, *steps, batch.step_out, batch.step_c)
+        rows[1, f.GRID_M : f.GRID_N + 1] = 1
+        chunks = -(-batch.count // batch.per_chunk)
+        wanted = min(batch.threads, chunks)
     if epilogue is not None:
         rows = rows.copy()
         add_epilogue(rows[1], epilogue)
-        if task.copies_c and not _is_same(epilogue.c, out):
+        if batch is None and task.copies_c and not _is_same(epilogue.c, out):
             out[...] = epilogue.c
     narrow_a, narrow_b, narrow_out = task.narrow
     if narrow_a:
@@ -65,9 +88,9 @@ def launch_single(task: Task, a: Array, b: Array | PackedWeight, out: Array, epi
         out = out.view(np.uint16)
     run = _starters.get(task.narrow) or _starter(*task.narrow)
     threads = pool()
-    control, shared, scratch, stride, held = threads.enter(task.scratch, task.threads)
+    control, shared, scratch, stride, held = threads.enter(task.scratch, wanted)
     try:
-        run(control, shared, address(), rows, a, b, out, task.swapped, task.chunks, scratch, stride)
+        run(control, shared, address(), rows, a, b, out, task.swapped, chunks, scratch, stride)
     finally:
         threads.leave(held)
 

@@ -169,4 +169,4 @@ def scratch_bytes(m: int, n: int, k: int, *, mc: int, nc: int, kc: int, a_all: b
     columns = -(-min(nc, n) // NR) * NR
     a = m * k if a_all else min(m, mc) * depth
     acc = 0 if plain or k <= kc else m * columns
-    return TILE_BYTES + 4 * (a + columns * depth + acc) + 4 * PAD + 4096
+    return TILE_BYTES + 4 * (a + columns * depth + acc) + 4 * PAD + 8192

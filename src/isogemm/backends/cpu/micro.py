@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from .target import target
 from .vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
 
-MR, NR, WIDTH = target().mr, target().nr, target().width
+MR, NR, WIDTH, MR_DIRECT = target().mr, target().nr, target().width, target().mr_direct
 UNROLL = 4
 
 
@@ -59,10 +59,6 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
         row = e.at(c, e.b.mul(c_rs, e.i64(i)))
         for v in range(vectors):
             e.store(e.canonical(e.b.load(acc[i][v], typ=e.vec)), e.at(row, v * WIDTH * F32_BYTES))
-
-
-# In place fewer rows, because each row is an address stream of its own.
-MR_DIRECT = min(MR, 8)
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

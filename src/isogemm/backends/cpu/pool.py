@@ -40,7 +40,8 @@ MAX_CHUNKS = MASK - MAX_THREADS - 1
 # About 0.3 ms of pauses: longer than the gap between the layers of a forward pass, shorter than anyone's patience.
 SPINS = 8000
 ALIGN = 64
-JOB = 2  # word of a task array's header
+# Words of a task array's header; items and items per chunk come first. With STEPS, one descriptor serves all items.
+JOB, STEPS, STEP_A, STEP_B, STEP_OUT, STEP_C = 2, 3, 4, 5, 6, 7
 
 
 @njit

@@ -1,7 +1,7 @@
 """The entry that threads run: one chunk of a task array.
 
-A task array is rows of FIELDS integers: a header row (items, items per chunk, task number), then one descriptor per
-product. A chunk
+A task array is rows of FIELDS integers: a header row (see pool.py), then one descriptor per product, or one for a
+whole batch. A chunk
 is a block of one product's grid, or several whole products.
 """
 
@@ -15,12 +15,12 @@ from ...jit import compile_entry, njit
 from . import fields as f
 from .loops import product_block
 from .micro import NR
-from .pool import JOB
-from .scalars import peek64, poke64
+from .pool import JOB, STEP_A, STEP_B, STEP_C, STEP_OUT, STEPS
+from .scalars import peek64, pointer_to_words, poke64
 from .skinny import few_rows
 
 ITEMS, ITEMS_PER_CHUNK = 0, 1
-TAG_BYTES = 64  # of scratch: whose rows of A it holds
+TAG_BYTES = 64 + 8 * 64  # of scratch: whose rows of A it holds, and a descriptor of this thread's own
 
 
 @njit
@@ -49,6 +49,15 @@ def run_block(d, job, item, gi, gj, scratch):  # type: ignore[no-untyped-def]
 def run_tasks(tasks, chunk, scratch):  # type: ignore[no-untyped-def]
     """Chunk number `chunk` of a task array."""
     items, per_chunk, job = tasks[0, ITEMS], tasks[0, ITEMS_PER_CHUNK], tasks[0, JOB]
+    if tasks[0, STEPS] != 0:
+        # One descriptor for the whole batch: addresses advance by constant steps.
+        d = carray(pointer_to_words(scratch + 64), (f.FIELDS,))
+        for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):
+            d[:] = tasks[1]
+            for word, field in ((STEP_A, f.A), (STEP_B, f.B), (STEP_OUT, f.OUT), (STEP_C, f.C)):
+                d[field] += item * tasks[0, word]
+            run_block(d, job, item, 0, 0, scratch)
+        return
     if per_chunk > 0:
         for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):
             run_block(tasks[1 + item], job, item, 0, 0, scratch)

@@ -80,6 +80,16 @@ poke32, poke16 = _memory(ir.IntType(32), True), _memory(ir.IntType(16), True)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def pointer_to_words(typingctx, address):  # type: ignore[no-untyped-def]
+    """A pointer to 64-bit integers."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(args[0], ir.PointerType(ir.IntType(64)))
+
+    return types.CPointer(types.int64)(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def as_float(typingctx, bits):  # type: ignore[no-untyped-def]
     """The fp32 with these bits."""
 

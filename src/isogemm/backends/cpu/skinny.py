@@ -99,4 +99,4 @@ def _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs):  # type: ignore[no-unty
 
 def few_rows_scratch(rows: int, columns: int, k: int) -> int:
     """Scratch bytes of one thread: accumulators, those that take turns, and x as fp32."""
-    return 4 * rows * (columns + NR + WIDTH + k + 3 * LINE) + 4096
+    return 4 * rows * (columns + NR + WIDTH + k + 3 * LINE) + 8192

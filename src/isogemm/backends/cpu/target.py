@@ -42,6 +42,8 @@ class Target:
         fp32 lanes of a vector.
     mr, nr : int
         Most rows, and columns, of the register tile.
+    mr_direct : int
+        Most rows when A is walked in place: each row wants an address register.
     half : bool
         The target converts fp16 in hardware.
     x86 : bool
@@ -52,6 +54,7 @@ class Target:
     width: int
     mr: int
     nr: int
+    mr_direct: int
     half: bool
     x86: bool
 
@@ -69,9 +72,10 @@ def target() -> Target:
     x86 = triple.startswith(("x86_64", "i386", "i686"))
     converts = "vcvtph2ps" in half or not x86
     if "zmm" in fma:
+        # In place 8 rows spill an address into the loop, at up to 40% (Zen 4, bimodal from process to process).
         # 12 x 32: 24 accumulators, 2 vectors of B, broadcasts folded in; 14 rows were 5% slower (Zen 4).
-        return Target(name, "avx512", 16, 12, 32, converts, x86)
+        return Target(name, "avx512", 16, 12, 32, 7, converts, x86)
     if "vfmadd" in fma and "ymm" in fma:
         # 6 x 16: 12 accumulators, 2 vectors of B, 1 broadcast of 16 registers.
-        return Target(name, "avx2", 8, 6, 16, converts, x86)
-    return Target(name, "generic", 4, 4, 8, converts, x86)
+        return Target(name, "avx2", 8, 6, 16, 6, converts, x86)
+    return Target(name, "generic", 4, 4, 8, 4, converts, x86)

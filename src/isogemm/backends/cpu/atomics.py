@@ -47,6 +47,16 @@ def atomic_add(typingctx, address, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def atomic_swap(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Store, and the value before; orders everything before against everything after."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.atomic_rmw("xchg", _word(builder, args[0]), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def pause(typingctx):  # type: ignore[no-untyped-def]
     """Tell the core that this thread waits."""
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import carray
 from numpy.typing import NDArray
 
 from ...jit import njit
 from . import fields as f
 from .packed import PackedWeight
-from .pool import pool, run_chunks
+from .pool import TASK_BYTES, pool, run_chunks
 from .run_chunk import address
+from .scalars import pointer_to_words
 from .tasks import Epilogue, Task, add_epilogue
 
 __all__ = ["launch_rows", "launch_single"]
@@ -21,12 +23,14 @@ __all__ = ["launch_rows", "launch_single"]
 Array = NDArray[Any]
 
 
-def _start(control, shared, function, template, a, b, out, swapped, chunks, scratch, stride):  # type: ignore[no-untyped-def]
+def _start(control, threads, function, template, a, b, out, swapped, chunks, scratch, stride):  # type: ignore[no-untyped-def]
     """Fill in the addresses of a single product and run it."""
-    rows = template.copy()
+    # The room before the scratch belongs to this call until its last chunk is done.
+    rows = carray(pointer_to_words(scratch - TASK_BYTES), (2, f.FIELDS))
+    rows[:] = template
     first, second = (f.B, f.A) if swapped else (f.A, f.B)
     rows[1, first], rows[1, second], rows[1, f.OUT] = a.ctypes.data, b.ctypes.data, out.ctypes.data
-    run_chunks(control, shared, function, rows.ctypes.data, chunks, scratch, stride)
+    return run_chunks(control, threads, function, scratch - TASK_BYTES, chunks, scratch, stride)
 
 
 _starters: dict[tuple[bool, bool, bool], Any] = {}
@@ -40,7 +44,7 @@ def _starter(a: bool, b: bool, out: bool) -> Any:
         return types.Array(types.uint16 if narrow else types.float32, 2, "A", readonly=readonly, aligned=False)
 
     i64 = types.int64
-    signature = types.void(
+    signature = i64(
         i64, i64, i64, types.Array(i64, 2, "C"), view(a, True), view(b, True), view(out, False), i64, i64, i64, i64
     )
     _starters[a, b, out] = made = njit(_start, signature=signature)
@@ -88,9 +92,10 @@ def launch_single(
         out = out.view(np.uint16)
     run = _starters.get(task.narrow) or _starter(*task.narrow)
     threads = pool()
-    control, shared, scratch, stride, held = threads.enter(task.scratch, wanted)
+    control, wanted, scratch, stride, held = threads.enter(task.scratch, wanted)
     try:
-        run(control, shared, address(), rows, a, b, out, task.swapped, chunks, scratch, stride)
+        if run(control, wanted, address(), rows, a, b, out, task.swapped, chunks, scratch, stride):
+            threads.finish(wanted, chunks)
     finally:
         threads.leave(held)
 
@@ -98,9 +103,10 @@ def launch_single(
 def launch_rows(rows: NDArray[np.int64], chunks: int, scratch: int, threads: int) -> None:
     """Run a task array whose descriptors have their addresses."""
     function, workers = address(), pool()
-    control, shared, base, stride, held = workers.enter(scratch, min(threads, chunks))
+    control, threads, base, stride, held = workers.enter(scratch, min(threads, chunks))
     try:
-        run_chunks(control, shared, function, rows.ctypes.data, chunks, base, stride)
+        if run_chunks(control, threads, function, rows.ctypes.data, chunks, base, stride):
+            workers.finish(threads, chunks)
     finally:
         workers.leave(held)
 

@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from .target import target
-from .vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
+from .vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
 
 MR, NR, WIDTH, MR_DIRECT = target().mr, target().nr, target().width, target().mr_direct
 UNROLL = 4
@@ -27,6 +27,11 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
     vectors = NR // WIDTH
     acc = [[e.slot(e.vec) for _ in range(vectors)] for _ in range(mr)]
     zero = ir.Constant(e.vec, None)
+    for i in range(mr):
+        # C's lines come while the sums are made: stores that miss would stall the tile's end.
+        row = e.at(c, e.b.mul(c_rs, e.i64(i)))
+        for offset in (*range(0, NR * F32_BYTES, CACHE_LINE), NR * F32_BYTES - 1):
+            e.prefetch(e.at(row, offset), write=1)
     with e.b.if_else(e.b.icmp_signed("!=", load_c, e.i64(0))) as (continued, fresh):
         with continued:
             for i in range(mr):

@@ -21,6 +21,7 @@ from .atomics import (
     atomic_add,
     atomic_load,
     atomic_store,
+    atomic_swap,
     enter_default_rounding,
     leave_default_rounding,
     pause,
@@ -37,9 +38,10 @@ INDEX_BITS, COUNT_BITS = 20, 20
 MASK = (1 << INDEX_BITS) - 1
 MAX_THREADS = 1023
 MAX_CHUNKS = MASK - MAX_THREADS - 1
-# About 0.3 ms of pauses: longer than the gap between the layers of a forward pass, shorter than anyone's patience.
-SPINS = 8000
+# Some tenths of a millisecond: longer than the gap between the layers of a forward pass, and soon over.
+SPINS = 20000
 ALIGN = 64
+TASK_BYTES = 1024  # before the first thread's scratch: room for the task array of a single product
 # Words of a task array's header; items and items per chunk come first. With STEPS, one descriptor serves all items.
 JOB, STEPS, STEP_A, STEP_B, STEP_OUT, STEP_C = 2, 3, 4, 5, 6, 7
 
@@ -62,51 +64,86 @@ def _work(control, slot):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _serve(control, slot, spins):  # type: ignore[no-untyped-def]
-    """A worker: take work while there is any, spin a while, then mark itself asleep and return."""
-    saved = enter_default_rounding()
-    idle = 0
-    while idle < spins:
-        word = atomic_load(control + TICKET * 8)
-        if (word & MASK) < ((word >> INDEX_BITS) & MASK):
-            _work(control, slot)
-            idle = 0
-        else:
-            pause()
-            idle += 1
-    leave_default_rounding(saved)
-    atomic_store(control + (SLEEPING + 8 * slot) * 8, 1)
+def _has_work(control):  # type: ignore[no-untyped-def]
+    word = atomic_load(control + TICKET * 8)
+    return (word & MASK) < ((word >> INDEX_BITS) & MASK)
 
 
 @njit
-def _post(control, function, tasks, chunks, scratch, stride):  # type: ignore[no-untyped-def]
-    """Publish a task, take part in it, and wait for its last chunk."""
+def _serve(control, slot, spins):  # type: ignore[no-untyped-def]
+    """A worker: take work while there is any, spin a while, then mark itself asleep and return.
+
+    A task may be published between the last look and the mark: look once more behind it. Whoever takes the mark away
+    decides: the worker goes on, or the publisher has released its lock.
+    """
+    saved = enter_default_rounding()
+    asleep = control + (SLEEPING + 8 * slot) * 8
+    idle = 0
+    while True:
+        if _has_work(control):
+            _work(control, slot)
+            idle = 0
+        elif idle < spins:
+            pause()
+            idle += 1
+        else:
+            atomic_swap(asleep, 1)
+            if not _has_work(control) or atomic_swap(asleep, 0) == 0:
+                break
+            idle = 0
+    leave_default_rounding(saved)
+
+
+@njit
+def _publish(control, function, tasks, chunks, scratch, stride, threads):  # type: ignore[no-untyped-def]
+    """Make a task visible; whether one of its workers sleeps."""
     atomic_store(control + FINISHED * 8, 0)
     atomic_store(control + FUNCTION * 8, function)
     atomic_store(control + TASKS * 8, tasks)
     atomic_store(control + SCRATCH * 8, scratch)
     atomic_store(control + STRIDE * 8, stride)
     generation = (atomic_load(control + TICKET * 8) >> (INDEX_BITS + COUNT_BITS)) + 1
-    atomic_store(control + TICKET * 8, ((generation & 0x3FFFFF) << (INDEX_BITS + COUNT_BITS)) | (chunks << INDEX_BITS))
-    _work(control, 0)
-    while atomic_load(control + FINISHED * 8) < chunks:
-        pause()
+    word = ((generation & 0x3FFFFF) << (INDEX_BITS + COUNT_BITS)) | (chunks << INDEX_BITS)
+    atomic_swap(control + TICKET * 8, word)
+    asleep = 0
+    for slot in range(1, threads):
+        asleep |= atomic_load(control + (SLEEPING + 8 * slot) * 8)
+    return asleep
 
 
 @njit
-def run_chunks(control, shared, function, tasks, chunks, scratch, stride):  # type: ignore[no-untyped-def]
-    """Every chunk of a task array: on the pool when `shared`, else on the calling thread.
+def take_part(control, chunks):  # type: ignore[no-untyped-def]
+    """Work on the published task, and wait for its last chunk."""
+    saved = enter_default_rounding()
+    _work(control, 0)
+    while atomic_load(control + FINISHED * 8) < chunks:
+        pause()
+    leave_default_rounding(saved)
 
+
+@njit
+def run_chunks(control, threads, function, tasks, chunks, scratch, stride):  # type: ignore[no-untyped-def]
+    """Every chunk of a task array: on the pool when `threads` > 1, else on the calling thread.
+
+    Returns 1 when workers have to be woken first, for which Python is needed: then wake them and call `take_part`.
     The task is numbered, so that a thread's scratch can tell whether what it holds belongs to this task.
     """
-    saved = enter_default_rounding()
     poke64(tasks + JOB * 8, atomic_add(control + JOBS * 8, 1))
-    if shared != 0:
-        _post(control, function, tasks, chunks, scratch, stride)
-    else:
-        for chunk in range(chunks):
-            call3(function, tasks, chunk, scratch)
+    if threads > 1:
+        if _publish(control, function, tasks, chunks, scratch, stride, threads) != 0:
+            return 1
+        take_part(control, chunks)
+        return 0
+    saved = enter_default_rounding()
+    for chunk in range(chunks):
+        call3(function, tasks, chunk, scratch)
     leave_default_rounding(saved)
+    return 0
+
+
+@njit
+def _claim_sleeper(control, slot):  # type: ignore[no-untyped-def]
+    return atomic_swap(control + (SLEEPING + 8 * slot) * 8, 0)
 
 
 class Pool:
@@ -118,44 +155,43 @@ class Pool:
         address = self._control.ctypes.data
         self._words = -(-address // ALIGN) * ALIGN
         self._control[(self._words - address) // 8 + JOBS] = 1
-        self._sleeping = self._control[(self._words - address) // 8 + SLEEPING :: 8]
         self._wake: list[Any] = [None]
         self._scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._base = self._room = 0
 
     def enter(self, scratch: int, threads: int) -> tuple[int, int, int, int, Any]:
-        """(control, shared, scratch address, scratch stride, held) for `run_chunks`; give `held` back to `leave`.
+        """(control, threads, scratch address, scratch stride, held) for `run_chunks`; give `held` back to `leave`.
 
-        `shared` is 0 when the caller has to run all chunks itself: one thread, or a pool that is busy.
+        `threads` becomes 1 when the pool is busy: the caller runs all chunks itself.
         """
         if not self._busy.acquire(False):
-            own = np.zeros(scratch + ALIGN, np.uint8)
-            return self._words, 0, -(-own.ctypes.data // ALIGN) * ALIGN, scratch, own
-        if threads > 1:
-            threads = min(threads, MAX_THREADS)
-            self._rouse(threads)
+            own = np.zeros(scratch + ALIGN + TASK_BYTES, np.uint8)
+            return self._words, 1, -(-own.ctypes.data // ALIGN) * ALIGN + TASK_BYTES, scratch, own
+        threads = min(threads, MAX_THREADS)
+        while len(self._wake) < threads:
+            self._start(len(self._wake))
         # A worker of an earlier, larger call may still be awake and help: it needs scratch too.
         stride = (scratch | 4095) + 65  # an odd line: threads' buffers fall in different cache sets
         room = stride * len(self._wake)
         if self._room < room:
-            self._scratch = np.zeros(room + ALIGN, np.uint8)  # zeros: task 0 never runs, so no stale tag fits
+            self._scratch = np.zeros(
+                room + ALIGN + TASK_BYTES, np.uint8
+            )  # zeros: task 0 never runs, so no stale tag fits
             self._room = room
-            self._base = -(-self._scratch.ctypes.data // ALIGN) * ALIGN
-        return self._words, int(threads > 1), self._base, stride, None
+            self._base = -(-self._scratch.ctypes.data // ALIGN) * ALIGN + TASK_BYTES
+        return self._words, threads, self._base, stride, None
 
     def leave(self, held: Any) -> None:
         """End of a call: the next one may have the pool."""
         if held is None:
             self._busy.release()
 
-    def _rouse(self, threads: int) -> None:
-        """Have workers 1..threads-1 awake; surplus ones, after fewer threads were asked for, stay asleep."""
-        while len(self._wake) < threads:
-            self._start(len(self._wake))
+    def finish(self, threads: int, chunks: int) -> None:
+        """After `run_chunks` said so: wake the task's workers and take part. Surplus workers stay asleep."""
         for slot in range(1, threads):
-            if self._sleeping[slot]:
-                self._sleeping[slot] = 0
+            if _claim_sleeper(self._words, slot):
                 self._wake[slot].release()
+        take_part(self._words, chunks)
 
     def _start(self, slot: int) -> None:
         lock = threading.Lock()

@@ -61,11 +61,11 @@ class Emitter:
     def store(self, value: Value, address: Value, align: int = 4) -> None:
         self.b.store(value, self.pointer(address, value.type), align=align)
 
-    def prefetch(self, address: Value, locality: int = 3) -> None:
+    def prefetch(self, address: Value, locality: int = 3, write: int = 0) -> None:
         """Ask for a line: locality 3 is every cache, 2 is from the second level on."""
         i8p = ir.PointerType(ir.IntType(8))
         fn = declare(self.b.module, "llvm.prefetch.p0", ir.VoidType(), [i8p, I32, I32, I32])
-        const = [ir.Constant(I32, v) for v in (0, locality, 1)]
+        const = [ir.Constant(I32, v) for v in (write, locality, 1)]
         self.b.call(fn, [self.pointer(address, ir.IntType(8)), *const])
 
     def masked_load(self, address: Value, count: Value, typ: ir.VectorType, align: int) -> Value:

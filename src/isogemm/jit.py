@@ -18,7 +18,7 @@ from typing import Any
 
 __all__ = ["cache_directory", "compile_entry", "compile_seconds", "njit"]
 
-_SOURCES = ("jit.py", "contract", "backends/cpu")
+_SOURCES = ("jit.py", "floating.py", "contract", "backends/cpu")
 _seconds = 0.0
 _listening = _said = False
 ANNOUNCE_AFTER = 0.6

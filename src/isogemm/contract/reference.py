@@ -78,7 +78,9 @@ def evaluate(
     _check_operands(a, b, chosen)
     _check_start(c, (a.shape[0], b.shape[1]), chosen)
     start = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else np.array(c, np.float32, order="C")
-    with np.errstate(all="ignore"):
+    from ..floating import ieee_defaults  # loads Numba, which reading a contract should not
+
+    with np.errstate(all="ignore"), ieee_defaults():
         chain = _chain(a, b, chosen, threads)
         return canonical(_walk(chain, start, a.shape[1], chosen))
 
@@ -121,7 +123,9 @@ def epilogue(
     ShapeError
         `c` or `bias` does not fit `acc`.
     """
-    with np.errstate(all="ignore"):
+    from ..floating import ieee_defaults
+
+    with np.errstate(all="ignore"), ieee_defaults():
         scale_acc, scale_c = np.float32(alpha), np.float32(beta)
         _check_epilogue(acc, scale_c, c, bias, np.dtype(out_dtype))
         value = acc if scale_acc == 1 else scale_acc * acc

@@ -126,12 +126,12 @@ def store_columns(e: Emitter, value: Any, address: Any, columns: Any) -> None:
                 e.store(e.load(e.at(base, offset), F32), e.at(address, offset))
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def gemv_tile(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):  # type: ignore[no-untyped-def]
+@intrinsic(prefer_literal=True)
+def gemv_tile(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
     """out[rows <= GROUP, columns] for one vector of weight rows; `element` is a constant of the compiled routine."""
     code = element.literal_value
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         routines = {
             n: define(builder.module, f"isogemm_gemv_{code}_{n}", 9, lambda e, *xs, n=n: _emit_group(e, code, n, xs))
             for n in range(1, GROUP + 1)
@@ -141,12 +141,12 @@ def gemv_tile(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, column
     return types.void(element, *[types.int64] * 10), codegen
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def gemv_groups(typingctx, element, rest, groups, acc, x, x_rs, w, line, k, columns):  # type: ignore[no-untyped-def]
+@intrinsic(prefer_literal=True)
+def gemv_groups(typingctx, element, rest, groups, acc, x, x_rs, w, line, k, columns):
     """acc[groups * GROUP + rest, width] for one vector of weight rows."""
     code = element.literal_value
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         routines = {
             n: define(builder.module, f"isogemm_gemvs_{code}_{n}", 8, lambda e, *xs, n=n: _emit_groups(e, code, n, xs))
             for n in range(GROUP)

@@ -23,7 +23,7 @@ __all__ = ["launch_rows", "launch_single"]
 Array = NDArray[Any]
 
 
-def _start(control, threads, function, template, a, b, out, swapped, chunks, scratch, stride):  # type: ignore[no-untyped-def]
+def _start(control, threads, function, template, a, b, out, swapped, chunks, scratch, stride):
     """Fill in the addresses of a single product and run it."""
     # The room before the scratch belongs to this call until its last chunk is done.
     rows = carray(pointer_to_words(scratch - TASK_BYTES), (2, f.FIELDS))
@@ -68,7 +68,7 @@ def launch_single(
     task: Task, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue | None, batch: Batch | None = None
 ) -> None:
     """Run one product, or a batch of which these are the first operands."""
-    if type(b) is PackedWeight:
+    if isinstance(b, PackedWeight):
         b = b.lines
     rows, chunks, wanted = task.rows, task.chunks, task.threads
     if batch is not None:

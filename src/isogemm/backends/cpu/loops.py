@@ -21,7 +21,7 @@ PAD = 256  # stores of whole vectors may run past a panel's end
 
 
 @njit
-def pack_columns(d, dst, j0, columns, p0, kb):  # type: ignore[no-untyped-def]
+def pack_columns(d, dst, j0, columns, p0, kb):
     """Panels [ceil(columns / NR)][kb][NR] of B's columns from j0, rows p0.. of K; missing columns are zero."""
     step = NR * 4
     for j in range(0, columns, NR):
@@ -39,7 +39,7 @@ def pack_columns(d, dst, j0, columns, p0, kb):  # type: ignore[no-untyped-def]
 
 
 @njit
-def pack_rows(d, dst, i0, rows, p0, kb):  # type: ignore[no-untyped-def]
+def pack_rows(d, dst, i0, rows, p0, kb):
     """Row panels [panel][kb][its rows] of A's rows from i0; panels are as even as they come, at most MR_PANEL rows."""
     panels = -(-rows // d[f.MR_PANEL])
     base, extra = rows // panels, rows % panels
@@ -52,7 +52,7 @@ def pack_rows(d, dst, i0, rows, p0, kb):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _tile(d, rows, kb, a, b, b_rs, c, c_rs, load_c):  # type: ignore[no-untyped-def]
+def _tile(d, rows, kb, a, b, b_rs, c, c_rs, load_c):
     """One register tile: A in place, or in a panel of `rows` rows."""
     if d[f.A_MODE] == f.A_IN_PLACE:
         call10(d[f.TILE], rows, kb, a, d[f.A_RS], d[f.A_CS], b, b_rs, c, c_rs, load_c)
@@ -61,7 +61,7 @@ def _tile(d, rows, kb, a, b, b_rs, c, c_rs, load_c):  # type: ignore[no-untyped-
 
 
 @njit
-def _copy_in(d, acc, acc_rs, i0, rows, j0, columns):  # type: ignore[no-untyped-def]
+def _copy_in(d, acc, acc_rs, i0, rows, j0, columns):
     """The tile of C that the walk starts from."""
     for i in range(rows):
         c = d[f.C] + (i0 + i) * d[f.C_RS] + j0 * d[f.C_CS]
@@ -70,7 +70,7 @@ def _copy_in(d, acc, acc_rs, i0, rows, j0, columns):  # type: ignore[no-untyped-
 
 
 @njit
-def _edge_tile(d, rows, kb, a, b, b_rs, c, columns, load_c, tile):  # type: ignore[no-untyped-def]
+def _edge_tile(d, rows, kb, a, b, b_rs, c, columns, load_c, tile):
     """A tile narrower than NR, through a whole one: memory beside C is neither read nor written."""
     c_rs = d[f.O_RS]
     if load_c:
@@ -84,7 +84,7 @@ def _edge_tile(d, rows, kb, a, b, b_rs, c, columns, load_c, tile):  # type: igno
 
 
 @njit
-def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):  # type: ignore[no-untyped-def]
+def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
     """Column panels by row panels over one packed block of A and B."""
     mode, whole_k = d[f.A_MODE], d[f.K] <= d[f.KC]
     last, first_panel = p0 + kb >= d[f.K], p0 == 0
@@ -123,7 +123,7 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):  # type: 
 
 
 @njit
-def product_block(d, m0, m1, n0, n1, scratch, a_ready):  # type: ignore[no-untyped-def]
+def product_block(d, m0, m1, n0, n1, scratch, a_ready):
     """Rows m0..m1 by columns n0..n1 of one product; `a_ready`: PACK_ALL was done by an earlier block."""
     k, kc, mc, nc = d[f.K], d[f.KC], d[f.MC], d[f.NC]
     rows = m1 - m0

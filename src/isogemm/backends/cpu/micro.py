@@ -66,15 +66,15 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
             e.store(e.canonical(e.b.load(acc[i][v], typ=e.vec)), e.at(row, v * WIDTH * F32_BYTES))
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def tile(typingctx, packed, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):  # type: ignore[no-untyped-def]
+@intrinsic(prefer_literal=True)
+def tile(typingctx, packed, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):
     """A in panels [k][rows] (`packed`; its strides are ignored) or in place; B in rows of `element`s.
 
     Both are constants of the compiled routine; `rows` is at most MR, or MR_DIRECT in place.
     """
     is_packed, code = bool(packed.literal_value), element.literal_value
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         name = f"isogemm_tile_{'packed' if is_packed else 'direct'}_{code}"
         largest = MR if is_packed else MR_DIRECT
         routines = {

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...contract.spec import Contract, Order
+from ...floating import ieee_defaults
 from ..cpu import execute
 from .packed import PackedWeight
 
@@ -41,7 +42,7 @@ def gemm_in_leaves(
         execute.gemm(a[:, start:end], b[start:end], part, contract=chain)
         return part
 
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), ieee_defaults():
         if contract.order.kind == "leaf":
             total = np.zeros(out.shape, np.float32)
             if accumulate and c is not None:

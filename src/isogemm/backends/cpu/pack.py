@@ -83,12 +83,12 @@ def _emit(e: Emitter, element: int, args: tuple[Any, ...]) -> None:
                 _emit_any(e, element, (dst, step, src, line, k_stride, k, rows))
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def pack_lines(typingctx, element, dst, step, src, line, k_stride, k, rows):  # type: ignore[no-untyped-def]
+@intrinsic(prefer_literal=True)
+def pack_lines(typingctx, element, dst, step, src, line, k_stride, k, rows):
     """At most one vector of lines into a panel; `element` is a constant of the compiled routine."""
     code = element.literal_value
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         routine = define(builder.module, f"isogemm_pack_{code}", 7, lambda e, *xs: _emit(e, code, xs))
         builder.call(routine, args[1:])
 

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...floating import enter_default_rounding, leave_default_rounding
 from ...jit import njit
 from .atomics import (
     atomic_add,
     atomic_load,
     atomic_store,
     atomic_swap,
-    enter_default_rounding,
-    leave_default_rounding,
     pause,
 )
 from .routines import call3
@@ -47,7 +46,7 @@ JOB, STEPS, STEP_A, STEP_B, STEP_OUT, STEP_C = 2, 3, 4, 5, 6, 7
 
 
 @njit
-def _work(control, slot):  # type: ignore[no-untyped-def]
+def _work(control, slot):
     """Claim and run chunks until none is left. A claimed word names its own chunk count: a stale claim is inert."""
     while True:
         word = atomic_load(control + TICKET * 8)
@@ -64,13 +63,13 @@ def _work(control, slot):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _has_work(control):  # type: ignore[no-untyped-def]
+def _has_work(control):
     word = atomic_load(control + TICKET * 8)
     return (word & MASK) < ((word >> INDEX_BITS) & MASK)
 
 
 @njit
-def _serve(control, slot, spins):  # type: ignore[no-untyped-def]
+def _serve(control, slot, spins):
     """A worker: take work while there is any, spin a while, then mark itself asleep and return.
 
     A task may be published between the last look and the mark: look once more behind it. Whoever takes the mark away
@@ -95,7 +94,7 @@ def _serve(control, slot, spins):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _publish(control, function, tasks, chunks, scratch, stride, threads):  # type: ignore[no-untyped-def]
+def _publish(control, function, tasks, chunks, scratch, stride, threads):
     """Make a task visible; whether one of its workers sleeps."""
     atomic_store(control + FINISHED * 8, 0)
     atomic_store(control + FUNCTION * 8, function)
@@ -112,7 +111,7 @@ def _publish(control, function, tasks, chunks, scratch, stride, threads):  # typ
 
 
 @njit
-def take_part(control, chunks):  # type: ignore[no-untyped-def]
+def take_part(control, chunks):
     """Work on the published task, and wait for its last chunk."""
     saved = enter_default_rounding()
     _work(control, 0)
@@ -122,7 +121,7 @@ def take_part(control, chunks):  # type: ignore[no-untyped-def]
 
 
 @njit
-def run_chunks(control, threads, function, tasks, chunks, scratch, stride):  # type: ignore[no-untyped-def]
+def run_chunks(control, threads, function, tasks, chunks, scratch, stride):
     """Every chunk of a task array: on the pool when `threads` > 1, else on the calling thread.
 
     Returns 1 when workers have to be woken first, for which Python is needed: then wake them and call `take_part`.
@@ -142,7 +141,7 @@ def run_chunks(control, threads, function, tasks, chunks, scratch, stride):  # t
 
 
 @njit
-def _claim_sleeper(control, slot):  # type: ignore[no-untyped-def]
+def _claim_sleeper(control, slot):
     return atomic_swap(control + (SLEEPING + 8 * slot) * 8, 0)
 
 

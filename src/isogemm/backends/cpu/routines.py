@@ -37,42 +37,42 @@ def routine(kind: str, element: int) -> int:
 
 
 def _tile_packed(element: int) -> Callable[..., Any]:
-    def tile_packed(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):  # type: ignore[no-untyped-def]
+    def tile_packed(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):
         tile(1, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c)
 
     return tile_packed
 
 
 def _tile_direct(element: int) -> Callable[..., Any]:
-    def tile_direct(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):  # type: ignore[no-untyped-def]
+    def tile_direct(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):
         tile(0, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c)
 
     return tile_direct
 
 
 def _pack(element: int) -> Callable[..., Any]:
-    def pack(dst, step, src, line, k_stride, k, rows):  # type: ignore[no-untyped-def]
+    def pack(dst, step, src, line, k_stride, k, rows):
         pack_lines(element, dst, step, src, line, k_stride, k, rows)
 
     return pack
 
 
 def _gemv(element: int) -> Callable[..., Any]:
-    def gemv(rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):  # type: ignore[no-untyped-def]
+    def gemv(rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
         gemv_tile(element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c)
 
     return gemv
 
 
 def _gemv_groups(element: int) -> Callable[..., Any]:
-    def groups(rest, groups, acc, x, x_rs, w, line, k, columns, unused):  # type: ignore[no-untyped-def]
+    def groups(rest, groups, acc, x, x_rs, w, line, k, columns, unused):
         gemv_groups(element, rest, groups, acc, x, x_rs, w, line, k, columns)
 
     return groups
 
 
 def _stream(element: int) -> Callable[..., Any]:
-    def stream(rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):  # type: ignore[no-untyped-def]
+    def stream(rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):
         stream_rows(element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c)
 
     return stream
@@ -93,31 +93,31 @@ def _call(builder: Any, args: Any) -> None:
     builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def call3(typingctx, function, a, b, c):  # type: ignore[no-untyped-def]
+@intrinsic
+def call3(typingctx, function, a, b, c):
     """void (*function)(i64 x 3)."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         _call(builder, args)
 
     return types.void(*[types.int64] * 4), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def call7(typingctx, function, a, b, c, d, e, f, g):  # type: ignore[no-untyped-def]
+@intrinsic
+def call7(typingctx, function, a, b, c, d, e, f, g):
     """void (*function)(i64 x 7)."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         _call(builder, args)
 
     return types.void(*[types.int64] * 8), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def call10(typingctx, function, a, b, c, d, e, f, g, h, i, j):  # type: ignore[no-untyped-def]
+@intrinsic
+def call10(typingctx, function, a, b, c, d, e, f, g, h, i, j):
     """void (*function)(i64 x 10)."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         _call(builder, args)
 
     return types.void(*[types.int64] * 11), codegen

@@ -24,7 +24,7 @@ TAG_BYTES = 64 + 8 * 64  # of scratch: whose rows of A it holds, and a descripto
 
 
 @njit
-def run_block(d, job, item, gi, gj, scratch):  # type: ignore[no-untyped-def]
+def run_block(d, job, item, gi, gj, scratch):
     """Block (gi, gj) of one product's grid; cut at multiples of the register tile, which never changes a bit."""
     m, n = d[f.M], d[f.N]
     m_panels, n_panels = -(-m // d[f.MR_PANEL]), -(-n // NR)
@@ -46,7 +46,7 @@ def run_block(d, job, item, gi, gj, scratch):  # type: ignore[no-untyped-def]
 
 
 @njit
-def run_tasks(tasks, chunk, scratch):  # type: ignore[no-untyped-def]
+def run_tasks(tasks, chunk, scratch):
     """Chunk number `chunk` of a task array."""
     items, per_chunk, job = tasks[0, ITEMS], tasks[0, ITEMS_PER_CHUNK], tasks[0, JOB]
     if tasks[0, STEPS] != 0:
@@ -79,13 +79,13 @@ def address() -> int:
 
 
 @cache
-def _entry():  # type: ignore[no-untyped-def]
+def _entry():
     from numba import types
 
     return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), run_chunk)
 
 
-def run_chunk(tasks, chunk, scratch):  # type: ignore[no-untyped-def]
+def run_chunk(tasks, chunk, scratch):
     """`run_tasks` from a bare pointer."""
     header = carray(tasks, (1, f.FIELDS))
     run_tasks(carray(tasks, (header[0, ITEMS] + 1, f.FIELDS)), chunk, scratch)

@@ -22,22 +22,22 @@ __all__ = ["epilogue_tile", "load_element", "round_row", "store_element"]
 
 def _memory(kind: Any, write: bool) -> Any:
     """Load or store of one scalar at an address."""
-    numba_type = {64: types.int64, 32: types.uint32, 16: types.uint16}[kind.width]
+    numba_type: Any = {64: types.int64, 32: types.uint32, 16: types.uint16}[kind.width]
 
     if write:
 
-        @intrinsic  # type: ignore[untyped-decorator]
-        def poke(typingctx, address, value):  # type: ignore[no-untyped-def]
-            def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        @intrinsic
+        def poke(typingctx, address, value):
+            def codegen(context, builder, signature, args):
                 builder.store(args[1], builder.inttoptr(args[0], ir.PointerType(kind)), align=kind.width // 8)
 
             return types.void(types.int64, numba_type), codegen
 
         return poke
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def peek(typingctx, address):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    @intrinsic
+    def peek(typingctx, address):
+        def codegen(context, builder, signature, args):
             return builder.load(builder.inttoptr(args[0], ir.PointerType(kind)), align=kind.width // 8, typ=kind)
 
         return numba_type(types.int64), codegen
@@ -47,13 +47,13 @@ def _memory(kind: Any, write: bool) -> Any:
 
 def _indexed(kind: Any, write: bool) -> Any:
     """Load or store of element j behind an address, as pointer arithmetic that the vectorizer can follow."""
-    numba_type = {32: types.uint32, 16: types.uint16}[kind.width]
+    numba_type: Any = {32: types.uint32, 16: types.uint16}[kind.width]
 
     if write:
 
-        @intrinsic  # type: ignore[untyped-decorator]
-        def poke_at(typingctx, address, j, value):  # type: ignore[no-untyped-def]
-            def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        @intrinsic
+        def poke_at(typingctx, address, j, value):
+            def codegen(context, builder, signature, args):
                 base = builder.inttoptr(args[0], ir.PointerType(kind))
                 builder.store(args[2], builder.gep(base, [args[1]], source_etype=kind), align=kind.width // 8)
 
@@ -61,9 +61,9 @@ def _indexed(kind: Any, write: bool) -> Any:
 
         return poke_at
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def peek_at(typingctx, address, j):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    @intrinsic
+    def peek_at(typingctx, address, j):
+        def codegen(context, builder, signature, args):
             base = builder.inttoptr(args[0], ir.PointerType(kind))
             return builder.load(builder.gep(base, [args[1]], source_etype=kind), align=kind.width // 8, typ=kind)
 
@@ -79,31 +79,31 @@ peek64, poke64 = _memory(ir.IntType(64), False), _memory(ir.IntType(64), True)
 poke32, poke16 = _memory(ir.IntType(32), True), _memory(ir.IntType(16), True)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def pointer_to_words(typingctx, address):  # type: ignore[no-untyped-def]
+@intrinsic
+def pointer_to_words(typingctx, address):
     """A pointer to 64-bit integers."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], ir.PointerType(ir.IntType(64)))
 
     return types.CPointer(types.int64)(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def as_float(typingctx, bits):  # type: ignore[no-untyped-def]
+@intrinsic
+def as_float(typingctx, bits):
     """The fp32 with these bits."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.FloatType())
 
     return types.float32(types.uint32), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def as_bits(typingctx, value):  # type: ignore[no-untyped-def]
+@intrinsic
+def as_bits(typingctx, value):
     """The bits of an fp32."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.IntType(32))
 
     return types.uint32(types.float32), codegen
@@ -112,9 +112,9 @@ def as_bits(typingctx, value):  # type: ignore[no-untyped-def]
 def _pinned(name: str) -> Any:
     """One fp32 operation that the optimizer may not contract or reassociate."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def operation(typingctx, x, y):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    @intrinsic
+    def operation(typingctx, x, y):
+        def codegen(context, builder, signature, args):
             return getattr(builder, name)(*args)
 
         return types.float32(types.float32, types.float32), codegen
@@ -126,7 +126,7 @@ add32, mul32 = _pinned("fadd"), _pinned("fmul")
 
 
 @njit(inline="always")
-def half_to_float_bits(h):  # type: ignore[no-untyped-def]
+def half_to_float_bits(h):
     """fp16 bits to fp32 bits, exact."""
     sign = (h & types.uint32(0x8000)) << types.uint32(16)
     rest = h & types.uint32(0x7FFF)
@@ -138,7 +138,7 @@ def half_to_float_bits(h):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def float_to_half_bits(u):  # type: ignore[no-untyped-def]
+def float_to_half_bits(u):
     """fp32 bits to fp16 bits, to nearest even; NaN becomes the canonical one."""
     sign = (u >> types.uint32(16)) & types.uint32(0x8000)
     mag = u & types.uint32(0x7FFFFFFF)
@@ -153,7 +153,7 @@ def float_to_half_bits(u):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def float_to_bfloat_bits(u):  # type: ignore[no-untyped-def]
+def float_to_bfloat_bits(u):
     """fp32 bits to bf16 bits, to nearest even; NaN becomes the canonical one."""
     nan = (u & types.uint32(0x7FFFFFFF)) > types.uint32(0x7F800000)
     rounded = (u + types.uint32(0x7FFF) + ((u >> types.uint32(16)) & types.uint32(1))) >> types.uint32(16)
@@ -161,7 +161,7 @@ def float_to_bfloat_bits(u):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def load_element(address, element):  # type: ignore[no-untyped-def]
+def load_element(address, element):
     """fp32 value of one element."""
     if element == FLOAT32:
         return as_float(peek32(address))
@@ -171,7 +171,7 @@ def load_element(address, element):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def store_element(value, address, element):  # type: ignore[no-untyped-def]
+def store_element(value, address, element):
     """Round to the element type and store."""
     if element == FLOAT32:
         poke32(address, as_bits(value) if value == value else types.uint32(CANONICAL_NAN))
@@ -182,19 +182,19 @@ def store_element(value, address, element):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _lane(base, j):  # type: ignore[no-untyped-def]
+def _lane(base, j):
     """fp32 number j of a row of accumulators."""
     return as_float(peek32_at(base, j))
 
 
 @njit
-def _scale(acc, columns, alpha):  # type: ignore[no-untyped-def]
+def _scale(acc, columns, alpha):
     for j in range(columns):
         poke32_at(acc, j, as_bits(mul32(alpha, _lane(acc, j))))
 
 
 @njit
-def _add(acc, columns, source, stride, element, unit, factor):  # type: ignore[no-untyped-def]
+def _add(acc, columns, source, stride, element, unit, factor):
     """acc += factor * source, two roundings; `unit` leaves the product out."""
     if element == FLOAT32 and stride == 4:
         for j in range(columns):
@@ -207,7 +207,7 @@ def _add(acc, columns, source, stride, element, unit, factor):  # type: ignore[n
 
 
 @njit
-def round_row(acc, columns, out, stride, element):  # type: ignore[no-untyped-def]
+def round_row(acc, columns, out, stride, element):
     """Round a row once into the output; contiguous rows in loops that vectorize."""
     if element == FLOAT32 and stride == 4:
         for j in range(columns):
@@ -225,7 +225,7 @@ def round_row(acc, columns, out, stride, element):  # type: ignore[no-untyped-de
 
 
 @njit
-def epilogue_tile(d, acc, acc_rs, i0, rows, j0, columns):  # type: ignore[no-untyped-def]
+def epilogue_tile(d, acc, acc_rs, i0, rows, j0, columns):
     """Apply the epilogue of descriptor `d` to an accumulator tile whose corner is output element (i0, j0).
 
     The accumulators are overwritten on the way.

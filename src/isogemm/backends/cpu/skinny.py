@@ -18,7 +18,7 @@ LINE = 16  # fp32 in a cache line
 
 
 @njit
-def _inputs(d, m0, rows, scratch, ready):  # type: ignore[no-untyped-def]
+def _inputs(d, m0, rows, scratch, ready):
     """Address and row stride of the rows of A as fp32, contiguous in k.
 
     In place where they are so already, unless there are so many rows that a power-of-two stride would put them all in
@@ -41,7 +41,7 @@ def _inputs(d, m0, rows, scratch, ready):  # type: ignore[no-untyped-def]
 
 
 @njit
-def few_rows(d, m0, m1, n0, n1, scratch, ready):  # type: ignore[no-untyped-def]
+def few_rows(d, m0, m1, n0, n1, scratch, ready):
     """Rows m0..m1 (as many as the strategy takes) by columns n0..n1; `ready`: x was copied by an earlier block."""
     rows, columns = m1 - m0, n1 - n0
     # x first: its place must not depend on the block's columns, because later blocks use it again.
@@ -69,7 +69,7 @@ def few_rows(d, m0, m1, n0, n1, scratch, ready):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _in_turns(d, rows, acc, acc_rs, x, x_rs, w, count, turns):  # type: ignore[no-untyped-def]
+def _in_turns(d, rows, acc, acc_rs, x, x_rs, w, count, turns):
     """One vector of columns for more rows than have registers; accumulators wait in `turns` [rows][WIDTH]."""
     for i in range(rows):
         for j in range(WIDTH):
@@ -81,7 +81,7 @@ def _in_turns(d, rows, acc, acc_rs, x, x_rs, w, count, turns):  # type: ignore[n
 
 
 @njit
-def _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs):  # type: ignore[no-untyped-def]
+def _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs):
     k, load_c = d[f.K], d[f.START]
     b = d[f.B] + n0 * d[f.B_CS]
     whole = k // DEPTH * DEPTH

@@ -54,12 +54,12 @@ def _emit(e: Emitter, element: int, rows: int, depth: int, args: tuple[Any, ...]
         strip(whole, rest)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def stream_rows(typingctx, element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):  # type: ignore[no-untyped-def]
+@intrinsic(prefer_literal=True)
+def stream_rows(typingctx, element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):
     """DEPTH rows of B (one when `deep` is 0) into `rows` accumulator rows; `element` is a constant of the routine."""
     code = element.literal_value
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         routines = {}
         for n in range(1, MAX_ROWS + 1):
             for deep, depth in ((0, 1), (1, DEPTH)):

@@ -82,7 +82,7 @@ class Task:
 
     def row_at(self, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue) -> NDArray[np.int64]:
         """The descriptor with addresses."""
-        row = self.rows[1].copy()
+        row: NDArray[np.int64] = self.rows[1].copy()
         b = b.lines if isinstance(b, PackedWeight) else b
         first, second = (b, a) if self.swapped else (a, b)
         row[f.A], row[f.B], row[f.OUT] = first.ctypes.data, second.ctypes.data, out.ctypes.data
@@ -107,11 +107,19 @@ def task_for(
     chosen: Schedule | None = None,
 ) -> Task:
     """The task for a call like this one."""
-    prepared = type(b) is PackedWeight
     key = (
-        a.shape, b.shape, a.strides, prepared or b.strides, out.strides, a.dtype.char, b.dtype.char, out.dtype.char,
-        threads, chosen, None if epilogue is None else epilogue.key(),
-    )  # fmt: skip
+        a.shape,
+        b.shape,
+        a.strides,
+        None if isinstance(b, PackedWeight) else b.strides,
+        out.strides,
+        a.dtype.char,
+        b.dtype.char,
+        out.dtype.char,
+        threads,
+        chosen,
+        None if epilogue is None else epilogue.key(),
+    )
     task = _tasks.get(key)
     if task is None:
         task = _make(a, b, out, epilogue, threads, chosen)
@@ -148,7 +156,7 @@ def _make(
     row = np.zeros(f.FIELDS, np.int64)
     row[f.M], row[f.N], row[f.K] = m, n, k
     _strides(row, f.A, a)
-    if prepared:
+    if isinstance(b, PackedWeight):
         row[f.B_E] = element_code(b.dtype)
     else:
         _strides(row, f.B, b)

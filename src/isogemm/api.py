@@ -22,7 +22,7 @@ from .problem import BFLOAT16, FLOAT16, FLOAT32
 __all__ = ["gemm", "gemm_batched", "gemm_grouped", "gemm_strided_batched", "linear", "matmul"]
 
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
-_ndarray, _empty = np.ndarray, np.empty
+_ndarray, _empty, _Packed = np.ndarray, np.empty, cpu.PackedWeight
 
 
 def matmul(
@@ -124,8 +124,7 @@ def linear(x: Any, w: Any, bias: Any = None, *, contract: ContractLike | None = 
         and out_dtype is None
         and x.ndim == 2
         and (bias is None or (type(bias) is _ndarray and bias.dtype is FLOAT32 and bias.flags.carray))
-        and type(w) is _ndarray
-        and w.ndim == 2
+        and ((type(w) is _ndarray and w.ndim == 2 and w.flags.aligned) or type(w) is _Packed)
     ):
         dtype = x.dtype
         (m, k), (n, columns) = x.shape, w.shape
@@ -136,10 +135,9 @@ def linear(x: Any, w: Any, bias: Any = None, *, contract: ContractLike | None = 
             and (bias is None or bias.shape == (n,))
             and 0 < m * n <= _SMALL
             and x.flags.aligned
-            and w.flags.aligned
         ):
             result = _empty((m, n), dtype)
-            cpu.gemm(x, w.T, result, contract=DEFAULT, bias=bias)
+            cpu.gemm(x, w if type(w) is _Packed else w.T, result, contract=DEFAULT, bias=bias)
             return result
     return dispatch.linear(x, w, bias, contract, out_dtype)
 

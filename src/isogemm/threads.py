@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from .errors import OptionError
 
-__all__ = ["get_num_threads", "set_num_threads"]
+__all__ = ["get_num_threads", "join_threadpoolctl", "set_num_threads"]
 
 _count = 0
+_joined = False
 
 
 def _available() -> int:
@@ -48,3 +50,37 @@ def set_num_threads(count: int) -> None:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise OptionError("thread count", limit="a whole number of at least 1", value=repr(count), nearest=_available())
     _count = count
+
+
+def join_threadpoolctl() -> None:
+    """Let ``threadpoolctl.threadpool_limits`` and ``threadpool_info`` see isogemm's threads; once per process.
+
+    threadpoolctl finds pools by the shared libraries that are loaded. The pool here lives in compiled Python, so it
+    stands behind the compiler's own library, which is loaded wherever a kernel is.
+    """
+    global _joined
+    if _joined:
+        return
+    _joined = True
+    import threadpoolctl
+
+    class Controller(threadpoolctl.LibController):  # type: ignore[misc]
+        user_api = "isogemm"
+        internal_api = "isogemm"
+        filename_prefixes = ("libllvmlite", "llvmlite")
+
+        def get_num_threads(self) -> int:
+            return get_num_threads()
+
+        def set_num_threads(self, num_threads: Any) -> None:
+            set_num_threads(int(num_threads))
+
+        def get_version(self) -> str:
+            from ._version import __version__
+
+            return __version__
+
+        def set_additional_attributes(self) -> None:
+            pass
+
+    threadpoolctl.register(Controller)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...floating import enter_default_rounding, leave_default_rounding
 from ...jit import njit
+from ...threads import join_threadpoolctl
 from .atomics import (
     atomic_add,
     atomic_load,
@@ -193,6 +194,7 @@ class Pool:
         take_part(self._words, chunks)
 
     def _start(self, slot: int) -> None:
+        join_threadpoolctl()
         lock = threading.Lock()
         lock.acquire()
         self._wake.append(lock)

@@ -137,7 +137,7 @@ def linear(x: Any, w: Any, bias: Any = None, *, contract: ContractLike | None = 
             and x.flags.aligned
         ):
             result = _empty((m, n), dtype)
-            cpu.gemm(x, w if type(w) is _Packed else w.T, result, contract=DEFAULT, bias=bias)
+            cpu.gemm(x, w.T if type(w) is _ndarray else w, result, contract=DEFAULT, bias=bias)
             return result
     return dispatch.linear(x, w, bias, contract, out_dtype)
 

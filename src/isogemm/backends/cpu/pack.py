@@ -18,6 +18,7 @@ from .vectors import ELEMENT_BYTES, F32_BYTES, Emitter, define
 
 WIDTH = target().width
 PREFETCH_BYTES = 512
+NEXT_PANEL_BYTES = target().nr * F32_BYTES
 
 
 def _emit_along_k(e: Emitter, element: int, args: tuple[Any, ...]) -> None:
@@ -55,7 +56,10 @@ def _emit_along_lines(e: Emitter, element: int, args: tuple[Any, ...]) -> None:
     with e.b.if_else(full) as (vectors, partial):
         for block, count in ((vectors, None), (partial, rows)):
             with block, e.loop(k) as kk:
-                value = e.load_widened(e.at(src, e.b.mul(kk, k_stride)), element, count)
+                here = e.at(src, e.b.mul(kk, k_stride))
+                # Consecutive k are strangers in memory: ask for the next panel's part of this line.
+                e.prefetch(e.at(here, NEXT_PANEL_BYTES), locality=2)
+                value = e.load_widened(here, element, count)
                 e.store(value, e.at(dst, e.b.mul(kk, step)))
 
 

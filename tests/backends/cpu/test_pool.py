@@ -1,0 +1,221 @@
+"""The thread pool: concurrent callers, thread counts, forked children, workers that sleep, foreign rounding modes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tests.products import assert_same, poisoned, product, values
+
+import isogemm
+from isogemm.backends.cpu import execute
+from isogemm.backends.cpu.pool import pool
+from isogemm.contract import Contract
+
+CHAIN = Contract()
+# Enough work for a grid of several chunks; each takes another walk.
+SHAPES = ((1, 300, 400), (7, 300, 200), (50, 130, 90), (210, 70, 60))
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = isogemm.get_num_threads()
+    isogemm.set_num_threads(2)
+    yield
+    isogemm.set_num_threads(before)
+
+
+def prepared(shape: tuple[int, int, int], seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    m, n, k = shape
+    a, w = values((m, k), seed=seed, special=True), values((n, k), seed=seed + 1, special=True)
+    return a, w.T, product(a, w.T)
+
+
+def check(a: np.ndarray, b: np.ndarray, want: np.ndarray) -> None:
+    out = poisoned(want.shape)
+    execute.gemm(a, b, out, contract=CHAIN)
+    assert_same(out, want)
+
+
+def run_python(text: str, **environment: str) -> str:
+    """Standard output of a script in a process of its own, which must end within a minute."""
+    env = os.environ | environment
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 5])
+def test_thread_counts(threads: int) -> None:
+    isogemm.set_num_threads(threads)
+    for shape in SHAPES:
+        check(*prepared(shape))
+
+
+def test_concurrent_callers() -> None:
+    """The pool serves one of them at a time; the others compute their chunks themselves."""
+    cases = [prepared(SHAPES[i % len(SHAPES)], seed=i) for i in range(6)]
+    start, failures = threading.Barrier(len(cases)), []
+
+    def call(case: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+        start.wait()
+        try:
+            for _ in range(150):
+                check(*case)
+        except BaseException as error:
+            failures.append(error)
+
+    callers = [threading.Thread(target=call, args=(case,), daemon=True) for case in cases]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert not any(caller.is_alive() for caller in callers)
+    assert failures == []
+
+
+def test_concurrent_changes_of_the_thread_count() -> None:
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            for count in (1, 4, 2, 3):
+                isogemm.set_num_threads(count)
+                time.sleep(0)
+
+    changer = threading.Thread(target=change, daemon=True)
+    changer.start()
+    try:
+        cases = [prepared(shape) for shape in SHAPES]
+        for _ in range(60):
+            for case in cases:
+                check(*case)
+    finally:
+        stop.set()
+        changer.join(10)
+
+
+IDLE = """
+import threading, time
+import numpy as np
+import isogemm
+from tests.products import assert_same, product, values
+
+isogemm.set_num_threads(2)
+a, b = values((1, 400)), values((400, 300), seed=1)
+want = product(a, b)
+gaps = [g * 1e-5 for g in range(200)]
+for gap in gaps * 3:
+    assert_same(isogemm.matmul(a, b), want)
+    until = time.perf_counter() + gap
+    while time.perf_counter() < until:
+        pass
+print("done")
+"""
+
+
+def test_workers_that_fall_asleep_between_calls() -> None:
+    """Gaps of 0 to 2 ms: around the moment at which a worker goes to sleep, with a task published just then."""
+    assert run_python(IDLE) == "done"
+
+
+def test_an_idle_pool_wakes() -> None:
+    case = prepared(SHAPES[0])
+    for gap in (0.0, 0.02, 0.2, 0.0):
+        time.sleep(gap)
+        check(*case)
+    workers = [t for t in threading.enumerate() if t.name.startswith("isogemm-")]
+    assert workers
+    assert all(t.daemon for t in workers)  # an interpreter that ends does not wait for them
+
+
+FORK = """
+import os, signal, sys, warnings
+import numpy as np
+import isogemm
+from tests.products import assert_same, product, values
+
+isogemm.set_num_threads(3)
+a, b = values((7, 400)), values((400, 300), seed=1)
+want = product(a, b)
+assert_same(isogemm.matmul(a, b), want)
+warnings.simplefilter("ignore")
+children = []
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            for _ in range(5):
+                assert_same(isogemm.matmul(a, b), want)
+        except BaseException as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    assert_same(isogemm.matmul(a, b), want)
+    children.append(child)
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_forked_children_after_the_parent_used_the_pool() -> None:
+    assert run_python(FORK) == "[0, 0, 0]"
+
+
+FLUSH = """
+import numpy as np, torch
+import isogemm
+from tests.products import values
+
+def bits(threads):
+    isogemm.set_num_threads(threads)
+    tiny = np.float32(2.0**-68)
+    found = []
+    for m, n, k in ((1, 300, 400), (20, 300, 40), (210, 70, 60), (3, 5, 7)):
+        a, w = values((m, k), seed=1) * tiny, values((n, k), seed=2) * tiny
+        found.append(isogemm.linear(a, w))
+        found.append(isogemm.gemm(a, w, alpha=0.3, trans_b="T"))
+        found.append(isogemm.linear(a, isogemm.pack(w)))
+        half = [(x / tiny * np.float32(2.0**-21)).astype(np.float16) for x in (a, w)]  # subnormal operands
+        found.append(isogemm.linear(*half, out_dtype="float32"))
+        found.append(isogemm.linear(half[0], half[1] / np.float16(2), out_dtype="float16"))
+    assert all(0 < np.abs(x).max() < 1.2e-38 for x in found[:3])  # subnormal sums
+    return [x.tobytes() for x in found]
+
+before = [bits(1), bits(2)]
+assert torch.set_flush_denormal(True)
+assert (torch.tensor([1e-30]) * 1e-10).item() == 0.0  # this thread does flush
+after = [bits(1), bits(2)]
+assert (torch.tensor([1e-30]) * 1e-10).item() == 0.0  # and still does: the caller's mode is restored
+print(before == after and before[0] == before[1])
+"""
+
+
+def test_a_caller_that_flushes_subnormals_gets_the_same_bits() -> None:
+    pytest.importorskip("torch")
+    assert run_python(FLUSH) == "True"
+
+
+def test_a_failed_call_leaves_the_pool_free() -> None:
+    workers = pool()
+    held = workers.enter(64, 2)[-1]
+    assert workers.enter(64, 2)[1] == 1  # busy: the second caller works alone
+    workers.leave(held)
+    check(*prepared(SHAPES[0]))
+    with pytest.raises(AttributeError):
+        execute.gemm(values((300, 300)), values((300, 300)), None, contract=CHAIN)  # type: ignore[arg-type]
+    control = workers.enter(64, 2)
+    assert control[1] == 2
+    workers.leave(control[-1])
+
+
+def test_scratch_grows_and_stays() -> None:
+    for shape in ((1, 64, 64), (210, 300, 700), (1, 64, 64), (300, 40, 900)):
+        check(*prepared(shape))

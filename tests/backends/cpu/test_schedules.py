@@ -1,0 +1,96 @@
+"""Tiles, cuts, packing and threads never reach the bits: any legal schedule gives what the definition says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from tests.products import product, values
+
+import isogemm
+from isogemm.backends.cpu.gemv import MAX_ROWS as GEMV_LIMIT
+from isogemm.backends.cpu.stream import MAX_ROWS as STREAM_LIMIT
+from isogemm.backends.cpu.target import target
+from isogemm.planner.schedule import Schedule
+
+from .guards import MIXES, check_gemm
+
+CPU = target()
+depths = st.integers(0, 40) | st.integers(500, 530)
+
+
+@st.composite
+def legal(draw: st.DrawFn, m: int, n: int, k: int, mix: str, stored: str) -> Schedule:
+    """A schedule that the kernels can run: a register tile holds `mr` rows, fewer with A in place or narrow panels."""
+    wide_a, wide_b = MIXES[mix][0].itemsize == 4, MIXES[mix][1].itemsize == 4
+    families = ["tiled"]
+    if stored == "lines" and 0 < m <= GEMV_LIMIT:
+        families.append("gemv")
+    if stored == "rows" and 0 < m <= STREAM_LIMIT:
+        families.append("stream")
+    strategy: Any = draw(st.sampled_from(families))
+    threads = draw(st.integers(1, 4))
+    grid_m, grid_n = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    if strategy != "tiled":
+        return Schedule(strategy, "in place", "in place", CPU.mr, max(1, m), n, k, 1, grid_n, threads)
+    a_mode: Any = draw(st.sampled_from(["block", "all", "in place"] if wide_a else ["block", "all"]))
+    b_mode: Any = "prepared" if stored == "packed" else "block"
+    if stored == "rows" and wide_b:
+        b_mode = draw(st.sampled_from(["block", "in place"]))
+    direct = a_mode == "in place" or (b_mode == "prepared" and not wide_b)
+    mr = draw(st.integers(1, CPU.mr_direct if direct else CPU.mr))
+    # Blocks of A are packed from the first row of a block on; "all" packs them once, so one block has to be enough.
+    mc = max(1, m) if a_mode == "all" else draw(st.integers(1, max(1, m) + 5))
+    nc = CPU.nr * draw(st.integers(1, 4))
+    kc = draw(st.integers(1, k + 3) | st.integers(1, 8))
+    return Schedule("tiled", a_mode, b_mode, mr, mc, nc, kc, grid_m, grid_n, threads)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data())
+def test_any_schedule_has_the_bits_of_the_definition(data: st.DataObject) -> None:
+    m, n, k = data.draw(st.integers(0, 45), "m"), data.draw(st.integers(0, 110), "n"), data.draw(depths, "k")
+    mix, stored = (
+        data.draw(st.sampled_from(list(MIXES)), "mix"),
+        data.draw(st.sampled_from(["lines", "rows", "packed"])),
+    )
+    s = data.draw(legal(m, n, k, mix, stored), "schedule")
+    da, db, dtype = MIXES[mix]
+    seed = data.draw(st.integers(0, 99), "seed")
+    a, w = values((m, k), da, seed=seed, special=True), values((n, k), db, seed=seed + 1, special=True)
+    b: Any = isogemm.pack(w) if stored == "packed" else w.T if stored == "lines" else np.ascontiguousarray(w.T)
+    event(f"{s.strategy}, A {s.a_mode}, B {s.b_mode}")
+    options: dict[str, Any] = {}
+    if data.draw(st.booleans(), "epilogue"):
+        options = {"alpha": 0.5, "bias": values((n,), seed=seed)}
+    if data.draw(st.booleans(), "accumulate"):
+        options |= {"c": values((m, n), seed=seed), "accumulate": True}
+        dtype = np.dtype(np.float32)
+    check_gemm(
+        a, b, dtype, chosen=_with_room(s, m, n, k, stored), want=product(a, w.T, out_dtype=dtype, **options), **options
+    )
+
+
+def _as_run(s: Schedule, m: int, n: int, stored: str) -> Schedule:
+    """As drawn; but with few columns the operands change places, and the walks drawn were for the others."""
+    if stored == "packed" or not (n < m and n <= 8):
+        return s
+    return replace(s, strategy="tiled", a_mode="block", b_mode="block")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 600), st.integers(1, 5), st.sampled_from(list(MIXES)))
+def test_the_planner_s_own_schedules(m: int, n: int, k: int, threads: int, mix: str) -> None:
+    da, db, dtype = MIXES[mix]
+    a, w = values((m, k), da, seed=1), values((n, k), db, seed=2)
+    want = product(a, w.T, out_dtype=dtype)
+    before = isogemm.get_num_threads()
+    isogemm.set_num_threads(threads)
+    try:
+        for b in (w.T, np.ascontiguousarray(w.T), isogemm.pack(w)):
+            check_gemm(a, b, dtype, want=want)
+    finally:
+        isogemm.set_num_threads(before)

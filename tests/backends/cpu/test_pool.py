@@ -174,27 +174,28 @@ import numpy as np, torch
 import isogemm
 from tests.products import values
 
+SHAPES = (1, 300, 400), (20, 300, 40), (210, 70, 60), (3, 5, 7)
+wide = [(values((m, k), seed=1) * np.float32(2.0**-68), values((n, k), seed=2) * np.float32(2.0**-68))
+        for m, n, k in SHAPES]
+half = [(values((m, k), seed=3) * np.float32(2.0**-21), values((n, k), seed=4)) for m, n, k in SHAPES]
+half = [[x.astype(np.float16) for x in pair] for pair in half]  # subnormal a
+
 def bits(threads):
     isogemm.set_num_threads(threads)
-    tiny = np.float32(2.0**-68)
     found = []
-    for m, n, k in ((1, 300, 400), (20, 300, 40), (210, 70, 60), (3, 5, 7)):
-        a, w = values((m, k), seed=1) * tiny, values((n, k), seed=2) * tiny
-        found.append(isogemm.linear(a, w))
-        found.append(isogemm.gemm(a, w, alpha=0.3, trans_b="T"))
-        found.append(isogemm.linear(a, isogemm.pack(w)))
-        half = [(x / tiny * np.float32(2.0**-21)).astype(np.float16) for x in (a, w)]  # subnormal operands
-        found.append(isogemm.linear(*half, out_dtype="float32"))
-        found.append(isogemm.linear(half[0], half[1] / np.float16(2), out_dtype="float16"))
-    assert all(0 < np.abs(x).max() < 1.2e-38 for x in found[:3])  # subnormal sums
-    return [x.tobytes() for x in found]
+    for a, w in wide:
+        found += [isogemm.linear(a, w), isogemm.linear(a, isogemm.pack(w)), isogemm.gemm(a, w, alpha=0.3, trans_b="T")]
+    for a, w in half:
+        found += [isogemm.linear(a, w, out_dtype="float32"), isogemm.linear(a, w)]
+    return [x.view(np.uint32 if x.itemsize == 4 else np.uint16) for x in found]
 
 before = [bits(1), bits(2)]
+assert all(0 < (x & 0x7FFFFFFF).max() < 0x00800000 for x in before[0][:12])  # subnormal sums
 assert torch.set_flush_denormal(True)
 assert (torch.tensor([1e-30]) * 1e-10).item() == 0.0  # this thread does flush
 after = [bits(1), bits(2)]
 assert (torch.tensor([1e-30]) * 1e-10).item() == 0.0  # and still does: the caller's mode is restored
-print(before == after and before[0] == before[1])
+print(all(np.array_equal(x, y) for found in (before[1], *after) for x, y in zip(before[0], found, strict=True)))
 """
 
 

@@ -1,0 +1,43 @@
+"""One hash over products of every kernel: the same whatever instructions they are compiled to.
+
+Run as a script it prints ``isa digest``; NUMBA_CPU_NAME and NUMBA_CPU_FEATURES choose the instructions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from tests.products import BF16, F16, F32, values
+
+import isogemm
+from isogemm.backends.cpu import execute
+from isogemm.backends.cpu.target import target
+
+MIXES = ((F32, F32, F32), (BF16, BF16, BF16), (F16, F16, F16), (F32, F16, F32))
+SHAPES = ((1, 37, 45), (3, 37, 45), (11, 19, 45), (20, 37, 45), (70, 3, 21), (200, 19, 45), (6, 9, 530))
+CHAIN = isogemm.Contract()
+
+
+def digest() -> str:
+    """Outputs of gemv, gemv in turns, stream, small, skinny, tiled, prepared and swapped walks, epilogues included."""
+    found = hashlib.sha256()
+    for da, db, dtype in MIXES:
+        for m, n, k in SHAPES:
+            a, w = values((m, k), da, seed=m, special=True), values((n, k), db, seed=n, special=True)
+            c, bias = values((m, n), seed=k, special=True), values((n,), seed=k)
+            for b in (w.T, np.ascontiguousarray(w.T), isogemm.pack(w)):
+                for options in ({}, {"alpha": 0.3, "beta": -2.0, "c": c, "bias": bias}):
+                    found.update(_bytes(a, b, (m, n), dtype, options))
+    return found.hexdigest()
+
+
+def _bytes(a: np.ndarray, b: Any, shape: tuple[int, int], dtype: np.dtype[Any], options: dict[str, Any]) -> bytes:
+    out = np.full(shape, np.nan, dtype)
+    execute.gemm(a, b, out, contract=CHAIN, **options)
+    return out.tobytes()
+
+
+if __name__ == "__main__":
+    print(target().isa, digest())

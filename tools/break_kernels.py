@@ -1,0 +1,177 @@
+"""Break the order of K in a copy of the kernels on purpose, and report which breaks a check of bits sees.
+
+    python tools/break_kernels.py            # copies, breaks, compiles and checks; exit status 1 if a break goes unseen
+    python tools/break_kernels.py --check    # the checks alone, on the installed package; what the copy runs
+
+Each check is blind to every other break, so one copy with all of them, compiled once, tells them apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Break:
+    """A source edit that changes the order of a sum, and the check that must see it.
+
+    Attributes
+    ----------
+    name, check : str
+    file : str
+        Relative to the package.
+    old, new : str
+        `old` occurs once.
+    """
+
+    name: str
+    check: str
+    file: str
+    old: str
+    new: str
+
+
+BREAKS = (
+    Break(
+        "steps of the unrolled group in descending order", "tile", "backends/cpu/micro.py",
+        "for u in range(UNROLL):", "for u in reversed(range(UNROLL)):",
+    ),
+    Break(
+        "each K panel from zero, then added", "panels", "backends/cpu/loops.py",
+        "load_c = 1 if (not first_panel or d[f.START] != 0) else 0", "load_c = 1 if d[f.START] != 0 else 0",
+    ),
+    Break(
+        "columns of a tile of weights in descending order", "gemv", "backends/cpu/gemv.py",
+        "for j, column in enumerate(tile_columns):\n            single(",
+        "for j, column in reversed(list(enumerate(tile_columns))):\n            single(",
+    ),
+    Break(
+        "columns of a tile in descending order, rows in turns", "turns", "backends/cpu/gemv.py",
+        "for j, column in enumerate(tile_columns):\n            values",
+        "for j, column in reversed(list(enumerate(tile_columns))):\n            values",
+    ),
+    Break(
+        "rows of B that stream by in descending order", "stream", "backends/cpu/stream.py",
+        "for u in range(depth):\n            column", "for u in reversed(range(depth)):\n            column",
+    ),
+    Break(
+        "leaves in descending order", "leaves", "backends/cpu/orders.py",
+        "for start, end in leaves:", "for start, end in reversed(leaves):",
+    ),
+    Break(
+        "a tree of leaves from far apart", "tree", "backends/cpu/orders.py",
+        "parts = [parts[i] + parts[i + 1] for i in range(0, len(parts), 2)]",
+        "parts = [parts[i] + parts[i + len(parts) // 2] for i in range(len(parts) // 2)]",
+    ),
+)  # fmt: skip
+
+
+# The tile's result would be the last panel alone: the sum of the panels, each from zero, is made here.
+_PANELS = (
+    "            if d[f.PLAIN] != 0:\n",
+    "            if d[f.PLAIN] != 0 and not first_panel:\n"
+    "                c = d[f.OUT] + i * d[f.O_RS] + (j0 + j) * 4\n"
+    "                _tile(d, count, kb, ap, bp, b_rs, tile, NR * 4, 0)\n"
+    "                for r in range(count):\n"
+    "                    for q in range(width):\n"
+    "                        x, y = peek32(tile + (r * NR + q) * 4), c + r * d[f.O_RS] + q * 4\n"
+    "                        poke32(y, as_bits(add32(as_float(peek32(y)), as_float(x))))\n"
+    "            elif d[f.PLAIN] != 0:\n",
+)
+_IMPORTS = ("import epilogue_tile, peek32, poke32", "import add32, as_bits, as_float, epilogue_tile, peek32, poke32")
+
+
+def check() -> dict[str, int]:
+    """Outputs that differ from the executable definition, by the order of K that a check looks at."""
+    import numpy as np
+
+    from isogemm.backends.cpu import execute
+    from isogemm.contract import Contract, compare, reference
+    from isogemm.planner.schedule import Schedule
+
+    rng = np.random.default_rng(0)
+
+    def differing(m: int, k: int, lines: bool, chosen: Any = None, contract: str = "fma/chain") -> int:
+        a = rng.standard_normal((m, k), dtype=np.float32)
+        b = rng.standard_normal((k, 70), dtype=np.float32)
+        out = np.full((m, 70), np.nan, np.float32)
+        laid = np.asfortranarray(b) if lines else b
+        execute.gemm(a, laid, out, contract=Contract.parse(contract), chosen=chosen)
+        return compare.differing(out, reference.evaluate(a, b, contract))
+
+    tiled = Schedule("tiled", "block", "block", 4, 64, 128, 512, 1, 1, 1)
+    checks: dict[str, Callable[[], int]] = {
+        "tile": lambda: differing(20, 96, True, tiled),
+        # Panels of 3: no unrolled group. Leaves of 1: no order inside one.
+        "panels": lambda: differing(20, 30, True, replace(tiled, kc=3)),
+        "gemv": lambda: differing(1, 96, True, replace(tiled, strategy="gemv", a_mode="in place", b_mode="in place")),
+        "turns": lambda: differing(13, 96, True),
+        "stream": lambda: differing(2, 96, False),
+        "leaves": lambda: differing(20, 20, True, None, "fma/leaf1"),
+        "tree": lambda: differing(20, 16, True, None, "fma/tree16"),
+    }
+    return {name: run() for name, run in checks.items()}
+
+
+def broken_copy(folder: Path) -> Path:
+    """A copy of the package with every break in it; the folder to put on PYTHONPATH.
+
+    Raises
+    ------
+    LookupError
+        The source to break is not there, or not once: the edit has to follow the kernel.
+    """
+    package = folder / "isogemm"
+    shutil.copytree(Path(__file__).parent.parent / "src" / "isogemm", package)
+    for b in BREAKS:
+        _edit(package / b.file, b.old, b.new)
+    for old, new in (_PANELS, _IMPORTS):
+        _edit(package / "backends/cpu/loops.py", old, new)
+    return folder
+
+
+def _edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    if text.count(old) != 1:
+        raise LookupError(f"{file.name}: {old!r} occurs {text.count(old)} times, not once")
+    file.write_text(text.replace(old, new))
+
+
+def run_broken() -> dict[str, int]:
+    """`check` in a process of its own, on a broken copy with a kernel cache of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = broken_copy(Path(name))
+        env = os.environ | {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": f"{name}/cache", "ISOGEMM_NUM_THREADS": "1"}
+        command = [sys.executable, str(Path(__file__).resolve()), "--check"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, cwd=name)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    found = json.loads(done.stdout)
+    if not found.pop("package").startswith(name):
+        raise RuntimeError("the checks ran on another copy of the package")
+    return {str(key): int(value) for key, value in found.items()}
+
+
+def main() -> int:
+    if sys.argv[1:] == ["--check"]:
+        import isogemm
+
+        print(json.dumps({"package": str(isogemm.__file__)} | check()))
+        return 0
+    found = run_broken()
+    for b in BREAKS:
+        print(f"{'seen' if found[b.check] else 'UNSEEN':<7} {found[b.check]:>5} outputs  {b.file}: {b.name}")
+    return 0 if all(found[b.check] for b in BREAKS) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

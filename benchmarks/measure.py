@@ -43,7 +43,7 @@ class Settings:
     threads: tuple[int, ...]
     blocks: int = 9
     block_seconds: float = 0.02
-    pause: float = 0.04
+    pause: float = 0.08
     seed: int = 0
     quick: bool = False
 

@@ -135,7 +135,7 @@ def interleave(
     *,
     blocks: int = 9,
     block_seconds: float = 0.02,
-    pause: float = 0.04,
+    pause: float = 0.08,
     progress: Progress | None = None,
     clock: Clock = WALL,
 ) -> dict[str, Timing]:

@@ -1,0 +1,88 @@
+"""Put the committed CPU results into the README: ``python -m benchmarks.readme benchmarks/results/cpu-....json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, log
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from isogemm.lab import read_json
+
+README = Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- benchmarks: begin (generated) -->\n", "<!-- benchmarks: end -->"
+
+Row = Mapping[str, Any]
+
+# (words of the README, suite, rows of M; None for all)
+LINES = (
+    ("float32 square, 512 to 4096, four layouts", "square", None),
+    ("LLM linears, weights in place, M = 1", "llm", (1,)),
+    ("LLM linears, weights in place, M = 2 to 16", "llm", (2, 4, 8, 16)),
+    ("LLM linears, weights in place, M = 64 to 1024", "llm", (64, 256, 1024)),
+    ("LLM linears, packed weights, M = 1", "packed", (1,)),
+    ("LLM linears, packed weights, M = 64", "packed", (64,)),
+    ("bfloat16 linears, M = 1 and 4", "bf16", (1, 4)),
+    ("bfloat16 linears, M = 16 and 64", "bf16", (16, 64)),
+    ("batched, 64x64x64 and attention's 512x128x512", "batched", None),
+)
+
+
+def ratios(rows: Sequence[Row], suite: str, ms: Sequence[int] | None, threads: int) -> list[float]:
+    """Speed against the fastest peer of each row."""
+    found = []
+    for row in rows:
+        if row["suite"] == suite and row["threads"] == threads and (ms is None or row["m"] in ms):
+            against = [v["ratio"] for v in row["verdicts"] if v["peer"] in ("numpy", "torch")]
+            if against:
+                found.append(min(against))
+    return found
+
+
+def cell(values: Sequence[float]) -> str:
+    """Geometric mean and range."""
+    if not values:
+        return "not measured"
+    mean = exp(sum(map(log, values)) / len(values))
+    return f"{mean:.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def section(data: Mapping[str, Any], source: str) -> str:
+    """The README's text between the marks."""
+    rows, stamp = data["rows"], data["environment"]
+    bits = [row["correctness"] for row in rows if row.get("correctness")]
+    differing, checked = sum(b["differing"] for b in bits), sum(b["checked"] for b in bits)
+    packages = stamp["packages"]
+    versions = " and ".join(f"{name} {packages[name]}" for name in ("numpy", "torch") if name in packages)
+        f"{name} {stamp['versions'][name]}" for name in ("numpy", "torch") if name in stamp["versions"]
+    )
+    out = [
+        f"Speed against the faster of {versions} ({stamp["cpu"]["model"]}, {stamp["cpu"]["core"]}), "
+        "geometric mean and range over the shapes; above 1 isogemm is faster:",
+        "",
+        "| | 1 thread | 2 threads |",
+        "|---|---|---|",
+    ]
+    out += [f"| {words} | {cell(ratios(rows, s, ms, 1))} | {cell(ratios(rows, s, ms, 2))} |" for words, s, ms in LINES]
+    out += [
+        "",
+        f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From "
+        f"`{source}`; again: `python -m benchmarks.cpu`.",
+        "",
+    ]
+    return "\n".join(out)
+
+
+def main(source: Annotated[Path, typer.Argument(help="JSON file that benchmarks.cpu wrote.")]) -> None:
+    """Rewrite the README's generated section."""
+    text = README.read_text()
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    shown = source.resolve().relative_to(README.parent.resolve())
+    README.write_text(head + BEGIN + section(read_json(source), str(shown)) + END + tail)
+
+
+if __name__ == "__main__":
+    typer.run(main)

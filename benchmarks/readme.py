@@ -54,12 +54,10 @@ def section(data: Mapping[str, Any], source: str) -> str:
     rows, stamp = data["rows"], data["environment"]
     bits = [row["correctness"] for row in rows if row.get("correctness")]
     differing, checked = sum(b["differing"] for b in bits), sum(b["checked"] for b in bits)
-    packages = stamp["packages"]
+    packages, cpu = stamp["packages"], stamp["cpu"]
     versions = " and ".join(f"{name} {packages[name]}" for name in ("numpy", "torch") if name in packages)
-        f"{name} {stamp['versions'][name]}" for name in ("numpy", "torch") if name in stamp["versions"]
-    )
     out = [
-        f"Speed against the faster of {versions} ({stamp["cpu"]["model"]}, {stamp["cpu"]["core"]}), "
+        f"Speed against the faster of {versions} ({cpu['model']}, {cpu['core']}), "
         "geometric mean and range over the shapes; above 1 isogemm is faster:",
         "",
         "| | 1 thread | 2 threads |",

@@ -17,6 +17,7 @@ from ...threads import get_num_threads
 from . import fields as f
 from .launch import Batch, launch_rows, launch_single
 from .packed import PackedWeight
+from .pool import MAX_CHUNKS
 from .tasks import Epilogue, swap_operands, task_for
 
 __all__ = ["gemm", "gemm_batched", "gemm_items", "swap_operands"]
@@ -137,8 +138,11 @@ def _run_group(
 
 def _chunking(count: int, work: int, largest: int) -> tuple[int, int]:
     """(threads, products per chunk) for `count` products of `work` multiply-adds in all."""
-    threads = get_num_threads() if work >= 2 * SERIAL else 1
-    return threads, max(1, min(count // (4 * threads), CHUNK_WORK // max(1, largest))) if threads > 1 else count
+    if work < 2 * SERIAL or get_num_threads() == 1:
+        return 1, count
+    threads = get_num_threads()
+    some = max(1, min(count // (4 * threads), CHUNK_WORK // max(1, largest)))
+    return threads, max(some, -(-count // MAX_CHUNKS))
 
 
 def _run_rows(rows: NDArray[np.int64], work: int, largest: int, scratch: int) -> None:

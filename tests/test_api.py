@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -273,3 +276,14 @@ def test_a_problem_prints_itself():
     assert str(posed) == "gemm NT m=5 n=3 k=7, float32 x float32 -> float32, fma/chain, alpha=2"
     assert posed.flops == 2 * 5 * 3 * 7
     assert hash(posed) == hash(check_product(a, b, None, None, None, posed.settings))
+
+
+@pytest.mark.parametrize("name", ["audit", "blas", "contract", "forms", "lab"])
+def test_subpackages_are_there_after_a_plain_import(name):
+    code = f"import isogemm; assert {name!r} in dir(isogemm); assert isogemm.{name}.__name__ == 'isogemm.{name}'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'gemmm'"):
+        isogemm.gemmm  # noqa: B018

@@ -8,6 +8,11 @@ from ._version import __version__
 from .contract.spec import Contract
 
 if TYPE_CHECKING:
+    from . import audit as audit
+    from . import blas as blas
+    from . import contract as contract
+    from . import forms as forms
+    from . import lab as lab
     from .api import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
     from .planner import Plan, plan
     from .threads import get_num_threads, set_num_threads
@@ -45,17 +50,21 @@ _HOMES = {
     "get_num_threads": ".threads",
     "set_num_threads": ".threads",
 }
+# Not in __all__: a star import would load them.
+_MODULES = ("audit", "blas", "contract", "forms", "lab")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'isogemm' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)  # the import itself binds the name here
+    if name not in _HOMES:
+        raise AttributeError(f"module 'isogemm' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name], __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *_MODULES))

@@ -57,7 +57,10 @@ def test_audit_holds_and_writes_its_files(run, shapes: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (["-p", f"{FAKES}:by_m"], 0),  # isogemm is what has to hold
+        (["-p", f"{FAKES}:by_m"], 1),  # one's own is what has to hold
+        (["-p", f"isogemm,{FAKES}:honest,{FAKES}:by_m"], 1),
+        (["-p", f"{FAKES}:honest"], 0),
+        (["-p", f"{FAKES}:by_m", "--require", "isogemm"], 0),
         (["-p", f"{FAKES}:by_m", "--require", f"{FAKES}:by_m"], 1),
         (["-p", f"{FAKES}:by_m", "--require", "none"], 0),
         (["--require", f"{FAKES}:honest,isogemm"], 0),
@@ -69,6 +72,46 @@ def test_audit_holds_and_writes_its_files(run, shapes: str, tmp_path: Path) -> N
 )
 def test_exit_status(run, shapes: str, words: list[str], status: int) -> None:  # type: ignore[no-untyped-def]
     assert run("audit", "--shapes", shapes, *SMALL, *words)[0] == status
+
+
+def test_a_change_that_was_not_required_away_is_said_last(run, shapes: str) -> None:  # type: ignore[no-untyped-def]
+    mine = f"{FAKES}:by_m"
+    status, text, _ = run("audit", "--shapes", shapes, *SMALL, "-p", mine, "--require", "isogemm")
+    last = text.splitlines()[-1]
+    assert status == 0
+    assert last == f"Not required, and bits changed: {mine}. For exit status 1 then, add: --require isogemm,{mine}"
+    status, text, _ = run("audit", "--shapes", shapes, *SMALL, "-p", mine, *last.split("add: ")[1].split())
+    assert status == 1
+    assert text.splitlines()[-1] == f"Required: isogemm, {mine} did not hold"
+
+
+@pytest.mark.parametrize(("name", "full"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
+def test_short_dtype_names(run, shapes: str, name: str, full: str) -> None:  # type: ignore[no-untyped-def]
+    words = ["audit", "--shapes", shapes, *SMALL, "-p", "isogemm", "--relation", "rerun", "--dtype", name]
+    status, text, _ = run(*words)
+    assert status == 0
+    assert f"1 linear, {full}," in text
+    assert run("plan", "4", "8", "8", "--dtype", name) == run("plan", "4", "8", "8", "--dtype", full)
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["--relation", "layuot"], "nearest legal choice: layout"),
+        (["--relation", "telepathy"], "nearest legal choice: none named, for all"),
+        (["-p", "nunpy"], "nearest legal choice: numpy"),
+        (["--replay", "provider=numpy&relation=packing&m=2&n=4&k=4&seed=0"], "the field dtype is missing"),
+        (["--shapes", "shapes.cvs"], "nearest legal choice: shapes.csv"),
+        (["--shapes", "zzz"], "nearest legal choice: a path that exists"),
+        (["--weights", "shapes.cvs"], "nearest legal choice: shapes.csv"),
+    ],
+    ids=str,
+)
+def test_messages_help(run, shapes: str, monkeypatch, words: list[str], advice: str) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(Path(shapes).parent)
+    status, _, error = run("audit", *words)
+    assert status == 2
+    assert advice in error
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,11 @@ def audit_command(
         ),
     ] = None,
     require: Annotated[
-        Several, typer.Option(help="Providers that must hold for exit status 0; 'none' for none. Default: isogemm.")
+        Several,
+        typer.Option(
+            help="Providers that must hold for exit status 0; 'none' for none. Default: your own "
+            "(module:function or file.py:function) where any is named, else isogemm."
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help="The linears of a named model, for example Qwen3-4B.")] = "",
     shapes: Annotated[str, typer.Option(help="A JSON or CSV file of n,k[,name].")] = "",
@@ -81,7 +85,7 @@ def audit_command(
     match: Annotated[Several, typer.Option(help="With --weights: globs of tensor names.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="With --weights: at most so many; 0 for all.")] = 4,
     inputs: Annotated[str, typer.Option(help="A .npy file of activations [rows, k]; default random.")] = "",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; fp32, bf16 or fp16 for short.")] = "float32",
     seed: Annotated[int, typer.Option(min=0, help="Of random weights and activations.")] = 0,
     m: Annotated[Several, typer.Option("--m", help="Batch sizes of the sweep, for example 1,2,16.")] = None,
     relation: Annotated[Several, typer.Option(help="Only these relations.")] = None,
@@ -105,12 +109,11 @@ def audit_command(
     if replay:
         _replay(replay)
     _check_outputs(json, html)
-    required = [name for name in _split(require, "isogemm") if name != "none"]
     with _progress() as progress:
         report = run(
             _split(provider, "isogemm,numpy"),
             _sources(model, shapes, weights, match, limit),
-            require=required,
+            require=[name for name in _split(require, "") if name != "none"] if require else None,
             dtype=dtype,
             seed=seed,
             sweep=_sizes(m),
@@ -138,10 +141,14 @@ def plan_command(
 
     import isogemm
 
+    from .audit.data import ALIASES
+
     if len(trans) != 2:
         raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")
     options: dict[str, Any] = {"threads": threads} if threads else {}
-    plan: Any = isogemm.plan(m, n, k, dtype=dtype, trans_a=trans[0].upper(), trans_b=trans[1].upper(), **options)
+    plan: Any = isogemm.plan(
+        m, n, k, dtype=ALIASES.get(dtype, dtype), trans_a=trans[0].upper(), trans_b=trans[1].upper(), **options
+    )
     if json:
         typer.echo(plan.to_json())
     else:

@@ -198,7 +198,7 @@ class Bench:
         error = float(np.linalg.norm(got[:, pick] - exact))
         self.relative_error = error / size if size else error
         if self.relative_error > _GARBAGE:
-            raise Disqualified(f"garbage: off by {self.relative_error:.2g} of its norm, so not x @ w.T")
+            raise Disqualified(f"is not x @ w.T (relative error {self.relative_error:#.2g})")
 
     def _checked(self, y: object, shape: tuple[int, int]) -> Array:
         if not isinstance(y, np.ndarray):

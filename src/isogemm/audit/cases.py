@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode
@@ -15,7 +15,7 @@ from ..contract import compare
 from ..errors import IsogemmError, OptionError, ShapeError
 from ..models import Linear
 from .bench import Bench, Disqualified, NotApplicable, Operands, ProviderFault, sampled_columns
-from .data import Activations, Array, WeightSource, as_dtype, weight_named
+from .data import Activations, Array, WeightSource, as_dtype, nearest, portable, weight_named
 from .providers import Provider, load_provider
 from .relations import RELATIONS, Pair, Params, Scope
 
@@ -71,11 +71,13 @@ class Case:
     def text(self) -> str:
         """The case on one line, as `replay` reads it."""
         linear = self.source.linear
-        fields: dict[str, object] = {"provider": self.provider, "relation": self.relation, **self.params}
+        fields: dict[str, object] = {"provider": portable(self.provider), "relation": self.relation, **self.params}
         fields |= (
-            {"tensor": linear.name, "weights": self.source.path} if self.source.path else {"n": linear.n, "k": linear.k}
+            {"tensor": linear.name, "weights": portable(self.source.path)}
+            if self.source.path
+            else {"n": linear.n, "k": linear.k}
         )
-        fields |= {"inputs": self.activations.path} if self.activations.path else {}
+        fields |= {"inputs": portable(self.activations.path)} if self.activations.path else {}
         return urlencode(fields | {"dtype": self.dtype, "seed": self.seed}, safe=":/+,", quote_via=quote)
 
     def command(self) -> str:
@@ -102,21 +104,22 @@ class Case:
             else:
                 n, k = int(fields.pop("n")), int(fields.pop("k"))
                 source = WeightSource(Linear(f"{n}x{k}", n, k))
-        except (KeyError, ValueError) as error:
+        except KeyError as error:
+            raise _malformed(text, f"the field {error.args[0]} is missing") from error
+        except ValueError as error:
             if isinstance(error, IsogemmError):
                 raise
-            raise _malformed(text, error) from error
+            raise _malformed(text, str(error)) from error
         if min(source.linear[1:]) < 1 or seed < 0:
             raise ShapeError("replay", limit="n and k of at least 1, seed of at least 0", value=text, nearest="n=1&k=1")
         params: dict[str, int | str] = {key: int(v) if v.isdecimal() else v for key, v in fields.items()}
         _check_params(name, params, text)
-        as_dtype(dtype)
-        return cls(provider, name, params, source, activations, dtype, seed)
+        return cls(provider, name, params, source, activations, as_dtype(dtype).name, seed)
 
 
 def _check_params(name: str, params: Mapping[str, int | str], text: str) -> None:
     if name not in RELATIONS:
-        raise OptionError("unknown relation", limit=", ".join(RELATIONS), value=repr(name), nearest="population")
+        raise unknown_relation(name, "the line as printed")
     shape = {key: type(value) for key, value in RELATIONS[name].cases(Scope.of((1, 2, 3)))[0].items()}
     if {key: type(value) for key, value in params.items()} != shape:
         raise OptionError(
@@ -127,9 +130,16 @@ def _check_params(name: str, params: Mapping[str, int | str], text: str) -> None
         )
 
 
-def _malformed(text: str, error: Exception) -> OptionError:
+def unknown_relation(name: str, otherwise: str) -> OptionError:
+    """The error for a relation that there is not; `otherwise` is the advice where no name is near."""
     return OptionError(
-        f"malformed replay ({type(error).__name__}: {error})",
+        "unknown relation", limit=", ".join(RELATIONS), value=repr(name), nearest=nearest(name, RELATIONS, otherwise)
+    )
+
+
+def _malformed(text: str, why: str) -> OptionError:
+    return OptionError(
+        f"malformed replay ({why})",
         limit="the line as an audit printed it",
         value=repr(text),
         nearest="copy the whole line",
@@ -166,7 +176,7 @@ class Drift:
         return (
             f"{case.provider} {case.relation} ({params}) on {linear.name} [n={linear.n}, k={linear.k}] {case.dtype} "
             f"seed {case.seed}: output [{self.row}, {self.column}] is {self.got_bits} ({self.got:.9g}), "
-            f"expected {self.expected_bits} ({self.expected:.9g}), {ulps_text(self.ulps)}"
+            f"the other call gave {self.expected_bits} ({self.expected:.9g}): {ulps_text(self.ulps)}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -292,12 +302,22 @@ def replay(text: str, provider: Provider | None = None) -> tuple[Case, Outcome]:
     except (KeyError, IndexError, ValueError) as error:
         if isinstance(error, IsogemmError):
             raise
-        raise _malformed(text, error) from error
+        raise _malformed(text, f"{type(error).__name__}: {error}") from error
 
 
 def ulps_text(ulps: int) -> str:
     """ULPs in words."""
     return "NaN on one side" if ulps == NOT_A_NUMBER else f"{ulps:,} ULP"
+
+
+def median_ulps(histogram: Sequence[int]) -> str:
+    """The bin of `ULP_BINS` that the median of the changed outputs lies in; empty where none changed."""
+    below, half = 0, (sum(histogram) + 1) // 2
+    for label, count in zip(ULP_BINS, histogram, strict=True):
+        below += count
+        if count and below >= half:
+            return label
+    return ""
 
 
 def _json_number(value: float) -> float | str:

@@ -6,9 +6,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .cases import Case, Outcome, ulps_text
+from .cases import Case, Outcome, median_ulps, ulps_text
 from .report import ProviderResult, Report
-from .words import measured, not_measured, provider_text, relation_cases, speed_by_m, status_word
+from .words import (
+    inapplicable,
+    measured,
+    not_measured,
+    not_required,
+    provider_text,
+    relation_cases,
+    speed_by_m,
+    status_word,
+)
 
 __all__ = ["print_outcome", "print_report"]
 
@@ -20,8 +29,10 @@ def print_report(report: Report, console: Console) -> None:
     """Print a table per provider, the first drifts with the commands that replay them, and the summary."""
     for result in report.providers.values():
         console.print()
-        if result.ran:
+        if result.cases or not result.reason:
             console.print(_table(result))
+            if note := inapplicable(result):
+                _line(console, Text(f"  {note}", "dim"))
             _print_speeds(report, result, console)
             _print_drifts(result, console)
         else:
@@ -37,6 +48,8 @@ def print_report(report: Report, console: Console) -> None:
         names = ", ".join(report.required)
         verdict = ("held", "green") if report.ok else ("did not hold", "red")
         _line(console, Text.assemble("Required: ", names, " ", verdict))
+    if warning := not_required(report):
+        _line(console, Text(warning, "yellow"))
 
 
 def print_outcome(case: Case, outcome: Outcome, console: Console) -> None:
@@ -57,20 +70,22 @@ def _table(result: ProviderResult) -> Table:
     table.add_column("relation", no_wrap=True)
     table.add_column("cases", justify="right")
     table.add_column("outputs changed", justify="right")
-    table.add_column("largest ULP", justify="right")
+    table.add_column("median ULP", justify="right")
+    table.add_column("largest", justify="right")
     table.add_column("", no_wrap=True)
     for r in result.relations.values():
         style = _STYLES[r.status]
         changed = f"{r.changed_outputs:,} of {r.outputs:,}" if r.outputs else "-"
         largest = ulps_text(r.max_ulp).removesuffix(" ULP") if r.outputs else "-"
-        table.add_row(r.relation, relation_cases(r), changed, largest, Text(status_word(r.status), style))
+        median = median_ulps(r.histogram) or ("0" if r.outputs else "-")
+        table.add_row(r.relation, relation_cases(r), changed, median, largest, Text(status_word(r.status), style))
     return table
 
 
 def _print_speeds(report: Report, result: ProviderResult, console: Console) -> None:
     speeds = speed_by_m(report, result.name)
     if speeds:
-        times = "   ".join(f"M={m} {ratio:.2f}x" for m, ratio in speeds.items())
+        times = "   ".join(f"M={m} {ratio}" for m, ratio in speeds.items())
         _line(console, Text(f"  time over the fastest provider's: {times}"))
 
 

@@ -6,8 +6,10 @@ Random values use products and sums of normal deviates alone, so a seed gives th
 from __future__ import annotations
 
 import csv
+import difflib
 import fnmatch
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,22 +42,35 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
+ALIASES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
 LAYOUTS = ("C", "F", "padded", "rows", "columns", "unaligned")
 _BLOCK_ROWS = 256
 _OUTLIER_SHARE, _OUTLIER_SCALE = 0.004, 20.0
 
 
 def as_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of an operand dtype's name.
+    """The NumPy dtype of an operand dtype's name, or of its short name: ``fp32``, ``bf16``, ``fp16``.
 
     Raises
     ------
     DTypeError
         Not one of ``float32``, ``bfloat16``, ``float16``.
     """
-    if name not in DTYPES:
+    full = ALIASES.get(name, name)
+    if full not in DTYPES:
         raise DTypeError("dtype of an audit", limit="one of " + ", ".join(DTYPES), value=repr(name), nearest="float32")
-    return DTYPES[name]
+    return DTYPES[full]
+
+
+def portable(path: str) -> str:
+    """`path` relative to the current folder where it lies below it, else as it is: for what leaves this machine."""
+    here = os.getcwd() + os.sep
+    return path.removeprefix(here) if os.path.isabs(path) else path
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The known name that is spelt most like `name`, or `otherwise` where none is."""
+    return (difflib.get_close_matches(name, list(known), n=1) or [otherwise])[0]
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], *, skip: int = 0) -> Array:
@@ -165,7 +180,7 @@ class Activations:
                 "cannot read activations",
                 limit="a .npy file",
                 value=f"{self.path} ({error})",
-                nearest="random activations",
+                nearest=_nearest_file(self.path, "no --inputs, for random activations"),
             ) from error
         if stored.ndim != 2 or stored.shape[1] != k or not len(stored):
             raise ShapeError(
@@ -259,9 +274,21 @@ def _open(path: str) -> Any:
 
 
 def _unreadable(path: str, error: Exception) -> OptionError:
+    form = "a .safetensors file" if path.endswith(".safetensors") else "[[4096, 2560]] as JSON, 4096,2560 as CSV"
     return OptionError(
-        "cannot read", limit="a readable file of the documented form", value=f"{path} ({error})", nearest="-"
+        "cannot read",
+        limit="a readable file of the documented form",
+        value=f"{path} ({error})",
+        nearest=_nearest_file(path, "a path that exists") if not os.path.exists(path) else form,
     )
+
+
+def _nearest_file(path: str, otherwise: str) -> str:
+    """The file beside `path` whose name is most like its, or `otherwise`."""
+    folder, name = os.path.split(path)
+    beside = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    found = nearest(name, beside, "")
+    return os.path.join(folder, found) if found and found != name else otherwise
 
 
 def _csv_rows(text: str) -> list[Any]:

@@ -14,9 +14,9 @@ import numpy as np
 from ..errors import LimitError, OptionError, ShapeError
 from ..models import MODELS, PROJECTION_SHAPES, Linear
 from .bench import Bench, Disqualified, Operands, copied_rows, sampled_columns
-from .cases import MAX_COLUMNS, Case, evaluate
-from .data import Activations, Array, WeightSource, as_dtype
-from .providers import Absent, CallableProvider, Provider, load_provider
+from .cases import MAX_COLUMNS, Case, evaluate, unknown_relation
+from .data import Activations, Array, WeightSource, as_dtype, portable
+from .providers import BUILTIN, Absent, CallableProvider, Provider, load_provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation, Scope
 from .report import Agreement, ProviderResult, RelationResult, Report
 
@@ -57,7 +57,7 @@ def run(
     providers: Sequence[ProviderLike] = ("isogemm", "numpy"),
     shapes: Iterable[ShapeLike] | None = None,
     *,
-    require: Sequence[str] = ("isogemm",),
+    require: Sequence[str] | None = None,
     dtype: str = "float32",
     seed: int = 0,
     sweep: Sequence[int] | None = None,
@@ -77,8 +77,9 @@ def run(
     shapes : iterable of WeightSource, Linear or (n, k), optional
         The linears; those of one layer of Qwen2.5-0.5B by default. Weights are random but for a `WeightSource` of a
         file.
-    require : sequence of str
-        Names of the providers that `Report.ok` asks for; audited too where they are not in `providers`.
+    require : sequence of str, optional
+        Names of the providers that `Report.ok` asks for; audited too where they are not in `providers`. By default
+        your own, that is those that are not built in, where `providers` has any; else isogemm.
     dtype : {"float32", "bfloat16", "float16"}
         Of x and w.
     seed : int
@@ -114,6 +115,8 @@ def run(
     >>> report.held("isogemm")
     True
     """
+    if not (providers or require):
+        raise OptionError("providers", limit="at least one", value="none", nearest="isogemm")
     settings = Settings(
         sources=_sources(shapes, full),
         relations=_relations(relations),
@@ -125,8 +128,10 @@ def run(
         speed_blocks=_FULL_BLOCKS if full else _QUICK_BLOCKS,
         memory=memory or _memory(),
     )
-    named = _named([*providers, *(name for name in require if name not in providers)])
-    return _Audit(settings, named, tuple(require), progress or (lambda done, total, text: None)).report()
+    named = _named(providers)
+    required = tuple(require if require is not None else _own(named) or ("isogemm",))
+    named |= _named([name for name in required if name not in named])
+    return _Audit(settings, named, required, progress or (lambda done, total, text: None)).report()
 
 
 class _Audit:
@@ -169,7 +174,7 @@ class _Audit:
             "seed": s.seed,
             "sweep": list(s.scope.sweep),
             "relations": [r.name for r in s.relations],
-            "inputs": s.activations.path or "random, heavy-tailed",
+            "inputs": portable(s.activations.path) or "random, heavy-tailed",
             "thread_counts": list(s.scope.thread_counts),
         }
 
@@ -182,7 +187,7 @@ class _Audit:
                 "name": linear.name,
                 "n": linear.n,
                 "k": linear.k,
-                "source": source.path or "random",
+                "source": portable(source.path) or "random",
                 "columns_compared": len(operands.columns),
                 "largest_m": min(operands.max_m, max(s.scope.sweep)),
             }
@@ -269,9 +274,12 @@ def _named(providers: Sequence[ProviderLike]) -> dict[str, Provider | Absent]:
         else:
             name = _name(provider)
             named[name] = CallableProvider(name, provider)
-    if not named:
-        raise OptionError("providers", limit="at least one", value="none", nearest="isogemm")
     return named
+
+
+def _own(named: Iterable[str]) -> list[str]:
+    """The providers that are not built in: what a user brings is what a user asks about."""
+    return [name for name in named if name not in BUILTIN]
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -304,7 +312,7 @@ def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:
     chosen = tuple(names) if names is not None else tuple(RELATIONS)
     for name in chosen:
         if name not in RELATIONS:
-            raise OptionError("unknown relation", limit=", ".join(RELATIONS), value=repr(name), nearest="population")
+            raise unknown_relation(name, "none named, for all")
     if not chosen:
         raise OptionError("relations", limit="at least one", value="none", nearest="population")
     return tuple(RELATIONS[name] for name in dict.fromkeys(chosen))

@@ -16,7 +16,8 @@ __all__ = ["EQUAL_COLOUR", "agreement_map", "drift_histogram", "provider_colours
 
 EQUAL_COLOUR = "#3b9c8f"
 _CHANGED_COLOURS = ("#f4cf7c", "#ec8f52", "#d1495b", "#8c2155")
-_PROVIDER_COLOURS = ("#3b9c8f", "#e39b3a", "#6a7fdb", "#d1495b", "#9a6fb0", "#7d8597")
+# Away from the map's colours: teal is equal bits and warm is changed bits, whoever's they are.
+_PROVIDER_COLOURS = ("#4c6fd6", "#a070d0", "#7d8597", "#3aa5dc", "#c77fb3", "#2f4a8a")
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
 
 
@@ -156,7 +157,8 @@ def speed_bars(report: Report) -> Any | None:
                 "speed": best / s.median,
                 "low": best / s.p95,
                 "high": best / s.p5,
-                "time": f"{s.median * 1e6:,.1f} us",
+                "time": f"{s.median * 1e3:.3g} ms",
+                "label": f"{s.median * 1e3:.3g}" + ("?" if s.verdict == "AMBIGUOUS" else ""),
                 "verdict": s.verdict.lower(),
             }
         )
@@ -164,15 +166,14 @@ def speed_bars(report: Report) -> Any | None:
     names = [name for name in colours if any(r["provider"] == name for r in rows)]
     shapes = list(dict.fromkeys(r["shape"] for r in rows))
     scale = alt.Scale(domain=names, range=[colours[name] for name in names])
-    columns = 2 if len(shapes) in (1, 2, 4) else 3
-    width = 420 if columns == 2 else 270
-    panels = [
-        _speed_panel([r for r in rows if r["shape"] == shape], str(shape), names, scale, width) for shape in shapes
-    ]
-    return alt.concat(*panels, columns=columns).resolve_scale(color="shared", y="shared")
+    top = 1.25 * max(
+        s.median / s.against_fastest / s.p5 for s in report.speeds
+    )  # room for the whiskers and the numbers above them
+    panels = [_speed_panel([r for r in rows if r["shape"] == shape], str(shape), names, scale, top) for shape in shapes]
+    return alt.concat(*panels, columns=2).resolve_scale(color="shared", y="shared")
 
 
-def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale: Any, width: int) -> Any:
+def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale: Any, top: float) -> Any:
     import altair as alt
 
     sizes = list(dict.fromkeys(r["m"] for r in rows))
@@ -180,7 +181,7 @@ def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale
     offset = alt.XOffset("provider:N", sort=names, scale=alt.Scale(domain=names))
     tooltip = ["provider:N", "m:O", alt.Tooltip("time:N", title="median"), "verdict:N"]
     data = alt.Chart(alt.Data(values=rows), title=shape)
-    limit = alt.Scale(domain=[0, 1.15], clamp=True)
+    limit = alt.Scale(domain=[0, top], nice=False)
     y = alt.Y(
         "speed:Q", title="speed, fastest = 1", scale=limit, axis=alt.Axis(values=[0, 0.25, 0.5, 0.75, 1], format=".2f")
     )
@@ -191,4 +192,7 @@ def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale
     spread = data.mark_rule(strokeWidth=1, opacity=0.6).encode(
         x=x, xOffset=offset, y=alt.Y("low:Q", scale=limit), y2="high:Q", tooltip=tooltip
     )
-    return (bars + spread).properties(width=width, height=180)
+    times = data.mark_text(align="left", baseline="middle", angle=270, dx=4, fontSize=10).encode(
+        x=x, xOffset=offset, y=alt.Y("high:Q", scale=limit), text="label:N", tooltip=tooltip
+    )
+    return (bars + spread + times).properties(width=430, height=200)

@@ -10,10 +10,10 @@ from string import Template
 from typing import Any
 
 from ..errors import OptionError
-from .cases import Drift, ulps_text
+from .cases import Drift, median_ulps, ulps_text
 from .relations import RELATIONS
 from .report import ProviderResult, RelationResult, Report
-from .words import measured, not_measured, provider_text, speed_by_m, status_word
+from .words import measured, not_measured, not_required, provider_text, speed_by_m, status_word
 
 __all__ = ["page", "require_extra"]
 
@@ -82,8 +82,9 @@ _FIGURES = {
     ),
     "speed": (
         "Speed",
-        "Median of interleaved blocks, weights rotated past the cache; longer is faster. The thin line is the 5th to "
-        "95th percentile.",
+        "Median of interleaved blocks, weights rotated past the cache; longer is faster. The number is the median in "
+        "milliseconds, the thin line the 5th to 95th percentile. A ? marks an interval too wide to tell it from the "
+        "fastest.",
         "Speed was not measured.",
     ),
 }
@@ -108,16 +109,17 @@ def _spec(make: Callable[[Report], Any], report: Report) -> Any:
 
 
 def _verdict(report: Report) -> str:
+    warning = f'<p class="quiet">{escape(text)}</p>' if (text := not_required(report)) else ""
     if not report.required:
-        return '<p class="verdict">No provider was required to hold.</p>'
+        return f'<p class="verdict">No provider was required to hold.</p>{warning}'
     names = ", ".join(map(escape, report.required))
     word, kind = ("kept every bit", "held") if report.ok else ("did not keep every bit", "failed")
-    return f'<p class="verdict {kind}">{names} {word}.</p>'
+    return f'<p class="verdict {kind}">{names} {word}.</p>{warning}'
 
 
 def _card(report: Report, result: ProviderResult) -> str:
     speeds = speed_by_m(report, result.name)
-    times = " · ".join(f"M={m}: {ratio:.2f}" for m, ratio in speeds.items())
+    times = " · ".join(f"M={m}: {ratio}" for m, ratio in speeds.items())
     times = f'<p class="quiet">Time over the fastest: {times}</p>' if times else ""
     return (
         f'<article class="card {result.status}"><h3>{escape(result.name)}</h3>'
@@ -127,7 +129,7 @@ def _card(report: Report, result: ProviderResult) -> str:
 
 
 def _matrix(report: Report) -> str:
-    shown = [p for p in report.providers.values() if p.ran]
+    shown = [p for p in report.providers.values() if p.cases or not p.reason]
     head = "".join(f"<th colspan=2>{escape(p.name)}</th>" for p in shown)
     sub = "<th>cases</th><th>outputs changed</th>" * len(shown)
     body = ""
@@ -144,7 +146,7 @@ def _cells(r: RelationResult) -> str:
     if r.failed:
         cases += f"<small>{r.failed:,} failed</small>"
     changed = f"{r.changed_outputs:,} of {r.outputs:,}" if r.outputs else status_word(r.status)
-    far = f"<small>at most {ulps_text(r.max_ulp)}</small>" if r.changed else ""
+    far = f"<small>median {median_ulps(r.histogram)}, at most {ulps_text(r.max_ulp)}</small>" if r.changed else ""
     title = f' title="{escape(r.reason)}"' if r.reason else ""
     return f'<td>{cases if r.cases else ""}</td><td class="s {r.status.replace("/", "")}"{title}>{changed}{far}</td>'
 

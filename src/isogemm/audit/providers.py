@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError
-from .data import DTYPES, Array
+from .data import DTYPES, Array, nearest
 
 __all__ = ["BUILTIN", "FORMS", "Absent", "CallableProvider", "Form", "Provider", "load_provider"]
 
@@ -258,7 +258,7 @@ def _unknown(name: str, why: str) -> OptionError:
         f"unknown provider ({why})",
         limit=", ".join(BUILTIN) + ", or module:function",
         value=repr(name),
-        nearest="numpy",
+        nearest=nearest(name, BUILTIN, "module:function of a module that can be imported"),
     )
 
 

@@ -32,8 +32,10 @@ class RelationResult:
     outputs, changed_outputs : int
         Outputs compared, and those whose bits changed.
     max_ulp : int
-    reason : str
-        Why the first case failed, or why none applies.
+    histogram : list of int
+        Changed outputs in each of `ULP_BINS`.
+    reason, inapplicable : str
+        Why the first case failed, or why none applies; why the first case that does not apply does not.
     drifts : list of Drift
         The first few.
     """
@@ -47,6 +49,8 @@ class RelationResult:
     changed_outputs: int = 0
     max_ulp: int = 0
     reason: str = ""
+    inapplicable: str = ""
+    histogram: list[int] = field(default_factory=lambda: [0] * len(ULP_BINS))
     drifts: list[Drift] = field(default_factory=list)
 
     @property
@@ -70,6 +74,9 @@ class RelationResult:
         self.outputs += outcome.outputs
         self.changed_outputs += outcome.changed
         self.max_ulp = max(self.max_ulp, outcome.max_ulp)
+        self.histogram = [a + b for a, b in zip(self.histogram, outcome.histogram, strict=True)]
+        if outcome.status == "n/a":
+            self.inapplicable = self.inapplicable or outcome.reason
         first_failure = outcome.status == "failed" and self.failed == 1
         if first_failure or (outcome.status == "n/a" and not self.reason):
             self.reason = outcome.reason
@@ -192,6 +199,11 @@ class ProviderResult:
     def cases(self) -> int:
         """Cases that apply."""
         return sum(r.cases for r in self.relations.values())
+
+    @property
+    def changed(self) -> int:
+        """Cases in which at least one bit changed."""
+        return sum(r.changed for r in self.relations.values())
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-ready values."""

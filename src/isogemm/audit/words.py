@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import PurePath
 
-from .cases import ulps_text
-from .report import Agreement, ProviderResult, RelationResult, Report
+from .cases import median_ulps, ulps_text
+from .report import Agreement, ProviderResult, RelationResult, Report, Speed
 
-__all__ = ["agreement_text", "measured", "not_measured", "provider_text", "relation_cases", "speed_by_m", "status_word"]
+__all__ = [
+    "agreement_text",
+    "inapplicable",
+    "measured",
+    "not_measured",
+    "not_required",
+    "provider_text",
+    "relation_cases",
+    "speed_by_m",
+    "status_word",
+]
 
 _WORDS = {"held": "held", "changed": "bits changed", "failed": "failed", "absent": "did not run", "n/a": "n/a"}
 
@@ -22,12 +33,40 @@ def measured(report: Report) -> str:
     """What was measured."""
     o, sweep = report.options, report.options["sweep"]
     sources = {s["source"] for s in report.shapes}
-    weights = "random weights" if sources <= {"random"} else "weights of " + ", ".join(sorted(sources - {"random"}))
-    extent = f"{plural(len(o['relations']), 'relation')} on {plural(len(report.shapes), 'linear')}, {o['dtype']}"
-    sizes = f"{plural(len(sweep), 'batch size')} from {min(sweep)} to {max(sweep)}"
-    return (
-        f"{extent}, {weights}, activations {o['inputs']}, seed {o['seed']}, {sizes}. Outputs were compared bit for bit."
+    weights = (
+        "random weights"
+        if sources <= {"random"}
+        else "weights of " + ", ".join(sorted(map(file_name, sources - {"random"})))
     )
+    extent = f"{plural(len(o['relations']), 'relation')} on {plural(len(report.shapes), 'linear')}, {o['dtype']}"
+    sizes = f"{len(sweep)} batch sizes from {min(sweep)} to {max(sweep)}" if len(sweep) > 1 else f"M = {sweep[0]}"
+    inputs = f"activations {file_name(o['inputs'])}, seed {o['seed']}"
+    return f"{extent}, {weights}, {inputs}, {sizes}. Outputs were compared bit for bit."
+
+
+def file_name(path: str) -> str:
+    """The name of a file without its folders, with its package's where it lies in an installed one."""
+    parts = PurePath(path).parts
+    package = parts[parts.index("site-packages") + 1] if "site-packages" in parts[:-2] else ""
+    return f"{package}/{parts[-1]}" if package else parts[-1]
+
+
+def not_required(report: Report) -> str:
+    """Which providers changed bits without being required to keep them, and how to require it; else empty."""
+    found = [p.name for p in report.providers.values() if p.status == "changed" and p.name not in report.required]
+    if not found:
+        return ""
+    names, every = ", ".join(found), ",".join([*report.required, *found])
+    return f"Not required, and bits changed: {names}. For exit status 1 then, add: --require {every}"
+
+
+def inapplicable(result: ProviderResult) -> str:
+    """Why the outputs of some relations are fewer than another provider's; empty where every case applies."""
+    reasons = {r.relation: r.inapplicable for r in result.relations.values() if r.not_applicable}
+    if not reasons:
+        return ""
+    why = "; ".join(f"{relation}: {reason}" for relation, reason in reasons.items())
+    return f"n/a: cases that do not apply here, whose outputs are in no count ({why})"
 
 
 def not_measured(report: Report) -> list[str]:
@@ -64,7 +103,8 @@ def provider_text(result: ProviderResult) -> str:
     if broken:
         largest = max(r.max_ulp for r in result.relations.values())
         parts = [
-            f"{changed:,} of {compared} changed, at most by {ulps_text(largest)}",
+            f"bits changed in {result.changed:,} of {result.cases:,} cases, {changed:,} of {outputs:,} outputs, "
+            f"by a median of {median_ulps(result.histogram)} ULP and at most {ulps_text(largest)}",
             "not kept by " + ", ".join(broken),
         ]
     if failed:
@@ -121,13 +161,28 @@ def relation_cases(result: RelationResult) -> str:
     return f"{result.cases}" + (f" ({', '.join(extra)})" if extra else "")
 
 
-def speed_by_m(report: Report, provider: str) -> dict[int, float]:
-    """Time over the fastest provider's, by batch size: the geometric mean over the linears."""
-    ratios: dict[int, list[float]] = {}
+def speed_by_m(report: Report, provider: str) -> dict[int, str]:
+    """Time over the fastest provider's, by batch size: the geometric mean over the linears.
+
+    Where intervals are too wide to tell faster from slower it says on how many of the linears. Empty where nothing
+    else was timed.
+    """
+    if len({s.provider for s in report.speeds}) < 2:
+        return {}
+    speeds: dict[int, list[Speed]] = {}
     for s in report.speeds:
         if s.provider == provider:
-            ratios.setdefault(s.m, []).append(s.against_fastest)
-    return {m: math.exp(sum(map(math.log, r)) / len(r)) for m, r in ratios.items()}
+            speeds.setdefault(s.m, []).append(s)
+    return {m: _ratio(found) for m, found in speeds.items()}
+
+
+def _ratio(speeds: Sequence[Speed]) -> str:
+    mean = math.exp(sum(math.log(s.against_fastest) for s in speeds) / len(speeds))
+    unclear = sum(s.verdict == "AMBIGUOUS" for s in speeds)
+    if not unclear:
+        return f"{mean:.2f}x"
+    where = "" if unclear == len(speeds) else f" on {unclear} of {len(speeds)} linears"
+    return f"about {mean:.2f}x (AMBIGUOUS{where})"
 
 
 def plural(count: int, word: str) -> str:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from isogemm.backends.cpu.pool import pool
 from isogemm.contract import Contract
 
 CHAIN = Contract()
+ROOT = Path(__file__).parents[3]
 # Enough work for a grid of several chunks; each takes another walk.
 SHAPES = ((1, 300, 400), (7, 300, 200), (50, 130, 90), (210, 70, 60))
 
@@ -46,7 +48,7 @@ def check(a: np.ndarray, b: np.ndarray, want: np.ndarray) -> None:
 def run_python(text: str, **environment: str) -> str:
     """Standard output of a script in a process of its own, which must end within a minute."""
     env = os.environ | environment
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

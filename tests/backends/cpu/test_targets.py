@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from isogemm.backends.cpu.target import target
 
 from .digest import digest
 
+ROOT = Path(__file__).parents[3]
 TARGETS = {
     "avx2": ("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2"),
     "generic": ("generic", ""),
@@ -32,7 +34,7 @@ def test_digest(isa: str, here: str) -> None:
     name, features = TARGETS[isa]
     env = os.environ | {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "ISOGEMM_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.backends.cpu.digest"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [isa, here]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -80,6 +81,23 @@ def test_an_incomplete_model_is_refused(tmp_path):
     result = _run("--model-dir", str(tmp_path))
     assert result.exit_code == 2
     assert "model.safetensors, tokenizer.json" in result.stderr
+
+
+def test_a_replay_line_can_be_pasted(monkeypatch):
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    report = audit.run(["tests.audit.fakes:by_m"], [(8, 8)], sweep=[1, 2], relations=["population"], speed=False)
+    line = audit_model.replay_lines(report)[1]
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "outputs changed" in done.stdout
+
+
+def test_the_interpreter_is_named_as_typed_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv-demo" / "bin" / "python"))
+    assert audit_model.python_command() == ".venv-demo/bin/python"
+    monkeypatch.setattr(sys, "executable", "/opt/an env/python")
+    assert audit_model.python_command() == "'/opt/an env/python'"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\n\n", b"\xff\xfe\xff", b"a\n" * 513])

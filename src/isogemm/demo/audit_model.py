@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..audit import Report
 
-__all__ = ["run", "table"]
+__all__ = ["python_command", "replay_lines", "run", "table"]
 
 PROVIDERS = ("numpy", "isogemm")
 
@@ -57,3 +59,23 @@ def table(report: Report) -> Table:
                 cells += [show.loud(f"{result.changed_outputs}", result.changed_outputs), str(result.outputs)]
         found.add_row(*cells)
     return found
+
+
+def python_command() -> str:
+    """The running interpreter as typed from the current folder: the environment's, which need not be activated."""
+    python, here = Path(sys.executable), Path.cwd()
+    return shlex.quote(str(python.relative_to(here) if python.parent.is_relative_to(here) else python))
+
+
+def replay_lines(report: Report) -> list[str]:
+    """A command that evaluates one changed case again, to be pasted as it is, and how to run the report's others."""
+    drifts = [drift for name in report.providers for drift in report.drifts(name)]
+    if not drifts:
+        return []
+    python = python_command()
+    pasted = drifts[0].case.command().replace("isogemm audit --replay", f"{python} -m isogemm audit --replay", 1)
+    return [
+        "See one change again:",
+        f"  {pasted}",
+        f"The report has more such lines: in place of isogemm, type {python} -m isogemm",
+    ]

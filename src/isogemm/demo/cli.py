@@ -122,6 +122,9 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
     console.print()
     for line in show.conclusions(findings.drifts, findings.row_drifts):
         console.print(line, style="bold", highlight=False)
+    console.print()
+    for line in audit_model.replay_lines(audited):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"\n{_took(started)}", highlight=False)
     console.print("Reports:", *(str(path) for path in (*files, summary)), highlight=False, soft_wrap=True)
     return findings.held and audited.ok
@@ -166,7 +169,7 @@ def _compare(
     _step(console, 4, "timing")
     work = speed.workloads(model, batch, inputs)
     speeds = [speed.measure(workload, ISOGEMM, NUMPY) for workload in _progress(console, work, "timing")]
-    console.print(show.speed_table(speeds))
+    console.print(show.speed_table(speeds, speed.conditions()))
     return Findings(drifts, row_drifts, speeds, errors, tokens)
 
 

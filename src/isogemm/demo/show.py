@@ -80,13 +80,14 @@ def row_table(rows: Sequence[RowDrift], tokens: int) -> Table:
     return found
 
 
-def speed_table(rows: Sequence[Row]) -> Table:
+def speed_table(rows: Sequence[Row], conditions: str) -> Table:
     """Median milliseconds, and the verdict with its range."""
     found = table("Time, median of interleaved blocks", "work")
+    found.caption, found.caption_justify = conditions, "left"
     names = list(rows[0].timings)
     for name in names:
-        found.add_column(f"{name}\nms", justify="right")
-    found.add_column(f"{names[-1]}'s speed\nagainst {names[0]}", justify="right")
+        found.add_column(name.replace(", ", "\n") + ("" if ", " in name else "\n") + " ms", justify="right")
+    found.add_column("isogemm's speed\nagainst the faster", justify="right")
     found.add_column("verdict")
     for row in rows:
         verdict = row.verdict

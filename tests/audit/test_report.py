@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -10,8 +11,13 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from rich.console import Console
 
 from isogemm import audit
+from isogemm.audit import words
+from isogemm.audit.cases import ULP_BINS, median_ulps
+from isogemm.audit.console import print_report
+from isogemm.audit.data import portable
 from isogemm.audit.html import page
 from isogemm.errors import OptionError, ShapeError
 from isogemm.models import MODELS, Linear, model
@@ -216,3 +222,105 @@ def test_models_have_the_published_shapes() -> None:
     assert Linear("expert down", 2048, 768) in model("Qwen3-30B-A3B").linears()
     with pytest.raises(OptionError, match="Qwen3-4B"):
         model("Qwen3-4C")
+
+
+def printed(report: audit.Report) -> str:
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_report(report, console)
+    return console.export_text()
+
+
+def test_paths_below_the_current_folder_are_relative_and_the_page_shows_names(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones((10, 9), np.float32) / 3)
+    sources = audit.weights_of_file(weights, match=["*down*"])
+    report = audit.run([fakes.by_m], sources, inputs=str(tmp_path / "x.npy"), sweep=[1, 2], speed=False)
+    line = report.drifts("tests.audit.fakes:by_m")[0].case.text()
+    assert str(tmp_path) not in line
+    assert audit.replay(line)[1].drift is not None
+    markup = re.sub(r"<script>.*?</script>|<dl>.*?</dl>", "", page(report), flags=re.DOTALL)
+    assert str(tmp_path) not in markup
+    assert "weights of a model + more &amp; so on=%20.safetensors, activations x.npy" in markup
+    monkeypatch.chdir("/")
+    assert portable(weights) == weights.removeprefix("/")
+    monkeypatch.chdir(sys.prefix)
+    assert portable(weights) == weights
+
+
+def test_a_file_of_an_installed_package_shows_the_package() -> None:
+    assert words.file_name("/env/site-packages/some_model/data/model.safetensors") == "some_model/model.safetensors"
+    assert words.file_name("/home/model.safetensors") == "model.safetensors"
+
+
+def test_summary_counts_cases_and_leads_with_the_median() -> None:
+    result = audit.run([fakes.by_m], [SHAPE], sweep=[1, 2, 16], speed=False).providers["tests.audit.fakes:by_m"]
+    outputs = sum(r.outputs for r in result.relations.values())
+    changed = sum(result.histogram)
+    assert 0 < result.changed < result.cases
+    start = f"bits changed in {result.changed} of {result.cases} cases, {changed:,} of {outputs:,} outputs, "
+    assert words.provider_text(result).startswith(start + "by a median of 1 ULP and at most 1 ULP")
+    assert result.histogram == [
+        sum(bins) for bins in zip(*(r.histogram for r in result.relations.values()), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "label"),
+    [({}, ""), ({1: 1}, "1"), ({1: 1, 4: 1}, "1"), ({1: 2, 4: 3}, "5-8"), ({0: 1, 12: 2}, "NaN")],
+    ids=str,
+)
+def test_median_bin(counts: dict[int, int], label: str) -> None:
+    assert median_ulps([counts.get(i, 0) for i in range(len(ULP_BINS))]) == label
+
+
+def test_terminal_says_what_does_not_apply_and_omits_empty_tables() -> None:
+    report = audit.run([fakes.honest, fakes.zeros, "isogemm"], [SHAPE], sweep=[4], speed=False)
+    text = printed(report)
+    assert "n/a: cases that do not apply here" in text
+    assert "packing: tests.audit.fakes:honest prepares no weights" in text
+    assert text.count("population") == 2  # a table for each of those that ran
+    assert "tests.audit.fakes:zeros did not run: fake: is not x @ w.T (relative error 1.0)" in text
+    assert "M = 4." in text
+    assert page(report).count("<th colspan=2>") == 2
+    isogemm_alone = audit.run(["isogemm"], [Linear("whole", 40, 40)], sweep=[1, 2], speed=False)
+    assert words.inapplicable(isogemm_alone.providers["isogemm"]) == ""
+
+
+def test_unclear_timings_say_so() -> None:
+    def timed(*verdicts: tuple[str, str, float]) -> dict[int, str]:
+        speeds = [audit.Speed(p, "s", 1, 8, 8, ratio, ratio, ratio, ratio, verdict) for p, verdict, ratio in verdicts]
+        return words.speed_by_m(audit.Report({}, (), {}, speeds=speeds), "a")
+
+    assert timed(("a", "SLOWER", 2.0), ("b", "FASTEST", 1.0)) == {1: "2.00x"}
+    assert timed(("a", "AMBIGUOUS", 2.0), ("b", "FASTEST", 1.0)) == {1: "about 2.00x (AMBIGUOUS)"}
+    mixed = timed(("a", "AMBIGUOUS", 4.0), ("a", "FASTEST", 1.0), ("b", "EQUAL", 1.0))
+    assert mixed == {1: "about 2.00x (AMBIGUOUS on 1 of 2 linears)"}
+    assert timed(("a", "FASTEST", 1.0)) == {}  # nothing to compare with
+
+
+def test_provider_colours_are_none_of_the_maps(report: audit.Report) -> None:
+    from isogemm.audit import figures
+
+    colours = set(figures.provider_colours(report).values())
+    assert len(colours) == 4
+    assert not colours & {figures.EQUAL_COLOUR, *figures._CHANGED_COLOURS}
+
+
+def test_speed_chart_fits_the_page_with_its_whiskers_and_times(report: audit.Report) -> None:
+    import vl_convert
+
+    from isogemm.audit import figures
+
+    sources = [SHAPE, Linear("b", 8, 8), Linear("c", 16, 8)]
+    spec = figures.speed_bars(audit.run([fakes.honest, "numpy"], sources, sweep=[1], relations=["rerun"])).to_dict()
+    svg = vl_convert.vegalite_to_svg(spec)
+    width = re.search(r'width="([\d.]+)"', svg)
+    assert width is not None
+    assert float(width[1]) <= 1132  # the page's column
+    assert re.search(r">[\d.]+ ms", svg)
+    layers = [layer for panel in spec["concat"] for layer in panel["layer"]]
+    assert len(layers) == 9
+    top = layers[0]["encoding"]["y"]["scale"]["domain"][1]
+    assert all(row["high"] < top for panel in spec["concat"] for row in panel["data"]["values"])

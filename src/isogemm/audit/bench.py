@@ -168,7 +168,7 @@ class Bench:
         """The product computed in another form over `blocks` equal blocks of the rows of w."""
         run = self.provider.forms.get(form)
         if run is None:
-            raise NotApplicable(f"{self.provider.name} has no such form")
+            raise NotApplicable(f"{self.provider.name} has no {form} form")
         height = len(w) // blocks
 
         def split(x: Array, w: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -66,7 +67,7 @@ def print_outcome(case: Case, outcome: Outcome, console: Console) -> None:
 
 def _table(result: ProviderResult) -> Table:
     title = Text.assemble((result.name, "bold"), "  ", (status_word(result.status), _STYLES[result.status]))
-    table = Table(title=title, title_justify="left", title_style="")
+    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("relation", no_wrap=True)
     table.add_column("cases", justify="right")
     table.add_column("outputs changed", justify="right")
@@ -78,7 +79,7 @@ def _table(result: ProviderResult) -> Table:
         changed = f"{r.changed_outputs:,} of {r.outputs:,}" if r.outputs else "-"
         largest = ulps_text(r.max_ulp).removesuffix(" ULP") if r.outputs else "-"
         median = median_ulps(r.histogram) or ("0" if r.outputs else "-")
-        table.add_row(r.relation, relation_cases(r), changed, median, largest, Text(status_word(r.status), style))
+        table.add_row(r.relation, relation_cases(r), changed, median, largest, Text(r.status, style))
     return table
 
 

@@ -64,7 +64,7 @@ def as_dtype(name: str) -> np.dtype[Any]:
 
 def portable(path: str) -> str:
     """`path` relative to the current folder where it lies below it, else as it is: for what leaves this machine."""
-    here = os.getcwd() + os.sep
+    here = os.path.join(os.getcwd(), "")
     return path.removeprefix(here) if os.path.isabs(path) else path
 
 

@@ -158,7 +158,7 @@ def speed_bars(report: Report) -> Any | None:
                 "low": best / s.p95,
                 "high": best / s.p5,
                 "time": f"{s.median * 1e3:.3g} ms",
-                "label": f"{s.median * 1e3:.3g}" + ("?" if s.verdict == "AMBIGUOUS" else ""),
+                "label": f"{s.median * 1e3:.3g} ms" + (" ?" if s.verdict == "AMBIGUOUS" else ""),
                 "verdict": s.verdict.lower(),
             }
         )

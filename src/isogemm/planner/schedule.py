@@ -11,8 +11,9 @@ from functools import lru_cache
 from typing import Literal
 
 from ..backends.cpu.target import Target
+from ..errors import LayoutError, OptionError
 
-__all__ = ["Problem", "Schedule", "schedule"]
+__all__ = ["Problem", "Schedule", "check_legal", "schedule"]
 
 STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
 GEMV_ROWS = 16  # rows up to which transposing weights in registers beats packing them
@@ -84,6 +85,43 @@ def schedule(p: Problem, threads: int, cpu: Target) -> Schedule:
     if p.m <= SKINNY:
         return _skinny(p, threads, cpu)
     return _tiled(p, threads, cpu)
+
+
+def check_legal(p: Problem, s: Schedule, cpu: Target) -> None:
+    """Refuse a schedule that the kernels cannot run on this problem: one from elsewhere, for other operands or targets.
+
+    Raises
+    ------
+    LayoutError
+        The schedule walks an operand in a way that its strides or its type do not allow.
+    OptionError
+        The schedule does not fit the register tile or its own blocks.
+    """
+    few = s.strategy in ("gemv", "stream") and s.b_mode == "in place"
+    walks = {
+        "B prepared": (s.b_mode == "prepared") == p.prepared,
+        "B's columns contiguous in k": not few or s.strategy != "gemv" or p.b_lines,
+        "B's rows contiguous in n, at most 4 rows of A": not few
+        or s.strategy != "stream"
+        or (p.b_rows and p.m <= STREAM_ROWS),
+        "B in place: float32 with rows contiguous in n": few or s.b_mode != "in place" or (p.b_rows and p.b_bytes == 4),
+        "A in place: float32": few or s.a_mode != "in place" or p.a_place,
+    }
+    for limit, holds in walks.items():
+        if not holds:
+            raise LayoutError("schedule", limit=limit, value=s, nearest="plan these operands anew")
+    direct = s.a_mode == "in place" or (s.b_mode == "prepared" and p.b_bytes != 4)
+    tile = cpu.mr_direct if direct else cpu.mr
+    fits = {
+        f"at most {tile} rows in a tile of {cpu.isa}": few or min(p.m, s.mr) <= tile,
+        "grids and threads of at least 1": min(s.mr, s.grid_m, s.grid_n, s.threads) >= 1,
+        "blocks of at least 1": s.mc >= min(1, p.m) and s.nc >= min(1, p.n) and s.kc >= min(1, p.k),
+        f"NC a multiple of {cpu.nr}, or all columns": few or s.nc % cpu.nr == 0 or s.nc >= p.n,
+        "MC of all rows where A is packed at once": s.a_mode != "all" or s.mc >= p.m,
+    }
+    for limit, holds in fits.items():
+        if not holds:
+            raise OptionError("schedule", limit=limit, value=s, nearest="plan for this target anew")
 
 
 def _few_rows(p: Problem, threads: int, cpu: Target) -> Schedule:

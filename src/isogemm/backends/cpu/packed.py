@@ -15,7 +15,7 @@ __all__ = ["PackedWeight", "prepare"]
 ALIGN = 64
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class PackedWeight:
     """A weight w [n, k] laid out for this CPU's kernels; a copy of w, in w's dtype.
 
@@ -30,6 +30,9 @@ class PackedWeight:
     n: int
     k: int
     panels: NDArray[Any]
+
+    def __repr__(self) -> str:
+        return f"PackedWeight({self.n} x {self.k}, {self.dtype.name})"
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...planner.schedule import Problem, Schedule, schedule
+from ...planner.schedule import Problem, Schedule, check_legal, schedule
 from . import fields as f
 from .gemv import GROUP
 from .loops import scratch_bytes
@@ -178,6 +178,8 @@ def _make(
         m, n, k, bool(row[f.A_E] == FLOAT32), bool(row[f.B_RS] == b_bytes), bool(row[f.B_CS] == b_bytes),
         b_bytes, prepared, bool(plain),
     )  # fmt: skip
+    if chosen is not None:
+        check_legal(problem, chosen, target())
     s = chosen or schedule(problem, threads, target())
     _apply(row, s)
     _routines(row, s)

@@ -70,8 +70,8 @@ def _table(result: ProviderResult) -> Table:
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("relation", no_wrap=True)
     table.add_column("cases", justify="right")
-    table.add_column("outputs changed", justify="right")
-    table.add_column("median ULP", justify="right")
+    table.add_column("outputs\nchanged", justify="right")
+    table.add_column("median\nULP", justify="right")
     table.add_column("largest", justify="right")
     table.add_column("", no_wrap=True)
     for r in result.relations.values():

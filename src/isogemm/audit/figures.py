@@ -166,7 +166,7 @@ def speed_bars(report: Report) -> Any | None:
     names = [name for name in colours if any(r["provider"] == name for r in rows)]
     shapes = list(dict.fromkeys(r["shape"] for r in rows))
     scale = alt.Scale(domain=names, range=[colours[name] for name in names])
-    top = 1.25 * max(
+    top = 1.5 * max(
         s.median / s.against_fastest / s.p5 for s in report.speeds
     )  # room for the whiskers and the numbers above them
     panels = [_speed_panel([r for r in rows if r["shape"] == shape], str(shape), names, scale, top) for shape in shapes]

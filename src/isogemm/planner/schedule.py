@@ -97,14 +97,17 @@ def check_legal(p: Problem, s: Schedule, cpu: Target) -> None:
     OptionError
         The schedule does not fit the register tile or its own blocks.
     """
+    if p.m * p.n * p.k == 0:
+        return  # nothing is walked
     few = s.strategy in ("gemv", "stream") and s.b_mode == "in place"
+    lines, rows = p.b_lines or p.k == 1, p.b_rows or p.n == 1
     walks = {
         "B prepared": (s.b_mode == "prepared") == p.prepared,
-        "B's columns contiguous in k": not few or s.strategy != "gemv" or p.b_lines,
+        "B's columns contiguous in k": not few or s.strategy != "gemv" or lines,
         "B's rows contiguous in n, at most 4 rows of A": not few
         or s.strategy != "stream"
-        or (p.b_rows and p.m <= STREAM_ROWS),
-        "B in place: float32 with rows contiguous in n": few or s.b_mode != "in place" or (p.b_rows and p.b_bytes == 4),
+        or (rows and p.m <= STREAM_ROWS),
+        "B in place: float32 with rows contiguous in n": few or s.b_mode != "in place" or (rows and p.b_bytes == 4),
         "A in place: float32": few or s.a_mode != "in place" or p.a_place,
     }
     for limit, holds in walks.items():

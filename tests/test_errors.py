@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from tests.products import BF16, F16, F32
 
 import isogemm
-from isogemm import blas
+from isogemm import blas, jit, threads
 from isogemm.errors import (
     AliasError,
     ContractError,
@@ -215,7 +216,65 @@ BLAS = [
 ]
 
 
-@pytest.mark.parametrize("row", SHAPES + DTYPES + MEMORY + OPTIONS + SIZES + BLAS, ids=lambda row: row.name)
+F8 = np.dtype(ml_dtypes.float8_e4m3fn)
+PACKED = isogemm.pack(ones(4, 6))
+HINTS = [
+    Row("packed in matmul", lambda c: matmul(A, PACKED, out=c), DTypeError, "PackedWeight(4 x 6", "linear(x, packed)"),
+    Row("packed in describe", lambda c: blas.describe(A, PACKED), DTypeError, "PackedWeight", "linear(x, packed)"),
+    Row("w.T in linear", lambda c: linear(A, ones(6, 3)), ShapeError, "[6, 3]", "w is [n, k]: did you mean w.T?"),
+    Row("w in matmul", lambda c: matmul(A, ones(3, 6)), ShapeError, "[3, 6]", "linear(x, w), or w.T"),
+    Row("tree alone", lambda c: matmul(A, B, contract="tree8"), ContractError, "tree8", "'fma/tree8'"),
+    Row("chain alone", lambda c: matmul(A, B, contract="chain"), ContractError, "chain", "'fma/chain'"),
+    Row("leaf alone", lambda c: matmul(A, B, contract="leaf4096"), ContractError, "leaf4096", "'fma/leaf4096'"),
+    Row("Contract(3)", lambda c: isogemm.Contract(3), ContractError, "int 3", "Contract.parse"),
+    Row("Contract(order)", lambda c: isogemm.Contract("fma", "chain"), ContractError, "str 'chain'", "Contract.parse"),
+    Row("parse(3)", lambda c: isogemm.Contract.parse(3), ContractError, "int 3", "'fma/chain'"),
+    Row("threads", lambda c: isogemm.set_num_threads(10**6), OptionError, "1000000", str(threads._most())),
+    Row("fp8 weight", lambda c: isogemm.pack(A.astype(F8)), DTypeError, "float8_e4m3fn", "float32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("x", [None, "x", np.float32(1)], ids=["None", "str", "scalar"])
+def test_only_a_list_is_said_to_be_copied(x):
+    with pytest.raises(DTypeError, match="an array") as caught:
+        matmul(A, x)
+    assert "copied" not in str(caught.value)
+    with pytest.raises(DTypeError, match="copied silently"):
+        matmul(A, [[1.0]])
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int4"])
+def test_quantized_operands_are_named_as_such(name):
+    dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
+    for call in (lambda: matmul(A.astype(dtype), B), lambda: isogemm.pack(A.astype(dtype))):
+        with pytest.raises(DTypeError, match="quantized types are not supported yet"):
+            call()
+    with pytest.raises(DTypeError) as caught:
+        matmul(A.astype(float), B)
+    assert "quantized" not in str(caught.value)
+
+
+def test_too_many_threads_in_the_environment(monkeypatch):
+    for text in ("9" * 30, str(threads._most() + 1)):
+        monkeypatch.setenv("ISOGEMM_NUM_THREADS", text)
+        with pytest.raises(OptionError, match=f"ISOGEMM_NUM_THREADS: .*at most {threads._most()} threads; got: {text}"):
+            threads._from_environment()
+    monkeypatch.setenv("ISOGEMM_NUM_THREADS", str(threads._most()))
+    assert threads._from_environment() == threads._most() >= 1023
+
+
+def test_nothing_is_said_to_be_kept_where_nothing_can_be(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for folder, kept in ((tmp_path / "file" / "kernels", False), (tmp_path / "new" / "kernels", True)):
+        monkeypatch.setattr(jit, "_said", False)
+        monkeypatch.setattr(jit, "cache_directory", lambda folder=folder: folder)
+        jit.announce()
+        said = capsys.readouterr().err
+        assert "compiling kernels for this CPU" in said
+        assert ("kept" in said) == kept
+
+
+@pytest.mark.parametrize("row", SHAPES + DTYPES + MEMORY + OPTIONS + SIZES + BLAS + HINTS, ids=lambda row: row.name)
 def test_bad_input(row: Row) -> None:
     c = np.full((4, 4), POISON, np.uint32).view(F32)
     with pytest.raises(row.error) as caught:

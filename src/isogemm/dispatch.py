@@ -125,7 +125,7 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
             "columns of x and w",
             limit="equal: x [..., k] and w [n, k]",
             value=f"x {list(xx.shape)} and w {[n, k]}",
-            nearest=f"x {[*xx.shape[:-1], k]}",
+            nearest=f"x {[*xx.shape[:-1], k]}" + _or_transposed(xx, (n, k), packed),
         )
     if xbias is not None:
         problem.check_bias(xbias, n)
@@ -134,6 +134,13 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
     if result.size:
         _run_rows(xx, weight if packed else weight.T, result, xbias, chosen)
     return _returned(result, x, w)
+
+
+def _or_transposed(x: Array, shape: tuple[int, int], packed: bool) -> str:
+    """The other mistake that a mismatch can be: a weight given as [k, n]."""
+    if x.ndim == 0 or x.shape[-1] != shape[0]:
+        return ""
+    return ", or w is [n, k]: did you mean " + ("pack(w.T)?" if packed else "w.T?")
 
 
 def _run_rows(x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DeviceError, DTypeError, IsogemmError, LayoutError, OptionError
-from .problem import BFLOAT16, FLOAT16, FLOAT32
+from .problem import BFLOAT16, FLOAT16, FLOAT32, supported
 
 __all__ = ["array", "as_dtype", "from_dlpack", "is_tensor", "to_tensor"]
 
 Array = NDArray[Any]
 
+_NO_ARRAYS = (list, tuple, str, bytes, bool, int, float, complex, np.generic)
 _CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost: page-locked host memory
 _READ_ONLY = 1  # flag of a versioned DLPack tensor
 
@@ -43,13 +44,8 @@ def array(name: str, x: Any) -> Array:
         raise DTypeError(f"{name}", limit="an array without a mask", value="a masked array", nearest="x.filled(0)")
     if isinstance(x, np.ndarray):
         return x.view(np.ndarray)
-    if x is None or isinstance(x, list | tuple | str | bytes | bool | int | float | complex | np.generic):
-        raise DTypeError(
-            f"{name}",
-            limit="an array (a list would be copied silently)",
-            value=type(x).__name__,
-            nearest=f"np.asarray({name}, dtype=np.float32)",
-        )
+    if x is None or isinstance(x, _NO_ARRAYS):
+        raise _no_array(name, x)
     if is_tensor(x):
         return _from_tensor(name, x)
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
@@ -57,8 +53,21 @@ def array(name: str, x: Any) -> Array:
     return _from_protocols(name, x)
 
 
+def _no_array(name: str, x: Any) -> DTypeError:
+    limit, nearest = "an array", f"np.asarray({name}, dtype=np.float32)"
+    if isinstance(x, list | tuple):
+        limit = "an array (a list would be copied silently)"
+    elif x is None or isinstance(x, str | bytes):
+        nearest = "an array of float32, bfloat16 or float16"
+    return DTypeError(name, limit=limit, value="None" if x is None else type(x).__name__, nearest=nearest)
+
+
 def _from_protocols(name: str, x: Any) -> Array:
     """`x` through the buffer protocol, ``__array_interface__`` or ``__array__``."""
+    if hasattr(x, "panels"):  # a PackedWeight, by what it has: this layer knows no backend
+        raise DTypeError(
+            name, limit="an array: linear takes packed weights", value=repr(x), nearest="linear(x, packed)"
+        )
     if hasattr(x, "__cuda_array_interface__"):
         raise _foreign_device(name, "a CUDA device")
     try:
@@ -93,7 +102,10 @@ def _from_tensor(name: str, x: Any) -> Array:
         )
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise DTypeError(
-            f"dtype of {name}", limit="float32, bfloat16 or float16", value=str(x.dtype), nearest="torch.float32"
+            f"dtype of {name}",
+            limit=supported(str(x.dtype)),
+            value=str(x.dtype),
+            nearest="torch.float32",
         )
     try:
         x = x.detach()
@@ -205,7 +217,7 @@ def from_dlpack(name: str, x: Any) -> Array:
     if key not in _DLPACK_TYPES:
         raise DTypeError(
             f"dtype of {name}",
-            limit="float32, bfloat16 or float16",
+            limit=supported("int8" if key[0] != 6 and key[1] <= 8 else ""),
             value=f"DLPack code {key[0]} with {key[1]} bits and {key[2]} lanes",
             nearest="float32",
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 import threading
 import time
@@ -111,7 +112,15 @@ def announce() -> None:
     global _said
     if not _said:
         _said = True
-        say(f"compiling kernels for this CPU, once; they are kept in {cache_directory()}")
+        folder = cache_directory()
+        say(f"compiling kernels for this CPU{f', once; they are kept in {folder}' if _can_keep(folder) else ''}")
+
+
+def _can_keep(folder: Path) -> bool:
+    """Whether files can be written to `folder`, or it can be made."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def listen() -> None:

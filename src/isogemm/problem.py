@@ -28,6 +28,7 @@ __all__ = [
     "check_product",
     "check_size",
     "layout_of",
+    "supported",
     "transposed",
 ]
 
@@ -118,7 +119,8 @@ class Settings:
         """Dtype of the result: `out_dtype`, else float32 with `accumulate` (it is a running sum), else that of `a`.
 
         Operands agree, or one is float32 and the other bfloat16 or float16 (``fma`` only, where the
-        conversion to float32 is exact): float32 activations on half-precision weights give float32.
+        conversion to float32 is exact). The result has the dtype of `a` then too: float32 activations on
+        half-precision weights give float32, bfloat16 activations on float32 weights give bfloat16.
         """
         names = self.contract.operands
         if _name(a) not in names or _name(b) not in names:
@@ -239,14 +241,24 @@ def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:
     value = f"a {list(a)} and b {list(b)}"
     if a[:-2] != b[:-2]:
         return ShapeError("batch dimensions", limit="equal in a and b", value=value, nearest=f"b {[*a[:-2], *b[-2:]]}")
-    return ShapeError("inner dimensions", limit="columns of a = rows of b", value=value, nearest=f"b {[a[-1], b[-1]]}")
+    nearest = f"b {[a[-1], b[-1]]}"
+    if a[-1] == b[-1]:
+        nearest += ", or is b a weight [n, k]? linear(x, w), or w.T"
+    return ShapeError("inner dimensions", limit="columns of a = rows of b", value=value, nearest=nearest)
 
 
 def check_dtype(name: str, dtype: DType) -> None:
     """Raise `DTypeError` unless `dtype` is float32, bfloat16 or float16 in native byte order."""
     if dtype not in DTYPES:
         what = "out_dtype" if name == "out_dtype" else f"dtype of {name}"
-        raise DTypeError(what, limit="float32, bfloat16 or float16", value=_dtype_text(dtype), nearest=_nearest(dtype))
+        raise DTypeError(what, limit=supported(dtype.name), value=_dtype_text(dtype), nearest=_nearest(dtype))
+
+
+def supported(dtype: str) -> str:
+    """The legal element types, in words; for an integer or an 8-bit float, that quantized ones are not among them."""
+    bare = dtype.removeprefix("torch.")
+    quantized = bare.startswith(("int8", "uint8", "int4", "uint4", "float8", "float4_", "float6_", "qint", "quint"))
+    return "float32, bfloat16 or float16" + ("; quantized types are not supported yet" if quantized else "")
 
 
 def check_operand(name: str, x: Array) -> None:

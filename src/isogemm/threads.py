@@ -23,11 +23,23 @@ def _from_environment() -> int:
     text = os.environ.get("ISOGEMM_NUM_THREADS", "").strip()
     if not text:
         return _available()
-    if not text.isdigit() or int(text) < 1:
+    count = int(text) if text.isdigit() and text.isascii() and len(text) < 1000 else 0
+    if count < 1:
         raise OptionError(
             "ISOGEMM_NUM_THREADS", limit="a whole number of at least 1", value=repr(text), nearest=_available()
         )
-    return int(text)
+    return _checked("ISOGEMM_NUM_THREADS", count)
+
+
+def _most() -> int:
+    """More threads than this are a mistake, and would fail later, where they are started."""
+    return max(1023, 4 * _available())
+
+
+def _checked(what: str, count: int) -> int:
+    if count > _most():
+        raise OptionError(what, limit=f"at most {_most()} threads", value=count, nearest=_most())
+    return count
 
 
 def get_num_threads() -> int:
@@ -44,12 +56,12 @@ def set_num_threads(count: int) -> None:
     Raises
     ------
     OptionError
-        `count` is not a whole number of at least 1.
+        `count` is not a whole number from 1 to 1023, or to 4 for each CPU of the process where that is more.
     """
     global _count
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise OptionError("thread count", limit="a whole number of at least 1", value=repr(count), nearest=_available())
-    _count = count
+    _count = _checked("thread count", count)
 
 
 def join_threadpoolctl() -> None:

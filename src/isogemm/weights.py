@@ -7,6 +7,7 @@ from typing import Any
 from .backends.cpu.packed import PackedWeight, prepare
 from .errors import DTypeError, ShapeError
 from .interop import array
+from .problem import supported
 
 __all__ = ["PackedWeight", "pack"]
 
@@ -40,5 +41,5 @@ def pack(w: Any) -> PackedWeight:
     if w.ndim != 2:
         raise ShapeError("w", limit="2-D [n, k]", value=f"{w.ndim}-D {w.shape}", nearest="w.reshape(n, k)")
     if w.dtype.name not in ("float32", "bfloat16", "float16"):
-        raise DTypeError("w", limit="float32, bfloat16 or float16", value=w.dtype.name, nearest="float32")
+        raise DTypeError("w", limit=supported(w.dtype.name), value=w.dtype.name, nearest="float32")
     return prepare(w)

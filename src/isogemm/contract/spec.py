@@ -110,6 +110,14 @@ class Contract:
     order: Order = Order()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.arithmetic, str) or not isinstance(self.order, Order):
+            wrong = self.order if isinstance(self.arithmetic, str) else self.arithmetic
+            raise ContractError(
+                "parts of a contract",
+                limit="an arithmetic's name and an Order",
+                value=f"{type(wrong).__name__} {wrong!r}",
+                nearest="Contract.parse('fma/chain')",
+            )
         if self.arithmetic not in ARITHMETICS:
             raise ContractError(
                 "unknown arithmetic",
@@ -137,7 +145,7 @@ class Contract:
     @classmethod
     def parse(cls, text: str) -> Contract:
         """Read the text form ``arithmetic/order``; a missing order is ``chain``."""
-        return _parse(text)
+        return as_contract(text)
 
     def __str__(self) -> str:
         return f"{self.arithmetic}/{self.order}"
@@ -158,7 +166,7 @@ def as_contract(contract: ContractLike) -> Contract:
     raise ContractError(
         "not a contract",
         limit="a Contract or its text form",
-        value=type(contract).__name__,
+        value=f"{type(contract).__name__} {contract!r}",
         nearest="'fma/chain'",
     )
 
@@ -201,7 +209,11 @@ def _check_order(order: Order, block: int) -> None:
 
 
 def _nearest_arithmetic(name: str) -> str:
+    """The arithmetic spelt most like `name`; an order that stands alone gets the default one before it."""
     import difflib
+
+    if re.fullmatch(r"chain|leaf[1-9][0-9]{0,17}", name) or name in {f"tree{n}" for n in TREE_LEAVES}:
+        return f"'fma/{name}'"
 
     close = difflib.get_close_matches(name, list(ARITHMETICS), n=1, cutoff=0.0)
     return close[0] if close else "fma"

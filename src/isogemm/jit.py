@@ -73,15 +73,25 @@ def with_cache(enable: Callable[[], Any]) -> Any:
     """Call `enable` with Numba's cache pointed at `cache_directory`; without a writable one, uncached and said so."""
     from numba.core import config
 
+    folder = cache_directory()
+    if not _can_keep(folder):
+        # Numba would fall back to a folder beside the source, where the stamp does not reach.
+        _say_uncached(str(folder))
+        return None
     before = config.CACHE_DIR
-    config.CACHE_DIR = str(cache_directory())
+    config.CACHE_DIR = str(folder)
     try:
         return enable()
-    except RuntimeError as error:  # no locator: the directory cannot be written
-        say(f"kernels are not cached, every process compiles them anew ({error})")
+    except RuntimeError as error:  # no locator: the directory cannot be written after all
+        _say_uncached(str(error))
         return None
     finally:
         config.CACHE_DIR = before
+
+
+@functools.cache
+def _say_uncached(why: str) -> None:
+    say(f"kernels are not cached, every process compiles them anew: cannot write {why}")
 
 
 def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Put the committed CPU results into the README: ``python -m benchmarks.readme benchmarks/results/cpu-....json``."""
+"""Put the committed CPU results into the README: ``python -m benchmarks.readme benchmarks/results/cpu-*.json``."""
 
 from __future__ import annotations
 
@@ -49,16 +49,18 @@ def cell(values: Sequence[float]) -> str:
     return f"{mean:.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def section(data: Mapping[str, Any], source: str) -> str:
+def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     """The README's text between the marks."""
-    rows, stamp = data["rows"], data["environment"]
+    # A case that a later file measured again counts there alone.
+    rows = list({(row["name"], row["threads"]): row for run in runs for row in run["rows"]}.values())
+    stamp = runs[0]["environment"]
     bits = [row["correctness"] for row in rows if row.get("correctness")]
     differing, checked = sum(b["differing"] for b in bits), sum(b["checked"] for b in bits)
     packages, cpu = stamp["packages"], stamp["cpu"]
     versions = " and ".join(f"{name} {packages[name]}" for name in ("numpy", "torch") if name in packages)
     out = [
-        f"Speed against the faster of {versions} ({cpu['model']}, {cpu['core']}), "
-        "geometric mean and range over the shapes; above 1 isogemm is faster:",
+        f"Speed against the faster of {versions} ({cpu['model']}, {cpu['core']}), geometric mean and range over the",
+        "shapes; above 1 isogemm is faster:",
         "",
         "| | 1 thread | 2 threads |",
         "|---|---|---|",
@@ -66,20 +68,20 @@ def section(data: Mapping[str, Any], source: str) -> str:
     out += [f"| {words} | {cell(ratios(rows, s, ms, 1))} | {cell(ratios(rows, s, ms, 2))} |" for words, s, ms in LINES]
     out += [
         "",
-        f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From "
-        f"`{source}`; again: `python -m benchmarks.cpu`.",
+        f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From",
+        ", ".join(f"`{source}`" for source in sources) + ".",
         "",
     ]
     return "\n".join(out)
 
 
-def main(source: Annotated[Path, typer.Argument(help="JSON file that benchmarks.cpu wrote.")]) -> None:
+def main(sources: Annotated[list[Path], typer.Argument(help="JSON files that benchmarks.cpu wrote.")]) -> None:
     """Rewrite the README's generated section."""
     text = README.read_text()
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
-    shown = source.resolve().relative_to(README.parent.resolve())
-    README.write_text(head + BEGIN + section(read_json(source), str(shown)) + END + tail)
+    shown = [str(source.resolve().relative_to(README.parent.resolve())) for source in sources]
+    README.write_text(head + BEGIN + section([read_json(source) for source in sources], shown) + END + tail)
 
 
 if __name__ == "__main__":

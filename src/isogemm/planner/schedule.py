@@ -23,7 +23,7 @@ SKINNY = 192  # rows up to which all of A is packed once and B panels are consum
 KC = 512
 CHUNK_BYTES = 512 * 1024  # of weights that a thread takes at a time
 MC_BYTES = 480 * 1024  # a packed block of A: half of a 1 MiB second-level cache
-NC = 1024
+NC = 4096  # columns of a packed block of B: 8 MiB of fp32 beside KC
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +181,16 @@ def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
     # Narrow panels are widened by the tile that also walks A in place; it has fewer rows.
     mr = cpu.mr_direct if p.b_bytes != 4 else cpu.mr
     in_place = p.a_place and p.m <= min(4, mr)
-    grid_m, grid_n = (1, _fine(p, threads, cpu)) if p.m <= SKINNY else _split(p, threads, cpu, 1)
+    if p.m > SKINNY:
+        grid_m, grid_n = _split(p, threads, cpu, 1)
+        mc = MC_BYTES // (4 * KC) // mr * mr
+        return Schedule(
+            "tiled", "block", "prepared", mr, mc, _columns(p, grid_n, cpu), KC, grid_m, grid_n, threads
+        )  # fmt: skip
+    grid_m, grid_n = 1, _fine(p, threads, cpu)
     kc = p.k if p.m <= mr else KC
     return Schedule(
-        "gemv" if p.m <= STREAM_ROWS else "skinny" if p.m <= SKINNY else "tiled",
+        "gemv" if p.m <= STREAM_ROWS else "skinny",
         "in place" if in_place else "all", "prepared", mr, p.m, cpu.nr, kc, grid_m, grid_n, threads,
     )  # fmt: skip
 
@@ -199,4 +205,10 @@ def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:
 def _tiled(p: Problem, threads: int, cpu: Target) -> Schedule:
     grid_m, grid_n = _split(p, threads, cpu, 1)
     mc = MC_BYTES // (4 * KC) // cpu.mr * cpu.mr
-    return Schedule("tiled", "block", "block", cpu.mr, mc, NC, KC, grid_m, grid_n, threads)
+    return Schedule("tiled", "block", "block", cpu.mr, mc, _columns(p, grid_n, cpu), KC, grid_m, grid_n, threads)
+
+
+def _columns(p: Problem, grid_n: int, cpu: Target) -> int:
+    """NC: each block of columns packs A anew, so as few blocks as the last-level cache allows, and equal ones."""
+    columns = max(1, -(-p.n // grid_n))
+    return -(-columns // -(-columns // NC) // cpu.nr) * cpu.nr

@@ -23,6 +23,7 @@ __all__ = ["gemm", "gemm_batched", "gemm_grouped", "gemm_strided_batched", "line
 
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
 _ndarray, _empty, _Packed = np.ndarray, np.empty, cpu.PackedWeight
+_may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
 
 
 def matmul(
@@ -67,7 +68,7 @@ def matmul(
     if (
         type(a) is _ndarray
         and type(b) is _ndarray
-        and out is None
+        and (out is None or type(out) is _ndarray)
         and contract is None
         and out_dtype is None
         and accumulate is False
@@ -84,9 +85,18 @@ def matmul(
             and a.flags.aligned
             and b.flags.aligned
         ):
-            result = _empty((m, n), dtype)
-            cpu.gemm(a, b, result, contract=DEFAULT)
-            return result
+            if out is None:
+                out = _empty((m, n), dtype)
+            elif not (
+                out.dtype is dtype
+                and out.shape == (m, n)
+                and out.flags.carray
+                and not _may_share(out, a)
+                and not _may_share(out, b)
+            ):
+                return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
+            cpu.gemm(a, b, out, contract=DEFAULT)
+            return out
     return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
 
 

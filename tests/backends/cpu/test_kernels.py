@@ -66,7 +66,7 @@ WALKS = (
     Walk("prepared, one narrow row", 1, 67, 131, "packed", ("gemv", "all", "prepared"), NARROW_A),
     Walk("prepared, few", 4, 67, 531, "packed", ("gemv", "in place", "prepared"), WIDE_A),
     Walk("prepared, some", 13, 67, 531, "packed", ("skinny", "all", "prepared")),
-    Walk("prepared, many", SKINNY + 7, 57, 530, "packed", ("tiled", "all", "prepared")),
+    Walk("prepared, many", SKINNY + 7, 57, 530, "packed", ("tiled", "block", "prepared")),
     Walk("swapped, few columns", 70, 3, 131, "lines", ("stream", *IN_PLACE), NARROW_A, "swapped"),
     Walk("swapped, column-major", 21, 45, 83, "rows", ("small", "in place", "block"), WIDE_B, "f"),
 )

@@ -17,7 +17,7 @@ from isogemm.errors import ContractError
 
 ORDERS = st.one_of(
     st.just("chain"),
-    st.integers(1, 10**6).map(lambda i: f"leaf{16 * i}"),
+    st.integers(1, 10**6).map(lambda i: f"leaf{32 * i}"),
     st.sampled_from([2, 4, 8, 16]).map(lambda i: f"tree{i}"),
 )
 
@@ -62,6 +62,8 @@ def test_defaults_and_properties() -> None:
         ("tensor_core:sm90/leaf100", "16", "leaf96"),
         ("tensor_core:sm90/leaf7", "16", "leaf16"),
         ("tf32:sm90/leaf12", "8", "leaf"),
+        ("tf32x3:sm90/leaf40", "32", "leaf32"),
+        ("tf32x3/chain", "tf32x3:sm90", "tf32x3:sm90"),
         ("fma/chain/chain", "chain", "chain"),
     ],
 )

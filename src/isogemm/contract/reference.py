@@ -18,7 +18,7 @@ from ..errors import ContractError, DTypeError, OptionError, ShapeError
 from .compare import bits, is_nan
 from .spec import ARITHMETICS, Contract, ContractLike, as_contract
 
-__all__ = ["canonical", "epilogue", "evaluate", "round_tf32"]
+__all__ = ["canonical", "epilogue", "evaluate", "round_tf32", "split_tf32"]
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -164,6 +164,20 @@ def round_tf32(x: Array) -> Floats:
     return np.where(nan, np.uint32(0x7FFFE000), rounded).view(np.float32)
 
 
+def split_tf32(x: Array) -> tuple[Floats, Floats]:
+    """float32 as the sum of two tf32 numbers: ``hi`` nearest to x, ``lo`` nearest to ``x - hi``, both to even.
+
+    A finite x has a finite hi: where rounding would overflow, hi is tf32's largest number, 2**128 - 2**117. An infinity
+    or a NaN is its own hi, and its lo is +0. ``x - hi`` is exact in float32.
+    """
+    wide = _widen(x)
+    finite = np.isfinite(wide)
+    hi = round_tf32(wide)
+    largest = np.copysign(np.uint32(0x7F7FE000).view(np.float32), wide)
+    hi = np.where(finite & np.isinf(hi), largest, hi)
+    return hi, round_tf32(np.subtract(wide, hi, out=np.zeros_like(wide), where=finite))
+
+
 def _walk(chain: Chain, start: Floats, k: int, contract: Contract) -> Floats:
     """K by the order of the contract: `chain` adds one range of K to its first argument, in place."""
     order = contract.order
@@ -190,7 +204,10 @@ def _chain(a: Array, b: Array, contract: Contract, threads: int | None) -> Chain
     """Bind operands and arithmetic: a function that walks acc over a range of K."""
     from . import arithmetic
 
-    narrow = round_tf32 if contract.arithmetic.startswith("tf32") else _widen
+    if contract.arithmetic == "tf32x3:sm90":
+        split = _split_chain(a, b, contract)
+        return lambda acc, start, stop: _over_columns(split, acc, start, stop, threads)
+    narrow = round_tf32 if contract.arithmetic == "tf32:sm90" else _widen
     x, y = narrow(a), narrow(b)
     if contract.arithmetic == "fma":
 
@@ -203,6 +220,37 @@ def _chain(a: Array, b: Array, contract: Contract, threads: int | None) -> Chain
             arithmetic.fused_chain(x, ex, y, ey, acc, start, stop, first, last, contract.block, contract.fraction_bits)
 
     return lambda acc, start, stop: _over_columns(kernel, acc, start, stop, threads)
+
+
+def _split_chain(a: Array, b: Array, contract: Contract) -> Callable[..., None]:
+    """``acc = acc + (large + small)`` for each block of 32 of K, both sums to nearest in float32.
+
+    large is the chain from +0 of hi * hi; small that of lo * hi, then of hi * lo. A small sum that is not finite is
+    dropped: it comes from an infinity times the lo of a number, which has either sign or is zero.
+    """
+    from . import arithmetic
+
+    block, step, bits_kept = contract.block, 8, contract.fraction_bits
+    pad = -a.shape[1] % block
+    (hi_a, lo_a), (hi_b, lo_b) = (
+        split_tf32(np.pad(_widen(x), width)) for x, width in ((a, ((0, 0), (0, pad))), (b, ((0, pad), (0, 0))))
+    )
+    # Operands of the small sums, interleaved by blocks: twice as long, so that a block is one chain over 64.
+    (m, k), n = hi_a.shape, hi_b.shape[1]
+    left = np.stack([x.reshape(m, k // block, block) for x in (lo_a, hi_a)], 2).reshape(m, 2 * k)
+    right = np.stack([x.reshape(k // block, block, n) for x in (hi_b, lo_b)], 1).reshape(2 * k, n)
+    terms = [(x, _exponents(x, x.dtype), y, _exponents(y, y.dtype)) for x, y in ((hi_a, hi_b), (left, right))]
+
+    def kernel(acc: Floats, start: int, stop: int, first: int, last: int) -> None:
+        for p in range(start, stop, block):
+            large, small = sums = np.zeros((2, *acc.shape), np.float32)
+            for total, factors, times in zip(sums, terms, (1, 2), strict=True):
+                arithmetic.fused_chain(*factors, total, times * p, times * (p + block), first, last, step, bits_kept)
+            here = slice(first, last)
+            small = np.where(np.isfinite(small), small, np.float32(0))
+            acc[:, here] += large[:, here] + small[:, here]  # order-critical: small terms join before the accumulator
+
+    return kernel
 
 
 def _over_columns(kernel: Callable[..., None], acc: Floats, start: int, stop: int, threads: int | None) -> None:

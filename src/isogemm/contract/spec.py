@@ -49,6 +49,7 @@ ARITHMETICS = MappingProxyType(
             Arithmetic("tensor_core:sm90", ("bfloat16", "float16"), 16, 25),
             Arithmetic("tensor_core:sm80", ("bfloat16", "float16"), 8, 24),
             Arithmetic("tf32:sm90", ("float32",), 8, 25),
+            Arithmetic("tf32x3:sm90", ("float32",), 32, 25),
         )
     }
 )

@@ -6,6 +6,7 @@ import doctest
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,3 +113,9 @@ def test_examples_in_docstrings(module: object) -> None:
 def test_importing_contracts_loads_neither_numba_nor_torch() -> None:
     code = "import sys, isogemm.contract; print([m for m in ('numba', 'torch') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_a_device_s_own_arithmetic_has_no_definition() -> None:
+    x = np.ones((2, 16), np.float16)
+    with pytest.raises(ContractError, match="executable definition"):
+        isogemm.contract.reference.evaluate(x, x.T, "tensor_core:native/chain")

@@ -61,7 +61,7 @@ def evaluate(
     DTypeError
         The contract is not defined for the operands' dtype, or `c` is not float32.
     ContractError
-        The contract is malformed, or `c` is given to a tree.
+        The contract is malformed, has no executable definition, or `c` is given to a tree.
 
     Notes
     -----
@@ -75,6 +75,11 @@ def evaluate(
     array([[3.]], dtype=float32)
     """
     chosen = as_contract(contract)
+    if chosen.arithmetic == "tensor_core:native":
+        raise ContractError(
+            "evaluating tensor_core:native", limit="a contract with an executable definition",
+            value="the arithmetic of a device that no model fits", nearest=f"tensor_core:sm90/{chosen.order}",
+        )  # fmt: skip
     _check_operands(a, b, chosen)
     _check_start(c, (a.shape[0], b.shape[1]), chosen)
     start = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else np.array(c, np.float32, order="C")

@@ -50,6 +50,8 @@ ARITHMETICS = MappingProxyType(
             Arithmetic("tensor_core:sm80", ("bfloat16", "float16"), 8, 24),
             Arithmetic("tf32:sm90", ("float32",), 8, 25),
             Arithmetic("tf32x3:sm90", ("float32",), 32, 25),
+            # The tensor cores of a device that no model here fits: kernels agree there, but nothing can evaluate it.
+            Arithmetic("tensor_core:native", ("bfloat16", "float16"), 16, 0),
         )
     }
 )

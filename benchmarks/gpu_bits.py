@@ -1,0 +1,104 @@
+"""Bits of results on the device: against the definition on a sample, and against each other everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from isogemm.contract import compare, reference
+
+__all__ = ["Sample", "differing", "relative_error", "to_numpy"]
+
+Array = NDArray[Any]
+SAMPLED_COLUMNS = 48
+
+
+def to_numpy(x: Any) -> Array:
+    """A copy of a tensor on the host, bfloat16 included."""
+    import torch
+
+    host = x.detach().cpu().contiguous()
+    if host.dtype is torch.bfloat16:
+        return host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return host.numpy()  # type: ignore[no-any-return]
+
+
+def differing(x: Any, y: Any) -> int:
+    """Elements of two tensors of one shape and dtype whose bits differ."""
+    import torch
+
+    word = torch.int16 if x.element_size() == 2 else torch.int32
+    return int((x.contiguous().view(word) != y.contiguous().view(word)).sum())
+
+
+def relative_error(got: Any, a: Any, b: Any, c: Any = None) -> float:
+    """||got - (c + a @ b)|| / ||c + a @ b|| in Frobenius' norm, against float64."""
+    exact = a.double() @ b.double()
+    if c is not None:
+        exact += c.double()
+    return float((got.double() - exact).norm() / exact.norm())
+
+
+@dataclass(slots=True)
+class Sample:
+    """Rows and columns of one product whose outputs the definition gives, evaluated once for all calls on it.
+
+    An element depends on its row of `a` and its column of `b` alone, so the sample holds for every batch that the
+    rows are part of.
+
+    Attributes
+    ----------
+    a, b : tensor [m, k] and [k, n]
+    definition : str
+        The contract.
+    rows, columns : sequence of int
+        Ascending.
+    c : tensor [m, n] of float32, optional
+        What the walk over K starts from.
+    """
+
+    a: Any
+    b: Any
+    definition: str
+    rows: Sequence[int]
+    columns: Sequence[int]
+    c: Any = None
+    _expected: Array | None = field(default=None, init=False)
+
+    @classmethod
+    def of(cls, a: Any, b: Any, definition: str, rows: Sequence[int], c: Any = None) -> Sample:
+        """With both ends of the columns and an even spread between: tails are where kernels go wrong."""
+        columns = np.unique(np.linspace(0, b.shape[1] - 1, SAMPLED_COLUMNS).astype(int))
+        return cls(a, b, definition, sorted({r for r in rows if 0 <= r < a.shape[0]}), columns.tolist(), c)
+
+    def expected(self) -> Array:
+        """float32 accumulators [rows, columns]."""
+        if self._expected is None:
+            a, b = to_numpy(self.a[list(self.rows)]), to_numpy(self.b[:, list(self.columns)])
+            c = None if self.c is None else to_numpy(self.c[list(self.rows)][:, list(self.columns)])
+            self._expected = reference.evaluate(a, b, self.definition, c)
+        return self._expected
+
+    def check(self, got: Any) -> dict[str, Any]:
+        """Compare `got` [m' <= m, n], the product of the first m' rows, with the definition.
+
+        Returns
+        -------
+        dict
+            ``contract``, ``checked`` and ``differing`` elements, ``first`` mismatch of the sample in words.
+        """
+        count = sum(1 for r in self.rows if r < got.shape[0])
+        found = to_numpy(got[list(self.rows[:count])][:, list(self.columns)])
+        want = reference.epilogue(self.expected()[:count], out_dtype=found.dtype)
+        first = compare.first_mismatch(found, want)
+        return {
+            "contract": self.definition,
+            "checked": found.size,
+            "differing": compare.differing(found, want),
+            "first": None if first is None else str(first),
+        }

@@ -1,0 +1,236 @@
+"""The device side of measuring: CUDA graphs, clocks, measured ceilings, and what the device is."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from isogemm.lab import Clock, Run
+
+__all__ = ["CudaEngine", "Engine", "SubmitClock", "SyncClock"]
+
+Thunk = Callable[[], Any]
+COPY_BYTES = 2 << 30
+PEAK_SIZE = 8192
+FIELDS = (
+    *("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem"),
+    *("power.draw", "power.limit", "temperature.gpu"),
+)
+
+
+class Engine(Protocol):
+    """What `measure` needs of a device."""
+
+    device: str
+
+    @property
+    def clock(self) -> Clock:
+        """Time on the device."""
+        ...
+
+    @property
+    def submit(self) -> Clock:
+        """Time on the host until the calls are enqueued."""
+        ...
+
+    @property
+    def wall(self) -> Clock:
+        """Time on the host until the device is done."""
+        ...
+
+    def capture(self, calls: Sequence[Thunk]) -> Run:
+        """All calls as one graph; what is returned replays it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        ...
+
+    def ceilings(self) -> dict[str, float]:
+        """Measured: ``bytes_per_second`` of a copy, and flop/s by arithmetic."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """The device, its driver and clocks."""
+        ...
+
+
+class EventClock:
+    """Device time between two events; the queue is held until all is in it, so that submission never shows."""
+
+    HOLD_CYCLES = 60_000  # about 30 us at 2 GHz: longer than the host needs to enqueue an event and a graph
+
+    def __init__(self) -> None:
+        import torch
+
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def elapsed(self, run: Run, first: int, calls: int) -> float:
+        """See `isogemm.lab.Clock`."""
+        import torch
+
+        torch.cuda._sleep(self.HOLD_CYCLES)
+        self._start.record()
+        for i in range(first, first + calls):
+            run(i)
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) * 1e-3
+
+    def pause(self, seconds: float) -> None:
+        """A device does not spin."""
+
+
+class SubmitClock:
+    """Host time of enqueueing, from an empty queue; at most as many calls at once as surely fit into it."""
+
+    MOST = 256  # a CUDA queue holds about 1024 launches before it blocks, and a call may make several
+
+    def __init__(self, synchronize: Thunk) -> None:
+        self._synchronize = synchronize
+
+    def elapsed(self, run: Run, first: int, calls: int) -> float:
+        """See `isogemm.lab.Clock`."""
+        seconds = 0.0
+        for start in range(first, first + calls, self.MOST):
+            self._synchronize()
+            begin = time.perf_counter()
+            for i in range(start, min(start + self.MOST, first + calls)):
+                run(i)
+            seconds += time.perf_counter() - begin
+        self._synchronize()
+        return seconds
+
+    def pause(self, seconds: float) -> None:
+        """See `isogemm.lab.Clock`."""
+
+
+class SyncClock:
+    """Host time until the device has finished all calls."""
+
+    def __init__(self, synchronize: Thunk) -> None:
+        self._synchronize = synchronize
+
+    def elapsed(self, run: Run, first: int, calls: int) -> float:
+        """See `isogemm.lab.Clock`."""
+        self._synchronize()
+        begin = time.perf_counter()
+        for i in range(first, first + calls):
+            run(i)
+        self._synchronize()
+        return time.perf_counter() - begin
+
+    def pause(self, seconds: float) -> None:
+        """See `isogemm.lab.Clock`."""
+
+
+class CudaEngine:
+    """The current CUDA device."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        import torch
+
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+        self.clock: Clock = EventClock()
+        self.submit: Clock = SubmitClock(torch.cuda.synchronize)
+        self.wall: Clock = SyncClock(torch.cuda.synchronize)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def capture(self, calls: Sequence[Thunk]) -> Run:
+        """One CUDA graph of all calls, in a memory pool shared with the others: no result of a replay is kept.
+
+        Not `torch.cuda.graph`, which collects garbage and empties the allocator's cache around every capture.
+        """
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            calls[0]()  # libraries make workspaces for a stream at its first call
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                for call in calls:
+                    call()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return lambda i: graph.replay()
+
+    def ceilings(self) -> dict[str, float]:
+        """Copy bandwidth (bytes read and written), and the best products of 8192 cubed by torch as peaks.
+
+        ``tf32x3`` is a third of tf32: it takes three products.
+        """
+        import torch
+
+        found = {"bytes_per_second": self._copy()}
+        for name in ("bfloat16", "float16", "float32"):
+            found[name] = self._peak(getattr(torch, name))
+        before = torch.backends.cuda.matmul.allow_tf32
+        try:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            found["tf32x3"] = self._peak(torch.float32) / 3
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+        return found
+
+    def _copy(self) -> float:
+        import torch
+
+        source = torch.ones(COPY_BYTES // 4, device="cuda")
+        target = torch.empty_like(source)
+        return 2 * COPY_BYTES / self._best(lambda: target.copy_(source))
+
+    def _peak(self, dtype: Any) -> float:
+        import torch
+
+        a, b = (torch.randn(PEAK_SIZE, PEAK_SIZE, device="cuda").to(dtype) for _ in range(2))
+        return 2 * PEAK_SIZE**3 / self._best(lambda: torch.mm(a, b))
+
+    def _best(self, call: Thunk) -> float:
+        self.clock.elapsed(lambda i: call(), 0, 2)
+        return min(self.clock.elapsed(lambda i: call(), 0, 2) / 2 for _ in range(5))
+
+    def facts(self) -> dict[str, Any]:
+        """Name, capability, driver, CUDA, the versions of the libraries, and clocks and power as they are now."""
+        import torch
+
+        found: dict[str, Any] = {
+            "name": torch.cuda.get_device_name(),
+            "capability": ".".join(map(str, torch.cuda.get_device_capability())),
+            "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count,
+            "cuda": torch.version.cuda,
+            "packages": _versions("torch", "triton", "nvmath-python", "cuda-bindings", "nvidia-cublas"),
+        }
+        fields = (
+            "driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.draw,power.limit,temperature.gpu"
+        )
+        words = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "--id=0"]
+        try:
+            answer = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return found
+        values = [value.strip() for value in answer.stdout.strip().split(",")]
+        return found | (dict(zip(FIELDS, values, strict=True)) if len(values) == len(FIELDS) else {})
+
+
+def _versions(*names: str) -> dict[str, str]:
+    from importlib import metadata
+
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -39,7 +39,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuFuncGetParamInfo": (c_void_p, c_size_t, _Size, _Size),
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": (_Int, c_void_p, c_int, c_size_t),
-    "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
+    "cuPointerGetAttributes": (c_uint, c_void_p, c_void_p, c_uint64),
     "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_uint64, *[c_void_p] * 4, *[c_int] * 4),
 }
 

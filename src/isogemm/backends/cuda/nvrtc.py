@@ -1,0 +1,199 @@
+"""CUDA C++ to cubin through NVRTC, once per source, options and compiler: later processes read it from disk.
+
+    cubin = compile_files(["hopper.cu"], defines={"BM": 128, "STAGES": 4}, arch="sm_90a")
+    kernel = driver.load(cubin, "hopper", device)
+
+Sources lie in this package's folder kernels/ and include one another by name. No directory of headers is searched:
+NVRTC comes without cuda_bf16.h and stdint.h, and kernels that need nothing of them compile wherever it is installed.
+Kernels are declared extern "C", so that their names are plain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import DeviceError
+from .device import nvrtc_version
+
+__all__ = ["CompileError", "cache_directory", "compile_files", "compile_text"]
+
+KERNELS = Path(__file__).parent / "kernels"
+# Products and sums stay two operations, with two roundings, unless a kernel says fma.
+ALWAYS = ("--fmad=false",)
+
+
+class CompileError(DeviceError):
+    """A kernel does not compile.
+
+    Attributes
+    ----------
+    log : str
+        What the compiler says.
+    """
+
+    def __init__(self, name: str, options: Sequence[str], log: str) -> None:
+        self.log = log
+        super().__init__(
+            f"kernel {name} does not compile: {log.strip()}",
+            limit="source that this compiler takes",
+            value=" ".join(options),
+            nearest="another configuration",
+        )
+
+
+def compile_files(
+    names: Sequence[str],
+    *,
+    arch: str,
+    defines: Mapping[str, object] | None = None,
+    options: Sequence[str] = (),
+) -> bytes:
+    """Compile files of kernels/, one after the other as one source, to a cubin.
+
+    Parameters
+    ----------
+    names : sequence of str
+        File names.
+    arch : str
+        As `device.Device.arch` gives it: "sm_90a".
+    defines : mapping
+        Macros; True is 1 and False is 0.
+    options : sequence of str
+        Further options of NVRTC's.
+
+    Raises
+    ------
+    CompileError
+        With the compiler's log.
+    DeviceError
+        Where NVRTC is not installed.
+    """
+    # The line directive makes the log name the file that a line is in.
+    text = "".join(f'#line 1 "{name}"\n{(KERNELS / name).read_text()}\n' for name in names)
+    macros = tuple(f"-D{key}={int(v) if isinstance(v, bool) else v}" for key, v in (defines or {}).items())
+    return compile_text(text, name=names[-1], arch=arch, options=(*macros, *options))
+
+
+def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()) -> bytes:
+    """`compile_files` for a source given as text; files that it includes are those of kernels/."""
+    headers = _included(text)
+    every = (f"--gpu-architecture={arch}", *ALWAYS, *options)
+    path = _place(text, headers, every)
+    kept = _read(path)
+    if kept is None:
+        kept = _compile(text, name, headers, every)
+        _write(path, kept)
+    return kept
+
+
+def _included(text: str, found: dict[str, str] | None = None) -> dict[str, str]:
+    """Names and texts of the files of kernels/ that a source includes, directly or not."""
+    found = {} if found is None else found
+    for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
+        path = KERNELS / name
+        if name not in found and path.is_file():
+            found[name] = path.read_text()
+            _included(found[name], found)
+    return found
+
+
+def _compile(text: str, name: str, headers: Mapping[str, str], options: Sequence[str]) -> bytes:
+    nvrtc = _nvrtc()
+    encoded = [option.encode() for option in options]
+    contents, names = [v.encode() for v in headers.values()], [k.encode() for k in headers]
+    status, program = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), len(names), contents, names)
+    _checked(nvrtc, status)
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(
+                name, options, _filled(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            )
+        return _filled(nvrtc, program, "CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise DeviceError(
+            "NVRTC is not installed",
+            limit="cuda-bindings and nvidia-cuda-nvrtc",
+            value=str(error),
+            nearest="isogemm[cuda]",
+        ) from error
+    return nvrtc
+
+
+def _filled(nvrtc: Any, program: Any, what: str) -> bytes:
+    """What nvrtcGet... writes into a buffer of the size that it asks for."""
+    status, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    _checked(nvrtc, status)
+    buffer = bytes(bytearray(size))  # of its own: the compiler writes into it
+    (status,) = getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+    _checked(nvrtc, status)
+    return buffer
+
+
+def _checked(nvrtc: Any, status: Any) -> None:
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise DeviceError("NVRTC failed", limit="NVRTC_SUCCESS", value=status.name, nearest="a working NVRTC")
+
+
+def cache_directory() -> Path:
+    """Where cubins are kept; names of files cover everything that reaches them."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("isogemm", appauthor=False)) / "cubins"
+
+
+def _place(text: str, headers: Mapping[str, str], options: Sequence[str]) -> Path:
+    digest = hashlib.sha256()
+    for part in (text, *(x for item in sorted(headers.items()) for x in item), *options, str(nvrtc_version())):
+        digest.update(f"{len(part)}:".encode())
+        digest.update(part.encode())
+    return cache_directory() / f"{digest.hexdigest()[:40]}.cubin"
+
+
+def _read(path: Path) -> bytes | None:
+    """A kept cubin; None where there is none, or what is there is not what was written."""
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        return None
+    cubin, check = kept[:-32], kept[-32:]
+    return cubin if hashlib.sha256(cubin).digest() == check else None
+
+
+def _write(path: Path, cubin: bytes) -> None:
+    """Keep a cubin; several processes may do so at once, and each file appears whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+    except OSError as error:
+        _say_uncached(str(error))
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(cubin + hashlib.sha256(cubin).digest())
+        os.replace(temporary, path)
+    except OSError as error:
+        _say_uncached(str(error))
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+@functools.cache
+def _say_uncached(why: str) -> None:
+    print(f"isogemm: CUDA kernels are not cached, every process compiles them anew: {why}", file=sys.stderr, flush=True)

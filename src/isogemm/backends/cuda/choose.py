@@ -1,0 +1,251 @@
+"""Which kernel serves a product on this device: tables first, then their nearest rows, then plain kernels.
+
+What the numbers are was settled before, without M (`isogemm.planner.numeric`). Here M picks among kernels that have
+those numbers: a candidate serves only where it is supported and admitted, whatever a table says about its speed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ...contract.spec import Contract
+from ...errors import ContractError, DeviceError
+from ...planner.admission import Admissions, Records, Verdict, notice, same_stamp
+from ...planner.numeric import default_contract, numeric_key
+from ...planner.tables import Row, Table, Use, load, nearest_rows, shipped_tables, user_table_path
+from ...planner.trials import Machine
+from .families import LIBRARIES, absent, families
+from .product import Family, Launch, Product
+
+__all__ = ["Candidate", "Choice", "Chooser", "arithmetic_of", "choose", "chooser", "default_contract_of", "reload"]
+
+
+class Choice(NamedTuple):
+    """The kernel for a product.
+
+    Attributes
+    ----------
+    family, config : str
+    launch : Launch
+        Compiled and bound.
+    reason : str
+        Why this one.
+    expected_us : float or None
+        Microseconds, where this product's N and K were timed.
+    """
+
+    family: str
+    config: str
+    launch: Launch
+    reason: str
+    expected_us: float | None
+
+
+class Candidate(NamedTuple):
+    """A kernel that may be right for a product, before anything is known about its legality and its bits."""
+
+    use: Use
+    reason: str
+    expected_us: float | None
+
+
+class Chooser:
+    """Chooses kernels on one device.
+
+    Parameters
+    ----------
+    machine : Machine
+    families : mapping of str to Family
+        The plain ones first.
+    tables : sequence of Table
+        The user's first. Those of other devices give hints on speed alone.
+    records : Records
+        This user's verdicts.
+    libraries : collection of str
+        Families that only a table can admit.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        families: Mapping[str, Family],
+        tables: Sequence[Table],
+        records: Records,
+        libraries: Collection[str] = LIBRARIES,
+    ) -> None:
+        self.machine, self.families, self.libraries = machine, families, libraries
+        self.admissions = Admissions(machine, families, libraries, tables, records)
+        stamp = self.admissions.stamp
+        alike = [t for t in tables if t.stamp.get("capability") == stamp.get("capability")]
+        self.tables = sorted(alike, key=lambda t: t.stamp.get("device") != stamp.get("device"))  # stable: user's first
+        if not any(t.stamp.get("device") == stamp.get("device") for t in alike):
+            name = stamp.get("device", "this device")
+            notice(f"no tuning table for {name}: kernels are chosen by other measurements; `isogemm tune` makes one")
+
+    def candidates(self, product: Product) -> Iterator[Candidate]:
+        """Kernels to consider, the likeliest first; the schedule is the only place that looks at M."""
+        key = numeric_key(product)
+        seen: set[Use] = set()
+
+        def fresh(row: Row, reason: str, *, exact: bool) -> Iterator[Candidate]:
+            for i, use in enumerate(row.bucket(product.m).uses):
+                if use not in seen:
+                    seen.add(use)
+                    yield Candidate(use, reason, row.microseconds(product.m) if exact and i == 0 else None)
+
+        for table in self.tables:
+            row = table.row(key)
+            if row is not None:
+                yield from fresh(row, f"table {table.name}", exact=True)
+        for table in self.tables:
+            for row in nearest_rows(table, key):
+                yield from fresh(row, f"default, as for n {row.key.n}, k {row.key.k} in {table.name}", exact=False)
+        for name, family in self.families.items():
+            if name not in self.libraries:
+                for config in family.configs(product):
+                    if Use(name, config) not in seen:
+                        yield Candidate(Use(name, config), "safe: no table has a kernel for it", None)
+
+    def judged(self, product: Product, *, trial: bool = True) -> Iterator[tuple[Candidate, Verdict]]:
+        """Supported candidates with their verdicts; those that are not here are passed over."""
+        for candidate in self.candidates(product):
+            name, config = candidate.use
+            family = self.families.get(name)
+            if family is not None and family.supports(product, config):
+                yield candidate, self.admissions.verdict(name, config, product, trial=trial)
+
+    def choose(self, product: Product) -> Choice:
+        """The first supported and admitted candidate, built.
+
+        Raises
+        ------
+        ContractError
+            No kernel here has the contract's bits; the message names what was refused.
+        DeviceError
+            While a graph is captured: kernels that could serve have not been admitted yet.
+        """
+        self._check_arithmetic(product.contract)
+        passed: list[str] = []
+        waiting = False
+        for candidate, verdict in self.judged(product):
+            name, config = candidate.use
+            if verdict.state == "stale":
+                self._say_stale(name)
+            if verdict.state == "admitted":
+                try:
+                    launch = self.families[name].build(product, config, self.machine.device)
+                except Exception as error:
+                    notice(f"kernel {name} [{config}] was admitted but cannot be built for {product}: {error}")
+                    passed.append(f"{name} [{config}]: {error}")
+                    continue
+                return Choice(name, config, launch, candidate.reason, candidate.expected_us)
+            waiting = waiting or (verdict.state == "unknown" and name not in self.libraries)
+            passed.append(f"{name} [{config}]: {verdict.state} {verdict.detail}".rstrip())
+        raise self._refusal(product, passed, waiting)
+
+    def _check_arithmetic(self, contract: Contract) -> None:
+        if not contract.arithmetic.startswith("tensor_core:"):
+            return
+        own = self.admissions.arithmetic()
+        if own and contract.arithmetic != own:
+            raise ContractError(
+                f"contract on {self.admissions.stamp.get('device', 'this device')}",
+                limit=f"{own}, the arithmetic of its tensor cores",
+                value=str(contract),
+                nearest=f"{own}/{contract.order}",
+            )
+
+    def _say_stale(self, family: str) -> None:
+        old = next(
+            (
+                t.stamp
+                for t in self.tables
+                if t.library and not same_stamp(t.stamp, self.admissions.stamp, library=True)
+            ),
+            {},
+        )
+        changed = [
+            f"{name} {old[name]}, now {self.admissions.stamp.get(name, 'absent')}"
+            for name in ("driver", "cublaslt")
+            if name in old and old[name] != self.admissions.stamp.get(name)
+        ]
+        notice(
+            f"algorithms of {family} were admitted with other software ({'; '.join(changed) or 'other sources'}) and "
+            "are left out; other kernels serve. `isogemm tune` admits them anew"
+        )
+
+    def _refusal(self, product: Product, passed: Sequence[str], waiting: bool) -> Exception:
+        if waiting and self.machine.capturing():
+            return DeviceError(
+                "graph capture",
+                limit="kernels that were admitted before: a trial cannot run while a stream is captured",
+                value=f"first call for {numeric_key(product)}",
+                nearest="call once with these shapes before capturing",
+            )
+        missing = [f"{name} ({why})" for name, why in absent().items() if name not in self.families]
+        return ContractError(
+            f"no kernel on {self.admissions.stamp.get('device', 'this device')}",
+            limit=f"one admitted for {numeric_key(product)}",
+            value="; ".join(passed[:6])
+            or f"none supports it; families that do not load: {', '.join(missing) or 'none'}",
+            nearest="fma/chain, or the CPU, which has every contract",
+        )
+
+
+_choosers: dict[int, Chooser] = {}
+_lock = threading.RLock()
+
+
+def chooser(device: int) -> Chooser:
+    """The chooser of a device, made at first use from the user's table, the shipped ones and the user's records."""
+    found = _choosers.get(device)
+    if found is None:
+        with _lock:
+            found = _choosers.get(device) or _choosers.setdefault(device, _make(device))
+    return found
+
+
+def reload() -> None:
+    """Forget choosers, so that new tables are read."""
+    with _lock:
+        _choosers.clear()
+
+
+def choose(product: Product, device: int) -> Choice:
+    """The kernel for `product` on a device. What it returns for a product never changes its bits.
+
+    Raises
+    ------
+    ContractError, DeviceError
+        See `Chooser.choose`.
+    TableError
+        The user's tuning table is damaged; the message names the file and the field.
+    """
+    return chooser(device).choose(product)
+
+
+def arithmetic_of(device: int) -> str:
+    """The arithmetic of a device's tensor cores, found by its bits; ``tensor_core:native`` where no model has them."""
+    return chooser(device).admissions.arithmetic()
+
+
+def default_contract_of(device: int, dtype: str) -> Contract:
+    """The contract of operands of `dtype` on a device where none is asked for."""
+    if dtype == "float32":
+        return default_contract("cuda", dtype)
+    return default_contract("cuda", dtype, arithmetic_of(device) or "tensor_core:sm90")
+
+
+def _make(device: int) -> Chooser:
+    import platformdirs
+
+    from .machine import TorchMachine
+
+    machine = TorchMachine(device)
+    own = user_table_path(machine.stamp()["device"])
+    tables = [*([load(own)] if own.exists() else []), *shipped_tables()]
+    folder = Path(platformdirs.user_cache_dir("isogemm", appauthor=False)) / "admissions"
+    return Chooser(machine, families(), tables, Records(folder))

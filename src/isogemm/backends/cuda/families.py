@@ -1,0 +1,52 @@
+"""The kernel families of this backend, loaded when they are first asked for; those that cannot load say why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType
+
+from .product import Family
+
+__all__ = ["HOMES", "LIBRARIES", "absent", "families"]
+
+# The plain families first: in this order they are the last resort. ``module:name`` of a family or of its class.
+HOMES = MappingProxyType(
+    {
+        "chain": "chain:Chain",
+        "ieee": "ieee:Ieee",
+        "sgemm": "sgemm:Sgemm",
+        "tf32": "tf32:Tf32",
+        "hopper": "hopper:Hopper",
+        "cublaslt": "cublaslt:CublasLt",
+    }
+)
+
+# Algorithms of a vendor's library: nothing but the exact product says what code they run, so no golden product of
+# another size can admit them. They serve what `isogemm tune` found right, and nothing else.
+LIBRARIES = frozenset({"cublaslt"})
+
+
+@cache
+def _load() -> tuple[dict[str, Family], dict[str, str]]:
+    found: dict[str, Family] = {}
+    missing: dict[str, str] = {}
+    for name, home in HOMES.items():
+        try:
+            module, _, attribute = home.partition(":")
+            family = getattr(import_module(f".{module}", __package__), attribute)
+            found[name] = family() if isinstance(family, type) else family
+        except (ImportError, AttributeError, OSError) as error:
+            missing[name] = f"{type(error).__name__}: {error}"
+    return found, missing
+
+
+def families() -> Mapping[str, Family]:
+    """Every family that loads here, by name."""
+    return _load()[0]
+
+
+def absent() -> Mapping[str, str]:
+    """Why the others do not."""
+    return _load()[1]

@@ -1,0 +1,40 @@
+"""Write the bits that kernels are admitted by: the reference's, for the operands of `isogemm.planner.golden`.
+
+    python tools/golden_admission.py
+
+Run it when a contract is added or a case changes; the file is part of the package. About a minute on two cores.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from isogemm.contract import reference
+from isogemm.contract.spec import Contract
+from isogemm.planner import golden
+
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+def bits(arithmetic: str, dtype_a: str, dtype_b: str, case: golden.Case) -> np.ndarray:
+    """float32 bits of one case, by the reference."""
+    a, b = golden.operands(case, dtype_a, dtype_b)
+    x, y = a.view(DTYPES[dtype_a]), b.view(DTYPES[dtype_b])
+    if dtype_a != dtype_b:
+        x, y = x.astype(np.float32), y.astype(np.float32)
+    c = golden.start(case).view(np.float32) if case.started else None
+    return reference.evaluate(x, y, Contract(arithmetic, case.order), c).view(np.uint32)
+
+
+def main() -> None:
+    vectors = {}
+    for names in golden.combinations():
+        listed = golden.cases(names[0], small=golden.is_small(*names))
+        vectors[" ".join(names)] = np.concatenate([bits(*names, case).ravel() for case in listed])
+    np.savez_compressed(golden.data_path(), **vectors)
+    print(golden.data_path(), golden.data_path().stat().st_size, "bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 """The products of a list, each with sizes, strides and addresses of its own, in one launch: pointer arrays and groups.
 
 ``table`` holds one row of FIELDS int64 an item: the addresses of A, B, out and C, then m, n, k, then the strides of A,
-B, out and C (row, column). ``tiles`` holds two int32 a program: its item and its tile within it. The walk over K is that
-of `tile`, so an item has the bits that it has alone.
+B, out and C (row, column). ``tiles`` holds two int32 a program: its item and its tile within it. The walk over K is
+that of `tile`, so an item has the bits that it has alone.
 """
 
 from __future__ import annotations

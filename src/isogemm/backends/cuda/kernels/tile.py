@@ -73,10 +73,8 @@ def walk(acc, at_a, at_b, a_k, b_k, in_a, in_b, lo, hi, BLOCK_K: tl.constexpr, S
             w = tl.load(w_at, mask=in_b & (steps_b < hi - p), other=0.0, eviction_policy=stream)
         if FMA:
             x, w = x.to(tl.float32), w.to(tl.float32)
-        if SWAP:
-            acc = tl.dot(w, x, acc, input_precision="ieee")
-        else:
-            acc = tl.dot(x, w, acc, input_precision="ieee")
+        left, right = (w, x) if SWAP else (x, w)
+        acc = tl.dot(left, right, acc, input_precision="ieee")
         x_at += BLOCK_K * a_k
         w_at += BLOCK_K * b_k
     if FMA and not EVEN_K:

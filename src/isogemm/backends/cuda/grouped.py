@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .device import is_capturing
 from .product import Addresses, Launch, Product, Strides
-from .triton_tile import TYPES, Tile, arch, flags, fingerprint, unit
+from .triton_tile import TYPES, Tile, arch, fingerprint, flags, unit
 
 __all__ = ["FAMILY", "fill", "run_items", "uniform"]
 

@@ -14,8 +14,8 @@ __all__ = ["HOMES", "LIBRARIES", "absent", "families"]
 # The plain families first: in this order they are the last resort. ``module:name`` of a family or of its class.
 HOMES = MappingProxyType(
     {
-        "chain": "chain:Chain",
-        "ieee": "ieee:Ieee",
+        "chain": "triton_tile:CHAIN",
+        "ieee": "triton_tile:IEEE",
         "sgemm": "sgemm:Sgemm",
         "tf32": "tf32:Tf32",
         "hopper": "hopper:Hopper",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,3 +180,31 @@ def test_wrong_uses_are_named() -> None:
         evaluate(half, half, NAME)
     with pytest.raises(ContractError, match="tree"):
         evaluate(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), f"{NAME}/tree2", np.ones((2, 2), np.float32))
+
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+FACTS = json.loads((GOLDEN / "tf32x3.json").read_text())
+
+
+@functools.cache
+def vectors() -> dict[str, Any]:
+    with np.load(GOLDEN / "tf32x3.npz") as archive:
+        return dict(archive)
+
+
+@pytest.mark.parametrize("name", FACTS["cases"])
+def test_no_bit_differs_from_the_gpu(name: str) -> None:
+    bits = vectors()
+    a, b, c = (None if x is None else x.view(np.float32) for x in (bits.get(f"{name}.{part}") for part in "abc"))
+    recorded = bits[f"{name}.out"]
+    assert (c is not None) == name.endswith("-c")
+    assert (recorded[(recorded & 0x7FFFFFFF) > oracle.INF] == oracle.NAN).all()
+    assert first_mismatch(evaluate(a, b, NAME, c), recorded.view(np.float32)) is None
+
+
+def test_what_was_recorded() -> None:
+    assert FACTS["tiles that differ"] == {}
+    assert {f"{name}.out" for name in FACTS["cases"]} == {key for key in vectors() if key.endswith(".out")}
+    instructions = {name for names in FACTS["tiles"].values() for name in names}
+    assert any("mma.sync" in name for name in instructions)
+    assert any("wgmma" in name for name in instructions)

@@ -3,132 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import struct
 import threading
 from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from typing import Any
 
 import pytest
+from tests.backends.cuda.fake import FakeCuda
 
-from isogemm.backends.cuda import libcuda
+from isogemm.backends.cuda import device, libcuda
+from isogemm.backends.cuda.device import Pointer, pointer
 from isogemm.backends.cuda.driver import MAX_DYNAMIC_SHARED, Kernel, load_into
 from isogemm.backends.cuda.libcuda import Driver, DriverError, context, relaxed
 from isogemm.errors import DeviceError, LimitError
-
-CONFIG = struct.Struct("<7I4xQQI4x")
-
-
-def peek(address: int | None, kind: Any) -> Any:
-    return ctypes.cast(address or 0, ctypes.POINTER(kind))
-
-
-class FakeCuda:
-    """libcuda's functions as C callbacks into Python; records what a launch would have run with."""
-
-    contexts = (0xC0, 0xC1)
-
-    def __init__(self, sizes: tuple[int, ...] = (8, 8, 8, 4, 8, 8), **missing: None) -> None:
-        self.sizes, self.launches, self.attributes = sizes, [], {}
-        self.local = threading.local()
-        self.modes: list[int] = []
-        self.result = 0
-        self.pause: Any = None
-        table = {name: getattr(self, "_" + name, None) for name in (*libcuda.SIGNATURES, "cuLaunchKernelEx")}
-        for name, function in table.items():
-            if function is None or name in missing:
-                continue
-            argtypes = libcuda.SIGNATURES.get(name, (c_void_p,) * 4)
-            setattr(self, name, ctypes.CFUNCTYPE(c_int, *argtypes)(function))
-        self.cuLaunchKernelEx.argtypes = None
-
-    def stack(self) -> list[int]:
-        if not hasattr(self.local, "stack"):
-            self.local.stack = [0]
-        return self.local.stack
-
-    def _cuInit(self, flags: int) -> int:
-        return 0
-
-    def _cuGetErrorName(self, code: int, out: Any) -> int:
-        self.words = {1: b"CUDA_ERROR_INVALID_VALUE", 201: b"CUDA_ERROR_INVALID_CONTEXT", 700: b"CUDA_ERROR_ILLEGAL"}
-        out[0] = c_char_p(self.words[code])
-        return 0
-
-    def _cuGetErrorString(self, code: int, out: Any) -> int:
-        self.text = c_char_p(b"text of %d" % code)
-        out[0] = self.text
-        return 0
-
-    def _cuDeviceGetAttribute(self, out: Any, attribute: int, device: int) -> int:
-        out[0] = 232448
-        return 0
-
-    def _cuDevicePrimaryCtxRetain(self, out: Any, device: int) -> int:
-        out[0] = self.contexts[device]
-        return 0
-
-    def _cuCtxGetCurrent(self, out: Any) -> int:
-        out[0] = self.stack()[-1]
-        return 0
-
-    def _cuCtxSetCurrent(self, handle: int) -> int:
-        self.stack()[-1] = handle
-        return 0
-
-    def _cuCtxPushCurrent_v2(self, handle: int) -> int:
-        self.stack().append(handle)
-        return 0
-
-    def _cuCtxPopCurrent_v2(self, out: Any) -> int:
-        out[0] = self.stack().pop()
-        return 0
-
-    def _cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
-        before = getattr(self.local, "mode", 0)
-        self.local.mode, mode[0] = mode[0], before
-        self.modes.append(self.local.mode)
-        return 0
-
-    def _cuModuleLoadData(self, out: Any, image: int) -> int:
-        assert ctypes.string_at(image, 5) == b"cubin"
-        assert self.local.mode == 2, "loading while a stream is captured"
-        out[0] = 0x300000001
-        return 0
-
-    def _cuModuleGetFunction(self, out: Any, module: int, name: bytes) -> int:
-        assert module == 0x300000001
-        out[0] = 0x400000001
-        return 0
-
-    def _cuFuncLoad(self, function: int) -> int:
-        return 0
-
-    def _cuFuncGetAttribute(self, out: Any, attribute: int, function: int) -> int:
-        out[0] = {0: 1024, 1: 1024, 3: 16, 4: 40}[attribute]
-        return 0
-
-    def _cuFuncSetAttribute(self, function: int, attribute: int, value: int) -> int:
-        self.attributes[attribute] = value
-        return 0
-
-    def _cuFuncGetParamInfo(self, function: int, index: int, offset: Any, size: Any) -> int:
-        if index >= len(self.sizes):
-            return 1
-        size[0] = self.sizes[index]
-        return 0
-
-    def _cuLaunchKernelEx(self, config: int, function: int, params: int, extra: int | None) -> int:
-        if self.stack()[-1] != self.contexts[0]:
-            return 201
-        head = CONFIG.unpack(ctypes.string_at(config, CONFIG.size))
-        attributes = [ctypes.string_at(head[8] + 72 * i, 72) for i in range(head[9])]
-        if self.pause:
-            self.pause()
-        pointers = peek(params, c_void_p)
-        values = [ctypes.string_at(pointers[i], size) for i, size in enumerate(self.sizes)]
-        self.launches.append((head[:7], head[7], values, attributes, function, extra))
-        return self.result
 
 
 def kernel_of(fake: FakeCuda) -> Kernel:
@@ -297,7 +183,7 @@ def test_an_empty_grid_launches_nothing():
 
 
 def test_an_older_driver_that_knows_less_still_launches():
-    fake = FakeCuda(cuFuncGetParamInfo=None, cuFuncLoad=None)
+    fake = FakeCuda(cuFuncGetParamInfo=None, cuFuncLoad=None, cuOccupancyMaxActiveBlocksPerMultiprocessor=None)
     kernel = kernel_of(fake)
     assert kernel.parameter_sizes is None
     kernel.bind(PARAMS, grid=(1,), block=(32,))(1, 2, 3)
@@ -313,3 +199,31 @@ def test_the_table_matches_ctypes_widths():
     for name, argtypes in libcuda.SIGNATURES.items():
         for kind in argtypes:
             assert kind in wide | narrow | {c_char_p} or hasattr(kind, "contents"), name
+
+
+def test_occupancy_is_asked_in_the_kernels_context():
+    fake = FakeCuda()
+    assert kernel_of(fake).occupancy(256, shared=100_000) == 8
+    assert MAX_DYNAMIC_SHARED in fake.attributes
+
+
+def test_pointers_of_others_are_unknown():
+    fake = FakeCuda()
+    fake.known[0x7F00] = (2, 1, 0x7000, 4096)
+    on = Driver(fake)
+    assert pointer(0x7F00, on) == Pointer("device", 1, 0x7000, 4096)
+    assert pointer(0, on) == pointer(0x1234, on) == Pointer("unknown", -1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build", "580.159.04"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023", "535.104.05"),
+        ("GCC version: 12.3.0", None),
+    ],
+)
+def test_the_kernel_driver_states_its_version(monkeypatch, text, version):
+    monkeypatch.setattr(device.Path, "read_text", lambda self: text)
+    monkeypatch.setattr(device, "_asked_of_tool", lambda: None)
+    assert device.kernel_driver.__wrapped__() == version

@@ -1,7 +1,8 @@
-"""The public products: validated here and in `isogemm.problem`, computed by `isogemm.backends.cpu`.
+"""The public products: validated here and in `isogemm.problem`, computed where the operands lie.
 
-Every function takes NumPy arrays (bfloat16 through ml_dtypes), torch CPU tensors and anything else that
-`isogemm.interop` can view without a copy, and returns the kind it was given. Each output element is a function
+Every function takes NumPy arrays (bfloat16 through ml_dtypes), torch tensors of the CPU or of a CUDA device, and
+anything else that `isogemm.interop` can view without a copy, and returns the kind it was given. CUDA work is enqueued
+on torch's current stream of the operands' device. Each output element is a function
 of one row of op(A), one column of op(B), their dtypes and the contract alone: not of m, n, strides, form,
 batch or thread count.
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import dispatch
+from . import dispatch, tensors
 from .backends import cpu
 from .contract.spec import ContractLike
 from .dispatch import DEFAULT
@@ -23,6 +24,7 @@ __all__ = ["gemm", "gemm_batched", "gemm_grouped", "gemm_strided_batched", "line
 
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
 _ndarray, _empty, _Packed = np.ndarray, np.empty, cpu.PackedWeight
+_TENSORS = tensors.KINDS
 _may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
 
 
@@ -42,7 +44,8 @@ def matmul(
     a, b : array [..., m, k] and [..., k, n], or [k]
         float32, bfloat16 or float16, of any strides; broadcasting copies nothing.
     contract : Contract or str, optional
-        What the bits are; ``fma/chain`` by default.
+        What the bits are. By default ``fma/chain``, and on a CUDA device for two operands of one 16-bit type the
+        chain of its tensor cores, ``tensor_core:sm90/chain`` on Hopper.
     out : array, optional
         Where the result goes; returned. Shares no memory with an operand.
     out_dtype : dtype, optional
@@ -97,10 +100,22 @@ def matmul(
                 return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
             cpu.gemm(a, b, out, contract=DEFAULT)
             return out
+    elif type(a) in _TENSORS:
+        found = tensors.call("matmul", a, b, None, out, contract, out_dtype, accumulate)
+        if found is not None:
+            return found
     return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
 
 
-def linear(x: Any, w: Any, bias: Any = None, *, contract: ContractLike | None = None, out_dtype: Any = None) -> Any:
+def linear(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    *,
+    contract: ContractLike | None = None,
+    out: Any = None,
+    out_dtype: Any = None,
+) -> Any:
     """x @ w.T + bias: a linear layer with its weights as checkpoints store them.
 
     Parameters
@@ -111,18 +126,18 @@ def linear(x: Any, w: Any, bias: Any = None, *, contract: ContractLike | None = 
         Weights, or the result of `isogemm.pack`. bfloat16 or float16 weights go with float32 activations.
     bias : array [n], optional
         Added in float32 before the one rounding to the result's dtype.
-    contract, out_dtype
+    contract, out, out_dtype
         As in `matmul`.
 
     Returns
     -------
     array [..., n]
-        Of the dtype of `x` unless `out_dtype` says otherwise.
+        `out`, or a new one of the dtype of `x` unless `out_dtype` says otherwise.
 
     Raises
     ------
-    ShapeError, DTypeError, LayoutError, LimitError, ContractError, DeviceError
-        Nothing was computed.
+    ShapeError, DTypeError, LayoutError, AliasError, LimitError, ContractError, DeviceError
+        Nothing was computed or written.
 
     Determinism
     -----------
@@ -131,6 +146,7 @@ def linear(x: Any, w: Any, bias: Any = None, *, contract: ContractLike | None = 
     if (
         type(x) is _ndarray
         and contract is None
+        and out is None
         and out_dtype is None
         and x.ndim == 2
         and (bias is None or (type(bias) is _ndarray and bias.dtype is FLOAT32 and bias.flags.carray))
@@ -149,7 +165,11 @@ def linear(x: Any, w: Any, bias: Any = None, *, contract: ContractLike | None = 
             result = _empty((m, n), dtype)
             cpu.gemm(x, w.T if type(w) is _ndarray else w, result, contract=DEFAULT, bias=bias)
             return result
-    return dispatch.linear(x, w, bias, contract, out_dtype)
+    elif type(x) in _TENSORS:
+        found = tensors.call("linear", x, w, bias, out, contract, out_dtype, False)
+        if found is not None:
+            return found
+    return dispatch.linear(x, w, bias, contract, out_dtype, out)
 
 
 def gemm(
@@ -201,8 +221,8 @@ def gemm(
     -----------
     As `matmul`; the four transpositions agree.
     """
-    settings = dispatch.settings(contract, alpha, beta, out_dtype, accumulate)
-    return dispatch.uniform("gemm", a, b, c, bias, out, settings, trans_a, trans_b)
+    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
+    return dispatch.uniform("gemm", a, b, c, bias, out, given, trans_a, trans_b)
 
 
 def gemm_strided_batched(
@@ -242,8 +262,8 @@ def gemm_strided_batched(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
-    settings = dispatch.settings(contract, alpha, beta, out_dtype, accumulate)
-    return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, settings, trans_a, trans_b)
+    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
+    return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
 
 
 def gemm_batched(
@@ -284,10 +304,10 @@ def gemm_batched(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
-    settings = dispatch.settings(contract, alpha, beta, out_dtype, accumulate)
+    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
     if any(isinstance(x, list | tuple) for x in (a, b, c, out)):
-        return dispatch.items("gemm_batched", a, b, c, bias, out, settings, trans_a, trans_b)
-    return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, settings, trans_a, trans_b)
+        return dispatch.items("gemm_batched", a, b, c, bias, out, given, trans_a, trans_b)
+    return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
 
 
 def gemm_grouped(
@@ -327,5 +347,5 @@ def gemm_grouped(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
-    settings = dispatch.settings(contract, alpha, beta, out_dtype, accumulate)
-    return dispatch.items("gemm_grouped", a, b, c, bias, out, settings, trans_a, trans_b)
+    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
+    return dispatch.items("gemm_grouped", a, b, c, bias, out, given, trans_a, trans_b)

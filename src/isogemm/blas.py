@@ -19,11 +19,12 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from . import dispatch, interop, problem
+from . import dispatch, problem
 from .aliasing import check_items_apart, check_no_self_overlap
 from .contract.spec import ContractLike
 from .describe import Call, Operand, describe
 from .errors import LayoutError, OptionError, ShapeError
+from .space import Operands, Space
 
 __all__ = ["Call", "Operand", "describe", "gemm", "gemm_batched", "gemm_strided_batched"]
 
@@ -66,7 +67,7 @@ def gemm(
     offset_a, offset_b, offset_c : int
         Where element (0, 0) is.
     contract : Contract or str, optional
-        ``fma/chain`` by default.
+        By default as in `isogemm.matmul`.
 
     Returns
     -------
@@ -247,7 +248,7 @@ class _Window:
         if 0 in shape:
             return np.empty(shape, self.flat.dtype)
         return as_strided(
-            self.flat[offset:], shape, tuple(s * item for s in strides), writeable=self.flat.flags.writeable
+            self.flat[offset:], shape, tuple(s * item for s in strides), subok=True, writeable=self.flat.flags.writeable
         )
 
     def at(self, offset: int) -> Array:
@@ -270,12 +271,18 @@ class _Stored:
 
     windows: tuple[_Window, _Window, _Window]
     settings: problem.Settings
+    here: Operands
+
+    @property
+    def space(self) -> Space:
+        return self.here.space
 
     def run(self, a: Array, b: Array, c: Array, form: str) -> None:
         """Row-major C.T = op(B).T @ op(A).T: the kernels' own order, and the swap costs nothing."""
         problem.check_product(a, b, c if self.settings.reads_c else None, None, c, self.settings, form)
         bt, at, ct = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
-        dispatch.run(bt, at, ct if self.settings.reads_c else None, ct, None, self.settings)
+        dispatch.run(self.space, bt, at, ct if self.settings.reads_c else None, ct, None, self.settings)
+        self.here.done()
 
     def run_items(self, a: Sequence[Array], b: Sequence[Array], c: Sequence[Array]) -> None:
         """The same for each item of three lists."""
@@ -285,7 +292,8 @@ class _Stored:
         check_items_apart(c, [(name, i, x) for name, group in (("a", a), ("b", b)) for i, x in enumerate(group)])
         at, bt, ct = [x.T for x in a], [x.T for x in b], [x.T for x in c]
         starts: Sequence[Array | None] = ct if self.settings.reads_c else [None] * len(ct)
-        dispatch.run_items(bt, at, starts, ct, None, self.settings)
+        dispatch.run_items(self.space, bt, at, starts, ct, None, self.settings)
+        self.here.done()
 
 
 def _stored(
@@ -300,22 +308,23 @@ def _stored(
 ) -> _Stored:
     m, n, k = (_size(name, x) for name, x in zip("mnk", sizes, strict=True))
     ta, tb = _transposes("transa", transa), _transposes("transb", transb)
-    flat = [_flat(name, x) for name, x in zip("abc", buffers, strict=True)]
+    here = Operands()
+    flat = [_flat(name, here.view(name, x)) for name, x in zip("abc", buffers, strict=True)]
     shapes = ((k, m) if ta else (m, k), (n, k) if tb else (k, n), (m, n))
     windows = tuple(
         _Window(name.upper(), x, *shape, _ld(name, ld, shape[0]), op)
         for name, x, shape, ld, op in zip("abc", flat, shapes, lds, (ta, tb, False), strict=True)
     )
-    chosen = dispatch.settings(contract, alpha, beta, flat[2].dtype, False)
-    return _Stored(windows, chosen)  # type: ignore[arg-type]
+    given = dispatch.Options(contract, alpha, beta, flat[2].dtype)
+    chosen = dispatch.settings(given, here.space, flat[0], flat[1])
+    return _Stored(windows, chosen, here)  # type: ignore[arg-type]
 
 
 def _transposes(name: str, op: object) -> bool:
     return problem.transposed(name, np.empty((1, 2)), op).shape == (2, 1)
 
 
-def _flat(name: str, x: Any) -> Array:
-    flat = interop.array(name, x)
+def _flat(name: str, flat: Array) -> Array:
     if flat.ndim != 1 or not flat.flags.c_contiguous:
         raise LayoutError(
             f"buffer {name}",

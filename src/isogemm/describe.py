@@ -12,7 +12,8 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from . import dispatch, interop, problem
+from . import dispatch, problem
+from .space import Operands
 
 __all__ = ["Call", "Operand", "describe"]
 
@@ -77,7 +78,8 @@ class Call:
     _arrays: tuple[Array, Array, Array | None] = field(repr=False, compare=False)
     _whole: tuple[int, ...] = field(repr=False, compare=False)
     _shape: tuple[int, ...] = field(repr=False, compare=False)
-    _given: Any = field(repr=False, compare=False)
+    _given: tuple[Any, Any, Any] = field(repr=False, compare=False)
+    _here: Operands = field(repr=False, compare=False)
 
     @property
     def copies(self) -> tuple[str, ...]:
@@ -116,11 +118,12 @@ class Call:
         from . import blas
 
         a, b, out = self._arrays
-        target = np.empty(self._whole, a.dtype) if out is None or self.out.copy else out
+        space = self._here.space
+        target = space.empty(self._whole, a.dtype) if out is None or self.out.copy else out
         given = {"a": a, "b": b, "out": target}
         x, y, z = self.first, self.second, self.out
         fx, fy, fz = (
-            _flat(np.ascontiguousarray(given[o.name]) if o.copy and o is not z else given[o.name]) for o in (x, y, z)
+            _flat(space.contiguous(given[o.name]) if o.copy and o is not z else given[o.name]) for o in (x, y, z)
         )
         call = (x.trans, y.trans, self.m, self.n, self.k, 1.0, fx, x.ld, fy, y.ld, 0.0, fz, z.ld)
         if not target.size:
@@ -132,8 +135,8 @@ class Call:
         else:
             blas.gemm_batched(*call, x.offsets, y.offsets, z.offsets)
         if out is not None and target is not out:
-            out[...] = target
-        return target.reshape(self._shape) if self._given is None else self._given
+            space.assign(out, target)
+        return self._given[2] if out is not None else self._here.result(target.reshape(self._shape), None, *self._given)
 
 
 def describe(a: Any, b: Any, out: Any = None) -> Call:
@@ -166,7 +169,8 @@ def describe(a: Any, b: Any, out: Any = None) -> Call:
     the same call: operands swapped, m and n swapped
     no copies
     """
-    xa, xb, xc = interop.array("a", a), interop.array("b", b), None if out is None else interop.array("out", out)
+    here = Operands()
+    xa, xb, xc = here.view("a", a), here.view("b", b), here.optional("out", out)
     ma, mb, whole, shape = dispatch.matrices(xa, xb)
     mc = None if xc is None else dispatch.with_axes(xc, shape, xa.ndim == 1, xb.ndim == 1)
     for name, x in (("a", ma), ("b", mb), ("out", mc)):
@@ -177,7 +181,7 @@ def describe(a: Any, b: Any, out: Any = None) -> Call:
         _Place.of("b", mb, whole[:-2]),
         _Place.fresh(whole) if mc is None else _Place.of("out", mc, whole[:-2]),
     ]
-    return _call(places, whole, shape, (ma, mb, mc), out)
+    return _call(places, whole, shape, (ma, mb, mc), (a, b, out), here)
 
 
 def _call(
@@ -185,7 +189,8 @@ def _call(
     whole: tuple[int, ...],
     shape: tuple[int, ...],
     arrays: tuple[Array, Array, Array | None],
-    given: Any,
+    given: tuple[Any, Any, Any],
+    here: Operands,
 ) -> Call:
     m, n, k = *whole[-2:], places[0].shape[1]
     swapped = places[2].trans == "T"
@@ -204,7 +209,7 @@ def _call(
         Operand(p.name, p.trans, p.ld, s, o, p.start, p.copy) for p, s, o in zip(places, strides, offsets, strict=True)
     ]
     first, second, target = operands
-    return Call(routine, m, n, k, count, first, second, target, swapped, arrays, whole, shape, given)
+    return Call(routine, m, n, k, count, first, second, target, swapped, arrays, whole, shape, given, here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +309,7 @@ def _flat(x: Array) -> Array:
     extent = 1 + sum((d - 1) * s for d, s in zip(x.shape, x.strides, strict=True)) // x.itemsize if x.size else 0
     if not x.size:
         return np.empty(0, x.dtype)
-    return as_strided(x, (extent,), (x.itemsize,), writeable=x.flags.writeable)
+    return as_strided(x, (extent,), (x.itemsize,), subok=True, writeable=x.flags.writeable)
 
 
 def _short(offsets: tuple[int, ...]) -> str:

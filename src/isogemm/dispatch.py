@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,19 +13,35 @@ from numpy.typing import NDArray
 from . import interop, problem
 from .aliasing import check_items_apart
 from .backends import cpu
+from .backends.cuda import front
+from .backends.cuda.weight import DeviceWeight
 from .contract.spec import Contract, ContractLike, as_contract
 from .errors import DTypeError, LimitError, OptionError, ShapeError
+from .ghost import HOST
 from .problem import GemmProblem, Settings
+from .space import Operands, Space
 
-__all__ = ["DEFAULT", "items", "linear", "matmul", "settings", "uniform"]
+__all__ = ["DEFAULT", "Options", "items", "linear", "matmul", "settings", "uniform"]
 
 Array = NDArray[Any]
 
 DEFAULT = Contract()
 
 
-def settings(contract: ContractLike | None, alpha: float, beta: float, out_dtype: Any, accumulate: bool) -> Settings:
-    """Checked settings from the public keyword arguments."""
+class Options(NamedTuple):
+    """The keyword arguments that are no operands, as given."""
+
+    contract: ContractLike | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    out_dtype: Any = None
+    accumulate: bool = False
+
+
+def settings(given: Options, space: Space, a: Array, b: Array) -> Settings:
+    """Checked settings from the public keyword arguments; the default contract is the device's for these operands."""
+    contract, alpha, beta, out_dtype, accumulate = given
+    chosen = space.default(a.dtype, b.dtype) if contract is None else as_contract(contract)
     if (
         type(alpha) is float
         and type(beta) is float
@@ -34,9 +50,9 @@ def settings(contract: ContractLike | None, alpha: float, beta: float, out_dtype
         and out_dtype is None
         and accumulate is False
     ):
-        return _plain(DEFAULT if contract is None else as_contract(contract))
+        return _plain(chosen)
     return Settings.checked(
-        DEFAULT if contract is None else as_contract(contract),
+        chosen,
         alpha=alpha,
         beta=beta,
         accumulate=accumulate,
@@ -51,8 +67,10 @@ def _plain(contract: Contract) -> Settings:
 
 def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: Any, accumulate: bool) -> Any:
     """`isogemm.matmul` for every kind of operand."""
-    chosen = settings(contract, 1.0, 0.0, out_dtype, accumulate)
-    xa, xb, target = interop.array("a", a), interop.array("b", b), _optional("out", out)
+    here = Operands()
+    xa, xb, target = here.view("a", a), here.view("b", b), here.optional("out", out)
+    space = here.space
+    chosen = settings(Options(contract, 1.0, 0.0, out_dtype, accumulate), space, xa, xb)
     if chosen.accumulate and target is None:
         raise OptionError("accumulate=True", limit="out, the float32 sums to start from", value=None, nearest="out=")
     ma, mb, whole, shape = matrices(xa, xb)
@@ -60,9 +78,12 @@ def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: A
     view = None if target is None else with_axes(target, shape, xa.ndim == 1, xb.ndim == 1)
     posed = problem.check_product(ma, mb, view if chosen.accumulate else None, None, view, chosen, "matmul")
     if view is None:
-        view = allocate(whole, posed.dtype_out)
-    run(ma, mb, view if chosen.accumulate else None, view, None, chosen)
-    return out if out is not None else _returned(view.reshape(shape), a, b)
+        view = allocate(space, whole, posed.dtype_out)
+    run(space, ma, mb, view if chosen.accumulate else None, view, None, chosen)
+    result = here.result(view.reshape(shape) if out is None else view, out, a, b)
+    if here.place is not HOST:
+        front.remember("matmul", (a, b, None, out), (contract, out_dtype, accumulate), result, space.backend)
+    return result
 
 
 def matrices(a: Array, b: Array) -> tuple[Array, Array, tuple[int, ...], tuple[int, ...]]:
@@ -93,7 +114,7 @@ def _broadcast(x: Array, batch: tuple[int, ...]) -> Array:
     if x.shape[:-2] == batch:
         return x
     try:
-        return np.broadcast_to(x, batch + x.shape[-2:])
+        return np.broadcast_to(x, batch + x.shape[-2:], subok=True)
     except ValueError as error:
         raise LimitError(
             "broadcast operand", limit="2**63 - 1 bytes", value=f"batch {list(batch)}", nearest="a smaller batch"
@@ -109,17 +130,14 @@ def with_axes(target: Array, shape: tuple[int, ...], row: bool, column: bool) ->
     return target[..., None, :] if row else target
 
 
-def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: Any) -> Any:
+def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: Any, out: Any = None) -> Any:
     """`isogemm.linear` for every kind of operand."""
-    chosen = settings(contract, 1.0, 0.0, out_dtype, False)
-    xx, xbias = interop.array("x", x), _optional("bias", bias)
-    packed = isinstance(w, cpu.PackedWeight)
-    weight: Any = w if packed else interop.array("w", w)
+    here = Operands()
+    xx, weight = here.view("x", x), _weight(here, w)
+    xbias, target = here.optional("bias", bias), here.optional("out", out)
+    space, packed = here.space, isinstance(weight, cpu.PackedWeight)
     problem.check_operand("x", xx)
-    if not packed:
-        problem.check_operand("w", weight)
-        check_ndim("w", weight, 2)
-    n, k = (weight.n, weight.k) if packed else weight.shape
+    n, k = weight.shape
     if xx.ndim == 0 or xx.shape[-1] != k:
         raise ShapeError(
             "columns of x and w",
@@ -129,11 +147,30 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
         )
     if xbias is not None:
         problem.check_bias(xbias, n)
-    dtype = chosen.result_dtype(xx.dtype, weight.dtype)
-    result = allocate((*xx.shape[:-1], n), dtype)
-    if result.size:
-        _run_rows(xx, weight if packed else weight.T, result, xbias, chosen)
-    return _returned(result, x, w)
+    chosen = settings(Options(contract, out_dtype=out_dtype), space, xx, weight)
+    dtype, shape = chosen.result_dtype(xx.dtype, weight.dtype), (*xx.shape[:-1], n)
+    if target is None:
+        target = allocate(space, shape, dtype)
+    else:
+        reads = (("x", xx), ("w", None if packed else weight), ("bias", xbias))
+        problem.check_out(target, shape, dtype, reads)
+    if target.size:
+        _run_rows(space, xx, weight if packed else weight.T, target, xbias, chosen)
+    result = here.result(target, out, x, w)
+    if here.place is not HOST:
+        front.remember("linear", (x, w, bias, out), (contract, out_dtype, False), result, space.backend)
+    return result
+
+
+def _weight(here: Operands, w: Any) -> Any:
+    """A weight [n, k]: a view, or what `isogemm.pack` made of one."""
+    if isinstance(w, cpu.PackedWeight):
+        here.note("w", HOST)
+        return w
+    weight = here.view("w", w.tensor if isinstance(w, DeviceWeight) else w)
+    problem.check_operand("w", weight)
+    check_ndim("w", weight, 2)
+    return weight
 
 
 def _or_transposed(x: Array, shape: tuple[int, int], packed: bool) -> str:
@@ -143,26 +180,27 @@ def _or_transposed(x: Array, shape: tuple[int, int], packed: bool) -> str:
     return ", or w is [n, k]: did you mean " + ("pack(w.T)?" if packed else "w.T?")
 
 
-def _run_rows(x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
-    """x [..., k] @ w into a C-contiguous out [..., n], as one product wherever one row stride walks x."""
-    rows = x[None, :] if x.ndim == 1 else x
-    merged = rows if rows.ndim == 2 else merge(rows, 1)
-    if merged is not None:
-        cpu.gemm(merged, w, out.reshape(-1, out.shape[-1]), bias=bias, **_options(chosen))
+def _run_rows(space: Space, x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
+    """x [..., k] @ w into out [..., n], as one product wherever one row stride walks x and out."""
+    rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
+    merged, target = (rows, into) if rows.ndim == 2 else (merge(rows, 1), merge(into, 1))
+    if merged is not None and target is not None:
+        space.backend.gemm(merged, w, target, bias=bias, **_options(chosen))
     elif isinstance(w, cpu.PackedWeight):
         for i in np.ndindex(x.shape[:-2]):
-            cpu.gemm(x[i], w, out[i], bias=bias, **_options(chosen))
+            space.backend.gemm(x[i], w, out[i], bias=bias, **_options(chosen))
     else:
-        run(x, np.broadcast_to(w, (*x.shape[:-2], *w.shape)), None, out, bias, chosen)
+        run(space, x, np.broadcast_to(w, (*x.shape[:-2], *w.shape), subok=True), None, out, bias, chosen)
 
 
-def uniform(
-    form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, chosen: Settings, trans_a: str, trans_b: str
-) -> Any:
+def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:
     """`isogemm.gemm` and `isogemm.gemm_strided_batched`."""
     ndim = 2 if form == "gemm" else 3
-    xa, xb = interop.array("a", a), interop.array("b", b)
-    xc, xbias, target = _optional("c", c), _optional("bias", bias), _optional("out", out)
+    here = Operands()
+    xa, xb = here.view("a", a), here.view("b", b)
+    xc, xbias, target = here.optional("c", c), here.optional("bias", bias), here.optional("out", out)
+    space = here.space
+    chosen = settings(given, space, xa, xb)
     check_ndim("a", xa, ndim)
     check_ndim("b", xb, ndim)
     xa, xb = problem.transposed("trans_a", xa, trans_a), problem.transposed("trans_b", xb, trans_b)
@@ -170,22 +208,27 @@ def uniform(
         xc = target
     posed = problem.check_product(xa, xb, xc, xbias, target, chosen, form)
     if target is None:
-        target = allocate((*xa.shape[:-1], posed.n), posed.dtype_out)
-    run(xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
-    return out if out is not None else _returned(target, a, b)
+        target = allocate(space, (*xa.shape[:-1], posed.n), posed.dtype_out)
+    run(space, xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
+    return here.result(target, out, a, b)
 
 
-def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, chosen: Settings, trans_a: str, trans_b: str) -> Any:
+def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:
     """`isogemm.gemm_batched` on lists and `isogemm.gemm_grouped`."""
-    as_ = [problem.transposed("trans_a", x, trans_a) for x in as_matrices("a", a)]
-    bs = [problem.transposed("trans_b", x, trans_b) for x in as_matrices("b", b)]
-    none = [None] * len(as_)
-    outs: Sequence[Array | None] = none if out is None else as_matrices("out", out)
-    cs: Sequence[Array | None] = as_matrices("c", c) if c is not None else outs if chosen.accumulate else none
+    here = Operands()
+    as_ = [problem.transposed("trans_a", x, trans_a) for x in as_matrices("a", a, here)]
+    bs = [problem.transposed("trans_b", x, trans_b) for x in as_matrices("b", b, here)]
+    none: list[Array | None] = [None] * len(as_)
+    outs: Sequence[Array | None] = none if out is None else as_matrices("out", out, here)
+    cs: Sequence[Array | None] = none if c is None else as_matrices("c", c, here)
+    xbias = here.optional("bias", bias)
+    space = here.space
     for name, group in (("b", bs), ("c", cs), ("out", outs)):
         if len(group) != len(as_):
             raise ShapeError(f"items in {name}", limit="as many as in a", value=len(group), nearest=len(as_))
-    xbias = _optional("bias", bias)
+    chosen = settings(given, space, *((as_[0], bs[0]) if as_ else (_NOTHING, _NOTHING)))
+    if chosen.accumulate and c is None:
+        cs = outs
     posed = [
         problem.check_product(*operands, chosen, form)
         for operands in zip(as_, bs, cs, [xbias] * len(as_), outs, strict=True)
@@ -193,17 +236,24 @@ def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, chosen: Settin
     _check_alike(form, posed)
     targets = [x for x in outs if x is not None]
     if out is None:
-        targets = _allocate_items(posed)
+        targets = _allocate_items(space, posed)
     else:
-        reads = [(name, i, x) for name, group in (("a", as_), ("b", bs)) for i, x in enumerate(group)]
-        if chosen.reads_c:
-            reads += [("c", i, x) for i, x in enumerate(cs) if x is not None]
-        check_items_apart(targets, reads)
-    run_items(as_, bs, cs if chosen.reads_c else none, targets, xbias, chosen)
-    return out if out is not None else [_returned(x, *_leaders(a), *_leaders(b)) for x in targets]
+        check_items_apart(targets, _reads(as_, bs, cs if chosen.reads_c else none))
+    run_items(space, as_, bs, cs if chosen.reads_c else none, targets, xbias, chosen)
+    return here.results(targets, out, *_leaders(a), *_leaders(b))
+
+
+_NOTHING: Array = np.empty(0, np.float32)
+
+
+def _reads(a: Sequence[Array], b: Sequence[Array], c: Sequence[Array | None]) -> list[tuple[str, int, Array]]:
+    return [
+        (name, i, x) for name, group in (("a", a), ("b", b), ("c", c)) for i, x in enumerate(group) if x is not None
+    ]
 
 
 def run_items(
+    space: Space,
     a: Sequence[Array],
     b: Sequence[Array],
     c: Sequence[Array | None],
@@ -214,7 +264,7 @@ def run_items(
     """Hand the items that have a result to the backend."""
     work = [(x, y, o, z) for x, y, o, z in zip(a, b, out, c, strict=True) if o.size]
     if work:
-        cpu.gemm_items(work, bias=bias, **_options(chosen))
+        space.backend.gemm_items(work, bias=bias, **_options(chosen))
 
 
 def _check_alike(form: str, posed: Sequence[GemmProblem]) -> None:
@@ -237,35 +287,37 @@ def _check_alike(form: str, posed: Sequence[GemmProblem]) -> None:
             )
 
 
-def _allocate_items(posed: Sequence[GemmProblem]) -> list[Array]:
+def _allocate_items(space: Space, posed: Sequence[GemmProblem]) -> list[Array]:
     if not posed:
         return []
+    for p in posed:
+        problem.check_size((p.m, p.n), np.dtype(posed[0].dtype_out).itemsize, space.memory)
     ends = np.cumsum([0] + [p.m * p.n for p in posed], dtype=object)
-    flat = allocate((int(ends[-1]),), posed[0].dtype_out)
+    flat = allocate(space, (int(ends[-1]),), posed[0].dtype_out)
     return [flat[ends[i] : ends[i + 1]].reshape(p.m, p.n) for i, p in enumerate(posed)]
 
 
-def run(a: Array, b: Array, c: Array | None, out: Array, bias: Array | None, chosen: Settings) -> None:
+def run(space: Space, a: Array, b: Array, c: Array | None, out: Array, bias: Array | None, chosen: Settings) -> None:
     """a [..., m, k] @ b [..., k, n] into out, in the form that copies nothing and makes the fewest calls."""
     if not out.size:
         return
-    options = _options(chosen)
+    backend, options = space.backend, _options(chosen)
     if out.ndim == 2:
-        cpu.gemm(a, b, out, c=c, bias=bias, **options)
+        backend.gemm(a, b, out, c=c, bias=bias, **options)
         return
     if all(d == 1 or s == 0 for d, s in zip(b.shape[:-2], b.strides[:-2], strict=True)):
         # All items share b: one wide product, with the same bits.
         rows, target, start = merge(a, 1), merge(out, 1), None if c is None else merge(c, 1)
         if rows is not None and target is not None and (c is None or start is not None):
-            cpu.gemm(rows, b[(0,) * (b.ndim - 2)], target, c=start, bias=bias, **options)
+            backend.gemm(rows, b[(0,) * (b.ndim - 2)], target, c=start, bias=bias, **options)
             return
     a3, b3, out3, c3 = merge(a, 2), merge(b, 2), merge(out, 2), None if c is None else merge(c, 2)
     if a3 is not None and b3 is not None and out3 is not None and (c is None or c3 is not None):
-        cpu.gemm_batched(a3, b3, out3, c=c3, bias=bias, **options)
+        backend.gemm_batched(a3, b3, out3, c=c3, bias=bias, **options)
         return
     where = list(np.ndindex(out.shape[:-2]))  # no constant stride: an array of pointers
     work = [(a[i], b[i], out[i], None if c is None else c[i]) for i in where]
-    cpu.gemm_items(work, bias=bias, **options)
+    backend.gemm_items(work, bias=bias, **options)
 
 
 def merge(x: Array, keep: int) -> Array | None:
@@ -287,7 +339,7 @@ def _options(chosen: Settings) -> dict[str, Any]:
     }
 
 
-def allocate(shape: tuple[int, ...], dtype: Any) -> Array:
+def allocate(space: Space, shape: tuple[int, ...], dtype: Any) -> Array:
     """An uninitialised array.
 
     Raises
@@ -296,13 +348,8 @@ def allocate(shape: tuple[int, ...], dtype: Any) -> Array:
         It cannot be addressed or held.
     """
     dtype = np.dtype(dtype)
-    problem.check_size(shape, dtype.itemsize)
-    try:
-        return np.empty(shape, dtype)
-    except (MemoryError, ValueError) as error:
-        raise LimitError(
-            "memory for the result", limit="what is free", value=list(shape), nearest="fewer rows"
-        ) from error
+    problem.check_size(shape, dtype.itemsize, space.memory)
+    return space.empty(shape, dtype)
 
 
 def check_ndim(name: str, x: Array, ndim: int) -> None:
@@ -312,29 +359,17 @@ def check_ndim(name: str, x: Array, ndim: int) -> None:
         raise ShapeError(f"dimensions of {name}", limit=ndim, value=f"{x.ndim}, shape {list(x.shape)}", nearest=nearest)
 
 
-def as_matrices(name: str, group: Any) -> list[Array]:
+def as_matrices(name: str, group: Any, here: Operands) -> list[Array]:
     """The matrices of a list or of a 3-D array."""
     if isinstance(group, list | tuple):
-        found = [interop.array(f"{name}[{i}]", x) for i, x in enumerate(group)]
+        found = [here.view(f"{name}[{i}]", x) for i, x in enumerate(group)]
         for i, x in enumerate(found):
             check_ndim(f"{name}[{i}]", x, 2)
         return found
-    whole = interop.array(name, group)
+    whole = here.view(name, group)
     check_ndim(name, whole, 3)
     return list(whole)
 
 
-def _optional(name: str, x: Any) -> Array | None:
-    return None if x is None else interop.array(name, x)
-
-
 def _leaders(group: Any) -> tuple[Any, ...]:
     return tuple(group[:1]) if isinstance(group, list | tuple) else (group,)
-
-
-def _returned(x: Array, *operands: Any) -> Any:
-    """`x` as the caller's kind: a tensor if an operand is one."""
-    for operand in operands:
-        if interop.is_tensor(operand):
-            return interop.to_tensor(x)
-    return x

@@ -7,8 +7,9 @@ what is neither is a pointer array.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from . import api, dispatch, interop
+from . import api, dispatch
 from .contract.spec import ContractLike
 from .errors import LayoutError, OptionError, ShapeError
+from .space import Operands
 
 __all__ = ["Advice", "Condition", "advise", "gqa_scores", "pointer_array", "strided", "wide"]
 
@@ -52,19 +54,22 @@ class Advice:
     conditions: tuple[Condition, ...]
     _a: list[Array] = field(repr=False, compare=False)
     _b: list[Array] = field(repr=False, compare=False)
+    _public: Callable[[Array], Any] = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return "\n".join([f"use {self.form}", *map(str, self.conditions)])
 
-    def run(self, *, contract: ContractLike | None = None, out_dtype: Any = None) -> list[Array]:
+    def run(self, *, contract: ContractLike | None = None, out_dtype: Any = None) -> list[Any]:
         """The products, in the advised form; the bits are those of a loop over `isogemm.gemm`."""
         options: dict[str, Any] = {"contract": contract, "out_dtype": out_dtype}
         if self.form == "wide":
-            return list(wide(self._a, self._b, **options))
-        if self.form == "gemm_strided_batched":
-            return list(api.gemm_strided_batched(strided(self._a), strided(self._b), **options))
-        run = api.gemm_batched if self.form == "gemm_batched" else api.gemm_grouped
-        return list(run(self._a, self._b, **options))
+            made = list(_wide(self._a, self._b, **options))
+        elif self.form == "gemm_strided_batched":
+            made = list(api.gemm_strided_batched(_strided(self._a), _strided(self._b), **options))
+        else:
+            run = api.gemm_batched if self.form == "gemm_batched" else api.gemm_grouped
+            made = run(self._a, self._b, **options)
+        return [self._public(x) for x in made]
 
 
 def advise(a: Stack, b: Stack) -> Advice:
@@ -84,7 +89,8 @@ def advise(a: Stack, b: Stack) -> Advice:
     ShapeError
         Different numbers of items.
     """
-    la, lb = pointer_array(a), pointer_array(b)
+    here = Operands()
+    la, lb = dispatch.as_matrices("a", a, here), dispatch.as_matrices("b", b, here)
     if len(la) != len(lb):
         raise ShapeError("items in b", limit="as many as in a", value=len(lb), nearest=len(la))
     found = [_try("wide", _wide_operands, la, lb), _try("gemm_strided_batched", _strided_pair, la, lb)]
@@ -92,7 +98,7 @@ def advise(a: Stack, b: Stack) -> Advice:
     same = "items are of one size" if len(sizes) == 1 else f"{len(sizes)} different sizes"
     found.append(Condition("gemm_batched", len(sizes) == 1, same))
     found.append(Condition("gemm_grouped", True, "takes any sizes, anywhere"))
-    return Advice(next(c.form for c in found if c.holds), tuple(found), la, lb)
+    return Advice(next(c.form for c in found if c.holds), tuple(found), la, lb, partial(here.public, operand=a))
 
 
 def _try(form: str, make: Any, a: list[Array], b: list[Array]) -> Condition:
@@ -102,12 +108,13 @@ def _try(form: str, make: Any, a: list[Array], b: list[Array]) -> Condition:
         return Condition(form, False, str(error.value))
 
 
-def pointer_array(x: Stack) -> list[Array]:
+def pointer_array(x: Stack) -> list[Any]:
     """The matrices of a batch as a list of views: what `isogemm.gemm_batched` takes. Always possible."""
-    return dispatch.as_matrices("items", x)
+    here = Operands()
+    return [here.public(item, x) for item in dispatch.as_matrices("items", x, here)]
 
 
-def strided(items: Stack) -> Array:
+def strided(items: Stack) -> Any:
     """The matrices of a list as one view [batch, rows, columns] with a constant stride; 0 when all are one matrix.
 
     Raises
@@ -115,14 +122,18 @@ def strided(items: Stack) -> Array:
     LayoutError
         They differ in shape, strides or dtype, lie in different buffers, or are not equally far apart.
     """
-    matrices = pointer_array(items)
+    here = Operands()
+    return here.public(_strided(dispatch.as_matrices("items", items, here)), items)
+
+
+def _strided(matrices: list[Array]) -> Array:
     if not matrices:
         raise _refused("no items")
     first = matrices[0]
     for i, x in enumerate(matrices):
         if (x.shape, x.strides, x.dtype) != (first.shape, first.strides, first.dtype):
             raise _refused(f"item {i} differs from item 0 in shape, strides or dtype")
-        if _owner(x) is not _owner(first):
+        if _owner(x) != _owner(first):
             raise _refused(f"item {i} lies in another buffer than item 0")
     starts = [x.ctypes.data for x in matrices]
     gaps = [later - earlier for earlier, later in pairwise(starts)]
@@ -130,10 +141,10 @@ def strided(items: Stack) -> Array:
         raise _refused(f"distances between items differ: {_few(sorted(set(gaps)))} bytes")
     step = gaps[0] if gaps else 0
     writeable = all(x.flags.writeable for x in matrices)
-    return as_strided(first, (len(matrices), *first.shape), (step, *first.strides), writeable=writeable)
+    return as_strided(first, (len(matrices), *first.shape), (step, *first.strides), subok=True, writeable=writeable)
 
 
-def wide(a: Stack, b: Stack, *, contract: ContractLike | None = None, out_dtype: Any = None) -> Array:
+def wide(a: Stack, b: Stack, *, contract: ContractLike | None = None, out_dtype: Any = None) -> Any:
     """The products a[i] @ b[i] of items that share a factor, as one product; a view [batch, m, n] of its result.
 
     With one B for all, the rows of A are stacked: [batch * m, k] @ [k, n]. With one A, the columns of B are
@@ -148,7 +159,13 @@ def wide(a: Stack, b: Stack, *, contract: ContractLike | None = None, out_dtype:
     -----------
     One wide product has the bits of the loop: an element does not know how wide its matrix is.
     """
-    left, right, shape, _ = _wide_operands(pointer_array(a), pointer_array(b))
+    here = Operands()
+    la, lb = dispatch.as_matrices("a", a, here), dispatch.as_matrices("b", b, here)
+    return here.public(_wide(la, lb, contract, out_dtype), a)
+
+
+def _wide(a: list[Array], b: list[Array], contract: ContractLike | None, out_dtype: Any) -> Array:
+    left, right, shape, _ = _wide_operands(a, b)
     result: Array = api.matmul(left, right, contract=contract, out_dtype=out_dtype)
     batch, m, n = shape
     if left.shape[0] == m:  # joined columns; with batch == 1 the two readings are the same
@@ -157,7 +174,7 @@ def wide(a: Stack, b: Stack, *, contract: ContractLike | None = None, out_dtype:
 
 
 def _wide_operands(a: list[Array], b: list[Array]) -> tuple[Array, Array, tuple[int, int, int], str]:
-    sa, sb = strided(a), strided(b)
+    sa, sb = _strided(a), _strided(b)
     (batch, m, _), n = sa.shape, sb.shape[2]
     if batch == 1 or sb.strides[0] == 0:
         rows = dispatch.merge(sa, 1)
@@ -173,13 +190,13 @@ def _wide_operands(a: list[Array], b: list[Array]) -> tuple[Array, Array, tuple[
 
 
 def _strided_pair(a: list[Array], b: list[Array]) -> tuple[Array, Array, str]:
-    sa, sb = strided(a), strided(b)
+    sa, sb = _strided(a), _strided(b)
     return sa, sb, f"constant strides of {sa.strides[0]} and {sb.strides[0]} bytes"
 
 
 def gqa_scores(
     q: Any, k: Any, *, form: str = "packed", contract: ContractLike | None = None, out_dtype: Any = None
-) -> Array:
+) -> Any:
     """q[h] @ k[h // group].T for grouped query heads: scores [heads, n, t].
 
     Parameters
@@ -206,7 +223,8 @@ def gqa_scores(
     -----------
     All forms have the same bits.
     """
-    queries, keys = interop.array("q", q), interop.array("k", k)
+    here = Operands()
+    queries, keys = here.view("q", q), here.view("k", k)
     dispatch.check_ndim("q", queries, 3)
     dispatch.check_ndim("k", keys, 3)
     (heads, n, head_dim), (kv_heads, t, depth) = queries.shape, keys.shape
@@ -221,7 +239,7 @@ def gqa_scores(
         raise OptionError("form", limit=", ".join(_GQA), value=repr(form), nearest="broadcast")
     group = heads // kv_heads
     scores = _GQA[form](queries, keys.swapaxes(1, 2), group, {"contract": contract, "out_dtype": out_dtype})
-    return scores.reshape(heads, n, t)
+    return here.public(scores.reshape(heads, n, t), q)
 
 
 def _gqa_packed(q: Array, kt: Array, group: int, options: dict[str, Any]) -> Array:
@@ -232,17 +250,19 @@ def _gqa_packed(q: Array, kt: Array, group: int, options: dict[str, Any]) -> Arr
         )
     down = q.strides[0] if n == 1 else q.strides[1]
     shape, strides = (heads // group, group * n, head_dim), (group * q.strides[0], down, q.strides[2])
-    packed = as_strided(q, shape, strides, writeable=False)
-    return np.asarray(api.gemm_strided_batched(packed, kt, **options))
+    packed = as_strided(q, shape, strides, subok=True, writeable=False)
+    scores: Array = api.gemm_strided_batched(packed, kt, **options)
+    return scores
 
 
 def _gqa_broadcast(q: Array, kt: Array, group: int, options: dict[str, Any]) -> Array:
     by_group = q.reshape(len(kt), group, *q.shape[1:])  # splitting an axis is always a view
-    return np.asarray(api.matmul(by_group, kt[:, None], **options))
+    scores: Array = api.matmul(by_group, kt[:, None], **options)
+    return scores
 
 
 def _gqa_pointers(q: Array, kt: Array, group: int, options: dict[str, Any]) -> Array:
-    return strided(api.gemm_batched(list(q), [kt[h // group] for h in range(len(q))], **options))
+    return _strided(api.gemm_batched(list(q), [kt[h // group] for h in range(len(q))], **options))
 
 
 def _gqa_strided(q: Array, kt: Array, group: int, options: dict[str, Any]) -> Array:
@@ -253,17 +273,21 @@ def _gqa_strided(q: Array, kt: Array, group: int, options: dict[str, Any]) -> Ar
             value=f"{len(q)} query heads on {len(kt)} key heads: strides of 0 and {kt.strides[0]} bytes",
             nearest="packed, broadcast or pointers",
         )
-    return np.asarray(api.gemm_strided_batched(q, np.broadcast_to(kt, (len(q), *kt.shape[1:])), **options))
+    shared = np.broadcast_to(kt, (len(q), *kt.shape[1:]), subok=True)
+    scores: Array = api.gemm_strided_batched(q, shared, **options)
+    return scores
 
 
 _GQA = {"packed": _gqa_packed, "broadcast": _gqa_broadcast, "pointers": _gqa_pointers, "strided": _gqa_strided}
 
 
-def _owner(x: Array) -> Any:
+def _owner(x: Array) -> int:
+    """Which buffer a view lies in."""
     owner: Any = x
     while getattr(owner, "base", None) is not None:
         owner = owner.base
-    return owner
+    tensor = getattr(owner, "owner", None)  # a ghost's holder; views of one tensor are tensors of their own
+    return id(owner) if tensor is None else int(tensor.untyped_storage().data_ptr())
 
 
 def _few(values: list[int]) -> str:

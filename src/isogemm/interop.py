@@ -1,56 +1,93 @@
 """Arrays in and out without copies: NumPy, torch, DLPack, the array and buffer protocols. Imports none of their owners.
 
-Every operand becomes an ndarray over the caller's memory, or is refused; nothing is copied or converted.
+Every operand becomes an ndarray over the caller's memory, or is refused; nothing is copied or converted. Memory of a
+CUDA device becomes a `isogemm.ghost.Ghost`, by `isogemm.interop_cuda`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DeviceError, DTypeError, IsogemmError, LayoutError, OptionError
+from .ghost import HOST, Device, Ghost, holder_of
 from .problem import BFLOAT16, FLOAT16, FLOAT32, supported
 
-__all__ = ["array", "as_dtype", "from_dlpack", "is_tensor", "to_tensor"]
+__all__ = [
+    "array",
+    "as_dtype",
+    "check_tensor",
+    "exported",
+    "from_dlpack",
+    "is_tensor",
+    "to_tensor",
+    "view",
+]
 
 Array = NDArray[Any]
 
 _NO_ARRAYS = (list, tuple, str, bytes, bool, int, float, complex, np.generic)
 _CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost: page-locked host memory
+_CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _READ_ONLY = 1  # flag of a versioned DLPack tensor
 
 
 def array(name: str, x: Any) -> Array:
-    """An ndarray over the memory of `x`.
+    """An ndarray over the memory of `x`, which has to be the host's; for code that reads what it gets.
+
+    Raises
+    ------
+    DeviceError
+        The memory is not this host's.
+    DTypeError, LayoutError, OptionError
+        As `view`.
+    """
+    viewed, place = view(name, x)
+    if place is not HOST:
+        raise _foreign_device(name, str(place))
+    return viewed
+
+
+def view(name: str, x: Any) -> tuple[Array, Device]:
+    """An ndarray over the memory of `x`, and where that memory is; a `Ghost` where it is not the host's.
 
     Raises
     ------
     DTypeError
         Not an array (a list, a scalar, None), a masked array, or an element type that no product takes.
     DeviceError
-        The memory is not this host's.
+        The memory is on a device that no backend serves.
     LayoutError
         The memory cannot be viewed without a copy.
     OptionError
         A torch tensor that requires grad while torch records gradients.
     """
     if type(x) is np.ndarray:
-        return x
+        return x, HOST
+    if isinstance(x, Ghost):
+        return x, holder_of(x).place
     if isinstance(x, np.ma.MaskedArray):
         raise DTypeError(f"{name}", limit="an array without a mask", value="a masked array", nearest="x.filled(0)")
     if isinstance(x, np.ndarray):
-        return x.view(np.ndarray)
+        return x.view(np.ndarray), HOST
     if x is None or isinstance(x, _NO_ARRAYS):
         raise _no_array(name, x)
     if is_tensor(x):
-        return _from_tensor(name, x)
-    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
-        return from_dlpack(name, x)
-    return _from_protocols(name, x)
+        if x.device.type == "cuda":
+            from . import interop_cuda
+
+            return interop_cuda.from_tensor(name, x)
+        return _from_tensor(name, x), HOST
+    device = x.__dlpack_device__() if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else None
+    if hasattr(x, "__cuda_array_interface__") or (device is not None and int(device[0]) in _CUDA_DEVICES):
+        from . import interop_cuda
+
+        return interop_cuda.from_protocols(name, x)
+    return (_from_protocols(name, x) if device is None else from_dlpack(name, x)), HOST
 
 
 def _no_array(name: str, x: Any) -> DTypeError:
@@ -68,8 +105,6 @@ def _from_protocols(name: str, x: Any) -> Array:
         raise DTypeError(
             name, limit="an array: linear takes packed weights", value=repr(x), nearest="linear(x, packed)"
         )
-    if hasattr(x, "__cuda_array_interface__"):
-        raise _foreign_device(name, "a CUDA device")
     try:
         viewed = np.asarray(x, copy=False)
     except (TypeError, ValueError) as error:
@@ -87,10 +122,14 @@ def is_tensor(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def _from_tensor(name: str, x: Any) -> Array:
+def check_tensor(name: str, x: Any) -> None:
+    """Raise unless a torch tensor is dense, outside the gradient's graph and of a supported dtype.
+
+    Raises
+    ------
+    LayoutError, OptionError, DTypeError
+    """
     torch = sys.modules["torch"]
-    if x.device.type != "cpu":
-        raise _foreign_device(name, str(x.device))
     if x.layout is not torch.strided:
         raise LayoutError(f"{name}", limit="a dense tensor", value=str(x.layout), nearest=f"{name}.to_dense()")
     if x.requires_grad and torch.is_grad_enabled():
@@ -107,6 +146,13 @@ def _from_tensor(name: str, x: Any) -> Array:
             value=str(x.dtype),
             nearest="torch.float32",
         )
+
+
+def _from_tensor(name: str, x: Any) -> Array:
+    torch = sys.modules["torch"]
+    if x.device.type != "cpu":
+        raise _foreign_device(name, str(x.device))
+    check_tensor(name, x)
     try:
         x = x.detach()
         if x.dtype is torch.bfloat16:  # NumPy has no name for it: the same bits as uint16
@@ -202,8 +248,20 @@ class _Memory:
 _DLPACK_TYPES = {(2, 32, 1): ("<f4", FLOAT32), (2, 16, 1): ("<f2", FLOAT16), (4, 16, 1): ("<u2", BFLOAT16)}
 
 
+class Exported(NamedTuple):
+    """What a DLPack capsule says; the memory lives as long as the capsule."""
+
+    capsule: Any
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    typestr: str
+    dtype: np.dtype[Any]
+    read_only: bool
+
+
 def from_dlpack(name: str, x: Any) -> Array:
-    """An ndarray over a DLPack producer's memory, bfloat16 (which `numpy.from_dlpack` refuses) included.
+    """An ndarray over a DLPack producer's host memory, bfloat16 (which `numpy.from_dlpack` refuses) included.
 
     Raises
     ------
@@ -211,7 +269,27 @@ def from_dlpack(name: str, x: Any) -> Array:
     """
     if int(x.__dlpack_device__()[0]) not in _CPU_DEVICES:
         raise _foreign_device(name, f"DLPack device {tuple(int(v) for v in x.__dlpack_device__())}")
-    capsule = _capsule(name, x)
+    e = exported(name, x)
+    if 0 in e.shape:
+        return np.empty(e.shape, e.dtype)
+    interface = {
+        "version": 3,
+        "shape": e.shape,
+        "typestr": e.typestr,
+        "data": (e.address, e.read_only),
+        "strides": e.strides,
+    }
+    return np.asarray(_Memory(e.capsule, interface)).view(e.dtype)
+
+
+def exported(name: str, x: Any, **options: Any) -> Exported:
+    """The capsule of a DLPack producer, read; `options` (a stream) go to its ``__dlpack__``.
+
+    Raises
+    ------
+    DTypeError, LayoutError
+    """
+    capsule = _capsule(name, x, options)
     tensor, read_only = _parse(name, capsule)
     key = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     if key not in _DLPACK_TYPES:
@@ -223,25 +301,16 @@ def from_dlpack(name: str, x: Any) -> Array:
         )
     typestr, dtype = _DLPACK_TYPES[key]
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    if 0 in shape:
-        return np.empty(shape, dtype)
     strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)) if tensor.strides else None
-    interface = {
-        "version": 3,
-        "shape": shape,
-        "typestr": typestr,
-        "data": (int(tensor.data or 0) + tensor.byte_offset, read_only),
-        "strides": strides,
-    }
-    return np.asarray(_Memory(capsule, interface)).view(dtype)
+    return Exported(capsule, int(tensor.data or 0) + tensor.byte_offset, shape, strides, typestr, dtype, read_only)
 
 
-def _capsule(name: str, x: Any) -> Any:
+def _capsule(name: str, x: Any, options: dict[str, Any]) -> Any:
     try:
         try:
-            return x.__dlpack__(max_version=(1, 1), copy=False)
+            return x.__dlpack__(max_version=(1, 1), copy=False, **options)
         except TypeError:  # a producer from before DLPack 1.0
-            return x.__dlpack__()
+            return x.__dlpack__(**options)
     except IsogemmError:
         raise
     except Exception as error:
@@ -264,4 +333,5 @@ def _parse(name: str, capsule: Any) -> tuple[_Tensor, bool]:
 
 
 def _foreign_device(name: str, device: str) -> DeviceError:
+    """The refusal of memory that no backend serves, or that this call does not."""
     return DeviceError(f"device of {name}", limit="this host's memory", value=device, nearest=f"{name}.cpu()")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ __all__ = [
     "check_product",
     "check_size",
     "layout_of",
+    "physical_memory",
     "supported",
     "transposed",
 ]
@@ -203,8 +204,8 @@ def check_product(
 
     Raises
     ------
-    ShapeError, DTypeError, LayoutError, AliasError, LimitError
-        As `check_operand`, `check_out`, `check_bias` and `check_size`.
+    ShapeError, DTypeError, LayoutError, AliasError
+        As `check_operand`, `check_out` and `check_bias`.
     """
     check_operand("a", a)
     check_operand("b", b)
@@ -218,10 +219,9 @@ def check_product(
         raise OptionError("C is read but not given", limit="c, an array", value=None, nearest="pass c, or beta=0")
     if bias is not None:
         check_bias(bias, shape[-1])
-    if out is None:
-        check_size(shape, dtype.itemsize)
-    else:
-        check_out(out, shape, dtype, a=a, b=b, c=c if settings.reads_c else None, bias=bias)
+    if out is not None:
+        reads = (("a", a), ("b", b), ("bias", bias))
+        check_out(out, shape, dtype, reads, c if settings.reads_c else None)
     return GemmProblem(
         shape[-2],
         shape[-1],
@@ -291,11 +291,8 @@ def check_out(
     out: Array,
     shape: tuple[int, ...],
     dtype: DType,
-    *,
-    a: Array,
-    b: Array,
+    reads: Sequence[tuple[str, Array | None]],
     c: Array | None = None,
-    bias: Array | None = None,
 ) -> None:
     """Raise unless `out` is writable, has that shape and dtype, and overlaps neither itself nor what is read.
 
@@ -309,19 +306,19 @@ def check_out(
     if not out.flags.writeable:
         raise LayoutError("out", limit="writable memory", value="read-only", nearest="a writable array, or out=None")
     check_no_self_overlap("out", out)
-    for name, x in (("a", a), ("b", b), ("bias", bias)):
+    for name, x in reads:
         if x is not None:
             check_apart(name, x, out)
     if c is not None and not same_elements(c, out):
         check_apart("c", c, out)
 
 
-def check_size(shape: Sequence[int], itemsize: int) -> None:
-    """Raise `LimitError` when an array of that shape can be neither addressed nor held by this machine."""
+def check_size(shape: Sequence[int], itemsize: int, memory: Callable[[], int]) -> None:
+    """Raise `LimitError` when an array of that shape can be neither addressed nor held in `memory()` bytes."""
     nbytes = math.prod(shape) * itemsize
     if nbytes < 2**28:
         return
-    limit = min(_ADDRESSABLE, _physical_memory())
+    limit = min(_ADDRESSABLE, memory())
     if nbytes > limit:
         row = math.prod(shape[:-2]) * shape[-1] * itemsize
         raise LimitError(
@@ -333,7 +330,8 @@ def check_size(shape: Sequence[int], itemsize: int) -> None:
 
 
 @lru_cache(maxsize=1)
-def _physical_memory() -> int:
+def physical_memory() -> int:
+    """Bytes of this machine's memory."""
     import psutil
 
     return int(psutil.virtual_memory().total)

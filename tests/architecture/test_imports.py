@@ -17,10 +17,11 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Layers of the core, lowest first: a module imports its own layer and those below.
 LAYERS = (
     {"errors", "_version", "__version__"},
-    {"aliasing", "floating", "jit", "threads"},
+    {"aliasing", "floating", "ghost", "jit", "threads"},
     {"contract", "problem"},
-    {"interop"},
+    {"interop", "interop_cuda"},
     {"backends", "planner"},
+    {"space", "tensors"},
     {"dispatch", "describe", "blas", "api", "forms"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,113 @@
+"""Memory of a device as arrays that are never read: shapes, strides and addresses for the code that checks a product.
+
+A ghost is an ndarray over a device address. Validation, broadcasting, transposition, aliasing and merging only ever ask
+for shapes, strides and addresses, so one implementation of them serves every device. Reading an element on the host
+would be an invalid access, so whatever reads (printing included, which debuggers and error reporters do) is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["HOST", "Device", "Ghost", "ghost", "holder_of"]
+
+_TYPESTR = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}  # the array protocol has no bfloat16: the same bits
+_BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+
+
+class Device(NamedTuple):
+    """Where memory is."""
+
+    kind: str
+    ordinal: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.ordinal}"
+
+
+HOST = Device("cpu")
+
+
+class Ghost(np.ndarray[Any, Any]):
+    """An ndarray over a device address; see this module's text."""
+
+    __array_ufunc__ = None  # type: ignore[assignment]  # arithmetic and comparisons raise TypeError
+
+    def __repr__(self) -> str:
+        place = holder_of(self).place
+        return f"Ghost({self.dtype.name} {list(self.shape)}, strides {list(self.strides)} bytes, on {place})"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be read on the host")
+
+    astype = copy = item = tolist = tobytes = tofile = dump = dumps = fill = _refuse
+    __reduce__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse
+    __setitem__ = __bool__ = __float__ = __int__ = __contains__ = _refuse
+
+
+class Holder:
+    """What keeps a ghost's memory alive, and where that memory is; the ndarray's base, so that every view has it.
+
+    Attributes
+    ----------
+    place : Device
+    owner : object
+        The tensor or array whose memory it is; None where the caller keeps it alive.
+    stream : int or None
+        A raw handle of the stream on which the owner's library works, where that is not torch's current one.
+    """
+
+    __slots__ = ("__array_interface__", "owner", "place", "stream")
+
+    def __init__(self, interface: dict[str, Any], place: Device, owner: Any, stream: int | None) -> None:
+        self.__array_interface__ = interface
+        self.place, self.owner, self.stream = place, owner, stream
+
+
+def ghost(
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype[Any],
+    place: Device,
+    *,
+    owner: Any = None,
+    read_only: bool = False,
+    stream: int | None = None,
+) -> NDArray[Any]:
+    """An array over device memory.
+
+    Parameters
+    ----------
+    address : int
+        Of the element with index 0 in every dimension; anything where there are no elements.
+    strides : tuple of int
+        In bytes.
+    dtype : numpy.dtype
+        float32, bfloat16 or float16.
+    """
+    interface = {
+        "version": 3,
+        "shape": shape,
+        "typestr": _TYPESTR[dtype.name],
+        "data": (address or dtype.itemsize, read_only),
+        "strides": strides,
+    }
+    plain = np.asarray(Holder(interface, place, owner, stream))
+    return (plain.view(_BFLOAT16) if dtype is _BFLOAT16 else plain).view(Ghost)
+
+
+def holder_of(x: Any) -> Holder:
+    """The holder of a ghost, through any number of views."""
+    while not isinstance(x, Holder):
+        x = x.base  # ndarrays, and the stand-in that numpy's as_strided leaves
+    return x

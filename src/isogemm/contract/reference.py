@@ -253,7 +253,9 @@ def _split_chain(a: Array, b: Array, contract: Contract) -> Callable[..., None]:
                 arithmetic.fused_chain(*factors, total, times * p, times * (p + block), first, last, step, bits_kept)
             here = slice(first, last)
             small = np.where(np.isfinite(small), small, np.float32(0))
-            acc[:, here] += large[:, here] + small[:, here]  # order-critical: small terms join before the accumulator
+            with np.errstate(all="ignore"):  # this thread's own
+                # order-critical: small terms join before the accumulator
+                acc[:, here] += large[:, here] + small[:, here]
 
     return kernel
 

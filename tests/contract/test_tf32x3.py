@@ -67,7 +67,7 @@ def by_fractions(a: Any, b: Any, order: str, c: Any = None) -> Any:
             out[i, j] = walk(xs, ys, start)
             continue
         size = int(order[4:])
-        length = size if order.startswith("leaf") else 32 * -(-len(xs) // (32 * size))
+        length = size if order.startswith("leaf") else 32 * max(1, -(-len(xs) // (32 * size)))
         cuts = range(0, len(xs), length) if order.startswith("leaf") else range(0, size * length, length)
         sums = [walk(xs[p : p + length], ys[p : p + length], 0) for p in cuts]
         if order.startswith("leaf"):

@@ -1,0 +1,152 @@
+"""Devices and kernel families that run on the host: right ones, and ones that are wrong in a chosen way."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from isogemm.backends.cuda.product import Addresses, Product, Strides
+from isogemm.contract import reference
+from isogemm.contract.spec import Contract
+
+TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+H200 = {
+    "device": "NVIDIA H200",
+    "capability": "9.0",
+    "driver": "580.1",
+    "cuda": "13.0",
+    "torch": "2.11",
+    "triton": "3.6.0",
+    "cublaslt": "130000",
+}
+
+
+class HostBuffer:
+    """An array whose address kernels write to."""
+
+    def __init__(self, flat: np.ndarray) -> None:
+        self.flat = flat.copy()
+        self.address = int(self.flat.ctypes.data)
+
+    def read(self) -> np.ndarray:
+        return self.flat
+
+
+@dataclass
+class FakeMachine:
+    """A device that is this process's memory."""
+
+    parts: Mapping[str, str] = field(default_factory=lambda: dict(H200))
+    captures: bool = False
+    device: int = 0
+
+    def stamp(self) -> Mapping[str, str]:
+        return self.parts
+
+    def capturing(self) -> bool:
+        return self.captures
+
+    def put(self, flat: np.ndarray) -> HostBuffer:
+        assert not self.captures, "nothing may be uploaded during a capture"
+        return HostBuffer(flat)
+
+    def stream(self) -> int:
+        return 0
+
+
+def view(address: int, strides: Strides, shape: tuple[int, int, int], dtype: str) -> np.ndarray:
+    """The stack of matrices at an address."""
+    kind = np.dtype(TYPES[dtype])
+    steps = (strides.batch, strides.row, strides.col)
+    count = 1 + sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True))
+    flat = np.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(address), kind)
+    return np.lib.stride_tricks.as_strided(flat, shape, [s * kind.itemsize for s in steps])
+
+
+def compute(p: Product, at: Addresses, arithmetic: str = "") -> np.ndarray:
+    """The product by the reference; repeated rows and columns are evaluated once."""
+    contract = Contract(arithmetic or p.contract.arithmetic, p.contract.order)
+    a, b = view(at.a, p.a, (p.batch, p.m, p.k), p.dtype_a), view(at.b, p.b, (p.batch, p.k, p.n), p.dtype_b)
+    c = None if p.c is None else view(at.c, p.c, (p.batch, p.m, p.n), p.dtype_c or "")
+    bias = None if p.dtype_bias is None else view(at.bias, Strides(0, p.bias_stride), (1, 1, p.n), p.dtype_bias)[0, 0]
+    out = np.empty((p.batch, p.m, p.n), TYPES[p.dtype_out])
+    for i in range(p.batch):
+        out[i] = _one(p, contract, a[i], b[i], None if c is None else c[i], bias)
+    return out
+
+
+def _one(p: Product, contract: Contract, a: Any, b: Any, c: Any, bias: Any) -> np.ndarray:
+    if p.dtype_a != p.dtype_b:
+        a, b = a.astype(np.float32), b.astype(np.float32)
+    if p.accumulate:
+        acc = reference.evaluate(a, b, contract, c)
+    else:
+        bits = f"u{a.itemsize}"
+        rows, left = np.unique(np.ascontiguousarray(a).view(bits), axis=0, return_inverse=True)
+        columns, right = np.unique(np.ascontiguousarray(b.T).view(bits), axis=0, return_inverse=True)
+        acc = reference.evaluate(rows.view(a.dtype), columns.view(b.dtype).T, contract)[np.ix_(left, right)]
+    beta = 0.0 if p.accumulate else p.beta
+    return reference.epilogue(acc, alpha=p.alpha, beta=beta, c=c, bias=bias, out_dtype=TYPES[p.dtype_out])
+
+
+Fault = Callable[[Product, np.ndarray], None]
+
+
+@dataclass
+class FakeFamily:
+    """Kernels whose configurations are names; `faults` says what each of them does to its result."""
+
+    name: str
+    offered: tuple[str, ...] = ("fast", "plain")
+    arithmetic: str = ""
+    """What it computes, whatever the contract says: a device's own arithmetic."""
+    faults: dict[str, Fault] = field(default_factory=dict)
+    legal: Callable[[Product, str], bool] = lambda product, config: True
+    source: str = "v1"
+    runs: list[tuple[str, Product]] = field(default_factory=list)
+    builds: list[tuple[str, Product]] = field(default_factory=list)
+
+    def configs(self, product: Product) -> tuple[str, ...]:
+        return tuple(c for c in self.offered if self.supports(product, c))
+
+    def supports(self, product: Product, config: str) -> bool:
+        return config in self.offered and self.legal(product, config)
+
+    def build(self, product: Product, config: str, device: int) -> Callable[[Addresses, int], None]:
+        self.builds.append((config, product))
+
+        def launch(at: Addresses, stream: int) -> None:
+            self.runs.append((config, product))
+            value = compute(product, at, self.arithmetic)
+            if config in self.faults:
+                self.faults[config](product, value)
+            view(at.out, product.out, value.shape, product.dtype_out)[...] = value
+
+        return launch
+
+    def fingerprint(self) -> str:
+        return f"{self.name}-{self.source}"
+
+
+def flip(where: Callable[[Product], bool] = lambda p: True, index: tuple[int, ...] = (0, 0, 0)) -> Fault:
+    """One wrong bit, where a condition holds."""
+
+    def fault(product: Product, value: np.ndarray) -> None:
+        if where(product):
+            value.view(f"u{value.itemsize}")[index] ^= 1
+
+    return fault
+
+
+def linear(m: int, n: int, k: int, contract: str = "tensor_core:sm90/chain", **changes: Any) -> Product:
+    """x @ w.T in bfloat16, packed."""
+    posed = Product(
+        m, n, k, "bfloat16", "bfloat16", "bfloat16", Contract.parse(contract),
+        Strides(k, 1), Strides(1, k), Strides(n, 1),
+    )  # fmt: skip
+    return replace(posed, **changes)

@@ -1,0 +1,59 @@
+"""Kernels by name: every configuration of every family on a product of one's choice, past the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.backends.cuda.device import NAMES, Mode, torch
+
+from isogemm.backends.cuda.families import LIBRARIES, families
+from isogemm.backends.cuda.product import Addresses, Family, Launch, Product, Strides
+
+__all__ = ["candidates", "launch", "pose"]
+
+
+def strides(x: Any) -> Strides:
+    """Of a matrix, or of each matrix of a stack."""
+    return Strides(x.stride(-2), x.stride(-1), x.stride(0) if x.ndim == 3 else 0)
+
+
+def pose(a: Any, b: Any, out: Any, mode: Mode, start: Any = None) -> tuple[Product, Addresses]:
+    """What a kernel sees of out = a @ b, or of a walk that begins at `start`."""
+    at = Addresses(a.data_ptr(), b.data_ptr(), out.data_ptr(), 0 if start is None else start.data_ptr())
+    common = at.a | at.b | at.out | at.c | 128
+    return Product(
+        out.shape[-2], out.shape[-1], a.shape[-1], NAMES[a.dtype], NAMES[b.dtype], NAMES[out.dtype], mode.contract,
+        strides(a), strides(b), strides(out), batch=out.shape[0] if out.ndim == 3 else 1,
+        c=None if start is None else strides(start), dtype_c=None if start is None else "float32",
+        accumulate=start is not None, align=common & -common,
+    ), at  # fmt: skip
+
+
+def candidates(product: Product) -> Iterator[tuple[str, str]]:
+    """(family, configuration) of everything that may serve a product: all of our own, and a library's admitted ones."""
+    from isogemm.backends.cuda.choose import chooser
+
+    for name, family in families().items():
+        if name not in LIBRARIES:
+            for config in family.configs(product):
+                if family.supports(product, config):
+                    yield name, config
+    for candidate, verdict in chooser(torch.cuda.current_device()).judged(product, trial=False):
+        if candidate.use.family in LIBRARIES and verdict.state == "admitted":
+            yield tuple(candidate.use)  # type: ignore[misc]
+
+
+def family(name: str) -> Family:
+    """By name."""
+    return families()[name]
+
+
+def launch(name: str, config: str, product: Product) -> Launch:
+    """One kernel, built for a product."""
+    return families()[name].build(product, config, torch.cuda.current_device())
+
+
+def run(name: str, config: str, product: Product, at: Addresses) -> None:
+    """Enqueue one kernel on the current stream."""
+    launch(name, config, product)(at, torch.cuda.current_stream().cuda_stream)

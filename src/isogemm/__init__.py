@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from . import forms as forms
     from . import lab as lab
     from .api import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
+    from .backends.cuda.pointers import PointerArray
     from .planner import Plan, plan
     from .threads import get_num_threads, set_num_threads
     from .weights import PackedWeight, pack
@@ -22,6 +23,7 @@ __all__ = [
     "Contract",
     "PackedWeight",
     "Plan",
+    "PointerArray",
     "__version__",
     "gemm",
     "gemm_batched",
@@ -46,6 +48,7 @@ _HOMES = {
     "PackedWeight": ".weights",
     "pack": ".weights",
     "Plan": ".planner",
+    "PointerArray": ".backends.cuda.pointers",
     "plan": ".planner",
     "get_num_threads": ".threads",
     "set_num_threads": ".threads",

@@ -16,6 +16,7 @@ import numpy as np
 
 from . import dispatch, tensors
 from .backends import cpu
+from .backends.cuda.pointers import PointerArray
 from .contract.spec import ContractLike
 from .dispatch import DEFAULT
 from .problem import BFLOAT16, FLOAT16, FLOAT32
@@ -285,7 +286,7 @@ def gemm_batched(
 
     Parameters
     ----------
-    a, b, c, out : list of arrays [rows, columns], or array [batch, rows, columns]
+    a, b, c, out : list of arrays [rows, columns], PointerArray, or array [batch, rows, columns]
         Items may lie anywhere and have strides of their own; the same matrix may occur often in a, b and c.
     alpha, beta, trans_a, trans_b, bias, out_dtype, contract, accumulate
         As in `gemm`, the same for all items.
@@ -305,7 +306,7 @@ def gemm_batched(
     Each item has the bits that `gemm` gives it alone.
     """
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
-    if any(isinstance(x, list | tuple) for x in (a, b, c, out)):
+    if any(isinstance(x, list | tuple | PointerArray) for x in (a, b, c, out)):
         return dispatch.items("gemm_batched", a, b, c, bias, out, given, trans_a, trans_b)
     return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
 

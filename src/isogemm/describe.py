@@ -301,7 +301,9 @@ def _start(x: Array) -> int:
     owner: Any = x
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    return int(x.ctypes.data - byte_bounds(owner)[0]) // x.itemsize if x.size else 0
+    tensor: Any = getattr(owner.base, "owner", None)  # of a ghost: where its tensor begins in the storage counts too
+    before = tensor.storage_offset() if hasattr(tensor, "storage_offset") else 0
+    return before + int(x.ctypes.data - byte_bounds(owner)[0]) // x.itemsize if x.size else 0
 
 
 def _flat(x: Array) -> Array:

@@ -14,6 +14,7 @@ from . import interop, problem
 from .aliasing import check_items_apart
 from .backends import cpu
 from .backends.cuda import front
+from .backends.cuda.pointers import PointerArray
 from .backends.cuda.weight import DeviceWeight
 from .contract.spec import Contract, ContractLike, as_contract
 from .errors import DTypeError, LimitError, OptionError, ShapeError
@@ -360,7 +361,10 @@ def check_ndim(name: str, x: Array, ndim: int) -> None:
 
 
 def as_matrices(name: str, group: Any, here: Operands) -> list[Array]:
-    """The matrices of a list or of a 3-D array."""
+    """The matrices of a list, of a pointer array or of a 3-D array."""
+    if isinstance(group, PointerArray):
+        here.note(name, group.place)
+        return group.views
     if isinstance(group, list | tuple):
         found = [here.view(f"{name}[{i}]", x) for i, x in enumerate(group)]
         for i, x in enumerate(found):

@@ -101,7 +101,7 @@ def _no_array(name: str, x: Any) -> DTypeError:
 
 def _from_protocols(name: str, x: Any) -> Array:
     """`x` through the buffer protocol, ``__array_interface__`` or ``__array__``."""
-    if hasattr(x, "panels"):  # a PackedWeight, by what it has: this layer knows no backend
+    if hasattr(x, "panels") or hasattr(x, "facts"):  # a packed weight, by what it has: this layer knows no backend
         raise DTypeError(
             name, limit="an array: linear takes packed weights", value=repr(x), nearest="linear(x, packed)"
         )

@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from .backends.cpu.packed import PackedWeight, prepare
+from .backends.cuda.weight import DeviceWeight
 from .errors import DTypeError, ShapeError
-from .interop import array
+from .ghost import HOST
+from .interop import view
 from .problem import supported
 
-__all__ = ["PackedWeight", "pack"]
+__all__ = ["DeviceWeight", "PackedWeight", "pack"]
 
 
-def pack(w: Any) -> PackedWeight:
-    """Prepare a weight w [n, k] once, for `isogemm.linear`: panels that every kernel reads as one stream.
+def pack(w: Any) -> PackedWeight | DeviceWeight:
+    """Prepare a weight w [n, k] once, for `isogemm.linear`.
 
-    The result holds a copy of `w` in its dtype; later changes of `w` do not reach it.
+    On the CPU: panels that every kernel reads as one stream. The result holds a copy of `w` in its dtype; later
+    changes of `w` do not reach it. On a CUDA device: a reference, with all that a call asks of a weight looked up once.
+    Kernels read the weight where it lies, so values written into `w` later are seen.
 
     Parameters
     ----------
@@ -24,7 +28,7 @@ def pack(w: Any) -> PackedWeight:
 
     Returns
     -------
-    PackedWeight
+    PackedWeight or DeviceWeight
 
     Raises
     ------
@@ -37,9 +41,14 @@ def pack(w: Any) -> PackedWeight:
     -----------
     ``linear(x, pack(w))`` has the bits of ``linear(x, w)``.
     """
-    w = array("w", w)
+    w, place = view("w", w)
     if w.ndim != 2:
         raise ShapeError("w", limit="2-D [n, k]", value=f"{w.ndim}-D {w.shape}", nearest="w.reshape(n, k)")
     if w.dtype.name not in ("float32", "bfloat16", "float16"):
         raise DTypeError("w", limit=supported(w.dtype.name), value=w.dtype.name, nearest="float32")
-    return prepare(w)
+    if place is HOST:
+        return prepare(w)
+    from .interop_cuda import tensor
+
+    weight = tensor(w).detach()
+    return DeviceWeight(weight, (weight.shape, weight.stride(), weight.dtype, weight.get_device()))

@@ -1,0 +1,140 @@
+"""A CUDA device that is not there: the host's side of the backend runs, on host memory, and kernels are the reference.
+
+Operands are ghosts. Those of `at_home` lie over real host memory, which the pretended kernels read by the addresses and
+strides that a launch is given; those of `nowhere` lie where any read would end the process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isogemm import interop_cuda, problem
+from isogemm.backends.cuda import execute, front
+from isogemm.backends.cuda.product import Addresses, Product, Strides
+from isogemm.contract import reference
+from isogemm.ghost import Device, ghost, holder_of
+from isogemm.planner.numeric import default_contract
+
+FIRST = Device("cuda", 0)
+NOWHERE = 0x7F0000000000
+STREAM = 7
+_DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """NaNs at a multiple of 512 bytes, as CUDA's allocators give memory."""
+    dtype = np.dtype(dtype)
+    room = np.empty(int(np.prod(shape)) * dtype.itemsize + 512, np.uint8)
+    first = -room.ctypes.data % 512
+    made = room[first : len(room) - 512 + first].view(dtype).reshape(shape)
+    made[...] = np.nan
+    return made
+
+
+def at_home(x: np.ndarray, place: Device = FIRST) -> np.ndarray:
+    """A ghost over the memory of `x`."""
+    torch = pytest.importorskip("torch")
+    flat = x if x.dtype != problem.BFLOAT16 else x.view(np.uint16)
+    owner = torch.from_numpy(flat) if all(s >= 0 for s in x.strides) and x.flags.writeable else None
+    if owner is not None and x.dtype == problem.BFLOAT16:
+        owner = owner.view(torch.bfloat16)
+    return ghost(
+        x.ctypes.data, x.shape, x.strides, x.dtype, place, owner=owner, read_only=not x.flags.writeable
+    )  # fmt: skip
+
+
+def nowhere(x: np.ndarray, place: Device = FIRST) -> np.ndarray:
+    """A ghost with the layout of `x`, as far from other ghosts as `x` is from other arrays, and unreadable."""
+    address = NOWHERE + x.ctypes.data % 2**40
+    return ghost(address, x.shape, x.strides, x.dtype, place, owner=x, read_only=not x.flags.writeable)
+
+
+def read(x: Any) -> np.ndarray:
+    """The values of a ghost over host memory."""
+    return np.asarray(x).view(np.ndarray).copy()
+
+
+def matrix(address: int, strides: Strides, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """What a kernel finds at an address."""
+    steps = (strides.batch, strides.row, strides.col)[-len(shape) :]
+    found = _DTYPES[dtype]
+    return ghost(address, shape, tuple(s * found.itemsize for s in steps), found, FIRST).view(np.ndarray)
+
+
+class PretendedLaunch:
+    """The reference, reading and writing at the addresses of a launch."""
+
+    def __init__(self, product: Product, device: int) -> None:
+        self.product, self.device = product, device
+
+    def __call__(self, at: Addresses, stream: int) -> None:
+        p = self.product
+        assert stream == STREAM
+        assert all(x % p.align == 0 for x in at)
+        assert (at.c != 0, at.bias != 0) == (p.c is not None, p.dtype_bias is not None)
+        a = matrix(at.a, p.a, (p.batch, p.m, p.k), p.dtype_a)
+        b = matrix(at.b, p.b, (p.batch, p.k, p.n), p.dtype_b)
+        out = matrix(at.out, p.out, (p.batch, p.m, p.n), p.dtype_out)
+        c = None if p.c is None else matrix(at.c, p.c, (p.batch, p.m, p.n), p.dtype_c or "")
+        bias = None if p.dtype_bias is None else matrix(at.bias, Strides(0, p.bias_stride), (1, p.n), p.dtype_bias)[0]
+        for i in range(p.batch):
+            x, y, start = a[i], b[i], None if c is None else c[i]
+            if x.dtype != y.dtype:
+                x, y = x.astype(np.float32), y.astype(np.float32)
+            acc = reference.evaluate(x, y, p.contract, start if p.accumulate else None)
+            out[i] = reference.epilogue(
+                acc, alpha=p.alpha, beta=p.beta, c=start, bias=bias, out_dtype=_DTYPES[p.dtype_out]
+            )
+
+
+class Pretended:
+    """What was asked of the device.
+
+    Attributes
+    ----------
+    chosen : list of Product
+    allocated : list of shapes
+    """
+
+    def __init__(self) -> None:
+        self.chosen: list[Product] = []
+        self.allocated: list[tuple[int, ...]] = []
+
+    def choose(self, product: Product, device: int) -> PretendedLaunch:
+        self.chosen.append(product)
+        return PretendedLaunch(product, device)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, place: Device) -> np.ndarray:
+        self.allocated.append(shape)
+        return at_home(aligned(shape, dtype), place)
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put a pretended device in the place of CUDA's."""
+    device = Pretended()
+    monkeypatch.setattr(execute, "choose", device.choose)
+    monkeypatch.setattr(execute, "current_stream", lambda place: STREAM)
+    monkeypatch.setattr(execute, "default_contract", lambda device, dtype: default_contract("cuda", dtype))
+    monkeypatch.setattr(execute, "run_items", execute.run_loop)
+    monkeypatch.setattr(interop_cuda, "empty", device.empty)
+    monkeypatch.setattr(interop_cuda, "total_memory", lambda place: 2**37)
+    monkeypatch.setattr(front, "_entries", {})
+    return device
+
+
+__all__ = [
+    "FIRST",
+    "STREAM",
+    "Pretended",
+    "PretendedLaunch",
+    "aligned",
+    "at_home",
+    "holder_of",
+    "nowhere",
+    "pretended",
+    "read",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ctypes import c_int, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from importlib import metadata
@@ -186,9 +186,15 @@ def current_stream(ordinal: int) -> int:
 
 def is_capturing() -> bool:
     """Whether torch's current stream is being captured into a CUDA graph."""
+    return _capture_getter()()
+
+
+@functools.cache
+def _capture_getter() -> Callable[[], bool]:
     import torch
 
-    return bool(torch.cuda.is_current_stream_capturing())
+    getter: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing
+    return getter
 
 
 @dataclass(frozen=True)
@@ -211,14 +217,27 @@ class Pointer:
     nbytes: int
 
 
+UNKNOWN = Pointer("unknown", -1, 0, 0)
+
+
 def pointer(address: int, on: Driver | None = None) -> Pointer:
-    """Ask the driver about an address, in one call; never an error for a foreign or null one."""
+    """Ask the driver about an address; never an error for a foreign or null one."""
+    return pointers([address], on)[0]
+
+
+def pointers(addresses: Iterable[int], on: Driver | None = None) -> list[Pointer]:
+    """`pointer` for many addresses that stay allocated meanwhile: the driver is asked once for each allocation."""
     on = on or driver()
     kind, ordinal, start, nbytes = c_uint(), c_int(-1), c_void_p(), c_uint64()
     wanted = (c_int * 4)(MEMORY_TYPE, ORDINAL, RANGE_START, RANGE_SIZE)
     places = (c_void_p * 4)(*[ctypes.addressof(x) for x in (kind, ordinal, start, nbytes)])
+    found: list[Pointer] = []
+    last = UNKNOWN
     with context(0, on):
-        on.call("cuPointerGetAttributes", 4, wanted, places, address, doing=f"asking about address {address:#x}")
-    if kind.value not in KINDS:
-        return Pointer("unknown", -1, 0, 0)
-    return Pointer(KINDS[kind.value], ordinal.value, start.value or 0, nbytes.value)
+        for address in addresses:
+            if not last.start <= address < last.start + last.nbytes:
+                on.call("cuPointerGetAttributes", 4, wanted, places, address, doing="asking about an address")
+                known = kind.value in KINDS
+                last = Pointer(KINDS[kind.value], ordinal.value, start.value or 0, nbytes.value) if known else UNKNOWN
+            found.append(last)
+    return found

@@ -9,10 +9,9 @@ the matrix is read as zeros and never written.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from ctypes import c_uint, c_uint64
+from ctypes import addressof, c_char, c_uint, c_uint64
 
 from ...errors import DTypeError, LayoutError, LimitError
 from .libcuda import Driver, driver
@@ -79,7 +78,8 @@ def encoder(
     dims = (c_uint64 * rank)(*reversed(sizes))
     steps = (c_uint64 * max(1, rank - 1))(*[step * itemsize for step in reversed(strides[:-1])])
     boxes, ones = (c_uint * rank)(*reversed(box)), (c_uint * rank)(*[1] * rank)
-    options = (0, SWIZZLES[swizzle], PROMOTIONS[promotion], 0)  # not interleaved; zeros outside
+    fixed = (dims, steps, boxes, ones, 0, SWIZZLES[swizzle], PROMOTIONS[promotion], 0)  # not interleaved; zeros outside
+    doing = f"encoding a tensor map of {dtype}{list(sizes)}"
 
     @functools.lru_cache(maxsize=REMEMBERED)
     def encode(address: int) -> bytes:
@@ -87,12 +87,11 @@ def encoder(
             raise LayoutError(
                 "address of a tensor map", limit="a multiple of 16 bytes", value=address, nearest=address & -16
             )
-        memory = ctypes.create_string_buffer(NBYTES + ALIGN)
-        start = ctypes.addressof(memory)
-        place = start + -start % ALIGN
-        doing = f"encoding a tensor map of {dtype}{list(sizes)}"
-        on.call("cuTensorMapEncodeTiled", place, kind, rank, address, dims, steps, boxes, ones, *options, doing=doing)
-        return ctypes.string_at(place, NBYTES)
+        memory = (c_char * (NBYTES + ALIGN))()
+        offset = -addressof(memory) % ALIGN
+        place = addressof(memory) + offset
+        on.call("cuTensorMapEncodeTiled", place, kind, rank, address, *fixed, doing=doing)
+        return memory.raw[offset : offset + NBYTES]
 
     return encode
 

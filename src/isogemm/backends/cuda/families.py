@@ -20,6 +20,7 @@ HOMES = MappingProxyType(
         "tf32": "tf32:Tf32",
         "hopper": "hopper:Hopper",
         "cublaslt": "cublaslt:CublasLt",
+        "items": "grouped:FAMILY",
     }
 )
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import ContractError
 from .device import is_capturing
 from .product import Addresses, Launch, Product, Strides
 from .triton_tile import TYPES, Tile, arch, fingerprint, flags, unit
@@ -68,16 +69,44 @@ def uniform(products: Sequence[Product]) -> bool:
     return len(kinds) == 1 and all(p.batch == 1 for p in products) and products[0].contract.order.kind != "tree"
 
 
-def config_of(products: Sequence[Product]) -> str:
-    """The configuration for a list: by its mean number of rows, which cannot reach the bits."""
+def run_items(items: Sequence[tuple[Product, Addresses]], device: int, stream: int) -> None:
+    """Enqueue products with at least one element and one step of K each; see `uniform`.
+
+    One launch for all that are of one variant (layouts, alignment): it is a variant that is admitted.
+    """
+    parts: dict[tuple[Any, ...], list[tuple[Product, Addresses]]] = {}
+    for item in items:
+        parts.setdefault(_looks(item[0]), []).append(item)
+    for part in parts.values():
+        _enqueue(part, _admitted([product for product, _ in part], device), device, stream)
+
+
+def _looks(product: Product) -> tuple[Any, ...]:
+    """What tells variants of a list apart, quickly: all else is equal there, see `uniform`."""
+    steps = [s for x in (product.a, product.b, product.out) for s in x[:2] if s != 1]
+    worst = min([16, *(s & -s for s in steps)])
+    return unit(product.a), unit(product.b), unit(product.out), product.c and unit(product.c), product.align, worst
+
+
+def _admitted(products: Sequence[Product], device: int) -> str:
+    """The configuration for a list by its mean number of rows, which cannot reach the bits, or another admitted one."""
+    from .choose import chooser
+
     rows = sum(p.m for p in products) / len(products)
     table = FMA_CONFIGS if products[0].contract.arithmetic == "fma" else CONFIGS
-    return next(config for limit, config in table.items() if rows <= limit)
-
-
-def run_items(items: Sequence[tuple[Product, Addresses]], device: int, stream: int) -> None:
-    """Enqueue products with at least one element and one step of K each, as one launch; see `uniform`."""
-    _enqueue(items, config_of([product for product, _ in items]), device, stream)
+    best = next(config for limit, config in table.items() if rows <= limit)
+    admissions = chooser(device).admissions
+    verdicts = {}
+    for config in dict.fromkeys((best, *table.values())):
+        verdicts[config] = admissions.verdict(FAMILY.name, config, products[0])
+        if verdicts[config].state == "admitted":
+            return config
+    raise ContractError(
+        f"no kernel for lists on device {device}",
+        limit=f"one admitted for {products[0].contract}",
+        value="; ".join(f"[{config}] {v.state} {v.detail}".rstrip() for config, v in verdicts.items()),
+        nearest="call once before a graph is captured" if admissions.machine.capturing() else "gemm, item by item",
+    )
 
 
 def _enqueue(items: Sequence[tuple[Product, Addresses]], config: str, device: int, stream: int) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``isogemm audit``, ``isogemm plan``, ``isogemm version``."""
+"""The command line: ``isogemm audit``, ``isogemm plan``, ``isogemm tune``, ``isogemm version``."""
 
 from __future__ import annotations
 
@@ -134,6 +134,12 @@ def plan_command(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     trans: Annotated[str, typer.Option(help="NN, NT, TN or TT: op(A) and op(B).")] = "NT",
     threads: Annotated[int, typer.Option(min=0, help="Threads to plan for; 0 for the current count.")] = 0,
+    device: Annotated[
+        str, typer.Option(help="cpu; cuda or cuda:1. Without a GPU, cuda reads a shipped table.")
+    ] = "cpu",
+    contract: Annotated[
+        str, typer.Option(help="For example fma/chain; the device's default where none is given.")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show how a product would be computed, without computing it."""
@@ -146,13 +152,68 @@ def plan_command(
     if len(trans) != 2:
         raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")
     options: dict[str, Any] = {"threads": threads} if threads else {}
+    if contract:
+        options["contract"] = contract
     plan: Any = isogemm.plan(
-        m, n, k, dtype=ALIASES.get(dtype, dtype), trans_a=trans[0].upper(), trans_b=trans[1].upper(), **options
+        m,
+        n,
+        k,
+        dtype=ALIASES.get(dtype, dtype),
+        trans_a=trans[0].upper(),
+        trans_b=trans[1].upper(),
+        device=device,
+        **options,
     )
     if json:
         typer.echo(plan.to_json())
     else:
         Console().print(plan)
+
+
+@app.command("tune")
+def tune_command(
+    model: Annotated[str, typer.Option(help="The linears of a named model, for example Qwen3-4B.")] = "",
+    shapes: Annotated[
+        str, typer.Option(help="A JSON or CSV file of n,k[,name]; in JSON also batch, trans and m.")
+    ] = "",
+    attention: Annotated[int, typer.Option(min=0, help="With --model: also its attention over so many tokens.")] = 0,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32; bf16, fp16 or fp32 for short.")] = "bf16",
+    contract: Annotated[str, typer.Option(help="For example tf32x3:sm90/chain; default: the device's.")] = "",
+    m: Annotated[Several, typer.Option("--m", help="Rows to time, for example 1,16,4096. Default: 1 to 4096.")] = None,
+    device: Annotated[int, typer.Option(min=0, help="Which GPU.")] = 0,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds to spend; 0 for no limit. Run again to go on.")] = 0,
+    out: Annotated[str, typer.Option(help="Write the table here instead of into your own.")] = "",
+) -> None:
+    """Time the kernels that this GPU admits for a model's products, and keep the fastest in a table.
+
+    Products that the table already holds for the same software are not timed again, so an interrupted run goes on.
+    """
+    from .audit.data import as_dtype
+    from .lab.tune import attention as of_attention
+    from .lab.tune import linears, read_wanted, tune_device
+    from .models import model as named
+
+    if bool(model) == bool(shapes):
+        raise OptionError("products", limit="one of --model, --shapes", value="both or none", nearest="--model")
+    if attention and not model:
+        raise OptionError("--attention", limit="with --model", value="alone", nearest="--model NAME")
+    wanted = linears(named(model)) if model else read_wanted(shapes)
+    if attention:
+        wanted += of_attention(named(model), attention)
+    with _progress() as progress:
+        table, path, left = tune_device(
+            wanted,
+            dtype=as_dtype(dtype).name,
+            contract=contract or None,
+            ms=_sizes(m) or (),
+            device=device,
+            out=out,
+            budget=budget or float("inf"),
+            progress=progress,
+        )
+    typer.echo(f"{len(table.rows)} products, {len(table.admitted)} groups of admitted kernels: {path}")
+    if left:
+        typer.echo(f"{left} products are left: run the same command again to go on")
 
 
 def _replay(text: str) -> NoReturn:

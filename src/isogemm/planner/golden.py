@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +125,14 @@ def data_path() -> Path:
     return Path(__file__).parent / "tables" / "golden.npz"
 
 
+@lru_cache(maxsize=64)
 def operands(case: Case, dtype_a: str, dtype_b: str) -> tuple[Array, Array]:
-    """Bits of A [rows, k] and B [k, columns]."""
+    """Bits of A [rows, k] and B [k, columns]; kept, so not to be written to."""
     a = _side(case, FORMATS[dtype_a], case.rows, left=True)
-    b = _side(case, FORMATS[dtype_b], case.columns, left=False)
-    return a, np.ascontiguousarray(b.T)
+    b = np.ascontiguousarray(_side(case, FORMATS[dtype_b], case.columns, left=False).T)
+    for x in (a, b):
+        x.flags.writeable = False
+    return a, b
 
 
 def start(case: Case) -> Array:

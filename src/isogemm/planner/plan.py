@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..contract.spec import Contract, ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
@@ -13,6 +13,8 @@ from ..threads import get_num_threads
 from .numeric import NumericPlan, numeric_plan
 
 if TYPE_CHECKING:
+    from ..backends.cuda.product import Product
+    from .explain import DevicePlan
     from .schedule import Schedule
 
 __all__ = ["SCHEMA", "Plan", "plan"]
@@ -209,6 +211,40 @@ class Plan:
         return table
 
 
+@overload
+def plan(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    dtype: str = ...,
+    weight_dtype: str | None = ...,
+    out_dtype: str | None = ...,
+    trans_a: str = ...,
+    trans_b: str = ...,
+    packed: bool = ...,
+    contract: ContractLike | None = ...,
+    threads: int | None = ...,
+    device: Literal["cpu"] = ...,
+) -> Plan: ...
+
+
+@overload
+def plan(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    dtype: str = ...,
+    weight_dtype: str | None = ...,
+    out_dtype: str | None = ...,
+    trans_a: str = ...,
+    trans_b: str = ...,
+    contract: ContractLike | None = ...,
+    device: str,
+) -> Plan | DevicePlan: ...
+
+
 def plan(
     m: int,
     n: int,
@@ -222,7 +258,8 @@ def plan(
     packed: bool = False,
     contract: ContractLike | None = None,
     threads: int | None = None,
-) -> Plan:
+    device: str = "cpu",
+) -> Plan | DevicePlan:
     """Plan C[m, n] = op(A)[m, k] @ op(B)[k, n] without running it.
 
     Parameters
@@ -236,23 +273,23 @@ def plan(
     packed : bool
         B was prepared by `isogemm.pack`.
     contract : Contract or str, optional
-        Default ``fma/chain``.
+        Default ``fma/chain``; on a GPU, 16-bit operands have that of its tensor cores.
     threads : int, optional
         Default `get_num_threads()`.
+    device : str
+        ``cpu``, or ``cuda`` or ``cuda:1`` for a GPU. Without one, ``cuda`` reads the table that is shipped.
 
     Returns
     -------
-    Plan
+    Plan, or DevicePlan for a GPU
 
     Raises
     ------
     ShapeError, DTypeError, ContractError, OptionError
         A value out of range; the message names the nearest legal one.
+    DeviceError
+        A GPU that is not there and has no table, or no kernel of it supports the product.
     """
-    from ..backends.cpu.execute import swap_operands
-    from ..backends.cpu.target import target
-    from .schedule import Problem, schedule
-
     for name, value in (("m", m), ("n", n), ("k", k)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ShapeError(name, limit="a whole number of at least 0", value=repr(value), nearest=0)
@@ -263,6 +300,27 @@ def plan(
     a_op, b_op = _operation("trans_a", trans_a), _operation("trans_b", trans_b)
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise OptionError("threads", limit="at least 1", value=repr(threads), nearest=1)
+    types = (dtype, b_type, out_type)
+    if device != "cpu":
+        if packed or threads is not None:
+            raise OptionError("packed and threads", limit="device='cpu'", value=device, nearest="leave them out")
+        return _on_gpu((m, n, k), types, a_op + b_op, contract, device)
+    return _on_cpu((m, n, k), types, a_op + b_op, packed, contract, threads)
+
+
+def _on_cpu(
+    extents: tuple[int, int, int],
+    types: tuple[str, str, str],
+    trans: str,
+    packed: bool,
+    contract: ContractLike | None,
+    threads: int | None,
+) -> Plan:
+    from ..backends.cpu.execute import swap_operands
+    from ..backends.cpu.target import target
+    from .schedule import Problem, schedule
+
+    (m, n, k), (dtype, b_type, out_type), (a_op, b_op) = extents, types, (trans[0], trans[1])
     numeric = numeric_plan(k, dtype_a=dtype, dtype_b=b_type, out_dtype=out_type, contract=contract)
     cpu = target()
     plain = out_type == "float32"
@@ -277,6 +335,37 @@ def plan(
         )  # fmt: skip
     chosen = schedule(problem, get_num_threads() if threads is None else threads, cpu)
     return Plan(m, n, k, a_op, b_op, numeric, chosen, swapped, packed, f"{cpu.isa}, {cpu.name}")
+
+
+def _on_gpu(
+    extents: tuple[int, int, int],
+    types: tuple[str, str, str],
+    trans: str,
+    contract: ContractLike | None,
+    device: str,
+) -> DevicePlan:
+    """Read the device's tables and verdicts; see `isogemm.planner.explain`."""
+    kind, _, ordinal = device.partition(":")
+    if kind != "cuda" or (ordinal and not ordinal.isdecimal()):
+        raise OptionError("device", limit="cpu, cuda or cuda:N", value=repr(device), nearest="cuda")
+    if 0 in extents:
+        raise ShapeError("plan for cuda", limit="extents of at least 1", value=extents, nearest=1)
+    from dataclasses import replace
+
+    from .explain import explain
+    from .tuning import Wanted, pose
+
+    m, n, k = extents
+
+    def product(arithmetic: str) -> Product:
+        numeric = numeric_plan(
+            k, dtype_a=types[0], dtype_b=types[1], out_dtype=types[2], contract=contract, device="cuda",
+            arithmetic=arithmetic,
+        )  # fmt: skip
+        posed = pose(Wanted("", n, k, trans), m=m, dtype=types[0], contract=numeric.contract, out_dtype=types[2])
+        return replace(posed, dtype_b=types[1])
+
+    return explain(product, int(ordinal or 0))
 
 
 def _operation(name: str, value: str) -> str:

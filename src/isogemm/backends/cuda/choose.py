@@ -15,12 +15,13 @@ from ...contract.spec import Contract
 from ...errors import ContractError, DeviceError
 from ...planner.admission import Admissions, Records, Verdict, notice, same_stamp
 from ...planner.numeric import default_contract, numeric_key
-from ...planner.tables import Row, Table, Use, load, nearest_rows, shipped_tables, user_table_path
+from ...planner.ranking import Candidate, recommended
+from ...planner.tables import Table, Use, load, shipped_tables, user_table_path
 from ...planner.trials import Machine
 from .families import LIBRARIES, absent, families
 from .product import Family, Launch, Product
 
-__all__ = ["Candidate", "Choice", "Chooser", "arithmetic_of", "choose", "chooser", "default_contract_of", "reload"]
+__all__ = ["Choice", "Chooser", "arithmetic_of", "choose", "chooser", "default_contract_of", "reload"]
 
 
 class Choice(NamedTuple):
@@ -40,14 +41,6 @@ class Choice(NamedTuple):
     family: str
     config: str
     launch: Launch
-    reason: str
-    expected_us: float | None
-
-
-class Candidate(NamedTuple):
-    """A kernel that may be right for a product, before anything is known about its legality and its bits."""
-
-    use: Use
     reason: str
     expected_us: float | None
 
@@ -87,27 +80,15 @@ class Chooser:
 
     def candidates(self, product: Product) -> Iterator[Candidate]:
         """Kernels to consider, the likeliest first; the schedule is the only place that looks at M."""
-        key = numeric_key(product)
         seen: set[Use] = set()
-
-        def fresh(row: Row, reason: str, *, exact: bool) -> Iterator[Candidate]:
-            for i, use in enumerate(row.bucket(product.m).uses):
-                if use not in seen:
-                    seen.add(use)
-                    yield Candidate(use, reason, row.microseconds(product.m) if exact and i == 0 else None)
-
-        for table in self.tables:
-            row = table.row(key)
-            if row is not None:
-                yield from fresh(row, f"table {table.name}", exact=True)
-        for table in self.tables:
-            for row in nearest_rows(table, key):
-                yield from fresh(row, f"default, as for n {row.key.n}, k {row.key.k} in {table.name}", exact=False)
+        for candidate in recommended(self.tables, product):
+            seen.add(candidate.use)
+            yield candidate
         for name, family in self.families.items():
             if name not in self.libraries:
                 for config in family.configs(product):
                     if Use(name, config) not in seen:
-                        yield Candidate(Use(name, config), "safe: no table has a kernel for it", None)
+                        yield Candidate(Use(name, config), "safe: no table has a kernel for it")
 
     def judged(self, product: Product, *, trial: bool = True) -> Iterator[tuple[Candidate, Verdict]]:
         """Supported candidates with their verdicts; those that are not here are passed over."""

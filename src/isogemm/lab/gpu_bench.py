@@ -1,0 +1,192 @@
+"""Kernels on a GPU against each other: operands beyond the caches, device times, bits compared on the device."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+from ..backends.cuda.product import Addresses, Launch, Product
+from ..planner.admission import notice
+from ..planner.tables import Ceilings
+from ..planner.trials import variant_of
+from ..planner.tuning import Job, Offers
+from .gpu_clock import GraphClock
+from .rotation import CACHES_TO_FILL
+from .timing import Candidate, interleave
+
+__all__ = ["GpuBench", "prepare_in_processes"]
+
+KINDS = ("normal", "cancelling", "ones")
+ROUGH_SECONDS = 300e-6  # of calls in a rough time: enough to see the slow ones
+
+
+class _Calls:
+    """One kernel on rotating operands."""
+
+    def __init__(self, launch: Launch, at: Sequence[Addresses], device: int) -> None:
+        from ..backends.cuda.device import current_stream
+
+        self.launch, self.at, self.period, self.device = launch, at, len(at), device
+        self.stream = current_stream
+
+    def __call__(self, i: int) -> None:
+        self.launch(self.at[i % self.period], self.stream(self.device))
+
+
+class GpuBench:
+    """One GPU; see `isogemm.planner.tuning.Bench`."""
+
+    def __init__(self, device: int = 0) -> None:
+        import torch
+
+        from ..backends.cuda.device import device as facts
+
+        self._torch, self.device = torch, device
+        self._cache = facts(device).l2_bytes
+        self._weights: tuple[Any, list[Any]] = (None, [])
+        self._random = torch.Generator(device=torch.device("cuda", device)).manual_seed(1)
+
+    def seconds(self, product: Product, launches: Mapping[str, Launch], *, rough: bool) -> dict[str, float]:
+        """Device time of each call; weights are rotated past the second-level cache."""
+        held, at = self._operands(product)
+        clock, times = GraphClock(self.device), {}
+        calls = {name: _Calls(launch, at, self.device) for name, launch in launches.items()}
+        if rough:
+            for name, call in calls.items():
+                try:
+                    times[name] = _rough(clock, call)
+                except Exception as error:
+                    notice(f"{name} cannot be timed: {type(error).__name__}: {error}")
+                clock.forget()
+        else:
+            found = interleave(
+                [Candidate(name, call) for name, call in calls.items()],
+                blocks=7, block_seconds=0.002, pause=0.0, clock=clock,
+            )  # fmt: skip
+            times = {name: timing.median for name, timing in found.items()}
+        clock.forget()
+        del held
+        return times
+
+    def differing(self, product: Product, one: Launch, other: Launch) -> int:
+        """Output elements that differ, over random, cancelling and all-ones operands."""
+        from ..backends.cuda.device import current_stream
+
+        count = 0
+        for kind in KINDS:
+            a, b = self._matrix(product, "a", kind), self._matrix(product, "b", kind)
+            outs = []
+            for launch in (one, other):
+                out = self._empty(product)
+                launch(Addresses(a.data_ptr(), b.data_ptr(), out.data_ptr()), current_stream(self.device))
+                outs.append(out.view(self._torch.int16 if out.element_size() == 2 else self._torch.int32))
+            count += int((outs[0] != outs[1]).sum())
+        return count
+
+    def ceilings(self) -> Ceilings:
+        """Bandwidth of a copy, and the fastest square product that torch makes, for each arithmetic."""
+        torch, where = self._torch, self._torch.device("cuda", self.device)
+        source = torch.empty(1 << 30, dtype=torch.uint8, device=where)
+        target = torch.empty_like(source)
+        clock = GraphClock(self.device)
+        copy = _best(clock, lambda i: target.copy_(source))
+        peaks = {}
+        for name, dtype, size in (("tensor_core", torch.bfloat16, 8192), ("fma", torch.float32, 4096)):
+            x, y = (torch.randn(size, size, dtype=dtype, device=where, generator=self._random) for _ in range(2))
+            z = torch.empty_like(x)
+            peaks[name] = round(2 * size**3 / _best(clock, lambda i, x=x, y=y, z=z: torch.mm(x, y, out=z)) / 1e12, 1)
+        clock.forget()
+        return Ceilings(round(2 * source.numel() / copy / 1e9, 1), peaks)
+
+    def _operands(self, product: Product) -> tuple[list[Any], list[Addresses]]:
+        """Tensors to hold on to, and addresses of enough sets of them that none is still cached when its turn comes."""
+        itemsize = 4 if product.dtype_b == "float32" else 2
+        each = product.batch * product.n * product.k * itemsize
+        copies = max(2, min(64, math.ceil(CACHES_TO_FILL * self._cache / max(1, each))))
+        key = (product.batch, product.n, product.k, product.dtype_b)
+        if self._weights[0] != key:
+            self._weights = (None, [])
+            self._weights = (key, [self._matrix(product, "b", "normal") for _ in range(copies)])
+        weights = self._weights[1]
+        sets = [(self._matrix(product, "a", "normal"), self._empty(product)) for _ in range(2)]
+        pairs = [(w, *sets[i % 2]) for i, w in enumerate(weights)]
+        return [weights, sets], [Addresses(a.data_ptr(), w.data_ptr(), out.data_ptr()) for w, a, out in pairs]
+
+    def _matrix(self, product: Product, which: str, kind: str) -> Any:
+        """Packed values of one operand, whatever its layout; cancelling ones come in pairs along K."""
+        torch, where = self._torch, self._torch.device("cuda", self.device)
+        rows = product.m if which == "a" else product.n
+        dtype = getattr(torch, product.dtype_a if which == "a" else product.dtype_b)
+        if kind == "ones":
+            return torch.ones(product.batch, rows, product.k, dtype=dtype, device=where)
+        x = torch.randn(product.batch, rows, product.k, device=where, generator=self._random).to(dtype)
+        if kind == "cancelling":
+            half = product.k // 2
+            x[..., half : 2 * half] = x[..., :half] if which == "a" else -x[..., :half]
+        strides = product.a if which == "a" else product.b
+        along_k = strides.col == 1 if which == "a" else strides.row == 1
+        return x if along_k else x.transpose(1, 2).contiguous()
+
+    def _empty(self, product: Product) -> Any:
+        dtype = getattr(self._torch, product.dtype_out)
+        shape = (product.batch, product.m, product.n)
+        return self._torch.full(shape, float("nan"), dtype=dtype, device=self._torch.device("cuda", self.device))
+
+
+def _rough(clock: GraphClock, call: _Calls) -> float:
+    """One graph of a few calls, replayed once to warm up and once for the time."""
+    once = clock.elapsed(call, 0, 1)
+    once = min(once, clock.elapsed(call, 0, 1))
+    calls = max(1, min(2 * call.period, 16, round(ROUGH_SECONDS / max(once, 1e-6))))
+    clock.elapsed(call, 0, calls)
+    return min(clock.elapsed(call, 0, calls) for _ in range(2)) / calls
+
+
+def _best(clock: GraphClock, run: Any) -> float:
+    times = interleave([Candidate("ceiling", run)], blocks=5, block_seconds=0.01, pause=0.0, clock=clock)
+    return min(times["ceiling"].samples)
+
+
+def prepare_in_processes(device: int, jobs: Sequence[Job], *, seconds: float = 90.0, processes: int = 0) -> Offers:
+    """Compile and try kernels side by side, and search libraries; verdicts and code reach this process through disk."""
+    count = processes or max(1, min(14, (os.cpu_count() or 2) - 2))
+    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    offers: dict[tuple[str, Product], tuple[str, ...]] = {}
+    try:
+        futures = {pool.submit(_prepare, device, job): job for job in jobs}
+        for future in as_completed(futures, timeout=seconds):
+            name, config, products = futures[future]
+            why, offered = future.result()
+            if why:
+                notice(why)
+            if not config:
+                offers[name, products[0]] = offered
+    except (TimeoutError, RuntimeError) as error:  # RuntimeError: a process died, with its pool
+        notice(f"some kernels are compiled later: {type(error).__name__} {error}")
+    finally:
+        workers = list(getattr(pool, "_processes", {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
+    return offers
+
+
+def _prepare(device: int, job: Job) -> tuple[str, tuple[str, ...]]:
+    from ..backends.cuda.choose import chooser
+
+    name, config, products = job
+    try:
+        here = chooser(device)
+        if not config:
+            return "", here.families[name].configs(products[0])
+        for product in products:
+            here.families[name].build(product, config, device)
+        for product in {variant_of(p): p for p in products}.values():
+            here.admissions.verdict(name, config, product)
+    except Exception as error:
+        return f"kernel {name} [{config}] cannot be prepared: {type(error).__name__}: {error}", ()
+    return "", ()

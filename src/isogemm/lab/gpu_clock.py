@@ -1,0 +1,72 @@
+"""A clock of device time: calls captured into a CUDA graph, and replayed between two events."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .clock import Run
+
+__all__ = ["GraphClock"]
+
+MOST_NODES = 128
+
+
+class GraphClock:
+    """Seconds of device time of calls that enqueue on torch's current stream; see `isogemm.lab.Clock`.
+
+    Graphs leave out the host. A ``run`` may have an attribute ``period``, the number of operand sets that it rotates
+    through: a graph then starts where the last one ended, so that no weight is found in a cache by chance.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._graphs: dict[tuple[Run, int, int], Any] = {}
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def elapsed(self, run: Run, first: int, calls: int) -> float:
+        """Seconds of device time; long runs are whole replays of a shorter graph, scaled to `calls`."""
+        period = int(getattr(run, "period", 1))
+        unit = calls if calls <= MOST_NODES else max(period, MOST_NODES // period * period)
+        replays = max(1, calls // unit)
+        graph = self._graph(run, first % period, unit)
+        begin, end = self._events
+        with self._cuda.device(self.device), self._cuda.stream(self._stream):
+            begin.record()
+            for _ in range(replays):
+                graph.replay()
+            end.record()
+        end.synchronize()
+        seconds: float = begin.elapsed_time(end) * 1e-3
+        return seconds * calls / (replays * unit)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep; a GPU needs no rest between kernels, so callers ask for none."""
+        time.sleep(seconds)
+
+    def forget(self) -> None:
+        """Drop all graphs, and with them what their calls refer to."""
+        self._cuda.synchronize(self.device)
+        self._graphs.clear()
+
+    def _graph(self, run: Run, first: int, calls: int) -> Any:
+        found = self._graphs.get((run, first, calls))
+        if found is not None:
+            return found
+        graph = self._cuda.CUDAGraph()
+        with self._cuda.device(self.device), self._cuda.stream(self._stream):
+            run(first)  # whatever a first call does must not be captured
+            self._cuda.synchronize(self.device)
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                for i in range(first, first + calls):
+                    run(i)
+            finally:
+                graph.capture_end()
+        self._graphs[run, first, calls] = graph
+        return graph

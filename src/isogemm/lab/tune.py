@@ -1,0 +1,163 @@
+"""``isogemm tune``: which products to time on a GPU, and where the table goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..contract.spec import ContractLike, as_contract
+from ..errors import DeviceError, OptionError, ShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..models import Model
+    from ..planner.tables import Table
+    from ..planner.tuning import Progress, Wanted
+
+__all__ = ["attention", "linears", "read_wanted", "tune_device"]
+
+FIELDS = {"name", "n", "k", "batch", "trans", "m"}
+
+
+def linears(model: Model) -> list[Wanted]:
+    """The linear layers of a model, as products."""
+    from ..planner.tuning import Wanted
+
+    return [Wanted(x.name, x.n, x.k) for x in model.linears()]
+
+
+def attention(model: Model, tokens: int) -> list[Wanted]:
+    """Scores and values of all heads of one layer, each as one strided batch over `tokens`."""
+    from ..planner.tuning import Wanted
+
+    heads, width, ms = model.heads, model.head_dim, (tokens,)
+    return [
+        Wanted("scores", tokens, width, "NT", heads, ms),
+        Wanted("values", width, tokens, "NN", heads, ms),
+    ]
+
+
+def read_wanted(path: str) -> list[Wanted]:
+    """Products from a file: what `isogemm audit --shapes` reads; in JSON also ``batch``, ``trans`` and a list ``m``.
+
+    Raises
+    ------
+    OptionError, ShapeError
+        The file cannot be read, or a field is out of range; the message names it.
+    """
+    from ..audit import read_shapes
+    from ..planner.tuning import Wanted
+
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = None  # another format, or an error that the reader of shapes words
+    if not (isinstance(content, list) and content and all(isinstance(row, dict) for row in content)):
+        return [Wanted(x.linear.name, x.linear.n, x.linear.k) for x in read_shapes(path)]
+    return [_wanted(row, i, path) for i, row in enumerate(content)]
+
+
+def _wanted(row: dict[str, Any], i: int, path: str) -> Wanted:
+    from ..planner.tuning import Wanted
+
+    where = f"{Path(path).name}, product {i}"
+    if set(row) - FIELDS:
+        raise OptionError(where, limit=", ".join(sorted(FIELDS)), value=sorted(set(row) - FIELDS), nearest="n and k")
+    ms = row.get("m", [])
+    for name, value in (("n", row.get("n")), ("k", row.get("k")), ("batch", row.get("batch", 1)), *_each("m", ms)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ShapeError(f"{where}, {name}", limit="a whole number of at least 1", value=repr(value), nearest=1)
+    trans = str(row.get("trans", "NT")).upper()
+    if trans not in ("NN", "NT", "TN", "TT"):
+        raise OptionError(f"{where}, trans", limit="NN, NT, TN or TT", value=repr(trans), nearest="NT")
+    name = str(row.get("name", f"{row['n']}x{row['k']}"))
+    return Wanted(name, row["n"], row["k"], trans, row.get("batch", 1), tuple(ms))
+
+
+def _each(name: str, values: Any) -> list[tuple[str, Any]]:
+    return [(name, v) for v in values] if isinstance(values, list) else [(name, values)]
+
+
+def tune_device(
+    wanted: Sequence[Wanted],
+    *,
+    dtype: str = "bfloat16",
+    contract: ContractLike | None = None,
+    out_dtype: str | None = None,
+    ms: Sequence[int] = (),
+    device: int = 0,
+    out: str = "",
+    budget: float = float("inf"),
+    progress: Progress = lambda done, total, text: None,
+) -> tuple[Table, Path, int]:
+    """Tune products on a GPU and write the table: the user's own, or `out`.
+
+    An existing table of the same software is gone on with. See `isogemm.planner.tuning.tune`.
+
+    Returns
+    -------
+    (Table, Path, int)
+        The table, its file, and how many products the budget left out.
+
+    Raises
+    ------
+    DeviceError
+        No such GPU.
+    TableError
+        The table to go on with is damaged.
+    """
+    from ..backends.cuda.device import count
+
+    if device >= count():
+        raise DeviceError("tune", limit=f"one of {count()} GPUs", value=device, nearest="a machine with an NVIDIA GPU")
+    from ..backends.cuda import choose
+    from ..planner.numeric import numeric_key
+    from ..planner.tables import dump, load, user_table_path, write_atomically
+    from ..planner.tuning import SWEEP, pose, tune
+    from .gpu_bench import GpuBench, prepare_in_processes
+
+    here = choose.chooser(device)
+    bits = choose.default_contract_of(device, dtype) if contract is None else as_contract(contract)
+    path = Path(out) if out else user_table_path(here.admissions.stamp["device"])
+    products = [pose(w, dtype=dtype, contract=bits, out_dtype=out_dtype) for w in wanted]
+    sweep = {numeric_key(p): w.ms or tuple(ms) or SWEEP for p, w in zip(products, wanted, strict=True)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path):
+        table, left = tune(
+            list({numeric_key(p): p for p in products}.values()),
+            sweep,
+            here,
+            GpuBench(device),
+            name=path.name,
+            table=load(path) if path.exists() else None,
+            prepare=lambda jobs: prepare_in_processes(device, jobs),
+            save=lambda table: write_atomically(path, dump(table)),
+            progress=progress,
+            budget=budget,
+        )
+    choose.reload()
+    return table, path, left
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the right to go on with a table: two runs at once would each lose the other's products."""
+    lock = path.with_name(f".{path.name}.lock")
+    with open(lock, "a", encoding="utf-8") as file:
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            yield
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise OptionError(
+                "tune", limit="one run at a time for a table", value=f"another one writes {path.name}",
+                nearest="wait, or --out FILE",
+            ) from error  # fmt: skip
+        yield

@@ -1,0 +1,234 @@
+"""Plans for a GPU: which kernel would serve a product, why, what admitted it, and what time to expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..backends.cuda.product import ITEMSIZE, Product
+from ..contract.spec import Contract
+from ..errors import DeviceError
+from .admission import NATIVE, Verdict
+from .numeric import NumericPlan, is_packed, numeric_key
+from .ranking import Candidate, recommended
+from .tables import Ceilings, Row, Table, shipped_tables
+from .trials import variant_of
+
+if TYPE_CHECKING:
+    from ..backends.cuda.choose import Chooser
+
+__all__ = ["SCHEMA", "DevicePlan", "explain", "explain_offline", "explain_on"]
+
+SCHEMA = "isogemm.device_plan.v1"
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """A frozen, printable plan for one product on a GPU.
+
+    Attributes
+    ----------
+    m, n, k, batch : int
+        C[m, n] = op(A)[m, k] @ op(B)[k, n], packed; once, or for each item of a batch.
+    trans_a, trans_b : {"N", "T"}
+    numeric : NumericPlan
+        What the numbers are; made without M.
+    device : str
+        The GPU that the plan is for.
+    here : bool
+        Whether that GPU is in this machine; else the plan is read from a shipped table.
+    family, config : str
+        The kernel.
+    reason : str
+        Why this one.
+    admission : str
+        What admitted it, and when.
+    expected_us, bound_us : float or None
+        Time as measured (or drawn from a near product), and the roofline's from measured ceilings.
+    bound : str
+        memory, compute, or unknown where no ceilings were measured.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    trans_a: str
+    trans_b: str
+    numeric: NumericPlan
+    device: str
+    here: bool
+    family: str
+    config: str
+    reason: str
+    admission: str
+    expected_us: float | None
+    bound_us: float | None
+    bound: str
+
+    @property
+    def contract(self) -> Contract:
+        """The definition of the bits."""
+        return self.numeric.contract
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"schema": SCHEMA, **asdict(self), "numeric": asdict(self.numeric) | {"contract": str(self.contract)}}
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The plan as (name, value) lines."""
+        x, batch = self.numeric, f", batch {self.batch}" if self.batch > 1 else ""
+        defined = "no executable definition" if x.contract.arithmetic == NATIVE else "m plays no part"
+        lines = [
+            ("product", f"C[{self.m}, {self.n}] = op{self.trans_a}(A) @ op{self.trans_b}(B), k = {self.k}{batch}"),
+            ("contract", f"{x.contract}  ({x.leaves} chain{'s' if x.leaves != 1 else ''} over K; {defined})"),
+            ("types", f"{x.dtype_a} x {x.dtype_b} -> {x.out_dtype}"),
+            ("device", self.device if self.here else f"{self.device}, by its shipped table: there is no GPU here"),
+            ("kernel", f"{self.family} [{self.config}]"),
+            ("why", self.reason),
+            ("admission", self.admission),
+            ("expected", "not measured" if self.expected_us is None else f"{self.expected_us:.3g} us"),
+        ]
+        if self.bound_us is not None:
+            share = f", {self.bound_us / self.expected_us:.0%} of it reached" if self.expected_us else ""
+            lines.append(("bound", f"{self.bound}: {self.bound_us:.3g} us{share}"))
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<9} {value}" for name, value in self.rows())
+
+    def __rich__(self) -> Any:
+        from rich.table import Table as Grid
+
+        grid = Grid(title=f"plan {self.m} x {self.n} x {self.k} on {self.device}", show_header=False)
+        for name, value in self.rows():
+            grid.add_row(name, value)
+        return grid
+
+
+def explain(pose: Callable[[str], Product], device: int) -> DevicePlan:
+    """The plan of a product on a GPU of this machine; without one, by a shipped table.
+
+    Parameters
+    ----------
+    pose : callable
+        The product, given the arithmetic of the device's tensor cores.
+
+    Raises
+    ------
+    DeviceError
+        No GPU, and no shipped table to read instead.
+    """
+    from ..backends.cuda.device import count
+
+    if count() > device:
+        from ..backends.cuda.choose import chooser
+
+        here = chooser(device)
+        return explain_on(pose(here.admissions.arithmetic() or "tensor_core:sm90"), here)
+    tables = shipped_tables()
+    if device or not tables:
+        raise DeviceError(
+            "plan for cuda", limit="a GPU, or a shipped tuning table", value=f"neither for device {device}",
+            nearest="device='cpu'",
+        )  # fmt: skip
+    return explain_offline(pose(tables[0].arithmetic or "tensor_core:sm90"), tables[0])
+
+
+def explain_on(product: Product, chooser: Chooser) -> DevicePlan:
+    """The plan on a device at hand. Runs nothing: kernels not tried yet are said to be tried at first use.
+
+    Raises
+    ------
+    DeviceError
+        No kernel of this device supports the product.
+    """
+    device = chooser.admissions.stamp.get("device", "this GPU")
+    for candidate, verdict in chooser.judged(product, trial=False):
+        ours = verdict.state == "unknown" and candidate.use.family not in chooser.libraries
+        if verdict.state == "admitted" or ours:
+            ceilings = candidate.table or next((t for t in chooser.tables if t.stamp.get("device") == device), None)
+            return _plan(product, candidate, _said(verdict), ceilings, device, here=True)
+    raise DeviceError(
+        f"kernel on {device}", limit="one that supports the product", value=f"none for {numeric_key(product)}",
+        nearest="fma/chain",
+    )  # fmt: skip
+
+
+def explain_offline(product: Product, table: Table) -> DevicePlan:
+    """The plan that a device's table gives; whether a kernel is legal is as its row says.
+
+    Raises
+    ------
+    DeviceError
+        The table has no kernel for such products.
+    """
+    key, variant = numeric_key(product), variant_of(product)
+    verdicts: dict[tuple[str, str], Verdict] = {
+        (x.family, config): Verdict("admitted", f"table {table.name}", x.date)
+        for x in table.admitted
+        if x.variant == variant
+        for config in x.configs
+    }
+    for x in table.library_of(key):
+        if x.variant == variant and x.low <= product.m <= x.high and is_packed(product):
+            verdicts[x.family, x.config] = Verdict("admitted", f"table {table.name}", x.date)
+    libraries = {x.family for x in table.library}
+    for candidate in recommended([table], product):
+        verdict = verdicts.get(candidate.use, Verdict("unknown"))
+        if verdict.state == "admitted" or candidate.use.family not in libraries:
+            return _plan(product, candidate, _said(verdict), table, table.stamp.get("device", table.name), here=False)
+    raise DeviceError(
+        f"plan by table {table.name}", limit=f"a kernel for {key.arithmetic}", value=str(key), nearest="a GPU"
+    )
+
+
+def _said(verdict: Verdict) -> str:
+    if verdict.state == "unknown":
+        return "tried on golden products at first use"
+    return f"{verdict.state} {verdict.date}, {verdict.source}"
+
+
+def _plan(
+    product: Product, candidate: Candidate, admission: str, table: Table | None, device: str, *, here: bool
+) -> DevicePlan:
+    """Put together what is known of a candidate."""
+    p, order = product, product.contract.order
+    leaves = len(order.leaves(p.k, p.contract.block))
+    bound_us, bound = _roofline(product, table.ceilings if table else Ceilings(0.0, {}))
+    expected = candidate.expected_us
+    if expected is None and candidate.row is not None and bound_us is not None and table is not None:
+        expected = _scaled(product, candidate.row, bound_us, table.ceilings)
+    return DevicePlan(
+        p.m, p.n, p.k, p.batch, "N" if p.a.col == 1 else "T", "N" if p.b.col == 1 else "T",
+        NumericPlan(p.contract, p.k, p.dtype_a, p.dtype_b, p.dtype_out, leaves), device, here,
+        *candidate.use, candidate.reason, admission, expected, bound_us, bound,
+    )  # fmt: skip
+
+
+def _roofline(product: Product, ceilings: Ceilings) -> tuple[float | None, str]:
+    """Microseconds below which the product cannot be done, and what sets them."""
+    peaks: Mapping[str, float] = ceilings.tflops
+    peak = peaks.get(product.contract.arithmetic.partition(":")[0])
+    if not ceilings.copy_gb_per_second or not peak:
+        return None, "unknown"
+    p = product
+    a, b, out = p.m * p.k * ITEMSIZE[p.dtype_a], p.k * p.n * ITEMSIZE[p.dtype_b], p.m * p.n * ITEMSIZE[p.dtype_out]
+    memory = p.batch * (a + b + out) / ceilings.copy_gb_per_second / 1e3
+    compute = 2 * p.m * p.n * p.k * p.batch / peak / 1e6
+    return max(memory, compute), "memory" if memory > compute else "compute"
+
+
+def _scaled(product: Product, row: Row, bound_us: float, ceilings: Ceilings) -> float | None:
+    """The time of a near product at the same M, brought to this one's bound."""
+    from dataclasses import replace
+
+    timed = row.microseconds(product.m)
+    near, _ = _roofline(replace(product, n=row.key.n, k=row.key.k, batch=row.key.batch), ceilings)
+    return timed * bound_us / near if timed is not None and near else None

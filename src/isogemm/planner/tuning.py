@@ -1,0 +1,292 @@
+"""Tuning: time what is admitted, for each product and M, and keep the fastest in a table.
+
+For each product (without M) and each M: rough times of everything that the families offer; of the fastest, those whose
+bits are right; precise times of these, interleaved. Neighbouring M that one kernel serves within `SLACK` of the fastest
+share a bucket.
+Nothing here can change a bit: a table only orders kernels, and each has to be admitted wherever it is used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from ..backends.cuda.choose import Chooser
+from ..backends.cuda.product import Launch, Product, Strides
+from ..contract.spec import Contract
+from ..errors import OptionError
+from .admission import notice, same_stamp, today
+from .numeric import NumericKey, numeric_key
+from .tables import Admitted, Bucket, Ceilings, LibraryRange, Row, Table, Use
+from .trials import variant_of
+
+__all__ = ["SWEEP", "Bench", "Job", "Offers", "Prepare", "Wanted", "merge", "pose", "tune"]
+
+SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+KEPT = 4  # kernels that are timed precisely; also the length of a bucket's list
+SLACK = 1.02  # a kernel this close to the fastest keeps its bucket: fewer kernels, and timings differ by as much
+OFFERED = 64  # configurations of one family that are timed
+
+Progress = Callable[[int, int, str], None]
+Job = tuple[str, str, tuple[Product, ...]]
+"""A family, a configuration, and products to build it for; without a configuration: a library to search."""
+Offers = Mapping[tuple[str, Product], tuple[str, ...]]
+Prepare = Callable[[Sequence[Job]], Offers]
+"""Compiles and tries kernels ahead; returns what libraries offer, whose search takes long."""
+
+
+class Wanted(NamedTuple):
+    """A product to tune, without M: op(B) is [k, n]; `trans` as in BLAS, NT for a linear layer."""
+
+    name: str
+    n: int
+    k: int
+    trans: str = "NT"
+    batch: int = 1
+    ms: tuple[int, ...] = ()
+
+
+class Bench(Protocol):
+    """What tuning needs of a device besides `Machine`; `isogemm.lab.gpu_bench` has it for GPUs."""
+
+    def seconds(self, product: Product, launches: Mapping[str, Launch], *, rough: bool) -> Mapping[str, float]:
+        """Device time of each, with weights from beyond the caches; one that fails is left out."""
+        ...
+
+    def differing(self, product: Product, one: Launch, other: Launch) -> int:
+        """Output elements that differ between two kernels, on random, cancelling and all-ones operands."""
+        ...
+
+    def ceilings(self) -> Ceilings:
+        """Measured limits of the device."""
+        ...
+
+
+@dataclass
+class _Tuner:
+    """One run of `tune`."""
+
+    chooser: Chooser
+    bench: Bench
+    offers: Offers
+    library: list[LibraryRange]
+
+    def at(self, product: Product, low: int) -> dict[Use, float]:
+        """Microseconds of the fastest admitted kernels, each legal for rows in [low, product.m]."""
+        launches: dict[Use, Launch] = {}
+        for name, family in self.chooser.families.items():
+            offered = self.offers.get((name, product)) or family.configs(product)
+            for config in offered[:OFFERED]:
+                try:
+                    launches[Use(name, config)] = family.build(product, config, self.chooser.machine.device)
+                except Exception as error:
+                    notice(f"kernel {name} [{config}] cannot be built: {error}")
+        rough = self._seconds(product, launches, rough=True)
+        best: dict[Use, Launch] = {}
+        for use in sorted(rough, key=rough.__getitem__):
+            if self._admitted(use, product, low):
+                best[use] = launches[use]
+            if len(best) == KEPT:
+                break
+        precise = self._seconds(product, best, rough=False) if len(best) > 1 else {u: rough[u] for u in best}
+        return {use: seconds * 1e6 for use, seconds in precise.items()}
+
+    def _seconds(self, product: Product, launches: Mapping[Use, Launch], *, rough: bool) -> dict[Use, float]:
+        names = {f"{use.family} {use.config}": use for use in launches}
+        times = self.bench.seconds(product, {n: launches[u] for n, u in names.items()}, rough=rough) if names else {}
+        return {names[name]: seconds for name, seconds in times.items()}
+
+    def _admitted(self, use: Use, product: Product, low: int) -> bool:
+        if use.family not in self.chooser.libraries:
+            return self.chooser.admissions.verdict(*use, product).state == "admitted"
+        plain = self._plain(product)
+        family, device = self.chooser.families[use.family], self.chooser.machine.device
+        if plain is None:
+            return False
+        for m in sorted({low, (low + product.m) // 2, product.m}):
+            here = pose_rows(product, m)
+            try:
+                mine = family.build(here, use.config, device)
+            except Exception as error:
+                notice(f"{use.family} [{use.config}] is no kernel for m {m} of {numeric_key(product)}: {error}")
+                return False
+            other = self.chooser.families[plain.family].build(here, plain.config, device)
+            if self.bench.differing(here, mine, other):
+                return False
+        entry = LibraryRange(
+            use.family, self.chooser.admissions.fingerprint(use.family), numeric_key(product), variant_of(product),
+            use.config, low, product.m, today(),
+        )  # fmt: skip
+        self.library.append(entry)
+        return True
+
+    def _plain(self, product: Product) -> Use | None:
+        """An admitted kernel of ours to compare a library with."""
+        for name, family in self.chooser.families.items():
+            if name not in self.chooser.libraries:
+                for config in family.configs(product):
+                    if self.chooser.admissions.verdict(name, config, product).state == "admitted":
+                        return Use(name, config)
+        return None
+
+
+def tune(
+    products: Sequence[Product],
+    sweep: Mapping[NumericKey, Sequence[int]] | Sequence[int],
+    chooser: Chooser,
+    bench: Bench,
+    *,
+    name: str = "user.json",
+    table: Table | None = None,
+    prepare: Prepare | None = None,
+    save: Callable[[Table], None] = lambda table: None,
+    progress: Progress = lambda done, total, text: None,
+    budget: float = float("inf"),
+) -> tuple[Table, int]:
+    """Time kernels for products and rows, and write a table as it grows.
+
+    Parameters
+    ----------
+    products : sequence of Product
+        Of any m; see `pose`.
+    sweep : sequence of int, or one for each key
+        Rows to time.
+    chooser, bench
+        The device.
+    table : Table, optional
+        What to go on from. Rows of products already timed at every m by the same software are kept.
+    prepare : callable, optional
+        Compiles and tries kernels ahead, in other processes.
+    save : callable
+        Called with the table after each product, so that an interrupted run loses one product at most.
+    budget : float
+        Seconds after which no further product is begun.
+
+    Returns
+    -------
+    (Table, int)
+        The table, and how many products the budget left out.
+    """
+    started, stamp = time.monotonic(), chooser.admissions.stamp
+    ms = {key: tuple(sorted(_sweep_of(sweep, key))) for key in map(numeric_key, products)}
+    table = _continued(table, name, stamp, chooser.admissions.arithmetic())
+    todo = [p for p in products if not _is_done(table, numeric_key(p), ms[numeric_key(p)])]
+    offers: Offers = {}
+    if todo and prepare is not None:
+        progress(0, 1, "compiling")
+        offers = prepare(_jobs(chooser, [pose_rows(p, m) for p in todo for m in ms[numeric_key(p)]]))
+    if todo and not table.ceilings.copy_gb_per_second:
+        table = replace(table, ceilings=bench.ceilings())
+    total, done = sum(len(ms[numeric_key(p)]) for p in todo), 0
+    for i, product in enumerate(todo):
+        if time.monotonic() - started > budget:
+            return table, len(todo) - i
+        key, times, low = numeric_key(product), {}, 1
+        tuner = _Tuner(chooser, bench, offers, [])
+        for m in ms[key]:
+            progress(done, total, f"{key}, m {m}")
+            times[m] = tuner.at(pose_rows(product, m), low)
+            low, done = m + 1, done + 1
+        table = _with_row(table, merge(key, times), tuner.library, chooser)
+        save(table)
+    progress(total, total, "done")
+    return table, 0
+
+
+def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> Row:
+    """A row from microseconds by m and kernel: the bucket goes on while its kernel is within `SLACK` of the fastest.
+
+    Raises
+    ------
+    OptionError
+        Some m has no kernel.
+    """
+    buckets: list[Bucket] = []
+    for m in sorted(times):
+        here = sorted(times[m], key=times[m].__getitem__)
+        if not here:
+            raise OptionError(f"kernels for {key}, m {m}", limit="one that is admitted", value="none", nearest="chain")
+        last = buckets[-1].uses[0] if buckets else None
+        if last is not None and last in times[m] and times[m][last] <= SLACK * times[m][here[0]]:
+            here.remove(last)
+            buckets[-1] = Bucket(m, (last, *here))
+        else:
+            buckets.append(Bucket(m, tuple(here)))
+    return Row(key, tuple(buckets), {m: round(min(t.values()), 3) for m, t in sorted(times.items())})
+
+
+def pose(
+    wanted: Wanted, *, m: int = 1, dtype: str = "bfloat16", contract: Contract, out_dtype: str | None = None
+) -> Product:
+    """The packed product of a layer: C[m, n] = op(A) op(B), once or in a strided batch."""
+    n, k, batch = wanted.n, wanted.k, wanted.batch
+    trans_a, trans_b = wanted.trans[0].upper(), wanted.trans[1].upper()
+    item = 1 if batch > 1 else 0
+    return Product(
+        m, n, k, dtype, dtype, out_dtype or dtype, contract,
+        Strides(k, 1, item * m * k) if trans_a == "N" else Strides(1, m, item * m * k),
+        Strides(n, 1, item * n * k) if trans_b == "N" else Strides(1, k, item * n * k),
+        Strides(n, 1, item * m * n), batch,
+    )  # fmt: skip
+
+
+def pose_rows(product: Product, m: int) -> Product:
+    """A packed product over another number of rows: strides that follow m, follow."""
+    item = 1 if product.batch > 1 else 0
+    a, out = product.a, product.out
+    a = Strides(a.row, a.col, item * m * product.k) if a.col == 1 else Strides(1, m, item * m * product.k)
+    return replace(product, m=m, a=a, out=Strides(out.row, out.col, item * m * product.n))
+
+
+def _sweep_of(sweep: Mapping[NumericKey, Sequence[int]] | Sequence[int], key: NumericKey) -> Sequence[int]:
+    return sweep[key] if isinstance(sweep, Mapping) else sweep
+
+
+def _jobs(chooser: Chooser, products: Sequence[Product]) -> list[Job]:
+    """Each kernel of ours with the products that it is to be built for; each product with a library to search."""
+    jobs: dict[Use, list[Product]] = {}
+    searches: list[Job] = []
+    for product in products:
+        for name, family in chooser.families.items():
+            if name in chooser.libraries:
+                searches.append((name, "", (product,)))
+                continue
+            for config in family.configs(product)[:OFFERED]:
+                jobs.setdefault(Use(name, config), []).append(product)
+    return [(*use, tuple(found)) for use, found in jobs.items()] + searches
+
+
+def _continued(table: Table | None, name: str, stamp: Mapping[str, str], arithmetic: str) -> Table:
+    """The table to go on with; one of other software starts anew, as its times and verdicts are void."""
+    same = table is not None and all(same_stamp(table.stamp, stamp, library=x) for x in (False, True))
+    if table is not None and same:
+        return replace(table, name=name, stamp=dict(stamp), made=today())
+    return Table(name, dict(stamp), today(), arithmetic)
+
+
+def _is_done(table: Table, key: NumericKey, ms: Sequence[int]) -> bool:
+    row = table.row(key)
+    return row is not None and set(ms) <= set(row.us)
+
+
+def _with_row(table: Table, row: Row, library: Sequence[LibraryRange], chooser: Chooser) -> Table:
+    """The table with one row more, the algorithms that it uses, and everything admitted so far."""
+    used = {use for bucket in row.buckets for use in bucket.uses}
+    kept = [x for x in table.library if x.key != row.key] + [x for x in library if Use(x.family, x.config) in used]
+    rows = [*(r for r in table.rows if r.key != row.key), row]
+    return replace(
+        table, made=today(), rows=tuple(rows), library=tuple(kept), admitted=tuple(_admitted(rows, chooser))
+    )  # fmt: skip
+
+
+def _admitted(rows: Sequence[Row], chooser: Chooser) -> Iterator[Admitted]:
+    """What is admitted of the kernels that the rows name, by family and variant."""
+    used = {use for row in rows for bucket in row.buckets for use in bucket.uses}
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for family, config, variant, date in chooser.admissions.granted():
+        if Use(family, config) in used:
+            groups.setdefault((family, variant, date), []).append(config)
+    for (family, variant, date), configs in sorted(groups.items()):
+        yield Admitted(family, chooser.admissions.fingerprint(family), variant, tuple(configs), date)

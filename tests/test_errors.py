@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
+from tests.backends.cuda.conftest import missing
+from tests.backends.cuda.pretend import nowhere, pretended  # noqa: F401
 from tests.products import BF16, F16, F32
 
 import isogemm
@@ -58,9 +60,32 @@ def unaligned(rows: int, columns: int) -> np.ndarray:
     return np.frombuffer(bytearray(rows * columns * 4 + 1), F32, offset=1).reshape(rows, columns)
 
 
+class Device:
+    """Where the rows' arrays are taken before they reach a call; the host, unless a test says otherwise."""
+
+    move: Callable[[np.ndarray], Any] | None = None
+
+    @classmethod
+    def moved(cls, x: Any) -> Any:
+        if isinstance(x, list):
+            return [cls.moved(item) for item in x]
+        return cls.move(x) if cls.move is not None and type(x) is np.ndarray else x
+
+
+def there(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, with its arrays taken to where `Device` says."""
+
+    def moved(*args: Any, **options: Any) -> Any:
+        options = {name: value if name == "alpha" else Device.moved(value) for name, value in options.items()}
+        return call(*map(Device.moved, args), **options)
+
+    return moved
+
+
 A, B = ones(4, 6), ones(6, 4)
-matmul, linear, gemm = isogemm.matmul, isogemm.linear, isogemm.gemm
-strided, batched, grouped = isogemm.gemm_strided_batched, isogemm.gemm_batched, isogemm.gemm_grouped
+matmul, linear, gemm = there(isogemm.matmul), there(isogemm.linear), there(isogemm.gemm)
+strided, batched, grouped = map(there, (isogemm.gemm_strided_batched, isogemm.gemm_batched, isogemm.gemm_grouped))
+describe = there(blas.describe)
 
 SHAPES = [
     Row("inner", lambda c: matmul(A, ones(5, 4), out=c), ShapeError, "[5, 4]", "b [6, 4]"),
@@ -77,6 +102,7 @@ SHAPES = [
     Row("linear k", lambda c: linear(A, ones(4, 5)), ShapeError, "w [4, 5]", "x [4, 5]"),
     Row("linear w", lambda c: linear(A, ones(2, 4, 6)), ShapeError, "[2, 4, 6]", "matmul"),
     Row("linear bias", lambda c: linear(A, ones(3, 6), ones(4)), ShapeError, "[4]", "[3]"),
+    Row("linear out", lambda c: linear(A, ones(3, 6), out=c), ShapeError, "[4, 4]", "[4, 3]"),
     Row("linear 0-D", lambda c: linear(ones(), ones(3, 6)), ShapeError, "x []", "x [6]"),
     Row("strided 2-D", lambda c: strided(A, B), ShapeError, "[4, 6]", "broadcast_to"),
     Row("strided batch", lambda c: strided(ones(2, 4, 6), ones(3, 6, 4)), ShapeError, "[3, 6, 4]", "[2, 6, 4]"),
@@ -86,7 +112,7 @@ SHAPES = [
     Row("list sizes", lambda c: batched([A, A[:2]], [B, B]), ShapeError, "(2, 4, 6)", "gemm_grouped"),
     Row("list rank", lambda c: batched([ones(6)], [B], out=[c]), ShapeError, "[6]", "matmul"),
     Row("grouped inner", lambda c: grouped([A, A], [B, ones(5, 4)], out=[c, c]), ShapeError, "[5, 4]", "[6, 4]"),
-    Row("describe", lambda c: blas.describe(A, ones(6, 3), c), ShapeError, "[4, 4]", "[4, 3]"),
+    Row("describe", lambda c: describe(A, ones(6, 3), c), ShapeError, "[4, 4]", "[4, 3]"),
 ]
 
 DTYPES = [
@@ -118,6 +144,8 @@ MEMORY = [
     Row("unaligned a", lambda c: matmul(unaligned(4, 6), B, out=c), LayoutError, "unaligned", "np.require"),
     Row("unaligned b", lambda c: matmul(A, unaligned(6, 4)), LayoutError, "unaligned", "np.require"),
     Row("out is a", lambda c: matmul(c, ones(4, 4), out=c), AliasError, "overlap", "memory of its own"),
+    Row("linear out is x", lambda c: linear(c, ones(4, 4), out=c), AliasError, "overlap", "memory of its own"),
+    Row("linear out in w", lambda c: linear(ones(2, 4), c, out=c[:2]), AliasError, "overlap", "memory of its own"),
     Row("out is b", lambda c: gemm(ones(4, 4), c.T, out=c), AliasError, "overlap", "memory of its own"),
     Row("out in a", lambda c: gemm(c[:2], ones(4, 2), out=c[1:3, :2]), AliasError, "overlap", "memory of its own"),
     Row("out in bias", lambda c: gemm(A, B, bias=c[2], out=c), AliasError, "overlap", "memory of its own"),
@@ -168,7 +196,7 @@ def bgemm(into: np.ndarray, **changes: Any) -> Any:
     """A legal 4 x 4 x 6 column-major call, except for `changes`."""
     call = {"transa": "N", "transb": "N", "m": 4, "n": 4, "k": 6, "alpha": 1.0, "a": ones(24), "lda": 4, "b": ones(24),
             "ldb": 6, "beta": 0.0, "c": into.reshape(-1), "ldc": 4}  # fmt: skip
-    return blas.gemm(**(call | changes))
+    return there(blas.gemm)(**(call | changes))
 
 
 def bstrided(c: np.ndarray, **changes: Any) -> Any:
@@ -176,11 +204,11 @@ def bstrided(c: np.ndarray, **changes: Any) -> Any:
     call = {"transa": "N", "transb": "N", "m": 2, "n": 2, "k": 3, "alpha": 1.0, "a": ones(12), "lda": 2, "b": ones(12),
             "ldb": 3, "beta": 0.0, "c": c.reshape(-1), "ldc": 2, "stride_a": 6, "stride_b": 6, "stride_c": 4,
             "batch_count": 2}  # fmt: skip
-    return blas.gemm_strided_batched(**(call | changes))
+    return there(blas.gemm_strided_batched)(**(call | changes))
 
 
 def bpointers(c: np.ndarray, a: list[int], b: list[int], out: list[int]) -> Any:
-    return blas.gemm_batched("N", "N", 2, 2, 3, 1.0, ones(12), 2, ones(12), 3, 0.0, c.reshape(-1), 2, a, b, out)
+    return there(blas.gemm_batched)("N", "N", 2, 2, 3, 1.0, ones(12), 2, ones(12), 3, 0.0, c.reshape(-1), 2, a, b, out)
 
 
 BLAS = [
@@ -220,7 +248,7 @@ F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 PACKED = isogemm.pack(ones(4, 6))
 HINTS = [
     Row("packed in matmul", lambda c: matmul(A, PACKED, out=c), DTypeError, "PackedWeight(4 x 6", "linear(x, packed)"),
-    Row("packed in describe", lambda c: blas.describe(A, PACKED), DTypeError, "PackedWeight", "linear(x, packed)"),
+    Row("packed in describe", lambda c: describe(A, PACKED), DTypeError, "PackedWeight", "linear(x, packed)"),
     Row("w.T in linear", lambda c: linear(A, ones(6, 3)), ShapeError, "[6, 3]", "w is [n, k]: did you mean w.T?"),
     Row("w in matmul", lambda c: matmul(A, ones(3, 6)), ShapeError, "[3, 6]", "linear(x, w), or w.T"),
     Row("tree alone", lambda c: matmul(A, B, contract="tree8"), ContractError, "tree8", "'fma/tree8'"),
@@ -230,7 +258,7 @@ HINTS = [
     Row("Contract(order)", lambda c: isogemm.Contract("fma", "chain"), ContractError, "str 'chain'", "Contract.parse"),
     Row("parse(3)", lambda c: isogemm.Contract.parse(3), ContractError, "int 3", "'fma/chain'"),
     Row("threads", lambda c: isogemm.set_num_threads(10**6), OptionError, "1000000", str(threads._most())),
-    Row("fp8 weight", lambda c: isogemm.pack(A.astype(F8)), DTypeError, "float8_e4m3fn", "float32"),
+    Row("fp8 weight", lambda c: there(isogemm.pack)(A.astype(F8)), DTypeError, "float8_e4m3fn", "float32"),
 ]  # fmt: skip
 
 
@@ -274,17 +302,76 @@ def test_nothing_is_said_to_be_kept_where_nothing_can_be(monkeypatch, tmp_path, 
         assert ("kept" in said) == kept
 
 
-@pytest.mark.parametrize("row", SHAPES + DTYPES + MEMORY + OPTIONS + SIZES + BLAS + HINTS, ids=lambda row: row.name)
+ROWS = SHAPES + DTYPES + MEMORY + OPTIONS + SIZES + BLAS + HINTS
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_bad_input(row: Row) -> None:
     c = np.full((4, 4), POISON, np.uint32).view(F32)
+    check(row, c)
+    assert (c.view(np.uint32) == POISON).all()
+
+
+# What a device's arrays cannot be: other element types have no ghosts, and are left to real tensors.
+HOST_ALONE = {
+    "object", "text", "fields", "big-endian", "read-only out", "unaligned a", "unaligned b", "read-only c",
+    "float64", "complex", "int8", "bool", "int buffer", "bias dtype", "fp8 weight", "a list", "alpha array",
+    "packed in matmul", "packed in describe",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name not in HOST_ALONE], ids=lambda row: row.name)
+def test_bad_input_on_a_device(row: Row, pretended: Any, monkeypatch: Any) -> None:  # noqa: F811
+    """The same errors for memory that cannot be read here, before anything is allocated or launched."""
+    monkeypatch.setattr(Device, "move", staticmethod(nowhere))
+    check(row, np.full((4, 4), POISON, np.uint32).view(F32))
+    assert not pretended.chosen
+    assert not pretended.allocated
+
+
+TENSORS_CANNOT = HOST_ALONE - {"float64", "complex", "int8", "bool", "int buffer", "bias dtype"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name not in TENSORS_CANNOT], ids=lambda row: row.name)
+def test_bad_input_on_a_gpu(row: Row, monkeypatch: Any) -> None:
+    """The same errors for torch's tensors, and C untouched."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(f"needs a GPU: {reason}")
+    import torch
+
+    c = np.full((4, 4), POISON, np.uint32).view(F32)
+    there = torch.from_numpy(c.view(np.int32).copy()).cuda().view(torch.float32)
+    monkeypatch.setattr(Device, "move", staticmethod(lambda x: on_gpu(x, c, there)))
+    check(row, c, words=False)
+    assert (there.view(torch.int32).cpu().numpy().view(np.uint32) == POISON).all()
+
+
+def on_gpu(x: np.ndarray, c: np.ndarray, there: Any) -> Any:
+    """`x` as a CUDA tensor with the same strides; a view of `c` as one of `there`."""
+    import torch
+
+    steps = tuple(s // x.itemsize for s in x.strides)
+    if np.may_share_memory(x, c):
+        return there.as_strided(x.shape, steps, (x.ctypes.data - c.ctypes.data) // 4)
+    flat = torch.ones(1, dtype=torch.bfloat16) if x.dtype == BF16 else torch.from_numpy(np.ones(1, x.dtype))
+    if x.size < 2**20:
+        extent = 1 + sum(max(d - 1, 0) * s for d, s in zip(x.shape, steps, strict=True))
+        flat = flat.expand(extent).contiguous()
+    return flat.cuda().as_strided(x.shape, steps)
+
+
+def check(row: Row, c: np.ndarray, *, words: bool = True) -> None:
+    """Raise unless the row's call fails as it should; tensors name their dtypes and attributes in torch's words."""
     with pytest.raises(row.error) as caught:
         row.call(c)
     match = re.fullmatch(r".+: limit: (.+); got: (.+); nearest legal choice: (.+)", str(caught.value), re.DOTALL)
     assert match is not None, str(caught.value)
     assert match[1].strip()
     assert row.value in match[2]
-    assert row.nearest in match[3] or row.nearest in match[0].partition("limit:")[0]
-    assert (c.view(np.uint32) == POISON).all()
+    if words:
+        assert row.nearest in match[3] or row.nearest in match[0].partition("limit:")[0]
 
 
 def test_the_rows_are_one_mistake_away_from_working():

@@ -37,10 +37,11 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def at_home(x: np.ndarray, place: Device = FIRST) -> np.ndarray:
     """A ghost over the memory of `x`."""
     torch = pytest.importorskip("torch")
-    flat = x if x.dtype != problem.BFLOAT16 else x.view(np.uint16)
-    owner = torch.from_numpy(flat) if all(s >= 0 for s in x.strides) and x.flags.writeable else None
-    if owner is not None and x.dtype == problem.BFLOAT16:
-        owner = owner.view(torch.bfloat16)
+    owner = None
+    if all(s >= 0 for s in x.strides):
+        plain = ghost(x.ctypes.data, x.shape, x.strides, x.dtype, place, owner=x).view(np.ndarray)  # writable
+        half = x.dtype == problem.BFLOAT16
+        owner = torch.from_numpy(plain.view(np.uint16)).view(torch.bfloat16) if half else torch.from_numpy(plain)
     return ghost(
         x.ctypes.data, x.shape, x.strides, x.dtype, place, owner=owner, read_only=not x.flags.writeable
     )  # fmt: skip

@@ -13,8 +13,9 @@ DEVICE u32 shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 DEVICE u32 cluster_id() { u32 r; asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(r)); return r; }
 DEVICE u32 cluster_count() { u32 r; asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(r)); return r; }
+// All threads of the cluster meet. Orders nothing but the barriers' initialisation, which has a fence of its own.
 DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // mbarriers. A wait for parity p returns once the phase of parity p is complete; a fresh barrier is in phase 0, so a wait
@@ -31,12 +32,18 @@ DEVICE void barrier_wait(u32 bar, u32 parity) {
       "@done bra ready;\nbra again;\nready:\n}" ::"r"(bar), "r"(parity) : "memory");
 }
 DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-DEVICE void barrier_arrive_at(u32 bar, u32 rank) {  // the same barrier of another block of the cluster
+// The same barrier of another block of the cluster. Without ordering of memory: the reads that it reports, wgmma's, are
+// complete (`.release.cluster` costs a fence of the whole GPU, 0.5 us a stage on an H200).
+DEVICE void barrier_arrive_at(u32 bar, u32 rank) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(bar), "r"(rank) : "memory");
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(bar), "r"(rank) : "memory");
 }
 DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Turns among warpgroups: `take` blocks its 128 threads until the 128 of another have given.
+DEVICE void turn_take(u32 id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
+DEVICE void turn_give(u32 id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
 
 // The copy engine: a box at (c0, c1, c2) of a three-dimensional tensor; `mask` names the blocks of the cluster that receive
 // it at the same offsets, and whose barriers count its bytes. `policy` is an L2 eviction policy, 0 for none.

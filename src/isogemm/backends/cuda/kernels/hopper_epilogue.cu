@@ -1,0 +1,181 @@
+// From accumulators to the output: alpha, C, bias, one rounding, 16-byte stores.
+//
+// A thread of a warpgroup holds, of a block of 64 rows, rows r = 16 * warp + lane / 4 + 8 * h and columns
+// c = 8 * j + 2 * (lane % 4) + e in element 4 * j + 2 * h + e.
+
+struct Epilogue {
+  u8* out;
+  const void *c, *bias;
+  i64 out_ld, out_batch, c_row, c_col, c_batch, bias_row, bias_col;
+  int rows, cols;
+  float alpha, beta;
+};
+struct Tile { int row, col, item; };
+
+constexpr int OUT_BYTES = OUT == 0 ? 4 : 2;
+
+template <int KIND> DEVICE float load_value(const void* p, i64 i) {  // 0 float32, 1 bf16, 2 fp16
+  if (KIND == 0) return ((const float*)p)[i];
+  const u16 h = ((const u16*)p)[i];
+  return KIND == 1 ? __uint_as_float((u32)h << 16) : f16_to_float(h);
+}
+
+// Elements i and i + 1 of the float32 C under a thread's accumulators, zero outside of it: where a walk starts that
+// accumulates. `row` and `col` are the thread's first.
+DEVICE float2 load_c(const Epilogue& e, int i, int row, int col, int item) {
+  const int r = row + 8 * ((i >> 1) & 1), k = col + 8 * (i >> 2);
+  const float* at = (const float*)e.c + item * e.c_batch + r * e.c_row + k * e.c_col;
+  const bool inside = r < e.rows;
+  if (inside && e.c_col == 1 && !((u64)at & 7) && k + 1 < e.cols) return *(const float2*)at;
+  return make_float2(inside && k < e.cols ? *at : 0.0f, inside && k + 1 < e.cols ? at[e.c_col] : 0.0f);
+}
+
+// v = acc; v = alpha * v; v = v + beta * C; v = v + bias: each step rounds, nothing is fused.
+DEVICE float finish(const Epilogue& e, float v, int row, int col, int item) {
+  if (e.alpha != 1.0f) v = __fmul_rn(e.alpha, v);
+#if C_KIND >= 0 && !ACCUMULATE
+  const float c = load_value<C_KIND>(e.c, item * e.c_batch + row * e.c_row + col * e.c_col);
+  v = __fadd_rn(v, e.beta == 1.0f ? c : __fmul_rn(e.beta, c));
+#endif
+#if BIAS_KIND >= 0
+  v = __fadd_rn(v, load_value<BIAS_KIND>(e.bias, row * e.bias_row + col * e.bias_col));
+#endif
+  return v;
+}
+
+DEVICE u32 pack(float x, float y) { return OUT == 1 ? pack_bf16(x, y) : pack_f16(x, y); }
+DEVICE void store_words(u8* to, const u32 (&w)[4], int left) {  // 8 values of 2 bytes, `left` of them inside
+  if (left >= 8) {
+    *(uint4*)to = make_uint4(w[0], w[1], w[2], w[3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (i < left) ((u16*)to)[i] = (u16)(w[i >> 1] >> (16 * (i & 1)));
+  }
+}
+DEVICE void store_word(u8* to, u32 w, int left) {  // 2 values of 2 bytes
+  if (VECTOR && left >= 2) {
+    *(u32*)to = w;
+  } else {
+    if (left > 0) ((u16*)to)[0] = (u16)w;
+    if (left > 1) ((u16*)to)[1] = (u16)(w >> 16);
+  }
+}
+
+// Output of 2 bytes, columns contiguous.
+DEVICE void store_half_rows(const Epilogue& e, u8* out, float (&v)[BN / 2], int row, int col, u32 lane) {
+  const int q = lane & 3;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int r = row + 8 * h;
+    u8* line = out + 2 * (r * e.out_ld);
+#pragma unroll
+    for (int j = 0; j < BN / 8; j += 4) {
+      if (VECTOR && j + 4 <= BN / 8) {
+        u32 w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[i] = pack(v[(4 * (j + i) + 2 * h) % (BN / 2)], v[(4 * (j + i) + 2 * h + 1) % (BN / 2)]);
+        transpose_quad(w, lane);
+        const int c = col + 8 * (j + q);
+        if (r < e.rows) store_words(line + 2 * c, w, e.cols - c);
+      } else {
+#pragma unroll
+        for (int i = j; i < j + 4 && i < BN / 8; ++i) {
+          const int c = col + 8 * i + 2 * q;
+          if (r < e.rows) store_word(line + 2 * c, pack(v[4 * i + 2 * h], v[4 * i + 2 * h + 1]), e.cols - c);
+        }
+      }
+    }
+  }
+}
+
+// Output of 2 bytes, rows contiguous: each 8 x 8 of the fragment is transposed among the lanes of the warp.
+DEVICE void store_half_columns(const Epilogue& e, u8* out, float (&v)[BN / 2], int row, int col, u32 lane) {
+  const int q = lane & 3, p = lane >> 2, top = row - p;
+#pragma unroll
+  for (int j = 0; j < BN / 8; j += 2) {
+    u32 w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = (4 * j + 2 * i) % (BN / 2);  // halves of block j, then of block j + 1
+      w[i] = transpose_8x8(pack(v[at], v[at + 1]));
+    }
+    if (VECTOR && j + 2 <= BN / 8) {
+      transpose_quad(w, lane);
+      const int c = col + 8 * (j + (q >> 1)) + p, r = top + 8 * (q & 1);
+      if (c < e.cols) store_words(out + 2 * (c * e.out_ld + r), w, e.rows - r);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4 && j + i / 2 < BN / 8; ++i) {
+        const int c = col + 8 * (j + i / 2) + p, r = top + 8 * (i & 1) + 2 * q;
+        if (c < e.cols) store_word(out + 2 * (c * e.out_ld + r), w[i], e.rows - r);
+      }
+    }
+  }
+}
+
+// Output of float32, columns contiguous: neighbours trade pairs of two blocks for 16 bytes of one.
+DEVICE void store_float_rows(const Epilogue& e, u8* out, float (&v)[BN / 2], int row, int col, u32 lane) {
+  const int q = lane & 3;
+  const bool odd = lane & 1;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int r = row + 8 * h;
+    float* line = (float*)out + r * e.out_ld;
+#pragma unroll
+    for (int j = 0; j < BN / 8; j += 2) {
+      const int i = 4 * j + 2 * h, k = (i + 4) % (BN / 2);
+      if (VECTOR && j + 2 <= BN / 8) {
+        const float x = __shfl_xor_sync(~0u, odd ? v[i] : v[k], 1), y = __shfl_xor_sync(~0u, odd ? v[i + 1] : v[k + 1], 1);
+        const float4 four = odd ? make_float4(x, y, v[k], v[k + 1]) : make_float4(v[i], v[i + 1], x, y);
+        const int c = col + 8 * (j + odd) + 2 * (q & 2);
+        if (r < e.rows) {
+          if (c + 4 <= e.cols) {
+            *(float4*)(line + c) = four;
+          } else {
+            if (c < e.cols) line[c] = four.x;
+            if (c + 1 < e.cols) line[c + 1] = four.y;
+            if (c + 2 < e.cols) line[c + 2] = four.z;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int b = 0; b < 2 && j + b < BN / 8; ++b) {
+          const int c = col + 8 * (j + b) + 2 * q, at = (i + 4 * b) % (BN / 2);
+          if (r < e.rows && c < e.cols) line[c] = v[at];
+          if (r < e.rows && c + 1 < e.cols) line[c + 1] = v[at + 1];
+        }
+      }
+    }
+  }
+}
+
+// Output of float32, rows contiguous: eight lanes write 32 bytes as they are.
+DEVICE void store_float_columns(const Epilogue& e, u8* out, float (&v)[BN / 2], int row, int col) {
+#pragma unroll
+  for (int i = 0; i < BN / 2; ++i) {
+    const int r = row + 8 * ((i >> 1) & 1), c = col + 8 * (i >> 2) + (i & 1);
+    if (r < e.rows && c < e.cols) ((float*)out)[c * e.out_ld + r] = v[i];
+  }
+}
+
+// Write a block of 64 rows and BN columns whose first element is (row0, col0).
+DEVICE void store_block(const Epilogue& e, float (&v)[BN / 2], int row0, int col0, int item, u32 thread) {
+  const u32 lane = thread & 31, warp = (thread >> 5) & 3;
+  const int row = row0 + 16 * warp + (lane >> 2), pair = col0 + 2 * (lane & 3);
+#if EPILOGUE
+#pragma unroll
+  for (int i = 0; i < BN / 2; ++i) {
+    const int r = row + 8 * ((i >> 1) & 1), c = pair + 8 * (i >> 2) + (i & 1);
+    if (r < e.rows && c < e.cols) v[i] = finish(e, v[i], r, c, item);
+  }
+#endif
+  u8* out = e.out + OUT_BYTES * (item * e.out_batch);
+  if (OUT == 0) {
+    if (COLUMNS) store_float_columns(e, out, v, row, pair);
+    else store_float_rows(e, out, v, row, col0, lane);
+  } else {
+    if (COLUMNS) store_half_columns(e, out, v, row, col0, lane);
+    else store_half_rows(e, out, v, row, col0, lane);
+  }
+}

@@ -111,6 +111,27 @@ def test_given_outputs_and_their_surroundings(mode: Mode) -> None:
 
 
 @modes
+def test_arrays_of_pointers(mode: Mode) -> None:
+    """Real addresses on the device: of separate allocations, of padded ones, the same one twice; results included."""
+    a, b = items(mode, 5, 33, 40, 72)
+    want = torch.stack([expected(x, y, mode.definition) for x, y in zip(a, b, strict=True)])
+    for layout in ("rows", "columns", "padded", "offset"):
+        left, right = [laid(x, layout) for x in a], [laid(y, layout) for y in b]
+        pa, pb = isogemm.PointerArray.of(left), isogemm.PointerArray.of(right)
+        out = Guarded(want.shape, mode.dtype, "rows")
+        isogemm.gemm_batched(pa, pb, out=list(out.view), **mode.options)
+        out.check(want, f"{mode} {layout}")
+        out = Guarded(want.shape, mode.dtype, "offset")
+        isogemm.gemm_batched(pa, pb, out=isogemm.PointerArray.of(list(out.view)), **mode.options)
+        out.check(want, f"{mode} {layout}, results by pointers")
+    shared = torch.tensor([b[2].data_ptr()] * 5, device="cuda")
+    pb = isogemm.PointerArray(shared, (72, 40), mode.dtype)
+    out = Guarded(want.shape, mode.dtype)
+    isogemm.gemm_batched(isogemm.PointerArray.of(list(a)), pb, out=list(out.view), **mode.options)
+    out.check(torch.stack([expected(x, b[2], mode.definition) for x in a]), f"{mode} one weight")
+
+
+@modes
 def test_heads_of_attention(mode: Mode) -> None:
     """Q K^T and P V over heads, as strided views of one projection, decode and prefill."""
     heads, width = 8, 128

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
-from tests.backends.cuda.fake_cublaslt import FakeLt
+from tests.backends.cuda.fake_cublaslt import FakeLt, LtError
 
 from isogemm.backends.cuda import cublaslt, cublaslt_call, cublaslt_search
 from isogemm.backends.cuda.cublaslt import CublasLt
@@ -166,7 +168,8 @@ def test_text_that_is_no_algorithm(text: str) -> None:
         ({"dtype_bias": "float32"}, False),
         ({"dtype_bias": "bfloat16", "bias_stride": 2}, False),
         ({"dtype_bias": "bfloat16", "out": Strides(1, 48)}, False),  # its bias would run along our rows
-        ({"beta": 1.0, "c": Strides(64, 1), "dtype_c": "bfloat16"}, True),
+        ({"beta": 0.3, "c": Strides(64, 1), "dtype_c": "bfloat16"}, True),
+        ({"beta": 1.0, "alpha": 0.5, "c": Strides(64, 1), "dtype_c": "bfloat16"}, False),  # a fused multiply-add
         ({"beta": 1.0, "c": Strides(64, 1), "dtype_c": "float32"}, False),
     ],
 )
@@ -197,6 +200,11 @@ def test_alignment_counts_the_items_of_a_batch() -> None:
     assert cublaslt._alignment(one, single) == 128
 
 
+@pytest.fixture(autouse=True)
+def _binding_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt, "_installed", lambda: True)
+
+
 @pytest.fixture
 def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
     fake = FakeLt()
@@ -207,10 +215,12 @@ def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
     cublaslt_search.capabilities.cache_clear()
     cublaslt_search.extents.cache_clear()
     cublaslt._search.cache_clear()
+    cublaslt._around.cache_clear()
     yield fake
     cublaslt_search.capabilities.cache_clear()
     cublaslt_search.extents.cache_clear()
     cublaslt._search.cache_clear()
+    cublaslt._around.cache_clear()
 
 
 def config(**chosen: int) -> str:
@@ -267,6 +277,11 @@ def test_enumeration_stops_in_time_with_the_likeliest_tiles(lt: FakeLt) -> None:
     assert set(tiles) == {"t64x8"}  # one tile of 64 x 8 covers 64 x 8
 
 
+def test_enumeration_does_not_look_at_hopeless_tiles(lt: FakeLt) -> None:
+    tiles = {x.split()[1] for x in enumerated(layout_product(m=8, n=64000)) if x.startswith("66")}
+    assert tiles == {"t64x8", "t64x64"}  # 61 waves of 8 x 64 against 8 of 64 x 8
+
+
 def test_cost_prefers_tiles_that_cover_in_one_wave() -> None:
     call = as_call(layout_product(m=16, n=8192))
     assert call is not None
@@ -278,14 +293,40 @@ def test_cost_prefers_tiles_that_cover_in_one_wave() -> None:
 
 
 def test_configs_are_the_heuristic_s_first(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:
-    lt.listed = [NEW | {"CUSTOM_OPTION": 2}]
+    lt.listed = [{"ID": 21}, NEW | {"CUSTOM_OPTION": 2}]
     found = cublaslt._search(layout_product(), 0)
-    assert found[0].startswith("66 t64x64 s64xauto c2x1 o2 z0 i0 #")
-    assert len(found) == len(set(found)) == len(enumerated(layout_product()))
+    assert found[0].startswith("66 t64x64 s64xauto c2x1 o2 z0 i0 #")  # id 21 is not one that walks the chain
+    assert [x.split()[0] for x in found] == sorted((x.split()[0] for x in found), reverse=True)
+    assert found[[x.split()[0] for x in found].index("21")].startswith("21 tUNDEFINED sundefined cauto o0 z0 i0 #")
+    assert len(found) == len(set(found))
     assert all(CublasLt().supports(layout_product(), x) for x in found)
     monkeypatch.setattr(cublaslt, "MOST", 5)
     cublaslt._search.cache_clear()
-    assert len(cublaslt._search(layout_product(), 0)) == 5
+    assert cublaslt._search(layout_product(), 0) == found[:5]
+
+
+def test_shortlist_takes_the_usual_variants_of_every_tile(lt: FakeLt) -> None:
+    call = as_call(layout_product())
+    assert call is not None
+    more = cublaslt_search.enumerate_algorithms(7, cublaslt_call.Descriptors(call), 16)
+    short = [x.algorithm.label for x in cublaslt_search.shortlist([], more, 99) if x.algorithm.label[:2] == "66"]
+    tiles = [(x.split()[1], int(x.split()[4][1:]) & 1) for x in short]
+    assert {tile: tiles.count(tile) for tile in tiles} == {
+        ("t64x64", 0): 4, ("t64x64", 1): 4, ("t64x8", 1): 4, ("t8x64", 0): 4
+    }  # fmt: skip
+    # 4x1, 1x2 the other way round, 2x1, then 2x1 with what else there is: options are 0 to 3 here
+    assert [x.split()[3:5] for x in short if "t64x64" in x and int(x.split()[4][1:]) % 2 == 0] == [
+        ["c4x1", "o0"], ["c1x2", "o2"], ["c2x1", "o0"], ["c1x1", "o0"]
+    ]  # fmt: skip
+    assert cublaslt_search.shortlist(more[:3], more, 3) == sorted(more[:3], key=lambda x: x.algorithm.label[:2] != "66")
+
+
+def test_around_is_every_configuration_of_a_tile(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt, "_current_device", lambda: 0)
+    found = CublasLt().around(layout_product(), config(**(NEW | {"TILE_ID": 2})))
+    assert {x.split(" #")[0] for x in found} == {
+        f"66 t64x8 s64xauto c{c} o{o} z0 i0" for c in ("1x1", "2x1", "1x2") for o in (1, 3)
+    }
 
 
 def test_configs_of_what_cannot_be_served_are_none() -> None:
@@ -328,16 +369,15 @@ def test_launch_adds_c(lt: FakeLt, accumulate: bool) -> None:
     order = "leaf96" if accumulate else "chain"
     product = layout_product(dtype_out="float32", contract=Contract.parse(f"tensor_core:sm90/{order}"))
     product = replace(
-        product, alpha=1.0 if accumulate else 0.5, beta=0.0 if accumulate else 0.25, accumulate=accumulate,
-        c=Strides(72, 1), dtype_c="float32",
-    )  # fmt: skip
+        product, beta=0.0 if accumulate else 0.25, accumulate=accumulate, c=Strides(72, 1), dtype_c="float32"
+    )
     launch = CublasLt().build(product, config(**NEW), 0)
     launch(Addresses(1, 2, 3, c=4), 5)
     (call,) = lt.calls
     assert (call[8], call[10]) == (4, 3)
     assert (lt.alive[call[9]]["ld"], lt.alive[call[11]]["ld"]) == (72, 64)
     scalars = [ctypes.c_float.from_address(call[i]).value for i in (2, 7)]
-    assert scalars == ([1.0, 1.0] if accumulate else [0.5, 0.25])
+    assert scalars == [1.0, 1.0 if accumulate else 0.25]
 
 
 def test_launch_keeps_a_descriptor_for_each_bias(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,17 +406,17 @@ def test_launch_describes_a_batch(lt: FakeLt) -> None:
 
 
 def test_launch_with_a_workspace_takes_it_from_the_allocator(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[tuple[int, Any]] = []
+    taken: list[tuple[int, int]] = []
 
     class Room:
         def data_ptr(self) -> int:
             return 0xCAFE
 
-    def empty(nbytes: int, *, dtype: str, device: int) -> Room:
+    def workspace(nbytes: int, device: int) -> Room:
         taken.append((nbytes, device))
         return Room()
 
-    monkeypatch.setattr(cublaslt, "_allocator", lambda: (empty, "uint8"))
+    monkeypatch.setattr(cublaslt, "workspace", workspace)
     launch = CublasLt().build(layout_product(), config(**(NEW | {"TILE_ID": 3})), 2)
     launch(Addresses(1, 2, 3), 5)
     launch(Addresses(1, 2, 3), 5)
@@ -412,6 +452,30 @@ def test_without_the_binding_the_error_names_it(monkeypatch: pytest.MonkeyPatch)
         cublaslt_call.binding()
 
 
-def test_fingerprint_covers_the_three_sources() -> None:
-    assert CublasLt().fingerprint() == CublasLt().fingerprint()
-    assert len(CublasLt().fingerprint()) == 16
+def test_without_the_binding_there_is_no_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt, "_installed", lambda: False)
+    with pytest.raises(ImportError, match="nvmath"):
+        CublasLt()
+
+
+def test_a_library_that_cannot_be_used_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(FakeLt):
+        def create(self) -> int:
+            raise LtError("CUBLAS_STATUS_NOT_INITIALIZED")
+
+    broken = Broken()
+    for name in ("context", "relaxed"):
+        monkeypatch.setattr(cublaslt_call, name, lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(cublaslt_call, "binding", lambda: broken)
+    cublaslt_call.handle.cache_clear()
+    with pytest.raises(DeviceError, match="NOT_INITIALIZED"):
+        cublaslt_call.handle(0)
+
+
+def test_fingerprint_is_of_sources_that_reach_the_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = cublaslt._fingerprint.__wrapped__()
+    changed = tmp_path / "cublaslt_call.py"
+    changed.write_text(Path(cublaslt_call.__file__).read_text() + "\n# changed\n")
+    monkeypatch.setattr(cublaslt_call, "__file__", str(changed))
+    assert cublaslt._fingerprint.__wrapped__() != whole
+    assert len(whole) == 16

@@ -19,7 +19,7 @@ from ...errors import DeviceError
 from .libcuda import context, relaxed
 from .product import Product, Strides
 
-__all__ = ["Call", "Descriptors", "Matrix", "as_call", "binding", "handle", "set_attribute", "version"]
+__all__ = ["Call", "Descriptors", "Matrix", "as_call", "binding", "handle", "set_attribute"]
 
 DATA_TYPE = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType
 COMPUTE_32F = 68  # cublasComputeType: products and sums in float32, operands as they are
@@ -132,16 +132,22 @@ def binding() -> Any:
 
 
 @cache
-def version() -> int:
-    """Version of the cuBLASLt library that is loaded, part of what admissions depend on."""
-    return int(binding().get_version())
-
-
-@cache
 def handle(device: int) -> int:
-    """The handle of a device, made once and kept: cuBLASLt's functions may share one among threads."""
+    """The handle of a device, made once and kept: cuBLASLt's functions may share one among threads.
+
+    Raises
+    ------
+    DeviceError
+        There is no cuBLASLt that this binding can use.
+    """
+    lt = binding()
     with context(device), relaxed():
-        return int(binding().create())
+        try:
+            return int(lt.create())
+        except (RuntimeError, lt.cuBLASLtError) as error:
+            raise DeviceError(
+                "cuBLASLt", limit="a cuBLAS library of this driver's CUDA", value=str(error), nearest="isogemm[cuda]"
+            ) from error
 
 
 def set_attribute(

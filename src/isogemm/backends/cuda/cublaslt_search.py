@@ -19,11 +19,16 @@ from typing import Any
 from ...errors import OptionError
 from .cublaslt_call import COMPUTE_32F, DATA_TYPE, Call, Descriptors, binding, set_attribute
 
-__all__ = ["Algorithm", "Found", "check", "enumerate_algorithms", "heuristic", "settings"]
+__all__ = ["Algorithm", "Found", "check", "enumerate_algorithms", "heuristic", "settings", "shortlist"]
 
 ALGORITHM_BYTES = 64  # cublasLtMatmulAlgo_t
 WORKSPACES = (0, 4 << 20, 32 << 20)
 CLUSTERS = (0, 2, 3, 5)  # automatic, 1x1, 2x1, 1x2: a tile that none of them suits is not looked at further
+WORST = 2.5  # times the least cost: tiles beyond are not looked at; the fastest were within 1.5
+# Ids whose algorithms all walked the chain, and the variants of a tile that were often the fastest: cluster and custom
+# option without its lowest bit, which says whose 64 rows an instruction takes (H200, cuBLASLt 13.1.0, bfloat16).
+LIKELY = (66, 41, 42, 35)
+VARIANTS = ((4, 0), (5, 1), (3, 0), (2, 2), (3, 2), (2, 0), (5, 0), (5, 2))
 # The library's names, with which readers know them, and the types of their values.
 SETTINGS = {
     "ID": ctypes.c_int32,
@@ -187,7 +192,13 @@ def _accepted(lt: Any, handle: int, desc: Descriptors, address: int, result: _Re
 
 
 def enumerate_algorithms(
-    handle: int, desc: Descriptors, align: int, *, seconds: float = 2.0, most_options: int = 32
+    handle: int,
+    desc: Descriptors,
+    align: int,
+    *,
+    seconds: float = 2.0,
+    most_options: int = 32,
+    only: tuple[int, int] | None = None,
 ) -> list[Found]:
     """Configurations that the check accepts with K in one piece, tiles that suit the call first, until the time is up.
 
@@ -199,8 +210,10 @@ def enumerate_algorithms(
         Budget for the whole enumeration; each algorithm id has an equal share of what is left.
     most_options : int
         Values of the custom option that are tried.
+    only : (int, int), optional
+        An algorithm id and a tile's number: nothing else is looked at.
     """
-    ids = list(_algorithm_ids(handle, desc))
+    ids = [number for number in _algorithm_ids(handle, desc) if only is None or number == only[0]]
     end = time.monotonic() + seconds
     found: list[tuple[float, Found]] = []
     for index, number in enumerate(ids):
@@ -208,9 +221,30 @@ def enumerate_algorithms(
         share = now + max(0.0, end - now) / (len(ids) - index)
         # An id may be listed and still not be had with these types.
         with contextlib.suppress(binding().cuBLASLtError):
-            found.extend(_Enumeration(handle, desc, number, align, most_options).run(share))
+            enumeration = _Enumeration(handle, desc, number, align, most_options)
+            found.extend(enumeration.run(share, None if only is None else only[1]))
     found.sort(key=lambda pair: pair[0])
     return [replace(x, algorithm=labelled(x.algorithm.data)) for _, x in found]
+
+
+def shortlist(listed: list[Found], more: list[Found], most: int) -> list[Found]:
+    """The heuristic's algorithms and, up to `most`, some of every likely tile among the others.
+
+    `more` has the likeliest tiles first. Ids that were found to walk the chain go before those that were not, which a
+    trial would refuse more often than not.
+    """
+    known = {x.algorithm.data for x in listed}
+    others: dict[tuple[int, ...], list[tuple[int, Found]]] = {}
+    for x in more:
+        if x.algorithm.data not in known:
+            chosen = settings(x.algorithm.data)
+            kind = (chosen["CLUSTER_SHAPE_ID"], chosen["CUSTOM_OPTION"] >> 1)
+            tile = (chosen["ID"], chosen["TILE_ID"], chosen["STAGES_ID"], chosen["CUSTOM_OPTION"] & 1)
+            others.setdefault(tile, []).append((VARIANTS.index(kind) if kind in VARIANTS else len(VARIANTS), x))
+    picked = [x for tile in others.values() for _, x in sorted(tile, key=lambda pair: pair[0])[:4]]
+    both = listed + picked
+    both.sort(key=lambda x: settings(x.algorithm.data)["ID"] not in LIKELY)  # stable
+    return both[:most]
 
 
 def cost(tile: tuple[int, int] | None, call: Call, processors: int = 132) -> float:
@@ -277,16 +311,21 @@ class _Enumeration:
         self.result = _Result()
         self._set(SPLITK_NUM=1, REDUCTION_SCHEME=0)
 
-    def run(self, end: float) -> Iterator[tuple[float, Found]]:
+    def run(self, end: float, only: int | None = None) -> Iterator[tuple[float, Found]]:
         """All that is found until `end` (of the monotonic clock), each with its tile's cost."""
         if not self.suits:
             return
-        costs = {tile: cost(extents(tile), self.desc.call) for tile in self.can["TILE_IDS"] or (0,)}
+        tiles = [tile for tile in self.can["TILE_IDS"] or (0,) if only is None or tile == only]
+        costs = {tile: cost(extents(tile), self.desc.call) for tile in tiles}
+        least = math.inf
         for tile, guess in sorted(costs.items(), key=lambda item: item[1]):
+            if guess > WORST * least:
+                return
             self._set(TILE_ID=tile)
             for stages in self.can["STAGES_IDS"] or (0,):
                 self._set(STAGES_ID=stages)
                 for found in self._vary():
+                    least = min(least, guess)
                     yield guess, found
             if time.monotonic() > end:
                 return

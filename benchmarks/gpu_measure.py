@@ -13,6 +13,7 @@ from isogemm.lab import Candidate, Ceilings, Clock, Timing, fastest, interleave,
 from .cases import Bar
 from .gpu_cases import GROUPS, Case, Group
 from .gpu_engine import Engine
+from .gpu_kernels import kernel_of
 from .gpu_operands import Peer, Setup, Shelf, build
 from .gpu_peers import fastest_torch
 
@@ -69,10 +70,11 @@ def measure(
         absent = _drop_unable(setup)
         if OURS in absent:
             return _row(case, settings, {}, None, ceilings, setup, absent, absent.pop(OURS))
+        kernel = kernel_of(setup.calls[OURS])
         correctness = setup.check()
         engine.synchronize()
         timings = _timed(case, setup, settings, engine, ceilings, report)
-        return _row(case, settings, timings, correctness, ceilings, setup, absent, None)
+        return _row(case, settings, timings, correctness, ceilings, setup, absent, None, kernel)
     except Exception as error:
         return _row(case, settings, {}, None, ceilings, None, {}, _words(error))
 
@@ -194,6 +196,7 @@ def _row(
     setup: Setup | None,
     absent: Mapping[str, str],
     error: str | None,
+    kernel: str | None = None,
 ) -> dict[str, Any]:
     ours = timings.get(OURS)
     peers = [t for t in timings.values() if not t.name.startswith(OURS) and not t.name.endswith(SPACED)]
@@ -208,7 +211,7 @@ def _row(
         command=settings.command(case),
         timings=timings,
         verdicts=verdicts,
-        kernel=plan_of(case),
+        kernel=kernel,
         correctness=correctness,
         work=case.work,
         ceilings=limits(case, ceilings) if roofline else None,
@@ -219,11 +222,6 @@ def _row(
         error=error,
         **facts,
     )
-
-
-def plan_of(case: Case) -> str | None:
-    """What would compute ours, in the planner's words; None where no planner for the device can be asked."""
-    return None
 
 
 def _words(error: Exception) -> str:

@@ -66,20 +66,29 @@ def _number(value: float | None) -> Text | str:
 
 
 def cells(rows: Sequence[Row]) -> Table:
-    """One line a case: our time, the share of the roofline, every peer, the bars, the bits."""
+    """One line a case: our time, the share of the roofline, every peer, the bars, the bits, the kernel."""
     table = Table(title="medians; ratios with 95 % intervals", title_justify="left", pad_edge=False)
-    for name in ("case", OURS, "roofline", "others: time / ours", "bars", "differing", "errors"):
+    for name in ("case", OURS, "roofline", "others: time / ours", "bars", "differing", "errors", "kernel"):
         table.add_column(name, justify="right" if name in (OURS, "roofline", "differing") else "left")
     for row in rows:
         ours = row["timings"].get(OURS)
         if ours is None:
-            table.add_row(row["name"], "", "", Text(row["error"] or "not measured", style="red"), "", "", "")
+            table.add_row(row["name"], "", "", Text(row["error"] or "not measured", style="red"), "", "", "", "")
             continue
         share = f"{ours['roofline']:.0%}" if "roofline" in ours else ""
         judged = [Text(f"{b['bar']}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in row["bars"]]
         others = "\n".join(_peer(row, name, ours) for name in row["timings"] if name != OURS)
         bits = _bits(row["correctness"]) if (row["correctness"] or {}).get("checked") else ""
-        table.add_row(row["name"], _seconds(ours["median"]), share, others, Text("\n").join(judged), bits, _errors(row))
+        table.add_row(
+            row["name"],
+            _seconds(ours["median"]),
+            share,
+            others,
+            Text("\n").join(judged),
+            bits,
+            _errors(row),
+            row["kernel"] or "",
+        )
     return table
 
 

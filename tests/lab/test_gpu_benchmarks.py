@@ -326,6 +326,19 @@ def test_rows_of_every_kind_can_be_shown():
     assert against(failed, "torch") is None
 
 
+def test_the_kernel_of_a_row_is_the_one_that_the_call_ran(monkeypatch):
+    from types import SimpleNamespace
+
+    from isogemm.backends.cuda import choose, execute
+
+    chosen = SimpleNamespace(choose=lambda product: SimpleNamespace(family="f", config=product, reason="why"))
+    monkeypatch.setattr(choose, "chooser", lambda device: chosen)
+    monkeypatch.setattr(execute, "choose", true := lambda product, device: None)
+    assert gpu_measure.kernel_of(lambda i: [execute.choose(c, 0) for c in "aab"]) == "f [a], why; f [b], why"
+    assert gpu_measure.kernel_of(lambda i: None) is None
+    assert execute.choose is true
+
+
 def test_submissions_are_timed_in_pieces_that_fit_the_queue():
     waits, calls = [], []
     clock = SubmitClock(lambda: waits.append(len(calls)))

@@ -102,7 +102,7 @@ def matmul(
             cpu.gemm(a, b, out, contract=DEFAULT)
             return out
     elif type(a) in _TENSORS:
-        found = tensors.call("matmul", a, b, None, out, contract, out_dtype, accumulate)
+        found = tensors.call("matmul", a, b, None, out, (accumulate, contract, out_dtype))
         if found is not None:
             return found
     return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
@@ -167,7 +167,7 @@ def linear(
             cpu.gemm(x, w.T if type(w) is _ndarray else w, result, contract=DEFAULT, bias=bias)
             return result
     elif type(x) in _TENSORS:
-        found = tensors.call("linear", x, w, bias, out, contract, out_dtype, False)
+        found = tensors.call("linear", x, w, bias, out, (False, contract, out_dtype))
         if found is not None:
             return found
     return dispatch.linear(x, w, bias, contract, out_dtype, out)
@@ -223,6 +223,10 @@ def gemm(
     As `matmul`; the four transpositions agree.
     """
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
+    if c is None and type(a) in _TENSORS and type(alpha) is type(beta) is float and beta == 0:
+        found = tensors.call("gemm", a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
+        if found is not None:
+            return found
     return dispatch.uniform("gemm", a, b, c, bias, out, given, trans_a, trans_b)
 
 
@@ -264,6 +268,11 @@ def gemm_strided_batched(
     Each item has the bits that `gemm` gives it alone.
     """
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
+    if c is None and type(a) in _TENSORS and type(alpha) is type(beta) is float and beta == 0:
+        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
+        found = tensors.call("gemm_strided_batched", a, b, bias, out, options)
+        if found is not None:
+            return found
     return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
 
 

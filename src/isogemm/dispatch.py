@@ -83,7 +83,7 @@ def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: A
     run(space, ma, mb, view if chosen.accumulate else None, view, None, chosen)
     result = here.result(view.reshape(shape) if out is None else view, out, a, b)
     if here.place is not HOST:
-        front.remember("matmul", (a, b, None, out), (contract, out_dtype, accumulate), result, space.backend)
+        front.remember("matmul", (a, b, None, out), (accumulate, contract, out_dtype), result, space.backend)
     return result
 
 
@@ -159,7 +159,7 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
         _run_rows(space, xx, weight if packed else weight.T, target, xbias, chosen)
     result = here.result(target, out, x, w)
     if here.place is not HOST:
-        front.remember("linear", (x, w, bias, out), (contract, out_dtype, False), result, space.backend)
+        front.remember("linear", (x, w, bias, out), (False, contract, out_dtype), result, space.backend)
     return result
 
 
@@ -211,7 +211,12 @@ def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Optio
     if target is None:
         target = allocate(space, (*xa.shape[:-1], posed.n), posed.dtype_out)
     run(space, xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
-    return here.result(target, out, a, b)
+    result = here.result(target, out, a, b)
+    if here.place is not HOST and c is None and type(given.alpha) is float:
+        contract, alpha, _, out_dtype, accumulate = given
+        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
+        front.remember(form, (a, b, bias, out), options, result, space.backend)
+    return result
 
 
 def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:

@@ -236,10 +236,12 @@ def as_kind(x: Array, operand: Any) -> Any:
     if isinstance(operand, np.ndarray):
         return x
     made = tensor(x)
-    library = sys.modules.get(type(operand).__module__.partition(".")[0])
+    library: Any = sys.modules.get(type(operand).__module__.partition(".")[0])
+    if not hasattr(library, "from_dlpack") and hasattr(operand, "__array_namespace__"):
+        library = operand.__array_namespace__()
     if library is sys.modules.get("torch") or not hasattr(library, "from_dlpack"):
         return made
     try:
-        return library.from_dlpack(made)  # type: ignore[union-attr]
+        return library.from_dlpack(made)
     except (BufferError, RuntimeError, TypeError, ValueError):
         return made

@@ -20,11 +20,20 @@ _CHAIN = Contract()
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
 
 
-def call(kind: str, a: Any, b: Any, bias: Any, out: Any, contract: Any, out_dtype: Any, accumulate: Any) -> Any:
+def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
     """The product, or None where the long way has to look; `a` is a tensor of a type in `KINDS`."""
     if a.get_device() >= 0:
-        return front.call(kind, a, b, bias, out, contract, out_dtype, accumulate)
-    if type(b) in KINDS and bias is None and out is None and contract is None and out_dtype is None and not accumulate:
+        return front.call(kind, a, b, bias, out, options)
+    accumulate, contract, other, *more = options
+    if (
+        accumulate is False
+        and contract is None
+        and other is None
+        and not more
+        and type(b) in KINDS
+        and bias is None
+        and out is None
+    ):
         return _host(kind, a, b)
     return None
 

@@ -86,7 +86,8 @@ def test_the_fewest_launches(pretended):  # noqa: F811
 @relaxed
 @given(
     lead=st.lists(st.integers(1, 3), max_size=3), n=st.integers(1, 5), k=st.integers(0, 20), lx=layouts, lw=layouts,
-    dtype=st.sampled_from(DTYPES), biased=st.one_of(st.none(), layouts.filter(lambda x: x != "reversed")), lo=st.sampled_from([None, "c", "padded"]),
+    dtype=st.sampled_from(DTYPES), biased=st.sampled_from([None, "c", "stepped", "broadcast"]),
+    lo=st.sampled_from([None, "c", "padded"]),
 )  # fmt: skip
 def test_linear(lead, n, k, lx, lw, dtype, biased, lo):
     x, w = laid(values((*lead, k), dtype, seed=1), lx), laid(values((n, k), dtype, seed=2), lw)
@@ -309,6 +310,7 @@ def bits(x: Any) -> np.ndarray:
 def test_the_second_call_takes_the_short_path(on_device, pretended, monkeypatch):  # noqa: F811
     x, w, bias = values((4, 6, 9), BF16, seed=1), values((5, 9), BF16, seed=2), values((5,), seed=3)
     tx, tw, tb = on_device(x), on_device(w), on_device(bias)
+    stack = on_device(np.broadcast_to(w.T, (4, 9, 5)).copy())
     first, columns, turned = on_device(x[0]), on_device(w.T), on_device(w.T.copy())
     out = poisoned((4, 6, 5), BF16)
     packed = DeviceWeight(tw, (tw.shape, tw.stride(), tw.dtype, tw.get_device()))
@@ -323,6 +325,12 @@ def test_the_second_call_takes_the_short_path(on_device, pretended, monkeypatch)
         "linear": (lambda: isogemm.linear(tx, tw), stacked(x, w.T, CHAINS[BF16])),
         "packed": (lambda: isogemm.linear(tx, packed), stacked(x, w.T, CHAINS[BF16])),
         "bias": (lambda: isogemm.linear(first, tw, tb), product(x[0], w.T, CHAINS[BF16], bias=bias)),
+        "gemm": (
+            lambda: isogemm.gemm(first, tw, bias=tb, alpha=0.5, trans_b="T"),
+            product(x[0], w.T, CHAINS[BF16], alpha=0.5, bias=bias),
+        ),
+        "gemm alone": (lambda: isogemm.gemm(first, columns), product(x[0], w.T, CHAINS[BF16])),
+        "strided": (lambda: isogemm.gemm_strided_batched(tx, stack), stacked(x, w.T, CHAINS[BF16])),
         "out": (lambda: isogemm.linear(tx, tw, out=on_device(out)), stacked(x, w.T, CHAINS[BF16])),
     }
     for name, (call, want) in calls.items():
@@ -330,14 +338,16 @@ def test_the_second_call_takes_the_short_path(on_device, pretended, monkeypatch)
         planned = len(pretended.chosen)
         monkeypatch.setattr(dispatch, "matmul", lambda *_, name=name: pytest.fail(name))
         monkeypatch.setattr(dispatch, "linear", lambda *_, name=name: pytest.fail(name))
+        monkeypatch.setattr(dispatch, "uniform", lambda *_, name=name: pytest.fail(name))
         out[...] = np.nan
         assert_same(bits(call()), want)
         assert len(pretended.chosen) == planned
         monkeypatch.setattr(dispatch, "matmul", MATMUL)
         monkeypatch.setattr(dispatch, "linear", LINEAR)
+        monkeypatch.setattr(dispatch, "uniform", UNIFORM)
 
 
-MATMUL, LINEAR = dispatch.matmul, dispatch.linear
+MATMUL, LINEAR, UNIFORM = dispatch.matmul, dispatch.linear, dispatch.uniform
 
 
 def test_the_short_path_sees_what_its_key_cannot(on_device, pretended):  # noqa: F811

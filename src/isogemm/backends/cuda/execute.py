@@ -76,9 +76,6 @@ class Executor:
         """`gemm` on each (a, b, out, c); sizes may differ."""
         options: dict[str, Any] = {"contract": contract, "alpha": alpha, "beta": beta, "accumulate": accumulate}
         walked = [item for item in items if item[0].shape[1] and item[2].size]
-        for a, b, out, c in items:
-            if not a.shape[1]:
-                self.gemm(a, b, out, c=c, bias=bias, **options)
         if len(walked) == 1:
             a, b, out, c = walked[0]
             self.gemm(a, b, out, c=c, bias=bias, **options)
@@ -86,6 +83,9 @@ class Executor:
             posed = [pose(a, b, out, contract, alpha, beta, c, bias, accumulate) for a, b, out, c in walked]
             self.trace.append((None, None, None))
             run_items(posed, self.place.ordinal, current_stream(self.place))
+        for a, b, out, c in items:  # last: what comes before may still refuse
+            if not a.shape[1]:
+                self.gemm(a, b, out, c=c, bias=bias, **options)
 
     def _enqueue(self, product: Product, at: Addresses) -> None:
         launch = choose(product, self.place.ordinal)
@@ -94,10 +94,20 @@ class Executor:
 
 
 def choose(product: Product, device: int) -> Launch:
-    """The planner's choice."""
-    from .choose import choose as planned
+    """The planner's choice; the same launch for the same product, until the planner reads its tables anew."""
+    from .choose import chooser
 
-    return planned(product, device).launch
+    planner = chooser(device)
+    launch = _launches.get((product, planner))
+    if launch is None:
+        if len(_launches) >= _MOST:
+            _launches.clear()
+        launch = _launches[product, planner] = planner.choose(product).launch
+    return launch
+
+
+_MOST = 8192
+_launches: dict[tuple[Product, Any], Launch] = {}
 
 
 def default_contract(device: int, dtype: str) -> Contract:
@@ -117,8 +127,9 @@ def run_items(items: Sequence[tuple[Product, Addresses]], device: int, stream: i
 
 def run_loop(items: Sequence[tuple[Product, Addresses]], device: int, stream: int) -> None:
     """One launch for each item: what a grouped launch has to agree with, bit for bit."""
-    for product, at in items:
-        choose(product, device)(at, stream)
+    launches = [choose(product, device) for product, _ in items]  # any refusal comes before the first launch
+    for launch, (_, at) in zip(launches, items, strict=True):
+        launch(at, stream)
 
 
 def pose(

@@ -33,17 +33,17 @@ class Entry(NamedTuple):
     accumulate: bool
 
 
-def call(
-    kind: str, a: Any, b: Any, bias: Any, out: Any, contract: Any, out_dtype: Any, accumulate: Any
-) -> Any:  # fmt: skip
+def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
     """The product of a call like one before; None where there was none, and where the long way has to look.
 
     Parameters
     ----------
-    kind : {"matmul", "linear"}
+    kind : str
+        The public function.
     a : torch tensor, of a type in `KINDS`
-    b, bias, out, contract, out_dtype, accumulate
-        Anything.
+    b, bias, out : object
+    options : (accumulate, ...)
+        What else the call was given. Values that are equal have to mean the same.
     """
     try:
         if type(b) is DeviceWeight and kind == "linear":
@@ -57,7 +57,7 @@ def call(
         graded = a.requires_grad or b.requires_grad
         lazy = a.is_neg() or b.is_neg()
         key: tuple[Any, ...] = (
-            kind, a.shape, a.stride(), a.dtype, a.get_device(), facts, contract, out_dtype, accumulate,
+            kind, a.shape, a.stride(), a.dtype, a.get_device(), facts, options,
         )  # fmt: skip
         for x in (bias, out):
             if x is not None:
@@ -74,7 +74,7 @@ def call(
         entry = _entries.get((*key, common & -common))
     except (RuntimeError, TypeError):  # no address (a function transform), no strides (sparse), no hash
         return None
-    if entry is None or lazy or not (at_a and at_b) or type(accumulate) is not bool or (graded and _grad_enabled()):
+    if entry is None or lazy or not (at_a and at_b) or type(options[0]) is not bool or (graded and _grad_enabled()):
         return None
     launch, device, shape, strides, like, spans, accumulate = entry
     if out is None:
@@ -121,8 +121,8 @@ def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
     ----------
     operands : (a, b, bias, out)
         As given to the public call.
-    options : (contract, out_dtype, accumulate)
-        As given too.
+    options : tuple
+        As `call` gets them.
     result : object
         What the call returned.
     backend : Executor
@@ -143,7 +143,7 @@ def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
     if where != (at.a, at.b, at.bias, at.out) or at.c not in (0, at.out):
         return
     facts = (tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
-    key = (kind, a.shape, a.stride(), a.dtype, a.get_device(), facts, *options)
+    key: tuple[Any, ...] = (kind, a.shape, a.stride(), a.dtype, a.get_device(), facts, options)
     for x in given:
         key += (x is out, x.shape, x.stride(), x.dtype, x.get_device())
     if len(_entries) >= _MOST:

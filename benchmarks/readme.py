@@ -1,4 +1,4 @@
-"""Put the committed CPU results into the README: ``python -m benchmarks.readme benchmarks/results/cpu-*.json``."""
+"""Put committed results into the README: ``python -m benchmarks.readme benchmarks/results/*.json``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import typer
 
 from isogemm.lab import read_json
 
+from .gpu_readme import gpu_section
+
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin (generated) -->\n", "<!-- benchmarks: end -->"
+GPU_BEGIN, GPU_END = "<!-- gpu benchmarks: begin (generated) -->\n", "<!-- gpu benchmarks: end -->"
 
 Row = Mapping[str, Any]
 
@@ -75,13 +78,16 @@ def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     return "\n".join(out)
 
 
-def main(sources: Annotated[list[Path], typer.Argument(help="JSON files that benchmarks.cpu wrote.")]) -> None:
-    """Rewrite the README's generated section."""
+def main(sources: Annotated[list[Path], typer.Argument(help="JSON files that the benchmarks wrote.")]) -> None:
+    """Rewrite the README's generated sections: that of the CPU, that of the GPU, or both, after what the files hold."""
     text = README.read_text()
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    shown = [str(source.resolve().relative_to(README.parent.resolve())) for source in sources]
-    README.write_text(head + BEGIN + section([read_json(source) for source in sources], shown) + END + tail)
+    runs = {str(source.resolve().relative_to(README.parent.resolve())): read_json(source) for source in sources}
+    for benchmark, begin, end, write in (("cpu", BEGIN, END, section), ("gpu", GPU_BEGIN, GPU_END, gpu_section)):
+        chosen = {name: run for name, run in runs.items() if run.get("benchmark", "cpu") == benchmark}
+        if chosen:
+            head, rest = text.split(begin)
+            text = head + begin + write(list(chosen.values()), list(chosen)) + end + rest.split(end)[1]
+    README.write_text(text)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from benchmarks import gpu, gpu_measure
+from benchmarks import gpu, gpu_measure, readme
 from benchmarks.cases import Bar
 from benchmarks.gpu_bits import Sample, differing
 from benchmarks.gpu_cases import GROUPS, LLM, PEER, ROWS, SUITES, Case, cases, select
@@ -16,12 +16,13 @@ from benchmarks.gpu_engine import SubmitClock, SyncClock
 from benchmarks.gpu_measure import Settings, against, calls_in_a_graph, judge, measure, summarize
 from benchmarks.gpu_operands import Shelf
 from benchmarks.gpu_peers import fastest_torch, load_peer
+from benchmarks.gpu_readme import OTHERS, gpu_section
 from benchmarks.gpu_show import groups, summary, tables
 from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
 
-from isogemm.lab import Timing, WallClock, read_json
+from isogemm.lab import Timing, WallClock, read_json, write_json
 
 ALL = cases(SUITES)
 CEILINGS = {"bytes_per_second": 4e12, "bfloat16": 8e14, "float16": 8e14, "float32": 5e13, "tf32x3": 1.3e14}
@@ -337,6 +338,48 @@ def test_the_kernel_of_a_row_is_the_one_that_the_call_ran(monkeypatch):
     assert gpu_measure.kernel_of(lambda i: [execute.choose(c, 0) for c in "aab"]) == "f [a], why; f [b], why"
     assert gpu_measure.kernel_of(lambda i: None) is None
     assert execute.choose is true
+
+
+def gpu_run(*rows):
+    return {"benchmark": "gpu", "rows": list(rows), "device": {"before": {"name": "Stand-in", "packages": {}}}}
+
+
+def test_the_readme_gets_ratios_bits_and_sources():
+    def row(name, suite, m, ours, torch, differing=0):
+        timings = {"isogemm": {"median": ours}, "torch.mm": {"median": torch}, "torch.addmm": {"median": 9.0}}
+        bits = {"checked": 500, "differing": differing, "batch_checked": 1000, "batch_differing": 0}
+        facts = {"n": 5, "k": 6, "m": m, "suite": suite, "error": None}
+        return {"name": name, "timings": timings, "correctness": bits, **facts}
+
+    first = gpu_run(row("llm m=1", "llm", 1, 1.0, 5.0), row("leaf x TN", "leaf", 4096, 1.0, 0.9))
+    again = gpu_run(row("llm m=1", "llm", 1, 1.0, 2.0), row("llm m=16", "llm", 16, 1.0, 0.5, differing=3))
+    text = gpu_section([first, again], ["a.json", "b.json"])
+    assert "| M = 1 to 16 | 1.00 (0.50 to 2.00) | not measured | not measured |" in text
+    assert "| order `leaf4096`, weight gradient 14336 x 4096 over 8192 tokens | 0.90 |" in text
+    assert "Of 1,500 sampled elements 3 differ from the definition; of 3,000, 0 differ" in text
+    assert text.endswith("`a.json`,\n`b.json`.\n")
+
+
+def test_each_section_of_the_readme_is_written_from_its_own_files(tmp_path, monkeypatch):
+    page = tmp_path / "README.md"
+    marks = (readme.BEGIN, "old\n", readme.END, "\nbetween\n", readme.GPU_BEGIN, "old\n", readme.GPU_END, "\nafter\n")
+    page.write_text("".join(marks))
+    monkeypatch.setattr(readme, "README", page)
+    monkeypatch.setattr(readme, "gpu_section", lambda runs, names: f"{len(runs)} of {names}\n")
+    write_json(tmp_path / "g.json", [], environment={}, benchmark="gpu")
+    readme.main([tmp_path / "g.json"])
+    kept = "".join(marks[:5])
+    assert page.read_text() == f"{kept}1 of ['g.json']\n{readme.GPU_END}\nafter\n"
+
+
+def test_the_readme_s_marks_are_there():
+    text = readme.README.read_text()
+    assert all(text.count(mark) == 1 for mark in (readme.BEGIN, readme.END, readme.GPU_BEGIN, readme.GPU_END))
+
+
+def test_every_other_line_of_the_readme_names_cases():
+    for _, key in OTHERS:
+        assert any(set(key.split()) <= set(case.words) for case in ALL), key
 
 
 def test_submissions_are_timed_in_pieces_that_fit_the_queue():

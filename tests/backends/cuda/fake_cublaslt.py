@@ -1,15 +1,25 @@
-"""A binding of Python in place of cuBLASLt's: it keeps an algorithm's settings in its bytes, as the library does."""
+"""A binding of Python in place of cuBLASLt's, and small products for it.
+
+It keeps an algorithm's settings in its bytes, as the library does.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
-from isogemm.backends.cuda import cublaslt_search
+from isogemm.backends.cuda import cublaslt, cublaslt_call, cublaslt_search
+from isogemm.backends.cuda.product import Product, Strides
+from isogemm.contract.spec import Contract
+
+CHAIN = Contract.parse("tensor_core:sm90/chain")
 
 
 class LtError(Exception):
@@ -149,3 +159,53 @@ class FakeLt:
 
     def get_version(self) -> int:
         return 130100
+
+
+@contextlib.contextmanager
+def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
+    """The family on top of a fake binding, with nothing remembered before or after."""
+    fake = FakeLt()
+    for module in (cublaslt, cublaslt_call, cublaslt_search):
+        monkeypatch.setattr(module, "binding", lambda: fake)
+    for module in (cublaslt, cublaslt_call):
+        monkeypatch.setattr(module, "handle", lambda device: 7 + device)
+    monkeypatch.setattr(cublaslt, "_installed", lambda: True)
+    caches = (cublaslt_search.capabilities, cublaslt_search.extents, cublaslt._search, cublaslt._around)
+    for cache in caches:
+        cache.cache_clear()
+    yield fake
+    for cache in caches:
+        cache.cache_clear()
+
+
+def stored(rows: int, columns: int, letter: str, pad: int = 0, items: int = 1) -> np.ndarray[Any, Any]:
+    """A view [rows, columns] (or [items, ...]) with rows ("N") or columns ("T") contiguous and `pad` more between."""
+    shape = (rows, columns + pad) if letter == "N" else (columns, rows + pad)
+    base = np.arange(items * shape[0] * shape[1], dtype=np.float32).reshape(items, *shape)
+    view = base[:, :, :columns] if letter == "N" else base[:, :, :rows].transpose(0, 2, 1)
+    return view if items > 1 else view[0]
+
+
+def strides(x: np.ndarray[Any, Any]) -> Strides:
+    steps = [s // x.itemsize for s in x.strides]
+    return Strides(steps[-2], steps[-1], steps[0] if x.ndim == 3 else 0)
+
+
+def product_of(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], out: np.ndarray[Any, Any], **more: Any) -> Product:
+    m, k = a.shape[-2:]
+    n, items = b.shape[-1], a.shape[0] if a.ndim == 3 else 1
+    types = {"dtype_a": "bfloat16", "dtype_b": "bfloat16", "dtype_out": "bfloat16", "contract": CHAIN} | more
+    return Product(m, n, k, a=strides(a), b=strides(b), out=strides(out), batch=items, **types)
+
+
+def layout_product(m: int = 48, n: int = 64, k: int = 96, layout: str = "NT", **more: Any) -> Product:
+    return product_of(stored(m, k, layout[0]), stored(k, n, layout[1]), stored(m, n, more.pop("out", "N")), **more)
+
+
+def config(**chosen: int) -> str:
+    """The text of an algorithm with these settings."""
+    values = [chosen.get(name, 1 if name == "SPLITK_NUM" else 0) for name in cublaslt_search.SETTINGS]
+    return f"x #{np.array(values, np.int32).tobytes().rstrip(bytes(1)).hex()}"
+
+
+NEW = {"ID": 66, "TILE_ID": 1, "STAGES_ID": 35, "CLUSTER_SHAPE_ID": 3}

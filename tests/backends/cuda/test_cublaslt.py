@@ -1,4 +1,4 @@
-"""cuBLASLt's family: the column-major call that a product becomes, algorithms as text, the search, and launches."""
+"""cuBLASLt's family: the column-major call that a product becomes, what is supported, and launches."""
 
 from __future__ import annotations
 
@@ -13,43 +13,25 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
-from tests.backends.cuda.fake_cublaslt import FakeLt, LtError
+from tests.backends.cuda.fake_cublaslt import NEW, FakeLt, LtError, config, layout_product, patched, product_of, stored
 
-from isogemm.backends.cuda import cublaslt, cublaslt_call, cublaslt_search
+from isogemm.backends.cuda import cublaslt, cublaslt_call
 from isogemm.backends.cuda.cublaslt import CublasLt
 from isogemm.backends.cuda.cublaslt_call import Call, as_call
 from isogemm.backends.cuda.cublaslt_search import Algorithm
-from isogemm.backends.cuda.product import Addresses, Product, Strides
+from isogemm.backends.cuda.product import Addresses, Strides
 from isogemm.blas import describe
 from isogemm.contract.spec import Contract
 from isogemm.errors import ContractError, DeviceError, LayoutError, OptionError
 
-CHAIN = Contract.parse("tensor_core:sm90/chain")
 LAYOUTS = ("NN", "NT", "TN", "TT")
+BINDING, HANDLE = cublaslt_call.binding, cublaslt_call.handle  # those that the fixture replaces
 
 
-def stored(rows: int, columns: int, letter: str, pad: int = 0, items: int = 1) -> np.ndarray[Any, Any]:
-    """A view [rows, columns] (or [items, ...]) with rows ("N") or columns ("T") contiguous and `pad` more between."""
-    shape = (rows, columns + pad) if letter == "N" else (columns, rows + pad)
-    base = np.arange(items * shape[0] * shape[1], dtype=np.float32).reshape(items, *shape)
-    view = base[:, :, :columns] if letter == "N" else base[:, :, :rows].transpose(0, 2, 1)
-    return view if items > 1 else view[0]
-
-
-def strides(x: np.ndarray[Any, Any]) -> Strides:
-    steps = [s // x.itemsize for s in x.strides]
-    return Strides(steps[-2], steps[-1], steps[0] if x.ndim == 3 else 0)
-
-
-def product_of(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], out: np.ndarray[Any, Any], **more: Any) -> Product:
-    m, k = a.shape[-2:]
-    n, items = b.shape[-1], a.shape[0] if a.ndim == 3 else 1
-    types = {"dtype_a": "bfloat16", "dtype_b": "bfloat16", "dtype_out": "bfloat16", "contract": CHAIN} | more
-    return Product(m, n, k, a=strides(a), b=strides(b), out=strides(out), batch=items, **types)
-
-
-def layout_product(m: int = 48, n: int = 64, k: int = 96, layout: str = "NT", **more: Any) -> Product:
-    return product_of(stored(m, k, layout[0]), stored(k, n, layout[1]), stored(m, n, more.pop("out", "N")), **more)
+@pytest.fixture(autouse=True)
+def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
+    with patched(monkeypatch) as fake:
+        yield fake
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -131,23 +113,6 @@ def test_c_has_its_own_leading_dimension_but_out_s_direction() -> None:
     assert as_call(replace(product, c=Strides(1, 48))) is None
 
 
-def test_text_of_an_algorithm_round_trips() -> None:
-    for data in (bytes([66, 0, 0, 0, 10]), bytes(range(64)), bytes(63) + b"\x01"):
-        algorithm = Algorithm(data.ljust(64, b"\0"), "66 t64x8")
-        again = Algorithm.parse(str(algorithm))
-        assert (again.data, again.label) == (algorithm.data, "66 t64x8")
-        assert str(again) == str(algorithm)
-    assert str(Algorithm(b"\x42".ljust(64, b"\0"), "66 t64x8")) == "66 t64x8 #42"
-    assert Algorithm.parse("another label #42") == Algorithm.parse("66 #42")
-
-
-@pytest.mark.parametrize("text", ["", "66 t64x8", "66 #", "66 #4", "66 #xy", "66 #" + "00" * 65, "66 #42 x", "#AB"])
-def test_text_that_is_no_algorithm(text: str) -> None:
-    with pytest.raises(OptionError, match="cuBLASLt algorithm"):
-        Algorithm.parse(text)
-    assert not CublasLt().supports(layout_product(), text)
-
-
 @pytest.mark.parametrize(
     ("change", "legal"),
     [
@@ -198,139 +163,6 @@ def test_alignment_counts_the_items_of_a_batch() -> None:
     single = as_call(one)
     assert single is not None
     assert cublaslt._alignment(one, single) == 128
-
-
-@pytest.fixture(autouse=True)
-def _binding_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cublaslt, "_installed", lambda: True)
-
-
-@pytest.fixture
-def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
-    fake = FakeLt()
-    for module in (cublaslt, cublaslt_call, cublaslt_search):
-        monkeypatch.setattr(module, "binding", lambda: fake)
-    for module in (cublaslt, cublaslt_call):
-        monkeypatch.setattr(module, "handle", lambda device: 7 + device)
-    cublaslt_search.capabilities.cache_clear()
-    cublaslt_search.extents.cache_clear()
-    cublaslt._search.cache_clear()
-    cublaslt._around.cache_clear()
-    yield fake
-    cublaslt_search.capabilities.cache_clear()
-    cublaslt_search.extents.cache_clear()
-    cublaslt._search.cache_clear()
-    cublaslt._around.cache_clear()
-
-
-def config(**chosen: int) -> str:
-    values = [chosen.get(name, 1 if name == "SPLITK_NUM" else 0) for name in cublaslt_search.SETTINGS]
-    return f"x #{np.array(values, np.int32).tobytes().rstrip(bytes(1)).hex()}"
-
-
-NEW = {"ID": 66, "TILE_ID": 1, "STAGES_ID": 35, "CLUSTER_SHAPE_ID": 3}
-
-
-def test_heuristic_asks_without_reductions_and_drops_what_cuts_k(lt: FakeLt) -> None:
-    lt.listed = [NEW | {"SPLITK_NUM": 4}, NEW, NEW | {"REDUCTION_SCHEME": 2}, NEW | {"CUSTOM_OPTION": 1}]
-    call = as_call(layout_product())
-    assert call is not None
-    found = cublaslt_search.heuristic(7, cublaslt_call.Descriptors(call), 16)
-    assert [x.algorithm.label for x in found] == [
-        "66 t64x64 s64xauto c2x1 o0 z0 i0",
-        "66 t64x64 s64xauto c2x1 o1 z0 i0",
-    ]
-    assert [x["MAX_WORKSPACE_BYTES"] for x in lt.asked] == [0, 4 << 20, 32 << 20]
-    assert all(x["REDUCTION_SCHEME_MASK"] == 0 and x["MIN_ALIGNMENT_D_BYTES"] == 16 for x in lt.asked)
-    gc.collect()
-    assert not lt.alive  # preferences and descriptors are destroyed
-
-
-def enumerated(product: Product, align: int = 16, **options: Any) -> list[str]:
-    call = as_call(product)
-    assert call is not None
-    found = cublaslt_search.enumerate_algorithms(7, cublaslt_call.Descriptors(call), align, **options)
-    return [x.algorithm.label for x in found]
-
-
-def test_enumeration_finds_every_accepted_configuration_once(lt: FakeLt) -> None:
-    labels = enumerated(layout_product())
-    new = [x for x in labels if x.startswith("66")]
-    expected = {f"66 t64x8 s64xauto c{c} o{o} z0 i0" for c in ("1x1", "2x1", "1x2") for o in (1, 3)}
-    expected |= {f"66 t8x64 s64xauto c{c} o{o} z0 i0" for c in ("1x1", "2x1", "1x2") for o in (0, 2)}
-    expected |= {f"66 t64x64 s64xauto c{c} o{o} z0 i0" for c in ("1x1", "2x1", "1x2", "4x1") for o in range(4)}
-    assert set(new) == expected
-    assert len(new) == len(expected)
-    # An algorithm that takes every cluster does not look at them: it is listed once, and once swizzled.
-    assert [x for x in labels if x.startswith("21")] == [
-        "21 tUNDEFINED sundefined cauto o0 z0 i0", "21 tUNDEFINED sundefined c1x1 o0 z1 i0"
-    ]  # fmt: skip
-
-
-def test_enumeration_leaves_out_what_wants_more_alignment(lt: FakeLt) -> None:
-    assert {x.split()[0] for x in enumerated(layout_product(), align=8)} == {"21"}
-    assert enumerated(layout_product(), align=1) == []
-
-
-def test_enumeration_stops_in_time_with_the_likeliest_tiles(lt: FakeLt) -> None:
-    tiles = [x.split()[1] for x in enumerated(layout_product(m=8), seconds=0.0) if x.startswith("66")]
-    assert set(tiles) == {"t64x8"}  # one tile of 64 x 8 covers 64 x 8
-
-
-def test_enumeration_does_not_look_at_hopeless_tiles(lt: FakeLt) -> None:
-    tiles = {x.split()[1] for x in enumerated(layout_product(m=8, n=64000)) if x.startswith("66")}
-    assert tiles == {"t64x8", "t64x64"}  # 61 waves of 8 x 64 against 8 of 64 x 8
-
-
-def test_cost_prefers_tiles_that_cover_in_one_wave() -> None:
-    call = as_call(layout_product(m=16, n=8192))
-    assert call is not None
-    cost = cublaslt_search.cost
-    assert cost((64, 16), call) < cost((64, 256), call)  # 128 tiles of either: the wider one loads padding
-    assert cost((64, 16), call) < cost((32, 16), call) * 2
-    assert cost((32, 16), call) > cost((64, 16), call)  # 256 tiles: a second wave
-    assert cost(None, call) == float("inf")
-
-
-def test_configs_are_the_heuristic_s_first(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:
-    lt.listed = [{"ID": 21}, NEW | {"CUSTOM_OPTION": 2}]
-    found = cublaslt._search(layout_product(), 0)
-    assert found[0].startswith("66 t64x64 s64xauto c2x1 o2 z0 i0 #")  # id 21 is not one that walks the chain
-    assert [x.split()[0] for x in found] == sorted((x.split()[0] for x in found), reverse=True)
-    assert found[[x.split()[0] for x in found].index("21")].startswith("21 tUNDEFINED sundefined cauto o0 z0 i0 #")
-    assert len(found) == len(set(found))
-    assert all(CublasLt().supports(layout_product(), x) for x in found)
-    monkeypatch.setattr(cublaslt, "MOST", 5)
-    cublaslt._search.cache_clear()
-    assert cublaslt._search(layout_product(), 0) == found[:5]
-
-
-def test_shortlist_takes_the_usual_variants_of_every_tile(lt: FakeLt) -> None:
-    call = as_call(layout_product())
-    assert call is not None
-    more = cublaslt_search.enumerate_algorithms(7, cublaslt_call.Descriptors(call), 16)
-    short = [x.algorithm.label for x in cublaslt_search.shortlist([], more, 99) if x.algorithm.label[:2] == "66"]
-    tiles = [(x.split()[1], int(x.split()[4][1:]) & 1) for x in short]
-    assert {tile: tiles.count(tile) for tile in tiles} == {
-        ("t64x64", 0): 4, ("t64x64", 1): 4, ("t64x8", 1): 4, ("t8x64", 0): 4
-    }  # fmt: skip
-    # 4x1, 1x2 the other way round, 2x1, then 2x1 with what else there is: options are 0 to 3 here
-    assert [x.split()[3:5] for x in short if "t64x64" in x and int(x.split()[4][1:]) % 2 == 0] == [
-        ["c4x1", "o0"], ["c1x2", "o2"], ["c2x1", "o0"], ["c1x1", "o0"]
-    ]  # fmt: skip
-    assert cublaslt_search.shortlist(more[:3], more, 3) == sorted(more[:3], key=lambda x: x.algorithm.label[:2] != "66")
-
-
-def test_around_is_every_configuration_of_a_tile(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cublaslt, "_current_device", lambda: 0)
-    found = CublasLt().around(layout_product(), config(**(NEW | {"TILE_ID": 2})))
-    assert {x.split(" #")[0] for x in found} == {
-        f"66 t64x8 s64xauto c{c} o{o} z0 i0" for c in ("1x1", "2x1", "1x2") for o in (1, 3)
-    }
-
-
-def test_configs_of_what_cannot_be_served_are_none() -> None:
-    assert CublasLt().configs(layout_product(contract=Contract.parse("fma/chain"))) == ()
 
 
 def test_build_refuses_what_cuts_k(lt: FakeLt) -> None:
@@ -446,10 +278,9 @@ def test_without_the_binding_the_error_names_it(monkeypatch: pytest.MonkeyPatch)
     def missing(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
-    cublaslt_call.binding.cache_clear()
     monkeypatch.setattr(cublaslt_call.importlib, "import_module", missing)
     with pytest.raises(DeviceError, match="nvmath"):
-        cublaslt_call.binding()
+        BINDING.__wrapped__()
 
 
 def test_without_the_binding_there_is_no_family(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,9 +298,8 @@ def test_a_library_that_cannot_be_used_is_a_typed_error(monkeypatch: pytest.Monk
     for name in ("context", "relaxed"):
         monkeypatch.setattr(cublaslt_call, name, lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(cublaslt_call, "binding", lambda: broken)
-    cublaslt_call.handle.cache_clear()
     with pytest.raises(DeviceError, match="NOT_INITIALIZED"):
-        cublaslt_call.handle(0)
+        HANDLE.__wrapped__(0)
 
 
 def test_fingerprint_is_of_sources_that_reach_the_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ class FakeCuda:
         self.result = 0
         self.pause: Any = None
         self.maps: list[tuple[Any, ...]] = []
-        self.asked: list[int] = []
         self.known: dict[int, tuple[int, int, int, int]] = {}
         table = {name: getattr(self, "_" + name, None) for name in (*libcuda.SIGNATURES, "cuLaunchKernelEx")}
         for name, function in table.items():
@@ -145,7 +144,6 @@ class FakeCuda:
 
     def _cuPointerGetAttributes(self, count: int, wanted: int, places: int, address: int) -> int:
         assert list(peek(wanted, c_int)[:count]) == [2, 9, 11, 12]
-        self.asked.append(address)
         if address in self.known:
             for i, (kind, value) in enumerate(
                 zip((c_uint, c_int, c_uint64, c_uint64), self.known[address], strict=True)

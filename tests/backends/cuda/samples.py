@@ -44,6 +44,8 @@ extern "C" __global__ void tile(const __grid_constant__ Map map, unsigned short*
 try:
     import triton
     import triton.language as tl
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
 except ImportError:
     pass
 else:
@@ -65,3 +67,17 @@ else:
     @triton.jit
     def scale(x, out, a):
         tl.store(out, tl.load(x) * a + tl.load(out))
+
+    @triton.jit
+    def rows(x, out, n, k, ROWS: tl.constexpr):
+        """A descriptor made on the device, which lies in scratch memory."""
+        at = tl.program_id(0) * ROWS
+        tile = tl.make_tensor_descriptor(x, [n, k], [k, 1], [ROWS, 64]).load([at, 0])
+        to = (at + tl.arange(0, ROWS))[:, None] * 64 + tl.arange(0, 64)[None, :]
+        tl.store(out + to, tile)
+
+    @gluon.jit
+    def add_gluon(x, out, n, value, BLOCK: gl.constexpr):
+        layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        at = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, layout)
+        gl.store(out + at, gl.load(x + at, mask=at < n) + value, mask=at < n)

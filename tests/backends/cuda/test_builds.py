@@ -227,6 +227,22 @@ def test_triton_products_and_sums_are_not_fused(triton):
     )
 
 
+def test_gluon_builds_with_its_own_source(triton):
+    built = triton_build.build(samples.add_gluon, ADD, {"BLOCK": 128}, num_warps=4)
+    assert (built.name, built.threads) == ("add_gluon", 128)
+    assert list(built.types) == list(ADD)
+
+
+def test_a_kernel_that_needs_scratch_takes_its_address_last(triton, monkeypatch):
+    fake = FakeCuda(sizes=(8, 8, 4, 4, 8, 8))
+    monkeypatch.setattr(triton_build, "load", lambda cubin, name, device: load_into(Driver(fake), cubin, name, device))
+    types = {"x": "*bf16", "out": "*bf16", "n": "i32", "k": "i32"}
+    built = triton_build.build(samples.rows, types, {"ROWS": 16}, aligned=("x", "k"))
+    assert built.scratch >= 128
+    built.bind(0, (4,), {"n": 60, "k": 192})(0, 1, 2, 99)
+    assert [int.from_bytes(v, "little") for v in fake.launches[0][2]] == [1, 2, 60, 192, 99, 0]
+
+
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [

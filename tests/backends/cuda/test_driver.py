@@ -11,7 +11,7 @@ import pytest
 from tests.backends.cuda.fake import FakeCuda
 
 from isogemm.backends.cuda import device, libcuda
-from isogemm.backends.cuda.device import Pointer, pointer, pointers
+from isogemm.backends.cuda.device import Pointer, pointer
 from isogemm.backends.cuda.driver import MAX_DYNAMIC_SHARED, Kernel, load_into
 from isogemm.backends.cuda.libcuda import Driver, DriverError, context, relaxed
 from isogemm.errors import DeviceError, LimitError
@@ -213,19 +213,6 @@ def test_pointers_of_others_are_unknown():
     on = Driver(fake)
     assert pointer(0x7F00, on) == Pointer("device", 1, 0x7000, 4096)
     assert pointer(0, on) == pointer(0x1234, on) == Pointer("unknown", -1, 0, 0)
-
-
-def test_many_pointers_ask_once_for_each_allocation():
-    fake = FakeCuda()
-    fake.known = {0x7010: (2, 0, 0x7000, 4096), 0x9000: (1, 0, 0x9000, 16)}
-    device_, host, unknown = (
-        Pointer("device", 0, 0x7000, 4096),
-        Pointer("host", 0, 0x9000, 16),
-        Pointer("unknown", -1, 0, 0),
-    )
-    found = pointers([0x7010, 0x7000, 0x7FFF, 0x8000, 0x9000, 0x900F, 0x9010, 0x7010, 0], Driver(fake))
-    assert found == [device_] * 3 + [unknown] + [host] * 2 + [unknown, device_, unknown]
-    assert fake.asked == [0x7010, 0x8000, 0x9000, 0x9010, 0x7010, 0]
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,11 @@ DOT = {"a": "tensordesc<bf16[64,64]>", "b": "tensordesc<bf16[32,64]>", "out": "*
 
 
 @pytest.mark.parametrize("pdl", [False, True])
-def test_a_kernel_of_triton(torch, pdl):
+@pytest.mark.parametrize("name", ["add", "add_gluon"])
+def test_a_kernel_of_triton(torch, name, pdl):
     pytest.importorskip("triton")
     x, out = torch.randn(1000, device="cuda"), torch.full((1000,), float("nan"), device="cuda")
-    built = triton_build.build(samples.add, ADD, {"BLOCK": 256}, launch_pdl=pdl)
+    built = triton_build.build(getattr(samples, name), ADD, {"BLOCK": 256}, launch_pdl=pdl)
     built.bind(0, (4,), {"n": 1000})(device.current_stream(0), x.data_ptr(), out.data_ptr(), 0.25)
     assert torch.equal(out, x + 0.25)
 
@@ -120,6 +121,22 @@ def test_a_kernel_of_triton_with_tensor_maps(torch, ctas):
     maps = [built.encoder(name, *shapes[name])(x.data_ptr()) for name, x in (("a", a), ("b", b))]
     launch(device.current_stream(0), *maps, out.data_ptr())
     assert torch.equal(out, a.float() @ b.float().T)
+
+
+def test_a_kernel_of_triton_that_needs_scratch(torch):
+    pytest.importorskip("triton")
+    n, k, tall = 60, 192, 16
+    x = torch.randn(n, k, device="cuda").bfloat16()
+    out = torch.full((64, 64), float("nan"), dtype=torch.bfloat16, device="cuda")
+    types = {"x": "*bf16", "out": "*bf16", "n": "i32", "k": "i32"}
+    built = triton_build.build(samples.rows, types, {"ROWS": tall}, aligned=("x", "k"))
+    assert built.scratch
+    scratch = workspace(4 * built.scratch, 0)
+    launch = built.bind(0, (4,), {"n": n, "k": k})
+    launch(device.current_stream(0), x.data_ptr(), out.data_ptr(), scratch.data_ptr())
+    want = torch.zeros_like(out)
+    want[:n] = x[:, :64]
+    assert torch.equal(out.view(torch.int16), want.view(torch.int16))
 
 
 def test_a_captured_graph_replays_kernels_loaded_during_its_capture(torch):

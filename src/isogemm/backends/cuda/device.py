@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from ctypes import c_int, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from importlib import metadata
@@ -217,27 +217,17 @@ class Pointer:
     nbytes: int
 
 
-UNKNOWN = Pointer("unknown", -1, 0, 0)
-
-
 def pointer(address: int, on: Driver | None = None) -> Pointer:
-    """Ask the driver about an address; never an error for a foreign or null one."""
-    return pointers([address], on)[0]
+    """Ask the driver about an address, in one call; never an error for a foreign or null one.
 
-
-def pointers(addresses: Iterable[int], on: Driver | None = None) -> list[Pointer]:
-    """`pointer` for many addresses that stay allocated meanwhile: the driver is asked once for each allocation."""
+    Takes microseconds: over many addresses, ask again only outside the allocation that the last answer names.
+    """
     on = on or driver()
     kind, ordinal, start, nbytes = c_uint(), c_int(-1), c_void_p(), c_uint64()
     wanted = (c_int * 4)(MEMORY_TYPE, ORDINAL, RANGE_START, RANGE_SIZE)
     places = (c_void_p * 4)(*[ctypes.addressof(x) for x in (kind, ordinal, start, nbytes)])
-    found: list[Pointer] = []
-    last = UNKNOWN
     with context(0, on):
-        for address in addresses:
-            if not last.start <= address < last.start + last.nbytes:
-                on.call("cuPointerGetAttributes", 4, wanted, places, address, doing="asking about an address")
-                known = kind.value in KINDS
-                last = Pointer(KINDS[kind.value], ordinal.value, start.value or 0, nbytes.value) if known else UNKNOWN
-            found.append(last)
-    return found
+        on.call("cuPointerGetAttributes", 4, wanted, places, address, doing="asking about an address")
+    if kind.value not in KINDS:
+        return Pointer("unknown", -1, 0, 0)
+    return Pointer(KINDS[kind.value], ordinal.value, start.value or 0, nbytes.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -74,6 +75,16 @@ def compute(p: Product, at: Addresses, arithmetic: str = "") -> np.ndarray:
     a, b = view(at.a, p.a, (p.batch, p.m, p.k), p.dtype_a), view(at.b, p.b, (p.batch, p.k, p.n), p.dtype_b)
     c = None if p.c is None else view(at.c, p.c, (p.batch, p.m, p.n), p.dtype_c or "")
     bias = None if p.dtype_bias is None else view(at.bias, Strides(0, p.bias_stride), (1, 1, p.n), p.dtype_bias)[0, 0]
+    contents = tuple(zlib.crc32(np.ascontiguousarray(x).view(np.uint8)) for x in (a, b, c, bias) if x is not None)
+    if (p, contract, contents) not in _results:
+        _results[p, contract, contents] = _stack(p, contract, a, b, c, bias)
+    return _results[p, contract, contents].copy()
+
+
+_results: dict[Any, np.ndarray] = {}  # trials of one variant ask for the same products again and again
+
+
+def _stack(p: Product, contract: Contract, a: Any, b: Any, c: Any, bias: Any) -> np.ndarray:
     out = np.empty((p.batch, p.m, p.n), TYPES[p.dtype_out])
     for i in range(p.batch):
         out[i] = _one(p, contract, a[i], b[i], None if c is None else c[i], bias)

@@ -302,6 +302,14 @@ def test_the_arithmetic_is_found_by_its_bits(
     assert len(family.runs) == runs, "the answer was not kept"
 
 
+def test_one_broken_kernel_does_not_make_a_device_a_stranger() -> None:
+    def broken(product: Product, value: np.ndarray) -> None:
+        raise RuntimeError("out of resources")
+
+    family = FakeFamily("f", offered=("bad", "raises", "plain"), faults={"bad": flip(), "raises": broken})
+    assert admissions(family).arithmetic() == "tensor_core:sm90"
+
+
 def test_where_no_model_fits_kernels_are_compared_with_a_plain_one() -> None:
     plain = FakeFamily("plain", arithmetic="fma")
     other = FakeFamily("other", arithmetic="fma", faults={"plain": flip(lambda p: p.k > 2000)})

@@ -38,6 +38,7 @@ __all__ = ["NATIVE", "Admissions", "Verdict", "notice", "relevant", "same_stamp"
 NATIVE = "tensor_core:native"
 MODELS = ("tensor_core:sm90", "tensor_core:sm80")
 SCHEMA = "isogemm.admission.v1"
+PROBES = 3  # kernels of a family that are asked for the device's arithmetic
 # Parts of a stamp that can change bits. torch only lends memory and streams, and is no part of either.
 GENERIC_PARTS = ("device", "capability", "driver", "cuda", "triton", "nvrtc", "golden")
 LIBRARY_PARTS = ("device", "capability", "driver", "cublaslt")
@@ -272,24 +273,35 @@ class Admissions:
         return verdict
 
     def _find_arithmetic(self) -> str:
-        families = [x for x in self.families if x not in self.libraries]
-        for name in families:
-            probe = _probe(Contract(MODELS[0]))
-            configs = [c for c in self.families[name].configs(probe) if self.families[name].supports(probe, c)]
-            if not configs:
-                continue
-            key = self._key(arithmetic="tensor_core", family=name, fingerprint=self.fingerprint(name))
-            found = self.records.get(key)
-            if found is not None and found.get("value") in (*MODELS, NATIVE):
-                return found["value"]
-            if self.machine.capturing():
-                return ""
-            value = self._compare_models(name, configs[0])
-            self.records.put(key, {"value": value})
-            return value
-        return ""
+        """A model that some plain kernel has the bits of. One broken kernel must not make a device a stranger."""
+        probe = _probe(Contract(MODELS[0]))
+        plain = [
+            (name, config)
+            for name, family in self.families.items()
+            if name not in self.libraries
+            for config in [c for c in family.configs(probe) if family.supports(probe, c)][:PROBES]
+        ]
+        if not plain:
+            return ""
+        sources = {name: self.fingerprint(name) for name, _ in plain}
+        key = self._key(arithmetic="tensor_core", sources=json.dumps(sources, sort_keys=True))
+        found = self.records.get(key)
+        if found is not None and found.get("value") in (*MODELS, NATIVE):
+            return found["value"]
+        if self.machine.capturing():
+            return ""
+        value = next(filter(None, (self._model_of(*use, probe) for use in plain)), NATIVE)
+        if value == NATIVE:
+            notice(
+                f"the tensor cores of {self.stamp.get('device', 'this device')} have the bits of no known model: "
+                f"products of bfloat16 and float16 are {NATIVE} there, which has no executable definition; kernels "
+                "are compared with one plain kernel"
+            )
+        self.records.put(key, {"value": value})
+        return value
 
-    def _compare_models(self, family: str, config: str) -> str:
+    def _model_of(self, family: str, config: str, probe: Product) -> str:
+        """The model whose bits a kernel has; the kernel asks the device's own tensor cores, whatever `probe` says."""
         for model in MODELS:
 
             def bits(
@@ -297,15 +309,13 @@ class Admissions:
             ) -> golden.Array | None:
                 return golden.expected(model, dtype_a, dtype_b, case)
 
-            # Every kernel asks the device's own tensor cores, whatever model the contract names.
-            if not try_config(self.machine, self.families[family], config, _probe(Contract(MODELS[0])), bits):
-                return model
-        notice(
-            f"the tensor cores of {self.stamp.get('device', 'this device')} have the bits of no known model: products "
-            f"of bfloat16 and float16 are {NATIVE} there, which has no executable definition; kernels are compared "
-            "with one plain kernel"
-        )
-        return NATIVE
+            try:
+                if not try_config(self.machine, self.families[family], config, probe, bits):
+                    return model
+            except Exception as error:
+                notice(f"kernel {family} [{config}] cannot run: {type(error).__name__}: {error}")
+                break
+        return ""
 
 
 def _probe(contract: Contract) -> Product:

@@ -218,9 +218,12 @@ def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> Row:
 
 
 def pose(
-    wanted: Wanted, *, m: int = 1, dtype: str = "bfloat16", contract: Contract, out_dtype: str | None = None
+    wanted: Wanted, *, m: int = 2, dtype: str = "bfloat16", contract: Contract, out_dtype: str | None = None
 ) -> Product:
-    """The packed product of a layer: C[m, n] = op(A) op(B), once or in a strided batch."""
+    """The packed product of a layer: C[m, n] = op(A) op(B), once or in a strided batch.
+
+    One row is contiguous however it is stored, so the layout of A shows from two rows on.
+    """
     n, k, batch = wanted.n, wanted.k, wanted.batch
     trans_a, trans_b = wanted.trans[0].upper(), wanted.trans[1].upper()
     item = 1 if batch > 1 else 0

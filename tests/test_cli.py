@@ -231,3 +231,89 @@ def test_a_script_audits_its_own_function_and_the_command_line_replays_it(tmp_pa
     again = there("-m", "isogemm", "audit", "--replay", line)
     assert again.returncode == 1, again.stderr
     assert "48 of 48 outputs changed" in again.stdout  # both rows differ alone
+
+
+def test_plan_for_a_gpu_without_one_and_without_a_table(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    from isogemm.backends.cuda import device
+    from isogemm.planner import explain
+
+    monkeypatch.setattr(device, "count", lambda: 0)
+    monkeypatch.setattr(explain, "shipped_tables", lambda: ())
+    status, _, err = run("plan", "16", "2560", "4096", "--device", "cuda", "--dtype", "bf16")
+    assert status == 2
+    assert "a GPU, or a shipped tuning table" in err
+
+
+def test_plan_for_a_gpu_reads_the_shipped_table(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    from tests.planner.test_explain import TABLE
+
+    from isogemm.backends.cuda import device
+    from isogemm.planner import explain
+
+    monkeypatch.setattr(device, "count", lambda: 0)
+    monkeypatch.setattr(explain, "shipped_tables", lambda: (TABLE,))
+    status, out, _ = run("plan", "16", "4096", "2560", "--device", "cuda", "--dtype", "bf16")
+    assert status == 0
+    assert "there is no GPU here" in " ".join(out.split())
+    status, out, _ = run("plan", "16", "4096", "2560", "--device", "cuda", "--dtype", "bf16", "--json")
+    assert json.loads(out)["config"] == "small"
+    contract = "tensor_core:sm90/leaf4096"
+    words = ("--device", "cuda", "--dtype", "bf16", "--contract", contract, "--json")
+    status, out, _ = run("plan", "16", "4096", "2560", *words)
+    assert json.loads(out)["numeric"]["contract"] == contract
+
+
+def test_plan_on_the_cpu_takes_a_contract(run) -> None:  # type: ignore[no-untyped-def]
+    status, out, _ = run("plan", "4", "5", "6", "--contract", "fma/leaf4096")
+    assert status == 0
+    assert "fma/leaf4096" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--model", "Qwen3-4B"], "one of 0 GPUs"),
+        ([], "one of --model, --shapes"),
+        (["--model", "Qwen3-4B", "--shapes", "x.csv"], "one of --model, --shapes"),
+        (["--shapes", "x.csv", "--attention", "4096"], "with --model"),
+        (["--model", "Qwen3-4B", "--dtype", "int4"], "int4"),
+        (["--model", "Qwen3-4B", "--m", "many"], "--m"),
+    ],
+    ids=str,
+)
+def test_tune_says_what_is_wrong(  # type: ignore[no-untyped-def]
+    run, monkeypatch: pytest.MonkeyPatch, words: list[str], what: str
+) -> None:
+    from isogemm.backends.cuda import device
+
+    monkeypatch.setattr(device, "count", lambda: 0)
+    status, _, err = run("tune", *words)
+    assert status == 2
+    assert what in err
+
+
+def test_tune_writes_a_table_and_goes_on(  # type: ignore[no-untyped-def]
+    run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shapes: str
+) -> None:
+    from tests.planner.fakes import FakeFamily
+    from tests.planner.test_tuning import FakeBench, chooser
+
+    from isogemm.backends.cuda import choose, device
+    from isogemm.lab import gpu_bench
+    from isogemm.planner.tables import load
+
+    bench = FakeBench(lambda name, m: 1.0)
+    monkeypatch.setattr(device, "count", lambda: 1)
+    monkeypatch.setattr(gpu_bench, "GpuBench", lambda device: bench)
+    monkeypatch.setattr(gpu_bench, "prepare_in_processes", lambda device, jobs: {})
+    out = tmp_path / "new" / "t.json"
+    words = ("tune", "--shapes", shapes, "--m", "1,4", "--out", str(out))
+    for _ in range(2):
+        monkeypatch.setattr(choose, "_choosers", {0: chooser(FakeFamily("f", offered=("only",)))})
+        status, text, _ = run(*words)
+        assert status == 0, text
+    assert "1 products" in text
+    assert [m for m, _ in bench.rough] == [1, 4], "the second run timed again what the first had"
+    (row,) = load(out).rows
+    assert (row.key.n, row.key.k, set(row.us)) == (24, 40, {1, 4})
+    assert row.key.contract == "tensor_core:sm90/chain"

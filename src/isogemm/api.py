@@ -57,7 +57,9 @@ def matmul(
     Returns
     -------
     array
-        `out`, or a new one: a tensor if an operand is one, else an ndarray (0-d for two 1-D operands).
+        `out`, or a new one: a tensor if an operand is one, else an ndarray (0-d for two 1-D operands). On a CUDA
+        device an array of the operand's library, which it takes through DLPack (CuPy, JAX), or else a torch tensor
+        (Numba, which reads it as one of its own).
 
     Raises
     ------

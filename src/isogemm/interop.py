@@ -245,6 +245,7 @@ class _Memory:
         self.capsule, self.__array_interface__ = capsule, interface
 
 
+_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 _DLPACK_TYPES = {(2, 32, 1): ("<f4", FLOAT32), (2, 16, 1): ("<f2", FLOAT16), (4, 16, 1): ("<u2", BFLOAT16)}
 
 
@@ -296,7 +297,7 @@ def exported(name: str, x: Any, **options: Any) -> Exported:
         raise DTypeError(
             f"dtype of {name}",
             limit=supported("int8" if key[0] != 6 and key[1] <= 8 else ""),
-            value=f"DLPack code {key[0]} with {key[1]} bits and {key[2]} lanes",
+            value=_CODES.get(key[0], "") + f"{key[1]} (DLPack code {key[0]} with {key[1]} bits and {key[2]} lanes)",
             nearest="float32",
         )
     typestr, dtype = _DLPACK_TYPES[key]

@@ -166,14 +166,15 @@ def test_tensors_that_are_refused():
 
 
 def test_memory_that_is_not_there():
-    free, _ = torch.cuda.mem_get_info()
-    rows = int((free + torch.cuda.memory_reserved()) ** 0.5 / 2) + 4096
-    with pytest.raises(LimitError, match="memory for the result on cuda:0"):
-        isogemm.matmul(torch.ones(1, 1, device="cuda").expand(rows, 1), torch.ones(1, 1, device="cuda").expand(1, rows))
+    one = torch.ones(1, 1, device="cuda")
+    torch.cuda.set_per_process_memory_fraction(0.01)
+    try:
+        with pytest.raises(LimitError, match="memory for the result on cuda:0"):
+            isogemm.matmul(one.expand(2**16, 1), one.expand(1, 2**16))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     with pytest.raises(LimitError, match="bytes of the result"):
-        isogemm.matmul(
-            torch.ones(1, 1, device="cuda").expand(2**22, 1), torch.ones(1, 1, device="cuda").expand(1, 2**22)
-        )
+        isogemm.matmul(one.expand(2**22, 1), one.expand(1, 2**22))
 
 
 def test_pointer_arrays():

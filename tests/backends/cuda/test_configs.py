@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,6 +23,10 @@ from tests.backends.cuda.device import (
     torch,
 )
 
+from isogemm.backends.cuda.families import LIBRARIES
+from isogemm.backends.cuda.product import Strides
+from isogemm.planner.tables import shipped_tables
+
 pytestmark = pytest.mark.gpu
 
 # Rows for every bucket that families list configurations by, columns and K with tails of every tile.
@@ -35,6 +41,14 @@ HOMES = (
 )
 ODD = (37, 251, 333)
 LARGE = (1030, 4104, 1040)  # more tiles than multiprocessors, so that persistent kernels take a second one
+MODEL = (
+    (1, 28672, 4096),
+    (16, 6144, 2560),
+    (128, 4096, 14336),
+    (512, 6144, 2560),
+    (2048, 28672, 4096),
+    (4096, 4096, 4096),
+)
 PARTS = 8
 KINDS = (BF16, FP16, IEEE, TF32, TF32X3, BF16.ordered("leaf256"), BF16.ordered("tree4"), TF32X3.ordered("leaf256"))
 
@@ -50,14 +64,30 @@ def answer(size: tuple[int, int, int], mode: Mode) -> Any:
     return expected(*operands(size, mode.dtype), mode.definition)
 
 
+def listing(mode: Mode) -> Iterator[tuple[str, str]]:
+    """Everything that families list for small products and for a model's, and that shipped tables name."""
+    a, b = operands(ODD, mode.dtype)
+    small, _ = forced.pose(a, b, torch.empty(ODD[:2], dtype=a.dtype, device="cuda"), mode)
+    for m, n, k in (*HOMES, LARGE, *MODEL):  # only listed, so that none of it needs memory
+        packed = replace(small, m=m, n=n, k=k, a=Strides(k, 1), b=Strides(1, k), out=Strides(n, 1), align=128)
+        yield from forced.candidates(packed)
+    for table in shipped_tables():
+        for row in table.rows:
+            if row.key.contract == mode.definition and row.key.types.startswith(mode.dtype):
+                yield from (tuple(use) for bucket in row.buckets for use in bucket.uses)  # type: ignore[misc]
+
+
 def everything(mode: Mode) -> list[tuple[str, str, tuple[int, int, int]]]:
-    """(family, configuration, a product that lists it), each configuration once."""
+    """(family, configuration, the first product that it supports), each configuration once; libraries apart."""
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
-    for size in HOMES:
-        a, b = operands(size, mode.dtype)
-        product, _ = forced.pose(a, b, torch.empty((size[0], size[1]), dtype=a.dtype, device="cuda"), mode)
-        for name in forced.candidates(product):
-            found.setdefault(name, size)
+    for name, config in dict.fromkeys(listing(mode)):
+        for size in (*HOMES, LARGE):
+            if name in LIBRARIES or (name, config) in found:
+                break
+            a, b = operands(size, mode.dtype)
+            product, _ = forced.pose(a, b, torch.empty(size[:2], dtype=a.dtype, device="cuda"), mode)
+            if forced.family(name).supports(product, config):
+                found[name, config] = size
     return [(*name, size) for name, size in found.items()]
 
 
@@ -135,7 +165,8 @@ def test_every_family_is_here() -> None:
 
     assert not absent()
     named = {name for mode in KINDS for name, *_ in listed(mode)}
-    assert set(FAMILIES) - named <= {"cublaslt"}  # admitted for exact products alone
+    # A library is admitted for exact products alone; lists choose for themselves: tested with tables and with forms.
+    assert set(FAMILIES) - named <= {"cublaslt", "items"}
 
 
 def test_a_kernel_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,13 +175,9 @@ def test_a_kernel_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     true = forced.launch
 
     def short(name: str, config: str, product: Any) -> Any:
-        from dataclasses import replace
-
         return true(name, config, replace(product, k=product.k - 16))
 
     def tall(name: str, config: str, product: Any) -> Any:
-        from dataclasses import replace
-
         return true(name, config, replace(product, m=product.m + 1))
 
     for broken, words in ((short, "differ"), (tall, "around the output")):

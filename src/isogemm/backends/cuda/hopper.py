@@ -8,7 +8,6 @@ where given, its options:
 ``pp``       two warpgroups own alternate tiles, so that one's epilogue hides behind the other's products
 ``oN``       N blocks to a multiprocessor
 ``gN``       groups of N tiles along the first operand, walked together for the sake of L2
-``f``        the first stages of the weights are fetched into L2 before the wait for the preceding kernel
 ``e``        weights are the first to leave L2, tokens the last
 
 None of it reaches the bits: every element walks K in ascending blocks of 16 in one accumulator, or in leaves of them.
@@ -81,11 +80,8 @@ def _instruction(operand: str, n: int, x_across: bool, y_across: bool) -> str:
 
 def _defines(p: Product, g: Geometry) -> dict[str, object]:
     c, leaf = g.config, p.contract.order.kind == "leaf"
-    weights = 1 if c.swapped else 2
-    fetch = c.prefetch and not (g.x if c.swapped else g.y).across
     out_bytes = ITEMSIZE[p.dtype_out]
     return {
-        "OPERAND": OPERANDS[p.dtype_a][0],
         "BN": c.cols,
         "KS": c.depth // 64,
         "STAGES": c.stages,
@@ -106,13 +102,9 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
         "BIAS_KIND": -1 if p.dtype_bias is None else KINDS[p.dtype_bias],
         "OUT": KINDS[p.dtype_out],
         "VECTOR": g.out_step * out_bytes % 16 == 0 and (p.batch == 1 or p.out.batch * out_bytes % 16 == 0),
-        "PARTS": 1,
-        "SWAPPED": c.swapped,
         "OCCUPANCY": c.occupancy,
         "PRODUCER_REGISTERS": 32 if c.warpgroups == 3 else 40,
         "CONSUMER_REGISTERS": 160 if c.warpgroups == 3 else 232,
-        "PREFETCH": weights if fetch else 0,
-        "AHEAD": c.stages,
         "X_POLICY": (1 if c.swapped else 2) * c.evict,
         "Y_POLICY": (2 if c.swapped else 1) * c.evict,
     }
@@ -121,7 +113,7 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
 def source(p: Product, g: Geometry) -> tuple[str, tuple[str, ...]]:
     """The text to compile for a product, and the compiler's options."""
     macros = tuple(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in _defines(p, g).items())
-    text = _instruction(OPERANDS[p.dtype_a][1], g.config.cols, g.x.across, g.y.across)
+    text = _instruction(OPERANDS[p.dtype_a], g.config.cols, g.x.across, g.y.across)
     return text + '#include "hopper.cu"\n', ("-std=c++17", *macros)
 
 
@@ -148,9 +140,11 @@ def _scalars(p: Product, g: Geometry) -> list[tuple[str, object]]:
     order = p.contract.order
     leaf = order.size // c.depth if order.kind == "leaf" else 0
     longs = (g.out_step, p.out.batch, *of_c, strides.batch, *of_bias)
-    group = min(c.group or max(1, 8 // c.cm), tiles[0])
+    # All of X where it fits beside the rest in L2: Y is then read once.
+    rows = 24 * 2**20 // (2 * p.k * c.rows * c.cm)
+    group = min(c.group or max(8 // c.cm, rows), tiles[0])
     shared = int(g.x.batch > 0), int(g.y.batch > 0)
-    ints = (g.x.size, g.y.size, -(-p.k // c.depth), leaf, *tiles, p.batch, group, *shared, 0, 0)
+    ints = (g.x.size, g.y.size, -(-p.k // c.depth), leaf, *tiles, p.batch, group, *shared)
     return [*(("i64", v) for v in longs), *(("i32", v) for v in ints), ("f32", p.alpha), ("f32", p.beta)]
 
 

@@ -9,10 +9,10 @@ from .product import Product, Strides
 
 __all__ = ["KINDS", "OPERANDS", "SHARED", "Config", "Geometry", "Side", "geometry", "serves"]
 
-OPERANDS = {"bfloat16": (0, "bf16"), "float16": (1, "f16")}
+OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
-TEXT = re.compile(r"(w?)(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d)x(\d))?( pp)?(?: o(\d))?(?: g(\d+))?( f)?( e)?")
+TEXT = re.compile(r"(w?)(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d)x(\d))?( pp)?(?: o(\d))?(?: g(\d+))?( e)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Config:
         B is the kernel's first operand: its rows are the product's columns.
     rows, cols, depth : int
         Of a block's tile; `depth` in elements of 2 bytes.
-    stages, cm, cn, pingpong, occupancy, group, prefetch, evict
+    stages, cm, cn, pingpong, occupancy, group, evict
         As in the text of hopper.py.
     """
 
@@ -39,7 +39,6 @@ class Config:
     pingpong: bool = False
     occupancy: int = 1
     group: int = 0
-    prefetch: bool = False
     evict: bool = False
 
     @classmethod
@@ -48,15 +47,15 @@ class Config:
         match = TEXT.fullmatch(text)
         if match is None:
             return None
-        w, rows, cols, depth, stages, cm, cn, pp, o, g, f, e = match.groups()
+        w, rows, cols, depth, stages, cm, cn, pp, o, g, e = match.groups()
         sizes = int(rows), int(cols), int(depth), int(stages), int(cm or 1), int(cn or 1)
-        return cls(bool(w), *sizes, bool(pp), int(o or 1), int(g or 0), bool(f), bool(e))
+        return cls(bool(w), *sizes, bool(pp), int(o or 1), int(g or 0), bool(e))
 
     def __str__(self) -> str:
         text = f"{'w' * self.swapped}{self.rows}x{self.cols}x{self.depth} s{self.stages}"
         text += f" c{self.cm}x{self.cn}" * (self.cluster > 1) + " pp" * self.pingpong
         text += f" o{self.occupancy}" * (self.occupancy > 1) + f" g{self.group}" * (self.group > 0)
-        return text + " f" * self.prefetch + " e" * self.evict
+        return text + " e" * self.evict
 
     @property
     def cluster(self) -> int:

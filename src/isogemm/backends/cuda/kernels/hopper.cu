@@ -1,11 +1,9 @@
 // D[r, c] = sum over k of X[r, k] * Y[c, k]: a persistent, warp-specialised chain on wgmma, fed by the tensor copy engine.
 //
-// Operands   X and Y of bf16, fp16 or tf32 (OPERAND 0, 1, 2), three-dimensional maps (row, k, item); K-major, or MN-major for
-//            16 bits (X_MN, Y_MN). Which of A and B is X is the caller's affair; D lies with its columns contiguous, or its
+// Operands   X and Y of bf16 or fp16, three-dimensional maps (row, k, item), K-major or, with X_MN and Y_MN, MN-major. Which of A and B is X is the caller's affair; D lies with its columns contiguous, or its
 //            rows (COLUMNS 1), so weights or tokens can be the 64 rows of an instruction.
-// Order      every element walks K in ascending blocks of one instruction (16; tf32: 8) in one float32 accumulator; with
+// Order      every element walks K in ascending blocks of 16, one instruction each, in one float32 accumulator; with
 //            LEAF it starts again from zero every `leaf` stages, and leaf sums are added to a total in ascending order.
-//            PARTS 2 (tf32): operands are (high, low) pairs and each 32 of K is walked three times, low products first.
 // Roles      WARPGROUPS consumers, each with MW blocks of 64 rows and BN columns; one thread of the last warp(group) fills
 //            a ring of STAGES buffers of KS * 128 bytes of K. PINGPONG: the two consumers own alternate tiles, so that
 //            one's epilogue hides behind the other's products; else they share a tile of BM rows.
@@ -17,10 +15,10 @@
 
 constexpr int THREADS = WARPGROUPS == 1 ? 160 : 128 * (WARPGROUPS + 1);
 constexpr int BM = 64 * MW * (PINGPONG ? 1 : WARPGROUPS);
-constexpr int KE = OPERAND == 2 ? 32 : 64;      // elements of K in 128 bytes
+constexpr int KE = 64;                          // elements of K in 128 bytes
 constexpr int X_BYTES = X_ROWS * 128;           // X_ROWS < BM: the rest of an instruction's rows reads whatever follows
 constexpr int Y_BYTES = (Y_MN ? (BN + 63) / 64 * 64 : BN) * 128;
-constexpr int STAGE_BYTES = KS * PARTS * (X_BYTES + Y_BYTES);
+constexpr int STAGE_BYTES = KS * (X_BYTES + Y_BYTES);
 constexpr int CLUSTER = CM * CN;
 constexpr int NACC = BN / 2;
 constexpr u64 POLICY[3] = {0, 0x12F0000000000000, 0x14F0000000000000};                 // none, evict first, evict last
@@ -39,39 +37,34 @@ struct Grid {
 
 // One operand's share of a stage. `k` counts elements of K; SPLIT blocks of the cluster load one part each, `part` is ours.
 template <bool MN, int ROWS, int SPLIT>
-DEVICE void load_operand(const Map* map, u32 to, u32 bar, int row, int k, int z, int z_part, u32 part, u16 mask, u64 policy) {
+DEVICE void load_operand(const Map* map, u32 to, u32 bar, int row, int k, int z, u32 part, u16 mask, u64 policy) {
   constexpr int BYTES = (MN ? (ROWS + 63) / 64 * 64 : ROWS) * 128;
 #pragma unroll
-  for (int i = 0; i < KS * PARTS; ++i) {
-    const int kk = k + i / PARTS * KE, zz = z + i % PARTS * z_part;
+  for (int i = 0; i < KS; ++i) {
+    const int kk = k + i * KE;
 #pragma unroll
     for (int j = 0; j < (MN ? (ROWS + 63) / 64 : 1); ++j) {
       constexpr int SHARE = (MN ? 64 : ROWS) / SPLIT;
       const u32 at = to + i * BYTES + j * 8192 + part * SHARE * 128;
       const int c0 = MN ? row + 64 * j : kk, c1 = MN ? kk + part * SHARE : row + part * SHARE;
-      if (SPLIT > 1) tma_multicast(at, map, bar, c0, c1, zz, mask, policy);
-      else tma_load(at, map, bar, c0, c1, zz, policy);
+      if (SPLIT > 1) tma_multicast(at, map, bar, c0, c1, z, mask, policy);
+      else tma_load(at, map, bar, c0, c1, z, policy);
     }
   }
 }
 
-// All products of a stage, in the order that the contract pins.
+// All products of a stage, in ascending order of K.
 DEVICE void multiply(float (&acc)[MW][NACC], u32 x, u32 y, int& scale) {
   const u64 dx = descriptor<X_MN>(x), dy = descriptor<Y_MN>(y);
 #pragma unroll
   for (int ks = 0; ks < KS; ++ks) {
 #pragma unroll
-    for (int pass = 0; pass < (PARTS == 2 ? 3 : 1); ++pass) {
-      // Of A and B the passes are low * high, high * low, high * high; SWAPPED says that X is B.
-      const int px = PARTS == 2 && pass == SWAPPED, py = PARTS == 2 && pass == 1 - SWAPPED;
+    for (int kk = 0; kk < 4; ++kk) {
 #pragma unroll
-      for (int kk = 0; kk < 4; ++kk) {
-#pragma unroll
-        for (int m = 0; m < MW; ++m)
-          mma(acc[m], dx + (((ks * PARTS + px) * X_BYTES + m * 8192 + kk * (X_MN ? 2048 : 32)) >> 4),
-              dy + (((ks * PARTS + py) * Y_BYTES + kk * (Y_MN ? 2048 : 32)) >> 4), scale);
-        scale = 1;
-      }
+      for (int m = 0; m < MW; ++m)
+        mma(acc[m], dx + ((ks * X_BYTES + m * 8192 + kk * (X_MN ? 2048 : 32)) >> 4),
+            dy + ((ks * Y_BYTES + kk * (Y_MN ? 2048 : 32)) >> 4), scale);
+      scale = 1;
     }
   }
 }
@@ -90,7 +83,7 @@ DEVICE void release(u32 empty, u32 lane) {
 struct Totals {
   float kept[TOTALS > 0 ? TOTALS : 1];
   u32 rest;
-  __device__ __forceinline__ u32 at(int i) const { return rest + (i - TOTALS) / 4 * (512 * WARPGROUPS); }
+  __device__ __forceinline__ u32 at(int i) const { return rest + (i - TOTALS) / 4 * (2048 * WARPGROUPS); }
   __device__ __forceinline__ void start(const Epilogue& e, int row, int col, int item) {
 #pragma unroll
     for (int i = 0; i < MW * NACC; i += 2)
@@ -146,8 +139,7 @@ struct Totals {
 extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8* out, const void* c, const void* bias,
        i64 out_ld, i64 out_batch, i64 c_row, i64 c_col, i64 c_batch, i64 bias_row, i64 bias_col, int rows, int cols, int iters,
-       int leaf, int tiles_x, int tiles_y, int items, int group, int x_item, int y_item, int x_part, int y_part,
-       float alpha, float beta) {
+       int leaf, int tiles_x, int tiles_y, int items, int group, int x_item, int y_item, float alpha, float beta) {
   extern __shared__ u8 memory[];
   __shared__ alignas(8) u64 barriers[2 * STAGES];
   const u32 ring = (shared(memory) + 1023) & ~1023u, full = shared(barriers), empty = full + 8 * STAGES;
@@ -169,15 +161,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     if (WARPGROUPS > 1) fewer_registers<PRODUCER_REGISTERS>();
     if (warp == 4 * WARPGROUPS && lane == 0) {
       map_prefetch(&map_x), map_prefetch(&map_y);
-      if (PREFETCH) {  // weights into L2, which is coherent: a prefetch before the wait reads nothing stale
-        const Tile tile = grid[cluster_id()];
-        const int first = PREFETCH == 1 ? tile.row + (int)rank / CM * (X_ROWS / CN) : tile.col + (int)rank % CM * (BN / CM);
-        const int z = tile.item * (PREFETCH == 1 ? x_item : y_item);
-        for (int i = 0; i < min(iters, AHEAD) * KS; ++i)
-          tma_prefetch(PREFETCH == 1 ? &map_x : &map_y, i * KE, first, z);
-      }
       wait_for_predecessor();
-      if (PREFETCH) release_successor();  // early, for the sake of its own prefetches
       u16 mask_x = 0, mask_y = 0;
       for (int i = 0; i < CN; ++i) mask_x |= 1 << (rank % CM + CM * i);
       for (int i = 0; i < CM; ++i) mask_y |= 1 << (rank / CM * CM + i);
@@ -188,12 +172,12 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
           const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES;
           barrier_wait(empty + 8 * stage, parity);
           barrier_expect(bar, STAGE_BYTES);
-          load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, x_part, rank / CM, mask_x, POLICY[X_POLICY]);
-          load_operand<Y_MN, BN, CM>(&map_y, at + KS * PARTS * X_BYTES, bar, tile.col, i * KS * KE, tile.item * y_item, y_part, rank % CM, mask_y, POLICY[Y_POLICY]);
+          load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, rank / CM, mask_x, POLICY[X_POLICY]);
+          load_operand<Y_MN, BN, CM>(&map_y, at + KS * X_BYTES, bar, tile.col, i * KS * KE, tile.item * y_item, rank % CM, mask_y, POLICY[Y_POLICY]);
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
       }
-      if (!PREFETCH) release_successor();
+      release_successor();
     }
   } else {  // consumers
     if (WARPGROUPS > 1) more_registers<CONSUMER_REGISTERS>();
@@ -237,7 +221,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
           const u32 x = ring + stage * STAGE_BYTES;
           barrier_wait(full + 8 * stage, parity);
           wgmma_fence();
-          multiply(acc, x + block * 8192, x + KS * PARTS * X_BYTES, scale);
+          multiply(acc, x + block * 8192, x + KS * X_BYTES, scale);
           wgmma_commit();
           if (i) {
             wgmma_wait<1>();

@@ -68,9 +68,6 @@ DEVICE void tma_multicast(u32 to, const Map* map, u32 bar, int c0, int c1, int c
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
         "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "h"(mask) : "memory");
 }
-DEVICE void tma_prefetch(const Map* map, int c0, int c1, int c2) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2) : "memory");
-}
 DEVICE void map_prefetch(const Map* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // wgmma. Reads of accumulators must not move above a wait, nor writes below the fence: `pin` ties each register down.

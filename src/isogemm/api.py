@@ -16,6 +16,7 @@ import numpy as np
 
 from . import dispatch, tensors
 from .backends import cpu
+from .backends.cuda import front_items
 from .backends.cuda.pointers import PointerArray
 from .contract.spec import ContractLike
 from .dispatch import DEFAULT
@@ -318,7 +319,7 @@ def gemm_batched(
     """
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
     if any(isinstance(x, list | tuple | PointerArray) for x in (a, b, c, out)):
-        return dispatch.items("gemm_batched", a, b, c, bias, out, given, trans_a, trans_b)
+        return _items("gemm_batched", a, b, c, bias, out, given, trans_a, trans_b)
     return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
 
 
@@ -360,4 +361,15 @@ def gemm_grouped(
     Each item has the bits that `gemm` gives it alone.
     """
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
-    return dispatch.items("gemm_grouped", a, b, c, bias, out, given, trans_a, trans_b)
+    return _items("gemm_grouped", a, b, c, bias, out, given, trans_a, trans_b)
+
+
+def _items(
+    form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: dispatch.Options, trans_a: str, trans_b: str
+) -> Any:
+    contract, alpha, beta, out_dtype, accumulate = given
+    if _TENSORS and c is None and type(alpha) is type(beta) is float and beta == 0:
+        found = front_items.call(form, a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
+        if found is not None:
+            return found
+    return dispatch.items(form, a, b, c, bias, out, given, trans_a, trans_b)

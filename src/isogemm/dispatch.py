@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from . import interop, problem
 from .aliasing import check_items_apart
 from .backends import cpu
-from .backends.cuda import front
+from .backends.cuda import front, front_items
 from .backends.cuda.pointers import PointerArray
 from .backends.cuda.weight import DeviceWeight
 from .contract.spec import Contract, ContractLike, as_contract
@@ -246,7 +246,12 @@ def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options
     else:
         check_items_apart(targets, _reads(as_, bs, cs if chosen.reads_c else none))
     run_items(space, as_, bs, cs if chosen.reads_c else none, targets, xbias, chosen)
-    return here.results(targets, out, *_leaders(a), *_leaders(b))
+    results = here.results(targets, out, *_leaders(a), *_leaders(b))
+    if here.place is not HOST and c is None and type(given.alpha) is float:
+        contract, alpha, _, out_dtype, accumulate = given
+        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
+        front_items.remember(form, (a, b, bias, out), options, results, space.backend)
+    return results
 
 
 _NOTHING: Array = np.empty(0, np.float32)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isogemm import interop_cuda, problem
-from isogemm.backends.cuda import execute, front
+from isogemm.backends.cuda import execute, front, front_items
 from isogemm.backends.cuda.product import Addresses, Product, Strides
 from isogemm.contract import reference
 from isogemm.ghost import Device, ghost, holder_of
@@ -120,7 +120,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(execute, "choose", device.choose)
     monkeypatch.setattr(execute, "current_stream", lambda place: STREAM)
     monkeypatch.setattr(execute, "default_contract", lambda device, dtype: default_contract("cuda", dtype))
-    monkeypatch.setattr(execute, "run_items", execute.run_loop)
+    monkeypatch.setattr(execute, "runner", lambda items: execute.run_loop)
+    monkeypatch.setattr(front_items, "_entries", {})
     monkeypatch.setattr(interop_cuda, "empty", device.empty)
     monkeypatch.setattr(interop_cuda, "total_memory", lambda place: 2**37)
     monkeypatch.setattr(front, "_entries", {})

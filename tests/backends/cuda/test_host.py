@@ -382,6 +382,56 @@ def test_the_short_path_sees_what_its_key_cannot(on_device, pretended):  # noqa:
     assert len(pretended.chosen) == known + 3
 
 
+@pytest.mark.parametrize("form", [isogemm.gemm_batched, isogemm.gemm_grouped])
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"accumulate": True}, {"biased": True}], ids=str)
+def test_lists_on_the_short_path(form, options, on_device, pretended, monkeypatch):  # noqa: F811
+    batched, biased = form is isogemm.gemm_batched, options.pop("biased", False)
+    rows = [3, 3, 3] if batched else [1, 3, 2]
+    a, b = [values((m, 9), BF16, seed=m) for m in rows], [values((9, 5), BF16, seed=i) for i in range(3)]
+    bias = values((5,), seed=7) if biased else None
+    dtype = F32 if options.get("accumulate") else BF16
+    options = options | ({"bias": on_device(bias)} if biased else {})
+    ta, tb = [on_device(x) for x in a], [on_device(x) for x in b]
+    want = [
+        product(x, y, CHAINS[BF16], alpha=options.get("alpha", 1.0), bias=bias, out_dtype=dtype,
+                accumulate="accumulate" in options, c=np.ones((len(x), 5), F32))
+        for x, y in zip(a, b, strict=True)
+    ]  # fmt: skip
+    outs = [aligned((len(x), 5), dtype) for x in a]
+    for turn in range(3):
+        if turn == 1:
+            monkeypatch.setattr(dispatch, "items", lambda *_: pytest.fail("the long way"))
+        if "accumulate" not in options:
+            for got, expected in zip(form(ta, tb, **options), want, strict=True):
+                assert_same(bits(got), expected)
+        for x in outs:
+            x[...] = 1
+        targets = [on_device(x) for x in outs]
+        assert form(ta, tb, out=targets, **options) is targets
+        for got, expected in zip(outs, want, strict=True):
+            assert_same(got, expected)
+
+
+def test_lists_that_overlap_are_seen_on_the_short_path(on_device, pretended):  # noqa: F811
+    room = aligned((4096,), F32)
+    room[:] = 0
+    places = [room[i * 128 : i * 128 + 64] for i in range(20)]
+    a, b, out = ([on_device(places[i + j].reshape(8, 8)) for i in range(4)] for j in (0, 4, 8))
+    for _ in range(2):
+        isogemm.gemm_grouped(a, b, out=out)
+    known = len(pretended.chosen)
+    for bad in (a[2], b[3], out[1], on_device(room[8 * 128 + 32 : 8 * 128 + 96].reshape(8, 8))):
+        with pytest.raises(isogemm.errors.AliasError):
+            isogemm.gemm_grouped(a, b, out=[*out[:3], bad])
+    apart = on_device(places[15].reshape(8, 8))
+    isogemm.gemm_grouped(a, b, out=[apart, *out[:3]])
+    assert len(pretended.chosen) == known + 4
+    with pytest.raises(isogemm.errors.ShapeError):
+        isogemm.gemm_grouped(a, b, out=out[:3])
+    with pytest.raises(isogemm.errors.OptionError):
+        isogemm.gemm_grouped([*a[:3], on_device(places[0].reshape(8, 8)).requires_grad_()], b, out=out)
+
+
 def test_accumulate_on_the_short_path(on_device):
     a, b = values((4, 9), BF16, seed=1), values((9, 3), BF16, seed=2)
     c = values((4, 3), seed=3)

@@ -6,7 +6,7 @@ waits for the device, and all of it may be captured into a graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from ...ghost import Device
 from ...interop_cuda import current_stream, tensor
 from .product import Addresses, Launch, Product, Strides
 
-__all__ = ["Executor", "choose", "pose", "run_items", "run_loop"]
+__all__ = ["Executor", "choose", "pose", "run_loop", "runner"]
 
 Array = NDArray[Any]
 Item = tuple[Array, Array, Array, Array | None]
@@ -28,15 +28,15 @@ class Executor:
     Attributes
     ----------
     place : Device
-    trace : list of (Launch, Product, Addresses) or None
-        What this call launched, one entry each, or (None, ...) for work that was not one launch of one product.
+    trace : list of (Launch, Product, Addresses), (runner, items, None) or (None, None, None)
+        What this call launched: one product, a list of them, or the sums over an empty K.
     """
 
     __slots__ = ("place", "trace")
 
     def __init__(self, place: Device) -> None:
         self.place = place
-        self.trace: list[tuple[Launch | None, Product | None, Addresses | None]] = []
+        self.trace: list[tuple[Any, Any, Addresses | None]] = []
 
     def gemm(
         self,
@@ -81,8 +81,9 @@ class Executor:
             self.gemm(a, b, out, c=c, bias=bias, **options)
         elif walked:
             posed = [pose(a, b, out, contract, alpha, beta, c, bias, accumulate) for a, b, out, c in walked]
-            self.trace.append((None, None, None))
-            run_items(posed, self.place.ordinal, current_stream(self.place))
+            run = runner(posed)
+            self.trace.append((run, posed, None))
+            run(posed, self.place.ordinal, current_stream(self.place))
         for a, b, out, c in items:  # last: what comes before may still refuse
             if not a.shape[1]:
                 self.gemm(a, b, out, c=c, bias=bias, **options)
@@ -117,12 +118,11 @@ def default_contract(device: int, dtype: str) -> Contract:
     return default_contract_of(device, dtype)
 
 
-def run_items(items: Sequence[tuple[Product, Addresses]], device: int, stream: int) -> None:
-    """A list of products: in one launch where they are of one kind, else one by one."""
+def runner(items: Sequence[tuple[Product, Addresses]]) -> Callable[..., None]:
+    """What runs a list of products: one launch where they are of one kind, else one for each."""
     from . import grouped
 
-    together = grouped.uniform([product for product, _ in items])
-    (grouped.run_items if together else run_loop)(items, device, stream)
+    return grouped.run_items if grouped.uniform([product for product, _ in items]) else run_loop
 
 
 def run_loop(items: Sequence[tuple[Product, Addresses]], device: int, stream: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from .product import Addresses
 from .weight import DeviceWeight
 
-__all__ = ["KINDS", "call", "forget", "remember"]
+__all__ = ["KINDS", "call", "forget", "learn", "ready", "remember", "span"]
 
 KINDS: dict[type, None] = {}  # torch's tensor types, once one was seen: importing torch is not ours to do
 _MOST = 8192
@@ -109,6 +109,13 @@ def learn(torch: Any) -> None:
     KINDS.update({torch.Tensor: None, torch.nn.Parameter: None})
 
 
+def ready() -> bool:
+    """Whether torch is there, and known."""
+    if not KINDS and "torch" in sys.modules:
+        learn(sys.modules["torch"])
+    return bool(KINDS)
+
+
 def forget() -> None:
     """Empty the table: after this, every call is looked at and planned anew."""
     _entries.clear()
@@ -129,10 +136,8 @@ def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
         With the trace of the call.
     """
     a, b, bias, out = operands
-    if len(backend.trace) != 1 or backend.trace[0][0] is None or "torch" not in sys.modules:
+    if len(backend.trace) != 1 or backend.trace[0][0] is None or backend.trace[0][2] is None or not ready():
         return
-    if not KINDS:
-        learn(sys.modules["torch"])
     launch, product, at = backend.trace[0]
     packed = type(b) is DeviceWeight
     tensor = b.tensor if packed else b
@@ -148,13 +153,14 @@ def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
         key += (x is out, x.shape, x.stride(), x.dtype, x.get_device())
     if len(_entries) >= _MOST:
         _entries.clear()
-    spans = tuple(0 if x is None else _span(x) for x in (a, tensor, bias, result))
+    spans = tuple(0 if x is None else span(x) for x in (a, tensor, bias, result))
     like = {"dtype": result.dtype, "device": result.device}
     _entries[(*key, product.align)] = Entry(
         launch, a.get_device(), tuple(result.shape), result.stride(), like, spans, product.accumulate
     )
 
 
-def _span(x: Any) -> int:
+def span(x: Any) -> int:
+    """Bytes from the first to behind the last element of a tensor."""
     steps = sum((d - 1) * s for d, s in zip(x.shape, x.stride(), strict=True))
     return int((steps + 1) * x.element_size())

@@ -256,6 +256,21 @@ def test_launch_with_a_workspace_takes_it_from_the_allocator(lt: FakeLt, monkeyp
     assert lt.calls[-1][13:] == (0xCAFE, 1024, 5)
 
 
+def test_launch_enters_its_device_where_there_are_several(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[int] = []
+
+    @contextlib.contextmanager
+    def context(device: int) -> Iterator[None]:
+        inside.append(device)
+        yield
+        inside.append(len(lt.calls))
+
+    monkeypatch.setattr(cublaslt, "count", lambda: 2)
+    monkeypatch.setattr(cublaslt, "context", context)
+    CublasLt().build(layout_product(), config(**NEW), 1)(Addresses(1, 2, 3), 5)
+    assert inside == [1, 1]  # the call was made between entering device 1 and leaving it
+
+
 def test_a_refused_launch_is_a_typed_error(lt: FakeLt) -> None:
     launch = CublasLt().build(layout_product(), config(**NEW), 0)
     lt.fail = True

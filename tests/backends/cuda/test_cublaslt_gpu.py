@@ -246,6 +246,23 @@ def replace_out(one: Case) -> Case:
     return replace(one, out=replace(one.out, memory=one.out.memory.clone()), bias=one.bias.clone())
 
 
+def test_a_launch_finds_its_device() -> None:
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    one = case((1, 64, 256, 512), bias=True)
+    config, _ = admitted(one)
+    launch = CublasLt().build(one.product, config, 1)
+    moved = [replace(x, memory=x.memory.to("cuda:1")) for x in (one.a, one.b, one.out)]
+    there = replace(one, a=moved[0], b=moved[1], out=moved[2], bias=one.bias.to("cuda:1"))
+    there.out.poison()
+    torch.cuda.synchronize(1)
+    launch(there.at, int(torch.cuda.current_stream(1).cuda_stream))
+    assert torch.cuda.current_device() == 0
+    assert not there.wrong()
+
+
 def test_unaligned_addresses_are_refused_before_anything_runs() -> None:
     one = case((1, 64, 256, 512))
     _, launch = admitted(one)

@@ -28,6 +28,8 @@ from ...errors import ContractError, DeviceError, LayoutError, OptionError
 from . import cublaslt_call, cublaslt_search
 from .cublaslt_call import Call, Descriptors, as_call, binding, handle
 from .cublaslt_search import Algorithm, Found
+from .device import count
+from .libcuda import context
 from .product import ITEMSIZE, Addresses, Launch, Product
 from .workspace import workspace
 
@@ -96,7 +98,8 @@ class CublasLt:
             raise LayoutError(
                 "cuBLASLt algorithm", limit=f"what the library accepts for {call}", value=config, nearest="configs()"
             )
-        return _bind(product, desc, found, device)
+        launch = _bind(product, desc, found, device)
+        return launch if count() <= 1 else _in_context(launch, device)
 
     def fingerprint(self) -> str:
         """Hash of the sources that make and launch calls."""
@@ -196,6 +199,16 @@ def _bind(product: Product, desc: Descriptors, found: Found, device: int) -> Lau
     if product.dtype_bias is not None:
         return _with_bias(desc.call, product.dtype_bias, fixed)
     return _closure(desc, fixed)
+
+
+def _in_context(launch: Launch, device: int) -> Launch:
+    """The launch in its own device's context: the library would use the current one, where the addresses are not."""
+
+    def entered(at: Addresses, stream: int) -> None:
+        with context(device):
+            launch(at, stream)
+
+    return entered
 
 
 def _closure(desc: Descriptors, fixed: _Fixed) -> Launch:

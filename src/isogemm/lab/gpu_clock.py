@@ -25,7 +25,6 @@ class GraphClock:
         self._cuda = torch.cuda
         self.device = device
         self._stream = torch.cuda.Stream(device)
-        self._pool: Any = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[Run, int, int], Any] = {}
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
@@ -62,7 +61,7 @@ class GraphClock:
         with self._cuda.device(self.device), self._cuda.stream(self._stream):
             run(first)  # whatever a first call does must not be captured
             self._cuda.synchronize(self.device)
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 for i in range(first, first + calls):
                     run(i)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, layouts, p
 
 import isogemm
 from isogemm import blas, dispatch, forms, interop, interop_cuda, tensors
-from isogemm.backends.cuda import front
+from isogemm.backends.cuda import front, pointers
+from isogemm.backends.cuda.device import Pointer
 from isogemm.backends.cuda.execute import strides_of
 from isogemm.backends.cuda.weight import DeviceWeight
 from isogemm.errors import DeviceError, LayoutError
@@ -410,6 +412,50 @@ def test_lists_on_the_short_path(form, options, on_device, pretended, monkeypatc
         assert form(ta, tb, out=targets, **options) is targets
         for got, expected in zip(outs, want, strict=True):
             assert_same(got, expected)
+
+
+def test_pointer_arrays_without_a_driver(pretended, monkeypatch):  # noqa: F811
+    torch = pytest.importorskip("torch")
+    a, b, out = values((3, 4, 9), seed=1), values((3, 9, 5), seed=2), poisoned((3, 4, 5))
+    homes = [Pointer("device", 0, x.ctypes.data, x.nbytes) for x in (a, b, out)]
+
+    def pointer(address):
+        return next((p for p in homes if 0 <= address - p.start < p.nbytes), Pointer("unknown", -1, 0, 0))
+
+    monkeypatch.setattr(pointers, "pointer", pointer)
+    monkeypatch.setattr(front, "KINDS", {torch.Tensor: None})
+    monkeypatch.setattr(front, "_grad_enabled", torch.is_grad_enabled)
+    monkeypatch.setattr(front, "_raw_stream", lambda device: STREAM)
+    PointerArray = isogemm.PointerArray
+    pa = PointerArray(np.array([x.ctypes.data for x in a]), (4, 9))
+    pb = PointerArray([x.T.ctypes.data for x in b], (5, 9), strides=(1, 5))
+    po = PointerArray(torch.tensor([x.ctypes.data for x in out]), (4, 5))
+    for turn in range(2):
+        if turn:
+            monkeypatch.setattr(dispatch, "items", lambda *_: pytest.fail("the long way"))
+        out[...] = np.nan
+        assert isogemm.gemm_batched(pa, pb, trans_b="T", out=po) is po
+        assert_same(out, stacked(a, b))
+    monkeypatch.undo()
+    monkeypatch.setattr(pointers, "pointer", pointer)
+    first = a.ctypes.data
+    for bad, error, words in (
+        (0, LayoutError, "not null"),
+        (first + 2, LayoutError, "multiple of 4"),
+        (first + 4, LayoutError, "inside its allocation"),
+        (0x1230, DeviceError, "unknown"),
+    ):
+        with pytest.raises(error, match=f"item 1.*{words}"):
+            PointerArray([first, bad], (3 * 4, 9))
+    with pytest.raises(isogemm.errors.DTypeError):
+        PointerArray([1.5], (4, 9))
+    with pytest.raises(isogemm.errors.DTypeError):
+        PointerArray([first], (4, 9), "int8")
+    with pytest.raises(LayoutError, match="at least 0"):
+        PointerArray([first + 36], (2, 9), strides=(-9, 1))
+    homes[1] = replace(homes[1], ordinal=1)
+    with pytest.raises(DeviceError, match=r"item 1.*cuda:1"):
+        PointerArray([first, b.ctypes.data], (4, 9))
 
 
 def test_lists_that_overlap_are_seen_on_the_short_path(on_device, pretended):  # noqa: F811

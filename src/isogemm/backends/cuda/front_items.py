@@ -6,6 +6,7 @@ long way, several times what the device needs for a layer of experts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import front
+from .pointers import PointerArray
 from .product import Addresses, Product
 
 __all__ = ["call", "forget", "remember"]
@@ -75,16 +77,21 @@ def call(form: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
     return results
 
 
-def _look(groups: tuple[Any, ...], bias: Any) -> tuple[tuple[Any, ...], list[list[int]], int] | None:
+def _look(groups: tuple[Any, ...], bias: Any) -> tuple[tuple[Any, ...], list[Sequence[int]], int] | None:
     """(key, addresses of each group, of the bias), or None where no key can stand for these operands."""
     graded, kinds = front._grad_enabled, front.KINDS
     if not kinds:
         return None
     graded = graded()
     key: list[Any] = []
-    where: list[list[int]] = []
+    where: list[Sequence[int]] = []
     common = 128
     for group in (*groups, () if bias is None else (bias,)):
+        if type(group) is PointerArray:  # looked at when it was made
+            key.append(group.facts)
+            where.append(group.addresses)
+            common |= group.common
+            continue
         if not isinstance(group, list | tuple):
             return None
         addresses = []
@@ -140,7 +147,7 @@ def remember(form: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
     if len(backend.trace) != 1 or backend.trace[0][0] is None or not front.ready():
         return
     run, items, _ = backend.trace[0]
-    if not isinstance(items, list) or len(items) != len(results) or type(results) not in (list, tuple):
+    if not isinstance(items, list) or len(items) != len(results):
         return
     looked = _look((a, b) if out is None else (a, b, out), bias)
     made = _look((results,), None)
@@ -152,34 +159,41 @@ def remember(form: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
         return
     if any(at.c not in (0, at.out) or at.bias != at_bias for _, at in items):
         return
-    _enter((form, options, key), items, run, (a, b, results), where)
+    _enter((form, options, key), items, run, backend.place.ordinal, (a, b, results), where, fresh=out is None)
 
 
 def _enter(
     key: tuple[Any, ...],
     items: Sequence[tuple[Product, Addresses]],
     run: Any,
+    device: int,
     groups: tuple[Any, Any, Any],
-    where: list[list[int]],
+    where: list[Sequence[int]],
+    *,
+    fresh: bool,
 ) -> None:
     if len(_entries) >= _MOST:
         _entries.clear()
-    results = groups[2]
-    item, first = results[0].element_size(), min(where[2])
-    common = key[2][-1]  # of the operands, and where the results are ours, of their places in one new buffer
-    for address in where[2]:
-        common |= address - first
-    align = common & -common
+    results, align = groups[2], key[2][-1]
+    like, places = {}, []
+    if fresh:  # views of one new buffer, whose places in it have an alignment of their own
+        item, first = results[0].element_size(), min(where[2])
+        like = {"dtype": results[0].dtype, "device": results[0].device}
+        for x, address in zip(results, where[2], strict=True):
+            places.append((tuple(x.shape), x.stride(), (address - first) // item))
+            align |= address - first
+        align &= -align
     _entries[key] = Entry(
         tuple(replace(product, align=align) for product, _ in items),
         run,
-        results[0].get_device(),
-        {"dtype": results[0].dtype, "device": results[0].device},
-        tuple(
-            (tuple(x.shape), x.stride(), (address - first) // item)
-            for x, address in zip(results, where[2], strict=True)
-        ),
-        sum(x.numel() for x in results),
-        np.array([[front.span(x) for x in group] for group in groups], np.int64),
+        device,
+        like,
+        tuple(places),
+        sum(math.prod(shape) for shape, _, _ in places),
+        np.array([_spans(group) for group in groups], np.int64),
         items[0][0].accumulate,
     )
+
+
+def _spans(group: Any) -> list[int]:
+    return [group.span] * len(group) if type(group) is PointerArray else [front.span(x) for x in group]

@@ -45,6 +45,10 @@ class PointerArray:
     dtype : numpy.dtype
     views : list of ndarray
         The matrices, for the calls.
+    facts : tuple
+        What a call's key says of them.
+    span, common : int
+        Bytes from the first to behind the last element of a matrix; the bits that are set in any address.
 
     Raises
     ------
@@ -65,10 +69,17 @@ class PointerArray:
         rows, columns = (_size(x) for x in shape)
         self.shape, self.dtype = (rows, columns), found
         self.strides = (columns, 1) if strides is None else (operator.index(strides[0]), operator.index(strides[1]))
+        if min(self.strides) < 0:
+            raise LayoutError("strides of pointers", limit="at least 0", value=self.strides, nearest=(columns, 1))
         self.addresses = _integers(addresses)
         self._owners: tuple[Any, ...] = ()
         self.place = _checked(self.addresses, self.shape, self.strides, found.itemsize)
         steps = tuple(s * found.itemsize for s in self.strides)
+        self.facts = (self.shape, self.strides, found, self.place, len(self.addresses))
+        self.span = sum((d - 1) * s for d, s in zip(self.shape, steps, strict=True)) + found.itemsize
+        self.common = 0
+        for address in self.addresses:
+            self.common |= address
         self.views: list[Array] = [ghost(x, self.shape, steps, found, self.place) for x in self.addresses]
 
     @classmethod
@@ -127,8 +138,7 @@ def _checked(addresses: Sequence[int], shape: tuple[int, int], strides: tuple[in
     """The device of all addresses."""
     place: Device | None = None
     known = Pointer("unknown", -1, 0, 0)
-    reach = [(d - 1) * s * item for d, s in zip(shape, strides, strict=True)]
-    below, above = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + item
+    span = sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) * item + item
     for i, address in enumerate(addresses):
         if not address or address % item:
             raise LayoutError(
@@ -155,11 +165,11 @@ def _checked(addresses: Sequence[int], shape: tuple[int, int], strides: tuple[in
                 nearest="one pointer array for each device",
             )
         stop = known.start + known.nbytes
-        if 0 not in shape and (address + below < known.start or address + above > stop):
+        if 0 not in shape and address + span > stop:
             raise LayoutError(
                 f"matrix of item {i}",
                 limit=f"inside its allocation, {hex(known.start)} to {hex(stop)}",
-                value=f"{hex(address + below)} to {hex(address + above)}",
+                value=f"{hex(address)} to {hex(address + span)}",
                 nearest="an earlier address or smaller strides",
             )
     return place or Device("cuda", 0)

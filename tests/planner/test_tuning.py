@@ -98,7 +98,16 @@ def test_only_the_best_are_timed_precisely_and_only_if_right() -> None:
     bench = FakeBench(lambda name, m: float(name[-1]) + 1)
     tune(products(UP), (4,), chooser(f), bench)
     assert [len(names) for _, names in bench.rough] == [9]
-    assert bench.precise == [(4, ("f c1", "f c3", "f c4", "f c5"))]
+    assert bench.precise == [(4, ("f c1", "f c3", "f c4", "f c5", "f c6", "f c7", "f c8"))]
+
+
+def test_the_fastest_of_ours_stays_behind_a_library() -> None:
+    f, library = FakeFamily("f", offered=("small",)), FakeFamily("library", offered=tuple(f"a{i}" for i in range(9)))
+    bench = FakeBench(lambda name, m: 50.0 if name == "f small" else float(name[-1]) + 1)
+    table, _ = tune(products(UP), (4,), chooser(f, library), bench)
+    assert [(u.family, u.config) for u in table.rows[0].buckets[0].uses] == [
+        ("library", "a0"), ("library", "a1"), ("library", "a2"), ("library", "a3"), ("f", "small"),
+    ]  # fmt: skip
 
 
 def test_nothing_admitted_is_an_error() -> None:

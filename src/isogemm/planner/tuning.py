@@ -25,8 +25,9 @@ from .trials import variant_of
 __all__ = ["SWEEP", "Bench", "Job", "Offers", "Prepare", "Wanted", "merge", "pose", "tune"]
 
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-KEPT = 4  # kernels that are timed precisely; also the length of a bucket's list
-SLACK = 1.02  # a kernel this close to the fastest keeps its bucket: fewer kernels, and timings differ by as much
+PRECISE = 7  # kernels that are timed precisely: rough times are off by some percent
+KEPT = 4  # the length of a bucket's list
+SLACK = 1.005  # a kernel this close to the fastest keeps its bucket: fewer kernels
 OFFERED = 64  # configurations of one family that are timed
 
 Progress = Callable[[int, int, str], None]
@@ -85,13 +86,23 @@ class _Tuner:
                     notice(f"kernel {name} [{config}] cannot be built: {error}")
         rough = self._seconds(product, launches, rough=True)
         best: dict[Use, Launch] = {}
+        ours = False
         for use in sorted(rough, key=rough.__getitem__):
+            own = use.family not in self.chooser.libraries
+            if len(best) >= PRECISE and (ours or not own):
+                if ours:
+                    break
+                continue
             if self._admitted(use, product, low):
-                best[use] = launches[use]
-            if len(best) == KEPT:
-                break
+                best[use], ours = launches[use], ours or own
         precise = self._seconds(product, best, rough=False) if len(best) > 1 else {u: rough[u] for u in best}
-        return {use: seconds * 1e6 for use, seconds in precise.items()}
+        return self._kept({use: seconds * 1e6 for use, seconds in precise.items()})
+
+    def _kept(self, times: dict[Use, float]) -> dict[Use, float]:
+        """The fastest few, and the fastest that is ours: those of a library serve no other product than this one."""
+        order = sorted(times, key=times.__getitem__)
+        own = [use for use in order if use.family not in self.chooser.libraries]
+        return {use: times[use] for use in dict.fromkeys((*order[:KEPT], *own[:1]))}
 
     def _seconds(self, product: Product, launches: Mapping[Use, Launch], *, rough: bool) -> dict[Use, float]:
         names = {f"{use.family} {use.config}": use for use in launches}

@@ -199,7 +199,7 @@ def test_progress_counts_products_and_rows() -> None:
 def test_a_kernel_within_the_slack_keeps_its_bucket() -> None:
     a, b = Use("f", "a"), Use("f", "b")
     key = numeric_key(products(UP)[0])
-    row = merge(key, {1: {a: 10.0, b: 12.0}, 2: {a: 10.15, b: 10.0}, 4: {a: 11.0, b: 10.0}, 8: {b: 10.0}})
+    row = merge(key, {1: {a: 10.0, b: 12.0}, 2: {a: 10.04, b: 10.0}, 4: {a: 11.0, b: 10.0}, 8: {b: 10.0}})
     assert row.buckets == (Bucket(2, (a, b)), Bucket(8, (b,)))
     assert row.us == {1: 10.0, 2: 10.0, 4: 10.0, 8: 10.0}
 

@@ -423,7 +423,7 @@ def test_pointer_arrays_without_a_driver(pretended, monkeypatch):  # noqa: F811
         return next((p for p in homes if 0 <= address - p.start < p.nbytes), Pointer("unknown", -1, 0, 0))
 
     monkeypatch.setattr(pointers, "pointer", pointer)
-    monkeypatch.setattr(front, "KINDS", {torch.Tensor: None})
+    monkeypatch.setitem(tensors.KINDS, torch.Tensor, None)
     monkeypatch.setattr(front, "_grad_enabled", torch.is_grad_enabled)
     monkeypatch.setattr(front, "_raw_stream", lambda device: STREAM)
     PointerArray = isogemm.PointerArray

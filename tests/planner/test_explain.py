@@ -97,6 +97,13 @@ def test_a_near_product_s_time_is_brought_to_this_one_s_bound(without_gpu: None)
     assert p.expected_us == pytest.approx(8.0 * 2, rel=0.01)
 
 
+def test_a_time_is_not_scaled_far(without_gpu: None) -> None:
+    p = isogemm.plan(16, 300, 200, dtype="bfloat16", device="cuda")
+    assert isinstance(p, DevicePlan)
+    assert p.expected_us is None
+    assert "not measured" in str(p)
+
+
 def test_a_plan_is_data(without_gpu: None) -> None:
     from rich.console import Console
 

@@ -74,7 +74,7 @@ DAMAGE: dict[str, Any] = {
     "stamp.driver": lambda t: t["stamp"].update(driver=580),
     "made": lambda t: t.pop("made"),
     "arithmetic": lambda t: t.update(arithmetic=None),
-    "ceilings.copy_gb_per_second": lambda t: t["ceilings"].update(copy_gb_per_second="fast"),
+    "ceilings.memory_gb_per_second": lambda t: t["ceilings"].update(memory_gb_per_second="fast"),
     "ceilings.tflops.tensor_core": lambda t: t["ceilings"]["tflops"].update(tensor_core=-1),
     "rows": lambda t: t.update(rows={}),
     "rows[0].k": lambda t: t["rows"][0].update(k=True),

@@ -78,7 +78,7 @@ def test_the_fastest_admitted_kernel_wins_each_bucket() -> None:
     assert [(b.m, b.uses[0].config) for b in row.buckets] == [(8, "small"), (64, "large")]
     assert row.us == {1: 2.0, 2: 3.0, 8: 9.0, 64: 26.0}
     assert row.key == numeric_key(products(UP)[0])
-    assert table.ceilings.copy_gb_per_second == 3900
+    assert table.ceilings.memory_gb_per_second == 3900
     assert (table.arithmetic, table.stamp["driver"]) == ("tensor_core:sm90", H200["driver"])
     (admitted,) = table.admitted
     assert set(admitted.configs) == {"small", "large", "middling"}
@@ -153,6 +153,16 @@ def test_a_run_goes_on_where_it_stopped() -> None:
     third, _ = tune(products(UP), (1, 4, 16), chooser(f), bench, table=second)
     assert set(third.rows[-1].us) == {1, 4, 16}
     assert len(third.rows) == 2
+
+
+def test_verdicts_of_earlier_runs_stay_while_their_sources_do() -> None:
+    first, _ = tune(products(UP), (4,), chooser(FakeFamily("f", offered=("small",))), FakeBench(by_size))
+    biased = [replace(p, dtype_out="float32") for p in products(UP)]
+    second, _ = tune(biased, (4,), chooser(FakeFamily("f", offered=("small",))), FakeBench(by_size), table=first)
+    assert {a.variant for a in second.admitted} == {variant_of(p) for p in (*products(UP), *biased)}
+    other = chooser(FakeFamily("f", offered=("small",), source="v2"))
+    third, _ = tune(biased, (4, 8), other, FakeBench(by_size), table=first)
+    assert {(a.variant, a.fingerprint) for a in third.admitted} == {(variant_of(biased[0]), "f-v2")}
 
 
 @pytest.mark.parametrize("change", [{"driver": "590"}, {"triton": "9"}, {"cublaslt": "1"}], ids=str)

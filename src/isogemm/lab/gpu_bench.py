@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
 import os
@@ -88,19 +89,22 @@ class GpuBench:
         return count
 
     def ceilings(self) -> Ceilings:
-        """Bandwidth of a copy, and the fastest square product that torch makes, for each arithmetic."""
+        """Bandwidth of a copy or of a sum, whichever is more, and torch's rate on a square product by arithmetic."""
         torch, where = self._torch, self._torch.device("cuda", self.device)
-        source = torch.empty(1 << 30, dtype=torch.uint8, device=where)
-        target = torch.empty_like(source)
-        clock = GraphClock(self.device)
-        copy = _best(clock, lambda i: target.copy_(source))
+        source = torch.zeros(1 << 28, dtype=torch.float32, device=where)
+        target, total = torch.empty_like(source), torch.empty((), device=where)
+        clock, nbytes = GraphClock(self.device), 4 * source.numel()
+        memory = max(
+            2 * nbytes / _best(clock, lambda i: target.copy_(source)),
+            nbytes / _best(clock, lambda i: torch.sum(source, 0, out=total)),
+        )
         peaks = {}
         for name, dtype, size in (("tensor_core", torch.bfloat16, 8192), ("fma", torch.float32, 4096)):
             x, y = (torch.randn(size, size, dtype=dtype, device=where, generator=self._random) for _ in range(2))
             z = torch.empty_like(x)
             peaks[name] = round(2 * size**3 / _best(clock, lambda i, x=x, y=y, z=z: torch.mm(x, y, out=z)) / 1e12, 1)
         clock.forget()
-        return Ceilings(round(2 * source.numel() / copy / 1e9, 1), peaks)
+        return Ceilings(round(memory / 1e9, 1), peaks)
 
     def _operands(self, product: Product) -> tuple[list[Any], list[Addresses]]:
         """Tensors to hold on to, and addresses of enough sets of them that none is still cached when its turn comes."""
@@ -179,14 +183,17 @@ def _prepare(device: int, job: Job) -> tuple[str, tuple[str, ...]]:
     from ..backends.cuda.choose import chooser
 
     name, config, products = job
+    logging.getLogger("isogemm").setLevel(logging.CRITICAL)  # the parent says it, once
     try:
         here = chooser(device)
         if not config:
             return "", here.families[name].configs(products[0])
         for product in products:
             here.families[name].build(product, config, device)
-        for product in {variant_of(p): p for p in products}.values():
-            here.admissions.verdict(name, config, product)
+        for variant, product in {variant_of(p): p for p in products}.items():
+            verdict = here.admissions.verdict(name, config, product)
+            if verdict.state == "refused":
+                return f"kernel {name} [{config}] is not used for {variant}: {verdict.detail}", ()
     except Exception as error:
         return f"kernel {name} [{config}] cannot be prepared: {type(error).__name__}: {error}", ()
     return "", ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..backends.cuda.product import ITEMSIZE, Product
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "DevicePlan", "explain", "explain_offline", "explain_on"]
 
 SCHEMA = "isogemm.device_plan.v1"
+NEAR = 4.0  # ratio of bounds within which a measured time is scaled: below, what a launch costs would be scaled too
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,19 +217,19 @@ def _roofline(product: Product, ceilings: Ceilings) -> tuple[float | None, str]:
     """Microseconds below which the product cannot be done, and what sets them."""
     peaks: Mapping[str, float] = ceilings.tflops
     peak = peaks.get(product.contract.arithmetic.partition(":")[0])
-    if not ceilings.copy_gb_per_second or not peak:
+    if not ceilings.memory_gb_per_second or not peak:
         return None, "unknown"
     p = product
     a, b, out = p.m * p.k * ITEMSIZE[p.dtype_a], p.k * p.n * ITEMSIZE[p.dtype_b], p.m * p.n * ITEMSIZE[p.dtype_out]
-    memory = p.batch * (a + b + out) / ceilings.copy_gb_per_second / 1e3
+    memory = p.batch * (a + b + out) / ceilings.memory_gb_per_second / 1e3
     compute = 2 * p.m * p.n * p.k * p.batch / peak / 1e6
     return max(memory, compute), "memory" if memory > compute else "compute"
 
 
 def _scaled(product: Product, row: Row, bound_us: float, ceilings: Ceilings) -> float | None:
-    """The time of a near product at the same M, brought to this one's bound."""
-    from dataclasses import replace
-
+    """The time of a near product at the same M, brought to this one's bound; None where it is not near enough."""
     timed = row.microseconds(product.m)
     near, _ = _roofline(replace(product, n=row.key.n, k=row.key.k, batch=row.key.batch), ceilings)
-    return timed * bound_us / near if timed is not None and near else None
+    if timed is None or not near or not 1 / NEAR <= bound_us / near <= NEAR:
+        return None
+    return timed * bound_us / near

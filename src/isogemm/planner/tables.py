@@ -90,9 +90,9 @@ class LibraryRange(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """Measured limits of the device: bytes per second of a copy, operations per second by arithmetic."""
+    """Measured limits of the device: memory traffic, and operations per second by arithmetic; 0 where not measured."""
 
-    copy_gb_per_second: float
+    memory_gb_per_second: float
     tflops: Mapping[str, float]
 
 
@@ -305,9 +305,9 @@ class _Reader:
         return tuple(read(item, f"{name}[{i}].") for i, item in enumerate(self.get(content, name, list, "")))
 
     def ceilings(self, content: Any) -> Ceilings:
-        copy = self.number(content.get("copy_gb_per_second"), "ceilings.copy_gb_per_second")
+        memory = self.number(content.get("memory_gb_per_second", 0.0), "ceilings.memory_gb_per_second")
         peaks = self.get(content, "tflops", dict, "ceilings.")
-        return Ceilings(copy, {n: self.number(v, f"ceilings.tflops.{n}") for n, v in peaks.items()})
+        return Ceilings(memory, {n: self.number(v, f"ceilings.tflops.{n}") for n, v in peaks.items()})
 
     def key(self, content: Any, where: str) -> NumericKey:
         values: dict[str, Any] = {}

@@ -188,7 +188,7 @@ def tune(
     if todo and prepare is not None:
         progress(0, 1, "compiling")
         offers = prepare(_jobs(chooser, [pose_rows(p, m) for p in todo for m in ms[numeric_key(p)]]))
-    if todo and not table.ceilings.copy_gb_per_second:
+    if todo and not table.ceilings.memory_gb_per_second:
         table = replace(table, ceilings=bench.ceilings())
     total, done = sum(len(ms[numeric_key(p)]) for p in todo), 0
     for i, product in enumerate(todo):
@@ -286,20 +286,27 @@ def _is_done(table: Table, key: NumericKey, ms: Sequence[int]) -> bool:
 
 
 def _with_row(table: Table, row: Row, library: Sequence[LibraryRange], chooser: Chooser) -> Table:
-    """The table with one row more, the algorithms that it uses, and everything admitted so far."""
+    """The table with one row more, the algorithms that it uses, and everything admitted so far that some row names."""
     used = {use for bucket in row.buckets for use in bucket.uses}
     kept = [x for x in table.library if x.key != row.key] + [x for x in library if Use(x.family, x.config) in used]
-    rows = [*(r for r in table.rows if r.key != row.key), row]
-    return replace(
-        table, made=today(), rows=tuple(rows), library=tuple(kept), admitted=tuple(_admitted(rows, chooser))
-    )  # fmt: skip
+    rows = (*(r for r in table.rows if r.key != row.key), row)
+    admitted = tuple(_admitted(rows, table.admitted, chooser))
+    return replace(table, made=today(), rows=rows, library=tuple(kept), admitted=admitted)
 
 
-def _admitted(rows: Sequence[Row], chooser: Chooser) -> Iterator[Admitted]:
-    """What is admitted of the kernels that the rows name, by family and variant."""
+def _admitted(rows: Sequence[Row], before: Sequence[Admitted], chooser: Chooser) -> Iterator[Admitted]:
+    """What is admitted of the kernels that the rows name, by earlier runs and by this one."""
     used = {use for row in rows for bucket in row.buckets for use in bucket.uses}
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    found = {
+        (x.family, config, x.variant): x.date
+        for x in before
+        if x.family in chooser.families and chooser.admissions.fingerprint(x.family) == x.fingerprint
+        for config in x.configs
+    }
     for family, config, variant, date in chooser.admissions.granted():
+        found.setdefault((family, config, variant), date)
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for (family, config, variant), date in sorted(found.items()):
         if Use(family, config) in used:
             groups.setdefault((family, variant, date), []).append(config)
     for (family, variant, date), configs in sorted(groups.items()):

@@ -139,6 +139,7 @@ class CudaEngine:
         self.clock: Clock = EventClock()
         self.submit: Clock = SubmitClock(torch.cuda.synchronize)
         self.wall: Clock = SyncClock(torch.cuda.synchronize)
+        self._anchor = self._graph([lambda: torch.zeros(1, device="cuda")])  # a pool ends with its last graph
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -151,6 +152,10 @@ class CudaEngine:
 
         Not `torch.cuda.graph`, which collects garbage and empties the allocator's cache around every capture.
         """
+        graph = self._graph(calls)
+        return lambda i: graph.replay()
+
+    def _graph(self, calls: Sequence[Thunk]) -> Any:
         import torch
 
         graph = torch.cuda.CUDAGraph()
@@ -164,7 +169,7 @@ class CudaEngine:
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
-        return lambda i: graph.replay()
+        return graph
 
     def ceilings(self) -> dict[str, float]:
         """Copy bandwidth (bytes read and written), and the best products of 8192 cubed by torch as peaks.

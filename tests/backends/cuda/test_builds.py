@@ -227,6 +227,13 @@ def test_triton_products_and_sums_are_not_fused(triton):
     )
 
 
+def test_equal_constants_of_other_types_are_other_kernels(triton):
+    types = {"x": "*fp32", "out": "*fp32"}
+    built = [triton_build.build(samples.scale, types, {"a": a}) for a in (0.0, -0.0, 0, False, 0.0)]
+    assert len(set(map(id, built))) == 4
+    assert built[0] is built[4]
+
+
 def test_gluon_builds_with_its_own_source(triton):
     built = triton_build.build(samples.add_gluon, ADD, {"BLOCK": 128}, num_warps=4)
     assert (built.name, built.threads) == ("add_gluon", 128)

@@ -204,14 +204,15 @@ def build(
     return _build(
         function,
         tuple(types.items()),
-        tuple((constants or {}).items()),
+        # With what they look like: 1, 1.0 and True are equal, as are 0.0 and -0.0, but not the same kernel.
+        tuple((name, repr(value), value) for name, value in (constants or {}).items()),
         tuple(aligned),
         capability,
         tuple(sorted(({"enable_fp_fusion": False} | options).items())),
     )
 
 
-Items = tuple[tuple[str, Any], ...]
+Items = tuple[tuple[Any, ...], ...]
 
 
 @functools.cache
@@ -220,7 +221,8 @@ def _build(function: Any, types: Items, constants: Items, aligned: tuple[str, ..
     from triton.backends.compiler import GPUTarget
 
     target = GPUTarget("cuda", arch, 32)
-    chosen, values = dict(options), dict(constants)
+    chosen: dict[str, Any] = dict(options)
+    values = {name: value for name, _, value in constants}
     _check_options(target, chosen)
     signature = _signature(function.arg_names, dict(types), values)
     hints = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}

@@ -182,12 +182,29 @@ def test_pointer_arrays():
     ta, tb, out = there(a), there(b), there(poisoned((6, 4, 5)))
     pa = PointerArray(torch.tensor([x.data_ptr() for x in ta], device="cuda"), (4, 8))
     pb, po = PointerArray.of(list(tb)), PointerArray([x.data_ptr() for x in out], (4, 5))
-    assert isogemm.gemm_batched(pa, pb, out=po) is po
-    assert_same(home(out), stacked(a, b))
+    for _ in range(3):  # the long way, then the short one
+        out.fill_(float("nan"))
+        assert isogemm.gemm_batched(pa, pb, out=po) is po
+        assert_same(home(out), stacked(a, b))
     for got, want in zip(isogemm.gemm_batched(pa, list(tb)), stacked(a, b), strict=True):
         assert_same(home(got), want)
     with pytest.raises(AliasError):
         isogemm.gemm_batched(pa, pb, out=PointerArray([out.data_ptr()] * 6, (4, 5)))
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_groups_by_the_short_path(given, biased):
+    rows, bias = (3, 1, 17, 64), values((20,), seed=9) if biased else None
+    for turn in range(3):
+        a = [values((m, 48), seed=m + turn) for m in rows]
+        b = [values((48, 20), seed=m + 7 * turn) for m in rows]
+        out = [there(poisoned((m, 20))) for m in rows] if given else None
+        got = isogemm.gemm_grouped(
+            [there(x) for x in a], [there(x) for x in b], bias=None if bias is None else there(bias), out=out
+        )
+        for x, y, z in zip(a, b, got, strict=True):
+            assert_same(home(z), product(x, y, bias=bias))
 
 
 def test_pointers_that_are_refused():

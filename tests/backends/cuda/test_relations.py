@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 SHAPES = {name: model.linears() for name, model in MODELS.items()} | {"projections": PROJECTION_SHAPES}
 ODD = ((160, 192), (251, 333), (1000, 1000), (129, 64), (1, 4096), (512, 2568), (2560, 9729), (4095, 4095))
-SMALL = ((2560, 4096), (1000, 1000), (251, 333))
+SMALL = ((2560, 4096), (251, 333))
 
 
 def call_of(mode: Mode, **more: Any) -> Callable[[Any, Any], Any]:
@@ -44,7 +44,7 @@ def test_population_on_the_models_shapes(model: str, mode: Mode) -> None:
         for m in FULL_SWEEP:
             same(isogemm.linear(x[:m], w, **mode.options), want[:m], f"{mode} {model} n={n} k={k} m={m}")
         if mode.dtype != "float32":  # 16 bits of output could hide a difference
-            for m in FULL_SWEEP[::3]:
+            for m in FULL_SWEEP[::7]:
                 got = isogemm.linear(x[:m], w, out_dtype=torch.float32, **mode.options)
                 same(got, exact[:m], f"{mode} {model} n={n} k={k} m={m}, float32 out")
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 
 # Tails of every tile and vector: each m, n and k meets several of the others.
 MS, NS, KS = (1, 2, 5, 16, 17, 33, 65, 130, 257), (1, 7, 8, 33, 64, 129, 250), (1, 7, 8, 15, 16, 17, 33, 100, 264, 1029)
-SIZES = [(m, NS[i % len(NS)], KS[(3 * i + j) % len(KS)]) for i, (m, j) in enumerate(every(MS, range(5)))]
+SIZES = [(m, NS[i % len(NS)], KS[(3 * i + j) % len(KS)]) for i, (m, j) in enumerate(every(MS, range(3)))]
 EPILOGUES: dict[str, dict[str, Any]] = {
     "alpha": {"alpha": 1.7},
     "beta": {"beta": 0.3},
@@ -74,9 +74,9 @@ def test_epilogues(name: str, mode: Mode) -> None:
     """Each step rounds by itself, in the pinned order, for every dtype of C, of the bias and of the output."""
     chosen = dict(EPILOGUES[name])
     with_bias, accumulate = chosen.pop("bias", False), chosen.pop("accumulate", False)
-    for m, n, k in ((1, 64, 128), (5, 33, 100), (64, 128, 256), (130, 250, 264)):
+    for m, n, k in ((5, 33, 100), (130, 128, 264)):
         a, b = draw((m, k), mode.dtype, 1, special=True), draw((k, n), mode.dtype, 2)
-        for dtype, out in ((mode.dtype, mode.dtype), ("float32", mode.dtype), ("float32", "float32")):
+        for dtype, out in ((mode.dtype, mode.dtype), ("float32", "float32")):
             c = draw((m, n), "float32" if accumulate else dtype, 3, special=True)
             bias = draw((n,), dtype, 4, special=True) if with_bias else None
             got = isogemm.gemm(
@@ -112,7 +112,7 @@ def test_beta_zero_never_reads_c() -> None:
 @pytest.mark.parametrize("letters", ["NN", "NT", "TN", "TT"])
 def test_layouts(letters: str, mode: Mode) -> None:
     """The four layouts by `gemm`'s letters and by views, dense, padded and one element off, at small and large M."""
-    for m, n, k in ((3, 64, 128), (40, 100, 72), (257, 264, 520), (130, 251, 333)):
+    for m, n, k in ((3, 64, 128), (257, 264, 520), (130, 251, 333)):
         a, b = draw((m, k), mode.dtype, m, special=True), draw((k, n), mode.dtype, n)
         want = expected(a, b, mode.definition)
         for layout in ("rows", "padded", "offset"):

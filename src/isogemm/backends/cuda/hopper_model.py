@@ -1,11 +1,11 @@
 """Which configurations of the Hopper kernels are worth timing: a model of an H200's limits.
 
-Measured on an H200 (driver 580, CUDA 13.0, November 2026), bf16, CUDA graphs, weights rotated past L2; speed of the best
-configuration against torch.mm's in the same run:
+Measured on an H200 (driver 580, CUDA 13.0, November 2026), bf16, CUDA graphs, weights rotated past L2; speed of the
+best configuration against torch's product in the same run:
 
 ==============================  ==============================================================================
-M <= 16                         1.05 to 1.34: one wave of 64 x 24 to 64 x 224, weights leaving L2 first (``e``),
-                                which gives 1.02 to 1.05 where they stream for more than 15 us
+M <= 16                         1.04 to 1.34: one wave of 64 x 24 to 64 x 224, weights leaving L2 first (``e``),
+                                which gives 1.01 to 1.05 where they stream for more than 15 us
 M = 64                          1.04 to 1.17: 64 x 24 to 64 x 224 without clusters
 M = 4096, (N, K) (4096, 14336)  0.997 (629 us, 764 TFLOP/s): 128 x 256; ``leaf4096`` 0.964
 M = 4096, (N, K) (4096, 4096)   1.03: 128 x 128 in turns; 1.006: 128 x 256

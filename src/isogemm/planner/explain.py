@@ -94,11 +94,11 @@ class DevicePlan:
             ("kernel", f"{self.family} [{self.config}]"),
             ("why", self.reason),
             ("admission", self.admission),
-            ("expected", "not measured" if self.expected_us is None else f"{self.expected_us:.3g} us"),
+            ("expected", "not measured" if self.expected_us is None else _time(self.expected_us)),
         ]
         if self.bound_us is not None:
             share = f", {self.bound_us / self.expected_us:.0%} of it reached" if self.expected_us else ""
-            lines.append(("bound", f"{self.bound}: {self.bound_us:.3g} us{share}"))
+            lines.append(("bound", f"{self.bound}: {_time(self.bound_us)}{share}"))
         return lines
 
     def __str__(self) -> str:
@@ -188,6 +188,10 @@ def explain_offline(product: Product, table: Table) -> DevicePlan:
     raise DeviceError(
         f"plan by table {table.name}", limit=f"a kernel for {key.arithmetic}", value=str(key), nearest="a GPU"
     )
+
+
+def _time(us: float) -> str:
+    return f"{us:.3g} us" if us < 1000 else f"{us:,.0f} us"
 
 
 def _said(verdict: Verdict) -> str:

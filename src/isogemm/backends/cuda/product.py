@@ -1,4 +1,4 @@
-"""A product on the device as kernels see it: what selects and compiles a kernel, apart from the addresses that do not."""
+"""A product on the device as kernels see it: what selects and compiles a kernel, apart from the addresses."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ A first kernel writes both operands as tf32 numbers into a workspace, K contiguo
 (kernels/split.cu); the second one multiplies (kernels/tf32.cu). Leaves of a tree are items of their own, which a third
 kernel joins (kernels/fp32_tree.cu).
 
-A configuration is ``128x128 s3 c2``: the tile of a block, the stages of its ring and, where given, clusters of two
-blocks that share B. It does not reach the bits.
+A configuration is ``128x128 s3 c2 t``: the tile of a block, the stages of its ring and, where given, clusters of two
+blocks that share B, and consumers that take turns. It does not reach the bits.
 """
 
 from __future__ import annotations
@@ -26,17 +26,8 @@ __all__ = ["Tf32"]
 ARITHMETICS = {"tf32:sm90": 1, "tf32x3:sm90": 3}
 SOURCES = ("tf32.py", "kernels/split.cu", "kernels/tf32.cu", "kernels/fp32_tree.cu")
 CONFIGS = {
-    1: ("128x256 s4 c2", "128x256 s4", "128x128 s6 c2", "128x128 s6", "128x64 s8", "128x32 s8"),
-    3: (
-        "128x128 s3 c2 t",
-        "128x128 s3 c2",
-        "128x128 s3 t",
-        "128x128 s3",
-        "128x64 s4 t",
-        "128x64 s4 c2 t",
-        "128x64 s4",
-        "128x32 s5",
-    ),
+    1: ("128x128 s6", "128x256 s4", "128x64 s8", "128x32 s8"),
+    3: ("128x128 s3 t", "128x64 s4 t", "128x32 s5"),
 }
 ROWS, STEP = 128, 32
 SHARED = 227 * 1024
@@ -141,7 +132,7 @@ def _expected(p: Product, config: str) -> float:
     c = _parse(config)
     assert c is not None
     waves = -(-_tiles(p, c) * p.batch // MULTIPROCESSORS)
-    return waves * (c.columns + 24) * (0.9 if c.cluster > 1 else 1)  # a tile's time: columns, and what every tile costs
+    return waves * (c.columns + 24)  # a tile's time: columns, and what every tile costs
 
 
 def _ring(passes: int, c: Config) -> int:

@@ -267,4 +267,6 @@ def test_walks_that_start_from_c(config, contract):
         if got is not None:
             same(got, expected(a, b, str(contract), c=c, out_dtype="float32"), config)
             ran += 1
-    assert ran or config == "64x24x128 s8"
+    # Columns of B that are contiguous come in lines of 64; a narrower tile has no room for one.
+    narrow = config in ("64x24x128 s8", "w64x16x128 s8 e", "64x32x128 s4 o2")
+    assert bool(ran) != narrow

@@ -6,6 +6,7 @@ those numbers: a candidate serves only where it is supported and admitted, whate
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -190,9 +191,13 @@ def chooser(device: int) -> Chooser:
 
 
 def reload() -> None:
-    """Forget choosers, so that new tables are read."""
+    """Forget choosers and launches, so that new tables are read."""
     with _lock:
         _choosers.clear()
+    for name in ("front", "front_items"):  # by name: they are loaded with the first CUDA operand, and sit above this
+        module = sys.modules.get(f"{__package__}.{name}")
+        if module is not None:
+            module.forget()
 
 
 def choose(product: Product, device: int) -> Choice:

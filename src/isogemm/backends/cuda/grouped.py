@@ -39,9 +39,7 @@ class ItemsFamily:
     def supports(self, product: Product, config: str) -> bool:
         """Every order but a tree; no batch, no dependent launch."""
         tile = Tile.parse(config)
-        arithmetic = product.contract.arithmetic
-        known = arithmetic == "fma" or arithmetic.startswith("tensor_core:")
-        return tile is not None and tile.lines is None and known and uniform([product])
+        return tile is not None and tile.lines is None and uniform([product])
 
     def build(self, product: Product, config: str, device: int) -> Launch:
         """Launches a list of one."""
@@ -60,13 +58,15 @@ FAMILY = ItemsFamily()
 
 
 def uniform(products: Sequence[Product]) -> bool:
-    """Whether one launch can serve them: equal types, contract and epilogue, no batch and no tree."""
+    """Whether one launch can serve them: equal types, contract and epilogue, no batch, no tree and no tf32."""
     kinds = {
         (p.dtype_a, p.dtype_b, p.dtype_out, p.dtype_c, p.dtype_bias, p.bias_stride, p.contract, p.alpha, p.beta,
          p.accumulate)
         for p in products
     }  # fmt: skip
-    return len(kinds) == 1 and all(p.batch == 1 for p in products) and products[0].contract.order.kind != "tree"
+    contract = products[0].contract
+    known = contract.arithmetic == "fma" or contract.arithmetic.startswith("tensor_core:")
+    return known and len(kinds) == 1 and all(p.batch == 1 for p in products) and contract.order.kind != "tree"
 
 
 def run_items(items: Sequence[tuple[Product, Addresses]], device: int, stream: int) -> None:

@@ -212,11 +212,16 @@ def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Optio
         target = allocate(space, (*xa.shape[:-1], posed.n), posed.dtype_out)
     run(space, xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
     result = here.result(target, out, a, b)
-    if here.place is not HOST and c is None and type(given.alpha) is float:
+    if here.place is not HOST and c is None and _is_key(given.alpha):
         contract, alpha, _, out_dtype, accumulate = given
         options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
         front.remember(form, (a, b, bias, out), options, result, space.backend)
     return result
+
+
+def _is_key(alpha: object) -> bool:
+    """Whether equal alphas mean the same: not of other types, and not of zeros, which have two signs."""
+    return type(alpha) is float and alpha != 0
 
 
 def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:
@@ -247,7 +252,7 @@ def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options
         check_items_apart(targets, _reads(as_, bs, cs if chosen.reads_c else none))
     run_items(space, as_, bs, cs if chosen.reads_c else none, targets, xbias, chosen)
     results = here.results(targets, out, *_leaders(a), *_leaders(b))
-    if here.place is not HOST and c is None and type(given.alpha) is float:
+    if here.place is not HOST and c is None and _is_key(given.alpha):
         contract, alpha, _, out_dtype, accumulate = given
         options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
         front_items.remember(form, (a, b, bias, out), options, results, space.backend)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from isogemm.backends.cuda import execute, grouped
+from isogemm.backends.cuda import choose, execute, grouped
 from isogemm.backends.cuda.product import Addresses, Product, Strides
 from isogemm.backends.cuda.triton_tile import CHAIN, IEEE, Tile
 from isogemm.contract.spec import Contract
+from isogemm.errors import ContractError, DeviceError
+from isogemm.planner.admission import Verdict
 
 
 def product(m: int, n: int, k: int, contract: str = "tensor_core:sm90/chain", dtype: str = "bfloat16") -> Product:
@@ -47,6 +50,64 @@ def test_contracts_without_a_kernel_for_lists_go_one_by_one(contract):
     assert not grouped.uniform([one, one])
     assert not grouped.FAMILY.supports(one, "x64 w64 k16 s3 n4")
     assert execute.runner([(one, Addresses(1, 2, 3))] * 2) is execute.run_loop
+
+
+def test_extents_that_the_kernel_cannot_count_go_one_by_one():
+    assert grouped.uniform([P, replace(P, m=2**30 - 1)])
+    assert not grouped.uniform([P, replace(P, m=2**31 + 5)])
+
+
+def test_two_strides_of_one_are_not_aligned():
+    packed = product(32, 64, 128)
+    overlapping = replace(packed, a=Strides(1, 1))  # a Hankel matrix: rows begin an element apart
+    assert grouped._aligned(packed)
+    assert not grouped._aligned(overlapping)
+    assert not grouped._aligned(replace(packed, n=1, b=Strides(1, 1), out=Strides(16, 1)))
+    assert grouped._looks(packed) != grouped._looks(overlapping)
+
+
+def test_a_list_is_refused_before_any_of_it_is_launched(monkeypatch):
+    launched = []
+    wide = replace(P, a=Strides(1, 40))
+
+    def admitted(products, device):
+        if wide in products:
+            raise ContractError("kernels", limit="one", value="none", nearest="gemm")
+        return "x64 w64 k16 s3 n4"
+
+    monkeypatch.setattr(grouped, "_admitted", admitted)
+    monkeypatch.setattr(grouped, "_enqueue", lambda part, *_: launched.extend(part))
+    at = Addresses(16, 32, 48)
+    grouped.run_items([(P, at), (P, at)], 0, 7)
+    assert len(launched) == 2
+    with pytest.raises(ContractError):
+        grouped.run_items([(P, at), (wide, at)], 0, 7)
+    assert len(launched) == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "capturing", "error"),
+    [("unknown", True, DeviceError), ("refused", True, ContractError), ("refused", False, ContractError)],
+)
+def test_a_list_that_no_kernel_serves(state, capturing, error, monkeypatch):
+    admissions = SimpleNamespace(
+        verdict=lambda *_: Verdict(state), machine=SimpleNamespace(capturing=lambda: capturing)
+    )
+    monkeypatch.setattr(choose, "chooser", lambda device: SimpleNamespace(admissions=admissions))
+    with pytest.raises(error, match="capturing" if error is DeviceError else "item by item"):
+        grouped._admitted([P, P], 0)
+
+
+def test_verdicts_on_lists_depend_on_what_fills_their_tables():
+    assert grouped.FAMILY.fingerprint() != CHAIN.fingerprint()
+
+
+def test_launches_are_kept_by_the_sign_of_a_zero_alpha(monkeypatch):
+    made = SimpleNamespace(choose=lambda product: SimpleNamespace(launch=str(product.alpha)))
+    monkeypatch.setattr(choose, "chooser", lambda device: planner)
+    planner = type("Planner", (), {"choose": staticmethod(made.choose)})()
+    found = [execute.choose(replace(P, alpha=alpha), 0) for alpha in (0.0, -0.0, 2.0, 0.0, -0.0)]
+    assert found == ["0.0", "-0.0", "2.0", "0.0", "-0.0"]
 
 
 def test_the_table_has_a_row_an_item_and_a_word_a_program():

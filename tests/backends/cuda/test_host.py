@@ -14,7 +14,7 @@ from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, layouts, p
 
 import isogemm
 from isogemm import blas, dispatch, forms, interop, interop_cuda, tensors
-from isogemm.backends.cuda import front, pointers
+from isogemm.backends.cuda import front, pointers, workspace
 from isogemm.backends.cuda.device import Pointer
 from isogemm.backends.cuda.execute import strides_of
 from isogemm.backends.cuda.weight import DeviceWeight
@@ -414,6 +414,43 @@ def test_lists_on_the_short_path(form, options, on_device, pretended, monkeypatc
             assert_same(got, expected)
 
 
+def test_an_alpha_of_zero_keeps_its_sign(on_device):
+    a, b = values((4, 9), BF16, seed=1), values((9, 3), BF16, seed=2)
+    ta, tb = on_device(a), on_device(b)
+    for alpha in (0.0, -0.0) * 2:
+        want = product(a, b, CHAINS[BF16], alpha=alpha)
+        assert_same(bits(isogemm.gemm(ta, tb, alpha=alpha)), want)
+        for got in isogemm.gemm_grouped([ta, ta], [tb, tb], alpha=alpha):
+            assert_same(bits(got), want)
+
+
+def test_the_short_path_leaves_it_to_the_long_one_to_say_that_memory_is_full(on_device, monkeypatch):
+    a, b = on_device(values((4, 9), seed=1)), on_device(values((9, 3), seed=2))
+
+    def full(*_, **__):
+        raise on_device.torch.OutOfMemoryError("as torch says it")
+
+    def refused(shape, *_):
+        raise isogemm.errors.LimitError("memory", limit="what is free", value=shape, nearest="less")
+
+    for call in (lambda: isogemm.matmul(a, b), lambda: isogemm.gemm_grouped([a, a], [b, b])):
+        call()
+        with monkeypatch.context() as patch:
+            patch.setattr(front, "_empty_strided", full)
+            patch.setattr(interop_cuda, "empty", refused)
+            with pytest.raises(isogemm.errors.LimitError):
+                call()
+
+
+def test_a_workspace_that_does_not_fit_is_a_typed_error(monkeypatch):
+    def full(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(workspace, "_made_of", lambda device: (full, None, None, MemoryError))
+    with pytest.raises(isogemm.errors.LimitError, match="4096 bytes"):
+        workspace.workspace(4096, 0)
+
+
 def test_pointer_arrays_without_a_driver(pretended, monkeypatch):  # noqa: F811
     torch = pytest.importorskip("torch")
     a, b, out = values((3, 4, 9), seed=1), values((3, 9, 5), seed=2), poisoned((3, 4, 5))
@@ -444,6 +481,8 @@ def test_pointer_arrays_without_a_driver(pretended, monkeypatch):  # noqa: F811
         (first + 2, LayoutError, "multiple of 4"),
         (first + 4, LayoutError, "inside its allocation"),
         (0x1230, DeviceError, "unknown"),
+        (first - 2**64, LayoutError, "not null"),
+        (first + 2**64, LayoutError, "not null"),
     ):
         with pytest.raises(error, match=f"item 1.*{words}"):
             PointerArray([first, bad], (3 * 4, 9))

@@ -6,6 +6,7 @@ waits for the device, and all of it may be captured into a graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,16 +100,17 @@ def choose(product: Product, device: int) -> Launch:
     from .choose import chooser
 
     planner = chooser(device)
-    launch = _launches.get((product, planner))
+    key = product, math.copysign(1.0, product.alpha), planner  # an alpha of 0.0 equals -0.0, whose zeros differ
+    launch = _launches.get(key)
     if launch is None:
         if len(_launches) >= _MOST:
             _launches.clear()
-        launch = _launches[product, planner] = planner.choose(product).launch
+        launch = _launches[key] = planner.choose(product).launch
     return launch
 
 
 _MOST = 8192
-_launches: dict[tuple[Product, Any], Launch] = {}
+_launches: dict[tuple[Product, float, Any], Launch] = {}
 
 
 def default_contract(device: int, dtype: str) -> Contract:

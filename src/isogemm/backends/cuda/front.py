@@ -78,7 +78,10 @@ def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
         return None
     launch, device, shape, strides, like, spans, accumulate = entry
     if out is None:
-        out = _empty_strided(shape, strides, **like)
+        try:
+            out = _empty_strided(shape, strides, **like)
+        except RuntimeError:  # no memory: the long way says so in our words
+            return None
         at_out = out.data_ptr()
         if at_out & 127:  # not torch's own allocator
             return None

@@ -58,7 +58,10 @@ def call(form: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
         return None
     _, where, at_bias = looked
     if out is None:
-        flat = front._empty_strided((entry.elements,), (1,), **entry.like)
+        try:
+            flat = front._empty_strided((entry.elements,), (1,), **entry.like)
+        except RuntimeError:  # no memory: the long way says so in our words
+            return None
         base, item = flat.data_ptr(), flat.element_size()
         if base & 127:
             return None

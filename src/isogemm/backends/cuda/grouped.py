@@ -6,13 +6,16 @@ A captured graph reads that memory again at every replay, so tables of captured 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ContractError
+from ...errors import ContractError, DeviceError
 from .device import is_capturing
 from .product import Addresses, Launch, Product, Strides
 from .triton_tile import TYPES, Tile, arch, fingerprint, flags, unit
@@ -23,6 +26,7 @@ FIELDS = 15  # of kernels.items, which is not imported here: it needs Triton
 # By mean rows an item; measured on an H200, 2026-11-21, as strided products of the same tiles.
 CONFIGS = {16: "w64 x16 k128 s4 n4", 32: "w64 x32 k64 s4 n4", 64: "w64 x64 k64 s4 n4", 2**62: "x128 w128 k64 s4 n8"}
 FMA_CONFIGS = {16: "w64 x16 k32 s3 n4", 2**62: "x64 w64 k16 s3 n4"}
+LARGEST = 2**30  # of an extent: the kernel counts in 32 bits, up to a tile beyond it
 _kept: list[Any] = []
 
 
@@ -50,15 +54,20 @@ class ItemsFamily:
         return launch
 
     def fingerprint(self) -> str:
-        """That of the Triton tile."""
-        return fingerprint()
+        """That of the Triton tile, and of what tells the kernel about strides."""
+        return _fingerprint()
 
 
 FAMILY = ItemsFamily()
 
 
+@cache
+def _fingerprint() -> str:
+    return hashlib.sha256(fingerprint().encode() + Path(__file__).read_bytes()).hexdigest()[:16]
+
+
 def uniform(products: Sequence[Product]) -> bool:
-    """Whether one launch can serve them: equal types, contract and epilogue, no batch, no tree and no tf32."""
+    """Whether one launch can serve them: equal types, contract and epilogue, no batch, no tree, no tf32."""
     kinds = {
         (p.dtype_a, p.dtype_b, p.dtype_out, p.dtype_c, p.dtype_bias, p.bias_stride, p.contract, p.alpha, p.beta,
          p.accumulate)
@@ -66,7 +75,9 @@ def uniform(products: Sequence[Product]) -> bool:
     }  # fmt: skip
     contract = products[0].contract
     known = contract.arithmetic == "fma" or contract.arithmetic.startswith("tensor_core:")
-    return known and len(kinds) == 1 and all(p.batch == 1 for p in products) and contract.order.kind != "tree"
+    if not known or len(kinds) != 1 or contract.order.kind == "tree":
+        return False
+    return all(p.batch == 1 and max(p.m, p.n, p.k) < LARGEST for p in products)
 
 
 def run_items(items: Sequence[tuple[Product, Addresses]], device: int, stream: int) -> None:
@@ -77,14 +88,15 @@ def run_items(items: Sequence[tuple[Product, Addresses]], device: int, stream: i
     parts: dict[tuple[Any, ...], list[tuple[Product, Addresses]]] = {}
     for item in items:
         parts.setdefault(_looks(item[0]), []).append(item)
-    for part in parts.values():
-        _enqueue(part, _admitted([product for product, _ in part], device), device, stream)
+    # Any refusal comes before the first launch.
+    configs = [_admitted([product for product, _ in part], device) for part in parts.values()]
+    for part, config in zip(parts.values(), configs, strict=True):
+        _enqueue(part, config, device, stream)
 
 
 def _looks(product: Product) -> tuple[Any, ...]:
     """What tells variants of a list apart, quickly: all else is equal there, see `uniform`."""
-    steps = [s for x in (product.a, product.b, product.out) for s in x[:2] if s != 1]
-    worst = min([16, *(s & -s for s in steps)])
+    worst = min([16, *(s & -s for s in _steps(product))])
     return unit(product.a), unit(product.b), unit(product.out), product.c and unit(product.c), product.align, worst
 
 
@@ -101,11 +113,18 @@ def _admitted(products: Sequence[Product], device: int) -> str:
         verdicts[config] = admissions.verdict(FAMILY.name, config, products[0])
         if verdicts[config].state == "admitted":
             return config
+    if admissions.machine.capturing() and any(v.state == "unknown" for v in verdicts.values()):
+        raise DeviceError(
+            "graph capture",
+            limit="kernels that were admitted before: a trial cannot run while a stream is captured",
+            value=f"first call for lists of {products[0].contract}",
+            nearest="call once with these lists before capturing",
+        )
     raise ContractError(
         f"no kernel for lists on device {device}",
         limit=f"one admitted for {products[0].contract}",
         value="; ".join(f"[{config}] {v.state} {v.detail}".rstrip() for config, v in verdicts.items()),
-        nearest="call once before a graph is captured" if admissions.machine.capturing() else "gemm, item by item",
+        nearest="gemm, item by item",
     )
 
 
@@ -169,8 +188,14 @@ def _common(units: Any) -> int:
 
 
 def _aligned(product: Product) -> bool:
-    steps = [s for x in (product.a, product.b, product.out) for s in x[:2] if s != 1]
-    return product.align >= 16 and product.k % 16 == 0 and all(s % 16 == 0 for s in steps)
+    return product.align >= 16 and product.k % 16 == 0 and all(s % 16 == 0 for s in _steps(product))
+
+
+def _steps(product: Product) -> Iterator[int]:
+    """The strides that the kernel is not compiled for: all but the 1 that `unit` names, were they 1 as well."""
+    for x in (product.a, product.b, product.out):
+        known = unit(x)
+        yield from (step for step, place in ((x.col, 0), (x.row, 1)) if place != known)
 
 
 def _compiled(types: tuple[str, ...], constants: tuple[tuple[str, Any], ...], tile: Tile, capability: int) -> Any:

@@ -140,7 +140,7 @@ def _checked(addresses: Sequence[int], shape: tuple[int, int], strides: tuple[in
     known = Pointer("unknown", -1, 0, 0)
     span = sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) * item + item
     for i, address in enumerate(addresses):
-        if not address or address % item:
+        if not 0 < address < 2**63 or address % item:
             raise LayoutError(
                 f"address of item {i}",
                 limit=f"a multiple of {item}, not null",

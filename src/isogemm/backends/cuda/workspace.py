@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from ...errors import LimitError
+
 if TYPE_CHECKING:
     import torch
 
@@ -12,10 +14,10 @@ __all__ = ["workspace"]
 
 
 @functools.cache
-def _made_of(device: int) -> tuple[Any, Any, Any]:
+def _made_of(device: int) -> tuple[Any, Any, Any, type[Exception]]:
     import torch
 
-    return torch.empty, torch.uint8, torch.device("cuda", device)
+    return torch.empty, torch.uint8, torch.device("cuda", device), torch.OutOfMemoryError
 
 
 def workspace(nbytes: int, device: int) -> torch.Tensor:
@@ -23,7 +25,17 @@ def workspace(nbytes: int, device: int) -> torch.Tensor:
 
     Keep the tensor until the last kernel that uses it is enqueued on that stream, then drop it: the allocator hands
     the memory only to later work of the same stream, or of the same captured graph.
+
+    Raises
+    ------
+    LimitError
+        There is not enough.
     """
-    empty, uint8, where = _made_of(device)
-    memory: torch.Tensor = empty(nbytes, dtype=uint8, device=where)
+    empty, uint8, where, full = _made_of(device)
+    try:
+        memory: torch.Tensor = empty(nbytes, dtype=uint8, device=where)
+    except full as error:
+        raise LimitError(
+            f"memory for sums on cuda:{device}", limit="what is free", value=f"{nbytes} bytes", nearest="fewer rows"
+        ) from error
     return memory

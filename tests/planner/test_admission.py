@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip, linear
 
+from isogemm.backends.cuda import triton_tile
 from isogemm.backends.cuda.product import Product, Strides
-from isogemm.planner import admission
+from isogemm.planner import admission, trials
 from isogemm.planner.admission import Admissions, Records, same_stamp
 from isogemm.planner.numeric import numeric_key
 from isogemm.planner.tables import Admitted, LibraryRange, Table
@@ -53,6 +54,24 @@ VARIANTS = {
         "dtype_bias": "float32",
     },
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{}, VARIANTS["float16"], VARIANTS["alpha"], VARIANTS["batched"]])
+def test_some_trial_is_compiled_as_a_layer_is(changes: dict[str, Any]) -> None:
+    """Triton makes other code where sizes and strides are multiples of 16, which those of layers are."""
+    layer = replace(LINEAR, **changes)
+
+    def multiples(product: Product) -> set[str]:
+        return set(triton_tile.divisible(triton_tile._values(product, 0)))
+
+    assert {"a_row", "b_col", "out_row", "n", "k"} <= multiples(layer)
+    posed = [
+        trials._pose(layer, case, m, n, 3 if layer.batch > 1 else 1).product
+        for case in trials._cases(layer)
+        for m, n in trials._sizes(case, layer)
+    ]
+    assert {variant_of(p) for p in posed} == {variant_of(layer)}
+    assert any(multiples(layer) <= multiples(p) for p in posed)
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

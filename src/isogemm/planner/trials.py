@@ -28,7 +28,7 @@ Accumulators = Callable[[str, str, str, Case], Array | None]
 
 ALPHA, BETA = 1.7, 0.3  # of golden products: neither is exact, so every rounding shows
 POISON = {2: 0x7FC1, 4: 0x7FC00BAD}  # NaNs, in bfloat16 as in float32, that no product returns
-WAVE_COLUMNS = 4104  # with 1030 rows: more tiles of 128 x 256 than an H200 has multiprocessors
+WAVE_COLUMNS = 4112  # with 1030 rows: more tiles of 128 x 256 than an H200 has multiprocessors
 
 
 class Buffer(Protocol):
@@ -179,14 +179,22 @@ def _cases(product: Product) -> Iterator[Case]:
 
 
 def _sizes(case: Case, product: Product) -> tuple[tuple[int, int], ...]:
-    """Rows and columns to expand a case to: one row, few, several ragged tiles, and more tiles than processors."""
+    """Rows and columns to expand a case to: one row, few, several ragged tiles, and more tiles than processors.
+
+    Columns of whole cases are multiples of 16, as those of real products are: compilers make other code of them.
+    """
     if product.batch > 1:
-        return ((13, 72), (67, 133)) if case.k > 500 else ((5, 24),)
+        return ((13, 80 if _is_whole(case) else 72), (67, 133)) if case.k > 500 else ((5, 24),)
     if case.k == 2568:
         return (1, 136), (16, 264), (67, 133), (130, 264)
-    if case.k == 512 and product.plain:
-        return (33, 72), (5, WAVE_COLUMNS), (1030, WAVE_COLUMNS)
+    if _is_whole(case):
+        return ((33, 80), (5, WAVE_COLUMNS), (1030, WAVE_COLUMNS)) if product.plain else ((13, 80), (33, 24))
     return (13, 72), (33, 24)
+
+
+def _is_whole(case: Case) -> bool:
+    """Whether K is a multiple of every tile; sizes and strides then are of 16 elements, as in most real products."""
+    return case.k == 512
 
 
 def _alignment(product: Product) -> str:
@@ -197,10 +205,13 @@ def _alignment(product: Product) -> str:
     return f"align={128 if product.align >= 128 else min(product.align, 16)}/{step}"
 
 
-def _place(kind: str, rows: int, columns: int, batch: int, itemsize: int, align: str) -> Placed:
-    """A stack of matrices with that layout, leading dimensions beyond their extent and no better aligned than said."""
+def _place(kind: str, rows: int, columns: int, batch: int, itemsize: int, align: str, whole: bool = False) -> Placed:
+    """A stack of matrices with that layout, leading dimensions beyond their extent and no better aligned than said.
+
+    `whole`: strides of the best alignment are multiples of 16 elements, not of 16 bytes alone.
+    """
     base, step = (int(x) for x in align.removeprefix("align=").split("/"))
-    grain = max(1, step // itemsize)
+    grain = 16 if whole and step == 16 else max(1, step // itemsize)
 
     def fit(extent: int) -> int:
         count = extent // grain + 1
@@ -219,18 +230,18 @@ def _place(kind: str, rows: int, columns: int, batch: int, itemsize: int, align:
 
 def _pose(product: Product, case: Case, m: int, n: int, batch: int) -> Posed:
     """The golden product of this case with the variant of `product`."""
-    align, k = _alignment(product), case.k
+    align, k, whole = _alignment(product), case.k, _is_whole(case)
     rows = (np.arange(m) + 7 * np.arange(batch)[:, None]) % case.rows
     columns = (np.arange(n) + _shift(product) * np.arange(batch)[:, None]) % case.columns
     bits_a, bits_b = golden.operands(case, product.dtype_a, product.dtype_b)
-    a, placed_a = _fill(bits_a[rows], letter(product.a), align)
-    b, placed_b = _fill(np.moveaxis(bits_b.T[columns], 1, 2), letter(product.b), align)
-    out = _place(letter(product.out), m, n, batch, ITEMSIZE[product.dtype_out], align)
+    a, placed_a = _fill(bits_a[rows], letter(product.a), align, whole)
+    b, placed_b = _fill(np.moveaxis(bits_b.T[columns], 1, 2), letter(product.b), align, whole)
+    out = _place(letter(product.out), m, n, batch, ITEMSIZE[product.dtype_out], align, whole)
     c = bias = placed_c = None
     block_c, block_bias = golden.epilogue_operands(case, product.dtype_c or "float32", product.dtype_bias or "float32")
     if product.c is not None:
         block = golden.start(case) if product.accumulate else block_c
-        c, placed_c = _fill(block[rows[:, :, None], columns[:, None, :]], letter(product.c), align)
+        c, placed_c = _fill(block[rows[:, :, None], columns[:, None, :]], letter(product.c), align, whole)
     if product.dtype_bias is not None:
         step = 1 if product.bias_stride == 1 else 3
         bias = np.full(n * step, POISON[block_bias.itemsize], block_bias.dtype)
@@ -249,10 +260,10 @@ def _pose(product: Product, case: Case, m: int, n: int, batch: int) -> Posed:
     return Posed(posed, a, b, c, bias, at, out)
 
 
-def _fill(stack: Array, kind: str, align: str) -> tuple[Array, Placed]:
+def _fill(stack: Array, kind: str, align: str, whole: bool) -> tuple[Array, Placed]:
     """Lay a stack of matrices out among poison."""
     batch, rows, columns = stack.shape
-    placed = _place(kind, rows, columns, batch, stack.itemsize, align)
+    placed = _place(kind, rows, columns, batch, stack.itemsize, align, whole)
     flat = np.full(placed.total, POISON[stack.itemsize], stack.dtype)
     placed.view(flat, (batch, rows, columns))[...] = stack
     return flat, placed

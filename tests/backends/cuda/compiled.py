@@ -1,0 +1,136 @@
+"""Kernels compiled for an H200 that is not there: what compilers make of what the families really ask."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pytest
+from tests.backends.cuda.fake import FakeCuda
+
+from isogemm.backends.cuda import device, driver, nvrtc, tensormap, triton_build, triton_tile
+from isogemm.backends.cuda.families import families
+from isogemm.backends.cuda.libcuda import Driver
+from isogemm.backends.cuda.product import Product
+
+__all__ = ["Compiled", "Kernels", "kernels"]
+
+H200 = device.Device(0, "NVIDIA H200", (9, 0), 132, 62914560, 232448, None)
+KERNEL_PARAMETER, SIZED = 0x17, 4  # of the kinds of facts, and of their forms, in a cubin's .nv.info
+
+
+@dataclass
+class Compiled:
+    """One kernel. `ptx` is empty where NVRTC went straight to a cubin."""
+
+    name: str
+    cubin: bytes
+    ptx: str = ""
+
+    def count(self, pattern: str) -> int:
+        """Matches in the PTX."""
+        return len(re.findall(pattern, self.ptx))
+
+    @cached_property
+    def resources(self) -> dict[str, int]:
+        """REG, STACK, LOCAL, SHARED."""
+        said = _said_of(self.cubin, "cuobjdump", "-res-usage")
+        return {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", said)}
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of a thread that are not in registers."""
+        return self.resources["STACK"] + self.resources["LOCAL"]
+
+    @cached_property
+    def machine_code(self) -> list[str]:
+        """Mnemonics with their modifiers, in order."""
+        said = _said_of(self.cubin, "nvdisasm", "-c")
+        return re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]+)", said, re.MULTILINE)
+
+    def machine_counts(self, *names: str) -> tuple[int, ...]:
+        """How many instructions of each name, whatever their modifiers."""
+        heads = [line.split(".")[0] for line in self.machine_code]
+        return tuple(map(heads.count, names))
+
+    @cached_property
+    def parameters(self) -> tuple[int, ...]:
+        """Bytes of each, in order: what the driver says of a loaded kernel."""
+        data, at, found = self._section(f".nv.info.{self.name}"), 0, {}
+        while at < len(data):
+            form, kind, size = struct.unpack_from("<BBH", data, at)
+            at += 4
+            if form == SIZED:
+                if kind == KERNEL_PARAMETER:
+                    _, ordinal, _, flags = struct.unpack_from("<IHHI", data, at)
+                    found[ordinal] = flags >> 18
+                at += size
+        return tuple(found[i] for i in range(len(found)))
+
+    def _section(self, wanted: str) -> bytes:
+        """Contents of a section of the ELF file."""
+        (start,) = struct.unpack_from("<Q", self.cubin, 0x28)
+        each, count, names = struct.unpack_from("<HHH", self.cubin, 0x3A)
+        heads = [struct.unpack_from("<IIQQQQIIQQ", self.cubin, start + each * i) for i in range(count)]
+        for head in heads:
+            at = heads[names][4] + head[0]
+            if self.cubin[at : self.cubin.index(b"\0", at)].decode() == wanted:
+                return self.cubin[head[4] : head[4] + head[5]]
+        raise KeyError(wanted)
+
+
+def _said_of(cubin: bytes, tool: str, *options: str) -> str:
+    from triton import knobs
+
+    path = getattr(knobs.nvidia, tool).path
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        found = {**os.environ, "PATH": f"{os.path.dirname(path)}:{os.environ.get('PATH', '')}"}
+        command = [path, *options, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=found).stdout
+
+
+@dataclass
+class Kernels:
+    """Compiles, and keeps what was loaded since it was last asked."""
+
+    loaded: list[Compiled] = field(default_factory=list)
+
+    def load(self, cubin: bytes, name: str, ordinal: int, ptx: str = "") -> Any:
+        """The launcher's own kernel, over a driver that knows what the cubin says of its parameters."""
+        self.loaded.append(Compiled(name, cubin, ptx))
+        return driver.load_into(Driver(FakeCuda(sizes=self.loaded[-1].parameters)), cubin, name, ordinal)
+
+    def build(self, family: str, config: str, product: Product) -> list[Compiled]:
+        """Every kernel of a launch: compiled, and bound with the parameters that it is launched with."""
+        assert families()[family].supports(product, config), f"{family} [{config}] does not serve {product}"
+        self.loaded.clear()
+        families()[family].build(product, config, 0)
+        return list(self.loaded)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Kernels:
+    """Everything between the families and the device; caches on disk are empty, so that compilers run."""
+    pytest.importorskip("triton", reason="Triton, which brings the tools that read a cubin, is not installed")
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
+    made = Kernels()
+    fake = Driver(FakeCuda())
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr(nvrtc, "cache_directory", lambda: tmp_path / "cubins")
+    for module, name in ((device, "device"), (triton_tile, "facts")):
+        monkeypatch.setattr(module, name, lambda ordinal: H200)
+    monkeypatch.setattr(driver, "load", made.load)
+    monkeypatch.setattr(
+        triton_build.Built, "load", lambda built, ordinal: made.load(built.cubin, built.name, ordinal, built.ptx)
+    )
+    monkeypatch.setattr(tensormap, "driver", lambda: fake)
+    triton_build._build.cache_clear()
+    return made

@@ -244,6 +244,15 @@ def test_plan_for_a_gpu_without_one_and_without_a_table(run, monkeypatch: pytest
     assert "a GPU, or a shipped tuning table" in err
 
 
+def test_a_configuration_in_brackets_is_printed(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    from isogemm.backends.cuda import device
+
+    monkeypatch.setattr(device, "count", lambda: 0)
+    status, out, _ = run("plan", "16", "6144", "2560", "--device", "cuda", "--dtype", "bf16")
+    assert status == 0
+    assert "chain [w64 x16 k64 s10 n4 p0]" in out
+
+
 def test_plan_for_a_gpu_reads_the_shipped_table(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     from tests.planner.test_explain import TABLE
 
@@ -272,7 +281,7 @@ def test_plan_on_the_cpu_takes_a_contract(run) -> None:  # type: ignore[no-untyp
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--model", "Qwen3-4B"], "one of 0 GPUs"),
+        (["--model", "Qwen3-4B"], "an NVIDIA GPU; got: none here"),
         ([], "one of --model, --shapes"),
         (["--model", "Qwen3-4B", "--shapes", "x.csv"], "one of --model, --shapes"),
         (["--shapes", "x.csv", "--attention", "4096"], "with --model"),

@@ -113,7 +113,9 @@ def tune_device(
     from ..backends.cuda.device import count
 
     if device >= count():
-        raise DeviceError("tune", limit=f"one of {count()} GPUs", value=device, nearest="a machine with an NVIDIA GPU")
+        limit = f"one of {count()} GPUs" if count() else "an NVIDIA GPU"
+        value = f"device {device}" if count() else "none here"
+        raise DeviceError("tune", limit=limit, value=value, nearest="a machine with an NVIDIA GPU")
     from ..backends.cuda import choose
     from ..planner.numeric import numeric_key
     from ..planner.tables import dump, load, user_table_path, write_atomically

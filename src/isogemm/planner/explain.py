@@ -106,10 +106,11 @@ class DevicePlan:
 
     def __rich__(self) -> Any:
         from rich.table import Table as Grid
+        from rich.text import Text
 
         grid = Grid(title=f"plan {self.m} x {self.n} x {self.k} on {self.device}", show_header=False)
         for name, value in self.rows():
-            grid.add_row(name, value)
+            grid.add_row(name, Text(value))  # as it is: a configuration in brackets is no markup
         return grid
 
 

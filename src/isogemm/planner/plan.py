@@ -204,10 +204,11 @@ class Plan:
 
     def __rich__(self) -> Any:
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(title=f"plan {self.m} x {self.n} x {self.k}", show_header=False)
         for name, value in self.rows():
-            table.add_row(name, value)
+            table.add_row(name, Text(value))  # as it is: a configuration in brackets is no markup
         return table
 
 

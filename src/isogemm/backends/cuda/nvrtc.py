@@ -126,7 +126,9 @@ def _compile(text: str, name: str, headers: Mapping[str, str], options: Sequence
 def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
-    except ImportError as error:
+
+        nvrtc.nvrtcVersion()  # loads the library itself
+    except (ImportError, RuntimeError) as error:  # cuda.pathfinder's own error is a RuntimeError
         raise DeviceError(
             "NVRTC is not installed",
             limit="cuda-bindings and nvidia-cuda-nvrtc",

@@ -19,13 +19,13 @@ from ...jit import compile_entry, njit
 from .scalars import as_bits, as_float, half_to_float_bits, load_element, peek32_at, peek64, round_row
 from .vectors import BFLOAT16, FLOAT16, FLOAT32
 
-# Words of a task array; the first eight are the pool's header. An operand has four: the address of a table with one
-# address for each row, a column stride in bytes, an element code, and whether it has rows at all (1) or is one row (0).
-# A table that is 0 is an operand that is absent.
+# Words of a task array; the first eight are the pool's header. An operand has five: where its rows are, the step from
+# row to row in bytes (0: one row for all), whether that place is a table of the rows' addresses instead, the step from
+# column to column, and an element code. A place that is 0 is an operand that is absent.
 OPERATION, ROWS, COLUMNS, PER_CHUNK, EPSILON, OUT, OUT_STEP, OUT_ELEMENT = range(8, 16)
-X, FIRST, SECOND = 16, 20, 24
-WORDS = 28
-TABLE, STRIDE, ELEMENT, VARIES = range(4)
+X, FIRST, SECOND = 16, 21, 26
+WORDS = 31
+PLACE, STEP, TABLED, STRIDE, ELEMENT = range(5)
 
 RMS_NORM, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, SUM, MEAN, SILU_MUL, ROPE, ROPE_INTERLEAVED = range(9)
 
@@ -261,7 +261,9 @@ def _rope(row, n, cos, sin, out, interleaved):
 @njit
 def _operand(task, base, i, row, n):
     """Row `i` of the operand whose words begin at `base`."""
-    _load(peek64(task[base + TABLE] + 8 * i), task[base + STRIDE], task[base + ELEMENT], row, n)
+    place = task[base + PLACE]
+    address = peek64(place + 8 * i) if task[base + TABLED] != 0 else place + i * task[base + STEP]
+    _load(address, task[base + STRIDE], task[base + ELEMENT], row, n)
 
 
 @njit
@@ -279,9 +281,9 @@ def run_rows(task, chunk, scratch):
     begin, end = chunk * task[PER_CHUNK], min(task[ROWS], (chunk + 1) * task[PER_CHUNK])
     for i in range(begin, end):
         _operand(task, X, i, row, n)
-        if task[FIRST] != 0 and (i == begin or task[FIRST + VARIES] != 0):
+        if task[FIRST] != 0 and (i == begin or task[FIRST + STEP] != 0):
             _operand(task, FIRST, i, first, each)
-        if task[SECOND] != 0 and (i == begin or task[SECOND + VARIES] != 0):
+        if task[SECOND] != 0 and (i == begin or task[SECOND + STEP] != 0):
             _operand(task, SECOND, i, second, each)
         result, width = scratch + 4 * LANES, n
         if operation <= LAYER_NORM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ OPERATIONS = {
 # Elements of a chunk: some tens of microseconds, many times what it costs to claim one.
 _CHUNK = 2**15
 _CHUNKS = 2**16
+_HEADER = (0,) * 8
+_ABSENT = (0,) * 5
 
 
 def run(
@@ -58,28 +61,24 @@ def run(
     LimitError
         A row is longer than 2**31 - 1 elements.
     """
-    n, rows = x.shape[-1], int(np.prod(x.shape[:-1], dtype=np.int64))
+    n, rows = x.shape[-1], math.prod(x.shape[:-1])
     if n >= 2**31:
         raise LimitError("elements of a row", limit="fewer than 2**31", value=n, nearest=2**31 - 1)
     if rows == 0 or out.size == 0:
         return
-    task = np.zeros(loops.WORDS, np.int64)
     threads, per_chunk, chunks = _cut(rows, n)
-    task[loops.OPERATION : loops.X] = (
-        OPERATIONS[operation],
-        rows,
-        n,
-        per_chunk,
-        int(np.float32(epsilon).view(np.uint32)),
-        out.ctypes.data,
-        out.shape[-1] * out.itemsize,
-        _code(out),
+    tables: list[Array] = []  # addresses that the kernel reads until the end of the call
+    task = np.array(
+        (
+            *_HEADER,
+            *(OPERATIONS[operation], rows, n, per_chunk, int(np.float32(epsilon).view(np.uint32))),
+            *(out.ctypes.data, out.shape[-1] * out.itemsize, _code(out)),
+            *_describe(x, tables),
+            *(_ABSENT if first is None else _describe(first, tables)),
+            *(_ABSENT if second is None else _describe(second, tables)),
+        ),
+        np.int64,
     )
-    tables = [
-        _describe(task[word : word + 4], operand, rows)
-        for word, operand in ((loops.X, x), (loops.FIRST, first), (loops.SECOND, second))
-        if operand is not None
-    ]
     workers = pool()
     control, threads, base, stride, held = workers.enter(loops.scratch_bytes(n), threads)
     try:
@@ -87,7 +86,6 @@ def run(
             workers.finish(threads, chunks)
     finally:
         workers.leave(held)
-        del tables  # addresses that the kernel has read until here
 
 
 def _cut(rows: int, n: int) -> tuple[int, int, int]:
@@ -104,14 +102,15 @@ def _code(x: Array) -> int:
     return BF16_CODE if x.dtype == BFLOAT16 else F16_CODE
 
 
-def _describe(words: npt.NDArray[np.int64], x: Array, rows: int) -> npt.NDArray[np.int64]:
-    """Write an operand's words; the table of its rows' addresses."""
-    if x.ndim == 1:
-        table = np.full(rows, x.ctypes.data, np.int64)
-    else:
-        table = np.array(x.ctypes.data, np.int64)
-        for extent, stride in zip(x.shape[:-1], x.strides[:-1], strict=True):
-            table = np.add.outer(table, np.arange(extent, dtype=np.int64) * stride)
-        table = np.ascontiguousarray(table).reshape(-1)
-    words[:] = (table.ctypes.data, x.strides[-1], _code(x), x.ndim > 1)
-    return table
+def _describe(x: Array, tables: list[Array]) -> tuple[int, int, int, int, int]:
+    """An operand's words. Rows that no one step reaches get a table of addresses, which is kept in `tables`."""
+    place, code, column = x.ctypes.data, _code(x), x.strides[-1]
+    if x.ndim <= 2:
+        return place, x.strides[0] if x.ndim == 2 and len(x) > 1 else 0, 0, column, code
+    if x.flags.c_contiguous:
+        return place, x.shape[-1] * x.itemsize, 0, column, code
+    table = np.array(place, np.int64)
+    for extent, stride in zip(x.shape[:-1], x.strides[:-1], strict=True):
+        table = np.add.outer(table, np.arange(extent, dtype=np.int64) * stride)
+    tables.append(np.ascontiguousarray(table))
+    return tables[-1].ctypes.data, 1, 1, column, code

@@ -21,6 +21,7 @@ from isogemm.contract import rows as define
 from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
+row_calls = pytest.importorskip("isogemm.torch.row_calls")
 reductions = pytest.importorskip("isogemm.torch.reductions")
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,8 @@ def words(x: Any) -> np.ndarray:
 def call(kind: str, x: Any, beside: tuple[Any, ...], **options: Any) -> Any:
     if kind == "rope_interleaved":
         return reductions.rope(x, *beside, interleaved=True, **options)
+    if kind == "sigmoid":
+        return row_calls.FORWARD[kind](x, **options)
     if kind in ("sum", "mean"):
         options["keepdim"] = True
     return getattr(reductions, kind)(x, *beside, **options)
@@ -78,7 +81,7 @@ def defined(kind: str, x: np.ndarray, others: tuple[np.ndarray, ...], dtype: np.
 
 @settings(deadline=None, max_examples=150)
 @given(
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from((*KINDS, "sigmoid")),
     dtype=st.sampled_from(DTYPES),
     out_dtype=st.sampled_from(DTYPES),
     m=st.integers(0, 3),
@@ -226,14 +229,12 @@ def test_refusals():
         (ShapeError, "limit: an even number", lambda: reductions.rope_tables(torch.arange(3), 5)),
         (OptionError, "eps", lambda: reductions.rms_norm(x, eps=-1.0)),
         (OptionError, "eps", lambda: reductions.layer_norm(x, eps=float("nan"))),
-        (OptionError, "requires_grad", lambda: reductions.rms_norm(x, torch.ones(4, requires_grad=True))),
+        (OptionError, "cos and sin", lambda: reductions.rope(x, x[:, :2].clone().requires_grad_(), x[:, :2])),
         (DeviceError, "device of x", lambda: reductions.softmax(x.to("meta"))),
     ]
     for error, text, attempt in cases:
         with pytest.raises(error, match=text):
             attempt()
-    with torch.no_grad():
-        reductions.rms_norm(x, torch.ones(4, requires_grad=True))
 
 
 TARGETS = {"avx2": ("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2"), "generic": ("generic", "")}

@@ -31,6 +31,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rounded",
+    "sigmoid",
     "silu_mul",
     "softmax",
     "sum_row",
@@ -232,6 +233,12 @@ def log_softmax(row: Row) -> Row:
 def silu_mul(row: Row, other: Row) -> Row:
     """``(x / (1 + exp(-x))) * y`` for each element."""
     return row / (f32(1) + exp(-row)) * other
+
+
+@_pinned
+def sigmoid(row: Row) -> Row:
+    """``1 / (1 + exp(-x))`` for each element."""
+    return f32(1) / (f32(1) + exp(-row))
 
 
 @_pinned

@@ -6,6 +6,10 @@ the processor's vector width. The executable definition, with the order of every
 
 Sums: element i of a row belongs to lane ``i % 128``; each lane is a chain of additions from +0 in ascending order, and
 lanes meet in a binary tree, l with l + 64 first. Every NaN of a result is the canonical one.
+
+Gradients of x are functions of their own row too. Those of a weight, a bias and an embedding's table are chains over
+the rows in ascending order from +0, or from a float32 buffer in the parameter's attribute ``main_grad``, which then
+takes the gradient in place of ``.grad``: so micro-batches of any sizes have the bits of one batch.
 """
 
 from __future__ import annotations
@@ -13,15 +17,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..backends.cpu import rows
-from ..errors import DeviceError, DTypeError, OptionError, ShapeError
-from ..interop import array, as_dtype, to_tensor
-from ..problem import BFLOAT16, FLOAT16, FLOAT32, supported
+from ..errors import ShapeError
+from .row_calls import integers
+from .row_gradients import along
 
 __all__ = [
     "embedding",
@@ -35,8 +36,6 @@ __all__ = [
     "softmax",
     "sum",
 ]
-
-Array = npt.NDArray[Any]
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_dtype: Any = None) -> Tensor:
@@ -69,9 +68,9 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_
     DeviceError
         An operand is not on the CPU: these functions have no CUDA kernels yet.
     OptionError
-        An operand requires grad while torch records gradients (there is no backward yet), or `eps` is negative or NaN.
+        `eps` is negative or NaN.
     """
-    return _norm("rms_norm", x, weight, None, eps, out_dtype)
+    return along("rms_norm", x, weight, eps=eps, out_dtype=out_dtype)
 
 
 def layer_norm(
@@ -103,7 +102,7 @@ def layer_norm(
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`.
     """
-    return _norm("layer_norm", x, weight, bias, eps, out_dtype)
+    return along("layer_norm", x, weight, bias, eps=eps, out_dtype=out_dtype)
 
 
 def softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
@@ -126,7 +125,7 @@ def softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`.
     """
-    return to_tensor(_alone("softmax", x, out_dtype))
+    return along("softmax", x, out_dtype=out_dtype)
 
 
 def log_softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
@@ -148,7 +147,7 @@ def log_softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`.
     """
-    return to_tensor(_alone("log_softmax", x, out_dtype))
+    return along("log_softmax", x, out_dtype=out_dtype)
 
 
 def sum(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
@@ -170,8 +169,7 @@ def sum(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`.
     """
-    out = to_tensor(_alone("sum", x, out_dtype, sums=True))
-    return out if keepdim else out[..., 0]
+    return along("sum", x, keepdim=keepdim, out_dtype=out_dtype)
 
 
 def mean(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
@@ -193,8 +191,7 @@ def mean(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`.
     """
-    out = to_tensor(_alone("mean", x, out_dtype, sums=True))
-    return out if keepdim else out[..., 0]
+    return along("mean", x, keepdim=keepdim, out_dtype=out_dtype)
 
 
 def silu_mul(x: Tensor, y: Tensor, *, out_dtype: Any = None) -> Tensor:
@@ -217,12 +214,7 @@ def silu_mul(x: Tensor, y: Tensor, *, out_dtype: Any = None) -> Tensor:
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`; also where the shapes differ.
     """
-    source, other = _rows("x", x), _view("y", y)
-    if source.shape != other.shape:
-        raise ShapeError("shape of y", limit="that of x", value=other.shape, nearest=source.shape)
-    out = np.empty(source.shape, _dtype(source, out_dtype))
-    rows.run("silu_mul", source, out, other)
-    return to_tensor(out)
+    return along("silu_mul", x, y, out_dtype=out_dtype)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, out_dtype: Any = None) -> Tensor:
@@ -248,18 +240,9 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, out_
     Raises
     ------
     ShapeError, DTypeError, DeviceError, OptionError
-        As `rms_norm`; also where n is odd, or the tables do not fit.
+        As `rms_norm`; also where n is odd, the tables do not fit, or they require grad.
     """
-    source = _rows("x", x)
-    n = source.shape[-1]
-    if n % 2:
-        raise ShapeError("last dimension of x", limit="an even number", value=n, nearest=n + 1)
-    shape = (*source.shape[:-1], n // 2)
-    out = np.empty(source.shape, _dtype(source, out_dtype))
-    rows.run(
-        "rope_interleaved" if interleaved else "rope", source, out, _table("cos", cos, shape), _table("sin", sin, shape)
-    )
-    return to_tensor(out)
+    return along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
 
 
 def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
@@ -290,7 +273,7 @@ def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tens
         raise ShapeError("n", limit="an even number", value=n, nearest=max(0, n + 1))
     frequencies = [theta ** (-2.0 * j / n) for j in range(n // 2)]
     known: dict[int, list[list[float]]] = {}
-    for p in _integers("positions", positions).reshape(-1).tolist():
+    for p in integers("positions", positions).reshape(-1).tolist():
         if p not in known:
             known[p] = [[f(p * w) for w in frequencies] for f in (math.cos, math.sin)]
     wanted = [known[p] for p in positions.reshape(-1).tolist()]
@@ -314,87 +297,8 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     Raises
     ------
     OptionError
-        An id is negative or not below the number of rows, or an operand requires grad while torch records gradients.
+        An id is negative or not below the number of rows.
     ShapeError, DTypeError, DeviceError
         As `rms_norm`; also where `ids` are no integers or `weight` has not two dimensions.
     """
-    table, index = _view("weight", weight), _integers("ids", ids)
-    if table.ndim != 2:
-        raise ShapeError("shape of weight", limit="(rows, n)", value=table.shape, nearest="weight.reshape(-1, n)")
-    if index.numel():
-        least, most = int(index.min()), int(index.max())
-        if least < 0 or most >= len(table):
-            bad = least if least < 0 else most
-            raise OptionError(
-                "ids", limit=f"0 to {len(table) - 1}", value=bad, nearest=min(max(bad, 0), len(table) - 1)
-            )
-    flat = index.reshape(-1).to(torch.int64)
-    return weight.detach().index_select(0, flat).reshape(*index.shape, table.shape[1])
-
-
-def _norm(kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, out_dtype: Any) -> Tensor:
-    source = _rows("x", x)
-    if not eps >= 0:
-        raise OptionError("eps", limit="a number of at least 0", value=eps, nearest=1e-6)
-    shape = source.shape[-1:]
-    out = np.empty(source.shape, _dtype(source, out_dtype))
-    rows.run(kind, source, out, _row("weight", weight, shape), _row("bias", bias, shape), eps)
-    return to_tensor(out)
-
-
-def _alone(kind: str, x: Tensor, out_dtype: Any, sums: bool = False) -> Array:
-    source = _rows("x", x)
-    out = np.empty((*source.shape[:-1], 1) if sums else source.shape, _dtype(source, out_dtype))
-    rows.run(kind, source, out)
-    return out
-
-
-def _view(name: str, x: Any) -> Array:
-    if not isinstance(x, Tensor):
-        raise DTypeError(name, limit="a torch tensor", value=type(x).__name__, nearest=f"torch.as_tensor({name})")
-    return array(name, x)
-
-
-def _rows(name: str, x: Any) -> Array:
-    viewed = _view(name, x)
-    if viewed.ndim == 0:
-        raise ShapeError(f"dimensions of {name}", limit="at least 1", value=0, nearest=f"{name}.reshape(1)")
-    return viewed
-
-
-def _row(name: str, x: Any, shape: tuple[int, ...]) -> Array | None:
-    if x is None:
-        return None
-    viewed = _view(name, x)
-    if viewed.shape != shape:
-        raise ShapeError(f"shape of {name}", limit="that of a row of x", value=viewed.shape, nearest=shape)
-    return viewed
-
-
-def _table(name: str, x: Any, shape: tuple[int, ...]) -> Array:
-    viewed = _rows(name, x)
-    try:
-        if viewed.shape[-1] == shape[-1]:
-            return np.broadcast_to(viewed, shape)
-    except ValueError:
-        pass
-    raise ShapeError(f"shape of {name}", limit=f"one that broadcasts to {shape}", value=viewed.shape, nearest=shape)
-
-
-def _integers(name: str, x: Any) -> Tensor:
-    integral = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-    if not isinstance(x, Tensor) or x.dtype not in integral:
-        value = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise DTypeError(name, limit="a tensor of integers", value=value, nearest="torch.int64")
-    if x.device.type != "cpu":
-        raise DeviceError(f"device of {name}", limit="this host's memory", value=x.device, nearest=f"{name}.cpu()")
-    return x
-
-
-def _dtype(source: Array, out_dtype: Any) -> np.dtype[Any]:
-    wanted = as_dtype(out_dtype)
-    if wanted is None:
-        return source.dtype
-    if wanted not in (FLOAT32, BFLOAT16, FLOAT16):
-        raise DTypeError("out_dtype", limit=supported(wanted.name), value=wanted.name, nearest="float32")
-    return wanted
+    return along("embedding", weight, ids)

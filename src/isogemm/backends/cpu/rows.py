@@ -29,6 +29,7 @@ OPERATIONS = {
     "sum": loops.SUM,
     "mean": loops.MEAN,
     "silu_mul": loops.SILU_MUL,
+    "sigmoid": loops.SIGMOID,
     "rope": loops.ROPE,
     "rope_interleaved": loops.ROPE_INTERLEAVED,
 }

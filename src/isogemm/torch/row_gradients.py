@@ -26,11 +26,44 @@ Grads = tuple[Tensor | None, ...]
 
 
 def along(kind: str, *tensors: Tensor | None, **options: Any) -> Tensor:
-    """An operation of `row_calls.FORWARD`, recorded for its gradients where torch records them."""
+    """An operation of `row_calls.FORWARD`, recorded for its gradients where torch records them.
+
+    While torch.compile traces, it is an operator that torch does not look into. That one has no gradient, and says so.
+    """
+    if torch.compiler.is_compiling():
+        flag = options.get("keepdim", options.get("interleaved", False))
+        return along_rows(kind, list(tensors), options.get("eps", 0.0), flag, options.get("out_dtype"))
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
         buffers = tuple(getattr(t, "main_grad", None) for t in tensors)
         return _Along.apply(kind, options, buffers, *tensors)
     return FORWARD[kind](*tensors, **options)
+
+
+_SCHEMA = "(str kind, Tensor?[] tensors, float eps, bool flag, ScalarType? out_dtype) -> Tensor"
+
+
+@torch.library.custom_op("isogemm::along_rows", mutates_args=(), schema=_SCHEMA)  # type: ignore[untyped-decorator]
+def along_rows(kind: str, tensors: list[Tensor | None], eps: float, flag: bool, out_dtype: Any) -> Tensor:
+    """Any of `row_calls.FORWARD` as an operator; `flag` is keepdim of a sum, interleaved of a rotation."""
+    if kind == "embedding":
+        return FORWARD[kind](*tensors)
+    options: dict[str, Any] = {"out_dtype": out_dtype}
+    if kind.endswith("norm"):
+        options["eps"] = eps
+    elif kind in ("sum", "mean"):
+        options["keepdim"] = flag
+    elif kind == "rope":
+        options["interleaved"] = flag
+    return FORWARD[kind](*tensors, **options)
+
+
+@along_rows.register_fake  # type: ignore[untyped-decorator]
+def _(kind: str, tensors: list[Tensor], eps: float, flag: bool, out_dtype: Any) -> Tensor:
+    x = tensors[0]
+    shape = (*tensors[1].shape, x.shape[1]) if kind == "embedding" else tuple(x.shape)
+    if kind in ("sum", "mean"):
+        shape = (*shape[:-1], 1) if flag else shape[:-1]
+    return x.new_empty(shape, dtype=out_dtype or x.dtype)
 
 
 class _Along(torch.autograd.Function):  # type: ignore[misc]

@@ -15,13 +15,12 @@ from .. import api
 from ..contract.spec import Contract
 from ..errors import ContractError, DTypeError
 
-__all__ = ["DTYPES", "PRODUCTS", "contained", "operands", "replaced", "routable"]
+__all__ = ["DTYPES", "PRODUCTS", "contained", "operands", "replaced"]
 
 Tensor = Any  # torch is untyped to mypy
 _aten: Any = torch.ops.aten
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_DEVICES = frozenset({"cpu", "cuda"})
 
 
 def operands(values: tuple[Any, ...]) -> list[Tensor]:
@@ -29,12 +28,27 @@ def operands(values: tuple[Any, ...]) -> list[Tensor]:
     return [x for x in values if isinstance(x, torch.Tensor)]
 
 
-def routable(tensors: list[Tensor]) -> bool:
-    """Whether isogemm computes a product of these: dense tensors of one of its dtypes, on a CPU or a CUDA device."""
-    first = tensors[0].dtype
-    return first in DTYPES and all(
-        x.dtype is first and x.device.type in _DEVICES and x.layout is torch.strided for x in tensors
-    )
+def _outside(args: Any) -> list[Any] | None:
+    """An operator's arguments outside the gradient's graph; None where isogemm does not compute their product.
+
+    It computes those of dense tensors of one of its dtypes, on a CPU or a CUDA device.
+    """
+    dtype, found = None, []
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            if dtype is None:
+                dtype = x.dtype
+            if (
+                x.dtype is not dtype
+                or dtype not in DTYPES
+                or not (x.is_cpu or x.is_cuda)
+                or x.layout is not torch.strided
+            ):
+                return None
+            if x.requires_grad:
+                x = x.detach()
+        found.append(x)
+    return found
 
 
 def replaced(function: Callable[..., Tensor], name: str, contract: Contract | None, args: Any, kwargs: Any) -> Any:
@@ -50,14 +64,15 @@ def replaced(function: Callable[..., Tensor], name: str, contract: Contract | No
     ContractError
         The contract does not define products of this dtype.
     """
-    out = kwargs.get("out")
-    given = operands(args) if out is None else [*operands(args), out]
-    if not routable(given[:-1] if out is not None and "dtype" in name else given):
+    found, out = _outside(args), kwargs.get("out")
+    if found is None:
         return None
     if out is not None:
+        if "dtype" not in name and _outside((found[0], out)) is None:
+            return None
         kwargs = {k: v for k, v in kwargs.items() if k != "out"}
     try:
-        result = function(contract, *[x.detach() if isinstance(x, torch.Tensor) else x for x in args], **kwargs)
+        result = function(contract, *found, **kwargs)
     except DTypeError as error:  # a TypeError, for which ``a @ b`` would blame the operands' classes instead
         raise ContractError(error.what, limit=error.limit, value=error.value, nearest=error.nearest) from error
     if out is None:

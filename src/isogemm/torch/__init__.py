@@ -6,7 +6,7 @@ Needs torch (``pip install 'isogemm[torch]'``), which ``import isogemm`` alone n
 from __future__ import annotations
 
 from . import batching as batching  # registers the rules for vmap
-from . import functional, ops
+from . import functional, ops, reductions
 from .functional import addmm, baddbmm, bmm, grouped, linear, mm
 from .modules import Conversion, Linear, convert, use_main_grad
 
@@ -22,5 +22,6 @@ __all__ = [
     "linear",
     "mm",
     "ops",
+    "reductions",
     "use_main_grad",
 ]

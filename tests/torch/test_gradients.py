@@ -272,6 +272,13 @@ def test_main_grad_compiled(backend):
         assert_same(got, want)
 
 
+def test_torch_sees_that_a_buffer_was_written():
+    x, w, buffer = leaf(values((5, 20))), leaf(values((7, 20))), torch.zeros(7, 20)
+    version = buffer._version
+    iso.linear(x, w, main_grad=buffer).sum().backward()
+    assert buffer._version > version
+
+
 def test_buffers_that_do_not_fit_are_refused():
     x, w, bias = leaf(values((5, 20))), leaf(values((7, 20))), leaf(values((7,)))
     good = torch.zeros(7, 20)

@@ -213,11 +213,14 @@ def test_what_is_refused_is_refused_clearly():
     assert iso.mm(a.to("meta"), b.to("meta")).shape == (5, 7)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own
 def test_a_trace_records_the_product():
     a, b = tensor((5, 40), seed=1), tensor((40, 7), seed=2)
     made = torch.fx.experimental.proxy_tensor.make_fx(lambda a, b: iso.mm(a, b))(a, b)
     assert "isogemm.mm" in made.code
     assert_same(array(made(2 * a, b)), array(iso.mm(2 * a, b)))
+    scripted = torch.jit.trace(lambda a, b: iso.mm(a, b), (a, b), check_trace=False)
+    assert_same(array(scripted(2 * a, b)), array(iso.mm(2 * a, b)))
     exported = torch.export.export(iso.Linear(40, 7), (a,)).module()
     assert "isogemm.linear" in exported.code
 
@@ -237,6 +240,17 @@ def test_autocast(compiled):
     assert x.grad.dtype is w.grad.dtype is bias.grad.dtype is torch.float32
     with torch.autocast("cpu", enabled=False):
         assert iso.linear(x, w, bias).dtype is torch.float32
+
+
+def test_autocast_of_every_product():
+    a, b, c = tensor((5, 40), seed=1), tensor((40, 7), seed=2), tensor((5, 7), seed=3)
+    na, nb, nc = array(a).astype(BF16), array(b).astype(BF16), array(c)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(array(iso.mm(a, b)), product(na, nb))
+        assert_same(array(iso.bmm(a[None], b[None]))[0], product(na, nb))
+        assert_same(array(iso.addmm(c, a, b)), product(na, nb, c=nc, beta=1))
+        assert_same(array(iso.baddbmm(c[None], a[None], b[None]))[0], product(na, nb, c=nc, beta=1))
+        assert_same(array(iso.grouped([a], [b])[0]), product(na, nb))
 
 
 def test_threads():

@@ -155,7 +155,7 @@ def _grads_of(a: Tensor, b: Tensor, dy: Tensor, alpha: float, ctx: Any, needs: t
     return da, db
 
 
-def _sum_rows(dy: Tensor, scale: float, ctx: Any, dtype: Any) -> Tensor:
+def _sum_rows(dy: Tensor, ctx: Any, dtype: Any) -> Tensor:
     """ones [.., 1, m] @ dy [.., m, n], in the order of a weight's gradient.
 
     Under fma where the contract's arithmetic is not defined for the dtype of dy, as for a sum of sums.
@@ -163,7 +163,7 @@ def _sum_rows(dy: Tensor, scale: float, ctx: Any, dtype: Any) -> Tensor:
     ones = dy.new_ones(*dy.shape[:-2], 1, dy.shape[-2])
     defined = str(dy.dtype).removeprefix("torch.") in ctx.contract.operands
     contract = str(with_order(ctx.contract if defined else Contract(), ctx.grad_order))
-    return product(None, ones, dy, scale, 0.0, contract, ctx.grad_order, dtype)
+    return product(None, ones, dy, 1.0, 0.0, contract, ctx.grad_order, dtype)
 
 
 def _sum_to(dy: Tensor, shape: Any, scale: float, ctx: Any, dtype: Any) -> Tensor:
@@ -178,11 +178,11 @@ def _sum_to(dy: Tensor, shape: Any, scale: float, ctx: Any, dtype: Any) -> Tenso
             dy = dy.reshape(1, -1, dy.shape[-1])
         else:  # the batch is the sum's dimension
             dy = dy.flatten(1).unsqueeze(0)
-            dy = _sum_rows(dy, 1.0, ctx, torch.float32).reshape(1, *full[1:2], -1)
+            dy = _sum_rows(dy, ctx, torch.float32).reshape(1, *full[1:2], -1)
     if full[-2] == 1 and dy.shape[-2] != 1:
-        dy = _sum_rows(dy, 1.0, ctx, torch.float32)
+        dy = _sum_rows(dy, ctx, torch.float32)
     if full[-1] == 1 and dy.shape[-1] != 1:
-        dy = _sum_rows(dy.mT, 1.0, ctx, torch.float32).mT
+        dy = _sum_rows(dy.mT, ctx, torch.float32).mT
     return (dy if scale == 1 else dy * scale).reshape(shape).to(dtype)
 
 
@@ -260,7 +260,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
                 _accumulate(rows.mT, flat, ctx.main_grad, leaf)
         if ctx.needs_input_grad[2]:
             if ctx.bias_main_grad is None:
-                db = _sum_rows(rows, 1.0, ctx, ctx.bias_dtype).reshape(-1)
+                db = _sum_rows(rows, ctx, ctx.bias_dtype).reshape(-1)
             else:
                 _accumulate(rows.new_ones(1, rows.shape[0]), rows, ctx.bias_main_grad.unsqueeze(0), leaf)
         return dx, dw, db, *[None] * 5

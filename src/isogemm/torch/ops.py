@@ -75,6 +75,8 @@ def product(c: Tensor | None, a: Tensor, b: Tensor, alpha: float, beta: float, c
         call = api.gemm if a.dim() == 2 else api.gemm_strided_batched
         if c is None or beta == 0:
             return call(a, b, alpha=alpha, contract=contract or None, out_dtype=out_dtype)
+        if beta == 1 and c.dim() == 1 and c.shape[0] == b.shape[-1]:  # a bias: the same sum, and read once
+            return call(a, b, alpha=alpha, bias=c, contract=contract or None, out_dtype=out_dtype)
         c = c.expand(*a.shape[:-1], b.shape[-1])
         return call(a, b, c, alpha=alpha, beta=beta, contract=contract or None, out_dtype=out_dtype)
 
@@ -97,6 +99,7 @@ def walk(a: Tensor, b: Tensor, out: Tensor, contract: str) -> None:
     """The walk over K of a @ b, continued from the float32 values in `out`."""
     with torch.no_grad():
         api.gemm(a, b, out=out, contract=contract, accumulate=True)
+        torch.autograd.graph.increment_version(out)  # kernels write behind torch's back
 
 
 # The dispatcher drops trailing arguments that equal the schema's defaults: the bodies repeat them.

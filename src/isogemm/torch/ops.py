@@ -69,6 +69,10 @@ def with_order(contract: Contract, order: str = "chain") -> Contract:
 
 def product(c: Tensor | None, a: Tensor, b: Tensor, alpha: float, beta: float, contract: str, out_dtype: Any) -> Tensor:
     """alpha * a @ b + beta * c for matrices or equally long stacks of them, outside the gradient's graph."""
+    if contract == "fma/chain" and a.device.type == "cpu":
+        contract = ""  # the default there, whose calls are the shortest
+    if out_dtype is a.dtype:
+        out_dtype = None  # likewise
     with torch.no_grad():
         if alpha == 1 and (c is None or beta == 0) and a.dim() == b.dim() == 2:
             return api.matmul(a, b, contract=contract or None, out_dtype=out_dtype)

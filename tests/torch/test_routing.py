@@ -593,6 +593,42 @@ def test_subclasses_find_the_mode_for_their_own_products():
     assert same(y, gemm(a, b))
 
 
+def test_nested_tensors_are_routed():
+    layer = torch.nn.Linear(300, 20)
+    parts = [randn(3, 300), randn(2, 300)]
+    with invariant(LEAVES) as scope:
+        y = layer(torch.nested.nested_tensor(parts, layout=torch.jagged))
+    assert scope.routed.total() == 1
+    assert same(y.values(), gemm(torch.cat(parts), layer.weight.T, bias=layer.bias.detach()))
+
+
+def test_a_trace_inside_is_an_error_and_shapes_are_not():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    a, b = randn(9, 30), randn(30, 9)
+    for mode in ("real", "fake"):
+        with invariant(), pytest.raises(OptionError, match="trace"):
+            make_fx(lambda x, y: x @ y, tracing_mode=mode)(a, b)
+    with invariant(), FakeTensorMode() as fake:
+        assert (fake.from_tensor(a) @ fake.from_tensor(b)).shape == (9, 9)
+    with FakeTensorMode() as fake, invariant():
+        assert (fake.from_tensor(a) @ fake.from_tensor(b)).shape == (9, 9)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_exported_program_is_torchs_and_routed_where_it_runs():
+    layer, x = torch.nn.Linear(300, 20), randn(9, 300)
+    with invariant(LEAVES):
+        program = torch.export.export(layer, (x,)).module()
+    outside = program(x)
+    with invariant(LEAVES):
+        assert same(program(x), gemm(x, layer.weight.T, bias=layer.bias.detach()))
+    assert same(program(x), outside)
+    torch.compiler.reset()
+
+
 def test_vmap_is_routed():
     a, b = randn(5, 9, 300), randn(300, 20)
     with invariant(LEAVES) as scope:

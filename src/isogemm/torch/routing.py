@@ -45,12 +45,14 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         found = PRODUCTS.get(func)
+        if found is not None and (_infra(_KEYS.PROXY) is not None or _infra(_KEYS.FUNCTIONAL) is not None):
+            raise _compiled()  # a trace would take the product for a constant, or run later and elsewhere
+        if types and subclasses(types):  # their handlers first, which find this mode again for the products they make
+            return func(*args, **kwargs) if _infra(_KEYS.FAKE) is not None else NotImplemented
         if found is None:
             if func in _whole:
                 return self._other(func, args, kwargs)
             return func(*args, **kwargs)
-        if subclasses(types):  # their own handlers first, which find this mode again for the products that they make
-            return NotImplemented
         function, name = found
         result = replaced(function, name, self.contract, args, kwargs)
         if result is None:
@@ -104,6 +106,7 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]
         return result
 
 
+_infra, _KEYS = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
 _LINEAR = torch.nn.functional.linear
 _ATTENTION = torch.nn.functional.multi_head_attention_forward
 
@@ -134,7 +137,14 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Tensor:
     transposed activation folds alone and not in a batch, and a bfloat16 result would then depend on the batch.
     """
     x, w, bias = (*args, *(kwargs[k] for k in ("input", "weight", "bias") if k in kwargs), None)[:3]
-    if bias is None or bias.dim() != 1 or w.dim() != 2 or x.dim() == 2 or x.dtype not in DTYPES:
+    if (
+        type(x) is not torch.Tensor
+        or bias is None
+        or bias.dim() != 1
+        or w.dim() != 2
+        or x.dim() == 2
+        or x.dtype not in DTYPES
+    ):
         return func(*args, **kwargs)
     if x.shape[-1] != w.shape[1]:
         return func(*args, **kwargs)  # torch's own error
@@ -155,7 +165,7 @@ def _inside(gradients: Any) -> None:
 
 def _compiled() -> OptionError:
     return OptionError(
-        "torch.compile under isogemm.torch.invariant()",
+        "torch.compile, export or a trace under isogemm.torch.invariant()",
         limit="eager code: a compiler may merge products into kernels of its own",
         value="a function that is being compiled",
         nearest="isogemm.torch.convert(module), whose products a compiler keeps, outside of invariant()",

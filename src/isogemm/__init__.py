@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import contract as contract
     from . import forms as forms
     from . import lab as lab
+    from . import torch as torch
     from .api import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
     from .backends.cuda.pointers import PointerArray
     from .planner import Plan, plan
@@ -54,7 +55,7 @@ _HOMES = {
     "set_num_threads": ".threads",
 }
 # Not in __all__: a star import would load them.
-_MODULES = ("audit", "blas", "contract", "forms", "lab")
+_MODULES = ("audit", "blas", "contract", "forms", "lab", "torch")
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Readers of the core: nothing in the core imports them.
-READERS = {"audit", "cli", "demo", "lab", "models", "weights", "__main__"}
+READERS = {"audit", "cli", "demo", "lab", "models", "torch", "weights", "__main__"}
 
 
 def part(path: Path) -> str:

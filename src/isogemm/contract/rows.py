@@ -1,0 +1,262 @@
+"""What is computed along one row: norms, softmax, sums, gates and rotations, written to be read as their definition.
+
+A function here takes rows of float32 (to which bfloat16 and float16 convert exactly) and gives float32; `rounded`
+rounds once to the output's dtype. Every step is one float32 operation of IEEE 754, to nearest even, subnormals kept;
+``fma`` stands only where it is written. The order of every sum is that of `lane_sum`. So a result is a function of its
+own row, and of nothing else, on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..floating import ieee_defaults
+from ..jit import njit
+from . import arithmetic
+from .reference import canonical
+
+__all__ = [
+    "LANES",
+    "exp",
+    "lane_sum",
+    "layer_norm",
+    "log",
+    "log_softmax",
+    "mean",
+    "rms_norm",
+    "rope",
+    "rounded",
+    "sigmoid",
+    "silu_mul",
+    "softmax",
+    "sum_row",
+]
+
+Row = npt.NDArray[np.float32]
+P = ParamSpec("P")
+R = TypeVar("R")
+f32 = np.float32
+
+# Chains of a sum. One warp holds them as four numbers a thread, a CPU as 8 vectors of 16 or 16 vectors of 8; a row of
+# 4096 is 32 steps long, and its error grows with 32 + 7 roundings instead of 4096.
+LANES = 128
+
+# exp: x = k * ln 2 + r. ln 2 in two parts; k is the nearest integer of x / ln 2, found by adding and subtracting SHIFT.
+LOG2E, LN2_HIGH, LN2_LOW = (
+    f32(float.fromhex("0x1.715476p+0")),
+    f32(float.fromhex("0x1.62e430p-1")),
+    f32(float.fromhex("-0x1.05c610p-29")),
+)
+SHIFT = f32(12582912.0)  # 1.5 * 2**23
+# Outside, exp is 0 or infinite: below, less than half the smallest subnormal.
+EXP_LEAST, EXP_MOST = f32(-104.0), f32(float.fromhex("0x1.62e42ep+6"))
+# (exp(r) - 1 - r) / r**2 on |r| <= ln(2)/2, highest power first.
+EXP_TERMS = tuple(f32(c) for c in (
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
+))  # fmt: skip
+
+# log: s = 2**k * (1 + t), sqrt(1/2) <= 1 + t < sqrt(2). LOG_HIGH has trailing zeros, so that k * LOG_HIGH is exact.
+SQRT_HALF = 0x3F3504F3
+LOG_HIGH, LOG_LOW = f32(0.693359375), f32(-2.12194440e-4)
+# (log(1 + t) - t + t**2 / 2) / t**3, highest power first.
+LOG_TERMS = tuple(f32(c) for c in (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+))  # fmt: skip
+
+
+@njit
+def _fma_each(x, y, z, out):  # type: ignore[no-untyped-def]
+    for i in range(out.size):
+        out[i] = arithmetic.fma(x[i], y[i], z[i])
+
+
+def _fma(x: Any, y: Any, z: Any) -> Row:
+    """x * y + z for each element, rounded once."""
+    shape = np.broadcast_shapes(*map(np.shape, (x, y, z)))
+    out = np.empty(shape, np.float32)
+    _fma_each(*(np.array(np.broadcast_to(a, shape), np.float32).reshape(-1) for a in (x, y, z)), out.reshape(-1))
+    return out
+
+
+def _pinned(function: Callable[P, R]) -> Callable[P, R]:
+    """IEEE defaults inside, and no warnings about what IEEE defines."""
+
+    @wraps(function)
+    def inside(*args: P.args, **options: P.kwargs) -> R:
+        with ieee_defaults(), np.errstate(all="ignore"):
+            return function(*args, **options)
+
+    return inside
+
+
+@_pinned
+def exp(x: Any) -> Row:
+    """e**x for each element: at most 1 unit in the last place away, +0 below -104, infinite above 88.7228.
+
+    1. ``k = fma(x, LOG2E, SHIFT) - SHIFT``
+    2. ``r = fma(k, -LN2_HIGH, x)``, ``r = fma(k, -LN2_LOW, r)``
+    3. ``p = EXP_TERMS`` by Horner's rule in fma, ``y = fma(p, r * r, r) + 1``
+    4. ``y * 2**h * 2**(k - h)`` with ``h = floor(k / 2)``: the first product is exact, the second rounds once where
+       the result is subnormal
+    """
+    x = np.asarray(x, np.float32)
+    inside = np.where((x >= EXP_LEAST) & (x <= EXP_MOST), x, f32(0))
+    k = _fma(inside, LOG2E, SHIFT) - SHIFT
+    r = _fma(k, -LN2_HIGH, inside)
+    r = _fma(k, -LN2_LOW, r)
+    p = np.full_like(r, EXP_TERMS[0])
+    for term in EXP_TERMS[1:]:
+        p = _fma(p, r, term)
+    y = _fma(p, r * r, r) + f32(1)
+    half = np.floor(k * f32(0.5))
+    y = np.ldexp(np.ldexp(y, half.astype(np.int32)), (k - half).astype(np.int32))
+    y = np.where(x < EXP_LEAST, f32(0), np.where(x > EXP_MOST, f32(np.inf), y))
+    return np.where(np.isnan(x), x, y).astype(np.float32)
+
+
+@_pinned
+def log(s: Any) -> Row:
+    """log(s) for each element, normal and positive (elsewhere nothing is defined but NaN, which stays).
+
+    1. ``s = 2**k * (1 + t)``, exactly
+    2. ``z = t * t``, ``p = LOG_TERMS`` by Horner's rule in fma, ``y = (t * z) * p``
+    3. ``y = fma(k, LOG_LOW, y)``, ``y = fma(-0.5, z, y)``, ``fma(k, LOG_HIGH, t + y)``
+    """
+    s = np.asarray(s, np.float32)
+    offset = s.view(np.int32) - np.int32(SQRT_HALF)
+    k = (offset >> 23).astype(np.float32)
+    t = ((offset & 0x7FFFFF) + np.int32(SQRT_HALF)).astype(np.int32).view(np.float32) - f32(1)
+    z = t * t
+    p = np.full_like(t, LOG_TERMS[0])
+    for term in LOG_TERMS[1:]:
+        p = _fma(p, t, term)
+    y = _fma(k, LOG_LOW, (t * z) * p)
+    y = _fma(f32(-0.5), z, y)
+    return np.where(np.isnan(s), s, _fma(k, LOG_HIGH, t + y)).astype(np.float32)
+
+
+def _lanes(row: Row) -> Row:
+    """[steps, LANES]: element i of the row in lane ``i % LANES``, +0 behind the end."""
+    steps = -(-row.size // LANES)
+    padded = np.zeros(steps * LANES, np.float32)
+    padded[: row.size] = row
+    return padded.reshape(steps, LANES)
+
+
+def _meet(lanes: Row) -> np.float32:
+    """Lanes l and l + 64 are added, then l and l + 32, and so on to the last two."""
+    while lanes.size > 1:
+        half = lanes.size // 2
+        lanes = lanes[:half] + lanes[half:]
+    return np.float32(lanes[0])
+
+
+@_pinned
+def lane_sum(row: Row) -> np.float32:
+    """The sum of a row: each lane is a chain of additions from +0, and lanes meet in a binary tree.
+
+    Zeros behind the row change nothing: no lane is ever -0.
+    """
+    lanes = np.zeros(LANES, np.float32)
+    for step in _lanes(row):
+        lanes = lanes + step
+    return _meet(lanes)
+
+
+@_pinned
+def _sum_of_squares(row: Row) -> np.float32:
+    """As `lane_sum`, each lane ``fma(x, x, lane)``."""
+    lanes = np.zeros(LANES, np.float32)
+    for step in _lanes(row):
+        lanes = _fma(step, step, lanes)
+    return _meet(lanes)
+
+
+@_pinned
+def sum_row(row: Row) -> Row:
+    """[lane_sum(row)]; +0 for an empty row."""
+    return np.array([lane_sum(row)])
+
+
+@_pinned
+def mean(row: Row) -> Row:
+    """[lane_sum(row) / n]; NaN for an empty row."""
+    return np.array([lane_sum(row) / f32(row.size)])
+
+
+@_pinned
+def rms_norm(row: Row, weight: Row | None = None, eps: float = 1e-6) -> Row:
+    """``v = sum_of_squares / n + eps``, ``r = 1 / sqrt(v)``, ``(x * r) * weight``; without a weight, ``x * r``."""
+    r = f32(1) / np.sqrt(_sum_of_squares(row) / f32(row.size) + f32(eps))
+    y: Row = row * r
+    return y if weight is None else y * weight
+
+
+@_pinned
+def layer_norm(row: Row, weight: Row | None = None, bias: Row | None = None, eps: float = 1e-5) -> Row:
+    """``d = x - lane_sum(x) / n``, ``v = sum_of_squares(d) / n + eps``, ``(d * (1 / sqrt(v))) * weight + bias``.
+
+    The product and the sum with the bias round separately; what is absent is left out.
+    """
+    d = row - lane_sum(row) / f32(row.size)
+    y: Row = d * (f32(1) / np.sqrt(_sum_of_squares(d) / f32(row.size) + f32(eps)))
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _largest(row: Row) -> np.float32:
+    """The largest element that is no NaN, -inf without one. Whether a zero is +0 or -0 reaches no result."""
+    return np.float32(np.max(row[~np.isnan(row)], initial=-np.inf))
+
+
+@_pinned
+def softmax(row: Row) -> Row:
+    """``e = exp(x - largest)``, ``e / lane_sum(e)``. Elements of -inf behind the row change nothing before them."""
+    e = exp(row - _largest(row))
+    return e / lane_sum(e)
+
+
+@_pinned
+def log_softmax(row: Row) -> Row:
+    """``d = x - largest``, ``d - log(lane_sum(exp(d)))``."""
+    d = row - _largest(row)
+    return d - log(lane_sum(exp(d)))
+
+
+@_pinned
+def silu_mul(row: Row, other: Row) -> Row:
+    """``(x / (1 + exp(-x))) * y`` for each element."""
+    return row / (f32(1) + exp(-row)) * other
+
+
+@_pinned
+def sigmoid(row: Row) -> Row:
+    """``1 / (1 + exp(-x))`` for each element."""
+    return f32(1) / (f32(1) + exp(-row))
+
+
+@_pinned
+def rope(row: Row, cos: Row, sin: Row, interleaved: bool = False) -> Row:
+    """Pairs (a, b) of a row become ``(a * cos - b * sin, b * cos + a * sin)``, each product and sum rounded.
+
+    Pair j is (x[j], x[j + n/2]), or (x[2j], x[2j + 1]) when `interleaved`.
+    """
+    half = row.size // 2
+    first, second = (np.s_[0::2], np.s_[1::2]) if interleaved else (np.s_[:half], np.s_[half:])
+    a, b = row[first], row[second]
+    out = np.empty_like(row)
+    out[first] = a * cos - b * sin
+    out[second] = b * cos + a * sin
+    return out
+
+
+@_pinned
+def rounded(values: Row, dtype: Any) -> npt.NDArray[Any]:
+    """Rounded once to `dtype`, to nearest even; every NaN is the canonical one."""
+    return canonical(values.astype(np.dtype(dtype)))

@@ -1,0 +1,210 @@
+"""What a real run of a model does under `isogemm.torch.invariant`: every operator, and whether it may see the batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..contract.spec import ContractLike
+from .products import PRODUCTS, contained, operands
+from .routing import _pushed, invariant, is_composite, subclasses
+
+__all__ = ["Coverage", "Row", "coverage"]
+
+ROUTED, ELEMENTWISE, NOT_ROUTED = "routed", "elementwise", "not routed"
+
+# Operators that move, make or compare numbers and add none: by name, without an underscore at the end.
+_MOVING = (
+    "_local_scalar_dense _reshape_copy _to_copy _unsafe_view all amax amin aminmax any arange argmax "
+    "argmin argsort bucketize cat clone constant_pad_nd copy cummax cummin detach diagonal_backward "
+    "embedding empty empty_like empty_permuted empty_strided equal eye fill flip full full_like gather "
+    "glu glu_backward index index_copy index_fill index_select is_same_size item kthvalue lift_fresh "
+    "lift_fresh_copy linspace masked_fill masked_scatter masked_select max median min new_empty "
+    "new_empty_strided new_full new_ones new_zeros nonzero one_hot ones ones_like pin_memory repeat "
+    "repeat_interleave resize roll scalar_tensor scatter searchsorted select_backward select_scatter set "
+    "slice_backward slice_scatter sort split split_with_sizes_copy stack topk tril tril_indices triu "
+    "triu_indices unfold_copy where zero zeros zeros_like"
+)
+_MOVES = frozenset(_MOVING.split())
+_DRAWING = (
+    "_fused_dropout bernoulli dropout exponential multinomial native_dropout normal normal_functional "
+    "rand rand_like randint randint_like randn randn_like random randperm uniform"
+)
+_RANDOM = frozenset(_DRAWING.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operator with one dtype in one phase.
+
+    Attributes
+    ----------
+    op : str
+        Its name with the overload: ``aten.addmm.default``.
+    dtype : str
+        Of its first tensor operand, or of its result where it has none.
+    phase : {"forward", "backward"}
+        Whether one of autograd's nodes called it.
+    status : {"routed", "elementwise", "not routed"}
+        Computed by isogemm; row-wise safe (it adds nothing up, or exactly); a product or a reduction of torch's, or
+        an operator that this list does not know, that may depend on the batch.
+    count : int
+        Calls.
+    why : str
+        What the status rests on.
+    """
+
+    op: str
+    dtype: str
+    phase: str
+    status: str
+    count: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The operators of one run; prints as a table.
+
+    Attributes
+    ----------
+    rows : tuple of Row
+        Those that are not routed first, then by count.
+    """
+
+    rows: tuple[Row, ...]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    @property
+    def not_routed(self) -> tuple[Row, ...]:
+        """What may depend on the batch."""
+        return tuple(row for row in self.rows if row.status == NOT_ROUTED)
+
+    def count(self, status: str) -> int:
+        """Calls with a status."""
+        return sum(row.count for row in self.rows if row.status == status)
+
+    def as_data(self) -> list[dict[str, Any]]:
+        """The rows as plain dictionaries, for JSON."""
+        return [asdict(row) for row in self.rows]
+
+    def __str__(self) -> str:
+        head = ("op", "dtype", "phase", "count", "status", "why")
+        body = [(r.op, r.dtype, r.phase, str(r.count), r.status, r.why) for r in self.rows]
+        widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in (head, *body)
+        ]
+        totals = ", ".join(f"{self.count(status)} {status}" for status in (ROUTED, ELEMENTWISE, NOT_ROUTED))
+        return "\n".join([*lines, f"calls: {totals}"])
+
+
+def coverage(
+    model_or_function: Callable[..., Any],
+    *inputs: Any,
+    contract: ContractLike | None = None,
+    backward: bool = False,
+    **options: Any,
+) -> Coverage:
+    """Run a model once under `isogemm.torch.invariant` and list what it calls, with each operator's status.
+
+    Parameters
+    ----------
+    model_or_function : callable
+        Called with `inputs` and `options`, in the caller's grad and inference modes.
+    contract : Contract or str, optional
+        As in `isogemm.torch.invariant`.
+    backward : bool
+        Differentiate the floating-point results too, with respect to the module's parameters and to the inputs that
+        require grad; no ``.grad`` is written. (A function may also call ``backward()`` itself.)
+
+    Returns
+    -------
+    Coverage
+
+    Raises
+    ------
+    ContractError
+        As `isogemm.torch.invariant`. Errors of the model pass through.
+    """
+    with invariant(contract) as scope:
+        recorder = _Recorder(scope)
+        with _pushed(recorder):
+            results = model_or_function(*inputs, **options)
+            if backward:
+                _differentiate(model_or_function, [*inputs, *options.values()], results)
+    rows = [Row(op, dtype, phase, status, n, why) for (op, dtype, phase, status, why), n in recorder.calls.items()]
+    rows.sort(key=lambda row: (row.status != NOT_ROUTED, row.status != ROUTED, -row.count, row.op))
+    return Coverage(tuple(rows))
+
+
+def _differentiate(model: Any, inputs: list[Any], results: Any) -> None:
+    found = [
+        x for x in torch.utils._pytree.tree_leaves(results) if isinstance(x, torch.Tensor) and x.grad_fn is not None
+    ]
+    leaves = [p for p in getattr(model, "parameters", tuple)() if p.requires_grad]
+    leaves += [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+    if found and leaves:
+        with torch.no_grad():
+            ones = [torch.ones_like(x) for x in found]
+        torch.autograd.grad(found, leaves, ones, allow_unused=True)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Sees every operator before the products' mode does."""
+
+    def __init__(self, scope: invariant) -> None:
+        super().__init__()
+        self.scope = scope
+        self.calls: Counter[tuple[str, str, str, str, str]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if subclasses(types):
+            return NotImplemented
+        if func not in PRODUCTS and func.namespace == "aten" and is_composite(func):
+            with _pushed(self):
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        before = self.scope.routed.total()
+        result = func(*args, **kwargs)
+        routed = self.scope.routed.total() != before  # what happened, not what was to be expected
+        tensors = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        shown = operands((*tensors, result))[:1]
+        dtype = str(shown[0].dtype).removeprefix("torch.") if shown else "-"
+        phase = "forward" if torch._C._current_autograd_node() is None else "backward"
+        self.calls[(str(func), dtype, phase, *_status(func, routed, tensors))] += 1
+        return result
+
+
+def _status(func: Any, routed: bool, tensors: list[Any]) -> tuple[str, str]:
+    """A call's status and what it rests on. What is not known to be safe is not routed."""
+    name = func._overloadpacket.__name__
+    exact = bool(tensors) and not any(x.is_floating_point() or x.is_complex() for x in tensors)
+    if func.namespace == "isogemm":
+        return ROUTED, "isogemm's own operator"
+    if func.namespace != "aten":
+        return NOT_ROUTED, "unknown: not an operator of torch's"
+    if func in PRODUCTS:
+        if routed:
+            return ROUTED, "product"
+        return NOT_ROUTED, "product, exact in integers" if exact else "product of a dtype or layout isogemm has not"
+    if contained(name):
+        return NOT_ROUTED, "product inside the operator"
+    if name.rstrip("_") in _RANDOM or torch.Tag.nondeterministic_seeded in func.tags:
+        return NOT_ROUTED, "random numbers, drawn by position"
+    if func.is_view or name.rstrip("_") in _MOVES:
+        return ELEMENTWISE, "moves or compares"
+    if torch.Tag.pointwise in func.tags:
+        return ELEMENTWISE, "elementwise"
+    if exact:
+        return ELEMENTWISE, "exact in integers"
+    return NOT_ROUTED, "reduction, or unknown"

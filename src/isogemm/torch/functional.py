@@ -1,0 +1,232 @@
+"""Products for torch with gradients: the calls that a model makes.
+
+Eager calls go straight to `isogemm`'s kernels; under torch.compile and function transforms they are the operators of
+`isogemm.torch.ops`, with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..contract.spec import ContractLike
+from ..errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
+from . import backward
+from .ops import Tensor
+
+__all__ = ["addmm", "baddbmm", "bmm", "grouped", "linear", "mm"]
+
+
+def mm(
+    a: Tensor,
+    b: Tensor,
+    *,
+    contract: ContractLike | None = None,
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> Tensor:
+    """a @ b for matrices.
+
+    Parameters
+    ----------
+    a, b : tensor [m, k] and [k, n]
+        float32, bfloat16 or float16 of any strides, on the CPU or a CUDA device. Under autocast, float32 becomes
+        autocast's dtype.
+    contract : Contract or str, optional
+        Of the forward product; by default as in `isogemm.matmul`.
+    grad_order : str
+        Order of db = a.T @ dy. da = dy @ b.T is a chain. Both have the forward's arithmetic.
+    out_dtype : torch.dtype, optional
+        By default that of `a`.
+
+    Returns
+    -------
+    tensor [m, n]
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, LimitError, ContractError, DeviceError
+        Nothing was computed.
+
+    Determinism
+    -----------
+    A row of the result and of da depends on that row alone. db is the same after rows of zeros.
+    """
+    _check_dims("mm", 2, a=a, b=b)
+    a, b = _autocast(a, b)
+    return backward.product(None, a, b, 1.0, 0.0, _text(contract), grad_order, out_dtype)
+
+
+def bmm(
+    a: Tensor,
+    b: Tensor,
+    *,
+    contract: ContractLike | None = None,
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> Tensor:
+    """a[i] @ b[i] for stacks of matrices [batch, m, k] and [batch, k, n]; an expanded operand copies nothing.
+
+    Parameters, errors and determinism as in `mm`, item by item.
+    """
+    _check_dims("bmm", 3, a=a, b=b)
+    a, b = _autocast(a, b)
+    return backward.product(None, a, b, 1.0, 0.0, _text(contract), grad_order, out_dtype)
+
+
+def addmm(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: float = 1.0,
+    alpha: float = 1.0,
+    contract: ContractLike | None = None,
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> Tensor:
+    """alpha * a @ b + beta * c, with `c` broadcast to the product [m, n], in float32 and rounded once.
+
+    Parameters, errors and determinism as in `mm`. dc is beta * dy, summed in `grad_order` where c was broadcast;
+    `beta` = 0 never reads c. Autocast leaves c as it is.
+    """
+    _check_dims("addmm", 2, a=a, b=b)
+    a, b = _autocast(a, b)
+    return backward.product(c, a, b, float(alpha), float(beta), _text(contract), grad_order, out_dtype)
+
+
+def baddbmm(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: float = 1.0,
+    alpha: float = 1.0,
+    contract: ContractLike | None = None,
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> Tensor:
+    """`addmm` on each item of stacks; `c` is broadcast to [batch, m, n]."""
+    _check_dims("baddbmm", 3, a=a, b=b)
+    a, b = _autocast(a, b)
+    return backward.product(c, a, b, float(alpha), float(beta), _text(contract), grad_order, out_dtype)
+
+
+def linear(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    contract: ContractLike | None = None,
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+    main_grad: Tensor | None = None,
+    bias_main_grad: Tensor | None = None,
+) -> Tensor:
+    """x @ w.T + bias for x [..., k] and w [n, k].
+
+    Parameters
+    ----------
+    x, w, bias : tensor [..., k], [n, k] and [n]
+        Under autocast, x and w take autocast's dtype; the bias is added in float32 as it is.
+    contract, grad_order, out_dtype
+        As in `mm`: dx is a chain; dw = dy.T @ x and dbias = ones @ dy walk the rows in `grad_order`.
+    main_grad, bias_main_grad : float32 tensor [n, k] and [n], optional
+        The backward pass continues the walk over rows from these values and writes the sums back, with no rounding
+        between micro-batches; w and bias then get no gradient of their own (``.grad`` stays as it was).
+
+    Returns
+    -------
+    tensor [..., n]
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, LimitError, ContractError, DeviceError
+        As `isogemm.linear`, and for a buffer that does not fit.
+    OptionError
+        `main_grad` with hooks on the parameter, which would not be called; in the backward pass, with create_graph.
+
+    Determinism
+    -----------
+    With `main_grad`, micro-batches of whole leaves leave the bits of the whole batch, in any division; with
+    ``grad_order="chain"`` micro-batches of whole blocks do (under ``fma``, of any size).
+    """
+    _check_buffer("main_grad", main_grad, w, contract, grad_order)
+    _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
+    x, w = _autocast(x, w)
+    return backward.linear(x, w, bias, _text(contract), grad_order, out_dtype, main_grad, bias_main_grad)
+
+
+def grouped(
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    *,
+    contract: ContractLike | None = None,
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> list[Tensor]:
+    """a[i] @ b[i] for lists of matrices whose sizes may differ: the experts of a mixture.
+
+    Parameters, errors and determinism as in `mm`, item by item. The same tensor may occur often; autograd then adds its
+    gradients up.
+    """
+    if len(a) != len(b):
+        raise ShapeError("items in b", limit="as many as in a", value=len(b), nearest=len(a))
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        _check_dims(f"grouped, item {i},", 2, a=x, b=y)
+    if not a:
+        return []
+    both = _autocast(*a, *b)
+    return backward.grouped(list(both[: len(a)]), list(both[len(a) :]), _text(contract), grad_order, out_dtype)
+
+
+def _text(contract: ContractLike | None) -> str:
+    return contract if isinstance(contract, str) else "" if contract is None else str(contract)
+
+
+def _check_dims(what: str, ndim: int, **operands: Tensor) -> None:
+    for name, x in operands.items():
+        if not isinstance(x, torch.Tensor):
+            raise DTypeError(f"{name} of {what}", limit="a tensor", value=type(x).__name__, nearest="torch.as_tensor")
+        if x.dim() != ndim:
+            nearest = "bmm or linear" if ndim == 2 else "mm, or x.expand"
+            raise ShapeError(f"dimensions of {name} in {what}", limit=ndim, value=x.dim(), nearest=nearest)
+
+
+def _autocast(*operands: Tensor) -> tuple[Tensor, ...]:
+    """Operands as autocast wants them for a product: float32 and half types in its dtype, others as they are."""
+    kind = operands[0].device.type
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return operands
+    dtype, half = torch.get_autocast_dtype(kind), (torch.float32, torch.bfloat16, torch.float16)
+    return tuple([x.to(dtype) if x.dtype in half else x for x in operands])
+
+
+def _check_buffer(name: str, buffer: Tensor | None, of: Tensor | None, contract: Any, grad_order: str) -> None:
+    """Raise unless a float32 buffer can take the gradient of a parameter."""
+    if buffer is None:
+        return
+    if of is None or buffer.shape != of.shape:
+        value, nearest = list(buffer.shape), None if of is None else list(of.shape)
+        raise ShapeError(f"shape of {name}", limit="that of its parameter", value=value, nearest=nearest)
+    if buffer.dtype != torch.float32:
+        raise DTypeError(f"dtype of {name}", limit="float32", value=buffer.dtype, nearest="torch.float32")
+    if buffer.device != of.device:
+        raise DeviceError(f"device of {name}", limit=of.device, value=buffer.device, nearest=of.device)
+    if buffer.requires_grad:
+        raise OptionError(name, limit="a plain buffer", value="requires_grad=True", nearest=f"{name}.detach()")
+    if not buffer.is_contiguous():
+        raise LayoutError(f"strides of {name}", limit="contiguous", value=buffer.stride(), nearest="torch.zeros_like")
+    if grad_order.startswith("tree"):
+        raise OptionError(
+            f"grad_order with {name}", limit="chain or leafL", value=grad_order, nearest="leaf4096, which has a total"
+        )
+    if of.requires_grad and (of._backward_hooks or of._post_accumulate_grad_hooks):
+        raise OptionError(
+            f"{name} of a parameter with hooks",
+            limit="no hooks: there is no gradient to call them with",
+            value="tensor hooks",
+            nearest=f"{name}=None, or no hooks",
+        )

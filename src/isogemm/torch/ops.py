@@ -1,0 +1,223 @@
+"""The products as torch operators: isogemm::mm, addmm, bmm, baddbmm, linear, grouped and walk_.
+
+An operator is what torch.compile, torch.export, vmap and dispatch modes see of a product. Each has the same body as the
+direct call (`product`, `linear`, `grouped`, `walk`) and a fake kernel; gradients are registered in
+`isogemm.torch.backward`, rules for vmap in `isogemm.torch.batching`. All take tensors of any strides and return new
+contiguous ones.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .. import api
+from ..contract.spec import Contract, Order, as_contract
+
+__all__ = ["grouped", "is_plain", "linear", "product", "resolved", "walk", "with_order"]
+
+Tensor = Any  # torch is untyped to mypy
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_OPTIONS = 'str contract="", str grad_order="leaf4096", ScalarType? out_dtype=None'
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether these are tensors with memory and nothing watches the call: then no operator is needed.
+
+    An operator's boundary costs tens of microseconds in eager mode. It is needed where something has to see the
+    product: a subclass (fake tensors among them), a dispatch mode, a function transform, forward-mode gradients,
+    a trace.
+    """
+    for x in tensors:
+        if x is not None and (type(x) not in _PLAIN or x.is_meta):
+            return False
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def resolved(contract: str, a: Tensor, b: Tensor) -> Contract:
+    """The contract of a product: the one asked for, or the default of the operands' device and dtypes."""
+    if contract:
+        return as_contract(contract)
+    if a.device.type != "cuda":
+        return Contract()
+    from ..backends.cuda.execute import default_contract
+
+    name = str(a.dtype).removeprefix("torch.") if a.dtype == b.dtype else "float32"
+    ordinal = torch.cuda.current_device() if a.device.index is None else a.device.index
+    return default_contract(ordinal, name)
+
+
+@lru_cache(maxsize=256)
+def with_order(contract: Contract, order: str = "chain") -> Contract:
+    """The contract of the same arithmetic with another order.
+
+    Raises
+    ------
+    ContractError
+        No such order, or a leaf that is no multiple of the arithmetic's block.
+    """
+    return Contract(contract.arithmetic, Order()) if order == "chain" else as_contract(f"{contract.arithmetic}/{order}")
+
+
+def product(c: Tensor | None, a: Tensor, b: Tensor, alpha: float, beta: float, contract: str, out_dtype: Any) -> Tensor:
+    """alpha * a @ b + beta * c for matrices or equally long stacks of them, outside the gradient's graph."""
+    if contract == "fma/chain" and a.device.type == "cpu":
+        contract = ""  # the default there, whose calls are the shortest
+    if out_dtype is a.dtype:
+        out_dtype = None  # likewise
+    with torch.no_grad():
+        if alpha == 1 and (c is None or beta == 0) and a.dim() == b.dim() == 2:
+            return api.matmul(a, b, contract=contract or None, out_dtype=out_dtype)
+        call = api.gemm if a.dim() == 2 else api.gemm_strided_batched
+        if c is None or beta == 0:
+            return call(a, b, alpha=alpha, contract=contract or None, out_dtype=out_dtype)
+        if beta == 1 and c.dim() == 1 and c.shape[0] == b.shape[-1]:  # a bias: the same sum, and read once
+            return call(a, b, alpha=alpha, bias=c, contract=contract or None, out_dtype=out_dtype)
+        c = c.expand(*a.shape[:-1], b.shape[-1])
+        return call(a, b, c, alpha=alpha, beta=beta, contract=contract or None, out_dtype=out_dtype)
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None, contract: str, out_dtype: Any) -> Tensor:
+    """x @ w.T + bias, outside the gradient's graph."""
+    with torch.no_grad():
+        return api.linear(x, w, bias, contract=contract or None, out_dtype=out_dtype)
+
+
+def grouped(a: list[Tensor], b: list[Tensor], contract: str, out_dtype: Any) -> list[Tensor]:
+    """a[i] @ b[i], outside the gradient's graph; memory of their own, as an operator's results must have."""
+    with torch.no_grad():
+        # Allocated one by one: an operator may not return views of one allocation.
+        outs = [x.new_empty(x.shape[0], y.shape[-1], dtype=out_dtype or x.dtype) for x, y in zip(a, b, strict=True)]
+        return list(api.gemm_grouped(a, b, out=outs, contract=contract or None, out_dtype=out_dtype))
+
+
+def walk(a: Tensor, b: Tensor, out: Tensor, contract: str) -> None:
+    """The walk over K of a @ b, continued from the float32 values in `out`."""
+    with torch.no_grad():
+        api.gemm(a, b, out=out, contract=contract, accumulate=True)
+        torch.autograd.graph.increment_version(out)  # kernels write behind torch's back
+
+
+# The dispatcher drops trailing arguments that equal the schema's defaults: the bodies repeat them.
+
+
+def _mm(
+    a: Tensor,
+    b: Tensor,
+    alpha: float = 1.0,
+    contract: str = "",
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> Tensor:
+    return product(None, a, b, alpha, 0.0, contract, out_dtype)
+
+
+def _addmm(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    contract: str = "",
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> Tensor:
+    return product(c, a, b, alpha, beta, contract, out_dtype)
+
+
+def _linear(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    contract: str = "",
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+    main_grad: Tensor | None = None,
+    bias_main_grad: Tensor | None = None,
+) -> Tensor:
+    return linear(x, w, bias, contract, out_dtype)
+
+
+def _grouped(a: list[Tensor], b: list[Tensor], contract: str, grad_order: str, out_dtype: Any) -> list[Tensor]:
+    return grouped(a, b, contract, out_dtype)
+
+
+def _fake_product(c: Tensor | None, a: Tensor, b: Tensor, contract: str, grad_order: str, out_dtype: Any) -> Tensor:
+    with_order(resolved(contract, a, b), grad_order)  # an unknown contract or order is an error while tracing
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"inner dimensions differ: {tuple(a.shape)} and {tuple(b.shape)}")
+    return a.new_empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype if out_dtype is None else out_dtype)
+
+
+def _fake_mm(
+    a: Tensor,
+    b: Tensor,
+    alpha: float = 1.0,
+    contract: str = "",
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> Tensor:
+    return _fake_product(None, a, b, contract, grad_order, out_dtype)
+
+
+def _fake_addmm(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    contract: str = "",
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> Tensor:
+    return _fake_product(c, a, b, contract, grad_order, out_dtype)
+
+
+def _fake_linear(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    contract: str = "",
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+    main_grad: Tensor | None = None,
+    bias_main_grad: Tensor | None = None,
+) -> Tensor:
+    return _fake_product(None, x, w.mT, contract, grad_order, out_dtype)
+
+
+def _fake_grouped(a: list[Tensor], b: list[Tensor], contract: str, grad_order: str, out_dtype: Any) -> list[Tensor]:
+    return [_fake_product(None, x, y, contract, grad_order, out_dtype) for x, y in zip(a, b, strict=True)]
+
+
+def _fake_walk(a: Tensor, b: Tensor, out: Tensor, contract: str) -> None:
+    torch._check(a.shape[1] == b.shape[0], lambda: f"inner dimensions differ: {tuple(a.shape)} and {tuple(b.shape)}")
+
+
+def _define(name: str, schema: str, body: Any, fake: Any, mutates: tuple[str, ...] = ()) -> Any:
+    op = torch.library.custom_op(f"isogemm::{name}", body, mutates_args=mutates, schema=schema)
+    op.register_fake(fake)
+    return op
+
+
+_MATRICES = f"(Tensor a, Tensor b, float alpha=1.0, {_OPTIONS}) -> Tensor"
+_WITH_C = f"(Tensor c, Tensor a, Tensor b, float alpha=1.0, float beta=1.0, {_OPTIONS}) -> Tensor"
+_LINEAR = f"(Tensor x, Tensor w, Tensor? bias, {_OPTIONS}, Tensor? main_grad=None, Tensor? bias_main_grad=None)"
+
+# No defaults: a gradient of lists has to have the structure of the arguments, of which the dispatcher drops defaults.
+_LISTS = "(Tensor[] a, Tensor[] b, str contract, str grad_order, ScalarType? out_dtype) -> Tensor[]"
+
+mm_op = _define("mm", _MATRICES, _mm, _fake_mm)
+bmm_op = _define("bmm", _MATRICES, _mm, _fake_mm)
+addmm_op = _define("addmm", _WITH_C, _addmm, _fake_addmm)
+baddbmm_op = _define("baddbmm", _WITH_C, _addmm, _fake_addmm)
+linear_op = _define("linear", f"{_LINEAR} -> Tensor", _linear, _fake_linear)
+grouped_op = _define("grouped", _LISTS, _grouped, _fake_grouped)
+walk_op = _define("walk_", "(Tensor a, Tensor b, Tensor(a!) out, str contract) -> ()", walk, _fake_walk, ("out",))

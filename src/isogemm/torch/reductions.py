@@ -1,0 +1,304 @@
+"""The rest of a transformer's forward pass, one row at a time in a pinned order, on torch tensors.
+
+Each function works along the last dimension, in float32, and rounds once to the output's dtype. A row of a result
+depends on the same row of the operands alone: not on how many rows there are, where it stands, on strides, threads or
+the processor's vector width. The executable definition, with the order of every step, is `isogemm.contract.rows`.
+
+Sums: element i of a row belongs to lane ``i % 128``; each lane is a chain of additions from +0 in ascending order, and
+lanes meet in a binary tree, l with l + 64 first. Every NaN of a result is the canonical one.
+
+Gradients of x are functions of their own row too. Those of a weight, a bias and an embedding's table are chains over
+the rows in ascending order from +0, or from a float32 buffer in the parameter's attribute ``main_grad``, which then
+takes the gradient in place of ``.grad``: so micro-batches of any sizes have the bits of one batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ShapeError
+from .row_calls import integers
+from .row_gradients import along
+
+__all__ = [
+    "embedding",
+    "layer_norm",
+    "log_softmax",
+    "mean",
+    "rms_norm",
+    "rope",
+    "rope_tables",
+    "silu_mul",
+    "softmax",
+    "sum",
+]
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_dtype: Any = None) -> Tensor:
+    """``x / sqrt(mean(x**2) + eps) * weight`` along the last dimension.
+
+    ``v = sum_of_squares / n + eps``, ``r = 1 / sqrt(v)``, ``(x * r) * weight``, every step rounded to float32; the sum
+    of squares has the module's order, each step ``fma(x, x, lane)``.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+        float32, bfloat16 or float16, any strides, on the CPU.
+    weight : Tensor, shape (n,), optional
+        Of any of the three dtypes.
+    eps : float
+        Rounded to float32.
+    out_dtype : dtype, optional
+        Default: that of `x`.
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ShapeError
+        `x` has no dimension, or `weight` does not have the length of a row.
+    DTypeError
+        An operand is not a tensor, or not of a supported dtype.
+    DeviceError
+        An operand is not on the CPU: these functions have no CUDA kernels yet.
+    OptionError
+        `eps` is negative or NaN.
+    """
+    return along("rms_norm", x, weight, eps=eps, out_dtype=out_dtype)
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out_dtype: Any = None,
+) -> Tensor:
+    """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` along the last dimension, with the biased variance.
+
+    ``d = x - sum / n``, ``v = sum_of_squares(d) / n + eps``, ``r = 1 / sqrt(v)``, ``(d * r) * weight + bias``, every
+    step rounded to float32.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+    weight, bias : Tensor, shape (n,), optional
+    eps : float
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`.
+    """
+    return along("layer_norm", x, weight, bias, eps=eps, out_dtype=out_dtype)
+
+
+def softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
+    """``exp(x - max) / sum(exp(x - max))`` along the last dimension.
+
+    exp is the pinned one of `isogemm.contract.rows`, within 1 unit in the last place. Elements of -inf behind the end
+    of a row (keys that a mask hides) change no bit before them; a row of nothing but -inf is NaN, as in torch.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`.
+    """
+    return along("softmax", x, out_dtype=out_dtype)
+
+
+def log_softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
+    """``d - log(sum(exp(d)))`` with ``d = x - max``, along the last dimension.
+
+    exp and log are the pinned ones of `isogemm.contract.rows`, within 1 unit in the last place.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`.
+    """
+    return along("log_softmax", x, out_dtype=out_dtype)
+
+
+def sum(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
+    """The sum over the last dimension, in the module's order; +0 where there is nothing to add.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+    keepdim : bool
+        Keep the last dimension, with one element.
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    Tensor, shape (...) or (..., 1)
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`.
+    """
+    return along("sum", x, keepdim=keepdim, out_dtype=out_dtype)
+
+
+def mean(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
+    """The sum over the last dimension, in the module's order, divided by its length; NaN where that is 0.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+    keepdim : bool
+        Keep the last dimension, with one element.
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    Tensor, shape (...) or (..., 1)
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`.
+    """
+    return along("mean", x, keepdim=keepdim, out_dtype=out_dtype)
+
+
+def silu_mul(x: Tensor, y: Tensor, *, out_dtype: Any = None) -> Tensor:
+    """``(x / (1 + exp(-x))) * y`` for each element: the gate of a SwiGLU block, rounded once.
+
+    exp is the pinned one of `isogemm.contract.rows`. Below x = -88.7, where ``exp(-x)`` overflows, the gate is -0.
+
+    Parameters
+    ----------
+    x, y : Tensor, shape (..., n)
+        Of one shape.
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`; also where the shapes differ.
+    """
+    return along("silu_mul", x, y, out_dtype=out_dtype)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, out_dtype: Any = None) -> Tensor:
+    """Rotary position embedding: pairs (a, b) of a row become ``(a * cos - b * sin, b * cos + a * sin)``.
+
+    Pair j is ``(x[j], x[j + n/2])``, as in Llama and Qwen checkpoints of the transformers package, or
+    ``(x[2j], x[2j + 1])`` when `interleaved`. Products and sums are each rounded to float32, without fma.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+        n is even.
+    cos, sin : Tensor
+        Broadcast to (..., n/2): for x of shape (batch, heads, tokens, n), tables of shape (tokens, n/2) will do. See
+        `rope_tables`. Of tables that hold every angle twice, take the first half: ``cos[..., : n // 2]``.
+    interleaved : bool
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`; also where n is odd, the tables do not fit, or they require grad.
+    """
+    return along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
+
+
+def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """cos and sin of ``position * theta**(-2 * j / n)`` for j below n/2, as `rope` takes them.
+
+    Angles are float64, each taken alone through the C library's functions, and rounded once to float32: a position's
+    row is the same in any table, on one machine. Across machines the C libraries have to agree.
+
+    Parameters
+    ----------
+    positions : Tensor of integers, shape (...)
+    n : int
+        Length of a head's row, even.
+    theta : float
+
+    Returns
+    -------
+    cos, sin : Tensor of float32, shape (..., n/2)
+
+    Raises
+    ------
+    ShapeError
+        `n` is odd or negative.
+    DTypeError
+        `positions` are no integers.
+    """
+    if n < 0 or n % 2:
+        raise ShapeError("n", limit="an even number", value=n, nearest=max(0, n + 1))
+    frequencies = [theta ** (-2.0 * j / n) for j in range(n // 2)]
+    known: dict[int, list[list[float]]] = {}
+    for p in integers("positions", positions).reshape(-1).tolist():
+        if p not in known:
+            known[p] = [[f(p * w) for w in frequencies] for f in (math.cos, math.sin)]
+    wanted = [known[p] for p in positions.reshape(-1).tolist()]
+    shape = (*positions.shape, n // 2)
+    cos, sin = (torch.tensor([w[i] for w in wanted], dtype=torch.float32).reshape(shape) for i in (0, 1))
+    return cos, sin
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """``weight[ids]``: rows copied, bit for bit.
+
+    Parameters
+    ----------
+    ids : Tensor of integers, shape (...)
+    weight : Tensor, shape (rows, n)
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    OptionError
+        An id is negative or not below the number of rows.
+    ShapeError, DTypeError, DeviceError
+        As `rms_norm`; also where `ids` are no integers or `weight` has not two dimensions.
+    """
+    return along("embedding", weight, ids)

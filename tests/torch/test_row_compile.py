@@ -1,0 +1,64 @@
+"""Operations along rows under torch.compile: one graph, the same bits, and no gradient that would go unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+reductions = pytest.importorskip("isogemm.torch.reductions")
+
+X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+COS, SIN = reductions.rope_tables(torch.arange(6), 40)
+CASES: dict[str, Callable[[Any], Any]] = {
+    "rms_norm": lambda x: reductions.rms_norm(x * 2, x[0], 1e-3),
+    "layer_norm": lambda x: reductions.layer_norm(x, None, x[1], 1e-3),
+    "softmax": lambda x: reductions.softmax(x.bfloat16()),
+    "log_softmax": lambda x: reductions.log_softmax(x),
+    "sum": lambda x: reductions.sum(x),
+    "mean": lambda x: reductions.mean(x, keepdim=True, out_dtype=torch.bfloat16),
+    "silu_mul": lambda x: reductions.silu_mul(x, x + 1),
+    "rope": lambda x: reductions.rope(x, COS, SIN),
+    "rope_interleaved": lambda x: reductions.rope(x.half(), COS, SIN, interleaved=True),
+    "embedding": lambda x: reductions.embedding(torch.tensor([[5, 0], [2, 2]]), x),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_graph_has_the_eager_bits(name):
+    with torch.no_grad():
+        got = torch.compile(CASES[name], fullgraph=True, backend="aot_eager")(X)
+    want = CASES[name](X)
+    assert got.dtype is want.dtype
+    assert torch.equal(got, want)
+
+
+def test_a_gradient_is_refused_loudly():
+    weight = torch.ones(40, requires_grad=True)
+
+    def loss(x: Any) -> Any:
+        return (reductions.rms_norm(x, weight) + weight).sum()
+
+    with pytest.raises(Exception, match="no autograd formula"):
+        torch.compile(loss, backend="eager")(X).backward()
+    loss(X).backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors", "flag"),
+    [("sum", [X], False), ("mean", [X], True), ("layer_norm", [X, None, X[0]], False), ("rope", [X, COS, SIN], True)],
+)
+def test_the_operator_keeps_the_rules(kind, tensors, flag):
+    checks = ("test_schema", "test_faketensor")
+    operator = torch.ops.isogemm.along_rows.default
+    torch.library.opcheck(operator, (kind, tensors, 1e-5, flag, None), test_utils=checks)

@@ -1,0 +1,136 @@
+"""Gradients of operations along rows: right, and with the same bits however a batch is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from isogemm.errors import ShapeError
+
+torch = pytest.importorskip("torch")
+reductions = pytest.importorskip("isogemm.torch.reductions")
+plain = torch.nn.functional
+
+
+def drawn(*shape: int, seed: int, dtype: Any = torch.float32) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def rotated(x: Any, cos: Any, sin: Any) -> Any:
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+ROWS, N = 24, 50
+COS, SIN = drawn(ROWS, N // 2, seed=8), drawn(ROWS, N // 2, seed=9)
+# name: ours, torch's, and how many operands are (ROWS, N) and how many (N,).
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int, int]] = {
+    "rms_norm": (reductions.rms_norm, lambda x, w: plain.rms_norm(x, (N,), w, 1e-6), 1, 1),
+    "rms_norm alone": (reductions.rms_norm, lambda x: plain.rms_norm(x, (N,), None, 1e-6), 1, 0),
+    "layer_norm": (reductions.layer_norm, lambda x, w, b: plain.layer_norm(x, (N,), w, b), 1, 2),
+    "softmax": (reductions.softmax, lambda x: x.softmax(-1), 1, 0),
+    "log_softmax": (reductions.log_softmax, lambda x: x.log_softmax(-1), 1, 0),
+    "sum": (reductions.sum, lambda x: x.sum(-1), 1, 0),
+    "mean": (lambda x: reductions.mean(x, keepdim=True), lambda x: x.mean(-1, keepdim=True), 1, 0),
+    "silu_mul": (reductions.silu_mul, lambda x, y: plain.silu(x) * y, 2, 0),
+    "rope": (
+        lambda x: reductions.rope(x, COS[: len(x)], SIN[: len(x)]),
+        lambda x: rotated(x, COS[: len(x)].to(x.dtype), SIN[: len(x)].to(x.dtype)),
+        1,
+        0,
+    ),
+}
+
+
+def operands(name: str) -> list[Any]:
+    _, _, full, single = CASES[name]
+    shapes = [(ROWS, N)] * full + [(N,)] * single
+    return [drawn(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
+
+
+def gradients(function: Callable[..., Any], tensors: list[Any]) -> list[Any]:
+    out = function(*tensors)
+    dy = drawn(*out.shape, seed=99).to(out.dtype)
+    return list(torch.autograd.grad(out, tensors, dy))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_torchs_in_float64(name):
+    ours, theirs, _, _ = CASES[name]
+    tensors = operands(name)
+    want = gradients(theirs, [t.detach().double().requires_grad_() for t in tensors])
+    for got, exact in zip(gradients(ours, tensors), want, strict=True):
+        assert got.dtype is torch.float32
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cuts", [(1, 24), (7, 12, 24), tuple(range(1, 25))], ids=lambda c: f"{len(c)} batches")
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "softmax", "log_softmax", "silu_mul"])
+def test_micro_batches_have_the_bits_of_one_batch(name, cuts, dtype):
+    ours, _, full, _ = CASES[name]
+    tensors = [t.detach().to(dtype) for t in operands(name)]
+    dy = drawn(ROWS, N, seed=99, dtype=dtype)
+
+    def step(cuts: tuple[int, ...]) -> list[Any]:
+        parameters = [t.clone().requires_grad_() for t in tensors[full:]]
+        for p in parameters:
+            p.main_grad = torch.zeros(N)
+        found, first = [], 0
+        for last in cuts:
+            part = [t[first:last].clone().requires_grad_() for t in tensors[:full]]
+            ours(*part, *parameters).backward(dy[first:last])
+            found.append([p.grad for p in part])
+            first = last
+        assert all(p.grad is None for p in parameters)
+        return [torch.cat(grads) for grads in zip(*found, strict=True)] + [p.main_grad for p in parameters]
+
+    for got, want in zip(step(cuts), step((ROWS,)), strict=True):
+        assert got.any()
+        assert torch.equal(got, want)
+
+
+def test_a_buffer_takes_what_grad_would_have():
+    x, weight = operands("rms_norm")
+    reductions.rms_norm(x, weight).backward(drawn(ROWS, N, seed=99))
+    buffered = weight.detach().clone().requires_grad_()
+    buffered.main_grad = torch.zeros(N)
+    reductions.rms_norm(x, buffered).backward(drawn(ROWS, N, seed=99))
+    assert torch.equal(buffered.main_grad, weight.grad)
+    buffered.main_grad = torch.zeros(N, dtype=torch.float64)
+    with pytest.raises(ShapeError, match="main_grad"):
+        reductions.rms_norm(x, buffered).sum().backward()
+
+
+def test_embedding_adds_rows_in_order():
+    ids = torch.tensor([[3, 1, 3], [0, 3, 1]])
+    weight, dy = drawn(5, 4, seed=1).requires_grad_(), drawn(2, 3, 4, seed=2)
+    reductions.embedding(ids, weight).backward(dy)
+    flat = dy.reshape(6, 4)
+    assert torch.equal(weight.grad[3], (flat[0] + flat[2]) + flat[4])
+    assert not weight.grad[[2, 4]].any()
+    cut = weight.detach().clone().requires_grad_()
+    cut.main_grad = torch.zeros(5, 4)
+    for i in (0, 1):
+        reductions.embedding(ids[i], cut).backward(dy[i])
+    assert torch.equal(cut.main_grad, weight.grad)
+
+
+def test_interleaved_rotation_turns_back():
+    x = drawn(3, 6, seed=1).requires_grad_()
+    angle = drawn(3, 3, seed=2)
+    y = reductions.rope(x, angle.cos(), angle.sin(), interleaved=True)
+    (back,) = torch.autograd.grad(y, x, y.detach())  # a rotation's transpose is its inverse
+    torch.testing.assert_close(back, x.detach())
+
+
+def test_without_recording_nothing_is_recorded():
+    x, weight = operands("rms_norm")
+    with torch.no_grad():
+        quiet = reductions.rms_norm(x, weight)
+    recorded = reductions.rms_norm(x, weight)
+    assert quiet.grad_fn is None
+    assert recorded.grad_fn is not None
+    assert torch.equal(quiet, recorded.detach())

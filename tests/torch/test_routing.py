@@ -635,3 +635,10 @@ def test_vmap_is_routed():
         y = torch.func.vmap(lambda x: x @ b)(a)
     assert scope.routed.total() == 1
     assert same(y, torch.stack([gemm(x, b) for x in a]))
+
+
+def test_a_torch_that_cannot_give_its_kernels_back_is_left_alone(monkeypatch):
+    monkeypatch.delattr(torch.library, "get_kernel")
+    with pytest.raises(OptionError, match="get_kernel"):
+        isogemm.torch.enable()
+    assert not isogemm.torch.enabled()

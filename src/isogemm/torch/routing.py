@@ -340,13 +340,15 @@ def enable(contract: ContractLike | None = None) -> None:
     ------
     ContractError
         No such contract.
+    OptionError
+        This torch cannot give its own kernels back.
     """
     chosen = None if contract is None else as_contract(contract)
     with _Process.lock:
-        _Process.contract = chosen
         if _Process.library is None:
             _Process.library = _registered()
             torch.compiler.set_stance("force_eager")
+        _Process.contract = chosen
 
 
 def disable() -> None:
@@ -359,6 +361,13 @@ def disable() -> None:
 
 
 def _registered() -> Any:
+    if not hasattr(torch.library, "get_kernel"):  # torch's own kernels could not be reached any more
+        raise OptionError(
+            "isogemm.torch.enable()",
+            limit="a torch with torch.library.get_kernel",
+            value=f"torch {torch.__version__}",
+            nearest="with isogemm.torch.invariant():, or a newer torch",
+        )
     library = torch.library.Library("aten", "IMPL")
     keys = ["CPU", *(["CUDA"] if torch.cuda.is_available() else [])]
     for func, (function, name) in PRODUCTS.items():

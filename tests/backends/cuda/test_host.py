@@ -18,7 +18,7 @@ from isogemm.backends.cuda import front, pointers, workspace
 from isogemm.backends.cuda.device import Pointer
 from isogemm.backends.cuda.execute import strides_of
 from isogemm.backends.cuda.weight import DeviceWeight
-from isogemm.errors import DeviceError, LayoutError
+from isogemm.errors import DeviceError, LayoutError, ShapeError
 from isogemm.ghost import Device, Ghost, ghost
 
 pytestmark = pytest.mark.usefixtures("pretended")
@@ -530,3 +530,32 @@ def test_misaligned_memory():
     odd = ghost(0x7F0000000001, (2, 3), (12, 4), F32, FIRST)
     with pytest.raises(LayoutError, match="unaligned"):
         isogemm.matmul(odd, nowhere(values((3, 2))))
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((4,), None), ((4, 8, 2), None), ((4, 8), (8,)), ((), None)])
+def test_pointers_to_what_is_no_matrix_are_refused(shape, strides):
+    with pytest.raises(ShapeError, match="two: rows, columns"):
+        isogemm.PointerArray([4096], shape, strides=strides)
+
+
+def test_capture_is_asked_of_the_device_that_is_meant(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from isogemm.backends.cuda import device
+
+    current = [0]
+
+    class Switch:
+        def __init__(self, ordinal):
+            self.ordinal = ordinal
+
+        def __enter__(self):
+            self.before, current[0] = current[0], self.ordinal
+
+        def __exit__(self, *_):
+            current[0] = self.before
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", Switch)
+    monkeypatch.setattr(device, "_capture_getter", lambda: lambda: current[0] == 1)
+    assert [device.is_capturing(), device.is_capturing(0), device.is_capturing(1)] == [False, False, True]
+    assert current == [0]

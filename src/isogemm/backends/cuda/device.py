@@ -184,9 +184,14 @@ def current_stream(ordinal: int) -> int:
     return stream_getter()(ordinal)
 
 
-def is_capturing() -> bool:
-    """Whether torch's current stream is being captured into a CUDA graph."""
-    return _capture_getter()()
+def is_capturing(ordinal: int | None = None) -> bool:
+    """Whether torch's current stream of a device (of the current one) is being captured into a CUDA graph."""
+    import torch
+
+    if ordinal is None or torch.cuda.current_device() == ordinal:
+        return _capture_getter()()
+    with torch.cuda.device(ordinal):
+        return _capture_getter()()
 
 
 @functools.cache

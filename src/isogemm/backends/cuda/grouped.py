@@ -138,7 +138,7 @@ def _enqueue(items: Sequence[tuple[Product, Addresses]], config: str, device: in
     host = torch.empty(words.size, dtype=torch.int64, pin_memory=True)
     host.numpy()[:] = words
     table = host.to(torch.device("cuda", device), non_blocking=True)
-    if is_capturing():
+    if is_capturing(device):
         _kept.append(host)
     where = table.data_ptr()
     run = _bound(tuple(products), tile, device, programs)

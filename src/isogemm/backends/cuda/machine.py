@@ -42,7 +42,7 @@ class TorchMachine:
 
     def capturing(self) -> bool:
         """Whether torch's current stream is captured."""
-        return is_capturing()
+        return is_capturing(self.device)
 
     def put(self, flat: NDArray[Any]) -> Memory:
         """Copy words to the GPU."""

@@ -66,6 +66,11 @@ class PointerArray:
         found = as_dtype(dtype)
         if found not in DTYPES:
             raise DTypeError("dtype of pointers", limit=supported(str(dtype)), value=repr(dtype), nearest="float32")
+        for name, given in (("shape", shape), ("strides", strides)):
+            if given is not None and len(given) != 2:
+                raise ShapeError(
+                    f"{name} of pointers", limit="two: rows, columns", value=given, nearest=(*given, 1)[:2]
+                )
         rows, columns = (_size(x) for x in shape)
         self.shape, self.dtype = (rows, columns), found
         self.strides = (columns, 1) if strides is None else (operator.index(strides[0]), operator.index(strides[1]))

@@ -138,19 +138,25 @@ def record(folder: Path, seed: int) -> int:
             first = arrays.setdefault(f"{case.name}.out", bits)
             if (bits != first).any():
                 differences.setdefault(case.name, {})[tile] = int((bits != first).sum())
-    np.savez_compressed(folder / "hopper.npz", **arrays)
+    return save(folder, "hopper", arrays, instructions, seed, differences, names)
+
+
+def save(
+    folder: Path, stem: str, arrays: dict[str, Array], instructions: dict[str, collections.Counter[str]], seed: int,
+    differences: dict[str, dict[str, int]], names: list[str],
+) -> int:  # fmt: skip
+    """Write the vectors and what they were made with; 1 where tiles differ."""
+    np.savez_compressed(folder / f"{stem}.npz", **arrays)
     facts = {
-        "command": "python tools/golden_gpu.py --out tests/golden",
+        "command": f"python tools/{Path(sys.argv[0]).name} --out tests/golden",
         "date": datetime.date.today().isoformat(),
         "seed": seed,
-    }
-    facts |= machine()
-    facts |= {
+        **machine(),
         "tiles": {t: sorted(i) for t, i in instructions.items()},
         "tiles that differ": differences,
         "cases": names,
     }
-    (folder / "hopper.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (folder / f"{stem}.json").write_text(json.dumps(facts, indent=1) + "\n")
     print(f"{len(names)} cases; tiles differ in {len(differences)}: {differences}")
     return 1 if differences else 0
 

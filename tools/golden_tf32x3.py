@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import datetime
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from golden_cases import FP32, PLAN, Case, start
-from golden_gpu import machine, store, tf32_bits
+from golden_gpu import save, store, tf32_bits
 
 Array = Any
 SIZES = {7: (16, 16), 32: (16, 16), 100: (8, 16), 333: (8, 8), 2568: (4, 8)}
@@ -137,19 +135,7 @@ def record(folder: Path, seed: int) -> int:
             first = arrays.setdefault(f"{case.name}.out", bits)
             if (bits != first).any():
                 differences.setdefault(case.name, {})[tile] = int((bits != first).sum())
-    np.savez_compressed(folder / "tf32x3.npz", **arrays)
-    facts = {
-        "command": "python tools/golden_tf32x3.py --out tests/golden",
-        "date": datetime.date.today().isoformat(),
-        "seed": seed,
-        **machine(),
-        "tiles": {t: sorted(i) for t, i in instructions.items()},
-        "tiles that differ": differences,
-        "cases": names,
-    }
-    (folder / "tf32x3.json").write_text(json.dumps(facts, indent=1) + "\n")
-    print(f"{len(names)} cases; tiles differ in {len(differences)}: {differences}")
-    return 1 if differences else 0
+    return save(folder, "tf32x3", arrays, instructions, seed, differences, names)
 
 
 def check(seed: int, rounds: int) -> int:

@@ -93,7 +93,8 @@ def test_a_list_that_no_kernel_serves(state, capturing, error, monkeypatch):
     admissions = SimpleNamespace(
         verdict=lambda *_: Verdict(state), machine=SimpleNamespace(capturing=lambda: capturing)
     )
-    monkeypatch.setattr(choose, "chooser", lambda device: SimpleNamespace(admissions=admissions))
+    planner = SimpleNamespace(admissions=admissions, check_arithmetic=lambda contract: None)
+    monkeypatch.setattr(choose, "chooser", lambda device: planner)
     with pytest.raises(error, match="capturing" if error is DeviceError else "item by item"):
         grouped._admitted([P, P], 0)
 
@@ -157,3 +158,14 @@ def test_lines_are_only_prefetched_where_columns_of_b_hold_them():
     assert CHAIN.supports(product(1, 64, 512), config)
     assert not CHAIN.supports(product(1, 64, 504), config)
     assert not CHAIN.supports(replace(product(1, 64, 512), b=Strides(64, 1)), config)
+
+
+def test_lists_under_another_device_s_arithmetic_are_refused_like_single_products(monkeypatch):
+    from tests.planner.test_choose import chooser as fake_chooser
+
+    planner = fake_chooser()
+    planner.admissions._arithmetic = "tensor_core:sm90"
+    monkeypatch.setattr(choose, "chooser", lambda device: planner)
+    other = replace(P, contract=Contract.parse("tensor_core:native"))
+    with pytest.raises(ContractError, match="tensor_core:sm90, the arithmetic of its tensor cores"):
+        grouped.run_items([(other, Addresses(1, 2, 3))] * 2, 0, 0)

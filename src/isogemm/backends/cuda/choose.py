@@ -109,7 +109,7 @@ class Chooser:
         DeviceError
             While a graph is captured: kernels that could serve have not been admitted yet.
         """
-        self._check_arithmetic(product.contract)
+        self.check_arithmetic(product.contract)
         passed: list[str] = []
         waiting = False
         for candidate, verdict in self.judged(product):
@@ -128,7 +128,8 @@ class Chooser:
             passed.append(f"{name} [{config}]: {verdict.state} {verdict.detail}".rstrip())
         raise self._refusal(product, passed, waiting)
 
-    def _check_arithmetic(self, contract: Contract) -> None:
+    def check_arithmetic(self, contract: Contract) -> None:
+        """Raise `ContractError` for a tensor-core arithmetic that is not this device's."""
         if not contract.arithmetic.startswith("tensor_core:"):
             return
         own = self.admissions.arithmetic()

@@ -107,7 +107,9 @@ def _admitted(products: Sequence[Product], device: int) -> str:
     rows = sum(p.m for p in products) / len(products)
     table = FMA_CONFIGS if products[0].contract.arithmetic == "fma" else CONFIGS
     best = next(config for limit, config in table.items() if rows <= limit)
-    admissions = chooser(device).admissions
+    planner = chooser(device)
+    planner.check_arithmetic(products[0].contract)
+    admissions = planner.admissions
     verdicts = {}
     for config in dict.fromkeys((best, *table.values())):
         verdicts[config] = admissions.verdict(FAMILY.name, config, products[0])

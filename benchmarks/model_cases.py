@@ -1,0 +1,158 @@
+"""What is measured of whole models and of a training step, and the bars that the project has set itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+__all__ = ["QWEN3", "SUITES", "TINY", "TRAIN", "Bar", "Case", "Sizes", "cases", "select", "tiny"]
+
+Mode = Literal["eager", "graph", "compile", "compile-graph"]
+
+# The two models: a transformers configuration, and the layers of a larger one.
+QWEN3 = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+TRAIN = {"hidden": 2560, "intermediate": 9728, "query": 4096, "key": 1024, "tokens": 8192}
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
+COMPILED_LAYERS = 4
+
+LINEARS, ROUTED, WHOLE = "linears", "routed linears", "everything"
+GRAD, MAIN_GRAD = ".grad", "main_grad"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """The least speed of one of our variants relative to plain torch."""
+
+    variant: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.variant} ≥ {self.value:g} torch"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The models' sizes: `QWEN3` and `TRAIN`, or smaller ones for tests."""
+
+    model: dict[str, object] = field(default_factory=lambda: dict(QWEN3))
+    train: dict[str, int] = field(default_factory=lambda: dict(TRAIN))
+    dtype: str = "bfloat16"
+    leaf: str = "leaf4096"
+
+    @classmethod
+    def of_tests(cls) -> Sizes:
+        """What a CPU takes milliseconds for."""
+        train = {"hidden": 16, "intermediate": 48, "query": 32, "key": 16, "tokens": 64}
+        return cls(dict(TINY), train, leaf="leaf32")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measured situation; its words (`words`) are what ``--only`` selects by.
+
+    Attributes
+    ----------
+    suite : str
+        ``model``, ``train``, or ``compiled`` (the model with few layers: a compiler takes long).
+    phase : str
+        ``decode`` is one token of each row, with `context` keys; ``prefill`` is a prompt of `tokens`, of which the last
+        token's logits are computed; ``mlp`` and ``attention`` are a forward and backward pass of these layers.
+    mode : str
+        ``eager``, ``graph`` (a replayed CUDA graph), ``compile`` (torch.compile's default), or ``compile-graph`` (a
+        CUDA graph of the compiled function).
+    batch, tokens, context : int
+        Rows, new tokens of each, and keys in the cache, the new ones included.
+    layers : int
+        Of the model; 0 for all.
+    bars : tuple of Bar
+    """
+
+    suite: str
+    phase: str
+    mode: Mode
+    batch: int
+    tokens: int
+    context: int = 0
+    layers: int = 0
+    bars: tuple[Bar, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The case in words, unique among all cases."""
+        layers = (f"layers={self.layers}",) if self.layers else ()
+        return (self.suite, self.phase, self.mode, f"batch={self.batch}", f"tokens={self.tokens}", *layers)
+
+    @property
+    def name(self) -> str:
+        """`words` as one line."""
+        return " ".join(self.words)
+
+    @property
+    def count(self) -> int:
+        """New tokens of one call."""
+        return self.batch * self.tokens
+
+
+def _model() -> list[Case]:
+    eager = (Bar(LINEARS, 0.7), Bar(ROUTED, 0.7))
+    graph = (Bar(LINEARS, 0.95), Bar(ROUTED, 0.95), Bar(WHOLE, 0.8))
+    found = []
+    for mode, bars in (("graph", graph), ("eager", eager)):
+        found += [Case("model", "decode", mode, batch, 1, 1024, bars=bars) for batch in (1, 8, 64)]
+        found.append(Case("model", "prefill", mode, 1, 4096, 4096, bars=bars))
+    return found
+
+
+def _compiled() -> list[Case]:
+    modes: tuple[Mode, ...] = ("compile", "compile-graph")
+    return [Case("compiled", "decode", mode, 8, 1, 1024, COMPILED_LAYERS) for mode in modes]
+
+
+def _train() -> list[Case]:
+    bars, tokens = (Bar(GRAD, 0.97), Bar(MAIN_GRAD, 0.97)), TRAIN["tokens"]
+    modes: tuple[Mode, ...] = ("graph", "eager")
+    return [Case("train", phase, mode, 1, tokens, bars=bars) for phase in ("mlp", "attention") for mode in modes]
+
+
+SUITES = {"model": _model, "train": _train, "compiled": _compiled}  # compiling last: it may take long
+
+
+def cases(suites: Sequence[str]) -> list[Case]:
+    """Every case of some suites."""
+    return [case for suite in suites for case in SUITES[suite]()]
+
+
+def tiny(case: Case) -> Case:
+    """The same case at a size that a CPU takes milliseconds for."""
+    layers = min(case.layers, 1)
+    if case.suite == "train":
+        return replace(case, tokens=64)
+    if case.phase == "prefill":
+        return replace(case, tokens=24, context=24, layers=layers)
+    return replace(case, batch={1: 1, 8: 2, 64: 3}[case.batch], context=20, layers=layers)
+
+
+def select(all_cases: Sequence[Case], only: str) -> list[Case]:
+    """The cases that have every word of `only`."""
+    return [case for case in all_cases if set(only.split()) <= set(case.words)]

@@ -25,6 +25,7 @@ class Block(torch.nn.Module):
         self.up, self.down = torch.nn.Linear(width, 24), torch.nn.Linear(24, width, bias=False)
         self.again = self.down
         self.head = torch.nn.Linear(width, vocabulary, bias=False)
+        self.rest = torch.nn.Bilinear(2, 2, 2)
         self.head.weight = self.embed.weight
 
     def forward(self, tokens):
@@ -67,10 +68,11 @@ def test_convert_keeps_everything():
     expected, objects = model(tokens).detach(), dict(model.named_modules())
     report = iso.convert(model)
     assert report.module is model
-    assert report.converted == ("up", "down", "head")
-    assert report.left == {"embed": "Embedding is not a Linear"}
-    assert "converted 3 Linear modules, left 1" in str(report)
-    assert "embed" in str(report)
+    assert report.converted == ("embed", "norm", "up", "down", "head")
+    assert report.parts["linear"] == ("up", "down", "head")
+    assert report.left == {"rest": "Bilinear is not known here"}
+    assert "converted 3 linear, 1 norm, 1 embedding; left 1 modules" in str(report)
+    assert "rest: Bilinear" in str(report)
     assert all(module is objects[name] for name, module in model.named_modules())
     assert all(p is before[name] for name, p in model.named_parameters())
     assert list(model.state_dict()) == names
@@ -166,9 +168,15 @@ def test_what_cannot_be_converted_stops_all(make, why):
 
 def test_leave_takes_patterns():
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.nn.Linear(4, 4), Block())
-    report = iso.convert(model, leave=["0", "2.*p"])
+    report = iso.convert(model, parts=("linear",), leave=["0", "2.*p"])
     assert report.converted == ("1", "2.down", "2.head")
-    assert report.left == {"0.0": "in leave", "2.embed": "Embedding is not a Linear", "2.up": "in leave"}
+    assert report.left == {
+        "0.0": "in leave",
+        "2.embed": "embedding is not among the parts",
+        "2.norm": "norm is not among the parts",
+        "2.up": "in leave",
+        "2.rest": "Bilinear is not known here",
+    }
 
 
 def test_wrong_dtypes_change_nothing():

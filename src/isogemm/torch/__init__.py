@@ -9,17 +9,24 @@ from . import batching as batching  # registers the rules for vmap
 from . import functional, ops, reductions
 from .coverage import Coverage, coverage
 from .functional import addmm, baddbmm, bmm, grouped, linear, mm
-from .modules import Conversion, Linear, convert, use_main_grad
+from .layers import Embedding, LayerNorm, Linear, RMSNorm, SiLU
+from .main_grad import collect_main_grad, main_grads, use_main_grad
+from .modules import Conversion, convert
 from .routing import active, disable, enable, enabled, invariant
 
 __all__ = [
     "Conversion",
     "Coverage",
+    "Embedding",
+    "LayerNorm",
     "Linear",
+    "RMSNorm",
+    "SiLU",
     "active",
     "addmm",
     "baddbmm",
     "bmm",
+    "collect_main_grad",
     "convert",
     "coverage",
     "disable",
@@ -29,6 +36,7 @@ __all__ = [
     "grouped",
     "invariant",
     "linear",
+    "main_grads",
     "mm",
     "ops",
     "reductions",

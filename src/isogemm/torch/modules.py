@@ -1,88 +1,28 @@
-"""Linear layers: a module of our own, and a whole model's turned into it."""
+"""A whole model turned into one of isogemm's layers: everything that can be, or nothing and why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 
-from ..contract.spec import Contract, ContractLike, as_contract
+from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError
-from . import functional
-from .ops import with_order
+from . import layers_known
+from .layers import Converted, Linear, checked
+from .layers_known import Known
+from .main_grad import collect_main_grad, main_grads, use_main_grad
 
-__all__ = ["Conversion", "Linear", "convert", "use_main_grad"]
+__all__ = ["PARTS", "Conversion", "Linear", "collect_main_grad", "convert", "main_grads", "use_main_grad"]
+
+PARTS = ("linear", "norm", "embedding", "mlp", "attention", "rope")
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Modules of torch that read the weights of Linear modules inside them and never call those.
 _READS_WEIGHTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
-
-
-class Linear(torch.nn.Linear):  # type: ignore[misc]
-    """`torch.nn.Linear` computed by `isogemm.torch.linear`: the same parameters, initial values and state_dict.
-
-    Parameters
-    ----------
-    in_features, out_features, bias, device, dtype
-        As in torch.nn.Linear.
-    contract : Contract or str, optional
-        Of the forward product; by default that of the device and dtype.
-    grad_order : str
-        Order of the rows' sum in the gradients of weight and bias.
-
-    Raises
-    ------
-    ContractError
-        No such contract or order.
-
-    Determinism
-    -----------
-    As `isogemm.torch.linear`. A float32 buffer in the attribute ``main_grad`` of weight or bias (`use_main_grad`) takes
-    that parameter's gradient.
-    """
-
-    contract: Contract | None = None
-    grad_order = "leaf4096"
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        contract: ContractLike | None = None,
-        grad_order: str = "leaf4096",
-    ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype)
-        self.contract, self.grad_order = _checked(contract, grad_order)
-
-    def forward(self, input: Any) -> Any:
-        """input @ weight.T + bias."""
-        weight, bias = self.weight, self.bias
-        return functional.linear(
-            input,
-            weight,
-            bias,
-            contract=self.contract,
-            grad_order=self.grad_order,
-            main_grad=getattr(weight, "main_grad", None),
-            bias_main_grad=getattr(bias, "main_grad", None),
-        )
-
-    def extra_repr(self) -> str:
-        """torch's, and the contract."""
-        return f"{super().extra_repr()}, contract={self.contract or 'default'}, grad_order={self.grad_order}"
-
-
-def _checked(contract: ContractLike | None, grad_order: str) -> tuple[Contract | None, str]:
-    chosen = None if contract is None else as_contract(contract)
-    with_order(chosen or Contract(), grad_order)
-    return chosen, grad_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,38 +34,53 @@ class Conversion:
     module : torch.nn.Module
         The model itself.
     converted : tuple of str
-        Names of the Linear modules that are isogemm's now.
+        Names of the modules that are isogemm's now.
     left : dict of str to str
-        Names of other modules with weights of two or more dimensions, and why they are as they were. Their products, if
-        they make any, are torch's.
+        Names of other modules with weights, or with a part in a transformer, and why they are as they were. What they
+        compute is torch's.
+    parts : dict of str to tuple of str
+        Names of the converted modules by part; an attention module may be in two.
     """
 
     module: Any
     converted: tuple[str, ...]
     left: dict[str, str]
+    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"converted {len(self.converted)} Linear modules, left {len(self.left)} modules with weights"]
+        counts = ", ".join(f"{len(names)} {part}" for part, names in self.parts.items() if names) or "nothing"
+        lines = [f"converted {counts}; left {len(self.left)} modules"]
         return "\n".join([*lines, *(f"  {name or '(the model)'}: {why}" for name, why in self.left.items())])
 
 
 def convert(
     module: Any,
     *,
+    parts: Sequence[str] | str = PARTS,
     contract: ContractLike | None = None,
     grad_order: str = "leaf4096",
     leave: Sequence[str] = (),
 ) -> Conversion:
-    """Turn every `torch.nn.Linear` of a model into `isogemm.torch.Linear`, in place, or change nothing and say why.
+    """Turn what a model is made of into isogemm's layers, in place, or change nothing and say why.
 
     A module changes its class and stays the object it is: parameters (tied ones too), buffers, hooks, the optimizer's
-    references, training mode and modules used in several places all stay.
+    references, training mode and modules used in several places all stay. The new class is a subclass of the old one.
 
     Parameters
     ----------
     module : torch.nn.Module
+    parts : sequence of str
+        What to convert, by default all of it.
+
+        - ``linear``: torch.nn.Linear.
+        - ``norm``: torch.nn.RMSNorm and LayerNorm, and modules that compute an RMSNorm, as in transformers.
+        - ``embedding``: torch.nn.Embedding.
+        - ``mlp``: modules that compute ``down_proj(silu(gate_proj(x)) * up_proj(x))``, and SiLU.
+        - ``attention``: the attention function of a transformers model and its masks. The model gets a copy of its
+          configuration, since others may share that.
+        - ``rope``: rotary embeddings of transformers models, and the attention modules that use them.
     contract, grad_order
-        As in `Linear`, for all of them.
+        As in `Linear`, for all products. Attention takes the arithmetic.
     leave : sequence of str
         Patterns (``"lm_head"``, ``"encoder.*"``) of module names to leave as they are, with all inside them.
 
@@ -138,7 +93,7 @@ def convert(
     OptionError
         A Linear that cannot be converted faithfully and is not in `leave`: a subclass, one with a forward method of its
         own or compiled, or one inside a torch module that reads its weights without calling it (MultiheadAttention,
-        TransformerEncoderLayer). The message lists them all.
+        TransformerEncoderLayer). The message lists them all. Also an unknown part.
     DTypeError
         Weights of an unsupported dtype.
     ContractError
@@ -146,26 +101,121 @@ def convert(
 
     Determinism
     -----------
-    Converted modules are as `Linear`. What a model does besides (attention, norms, `torch.matmul`, weights used
-    directly) is torch's: the report lists modules, and cannot see functions.
+    Converted modules are as `Linear` and `isogemm.torch.reductions`. Modules that are not known stay torch's and are
+    in the report, which lists modules and cannot see functions: `isogemm.torch.coverage` can.
     """
-    chosen, order = _checked(contract, grad_order)
-    found, refused, left = [], {}, {}
-    names: dict[int, str] = {}
+    chosen, order = checked(contract, grad_order)
+    plan = _look(module, _parts(parts), leave)
+    _refuse(plan.refused)
+    for name, child, _ in plan.found:
+        _check_dtypes(name, child)
+    halves = plan.rotates and not plan.rotates_otherwise
+    for _, child, known in plan.found:
+        _become(child, known, halves)
+    for child in plan.attention.values():
+        vars(child)["contract"] = chosen
+    for _, child, _ in plan.found:
+        if isinstance(child, Linear):
+            child.contract, child.grad_order = chosen, order
+    if plan.attention:
+        from .huggingface_known import switch
+
+        switch(module)
+    return _report(module, plan)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is to be done with each module."""
+
+    found: list[tuple[str, Any, Known]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    attention: dict[str, Any] = field(default_factory=dict)
+    rotates: bool = False  # attention modules that become RotaryAttention
+    rotates_otherwise: bool = False  # others
+
+
+def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
+    chosen = (parts,) if isinstance(parts, str) else tuple(parts)
+    if chosen == ("all",):
+        return PARTS
+    for part in chosen:
+        if part not in PARTS:
+            raise OptionError("part of a model", limit=" or ".join(PARTS), value=part, nearest='"all"')
+    return chosen
+
+
+def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
+    """Everything that is to be changed, before anything is."""
+    plan, inside = _Plan(), set()
+    attention = _attention(module)
     for name, child, outer in _walk(module):
-        why = _obstacle(child, outer)
+        why, known = _obstacle(child, outer), _known(child)
         if any(fnmatchcase(part, pattern) for part in _prefixes(name) for pattern in leave):
+            if _has_weights(child) or known or child in attention.values():
+                plan.left[name] = "in leave"
+        elif why is not None and "linear" in parts:
+            plan.refused[name] = why
+        elif isinstance(child, Converted):
+            plan.left[name] = "isogemm's already, as it is"
+        elif known is None:
             if _has_weights(child):
-                left[name] = "in leave"
-        elif why is not None:
-            refused[name] = why
-        elif type(child) is Linear:
-            left[name] = "isogemm's already, as it is"
-        elif isinstance(child, torch.nn.Linear):
-            names.setdefault(id(child), name)
-            found.append(child)
-        elif _has_weights(child):
-            left[name] = f"{type(child).__name__} is not a Linear"
+                plan.left[name] = f"{type(child).__name__} is not known here"
+        elif id(child) in inside:
+            pass  # an activation whose work its block does
+        elif known.part not in parts:
+            plan.left[name] = f"{known.part} is not among the parts"
+        elif known.layer is None:
+            plan.left[name] = known.why
+        else:
+            plan.found.append((name, child, known))
+            if known.part == "mlp":
+                inside |= {id(m) for m in child.children() if layers_known.is_silu(m)}
+        if name in attention and known is not None and known.part == "rope":
+            plan.rotates, plan.rotates_otherwise = True, plan.rotates_otherwise or name in plan.left
+    _plan_attention(module, plan, attention, parts)
+    return plan
+
+
+def _known(child: Any) -> Known | None:
+    found = layers_known.known(child)
+    if found is None and type(child).__module__.startswith("transformers."):
+        from . import huggingface_known
+
+        found = huggingface_known.known(child)
+    return found
+
+
+def _attention(module: Any) -> dict[str, Any]:
+    from . import huggingface_known
+
+    return huggingface_known.attention_modules(module)
+
+
+def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tuple[str, ...]) -> None:
+    """All attention modules of a model, or none: they share a mask."""
+    if not found:
+        return
+    from .huggingface_known import refusal
+
+    if "attention" not in parts:
+        why = "attention is not among the parts"
+    elif left := [name for name in found if plan.left.get(name) == "in leave"]:
+        why = f"attention has one mask for all layers, and {left[0]} is in leave"
+    else:
+        why = refusal(module)
+    if not why:
+        plan.attention = found
+        return
+    for name in found:
+        if name not in plan.left:
+            plan.left[name] = why
+        elif plan.left[name] not in ("in leave", why):
+            plan.left[name] += f"; {why}"
+
+
+def _refuse(refused: dict[str, str]) -> None:
     if refused:
         raise OptionError(
             "modules that cannot be converted",
@@ -173,18 +223,31 @@ def convert(
             value="; ".join(f"{name or '(the model)'}: {why}" for name, why in refused.items()),
             nearest=f"leave={list(refused)}",
         )
-    for child in found:
-        if child.weight.dtype not in _DTYPES:
-            raise DTypeError(
-                f"dtype of {names[id(child)]}.weight",
-                limit="float32, bfloat16 or float16",
-                value=child.weight.dtype,
-                nearest="torch.float32",
-            )
-    for child in found:
-        child.__class__ = Linear
-        child.contract, child.grad_order = chosen, order
-    return Conversion(module, tuple(names.values()), left)
+
+
+def _check_dtypes(name: str, child: Any) -> None:
+    for key, p in child._parameters.items():
+        if p is not None and p.dtype not in _DTYPES:
+            what, limit = f"dtype of {name}.{key}", "float32, bfloat16 or float16"
+            raise DTypeError(what, limit=limit, value=p.dtype, nearest="torch.float32")
+
+
+def _become(child: Any, known: Known, halves: bool) -> None:
+    child.__class__ = known.layer
+    if "inv_freq" in child._buffers:
+        from .huggingface_known import prepare_rotary
+
+        prepare_rotary(child, halves)
+
+
+def _report(module: Any, plan: _Plan) -> Conversion:
+    parts: dict[str, list[str]] = {part: [] for part in PARTS}
+    for name, _, known in plan.found:
+        parts[known.part].append(name)
+    parts["attention"] += plan.attention
+    converted = dict.fromkeys(name for name, _, _ in plan.found) | dict.fromkeys(plan.attention)
+    order = [name for name, _ in module.named_modules() if name in converted]
+    return Conversion(module, tuple(order), plan.left, {part: tuple(names) for part, names in parts.items()})
 
 
 def _walk(module: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -204,7 +267,7 @@ def _prefixes(name: str) -> list[str]:
 
 
 def _has_weights(module: Any) -> bool:
-    return any(p is not None and p.dim() >= 2 for p in module._parameters.values())
+    return any(p is not None for p in module._parameters.values())
 
 
 def _obstacle(child: Any, outer: Any) -> str | None:
@@ -219,38 +282,4 @@ def _obstacle(child: Any, outer: Any) -> str | None:
         return f"inside a {type(outer).__name__}, which reads its weights without calling it"
     if type(child) is not torch.nn.Linear:
         return f"a subclass of Linear, {type(child).__module__}.{type(child).__qualname__}"
-    if "forward" in vars(child):
-        return "its forward method was replaced"
-    if getattr(child, "_compiled_call_impl", None) is not None:
-        return "it was compiled before"
-    return None
-
-
-def use_main_grad(module: Any) -> list[str]:
-    """Give the weight and bias of every `Linear` of a model a float32 buffer of zeros, ``main_grad``, for its gradient.
-
-    The backward pass continues its sums from the buffers. An optimizer step is then, for each such parameter p,
-    ``p.grad = p.main_grad.to(p.dtype)`` (or the buffer itself for a float32 master copy), the step, and
-    ``p.main_grad.zero_()``. Called again, it sets the buffers to zero.
-
-    Returns
-    -------
-    list of str
-        Names of the parameters that have a buffer now; the others get ``.grad`` as always.
-
-    Raises
-    ------
-    OptionError
-        There is no `Linear` in the model.
-    """
-    layers = [(name, child) for name, child in module.named_modules() if isinstance(child, Linear)]
-    if not layers:
-        raise OptionError("main_grad", limit="isogemm.torch.Linear modules", value="none", nearest="convert(module)")
-    found = []
-    for prefix, layer in layers:
-        for name, p in layer.named_parameters(prefix, recurse=False):
-            if p.requires_grad:
-                p.main_grad = torch.zeros_like(p, dtype=torch.float32, memory_format=torch.contiguous_format)
-                p.main_grad.requires_grad_(False)
-                found.append(name)
-    return found
+    return layers_known.touched(child) or None

@@ -1,0 +1,174 @@
+"""Which attention modules, rotary embeddings and models of transformers are what isogemm computes.
+
+As in `layers_known`: by structure, and by what their own forward methods give on small stand-ins.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from typing import Any
+
+import torch
+
+from .huggingface import NAME, Rotary, RotaryAttention, register, tables
+from .layers_known import Known, agrees, mixed, random, random_linear, stand_in, touched
+from .ops import Tensor
+
+__all__ = ["attention_modules", "known", "prepare_rotary", "refusal", "switch"]
+
+_PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_ARGUMENTS = ["self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "kwargs"]
+_FIXED = ("default", "linear", "llama3", "yarn")  # kinds of rotary embedding whose frequencies never change
+
+
+def known(child: Any) -> Known | None:
+    """What an attention module with rotary embeddings, or a rotary embedding, is; None for anything else."""
+    if "transformers" not in sys.modules or not type(child).__module__.startswith("transformers."):
+        return None
+    if set(child._modules) >= _PROJECTIONS and vars(child).keys() >= {"head_dim", "scaling", "config"}:
+        why = touched(child) or _differs(child)
+        return Known("rope", why=why) if why else Known("rope", mixed(RotaryAttention, type(child)))
+    if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
+        why = touched(child) or _turns_otherwise(child)
+        return Known("rope", why=why) if why else Known("rope", mixed(Rotary, type(child)))
+    return None
+
+
+def _differs(child: Any) -> str:
+    """What an attention module has that `RotaryAttention` has not; empty where there is nothing."""
+    cls = type(child)
+    if list(inspect.signature(cls.forward).parameters) != _ARGUMENTS:
+        return f"the forward method of {cls.__name__} takes other arguments"
+    if not set(child._modules) <= _PROJECTIONS | {"q_norm", "k_norm"} or child._parameters:
+        return f"{cls.__name__} has other modules or parameters"
+    if vars(child).get("num_key_value_groups") is None or not hasattr(sys.modules[cls.__module__], _EAGER):
+        return f"{cls.__name__} does not use transformers' attention functions"
+    probe = _probe(child)
+    x, angles = random(1, 3, 8), random(1, 3, child.head_dim // 2)
+    cos, sin = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
+    hidden = torch.tensor([[0, 0, 0, -1e9, -1e9], [0, 0, 0, 0, -1e9], [-1e9, 0, 0, 0, 0]])[None, None]
+    caches = [_Cache(), _Cache()]
+    if agrees(
+        lambda *given: probe.forward(x, (cos, sin), hidden, caches[0])[0],
+        lambda *given: _formula(probe, x, cos, sin, hidden, caches[1]),
+    ) and agrees(lambda: caches[0].seen, lambda: caches[1].seen):
+        return ""
+    return f"{cls.__name__} computes something else than q_proj, norm, rope, attention and o_proj"
+
+
+_EAGER = "eager_attention_forward"
+
+
+class _Cache:
+    """Two keys that were there before, and what was written."""
+
+    seen: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        self.seen = key, value
+        before = random(*key.shape[:2], 2, key.shape[3])
+        return torch.cat((before, key), 2), torch.cat((before, value), 2)
+
+
+def _probe(child: Any) -> Any:
+    """A small module of the same class, with transformers' eager attention."""
+    width, groups = child.head_dim, child.num_key_value_groups
+    sizes = {"q_proj": (8, 2 * groups * width), "k_proj": (8, 2 * width), "v_proj": (8, 2 * width)}
+    replaced = {name: random_linear(*size) for name, size in sizes.items()}
+    replaced["o_proj"] = random_linear(2 * groups * width, 8)
+    for name in ("q_norm", "k_norm"):
+        norm = child._modules.get(name)
+        if norm is not None:
+            weight = torch.nn.Parameter(random(*norm.weight.shape), requires_grad=False)
+            replaced[name] = stand_in(norm, weight=weight)
+    probe = stand_in(child, **replaced)
+    config = copy.copy(child.config)
+    config._attn_implementation_internal = "eager"
+    vars(probe)["config"] = config
+    return probe
+
+
+def _formula(probe: Any, x: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor, cache: _Cache) -> Tensor:
+    def heads(name: str) -> Tensor:
+        y = probe._modules[f"{name}_proj"](x).view(1, 3, -1, probe.head_dim)
+        norm = probe._modules.get(f"{name}_norm")
+        return (y if norm is None else norm(y)).transpose(1, 2)
+
+    def turn(y: Tensor) -> Tensor:
+        a, b = y.chunk(2, -1)
+        return y * cos[:, None] + torch.cat((-b, a), -1) * sin[:, None]
+
+    key, value = cache.update(turn(heads("k")), heads("v"), probe.layer_idx)
+    groups = probe.num_key_value_groups
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    p = torch.softmax(turn(heads("q")) @ key.mT * probe.scaling + hidden, -1)
+    y = (p @ value).transpose(1, 2).reshape(1, 3, -1)
+    found: Tensor = probe.o_proj(y)
+    return found
+
+
+def _turns_otherwise(child: Any) -> str:
+    """Why a rotary embedding cannot be a table; empty where it can."""
+    name, kind = type(child).__name__, vars(child).get("rope_type", "default")
+    if list(inspect.signature(type(child).forward).parameters) != ["self", "x", "position_ids"]:
+        return f"the forward method of {name} takes other arguments"
+    if kind not in _FIXED:
+        return f"rope of kind {kind!r}, whose frequencies depend on the lengths in the batch"
+    if child.inv_freq.is_meta:
+        return "on the meta device, where there are no frequencies to make tables from"
+    if child.inv_freq.dim() != 1 or not isinstance(vars(child).get("max_seq_len_cached"), int):
+        return f"{name} has no frequencies in one dimension, or no number of positions"
+    device = child.inv_freq.device
+    w, scale = child.inv_freq.float(), float(getattr(child, "attention_scaling", 1.0))
+    positions, x = torch.tensor([[0, 1, 5]], device=device), torch.zeros(1, 1, device=device)
+
+    def formula(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions[..., None].float() * w
+        both = torch.cat((angles, angles), -1)
+        return both.cos() * scale, both.sin() * scale
+
+    own = type(child).forward
+    return "" if agrees(lambda *given: own(child, *given), formula, x, positions) else f"{name} is not cos and sin"
+
+
+def prepare_rotary(child: Any, halves: bool) -> None:
+    """Give a `Rotary` its table."""
+    scale = float(getattr(child, "attention_scaling", 1.0))
+    vars(child)["table"] = tables(child.inv_freq, scale, vars(child)["max_seq_len_cached"])
+    vars(child)["halves"] = halves
+
+
+def attention_modules(module: Any) -> dict[str, Any]:
+    """Attention modules of transformers models in `module`, by name."""
+    if "transformers" not in sys.modules:
+        return {}
+    named = module.named_modules()
+    return {name: child for name, child in named if vars(child).keys() >= {"is_causal", "config"}}
+
+
+def refusal(module: Any) -> str:
+    """Why a model cannot be given an attention function; empty where it can."""
+    from transformers import PreTrainedModel
+
+    models = [child for child in module.modules() if isinstance(child, PreTrainedModel)]
+    if not models:
+        return "masks are made by a transformers model, and this is only a part of one"
+    for child in models:
+        if not child._can_set_attn_implementation():
+            return f"{type(child).__name__} does not use transformers' attention functions"
+    return ""
+
+
+def switch(module: Any) -> None:
+    """Set the attention function of a model, in a copy of its configuration: others may share the one it had."""
+    from transformers import PreTrainedConfig
+
+    register()
+    memo: dict[int, Any] = {}
+    for child in module.modules():
+        config = vars(child).get("config")
+        if isinstance(config, PreTrainedConfig):
+            child.config = copy.deepcopy(config, memo)
+            child.config._attn_implementation = NAME

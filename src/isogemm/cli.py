@@ -85,7 +85,24 @@ def audit_command(
     match: Annotated[Several, typer.Option(help="With --weights: globs of tensor names.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="With --weights: at most so many; 0 for all.")] = 4,
     inputs: Annotated[str, typer.Option(help="A .npy file of activations [rows, k]; default random.")] = "",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; fp32, bf16 or fp16 for short.")] = "float32",
+    hf: Annotated[
+        str, typer.Option(help="A folder with a transformers model: audit the whole model (needs isogemm[hf]).")
+    ] = "",
+    random: Annotated[
+        bool, typer.Option("--random", help="With --hf: random weights; the folder needs only config.json.")
+    ] = False,
+    mode: Annotated[
+        Several,
+        typer.Option(help="With --hf: plain, invariant, convert; in place of providers. Default: plain,convert."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="With --hf: cpu or cuda.")] = "",
+    tokens: Annotated[int, typer.Option(min=4, help="With --hf: length of a prompt.")] = 67,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, bfloat16 or float16; fp32, bf16 or fp16 for short. Default: float32, or the model's own."
+        ),
+    ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of random weights and activations.")] = 0,
     m: Annotated[Several, typer.Option("--m", help="Batch sizes of the sweep, for example 1,2,16.")] = None,
     relation: Annotated[Several, typer.Option(help="Only these relations.")] = None,
@@ -93,13 +110,13 @@ def audit_command(
         bool, typer.Option(help="The long sweep, M = 1 to 4096; more shapes where none are given.")
     ] = False,
     speed: Annotated[bool, typer.Option(help="Time the providers against each other.")] = True,
-    json: Annotated[str, typer.Option(help="Write the report as JSON.")] = "",
+    json: Annotated[str, typer.Option("--json", "--out", help="Write the report as JSON.")] = "",
     html: Annotated[
         str, typer.Option(help="Write the report as one page that opens offline (needs isogemm[report]).")
     ] = "",
     replay: Annotated[str, typer.Option(help="Evaluate one case, as a drift report printed it.")] = "",
 ) -> None:
-    """Check which calls of a matrix product keep their bits, for isogemm and for yours.
+    """Check which calls of a matrix product, or of a whole model, keep their bits, for isogemm and for yours.
 
     Exit status: 0 when the required providers hold, 1 when not, 2 for bad usage. With --replay: 0 when that case
     holds, 1 when it does not.
@@ -108,13 +125,19 @@ def audit_command(
 
     if replay:
         _replay(replay)
+    if (random or mode or device) and not hf:
+        raise OptionError("--random, --mode, --device", limit="with --hf", value="alone", nearest="--hf FOLDER")
     _check_outputs(json, html)
+    if hf:
+        if provider or model or shapes or weights or inputs:
+            raise OptionError("--hf", limit="--mode instead of providers, no shapes", value="both", nearest="--mode")
+        _finish(_audit_model(hf, random, mode, require, relation, m, dtype, device, seed, tokens), json, html)
     with _progress() as progress:
         report = run(
             _split(provider, "isogemm,numpy"),
             _sources(model, shapes, weights, match, limit),
             require=[name for name in _split(require, "") if name != "none"] if require else None,
-            dtype=dtype,
+            dtype=dtype or "float32",
             seed=seed,
             sweep=_sizes(m),
             relations=_split(relation, "") or None,
@@ -214,6 +237,39 @@ def tune_command(
     typer.echo(f"{len(table.rows)} products, {len(table.admitted)} groups of admitted kernels: {path}")
     if left:
         typer.echo(f"{left} products are left: run the same command again to go on")
+
+
+def _audit_model(
+    path: str,
+    random: bool,
+    mode: Several,
+    require: Several,
+    relation: Several,
+    m: Several,
+    dtype: str,
+    device: str,
+    seed: int,
+    tokens: int,
+) -> Report:
+    from .audit import load
+    from .audit import model as run
+
+    words = ["--hf", path, *["--random"] * random, "--seed", str(seed), "--tokens", str(tokens)]
+    words += ["--dtype", dtype] * bool(dtype) + ["--device", device] * bool(device)
+    sizes = [size for size in _sizes(m) or (2, 7, 32) if size > 1]
+    with _progress() as progress:
+        progress(0, None, f"loading {path}")
+        return run(
+            load(path, random=random, dtype=dtype, device=device, seed=seed),
+            mode=_split(mode, "plain,convert"),
+            require=[name for name in _split(require, "") if name != "none"] if require else None,
+            relations=_split(relation, "") or None,
+            batches=sizes,
+            tokens=tokens,
+            seed=seed,
+            progress=progress,
+            words=[*words, *(["--m", ",".join(map(str, sizes))] if m else [])],
+        )
 
 
 def _replay(text: str) -> NoReturn:

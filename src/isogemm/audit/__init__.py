@@ -14,6 +14,7 @@ from .engine import DEFAULT_SHAPES, FULL_SHAPES, run
 from .providers import Absent, CallableProvider, Provider, load_provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation
 from .report import SCHEMA, ProviderResult, RelationResult, Report, Speed
+from .transformer import load, model
 
 __all__ = [
     "DEFAULT_SHAPES",
@@ -34,7 +35,9 @@ __all__ = [
     "Report",
     "Speed",
     "WeightSource",
+    "load",
     "load_provider",
+    "model",
     "read_shapes",
     "replay",
     "run",

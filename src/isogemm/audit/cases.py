@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from urllib.parse import parse_qsl, quote, urlencode
 
 import numpy as np
@@ -19,7 +19,7 @@ from .data import Activations, Array, WeightSource, as_dtype, nearest, portable,
 from .providers import Provider, load_provider
 from .relations import RELATIONS, Pair, Params, Scope
 
-__all__ = ["ULP_BINS", "Case", "Drift", "Outcome", "Status", "evaluate", "replay"]
+__all__ = ["ULP_BINS", "Case", "Drift", "FirstDifference", "Outcome", "Replayable", "Status", "evaluate", "replay"]
 
 Status = Literal["held", "changed", "failed", "n/a"]
 MAX_COLUMNS = 4096
@@ -33,6 +33,28 @@ _VARIABLES = (
     *("ISOGEMM_NUM_THREADS", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
     *("OPENBLAS_CORETYPE", "MKL_NUM_THREADS", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY"),
 )
+
+
+class Replayable(Protocol):
+    """What a report needs of a case: its relation, and how to see it again."""
+
+    @property
+    def relation(self) -> str:
+        """Its name."""
+
+    def command(self) -> str:
+        """The line that evaluates it again."""
+
+
+class FirstDifference(Protocol):
+    """What a report needs of a drift: a sentence, values for JSON, and its case."""
+
+    @property
+    def case(self) -> Replayable:
+        """Where it was found."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready values."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +216,8 @@ class Drift:
             "column": self.column,
             "expected_bits": self.expected_bits,
             "got_bits": self.got_bits,
-            "expected": _json_number(self.expected),
-            "got": _json_number(self.got),
+            "expected": json_number(self.expected),
+            "got": json_number(self.got),
             "ulps": None if self.ulps == NOT_A_NUMBER else self.ulps,
             "replay": case.command(),
         }
@@ -213,7 +235,7 @@ class Outcome:
     max_ulp : int
     histogram : tuple of int
         Changed outputs in each of `ULP_BINS`.
-    drift : Drift or None
+    drift : Drift, or another with the same methods, or None
     reason : str
         Why it failed or does not apply.
     fatal : bool
@@ -225,7 +247,7 @@ class Outcome:
     changed: int = 0
     max_ulp: int = 0
     histogram: tuple[int, ...] = (0,) * len(ULP_BINS)
-    drift: Drift | None = None
+    drift: FirstDifference | None = None
     reason: str = ""
     fatal: bool = False
 
@@ -248,9 +270,7 @@ def _compared(pair: Pair, case: Case) -> Outcome:
     mismatch = compare.first_mismatch(expected, got)
     if mismatch is None:
         return Outcome("held" if expected.size else "n/a", expected.size, reason="" if expected.size else "no outputs")
-    unequal = compare.bits(expected) != compare.bits(got)
-    ulps = compare.ulp_distance(expected[unequal], got[unequal])
-    nan = np.isnan(expected[unequal]) | np.isnan(got[unequal])
+    changed, largest, histogram = changes(expected, got)
     row, column = mismatch.index
     drift = Drift(
         case,
@@ -262,7 +282,15 @@ def _compared(pair: Pair, case: Case) -> Outcome:
         mismatch.right,
         mismatch.ulps,
     )
-    return Outcome("changed", expected.size, ulps.size, int(ulps.max()), histogram=_binned(ulps, nan), drift=drift)
+    return Outcome("changed", expected.size, changed, largest, histogram=histogram, drift=drift)
+
+
+def changes(expected: Array, got: Array) -> tuple[int, int, tuple[int, ...]]:
+    """Elements whose bits differ, the largest distance in ULPs, and how many fall into each of `ULP_BINS`."""
+    unequal = compare.bits(expected) != compare.bits(got)
+    ulps = compare.ulp_distance(expected[unequal], got[unequal])
+    nan = np.isnan(expected[unequal]) | np.isnan(got[unequal])
+    return ulps.size, int(ulps.max(initial=0)), _binned(ulps, nan)
 
 
 def _binned(ulps: Array, nan: Array) -> tuple[int, ...]:
@@ -320,5 +348,6 @@ def median_ulps(histogram: Sequence[int]) -> str:
     return ""
 
 
-def _json_number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
+    """The value, or a word where it is not finite."""
     return value if np.isfinite(value) else str(value)

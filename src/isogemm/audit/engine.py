@@ -164,7 +164,7 @@ class _Audit:
         return self.out
 
     def _empty(self, name: str) -> ProviderResult:
-        relations = {r.name: RelationResult(r.name) for r in self.settings.relations}
+        relations = {r.name: RelationResult(r.name, meaning=r.meaning) for r in self.settings.relations}
         return ProviderResult(name, relations, Agreement(self.settings.scope.sweep))
 
     def _options(self) -> dict[str, Any]:

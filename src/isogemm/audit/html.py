@@ -10,8 +10,7 @@ from string import Template
 from typing import Any
 
 from ..errors import OptionError
-from .cases import Drift, median_ulps, ulps_text
-from .relations import RELATIONS
+from .cases import FirstDifference, median_ulps, ulps_text
 from .report import ProviderResult, RelationResult, Report
 from .words import measured, not_measured, not_required, provider_text, speed_by_m, status_word
 
@@ -53,6 +52,7 @@ def page(report: Report) -> str:
     charts = {name: _spec(make, report) for name, make in specs.items()}
     shown = {name: spec for name, spec in charts.items() if spec is not None}
     return _template("page.html").substitute(
+        title=escape(report.title),
         verdict=_verdict(report),
         measured=escape(measured(report)),
         cards="".join(_card(report, p) for p in report.providers.values()),
@@ -133,9 +133,10 @@ def _matrix(report: Report) -> str:
     head = "".join(f"<th colspan=2>{escape(p.name)}</th>" for p in shown)
     sub = "<th>cases</th><th>outputs changed</th>" * len(shown)
     body = ""
+    meanings = {r.relation: r.meaning for p in report.providers.values() for r in p.relations.values()}
     for name in report.options["relations"]:
         cells = "".join(_cells(p.relations[name]) for p in shown)
-        body += f"<tr><th scope=row>{name}<small>{escape(RELATIONS[name].meaning)}</small></th>{cells}</tr>"
+        body += f"<tr><th scope=row>{name}<small>{escape(meanings[name])}</small></th>{cells}</tr>"
     return (
         f"<table><thead><tr><th rowspan=2>relation</th>{head}</tr><tr>{sub}</tr></thead><tbody>{body}</tbody></table>"
     )
@@ -161,7 +162,7 @@ def _drifts(report: Report) -> str:
     return "".join(parts) or '<p class="quiet">No output changed.</p>'
 
 
-def _drift(drift: Drift) -> str:
+def _drift(drift: FirstDifference) -> str:
     return f'<p class="drift">{escape(str(drift))}</p><pre><code>{escape(drift.case.command())}</code></pre>'
 
 
@@ -180,7 +181,7 @@ def _machine(report: Report) -> str:
         "processor": f"{e['cpu']['model']}, {e['cpu']['usable']} usable CPUs, {e['cpu']['core']}",
         "libraries": packages,
         "thread pools": pools,
-        "linears [n, k]": shapes,
+        **({"linears [n, k]": shapes} if shapes else {}),
         "measured": f"{e['date']}, load {e['load']}",
         "command": e["command"],
     }

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .cases import NOT_A_NUMBER, ULP_BINS, Drift, Outcome, Status
+from .cases import NOT_A_NUMBER, ULP_BINS, FirstDifference, Outcome, Status
 from .data import Array
-from .relations import RELATIONS
 
 __all__ = ["SCHEMA", "Agreement", "ProviderResult", "RelationResult", "Report", "Speed"]
 
@@ -38,6 +37,8 @@ class RelationResult:
         Why the first case failed, or why none applies; why the first case that does not apply does not.
     drifts : list of Drift
         The first few.
+    meaning : str
+        What is compared.
     """
 
     relation: str
@@ -51,7 +52,8 @@ class RelationResult:
     reason: str = ""
     inapplicable: str = ""
     histogram: list[int] = field(default_factory=lambda: [0] * len(ULP_BINS))
-    drifts: list[Drift] = field(default_factory=list)
+    drifts: list[FirstDifference] = field(default_factory=list)
+    meaning: str = ""
 
     @property
     def cases(self) -> int:
@@ -87,7 +89,7 @@ class RelationResult:
         """As JSON-ready values; ``max_ulp`` is null where a NaN stood against a number."""
         return {
             "relation": self.relation,
-            "meaning": RELATIONS[self.relation].meaning,
+            "meaning": self.meaning,
             "status": self.status,
             "cases": self.cases,
             "held": self.held,
@@ -236,6 +238,10 @@ class Report:
         What was left out, and why.
     environment : dict
         The lab's stamp of the machine.
+    schema, title : str
+        Of the JSON, and of the page.
+    described : str
+        What was measured, where it is no product.
     """
 
     providers: dict[str, ProviderResult]
@@ -245,6 +251,9 @@ class Report:
     speeds: list[Speed] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
+    schema: str = SCHEMA
+    title: str = "Does the matmul keep its bits?"
+    described: str = ""
 
     def held(self, provider: str) -> bool:
         """Whether every applicable case of every audited relation kept its bits, with at least one compared.
@@ -261,14 +270,14 @@ class Report:
         """Whether all required providers held."""
         return all(self.held(name) for name in self.required)
 
-    def drifts(self, provider: str) -> list[Drift]:
+    def drifts(self, provider: str) -> list[FirstDifference]:
         """The drift reports that were kept, the first few of each relation."""
         return [d for r in self.providers[provider].relations.values() for d in r.drifts]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-ready values, schema ``isogemm.audit.v1``."""
+        """The report as JSON-ready values; a product's has the schema ``isogemm.audit.v1``."""
         return {
-            "schema": SCHEMA,
+            "schema": self.schema,
             "ok": self.ok,
             "required": list(self.required),
             "options": self.options,

@@ -31,6 +31,8 @@ def status_word(status: str) -> str:
 
 def measured(report: Report) -> str:
     """What was measured."""
+    if report.described:
+        return report.described
     o, sweep = report.options, report.options["sweep"]
     sources = {s["source"] for s in report.shapes}
     weights = (

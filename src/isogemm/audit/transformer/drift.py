@@ -1,0 +1,317 @@
+"""One case of a model's audit: its evaluation, and the first module and operator that gave other bits."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from ..bench import NotApplicable
+from ..cases import Outcome, changes, json_number
+from ..data import Array
+from .relations import Params, Relation, Scope
+from .runs import STRIDE, Prompts, Run
+from .subject import Rows, Subject
+from .trace import Difference, Trace, first_difference, only_in_one
+
+__all__ = ["ModelCase", "ModelDrift", "evaluate"]
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """Everything that one comparison depends on.
+
+    Attributes
+    ----------
+    mode, relation : str
+        Names.
+    params : mapping
+        The relation's own parameters.
+    model : str
+        Its class and dtype.
+    words : tuple of str
+        The options of `isogemm audit` that set up the same model and prompts; empty for a model without a path.
+    """
+
+    mode: str
+    relation: str
+    params: Params
+    model: str
+    words: tuple[str, ...] = ()
+
+    def command(self) -> str:
+        """A shell command, or a line of Python for a model that has no path, that evaluates the relation again."""
+        if not self.words:
+            return f"isogemm.audit.model(model, mode={self.mode!r}, relations=[{self.relation!r}])"
+        return shlex.join(["isogemm", "audit", *self.words, "--mode", self.mode, "--relation", self.relation])
+
+
+@dataclass(frozen=True)
+class ModelDrift:
+    """The first outputs whose bits differ between two runs of a model.
+
+    Attributes
+    ----------
+    case : ModelCase
+    runs : tuple of str
+        What was compared.
+    module, kind, operator : str
+        The first module whose output (or what it hands to a module in it) differs, its class, and the first such
+        operator in it; empty where it is none that torch dispatches. For gradients the first on the way back.
+    what : str
+        ``output``, ``gradient`` (of the module's output) or ``parameter`` (the gradient of one).
+    largest : float
+        Largest absolute difference there.
+    outputs_largest : float
+        Largest absolute difference of the logits, or of the parameters' gradients.
+    tokens, tokens_changed, argmax_changed : int
+        Tokens compared, those whose outputs differ, those whose most likely next token does.
+    sequence, token : int
+        The first token that differs; -1 where none does.
+    note : str
+        What else is known, such as operators that only one of the runs calls.
+    """
+
+    case: ModelCase
+    runs: tuple[str, str]
+    module: str
+    kind: str
+    operator: str
+    what: str
+    largest: float
+    outputs_largest: float
+    tokens: int = 0
+    tokens_changed: int = 0
+    argmax_changed: int = 0
+    sequence: int = -1
+    token: int = -1
+    note: str = ""
+
+    def __str__(self) -> str:
+        params = ", ".join(f"{key} {value}" for key, value in self.case.params.items())
+        where = f"{self.module or 'the model'} ({self.kind})" + (f", {self.operator}" if self.operator else "")
+        what = {"output": "in", "gradient": "in the gradient of", "parameter": "in the gradient of"}
+        parts = [f"first difference {what[self.what]} {where}, by {self.largest:.3g}"]
+        if self.tokens:
+            at = f", first sequence {self.sequence}, token {self.token}" if self.token >= 0 else ""
+            parts.append(
+                f"outputs of {self.tokens_changed} of {self.tokens} tokens differ by up to "
+                f"{self.outputs_largest:.3g}{at}"
+            )
+            parts.append(f"argmax differs at {self.argmax_changed}" if self.argmax_changed else "no argmax differs")
+        else:
+            parts.append(f"gradients differ by up to {self.outputs_largest:.3g}")
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.case.mode} {self.case.relation} ({params}) of {self.case.model}: {'; '.join(parts)}{note}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready values; values that are not finite are words."""
+        numbers = {"largest": json_number(self.largest), "outputs_largest": json_number(self.outputs_largest)}
+        own = {key: value for key, value in vars(self).items() if key not in ("case", "runs")}
+        return {
+            "mode": self.case.mode,
+            "relation": self.case.relation,
+            "params": dict(self.case.params),
+            "model": self.case.model,
+            "runs": list(self.runs),
+            **own,
+            **numbers,
+            "replay": self.case.command(),
+        }
+
+
+@dataclass
+class Evaluation:
+    """Cases of one model in one mode; reference runs are computed once.
+
+    Attributes
+    ----------
+    subject : Subject
+    scope : Scope
+    prompts, training : Prompts
+        For outputs, and for gradients.
+    kept : dict
+        Outputs of the batches of the population, for the agreement map.
+    located : set of str
+        Relations whose first difference was looked for: the first changed case of each.
+    """
+
+    subject: Subject
+    scope: Scope
+    prompts: Prompts
+    training: Prompts
+    kept: dict[int, Array] = field(default_factory=dict)
+    located: set[str] = field(default_factory=set)
+    _last: tuple[Run, Any] | None = None
+
+    def outcome(self, relation: Relation, case: ModelCase) -> Outcome:
+        """What came of a case.
+
+        Raises
+        ------
+        NotApplicable
+            The model has no such case.
+        """
+        if relation.decoder and not self.subject.causal:
+            raise NotApplicable("needs a causal language model")
+        if relation.gradients:
+            return self._gradients(relation, case)
+        runs = relation.runs(self.prompts, self.scope, case.params)
+        expected, got = self._outputs(runs[0]), self.subject.outputs(runs[1])
+        if relation.name == "population":
+            self.kept |= {1: _words(expected), int(case.params["batch"]): _words(got)}
+        a, b, tokens = _common(expected, got)
+        if a.dtype != b.dtype or a.shape != b.shape or not a.size:
+            return Outcome("failed", reason=f"outputs {a.dtype}{list(a.shape)} against {b.dtype}{list(b.shape)}")
+        changed, largest, histogram = changes(a, b)
+        if not changed:
+            return Outcome("held", a.size)
+        drift = self._drift(case, runs, a, b, tokens) if self._locate(relation) else None
+        return Outcome("changed", a.size, changed, largest, histogram=histogram, drift=drift)
+
+    def _locate(self, relation: Relation) -> bool:
+        first = relation.name not in self.located
+        self.located.add(relation.name)
+        return first
+
+    def _outputs(self, run: Run) -> Rows:
+        if self._last is None or self._last[0] != run:
+            self._last = (run, self.subject.outputs(run))
+        return self._last[1]
+
+    def _drift(self, case: ModelCase, runs: tuple[Run, Run], a: Array, b: Array, tokens: Array) -> ModelDrift:
+        traces = self._traces(runs, None)
+        module = first_difference(*traces)
+        place, note, operator = _place(module, traces[0]), "", None
+        if module is not None:
+            operator, note = self._operator(runs, place)
+        rows = (a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")).any(axis=1)
+        first = int(tokens[rows][0])
+        found = operator or module
+        return ModelDrift(
+            case=case,
+            runs=(runs[0].text, runs[1].text),
+            module=place,
+            kind=_kind(self.subject.model, place),
+            operator=operator.key.operator if operator else "",
+            what="output",
+            largest=found.largest if found else _largest(a, b),
+            outputs_largest=_largest(a, b),
+            tokens=len(tokens),
+            tokens_changed=int(rows.sum()),
+            argmax_changed=int((a.argmax(axis=1) != b.argmax(axis=1)).sum()),
+            sequence=first // STRIDE,
+            token=first % STRIDE,
+            note=note,
+        )
+
+    def _traces(self, runs: tuple[Run, Run], inside: str | None) -> list[Trace]:
+        traces = []
+        for run in runs:
+            trace = Trace(self.subject.model, inside=inside, causal=self.subject.causal)
+            self.subject.outputs(run, trace)
+            traces.append(trace)
+        return traces
+
+    def _operator(self, runs: tuple[Run, Run], module: str) -> tuple[Difference | None, str]:
+        left, right = self._traces(runs, module)
+        found = first_difference(left, right)
+        only = only_in_one(left, right)
+        both = zip(only, ("first", "second"), strict=True)
+        return found, "; ".join(f"{', '.join(names[:3])} in the {which} run alone" for names, which in both if names)
+
+    def _gradients(self, relation: Relation, case: ModelCase) -> Outcome:
+        runs = relation.runs(self.training, self.scope, case.params)
+        if self._last is None or self._last[0] != runs[0]:
+            self._last = (runs[0], self.subject.gradients(runs[0], self.training))
+        expected, got = self._last[1], self.subject.gradients(runs[1], self.training)
+        total = Outcome("held")
+        differ: dict[str, float] = {}
+        for name, left in expected.items():
+            a, b = as_array(left).reshape(1, -1), as_array(got[name]).reshape(1, -1)
+            changed, largest, histogram = changes(a, b)
+            if changed:
+                differ[name] = _largest(a, b)
+            total = _added(total, a.size, changed, largest, histogram)
+        if not differ:
+            return total
+        drift = self._gradient_drift(case, runs, differ) if self._locate(relation) else None
+        return Outcome("changed", total.outputs, total.changed, total.max_ulp, total.histogram, drift)
+
+    def _gradient_drift(self, case: ModelCase, runs: tuple[Run, Run], differ: dict[str, float]) -> ModelDrift:
+        traces = []
+        for run in runs:
+            trace = Trace(self.subject.model, causal=True, gradients=True)
+            self.subject.gradients(run, self.training, trace)
+            traces.append(trace)
+        found = first_difference(*traces) or first_difference(*traces, backward=True)
+        last = list(differ)[-1]  # parameters are in the order of the forward pass
+        module = _place(found, traces[0]) if found else last.rpartition(".")[0]
+        note = f"gradients of {len(differ)} parameters differ" + ("" if found else f", from {last} back")
+        return ModelDrift(
+            case=case,
+            runs=(runs[0].text, runs[1].text),
+            module=module if found else last,
+            kind=_kind(self.subject.model, module),
+            operator="",
+            what=found.key.kind.replace("input", "output") if found else "parameter",
+            largest=found.largest if found else differ[last],
+            outputs_largest=max(differ.values()),
+            note=note,
+        )
+
+
+def evaluate(evaluation: Evaluation, relation: Relation, case: ModelCase) -> Outcome:
+    """Evaluate a case; errors of the model become outcomes."""
+    try:
+        return evaluation.outcome(relation, case)
+    except NotApplicable as why:
+        return Outcome("n/a", reason=str(why))
+    except (Exception, SystemExit) as error:
+        text = (str(error).splitlines() or [""])[0]
+        return Outcome("failed", reason=f"{type(error).__name__}: {text}"[:300])
+
+
+def as_array(x: Any) -> Array:
+    """A CPU tensor's values as a NumPy array of the same bits."""
+    x = x.contiguous()
+    if x.dtype is torch.bfloat16:
+        return np.asarray(x.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    return np.asarray(x.numpy())
+
+
+def _words(rows: Rows) -> Array:
+    """The outputs of sequence 0 as one row of an agreement map."""
+    return as_array(rows[1]).reshape(1, -1)
+
+
+def _common(left: Rows, right: Rows) -> tuple[Array, Array, Array]:
+    tokens, i, j = np.intersect1d(left[0], right[0], return_indices=True)
+    return as_array(left[1][torch.as_tensor(i)]), as_array(right[1][torch.as_tensor(j)]), tokens
+
+
+def _largest(a: Array, b: Array) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.nan_to_num(np.abs(a.astype(np.float64) - b.astype(np.float64)), nan=np.inf).max())
+
+
+def _added(total: Outcome, outputs: int, changed: int, largest: int, histogram: Sequence[int]) -> Outcome:
+    both = tuple(a + b for a, b in zip(total.histogram, histogram, strict=True))
+    return Outcome("held", total.outputs + outputs, total.changed + changed, max(total.max_ulp, largest), both)
+
+
+def _place(found: Difference | None, trace: Trace) -> str:
+    """The module that computed what differs: an input is its caller's."""
+    if found is None:
+        return ""
+    name = found.key.module
+    return trace.callers.get(name, "") if found.key.kind == "input" else name
+
+
+def _kind(model: Any, name: str) -> str:
+    return type(model.get_submodule(name)).__name__

@@ -1,0 +1,246 @@
+"""Runs the audit of a model: every relation, in every mode."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import LimitError, OptionError, ShapeError
+from ..data import nearest as nearest_name
+from ..data import portable
+from ..providers import Absent
+from ..report import Agreement, ProviderResult, RelationResult, Report
+from ..words import plural
+from .load import require_extra
+from .relations import RELATIONS, Scope
+from .runs import Prompts, prompt_length
+
+if TYPE_CHECKING:
+    from .drift import Evaluation
+
+__all__ = ["SCHEMA", "model"]
+
+SCHEMA = "isogemm.audit.model.v1"
+_TRAINING_LENGTH = 64
+_TITLE = "Does the model keep its bits?"
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The validated options."""
+
+    modes: tuple[str, ...]
+    relations: tuple[str, ...]
+    scope: Scope
+    seed: int
+    contract: Any
+    words: tuple[str, ...]
+
+
+def model(
+    model: Any,
+    *,
+    mode: str | Sequence[str] = ("plain", "convert"),
+    require: Sequence[str] | None = None,
+    relations: Sequence[str] | None = None,
+    batches: Sequence[int] = (2, 7, 32),
+    chunks: Sequence[int] = (1, 7, 16, 64),
+    micro_batches: Sequence[int] = (1, 2, 4, 8),
+    tokens: int = 67,
+    prompts: Any = None,
+    seed: int = 0,
+    contract: Any = None,
+    progress: Progress | None = None,
+    words: Sequence[str] = (),
+) -> Report:
+    """Check which relations keep the bits of a model's logits and gradients, and name where they first differ.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A transformers model, on the device where it is to run. Causal language models take part in all relations,
+        others in those without a cache. It is left as it was; gradients it held are dropped.
+    mode : str or sequence of str
+        ``plain``, ``invariant`` and ``convert``: torch as it is, inside `isogemm.torch.invariant`, a copy after
+        `isogemm.torch.convert` with the float32 buffers of `isogemm.torch.use_main_grad`.
+    require : sequence of str, optional
+        Modes that `Report.ok` asks for; by default those that are not ``plain``, or all.
+    relations : sequence of str, optional
+        Names; all by default.
+    batches, chunks, micro_batches : sequence of int
+        What the cases range over.
+    tokens : int
+        Length of a prompt; the next larger one is taken where the number is a size of the model.
+    prompts : int array [sequences, at least 2 * tokens + 1], optional
+        Token ids; random by default.
+    seed : int
+        Of random prompts.
+    contract : Contract or str, optional
+        Of isogemm's products.
+    progress : callable, optional
+        Called as ``progress(done, total, text)``.
+    words : sequence of str
+        Options of `isogemm audit` that load this model, for the commands in the report.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    OptionError, ShapeError, LimitError
+        An unknown mode or relation, an empty list, too few prompts, or prompts that are too long for the model.
+
+    Examples
+    --------
+    >>> report = model(transformers.AutoModelForCausalLM.from_pretrained(folder))
+    >>> report.held("convert")
+    True
+    """
+    require_extra("torch", "transformers")
+    from .subject import MODES
+
+    modes = tuple(dict.fromkeys([mode] if isinstance(mode, str) else mode))
+    names = tuple(dict.fromkeys(relations if relations is not None else RELATIONS))
+    for what, chosen, known in (("mode", modes, list(MODES)), ("relation", names, list(RELATIONS))):
+        for name in chosen or [""]:
+            if name not in known:
+                nearest = nearest_name(name, known, known[0])
+                raise OptionError(f"unknown {what}", limit=", ".join(known), value=repr(name), nearest=nearest)
+    scope = Scope(
+        prompt_length(_least("tokens", [tokens], 4)[0], getattr(model, "config", None)),
+        _least("batches", batches, 2),
+        _least("chunks", chunks, 1),
+        _least("micro_batches", micro_batches, 1),
+    )
+    settings = _Settings(modes, names, scope, seed, contract, tuple(words))
+    required = tuple(require) if require is not None else tuple(m for m in modes if m != "plain") or modes
+    for name in required:
+        if name not in modes:
+            raise OptionError("require", limit="modes that are audited", value=repr(name), nearest=modes[0])
+    return _Audit(model, settings, required, prompts, progress or (lambda done, total, text: None)).report()
+
+
+class _Audit:
+    """One audit under way."""
+
+    def __init__(
+        self, model: Any, settings: _Settings, required: tuple[str, ...], prompts: Any, progress: Progress
+    ) -> None:
+        self.model, self.settings, self.progress = model, settings, progress
+        p = next(model.parameters())
+        self.title = f"{type(model).__name__} {p.dtype}".replace("torch.", "")
+        self.prompts, self.training = _prompts(model, settings, prompts)
+        self.cases = [(RELATIONS[name], params) for name in settings.relations for params in self._params(name)]
+        results = {name: self._empty(name) for name in settings.modes}
+        self.out = Report(
+            results, required, self._options(str(p.device)), schema=SCHEMA, title=_TITLE, described=self._described()
+        )
+        self.done, self.total = 0, len(self.cases) * len(results)
+
+    def report(self) -> Report:
+        """Run everything."""
+        from ...lab import environment
+
+        for mode in self.settings.modes:
+            self._mode(mode)
+        self.out.environment = environment()
+        return self.out
+
+    def _params(self, relation: str) -> Any:
+        return RELATIONS[relation].cases(self.settings.scope)
+
+    def _empty(self, mode: str) -> ProviderResult:
+        relations = {n: RelationResult(n, meaning=RELATIONS[n].meaning) for n in self.settings.relations}
+        return ProviderResult(mode, relations, Agreement((1, *sorted(self.settings.scope.batches))))
+
+    def _options(self, device: str) -> dict[str, Any]:
+        s = self.settings
+        return {
+            "model": self.title,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "device": device,
+            "modes": list(s.modes),
+            "relations": list(s.relations),
+            "tokens": s.scope.length,
+            "batches": list(s.scope.batches),
+            "chunks": list(s.scope.chunks),
+            "micro_batches": list(s.scope.micro_batches),
+            "seed": s.seed,
+            "contract": str(s.contract or "default"),
+            "attention": getattr(getattr(self.model, "config", None), "_attn_implementation", "") or "",
+            "words": [portable(word) for word in s.words],
+        }
+
+    def _described(self) -> str:
+        s = self.settings
+        size = sum(p.numel() for p in self.model.parameters()) / 1e6
+        device = next(self.model.parameters()).device
+        return (
+            f"{self.title}, {size:,.1f}M parameters, on {device}: {plural(len(s.relations), 'relation')} in "
+            f"{plural(len(self.cases), 'case')}, prompts of {s.scope.length} tokens, seed {s.seed}. Bits were compared."
+        )
+
+    def _mode(self, mode: str) -> None:
+        from .drift import Evaluation
+        from .subject import Subject
+
+        result = self.out.providers[mode]
+        self.progress(self.done, self.total, f"{mode}: preparing")
+        try:
+            order = f"leaf{self.training.length}"
+            subject = Subject(mode, self.model, self.settings.contract, order)
+        except Absent as why:
+            result.reason = str(why)
+            self.done += len(self.cases)
+            return
+        self._cases(Evaluation(subject, self.settings.scope, self.prompts, self.training), mode, result)
+
+    def _cases(self, evaluation: Evaluation, mode: str, result: ProviderResult) -> None:
+        from .drift import ModelCase, evaluate
+
+        for relation, params in self.cases:
+            text = ", ".join(f"{key} {value}" for key, value in params.items())
+            self.progress(self.done, self.total, f"{mode} {relation.name} ({text})")
+            self.done += 1
+            words = tuple(portable(word) for word in self.settings.words)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                case = ModelCase(mode, relation.name, params, self.title, words)
+                outcome = evaluate(evaluation, relation, case)
+            result.relations[relation.name].add(outcome)
+            result.histogram = [a + b for a, b in zip(result.histogram, outcome.histogram, strict=True)]
+        result.ran = True
+        result.agreement.add(evaluation.kept)
+
+
+def _prompts(model: Any, settings: _Settings, given: Any) -> tuple[Prompts, Prompts]:
+    import numpy as np
+
+    config, scope = getattr(model, "config", None), settings.scope
+    longest = max(2 * scope.length, _TRAINING_LENGTH) + 1
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and longest > positions:
+        raise LimitError(
+            "tokens", limit=f"{(positions - 1) // 2} for this model", value=scope.length, nearest=(positions - 1) // 2
+        )
+    pad = getattr(config, "pad_token_id", None) or 0
+    if given is None:
+        vocabulary = int(getattr(config, "vocab_size", 0) or 2)
+        drawn = Prompts.draw(scope.sequences, max(scope.length, _TRAINING_LENGTH), vocabulary, settings.seed, pad)
+        given = drawn.ids
+    ids = np.asarray(given, np.int64)
+    if ids.ndim != 2 or len(ids) < scope.sequences or ids.shape[1] < longest:
+        need = [scope.sequences, longest]
+        raise ShapeError("prompts", limit=f"at least {need}", value=list(ids.shape), nearest=need)
+    return Prompts(ids, scope.length, pad), Prompts(ids, _TRAINING_LENGTH, pad)
+
+
+def _least(what: str, values: Sequence[int], least: int) -> tuple[int, ...]:
+    found = tuple(dict.fromkeys(values))
+    if not found or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in found):
+        raise OptionError(what, limit=f"whole numbers of at least {least}", value=list(values), nearest=least)
+    return found

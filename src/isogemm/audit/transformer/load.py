@@ -1,0 +1,83 @@
+"""A transformers model from a folder: with its weights, or with random ones from its config."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from ...errors import OptionError
+from ..data import ALIASES
+
+__all__ = ["load", "require_extra"]
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+
+
+def require_extra(*packages: str) -> None:
+    """Check that torch, and transformers where it is named, are installed.
+
+    Raises
+    ------
+    OptionError
+        One is missing; the error names the extra.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise OptionError(
+                f"the audit of a model needs {package}",
+                limit="the extra isogemm[hf]",
+                value="not installed",
+                nearest='pip install "isogemm[hf]"',
+            )
+
+
+def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", seed: int = 0) -> Any:
+    """The model of a folder, in eval mode: a causal language model where its config says so, else the bare model.
+
+    Parameters
+    ----------
+    path : str
+        A folder with config.json. Nothing is downloaded, and no code of the folder is run.
+    random : bool
+        Random weights from the config instead of the folder's.
+    dtype : str
+        Of the weights; by default as the config or the file has them.
+    device : str
+        By default the CPU.
+    seed : int
+        Of random weights; torch's own generators are left as they were.
+
+    Raises
+    ------
+    OptionError
+        transformers or torch is missing, there is no config.json or no weights, or transformers cannot read them.
+    """
+    require_extra("torch", "transformers")
+    import torch
+    import transformers
+
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise OptionError("--hf", limit="a folder with config.json", value=path, nearest="a model's folder")
+    if not random and not any(list(folder.glob(pattern)) for pattern in _WEIGHTS):
+        raise OptionError(
+            f"weights in {path}", limit="a .safetensors file", value="none", nearest="--random, for random weights"
+        )
+    chosen = getattr(torch, ALIASES.get(dtype, dtype)) if dtype else None
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        causal = any(name.endswith("ForCausalLM") for name in config.architectures or ["ForCausalLM"])
+        auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+        if random:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = auto.from_config(config, dtype=chosen or config.dtype or torch.float32)
+        else:
+            model = auto.from_pretrained(folder, dtype=chosen or "auto", local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        text = (str(error).splitlines() or [type(error).__name__])[0]
+        raise OptionError(
+            f"the model in {path}", limit="one that transformers reads", value=text, nearest="its folder"
+        ) from error
+    return model.eval().to(device or "cpu")

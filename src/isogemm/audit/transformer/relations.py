@@ -1,0 +1,161 @@
+"""The relations of a model's audit: pairs of runs whose common tokens must have equal bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .runs import Prompts, Run
+
+__all__ = ["RELATIONS", "Params", "Relation", "Scope"]
+
+Params = Mapping[str, int | str]
+_PADS = (3, 29)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the cases range over.
+
+    Attributes
+    ----------
+    length : int
+        Tokens of a prompt.
+    batches, chunks, micro_batches : tuple of int
+    """
+
+    length: int
+    batches: tuple[int, ...] = (2, 7, 32)
+    chunks: tuple[int, ...] = (1, 7, 16, 64)
+    micro_batches: tuple[int, ...] = (1, 2, 4, 8)
+
+    @property
+    def batch(self) -> int:
+        """The batch of relations that have one."""
+        return sorted(self.batches)[len(self.batches) // 2]
+
+    @property
+    def sequences(self) -> int:
+        """Prompts that the runs need."""
+        return max(*self.batches, 2 * self.batch, *self.micro_batches)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A way in which calls of a model may differ without a right to other bits.
+
+    Attributes
+    ----------
+    name, meaning : str
+    cases : callable
+        ``cases(scope)``: the parameters of each case.
+    runs : callable
+        ``runs(prompts, scope, params)``: the two runs of one case.
+    decoder : bool
+        Whether it needs a causal model.
+    gradients : bool
+        Whether gradients are compared, not outputs.
+    """
+
+    name: str
+    meaning: str
+    cases: Callable[[Scope], list[Params]]
+    runs: Callable[[Prompts, Scope, Params], tuple[Run, Run]]
+    decoder: bool = False
+    gradients: bool = False
+
+
+def _alone(prompts: Prompts) -> Run:
+    return prompts.batch([0])
+
+
+def _population(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+    return _alone(prompts), prompts.batch(range(int(params["batch"])))
+
+
+def _position(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+    batch, index = int(params["batch"]), int(params["index"])
+    moved = [*range(1, index + 1), 0, *range(index + 1, batch)]
+    return prompts.batch(range(batch)), prompts.batch(moved)
+
+
+def _neighbours(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+    batch = int(params["batch"])
+    others = [0] * (batch - 1) if params["neighbours"] == "copies" else range(batch, 2 * batch - 1)
+    return prompts.batch(range(batch)), prompts.batch([0, *others])
+
+
+def _padding(side: str) -> Callable[[Prompts, Scope, Params], tuple[Run, Run]]:
+    def runs(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+        return _alone(prompts), prompts.padded(side, int(params["pad"]), int(params["batch"]))
+
+    return runs
+
+
+def _padding_cases(scope: Scope) -> list[Params]:
+    return [{"pad": pad, "batch": batch} for pad in _PADS for batch in (1, scope.batch)]
+
+
+def _prefill(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+    size, cache = int(params["chunk"]), str(params["cache"])
+    sizes = [size] * (prompts.length // size) + [prompts.length % size] * bool(prompts.length % size)
+    return _alone(prompts), prompts.chunks(sizes, cache)
+
+
+def _prefill_cases(scope: Scope) -> list[Params]:
+    cells = [(c, "dynamic") for c in scope.chunks] + [(scope.chunks[-2:][0], "static")]
+    return [{"chunk": size, "cache": cache} for size, cache in cells]
+
+
+def _decode(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+    first = prompts.length // 2
+    sizes = [first, *[1] * (prompts.length - first)]
+    return _alone(prompts), prompts.chunks(sizes, str(params["cache"]), int(params["batch"]), int(params["pad"]))
+
+
+def _decode_cases(scope: Scope) -> list[Params]:
+    cells = [(1, 0), (scope.batch, 0), (scope.batch, _PADS[-1])]
+    return [{"cache": c, "batch": b, "pad": p} for c in ("dynamic", "static") for b, p in cells]
+
+
+def _micro(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+    total = max(scope.micro_batches)
+    return prompts.micro_batches(total, total), prompts.micro_batches(int(params["size"]), total)
+
+
+def _all() -> Iterator[Relation]:
+    yield Relation("rerun", "the same call again", lambda s: [{"batch": 1}], _population)
+    yield Relation(
+        "population", "a prompt alone, and in a batch", lambda s: [{"batch": b} for b in s.batches], _population
+    )
+    yield Relation(
+        "position",
+        "a prompt at another index of the batch",
+        lambda s: [{"batch": s.batch, "index": i} for i in sorted({1, s.batch // 2, s.batch - 1} - {0})],
+        _position,
+    )
+    yield Relation(
+        "neighbours",
+        "a prompt beside other prompts, or beside copies of itself",
+        lambda s: [{"batch": s.batch, "neighbours": kind} for kind in ("other", "copies")],
+        _neighbours,
+    )
+    yield Relation("left-padding", "padding before the prompt", _padding_cases, _padding("left"))
+    yield Relation("right-padding", "padding behind the prompt", _padding_cases, _padding("right"))
+    yield Relation("prefill", "the prompt at once, and in chunks with a cache", _prefill_cases, _prefill, decoder=True)
+    yield Relation(
+        "decode", "the prompt at once, and token by token with a cache", _decode_cases, _decode, decoder=True
+    )
+    yield Relation(
+        "micro-batches",
+        "gradients of a batch at once, and summed over micro-batches",
+        lambda s: [{"size": n} for n in s.micro_batches if n < max(s.micro_batches)],
+        _micro,
+        decoder=True,
+        gradients=True,
+    )
+
+
+RELATIONS: Mapping[str, Relation] = MappingProxyType({r.name: r for r in _all()})
+"""Every relation, by name."""

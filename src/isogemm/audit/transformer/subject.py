@@ -1,0 +1,176 @@
+"""A model under one way of computing it: torch as it is, inside `isogemm.torch.invariant`, or converted."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import OptionError
+from ..data import Array
+from ..providers import Absent
+from .runs import Prompts, Run, Step
+from .trace import Trace
+
+__all__ = ["MODES", "Rows", "Subject"]
+
+MODES = {
+    "plain": "torch as it is; micro-batches add up in .grad",
+    "invariant": "inside isogemm.torch.invariant(); micro-batches add up in .grad",
+    "convert": "a copy after isogemm.torch.convert, micro-batches adding up in the float32 buffers of use_main_grad",
+}
+"""Ways of computing a model, and what they are."""
+
+Rows = tuple[Array, Any]
+"""Numbers of tokens, ascending, and the model's output for each: a tensor [tokens, width] on the CPU."""
+
+
+class Subject:
+    """Runs one model in one mode.
+
+    Parameters
+    ----------
+    mode : str
+        One of `MODES`.
+    model : torch.nn.Module
+        Left as it is; `convert` works on a copy.
+    contract : Contract or str, optional
+        Of isogemm's products.
+    grad_order : str
+        With `convert`: order of the rows' sum in the weight gradients.
+
+    Raises
+    ------
+    OptionError
+        No such mode.
+    Absent
+        The model cannot be converted.
+    """
+
+    def __init__(self, mode: str, model: Any, contract: Any = None, grad_order: str = "leaf64") -> None:
+        if mode not in MODES:
+            raise OptionError("unknown mode", limit=", ".join(MODES), value=repr(mode), nearest="plain")
+        self.mode, self.model, self.contract = mode, model, contract
+        self.causal = _is_causal(model)
+        if mode == "convert":
+            from ... import torch as routed
+
+            self.model = copy.deepcopy(model)
+            try:
+                routed.convert(self.model, contract=contract, grad_order=grad_order)
+            except (ValueError, TypeError) as error:
+                raise Absent(f"cannot be converted: {error}") from error
+
+    @property
+    def device(self) -> Any:
+        """Where the parameters are."""
+        return next(self.model.parameters()).device
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """The mode in force, dropout off; everything as before at the end."""
+        training = self.model.training
+        self.model.eval()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.model.train, training)
+            if self.mode == "invariant":
+                from ... import torch as routed
+
+                stack.enter_context(routed.invariant(self.contract))
+            yield
+
+    def outputs(self, run: Run, trace: Trace | None = None) -> Rows:
+        """The outputs of a run's tokens: logits, or the last hidden state of a model without a head."""
+        with self.scope(), torch.no_grad(), _recording(trace):
+            return _sorted([self._call(step, cache, run, trace)[1] for step, cache in self._steps(run)])
+
+    def gradients(self, run: Run, prompts: Prompts, trace: Trace | None = None) -> dict[str, Any]:
+        """The gradient of every parameter after a backward pass for each step: the mean loss of all tokens.
+
+        The loss is -log p(next token), by isogemm's log_softmax where the model is converted.
+        """
+        tokens = sum(step.ids.size for step in run.steps)
+        self._forget()
+        try:
+            with self.scope(), torch.enable_grad(), _recording(trace):
+                for step, cache in self._steps(run):
+                    logits, _ = self._call(step, cache, run, trace)
+                    labels = torch.as_tensor(prompts.labels(step), device=self.device)
+                    (-self._log_softmax(logits).gather(-1, labels[..., None]).sum() / tokens).backward()
+            return dict(self._gradients())
+        finally:
+            self._forget()
+
+    def _log_softmax(self, logits: Any) -> Any:
+        if self.mode == "convert":
+            from ...torch import reductions
+
+            return reductions.log_softmax(logits, out_dtype=torch.float32)
+        return torch.log_softmax(logits.float(), -1)
+
+    def _steps(self, run: Run) -> Iterator[tuple[Step, Any]]:
+        cache = self._cache(run)
+        for step in run.steps:
+            yield step, cache
+
+    def _cache(self, run: Run) -> Any:
+        if not run.cache:
+            return None
+        import transformers
+
+        if run.cache == "static":
+            return transformers.StaticCache(config=self.model.config, max_cache_len=static_length(run))
+        return transformers.DynamicCache(config=self.model.config)
+
+    def _call(self, step: Step, cache: Any, run: Run, trace: Trace | None) -> tuple[Any, Rows]:
+        if trace is not None:
+            trace.step(step, static_length(run) if run.cache == "static" else step.keys.shape[1], self.device)
+        arrays = {"input_ids": step.ids, "attention_mask": step.mask, "position_ids": step.positions}
+        inputs: dict[str, Any] = {k: torch.as_tensor(a, device=self.device) for k, a in arrays.items() if a is not None}
+        if cache is not None:
+            inputs |= {"past_key_values": cache, "use_cache": True}
+        elif self.causal:
+            inputs["use_cache"] = False
+        found = self.model(**inputs)
+        y = found.logits if hasattr(found, "logits") else found.last_hidden_state
+        b, t = np.nonzero(step.tokens >= 0)
+        return y, (step.tokens[b, t], y.detach()[b, t].cpu())
+
+    def _gradients(self) -> Iterator[tuple[str, Any]]:
+        for name, p in self.model.named_parameters():
+            found = getattr(p, "main_grad", None)
+            found = p.grad if found is None else found
+            if found is not None:
+                yield name, found.detach().cpu().clone()
+
+    def _forget(self) -> None:
+        for p in self.model.parameters():
+            p.grad = None
+        if self.mode == "convert":
+            from ... import torch as routed
+
+            routed.use_main_grad(self.model)
+
+
+def static_length(run: Run) -> int:
+    """Slots of a static cache: some more than the run fills."""
+    return int(run.steps[-1].keys.shape[1]) + 5
+
+
+def _is_causal(model: Any) -> bool:
+    config = getattr(model, "config", None)
+    return type(model).__name__.endswith("ForCausalLM") or bool(getattr(config, "is_decoder", False))
+
+
+def _recording(trace: Trace | None) -> Any:
+    return contextlib.nullcontext() if trace is None else trace.recording()
+
+
+def _sorted(parts: list[Rows]) -> Rows:
+    numbers = np.concatenate([n for n, _ in parts])
+    order = np.argsort(numbers)
+    return numbers[order], torch.cat([rows for _, rows in parts])[torch.as_tensor(order)]

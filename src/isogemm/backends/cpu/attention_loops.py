@@ -206,12 +206,9 @@ def meeting_chunk(task, chunk, scratch):
     run_meeting(carray(task, (WORDS,)), chunk, scratch)
 
 
-_SIGNATURE = types.void(types.CPointer(types.int64), types.int64, types.int64)
-
-
 @cache
 def _entry(function):
-    return compile_entry(_SIGNATURE, function)
+    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), function)
 
 
 def address(function) -> int:

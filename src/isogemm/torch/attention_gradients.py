@@ -1,0 +1,162 @@
+"""Gradients of attention: products by contract, and steps between them that IEEE 754 defines one by one.
+
+With t, m and l as in `isogemm.contract.attention`, u = m or 0 where that is -inf, and r = 1 / l or 0 where l is 0:
+
+1. ``p = exp2(t - u) * r`` in float32, exp2 with products and sums rounded one by one (no fma)
+2. ``dp = chain over dv of dy * v``, ``delta = sum of dy * y`` in the order of `isogemm.torch.reductions`
+3. ``ds = p * (dp - delta)``; p and ds rounded to the operands' dtype
+4. ``dq = scale * (chain over the keys of ds * k)``, ``dk = scale * (chain over the queries of ds * q)``,
+   ``dv = chain over the queries of p * dy``; queries of all heads that share k and v are one chain, head after head
+
+No step adds across batch entries, and none is atomic. A row of dq depends on its own query and its keys, counted from
+the first of the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS, LOG2E, factor
+from . import ops, reductions
+from .ops import Tensor
+
+__all__ = ["Call", "gradients"]
+
+_BUDGET = {"cpu": 2**22, "cuda": 2**27}  # elements of one matrix of probabilities that is held at a time
+_SHIFT, _LEAST = float(EXP2_SHIFT), float(EXP2_LEAST)
+_FIRST, *_TERMS = (float(x) for x in EXP2_TERMS["float32"])
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A forward call and what it saved; `mask` is expanded to [b, hq, tq, tk]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    offset: int | None
+    start: Tensor | None
+    stop: Tensor | None
+    scale: float | None
+    contract: str
+    y: Tensor
+    m: Tensor
+    total: Tensor
+
+
+def gradients(dy: Tensor, call: Call, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), an empty tensor where it is not needed."""
+    q, k, v = call.q, call.k, call.v
+    (b, hq, tq), (hkv, tk) = q.shape[:3], k.shape[1:3]
+    found = [x.new_zeros(x.shape) if need else x.new_empty(0) for x, need in zip((q, k, v), needs, strict=True)]
+    if not (call.m.numel() and tk):
+        return found[0], found[1], found[2]
+    groups = hq // hkv
+    outside = _outside(call)
+    if outside is not None:  # what is not read may be anything: not even times 0
+        k, v = (x.masked_fill(outside.view(b, 1, tk, 1), 0) for x in (k, v))
+    delta = reductions.sum(dy.float() * call.y.float(), keepdim=True)
+    dy = dy.to(v.dtype)
+
+    def grouped(x: Tensor) -> Tensor:
+        """[b, hq, ...] as [b, hkv, groups, ...]."""
+        return x.unflatten(1, (hkv, groups))
+
+    parts = [grouped(x) for x in (q, dy, delta, call.m.unsqueeze(-1), call.total.unsqueeze(-1))]
+    into = [grouped(x) if need and i == 0 else x for i, (x, need) in enumerate(zip(found, needs, strict=True))]
+    for entries, heads in _blocks(b, hkv, groups * tq * tk, q.device.type):
+        rows = [x[entries, heads].flatten(2, 3).flatten(0, 1) for x in parts]
+        keys = [x[entries, heads].flatten(0, 1) for x in (k, v)]
+        hidden, added = _masks(call, entries, heads, groups, outside)
+        for place, part in zip(into, _block(rows, keys, hidden, added, call, needs), strict=True):
+            if part is not None:
+                place[entries, heads] = part.view(place[entries, heads].shape)
+    return found[0], found[1], found[2]
+
+
+def _blocks(b: int, heads: int, size: int, device: str) -> Iterator[tuple[slice, slice]]:
+    """Slices of batch entries and of heads whose matrices fit."""
+    room = max(1, _BUDGET.get(device, 2**22) // size)
+    each, entries = min(heads, room), max(1, room // heads)
+    for i in range(0, b, entries):
+        for h in range(0, heads, each):
+            yield slice(i, i + entries), slice(h, h + each)
+
+
+def _outside(call: Call) -> Tensor | None:
+    """[b, tk]: keys before `start` or from `stop`."""
+    key = torch.arange(call.k.shape[2], device=call.k.device)
+    found = None
+    if call.start is not None:
+        found = key < call.start.unsqueeze(1)
+    if call.stop is not None:
+        behind = key >= call.stop.unsqueeze(1)
+        found = behind if found is None else found | behind
+    return found
+
+
+def _masks(call: Call, entries: slice, heads: slice, groups: int, outside: Tensor | None) -> tuple[Any, Any]:
+    """(hidden, added) that broadcast to [entries * heads, groups * tq, tk], or None."""
+    tq, tk = call.q.shape[2], call.k.shape[2]
+    hidden = added = None
+    if call.mask is not None:
+        mask = call.mask.unflatten(1, (-1, groups))[entries, heads].flatten(2, 3).flatten(0, 1)
+        if mask.dtype is torch.bool:
+            hidden = ~mask
+        else:
+            added = mask.float() * float(LOG2E)
+    if call.offset is not None:
+        query, key = (torch.arange(n, device=call.q.device) for n in (tq, tk))
+        late = (key > query.unsqueeze(1) + call.offset).repeat(groups, 1)
+        hidden = late if hidden is None else hidden | late
+    if outside is not None:
+        some = outside[entries]
+        each = len(range(*heads.indices(call.k.shape[1])))
+        far = some.repeat_interleave(each, 0).unsqueeze(1)
+        hidden = far if hidden is None else hidden | far
+    return hidden, added
+
+
+def _block(
+    rows: list[Tensor], keys: list[Tensor], hidden: Any, added: Any, call: Call, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    """(dq, dk, dv) of some heads: rows are [n, groups * tq, ...], keys [n, tk, ...]."""
+    (q, dy, delta, m, total), (k, v) = rows, keys
+    scale = call.q.shape[3] ** -0.5 if call.scale is None else call.scale
+    t = _product(q, k.mT, call, out_dtype=torch.float32) * float(factor(call.scale, call.q.shape[3]))
+    if added is not None:
+        t += added
+    if hidden is not None:
+        t.masked_fill_(hidden, float("-inf"))
+    inverse = torch.where(total == 0, 0.0, 1 / total)
+    p = _exp2(t.sub_(torch.where(m == float("-inf"), 0.0, m))).mul_(inverse)
+    dq = dk = dv = None
+    if needs[2]:
+        dv = _product(p.to(v.dtype).mT, dy, call)
+    if needs[0] or needs[1]:
+        ds = (_product(dy, v.mT, call, out_dtype=torch.float32).sub_(delta).mul_(p)).to(q.dtype)
+        if needs[0]:
+            dq = _product(ds, k, call, scale)
+        if needs[1]:
+            dk = _product(ds.mT, q, call, scale)
+    return dq, dk, dv
+
+
+def _product(a: Tensor, b: Tensor, call: Call, alpha: float = 1.0, out_dtype: Any = None) -> Tensor:
+    return ops.product(None, a, b, float(alpha), 0.0, call.contract, out_dtype)
+
+
+def _exp2(x: Tensor) -> Tensor:
+    """2**x for x of at most 0, overwriting it: `isogemm.contract.attention.exp2` with products and sums rounded."""
+    x = x.clamp_(min=_LEAST)  # NaN stays
+    k = x + _SHIFT
+    r = x.sub_(k - _SHIFT)
+    y = r * _FIRST
+    for i, term in enumerate(_TERMS):
+        y = y.add_(term) if i == 0 else y.mul_(r).add_(term)
+    return y.mul_(((k.view(torch.int32) & 0xFF) << 23).view(torch.float32))

@@ -126,7 +126,8 @@ def run(f, names, dtype=F32):
 def test_operator_and_direct_call_agree(name, dtype, monkeypatch):
     f, names = forms()[name]
     direct = run(f, names, dtype)
-    monkeypatch.setattr(iso.ops, "is_plain", lambda *tensors: False)
+    for name in ("is_plain", "is_direct"):
+        monkeypatch.setattr(iso.ops, name, lambda *tensors: False)
     for got, want in zip(run(f, names, dtype), direct, strict=True):
         assert_same(got, want)
 
@@ -269,3 +270,38 @@ def test_threads():
     assert len(found) == 60
     for got in found:
         assert_same(got, want)
+
+
+def test_only_a_call_that_nothing_watches_is_direct():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Marked(torch.Tensor):
+        pass
+
+    x, w = torch.ones(2, 3), torch.ones(4, 3)
+    leaf = torch.nn.Parameter(w.clone())
+    direct = iso.ops.is_direct
+    assert direct(x, w)
+    assert direct(x, w, torch.ones(4))
+    assert not direct(x, leaf)
+    assert not direct(leaf, w)
+    assert not direct(x, w, leaf)
+    with torch.no_grad():
+        assert direct(x, leaf, leaf)
+    assert not direct(x.to("meta"), w)
+    assert not direct(x, w.to("meta"))
+    assert not direct(x.as_subclass(Marked), w)
+    assert not direct(x, w.as_subclass(Marked))
+    assert not direct(x, w, w.as_subclass(Marked))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not direct(x, w)
+    with FlopCounterMode(display=False):
+        assert not direct(x, w)
+    with FakeTensorMode() as mode:
+        assert not direct(mode.from_tensor(x), mode.from_tensor(w))
+    with torch.autograd.forward_ad.dual_level():
+        assert not direct(x, w)
+    seen = []
+    torch.func.vmap(lambda row: seen.append(direct(row, w)) or row)(x)
+    assert seen == [False]

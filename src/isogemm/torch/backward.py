@@ -70,6 +70,8 @@ def product(
     out_dtype: Any = None,
 ) -> Tensor:
     """alpha * a @ b + beta * c by the shortest way that the call allows: direct, with gradients, or as an operator."""
+    if ops.is_direct(a, b, c):
+        return ops.product(c, a, b, alpha, beta, contract, out_dtype)
     if _way(c, a, b) == "graph":
         return _function(_Product)(c, a, b, alpha, beta, contract, grad_order, out_dtype)
     return _product(c, a, b, alpha, beta, contract, grad_order, out_dtype)
@@ -134,9 +136,13 @@ def _fit(x: Tensor, other: Tensor, contract: Contract) -> Tensor:
 
     Only a gradient of another dtype than the operands', which `out_dtype` makes, is ever changed.
     """
+    if x.dtype is other.dtype:  # which the contract multiplied in the forward pass
+        return x
     names = contract.operands
-    if str(x.dtype).removeprefix("torch.") in names and (
-        x.dtype == other.dtype or (contract.arithmetic == "fma" and torch.float32 in (x.dtype, other.dtype))
+    if (
+        contract.arithmetic == "fma"
+        and torch.float32 in (x.dtype, other.dtype)
+        and str(x.dtype).removeprefix("torch.") in names
     ):
         return x
     return x.to(torch.float32 if "float32" in names else other.dtype)
@@ -147,11 +153,9 @@ def _grads_of(a: Tensor, b: Tensor, dy: Tensor, alpha: float, ctx: Any, needs: t
     contract, order = ctx.contract, ctx.grad_order
     da = db = None
     if needs[0]:
-        chain = str(with_order(contract))
-        da = product(None, _fit(dy, b, contract), b.mT, alpha, 0.0, chain, order, a.dtype)
+        da = product(None, _fit(dy, b, contract), b.mT, alpha, 0.0, ctx.chain, order, a.dtype)
     if needs[1]:
-        rows = str(with_order(contract, order))
-        db = product(None, a.mT, _fit(dy, a, contract), alpha, 0.0, rows, order, b.dtype)
+        db = product(None, a.mT, _fit(dy, a, contract), alpha, 0.0, ctx.rows, order, b.dtype)
     return da, db
 
 
@@ -188,8 +192,16 @@ def _sum_to(dy: Tensor, shape: Any, scale: float, ctx: Any, dtype: Any) -> Tenso
 
 def _remember(ctx: Any, a: Tensor, b: Tensor, contract: str, grad_order: str) -> None:
     ctx.save_for_backward(a, b)
-    ctx.contract, ctx.grad_order = resolved(contract, a, b), grad_order
-    with_order(ctx.contract, grad_order)  # an order that cannot be: say so before the forward pass returns
+    ctx.grad_order = grad_order
+    key = (contract, grad_order, a.dtype, b.dtype, a.device)
+    found = _orders.get(key)
+    if found is None:
+        chosen = resolved(contract, a, b)  # an order that cannot be: say so before the forward pass returns
+        found = _orders[key] = (chosen, str(with_order(chosen)), str(with_order(chosen, grad_order)))
+    ctx.contract, ctx.chain, ctx.rows = found
+
+
+_orders: dict[tuple[Any, ...], tuple[Contract, str, str]] = {}
 
 
 class _Product(torch.autograd.Function):  # type: ignore[misc]
@@ -250,9 +262,8 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         dx = dw = db = None
         rows, flat = dy.reshape(-1, w.shape[0]), x.reshape(-1, w.shape[1])
         if ctx.needs_input_grad[0]:
-            chain = str(with_order(contract))
-            dx = product(None, _fit(rows, w, contract), w, 1.0, 0.0, chain, order, x.dtype).reshape(x.shape)
-        rows, leaf = _fit(rows, flat, contract), str(with_order(contract, order))
+            dx = product(None, _fit(rows, w, contract), w, 1.0, 0.0, ctx.chain, order, x.dtype).reshape(x.shape)
+        rows, leaf = _fit(rows, flat, contract), ctx.rows
         if ctx.needs_input_grad[1]:
             if ctx.main_grad is None:
                 dw = product(None, rows.mT, flat, 1.0, 0.0, leaf, order, w.dtype)

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from .. import api
 from ..contract.spec import ContractLike
 from ..errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
-from . import backward
+from . import backward, ops
 from .ops import Tensor
 
 __all__ = ["addmm", "baddbmm", "bmm", "grouped", "linear", "mm"]
@@ -153,8 +154,12 @@ def linear(
     With `main_grad`, micro-batches of whole leaves leave the bits of the whole batch, in any division; with
     ``grad_order="chain"`` micro-batches of whole blocks do (under ``fma``, of any size).
     """
-    _check_buffer("main_grad", main_grad, w, contract, grad_order)
-    _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
+    if main_grad is None and bias_main_grad is None:
+        if ops.is_direct(x, w, bias):
+            return api.linear(x, w, bias, contract=contract or None, out_dtype=out_dtype)
+    else:
+        _check_buffer("main_grad", main_grad, w, contract, grad_order)
+        _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
     x, w = _autocast(x, w)
     return backward.linear(x, w, bias, _text(contract), grad_order, out_dtype, main_grad, bias_main_grad)
 

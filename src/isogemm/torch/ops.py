@@ -224,10 +224,15 @@ def _fake_walk(a: Tensor, b: Tensor, out: Tensor, contract: str) -> None:
     torch._check(a.shape[1] == b.shape[0], lambda: f"inner dimensions differ: {tuple(a.shape)} and {tuple(b.shape)}")
 
 
-def _define(name: str, schema: str, body: Any, fake: Any, mutates: tuple[str, ...] = ()) -> Any:
-    op = torch.library.custom_op(f"isogemm::{name}", body, mutates_args=mutates, schema=schema)
-    op.register_fake(fake)
-    return op
+_library = torch.library.Library("isogemm", "FRAGMENT")
+
+
+def _define(name: str, schema: str, body: Any, fake: Any) -> Any:
+    """An operator without torch's `custom_op` around it, whose checks take longer than a short call of ours."""
+    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, body, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"isogemm::{name}", fake, lib=_library)
+    return getattr(torch.ops.isogemm, name).default
 
 
 _MATRICES = f"(Tensor a, Tensor b, float alpha=1.0, {_OPTIONS}) -> Tensor"
@@ -243,4 +248,7 @@ addmm_op = _define("addmm", _WITH_C, _addmm, _fake_addmm)
 baddbmm_op = _define("baddbmm", _WITH_C, _addmm, _fake_addmm)
 linear_op = _define("linear", f"{_LINEAR} -> Tensor", _linear, _fake_linear)
 grouped_op = _define("grouped", _LISTS, _grouped, _fake_grouped)
-walk_op = _define("walk_", "(Tensor a, Tensor b, Tensor(a!) out, str contract) -> ()", walk, _fake_walk, ("out",))
+walk_op: Any = torch.library.custom_op(
+    "isogemm::walk_", walk, mutates_args=("out",), schema="(Tensor a, Tensor b, Tensor(a!) out, str contract) -> ()"
+)
+walk_op.register_fake(_fake_walk)

@@ -1,0 +1,171 @@
+"""Attention on a CUDA device: the bits of contract/attention.py, by the kernel that is fastest for the shapes.
+
+    y, m, l = forward(q, k, v, c=factor(None, 128), arithmetic="tensor_core:sm90", causal_offset=0)
+
+A call like one before is a look-up, two allocations and one launch or two. Nothing waits for the device; `start` and
+`stop` are read there, so that a captured graph can be replayed with longer caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ContractError, DTypeError, LayoutError, LimitError, ShapeError
+from .attention_plans import MAX_HEAD, Case, Operand, bind, kernel_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["forward"]
+
+_MOST = 4096
+_plans: dict[tuple[Any, ...], Callable[..., None]] = {}
+_torch: Any = None
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    c: float,
+    mask: torch.Tensor | None = None,
+    causal_offset: int | None = None,
+    start: torch.Tensor | None = None,
+    stop: torch.Tensor | None = None,
+    arithmetic: str,
+    out_dtype: torch.dtype | None = None,
+    kernel: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(y, m, l)`` with y = softmax(scale * q @ k.T + mask) @ v.
+
+    Parameters
+    ----------
+    q, k, v : CUDA tensors [b, hq, tq, d], [b, hkv, tk, d], [b, hkv, tk, dv]
+        One dtype; any strides, but 1 in the last dimension. hq is a multiple of hkv; d and dv are 1 to 256.
+    c : float
+        `contract.attention.factor` of the scale: a float32.
+    mask : CUDA tensor that broadcasts to [b, hq, tq, tk], optional
+        bool, or float32, bfloat16 or float16, which is added to the scaled scores.
+    causal_offset : int, optional
+        Key j is hidden from query i where ``j > i + causal_offset``.
+    start, stop : int32 CUDA tensors [b], optional
+        Keys outside are not read. Contiguous.
+    arithmetic : str
+        ``fma``, or the device's own ``tensor_core:...`` for bfloat16 and float16.
+    out_dtype : torch dtype, optional
+        Default: that of q.
+    kernel : str, optional
+        One of `attention_plans.KERNELS`, instead of the fastest; none of them reaches the bits.
+
+    Returns
+    -------
+    y : tensor [b, hq, tq, dv]
+        Contiguous.
+    m, l : tensors [b, hq, tq] of float32
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, LimitError, ContractError
+    """
+    torch = _torch or _load()
+    device = q.get_device()
+    out = q.dtype if out_dtype is None else out_dtype
+    at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    key: tuple[Any, ...] = (
+        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, out, device, c,
+        causal_offset, start is None, stop is None, arithmetic, kernel, (at_q | at_k | at_v) & 15,
+        None if mask is None else (mask.shape, mask.stride(), mask.dtype),
+    )  # fmt: skip
+    run = _plans.get(key)
+    if run is None:
+        run = _plan(key, q, k, v, c, mask, causal_offset, start, stop, arithmetic, out, kernel)
+    b, heads, tq, _ = q.shape
+    dv = v.shape[3]
+    y = torch.empty((b, heads, tq, dv), dtype=out, device=q.device)
+    stats = torch.empty((2, b, heads, tq), dtype=torch.float32, device=q.device)
+    run(
+        torch._C._cuda_getCurrentRawStream(device), at_q, at_k, at_v, 0 if mask is None else mask.data_ptr(),
+        0 if start is None else start.data_ptr(), 0 if stop is None else stop.data_ptr(), y.data_ptr(),
+        stats.data_ptr(),
+    )  # fmt: skip
+    m, total = stats.unbind(0)
+    return y, m, total
+
+
+def _load() -> Any:
+    global _torch
+    import torch
+
+    _torch = torch
+    return torch
+
+
+def _plan(
+    key: tuple[Any, ...], q: Any, k: Any, v: Any, c: float, mask: Any, offset: int | None, start: Any, stop: Any,
+    arithmetic: str, out: Any, kernel: str | None,
+) -> Callable[..., None]:  # fmt: skip
+    """Look at everything once, and bind."""
+    _check(q, k, v, mask, start, stop, out)
+    device = q.get_device()
+    _check_arithmetic(arithmetic, q.dtype, device)
+    b, heads, tq, _ = q.shape
+    case = Case(
+        operands=tuple(Operand(tuple(x.shape), tuple(x.stride())) for x in (q, k, v)),
+        mask=None if mask is None else tuple(mask.expand(b, heads, tq, k.shape[2]).stride()),
+        dtype=_name(q),
+        dtype_out=_name(out),
+        dtype_mask=None if mask is None else _name(mask),
+        c=float(c),
+        offset=offset,
+        starts=start is not None,
+        stops=stop is not None,
+        fma=arithmetic == "fma",
+        aligned=not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
+    )
+    run = bind(case, kernel or kernel_of(case, device), device)
+    if len(_plans) >= _MOST:
+        _plans.clear()
+    _plans[key] = run
+    return run
+
+
+def _name(x: Any) -> str:
+    return str(getattr(x, "dtype", x)).removeprefix("torch.")
+
+
+def _check(q: Any, k: Any, v: Any, mask: Any, start: Any, stop: Any, out: Any) -> None:
+    floats = ("float32", "bfloat16", "float16")
+    if len({x.dtype for x in (q, k, v)}) != 1 or _name(q) not in floats or _name(out) not in floats:
+        dtypes = [_name(x) for x in (q, k, v, out)]
+        raise DTypeError("dtypes of attention", limit=f"one of {floats} for q, k, v", value=dtypes, nearest="bfloat16")
+    if mask is not None and _name(mask) not in ("bool", *floats):
+        raise DTypeError("dtype of a mask", limit=f"bool, {floats}", value=_name(mask), nearest="bool")
+    (b, heads, _, d), (tk, dv) = q.shape, v.shape[2:]
+    if k.shape[:3] != v.shape[:3] or k.shape[0] != b or k.shape[3] != d or not k.shape[1] or heads % k.shape[1]:
+        shapes = [tuple(x.shape) for x in (q, k, v)]
+        limit = "[b, hq, tq, d], [b, hkv, tk, d], [b, hkv, tk, dv], hq a multiple of hkv"
+        raise ShapeError("shapes of attention", limit=limit, value=shapes, nearest=limit)
+    if not (1 <= d <= MAX_HEAD and 1 <= dv <= MAX_HEAD):
+        raise LimitError("head size", limit=f"1 to {MAX_HEAD} on CUDA", value=(d, dv), nearest=MAX_HEAD)
+    if max(b, heads, -(-tk // 128) * 16) > 65535 * 16:
+        raise LimitError("sizes of attention", limit="65535 items and heads", value=(b, heads, tk), nearest=65535)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.stride(3) != 1 and x.shape[3] > 1:
+            limit = "unit stride in the last dimension"
+            raise LayoutError(f"strides of {name}", limit=limit, value=x.stride(), nearest=f"{name}.contiguous()")
+    for name, x in (("start", start), ("stop", stop)):
+        if x is not None and (x.shape != (b,) or _name(x) != "int32" or not x.is_contiguous()):
+            found = (tuple(x.shape), _name(x))
+            raise DTypeError(name, limit=f"int32 of shape ({b},), contiguous", value=found, nearest=f"{name}.int()")
+
+
+def _check_arithmetic(arithmetic: str, dtype: Any, device: int) -> None:
+    if arithmetic == "fma":
+        return
+    from .choose import default_contract_of
+
+    own = default_contract_of(device, _name(dtype)).arithmetic
+    if arithmetic != own:
+        raise ContractError("arithmetic of attention", limit=f"fma or {own} here", value=arithmetic, nearest=own)

@@ -1,0 +1,75 @@
+"""Attention on wgmma: the source and the launch of kernels/attention_hopper.cu."""
+
+from __future__ import annotations
+
+from .attention_plans import KINDS, OPERANDS, Case, Operand, Run, compiled, ints, longs, mask_defines, steps_of
+from .tensormap import Encoder, encoder
+
+__all__ = ["bind_hopper", "source"]
+
+BM, THREADS, CHUNK = 128, 384, 16384
+MAX_TILES = 65535
+
+
+def _instruction(name: str, operand: str, n: int, registers: bool) -> str:
+    """One wgmma of 64 x n x 16: both operands in shared memory, K-major; or the first in registers, the second across.
+
+    Scale 0 starts from zero.
+    """
+    count = n // 2
+    d = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    if registers:
+        given, inputs = "unsigned a, unsigned b, unsigned c, unsigned e", '"r"(a), "r"(b), "r"(c), "r"(e)'
+        first, used, layouts = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}", 4, "1"
+    else:
+        given, inputs, first, used, layouts = "u64 x", '"l"(x)', f"%{count}", 1, "0, 0"
+    return (
+        f"DEVICE void {name}(float (&d)[{count}], {given}, u64 y, int scale) {{\n"
+        f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + used + 1}, 0;\\n'
+        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{operand}.{operand} {{{d}}}, {first}, %{count + used}, "
+        f'p, 1, 1, {layouts};\\n}}" : {outputs} : {inputs}, "l"(y), "r"(scale));\n}}\n'
+    )
+
+
+def chunks_of(case: Case) -> int:
+    """Chunks of 64 columns."""
+    return 1 if max(case.d, case.dv) <= 64 else 2
+
+
+def source(case: Case) -> tuple[str, dict[str, object]]:
+    """The instructions' text, and the macros."""
+    operand, chunks = OPERANDS[case.dtype], chunks_of(case)
+    text = '#include "hopper_ptx.cu"\n'
+    text += _instruction("mma_s", operand, 128, False) + _instruction("mma_o", operand, 64 * chunks + 8, True)
+    return text, {"KIND": KINDS[case.dtype], "CHUNKS": chunks, **mask_defines(case)}
+
+
+def _map(case: Case, x: Operand, rows: int) -> Encoder:
+    return encoder(case.dtype, sizes=x.shape, strides=(*steps_of(x)[:3], 1), box=(1, 1, rows, 64), promotion=256)
+
+
+def bind_hopper(case: Case, device: int) -> Run:
+    """Compile and bind."""
+    from .driver import load
+
+    text, defines = source(case)
+    kernel = load(compiled(("attention_hopper.cu",), device, defines, case.dtype, text), "attention_hopper", device)
+    sizes = ints(case.tq, case.tk, case.dv, case.group, case.offset or 0)
+    chunks = chunks_of(case)
+    bound = kernel.bind(
+        [
+            *["map"] * 3, *["ptr"] * 5, *longs(*(case.mask or (0, 0, 0, 0)), *case.y_strides), *sizes, ("f32", case.c),
+        ],
+        grid=(case.heads, -(-case.tq // BM), case.batch),
+        block=(THREADS,),
+        shared=(11 if chunks == 2 else 6) * CHUNK + 1024,
+        pdl=True,
+    )  # fmt: skip
+    q, k, v = case.operands
+    map_q, map_k, map_v = _map(case, q, 64), _map(case, k, 128), _map(case, v, 128)
+
+    def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
+        bound(stream, map_q(q), map_k(k), map_v(v), mask, start, stop, y, stats)
+
+    return run

@@ -1,0 +1,235 @@
+// y = softmax(scale * q @ k.T + mask) @ v on wgmma, fed by the tensor copy engine: see contract/attention.py.
+//
+// Operands   maps of q, k and v (d, token, head, item), bf16 or fp16, head sizes up to 64 * CHUNKS; beyond d the engine
+//            brings zeros, which a fused sum ignores. y by strides, unit in d.
+// Order      leaves of 128 keys from `lo`, ascending. Fresh accumulators for s and for [o_n | l_n] in every leaf, one
+//            instruction for 16 of K, ascending. The ones of l_n are a tile of shared memory behind the columns of v.
+// Roles      two warpgroups of 64 queries each walk the same leaves; so the softmax of one hides behind the products of
+//            the other. One thread of a third fills a ring of two buffers for k and two for v.
+// Shared     chunks of 64 columns x 128 keys, 16 KB each. In a buffer of v they lie at equal distances from each other and
+//            from the ones, which so follow the last column of either buffer: that distance is part of a descriptor.
+// After hopper_ptx.cu and the instructions mma_s and mma_o, which attention_hopper.py writes.
+#include "attention_steps.cu"
+
+constexpr int THREADS = 384, BM = 128, CHUNK = 16384;
+constexpr int NV = 32 * CHUNKS + 4;  // accumulators of [o_n | l_n]: 64 * CHUNKS + 8 columns
+#if CHUNKS == 2
+constexpr u32 V_AT[2] = {4 * CHUNK, 0}, V_STEP[2] = {CHUNK, 3 * CHUNK}, K_AT[2] = {CHUNK, 7 * CHUNK}, ONES = 6 * CHUNK, Q_AT = 9 * CHUNK;
+#else
+constexpr u32 V_AT[2] = {CHUNK, 0}, V_STEP[2] = {CHUNK, 2 * CHUNK}, K_AT[2] = {3 * CHUNK, 4 * CHUNK}, ONES = 2 * CHUNK, Q_AT = 5 * CHUNK;
+#endif
+
+DEVICE void load_box(u32 to, const Map* map, u32 bar, int d, int token, int head, int item) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(bar), "r"(d), "r"(token), "r"(head), "r"(item) : "memory");
+}
+DEVICE u64 descriptor_of(u32 address, u32 step) {
+  return (u64)((address & 0x3ffff) >> 4) | ((u64)(step >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
+}
+DEVICE u32 pack(float x, float y) { return KIND == 1 ? pack_bf16(x, y) : pack_f16(x, y); }
+
+struct Walk {
+  const u8* mask;  // of this item and head
+  i64 mask_t, mask_k;
+  int lo, hi, reach[2], row[2], tq;
+  float c;
+};
+
+// Where a thread's accumulator i lies: row of its two, key of the leaf.
+DEVICE constexpr int row_of(int i) { return i >> 1 & 1; }
+DEVICE int key_of(int i, int lane) { return i / 4 * 8 + (lane & 3) * 2 + (i & 1); }
+
+// Steps 1 and 2: t, the maxima m_n, and p rounded. EDGE: some row does not see all keys, or there is a mask.
+template <bool EDGE> DEVICE void softmax(float (&s)[64], u32 (&p)[32], float (&m_n)[2], const Walk& w, int first, int lane) {
+  float top[2] = {NONE, NONE};
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    s[i] = s[i] * w.c;
+    if (EDGE) {
+      const int r = row_of(i), key = first + key_of(i, lane);
+      if (MASK == 1 && w.row[r] < w.tq && key < w.hi && !w.mask[w.row[r] * w.mask_t + key * w.mask_k]) s[i] = NONE;
+      if (MASK == 2 && w.row[r] < w.tq && key < w.hi)
+        s[i] = s[i] + load_as<MASK_KIND>(w.mask, w.row[r] * w.mask_t + key * w.mask_k) * LOG2E;
+      if (key >= w.reach[r]) s[i] = NONE;
+    }
+    top[row_of(i)] = fmaxf(top[row_of(i)], s[i]);
+  }
+  float u[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
+    top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+    m_n[r] = ceilf(top[r]), u[r] = finite(m_n[r]);
+  }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) p[i] = pack(exp2_of(s[2 * i] - u[i & 1]), exp2_of(s[2 * i + 1] - u[i & 1]));
+}
+
+// v of keys from `left` on as zeros: the copy engine brought them, but they are behind `stop`.
+DEVICE void clear_behind(u32 v, u32 step, int left, u32 thread, u32 turn) {
+  for (int i = thread; i < CHUNKS * (128 - left) * 8; i += 128) {
+    const u32 piece = i & 7, row = left + (i >> 3) % (128 - left), chunk = (i >> 3) / (128 - left);
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + chunk * step + row * 128 + piece * 16), "r"(0) : "memory");
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("bar.sync %0, 128;" ::"r"(3 + turn) : "memory");
+}
+
+DEVICE void store_rows(u8* y, i64 step, int row, int tq, int dv, const float (&o)[NV], const float (&l)[2], u32 lane) {
+  const float over[2] = {__fdiv_rn(1.0f, l[0]), __fdiv_rn(1.0f, l[1])};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int token = row + 8 * r;
+#pragma unroll
+    for (int j = 0; j < 8 * CHUNKS; j += 4) {
+      if (OUT == 0) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int d = 8 * (j + i) + 2 * (lane & 3);
+          float* at = (float*)y + token * step + d;
+          if (token < tq && d < dv) at[0] = finish(o[4 * (j + i) + 2 * r], over[r], l[r]);
+          if (token < tq && d + 1 < dv) at[1] = finish(o[4 * (j + i) + 2 * r + 1], over[r], l[r]);
+        }
+      } else {
+        u32 w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float x = finish(o[4 * (j + i) + 2 * r], over[r], l[r]), z = finish(o[4 * (j + i) + 2 * r + 1], over[r], l[r]);
+          w[i] = OUT == 1 ? pack_bf16(x, z) : pack_f16(x, z);
+        }
+        transpose_quad(w, lane);
+        const int d = 8 * (j + (lane & 3));
+        if (token < tq && d < dv) *(uint4*)(y + 2 * (token * step + d)) = make_uint4(w[0], w[1], w[2], w[3]);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map map_k, const __grid_constant__ Map map_v,
+                 const u8* mask, const int* start, const int* stop, u8* y, float* stats, i64 mask_b, i64 mask_h, i64 mask_t,
+                 i64 mask_k, i64 y_b, i64 y_h, i64 y_t, int tq, int tk, int dv, int group, int offset, float c) {
+  extern __shared__ u8 memory[];
+  __shared__ alignas(8) u64 barriers[9];
+  const u32 base = (shared(memory) + 1023) & ~1023u;
+  const u32 full_k = shared(barriers), full_v = full_k + 16, empty_k = full_k + 32, empty_v = full_k + 48, full_q = full_k + 64;
+  const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, warpgroup = warp >> 2;
+  const int heads = gridDim.x, head = blockIdx.x, item = blockIdx.z;
+  const int tile = gridDim.y - 1 - blockIdx.y, first_row = tile * BM;  // the longest first
+
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < 2; ++s) {
+      barrier_init(full_k + 8 * s, 1), barrier_init(full_v + 8 * s, 1);
+      barrier_init(empty_k + 8 * s, 8), barrier_init(empty_v + 8 * s, 8);
+    }
+    barrier_init(full_q, 1);
+    barrier_init_fence();
+  }
+  for (u32 at = threadIdx.x * 4; at < CHUNK; at += THREADS * 4)
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(base + ONES + at), "r"(KIND == 1 ? 0x3f803f80 : 0x3c003c00) : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  wait_for_predecessor();
+
+  const int lo = start ? max(start[item], 0) : 0, hi = stop ? min(stop[item], tk) : tk;
+  const int end = CAUSAL ? min(hi, min(tq, first_row + BM) + offset) : hi;
+  const int leaves = end > lo ? (end - lo + LEAF - 1) / LEAF : 0;
+
+  if (warpgroup == 2) {  // the producer
+    fewer_registers<24>();
+    if (warp == 8 && lane == 0) {
+      barrier_expect(full_q, CHUNKS * CHUNK);
+      for (int g = 0; g < 2; ++g)
+        for (int i = 0; i < CHUNKS; ++i)
+          load_box(base + Q_AT + (g * CHUNKS + i) * 8192, &map_q, full_q, 64 * i, first_row + 64 * g, head, item);
+      for (int n = 0; n < leaves; ++n) {
+        const u32 s = n & 1, parity = (n >> 1 & 1) ^ 1;
+        barrier_wait(empty_k + 8 * s, parity);
+        barrier_expect(full_k + 8 * s, CHUNKS * CHUNK);
+        for (int i = 0; i < CHUNKS; ++i)
+          load_box(base + K_AT[s] + i * CHUNK, &map_k, full_k + 8 * s, 64 * i, lo + n * LEAF, head / group, item);
+        barrier_wait(empty_v + 8 * s, parity);
+        barrier_expect(full_v + 8 * s, CHUNKS * CHUNK);
+        for (int i = 0; i < CHUNKS; ++i)
+          load_box(base + V_AT[s] + i * V_STEP[s], &map_v, full_v + 8 * s, 64 * i, lo + n * LEAF, head / group, item);
+      }
+    }
+  } else {  // consumers
+    more_registers<240>();
+    const int block = first_row + 64 * warpgroup, row = block + 16 * (warp & 3) + (lane >> 2);
+    const int whole = CAUSAL ? min(hi, block + offset + 1) : hi;  // keys that all rows see
+    const int mine = CAUSAL ? min(hi, min(tq, block + 64) + offset) : hi;
+    Walk w{mask, mask_t, mask_k, lo, hi, {hi, hi}, {row, row + 8}, tq, c};
+    if (MASK) w.mask += (item * mask_b + head * mask_h) * (MASK == 1 ? 1 : MASK_KIND == 0 ? 4 : 2);
+    if (CAUSAL) w.reach[0] = min(hi, row + offset + 1), w.reach[1] = min(hi, row + offset + 9);
+    const u32 q = base + Q_AT + warpgroup * CHUNKS * 8192;
+    float o[NV], m[2] = {NONE, NONE}, l[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < NV; ++i) o[i] = 0.0f;
+    barrier_wait(full_q, 0);
+#pragma unroll 1
+    for (int n = 0; n < leaves; ++n) {
+      const u32 buffer = n & 1, parity = n >> 1 & 1;
+      const int first = lo + n * LEAF;
+      float s[64], m_n[2];
+      u32 p[32];
+      barrier_wait(full_k + 8 * buffer, parity);
+      {
+        const u64 dq = descriptor_of(q, 16), dk = descriptor_of(base + (buffer ? K_AT[1] : K_AT[0]), 16);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4 * CHUNKS; ++i)  // order-critical: d ascending
+          mma_s(s, dq + ((i / 4 * 8192 + i % 4 * 32) >> 4), dk + ((i / 4 * CHUNK + i % 4 * 32) >> 4), i != 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(s);
+      }
+      if (lane == 0) barrier_arrive(empty_k + 8 * buffer);
+      const bool edge = MASK || first + LEAF > whole;
+      if (edge) softmax<true>(s, p, m_n, w, first, lane);
+      else softmax<false>(s, p, m_n, w, first, lane);
+      barrier_wait(full_v + 8 * buffer, parity);
+      const u32 v = base + (buffer ? V_AT[1] : V_AT[0]), step = buffer ? V_STEP[1] : V_STEP[0];
+      if (stop && first + LEAF > hi) clear_behind(v, step, hi - first, threadIdx.x & 127, warpgroup);
+      float o_n[NV];
+      {
+        const u64 dv_ = descriptor_of(v, step);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 8; ++i)  // order-critical: keys ascending
+          mma_o(o_n, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], dv_ + (i * 2048 >> 4), i != 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(o_n);
+      }
+      if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
+      if (CAUSAL && edge) {  // a leaf behind all that a row may see is no part of its walk, whatever its values are
+#pragma unroll
+        for (int i = 0; i < NV; ++i)
+          if (first >= w.reach[row_of(i)]) o_n[i] = 0.0f;
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          if (first >= w.reach[r]) m_n[r] = NONE;
+      }
+      const Factors f[2] = {join(m[0], m_n[0]), join(m[1], m_n[1])};
+      if (__all_sync(~0u, f[0].a == 1.0f && f[1].a == 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < NV; ++i) o[i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < NV; ++i) o[i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[i] * f[row_of(i)].a);
+      }
+    }
+    l[0] = o[NV - 4], l[1] = o[NV - 2];
+    store_rows(y + (OUT ? 2 : 4) * (item * y_b + head * y_h), y_t, row, tq, dv, o, l, lane);
+    if ((lane & 3) == 0) {
+      const i64 line = ((i64)item * heads + head) * tq + row, all = (i64)gridDim.z * heads * tq;
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (row + 8 * r < tq) stats[line + 8 * r] = m[r] + 0.0f, stats[all + line + 8 * r] = canonical(l[r]);
+    }
+    (void)mine;
+  }
+  release_successor();
+}

@@ -1,0 +1,177 @@
+"""Attention on the GPU: the definition's bits by every kernel, and the relations that hold at real sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backends.cuda.device import DTYPES, download, draw, same
+
+from isogemm.backends.cuda.attention import forward
+from isogemm.contract import attention as definition
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+ARITHMETIC = {"bfloat16": "tensor_core:sm90", "float16": "tensor_core:sm90", "float32": "fma"}
+
+
+def operands(b: int, heads: int, shared: int, tq: int, tk: int, d: int, dtype: str, seed: int, special: bool = False):
+    """q, k, v as models lay them out: heads inside tokens."""
+    made = [
+        draw((b, t, h, d), dtype, seed + i, special).transpose(1, 2)
+        for i, (t, h) in enumerate(((tq, heads), (tk, shared), (tk, shared)))
+    ]
+    return made[0], made[1], made[2]
+
+
+def run(q: Any, k: Any, v: Any, *, scale: float | None = None, fma: bool = False, **options: Any) -> Any:
+    arithmetic = "fma" if fma else ARITHMETIC[str(q.dtype).removeprefix("torch.")]
+    return forward(q, k, v, c=float(definition.factor(scale, q.shape[3])), arithmetic=arithmetic, **options)
+
+
+def check(q: Any, k: Any, v: Any, *, fma: bool = False, out: str | None = None, **options: Any) -> None:
+    """Bits of y, m and l against contract/attention.py."""
+    options = {key: value for key, value in options.items() if value is not None}
+    got = run(q, k, v, fma=fma, out_dtype=None if out is None else DTYPES[out], **options)
+    options.pop("kernel", None)
+    host = {key: x if isinstance(x, int | float) else as_host(x) for key, x in options.items()}
+    arithmetic = "fma" if fma else ARITHMETIC[str(q.dtype).removeprefix("torch.")]
+    given = None if out is None else download(torch.empty(0, dtype=DTYPES[out])).dtype
+    want = definition.attention(*map(download, (q, k, v)), arithmetic=arithmetic, out_dtype=given, **host)
+    for name, x, y in zip(("y", "m", "l"), got, want, strict=True):
+        same(x, y, name)
+
+
+def as_host(x: Any) -> np.ndarray:
+    return x.cpu().numpy() if x.dtype in (torch.bool, torch.int32) else download(x)
+
+
+def ints(*values: int) -> Any:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+SHAPES = [  # b, hq, hkv, tq, tk, d
+    (2, 4, 2, 5, 300, 64),
+    (1, 4, 1, 1, 513, 128),
+    (1, 2, 2, 70, 260, 128),
+    (2, 2, 1, 3, 128, 80),
+    (1, 2, 1, 130, 257, 72),
+]
+
+
+@pytest.mark.parametrize("kernel", ["hopper", "split", "walk", "leaf", "fma"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_definition(shape, dtype, kernel):
+    tq, tk, d = shape[3:]
+    if kernel == "leaf":
+        tk = 100
+    q, k, v = operands(*shape[:4], tk, d, dtype, seed=1)
+    offset = tk - tq if tq <= tk else None
+    check(q, k, v, causal_offset=offset, kernel=kernel, fma=kernel == "fma")
+
+
+@pytest.mark.parametrize("kernel", ["hopper", "split", "walk"])
+def test_masks_starts_and_stops(kernel):
+    b, heads, tq, tk = 2, 4, 66, 300
+    q, k, v = operands(b, heads, 2, tq, tk, 64, "bfloat16", seed=2)
+    seen = torch.rand((b, 1, tq, tk), generator=torch.Generator("cuda").manual_seed(3), device="cuda") < 0.5
+    seen[0, 0, 5] = False  # no key at all
+    added = draw((1, heads, 1, tk), "float32", 4)
+    start, stop = ints(37, 0), ints(300, 211)
+    check(q, k, v, mask=seen, kernel=kernel)
+    check(q, k, v, mask=added, kernel=kernel, out="float32")
+    check(q, k, v, mask=added.bfloat16(), kernel=kernel, causal_offset=tk - tq)
+    check(q, k, v, start=start, stop=stop, kernel=kernel)
+    check(q, k, v, start=start, stop=stop, mask=seen, causal_offset=tk - tq, kernel=kernel, scale=0.3)
+    check(q, k, v, start=ints(5, 300), stop=ints(5, 100), kernel=kernel)
+
+
+@pytest.mark.parametrize("kernel", ["hopper", "split", "walk", "fma"])
+def test_what_is_no_number(kernel):
+    q, k, v = operands(1, 2, 1, 64, 300, 64, "float16", seed=5, special=True)
+    check(q, k, v, kernel=kernel, fma=kernel == "fma")
+    check(q * 100, k, v, kernel=kernel, fma=kernel == "fma")
+    check(q, k, draw(v.shape, "float16", 6), kernel=kernel, fma=kernel == "fma", causal_offset=236)
+
+
+@pytest.mark.parametrize("d", [64, 33, 160, 256])
+def test_float32(d):
+    q, k, v = operands(2, 4, 2, 9, 200, d, "float32", seed=7)
+    check(q, k, v, causal_offset=191)
+    check(q, k, v, start=ints(3, 0), stop=ints(150, 200), mask=draw((2, 1, 9, 200), "float32", 8))
+
+
+@pytest.mark.parametrize("d", [33, 96, 256])
+def test_other_head_sizes(d):
+    q, k, v = operands(1, 4, 2, 17, 200, d, "bfloat16", seed=9)
+    check(q, k, v, causal_offset=183, kernel="split")
+    check(q, k, v, causal_offset=183, kernel="walk")
+    check(q[..., : d - 1], k[..., : d - 1], v[..., 1:], kernel="walk")
+
+
+def test_no_keys_give_zeros():
+    q, k, v = operands(1, 2, 1, 3, 0, 64, "bfloat16", seed=10)
+    y, m, total = run(q, k, v)
+    assert not y.any()
+    assert not total.any()
+    assert torch.isneginf(m).all()
+
+
+REAL = [(2, 16, 8, 1000, 128, "bfloat16"), (3, 8, 2, 777, 64, "float16")]
+
+
+@pytest.mark.parametrize(("b", "heads", "shared", "t", "d", "dtype"), REAL)
+def test_kernels_agree(b, heads, shared, t, d, dtype):
+    q, k, v = operands(b, heads, shared, t, t, d, dtype, seed=11)
+    for offset in (0, None, -40):
+        want = run(q, k, v, causal_offset=offset, kernel="walk")
+        for kernel in ("hopper", "split"):
+            for x, y in zip(run(q, k, v, causal_offset=offset, kernel=kernel), want, strict=True):
+                same(x, y, (kernel, offset))
+
+
+@pytest.mark.parametrize(("b", "heads", "shared", "t", "d", "dtype"), REAL)
+def test_a_query_is_the_same_in_any_company(b, heads, shared, t, d, dtype):
+    q, k, v = operands(b, heads, shared, t, t, d, dtype, seed=12)
+    whole, _, _ = run(q, k, v, causal_offset=0)
+    for size in (1, 7, 64, 300):  # decode and chunks, over caches that are just long enough
+        for first in (0, 129, t - size):
+            part = slice(first, first + size)
+            end = first + size
+            got, _, _ = run(q[:, :, part], k[:, :, :end], v[:, :, :end], causal_offset=first)
+            same(got, whole[:, :, part], (size, first))
+            longer, _, _ = run(q[:, :, part], k, v, causal_offset=first, stop=torch.full_like(ints(*range(b)), end))
+            same(longer, whole[:, :, part], (size, first, "longer cache"))
+    alone, _, _ = run(q[1:2], k[1:2], v[1:2], causal_offset=0)
+    same(alone, whole[1:2], "alone")
+    last, _, _ = run(q[:, -2:], k[:, -1:], v[:, -1:], causal_offset=0)
+    same(last, whole[:, -2:], "two heads")
+
+
+@pytest.mark.parametrize("kernel", ["hopper", "split", "walk"])
+def test_padding_and_what_lies_behind_is_not_read(kernel):
+    q, k, v = operands(2, 8, 2, 200, 400, 128, "bfloat16", seed=13)
+    nan, pad = float("nan"), 77
+    want, _, _ = run(q, k, v, causal_offset=200, kernel=kernel)
+    wide = torch.full((2, 2, 600, 128), nan, dtype=q.dtype, device="cuda")
+    wider = wide.clone()
+    wide[:, :, pad : pad + 400], wider[:, :, pad : pad + 400] = k, v
+    bounds = {"start": ints(pad, pad), "stop": ints(pad + 400, pad + 400)}
+    got, _, _ = run(q, wide, wider, causal_offset=200 + pad, kernel=kernel, **bounds)
+    same(got, want, "left padding and a longer cache")
+
+
+def test_a_captured_call_replays_with_longer_caches():
+    q, k, v = operands(2, 8, 2, 1, 512, 128, "bfloat16", seed=14)
+    stop = ints(100, 300)
+    run(q, k, v, stop=stop)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, _, _ = run(q, k, v, stop=stop)
+    for lengths in ((100, 300), (511, 128), (129, 512)):
+        stop.copy_(ints(*lengths))
+        graph.replay()
+        same(y, run(q, k, v, stop=ints(*lengths))[0], lengths)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from . import batching as batching  # registers the rules for vmap
 from . import functional, ops, reductions
+from .attention_calls import attention, scaled_dot_product_attention
 from .coverage import Coverage, coverage
 from .functional import addmm, baddbmm, bmm, grouped, linear, mm
 from .layers import Embedding, LayerNorm, Linear, RMSNorm, SiLU
@@ -24,6 +25,7 @@ __all__ = [
     "SiLU",
     "active",
     "addmm",
+    "attention",
     "baddbmm",
     "bmm",
     "collect_main_grad",
@@ -40,5 +42,6 @@ __all__ = [
     "mm",
     "ops",
     "reductions",
+    "scaled_dot_product_attention",
     "use_main_grad",
 ]

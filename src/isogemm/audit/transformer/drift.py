@@ -17,7 +17,7 @@ from ..data import Array
 from .relations import Params, Relation, Scope
 from .runs import STRIDE, Prompts, Run
 from .subject import Rows, Subject
-from .trace import Difference, Trace, first_difference, only_in_one
+from .trace import Difference, Trace, called_more, first_difference
 
 __all__ = ["ModelCase", "ModelDrift", "evaluate"]
 
@@ -221,9 +221,8 @@ class Evaluation:
     def _operator(self, runs: tuple[Run, Run], module: str) -> tuple[Difference | None, str]:
         left, right = self._traces(runs, module)
         found = first_difference(left, right)
-        only = only_in_one(left, right)
-        both = zip(only, ("first", "second"), strict=True)
-        return found, "; ".join(f"{', '.join(names[:3])} in the {which} run alone" for names, which in both if names)
+        both = zip(called_more(left, right), ("first", "second"), strict=True)
+        return found, "; ".join(f"the {which} run calls {', '.join(n[:3])} more often" for n, which in both if n)
 
     def _gradients(self, relation: Relation, case: ModelCase) -> Outcome:
         runs = relation.runs(self.training, self.scope, case.params)

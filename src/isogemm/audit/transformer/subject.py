@@ -141,11 +141,13 @@ class Subject:
         return y, (step.tokens[b, t], y.detach()[b, t].cpu())
 
     def _gradients(self) -> Iterator[tuple[str, Any]]:
-        for name, p in self.model.named_parameters():
-            found = getattr(p, "main_grad", None)
-            found = p.grad if found is None else found
-            if found is not None:
-                yield name, found.detach().cpu().clone()
+        found = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        if self.mode == "convert":
+            from ... import torch as routed
+
+            found |= {name: total for name, _, total in routed.main_grads(self.model)}
+        for name, gradient in found.items():
+            yield name, gradient.detach().cpu().clone()
 
     def _forget(self) -> None:
         for p in self.model.parameters():

@@ -6,6 +6,7 @@ heads): all are kept, and two runs are compared by a reading that both have in e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .runs import STRIDE, Step
 
-__all__ = ["Difference", "Key", "Trace", "first_difference", "only_in_one"]
+__all__ = ["Difference", "Key", "Trace", "called_more", "first_difference"]
 
 Tensor = Any  # torch is untyped to mypy
 _Read = Callable[[Tensor, "_Place"], Tensor]
@@ -262,9 +263,13 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 def first_difference(left: Trace, right: Trace, *, backward: bool = False) -> Difference | None:
     """The first tensor, in the order of the left run, whose rows of a common token have other bits.
 
-    Of the forward pass, or of the gradients.
+    Of the forward pass, or of the gradients. An operator that one of the runs calls more often is passed over: which of
+    its calls belong together is not known.
     """
+    calls = [Counter(key.operator for key in trace.rows if key.kind == "operator") for trace in (left, right)]
     for key, steps in left.rows.items():
+        if calls[0][key.operator] != calls[1][key.operator]:
+            continue
         if key in right.rows and (key.kind == "gradient") is backward:
             found = _compared(key, steps, right.rows[key])
             if found is not None:
@@ -272,10 +277,10 @@ def first_difference(left: Trace, right: Trace, *, backward: bool = False) -> Di
     return None
 
 
-def only_in_one(left: Trace, right: Trace) -> tuple[list[str], list[str]]:
-    """Names of operators that only the left run, and only the right run, calls."""
-    a, b = (dict.fromkeys(key.operator for key in t.rows if key.kind == "operator") for t in (left, right))
-    return [name for name in a if name not in b], [name for name in b if name not in a]
+def called_more(left: Trace, right: Trace) -> tuple[list[str], list[str]]:
+    """Names of operators that the left run, and that the right run, calls more often than the other."""
+    a, b = (Counter(key.operator for key in t.rows if key.kind == "operator") for t in (left, right))
+    return list(a - b), list(b - a)
 
 
 def _compared(key: Key, left: list[Any], right: list[Any]) -> Difference | None:

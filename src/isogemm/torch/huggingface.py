@@ -15,6 +15,7 @@ from ..contract.spec import Contract
 from ..errors import OptionError
 from . import huggingface_masks as masks
 from . import reductions
+from .attention_calls import attention, scaled_dot_product_attention
 from .layers import Converted
 from .ops import Tensor
 
@@ -55,22 +56,14 @@ def attend(
     for name in ("softcap", "s_aux", "position_bias", "output_attentions"):
         if options.get(name) is not None and options[name] is not False:
             raise OptionError(f"{name} of attention", limit="none", value="one", nearest='attn_implementation="eager"')
+    contract = getattr(module, "contract", None)
+    if attention_mask is not None and attention_mask.dtype != torch.uint8:  # a user's own table: its range is found
+        table = attention_mask[..., : key.shape[2]]
+        y = scaled_dot_product_attention(query, key, value, table, scale=scaling, enable_gqa=True, contract=contract)
+        return y.transpose(1, 2).contiguous(), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     seen = masks.visible(attention_mask, key.shape[2], query.shape[2], causal)
-    from .attention import attention
-
-    y = attention(
-        query,
-        key,
-        value,
-        mask=seen.mask,
-        causal=seen.causal,
-        offset=seen.offset,
-        start=seen.start,
-        stop=seen.stop,
-        scale=scaling,
-        contract=getattr(module, "contract", None),
-    )
+    y = attention(query, key, value, **seen._asdict(), scale=scaling, contract=contract)
     return y.transpose(1, 2).contiguous(), None
 
 

@@ -46,7 +46,7 @@ def _differs(child: Any) -> str:
     if vars(child).get("num_key_value_groups") is None or not hasattr(sys.modules[cls.__module__], _EAGER):
         return f"{cls.__name__} does not use transformers' attention functions"
     probe = _probe(child)
-    x, angles = random(1, 3, 8), random(1, 3, child.head_dim // 2)
+    x, angles = random(1, 3, 8, seed=16), random(1, 3, child.head_dim // 2, seed=17)
     cos, sin = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
     hidden = torch.tensor([[0, 0, 0, -1e9, -1e9], [0, 0, 0, 0, -1e9], [-1e9, 0, 0, 0, 0]])[None, None]
     caches = [_Cache(), _Cache()]
@@ -76,12 +76,12 @@ def _probe(child: Any) -> Any:
     """A small module of the same class, with transformers' eager attention."""
     width, groups = child.head_dim, child.num_key_value_groups
     sizes = {"q_proj": (8, 2 * groups * width), "k_proj": (8, 2 * width), "v_proj": (8, 2 * width)}
-    replaced = {name: random_linear(*size) for name, size in sizes.items()}
-    replaced["o_proj"] = random_linear(2 * groups * width, 8)
-    for name in ("q_norm", "k_norm"):
+    sizes["o_proj"] = (2 * groups * width, 8)
+    replaced = {name: random_linear(*size, seed=i) for i, (name, size) in enumerate(sizes.items())}
+    for i, name in enumerate(("q_norm", "k_norm")):
         norm = child._modules.get(name)
         if norm is not None:
-            weight = torch.nn.Parameter(random(*norm.weight.shape), requires_grad=False)
+            weight = torch.nn.Parameter(random(*norm.weight.shape, seed=8 + i), requires_grad=False)
             replaced[name] = stand_in(norm, weight=weight)
     probe = stand_in(child, **replaced)
     config = copy.copy(child.config)

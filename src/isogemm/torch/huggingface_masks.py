@@ -123,13 +123,10 @@ def _bytes(keys: Tensor) -> Tensor:
 def visible(packed: Tensor | None, length: int, queries: int, is_causal: bool) -> Visible:
     """What a mask says, for so many keys and queries.
 
-    Without a mask, `is_causal` counts as in transformers' own functions: the first query sees the first key. A table of
-    another dtype than uint8 is the user's: a mask for attention as it is.
+    Without a mask, `is_causal` counts as in transformers' own functions: the first query sees the first key.
     """
     if packed is None:
         return Visible(causal=is_causal and queries > 1, offset=0 if is_causal and queries > 1 else None)
-    if packed.dtype != torch.uint8:
-        return Visible(mask=packed[..., :length])
     _, kind, rows, size = packed.shape
     offset = rows - 2 if kind == 1 and rows > 1 else None
     if size == 0:

@@ -98,14 +98,18 @@ _PARTS: dict[type, str] = {
 
 def _foreign(child: Any) -> Known | None:
     children = child._modules
+    found: tuple[str, Callable[[Any], Known]] | None = None
     if not children and list(child._parameters) == ["weight"] and child._parameters["weight"] is not None:
         if child.weight.dim() == 1 and any(isinstance(vars(child).get(name), float) for name in EPS_NAMES):
-            return _unless_touched(child, _row_norm(child))
-    elif {"gate_proj", "up_proj", "down_proj"} <= set(children):
-        return _unless_touched(child, _gated_mlp(child))
+            found = "norm", _row_norm
+    elif children.keys() >= {"gate_proj", "up_proj", "down_proj"}:
+        found = "mlp", _gated_mlp
     elif not children and not child._parameters and is_silu(child):
-        return _unless_touched(child, Known("mlp", mixed(_Silu, type(child))))
-    return None
+        found = "mlp", lambda child: Known("mlp", mixed(_Silu, type(child)))
+    if found is None:
+        return None
+    why = touched(child)
+    return Known(found[0], why=why) if why else found[1](child)
 
 
 class _Silu(Converted):
@@ -147,7 +151,7 @@ def _gated_mlp(child: Any) -> Known:
         return Known("mlp", why=f"projections of {type(child).__name__} are no Linear modules")
     if act._forward_hooks or act._forward_pre_hooks:
         return Known("mlp", why="its activation has hooks, which would not be called")
-    gate, up, down = random_linear(8, 12), random_linear(8, 12), random_linear(12, 8)
+    gate, up, down = (random_linear(k, n, i) for i, (k, n) in enumerate(((8, 12), (8, 12), (12, 8))))
     probe = stand_in(child, gate_proj=gate, up_proj=up, down_proj=down)
     if agrees(probe.forward, lambda x: down(torch.nn.functional.silu(gate(x)) * up(x)), random(3, 8)):
         return Known("mlp", mixed(layers.GatedMLP, type(child)))
@@ -184,15 +188,15 @@ def _close(x: Tensor, y: Tensor) -> bool:
     return x.shape == y.shape and bool(torch.allclose(x.float(), y.float(), rtol=1e-4, atol=1e-5))
 
 
-def random(*shape: int) -> Tensor:
+def random(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers that are always the same and leave torch's generators as they are."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[-1]))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def random_linear(k: int, n: int) -> Any:
+def random_linear(k: int, n: int, seed: int) -> Any:
     """A Linear without a bias, with `random` weights."""
     layer = torch.nn.Linear(k, n, bias=False, device="meta")  # no initial values: torch's generator stays as it is
-    layer.weight = torch.nn.Parameter(random(n, k), requires_grad=False)
+    layer.weight = torch.nn.Parameter(random(n, k, seed=seed), requires_grad=False)
     return layer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..contract.spec import ContractLike
+from ..contract.spec import Contract, ContractLike
 from ..errors import DTypeError, OptionError
 from . import layers_known
 from .layers import Converted, Linear, checked
@@ -113,7 +113,7 @@ def convert(
     for _, child, known in plan.found:
         _become(child, known, halves)
     for child in plan.attention.values():
-        vars(child)["contract"] = chosen
+        vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
     for _, child, _ in plan.found:
         if isinstance(child, Linear):
             child.contract, child.grad_order = chosen, order

@@ -1,0 +1,278 @@
+"""Small transformers models, converted: the same logits whatever stands around a sequence."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from isogemm.errors import OptionError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import isogemm.torch as iso  # noqa: E402
+
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+}
+FAMILIES = ("Qwen3", "Llama", "Qwen2", "Mistral")
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def build(family="Qwen3", dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**TINY, "tie_word_embeddings": True, **options})
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for p in model.parameters():  # norms of ones and small weights hide mistakes
+            p.add_(torch.randn_like(p) * 0.1)
+    return model.eval().to(dtype)
+
+
+def converted(*args, **options):
+    model = build(*args, **options)
+    return model, iso.convert(model)
+
+
+def tokens(*shape):
+    return torch.randint(1, 97, shape, generator=torch.Generator().manual_seed(1))
+
+
+def bits(x):
+    return x.view({4: torch.int32, 2: torch.int16}[x.element_size()])
+
+
+def same(x, y):
+    return torch.equal(bits(x.contiguous()), bits(y.contiguous()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_are_close_to_torch_s(family, dtype):
+    theirs = build(family, dtype)
+    ours, state = copy.deepcopy(theirs), copy.deepcopy(theirs.state_dict())
+    report = iso.convert(ours)
+    assert report.left == {}
+    sizes = {part: len(names) for part, names in report.parts.items()}
+    norms = 9 if family == "Qwen3" else 5
+    assert sizes == {"linear": 15, "norm": norms, "embedding": 1, "mlp": 2, "attention": 2, "rope": 3}
+    ids = tokens(3, 20)
+    with torch.no_grad():
+        got, want = ours(ids).logits, theirs(ids).logits
+    eps = 200 * torch.finfo(dtype).eps if dtype is torch.float32 else 0.06
+    torch.testing.assert_close(got, want, rtol=eps, atol=eps * float(want.abs().max()))
+    assert ours.lm_head.weight is ours.model.embed_tokens.weight
+    assert ours.state_dict().keys() == state.keys()
+    ours.load_state_dict(state)
+    theirs.load_state_dict(ours.state_dict())
+    assert all(torch.equal(p, state[name]) for name, p in theirs.state_dict().items())
+
+
+def test_the_configuration_is_the_model_s_own():
+    model = build()
+    other = type(model)(model.config)
+    before = model.config._attn_implementation
+    iso.convert(model)
+    assert other.config._attn_implementation == before
+    assert model.config._attn_implementation == "isogemm"
+    assert model.model.layers[0].self_attn.config is model.config is model.model.config
+    report = iso.convert(other, parts=("linear", "norm", "mlp", "embedding"))
+    assert other.config._attn_implementation == before
+    assert report.left["model.rotary_emb"] == "rope is not among the parts"
+    assert "attention is not among the parts" in report.left["model.layers.0.self_attn"]
+    report = iso.convert(build(), leave=["model.layers.1.self_attn"])
+    assert report.parts["attention"] == ()
+    assert "one mask for all layers" in report.left["model.layers.0.self_attn"]
+    assert iso.convert(build().model.layers[0]).parts["attention"] == ()
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sequence_does_not_see_its_batch(family, dtype):
+    model, _ = converted(family, dtype)
+    ids = tokens(7, 33)
+    with torch.no_grad():
+        whole = model(ids).logits
+        for rows in (slice(0, 1), slice(3, 4), slice(6, 7), slice(2, 4)):
+            assert same(model(ids[rows]).logits, whole[rows])
+        assert same(model(ids[:, :9]).logits, whole[:, :9])
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padding_on_either_side(family, dtype):
+    model, _ = converted(family, dtype)
+    ids = tokens(1, 21)
+    with torch.no_grad():
+        want = model(ids).logits
+        for left, right in ((5, 0), (0, 7), (150, 3)):
+            mask = torch.tensor([[0] * left + [1] * 21 + [0] * right, [1] * (left + 21 + right)])
+            padded = torch.full(mask.shape, 5)
+            padded[0, left : left + 21] = ids
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)
+            got = model(padded, attention_mask=mask, position_ids=positions).logits
+            assert same(got[:1, left : left + 21], want)
+
+
+def test_holes_in_a_mask_are_holes():
+    theirs = build()
+    ours = copy.deepcopy(theirs)
+    iso.convert(ours)
+    ids, mask = tokens(2, 12), torch.ones(2, 12, dtype=torch.int64)
+    mask[0, 4:6] = 0
+    with torch.no_grad():
+        got, want = (m(ids, attention_mask=mask).logits for m in (ours, theirs))
+    torch.testing.assert_close(got[mask.bool()], want[mask.bool()], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decode_and_chunks_have_prefill_s_bits(family, dtype):
+    model, _ = converted(family, dtype)
+    ids = tokens(2, 40)
+    mask = torch.ones(2, 40, dtype=torch.int64)
+    mask[1, :6] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    caches = {
+        "dynamic": lambda: transformers.DynamicCache(config=model.config),
+        "static": lambda: transformers.StaticCache(config=model.config, max_cache_len=64),
+    }
+    with torch.no_grad():
+        want = model(ids, attention_mask=mask, position_ids=positions).logits
+        for make in caches.values():
+            for cuts in ([33, 1, 1, 5], [7, 16, 17], [1] * 40):
+                cache, place, found = make(), 0, []
+                for n in cuts:
+                    new = slice(place, place + n)
+                    given = {"attention_mask": mask[:, : place + n], "position_ids": positions[:, new]}
+                    found.append(model(ids[:, new], past_key_values=cache, **given).logits)
+                    place += n
+                got = torch.cat(found, 1)
+                assert all(same(got[i][mask[i].bool()], want[i][mask[i].bool()]) for i in range(2))
+
+
+def test_generate():
+    model, _ = converted()
+    ids = tokens(1, 9)
+    other = torch.cat((torch.zeros(1, 4, dtype=torch.int64), ids), 1)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    alone = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, 9:]
+    both = torch.cat((tokens(1, 13), other))
+    for cache in ({}, {"cache_implementation": "static"}):
+        got = model.generate(both, attention_mask=(both != 0).long(), **options, **cache)
+        assert torch.equal(got[1, 13:], alone)
+
+
+def test_a_window():
+    theirs = build("Mistral", sliding_window=9)
+    ours = copy.deepcopy(theirs)
+    iso.convert(ours)
+    ids = tokens(2, 40)
+    with torch.no_grad():
+        want = ours(ids).logits
+        torch.testing.assert_close(want, theirs(ids).logits, rtol=1e-4, atol=1e-4)
+        cache = transformers.DynamicCache()  # keeps all keys
+        chunks = [ours(part, past_key_values=cache).logits for part in ids.split([25, 1, 14], 1)]
+        assert same(torch.cat(chunks, 1), want)
+        cache = transformers.DynamicCache(config=ours.config)
+        ours(ids, past_key_values=cache)
+        with pytest.raises(OptionError, match="first key of the cache"):
+            ours(ids[:, :1], past_key_values=cache)
+
+
+def test_masks_of_one_s_own():
+    model, _ = converted()
+    ids = tokens(2, 10)
+    table = torch.ones(10, 10).tril().bool().expand(2, 1, 10, 10)
+    with torch.no_grad():
+        want = model(ids).logits
+        assert same(model(ids, attention_mask=table).logits, want)
+        added = torch.zeros(2, 1, 10, 10).masked_fill(~table, float("-inf"))
+        assert same(model(ids, attention_mask=added).logits, want)
+
+
+def test_what_attention_refuses():
+    model, _ = converted(attention_dropout=0.5)
+    with pytest.raises(OptionError, match="dropout"):
+        model.train()(tokens(1, 3))
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_rotary_tables(kind):
+    rope = {"rope_type": kind, "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+    if kind == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    theirs = build(rope_parameters=rope).model.rotary_emb
+    for leave in ((), ("model.layers.1.self_attn",)):
+        model = build(rope_parameters=rope)
+        iso.convert(model, parts=("rope",), leave=leave)
+        ours = model.model.rotary_emb
+        assert ours.halves is not bool(leave)
+        positions = torch.tensor([[0, 1, 7, 300]])
+        want, got = theirs(torch.zeros(1), positions), ours(torch.zeros(1), positions)
+        for x, y in zip(got, want, strict=True):
+            torch.testing.assert_close(x, y[..., : x.shape[-1]], rtol=1e-4, atol=1e-4)
+        alone = ours(torch.zeros(1), positions[:, 3:])
+        assert all(same(x, y[:, 3:]) for x, y in zip(alone, got, strict=True))
+        table = ours.table
+        model.bfloat16()
+        assert ours.table is table
+        with torch.no_grad():
+            model(tokens(1, 5))
+
+
+def test_frequencies_that_change_are_left():
+    rope = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 4.0}
+    model, report = converted(rope_parameters=rope)
+    assert "depend on the lengths" in report.left["model.rotary_emb"]
+    with torch.no_grad():
+        model(tokens(1, 5))  # torch's tables, our turns
+
+
+def test_gemma_is_not_taken_for_llama():
+    torch.manual_seed(0)
+    config = transformers.GemmaConfig(**TINY)
+    theirs = transformers.GemmaForCausalLM(config).eval()
+    ours = copy.deepcopy(theirs)
+    report = iso.convert(ours)
+    assert report.parts["norm"] == report.parts["embedding"] == report.parts["mlp"] == ()
+    assert "does not compute" in report.left["model.norm"]
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens(2, 9)).logits, theirs(tokens(2, 9)).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_encoders():
+    config = transformers.BertConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
+    )
+    torch.manual_seed(0)
+    theirs = transformers.BertModel(config).eval()
+    ours = copy.deepcopy(theirs)
+    report = iso.convert(ours)
+    assert len(report.parts["attention"]) == 2
+    ids, mask = tokens(3, 12), torch.ones(3, 12, dtype=torch.int64)
+    mask[1, 8:] = 0
+    with torch.no_grad():
+        got = ours(ids, attention_mask=mask).last_hidden_state
+        want = theirs(ids, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(got[mask.bool()], want[mask.bool()], rtol=1e-4, atol=1e-4)
+        assert same(ours(ids[1:2, :8]).last_hidden_state, got[1:2, :8])
+
+
+def test_copies():
+    model, _ = converted()
+    ids = tokens(1, 6)
+    with torch.no_grad():
+        want = model(ids).logits
+        assert same(copy.deepcopy(model)(ids).logits, want)
+        assert same(pickle.loads(pickle.dumps(model))(ids).logits, want)

@@ -12,10 +12,12 @@ import typer
 from isogemm.lab import read_json
 
 from .gpu_readme import gpu_section
+from .model_readme import model_section
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin (generated) -->\n", "<!-- benchmarks: end -->"
 GPU_BEGIN, GPU_END = "<!-- gpu benchmarks: begin (generated) -->\n", "<!-- gpu benchmarks: end -->"
+MODEL_BEGIN, MODEL_END = "<!-- model benchmarks: begin (generated) -->\n", "<!-- model benchmarks: end -->"
 
 Row = Mapping[str, Any]
 
@@ -79,10 +81,15 @@ def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
 
 
 def main(sources: Annotated[list[Path], typer.Argument(help="JSON files that the benchmarks wrote.")]) -> None:
-    """Rewrite the README's generated sections: that of the CPU, that of the GPU, or both, after what the files hold."""
+    """Rewrite the README's generated sections: of the CPU, the GPU and whole models, after what the files hold."""
     text = README.read_text()
     runs = {str(source.resolve().relative_to(README.parent.resolve())): read_json(source) for source in sources}
-    for benchmark, begin, end, write in (("cpu", BEGIN, END, section), ("gpu", GPU_BEGIN, GPU_END, gpu_section)):
+    sections = (
+        ("cpu", BEGIN, END, section),
+        ("gpu", GPU_BEGIN, GPU_END, gpu_section),
+        ("model", MODEL_BEGIN, MODEL_END, model_section),
+    )
+    for benchmark, begin, end, write in sections:
         chosen = {name: run for name, run in runs.items() if run.get("benchmark", "cpu") == benchmark}
         if chosen:
             head, rest = text.split(begin)

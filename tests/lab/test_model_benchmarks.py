@@ -11,6 +11,7 @@ from benchmarks import model, model_measure
 from benchmarks.model_build import TORCH, Shelf, Step
 from benchmarks.model_cases import GRAD, LINEARS, MAIN_GRAD, ROUTED, SUITES, WHOLE, Sizes, cases, select, tiny
 from benchmarks.model_measure import Made, Settings, measure, wrong
+from benchmarks.model_readme import model_section
 from benchmarks.model_show import line, summary, table
 from rich.console import Console
 from typer import Typer
@@ -193,6 +194,22 @@ def test_a_run_writes_rows_that_can_be_read(tmp_path):
         == "python -m benchmarks.model --suite train --only 'mlp graph batch=1 tokens=64' --seed 5 --quick"
     )
     assert "sum" in result.output
+
+
+def test_the_readme_gets_rates_ratios_and_bits(shelf):
+    rows = []
+    for suite, only in (("model", "decode eager batch=8"), ("model", "prefill graph"), ("train", "mlp eager")):
+        rows.append(measure(one(suite, only), quick(), model.HostEngine(), shelf)[0])
+    content = {"rows": rows, "device": {"before": {"name": "Stand-in", "packages": {"torch": "9.9"}}}}
+    text = model_section([content], ["a.json"])
+    plain = rows[0]["tokens_per_second"][TORCH]
+    assert f"| decode, batch 2 | eager | {plain:,.0f}/s | " in text
+    assert "| prefill of 24 | CUDA graph | " in text
+    assert "| MLP 2560, 9728 | eager | " in text
+    assert "0 of 256 with isogemm's linears, 0 of 256 with everything." in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 120
+    assert f"| {rows[0]['verdicts'][-1]['ratio']:.2f} |" in text
+    assert text.endswith("`a.json`.\n")
 
 
 @pytest.mark.parametrize("words", [("--suite", "none"), ("--only", "batch=9")])

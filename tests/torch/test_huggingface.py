@@ -115,7 +115,7 @@ def test_padding_on_either_side(family, dtype):
     ids = tokens(1, 21)
     with torch.no_grad():
         want = model(ids).logits
-        for left, right in ((5, 0), (0, 7), (150, 3)):
+        for left, right in ((5, 0), (0, 7), (118, 3)):  # the last one crosses a leaf of 128 keys
             mask = torch.tensor([[0] * left + [1] * 21 + [0] * right, [1] * (left + 21 + right)])
             padded = torch.full(mask.shape, 5)
             padded[0, left : left + 21] = ids
@@ -139,18 +139,18 @@ def test_holes_in_a_mask_are_holes():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decode_and_chunks_have_prefill_s_bits(family, dtype):
     model, _ = converted(family, dtype)
-    ids = tokens(2, 40)
-    mask = torch.ones(2, 40, dtype=torch.int64)
+    ids = tokens(2, 150)  # two leaves of keys
+    mask = torch.ones(2, 150, dtype=torch.int64)
     mask[1, :6] = 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     caches = {
         "dynamic": lambda: transformers.DynamicCache(config=model.config),
-        "static": lambda: transformers.StaticCache(config=model.config, max_cache_len=64),
+        "static": lambda: transformers.StaticCache(config=model.config, max_cache_len=192),
     }
     with torch.no_grad():
         want = model(ids, attention_mask=mask, position_ids=positions).logits
         for make in caches.values():
-            for cuts in ([33, 1, 1, 5], [7, 16, 17], [1] * 40):
+            for cuts in ([133, 1, 1, 15], [7, 64, 79], [140, *[1] * 10]):
                 cache, place, found = make(), 0, []
                 for n in cuts:
                     new = slice(place, place + n)

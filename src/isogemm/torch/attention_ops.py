@@ -5,10 +5,8 @@ The direct call and the operator have the same body, `forward`.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..backends.cpu import attention as cpu
@@ -61,26 +59,33 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, m, l) of checked operands, outside the gradient's graph; `mask` is expanded to [b, hq, tq, tk]."""
     arithmetic = chosen(contract, q, k).arithmetic
-    options: dict[str, Any] = {"causal_offset": causal_offset, "arithmetic": arithmetic}
-    c = factor(scale, q.shape[3])
+    options = {"c": factor(scale, q.shape[3]), "causal_offset": causal_offset, "arithmetic": arithmetic}
     with torch.no_grad():
-        if q.device.type == "cuda":
-            cuda: Any = import_module("isogemm.backends.cuda.attention")
-            q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-            tk = k.shape[2]
-            start, stop = (None if x is None else x.clamp(0, tk).to(torch.int32) for x in (start, stop))
-            given = {"mask": mask, "start": start, "stop": stop, "out_dtype": out_dtype or q.dtype}
-            y, m, total = cuda.forward(q, k, v, c=c, **given, **options)
-            return y, m, total
-        views = (array(name, x.detach()) for name, x in (("q", q), ("k", k), ("v", v)))
-        seen = mask if mask is None or mask.dtype is not torch.bool else mask.numpy()
-        found = cpu.forward(
-            *views, c=c, mask=seen if seen is None or isinstance(seen, np.ndarray) else array("mask", seen.detach()),
-            start=_bounds("start", start, k.shape[2]), stop=_bounds("stop", stop, k.shape[2]),
-            out_dtype=as_dtype(out_dtype), **options,
-        )  # fmt: skip
-    y, m, total = (to_tensor(x) for x in found)
+        run = _on_cuda if q.is_cuda else _on_cpu
+        y, m, total = run(q, k, v, mask, start, stop, out_dtype, options)
     return y, m, total
+
+
+def _on_cuda(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, out_dtype: Any, options: Any) -> Any:
+    from ..backends.cuda import attention as cuda
+
+    if 0 in (*q.shape[:3], k.shape[2], v.shape[3]):  # nothing to launch
+        m = q.new_full(q.shape[:3], float("-inf"), dtype=torch.float32)
+        return q.new_zeros(*q.shape[:3], v.shape[3], dtype=out_dtype), m, torch.zeros_like(m)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    tk = k.shape[2]
+    start, stop = (None if x is None else x.clamp(0, tk).to(torch.int32).contiguous() for x in (start, stop))
+    options["c"] = float(options["c"])
+    return cuda.forward(q, k, v, mask=mask, start=start, stop=stop, out_dtype=out_dtype or q.dtype, **options)
+
+
+def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, out_dtype: Any, options: Any) -> Any:
+    xq, xk, xv = (array(name, x.detach()) for name, x in (("q", q), ("k", k), ("v", v)))
+    if mask is not None:
+        mask = mask.numpy() if mask.dtype is torch.bool else array("mask", mask.detach())
+    bounds = {"start": _bounds("start", start, k.shape[2]), "stop": _bounds("stop", stop, k.shape[2])}
+    found = cpu.forward(xq, xk, xv, mask=mask, out_dtype=as_dtype(out_dtype), **bounds, **options)
+    return tuple([to_tensor(x) for x in found])
 
 
 def _bounds(name: str, x: Tensor | None, keys: int) -> Any:
@@ -94,41 +99,44 @@ def _bounds(name: str, x: Tensor | None, keys: int) -> Any:
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, float? scale, "
-    "str contract, ScalarType? out_dtype) -> (Tensor, Tensor, Tensor)"
+    "str contract, ScalarType? out_dtype) -> (Tensor, Tensor)"
 )
 _BACKWARD_SCHEMA = (
     "(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, "
-    "float? scale, str contract, Tensor y, Tensor m, Tensor l, bool[] needs) -> (Tensor, Tensor, Tensor)"
+    "float? scale, str contract, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)"
 )
 
 
-def _fake(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, causal_offset: Any, start: Any, stop: Any, scale: Any, contract: str,
-    out_dtype: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _attention(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """`forward`, its m and l as one tensor [2, b, hq, tq]: an operator's results may not share memory."""
+    y, m, total = forward(*arguments)
+    one = m.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
+    if one and m.numel() and (m.storage_offset(), total.storage_offset()) == (0, m.numel()):
+        return y, m.as_strided((2, *m.shape), (m.numel(), *m.stride()))
+    return y, torch.stack((m, total))
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *_, contract, out_dtype = rest
     chosen(contract, q, k)  # an unknown contract is an error while tracing
     y = q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype or q.dtype)
-    m, total = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
-    return y, m, total
+    return y, q.new_empty(2, *q.shape[:3], dtype=torch.float32)
 
 
-def _backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, causal_offset: Any, start: Any, stop: Any, scale: Any,
-    contract: str, y: Tensor, m: Tensor, total: Tensor, needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call = attention_gradients.Call(
-        q, k, v, mask, causal_offset, start, stop, scale, str(chosen(contract, q, k)), y, m, total
-    )
+def _backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *options, contract, y, stats, needs = rest
+    m, total = stats.unbind(0)
+    call = attention_gradients.Call(q, k, v, *options, str(chosen(contract, q, k)), y, m, total)  # type: ignore[call-arg]
     with torch.no_grad():
         return attention_gradients.gradients(dy, call, needs)
 
 
 def _fake_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     shapes = zip((q, k, v), rest[-1], strict=True)
-    return tuple(x.new_empty(x.shape if need else (0,)) for x, need in shapes)
+    return tuple([x.new_empty(x.shape if need else (0,)) for x, need in shapes])
 
 
-attention_op: Any = torch.library.custom_op("isogemm::attention", forward, mutates_args=(), schema=_SCHEMA)
+attention_op: Any = torch.library.custom_op("isogemm::attention", _attention, mutates_args=(), schema=_SCHEMA)
 attention_op.register_fake(_fake)
 attention_backward_op: Any = torch.library.custom_op(
     "isogemm::attention_backward", _backward, mutates_args=(), schema=_BACKWARD_SCHEMA

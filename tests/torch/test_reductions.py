@@ -21,7 +21,6 @@ from isogemm.contract import rows as define
 from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
-row_calls = pytest.importorskip("isogemm.torch.row_calls")
 reductions = pytest.importorskip("isogemm.torch.reductions")
 
 ROOT = Path(__file__).parents[2]
@@ -46,8 +45,6 @@ def words(x: Any) -> np.ndarray:
 def call(kind: str, x: Any, beside: tuple[Any, ...], **options: Any) -> Any:
     if kind == "rope_interleaved":
         return reductions.rope(x, *beside, interleaved=True, **options)
-    if kind == "sigmoid":
-        return row_calls.FORWARD[kind](x, **options)
     if kind in ("sum", "mean"):
         options["keepdim"] = True
     return getattr(reductions, kind)(x, *beside, **options)
@@ -81,7 +78,7 @@ def defined(kind: str, x: np.ndarray, others: tuple[np.ndarray, ...], dtype: np.
 
 @settings(deadline=None, max_examples=150)
 @given(
-    kind=st.sampled_from((*KINDS, "sigmoid")),
+    kind=st.sampled_from((*KINDS, "silu", "sigmoid", "exp")),
     dtype=st.sampled_from(DTYPES),
     out_dtype=st.sampled_from(DTYPES),
     m=st.integers(0, 3),
@@ -168,6 +165,28 @@ def test_interleaved_pairs_are_neighbours():
     got = reductions.rope(x, cos, sin, interleaved=True)
     turned = reductions.rope(torch.cat([x[:, 0::2], x[:, 1::2]], -1), cos, sin)
     np.testing.assert_array_equal(words(torch.stack([turned[:, :4], turned[:, 4:]], -1).reshape(3, 8)), words(got))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fused_calls_have_the_bits_of_the_operations_apart(dtype):
+    x, residual = (tensor(values((2, 3, 7, 16), dtype, seed=i, special=True)) for i in (1, 2))
+    w, v = (tensor(values((16,), dtype, seed=i)) for i in (3, 4))
+    norm, h = reductions.add_rms_norm(x, residual, w, 1e-3)
+    want = tensor(define.rounded((x.float() + residual.float()).numpy(), dtype))
+    np.testing.assert_array_equal(words(h), words(want))
+    np.testing.assert_array_equal(words(norm), words(reductions.rms_norm(want, w, 1e-3)))
+    wide, sums = reductions.add_rms_norm(x, residual.float(), out_dtype=dtype)
+    assert (wide.dtype, sums.dtype) == (TORCH[dtype], torch.float32)
+    k, (cos, sin) = residual[:, :1], reductions.rope_tables(torch.arange(7), 16)
+    for interleaved in (False, True):
+        turned = [reductions.rope(t, cos, sin, interleaved=interleaved) for t in (x, k)]
+        for got, want in zip(reductions.rope_pair(x, k, cos, sin, interleaved=interleaved), turned, strict=True):
+            np.testing.assert_array_equal(words(got), words(want))
+        normed = [reductions.rms_norm(t, u, 1e-3) for t, u in ((x, w), (k, v))]
+        turned = [reductions.rope(t, cos, sin, interleaved=interleaved) for t in normed]
+        found = reductions.norm_rope_pair(x, k, w, v, cos, sin, 1e-3, interleaved=interleaved)
+        for got, want in zip(found, turned, strict=True):
+            np.testing.assert_array_equal(words(got), words(want))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -20,7 +20,11 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "sum": lambda x: reductions.sum(x),
     "mean": lambda x: reductions.mean(x, keepdim=True, out_dtype=torch.bfloat16),
     "silu_mul": lambda x: reductions.silu_mul(x, x + 1),
+    "silu": lambda x: reductions.silu(x),
+    "add_rms_norm": lambda x: torch.cat(reductions.add_rms_norm(x, x + 1, x[0]), -1),
     "rope": lambda x: reductions.rope(x, COS, SIN),
+    "rope_pair": lambda x: torch.cat(reductions.rope_pair(x, x + 1, COS, SIN)),
+    "norm_rope_pair": lambda x: torch.cat(reductions.norm_rope_pair(x, x + 1, x[0], None, COS, SIN)),
     "rope_interleaved": lambda x: reductions.rope(x.half(), COS, SIN, interleaved=True),
     "embedding": lambda x: reductions.embedding(torch.tensor([[5, 0], [2, 2]]), x),
 }

@@ -35,6 +35,15 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int, int]] = {
     "sum": (reductions.sum, lambda x: x.sum(-1), 1, 0),
     "mean": (lambda x: reductions.mean(x, keepdim=True), lambda x: x.mean(-1, keepdim=True), 1, 0),
     "silu_mul": (reductions.silu_mul, lambda x, y: plain.silu(x) * y, 2, 0),
+    "silu": (reductions.silu, plain.silu, 1, 0),
+    "sigmoid": (reductions.sigmoid, torch.sigmoid, 1, 0),
+    "exp": (reductions.exp, torch.exp, 1, 0),
+    "add_rms_norm": (
+        lambda x, y, w: torch.cat(reductions.add_rms_norm(x, y, w), -1),
+        lambda x, y, w: torch.cat([plain.rms_norm(x + y, (N,), w, 1e-6), x + y], -1),
+        2,
+        1,
+    ),
     "rope": (
         lambda x: reductions.rope(x, COS[: len(x)], SIN[: len(x)]),
         lambda x: rotated(x, COS[: len(x)].to(x.dtype), SIN[: len(x)].to(x.dtype)),

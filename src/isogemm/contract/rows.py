@@ -32,6 +32,7 @@ __all__ = [
     "rope",
     "rounded",
     "sigmoid",
+    "silu",
     "silu_mul",
     "softmax",
     "sum_row",
@@ -233,6 +234,12 @@ def log_softmax(row: Row) -> Row:
 def silu_mul(row: Row, other: Row) -> Row:
     """``(x / (1 + exp(-x))) * y`` for each element."""
     return row / (f32(1) + exp(-row)) * other
+
+
+@_pinned
+def silu(row: Row) -> Row:
+    """``x / (1 + exp(-x))`` for each element."""
+    return row / (f32(1) + exp(-row))
 
 
 @_pinned

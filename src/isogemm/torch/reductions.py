@@ -14,24 +14,28 @@ takes the gradient in place of ``.grad``: so micro-batches of any sizes have the
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..errors import ShapeError
-from .row_calls import integers
-from .row_gradients import along
+from . import row_cuda
+from .rotations import norm_rope_pair, rope, rope_pair, rope_tables
+from .row_gradients import along, records
 
 __all__ = [
+    "add_rms_norm",
     "embedding",
+    "exp",
     "layer_norm",
     "log_softmax",
     "mean",
+    "norm_rope_pair",
     "rms_norm",
     "rope",
+    "rope_pair",
     "rope_tables",
+    "sigmoid",
+    "silu",
     "silu_mul",
     "softmax",
     "sum",
@@ -47,7 +51,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_
     Parameters
     ----------
     x : Tensor, shape (..., n)
-        float32, bfloat16 or float16, any strides, on the CPU.
+        float32, bfloat16 or float16, any strides, on the CPU or a CUDA device.
     weight : Tensor, shape (n,), optional
         Of any of the three dtypes.
     eps : float
@@ -66,11 +70,42 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_
     DTypeError
         An operand is not a tensor, or not of a supported dtype.
     DeviceError
-        An operand is not on the CPU: these functions have no CUDA kernels yet.
+        Operands are on different devices, or on one that is neither a CPU nor a CUDA device.
     OptionError
         `eps` is negative or NaN.
     """
     return along("rms_norm", x, weight, eps=eps, out_dtype=out_dtype)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_dtype: Any = None
+) -> tuple[Tensor, Tensor]:
+    """``h = x + residual``, rounded to residual's dtype, and ``rms_norm(h, weight, eps)``: (the norm, h).
+
+    The bits are those of the sum and the norm apart; on CUDA one kernel does both, where no gradient is recorded.
+
+    Parameters
+    ----------
+    x, residual : Tensor, shape (..., n)
+        Of one shape.
+    weight : Tensor, shape (n,), optional
+    eps : float
+    out_dtype : dtype, optional
+        Of the norm; default: that of `residual`.
+
+    Returns
+    -------
+    norm, h : Tensor, shape (..., n)
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`; also where the shapes of `x` and `residual` differ.
+    """
+    if row_cuda.on_gpu(x) and not records(x, residual, weight):
+        return row_cuda.add_rms_norm(x, residual, weight, eps=eps, out_dtype=out_dtype)
+    h = along("add", x, residual, out_dtype=None)
+    return along("rms_norm", h, weight, eps=eps, out_dtype=out_dtype), h
 
 
 def layer_norm(
@@ -217,20 +252,12 @@ def silu_mul(x: Tensor, y: Tensor, *, out_dtype: Any = None) -> Tensor:
     return along("silu_mul", x, y, out_dtype=out_dtype)
 
 
-def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, out_dtype: Any = None) -> Tensor:
-    """Rotary position embedding: pairs (a, b) of a row become ``(a * cos - b * sin, b * cos + a * sin)``.
-
-    Pair j is ``(x[j], x[j + n/2])``, as in Llama and Qwen checkpoints of the transformers package, or
-    ``(x[2j], x[2j + 1])`` when `interleaved`. Products and sums are each rounded to float32, without fma.
+def silu(x: Tensor, *, out_dtype: Any = None) -> Tensor:
+    """``x / (1 + exp(-x))`` for each element: `silu_mul` without the product.
 
     Parameters
     ----------
     x : Tensor, shape (..., n)
-        n is even.
-    cos, sin : Tensor
-        Broadcast to (..., n/2): for x of shape (batch, heads, tokens, n), tables of shape (tokens, n/2) will do. See
-        `rope_tables`. Of tables that hold every angle twice, take the first half: ``cos[..., : n // 2]``.
-    interleaved : bool
     out_dtype : dtype, optional
 
     Returns
@@ -240,46 +267,49 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, out_
     Raises
     ------
     ShapeError, DTypeError, DeviceError, OptionError
-        As `rms_norm`; also where n is odd, the tables do not fit, or they require grad.
+        As `rms_norm`.
     """
-    return along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
+    return along("silu", x, out_dtype=out_dtype)
 
 
-def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """cos and sin of ``position * theta**(-2 * j / n)`` for j below n/2, as `rope` takes them.
-
-    Angles are float64, each taken alone through the C library's functions, and rounded once to float32: a position's
-    row is the same in any table, on one machine. Across machines the C libraries have to agree.
+def sigmoid(x: Tensor, *, out_dtype: Any = None) -> Tensor:
+    """``1 / (1 + exp(-x))`` for each element, with the pinned exp of `isogemm.contract.rows`.
 
     Parameters
     ----------
-    positions : Tensor of integers, shape (...)
-    n : int
-        Length of a head's row, even.
-    theta : float
+    x : Tensor, shape (..., n)
+    out_dtype : dtype, optional
 
     Returns
     -------
-    cos, sin : Tensor of float32, shape (..., n/2)
+    Tensor, shape (..., n)
 
     Raises
     ------
-    ShapeError
-        `n` is odd or negative.
-    DTypeError
-        `positions` are no integers.
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`.
     """
-    if n < 0 or n % 2:
-        raise ShapeError("n", limit="an even number", value=n, nearest=max(0, n + 1))
-    frequencies = [theta ** (-2.0 * j / n) for j in range(n // 2)]
-    known: dict[int, list[list[float]]] = {}
-    for p in integers("positions", positions).reshape(-1).tolist():
-        if p not in known:
-            known[p] = [[f(p * w) for w in frequencies] for f in (math.cos, math.sin)]
-    wanted = [known[p] for p in positions.reshape(-1).tolist()]
-    shape = (*positions.shape, n // 2)
-    cos, sin = (torch.tensor([w[i] for w in wanted], dtype=torch.float32).reshape(shape) for i in (0, 1))
-    return cos, sin
+    return along("sigmoid", x, out_dtype=out_dtype)
+
+
+def exp(x: Tensor, *, out_dtype: Any = None) -> Tensor:
+    """The pinned exp of `isogemm.contract.rows` for each element, within 1 unit in the last place.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`.
+    """
+    return along("exp", x, out_dtype=out_dtype)
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from ..backends.cpu import rows
-from ..errors import DeviceError, DTypeError, OptionError, ShapeError
+from ..errors import DTypeError, OptionError, ShapeError
 from ..interop import array, as_dtype, to_tensor
 from ..problem import BFLOAT16, FLOAT16, FLOAT32, supported
+from . import row_cuda
+from .row_checks import check_eps, integers, tensor
 
-__all__ = ["FORWARD", "integers"]
+__all__ = ["FORWARD"]
 
 Array = npt.NDArray[Any]
 
@@ -30,8 +32,7 @@ def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: f
 
 def _norm(kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, out_dtype: Any) -> Tensor:
     source = _rows("x", x)
-    if not eps >= 0:
-        raise OptionError("eps", limit="a number of at least 0", value=eps, nearest=1e-6)
+    check_eps(eps)
     shape = source.shape[-1:]
     out = np.empty(source.shape, _dtype(source, out_dtype))
     rows.run(kind, source, out, _row("weight", weight, shape), _row("bias", bias, shape), eps)
@@ -59,9 +60,7 @@ def _reduction(kind: str) -> Callable[..., Tensor]:
 
 
 def _view(name: str, x: Any) -> Array:
-    if not isinstance(x, Tensor):
-        raise DTypeError(name, limit="a torch tensor", value=type(x).__name__, nearest=f"torch.as_tensor({name})")
-    return array(name, x)
+    return array(name, tensor(name, x))
 
 
 def _rows(name: str, x: Any) -> Array:
@@ -90,16 +89,6 @@ def _table(name: str, x: Any, shape: tuple[int, ...]) -> Array:
     raise ShapeError(f"shape of {name}", limit=f"one that broadcasts to {shape}", value=viewed.shape, nearest=shape)
 
 
-def integers(name: str, x: Any) -> Tensor:
-    integral = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-    if not isinstance(x, Tensor) or x.dtype not in integral:
-        value = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise DTypeError(name, limit="a tensor of integers", value=value, nearest="torch.int64")
-    if x.device.type != "cpu":
-        raise DeviceError(f"device of {name}", limit="this host's memory", value=x.device, nearest=f"{name}.cpu()")
-    return x
-
-
 def _dtype(source: Array, out_dtype: Any) -> np.dtype[Any]:
     wanted = as_dtype(out_dtype)
     if wanted is None:
@@ -118,6 +107,18 @@ def _silu_mul(x: Tensor, y: Tensor, *, out_dtype: Any) -> Tensor:
     return to_tensor(out)
 
 
+def _add(x: Tensor, y: Tensor, *, out_dtype: Any = None) -> Tensor:
+    """One sum for each element, which torch rounds correctly; in the dtype of y, and with the NaN of a result."""
+    source, other = _rows("x", x), _view("residual", y)
+    if source.shape != other.shape:
+        raise ShapeError("shape of residual", limit="that of x", value=other.shape, nearest=source.shape)
+    name = _dtype(other, out_dtype).name
+    h = (x.detach().float() + y.detach().float()).to(getattr(torch, name)).contiguous()
+    words, nan = (torch.int32, 0x7FFFFFFF) if name == "float32" else (torch.int16, 0x7FFF)
+    h.view(words).masked_fill_(h.isnan(), nan)
+    return h
+
+
 def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out_dtype: Any) -> Tensor:
     source = _rows("x", x)
     n = source.shape[-1]
@@ -132,7 +133,7 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out_dtype: 
 
 
 def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
-    table, index = _view("weight", weight), integers("ids", ids)
+    table, index = _view("weight", weight), integers("ids", ids, weight.device)
     if table.ndim != 2:
         raise ShapeError("shape of weight", limit="(rows, n)", value=table.shape, nearest="weight.reshape(-1, n)")
     if index.numel():
@@ -146,15 +147,34 @@ def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
     return weight.detach().index_select(0, flat).reshape(*index.shape, table.shape[1])
 
 
-FORWARD: dict[str, Callable[..., Tensor]] = {
+_HOST: dict[str, Callable[..., Tensor]] = {
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "softmax": _elements("softmax"),
     "log_softmax": _elements("log_softmax"),
+    "silu": _elements("silu"),
     "sigmoid": _elements("sigmoid"),
+    "exp": _elements("exp"),
     "sum": _reduction("sum"),
     "mean": _reduction("mean"),
     "silu_mul": _silu_mul,
+    "add": _add,
     "rope": _rope,
     "embedding": _embedding,
 }
+
+
+def _on_either(kind: str) -> Callable[..., Tensor]:
+    host, device = _HOST[kind], row_cuda.FORWARD[kind]
+
+    def forward(x: Tensor, *rest: Any, **options: Any) -> Tensor:
+        try:
+            there = x.is_cuda
+        except AttributeError:  # no tensor: the host's function says so
+            there = False
+        return device(x, *rest, **options) if there else host(x, *rest, **options)
+
+    return forward
+
+
+FORWARD: dict[str, Callable[..., Tensor]] = {kind: _on_either(kind) for kind in _HOST}

@@ -18,9 +18,12 @@ from torch.autograd.function import once_differentiable
 
 from ..api import matmul
 from ..errors import OptionError, ShapeError
+from . import row_gradients_cuda
 from .row_calls import FORWARD
 
-__all__ = ["along"]
+__all__ = ["along", "records"]
+
+is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 
 Grads = tuple[Tensor | None, ...]
 
@@ -30,13 +33,22 @@ def along(kind: str, *tensors: Tensor | None, **options: Any) -> Tensor:
 
     While torch.compile traces, it is an operator that torch does not look into. That one has no gradient, and says so.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         flag = options.get("keepdim", options.get("interleaved", False))
         return along_rows(kind, list(tensors), options.get("eps", 0.0), flag, options.get("out_dtype"))
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
-        buffers = tuple(getattr(t, "main_grad", None) for t in tensors)
-        return _Along.apply(kind, options, buffers, *tensors)
+    if is_grad_enabled():
+        for t in tensors:
+            if isinstance(t, Tensor) and t.requires_grad:
+                buffers = tuple(getattr(t, "main_grad", None) for t in tensors)
+                return _Along.apply(kind, options, buffers, *tensors)
     return FORWARD[kind](*tensors, **options)
+
+
+def records(*tensors: Any) -> bool:
+    """Whether operations have to be recorded one by one: for gradients, or while torch.compile traces."""
+    if is_compiling():
+        return True
+    return is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 
 _SCHEMA = "(str kind, Tensor?[] tensors, float eps, bool flag, ScalarType? out_dtype) -> Tensor"
@@ -78,7 +90,10 @@ class _Along(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        grads = _BACKWARD[ctx.kind](ctx, dy.float(), *ctx.saved_tensors)
+        if dy.is_cuda and ctx.kind in row_gradients_cuda.BACKWARD:
+            grads = row_gradients_cuda.BACKWARD[ctx.kind](ctx, _buffer, dy, *ctx.saved_tensors)
+        else:
+            grads = _BACKWARD[ctx.kind](ctx, dy.float(), *ctx.saved_tensors)
         return (None, None, None, *grads)
 
 
@@ -164,6 +179,29 @@ def _silu_mul(ctx: Any, dy: Tensor, x: Tensor, y: Tensor) -> Grads:
     return dx.to(x.dtype), (dy * (wide * s)).to(y.dtype)
 
 
+def _silu(ctx: Any, dy: Tensor, x: Tensor) -> Grads:
+    """``s = sigmoid(x)``, ``dy * (s * (1 + x * (1 - s)))``."""
+    wide = x.float()
+    s = FORWARD["sigmoid"](wide)
+    return ((dy * (s * (1 + wide * (1 - s)))).to(x.dtype),)
+
+
+def _sigmoid(ctx: Any, dy: Tensor, x: Tensor) -> Grads:
+    """``s = sigmoid(x)``, ``dy * (s * (1 - s))``."""
+    s = FORWARD["sigmoid"](x, out_dtype=torch.float32)
+    return ((dy * (s * (1 - s))).to(x.dtype),)
+
+
+def _exp(ctx: Any, dy: Tensor, x: Tensor) -> Grads:
+    """``dy * exp(x)``."""
+    return ((dy * FORWARD["exp"](x, out_dtype=torch.float32)).to(x.dtype),)
+
+
+def _add(ctx: Any, dy: Tensor, x: Tensor, y: Tensor) -> Grads:
+    """dy for both."""
+    return dy.to(x.dtype), dy.to(y.dtype)
+
+
 def _rope(ctx: Any, dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Grads:
     """Turned back: the same with -sin."""
     options = ctx.options | {"out_dtype": x.dtype}
@@ -186,6 +224,10 @@ _BACKWARD: dict[str, Callable[..., Grads]] = {
     "sum": _total,
     "mean": _average,
     "silu_mul": _silu_mul,
+    "silu": _silu,
+    "sigmoid": _sigmoid,
+    "exp": _exp,
+    "add": _add,
     "rope": _rope,
     "embedding": _embedding,
 }

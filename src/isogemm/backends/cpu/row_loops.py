@@ -27,7 +27,7 @@ X, FIRST, SECOND = 16, 21, 26
 WORDS = 31
 PLACE, STEP, TABLED, STRIDE, ELEMENT = range(5)
 
-RMS_NORM, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, SUM, MEAN, SILU_MUL, SIGMOID, ROPE, ROPE_INTERLEAVED = range(10)
+RMS_NORM, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, SUM, MEAN, SILU_MUL, SILU, SIGMOID, EXP, ROPE, ROPE_INTERLEAVED = range(12)
 
 LANES = define.LANES
 LOG2E, LN2_HIGH, LN2_LOW, SHIFT = define.LOG2E, define.LN2_HIGH, define.LN2_LOW, define.SHIFT
@@ -244,6 +244,18 @@ def _silu_mul(row, other, n):
 
 
 @njit
+def _silu(row, n):
+    for i in range(n):
+        row[i] = divide(row[i], ONE + _exp(-row[i]))
+
+
+@njit
+def _each_exp(row, n):
+    for i in range(n):
+        row[i] = _exp(row[i])
+
+
+@njit
 def _sigmoid(row, n):
     for i in range(n):
         row[i] = divide(ONE, ONE + _exp(-row[i]))
@@ -302,8 +314,12 @@ def run_rows(task, chunk, scratch):
             _log_softmax(row, n, lanes, spare)
         elif operation == SILU_MUL:
             _silu_mul(row, first, n)
+        elif operation == SILU:
+            _silu(row, n)
         elif operation == SIGMOID:
             _sigmoid(row, n)
+        elif operation == EXP:
+            _each_exp(row, n)
         elif operation >= ROPE:
             _rope(row, n, first, second, spare, operation == ROPE_INTERLEAVED)
             result = scratch + 4 * (LANES + 3 * padded)

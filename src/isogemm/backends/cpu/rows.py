@@ -29,7 +29,9 @@ OPERATIONS = {
     "sum": loops.SUM,
     "mean": loops.MEAN,
     "silu_mul": loops.SILU_MUL,
+    "silu": loops.SILU,
     "sigmoid": loops.SIGMOID,
+    "exp": loops.EXP,
     "rope": loops.ROPE,
     "rope_interleaved": loops.ROPE_INTERLEAVED,
 }

@@ -1,0 +1,279 @@
+"""Kernels along rows, compiled and bound for operands of one shape: each takes addresses, inputs first, and a stream.
+
+Neither how many warps share a row nor how many elements a thread reads at once reaches the bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...errors import LimitError
+from .row_place import ABSENT, BYTES, DIMENSIONS, Side, collapse, packed, whole
+
+if TYPE_CHECKING:
+    from .driver import Kernel
+
+__all__ = ["EACH", "REDUCE", "columns", "each", "reduce", "rope", "table", "team"]
+
+Launch = Callable[..., None]
+
+REDUCE = {
+    "rms_norm": 0, "layer_norm": 1, "softmax": 2, "log_softmax": 3, "sum": 4, "mean": 5, "add_rms_norm": 6,
+    "rms_norm_back": 7, "layer_norm_back": 8, "softmax_back": 9, "log_softmax_back": 10,
+}  # fmt: skip
+EACH = {"silu_mul": 0, "silu": 1, "sigmoid": 2, "exp": 3, "add": 4, "silu_mul_back": 5}
+LONGEST = 16384  # elements of a row that a block holds
+SLOTS = 132 * 16  # warps that keep an H200 busy
+INTS = 2**31
+
+
+class Team(NamedTuple):
+    """How rows are handed out: warps of a row, groups of 128 elements of a warp, rows of a warp, warps of a block."""
+
+    warps: int
+    groups: int
+    rows: int
+    teams: int
+
+
+def team(rows: int, n: int, two: bool) -> Team | None:
+    """Few rows are cut among many warps, many rows are one warp's each; None where a row is too long to hold."""
+    if n > LONGEST:
+        return None
+    steps, most = max(1, -(-n // 128)), 8 if two else 16
+    warps = 1
+    while -(-steps // warps) > most or (warps < 16 and 2 * warps <= steps and rows * 2 * warps <= SLOTS):
+        warps *= 2
+    groups = -(-steps // warps)
+    if warps > 1:
+        return Team(warps, groups, 1, 1)
+    each = 1
+    while 2 * each * groups <= (4 if two else 8) and rows >= 4 * SLOTS * each:
+        each *= 2
+    return Team(1, groups, each, 1 if rows <= 132 else 4)
+
+
+def kernel(name: str, function: str, device: int, **defines: Any) -> Kernel:
+    """Compile and load a file of kernels/."""
+    from .device import device as facts
+    from .driver import load
+    from .nvrtc import compile_files
+
+    cubin = compile_files([name], arch=facts(device).arch, defines=defines, options=("-std=c++17",))
+    return load(cubin, function, device)
+
+
+def counted(what: str, value: int, limit: int = INTS) -> int:
+    """`value`, if the kernels can count that far."""
+    if value >= limit:
+        raise LimitError(what, limit=f"fewer than {limit}", value=value, nearest=limit - 1)
+    return value
+
+
+def _spread(
+    shape: Sequence[int], sides: Sequence[Side], sizes: Sequence[int], build: Callable[[int, bytes, int], Launch]
+) -> Launch:
+    """`build(rows, place, dimensions)`; where too many dimensions are left, a launch for each index of the first.
+
+    `sides` are the operands whose rows count, `sizes` the bytes from one index to the next of every pointer of a launch
+    that is none of theirs: outputs are dense.
+    """
+    extents, steps = collapse(shape, [s.steps if s.kind >= 0 else (0,) * len(shape) for s in sides])
+    rows = math.prod(shape)
+    if len(extents) <= DIMENSIONS:
+        return build(rows, packed(rows, extents, steps), 1 if len(extents) <= 1 else DIMENSIONS)
+    inner = [s._replace(steps=tuple(k[1:])) if s.kind >= 0 else s for s, k in zip(sides, steps, strict=True)]
+    part = rows // extents[0]
+    below = _spread(extents[1:], inner, sizes, build)
+    moves = [k[0] * BYTES[s.kind] if s.kind >= 0 else 0 for s, k in zip(sides, steps, strict=True)]
+    moves += [size * part for size in sizes]
+
+    def launch(stream: int, *at: int) -> None:
+        for i in range(extents[0]):
+            below(stream, *(a + i * m if a else 0 for a, m in zip(at, moves, strict=True)))
+
+    return launch
+
+
+def reduce(
+    kind: str, shape: Sequence[int], n: int, sides: Sequence[Side], kinds: tuple[int, int], eps: float, align: int,
+    device: int,
+) -> Launch:  # fmt: skip
+    """``launch(stream, x, other, weight, bias, out, second)`` of an operation of `REDUCE`.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Leading dimensions.
+    sides : (x, other, weight, bias)
+    kinds : (int, int)
+        Element codes of out and of second, -1 where there is none.
+    align : int
+        Divides every address.
+    """
+    x, other, weight, bias = sides
+    single = kind in ("sum", "mean")
+    rows = counted("rows", math.prod(shape))
+    vector = whole(sides, shape, n, 4, align) and (single or align >= 4 * BYTES[kinds[0]])
+    types = {"TX": x.kind, "TG": other.kind, "TW": weight.kind, "TB": bias.kind, "TO": kinds[0], "OP": REDUCE[kind]}
+    chosen = team(rows, n, other.kind >= 0)
+    counted("elements of a row", n, INTS - 2**16)
+    size = (1 if single else n) * BYTES[kinds[0]]
+    second = n * BYTES[kinds[1]] if kinds[1] >= 0 else 0
+    if kind.endswith("_back"):
+        second = 8  # two numbers of each row
+
+    def build(count: int, place: bytes, dimensions: int) -> Launch:
+        defines = types | {"VEC": vector, "DIMS": dimensions}
+        if chosen is None:
+            made = kernel("rows_long.cu", "rows", device, **defines, THREADS=1024, U=4)
+            grid, block, shared = count, 1024, 4 * (2 * 16384 + 128)
+        else:
+            w, h, r, teams = chosen
+            full = n == 128 * w * h
+            made = kernel("rows_held.cu", "rows", device, **defines, W=w, H=h, R=r, TEAMS=teams, FULL=full)
+            grid, block = -(-count // (teams * r)), 32 * w * teams
+            shared = 4 * 128 * (w * h + 1) if w > 1 else 0
+        steps = [("i64", s.column) for s in sides]
+        return made.bind(
+            [*["ptr"] * 6, ("map", place), *steps, ("i32", n), ("f32", eps)],
+            grid=(grid,), block=(block,), shared=shared, pdl=True,
+        )  # fmt: skip
+
+    return _spread(shape, (x, other), (0, 0, size, second), build)
+
+
+def each(
+    kind: str, shape: Sequence[int], n: int, sides: Sequence[Side], outs: Sequence[int], align: int, device: int
+) -> Launch:
+    """``launch(stream, x, y, dy, out, second)`` of an operation of `EACH`."""
+    extents, steps = collapse(
+        (*shape, n), [(*s.steps, s.column) if s.kind >= 0 else (0,) * (len(shape) + 1) for s in sides]
+    )
+    flat = len(extents) <= 1 and all(s.kind < 0 or (k or [1])[0] == 1 for s, k in zip(sides, steps, strict=True))
+    if flat:
+        n, shape = math.prod(extents) * (0 if 0 in (*shape, n) else 1), ()
+        sides = [s._replace(steps=(), column=1) for s in sides]
+    vector = whole(sides, shape, n, 8, align) and align >= 16
+    per = 8 if vector else 1
+    types = {"TX": sides[0].kind, "TG": sides[1].kind, "TD": sides[2].kind, "TO": outs[0], "OP": EACH[kind]}
+    counted("elements of a row", n)
+
+    def build(count: int, place: bytes, dimensions: int) -> Launch:
+        groups = -(-n // per)
+        every = counted("elements of one operation", count * groups)
+        made = kernel("rows_each.cu", "each", device, **types, VEC=vector, DIMS=dimensions)
+        columns = [("i64", s.column) for s in sides]
+        return made.bind(
+            [*["ptr"] * 5, ("map", place), *columns, ("i32", n), ("u32", groups), ("u32", every)],
+            grid=(-(-every // 256),), block=(256,), pdl=True,
+        )  # fmt: skip
+
+    sizes = [n * BYTES[k] if k >= 0 else 0 for k in (*outs, -1)[:2]]
+    return _spread(shape, sides, sizes, build)
+
+
+class Turned(NamedTuple):
+    """One tensor of a rotation: leading dimensions, and the sides of x, cos, sin and the norm's weight."""
+
+    shape: tuple[int, ...]
+    x: Side
+    cos: Side
+    sin: Side
+    weight: Side = ABSENT
+
+
+def rope(
+    tensors: Sequence[Turned],
+    n: int,
+    kind: int,
+    *,
+    interleaved: bool,
+    normed: bool,
+    eps: float,
+    align: int,
+    device: int,
+) -> Launch | None:
+    """``launch(stream, x0, x1, cos, sin, w0, w1, out0, out1)`` of one or two tensors; None where no kernel fits.
+
+    With `normed`, rows are first normalised and rounded as by rms_norm. More than four leading dimensions that do not
+    collapse, and normed rows of more than 1024 elements, are for the caller to compose.
+    """
+    first = tensors[0]
+    places, dimensions, rows = [], 1, 0
+    for t in tensors:
+        extents, steps = collapse(t.shape, [t.x.steps, t.cos.steps, t.sin.steps])
+        count = counted("rows", math.prod(t.shape))
+        if len(extents) > DIMENSIONS:
+            return None
+        places.append(packed(count, extents, steps))
+        dimensions, rows = max(dimensions, 1 if len(extents) <= 1 else DIMENSIONS), max(rows, count)
+    if normed and n > 1024:
+        return None
+    half, unit = n // 2, 4 if normed else 8
+    alone = [s for t in tensors for s in ((t.x, t.weight) if normed else (t.x, t.cos, t.sin))]
+    vector = (half % unit == 0 or (normed and n % 4 == 0 and interleaved)) and align >= 16
+    vector = vector and all(whole([s], t.shape, n, unit, align) for t in tensors for s in alone)
+    defines = {
+        "TX": first.x.kind, "TC": first.cos.kind, "TS": first.sin.kind, "TW": first.weight.kind, "TO": kind,
+        "NORM": normed, "INTERLEAVED": interleaved, "VEC": vector, "DIMS": dimensions,
+    }  # fmt: skip
+    if normed:
+        groups = -(-n // 128)
+        each, teams = (4 if groups == 1 and rows >= 4 * SLOTS else 1), (4 if rows > 132 else 1)
+        defines |= {"H": max(groups, 1), "R": each, "TEAMS": teams}
+        grid, block = -(-rows // (each * teams)), 32 * teams
+    else:
+        grid, block = -(-counted("pairs", rows * half) // ((unit if vector else 1) * 256)), 256
+    columns = [tensors[i].x.column for i in (0, -1)] + [first.cos.column, first.sin.column]
+    columns += [tensors[i].weight.column for i in (0, -1)]
+    made = kernel("rows_rope.cu", "rope", device, **defines)
+    numbers = [*(("i64", c) for c in columns), ("i32", half), ("f32", eps)]
+    return made.bind(
+        [*["ptr"] * 8, ("map", places[0]), ("map", places[-1]), *numbers],
+        grid=(grid if n else 0, len(tensors)), block=(block,), pdl=True,
+    )  # fmt: skip
+
+
+def columns(
+    term: int, shape: Sequence[int], n: int, x: Side, d: Side, out: Side, start: bool, align: int, device: int
+) -> Launch | None:
+    """``launch(stream, x, d, stats, out)``: sums over rows in ascending order, from out where `start`, else from +0.
+
+    Terms: 0 ``d``, 1 ``d * (x * r)``, 2 ``d * ((x - mean) * r)``; `stats` holds (r, mean) of each row. None where the
+    leading dimensions are too many.
+    """
+    extents, steps = collapse(shape, [x.steps if term else (0,) * len(shape), d.steps])
+    if len(extents) > DIMENSIONS:
+        return None
+    rows = counted("rows", math.prod(shape), INTS - 2**10)
+    vector = whole([x if term else ABSENT, d], shape, n, 4, align)
+    made = kernel(
+        "rows_columns.cu", "columns", device, TERM=term, TX=x.kind, TD=d.kind, TO=out.kind, VEC=vector,
+        DIMS=1 if len(extents) <= 1 else DIMENSIONS,
+    )  # fmt: skip
+    place = packed(rows, extents, steps)
+    numbers = [("i64", x.column), ("i64", d.column), ("i64", out.column), ("i32", n), ("i32", int(start))]
+    return made.bind(
+        [*["ptr"] * 4, ("map", place), *numbers],
+        grid=(-(-n // 32),), block=(544,), shared=2 * 256 * 32 * 4, pdl=True,
+    )  # fmt: skip
+
+
+def table(shape: Sequence[int], n: int, d: Side, out: Side, start: bool, device: int) -> Launch | None:
+    """``launch(stream, ids, order, d, out)``: rows of d added to those of `out` that sorted ids name, in order."""
+    extents, steps = collapse(shape, [d.steps])
+    if len(extents) > DIMENSIONS:
+        return None
+    rows = counted("rows", math.prod(shape))
+    counted("elements of a row", n, 128 * 65535)
+    made = kernel(
+        "rows_table.cu", "table", device, TD=d.kind, TO=out.kind, VEC=False, DIMS=1 if len(extents) <= 1 else 4
+    )
+    numbers = [("i64", d.column), ("i64", out.steps[0]), ("i64", out.column), ("i32", n), ("i32", int(start))]
+    return made.bind(
+        [*["ptr"] * 4, ("map", packed(rows, extents, steps)), *numbers],
+        grid=(rows, -(-n // 128)), block=(128,), pdl=True,
+    )  # fmt: skip

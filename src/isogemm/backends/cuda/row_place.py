@@ -1,0 +1,77 @@
+"""Where the rows of operands lie, as the kernels along rows take it, and what of them can be read at once."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["ABSENT", "BYTES", "DIMENSIONS", "Side", "collapse", "packed", "whole"]
+
+BYTES = (4, 2, 2)  # of an element: float32, bfloat16, float16
+DIMENSIONS = 4  # leading ones that a kernel counts
+
+
+class Side(NamedTuple):
+    """An operand.
+
+    Attributes
+    ----------
+    kind : int
+        0 float32, 1 bfloat16, 2 float16, -1 none.
+    steps : tuple of int
+        Along the leading dimensions, in elements.
+    column : int
+        Along the last one.
+    """
+
+    kind: int
+    steps: tuple[int, ...] = ()
+    column: int = 1
+
+
+ABSENT = Side(-1)
+
+
+def collapse(shape: Sequence[int], steps: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Dimensions that one step passes through in all operands become one; extents of 1 go."""
+    extents: list[int] = []
+    kept: list[list[int]] = [[] for _ in steps]
+    for i, extent in enumerate(shape):
+        if extent == 1:
+            continue
+        if extents and all(k[-1] == s[i] * extent for k, s in zip(kept, steps, strict=True)):
+            extents[-1] *= extent
+            for k, s in zip(kept, steps, strict=True):
+                k[-1] = s[i]
+            continue
+        extents.append(extent)
+        for k, s in zip(kept, steps, strict=True):
+            k.append(s[i])
+    return extents, kept
+
+
+def packed(rows: int, extents: Sequence[int], steps: Sequence[Sequence[int]]) -> bytes:
+    """The kernels' Place: the rows, extents of the last three of four dimensions, steps of three operands."""
+    missing = DIMENSIONS - len(extents)
+    inner = ([1] * missing + list(extents))[1:]
+    every = [list(s) for s in steps] + [[0] * len(extents)] * (3 - len(steps))
+    flat = [x for s in every for x in [0] * missing + s]
+    return struct.pack("<16q", rows, *inner, *flat)
+
+
+def whole(sides: Sequence[Side], shape: Sequence[int], n: int, count: int, align: int) -> bool:
+    """Whether `count` neighbours of each operand can be read at once, 16 bytes at most.
+
+    `shape` are the leading dimensions, `align` a power of two that divides every address.
+    """
+    if n % count:
+        return False
+    for side in sides:
+        if side.kind < 0:
+            continue
+        unit = min(16, BYTES[side.kind] * count)
+        steps = [s for s, extent in zip(side.steps, shape, strict=False) if extent > 1]
+        if align % unit or (side.column != 1 and n > 1) or any(s * BYTES[side.kind] % unit for s in steps):
+            return False
+    return True

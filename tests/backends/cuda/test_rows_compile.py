@@ -1,0 +1,139 @@
+"""Kernels along rows compile for an H200, with no GPU: what they ask of the machine, and how they are bound."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from tests.backends.cuda.compiled import Compiled, Kernels, kernels
+
+from isogemm.backends.cuda import row_build
+from isogemm.backends.cuda.row_place import ABSENT, Side, collapse, packed, whole
+
+__all__ = ["kernels"]  # the fixture
+
+N = 1024
+ROWS = Side(1, (N,), 1)
+ONE = Side(1)
+# Multiplications and additions are their own instructions; FFMA stands where the definition says fma, and in division.
+FUSED, SUMS, PRODUCTS = "FFMA", "FADD", "FMUL"
+
+
+def made(kernels: Kernels) -> Compiled:
+    (kernel,) = kernels.loaded
+    kernels.loaded.clear()
+    assert kernel.resources["LOCAL"] == 0
+    return kernel
+
+
+def sides_of(kind: str, rows: Side = ROWS, one: Side = ONE) -> tuple[Side, Side, Side, Side]:
+    two = kind.endswith("_back") or kind.startswith("add")
+    weighted = "norm" in kind
+    return rows, rows if two else ABSENT, one if weighted else ABSENT, one if kind == "layer_norm" else ABSENT
+
+
+@pytest.mark.parametrize("count", [1, 4096])
+@pytest.mark.parametrize("kind", row_build.REDUCE)
+def test_reductions(kernels: Kernels, kind, count):
+    second = {"add_rms_norm": 1, "rms_norm_back": 0, "layer_norm_back": 0}.get(kind, -1)
+    row_build.reduce(kind, (count,), N, sides_of(kind), (1, second), 1e-6, 128, 0)
+    kernel = made(kernels)
+    assert kernel.name == "rows"
+    fused, sums, loads = kernel.machine_counts(FUSED, SUMS, "LDG")
+    assert sums > 0
+    assert loads > 0
+    assert kernel.resources["REG"] <= 128
+    assert any(line.startswith("LDG.E.64") for line in kernel.machine_code)
+    if kind == "sum":
+        assert fused == 0
+
+
+@pytest.mark.parametrize("kind", row_build.REDUCE)
+def test_long_rows(kernels: Kernels, kind):
+    row_build.reduce(kind, (3,), 151937, sides_of(kind, Side(0, (151937,), 1)), (0, 0), 1e-6, 128, 0)
+    assert made(kernels).resources["REG"] <= 64  # of 1024 threads
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "vector"),
+    [(Side(1, (N,), 1), N, True), (Side(1, (1,), N), N, False), (Side(1, (1001,), 1), 1001, False)],
+)
+def test_places_that_are_not_dense_take_the_other_kernel(kernels: Kernels, rows, n, vector):
+    row_build.reduce("softmax", (8,), n, (rows, ABSENT, ABSENT, ABSENT), (1, -1), 0.0, 128, 0)
+    assert any(line.startswith("LDG.E.64") for line in made(kernels).machine_code) == vector
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+@pytest.mark.parametrize("kind", row_build.EACH)
+def test_elements(kernels: Kernels, kind, shape):
+    x = Side(1, (999, 4 * N, N)[-len(shape) :], 1)
+    three = (x, x if kind in ("silu_mul", "add", "silu_mul_back") else ABSENT, x if kind.endswith("back") else ABSENT)
+    row_build.each(kind, shape, N, three, (1, 1) if kind.endswith("back") else (1,), 128, 0)
+    kernel = made(kernels)
+    assert any(line.startswith("LDG.E.128") for line in kernel.machine_code)
+    if kind == "add":
+        assert kernel.machine_counts(FUSED, PRODUCTS)[0] == 0
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotations(kernels: Kernels, interleaved, normed):
+    x = Side(1, (7 * 4 * 128, 128, 4 * 128), 1)
+    angles = Side(0, (0, 0, 64), 1)
+    weight = ONE if normed else ABSENT
+    turned = [row_build.Turned((2, 4, 7), x, angles, angles, weight)] * 2
+    launch = row_build.rope(turned, 128, 1, interleaved=interleaved, normed=normed, eps=1e-6, align=128, device=0)
+    assert launch is not None
+    kernel = made(kernels)
+    if not normed:
+        assert kernel.machine_counts(FUSED)[0] == 0
+        assert any(line.startswith("LDG.E.128") for line in kernel.machine_code)
+
+
+@pytest.mark.parametrize("term", [0, 1, 2])
+def test_columns_walk_rows_in_order(kernels: Kernels, term):
+    row_build.columns(term, (8192,), N, ROWS, ROWS, Side(0), True, 128, 0)
+    kernel = made(kernels)
+    fused, sums = kernel.machine_counts(FUSED, SUMS)
+    assert fused == 0
+    assert sums >= 32
+    assert kernel.resources["REG"] <= 64
+
+
+def test_tables(kernels: Kernels):
+    row_build.table((3, 5), N, Side(1, (5 * N, N), 1), Side(0, (N,), 1), True, 0)
+    assert made(kernels).machine_counts(FUSED, PRODUCTS) == (0, 0)
+
+
+def test_too_many_dimensions_are_launched_one_by_one(kernels: Kernels):
+    shape, steps = (2, 3, 2, 3, 2), (1000, 7, 300, 31, 3)
+    x = Side(0, steps, 1)
+    launch = row_build.reduce("sum", shape, 2, (x, ABSENT, ABSENT, ABSENT), (0, -1), 0.0, 4, 0)
+    launch(0, 4096, 0, 0, 0, 8192, 0)
+    made(kernels)
+
+
+def test_places():
+    assert collapse((2, 3, 4), [(12, 4, 1)]) == ([24], [[1]])
+    assert collapse((2, 3, 4), [(12, 4, 1), (0, 4, 1)]) == ([2, 12], [[12, 1], [0, 1]])
+    assert collapse((1, 1), [(5, 7)]) == ([], [[]])
+    words = struct.unpack("<16q", packed(24, [2, 12], [[12, 1], [0, 1]]))
+    assert words == (24, 1, 2, 12, 0, 0, 12, 1, 0, 0, 0, 1, 0, 0, 0, 0)
+    assert whole([Side(1, (N,), 1)], (4,), N, 4, 8)
+    assert not whole([Side(1, (N,), 1)], (4,), N, 4, 4)
+    assert not whole([Side(0, (N,), 1)], (4,), N, 4, 8)
+    assert not whole([Side(1, (N + 2,), 1)], (4,), N, 4, 128)
+    assert whole([Side(1, (N + 2,), 1)], (1,), N, 4, 128)
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_teams_cover_their_rows(two):
+    for count in (1, 3, 64, 500, 4096, 10**6):
+        for n in (0, 1, 127, 128, 129, 1000, 4096, 8192, 16384):
+            found = row_build.team(count, n, two)
+            assert found is not None
+            assert 128 * found.warps * found.groups >= n
+            assert 128 * found.warps * (found.groups - 1) < max(n, 1)
+            assert 32 * found.warps * found.teams <= 1024
+            assert found.warps == 1 or found.rows == found.teams == 1
+    assert row_build.team(1, 16385, two) is None

@@ -48,9 +48,11 @@ def build(kernels: Kernels, case: Case, kernel: str) -> list[Compiled]:
     ("case", "chosen"),
     [
         (pose(), "hopper"),
-        (pose(tq=1, tk=4096), "split"),
-        (pose(tq=8, tk=300, group=4), "split"),
-        (pose(tq=1, tk=128), "leaf"),
+        (pose(tq=1, tk=4096), "few"),
+        (pose(tq=8, tk=300, group=4), "few"),
+        (pose(tq=1, tk=128), "few"),
+        (pose(tq=1, tk=128, aligned=False), "leaf"),
+        (pose(tq=1, tk=300, d=20), "split"),
         (pose(tq=0, tk=0), "walk"),
         (pose(d=256), "walk"),
         (pose(d=100), "walk"),
@@ -114,6 +116,25 @@ def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, case: C
     assert approximate <= {"MUFU.RCP", "MUFU.RSQ"}  # of divisions and their slow path
     assert kernel.machine_counts("FFMA")[0] >= 3 * 64
     assert kernel.spilled <= 64
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pose(tq=1, tk=4096),
+        pose(tq=16, tk=128, d=64, dtype="float16", offset=None, starts=True),
+        masked(pose(tq=20, d=80, dtype_out="float32"), "bool"),
+        masked(pose(tq=1), "float32"),
+    ],
+)
+def test_few_queries_take_the_same_blocks(kernels: Kernels, case: Case):
+    made = build(kernels, case, "few")
+    assert [k.name for k in made] == ["attention_few"] + ["attention_meet"] * (case.leaves > 1)
+    kind = ".BF16" * (case.dtype == "bfloat16")
+    products = [line for line in made[0].machine_code if line.startswith("HMMA")]
+    assert set(products) == {f"HMMA.16816.F32{kind}"}
+    assert {line for line in made[0].machine_code if line.startswith("MUFU")} <= {"MUFU.RCP", "MUFU.RSQ"}
+    assert all(k.spilled == 0 for k in made)
 
 
 @pytest.mark.parametrize(

@@ -61,21 +61,23 @@ SHAPES = [  # b, hq, hkv, tq, tk, d
 ]
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "split", "walk", "leaf", "fma"])
+@pytest.mark.parametrize("kernel", ["hopper", "few", "split", "walk", "leaf", "fma"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_definition(shape, dtype, kernel):
     tq, tk, d = shape[3:]
+    if kernel == "few" and tq * shape[1] // shape[2] > 64:
+        tq = 64 * shape[2] // shape[1]
     if kernel == "leaf":
         tk = 100
-    q, k, v = operands(*shape[:4], tk, d, dtype, seed=1)
+    q, k, v = operands(*shape[:3], tq, tk, d, dtype, seed=1)
     offset = tk - tq if tq <= tk else None
     check(q, k, v, causal_offset=offset, kernel=kernel, fma=kernel == "fma")
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "split", "walk"])
-def test_masks_starts_and_stops(kernel):
-    b, heads, tq, tk = 2, 4, 66, 300
+@pytest.mark.parametrize(("kernel", "tq"), [("hopper", 66), ("few", 7), ("few", 31), ("split", 66), ("walk", 66)])
+def test_masks_starts_and_stops(kernel, tq):
+    b, heads, tk = 2, 4, 300
     q, k, v = operands(b, heads, 2, tq, tk, 64, "bfloat16", seed=2)
     seen = torch.rand((b, 1, tq, tk), generator=torch.Generator("cuda").manual_seed(3), device="cuda") < 0.5
     seen[0, 0, 5] = False  # no key at all
@@ -89,12 +91,12 @@ def test_masks_starts_and_stops(kernel):
     check(q, k, v, start=ints(5, 300), stop=ints(5, 100), kernel=kernel)
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "split", "walk", "fma"])
+@pytest.mark.parametrize("kernel", ["hopper", "few", "split", "walk", "fma"])
 def test_what_is_no_number(kernel):
-    q, k, v = operands(1, 2, 1, 64, 300, 64, "float16", seed=5, special=True)
+    q, k, v = operands(1, 2, 1, 32, 300, 64, "float16", seed=5, special=True)
     check(q, k, v, kernel=kernel, fma=kernel == "fma")
     check(q * 100, k, v, kernel=kernel, fma=kernel == "fma")
-    check(q, k, draw(v.shape, "float16", 6), kernel=kernel, fma=kernel == "fma", causal_offset=236)
+    check(q, k, draw(v.shape, "float16", 6), kernel=kernel, fma=kernel == "fma", causal_offset=268)
 
 
 @pytest.mark.parametrize("d", [64, 33, 160, 256])
@@ -110,6 +112,13 @@ def test_other_head_sizes(d):
     check(q, k, v, causal_offset=183, kernel="split")
     check(q, k, v, causal_offset=183, kernel="walk")
     check(q[..., : d - 1], k[..., : d - 1], v[..., 1:], kernel="walk")
+
+
+def test_one_leaf_that_is_partly_behind_stop():
+    q, k, v = operands(2, 8, 2, 3, 90, 128, "bfloat16", seed=15)
+    v[1, :, 70:] = float("nan")
+    for kernel in ("few", "leaf", "hopper", "walk"):
+        check(q, k, v, stop=ints(90, 70), causal_offset=87, kernel=kernel)
 
 
 def test_no_keys_give_zeros():
@@ -151,16 +160,16 @@ def test_a_query_is_the_same_in_any_company(b, heads, shared, t, d, dtype):
     same(last, whole[:, -2:], "two heads")
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "split", "walk"])
-def test_padding_and_what_lies_behind_is_not_read(kernel):
-    q, k, v = operands(2, 8, 2, 200, 400, 128, "bfloat16", seed=13)
+@pytest.mark.parametrize(("kernel", "tq"), [("hopper", 200), ("few", 16), ("split", 200), ("walk", 200)])
+def test_padding_and_what_lies_behind_is_not_read(kernel, tq):
+    q, k, v = operands(2, 8, 2, tq, 400, 128, "bfloat16", seed=13)
     nan, pad = float("nan"), 77
-    want, _, _ = run(q, k, v, causal_offset=200, kernel=kernel)
+    want, _, _ = run(q, k, v, causal_offset=400 - tq, kernel=kernel)
     wide = torch.full((2, 2, 600, 128), nan, dtype=q.dtype, device="cuda")
     wider = wide.clone()
     wide[:, :, pad : pad + 400], wider[:, :, pad : pad + 400] = k, v
     bounds = {"start": ints(pad, pad), "stop": ints(pad + 400, pad + 400)}
-    got, _, _ = run(q, wide, wider, causal_offset=200 + pad, kernel=kernel, **bounds)
+    got, _, _ = run(q, wide, wider, causal_offset=400 - tq + pad, kernel=kernel, **bounds)
     same(got, want, "left padding and a longer cache")
 
 

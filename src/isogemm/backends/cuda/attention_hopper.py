@@ -1,14 +1,16 @@
-"""Attention on wgmma: the source and the launch of kernels/attention_hopper.cu."""
+"""Attention from tiles that the tensor copy engine brings: kernels/attention_hopper.cu and attention_few.cu."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from .attention_plans import KINDS, OPERANDS, Case, Operand, Run, compiled, ints, longs, mask_defines, steps_of
 from .tensormap import Encoder, encoder
 
-__all__ = ["bind_hopper", "source"]
+__all__ = ["bind_few", "bind_hopper", "few_source", "source"]
 
 BM, THREADS, CHUNK = 128, 384, 16384
-MAX_TILES = 65535
+OPTIONS: dict[str, object] = {"AHEAD": 0, "TURNS": 0}
 
 
 def _instruction(name: str, operand: str, n: int, registers: bool) -> str:
@@ -42,7 +44,8 @@ def source(case: Case) -> tuple[str, dict[str, object]]:
     operand, chunks = OPERANDS[case.dtype], chunks_of(case)
     text = '#include "hopper_ptx.cu"\n'
     text += _instruction("mma_s", operand, 128, False) + _instruction("mma_o", operand, 64 * chunks + 8, True)
-    return text, {"KIND": KINDS[case.dtype], "CHUNKS": chunks, **mask_defines(case)}
+    text += _instruction("mma_low", operand, 64, True) + _instruction("mma_high", operand, 72, True)
+    return text, {"KIND": KINDS[case.dtype], "CHUNKS": chunks, **OPTIONS, **mask_defines(case)}
 
 
 def _map(case: Case, x: Operand, rows: int) -> Encoder:
@@ -73,3 +76,41 @@ def bind_hopper(case: Case, device: int) -> Run:
         bound(stream, map_q(q), map_k(k), map_v(v), mask, start, stop, y, stats)
 
     return run
+
+
+def few_source(case: Case) -> tuple[str, dict[str, object]]:
+    """The includes, and the macros."""
+    rows = case.tq * case.group
+    tiles = 1 if rows <= 16 else 2 if rows <= 32 else 4
+    only = case.leaves == 1
+    defines = {"KIND": KINDS[case.dtype], "CHUNKS": chunks_of(case), "MT": tiles, "ONLY": only, **mask_defines(case)}
+    return '#include "hopper_ptx.cu"\n', defines
+
+
+def bind_few(case: Case, device: int) -> Callable[..., None]:
+    """Compile and bind: ``launch(stream, q, k, v, mask, start, stop, y, stats, sums)``."""
+    from .driver import load
+
+    text, defines = few_source(case)
+    kernel = load(compiled(("attention_few.cu",), device, defines, case.dtype, text), "attention_few", device)
+    q, k, v = case.operands
+    rows, chunks = 16 * int(str(defines["MT"])), chunks_of(case)
+    sizes = (case.tq, case.tk, case.d, case.dv, case.heads, case.group, case.group, case.offset or 0)
+    bound = kernel.bind(
+        [
+            *["map"] * 2, *["ptr"] * 7, *longs(*steps_of(q)[:3], *(case.mask or (0, 0, 0, 0)), *case.y_strides),
+            *ints(*sizes), ("f32", case.c),
+        ],
+        grid=(case.leaves, case.heads // case.group, case.batch),
+        block=(128,),
+        shared=2 * chunks * CHUNK + rows * (128 * chunks + 16 + 272 + 16) + 1024,
+        pdl=True,
+    )  # fmt: skip
+    map_k, map_v = _map(case, k, 128), _map(case, v, 128)
+
+    def launch(
+        stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int, sums: int
+    ) -> None:
+        bound(stream, map_k(k), map_v(v), q, mask, start, stop, y, stats, sums)
+
+    return launch

@@ -1,7 +1,9 @@
 """Which kernel computes an attention, and its launch with everything bound but the addresses.
 
 ``hopper``  wgmma fed by the tensor copy engine: many queries, head sizes to 128, rows of 16 bytes
-``split``   one leaf to a program, all queries of a key head together, sums to memory, then ``meet``: few queries
+``few``     one leaf to a block, up to 64 rows: the queries of a key head; leaves come by the copy engine. Sums go to
+            memory for ``meet``, unless there is but one leaf
+``split``   one leaf to a program for any strides and numbers of rows, sums to memory, then ``meet``
 ``leaf``    the same where there is one leaf, without sums
 ``walk``    all leaves in one program: any strides, head sizes to 256
 ``fma``     float32 fused multiply-adds
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 MAX_HEAD = 256
-KERNELS = ("hopper", "split", "leaf", "walk", "fma")
+KERNELS = ("hopper", "few", "split", "leaf", "walk", "fma")
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "bool": "i8"}
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
@@ -130,7 +132,9 @@ def serves(case: Case, kernel: str) -> bool:
     """Whether a kernel can compute this."""
     if case.fma or case.dtype == "float32":
         return kernel == "fma" and case.fma
-    if kernel == "hopper":
+    if kernel in ("hopper", "few"):
+        if kernel == "few" and case.tq * case.group > 64:
+            return False
         steps = [s * 2 % 16 == 0 and s > 0 for x in case.operands for s in steps_of(x)[:3]]
         sizes = case.d % 8 == 0 and case.dv % 8 == 0 and max(case.d, case.dv) <= 128
         return case.aligned and sizes and all(steps) and case.leaves > 0
@@ -147,7 +151,9 @@ def kernel_of(case: Case, device: int) -> str:
     programs = case.batch * case.heads * -(-case.tq // 128)
     hopper = facts(device).capability[0] == 9 and serves(case, "hopper")
     sums = 4 * bundles * case.leaves * rows * (case.dv + 2)
-    if case.leaves == 1 and not (hopper and rows > 64):
+    if hopper and rows <= 64 and sums <= MOST_SUMS:
+        return "few"
+    if case.leaves == 1 and not hopper:
         return "leaf"
     if case.leaves > 1 and sums <= MOST_SUMS and (rows <= 64 or (programs < 96 and case.leaves >= 8)):
         return "split"
@@ -171,7 +177,8 @@ def bind(case: Case, kernel: str, device: int) -> Run:
         from .attention_hopper import bind_hopper
 
         return bind_hopper(case, device)
-    return _bind_fma(case, device) if kernel == "fma" else _bind_triton(case, kernel, device)
+    binders: dict[str, Callable[[Case, int], Run]] = {"fma": _bind_fma, "few": _bind_few}
+    return binders[kernel](case, device) if kernel in binders else _bind_triton(case, kernel, device)
 
 
 def steps_of(x: Operand) -> tuple[int, ...]:
@@ -248,10 +255,20 @@ def _bind_triton(case: Case, name: str, device: int) -> Run:
     tiles = -(-rows // block)
     grid = (tiles * (case.leaves if name == "split" else 1), case.heads // case.group, case.batch)
     walk = built.bind(device, grid, values, pdl=True)
-    if name != "split":
-        return lambda stream, *at: walk(stream, *at, 0)
+    return _met(case, walk, device) if name == "split" else lambda stream, *at: walk(stream, *at, 0)
+
+
+def _bind_few(case: Case, device: int) -> Run:
+    from .attention_hopper import bind_few
+
+    walk = bind_few(case, device)
+    return _met(case, walk, device) if case.leaves > 1 else lambda stream, *at: walk(stream, *at, 0)
+
+
+def _met(case: Case, walk: Run, device: int) -> Run:
+    """Sums of leaves in memory of the call's own, then their meeting."""
     meet = _bind_meet(case, device)
-    nbytes = 4 * case.batch * grid[1] * case.leaves * rows * (case.dv + 2)
+    nbytes = 4 * case.batch * case.heads * case.leaves * case.tq * (case.dv + 2)
 
     def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
         memory = workspace(nbytes, device)

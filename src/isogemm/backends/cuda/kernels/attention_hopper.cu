@@ -76,6 +76,38 @@ DEVICE void clear_behind(u32 v, u32 step, int left, u32 thread, u32 turn) {
   asm volatile("bar.sync %0, 128;" ::"r"(3 + turn) : "memory");
 }
 
+// s = q @ k.T of 64 queries and 128 keys. Order-critical: d ascending.
+DEVICE void scores(float (&s)[64], u32 q, u32 k) {
+  const u64 x = descriptor_of(q, 16), y = descriptor_of(k, 16);
+#pragma unroll
+  for (int i = 0; i < 4 * CHUNKS; ++i)
+    mma_s(s, x + ((i / 4 * 8192 + i % 4 * 32) >> 4), y + ((i / 4 * CHUNK + i % 4 * 32) >> 4), i != 0);
+}
+
+// Columns of p @ [v | 1]. Order-critical: keys ascending.
+template <int N, class Mma> DEVICE void values(float (&o)[N], const u32 (&p)[32], u32 v, u32 step, Mma mma) {
+  const u64 y = descriptor_of(v, step);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) mma(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], y + (i * 2048 >> 4), i != 0);
+}
+
+// Columns from accumulator AT on join: o = fma(o_n, b, o * a), where times 1 is left out.
+template <int AT, int N>
+DEVICE void fold(float (&o)[NV], float (&o_n)[N], const Factors (&f)[2], const Walk& w, int first, bool edge) {
+  if (CAUSAL && edge) {  // a leaf behind all that a row may see is no part of its walk, whatever its values are
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      if (first >= w.reach[row_of(i)]) o_n[i] = 0.0f;
+  }
+  if (__all_sync(~0u, f[0].a == 1.0f && f[1].a == 1.0f)) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) o[AT + i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[AT + i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) o[AT + i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[AT + i] * f[row_of(i)].a);
+  }
+}
+
 DEVICE void store_rows(u8* y, i64 step, int row, int tq, int dv, const float (&o)[NV], const float (&l)[2], u32 lane) {
   const float over[2] = {__fdiv_rn(1.0f, l[0]), __fdiv_rn(1.0f, l[1])};
 #pragma unroll
@@ -159,69 +191,95 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
     more_registers<240>();
     const int block = first_row + 64 * warpgroup, row = block + 16 * (warp & 3) + (lane >> 2);
     const int whole = CAUSAL ? min(hi, block + offset + 1) : hi;  // keys that all rows see
-    const int mine = CAUSAL ? min(hi, min(tq, block + 64) + offset) : hi;
     Walk w{mask, mask_t, mask_k, lo, hi, {hi, hi}, {row, row + 8}, tq, c};
     if (MASK) w.mask += (item * mask_b + head * mask_h) * (MASK == 1 ? 1 : MASK_KIND == 0 ? 4 : 2);
     if (CAUSAL) w.reach[0] = min(hi, row + offset + 1), w.reach[1] = min(hi, row + offset + 9);
     const u32 q = base + Q_AT + warpgroup * CHUNKS * 8192;
-    float o[NV], m[2] = {NONE, NONE}, l[2] = {0.0f, 0.0f};
+    float o[NV], s[64], m[2] = {NONE, NONE}, m_n[2];
+    u32 p[32];
 #pragma unroll
     for (int i = 0; i < NV; ++i) o[i] = 0.0f;
+    if (TURNS && warpgroup == 1) turn_give(1);  // the first turn is warpgroup 0's
     barrier_wait(full_q, 0);
+    if (AHEAD && leaves) {
+      barrier_wait(full_k, 0);
+      wgmma_fence();
+      scores(s, q, base + K_AT[0]);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(s);
+      if (lane == 0) barrier_arrive(empty_k);
+    }
 #pragma unroll 1
     for (int n = 0; n < leaves; ++n) {
       const u32 buffer = n & 1, parity = n >> 1 & 1;
       const int first = lo + n * LEAF;
-      float s[64], m_n[2];
-      u32 p[32];
-      barrier_wait(full_k + 8 * buffer, parity);
-      {
-        const u64 dq = descriptor_of(q, 16), dk = descriptor_of(base + (buffer ? K_AT[1] : K_AT[0]), 16);
+      if (!AHEAD) {
+        barrier_wait(full_k + 8 * buffer, parity);
+        if (TURNS) turn_take(1 + warpgroup);
         wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4 * CHUNKS; ++i)  // order-critical: d ascending
-          mma_s(s, dq + ((i / 4 * 8192 + i % 4 * 32) >> 4), dk + ((i / 4 * CHUNK + i % 4 * 32) >> 4), i != 0);
+        scores(s, q, base + (buffer ? K_AT[1] : K_AT[0]));
         wgmma_commit();
         wgmma_wait<0>();
         pin(s);
+        if (TURNS) turn_give(2 - warpgroup);
+        if (lane == 0) barrier_arrive(empty_k + 8 * buffer);
       }
-      if (lane == 0) barrier_arrive(empty_k + 8 * buffer);
       const bool edge = MASK || first + LEAF > whole;
       if (edge) softmax<true>(s, p, m_n, w, first, lane);
       else softmax<false>(s, p, m_n, w, first, lane);
+      const Factors f[2] = {join(m[0], m_n[0]), join(m[1], m_n[1])};
       barrier_wait(full_v + 8 * buffer, parity);
       const u32 v = base + (buffer ? V_AT[1] : V_AT[0]), step = buffer ? V_STEP[1] : V_STEP[0];
       if (stop && first + LEAF > hi) clear_behind(v, step, hi - first, threadIdx.x & 127, warpgroup);
+#if AHEAD
+      if (n + 1 < leaves) barrier_wait(full_k + 8 * (buffer ^ 1), (n + 1) >> 1 & 1);
+      if (TURNS) turn_take(1 + warpgroup);
+#if CHUNKS == 2
+      float low[32], high[36];
+      wgmma_fence();
+      values(low, p, v, step, mma_low);
+      wgmma_commit();
+      scores(s, q, base + (buffer ? K_AT[0] : K_AT[1]));  // behind the last leaf: of whatever lies there, for nothing
+      wgmma_commit();
+      wgmma_wait<1>();
+      pin(low);
+      fold<0>(o, low, f, w, first, edge);
+      wgmma_fence();
+      values(high, p, v + step, step, mma_high);
+      wgmma_commit();
+      if (TURNS) turn_give(2 - warpgroup);
+      wgmma_wait<0>();
+      pin(high), pin(s);
+      if (lane == 0) barrier_arrive(empty_v + 8 * buffer), barrier_arrive(empty_k + 8 * (buffer ^ 1));
+      fold<32>(o, high, f, w, first, edge);
+#else
       float o_n[NV];
-      {
-        const u64 dv_ = descriptor_of(v, step);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 8; ++i)  // order-critical: keys ascending
-          mma_o(o_n, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], dv_ + (i * 2048 >> 4), i != 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        pin(o_n);
-      }
+      wgmma_fence();
+      values(o_n, p, v, step, mma_o);
+      wgmma_commit();
+      scores(s, q, base + (buffer ? K_AT[0] : K_AT[1]));  // behind the last leaf: of whatever lies there, for nothing
+      wgmma_commit();
+      if (TURNS) turn_give(2 - warpgroup);
+      wgmma_wait<1>();
+      pin(o_n);
+      fold<0>(o, o_n, f, w, first, edge);
+      wgmma_wait<0>();
+      pin(s);
+      if (lane == 0) barrier_arrive(empty_v + 8 * buffer), barrier_arrive(empty_k + 8 * (buffer ^ 1));
+#endif
+#else
+      float o_n[NV];
+      wgmma_fence();
+      values(o_n, p, v, step, mma_o);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(o_n);
       if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
-      if (CAUSAL && edge) {  // a leaf behind all that a row may see is no part of its walk, whatever its values are
-#pragma unroll
-        for (int i = 0; i < NV; ++i)
-          if (first >= w.reach[row_of(i)]) o_n[i] = 0.0f;
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          if (first >= w.reach[r]) m_n[r] = NONE;
-      }
-      const Factors f[2] = {join(m[0], m_n[0]), join(m[1], m_n[1])};
-      if (__all_sync(~0u, f[0].a == 1.0f && f[1].a == 1.0f)) {
-#pragma unroll
-        for (int i = 0; i < NV; ++i) o[i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[i]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < NV; ++i) o[i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[i] * f[row_of(i)].a);
-      }
+      fold<0>(o, o_n, f, w, first, edge);
+#endif
     }
-    l[0] = o[NV - 4], l[1] = o[NV - 2];
+    const float l[2] = {o[NV - 4], o[NV - 2]};
     store_rows(y + (OUT ? 2 : 4) * (item * y_b + head * y_h), y_t, row, tq, dv, o, l, lane);
     if ((lane & 3) == 0) {
       const i64 line = ((i64)item * heads + head) * tq + row, all = (i64)gridDim.z * heads * tq;
@@ -229,7 +287,6 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
       for (int r = 0; r < 2; ++r)
         if (row + 8 * r < tq) stats[line + 8 * r] = m[r] + 0.0f, stats[all + line + 8 * r] = canonical(l[r]);
     }
-    (void)mine;
   }
   release_successor();
 }

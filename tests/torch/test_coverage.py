@@ -20,7 +20,7 @@ def statuses(report):
 
 
 def ops(report, status):
-    return {row.op.split(".")[1] for row in report if row.status == status}
+    return {row.op.removeprefix("aten.").split(".")[0] for row in report if row.status == status}
 
 
 class Mlp(torch.nn.Module):
@@ -39,7 +39,12 @@ def test_a_model_forward_and_backward():
     assert found["aten.addmm.default"] == found["aten.mm.default"] == ROUTED
     assert found["aten.gelu.default"] == found["aten.gelu_backward.default"] == found["aten.add.Tensor"] == ELEMENTWISE
     assert found["aten.view.default"] == found["aten.t.default"] == ELEMENTWISE
-    assert ops(report, NOT_ROUTED) == {"native_layer_norm", "native_layer_norm_backward", "sum"}
+    assert found["aten.native_layer_norm.default"] == found["aten.native_layer_norm_backward.default"] == ROUTED
+    assert found["aten.sum.dim_IntList"] == ROUTED
+    assert not report.not_routed, str(report)
+    less = coverage(model, x, backward=True, rows=False)
+    several = {"gelu", "gelu_backward"}  # elementwise, with several forms
+    assert ops(less, NOT_ROUTED) == {"native_layer_norm", "native_layer_norm_backward", "sum"} | several
     forward, backward = ({(r.op, r.count) for r in report if r.phase == p} for p in ("forward", "backward"))
     assert ("aten.addmm.default", 2) in forward
     assert ("aten.mm.default", 4) in backward
@@ -48,15 +53,15 @@ def test_a_model_forward_and_backward():
 
 
 def test_it_is_the_table_and_the_data():
-    report = coverage(Mlp(), torch.randn(3, 16))
+    report = coverage(Mlp(), torch.randn(3, 16), rows=False)
     text = str(report)
     assert text.splitlines()[0].split() == ["op", "dtype", "phase", "count", "status", "why"]
-    assert "aten.native_layer_norm.default" in text.splitlines()[1]  # what is not routed comes first
+    assert "not routed" in text.splitlines()[1]  # what is not routed comes first
     assert f"{report.count(ROUTED)} routed" in text.splitlines()[-1]
     data = json.loads(json.dumps(report.as_data()))
     assert {row["op"]: row["count"] for row in data if row["status"] == ROUTED} == {"aten.addmm.default": 2}
     assert len(data) == len(report.rows) == len(text.splitlines()) - 2
-    assert [row.op for row in report.not_routed] == ["aten.native_layer_norm.default"]
+    assert [row.op for row in report.not_routed] == ["aten.gelu.default", "aten.native_layer_norm.default"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -99,22 +104,42 @@ def test_no_matrix_product_slips_through(dtype, inference):
 
 def test_what_torch_keeps_is_said():
     q, image, numbers = torch.randn(1, 2, 8, 16), torch.randn(1, 3, 8, 8), torch.arange(12).view(3, 4)
-    double = torch.randn(4, 4, dtype=torch.float64)
+    double, attention = torch.randn(1, 1, 4, 4, dtype=torch.float64), F.scaled_dot_product_attention
     expected = {
-        "softmax": (lambda: q.softmax(-1), "_softmax"),
-        "sum": (lambda: q.sum(-1), "sum"),
-        "mean": (lambda: q.mean(-1), "mean"),
+        "softmax": (lambda: double.softmax(-1), "_softmax"),
+        "sum": (lambda: double.sum(-1), "sum"),
+        "mean": (lambda: q.mean(-1, dtype=torch.float64), "mean"),
         "cumsum": (lambda: q.cumsum(-1), "cumsum"),
-        "attention": (lambda: F.scaled_dot_product_attention(q, q, q), "_scaled_dot_product_flash_attention_for_cpu"),
+        "variance": (lambda: q.var(-1), "var"),
+        "sigmoid": (lambda: q.cfloat().sigmoid(), "sigmoid"),
+        "attention": (lambda: attention(double, double, double), "_scaled_dot_product_flash_attention_for_cpu"),
         "convolution": (lambda: torch.nn.Conv2d(3, 4, 3)(image), "convolution"),
-        "double": (lambda: double @ double, "mm"),
-        "complex": (lambda: double.cfloat() @ double.cfloat(), "mm"),
+        "double": (lambda: double[0, 0] @ double[0, 0], "mm"),
+        "complex": (lambda: double[0, 0].cfloat() @ double[0, 0].cfloat(), "mm"),
         "integers": (lambda: numbers @ numbers.T, "mm"),
         "dropout": (lambda: F.dropout(q), "bernoulli_"),
         "svd": (lambda: torch.linalg.svd(double), "_linalg_svd"),
     }
     for name, (call, op) in expected.items():
         assert op in ops(coverage(call), NOT_ROUTED), name
+    expected = {
+        "softmax": (lambda: q.softmax(-1), "_softmax"),
+        "sum": (lambda: q.sum(-1), "sum"),
+        "mean": (lambda: q.mean(-1), "mean"),
+        "silu": (lambda: F.silu(q), "silu"),
+        "rsqrt": (lambda: q.half().rsqrt(), "rsqrt"),
+        "alpha": (lambda: torch.add(q.half(), q.half(), alpha=0.3), "add"),
+        "power": (lambda: q.abs() ** 1.5, "pow"),
+    }
+    for name, (call, op) in expected.items():
+        assert op in ops(coverage(call, rows=False), NOT_ROUTED), name
+        assert op not in ops(coverage(call), NOT_ROUTED), name
+    report = coverage(lambda: (q.rsqrt(), q + q, q**2, 1 - q, q.exp(), q.cos()), rows=False)
+    assert not report.not_routed, str(report)
+    call = lambda: attention(q, q, q)  # noqa: E731
+    assert ops(coverage(call, attention=False), NOT_ROUTED) == {"_scaled_dot_product_flash_attention_for_cpu"}
+    report = coverage(call)
+    assert [(row.op, row.status) for row in report] == [("scaled_dot_product_attention", ROUTED)]
 
 
 def test_exact_reductions_are_safe():
@@ -129,8 +154,8 @@ def test_inference_mode_sees_through_composed_operators():
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     with torch.inference_mode():
         report = coverage(layer, torch.randn(2, 3, 16))
-    assert ops(report, ROUTED) == {"linear", "addmm"}
-    assert ops(report, NOT_ROUTED) == {"native_layer_norm", "_scaled_dot_product_flash_attention_for_cpu"}
+    assert ops(report, ROUTED) == {"linear", "addmm", "native_layer_norm", "scaled_dot_product_attention"}
+    assert not report.not_routed, str(report)
 
 
 def test_operators_of_others_are_not_vouched_for():

@@ -11,8 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..contract.spec import ContractLike
-from .products import PRODUCTS, contained, operands
-from .routing import _pushed, invariant, is_composite, subclasses
+from .elementwise import EXACT, form, is_exact
+from .products import PRODUCTS, contained, is_composite, operands
+from .routing import _pushed, invariant, subclasses
+from .row_routing import REDUCTIONS
 
 __all__ = ["Coverage", "Row", "coverage"]
 
@@ -23,7 +25,7 @@ _MOVING = (
     "_local_scalar_dense _reshape_copy _to_copy _unsafe_view all amax amin aminmax any arange argmax "
     "argmin argsort bucketize cat clone constant_pad_nd copy cummax cummin detach diagonal_backward "
     "embedding empty empty_like empty_permuted empty_strided equal eye fill flip full full_like gather "
-    "glu glu_backward index index_copy index_fill index_select is_same_size item kthvalue lift_fresh "
+    "index index_copy index_fill index_select is_same_size item kthvalue lift_fresh "
     "lift_fresh_copy linspace masked_fill masked_scatter masked_select max median min new_empty "
     "new_empty_strided new_full new_ones new_zeros nonzero one_hot ones ones_like pin_memory repeat "
     "repeat_interleave resize roll scalar_tensor scatter searchsorted select_backward select_scatter set "
@@ -51,8 +53,9 @@ class Row:
     phase : {"forward", "backward"}
         Whether one of autograd's nodes called it.
     status : {"routed", "elementwise", "not routed"}
-        Computed by isogemm; row-wise safe (it adds nothing up, or exactly); a product or a reduction of torch's, or
-        an operator that this list does not know, that may depend on the batch.
+        Computed by isogemm; row-wise safe (it adds nothing up, or exactly, and gives an element the same bits
+        everywhere); a product or a reduction of torch's, or an operator that this list does not know, that may depend
+        on the batch.
     count : int
         Calls.
     why : str
@@ -111,6 +114,8 @@ def coverage(
     *inputs: Any,
     contract: ContractLike | None = None,
     backward: bool = False,
+    rows: bool = True,
+    attention: bool = True,
     **options: Any,
 ) -> Coverage:
     """Run a model once under `isogemm.torch.invariant` and list what it calls, with each operator's status.
@@ -119,7 +124,7 @@ def coverage(
     ----------
     model_or_function : callable
         Called with `inputs` and `options`, in the caller's grad and inference modes.
-    contract : Contract or str, optional
+    contract, rows, attention
         As in `isogemm.torch.invariant`.
     backward : bool
         Differentiate the floating-point results too, with respect to the module's parameters and to the inputs that
@@ -134,15 +139,16 @@ def coverage(
     ContractError
         As `isogemm.torch.invariant`. Errors of the model pass through.
     """
-    with invariant(contract) as scope:
+    with invariant(contract, rows=rows, attention=attention) as scope:
         recorder = _Recorder(scope)
         with _pushed(recorder):
             results = model_or_function(*inputs, **options)
             if backward:
                 _differentiate(model_or_function, [*inputs, *options.values()], results)
-    rows = [Row(op, dtype, phase, status, n, why) for (op, dtype, phase, status, why), n in recorder.calls.items()]
-    rows.sort(key=lambda row: (row.status != NOT_ROUTED, row.status != ROUTED, -row.count, row.op))
-    return Coverage(tuple(rows))
+    found = [Row(op, dtype, phase, status, n, why) for (op, dtype, phase, status, why), n in recorder.calls.items()]
+    found += [Row(name, dtype, "forward", ROUTED, n, "replaced whole") for (name, dtype), n in scope._whole.items()]
+    found.sort(key=lambda row: (row.status != NOT_ROUTED, row.status != ROUTED, -row.count, row.op))
+    return Coverage(tuple(found))
 
 
 def _differentiate(model: Any, inputs: list[Any], results: Any) -> None:
@@ -169,7 +175,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if subclasses(types):
             return NotImplemented
-        if func not in PRODUCTS and func.namespace == "aten" and is_composite(func):
+        known = func in PRODUCTS or func in REDUCTIONS or func is torch.ops.aten.scaled_dot_product_attention.default
+        if not known and func.namespace == "aten" and is_composite(func):
             with _pushed(self):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -181,11 +188,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         shown = operands((*tensors, result))[:1]
         dtype = str(shown[0].dtype).removeprefix("torch.") if shown else "-"
         phase = "forward" if torch._C._current_autograd_node() is None else "backward"
-        self.calls[(str(func), dtype, phase, *_status(func, routed, tensors))] += 1
+        status = _status(func, routed, tensors, args, kwargs, self.scope.rows)
+        self.calls[(str(func), dtype, phase, *status)] += 1
         return result
 
 
-def _status(func: Any, routed: bool, tensors: list[Any]) -> tuple[str, str]:
+def _status(func: Any, routed: bool, tensors: list[Any], args: Any, kwargs: Any, rows: bool) -> tuple[str, str]:
     """A call's status and what it rests on. What is not known to be safe is not routed."""
     name = func._overloadpacket.__name__
     exact = bool(tensors) and not any(x.is_floating_point() or x.is_complex() for x in tensors)
@@ -193,18 +201,26 @@ def _status(func: Any, routed: bool, tensors: list[Any]) -> tuple[str, str]:
         return ROUTED, "isogemm's own operator"
     if func.namespace != "aten":
         return NOT_ROUTED, "unknown: not an operator of torch's"
+    if routed:
+        return ROUTED, "product" if func in PRODUCTS else "reduction" if func in REDUCTIONS else "product inside"
     if func in PRODUCTS:
-        if routed:
-            return ROUTED, "product"
         return NOT_ROUTED, "product, exact in integers" if exact else "product of a dtype or layout isogemm has not"
-    if contained(name):
+    if contained(name) or name == "scaled_dot_product_attention":
         return NOT_ROUTED, "product inside the operator"
     if name.rstrip("_") in _RANDOM or torch.Tag.nondeterministic_seeded in func.tags:
         return NOT_ROUTED, "random numbers, drawn by position"
     if func.is_view or name.rstrip("_") in _MOVES:
         return ELEMENTWISE, "moves or compares"
-    if torch.Tag.pointwise in func.tags:
-        return ELEMENTWISE, "elementwise"
     if exact:
         return ELEMENTWISE, "exact in integers"
-    return NOT_ROUTED, "reduction, or unknown"
+    kind = form(func)
+    if not kind:
+        return NOT_ROUTED, "reduction, or unknown"
+    bare = name.rstrip("_")
+    if kind == "exact" or (bare in EXACT and is_exact(bare, args, kwargs)):
+        return ELEMENTWISE, "elementwise"
+    if not any(x.is_cpu for x in tensors):
+        return ELEMENTWISE, "elementwise"
+    if rows and not any(x.is_complex() for x in tensors):
+        return ELEMENTWISE, "elementwise, in whole vectors"
+    return NOT_ROUTED, "elementwise, but of several forms on a CPU"

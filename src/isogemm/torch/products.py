@@ -15,7 +15,7 @@ from .. import api
 from ..contract.spec import Contract
 from ..errors import ContractError, DTypeError
 
-__all__ = ["DTYPES", "PRODUCTS", "contained", "operands", "replaced"]
+__all__ = ["DTYPES", "PRODUCTS", "contained", "is_composite", "operands", "replaced"]
 
 Tensor = Any  # torch is untyped to mypy
 _aten: Any = torch.ops.aten
@@ -219,3 +219,11 @@ _CONTAINED = (
 def contained(name: str) -> bool:
     """Whether an aten operator that isogemm does not compute has products in its kernel."""
     return name.startswith(_CONTAINED)
+
+
+def is_composite(func: Any) -> bool:
+    """Whether torch defines an operator by others, which a dispatch mode sees in its place except in inference mode."""
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    except RuntimeError:  # not one of the dispatcher's, as aten.sym_size
+        return False

@@ -1,21 +1,20 @@
-"""Routing of torch's matrix products to isogemm, forward and backward: for a scope, or for the process.
+"""Routing of torch's products and reductions to isogemm, forward and backward, for a scope.
 
 `invariant` puts two of torch's modes on the calling thread. The dispatch mode sees every aten operator below
-autograd, those that autograd's own nodes call included, and replaces the products. The function mode sees the calls
-above autograd: it gives `linear` one form for every layout, and marks what autograd records, so that a backward
-outside of the scope is an error rather than a plain one. Both live in torch's thread-local state, which the threads
-of its autograd engine take over. `enable` replaces the kernels themselves, for all threads. docs/routing.md is the
-user's page; docs/design/0007-routing.md has the reasons and the costs.
+autograd, those that autograd's own nodes call included, and replaces products and reductions. The function mode sees
+the calls above autograd: it replaces attention, gives `linear` one form for every layout, and marks what autograd
+records, so that a backward outside of the scope is an error rather than a plain one. Both live in torch's thread-local
+state, which the threads of its autograd engine take over. `isogemm.torch.process` does the same for all threads.
+docs/routing.md is the user's page; docs/design/0007-routing.md has the reasons and the costs.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import overrides
@@ -26,130 +25,210 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..contract.spec import Contract, ContractLike, as_contract
 from ..errors import OptionError
-from .products import DTYPES, PRODUCTS, contained, operands, replaced
+from . import calls
+from .elementwise import blocked, form
+from .process import disable, enable
+from .products import PRODUCTS, contained, is_composite, operands, replaced
+from .row_routing import REDUCTIONS, reduced
+from .state import active, enabled
 
 __all__ = ["active", "disable", "enable", "enabled", "invariant"]
 
 Tensor = Any  # torch is untyped to mypy
+_infra, _KEYS = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
+_is_grad_enabled, _is_compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
+_depth, _mode_at = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_stack_at
+
+
+class _Entry(NamedTuple):
+    """What the dispatch mode does with an operator; it holds the operator, whose identity nothing else then takes."""
+
+    run: Callable[..., Any]  # a method of _Products: (self, entry, args, kwargs)
+    func: Any
+    function: Any
+    name: str
+    is_traced: bool  # what it computes would be a constant to a trace
 
 
 class _Products(TorchDispatchMode):  # type: ignore[misc]
-    """Below autograd: products to isogemm, everything else to torch."""
+    """Below autograd: products, reductions and elementwise functions of more than one form; the rest is torch's."""
 
-    def __init__(self, contract: Contract | None, strict: bool) -> None:
+    routes_products = True
+
+    def __init__(self, contract: Contract | None, strict: bool, rows: bool, attention: bool) -> None:
         super().__init__()
-        self.contract, self.strict = contract, strict
+        self.contract, self.strict, self.rows, self.attention = contract, strict, rows, attention
+        self.count = 0  # of what was routed
         self.routed: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
+        self.whole: Counter[tuple[str, str]] = Counter()  # calls that were replaced above autograd, with their dtype
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        found = PRODUCTS.get(func)
-        if found is not None and (_infra(_KEYS.PROXY) is not None or _infra(_KEYS.FUNCTIONAL) is not None):
-            raise _compiled()  # a trace would take the product for a constant, or run later and elsewhere
+        entry: Any = _known.get(id(func), _NEW)
+        if entry is None and not types:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if entry is _NEW:
+            entry = _learn(func)
+        if entry is not None and entry.is_traced and _is_recorded():
+            raise _compiled()  # a trace would run later and elsewhere
         if types and subclasses(types):  # their handlers first, which find this mode again for the products they make
-            return func(*args, **kwargs) if _infra(_KEYS.FAKE) is not None else NotImplemented
-        if found is None:
-            if func in _whole:
-                return self._other(func, args, kwargs)
-            return func(*args, **kwargs)
-        function, name = found
-        result = replaced(function, name, self.contract, args, kwargs)
-        if result is None:
-            self._note(f"{name} {operands(args)[0].dtype}".replace("torch.", ""))
-            return func(*args, **kwargs)
-        self.routed[name] += 1
-        return result
+            return func(*args, **(kwargs or {})) if _infra(_KEYS.FAKE) is not None else NotImplemented
+        if entry is None:
+            return func(*args, **(kwargs or {}))
+        return entry.run(self, entry, args, kwargs or {})
 
-    def _other(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operator made of others (it comes whole in inference mode), or one with products inside its kernel."""
-        if _whole[func] == "composite":
-            with _pushed(self):
-                result = func.decompose(*args, **kwargs)
-            return func(*args, **kwargs) if result is NotImplemented else result
-        self._note(str(func).removeprefix("aten."))
-        return func(*args, **kwargs)
+    def product(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+        result = replaced(entry.function, entry.name, self.contract, args, kwargs)
+        return self._counted(entry, result, args, kwargs)
+
+    def reduction(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+        if not self.rows:
+            return entry.func(*args, **kwargs)
+        if not args[0].is_floating_point():
+            return entry.func(*args, **kwargs)  # of integers: exact in any order
+        return self._counted(entry, reduced(entry.function, args, kwargs), args, kwargs)
+
+    def elements(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+        return blocked(entry.name, entry.func, args, kwargs) if self.rows else entry.func(*args, **kwargs)
+
+    def attended(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+        """scaled_dot_product_attention as one operator: in inference mode."""
+        if self.attention:
+            result = calls.attention(self.contract, args, kwargs)
+            if result is not None:
+                return self._counted(entry, result, args, kwargs)
+        return self.composite(entry, args, kwargs)
+
+    def composite(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+        """An operator made of others, which comes whole in inference mode."""
+        with _pushed(self):
+            result = entry.func.decompose(*args, **kwargs)
+        return entry.func(*args, **kwargs) if result is NotImplemented else result
+
+    def contained(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+        """An operator with products inside its kernel."""
+        self._note(entry.name)
+        return entry.func(*args, **kwargs)
+
+    def _counted(self, entry: _Entry, result: Any, args: Any, kwargs: Any) -> Any:
+        if result is None:
+            self._note(f"{entry.name} {operands(args)[0].dtype}".replace("torch.", ""))
+            return entry.func(*args, **kwargs)
+        self.count += 1
+        self.routed[entry.name] += 1
+        return result
 
     def _note(self, what: str) -> None:
         if self.strict:
             raise OptionError(
-                "a product under isogemm.torch.invariant(strict=True)",
-                limit="those that isogemm computes: float32, bfloat16 or float16 matrix products",
+                "a product or a reduction under isogemm.torch.invariant(strict=True)",
+                limit="those that isogemm computes, of float32, bfloat16 or float16",
                 value=what,
                 nearest="strict=False, which leaves it to torch and counts it in `passed`",
             )
         self.passed[what] += 1
 
 
+_NEW = object()
+_known: dict[int, _Entry | None] = {}  # by identity, for an operator's own hash is a Python function; None: torch's
+_plain: list[Any] = []  # operators without an entry to hold them
+
+
+def _learn(func: Any) -> _Entry | None:
+    """Find out what to do with an operator, once."""
+    entry = None
+    name = str(getattr(getattr(func, "_overloadpacket", None), "__name__", func))
+    if func in PRODUCTS:
+        entry = _Entry(_Products.product, func, *PRODUCTS[func], True)
+    elif func in REDUCTIONS:
+        entry = _Entry(_Products.reduction, func, *REDUCTIONS[func], True)
+    elif getattr(func, "namespace", "") == "aten":
+        if func is torch.ops.aten.scaled_dot_product_attention.default:
+            entry = _Entry(_Products.attended, func, None, name, True)
+        elif is_composite(func):
+            entry = _Entry(_Products.composite, func, None, name, False)
+        elif contained(name):
+            entry = _Entry(_Products.contained, func, None, str(func).removeprefix("aten."), False)
+        elif form(func) == "blocked":
+            entry = _Entry(_Products.elements, func, None, name, True)
+    if entry is None:
+        _plain.append(func)
+    _known[id(func)] = entry
+    return entry
+
+
 class _Calls(TorchFunctionMode):  # type: ignore[misc]
-    """Above autograd: one form of linear, and a mark on what is recorded for backward."""
+    """Above autograd: attention and norms whole, one form of linear, and a mark on what is recorded for backward."""
 
     def __init__(self, products: _Products) -> None:
         super().__init__()
         self.products = products
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.compiler.is_dynamo_compiling():
+        if _is_compiling():
             raise _compiled()
-        kwargs = kwargs or {}
-        before = self.products.routed.total()
-        if func is _LINEAR:
-            result = _linear(func, args, kwargs)
-        else:
-            if func is _ATTENTION:
-                args, kwargs = _folding(args, kwargs)
-            result = func(*args, **kwargs)
-        if self.products.routed.total() != before and torch.is_grad_enabled():
+        taken = _TAKEN.get(func)
+        if taken is None and not _is_grad_enabled():
+            return func(*args, **kwargs) if kwargs else func(*args)
+        products, kwargs = self.products, kwargs or {}
+        before = products.count
+        result = func(*args, **kwargs) if taken is None else taken(self, func, args, kwargs)
+        if products.count != before and _is_grad_enabled():
             for x in result if isinstance(result, tuple | list) else (result,):
                 if isinstance(x, torch.Tensor) and x.grad_fn is not None:
                     x.grad_fn.register_prehook(_inside)
         return result
 
+    def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_top() and not (_is_grad_enabled() and any(x is not None and x.requires_grad for x in args)):
+            result = calls.linear_direct(self.products.contract, args, kwargs)
+            if result is not None:
+                self.products.count += 1
+                self.products.routed["mm" if len(args) == 2 or args[2] is None else "addmm"] += 1
+                return result
+        return calls.linear(func, args, kwargs)
 
-_infra, _KEYS = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
-_LINEAR = torch.nn.functional.linear
-_ATTENTION = torch.nn.functional.multi_head_attention_forward
+    def folded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = calls.folded(args, kwargs)
+        return func(*args, **kwargs)
+
+    def whole(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call that isogemm computes as one, gradients included."""
+        products, (function, name) = self.products, calls.WHOLE[func]
+        wanted = products.attention if function is calls.attention else products.rows
+        if wanted and not _is_traced():
+            with calls.aside():
+                result = function(products.contract, args, kwargs)
+            if result is not None:
+                products.routed[name] += 1
+                products.whole[name, str(result.dtype).removeprefix("torch.")] += 1
+                return result
+        return func(*args, **kwargs)
+
+    def _is_top(self) -> bool:
+        """Whether nobody looks at operators but this scope."""
+        depth = _depth()
+        return bool(depth) and _mode_at(depth - 1) is self.products
+
+
+_TAKEN: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.linear: _Calls.linear,
+    torch.nn.functional.multi_head_attention_forward: _Calls.folded,
+    **dict.fromkeys(calls.WHOLE, _Calls.whole),
+}
+
+
+def _is_recorded() -> bool:
+    return _infra(_KEYS.PROXY) is not None or _infra(_KEYS.FUNCTIONAL) is not None
+
+
+def _is_traced() -> bool:
+    return _is_recorded() or _infra(_KEYS.FAKE) is not None
 
 
 def subclasses(types: Any) -> bool:
     """Whether operands of an operator have handlers of their own."""
     return any(kind is not torch.Tensor and kind is not torch.nn.Parameter for kind in types)
-
-
-def _folding(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Arguments of multi_head_attention_forward with contiguous inputs, so that its own calls of `linear` fold.
-
-    Those calls are not seen one by one: a function mode sees the outermost call alone. One tensor stays one tensor.
-    """
-    seen: dict[int, Tensor] = {}
-
-    def contiguous(x: Any) -> Any:
-        return seen.setdefault(id(x), x.contiguous()) if isinstance(x, torch.Tensor) else x
-
-    named = {k: contiguous(v) if k in ("query", "key", "value") else v for k, v in kwargs.items()}
-    return (*map(contiguous, args[:3]), *args[3:]), named
-
-
-def _linear(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """`linear` as one addmm, whatever the strides.
-
-    torch makes it a product and an addition, with a rounding between them, where the input's strides do not fold: a
-    transposed activation folds alone and not in a batch, and a bfloat16 result would then depend on the batch.
-    """
-    x, w, bias = (*args, *(kwargs[k] for k in ("input", "weight", "bias") if k in kwargs), None)[:3]
-    if (
-        type(x) is not torch.Tensor
-        or bias is None
-        or bias.dim() != 1
-        or w.dim() != 2
-        or x.dim() == 2
-        or x.dtype not in DTYPES
-    ):
-        return func(*args, **kwargs)
-    if x.shape[-1] != w.shape[1]:
-        return func(*args, **kwargs)  # torch's own error
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    return torch.addmm(bias, rows, w.t()).view(*x.shape[:-1], w.shape[0])
 
 
 def _inside(gradients: Any) -> None:
@@ -170,31 +249,6 @@ def _compiled() -> OptionError:
         value="a function that is being compiled",
         nearest="isogemm.torch.convert(module), whose products a compiler keeps, outside of invariant()",
     )
-
-
-class _Whole(dict[Any, str]):
-    """What has to be looked at besides the products: made of other operators, or with products in its kernel."""
-
-    def __missing__(self, func: Any) -> str:
-        kind = ""
-        if getattr(func, "namespace", "") == "aten":
-            if is_composite(func):
-                kind = "composite"
-            elif contained(func._overloadpacket.__name__):
-                kind = "contained"
-        self[func] = kind
-        return kind
-
-    def __contains__(self, func: Any) -> bool:
-        return bool(self[func])
-
-
-def is_composite(func: Any) -> bool:
-    """Whether torch defines an operator by others, which a dispatch mode sees in its place except in inference mode."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
-
-
-_whole = _Whole()
 
 
 class _pushed:
@@ -223,24 +277,30 @@ def _remove(mode: Any, length: Callable[[], int], pop: Callable[[], Any], push: 
 
 
 class invariant(_DecoratorContextManager):  # type: ignore[misc]
-    """Matrix products of torch by isogemm, forward and backward, on this thread, until the scope ends.
+    """torch's products, reductions and attention by isogemm, forward and backward, on this thread, for a scope.
 
     ``with isogemm.torch.invariant(): ...``, or ``@isogemm.torch.invariant()`` on a function or a generator. aten's mm,
     addmm, bmm, baddbmm, mv, addmv, dot, addbmm, their in-place and ``out=`` variants, and so matmul, linear and einsum,
-    for float32, bfloat16 and float16 on CPUs and CUDA devices. Everything else stays torch's.
+    for float32, bfloat16 and float16 on CPUs and CUDA devices; softmax, log_softmax, logsumexp, layer_norm, rms_norm,
+    sum and mean; scaled_dot_product_attention. On a CPU, functions of elements whose kernels have several forms get
+    one. Everything else stays torch's.
 
     Parameters
     ----------
     contract : Contract or str, optional
         The products' bits; by default those of `isogemm.matmul`.
     strict : bool
-        Raise at a product that isogemm does not compute (float64, complex, integers, a convolution, a fused attention)
-        instead of leaving it to torch.
+        Raise at a product or one of these reductions that isogemm does not compute (float64, complex, integers, a
+        convolution, a fused attention) instead of leaving it to torch.
+    rows : bool
+        False leaves reductions, norms and functions of elements to torch.
+    attention : bool
+        False leaves scaled_dot_product_attention to torch.
 
     Attributes
     ----------
     routed, passed : Counter
-        After ``with invariant() as scope``: the products computed by isogemm, and those left to torch, by operator.
+        After ``with invariant() as scope``: the calls computed by isogemm, and those left to torch, by operator.
 
     Raises
     ------
@@ -252,23 +312,27 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
 
     Determinism
     -----------
-    A product has the bits of the same call of isogemm. Reductions, convolutions and fused attention are torch's:
-    `isogemm.torch.coverage` lists those of a model.
+    A product has the bits of the same call of isogemm, a reduction along rows those of `isogemm.torch.reductions`, and
+    attention those of `isogemm.torch.scaled_dot_product_attention`. `isogemm.torch.coverage` lists what of a model is
+    torch's.
     """
 
-    def __init__(self, contract: ContractLike | None = None, *, strict: bool = False) -> None:
+    def __init__(
+        self, contract: ContractLike | None = None, *, strict: bool = False, rows: bool = True, attention: bool = True
+    ) -> None:
         super().__init__()
         if torch.compiler.is_dynamo_compiling():
             raise _compiled()
         self.contract = None if contract is None else as_contract(contract)
-        self.strict = strict
+        self.strict, self.rows, self.attention = strict, rows, attention
         self._entered: list[tuple[int, _Products, _Calls]] = []
         self.routed: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
+        self._whole: Counter[tuple[str, str]] = Counter()
 
     def clone(self) -> invariant:
         """A scope of its own for each call of a decorated function."""
-        return type(self)(self.contract, strict=self.strict)
+        return type(self)(self.contract, strict=self.strict, rows=self.rows, attention=self.attention)
 
     def __call__(self, function: Any) -> Any:
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -281,12 +345,12 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
         return super().__call__(function)
 
     def __enter__(self) -> invariant:
-        products = _Products(self.contract, self.strict)
-        products.routed, products.passed = self.routed, self.passed
-        calls = _Calls(products)
+        products = _Products(self.contract, self.strict, self.rows, self.attention)
+        products.routed, products.passed, products.whole = self.routed, self.passed, self._whole
+        functions = _Calls(products)
         dispatch._push_mode(products)
-        overrides._push_mode(calls)
-        self._entered.append((threading.get_ident(), products, calls))
+        overrides._push_mode(functions)
+        self._entered.append((threading.get_ident(), products, functions))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -299,97 +363,6 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
                 value="another thread",
                 nearest="enter and leave the scope on one thread",
             )
-        _owner, products, calls = self._entered.pop(mine[-1])
-        _remove(calls, torch._C._len_torch_function_stack, overrides._pop_mode, overrides._push_mode)
+        _owner, products, functions = self._entered.pop(mine[-1])
+        _remove(functions, torch._C._len_torch_function_stack, overrides._pop_mode, overrides._push_mode)
         _remove(products, torch._C._len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode)
-
-
-class _Process:
-    """What `enable` has registered."""
-
-    lock = threading.Lock()
-    library: Any = None
-    contract: Contract | None = None
-
-
-def active() -> bool:
-    """Whether products of this thread are routed now: inside `invariant`, or after `enable`."""
-    return _Process.library is not None or any(
-        isinstance(mode, _Products) for mode in dispatch._get_current_dispatch_mode_stack()
-    )
-
-
-def enabled() -> bool:
-    """Whether `enable` is in force."""
-    return _Process.library is not None
-
-
-def enable(contract: ContractLike | None = None) -> None:
-    """Route the products of all threads, forward and backward, until `disable`: `invariant` for the process.
-
-    aten's kernels for CPU and CUDA are replaced, so nothing but the products gets slower. Call it (and `disable`) while
-    no other thread uses torch: torch's table of kernels is not made to change under a running call. Compiled functions
-    run eagerly while it is in force. Calling it again changes the contract.
-
-    Parameters
-    ----------
-    contract : Contract or str, optional
-        As in `invariant`.
-
-    Raises
-    ------
-    ContractError
-        No such contract.
-    OptionError
-        This torch cannot give its own kernels back.
-    """
-    chosen = None if contract is None else as_contract(contract)
-    with _Process.lock:
-        if _Process.library is None:
-            _Process.library = _registered()
-            torch.compiler.set_stance("force_eager")
-        _Process.contract = chosen
-
-
-def disable() -> None:
-    """Give torch's products back to torch; nothing happens where `enable` is not in force."""
-    with _Process.lock:
-        if _Process.library is not None:
-            library, _Process.library = _Process.library, None
-            library._destroy()
-            torch.compiler.set_stance("default")
-
-
-def _registered() -> Any:
-    if not hasattr(torch.library, "get_kernel"):  # torch's own kernels could not be reached any more
-        raise OptionError(
-            "isogemm.torch.enable()",
-            limit="a torch with torch.library.get_kernel",
-            value=f"torch {torch.__version__}",
-            nearest="with isogemm.torch.invariant():, or a newer torch",
-        )
-    library = torch.library.Library("aten", "IMPL")
-    keys = ["CPU", *(["CUDA"] if torch.cuda.is_available() else [])]
-    for func, (function, name) in PRODUCTS.items():
-        composite = is_composite(func)
-        for key in ["CompositeImplicitAutograd"] if composite else keys:
-            if composite or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
-                library.impl(func, _kernel(func, function, name, key), key, with_keyset=True)
-    return library
-
-
-def _kernel(func: Any, function: Callable[..., Tensor], name: str, key: str) -> Callable[..., Any]:
-    """What stands in the dispatcher's table for one operator on one device while `enable` is in force."""
-    composite = key == "CompositeImplicitAutograd"
-    original = torch.library.get_kernel(func, "CPU" if composite else key)
-
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        result = replaced(function, name, _Process.contract, args, kwargs)
-        return original.call_boxed(keyset, *args, **kwargs) if result is None else result
-
-    def whole(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        if name != "linear":
-            return original.call_boxed(keyset, *args, **kwargs)
-        return _linear(lambda *a, **k: original.call_boxed(keyset, *a, **k), args, kwargs)
-
-    return whole if composite else kernel

@@ -1,0 +1,155 @@
+"""Calls of torch above autograd: what a scope replaces whole, or gives one form.
+
+A dispatch mode sees operators below autograd, after torch has chosen how to make a call of them. Where that choice
+looks at the batch (the strides of a linear layer's input), or is itself the operation (fused attention), the call is
+taken here: by `isogemm.torch.routing`'s function mode inside a scope, and by kernels of composite operators after
+`enable`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as dispatch
+
+from .. import api
+from ..contract.spec import Contract
+from ..errors import ContractError, IsogemmError
+from . import reductions
+from .attention_calls import scaled_dot_product_attention
+from .products import DTYPES
+
+__all__ = ["WHOLE", "aside", "attention", "folded", "linear", "linear_direct", "rms_norm"]
+
+Tensor = Any  # torch is untyped to mypy
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_free(*tensors: Tensor | None) -> bool:
+    """Whether a call may be replaced whole: torch's own tensors with memory, and no transform, trace or tangent."""
+    for x in tensors:
+        if x is not None and (type(x) not in _PLAIN or x.dtype not in DTYPES or not (x.is_cpu or x.is_cuda)):
+            return False
+    return not (
+        torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def folded(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments of multi_head_attention_forward with contiguous inputs, so that its own calls of `linear` fold.
+
+    Those calls are not seen one by one: a function mode sees the outermost call alone. One tensor stays one tensor.
+    """
+    seen: dict[int, Tensor] = {}
+
+    def contiguous(x: Any) -> Any:
+        return seen.setdefault(id(x), x.contiguous()) if isinstance(x, torch.Tensor) else x
+
+    named = {k: contiguous(v) if k in ("query", "key", "value") else v for k, v in kwargs.items()}
+    return (*map(contiguous, args[:3]), *args[3:]), named
+
+
+def linear(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """`linear` as one addmm, whatever the strides.
+
+    torch makes it a product and an addition, with a rounding between them, where the input's strides do not fold: a
+    transposed activation folds alone and not in a batch, and a bfloat16 result would then depend on the batch.
+    """
+    x, w, bias = (*args, *(kwargs[k] for k in ("input", "weight", "bias") if k in kwargs), None)[:3]
+    if (
+        type(x) is not torch.Tensor
+        or bias is None
+        or bias.dim() != 1
+        or w.dim() != 2
+        or x.dim() == 2
+        or x.dtype not in DTYPES
+    ):
+        return func(*args, **kwargs)
+    if x.shape[-1] != w.shape[1]:
+        return func(*args, **kwargs)  # torch's own error
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return torch.addmm(bias, rows, w.t()).view(*x.shape[:-1], w.shape[0])
+
+
+def linear_direct(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None:
+    """`linear` without torch's dispatcher, where no gradient is recorded; None where the call is not so simple."""
+    if kwargs or len(args) < 2:
+        return None
+    x, w, bias = args if len(args) == 3 else (*args, None)
+    dtype = x.dtype
+    if (
+        w.dtype is not dtype
+        or (bias is not None and (bias.dtype is not dtype or bias.dim() != 1))
+        or w.dim() != 2
+        or x.dim() < 1
+        or x.shape[-1] != w.shape[1]
+        or not is_free(x, w, bias)
+        or torch.is_autocast_enabled(x.device.type)
+    ):
+        return None
+    try:
+        return api.linear(x, w, bias, contract=contract)
+    except IsogemmError:  # said in torch's place, and once, by the operator's own route
+        return None
+
+
+def attention(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None:
+    """scaled_dot_product_attention by isogemm's; None where it is torch's: dropout, other dtypes, unequal batches."""
+    operands = [*args[:3], *[kwargs[k] for k in ("query", "key", "value") if k in kwargs]]
+    if not is_free(*operands) or kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
+        return None
+    chain = None if contract is None else f"{contract.arithmetic}/chain"
+    try:
+        return scaled_dot_product_attention(*args, **kwargs, contract=chain)
+    except ContractError:
+        raise
+    except IsogemmError:  # a shape, a size or a mask that it has not, and torch may have
+        return None
+
+
+def rms_norm(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None:
+    """rms_norm by the row operation, gradients included; None where it is torch's."""
+    return _rms_norm(*args, **kwargs)
+
+
+def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Any:
+    shape = tuple(normalized_shape)
+    rank = input.dim() - len(shape)
+    if not shape or rank < 0 or tuple(input.shape[rank:]) != shape or not is_free(input, weight):
+        return None
+    if weight is not None and tuple(weight.shape) != shape:
+        return None
+    if weight is not None and weight.dim() > 1:
+        weight = weight.reshape(-1)
+    rows = input if len(shape) == 1 else input.flatten(rank)
+    eps = torch.finfo(torch.float32).eps if eps is None else eps  # torch's choice for all three dtypes
+    try:
+        return reductions.rms_norm(rows, weight, eps).view(input.shape)
+    except IsogemmError:
+        return None
+
+
+# Functions of torch that are replaced whole: by what, and their names.
+WHOLE: dict[Any, tuple[Callable[[Contract | None, Any, Any], Any], str]] = {
+    torch.nn.functional.scaled_dot_product_attention: (attention, "scaled_dot_product_attention"),
+    torch.nn.functional.rms_norm: (rms_norm, "rms_norm"),
+    torch.rms_norm: (rms_norm, "rms_norm"),
+}
+
+
+class aside:
+    """No dispatch mode on this thread meanwhile: what a replaced call computes inside is its own."""
+
+    def __enter__(self) -> None:
+        self.modes: list[Any] = []
+        while torch._C._len_torch_dispatch_stack():
+            self.modes.append(dispatch._pop_mode())
+
+    def __exit__(self, *_: object) -> None:
+        while self.modes:
+            dispatch._push_mode(self.modes.pop())

@@ -1,0 +1,145 @@
+"""Functions of elements on the CPU, with one form for every element.
+
+torch's CPU kernels take whole vectors through one function (Sleef's, or float32 inside a 16-bit kernel) and what is
+left over, or anything strided, through another (the C library's, or steps rounded to 16 bits). What is left over
+depends on how many elements there are and how threads share them, so silu, sigmoid, gelu, softplus, a 16-bit rsqrt and
+many others give one element other bits in another batch. Here such an operator gets flat operands, filled up so that
+every thread's share is whole vectors: then every element takes the first function. Operands that are so already cost
+a few comparisons. CUDA's elementwise kernels have one function per element and are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["EXACT", "blocked", "form"]
+
+Tensor = Any  # torch is untyped to mypy
+
+# Elements that any of torch's CPU kernels takes in one step are a divisor of this: two vectors of 32 16-bit numbers.
+_STEP = 64
+_GRAIN = 32768  # at::internal::GRAIN_SIZE: a thread's least share
+_GELU_GRAIN = 16384  # gelu divides by its own rule: by all threads, above this
+_FILL = 0.5  # in every function's domain
+_FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
+
+# One operation, correctly rounded or exact, or torch's vectorised math on every path: the same bits on all of them.
+_EXACT = (
+    "abs acos acosh add addcdiv addcmul asin asinh atan bitwise_and bitwise_left_shift bitwise_not bitwise_or "
+    "bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clone copysign cos deg2rad div eq erf erfc exp "
+    "expm1 fill floor fmax fmin ge gt hardtanh hardtanh_backward heaviside isinf isnan isneginf isposinf "
+    "le leaky_relu leaky_relu_backward lerp log log10 log1p log2 logical_and logical_not logical_or logical_xor lt "
+    "masked_fill maximum minimum mse_loss_backward mul nan_to_num native_dropout_backward ne neg nextafter pow "
+    "rad2deg reciprocal relu round rsqrt rsub sgn sigmoid_backward sign signbit sin sqrt sub tan tanh tanh_backward "
+    "threshold threshold_backward trunc where"
+)
+EXACT = frozenset(_EXACT.split())
+
+# Exact for some arguments: x**2, a float32 rsqrt, sums without alpha.
+_LOOKED_AT = frozenset({"add", "pow", "rsqrt", "rsub", "sub"})
+
+# Elementwise, which torch does not say of them.
+_UNTAGGED = frozenset(
+    {"softplus_backward", "mish_backward", "elu_backward", "hardswish", "hardswish_backward", "hardsigmoid_backward"}
+)
+_NOT_ONE = frozenset({"mvlgamma"})  # adds up
+_POWERS = frozenset({0, 1, 2, 3, -1, -2})  # products and quotients
+
+
+def form(func: Any) -> str:
+    """How one aten operator treats elements: "exact", "blocked" (a matter of `blocked`), or "" where it is neither."""
+    name = func._overloadpacket.__name__.rstrip("_")
+    returns = [str(x.type) for x in func._schema.returns]
+    if torch.Tag.nondeterministic_seeded in func.tags or name in _NOT_ONE or returns != ["Tensor"]:
+        return ""
+    if torch.Tag.pointwise not in func.tags and name not in _UNTAGGED and name not in EXACT:
+        return ""
+    return "exact" if name in EXACT and name not in _LOOKED_AT else "blocked"
+
+
+def is_exact(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether one call of an operator in `_LOOKED_AT` is one operation."""
+    if name == "pow":
+        return type(args[1]) in (int, float) and args[1] in _POWERS
+    if name == "rsqrt":
+        return bool(args[0].dtype is torch.float32)
+    return (not kwargs and len(args) < 3) or kwargs.get("alpha", 1) == 1 or _wide(args)
+
+
+def _wide(args: Any) -> bool:
+    return not any(isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16) for x in args)
+
+
+def _pieces(numel: int, name: str) -> int:
+    """What the number of elements has to be a multiple of."""
+    if name.startswith("gelu"):
+        return _STEP * torch.get_num_threads() if numel > _GELU_GRAIN else _STEP
+    return _STEP * min(torch.get_num_threads(), -(-numel // _GRAIN)) if numel > _GRAIN else _STEP
+
+
+def _filled(numel: int, name: str) -> int:
+    """The least number of elements, from `numel` on, that every thread takes in whole steps."""
+    total, step = max(numel, _STEP), 0
+    while step != (step := _pieces(total, name)) or total % step:
+        total = -(-total // step) * step
+    return total
+
+
+def blocked(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """``call(*args, **kwargs)`` for an elementwise operator of torch's, each element by the vectorised function.
+
+    Parameters
+    ----------
+    name : str
+        The operator's, with an underscore at the end where it writes to its first argument.
+    call : callable
+        The operator's own kernel.
+    """
+    bare = name.rstrip("_")
+    if bare in _LOOKED_AT and is_exact(bare, args, kwargs):
+        return call(*args, **kwargs)
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    if not tensors:
+        return call(*args, **kwargs)
+    first = tensors[0]
+    numel = first.numel()
+    if not first.is_cpu or numel == 0 or first.dtype not in _FLOATS:
+        return call(*args, **kwargs)
+    whole = numel % _STEP == 0 and numel % _pieces(numel, name) == 0
+    if whole and not kwargs:
+        shape = first.shape
+        for x in tensors:
+            if not (x.is_contiguous() and x.shape == shape):
+                break
+        else:
+            return call(*args)
+    return _flat(name, call, args, kwargs, tensors)
+
+
+def _flat(name: str, call: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+    """The same on flat copies that end behind the last element."""
+    stacked = any(x.dim() for x in tensors)  # else all are scalars, and stay equal in rank
+    shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+    numel = shape.numel()
+    if numel == 0:
+        return call(*args, **kwargs)
+    total = _filled(numel, name)
+
+    def flat(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or (stacked and not x.dim()):
+            return x  # a scalar takes no part in the choice of the result's dtype: it has to stay one
+        x = x.detach().expand(shape).reshape(numel)
+        return torch.constant_pad_nd(x, (0, total - numel), _FILL)
+
+    outs = {k: x for k, x in kwargs.items() if isinstance(x, torch.Tensor)}
+    into = {k: x.new_empty(total) for k, x in outs.items()}
+    result = call(*map(flat, args), **{**kwargs, **into})
+    if not name.endswith("_") and not outs:
+        return result[:numel].view(shape)
+    target = args[0] if name.endswith("_") else next(iter(outs.values()))
+    if target.shape != shape:
+        target.resize_(shape)
+    return target.copy_(result[:numel].view(shape))

@@ -1,0 +1,240 @@
+"""torch's reductions as operations along rows: what `isogemm.torch.routing` puts in the place of aten's kernels.
+
+Along the last dimension, or any dimensions that include it, a reduction is the row operation of
+`isogemm.torch.reductions`, in its order of 128 lanes. A sum over dimensions before the last, as of a bias's gradient,
+is a chain over them in ascending order, in float32 from +0: the product ``fma/chain`` with a row of ones. Each
+function takes the arguments of the aten operator of its name and returns None where the operands are not isogemm's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import api
+from ..errors import DeviceError, DTypeError
+from .products import DTYPES
+from .row_calls import FORWARD
+
+__all__ = ["REDUCTIONS", "reduced"]
+
+Tensor = Any  # torch is untyped to mypy
+_FLOAT32 = torch.float32
+
+
+def _along(kind: str, x: Tensor, out_dtype: Any = None) -> Tensor:
+    """The sum or mean over the last dimension, which is kept."""
+    return FORWARD[kind](x, keepdim=True, out_dtype=out_dtype)
+
+
+def _elements(kind: str) -> Callable[..., Tensor]:
+    """softmax and log_softmax over any dimension."""
+
+    def call(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        out_dtype = _FLOAT32 if half_to_float else None
+        if x.dim() == 0:
+            return FORWARD[kind](x.reshape(1), out_dtype=out_dtype).reshape(())
+        if dim in (-1, x.dim() - 1):
+            return FORWARD[kind](x, out_dtype=out_dtype)
+        return FORWARD[kind](x.movedim(dim, -1), out_dtype=out_dtype).movedim(-1, dim).contiguous()
+
+    return call
+
+
+def _softmax_backward(dy: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
+    """``p * (dy - sum(p * dy))`` for the result p."""
+    p, dy = y.movedim(dim, -1).float(), dy.movedim(dim, -1).float()
+    return (p * (dy - _along("sum", p * dy))).to(dtype).movedim(-1, dim)
+
+
+def _log_softmax_backward(dy: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
+    """``dy - softmax(y) * sum(dy)`` for the result y: its exponential by the pinned exp."""
+    p, dy = FORWARD["softmax"](y.movedim(dim, -1), out_dtype=_FLOAT32), dy.movedim(dim, -1).float()
+    return (dy - p * _along("sum", dy)).to(dtype).movedim(-1, dim)
+
+
+def _total(kind: str) -> Callable[..., Tensor | None]:
+    """sum and mean over any dimensions."""
+
+    def call(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
+        if dtype is not None and dtype not in DTYPES:
+            return None
+        if x.dim() and (dim == [-1] or dim == [x.dim() - 1]):
+            return FORWARD[kind](x, keepdim=keepdim, out_dtype=dtype)
+        rows, shape = _rows(x, dim, keepdim)
+        if rows is not None:
+            return _along(kind, rows, dtype).reshape(shape)
+        return _chain(kind, *_terms(x, dim), dtype).reshape(shape)
+
+    return call
+
+
+def _rows(x: Tensor, dim: Any, keepdim: bool) -> tuple[Tensor | None, list[int]]:
+    """[kept..., n] with the reduced dimensions as one row, or None where the last is not among them; and the shape."""
+    rank = x.dim()
+    over = {d % rank for d in dim} if dim and rank else set(range(rank))
+    shape = [1 if d in over else n for d, n in enumerate(x.shape) if keepdim or d not in over]
+    if rank and rank - 1 not in over:
+        return None, shape
+    kept = [d for d in range(rank) if d not in over]
+    rows = x.permute(*kept, *sorted(over)).reshape(*[x.shape[d] for d in kept], math.prod(x.shape[d] for d in over))
+    return rows, shape
+
+
+def _terms(x: Tensor, dim: Any) -> tuple[Tensor]:
+    """[groups, rows, n] for a sum over rows, n being the last dimension."""
+    rank = x.dim()
+    over = sorted({d % rank for d in dim})
+    kept = [d for d in range(rank - 1) if d not in over]
+    groups, rows = (math.prod(x.shape[d] for d in dims) for dims in (kept, over))
+    return (x.permute(*kept, *over, rank - 1).reshape(groups, rows, x.shape[-1]),)
+
+
+def _chain(kind: str, terms: Tensor, dtype: Any) -> Tensor:
+    """The sum or mean over the middle dimension of [groups, rows, n], as a chain over the rows."""
+    groups, rows, _ = terms.shape
+    wide = terms if terms.is_cpu else terms.float()
+    ones = wide.new_ones(1, 1, 1).expand(groups, 1, rows)
+    found = api.gemm_strided_batched(ones, wide, contract="fma/chain", out_dtype=_FLOAT32)
+    if kind == "mean":
+        found = found / rows
+    return found.to(dtype or terms.dtype)
+
+
+def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor | None:
+    """``max + log(sum(exp(x - max)))``: where x is largest, log_softmax is minus the logarithm of that sum."""
+    rows, shape = _rows(x, dim, keepdim)
+    if rows is None:
+        rows = x.movedim(tuple(dim), tuple(range(-len(dim), 0))).flatten(-len(dim))
+    rows = rows.float()
+    largest = rows.amax(-1)
+    found = largest - FORWARD["log_softmax"](rows, out_dtype=None).amax(-1)
+    return torch.where(largest.isinf(), largest, found).to(x.dtype).reshape(shape)
+
+
+def _flat(x: Tensor, shape: Any) -> Tensor:
+    """[..., n] for the normalized dimensions `shape`."""
+    return x.reshape(*x.shape[: x.dim() - len(shape)], math.prod(shape))
+
+
+def _layer_norm(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    rows = _flat(x, shape)
+    weight, bias = (None if w is None else w.reshape(-1) for w in (weight, bias))
+    y = FORWARD["layer_norm"](rows, weight, bias, eps=eps, out_dtype=None)
+    mean = _along("mean", rows, _FLOAT32)
+    d = rows.float() - mean
+    rstd = 1 / torch.sqrt(_along("mean", d * d) + eps)
+    stats = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
+    return y.view(x.shape), mean.view(stats), rstd.view(stats)
+
+
+def _layer_norm_backward(
+    dy: Tensor, x: Tensor, shape: Any, mean: Tensor, rstd: Tensor, weight: Any, bias: Any, mask: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``dx = (g - mean(g) - h * mean(g * h)) * rstd`` with ``h = (x - mean) * rstd``, ``g = dy * weight``."""
+    rows, dy = _flat(x, shape).float(), _flat(dy, shape).float()
+    mean, rstd = (s.reshape(*rows.shape[:-1], 1).float() for s in (mean, rstd))
+    h = (rows - mean) * rstd
+    dx = None
+    if mask[0]:
+        g = dy if weight is None else dy * weight.reshape(-1).float()
+        dx = ((g - _along("mean", g) - h * _along("mean", g * h)) * rstd).to(x.dtype).view(x.shape)
+    dw = _over_rows(dy * h, weight, x) if mask[1] else None
+    return dx, dw, _over_rows(dy, bias, x) if mask[2] else None
+
+
+def _over_rows(terms: Tensor, parameter: Any, x: Tensor) -> Tensor:
+    like = x if parameter is None else parameter
+    rows = terms.reshape(1, math.prod(terms.shape[:-1]), terms.shape[-1])
+    found = _chain("sum", rows, like.dtype)
+    return found.reshape(-1 if parameter is None else parameter.shape)
+
+
+def _embedding_backward(
+    dy: Tensor, ids: Tensor, count: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor | None:
+    """Rows of dy added, in ascending order in float32, to the rows of the table that they came from."""
+    if scale_grad_by_freq or not dy.is_cpu:
+        return None
+    flat, rows = ids.reshape(-1), dy.reshape(ids.numel(), dy.shape[-1]).float()
+    if padding_idx >= 0:
+        used = flat != padding_idx
+        flat, rows = flat[used], rows[used]
+    total = torch.zeros(count, dy.shape[-1])
+    np.add.at(total.numpy(), flat.numpy(), rows.numpy())
+    return total.to(dy.dtype)
+
+
+def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+    """Without an eps, torch takes float32's for all three dtypes."""
+    weight = None if weight is None else weight.reshape(-1)
+    eps = torch.finfo(_FLOAT32).eps if eps is None else eps
+    return FORWARD["rms_norm"](_flat(x, shape), weight, eps=eps, out_dtype=None).view(x.shape)
+
+
+def reduced(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The result of one aten operator, or None where the operands are not isogemm's."""
+    found = []
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            if not (x.is_cpu or x.is_cuda) or x.layout is not torch.strided:
+                return None
+            if x.dtype not in DTYPES and x is args[0]:
+                return None
+            x = x.detach()
+        found.append(x)
+    out = kwargs.get("out")
+    if out is not None:
+        if out.dtype not in DTYPES:
+            return None
+        kwargs = {k: v for k, v in kwargs.items() if k != "out"}
+    if found[0].is_cuda and found[0].numel() > _LONGEST and function in _WHOLE and len(found) == 1:
+        return None
+    try:
+        result = function(*found, **kwargs)
+    except (DeviceError, DTypeError):  # another device of one call, or an integer weight: torch's own error
+        return None
+    if out is None or result is None:
+        return result
+    if out.shape != result.shape:
+        out.resize_(result.shape)
+    return out.copy_(result)
+
+
+_LONGEST = 2**22  # elements of all of a CUDA tensor that are added up as one row, by one block
+_WHOLE = (_sum, _mean) = (_total("sum"), _total("mean"))
+
+
+def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
+    functions: dict[str, Callable[..., Any]] = {
+        "_softmax": _elements("softmax"),
+        "_softmax.out": _elements("softmax"),
+        "_log_softmax": _elements("log_softmax"),
+        "_log_softmax.out": _elements("log_softmax"),
+        "_softmax_backward_data": _softmax_backward,
+        "_log_softmax_backward_data": _log_softmax_backward,
+        "sum": _sum,
+        "sum.dim_IntList": _sum,
+        "sum.IntList_out": _sum,
+        "mean": _mean,
+        "mean.dim": _mean,
+        "mean.out": _mean,
+        "logsumexp": _logsumexp,
+        "native_layer_norm": _layer_norm,
+        "native_layer_norm_backward": _layer_norm_backward,
+        "embedding_dense_backward": _embedding_backward,
+        "rms_norm": _rms_norm,
+    }
+    table = {}
+    for name, function in functions.items():
+        packet, _, overload = name.partition(".")
+        table[getattr(getattr(torch.ops.aten, packet), overload or "default")] = (function, name)
+    return table
+
+
+# The overloads of aten's reductions that isogemm computes, with their names. rms_norm comes in inference mode only.
+REDUCTIONS = _table()

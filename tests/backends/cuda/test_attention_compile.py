@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.backends.cuda.compiled import Compiled, Kernels, kernels
 
+from isogemm.backends.cuda import attention_backward
 from isogemm.backends.cuda.attention_plans import Case, Operand, bind, kernel_of, serves
 from isogemm.contract.attention import factor
 from isogemm.errors import OptionError
@@ -146,3 +147,16 @@ def test_float32_is_fused_multiply_adds(kernels: Kernels, case: Case):
     assert fused >= 128
     assert tensor == warpgroup == 0
     assert kernel.spilled <= 16
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_steps_of_gradients_round_one_by_one(kernels: Kernels, dtype: str):
+    attention_backward._bound.cache_clear()
+    kernels.loaded.clear()
+    attention_backward._bound((2, 3, 500), (0, 500, 1), (0, 0, 0), 0.1, dtype, 0)
+    (kernel,) = kernels.loaded
+    attention_backward._bound.cache_clear()
+    assert kernel.name == "attention_backward"
+    assert kernel.spilled == 0
+    assert not any(line.startswith("MUFU.EX2") for line in kernel.machine_code)
+    assert kernel.machine_counts("FMUL")[0] >= 4 * 6

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backends.cuda.device import DTYPES, download, draw, same
+from tests.backends.cuda.device import DTYPES, download, draw, rounded, same
 
 from isogemm.backends.cuda.attention import forward
 from isogemm.contract import attention as definition
@@ -184,3 +184,29 @@ def test_a_captured_call_replays_with_longer_caches():
         stop.copy_(ints(*lengths))
         graph.replay()
         same(y, run(q, k, v, stop=ints(*lengths))[0], lengths)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_steps_of_gradients_are_those_of_torch(dtype):
+    from isogemm.backends.cuda.attention_backward import steps
+
+    n, rows, keys = 6, 40, 1300
+    s, dp = draw((n, rows, keys), "float32", 16, True) * 30, draw((n, rows, keys), "float32", 17)
+    m, total, delta = (draw((n, rows, 1), "float32", 18 + i) for i in range(3))
+    m, total = torch.ceil(m * 20 + 60), total.abs()
+    m[0, 0], total[0, 0] = float("-inf"), 0
+    hidden, added = draw((1, rows, keys), "float32", 21) > 1, draw((n, 1, keys), "float32", 22)
+    c = float(definition.factor(None, 128))
+    p, ds = steps(s, m, total, c=c, dtype=DTYPES[dtype], hidden=hidden, added=added, dp=dp, delta=delta)
+    t = (s * c + added).masked_fill(hidden, float("-inf"))
+    x = (t - torch.where(m == float("-inf"), 0.0, m)).clamp(min=-127.0)
+    k = x + float(definition.EXP2_SHIFT)
+    r = x - (k - float(definition.EXP2_SHIFT))
+    first, *terms = (float(term) for term in definition.EXP2_TERMS["float32"])
+    y = torch.full_like(r, first)
+    for term in terms:
+        y = (y * r).add_(term)
+    y = y * ((k.view(torch.int32) & 0xFF) << 23).view(torch.float32)
+    want = y * torch.where(total == 0, 0.0, 1 / total)
+    same(p, rounded(want, dtype), "p")
+    same(ds, rounded((dp - delta) * want, dtype), "ds")

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from .. import api
+from ..backends.cuda.row_sums import columns, table
 from ..errors import DeviceError, DTypeError
 from .products import DTYPES
 from .row_calls import FORWARD
@@ -24,6 +25,7 @@ __all__ = ["REDUCTIONS", "reduced"]
 
 Tensor = Any  # torch is untyped to mypy
 _FLOAT32 = torch.float32
+_FEW = 8  # sums that are worth a launch each
 
 
 def _along(kind: str, x: Tensor, out_dtype: Any = None) -> Tensor:
@@ -81,7 +83,7 @@ def _rows(x: Tensor, dim: Any, keepdim: bool) -> tuple[Tensor | None, list[int]]
     if rank and rank - 1 not in over:
         return None, shape
     kept = [d for d in range(rank) if d not in over]
-    rows = x.permute(*kept, *sorted(over)).reshape(*[x.shape[d] for d in kept], math.prod(x.shape[d] for d in over))
+    rows = x.permute([*kept, *sorted(over)]).reshape([*[x.shape[d] for d in kept], math.prod(x.shape[d] for d in over)])
     return rows, shape
 
 
@@ -96,12 +98,17 @@ def _terms(x: Tensor, dim: Any) -> tuple[Tensor]:
 
 def _chain(kind: str, terms: Tensor, dtype: Any) -> Tensor:
     """The sum or mean over the middle dimension of [groups, rows, n], as a chain over the rows."""
-    groups, rows, _ = terms.shape
-    wide = terms if terms.is_cpu else terms.float()
-    ones = wide.new_ones(1, 1, 1).expand(groups, 1, rows)
-    found = api.gemm_strided_batched(ones, wide, contract="fma/chain", out_dtype=_FLOAT32)
+    groups, rows, n = terms.shape
+    if terms.is_cuda and groups <= _FEW:
+        found = terms.new_empty(groups, n, dtype=_FLOAT32)
+        for i in range(groups):
+            columns(0, None, terms[i], None, found[i], start=False)
+    else:
+        wide = terms if terms.is_cpu else terms.float()
+        ones = wide.new_ones(1, 1, 1).expand(groups, 1, rows)
+        found = api.gemm_strided_batched(ones, wide, contract="fma/chain", out_dtype=_FLOAT32)
     if kind == "mean":
-        found = found / rows
+        found = found / torch.full_like(found, rows)  # a number's reciprocal would be multiplied by, on a GPU
     return found.to(dtype or terms.dtype)
 
 
@@ -158,15 +165,21 @@ def _embedding_backward(
     dy: Tensor, ids: Tensor, count: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor | None:
     """Rows of dy added, in ascending order in float32, to the rows of the table that they came from."""
-    if scale_grad_by_freq or not dy.is_cpu:
+    if scale_grad_by_freq:
         return None
-    flat, rows = ids.reshape(-1), dy.reshape(ids.numel(), dy.shape[-1]).float()
+    flat, rows = ids.reshape(-1), dy.reshape(ids.numel(), dy.shape[-1])
+    if dy.is_cuda:
+        total = dy.new_zeros(count, dy.shape[-1])
+        if rows.numel():
+            found, order = torch.sort(flat.to(torch.int64), stable=True)
+            table(found, order, rows, total, start=False)
+    else:
+        wide = torch.zeros(count, dy.shape[-1])
+        np.add.at(wide.numpy(), flat.numpy(), rows.float().numpy())
+        total = wide.to(dy.dtype)
     if padding_idx >= 0:
-        used = flat != padding_idx
-        flat, rows = flat[used], rows[used]
-    total = torch.zeros(count, dy.shape[-1])
-    np.add.at(total.numpy(), flat.numpy(), rows.numpy())
-    return total.to(dy.dtype)
+        total[padding_idx] = 0  # each row of the table is a sum of its own
+    return total
 
 
 def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
@@ -205,7 +218,7 @@ def reduced(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return out.copy_(result)
 
 
-_LONGEST = 2**22  # elements of all of a CUDA tensor that are added up as one row, by one block
+_LONGEST = 2**22  # elements of a whole CUDA tensor that are added up as one row, which is never cut
 _WHOLE = (_sum, _mean) = (_total("sum"), _total("mean"))
 
 

@@ -1,0 +1,47 @@
+"""Small language models of real architectures, with random weights from their configs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+SIZES = {
+    "vocab_size": 257,
+    "hidden_size": 96,
+    "intermediate_size": 224,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+
+
+def causal(name: str, dtype: torch.dtype, **changes: Any) -> Any:
+    """``qwen3`` or ``llama``; weights large enough that tokens differ and nothing saturates."""
+    kinds = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}
+    config = kinds[name](**{**SIZES, **changes})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.randn(p.shape) * 0.1 if p.dim() > 1 else 1 + 0.1 * torch.randn(p.shape))
+    return model.eval()
+
+
+def prompts(sequences: int, tokens: int, seed: int = 0) -> torch.Tensor:
+    return torch.as_tensor(np.random.default_rng(seed).integers(1, 256, (sequences, tokens)))
+
+
+def words(x: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor."""
+    return x.detach().contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.dtype == y.dtype and torch.equal(words(x), words(y))

@@ -1,0 +1,121 @@
+"""Small Qwen3 and Llama models keep every bit from tokens to logits, and of their gradients; plain torch does not."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import isogemm.audit  # noqa: E402
+import isogemm.torch as it  # noqa: E402
+
+from .small import causal, prompts, same  # noqa: E402
+
+MODELS = [(name, dtype) for name in ("qwen3", "llama") for dtype in (torch.float32, torch.bfloat16)]
+pytestmark = pytest.mark.usefixtures("one_thread")
+each_model = pytest.mark.parametrize(("name", "dtype"), MODELS, ids=lambda v: str(v).removeprefix("torch."))
+LOGITS = ["population", "position", "neighbours", "left-padding", "right-padding", "prefill", "decode"]
+ADDED = ["micro-batches"]
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Threads of torch's that wait for each other in tiny operators are most of the time otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def broken(report, mode):
+    return {
+        r.relation: r.reason or [str(d) for d in r.drifts]
+        for r in report.providers[mode].relations.values()
+        if r.status != "held"
+    }
+
+
+@each_model
+def test_logits_keep_their_bits_converted(name, dtype):
+    """Alone, in batches of 2, 7 and 32, anywhere, padded on either side, in chunks of 1, 7, 16 and 64, and decoded."""
+    report = isogemm.audit.model(causal(name, dtype), mode="convert", relations=LOGITS)
+    assert not broken(report, "convert")
+    assert report.options["batches"] == [2, 7, 32]
+    assert report.options["chunks"] == [1, 7, 16, 64]
+    assert report.providers["convert"].cases == 27
+
+
+@each_model
+def test_logits_keep_their_bits_inside_invariant(name, dtype):
+    report = isogemm.audit.model(causal(name, dtype), mode="invariant", relations=LOGITS)
+    assert not broken(report, "invariant")
+    assert report.providers["invariant"].cases == 27
+
+
+@each_model
+def test_gradients_keep_their_bits_over_micro_batches(name, dtype):
+    """1, 2, 4 and 8 sequences at a time, summed in the float32 buffers, with leaves of one sequence."""
+    report = isogemm.audit.model(causal(name, dtype), mode="convert", relations=ADDED)
+    assert not broken(report, "convert")
+    assert report.providers["convert"].cases == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_plain_torch_changes_bits(dtype):
+    """So that the tests above can fail: the same models, relations and prompts, computed by torch."""
+    few = {"batches": (2,), "chunks": (7, 16), "micro_batches": (1, 8)}
+    relations = ["rerun", "prefill", "decode", "micro-batches"]
+    report = isogemm.audit.model(causal("qwen3", dtype), mode="plain", relations=relations, **few)
+    assert set(broken(report, "plain")) == {"prefill", "decode", "micro-batches"}
+    assert all(drift.module for drift in report.drifts("plain"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tokens_of_generate_and_their_logits(dtype):
+    """Not through the audit: transformers' own loop, a left-padded batch against each prompt alone."""
+    model = causal("qwen3", dtype)
+    it.convert(model)
+    ids = prompts(3, 20)
+    mask = torch.ones_like(ids)
+    mask[1, :7], mask[2, :13] = 0, 0
+    options = {
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+        "pad_token_id": 0,
+    }
+    whole = model.generate(ids, attention_mask=mask, **options)
+    for i, first in enumerate((0, 7, 13)):
+        alone = model.generate(ids[i : i + 1, first:], attention_mask=mask[i : i + 1, first:], **options)
+        assert torch.equal(alone.sequences[0, 20 - first :], whole.sequences[i, 20:])
+        for a, b in zip(alone.logits, whole.logits, strict=True):
+            assert same(a[0], b[i])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_one_optimizer_step(name):
+    """The parameters after a step of AdamW are the same for every size of micro-batch, to the last bit."""
+    base = causal(name, torch.bfloat16)
+    ids = prompts(8, 33)
+
+    def stepped(size):
+        model = copy.deepcopy(base)
+        it.convert(model, grad_order="leaf32")
+        it.use_main_grad(model)
+        for part in ids.split(size):
+            logits = model(part[:, :-1], use_cache=False).logits
+            log_p = it.reductions.log_softmax(logits, out_dtype=torch.float32)
+            (-log_p.gather(-1, part[:, 1:, None]).sum() / ids[:, 1:].numel()).backward()
+        it.collect_main_grad(model)
+        torch.optim.AdamW(model.parameters(), lr=1e-2).step()
+        return dict(model.named_parameters())
+
+    whole = stepped(8)
+    assert not all(same(whole[key], p) for key, p in base.named_parameters())
+    for size in (1, 2, 4):
+        found = stepped(size)
+        assert [key for key, p in whole.items() if not same(p, found[key])] == []

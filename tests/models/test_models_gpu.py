@@ -1,0 +1,106 @@
+"""A model of Qwen3-0.6B's sizes in bfloat16 on a GPU: eager, compiled, and decode captured in a graph.
+
+Weights are random and the vocabulary is cut; widths, heads and, where it says so, the 28 layers are the model's own.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import isogemm.audit  # noqa: E402
+import isogemm.torch as it  # noqa: E402
+
+from .small import causal, prompts, same  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+QWEN3_06B = {
+    "vocab_size": 4096, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
+}  # fmt: skip
+LOGITS = ["population", "position", "neighbours", "left-padding", "right-padding", "prefill", "decode"]
+
+
+@pytest.fixture(scope="module")
+def four():
+    """Four layers, as torch computes them."""
+    return causal("qwen3", torch.bfloat16, **{**QWEN3_06B, "num_hidden_layers": 4}).cuda()
+
+
+@pytest.fixture(scope="module")
+def converted(four):
+    model = copy.deepcopy(four)
+    it.convert(model)
+    return model
+
+
+def lines(report, mode):
+    found = report.providers[mode].relations.values()
+    return {r.relation: r.reason or [str(d) for d in r.drifts] for r in found if r.status != "held"}
+
+
+@pytest.mark.parametrize("mode", ["convert", "invariant"])
+def test_logits_of_four_layers(four, mode):
+    report = isogemm.audit.model(four, mode=mode, relations=LOGITS, tokens=139, chunks=(1, 7, 16, 64, 130))
+    assert not lines(report, mode)
+
+
+def test_plain_torch_changes_bits(four):
+    report = isogemm.audit.model(four, mode="plain", relations=["rerun", "population", "prefill", "decode"])
+    print(*lines(report, "plain").values(), sep="\n")
+    assert {"prefill", "decode"} <= set(lines(report, "plain"))
+    assert report.providers["plain"].relations["rerun"].status == "held"
+
+
+def test_gradients_over_micro_batches(four):
+    report = isogemm.audit.model(four, mode="convert", relations=["micro-batches"])
+    assert not lines(report, "convert")
+
+
+@torch.no_grad()
+def test_decode_captured_in_a_graph(converted):
+    """Every token of a captured decode step has the logits of the whole prompt at once, alone and in a batch."""
+    ids = prompts(8, 40).cuda()
+    whole = converted(ids, use_cache=False).logits
+    for batch in (1, 8):
+        cache = transformers.StaticCache(config=converted.config, max_cache_len=48)
+        first = converted(ids[:batch, :20], past_key_values=cache, use_cache=True).logits
+        assert same(first, whole[:batch, :20])
+        token, position = ids[:batch, 20:21].clone(), torch.tensor([[20]], device="cuda")
+
+        def step(token=token, position=position, cache=cache):
+            return converted(token, position_ids=position, past_key_values=cache, use_cache=True).logits
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            assert same(step()[:, 0], whole[:batch, 20])  # also brings everything up that must not be captured
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = step()
+        for t in range(21, 40):
+            token.copy_(ids[:batch, t : t + 1])
+            position.fill_(t)
+            graph.replay()
+            assert same(logits[:, 0], whole[:batch, t]), (batch, t)
+
+
+def test_28_layers():
+    model = causal("qwen3", torch.bfloat16, **QWEN3_06B).cuda()
+    few = {"batches": (2, 7, 32), "chunks": (16, 64)}
+    report = isogemm.audit.model(model, mode="convert", relations=["population", "left-padding", "prefill"], **few)
+    assert not lines(report, "convert")
+
+
+@torch.no_grad()
+def test_compiled_model_has_the_eager_bits(converted):
+    ids = prompts(4, 33).cuda()
+    whole = converted(ids, use_cache=False).logits
+    compiled = torch.compile(converted, dynamic=False)
+    for batch in (1, 4):
+        assert same(compiled(ids[:batch], use_cache=False).logits, whole[:batch])

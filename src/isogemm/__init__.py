@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from . import contract as contract
     from . import forms as forms
     from . import lab as lab
+    from . import quant as quant
     from . import torch as torch
     from .api import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
     from .backends.cuda.pointers import PointerArray
     from .planner import Plan, plan
+    from .quant.matrix import QuantizedMatrix, quantize
     from .threads import get_num_threads, set_num_threads
     from .weights import PackedWeight, pack
 
@@ -25,6 +27,7 @@ __all__ = [
     "PackedWeight",
     "Plan",
     "PointerArray",
+    "QuantizedMatrix",
     "__version__",
     "gemm",
     "gemm_batched",
@@ -35,6 +38,7 @@ __all__ = [
     "matmul",
     "pack",
     "plan",
+    "quantize",
     "set_num_threads",
 ]
 
@@ -51,11 +55,13 @@ _HOMES = {
     "Plan": ".planner",
     "PointerArray": ".backends.cuda.pointers",
     "plan": ".planner",
+    "QuantizedMatrix": ".quant.matrix",
+    "quantize": ".quant.matrix",
     "get_num_threads": ".threads",
     "set_num_threads": ".threads",
 }
 # Not in __all__: a star import would load them.
-_MODULES = ("audit", "blas", "contract", "forms", "lab", "torch")
+_MODULES = ("audit", "blas", "contract", "forms", "lab", "quant", "torch")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ __all__ = [
     "ContractError",
     "DTypeError",
     "DeviceError",
+    "FormatError",
     "IsogemmError",
     "LayoutError",
     "LimitError",
@@ -65,3 +66,7 @@ class LimitError(IsogemmError, ValueError):
 
 class DeviceError(IsogemmError, ValueError):
     """An operand lives on a device that no installed backend serves."""
+
+
+class FormatError(IsogemmError, ValueError):
+    """Bytes are not what their format says: a file is cut short or damaged, or a block's scale is no number."""

@@ -127,7 +127,7 @@ class Settings:
         if _name(a) not in names or _name(b) not in names:
             raise DTypeError(
                 f"operand dtypes under {self.contract}",
-                limit=" or ".join(names),
+                limit=" or ".join(names) or "a quantized w",
                 value=f"{a.name} and {b.name}",
                 nearest=_nearest_contract(a, b, names),
             )
@@ -394,4 +394,6 @@ def _nearest(dtype: DType) -> str:
 
 
 def _nearest_contract(a: DType, b: DType, names: tuple[str, ...]) -> str:
+    if not names:
+        return "isogemm.linear with a QuantizedMatrix, or contract='fma/chain'"
     return "contract='tf32:sm90/chain'" if a == b == FLOAT32 and FLOAT32.name not in names else f"{names[0]} operands"

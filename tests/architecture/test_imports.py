@@ -20,7 +20,7 @@ LAYERS = (
     {"aliasing", "floating", "ghost", "jit", "threads"},
     {"contract", "problem"},
     {"interop", "interop_cuda"},
-    {"backends", "planner"},
+    {"backends", "planner", "quant"},
     {"space", "tensors"},
     {"dispatch", "describe", "blas", "api", "forms"},
 )

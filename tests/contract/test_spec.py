@@ -18,7 +18,7 @@ from isogemm.errors import ContractError
 
 ORDERS = st.one_of(
     st.just("chain"),
-    st.integers(1, 10**6).map(lambda i: f"leaf{32 * i}"),
+    st.integers(1, 10**6).map(lambda i: f"leaf{256 * i}"),
     st.sampled_from([2, 4, 8, 16]).map(lambda i: f"tree{i}"),
 )
 

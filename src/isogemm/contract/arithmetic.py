@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from ..jit import njit
 
-__all__ = ["EXPONENT_FLOOR", "fma_chain", "fused_chain"]
+__all__ = ["EXPONENT_FLOOR", "fma_chain", "fma_elements", "fused_chain"]
 
 # Terms are never aligned to a smaller exponent than this: measured on an H200 with sums about 2**-149, where -134 and
 # -132 both miss bits. See docs/design/0002-tensor-core-model.md.
@@ -89,6 +89,13 @@ def fma_chain(a, b, acc, start, stop, first, last):  # type: ignore[no-untyped-d
             x = a[i, p]
             for j in range(first, last):
                 acc[i, j] = fma(x, b[p, j], acc[i, j])
+
+
+@njit
+def fma_elements(x, y, z, out):  # type: ignore[no-untyped-def]
+    """``out[i] = fma(x[i], y[i], z[i])``, one-dimensional float32."""
+    for i in range(out.size):
+        out[i] = fma(x[i], y[i], z[i])
 
 
 @njit

@@ -293,7 +293,7 @@ def _check_operands(a: Array, b: Array, contract: Contract) -> None:
             "operands of a product", limit="a [m, k] and b [k, n]", value=f"{a.shape} and {b.shape}",
             nearest=f"b of {(a.shape[-1], b.shape[-1])}" if a.ndim and b.ndim else "two matrices",
         )  # fmt: skip
-    legal = contract.operands
+    legal = contract.operands or ("a quantized matrix, which isogemm.contract.int32 evaluates",)
     if a.dtype != b.dtype or a.dtype.name not in legal:
         peers = [name for name, other in ARITHMETICS.items() if a.dtype.name in other.operands]
         raise DTypeError(

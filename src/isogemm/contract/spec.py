@@ -28,7 +28,7 @@ class Arithmetic:
     name : str
         Text form.
     operands : tuple of str
-        Operand dtypes it is defined for.
+        Operand dtypes it is defined for; none for ``int32``, whose weight is a quantized matrix.
     block : int
         Elements of K that are summed as one step; cuts of K at multiples of it keep the bits.
     fraction_bits : int
@@ -50,6 +50,8 @@ ARITHMETICS = MappingProxyType(
             Arithmetic("tensor_core:sm80", ("bfloat16", "float16"), 8, 24),
             Arithmetic("tf32:sm90", ("float32",), 8, 25),
             Arithmetic("tf32x3:sm90", ("float32",), 32, 25),
+            # Quantized weights: exact integers inside a block of 32 or 256, see contract/int32.py.
+            Arithmetic("int32", (), 256, 0),
             # The tensor cores of a device that no model here fits: kernels agree there, but nothing can evaluate it.
             Arithmetic("tensor_core:native", ("bfloat16", "float16"), 16, 0),
         )

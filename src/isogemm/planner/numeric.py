@@ -103,7 +103,10 @@ def numeric_plan(
     for name in (dtype_a, dtype_b):
         if name not in chosen.operands:
             raise ContractError(
-                f"operand type for {chosen}", limit=", ".join(chosen.operands), value=name, nearest=chosen.operands[0]
+                f"operand type for {chosen}",
+                limit=", ".join(chosen.operands) or "a quantized weight",
+                value=name,
+                nearest=chosen.operands[0] if chosen.operands else "contract fma/chain",
             )
     return NumericPlan(chosen, k, dtype_a, dtype_b, out_dtype, len(chosen.order.leaves(k, chosen.block)))
 

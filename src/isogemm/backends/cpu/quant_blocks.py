@@ -1,0 +1,253 @@
+"""Blocks of quantized weights taken apart: codes, integer scales and floats, as `isogemm.quant.reference` defines them.
+
+    x[i] = (d * s[i // sub]) * q[i]  +  o * t[i // sub]
+
+Every operation is a float32 instruction that nothing here contracts or reorders.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from llvmlite import ir
+from numba import carray
+from numba.core import types
+from numba.extending import intrinsic
+
+from ...jit import compile_entry, njit
+from ...quant.formats import FORMATS
+from .row_loops import pointer_to_floats
+from .scalars import as_float, half_to_float_bits, load_element, round_row
+from .vectors import BFLOAT16, FLOAT16, FLOAT32
+
+__all__ = ["CODE", "address", "decode", "pointer_to_bytes"]
+
+CODE = {name: code for code, name in enumerate(FORMATS)}
+"""The loops' number of a format."""
+
+F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K = range(14)
+assert [CODE[n] for n in ("F32", "BF16", "Q8_0", "Q4_1", "Q2_K", "Q6_K", "Q8_K")] == [0, 2, 3, 7, 8, 12, 13]
+
+# Words of a task array, after the pool's header: what to do for blocks [chunk * PER_CHUNK, ...) of all rows' blocks.
+FORMAT, BLOCK, BLOCK_BYTES, SUB, COUNT, PER_CHUNK, PER_ROW = range(8, 15)
+SOURCE, SOURCE_ROW, SOURCE_COLUMN, SOURCE_ELEMENT, OUT, OUT_ROW, OUT_ELEMENT, FLAG = range(15, 23)
+WORDS = 23
+# Scratch of one thread: codes [256] of int8, s [16] and t [16] of int32, a block of float32.
+CODES_AT, SCALES_AT, MINS_AT, FLOATS_AT, SCRATCH = 0, 256, 320, 384, 384 + 4 * 256 + 1024
+
+ZERO = types.float32(0)
+
+
+def _pointer(kind, to):
+    @intrinsic
+    def pointer(typingctx, address):
+        def codegen(context, builder, signature, args):
+            return builder.inttoptr(args[0], ir.PointerType(ir.IntType(kind)))
+
+        return types.CPointer(to)(types.int64), codegen
+
+    return pointer
+
+
+pointer_to_bytes, pointer_to_codes = _pointer(8, types.uint8), _pointer(8, types.int8)
+pointer_to_ints = _pointer(32, types.int32)
+
+
+@njit(inline="always")
+def half(p, at):
+    """The float16 in bytes at, at + 1."""
+    return as_float(half_to_float_bits(types.uint32(p[at]) | (types.uint32(p[at + 1]) << types.uint32(8))))
+
+
+@njit
+def _nibbles(p, at, q, first, zero):
+    """32 codes of 16 bytes: low nibbles, then high ones."""
+    for j in range(16):
+        q[first + j] = types.int8(types.int32(p[at + j] & 15) - zero)
+        q[first + 16 + j] = types.int8(types.int32(p[at + j] >> 4) - zero)
+
+
+@njit
+def _fifth_bits(p, at, q, zero):
+    """Bit j of four bytes is bit 4 of code j."""
+    for j in range(32):
+        bit = types.int32(p[at + j // 8] >> (j % 8)) & 1
+        q[j] = types.int8(types.int32(q[j]) + (bit << 4) - zero)
+
+
+@njit
+def _pairs(p, at, q):
+    """256 codes of two bits: byte l of each 32, shifted by 0, 2, 4 and 6, is the next 32."""
+    for chunk in range(2):
+        for g in range(4):
+            for j in range(32):
+                q[128 * chunk + 32 * g + j] = types.int8((p[at + 32 * chunk + j] >> (2 * g)) & 3)
+
+
+@njit
+def _quads(p, at, q):
+    """256 codes of four bits: byte l of each 32, low nibbles first."""
+    for chunk in range(4):
+        for j in range(32):
+            q[64 * chunk + j] = types.int8(p[at + 32 * chunk + j] & 15)
+            q[64 * chunk + 32 + j] = types.int8(p[at + 32 * chunk + j] >> 4)
+
+
+@njit
+def _high_bits(p, at, q, shift, zero):
+    """Bit g of byte l is a high bit of code 32 g + l."""
+    for g in range(8):
+        for j in range(32):
+            bit = types.int32(p[at + j] >> g) & 1
+            q[32 * g + j] = types.int8(types.int32(q[32 * g + j]) + (bit << shift) - zero)
+
+
+@njit
+def _six_bits(p, q):
+    for chunk in range(2):
+        for g in range(4):
+            for j in range(32):
+                low = p[64 * chunk + 32 * (g % 2) + j] >> (4 * (g // 2))
+                high = p[128 + 32 * chunk + j] >> (2 * g)
+                code = types.int32(low & 15) | (types.int32(high & 3) << 4)
+                q[128 * chunk + 32 * g + j] = types.int8(code - 32)
+
+
+@njit
+def _scales_of_q3(p, s):
+    for j in range(16):
+        low = (p[96 + j % 8] >> (4 * (j // 8))) & 15
+        high = (p[104 + j % 4] >> (2 * (j // 4))) & 3
+        s[j] = (types.int32(low) | (types.int32(high) << 4)) - 32
+
+
+@njit
+def _scales_of_q4(p, s, t):
+    for j in range(4):
+        a, b, c = types.int32(p[4 + j]), types.int32(p[8 + j]), types.int32(p[12 + j])
+        s[j], t[j] = a & 63, b & 63
+        s[4 + j], t[4 + j] = (c & 15) | ((a >> 2) & 48), (c >> 4) | ((b >> 2) & 48)
+
+
+@njit
+def _decode_short(code, p, q, s, t):
+    s[0] = t[0] = 1
+    d, o = half(p, 0), ZERO
+    if code == Q8_0:
+        for j in range(32):
+            q[j] = types.int8(p[2 + j])
+    elif code == Q4_0:
+        _nibbles(p, 2, q, 0, 8)
+    elif code == Q4_1:
+        o = half(p, 2)
+        _nibbles(p, 4, q, 0, 0)
+    elif code == Q5_0:
+        _nibbles(p, 6, q, 0, 0)
+        _fifth_bits(p, 2, q, 16)
+    else:
+        o = half(p, 2)
+        _nibbles(p, 8, q, 0, 0)
+        _fifth_bits(p, 4, q, 0)
+    return d, o
+
+
+@njit
+def _decode_long(code, p, q, s, t):
+    d, o = ZERO, ZERO
+    if code == Q2_K:
+        d, o = half(p, 80), -half(p, 82)
+        _pairs(p, 16, q)
+        for j in range(16):
+            s[j], t[j] = types.int32(p[j] & 15), types.int32(p[j] >> 4)
+    elif code == Q3_K:
+        d = half(p, 108)
+        _pairs(p, 32, q)
+        _high_bits(p, 0, q, 2, 4)
+        _scales_of_q3(p, s)
+    elif code == Q6_K:
+        d = half(p, 208)
+        _six_bits(p, q)
+        for j in range(16):
+            s[j] = types.int32(types.int8(p[192 + j]))
+    elif code == Q8_K:
+        d = as_float(
+            types.uint32(p[0])
+            | (types.uint32(p[1]) << types.uint32(8))
+            | (types.uint32(p[2]) << types.uint32(16))
+            | (types.uint32(p[3]) << types.uint32(24))
+        )
+        s[0] = 1
+        for j in range(256):
+            q[j] = types.int8(p[4 + j])
+    else:
+        d, o = half(p, 0), -half(p, 2)
+        _scales_of_q4(p, s, t)
+        _quads(p, 16 if code == Q4_K else 48, q)
+        if code == Q5_K:
+            _high_bits(p, 16, q, 4, 0)
+    return d, o
+
+
+@njit
+def decode(code, p, q, s, t):
+    """(d, o) of the block at `p`; its codes, integer scales and offsets into q, s and t."""
+    return _decode_short(code, p, q, s, t) if code < Q2_K else _decode_long(code, p, q, s, t)
+
+
+@njit(inline="always")
+def has_offset(code):
+    """Whether blocks have an o."""
+    return code in (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K)
+
+
+@njit
+def multiply_out(code, block, sub, d, o, q, s, t, x):
+    """x = (d * s) * q + o * t."""
+    for first in range(0, block, sub):
+        scale = d * types.float32(s[first // sub])
+        if has_offset(code):
+            shift = o * types.float32(t[first // sub])
+            for i in range(sub):
+                x[first + i] = scale * types.float32(q[first + i]) + shift
+        else:
+            for i in range(sub):
+                x[first + i] = scale * types.float32(q[first + i])
+
+
+@njit
+def dequantize_blocks(task, chunk, scratch):
+    """Blocks of one chunk into rows of floats."""
+    code, block, per_row = task[FORMAT], task[BLOCK], task[PER_ROW]
+    q = carray(pointer_to_codes(scratch + CODES_AT), (256,))
+    s = carray(pointer_to_ints(scratch + SCALES_AT), (16,))
+    t = carray(pointer_to_ints(scratch + MINS_AT), (16,))
+    x = carray(pointer_to_floats(scratch + FLOATS_AT), (256,))
+    element = task[OUT_ELEMENT]
+    size = 4 if element == FLOAT32 else 2
+    for i in range(chunk * task[PER_CHUNK], min(task[COUNT], (chunk + 1) * task[PER_CHUNK])):
+        row, b = i // per_row, i % per_row
+        source = task[SOURCE] + row * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
+        out = task[OUT] + row * task[OUT_ROW] + b * block * size
+        if code <= BF16:
+            kind = FLOAT32 if code == F32 else (FLOAT16 if code == F16 else BFLOAT16)
+            x[0] = load_element(source, kind)
+        else:
+            d, o = decode(code, carray(pointer_to_bytes(source), (task[BLOCK_BYTES],)), q, s, t)
+            multiply_out(code, block, task[SUB], d, o, q, s, t, x)
+        round_row(scratch + FLOATS_AT, block, out, size, element)
+
+
+def dequantize_chunk(task, chunk, scratch):
+    """`dequantize_blocks` from a bare pointer."""
+    dequantize_blocks(carray(task, (WORDS,)), chunk, scratch)
+
+
+@cache
+def address() -> int:
+    """Address of the compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``."""
+    return int(_entry().address)
+
+
+@cache
+def _entry():
+    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), dequantize_chunk)

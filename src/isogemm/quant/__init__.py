@@ -1,0 +1,13 @@
+"""Quantized weights: GGUF's block formats as data, matrices in them, and the files that hold them.
+
+w = isogemm.quant.load("model.gguf")["blk.0.ffn_down.weight"]
+y = isogemm.linear(x, w)
+"""
+
+from __future__ import annotations
+
+from .files import TensorFile, load
+from .formats import FORMATS, BlockFormat, Field, format_of
+from .matrix import QuantizedMatrix, quantize
+
+__all__ = ["FORMATS", "BlockFormat", "Field", "QuantizedMatrix", "TensorFile", "format_of", "load", "quantize"]

@@ -1,0 +1,201 @@
+"""Files of weights, mapped: tensors are views of the file, and nothing is read before it is used.
+
+GGUF files are read by the ``gguf`` package, which maps them; what it leaves unchecked (that every field and tensor
+lies inside the file) is checked here first. A safetensors file is a length, a JSON header and bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import FormatError, IsogemmError, OptionError
+from ..problem import BFLOAT16
+from .formats import FORMATS
+from .matrix import QuantizedMatrix
+
+__all__ = ["Tensor", "TensorFile", "load"]
+
+Array = npt.NDArray[Any]
+Tensor = Any  # an ndarray, a QuantizedMatrix, or a list of them
+
+_SAFE: dict[str, Any] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": BFLOAT16, "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+_GGUF: dict[str, Any] = {
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": BFLOAT16,
+    "F64": "<f8",
+    "I8": "i1",
+    "I16": "<i2",
+    "I32": "<i4",
+    "I64": "<i8",
+}
+_LARGEST_HEADER = 100_000_000  # safetensors' own limit
+
+
+class TensorFile(Mapping[str, Tensor]):
+    """The tensors of a file by name, each a view of the mapped file, made when it is asked for.
+
+    A quantized tensor of one or two dimensions is a `QuantizedMatrix`, one of three (experts) a list of them; all
+    others are ndarrays.
+
+    Attributes
+    ----------
+    path : Path
+    metadata : dict
+        What the file says of itself.
+    entries : dict of str to Entry
+        Type, shape, offset and bytes of each tensor, without reading it.
+    """
+
+    def __init__(self, path: Path, data: Array, entries: dict[str, Entry], metadata: dict[str, Any]) -> None:
+        self.path, self.entries, self.metadata, self._data = path, entries, metadata, data
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.entries[name].of(self._data)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        return f"TensorFile({str(self.path)!r}, {len(self)} tensors)"
+
+
+class Entry:
+    """One tensor of a file.
+
+    Attributes
+    ----------
+    name : str
+    type : str
+        The file's name of its type.
+    shape : tuple of int
+        Slowest dimension first.
+    offset, nbytes : int
+        Where it lies in the file.
+    """
+
+    __slots__ = ("name", "nbytes", "offset", "shape", "type")
+
+    def __init__(self, name: str, kind: str, shape: tuple[int, ...], offset: int, nbytes: int) -> None:
+        self.name, self.type, self.shape, self.offset, self.nbytes = name, kind, shape, offset, nbytes
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it is made of blocks."""
+        return self.type in FORMATS and FORMATS[self.type].quantized
+
+    def of(self, data: Array) -> Tensor:
+        """The tensor as a view."""
+        raw = data[self.offset : self.offset + self.nbytes]
+        if not self.quantized:
+            plain = _GGUF.get(self.type) or _SAFE.get(self.type)
+            if plain is None:
+                raise FormatError(
+                    f"{self.name}: type at byte {self.offset}", limit="one of " + ", ".join(FORMATS), value=self.type,
+                    nearest="quantize the model to one of these",
+                )  # fmt: skip
+            return raw.view(plain).reshape(self.shape)
+        fmt, k = FORMATS[self.type], self.shape[-1]
+        n = math.prod(self.shape[:-1])
+        whole = QuantizedMatrix(raw.reshape(n, fmt.row_bytes(k, self.name)), (n, k), fmt, self.name, self.offset)
+        if len(self.shape) < 3:
+            return whole
+        rows = self.shape[-2]
+        return [whole[i : i + rows] for i in range(0, n, rows)]
+
+
+def load(path: Any) -> TensorFile:
+    """Map a .gguf or a .safetensors file; which of the two it is, its first bytes say.
+
+    Parameters
+    ----------
+    path : str or path
+
+    Returns
+    -------
+    TensorFile
+        A mapping of names to tensors: `QuantizedMatrix` or ndarray, views of the file.
+
+    Raises
+    ------
+    OptionError
+        The file cannot be opened, or the package ``gguf`` is missing.
+    FormatError
+        It is neither format, cut short, or damaged; the error names the tensor and the offset.
+    """
+    path = Path(path)
+    try:
+        data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+    except (OSError, ValueError) as error:
+        raise OptionError("cannot open", limit="a readable file", value=str(error), nearest="another path") from error
+    view = data.view(np.ndarray)
+    return _gguf(path, view) if bytes(view[:4]) == b"GGUF" else _safetensors(path, view)
+
+
+def _gguf(path: Path, data: Array) -> TensorFile:
+    from .gguf_reader import read
+
+    try:
+        entries, metadata = read(path)
+    except IsogemmError:
+        raise
+    except Exception as error:  # the package raises whatever reading a damaged header leads to
+        raise FormatError(
+            f"{path.name}: header", limit="a GGUF file", value=f"{type(error).__name__}: {error}",
+            nearest="download or write the file again",
+        ) from error  # fmt: skip
+    return TensorFile(path, data, {e[0]: Entry(*e) for e in entries}, metadata)
+
+
+def _safetensors(path: Path, data: Array) -> TensorFile:
+    length = int(data[:8].view("<u8")[0]) if data.size >= 8 else -1
+    if not 2 <= length <= min(_LARGEST_HEADER, data.size - 8):
+        raise FormatError(
+            f"{path.name}: length of the header, at byte 0",
+            limit=f"GGUF's mark, or a length of at most {max(data.size - 8, 0)}",
+            value=bytes(data[:8]), nearest="a .gguf or .safetensors file",
+        )  # fmt: skip
+    try:
+        header = json.loads(bytes(data[8 : 8 + length]))
+        metadata = header.pop("__metadata__", {})
+        listed = [
+            (name, h["dtype"], tuple(map(int, h["shape"])), *map(int, h["data_offsets"])) for name, h in header.items()
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise FormatError(
+            f"{path.name}: header, at byte 8", limit="JSON of names, types, shapes and offsets",
+            value=f"{type(error).__name__}: {error}", nearest="download or write the file again",
+        ) from error  # fmt: skip
+    entries = {}
+    for name, kind, shape, start, stop in listed:
+        entries[name] = Entry(name, kind, shape, 8 + length + start, stop - start)
+        _check_entry(entries[name], data.size)
+    return TensorFile(path, data, entries, metadata)
+
+
+def _check_entry(e: Entry, size: int) -> None:
+    """A safetensors entry fills its bytes and lies in the file."""
+    wanted = math.prod(e.shape) * np.dtype(_SAFE[e.type]).itemsize if e.type in _SAFE else e.nbytes
+    if min(e.shape, default=0) < 0 or wanted != e.nbytes:
+        raise FormatError(
+            f"{e.name}: bytes of {e.type} {list(e.shape)}, from byte {e.offset}", limit=wanted, value=e.nbytes,
+            nearest="write the file again",
+        )  # fmt: skip
+    if e.offset + e.nbytes > size or e.nbytes < 0:
+        raise FormatError(
+            f"{e.name}: bytes {e.offset} to {e.offset + e.nbytes}", limit=f"the file's {size}",
+            value=f"{e.offset + e.nbytes - size} bytes are missing", nearest="download the file again",
+        )  # fmt: skip

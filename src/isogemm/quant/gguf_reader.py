@@ -1,0 +1,106 @@
+"""The ``gguf`` package's reader with every look into the file checked: what lies outside is an error with a name."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FormatError, OptionError
+from .formats import FORMATS, format_of
+
+__all__ = ["package", "read"]
+
+
+def package() -> Any:
+    """The ``gguf`` package.
+
+    Raises
+    ------
+    OptionError
+        It is not installed.
+    """
+    try:
+        import gguf
+    except ImportError as error:
+        raise OptionError(
+            "GGUF files need the package gguf", limit="the extra isogemm[gguf]", value="not installed",
+            nearest='pip install "isogemm[gguf]"',
+        ) from error  # fmt: skip
+    return gguf
+
+
+def read(path: Path) -> tuple[list[tuple[str, str, tuple[int, ...], int, int]], dict[str, Any]]:
+    """(name, type, shape, offset, bytes) of every tensor, and the metadata.
+
+    Raises
+    ------
+    FormatError
+        A field or a tensor lies outside the file, or a shape does not fit its type.
+    """
+    gguf = package()
+    found: list[tuple[str, str, tuple[int, ...], int, int]] = []
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc,name-defined]
+        at = "header"
+
+        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            stop = int(offset) + np.dtype(dtype).itemsize * int(count)
+            if stop > self.data.size:
+                raise FormatError(
+                    f"{path.name}: {self.at}, at byte {int(offset)}", limit=f"the file's {self.data.size} bytes",
+                    value=f"a field that ends at byte {stop}", nearest="download the file again",
+                )  # fmt: skip
+            return super()._get(offset, dtype, count, override_order)
+
+        def _build_tensor_info(self, offs: int, count: int) -> Any:
+            self.at = "table of tensors"
+            return super()._build_tensor_info(offs, count)
+
+        def _build_tensors(self, start_offs: int, fields: Any) -> None:
+            for field in fields:
+                found.append(_tensor(gguf, field, int(start_offs), self.data.size))
+            self.tensors: list[Any] = []
+
+    reader = Reader(path)
+    if reader.byte_order != "I":
+        raise FormatError(
+            f"{path.name}: byte order", limit="this machine's", value="the other one", nearest="convert the file"
+        )
+    names = [name for name, *_ in found]
+    twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    if twice:
+        raise FormatError(f"{path.name}: names of tensors", limit="once each", value=min(twice), nearest="rename one")
+    return found, {name: field.contents() for name, field in reader.fields.items()}
+
+
+def _tensor(gguf: Any, field: Any, start: int, size: int) -> tuple[str, str, tuple[int, ...], int, int]:
+    _, raw_name, _, dims, kind, relative = field.parts
+    name = bytes(raw_name).decode("utf-8", "replace")
+    where = f"{name}: "
+    try:
+        known = gguf.GGMLQuantizationType(int(kind[0]))
+    except ValueError as error:
+        raise FormatError(
+            f"{where}type, in the table at byte {field.offset}", limit="a type of GGML", value=int(kind[0]),
+            nearest=", ".join(FORMATS),
+        ) from error  # fmt: skip
+    shape = tuple(int(d) for d in reversed(dims))
+    block, nbytes = gguf.GGML_QUANT_SIZES[known]
+    if not shape or shape[-1] % block:
+        if known.name in FORMATS and shape:
+            format_of(known.name).row_bytes(shape[-1], name)
+        raise FormatError(
+            f"{where}shape, in the table at byte {field.offset}", limit=f"rows of a multiple of {block}",
+            value=list(shape), nearest="quantize the tensor again",
+        )  # fmt: skip
+    total, offset = math.prod(shape) // block * nbytes, start + int(relative[0])
+    if offset + total > size:
+        whole = max(0, (size - offset) // nbytes)
+        raise FormatError(
+            f"{where}{known.name} {list(shape)}, bytes {offset} to {offset + total}", limit=f"the file's {size} bytes",
+            value=f"{offset + total - size} bytes are missing, from block {whole} on", nearest="download it again",
+        )  # fmt: skip
+    return name, known.name, shape, offset, total

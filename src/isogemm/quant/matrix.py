@@ -1,0 +1,356 @@
+"""A matrix of quantized blocks over somebody's bytes: shape, format and strides, rows sliced without copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import interop
+from ..errors import DTypeError, FormatError, LayoutError, LimitError, OptionError, ShapeError
+from ..problem import BFLOAT16, DTYPES, FLOAT16, FLOAT32
+from .formats import BlockFormat, format_of
+
+__all__ = ["QuantizedMatrix", "quantize"]
+
+Array = npt.NDArray[Any]
+_PLAIN = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
+
+
+class QuantizedMatrix:
+    """A weight [n, k] in a block format, over bytes that it does not own and never copies.
+
+    Rows are runs of blocks; ``row_offset(i) = i * k / block * bytes per block``, as llama.cpp reads them. Build one
+    with `from_bytes`, `isogemm.quantize` or `isogemm.quant.load`; slice its rows with ``w[i:j]``, which shares the
+    bytes. Use it as the weight of `isogemm.linear`.
+
+    Attributes
+    ----------
+    name : str
+        The tensor's name, for messages; may be empty.
+    format : BlockFormat
+    shape : tuple of int
+        (n, k).
+    strides : tuple of int
+        Bytes from row to row, and from block to block.
+    rows : uint8 array [n, row bytes]
+        The bytes, as a view.
+
+    Determinism
+    -----------
+    A row of results of `isogemm.linear` depends on the row of activations and on each row of this matrix alone: a slice
+    of it gives the bits of those columns of the whole.
+    """
+
+    __slots__ = ("_checked", "_kept", "_origin", "format", "name", "rows", "shape")
+
+    def __init__(self, rows: Array, shape: tuple[int, int], fmt: BlockFormat, name: str = "", origin: int = 0) -> None:
+        self.rows, self.shape, self.format, self.name, self._origin = rows, shape, fmt, name, origin
+        self._checked = not fmt.quantized
+        self._kept: Any = None  # what a backend made of these bytes for its kernels
+
+    @classmethod
+    def from_bytes(
+        cls,
+        data: Any,
+        *,
+        shape: tuple[int, int],
+        format: str | BlockFormat,
+        row_stride: int | None = None,
+        name: str = "",
+        origin: int = 0,
+    ) -> QuantizedMatrix:
+        """A matrix over bytes that hold exactly its rows, one behind the other.
+
+        Parameters
+        ----------
+        data : bytes-like, uint8 array
+            ``n * row bytes`` bytes; or a uint8 array [n, row bytes], whose rows may lie apart.
+        shape : (n, k)
+        format : str or BlockFormat
+        row_stride : int, optional
+            The bytes that the producer put between rows. It has to be the format's: a stride that is off by one block
+            is aligned to blocks too, and would be read as shifted weights.
+        name : str
+            For messages.
+        origin : int
+            Where `data` begins in its file, for messages.
+
+        Raises
+        ------
+        ShapeError
+            k is no multiple of the block, or shape is not two whole numbers.
+        LayoutError
+            `row_stride` is not the format's, or `data` cannot be viewed.
+        FormatError
+            There are too few or too many bytes, or a scale is infinite or no number. The error names tensor and offset.
+        """
+        fmt = format_of(format)
+        n, k = _checked_shape(shape, name)
+        row = fmt.row_bytes(k, name)
+        if row_stride is not None and row_stride != row:
+            raise LayoutError(
+                f"{_prefix(name)}row stride of {fmt} with k = {k}", limit=_in_blocks(row, fmt),
+                value=_in_blocks(row_stride, fmt), nearest=f"write rows of {row} bytes, row i at i * {row}",
+            )  # fmt: skip
+        made = cls(_rows(data, n, row, fmt, name, origin), (n, k), fmt, name, origin)
+        made.check()
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return self.shape[0] * self.format.row_bytes(self.shape[1])
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of one element, scales included."""
+        return self.format.bits_per_weight
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Bytes from row to row, and from block to block."""
+        return self.rows.strides[0], self.format.nbytes
+
+    @property
+    def ndim(self) -> int:
+        """2."""
+        return 2
+
+    def row_offset(self, n: int) -> int:
+        """Bytes from the start of the matrix to row `n` of contiguous rows: ``n * k / block * bytes per block``."""
+        return self.format.row_offset(n, self.shape[1])
+
+    def dequantize(self, dtype: Any = None) -> Array:
+        """The weight as an array [n, k], with the bits of the ``gguf`` package; rounded once to `dtype`.
+
+        Parameters
+        ----------
+        dtype : dtype, optional
+            float32 (the default), bfloat16 or float16.
+
+        Raises
+        ------
+        FormatError
+            A scale is infinite or no number.
+        DTypeError
+            Another type.
+        """
+        wanted = FLOAT32 if dtype is None else interop.as_dtype(dtype)
+        if wanted not in DTYPES:
+            raise DTypeError("dtype", limit="float32, bfloat16 or float16", value=str(dtype), nearest="float32")
+        out = np.empty(self.shape, wanted)
+        self.dequantize_into(out)
+        return out
+
+    def dequantize_into(self, out: Array) -> None:
+        """`dequantize` into an array [n, k] with adjacent columns."""
+        from ..backends.cpu import quant_run
+
+        self.check()
+        quant_run.dequantize(self.rows, self.format, out)
+
+    def array(self) -> Array:
+        """F32, F16 and BF16: the weight as an array over the same bytes.
+
+        Raises
+        ------
+        OptionError
+            The format has scales; `dequantize` it.
+        """
+        if self.format.quantized:
+            raise OptionError("array()", limit="F32, F16 or BF16", value=self.format, nearest="dequantize()")
+        return self.rows.view(_PLAIN[self.format.name])
+
+    def check(self) -> None:
+        """Look at every scale, once: done before the first use.
+
+        Raises
+        ------
+        FormatError
+            One is infinite or no number: the bytes are damaged, or are no blocks of this format.
+        """
+        if self._checked:
+            return
+        (n, k), fmt = self.shape, self.format
+        blocks = self.rows.reshape(n, k // fmt.block, fmt.nbytes)
+        for field in fmt.scales:
+            wide = field.dtype == "<f4"
+            bits = blocks[..., field.offset : field.offset + field.nbytes].view("<u4" if wide else "<u2")[..., 0]
+            exponent = 0x7F800000 if wide else 0x7C00
+            bad = (bits & exponent) == exponent
+            if bad.any():
+                row, block = (int(i) for i in np.argwhere(bad)[0])
+                at = self._origin + row * self.rows.strides[0] + block * fmt.nbytes + field.offset
+                raise FormatError(
+                    f"{_prefix(self.name)}scale {field.name} of block {block} of row {row}, at byte {at}",
+                    limit="a finite number", value=blocks[row, block].view(fmt.dtype)[0][field.name],
+                    nearest=f"write the file again; {int(bad.sum())} blocks of {bad.size} are like this",
+                )  # fmt: skip
+        self._checked = True
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: slice) -> QuantizedMatrix:
+        """Rows, over the same bytes."""
+        if not isinstance(index, slice):
+            raise OptionError(
+                "index of a QuantizedMatrix", limit="a slice of rows", value=index, nearest="w[i : i + 1]"
+            )
+        rows = self.rows[index]
+        first = index.indices(len(self))[0] * self.rows.strides[0] if len(rows) else 0
+        part = QuantizedMatrix(rows, (len(rows), self.shape[1]), self.format, self.name, self._origin + first)
+        part._checked = self._checked
+        return part
+
+    def __repr__(self) -> str:
+        n, k = self.shape
+        name = f"{self.name!r}, " if self.name else ""
+        apart = "" if self.strides[0] == self.format.row_bytes(k) or n < 2 else f", rows {self.strides[0]} bytes apart"
+        return f"QuantizedMatrix({name}{n} x {k}, {self.format}, {self.nbytes} bytes{apart})"
+
+
+def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedMatrix:
+    """Quantize a weight, with the bits of ggml's reference.
+
+    Blocks of 32 have the bytes of the ``gguf`` package; super-blocks those of ggml's reference where its compiler fuses
+    no multiplication with an addition.
+
+    Parameters
+    ----------
+    w : array [n, k]
+        float32, bfloat16 or float16, any strides.
+    format : str or BlockFormat
+        Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K or Q8_K; F32, F16 and BF16 convert.
+    name : str
+        For messages.
+
+    Returns
+    -------
+    QuantizedMatrix
+
+    Raises
+    ------
+    ShapeError
+        `w` is not 2-D, or k is no multiple of the block; the error names the format that fits.
+    DTypeError
+        Another element type.
+    FormatError
+        An element is infinite or no number, or a scale is too large for float16.
+
+    Determinism
+    -----------
+    A block's bytes depend on its elements and the format alone, not on the thread count.
+
+    Examples
+    --------
+    >>> import isogemm, numpy as np
+    >>> isogemm.quantize(np.ones((2, 64), np.float32), "Q4_0")
+    QuantizedMatrix(2 x 64, Q4_0, 72 bytes)
+    """
+    fmt, x = format_of(format), interop.array("w", w)
+    if x.ndim != 2:
+        raise ShapeError(f"{_prefix(name)}w", limit="2-D [n, k]", value=list(x.shape), nearest="w.reshape(n, k)")
+    if x.dtype not in DTYPES:
+        raise DTypeError(
+            f"{_prefix(name)}w", limit="float32, bfloat16 or float16", value=x.dtype.name, nearest="w.astype('float32')"
+        )
+    n, k = x.shape
+    rows = np.zeros((n, fmt.row_bytes(k, name)), np.uint8)
+    if fmt.quantized:
+        from ..backends.cpu import quant_run
+
+        wrong = quant_run.quantize(x, fmt, rows) if x.size else 0
+        if wrong:
+            raise _unquantizable(x, fmt, name)
+    elif x.size:
+        with np.errstate(over="ignore"):
+            rows.view(_PLAIN[fmt.name])[...] = x.astype(_PLAIN[fmt.name])
+    made = QuantizedMatrix(rows, (n, k), fmt, name)
+    made._checked = True
+    return made
+
+
+def _unquantizable(x: Array, fmt: BlockFormat, name: str) -> FormatError:
+    wide = x.astype(np.float32)
+    bad = ~np.isfinite(wide)
+    if bad.any():
+        row, column = (int(i) for i in np.argwhere(bad)[0])
+        return FormatError(
+            f"{_prefix(name)}w[{row}, {column}]", limit="finite numbers", value=wide[row, column],
+            nearest="np.nan_to_num(w)",
+        )  # fmt: skip
+    row, column = (int(i) for i in np.unravel_index(np.abs(wide).argmax(), wide.shape))
+    return FormatError(
+        f"{_prefix(name)}w[{row}, {column}]: its block's scale in {fmt}", limit="at most 65504, float16's largest",
+        value=f"the scale of a block with {wide[row, column]}", nearest="BF16, or weights scaled down",
+    )  # fmt: skip
+
+
+def _prefix(name: str) -> str:
+    return f"{name}: " if name else ""
+
+
+def _in_blocks(size: int, fmt: BlockFormat) -> str:
+    whole, rest = divmod(size, fmt.nbytes)
+    return f"{size} bytes = {whole} blocks of {fmt.nbytes}" + (f" and {rest}" if rest else "")
+
+
+def _checked_shape(shape: Any, name: str) -> tuple[int, int]:
+    try:
+        n, k = (int(x) for x in shape)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"{_prefix(name)}shape", limit="(n, k)", value=shape, nearest="(n, k)") from error
+    if n < 0 or k < 0:
+        raise ShapeError(f"{_prefix(name)}shape", limit="at least 0", value=(n, k), nearest=(max(n, 0), max(k, 0)))
+    if n * k >= 2**62:
+        raise LimitError(f"{_prefix(name)}elements", limit="fewer than 2**62", value=n * k, nearest="fewer rows")
+    return n, k
+
+
+def _rows(data: Any, n: int, row: int, fmt: BlockFormat, name: str, origin: int) -> Array:
+    """The bytes [n, row], as a view; every way in which they can be too few or too many, by name."""
+    flat = _bytes(data, name)
+    if flat.ndim == 2:
+        if flat.shape != (n, row) or (row > 1 and flat.strides[1] != 1):
+            raise LayoutError(
+                f"{_prefix(name)}bytes of {fmt} rows", limit=f"[{n}, {row}], a row's bytes adjacent",
+                value=f"{list(flat.shape)}, strides {flat.strides}", nearest=f"rows of {_in_blocks(row, fmt)}",
+            )  # fmt: skip
+        return flat
+    if flat.size != n * row:
+        raise _wrong_size(flat.size, n, row, fmt, name, origin)
+    return flat.reshape(n, row)
+
+
+def _wrong_size(size: int, n: int, row: int, fmt: BlockFormat, name: str, origin: int) -> FormatError:
+    value, nearest = f"{size} bytes", f"{n * row} bytes"
+    if n and size % n == 0 and size % fmt.nbytes == 0 and size != n * row:
+        nearest = f"rows of {_in_blocks(row, fmt)}; these bytes are {n} rows of {_in_blocks(size // n, fmt)}"
+    elif size < n * row and row:
+        whole, rest = divmod(size, row)
+        value += f": row {whole} ends after {rest} bytes, at byte {origin + size}"
+    return FormatError(
+        f"{_prefix(name)}bytes of a {fmt} matrix of {n} rows, from byte {origin}",
+        limit=f"{n} x {row} = {n * row}", value=value, nearest=nearest,
+    )  # fmt: skip
+
+
+def _bytes(data: Any, name: str) -> Array:
+    if isinstance(data, np.ndarray):
+        found = data.view(np.ndarray)
+        if found.dtype != np.uint8 and found.flags.c_contiguous:
+            found = found.reshape(-1).view(np.uint8)
+        if found.dtype == np.uint8 and found.ndim in (1, 2) and (found.ndim == 2 or found.flags.c_contiguous):
+            return found
+    else:
+        try:
+            return np.frombuffer(data, np.uint8)
+        except (TypeError, ValueError, BufferError):
+            pass
+    raise LayoutError(
+        f"{_prefix(name)}data", limit="contiguous bytes, or a uint8 array [n, row bytes]",
+        value=type(data).__name__, nearest="np.frombuffer(data, np.uint8)",
+    )  # fmt: skip

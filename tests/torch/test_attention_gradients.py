@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.torch.test_attention import DTYPES, MASKS, attention, drawn, masked, operands, plain, same, sdpa
+from tests.products import assert_same
+from tests.torch.test_attention import DTYPES, MASKS, as_array, attention, drawn, masked, operands, plain, same, sdpa
 
+from isogemm.contract import attention as define
+from isogemm.contract.reference import epilogue, evaluate
+from isogemm.contract.rows import lane_sum
 from isogemm.errors import ContractError, DTypeError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
@@ -47,6 +52,41 @@ def test_causal_and_scale_reach_the_gradients():
     for one, other, exact in zip(got, taken(attention, tensors, dy, mask=shown, scale=0.9), want, strict=True):
         same(one, other)
         torch.testing.assert_close(one.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def power(x: np.ndarray) -> np.ndarray:
+    """2**x with every product and sum rounded, by arrays of NumPy's."""
+    x = np.maximum(x, np.float32(-127))
+    k = x + np.float32(12583039)
+    r = x - (k - np.float32(12583039))
+    y = np.full_like(x, define.EXP2_TERMS["float32"][0])
+    for term in define.EXP2_TERMS["float32"][1:]:
+        y = y * r + term
+    return np.where(x < -126.5, np.float32(0), np.ldexp(y, (k - np.float32(12583039)).astype(int)))
+
+
+def product(a: np.ndarray, b: np.ndarray, alpha: float = 1.0, out: Any = np.float32) -> np.ndarray:
+    return epilogue(evaluate(a, b, "fma/chain"), alpha=alpha, out_dtype=out)
+
+
+def test_the_steps_are_those_that_are_written(dtype):
+    """Two heads that share keys, by products of the definition and steps of NumPy's: the same bits."""
+    tensors, dy = operands(1, 2, 1, 7, 200, 16, dtype, dv=12), drawn(1, 2, 7, 12, seed=9, dtype=dtype)
+    q, k, v, g = (as_array(x) for x in (*tensors, dy))
+    y, m, total = define.attention(q, k, v, causal_offset=190)
+    key, query = np.arange(200), np.arange(7)[:, None]
+    ps, dss = [], []
+    for h in range(2):
+        t = np.where(key > query + 190, np.float32(-np.inf), product(q[0, h], k[0, 0].T) * define.factor(None, 16))
+        p = power(t - m[0, h, :, None]) * (np.float32(1) / total[0, h, :, None])
+        delta = np.array([[lane_sum(row)] for row in g[0, h].astype(np.float32) * y[0, h].astype(np.float32)])
+        ps.append(p)
+        dss.append((p * (product(g[0, h], v[0, 0].T) - delta)).astype(q.dtype))
+    ps, dss = np.concatenate(ps).astype(q.dtype), np.concatenate(dss)
+    dq, dk, dv = (as_array(x[0]) for x in taken(attention, tensors, dy, causal=True, offset=190))
+    assert_same(dq.reshape(14, 16), product(dss, k[0, 0], 0.25, q.dtype))
+    assert_same(dk[0], product(dss.T, q[0].reshape(14, 16), 0.25, q.dtype))
+    assert_same(dv[0], product(ps.T, g[0].reshape(14, 12), out=q.dtype))
 
 
 def test_errors_in_16_bits_are_those_of_their_roundings():

@@ -21,11 +21,11 @@ SIZES = {
 }
 
 
-def causal(name: str, dtype: torch.dtype, **changes: Any) -> Any:
+def causal(name: str, dtype: torch.dtype, device: str = "cpu", **changes: Any) -> Any:
     """``qwen3`` or ``llama``; weights large enough that tokens differ and nothing saturates."""
     kinds = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}
     config = kinds[name](**{**SIZES, **changes})
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
         with torch.no_grad():

@@ -28,7 +28,7 @@ LOGITS = ["population", "position", "neighbours", "left-padding", "right-padding
 @pytest.fixture(scope="module")
 def four():
     """Four layers, as torch computes them."""
-    return causal("qwen3", torch.bfloat16, **{**QWEN3_06B, "num_hidden_layers": 4}).cuda()
+    return causal("qwen3", torch.bfloat16, "cuda", **{**QWEN3_06B, "num_hidden_layers": 4})
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_decode_captured_in_a_graph(converted):
 
 
 def test_28_layers():
-    model = causal("qwen3", torch.bfloat16, **QWEN3_06B).cuda()
+    model = causal("qwen3", torch.bfloat16, "cuda", **QWEN3_06B)
     few = {"batches": (2, 7, 32), "chunks": (16, 64)}
     report = isogemm.audit.model(model, mode="convert", relations=["population", "left-padding", "prefill"], **few)
     assert not lines(report, "convert")

@@ -126,25 +126,38 @@ def _block(
     rows: list[Tensor], keys: list[Tensor], hidden: Any, added: Any, call: Call, needs: list[bool]
 ) -> tuple[Tensor | None, ...]:
     """(dq, dk, dv) of some heads: rows are [n, groups * tq, ...], keys [n, tk, ...]."""
-    (q, dy, delta, m, total), (k, v) = rows, keys
+    (q, dy, *_), (k, v) = rows, keys
     scale = call.q.shape[3] ** -0.5 if call.scale is None else call.scale
-    t = _product(q, k.mT, call, out_dtype=torch.float32) * float(factor(call.scale, call.q.shape[3]))
+    s = _product(q, k.mT, call, out_dtype=torch.float32)
+    dp = _product(dy, v.mT, call, out_dtype=torch.float32) if needs[0] or needs[1] else None
+    p, ds = (_steps_on_cuda if s.is_cuda else _steps)(s, dp, rows, hidden, added, call)
+    return (
+        _product(ds, k, call, scale) if needs[0] else None,
+        _product(ds.mT, q, call, scale) if needs[1] else None,
+        _product(p.mT, dy, call) if needs[2] else None,
+    )
+
+
+def _steps(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Call) -> tuple[Any, Any]:
+    """(p, ds), overwriting s and dp; no ds without dp."""
+    *_, delta, m, total = rows
+    t = s.mul_(float(factor(call.scale, call.q.shape[3])))
     if added is not None:
         t += added
     if hidden is not None:
         t.masked_fill_(hidden, float("-inf"))
     inverse = torch.where(total == 0, 0.0, 1 / total)
     p = _exp2(t.sub_(torch.where(m == float("-inf"), 0.0, m))).mul_(inverse)
-    dq = dk = dv = None
-    if needs[2]:
-        dv = _product(p.to(v.dtype).mT, dy, call)
-    if needs[0] or needs[1]:
-        ds = (_product(dy, v.mT, call, out_dtype=torch.float32).sub_(delta).mul_(p)).to(q.dtype)
-        if needs[0]:
-            dq = _product(ds, k, call, scale)
-        if needs[1]:
-            dk = _product(ds.mT, q, call, scale)
-    return dq, dk, dv
+    return p.to(call.v.dtype), None if dp is None else dp.sub_(delta).mul_(p).to(call.q.dtype)
+
+
+def _steps_on_cuda(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Call) -> Any:
+    """The same by one kernel."""
+    from ..backends.cuda.attention_backward import steps
+
+    *_, delta, m, total = rows
+    c = float(factor(call.scale, call.q.shape[3]))
+    return steps(s, m, total, c=c, dtype=call.q.dtype, hidden=hidden, added=added, dp=dp, delta=delta)
 
 
 def _product(a: Tensor, b: Tensor, call: Call, alpha: float = 1.0, out_dtype: Any = None) -> Tensor:

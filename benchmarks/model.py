@@ -21,7 +21,7 @@ from .model_profile import host, kernels
 from .model_show import line, summary, table
 
 RESULTS = Path(__file__).parent / "results"
-WIDTH = 180  # of the table, where the output is a file or a pipe
+WIDTH = 210  # of the table, where the output is a file or a pipe
 
 
 def main(
@@ -29,7 +29,9 @@ def main(
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'decode graph batch=8'.")] = "",
     out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
-    profile: Annotated[str, typer.Option(help="Words of cases whose kernels and host functions are listed.")] = "",
+    profile: Annotated[
+        str, typer.Option(help="Words of cases to list kernels and host functions of; sets with commas.")
+    ] = "",
     compile_until: Annotated[float, typer.Option(help="Seconds into the run; later nothing is compiled.")] = 90.0,
     seed: Annotated[int, typer.Option(help="Of weights, tokens and cache.", min=0)] = 0,
     device: Annotated[str, typer.Option(hidden=True)] = "cuda",
@@ -54,7 +56,7 @@ def main(
     if quick:
         settings = Settings(rounds=5, block_seconds=2e-3, seed=seed, quick=True, compile_until=compile_until)
     engine = _engine() if device == "cuda" else HostEngine()
-    listed = {case.name for case in chosen if profile and set(profile.split()) <= set(case.words)}
+    listed = {case.name for words in profile.split(",") if words for case in select(chosen, words)}
     rows, path = run(chosen, settings, engine, Shelf(sizes, device, seed), out, console, listed)
     console.print(table(rows))
     console.print(summary(rows), soft_wrap=True)

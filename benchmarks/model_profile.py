@@ -12,10 +12,14 @@ from typing import Any
 __all__ = ["host", "kernels"]
 
 MOST = 12  # lines of a list
+SHORT = 40  # launches that are listed one by one, in their order
 
 
 def kernels(run: Callable[[int], Any], synchronize: Callable[[], None]) -> list[tuple[str, int, float]]:
-    """(name, launches, microseconds) of the device's kernels in one call, the longest first; all of them in ``sum``."""
+    """(name, launches, microseconds) of the device's kernels in one call, after the ``sum`` of all.
+
+    The longest first, launches of one name together; where there are few launches, one by one in their order.
+    """
     import torch
     from torch.profiler import profile, supported_activities
 
@@ -24,13 +28,15 @@ def kernels(run: Callable[[int], Any], synchronize: Callable[[], None]) -> list[
     with profile(activities=supported_activities()) as record:
         run(0)
         synchronize()
-    found: Mapping[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for event in record.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            found[event.name][0] += 1
-            found[event.name][1] += event.time_range.elapsed_us()
-    lines = sorted(((name, int(n), us) for name, (n, us) in found.items()), key=lambda line: -line[2])
-    total = ("sum", sum(n for _, n, _ in lines), sum(us for _, _, us in lines))
+    events = [e for e in record.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    total = ("sum", len(events), sum(e.time_range.elapsed_us() for e in events))
+    if len(events) <= SHORT:
+        events.sort(key=lambda e: e.time_range.start)
+        return [total, *((e.name, 1, e.time_range.elapsed_us()) for e in events)]
+    found: Mapping[str, list[float]] = defaultdict(list)
+    for e in events:
+        found[e.name].append(e.time_range.elapsed_us())
+    lines = sorted(((name, len(times), sum(times)) for name, times in found.items()), key=lambda line: -line[2])
     return [total, *lines[:MOST]]
 
 

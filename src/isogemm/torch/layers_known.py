@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import layers
+from . import layers, reductions
 from .layers import Converted
 from .ops import Tensor
 
@@ -116,7 +116,7 @@ class _Silu(Converted):
     part = "mlp"
 
     def forward(self, input: Any) -> Any:
-        return layers.silu(input)
+        return reductions.silu(input)
 
 
 def is_silu(child: Any) -> bool:

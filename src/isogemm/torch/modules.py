@@ -12,7 +12,7 @@ import torch
 from ..contract.spec import Contract, ContractLike
 from ..errors import DTypeError, OptionError
 from . import layers_known
-from .layers import Converted, Linear, checked
+from .layers import Converted, Linear, Merging, checked
 from .layers_known import Known
 from .main_grad import collect_main_grad, main_grads, use_main_grad
 
@@ -60,6 +60,7 @@ def convert(
     contract: ContractLike | None = None,
     grad_order: str = "leaf4096",
     leave: Sequence[str] = (),
+    fuse: bool = False,
 ) -> Conversion:
     """Turn what a model is made of into isogemm's layers, in place, or change nothing and say why.
 
@@ -83,6 +84,9 @@ def convert(
         As in `Linear`, for all products. Attention takes the arithmetic.
     leave : sequence of str
         Patterns (``"lm_head"``, ``"encoder.*"``) of module names to leave as they are, with all inside them.
+    fuse : bool
+        Without gradients, q_proj, k_proj and v_proj are one product, and gate_proj and up_proj: the same bits, fewer
+        launches. Their weights become views of one tensor each.
 
     Returns
     -------
@@ -117,6 +121,9 @@ def convert(
     for _, child, _ in plan.found:
         if isinstance(child, Linear):
             child.contract, child.grad_order = chosen, order
+    for _, child, _ in plan.found if fuse else ():
+        if isinstance(child, Merging):
+            child.merge()
     if plan.attention:
         from .huggingface_known import switch
 

@@ -19,6 +19,7 @@ __all__ = ["OURS", "Settings", "measure", "wrong"]
 
 OURS = (WHOLE, MAIN_GRAD)  # the variants whose bits must not change
 MICRO_BATCHES = 2
+SKIPPED = "not compiled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def measure(case: Case, settings: Settings, engine: Any, shelf: Shelf) -> tuple[
             _first(made, name, engine)
         runs = _runs(case, made, engine)
         if TORCH not in runs:
-            return _row(case, settings, {}, made, made.absent.get(TORCH, "plain torch was not measured")), runs
+            why = made.absent.get(TORCH, "plain torch was not measured")
+            return _row(case, settings, {}, made, None if why.startswith(SKIPPED) else why), {}
         timings = _timed(runs, settings, engine, case)
         return _row(case, settings, timings, made, None), runs
     except Exception as error:
@@ -93,7 +95,7 @@ def _model(case: Case, settings: Settings, engine: Any, shelf: Shelf) -> Made:
     if case.mode.startswith("compile"):
         for name in list(made.steps):
             if settings.elapsed() > settings.compile_until:
-                made.absent[name] = f"not compiled: {settings.elapsed():.0f} s into the run"
+                made.absent[name] = f"{SKIPPED}: {settings.elapsed():.0f} s into the run"
                 del made.steps[name]
             else:
                 _first(made, name, engine)

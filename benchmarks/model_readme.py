@@ -24,7 +24,7 @@ LAYERS = {"mlp": "MLP 2560, 9728", "attention": "projections around attention"}
 def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     """The README's text between the marks."""
     # A case that a later file measured again counts there alone.
-    rows = list({row["name"]: row for run in runs for row in run["rows"] if not row["error"]}.values())
+    rows = list({row["name"]: row for run in runs for row in run["rows"] if row["timings"]}.values())
     device = runs[-1]["device"]["before"]
     packages = device.get("packages", {})
     out = [

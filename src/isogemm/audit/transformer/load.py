@@ -6,8 +6,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from ...errors import OptionError
-from ..data import ALIASES
+from ...errors import DeviceError, OptionError
+from ..data import as_dtype
 
 __all__ = ["load", "require_extra"]
 
@@ -52,6 +52,8 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
     ------
     OptionError
         transformers or torch is missing, there is no config.json or no weights, or transformers cannot read them.
+    DTypeError, DeviceError
+        No such dtype, or torch cannot use the device.
     """
     require_extra("torch", "transformers")
     import torch
@@ -64,7 +66,8 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
         raise OptionError(
             f"weights in {path}", limit="a .safetensors file", value="none", nearest="--random, for random weights"
         )
-    chosen = getattr(torch, ALIASES.get(dtype, dtype)) if dtype else None
+    chosen = getattr(torch, as_dtype(dtype).name) if dtype else None
+    place = _device(device)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         causal = any(name.endswith("ForCausalLM") for name in config.architectures or ["ForCausalLM"])
@@ -80,4 +83,15 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
         raise OptionError(
             f"the model in {path}", limit="one that transformers reads", value=text, nearest="its folder"
         ) from error
-    return model.eval().to(device or "cpu")
+    return model.eval().to(place)
+
+
+def _device(name: str) -> Any:
+    """The device of a name, tried with one number: a build without CUDA says so only then."""
+    import torch
+
+    try:
+        return torch.zeros(1, device=name or "cpu").device
+    except (RuntimeError, AssertionError) as error:
+        text = (str(error).splitlines() or [""])[0]
+        raise DeviceError(f"device {name}", limit="one that torch can use here", value=text, nearest="cpu") from error

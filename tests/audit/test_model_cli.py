@@ -1,0 +1,100 @@
+"""`isogemm audit --hf`: exit statuses, messages and files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from isogemm import cli  # noqa: E402
+
+SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+FEW = ["--random", "--tokens", "9", "--m", "2,3"]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["isogemm", *words])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    config = transformers.LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"], dtype="float32")
+    config.save_pretrained(tmp_path / "llama")
+    return str(tmp_path / "llama")
+
+
+def test_a_model_that_holds(run, folder, tmp_path):  # type: ignore[no-untyped-def]
+    out, page = tmp_path / "r.json", tmp_path / "r.html"
+    words = ["--mode", "convert", "--relation", "population", "--out", str(out), "--html", str(page)]
+    status, text, _ = run("audit", "--hf", folder, *FEW, *words)
+    assert status == 0, text
+    content = json.loads(out.read_text())
+    assert (content["schema"], content["ok"]) == ("isogemm.model_audit.v1", True)
+    assert content["options"]["batches"] == [2, 3]
+    assert "convert: no bit changed" in text
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_model_that_changes_has_a_line_that_replays(run, folder):  # type: ignore[no-untyped-def]
+    words = ["--mode", "plain", "--relation", "micro-batches", "--dtype", "bf16"]
+    status, text, _ = run("audit", "--hf", folder, *FEW, *words)
+    assert status == 1, text
+    (line,) = [x.strip() for x in text.splitlines() if x.strip().startswith("isogemm audit --hf")]
+    assert run(*line.split()[1:])[:2] == (1, text)
+    assert run("audit", "--hf", folder, *FEW, *words, "--require", "none")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--hf", "nowhere"], "config.json"),
+        (["--random"], "--hf"),
+        (["--mode", "plain"], "--hf"),
+        (["--hf", "FOLDER"], "--random"),
+        (["--hf", "FOLDER", "--random", "--provider", "numpy"], "--mode"),
+        (["--hf", "FOLDER", "--random", "--mode", "fast"], "plain"),
+        (["--hf", "FOLDER", "--random", "--relation", "padding"], "left-padding"),
+        (["--hf", "FOLDER", "--random", "--dtype", "int8"], "bfloat16"),
+        (["--hf", "FOLDER", "--random", "--device", "abacus"], "device"),
+    ],
+    ids=str,
+)
+def test_bad_usage_is_one_line(run, folder, words, message):  # type: ignore[no-untyped-def]
+    status, _, error = run("audit", *[folder if word == "FOLDER" else word for word in words])
+    assert status == 2
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_config_that_transformers_cannot_read(run, tmp_path):  # type: ignore[no-untyped-def]
+    (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
+    status, _, error = run("audit", "--hf", str(tmp_path), "--random")
+    assert status == 2
+    assert "transformers" in error
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_a_missing_package_names_the_extra(run, folder, monkeypatch, package):  # type: ignore[no-untyped-def]
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    status, _, error = run("audit", "--hf", folder, "--random")
+    assert status == 2
+    assert f"needs {package}" in error
+    assert "isogemm[hf]" in error

@@ -93,7 +93,7 @@ def _registered(rows: bool, attention: bool) -> Any:
                 _replace(library, func, devices, _reduction(function))
         _replace(library, aten.rms_norm.default, [_COMPOSITE], _whole(calls.rms_norm))
         for func in _elementwise():
-            _replace(library, func, ["CPU"], _elements(func._overloadpacket.__name__))
+            _replace(library, func, ["CPU"], _elements(func))
     return library
 
 
@@ -133,11 +133,24 @@ def _reduction(function: Callable[..., Any]) -> Body:
     return body
 
 
-def _elements(name: str) -> Body:
+def _elements(func: Any) -> Body:
+    name = func._overloadpacket.__name__
+    places = [i for i, x in enumerate(func._schema.arguments) if str(x.type) == "Tensor"]
+
     def body(original: Any, args: Any, kwargs: Any) -> Any:
+        for i in places:
+            if i < len(args) and not isinstance(args[i], torch.Tensor):
+                args = _with_scalar(args, i)
         return blocked(name, original, args, kwargs)
 
     return body
+
+
+def _with_scalar(args: Any, place: int) -> Any:
+    """Arguments with a tensor for a number in a tensor's place, which a kernel cannot hand on."""
+    like = next(x for x in args if isinstance(x, torch.Tensor))
+    dtype = like.dtype if like.is_floating_point() or like.is_complex() else None
+    return (*args[:place], torch.tensor(args[place], dtype=dtype), *args[place + 1 :])
 
 
 def _whole(function: Callable[..., Any]) -> Body:

@@ -67,12 +67,20 @@ def _total(kind: str) -> Callable[..., Tensor | None]:
             return None
         if x.dim() and (dim == [-1] or dim == [x.dim() - 1]):
             return FORWARD[kind](x, keepdim=keepdim, out_dtype=dtype)
+        if not _is_valid(x, dim):
+            return None
         rows, shape = _rows(x, dim, keepdim)
         if rows is not None:
             return _along(kind, rows, dtype).reshape(shape)
         return _chain(kind, *_terms(x, dim), dtype).reshape(shape)
 
     return call
+
+
+def _is_valid(x: Tensor, dim: Any) -> bool:
+    """Whether these are dimensions of a tensor, each named once; for others torch has its errors."""
+    rank = max(x.dim(), 1)
+    return not dim or (all(-rank <= d < rank for d in dim) and len({d % rank for d in dim}) == len(dim))
 
 
 def _rows(x: Tensor, dim: Any, keepdim: bool) -> tuple[Tensor | None, list[int]]:
@@ -114,6 +122,8 @@ def _chain(kind: str, terms: Tensor, dtype: Any) -> Tensor:
 
 def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor | None:
     """``max + log(sum(exp(x - max)))``: where x is largest, log_softmax is minus the logarithm of that sum."""
+    if not _is_valid(x, dim):
+        return None
     rows, shape = _rows(x, dim, keepdim)
     if rows is None:
         rows = x.movedim(tuple(dim), tuple(range(-len(dim), 0))).flatten(-len(dim))

@@ -106,12 +106,24 @@ def test_float32(d):
     check(q, k, v, start=ints(3, 0), stop=ints(150, 200), mask=draw((2, 1, 9, 200), "float32", 8))
 
 
-@pytest.mark.parametrize("d", [33, 96, 256])
-def test_other_head_sizes(d):
+@pytest.mark.parametrize(("d", "kernel"), [(33, "split"), (96, "walk"), (96, "few"), (256, "split")])
+def test_other_head_sizes(d, kernel):
     q, k, v = operands(1, 4, 2, 17, 200, d, "bfloat16", seed=9)
-    check(q, k, v, causal_offset=183, kernel="split")
-    check(q, k, v, causal_offset=183, kernel="walk")
-    check(q[..., : d - 1], k[..., : d - 1], v[..., 1:], kernel="walk")
+    check(q, k, v, causal_offset=183, kernel=kernel)
+
+
+def test_odd_addresses_and_sizes_of_values():
+    q, k, v = operands(1, 4, 2, 17, 200, 64, "bfloat16", seed=9)
+    check(q[..., :63], k[..., :63], v[..., 1:])
+
+
+def test_without_what_gradients_need():
+    q, k, v = operands(2, 4, 2, 70, 300, 128, "bfloat16", seed=23)
+    for rows, kernel in ((70, "hopper"), (3, "few"), (3, "split"), (70, "walk")):
+        want = run(q[:, :, :rows], k, v, kernel=kernel)
+        got = run(q[:, :, :rows], k, v, kernel=kernel, stats=False)
+        assert got[1] is got[2] is None
+        same(got[0], want[0], kernel)
 
 
 def test_one_leaf_that_is_partly_behind_stop():

@@ -22,6 +22,8 @@ __all__ = ["forward"]
 _MOST = 4096
 _plans: dict[tuple[Any, ...], Callable[..., None]] = {}
 _torch: Any = None
+_empty: Any = None
+_stream: Any = None
 
 
 def forward(
@@ -36,8 +38,9 @@ def forward(
     stop: torch.Tensor | None = None,
     arithmetic: str,
     out_dtype: torch.dtype | None = None,
+    stats: bool = True,
     kernel: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Any, Any]:
     """``(y, m, l)`` with y = softmax(scale * q @ k.T + mask) @ v.
 
     Parameters
@@ -56,6 +59,8 @@ def forward(
         ``fma``, or the device's own ``tensor_core:...`` for bfloat16 and float16.
     out_dtype : torch dtype, optional
         Default: that of q.
+    stats : bool
+        Whether m and l are wanted, which only gradients need; without, they are None, and the call is shorter.
     kernel : str, optional
         One of `attention_plans.KERNELS`, instead of the fastest; none of them reaches the bits.
 
@@ -75,36 +80,37 @@ def forward(
     at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
     key: tuple[Any, ...] = (
         q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, out, device, c,
-        causal_offset, start is None, stop is None, arithmetic, kernel, (at_q | at_k | at_v) & 15,
+        causal_offset, start is None, stop is None, arithmetic, kernel, stats, (at_q | at_k | at_v) & 15,
         None if mask is None else (mask.shape, mask.stride(), mask.dtype),
     )  # fmt: skip
     run = _plans.get(key)
     if run is None:
-        run = _plan(key, q, k, v, c, mask, causal_offset, start, stop, arithmetic, out, kernel)
+        run = _plan(key, q, k, v, c, mask, causal_offset, start, stop, arithmetic, out, stats, kernel)
     b, heads, tq, _ = q.shape
-    dv = v.shape[3]
-    y = torch.empty((b, heads, tq, dv), dtype=out, device=q.device)
-    stats = torch.empty((2, b, heads, tq), dtype=torch.float32, device=q.device)
+    dv, where = v.shape[3], q.device
+    y = _empty((b, heads, tq, dv), (heads * tq * dv, tq * dv, dv, 1), dtype=out, device=where)
+    saved = None
+    if stats:
+        saved = _empty((2, b, heads, tq), (b * heads * tq, heads * tq, tq, 1), dtype=torch.float32, device=where)
     run(
-        torch._C._cuda_getCurrentRawStream(device), at_q, at_k, at_v, 0 if mask is None else mask.data_ptr(),
+        _stream(device), at_q, at_k, at_v, 0 if mask is None else mask.data_ptr(),
         0 if start is None else start.data_ptr(), 0 if stop is None else stop.data_ptr(), y.data_ptr(),
-        stats.data_ptr(),
+        0 if saved is None else saved.data_ptr(),
     )  # fmt: skip
-    m, total = stats.unbind(0)
-    return y, m, total
+    return (y, None, None) if saved is None else (y, *saved.unbind(0))
 
 
 def _load() -> Any:
-    global _torch
+    global _torch, _empty, _stream
     import torch
 
-    _torch = torch
+    _torch, _empty, _stream = torch, torch.empty_strided, torch._C._cuda_getCurrentRawStream
     return torch
 
 
 def _plan(
     key: tuple[Any, ...], q: Any, k: Any, v: Any, c: float, mask: Any, offset: int | None, start: Any, stop: Any,
-    arithmetic: str, out: Any, kernel: str | None,
+    arithmetic: str, out: Any, stats: bool, kernel: str | None,
 ) -> Callable[..., None]:  # fmt: skip
     """Look at everything once, and bind."""
     _check(q, k, v, mask, start, stop, out)
@@ -123,6 +129,7 @@ def _plan(
         stops=stop is not None,
         fma=arithmetic == "fma",
         aligned=not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
+        stats=stats,
     )
     run = bind(case, kernel or kernel_of(case, device), device)
     if len(_plans) >= _MOST:

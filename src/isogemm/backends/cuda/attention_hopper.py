@@ -9,8 +9,8 @@ from .tensormap import Encoder, encoder
 
 __all__ = ["bind_few", "bind_hopper", "few_source", "source"]
 
-BM, THREADS, CHUNK = 128, 384, 16384
-OPTIONS: dict[str, object] = {"AHEAD": 0, "TURNS": 0}
+CHUNK = 16384
+OPTIONS: dict[str, object] = {"WARPGROUPS": 2, "HALVES": 0, "FAST": 1, "EXPERIMENT": 0}
 
 
 def _instruction(name: str, operand: str, n: int, registers: bool) -> str:
@@ -60,13 +60,14 @@ def bind_hopper(case: Case, device: int) -> Run:
     kernel = load(compiled(("attention_hopper.cu",), device, defines, case.dtype, text), "attention_hopper", device)
     sizes = ints(case.tq, case.tk, case.dv, case.group, case.offset or 0)
     chunks = chunks_of(case)
+    warpgroups = int(str(OPTIONS["WARPGROUPS"]))
     bound = kernel.bind(
         [
             *["map"] * 3, *["ptr"] * 5, *longs(*(case.mask or (0, 0, 0, 0)), *case.y_strides), *sizes, ("f32", case.c),
         ],
-        grid=(case.heads, -(-case.tq // BM), case.batch),
-        block=(THREADS,),
-        shared=(11 if chunks == 2 else 6) * CHUNK + 1024,
+        grid=(case.heads, -(-case.tq // (64 * warpgroups)), case.batch),
+        block=(128 * warpgroups + 128,),
+        shared=(9 if chunks == 2 else 5) * CHUNK + warpgroups * chunks * 8192 + 1024,
         pdl=True,
     )  # fmt: skip
     q, k, v = case.operands

@@ -70,6 +70,8 @@ class Case:
         The arithmetic; else the device's tensor cores.
     aligned : bool
         Addresses of q, k and v are multiples of 16 bytes.
+    stats : bool
+        Whether m and l are wanted; without, their address is 0.
     """
 
     operands: tuple[Operand, ...]
@@ -83,6 +85,7 @@ class Case:
     stops: bool
     fma: bool
     aligned: bool
+    stats: bool = True
 
     @property
     def batch(self) -> int:
@@ -236,7 +239,12 @@ def _bind_meet(case: Case, device: int) -> Run:
     from .driver import load
 
     threads = 128 if case.dv <= 128 else 256
-    defines: dict[str, object] = {"OUT": KINDS[case.dtype_out], "CAUSAL": case.offset is not None, "THREADS": threads}
+    defines: dict[str, object] = {
+        "OUT": KINDS[case.dtype_out],
+        "CAUSAL": case.offset is not None,
+        "THREADS": threads,
+        "AT_ONCE": 8 if case.leaves <= 8 else 16 if case.leaves <= 16 else 32,
+    }
     kernel = load(compiled(("attention_meet.cu",), device, defines, case.dtype), "attention_meet", device)
     sizes = (case.tq, case.tk, case.dv, case.heads, case.group, case.offset or 0, case.batch)
     grid = (case.tq * case.group, case.heads // case.group, case.batch)
@@ -303,7 +311,8 @@ def triton_kernel(case: Case, name: str, block: int, device: int) -> tuple[Any, 
     constants: dict[str, Any] = {
         "ROWS": block, "D": d, "DV": dv, "TERMS": terms(case.dtype), "MASK": case.masks,
         "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops,
-        "WALK": ("split", "leaf", "walk").index(name), "EVEN_D": d == case.d, "EVEN_DV": dv == case.dv, "PDL": pdl,
+        "WALK": ("split", "leaf", "walk").index(name), "EVEN_D": d == case.d, "EVEN_DV": dv == case.dv,
+        "STATS": case.stats, "PDL": pdl,
     }  # fmt: skip
     hints = ["y", "stats", "sums"] + (["q", "k", "v"] if case.aligned else [])
     hints += [key for key, step in steps.items() if step % 16 == 0] + [

@@ -92,7 +92,8 @@ def canonical(x):
 
 
 @triton.jit
-def finish(o, total, m, y, stats, y_b, y_h, y_t, item, head, i, tq, heads, rdv, inside, in_dv):
+def finish(o, total, m, y, stats, y_b, y_h, y_t, item, head, i, tq, heads, rdv, inside, in_dv,
+           STATS: tl.constexpr):  # fmt: skip
     """y = o / l, rounded once; `stats` is [2, batch, heads, tq]: m and l."""
     over = tl.div_rn(tl.full(total.shape, 1.0, tl.float32), total)
     value = tl.fma(o, tl.broadcast_to(over[:, None], o.shape), tl.full(o.shape, 0.0, tl.float32))
@@ -100,8 +101,9 @@ def finish(o, total, m, y, stats, y_b, y_h, y_t, item, head, i, tq, heads, rdv, 
     y_at = y + item * y_b + head[:, None] * y_h + i[:, None] * y_t + rdv[None, :]
     tl.store(y_at, value.to(y.dtype.element_ty), mask=inside[:, None] & in_dv[None, :])
     line = (item * heads + head) * tq + i
-    tl.store(stats + line, m + 0.0, mask=inside)
-    tl.store(stats + tl.num_programs(2).to(tl.int64) * heads * tq + line, canonical(total), mask=inside)
+    if STATS:
+        tl.store(stats + line, m + 0.0, mask=inside)
+        tl.store(stats + tl.num_programs(2).to(tl.int64) * heads * tq + line, canonical(total), mask=inside)
 
 
 @triton.jit
@@ -110,7 +112,7 @@ def attention(q, k, v, mask, start, stop, y, stats, sums,
               tq, tk, d, dv, heads, group, pack, offset, c,
               ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, TERMS: tl.constexpr, MASK: tl.constexpr,
               CAUSAL: tl.constexpr, STARTS: tl.constexpr, STOPS: tl.constexpr, WALK: tl.constexpr,
-              EVEN_D: tl.constexpr, EVEN_DV: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+              EVEN_D: tl.constexpr, EVEN_DV: tl.constexpr, STATS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """`heads` query heads, `group` of them to a key head, `pack` of them to a program. MASK: 0 none, 1 bool, 2 added.
 
     WALK: 0 one leaf, to memory; 1 the only leaf; 2 all leaves. For 0, `sums` is [batch, heads / pack, leaves, rows, dv]
@@ -179,4 +181,4 @@ def attention(q, k, v, mask, start, stop, y, stats, sums,
                 o_n, l_n, m_n = leaf(qs, k_at, v_at, mask_at, in_d, in_dv, hi - n, reach - n, inside, c, TERMS, MASK,
                                      EVEN_D, EVEN_DV)  # fmt: skip
                 o, total, m = fold(o, total, m, o_n, l_n, m_n)
-        finish(o, total, m, y, stats, y_b, y_h, y_t, b64, head64, i64, tq, heads, rdv, inside, in_dv)
+        finish(o, total, m, y, stats, y_b, y_h, y_t, b64, head64, i64, tq, heads, rdv, inside, in_dv, STATS)

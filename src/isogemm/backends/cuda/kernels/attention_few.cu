@@ -179,7 +179,7 @@ attention_few(const __grid_constant__ Map map_k, const __grid_constant__ Map map
           if (at < dv) store_as<OUT>(y, item * y_b + head * y_h + query * y_t + at, finish(x, over, sum));
         }
         const i64 line = ((i64)item * heads + head) * tq + query;
-        if (warp == 0 && (lane & 3) == 0) stats[line] = m + 0.0f, stats[(i64)gridDim.z * heads * tq + line] = canonical(sum);
+        if (warp == 0 && (lane & 3) == 0 && stats) stats[line] = m + 0.0f, stats[(i64)gridDim.z * heads * tq + line] = canonical(sum);
       } else {
         const i64 line = ((i64)(item * gridDim.y + bundle) * gridDim.x + leaf) * rows + row;
 #pragma unroll

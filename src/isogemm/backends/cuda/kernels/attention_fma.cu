@@ -137,6 +137,6 @@ attention_fma(const void* q, const void* k, const void* v, const void* mask, con
     for (int j = 0; j < NJ; ++j)
       if (lane + 32 * j < dv) store_as<OUT>(y, item * y_b + head * y_h + row[r] * y_t + lane + 32 * j, finish(o[r][j], over, l[r]));
     const i64 line = ((i64)item * heads + head) * tq + row[r];
-    if (lane == 0) stats[line] = m[r] + 0.0f, stats[(i64)gridDim.z * heads * tq + line] = canonical(l[r]);
+    if (lane == 0 && stats) stats[line] = m[r] + 0.0f, stats[(i64)gridDim.z * heads * tq + line] = canonical(l[r]);
   }
 }

@@ -11,7 +11,7 @@
 // After hopper_ptx.cu and the instructions mma_s and mma_o, which attention_hopper.py writes.
 #include "attention_steps.cu"
 
-constexpr int THREADS = 384, BM = 128, CHUNK = 16384;
+constexpr int THREADS = 128 * WARPGROUPS + 128, BM = 64 * WARPGROUPS, CHUNK = 16384;
 constexpr int NV = 32 * CHUNKS + 4;  // accumulators of [o_n | l_n]: 64 * CHUNKS + 8 columns
 #if CHUNKS == 2
 constexpr u32 V_AT[2] = {4 * CHUNK, 0}, V_STEP[2] = {CHUNK, 3 * CHUNK}, K_AT[2] = {CHUNK, 7 * CHUNK}, ONES = 6 * CHUNK, Q_AT = 9 * CHUNK;
@@ -40,6 +40,29 @@ struct Walk {
 DEVICE constexpr int row_of(int i) { return i >> 1 & 1; }
 DEVICE int key_of(int i, int lane) { return i / 4 * 8 + (lane & 3) * 2 + (i & 1); }
 
+// p of exp2_of in two instructions less for each, where all of x is in [-124, 0]; false elsewhere, and then p is rubbish.
+// k counts downwards from an odd number, as in exp2_of, so that halves are rounded alike; its bits tell where it is, and
+// shifted into the exponent they are taken from 8 * y, whose terms are 8 times as large.
+DEVICE bool quick_exp2(const float (&s)[64], u32 (&p)[32], const float (&u)[2]) {
+  constexpr float terms[] = {TERMS}, from = 12582915.0f;
+  u32 seen = 0;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    float e[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float x = s[2 * i + j] - u[i & 1], k = x - from, r = x - (k + from);
+      float y = 8.0f * terms[0];
+#pragma unroll
+      for (int t = 1; t < (int)(sizeof(terms) / sizeof(float)); ++t) y = __fmaf_rn(y, r, 8.0f * terms[t]);
+      seen |= __float_as_int(k);
+      e[j] = __int_as_float(__float_as_int(y) - (__float_as_int(k) << 23));
+    }
+    p[i] = pack(e[0], e[1]);
+  }
+  return (seen & ~0x7fu) == 0xcb400000u;
+}
+
 // Steps 1 and 2: t, the maxima m_n, and p rounded. EDGE: some row does not see all keys, or there is a mask.
 template <bool EDGE> DEVICE void softmax(float (&s)[64], u32 (&p)[32], float (&m_n)[2], const Walk& w, int first, int lane) {
   float top[2] = {NONE, NONE};
@@ -62,6 +85,11 @@ template <bool EDGE> DEVICE void softmax(float (&s)[64], u32 (&p)[32], float (&m
     top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
     m_n[r] = ceilf(top[r]), u[r] = finite(m_n[r]);
   }
+#if EXPERIMENT == 1
+  for (int i = 0; i < 32; ++i) p[i] = pack(s[2 * i] - u[i & 1], s[2 * i + 1] - u[i & 1]);
+  return;
+#endif
+  if (FAST && !EDGE && __all_sync(~0u, quick_exp2(s, p, u))) return;
 #pragma unroll
   for (int i = 0; i < 32; ++i) p[i] = pack(exp2_of(s[2 * i] - u[i & 1]), exp2_of(s[2 * i + 1] - u[i & 1]));
 }
@@ -153,7 +181,7 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
   if (threadIdx.x == 0) {
     for (int s = 0; s < 2; ++s) {
       barrier_init(full_k + 8 * s, 1), barrier_init(full_v + 8 * s, 1);
-      barrier_init(empty_k + 8 * s, 8), barrier_init(empty_v + 8 * s, 8);
+      barrier_init(empty_k + 8 * s, 4 * WARPGROUPS), barrier_init(empty_v + 8 * s, 4 * WARPGROUPS);
     }
     barrier_init(full_q, 1);
     barrier_init_fence();
@@ -168,11 +196,11 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
   const int end = CAUSAL ? min(hi, min(tq, first_row + BM) + offset) : hi;
   const int leaves = end > lo ? (end - lo + LEAF - 1) / LEAF : 0;
 
-  if (warpgroup == 2) {  // the producer
-    fewer_registers<24>();
-    if (warp == 8 && lane == 0) {
-      barrier_expect(full_q, CHUNKS * CHUNK);
-      for (int g = 0; g < 2; ++g)
+  if (warpgroup == WARPGROUPS) {  // the producer
+    fewer_registers<WARPGROUPS == 3 ? 32 : 24>();
+    if (warp == 4 * WARPGROUPS && lane == 0) {
+      barrier_expect(full_q, WARPGROUPS * CHUNKS * 8192);
+      for (int g = 0; g < WARPGROUPS; ++g)
         for (int i = 0; i < CHUNKS; ++i)
           load_box(base + Q_AT + (g * CHUNKS + i) * 8192, &map_q, full_q, 64 * i, first_row + 64 * g, head, item);
       for (int n = 0; n < leaves; ++n) {
@@ -188,7 +216,7 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
       }
     }
   } else {  // consumers
-    more_registers<240>();
+    more_registers<WARPGROUPS == 3 ? 160 : 240>();
     const int block = first_row + 64 * warpgroup, row = block + 16 * (warp & 3) + (lane >> 2);
     const int whole = CAUSAL ? min(hi, block + offset + 1) : hi;  // keys that all rows see
     Walk w{mask, mask_t, mask_k, lo, hi, {hi, hi}, {row, row + 8}, tq, c};
@@ -199,32 +227,18 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
     u32 p[32];
 #pragma unroll
     for (int i = 0; i < NV; ++i) o[i] = 0.0f;
-    if (TURNS && warpgroup == 1) turn_give(1);  // the first turn is warpgroup 0's
     barrier_wait(full_q, 0);
-    if (AHEAD && leaves) {
-      barrier_wait(full_k, 0);
-      wgmma_fence();
-      scores(s, q, base + K_AT[0]);
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(s);
-      if (lane == 0) barrier_arrive(empty_k);
-    }
 #pragma unroll 1
     for (int n = 0; n < leaves; ++n) {
       const u32 buffer = n & 1, parity = n >> 1 & 1;
       const int first = lo + n * LEAF;
-      if (!AHEAD) {
-        barrier_wait(full_k + 8 * buffer, parity);
-        if (TURNS) turn_take(1 + warpgroup);
-        wgmma_fence();
-        scores(s, q, base + (buffer ? K_AT[1] : K_AT[0]));
-        wgmma_commit();
-        wgmma_wait<0>();
-        pin(s);
-        if (TURNS) turn_give(2 - warpgroup);
-        if (lane == 0) barrier_arrive(empty_k + 8 * buffer);
-      }
+      barrier_wait(full_k + 8 * buffer, parity);
+      wgmma_fence();
+      scores(s, q, base + (buffer ? K_AT[1] : K_AT[0]));
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(s);
+      if (lane == 0) barrier_arrive(empty_k + 8 * buffer);
       const bool edge = MASK || first + LEAF > whole;
       if (edge) softmax<true>(s, p, m_n, w, first, lane);
       else softmax<false>(s, p, m_n, w, first, lane);
@@ -232,42 +246,21 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
       barrier_wait(full_v + 8 * buffer, parity);
       const u32 v = base + (buffer ? V_AT[1] : V_AT[0]), step = buffer ? V_STEP[1] : V_STEP[0];
       if (stop && first + LEAF > hi) clear_behind(v, step, hi - first, threadIdx.x & 127, warpgroup);
-#if AHEAD
-      if (n + 1 < leaves) barrier_wait(full_k + 8 * (buffer ^ 1), (n + 1) >> 1 & 1);
-      if (TURNS) turn_take(1 + warpgroup);
-#if CHUNKS == 2
+#if HALVES
       float low[32], high[36];
       wgmma_fence();
       values(low, p, v, step, mma_low);
       wgmma_commit();
-      scores(s, q, base + (buffer ? K_AT[0] : K_AT[1]));  // behind the last leaf: of whatever lies there, for nothing
-      wgmma_commit();
-      wgmma_wait<1>();
+      wgmma_wait<0>();
       pin(low);
       fold<0>(o, low, f, w, first, edge);
       wgmma_fence();
       values(high, p, v + step, step, mma_high);
       wgmma_commit();
-      if (TURNS) turn_give(2 - warpgroup);
       wgmma_wait<0>();
-      pin(high), pin(s);
-      if (lane == 0) barrier_arrive(empty_v + 8 * buffer), barrier_arrive(empty_k + 8 * (buffer ^ 1));
+      pin(high);
+      if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
       fold<32>(o, high, f, w, first, edge);
-#else
-      float o_n[NV];
-      wgmma_fence();
-      values(o_n, p, v, step, mma_o);
-      wgmma_commit();
-      scores(s, q, base + (buffer ? K_AT[0] : K_AT[1]));  // behind the last leaf: of whatever lies there, for nothing
-      wgmma_commit();
-      if (TURNS) turn_give(2 - warpgroup);
-      wgmma_wait<1>();
-      pin(o_n);
-      fold<0>(o, o_n, f, w, first, edge);
-      wgmma_wait<0>();
-      pin(s);
-      if (lane == 0) barrier_arrive(empty_v + 8 * buffer), barrier_arrive(empty_k + 8 * (buffer ^ 1));
-#endif
 #else
       float o_n[NV];
       wgmma_fence();
@@ -281,7 +274,7 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
     }
     const float l[2] = {o[NV - 4], o[NV - 2]};
     store_rows(y + (OUT ? 2 : 4) * (item * y_b + head * y_h), y_t, row, tq, dv, o, l, lane);
-    if ((lane & 3) == 0) {
+    if ((lane & 3) == 0 && stats) {
       const i64 line = ((i64)item * heads + head) * tq + row, all = (i64)gridDim.z * heads * tq;
 #pragma unroll
       for (int r = 0; r < 2; ++r)

@@ -62,7 +62,7 @@ class Subject:
             self.model = copy.deepcopy(model)
             try:
                 routed.convert(self.model, contract=contract, grad_order=grad_order)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, ImportError) as error:
                 raise Absent(f"cannot be converted: {error}") from error
 
     @property

@@ -12,8 +12,7 @@ import torch
 
 from ..contract.spec import ContractLike
 from ..errors import DeviceError, DTypeError, OptionError, ShapeError
-from .attention_ops import attention_op, forward
-from .backward import _way
+from .attention_ops import attend
 from .functional import _autocast, _text
 from .ops import Tensor
 
@@ -44,7 +43,7 @@ def attention(
         float32, bfloat16 or float16 of any strides, on the CPU or a CUDA device. Under autocast, float32 becomes
         autocast's dtype.
     k, v : tensor [b, hkv, tk, d] and [b, hkv, tk, dv]
-        hq is a multiple of hkv: query head h reads head ``h // (hq // hkv)``.
+        hq is a multiple of hkv: query head h reads head ``h // (hq // hkv)``. On a CUDA device d and dv are 1 to 256.
     mask : tensor that broadcasts to [b, hq, tq, tk], optional
         bool, where False hides a key; or float32, bfloat16 or float16, added to the scaled products. Takes no gradient.
     causal : bool
@@ -68,7 +67,7 @@ def attention(
 
     Raises
     ------
-    ShapeError, DTypeError, DeviceError, OptionError, ContractError
+    ShapeError, DTypeError, DeviceError, OptionError, ContractError, LimitError
         Nothing was computed.
 
     Determinism
@@ -92,7 +91,7 @@ def attention(
         *(q, k, v, _expanded(mask, (b, hq, tq, tk), q), offset, _bound("start", start, q), _bound("stop", stop, q)),
         *(scale, _text(contract), out_dtype),
     )
-    return (forward if _way(q, k, v) == "direct" else attention_op)(*arguments)[0]
+    return attend(*arguments)
 
 
 def scaled_dot_product_attention(
@@ -134,7 +133,7 @@ def scaled_dot_product_attention(
 
     Raises
     ------
-    ShapeError, DTypeError, DeviceError, OptionError, ContractError
+    ShapeError, DTypeError, DeviceError, OptionError, ContractError, LimitError
         Nothing was computed.
     """
     if dropout_p != 0:

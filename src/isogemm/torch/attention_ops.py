@@ -5,6 +5,7 @@ The direct call and the operator have the same body, `forward`.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,12 +14,13 @@ from ..backends.cpu import attention as cpu
 from ..contract.attention import factor
 from ..contract.spec import ARITHMETICS, Contract
 from ..errors import ContractError, OptionError
+from ..floating import ieee_defaults
 from ..interop import array, as_dtype, to_tensor
 from . import attention_gradients
-from .backward import refused
-from .ops import Tensor, resolved
+from .backward import _eager, _is_direct, _way, refused
+from .ops import Tensor, is_plain, resolved
 
-__all__ = ["attention_backward_op", "attention_op", "chosen", "forward"]
+__all__ = ["attend", "attention_backward_op", "attention_op", "chosen", "forward"]
 
 
 def chosen(contract: str, q: Tensor, k: Tensor) -> Contract:
@@ -133,7 +135,7 @@ def _backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[
     *options, contract, y, stats, needs = rest
     m, total = stats.unbind(0)
     call = attention_gradients.Call(q, k, v, *options, str(chosen(contract, q, k)), y, m, total)  # type: ignore[call-arg]
-    with torch.no_grad():
+    with torch.no_grad(), nullcontext() if q.is_cuda else ieee_defaults():
         return attention_gradients.gradients(dy, call, needs)
 
 
@@ -154,6 +156,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     q, k, v, mask, ctx.offset, start, stop, ctx.scale, contract, _ = inputs
     ctx.contract = str(chosen(contract, q, k))
     ctx.save_for_backward(q, k, v, mask, start, stop, *output)
+    ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
@@ -162,14 +165,63 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
         return (None,) * 10
     q, k, v, mask, start, stop, *outputs = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:3])
-    found = attention_backward_op(
-        dy, q, k, v, mask, ctx.offset, start, stop, ctx.scale, ctx.contract, *outputs, needs
-    )  # fmt: skip
+    recorded = torch.is_grad_enabled() and (is_plain(dy, q, k, v) or torch._C._are_functorch_transforms_active())
+    run = _Gradient.apply if recorded and not torch.compiler.is_compiling() else _gradient
+    found = run(dy, q, k, v, mask, ctx.offset, start, stop, ctx.scale, ctx.contract, *outputs, needs)
     return *[g if need else None for g, need in zip(found, needs, strict=True)], *[None] * 7
 
 
 def _vmap(info: Any, in_dims: Any, *operands: Any) -> Any:
     return refused("attention", "one call: its first dimension is the batch's")
+
+
+def _gradient(*arguments: Any) -> Any:
+    return (_backward if _is_direct(*arguments[:4]) else attention_backward_op)(*arguments)
+
+
+class _Gradient(torch.autograd.Function):  # type: ignore[misc]
+    """The gradient where it is recorded for another one, which there is not."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return _gradient(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise OptionError(
+            "gradients of attention", limit="one derivative", value="a second one", nearest="create_graph=False"
+        )
+
+    vmap = staticmethod(_vmap)
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    """(y, stats), recorded: for torch.func, and in eager mode, where an operator's boundary would cost more."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return (_attention if _is_direct(*arguments[:3]) else attention_op)(*arguments)
+
+    setup_context = staticmethod(_remember)
+    backward = staticmethod(_differentiate)
+    vmap = staticmethod(_vmap)
+
+
+_Eager = _eager(_Attention)
+
+
+def attend(*arguments: Any) -> Tensor:
+    """y of `forward`'s arguments by the shortest way that the call allows: direct, recorded, or as an operator."""
+    way = _way(*arguments[:3])
+    if way == "direct":
+        return forward(*arguments)[0]
+    if way == "operator":
+        return attention_op(*arguments)[0]
+    return (_Attention if torch._C._are_functorch_transforms_active() else _Eager).apply(*arguments)[0]
 
 
 torch.library.register_autograd(attention_op, _differentiate, setup_context=_remember)

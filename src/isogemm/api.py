@@ -20,7 +20,9 @@ from .backends.cuda import front_items
 from .backends.cuda.pointers import PointerArray
 from .contract.spec import ContractLike
 from .dispatch import DEFAULT
+from .errors import OptionError
 from .problem import BFLOAT16, FLOAT16, FLOAT32
+from .quant.matrix import QuantizedMatrix
 
 __all__ = ["gemm", "gemm_batched", "gemm_grouped", "gemm_strided_batched", "linear", "matmul"]
 
@@ -119,6 +121,7 @@ def linear(
     contract: ContractLike | None = None,
     out: Any = None,
     out_dtype: Any = None,
+    activations: str | None = None,
 ) -> Any:
     """x @ w.T + bias: a linear layer with its weights as checkpoints store them.
 
@@ -126,12 +129,17 @@ def linear(
     ----------
     x : array [..., k]
         Activations with any leading dimensions and strides.
-    w : array [n, k] or PackedWeight
-        Weights, or the result of `isogemm.pack`. bfloat16 or float16 weights go with float32 activations.
+    w : array [n, k], PackedWeight or QuantizedMatrix
+        Weights, the result of `isogemm.pack`, or quantized blocks. bfloat16 or float16 weights go with float32
+        activations.
     bias : array [n], optional
         Added in float32 before the one rounding to the result's dtype.
     contract, out, out_dtype
         As in `matmul`.
+    activations : {"q8", "fp32", "same"}, optional
+        For a quantized `w`. ``q8``: quantized in blocks of 8-bit integers, with exact integer products (the contract
+        ``int32``); the default for float32. ``fp32``: x in float32, times ``w.dequantize()``. ``same``: x as it is,
+        times ``w.dequantize(x.dtype)``; the default for bfloat16 and float16.
 
     Returns
     -------
@@ -140,13 +148,15 @@ def linear(
 
     Raises
     ------
-    ShapeError, DTypeError, LayoutError, AliasError, LimitError, ContractError, DeviceError
+    ShapeError, DTypeError, LayoutError, AliasError, LimitError, OptionError, ContractError, DeviceError, FormatError
         Nothing was computed or written.
 
     Determinism
     -----------
     A row of `x` gives the same bits alone, in any batch, and with packed or plain weights.
     """
+    if activations is not None or type(w) is QuantizedMatrix:
+        return _quantized(x, w, bias, contract, out_dtype, out, activations)
     if (
         type(x) is _ndarray
         and contract is None
@@ -174,6 +184,14 @@ def linear(
         if found is not None:
             return found
     return dispatch.linear(x, w, bias, contract, out_dtype, out)
+
+
+def _quantized(x: Any, w: Any, bias: Any, contract: Any, out_dtype: Any, out: Any, activations: str | None) -> Any:
+    from . import quantized
+
+    if not isinstance(w, QuantizedMatrix):
+        raise OptionError("activations", limit="with a QuantizedMatrix", value=repr(activations), nearest="quantize(w)")
+    return quantized.linear(x, w, bias, contract, out_dtype, out, activations)
 
 
 def gemm(

@@ -22,7 +22,7 @@ from .ghost import HOST
 from .problem import GemmProblem, Settings
 from .space import Operands, Space
 
-__all__ = ["DEFAULT", "Options", "items", "linear", "matmul", "settings", "uniform"]
+__all__ = ["DEFAULT", "Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
 
 Array = NDArray[Any]
 
@@ -156,7 +156,7 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
         reads = (("x", xx), ("w", None if packed else weight), ("bias", xbias))
         problem.check_out(target, shape, dtype, reads)
     if target.size:
-        _run_rows(space, xx, weight if packed else weight.T, target, xbias, chosen)
+        run_rows(space, xx, weight if packed else weight.T, target, xbias, chosen)
     result = here.result(target, out, x, w)
     if here.place is not HOST:
         front.remember("linear", (x, w, bias, out), (False, contract, out_dtype), result, space.backend)
@@ -181,7 +181,7 @@ def _or_transposed(x: Array, shape: tuple[int, int], packed: bool) -> str:
     return ", or w is [n, k]: did you mean " + ("pack(w.T)?" if packed else "w.T?")
 
 
-def _run_rows(space: Space, x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
+def run_rows(space: Space, x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
     """x [..., k] @ w into out [..., n], as one product wherever one row stride walks x and out."""
     rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
     merged, target = (rows, into) if rows.ndim == 2 else (merge(rows, 1), merge(into, 1))

@@ -22,7 +22,7 @@ LAYERS = (
     {"interop", "interop_cuda"},
     {"backends", "planner", "quant"},
     {"space", "tensors"},
-    {"dispatch", "describe", "blas", "api", "forms"},
+    {"dispatch", "describe", "blas", "api", "forms", "quantized"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Readers of the core: nothing in the core imports them.

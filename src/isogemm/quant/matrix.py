@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ from .. import interop
 from ..errors import DTypeError, FormatError, LayoutError, LimitError, OptionError, ShapeError
 from ..problem import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from .formats import BlockFormat, format_of
+
+if TYPE_CHECKING:
+    from ..backends.cpu.quant_linear import Panels
 
 __all__ = ["QuantizedMatrix", "quantize"]
 
@@ -150,6 +153,23 @@ class QuantizedMatrix:
 
         self.check()
         quant_run.dequantize(self.rows, self.format, out)
+
+    def panels(self) -> Panels:
+        """The bytes laid out for the CPU's integer kernels: a second copy, made on first use and kept.
+
+        Its `nbytes` and `seconds` say what it costs. Later changes of the bytes do not reach it; `forget` drops it.
+        """
+        from ..backends.cpu import quant_linear
+
+        if self._kept is None:
+            self.check()
+            self._kept = quant_linear.prepare(self.rows, self.format, self.shape[1])
+        kept: Panels = self._kept
+        return kept
+
+    def forget(self) -> None:
+        """Drop what `panels` keeps."""
+        self._kept = None
 
     def array(self) -> Array:
         """F32, F16 and BF16: the weight as an array over the same bytes.

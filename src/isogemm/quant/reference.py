@@ -91,7 +91,7 @@ def _fields(x: Array, bits: int, first: int, count: int) -> Array:
 
 
 def _chunks(x: Array, size: int) -> Array:
-    return np.reshape(x, (*x.shape[:-1], -1, size))
+    return np.reshape(x, (*x.shape[:-1], x.shape[-1] // size, size))
 
 
 def _flat(x: Array, b: Array, count: int) -> Array:

@@ -1,0 +1,255 @@
+"""Quantized activations against 16 quantized weight columns: exact integer dots, then a float32 chain over blocks.
+
+    S = sum_j s_j * sum_{i in j} q_i * a_i,     T = sum_j t_j * sum_{i in j} a_i
+    acc = fma(float(S), d_w * d_x, acc);        acc = fma(float(T), o_w * d_x, acc)
+
+Lanes are columns. A panel holds 16 columns block by block (see quant_pack.py); four codes of one column are one 32-bit
+lane, and one instruction multiplies them by the same four activations. Codes are unsigned there; what their zero point
+adds is taken off in the integer accumulator's start. Contract: ``int32/chain``, any rows, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from ...quant.formats import FORMATS, BlockFormat
+from . import quant_layout as layout
+from .target import target
+from .vectors import F32, FLOAT16, I32, Emitter, declare, define, switch_over
+
+__all__ = ["KINDS", "ROWS", "dot_rows", "instructions"]
+
+KINDS = ("vnni", "avx2", "generic")
+"""Instruction sets, all exact."""
+
+ROWS = (1, 2, 4, 8)
+"""Rows of one pass over a panel; each reads it anew from the cache."""
+
+WIDTH = target().width
+I8, I16 = ir.IntType(8), ir.IntType(16)
+
+
+def instructions() -> str:
+    """The instruction set of this process's target."""
+    from numba.core.registry import cpu_target
+
+    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    if target().isa == "avx512" and "+avx512vnni" in features:
+        return "vnni"
+    return "avx2" if target().isa == "avx2" and "+avx2" in features else "generic"
+
+
+class _Dots:
+    """Four-byte dots of one instruction set."""
+
+    def __init__(self, e: Emitter, kind: str, wide: bool) -> None:
+        self.e, self.kind, self.wide = e, kind, wide
+        self.bytes = ir.VectorType(I8, 4 * WIDTH)
+        self.shorts = ir.VectorType(I16, 2 * WIDTH)
+
+    def add(self, acc: Any, codes: Any, four: Any) -> Any:
+        """acc + the dot of each lane's four unsigned codes with the four signed bytes of `four`."""
+        e = self.e
+        if self.kind == "vnni":
+            fn = declare(e.b.module, "llvm.x86.avx512.vpdpbusd.512", e.ivec, [e.ivec, self.bytes, self.bytes])
+            return e.b.call(
+                fn, [acc, e.b.bitcast(codes, self.bytes), e.b.bitcast(e.splat_value(four, e.ivec), self.bytes)]
+            )
+        if self.kind == "avx2":
+            x = e.b.bitcast(e.splat_value(four, e.ivec), self.bytes)
+            if not self.wide:
+                return e.b.add(acc, self._pairs(codes, x, 1))
+            # Codes of eight bits would saturate a 16-bit sum of two products: nibbles do not.
+            low = e.b.and_(codes, e.constant(0x0F0F0F0F))
+            high = e.b.and_(e.b.lshr(codes, e.constant(4)), e.constant(0x0F0F0F0F))
+            return e.b.add(e.b.add(acc, self._pairs(low, x, 1)), self._pairs(high, x, 16))
+        for i in range(4):
+            code = e.b.and_(e.b.lshr(codes, e.constant(8 * i)), e.constant(0xFF))
+            byte = e.b.ashr(e.b.shl(four, ir.Constant(I32, 24 - 8 * i)), ir.Constant(I32, 24))
+            acc = e.b.add(acc, e.b.mul(code, e.splat_value(byte, e.ivec)))
+        return acc
+
+    def _pairs(self, codes: Any, x: Any, factor: int) -> Any:
+        """Two products to 16 bits (codes below 128: no saturation), two of these to 32, times `factor`."""
+        e = self.e
+        fn = declare(e.b.module, "llvm.x86.avx2.pmadd.ub.sw", self.shorts, [self.bytes, self.bytes])
+        halves = e.b.call(fn, [e.b.bitcast(codes, self.bytes), x])
+        fn = declare(e.b.module, "llvm.x86.avx2.pmadd.wd", e.ivec, [self.shorts, self.shorts])
+        return e.b.call(fn, [halves, ir.Constant(self.shorts, [factor] * (2 * WIDTH))])
+
+
+class _Walk:
+    """One pass: `rows` rows of activations over one panel."""
+
+    def __init__(self, e: Emitter, fmt: BlockFormat, rows: int, kind: str, args: tuple[Any, ...]) -> None:
+        self.e, self.fmt, self.rows = e, fmt, rows
+        self.acc, self.x, self.x_rs, self.panel, self.blocks = args
+        self.panel_layout, self.record = layout.panel(fmt), layout.record(fmt)
+        self.dots = _Dots(e, kind, fmt.name == "Q8_0")
+        self.parts = layout.COLUMNS // WIDTH
+
+    def run(self) -> None:
+        e = self.e
+        sums = [[e.slot(e.vec) for _ in range(self.parts)] for _ in range(self.rows)]
+        for slots in sums:
+            for s in slots:
+                e.b.store(ir.Constant(e.vec, None), s)
+        with e.loop(self.blocks) as b:
+            w = e.at(self.panel, e.times(b, self.panel_layout.nbytes))
+            x = e.at(self.x, e.times(b, self.record.nbytes))
+            for ahead in range(0, self.panel_layout.nbytes, 64):
+                e.prefetch(e.at(w, ahead + layout.PREFETCH), locality=3)
+            rows = [e.at(x, e.b.mul(self.x_rs, e.i64(i))) for i in range(self.rows)]
+            for part in range(self.parts):
+                self._block(w, rows, part, [slots[part] for slots in sums])
+        for i, slots in enumerate(sums):
+            for part, s in enumerate(slots):
+                e.store(e.canonical(e.b.load(s, typ=e.vec)), e.at(self.acc, 64 * i + 4 * WIDTH * part))
+
+    def _block(self, w: Any, rows: list[Any], part: int, sums: list[Any]) -> None:
+        """One block of one vector of columns: integers, then one or two steps of each chain."""
+        e, p = self.e, self.panel_layout
+        exact, shift = self._short(w, rows, part) if self.fmt.block == 32 else self._long(w, rows, part)
+        d = e.load_widened(e.at(w, p.d + 2 * WIDTH * part), FLOAT16)
+        o = e.load_widened(e.at(w, p.offset + 2 * WIDTH * part), FLOAT16) if self.fmt.offset else None
+        for i, x in enumerate(rows):
+            scale = e.splat(e.load(e.at(x, self.record.d), F32))
+            acc = e.b.load(sums[i], typ=e.vec)
+            acc = e.fma(e.b.sitofp(exact[i], e.vec), e.b.fmul(d, scale), acc)  # order-critical: S, then T
+            if o is not None:
+                acc = e.fma(shift[i], e.b.fmul(o, scale), acc)
+            e.b.store(acc, sums[i])
+
+    def _short(self, w: Any, rows: list[Any], part: int) -> tuple[list[Any], list[Any]]:
+        e, r = self.e, self.record
+        start = [
+            e.splat_value(e.load(e.at(x, r.sums), I32), e.ivec) if layout.stored_zero(self.fmt) else None for x in rows
+        ]
+        exact = self._chunk(w, rows, part, [(start, range(8))], e.i64(0))[0]
+        shift = [e.splat(e.load(e.at(x, r.total), F32)) for x in rows] if self.fmt.offset else []
+        return exact, shift
+
+    def _long(self, w: Any, rows: list[Any], part: int) -> tuple[list[Any], list[Any]]:
+        """Eight chunks of 32: sub-blocks' dots times their integer scales."""
+        e, p, r, subs = self.e, self.panel_layout, self.record, 32 // self.fmt.sub
+        exact = [e.slot(e.ivec) for _ in rows]
+        shift = [e.slot(e.ivec) for _ in rows]
+        for s in (*exact, *shift):
+            e.b.store(ir.Constant(e.ivec, None), s)
+        with e.loop(e.i64(8)) as chunk:
+            codes = e.at(w, e.times(chunk, p.chunk))
+            here = [e.at(x, e.times(chunk, 32)) for x in rows]
+            held = [e.at(x, r.sums, e.times(chunk, 4 * subs)) for x in rows]
+            groups = [
+                (
+                    [e.splat_value(e.load(e.at(x, 4 * j), I32), e.ivec) for x in held],
+                    range(8 * j // subs, 8 * (j + 1) // subs),
+                )
+                for j in range(subs)
+            ]
+            starts = groups if layout.stored_zero(self.fmt) else [([None] * len(rows), which) for _, which in groups]
+            dots = self._chunk(codes, here, part, starts, chunk)
+            at = e.at(w, e.times(chunk, layout.COLUMNS * subs), WIDTH * part)
+            for j in range(subs):
+                scale, low = self._scales(e.at(at, layout.COLUMNS * j))
+                for i in range(len(rows)):
+                    self._add(exact[i], e.b.mul(scale, dots[j][i]))
+                    if low is not None:
+                        self._add(shift[i], e.b.mul(low, groups[j][0][i]))
+        whole = [e.b.load(s, typ=e.ivec) for s in exact]
+        return whole, [e.b.sitofp(e.b.load(s, typ=e.ivec), e.vec) for s in shift]
+
+    def _add(self, slot: Any, value: Any) -> None:
+        self.e.b.store(self.e.b.add(self.e.b.load(slot, typ=self.e.ivec), value), slot)
+
+    def _scales(self, at: Any) -> tuple[Any, Any]:
+        """Integer scales and offsets of a sub-block, a column to a lane."""
+        e, p = self.e, self.panel_layout
+        raw = e.load(e.at(at, p.scales), ir.VectorType(I8, WIDTH), 1)
+        if self.fmt.name == "Q2_K":  # one byte holds both
+            both = e.b.zext(raw, e.ivec)
+            return e.b.and_(both, e.constant(15)), e.b.lshr(both, e.constant(4))
+        low = e.b.zext(e.load(e.at(at, p.mins), raw.type, 1), e.ivec) if self.fmt.offset else None
+        return e.b.sext(raw, e.ivec), low
+
+    def _chunk(self, w: Any, rows: list[Any], part: int, groups: list[Any], chunk: Any) -> list[list[Any]]:
+        """Dots of 32 codes: for each of `groups`, (starts by row, which fours), one value to a row."""
+        e = self.e
+        codes = _codes(e, self.fmt, e.at(w, 4 * WIDTH * part))
+        found = []
+        for starts, which in groups:
+            sums = []
+            for x, start in zip(rows, starts, strict=True):
+                # Two chains where one would wait for itself.
+                chains = [start if start is not None else ir.Constant(e.ivec, None), ir.Constant(e.ivec, None)]
+                split = 2 if len(rows) <= 2 else 1
+                for n, g in enumerate(which):
+                    four = e.load(e.at(x, 4 * g), I32, 4)
+                    chains[n % split] = self.dots.add(chains[n % split], codes(g), four)
+                sums.append(e.b.add(*chains) if split == 2 else chains[0])
+            found.append(sums)
+        return found
+
+
+def _codes(e: Emitter, fmt: BlockFormat, at: Any) -> Any:
+    """A function from the number of a four (0 to 7) to its unsigned codes, each plane loaded once."""
+    planes = layout.planes(fmt)
+    held: dict[tuple[str, int], Any] = {}
+
+    def plane(name: str, vector: int) -> Any:
+        if (name, vector) not in held:
+            held[name, vector] = e.load(e.at(at, planes[name] + layout.LINE * vector), e.ivec, 4)
+        return held[name, vector]
+
+    def field(raw: Any, up: int, mask: int) -> Any:
+        """Bits moved up (down, when negative) within their bytes, and masked there."""
+        moved = e.b.shl(raw, e.constant(up)) if up > 0 else e.b.lshr(raw, e.constant(-up)) if up else raw
+        return e.b.and_(moved, e.constant(mask * 0x01010101))
+
+    def codes(g: int) -> Any:
+        if "byte" in planes:
+            return plane("byte", g)
+        low = 0
+        if "nibble" in planes:
+            value = field(plane("nibble", g % 4), -4 * (g // 4), 15)
+            low = 4
+        if "pair" in planes:
+            pair = field(plane("pair", g // 4), low - 2 * (g % 4), 3 << low)
+            value = e.b.or_(value, pair) if low else pair
+            low = low or 2
+        if "bit" in planes:
+            value = e.b.or_(value, field(plane("bit", 0), low - g, 1 << low))
+        return value
+
+    kept: dict[int, Any] = {}
+
+    def once(g: int) -> Any:
+        if g not in kept:
+            kept[g] = codes(g)
+        return kept[g]
+
+    return once
+
+
+@intrinsic(prefer_literal=True)
+def dot_rows(typingctx, code, kind, rows, acc, x, x_rs, panel, blocks):
+    """acc[rows, 16] for `rows` records of activations, x_rs bytes apart; the format's code and `kind` are constants."""
+    fmt, what = list(FORMATS.values())[code.literal_value], KINDS[kind.literal_value]
+
+    def codegen(context, builder, signature, args):
+        routines = {
+            n: define(
+                builder.module,
+                f"isogemm_quant_{fmt.name}_{what}_{n}",
+                5,
+                lambda e, *xs, n=n: _Walk(e, fmt, n, what, xs).run(),
+            )
+            for n in ROWS
+        }
+        switch_over(builder, args[2], routines, args[3:])
+
+    return types.void(code, kind, *[types.int64] * 6), codegen

@@ -1,0 +1,145 @@
+"""Quantized activations times quantized weights on the CPU: ``int32/chain``."""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...quant.formats import BlockFormat
+from ...threads import get_num_threads
+from . import fields as f
+from . import quant_layout as layout
+from . import quant_loops as loops
+from . import quant_pack as pack
+from .quant_blocks import CODE
+from .quant_run import run_task
+from .tasks import element_code
+
+__all__ = ["Panels", "gemm", "prepare"]
+
+Array = npt.NDArray[Any]
+
+ALIGN = 64
+SERIAL = 2**19  # multiply-adds below which a second thread costs more than it saves
+CHUNK = 2**21  # multiply-adds of a chunk: enough to hide the claim, small enough to balance
+ROWS_BYTES = 2**18  # activations that a block of rows may keep in the second-level cache
+ACTIVATIONS = 2**12  # elements of a chunk of activations
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Panels:
+    """A quantized weight laid out for the kernels: a second copy of its bytes.
+
+    Attributes
+    ----------
+    data : uint8 array
+    seconds : float
+        What it took to make.
+    """
+
+    data: Array
+    seconds: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copy."""
+        return self.data.nbytes
+
+    def __repr__(self) -> str:
+        return f"Panels({self.nbytes} bytes, made in {1e3 * self.seconds:.1f} ms)"
+
+
+def prepare(rows: Array, fmt: BlockFormat, k: int) -> Panels:
+    """The panels of rows of blocks [n, row bytes]."""
+    started = time.perf_counter()
+    n, blocks, p = len(rows), k // fmt.block, layout.panel(fmt)
+    count = -(-n // layout.COLUMNS)
+    size = count * blocks * p.nbytes
+    room = np.zeros(size + ALIGN, np.uint8)
+    data = room[-room.ctypes.data % ALIGN :][:size]
+    task = _task(fmt, k)
+    task[pack.SOURCE], task[pack.SOURCE_ROW], task[pack.N] = rows.ctypes.data, rows.strides[0], n
+    task[pack.OUT] = data.ctypes.data
+    if size:
+        run_task(pack.panels_address(), task, count, pack.SCRATCH)
+    return Panels(data, time.perf_counter() - started)
+
+
+def _task(fmt: BlockFormat, k: int) -> Array:
+    """Layouts as words."""
+    p, r, planes = layout.panel(fmt), layout.record(fmt), layout.planes(fmt)
+    task = np.zeros(pack.WORDS, np.int64)
+    task[pack.FORMAT], task[pack.BLOCK], task[pack.BLOCK_BYTES] = CODE[fmt.name], fmt.block, fmt.nbytes
+    task[pack.SUB], task[pack.BLOCKS], task[pack.STORED_ZERO] = fmt.sub, k // fmt.block, layout.stored_zero(fmt)
+    task[pack.CHUNK : pack.NBYTES + 1] = p
+    for word, name in ((pack.BYTE, "byte"), (pack.NIBBLE, "nibble"), (pack.PAIR, "pair"), (pack.BIT, "bit")):
+        task[word] = planes.get(name, -1)
+    task[pack.RECORD_D : pack.RECORD + 1] = r
+    task[pack.FACTOR] = 1 if fmt.offset and fmt.block > 32 else -layout.stored_zero(fmt)
+    return task
+
+
+def quantize_activations(x: Array, fmt: BlockFormat) -> Array:
+    """Records [m, k / block * record bytes] of x [m, k]."""
+    m, k = x.shape
+    count, size = m * (k // fmt.block), layout.record(fmt).nbytes
+    room = np.empty(count * size + ALIGN, np.uint8)
+    records = room[-room.ctypes.data % ALIGN :][: count * size].reshape(m, k // fmt.block * size)
+    task = _task(fmt, k)
+    task[pack.X], task[pack.X_ROW], task[pack.X_COLUMN] = x.ctypes.data, *x.strides
+    task[pack.X_ELEMENT], task[pack.COUNT] = element_code(x.dtype), count
+    task[pack.OUT], task[pack.OUT_ROW] = records.ctypes.data, records.strides[0]
+    per_chunk = max(1, ACTIVATIONS // fmt.block, -(-count // 2**16))
+    task[pack.PER_CHUNK] = per_chunk
+    chunks = -(-count // per_chunk)
+    if chunks:
+        run_task(pack.activations_address(), task, chunks, pack.SCRATCH, 1 if chunks < 4 else None)
+    return records
+
+
+def gemm(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None = None, kind: str = "") -> None:
+    """out = x @ w.T + bias on 2-D views of any strides, with the bits of `isogemm.contract.int32`.
+
+    Parameters
+    ----------
+    x : array [m, k]
+        float32, bfloat16 or float16.
+    panels : Panels
+        Of w [n, k].
+    fmt : BlockFormat
+        Its format.
+    out : array [m, n]
+    bias : array [n], optional
+    kind : str
+        An instruction set; by default the best that this CPU has. The bits do not depend on it.
+    """
+    (m, k), n = x.shape, out.shape[1]
+    if not out.size:
+        return
+    records = quantize_activations(x, fmt)
+    blocks = k // fmt.block
+    task = np.zeros((3, f.FIELDS), np.int64)
+    _describe(task[1], m, n, k, out, bias)
+    threads = get_num_threads() if m * n * k >= SERIAL else 1
+    count, panel = -(-n // layout.COLUMNS), layout.COLUMNS * max(1, m * k)
+    per_chunk = max(1, min(-(-count // (4 * threads)), CHUNK // panel), -(-count // 2**16)) if threads > 1 else count
+    words = task[2]
+    words[loops.RECORDS], words[loops.RECORD_ROW] = records.ctypes.data, records.strides[0]
+    words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, records.strides[0]) // 8 * 8)
+    words[loops.PANELS], words[loops.PANEL_BYTES] = panels.data.ctypes.data, blocks * layout.panel(fmt).nbytes
+    words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = blocks, count, per_chunk
+    words[loops.ROUTINE] = loops.routine(fmt, kind)
+    run_task(loops.address(), task, -(-count // per_chunk), loops.SCRATCH, threads)
+
+
+def _describe(d: Array, m: int, n: int, k: int, out: Array, bias: Array | None) -> None:
+    """The epilogue's descriptor."""
+    d[f.M], d[f.N], d[f.K], d[f.ALPHA] = m, n, k, struct.unpack("<I", struct.pack("<f", 1.0))[0]
+    d[f.OUT], d[f.O_RS], d[f.O_CS], d[f.O_E] = out.ctypes.data, *out.strides, element_code(out.dtype)
+    if bias is not None:
+        d[f.BIAS], d[f.BIAS_CS], d[f.BIAS_E] = bias.ctypes.data, bias.strides[0], element_code(bias.dtype)

@@ -1,0 +1,72 @@
+"""The loops around a pass: panels of columns, blocks of rows that stay in the cache, passes of 8, 4, 2 and 1 rows."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import carray
+from numba.core import types
+
+from ...jit import compile_entry, njit
+from ...quant.formats import BlockFormat
+from . import fields as f
+from .quant_blocks import CODE
+from .quant_dot import KINDS, dot_rows, instructions
+from .routines import call7
+from .scalars import epilogue_tile
+
+__all__ = ["address", "routine"]
+
+# Words behind the header row and the epilogue's descriptor.
+RECORDS, RECORD_ROW, ROWS_PER_BLOCK, PANELS, PANEL_BYTES, BLOCKS, COUNT, PER_CHUNK, ROUTINE = range(9)
+WORDS = 3 * f.FIELDS
+SCRATCH = 64 * 16
+COLUMNS = 16
+
+
+@njit
+def run_panels(task, chunk, scratch):
+    """Panels of one chunk, all rows."""
+    d, w = task[f.FIELDS : 2 * f.FIELDS], task[2 * f.FIELDS :]
+    m, n = d[f.M], d[f.N]
+    first, last = chunk * w[PER_CHUNK], min(w[COUNT], (chunk + 1) * w[PER_CHUNK])
+    for i0 in range(0, m, w[ROWS_PER_BLOCK]):
+        stop = min(m, i0 + w[ROWS_PER_BLOCK])
+        for p in range(first, last):
+            panel, i = w[PANELS] + p * w[PANEL_BYTES], i0
+            while i < stop:
+                rows = 8 if stop - i >= 8 else (4 if stop - i >= 4 else (2 if stop - i >= 2 else 1))
+                x = w[RECORDS] + i * w[RECORD_ROW]
+                call7(w[ROUTINE], rows, scratch, x, w[RECORD_ROW], panel, w[BLOCKS], 0)
+                epilogue_tile(d, scratch, 64, i, rows, p * COLUMNS, min(COLUMNS, n - p * COLUMNS))
+                i += rows
+
+
+def panels_chunk(task, chunk, scratch):
+    """`run_panels` from a bare pointer."""
+    run_panels(carray(task, (WORDS,)), chunk, scratch)
+
+
+@cache
+def address() -> int:
+    """Address of the compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``."""
+    return int(_entry().address)
+
+
+@cache
+def _entry():
+    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), panels_chunk)
+
+
+def routine(fmt: BlockFormat, kind: str = "") -> int:
+    """Address of the passes over panels of a format, in an instruction set that this CPU has."""
+    return int(_compiled(CODE[fmt.name], KINDS.index(kind or instructions())).address)
+
+
+@cache
+def _compiled(code: int, kind: int) -> Any:
+    def passes(rows, acc, x, x_rs, panel, blocks, unused):
+        dot_rows(code, kind, rows, acc, x, x_rs, panel, blocks)
+
+    return compile_entry(types.void(*[types.int64] * 7), passes)

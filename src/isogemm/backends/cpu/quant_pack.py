@@ -1,0 +1,172 @@
+"""Weights into panels of 16 columns, and activations into quantized records: what `quant_dot` reads.
+
+Both follow `isogemm.contract.int32` and `quant_layout`, element by element.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from numba import carray
+from numba.core import types
+
+from ...jit import compile_entry, njit
+from .quant_blocks import Q2_K, decode, pointer_to_bytes, pointer_to_codes, pointer_to_ints
+from .row_loops import pointer_to_floats
+from .scalars import add32, as_bits, as_float, float_to_half_bits, half_to_float_bits, load_element, poke32
+from .vectors import FLOAT32
+
+__all__ = ["activations_address", "panels_address"]
+
+F = types.float32
+U = types.uint32
+ZERO, ONE, HALF = F(0), F(1), F(0.5)
+NAN = 0x7FFFFFFF
+
+# Words of a task array after the pool's header. Panels: chunk p is columns [16 p, 16 p + 16).
+FORMAT, BLOCK, BLOCK_BYTES, SUB, BLOCKS, SOURCE, SOURCE_ROW, N, OUT, STORED_ZERO = range(8, 18)
+CHUNK, SCALES, MINS, D, OFFSET, NBYTES, BYTE, NIBBLE, PAIR, BIT = range(18, 28)
+# Activations: blocks [chunk * PER_CHUNK, ...) of all rows' blocks.
+X, X_ROW, X_COLUMN, X_ELEMENT, FACTOR, COUNT, PER_CHUNK, OUT_ROW, RECORD_D, SUMS, TOTAL, RECORD = range(28, 40)
+WORDS = 40
+SCRATCH = 4096
+COLUMNS = 16
+
+
+@njit
+def _place(task, q, column, out):
+    """Codes of one column's block into the planes."""
+    zero, low = types.int32(task[STORED_ZERO]), 4 if task[NIBBLE] >= 0 else 2
+    for e in range(task[BLOCK]):
+        g, lane = (e % 32) // 4, 4 * column + e % 4
+        at = (e // 32) * task[CHUNK] + lane
+        code = types.int32(q[e]) + zero
+        if task[BYTE] >= 0:
+            out[at + task[BYTE] + 64 * g] = types.uint8(code)
+        if task[NIBBLE] >= 0:
+            out[at + task[NIBBLE] + 64 * (g % 4)] |= types.uint8((code & 15) << (4 * (g // 4)))
+        if task[PAIR] >= 0:
+            high = code >> 4 if low == 4 and task[NIBBLE] >= 0 else code
+            out[at + task[PAIR] + 64 * (g // 4)] |= types.uint8((high & 3) << (2 * (g % 4)))
+        if task[BIT] >= 0:
+            out[at + task[BIT]] |= types.uint8(((code >> low) & 1) << g)
+
+
+@njit(inline="always")
+def _put_half(out, at, x):
+    h = float_to_half_bits(as_bits(x))
+    out[at], out[at + 1] = types.uint8(h & U(255)), types.uint8(h >> U(8))
+
+
+@njit
+def pack_panel(task, chunk, scratch):
+    """One panel, which starts as zeros."""
+    q = carray(pointer_to_codes(scratch), (256,))
+    s, t = carray(pointer_to_ints(scratch + 256), (16,)), carray(pointer_to_ints(scratch + 320), (16,))
+    code = task[FORMAT]
+    for b in range(task[BLOCKS]):
+        out = carray(pointer_to_bytes(task[OUT] + (chunk * task[BLOCKS] + b) * task[NBYTES]), (task[NBYTES],))
+        for c in range(min(COLUMNS, task[N] - chunk * COLUMNS)):
+            source = task[SOURCE] + (chunk * COLUMNS + c) * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
+            d, o = decode(code, carray(pointer_to_bytes(source), (task[BLOCK_BYTES],)), q, s, t)
+            _place(task, q, c, out)
+            _put_half(out, task[D] + 2 * c, d)
+            if task[OFFSET] < task[NBYTES]:
+                _put_half(out, task[OFFSET] + 2 * c, o)
+            if task[BLOCK] > 32:
+                for j in range(task[BLOCK] // task[SUB]):
+                    low = t[j] << 4 if code == Q2_K else 0
+                    out[task[SCALES] + COLUMNS * j + c] = types.uint8((s[j] | low) & 255)
+                    if task[MINS] < task[D]:
+                        out[task[MINS] + COLUMNS * j + c] = types.uint8(t[j])
+
+
+@njit(error_model="numpy")
+def _scale(x, block):
+    """(d, what values are multiplied by) of a block; 0 and NaN where it has none."""
+    largest = U(0)
+    for i in range(block):
+        largest = max(largest, as_bits(x[i]) & U(0x7FFFFFFF))
+    if largest >= U(0x7F800000):
+        return as_float(U(NAN)), ZERO
+    if block == 32:
+        d = as_float(largest) / F(127)
+        r = ONE / d
+        half = as_float(half_to_float_bits(float_to_half_bits(as_bits(d))))
+        return half, r if as_bits(r) < U(0x7F800000) else ZERO
+    r = F(127) / as_float(largest)
+    return (ONE / r, r) if as_bits(r) < U(0x7F800000) else (ZERO, ZERO)
+
+
+@njit
+def _round_away(x, r, q):
+    for i in range(32):
+        y = x[i] * r
+        size = abs(y)
+        whole = types.int32(size)
+        whole += types.int32(1) if size - F(whole) >= HALF else types.int32(0)
+        q[i] = types.int8(-whole if y < ZERO else whole)
+
+
+@njit
+def _round_even(x, r, q):
+    for i in range(256):
+        bits = as_bits(add32(x[i] * r, F(12582912)))
+        q[i] = types.int8(types.int32(bits & U(0x7FFFFF)) - types.int32(0x400000))
+
+
+@njit
+def quantize_rows(task, chunk, scratch):
+    """Blocks of activations into records."""
+    block, sub, step, per_row = task[BLOCK], task[SUB], task[X_COLUMN], task[BLOCKS]
+    held = carray(pointer_to_floats(scratch), (256,))
+    direct = task[X_ELEMENT] == FLOAT32 and step == 4
+    for n in range(chunk * task[PER_CHUNK], min(task[COUNT], (chunk + 1) * task[PER_CHUNK])):
+        source = task[X] + (n // per_row) * task[X_ROW] + (n % per_row) * block * step
+        record = task[OUT] + (n // per_row) * task[OUT_ROW] + (n % per_row) * task[RECORD]
+        x = carray(pointer_to_floats(source), (256,)) if direct else held
+        if not direct:
+            for i in range(block):
+                held[i] = load_element(source + i * step, task[X_ELEMENT])
+        q = carray(pointer_to_codes(record), (256,))
+        d, r = _scale(x, block)
+        if r == ZERO:
+            for i in range(block):
+                q[i] = types.int8(0)
+        elif block == 32:
+            _round_away(x, r, q)
+        else:
+            _round_even(x, r, q)
+        poke32(record + task[RECORD_D], as_bits(d))
+        for j in range(block // sub):
+            total = types.int32(0)
+            for i in range(j * sub, (j + 1) * sub):
+                total += types.int32(q[i])
+            poke32(record + task[SUMS] + 4 * j, U(total * types.int32(task[FACTOR])))
+            if block == 32:
+                poke32(record + task[TOTAL], as_bits(F(total)))
+
+
+def panel_chunk(task, chunk, scratch):
+    """`pack_panel` from a bare pointer."""
+    pack_panel(carray(task, (WORDS,)), chunk, scratch)
+
+
+def rows_chunk(task, chunk, scratch):
+    """`quantize_rows` from a bare pointer."""
+    quantize_rows(carray(task, (WORDS,)), chunk, scratch)
+
+
+@cache
+def _entry(function):
+    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), function)
+
+
+def panels_address() -> int:
+    """Address of the entry that packs panels."""
+    return int(_entry(panel_chunk).address)
+
+
+def activations_address() -> int:
+    """Address of the entry that quantizes activations."""
+    return int(_entry(rows_chunk).address)

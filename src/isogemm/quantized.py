@@ -1,0 +1,147 @@
+"""Linear layers with quantized weights: which arithmetic, in which pieces; `isogemm.linear` comes here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import dispatch, problem
+from .contract.spec import Contract, ContractLike, Order, as_contract
+from .errors import OptionError, ShapeError
+from .ghost import HOST
+from .problem import FLOAT32, Settings
+from .quant.matrix import QuantizedMatrix
+from .space import Operands, Space
+
+__all__ = ["ACTIVATIONS", "linear"]
+
+Array = NDArray[Any]
+
+ACTIVATIONS = ("q8", "fp32", "same")
+"""What activations become: blocks of 8-bit integers; float32; or what they are, weights rounded to their type."""
+
+_PIECE = 2**18  # dequantized elements at a time: they stay in the second-level cache
+
+
+def linear(
+    x: Any,
+    w: QuantizedMatrix,
+    bias: Any,
+    contract: ContractLike | None,
+    out_dtype: Any,
+    out: Any,
+    activations: str | None,
+) -> Any:
+    """x @ w.T + bias for a quantized w.
+
+    - ``q8``: the contract ``int32``, see `isogemm.contract.int32`.
+    - ``fp32``: the product of x, widened to float32, and ``w.dequantize()``.
+    - ``same``: the product of x and ``w.dequantize(x.dtype)``.
+    """
+    here = Operands()
+    xx = here.view("x", x)
+    here.note("w", HOST)
+    xbias, target = here.optional("bias", bias), here.optional("out", out)
+    problem.check_operand("x", xx)
+    n, k = w.shape
+    if xx.ndim == 0 or xx.shape[-1] != k:
+        raise ShapeError(
+            "columns of x and w",
+            limit="equal: x [..., k] and w [n, k]",
+            value=f"x {list(xx.shape)} and w {[n, k]}",
+            nearest=f"x {[*xx.shape[:-1], k]}",
+        )
+    if xbias is not None:
+        problem.check_bias(xbias, n)
+    how, chosen = _choose(w, xx.dtype, contract, activations, out_dtype, here.space)
+    dtype = chosen.out_dtype or xx.dtype
+    shape = (*xx.shape[:-1], n)
+    w.check()
+    if target is None:
+        target = dispatch.allocate(here.space, shape, dtype)
+    else:
+        problem.check_out(target, shape, dtype, (("x", xx), ("w", w.rows), ("bias", xbias)))
+    if target.size:
+        if how == "q8":
+            _integers(xx, w, target, xbias, chosen)
+        else:
+            _floats(here.space, xx, w, target, xbias, chosen, FLOAT32 if how == "fp32" else xx.dtype)
+    return here.result(target, out, x)
+
+
+def _choose(
+    w: QuantizedMatrix, dtype: np.dtype[Any], contract: ContractLike | None, activations: str | None, out: Any,
+    space: Space,
+) -> tuple[str, Settings]:  # fmt: skip
+    """What activations become, and the settings, from what was asked; each may decide the other."""
+    if activations is not None and activations not in ACTIVATIONS:
+        raise OptionError(
+            "activations", limit="one of " + ", ".join(ACTIVATIONS), value=repr(activations), nearest="'q8'"
+        )
+    asked = None if contract is None else as_contract(contract)
+    integers = bool(w.format.activations)
+    if activations is None:
+        by_contract = asked is not None and asked.arithmetic == "int32"
+        by_default = asked is None and integers and dtype == FLOAT32
+        activations = "q8" if by_contract or by_default else "same"
+    if activations == "q8":
+        if not integers:
+            raise OptionError(
+                f"activations='q8' with {w.format} weights", limit="a format with an integer product", value="'q8'",
+                nearest="'fp32'",
+            )  # fmt: skip
+        asked = asked or Contract("int32", Order())
+    if asked is not None and (asked.arithmetic == "int32") != (activations == "q8"):
+        raise OptionError(
+            f"activations with the contract {asked}", limit="'q8' with int32, and int32 with 'q8'",
+            value=repr(activations), nearest="'fp32'" if activations == "q8" else "'q8'",
+        )  # fmt: skip
+    if activations == "q8":
+        return "q8", dispatch.settings(dispatch.Options(asked, out_dtype=out), space, _NOTHING, _NOTHING)
+    wide = _NOTHING if activations == "fp32" else np.empty(0, dtype)
+    chosen = dispatch.settings(dispatch.Options(asked, out_dtype=out), space, np.empty(0, dtype), wide)
+    chosen.result_dtype(dtype, wide.dtype)  # refuses a contract that these types do not have
+    return activations, chosen
+
+
+_NOTHING: Array = np.empty(0, np.float32)
+
+
+def _integers(x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings) -> None:
+    """``int32``: the chain by kernels, other orders by their definition."""
+    from .backends.cpu import quant_linear
+
+    rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
+    merged, target = (rows, into) if rows.ndim == 2 else (dispatch.merge(rows, 1), dispatch.merge(into, 1))
+    if merged is None or target is None:
+        for i in np.ndindex(x.shape[:-2]):
+            _integers(x[i], w, out[i], bias, chosen)
+    elif chosen.contract.order.kind != "chain":
+        _by_definition(merged, w, target, bias, chosen)
+    else:
+        quant_linear.gemm(merged, w.panels(), w.format, target, bias)
+
+
+def _by_definition(x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings) -> None:
+    from .contract import int32, reference
+    from .quant.reference import decode
+
+    acc = int32.evaluate(x, decode(w.rows, w.format), str(chosen.contract))
+    out[...] = reference.epilogue(acc, bias=bias, out_dtype=out.dtype)
+
+
+def _floats(
+    space: Space, x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings, dtype: np.dtype[Any]
+) -> None:
+    """Weights as floats, some rows at a time: columns of a product do not know of each other."""
+    n, k = w.shape
+    rows = max(32, _PIECE // max(1, k) // 32 * 32)
+    room = np.empty((min(n, rows), k), dtype)
+    for first in range(0, n, rows):
+        part = w[first : first + rows]
+        weight = room[: len(part)]
+        part.dequantize_into(weight)
+        here = slice(first, first + len(part))
+        dispatch.run_rows(space, x, weight.T, out[..., here], None if bias is None else bias[here], chosen)

@@ -10,7 +10,7 @@ from .tensormap import Encoder, encoder
 __all__ = ["bind_few", "bind_hopper", "few_source", "source"]
 
 CHUNK = 16384
-OPTIONS: dict[str, object] = {"WARPGROUPS": 2, "HALVES": 0, "FAST": 1, "EXPERIMENT": 0}
+OPTIONS: dict[str, object] = {"WARPGROUPS": 2, "HALVES": 0, "FAST": 1, "EXPERIMENT": 0, "PERSIST": 0}
 
 
 def _instruction(name: str, operand: str, n: int, registers: bool) -> str:
@@ -54,18 +54,23 @@ def _map(case: Case, x: Operand, rows: int) -> Encoder:
 
 def bind_hopper(case: Case, device: int) -> Run:
     """Compile and bind."""
+    from .device import device as facts
     from .driver import load
 
     text, defines = source(case)
     kernel = load(compiled(("attention_hopper.cu",), device, defines, case.dtype, text), "attention_hopper", device)
-    sizes = ints(case.tq, case.tk, case.dv, case.group, case.offset or 0)
     chunks = chunks_of(case)
     warpgroups = int(str(OPTIONS["WARPGROUPS"]))
+    tiles = -(-case.tq // (64 * warpgroups))
+    sizes = ints(case.tq, case.tk, case.dv, case.group, case.offset or 0, case.heads, tiles, case.batch)
+    blocks = tiles * case.heads * case.batch
+    if OPTIONS["PERSIST"]:
+        blocks = min(blocks, facts(device).multiprocessors)
     bound = kernel.bind(
         [
             *["map"] * 3, *["ptr"] * 5, *longs(*(case.mask or (0, 0, 0, 0)), *case.y_strides), *sizes, ("f32", case.c),
         ],
-        grid=(case.heads, -(-case.tq // (64 * warpgroups)), case.batch),
+        grid=(blocks,),
         block=(128 * warpgroups + 128,),
         shared=(9 if chunks == 2 else 5) * CHUNK + warpgroups * chunks * 8192 + 1024,
         pdl=True,

@@ -4,8 +4,8 @@
 //            brings zeros, which a fused sum ignores. y by strides, unit in d.
 // Order      leaves of 128 keys from `lo`, ascending. Fresh accumulators for s and for [o_n | l_n] in every leaf, one
 //            instruction for 16 of K, ascending. The ones of l_n are a tile of shared memory behind the columns of v.
-// Roles      two warpgroups of 64 queries each walk the same leaves; so the softmax of one hides behind the products of
-//            the other. One thread of a third fills a ring of two buffers for k and two for v.
+// Roles      WARPGROUPS of 64 queries each walk the same leaves, so that the softmax of one hides behind the products of
+//            others. One thread of another fills two buffers for k and two for v, and is a tile of queries ahead.
 // Shared     chunks of 64 columns x 128 keys, 16 KB each. In a buffer of v they lie at equal distances from each other and
 //            from the ones, which so follow the last column of either buffer: that distance is part of a descriptor.
 // After hopper_ptx.cu and the instructions mma_s and mma_o, which attention_hopper.py writes.
@@ -32,7 +32,7 @@ DEVICE u32 pack(float x, float y) { return KIND == 1 ? pack_bf16(x, y) : pack_f1
 struct Walk {
   const u8* mask;  // of this item and head
   i64 mask_t, mask_k;
-  int lo, hi, reach[2], row[2], tq;
+  int hi, reach[2], row[2], tq;
   float c;
 };
 
@@ -166,24 +166,44 @@ DEVICE void store_rows(u8* y, i64 step, int row, int tq, int dv, const float (&o
   }
 }
 
+// A tile of queries, longest walks first; blocks take them in turns that go back and forth, so that each gets its share.
+struct Tile {
+  int head, item, first_row, lo, hi, leaves;
+};
+struct Plan {
+  const int *start, *stop;
+  int heads, tiles, items, tq, tk, offset;
+  __device__ __forceinline__ int rounds() const { return (heads * tiles * items + gridDim.x - 1) / gridDim.x; }
+  __device__ __forceinline__ bool at(int round, Tile& t) const {
+    const int i = round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x), each = heads * items;
+    if (i >= each * tiles) return false;
+    t.item = i % each / heads, t.head = i % heads, t.first_row = (tiles - 1 - i / each) * BM;
+    t.lo = start ? max(start[t.item], 0) : 0, t.hi = stop ? min(stop[t.item], tk) : tk;
+    const int end = CAUSAL ? min(t.hi, min(tq, t.first_row + BM) + offset) : t.hi;
+    t.leaves = end > t.lo ? (end - t.lo + LEAF - 1) / LEAF : 0;
+    return true;
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map map_k, const __grid_constant__ Map map_v,
                  const u8* mask, const int* start, const int* stop, u8* y, float* stats, i64 mask_b, i64 mask_h, i64 mask_t,
-                 i64 mask_k, i64 y_b, i64 y_h, i64 y_t, int tq, int tk, int dv, int group, int offset, float c) {
+                 i64 mask_k, i64 y_b, i64 y_h, i64 y_t, int tq, int tk, int dv, int group, int offset, int heads, int tiles,
+                 int items, float c) {
   extern __shared__ u8 memory[];
-  __shared__ alignas(8) u64 barriers[9];
+  __shared__ alignas(8) u64 barriers[10];
   const u32 base = (shared(memory) + 1023) & ~1023u;
-  const u32 full_k = shared(barriers), full_v = full_k + 16, empty_k = full_k + 32, empty_v = full_k + 48, full_q = full_k + 64;
+  const u32 full_k = shared(barriers), full_v = full_k + 16, empty_k = full_k + 32, empty_v = full_k + 48;
+  const u32 full_q = full_k + 64, empty_q = full_k + 72;
   const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, warpgroup = warp >> 2;
-  const int heads = gridDim.x, head = blockIdx.x, item = blockIdx.z;
-  const int tile = gridDim.y - 1 - blockIdx.y, first_row = tile * BM;  // the longest first
+  const Plan plan{start, stop, heads, tiles, items, tq, tk, offset};
 
   if (threadIdx.x == 0) {
     for (int s = 0; s < 2; ++s) {
       barrier_init(full_k + 8 * s, 1), barrier_init(full_v + 8 * s, 1);
       barrier_init(empty_k + 8 * s, 4 * WARPGROUPS), barrier_init(empty_v + 8 * s, 4 * WARPGROUPS);
     }
-    barrier_init(full_q, 1);
+    barrier_init(full_q, 1), barrier_init(empty_q, 4 * WARPGROUPS);
     barrier_init_fence();
   }
   for (u32 at = threadIdx.x * 4; at < CHUNK; at += THREADS * 4)
@@ -191,94 +211,106 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   wait_for_predecessor();
-
-  const int lo = start ? max(start[item], 0) : 0, hi = stop ? min(stop[item], tk) : tk;
-  const int end = CAUSAL ? min(hi, min(tq, first_row + BM) + offset) : hi;
-  const int leaves = end > lo ? (end - lo + LEAF - 1) / LEAF : 0;
+  const int rounds = plan.rounds();
+  u32 count = 0, turn = 0;  // leaves and tiles so far
+  Tile t;
 
   if (warpgroup == WARPGROUPS) {  // the producer
-    fewer_registers<WARPGROUPS == 3 ? 32 : 24>();
+    fewer_registers<32>();
     if (warp == 4 * WARPGROUPS && lane == 0) {
-      barrier_expect(full_q, WARPGROUPS * CHUNKS * 8192);
-      for (int g = 0; g < WARPGROUPS; ++g)
-        for (int i = 0; i < CHUNKS; ++i)
-          load_box(base + Q_AT + (g * CHUNKS + i) * 8192, &map_q, full_q, 64 * i, first_row + 64 * g, head, item);
-      for (int n = 0; n < leaves; ++n) {
-        const u32 s = n & 1, parity = (n >> 1 & 1) ^ 1;
-        barrier_wait(empty_k + 8 * s, parity);
-        barrier_expect(full_k + 8 * s, CHUNKS * CHUNK);
-        for (int i = 0; i < CHUNKS; ++i)
-          load_box(base + K_AT[s] + i * CHUNK, &map_k, full_k + 8 * s, 64 * i, lo + n * LEAF, head / group, item);
-        barrier_wait(empty_v + 8 * s, parity);
-        barrier_expect(full_v + 8 * s, CHUNKS * CHUNK);
-        for (int i = 0; i < CHUNKS; ++i)
-          load_box(base + V_AT[s] + i * V_STEP[s], &map_v, full_v + 8 * s, 64 * i, lo + n * LEAF, head / group, item);
+      for (int round = 0; round < rounds; ++round) {
+        if (!plan.at(round, t)) continue;
+        barrier_wait(empty_q, (turn++ & 1) ^ 1);
+        barrier_expect(full_q, WARPGROUPS * CHUNKS * 8192);
+        for (int g = 0; g < WARPGROUPS; ++g)
+          for (int i = 0; i < CHUNKS; ++i)
+            load_box(base + Q_AT + (g * CHUNKS + i) * 8192, &map_q, full_q, 64 * i, t.first_row + 64 * g, t.head, t.item);
+        for (int n = 0; n < t.leaves; ++n, ++count) {
+          const u32 s = count & 1, parity = (count >> 1 & 1) ^ 1;
+          barrier_wait(empty_k + 8 * s, parity);
+          barrier_expect(full_k + 8 * s, CHUNKS * CHUNK);
+          for (int i = 0; i < CHUNKS; ++i)
+            load_box(base + (s ? K_AT[1] : K_AT[0]) + i * CHUNK, &map_k, full_k + 8 * s, 64 * i, t.lo + n * LEAF, t.head / group, t.item);
+          barrier_wait(empty_v + 8 * s, parity);
+          barrier_expect(full_v + 8 * s, CHUNKS * CHUNK);
+          for (int i = 0; i < CHUNKS; ++i)
+            load_box(base + (s ? V_AT[1] + i * V_STEP[1] : V_AT[0] + i * V_STEP[0]), &map_v, full_v + 8 * s, 64 * i, t.lo + n * LEAF,
+                     t.head / group, t.item);
+        }
       }
     }
   } else {  // consumers
     more_registers<WARPGROUPS == 3 ? 160 : 240>();
-    const int block = first_row + 64 * warpgroup, row = block + 16 * (warp & 3) + (lane >> 2);
-    const int whole = CAUSAL ? min(hi, block + offset + 1) : hi;  // keys that all rows see
-    Walk w{mask, mask_t, mask_k, lo, hi, {hi, hi}, {row, row + 8}, tq, c};
-    if (MASK) w.mask += (item * mask_b + head * mask_h) * (MASK == 1 ? 1 : MASK_KIND == 0 ? 4 : 2);
-    if (CAUSAL) w.reach[0] = min(hi, row + offset + 1), w.reach[1] = min(hi, row + offset + 9);
     const u32 q = base + Q_AT + warpgroup * CHUNKS * 8192;
-    float o[NV], s[64], m[2] = {NONE, NONE}, m_n[2];
-    u32 p[32];
-#pragma unroll
-    for (int i = 0; i < NV; ++i) o[i] = 0.0f;
-    barrier_wait(full_q, 0);
 #pragma unroll 1
-    for (int n = 0; n < leaves; ++n) {
-      const u32 buffer = n & 1, parity = n >> 1 & 1;
-      const int first = lo + n * LEAF;
-      barrier_wait(full_k + 8 * buffer, parity);
-      wgmma_fence();
-      scores(s, q, base + (buffer ? K_AT[1] : K_AT[0]));
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(s);
-      if (lane == 0) barrier_arrive(empty_k + 8 * buffer);
-      const bool edge = MASK || first + LEAF > whole;
-      if (edge) softmax<true>(s, p, m_n, w, first, lane);
-      else softmax<false>(s, p, m_n, w, first, lane);
-      const Factors f[2] = {join(m[0], m_n[0]), join(m[1], m_n[1])};
-      barrier_wait(full_v + 8 * buffer, parity);
-      const u32 v = base + (buffer ? V_AT[1] : V_AT[0]), step = buffer ? V_STEP[1] : V_STEP[0];
-      if (stop && first + LEAF > hi) clear_behind(v, step, hi - first, threadIdx.x & 127, warpgroup);
-#if HALVES
-      float low[32], high[36];
-      wgmma_fence();
-      values(low, p, v, step, mma_low);
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(low);
-      fold<0>(o, low, f, w, first, edge);
-      wgmma_fence();
-      values(high, p, v + step, step, mma_high);
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(high);
-      if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
-      fold<32>(o, high, f, w, first, edge);
-#else
-      float o_n[NV];
-      wgmma_fence();
-      values(o_n, p, v, step, mma_o);
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(o_n);
-      if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
-      fold<0>(o, o_n, f, w, first, edge);
-#endif
-    }
-    const float l[2] = {o[NV - 4], o[NV - 2]};
-    store_rows(y + (OUT ? 2 : 4) * (item * y_b + head * y_h), y_t, row, tq, dv, o, l, lane);
-    if ((lane & 3) == 0 && stats) {
-      const i64 line = ((i64)item * heads + head) * tq + row, all = (i64)gridDim.z * heads * tq;
+    for (int round = 0; round < rounds; ++round) {
+      if (!plan.at(round, t)) continue;
+      const int block = t.first_row + 64 * warpgroup, row = block + 16 * (warp & 3) + (lane >> 2);
+      const int whole = CAUSAL ? min(t.hi, block + offset + 1) : t.hi;  // keys that all rows see
+      Walk w{mask, mask_t, mask_k, t.hi, {t.hi, t.hi}, {row, row + 8}, tq, c};
+      if (MASK) w.mask += (t.item * mask_b + t.head * mask_h) * (MASK == 1 ? 1 : MASK_KIND == 0 ? 4 : 2);
+      if (CAUSAL) w.reach[0] = min(t.hi, row + offset + 1), w.reach[1] = min(t.hi, row + offset + 9);
+      float o[NV], s[64], m[2] = {NONE, NONE}, m_n[2];
+      u32 p[32];
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        if (row + 8 * r < tq) stats[line + 8 * r] = m[r] + 0.0f, stats[all + line + 8 * r] = canonical(l[r]);
+      for (int i = 0; i < NV; ++i) o[i] = 0.0f;
+      barrier_wait(full_q, turn++ & 1);
+      if (t.leaves == 0 && lane == 0) barrier_arrive(empty_q);
+#pragma unroll 1
+      for (int n = 0; n < t.leaves; ++n, ++count) {
+        const u32 buffer = count & 1, parity = count >> 1 & 1;
+        const int first = t.lo + n * LEAF;
+        barrier_wait(full_k + 8 * buffer, parity);
+        wgmma_fence();
+        scores(s, q, base + (buffer ? K_AT[1] : K_AT[0]));
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(s);
+        if (lane == 0) {
+          barrier_arrive(empty_k + 8 * buffer);
+          if (n + 1 == t.leaves) barrier_arrive(empty_q);
+        }
+        const bool edge = MASK || first + LEAF > whole;
+        if (edge) softmax<true>(s, p, m_n, w, first, lane);
+        else softmax<false>(s, p, m_n, w, first, lane);
+        const Factors f[2] = {join(m[0], m_n[0]), join(m[1], m_n[1])};
+        barrier_wait(full_v + 8 * buffer, parity);
+        const u32 v = base + (buffer ? V_AT[1] : V_AT[0]), step = buffer ? V_STEP[1] : V_STEP[0];
+        if (stop && first + LEAF > t.hi) clear_behind(v, step, t.hi - first, threadIdx.x & 127, warpgroup);
+#if HALVES
+        float low[32], high[36];
+        wgmma_fence();
+        values(low, p, v, step, mma_low);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(low);
+        fold<0>(o, low, f, w, first, edge);
+        wgmma_fence();
+        values(high, p, v + step, step, mma_high);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(high);
+        if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
+        fold<32>(o, high, f, w, first, edge);
+#else
+        float o_n[NV];
+        wgmma_fence();
+        values(o_n, p, v, step, mma_o);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(o_n);
+        if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
+        fold<0>(o, o_n, f, w, first, edge);
+#endif
+      }
+      const float l[2] = {o[NV - 4], o[NV - 2]};
+      store_rows(y + (OUT ? 2 : 4) * (t.item * y_b + t.head * y_h), y_t, row, tq, dv, o, l, lane);
+      if ((lane & 3) == 0 && stats) {
+        const i64 line = ((i64)t.item * heads + t.head) * tq + row, all = (i64)items * heads * tq;
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          if (row + 8 * r < tq) stats[line + 8 * r] = m[r] + 0.0f, stats[all + line + 8 * r] = canonical(l[r]);
+      }
     }
   }
   release_successor();

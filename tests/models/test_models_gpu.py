@@ -6,6 +6,8 @@ Weights are random and the vocabulary is cut; widths, heads and, where it says s
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +21,9 @@ from .small import causal, prompts, same  # noqa: E402
 
 # torch.compile imports parts of torch that other parts of it deprecate.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-QWEN3_06B = {
-    "vocab_size": 4096, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
-}  # fmt: skip
+CONFIG = json.loads((Path(__file__).parent / "qwen3-0.6b" / "config.json").read_text())
+NOT_SIZES = ("architectures", "model_type", "dtype")
+QWEN3_06B = {key: value for key, value in CONFIG.items() if key not in NOT_SIZES} | {"vocab_size": 4096}
 LOGITS = ["population", "position", "neighbours", "left-padding", "right-padding", "prefill", "decode"]
 
 

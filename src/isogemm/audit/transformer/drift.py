@@ -70,7 +70,7 @@ class ModelDrift:
     outputs_largest : float
         Largest absolute difference of the logits, or of the parameters' gradients.
     tokens, tokens_changed, argmax_changed : int
-        Tokens compared, those whose outputs differ, those whose most likely next token does.
+        Tokens compared, those whose outputs differ, those whose most likely next token does (None without logits).
     sequence, token : int
         The first token that differs; -1 where none does.
     note : str
@@ -87,7 +87,7 @@ class ModelDrift:
     outputs_largest: float
     tokens: int = 0
     tokens_changed: int = 0
-    argmax_changed: int = 0
+    argmax_changed: int | None = None
     sequence: int = -1
     token: int = -1
     note: str = ""
@@ -103,7 +103,8 @@ class ModelDrift:
                 f"outputs of {self.tokens_changed} of {self.tokens} tokens differ by up to "
                 f"{self.outputs_largest:.3g}{at}"
             )
-            parts.append(f"argmax differs at {self.argmax_changed}" if self.argmax_changed else "no argmax differs")
+            if self.argmax_changed is not None:
+                parts.append(f"argmax differs at {self.argmax_changed}" if self.argmax_changed else "no argmax differs")
         else:
             parts.append(f"gradients differ by up to {self.outputs_largest:.3g}")
         note = f" ({self.note})" if self.note else ""
@@ -200,7 +201,7 @@ class Evaluation:
             outputs_largest=_largest(a, b),
             tokens=len(tokens),
             tokens_changed=int(rows.sum()),
-            argmax_changed=int((a.argmax(axis=1) != b.argmax(axis=1)).sum()),
+            argmax_changed=int((a.argmax(axis=1) != b.argmax(axis=1)).sum()) if self.subject.causal else None,
             sequence=first // STRIDE,
             token=first % STRIDE,
             note=note,

@@ -46,7 +46,7 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
     device : str
         By default the CPU.
     seed : int
-        Of random weights; torch's own generators are left as they were.
+        Of random weights, which another kind of device draws otherwise; torch's own generators are left as they were.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
         causal = any(name.endswith("ForCausalLM") for name in config.architectures or ["ForCausalLM"])
         auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
         if random:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(), place:  # made where it will be: a GPU draws in a moment
                 torch.manual_seed(seed)
                 model = auto.from_config(config, dtype=chosen or config.dtype or torch.float32)
         else:

@@ -251,6 +251,31 @@ def test_gemma_is_not_taken_for_llama():
         torch.testing.assert_close(ours(tokens(2, 9)).logits, theirs(tokens(2, 9)).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_attention_that_is_something_else_is_left():
+    torch.manual_seed(0)
+    gemma = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**TINY))
+    report = iso.convert(gemma)
+    assert report.parts["attention"] == ()
+    assert "capped logits" in report.left["model.layers.0.self_attn"]
+    config = transformers.BloomConfig(vocab_size=97, hidden_size=64, n_layer=1, n_head=4)
+    report = iso.convert(transformers.BloomForCausalLM(config))
+    assert "does not use transformers' attention functions" in report.left[""]
+
+
+def test_torch_s_defaults_change_nothing():
+    model = build()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            report = iso.convert(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert report.left == {}
+    other, _ = converted()
+    with torch.no_grad():
+        assert same(model(tokens(1, 7)).logits, other(tokens(1, 7)).logits)
+
+
 def test_encoders():
     config = transformers.BertConfig(
         vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4

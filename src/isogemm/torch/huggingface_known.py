@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from .huggingface import NAME, Rotary, RotaryAttention, register, tables
-from .layers_known import Known, agrees, mixed, random, random_linear, stand_in, touched
+from .layers_known import PLAIN, Known, agrees, mixed, random, random_linear, stand_in, touched
 from .ops import Tensor
 
-__all__ = ["attention_modules", "known", "prepare_rotary", "refusal", "switch"]
+__all__ = ["attention_modules", "known", "models", "prepare_rotary", "refusal", "switch"]
 
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _ARGUMENTS = ["self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "kwargs"]
@@ -48,7 +48,7 @@ def _differs(child: Any) -> str:
     probe = _probe(child)
     x, angles = random(1, 3, 8, seed=16), random(1, 3, child.head_dim // 2, seed=17)
     cos, sin = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
-    hidden = torch.tensor([[0, 0, 0, -1e9, -1e9], [0, 0, 0, 0, -1e9], [-1e9, 0, 0, 0, 0]])[None, None]
+    hidden = torch.tensor([[0, 0, 0, -1e9, -1e9], [0, 0, 0, 0, -1e9], [-1e9, 0, 0, 0, 0]], **PLAIN)[None, None]
     caches = [_Cache(), _Cache()]
     if agrees(
         lambda *given: probe.forward(x, (cos, sin), hidden, caches[0])[0],
@@ -120,17 +120,18 @@ def _turns_otherwise(child: Any) -> str:
         return "on the meta device, where there are no frequencies to make tables from"
     if child.inv_freq.dim() != 1 or not isinstance(vars(child).get("max_seq_len_cached"), int):
         return f"{name} has no frequencies in one dimension, or no number of positions"
-    device = child.inv_freq.device
-    w, scale = child.inv_freq.float(), float(getattr(child, "attention_scaling", 1.0))
-    positions, x = torch.tensor([[0, 1, 5]], device=device), torch.zeros(1, 1, device=device)
+    probe = stand_in(child)
+    for key, buffer in child._buffers.items():
+        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
+    w, scale = probe.inv_freq.float(), float(getattr(child, "attention_scaling", 1.0))
+    positions, x = torch.tensor([[0, 1, 5]], device="cpu"), torch.zeros(1, 1, **PLAIN)
 
     def formula(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions[..., None].float() * w
         both = torch.cat((angles, angles), -1)
         return both.cos() * scale, both.sin() * scale
 
-    own = type(child).forward
-    return "" if agrees(lambda *given: own(child, *given), formula, x, positions) else f"{name} is not cos and sin"
+    return "" if agrees(probe.forward, formula, x, positions) else f"{name} is not cos and sin"
 
 
 def prepare_rotary(child: Any, halves: bool) -> None:
@@ -149,16 +150,30 @@ def attention_modules(module: Any) -> dict[str, Any]:
     return {name: child for name, child in named if vars(child).keys() >= {"is_causal", "config"}}
 
 
+def models(module: Any) -> list[str]:
+    """Names of the transformers models in `module`."""
+    if "transformers" not in sys.modules:
+        return []
+    from transformers import PreTrainedModel
+
+    return [name for name, child in module.named_modules() if isinstance(child, PreTrainedModel)]
+
+
 def refusal(module: Any) -> str:
     """Why a model cannot be given an attention function; empty where it can."""
     from transformers import PreTrainedModel
 
-    models = [child for child in module.modules() if isinstance(child, PreTrainedModel)]
-    if not models:
+    found = [child for child in module.modules() if isinstance(child, PreTrainedModel)]
+    if not found:
         return "masks are made by a transformers model, and this is only a part of one"
-    for child in models:
+    for child in found:
         if not child._can_set_attn_implementation():
             return f"{type(child).__name__} does not use transformers' attention functions"
+    for child in attention_modules(module).values():
+        if vars(child).get("attn_logit_softcapping") is not None:
+            return "attention with capped logits, which is not part of the definition"
+        if "sinks" in child._parameters:
+            return "attention with sinks, which are not part of the definition"
     return ""
 
 

@@ -18,8 +18,9 @@ from . import layers, reductions
 from .layers import Converted
 from .ops import Tensor
 
-__all__ = ["Known", "agrees", "is_silu", "known", "mixed", "random", "random_linear", "stand_in", "touched"]
+__all__ = ["PLAIN", "Known", "agrees", "is_silu", "known", "mixed", "random", "random_linear", "stand_in", "touched"]
 
+PLAIN: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}  # whatever torch's defaults are
 EPS_NAMES = ("variance_epsilon", "eps")
 
 
@@ -137,7 +138,7 @@ def _row_norm(child: Any) -> Known:
         return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps) * probe.weight
 
     # Rows whose mean square is far above, and near, eps: that is where eps shows.
-    rows = random(3, 16) * torch.tensor([[1.0], [30.0], [max(eps, 1e-12) ** 0.5]])
+    rows = random(3, 16) * torch.tensor([[1.0], [30.0], [max(eps, 1e-12) ** 0.5]], **PLAIN)
     if agrees(probe.forward, formula, rows):
         return Known("norm", mixed(layers.RowNorm, type(child), eps_name=name))
     return Known("norm", why=f"{type(child).__name__} does not compute x / sqrt(mean(x**2) + {name}) * weight")
@@ -190,7 +191,7 @@ def _close(x: Tensor, y: Tensor) -> bool:
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers that are always the same and leave torch's generators as they are."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **PLAIN)
 
 
 def random_linear(k: int, n: int, seed: int) -> Any:

@@ -202,10 +202,12 @@ def _attention(module: Any) -> dict[str, Any]:
 
 def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tuple[str, ...]) -> None:
     """All attention modules of a model, or none: they share a mask."""
-    if not found:
-        return
-    from .huggingface_known import refusal
+    from .huggingface_known import models, refusal
 
+    if not found:
+        if (names := models(module)) and (why := refusal(module)):
+            plan.left.setdefault(names[0], why)
+        return
     if "attention" not in parts:
         why = "attention is not among the parts"
     elif left := [name for name in found if plan.left.get(name) == "in leave"]:

@@ -101,6 +101,23 @@ def test_micro_batches_have_the_bits_of_one_batch(name, cuts, dtype):
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("name", ["rms_norm alone", "layer_norm", "softmax", "silu_mul"])
+def test_a_row_has_its_gradient_alone(name):
+    ours, _, full, single = CASES[name]
+    x = [drawn(500, 40, seed=i) for i in range(full)] + [drawn(40, seed=7 + i) for i in range(single)]
+    dy = drawn(500, 40, seed=99)
+
+    def grads(rows: slice) -> list[Any]:
+        tensors = [t[rows].clone().requires_grad_() for t in x[:full]]
+        ours(*tensors, *x[full:]).backward(dy[rows])
+        return [t.grad for t in tensors]
+
+    whole = grads(slice(0, 500))
+    for i in range(0, 500, 7):
+        for got, want in zip(grads(slice(i, i + 1)), whole, strict=True):
+            assert torch.equal(got, want[i : i + 1])
+
+
 def test_a_buffer_takes_what_grad_would_have():
     x, weight = operands("rms_norm")
     reductions.rms_norm(x, weight).backward(drawn(ROWS, N, seed=99))

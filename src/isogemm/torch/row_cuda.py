@@ -26,9 +26,15 @@ def alike(q: Tensor, k: Any) -> bool:
 
 
 def _norm(kind: str) -> Callable[..., Tensor]:
+    biased = f"{kind} with a bias alone"
+
     def forward(x: Tensor, weight: Any = None, bias: Any = None, *, eps: float, out_dtype: Any = None) -> Tensor:
-        operands, options = (x, None, weight, bias), (eps, out_dtype)
-        found = rows.known(kind, operands, options)
+        options, tag = (eps, out_dtype), kind
+        if bias is None:
+            found = rows.known_one(kind, x, options) if weight is None else rows.known_two(kind, x, weight, options)
+        else:
+            tag = biased if weight is None else kind
+            found = rows.known(tag, (x, bias) if weight is None else (x, weight, bias), options)
         if found is not None:
             return found
         check_rows("x", x)
@@ -36,7 +42,7 @@ def _norm(kind: str) -> Callable[..., Tensor]:
         check_row("weight", weight, x)
         check_row("bias", bias, x)
         outs = [(x.shape, dtype_of(x, out_dtype))]
-        return rows.run(kind, operands, options, outs, eps=eps)
+        return rows.run(kind, (x, None, weight, bias), options, outs, tag=tag, eps=eps)
 
     return forward
 
@@ -46,7 +52,8 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """``h = x + residual`` in residual's dtype, and its rms_norm: (norm, h)."""
     operands, options = (x, residual, weight, None), (eps, out_dtype)
-    found: tuple[Tensor, Tensor] | None = rows.known("add_rms_norm", operands, options)
+    given = operands[:2] if weight is None else operands[:3]
+    found: tuple[Tensor, Tensor] | None = rows.known("add_rms_norm", given, options)
     if found is not None:
         return found
     check_rows("x", x)
@@ -60,42 +67,40 @@ def add_rms_norm(
 
 
 def _alone(kind: str) -> Callable[..., Tensor]:
-    rest = (None,) * (2 if kind in rows.EACH else 3)
-
     def forward(x: Tensor, *, out_dtype: Any = None) -> Tensor:
-        operands, options = (x, *rest), (out_dtype,)
-        found = rows.known(kind, operands, options)
+        options = (out_dtype,)
+        found = rows.known_one(kind, x, options)
         if found is not None:
             return found
         check_rows("x", x)
-        return rows.run(kind, operands, options, [(x.shape, dtype_of(x, out_dtype))])
+        return rows.run(kind, (x,), options, [(x.shape, dtype_of(x, out_dtype))])
 
     return forward
 
 
 def _reduction(kind: str) -> Callable[..., Tensor]:
     def forward(x: Tensor, *, keepdim: bool, out_dtype: Any = None) -> Tensor:
-        operands, options = (x, None, None, None), (bool(keepdim), out_dtype)
-        found = rows.known(kind, operands, options)
+        options = (bool(keepdim), out_dtype)
+        found = rows.known_one(kind, x, options)
         if found is not None:
             return found
         check_rows("x", x)
         shape = (*x.shape[:-1], 1) if keepdim else x.shape[:-1]
-        return rows.run(kind, operands, options, [(shape, dtype_of(x, out_dtype))])
+        return rows.run(kind, (x,), options, [(shape, dtype_of(x, out_dtype))])
 
     return forward
 
 
 def _two(kind: str, name: str) -> Callable[..., Tensor]:
     def forward(x: Tensor, y: Tensor, *, out_dtype: Any = None) -> Tensor:
-        operands, options = (x, y, None), (out_dtype,)
-        found = rows.known(kind, operands, options)
+        options = (out_dtype,)
+        found = rows.known_two(kind, x, y, options)
         if found is not None:
             return found
         check_rows("x", x)
         check_same(name, y, x)
         like = y if kind == "add" else x
-        return rows.run(kind, operands, options, [(x.shape, dtype_of(like, out_dtype))])
+        return rows.run(kind, (x, y), options, [(x.shape, dtype_of(like, out_dtype))])
 
     return forward
 
@@ -106,7 +111,7 @@ def _turned(
 ) -> Any:  # fmt: skip
     """One rotated tensor, or two, from one launch; None where no kernel fits."""
     operands, options = (*xs, *tables, *weights), (bool(interleaved), eps, out_dtype)
-    found = rows.known(kind, operands, options)
+    found = rows.known(kind, tuple(t for t in operands if t is not None), options)
     if found is not None:
         return found
     x = check_rows("x" if xs[1] is None else "q", xs[0])
@@ -169,9 +174,8 @@ def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
         )
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise DTypeError("dtype of weight", limit="float32, bfloat16 or float16", value=weight.dtype, nearest="float32")
-    flat = index.reshape(-1)
-    flat = flat if flat.dtype in (torch.int32, torch.int64) else flat.to(torch.int64)
-    return weight.detach().index_select(0, flat).reshape(*index.shape, weight.shape[1])
+    index = index if index.dtype in (torch.int32, torch.int64) else index.to(torch.int64)
+    return torch.embedding(weight, index)
 
 
 FORWARD: dict[str, Callable[..., Any]] = {

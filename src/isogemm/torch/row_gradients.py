@@ -1,8 +1,8 @@
 """Gradients of operations along rows, in pinned orders.
 
 Everything is float32 until the one rounding to the operand's dtype. Sums along rows, exp and sigmoid are those of
-`isogemm.contract.rows`; what torch itself computes here are single sums, products, quotients and roots of elements,
-which are correctly rounded and know no order. Sums over rows are ``fma/chain`` products with a row of ones.
+`isogemm.contract.rows`; what torch itself computes here are single sums, products and quotients of elements, which are
+correctly rounded and know no order; roots are NumPy's. Sums over rows are ``fma/chain`` products with a row of ones.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from torch.autograd.function import once_differentiable
 
 from ..api import matmul
 from ..errors import OptionError, ShapeError
+from ..floating import ieee_defaults
 from . import row_gradients_cuda
 from .row_calls import FORWARD
+from .row_cuda import FORWARD as CUDA
 
 __all__ = ["along", "records"]
 
@@ -41,7 +43,11 @@ def along(kind: str, *tensors: Tensor | None, **options: Any) -> Tensor:
             if isinstance(t, Tensor) and t.requires_grad:
                 buffers = tuple(getattr(t, "main_grad", None) for t in tensors)
                 return _Along.apply(kind, options, buffers, *tensors)
-    return FORWARD[kind](*tensors, **options)
+    try:
+        there = tensors[0].is_cuda  # type: ignore[union-attr]
+    except AttributeError:
+        there = False
+    return CUDA[kind](*tensors, **options) if there else FORWARD[kind](*tensors, **options)
 
 
 def records(*tensors: Any) -> bool:
@@ -126,10 +132,16 @@ def _buffer(ctx: Any, place: int, like: Tensor) -> Tensor | None:
     return buffer
 
 
+def _inverse_root(square: Tensor, eps: float) -> Tensor:
+    """``1 / sqrt(square + eps)``, by NumPy: torch's square root is not correctly rounded for every size of a tensor."""
+    with ieee_defaults(), np.errstate(all="ignore"):
+        return torch.from_numpy(np.float32(1) / np.sqrt(square.numpy() + np.float32(eps)))
+
+
 def _rms_norm(ctx: Any, dy: Tensor, x: Tensor, weight: Tensor | None) -> Grads:
     """``r = 1 / sqrt(mean(x**2) + eps)``, ``h = x * r``, ``g = dy * weight``, ``dx = (g - h * mean(g * h)) * r``."""
     wide = x.float()
-    r = 1 / torch.sqrt(_mean(wide * wide) + ctx.options["eps"])
+    r = _inverse_root(_mean(wide * wide), ctx.options["eps"])
     h = wide * r
     g = dy if weight is None else dy * weight.float()
     dx = (g - h * _mean(g * h)) * r
@@ -140,7 +152,7 @@ def _layer_norm(ctx: Any, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Te
     """As `_rms_norm` of ``x - mean(x)``, and ``dx = (g - mean(g) - h * mean(g * h)) * r``."""
     wide = x.float()
     d = wide - _mean(wide)
-    r = 1 / torch.sqrt(_mean(d * d) + ctx.options["eps"])
+    r = _inverse_root(_mean(d * d), ctx.options["eps"])
     h = d * r
     g = dy if weight is None else dy * weight.float()
     dx = (g - _mean(g) - h * _mean(g * h)) * r

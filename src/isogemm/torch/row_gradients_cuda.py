@@ -19,7 +19,7 @@ Grads = tuple[Tensor | None, ...]
 
 
 def _run(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], outs: list[Any], **rest: Any) -> Any:
-    found = rows.known(kind, operands, options)
+    found = rows.known(kind, tuple(t for t in operands if t is not None), options)
     return rows.run(kind, operands, options, outs, **rest) if found is None else found
 
 

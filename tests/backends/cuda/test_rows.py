@@ -97,11 +97,12 @@ def test_numbers_of_rows(n, count):
 
 
 def test_vocabularies():
-    for dtype in (F32, BF16):
-        x = drawn(3, 151936, dtype=dtype, special=False)
-        x[1, 5] = float("-inf")
+    for dtype, n in ((F32, 151936), (BF16, 151936), (BF16, 32001), (F32, 240001), (BF16, 470004)):
+        x = drawn(3, n, dtype=dtype)
+        x[1, 5], x[2, 1000] = float("-inf"), float("nan")
         for kind in ("log_softmax", "softmax", "sum", "rms_norm", "layer_norm"):
             check(getattr(reductions, kind), x)
+        check(lambda x, y: reductions.add_rms_norm(x, y.float()), x, x.flip(0))
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)

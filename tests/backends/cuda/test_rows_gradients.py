@@ -56,7 +56,18 @@ def gradients(function: Callable[..., Any], tensors: list[Any], dy: Any) -> list
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name, dtype):
     function, full, single = CASES[name]
-    for count, n in ((1, 1), (5, 7), (3, 128), (300, 50), (40, 1000), (700, 129), (9, 4096), (2, 8200), (3, 20000)):
+    for count, n in (
+        (1, 1),
+        (5, 7),
+        (3, 128),
+        (300, 50),
+        (40, 1000),
+        (700, 129),
+        (9, 4096),
+        (2, 8200),
+        (3, 20000),
+        (1, 240001),
+    ):
         x = [drawn(count, n, seed=i, dtype=dtype) for i in range(full)]
         x += [drawn(n, seed=7 + i, dtype=dtype) for i in range(single)]
 

@@ -13,7 +13,7 @@ from ...errors import LimitError
 from .row_place import ABSENT, BYTES, DIMENSIONS, Side, collapse, packed, whole
 
 if TYPE_CHECKING:
-    from .driver import Kernel
+    from .driver import Kernel, Parameter
 
 __all__ = ["EACH", "REDUCE", "columns", "each", "reduce", "rope", "table", "team"]
 
@@ -25,6 +25,7 @@ REDUCE = {
 }  # fmt: skip
 EACH = {"silu_mul": 0, "silu": 1, "sigmoid": 2, "exp": 3, "add": 4, "silu_mul_back": 5}
 LONGEST = 16384  # elements of a row that a block holds
+CLUSTER_BYTES = 226 * 1024  # of a row's eighth
 SLOTS = 132 * 16  # warps that keep an H200 busy
 INTS = 2**31
 
@@ -42,17 +43,24 @@ def team(rows: int, n: int, two: bool) -> Team | None:
     """Few rows are cut among many warps, many rows are one warp's each; None where a row is too long to hold."""
     if n > LONGEST:
         return None
-    steps, most = max(1, -(-n // 128)), 8 if two else 16
+    steps, most = max(1, -(-n // 128)), 4 if two else 8
     warps = 1
-    while -(-steps // warps) > most or (warps < 16 and 2 * warps <= steps and rows * 2 * warps <= SLOTS):
+    while warps < 8 and (-(-steps // warps) > (most if warps == 1 else 4) or _idle(rows, steps, 2 * warps)):
+        warps *= 2
+    while -(-steps // warps) > 8:
         warps *= 2
     groups = -(-steps // warps)
     if warps > 1:
         return Team(warps, groups, 1, 1)
     each = 1
-    while 2 * each * groups <= (4 if two else 8) and rows >= 4 * SLOTS * each:
+    while each < 4 and 2 * each * groups <= most and rows >= 4 * SLOTS * each:
         each *= 2
-    return Team(1, groups, each, 1 if rows <= 132 else 4)
+    return Team(1, groups, each, 4 if each * groups < 4 and rows > SLOTS else 1)
+
+
+def _idle(rows: int, steps: int, warps: int) -> bool:
+    """Whether so many warps a row have something to do and somewhere to run."""
+    return warps <= steps and rows * warps <= SLOTS
 
 
 def kernel(name: str, function: str, device: int, **defines: Any) -> Kernel:
@@ -87,12 +95,12 @@ def _spread(
     inner = [s._replace(steps=tuple(k[1:])) if s.kind >= 0 else s for s, k in zip(sides, steps, strict=True)]
     part = rows // extents[0]
     below = _spread(extents[1:], inner, sizes, build)
-    moves = [k[0] * BYTES[s.kind] if s.kind >= 0 else 0 for s, k in zip(sides, steps, strict=True)]
+    moves = [k[0] * BYTES[s.kind] for s, k in zip(sides, steps, strict=True) if s.kind >= 0]
     moves += [size * part for size in sizes]
 
     def launch(stream: int, *at: int) -> None:
         for i in range(extents[0]):
-            below(stream, *(a + i * m if a else 0 for a, m in zip(at, moves, strict=True)))
+            below(stream, *(a + i * m for a, m in zip(at, moves, strict=True)))
 
     return launch
 
@@ -101,7 +109,7 @@ def reduce(
     kind: str, shape: Sequence[int], n: int, sides: Sequence[Side], kinds: tuple[int, int], eps: float, align: int,
     device: int,
 ) -> Launch:  # fmt: skip
-    """``launch(stream, x, other, weight, bias, out, second)`` of an operation of `REDUCE`.
+    """``launch(stream, x, other, weight, bias, out, second)`` of an operation of `REDUCE`, without what is absent.
 
     Parameters
     ----------
@@ -121,13 +129,18 @@ def reduce(
     chosen = team(rows, n, other.kind >= 0)
     counted("elements of a row", n, INTS - 2**16)
     size = (1 if single else n) * BYTES[kinds[0]]
+    held = 64 * -(-n // 128) * (2 if other.kind >= 0 or kind == "log_softmax" else 1) + 4 * 128 * 4
     second = n * BYTES[kinds[1]] if kinds[1] >= 0 else 0
     if kind.endswith("_back"):
         second = 8  # two numbers of each row
 
     def build(count: int, place: bytes, dimensions: int) -> Launch:
         defines = types | {"VEC": vector, "DIMS": dimensions}
-        if chosen is None:
+        cluster = 1
+        if chosen is None and held <= CLUSTER_BYTES and 8 * count < INTS:
+            made = kernel("rows_cluster.cu", "rows", device, **defines, THREADS=512)
+            grid, block, shared, cluster = 8 * count, 512, held, 8
+        elif chosen is None:
             made = kernel("rows_long.cu", "rows", device, **defines, THREADS=1024, U=4)
             grid, block, shared = count, 1024, 4 * (2 * 16384 + 128)
         else:
@@ -138,17 +151,24 @@ def reduce(
             shared = 4 * 128 * (w * h + 1) if w > 1 else 0
         steps = [("i64", s.column) for s in sides]
         return made.bind(
-            [*["ptr"] * 6, ("map", place), *steps, ("i32", n), ("f32", eps)],
-            grid=(grid,), block=(block,), shared=shared, pdl=True,
+            [*pointers, ("map", place), *steps, ("i32", n), ("f32", eps)],
+            grid=(grid,), block=(block,), shared=shared, cluster=(cluster,), pdl=True,
         )  # fmt: skip
 
-    return _spread(shape, (x, other), (0, 0, size, second), build)
+    pointers = _given([*(s.kind for s in sides), *kinds])
+    moves = [s for s, kind in ((0, weight.kind), (0, bias.kind), (size, kinds[0]), (second, kinds[1])) if kind >= 0]
+    return _spread(shape, (x, other), moves, build)
+
+
+def _given(kinds: Sequence[int]) -> list[Parameter]:
+    """Pointers of a launch: those that are absent are null for good."""
+    return ["ptr" if kind >= 0 else ("ptr", 0) for kind in kinds]
 
 
 def each(
     kind: str, shape: Sequence[int], n: int, sides: Sequence[Side], outs: Sequence[int], align: int, device: int
 ) -> Launch:
-    """``launch(stream, x, y, dy, out, second)`` of an operation of `EACH`."""
+    """``launch(stream, x, y, dy, out, second)`` of an operation of `EACH`, without what is absent."""
     extents, steps = collapse(
         (*shape, n), [(*s.steps, s.column) if s.kind >= 0 else (0,) * (len(shape) + 1) for s in sides]
     )
@@ -167,12 +187,12 @@ def each(
         made = kernel("rows_each.cu", "each", device, **types, VEC=vector, DIMS=dimensions)
         columns = [("i64", s.column) for s in sides]
         return made.bind(
-            [*["ptr"] * 5, ("map", place), *columns, ("i32", n), ("u32", groups), ("u32", every)],
+            [*pointers, ("map", place), *columns, ("i32", n), ("u32", groups), ("u32", every)],
             grid=(-(-every // 256),), block=(256,), pdl=True,
         )  # fmt: skip
 
-    sizes = [n * BYTES[k] if k >= 0 else 0 for k in (*outs, -1)[:2]]
-    return _spread(shape, sides, sizes, build)
+    pointers = _given([*(s.kind for s in sides), *outs, -1][:5])
+    return _spread(shape, sides, [n * BYTES[k] for k in outs], build)
 
 
 class Turned(NamedTuple):
@@ -196,8 +216,9 @@ def rope(
     align: int,
     device: int,
 ) -> Launch | None:
-    """``launch(stream, x0, x1, cos, sin, w0, w1, out0, out1)`` of one or two tensors; None where no kernel fits.
+    """``launch(stream, x0, x1, cos, sin, w0, w1, out0, out1)`` of one or two tensors, without what is absent.
 
+    None where no kernel fits.
     With `normed`, rows are first normalised and rounded as by rms_norm. More than four leading dimensions that do not
     collapse, and normed rows of more than 1024 elements, are for the caller to compose.
     """
@@ -213,9 +234,9 @@ def rope(
     if normed and n > 1024:
         return None
     half, unit = n // 2, 4 if normed else 8
-    alone = [s for t in tensors for s in ((t.x, t.weight) if normed else (t.x, t.cos, t.sin))]
-    vector = (half % unit == 0 or (normed and n % 4 == 0 and interleaved)) and align >= 16
-    vector = vector and all(whole([s], t.shape, n, unit, align) for t in tensors for s in alone)
+    angles = all(whole([t.cos, t.sin], t.shape, half, unit, align) for t in tensors) and align >= 16
+    vector = all(whole([t.x, t.weight], t.shape, n, unit, align) for t in tensors) and align >= 16
+    vector = vector and (normed or angles)
     defines = {
         "TX": first.x.kind, "TC": first.cos.kind, "TS": first.sin.kind, "TW": first.weight.kind, "TO": kind,
         "NORM": normed, "INTERLEAVED": interleaved, "VEC": vector, "DIMS": dimensions,
@@ -223,7 +244,7 @@ def rope(
     if normed:
         groups = -(-n // 128)
         each, teams = (4 if groups == 1 and rows >= 4 * SLOTS else 1), (4 if rows > 132 else 1)
-        defines |= {"H": max(groups, 1), "R": each, "TEAMS": teams}
+        defines |= {"H": max(groups, 1), "R": each, "TEAMS": teams, "ANGLES": vector and angles and not interleaved}
         grid, block = -(-rows // (each * teams)), 32 * teams
     else:
         grid, block = -(-counted("pairs", rows * half) // ((unit if vector else 1) * 256)), 256
@@ -231,8 +252,9 @@ def rope(
     columns += [tensors[i].weight.column for i in (0, -1)]
     made = kernel("rows_rope.cu", "rope", device, **defines)
     numbers = [*(("i64", c) for c in columns), ("i32", half), ("f32", eps)]
+    x0, x1, w0, w1 = 0, len(tensors) - 2, first.weight.kind, tensors[1].weight.kind if len(tensors) > 1 else -1
     return made.bind(
-        [*["ptr"] * 8, ("map", places[0]), ("map", places[-1]), *numbers],
+        [*_given([x0, x1, 0, 0, w0, w1, x0, x1]), ("map", places[0]), ("map", places[-1]), *numbers],
         grid=(grid if n else 0, len(tensors)), block=(block,), pdl=True,
     )  # fmt: skip
 

@@ -69,8 +69,17 @@ columns(const void* x, const void* d, const float2* stats, void* out, const __gr
   for (int tile = 0; tile < tiles; ++tile) {
     __syncthreads();
     const float* t = shared + (tile & 1) * TILE * 32 + threadIdx.x % 32;
-#pragma unroll 32
-    for (int k = 0; k < TILE; ++k) sum = add(sum, t[k * 32]);
+    float ahead[32];  // half of them is read while the other half is added
+#pragma unroll
+    for (int k = 0; k < 16; ++k) ahead[k] = t[k * 32];
+#pragma unroll
+    for (int first = 0; first < TILE; first += 16) {
+#pragma unroll
+      for (int k = 0; k < 16; ++k) {
+        if (first + 16 < TILE) ahead[(first + 16 + k) % 32] = t[(first + 16 + k) * 32];
+        sum = add(sum, ahead[(first + k) % 32]);
+      }
+    }
   }
   if (c < n) put<TO>(out, c * column.out, sum);
 }

@@ -181,13 +181,23 @@ DEVICE float log_(float s) {
   return s == s ? fma_(k, 0.693359375f, add(t, y)) : s;
 }
 
-// a / b for many a and one b from 1 to 2**31, `y` its rounded reciprocal: two corrections by exact remainders leave the
-// correctly rounded quotient (Markstein). Small a, whose remainders are not exact, take the division.
-DEVICE float quotient(float a, float b, float y) {
-  if (!(a >= 0x1p-90f || a == 0.0f)) return __fdiv_rn(a, b);
-  float q = mul(a, y);
-  q = fma_(fma_(-b, q, a), y, q);
-  return fma_(fma_(-b, q, a), y, q);
+// v / b for four v and one b from 1 to 2**31, `y` its rounded reciprocal: two corrections by exact remainders leave the
+// correctly rounded quotient (Markstein). Small v, whose remainders are not exact, take the division; 0 is none of them.
+DEVICE void divide(float* v, float b, float y) {
+  u32 least = EVERY;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) least = min(least, __float_as_uint(v[j]) - 1);
+  if (least < 0x12800000 - 1) {  // 2**-90; v is +0, positive or NaN
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = __fdiv_rn(v[j], b);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    float q = mul(v[j], y);
+    q = fma_(fma_(-b, q, v[j]), y, q);
+    v[j] = fma_(fma_(-b, q, v[j]), y, q);
+  }
 }
 
 // Four neighbouring lanes of each of a warp's threads to the sum of all 128: lanes l and l + 64 meet first, then l and

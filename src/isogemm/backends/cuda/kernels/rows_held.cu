@@ -88,9 +88,7 @@ template <int P> DEVICE void pass(Row (&rows)[R], int n, float eps, float (&s)[R
 #pragma unroll
       for (int r = 0; r < R; ++r)
 #pragma unroll
-        for (int h = 0; h < H; ++h)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) change<P>(rows[r].v[h][j], s[r]);
+        for (int h = 0; h < H; ++h) change<P>(rows[r].v[h], s[r]);
     }
     if constexpr (P < PASSES) {
 #pragma unroll

@@ -60,7 +60,7 @@ struct Part {
   }
 };
 
-template <int P, int LAST> DEVICE void changes(float& v, const float* s) {
+template <int P, int LAST> DEVICE void changes(float (&v)[4], const float* s) {
   change<P>(v, s);
   if constexpr (P < LAST) changes<P + 1, LAST>(v, s);
 }
@@ -99,9 +99,9 @@ template <int P> DEVICE float total(const Source& source, const float* s) {
     for (int u = 0; u < U; ++u) {
       const int i = place_of(c, u);
       float t[4];
+      changes<0, P>(part.v[u], s);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        changes<0, P>(part.v[u][j], s);
         t[j] = i + j < n ? term<P>(part.v[u][j], part.g[u][j]) : 0.0f;
       }
       *(float4*)(terms + i - c * CHUNK) = make_float4(t[0], t[1], t[2], t[3]);
@@ -164,11 +164,9 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
         for (int j = 0; j < 4; ++j)
           if (i + j < n) put<TG < 0 ? 0 : TG>(second, to + i + j, part.v[u][j]);
       }
+      changes<0, PASSES>(part.v[u], s);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        changes<0, PASSES>(part.v[u][j], s);
-        y[j] = result(part.v[u][j], part.g[u][j], w[j], b[j], s);
-      }
+      for (int j = 0; j < 4; ++j) y[j] = result(part.v[u][j], part.g[u][j], w[j], b[j], s);
       if (VEC) {
         if (i < n) store<TO, 4>(out, to + i, y);
       } else {

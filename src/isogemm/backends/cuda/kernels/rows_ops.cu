@@ -28,11 +28,15 @@ template <int P> __device__ constexpr Fold fold() {
   return ADDED;
 }
 
-template <int P> DEVICE void change(float& v, const float* s) {
+template <int P> DEVICE void change_one(float& v, const float* s) {
   if ((OP == LAYER || OP == LAYER_BACK || OP == LOG_SOFTMAX) && P == 1) v = sub(v, s[0]);
   if ((OP == SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK) && P == 1) v = exp_(sub(v, s[0]));
-  if ((OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK) && P == 2) v = quotient(v, s[1], s[2]);
   if ((OP == RMS_BACK && P == 1) || (OP == LAYER_BACK && P == 2)) v = mul(v, s[1]);
+}
+template <int P> DEVICE void change(float (&four)[4], const float* s) {
+  if ((OP == SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK) && P == 2) divide(four, s[1], s[2]);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) change_one<P>(four[j], s);
 }
 
 template <int P> DEVICE float term(float v, float g) {
@@ -68,7 +72,7 @@ DEVICE float result(float v, float g, float w, float b, const float* s) {
     if (TW != NONE) v = mul(v, w);
     return TB != NONE ? add(v, b) : v;
   }
-  if (OP == SOFTMAX) return quotient(v, s[1], s[2]);
+  if (OP == SOFTMAX) return v;
   if (OP == LOG_SOFTMAX) return sub(v, s[1]);
   if (OP == RMS_BACK) return mul(sub(g, mul(v, s[2])), s[1]);
   if (OP == LAYER_BACK) return mul(sub(sub(g, s[2]), mul(v, s[3])), s[1]);

@@ -55,6 +55,15 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
   give<TO, N>(of.out[which], to + second, y + N);
 }
 #else
+// ANGLES: halves of a multiple of four, and tables of which four can be read at once.
+template <int T> DEVICE void several(const void* p, i64 at, i64 column, int i, int n, float* v) {
+  if constexpr (T != NONE) {
+    Four<T> four;
+    read<T>(p, at, column, i, n, four);
+    open<T>(four, v);
+  }
+}
+
 DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, int which, int half, float eps) {
   __shared__ float partners[TEAMS][R][H * 128];
   const int n = 2 * half, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -66,6 +75,9 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
 #pragma unroll
     for (int h = 0; h < H; ++h)
       read<TX>(of.x[which], place.at(0, min(first + r, count - 1)), column.x[which], h * 128 + lane * 4, n, held[r][h]);
+  float weight[H][4];
+#pragma unroll
+  for (int h = 0; h < H; ++h) several<TW>(of.w[which], 0, column.w[which], h * 128 + lane * 4, n, weight[h]);
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     float v[H][4], lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -82,9 +94,8 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
       float y[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float w = TW == NONE || i + j >= n ? 1.0f : value<TW == NONE ? 0 : TW>(of.w[which], (i + j) * column.w[which]);
         y[j] = mul(v[h][j], root);
-        y[j] = rounded<TX>(TW == NONE ? y[j] : mul(y[j], w));
+        y[j] = rounded<TX>(TW == NONE ? y[j] : mul(y[j], weight[h][j]));
       }
       *(float4*)(partners[warp][r] + i) = make_float4(y[0], y[1], y[2], y[3]);
     }
@@ -99,17 +110,28 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
 #pragma unroll
     for (int h = 0; h < H; ++h) {
       const int i = h * 128 + lane * 4;
-      float y[4];
+      if (i >= n) continue;
+      float y[4], c[4], s[4];
+      if (ANGLES) {  // four neighbours of one half, and four of the other
+        const bool second = i >= half;
+        several<TC>(of.cos, cosines, 1, second ? i - half : i, half, c);
+        several<TS>(of.sin, sines, 1, second ? i - half : i, half, s);
+        const float4 kept = *(const float4*)(own + i), turned = *(const float4*)(own + (second ? i - half : i + half));
+        const float a[4] = {kept.x, kept.y, kept.z, kept.w}, b[4] = {turned.x, turned.y, turned.z, turned.w};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int e = i + j;
-        if (e >= n) continue;
-        const bool second = INTERLEAVED ? e & 1 : e >= half;
-        const int at = INTERLEAVED ? e >> 1 : second ? e - half : e;
-        const int partner = INTERLEAVED ? e ^ 1 : second ? e - half : e + half;
-        const float c = value<TC>(of.cos, cosines + at * column.cos), s = value<TS>(of.sin, sines + at * column.sin);
-        const float kept = mul(own[e], c), turned = mul(own[partner], s);
-        y[j] = second ? add(kept, turned) : sub(kept, turned);
+        for (int j = 0; j < 4; ++j) y[j] = add(mul(a[j], c[j]), second ? mul(b[j], s[j]) : -mul(b[j], s[j]));
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int e = i + j;
+          if (e >= n) continue;
+          const bool second = INTERLEAVED ? e & 1 : e >= half;
+          const int at = INTERLEAVED ? e >> 1 : second ? e - half : e;
+          const int partner = INTERLEAVED ? e ^ 1 : second ? e - half : e + half;
+          const float c = value<TC>(of.cos, cosines + at * column.cos), s = value<TS>(of.sin, sines + at * column.sin);
+          const float kept = mul(own[e], c), turned = mul(own[partner], s);
+          y[j] = second ? add(kept, turned) : sub(kept, turned);
+        }
       }
       if (VEC) {
         if (i < n) store<TO, 4>(of.out[which], to + i, y);

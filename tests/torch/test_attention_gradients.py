@@ -82,11 +82,11 @@ def test_the_steps_are_those_that_are_written(dtype):
         delta = np.array([[lane_sum(row)] for row in g[0, h].astype(np.float32) * y[0, h].astype(np.float32)])
         ps.append(p)
         dss.append((p * (product(g[0, h], v[0, 0].T) - delta)).astype(q.dtype))
-    ps, dss = np.concatenate(ps).astype(q.dtype), np.concatenate(dss)
+    ps, dss, q, g = (np.stack(list(x), axis=1).reshape(14, -1) for x in (ps, dss, q[0], g[0]))  # token by token
     dq, dk, dv = (as_array(x[0]) for x in taken(attention, tensors, dy, causal=True, offset=190))
-    assert_same(dq.reshape(14, 16), product(dss, k[0, 0], 0.25, q.dtype))
-    assert_same(dk[0], product(dss.T, q[0].reshape(14, 16), 0.25, q.dtype))
-    assert_same(dv[0], product(ps.T, g[0].reshape(14, 12), out=q.dtype))
+    assert_same(dq.transpose(1, 0, 2).reshape(14, 16), product(dss, k[0, 0], 0.25, q.dtype))
+    assert_same(dk[0], product(dss.T, q, 0.25, q.dtype))
+    assert_same(dv[0], product(ps.astype(q.dtype).T, g, out=q.dtype))
 
 
 def test_errors_in_16_bits_are_those_of_their_roundings():
@@ -130,6 +130,17 @@ def test_chunks_of_queries_have_the_whole_gradient_of_q(dtype):
         chunk = [q[:, :, first:last], k, v]
         dq = taken(attention, chunk, dy[:, :, first:last], causal=True, offset=first)[0]
         same(dq, whole[:, :, first:last])
+
+
+@pytest.mark.parametrize("contract", ["fma/chain", "tensor_core:sm90/chain"])
+def test_padding_on_the_right_changes_no_gradient(contract):
+    """Tokens behind the last have no gradient of their own, and three heads of q share those of k."""
+    tensors, dy = operands(1, 6, 2, 21, 21, 16, torch.bfloat16), drawn(1, 6, 21, 16, seed=9, dtype=torch.bfloat16)
+    alone = taken(attention, tensors, dy, causal=True, contract=contract)
+    longer = [torch.cat([x, torch.ones_like(x[:, :, :19])], 2) for x in tensors]
+    padded = taken(attention, longer, torch.nn.functional.pad(dy, (0, 0, 0, 19)), causal=True, contract=contract)
+    for one, other in zip(alone, padded, strict=True):
+        same(one, other[:, :, :21])
 
 
 def test_what_is_not_read_has_no_gradient(dtype):

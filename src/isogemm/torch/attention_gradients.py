@@ -6,7 +6,8 @@ With t, m and l as in `isogemm.contract.attention`, u = m or 0 where that is -in
 2. ``dp = chain over dv of dy * v``, ``delta = sum of dy * y`` in the order of `isogemm.torch.reductions`
 3. ``ds = p * (dp - delta)``; p and ds rounded to the operands' dtype
 4. ``dq = scale * (chain over the keys of ds * k)``, ``dk = scale * (chain over the queries of ds * q)``,
-   ``dv = chain over the queries of p * dy``; queries of all heads that share k and v are one chain, head after head
+   ``dv = chain over the queries of p * dy``; queries of all heads that share k and v are one chain, and queries of one
+   token, head after head, stand together in it: so zeros for tokens behind the last change nothing
 
 No step adds across batch entries, and none is atomic. A row of dq depends on its own query and its keys, counted from
 the first of the tensor.
@@ -70,13 +71,20 @@ def gradients(dy: Tensor, call: Call, needs: list[bool]) -> tuple[Tensor, Tensor
     parts = [grouped(x) for x in (q, dy, delta, call.m.unsqueeze(-1), call.total.unsqueeze(-1))]
     into = [grouped(x) if need and i == 0 else x for i, (x, need) in enumerate(zip(found, needs, strict=True))]
     for entries, heads in _blocks(b, hkv, groups * tq * tk, q.device.type):
-        rows = [x[entries, heads].flatten(2, 3).flatten(0, 1) for x in parts]
+        rows = [_rows(x[entries, heads]) for x in parts]
         keys = [x[entries, heads].flatten(0, 1) for x in (k, v)]
         hidden, added = _masks(call, entries, heads, groups, outside)
-        for place, part in zip(into, _block(rows, keys, hidden, added, call, needs), strict=True):
+        for i, part in enumerate(_block(rows, keys, hidden, added, call, needs)):
             if part is not None:
-                place[entries, heads] = part.view(place[entries, heads].shape)
+                place = into[i][entries, heads]
+                place = place.transpose(2, 3) if i == 0 else place
+                place.copy_(part.view(place.shape))
     return found[0], found[1], found[2]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[b, hkv, groups, tq, ...] as [b * hkv, tq * groups, ...]."""
+    return x.transpose(2, 3).flatten(2, 3).flatten(0, 1)
 
 
 def _blocks(b: int, heads: int, size: int, device: str) -> Iterator[tuple[slice, slice]]:
@@ -101,18 +109,18 @@ def _outside(call: Call) -> Tensor | None:
 
 
 def _masks(call: Call, entries: slice, heads: slice, groups: int, outside: Tensor | None) -> tuple[Any, Any]:
-    """(hidden, added) that broadcast to [entries * heads, groups * tq, tk], or None."""
+    """(hidden, added) that broadcast to [entries * heads, tq * groups, tk], or None."""
     tq, tk = call.q.shape[2], call.k.shape[2]
     hidden = added = None
     if call.mask is not None:
-        mask = call.mask.unflatten(1, (-1, groups))[entries, heads].flatten(2, 3).flatten(0, 1)
+        mask = _rows(call.mask.unflatten(1, (-1, groups))[entries, heads])
         if mask.dtype is torch.bool:
             hidden = ~mask
         else:
             added = mask.float() * float(LOG2E)
     if call.offset is not None:
         query, key = (torch.arange(n, device=call.q.device) for n in (tq, tk))
-        late = (key > query.unsqueeze(1) + call.offset).repeat(groups, 1)
+        late = (key > query.unsqueeze(1) + call.offset).repeat_interleave(groups, 0)
         hidden = late if hidden is None else hidden | late
     if outside is not None:
         some = outside[entries]
@@ -125,7 +133,7 @@ def _masks(call: Call, entries: slice, heads: slice, groups: int, outside: Tenso
 def _block(
     rows: list[Tensor], keys: list[Tensor], hidden: Any, added: Any, call: Call, needs: list[bool]
 ) -> tuple[Tensor | None, ...]:
-    """(dq, dk, dv) of some heads: rows are [n, groups * tq, ...], keys [n, tk, ...]."""
+    """(dq, dk, dv) of some heads: rows are [n, tq * groups, ...], keys [n, tk, ...]."""
     (q, dy, *_), (k, v) = rows, keys
     scale = call.q.shape[3] ** -0.5 if call.scale is None else call.scale
     s = _product(q, k.mT, call, out_dtype=torch.float32)

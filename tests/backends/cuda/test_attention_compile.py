@@ -116,7 +116,7 @@ def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, case: C
     approximate = {line for line in kernel.machine_code if line.startswith("MUFU")}
     assert approximate <= {"MUFU.RCP", "MUFU.RSQ"}  # of divisions and their slow path
     assert kernel.machine_counts("FFMA")[0] >= 3 * 64
-    assert kernel.spilled <= 64
+    assert kernel.spilled <= 128
 
 
 @pytest.mark.parametrize(

@@ -222,3 +222,17 @@ def test_steps_of_gradients_are_those_of_torch(dtype):
     want = y * torch.where(total == 0, 0.0, 1 / total)
     same(p, rounded(want, dtype), "p")
     same(ds, rounded((dp - delta) * want, dtype), "ds")
+
+
+@pytest.mark.parametrize("tk", [640, 649])
+def test_a_causal_mask_is_the_causal_rule(tk):
+    q, k, v = operands(2, 8, 2, 512, tk, 128, "bfloat16", seed=24)
+    query, key = (torch.arange(n, device="cuda") for n in (512, tk))
+    mask = (key <= query[:, None] + 100).expand(2, 1, 512, tk).contiguous()
+    want = run(q, k, v, causal_offset=100, kernel="hopper")
+    for x, y in zip(run(q, k, v, mask=mask, kernel="hopper"), want, strict=True):
+        same(x, y, "causal")
+    mask[1, 0, 400, 3] = False  # one hole in a leaf that all see
+    want = run(q, k, v, mask=mask, kernel="walk")
+    for x, y in zip(run(q, k, v, mask=mask, kernel="hopper"), want, strict=True):
+        same(x, y, "with a hole")

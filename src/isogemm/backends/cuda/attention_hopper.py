@@ -44,6 +44,7 @@ def source(case: Case) -> tuple[str, dict[str, object]]:
     operand, chunks = OPERANDS[case.dtype], chunks_of(case)
     text = '#include "hopper_ptx.cu"\n'
     text += _instruction("mma_s", operand, 128, False) + _instruction("mma_o", operand, 64 * chunks + 8, True)
+    text += _instruction("mma_x", operand, 64 * chunks, True)
     text += _instruction("mma_low", operand, 64, True) + _instruction("mma_high", operand, 72, True)
     return text, {"KIND": KINDS[case.dtype], "CHUNKS": chunks, **OPTIONS, **mask_defines(case)}
 

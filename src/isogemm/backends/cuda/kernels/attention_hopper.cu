@@ -36,6 +36,21 @@ struct Walk {
   float c;
 };
 
+// Whether a bool mask hides nothing of a leaf from a warp's rows; false, too, where that cannot be read 16 bytes at a time.
+DEVICE bool all_seen(const Walk& w, int first, int lane) {
+  bool all = w.mask_k == 1;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const u8* at = w.mask + w.row[r] * w.mask_t + first + (lane & 3) * 32;
+    if (w.row[r] >= w.tq || !all) continue;
+    all = ((u64)at & 15) == 0;
+    if (!all) continue;
+    const uint4 x = ((const uint4*)at)[0], z = ((const uint4*)at)[1];
+    all = (x.x & x.y & x.z & x.w & z.x & z.y & z.z & z.w) == 0x01010101;
+  }
+  return __all_sync(~0u, all);
+}
+
 // Where a thread's accumulator i lies: row of its two, key of the leaf.
 DEVICE constexpr int row_of(int i) { return i >> 1 & 1; }
 DEVICE int key_of(int i, int lane) { return i / 4 * 8 + (lane & 3) * 2 + (i & 1); }
@@ -264,13 +279,13 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
         wgmma_fence();
         scores(s, q, base + (buffer ? K_AT[1] : K_AT[0]));
         wgmma_commit();
+        const bool edge = first + LEAF > whole || MASK == 2 || (MASK == 1 && !all_seen(w, first, lane));
         wgmma_wait<0>();
         pin(s);
         if (lane == 0) {
           barrier_arrive(empty_k + 8 * buffer);
           if (n + 1 == t.leaves) barrier_arrive(empty_q);
         }
-        const bool edge = MASK || first + LEAF > whole;
         if (edge) softmax<true>(s, p, m_n, w, first, lane);
         else softmax<false>(s, p, m_n, w, first, lane);
         const Factors f[2] = {join(m[0], m_n[0]), join(m[1], m_n[1])};
@@ -295,7 +310,12 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
 #else
         float o_n[NV];
         wgmma_fence();
+#if EXPERIMENT == 2
+        o_n[NV - 4] = o_n[NV - 3] = o_n[NV - 2] = o_n[NV - 1] = 1.0f;
+        values(*(float(*)[NV - 4])o_n, p, v, step, mma_x);
+#else
         values(o_n, p, v, step, mma_o);
+#endif
         wgmma_commit();
         wgmma_wait<0>();
         pin(o_n);

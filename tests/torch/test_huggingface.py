@@ -326,6 +326,9 @@ def test_merged_products_have_the_same_bits(family, dtype):
     for model in (apart, merged):  # in place: the merged weights see it
         model.load_state_dict(state)
     check()
+    merged = copy.deepcopy(merged)
+    attention, mlp = merged.model.layers[0].self_attn, merged.model.layers[0].mlp
+    assert attention.q_proj.weight.data_ptr() == attention.merged_weight.data_ptr()
     for model in (apart, merged):
         model.to(torch.float64).to(dtype)  # new memory: merged again
     assert mlp.gate_proj.weight.data_ptr() == mlp.merged_weight.data_ptr()
@@ -361,6 +364,8 @@ def test_a_compiled_model_has_the_same_bits(dtype):
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     given = {"attention_mask": mask, "position_ids": positions}
     torch._dynamo.reset()
+    with torch.no_grad():  # not merged any more
+        model.model.layers[1].mlp.gate_proj.weight.data = -model.model.layers[1].mlp.gate_proj.weight.data
     compiled, found = torch.compile(model, fullgraph=True, backend="aot_eager"), []
     with torch.no_grad():
         assert same(compiled(ids, **given).logits, model(ids, **given).logits)

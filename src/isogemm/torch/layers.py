@@ -147,6 +147,7 @@ class Merging(Converted):
 
     def merge(self) -> bool:
         """Merge, or merge again after the parameters got new memory. False where the layers do not fit."""
+        torch.compiler.assume_constant_result(_is_whole)  # there are no addresses where torch compiles: asked before
         layers = self._layers()
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         if len({(w.dtype, w.device, w.shape[1]) for w in weights}) > 1 or weights[0].is_meta:
@@ -171,10 +172,19 @@ class Merging(Converted):
         """What each of the layers makes of x."""
         layers, buffers = self._layers(), vars(self)["_buffers"]
         whole = buffers.get("merged_weight")
-        if whole is None or torch.is_grad_enabled() or not _is_whole(layers, buffers):
+        if whole is None or torch.is_grad_enabled() or not _is_whole(self):
             return [layer(x) for layer in layers]
+        for layer in layers:
+            if layer._forward_hooks or layer._forward_pre_hooks:  # they wait for the layer's own call
+                return [layer(x) for layer in layers]
         y = inferred(x, whole, buffers["merged_bias"], layers[0].contract)
         return y.split([layer.out_features for layer in layers], -1)
+
+    def __setstate__(self, state: Any) -> None:
+        """Copied or loaded: merged again."""
+        super().__setstate__(state)  # type: ignore[misc]
+        if vars(self)["_buffers"].get("merged_weight") is not None:
+            self.merge()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moved or cast: merged again."""
@@ -187,17 +197,12 @@ class Merging(Converted):
         return found
 
 
-def _is_whole(layers: list[Any], buffers: dict[str, Tensor | None]) -> bool:
-    """Whether the layers' parameters lie in the merged tensors, and nothing waits for a layer's own call."""
-    for layer in layers:
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            return False
-    if torch.compiler.is_compiling():  # no addresses there; what is traced is what lay there before
-        return True
+def _is_whole(module: Any) -> bool:
+    """Whether the layers' parameters still lie in the merged tensors."""
     for name in ("weight", "bias"):
-        whole = buffers[f"merged_{name}"]
+        whole = module._buffers[f"merged_{name}"]
         place = 0 if whole is None else whole.data_ptr()
-        for layer in layers if whole is not None else ():
+        for layer in module._layers() if whole is not None else ():
             p = layer._parameters[name]
             if p.data_ptr() != place:
                 return False

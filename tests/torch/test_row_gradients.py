@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+from isogemm.contract import rows as define
 from isogemm.errors import ShapeError
 
 torch = pytest.importorskip("torch")
@@ -116,6 +118,20 @@ def test_a_row_has_its_gradient_alone(name):
     for i in range(0, 500, 7):
         for got, want in zip(grads(slice(i, i + 1)), whole, strict=True):
             assert torch.equal(got, want[i : i + 1])
+
+
+def test_norms_have_the_gradients_of_their_formulas():
+    """Every root, quotient, product and sum rounded by itself, sums in lanes."""
+    x, w, dy = drawn(300, 40, seed=1), drawn(40, seed=2), drawn(300, 40, seed=3)
+    tensor = x.clone().requires_grad_()
+    reductions.rms_norm(tensor, w, 1e-3).backward(dy)
+    n, eps = np.float32(40), np.float32(1e-3)
+    for i in range(300):
+        row, g = x[i].numpy(), (dy[i] * w).numpy()
+        r = np.float32(1) / np.sqrt(define.lane_sum(row * row) / n + eps)
+        h = row * r
+        want = (g - h * (define.lane_sum(g * h) / n)) * r
+        np.testing.assert_array_equal(tensor.grad[i].numpy(), want)
 
 
 def test_a_buffer_takes_what_grad_would_have():

@@ -133,7 +133,7 @@ def _buffer(ctx: Any, place: int, like: Tensor) -> Tensor | None:
 
 
 def _inverse_root(square: Tensor, eps: float) -> Tensor:
-    """``1 / sqrt(square + eps)``, by NumPy: torch's square root is not correctly rounded for every size of a tensor."""
+    """``1 / sqrt(square + eps)``, by NumPy: torch's square root is not correctly rounded everywhere."""
     with ieee_defaults(), np.errstate(all="ignore"):
         return torch.from_numpy(np.float32(1) / np.sqrt(square.numpy() + np.float32(eps)))
 

@@ -231,6 +231,14 @@ def test_rotary_tables(kind):
             model(tokens(1, 5))
 
 
+def test_positions_behind_the_table():
+    model, _ = converted()
+    with torch.no_grad():
+        model(tokens(1, 3), position_ids=torch.tensor([[509, 510, 511]]))
+        with pytest.raises(OptionError, match="max_position_embeddings, 512"):
+            model(tokens(1, 3), position_ids=torch.tensor([[510, 511, 512]]))
+
+
 def test_frequencies_that_change_are_left():
     rope = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 4.0}
     model, report = converted(rope_parameters=rope)

@@ -154,7 +154,18 @@ class Rotary(Converted):
     inv_freq: Tensor
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for [batch, tokens] positions."""
+        """Cosines and sines for [batch, tokens] positions.
+
+        Raises
+        ------
+        OptionError
+            A position that the table has no row for; on a CUDA device torch's own error about an index.
+        """
+        if position_ids.device.type == "cpu" and not torch.compiler.is_compiling() and position_ids.numel():
+            last = int(position_ids.max())
+            if last >= len(self.table):
+                limit = f"below max_position_embeddings, {len(self.table)}"
+                raise OptionError("position", limit=limit, value=last, nearest=len(self.table) - 1)
         cos, sin = torch.nn.functional.embedding(position_ids, self.table).chunk(2, -1)
         if self.halves:
             return cos, sin

@@ -384,3 +384,29 @@ def test_a_compiled_model_has_the_same_bits(dtype):
             options |= {"position_ids": positions[:, -1:] + 1}
             found.append(call(ids[:, :1], past_key_values=cache, **options).logits)
     assert same(*found)
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_converted_model_is_saved_as_any_other(tmp_path, fuse):
+    model = build("Qwen2", torch.bfloat16)
+    iso.convert(model, fuse=fuse)
+    model.save_pretrained(tmp_path)
+    assert "isogemm" not in (tmp_path / "config.json").read_text()
+    again = transformers.Qwen2ForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert all(torch.equal(p, again.state_dict()[name]) for name, p in model.state_dict().items())
+    again.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq  # that of build() was rounded
+    iso.convert(again)
+    with torch.no_grad():
+        assert same(again.eval()(tokens(1, 9)).logits, model(tokens(1, 9)).logits)
+
+
+def test_recomputed_activations():
+    grads = []
+    for recompute in (False, True):
+        model = build().train()
+        iso.convert(model)
+        if recompute:
+            model.gradient_checkpointing_enable()
+        model(tokens(2, 9), use_cache=False).logits.square().sum().backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(x, y) for x, y in zip(*grads, strict=True))

@@ -1,4 +1,4 @@
-"""The command line: ``isogemm audit``, ``isogemm plan``, ``isogemm tune``, ``isogemm version``."""
+"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``quantize``, ``inspect`` and ``version``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from ._version import __version__
 from .errors import IsogemmError, OptionError
+from .quant import cli as quant_cli
 
 if TYPE_CHECKING:
     from .audit import Report, WeightSource
@@ -270,6 +271,10 @@ def _audit_model(
             progress=progress,
             words=[*words, *(["--m", ",".join(map(str, sizes))] if m else [])],
         )
+
+
+app.command("quantize")(quant_cli.quantize_command)
+app.command("inspect")(quant_cli.inspect_command)
 
 
 def _replay(text: str) -> NoReturn:

@@ -57,8 +57,16 @@ class TensorFile(Mapping[str, Tensor]):
         Type, shape, offset and bytes of each tensor, without reading it.
     """
 
-    def __init__(self, path: Path, data: Array, entries: dict[str, Entry], metadata: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        data: Array,
+        entries: dict[str, Entry],
+        metadata: dict[str, Any],
+        types: dict[str, list[int]] | None = None,
+    ) -> None:
         self.path, self.entries, self.metadata, self._data = path, entries, metadata, data
+        self._types = types or {}
 
     def __getitem__(self, name: str) -> Tensor:
         return self.entries[name].of(self._data)
@@ -68,6 +76,16 @@ class TensorFile(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def raw(self, name: str) -> Array:
+        """A tensor's bytes, as a view."""
+        entry = self.entries[name]
+        return self._data[entry.offset : entry.offset + entry.nbytes]
+
+    def fields(self) -> Iterator[tuple[str, Any, list[int]]]:
+        """(name, value, GGUF's type numbers) of the metadata; no types where the file has none."""
+        for name, value in self.metadata.items():
+            yield name, value, self._types.get(name, [])
 
     def __repr__(self) -> str:
         return f"TensorFile({str(self.path)!r}, {len(self)} tensors)"
@@ -149,7 +167,7 @@ def _gguf(path: Path, data: Array) -> TensorFile:
     from .gguf_reader import read
 
     try:
-        entries, metadata = read(path)
+        entries, metadata, types = read(path)
     except IsogemmError:
         raise
     except Exception as error:  # the package raises whatever reading a damaged header leads to
@@ -157,7 +175,7 @@ def _gguf(path: Path, data: Array) -> TensorFile:
             f"{path.name}: header", limit="a GGUF file", value=f"{type(error).__name__}: {error}",
             nearest="download or write the file again",
         ) from error  # fmt: skip
-    return TensorFile(path, data, {e[0]: Entry(*e) for e in entries}, metadata)
+    return TensorFile(path, data, {e[0]: Entry(*e) for e in entries}, metadata, types)
 
 
 def _safetensors(path: Path, data: Array) -> TensorFile:

@@ -32,8 +32,8 @@ def package() -> Any:
     return gguf
 
 
-def read(path: Path) -> tuple[list[tuple[str, str, tuple[int, ...], int, int]], dict[str, Any]]:
-    """(name, type, shape, offset, bytes) of every tensor, and the metadata.
+def read(path: Path) -> tuple[list[tuple[str, str, tuple[int, ...], int, int]], dict[str, Any], dict[str, list[int]]]:
+    """(name, type, shape, offset, bytes) of every tensor, and the metadata with GGUF's numbers of its types.
 
     Raises
     ------
@@ -73,7 +73,8 @@ def read(path: Path) -> tuple[list[tuple[str, str, tuple[int, ...], int, int]], 
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if twice:
         raise FormatError(f"{path.name}: names of tensors", limit="once each", value=min(twice), nearest="rename one")
-    return found, {name: field.contents() for name, field in reader.fields.items()}
+    types = {name: [int(t) for t in field.types] for name, field in reader.fields.items()}
+    return found, {name: field.contents() for name, field in reader.fields.items()}, types
 
 
 def _tensor(gguf: Any, field: Any, start: int, size: int) -> tuple[str, str, tuple[int, ...], int, int]:

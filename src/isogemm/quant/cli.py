@@ -1,0 +1,190 @@
+"""``isogemm quantize`` and ``isogemm inspect``: registered by `isogemm.cli`."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from ..errors import OptionError, ShapeError
+from .files import Entry, TensorFile, load
+from .formats import FORMATS, BlockFormat, format_of
+from .gguf_reader import package
+
+__all__ = ["inspect_command", "quantize_command"]
+
+Several = list[str] | None
+_FLOATS = ("F32", "F16", "BF16")
+_WRITTEN = ("general.architecture", "general.alignment", "general.quantization_version", "general.file_type")
+
+
+def quantize_command(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="A .safetensors or .gguf file of floating-point weights.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write.")],
+    format: Annotated[str, typer.Option("--format", "-f", help="Of the 2-D weights, for example Q4_K.")],
+    fallback: Annotated[
+        str, typer.Option(help="The format of weights whose rows are no whole number of blocks; 'keep' for none.")
+    ] = "",
+    keep: Annotated[Several, typer.Option(help="Globs of tensors that stay as they are; repeat.")] = None,
+) -> None:
+    """Quantize a model's 2-D weights; every other tensor is copied."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    file, fmt = load(source), format_of(format)
+    if out.exists() and out.samefile(source):
+        raise OptionError("OUT", limit="another file than IN, which is mapped", value=str(out), nearest="another name")
+    planned = {name: _planned(entry, fmt, fallback, keep or []) for name, entry in file.entries.items()}
+    gguf = package()
+    part = out.with_name(out.name + ".part")
+    writer = gguf.GGUFWriter(part, str(file.metadata.get("general.architecture", "unknown")))
+    try:
+        _copy_metadata(gguf, writer, file)
+        for name, (entry, chosen) in planned.items():
+            shape, kind, nbytes = _described(gguf, entry, chosen)
+            writer.add_tensor_info(name, shape, kind[0], nbytes, raw_dtype=kind[1])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+            task = bars.add_task("starting", total=len(planned))
+            for name, (entry, chosen) in planned.items():
+                bars.update(task, description=name)
+                writer.write_tensor_data(_bytes_of(file, entry, chosen))
+                bars.advance(task)
+        writer.close()
+        os.replace(part, out)
+    finally:
+        writer.close()
+        part.unlink(missing_ok=True)
+    counts = Counter(str(chosen or entry.type) for entry, chosen in planned.values())
+    before, after = source.stat().st_size, out.stat().st_size
+    typer.echo(f"{out}: {', '.join(f'{n} x {kind}' for kind, n in counts.most_common())}; {before} -> {after} bytes")
+
+
+def _planned(entry: Entry, fmt: BlockFormat, fallback: str, keep: list[str]) -> tuple[Entry, BlockFormat | None]:
+    """The format that a tensor gets; None where it is copied."""
+    if len(entry.shape) != 2 or entry.type not in _FLOATS or any(fnmatch.fnmatchcase(entry.name, g) for g in keep):
+        return entry, None
+    try:
+        fmt.row_bytes(entry.shape[1], entry.name)
+        return entry, fmt
+    except ShapeError as error:
+        if fallback == "keep":
+            return entry, None
+        if not fallback:
+            raise ShapeError(
+                error.what, limit=error.limit, value=error.value,
+                nearest=f"--fallback {fmt.fitting(entry.shape[1])}, --fallback keep, or --keep '{entry.name}'",
+            ) from error  # fmt: skip
+    other = format_of(fallback)
+    other.row_bytes(entry.shape[1], entry.name)
+    return entry, other
+
+
+def _described(gguf: Any, entry: Entry, chosen: BlockFormat | None) -> tuple[Any, Any, int]:
+    """Shape, (NumPy type, GGML type) and bytes, as the writer wants them."""
+    kind = chosen.name if chosen else entry.type
+    if kind in FORMATS:
+        fmt = FORMATS[kind]
+        rows = int(np.prod(entry.shape[:-1], dtype=np.int64))
+        row = fmt.row_bytes(entry.shape[-1], entry.name) if entry.shape else fmt.nbytes
+        known = gguf.GGMLQuantizationType[kind]
+        if kind in ("F32", "F16"):
+            return entry.shape, (np.dtype(np.float32 if kind == "F32" else np.float16), None), rows * row
+        return (*entry.shape[:-1], row), (np.dtype(np.uint8), known), rows * row
+    plain = {"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "F64": np.float64}.get(kind)
+    if plain is None:
+        raise OptionError(
+            f"{entry.name}: type", limit="a type that GGUF has", value=kind, nearest="leave the tensor out of the file"
+        )
+    return entry.shape, (np.dtype(plain), None), entry.nbytes
+
+
+def _bytes_of(file: TensorFile, entry: Entry, chosen: BlockFormat | None) -> Any:
+    if chosen is None:
+        return file.raw(entry.name)
+    from .matrix import quantize
+
+    return quantize(file[entry.name], chosen, name=entry.name).rows
+
+
+def _copy_metadata(gguf: Any, writer: Any, file: TensorFile) -> None:
+    """What a GGUF file says of itself; a safetensors file's text is kept under its own names."""
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    for name, value, types in file.fields():
+        if name.startswith("GGUF.") or name in _WRITTEN:
+            continue
+        if types:
+            kinds = [gguf.GGUFValueType(t) for t in types]
+            writer.add_key_value(name, value, kinds[0], sub_type=kinds[1] if len(kinds) > 1 else None)
+        else:
+            writer.add_string(name, str(value))
+
+
+def inspect_command(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A .gguf or .safetensors file.")],
+    match: Annotated[Several, typer.Option(help="Globs of tensor names; repeat.")] = None,
+    check: Annotated[bool, typer.Option(help="Read every scale: infinite ones and NaN are errors.")] = False,
+) -> None:
+    """List a file's tensors: format, shape, offset, bytes, bits of a weight, and which formats their rows can have."""
+    from rich.console import Console
+    from rich.table import Table
+
+    file = load(path)
+    table = Table(box=None, pad_edge=False)
+    for title in ("tensor", "format", "shape", "offset", "bytes", "row bytes", "bits/weight", "super-blocks of 256"):
+        table.add_column(title, justify="left" if title in ("tensor", "format", "super-blocks of 256") else "right")
+    shown = [e for e in file.entries.values() if not match or any(fnmatch.fnmatchcase(e.name, g) for g in match)]
+    for entry in shown:
+        table.add_row(*_row(entry))
+        if check:
+            for tensor in _parts(file[entry.name]):
+                tensor.check()
+    console = Console()
+    console.print(table if console.is_terminal else _plain_table(table, console))
+    total = sum(e.nbytes for e in shown)
+    elements = sum(int(np.prod(e.shape, dtype=np.int64)) for e in shown)
+    typer.echo(f"{len(shown)} tensors, {total} bytes, {8 * total / max(1, elements):.4g} bits a weight")
+
+
+def _plain_table(table: Any, console: Any) -> Any:
+    """Not cut to a terminal's width where there is none."""
+    console.width = max(console.width, 400)
+    return table
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    elements = int(np.prod(entry.shape, dtype=np.int64))
+    k = entry.shape[-1] if entry.shape else 1
+    rows = elements // k if k else 0
+    row = str(entry.nbytes // rows) if rows else ""
+    bits = f"{8 * entry.nbytes / elements:.4f}" if elements else ""
+    fits = "" if len(entry.shape) < 2 else "yes" if k % 256 == 0 else f"no: k % 256 = {k % 256}; Q4_K becomes "
+    if fits.startswith("no"):
+        fits += FORMATS["Q4_K"].fitting(k).name
+    return (
+        entry.name,
+        entry.type,
+        " x ".join(map(str, entry.shape)),
+        str(entry.offset),
+        str(entry.nbytes),
+        row,
+        bits,
+        fits,
+    )
+
+
+def _parts(tensor: Any) -> Iterator[Any]:
+    for part in tensor if isinstance(tensor, list) else [tensor]:
+        if hasattr(part, "check"):
+            yield part

@@ -108,7 +108,7 @@ def bind_few(case: Case, device: int) -> Callable[..., None]:
             *["map"] * 2, *["ptr"] * 7, *longs(*steps_of(q)[:3], *(case.mask or (0, 0, 0, 0)), *case.y_strides),
             *ints(*sizes), ("f32", case.c),
         ],
-        grid=(case.leaves, case.heads // case.group, case.batch),
+        grid=(case.leaves * -(-case.tq * case.group // rows), case.heads // case.group, case.batch),
         block=(128,),
         shared=2 * chunks * CHUNK + rows * (128 * chunks + 16 + 272 + 16) + 1024,
         pdl=True,

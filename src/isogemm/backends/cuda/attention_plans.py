@@ -1,8 +1,8 @@
 """Which kernel computes an attention, and its launch with everything bound but the addresses.
 
 ``hopper``  wgmma fed by the tensor copy engine: many queries, head sizes to 128, rows of 16 bytes
-``few``     one leaf to a block, up to 64 rows: the queries of a key head; leaves come by the copy engine. Sums go to
-            memory for ``meet``, unless there is but one leaf
+``few``     one leaf and up to 64 rows of a key head to a block; leaves come by the copy engine. Sums go to memory for
+            ``meet``, unless there is but one leaf
 ``split``   one leaf to a program for any strides and numbers of rows, sums to memory, then ``meet``
 ``leaf``    the same where there is one leaf, without sums
 ``walk``    all leaves in one program: any strides, head sizes to 256
@@ -136,8 +136,6 @@ def serves(case: Case, kernel: str) -> bool:
     if case.fma or case.dtype == "float32":
         return kernel == "fma" and case.fma
     if kernel in ("hopper", "few"):
-        if kernel == "few" and case.tq * case.group > 64:
-            return False
         steps = [s * 2 % 16 == 0 and s > 0 for x in case.operands for s in steps_of(x)[:3]]
         sizes = case.d % 8 == 0 and case.dv % 8 == 0 and max(case.d, case.dv) <= 128
         return case.aligned and sizes and all(steps) and case.leaves > 0
@@ -148,19 +146,15 @@ def kernel_of(case: Case, device: int) -> str:
     """The kernel that is likely the fastest; every choice has the same bits."""
     from .device import device as facts
 
-    if case.fma:
-        return "fma"
+    if case.fma or not case.leaves:
+        return "fma" if case.fma else "walk"
     rows, bundles = case.tq * case.group, case.batch * case.heads // case.group
     programs = case.batch * case.heads * -(-case.tq // 128)
     hopper = facts(device).capability[0] == 9 and serves(case, "hopper")
     sums = 4 * bundles * case.leaves * rows * (case.dv + 2)
-    if hopper and rows <= 64 and sums <= MOST_SUMS:
-        return "few"
-    if case.leaves == 1 and not hopper:
-        return "leaf"
-    if case.leaves > 1 and sums <= MOST_SUMS and (rows <= 64 or (programs < 96 and case.leaves >= 8)):
-        return "split"
-    return "hopper" if hopper else "walk"
+    if sums <= MOST_SUMS and (rows <= 64 or (programs < 96 and case.leaves >= 8)):
+        return "few" if hopper else "split" if case.leaves > 1 else "leaf"
+    return "hopper" if hopper else "leaf" if case.leaves == 1 else "walk"
 
 
 def bind(case: Case, kernel: str, device: int) -> Run:

@@ -1,4 +1,4 @@
-// One leaf of attention for few queries: all rows of a key head, 16 * MT of them at most; see contract/attention.py.
+// One leaf of attention for few queries, 16 * MT rows of a key head to a block; see contract/attention.py.
 //
 // Operands   maps of k and v (d, token, head, item), bf16 or fp16, head sizes up to 64 * CHUNKS; q by strides, unit in d.
 //            Row r of a bundle is query r / pack of head bundle * pack + r % pack.
@@ -46,7 +46,8 @@ attention_few(const __grid_constant__ Map map_k, const __grid_constant__ Map map
   __shared__ alignas(8) u64 barriers[2];
   const u32 base = (shared(memory) + 1023) & ~1023u, full_k = shared(barriers), full_v = full_k + 8;
   const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int leaf = blockIdx.x, bundle = blockIdx.y, item = blockIdx.z, rows = tq * pack;
+  const int leaves = (tk + LEAF - 1) / LEAF, leaf = blockIdx.x % leaves, row0 = blockIdx.x / leaves * ROWS;
+  const int bundle = blockIdx.y, item = blockIdx.z, rows = tq * pack;
   if (threadIdx.x == 0) {
     barrier_init(full_k, 1), barrier_init(full_v, 1);
     barrier_init_fence();
@@ -54,7 +55,7 @@ attention_few(const __grid_constant__ Map map_k, const __grid_constant__ Map map
   wait_for_predecessor();
   release_successor();
   const int lo = start ? max(start[item], 0) : 0, hi = stop ? min(stop[item], tk) : tk;
-  const int first = lo + leaf * LEAF, end = CAUSAL ? min(hi, tq + offset) : hi;
+  const int first = lo + leaf * LEAF, end = CAUSAL ? min(hi, min(tq, (row0 + ROWS - 1) / pack + 1) + offset) : hi;
   if (!ONLY && first >= end) return;
   if (threadIdx.x == 0) {
     barrier_expect(full_k, CHUNKS * CHUNK), barrier_expect(full_v, CHUNKS * CHUNK);
@@ -62,10 +63,10 @@ attention_few(const __grid_constant__ Map map_k, const __grid_constant__ Map map
     for (int i = 0; i < CHUNKS; ++i) load_box(base + V_AT + i * CHUNK, &map_v, full_v, 64 * i, first, bundle * pack / group, item);
   }
   for (int at = threadIdx.x; at < ROWS * D / 2; at += THREADS) {  // q, zeros around it; d is even
-    const int r = at / (D / 2), j = at % (D / 2) * 2;
+    const int r = row0 + at / (D / 2), j = at % (D / 2) * 2;
     u32 word = 0;
     if (r < rows && j < d) word = *(const u32*)(q + item * q_b + (bundle * pack + r % pack) * q_h + r / pack * q_t + j);
-    store_word(base + Q_AT + r * Q_STEP + 2 * j, word);
+    store_word(base + Q_AT + (r - row0) * Q_STEP + 2 * j, word);
   }
   __syncthreads();
 
@@ -92,7 +93,7 @@ attention_few(const __grid_constant__ Map map_k, const __grid_constant__ Map map
   for (int i = 0; i < MT; ++i)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = 16 * i + 8 * r + (lane >> 2), query = row / pack;
+      const int tile_row = 16 * i + 8 * r + (lane >> 2), row = row0 + tile_row, query = row / pack;
       const int reach = CAUSAL ? min(hi, query + offset + 1) : hi;
       float top = NONE;
 #pragma unroll
@@ -110,7 +111,7 @@ attention_few(const __grid_constant__ Map map_k, const __grid_constant__ Map map
       }
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      if ((lane & 3) == 0) store_word(base + TOP_AT + 4 * (warp * ROWS + row), __float_as_int(top));
+      if ((lane & 3) == 0) store_word(base + TOP_AT + 4 * (warp * ROWS + tile_row), __float_as_int(top));
     }
   __syncthreads();
 #pragma unroll
@@ -160,12 +161,12 @@ attention_few(const __grid_constant__ Map map_k, const __grid_constant__ Map map
     }
   }
 
-  const i64 all = (i64)gridDim.z * gridDim.y * gridDim.x * rows;
+  const i64 all = (i64)gridDim.z * gridDim.y * leaves * rows;
 #pragma unroll
   for (int i = 0; i < MT; ++i)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = 16 * i + 8 * r + (lane >> 2), head = bundle * pack + row % pack, query = row / pack;
+      const int row = row0 + 16 * i + 8 * r + (lane >> 2), head = bundle * pack + row % pack, query = row / pack;
       if (row >= rows) continue;
       const int column = warp * 16 * CHUNKS + (lane & 3) * 2;
       if (ONLY) {
@@ -181,7 +182,7 @@ attention_few(const __grid_constant__ Map map_k, const __grid_constant__ Map map
         const i64 line = ((i64)item * heads + head) * tq + query;
         if (warp == 0 && (lane & 3) == 0 && stats) stats[line] = m + 0.0f, stats[(i64)gridDim.z * heads * tq + line] = canonical(sum);
       } else {
-        const i64 line = ((i64)(item * gridDim.y + bundle) * gridDim.x + leaf) * rows + row;
+        const i64 line = ((i64)(item * gridDim.y + bundle) * leaves + leaf) * rows + row;
 #pragma unroll
         for (int j = 0; j < NT; ++j)
           if (column + 8 * j < dv) *(float2*)(sums + line * dv + column + 8 * j) = make_float2(o[i][j][2 * r], o[i][j][2 * r + 1]);

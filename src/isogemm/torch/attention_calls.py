@@ -178,18 +178,15 @@ def _check_operands(q: Any, k: Any, v: Any) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise DTypeError(name, limit="a torch tensor", value=type(x).__name__, nearest=f"torch.as_tensor({name})")
-        if x.dim() != 4:
-            raise ShapeError(
-                f"dimensions of {name}", limit="4: batch, heads, tokens, head's elements", value=x.dim(),
-                nearest="scaled_dot_product_attention, or unsqueeze(0)",
-            )  # fmt: skip
-        if x.dtype not in _FLOATS or x.dtype != q.dtype:
-            raise DTypeError(
-                f"dtype of {name}", limit="float32, bfloat16 or float16, the same for q, k and v", value=x.dtype,
-                nearest=q.dtype if q.dtype in _FLOATS else "torch.float32",
-            )  # fmt: skip
-        if x.device != q.device or x.device.type not in ("cpu", "cuda", "meta"):
-            raise DeviceError(f"device of {name}", limit="one CPU or CUDA device", value=x.device, nearest=q.device)
+    if not (
+        (q.is_cpu or q.is_cuda or q.is_meta)
+        and q.device == k.device == v.device
+        and q.dtype is k.dtype is v.dtype
+        and q.dtype in _FLOATS
+        and q.dim() == k.dim() == v.dim() == 4
+    ):
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            _check_operand(name, x, q)
     (b, hq, _, d), (hkv, tk) = q.shape, k.shape[1:3]
     if hkv == 0 or hq % hkv:
         nearest = max(1, math.gcd(hq, hkv))
@@ -200,6 +197,21 @@ def _check_operands(q: Any, k: Any, v: Any) -> None:
         )
     if tuple(v.shape[:3]) != (b, hkv, tk):
         raise ShapeError("shape of v", limit="that of k but for the last", value=list(v.shape), nearest=[b, hkv, tk, d])
+
+
+def _check_operand(name: str, x: Tensor, q: Tensor) -> None:
+    if x.dim() != 4:
+        raise ShapeError(
+            f"dimensions of {name}", limit="4: batch, heads, tokens, head's elements", value=x.dim(),
+            nearest="scaled_dot_product_attention, or unsqueeze(0)",
+        )  # fmt: skip
+    if x.dtype not in _FLOATS or x.dtype != q.dtype:
+        raise DTypeError(
+            f"dtype of {name}", limit="float32, bfloat16 or float16, the same for q, k and v", value=x.dtype,
+            nearest=q.dtype if q.dtype in _FLOATS else "torch.float32",
+        )  # fmt: skip
+    if x.device != q.device or not (x.is_cpu or x.is_cuda or x.is_meta):
+        raise DeviceError(f"device of {name}", limit="one CPU or CUDA device", value=x.device, nearest=q.device)
 
 
 def _check_scale(scale: float | None) -> None:

@@ -31,6 +31,10 @@ def chosen(contract: str, q: Tensor, k: Tensor) -> Contract:
     ContractError
         Its order is no chain, or its arithmetic is not defined for the operands' dtype.
     """
+    key = (contract, q.dtype, q.get_device())
+    known = _chosen.get(key)
+    if known is not None:
+        return known
     found = resolved(contract, q, k)
     if found.order.kind != "chain":
         raise ContractError(
@@ -44,7 +48,11 @@ def chosen(contract: str, q: Tensor, k: Tensor) -> Contract:
             f"attention under {found}", limit=f"operands of {' or '.join(found.operands)}", value=name,
             nearest=f"{peers[0]}/chain",
         )  # fmt: skip
+    _chosen[key] = found
     return found
+
+
+_chosen: dict[tuple[str, Any, int], Contract] = {}
 
 
 def forward(
@@ -62,8 +70,11 @@ def forward(
     """(y, m, l) of checked operands, outside the gradient's graph; `mask` is expanded to [b, hq, tq, tk]."""
     arithmetic = chosen(contract, q, k).arithmetic
     options = {"c": factor(scale, q.shape[3]), "causal_offset": causal_offset, "arithmetic": arithmetic}
-    with torch.no_grad():
-        run = _on_cuda if q.is_cuda else _on_cpu
+    run = _on_cuda if q.is_cuda else _on_cpu
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            y, m, total = run(q, k, v, mask, start, stop, out_dtype, options)
+    else:
         y, m, total = run(q, k, v, mask, start, stop, out_dtype, options)
     return y, m, total
 

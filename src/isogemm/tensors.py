@@ -9,7 +9,7 @@ import numpy as np
 
 from .backends import cpu
 from .backends.cuda import front
-from .contract.spec import Contract
+from .contract.spec import Contract, as_contract
 from .interop import to_tensor
 from .problem import BFLOAT16, FLOAT16, FLOAT32
 
@@ -24,52 +24,114 @@ def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
     """The product, or None where the long way has to look; `a` is a tensor of a type in `KINDS`."""
     if a.get_device() >= 0:
         return front.call(kind, a, b, bias, out, options)
-    accumulate, contract, other, *more = options
-    if (
-        accumulate is False
-        and contract is None
-        and other is None
-        and not more
-        and type(b) in KINDS
-        and bias is None
-        and out is None
-    ):
-        return _host(kind, a, b)
-    return None
+    if b is None or type(b) not in KINDS:
+        return None
+    if len(options) == 3:
+        accumulate, contract, out_dtype = options
+        return _host(kind, a, b, bias, out, accumulate, contract, 1.0, out_dtype)
+    accumulate, contract, alpha, out_dtype, trans_a, trans_b = options
+    if trans_a != "N" or trans_b != "N":
+        return None
+    return _host(kind, a, b, bias, out, accumulate, contract, alpha, out_dtype)
 
 
 def learn() -> None:
     """Somebody has passed a tensor: from now on the short paths are asked."""
     torch = sys.modules["torch"]
     front.learn(torch)
+    _WORDS[:] = [torch.uint16]
     _DTYPES.update({torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16})
 
 
 _DTYPES: dict[Any, np.dtype[Any]] = {}
 
 
-def _host(kind: str, a: Any, b: Any) -> Any:
-    """Two CPU matrices and nothing else."""
+def _host(
+    kind: str, a: Any, b: Any, bias: Any, out: Any, accumulate: Any, contract: Any, alpha: float, out_dtype: Any
+) -> Any:
+    """A product of CPU tensors of one dtype by ``fma``, into a new tensor or, accumulated, into float32 `out`."""
     dtype = _DTYPES.get(a.dtype) if a.dtype is b.dtype else None
-    if dtype is None or a.dim() != 2 or b.dim() != 2:
+    if dtype is None or (out is not None) is not (accumulate is True) or type(accumulate) is not bool:
         return None
-    torch = sys.modules["torch"]
-    if a.requires_grad or b.requires_grad:
-        if torch.is_grad_enabled():
+    into = dtype if out_dtype is None else _DTYPES.get(out_dtype)
+    chosen = _CHAIN if contract is None else as_contract(contract)
+    if into is None or chosen.arithmetic != "fma" or (out is not None and out_dtype is not None):
+        return None
+    lead = None
+    if a.dim() != (3 if kind == "gemm_strided_batched" else 2):
+        if kind != "linear" or not a.is_contiguous() or a.dim() == 0:
             return None
-        a, b = a.detach(), b.detach()
-    try:
-        if dtype is BFLOAT16:  # NumPy has no name for it: the same bits as uint16
-            xa, xb = a.view(torch.uint16).numpy().view(dtype), b.view(torch.uint16).numpy().view(dtype)
-        else:
-            xa, xb = a.numpy(), b.numpy()
-    except (RuntimeError, TypeError):  # a lazy negation, another device, no plain memory
+        lead = a.shape[:-1]
+        a = a.reshape(-1, a.shape[-1]) if a.numel() else None
+    xa, xb, xbias = _viewed(a), _viewed(b), None
+    if xa is None or xb is None or xb.ndim != xa.ndim:
         return None
     if kind == "linear":
         xb = xb.T
-    (m, k), (rows, n) = xa.shape, xb.shape
-    if k != rows or not 0 < m * n <= _SMALL or not (xa.flags.aligned and xb.flags.aligned):
+    n = xb.shape[-1]
+    if bias is not None:
+        xbias = _viewed(bias)
+        if xbias is None or xbias.shape != (n,):
+            return None
+    if xa.ndim == 3:
+        if out is not None:
+            return None
+        return _stacked(xa, xb, xbias, into, chosen, alpha)
+    m, k = xa.shape
+    if k != xb.shape[0] or not 0 < m * n <= _SMALL:
         return None
-    result = np.empty((m, n), dtype)
-    cpu.gemm(xa, xb, result, contract=_CHAIN)
+    if out is not None:
+        return _accumulated(xa, xb, xbias, out, chosen, alpha)
+    result = np.empty((m, n), into)
+    cpu.gemm(xa, xb, result, contract=chosen, alpha=alpha, bias=xbias)
+    found = to_tensor(result)
+    return found if lead is None else found.view(*lead, n)
+
+
+def _stacked(a: Any, b: Any, bias: Any, into: Any, contract: Contract, alpha: float) -> Any:
+    """a[i] @ b[i]; a matrix that all items share makes them one product, which is left to the long way."""
+    (count, m, k), n = a.shape, b.shape[-1]
+    shared = count > 1 and b.strides[0] == 0
+    if b.shape[:2] != (count, k) or shared or not 0 < count * m * n <= _SMALL:
+        return None
+    result = np.empty((count, m, n), into)
+    cpu.gemm_batched(a, b, result, contract=contract, alpha=alpha, bias=bias)
     return to_tensor(result)
+
+
+def _accumulated(a: Any, b: Any, bias: Any, out: Any, contract: Contract, alpha: float) -> Any:
+    """The walk that starts from `out`."""
+    target = _viewed(out) if type(out) in KINDS else None
+    if (
+        target is None
+        or contract.order.kind == "tree"
+        or target.dtype is not FLOAT32
+        or target.shape != (a.shape[0], b.shape[1])
+        or not target.flags.carray
+        or any(x is not None and np.may_share_memory(target, x) for x in (a, b, bias))
+    ):
+        return None
+    cpu.gemm(a, b, target, contract=contract, alpha=alpha, c=target, bias=bias, accumulate=True)
+    return out
+
+
+def _viewed(x: Any) -> Any:
+    """A CPU tensor as an array; None where it has no plain memory or takes part in a gradient."""
+    if type(x) not in KINDS or x.get_device() >= 0:
+        return None
+    if x.requires_grad:
+        if sys.modules["torch"].is_grad_enabled():
+            return None
+        x = x.detach()
+    dtype = _DTYPES.get(x.dtype)
+    if dtype is None:
+        return None
+    try:
+        # NumPy has no name for bfloat16: the same bits as uint16.
+        found = x.view(_WORDS[0]).numpy().view(dtype) if dtype is BFLOAT16 else x.numpy()
+    except (RuntimeError, TypeError):  # a lazy negation, another device, no plain memory
+        return None
+    return found if found.flags.aligned else None
+
+
+_WORDS: list[Any] = []  # torch's name for 16-bit words

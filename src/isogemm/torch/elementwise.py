@@ -122,7 +122,9 @@ def blocked(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _flat(name: str, call: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
     """The same on flat copies that end behind the last element."""
     stacked = any(x.dim() for x in tensors)  # else all are scalars, and stay equal in rank
-    shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+    shape = tensors[0].shape
+    if any(x.shape != shape for x in tensors):
+        shape = torch.broadcast_shapes(*(x.shape for x in tensors))
     numel = shape.numel()
     if numel == 0:
         return call(*args, **kwargs)
@@ -131,7 +133,7 @@ def _flat(name: str, call: Callable[..., Any], args: Any, kwargs: Any, tensors: 
     def flat(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or (stacked and not x.dim()):
             return x  # a scalar takes no part in the choice of the result's dtype: it has to stay one
-        x = x.detach().expand(shape).reshape(numel)
+        x = (x if x.shape == shape else x.expand(shape)).reshape(numel)
         return torch.constant_pad_nd(x, (0, total - numel), _FILL)
 
     outs = {k: x for k, x in kwargs.items() if isinstance(x, torch.Tensor)}

@@ -1,0 +1,138 @@
+"""Short paths for CPU tensors: a call that takes one has the bits of the long way, and its errors."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import isogemm
+from isogemm import api, tensors
+from isogemm.errors import AliasError, ContractError, IsogemmError, LayoutError, ShapeError
+
+torch = pytest.importorskip("torch")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CONTRACTS = (None, "fma/chain", "fma/leaf32", "fma/tree4")
+
+
+def bits(x):
+    return x.detach().contiguous().view(torch.int32 if x.dtype is torch.float32 else torch.int16)
+
+
+def same(a, b):
+    return a.dtype is b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def randn(*shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Calls a public function both ways; says whether the short one was taken."""
+
+    def both(function, *operands, **options):
+        taken = []
+        real = tensors.call
+
+        def watched(*arguments):
+            found = real(*arguments)
+            taken.append(found is not None)
+            return found
+
+        monkeypatch.setattr(tensors, "call", watched)
+        short = function(*operands, **options)
+        monkeypatch.setattr(tensors, "call", lambda *_: None)
+        long = function(*operands, **options)
+        monkeypatch.setattr(tensors, "call", real)
+        return short, long, taken == [True]
+
+    isogemm.matmul(torch.ones(1, 1), torch.ones(1, 1))  # from now on the short paths are asked
+    assert api._TENSORS
+    return both
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_products_have_the_bits_of_the_long_way(ways, dtype, contract):
+    a, b, bias = randn(9, 300, dtype=dtype), randn(300, 20, dtype=dtype), randn(20, dtype=dtype)
+    s, t = randn(3, 5, 300, dtype=dtype), randn(3, 300, 20, dtype=dtype)
+    w, x = randn(20, 300, dtype=dtype), randn(2, 3, 300, dtype=dtype)
+    calls = [
+        (isogemm.matmul, a, b),
+        (isogemm.matmul, a[::2], b[:, ::3]),
+        (isogemm.matmul, w.T[:9], b[:20]),
+        (isogemm.linear, a, w),
+        (isogemm.linear, x, w, bias),
+        (isogemm.linear, x, w, bias.float()),
+        (isogemm.linear, x[0, 0], w, bias),
+        (isogemm.gemm_strided_batched, s, t),
+        (isogemm.gemm_strided_batched, s[:1].expand(3, 5, 300), t),
+        (isogemm.gemm_strided_batched, s.transpose(1, 2)[:, :5, :], t[:, :5]),
+    ]
+    for call, *operands in calls:
+        for out_dtype in (None, torch.float32):
+            short, long, taken = ways(call, *operands, contract=contract, out_dtype=out_dtype)
+            assert taken, (call.__name__, [o.shape for o in operands])
+            assert same(short, long)
+    for alpha, with_bias in itertools.product((1.0, 0.3), (None, bias)):
+        short, long, taken = ways(isogemm.gemm, a, b, alpha=alpha, bias=with_bias, contract=contract)
+        assert taken
+        assert same(short, long)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("contract", CONTRACTS[:3])
+def test_a_walk_goes_on_from_out(ways, dtype, contract):
+    a, b, start = randn(9, 300, dtype=dtype), randn(300, 20, dtype=dtype), randn(9, 20)
+    first, second = start.clone(), start.clone()
+    outs = iter((first, second))
+    short, long, taken = ways(
+        lambda: isogemm.gemm(a, b, out=next(outs), accumulate=True, contract=contract),
+    )
+    assert taken
+    assert short is first
+    assert long is second
+    assert same(first, second)
+    assert not same(first, start)
+
+
+def test_what_has_no_short_path_takes_the_long_one(ways):
+    a, b = randn(9, 30), randn(30, 20)
+    few = [
+        (isogemm.matmul, a, b.bfloat16()),
+        (isogemm.matmul, randn(2, 9, 30), b),
+        (isogemm.matmul, a[0], b),
+        (isogemm.matmul, a[:0], b),
+        (isogemm.linear, randn(30, 9, 2).permute(2, 1, 0), b.T),
+        (isogemm.gemm_strided_batched, randn(3, 5, 30), b.expand(3, 30, 20)),
+    ]
+    for call, *operands in few:
+        short, long, taken = ways(call, *operands)
+        assert not taken
+        assert same(short, long)
+    short, long, taken = ways(isogemm.matmul, a.bfloat16(), b.bfloat16(), contract="tensor_core:sm90/chain")
+    assert not taken
+    assert same(short, long)
+    short, long, taken = ways(isogemm.gemm, a, b.T, trans_b="T")
+    assert not taken
+    assert same(short, long)
+
+
+def test_errors_are_those_of_the_long_way():
+    a, b, total = randn(9, 30), randn(30, 20), torch.zeros(9, 20)
+    bad = (
+        (ShapeError, lambda: isogemm.matmul(a, b.T)),
+        (ShapeError, lambda: isogemm.linear(a, b)),
+        (ShapeError, lambda: isogemm.gemm(a, b, bias=randn(9))),
+        (ContractError, lambda: isogemm.matmul(a, b, contract="fma/leaf")),
+        (AliasError, lambda: isogemm.gemm(a[:, :20], b[:20, :20], out=a[:, :20], accumulate=True)),
+        (LayoutError, lambda: isogemm.matmul(a, torch._neg_view(b))),
+        (IsogemmError, lambda: isogemm.matmul(a.clone().requires_grad_(), b)),
+        (IsogemmError, lambda: isogemm.gemm(a, b, out=total, accumulate=True, contract="fma/tree4")),
+    )
+    for error, call in bad:
+        with pytest.raises(error):
+            call()

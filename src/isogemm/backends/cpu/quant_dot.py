@@ -101,14 +101,19 @@ class _Walk:
         with e.loop(self.blocks) as b:
             w = e.at(self.panel, e.times(b, self.panel_layout.nbytes))
             x = e.at(self.x, e.times(b, self.record.nbytes))
-            for ahead in range(0, self.panel_layout.nbytes, 64):
-                e.prefetch(e.at(w, ahead + layout.PREFETCH), locality=3)
+            if self.fmt.block == 32:
+                self._ask(w, self.panel_layout.nbytes)
             rows = [e.at(x, e.b.mul(self.x_rs, e.i64(i))) for i in range(self.rows)]
             for part in range(self.parts):
                 self._block(w, rows, part, [slots[part] for slots in sums])
         for i, slots in enumerate(sums):
             for part, s in enumerate(slots):
                 e.store(e.canonical(e.b.load(s, typ=e.vec)), e.at(self.acc, 64 * i + 4 * WIDTH * part))
+
+    def _ask(self, at: Any, size: int) -> None:
+        """Ask for the lines that are read PREFETCH bytes later; few at a time, or they wait for each other."""
+        for line in range(0, size, layout.LINE):
+            self.e.prefetch(self.e.at(at, line + layout.PREFETCH), locality=3)
 
     def _block(self, w: Any, rows: list[Any], part: int, sums: list[Any]) -> None:
         """One block of one vector of columns: integers, then one or two steps of each chain."""
@@ -142,6 +147,7 @@ class _Walk:
             e.b.store(ir.Constant(e.ivec, None), s)
         with e.loop(e.i64(8)) as chunk:
             codes = e.at(w, e.times(chunk, p.chunk))
+            self._ask(e.at(w, e.times(chunk, p.nbytes // 8)), p.nbytes // 8)
             here = [e.at(x, e.times(chunk, 32)) for x in rows]
             held = [e.at(x, r.sums, e.times(chunk, 4 * subs)) for x in rows]
             groups = [

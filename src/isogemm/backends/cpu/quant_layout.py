@@ -24,7 +24,7 @@ __all__ = ["COLUMNS", "LINE", "PREFETCH", "Panel", "Record", "panel", "planes", 
 
 COLUMNS = 16
 LINE = 64
-PREFETCH = 2048  # bytes ahead in a panel
+PREFETCH = 4096  # bytes ahead in a panel
 
 _PLANES = {
     "Q8_0": (("byte", 8),),

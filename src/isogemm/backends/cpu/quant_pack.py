@@ -12,15 +12,16 @@ from numba.core import types
 
 from ...jit import compile_entry, njit
 from .quant_blocks import Q2_K, decode, pointer_to_bytes, pointer_to_codes, pointer_to_ints
+from .quant_records import codes_of, largest_of
 from .row_loops import pointer_to_floats
-from .scalars import add32, as_bits, as_float, float_to_half_bits, half_to_float_bits, load_element, poke32
+from .scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, load_element, poke32
 from .vectors import FLOAT32
 
 __all__ = ["activations_address", "panels_address"]
 
 F = types.float32
 U = types.uint32
-ZERO, ONE, HALF = F(0), F(1), F(0.5)
+ZERO, ONE = F(0), F(1)
 NAN = 0x7FFFFFFF
 
 # Words of a task array after the pool's header. Panels: chunk p is columns [16 p, 16 p + 16).
@@ -82,11 +83,8 @@ def pack_panel(task, chunk, scratch):
 
 
 @njit(error_model="numpy")
-def _scale(x, block):
-    """(d, what values are multiplied by) of a block; 0 and NaN where it has none."""
-    largest = U(0)
-    for i in range(block):
-        largest = max(largest, as_bits(x[i]) & U(0x7FFFFFFF))
+def _scale(largest, block):
+    """(d, what values are multiplied by) of a block, from the bits of its largest magnitude."""
     if largest >= U(0x7F800000):
         return as_float(U(NAN)), ZERO
     if block == 32:
@@ -98,21 +96,19 @@ def _scale(x, block):
     return (ONE / r, r) if as_bits(r) < U(0x7F800000) else (ZERO, ZERO)
 
 
-@njit
-def _round_away(x, r, q):
-    for i in range(32):
-        y = x[i] * r
-        size = abs(y)
-        whole = types.int32(size)
-        whole += types.int32(1) if size - F(whole) >= HALF else types.int32(0)
-        q[i] = types.int8(-whole if y < ZERO else whole)
-
-
-@njit
-def _round_even(x, r, q):
-    for i in range(256):
-        bits = as_bits(add32(x[i] * r, F(12582912)))
-        q[i] = types.int8(types.int32(bits & U(0x7FFFFF)) - types.int32(0x400000))
+@njit(inline="always")
+def _record(task, x, record, block, sub):
+    """One block of adjacent float32 into its record."""
+    d, r = _scale(largest_of(block, x), block)
+    if r == ZERO:  # not 0 times what may be infinite
+        for at in range(0, task[RECORD], 4):
+            poke32(record + at, U(0))
+        total = types.int32(0)
+    else:
+        total = codes_of(block, sub, x, r, record, record + task[SUMS], task[FACTOR])
+    poke32(record + task[RECORD_D], as_bits(d))
+    if block == 32:
+        poke32(record + task[TOTAL], as_bits(F(total)))
 
 
 @njit
@@ -124,27 +120,16 @@ def quantize_rows(task, chunk, scratch):
     for n in range(chunk * task[PER_CHUNK], min(task[COUNT], (chunk + 1) * task[PER_CHUNK])):
         source = task[X] + (n // per_row) * task[X_ROW] + (n % per_row) * block * step
         record = task[OUT] + (n // per_row) * task[OUT_ROW] + (n % per_row) * task[RECORD]
-        x = carray(pointer_to_floats(source), (256,)) if direct else held
         if not direct:
             for i in range(block):
                 held[i] = load_element(source + i * step, task[X_ELEMENT])
-        q = carray(pointer_to_codes(record), (256,))
-        d, r = _scale(x, block)
-        if r == ZERO:
-            for i in range(block):
-                q[i] = types.int8(0)
-        elif block == 32:
-            _round_away(x, r, q)
+            source = scratch
+        if block == 32:
+            _record(task, source, record, 32, 32)
+        elif sub == 16:
+            _record(task, source, record, 256, 16)
         else:
-            _round_even(x, r, q)
-        poke32(record + task[RECORD_D], as_bits(d))
-        for j in range(block // sub):
-            total = types.int32(0)
-            for i in range(j * sub, (j + 1) * sub):
-                total += types.int32(q[i])
-            poke32(record + task[SUMS] + 4 * j, U(total * types.int32(task[FACTOR])))
-            if block == 32:
-                poke32(record + task[TOTAL], as_bits(F(total)))
+            _record(task, source, record, 256, 32)
 
 
 def panel_chunk(task, chunk, scratch):

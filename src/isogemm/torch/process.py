@@ -47,7 +47,7 @@ def enable(contract: ContractLike | None = None, *, rows: bool = True, attention
     ContractError
         No such contract.
     OptionError
-        This torch cannot give its own kernels back.
+        This torch cannot give its own kernels back: it is older than 2.9.
     """
     chosen = None if contract is None else as_contract(contract)
     with Process.lock:
@@ -74,7 +74,7 @@ def _registered(rows: bool, attention: bool) -> Any:
     if not hasattr(torch.library, "get_kernel"):  # torch's own kernels could not be reached any more
         raise OptionError(
             "isogemm.torch.enable()",
-            limit="a torch with torch.library.get_kernel",
+            limit="torch 2.9 or newer, which has torch.library.get_kernel",
             value=f"torch {torch.__version__}",
             nearest="with isogemm.torch.invariant():, or a newer torch",
         )

@@ -145,7 +145,7 @@ def _mark_for_compilers() -> None:
         raw = raw.__wrapped__
     if raw.__code__.co_filename == __file__:
         set_code_exec_strategy(raw.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-        _Products.__torch_dispatch__ = raw
+        _Products.__torch_dispatch__ = raw  # type: ignore[method-assign]
 
 
 _mark_for_compilers()

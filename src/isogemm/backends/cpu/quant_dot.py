@@ -10,6 +10,7 @@ adds is taken off in the integer accumulator's start. Contract: ``int32/chain``,
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -33,6 +34,7 @@ WIDTH = target().width
 I8, I16 = ir.IntType(8), ir.IntType(16)
 
 
+@cache
 def instructions() -> str:
     """The instruction set of this process's target."""
     from numba.core.registry import cpu_target

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...quant.formats import BlockFormat
+from ...quant.formats import FORMATS, BlockFormat
 from ...threads import get_num_threads
 from . import fields as f
 from . import quant_layout as layout
@@ -71,7 +71,13 @@ def prepare(rows: Array, fmt: BlockFormat, k: int) -> Panels:
 
 
 def _task(fmt: BlockFormat, k: int) -> Array:
-    """Layouts as words."""
+    """Layouts as words, for the caller to fill in."""
+    return _words(fmt.name, k).copy()
+
+
+@lru_cache(maxsize=256)
+def _words(name: str, k: int) -> Array:
+    fmt = FORMATS[name]
     p, r, planes = layout.panel(fmt), layout.record(fmt), layout.planes(fmt)
     task = np.zeros(pack.WORDS, np.int64)
     task[pack.FORMAT], task[pack.BLOCK], task[pack.BLOCK_BYTES] = CODE[fmt.name], fmt.block, fmt.nbytes
@@ -133,13 +139,13 @@ def gemm(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | N
     words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, records.strides[0]) // 8 * 8)
     words[loops.PANELS], words[loops.PANEL_BYTES] = panels.data.ctypes.data, blocks * layout.panel(fmt).nbytes
     words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = blocks, count, per_chunk
-    words[loops.ROUTINE] = loops.routine(fmt, kind)
+    words[loops.ROUTINE] = loops.routine(fmt.name, kind)
     run_task(loops.address(), task, -(-count // per_chunk), loops.SCRATCH, threads)
 
 
 def _describe(d: Array, m: int, n: int, k: int, out: Array, bias: Array | None) -> None:
     """The epilogue's descriptor."""
-    d[f.M], d[f.N], d[f.K], d[f.ALPHA] = m, n, k, struct.unpack("<I", struct.pack("<f", 1.0))[0]
+    d[f.M], d[f.N], d[f.K], d[f.ALPHA] = m, n, k, f.ONE
     d[f.OUT], d[f.O_RS], d[f.O_CS], d[f.O_E] = out.ctypes.data, *out.strides, element_code(out.dtype)
     if bias is not None:
         d[f.BIAS], d[f.BIAS_CS], d[f.BIAS_E] = bias.ctypes.data, bias.strides[0], element_code(bias.dtype)

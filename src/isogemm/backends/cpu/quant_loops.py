@@ -9,7 +9,6 @@ from numba import carray
 from numba.core import types
 
 from ...jit import compile_entry, njit
-from ...quant.formats import BlockFormat
 from . import fields as f
 from .quant_blocks import CODE
 from .quant_dot import KINDS, dot_rows, instructions
@@ -59,12 +58,17 @@ def _entry():
     return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), panels_chunk)
 
 
-def routine(fmt: BlockFormat, kind: str = "") -> int:
-    """Address of the passes over panels of a format, in an instruction set that this CPU has."""
-    return int(_compiled(CODE[fmt.name], KINDS.index(kind or instructions())).address)
-
-
 @cache
+def routine(name: str, kind: str = "") -> int:
+    """Address of the passes over panels of a format, in an instruction set that this CPU has."""
+    compiled = _compiled(CODE[name], KINDS.index(kind or instructions()))
+    _alive.append(compiled)
+    return int(compiled.address)
+
+
+_alive: list[Any] = []
+
+
 def _compiled(code: int, kind: int) -> Any:
     def passes(rows, acc, x, x_rs, panel, blocks, unused):
         dot_rows(code, kind, rows, acc, x, x_rs, panel, blocks)

@@ -75,6 +75,23 @@ class _Dots:
             acc = e.b.add(acc, e.b.mul(code, e.splat_value(byte, e.ivec)))
         return acc
 
+    def add_pairs(self, acc: Any, low: Any, high: Any, two: Any) -> Any:
+        """acc + low * a + high * b for numbers of 0 to 63 in each lane, and 16-bit a and b in the halves of `two`."""
+        e = self.e
+        pairs = e.b.or_(low, e.b.shl(high, e.constant(16)))
+        if self.kind == "vnni":
+            fn = declare(e.b.module, "llvm.x86.avx512.vpdpwssd.512", e.ivec, [e.ivec, self.shorts, self.shorts])
+            return e.b.call(
+                fn, [acc, e.b.bitcast(pairs, self.shorts), e.b.bitcast(e.splat_value(two, e.ivec), self.shorts)]
+            )
+        if self.kind == "avx2":
+            fn = declare(e.b.module, "llvm.x86.avx2.pmadd.wd", e.ivec, [self.shorts, self.shorts])
+            x = e.b.bitcast(e.splat_value(two, e.ivec), self.shorts)
+            return e.b.add(acc, e.b.call(fn, [e.b.bitcast(pairs, self.shorts), x]))
+        first = e.b.ashr(e.b.shl(two, ir.Constant(I32, 16)), ir.Constant(I32, 16))
+        acc = e.b.add(acc, e.b.mul(low, e.splat_value(first, e.ivec)))
+        return e.b.add(acc, e.b.mul(high, e.splat_value(e.b.ashr(two, ir.Constant(I32, 16)), e.ivec)))
+
     def _pairs(self, codes: Any, x: Any, factor: int) -> Any:
         """Two products to 16 bits (codes below 128: no saturation), two of these to 32, times `factor`."""
         e = self.e
@@ -136,55 +153,56 @@ class _Walk:
         start = [
             e.splat_value(e.load(e.at(x, r.sums), I32), e.ivec) if layout.stored_zero(self.fmt) else None for x in rows
         ]
-        exact = self._chunk(w, rows, part, [(start, range(8))], e.i64(0))[0]
+        exact = self._chunk(w, rows, part, [(start, range(8))])[0]
         shift = [e.splat(e.load(e.at(x, r.total), F32)) for x in rows] if self.fmt.offset else []
         return exact, shift
 
     def _long(self, w: Any, rows: list[Any], part: int) -> tuple[list[Any], list[Any]]:
-        """Eight chunks of 32: sub-blocks' dots times their integer scales."""
+        """Eight chunks of 32: sub-blocks' dots times their integer scales; then all offsets, two to an instruction."""
         e, p, r, subs = self.e, self.panel_layout, self.record, 32 // self.fmt.sub
         exact = [e.slot(e.ivec) for _ in rows]
-        shift = [e.slot(e.ivec) for _ in rows]
-        for s in (*exact, *shift):
+        for s in exact:
             e.b.store(ir.Constant(e.ivec, None), s)
         with e.loop(e.i64(8)) as chunk:
-            codes = e.at(w, e.times(chunk, p.chunk))
             self._ask(e.at(w, e.times(chunk, p.nbytes // 8)), p.nbytes // 8)
             here = [e.at(x, e.times(chunk, 32)) for x in rows]
             held = [e.at(x, r.sums, e.times(chunk, 4 * subs)) for x in rows]
-            groups = [
-                (
-                    [e.splat_value(e.load(e.at(x, 4 * j), I32), e.ivec) for x in held],
-                    range(8 * j // subs, 8 * (j + 1) // subs),
-                )
-                for j in range(subs)
-            ]
-            starts = groups if layout.stored_zero(self.fmt) else [([None] * len(rows), which) for _, which in groups]
-            dots = self._chunk(codes, here, part, starts, chunk)
-            at = e.at(w, e.times(chunk, layout.COLUMNS * subs), WIDTH * part)
+            groups = []
             for j in range(subs):
-                scale, low = self._scales(e.at(at, layout.COLUMNS * j))
-                for i in range(len(rows)):
-                    self._add(exact[i], e.b.mul(scale, dots[j][i]))
-                    if low is not None:
-                        self._add(shift[i], e.b.mul(low, groups[j][0][i]))
-        whole = [e.b.load(s, typ=e.ivec) for s in exact]
-        return whole, [e.b.sitofp(e.b.load(s, typ=e.ivec), e.vec) for s in shift]
+                zero = layout.stored_zero(self.fmt)
+                start = [e.splat_value(e.load(e.at(x, 4 * j), I32), e.ivec) if zero else None for x in held]
+                groups.append((start, range(8 * j // subs, 8 * (j + 1) // subs)))
+            dots = self._chunk(e.at(w, e.times(chunk, p.chunk)), here, part, groups)
+            at = e.at(w, p.scales + WIDTH * part, e.times(chunk, layout.COLUMNS * subs))
+            for j in range(subs):
+                scale = self._bytes(e.at(at, layout.COLUMNS * j), signed=True)
+                if self.fmt.name == "Q2_K":  # one byte holds both
+                    scale = e.b.and_(scale, e.constant(15))
+                for i, slot in enumerate(exact):
+                    e.b.store(e.b.add(e.b.load(slot, typ=e.ivec), e.b.mul(scale, dots[j][i])), slot)
+        return [e.b.load(s, typ=e.ivec) for s in exact], self._offsets(w, rows, part) if self.fmt.offset else []
 
-    def _add(self, slot: Any, value: Any) -> None:
-        self.e.b.store(self.e.b.add(self.e.b.load(slot, typ=self.e.ivec), value), slot)
-
-    def _scales(self, at: Any) -> tuple[Any, Any]:
-        """Integer scales and offsets of a sub-block, a column to a lane."""
+    def _offsets(self, w: Any, rows: list[Any], part: int) -> list[Any]:
+        """T of each row, as float32."""
         e, p = self.e, self.panel_layout
-        raw = e.load(e.at(at, p.scales), ir.VectorType(I8, WIDTH), 1)
-        if self.fmt.name == "Q2_K":  # one byte holds both
-            both = e.b.zext(raw, e.ivec)
-            return e.b.and_(both, e.constant(15)), e.b.lshr(both, e.constant(4))
-        low = e.b.zext(e.load(e.at(at, p.mins), raw.type, 1), e.ivec) if self.fmt.offset else None
-        return e.b.sext(raw, e.ivec), low
+        both = self.fmt.name == "Q2_K"
+        at = e.at(w, (p.scales if both else p.mins) + WIDTH * part)
+        total = [ir.Constant(e.ivec, None)] * len(rows)
+        for j in range(0, self.fmt.block // self.fmt.sub, 2):
+            low, high = (self._bytes(e.at(at, layout.COLUMNS * (j + i)), signed=False) for i in range(2))
+            if both:
+                low, high = (e.b.lshr(x, e.constant(4)) for x in (low, high))
+            for i, x in enumerate(rows):
+                two = e.load(e.at(x, self.record.sums + 2 * j), I32)
+                total[i] = self.dots.add_pairs(total[i], low, high, two)
+        return [e.b.sitofp(t, e.vec) for t in total]
 
-    def _chunk(self, w: Any, rows: list[Any], part: int, groups: list[Any], chunk: Any) -> list[list[Any]]:
+    def _bytes(self, at: Any, *, signed: bool) -> Any:
+        """A byte of each column as 32-bit lanes."""
+        raw = self.e.load(at, ir.VectorType(I8, WIDTH), 1)
+        return self.e.b.sext(raw, self.e.ivec) if signed else self.e.b.zext(raw, self.e.ivec)
+
+    def _chunk(self, w: Any, rows: list[Any], part: int, groups: list[Any]) -> list[list[Any]]:
         """Dots of 32 codes: for each of `groups`, (starts by row, which fours), one value to a row."""
         e = self.e
         codes = _codes(e, self.fmt, e.at(w, 4 * WIDTH * part))

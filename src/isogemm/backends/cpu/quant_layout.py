@@ -55,7 +55,8 @@ class Record(NamedTuple):
     """Byte offsets in one block of one row of activations.
 
     Codes first, then d; `sums` are int32, one for each sub-block: the sum of its codes times minus the stored zero
-    point, or times 1 where a block of 256 has offsets; `total` is the sum of a block of 32 as float32.
+    point. Where a block of 256 has offsets (and then no zero point) they are int16, the sums themselves. `total` is the
+    sum of a block of 32 as float32.
     """
 
     d: int
@@ -91,7 +92,7 @@ def record(fmt: BlockFormat) -> Record:
     """Layout of a block of activations."""
     if fmt.block == 32:
         return Record(32, 36, 40, 48)
-    return Record(256, 272, 272, 272 + 4 * (fmt.block // fmt.sub))
+    return Record(256, 272, 272, 272 + (2 if fmt.offset else 4) * (fmt.block // fmt.sub))
 
 
 def stored_zero(fmt: BlockFormat) -> int:

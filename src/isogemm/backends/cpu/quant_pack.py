@@ -97,7 +97,7 @@ def _scale(largest, block):
 
 
 @njit(inline="always")
-def _record(task, x, record, block, sub):
+def _record(task, x, record, block, sub, short):
     """One block of adjacent float32 into its record."""
     d, r = _scale(largest_of(block, x), block)
     if r == ZERO:  # not 0 times what may be infinite
@@ -105,7 +105,7 @@ def _record(task, x, record, block, sub):
             poke32(record + at, U(0))
         total = types.int32(0)
     else:
-        total = codes_of(block, sub, x, r, record, record + task[SUMS], task[FACTOR])
+        total = codes_of(block, sub, short, x, r, record, record + task[SUMS], task[FACTOR])
     poke32(record + task[RECORD_D], as_bits(d))
     if block == 32:
         poke32(record + task[TOTAL], as_bits(F(total)))
@@ -125,11 +125,13 @@ def quantize_rows(task, chunk, scratch):
                 held[i] = load_element(source + i * step, task[X_ELEMENT])
             source = scratch
         if block == 32:
-            _record(task, source, record, 32, 32)
-        elif sub == 16:
-            _record(task, source, record, 256, 16)
+            _record(task, source, record, 32, 32, 0)
+        elif sub == 32:
+            _record(task, source, record, 256, 32, 1)
+        elif task[FACTOR] == 1:
+            _record(task, source, record, 256, 16, 1)
         else:
-            _record(task, source, record, 256, 32)
+            _record(task, source, record, 256, 16, 0)
 
 
 def panel_chunk(task, chunk, scratch):

@@ -15,7 +15,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from .target import target
-from .vectors import I32, Emitter, declare
+from .vectors import I16, I32, Emitter, declare
 
 __all__ = ["codes_of", "largest_of"]
 
@@ -65,16 +65,18 @@ def _away(e: Emitter, y: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def codes_of(typingctx, block, sub, x, r, codes, sums, factor):
-    """int8 codes of `block` adjacent float32 times r, and for each `sub` of them their sum times `factor` as int32.
+def codes_of(typingctx, block, sub, short, x, r, codes, sums, factor):
+    """int8 codes of `block` adjacent float32 times r, and for each `sub` of them their sum times `factor`.
 
-    Returns the last sum, without the factor. x * r has to be a number below 2**22.
+    Sums are int16 where `short` is 1, else int32. Returns the last sum, without the factor.
+    x * r has to be a number below 2**22.
     """
     count, each = block.literal_value, sub.literal_value
 
     def codegen(context, builder, signature, args):
         e = Emitter(builder)
-        _, _, x, r, codes, sums, factor = args
+        _, _, _, x, r, codes, sums, factor = args
+        size = 2 if short.literal_value else 4
         r, total = e.splat(r), None
         for first in range(0, count, each):
             parts = []
@@ -87,8 +89,10 @@ def codes_of(typingctx, block, sub, x, r, codes, sums, factor):
             for part in parts[1:]:
                 whole = e.b.add(whole, part)
             total = _across(e, "add", whole)
-            e.store(e.b.mul(total, e.b.trunc(factor, I32)), e.at(sums, 4 * (first // each)))
+            scaled = e.b.mul(total, e.b.trunc(factor, I32))
+            kept = e.b.trunc(scaled, I16) if size == 2 else scaled
+            e.store(kept, e.at(sums, size * (first // each)), size)
         return total
 
-    arguments = (block, sub, types.int64, types.float32, types.int64, types.int64, types.int64)
-    return types.int32(*arguments), codegen
+    floats_and_places = (types.int64, types.float32, types.int64, types.int64, types.int64)
+    return types.int32(block, sub, short, *floats_and_places), codegen

@@ -12,7 +12,7 @@ from isogemm.torch.routing import invariant  # noqa: E402
 
 F, aten = torch.nn.functional, torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ROOM = 34_003  # more than one thread's share, and no multiple of anything
+ROOM = 33_970  # two threads, whose shares end in an odd number of half steps
 
 TORCH = (
     "sigmoid exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh atanh erf erfc rsqrt "

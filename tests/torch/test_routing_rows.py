@@ -163,6 +163,22 @@ def test_a_gradient_of_a_row_is_its_own(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_have_the_order_of_rows(dtype):
+    x, dy = 3 * randn(3, 4, N, dtype=dtype), randn(3, 4, N, dtype=dtype, seed=3)
+    leaves = [x.clone().requires_grad_() for _ in range(3)]
+    with invariant(strict=True):
+        p, logs = leaves[0].softmax(-1), leaves[1].log_softmax(-1)
+        y, mean, rstd = torch.native_layer_norm(leaves[2], (N,), None, None, 1e-5)
+        torch.autograd.backward([p, logs, y], [dy, dy, dy])
+    wide, soft, p = dy.float(), reductions.softmax(logs, out_dtype=torch.float32).detach(), p.detach().float()
+    assert same(leaves[0].grad, (p * (wide - reductions.sum(p * wide, keepdim=True))).to(dtype))
+    assert same(leaves[1].grad, (wide - soft * reductions.sum(wide, keepdim=True)).to(dtype))
+    h = (x.float() - mean) * rstd
+    inner = wide - reductions.mean(wide, keepdim=True) - h * reductions.mean(wide * h, keepdim=True)
+    assert same(leaves[2].grad, (inner * rstd).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_of_parameters_are_chains_over_rows(dtype):
     x, dy = randn(3, 4, N, dtype=dtype), randn(3, 4, N, dtype=dtype, seed=3)
     w, b = randn(N, dtype=dtype).requires_grad_(), randn(N, dtype=dtype, seed=1).requires_grad_()

@@ -12,6 +12,9 @@
 #include "attention_steps.cu"
 
 constexpr int THREADS = 128 * WARPGROUPS + 128, BM = 64 * WARPGROUPS, CHUNK = 16384;
+constexpr int FEWER = WARPGROUPS == 3 ? 32 : 40, MORE = WARPGROUPS == 3 ? 160 : 232;  // registers of a thread
+// Whoever asks for more than the block was launched with waits forever.
+static_assert(128 * (FEWER + WARPGROUPS * MORE) <= 65536 / THREADS / 8 * 8 * THREADS);
 constexpr int NV = 32 * CHUNKS + 4;  // accumulators of [o_n | l_n]: 64 * CHUNKS + 8 columns
 #if CHUNKS == 2
 constexpr u32 V_AT[2] = {4 * CHUNK, 0}, V_STEP[2] = {CHUNK, 3 * CHUNK}, K_AT[2] = {CHUNK, 7 * CHUNK}, ONES = 6 * CHUNK, Q_AT = 9 * CHUNK;
@@ -231,7 +234,7 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
   Tile t;
 
   if (warpgroup == WARPGROUPS) {  // the producer
-    fewer_registers<32>();
+    fewer_registers<FEWER>();
     if (warp == 4 * WARPGROUPS && lane == 0) {
       for (int round = 0; round < rounds; ++round) {
         if (!plan.at(round, t)) continue;
@@ -255,7 +258,7 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
       }
     }
   } else {  // consumers
-    more_registers<WARPGROUPS == 3 ? 160 : 240>();
+    more_registers<MORE>();
     const u32 q = base + Q_AT + warpgroup * CHUNKS * 8192;
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {

@@ -84,6 +84,14 @@ CALLS = {
         lambda x, w: reductions.sum(x),
     ),
     "logsumexp": (lambda x, w: x.logsumexp(-1), lambda x, w: logsumexp(x)),
+    "norm": (
+        lambda x, w: x.norm(dim=-1, keepdim=True),
+        lambda x, w: reductions.sum(x.float() * x.float(), keepdim=True).sqrt().to(x.dtype),
+    ),
+    "normalize": (
+        lambda x, w: F.normalize(x, dim=2),
+        lambda x, w: x / reductions.sum(x.float() * x.float(), keepdim=True).sqrt().to(x.dtype),
+    ),
     "layer_norm": (lambda x, w: F.layer_norm(x, (N,), w, w, 1e-3), lambda x, w: reductions.layer_norm(x, w, w, 1e-3)),
     "layer_norm of two": (
         lambda x, w: F.layer_norm(x, (4, N)),

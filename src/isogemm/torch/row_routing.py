@@ -77,6 +77,16 @@ def _total(kind: str) -> Callable[..., Tensor | None]:
     return call
 
 
+def _vector_norm(
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor | None:
+    """The square root of the sum of squares, each rounded: the Euclidean norm."""
+    if ord != 2 or dtype not in (None, x.dtype):
+        return None
+    total = _sum(x.float().square(), dim, keepdim)
+    return None if total is None else total.sqrt().to(x.dtype)
+
+
 def _is_valid(x: Tensor, dim: Any) -> bool:
     """Whether these are dimensions of a tensor, each named once; for others torch has its errors."""
     rank = max(x.dim(), 1)
@@ -247,6 +257,7 @@ def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
         "mean.dim": _mean,
         "mean.out": _mean,
         "logsumexp": _logsumexp,
+        "linalg_vector_norm": _vector_norm,
         "native_layer_norm": _layer_norm,
         "native_layer_norm_backward": _layer_norm_backward,
         "embedding_dense_backward": _embedding_backward,

@@ -111,9 +111,6 @@ def _turned(
 ) -> Any:  # fmt: skip
     """One rotated tensor, or two, from one launch; None where no kernel fits."""
     operands, options = (*xs, *tables, *weights), (bool(interleaved), eps, out_dtype)
-    found = rows.known(kind, tuple(t for t in operands if t is not None), options)
-    if found is not None:
-        return found
     x = check_rows("x" if xs[1] is None else "q", xs[0])
     check_eps(eps)
     if x.shape[-1] % 2:
@@ -140,6 +137,9 @@ def _turned(
 
 
 def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out_dtype: Any = None) -> Tensor:
+    found = rows.known("rope", (x, cos, sin), (bool(interleaved), 0.0, out_dtype))
+    if found is not None:
+        return found
     found = _turned("rope", (x, None), (cos, sin), (None, None), interleaved, 0.0, out_dtype)
     if found is None:  # leading dimensions that are too many for one launch
         parts = [_rope(a, *_at(x, i, cos, sin), interleaved=interleaved, out_dtype=out_dtype) for i, a in enumerate(x)]
@@ -154,6 +154,9 @@ def _at(x: Tensor, i: int, *tables: Tensor) -> list[Tensor]:
 
 def rope_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out_dtype: Any = None) -> Any:
     """Both rotated; None where no kernel fits."""
+    found = rows.known("rope_pair", (q, k, cos, sin), (bool(interleaved), 0.0, out_dtype))
+    if found is not None:
+        return found
     return _turned("rope_pair", (q, k), (cos, sin), (None, None), interleaved, 0.0, out_dtype)
 
 
@@ -162,6 +165,10 @@ def norm_rope_pair(
     out_dtype: Any = None,
 ) -> Any:  # fmt: skip
     """Both normalised, rounded and rotated; None where no kernel fits."""
+    given = (q, k, cos, sin) if q_weight is None else (q, k, cos, sin, q_weight, k_weight)
+    found = rows.known("norm_rope_pair", given, (bool(interleaved), eps, out_dtype))
+    if found is not None:
+        return found
     return _turned("norm_rope_pair", (q, k), (cos, sin), (q_weight, k_weight), interleaved, eps, out_dtype)
 
 

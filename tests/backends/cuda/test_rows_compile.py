@@ -10,7 +10,7 @@ import pytest
 from tests.backends.cuda.compiled import H200, Kernels
 
 from isogemm.backends.cuda import device, driver, nvrtc, row_build
-from isogemm.backends.cuda.row_place import ABSENT, Side, collapse, packed, whole
+from isogemm.backends.cuda.row_place import ABSENT, Side, collapse, divider, packed, whole
 
 TOOLS = importlib.util.find_spec("triton") is not None  # it brings those that read a cubin
 
@@ -117,13 +117,24 @@ def test_places():
     assert collapse((2, 3, 4), [(12, 4, 1)]) == ([24], [[1]])
     assert collapse((2, 3, 4), [(12, 4, 1), (0, 4, 1)]) == ([2, 12], [[12, 1], [0, 1]])
     assert collapse((1, 1), [(5, 7)]) == ([], [[]])
-    words = struct.unpack("<16q", packed(24, [2, 12], [[12, 1], [0, 1]]))
-    assert words == (24, 1, 2, 12, 0, 0, 12, 1, 0, 0, 0, 1, 0, 0, 0, 0)
+    words = struct.unpack("<8I12q", packed(24, [2, 12], [[12, 1], [0, 1]]))
+    assert (words[0], words[2], words[4], words[6]) == (24, 1, 2, 12)
+    assert words[8:] == (0, 0, 12, 1, 0, 0, 0, 1, 0, 0, 0, 0)
     assert whole([Side(1, (N,), 1)], (4,), N, 4, 8)
     assert not whole([Side(1, (N,), 1)], (4,), N, 4, 4)
     assert not whole([Side(0, (N,), 1)], (4,), N, 4, 8)
     assert not whole([Side(1, (N + 2,), 1)], (4,), N, 4, 128)
     assert whole([Side(1, (N + 2,), 1)], (1,), N, 4, 128)
+
+
+def test_dividers():
+    for extent in (*range(1, 70), 127, 128, 129, 1000, 4095, 65535, 65537, 2**30 - 1, 2**30, 2**31 - 2, 2**31 - 1):
+        factor, shift = divider(extent)
+        assert 0 <= factor < 2**32
+        assert shift < 32
+        for n in (0, 1, extent - 1, extent, extent + 1, 7 * extent - 1, 7 * extent, 2**30, 2**31 - 2, 2**31 - 1):
+            if n < 2**31:
+                assert n // extent == (n + (n * factor >> 32)) >> shift
 
 
 @pytest.mark.parametrize("two", [False, True])

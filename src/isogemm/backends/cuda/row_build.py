@@ -26,6 +26,7 @@ REDUCE = {
 EACH = {"silu_mul": 0, "silu": 1, "sigmoid": 2, "exp": 3, "add": 4, "silu_mul_back": 5}
 LONGEST = 16384  # elements of a row that a block holds
 CLUSTER_BYTES = 226 * 1024  # of a row's eighth
+CLUSTERS = 16  # of eight blocks, that an H200 runs at once
 SLOTS = 132 * 16  # warps that keep an H200 busy
 INTS = 2**31
 
@@ -43,19 +44,19 @@ def team(rows: int, n: int, two: bool) -> Team | None:
     """Few rows are cut among many warps, many rows are one warp's each; None where a row is too long to hold."""
     if n > LONGEST:
         return None
-    steps, most = max(1, -(-n // 128)), 4 if two else 8
+    steps, alone, shared = max(1, -(-n // 128)), *((4, 8) if two else (8, 4))
     warps = 1
-    while warps < 8 and (-(-steps // warps) > (most if warps == 1 else 4) or _idle(rows, steps, 2 * warps)):
+    while warps < 8 and -(-steps // warps) > (alone if warps == 1 else shared):
         warps *= 2
-    while -(-steps // warps) > 8:
+    while -(-steps // warps) > 8 or (warps < 16 and _idle(rows, steps, 2 * warps)):
         warps *= 2
     groups = -(-steps // warps)
     if warps > 1:
         return Team(warps, groups, 1, 1)
     each = 1
-    while each < 4 and 2 * each * groups <= most and rows >= 4 * SLOTS * each:
+    while each < 4 and 2 * each * groups <= alone and rows >= 4 * SLOTS * each:
         each *= 2
-    return Team(1, groups, each, 4 if each * groups < 4 and rows > SLOTS else 1)
+    return Team(1, groups, each, 4 if groups < 4 and rows > SLOTS else 1)
 
 
 def _idle(rows: int, steps: int, warps: int) -> bool:
@@ -137,7 +138,7 @@ def reduce(
     def build(count: int, place: bytes, dimensions: int) -> Launch:
         defines = types | {"VEC": vector, "DIMS": dimensions}
         cluster = 1
-        if chosen is None and held <= CLUSTER_BYTES and 8 * count < INTS:
+        if chosen is None and held <= CLUSTER_BYTES and count <= CLUSTERS:
             made = kernel("rows_cluster.cu", "rows", device, **defines, THREADS=512)
             grid, block, shared, cluster = 8 * count, 512, held, 8
         elif chosen is None:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["ABSENT", "BYTES", "DIMENSIONS", "Side", "collapse", "packed", "whole"]
+__all__ = ["ABSENT", "BYTES", "DIMENSIONS", "Side", "collapse", "divider", "packed", "whole"]
 
 BYTES = (4, 2, 2)  # of an element: float32, bfloat16, float16
 DIMENSIONS = 4  # leading ones that a kernel counts
@@ -52,12 +52,20 @@ def collapse(shape: Sequence[int], steps: Sequence[Sequence[int]]) -> tuple[list
 
 
 def packed(rows: int, extents: Sequence[int], steps: Sequence[Sequence[int]]) -> bytes:
-    """The kernels' Place: the rows, extents of the last three of four dimensions, steps of three operands."""
+    """The kernels' Place: rows, the last three extents of four and how to divide by them, steps of three operands."""
     missing = DIMENSIONS - len(extents)
-    inner = ([1] * missing + list(extents))[1:]
+    inner = [(extent, *divider(extent)) for extent in ([1] * missing + list(extents))[1:]]
+    shifts = sum(shift << 8 * k for k, (_, _, shift) in enumerate(inner))
+    numbers = [x for extent, factor, _ in inner for x in (extent, factor)]
     every = [list(s) for s in steps] + [[0] * len(extents)] * (3 - len(steps))
     flat = [x for s in every for x in [0] * missing + s]
-    return struct.pack("<16q", rows, *inner, *flat)
+    return struct.pack("<8I12q", rows, shifts, *numbers, *flat)
+
+
+def divider(extent: int) -> tuple[int, int]:
+    """(factor, shift): ``n // extent == (n + (n * factor >> 32)) >> shift`` for every n below 2**31."""
+    shift = (max(extent, 1) - 1).bit_length()
+    return ((1 << 32) * ((1 << shift) - max(extent, 1)) // max(extent, 1) + 1), shift
 
 
 def whole(sides: Sequence[Side], shape: Sequence[int], n: int, count: int, align: int) -> bool:

@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 
     launch: Launch
     device: int
-    results: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] | None
+    results: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]] | None, ...]
 
 
 _entries: dict[tuple[Any, ...], Entry] = {}
@@ -81,10 +81,10 @@ def known_one(kind: Any, x: Any, options: tuple[Any, ...]) -> Any:
     if entry is None:
         return None
     launch, device, results = entry
-    if results is None:
+    if (result := results[0]) is None:
         out = _like(x)
     else:
-        shape, strides, like = results[0]
+        shape, strides, like = result
         out = _strided(shape, strides, **like)
     launch(_stream(device), a, out.data_ptr())
     return out
@@ -108,10 +108,10 @@ def known_two(kind: Any, x: Any, y: Any, options: tuple[Any, ...]) -> Any:
     if entry is None:
         return None
     launch, device, results = entry
-    if results is None:
+    if (result := results[0]) is None:
         out = _like(x)
     else:
-        shape, strides, like = results[0]
+        shape, strides, like = result
         out = _strided(shape, strides, **like)
     launch(_stream(device), a, b, out.data_ptr())
     return out
@@ -133,13 +133,12 @@ def _key(kind: Any, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple
 
 def _launched(entry: Entry, x: Any, at: list[int]) -> Any:
     launch, device, results = entry
-    if results is None:
-        out = _like(x)
-        launch(_stream(device), *at, out.data_ptr())
-        return out
-    made = [_strided(shape, strides, **like) for shape, strides, like in results]
-    launch(_stream(device), *at, *[out.data_ptr() for out in made])
-    return made[0] if len(made) == 1 else tuple(made)
+    made = [_like(x) if r is None else _strided(r[0], r[1], **r[2]) for r in results]
+    if len(made) == 1:
+        launch(_stream(device), *at, made[0].data_ptr())
+        return made[0]
+    launch(_stream(device), *at, made[0].data_ptr(), made[1].data_ptr())
+    return tuple(made)
 
 
 def run(
@@ -186,10 +185,11 @@ def run(
 
 def _results(x: Any, outs: Sequence[Any]) -> Any:
     """What `Entry.results` says of results, which are contiguous."""
-    if len(outs) == 1 and outs[0] == (x.shape, x.dtype) and x.is_contiguous():
-        return None
-    found = []
+    found: list[Any] = []
     for shape, dtype in outs:
+        if shape == x.shape and dtype == x.dtype and x.is_contiguous():
+            found.append(None)
+            continue
         strides, step = [], 1
         for extent in reversed(shape):
             strides.append(step)

@@ -54,6 +54,7 @@ columns(const void* x, const void* d, const float2* stats, void* out, const __gr
   release_successor();
   const int tiles = (int)((place.rows + TILE - 1) / TILE);
   if (threadIdx.x < THREADS) {
+    if (!tiles) return;
     const int c = blockIdx.x * 32 + threadIdx.x % 8 * 4;
     Terms terms;
     terms.begin(x, d, stats, place, column, 0, c, n);

@@ -19,16 +19,29 @@ DEVICE float infinity() { return __uint_as_float(0x7f800000); }
 DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// Where rows lie: their number, the extents of the last three of four leading dimensions, and for each of three operands the
-// steps of the four, in elements. With DIMS 1 only the last step counts.
+// Where rows lie: their number, the last three extents of four leading dimensions, each with a number that divides by it, and
+// for each of three operands the steps of the four, in elements. With DIMS 1 only the last step counts.
+struct Spot {
+  u32 i[4];
+};
 struct alignas(64) Place {
-  i64 rows, inner[3], step[3][4];
-  __device__ __forceinline__ i64 at(int operand, u32 row) const {
-    if (DIMS == 1) return row * step[operand][3];
-    const u32 c = (u32)inner[2], b = (u32)inner[1], a = (u32)inner[0];
-    const u32 u = row / c, v = u / b, w = v / a;
-    return w * step[operand][0] + (v - w * a) * step[operand][1] + (u - v * b) * step[operand][2] + (row - u * c) * step[operand][3];
+  u32 rows, shifts, inner[3][2];
+  i64 step[3][4];
+  // n / inner[k] for n below 2**31: (n + high half of n * inner[k][1]) >> shift.
+  __device__ __forceinline__ u32 quotient(int k, u32 n) const {
+    return (n + __umulhi(n, inner[k][1])) >> (shifts >> 8 * k & 31);
   }
+  __device__ __forceinline__ Spot spot(u32 row) const {
+    if (DIMS == 1) return {{0, 0, 0, row}};
+    const u32 u = quotient(2, row), v = quotient(1, u), w = quotient(0, v);
+    return {{w, v - w * inner[0][0], u - v * inner[1][0], row - u * inner[2][0]}};
+  }
+  __device__ __forceinline__ i64 at(int operand, const Spot& s) const {
+    const i64 last = s.i[3] * step[operand][3];
+    if (DIMS == 1) return last;
+    return s.i[0] * step[operand][0] + s.i[1] * step[operand][1] + s.i[2] * step[operand][2] + last;
+  }
+  __device__ __forceinline__ i64 at(int operand, u32 row) const { return at(operand, spot(row)); }
 };
 
 template <int T> DEVICE float widen(u16 h) {

@@ -44,9 +44,10 @@ each(const void* x, const void* y, const void* dy, void* out, void* second, cons
   const int i = (index - row * groups) * N;
   const i64 to = (i64)row * n + i;
   float a[N], b[N], d[N], u[N], w[N];
-  fetch<TX>(x, place.at(0, row), column.x, i, a);
-  fetch<TG>(y, place.at(1, row), column.y, i, b);
-  fetch<TD>(dy, place.at(2, row), column.d, i, d);
+  const Spot spot = place.spot(row);
+  fetch<TX>(x, place.at(0, spot), column.x, i, a);
+  fetch<TG>(y, place.at(1, spot), column.y, i, b);
+  fetch<TD>(dy, place.at(2, spot), column.d, i, d);
   if constexpr (OP == SILU_MUL_BACK) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {

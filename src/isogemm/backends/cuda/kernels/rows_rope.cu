@@ -36,12 +36,13 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
   if (row >= place.rows) return;
   const int i = (index - row * groups) * N;
   const int first = INTERLEAVED ? 2 * i : i, second = INTERLEAVED ? 2 * i + N : half + i;
-  const i64 from = place.at(0, row), to = (i64)row * 2 * half;
+  const Spot spot = place.spot(row);
+  const i64 from = place.at(0, spot), to = (i64)row * 2 * half;
   float a[N], b[N], c[N], s[N], y[2 * N];
   fetch<TX, N>(of.x[which], from, column.x[which], first, a);
   fetch<TX, N>(of.x[which], from, column.x[which], second, b);
-  fetch<TC, N>(of.cos, place.at(1, row), column.cos, i, c);
-  fetch<TS, N>(of.sin, place.at(2, row), column.sin, i, s);
+  fetch<TC, N>(of.cos, place.at(1, spot), column.cos, i, c);
+  fetch<TS, N>(of.sin, place.at(2, spot), column.sin, i, s);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     const int k = 2 * j;
@@ -70,11 +71,15 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
   const u32 count = (u32)place.rows, first = (blockIdx.x * TEAMS + warp) * R;
   if (first >= count) return;
   Four<TX> held[R][H];
+  i64 cosines[R], sines[R];
 #pragma unroll
-  for (int r = 0; r < R; ++r)
+  for (int r = 0; r < R; ++r) {
+    const Spot spot = place.spot(min(first + r, count - 1));
+    const i64 from = place.at(0, spot);
+    cosines[r] = place.at(1, spot), sines[r] = place.at(2, spot);
 #pragma unroll
-    for (int h = 0; h < H; ++h)
-      read<TX>(of.x[which], place.at(0, min(first + r, count - 1)), column.x[which], h * 128 + lane * 4, n, held[r][h]);
+    for (int h = 0; h < H; ++h) read<TX>(of.x[which], from, column.x[which], h * 128 + lane * 4, n, held[r][h]);
+  }
   float weight[H][4];
 #pragma unroll
   for (int h = 0; h < H; ++h) several<TW>(of.w[which], 0, column.w[which], h * 128 + lane * 4, n, weight[h]);
@@ -106,7 +111,7 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
     const u32 row = first + r;
     if (row >= count) continue;
     const float* own = partners[warp][r];
-    const i64 cosines = place.at(1, row), sines = place.at(2, row), to = (i64)row * n;
+    const i64 to = (i64)row * n;
 #pragma unroll
     for (int h = 0; h < H; ++h) {
       const int i = h * 128 + lane * 4;
@@ -114,8 +119,8 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
       float y[4], c[4], s[4];
       if (ANGLES) {  // four neighbours of one half, and four of the other
         const bool second = i >= half;
-        several<TC>(of.cos, cosines, 1, second ? i - half : i, half, c);
-        several<TS>(of.sin, sines, 1, second ? i - half : i, half, s);
+        several<TC>(of.cos, cosines[r], 1, second ? i - half : i, half, c);
+        several<TS>(of.sin, sines[r], 1, second ? i - half : i, half, s);
         const float4 kept = *(const float4*)(own + i), turned = *(const float4*)(own + (second ? i - half : i + half));
         const float a[4] = {kept.x, kept.y, kept.z, kept.w}, b[4] = {turned.x, turned.y, turned.z, turned.w};
 #pragma unroll
@@ -128,7 +133,7 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
           const bool second = INTERLEAVED ? e & 1 : e >= half;
           const int at = INTERLEAVED ? e >> 1 : second ? e - half : e;
           const int partner = INTERLEAVED ? e ^ 1 : second ? e - half : e + half;
-          const float c = value<TC>(of.cos, cosines + at * column.cos), s = value<TS>(of.sin, sines + at * column.sin);
+          const float c = value<TC>(of.cos, cosines[r] + at * column.cos), s = value<TS>(of.sin, sines[r] + at * column.sin);
           const float kept = mul(own[e], c), turned = mul(own[partner], s);
           y[j] = second ? add(kept, turned) : sub(kept, turned);
         }

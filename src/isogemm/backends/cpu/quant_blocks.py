@@ -8,6 +8,7 @@ Every operation is a float32 instruction that nothing here contracts or reorders
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from llvmlite import ir
 from numba import carray
@@ -16,11 +17,12 @@ from numba.extending import intrinsic
 
 from ...jit import compile_entry, njit
 from ...quant.formats import FORMATS
+from .routines import call7
 from .row_loops import pointer_to_floats
-from .scalars import as_float, half_to_float_bits, load_element, round_row
+from .scalars import as_bits, as_float, half_to_float_bits, load_element, peek32, poke32, round_row
 from .vectors import BFLOAT16, FLOAT16, FLOAT32
 
-__all__ = ["CODE", "address", "decode", "pointer_to_bytes"]
+__all__ = ["CODE", "address", "decoder", "pointer_to_bytes"]
 
 CODE = {name: code for code, name in enumerate(FORMATS)}
 """The loops' number of a format."""
@@ -30,8 +32,8 @@ assert [CODE[n] for n in ("F32", "BF16", "Q8_0", "Q4_1", "Q2_K", "Q6_K", "Q8_K")
 
 # Words of a task array, after the pool's header: what to do for blocks [chunk * PER_CHUNK, ...) of all rows' blocks.
 FORMAT, BLOCK, BLOCK_BYTES, SUB, COUNT, PER_CHUNK, PER_ROW = range(8, 15)
-SOURCE, SOURCE_ROW, SOURCE_COLUMN, SOURCE_ELEMENT, OUT, OUT_ROW, OUT_ELEMENT, FLAG = range(15, 23)
-WORDS = 23
+SOURCE, SOURCE_ROW, SOURCE_COLUMN, SOURCE_ELEMENT, OUT, OUT_ROW, OUT_ELEMENT, FLAG, DECODER = range(15, 24)
+WORDS = 24
 # Scratch of one thread: codes [256] of int8, s [16] and t [16] of int32, a block of float32.
 CODES_AT, SCALES_AT, MINS_AT, FLOATS_AT, SCRATCH = 0, 256, 320, 384, 384 + 4 * 256 + 1024
 
@@ -129,69 +131,126 @@ def _scales_of_q4(p, s, t):
         s[4 + j], t[4 + j] = (c & 15) | ((a >> 2) & 48), (c >> 4) | ((b >> 2) & 48)
 
 
-@njit
-def _decode_short(code, p, q, s, t):
+# One routine to a format, compiled when it is first asked for: void (block, q, s, t, floats, bytes, 0), which leaves d
+# and o in `floats`.
+
+
+@njit(inline="always")
+def _open(p, q, s, t, size):
+    return (
+        carray(pointer_to_bytes(p), (size,)),
+        carray(pointer_to_codes(q), (256,)),
+        carray(pointer_to_ints(s), (16,)),
+        carray(pointer_to_ints(t), (16,)),
+    )
+
+
+@njit(inline="always")
+def _close(floats, d, o):
+    poke32(floats, as_bits(d))
+    poke32(floats + 4, as_bits(o))
+
+
+def _q8_0(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = 1
+    for j in range(32):
+        q[j] = types.int8(p[2 + j])
+    _close(floats, half(p, 0), ZERO)
+
+
+def _q4_0(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = 1
+    _nibbles(p, 2, q, 0, 8)
+    _close(floats, half(p, 0), ZERO)
+
+
+def _q4_1(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
     s[0] = t[0] = 1
-    d, o = half(p, 0), ZERO
-    if code == Q8_0:
-        for j in range(32):
-            q[j] = types.int8(p[2 + j])
-    elif code == Q4_0:
-        _nibbles(p, 2, q, 0, 8)
-    elif code == Q4_1:
-        o = half(p, 2)
-        _nibbles(p, 4, q, 0, 0)
-    elif code == Q5_0:
-        _nibbles(p, 6, q, 0, 0)
-        _fifth_bits(p, 2, q, 16)
-    else:
-        o = half(p, 2)
-        _nibbles(p, 8, q, 0, 0)
-        _fifth_bits(p, 4, q, 0)
-    return d, o
+    _nibbles(p, 4, q, 0, 0)
+    _close(floats, half(p, 0), half(p, 2))
 
 
-@njit
-def _decode_long(code, p, q, s, t):
-    d, o = ZERO, ZERO
-    if code == Q2_K:
-        d, o = half(p, 80), -half(p, 82)
-        _pairs(p, 16, q)
-        for j in range(16):
-            s[j], t[j] = types.int32(p[j] & 15), types.int32(p[j] >> 4)
-    elif code == Q3_K:
-        d = half(p, 108)
-        _pairs(p, 32, q)
-        _high_bits(p, 0, q, 2, 4)
-        _scales_of_q3(p, s)
-    elif code == Q6_K:
-        d = half(p, 208)
-        _six_bits(p, q)
-        for j in range(16):
-            s[j] = types.int32(types.int8(p[192 + j]))
-    elif code == Q8_K:
-        d = as_float(
-            types.uint32(p[0])
-            | (types.uint32(p[1]) << types.uint32(8))
-            | (types.uint32(p[2]) << types.uint32(16))
-            | (types.uint32(p[3]) << types.uint32(24))
-        )
-        s[0] = 1
-        for j in range(256):
-            q[j] = types.int8(p[4 + j])
-    else:
-        d, o = half(p, 0), -half(p, 2)
-        _scales_of_q4(p, s, t)
-        _quads(p, 16 if code == Q4_K else 48, q)
-        if code == Q5_K:
-            _high_bits(p, 16, q, 4, 0)
-    return d, o
+def _q5_0(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = 1
+    _nibbles(p, 6, q, 0, 0)
+    _fifth_bits(p, 2, q, 16)
+    _close(floats, half(p, 0), ZERO)
 
 
-@njit
-def decode(code, p, q, s, t):
-    """(d, o) of the block at `p`; its codes, integer scales and offsets into q, s and t."""
-    return _decode_short(code, p, q, s, t) if code < Q2_K else _decode_long(code, p, q, s, t)
+def _q5_1(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = t[0] = 1
+    _nibbles(p, 8, q, 0, 0)
+    _fifth_bits(p, 4, q, 0)
+    _close(floats, half(p, 0), half(p, 2))
+
+
+def _q2_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    _pairs(p, 16, q)
+    for j in range(16):
+        s[j], t[j] = types.int32(p[j] & 15), types.int32(p[j] >> 4)
+    _close(floats, half(p, 80), -half(p, 82))
+
+
+def _q3_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    _pairs(p, 32, q)
+    _high_bits(p, 0, q, 2, 4)
+    _scales_of_q3(p, s)
+    _close(floats, half(p, 108), ZERO)
+
+
+def _q4_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    _scales_of_q4(p, s, t)
+    _quads(p, 16, q)
+    _close(floats, half(p, 0), -half(p, 2))
+
+
+def _q5_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    _scales_of_q4(p, s, t)
+    _quads(p, 48, q)
+    _high_bits(p, 16, q, 4, 0)
+    _close(floats, half(p, 0), -half(p, 2))
+
+
+def _q6_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    _six_bits(p, q)
+    for j in range(16):
+        s[j] = types.int32(types.int8(p[192 + j]))
+    _close(floats, half(p, 208), ZERO)
+
+
+def _q8_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = 1
+    for j in range(256):
+        q[j] = types.int8(p[4 + j])
+    _close(floats, as_float(peek32(block)), ZERO)
+
+
+_DECODERS = {
+    "Q8_0": _q8_0, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q2_K": _q2_k, "Q3_K": _q3_k,
+    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_K": _q8_k,
+}  # fmt: skip
+_alive: list[Any] = []
+
+
+@cache
+def decoder(name: str) -> int:
+    """Address of the routine that takes a format's blocks apart; 0 for floats."""
+    if name not in _DECODERS:
+        return 0
+    compiled = compile_entry(types.void(*[types.int64] * 7), _DECODERS[name])
+    _alive.append(compiled)
+    return int(compiled.address)
 
 
 @njit(inline="always")
@@ -232,8 +291,9 @@ def dequantize_blocks(task, chunk, scratch):
             kind = FLOAT32 if code == F32 else (FLOAT16 if code == F16 else BFLOAT16)
             x[0] = load_element(source, kind)
         else:
-            d, o = decode(code, carray(pointer_to_bytes(source), (task[BLOCK_BYTES],)), q, s, t)
-            multiply_out(code, block, task[SUB], d, o, q, s, t, x)
+            at = scratch + FLOATS_AT
+            call7(task[DECODER], source, scratch, scratch + SCALES_AT, scratch + MINS_AT, at, task[BLOCK_BYTES], 0)
+            multiply_out(code, block, task[SUB], x[0], x[1], q, s, t, x)
         round_row(scratch + FLOATS_AT, block, out, size, element)
 
 

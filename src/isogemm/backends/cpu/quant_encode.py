@@ -10,18 +10,20 @@ where peak is the first element of the largest magnitude, and 1 / d is 0 where d
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from numba import carray
 from numba.core import types
 
 from ...jit import compile_entry, njit
 from . import quant_blocks as blocks
-from .quant_blocks import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, pointer_to_bytes, pointer_to_codes
-from .quant_encode_k import encode_long
+from . import quant_encode_k as k
+from .quant_blocks import pointer_to_bytes, pointer_to_codes, pointer_to_ints
+from .routines import call7
 from .row_loops import pointer_to_floats
-from .scalars import as_bits, float_to_half_bits, load_element, poke64
+from .scalars import as_bits, float_to_half_bits, load_element, peek64, poke64
 
-__all__ = ["address"]
+__all__ = ["address", "encoder"]
 
 F = types.float32
 ONE, HALF, ZERO = F(1), F(0.5), F(0)
@@ -112,17 +114,103 @@ def _with_minimum(x, p, five, codes):
     return put_half(p, 2, low) and good
 
 
-@njit
-def encode(code, x, p, scratch):
-    """The block of `x` into the bytes `p`; whether its scales are finite."""
-    codes = carray(pointer_to_codes(scratch + WORK_AT), (256,))
-    if code == Q8_0:
-        return _q8(x, p)
-    if code in (Q4_0, Q5_0):
-        return _symmetric(x, p, code == Q5_0, codes)
-    if code in (Q4_1, Q5_1):
-        return _with_minimum(x, p, code == Q5_1, codes)
-    return encode_long(code, x, p, scratch + WORK_AT)
+# One routine to a format, compiled when it is first asked for: void (x, block, scratch, bytes, 0, 0, 0), which leaves
+# in the first word of `scratch` whether the block's scales are finite.
+
+
+@njit(inline="always")
+def _open(x, p, work, size):
+    return (
+        carray(pointer_to_floats(x), (256,)),
+        carray(pointer_to_bytes(p), (size,)),
+        carray(pointer_to_codes(work + 8), (256,)),
+    )
+
+
+def _q8_0(x, p, work, size, a, b, c):
+    x, p, _ = _open(x, p, work, size)
+    poke64(work, types.int64(_q8(x, p)))
+
+
+def _q4_0(x, p, work, size, a, b, c):
+    x, p, codes = _open(x, p, work, size)
+    poke64(work, types.int64(_symmetric(x, p, False, codes)))
+
+
+def _q5_0(x, p, work, size, a, b, c):
+    x, p, codes = _open(x, p, work, size)
+    poke64(work, types.int64(_symmetric(x, p, True, codes)))
+
+
+def _q4_1(x, p, work, size, a, b, c):
+    x, p, codes = _open(x, p, work, size)
+    poke64(work, types.int64(_with_minimum(x, p, False, codes)))
+
+
+def _q5_1(x, p, work, size, a, b, c):
+    x, p, codes = _open(x, p, work, size)
+    poke64(work, types.int64(_with_minimum(x, p, True, codes)))
+
+
+@njit(inline="always")
+def _open_long(x, p, work, size):
+    at = work + 8
+    return (
+        carray(pointer_to_floats(x), (256,)),
+        carray(pointer_to_bytes(p), (size,)),
+        carray(pointer_to_codes(at + k.CODES_AT), (256,)),
+        carray(pointer_to_codes(at + k.TRIAL_AT), (32,)),
+        carray(pointer_to_floats(at + k.SCALES_AT), (16,)),
+        carray(pointer_to_floats(at + k.MINS_AT), (16,)),
+        carray(pointer_to_floats(at + k.WEIGHTS_AT), (32,)),
+        carray(pointer_to_ints(at + k.S_AT), (16,)),
+        carray(pointer_to_ints(at + k.T_AT), (16,)),
+    )
+
+
+def _q2_k(x, p, work, size, a, b, c):
+    x, p, codes, trial, scales, mins, weights, s, t = _open_long(x, p, work, size)
+    poke64(work, types.int64(k.q2(x, p, codes, trial, scales, mins, weights, s, t)))
+
+
+def _q3_k(x, p, work, size, a, b, c):
+    x, p, codes, _, scales, _, _, s, t = _open_long(x, p, work, size)
+    poke64(work, types.int64(k.q3(x, p, codes, scales, s, t)))
+
+
+def _q4_k(x, p, work, size, a, b, c):
+    x, p, codes, trial, scales, mins, weights, s, t = _open_long(x, p, work, size)
+    poke64(work, types.int64(k.q45(x, p, codes, trial, scales, mins, weights, s, t, False)))
+
+
+def _q5_k(x, p, work, size, a, b, c):
+    x, p, codes, trial, scales, mins, weights, s, t = _open_long(x, p, work, size)
+    poke64(work, types.int64(k.q45(x, p, codes, trial, scales, mins, weights, s, t, True)))
+
+
+def _q6_k(x, p, work, size, a, b, c):
+    x, p, codes, _, scales, _, _, s, t = _open_long(x, p, work, size)
+    poke64(work, types.int64(k.q6(x, p, codes, scales, s, t)))
+
+
+def _q8_k(x, p, work, size, a, b, c):
+    x, p = carray(pointer_to_floats(x), (256,)), carray(pointer_to_bytes(p), (size,))
+    poke64(work, types.int64(k.q8k(x, p)))
+
+
+_ENCODERS = {
+    "Q8_0": _q8_0, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q2_K": _q2_k, "Q3_K": _q3_k,
+    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_K": _q8_k,
+}  # fmt: skip
+_alive: list[Any] = []
+
+
+@cache
+def encoder(name: str) -> int:
+    """Address of the routine that quantizes a format's blocks."""
+    compiled = compile_entry(types.void(*[types.int64] * 7), _ENCODERS[name])
+    _alive.append(compiled)
+    return int(compiled.address)
 
 
 @njit
@@ -130,7 +218,7 @@ def quantize_blocks(task, chunk, scratch):
     """Blocks of one chunk; a block that cannot be written leaves a flag and zeros."""
     block, per_row = task[blocks.BLOCK], task[blocks.PER_ROW]
     x = carray(pointer_to_floats(scratch + X_AT), (256,))
-    code, step = task[blocks.FORMAT], task[blocks.SOURCE_COLUMN]
+    step = task[blocks.SOURCE_COLUMN]
     for i in range(chunk * task[blocks.PER_CHUNK], min(task[blocks.COUNT], (chunk + 1) * task[blocks.PER_CHUNK])):
         row, b = i // per_row, i % per_row
         source = task[blocks.SOURCE] + row * task[blocks.SOURCE_ROW] + b * block * step
@@ -139,11 +227,13 @@ def quantize_blocks(task, chunk, scratch):
             x[j] = load_element(source + j * step, task[blocks.SOURCE_ELEMENT])
             finite = finite and _finite(x[j])
         out = task[blocks.OUT] + row * task[blocks.OUT_ROW] + b * task[blocks.BLOCK_BYTES]
-        p = carray(pointer_to_bytes(out), (task[blocks.BLOCK_BYTES],))
+        work = scratch + WORK_AT
         if not finite:
             poke64(task[blocks.FLAG], NOT_FINITE)
-        elif not encode(code, x, p, scratch):
-            poke64(task[blocks.FLAG], OVERFLOW)
+        else:
+            call7(task[blocks.DECODER], scratch + X_AT, out, work, task[blocks.BLOCK_BYTES], 0, 0, 0)
+            if peek64(work) == 0:
+                poke64(task[blocks.FLAG], OVERFLOW)
 
 
 def quantize_chunk(task, chunk, scratch):

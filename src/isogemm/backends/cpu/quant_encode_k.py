@@ -12,26 +12,13 @@ its compiler fused multiplications and additions.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
 from numba.core import types
 
 from ...jit import njit
-from .quant_blocks import (
-    Q2_K,
-    Q3_K,
-    Q4_K,
-    Q6_K,
-    Q8_K,
-    _scales_of_q3,
-    _scales_of_q4,
-    half,
-    pointer_to_codes,
-    pointer_to_ints,
-)
-from .row_loops import pointer_to_floats
+from .quant_blocks import _scales_of_q3, _scales_of_q4, half
 from .scalars import add32, as_bits, float_to_half_bits
 
-__all__ = ["encode_long"]
+__all__ = ["q2", "q3", "q6", "q8k", "q45"]
 
 F = types.float32
 ZERO, ONE = F(0), F(1)
@@ -225,7 +212,7 @@ def _store_pairs(p, at, codes):
 
 
 @njit(error_model="numpy")
-def _q2(x, p, codes, trial, scales, mins, weights, s, t):
+def q2(x, p, codes, trial, scales, mins, weights, s, t):
     top = top_min = ZERO
     for j in range(16):
         part = x[16 * j : 16 * j + 16]
@@ -248,7 +235,7 @@ def _q2(x, p, codes, trial, scales, mins, weights, s, t):
 
 
 @njit(error_model="numpy")
-def _q3(x, p, codes, scales, s, t):
+def q3(x, p, codes, scales, s, t):
     top = ZERO
     for j in range(16):
         scales[j] = _descend(x[16 * j : 16 * j + 16], codes[16 * j : 16 * j + 16], 4)
@@ -278,7 +265,7 @@ def _q3(x, p, codes, scales, s, t):
 
 
 @njit(error_model="numpy")
-def _q45(x, p, codes, trial, scales, mins, weights, s, t, five):
+def q45(x, p, codes, trial, scales, mins, weights, s, t, five):
     top = top_min = ZERO
     most = 31 if five else 15
     for j in range(8):
@@ -321,7 +308,7 @@ def _q45(x, p, codes, trial, scales, mins, weights, s, t, five):
 
 
 @njit(error_model="numpy")
-def _q6(x, p, codes, scales, s, t):
+def q6(x, p, codes, scales, s, t):
     top = ZERO
     for j in range(16):
         scales[j] = _fit(x[16 * j : 16 * j + 16], codes[16 * j : 16 * j + 16], 32)
@@ -351,7 +338,7 @@ def _q6(x, p, codes, scales, s, t):
 
 
 @njit(error_model="numpy")
-def _q8k(x, p):
+def q8k(x, p):
     """Activations: 127 / -peak to the nearest, halves to even; and sums of sixteen codes."""
     peak = _peak(x)
     inverse = F(-127) / peak if peak != ZERO else ZERO
@@ -368,23 +355,3 @@ def _q8k(x, p):
         p[260 + 2 * group] = types.uint8(total & 255)
         p[261 + 2 * group] = types.uint8((total >> 8) & 255)
     return True
-
-
-@njit
-def encode_long(code, x, p, scratch):
-    """The super-block of `x` into the bytes `p`; whether its scales are finite."""
-    codes = carray(pointer_to_codes(scratch + CODES_AT), (256,))
-    trial = carray(pointer_to_codes(scratch + TRIAL_AT), (32,))
-    scales = carray(pointer_to_floats(scratch + SCALES_AT), (16,))
-    mins = carray(pointer_to_floats(scratch + MINS_AT), (16,))
-    weights = carray(pointer_to_floats(scratch + WEIGHTS_AT), (32,))
-    s, t = carray(pointer_to_ints(scratch + S_AT), (16,)), carray(pointer_to_ints(scratch + T_AT), (16,))
-    if code == Q2_K:
-        return _q2(x, p, codes, trial, scales, mins, weights, s, t)
-    if code == Q3_K:
-        return _q3(x, p, codes, scales, s, t)
-    if code == Q6_K:
-        return _q6(x, p, codes, scales, s, t)
-    if code == Q8_K:
-        return _q8k(x, p)
-    return _q45(x, p, codes, trial, scales, mins, weights, s, t, code != Q4_K)

@@ -16,7 +16,7 @@ from . import fields as f
 from . import quant_layout as layout
 from . import quant_loops as loops
 from . import quant_pack as pack
-from .quant_blocks import CODE
+from .quant_blocks import CODE, decoder
 from .quant_run import run_task
 from .tasks import element_code
 
@@ -64,7 +64,7 @@ def prepare(rows: Array, fmt: BlockFormat, k: int) -> Panels:
     data = room[-room.ctypes.data % ALIGN :][:size]
     task = _task(fmt, k)
     task[pack.SOURCE], task[pack.SOURCE_ROW], task[pack.N] = rows.ctypes.data, rows.strides[0], n
-    task[pack.OUT] = data.ctypes.data
+    task[pack.OUT], task[pack.DECODER] = data.ctypes.data, decoder(fmt.name)
     if size:
         run_task(pack.panels_address(), task, count, pack.SCRATCH)
     return Panels(data, time.perf_counter() - started)

@@ -11,10 +11,11 @@ from numba import carray
 from numba.core import types
 
 from ...jit import compile_entry, njit
-from .quant_blocks import Q2_K, decode, pointer_to_bytes, pointer_to_codes, pointer_to_ints
+from .quant_blocks import Q2_K, pointer_to_bytes, pointer_to_codes, pointer_to_ints
 from .quant_records import codes_of, largest_of
+from .routines import call7
 from .row_loops import pointer_to_floats
-from .scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, load_element, poke32
+from .scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, load_element, peek32, poke32
 from .vectors import FLOAT32
 
 __all__ = ["activations_address", "panels_address"]
@@ -28,8 +29,8 @@ NAN = 0x7FFFFFFF
 FORMAT, BLOCK, BLOCK_BYTES, SUB, BLOCKS, SOURCE, SOURCE_ROW, N, OUT, STORED_ZERO = range(8, 18)
 CHUNK, SCALES, MINS, D, OFFSET, NBYTES, BYTE, NIBBLE, PAIR, BIT = range(18, 28)
 # Activations: blocks [chunk * PER_CHUNK, ...) of all rows' blocks.
-X, X_ROW, X_COLUMN, X_ELEMENT, FACTOR, COUNT, PER_CHUNK, OUT_ROW, RECORD_D, SUMS, TOTAL, RECORD = range(28, 40)
-WORDS = 40
+X, X_ROW, X_COLUMN, X_ELEMENT, FACTOR, COUNT, PER_CHUNK, OUT_ROW, RECORD_D, SUMS, TOTAL, RECORD, DECODER = range(28, 41)
+WORDS = 41
 SCRATCH = 4096
 COLUMNS = 16
 
@@ -69,11 +70,11 @@ def pack_panel(task, chunk, scratch):
         out = carray(pointer_to_bytes(task[OUT] + (chunk * task[BLOCKS] + b) * task[NBYTES]), (task[NBYTES],))
         for c in range(min(COLUMNS, task[N] - chunk * COLUMNS)):
             source = task[SOURCE] + (chunk * COLUMNS + c) * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
-            d, o = decode(code, carray(pointer_to_bytes(source), (task[BLOCK_BYTES],)), q, s, t)
+            call7(task[DECODER], source, scratch, scratch + 256, scratch + 320, scratch + 384, task[BLOCK_BYTES], 0)
             _place(task, q, c, out)
-            _put_half(out, task[D] + 2 * c, d)
+            _put_half(out, task[D] + 2 * c, as_float(peek32(scratch + 384)))
             if task[OFFSET] < task[NBYTES]:
-                _put_half(out, task[OFFSET] + 2 * c, o)
+                _put_half(out, task[OFFSET] + 2 * c, as_float(peek32(scratch + 388)))
             if task[BLOCK] > 32:
                 for j in range(task[BLOCK] // task[SUB]):
                     low = t[j] << 4 if code == Q2_K else 0

@@ -39,7 +39,7 @@ def dequantize(rows: Array, fmt: BlockFormat, out: Array) -> None:
     task, chunks = _task(fmt, out.shape)
     task[blocks.SOURCE], task[blocks.SOURCE_ROW] = rows.ctypes.data, rows.strides[0]
     task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
-    task[blocks.OUT_ELEMENT] = element_code(out.dtype)
+    task[blocks.OUT_ELEMENT], task[blocks.DECODER] = element_code(out.dtype), blocks.decoder(fmt.name)
     if chunks:
         run_task(blocks.address(), task, chunks, blocks.SCRATCH)
 
@@ -51,6 +51,7 @@ def quantize(x: Array, fmt: BlockFormat, out: Array) -> int:
     task[blocks.SOURCE], task[blocks.SOURCE_ROW], task[blocks.SOURCE_COLUMN] = x.ctypes.data, *x.strides
     task[blocks.SOURCE_ELEMENT], task[blocks.FLAG] = element_code(x.dtype), flag.ctypes.data
     task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
+    task[blocks.DECODER] = quant_encode.encoder(fmt.name)
     if chunks:
         run_task(quant_encode.address(), task, chunks, quant_encode.SCRATCH)
     return int(flag[0])

@@ -141,6 +141,36 @@ def test_calls_have_isogemms_bits(dtype, inference, scoped):
     assert differ > len(CALLS) / 3 or dtype is not torch.float32, "the test cannot tell routed from plain"
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+def test_cross_entropy_is_a_sum_of_one_row(dtype, scoped):
+    x, target = 3 * randn(60, 11, dtype=dtype), torch.randint(0, 11, (60,))
+    target[::7] = -100
+    plain = {r: F.cross_entropy(x, target, reduction=r) for r in ("mean", "sum", "none")}
+    leaf = x.clone().requires_grad_()
+    if scoped:
+        with invariant(strict=True):
+            got = {r: F.cross_entropy(leaf, target, reduction=r) for r in plain}
+            got["mean"].backward()
+    else:
+        routing.enable()
+        try:
+            got = {r: F.cross_entropy(leaf, target, reduction=r) for r in plain}
+            got["mean"].backward()
+        finally:
+            routing.disable()
+    used = target >= 0
+    each = torch.zeros(60)
+    each[used] = -reductions.log_softmax(x).float()[used, target[used]]
+    total = reductions.sum(each)
+    assert same(got["none"], each.to(dtype))
+    assert same(got["sum"], total.to(dtype))
+    assert same(got["mean"], (total / used.sum()).to(dtype))
+    assert not leaf.grad[::7].any()
+    for r, y in plain.items():
+        torch.testing.assert_close(got[r], y, rtol=2e-2, atol=2e-2)
+
+
 GRADS = ("softmax", "softmax of 2", "softmax in float32", "log_softmax", "mean", "logsumexp", "layer_norm")
 GRADS += ("rms_norm", "layer_norm of two", "attention")
 

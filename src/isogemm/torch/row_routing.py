@@ -202,6 +202,24 @@ def _embedding_backward(
     return total
 
 
+def _nll_loss(
+    x: Tensor, target: Tensor, weight: Any, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor] | None:
+    """Minus the targets' elements, added up in the order of rows; and how many they are."""
+    if weight is not None or x.dim() != 2:
+        return None
+    used = target != ignore_index
+    places = torch.where(used, target, 0).to(torch.int64)
+    found = -x.gather(1, places[:, None])[:, 0].float()
+    found = torch.where(used, found, 0.0)
+    count = used.sum().to(_FLOAT32)
+    if reduction:
+        found = _along("sum", found).reshape(())
+        if reduction == 1:
+            found = found / count
+    return found.to(x.dtype), count.to(x.dtype)
+
+
 def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
     """Without an eps, torch takes float32's for all three dtypes."""
     weight = None if weight is None else weight.reshape(-1)
@@ -258,6 +276,7 @@ def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
         "mean.out": _mean,
         "logsumexp": _logsumexp,
         "linalg_vector_norm": _vector_norm,
+        "nll_loss_forward": _nll_loss,
         "native_layer_norm": _layer_norm,
         "native_layer_norm_backward": _layer_norm_backward,
         "embedding_dense_backward": _embedding_backward,

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from benchmarks import model, model_measure
+from benchmarks import model, model_measure, readme
 from benchmarks.model_build import TORCH, Shelf, Step
 from benchmarks.model_cases import GRAD, LINEARS, MAIN_GRAD, ROUTED, SUITES, WHOLE, Sizes, cases, select, tiny
 from benchmarks.model_measure import Made, Settings, measure, wrong
@@ -212,6 +212,11 @@ def test_the_readme_gets_rates_ratios_and_bits(shelf):
     assert max(map(len, text.splitlines())) <= 120
     assert f"| {rows[0]['verdicts'][-1]['ratio']:.2f} |" in text
     assert text.endswith("`a.json`.\n")
+
+
+def test_the_readme_has_a_place_for_them():
+    text = readme.README.read_text()
+    assert all(text.count(mark) == 1 for mark in (readme.MODEL_BEGIN, readme.MODEL_END))
 
 
 @pytest.mark.parametrize("words", [("--suite", "none"), ("--only", "batch=9")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ Array = NDArray[Any]
 ACTIVATIONS = ("q8", "fp32", "same")
 """What activations become: blocks of 8-bit integers; float32; or what they are, weights rounded to their type."""
 
+_FEW = 32  # rows up to which weights are dequantized in registers; above, pieces feed the products' own kernels
 _PIECE = 2**18  # dequantized elements at a time: they stay in the second-level cache
 
 
@@ -113,15 +115,22 @@ def _integers(x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chos
     """``int32``: the chain by kernels, other orders by their definition."""
     from .backends.cpu import quant_linear
 
+    for rows, into in _matrices(x, out):
+        if chosen.contract.order.kind == "chain":
+            quant_linear.gemm(rows, w.panels(), w.format, into, bias)
+        else:
+            _by_definition(rows, w, into, bias, chosen)
+
+
+def _matrices(x: Array, out: Array) -> Iterator[tuple[Array, Array]]:
+    """x [..., k] and out [..., n] as matrices: one pair where one row stride walks each, else several."""
     rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
     merged, target = (rows, into) if rows.ndim == 2 else (dispatch.merge(rows, 1), dispatch.merge(into, 1))
-    if merged is None or target is None:
-        for i in np.ndindex(x.shape[:-2]):
-            _integers(x[i], w, out[i], bias, chosen)
-    elif chosen.contract.order.kind != "chain":
-        _by_definition(merged, w, target, bias, chosen)
+    if merged is not None and target is not None:
+        yield merged, target
     else:
-        quant_linear.gemm(merged, w.panels(), w.format, target, bias)
+        for i in np.ndindex(x.shape[:-2]):
+            yield x[i], out[i]
 
 
 def _by_definition(x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings) -> None:
@@ -137,6 +146,18 @@ def _floats(
 ) -> None:
     """Weights as floats, some rows at a time: columns of a product do not know of each other."""
     n, k = w.shape
+    plain_chain = chosen.contract.arithmetic == "fma" and chosen.contract.order.kind == "chain"
+    if w.format.activations and plain_chain and dtype == FLOAT32 and out.size <= _FEW * n:
+        from .backends.cpu import quant_linear
+
+        for some, into in _matrices(x, out):
+            quant_linear.gemm_floats(some, w.panels(), w.format, into, bias)
+        return
+    if not w.format.quantized:
+        plain = w.array()
+        if plain.flags.aligned and (plain.dtype == dtype or dtype == x.dtype == FLOAT32):  # widened exactly, in place
+            dispatch.run_rows(space, x, plain.T, out, bias, chosen)
+            return
     rows = max(32, _PIECE // max(1, k) // 32 * 32)
     room = np.empty((min(n, rows), k), dtype)
     for first in range(0, n, rows):

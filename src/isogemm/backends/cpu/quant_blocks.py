@@ -61,20 +61,27 @@ def half(p, at):
     return as_float(half_to_float_bits(types.uint32(p[at]) | (types.uint32(p[at + 1]) << types.uint32(8))))
 
 
+# Arithmetic in 32 bits throughout: Numba's own integers are 64 wide, which halves what a vector holds.
+I32 = types.int32
+
+
 @njit
 def _nibbles(p, at, q, first, zero):
     """32 codes of 16 bytes: low nibbles, then high ones."""
     for j in range(16):
-        q[first + j] = types.int8(types.int32(p[at + j] & 15) - zero)
-        q[first + 16 + j] = types.int8(types.int32(p[at + j] >> 4) - zero)
+        byte = I32(p[at + j])
+        q[first + j] = types.int8((byte & I32(15)) - I32(zero))
+        q[first + 16 + j] = types.int8((byte >> I32(4)) - I32(zero))
 
 
 @njit
 def _fifth_bits(p, at, q, zero):
     """Bit j of four bytes is bit 4 of code j."""
-    for j in range(32):
-        bit = types.int32(p[at + j // 8] >> (j % 8)) & 1
-        q[j] = types.int8(types.int32(q[j]) + (bit << 4) - zero)
+    for i in range(4):
+        byte = I32(p[at + i])
+        for j in range(8):
+            bit = (byte >> I32(j)) & I32(1)
+            q[8 * i + j] = types.int8(I32(q[8 * i + j]) + (bit << I32(4)) - I32(zero))
 
 
 @njit
@@ -83,7 +90,7 @@ def _pairs(p, at, q):
     for chunk in range(2):
         for g in range(4):
             for j in range(32):
-                q[128 * chunk + 32 * g + j] = types.int8((p[at + 32 * chunk + j] >> (2 * g)) & 3)
+                q[128 * chunk + 32 * g + j] = types.int8((I32(p[at + 32 * chunk + j]) >> I32(2 * g)) & I32(3))
 
 
 @njit
@@ -91,8 +98,9 @@ def _quads(p, at, q):
     """256 codes of four bits: byte l of each 32, low nibbles first."""
     for chunk in range(4):
         for j in range(32):
-            q[64 * chunk + j] = types.int8(p[at + 32 * chunk + j] & 15)
-            q[64 * chunk + 32 + j] = types.int8(p[at + 32 * chunk + j] >> 4)
+            byte = I32(p[at + 32 * chunk + j])
+            q[64 * chunk + j] = types.int8(byte & I32(15))
+            q[64 * chunk + 32 + j] = types.int8(byte >> I32(4))
 
 
 @njit
@@ -100,8 +108,8 @@ def _high_bits(p, at, q, shift, zero):
     """Bit g of byte l is a high bit of code 32 g + l."""
     for g in range(8):
         for j in range(32):
-            bit = types.int32(p[at + j] >> g) & 1
-            q[32 * g + j] = types.int8(types.int32(q[32 * g + j]) + (bit << shift) - zero)
+            bit = (I32(p[at + j]) >> I32(g)) & I32(1)
+            q[32 * g + j] = types.int8(I32(q[32 * g + j]) + (bit << I32(shift)) - I32(zero))
 
 
 @njit
@@ -109,10 +117,10 @@ def _six_bits(p, q):
     for chunk in range(2):
         for g in range(4):
             for j in range(32):
-                low = p[64 * chunk + 32 * (g % 2) + j] >> (4 * (g // 2))
-                high = p[128 + 32 * chunk + j] >> (2 * g)
-                code = types.int32(low & 15) | (types.int32(high & 3) << 4)
-                q[128 * chunk + 32 * g + j] = types.int8(code - 32)
+                low = I32(p[64 * chunk + 32 * (g % 2) + j]) >> I32(4 * (g // 2))
+                high = I32(p[128 + 32 * chunk + j]) >> I32(2 * g)
+                code = (low & I32(15)) | ((high & I32(3)) << I32(4))
+                q[128 * chunk + 32 * g + j] = types.int8(code - I32(32))
 
 
 @njit

@@ -22,7 +22,7 @@ from . import quant_layout as layout
 from .target import target
 from .vectors import F32, FLOAT16, I32, Emitter, declare, define, switch_over
 
-__all__ = ["KINDS", "ROWS", "dot_rows", "instructions"]
+__all__ = ["KINDS", "ROWS", "codes_of_chunk", "dot_rows", "instructions"]
 
 KINDS = ("vnni", "avx2", "generic")
 """Instruction sets, all exact."""
@@ -205,7 +205,7 @@ class _Walk:
     def _chunk(self, w: Any, rows: list[Any], part: int, groups: list[Any]) -> list[list[Any]]:
         """Dots of 32 codes: for each of `groups`, (starts by row, which fours), one value to a row."""
         e = self.e
-        codes = _codes(e, self.fmt, e.at(w, 4 * WIDTH * part))
+        codes = codes_of_chunk(e, self.fmt, e.at(w, 4 * WIDTH * part))
         found = []
         for starts, which in groups:
             sums = []
@@ -221,7 +221,7 @@ class _Walk:
         return found
 
 
-def _codes(e: Emitter, fmt: BlockFormat, at: Any) -> Any:
+def codes_of_chunk(e: Emitter, fmt: BlockFormat, at: Any) -> Any:
     """A function from the number of a four (0 to 7) to its unsigned codes, each plane loaded once."""
     planes = layout.planes(fmt)
     held: dict[tuple[str, int], Any] = {}

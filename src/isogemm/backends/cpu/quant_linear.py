@@ -20,7 +20,7 @@ from .quant_blocks import CODE, decoder
 from .quant_run import run_task
 from .tasks import element_code
 
-__all__ = ["Panels", "gemm", "prepare"]
+__all__ = ["Panels", "gemm", "gemm_floats", "prepare"]
 
 Array = npt.NDArray[Any]
 
@@ -124,22 +124,43 @@ def gemm(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | N
     kind : str
         An instruction set; by default the best that this CPU has. The bits do not depend on it.
     """
-    (m, k), n = x.shape, out.shape[1]
-    if not out.size:
-        return
-    records = quantize_activations(x, fmt)
-    blocks = k // fmt.block
+    if out.size:
+        records = quantize_activations(x, fmt)
+        _run(records, x.shape, panels, fmt, out, bias, loops.routine(fmt.name, kind))
+
+
+def gemm_floats(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None = None) -> None:
+    """out = x @ dequantized w.T + bias, with the bits of ``fma/chain``: for few rows.
+
+    Parameters
+    ----------
+    x : array [m, k]
+        float32 with adjacent columns, or any other float type, which is widened.
+    panels, fmt, out, bias
+        As in `gemm`.
+    """
+    if x.dtype != np.float32 or x.strides[1] != 4 or not x.flags.aligned:
+        x = np.ascontiguousarray(x, np.float32)
+    if out.size:
+        _run(x, x.shape, panels, fmt, out, bias, loops.float_routine(fmt.name))
+
+
+def _run(
+    rows: Array, shape: tuple[int, ...], panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None, routine: int
+) -> None:
+    """`routine` on rows of activations, records or floats, and all panels."""
+    (m, k), n = shape, out.shape[1]
     task = np.zeros((3, f.FIELDS), np.int64)
     _describe(task[1], m, n, k, out, bias)
     threads = get_num_threads() if m * n * k >= SERIAL else 1
     count, panel = -(-n // layout.COLUMNS), layout.COLUMNS * max(1, m * k)
     per_chunk = max(1, min(-(-count // (4 * threads)), CHUNK // panel), -(-count // 2**16)) if threads > 1 else count
     words = task[2]
-    words[loops.RECORDS], words[loops.RECORD_ROW] = records.ctypes.data, records.strides[0]
-    words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, records.strides[0]) // 8 * 8)
-    words[loops.PANELS], words[loops.PANEL_BYTES] = panels.data.ctypes.data, blocks * layout.panel(fmt).nbytes
-    words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = blocks, count, per_chunk
-    words[loops.ROUTINE] = loops.routine(fmt.name, kind)
+    words[loops.RECORDS], words[loops.RECORD_ROW] = rows.ctypes.data, rows.strides[0]
+    words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, abs(rows.strides[0])) // 8 * 8)
+    words[loops.PANELS] = panels.data.ctypes.data
+    words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = k // fmt.block, count, per_chunk
+    words[loops.PANEL_BYTES], words[loops.ROUTINE] = k // fmt.block * layout.panel(fmt).nbytes, routine
     run_task(loops.address(), task, -(-count // per_chunk), loops.SCRATCH, threads)
 
 

@@ -12,10 +12,11 @@ from ...jit import compile_entry, njit
 from . import fields as f
 from .quant_blocks import CODE
 from .quant_dot import KINDS, dot_rows, instructions
+from .quant_floats import float_rows
 from .routines import call7
 from .scalars import epilogue_tile
 
-__all__ = ["address", "routine"]
+__all__ = ["address", "float_routine", "routine"]
 
 # Words behind the header row and the epilogue's descriptor.
 RECORDS, RECORD_ROW, ROWS_PER_BLOCK, PANELS, PANEL_BYTES, BLOCKS, COUNT, PER_CHUNK, ROUTINE = range(9)
@@ -66,7 +67,22 @@ def routine(name: str, kind: str = "") -> int:
     return int(compiled.address)
 
 
+@cache
+def float_routine(name: str) -> int:
+    """Address of the passes of float activations."""
+    compiled = _compiled_floats(CODE[name])
+    _alive.append(compiled)
+    return int(compiled.address)
+
+
 _alive: list[Any] = []
+
+
+def _compiled_floats(code: int) -> Any:
+    def float_passes(rows, acc, x, x_rs, panel, blocks, unused):
+        float_rows(code, rows, acc, x, x_rs, panel, blocks)
+
+    return compile_entry(types.void(*[types.int64] * 7), float_passes)
 
 
 def _compiled(code: int, kind: int) -> Any:

@@ -1,0 +1,113 @@
+"""Float activations against 16 quantized weight columns: weights dequantized in registers, one chain over k.
+
+    w = (d * s) * q  +  o * t           each operation rounded, as `isogemm.quant.reference.dequantize`
+    acc = fma(x[k], w, acc)             k ascending
+
+Lanes are columns; panels are those of `quant_pack`. Contract: ``fma/chain`` of the dequantized product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from ...quant.formats import FORMATS, BlockFormat
+from . import quant_layout as layout
+from .quant_dot import ROWS, codes_of_chunk
+from .target import target
+from .vectors import F32, F32_BYTES, FLOAT16, Emitter, define, switch_over
+
+__all__ = ["float_rows"]
+
+WIDTH = target().width
+I8 = ir.IntType(8)
+
+
+class _Walk:
+    """One pass: `rows` rows of float32 activations over one panel."""
+
+    def __init__(self, e: Emitter, fmt: BlockFormat, args: tuple[Any, ...]) -> None:
+        self.e, self.fmt, self.p = e, fmt, layout.panel(fmt)
+        self.acc, self.x, self.x_rs, self.panel, self.blocks = args
+        self.subs = 32 // fmt.sub
+
+    def run(self, count: int) -> None:
+        e, parts = self.e, layout.COLUMNS // WIDTH
+        sums = [[e.slot(e.vec) for _ in range(count)] for _ in range(parts)]
+        for s in (s for slots in sums for s in slots):
+            e.b.store(ir.Constant(e.vec, None), s)
+        for part in range(parts):
+            with e.loop(self.blocks) as b:
+                w = e.at(self.panel, e.times(b, self.p.nbytes))
+                x = e.at(self.x, e.times(b, self.fmt.block * F32_BYTES))
+                self._block(w, [e.at(x, e.b.mul(self.x_rs, e.i64(i))) for i in range(count)], part, sums[part])
+        for part, slots in enumerate(sums):
+            for i, s in enumerate(slots):
+                e.store(e.canonical(e.b.load(s, typ=e.vec)), e.at(self.acc, 64 * i + 4 * WIDTH * part))
+
+    def _block(self, w: Any, rows: list[Any], part: int, sums: list[Any]) -> None:
+        e, p = self.e, self.p
+        d = e.load_widened(e.at(w, p.d + 2 * WIDTH * part), FLOAT16)
+        o = e.load_widened(e.at(w, p.offset + 2 * WIDTH * part), FLOAT16) if self.fmt.offset else None
+        if self.fmt.block == 32:
+            self._ask(w, p.nbytes)
+            self._chunk(e.at(w, 4 * WIDTH * part), rows, sums, [(d, o)])
+            return
+        with e.loop(e.i64(8)) as chunk:
+            self._ask(e.at(w, e.times(chunk, p.nbytes // 8)), p.nbytes // 8)
+            at = e.at(w, e.times(chunk, layout.COLUMNS * self.subs), WIDTH * part)
+            scales = [self._scale(e.at(at, layout.COLUMNS * j), d, o) for j in range(self.subs)]
+            here = [e.at(x, e.times(chunk, 32 * F32_BYTES)) for x in rows]
+            self._chunk(e.at(w, e.times(chunk, p.chunk), 4 * WIDTH * part), here, sums, scales)
+
+    def _ask(self, at: Any, size: int) -> None:
+        for line in range(0, size, layout.LINE):
+            self.e.prefetch(self.e.at(at, line + layout.PREFETCH), locality=3)
+
+    def _scale(self, at: Any, d: Any, o: Any) -> tuple[Any, Any]:
+        """d * s and o * t of a sub-block."""
+        e, kind = self.e, ir.VectorType(I8, WIDTH)
+        raw = e.load(e.at(at, self.p.scales), kind, 1)
+        if self.fmt.name == "Q2_K":  # one byte holds both
+            both = e.b.zext(raw, e.ivec)
+            s, t = e.b.and_(both, e.constant(15)), e.b.lshr(both, e.constant(4))
+        else:
+            s = e.b.sext(raw, e.ivec)
+            t = e.b.zext(e.load(e.at(at, self.p.mins), kind, 1), e.ivec) if o is not None else None
+        return e.b.fmul(d, e.b.sitofp(s, e.vec)), None if o is None else e.b.fmul(o, e.b.sitofp(t, e.vec))
+
+    def _chunk(self, w: Any, rows: list[Any], sums: list[Any], scales: list[Any]) -> None:
+        """32 of k, ascending: order-critical."""
+        e, zero = self.e, layout.stored_zero(self.fmt)
+        codes = codes_of_chunk(e, self.fmt, w)
+        acc = [e.b.load(s, typ=e.vec) for s in sums]
+        for k in range(32):
+            raw = codes(k // 4)
+            q = e.b.lshr(raw, e.constant(8 * (k % 4))) if k % 4 else raw
+            q = e.b.and_(q, e.constant(255)) if k % 4 < 3 else q
+            q = e.b.sub(q, e.constant(zero)) if zero else q
+            scale, shift = scales[k // self.fmt.sub]
+            value = e.b.fmul(scale, e.b.sitofp(q, e.vec))
+            value = value if shift is None else e.b.fadd(value, shift)
+            for i, x in enumerate(rows):
+                acc[i] = e.fma(e.splat(e.load(e.at(x, F32_BYTES * k), F32)), value, acc[i])
+        for value, s in zip(acc, sums, strict=True):
+            e.b.store(value, s)
+
+
+@intrinsic(prefer_literal=True)
+def float_rows(typingctx, code, rows, acc, x, x_rs, panel, blocks):
+    """acc[rows, 16] for `rows` rows of adjacent float32, x_rs bytes apart; the format's code is a constant."""
+    fmt = list(FORMATS.values())[code.literal_value]
+
+    def codegen(context, builder, signature, args):
+        routines = {
+            n: define(builder.module, f"isogemm_floats_{fmt.name}_{n}", 5, lambda e, *xs, n=n: _Walk(e, fmt, xs).run(n))
+            for n in ROWS
+        }
+        switch_over(builder, args[1], routines, args[2:])
+
+    return types.void(code, *[types.int64] * 6), codegen

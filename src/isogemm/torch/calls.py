@@ -22,7 +22,7 @@ from . import reductions
 from .attention_calls import scaled_dot_product_attention
 from .products import DTYPES
 
-__all__ = ["WHOLE", "aside", "attention", "folded", "linear", "linear_direct", "rms_norm"]
+__all__ = ["WHOLE", "aside", "attention", "folded", "layer_norm", "linear", "linear_direct", "rms_norm"]
 
 Tensor = Any  # torch is untyped to mypy
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -117,21 +117,44 @@ def rms_norm(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None
     return _rms_norm(*args, **kwargs)
 
 
+def layer_norm(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None:
+    """layer_norm by the row operation, gradients included; None where it is torch's."""
+    return _layer_norm(*args, **kwargs)
+
+
 def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Any:
-    shape = tuple(normalized_shape)
-    rank = input.dim() - len(shape)
-    if not shape or rank < 0 or tuple(input.shape[rank:]) != shape or not is_free(input, weight):
-        return None
-    if weight is not None and tuple(weight.shape) != shape:
-        return None
-    if weight is not None and weight.dim() > 1:
-        weight = weight.reshape(-1)
-    rows = input if len(shape) == 1 else input.flatten(rank)
     eps = torch.finfo(torch.float32).eps if eps is None else eps  # torch's choice for all three dtypes
+    return _normed(reductions.rms_norm, input, normalized_shape, (weight,), eps)
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Any:
+    return _normed(reductions.layer_norm, input, normalized_shape, (weight, bias), eps)
+
+
+def _normed(norm: Callable[..., Tensor], x: Tensor, normalized: Any, parameters: Any, eps: float) -> Tensor | None:
+    """A norm over the last dimensions as over one; autocast has its own idea of the dtype, and is torch's."""
+    shape = tuple(normalized)
+    if not shape or not is_free(x, *parameters) or torch.is_autocast_enabled(x.device.type):
+        return None
+    if tuple(x.shape[-len(shape) :]) != shape or any(w is not None and tuple(w.shape) != shape for w in parameters):
+        return None
+    if len(shape) == 1:
+        rows = x
+    else:
+        rows = x.flatten(x.dim() - len(shape))
+        parameters = [None if w is None else w.reshape(-1) for w in parameters]
     try:
-        return reductions.rms_norm(rows, weight, eps).view(input.shape)
+        found = norm(rows, *parameters, eps)
     except IsogemmError:
         return None
+    return found if len(shape) == 1 else found.view(x.shape)
 
 
 # Functions of torch that are replaced whole: by what, and their names.
@@ -139,6 +162,8 @@ WHOLE: dict[Any, tuple[Callable[[Contract | None, Any, Any], Any], str]] = {
     torch.nn.functional.scaled_dot_product_attention: (attention, "scaled_dot_product_attention"),
     torch.nn.functional.rms_norm: (rms_norm, "rms_norm"),
     torch.rms_norm: (rms_norm, "rms_norm"),
+    torch.nn.functional.layer_norm: (layer_norm, "layer_norm"),
+    torch.layer_norm: (layer_norm, "layer_norm"),
 }
 
 

@@ -92,6 +92,7 @@ def _registered(rows: bool, attention: bool) -> Any:
             if not is_composite(func):
                 _replace(library, func, devices, _reduction(function))
         _replace(library, aten.rms_norm.default, [_COMPOSITE], _whole(calls.rms_norm))
+        _replace(library, aten.layer_norm.default, [_COMPOSITE], _whole(calls.layer_norm))
         for func in _elementwise():
             _replace(library, func, ["CPU"], _elements(func))
     return library

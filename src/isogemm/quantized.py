@@ -24,7 +24,7 @@ ACTIVATIONS = ("q8", "fp32", "same")
 """What activations become: blocks of 8-bit integers; float32; or what they are, weights rounded to their type."""
 
 _FEW = 32  # rows up to which weights are dequantized in registers; above, pieces feed the products' own kernels
-_PIECE = 2**18  # dequantized elements at a time: they stay in the second-level cache
+_PIECE = 2**21  # dequantized elements at a time: they stay in the last cache, and few pieces pack x anew
 
 
 def linear(
@@ -159,6 +159,9 @@ def _floats(
             dispatch.run_rows(space, x, plain.T, out, bias, chosen)
             return
     rows = max(32, _PIECE // max(1, k) // 32 * 32)
+    if w.format.activations and dtype == FLOAT32:
+        _transposed(space, x, w, out, bias, chosen, rows)
+        return
     room = np.empty((min(n, rows), k), dtype)
     for first in range(0, n, rows):
         part = w[first : first + rows]
@@ -166,3 +169,19 @@ def _floats(
         part.dequantize_into(weight)
         here = slice(first, first + len(part))
         dispatch.run_rows(space, x, weight.T, out[..., here], None if bias is None else bias[here], chosen)
+
+
+def _transposed(
+    space: Space, x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings, columns: int
+) -> None:
+    """Weights as float32 [k, n], some columns at a time, from the panels."""
+    from .backends.cpu import quant_linear
+
+    n, k = w.shape
+    room = np.empty((k, columns), np.float32)
+    for first in range(0, n, columns):
+        here = slice(first, min(n, first + columns))
+        width = here.stop - first
+        quant_linear.values(w.panels(), w.format, k, first, room[:, : -(-width // 16) * 16])
+        part = None if bias is None else bias[here]
+        dispatch.run_rows(space, x, room[:, :width], out[..., here], part, chosen)

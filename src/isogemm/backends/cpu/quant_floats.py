@@ -33,6 +33,7 @@ class _Walk:
         self.e, self.fmt, self.p = e, fmt, layout.panel(fmt)
         self.acc, self.x, self.x_rs, self.panel, self.blocks = args
         self.subs = 32 // fmt.sub
+        self.kept: Any = None  # where a chunk's weights go, when they are the result
 
     def run(self, count: int) -> None:
         e, parts = self.e, layout.COLUMNS // WIDTH
@@ -48,6 +49,14 @@ class _Walk:
             for i, s in enumerate(slots):
                 e.store(e.canonical(e.b.load(s, typ=e.vec)), e.at(self.acc, 64 * i + 4 * WIDTH * part))
 
+    def run_values(self) -> None:
+        """The weights themselves, [k][16] with rows x_rs bytes apart, to `acc`."""
+        e = self.e
+        for part in range(layout.COLUMNS // WIDTH):
+            with e.loop(self.blocks) as b:
+                self.kept = e.at(self.acc, e.b.mul(self.x_rs, e.times(b, self.fmt.block)), 4 * WIDTH * part)
+                self._block(e.at(self.panel, e.times(b, self.p.nbytes)), [], part, [])
+
     def _block(self, w: Any, rows: list[Any], part: int, sums: list[Any]) -> None:
         e, p = self.e, self.p
         d = e.load_widened(e.at(w, p.d + 2 * WIDTH * part), FLOAT16)
@@ -61,7 +70,8 @@ class _Walk:
             at = e.at(w, e.times(chunk, layout.COLUMNS * self.subs), WIDTH * part)
             scales = [self._scale(e.at(at, layout.COLUMNS * j), d, o) for j in range(self.subs)]
             here = [e.at(x, e.times(chunk, 32 * F32_BYTES)) for x in rows]
-            self._chunk(e.at(w, e.times(chunk, p.chunk), 4 * WIDTH * part), here, sums, scales)
+            codes = e.at(w, e.times(chunk, p.chunk), 4 * WIDTH * part)
+            self._chunk(codes, here, sums, scales, e.times(chunk, 32))
 
     def _ask(self, at: Any, size: int) -> None:
         for line in range(0, size, layout.LINE):
@@ -79,8 +89,8 @@ class _Walk:
             t = e.b.zext(e.load(e.at(at, self.p.mins), kind, 1), e.ivec) if o is not None else None
         return e.b.fmul(d, e.b.sitofp(s, e.vec)), None if o is None else e.b.fmul(o, e.b.sitofp(t, e.vec))
 
-    def _chunk(self, w: Any, rows: list[Any], sums: list[Any], scales: list[Any]) -> None:
-        """32 of k, ascending: order-critical."""
+    def _chunk(self, w: Any, rows: list[Any], sums: list[Any], scales: list[Any], first: Any = None) -> None:
+        """32 of k from `first` of the block on, ascending: order-critical."""
         e, zero = self.e, layout.stored_zero(self.fmt)
         codes = codes_of_chunk(e, self.fmt, w)
         acc = [e.b.load(s, typ=e.vec) for s in sums]
@@ -92,6 +102,9 @@ class _Walk:
             scale, shift = scales[k // self.fmt.sub]
             value = e.b.fmul(scale, e.b.sitofp(q, e.vec))
             value = value if shift is None else e.b.fadd(value, shift)
+            if self.kept is not None:
+                at = e.i64(k) if first is None else e.at(first, k)
+                e.store(value, e.at(self.kept, e.b.mul(self.x_rs, at)))
             for i, x in enumerate(rows):
                 acc[i] = e.fma(e.splat(e.load(e.at(x, F32_BYTES * k), F32)), value, acc[i])
         for value, s in zip(acc, sums, strict=True):
@@ -100,7 +113,10 @@ class _Walk:
 
 @intrinsic(prefer_literal=True)
 def float_rows(typingctx, code, rows, acc, x, x_rs, panel, blocks):
-    """acc[rows, 16] for `rows` rows of adjacent float32, x_rs bytes apart; the format's code is a constant."""
+    """acc[rows, 16] for `rows` rows of adjacent float32, x_rs bytes apart; the format's code is a constant.
+
+    With no rows: the dequantized weights [k][16] themselves to `acc`, rows x_rs bytes apart.
+    """
     fmt = list(FORMATS.values())[code.literal_value]
 
     def codegen(context, builder, signature, args):
@@ -108,6 +124,8 @@ def float_rows(typingctx, code, rows, acc, x, x_rs, panel, blocks):
             n: define(builder.module, f"isogemm_floats_{fmt.name}_{n}", 5, lambda e, *xs, n=n: _Walk(e, fmt, xs).run(n))
             for n in ROWS
         }
+        name = f"isogemm_floats_{fmt.name}_values"
+        routines[0] = define(builder.module, name, 5, lambda e, *xs: _Walk(e, fmt, xs).run_values())
         switch_over(builder, args[1], routines, args[2:])
 
     return types.void(code, *[types.int64] * 6), codegen

@@ -20,7 +20,7 @@ from .quant_blocks import CODE, decoder
 from .quant_run import run_task
 from .tasks import element_code
 
-__all__ = ["Panels", "gemm", "gemm_floats", "prepare"]
+__all__ = ["Panels", "gemm", "gemm_floats", "prepare", "values"]
 
 Array = npt.NDArray[Any]
 
@@ -143,6 +143,21 @@ def gemm_floats(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Ar
         x = np.ascontiguousarray(x, np.float32)
     if out.size:
         _run(x, x.shape, panels, fmt, out, bias, loops.float_routine(fmt.name))
+
+
+def values(panels: Panels, fmt: BlockFormat, k: int, first: int, out: Array) -> None:
+    """Columns from `first`, a multiple of 16, of the dequantized weight's transpose into out [k, columns].
+
+    `out` is float32 with adjacent columns, a multiple of 16 of them; those behind n are 0 * d, that is anything.
+    """
+    blocks, size = k // fmt.block, layout.panel(fmt).nbytes
+    task, count = np.zeros((3, f.FIELDS), np.int64), out.shape[1] // layout.COLUMNS
+    words = task[2]
+    words[loops.RECORDS], words[loops.RECORD_ROW] = out.ctypes.data, out.strides[0]
+    words[loops.PANELS] = panels.data.ctypes.data + first // layout.COLUMNS * blocks * size
+    words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = blocks, count, 1
+    words[loops.PANEL_BYTES], words[loops.ROUTINE] = blocks * size, loops.float_routine(fmt.name)
+    run_task(loops.values_address(), task, count, loops.SCRATCH)
 
 
 def _run(

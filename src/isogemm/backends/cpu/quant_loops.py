@@ -16,7 +16,7 @@ from .quant_floats import float_rows
 from .routines import call7
 from .scalars import epilogue_tile
 
-__all__ = ["address", "float_routine", "routine"]
+__all__ = ["address", "float_routine", "routine", "values_address"]
 
 # Words behind the header row and the epilogue's descriptor.
 RECORDS, RECORD_ROW, ROWS_PER_BLOCK, PANELS, PANEL_BYTES, BLOCKS, COUNT, PER_CHUNK, ROUTINE = range(9)
@@ -43,6 +43,20 @@ def run_panels(task, chunk, scratch):
                 i += rows
 
 
+@njit
+def write_values(task, chunk, scratch):
+    """Dequantized weights of one chunk's panels, [k][columns] in floats that are RECORD_ROW bytes apart."""
+    w = task[2 * f.FIELDS :]
+    for p in range(chunk * w[PER_CHUNK], min(w[COUNT], (chunk + 1) * w[PER_CHUNK])):
+        panel = w[PANELS] + p * w[PANEL_BYTES]
+        call7(w[ROUTINE], 0, w[RECORDS] + p * COLUMNS * 4, 0, w[RECORD_ROW], panel, w[BLOCKS], 0)
+
+
+def values_chunk(task, chunk, scratch):
+    """`write_values` from a bare pointer."""
+    write_values(carray(task, (WORDS,)), chunk, scratch)
+
+
 def panels_chunk(task, chunk, scratch):
     """`run_panels` from a bare pointer."""
     run_panels(carray(task, (WORDS,)), chunk, scratch)
@@ -55,8 +69,19 @@ def address() -> int:
 
 
 @cache
+def values_address() -> int:
+    """The same for `write_values`."""
+    return int(_values_entry().address)
+
+
+@cache
 def _entry():
     return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), panels_chunk)
+
+
+@cache
+def _values_entry():
+    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), values_chunk)
 
 
 @cache

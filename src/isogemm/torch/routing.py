@@ -50,6 +50,7 @@ class _Entry(NamedTuple):
     function: Any
     name: str
     is_traced: bool  # what it computes would be a constant to a trace
+    is_sum: bool = False  # torch's own where it has no alpha, as nearly always
 
 
 class _Products(TorchDispatchMode):  # type: ignore[misc]
@@ -67,7 +68,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         entry: Any = _known.get(id(func), _NEW)
-        if entry is None and not types:
+        if not types and (entry is None or (not kwargs and entry is not _NEW and entry.is_sum)):
             return func(*args, **kwargs) if kwargs else func(*args)
         if entry is _NEW:
             entry = _learn(func)
@@ -171,7 +172,8 @@ def _learn(func: Any) -> _Entry | None:
         elif contained(name):
             entry = _Entry(_Products.contained, func, None, str(func).removeprefix("aten."), False)
         elif form(func) == "blocked":
-            entry = _Entry(_Products.elements, func, None, name, True)
+            is_sum = name in ("add", "sub", "add_", "sub_") and func._overloadname == "Tensor"
+            entry = _Entry(_Products.elements, func, None, name, True, is_sum)
     if entry is None:
         _plain.append(func)
     _known[id(func)] = entry

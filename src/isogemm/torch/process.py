@@ -163,7 +163,7 @@ def _whole(function: Callable[..., Any]) -> Body:
 
 
 def _linear(original: Any, args: Any, kwargs: Any) -> Any:
-    if not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args)):
+    if not (torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in args)):
         result = calls.linear_direct(Process.contract, args, kwargs)
         if result is not None:
             return result

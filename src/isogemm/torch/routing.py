@@ -203,7 +203,7 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._is_top() and not (_is_grad_enabled() and any(x is not None and x.requires_grad for x in args)):
+        if self._is_top() and not (_is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in args)):
             with _no_dispatch():
                 result = calls.linear_direct(self.products.contract, args, kwargs)
             if result is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -163,6 +164,8 @@ class _Audit:
             "model": self.title,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "device": device,
+            "device_name": _device_name(device),
+            "transformers": importlib.metadata.version("transformers"),
             "modes": list(s.modes),
             "relations": list(s.relations),
             "tokens": s.scope.length,
@@ -178,7 +181,8 @@ class _Audit:
     def _described(self) -> str:
         s = self.settings
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
-        device = next(self.model.parameters()).device
+        device = str(next(self.model.parameters()).device)
+        device = _device_name(device) or device
         return (
             f"{self.title}, {size:,.1f}M parameters, on {device}: {plural(len(s.relations), 'relation')} in "
             f"{plural(len(self.cases), 'case')}, prompts of {s.scope.length} tokens, seed {s.seed}. Bits were compared."
@@ -237,6 +241,13 @@ def _prompts(model: Any, settings: _Settings, given: Any) -> tuple[Prompts, Prom
         need = [scope.sequences, longest]
         raise ShapeError("prompts", limit=f"at least {need}", value=list(ids.shape), nearest=need)
     return Prompts(ids, scope.length, pad), Prompts(ids, _TRAINING_LENGTH, pad)
+
+
+def _device_name(device: str) -> str:
+    """The name of a GPU; empty for a CPU, which the report's environment names."""
+    import torch
+
+    return str(torch.cuda.get_device_name(device)) if device.startswith("cuda") else ""
 
 
 def _least(what: str, values: Sequence[int], least: int) -> tuple[int, ...]:

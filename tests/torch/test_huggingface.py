@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -309,6 +311,21 @@ def test_copies():
         want = model(ids).logits
         assert same(copy.deepcopy(model)(ids).logits, want)
         assert same(pickle.loads(pickle.dumps(model))(ids).logits, want)
+
+
+def test_a_pickle_is_loaded_elsewhere(tmp_path):
+    model, _ = converted()
+    ids = tokens(1, 6)
+    with torch.no_grad():
+        want = model(ids).logits
+    (tmp_path / "model").write_bytes(pickle.dumps((model, ids, want)))
+    code = (
+        "import pickle, sys, torch\n"
+        "model, ids, want = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "with torch.no_grad():\n"
+        "    assert torch.equal(model(ids).logits, want)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], check=True)
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen2"])

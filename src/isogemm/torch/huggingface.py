@@ -29,6 +29,7 @@ def register() -> None:
     """Make ``attn_implementation="isogemm"`` known to transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    masks.bind()
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, masks.mask)
 
@@ -62,8 +63,19 @@ def attend(
         y = scaled_dot_product_attention(query, key, value, table, scale=scaling, enable_gqa=True, contract=contract)
         return y.transpose(1, 2).contiguous(), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    seen = masks.visible(attention_mask, key.shape[2], query.shape[2], causal)
-    y = attention(query, key, value, **seen._asdict(), scale=scaling, contract=contract)
+    shown, rule, offset, start, stop = masks.visible(attention_mask, key.shape[2], query.shape[2], causal)
+    y = attention(
+        query,
+        key,
+        value,
+        mask=shown,
+        causal=rule,
+        offset=offset,
+        start=start,
+        stop=stop,
+        scale=scaling,
+        contract=contract,
+    )
     return y.transpose(1, 2).contiguous(), None
 
 
@@ -108,6 +120,11 @@ class RotaryAttention(Merging):
         y, weights = call(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
         return self.o_proj(y.reshape(*shape, -1)), weights
 
+    def __setstate__(self, state: Any) -> None:
+        """Loaded, perhaps by a process that has converted nothing."""
+        register()
+        super().__setstate__(state)
+
 
 def _function(cls: type, name: str) -> Any:
     """transformers' attention function of that name; its eager one stands in the module of the model."""
@@ -115,9 +132,8 @@ def _function(cls: type, name: str) -> Any:
         return attend
     if "flash" in name:
         raise OptionError("attention function", limit="one that takes masks", value=name, nearest='"sdpa"')
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    return ALL_ATTENTION_FUNCTIONS.get_interface(name, sys.modules[cls.__module__].eager_attention_forward)
+    modeling = sys.modules[cls.__module__]  # every model's module has both
+    return modeling.ALL_ATTENTION_FUNCTIONS.get_interface(name, modeling.eager_attention_forward)
 
 
 def turned(query: Tensor, key: Tensor, q_norm: Any, k_norm: Any, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ begins: attention counts its leaves from there, and they must not move with the 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +24,16 @@ import torch
 from ..errors import OptionError
 from .ops import Tensor
 
-__all__ = ["Visible", "mask", "visible"]
+__all__ = ["Visible", "bind", "mask", "visible"]
 
+masking_utils: Any = None  # transformers' module, since `bind`: code that torch compiles cannot import a lazy package's
 HEADER = 16  # bytes; a multiple of it keeps rows aligned
+
+
+def bind() -> None:
+    """Load what `mask` needs of transformers."""
+    global masking_utils
+    masking_utils = import_module("transformers.masking_utils")
 
 
 class Visible(NamedTuple):
@@ -56,8 +64,6 @@ def mask(
     OptionError
         The cache has dropped keys (a sliding window's): where leaves begin would depend on how many.
     """
-    from transformers import masking_utils
-
     if not isinstance(kv_offset, int) or kv_offset != 0:
         raise OptionError(
             "first key of the cache",

@@ -194,6 +194,21 @@ def test_torch_tensors():
     same(w.rows, quantize(x, "Q8_0").rows)
 
 
+def test_calls_from_many_threads_at_once():
+    """The first of them make the panels, all at the same time; the pool serves one and the others help themselves."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    w, x = weight(FORMATS["Q4_K"], 200, 4), values("normal", 9, 1024)
+    want, wide = defined(x, w), product(x, w.dequantize().T)
+
+    def call(i: int) -> np.ndarray:
+        return isogemm.linear(x, w, activations=("q8", "fp32")[i % 2])
+
+    with ThreadPoolExecutor(6) as threads:
+        for i, got in enumerate(threads.map(call, range(48))):
+            same(got, (want, wide)[i % 2])
+
+
 def test_panels_are_kept_and_dropped():
     w = weight(FORMATS["Q4_0"], 32, 4)
     assert w.panels() is w.panels()

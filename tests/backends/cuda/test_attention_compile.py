@@ -60,7 +60,8 @@ def build(kernels: Kernels, case: Case, kernel: str) -> list[Compiled]:
         (pose(aligned=False), "walk"),
         (pose(dtype="float32"), "fma"),
         (pose(fma=True), "fma"),
-        (pose(tq=128, tk=8192), "few"),
+        (pose(tq=64, tk=8192), "few"),
+        (pose(tq=128, tk=8192), "hopper"),
         (pose(tq=128, tk=8192, aligned=False), "split"),
     ],
 )

@@ -10,7 +10,7 @@ from .tensormap import Encoder, encoder
 __all__ = ["bind_few", "bind_hopper", "few_source", "source"]
 
 CHUNK = 16384
-OPTIONS: dict[str, object] = {"WARPGROUPS": 2, "HALVES": 0, "FAST": 1, "EXPERIMENT": 0, "PERSIST": 0}
+WARPGROUPS = 2
 
 
 def _instruction(name: str, operand: str, n: int, registers: bool) -> str:
@@ -44,9 +44,7 @@ def source(case: Case) -> tuple[str, dict[str, object]]:
     operand, chunks = OPERANDS[case.dtype], chunks_of(case)
     text = '#include "hopper_ptx.cu"\n'
     text += _instruction("mma_s", operand, 128, False) + _instruction("mma_o", operand, 64 * chunks + 8, True)
-    text += _instruction("mma_x", operand, 64 * chunks, True)
-    text += _instruction("mma_low", operand, 64, True) + _instruction("mma_high", operand, 72, True)
-    return text, {"KIND": KINDS[case.dtype], "CHUNKS": chunks, **OPTIONS, **mask_defines(case)}
+    return text, {"KIND": KINDS[case.dtype], "CHUNKS": chunks, **mask_defines(case)}
 
 
 def _map(case: Case, x: Operand, rows: int) -> Encoder:
@@ -61,19 +59,16 @@ def bind_hopper(case: Case, device: int) -> Run:
     text, defines = source(case)
     kernel = load(compiled(("attention_hopper.cu",), device, defines, case.dtype, text), "attention_hopper", device)
     chunks = chunks_of(case)
-    warpgroups = int(str(OPTIONS["WARPGROUPS"]))
-    tiles = -(-case.tq // (64 * warpgroups))
+    tiles = -(-case.tq // (64 * WARPGROUPS))
     sizes = ints(case.tq, case.tk, case.dv, case.group, case.offset or 0, case.heads, tiles, case.batch)
-    blocks = tiles * case.heads * case.batch
-    if OPTIONS["PERSIST"]:
-        blocks = min(blocks, facts(device).multiprocessors)
+    blocks = min(tiles * case.heads * case.batch, facts(device).multiprocessors)
     bound = kernel.bind(
         [
             *["map"] * 3, *["ptr"] * 5, *longs(*(case.mask or (0, 0, 0, 0)), *case.y_strides), *sizes, ("f32", case.c),
         ],
         grid=(blocks,),
-        block=(128 * warpgroups + 128,),
-        shared=(9 if chunks == 2 else 5) * CHUNK + warpgroups * chunks * 8192 + 1024,
+        block=(128 * WARPGROUPS + 128,),
+        shared=(9 if chunks == 2 else 5) * CHUNK + WARPGROUPS * chunks * 8192 + 1024,
         pdl=True,
     )  # fmt: skip
     q, k, v = case.operands

@@ -4,15 +4,16 @@
 //            brings zeros, which a fused sum ignores. y by strides, unit in d.
 // Order      leaves of 128 keys from `lo`, ascending. Fresh accumulators for s and for [o_n | l_n] in every leaf, one
 //            instruction for 16 of K, ascending. The ones of l_n are a tile of shared memory behind the columns of v.
-// Roles      WARPGROUPS of 64 queries each walk the same leaves, so that the softmax of one hides behind the products of
-//            others. One thread of another fills two buffers for k and two for v, and is a tile of queries ahead.
+// Roles      two warpgroups of 64 queries each walk the same leaves. One thread of a third fills two buffers for k and two
+//            for v, and is a tile of queries ahead: a block takes tiles until there are none. Three warpgroups of fewer
+//            registers were slower (H200, 4096 queries of 16 heads of 128: 183 us, not 156), and turns for products no gain.
 // Shared     chunks of 64 columns x 128 keys, 16 KB each. In a buffer of v they lie at equal distances from each other and
 //            from the ones, which so follow the last column of either buffer: that distance is part of a descriptor.
 // After hopper_ptx.cu and the instructions mma_s and mma_o, which attention_hopper.py writes.
 #include "attention_steps.cu"
 
-constexpr int THREADS = 128 * WARPGROUPS + 128, BM = 64 * WARPGROUPS, CHUNK = 16384;
-constexpr int FEWER = WARPGROUPS == 3 ? 32 : 40, MORE = WARPGROUPS == 3 ? 160 : 232;  // registers of a thread
+constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS + 128, BM = 64 * WARPGROUPS, CHUNK = 16384;
+constexpr int FEWER = 40, MORE = 232;  // registers of a thread
 // Whoever asks for more than the block was launched with waits forever.
 static_assert(128 * (FEWER + WARPGROUPS * MORE) <= 65536 / THREADS / 8 * 8 * THREADS);
 constexpr int NV = 32 * CHUNKS + 4;  // accumulators of [o_n | l_n]: 64 * CHUNKS + 8 columns
@@ -103,11 +104,7 @@ template <bool EDGE> DEVICE void softmax(float (&s)[64], u32 (&p)[32], float (&m
     top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
     m_n[r] = ceilf(top[r]), u[r] = finite(m_n[r]);
   }
-#if EXPERIMENT == 1
-  for (int i = 0; i < 32; ++i) p[i] = pack(s[2 * i] - u[i & 1], s[2 * i + 1] - u[i & 1]);
-  return;
-#endif
-  if (FAST && !EDGE && __all_sync(~0u, quick_exp2(s, p, u))) return;
+  if (!EDGE && __all_sync(~0u, quick_exp2(s, p, u))) return;
 #pragma unroll
   for (int i = 0; i < 32; ++i) p[i] = pack(exp2_of(s[2 * i] - u[i & 1]), exp2_of(s[2 * i + 1] - u[i & 1]));
 }
@@ -130,27 +127,26 @@ DEVICE void scores(float (&s)[64], u32 q, u32 k) {
     mma_s(s, x + ((i / 4 * 8192 + i % 4 * 32) >> 4), y + ((i / 4 * CHUNK + i % 4 * 32) >> 4), i != 0);
 }
 
-// Columns of p @ [v | 1]. Order-critical: keys ascending.
-template <int N, class Mma> DEVICE void values(float (&o)[N], const u32 (&p)[32], u32 v, u32 step, Mma mma) {
+// [o_n | l_n] = p @ [v | 1]. Order-critical: keys ascending.
+DEVICE void values(float (&o)[NV], const u32 (&p)[32], u32 v, u32 step) {
   const u64 y = descriptor_of(v, step);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) mma(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], y + (i * 2048 >> 4), i != 0);
+  for (int i = 0; i < 8; ++i) mma_o(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], y + (i * 2048 >> 4), i != 0);
 }
 
-// Columns from accumulator AT on join: o = fma(o_n, b, o * a), where times 1 is left out.
-template <int AT, int N>
-DEVICE void fold(float (&o)[NV], float (&o_n)[N], const Factors (&f)[2], const Walk& w, int first, bool edge) {
+// A leaf joins: o = fma(o_n, b, o * a), where times 1 is left out.
+DEVICE void fold(float (&o)[NV], float (&o_n)[NV], const Factors (&f)[2], const Walk& w, int first, bool edge) {
   if (CAUSAL && edge) {  // a leaf behind all that a row may see is no part of its walk, whatever its values are
 #pragma unroll
-    for (int i = 0; i < N; ++i)
+    for (int i = 0; i < NV; ++i)
       if (first >= w.reach[row_of(i)]) o_n[i] = 0.0f;
   }
   if (__all_sync(~0u, f[0].a == 1.0f && f[1].a == 1.0f)) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) o[AT + i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[AT + i]);
+    for (int i = 0; i < NV; ++i) o[i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[i]);
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) o[AT + i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[AT + i] * f[row_of(i)].a);
+    for (int i = 0; i < NV; ++i) o[i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[i] * f[row_of(i)].a);
   }
 }
 
@@ -295,36 +291,14 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
         barrier_wait(full_v + 8 * buffer, parity);
         const u32 v = base + (buffer ? V_AT[1] : V_AT[0]), step = buffer ? V_STEP[1] : V_STEP[0];
         if (stop && first + LEAF > t.hi) clear_behind(v, step, t.hi - first, threadIdx.x & 127, warpgroup);
-#if HALVES
-        float low[32], high[36];
-        wgmma_fence();
-        values(low, p, v, step, mma_low);
-        wgmma_commit();
-        wgmma_wait<0>();
-        pin(low);
-        fold<0>(o, low, f, w, first, edge);
-        wgmma_fence();
-        values(high, p, v + step, step, mma_high);
-        wgmma_commit();
-        wgmma_wait<0>();
-        pin(high);
-        if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
-        fold<32>(o, high, f, w, first, edge);
-#else
         float o_n[NV];
         wgmma_fence();
-#if EXPERIMENT == 2
-        o_n[NV - 4] = o_n[NV - 3] = o_n[NV - 2] = o_n[NV - 1] = 1.0f;
-        values(*(float(*)[NV - 4])o_n, p, v, step, mma_x);
-#else
-        values(o_n, p, v, step, mma_o);
-#endif
+        values(o_n, p, v, step);
         wgmma_commit();
         wgmma_wait<0>();
         pin(o_n);
         if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
-        fold<0>(o, o_n, f, w, first, edge);
-#endif
+        fold(o, o_n, f, w, first, edge);
       }
       const float l[2] = {o[NV - 4], o[NV - 2]};
       store_rows(y + (OUT ? 2 : 4) * (t.item * y_b + t.head * y_h), y_t, row, tq, dv, o, l, lane);

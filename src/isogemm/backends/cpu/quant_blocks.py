@@ -17,10 +17,10 @@ from numba.extending import intrinsic
 
 from ...jit import compile_entry, njit
 from ...quant.formats import FORMATS
+from .quant_records import multiply_out
 from .routines import call7
-from .row_loops import pointer_to_floats
-from .scalars import as_bits, as_float, half_to_float_bits, load_element, peek32, poke32, round_row
-from .vectors import BFLOAT16, FLOAT16, FLOAT32
+from .scalars import as_bits, as_float, half_to_float_bits, peek32, poke32, round_row
+from .vectors import FLOAT32
 
 __all__ = ["CODE", "address", "decoder", "pointer_to_bytes"]
 
@@ -268,41 +268,42 @@ def has_offset(code):
 
 
 @njit
-def multiply_out(code, block, sub, d, o, q, s, t, x):
-    """x = (d * s) * q + o * t."""
-    for first in range(0, block, sub):
-        scale = d * types.float32(s[first // sub])
+def _multiply(code, block, sub, d, o, q, s, t, x):
+    """By constants, which the vector code is made for."""
+    if block == 32:
         if has_offset(code):
-            shift = o * types.float32(t[first // sub])
-            for i in range(sub):
-                x[first + i] = scale * types.float32(q[first + i]) + shift
+            multiply_out(32, 32, 1, d, o, q, s, t, x)
         else:
-            for i in range(sub):
-                x[first + i] = scale * types.float32(q[first + i])
+            multiply_out(32, 32, 0, d, o, q, s, t, x)
+    elif sub == 16:
+        if has_offset(code):
+            multiply_out(256, 16, 1, d, o, q, s, t, x)
+        else:
+            multiply_out(256, 16, 0, d, o, q, s, t, x)
+    elif sub == 32:
+        multiply_out(256, 32, 1, d, o, q, s, t, x)
+    else:
+        multiply_out(256, 256, 0, d, o, q, s, t, x)
 
 
 @njit
 def dequantize_blocks(task, chunk, scratch):
     """Blocks of one chunk into rows of floats."""
     code, block, per_row = task[FORMAT], task[BLOCK], task[PER_ROW]
-    q = carray(pointer_to_codes(scratch + CODES_AT), (256,))
-    s = carray(pointer_to_ints(scratch + SCALES_AT), (16,))
-    t = carray(pointer_to_ints(scratch + MINS_AT), (16,))
-    x = carray(pointer_to_floats(scratch + FLOATS_AT), (256,))
+    q, s, t, floats = scratch + CODES_AT, scratch + SCALES_AT, scratch + MINS_AT, scratch + FLOATS_AT
     element = task[OUT_ELEMENT]
     size = 4 if element == FLOAT32 else 2
     for i in range(chunk * task[PER_CHUNK], min(task[COUNT], (chunk + 1) * task[PER_CHUNK])):
         row, b = i // per_row, i % per_row
         source = task[SOURCE] + row * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
         out = task[OUT] + row * task[OUT_ROW] + b * block * size
-        if code <= BF16:
-            kind = FLOAT32 if code == F32 else (FLOAT16 if code == F16 else BFLOAT16)
-            x[0] = load_element(source, kind)
+        call7(task[DECODER], source, q, s, t, floats, task[BLOCK_BYTES], 0)
+        d, o = as_float(peek32(floats)), as_float(peek32(floats + 4))
+        if element == FLOAT32:
+            _multiply(code, block, task[SUB], d, o, q, s, t, out)
         else:
-            at = scratch + FLOATS_AT
-            call7(task[DECODER], source, scratch, scratch + SCALES_AT, scratch + MINS_AT, at, task[BLOCK_BYTES], 0)
-            multiply_out(code, block, task[SUB], x[0], x[1], q, s, t, x)
-        round_row(scratch + FLOATS_AT, block, out, size, element)
+            _multiply(code, block, task[SUB], d, o, q, s, t, floats)
+            round_row(floats, block, out, size, element)
 
 
 def dequantize_chunk(task, chunk, scratch):

@@ -1,4 +1,4 @@
-"""Vector code for a block of activations: its largest magnitude, and its codes with their sums.
+"""Vector code for a block of activations: its largest magnitude, and its codes with their sums; and for one of weights.
 
     32     q = x * r to the nearest, halves away from zero
     256    q = x * r to the nearest, halves to even
@@ -15,9 +15,9 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from .target import target
-from .vectors import I16, I32, Emitter, declare
+from .vectors import F32, I16, I32, Emitter, declare
 
-__all__ = ["codes_of", "largest_of"]
+__all__ = ["codes_of", "largest_of", "multiply_out"]
 
 WIDTH = target().width
 I8 = ir.IntType(8)
@@ -96,3 +96,26 @@ def codes_of(typingctx, block, sub, short, x, r, codes, sums, factor):
 
     floats_and_places = (types.int64, types.float32, types.int64, types.int64, types.int64)
     return types.int32(block, sub, short, *floats_and_places), codegen
+
+
+@intrinsic(prefer_literal=True)
+def multiply_out(typingctx, block, sub, shifted, d, o, q, s, t, x):
+    """x = (d * s) * q + o * t for int8 codes q, int32 s and t; without the second term where `shifted` is 0."""
+    count, each, has_shift = block.literal_value, sub.literal_value, bool(shifted.literal_value)
+
+    def codegen(context, builder, signature, args):
+        e = Emitter(builder)
+        _, _, _, d, o, q, s, t, x = args
+        scale = shift = None
+        for i in range(0, count, WIDTH):
+            if i % each == 0:
+                at = 4 * (i // each)
+                scale = e.splat(e.b.fmul(d, e.b.sitofp(e.load(e.at(s, at), I32), F32)))
+                if has_shift:
+                    shift = e.splat(e.b.fmul(o, e.b.sitofp(e.load(e.at(t, at), I32), F32)))
+            code = e.b.sext(e.load(e.at(q, i), ir.VectorType(I8, WIDTH), 1), e.ivec)
+            value = e.b.fmul(scale, e.b.sitofp(code, e.vec))
+            e.store(e.b.fadd(value, shift) if has_shift else value, e.at(x, 4 * i))
+
+    floats_and_places = (types.float32, types.float32, types.int64, types.int64, types.int64, types.int64)
+    return types.void(block, sub, shifted, *floats_and_places), codegen

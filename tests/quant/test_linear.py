@@ -89,7 +89,9 @@ def test_code_without_special_instructions_has_the_same_bits(fmt):
 CPUS = [("haswell", "+avx2,+fma,+f16c", "avx2"), ("x86-64", "", "generic")]
 ELSEWHERE = """
 import numpy as np
+from tests.products import product
 from tests.quant.draws import WEIGHTS, values
+from isogemm.quant import reference
 from tests.quant.test_linear import defined, same, weight
 import isogemm
 from isogemm.backends.cpu.quant_dot import instructions
@@ -100,6 +102,9 @@ for fmt in WEIGHTS:
         x = values("heavy", m, w.shape[1], seed=m)
         same(isogemm.linear(x, w), defined(x, w))
         same(isogemm.linear(x, w[2:30]), np.ascontiguousarray(defined(x, w)[:, 2:30]))
+        same(isogemm.linear(x, w, activations="fp32"), product(x, w.dequantize().T))
+    same(w.dequantize(), reference.dequantize(w.rows, fmt))
+    same(isogemm.quantize(x, fmt).dequantize(), reference.dequantize(isogemm.quantize(x, fmt).rows, fmt))
 """
 
 

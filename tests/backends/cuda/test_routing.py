@@ -1,0 +1,95 @@
+"""Routing on a GPU: torch's calls have the bits of isogemm's own, for a row alone as in a batch."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import isogemm.torch  # noqa: E402
+from isogemm.torch import reductions  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+F = torch.nn.functional
+DTYPES = (torch.float32, torch.bfloat16)
+N = 300
+
+
+def bits(x):
+    return x.detach().contiguous().view(torch.int32 if x.dtype is torch.float32 else torch.int16)
+
+
+def same(a, b):
+    return a.dtype is b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def chain(terms):
+    """The sum over the first dimension, one addition after another, in float32."""
+    total = torch.zeros(terms.shape[1:], device=terms.device)
+    for term in terms.float():
+        total = total + term
+    return total
+
+
+CALLS = {
+    "softmax": (lambda x, w: x.softmax(-1), lambda x, w: reductions.softmax(x)),
+    "softmax in float32": (
+        lambda x, w: x.softmax(-1, dtype=torch.float32),
+        lambda x, w: reductions.softmax(x, out_dtype=torch.float32),
+    ),
+    "log_softmax": (lambda x, w: x.log_softmax(-1), lambda x, w: reductions.log_softmax(x)),
+    "mean": (lambda x, w: x.mean(-1, keepdim=True), lambda x, w: reductions.mean(x, keepdim=True)),
+    "sum": (lambda x, w: x.sum(-1), lambda x, w: reductions.sum(x)),
+    "sum over rows": (lambda x, w: x.sum((0, 1)), lambda x, w: chain(x.reshape(-1, N)).to(x.dtype)),
+    "sum over the middle": (lambda x, w: x.sum(1), lambda x, w: chain(x.transpose(0, 1)).to(x.dtype)),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (N,), w, w), lambda x, w: reductions.layer_norm(x, w, w)),
+    "rms_norm": (lambda x, w: F.rms_norm(x, (N,), w, 1e-6), lambda x, w: reductions.rms_norm(x, w, 1e-6)),
+    "attention": (
+        lambda x, w: F.scaled_dot_product_attention(x[:, None, :, :64], x[:, None, :, :64], x[:, None, :, 64:128]),
+        lambda x, w: isogemm.torch.attention(x[:, None, :, :64], x[:, None, :, :64], x[:, None, :, 64:128]),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+def test_calls_and_their_gradients(dtype, scoped):
+    x = torch.randn(3, 20, N, device="cuda").to(dtype)
+    w = torch.randn(N, device="cuda").to(dtype)
+
+    def run(call, x):
+        leaf = x.clone().requires_grad_()
+        y = call(leaf, w)
+        y.backward(torch.ones_like(y))
+        return y.detach(), leaf.grad
+
+    def routed(call, x):
+        if scoped:
+            with isogemm.torch.invariant(strict=True):
+                return run(call, x)
+        isogemm.torch.enable()
+        try:
+            return run(call, x)
+        finally:
+            isogemm.torch.disable()
+
+    for name, (call, expected) in CALLS.items():
+        y, dx = routed(call, x)
+        assert same(y, expected(x, w)), name
+        plain, gradient = run(call, x)
+        torch.testing.assert_close(y, plain, rtol=3e-2, atol=3e-2, msg=name)
+        torch.testing.assert_close(dx, gradient, rtol=3e-2, atol=3e-1 if dtype is torch.bfloat16 else 3e-2, msg=name)
+        if name != "sum over rows":
+            alone, dx_alone = routed(call, x[1:2])
+            assert same(alone, y[1:2]), name
+            assert same(dx_alone, dx[1:2]), name
+
+
+def test_a_gradient_of_a_table_is_added_in_order():
+    table = torch.randn(7, 64, device="cuda", requires_grad=True)
+    ids, dy = torch.randint(0, 7, (60,), device="cuda"), torch.randn(60, 64, device="cuda")
+    with isogemm.torch.invariant() as scope:
+        F.embedding(ids, table).backward(dy)
+    assert scope.routed == {"embedding_dense_backward": 1}
+    assert same(table.grad, torch.stack([chain(dy[ids == i]) for i in range(7)]))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-__all__ = ["QWEN3", "SUITES", "TINY", "TRAIN", "Bar", "Case", "Sizes", "cases", "select", "tiny"]
+__all__ = ["PART", "QWEN3", "SUITES", "TINY", "TRAIN", "Bar", "Case", "Sizes", "cases", "select", "tiny"]
 
 Mode = Literal["eager", "graph", "compile", "compile-graph"]
 
@@ -38,6 +38,7 @@ COMPILED_LAYERS = 4
 
 LINEARS, ROUTED, WHOLE = "linears", "routed linears", "everything"
 GRAD, MAIN_GRAD = ".grad", "main_grad"
+PART = "isogemm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,11 @@ class Case:
     Attributes
     ----------
     suite : str
-        ``model``, ``train``, or ``compiled`` (the model with few layers: a compiler takes long).
+        ``model``, ``train``, ``parts``, or ``compiled`` (the model with few layers: a compiler takes long).
     phase : str
         ``decode`` is one token of each row, with `context` keys; ``prefill`` is a prompt of `tokens`, of which the last
-        token's logits are computed; ``mlp`` and ``attention`` are a forward and backward pass of these layers.
+        token's logits are computed; ``mlp`` and ``attention`` are a forward and backward pass of these layers. In
+        ``parts`` the operation, where `tokens` are rows and `context` their length, or queries and keys.
     mode : str
         ``eager``, ``graph`` (a replayed CUDA graph), ``compile`` (torch.compile's default), or ``compile-graph`` (a
         CUDA graph of the compiled function).
@@ -85,6 +87,8 @@ class Case:
         Rows, new tokens of each, and keys in the cache, the new ones included.
     layers : int
         Of the model; 0 for all.
+    calls : int
+        Of the operation in a timed step.
     bars : tuple of Bar
     """
 
@@ -95,13 +99,17 @@ class Case:
     tokens: int
     context: int = 0
     layers: int = 0
+    calls: int = 1
     bars: tuple[Bar, ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
         """The case in words, unique among all cases."""
         layers = (f"layers={self.layers}",) if self.layers else ()
-        return (self.suite, self.phase, self.mode, f"batch={self.batch}", f"tokens={self.tokens}", *layers)
+        sizes = (f"batch={self.batch}", f"tokens={self.tokens}")
+        if self.suite == "parts":
+            sizes = (*sizes, f"context={self.context}")
+        return (self.suite, self.phase, self.mode, *sizes, *layers)
 
     @property
     def name(self) -> str:
@@ -110,8 +118,8 @@ class Case:
 
     @property
     def count(self) -> int:
-        """New tokens of one call."""
-        return self.batch * self.tokens
+        """New tokens of one timed step."""
+        return self.batch * self.tokens * self.calls
 
 
 def _model() -> list[Case]:
@@ -135,7 +143,20 @@ def _train() -> list[Case]:
     return [Case("train", phase, mode, 1, tokens, bars=bars) for phase in ("mlp", "attention") for mode in modes]
 
 
-SUITES = {"model": _model, "train": _train, "compiled": _compiled}  # compiling last: it may take long
+def _parts() -> list[Case]:
+    rows = [(1, 4096), (4096, 1024), (4096, 4096)]
+    found = [Case("parts", "rms_norm", "graph", 1, m, n, calls=16) for m, n in rows]
+    found += [Case("parts", name, "graph", 1, 4096, 4096, calls=16) for name in ("layer_norm", "softmax")]
+    found.append(Case("parts", "silu_mul", "graph", 1, 4096, 12288, calls=16))
+    found += [Case("parts", "attention", "graph", batch, 4096, 4096, calls=4) for batch in (1, 4)]
+    found += [
+        Case("parts", "attention", "graph", batch, 1, keys, calls=16)
+        for batch, keys in ((1, 1024), (8, 1024), (64, 1024), (1, 8192), (8, 8192))
+    ]
+    return found
+
+
+SUITES = {"model": _model, "train": _train, "parts": _parts, "compiled": _compiled}  # compiling last: it may take long
 
 
 def cases(suites: Sequence[str]) -> list[Case]:
@@ -148,6 +169,8 @@ def tiny(case: Case) -> Case:
     layers = min(case.layers, 1)
     if case.suite == "train":
         return replace(case, tokens=64)
+    if case.suite == "parts":
+        return replace(case, tokens=min(case.tokens, 16), context=min(case.context, 32), calls=2)
     if case.phase == "prefill":
         return replace(case, tokens=24, context=24, layers=layers)
     return replace(case, batch={1: 1, 8: 2, 64: 3}[case.batch], context=20, layers=layers)

@@ -10,7 +10,7 @@ from typing import Any
 
 from isogemm.lab import Candidate, Timing, interleave, row, verdict
 
-from . import model_train
+from . import model_parts, model_train
 from .gpu_bits import differing
 from .model_build import TORCH, Scoped, Shelf, Step, words_of
 from .model_cases import MAIN_GRAD, WHOLE, Case
@@ -72,7 +72,7 @@ def measure(case: Case, settings: Settings, engine: Any, shelf: Shelf) -> tuple[
     """The row of a case, and what its candidates were timed as. A candidate that fails is named in ``absent``."""
     runs: dict[str, Any] = {}
     try:
-        made = _train(case, shelf) if case.suite == "train" else _model(case, settings, engine, shelf)
+        made = _made(case, settings, engine, shelf)
         for name in list(made.steps):
             _first(made, name, engine)
         runs = _runs(case, made, engine)
@@ -88,6 +88,14 @@ def measure(case: Case, settings: Settings, engine: Any, shelf: Shelf) -> tuple[
 def wrong(measured: Mapping[str, Any]) -> int:
     """Differing elements of variants that promise that there are none."""
     return sum(found["differing"] for name, found in (measured["correctness"] or {}).items() if name in OURS)
+
+
+def _made(case: Case, settings: Settings, engine: Any, shelf: Shelf) -> Made:
+    if case.suite == "train":
+        return _train(case, shelf)
+    if case.suite == "parts":
+        return Made(*model_parts.build(case, shelf.sizes, shelf.device, shelf.seed))
+    return _model(case, settings, engine, shelf)
 
 
 def _model(case: Case, settings: Settings, engine: Any, shelf: Shelf) -> Made:

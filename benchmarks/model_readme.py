@@ -8,7 +8,7 @@ from typing import Any
 
 from .gpu_readme import _sources
 from .model_build import TORCH
-from .model_cases import GRAD, LINEARS, MAIN_GRAD, ROUTED, WHOLE
+from .model_cases import GRAD, LINEARS, MAIN_GRAD, PART, ROUTED, WHOLE
 from .show import _seconds
 
 __all__ = ["model_section"]
@@ -40,7 +40,7 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
         "|---" * (3 + len(VARIANTS)) + "|",
     ]
     for row in rows:
-        if row["suite"] != "train":
+        if row["suite"] not in ("train", "parts"):
             out.append(f"| {_what(row)} | {_plain(row)} | " + " | ".join(_ratio(row, v) for v in VARIANTS) + " |")
     out += [
         "",
@@ -57,7 +57,20 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
             time = _seconds(row["timings"][TORCH]["median"])
             what = f"{LAYERS[row['phase']]} | {MODES[row['mode']]} | {time}"
             out.append(f"| {what} | " + " | ".join(_ratio(row, v) for v in GRADIENTS) + " |")
+    out += ["", *_wrapped("Single operations, device time, and the speed of isogemm relative to torch's:"), ""]
+    out += ["| | torch | isogemm | speed |", "|---|---|---|---|"]
+    for row in rows:
+        if row["suite"] == "parts":
+            times = [_seconds(row["timings"][name]["median"] / row["calls"]) for name in (TORCH, PART)]
+            out.append(f"| {_part(row)} | {' | '.join(times)} | {_ratio(row, PART)} |")
     return "\n".join([*out, "", *_bits(rows), *_sources(sources), ""])
+
+
+def _part(row: Row) -> str:
+    if row["phase"] != "attention":
+        return f"{row['phase']}, {row['tokens']} rows of {row['context']}"
+    queries = "one query each" if row["tokens"] == 1 else f"{row['tokens']} causal queries"
+    return f"attention, batch {row['batch']}, {queries}, {row['context']} keys"
 
 
 def _what(row: Row) -> str:

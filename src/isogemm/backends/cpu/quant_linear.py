@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...quant.formats import FORMATS, BlockFormat
+from ...quant.formats import BlockFormat
 from ...threads import get_num_threads
 from . import fields as f
+from . import quant_launch
 from . import quant_layout as layout
 from . import quant_loops as loops
 from . import quant_pack as pack
-from .quant_blocks import CODE, decoder
+from .quant_blocks import decoder
+from .quant_launch import ACTIVATIONS, activations_task, panels_task
 from .quant_run import run_task
 from .tasks import element_code
 
@@ -25,10 +26,8 @@ __all__ = ["Panels", "gemm", "gemm_floats", "prepare", "values"]
 Array = npt.NDArray[Any]
 
 ALIGN = 64
-SERIAL = 2**19  # multiply-adds below which a second thread costs more than it saves
-CHUNK = 2**21  # multiply-adds of a chunk: enough to hide the claim, small enough to balance
 ROWS_BYTES = 2**18  # activations that a block of rows may keep in the second-level cache
-ACTIVATIONS = 2**12  # elements of a chunk of activations
+ALONE = 3 * ACTIVATIONS  # elements of activations that one thread quantizes sooner than two would meet
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -62,32 +61,12 @@ def prepare(rows: Array, fmt: BlockFormat, k: int) -> Panels:
     size = count * blocks * p.nbytes
     room = np.zeros(size + ALIGN, np.uint8)
     data = room[-room.ctypes.data % ALIGN :][:size]
-    task = _task(fmt, k)
+    task = activations_task(fmt.name, k).copy()
     task[pack.SOURCE], task[pack.SOURCE_ROW], task[pack.N] = rows.ctypes.data, rows.strides[0], n
     task[pack.OUT], task[pack.DECODER] = data.ctypes.data, decoder(fmt.name)
     if size:
         run_task(pack.panels_address(), task, count, pack.SCRATCH)
     return Panels(data, time.perf_counter() - started)
-
-
-def _task(fmt: BlockFormat, k: int) -> Array:
-    """Layouts as words, for the caller to fill in."""
-    return _words(fmt.name, k).copy()
-
-
-@lru_cache(maxsize=256)
-def _words(name: str, k: int) -> Array:
-    fmt = FORMATS[name]
-    p, r, planes = layout.panel(fmt), layout.record(fmt), layout.planes(fmt)
-    task = np.zeros(pack.WORDS, np.int64)
-    task[pack.FORMAT], task[pack.BLOCK], task[pack.BLOCK_BYTES] = CODE[fmt.name], fmt.block, fmt.nbytes
-    task[pack.SUB], task[pack.BLOCKS], task[pack.STORED_ZERO] = fmt.sub, k // fmt.block, layout.stored_zero(fmt)
-    task[pack.CHUNK : pack.NBYTES + 1] = p
-    for word, name in ((pack.BYTE, "byte"), (pack.NIBBLE, "nibble"), (pack.PAIR, "pair"), (pack.BIT, "bit")):
-        task[word] = planes.get(name, -1)
-    task[pack.RECORD_D : pack.RECORD + 1] = r
-    task[pack.FACTOR] = 1 if fmt.offset and fmt.block > 32 else -layout.stored_zero(fmt)
-    return task
 
 
 def quantize_activations(x: Array, fmt: BlockFormat) -> Array:
@@ -96,7 +75,7 @@ def quantize_activations(x: Array, fmt: BlockFormat) -> Array:
     count, size = m * (k // fmt.block), layout.record(fmt).nbytes
     room = np.empty(count * size + ALIGN, np.uint8)
     records = room[-room.ctypes.data % ALIGN :][: count * size].reshape(m, k // fmt.block * size)
-    task = _task(fmt, k)
+    task = activations_task(fmt.name, k).copy()
     task[pack.X], task[pack.X_ROW], task[pack.X_COLUMN] = x.ctypes.data, *x.strides
     task[pack.X_ELEMENT], task[pack.COUNT] = element_code(x.dtype), count
     task[pack.OUT], task[pack.OUT_ROW] = records.ctypes.data, records.strides[0]
@@ -124,9 +103,15 @@ def gemm(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | N
     kind : str
         An instruction set; by default the best that this CPU has. The bits do not depend on it.
     """
-    if out.size:
-        records = quantize_activations(x, fmt)
-        _run(records, x.shape, panels, fmt, out, bias, loops.routine(fmt.name, kind))
+    if not out.size:
+        return
+    (m, k), n = x.shape, out.shape[1]
+    if m * k <= ALONE:
+        call = quant_launch.prepared(fmt.name, kind, m, n, k, x.dtype, out.dtype, get_num_threads())
+        quant_launch.launch(call, x, panels.data, out, bias)
+        return
+    records = quantize_activations(x, fmt)
+    _run(records, x.shape, panels, fmt, out, bias, loops.routine(fmt.name, kind))
 
 
 def gemm_floats(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None = None) -> None:
@@ -165,23 +150,14 @@ def _run(
 ) -> None:
     """`routine` on rows of activations, records or floats, and all panels."""
     (m, k), n = shape, out.shape[1]
-    task = np.zeros((3, f.FIELDS), np.int64)
-    _describe(task[1], m, n, k, out, bias)
-    threads = get_num_threads() if m * n * k >= SERIAL else 1
-    count, panel = -(-n // layout.COLUMNS), layout.COLUMNS * max(1, m * k)
-    per_chunk = max(1, min(-(-count // (4 * threads)), CHUNK // panel), -(-count // 2**16)) if threads > 1 else count
-    words = task[2]
-    words[loops.RECORDS], words[loops.RECORD_ROW] = rows.ctypes.data, rows.strides[0]
-    words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, abs(rows.strides[0])) // 8 * 8)
-    words[loops.PANELS] = panels.data.ctypes.data
-    words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = k // fmt.block, count, per_chunk
-    words[loops.PANEL_BYTES], words[loops.ROUTINE] = k // fmt.block * layout.panel(fmt).nbytes, routine
-    run_task(loops.address(), task, -(-count // per_chunk), loops.SCRATCH, threads)
-
-
-def _describe(d: Array, m: int, n: int, k: int, out: Array, bias: Array | None) -> None:
-    """The epilogue's descriptor."""
-    d[f.M], d[f.N], d[f.K], d[f.ALPHA] = m, n, k, f.ONE
+    template, chunks, threads = panels_task(fmt.name, m, n, k, get_num_threads())
+    task = template.copy()
+    d = task[1]
     d[f.OUT], d[f.O_RS], d[f.O_CS], d[f.O_E] = out.ctypes.data, *out.strides, element_code(out.dtype)
     if bias is not None:
         d[f.BIAS], d[f.BIAS_CS], d[f.BIAS_E] = bias.ctypes.data, bias.strides[0], element_code(bias.dtype)
+    words = task[2]
+    words[loops.RECORDS], words[loops.RECORD_ROW] = rows.ctypes.data, rows.strides[0]
+    words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, abs(rows.strides[0])) // 8 * 8)
+    words[loops.PANELS], words[loops.ROUTINE] = panels.data.ctypes.data, routine
+    run_task(loops.address(), task, chunks, loops.SCRATCH, threads)

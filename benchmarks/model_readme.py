@@ -33,7 +33,8 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
             f"torch {packages.get('torch', 'unknown')}: tokens per second of plain torch, and the speed relative to it "
             "where its linears are isogemm's (by `convert(model, parts=('linear',))`, or routed by "
             "`enable(rows=False, attention=False)`), and where everything from tokens to logits is (`convert(model)`). "
-            "Decoding has 1024 tokens of context."
+            "Decoding has 1024 tokens of context. Where everything is converted, a norm, a gate and a rotation are one "
+            "kernel each; in transformers' modules they are several of torch's, unless a compiler fuses them."
         ),
         "",
         "| | | plain torch | " + " | ".join(VARIANTS) + " |",

@@ -147,7 +147,6 @@ class Merging(Converted):
 
     def merge(self) -> bool:
         """Merge, or merge again after the parameters got new memory. False where the layers do not fit."""
-        torch.compiler.assume_constant_result(_is_whole)  # there are no addresses where torch compiles: asked before
         layers = self._layers()
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         if len({(w.dtype, w.device, w.shape[1]) for w in weights}) > 1 or weights[0].is_meta:
@@ -172,7 +171,9 @@ class Merging(Converted):
         """What each of the layers makes of x."""
         layers, buffers = self._layers(), vars(self)["_buffers"]
         whole = buffers.get("merged_weight")
-        if whole is None or torch.is_grad_enabled() or not _is_whole(self):
+        if whole is None or torch.is_grad_enabled():
+            return [layer(x) for layer in layers]
+        if not torch.compiler.is_compiling() and not _is_whole(self):  # a compiler has no addresses to compare
             return [layer(x) for layer in layers]
         for layer in layers:
             if layer._forward_hooks or layer._forward_pre_hooks:  # they wait for the layer's own call

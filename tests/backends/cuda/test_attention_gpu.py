@@ -115,6 +115,17 @@ def test_odd_addresses_and_sizes_of_values():
     check(q[..., :63], k[..., :63], v[..., 1:])
 
 
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 20, 32, 33, 64, 65])
+def test_any_number_of_rows_of_any_stride(rows):
+    x = draw((3, 1, rows, 300), "bfloat16", seed=24)  # rows start at multiples of 8 bytes
+    wide = draw((3, 1, 150, 300), "bfloat16", seed=25)
+    q, k, v = x[..., :64], wide[..., :64], wide[..., 64:128]
+    for kernel in ("split", "walk", None):
+        check(q, k, v, kernel=kernel)
+    for kernel in ("leaf", None):
+        check(q, k[:, :, :20], v[:, :, :20], kernel=kernel)
+
+
 def test_without_what_gradients_need():
     q, k, v = operands(2, 4, 2, 70, 300, 128, "bfloat16", seed=23)
     for rows, kernel in ((70, "hopper"), (3, "few"), (3, "split"), (70, "walk")):

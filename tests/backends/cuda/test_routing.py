@@ -78,8 +78,14 @@ def test_calls_and_their_gradients(dtype, scoped):
         y, dx = routed(call, x)
         assert same(y, expected(x, w)), name
         plain, gradient = run(call, x)
-        torch.testing.assert_close(y, plain, rtol=3e-2, atol=3e-2, msg=name)
-        torch.testing.assert_close(dx, gradient, rtol=3e-2, atol=3e-1 if dtype is torch.bfloat16 else 3e-2, msg=name)
+        torch.testing.assert_close(y, plain, rtol=3e-2, atol=3e-2, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            dx,
+            gradient,
+            rtol=3e-2,
+            atol=3e-1 if dtype is torch.bfloat16 else 3e-2,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
         if name != "sum over rows":
             alone, dx_alone = routed(call, x[1:2])
             assert same(alone, y[1:2]), name

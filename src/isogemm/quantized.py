@@ -42,6 +42,12 @@ def linear(
     - ``fp32``: the product of x, widened to float32, and ``w.dequantize()``.
     - ``same``: the product of x and ``w.dequantize(x.dtype)``.
     """
+    if contract is None and activations is None and out_dtype is None and bias is None and _is_plain(x, w, out):
+        from .backends.cpu import quant_linear
+
+        result = np.empty((len(x), len(w)), np.float32) if out is None else out
+        quant_linear.gemm(x, w.panels(), w.format, result)
+        return result
     here = Operands()
     xx = here.view("x", x)
     here.note("w", HOST)
@@ -71,6 +77,25 @@ def linear(
         else:
             _floats(here.space, xx, w, target, xbias, chosen, FLOAT32 if how == "fp32" else xx.dtype)
     return here.result(target, out, x)
+
+
+def _is_plain(x: Any, w: QuantizedMatrix, out: Any) -> bool:
+    """Whether nothing has to be chosen or checked: plain host matrices of float32, and an integer product."""
+    if type(x) is not np.ndarray or x.dtype is not FLOAT32 or x.ndim != 2 or not x.flags.aligned:
+        return False
+    n, k = w.shape
+    if x.shape[1] != k or not w.format.activations or not x.size or not n:
+        return False
+    if out is None:
+        return True
+    return bool(
+        type(out) is np.ndarray
+        and out.dtype is FLOAT32
+        and out.shape == (len(x), n)
+        and out.flags.carray
+        and not np.may_share_memory(out, x)
+        and not np.may_share_memory(out, w.rows)
+    )
 
 
 def _choose(

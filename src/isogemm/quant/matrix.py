@@ -163,9 +163,9 @@ class QuantizedMatrix:
 
         Its `nbytes` and `seconds` say what it costs. Later changes of the bytes do not reach it; `forget` drops it.
         """
-        from ..backends.cpu import quant_linear
-
         if self._kept is None:
+            from ..backends.cpu import quant_linear
+
             self.check()
             self._kept = quant_linear.prepare(self.rows, self.format, self.shape[1])
         kept: Panels = self._kept

@@ -29,7 +29,7 @@ __all__ = ["Call", "activations_task", "launch", "panels_task", "prepared"]
 Array = npt.NDArray[Any]
 
 SERIAL = 2**19  # multiply-adds below which a second thread costs more than it saves
-CHUNK = 2**21  # multiply-adds of a chunk: enough to hide the claim, small enough to balance
+CHUNK = 2**20  # multiply-adds of a chunk: enough to hide the claim, small enough to balance
 ACTIVATIONS = 2**12  # elements of a chunk of activations
 SCRATCH = max(loops.SCRATCH, pack.SCRATCH)
 # Of a call's own room, from an aligned address: two task arrays, then records.

@@ -30,6 +30,7 @@ def main(
     threads: Annotated[str, typer.Option(help="Thread counts, with commas; set for both.")] = "1,2",
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'Q4_K m=1', 'n=4096'.")] = "",
     json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
+    cpu_time: Annotated[bool, typer.Option(help="Count CPU time: for 1 thread, on a machine that is busy.")] = False,
     blocks: Annotated[int, typer.Option(help="Rounds; fewer than 5 decide nothing.", min=1)] = 9,
     seed: Annotated[int, typer.Option(help="Of the operands.", min=0)] = 0,
 ) -> None:
@@ -43,11 +44,13 @@ def main(
         raise typer.BadParameter(f"no case has all the words {only!r}", param_hint="--only")
     if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", threads):
         raise typer.BadParameter(f"{threads!r} is not a list such as 1,2", param_hint="--threads")
+    if cpu_time and threads != "1":
+        raise typer.BadParameter("waiting threads spin, so CPU time says nothing of several", param_hint="--cpu-time")
     try:
         library = Llama(llama)
     except (FileNotFoundError, OSError) as error:
         raise typer.BadParameter(str(error), param_hint="--llama") from error
-    settings = Settings(tuple(int(t) for t in threads.split(",")), blocks, seed=seed)
+    settings = Settings(tuple(int(t) for t in threads.split(",")), blocks, seed=seed, cpu_time=cpu_time)
     rows, path = _run(chosen, library, settings, json)
     console = Console()
     if not console.is_terminal:

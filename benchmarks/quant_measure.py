@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,7 +16,20 @@ import numpy.typing as npt
 import isogemm
 from isogemm.contract import compare as bits
 from isogemm.contract import int32
-from isogemm.lab import Candidate, StreamingRead, Timing, Work, fastest, interleave, limit_threads, rotate, row, verdict
+from isogemm.lab import (
+    WALL,
+    Candidate,
+    Run,
+    StreamingRead,
+    Timing,
+    Work,
+    fastest,
+    interleave,
+    limit_threads,
+    rotate,
+    row,
+    verdict,
+)
 from isogemm.quant import QuantizedMatrix
 from isogemm.quant.reference import decode
 
@@ -63,6 +77,25 @@ class Settings:
     block_seconds: float = 0.02
     pause: float = 0.04
     seed: int = 0
+    cpu_time: bool = False
+
+
+class CpuClock:
+    """The process's own time: what other programs take away does not count, what they do to caches and memory does.
+
+    For one thread: a thread that waits by spinning would count as one that works.
+    """
+
+    def elapsed(self, run: Run, first: int, calls: int) -> float:
+        """See `isogemm.lab.Clock`."""
+        start = time.process_time()
+        for i in range(first, first + calls):
+            run(i)
+        return time.process_time() - start
+
+    def pause(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
 
 
 def cases() -> list[Case]:
@@ -150,7 +183,12 @@ def _measured(
     candidates += [Candidate(name, lambda i, p=p: p[i % count].run()) for name, p in peers.items()]  # type: ignore[misc]
     candidates += [read.candidate] if case.m == 1 else []
     timings = interleave(
-        candidates, blocks=settings.blocks, block_seconds=settings.block_seconds, pause=settings.pause, progress=report
+        candidates,
+        blocks=settings.blocks,
+        block_seconds=settings.block_seconds,
+        pause=settings.pause,
+        progress=report,
+        clock=CpuClock() if settings.cpu_time else WALL,
     )
     if case.m == 1:
         timings["read"] = timings["read"].scaled(work.nbytes / read.nbytes)
@@ -168,6 +206,7 @@ def _measured(
         operands=f"weights rotated over {count} copies",
         bars=[_judged(case, timings)] if threads == BAR_THREADS else [],
         error=None,
+        clock="cpu" if settings.cpu_time else "wall",
         **asdict(case),
     )
 
@@ -181,6 +220,7 @@ def _judged(case: Case, timings: Mapping[str, Timing]) -> dict[str, Any]:
 def _command(case: Case, threads: int, settings: Settings) -> str:
     words = ["--only", " ".join(case.words), "--threads", str(threads)]
     words += ["--seed", str(settings.seed)] if settings.seed else []
+    words += ["--cpu-time"] if settings.cpu_time else []
     return "python -m benchmarks.quant --llama BUILD " + shlex.join(words)
 
 

@@ -250,3 +250,19 @@ def test_what_is_refused():
     ):
         with pytest.raises(error):
             call()
+
+
+@pytest.mark.parametrize("m", [1, 12, 13, 40])
+def test_a_plain_call_has_the_bits_of_the_general_one(m):
+    """Contiguous float32 without options takes a shorter way, and up to 12 rows of 1024 a compiled one."""
+    w = quantize(values("normal", 37, 1024), "Q4_K")
+    x = values("normal", m, 1024, seed=m)
+    want = isogemm.linear(x, w, activations="q8")
+    out = np.full((m, 37), np.nan, F32)
+    assert isogemm.linear(x, w, out=out) is out
+    same(out, want)
+    same(isogemm.linear(x, w), want)
+    same(isogemm.linear(np.repeat(x, 2, axis=1)[:, ::2], w), want)
+    whole = np.empty(2048, F32)
+    with pytest.raises(AliasError):
+        isogemm.linear(whole[:1024].reshape(1, 1024), w, out=whole[7:44].reshape(1, 37))

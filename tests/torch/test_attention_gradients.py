@@ -240,6 +240,9 @@ def test_the_operators_keep_torchs_rules(dtype):
     arguments = (q, k, v.detach(), mask, None, *bounds, 0.2, "fma/chain", torch.float32)
     torch.library.opcheck(torch.ops.isogemm.attention.default, arguments)
     y, stats = torch.ops.isogemm.attention(*arguments)
+    without = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+    torch.library.opcheck(torch.ops.isogemm.attention_forward.default, without)
+    same(torch.ops.isogemm.attention_forward(*without), y.detach())
     arguments = (y, *arguments[:-1], y, stats, [True, False, True])
     torch.library.opcheck(
         torch.ops.isogemm.attention_backward.default,

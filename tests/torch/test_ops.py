@@ -226,6 +226,58 @@ def test_a_trace_records_the_product():
     assert "isogemm.linear" in exported.code
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_opcheck_without_gradients(dtype):
+    a, b, c = tensor((5, 33), dtype, 1), tensor((33, 7), dtype, 2), tensor((7,), dtype, 3)
+    x, w = tensor((2, 3, 33), dtype, 4), tensor((7, 33), dtype, 5)
+    ops = torch.ops.isogemm
+    torch.library.opcheck(ops.product_forward.default, (None, a, b.mT.contiguous().mT, 0.5, 0.0, "fma/leaf8", None))
+    torch.library.opcheck(ops.product_forward.default, (c, a.expand(2, 5, 33), b.expand(2, 33, 7), 1.0, 1.0, "", None))
+    torch.library.opcheck(ops.linear_forward.default, (x.transpose(0, 1), w, c, "", torch.float32))
+    torch.library.opcheck(ops.linear_forward.default, (x, w, None, "", None))
+
+
+class Seen:
+    """A backend of torch.compile that writes down the operators of ours that it is given."""
+
+    def __init__(self):
+        self.names = []
+
+    def __call__(self, graph, example):
+        self.names += [str(n.target) for n in graph.graph.nodes if str(n.target).startswith("isogemm")]
+        return graph
+
+
+SINGLE = {
+    "mm": lambda a, b, c: iso.mm(a, b),
+    "addmm": lambda a, b, c: iso.addmm(c, a, b, beta=2.0, alpha=0.5),
+    "bmm": lambda a, b, c: iso.bmm(a.expand(3, 5, 40), b.expand(3, 40, 7), out_dtype=torch.bfloat16),
+    "baddbmm": lambda a, b, c: iso.baddbmm(c, a.expand(3, 5, 40), b.expand(3, 40, 7), contract="fma/leaf8"),
+    "linear": lambda a, b, c: iso.linear(a, b.mT, c),
+    "vmap_mm": lambda a, b, c: torch.vmap(lambda x: iso.mm(x, b))(a.expand(3, 5, 40)),
+    "vmap_bmm": lambda a, b, c: torch.vmap(lambda x: iso.bmm(x[None], b[None]))(a.expand(3, 5, 40)),
+    "vmap_addmm": lambda a, b, c: torch.vmap(lambda x: iso.addmm(c, x, b))(a.expand(3, 5, 40)),
+    "vmap_baddbmm": lambda a, b, c: torch.vmap(lambda x: iso.baddbmm(c, x[None], b[None]))(a.expand(3, 5, 40)),
+    "vmap_linear": lambda a, b, c: torch.vmap(lambda w: iso.linear(a, w, c))(b.mT.expand(3, 7, 40)),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_compiled_code_without_gradients_calls_operators_that_have_none(name):
+    a, b, c = tensor((5, 40), seed=1, grad=True), tensor((40, 7), seed=2), tensor((7,), seed=3)
+    torch._dynamo.reset()
+    seen = Seen()
+    call = torch.compile(SINGLE[name], fullgraph=True, backend=seen)
+    with torch.no_grad():
+        got, want = call(a, b, c), SINGLE[name](a, b, c)
+    assert seen.names == [f"isogemm.{'linear' if 'linear' in name else 'product'}_forward.default"]
+    assert got.dtype is want.dtype
+    assert torch.equal(got, want)
+    call(a, b, c).sum().backward()  # compiled again: this time with gradients
+    assert a.grad is not None
+    assert "forward" not in seen.names[1]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.filterwarnings("ignore")
 def test_autocast(compiled):

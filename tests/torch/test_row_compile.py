@@ -46,6 +46,44 @@ def test_one_graph_has_the_eager_bits(name):
     assert torch.equal(got, want)
 
 
+FUSED = {
+    "rope_pair": (X, X[None], COS, SIN, False, None),
+    "norm_rope_pair": (X[:, None], X.bfloat16(), X[0], None, COS[:1], SIN[:1], 1e-3, True, torch.float32),
+    "add_rms_norm": (X, X.bfloat16(), X[0], 1e-3, None),
+}
+SINGLE = {
+    "rms_norm": (X.mT.contiguous().mT, X[0].half(), 1e-3, None),
+    "layer_norm": (X, None, X[0], 1e-3, torch.bfloat16),
+    "softmax": (X, torch.float16),
+    "sum": (X, False, None),
+    "mean": (X, True, torch.bfloat16),
+    "silu_mul": (X, X, None),
+    "add": (X, X.bfloat16(), None),
+    "rope": (X, COS, SIN, True, None),
+    "embedding": (X, torch.tensor([[5, 0], [2, 2]])),
+}
+
+
+@pytest.mark.parametrize("name", [*FUSED, *SINGLE])
+def test_operators_without_gradients_keep_the_rules(name):
+    operator = getattr(torch.ops.isogemm, f"{name}_forward").default
+    torch.library.opcheck(operator, (FUSED | SINGLE)[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operation_is_one_operator_where_no_gradient_is_recorded(name):
+    seen: list[str] = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        seen.extend(str(n.target) for n in graph.graph.nodes if str(n.target).startswith("isogemm"))
+        return graph
+
+    call = torch.compile(CASES[name], fullgraph=True, backend=backend)
+    with torch.inference_mode():
+        assert torch.equal(call(X), CASES[name](X))
+    assert seen == [f"isogemm.{name.removesuffix('_interleaved')}_forward.default"]
+
+
 def test_a_gradient_is_refused_loudly():
     weight = torch.ones(40, requires_grad=True)
 

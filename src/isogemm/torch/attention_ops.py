@@ -18,9 +18,9 @@ from ..floating import ieee_defaults
 from ..interop import array, as_dtype, to_tensor
 from . import attention_gradients
 from .backward import _eager, _is_direct, _way, refused
-from .ops import Tensor, is_plain, resolved
+from .ops import Tensor, define_forward, forward_alone, is_plain, resolved
 
-__all__ = ["attend", "attention_backward_op", "attention_op", "chosen", "forward"]
+__all__ = ["attend", "attention_backward_op", "attention_forward_op", "attention_op", "chosen", "forward"]
 
 
 def chosen(contract: str, q: Tensor, k: Tensor) -> Contract:
@@ -116,9 +116,9 @@ def _bounds(name: str, x: Tensor | None, keys: int) -> Any:
     return bounds
 
 
-_SCHEMA = (
+_ARGUMENTS = (
     "(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, float? scale, "
-    "str contract, ScalarType? out_dtype) -> (Tensor, Tensor)"
+    "str contract, ScalarType? out_dtype)"
 )
 _BACKWARD_SCHEMA = (
     "(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, "
@@ -155,8 +155,16 @@ def _fake_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> t
     return tuple([x.new_empty(x.shape if need else (0,)) for x, need in shapes])
 
 
-attention_op: Any = torch.library.custom_op("isogemm::attention", _attention, mutates_args=(), schema=_SCHEMA)
+attention_op: Any = torch.library.custom_op(
+    "isogemm::attention", _attention, mutates_args=(), schema=f"{_ARGUMENTS} -> (Tensor, Tensor)"
+)
 attention_op.register_fake(_fake)
+attention_forward_op: Any = define_forward(
+    "attention",
+    f"{_ARGUMENTS} -> Tensor",
+    {"CompositeExplicitAutograd": lambda *arguments: forward(*arguments)[0]},
+    lambda *arguments: _fake(*arguments)[0],
+)
 attention_backward_op: Any = torch.library.custom_op(
     "isogemm::attention_backward", _backward, mutates_args=(), schema=_BACKWARD_SCHEMA
 )
@@ -231,9 +239,12 @@ def attend(*arguments: Any) -> Tensor:
     if way == "direct":
         return forward(*arguments)[0]
     if way == "operator":
+        if forward_alone():
+            return attention_forward_op(*arguments)
         return attention_op(*arguments)[0]
     return (_Attention if torch._C._are_functorch_transforms_active() else _Eager).apply(*arguments)[0]
 
 
 torch.library.register_autograd(attention_op, _differentiate, setup_context=_remember)
-torch.library.register_vmap(attention_op, _vmap)
+for _op in (attention_op, attention_forward_op):
+    torch.library.register_vmap(_op, _vmap)

@@ -81,6 +81,8 @@ def _product(c: Tensor | None, a: Tensor, b: Tensor, alpha: float, beta: float, 
     contract, grad_order, out_dtype = options
     if _is_direct(c, a, b):
         return ops.product(c, a, b, alpha, beta, contract, out_dtype)
+    if ops.forward_alone():
+        return ops.product_forward_op(c, a, b, alpha, beta, contract, out_dtype)
     flat = a.dim() == 2
     if c is None:
         return (ops.mm_op if flat else ops.bmm_op)(a, b, alpha, contract, grad_order, out_dtype)
@@ -106,6 +108,8 @@ def linear(
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
     if _is_direct(x, w, bias):
         return ops.linear(x, w, bias, options[0], options[2])
+    if ops.forward_alone():
+        return ops.linear_forward_op(x, w, bias, options[0], options[2])
     return ops.linear_op(x, w, bias, *options)
 
 

@@ -64,6 +64,23 @@ def _vmap_linear(info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | N
     return y.reshape(*shape[:-1], w.shape[1]), 0
 
 
+def _vmap_product_forward(
+    info: Any, in_dims: Any, c: Tensor | None, a: Tensor, b: Tensor, alpha: float, beta: float, *options: Any
+) -> tuple[Tensor, int]:
+    stack = a.dim() - (in_dims[1] is not None) == 3
+    contract, out_dtype = options
+    end = (contract, "chain", out_dtype)  # of gradients, which there are none of
+    if c is None:
+        return (_vmap_bmm if stack else _vmap_mm)(info, in_dims[1:], a, b, alpha, *end)
+    return (_vmap_baddbmm if stack else _vmap_addmm)(info, in_dims, c, a, b, alpha, beta, *end)
+
+
+def _vmap_linear_forward(
+    info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | None, contract: str, out_dtype: Any
+) -> Any:
+    return _vmap_linear(info, in_dims, x, w, bias, contract, "chain", out_dtype)
+
+
 def _vmap_grouped(info: Any, in_dims: Any, *operands: Any) -> Any:
     return refused("grouped", "bmm, or one longer list")
 
@@ -78,6 +95,8 @@ _RULES: tuple[tuple[Any, Any], ...] = (
     (ops.addmm_op, _vmap_addmm),
     (ops.baddbmm_op, _vmap_baddbmm),
     (ops.linear_op, _vmap_linear),
+    (ops.product_forward_op, _vmap_product_forward),
+    (ops.linear_forward_op, _vmap_linear_forward),
     (ops.grouped_op, _vmap_grouped),
     (ops.walk_op, _vmap_walk),
 )

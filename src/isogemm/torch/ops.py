@@ -16,7 +16,18 @@ import torch
 from .. import api
 from ..contract.spec import Contract, Order, as_contract
 
-__all__ = ["grouped", "is_direct", "is_plain", "linear", "product", "resolved", "walk", "with_order"]
+__all__ = [
+    "define_forward",
+    "forward_alone",
+    "grouped",
+    "is_direct",
+    "is_plain",
+    "linear",
+    "product",
+    "resolved",
+    "walk",
+    "with_order",
+]
 
 Tensor = Any  # torch is untyped to mypy
 
@@ -216,6 +227,16 @@ def _fake_linear(
     return _fake_product(None, x, w.mT, contract, grad_order, out_dtype)
 
 
+def _fake_product_forward(
+    c: Tensor | None, a: Tensor, b: Tensor, alpha: float, beta: float, contract: str, out_dtype: Any
+) -> Tensor:
+    return _fake_product(c, a, b, contract, "chain", out_dtype)
+
+
+def _fake_linear_forward(x: Tensor, w: Tensor, bias: Tensor | None, contract: str, out_dtype: Any) -> Tensor:
+    return _fake_product(None, x, w.mT, contract, "chain", out_dtype)
+
+
 def _fake_grouped(a: list[Tensor], b: list[Tensor], contract: str, grad_order: str, out_dtype: Any) -> list[Tensor]:
     return [_fake_product(None, x, y, contract, grad_order, out_dtype) for x, y in zip(a, b, strict=True)]
 
@@ -235,6 +256,26 @@ def _define(name: str, schema: str, body: Any, fake: Any) -> Any:
     return getattr(torch.ops.isogemm, name).default
 
 
+def define_forward(name: str, schema: str, bodies: dict[str, Any], fake: Any) -> Any:
+    """The operator isogemm::{name}_forward, which has no gradient: what compiled code calls where none is recorded.
+
+    A gradient's formula costs every call of its operator a second dispatch through Python, recorded or not. There are
+    no defaults: compiled code hands arguments over by place then. Operands may have any strides, so a compiler need
+    not copy them into those that it saw while tracing.
+    """
+    name = f"{name}_forward"
+    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+    for key, body in bodies.items():
+        _library.impl(name, body, key)
+    torch.library.register_fake(f"isogemm::{name}", fake, lib=_library)
+    return getattr(torch.ops.isogemm, name).default
+
+
+def forward_alone() -> bool:
+    """Whether a compiler traces and no gradient is recorded: then `define_forward`'s operators are called."""
+    return torch.compiler.is_compiling() and not torch.is_grad_enabled()
+
+
 _MATRICES = f"(Tensor a, Tensor b, float alpha=1.0, {_OPTIONS}) -> Tensor"
 _WITH_C = f"(Tensor c, Tensor a, Tensor b, float alpha=1.0, float beta=1.0, {_OPTIONS}) -> Tensor"
 _LINEAR = f"(Tensor x, Tensor w, Tensor? bias, {_OPTIONS}, Tensor? main_grad=None, Tensor? bias_main_grad=None)"
@@ -247,6 +288,18 @@ bmm_op = _define("bmm", _MATRICES, _mm, _fake_mm)
 addmm_op = _define("addmm", _WITH_C, _addmm, _fake_addmm)
 baddbmm_op = _define("baddbmm", _WITH_C, _addmm, _fake_addmm)
 linear_op = _define("linear", f"{_LINEAR} -> Tensor", _linear, _fake_linear)
+product_forward_op = define_forward(
+    "product",
+    "(Tensor? c, Tensor a, Tensor b, float alpha, float beta, str contract, ScalarType? out_dtype) -> Tensor",
+    {"CompositeExplicitAutograd": product},
+    _fake_product_forward,
+)
+linear_forward_op = define_forward(
+    "linear",
+    "(Tensor x, Tensor w, Tensor? bias, str contract, ScalarType? out_dtype) -> Tensor",
+    {"CompositeExplicitAutograd": linear},
+    _fake_linear_forward,
+)
 grouped_op = _define("grouped", _LISTS, _grouped, _fake_grouped)
 walk_op: Any = torch.library.custom_op(
     "isogemm::walk_", walk, mutates_args=("out",), schema="(Tensor a, Tensor b, Tensor(a!) out, str contract) -> ()"

@@ -18,7 +18,8 @@ from typing import Any
 
 from torch import Tensor
 
-from . import row_cuda
+from . import row_cuda, row_ops
+from .ops import forward_alone
 from .rotations import norm_rope_pair, rope, rope_pair, rope_tables
 from .row_gradients import along, records
 
@@ -105,6 +106,8 @@ def add_rms_norm(
     """
     if row_cuda.on_gpu(x) and not records(x, residual, weight):
         return row_cuda.add_rms_norm(x, residual, weight, eps=eps, out_dtype=out_dtype)
+    if forward_alone():
+        return row_ops.add_rms_norm(x, residual, weight, eps, out_dtype)  # type: ignore[no-any-return]
     h = along("add", x, residual, out_dtype=None)
     return along("rms_norm", h, weight, eps=eps, out_dtype=out_dtype), h
 

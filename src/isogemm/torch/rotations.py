@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-from . import row_cuda
+from . import row_cuda, row_ops
+from .ops import forward_alone
 from .row_checks import integers
 from .row_gradients import along, records
 
@@ -72,6 +73,8 @@ def rope_pair(
         found = row_cuda.rope_pair(q, k, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
         if found is not None:
             return found  # type: ignore[no-any-return]
+    if forward_alone():
+        return row_ops.rope_pair(q, k, cos, sin, interleaved, out_dtype)  # type: ignore[no-any-return]
     both = [along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype) for x in (q, k)]
     return both[0], both[1]
 
@@ -120,6 +123,8 @@ def norm_rope_pair(
         )
         if found is not None:
             return found  # type: ignore[no-any-return]
+    if forward_alone():
+        return row_ops.norm_rope_pair(q, k, q_weight, k_weight, cos, sin, eps, interleaved, out_dtype)  # type: ignore[no-any-return]
     normed = [along("rms_norm", x, w, eps=eps, out_dtype=None) for x, w in ((q, q_weight), (k, k_weight))]
     both = [along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype) for x in normed]
     return both[0], both[1]

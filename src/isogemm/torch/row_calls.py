@@ -17,7 +17,7 @@ from ..problem import BFLOAT16, FLOAT16, FLOAT32, supported
 from . import row_cuda
 from .row_checks import check_eps, integers, tensor
 
-__all__ = ["FORWARD"]
+__all__ = ["FORWARD", "HOST"]
 
 Array = npt.NDArray[Any]
 
@@ -147,7 +147,7 @@ def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
     return weight.detach().index_select(0, flat).reshape(*index.shape, table.shape[1])
 
 
-_HOST: dict[str, Callable[..., Tensor]] = {
+HOST: dict[str, Callable[..., Tensor]] = {
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "softmax": _elements("softmax"),
@@ -165,7 +165,7 @@ _HOST: dict[str, Callable[..., Tensor]] = {
 
 
 def _on_either(kind: str) -> Callable[..., Tensor]:
-    host, device = _HOST[kind], row_cuda.FORWARD[kind]
+    host, device = HOST[kind], row_cuda.FORWARD[kind]
 
     def forward(x: Tensor, *rest: Any, **options: Any) -> Tensor:
         try:
@@ -177,4 +177,4 @@ def _on_either(kind: str) -> Callable[..., Tensor]:
     return forward
 
 
-FORWARD: dict[str, Callable[..., Tensor]] = {kind: _on_either(kind) for kind in _HOST}
+FORWARD: dict[str, Callable[..., Tensor]] = {kind: _on_either(kind) for kind in HOST}

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from ..api import matmul
 from ..errors import OptionError, ShapeError
 from ..floating import ieee_defaults
-from . import row_gradients_cuda
+from . import row_gradients_cuda, row_ops
 from .row_calls import FORWARD
 from .row_cuda import FORWARD as CUDA
 
@@ -36,6 +36,8 @@ def along(kind: str, *tensors: Tensor | None, **options: Any) -> Tensor:
     While torch.compile traces, it is an operator that torch does not look into. That one has no gradient, and says so.
     """
     if is_compiling():
+        if not is_grad_enabled():
+            return row_ops.OPERATORS[kind](*tensors, *options.values())
         flag = options.get("keepdim", options.get("interleaved", False))
         return along_rows(kind, list(tensors), options.get("eps", 0.0), flag, options.get("out_dtype"))
     if is_grad_enabled():
@@ -81,7 +83,7 @@ def _(kind: str, tensors: list[Tensor], eps: float, flag: bool, out_dtype: Any) 
     shape = (*tensors[1].shape, x.shape[1]) if kind == "embedding" else tuple(x.shape)
     if kind in ("sum", "mean"):
         shape = (*shape[:-1], 1) if flag else shape[:-1]
-    return x.new_empty(shape, dtype=out_dtype or x.dtype)
+    return x.new_empty(shape, dtype=out_dtype or tensors[kind == "add"].dtype)
 
 
 class _Along(torch.autograd.Function):  # type: ignore[misc]

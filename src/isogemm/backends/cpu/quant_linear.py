@@ -26,6 +26,7 @@ __all__ = ["Panels", "gemm", "gemm_floats", "prepare", "values"]
 Array = npt.NDArray[Any]
 
 ALIGN = 64
+HUGE = 2**21
 ROWS_BYTES = 2**18  # activations that a block of rows may keep in the second-level cache
 ALONE = 3 * ACTIVATIONS  # elements of activations that one thread quantizes sooner than two would meet
 
@@ -59,14 +60,29 @@ def prepare(rows: Array, fmt: BlockFormat, k: int) -> Panels:
     n, blocks, p = len(rows), k // fmt.block, layout.panel(fmt)
     count = -(-n // layout.COLUMNS)
     size = count * blocks * p.nbytes
-    room = np.zeros(size + ALIGN, np.uint8)
-    data = room[-room.ctypes.data % ALIGN :][:size]
+    data = _zeros(size)
     task = activations_task(fmt.name, k).copy()
     task[pack.SOURCE], task[pack.SOURCE_ROW], task[pack.N] = rows.ctypes.data, rows.strides[0], n
     task[pack.OUT], task[pack.DECODER] = data.ctypes.data, decoder(fmt.name)
     if size:
         run_task(pack.panels_address(), task, count, pack.SCRATCH)
     return Panels(data, time.perf_counter() - started)
+
+
+def _zeros(size: int) -> Array:
+    """Bytes that are walked again and again: in huge pages where the system has them.
+
+    Memory that an allocator hands out a second time keeps its small pages, so large ones are mapped anew.
+    """
+    import mmap
+
+    if size < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        room = np.zeros(size + ALIGN, np.uint8)
+        return room[-room.ctypes.data % ALIGN :][:size]
+    mapped = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped.madvise(mmap.MADV_HUGEPAGE)
+    room = np.frombuffer(mapped, np.uint8)
+    return room[-room.ctypes.data % HUGE :][:size]
 
 
 def quantize_activations(x: Array, fmt: BlockFormat) -> Array:

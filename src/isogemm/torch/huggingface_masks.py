@@ -69,7 +69,7 @@ def mask(
             "first key of the cache",
             limit="0: a cache that keeps all keys, so that leaves of keys stay where they are",
             value=kv_offset,
-            nearest="past_key_values=DynamicCache() without a config, or StaticCache with a window below its length",
+            nearest="past_key_values=DynamicCache() without a config, or a StaticCache no longer than the window",
         )
     keys = masking_utils.prepare_padding_mask(attention_mask, kv_length, 0)
     keys = None if keys is None else keys[:, :kv_length].to(device)

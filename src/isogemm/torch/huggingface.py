@@ -154,7 +154,11 @@ def _is_row_norm(norm: Any, x: Tensor) -> bool:
     if not isinstance(norm, RowNorm):
         return False
     known: Any = norm
-    return not (known._forward_hooks or known._forward_pre_hooks) and known.weight.dtype == x.dtype
+    return not (known._forward_hooks or known._forward_pre_hooks) and _fits(known._operand("weight"), x)
+
+
+def _fits(weight: Tensor | None, x: Tensor) -> bool:
+    return weight is None or weight.dtype == x.dtype
 
 
 class Rotary(Converted):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,24 +17,50 @@ from .huggingface import NAME, Rotary, RotaryAttention, register, tables
 from .layers_known import PLAIN, Known, agrees, mixed, random, random_linear, stand_in, touched
 from .ops import Tensor
 
-__all__ = ["attention_modules", "known", "models", "prepare_rotary", "refusal", "switch"]
+__all__ = ["attention_modules", "known", "models", "prepare_rotary", "refusal", "rotary_widths", "switch"]
 
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _ARGUMENTS = ["self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "kwargs"]
 _FIXED = ("default", "linear", "llama3", "yarn")  # kinds of rotary embedding whose frequencies never change
 
 
-def known(child: Any) -> Known | None:
-    """What an attention module with rotary embeddings, or a rotary embedding, is; None for anything else."""
+def known(child: Any, widths: frozenset[int] = frozenset()) -> Known | None:
+    """What an attention module with rotary embeddings, or a rotary embedding, is; None for anything else.
+
+    `widths` are how much of a head the model's rotary embeddings turn.
+    """
     if "transformers" not in sys.modules or not type(child).__module__.startswith("transformers."):
         return None
     if set(child._modules) >= _PROJECTIONS and vars(child).keys() >= {"head_dim", "scaling", "config"}:
-        why = touched(child) or _differs(child)
+        why = touched(child) or _turns_a_part(child, widths) or _differs(child)
         return Known("rope", why=why) if why else Known("rope", mixed(RotaryAttention, type(child)))
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
         why = touched(child) or _turns_otherwise(child)
         return Known("rope", why=why) if why else Known("rope", mixed(Rotary, type(child)))
     return None
+
+
+def rotary_widths(module: Any) -> frozenset[int]:
+    """How many elements of a head the rotary embeddings in a module turn."""
+    buffers = [child._buffers.get("inv_freq") for child in module.modules()]
+    return frozenset(2 * w.shape[-1] for w in buffers if w is not None and w.dim())
+
+
+def _turns_a_part(child: Any, widths: frozenset[int]) -> str:
+    """Why an attention module does not turn whole heads; empty where it does."""
+    config = vars(child)["config"]
+    if len(widths) == 1:  # one kind of rotary embedding, which says more than a configuration
+        part = child.head_dim not in widths
+    else:
+        found = [vars(config), *_dictionaries(getattr(config, "rope_parameters", None))]
+        part = any(each.get("partial_rotary_factor") not in (None, 1) for each in found)
+        part = part or bool(widths and child.head_dim not in widths)
+    return f"{type(child).__name__} turns a part of each head, not all of it" if part else ""
+
+
+def _dictionaries(rope: Any) -> list[dict[str, Any]]:
+    """Parameters of rope: one dictionary, or one for each kind of layer inside it."""
+    return [rope, *(x for x in rope.values() if isinstance(x, dict))] if isinstance(rope, dict) else []
 
 
 def _differs(child: Any) -> str:
@@ -81,7 +108,8 @@ def _probe(child: Any) -> Any:
     for i, name in enumerate(("q_norm", "k_norm")):
         norm = child._modules.get(name)
         if norm is not None:
-            weight = torch.nn.Parameter(random(*norm.weight.shape, seed=8 + i), requires_grad=False)
+            shape = norm._parameters["weight"].shape if norm._parameters else None
+            weight = None if shape is None else torch.nn.Parameter(random(*shape, seed=8 + i), requires_grad=False)
             replaced[name] = stand_in(norm, weight=weight)
     probe = stand_in(child, **replaced)
     config = copy.copy(child.config)
@@ -174,7 +202,20 @@ def refusal(module: Any) -> str:
             return "attention with capped logits, which is not part of the definition"
         if "sinks" in child._parameters:
             return "attention with sinks, which are not part of the definition"
+        if _has_position_bias(type(child).forward):
+            return f"{type(child).__name__} adds a position bias, which is not part of the definition"
     return ""
+
+
+@cache
+def _has_position_bias(forward: Any) -> bool:
+    """Whether the forward method of attention takes one, or hands one to the attention function."""
+    if "position_bias" in inspect.signature(forward).parameters:
+        return True
+    try:
+        return "position_bias=" in inspect.getsource(forward)
+    except (OSError, TypeError):  # no source at hand
+        return False
 
 
 def switch(module: Any) -> None:

@@ -46,7 +46,7 @@ class Converted:
 
     def _operand(self, name: str) -> Tensor | None:
         """A parameter as functions of rows take it, which look for its buffer in the tensor itself."""
-        parameter = getattr(self, name)
+        parameter: Any = getattr(self, name, None)
         own = self.main_grads
         if own is None or name not in own or not torch.is_grad_enabled():
             return parameter
@@ -264,7 +264,10 @@ class SiLU(Converted, torch.nn.SiLU):  # type: ignore[misc]
 
 
 class RowNorm(Converted):
-    """An RMSNorm of another library: `convert` mixes this into its class. `eps_name` is where its eps stands."""
+    """An RMSNorm of another library, with a weight or without: `convert` mixes this into its class.
+
+    `eps_name` is where its eps stands.
+    """
 
     part = "norm"
     eps_name: ClassVar[str] = "eps"
@@ -272,8 +275,9 @@ class RowNorm(Converted):
     def forward(self, hidden_states: Any) -> Any:
         """``x / sqrt(mean(x**2) + eps) * weight``, rounded once, in the dtype that torch promotes to."""
         weight = self._operand("weight")
-        assert weight is not None
-        both = None if weight.dtype == hidden_states.dtype else torch.promote_types(weight.dtype, hidden_states.dtype)
+        both = None
+        if weight is not None and weight.dtype != hidden_states.dtype:
+            both = torch.promote_types(weight.dtype, hidden_states.dtype)
         return reductions.rms_norm(hidden_states, weight, getattr(self, self.eps_name), out_dtype=both)
 
 

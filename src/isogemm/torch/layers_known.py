@@ -103,6 +103,8 @@ def _foreign(child: Any) -> Known | None:
     if not children and list(child._parameters) == ["weight"] and child._parameters["weight"] is not None:
         if child.weight.dim() == 1 and any(isinstance(vars(child).get(name), float) for name in EPS_NAMES):
             found = "norm", _row_norm
+    elif not children and not child._parameters and any(isinstance(vars(child).get(name), float) for name in EPS_NAMES):
+        found = ("norm", _row_norm) if _row_norm(child).layer else None  # eps alone says nothing
     elif children.keys() >= {"gate_proj", "up_proj", "down_proj"}:
         found = "mlp", _gated_mlp
     elif not children and not child._parameters and is_silu(child):
@@ -131,11 +133,13 @@ def is_silu(child: Any) -> bool:
 
 def _row_norm(child: Any) -> Known:
     name = next(name for name in EPS_NAMES if isinstance(vars(child).get(name), float))
-    probe = stand_in(child, weight=torch.nn.Parameter(random(16), requires_grad=False))
+    weighted = "weight" in child._parameters
+    probe = stand_in(child, weight=torch.nn.Parameter(random(16), requires_grad=False) if weighted else None)
     eps = vars(child)[name]
 
     def formula(x: Tensor) -> Tensor:
-        return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps) * probe.weight
+        y = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
+        return y * probe.weight if weighted else y
 
     # Rows whose mean square is far above, and near, eps: that is where eps shows.
     rows = random(3, 16) * torch.tensor([[1.0], [30.0], [max(eps, 1e-12) ** 0.5]], **PLAIN)
@@ -147,7 +151,9 @@ def _row_norm(child: Any) -> Known:
 def _gated_mlp(child: Any) -> Known:
     act = next((child._modules[name] for name in ("act_fn", "activation_fn", "act") if name in child._modules), None)
     if act is None or not is_silu(act) or touched(act):
-        return Known("mlp", why=f"the activation of {type(child).__name__} is not SiLU")
+        return Known(
+            "mlp", why=f"the activation of {type(child).__name__} is not SiLU; what is inside is looked at alone"
+        )
     if not all(isinstance(child._modules[name], torch.nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")):
         return Known("mlp", why=f"projections of {type(child).__name__} are no Linear modules")
     if act._forward_hooks or act._forward_pre_hooks:

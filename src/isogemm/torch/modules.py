@@ -11,14 +11,14 @@ import torch
 
 from ..contract.spec import Contract, ContractLike
 from ..errors import DTypeError, OptionError
-from . import layers_known
+from . import activations, layers_known
 from .layers import Converted, Linear, Merging, checked
 from .layers_known import Known
 from .main_grad import collect_main_grad, main_grads, use_main_grad
 
 __all__ = ["PARTS", "Conversion", "Linear", "collect_main_grad", "convert", "main_grads", "use_main_grad"]
 
-PARTS = ("linear", "norm", "embedding", "mlp", "attention", "rope")
+PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope")
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Modules of torch that read the weights of Linear modules inside them and never call those.
@@ -36,8 +36,8 @@ class Conversion:
     converted : tuple of str
         Names of the modules that are isogemm's now.
     left : dict of str to str
-        Names of other modules with weights, or with a part in a transformer, and why they are as they were. What they
-        compute is torch's.
+        Names of other modules with weights, with a part in a transformer, or without weights but with kernels that may
+        give an element other bits in another place; and why they are as they were. What they compute is torch's.
     parts : dict of str to tuple of str
         Names of the converted modules by part; an attention module may be in two.
     """
@@ -77,6 +77,8 @@ def convert(
         - ``norm``: torch.nn.RMSNorm and LayerNorm, and modules that compute an RMSNorm, as in transformers.
         - ``embedding``: torch.nn.Embedding.
         - ``mlp``: modules that compute ``down_proj(silu(gate_proj(x)) * up_proj(x))``, and SiLU.
+        - ``activation``: modules that compute a function of each element whose kernels on a CPU have several forms
+          (GELU, Sigmoid, Mish, ELU, Softplus and others, also transformers').
         - ``attention``: the attention function of a transformers model and its masks. The model gets a copy of its
           configuration, since others may share that.
         - ``rope``: rotary embeddings of transformers models, and the attention modules that use them.
@@ -156,9 +158,9 @@ def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
 def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     """Everything that is to be changed, before anything is."""
     plan, inside = _Plan(), set()
-    attention = _attention(module)
+    attention, widths = _attention(module)
     for name, child, outer in _walk(module):
-        why, known = _obstacle(child, outer), _known(child)
+        why, known = _obstacle(child, outer), _known(child, widths)
         if any(fnmatchcase(part, pattern) for part in _prefixes(name) for pattern in leave):
             if _has_weights(child) or known or child in attention.values():
                 plan.left[name] = "in leave"
@@ -185,19 +187,20 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     return plan
 
 
-def _known(child: Any) -> Known | None:
+def _known(child: Any, widths: frozenset[int]) -> Known | None:
     found = layers_known.known(child)
     if found is None and type(child).__module__.startswith("transformers."):
         from . import huggingface_known
 
-        found = huggingface_known.known(child)
-    return found
+        found = huggingface_known.known(child, widths)
+    return found or activations.known(child)
 
 
-def _attention(module: Any) -> dict[str, Any]:
+def _attention(module: Any) -> tuple[dict[str, Any], frozenset[int]]:
+    """The attention modules of transformers models, and how much of a head is turned there."""
     from . import huggingface_known
 
-    return huggingface_known.attention_modules(module)
+    return huggingface_known.attention_modules(module), huggingface_known.rotary_widths(module)
 
 
 def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tuple[str, ...]) -> None:
@@ -243,6 +246,8 @@ def _check_dtypes(name: str, child: Any) -> None:
 
 def _become(child: Any, known: Known, halves: bool) -> None:
     child.__class__ = known.layer
+    if isinstance(child, activations.Activation):
+        child.keep()
     if "inv_freq" in child._buffers:
         from .huggingface_known import prepare_rotary
 

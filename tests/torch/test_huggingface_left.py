@@ -1,0 +1,125 @@
+"""Parts of transformers models that isogemm does not compute: left with a reason, and the model runs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from isogemm.errors import OptionError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import isogemm.torch as iso  # noqa: E402
+
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 100,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+IDS = torch.randint(3, 97, (5, 21), generator=torch.Generator().manual_seed(1))
+
+
+def build(config, model, **options):
+    torch.manual_seed(0)
+    made = getattr(transformers, model)(getattr(transformers, config)(**{**TINY, **options}))
+    with torch.no_grad():
+        for p in made.parameters():  # weights as they begin hide mistakes
+            p.add_(torch.randn_like(p) * 0.1)
+    return made.eval()
+
+
+def check(model):
+    """Convert; the results are close to torch's, and a sequence's are its own. What was left, by class."""
+    theirs = copy.deepcopy(model)
+    report = iso.convert(model)
+    with torch.no_grad():
+        got, want = model(IDS)[0], theirs(IDS)[0]
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+        assert all(torch.equal(model(IDS[i : i + 1])[0], got[i : i + 1]) for i in range(len(IDS)))
+    return report, {type(theirs.get_submodule(name)).__name__: why for name, why in report.left.items()}
+
+
+def test_heads_that_are_turned_in_part():
+    report, left = check(build("NemotronConfig", "NemotronForCausalLM"))
+    assert left.keys() == {"NemotronAttention", "NemotronLayerNorm1P"}
+    assert "turns a part of each head" in left["NemotronAttention"]
+    assert report.parts["rope"] == ("model.rotary_emb",)
+    assert len(report.parts["attention"]) == 2
+    config = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
+    _, left = check(build("NemotronConfig", "NemotronForCausalLM", **config))
+    assert "NemotronAttention" not in left
+
+
+def test_what_a_model_s_rotary_embedding_turns_counts():
+    model = build("NemotronConfig", "NemotronForCausalLM")
+    model.config.rope_parameters["partial_rotary_factor"] = 1.0  # says so, but its frequencies were made before
+    _, left = check(model)
+    assert "turns a part of each head" in left["NemotronAttention"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_without_weights(dtype):
+    model = build("NanoChatConfig", "NanoChatForCausalLM")
+    _, left = check(model)
+    assert left.keys() == {"NanoChatAttention"}
+    norm = copy.deepcopy(model.model.norm)
+    x = torch.randn(6, 64).to(dtype)
+    assert norm(x).dtype == dtype
+    assert torch.equal(norm(x), iso.reductions.rms_norm(x, None, norm.eps))
+    assert not list(norm.parameters())
+    leaf = x.clone().requires_grad_()
+    norm(leaf).sum().backward()
+    assert leaf.grad.isfinite().all()
+    theirs = build("NanoChatConfig", "NanoChatForCausalLM").model.norm
+    torch.testing.assert_close(norm(x), theirs(x), rtol=1e-2, atol=1e-2)
+
+
+def test_a_position_bias_is_left_at_once():
+    sizes = {"d_model": 64, "d_ff": 100, "num_heads": 4, "d_kv": 16, "num_layers": 2}
+    report, left = check(build("T5Config", "T5EncoderModel", **sizes))
+    assert left.keys() == {"T5Attention"}
+    assert "position bias" in left["T5Attention"]
+    assert report.parts["attention"] == ()
+
+
+@pytest.mark.parametrize("act", ["gelu_pytorch_tanh", "gelu", "quick_gelu"])
+def test_gated_blocks_of_other_activations(act):
+    report, left = check(build("LlamaConfig", "LlamaForCausalLM", hidden_act=act, intermediate_size=200))
+    assert left.keys() == {"LlamaMLP"}
+    assert report.parts["activation"] == tuple(f"model.layers.{i}.mlp.act_fn" for i in range(2))
+
+
+def test_blocks_without_a_gate():
+    report, left = check(build("Starcoder2Config", "Starcoder2ForCausalLM", intermediate_size=200))
+    assert left == {}
+    assert len(report.parts["activation"]) == 2
+
+
+def test_the_window_s_error_names_caches_that_work():
+    model = build("MistralConfig", "MistralForCausalLM", sliding_window=8)
+    iso.convert(model)
+    with torch.no_grad():
+        want = model(IDS[:1]).logits
+        cache = static(model, 16)
+        with pytest.raises(OptionError, match=r"DynamicCache\(\) without a config, or a StaticCache no longer than"):
+            run(model, cache, 21)
+        for cache, n in ((transformers.DynamicCache(), 21), (static(model, 8), 8), (static(model, 5), 5)):
+            assert torch.equal(run(model, cache, n), want[:, :n])
+
+
+def run(model, cache, n):
+    return torch.cat([model(part, past_key_values=cache).logits for part in IDS[:1, :n].split(3, 1)], 1)
+
+
+def static(model, length):
+    return transformers.StaticCache(config=model.config, max_cache_len=length)

@@ -1,0 +1,194 @@
+"""Activations of converted models: one form for every element on the CPU; what is no function of elements is named."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import isogemm.torch as iso  # noqa: E402
+
+nn = torch.nn
+CONVERTED = [
+    nn.GELU(),
+    nn.GELU(approximate="tanh"),
+    nn.Sigmoid(),
+    nn.ELU(0.7),
+    nn.CELU(),
+    nn.SELU(),
+    nn.Mish(),
+    nn.Softplus(2.0, 3.0),
+    nn.LogSigmoid(),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows_that_differ(module, x):
+    whole = module(x)
+    return sum(not torch.equal(module(x[i : i + 1]), whole[i : i + 1]) for i in range(len(x)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_see_its_batch(dtype, count):
+    torch.set_num_threads(count)
+    x = (torch.randn(97, 157) * 3).to(dtype)  # more than a thread's share of gelu
+    for module in map(copy.deepcopy, CONVERTED):
+        report = iso.convert(module)
+        assert report.parts["activation"] == ("",)
+        assert report.left == {}
+        with torch.no_grad():
+            assert rows_that_differ(module, x) == 0
+            assert rows_that_differ(module, x.T.contiguous().T) == 0
+        assert torch.equal(module(x.clone().requires_grad_()), module(x))
+
+
+def test_torch_s_own_differ_somewhere():
+    """Else the tests above could not fail."""
+    x = torch.randn(97, 157) * 3
+    with torch.no_grad():
+        assert any(rows_that_differ(module, x) for module in CONVERTED)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_a_row(dtype):
+    torch.set_num_threads(3)
+    x, g = (torch.randn(400, 97).to(dtype) for _ in range(2))  # more than a thread's share of any
+    for module in map(copy.deepcopy, CONVERTED):
+        iso.convert(module)
+        leaf = x.clone().requires_grad_()
+        module(leaf).backward(g)
+        for rows in (slice(0, 1), slice(7, 8), slice(200, 233)):
+            part = x[rows].clone().requires_grad_()
+            module(part).backward(g[rows])
+            assert torch.equal(part.grad, leaf.grad[rows])
+        again = x.clone().requires_grad_()
+        module(again).backward(g.T.contiguous().T)  # another layout of the same numbers
+        assert torch.equal(again.grad, leaf.grad)
+
+
+def test_values_and_second_derivatives_are_torch_s():
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    for module in CONVERTED:
+        ours = copy.deepcopy(module)
+        iso.convert(ours)
+        assert isinstance(ours, type(module))
+        torch.testing.assert_close(ours(x), module(x))
+        assert torch.autograd.gradgradcheck(ours, x)
+    ours = nn.GELU()
+    iso.convert(ours)
+    for x in (torch.tensor(0.3), torch.empty(0, 4), torch.zeros(1, 0, requires_grad=True)):
+        assert ours(x).shape == x.shape
+    assert torch.equal(ours(input=torch.ones(3)), ours(torch.ones(3)))
+
+
+def test_a_model_without_silu():
+    """A Linear's width that is no multiple of a vector: gelu and sigmoid took the rest by another function."""
+    torch.set_num_threads(2)
+    model = nn.Sequential(nn.Linear(37, 41), nn.GELU(), nn.Linear(41, 13), nn.Sigmoid())
+    report = iso.convert(model)
+    assert report.converted == ("0", "1", "2", "3")
+    assert report.parts["activation"] == ("1", "3")
+    x = torch.randn(64, 37)
+    with torch.no_grad():
+        assert rows_that_differ(model, x) == 0
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(other(x), model(x))
+            assert rows_that_differ(other, x) == 0
+            assert other[1].place != model[1].place
+
+
+def test_compiled_they_have_the_eager_bits():
+    model = nn.Sequential(nn.GELU(), nn.Softplus())
+    iso.convert(model)
+    x = torch.randn(7, 37) * 3
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), model(x))
+        assert torch.equal(compiled(x.T.contiguous().T), model(x))
+
+
+class Gated(nn.Module):
+    """A function of elements that is nobody's."""
+
+    def forward(self, x):
+        return torch.sigmoid(1.5 * x) * x + nn.functional.gelu(x)
+
+
+class Pooled(nn.Module):
+    def forward(self, x):
+        return torch.sigmoid(x) * x.sum(-1, keepdim=True)
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift = [torch.linspace(0, 1, 16)]  # no buffer: only a run shows it
+
+    def forward(self, x):
+        return nn.functional.gelu(x + self.shift[0])
+
+
+def test_modules_of_others_are_known_by_what_they_call():
+    module = Gated()
+    assert iso.convert(module).converted == ("",)
+    assert type(module).__name__ == "Gated"
+    with torch.no_grad():
+        assert rows_that_differ(module, torch.randn(97, 157)) == 0
+    for left, why in (
+        (Pooled(), "calls sum"),
+        (Shifted(), "calls gelu"),
+        (nn.Softmax(-1), "calls _softmax"),
+        (nn.GLU(), "calls glu"),
+        (nn.ELU(inplace=True), "in place"),
+    ):
+        report = iso.convert(nn.Sequential(left))
+        assert report.converted == ()
+        assert why in report.left["0"]
+
+
+def test_what_has_one_form_stays_and_is_not_named():
+    for module in (nn.ReLU(), nn.Tanh(), nn.Softsign(), nn.LeakyReLU(), nn.Dropout(), nn.Identity(), nn.Flatten()):
+        report = iso.convert(nn.Sequential(module))
+        assert (report.converted, report.left) == ((), {})
+
+
+def test_reasons_and_parts():
+    module = nn.GELU()
+    module.forward = lambda x: nn.functional.gelu(x)
+    assert iso.convert(nn.Sequential(module)).left == {"0": "its forward method was replaced"}
+    model = nn.Sequential(nn.GELU(), nn.Sigmoid())
+    report = iso.convert(model, parts=("linear",))
+    assert report.left == dict.fromkeys(("0", "1"), "activation is not among the parts")
+    report = iso.convert(model, leave=("0",))
+    assert report.left == {"0": "in leave"}
+    assert report.converted == ("1",)
+    assert iso.convert(model).left == {"1": "isogemm's already, as it is"}
+
+
+def test_transformers_activations():
+    activations = pytest.importorskip("transformers.activations")
+    x = torch.randn(97, 157) * 3
+    for name in ("gelu", "gelu_10", "gelu_pytorch_tanh", "mish", "quick_gelu", "sqrtsoftplus"):
+        module = activations.ACT2FN[name]
+        want = module(x)
+        assert iso.convert(module).parts["activation"] == ("",), name
+        with torch.no_grad():
+            torch.testing.assert_close(module(x), want)
+            assert rows_that_differ(module, x) == 0
+    for name in ("relu2", "gelu_new", "gelu_fast", "laplace", "relu", "tanh"):  # operations that are exact each
+        module = activations.ACT2FN[name]
+        report = iso.convert(module)
+        assert (report.converted, report.left) == ((), {}), name
+        assert rows_that_differ(module, x) == 0

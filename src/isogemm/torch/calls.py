@@ -13,16 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch as dispatch
 
 from .. import api
 from ..contract.spec import Contract
-from ..errors import ContractError, IsogemmError
+from ..errors import ContractError, IsogemmError, OptionError
 from . import reductions
 from .attention_calls import scaled_dot_product_attention
 from .products import DTYPES
 
-__all__ = ["WHOLE", "aside", "attention", "folded", "layer_norm", "linear", "linear_direct", "rms_norm"]
+__all__ = ["WHOLE", "attention", "folded", "is_unseen", "layer_norm", "linear", "linear_direct", "rms_norm", "unseen"]
 
 Tensor = Any  # torch is untyped to mypy
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -31,7 +30,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def is_free(*tensors: Tensor | None) -> bool:
     """Whether a call may be replaced whole: torch's own tensors with memory, and no transform, trace or tangent."""
     for x in tensors:
-        if x is not None and (type(x) not in _PLAIN or x.dtype not in DTYPES or not (x.is_cpu or x.is_cuda)):
+        if x is not None and (
+            type(x) not in _PLAIN or x.dtype not in DTYPES or not (x.is_cpu or x.is_cuda) or x.is_nested
+        ):
             return False
     return not (
         torch._C._are_functorch_transforms_active()
@@ -63,6 +64,7 @@ def linear(func: Any, args: Any, kwargs: Any) -> Tensor:
     x, w, bias = (*args, *(kwargs[k] for k in ("input", "weight", "bias") if k in kwargs), None)[:3]
     if (
         type(x) is not torch.Tensor
+        or x.is_nested
         or bias is None
         or bias.dim() != 1
         or w.dim() != 2
@@ -83,7 +85,8 @@ def linear_direct(contract: Contract | None, args: Any, kwargs: Any) -> Tensor |
     x, w, bias = args if len(args) == 3 else (*args, None)
     dtype = x.dtype
     if (
-        w.dtype is not dtype
+        x.is_nested
+        or w.dtype is not dtype
         or (bias is not None and (bias.dtype is not dtype or bias.dim() != 1))
         or w.dim() != 2
         or x.dim() < 1
@@ -110,6 +113,21 @@ def attention(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | Non
         raise
     except IsogemmError:  # a shape, a size or a mask that it has not, and torch may have
         return None
+
+
+def is_unseen(name: str) -> bool:
+    """Whether an operator is attention of a forward pass, which comes when nobody above autograd has taken the call."""
+    return name.startswith("_scaled_dot_product") and torch._C._current_autograd_node() is None
+
+
+def unseen(name: str) -> OptionError:
+    """The error for attention in a scope that nobody above autograd has seen."""
+    return OptionError(
+        "attention under isogemm.torch.invariant()",
+        limit="calls that a scope sees: not inside of TorchScript, or where torch's function modes are off",
+        value=f"{name}, which torch chose unseen",
+        nearest="isogemm.torch.enable() for the process, or invariant(attention=False), which leaves it to torch",
+    )
 
 
 def rms_norm(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None:
@@ -165,16 +183,3 @@ WHOLE: dict[Any, tuple[Callable[[Contract | None, Any, Any], Any], str]] = {
     torch.nn.functional.layer_norm: (layer_norm, "layer_norm"),
     torch.layer_norm: (layer_norm, "layer_norm"),
 }
-
-
-class aside:
-    """No dispatch mode on this thread meanwhile: what a replaced call computes inside is its own."""
-
-    def __enter__(self) -> None:
-        self.modes: list[Any] = []
-        while torch._C._len_torch_dispatch_stack():
-            self.modes.append(dispatch._pop_mode())
-
-    def __exit__(self, *_: object) -> None:
-        while self.modes:
-            dispatch._push_mode(self.modes.pop())

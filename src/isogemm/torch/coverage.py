@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..contract.spec import ContractLike
-from .elementwise import EXACT, form, is_exact
+from .elementwise import EXACT, form, is_exact, per_element
 from .products import PRODUCTS, contained, is_composite, operands
-from .routing import _pushed, invariant, subclasses
+from .recorded import position
+from .routing import invariant, subclasses
 from .row_routing import REDUCTIONS
+from .stacks import pushed
+from .state import enabled
 
 __all__ = ["Coverage", "Row", "coverage"]
 
@@ -116,9 +120,10 @@ def coverage(
     backward: bool = False,
     rows: bool = True,
     attention: bool = True,
+    scope: bool | None = None,
     **options: Any,
 ) -> Coverage:
-    """Run a model once under `isogemm.torch.invariant` and list what it calls, with each operator's status.
+    """Run a model once and list what it calls, with each operator's status.
 
     Parameters
     ----------
@@ -126,6 +131,11 @@ def coverage(
         Called with `inputs` and `options`, in the caller's grad and inference modes.
     contract, rows, attention
         As in `isogemm.torch.invariant`.
+    scope : bool, optional
+        True runs it under `isogemm.torch.invariant`. False runs it as it is: then only operators of isogemm's modules
+        and functions are routed, and functions of elements of several forms on a CPU are not, outside of converted
+        activations. By default False for a module that `isogemm.torch.convert` has changed, which needs no scope, and
+        True for everything else and after `isogemm.torch.enable`.
     backward : bool
         Differentiate the floating-point results too, with respect to the module's parameters and to the inputs that
         require grad; no ``.grad`` is written. (A function may also call ``backward()`` itself.)
@@ -139,16 +149,39 @@ def coverage(
     ContractError
         As `isogemm.torch.invariant`. Errors of the model pass through.
     """
-    with invariant(contract, rows=rows, attention=attention) as scope:
-        recorder = _Recorder(scope)
-        with _pushed(recorder):
+    if scope is None:
+        scope = enabled() or not _converted(model_or_function)
+    routing = invariant(contract, rows=rows, attention=attention)
+    routing._listing = True
+    recorder = _Recorder(routing, rows and scope)
+    hooks = [] if scope else _watched(model_or_function, recorder)
+    try:
+        with routing if scope else nullcontext(), pushed(recorder):
             results = model_or_function(*inputs, **options)
             if backward:
                 _differentiate(model_or_function, [*inputs, *options.values()], results)
+    finally:
+        for hook in hooks:
+            hook.remove()
     found = [Row(op, dtype, phase, status, n, why) for (op, dtype, phase, status, why), n in recorder.calls.items()]
-    found += [Row(name, dtype, "forward", ROUTED, n, "replaced whole") for (name, dtype), n in scope._whole.items()]
+    found += [Row(name, dtype, "forward", ROUTED, n, "replaced whole") for (name, dtype), n in routing._whole.items()]
     found.sort(key=lambda row: (row.status != NOT_ROUTED, row.status != ROUTED, -row.count, row.op))
     return Coverage(tuple(found))
+
+
+def _converted(model: Any) -> list[Any]:
+    """The modules of isogemm's in a model."""
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return [m for m in modules if any(kind.__module__.startswith("isogemm.") for kind in type(m).__mro__)]
+
+
+def _watched(model: Any, recorder: _Recorder) -> list[Any]:
+    """Hooks that tell the recorder when a converted activation runs, whose elements come in whole vectors."""
+    found = [m for m in _converted(model) if getattr(m, "part", "") == "activation"]
+    return [
+        *(m.register_forward_pre_hook(recorder.enter) for m in found),
+        *(m.register_forward_hook(recorder.leave, always_call=True) for m in found),
+    ]
 
 
 def _differentiate(model: Any, inputs: list[Any], results: Any) -> None:
@@ -166,10 +199,28 @@ def _differentiate(model: Any, inputs: list[Any], results: Any) -> None:
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Sees every operator before the products' mode does."""
 
-    def __init__(self, scope: invariant) -> None:
+    def __init__(self, scope: invariant, rows: bool) -> None:
         super().__init__()
-        self.scope = scope
+        self.scope, self.rows = scope, rows
+        self.inside: list[int] = []  # where converted activations that run now began, in the order of recorded nodes
+        self.nodes: list[tuple[int, int]] = []  # what the others recorded
         self.calls: Counter[tuple[str, str, str, str, str]] = Counter()
+
+    def enter(self, module: Any, args: Any) -> None:
+        """Before a converted activation."""
+        self.inside.append(position())
+
+    def leave(self, module: Any, args: Any, result: Any) -> None:
+        """After it: its gradients are computed in whole vectors too."""
+        self.nodes.append((self.inside.pop(), position()))
+
+    def whole(self) -> bool:
+        """Whether functions of elements get whole vectors now."""
+        node = torch._C._current_autograd_node()
+        if self.rows or node is None:
+            return self.rows or bool(self.inside)
+        place = node._sequence_nr()
+        return any(first <= place < last for first, last in self.nodes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -177,7 +228,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             return NotImplemented
         known = func in PRODUCTS or func in REDUCTIONS or func is torch.ops.aten.scaled_dot_product_attention.default
         if not known and func.namespace == "aten" and is_composite(func):
-            with _pushed(self):
+            with pushed(self):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -188,15 +239,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         shown = operands((*tensors, result))[:1]
         dtype = str(shown[0].dtype).removeprefix("torch.") if shown else "-"
         phase = "forward" if torch._C._current_autograd_node() is None else "backward"
-        status = _status(func, routed, tensors, args, kwargs, self.scope.rows)
+        exact = bool(tensors) and not any(_inexact(x) for x in (*tensors, *torch.utils._pytree.tree_leaves(result)))
+        status = _status(func, routed, exact, tensors, args, kwargs, self.whole())
         self.calls[(str(func), dtype, phase, *status)] += 1
         return result
 
 
-def _status(func: Any, routed: bool, tensors: list[Any], args: Any, kwargs: Any, rows: bool) -> tuple[str, str]:
+def _inexact(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _status(
+    func: Any, routed: bool, exact: bool, tensors: list[Any], args: Any, kwargs: Any, whole: bool
+) -> tuple[str, str]:
     """A call's status and what it rests on. What is not known to be safe is not routed."""
     name = func._overloadpacket.__name__
-    exact = bool(tensors) and not any(x.is_floating_point() or x.is_complex() for x in tensors)
     if func.namespace == "isogemm":
         return ROUTED, "isogemm's own operator"
     if func.namespace != "aten":
@@ -213,7 +270,10 @@ def _status(func: Any, routed: bool, tensors: list[Any], args: Any, kwargs: Any,
         return ELEMENTWISE, "moves or compares"
     if exact:
         return ELEMENTWISE, "exact in integers"
-    kind = form(func)
+    if any(x.is_nested for x in tensors):
+        return NOT_ROUTED, "nested tensors are torch's"
+    of_lists = name.startswith("_foreach_") and per_element(name) is not None
+    kind = "blocked" if of_lists else form(func)
     if not kind:
         return NOT_ROUTED, "reduction, or unknown"
     bare = name.rstrip("_")
@@ -221,6 +281,6 @@ def _status(func: Any, routed: bool, tensors: list[Any], args: Any, kwargs: Any,
         return ELEMENTWISE, "elementwise"
     if not any(x.is_cpu for x in tensors):
         return ELEMENTWISE, "elementwise"
-    if rows and not any(x.is_complex() for x in tensors):
+    if whole and not any(x.is_complex() for x in tensors):
         return ELEMENTWISE, "elementwise, in whole vectors"
     return NOT_ROUTED, "elementwise, but of several forms on a CPU"

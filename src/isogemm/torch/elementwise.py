@@ -60,17 +60,20 @@ def form(func: Any) -> str:
     return "exact" if name in EXACT and name not in _LOOKED_AT else "blocked"
 
 
+def per_element(name: str) -> Any:
+    """The operator that one of lists (``_foreach_sigmoid``) repeats, where its elements are a matter of `blocked`."""
+    packet = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
+    found = packet is not None and any(form(getattr(packet, x)) == "blocked" for x in packet.overloads())
+    return packet if found else None
+
+
 def is_exact(name: str, args: Any, kwargs: Any) -> bool:
     """Whether one call of an operator in `_LOOKED_AT` is one operation."""
     if name == "pow":
         return type(args[1]) in (int, float) and args[1] in _POWERS
     if name == "rsqrt":
         return bool(args[0].dtype is torch.float32)
-    return (not kwargs and len(args) < 3) or kwargs.get("alpha", 1) == 1 or _wide(args)
-
-
-def _wide(args: Any) -> bool:
-    return not any(isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16) for x in args)
+    return bool((args[2] if len(args) > 2 else kwargs.get("alpha", 1)) == 1)
 
 
 def _pieces(numel: int, name: str) -> int:
@@ -105,8 +108,12 @@ def blocked(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if not tensors:
         return call(*args, **kwargs)
     first = tensors[0]
+    if not first.is_cpu or any(x.is_nested for x in tensors):
+        return call(*args, **kwargs)
+    if first.dtype not in _FLOATS:
+        return _of_integers(name, call, args, kwargs)
     numel = first.numel()
-    if not first.is_cpu or numel == 0 or first.dtype not in _FLOATS:
+    if numel == 0:
         return call(*args, **kwargs)
     whole = numel % _STEP == 0 and numel % _pieces(numel, name) == 0
     if whole and not kwargs:
@@ -119,6 +126,16 @@ def blocked(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return _flat(name, call, args, kwargs, tensors)
 
 
+def _of_integers(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """An operator whose first tensor has no floating-point dtype: torch converts it piece by piece where it has to."""
+    if name.endswith("_") or kwargs:
+        return call(*args, **kwargs)
+    none = call(*[x.new_empty((0,) * min(x.dim(), 1)) if isinstance(x, torch.Tensor) else x for x in args])
+    if none.dtype not in _FLOATS:
+        return call(*args)
+    return blocked(name, call, [x.to(none.dtype) if isinstance(x, torch.Tensor) else x for x in args], kwargs)
+
+
 def _flat(name: str, call: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
     """The same on flat copies that end behind the last element."""
     stacked = any(x.dim() for x in tensors)  # else all are scalars, and stay equal in rank
@@ -126,7 +143,7 @@ def _flat(name: str, call: Callable[..., Any], args: Any, kwargs: Any, tensors: 
     if any(x.shape != shape for x in tensors):
         shape = torch.broadcast_shapes(*(x.shape for x in tensors))
     numel = shape.numel()
-    if numel == 0:
+    if numel == 0 or (name.endswith("_") and shape != args[0].shape):  # torch's own error: its memory cannot grow
         return call(*args, **kwargs)
     total = _filled(numel, name)
 

@@ -57,7 +57,8 @@ def enable(contract: ContractLike | None = None, *, rows: bool = True, attention
         if Process.library is None:
             Process.library = _registered(rows, attention)
             Process.options = (rows, attention)
-            torch.compiler.set_stance("force_eager")
+            if Process.stance is None:
+                Process.stance = torch.compiler.set_stance("force_eager")
         Process.contract = chosen
 
 
@@ -67,7 +68,16 @@ def disable() -> None:
         if Process.library is not None:
             library, Process.library = Process.library, None
             library._destroy()
-            torch.compiler.set_stance("default")
+            stance, Process.stance = Process.stance, None
+            _give_back(stance)
+
+
+def _give_back(stance: Any) -> None:
+    """The compiler's stance of before, unless the program has chosen another one since."""
+    from torch._dynamo import eval_frame
+
+    if getattr(eval_frame, "_stance", stance.stance) == stance.stance:
+        stance.__exit__(None, None, None)
 
 
 def _registered(rows: bool, attention: bool) -> Any:

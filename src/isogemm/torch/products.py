@@ -43,6 +43,7 @@ def _outside(args: Any) -> list[Any] | None:
                 or dtype not in DTYPES
                 or not (x.is_cpu or x.is_cuda)
                 or x.layout is not torch.strided
+                or x.is_nested
             ):
                 return None
             if x.requires_grad:

@@ -26,10 +26,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..contract.spec import Contract, ContractLike, as_contract
 from ..errors import OptionError
 from . import calls
-from .elementwise import blocked, form
+from .elementwise import blocked, form, per_element
 from .process import disable, enable
 from .products import PRODUCTS, contained, is_composite, operands, replaced
-from .row_routing import REDUCTIONS, reduced
+from .recorded import BACKWARD, differentiated, mark, position
+from .row_routing import REDUCTIONS, is_whole, reduced
+from .stacks import aside, pushed, removed
 from .state import active, enabled
 
 __all__ = ["active", "disable", "enable", "enabled", "invariant"]
@@ -38,7 +40,6 @@ Tensor = Any  # torch is untyped to mypy
 _infra, _KEYS = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
 _is_grad_enabled, _is_compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
 _no_dispatch = torch._C._DisableTorchDispatch
-_SEQUENCES = (tuple, list)
 _depth, _mode_at = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_stack_at
 
 
@@ -62,6 +63,10 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.contract, self.strict, self.rows, self.attention = contract, strict, rows, attention
         self.count = 0  # of what was routed
+        self.refused: OptionError | None = None  # TorchScript makes another error of it, without its text
+        self.listing = False  # for `coverage`, which has no errors of its own
+        self.own = 0  # of what was replaced above autograd: its gradient is isogemm's anywhere
+        self.shown = 0  # calls of torch's that the function mode has seen and left to torch, and that run now
         self.routed: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
         self.whole: Counter[tuple[str, str]] = Counter()  # calls that were replaced above autograd, with their dtype
@@ -87,12 +92,16 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
     def reduction(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
         if not self.rows:
             return entry.func(*args, **kwargs)
-        if not args[0].is_floating_point():
+        if is_whole(entry.function, args, kwargs):
             return entry.func(*args, **kwargs)  # of integers: exact in any order
         return self._counted(entry, reduced(entry.function, args, kwargs), args, kwargs)
 
     def elements(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
-        return blocked(entry.name, entry.func, args, kwargs) if self.rows else entry.func(*args, **kwargs)
+        if not self.rows:
+            return entry.func(*args, **kwargs)
+        if any(isinstance(x, torch.Tensor) and x.is_nested for x in args):
+            self._note(f"{entry.name} of nested tensors")
+        return blocked(entry.name, entry.func, args, kwargs)
 
     def attended(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
         """scaled_dot_product_attention as one operator: in inference mode."""
@@ -104,12 +113,27 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
 
     def composite(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
         """An operator made of others, which comes whole in inference mode."""
-        with _pushed(self):
+        with pushed(self):
             result = entry.func.decompose(*args, **kwargs)
         return entry.func(*args, **kwargs) if result is NotImplemented else result
 
+    def each(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+        """An operator on lists, whose kernel on a CPU is a loop: the same loop, in which this mode sees each call."""
+        tensors = next((x for x in args if isinstance(x, (list, tuple))), ())
+        if not self.rows or "out" in kwargs or not tensors or not tensors[0].is_cpu:
+            return entry.func(*args, **kwargs)
+        with pushed(self):
+            results = [
+                entry.function(*(x[i] if isinstance(x, (list, tuple)) else x for x in args), **kwargs)
+                for i in range(len(tensors))
+            ]
+        return None if entry.name.endswith("_") else results
+
     def contained(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
         """An operator with products inside its kernel."""
+        if self.attention and not self.listing and not self.shown and calls.is_unseen(entry.name):
+            self.refused = calls.unseen(entry.name)
+            raise self.refused
         self._note(entry.name)
         return entry.func(*args, **kwargs)
 
@@ -169,6 +193,8 @@ def _learn(func: Any) -> _Entry | None:
             entry = _Entry(_Products.attended, func, None, name, True)
         elif is_composite(func):
             entry = _Entry(_Products.composite, func, None, name, False)
+        elif name.startswith("_foreach_") and (each := per_element(name)) is not None:
+            entry = _Entry(_Products.each, func, each, name, False)
         elif contained(name):
             entry = _Entry(_Products.contained, func, None, str(func).removeprefix("aten."), False)
         elif form(func) == "blocked":
@@ -191,16 +217,18 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]
         if _is_compiling():
             raise _compiled()
         taken = _TAKEN.get(func)
-        if taken is None and not _is_grad_enabled():
+        is_recording = _is_grad_enabled()
+        if taken is None and not is_recording:
             return func(*args, **kwargs) if kwargs else func(*args)
         products, kwargs = self.products, kwargs or {}
-        before = products.count
+        count, own, start = products.count, products.own, position()
         result = func(*args, **kwargs) if taken is None else taken(self, func, args, kwargs)
-        if products.count != before and _is_grad_enabled():
-            for x in result if isinstance(result, _SEQUENCES) else (result,):
-                if isinstance(x, torch.Tensor) and x.grad_fn is not None:
-                    x.grad_fn.register_prehook(_inside)
+        if is_recording and products.own == own and (products.rows or products.count != count):
+            mark(func, result, start)
         return result
+
+    def differentiated(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return differentiated(self, func, args, kwargs)
 
     def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._is_top() and not (_is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in args)):
@@ -214,20 +242,28 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]
 
     def folded(self, func: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = calls.folded(args, kwargs)
-        return func(*args, **kwargs)
+        return self._left(func, args, kwargs)
+
+    def _left(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.products.shown += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.products.shown -= 1
 
     def whole(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call that isogemm computes as one, gradients included."""
         products, (function, name) = self.products, calls.WHOLE[func]
         wanted = products.attention if function is calls.attention else products.rows
         if wanted and not _is_traced():
-            with calls.aside():
+            with aside():
                 result = function(products.contract, args, kwargs)
             if result is not None:
+                products.own += 1
                 products.routed[name] += 1
                 products.whole[name, str(result.dtype).removeprefix("torch.")] += 1
                 return result
-        return func(*args, **kwargs)
+        return self._left(func, args, kwargs)
 
     def _is_top(self) -> bool:
         """Whether nobody looks at operators but this scope."""
@@ -239,6 +275,7 @@ _TAKEN: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.linear: _Calls.linear,
     torch.nn.functional.multi_head_attention_forward: _Calls.folded,
     **dict.fromkeys(calls.WHOLE, _Calls.whole),
+    **dict.fromkeys(BACKWARD, _Calls.differentiated),
 }
 
 
@@ -255,17 +292,6 @@ def subclasses(types: Any) -> bool:
     return any(kind is not torch.Tensor and kind is not torch.nn.Parameter for kind in types)
 
 
-def _inside(gradients: Any) -> None:
-    """Run by autograd before a recorded product's node."""
-    if not active():
-        raise OptionError(
-            "backward of what was recorded under isogemm.torch.invariant()",
-            limit="a backward that is routed too",
-            value="backward() outside of it",
-            nearest="call backward() inside the `with`, or isogemm.torch.enable() for the process",
-        )
-
-
 def _compiled() -> OptionError:
     return OptionError(
         "torch.compile, export or a trace under isogemm.torch.invariant()",
@@ -273,31 +299,6 @@ def _compiled() -> OptionError:
         value="a function that is being compiled",
         nearest="isogemm.torch.convert(module), whose products a compiler keeps, outside of invariant()",
     )
-
-
-class _pushed:
-    """A dispatch mode on this thread's stack, without the process-wide flags that ``with mode`` sets as well."""
-
-    def __init__(self, mode: TorchDispatchMode) -> None:
-        self.mode = mode
-
-    def __enter__(self) -> None:
-        dispatch._push_mode(self.mode)
-
-    def __exit__(self, *_: object) -> None:
-        _remove(self.mode, torch._C._len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode)
-
-
-def _remove(mode: Any, length: Callable[[], int], pop: Callable[[], Any], push: Callable[[Any], None]) -> None:
-    """Take one mode off a stack of this thread, wherever it lies: two generators need not leave in order."""
-    above = []
-    while length():
-        top = pop()
-        if top is mode:
-            break
-        above.append(top)
-    for other in reversed(above):
-        push(other)
 
 
 class invariant(_DecoratorContextManager):  # type: ignore[misc]
@@ -349,7 +350,8 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
             raise _compiled()
         self.contract = None if contract is None else as_contract(contract)
         self.strict, self.rows, self.attention = strict, rows, attention
-        self._entered: list[tuple[int, _Products, _Calls]] = []
+        self._entered: dict[int, list[tuple[_Products, _Calls]]] = {}  # by thread, each of which changes its own alone
+        self._listing = False
         self.routed: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
         self._whole: Counter[tuple[str, str]] = Counter()
@@ -371,22 +373,27 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
     def __enter__(self) -> invariant:
         products = _Products(self.contract, self.strict, self.rows, self.attention)
         products.routed, products.passed, products.whole = self.routed, self.passed, self._whole
+        products.listing = self._listing
         functions = _Calls(products)
         dispatch._push_mode(products)
         overrides._push_mode(functions)
-        self._entered.append((threading.get_ident(), products, functions))
+        self._entered.setdefault(threading.get_ident(), []).append((products, functions))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: Any, error: Any, _trace: Any) -> None:
         thread = threading.get_ident()
-        mine = [i for i, (owner, _p, _c) in enumerate(self._entered) if owner == thread]
+        mine = self._entered.get(thread)
         if not mine:
             raise OptionError(
                 "leaving isogemm.torch.invariant()",
                 limit="the thread that entered it",
-                value="another thread",
+                value="another thread; the scope stays in force on its own",
                 nearest="enter and leave the scope on one thread",
             )
-        _owner, products, functions = self._entered.pop(mine[-1])
-        _remove(functions, torch._C._len_torch_function_stack, overrides._pop_mode, overrides._push_mode)
-        _remove(products, torch._C._len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode)
+        products, functions = mine.pop()
+        if not mine:
+            del self._entered[thread]
+        removed(functions, torch._C._len_torch_function_stack, overrides._pop_mode, overrides._push_mode)
+        removed(products, torch._C._len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode)
+        if products.refused is not None and error is not None and error is not products.refused:
+            raise products.refused from error

@@ -17,11 +17,11 @@ import torch
 
 from .. import api
 from ..backends.cuda.row_sums import columns, table
-from ..errors import DeviceError, DTypeError
+from ..errors import DeviceError, DTypeError, OptionError
 from .products import DTYPES
 from .row_calls import FORWARD
 
-__all__ = ["REDUCTIONS", "reduced"]
+__all__ = ["REDUCTIONS", "is_whole", "reduced"]
 
 Tensor = Any  # torch is untyped to mypy
 _FLOAT32 = torch.float32
@@ -47,16 +47,27 @@ def _elements(kind: str) -> Callable[..., Tensor]:
     return call
 
 
-def _softmax_backward(dy: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
+def _of_rows(gradient: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A gradient along any dimension; a number is a row of one."""
+
+    def call(dy: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
+        if y.dim() == 0:
+            return gradient(dy.reshape(1), y.reshape(1)).to(dtype).reshape(())
+        return gradient(dy.movedim(dim, -1), y.movedim(dim, -1)).to(dtype).movedim(-1, dim)
+
+    return call
+
+
+def _softmax_backward(dy: Tensor, y: Tensor) -> Tensor:
     """``p * (dy - sum(p * dy))`` for the result p."""
-    p, dy = y.movedim(dim, -1).float(), dy.movedim(dim, -1).float()
-    return (p * (dy - _along("sum", p * dy))).to(dtype).movedim(-1, dim)
+    p, dy = y.float(), dy.float()
+    return p * (dy - _along("sum", p * dy))
 
 
-def _log_softmax_backward(dy: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
+def _log_softmax_backward(dy: Tensor, y: Tensor) -> Tensor:
     """``dy - softmax(y) * sum(dy)`` for the result y: its exponential by the pinned exp."""
-    p, dy = FORWARD["softmax"](y.movedim(dim, -1), out_dtype=_FLOAT32), dy.movedim(dim, -1).float()
-    return (dy - p * _along("sum", dy)).to(dtype).movedim(-1, dim)
+    p, dy = FORWARD["softmax"](y, out_dtype=_FLOAT32), dy.float()
+    return dy - p * _along("sum", dy)
 
 
 def _total(kind: str) -> Callable[..., Tensor | None]:
@@ -227,15 +238,40 @@ def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = Non
     return FORWARD["rms_norm"](_flat(x, shape), weight, eps=eps, out_dtype=None).view(x.shape)
 
 
+def is_whole(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a reduction is one of integers into integers, which is exact in any order."""
+    x, dtype = args[0], _wanted(kwargs)
+    return function is _sum and not any(d.is_floating_point or d.is_complex for d in (x.dtype, dtype or x.dtype))
+
+
+def _wanted(kwargs: Any) -> Any:
+    """The dtype that a reduction is asked for, by name or by `out`."""
+    out = kwargs.get("out")
+    return kwargs.get("dtype") or (None if out is None else out.dtype)
+
+
+def _floating(function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
+    """Integers as the numbers that torch adds up for them, rounded to float32 once; None where it adds up others."""
+    if args[0].dtype.is_complex:
+        return None
+    if function is _logsumexp:
+        return args[0].float() if torch.get_default_dtype() is _FLOAT32 else None
+    return args[0].float() if function in _WHOLE and _wanted(kwargs) in DTYPES else None
+
+
 def reduced(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The result of one aten operator, or None where the operands are not isogemm's."""
     found = []
     for x in args:
         if isinstance(x, torch.Tensor):
-            if not (x.is_cpu or x.is_cuda) or x.layout is not torch.strided:
+            if not (x.is_cpu or x.is_cuda) or x.layout is not torch.strided or x.is_nested:
                 return None
-            if x.dtype not in DTYPES and x is args[0]:
-                return None
+            if x is args[0] and x.dtype not in DTYPES:
+                x = None if x.is_floating_point() else _floating(function, args, kwargs)
+                if x is None:
+                    return None
+                if function in _WHOLE:
+                    kwargs = {**kwargs, "dtype": _wanted(kwargs)}
             x = x.detach()
         found.append(x)
     out = kwargs.get("out")
@@ -247,7 +283,7 @@ def reduced(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return None
     try:
         result = function(*found, **kwargs)
-    except (DeviceError, DTypeError):  # another device of one call, or an integer weight: torch's own error
+    except (DeviceError, DTypeError, OptionError):  # mixed devices, an integer weight, an eps below 0: torch's to judge
         return None
     if out is None or result is None:
         return result
@@ -266,8 +302,8 @@ def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
         "_softmax.out": _elements("softmax"),
         "_log_softmax": _elements("log_softmax"),
         "_log_softmax.out": _elements("log_softmax"),
-        "_softmax_backward_data": _softmax_backward,
-        "_log_softmax_backward_data": _log_softmax_backward,
+        "_softmax_backward_data": _of_rows(_softmax_backward),
+        "_log_softmax_backward_data": _of_rows(_log_softmax_backward),
         "sum": _sum,
         "sum.dim_IntList": _sum,
         "sum.IntList_out": _sum,

@@ -19,6 +19,7 @@ class Process:
     library: Any = None
     options: tuple[bool, bool] = (True, True)  # rows, attention
     contract: Contract | None = None
+    stance: Any = None  # torch's compiler's, which knows the one before
 
 
 def active() -> bool:

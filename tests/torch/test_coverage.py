@@ -10,6 +10,7 @@ from isogemm.errors import ContractError
 
 torch = pytest.importorskip("torch")
 
+import isogemm.torch  # noqa: E402
 from isogemm.torch.coverage import ELEMENTWISE, NOT_ROUTED, ROUTED, coverage  # noqa: E402
 
 F = torch.nn.functional
@@ -165,6 +166,41 @@ def test_operators_of_others_are_not_vouched_for():
 
     report = coverage(lambda: doubled(torch.ones(3)))
     assert statuses(report)["isogemm_tests.doubled.default"] == NOT_ROUTED
+
+
+def test_a_model_as_it_runs_without_a_scope():
+    """A function of elements in a converted model's own code is torch's; a converted activation is not."""
+    model, x = Mlp(), torch.randn(3, 5, 16)
+    bare = coverage(model, x, scope=False)
+    assert ops(bare, NOT_ROUTED) == {"addmm", "gelu", "native_layer_norm"}
+    isogemm.torch.convert(model)
+    report = coverage(model, x, backward=True)
+    assert ops(report, NOT_ROUTED) == {"gelu", "gelu_backward"}, str(report)
+    assert {row.why for row in report.not_routed} == {"elementwise, but of several forms on a CPU"}
+    assert not coverage(model, x, backward=True, scope=True).not_routed
+    assert not coverage(lambda x: model(x), x).not_routed  # a function runs in a scope
+    model = torch.nn.Sequential(torch.nn.Linear(16, 9), torch.nn.GELU(), torch.nn.Linear(9, 5), torch.nn.Sigmoid())
+    assert ops(coverage(model, x, scope=False), NOT_ROUTED) == {"addmm", "gelu", "sigmoid"}
+    report = isogemm.torch.convert(model)
+    assert not report.left
+    report = coverage(model, x, backward=True)
+    assert not report.not_routed, str(report)
+    assert {"isogemm.linear.default", "aten.gelu.default", "aten.gelu_backward.default"} <= set(statuses(report))
+    tail = torch.nn.functional.silu
+    model.register_forward_hook(lambda module, args, y: tail(y))
+    assert ops(coverage(model, x), NOT_ROUTED) == {"silu"}
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_after_enable_a_converted_model_is_described_as_routed():
+    model = Mlp()
+    isogemm.torch.convert(model)
+    isogemm.torch.enable()
+    try:
+        assert not coverage(model, torch.randn(3, 16)).not_routed
+    finally:
+        isogemm.torch.disable()
 
 
 def test_errors_pass_and_leave_nothing_behind():

@@ -106,7 +106,32 @@ def test_a_model_without_silu():
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(other(x), model(x))
             assert rows_that_differ(other, x) == 0
-            assert other[1].place != model[1].place
+
+
+def test_blocks_compiled_one_by_one_share_their_code():
+    blocks = [nn.Sequential(nn.GELU(), Gated()) for _ in range(12)]  # more than torch compiles of one function
+    for block in blocks:
+        iso.convert(block)
+    x = torch.randn(5, 37)
+    calls = []
+    blocks[0][0].register_forward_hook(lambda *args: calls.append(0))
+    with torch.no_grad():
+        want = [block(x) for block in blocks]
+        assert len(calls) == 1
+        for block, y in zip(blocks[1:], want[1:], strict=True):
+            assert torch.equal(torch.compile(block, fullgraph=True, backend="aot_eager")(x), y)
+
+
+def test_a_state_that_changes_is_seen_by_compiled_code():
+    model = nn.Sequential(nn.Softplus(), Shift0())
+    iso.convert(model)
+    x = torch.randn(5, 37)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), model(x))
+        before, model[0].beta = model(x), 3.0
+        assert not torch.equal(model(x), before)
+        assert torch.equal(compiled(x), model(x))
 
 
 def test_compiled_they_have_the_eager_bits():
@@ -124,6 +149,15 @@ class Gated(nn.Module):
 
     def forward(self, x):
         return torch.sigmoid(1.5 * x) * x + nn.functional.gelu(x)
+
+
+class Shift0(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift = [0.5]  # no plain number: a place of its own
+
+    def forward(self, x):
+        return torch.sigmoid(x + self.shift[0])
 
 
 class Pooled(nn.Module):

@@ -7,8 +7,10 @@ is seen in a run of their own forward method, so that modules of any library are
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
+import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +27,11 @@ from .ops import Tensor
 __all__ = ["Activation", "known"]
 
 _FILL = 0.5  # in every function's domain
-_KEPT: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# What the operator that compilers see calls. Modules of one class and one state share a place, so that compiled blocks
+# of a model share their code; the others have one each.
+_OWN: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_SHARED: dict[Any, int] = {}
+_STAND_INS: dict[int, Any] = {}
 _PLACES = itertools.count()
 
 _UNTAGGED = frozenset({"log_sigmoid_forward"})  # it returns what its gradient needs, too
@@ -63,14 +69,44 @@ class Activation(Converted):
         return torch.ops.isogemm.activation(x, self.place)
 
     def keep(self) -> None:
-        """Let the operator that compilers see find this module."""
-        vars(self)["place"] = place = next(_PLACES)
-        _KEPT[place] = self
+        """Let the operator that compilers see find this module, or one like it."""
+        key = _state(self)
+        place = _SHARED.get(key) if key is not None else None
+        if place is None:
+            place = next(_PLACES)
+            if key is None:
+                _OWN[place] = self
+            else:
+                _SHARED[key], _STAND_INS[place] = place, stand_in(self)
+        vars(self)["place"] = place
 
     def __setstate__(self, state: Any) -> None:
-        """Copied or loaded: found by a number of its own."""
+        """Copied or loaded, perhaps by another process."""
         super().__setstate__(state)  # type: ignore[misc]
         self.keep()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """With another state it is another function, which compiled code has to notice."""
+        super().__setattr__(name, value)
+        if "place" in vars(self) and not name.startswith("_"):
+            self.keep()
+
+
+def _state(module: Any) -> Any:
+    """A module's class and attributes as a key; None where an attribute is none of the plain types."""
+    inner = vars(torch.nn.Module()).keys() | {"place"}
+    state = {name: _value(x) for name, x in vars(module).items() if name not in inner}
+    return None if None in state.values() else (type(module), *sorted((name, *value) for name, value in state.items()))
+
+
+def _value(x: Any) -> Any:
+    if x is None or isinstance(x, (bool, int, float, str)):
+        return type(x).__name__, repr(x)
+    if isinstance(x, functools.partial):
+        inside = [_value(y) for y in (x.func, *x.args, *x.keywords.values())]
+        return None if None in inside else ("partial", repr(sorted(x.keywords)), repr(inside))
+    is_global = isinstance(x, (types.FunctionType, types.BuiltinFunctionType)) and "<locals>" not in x.__qualname__
+    return (str(x.__module__), x.__qualname__) if is_global else None
 
 
 @torch.library.custom_op(  # type: ignore[untyped-decorator]
@@ -78,7 +114,8 @@ class Activation(Converted):
 )
 def _activation(x: Tensor, place: int) -> Tensor:
     """An activation as an operator, so that a compiled model has the bits of an eager one."""
-    y: Tensor = _KEPT[place](x)
+    module = _STAND_INS[place] if place in _STAND_INS else _OWN[place]
+    y: Tensor = module.forward(x)
     return y.contiguous()
 
 
@@ -115,7 +152,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.shape, self.seen = shape, _Seen()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._overloadpacket.__name__.rstrip("_")
         kind = "blocked" if name in _UNTAGGED else form(func)

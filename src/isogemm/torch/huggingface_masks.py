@@ -137,7 +137,8 @@ def visible(packed: Tensor | None, length: int, queries: int, is_causal: bool) -
     offset = rows - 2 if kind == 1 and rows > 1 else None
     if size == 0:
         return Visible(causal=offset is not None, offset=offset)
-    start, stop = packed[:, 0, 0, :HEADER].view(torch.int32)[:, :2].unbind(-1)
+    bounds = packed[:, 0, 0, :HEADER].view(torch.int32)[:, :2]
+    start, stop = bounds.t().contiguous().unbind(0)  # side by side, as kernels read them: one copy for both
     table = None
     if size > HEADER:
         shown = packed[:, :1] if kind == 2 else packed[:, :1, :1]

@@ -6,6 +6,8 @@ object as it is. Gradients of parameters go to ``.grad``, or to float32 buffers 
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from typing import Any, ClassVar
 
 import torch
@@ -144,9 +146,12 @@ class Merging(Converted):
     """
 
     merges: ClassVar[tuple[str, ...]] = ()
+    merged_number: int
 
     def merge(self) -> bool:
         """Merge, or merge again after the parameters got new memory. False where the layers do not fit."""
+        # torch traces no addresses, and 2.11 takes no module for a constant: while it compiles it asks by number.
+        torch.compiler.assume_constant_result(_is_whole_now)
         layers = self._layers()
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         if len({(w.dtype, w.device, w.shape[1]) for w in weights}) > 1 or weights[0].is_meta:
@@ -161,6 +166,8 @@ class Merging(Converted):
                 for p, place in zip(parts, whole.split([len(p) for p in parts]), strict=True):
                     p.data = place
             self.register_buffer(f"merged_{name}", whole, persistent=False)  # type: ignore[attr-defined]
+        self.merged_number = next(_numbers)
+        _merged[self.merged_number] = self
         return True
 
     def _layers(self) -> list[Any]:
@@ -173,7 +180,7 @@ class Merging(Converted):
         whole = buffers.get("merged_weight")
         if whole is None or torch.is_grad_enabled():
             return [layer(x) for layer in layers]
-        if not torch.compiler.is_compiling() and not _is_whole(self):  # a compiler has no addresses to compare
+        if not (_is_whole_now(self.merged_number) if torch.compiler.is_compiling() else _is_whole(self)):
             return [layer(x) for layer in layers]
         for layer in layers:
             if layer._forward_hooks or layer._forward_pre_hooks:  # they wait for the layer's own call
@@ -196,6 +203,15 @@ class Merging(Converted):
         if was:
             self.merge()
         return found
+
+
+_numbers = itertools.count()
+_merged: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def _is_whole_now(number: int) -> bool:
+    """`_is_whole` of the module with that number."""
+    return _is_whole(_merged[number])
 
 
 def _is_whole(module: Any) -> bool:

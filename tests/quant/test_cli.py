@@ -13,7 +13,7 @@ from tests.quant.test_blocks import same
 from typer.testing import CliRunner
 
 import isogemm
-from isogemm.cli import app
+from isogemm.cli import app, main
 from isogemm.errors import FormatError, OptionError, ShapeError
 from isogemm.quant import load
 
@@ -93,3 +93,34 @@ def test_damage_is_found_by_check(tmp_path):
     run("inspect", out)
     with pytest.raises(FormatError, match=f"w: scale d of block 0 of row 0, at byte {at}"):
         run("inspect", out, "--check")
+
+
+def test_what_cannot_be_written_is_one_line(source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "sys.argv", ["isogemm", "quantize", str(source), str(tmp_path / "no" / "out.gguf"), "-f", "F16"]
+    )
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "isogemm: cannot write: limit: a writable file" in capsys.readouterr().err
+    for out in (tmp_path, source / "out.gguf"):  # a folder; inside of a file
+        with pytest.raises(OptionError, match="cannot write"):
+            run("quantize", source, out, "--format", "F16")
+    assert [p.name for p in tmp_path.iterdir()] == ["in.safetensors"]
+
+
+def test_weights_that_are_quantized_already_are_counted(source, tmp_path):
+    out, again = tmp_path / "out.gguf", tmp_path / "again.gguf"
+    assert "already" not in run("quantize", source, out, "--format", "Q4_K", "--fallback", "Q5_0")
+    assert "2 weights are quantized already (Q4_K, Q5_0) and were copied" in run("quantize", out, again, "-f", "Q8_0")
+    text = run("quantize", out, again, "-f", "Q8_0", "--keep", "a.*")
+    assert "1 weight is quantized already (Q5_0) and was copied" in text
+
+
+def test_patterns_that_match_nothing_are_refused(source, tmp_path):
+    out = tmp_path / "out.gguf"
+    with pytest.raises(OptionError, match=r"--keep.*a\.wieght.*nearest.*a\.weight"):
+        run("quantize", source, out, "--format", "Q8_0", "--keep", "b.*", "--keep", "a.wieght")
+    assert not out.exists()
+    with pytest.raises(OptionError, match=r"--match.*zzz.*nearest legal choice: ids"):
+        run("inspect", source, "--match", "zzz")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,15 +37,36 @@ def quantize_command(
     keep: Annotated[Several, typer.Option(help="Globs of tensors that stay as they are; repeat.")] = None,
 ) -> None:
     """Quantize a model's 2-D weights; every other tensor is copied."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     file, fmt = load(source), format_of(format)
     if out.exists() and out.samefile(source):
         raise OptionError("OUT", limit="another file than IN, which is mapped", value=str(out), nearest="another name")
-    planned = {name: _planned(entry, fmt, fallback, keep or []) for name, entry in file.entries.items()}
-    gguf = package()
+    kept = _matching(file, keep or [], "--keep")
+    planned = {e.name: _planned(e, fmt, fallback, e.name in kept) for e in file.entries.values()}
     part = out.with_name(out.name + ".part")
+    try:
+        if out.is_dir():
+            raise IsADirectoryError(f"{out} is a folder")
+        _write(file, planned, part, out)
+    except OSError as error:
+        raise OptionError(
+            "cannot write", limit="a writable file in a folder that exists", value=str(error), nearest=out.name
+        ) from error
+    counts = Counter(str(chosen or entry.type) for entry, chosen in planned.values())
+    before, after = source.stat().st_size, out.stat().st_size
+    typer.echo(f"{out}: {', '.join(f'{n} x {kind}' for kind, n in counts.most_common())}; {before} -> {after} bytes")
+    already = Counter(entry.type for entry in file.entries.values() if entry.quantized and entry.name not in kept)
+    if n := already.total():
+        words = ("weight is", "was") if n == 1 else ("weights are", "were")
+        typer.echo(f"{n} {words[0]} quantized already ({', '.join(sorted(already))}) and {words[1]} copied")
+
+
+def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]], part: Path, out: Path) -> None:
+    """Write a file under the name `part`, and give it its own when it is whole."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    gguf = package()
+    part.touch()  # an error here leaves nothing to remove
     writer = gguf.GGUFWriter(part, str(file.metadata.get("general.architecture", "unknown")))
     try:
         _copy_metadata(gguf, writer, file)
@@ -66,14 +88,23 @@ def quantize_command(
     finally:
         writer.close()
         part.unlink(missing_ok=True)
-    counts = Counter(str(chosen or entry.type) for entry, chosen in planned.values())
-    before, after = source.stat().st_size, out.stat().st_size
-    typer.echo(f"{out}: {', '.join(f'{n} x {kind}' for kind, n in counts.most_common())}; {before} -> {after} bytes")
 
 
-def _planned(entry: Entry, fmt: BlockFormat, fallback: str, keep: list[str]) -> tuple[Entry, BlockFormat | None]:
+def _matching(file: TensorFile, globs: Iterable[str], option: str) -> set[str]:
+    """The names of the tensors that any of the globs matches; one that matches none is an error."""
+    found: set[str] = set()
+    for glob in globs:
+        names = [name for name in file if fnmatch.fnmatchcase(name, glob)]
+        if not names:
+            near = [*difflib.get_close_matches(glob, file, 1), *file, "none: the file has no tensors"]
+            raise OptionError(option, limit="globs that match a tensor", value=repr(glob), nearest=near[0])
+        found.update(names)
+    return found
+
+
+def _planned(entry: Entry, fmt: BlockFormat, fallback: str, kept: bool) -> tuple[Entry, BlockFormat | None]:
     """The format that a tensor gets; None where it is copied."""
-    if len(entry.shape) != 2 or entry.type not in _FLOATS or any(fnmatch.fnmatchcase(entry.name, g) for g in keep):
+    if len(entry.shape) != 2 or entry.type not in _FLOATS or kept:
         return entry, None
     try:
         fmt.row_bytes(entry.shape[1], entry.name)
@@ -144,7 +175,8 @@ def inspect_command(
     table = Table(box=None, pad_edge=False)
     for title in ("tensor", "format", "shape", "offset", "bytes", "row bytes", "bits/weight", "super-blocks of 256"):
         table.add_column(title, justify="left" if title in ("tensor", "format", "super-blocks of 256") else "right")
-    shown = [e for e in file.entries.values() if not match or any(fnmatch.fnmatchcase(e.name, g) for g in match)]
+    wanted = _matching(file, match or ["*"] * bool(file), "--match")
+    shown = [e for e in file.entries.values() if e.name in wanted]
     for entry in shown:
         table.add_row(*_row(entry))
         if check:

@@ -132,6 +132,13 @@ def audit_command(
     if hf:
         if provider or model or shapes or weights or inputs:
             raise OptionError("--hf", limit="--mode instead of providers, no shapes", value="both", nearest="--mode")
+        if full or match:
+            raise OptionError(
+                "--full, --match",
+                limit="without --hf",
+                value=f"--hf {hf}",
+                nearest="--m 2,7,32, the batches of a model",
+            )
         _finish(_audit_model(hf, random, mode, require, relation, m, dtype, device, seed, tokens), json, html)
     with _progress() as progress:
         report = run(

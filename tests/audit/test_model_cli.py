@@ -98,3 +98,10 @@ def test_a_missing_package_names_the_extra(run, folder, monkeypatch, package):  
     assert status == 2
     assert f"needs {package}" in error
     assert "isogemm[hf]" in error
+
+
+def test_options_of_the_sweep_are_refused(run, folder):  # type: ignore[no-untyped-def]
+    for words in (["--full"], ["--match", "*"]):
+        status, _, error = run("audit", "--hf", folder, *FEW, *words)
+        assert status == 2, words
+        assert words[0] in error

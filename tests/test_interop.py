@@ -230,6 +230,8 @@ def test_tensors_that_are_refused():
     grad = torch.ones(2, 3, requires_grad=True)
     with pytest.raises(OptionError, match=r"requires_grad.*detach\(\)"):
         isogemm.matmul(grad, b)
+    with pytest.raises(OptionError, match=r"isogemm\.torch\.linear, which records gradients"):
+        isogemm.linear(torch.ones(4, 3), grad)
     with torch.no_grad():
         assert isogemm.matmul(grad, b).shape == (2, 2)
     with pytest.raises(DTypeError, match=r"torch\.float64.*torch\.float32"):

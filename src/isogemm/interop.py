@@ -137,7 +137,7 @@ def check_tensor(name: str, x: Any) -> None:
             f"{name}",
             limit="a tensor outside the gradient's graph",
             value="requires_grad=True",
-            nearest=f"{name}.detach(), or call under torch.no_grad()",
+            nearest=f"{name}.detach(), torch.no_grad(), or isogemm.torch.linear, which records gradients",
         )
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise DTypeError(

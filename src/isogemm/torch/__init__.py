@@ -5,6 +5,13 @@ Needs torch (``pip install 'isogemm[torch]'``), which ``import isogemm`` alone n
 
 from __future__ import annotations
 
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError('isogemm.torch needs torch: pip install "isogemm[torch]"', name="torch") from error
+
 from . import batching as batching  # registers the rules for vmap
 from . import functional, ops, reductions
 from .attention_calls import attention, scaled_dot_product_attention

@@ -157,7 +157,9 @@ def linear(
     if main_grad is None and bias_main_grad is None:
         if ops.is_direct(x, w, bias):
             return api.linear(x, w, bias, contract=contract or None, out_dtype=out_dtype)
+        _check_tensors(x, w, bias)
     else:
+        _check_tensors(x, w, bias)
         _check_buffer("main_grad", main_grad, w, contract, grad_order)
         _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
     x, w = _autocast(x, w)
@@ -198,6 +200,16 @@ def _check_dims(what: str, ndim: int, **operands: Tensor) -> None:
         if x.dim() != ndim:
             nearest = "bmm or linear" if ndim == 2 else "mm, or x.expand"
             raise ShapeError(f"dimensions of {name} in {what}", limit=ndim, value=x.dim(), nearest=nearest)
+
+
+def _check_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
+    """Raise unless the operands of linear are tensors; calls that go straight to a kernel need not ask."""
+    for name, operand in (("x", x), ("w", w), ("bias", bias)):
+        if not isinstance(operand, torch.Tensor) and (operand is not None or name != "bias"):
+            raise DTypeError(
+                f"{name} of linear", limit="a tensor", value=type(operand).__name__,
+                nearest="torch.as_tensor; isogemm.linear, for inference, takes arrays, packed and quantized weights",
+            )  # fmt: skip
 
 
 def _autocast(*operands: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,42 @@
+"""What `isogemm.torch` says to operands that are no tensors, and where torch is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import isogemm
+from isogemm.errors import DTypeError
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("buffer", [False, True])
+def test_operands_that_are_no_tensors(grad, buffer):
+    x, w = torch.ones(3, 512), torch.ones(8, 512, requires_grad=grad)
+    host = np.ones((8, 512), np.float32)
+    options = {"main_grad": torch.zeros(8, 512)} if buffer else {}
+    cases = [
+        ("x", (x.numpy(), w, None)),
+        ("w", (x, host, None)),
+        ("w", (x, isogemm.pack(host), None)),
+        ("w", (x, isogemm.quantize(host, "Q8_0"), None)),
+        ("bias", (x, w, np.ones(8, np.float32))),
+        ("x", (None, w, None)),
+    ]
+    for name, operands in cases:
+        with pytest.raises(DTypeError, match=rf"^{name} of linear: .*isogemm\.linear, for inference"):
+            isogemm.torch.linear(*operands, **options)
+
+
+def test_without_torch_the_import_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; import isogemm; import isogemm.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: ")
+    assert 'pip install "isogemm[torch]"' in last

@@ -81,6 +81,26 @@ def test_logits_are_close_to_torch_s(family, dtype):
     assert all(torch.equal(p, state[name]) for name, p in theirs.state_dict().items())
 
 
+def test_converting_again_changes_nothing():
+    model, ids = build(), tokens(2, 9)
+    iso.convert(model, parts=("linear", "norm", "mlp", "embedding"))
+    iso.convert(model)
+    want = model(ids).logits
+    again = iso.convert(model)
+    assert not [name for name in again.converted if "self_attn" not in name]
+    assert again.left["model.norm"] == again.left["model.layers.0.mlp"] == "isogemm's already, as it is"
+    assert same(model(ids).logits, want)
+    assert same(converted()[0](ids).logits, want)
+
+
+def test_a_misspelt_name_to_leave_is_refused():
+    model = build()
+    before = [type(m) for m in model.modules()]
+    with pytest.raises(OptionError, match=r"lm_haed.*lm_head"):
+        iso.convert(model, leave=["lm_haed"])
+    assert [type(m) for m in model.modules()] == before
+
+
 def test_the_configuration_is_the_model_s_own():
     model = build()
     other = type(model)(model.config)

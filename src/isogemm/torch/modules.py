@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -123,7 +124,7 @@ def convert(
     for _, child, _ in plan.found:
         if isinstance(child, Linear):
             child.contract, child.grad_order = chosen, order
-    for _, child, _ in plan.found if fuse else ():
+    for child in module.modules() if fuse else ():
         if isinstance(child, Merging):
             child.merge()
     if plan.attention:
@@ -158,6 +159,7 @@ def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
 def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     """Everything that is to be changed, before anything is."""
     plan, inside = _Plan(), set()
+    _check_patterns(module, leave)
     attention, widths = _attention(module)
     for name, child, outer in _walk(module):
         why, known = _obstacle(child, outer), _known(child, widths)
@@ -187,7 +189,18 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     return plan
 
 
+def _check_patterns(module: Any, leave: Sequence[str]) -> None:
+    """A misspelt name would be converted."""
+    names = [name for name, _ in module.named_modules(remove_duplicate=False)]
+    for pattern in leave:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            nearest = get_close_matches(pattern, names, 1, 0) or [""]
+            raise OptionError("leave", limit="patterns of modules' names", value=pattern, nearest=nearest[0])
+
+
 def _known(child: Any, widths: frozenset[int]) -> Known | None:
+    if isinstance(child, Converted):  # nothing that is still to be done
+        return None
     found = layers_known.known(child)
     if found is None and type(child).__module__.startswith("transformers."):
         from . import huggingface_known

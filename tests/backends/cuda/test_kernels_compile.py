@@ -251,8 +251,8 @@ def chosen() -> Iterator[Any]:
             yield pytest.param(family, config, product, id=f"{family} {config} {row['contract']}")
 
 
-# Of leaves, 128 accumulators and 64 totals: what is left over lies in memory, outside the walk over K. The most bytes are
-# those of the fastest kernel for weight gradients into float32.
+# Of leaves, 128 accumulators and 64 totals: what is left over lies in memory, outside the walk over K. The most bytes
+# are those of the fastest kernel for weight gradients into float32.
 SPILLED_BY_LEAVES = 224
 
 

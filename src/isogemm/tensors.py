@@ -26,6 +26,8 @@ def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
         return front.call(kind, a, b, bias, out, options)
     if b is None or type(b) not in KINDS:
         return None
+    if not _DTYPES:  # the CUDA side may have learnt of torch first
+        learn()
     if len(options) == 3:
         accumulate, contract, out_dtype = options
         return _host(kind, a, b, bias, out, accumulate, contract, 1.0, out_dtype)

@@ -75,7 +75,7 @@ class Case:
     Attributes
     ----------
     suite : str
-        ``model``, ``train``, ``parts``, or ``compiled`` (the model with few layers: a compiler takes long).
+        ``model``, ``train``, ``parts``, or ``compiled`` (mostly with few layers: a compiler takes long).
     phase : str
         ``decode`` is one token of each row, with `context` keys; ``prefill`` is a prompt of `tokens`, of which the last
         token's logits are computed; ``mlp`` and ``attention`` are a forward and backward pass of these layers. In
@@ -105,7 +105,7 @@ class Case:
     @property
     def words(self) -> tuple[str, ...]:
         """The case in words, unique among all cases."""
-        layers = (f"layers={self.layers}",) if self.layers else ()
+        layers = (f"layers={self.layers or 'all'}",) if self.layers or self.suite == "compiled" else ()
         sizes = (f"batch={self.batch}", f"tokens={self.tokens}")
         if self.suite == "parts":
             sizes = (*sizes, f"context={self.context}")
@@ -134,7 +134,8 @@ def _model() -> list[Case]:
 
 def _compiled() -> list[Case]:
     modes: tuple[Mode, ...] = ("compile", "compile-graph")
-    return [Case("compiled", "decode", mode, 8, 1, 1024, COMPILED_LAYERS) for mode in modes]
+    few = [Case("compiled", "decode", mode, 8, 1, 1024, COMPILED_LAYERS) for mode in modes]
+    return [*few, Case("compiled", "decode", "compile-graph", 8, 1, 1024)]
 
 
 def _train() -> list[Case]:

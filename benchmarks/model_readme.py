@@ -34,7 +34,9 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
             "where its linears are isogemm's (by `convert(model, parts=('linear',))`, or routed by "
             "`enable(rows=False, attention=False)`), and where everything from tokens to logits is (`convert(model)`). "
             "Decoding has 1024 tokens of context. Where everything is converted, a norm, a gate and a rotation are one "
-            "kernel each; in transformers' modules they are several of torch's, unless a compiler fuses them."
+            "kernel each; in transformers' modules they are several of torch's, unless a compiler fuses them: "
+            "speed over plain torch that is not compiled is for a large part that fusion, and torch at its best is in the "
+            "rows of torch.compile."
         ),
         "",
         "| | | plain torch | " + " | ".join(VARIANTS) + " |",
@@ -58,7 +60,14 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
             time = _seconds(row["timings"][TORCH]["median"])
             what = f"{LAYERS[row['phase']]} | {MODES[row['mode']]} | {time}"
             out.append(f"| {what} | " + " | ".join(_ratio(row, v) for v in GRADIENTS) + " |")
-    out += ["", *_wrapped("Single operations, device time, and the speed of isogemm relative to torch's:"), ""]
+    out += [
+        "",
+        *_wrapped(
+            "Single operations, device time, and the speed of isogemm relative to torch's functions (for silu_mul two of "
+            "them):"
+        ),
+        "",
+    ]
     out += ["| | torch | isogemm | speed |", "|---|---|---|---|"]
     for row in rows:
         if row["suite"] == "parts":

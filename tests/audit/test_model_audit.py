@@ -185,3 +185,41 @@ def test_heads_are_not_taken_for_tokens():
     assert first_difference(*traces) is None  # rounded: equal, where aligned rightly
     traces[1].rows = {k: [(n, {r: v + 1 for r, v in f.items()}) for n, f in rows] for k, rows in traces[1].rows.items()}
     assert first_difference(*traces) is not None
+
+
+def test_compiled_outputs_are_compared_with_eager_ones(monkeypatch):
+    """By a compiler that is right, and by one that is not; with prompts of four tokens the model has other bits."""
+    model = ExactForCausalLM()
+    cases = {"relations": ["compiled", "captured"], **SMALL}
+    made = []
+
+    def compiler(fault):
+        def compile_(module, **options):
+            made.append(options)
+            return lambda **inputs: _with(fault, module, inputs)
+
+        return compile_
+
+    def _with(fault, module, inputs):
+        outputs = module(**inputs)
+        outputs.logits = outputs.logits + fault
+        return outputs
+
+    monkeypatch.setattr(torch, "compile", compiler(0.0))
+    report = audit.model(model, mode="plain", **cases)
+    assert statuses(report) == {"compiled": "held", "captured": "n/a"}
+    assert made == [{"fullgraph": True, "dynamic": False}]  # once, and nothing that may run eagerly instead
+    assert report.providers["plain"].relations["compiled"].cases == 4
+    assert "CUDA" in report.providers["plain"].relations["captured"].reason
+    monkeypatch.setattr(torch, "compile", compiler(1e-3))
+    report = audit.model(model, mode="plain", **cases)
+    (drift,) = report.drifts("plain")
+    assert statuses(report)["compiled"] == "changed"
+    assert "cannot be watched" in str(drift)
+    assert drift.runs[1].endswith(", compiled")
+
+
+def test_compiled_is_not_asked_of_a_routed_scope_nor_unasked():
+    report = audit.model(ExactForCausalLM(), mode="invariant", relations=["compiled"], **SMALL)
+    assert statuses(report, "invariant") == {"compiled": "n/a"}
+    assert not {"compiled", "captured"} & set(statuses(audit.model(ExactForCausalLM(), mode="plain", **SMALL)))

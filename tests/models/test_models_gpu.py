@@ -33,13 +33,6 @@ def four():
     return causal("qwen3", torch.bfloat16, "cuda", **{**QWEN3_06B, "num_hidden_layers": 4})
 
 
-@pytest.fixture(scope="module")
-def converted(four):
-    model = copy.deepcopy(four)
-    it.convert(model)
-    return model
-
-
 def lines(report, mode):
     found = report.providers[mode].relations.values()
     return {r.relation: r.reason or [str(d) for d in r.drifts] for r in found if r.status != "held"}
@@ -64,33 +57,11 @@ def test_gradients_over_micro_batches(four):
     assert not lines(report, "convert")
 
 
-@torch.no_grad()
-def test_decode_captured_in_a_graph(converted):
+def test_decode_captured_in_a_graph(four):
     """Every token of a captured decode step has the logits of the whole prompt at once, alone and in a batch."""
-    ids = prompts(8, 40).cuda()
-    whole = converted(ids, use_cache=False).logits
-    for batch in (1, 8):
-        cache = transformers.StaticCache(config=converted.config, max_cache_len=48)
-        first = converted(ids[:batch, :20], past_key_values=cache, use_cache=True).logits
-        assert same(first, whole[:batch, :20])
-        token, position = ids[:batch, 20:21].clone(), torch.tensor([[20]], device="cuda")
-
-        def step(token=token, position=position, cache=cache):
-            return converted(token, position_ids=position, past_key_values=cache, use_cache=True).logits
-
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            assert same(step()[:, 0], whole[:batch, 20])  # also brings everything up that must not be captured
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = step()
-        for t in range(21, 40):
-            token.copy_(ids[:batch, t : t + 1])
-            position.fill_(t)
-            graph.replay()
-            assert same(logits[:, 0], whole[:batch, t]), (batch, t)
+    report = isogemm.audit.model(four, mode="convert", relations=["captured"], tokens=40)
+    assert not lines(report, "convert")
+    assert report.providers["convert"].relations["captured"].cases == 3
 
 
 def test_28_layers():
@@ -100,10 +71,13 @@ def test_28_layers():
     assert not lines(report, "convert")
 
 
+@pytest.mark.parametrize("fuse", [False, True])
 @torch.no_grad()
-def test_compiled_model_has_the_eager_bits(converted):
+def test_compiled_model_has_the_eager_bits(four, fuse):
+    model = copy.deepcopy(four)
+    it.convert(model, fuse=fuse)
     ids = prompts(4, 33).cuda()
-    whole = converted(ids, use_cache=False).logits
-    compiled = torch.compile(converted, dynamic=False)
+    whole = model(ids, use_cache=False).logits
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
     for batch in (1, 4):
         assert same(compiled(ids[:batch], use_cache=False).logits, whole[:batch])

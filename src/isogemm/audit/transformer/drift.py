@@ -160,6 +160,10 @@ class Evaluation:
         """
         if relation.decoder and not self.subject.causal:
             raise NotApplicable("needs a causal language model")
+        if relation.cuda and self.subject.device.type != "cuda":
+            raise NotApplicable("needs a model on a CUDA device")
+        if relation.name == "compiled" and self.subject.mode == "invariant":
+            raise NotApplicable("compiled functions run eagerly inside isogemm.torch.invariant()")
         if relation.gradients:
             return self._gradients(relation, case)
         runs = relation.runs(self.prompts, self.scope, case.params)
@@ -209,6 +213,8 @@ class Evaluation:
 
     def _location(self, runs: tuple[Run, Run]) -> tuple[str, Difference | None, Difference | None, str]:
         """The module, its difference, that of the operator in it, and a note; a failed search is only a note."""
+        if any(run.how for run in runs):
+            return "", None, None, "modules of a compiled or captured run cannot be watched"
         try:
             traces = self._traces(runs, None)
             module = first_difference(*traces)

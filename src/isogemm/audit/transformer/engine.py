@@ -70,7 +70,7 @@ def model(
     require : sequence of str, optional
         Modes that `Report.ok` asks for; by default those that are not ``plain``, or all.
     relations : sequence of str, optional
-        Names; all by default.
+        Names; all by default, but ``compiled`` and ``captured``: these take their time, and the latter a GPU.
     batches, chunks, micro_batches : sequence of int
         What the cases range over.
     tokens : int
@@ -105,7 +105,8 @@ def model(
     from .subject import MODES
 
     modes = tuple(dict.fromkeys([mode] if isinstance(mode, str) else mode))
-    names = tuple(dict.fromkeys(relations if relations is not None else RELATIONS))
+    usual = [name for name, relation in RELATIONS.items() if not relation.asked]
+    names = tuple(dict.fromkeys(relations if relations is not None else usual))
     for what, chosen, known in (("mode", modes, list(MODES)), ("relation", names, list(RELATIONS))):
         for name in chosen or [""]:
             if name not in known:

@@ -56,6 +56,10 @@ class Relation:
         Whether it needs a causal model.
     gradients : bool
         Whether gradients are compared, not outputs.
+    cuda : bool
+        Whether it needs a model on a GPU.
+    asked : bool
+        Whether it runs only where it is named.
     """
 
     name: str
@@ -64,6 +68,8 @@ class Relation:
     runs: Callable[[Prompts, Scope, Params], tuple[Run, Run]]
     decoder: bool = False
     gradients: bool = False
+    cuda: bool = False
+    asked: bool = False
 
 
 def _alone(prompts: Prompts) -> Run:
@@ -119,6 +125,24 @@ def _decode_cases(scope: Scope) -> list[Params]:
     return [{"cache": c, "batch": b, "pad": p} for c in ("dynamic", "static") for b, p in cells]
 
 
+def _compiled(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+    batch = int(params["batch"])
+    if params["cache"] != "none":
+        eager, run = _decode(prompts, scope, {**params, "pad": 0})
+        return eager, run.by("compiled")
+    return _alone(prompts), prompts.batch(range(batch)).by("compiled")
+
+
+def _compiled_cases(scope: Scope) -> list[Params]:
+    cells = [(1, "none"), (scope.batch, "none"), (1, "static"), (scope.batch, "static")]
+    return [{"batch": batch, "cache": cache} for batch, cache in cells]
+
+
+def _captured(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+    eager, run = _decode(prompts, scope, {**params, "cache": "static", "pad": 0})
+    return eager, run.by("captured")
+
+
 def _micro(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
     total = max(scope.micro_batches)
     return prompts.micro_batches(total, total), prompts.micro_batches(int(params["size"]), total)
@@ -146,6 +170,23 @@ def _all() -> Iterator[Relation]:
     yield Relation("prefill", "the prompt at once, and in chunks with a cache", _prefill_cases, _prefill, decoder=True)
     yield Relation(
         "decode", "the prompt at once, and token by token with a cache", _decode_cases, _decode, decoder=True
+    )
+    yield Relation(
+        "compiled",
+        "the prompt eagerly and alone, and compiled by torch.compile: at once, and token by token with a cache",
+        _compiled_cases,
+        _compiled,
+        decoder=True,
+        asked=True,
+    )
+    yield Relation(
+        "captured",
+        "the prompt at once, and token by token in a captured CUDA graph",
+        lambda s: [{"batch": batch} for batch in (1, s.batch, max(s.batches))],
+        _captured,
+        decoder=True,
+        cuda=True,
+        asked=True,
     )
     yield Relation(
         "micro-batches",

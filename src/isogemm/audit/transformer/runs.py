@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,19 @@ class Run:
     steps : tuple of Step
     cache : {"", "dynamic", "static"}
         What carries keys and values from step to step.
+    how : {"", "compiled", "captured"}
+        Eager; by torch.compile; steps behind the first by replaying a CUDA graph. With a cache, the first step is
+        eager in any case.
     """
 
     text: str
     steps: tuple[Step, ...] = field(compare=False)
     cache: str = ""
+    how: str = ""
+
+    def by(self, how: str) -> Run:
+        """The same calls, made in another way."""
+        return replace(self, text=f"{self.text}, {how}", how=how)
 
 
 @dataclass(frozen=True)

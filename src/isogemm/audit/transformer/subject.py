@@ -56,6 +56,7 @@ class Subject:
             raise OptionError("unknown mode", limit=", ".join(MODES), value=repr(mode), nearest="plain")
         self.mode, self.model, self.contract = mode, model, contract
         self.causal = _is_causal(model)
+        self._graphs: Any = None
         if mode == "convert":
             from ... import torch as routed
 
@@ -86,6 +87,8 @@ class Subject:
     def outputs(self, run: Run, trace: Trace | None = None) -> Rows:
         """The outputs of a run's tokens: logits, or the last hidden state of a model without a head."""
         with self.scope(), torch.no_grad(), _recording(trace):
+            if run.how == "captured":
+                return _sorted(self._captured(run))
             return _sorted([self._call(step, cache, run, trace)[1] for step, cache in self._steps(run)])
 
     def gradients(self, run: Run, prompts: Prompts, trace: Trace | None = None) -> dict[str, Any]:
@@ -129,16 +132,48 @@ class Subject:
     def _call(self, step: Step, cache: Any, run: Run, trace: Trace | None) -> tuple[Any, Rows]:
         if trace is not None:
             trace.step(step, static_length(run) if run.cache == "static" else step.keys.shape[1], self.device)
+        inputs = self._inputs(step, cache)
+        first = cache is not None and step is run.steps[0]
+        y = _outputs((self._compiled() if run.how == "compiled" and not first else self.model)(**inputs))
+        return y, _compared(step, y)
+
+    def _inputs(self, step: Step, cache: Any) -> dict[str, Any]:
         arrays = {"input_ids": step.ids, "attention_mask": step.mask, "position_ids": step.positions}
         inputs: dict[str, Any] = {k: torch.as_tensor(a, device=self.device) for k, a in arrays.items() if a is not None}
         if cache is not None:
-            inputs |= {"past_key_values": cache, "use_cache": True}
-        elif self.causal:
-            inputs["use_cache"] = False
-        found = self.model(**inputs)
-        y = found.logits if hasattr(found, "logits") else found.last_hidden_state
-        b, t = np.nonzero(step.tokens >= 0)
-        return y, (step.tokens[b, t], y.detach()[b, t].cpu())
+            return inputs | {"past_key_values": cache, "use_cache": True}
+        return inputs | ({"use_cache": False} if self.causal else {})
+
+    def _compiled(self) -> Any:
+        """The model by torch.compile, one graph for each shape: a break or too many recompilations are errors."""
+        if self._graphs is None:
+            self._graphs = torch.compile(self.model, fullgraph=True, dynamic=False)
+        return self._graphs
+
+    def _captured(self, run: Run) -> list[Rows]:
+        """A run's outputs, its third step captured and replayed for all that follow; the second warms up."""
+        first, second, *rest = run.steps
+        cache = self._cache(run)
+        rows = [self._call(first, cache, run, None)[1]]
+        inputs = self._inputs(second, cache) | {"position_ids": self._position(second)}
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            rows.append(_compared(second, _outputs(self.model(**inputs))))
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = _outputs(self.model(**inputs))
+        for step in rest:
+            inputs["input_ids"].copy_(torch.as_tensor(step.ids))
+            inputs["position_ids"].copy_(self._position(step))
+            graph.replay()
+            rows.append(_compared(step, y))
+        return rows
+
+    def _position(self, step: Step) -> Any:
+        """The position of a step's one token."""
+        return torch.tensor([[step.keys.shape[1] - 1]], device=self.device)
 
     def _gradients(self) -> Iterator[tuple[str, Any]]:
         found = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
@@ -156,6 +191,15 @@ class Subject:
             from ... import torch as routed
 
             routed.use_main_grad(self.model)
+
+
+def _outputs(found: Any) -> Any:
+    return found.logits if hasattr(found, "logits") else found.last_hidden_state
+
+
+def _compared(step: Step, y: Any) -> Rows:
+    b, t = np.nonzero(step.tokens >= 0)
+    return step.tokens[b, t], y.detach()[b, t].cpu()
 
 
 def static_length(run: Run) -> int:

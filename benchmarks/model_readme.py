@@ -35,8 +35,8 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
             "`enable(rows=False, attention=False)`), and where everything from tokens to logits is (`convert(model)`). "
             "Decoding has 1024 tokens of context. Where everything is converted, a norm, a gate and a rotation are one "
             "kernel each; in transformers' modules they are several of torch's, unless a compiler fuses them: "
-            "speed over plain torch that is not compiled is for a large part that fusion, and torch at its best is in the "
-            "rows of torch.compile."
+            "speed over plain torch that is not compiled is for a large part that fusion, and torch at its best is in "
+            "the rows of torch.compile."
         ),
         "",
         "| | | plain torch | " + " | ".join(VARIANTS) + " |",
@@ -63,8 +63,7 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
     out += [
         "",
         *_wrapped(
-            "Single operations, device time, and the speed of isogemm relative to torch's functions (for silu_mul two of "
-            "them):"
+            "Single operations, device time, and the speed of isogemm relative to torch's functions (two for silu_mul):"
         ),
         "",
     ]

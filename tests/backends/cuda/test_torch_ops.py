@@ -9,9 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 tree = pytest.importorskip("torch.utils._pytree")
 
-import isogemm.torch  # noqa: E402, F401
 from tests.products import BF16, F32  # noqa: E402
 from tests.torch.test_ops import cases, tensor  # noqa: E402
+
+import isogemm.torch  # noqa: E402, F401
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 OPS = torch.ops.isogemm

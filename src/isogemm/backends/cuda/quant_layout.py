@@ -36,7 +36,7 @@ from ...errors import OptionError, ShapeError
 from ...quant.formats import BlockFormat, format_of
 from ...quant.reference import decode
 
-__all__ = ["FORMATS", "ROWS", "STEP", "Layout", "Packed", "layout", "pack"]
+__all__ = ["FORMATS", "ROWS", "STEP", "Layout", "Packed", "layout", "macros", "pack"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -249,3 +249,14 @@ def _numbers(values: list[npt.NDArray[Any]], tiles: int, records: int, each: int
     # half, g; record, block; value -> tile, record, block, g, half, value.
     laid = whole.reshape(tiles, 2, 8, records, each, len(values)).transpose(0, 3, 4, 2, 1, 5)
     return np.ascontiguousarray(laid).reshape(tiles, records, -1).view(np.uint8)
+
+
+def macros(lay: Layout) -> dict[str, object]:
+    """The layout for kernels/quant_codes.cu."""
+    (low, _), (high, _) = (*lay.planes, (0, 0))[:2]
+    return {
+        "Q_LOW": low, "Q_HIGH": high, "Q_ZERO": lay.zero, "Q_BLOCK": lay.format.block, "Q_SUB": lay.format.sub,
+        "Q_RECORD_K": lay.record_k, "Q_RECORD_BYTES": lay.record_bytes, "Q_STEP_BYTES": lay.step_bytes,
+        "Q_FLOATS": lay.floats, "Q_FLOATS_EACH": lay.floats_each, "Q_INTS": lay.ints, "Q_INTS_EACH": lay.ints_each,
+        "Q_SIGNED": lay.format.name in ("Q3_K", "Q6_K"), "Q_JOINT": lay.format.name == "Q2_K",
+    }  # fmt: skip

@@ -24,7 +24,6 @@ def test_operands_that_are_no_tensors(grad, buffer):
         ("x", (x.numpy(), w, None)),
         ("w", (x, host, None)),
         ("w", (x, isogemm.pack(host), None)),
-        ("w", (x, isogemm.quantize(host, "Q8_0"), None)),
         ("bias", (x, w, np.ones(8, np.float32))),
         ("x", (None, w, None)),
     ]

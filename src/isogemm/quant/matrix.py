@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import interop
-from ..errors import DTypeError, FormatError, LayoutError, LimitError, OptionError, ShapeError
+from ..errors import DeviceError, DTypeError, FormatError, LayoutError, OptionError, ShapeError
+from ..ghost import HOST, Device
 from ..problem import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from .formats import BlockFormat, format_of
+from .stored import checked_shape, in_blocks, prefix, rows_of
 
 if TYPE_CHECKING:
     from ..backends.cpu.quant_linear import Panels
@@ -26,7 +28,7 @@ class QuantizedMatrix:
 
     Rows are runs of blocks; ``row_offset(i) = i * k / block * bytes per block``, as llama.cpp reads them. Build one
     with `from_bytes`, `isogemm.quantize` or `isogemm.quant.load`; slice its rows with ``w[i:j]``, which shares the
-    bytes. Use it as the weight of `isogemm.linear`.
+    bytes. Use it as the weight of `isogemm.linear`, with activations of the host, or of a CUDA device after `to`.
 
     Attributes
     ----------
@@ -38,7 +40,7 @@ class QuantizedMatrix:
     strides : tuple of int
         Bytes from row to row, and from block to block.
     rows : uint8 array [n, row bytes]
-        The bytes, as a view.
+        The bytes, as a view; on the host wherever the matrix is.
 
     Determinism
     -----------
@@ -46,12 +48,25 @@ class QuantizedMatrix:
     of it gives the bits of those columns of the whole.
     """
 
-    __slots__ = ("_checked", "_kept", "_origin", "format", "name", "rows", "shape")
+    __slots__ = (
+        "__weakref__",
+        "_checked",
+        "_kept",
+        "_origin",
+        "_packed",
+        "_tensor",
+        "format",
+        "name",
+        "rows",
+        "shape",
+    )
 
     def __init__(self, rows: Array, shape: tuple[int, int], fmt: BlockFormat, name: str = "", origin: int = 0) -> None:
         self.rows, self.shape, self.format, self.name, self._origin = rows, shape, fmt, name, origin
         self._checked = not fmt.quantized
         self._kept: Any = None  # what a backend made of these bytes for its kernels
+        self._packed: Any = None  # the copy on a device, of a matrix that is there
+        self._tensor: Any = None  # the blocks as torch's, once torch asked
 
     @classmethod
     def from_bytes(
@@ -90,14 +105,14 @@ class QuantizedMatrix:
             There are too few or too many bytes, or a scale is infinite or no number. The error names tensor and offset.
         """
         fmt = format_of(format)
-        n, k = _checked_shape(shape, name)
+        n, k = checked_shape(shape, name)
         row = fmt.row_bytes(k, name)
         if row_stride is not None and row_stride != row:
             raise LayoutError(
-                f"{_prefix(name)}row stride of {fmt} with k = {k}", limit=_in_blocks(row, fmt),
-                value=_in_blocks(row_stride, fmt), nearest=f"write rows of {row} bytes, row i at i * {row}",
+                f"{prefix(name)}row stride of {fmt} with k = {k}", limit=in_blocks(row, fmt),
+                value=in_blocks(row_stride, fmt), nearest=f"write rows of {row} bytes, row i at i * {row}",
             )  # fmt: skip
-        made = cls(_rows(data, n, row, fmt, name, origin), (n, k), fmt, name, origin)
+        made = cls(rows_of(data, n, row, fmt, name, origin), (n, k), fmt, name, origin)
         made.check()
         return made
 
@@ -121,17 +136,70 @@ class QuantizedMatrix:
         """2."""
         return 2
 
+    @property
+    def place(self) -> Device:
+        """Where the matrix is multiplied."""
+        return HOST if self._packed is None else self._packed.place
+
+    @property
+    def device(self) -> str:
+        """Where the matrix is multiplied: ``cpu``, ``cuda:0`` and so on."""
+        return str(self.place)
+
+    def to(self, device: Any, *, native: bool = False) -> QuantizedMatrix:
+        """This matrix for products on a device: itself, if it is there already.
+
+        On a CUDA device its bytes are uploaded once and laid out for the kernels; that copy stays there and the
+        uploaded bytes do not. The host's bytes stay where they are: ``to("cpu")`` copies nothing, and slices whose
+        first row is no multiple of 16 are laid out from them.
+
+        Parameters
+        ----------
+        device : str, int or torch.device
+            ``"cpu"``, ``"cuda"`` (torch's current device), ``"cuda:1"``.
+        native : bool
+            Keep the uploaded bytes on the device too, for slices at any row without another upload.
+
+        Returns
+        -------
+        QuantizedMatrix
+            Over the same host bytes. Its printed form names the device and the bytes of the copy there.
+
+        Raises
+        ------
+        DeviceError
+            No such device, or no torch for CUDA.
+        OptionError
+            A format without blocks, or Q8_K: on a device those are plain tensors.
+        LimitError
+            The device has not enough memory.
+        """
+        from ..backends.cuda import quant
+
+        place = quant.place_of(device)
+        if place == self.place and (not native or self._packed is None or self._packed.native is not None):
+            return self
+        made = QuantizedMatrix(self.rows, self.shape, self.format, self.name, self._origin)
+        made._checked = self._checked
+        if place != HOST:
+            raise DeviceError("quantized weights", limit="this host, so far", value=str(place), nearest="'cpu'")
+        return made
+
     def row_offset(self, n: int) -> int:
         """Bytes from the start of the matrix to row `n` of contiguous rows: ``n * k / block * bytes per block``."""
         return self.format.row_offset(n, self.shape[1])
 
-    def dequantize(self, dtype: Any = None) -> Array:
+    def dequantize(self, dtype: Any = None) -> Any:
         """The weight as an array [n, k], with the bits of the ``gguf`` package; rounded once to `dtype`.
 
         Parameters
         ----------
         dtype : dtype, optional
             float32 (the default), bfloat16 or float16.
+
+        Returns
+        -------
+        array, or torch tensor where the matrix is on a CUDA device
 
         Raises
         ------
@@ -143,6 +211,8 @@ class QuantizedMatrix:
         wanted = FLOAT32 if dtype is None else interop.as_dtype(dtype)
         if wanted not in DTYPES:
             raise DTypeError("dtype", limit="float32, bfloat16 or float16", value=str(dtype), nearest="float32")
+        if self._packed is not None:
+            return self._packed.dequantize(wanted.name)
         out = np.empty(self.shape, wanted)
         self.dequantize_into(out)
         return out
@@ -166,6 +236,8 @@ class QuantizedMatrix:
         if self._kept is None:
             from ..backends.cpu import quant_linear
 
+            if self._packed is not None:
+                raise DeviceError("panels()", limit="a matrix on the host", value=self.device, nearest="w.to('cpu')")
             self.check()
             self._kept = quant_linear.prepare(self.rows, self.format, self.shape[1])
         kept: Panels = self._kept
@@ -208,17 +280,21 @@ class QuantizedMatrix:
                 row, block = (int(i) for i in np.argwhere(bad)[0])
                 at = self._origin + row * self.rows.strides[0] + block * fmt.nbytes + field.offset
                 raise FormatError(
-                    f"{_prefix(self.name)}scale {field.name} of block {block} of row {row}, at byte {at}",
+                    f"{prefix(self.name)}scale {field.name} of block {block} of row {row}, at byte {at}",
                     limit="a finite number", value=blocks[row, block].view(fmt.dtype)[0][field.name],
                     nearest=f"write the file again; {int(bad.sum())} blocks of {bad.size} are like this",
                 )  # fmt: skip
         self._checked = True
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The bytes, without what backends made of them."""
+        return _restored, (np.ascontiguousarray(self.rows), self.shape, self.format.name, self.name, self._checked)
+
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, index: slice) -> QuantizedMatrix:
-        """Rows, over the same bytes."""
+        """Rows, over the same bytes; on a device over the same copy too, where they begin at a multiple of 16."""
         if not isinstance(index, slice):
             raise OptionError(
                 "index of a QuantizedMatrix", limit="a slice of rows", value=index, nearest="w[i : i + 1]"
@@ -227,13 +303,22 @@ class QuantizedMatrix:
         first = index.indices(len(self))[0] * self.rows.strides[0] if len(rows) else 0
         part = QuantizedMatrix(rows, (len(rows), self.shape[1]), self.format, self.name, self._origin + first)
         part._checked = self._checked
+        if self._packed is not None:
+            part._packed = self._packed.part(part, range(*index.indices(len(self))))
         return part
 
     def __repr__(self) -> str:
         n, k = self.shape
         name = f"{self.name!r}, " if self.name else ""
         apart = "" if self.strides[0] == self.format.row_bytes(k) or n < 2 else f", rows {self.strides[0]} bytes apart"
-        return f"QuantizedMatrix({name}{n} x {k}, {self.format}, {self.nbytes} bytes{apart})"
+        there = "" if self._packed is None else f", on {self.device}: {self._packed.nbytes} bytes"
+        return f"QuantizedMatrix({name}{n} x {k}, {self.format}, {self.nbytes} bytes{apart}{there})"
+
+
+def _restored(rows: Array, shape: tuple[int, int], fmt: str, name: str, checked: bool) -> QuantizedMatrix:
+    made = QuantizedMatrix(rows, shape, format_of(fmt), name)
+    made._checked = checked
+    return made
 
 
 def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedMatrix:
@@ -276,10 +361,10 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
     """
     fmt, x = format_of(format), interop.array("w", w)
     if x.ndim != 2:
-        raise ShapeError(f"{_prefix(name)}w", limit="2-D [n, k]", value=list(x.shape), nearest="w.reshape(n, k)")
+        raise ShapeError(f"{prefix(name)}w", limit="2-D [n, k]", value=list(x.shape), nearest="w.reshape(n, k)")
     if x.dtype not in DTYPES:
         raise DTypeError(
-            f"{_prefix(name)}w", limit="float32, bfloat16 or float16", value=x.dtype.name, nearest="w.astype('float32')"
+            f"{prefix(name)}w", limit="float32, bfloat16 or float16", value=x.dtype.name, nearest="w.astype('float32')"
         )
     n, k = x.shape
     rows = np.zeros((n, fmt.row_bytes(k, name)), np.uint8)
@@ -303,78 +388,11 @@ def _unquantizable(x: Array, fmt: BlockFormat, name: str) -> FormatError:
     if bad.any():
         row, column = (int(i) for i in np.argwhere(bad)[0])
         return FormatError(
-            f"{_prefix(name)}w[{row}, {column}]", limit="finite numbers", value=wide[row, column],
+            f"{prefix(name)}w[{row}, {column}]", limit="finite numbers", value=wide[row, column],
             nearest="np.nan_to_num(w)",
         )  # fmt: skip
     row, column = (int(i) for i in np.unravel_index(np.abs(wide).argmax(), wide.shape))
     return FormatError(
-        f"{_prefix(name)}w[{row}, {column}]: its block's scale in {fmt}", limit="at most 65504, float16's largest",
+        f"{prefix(name)}w[{row}, {column}]: its block's scale in {fmt}", limit="at most 65504, float16's largest",
         value=f"the scale of a block with {wide[row, column]}", nearest="BF16, or weights scaled down",
-    )  # fmt: skip
-
-
-def _prefix(name: str) -> str:
-    return f"{name}: " if name else ""
-
-
-def _in_blocks(size: int, fmt: BlockFormat) -> str:
-    whole, rest = divmod(size, fmt.nbytes)
-    return f"{size} bytes = {whole} blocks of {fmt.nbytes}" + (f" and {rest}" if rest else "")
-
-
-def _checked_shape(shape: Any, name: str) -> tuple[int, int]:
-    try:
-        n, k = (int(x) for x in shape)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"{_prefix(name)}shape", limit="(n, k)", value=shape, nearest="(n, k)") from error
-    if n < 0 or k < 0:
-        raise ShapeError(f"{_prefix(name)}shape", limit="at least 0", value=(n, k), nearest=(max(n, 0), max(k, 0)))
-    if n * k >= 2**62:
-        raise LimitError(f"{_prefix(name)}elements", limit="fewer than 2**62", value=n * k, nearest="fewer rows")
-    return n, k
-
-
-def _rows(data: Any, n: int, row: int, fmt: BlockFormat, name: str, origin: int) -> Array:
-    """The bytes [n, row], as a view; every way in which they can be too few or too many, by name."""
-    flat = _bytes(data, name)
-    if flat.ndim == 2:
-        if flat.shape != (n, row) or (row > 1 and flat.strides[1] != 1):
-            raise LayoutError(
-                f"{_prefix(name)}bytes of {fmt} rows", limit=f"[{n}, {row}], a row's bytes adjacent",
-                value=f"{list(flat.shape)}, strides {flat.strides}", nearest=f"rows of {_in_blocks(row, fmt)}",
-            )  # fmt: skip
-        return flat
-    if flat.size != n * row:
-        raise _wrong_size(flat.size, n, row, fmt, name, origin)
-    return flat.reshape(n, row)
-
-
-def _wrong_size(size: int, n: int, row: int, fmt: BlockFormat, name: str, origin: int) -> FormatError:
-    value, nearest = f"{size} bytes", f"{n * row} bytes"
-    if n and size % n == 0 and size % fmt.nbytes == 0 and size != n * row:
-        nearest = f"rows of {_in_blocks(row, fmt)}; these bytes are {n} rows of {_in_blocks(size // n, fmt)}"
-    elif size < n * row and row:
-        whole, rest = divmod(size, row)
-        value += f": row {whole} ends after {rest} bytes, at byte {origin + size}"
-    return FormatError(
-        f"{_prefix(name)}bytes of a {fmt} matrix of {n} rows, from byte {origin}",
-        limit=f"{n} x {row} = {n * row}", value=value, nearest=nearest,
-    )  # fmt: skip
-
-
-def _bytes(data: Any, name: str) -> Array:
-    if isinstance(data, np.ndarray):
-        found = data.view(np.ndarray)
-        if found.dtype != np.uint8 and found.flags.c_contiguous:
-            found = found.reshape(-1).view(np.uint8)
-        if found.dtype == np.uint8 and found.ndim in (1, 2) and (found.ndim == 2 or found.flags.c_contiguous):
-            return found
-    else:
-        try:
-            return np.frombuffer(data, np.uint8)
-        except (TypeError, ValueError, BufferError):
-            pass
-    raise LayoutError(
-        f"{_prefix(name)}data", limit="contiguous bytes, or a uint8 array [n, row bytes]",
-        value=type(data).__name__, nearest="np.frombuffer(data, np.uint8)",
     )  # fmt: skip

@@ -20,6 +20,7 @@ from .functional import addmm, baddbmm, bmm, grouped, linear, mm
 from .layers import Embedding, LayerNorm, Linear, RMSNorm, SiLU
 from .main_grad import collect_main_grad, main_grads, use_main_grad
 from .modules import Conversion, convert
+from .quantized import QuantizedLinear
 from .routing import active, disable, enable, enabled, invariant
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Embedding",
     "LayerNorm",
     "Linear",
+    "QuantizedLinear",
     "RMSNorm",
     "SiLU",
     "active",

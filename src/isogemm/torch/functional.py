@@ -14,7 +14,8 @@ import torch
 from .. import api
 from ..contract.spec import ContractLike
 from ..errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
-from . import backward, ops
+from ..quant.matrix import QuantizedMatrix
+from . import backward, ops, quantized
 from .ops import Tensor
 
 __all__ = ["addmm", "baddbmm", "bmm", "grouped", "linear", "mm"]
@@ -125,18 +126,22 @@ def linear(
     out_dtype: Any = None,
     main_grad: Tensor | None = None,
     bias_main_grad: Tensor | None = None,
+    activations: str | None = None,
 ) -> Tensor:
     """x @ w.T + bias for x [..., k] and w [n, k].
 
     Parameters
     ----------
     x, w, bias : tensor [..., k], [n, k] and [n]
-        Under autocast, x and w take autocast's dtype; the bias is added in float32 as it is.
+        Under autocast, x and w take autocast's dtype; the bias is added in float32 as it is. `w` may be a
+        `isogemm.QuantizedMatrix` on x's device, to which no gradient goes.
     contract, grad_order, out_dtype
         As in `mm`: dx is a chain; dw = dy.T @ x and dbias = ones @ dy walk the rows in `grad_order`.
     main_grad, bias_main_grad : float32 tensor [n, k] and [n], optional
         The backward pass continues the walk over rows from these values and writes the sums back, with no rounding
         between micro-batches; w and bias then get no gradient of their own (``.grad`` stays as it was).
+    activations : {"q8", "fp32", "same"}, optional
+        For a quantized `w`, as in `isogemm.linear`.
 
     Returns
     -------
@@ -154,6 +159,13 @@ def linear(
     With `main_grad`, micro-batches of whole leaves leave the bits of the whole batch, in any division; with
     ``grad_order="chain"`` micro-batches of whole blocks do (under ``fma``, of any size).
     """
+    if type(w) is QuantizedMatrix:
+        _refuse_buffers(main_grad, bias_main_grad)
+        return quantized.linear(
+            x, w, bias, contract=contract, activations=activations, grad_order=grad_order, out_dtype=out_dtype
+        )
+    if activations is not None:
+        raise OptionError("activations", limit="for a quantized w", value=activations, nearest="None")
     if main_grad is None and bias_main_grad is None:
         if ops.is_direct(x, w, bias):
             return api.linear(x, w, bias, contract=contract or None, out_dtype=out_dtype)
@@ -208,7 +220,7 @@ def _check_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
         if not isinstance(operand, torch.Tensor) and (operand is not None or name != "bias"):
             raise DTypeError(
                 f"{name} of linear", limit="a tensor", value=type(operand).__name__,
-                nearest="torch.as_tensor; isogemm.linear, for inference, takes arrays, packed and quantized weights",
+                nearest="torch.as_tensor; isogemm.linear, for inference, takes arrays and packed weights",
             )  # fmt: skip
 
 
@@ -219,6 +231,11 @@ def _autocast(*operands: Tensor) -> tuple[Tensor, ...]:
         return operands
     dtype, half = torch.get_autocast_dtype(kind), (torch.float32, torch.bfloat16, torch.float16)
     return tuple([x.to(dtype) if x.dtype in half else x for x in operands])
+
+
+def _refuse_buffers(*buffers: Tensor | None) -> None:
+    if any(buffer is not None for buffer in buffers):
+        raise OptionError("main_grad", limit="weights that have a gradient", value="a quantized w", nearest="None")
 
 
 def _check_buffer(name: str, buffer: Tensor | None, of: Tensor | None, contract: Any, grad_order: str) -> None:

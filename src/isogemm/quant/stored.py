@@ -1,0 +1,85 @@
+"""What the bytes of a quantized matrix have to be: their number, their rows, their strides; errors by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import FormatError, LayoutError, LimitError, ShapeError
+from .formats import BlockFormat
+
+__all__ = ["checked_shape", "in_blocks", "prefix", "rows_of"]
+
+Array = npt.NDArray[Any]
+
+
+def prefix(name: str) -> str:
+    """The start of a message about a tensor."""
+    return f"{name}: " if name else ""
+
+
+def in_blocks(size: int, fmt: BlockFormat) -> str:
+    """A number of bytes, in blocks."""
+    whole, rest = divmod(size, fmt.nbytes)
+    return f"{size} bytes = {whole} blocks of {fmt.nbytes}" + (f" and {rest}" if rest else "")
+
+
+def checked_shape(shape: Any, name: str) -> tuple[int, int]:
+    """(n, k), if it is one."""
+    try:
+        n, k = (int(x) for x in shape)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"{prefix(name)}shape", limit="(n, k)", value=shape, nearest="(n, k)") from error
+    if n < 0 or k < 0:
+        raise ShapeError(f"{prefix(name)}shape", limit="at least 0", value=(n, k), nearest=(max(n, 0), max(k, 0)))
+    if n * k >= 2**62:
+        raise LimitError(f"{prefix(name)}elements", limit="fewer than 2**62", value=n * k, nearest="fewer rows")
+    return n, k
+
+
+def rows_of(data: Any, n: int, row: int, fmt: BlockFormat, name: str, origin: int) -> Array:
+    """The bytes [n, row], as a view; every way in which they can be too few or too many, by name."""
+    flat = _bytes(data, name)
+    if flat.ndim == 2:
+        if flat.shape != (n, row) or (row > 1 and flat.strides[1] != 1):
+            raise LayoutError(
+                f"{prefix(name)}bytes of {fmt} rows", limit=f"[{n}, {row}], a row's bytes adjacent",
+                value=f"{list(flat.shape)}, strides {flat.strides}", nearest=f"rows of {in_blocks(row, fmt)}",
+            )  # fmt: skip
+        return flat
+    if flat.size != n * row:
+        raise _wrong_size(flat.size, n, row, fmt, name, origin)
+    return flat.reshape(n, row)
+
+
+def _wrong_size(size: int, n: int, row: int, fmt: BlockFormat, name: str, origin: int) -> FormatError:
+    value, nearest = f"{size} bytes", f"{n * row} bytes"
+    if n and size % n == 0 and size % fmt.nbytes == 0 and size != n * row:
+        nearest = f"rows of {in_blocks(row, fmt)}; these bytes are {n} rows of {in_blocks(size // n, fmt)}"
+    elif size < n * row and row:
+        whole, rest = divmod(size, row)
+        value += f": row {whole} ends after {rest} bytes, at byte {origin + size}"
+    return FormatError(
+        f"{prefix(name)}bytes of a {fmt} matrix of {n} rows, from byte {origin}",
+        limit=f"{n} x {row} = {n * row}", value=value, nearest=nearest,
+    )  # fmt: skip
+
+
+def _bytes(data: Any, name: str) -> Array:
+    if isinstance(data, np.ndarray):
+        found = data.view(np.ndarray)
+        if found.dtype != np.uint8 and found.flags.c_contiguous:
+            found = found.reshape(-1).view(np.uint8)
+        if found.dtype == np.uint8 and found.ndim in (1, 2) and (found.ndim == 2 or found.flags.c_contiguous):
+            return found
+    else:
+        try:
+            return np.frombuffer(data, np.uint8)
+        except (TypeError, ValueError, BufferError):
+            pass
+    raise LayoutError(
+        f"{prefix(name)}data", limit="contiguous bytes, or a uint8 array [n, row bytes]",
+        value=type(data).__name__, nearest="np.frombuffer(data, np.uint8)",
+    )  # fmt: skip

@@ -142,5 +142,7 @@ def visible(packed: Tensor | None, length: int, queries: int, is_causal: bool) -
     table = None
     if size > HEADER:
         shown = packed[:, :1] if kind == 2 else packed[:, :1, :1]
-        table = shown[..., HEADER : HEADER + length].view(torch.bool)
+        table = shown[..., HEADER : HEADER + length]
+        # Inductor of torch 2.11 cannot lower the view; outside of a compiler a copy would be a kernel a layer.
+        table = table.bool() if torch.compiler.is_compiling() else table.view(torch.bool)
     return Visible(table, offset is not None, offset, start, stop)

@@ -110,6 +110,7 @@ def test_the_operator_keeps_torchs_rules():
     torch.library.opcheck(torch.ops.isogemm.attention.default, arguments)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # parts of torch that other parts of it deprecate
 def test_compiled_attention_has_the_eager_bits():
     torch._dynamo.reset()
     leaves = [x.requires_grad_() for x in cuda_operands(2, 4, 2, 33, 200, 64)]

@@ -2,8 +2,9 @@
 
     y, m, l = forward(q, k, v, c=factor(None, 128), arithmetic="tensor_core:sm90", causal_offset=0)
 
-A call like one before is a look-up, two allocations and one launch or two. Nothing waits for the device; `start` and
-`stop` are read there, so that a captured graph can be replayed with longer caches.
+A call like one before is a look-up, two allocations and one launch or two. Nothing waits for the device, but the first
+call of a kernel, which is tried. `start` and `stop` are read there, so that a captured graph can be replayed with
+longer caches.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ContractError, DTypeError, LayoutError, LimitError, ShapeError
-from .attention_plans import MAX_HEAD, Case, Operand, bind, kernel_of
+from .attention_admit import admitted_run
+from .attention_plans import MAX_HEAD, Case, Operand
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +74,12 @@ def forward(
 
     Raises
     ------
-    ShapeError, DTypeError, LayoutError, LimitError, ContractError
+    ShapeError, DTypeError, LayoutError, LimitError
+        Operands that no kernel takes.
+    ContractError
+        Not the device's arithmetic, or no kernel here has shown its bits; the message says where each one differed.
+    DeviceError
+        A graph is captured, and the kernels of this call were never tried: call once before.
     """
     torch = _torch or _load()
     device = q.get_device()
@@ -112,7 +119,7 @@ def _plan(
     key: tuple[Any, ...], q: Any, k: Any, v: Any, c: float, mask: Any, offset: int | None, start: Any, stop: Any,
     arithmetic: str, out: Any, stats: bool, kernel: str | None,
 ) -> Callable[..., None]:  # fmt: skip
-    """Look at everything once, and bind."""
+    """Look at everything once, admit a kernel, and bind."""
     _check(q, k, v, mask, start, stop, out)
     device = q.get_device()
     _check_arithmetic(arithmetic, q.dtype, device)
@@ -131,7 +138,7 @@ def _plan(
         aligned=not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
         stats=stats,
     )
-    run = bind(case, kernel or kernel_of(case, device), device)
+    run = admitted_run(case, arithmetic, device, kernel)
     if len(_plans) >= _MOST:
         _plans.clear()
     _plans[key] = run

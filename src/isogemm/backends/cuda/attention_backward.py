@@ -11,7 +11,7 @@ from .attention_plans import KINDS, compiled, ints, longs
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["steps"]
+__all__ = ["bound", "defines_of", "steps"]
 
 THREADS = 256
 
@@ -74,11 +74,32 @@ def _steps_over(x: Any, s: Any) -> tuple[int, ...]:
 def _bound(
     shape: tuple[int, ...], hidden: tuple[int, ...], added: tuple[int, ...], c: float, dtype: str, device: int
 ) -> Callable[..., None]:
+    """The launch of an admitted kernel: ``launch(stream, s, dp, m, total, delta, hidden, added, p, ds)``."""
+    from ...planner.kernel_admission import Candidate
+    from .admitted import first_admitted
+    from .attention_admit import sources
+    from .attention_backward_trial import try_steps
+
+    serve = functools.partial(bound, shape, hidden, added, c, dtype, device)
+    code = " ".join(f"{key}={value}" for key, value in defines_of(dtype).items())
+    trial = functools.partial(try_steps, dtype=dtype)
+    one = Candidate("attention backward", code, sources(), trial, serve)
+    return first_admitted(f"the gradients' steps of attention, {dtype}", [one], device)
+
+
+def defines_of(dtype: str) -> dict[str, object]:
+    """What selects the kernel's code."""
+    return {"OUT": KINDS[dtype], "THREADS": THREADS}
+
+
+def bound(
+    shape: tuple[int, ...], hidden: tuple[int, ...], added: tuple[int, ...], c: float, dtype: str, device: int
+) -> Callable[..., None]:
+    """The launch, compiled and bound."""
     from .driver import load
 
     n, rows, keys = shape
-    defines: dict[str, object] = {"OUT": KINDS[dtype], "THREADS": THREADS}
-    cubin = compiled(("attention_backward.cu",), device, defines, "float32")
+    cubin = compiled(("attention_backward.cu",), device, defines_of(dtype), "float32")
     kernel = load(cubin, "attention_backward", device)
     params = [*["ptr"] * 9, *longs(*hidden, *added), *ints(rows, keys), ("f32", c)]
     return kernel.bind(params, grid=(n * rows, -(-keys // (4 * THREADS))), block=(THREADS,), pdl=True)

@@ -27,9 +27,11 @@ __all__ = [
     "Case",
     "Operand",
     "bind",
+    "code_of",
     "compiled",
     "ints",
     "kernel_of",
+    "kernels_of",
     "longs",
     "mask_defines",
     "serves",
@@ -159,6 +161,37 @@ def kernel_of(case: Case, device: int) -> str:
     return "hopper" if hopper else "leaf" if case.leaves == 1 else "walk"
 
 
+def kernels_of(case: Case, device: int) -> list[str]:
+    """All kernels that can compute this on the device: the fastest first, then those that do with the least memory."""
+    from .device import device as facts
+
+    first = kernel_of(case, device)
+    sums = 4 * case.batch * case.heads * case.leaves * case.tq * (case.dv + 2)
+    found = [name for name in ("hopper", "leaf", "walk", "few", "split") if name != first and serves(case, name)]
+    if facts(device).capability[0] != 9:
+        found = [name for name in found if name not in ("hopper", "few")]
+    return [first, *(name for name in found if sums <= MOST_SUMS or name not in ("few", "split"))]
+
+
+def code_of(case: Case, kernel: str, device: int) -> str:
+    """The text of all that selects the compiled code of a kernel: equal texts, equal code."""
+    if kernel in ("split", "leaf", "walk"):
+        _, constants, hints, options, _ = triton_facts(case, kernel, _rows_of(case), device)
+        defines = {key: value for key, value in constants.items() if key not in ("TERMS", "WALK")} | options
+        defines |= {"KIND": KINDS[case.dtype], "MASK_KIND": KINDS.get(case.dtype_mask or "", 0)}
+        defines |= {"OUT": KINDS[case.dtype_out], "HINTS": ",".join(hints)}
+    else:
+        from .attention_hopper import few_source, source
+
+        makers: dict[str, Callable[[Case], dict[str, object]]] = {
+            "fma": _fma_defines, "few": lambda case: few_source(case)[1], "hopper": lambda case: source(case)[1],
+        }  # fmt: skip
+        defines = makers[kernel](case)
+    if kernel == "split" or (kernel == "few" and case.leaves > 1):
+        defines = defines | {f"MEET_{key}": value for key, value in _meet_defines(case).items()}
+    return " ".join(f"{key}={int(value) if isinstance(value, bool) else value}" for key, value in defines.items())
+
+
 def bind(case: Case, kernel: str, device: int) -> Run:
     """Compile, or take from a cache, and bind.
 
@@ -214,12 +247,15 @@ def ints(*values: int) -> list[Parameter]:
     return [("i32", value) for value in values]
 
 
+def _fma_defines(case: Case) -> dict[str, object]:
+    return {"D": case.d, "NJ": -(-case.dv // 32), "KIND": KINDS[case.dtype], **mask_defines(case)}
+
+
 def _bind_fma(case: Case, device: int) -> Run:
     from .driver import load
 
     columns = -(-case.dv // 32)
-    defines = {"D": case.d, "NJ": columns, "KIND": KINDS[case.dtype], **mask_defines(case)}
-    kernel = load(compiled(("attention_fma.cu",), device, defines, case.dtype), "attention_fma", device)
+    kernel = load(compiled(("attention_fma.cu",), device, _fma_defines(case), case.dtype), "attention_fma", device)
     padded = -(-case.d // 32) * 32
     shared = 4 * (32 * padded + 32 * LEAF + max(32 * (LEAF + 1), 32 * 32 * columns))
     steps = [step for x in case.operands for step in x.strides[:3]]
@@ -231,16 +267,19 @@ def _bind_fma(case: Case, device: int) -> Run:
     return kernel.bind(params, grid=grid, block=(256,), shared=shared, pdl=True)
 
 
+def _meet_defines(case: Case) -> dict[str, object]:
+    return {
+        "OUT": KINDS[case.dtype_out],
+        "CAUSAL": case.offset is not None,
+        "THREADS": 128 if case.dv <= 128 else 256,
+        "AT_ONCE": 8 if case.leaves <= 8 else 16 if case.leaves <= 16 else 32,
+    }
+
+
 def _bind_meet(case: Case, device: int) -> Run:
     from .driver import load
 
-    threads = 128 if case.dv <= 128 else 256
-    defines: dict[str, object] = {
-        "OUT": KINDS[case.dtype_out],
-        "CAUSAL": case.offset is not None,
-        "THREADS": threads,
-        "AT_ONCE": 8 if case.leaves <= 8 else 16 if case.leaves <= 16 else 32,
-    }
+    threads, defines = 128 if case.dv <= 128 else 256, _meet_defines(case)
     kernel = load(compiled(("attention_meet.cu",), device, defines, case.dtype), "attention_meet", device)
     sizes = (case.tq, case.tk, case.dv, case.heads, case.group, case.offset or 0, case.batch)
     grid = (case.tq * case.group, case.heads // case.group, case.batch)
@@ -252,9 +291,13 @@ def _power_of_two(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
+def _rows_of(case: Case) -> int:
+    """Rows of a Triton tile."""
+    return 16 if case.tq * case.group <= 16 else 64  # tiles of 32 rows have not shown their bits on a device
+
+
 def _bind_triton(case: Case, name: str, device: int) -> Run:
-    rows = case.tq * case.group
-    block = 16 if rows <= 16 else 64  # tiles of 32 rows have not shown their bits on a device
+    rows, block = case.tq * case.group, _rows_of(case)
     built, values = triton_kernel(case, name, block, device)
     tiles = -(-rows // block)
     grid = (tiles * (case.leaves if name == "split" else 1), case.heads // case.group, case.batch)
@@ -283,12 +326,11 @@ def _met(case: Case, walk: Run, device: int) -> Run:
     return run
 
 
-@functools.lru_cache(maxsize=256)
-def triton_kernel(case: Case, name: str, block: int, device: int) -> tuple[Any, dict[str, float]]:
-    """The Triton kernel, and the values of its parameters that are fixed."""
-    from .kernels.attention import attention
-    from .triton_build import build
-    from .triton_tile import arch
+def triton_facts(
+    case: Case, name: str, block: int, device: int
+) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...], dict[str, object], dict[str, float]]:
+    """Types, constants, what is a multiple of 16, options, and the values of parameters that are fixed."""
+    from .device import device as facts
 
     q, k, v = case.operands
     axes = ("b", "h", "t")
@@ -303,19 +345,29 @@ def triton_kernel(case: Case, name: str, block: int, device: int) -> tuple[Any, 
              "stop": "*i32", "y": f"*{TYPES[case.dtype_out]}", "stats": "*fp32", "sums": "*fp32"}  # fmt: skip
     types |= dict.fromkeys(steps, "i64") | dict.fromkeys(sizes, "i32") | {"c": "fp32"}
     d, dv = _power_of_two(case.d), _power_of_two(case.dv)
-    pdl = arch(device) >= 90
     constants: dict[str, Any] = {
         "ROWS": block, "D": d, "DV": dv, "TERMS": terms(case.dtype), "MASK": case.masks,
         "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops,
         "WALK": ("split", "leaf", "walk").index(name), "EVEN_D": d == case.d, "EVEN_DV": dv == case.dv,
-        "STATS": case.stats, "PDL": pdl,
+        "STATS": case.stats, "PDL": facts(device).capability[0] >= 9,
     }  # fmt: skip
     hints = ["y", "stats", "sums"] + (["q", "k", "v"] if case.aligned else [])
     hints += [key for key, step in steps.items() if step % 16 == 0] + [
         key for key in ("d", "dv") if not sizes[key] % 16
     ]
+    options: dict[str, object] = {"num_warps": 8 if max(d, dv) >= 128 else 4, "num_stages": 1}
+    return types, constants, tuple(hints), options, {**steps, **sizes, "c": case.c}
+
+
+@functools.lru_cache(maxsize=256)
+def triton_kernel(case: Case, name: str, block: int, device: int) -> tuple[Any, dict[str, float]]:
+    """The Triton kernel, and the values of its parameters that are fixed."""
+    from .kernels.attention import attention
+    from .triton_build import build
+    from .triton_tile import arch
+
+    types, constants, hints, options, values = triton_facts(case, name, block, device)
     built = build(
-        attention, types, constants, aligned=tuple(hints), capability=arch(device), launch_pdl=pdl,
-        num_warps=8 if max(d, dv) >= 128 else 4, num_stages=1,
-    )  # fmt: skip
-    return built, {**steps, **sizes, "c": case.c}
+        attention, types, constants, aligned=hints, capability=arch(device), launch_pdl=constants["PDL"], **options
+    )
+    return built, values

@@ -1,0 +1,57 @@
+"""Which of attention's kernels serve a call: the fastest one whose bits were right on this device and software."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from ...planner.kernel_admission import Candidate, fingerprint
+from . import nvrtc
+from .admitted import first_admitted
+from .attention_plans import Case, Run, bind, code_of, kernels_of, serves
+from .attention_trial import try_kernel
+
+__all__ = ["admitted_run", "sources"]
+
+HERE = Path(__file__).parent
+HOST = ("attention_plans.py", "attention_hopper.py", "attention_backward.py", "tensormap.py", "triton_build.py")
+TRIALS = ("attention_trial.py", "attention_backward_trial.py")
+DEVICE = ("attention*", "hopper_ptx.cu")
+
+
+def admitted_run(case: Case, arithmetic: str, device: int, kernel: str | None = None) -> Run:
+    """The launch of the first admitted kernel; of `kernel` alone where one is named.
+
+    Raises
+    ------
+    ContractError
+        No kernel that serves has the bits of the definition here.
+    DeviceError
+        While a graph is captured, of a kernel that has not been tried.
+    OptionError
+        `kernel` cannot compute this case.
+    """
+    if not min(case.batch, case.tq, case.heads) or (kernel is not None and not serves(case, kernel)):
+        return bind(case, kernel or "walk", device)  # nothing to launch, or its refusal
+    names = kernels_of(case, device) if kernel is None else [kernel]
+    what = f"{arithmetic}/chain on attention of {case.dtype}"
+    return first_admitted(what, _candidates(case, arithmetic, device, names), device)
+
+
+def _candidates(case: Case, arithmetic: str, device: int, names: list[str]) -> Iterator[Candidate[Run]]:
+    source = sources()
+    for name in names:
+        yield Candidate(
+            f"attention {name}", code_of(case, name, device), source,
+            partial(try_kernel, kernel=name, case=case, arithmetic=arithmetic), partial(bind, case, name, device),
+        )  # fmt: skip
+
+
+def sources() -> str:
+    """Hash of all that reaches the bits of attention's kernels, the definition included."""
+    from ... import contract
+
+    kernels = [path for pattern in DEVICE for path in nvrtc.KERNELS.glob(pattern)]
+    definition = Path(contract.__file__).parent / "attention.py"
+    return fingerprint(*kernels, *(HERE / name for name in (*HOST, *TRIALS)), definition)

@@ -1,0 +1,142 @@
+"""From a quantized GPU case to a row: correctness, interleaved replays, verdicts against the bars."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from isogemm.lab import Candidate, Ceilings, Timing, Verdict, interleave, row, verdict
+
+from .gpu_engine import Engine
+from .gpu_measure import judge
+from .quant_gpu_cases import OURS, PLAIN, Q8, Case
+from .quant_gpu_operands import LLAMA, TORCH, Call, Setup, Shelf, build
+from .quant_gpu_peers import GEMLITE
+
+__all__ = ["Settings", "measure", "ratio"]
+
+ARITHMETIC = "bfloat16"
+MOST_CALLS = 400
+BITS = ("differing", "batch_differing", "plain_differing")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How long to measure.
+
+    Attributes
+    ----------
+    rounds : int
+        Samples of each candidate.
+    replay_seconds : float
+        About how long one replay of a graph is, and twice the least length of a block.
+    seed : int
+    options : tuple of str
+        What the command was given beside, for the line that repeats a row.
+    """
+
+    rounds: int = 7
+    replay_seconds: float = 1.5e-3
+    seed: int = 0
+    options: tuple[str, ...] = ()
+
+    def command(self, case: Case) -> str:
+        """The line that measures one row again."""
+        words = ["--formats", case.format, "--m", str(case.m), "--shapes", f"{case.n}x{case.k}", *self.options]
+        words += ["--seed", str(self.seed)] if self.seed else []
+        return "python -m benchmarks.quant_gpu " + shlex.join(words)
+
+
+def measure(
+    case: Case, settings: Settings, engine: Engine, shelf: Shelf, ceilings: Mapping[str, float]
+) -> dict[str, Any]:
+    """The row of a case. An error of ours becomes a row that says so; who cannot is named in ``absent``."""
+    try:
+        setup = build(case, shelf)
+        try:
+            correctness = setup.check()
+            engine.synchronize()
+            timings = _timed(case, setup, settings, engine, ceilings)
+        finally:
+            engine.synchronize()
+            setup.free()
+    except Exception as error:
+        return _row(case, settings, {}, None, ceilings, None, f"{type(error).__name__}: {error}".rstrip(": "))
+    return _row(case, settings, timings, correctness, ceilings, setup, setup.absent.get(OURS))
+
+
+def _timed(
+    case: Case, setup: Setup, settings: Settings, engine: Engine, ceilings: Mapping[str, float]
+) -> dict[str, Timing]:
+    """Everybody's calls as graphs, replayed in turns."""
+    graphs, counts = [], {}
+    for name, call in setup.calls.items():
+        count = counts[name] = _calls(case, name, call, settings.replay_seconds, ceilings)
+        run = engine.capture([partial(call.run, i) for i in range(count)])
+        graphs.append(Candidate(name, run))
+    timings = interleave(
+        graphs, blocks=settings.rounds, block_seconds=settings.replay_seconds / 2, pause=0, clock=engine.clock
+    )
+    return {name: timing.scaled(1 / counts[name]) for name, timing in timings.items()}
+
+
+def _calls(case: Case, name: str, call: Call, seconds: float, ceilings: Mapping[str, float]) -> int:
+    """Whole passes over a candidate's copies that take about `seconds`."""
+    work = case.plain_work if name in (PLAIN, TORCH) else case.work
+    bound = _limits(ceilings).bound(work)
+    passes = max(1, round(seconds / (call.copies * (1.25 * bound + 2e-6))))
+    return max(call.copies, min(passes * call.copies, MOST_CALLS // call.copies * call.copies))
+
+
+def _limits(ceilings: Mapping[str, float]) -> Ceilings:
+    return Ceilings(1, ceilings["bytes_per_second"], ceilings[ARITHMETIC])
+
+
+def ratio(row: Mapping[str, Any], ours: str, peer: str) -> float | None:
+    """Speed relative to a peer by the medians of a row."""
+    times = row["timings"]
+    if ours not in times or peer not in times:
+        return None
+    return float(times[peer]["median"] / times[ours]["median"])
+
+
+def wrong(row: Mapping[str, Any]) -> int:
+    """Bits of ours that differ, anywhere."""
+    found = row["correctness"] or {}
+    return sum(int(part.get(key, 0)) for part in (found, found.get("q8", {})) for key in BITS)
+
+
+def _verdicts(timings: Mapping[str, Timing]) -> list[Verdict]:
+    """Of both paths: the one with 16-bit activations against everybody, the integer one against those it is for."""
+    pairs = [(OURS, name) for name in (PLAIN, TORCH, GEMLITE, LLAMA)] + [(Q8, name) for name in (PLAIN, LLAMA)]
+    return [verdict(timings[a], timings[b]) for a, b in pairs if a in timings and b in timings]
+
+
+def _row(
+    case: Case,
+    settings: Settings,
+    timings: Mapping[str, Timing],
+    correctness: Mapping[str, Any] | None,
+    ceilings: Mapping[str, float],
+    setup: Setup | None,
+    error: str | None,
+) -> dict[str, Any]:
+    copies = {name: call.copies for name, call in setup.calls.items()} if setup else {}
+    return row(
+        case.name,
+        command=settings.command(case),
+        timings=timings,
+        verdicts=_verdicts(timings),
+        correctness=correctness,
+        work=case.work,
+        ceilings=_limits(ceilings),
+        seed=settings.seed,
+        operands=f"weights rotated over copies: {copies}",
+        bars=[{"bar": str(bar), "result": judge(bar, timings)} for bar in case.bars],
+        absent={name: words for name, words in setup.absent.items() if name != OURS} if setup else {},
+        error=error,
+        **asdict(case),
+    )

@@ -94,6 +94,15 @@ def test_other_arithmetics(arithmetic, dtype, order):
     assert_same(got, product(a, b, contract, out_dtype=np.float32))
 
 
+@pytest.mark.parametrize("name", ["fp32", "f32", "bf16", "fp16", "f16"])
+def test_short_names_of_dtypes(name):
+    a, b = values((3, 5)), values((5, 2), seed=1)
+    full = {"32": "float32", "16": "float16"}[name[-2:]] if name != "bf16" else "bfloat16"
+    got = isogemm.matmul(a, b, out_dtype=name)
+    assert got.dtype.name == full
+    assert_same(got, isogemm.matmul(a, b, out_dtype=full))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("lead", [(), (1,), (5,), (2, 3), (0, 3), (2, 1, 3)])
 @pytest.mark.parametrize("layout", ["c", "padded", "stepped", "reversed"])

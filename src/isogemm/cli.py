@@ -178,7 +178,7 @@ def plan_command(
 
     import isogemm
 
-    from .audit.data import ALIASES
+    from .interop import SHORT_NAMES
 
     if len(trans) != 2:
         raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")
@@ -189,7 +189,7 @@ def plan_command(
         m,
         n,
         k,
-        dtype=ALIASES.get(dtype, dtype),
+        dtype=SHORT_NAMES.get(dtype, dtype),
         trans_a=trans[0].upper(),
         trans_b=trans[1].upper(),
         device=device,

@@ -174,8 +174,12 @@ def to_tensor(x: Array) -> Any:
     return torch.from_numpy(x)
 
 
+SHORT_NAMES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
+"""Short names of dtypes, as models' files and flags have them."""
+
+
 def as_dtype(dtype: Any) -> np.dtype[Any] | None:
-    """A NumPy dtype from whatever names one: NumPy's, ml_dtypes', torch's, or a string.
+    """A NumPy dtype from whatever names one: NumPy's, ml_dtypes', torch's, or a string, such as ``bf16``.
 
     Raises
     ------
@@ -186,6 +190,8 @@ def as_dtype(dtype: Any) -> np.dtype[Any] | None:
         return None
     torch = sys.modules.get("torch")
     text = str(dtype).removeprefix("torch.") if torch is not None and isinstance(dtype, torch.dtype) else dtype
+    if isinstance(text, str):
+        text = SHORT_NAMES.get(text, text)
     if isinstance(text, str) and text == "bfloat16":
         return BFLOAT16
     try:

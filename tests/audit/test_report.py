@@ -40,6 +40,15 @@ def report() -> audit.Report:
     return audit.run([fakes.by_m, fakes.honest, fakes.raises, fakes.not_finite], [SHAPE], require=[], sweep=[1, 2, 16])
 
 
+def test_a_report_prints_as_the_command_does(report: audit.Report) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    print_report(report, console)
+    assert str(report) == console.file.getvalue().strip()  # type: ignore[attr-defined]
+    assert repr(report).startswith("Report(")
+    assert "by_m changed" in repr(report)
+    assert len(repr(report)) < 300
+
+
 def test_json_round_trip_and_schema(report: audit.Report, tmp_path: Path) -> None:
     path = report.write_json(tmp_path / "deep" / "report.json")
     content = json.loads(path.read_text())

@@ -202,6 +202,8 @@ def test_what_is_refused_is_refused_clearly():
         (ShapeError, lambda: iso.grouped([a], [])),
         (DTypeError, lambda: iso.mm(a.double(), b.double())),
         (DTypeError, lambda: iso.mm([[1.0]], b)),
+        (DTypeError, lambda: iso.addmm(1.0, a, b)),
+        (DTypeError, lambda: iso.baddbmm([1.0], a[None], b[None])),
         (ContractError, lambda: iso.mm(a, b, contract="fma/chian")),
         (ContractError, lambda: iso.mm(a.clone().requires_grad_(), b, grad_order="leaf0")),
         (OptionError, lambda: torch.vmap(lambda x: iso.grouped([x], [b]))(a.expand(2, 5, 40))),

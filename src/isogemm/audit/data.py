@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DTypeError, LayoutError, OptionError, ShapeError
+from ..interop import SHORT_NAMES
 from ..models import Linear
 
 __all__ = [
@@ -42,7 +43,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
-ALIASES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
 LAYOUTS = ("C", "F", "padded", "rows", "columns", "unaligned")
 _BLOCK_ROWS = 256
 _OUTLIER_SHARE, _OUTLIER_SCALE = 0.004, 20.0
@@ -56,7 +56,7 @@ def as_dtype(name: str) -> np.dtype[Any]:
     DTypeError
         Not one of ``float32``, ``bfloat16``, ``float16``.
     """
-    full = ALIASES.get(name, name)
+    full = SHORT_NAMES.get(name, name)
     if full not in DTYPES:
         raise DTypeError("dtype of an audit", limit="one of " + ", ".join(DTYPES), value=repr(name), nearest="float32")
     return DTYPES[full]

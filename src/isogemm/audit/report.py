@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -220,7 +221,7 @@ class ProviderResult:
         }
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """What an audit found.
 
@@ -254,6 +255,20 @@ class Report:
     schema: str = SCHEMA
     title: str = "Does the matmul keep its bits?"
     described: str = ""
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{name} {result.status}" for name, result in self.providers.items())
+        return f"Report({names}; {'ok' if self.ok else 'not ok'})"
+
+    def __str__(self) -> str:
+        """The text that `isogemm audit` prints."""
+        from rich.console import Console
+
+        from .console import print_report
+
+        text = io.StringIO()
+        print_report(self, Console(file=text, width=120))
+        return text.getvalue().strip()
 
     def held(self, provider: str) -> bool:
         """Whether every applicable case of every audited relation kept its bits, with at least one compared.

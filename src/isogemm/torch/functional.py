@@ -95,6 +95,7 @@ def addmm(
     `beta` = 0 never reads c. Autocast leaves c as it is.
     """
     _check_dims("addmm", 2, a=a, b=b)
+    _check_addend("addmm", c)
     a, b = _autocast(a, b)
     return backward.product(c, a, b, float(alpha), float(beta), _text(contract), grad_order, out_dtype)
 
@@ -112,6 +113,7 @@ def baddbmm(
 ) -> Tensor:
     """`addmm` on each item of stacks; `c` is broadcast to [batch, m, n]."""
     _check_dims("baddbmm", 3, a=a, b=b)
+    _check_addend("baddbmm", c)
     a, b = _autocast(a, b)
     return backward.product(c, a, b, float(alpha), float(beta), _text(contract), grad_order, out_dtype)
 
@@ -212,6 +214,11 @@ def _check_dims(what: str, ndim: int, **operands: Tensor) -> None:
         if x.dim() != ndim:
             nearest = "bmm or linear" if ndim == 2 else "mm, or x.expand"
             raise ShapeError(f"dimensions of {name} in {what}", limit=ndim, value=x.dim(), nearest=nearest)
+
+
+def _check_addend(what: str, c: Tensor | None) -> None:
+    if c is not None and not isinstance(c, torch.Tensor):
+        raise DTypeError(f"c of {what}", limit="a tensor", value=type(c).__name__, nearest="torch.as_tensor")
 
 
 def _check_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:

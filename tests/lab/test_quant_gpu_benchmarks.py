@@ -257,7 +257,7 @@ def test_a_peer_s_tuner_is_put_back(monkeypatch):
     def failing():
         with peer._briefly():
             assert tuner.do_bench(None, None) == [5]
-            assert tuner.pre_hook(1, x=2) is None
+            assert tuner.pre_hook(1, x=2) is tuner.post_hook(1, x=2) is None
             raise RuntimeError("out")
 
     with pytest.raises(RuntimeError, match="out"):

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .api import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
     from .backends.cuda.pointers import PointerArray
     from .planner import Plan, plan
-    from .quant.matrix import QuantizedMatrix, quantize
+    from .quant.encode import quantize
+    from .quant.matrix import QuantizedMatrix
     from .threads import get_num_threads, set_num_threads
     from .weights import PackedWeight, pack
 
@@ -56,7 +57,7 @@ _HOMES = {
     "PointerArray": ".backends.cuda.pointers",
     "plan": ".planner",
     "QuantizedMatrix": ".quant.matrix",
-    "quantize": ".quant.matrix",
+    "quantize": ".quant.encode",
     "get_num_threads": ".threads",
     "set_num_threads": ".threads",
 }

@@ -172,7 +172,8 @@ def _floats(
     """Weights as floats, some rows at a time: columns of a product do not know of each other."""
     n, k = w.shape
     plain_chain = chosen.contract.arithmetic == "fma" and chosen.contract.order.kind == "chain"
-    if w.format.activations and plain_chain and dtype == FLOAT32 and out.size <= _FEW * n:
+    panels = w.format.activations and dtype == FLOAT32 and w.layout == "panels"
+    if panels and plain_chain and out.size <= _FEW * n:
         from .backends.cpu import quant_linear
 
         for some, into in _matrices(x, out):
@@ -184,7 +185,7 @@ def _floats(
             dispatch.run_rows(space, x, plain.T, out, bias, chosen)
             return
     rows = max(32, _PIECE // max(1, k) // 32 * 32)
-    if w.format.activations and dtype == FLOAT32:
+    if panels:
         _transposed(space, x, w, out, bias, chosen, rows)
         return
     room = np.empty((min(n, rows), k), dtype)

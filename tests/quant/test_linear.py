@@ -101,6 +101,7 @@ for fmt in WEIGHTS:
     for m in (1, 3, 8):
         x = values("heavy", m, w.shape[1], seed=m)
         same(isogemm.linear(x, w), defined(x, w))
+        same(isogemm.linear(x, w.in_place()), defined(x, w))
         same(isogemm.linear(x, w[2:30]), np.ascontiguousarray(defined(x, w)[:, 2:30]))
         same(isogemm.linear(x, w, activations="fp32"), product(x, w.dequantize().T))
     same(w.dequantize(), reference.dequantize(w.rows, fmt))

@@ -144,7 +144,7 @@ def _described(gguf: Any, entry: Entry, chosen: BlockFormat | None) -> tuple[Any
 def _bytes_of(file: TensorFile, entry: Entry, chosen: BlockFormat | None) -> Any:
     if chosen is None:
         return file.raw(entry.name)
-    from .matrix import quantize
+    from .encode import quantize
 
     return quantize(file[entry.name], chosen, name=entry.name).rows
 

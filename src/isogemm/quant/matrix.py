@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import interop
-from ..errors import DeviceError, DTypeError, FormatError, LayoutError, OptionError, ShapeError
+from ..errors import DeviceError, DTypeError, FormatError, LayoutError, OptionError
 from ..ghost import HOST, Device
 from ..problem import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from .formats import BlockFormat, format_of
@@ -16,11 +16,12 @@ from .stored import checked_shape, in_blocks, prefix, rows_of
 
 if TYPE_CHECKING:
     from ..backends.cpu.quant_linear import Panels
+    from ..backends.cuda.quant import DeviceCopy
 
-__all__ = ["QuantizedMatrix", "quantize"]
+__all__ = ["QuantizedMatrix"]
 
 Array = npt.NDArray[Any]
-_PLAIN = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
+PLAIN = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 
 
 class QuantizedMatrix:
@@ -49,23 +50,16 @@ class QuantizedMatrix:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_checked",
-        "_kept",
-        "_origin",
-        "_packed",
-        "_tensor",
-        "format",
-        "name",
-        "rows",
-        "shape",
-    )
+        "__weakref__", "_checked", "_kept", "_origin", "_packed", "_tensor",
+        "format", "layout", "name", "rows", "shape",
+    )  # fmt: skip
 
     def __init__(self, rows: Array, shape: tuple[int, int], fmt: BlockFormat, name: str = "", origin: int = 0) -> None:
         self.rows, self.shape, self.format, self.name, self._origin = rows, shape, fmt, name, origin
         self._checked = not fmt.quantized
         self._kept: Any = None  # what a backend made of these bytes for its kernels
-        self._packed: Any = None  # the copy on a device, of a matrix that is there
+        self.layout = "panels"  # or "blocks", see `in_place`
+        self._packed: DeviceCopy | None = None  # the copy on a device, of a matrix that is there
         self._tensor: Any = None  # the blocks as torch's, once torch asked
 
     @classmethod
@@ -170,7 +164,7 @@ class QuantizedMatrix:
         DeviceError
             No such device, or no torch for CUDA.
         OptionError
-            A format without blocks, or Q8_K: on a device those are plain tensors.
+            Q8_K, which is for activations.
         LimitError
             The device has not enough memory.
         """
@@ -180,9 +174,10 @@ class QuantizedMatrix:
         if place == self.place and (not native or self._packed is None or self._packed.native is not None):
             return self
         made = QuantizedMatrix(self.rows, self.shape, self.format, self.name, self._origin)
-        made._checked = self._checked
+        made._checked, made.layout = self._checked, self.layout
         if place != HOST:
-            raise DeviceError("quantized weights", limit="this host, so far", value=str(place), nearest="'cpu'")
+            made.check()
+            made._packed = quant.upload(made, place, native=native)
         return made
 
     def row_offset(self, n: int) -> int:
@@ -232,6 +227,7 @@ class QuantizedMatrix:
         """The bytes laid out for the CPU's integer kernels: a second copy, made on first use and kept.
 
         Its `nbytes` and `seconds` say what it costs. Later changes of the bytes do not reach it; `forget` drops it.
+        Where the matrix is read in place, there is no copy.
         """
         if self._kept is None:
             from ..backends.cpu import quant_linear
@@ -239,9 +235,18 @@ class QuantizedMatrix:
             if self._packed is not None:
                 raise DeviceError("panels()", limit="a matrix on the host", value=self.device, nearest="w.to('cpu')")
             self.check()
-            self._kept = quant_linear.prepare(self.rows, self.format, self.shape[1])
+            self._kept = quant_linear.prepare(self.rows, self.format, self.shape[1], self.layout == "blocks")
         kept: Panels = self._kept
         return kept
+
+    def in_place(self) -> QuantizedMatrix:
+        """This matrix and its slices for products on the CPU that read its own bytes: no second copy, the same bits.
+
+        For integer products, and at its best with few rows of activations; floats dequantize pieces for each product.
+        """
+        made = self[:]
+        made.layout = "blocks"
+        return made
 
     def forget(self) -> None:
         """Drop what `panels` keeps."""
@@ -257,7 +262,7 @@ class QuantizedMatrix:
         """
         if self.format.quantized:
             raise OptionError("array()", limit="F32, F16 or BF16", value=self.format, nearest="dequantize()")
-        return self.rows.view(_PLAIN[self.format.name])
+        return self.rows.view(PLAIN[self.format.name])
 
     def check(self) -> None:
         """Look at every scale, once: done before the first use.
@@ -288,7 +293,8 @@ class QuantizedMatrix:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The bytes, without what backends made of them."""
-        return _restored, (np.ascontiguousarray(self.rows), self.shape, self.format.name, self.name, self._checked)
+        state = np.ascontiguousarray(self.rows), self.shape, self.format.name, self.name, self._checked, self.layout
+        return _restored, state
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -302,7 +308,7 @@ class QuantizedMatrix:
         rows = self.rows[index]
         first = index.indices(len(self))[0] * self.rows.strides[0] if len(rows) else 0
         part = QuantizedMatrix(rows, (len(rows), self.shape[1]), self.format, self.name, self._origin + first)
-        part._checked = self._checked
+        part._checked, part.layout = self._checked, self.layout
         if self._packed is not None:
             part._packed = self._packed.part(part, range(*index.indices(len(self))))
         return part
@@ -312,87 +318,11 @@ class QuantizedMatrix:
         name = f"{self.name!r}, " if self.name else ""
         apart = "" if self.strides[0] == self.format.row_bytes(k) or n < 2 else f", rows {self.strides[0]} bytes apart"
         there = "" if self._packed is None else f", on {self.device}: {self._packed.nbytes} bytes"
+        there += ", read in place" if self.layout == "blocks" else ""
         return f"QuantizedMatrix({name}{n} x {k}, {self.format}, {self.nbytes} bytes{apart}{there})"
 
 
-def _restored(rows: Array, shape: tuple[int, int], fmt: str, name: str, checked: bool) -> QuantizedMatrix:
+def _restored(rows: Array, shape: tuple[int, int], fmt: str, name: str, *state: Any) -> QuantizedMatrix:
     made = QuantizedMatrix(rows, shape, format_of(fmt), name)
-    made._checked = checked
+    made._checked, made.layout = state
     return made
-
-
-def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedMatrix:
-    """Quantize a weight, with the bits of ggml's reference.
-
-    Blocks of 32 have the bytes of the ``gguf`` package; super-blocks those of ggml's reference where its compiler fuses
-    no multiplication with an addition.
-
-    Parameters
-    ----------
-    w : array [n, k]
-        float32, bfloat16 or float16, any strides.
-    format : str or BlockFormat
-        Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K or Q8_K; F32, F16 and BF16 convert.
-    name : str
-        For messages.
-
-    Returns
-    -------
-    QuantizedMatrix
-
-    Raises
-    ------
-    ShapeError
-        `w` is not 2-D, or k is no multiple of the block; the error names the format that fits.
-    DTypeError
-        Another element type.
-    FormatError
-        An element is infinite or no number, or a scale is too large for float16.
-
-    Determinism
-    -----------
-    A block's bytes depend on its elements and the format alone, not on the thread count.
-
-    Examples
-    --------
-    >>> import isogemm, numpy as np
-    >>> isogemm.quantize(np.ones((2, 64), np.float32), "Q4_0")
-    QuantizedMatrix(2 x 64, Q4_0, 72 bytes)
-    """
-    fmt, x = format_of(format), interop.array("w", w)
-    if x.ndim != 2:
-        raise ShapeError(f"{prefix(name)}w", limit="2-D [n, k]", value=list(x.shape), nearest="w.reshape(n, k)")
-    if x.dtype not in DTYPES:
-        raise DTypeError(
-            f"{prefix(name)}w", limit="float32, bfloat16 or float16", value=x.dtype.name, nearest="w.astype('float32')"
-        )
-    n, k = x.shape
-    rows = np.zeros((n, fmt.row_bytes(k, name)), np.uint8)
-    if fmt.quantized:
-        from ..backends.cpu import quant_run
-
-        wrong = quant_run.quantize(x, fmt, rows) if x.size else 0
-        if wrong:
-            raise _unquantizable(x, fmt, name)
-    elif x.size:
-        with np.errstate(over="ignore"):
-            rows.view(_PLAIN[fmt.name])[...] = x.astype(_PLAIN[fmt.name])
-    made = QuantizedMatrix(rows, (n, k), fmt, name)
-    made._checked = True
-    return made
-
-
-def _unquantizable(x: Array, fmt: BlockFormat, name: str) -> FormatError:
-    wide = x.astype(np.float32)
-    bad = ~np.isfinite(wide)
-    if bad.any():
-        row, column = (int(i) for i in np.argwhere(bad)[0])
-        return FormatError(
-            f"{prefix(name)}w[{row}, {column}]", limit="finite numbers", value=wide[row, column],
-            nearest="np.nan_to_num(w)",
-        )  # fmt: skip
-    row, column = (int(i) for i in np.unravel_index(np.abs(wide).argmax(), wide.shape))
-    return FormatError(
-        f"{prefix(name)}w[{row}, {column}]: its block's scale in {fmt}", limit="at most 65504, float16's largest",
-        value=f"the scale of a block with {wide[row, column]}", nearest="BF16, or weights scaled down",
-    )  # fmt: skip

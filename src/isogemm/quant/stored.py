@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..errors import FormatError, LayoutError, LimitError, ShapeError
 from .formats import BlockFormat
 
-__all__ = ["checked_shape", "in_blocks", "prefix", "rows_of"]
+__all__ = ["checked_shape", "in_blocks", "prefix", "rows_of", "unquantizable"]
 
 Array = npt.NDArray[Any]
 
@@ -82,4 +82,21 @@ def _bytes(data: Any, name: str) -> Array:
     raise LayoutError(
         f"{prefix(name)}data", limit="contiguous bytes, or a uint8 array [n, row bytes]",
         value=type(data).__name__, nearest="np.frombuffer(data, np.uint8)",
+    )  # fmt: skip
+
+
+def unquantizable(x: Array, fmt: BlockFormat, name: str) -> FormatError:
+    """Why a weight has no blocks: an element that is no number, or a scale too large for float16."""
+    wide = x.astype(np.float32)
+    bad = ~np.isfinite(wide)
+    if bad.any():
+        row, column = (int(i) for i in np.argwhere(bad)[0])
+        return FormatError(
+            f"{prefix(name)}w[{row}, {column}]", limit="finite numbers", value=wide[row, column],
+            nearest="np.nan_to_num(w)",
+        )  # fmt: skip
+    row, column = (int(i) for i in np.unravel_index(np.abs(wide).argmax(), wide.shape))
+    return FormatError(
+        f"{prefix(name)}w[{row}, {column}]: its block's scale in {fmt}", limit="at most 65504, float16's largest",
+        value=f"the scale of a block with {wide[row, column]}", nearest="BF16, or weights scaled down",
     )  # fmt: skip

@@ -22,7 +22,7 @@ from . import quant_layout as layout
 from .target import target
 from .vectors import F32, FLOAT16, I32, Emitter, declare, define, switch_over
 
-__all__ = ["KINDS", "ROWS", "codes_of_chunk", "dot_rows", "instructions"]
+__all__ = ["KINDS", "ROWS", "Walk", "codes_of_chunk", "dot_rows", "instructions"]
 
 KINDS = ("vnni", "avx2", "generic")
 """Instruction sets, all exact."""
@@ -101,7 +101,7 @@ class _Dots:
         return e.b.call(fn, [halves, ir.Constant(self.shorts, [factor] * (2 * WIDTH))])
 
 
-class _Walk:
+class Walk:
     """One pass: `rows` rows of activations over one panel."""
 
     def __init__(self, e: Emitter, fmt: BlockFormat, rows: int, kind: str, args: tuple[Any, ...]) -> None:
@@ -112,22 +112,27 @@ class _Walk:
         self.parts = layout.COLUMNS // WIDTH
 
     def run(self) -> None:
+        """Emit it."""
         e = self.e
         sums = [[e.slot(e.vec) for _ in range(self.parts)] for _ in range(self.rows)]
         for slots in sums:
             for s in slots:
                 e.b.store(ir.Constant(e.vec, None), s)
         with e.loop(self.blocks) as b:
-            w = e.at(self.panel, e.times(b, self.panel_layout.nbytes))
-            x = e.at(self.x, e.times(b, self.record.nbytes))
-            if self.fmt.block == 32:
-                self._ask(w, self.panel_layout.nbytes)
+            w, x = self.step(b), e.at(self.x, e.times(b, self.record.nbytes))
             rows = [e.at(x, e.b.mul(self.x_rs, e.i64(i))) for i in range(self.rows)]
             for part in range(self.parts):
                 self._block(w, rows, part, [slots[part] for slots in sums])
         for i, slots in enumerate(sums):
             for part, s in enumerate(slots):
                 e.store(e.canonical(e.b.load(s, typ=e.vec)), e.at(self.acc, 64 * i + 4 * WIDTH * part))
+
+    def step(self, b: Any) -> Any:
+        """Address of block b."""
+        w = self.e.at(self.panel, self.e.times(b, self.panel_layout.nbytes))
+        if self.fmt.block == 32:
+            self._ask(w, self.panel_layout.nbytes)
+        return w
 
     def _ask(self, at: Any, size: int) -> None:
         """Ask for the lines that are read PREFETCH bytes later; few at a time, or they wait for each other."""
@@ -136,10 +141,8 @@ class _Walk:
 
     def _block(self, w: Any, rows: list[Any], part: int, sums: list[Any]) -> None:
         """One block of one vector of columns: integers, then one or two steps of each chain."""
-        e, p = self.e, self.panel_layout
-        exact, shift = self._short(w, rows, part) if self.fmt.block == 32 else self._long(w, rows, part)
-        d = e.load_widened(e.at(w, p.d + 2 * WIDTH * part), FLOAT16)
-        o = e.load_widened(e.at(w, p.offset + 2 * WIDTH * part), FLOAT16) if self.fmt.offset else None
+        e = self.e
+        exact, shift, d, o = self.parts_of(w, rows, part)
         for i, x in enumerate(rows):
             scale = e.splat(e.load(e.at(x, self.record.d), F32))
             acc = e.b.load(sums[i], typ=e.vec)
@@ -148,14 +151,29 @@ class _Walk:
                 acc = e.fma(shift[i], e.b.fmul(o, scale), acc)
             e.b.store(acc, sums[i])
 
-    def _short(self, w: Any, rows: list[Any], part: int) -> tuple[list[Any], list[Any]]:
+    def parts_of(self, w: Any, rows: list[Any], part: int) -> tuple[list[Any], list[Any], Any, Any]:
+        """S and T of each row of activations, T as float32 and empty where there is none; d; o or None."""
+        e, p = self.e, self.panel_layout
+        if self.fmt.block == 32:
+            exact, shift = self.short(codes_of_chunk(e, self.fmt, e.at(w, 4 * WIDTH * part)), rows)
+        else:
+            exact, shift = self._long(w, rows, part)
+        d = e.load_widened(e.at(w, p.d + 2 * WIDTH * part), FLOAT16)
+        o = e.load_widened(e.at(w, p.offset + 2 * WIDTH * part), FLOAT16) if self.fmt.offset else None
+        return exact, shift, d, o
+
+    def short(self, codes: Any, rows: list[Any]) -> tuple[list[Any], list[Any]]:
+        """S and T of a block of 32."""
         e, r = self.e, self.record
-        start = [
-            e.splat_value(e.load(e.at(x, r.sums), I32), e.ivec) if layout.stored_zero(self.fmt) else None for x in rows
-        ]
-        exact = self._chunk(w, rows, part, [(start, range(8))])[0]
-        shift = [e.splat(e.load(e.at(x, r.total), F32)) for x in rows] if self.fmt.offset else []
-        return exact, shift
+        exact = self.dots_of(codes, rows, self.starts([e.at(x, r.sums) for x in rows]))[0]
+        return exact, [e.splat(e.load(e.at(x, r.total), F32)) for x in rows] if self.fmt.offset else []
+
+    def starts(self, held: list[Any]) -> list[list[Any]]:
+        """What sums begin with, by sub-block of 32 codes and by row: what zero points add, taken off; None where 0."""
+        e, subs = self.e, max(1, 32 // self.fmt.sub)
+        if not layout.stored_zero(self.fmt):
+            return [[None] * len(held)] * subs
+        return [[e.splat_value(e.load(e.at(x, 4 * j), I32), e.ivec) for x in held] for j in range(subs)]
 
     def _long(self, w: Any, rows: list[Any], part: int) -> tuple[list[Any], list[Any]]:
         """Eight chunks of 32: sub-blocks' dots times their integer scales; then all offsets, two to an instruction."""
@@ -166,13 +184,9 @@ class _Walk:
         with e.loop(e.i64(8)) as chunk:
             self._ask(e.at(w, e.times(chunk, p.nbytes // 8)), p.nbytes // 8)
             here = [e.at(x, e.times(chunk, 32)) for x in rows]
-            held = [e.at(x, r.sums, e.times(chunk, 4 * subs)) for x in rows]
-            groups = []
-            for j in range(subs):
-                zero = layout.stored_zero(self.fmt)
-                start = [e.splat_value(e.load(e.at(x, 4 * j), I32), e.ivec) if zero else None for x in held]
-                groups.append((start, range(8 * j // subs, 8 * (j + 1) // subs)))
-            dots = self._chunk(e.at(w, e.times(chunk, p.chunk)), here, part, groups)
+            starts = self.starts([e.at(x, r.sums, e.times(chunk, 4 * subs)) for x in rows])
+            codes = codes_of_chunk(e, self.fmt, e.at(w, e.times(chunk, p.chunk), 4 * WIDTH * part))
+            dots = self.dots_of(codes, here, starts)
             at = e.at(w, p.scales + WIDTH * part, e.times(chunk, layout.COLUMNS * subs))
             for j in range(subs):
                 scale = self._bytes(e.at(at, layout.COLUMNS * j), signed=True)
@@ -180,21 +194,22 @@ class _Walk:
                     scale = e.b.and_(scale, e.constant(15))
                 for i, slot in enumerate(exact):
                     e.b.store(e.b.add(e.b.load(slot, typ=e.ivec), e.b.mul(scale, dots[j][i])), slot)
-        return [e.b.load(s, typ=e.ivec) for s in exact], self._offsets(w, rows, part) if self.fmt.offset else []
-
-    def _offsets(self, w: Any, rows: list[Any], part: int) -> list[Any]:
-        """T of each row, as float32."""
-        e, p = self.e, self.panel_layout
+        exacts = [e.b.load(s, typ=e.ivec) for s in exact]
+        if not self.fmt.offset:
+            return exacts, []
         both = self.fmt.name == "Q2_K"
         at = e.at(w, (p.scales if both else p.mins) + WIDTH * part)
+        raw = [self._bytes(e.at(at, layout.COLUMNS * j), signed=False) for j in range(self.fmt.block // self.fmt.sub)]
+        return exacts, self.offsets([e.b.lshr(x, e.constant(4)) for x in raw] if both else raw, rows)
+
+    def offsets(self, t: list[Any], rows: list[Any]) -> list[Any]:
+        """T of each row, as float32, from the offsets of all sub-blocks."""
+        e = self.e
         total = [ir.Constant(e.ivec, None)] * len(rows)
-        for j in range(0, self.fmt.block // self.fmt.sub, 2):
-            low, high = (self._bytes(e.at(at, layout.COLUMNS * (j + i)), signed=False) for i in range(2))
-            if both:
-                low, high = (e.b.lshr(x, e.constant(4)) for x in (low, high))
+        for j in range(0, len(t), 2):
             for i, x in enumerate(rows):
                 two = e.load(e.at(x, self.record.sums + 2 * j), I32)
-                total[i] = self.dots.add_pairs(total[i], low, high, two)
+                total[i] = self.dots.add_pairs(total[i], t[j], t[j + 1], two)
         return [e.b.sitofp(t, e.vec) for t in total]
 
     def _bytes(self, at: Any, *, signed: bool) -> Any:
@@ -202,18 +217,17 @@ class _Walk:
         raw = self.e.load(at, ir.VectorType(I8, WIDTH), 1)
         return self.e.b.sext(raw, self.e.ivec) if signed else self.e.b.zext(raw, self.e.ivec)
 
-    def _chunk(self, w: Any, rows: list[Any], part: int, groups: list[Any]) -> list[list[Any]]:
-        """Dots of 32 codes: for each of `groups`, (starts by row, which fours), one value to a row."""
-        e = self.e
-        codes = codes_of_chunk(e, self.fmt, e.at(w, 4 * WIDTH * part))
+    def dots_of(self, codes: Any, rows: list[Any], starts: list[list[Any]]) -> list[list[Any]]:
+        """Dots of 32 codes, by sub-block (as many as `starts` has) and by row."""
+        e, subs = self.e, len(starts)
         found = []
-        for starts, which in groups:
+        for j, begin in enumerate(starts):
             sums = []
-            for x, start in zip(rows, starts, strict=True):
+            for x, start in zip(rows, begin, strict=True):
                 # Two chains where one would wait for itself.
                 chains = [start if start is not None else ir.Constant(e.ivec, None), ir.Constant(e.ivec, None)]
                 split = 2 if len(rows) <= 2 else 1
-                for n, g in enumerate(which):
+                for n, g in enumerate(range(8 * j // subs, 8 * (j + 1) // subs)):
                     four = e.load(e.at(x, 4 * g), I32, 4)
                     chains[n % split] = self.dots.add(chains[n % split], codes(g), four)
                 sums.append(e.b.add(*chains) if split == 2 else chains[0])
@@ -272,7 +286,7 @@ def dot_rows(typingctx, code, kind, rows, acc, x, x_rs, panel, blocks):
                 builder.module,
                 f"isogemm_quant_{fmt.name}_{what}_{n}",
                 5,
-                lambda e, *xs, n=n: _Walk(e, fmt, n, what, xs).run(),
+                lambda e, *xs, n=n: Walk(e, fmt, n, what, xs).run(),
             )
             for n in ROWS
         }

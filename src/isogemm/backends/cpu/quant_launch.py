@@ -24,7 +24,7 @@ from .quant_blocks import CODE, decoder
 from .scalars import pointer_to_words
 from .tasks import element_code
 
-__all__ = ["Call", "activations_task", "launch", "panels_task", "prepared"]
+__all__ = ["Call", "activations_task", "complete", "launch", "panels_task", "prepared"]
 
 Array = npt.NDArray[Any]
 
@@ -91,9 +91,24 @@ def panels_task(name: str, m: int, n: int, k: int, allowed: int) -> tuple[Array,
     return task, -(-count // per_chunk), threads
 
 
+def complete(task: Array, name: str, kind: str, row: int) -> None:
+    """Who computes a task of `panels_task`: panels' routine, or, for rows of blocks `row` bytes apart, theirs."""
+    words = task[2]
+    if row:
+        words[loops.ROW], words[loops.PANEL_BYTES] = row, layout.COLUMNS * row
+        words[loops.ROUTINE] = loops.native_routine(name, kind)
+    else:
+        words[loops.ROUTINE] = loops.routine(name, kind)
+
+
 @lru_cache(maxsize=1024)
-def prepared(name: str, kind: str, m: int, n: int, k: int, x: np.dtype[Any], out: np.dtype[Any], allowed: int) -> Call:
-    """The call for activations of dtype `x` [m, k] and a result of dtype `out` [m, n]; quantized by one thread."""
+def prepared(
+    name: str, kind: str, m: int, n: int, k: int, x: np.dtype[Any], out: np.dtype[Any], allowed: int, row: int = 0
+) -> Call:
+    """The call for activations of dtype `x` [m, k] and a result of dtype `out` [m, n]; quantized by one thread.
+
+    `row` is the stride of weights that are read in place, 0 for panels.
+    """
     fmt = FORMATS[name]
     quantizing, size = activations_task(name, k).copy(), layout.record(fmt).nbytes
     count = m * (k // fmt.block)
@@ -102,8 +117,8 @@ def prepared(name: str, kind: str, m: int, n: int, k: int, x: np.dtype[Any], out
     quantizing[pack.DECODER] = decoder(name)
     task, chunks, threads = panels_task(name, m, n, k, allowed)
     product = task.copy()
-    product[1, f.O_E] = element_code(out)
-    product[2, loops.RECORD_ROW], product[2, loops.ROUTINE] = k // fmt.block * size, loops.routine(name, kind)
+    product[1, f.O_E], product[2, loops.RECORD_ROW] = element_code(out), k // fmt.block * size
+    complete(product, name, kind, row)
     room = RECORDS_AT + count * size + ALIGN
     return Call(quantizing, product, min(count, 1), chunks, threads, room, (x.itemsize == 2, out.itemsize == 2))
 
@@ -136,8 +151,9 @@ def _starter(narrow: tuple[bool, bool]) -> Any:
 
     i64 = types.int64
     words, many, raw = types.Array(i64, 1, "C"), types.Array(i64, 2, "C"), types.Array(types.uint8, 1, "C")
+    mapped = types.Array(types.uint8, 1, "C", readonly=True)
     two, three = types.UniTuple(i64, 2), types.UniTuple(i64, 3)
-    views = (view(narrow[0], True), raw, view(narrow[1], False))
+    views = (view(narrow[0], True), mapped, view(narrow[1], False))
     signature = i64(i64, i64, two, words, many, *views, three, raw, two, i64, i64)
     _starters[narrow] = made = njit(_start, signature=signature)
     return made

@@ -33,30 +33,35 @@ ALONE = 3 * ACTIVATIONS  # elements of activations that one thread quantizes soo
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Panels:
-    """A quantized weight laid out for the kernels: a second copy of its bytes.
+    """A quantized weight as the kernels read it: laid out for them, a second copy of its bytes; or its own bytes.
 
     Attributes
     ----------
     data : uint8 array
+        The copy; or row 0 of the blocks, where they are read in place.
     seconds : float
         What it took to make.
+    row : int
+        Bytes from row to row of blocks that are read in place; 0 for a copy.
+    nbytes : int
+        Bytes of the copy; 0 where there is none.
     """
 
     data: Array
     seconds: float
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the copy."""
-        return self.data.nbytes
+    row: int = 0
+    nbytes: int = 0
 
     def __repr__(self) -> str:
-        return f"Panels({self.nbytes} bytes, made in {1e3 * self.seconds:.1f} ms)"
+        how = "read in place" if self.row else f"made in {1e3 * self.seconds:.1f} ms"
+        return f"Panels({self.nbytes} bytes, {how})"
 
 
-def prepare(rows: Array, fmt: BlockFormat, k: int) -> Panels:
-    """The panels of rows of blocks [n, row bytes]."""
+def prepare(rows: Array, fmt: BlockFormat, k: int, native: bool = False) -> Panels:
+    """The panels of rows of blocks [n, row bytes]; or the rows themselves, to be read in place."""
     started = time.perf_counter()
+    if native:
+        return _in_place(rows)
     n, blocks, p = len(rows), k // fmt.block, layout.panel(fmt)
     count = -(-n // layout.COLUMNS)
     size = count * blocks * p.nbytes
@@ -66,7 +71,19 @@ def prepare(rows: Array, fmt: BlockFormat, k: int) -> Panels:
     task[pack.OUT], task[pack.DECODER] = data.ctypes.data, decoder(fmt.name)
     if size:
         run_task(pack.panels_address(), task, count, pack.SCRATCH)
-    return Panels(data, time.perf_counter() - started)
+    return Panels(data, time.perf_counter() - started, nbytes=size)
+
+
+def _in_place(rows: Array) -> Panels:
+    """Rows of blocks [n, row bytes] to be read where they are; fewer than 16 of them, or equal ones, are copied."""
+    n, size = rows.shape
+    row = rows.strides[0]
+    if n >= layout.COLUMNS and row:
+        return Panels(rows[0], 0.0, row)
+    # Kernels read 16 rows; those that are missing stand before the first.
+    room = np.zeros((max(n, layout.COLUMNS), size), np.uint8)
+    room[len(room) - n :] = rows
+    return Panels(room[len(room) - n] if n else room[0], 0.0, size, room.nbytes)
 
 
 def _zeros(size: int) -> Array:
@@ -123,11 +140,11 @@ def gemm(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | N
         return
     (m, k), n = x.shape, out.shape[1]
     if m * k <= ALONE:
-        call = quant_launch.prepared(fmt.name, kind, m, n, k, x.dtype, out.dtype, get_num_threads())
+        call = quant_launch.prepared(fmt.name, kind, m, n, k, x.dtype, out.dtype, get_num_threads(), panels.row)
         quant_launch.launch(call, x, panels.data, out, bias)
         return
     records = quantize_activations(x, fmt)
-    _run(records, x.shape, panels, fmt, out, bias, loops.routine(fmt.name, kind))
+    _run(records, x.shape, panels, fmt, out, bias, kind)
 
 
 def gemm_floats(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None = None) -> None:
@@ -143,7 +160,7 @@ def gemm_floats(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Ar
     if x.dtype != np.float32 or x.strides[1] != 4 or not x.flags.aligned:
         x = np.ascontiguousarray(x, np.float32)
     if out.size:
-        _run(x, x.shape, panels, fmt, out, bias, loops.float_routine(fmt.name))
+        _run(x, x.shape, panels, fmt, out, bias, None)
 
 
 def values(panels: Panels, fmt: BlockFormat, k: int, first: int, out: Array) -> None:
@@ -162,9 +179,10 @@ def values(panels: Panels, fmt: BlockFormat, k: int, first: int, out: Array) -> 
 
 
 def _run(
-    rows: Array, shape: tuple[int, ...], panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None, routine: int
-) -> None:
-    """`routine` on rows of activations, records or floats, and all panels."""
+    rows: Array, shape: tuple[int, int], panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None,
+    kind: str | None,
+) -> None:  # fmt: skip
+    """Rows of activations and all panels: records in an instruction set, or floats where it is None."""
     (m, k), n = shape, out.shape[1]
     template, chunks, threads = panels_task(fmt.name, m, n, k, get_num_threads())
     task = template.copy()
@@ -175,5 +193,9 @@ def _run(
     words = task[2]
     words[loops.RECORDS], words[loops.RECORD_ROW] = rows.ctypes.data, rows.strides[0]
     words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, abs(rows.strides[0])) // 8 * 8)
-    words[loops.PANELS], words[loops.ROUTINE] = panels.data.ctypes.data, routine
+    words[loops.PANELS] = panels.data.ctypes.data
+    if kind is None:
+        words[loops.ROUTINE] = loops.float_routine(fmt.name)
+    else:
+        quant_launch.complete(task, fmt.name, kind, panels.row)
     run_task(loops.address(), task, chunks, loops.SCRATCH, threads)

@@ -13,13 +13,15 @@ from . import fields as f
 from .quant_blocks import CODE
 from .quant_dot import KINDS, dot_rows, instructions
 from .quant_floats import float_rows
+from .quant_native import native_rows
 from .routines import call7
 from .scalars import epilogue_tile
 
-__all__ = ["address", "float_routine", "routine", "values_address"]
+__all__ = ["address", "float_routine", "native_routine", "routine", "values_address"]
 
 # Words behind the header row and the epilogue's descriptor.
-RECORDS, RECORD_ROW, ROWS_PER_BLOCK, PANELS, PANEL_BYTES, BLOCKS, COUNT, PER_CHUNK, ROUTINE = range(9)
+# ROW: bytes from a row of weights to the next where blocks are read in place; 0 for panels.
+RECORDS, RECORD_ROW, ROWS_PER_BLOCK, PANELS, PANEL_BYTES, BLOCKS, COUNT, PER_CHUNK, ROUTINE, ROW = range(10)
 WORDS = 3 * f.FIELDS
 SCRATCH = 64 * 16
 COLUMNS = 16
@@ -34,12 +36,15 @@ def run_panels(task, chunk, scratch):
     for i0 in range(0, m, w[ROWS_PER_BLOCK]):
         stop = min(m, i0 + w[ROWS_PER_BLOCK])
         for p in range(first, last):
-            panel, i = w[PANELS] + p * w[PANEL_BYTES], i0
+            columns = min(COLUMNS, n - p * COLUMNS)
+            # In place, the last 16 rows begin earlier, so that there are 16: those before have been written.
+            back = COLUMNS - columns if w[ROW] != 0 else 0
+            panel, i = w[PANELS] + p * w[PANEL_BYTES] - back * w[ROW], i0
             while i < stop:
                 rows = 8 if stop - i >= 8 else (4 if stop - i >= 4 else (2 if stop - i >= 2 else 1))
                 x = w[RECORDS] + i * w[RECORD_ROW]
-                call7(w[ROUTINE], rows, scratch, x, w[RECORD_ROW], panel, w[BLOCKS], 0)
-                epilogue_tile(d, scratch, 64, i, rows, p * COLUMNS, min(COLUMNS, n - p * COLUMNS))
+                call7(w[ROUTINE], rows, scratch, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW])
+                epilogue_tile(d, scratch + 4 * back, 64, i, rows, p * COLUMNS, columns)
                 i += rows
 
 
@@ -93,6 +98,14 @@ def routine(name: str, kind: str = "") -> int:
 
 
 @cache
+def native_routine(name: str, kind: str = "") -> int:
+    """Address of the passes over rows of blocks, which `ROW` keeps apart."""
+    compiled = _compiled_native(CODE[name], KINDS.index(kind or instructions()))
+    _alive.append(compiled)
+    return int(compiled.address)
+
+
+@cache
 def float_routine(name: str) -> int:
     """Address of the passes of float activations."""
     compiled = _compiled_floats(CODE[name])
@@ -115,3 +128,10 @@ def _compiled(code: int, kind: int) -> Any:
         dot_rows(code, kind, rows, acc, x, x_rs, panel, blocks)
 
     return compile_entry(types.void(*[types.int64] * 7), passes)
+
+
+def _compiled_native(code: int, kind: int) -> Any:
+    def native_passes(rows, acc, x, x_rs, panel, blocks, stride):
+        native_rows(code, kind, rows, acc, x, x_rs, panel, blocks, stride)
+
+    return compile_entry(types.void(*[types.int64] * 7), native_passes)

@@ -1,0 +1,80 @@
+"""Floats to quantized matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import interop
+from ..errors import DTypeError, ShapeError
+from ..problem import DTYPES
+from .formats import BlockFormat, format_of
+from .matrix import PLAIN, QuantizedMatrix
+from .stored import prefix, unquantizable
+
+__all__ = ["quantize"]
+
+Array = npt.NDArray[Any]
+
+
+def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedMatrix:
+    """Quantize a weight, with the bits of ggml's reference.
+
+    Blocks of 32 have the bytes of the ``gguf`` package; super-blocks those of ggml's reference where its compiler fuses
+    no multiplication with an addition.
+
+    Parameters
+    ----------
+    w : array [n, k]
+        float32, bfloat16 or float16, any strides.
+    format : str or BlockFormat
+        Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K or Q8_K; F32, F16 and BF16 convert.
+    name : str
+        For messages.
+
+    Returns
+    -------
+    QuantizedMatrix
+
+    Raises
+    ------
+    ShapeError
+        `w` is not 2-D, or k is no multiple of the block; the error names the format that fits.
+    DTypeError
+        Another element type.
+    FormatError
+        An element is infinite or no number, or a scale is too large for float16.
+
+    Determinism
+    -----------
+    A block's bytes depend on its elements and the format alone, not on the thread count.
+
+    Examples
+    --------
+    >>> import isogemm, numpy as np
+    >>> isogemm.quantize(np.ones((2, 64), np.float32), "Q4_0")
+    QuantizedMatrix(2 x 64, Q4_0, 72 bytes)
+    """
+    fmt, x = format_of(format), interop.array("w", w)
+    if x.ndim != 2:
+        raise ShapeError(f"{prefix(name)}w", limit="2-D [n, k]", value=list(x.shape), nearest="w.reshape(n, k)")
+    if x.dtype not in DTYPES:
+        raise DTypeError(
+            f"{prefix(name)}w", limit="float32, bfloat16 or float16", value=x.dtype.name, nearest="w.astype('float32')"
+        )
+    n, k = x.shape
+    rows = np.zeros((n, fmt.row_bytes(k, name)), np.uint8)
+    if fmt.quantized:
+        from ..backends.cpu import quant_run
+
+        wrong = quant_run.quantize(x, fmt, rows) if x.size else 0
+        if wrong:
+            raise unquantizable(x, fmt, name)
+    elif x.size:
+        with np.errstate(over="ignore"):
+            rows.view(PLAIN[fmt.name])[...] = x.astype(PLAIN[fmt.name])
+    made = QuantizedMatrix(rows, (n, k), fmt, name)
+    made._checked = True
+    return made

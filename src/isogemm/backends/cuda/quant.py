@@ -1,14 +1,33 @@
-"""Quantized weights on CUDA devices: where a device is, and the copy of a matrix there."""
+"""Quantized weights on CUDA devices: the copy of a matrix that kernels read, and calls like one before.
+
+`isogemm.quantized` checks a call and says what it is; `quant_choose` finds the kernel. What both found is kept with the
+copy, so that the next call with such operands is a look-up, its result's memory and a launch.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...errors import DeviceError
+import numpy as np
+
+from ...errors import DeviceError, LimitError, OptionError
 from ...ghost import HOST, Device
+from . import front
+from .quant_layout import FORMATS, ROWS, Packed, layout
 
-__all__ = ["place_of"]
+if TYPE_CHECKING:
+    from ...quant.matrix import QuantizedMatrix
+
+__all__ = ["DeviceCopy", "Run", "adopt", "forget", "place_of", "upload"]
+
+Run = Callable[[Any, Any, Any], None]
+"""(x [m, k], out [m, n], bias or None): a launch on torch's current stream."""
+
+ALIGN = 128  # of a copy's address
+_MOST = 512  # calls that a copy remembers
+_age = 0  # grows when kernels are to be chosen anew
 
 
 def place_of(device: Any) -> Device:
@@ -47,3 +66,219 @@ def _count() -> int:
     except ImportError:
         return 0
     return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+
+
+class Call(NamedTuple):
+    """A call that was made before."""
+
+    run: Run
+    rows: tuple[int, int]  # x as a matrix
+    shape: tuple[int, ...]
+    like: dict[str, Any]  # dtype and device of the result, as torch's keywords
+    age: int
+
+
+class DeviceCopy:
+    """The copy of a quantized matrix on a device, laid out for the kernels.
+
+    Attributes
+    ----------
+    place : Device
+    packed : Packed or None
+        None where the format has no blocks.
+    native : tensor or None
+        The bytes of the rows on the device, uint8 [n, row bytes], where they were asked for or are floats.
+    shape : (int, int)
+    format : str
+    """
+
+    __slots__ = ("calls", "format", "native", "packed", "place", "shape")
+
+    def __init__(self, place: Device, fmt: str, shape: tuple[int, int], packed: Packed | None, native: Any) -> None:
+        self.place, self.format, self.shape, self.packed, self.native = place, fmt, shape, packed, native
+        self.calls: dict[tuple[Any, ...], Call] = {}
+
+    @property
+    def tensor(self) -> Any:
+        """What torch's operators get of the copy: uint8 [bytes], or the bytes of floats [n, row bytes]."""
+        return self.native if self.packed is None else self.packed.data
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device, those of rows included where they are kept."""
+        packed = 0 if self.packed is None else int(self.packed.data.nbytes)
+        return packed + (0 if self.native is None else int(self.native.nbytes))
+
+    def part(self, matrix: QuantizedMatrix, rows: range) -> DeviceCopy:
+        """The copy of some rows, which `matrix` holds: over the same memory, where they are whole tiles from one on."""
+        n, k = matrix.shape
+        native = None
+        if self.native is not None:
+            if rows.step == 1:
+                native = self.native[rows.start : rows.start + n]
+            else:
+                import torch
+
+                native = self.native[torch.tensor(list(rows), dtype=torch.int64, device=self.native.device)]
+        packed = None
+        if self.packed is not None:
+            if rows.step != 1 or rows.start % ROWS:
+                return upload(matrix, self.place, native=native is not None, there=native)
+            lay, size = self.packed.layout, self.packed.layout.tile_bytes(k)
+            data = self.packed.data.narrow(0, rows.start // ROWS * size if n else 0, lay.nbytes(n, k))
+            packed = Packed(data.clone() if data.data_ptr() % ALIGN else data, lay, n, k)
+        return DeviceCopy(self.place, self.format, (n, k), packed, native)
+
+    def dequantize(self, dtype: str) -> Any:
+        """The weight as a tensor [n, k] of ``float32``, ``bfloat16`` or ``float16``."""
+        import torch
+
+        wanted = getattr(torch, dtype)
+        if self.packed is None:
+            found = self.native.view(getattr(torch, _FLOATS[self.format])).view(self.shape)
+            return found.to(wanted, copy=True)
+        from . import quant_dequantize
+
+        try:
+            out = torch.empty(self.shape, dtype=wanted, device=self.packed.data.device)
+        except torch.OutOfMemoryError as error:
+            raise _no_memory(f"dequantized weights on {self.place}", list(self.shape)) from error
+        quant_dequantize.run(self.packed, out)
+        return out
+
+    def known(self, x: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
+        """The product of a call like one before; None where there was none, and where the long way has to look."""
+        if out is not None or type(x) not in front.KINDS:
+            return None
+        try:
+            at = x.data_ptr()
+            key: tuple[Any, ...] = (x.shape, x.stride(), x.dtype, x.get_device(), at & 15, options)
+            if bias is not None:
+                if type(bias) not in front.KINDS or bias.is_neg() or (bias.requires_grad and front._grad_enabled()):
+                    return None
+                key = (*key, bias.shape, bias.stride(), bias.dtype, bias.get_device())
+            call = self.calls.get(key)
+        except (RuntimeError, TypeError):  # no address, no strides, no hash
+            return None
+        if call is None or call.age != _age or not at or x.is_neg() or (x.requires_grad and front._grad_enabled()):
+            return None
+        run, rows, shape, like, _ = call
+        try:
+            result = front._empty_strided(shape, _steps(shape), **like)
+        except RuntimeError:  # no memory: the long way says so in our words
+            return None
+        run(x if len(shape) == 2 else x.view(rows), result if len(shape) == 2 else result.view(rows[0], -1), bias)
+        return result
+
+    def remember(self, x: Any, bias: Any, options: tuple[Any, ...], result: Any, run: Run) -> None:
+        """Enter a call of contiguous tensors that took the long way."""
+        if not front.ready() or any(type(t) not in front.KINDS for t in (x, result)) or not x.is_contiguous():
+            return
+        if len(self.calls) >= _MOST:
+            self.calls.clear()
+        key: tuple[Any, ...] = (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, options)
+        if bias is not None:
+            if type(bias) not in front.KINDS:
+                return
+            key = (*key, bias.shape, bias.stride(), bias.dtype, bias.get_device())
+        like = {"dtype": result.dtype, "device": result.device}
+        rows = (x.numel() // x.shape[-1], x.shape[-1])
+        self.calls[key] = Call(run, rows, tuple(result.shape), like, _age)
+
+
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) == 2:
+        return shape[1], 1
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= size
+    return tuple(reversed(found))
+
+
+def forget() -> None:
+    """Choose kernels anew in every call that was made before."""
+    global _age
+    _age += 1
+
+
+def upload(matrix: QuantizedMatrix, place: Device, *, native: bool = False, there: Any = None) -> DeviceCopy:
+    """The bytes of a matrix on a device, laid out for the kernels.
+
+    Parameters
+    ----------
+    matrix : QuantizedMatrix
+        Whose scales were looked at.
+    native : bool
+        Keep the bytes of the rows there too.
+    there : tensor, optional
+        Those bytes, where they are on the device already.
+
+    Raises
+    ------
+    OptionError
+        Of activations: Q8_K has no kernels.
+    LimitError
+        Not enough memory.
+    """
+    fmt = matrix.format
+    if fmt.quantized and fmt.name not in FORMATS:
+        raise OptionError(
+            "format of weights on a CUDA device", limit="F32, F16, BF16, " + ", ".join(FORMATS), value=fmt.name,
+            nearest="Q8_0",
+        )  # fmt: skip
+    import torch
+
+    front.ready()
+    try:
+        raw = _uploaded(matrix.rows, place) if there is None else there
+        if not fmt.quantized:
+            return DeviceCopy(place, fmt.name, matrix.shape, None, raw)
+        from . import quant_pack
+
+        with torch.cuda.device(place.ordinal):
+            packed = quant_pack.pack(raw, fmt.name, *matrix.shape)
+    except torch.OutOfMemoryError as error:
+        raise _no_memory(f"quantized weights on {place}", f"{matrix.nbytes} bytes") from error
+    return DeviceCopy(place, fmt.name, matrix.shape, packed, raw if native else None)
+
+
+def adopt(data: Any, fmt: str, n: int, k: int) -> DeviceCopy:
+    """A copy whose bytes are already there, as `DeviceCopy.tensor` gave them."""
+    place = Device("cuda", data.get_device())
+    if fmt in _FLOATS:
+        return DeviceCopy(place, fmt, (n, k), None, data)
+    lay = layout(fmt)
+    if data.numel() != lay.nbytes(n, k) or data.data_ptr() % ALIGN:
+        raise LimitError(
+            f"bytes of a packed {fmt} matrix of {n} x {k}", limit=f"{lay.nbytes(n, k)}, aligned to {ALIGN}",
+            value=data.numel(), nearest="QuantizedMatrix.to",
+        )  # fmt: skip
+    return DeviceCopy(place, fmt, (n, k), Packed(data, lay, n, k), None)
+
+
+def _uploaded(rows: Any, place: Device) -> Any:
+    """A host's bytes as a tensor on a device; files mapped read-only too."""
+    import torch
+
+    whole = rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
+    if not whole.size:
+        return torch.empty(whole.shape, dtype=torch.uint8, device=str(place))
+    if not whole.flags.writeable:  # torch would warn, and only reads
+        whole = np.asarray(_Readable(whole))
+    return torch.from_numpy(whole).to(str(place))
+
+
+class _Readable:
+    """An array's memory without its flags."""
+
+    def __init__(self, rows: Any) -> None:
+        self.owner = rows
+        self.__array_interface__ = {**rows.__array_interface__, "data": (rows.ctypes.data, False)}
+
+
+def _no_memory(what: str, value: Any) -> LimitError:
+    return LimitError(f"memory for {what}", limit="what is free", value=value, nearest="a smaller format, or the host")

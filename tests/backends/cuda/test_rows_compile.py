@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.backends.cuda.compiled import H200, Kernels
 
-from isogemm.backends.cuda import device, driver, nvrtc, row_build
+from isogemm.backends.cuda import admitted, device, driver, nvrtc, row_build
 from isogemm.backends.cuda.row_place import ABSENT, Side, collapse, divider, packed, whole
 
 TOOLS = importlib.util.find_spec("triton") is not None  # it brings those that read a cubin
@@ -27,6 +27,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
     monkeypatch.setattr(nvrtc, "cache_directory", lambda: tmp_path)
     monkeypatch.setattr(device, "device", lambda ordinal: H200)
     monkeypatch.setattr(driver, "load", found.load)
+    monkeypatch.setattr(admitted, "first_admitted", lambda what, candidates, device: next(iter(candidates)).build())
     return found
 
 

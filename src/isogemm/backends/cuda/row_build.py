@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from ...errors import LimitError
+from .row_codes import (
+    EACH,
+    REDUCE,
+    Code,
+    Launch,
+    bind_columns,
+    bind_each,
+    bind_reduce,
+    bind_rope,
+    bind_table,
+    cluster_bytes,
+    serve,
+)
 from .row_place import ABSENT, BYTES, DIMENSIONS, Side, collapse, packed, whole
 
-if TYPE_CHECKING:
-    from .driver import Kernel, Parameter
+__all__ = ["EACH", "REDUCE", "Launch", "columns", "each", "reduce", "rope", "table", "team"]
 
-__all__ = ["EACH", "REDUCE", "columns", "each", "reduce", "rope", "table", "team"]
-
-Launch = Callable[..., None]
-
-REDUCE = {
-    "rms_norm": 0, "layer_norm": 1, "softmax": 2, "log_softmax": 3, "sum": 4, "mean": 5, "add_rms_norm": 6,
-    "rms_norm_back": 7, "layer_norm_back": 8, "softmax_back": 9, "log_softmax_back": 10,
-}  # fmt: skip
-EACH = {"silu_mul": 0, "silu": 1, "sigmoid": 2, "exp": 3, "add": 4, "silu_mul_back": 5}
 LONGEST = 16384  # elements of a row that a block holds
 CLUSTER_BYTES = 226 * 1024  # of a row's eighth
 CLUSTERS = 16  # of eight blocks, that an H200 runs at once
@@ -62,16 +66,6 @@ def team(rows: int, n: int, two: bool) -> Team | None:
 def _idle(rows: int, steps: int, warps: int) -> bool:
     """Whether so many warps a row have something to do and somewhere to run."""
     return warps <= steps and rows * warps <= SLOTS
-
-
-def kernel(name: str, function: str, device: int, **defines: Any) -> Kernel:
-    """Compile and load a file of kernels/."""
-    from .device import device as facts
-    from .driver import load
-    from .nvrtc import compile_files
-
-    cubin = compile_files([name], arch=facts(device).arch, defines=defines, options=("-std=c++17",))
-    return load(cubin, function, device)
 
 
 def counted(what: str, value: int, limit: int = INTS) -> int:
@@ -130,40 +124,36 @@ def reduce(
     chosen = team(rows, n, other.kind >= 0)
     counted("elements of a row", n, INTS - 2**16)
     size = (1 if single else n) * BYTES[kinds[0]]
-    held = 64 * -(-n // 128) * (2 if other.kind >= 0 or kind == "log_softmax" else 1) + 4 * 128 * 4
     second = n * BYTES[kinds[1]] if kinds[1] >= 0 else 0
     if kind.endswith("_back"):
         second = 8  # two numbers of each row
 
     def build(count: int, place: bytes, dimensions: int) -> Launch:
-        defines = types | {"VEC": vector, "DIMS": dimensions}
-        cluster = 1
-        if chosen is None and held <= CLUSTER_BYTES and count <= CLUSTERS:
-            made = kernel("rows_cluster.cu", "rows", device, **defines, THREADS=512)
-            grid, block, shared, cluster = 8 * count, 512, held, 8
-        elif chosen is None:
-            made = kernel("rows_long.cu", "rows", device, **defines, THREADS=1024, U=4)
-            grid, block, shared = count, 1024, 4 * (2 * 16384 + 128)
-        else:
-            w, h, r, teams = chosen
-            full = n == 128 * w * h
-            made = kernel("rows_held.cu", "rows", device, **defines, W=w, H=h, R=r, TEAMS=teams, FULL=full)
-            grid, block = -(-count // (teams * r)), 32 * w * teams
-            shared = 4 * 128 * (w * h + 1) if w > 1 else 0
-        steps = [("i64", s.column) for s in sides]
-        return made.bind(
-            [*pointers, ("map", place), *steps, ("i32", n), ("f32", eps)],
-            grid=(grid,), block=(block,), shared=shared, cluster=(cluster,), pdl=True,
-        )  # fmt: skip
+        codes = [
+            code
+            for vec in ((True, False) if vector else (False,))
+            for code in _reductions(types | {"VEC": vec, "DIMS": dimensions}, chosen, count, n)
+        ]
+        columns = [s.column for s in sides]
+        return serve(
+            codes,
+            lambda code: bind_reduce(code, [*(s.kind for s in sides), *kinds], count, place, columns, n, eps, device),
+            device,
+        )
 
-    pointers = _given([*(s.kind for s in sides), *kinds])
     moves = [s for s, kind in ((0, weight.kind), (0, bias.kind), (size, kinds[0]), (second, kinds[1])) if kind >= 0]
     return _spread(shape, (x, other), moves, build)
 
 
-def _given(kinds: Sequence[int]) -> list[Parameter]:
-    """Pointers of a launch: those that are absent are null for good."""
-    return ["ptr" if kind >= 0 else ("ptr", 0) for kind in kinds]
+def _reductions(types: dict[str, Any], chosen: Team | None, count: int, n: int) -> list[Code]:
+    """The kernel that is the fastest, then the one that takes rows of any length."""
+    every = Code.of("rows_long", "rows", types, THREADS=1024, U=4)
+    if chosen is not None:
+        w, h, r, teams = chosen
+        return [Code.of("rows_held", "rows", types, W=w, H=h, R=r, TEAMS=teams, FULL=n == 128 * w * h), every]
+    cluster = Code.of("rows_cluster", "rows", types, THREADS=512)
+    fits = cluster_bytes(cluster, n) <= CLUSTER_BYTES and count <= CLUSTERS
+    return [cluster, every] if fits else [every]
 
 
 def each(
@@ -178,21 +168,15 @@ def each(
         n, shape = math.prod(extents) * (0 if 0 in (*shape, n) else 1), ()
         sides = [s._replace(steps=(), column=1) for s in sides]
     vector = whole(sides, shape, n, 8, align) and align >= 16
-    per = 8 if vector else 1
     types = {"TX": sides[0].kind, "TG": sides[1].kind, "TD": sides[2].kind, "TO": outs[0], "OP": EACH[kind]}
     counted("elements of a row", n)
 
     def build(count: int, place: bytes, dimensions: int) -> Launch:
-        groups = -(-n // per)
-        every = counted("elements of one operation", count * groups)
-        made = kernel("rows_each.cu", "each", device, **types, VEC=vector, DIMS=dimensions)
-        columns = [("i64", s.column) for s in sides]
-        return made.bind(
-            [*pointers, ("map", place), *columns, ("i32", n), ("u32", groups), ("u32", every)],
-            grid=(-(-every // 256),), block=(256,), pdl=True,
-        )  # fmt: skip
+        codes = [Code.of("rows_each", "each", types, VEC=v, DIMS=dimensions) for v in (vector, False)]
+        steps = [s.column for s in sides]
+        every = partial(counted, "elements of one operation")
+        return serve(codes, lambda code: bind_each(code, outs, count, place, steps, n, every, device), device)
 
-    pointers = _given([*(s.kind for s in sides), *outs, -1][:5])
     return _spread(shape, sides, [n * BYTES[k] for k in outs], build)
 
 
@@ -238,26 +222,28 @@ def rope(
     angles = all(whole([t.cos, t.sin], t.shape, half, unit, align) for t in tensors) and align >= 16
     vector = all(whole([t.x, t.weight], t.shape, n, unit, align) for t in tensors) and align >= 16
     vector = vector and (normed or angles)
-    defines = {
+    defines: dict[str, Any] = {
         "TX": first.x.kind, "TC": first.cos.kind, "TS": first.sin.kind, "TW": first.weight.kind, "TO": kind,
-        "NORM": normed, "INTERLEAVED": interleaved, "VEC": vector, "DIMS": dimensions,
+        "NORM": normed, "INTERLEAVED": interleaved,
     }  # fmt: skip
     if normed:
         groups = -(-n // 128)
         each, teams = (4 if groups == 1 and rows >= 4 * SLOTS else 1), (4 if rows > 132 else 1)
-        defines |= {"H": max(groups, 1), "R": each, "TEAMS": teams, "ANGLES": vector and angles and not interleaved}
-        grid, block = -(-rows // (each * teams)), 32 * teams
+        defines |= {"H": max(groups, 1), "R": each, "TEAMS": teams}
     else:
-        grid, block = -(-counted("pairs", rows * half) // ((unit if vector else 1) * 256)), 256
-    columns = [tensors[i].x.column for i in (0, -1)] + [first.cos.column, first.sin.column]
-    columns += [tensors[i].weight.column for i in (0, -1)]
-    made = kernel("rows_rope.cu", "rope", device, **defines)
-    numbers = [*(("i64", c) for c in columns), ("i32", half), ("f32", eps)]
-    x0, x1, w0, w1 = 0, len(tensors) - 2, first.weight.kind, tensors[1].weight.kind if len(tensors) > 1 else -1
-    return made.bind(
-        [*_given([x0, x1, 0, 0, w0, w1, x0, x1]), ("map", places[0]), ("map", places[-1]), *numbers],
-        grid=(grid if n else 0, len(tensors)), block=(block,), pdl=True,
-    )  # fmt: skip
+        counted("pairs", rows * half)
+
+    def code(vec: bool) -> Code:
+        more = {"ANGLES": vec and angles and not interleaved} if normed else {}
+        return Code.of("rows_rope", "rope", defines, VEC=vec, DIMS=dimensions, **more)
+
+    along = [tensors[i].x.column for i in (0, -1)] + [first.cos.column, first.sin.column]
+    along += [tensors[i].weight.column for i in (0, -1)]
+    return serve(
+        [code(vector), code(False)],
+        lambda code: bind_rope(code, len(tensors), rows, places, along, half, eps, device),
+        device,
+    )
 
 
 def columns(
@@ -273,16 +259,11 @@ def columns(
         return None
     rows = counted("rows", math.prod(shape), INTS - 2**10)
     vector = whole([x if term else ABSENT, d], shape, n, 4, align)
-    made = kernel(
-        "rows_columns.cu", "columns", device, TERM=term, TX=x.kind, TD=d.kind, TO=out.kind, VEC=vector,
-        DIMS=1 if len(extents) <= 1 else DIMENSIONS,
-    )  # fmt: skip
-    place = packed(rows, extents, steps)
-    numbers = [("i64", x.column), ("i64", d.column), ("i64", out.column), ("i32", n), ("i32", int(start))]
-    return made.bind(
-        [*["ptr"] * 4, ("map", place), *numbers],
-        grid=(-(-n // 32),), block=(544,), shared=2 * 256 * 32 * 4, pdl=True,
-    )  # fmt: skip
+    types = {"TERM": term, "TX": x.kind, "TD": d.kind, "TO": out.kind}
+    dimensions = 1 if len(extents) <= 1 else DIMENSIONS
+    codes = [Code.of("rows_columns", "columns", types, VEC=v, DIMS=dimensions) for v in (vector, False)]
+    place, along = packed(rows, extents, steps), (x.column, d.column, out.column)
+    return serve(codes, lambda code: bind_columns(code, place, along, n, start, device), device)
 
 
 def table(shape: Sequence[int], n: int, d: Side, out: Side, start: bool, device: int) -> Launch | None:
@@ -292,11 +273,8 @@ def table(shape: Sequence[int], n: int, d: Side, out: Side, start: bool, device:
         return None
     rows = counted("rows", math.prod(shape))
     counted("elements of a row", n, 128 * 65535)
-    made = kernel(
-        "rows_table.cu", "table", device, TD=d.kind, TO=out.kind, VEC=False, DIMS=1 if len(extents) <= 1 else 4
+    code = Code.of(
+        "rows_table", "table", {"TD": d.kind, "TO": out.kind}, VEC=False, DIMS=1 if len(extents) <= 1 else DIMENSIONS
     )
-    numbers = [("i64", d.column), ("i64", out.steps[0]), ("i64", out.column), ("i32", n), ("i32", int(start))]
-    return made.bind(
-        [*["ptr"] * 4, ("map", packed(rows, extents, steps)), *numbers],
-        grid=(rows, -(-n // 128)), block=(128,), pdl=True,
-    )  # fmt: skip
+    place, along = packed(rows, extents, steps), (d.column, out.steps[0], out.column)
+    return serve([code], lambda code: bind_table(code, rows, place, along, n, start, device), device)

@@ -19,9 +19,8 @@ __all__ = ["MOST", "Config", "configure", "run", "takes"]
 
 MOST = 32  # rows of x
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-SHARED = 230 * 1024  # bytes of shared memory of a multiprocessor that blocks may share, each with 1 KiB of its own
-CHUNK = 256  # of K
-X_STEP = 2 * CHUNK + 16
+SHARED = 224 * 1024  # bytes of dynamic shared memory that a block may have beside its barriers
+PART = 256  # of K
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,8 @@ class Config:
     ----------
     tiles : int
         Tiles of 16 rows of W that a warp walks at once.
-    warps, stages : int
-        Of a block, without the one that brings x; chunks of 256 of K in flight or in use of a warp.
+    warps, stages, span : int
+        Of a block, without the one that brings x; chunks of ``256 * span`` of K in flight or in use of a warp.
     xstages : int
         Chunks of x that fit.
     hold : bool
@@ -48,12 +47,23 @@ class Config:
     xstages: int
     hold: bool
     blocks: int = 1
+    span: int = 2
 
     def shared(self, lay: Layout, m: int) -> int:
         """Bytes of dynamic shared memory of a block."""
-        records = CHUNK // lay.record_k
-        warp = self.tiles * (self.stages * records * lay.record_bytes + CHUNK // lay.format.sub * 8 * 16)
-        return self.warps * warp + self.xstages * m * X_STEP
+        return self.warps * self.tiles * _tile_bytes(lay, self.stages, self.span) + self.xstages * m * _row_bytes(
+            self.span
+        )
+
+
+def _tile_bytes(lay: Layout, stages: int, span: int) -> int:
+    """Of a tile's ring and of its table of scales."""
+    return stages * span * (PART // lay.record_k) * lay.record_bytes + PART // lay.format.sub * 8 * 16
+
+
+def _row_bytes(span: int) -> int:
+    """Of a row of a chunk of x: eight rows fall into different banks."""
+    return 2 * PART * span + 16
 
 
 def takes(fmt: str | BlockFormat, m: int, n: int, k: int, dtype: str) -> bool:
@@ -64,17 +74,17 @@ def takes(fmt: str | BlockFormat, m: int, n: int, k: int, dtype: str) -> bool:
 
 def configure(lay: Layout, m: int, n: int, k: int, multiprocessors: int) -> Config:
     """The configuration for a product."""
-    columns, chunks = -(-m // 8), -(-k // CHUNK)
+    columns = -(-m // 8)
     tiles = 1 if columns == 1 else 2
     each = -(-lay.tiles(n) // (tiles * multiprocessors))
-    most = 16 // tiles
-    warps = -(-each // -(-each // most))
-    hold = chunks * m * X_STEP <= 40 * 1024
-    xstages = chunks if hold else 4
-    rest = SHARED - 4096 - xstages * m * X_STEP
-    ring = tiles * (CHUNK // lay.record_k) * lay.record_bytes
-    stages = max(2, min(4, (rest // warps - tiles * CHUNK // lay.format.sub * 128) // ring))
-    return Config(tiles, warps, stages, xstages, hold)
+    warps = -(-each // -(-each // (16 // tiles)))
+    for span, stages in ((2, 3), (2, 2), (1, 3), (1, 2)):
+        chunks = -(-k // (PART * span))
+        hold = chunks * m * _row_bytes(span) <= 40 * 1024
+        config = Config(tiles, warps, stages, chunks if hold else 4, hold, span=span)
+        if config.shared(lay, m) <= SHARED:
+            break
+    return config
 
 
 def run(x: Any, packed: Packed, out: Any, bias: Any = None, config: Config | None = None) -> None:
@@ -159,7 +169,7 @@ def _bound(
     defines = macros(lay) | {
         "KIND": kinds[0], "OUT": kinds[1], "BIAS_KIND": kinds[2], "NT": -(-m // 8), "TILES": chosen.tiles,
         "WARPS": chosen.warps, "STAGES": chosen.stages, "XSTAGES": chosen.xstages, "HOLD": chosen.hold,
-        "BLOCKS": chosen.blocks,
+        "BLOCKS": chosen.blocks, "SPAN": chosen.span,
     }  # fmt: skip
     cubin = compile_files(["quant_few.cu"], arch=on.arch, defines=defines, options=("-std=c++17",))
     units = -(-lay.tiles(n) // chosen.tiles)

@@ -4,14 +4,15 @@
 //            steps of 16, ascending. W is operand A of mma.sync.m16n8k16, x^T operand B.
 // Operands   x [m, k], rows of contiguous bf16 or fp16 that begin at multiples of 16 bytes; w as quant_layout.py says.
 // Roles      a warp walks TILES tiles of 16 rows of W along all of K at once, then those `gridDim.x * WARPS` further.
-//            It has a ring of its own, STAGES chunks of 256 of K, that the copy engine fills; one more warp brings x for
-//            the whole block: all of it (HOLD: XSTAGES chunks, once), or through a ring of XSTAGES chunks.
+//            It has a ring of its own, STAGES chunks of 256 SPAN of K, that the copy engine fills; one more warp brings x
+//            for the whole block: all of it at once (HOLD: XSTAGES chunks), or through a ring of XSTAGES chunks.
 // Launch     the packed weights change under no kernel, so their copies begin before the preceding kernel has ended.
 
 #include "hopper_ptx.cu"
 #include "quant_codes.cu"
 
-constexpr int CHUNK = 256, RECORDS = CHUNK / Q_RECORD_K, CHUNK_BYTES = RECORDS * Q_RECORD_BYTES, ENTRIES = CHUNK / Q_SUB * 8;
+constexpr int PART = 256, CHUNK = PART * SPAN, PART_BYTES = PART / Q_RECORD_K * Q_RECORD_BYTES, CHUNK_BYTES = SPAN * PART_BYTES;
+constexpr int ENTRIES = PART / Q_SUB * 8;  // of a table of scales: eight rows and their neighbours for each sub-block
 constexpr int X_STEP = 2 * CHUNK + 16;  // bytes from row to row of x in shared memory: eight rows fall into different banks
 constexpr int RING = TILES * CHUNK_BYTES, WARP_BYTES = STAGES * RING + TILES * ENTRIES * 16;
 
@@ -36,7 +37,7 @@ struct Accumulators { float v[TILES][NT][4]; };
 // Up to 256 of K, `left` of them. `x_at` is the address of the lane's row of x; rows past m repeat the last one.
 template <bool WHOLE> DEVICE void walk(Accumulators& acc, const u8* w, const uint4* table, const u32 (&x_at)[NT], int left, u32 lane) {
 #pragma unroll
-  for (int step = 0; step < CHUNK / 64; ++step) {
+  for (int step = 0; step < PART / 64; ++step) {
     if (!WHOLE && 64 * step >= left) break;
     Words words[TILES];
     u32 b[NT][8];
@@ -126,13 +127,16 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
   if (warp == WARPS) {
     wait_for_predecessor();
     const int count = HOLD ? chunks : passes * chunks;
+    if (HOLD && lane == 0) barrier_expect(full_x, 2 * m * k);
     for (int i = 0, at = 0; i < count; ++i, at = at + 1 == chunks ? 0 : at + 1) {
       const int stage = i % XSTAGES;
-      const u32 bytes = 2 * min(CHUNK, k - at * CHUNK);
-      if (i >= XSTAGES) barrier_wait(empty_x + 8 * stage, (i / XSTAGES & 1) ^ 1);
-      if (lane == 0) barrier_expect(full_x + 8 * stage, m * bytes);
+      const u32 bytes = 2 * min(CHUNK, k - at * CHUNK), bar = full_x + (HOLD ? 0 : 8 * stage);
+      if (!HOLD) {
+        if (i >= XSTAGES) barrier_wait(empty_x + 8 * stage, (i / XSTAGES & 1) ^ 1);
+        if (lane == 0) barrier_expect(bar, m * bytes);
+      }
       __syncwarp();
-      if (lane < m) bulk_load(x_ring + stage * x_stage + lane * X_STEP, x + lane * x_ld + at * CHUNK, bytes, full_x + 8 * stage);
+      if (lane < m) bulk_load(x_ring + stage * x_stage + lane * X_STEP, x + lane * x_ld + at * CHUNK, bytes, bar);
     }
     return;
   }
@@ -143,40 +147,46 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
   for (int c = 0; c < NT; ++c) x_lane[c] = x_ring + min(8 * c + (int)(lane & 7), m - 1) * X_STEP + (lane >> 3) * 16;
   int stage = 0, x_at = 0;
   u32 phase = 0, x_phase = 0;
-  Cursor here{(int)(warp * gridDim.x + blockIdx.x), 0};
-  for (int pass = 0; pass < passes; ++pass, here.unit += stride) {
+  if (HOLD) barrier_wait(full_x, 0);
+  for (int unit = warp * gridDim.x + blockIdx.x, pass = 0; pass < passes; ++pass, unit += stride) {
     Accumulators acc;
 #pragma unroll
     for (int i = 0; i < TILES * NT * 4; ++i) acc.v[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
-    const bool busy = here.unit < units;
+    const bool busy = unit < units;
+    if (HOLD && !busy) break;
     for (int chunk = 0; chunk < chunks; ++chunk) {
+      if (!HOLD) barrier_wait(full_x + 8 * x_at, x_phase);
       if (busy) {
-        const u8* const at = ring + stage * RING;
-        barrier_wait(full_w + 8 * stage, phase);
-#pragma unroll
-        for (int i = 0; i < TILES * ENTRIES / 32; ++i) {
-          const int entry = i * 32 + lane;
-          table[entry] = scale_of(at + entry / ENTRIES * CHUNK_BYTES, entry % ENTRIES / 8, entry % 8);
-        }
-        __syncwarp();
-        barrier_wait(full_x + 8 * x_at, HOLD ? 0 : x_phase);
+        const u8* at = ring + stage * RING;
+        int left = k - chunk * CHUNK;
         u32 b_at[NT];
 #pragma unroll
         for (int c = 0; c < NT; ++c) b_at[c] = x_lane[c] + x_at * x_stage;
-        const int left = k - chunk * CHUNK;
-        if (left >= CHUNK) walk<true>(acc, at, table, b_at, left, lane);
-        else walk<false>(acc, at, table, b_at, left, lane);
-        __syncwarp();
+        barrier_wait(full_w + 8 * stage, phase);
+#pragma unroll 1
+        for (int part = 0; part < SPAN; ++part) {
+#pragma unroll
+          for (int i = 0; i < TILES * ENTRIES / 32; ++i) {
+            const int entry = i * 32 + lane;
+            table[entry] = scale_of(at + entry / ENTRIES * CHUNK_BYTES, entry % ENTRIES / 8, entry % 8);
+          }
+          __syncwarp();
+          if (left >= PART) walk<true>(acc, at, table, b_at, left, lane);
+          else walk<false>(acc, at, table, b_at, left, lane);
+          __syncwarp();
+          left -= PART, at += PART_BYTES;
+          if (left <= 0) break;
+#pragma unroll
+          for (int c = 0; c < NT; ++c) b_at[c] += 2 * PART;
+        }
         if (lane == 0 && ahead.unit < units) load(ahead, stage), ahead.next(chunks, stride);
         if (++stage == STAGES) stage = 0, phase ^= 1;
-      } else {
-        barrier_wait(full_x + 8 * x_at, HOLD ? 0 : x_phase);
       }
       if (!HOLD && lane == 0) barrier_arrive(empty_x + 8 * x_at);
-      if (++x_at == XSTAGES || (HOLD && x_at == chunks)) x_at = 0, x_phase ^= 1;
+      if (++x_at == (HOLD ? chunks : XSTAGES)) x_at = 0, x_phase ^= 1;
     }
 #pragma unroll
     for (int i = 0; i < TILES; ++i)
-      if (busy) write(acc.v[i], out, bias, out_ld, 16 * min(here.unit * TILES + i, tiles - 1), m, n, lane);
+      if (busy) write(acc.v[i], out, bias, out_ld, 16 * min(unit * TILES + i, tiles - 1), m, n, lane);
   }
 }

@@ -51,6 +51,14 @@ CALLS = {
     ),
 }
 
+# torch 2.11's own attention is wrong here by up to 5 for bfloat16 rows that are 600 bytes apart, on an H200; for rows side
+# by side it is right.
+PLAIN = {
+    "attention": lambda x, w: F.scaled_dot_product_attention(
+        *(x[:, None, :, i : i + 64].contiguous() for i in (0, 0, 64))
+    )
+}
+
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
@@ -77,7 +85,7 @@ def test_calls_and_their_gradients(dtype, scoped):
     for name, (call, expected) in CALLS.items():
         y, dx = routed(call, x)
         assert same(y, expected(x, w)), name
-        plain, gradient = run(call, x)
+        plain, gradient = run(PLAIN.get(name, call), x)
         torch.testing.assert_close(y, plain, rtol=3e-2, atol=3e-2, msg=lambda text, name=name: f"{name}: {text}")
         torch.testing.assert_close(
             dx,

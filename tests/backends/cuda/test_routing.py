@@ -51,7 +51,7 @@ CALLS = {
     ),
 }
 
-# On an H200, torch 2.11's own attention is wrong by up to 5 for bfloat16 rows that are 600 bytes apart, as they are here;
+# On an H200, torch 2.11's own attention is wrong by up to 5 for bfloat16 rows that are 600 bytes apart, as here;
 # for rows side by side it is right.
 PLAIN = {
     "attention": lambda x, w: F.scaled_dot_product_attention(

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.backends.cuda.device import DTYPES, download, draw, rounded, same
+from tests.backends.cuda.poison import poisoned
 
 from isogemm.backends.cuda.attention import forward
 from isogemm.contract import attention as definition
+
+__all__ = ["poisoned"]  # the fixture
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -245,3 +248,15 @@ def test_a_causal_mask_is_the_causal_rule(tk):
     want = run(q, k, v, mask=mask, kernel="walk")
     for x, y in zip(run(q, k, v, mask=mask, kernel="hopper"), want, strict=True):
         same(x, y, "with a hole")
+
+
+def test_memory_that_a_call_allocates_is_poisoned():
+    from isogemm.backends.cuda import attention, attention_plans, rows
+
+    like = torch.zeros(5, 7, dtype=torch.bfloat16, device="cuda")
+    for x in (
+        torch.empty(9, device="cuda"), attention._empty((2, 3), (3, 1), device="cuda"), rows._like(like),
+        rows._strided((4,), (1,), dtype=torch.float16, device="cuda"),
+    ):  # fmt: skip
+        assert x.isnan().all()
+    assert (attention_plans.workspace(100, 0) == 255).all()

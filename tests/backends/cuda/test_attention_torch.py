@@ -6,6 +6,9 @@ import math
 from typing import Any
 
 import pytest
+from tests.backends.cuda.poison import poisoned
+
+__all__ = ["poisoned"]  # the fixture
 
 torch = pytest.importorskip("torch")
 calls = pytest.importorskip("isogemm.torch.attention_calls")
@@ -111,6 +114,7 @@ def test_the_operator_keeps_torchs_rules():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # parts of torch that other parts of it deprecate
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
 def test_compiled_attention_has_the_eager_bits():
     torch._dynamo.reset()
     leaves = [x.requires_grad_() for x in cuda_operands(2, 4, 2, 33, 200, 64)]

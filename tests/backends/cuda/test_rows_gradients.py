@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.backends.cuda.poison import poisoned
+
+__all__ = ["poisoned"]  # the fixture
 
 torch = pytest.importorskip("torch")
 reductions = pytest.importorskip("isogemm.torch.reductions")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["forward"]
 
 _MOST = 4096
+MOST = 2**31 - 2**10  # queries and keys that the kernels can count
 _plans: dict[tuple[Any, ...], Callable[..., None]] = {}
 _torch: Any = None
 _empty: Any = None
@@ -151,28 +152,55 @@ def _name(x: Any) -> str:
 
 def _check(q: Any, k: Any, v: Any, mask: Any, start: Any, stop: Any, out: Any) -> None:
     floats = ("float32", "bfloat16", "float16")
-    if len({x.dtype for x in (q, k, v)}) != 1 or _name(q) not in floats or _name(out) not in floats:
-        dtypes = [_name(x) for x in (q, k, v, out)]
-        raise DTypeError("dtypes of attention", limit=f"one of {floats} for q, k, v", value=dtypes, nearest="bfloat16")
+    own = _name(q) if _name(q) in floats else "float32"
+    for name, x in (("q", q), ("k", k), ("v", v), ("result", out)):
+        if _name(x) not in floats or (x is not out and x.dtype != q.dtype):
+            limit = f"one of {floats}, the same for q, k and v"
+            raise DTypeError(f"dtype of {name}", limit=limit, value=_name(x), nearest=own)
     if mask is not None and _name(mask) not in ("bool", *floats):
-        raise DTypeError("dtype of a mask", limit=f"bool, {floats}", value=_name(mask), nearest="bool")
-    (b, heads, _, d), (tk, dv) = q.shape, v.shape[2:]
-    if k.shape[:3] != v.shape[:3] or k.shape[0] != b or k.shape[3] != d or not k.shape[1] or heads % k.shape[1]:
-        shapes = [tuple(x.shape) for x in (q, k, v)]
-        limit = "[b, hq, tq, d], [b, hkv, tk, d], [b, hkv, tk, dv], hq a multiple of hkv"
-        raise ShapeError("shapes of attention", limit=limit, value=shapes, nearest=limit)
+        raise DTypeError("dtype of mask", limit=f"bool, {floats}", value=_name(mask), nearest="bool")
+    _check_shapes(q, k, v)
+    (b, heads, tq, d), (tk, dv) = q.shape, v.shape[2:]
     if not (1 <= d <= MAX_HEAD and 1 <= dv <= MAX_HEAD):
-        raise LimitError("head size", limit=f"1 to {MAX_HEAD} on CUDA", value=(d, dv), nearest=MAX_HEAD)
-    if max(b, heads, -(-tk // 128) * 16) > 65535 * 16:
-        raise LimitError("sizes of attention", limit="65535 items and heads", value=(b, heads, tk), nearest=65535)
+        nearest = tuple(min(max(size, 1), MAX_HEAD) for size in (d, dv))
+        raise LimitError("head sizes", limit=f"1 to {MAX_HEAD} on CUDA", value=(d, dv), nearest=nearest)
+    for name, size, most in (("entries", b, 65535), ("heads", heads, 65535), ("queries", tq, MOST), ("keys", tk, MOST)):
+        if size > most:
+            raise LimitError(f"{name} of attention", limit=f"at most {most}", value=size, nearest=most)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.stride(3) != 1 and x.shape[3] > 1:
             limit = "unit stride in the last dimension"
             raise LayoutError(f"strides of {name}", limit=limit, value=x.stride(), nearest=f"{name}.contiguous()")
+    sizes = () if mask is None else (1,) * (4 - mask.dim()) + tuple(mask.shape)
+    if mask is not None and (
+        len(sizes) != 4 or any(n not in (1, m) for n, m in zip(sizes, (b, heads, tq, tk), strict=True))
+    ):
+        limit = "one that broadcasts"
+        raise ShapeError("shape of mask", limit=limit, value=tuple(mask.shape), nearest=(b, heads, tq, tk))
     for name, x in (("start", start), ("stop", stop)):
         if x is not None and (x.shape != (b,) or _name(x) != "int32" or not x.is_contiguous()):
             found = (tuple(x.shape), _name(x))
-            raise DTypeError(name, limit=f"int32 of shape ({b},), contiguous", value=found, nearest=f"{name}.int()")
+            nearest = f"{name}.int().contiguous()" if x.shape == (b,) else f"int32 of shape ({b},)"
+            raise DTypeError(name, limit=f"int32 of shape ({b},), contiguous", value=found, nearest=nearest)
+
+
+def _check_shapes(q: Any, k: Any, v: Any) -> None:
+    """Operands of four dimensions that fit; the nearest choice keeps q, and of k and v what can be kept."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            nearest = (1,) * (4 - x.dim()) + tuple(x.shape) if x.dim() < 4 else tuple(x.flatten(0, x.dim() - 4).shape)
+            limit = "4: entries, heads, tokens, elements"
+            raise ShapeError(f"dimensions of {name}", limit=limit, value=tuple(x.shape), nearest=nearest)
+    (b, heads, _, d), (_, shared, tk, _), dv = q.shape, k.shape, v.shape[3]
+    if not shared or heads % shared:
+        legal = [n for n in range(1, max(heads, 1) + 1) if heads % n == 0]
+        shared = min(legal, key=lambda n: abs(n - shared))
+    of_k, of_v = (b, shared, tk, d), (b, shared, tk, dv)
+    if tuple(k.shape) != of_k:
+        limit = "[b, hkv, tk, d] for q [b, hq, tq, d], hq a multiple of hkv"
+        raise ShapeError("shape of k", limit=limit, value=tuple(k.shape), nearest=of_k)
+    if tuple(v.shape) != of_v:
+        raise ShapeError("shape of v", limit="that of k but for the last", value=tuple(v.shape), nearest=of_v)
 
 
 def _check_arithmetic(arithmetic: str, dtype: Any, device: int) -> None:

@@ -31,34 +31,38 @@ class Config:
     ----------
     tiles : int
         Tiles of 16 rows of W that a warp walks at once.
-    warps, stages, span : int
-        Of a block, without the one that brings x; chunks of ``256 * span`` of K in flight or in use of a warp.
+    slots, stages, span : int
+        Tiles, or pairs of them, that a block walks at once; chunks of ``256 * span`` of K in flight or in use of each.
     xstages : int
         Chunks of x that fit.
     hold : bool
         All of x fits: it is brought once.
     blocks : int
         Of a multiprocessor at once.
+    rotate : bool
+        Slots go round among 16 warps; else each warp keeps its own.
     """
 
     tiles: int
-    warps: int
+    slots: int
     stages: int
     xstages: int
     hold: bool
     blocks: int = 1
     span: int = 2
+    rotate: bool = False
+
+    @property
+    def warps(self) -> int:
+        """Of a block, without the one that brings x."""
+        return 16 if self.rotate else self.slots
 
     def shared(self, lay: Layout, m: int) -> int:
         """Bytes of dynamic shared memory of a block."""
-        return self.warps * self.tiles * _tile_bytes(lay, self.stages, self.span) + self.xstages * m * _row_bytes(
-            self.span
-        )
-
-
-def _tile_bytes(lay: Layout, stages: int, span: int) -> int:
-    """Of a tile's ring and of its table of scales."""
-    return stages * span * (PART // lay.record_k) * lay.record_bytes + PART // lay.format.sub * 8 * 16
+        slot = self.stages * self.span * (PART // lay.record_k) * lay.record_bytes
+        slot += -(-m // 8) * 512 if self.rotate else 0
+        table = PART // lay.format.sub * 8 * 16
+        return self.tiles * (self.slots * slot + self.warps * table) + self.xstages * m * _row_bytes(self.span)
 
 
 def _row_bytes(span: int) -> int:
@@ -77,11 +81,11 @@ def configure(lay: Layout, m: int, n: int, k: int, multiprocessors: int) -> Conf
     columns = -(-m // 8)
     tiles = 1 if columns == 1 else 2
     each = -(-lay.tiles(n) // (tiles * multiprocessors))
-    warps = -(-each // -(-each // (16 // tiles)))
+    slots = -(-each // -(-each // (16 // tiles)))
     for span, stages in ((2, 3), (2, 2), (1, 3), (1, 2)):
         chunks = -(-k // (PART * span))
         hold = chunks * m * _row_bytes(span) <= 40 * 1024
-        config = Config(tiles, warps, stages, chunks if hold else 4, hold, span=span)
+        config = Config(tiles, slots, stages, chunks if hold else 4, hold, span=span)
         if config.shared(lay, m) <= SHARED:
             break
     return config
@@ -168,8 +172,8 @@ def _bound(
     chosen = config or configure(lay, m, n, k, on.multiprocessors)
     defines = macros(lay) | {
         "KIND": kinds[0], "OUT": kinds[1], "BIAS_KIND": kinds[2], "NT": -(-m // 8), "TILES": chosen.tiles,
-        "WARPS": chosen.warps, "STAGES": chosen.stages, "XSTAGES": chosen.xstages, "HOLD": chosen.hold,
-        "BLOCKS": chosen.blocks, "SPAN": chosen.span,
+        "WARPS": chosen.warps, "SLOTS": chosen.slots, "ROTATE": chosen.rotate, "STAGES": chosen.stages,
+        "XSTAGES": chosen.xstages, "HOLD": chosen.hold, "BLOCKS": chosen.blocks, "SPAN": chosen.span,
     }  # fmt: skip
     cubin = compile_files(["quant_few.cu"], arch=on.arch, defines=defines, options=("-std=c++17",))
     units = -(-lay.tiles(n) // chosen.tiles)

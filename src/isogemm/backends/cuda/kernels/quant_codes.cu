@@ -87,14 +87,15 @@ DEVICE u32 fma_pair(u32 x, u32 y, u32 z) {
 
 // Where a field's codes lie when they are taken out in place: shifts are free there, and the scale undoes them.
 DEVICE constexpr int in_place(int field) { return Q_LOW * (field % LOW_FIELDS); }
-DEVICE constexpr float two_to(int n) { return n == 0 ? 1.0f : 2.0f * two_to(n - 1); }
-constexpr float UP = two_to(24);
+DEVICE float two_to(int n) { return __uint_as_float((127 + n) << 23); }
+constexpr float UP = 16777216.0f;  // 2**24
 
-// {d s, c} of rows g and g + 8 as float32, for codes as `widen` gives them: weight = fma(code, d s, c).
+// {d s, c} of rows g and g + 8 as float32, for codes as `widen` gives them: weight = fma(code, d s, c). Integer scales are
+// read as subnormal numbers too; all powers of two are in one factor.
 DEVICE uint4 scale_of_floats(const u8* records, int sub, u32 g) {
   const u8* record = records + sub / SUBS * Q_RECORD_BYTES;
   const int s = sub % SUBS, block = s * Q_SUB / Q_BLOCK;
-  float d[2], o[2] = {0.0f, 0.0f};
+  float d[2], o[2], scale[2] = {1.0f, 1.0f}, offset[2] = {1.0f, 1.0f};
   const u8* floats = record + Q_FLOATS + (block * 16 + 2 * g) * 2 * Q_FLOATS_EACH;
   if constexpr (Q_FLOATS_EACH == 1) {
     widen(*(const u32*)floats, d[0], d[1]);
@@ -102,33 +103,29 @@ DEVICE uint4 scale_of_floats(const u8* records, int sub, u32 g) {
     const uint2 x = *(const uint2*)floats;
     widen(x.x, d[0], o[0]), widen(x.y, d[1], o[1]);
   }
-  if constexpr (Q_INTS_EACH > 0) {
-    const u8* ints = record + Q_INTS + (s * 16 + 2 * g) * Q_INTS_EACH;
-    float scale[2], offset[2] = {1.0f, 1.0f};
-    if constexpr (Q_INTS_EACH == 2) {  // s, t, s, t: as subnormal numbers again
-      const u32 x = *(const u32*)ints;
-      widen(x & 0xff00ff, scale[0], scale[1]), widen(x >> 8 & 0xff00ff, offset[0], offset[1]);
-      o[0] *= UP, o[1] *= UP, d[0] *= UP, d[1] *= UP;
-    } else {
-      const u16 x = *(const u16*)ints;
-      if (Q_JOINT) {
-        widen(x & 15 | (x & 0xf00) << 8, scale[0], scale[1]), widen(x >> 4 & 15 | (x & 0xf000) << 4, offset[0], offset[1]);
-        o[0] *= UP, o[1] *= UP, d[0] *= UP, d[1] *= UP;
-      } else {
-        scale[0] = (float)(signed char)x, scale[1] = (float)(signed char)(x >> 8);
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) d[half] *= scale[half], o[half] *= offset[half];
+  constexpr bool SUBNORMAL = Q_INTS_EACH == 2 || Q_JOINT;
+  const u8* ints = record + Q_INTS + (s * 16 + 2 * g) * Q_INTS_EACH;
+  if constexpr (Q_INTS_EACH == 2) {  // s, t, s, t
+    const u32 x = *(const u32*)ints;
+    widen(x & 0xff00ff, scale[0], scale[1]), widen(x >> 8 & 0xff00ff, offset[0], offset[1]);
+  } else if constexpr (Q_JOINT) {
+    const u32 x = *(const u16*)ints;
+    widen(x & 15 | (x & 0xf00) << 8, scale[0], scale[1]), widen(x >> 4 & 15 | (x & 0xf000) << 4, offset[0], offset[1]);
+  } else if constexpr (Q_INTS_EACH == 1) {
+    const u16 x = *(const u16*)ints;
+    scale[0] = (float)(signed char)x, scale[1] = (float)(signed char)(x >> 8);
   }
   uint4 found;
   float* at = (float*)&found;
-  // With sub-blocks of 16, `sub` is the step of 16 of K, and the place of its codes depends on that too.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float up = Q_SUB == 16 && Q_LOW == 2 && (sub & 1) ? two_to(20 - Q_LOW * half) : two_to(24 - Q_LOW * half * (Q_LOW < 8));
-    at[2 * half] = d[half] * up;
-    at[2 * half + 1] = Q_FLOATS_EACH == 2 ? o[half] : -(float)Q_ZERO * d[half];
+    // With sub-blocks of 16, `sub` is the step of 16 of K, and the place of its codes depends on that too.
+    constexpr float MORE = SUBNORMAL ? UP : 1.0f;
+    const bool odd = Q_SUB == 16 && Q_LOW == 2 && (sub & 1);
+    const float even_up = two_to(24 - Q_LOW * half * (Q_LOW < 8)), odd_up = even_up / 16;
+    at[2 * half] = d[half] * (odd ? MORE * odd_up : MORE * even_up) * scale[half];
+    const float zero = odd ? -(Q_ZERO / odd_up) : -(Q_ZERO / even_up);
+    at[2 * half + 1] = Q_FLOATS_EACH == 2 ? o[half] * MORE * offset[half] : at[2 * half] * zero;
   }
   return found;
 }

@@ -6,6 +6,8 @@
 // Roles      a warp walks TILES tiles of 16 rows of W along all of K at once, then those `gridDim.x * WARPS` further.
 //            It has a ring of its own, STAGES chunks of 256 SPAN of K, that the copy engine fills; one more warp brings x
 //            for the whole block: all of it at once (HOLD: XSTAGES chunks), or through a ring of XSTAGES chunks.
+// Balance    ROTATE: tiles outnumber no warps, and after each chunk they go round among the warps, so that no quarter of
+//            the multiprocessor keeps one more than the others. Accumulators travel through shared memory: bits stay.
 // Launch     the packed weights change under no kernel, so their copies begin before the preceding kernel has ended.
 
 #include "hopper_ptx.cu"
@@ -14,7 +16,7 @@
 constexpr int PART = 256, CHUNK = PART * SPAN, PART_BYTES = PART / Q_RECORD_K * Q_RECORD_BYTES, CHUNK_BYTES = SPAN * PART_BYTES;
 constexpr int ENTRIES = PART / Q_SUB * 8;  // of a table of scales: eight rows and their neighbours for each sub-block
 constexpr int X_STEP = 2 * CHUNK + 16;  // bytes from row to row of x in shared memory: eight rows fall into different banks
-constexpr int RING = TILES * CHUNK_BYTES, WARP_BYTES = STAGES * RING + TILES * ENTRIES * 16;
+constexpr int RING = TILES * CHUNK_BYTES, SLOT_BYTES = STAGES * RING + (ROTATE ? TILES * NT * 512 : 0), TABLE_BYTES = TILES * ENTRIES * 16;
 
 DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
@@ -86,43 +88,39 @@ DEVICE void write(const float (&v)[NT][4], void* out, const void* bias, i64 out_
   }
 }
 
-// The chunks of a warp in the order of its walk.
-struct Cursor {
-  int unit, chunk;
-  __device__ __forceinline__ void next(int chunks, int stride) { if (++chunk == chunks) chunk = 0, unit += stride; }
-};
-
 extern "C" __global__ void __launch_bounds__(32 * WARPS + 32, BLOCKS)
 quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 out_ld, int m, int n, int k) {
   extern __shared__ __align__(128) u8 memory[];
-  __shared__ alignas(8) u64 barriers[WARPS * STAGES + 2 * XSTAGES];
-  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, full_w = shared(barriers) + 8 * warp * STAGES;
-  const u32 full_x = shared(barriers) + 8 * WARPS * STAGES, empty_x = full_x + 8 * XSTAGES;
-  u8* const ring = memory + warp * WARP_BYTES;
-  const u32 x_ring = shared(memory + WARPS * WARP_BYTES), x_stage = m * X_STEP;
-  const int tiles = (n + 15) / 16, units = (tiles + TILES - 1) / TILES, stride = gridDim.x * WARPS, chunks = (k + CHUNK - 1) / CHUNK;
-  const i64 tile_bytes = (i64)((k + Q_RECORD_K - 1) / Q_RECORD_K) * Q_RECORD_BYTES;
+  __shared__ alignas(8) u64 barriers[SLOTS * (STAGES + 1) + 2 * XSTAGES];
+  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, full_w = shared(barriers), done = full_w + 8 * SLOTS * STAGES;
+  const u32 full_x = done + 8 * SLOTS, empty_x = full_x + 8 * XSTAGES;
+  const u32 x_ring = shared(memory + SLOTS * SLOT_BYTES + WARPS * TABLE_BYTES), x_stage = m * X_STEP;
+  const int tiles = (n + 15) / 16, units = (tiles + TILES - 1) / TILES, chunks = (k + CHUNK - 1) / CHUNK;
+  const int stride = gridDim.x * SLOTS, passes = (units + stride - 1) / stride;
+  const int tile_bytes = (k + Q_RECORD_K - 1) / Q_RECORD_K * Q_RECORD_BYTES;
   if (threadIdx.x == 32 * WARPS) {
     for (int i = 0; i < XSTAGES; ++i) barrier_init(full_x + 8 * i, 1), barrier_init(empty_x + 8 * i, WARPS);
     barrier_init_fence();
   }
-  const auto load = [&](const Cursor& at, int stage) {
-    const i64 from = (i64)at.chunk * CHUNK_BYTES;
-    const u32 bytes = (u32)min((i64)CHUNK_BYTES, tile_bytes - from), bar = full_w + 8 * stage;
+  const auto load = [&](int slot, int unit, int chunk, int stage) {
+    const int from = chunk * CHUNK_BYTES, bytes = min(CHUNK_BYTES, tile_bytes - from);
+    const u32 bar = full_w + 8 * (slot * STAGES + stage), to = shared(memory) + slot * SLOT_BYTES + stage * RING;
     barrier_expect(bar, TILES * bytes);
 #pragma unroll
     for (int i = 0; i < TILES; ++i)
-      bulk_load(shared(ring + stage * RING + i * CHUNK_BYTES), w + min(at.unit * TILES + i, tiles - 1) * tile_bytes + from, bytes, bar);
+      bulk_load(to + i * CHUNK_BYTES, w + (i64)min(unit * TILES + i, tiles - 1) * tile_bytes + from, bytes, bar);
   };
-  Cursor ahead{(int)(warp * gridDim.x + blockIdx.x), 0};
-  if (warp < WARPS && lane == 0) {
-    for (int i = 0; i < STAGES; ++i) barrier_init(full_w + 8 * i, 1);
+  if (warp < SLOTS && lane == 0) {
+    for (int i = 0; i < STAGES; ++i) barrier_init(full_w + 8 * (warp * STAGES + i), 1);
+    barrier_init(done + 8 * warp, 1);
     barrier_init_fence();
-    for (int i = 0; i < STAGES && ahead.unit < units; ++i) load(ahead, i), ahead.next(chunks, stride);
+    for (int i = 0, chunk = 0, unit = warp * gridDim.x + blockIdx.x; i < STAGES && unit < units; ++i) {
+      load(warp, unit, chunk, i);
+      if (++chunk == chunks) chunk = 0, unit += stride;
+    }
   }
   release_successor();
   __syncthreads();
-  const int passes = (units + stride - 1) / stride;
 
   if (warp == WARPS) {
     wait_for_predecessor();
@@ -141,52 +139,78 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
     return;
   }
 
-  uint4* const table = (uint4*)(ring + STAGES * RING);
+  uint4* const table = (uint4*)(memory + SLOTS * SLOT_BYTES + warp * TABLE_BYTES);
   u32 x_lane[NT];
 #pragma unroll
   for (int c = 0; c < NT; ++c) x_lane[c] = x_ring + min(8 * c + (int)(lane & 7), m - 1) * X_STEP + (lane >> 3) * 16;
-  int stage = 0, x_at = 0;
+  int stage = 0, x_at = 0, turn = 0;
   u32 phase = 0, x_phase = 0;
+  int ahead_chunk = STAGES % chunks, ahead_unit = STAGES / chunks * stride + blockIdx.x;  // without the slot's part
   if (HOLD) barrier_wait(full_x, 0);
-  for (int unit = warp * gridDim.x + blockIdx.x, pass = 0; pass < passes; ++pass, unit += stride) {
-    Accumulators acc;
+  Accumulators acc;
+  for (int step = 0, chunk = 0, first = blockIdx.x; first < passes * stride; ++step) {
+    // Chosen by simulation of 16 warps on four schedulers, for 9 to 14 slots.
+    const int place = ROTATE ? (warp - 7 * step) & 15 : warp, back = place - turn;
+    const int slot = ROTATE ? (back < 0 ? back + SLOTS : back) : warp, unit = first + slot * gridDim.x;
+    if (!HOLD) barrier_wait(full_x + 8 * x_at, x_phase);
+    if (place < SLOTS && unit < units) {
+      u8* const ring = memory + slot * SLOT_BYTES;
+      float4* const kept = (float4*)(ring + STAGES * RING) + lane;
+      if (ROTATE && step) barrier_wait(done + 8 * slot, step - 1 & 1);
 #pragma unroll
-    for (int i = 0; i < TILES * NT * 4; ++i) acc.v[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
-    const bool busy = unit < units;
-    if (HOLD && !busy) break;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      if (!HOLD) barrier_wait(full_x + 8 * x_at, x_phase);
-      if (busy) {
-        const u8* at = ring + stage * RING;
-        int left = k - chunk * CHUNK;
-        u32 b_at[NT];
-#pragma unroll
-        for (int c = 0; c < NT; ++c) b_at[c] = x_lane[c] + x_at * x_stage;
-        barrier_wait(full_w + 8 * stage, phase);
-#pragma unroll 1
-        for (int part = 0; part < SPAN; ++part) {
-#pragma unroll
-          for (int i = 0; i < TILES * ENTRIES / 32; ++i) {
-            const int entry = i * 32 + lane;
-            table[entry] = scale_of(at + entry / ENTRIES * CHUNK_BYTES, entry % ENTRIES / 8, entry % 8);
-          }
-          __syncwarp();
-          if (left >= PART) walk<true>(acc, at, table, b_at, left, lane);
-          else walk<false>(acc, at, table, b_at, left, lane);
-          __syncwarp();
-          left -= PART, at += PART_BYTES;
-          if (left <= 0) break;
-#pragma unroll
-          for (int c = 0; c < NT; ++c) b_at[c] += 2 * PART;
+      for (int i = 0; i < TILES * NT; ++i) {
+        float (&v)[4] = acc.v[i / NT][i % NT];
+        if (chunk == 0) {
+          v[0] = v[1] = v[2] = v[3] = 0.0f;
+        } else if (ROTATE) {
+          const float4 x = kept[32 * i];
+          v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
         }
-        if (lane == 0 && ahead.unit < units) load(ahead, stage), ahead.next(chunks, stride);
-        if (++stage == STAGES) stage = 0, phase ^= 1;
       }
-      if (!HOLD && lane == 0) barrier_arrive(empty_x + 8 * x_at);
-      if (++x_at == (HOLD ? chunks : XSTAGES)) x_at = 0, x_phase ^= 1;
-    }
+      const u8* at = ring + stage * RING;
+      int left = k - chunk * CHUNK;
+      u32 b_at[NT];
 #pragma unroll
-    for (int i = 0; i < TILES; ++i)
-      if (busy) write(acc.v[i], out, bias, out_ld, 16 * min(unit * TILES + i, tiles - 1), m, n, lane);
+      for (int c = 0; c < NT; ++c) b_at[c] = x_lane[c] + x_at * x_stage;
+      barrier_wait(full_w + 8 * (slot * STAGES + stage), phase);
+#pragma unroll 1
+      for (int part = 0; part < SPAN; ++part) {
+#pragma unroll
+        for (int i = 0; i < TILES * ENTRIES / 32; ++i) {
+          const int entry = i * 32 + lane;
+          table[entry] = scale_of(at + entry / ENTRIES * CHUNK_BYTES, entry % ENTRIES / 8, entry % 8);
+        }
+        __syncwarp();
+        if (left >= PART) walk<true>(acc, at, table, b_at, left, lane);
+        else walk<false>(acc, at, table, b_at, left, lane);
+        __syncwarp();
+        left -= PART, at += PART_BYTES;
+        if (left <= 0) break;
+#pragma unroll
+        for (int c = 0; c < NT; ++c) b_at[c] += 2 * PART;
+      }
+      const int next = ahead_unit + slot * gridDim.x;
+      if (lane == 0 && next < units) load(slot, next, ahead_chunk, stage);
+      if (chunk + 1 == chunks) {
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) write(acc.v[i], out, bias, out_ld, 16 * min(unit * TILES + i, tiles - 1), m, n, lane);
+      } else if (ROTATE) {
+#pragma unroll
+        for (int i = 0; i < TILES * NT; ++i) {
+          const float (&v)[4] = acc.v[i / NT][i % NT];
+          kept[32 * i] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+      }
+      if (ROTATE) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(done + 8 * slot);
+      }
+    }
+    if (!HOLD && lane == 0) barrier_arrive(empty_x + 8 * x_at);
+    if (++x_at == (HOLD ? chunks : XSTAGES)) x_at = 0, x_phase ^= 1;
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+    if (++turn == SLOTS) turn = 0;
+    if (++chunk == chunks) chunk = 0, first += stride;
+    if (++ahead_chunk == chunks) ahead_chunk = 0, ahead_unit += stride;
   }
 }

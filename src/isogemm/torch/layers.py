@@ -153,10 +153,10 @@ class Merging(Converted):
         # torch traces no addresses, and 2.11 takes no module for a constant: while it compiles it asks by number.
         torch.compiler.assume_constant_result(_is_whole_now)
         layers = self._layers()
+        if not all(isinstance(layer, Linear) and layer.contract == layers[0].contract for layer in layers):
+            return False  # quantized ones, too
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         if len({(w.dtype, w.device, w.shape[1]) for w in weights}) > 1 or weights[0].is_meta:
-            return False
-        if not all(isinstance(layer, Linear) and layer.contract == layers[0].contract for layer in layers):
             return False
         if len({b is None for b in biases}) > 1:
             return False

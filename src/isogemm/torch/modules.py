@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -12,14 +13,19 @@ import torch
 
 from ..contract.spec import Contract, ContractLike
 from ..errors import DTypeError, OptionError
-from . import activations, layers_known
+from ..quant.formats import BlockFormat
+from . import activations as functions
+from . import layers_known, quantizing
 from .layers import Converted, Linear, Merging, checked
 from .layers_known import Known
 from .main_grad import collect_main_grad, main_grads, use_main_grad
+from .quantizing import Formats, prefixes
 
 __all__ = ["PARTS", "Conversion", "Linear", "collect_main_grad", "convert", "main_grads", "use_main_grad"]
 
 PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope")
+
+ALREADY = "isogemm's already, as it is"
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Modules of torch that read the weights of Linear modules inside them and never call those.
@@ -41,17 +47,31 @@ class Conversion:
         give an element other bits in another place; and why they are as they were. What they compute is torch's.
     parts : dict of str to tuple of str
         Names of the converted modules by part; an attention module may be in two.
+    quantized : dict of str to str
+        Names of the modules whose weights are quantized now, and their formats.
+    floats : dict of str to str
+        Where weights were to be quantized: names of the Linear modules whose weights are as they were, and why.
     """
 
     module: Any
     converted: tuple[str, ...]
     left: dict[str, str]
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    quantized: dict[str, str] = field(default_factory=dict)
+    floats: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{len(names)} {part}" for part, names in self.parts.items() if names) or "nothing"
-        lines = [f"converted {counts}; left {len(self.left)} modules"]
-        return "\n".join([*lines, *(f"  {name or '(the model)'}: {why}" for name, why in self.left.items())])
+        lines = [f"converted {counts}; left {len(self.left)} modules", *_listed(self.left)]
+        if self.quantized or self.floats:
+            formats = Counter(self.quantized.values()).most_common()
+            made = ", ".join(f"{n} linear to {fmt}" for fmt, n in formats) or "nothing"
+            lines += [f"quantized {made}; {len(self.floats)} linear stay floats", *_listed(self.floats)]
+        return "\n".join(lines)
+
+
+def _listed(reasons: dict[str, str]) -> list[str]:
+    return [f"  {name or '(the model)'}: {why}" for name, why in reasons.items()]
 
 
 def convert(
@@ -62,11 +82,16 @@ def convert(
     grad_order: str = "leaf4096",
     leave: Sequence[str] = (),
     fuse: bool = False,
+    quantize: Formats | None = None,
+    fallback: str | BlockFormat | None = None,
+    activations: str | None = None,
+    progress: bool | None = None,
 ) -> Conversion:
     """Turn what a model is made of into isogemm's layers, in place, or change nothing and say why.
 
     A module changes its class and stays the object it is: parameters (tied ones too), buffers, hooks, the optimizer's
     references, training mode and modules used in several places all stay. The new class is a subclass of the old one.
+    Where weights are quantized, another object takes a Linear's place, with its bias and its hooks.
 
     Parameters
     ----------
@@ -89,7 +114,19 @@ def convert(
         Patterns (``"lm_head"``, ``"encoder.*"``) of module names to leave as they are, with all inside them.
     fuse : bool
         Without gradients, q_proj, k_proj and v_proj are one product, and gate_proj and up_proj: the same bits, fewer
-        launches. Their weights become views of one tensor each.
+        launches. Their weights become views of one tensor each. Quantized ones stay apart.
+    quantize : str, BlockFormat, or dict of patterns to these and None
+        The format of the weights of Linear modules (also of those that are isogemm's already), which become
+        `QuantizedLinear`: ``"Q4_K"``, or ``{"lm_head": "Q6_K", "*": "Q4_K"}``; the first pattern that fits a module's
+        name, or one that it is inside of, counts. Weights are freed one by one. A weight that another module needs as
+        it is (an output layer tied to an embedding) stays unless a pattern other than ``*`` names it: then it has a
+        quantized copy of its own.
+    fallback : str
+        The format for rows that are no whole number of blocks, or ``"keep"`` to leave those weights floats.
+    activations : str
+        Of quantized weights, as in `isogemm.linear`.
+    progress : bool
+        Show how far quantizing is; by default for large models on a terminal.
 
     Returns
     -------
@@ -100,7 +137,11 @@ def convert(
     OptionError
         A Linear that cannot be converted faithfully and is not in `leave`: a subclass, one with a forward method of its
         own or compiled, or one inside a torch module that reads its weights without calling it (MultiheadAttention,
-        TransformerEncoderLayer). The message lists them all. Also an unknown part.
+        TransformerEncoderLayer). The message lists them all. Also an unknown part or format.
+    ShapeError
+        Rows that are no whole number of blocks, without `fallback`; the message lists the modules.
+    FormatError
+        A weight that cannot be quantized: it holds an infinity or a NaN, or a scale is too large for float16.
     DTypeError
         Weights of an unsupported dtype.
     ContractError
@@ -116,6 +157,7 @@ def convert(
     _refuse(plan.refused)
     for name, child, _ in plan.found:
         _check_dtypes(name, child)
+    plan.quantization = _quantization(module, plan, leave, chosen, quantize, fallback, activations)
     halves = plan.rotates and not plan.rotates_otherwise
     for _, child, known in plan.found:
         _become(child, known, halves)
@@ -124,6 +166,10 @@ def convert(
     for _, child, _ in plan.found:
         if isinstance(child, Linear):
             child.contract, child.grad_order = chosen, order
+    quantized = {}
+    if plan.quantization:
+        plan.found, child = [(name, None, known) for name, _, known in plan.found], None  # weights go one by one
+        quantized = plan.quantization.run(module, progress)
     for child in module.modules() if fuse else ():
         if isinstance(child, Merging):
             child.merge()
@@ -131,7 +177,7 @@ def convert(
         from .huggingface_known import switch
 
         switch(module)
-    return _report(module, plan)
+    return _report(module, plan, quantized)
 
 
 @dataclass(slots=True)
@@ -144,6 +190,7 @@ class _Plan:
     attention: dict[str, Any] = field(default_factory=dict)
     rotates: bool = False  # attention modules that become RotaryAttention
     rotates_otherwise: bool = False  # others
+    quantization: quantizing.Quantization | None = None
 
 
 def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
@@ -163,13 +210,13 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     attention, widths = _attention(module)
     for name, child, outer in _walk(module):
         why, known = _obstacle(child, outer), _known(child, widths)
-        if any(fnmatchcase(part, pattern) for part in _prefixes(name) for pattern in leave):
+        if any(fnmatchcase(part, pattern) for part in prefixes(name) for pattern in leave):
             if _has_weights(child) or known or child in attention.values():
                 plan.left[name] = "in leave"
         elif why is not None and "linear" in parts:
             plan.refused[name] = why
         elif isinstance(child, Converted):
-            plan.left[name] = "isogemm's already, as it is"
+            plan.left[name] = ALREADY
         elif known is None:
             if _has_weights(child):
                 plan.left[name] = f"{type(child).__name__} is not known here"
@@ -206,7 +253,7 @@ def _known(child: Any, widths: frozenset[int]) -> Known | None:
         from . import huggingface_known
 
         found = huggingface_known.known(child, widths)
-    return found or activations.known(child)
+    return found or functions.known(child)
 
 
 def _attention(module: Any) -> tuple[dict[str, Any], frozenset[int]]:
@@ -259,7 +306,7 @@ def _check_dtypes(name: str, child: Any) -> None:
 
 def _become(child: Any, known: Known, halves: bool) -> None:
     child.__class__ = known.layer
-    if isinstance(child, activations.Activation):
+    if isinstance(child, functions.Activation):
         child.keep()
     if "inv_freq" in child._buffers:
         from .huggingface_known import prepare_rotary
@@ -267,30 +314,44 @@ def _become(child: Any, known: Known, halves: bool) -> None:
         prepare_rotary(child, halves)
 
 
-def _report(module: Any, plan: _Plan) -> Conversion:
+def _quantization(
+    module: Any, plan: _Plan, leave: Sequence[str], contract: Contract | None, formats: Formats | None,
+    fallback: str | BlockFormat | None, activations: str | None,
+) -> quantizing.Quantization | None:  # fmt: skip
+    """What becomes of the weights of Linear modules: those that are found, and those that are isogemm's already."""
+    if formats is None:
+        if fallback is not None or activations is not None:
+            what = "activations" if fallback is None else "fallback"
+            raise OptionError(what, limit="with quantize", value="quantize is None", nearest="quantize='Q8_0'")
+        return None
+    found = {name: child for name, child, known in plan.found if known.part == "linear"}
+    found |= {n: c for n, c in module.named_modules() if type(c) is Linear and plan.left.get(n) == ALREADY}
+    return quantizing.check(module, found, formats, fallback, activations, contract)
+
+
+def _report(module: Any, plan: _Plan, quantized: dict[str, str]) -> Conversion:
     parts: dict[str, list[str]] = {part: [] for part in PARTS}
     for name, _, known in plan.found:
         parts[known.part].append(name)
     parts["attention"] += plan.attention
-    converted = dict.fromkeys(name for name, _, _ in plan.found) | dict.fromkeys(plan.attention)
+    for name in quantized:
+        if plan.left.pop(name, None):
+            parts["linear"].append(name)
+    converted = dict.fromkeys(name for names in parts.values() for name in names)
     order = [name for name, _ in module.named_modules() if name in converted]
-    return Conversion(module, tuple(order), plan.left, {part: tuple(names) for part, names in parts.items()})
+    floats = plan.quantization.floats if plan.quantization else {}
+    by_part = {part: tuple(names) for part, names in parts.items()}
+    return Conversion(module, tuple(order), plan.left, by_part, quantized, floats)
 
 
 def _walk(module: Any) -> Iterator[tuple[str, Any, Any]]:
     """(name, module, the outermost module around it that reads weights itself) of all, each once."""
     outer: dict[str, Any] = {}
     for name, child in module.named_modules():
-        parents = [outer[part] for part in _prefixes(name)[1:] if part in outer]
+        parents = [outer[part] for part in prefixes(name)[1:] if part in outer]
         if isinstance(child, _READS_WEIGHTS):
             outer[name] = child
         yield name, child, parents[0] if parents else None
-
-
-def _prefixes(name: str) -> list[str]:
-    """``a.b.c``, ``a.b``, ``a`` and the root."""
-    parts = name.split(".") if name else []
-    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
 
 
 def _has_weights(module: Any) -> bool:

@@ -23,7 +23,7 @@ from isogemm.backends.cuda import (
     device,
 )
 from isogemm.backends.cuda.attention_plans import Case, Operand, code_of, kernel_of, kernels_of
-from isogemm.contract.attention import LEAF, attention
+from isogemm.contract.attention import LEAF, attention, factor
 from isogemm.errors import ContractError, DeviceError
 from isogemm.planner.admission import Records
 from isogemm.planner.kernel_admission import KernelAdmissions
@@ -72,6 +72,7 @@ class Host:
         def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
             self.runs.append((kernel, case))
             assert bool(stats) == case.stats
+            assert case.c == float(factor(None, case.d))
             operands = [at(a, x.shape, x.strides, case.dtype) for a, x in zip((q, k, v), case.operands, strict=True)]
             b, heads, tq, tk = case.batch, case.heads, case.tq, case.tk
             seen = None if not mask else at(mask, (b, heads, tq, tk), case.mask, case.dtype_mask or "")

@@ -82,5 +82,5 @@ def test_masks_and_bounds():
     q, k, v = tensors()
     for shape in ((5, 8), (1, 2, 6, 5, 7), (4, 5, 7)):
         assert refused(q, k, v, torch.zeros(shape)).nearest == (2, 6, 5, 7)
-    assert refused(q, k, v, start=torch.zeros(2, dtype=torch.int64)).nearest == "start.int().contiguous()"
-    assert refused(q, k, v, stop=torch.zeros(3, dtype=torch.int32)).nearest == "int32 of shape (2,)"
+    assert refused(q, k, v, start=torch.zeros(2, dtype=torch.int64)).nearest == "start.int().contiguous() of shape (2,)"
+    assert refused(q, k, v, stop=torch.zeros(3, dtype=torch.int32)).nearest == "stop.int().contiguous() of shape (2,)"

@@ -179,9 +179,8 @@ def _check(q: Any, k: Any, v: Any, mask: Any, start: Any, stop: Any, out: Any) -
         raise ShapeError("shape of mask", limit=limit, value=tuple(mask.shape), nearest=(b, heads, tq, tk))
     for name, x in (("start", start), ("stop", stop)):
         if x is not None and (x.shape != (b,) or _name(x) != "int32" or not x.is_contiguous()):
-            found = (tuple(x.shape), _name(x))
-            nearest = f"{name}.int().contiguous()" if x.shape == (b,) else f"int32 of shape ({b},)"
-            raise DTypeError(name, limit=f"int32 of shape ({b},), contiguous", value=found, nearest=nearest)
+            found, limit = (tuple(x.shape), _name(x)), f"int32 of shape ({b},), contiguous"
+            raise DTypeError(name, limit=limit, value=found, nearest=f"{name}.int().contiguous() of shape ({b},)")
 
 
 def _check_shapes(q: Any, k: Any, v: Any) -> None:

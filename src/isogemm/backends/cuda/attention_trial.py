@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...contract.attention import LEAF
+from ...contract.attention import LEAF, factor
 from ...planner.kernel_admission import difference
 from ...planner.trials import POISON, Buffer, Machine
 from .attention_plans import Case, Operand, bind, code_of, serves, steps_of
@@ -106,7 +106,8 @@ def _alike(case: Case) -> Case:
     extents = (min(case.batch, 2), shared * case.group, tq), (min(case.batch, 2), shared, min(case.tk, _keys(case)))
     shapes = [(*extents[i > 0], x.shape[3]) for i, x in enumerate(case.operands)]
     made = tuple(Operand(s, _like(x, s)) for x, s in zip(case.operands, shapes, strict=True))
-    small = replace(case, operands=made, offset=None if case.offset is None else made[1].shape[2] - tq)
+    offset = None if case.offset is None else made[1].shape[2] - tq
+    small = replace(case, operands=made, offset=offset, c=float(factor(None, case.d)))
     if case.mask is None:
         return small
     steps = _like(Operand((*q.shape[:3], case.tk), case.mask), (*extents[0], made[1].shape[2]), 1)
@@ -143,8 +144,9 @@ def _fixed(kernel: str, case: Case) -> Iterator[Case]:
     ragged = (d, dv) if kernel == "fma" else (wide - 24, wide - 8)
     most = 33 * LEAF + 20 if kernel == "few" and case.leaves > 16 else tk  # more than meet in one turn
     yield _fix(case, (2, 2, *first, most, d, dv), False, True, most - first[0], 0)
-    yield _fix(case, (3, 2, *second, tk + 28 * (tk <= 100), *ragged), True, case.masks == 2, 40, 8)
-    yield _fix(case, (3, 2, *second, tk, *ragged), True, False, -3, 24)
+    b = 3 if tk < 1000 else 2
+    yield _fix(case, (b, 2, *second, tk + 28 * (tk <= 100), *ragged), True, case.masks == 2, 40, 8)
+    yield _fix(case, (b, 2, *second, tk, *ragged), True, False, -3, 24)
     if kernel == "hopper" and case.mask is None:  # more tiles of 128 queries than multiprocessors
         yield _fix(case, (2, 34, 200, 2, 300, d, dv), False, False, 100, 0)
 
@@ -161,7 +163,7 @@ def _fix(case: Case, sizes: tuple[int, ...], bounds: bool, stats: bool, offset: 
     mask = None if case.mask is None else (shared * group * tq * line, tq * line, line, 1)
     return replace(
         case, operands=tuple(made), mask=mask, offset=None if case.offset is None else offset, starts=bounds,
-        stops=bounds, stats=stats, aligned=case.aligned,
+        stops=bounds, stats=stats, c=float(factor(None, d)),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from isogemm.lab import environment, write_json
 
-from .gpu import RESULTS, WIDTH, _engine, _slug
+from .gpu import RESULTS, _engine, _slug
 from .gpu_engine import Engine
 from .llama_cuda import LlamaCuda
 from .quant_gpu_cases import FORMATS, ROWS, SHAPES, Case, cases
@@ -23,6 +23,7 @@ from .quant_gpu_operands import LLAMA, Peers, Shelf
 from .quant_gpu_peers import load_gemlite
 from .quant_gpu_show import line, summary, table
 
+WIDTH = 290  # of the table, where the output is a file or a pipe
 SHAPE_WORDS = ",".join(f"{n}x{k}" for n, k in SHAPES)
 
 

@@ -13,6 +13,7 @@ from isogemm.lab import Candidate, Ceilings, Timing, Verdict, interleave, row, v
 from .gpu_engine import Engine
 from .gpu_measure import judge
 from .quant_gpu_cases import OURS, PLAIN, Q8, Case
+from .quant_gpu_kernels import kernel_of
 from .quant_gpu_operands import LLAMA, TORCH, Call, Setup, Shelf, build
 from .quant_gpu_peers import GEMLITE
 
@@ -58,6 +59,7 @@ def measure(
         setup = build(case, shelf)
         try:
             correctness = setup.check()
+            kernels = _kernels(setup) if shelf.device != "cpu" else {}
             engine.synchronize()
             timings = _timed(case, setup, settings, engine, ceilings)
         finally:
@@ -65,7 +67,12 @@ def measure(
             setup.free()
     except Exception as error:
         return _row(case, settings, {}, None, ceilings, None, f"{type(error).__name__}: {error}".rstrip(": "))
-    return _row(case, settings, timings, correctness, ceilings, setup, setup.absent.get(OURS))
+    return _row(case, settings, timings, correctness, ceilings, setup, setup.absent.get(OURS), kernels)
+
+
+def _kernels(setup: Setup) -> dict[str, str]:
+    """What each path of ours launches."""
+    return {name: kernel_of(setup.calls[name].run) for name in (OURS, Q8) if name in setup.calls}
 
 
 def _timed(
@@ -123,6 +130,7 @@ def _row(
     ceilings: Mapping[str, float],
     setup: Setup | None,
     error: str | None,
+    kernels: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     copies = {name: call.copies for name, call in setup.calls.items()} if setup else {}
     return row(
@@ -130,6 +138,8 @@ def _row(
         command=settings.command(case),
         timings=timings,
         verdicts=_verdicts(timings),
+        kernel=(kernels or {}).get(OURS),
+        kernels=dict(kernels or {}),
         correctness=correctness,
         work=case.work,
         ceilings=_limits(ceilings),

@@ -25,9 +25,9 @@ def table(rows: Sequence[Row]) -> Table:
     """One line a case: our times, speed relative to everybody, the bar, the bits that differ."""
     result = Table(title="medians; ratios of speeds with 95 % intervals", title_justify="left", pad_edge=False)
     names = ["case", "same", "roofline", *(f"/ {peer}" for ours, peer in AGAINST if ours == OURS), "bar", "q8"]
-    names += [*(f"q8 / {peer}" for ours, peer in AGAINST if ours == Q8), "differing"]
+    names += [*(f"q8 / {peer}" for ours, peer in AGAINST if ours == Q8), "differing", "kernel"]
     for name in names:
-        result.add_column(name, justify="left" if name in ("case", "bar") else "right", no_wrap=True)
+        result.add_column(name, justify="left" if name in ("case", "bar", "kernel") else "right", no_wrap=True)
     for row in rows:
         times = row["timings"]
         if OURS not in times and Q8 not in times:
@@ -38,7 +38,8 @@ def table(rows: Sequence[Row]) -> Table:
         ours = [_ratio(row, a, b) for a, b in AGAINST if a == OURS]
         integer = [_ratio(row, a, b) for a, b in AGAINST if a == Q8]
         judged = Text("\n").join(bars)
-        result.add_row(row["name"], _time(row, OURS), share, *ours, judged, _time(row, Q8), *integer, _bits(row))
+        ends = (judged, _time(row, Q8), *integer, _bits(row), row["kernel"] or "")
+        result.add_row(row["name"], _time(row, OURS), share, *ours, *ends)
     return result
 
 

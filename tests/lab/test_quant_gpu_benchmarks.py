@@ -12,6 +12,7 @@ from benchmarks import quant_gpu, quant_gpu_measure, quant_gpu_operands
 from benchmarks.llama_cuda import LlamaCuda
 from benchmarks.llama_cuda_build import stubs, undefined
 from benchmarks.quant_gpu_cases import BARRED, FORMATS, OURS, PLAIN, Q8, ROWS, SHAPES, Case, cases
+from benchmarks.quant_gpu_kernels import kernel_of
 from benchmarks.quant_gpu_measure import Settings, measure, ratio, wrong
 from benchmarks.quant_gpu_operands import LLAMA, TORCH, Peers, Shelf, blocks
 from benchmarks.quant_gpu_peers import GEMLITE, GemLite, _compile_all, grouped, load_gemlite, q4_0_codes
@@ -204,6 +205,18 @@ def test_a_peer_is_tuned_once_for_each_weight_and_its_error_is_said():
         assert (OURS, GEMLITE) in {(v["ours"], v["peer"]) for v in row["verdicts"]}
     measure(Case("Q8_0", 1, 16, 256), quick(), HostEngine(), shelf, CEILINGS)
     assert peer.prepared == 2
+
+
+def test_the_kernel_of_a_row_is_the_one_that_the_call_launched(monkeypatch):
+    from isogemm.backends.cuda import quant, quant_choose
+
+    true, aged = quant_choose._launch, []
+    monkeypatch.setattr(quant, "forget", lambda: aged.append(1))
+    kernel = SimpleNamespace(name="quant few", config=(1, 2), run=None)
+    assert kernel_of(lambda i: quant_choose._launch(kernel, None)) == "quant few [(1, 2)]"
+    assert kernel_of(lambda i: None).startswith("dequantized weights")
+    assert quant_choose._launch is true
+    assert aged == [1, 1]
 
 
 def test_judged_by_the_interval():

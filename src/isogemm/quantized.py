@@ -16,7 +16,7 @@ from .problem import FLOAT32, Settings
 from .quant.matrix import QuantizedMatrix
 from .space import Operands, Space
 
-__all__ = ["ACTIVATIONS", "linear"]
+__all__ = ["ACTIVATIONS", "linear", "matrices"]
 
 Array = NDArray[Any]
 
@@ -42,7 +42,14 @@ def linear(
     - ``fp32``: the product of x, widened to float32, and ``w.dequantize()``.
     - ``same``: the product of x and ``w.dequantize(x.dtype)``.
     """
-    if contract is None and activations is None and out_dtype is None and bias is None and _is_plain(x, w, out):
+    options = (contract, out_dtype, activations)
+    if w.place is not HOST:
+        from .quantized_cuda import known
+
+        found = known(x, w, bias, out, options)
+        if found is not None:
+            return found
+    elif contract is None and activations is None and out_dtype is None and bias is None and _is_plain(x, w, out):
         from .backends.cpu import quant_linear
 
         result = np.empty((len(x), len(w)), np.float32) if out is None else out
@@ -50,7 +57,7 @@ def linear(
         return result
     here = Operands()
     xx = here.view("x", x)
-    here.note("w", HOST)
+    here.note("w", w.place)
     xbias, target = here.optional("bias", bias), here.optional("out", out)
     problem.check_operand("x", xx)
     n, k = w.shape
@@ -71,6 +78,13 @@ def linear(
         target = dispatch.allocate(here.space, shape, dtype)
     else:
         problem.check_out(target, shape, dtype, (("x", xx), ("w", w.rows), ("bias", xbias)))
+    if here.place is not HOST:
+        from . import quantized_cuda
+
+        run = quantized_cuda.run(here.space, how, xx, w, target, xbias, chosen)
+        result = here.result(target, out, x)
+        quantized_cuda.remember(x, w, bias, out, options, result, run)
+        return result
     if target.size:
         if how == "q8":
             _integers(xx, w, target, xbias, chosen)
@@ -140,14 +154,14 @@ def _integers(x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chos
     """``int32``: the chain by kernels, other orders by their definition."""
     from .backends.cpu import quant_linear
 
-    for rows, into in _matrices(x, out):
+    for rows, into in matrices(x, out):
         if chosen.contract.order.kind == "chain":
             quant_linear.gemm(rows, w.panels(), w.format, into, bias)
         else:
             _by_definition(rows, w, into, bias, chosen)
 
 
-def _matrices(x: Array, out: Array) -> Iterator[tuple[Array, Array]]:
+def matrices(x: Array, out: Array) -> Iterator[tuple[Array, Array]]:
     """x [..., k] and out [..., n] as matrices: one pair where one row stride walks each, else several."""
     rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
     merged, target = (rows, into) if rows.ndim == 2 else (dispatch.merge(rows, 1), dispatch.merge(into, 1))
@@ -176,7 +190,7 @@ def _floats(
     if panels and plain_chain and out.size <= _FEW * n:
         from .backends.cpu import quant_linear
 
-        for some, into in _matrices(x, out):
+        for some, into in matrices(x, out):
             quant_linear.gemm_floats(some, w.panels(), w.format, into, bias)
         return
     if not w.format.quantized:

@@ -22,7 +22,7 @@ LAYERS = (
     {"interop", "interop_cuda"},
     {"backends", "planner", "quant"},
     {"space", "tensors"},
-    {"dispatch", "describe", "blas", "api", "forms", "quantized"},
+    {"dispatch", "describe", "blas", "api", "forms", "quantized", "quantized_cuda"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Readers of the core: nothing in the core imports them.

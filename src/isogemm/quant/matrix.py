@@ -173,11 +173,16 @@ class QuantizedMatrix:
         place = quant.place_of(device)
         if place == self.place and (not native or self._packed is None or self._packed.native is not None):
             return self
+        host = self if self._packed is None else self._packed.host
+        if place == HOST:
+            return host
+        host.check()
+        return host._on(quant.upload(host, place, native=native))
+
+    def _on(self, copy: DeviceCopy) -> QuantizedMatrix:
+        """These rows, where a copy of them is."""
         made = QuantizedMatrix(self.rows, self.shape, self.format, self.name, self._origin)
-        made._checked, made.layout = self._checked, self.layout
-        if place != HOST:
-            made.check()
-            made._packed = quant.upload(made, place, native=native)
+        made._checked, made.layout, made._packed = self._checked, self.layout, copy
         return made
 
     def row_offset(self, n: int) -> int:
@@ -309,9 +314,9 @@ class QuantizedMatrix:
         first = index.indices(len(self))[0] * self.rows.strides[0] if len(rows) else 0
         part = QuantizedMatrix(rows, (len(rows), self.shape[1]), self.format, self.name, self._origin + first)
         part._checked, part.layout = self._checked, self.layout
-        if self._packed is not None:
-            part._packed = self._packed.part(part, range(*index.indices(len(self))))
-        return part
+        if self._packed is None:
+            return part
+        return part._on(self._packed.part(part, range(*index.indices(len(self)))))
 
     def __repr__(self) -> str:
         n, k = self.shape

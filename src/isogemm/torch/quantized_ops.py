@@ -15,7 +15,7 @@ import torch
 
 from .. import api
 from ..contract.spec import Contract, as_contract
-from ..errors import OptionError, ShapeError
+from ..errors import DeviceError, OptionError, ShapeError
 from ..quant.formats import format_of
 from ..quant.matrix import QuantizedMatrix
 from ..quantized import ACTIVATIONS
@@ -45,7 +45,8 @@ def blocks_of(w: QuantizedMatrix) -> Tensor:
 def _make_blocks(w: QuantizedMatrix) -> int:
     """Make it where there is none, before a compiler looks at the matrix: nothing of this is traced."""
     if w._tensor is None:
-        w._tensor = torch.from_numpy(np.asarray(_Bytes(w.rows)))
+        there = w._packed
+        w._tensor = torch.from_numpy(np.asarray(_Bytes(w.rows))) if there is None else there.tensor
         _alive[_key(w._tensor, w.format.name, *w.shape)] = w
     return 0
 
@@ -57,6 +58,8 @@ def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
     ------
     ShapeError, LayoutError, FormatError
         They are not those of such a matrix.
+    DeviceError
+        They are on a device, and their matrix is gone: the bytes of its rows are needed too.
     """
     key = _key(blocks, fmt, n, k)
     found = _alive.get(key)
@@ -73,6 +76,11 @@ def _key(blocks: Tensor, fmt: str, n: int, k: int) -> tuple[Any, ...]:
 
 
 def _made(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
+    if blocks.is_cuda:
+        raise DeviceError(
+            "blocks of a quantized matrix on a device", limit="those of a matrix that somebody holds",
+            value=f"{blocks.numel()} bytes on {blocks.device}", nearest="QuantizedLinear, which holds it",
+        )  # fmt: skip
     return QuantizedMatrix.from_bytes(blocks.detach().numpy(), shape=(n, k), format=fmt)
 
 

@@ -15,12 +15,12 @@ import numpy as np
 from ...errors import DeviceError, LimitError, OptionError
 from ...ghost import HOST, Device
 from . import front
-from .quant_layout import FORMATS, ROWS, Packed, layout
+from .quant_layout import FORMATS, ROWS, Packed
 
 if TYPE_CHECKING:
     from ...quant.matrix import QuantizedMatrix
 
-__all__ = ["DeviceCopy", "Run", "adopt", "forget", "place_of", "upload"]
+__all__ = ["DeviceCopy", "Run", "forget", "place_of", "upload"]
 
 Run = Callable[[Any, Any, Any], None]
 """(x [m, k], out [m, n], bias or None): a launch on torch's current stream."""
@@ -88,14 +88,17 @@ class DeviceCopy:
         None where the format has no blocks.
     native : tensor or None
         The bytes of the rows on the device, uint8 [n, row bytes], where they were asked for or are floats.
+    host : QuantizedMatrix
+        The same rows on the host.
     shape : (int, int)
     format : str
     """
 
-    __slots__ = ("calls", "format", "native", "packed", "place", "shape")
+    __slots__ = ("calls", "format", "host", "native", "packed", "place", "shape")
 
-    def __init__(self, place: Device, fmt: str, shape: tuple[int, int], packed: Packed | None, native: Any) -> None:
-        self.place, self.format, self.shape, self.packed, self.native = place, fmt, shape, packed, native
+    def __init__(self, place: Device, host: QuantizedMatrix, packed: Packed | None, native: Any) -> None:
+        self.place, self.packed, self.native = place, packed, native
+        self.host, self.shape, self.format = host, host.shape, host.format.name
         self.calls: dict[tuple[Any, ...], Call] = {}
 
     @property
@@ -110,7 +113,7 @@ class DeviceCopy:
         return packed + (0 if self.native is None else int(self.native.nbytes))
 
     def part(self, matrix: QuantizedMatrix, rows: range) -> DeviceCopy:
-        """The copy of some rows, which `matrix` holds: over the same memory, where they are whole tiles from one on."""
+        """The copy of rows that `matrix` holds on the host: over the same memory, where they begin with a tile."""
         n, k = matrix.shape
         native = None
         if self.native is not None:
@@ -127,7 +130,7 @@ class DeviceCopy:
             lay, size = self.packed.layout, self.packed.layout.tile_bytes(k)
             data = self.packed.data.narrow(0, rows.start // ROWS * size if n else 0, lay.nbytes(n, k))
             packed = Packed(data.clone() if data.data_ptr() % ALIGN else data, lay, n, k)
-        return DeviceCopy(self.place, self.format, (n, k), packed, native)
+        return DeviceCopy(self.place, matrix, packed, native)
 
     def dequantize(self, dtype: str) -> Any:
         """The weight as a tensor [n, k] of ``float32``, ``bfloat16`` or ``float16``."""
@@ -137,13 +140,13 @@ class DeviceCopy:
         if self.packed is None:
             found = self.native.view(getattr(torch, _FLOATS[self.format])).view(self.shape)
             return found.to(wanted, copy=True)
-        from . import quant_dequantize
+        from . import quant_admit
 
         try:
             out = torch.empty(self.shape, dtype=wanted, device=self.packed.data.device)
         except torch.OutOfMemoryError as error:
             raise _no_memory(f"dequantized weights on {self.place}", list(self.shape)) from error
-        quant_dequantize.run(self.packed, out)
+        quant_admit.dequantize(self.packed, out, lambda: self.host.dequantize(dtype))
         return out
 
     def known(self, x: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
@@ -236,28 +239,13 @@ def upload(matrix: QuantizedMatrix, place: Device, *, native: bool = False, ther
     try:
         raw = _uploaded(matrix.rows, place) if there is None else there
         if not fmt.quantized:
-            return DeviceCopy(place, fmt.name, matrix.shape, None, raw)
-        from . import quant_pack
+            return DeviceCopy(place, matrix, None, raw)
+        from . import quant_admit
 
-        with torch.cuda.device(place.ordinal):
-            packed = quant_pack.pack(raw, fmt.name, *matrix.shape)
+        packed = quant_admit.pack(raw, fmt.name, *matrix.shape)
     except torch.OutOfMemoryError as error:
         raise _no_memory(f"quantized weights on {place}", f"{matrix.nbytes} bytes") from error
-    return DeviceCopy(place, fmt.name, matrix.shape, packed, raw if native else None)
-
-
-def adopt(data: Any, fmt: str, n: int, k: int) -> DeviceCopy:
-    """A copy whose bytes are already there, as `DeviceCopy.tensor` gave them."""
-    place = Device("cuda", data.get_device())
-    if fmt in _FLOATS:
-        return DeviceCopy(place, fmt, (n, k), None, data)
-    lay = layout(fmt)
-    if data.numel() != lay.nbytes(n, k) or data.data_ptr() % ALIGN:
-        raise LimitError(
-            f"bytes of a packed {fmt} matrix of {n} x {k}", limit=f"{lay.nbytes(n, k)}, aligned to {ALIGN}",
-            value=data.numel(), nearest="QuantizedMatrix.to",
-        )  # fmt: skip
-    return DeviceCopy(place, fmt, (n, k), Packed(data, lay, n, k), None)
+    return DeviceCopy(place, matrix, packed, raw if native else None)
 
 
 def _uploaded(rows: Any, place: Device) -> Any:

@@ -1,0 +1,185 @@
+"""Which kernel multiplies with a quantized weight on a device: by rows of x and format, among those that were admitted.
+
+A kernel is tried before it serves: `quant_trial` compares its bits with the definition, and the verdict is kept as
+those of other kernels are. What no kernel has (other orders and arithmetics, a kernel that was refused) is the product
+with dequantized weights, which has its own admission; for integers there is no such way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from ...errors import DeviceError
+from ...planner.kernel_admission import Candidate, fingerprint
+from . import admitted, nvrtc, quant_few, quant_floats, quant_int, quant_many
+from .quant import Run
+from .quant_layout import STEP, Packed, layout
+
+__all__ = ["Case", "Kernel", "candidates", "choose", "name_of", "sources"]
+
+HERE = Path(__file__).parent
+DEVICE = ("quant*", "hopper_ptx.cu", "hopper_epilogue.cu", "fp32_epilogue.cu")
+HOST = (
+    "quant_layout.py", "quant_pack.py", "quant_activations.py", "quant_few.py", "quant_many.py", "quant_int.py",
+    "quant_floats.py", "quant_dequantize.py", "quant_operands.py",
+)  # fmt: skip
+TRIALS = ("quant_trial.py", "quant_choose.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A product with a quantized weight, but for its addresses.
+
+    Attributes
+    ----------
+    path : str
+        ``same``: x times weights rounded to its type; ``q8``: codes of x times codes; ``fp32``: x times weights in
+        float32.
+    format, dtype, dtype_out : str
+    dtype_bias : str or None
+    m, n, k : int
+    """
+
+    path: str
+    format: str
+    dtype: str
+    dtype_out: str
+    dtype_bias: str | None
+    m: int
+    n: int
+    k: int
+
+    @property
+    def wide(self) -> bool:
+        """Whether rows of a contiguous result begin at multiples of 16 bytes."""
+        return self.n * (4 if self.dtype_out == "float32" else 2) % 16 == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel in the configuration that a case gets.
+
+    Attributes
+    ----------
+    name : str
+    config : object
+        What `run` takes as one.
+    run : callable
+        ``run(x, packed, out, bias, config)``.
+    few : int
+        Rows of x of which one tile is made; sizes the trial.
+    """
+
+    name: str
+    config: Any
+    run: Callable[..., None]
+    few: int
+
+    def code(self, case: Case) -> str:
+        """What selects compiled code; and K's size and tail, as a verdict on few blocks says little of many."""
+        bias = case.dtype_bias or "no"
+        alone = " alone" if case.m == 1 else ""
+        types = f"{case.format} {case.dtype}>{case.dtype_out} {bias} bias"
+        tiles = f"{-(-case.m // 8)} tiles" if case.m <= quant_few.MOST else "many tiles"
+        k = f"k of {min(case.k, 2**13 - 1).bit_length()} bits, % 256 = {case.k % 256}"
+        return f"{types}, {tiles}{alone}, {k}{', wide' if case.wide else ''}, {self.config}"
+
+
+def kernels(case: Case, multiprocessors: int) -> Iterator[Kernel]:
+    """Those that compute a case, the fastest first."""
+    about = (case.format, case.m, case.n, case.k, case.dtype)
+    lay = layout(case.format)
+    if case.path == "q8":
+        if quant_int.takes(*about):
+            config = quant_int.config(lay, case.m, case.n, case.k)
+            yield Kernel("quant int", config, _integers, 8 * (config[0] if len(config) == 5 else config[1]))
+        return
+    if case.path == "fp32":
+        if quant_floats.takes(*about):
+            yield Kernel("quant floats", "few" if case.m <= quant_floats.FEW else "many", _floats, STEP)
+        return
+    if quant_few.takes(*about):
+        yield Kernel("quant few", quant_few.configure(lay, case.m, case.n, case.k, multiprocessors), quant_few.run, 8)
+    if quant_many.takes(*about):
+        best = str(quant_many.best(case.format, case.m, case.n, case.k, multiprocessors))
+        yield Kernel("quant many", best, quant_many.run, STEP)
+
+
+def _integers(x: Any, packed: Packed, out: Any, bias: Any, config: Any) -> None:
+    quant_int.run(x, packed, out, bias, chosen=config)
+
+
+def _floats(x: Any, packed: Packed, out: Any, bias: Any, config: Any) -> None:
+    quant_floats.run(x, packed, out, bias)
+
+
+def name_of(tensor: Any) -> str:
+    """A tensor's element type."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _same(kernel: Kernel) -> Kernel:
+    return kernel
+
+
+def candidates(case: Case, arithmetic: str, device: int) -> Iterator[Candidate[Kernel]]:
+    """Kernels of a case with what admits them.
+
+    Parameters
+    ----------
+    arithmetic : str
+        What their bits have to be.
+    """
+    from . import quant_trial
+    from .device import device as facts
+
+    for kernel in kernels(case, facts(device).multiprocessors):
+        yield Candidate(
+            kernel.name, f"{arithmetic} {kernel.code(case)}", sources(),
+            partial(quant_trial.try_kernel, kernel=kernel, case=case, arithmetic=arithmetic), partial(_same, kernel),
+        )  # fmt: skip
+
+
+def choose(case: Case, packed: Packed, arithmetic: str, device: int) -> Run | None:
+    """The launch of the first admitted kernel; None where none was, or none computes this.
+
+    Raises
+    ------
+    DeviceError
+        While a graph is captured: kernels that could serve have not been tried.
+    """
+    for candidate in candidates(case, arithmetic, device):
+        verdict = admitted.admissions(device).verdict(candidate)
+        if verdict.state == "admitted":
+            return _launch(candidate.build(), packed)
+        if verdict.state == "unknown":
+            raise DeviceError(
+                "graph capture",
+                limit="kernels that were admitted before: a trial cannot run while a stream is captured",
+                value=f"first call of {case}", nearest="call once with these shapes before capturing",
+            )  # fmt: skip
+    return None
+
+
+def _launch(kernel: Kernel, packed: Packed) -> Run:
+    call, config = kernel.run, kernel.config
+
+    def run(x: Any, out: Any, bias: Any) -> None:
+        call(x, packed, out, bias, config)
+
+    return run
+
+
+@cache
+def sources() -> str:
+    """Hash of all that reaches the bits of these kernels, the definitions included."""
+    from ... import contract, quant
+
+    kernels = [path for pattern in DEVICE for path in nvrtc.KERNELS.glob(pattern)]
+    definitions = [Path(contract.__file__).parent / name for name in ("int32.py", "arithmetic.py", "reference.py")]
+    formats = [Path(quant.__file__).parent / name for name in ("formats.py", "reference.py")]
+    return fingerprint(*kernels, *(HERE / name for name in (*HOST, *TRIALS)), *definitions, *formats)

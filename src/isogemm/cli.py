@@ -1,4 +1,4 @@
-"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``quantize``, ``inspect`` and ``version``."""
+"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``admissions``, ``quantize``, ``inspect`` and ``version``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from ._version import __version__
 from .errors import IsogemmError, OptionError
+from .lab.admissions import admissions_command
 from .quant import cli as quant_cli
 
 if TYPE_CHECKING:
@@ -97,6 +98,9 @@ def audit_command(
         typer.Option(help="With --hf: plain, invariant, convert; in place of providers. Default: plain,convert."),
     ] = None,
     device: Annotated[str, typer.Option(help="With --hf: cpu or cuda.")] = "",
+    quantize: Annotated[
+        str, typer.Option(help="With --hf and the mode convert: a format of weights, for example Q4_K.")
+    ] = "",
     tokens: Annotated[int, typer.Option(min=4, help="With --hf: length of a prompt.")] = 67,
     dtype: Annotated[
         str,
@@ -126,8 +130,9 @@ def audit_command(
 
     if replay:
         _replay(replay)
-    if (random or mode or device) and not hf:
-        raise OptionError("--random, --mode, --device", limit="with --hf", value="alone", nearest="--hf FOLDER")
+    if (random or mode or device or quantize) and not hf:
+        named = "--random, --mode, --device, --quantize"
+        raise OptionError(named, limit="with --hf", value="alone", nearest="--hf FOLDER")
     _check_outputs(json, html)
     if hf:
         if provider or model or shapes or weights or inputs:
@@ -139,7 +144,8 @@ def audit_command(
                 value=f"--hf {hf}",
                 nearest="--m 2,7,32, the batches of a model",
             )
-        _finish(_audit_model(hf, random, mode, require, relation, m, dtype, device, seed, tokens), json, html)
+        found = _audit_model(hf, random, mode, require, relation, m, dtype, device, quantize, seed, tokens)
+        _finish(found, json, html)
     with _progress() as progress:
         report = run(
             _split(provider, "isogemm,numpy"),
@@ -256,6 +262,7 @@ def _audit_model(
     m: Several,
     dtype: str,
     device: str,
+    quantize: str,
     seed: int,
     tokens: int,
 ) -> Report:
@@ -264,6 +271,7 @@ def _audit_model(
 
     words = ["--hf", path, *["--random"] * random, "--seed", str(seed), "--tokens", str(tokens)]
     words += ["--dtype", dtype] * bool(dtype) + ["--device", device] * bool(device)
+    words += ["--quantize", quantize] * bool(quantize)
     sizes = [size for size in _sizes(m) or (2, 7, 32) if size > 1]
     with _progress() as progress:
         progress(0, None, f"loading {path}")
@@ -275,11 +283,13 @@ def _audit_model(
             batches=sizes,
             tokens=tokens,
             seed=seed,
+            quantize=quantize or None,
             progress=progress,
             words=[*words, *(["--m", ",".join(map(str, sizes))] if m else [])],
         )
 
 
+app.command("admissions")(admissions_command)
 app.command("quantize")(quant_cli.quantize_command)
 app.command("inspect")(quant_cli.inspect_command)
 

@@ -61,10 +61,23 @@ def test_a_model_that_changes_has_a_line_that_replays(run, folder):  # type: ign
     assert run("audit", "--hf", folder, *FEW, *words, "--require", "none")[0] == 0
 
 
+def test_a_model_with_quantized_weights(run, folder, tmp_path):  # type: ignore[no-untyped-def]
+    out = tmp_path / "r.json"
+    words = ["--mode", "convert", "--relation", "population", "--quantize", "Q4_0", "--out", str(out)]
+    status, text, _ = run("audit", "--hf", folder, *FEW, *words)
+    assert status == 0, text
+    options = json.loads(out.read_text())["options"]
+    assert options["quantize"] == "Q4_0"
+    assert "--quantize Q4_0" in " ".join(options["words"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--hf", "nowhere"], "config.json"),
+        (["--quantize", "Q4_0"], "--hf"),
+        (["--hf", "FOLDER", "--random", "--quantize", "Q9"], "Q8_0"),
+        (["--hf", "FOLDER", "--random", "--mode", "plain", "--quantize", "Q4_0"], "convert"),
         (["--random"], "--hf"),
         (["--mode", "plain"], "--hf"),
         (["--hf", "FOLDER"], "--random"),

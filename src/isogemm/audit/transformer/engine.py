@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LimitError, OptionError, ShapeError
+from ...quant.formats import format_of
 from ..data import nearest as nearest_name
 from ..data import portable
 from ..providers import Absent
@@ -38,6 +39,7 @@ class _Settings:
     scope: Scope
     seed: int
     contract: Any
+    quantize: Any
     words: tuple[str, ...]
 
 
@@ -54,6 +56,7 @@ def model(
     prompts: Any = None,
     seed: int = 0,
     contract: Any = None,
+    quantize: Any = None,
     progress: Progress | None = None,
     words: Sequence[str] = (),
 ) -> Report:
@@ -81,6 +84,9 @@ def model(
         Of random prompts.
     contract : Contract or str, optional
         Of isogemm's products.
+    quantize : str or dict, optional
+        In the mode ``convert``: formats of the weights of Linear modules, as in `isogemm.torch.convert`; rows that are
+        no whole number of blocks stay floats.
     progress : callable, optional
         Called as ``progress(done, total, text)``.
     words : sequence of str
@@ -118,7 +124,11 @@ def model(
         _least("chunks", chunks, 1),
         _least("micro_batches", micro_batches, 1),
     )
-    settings = _Settings(modes, names, scope, seed, contract, tuple(words))
+    if quantize is not None and "convert" not in modes:
+        raise OptionError("quantize", limit="with the mode convert", value=", ".join(modes), nearest="mode='convert'")
+    if isinstance(quantize, str):
+        format_of(quantize)
+    settings = _Settings(modes, names, scope, seed, contract, quantize, tuple(words))
     required = tuple(require) if require is not None else tuple(m for m in modes if m != "plain") or modes
     for name in required:
         if name not in modes:
@@ -175,6 +185,7 @@ class _Audit:
             "micro_batches": list(s.scope.micro_batches),
             "seed": s.seed,
             "contract": str(s.contract or "default"),
+            "quantize": None if s.quantize is None else str(s.quantize),
             "attention": getattr(getattr(self.model, "config", None), "_attn_implementation", "") or "",
             "words": [portable(word) for word in s.words],
         }
@@ -197,7 +208,7 @@ class _Audit:
         self.progress(self.done, self.total, f"{mode}: preparing")
         try:
             order = f"leaf{self.training.length}"
-            subject = Subject(mode, self.model, self.settings.contract, order)
+            subject = Subject(mode, self.model, self.settings.contract, order, self.settings.quantize)
         except Absent as why:
             result.reason = str(why)
             self.done += len(self.cases)

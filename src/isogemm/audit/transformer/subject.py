@@ -42,6 +42,8 @@ class Subject:
         Of isogemm's products.
     grad_order : str
         With `convert`: order of the rows' sum in the weight gradients.
+    quantize : str or dict, optional
+        With `convert`: formats of Linear modules' weights.
 
     Raises
     ------
@@ -51,7 +53,9 @@ class Subject:
         The model cannot be converted.
     """
 
-    def __init__(self, mode: str, model: Any, contract: Any = None, grad_order: str = "leaf64") -> None:
+    def __init__(
+        self, mode: str, model: Any, contract: Any = None, grad_order: str = "leaf64", quantize: Any = None
+    ) -> None:
         if mode not in MODES:
             raise OptionError("unknown mode", limit=", ".join(MODES), value=repr(mode), nearest="plain")
         self.mode, self.model, self.contract = mode, model, contract
@@ -62,7 +66,8 @@ class Subject:
 
             self.model = copy.deepcopy(model)
             try:
-                routed.convert(self.model, contract=contract, grad_order=grad_order)
+                quantized = {} if quantize is None else {"quantize": quantize, "fallback": "keep"}
+                routed.convert(self.model, contract=contract, grad_order=grad_order, **quantized)
             except (ValueError, TypeError, ImportError) as error:
                 raise Absent(f"cannot be converted: {error}") from error
 

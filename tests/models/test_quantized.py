@@ -1,0 +1,87 @@
+"""Models with quantized weights keep every bit from tokens to logits: Qwen3 and Llama, small, on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import isogemm.audit  # noqa: E402
+import isogemm.torch as it  # noqa: E402
+from isogemm.errors import OptionError  # noqa: E402
+
+from .small import causal, prompts, same  # noqa: E402
+from .test_models import LOGITS, broken, one_thread  # noqa: E402, F401
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+FORMATS = [("Q4_0", {}), ("Q8_0", {}), ("Q4_K", WIDE), ("Q6_K", WIDE)]
+each_format = pytest.mark.parametrize(("fmt", "sizes"), FORMATS, ids=[fmt for fmt, _ in FORMATS])
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda v: str(v).split(".")[1])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+@each_dtype
+@each_format
+def test_logits_keep_their_bits(name, dtype, fmt, sizes):
+    """Alone, in batches of 2, 7 and 32, anywhere, padded on either side, in chunks of 1, 7, 16 and 64, and decoded."""
+    formats = {"lm_head": "Q8_0", "*": fmt}
+    report = isogemm.audit.model(causal(name, dtype, **sizes), mode="convert", relations=LOGITS, quantize=formats)
+    assert not broken(report, "convert")
+    assert report.options["quantize"] == str(formats)
+    assert report.providers["convert"].cases == 27
+
+
+@each_dtype
+def test_gradients_keep_their_bits_over_micro_batches(dtype):
+    """Of the parameters that are left, through products with quantized weights."""
+    report = isogemm.audit.model(causal("qwen3", dtype), mode="convert", relations=["micro-batches"], quantize="Q4_0")
+    assert not broken(report, "convert")
+
+
+def test_what_is_quantized_in_a_model():
+    """All projections; the output layer, which is the embedding, when it is named, and then as a copy."""
+    model = causal("qwen3", torch.float32)
+    embedding = model.model.embed_tokens.weight.clone()
+    report = it.convert(model, quantize="Q4_0")
+    assert len(report.quantized) == 14
+    assert list(report.floats) == ["lm_head"]
+    assert "its weight is model.embed_tokens's too" in report.floats["lm_head"]
+    assert it.convert(model, quantize={"lm_head": "Q6_K"}, fallback="Q8_0").quantized == {"lm_head": "Q8_0"}
+    assert same(model.model.embed_tokens.weight, embedding)
+    with pytest.raises(OptionError, match="mode convert"):
+        isogemm.audit.model(model, mode="plain", quantize="Q4_0")
+
+
+@each_dtype
+def test_quantized_models_are_another_function_but_close(dtype):
+    """So that the tests above are of quantized weights, and of the same model."""
+    plain, model, ids = causal("llama", dtype), causal("llama", dtype), prompts(3, 20)
+    it.convert(model, quantize={"lm_head": "Q8_0", "*": "Q8_0"})
+    with torch.no_grad():
+        want, got = plain(ids).logits.float(), model(ids).logits.float()
+    assert not torch.equal(want, got)
+    assert (want - got).norm() / want.norm() < 0.05
+
+
+@each_dtype
+def test_tokens_of_generate_and_their_logits(dtype):
+    """transformers' own loop, a left-padded batch against each prompt alone; weights in place have the same bits."""
+    model, options = causal("qwen3", dtype), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    it.convert(model, quantize={"lm_head": "Q8_0", "*": "Q4_0"})
+    ids = prompts(3, 20)
+    mask = torch.ones_like(ids)
+    mask[1, :7], mask[2, :13] = 0, 0
+    whole = model.generate(ids, attention_mask=mask, **options)
+    for native in (False, True):
+        for i, first in enumerate((0, 7, 13)):
+            alone = model.generate(ids[i : i + 1, first:], attention_mask=mask[i : i + 1, first:], **options)
+            assert torch.equal(alone.sequences[0, 20 - first :], whole.sequences[i, 20:])
+            for a, b in zip(alone.logits, whole.logits, strict=True):
+                assert same(a[0], b[i])
+        for parent in model.modules() if not native else ():
+            for name, child in parent.named_children():
+                if isinstance(child, it.QuantizedLinear):
+                    setattr(parent, name, it.QuantizedLinear(child.weight.in_place(), child.bias))

@@ -22,6 +22,8 @@ __all__ = ["known", "remember", "run"]
 
 Array = NDArray[Any]
 
+PIECE = 2**27  # dequantized elements at a time
+
 
 def known(x: Any, w: QuantizedMatrix, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
     """The product of a call like one before; None where the long way has to look."""
@@ -125,7 +127,12 @@ def _floats(
             )  # fmt: skip
         chosen = Settings.checked(dispatch.DEFAULT, out_dtype=chosen.out_dtype)  # nothing is summed
     dtype = FLOAT32 if how == "fp32" else x.dtype
-    weight = interop_cuda.from_tensor("w", copy.dequantize(np.dtype(dtype).name))[0]
     if x.dtype != dtype:
         x = interop_cuda.from_tensor("x", interop_cuda.tensor(x).float())[0]
-    dispatch.run_rows(space, x, weight.T, out, bias, chosen)
+    n, k = copy.shape
+    rows = max(1024, PIECE // max(1, k) // 1024 * 1024)
+    for first in range(0, n, rows):  # columns of a product do not know of each other
+        here = slice(first, min(n, first + rows))
+        weight = interop_cuda.from_tensor("w", copy.dequantize(np.dtype(dtype).name, here))[0]
+        part = None if bias is None else bias[here]
+        dispatch.run_rows(space, x, weight.T, out[..., here], part, chosen)

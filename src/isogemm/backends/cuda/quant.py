@@ -132,21 +132,27 @@ class DeviceCopy:
             packed = Packed(data.clone() if data.data_ptr() % ALIGN else data, lay, n, k)
         return DeviceCopy(self.place, matrix, packed, native)
 
-    def dequantize(self, dtype: str) -> Any:
-        """The weight as a tensor [n, k] of ``float32``, ``bfloat16`` or ``float16``."""
+    def dequantize(self, dtype: str, rows: slice = slice(None)) -> Any:
+        """The weight as a tensor of ``float32``, ``bfloat16`` or ``float16``; of some rows, which begin with a tile.
+
+        Raises
+        ------
+        LimitError
+            Not enough memory.
+        """
         import torch
 
-        wanted = getattr(torch, dtype)
+        wanted, at = getattr(torch, dtype), range(*rows.indices(self.shape[0]))
         if self.packed is None:
-            found = self.native.view(getattr(torch, _FLOATS[self.format])).view(self.shape)
+            found = self.native.view(getattr(torch, _FLOATS[self.format])).view(self.shape)[rows]
             return found.to(wanted, copy=True)
         from . import quant_admit
 
         try:
-            out = torch.empty(self.shape, dtype=wanted, device=self.packed.data.device)
+            out = torch.empty((len(at), self.shape[1]), dtype=wanted, device=self.packed.data.device)
         except torch.OutOfMemoryError as error:
             raise _no_memory(f"dequantized weights on {self.place}", list(self.shape)) from error
-        quant_admit.dequantize(self.packed, out, lambda: self.host.dequantize(dtype))
+        quant_admit.dequantize(self.packed, out, at.start, lambda: self.host[rows].dequantize(dtype))
         return out
 
     def known(self, x: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:

@@ -29,24 +29,26 @@ def pack(raw: Any, fmt: str, n: int, k: int) -> Packed:
     return Packed(data, layout(fmt), n, k)
 
 
-def dequantize(packed: Packed, out: Any, rows: Any) -> None:
-    """The weights into a contiguous tensor [n, k].
+def dequantize(packed: Packed, out: Any, first: int, rows: Any) -> None:
+    """Rows of the weights from `first` on, a multiple of 16, into a contiguous tensor [rows, k].
 
     Parameters
     ----------
     rows : callable
-        The weight's floats from the host, in the type of `out`, where no kernel serves.
+        Those floats from the host, in the type of `out`, where no kernel serves.
 
     Raises
     ------
     DeviceError
         While a graph is captured: the kernel was not tried before.
     """
+    if not out.numel():
+        return
     dtype = str(out.dtype).removeprefix("torch.")
     if _serves(
         "quant dequantize", f"{packed.format} > {dtype}", out.get_device(), partial(_try_dequantize, dtype=dtype)
     ):
-        quant_dequantize.run(packed, out)
+        quant_dequantize.run(packed, out, first)
     else:
         import torch
 

@@ -43,3 +43,19 @@ def test_real_weights(encoder, fmt):
         same(isogemm.linear(x[row : row + 1], w), y[row : row + 1])
     exact = x.astype(np.float64) @ weight.astype(np.float64).T
     assert np.sqrt(np.mean((y - exact) ** 2) / np.mean(exact**2)) < error + 0.01
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
+def test_all_real_weights_dequantize_as_the_package_does(encoder, fmt):
+    """Every matrix whose rows fit, by our own quantizer, of the table of words the first part."""
+    kind, seen = gguf.GGMLQuantizationType[fmt.name], 0
+    for name, entry in encoder.entries.items():
+        if len(entry.shape) != 2 or entry.type != "F32" or entry.shape[1] % fmt.block:
+            continue
+        weight = encoder[name][:1536]
+        w = isogemm.quantize(weight, fmt, name=name)
+        same(w.dequantize(), quants.dequantize(w.rows, kind))
+        if fmt in SHORT:
+            same(w.rows, quants.quantize(np.ascontiguousarray(weight), kind))
+        seen += 1
+    assert seen == (40 if fmt in SHORT else 6)

@@ -1,0 +1,239 @@
+"""Integer and float32 products with packed weights on the GPU, against the CPU's bits; their kernels compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backends.cuda.compiled import Kernels, kernels
+from tests.quant.draws import KINDS, WEIGHTS, blocks, values
+
+import isogemm
+from isogemm.backends.cuda import quant_activations, quant_floats, quant_int
+from isogemm.backends.cuda.quant_int import Few, Many
+from isogemm.backends.cuda.quant_layout import FORMATS, Packed, layout, pack
+from isogemm.backends.cuda.quant_operands import Tail, compiled
+from isogemm.contract import int32, reference
+from isogemm.errors import DeviceError, DTypeError, ShapeError
+from isogemm.quant import QuantizedMatrix
+
+__all__ = ["kernels"]  # the fixture
+
+every_format = pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
+F32 = np.float32
+
+
+def weight(fmt: Any, n: int, k: int, seed: int = 0) -> tuple[QuantizedMatrix, Packed]:
+    """The same weight on the host and on the GPU."""
+    import torch
+
+    rows = blocks(fmt, n, k // fmt.block, seed)
+    data = torch.from_numpy(pack(rows, fmt)).cuda()
+    return QuantizedMatrix.from_bytes(rows, shape=(n, k), format=fmt), Packed(data, layout(fmt), n, k)
+
+
+def product(
+    x: Any, packed: Packed, bias: Any = None, *, out: Any = None, floats: bool = False, chosen: Any = None
+) -> Any:
+    """Into memory full of a NaN that no product returns."""
+    import torch
+
+    out = torch.empty((x.shape[0], packed.n), device="cuda") if out is None else out
+    out.fill_(float("nan"))
+    if floats:
+        quant_floats.run(x, packed, out, bias)
+    else:
+        quant_int.run(x, packed, out, bias, chosen=chosen)
+    return out
+
+
+def draw(m: int, k: int, seed: int = 0) -> np.ndarray:
+    """Rows of every kind that separates formulas, with a NaN, an infinity and a row of zeros among many."""
+    x = np.concatenate([values(kind, -(-m // len(KINDS)), k, seed) for kind in KINDS])[:m]
+    if m > 8:
+        x[m // 2, k - 1], x[m // 3, 0], x[m // 4] = np.nan, -np.inf, 0
+    return x
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 2, 8, 9, 16, 17, 33, 70, 200])
+@every_format
+def test_products_have_the_cpus_bits(fmt: Any, m: int) -> None:
+    from tests.backends.cuda.device import same, upload
+
+    for n, k in ((37, 5 * fmt.block), (200, 1536)):
+        w, packed = weight(fmt, n, k, m)
+        x = draw(m, k, m)
+        same(product(upload(x), packed), isogemm.linear(x, w, activations="q8"), f"{fmt} {n} x {k}")
+        same(product(upload(x), packed, floats=True), isogemm.linear(x, w, activations="fp32"), f"{fmt} {n} x {k}")
+
+
+@pytest.mark.gpu
+@every_format
+def test_codes_of_activations_are_the_definitions(fmt: Any) -> None:
+    """Sums of single codes tell each of them: a weight whose rows are unit vectors gives back codes times scales."""
+    from tests.backends.cuda.device import same, upload
+
+    block = fmt.block
+    x = draw(64, 2 * block, 3)
+    x[40] = np.tile((np.arange(block) * 7 % 253 - 126) / 2, 2)  # halves: codes are these numbers, rounded
+    x[40, ::32] = 127
+    w = isogemm.quantize(np.eye(2 * block, dtype=F32)[: min(2 * block, 96)], fmt)
+    import torch
+
+    packed = Packed(torch.from_numpy(pack(w.rows, fmt)).cuda(), layout(fmt), len(w), 2 * block)
+    from isogemm.quant.reference import decode
+
+    same(product(upload(x), packed), int32.evaluate(x, decode(w.rows, fmt)), str(fmt))
+
+
+@pytest.mark.gpu
+@every_format
+def test_no_configuration_reaches_the_bits(fmt: Any) -> None:
+    from tests.backends.cuda.device import same, upload
+
+    k, short = 6 * 256, fmt.block == 32
+    _, packed = weight(fmt, 150, k)
+    x = upload(draw(40, k))
+    want = product(x, packed)
+    chosen = [Few(1, 1, 2, 2), Few(1, 5, 2, 2), Few(2, 2, 1, 3), Many(1, 4, 8, 1, 2), Many(2, 4, 2, 2, 3)]
+    chosen += [Few(2, 4, 1, 4, 128), Many(1, 2, 2, 4, 3, 64)] if short else []
+    for c in chosen:
+        same(product(x, packed, chosen=c), want, f"{fmt} {c}")
+    for row in (0, 7, 13, 39):
+        same(product(x[row : row + 1], packed), want[row : row + 1], f"{fmt} row {row}")
+        same(product(x[row : row + 1], packed, floats=True), product(x, packed, floats=True)[row : row + 1], str(fmt))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("floats", [False, True])
+@pytest.mark.parametrize("m", [3, 21])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["Q5_1", "Q6_K"])
+def test_types_strides_and_epilogues(name: str, dtype: str, m: int, floats: bool) -> None:
+    from tests.backends.cuda.device import DTYPES, download, same, torch, upload
+
+    fmt = next(f for f in WEIGHTS if f.name == name)
+    n, k = 75, 1024
+    w, packed = weight(fmt, n, k)
+    x = torch.empty((m, 2 * k), device="cuda", dtype=DTYPES[dtype])[:, ::2]
+    x.copy_(upload(draw(m, k) * F32(2.0**-3)))
+    bias = torch.linspace(-3, 5, 2 * n, device="cuda", dtype=DTYPES[dtype])[::2]
+    how = "fp32" if floats else "q8"
+    acc = isogemm.linear(download(x).astype(F32), w, activations=how)
+    for out in (torch.empty((m, n), device="cuda", dtype=DTYPES[dtype]), torch.empty((n, m), device="cuda").T):
+        same(product(x, packed, out=out, floats=floats), reference.epilogue(acc, out_dtype=download(out).dtype))
+        want = reference.epilogue(acc, bias=download(bias), out_dtype=download(out).dtype)
+        same(product(x, packed, bias, out=out, floats=floats), want, "bias")
+        same(product(x.contiguous(), packed, bias, out=out, floats=floats), want, "contiguous")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("floats", [False, True])
+@pytest.mark.parametrize("m", [1, 40])
+def test_captured_products_see_new_activations(m: int, floats: bool) -> None:
+    """Calls one after the other, whose kernels start before their predecessors end, and share a workspace."""
+    from tests.backends.cuda.device import same, torch, upload
+
+    k = 2048
+    _, packed = weight(FORMATS_BY_NAME["Q4_K"], 300, k)
+    x, out = upload(draw(m, k)), [torch.empty((m, 300), device="cuda") for _ in range(4)]
+    scaled = [x * (i + 1) for i in range(4)]
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+
+    def call() -> None:
+        for a, y in zip(scaled, out, strict=True):
+            product(a, packed, out=y, floats=floats)
+
+    call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    for seed in range(3):
+        x.copy_(upload(draw(m, k, seed)))
+        for i, a in enumerate(scaled):
+            a.copy_(x * (i + 1))
+        graph.replay()
+        torch.cuda.synchronize()
+        for a, y in zip(scaled, out, strict=True):
+            same(y.clone(), product(a, packed, floats=floats), f"{seed}")
+
+
+FORMATS_BY_NAME = {f.name: f for f in WEIGHTS}
+
+
+@pytest.mark.gpu
+def test_what_is_empty_and_what_is_refused() -> None:
+    from tests.backends.cuda.device import torch
+
+    _, packed = weight(FORMATS_BY_NAME["Q4_0"], 20, 64)
+    nothing = Packed(packed.data[:0], packed.layout, 20, 0)
+    bias = torch.arange(20.0, device="cuda")
+    for m in (1, 20):
+        for floats in (False, True):
+            x = torch.empty((m, 0), device="cuda")
+            assert (product(x, nothing, floats=floats).view(torch.int32) == 0).all()
+            assert (product(x, nothing, bias, floats=floats) == bias).all()
+            assert not product(torch.empty((0, 64), device="cuda"), packed, floats=floats).numel()
+    x, out = torch.ones((2, 64), device="cuda"), torch.empty((2, 20), device="cuda")
+    for run in (quant_int.run, quant_floats.run):
+        for args, error in (
+            ((x[:, :32], packed, out), ShapeError),
+            ((x, packed, out[:, :19]), ShapeError),
+            ((x, packed, out, bias[:19]), ShapeError),
+            ((x.double(), packed, out), DTypeError),
+            ((x, packed, out.double()), DTypeError),
+            ((x.cpu(), packed, out), DeviceError),
+        ):
+            with pytest.raises(error):
+                run(*args)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_configurations_fit(name: str) -> None:
+    lay = layout(name)
+    for n, k in ((16, 256), (2560, 9728), (28672, 4096), (152064, 8192)):
+        for m in (1, 8, 9, 16, 17, 64, 65, 5000):
+            c = quant_int.config(lay, m, n, k)
+            if isinstance(c, Few):
+                assert 8 * c.tiles >= m
+                assert c.group * c.teams <= 15
+                assert c.group * c.teams * c.stages * c.span // lay.record_k * lay.record_bytes <= 227 * 1024
+            else:
+                assert c.stages >= 2
+                assert c.stages * quant_int._stage_bytes(lay, c) <= 227 * 1024
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("m", [1, 12, 100])
+def test_integer_kernels_round_each_step(kernels: Kernels, name: str, m: int) -> None:
+    """Dots by tensor cores; a multiplication and a fused one for each step of the chain, and no other."""
+    lay, tail = layout(name), Tail(4096, 1, 0, 0)
+    quant_int.bind(lay, m, 4096, 4096, quant_int.config(lay, m, 4096, 4096), tail, 0)
+    (made,) = kernels.loaded
+    dots, fused, scaled = made.machine_counts("IMMA", "FFMA", "FMUL")
+    assert dots >= 8
+    assert fused == scaled > 0
+    assert not {line for line in made.machine_code if line.startswith(("FADD", "FMUL", "FFMA")) and "FTZ" in line}
+    assert made.spilled <= 16
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q2_K"])
+def test_activations_are_divided_exactly(kernels: Kernels, name: str) -> None:
+    quant_activations.bind(layout(name), 5, 1024, "float32", (1024, 1), 16, 0)
+    (made,) = kernels.loaded
+    lines = set(made.machine_code)
+    assert not {line for line in lines if line.startswith(("FMUL", "FFMA")) and "FTZ" in line}
+    assert {line for line in lines if line.startswith("MUFU")} <= {"MUFU.RCP", "MUFU.RSQ"}
+    assert any(line.startswith("FCHK") for line in lines)  # a division's slow path: the fast one alone is not exact
+    assert made.spilled == 0
+
+
+def test_floats_are_one_chain(kernels: Kernels) -> None:
+    compiled("quant_floats", 0, **quant_int.macros(layout("Q4_0")), NX=4, TYPE=0, VEC=1, WARPS=2, STAGES=3, TYPES=0)
+    (made,) = kernels.loaded
+    fused, scaled, tensor = made.machine_counts("FFMA", "FMUL", "HMMA")
+    assert fused == 4 * scaled > 0  # one product a weight, one step a weight and row
+    assert tensor == 0
+    assert made.spilled == 0

@@ -23,8 +23,8 @@ Array = NDArray[Any]
 ACTIVATIONS = ("q8", "fp32", "same")
 """What activations become: blocks of 8-bit integers; float32; or what they are, weights rounded to their type."""
 
-# Rows up to which weights are dequantized in registers; above, pieces feed the products' own kernels. One thread on Zen 4:
-# 90 against 60 GFLOP/s at 33 rows, 95 against 85 at 128, level at 256, 95 against 101 at 512.
+# Rows up to which weights are dequantized in registers; above, pieces feed the products' own kernels. One thread on
+# Zen 4: 90 against 60 GFLOP/s at 33 rows, 95 against 85 at 128, level at 256, 95 against 101 at 512.
 _FEW = 256
 _PIECE = 2**21  # dequantized elements at a time: they stay in the last cache, and few pieces pack x anew
 

@@ -41,6 +41,8 @@ class Config:
         Of a multiprocessor at once.
     rotate : bool
         Slots go round among 16 warps; else each warp keeps its own.
+    unroll : int
+        Steps of 64 of K, of four, that are written out.
     """
 
     tiles: int
@@ -51,6 +53,7 @@ class Config:
     blocks: int = 1
     span: int = 2
     rotate: bool = False
+    unroll: int = 4
 
     @property
     def warps(self) -> int:
@@ -174,6 +177,7 @@ def _bound(
         "KIND": kinds[0], "OUT": kinds[1], "BIAS_KIND": kinds[2], "NT": -(-m // 8), "TILES": chosen.tiles,
         "WARPS": chosen.warps, "SLOTS": chosen.slots, "ROTATE": chosen.rotate, "STAGES": chosen.stages,
         "XSTAGES": chosen.xstages, "HOLD": chosen.hold, "BLOCKS": chosen.blocks, "SPAN": chosen.span,
+        "UNROLL": chosen.unroll,
     }  # fmt: skip
     cubin = compile_files(["quant_few.cu"], arch=on.arch, defines=defines, options=("-std=c++17",))
     units = -(-lay.tiles(n) // chosen.tiles)

@@ -38,7 +38,7 @@ struct Accumulators { float v[TILES][NT][4]; };
 
 // Up to 256 of K, `left` of them. `x_at` is the address of the lane's row of x; rows past m repeat the last one.
 template <bool WHOLE> DEVICE void walk(Accumulators& acc, const u8* w, const uint4* table, const u32 (&x_at)[NT], int left, u32 lane) {
-#pragma unroll
+#pragma unroll UNROLL
   for (int step = 0; step < PART / 64; ++step) {
     if (!WHOLE && 64 * step >= left) break;
     Words words[TILES];

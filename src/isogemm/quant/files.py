@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ _GGUF: dict[str, Any] = {
     "I32": "<i4",
     "I64": "<i8",
 }
+_MOST_DIMENSIONS = 32
 _LARGEST_HEADER = 100_000_000  # safetensors' own limit
 
 
@@ -175,7 +177,9 @@ def _gguf(path: Path, data: Array) -> TensorFile:
             f"{path.name}: header", limit="a GGUF file", value=f"{type(error).__name__}: {error}",
             nearest="download or write the file again",
         ) from error  # fmt: skip
-    return TensorFile(path, data, {e[0]: Entry(*e) for e in entries}, metadata, types)
+    found = {e[0]: Entry(*e) for e in entries}
+    _check_all(found)
+    return TensorFile(path, data, found, metadata, types)
 
 
 def _safetensors(path: Path, data: Array) -> TensorFile:
@@ -188,20 +192,54 @@ def _safetensors(path: Path, data: Array) -> TensorFile:
         )  # fmt: skip
     try:
         header = json.loads(bytes(data[8 : 8 + length]))
-        metadata = header.pop("__metadata__", {})
-        listed = [
-            (name, h["dtype"], tuple(map(int, h["shape"])), *map(int, h["data_offsets"])) for name, h in header.items()
-        ]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        metadata = dict(header.pop("__metadata__", {}))
+        listed = dict(header)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{path.name}: header, at byte 8", limit="JSON of names, types, shapes and offsets",
             value=f"{type(error).__name__}: {error}", nearest="download or write the file again",
         ) from error  # fmt: skip
     entries = {}
-    for name, kind, shape, start, stop in listed:
-        entries[name] = Entry(name, kind, shape, 8 + length + start, stop - start)
+    for name, told in listed.items():
+        entries[name] = _safe_entry(name, told, 8 + length)
         _check_entry(entries[name], data.size)
+    _check_all(entries)
     return TensorFile(path, data, entries, metadata)
+
+
+def _safe_entry(name: str, told: Any, first: int) -> Entry:
+    """An entry as the header tells it; `first` is where the tensors begin."""
+    try:
+        kind, shape, (start, stop) = told["dtype"], tuple(map(int, told["shape"])), map(int, told["data_offsets"])
+        if not isinstance(kind, str):
+            raise TypeError("a dtype that is no text")
+        if start < 0:
+            raise ValueError("an offset before the data")
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise FormatError(
+            f"{name}: entry of the header, at byte 8", limit="a dtype, a shape and two data_offsets",
+            value=f"{type(error).__name__}: {error}", nearest="download or write the file again",
+        ) from error  # fmt: skip
+    return Entry(name, kind, shape, first + start, stop - start)
+
+
+def _check_all(entries: dict[str, Entry]) -> None:
+    """Shapes are sizes that memory has; no tensor reaches into the next one, as where a type or a shape is wrong."""
+    for e in entries.values():
+        if len(e.shape) > _MOST_DIMENSIONS or math.prod(max(d, 1) for d in e.shape) >= 2**59:
+            raise FormatError(
+                f"{e.name}: shape, of a tensor from byte {e.offset}",
+                limit=f"at most {_MOST_DIMENSIONS} dimensions whose product is below 2**59", value=list(e.shape),
+                nearest="write the file again",
+            )  # fmt: skip
+    filled = sorted((e for e in entries.values() if e.nbytes), key=lambda e: e.offset)
+    for e, after in pairwise(filled):
+        if e.offset + e.nbytes > after.offset:
+            raise FormatError(
+                f"{e.name}: {e.type} {list(e.shape)}, bytes {e.offset} to {e.offset + e.nbytes}",
+                limit=f"up to byte {after.offset}, where {after.name} begins",
+                value=f"{e.offset + e.nbytes - after.offset} bytes more", nearest="write the file again",
+            )  # fmt: skip
 
 
 def _check_entry(e: Entry, size: int) -> None:

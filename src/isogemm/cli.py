@@ -1,4 +1,4 @@
-"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``admissions``, ``quantize``, ``inspect`` and ``version``."""
+"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``admissions``, ``quantize``, ``inspect``, ``version``."""
 
 from __future__ import annotations
 

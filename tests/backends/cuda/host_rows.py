@@ -24,6 +24,11 @@ def memory(address: int, kind: Any, count: int) -> np.ndarray:
     return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype)
 
 
+def backwards(x: np.ndarray) -> np.ndarray:
+    """Steps of 128 elements of the last dimension, the last one first."""
+    return x.reshape(*x.shape[:-1], -1, 128)[..., ::-1, :].reshape(x.shape)
+
+
 class Place:
     """Rows of up to three operands."""
 
@@ -55,6 +60,7 @@ class HostKernel:
 
     def __init__(self, code: Code, fault: Fault | None = None) -> None:
         self.code, self.fault, self.launches = code, fault, 0
+        self.turned = False  # whether lanes are walked from their end
 
     def bind(self, params: list[Any], **launch: Any) -> Any:
         fixed = [p[1] for p in params if isinstance(p, tuple) and p[0] != "ptr"]
@@ -86,14 +92,18 @@ class HostKernel:
             for a, k, c in zip(p[2:4], (code.tw, code.tb), columns[2:], strict=True)
         )
         assert x is not None
+        if self.turned:
+            x, g, w, b = (None if a is None else backwards(a) for a in (x, g, w, b))
         found = [
             row_formulas.reduced(kind, x[i], None if g is None else g[i], w, b, eps, dtype_of(max(code.tg, 0)))
             for i in range(place.rows)
         ]
-        made = [(p[4], np.concatenate([y for y, _ in found]), dtype_of(code.to))]
+        results = [backwards(y) if self.turned and y.size > 1 else y for y, _ in found]
+        made = [(p[4], np.concatenate(results), dtype_of(code.to))]
         if p[5]:
             second = dtype_of(code.tg if kind == "add_rms_norm" else 0)
-            made.append((p[5], np.concatenate([s for _, s in found]), second))
+            turned = self.turned and kind == "add_rms_norm"
+            made.append((p[5], np.concatenate([backwards(s) if turned else s for _, s in found]), second))
         return [(a, np.arange(v.size), v, k) for a, v, k in made]
 
     def _each(self, p: list[int], content: bytes, *rest: Any) -> list[Any]:

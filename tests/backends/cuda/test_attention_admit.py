@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 import ml_dtypes
@@ -65,6 +66,7 @@ class Host:
 
     def __init__(self) -> None:
         self.faults: dict[str, Any] = {}
+        self.order: Any = None
         self.runs: list[tuple[str, Case]] = []
         self.admissions: Any = None
 
@@ -77,6 +79,8 @@ class Host:
             b, heads, tq, tk = case.batch, case.heads, case.tq, case.tk
             seen = None if not mask else at(mask, (b, heads, tq, tk), case.mask, case.dtype_mask or "")
             ends = [np.frombuffer((ctypes.c_int32 * b).from_address(p), np.int32) if p else None for p in (start, stop)]
+            if self.order is not None and kernel in self.faults:
+                operands = self.order(*operands)
             made = computed(case, operands, seen, ends)
             if kernel in self.faults:
                 self.faults[kernel](case, made)
@@ -177,6 +181,45 @@ def test_a_wrong_kernel_is_not_used_and_the_next_one_serves(host, fault):
     assert " differ, first " in verdicts["attention hopper"][1]
     assert verdicts["attention walk"] == ("admitted", "")
     assert kernels_of(case, 0)[1] == "walk"
+
+
+def other_blocks(q: Any, k: Any, v: Any) -> list[Any]:
+    return [q[..., ::-1], k[..., ::-1], v]
+
+
+def two_blocks(q: Any, k: Any, v: Any) -> list[Any]:
+    at = np.r_[0:16, 32:48, 16:32, 48 : q.shape[-1]]
+    return [q[..., at], k[..., at], v]
+
+
+def other_keys(q: Any, k: Any, v: Any) -> list[Any]:
+    at = np.r_[112:128, 0:112, 128 : k.shape[2]]
+    return [q, k[:, :, at], v[:, :, at]]
+
+
+def other_leaves(q: Any, k: Any, v: Any) -> list[Any]:
+    at = np.r_[0:256, 384:512, 256:384, 512 : k.shape[2]]
+    return [q, k[:, :, at], v[:, :, at]]
+
+
+def last_keys(q: Any, k: Any, v: Any) -> list[Any]:
+    at = np.r_[0:256, 272:288, 256:272, 288 : k.shape[2]]
+    return [q, k[:, :, at], v[:, :, at]]
+
+
+@pytest.mark.parametrize("stats", [True, False])
+@pytest.mark.parametrize(
+    "order", [other_blocks, two_blocks, other_keys, other_leaves, last_keys], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_another_order_is_found(host, dtype, order, stats):
+    """By sums that lose bits: results of 16 bits alone would show few of them."""
+    tk, kernel = (1100, "split") if order is other_leaves else (300, "walk")
+    case = pose(tq=30, tk=tk, dtype=dtype, offset=None, stats=stats, stops=False, d=100, aligned=False)
+    host.faults[kernel], host.order = (lambda case, made: None), order
+    found = attention_trial.try_kernel(host.admissions.machine, kernel, case, "tensor_core:sm90")
+    assert " differ, first y" in found
+    assert int(re.search(r"(\d+) of", found).group(1)) > 20
 
 
 def test_where_no_kernel_is_right_the_error_names_all_of_them(host):

@@ -102,6 +102,24 @@ def test_wrong_bits_are_found(host, code, fault):
     assert "differ, first out" in found or "differ, first second" in found
 
 
+@pytest.mark.parametrize("kind", REDUCE)
+def test_lanes_that_are_walked_backwards_are_found(host, kind, monkeypatch):
+    """Roots and roundings to 16 bits hide most of what another order changes."""
+    two, norm = kind.endswith("_back") or kind.startswith("add"), "norm" in kind
+    out = 0 if kind in ("rms_norm", "softmax", "add_rms_norm", "log_softmax") else 1
+    types = {"TX": 1, "TG": 1 if two else -1, "TW": 1 if norm else -1, "TB": -1, "TO": out, "OP": REDUCE[kind]}
+    code = Code.of("rows_held", "rows", types, VEC=1, DIMS=1, W=4, H=2, R=1, TEAMS=1, FULL=1)
+
+    def load(code: Code, ordinal: int) -> HostKernel:
+        made = HostKernel(code)
+        made.turned = True
+        return made
+
+    monkeypatch.setattr(host, "load", load)
+    found = row_trial.try_code(host.admissions.machine, code)
+    assert " differ, first out" in found
+
+
 def test_a_write_beside_the_result_is_found(host, monkeypatch):
     code = next(c for c in reductions() if c.file == "rows_held")
 

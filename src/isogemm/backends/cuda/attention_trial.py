@@ -210,25 +210,42 @@ def _words(x: Array, dtype: str) -> Array:
 
 
 def _queries(random: np.random.Generator, tq: int, d: int) -> Array:
-    """Three sets of rows: ordinary ones, and ones whose powers are far apart, are equal, vanish, or are no numbers."""
+    """Three sets of rows: ordinary ones, and ones whose powers are far apart, are equal, vanish, or are no numbers.
+
+    Every fourth has a large product with every key that its last element takes away again: what lies between is summed
+    with few bits, so that another order of d moves scores by more than a rounding to 16 bits hides.
+    """
     x = random.standard_normal((3, tq, d)).astype(np.float32)
     for i in range(3):
         x[i, 3 + i :: 8] *= 40
         x[i, 5 + i :: 11] = 0
         x[i, 7 + i :: 13, :: 1 + i] *= 1e-3
+        if d > 2:
+            x[i, i::4, 0], x[i, i::4, d - 1] = 32768, -32768
         if tq > 2:
             x[i, (9 + i) % tq, (5 * i) % d] = (np.inf, -np.inf, np.nan)[i]
     return x
 
 
 def _keys_and_values(random: np.random.Generator, tk: int, case: Case) -> tuple[Array, Array]:
+    """Two sets. Large values take turns with their negatives, in one column by blocks of 16 keys, in one by leaves."""
     k = random.standard_normal((2, tk, case.d)).astype(np.float32)
     v = random.standard_normal((2, tk, COLUMNS)).astype(np.float32)
+    j = np.arange(tk)
+    k[:, :, 0] = np.where(j % 3 == 0, 1, 0.5)
+    k[:, :, -1] = k[:, :, 0]
     if tk:
         k[:, 2::17] = k[:, :1]  # several keys tie for the largest
     v[:, 3::5] *= 1000
     v[:, 4::7, 5:] = -np.abs(v[:, 4::7, 5:]) * 1e-6
     v[:, :, 2] = 0
+    for column, block in ((9, 16), (10, LEAF)):
+        large = np.select([j // block % 4 == 0, j // block % 4 == 2], [32768.0, -32768.0], 0.0) * (
+            j % block == block // 2
+        )
+        if large.sum():  # one is left over
+            large[np.nonzero(large)[0][-1]] = 0
+        v[:, :, column] = np.where(large != 0, large, random.standard_normal((2, tk)) / 64)
     if case.mask is None and case.offset is None and not (case.starts or case.stops) and tk > 1:
         v[0, tk // 2, 4], v[1, tk - 1, 7] = np.nan, np.inf  # a value that is hidden has to be finite
         k[1, tk // 3, 0] = -np.inf

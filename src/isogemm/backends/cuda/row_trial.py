@@ -23,9 +23,9 @@ __all__ = ["try_code"]
 
 Array = NDArray[Any]
 DTYPES = ("float32", "bfloat16", "float16")
-SHAPES = {1: (37,), 4: (2, 3, 2, 3)}
+SHAPES = {1: (31,), 4: (2, 3, 2, 3)}
 EPS = 1e-5
-KINDS = 11  # rows that differ
+KINDS = 24  # of rows
 MARGIN = 256
 
 
@@ -58,17 +58,46 @@ class Rows(NamedTuple):
     column: int
 
 
+def _kinds(n: int) -> int:
+    """How many rows differ: the more, the shorter they are. No multiple of 7."""
+    return KINDS + 8 * min(13, 1 + 2**16 // max(n, 1))
+
+
 def _drawn(seed: int, rows: int, n: int, special: bool = True) -> Array:
-    """Rows of float32: ordinary, large, far apart, tiny, zeros, and some with what is no finite number."""
-    random = np.random.default_rng([seed, n])
-    x = random.standard_normal((KINDS, n)).astype(np.float32)
-    x[1] *= 40
-    x[2] *= np.float32(2.0) ** random.integers(-20, 12, n).astype(np.float32)
+    """Rows of float32 whose sums depend on their order, and some with numbers that are tiny, infinite or none.
+
+    A root or a rounding to 16 bits hides the last bits of a sum, so its order has to show in more than those: large
+    elements swallow small ones that come later in their lane (squares, and the powers of softmax, which have no sign),
+    or leave again halfway through the lane. Row i of seed 4 meets a row of seed 1 that lets its sums be seen.
+    """
+    random, count = np.random.default_rng([seed, n]), _kinds(n)
+    x = random.standard_normal((count, n)).astype(np.float32)
+    step = np.arange(n) // 128
+    last = int(step[-1])
+    for i in [*range(7, 11), *range(KINDS, count, 2)]:  # 4096**2 swallows what is below 1
+        at = (0, last, last // 2, min(1, last))[i // 2 % 4]
+        scale = 0.5 + (0.618 * i) % 0.5
+        x[i] = scale * np.where(step == at, 4096, np.copysign(random.uniform(0.6, 0.99, n), x[i]))
+    for i in [11, 12, 16, 23, *range(KINDS + 1, count, 2)]:  # exp: 1 swallows 2**-25
+        at = (0, last, last // 2, min(1, last))[i // 2 % 4]
+        if i < KINDS:  # the logarithm of 1 and little more
+            x[i] = x[i] / 16 - 17.4
+            x[i, (128 * at + 5 * i) % n] = 0
+        else:
+            x[i] = np.where(step == at, 17.4, x[i] / 16)
+    x[15], x[17] = 1, -0.5
+    for i in (18, 19, 20):
+        large = 32768 * (np.sign(x[i]) if i == 20 else np.ones(n, np.float32))
+        x[i] = np.where(step == 0, large, x[i] / 64) if last > 1 else x[i]
+        if last > 1:
+            half = step == (last + 1) // 2
+            x[i, half] = -x[i, :128][: int(half.sum())]
+    x[22] *= np.float32(2.0) ** random.integers(-20, 12, n).astype(np.float32)
     if special:
-        x[3], x[4] = x[3] * np.float32(1e-40), x[4] * np.float32(1e25)
-        x[5] = np.where(random.random(n) < 0.5, np.float32(-0.0), np.float32(0))
-        x[6, n // 2], x[7, n - 1], x[8, n // 3], x[9] = np.nan, -np.inf, np.inf, -np.inf
-    return x[(np.arange(rows) * 7 + seed) % KINDS]
+        x[0], x[1] = x[0] * np.float32(1e-40), x[1] * np.float32(1e25)
+        x[2] = np.where(random.random(n) < 0.5, np.float32(-0.0), np.float32(0))
+        x[3, n // 2], x[4, n - 1], x[5, n // 3], x[6] = np.nan, -np.inf, np.inf, -np.inf
+    return x[(np.arange(rows) * 7 + seed) % count]
 
 
 def _put(machine: Machine, kind: int, values: Array, shape: Sequence[int], *, pad: int, column: int = 1) -> Rows:
@@ -149,11 +178,11 @@ def _lengths(code: Code) -> tuple[int, ...]:
 
 def _reductions(machine: Machine, code: Code) -> Iterator[tuple[str, str]]:
     kind = next(name for name, number in REDUCE.items() if number == code.op)
-    shape: tuple[int, ...] = SHAPES[code.dims]
-    if code.file == "rows_held" and code.dims == 1:
-        shape = (2 * code.teams * code.r + 3,)
-    elif code.file != "rows_held":
-        shape = (5,) if code.dims == 1 else (2, 1, 2, 2)
+    shape: tuple[int, ...] = (135,) if code.dims == 1 else (3, 5, 3, 3)
+    if code.file == "rows_long":
+        shape = (33,) if code.dims == 1 else (2, 3, 2, 3)
+    elif code.file == "rows_cluster":
+        shape = (16,) if code.dims == 1 else (2, 2, 2, 2)
     for n in _lengths(code):
         for pad, column in _layouts(code):
             yield f"{list(shape)} rows of {n}", _reduction(machine, code, kind, shape, n, pad, column)
@@ -182,7 +211,7 @@ def _reduction(machine: Machine, code: Code, kind: str, shape: tuple[int, ...], 
         lambda i: row_formulas.reduced(
             kind, x.values[i], g.values[i] if code.tg >= 0 else None, w.values[0] if code.tw >= 0 else None,
             b.values[0] if code.tb >= 0 else None, eps, dtype_of(max(code.tg, 0)),
-        ), count,
+        ), count, _kinds(n),
     )  # fmt: skip
     wrong = out.compare("out", np.concatenate([y for y, _ in found]))
     if wrong or more is None:
@@ -191,10 +220,10 @@ def _reduction(machine: Machine, code: Code, kind: str, shape: tuple[int, ...], 
     return more.compare("second", values, any_nan=kind != "add_rms_norm")
 
 
-def _distinct(of: Callable[[int], Any], count: int) -> list[Any]:
+def _distinct(of: Callable[[int], Any], count: int, kinds: int) -> list[Any]:
     """`of` each row; rows that repeat are computed once."""
-    first = [of(i) for i in range(min(count, KINDS))]
-    return [first[i % KINDS] for i in range(count)]
+    first = [of(i) for i in range(min(count, kinds))]
+    return [first[i % kinds] for i in range(count)]
 
 
 def _elements(machine: Machine, code: Code) -> Iterator[tuple[str, str]]:
@@ -237,7 +266,7 @@ def _rotations(machine: Machine, code: Code) -> Iterator[tuple[str, str]]:
 
 def _rotation(machine: Machine, code: Code, n: int, pad: int, column: int) -> str:
     """Two tensors, the second with fewer heads; tables that heads and entries share."""
-    many = 2 * code.r * code.teams + 3 if code.norm else 37
+    many = 2 * code.r * code.teams + 27 if code.norm else 31
     shapes = [(many,), (many - 2,)] if code.dims == 1 else [(2, 3, 1, 7), (2, 1, 1, 7)]
     tokens = shapes[0][-1]
     half = n // 2

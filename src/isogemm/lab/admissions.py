@@ -1,0 +1,80 @@
+"""``isogemm admissions``: which kernels were tried on this machine's GPUs, and what was found. Needs no GPU to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from ..planner.admission import SCHEMA
+
+__all__ = ["Record", "admissions_command", "folder", "read"]
+
+
+class Record(NamedTuple):
+    """A verdict as it was kept.
+
+    Attributes
+    ----------
+    kernel : str
+        Of a product: its family and configuration; else its name.
+    code : str
+        Of a product: its variant; else what selected the compiled code.
+    state : str
+        admitted or refused.
+    date, device, driver : str
+    detail : str
+        The first element that differed.
+    """
+
+    kernel: str
+    code: str
+    state: str
+    date: str
+    device: str
+    driver: str
+    detail: str
+
+
+def folder() -> Path:
+    """Where verdicts are kept."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("isogemm", appauthor=False)) / "admissions"
+
+
+def read(place: Path) -> Iterator[Record]:
+    """All verdicts in a folder; files that are no verdicts are passed over."""
+    for path in sorted(place.glob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            key, value = content["key"], content["value"]
+            if content["schema"] != SCHEMA or "state" not in value:
+                continue
+            stamp = key["stamp"]
+            kernel = key["kernel"] if "kernel" in key else f"{key['family']} [{key['config']}]"
+            code = key["code"] if "kernel" in key else key["variant"]
+            places = str(stamp.get("device", "")), str(stamp.get("driver", ""))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        yield Record(kernel, code, value["state"], value.get("date", ""), *places, value.get("detail", ""))
+
+
+def admissions_command(
+    refused: Annotated[bool, typer.Option("--refused", help="Only kernels that had wrong bits.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    """Show which kernels were tried on this machine's GPUs at first use: products, attention, operations along rows."""
+    found = sorted(x for x in read(folder()) if x.state == "refused" or not refused)
+    if as_json:
+        typer.echo(json.dumps([x._asdict() for x in found], indent=2))
+        return
+    for x in found:
+        typer.echo(f"{x.state:<8}  {x.date}  {x.kernel}  [{x.code}]  on {x.device}, driver {x.driver}")
+        if x.detail:
+            typer.echo(f"          {x.detail}")
+    count = sum(x.state == "refused" for x in found)
+    typer.echo(f"{len(found)} kernels on record in {folder()}, {count} of them refused")

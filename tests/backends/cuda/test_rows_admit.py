@@ -197,4 +197,6 @@ def test_other_kernels_void_a_verdict(host, monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "KERNELS", tmp_path)
     assert row_codes.sources() == before
     (tmp_path / "rows_ops.cu").write_text("// other")
+    row_codes._hashed.cache_clear()
     assert row_codes.sources() != before
+    row_codes._hashed.cache_clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from ...planner.kernel_admission import Candidate, fingerprint
@@ -50,8 +50,13 @@ def _candidates(case: Case, arithmetic: str, device: int, names: list[str]) -> I
 
 def sources() -> str:
     """Hash of all that reaches the bits of attention's kernels, the definition included."""
+    return _hashed(nvrtc.KERNELS)
+
+
+@cache
+def _hashed(folder: Path) -> str:
     from ... import contract
 
-    kernels = [path for pattern in DEVICE for path in nvrtc.KERNELS.glob(pattern)]
+    kernels = [path for pattern in DEVICE for path in folder.glob(pattern)]
     definition = Path(contract.__file__).parent / "attention.py"
     return fingerprint(*kernels, *(HERE / name for name in (*HOST, *TRIALS)), definition)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...planner.kernel_admission import Candidate, fingerprint
@@ -101,14 +102,18 @@ def _candidates(codes: Sequence[Code], bind: Callable[[Code], Launch]) -> Iterat
 
 def sources() -> str:
     """Hash of all that reaches the bits of kernels along rows, their definition included."""
-    from pathlib import Path
-
-    from ... import contract
     from . import nvrtc
+
+    return _hashed(nvrtc.KERNELS)
+
+
+@cache
+def _hashed(kernels: Path) -> str:
+    from ... import contract
 
     here, definition = Path(__file__).parent, Path(contract.__file__).parent / "rows.py"
     host = [here / f"row_{name}.py" for name in ("codes", "place", "trial", "formulas")]
-    return fingerprint(*nvrtc.KERNELS.glob("rows_*.cu"), *host, definition)
+    return fingerprint(*kernels.glob("rows_*.cu"), *host, definition)
 
 
 def given(kinds: Sequence[int]) -> list[Parameter]:

@@ -133,8 +133,8 @@ class Entry:
         whole = QuantizedMatrix(raw.reshape(n, fmt.row_bytes(k, self.name)), (n, k), fmt, self.name, self.offset)
         if len(self.shape) < 3:
             return whole
-        rows = self.shape[-2]
-        return [whole[i : i + rows] for i in range(0, n, rows)]
+        rows, experts = self.shape[-2], math.prod(self.shape[:-2])
+        return [whole[i * rows : (i + 1) * rows] for i in range(experts)]
 
 
 def load(path: Any) -> TensorFile:
@@ -226,10 +226,11 @@ def _safe_entry(name: str, told: Any, first: int) -> Entry:
 def _check_all(entries: dict[str, Entry]) -> None:
     """Shapes are sizes that memory has; no tensor reaches into the next one, as where a type or a shape is wrong."""
     for e in entries.values():
-        if len(e.shape) > _MOST_DIMENSIONS or math.prod(max(d, 1) for d in e.shape) >= 2**59:
+        bits = 59 if all(e.shape) else 20  # where a dimension is 0, the others have no bytes that bound them
+        if len(e.shape) > _MOST_DIMENSIONS or math.prod(max(d, 1) for d in e.shape) >= 2**bits:
             raise FormatError(
                 f"{e.name}: shape, of a tensor from byte {e.offset}",
-                limit=f"at most {_MOST_DIMENSIONS} dimensions whose product is below 2**59", value=list(e.shape),
+                limit=f"at most {_MOST_DIMENSIONS} dimensions whose product is below 2**{bits}", value=list(e.shape),
                 nearest="write the file again",
             )  # fmt: skip
     filled = sorted((e for e in entries.values() if e.nbytes), key=lambda e: e.offset)

@@ -216,11 +216,16 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
         """Without the weight's tensor, which is made of the matrix again; for pickle and for copies."""
         state = dict(super().__getstate__() if hasattr(super(), "__getstate__") else self.__dict__)
         state["_buffers"] = {**state["_buffers"], "blocks": None}
+        state["_matrix"], state["_was_on"] = self._matrix.to("cpu"), str(self.blocks.device)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """On the bias's device, which torch.load may have changed; without a bias where the layer was, if that is here."""
+        was_on = state.pop("_was_on")
         super().__setstate__(state)
-        self._hold(self._matrix)
+        if self.bias is not None:
+            was_on = str(self.bias.device)
+        self._hold(self._matrix.to(was_on if torch.cuda.is_available() else "cpu"))
 
     def extra_repr(self) -> str:
         """Sizes, format, and what activations become."""

@@ -1,0 +1,118 @@
+"""Golden vectors of products with quantized weights, made on an NVIDIA GPU.
+
+    python tools/golden_int32.py --out tests/golden
+
+Wants torch. Draws activations and blocks, multiplies them by every kind of kernel under ``int32/chain`` and, with
+float32 activations, under ``fma/chain``, checks that all kernels agree bit for bit, and writes ``int32.npz`` and
+``int32.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from golden_gpu import save
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.quant.draws import KINDS, WEIGHTS, blocks, values
+
+Array = Any
+M, N = 9, 21
+K = {32: 160, 256: 768}
+
+
+def activations(kind: str, k: int, seed: int) -> Array:
+    """float32 [M, k], with rows of zeros, an infinity, a NaN, scales beyond float16, and ties."""
+    x = values(kind, M, k, seed)
+    x[4, :256] = 0
+    x[5, k - 1] = np.inf
+    x[6, 3] = np.nan
+    with np.errstate(over="ignore"):
+        x[7] *= np.float32(2.0**20)
+    x[8] = (np.arange(k) * 7 % 253 - 126) / 2  # codes are these numbers: every second one is a tie
+    x[8, ::32] = 127
+    return x
+
+
+def kernels(fmt: Any) -> dict[str, Any]:
+    """Configurations by name: warps alone and in turns, one and two tiles of rows of x, and tiles for many rows."""
+    from isogemm.backends.cuda.quant_int import Few, Many
+
+    span = 128 if fmt.block == 32 else 256
+    return {
+        "few alone": Few(2, 1, 2, 2),
+        "few in turns": Few(1, 3, 1, 2),
+        "few wide, in turns": Few(2, 2, 2, 2, span),
+        "many 128x32": Many(1, 4, 8, 1, 2),
+        "many 64x64": Many(2, 4, 2, 2, 2),
+    }
+
+
+def run(x: Array, packed: Any, chosen: Any, floats: bool) -> Array:
+    """Result bits [M, N]."""
+    import torch
+
+    from isogemm.backends.cuda import quant_floats, quant_int
+
+    y = torch.full((len(x), packed.n), float("nan"), device="cuda")
+    given = torch.from_numpy(x).cuda()
+    if floats:
+        quant_floats.run(given, packed, y)
+    else:
+        quant_int.run(given, packed, y, chosen=chosen)
+    return y.view(torch.int32).cpu().numpy().view(np.uint32)
+
+
+def record(folder: Path, seed: int) -> int:
+    """Draw, multiply, compare the kernels, write both files."""
+    import torch
+
+    from isogemm.backends.cuda import quant_layout
+
+    arrays: dict[str, Array] = {}
+    used: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    differences: dict[str, dict[str, int]] = {}
+    names = []
+    for block, k in K.items():
+        for kind in KINDS:
+            arrays[f"{kind}-{block}.x"] = activations(kind, k, seed)
+    for fmt in WEIGHTS:
+        k = K[fmt.block]
+        rows = arrays[f"{fmt.name}.w"] = blocks(fmt, N, k // fmt.block, seed)
+        data = torch.from_numpy(quant_layout.pack(rows, fmt)).cuda()
+        packed = quant_layout.Packed(data, quant_layout.layout(fmt), N, k)
+        for kind in KINDS:
+            name, x = f"{fmt.name}-{kind}", arrays[f"{kind}-{fmt.block}.x"]
+            names.append(name)
+            for tile, chosen in kernels(fmt).items():
+                used[tile]["int32/chain"] += 1
+                bits = run(x, packed, chosen, False)
+                first = arrays.setdefault(f"{name}.int32", bits)
+                if (bits != first).any():
+                    differences.setdefault(name, {})[tile] = int((bits != first).sum())
+            for tile, count in (("floats, few", 8), ("floats, many", M)):
+                used[tile]["fma/chain"] += 1
+                bits = run(x[:count], packed, None, True)
+                if tile == "floats, few":
+                    bits = np.concatenate([bits, run(x[count:], packed, None, True)])
+                first = arrays.setdefault(f"{name}.fma", bits)
+                if (bits != first).any():
+                    differences.setdefault(name, {})[tile] = int((bits != first).sum())
+    return save(folder, "int32", arrays, used, seed, differences, names)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("tests/golden"))
+    parser.add_argument("--seed", type=int, default=20261121)
+    chosen = parser.parse_args()
+    return record(chosen.out, chosen.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...contract.attention import EXP2_TERMS, LEAF
@@ -223,15 +224,22 @@ def terms(dtype: str) -> tuple[float, ...]:
 
 
 def compiled(files: tuple[str, ...], device: int, defines: dict[str, object], dtype: str, text: str = "") -> bytes:
-    """A cubin of kernels/ with the coefficients of exp2 for results of `dtype`."""
+    """A cubin of kernels/ with the coefficients of exp2 for results of `dtype`; the same object for the same call."""
+    from . import nvrtc
     from .device import device as facts
-    from .nvrtc import compile_text
 
     macros = [f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in defines.items()]
     macros.append("-DTERMS=" + ",".join(f"{value.hex()}f" for value in terms(dtype)))
+    return _cubin(nvrtc.KERNELS, files, facts(device).arch, tuple(macros), text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cubin(folder: Path, files: tuple[str, ...], arch: str, macros: tuple[str, ...], text: str) -> bytes:
+    """A new length of the cache is a new launch of old code: without files read and hashed, it is bound in no time."""
+    from .nvrtc import compile_text
+
     text += "".join(f'#include "{name}"\n' for name in files)
-    options = ("-std=c++17", *macros)
-    return compile_text(text, name=f"{files[-1][:-3]}_call.cu", arch=facts(device).arch, options=options)
+    return compile_text(text, name=f"{files[-1][:-3]}_call.cu", arch=arch, options=("-std=c++17", *macros))
 
 
 def mask_defines(case: Case) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,14 +67,19 @@ class Code(NamedTuple):
 
     def load(self, device: int) -> Kernel:
         """Compile, or take from a cache, and load."""
+        from . import nvrtc
         from .device import device as facts
         from .driver import load
-        from .nvrtc import compile_files
 
-        cubin = compile_files(
-            [f"{self.file}.cu"], arch=facts(device).arch, defines=dict(self.defines), options=("-std=c++17",)
-        )
-        return load(cubin, self.function, device)
+        return load(_cubin(nvrtc.KERNELS, self, facts(device).arch), self.function, device)
+
+
+@lru_cache(maxsize=1024)
+def _cubin(folder: Path, code: Code, arch: str) -> bytes:
+    """The same object for the same code of the same folder, so that new sizes read and hash no file."""
+    from .nvrtc import compile_files
+
+    return compile_files([f"{code.file}.cu"], arch=arch, defines=dict(code.defines), options=("-std=c++17",))
 
 
 def serve(codes: Sequence[Code], bind: Callable[[Code], Launch], device: int) -> Launch:

@@ -218,10 +218,31 @@ def rope(
         dimensions, rows = max(dimensions, 1 if len(extents) <= 1 else DIMENSIONS), max(rows, count)
     if normed and n > 1024:
         return None
-    half, unit = n // 2, 4 if normed else 8
+    if not normed:
+        counted("pairs", rows * (n // 2))
+    along = [tensors[i].x.column for i in (0, -1)] + [first.cos.column, first.sin.column]
+    along += [tensors[i].weight.column for i in (0, -1)]
+    return serve(
+        _rotations(tensors, n, kind, interleaved, normed, align, rows, dimensions),
+        lambda code: bind_rope(code, len(tensors), rows, places, along, n // 2, eps, device),
+        device,
+    )
+
+
+def _rotations(
+    tensors: Sequence[Turned],
+    n: int,
+    kind: int,
+    interleaved: bool,
+    normed: bool,
+    align: int,
+    rows: int,
+    dimensions: int,
+) -> list[Code]:
+    """The kernel that reads as many neighbours as operands allow, then the one that reads one by one."""
+    first, half, unit = tensors[0], n // 2, 4 if normed else 8
     angles = all(whole([t.cos, t.sin], t.shape, half, unit, align) for t in tensors) and align >= 16
     vector = all(whole([t.x, t.weight], t.shape, n, unit, align) for t in tensors) and align >= 16
-    vector = vector and (normed or angles)
     defines: dict[str, Any] = {
         "TX": first.x.kind, "TC": first.cos.kind, "TS": first.sin.kind, "TW": first.weight.kind, "TO": kind,
         "NORM": normed, "INTERLEAVED": interleaved,
@@ -230,20 +251,11 @@ def rope(
         groups = -(-n // 128)
         each, teams = (4 if groups == 1 and rows >= 4 * SLOTS else 1), (4 if rows > 132 else 1)
         defines |= {"H": max(groups, 1), "R": each, "TEAMS": teams}
-    else:
-        counted("pairs", rows * half)
-
-    def code(vec: bool) -> Code:
+    found = []
+    for vec in (vector and (normed or angles), False):
         more = {"ANGLES": vec and angles and not interleaved} if normed else {}
-        return Code.of("rows_rope", "rope", defines, VEC=vec, DIMS=dimensions, **more)
-
-    along = [tensors[i].x.column for i in (0, -1)] + [first.cos.column, first.sin.column]
-    along += [tensors[i].weight.column for i in (0, -1)]
-    return serve(
-        [code(vector), code(False)],
-        lambda code: bind_rope(code, len(tensors), rows, places, along, half, eps, device),
-        device,
-    )
+        found.append(Code.of("rows_rope", "rope", defines, VEC=vec, DIMS=dimensions, **more))
+    return found
 
 
 def columns(

@@ -145,26 +145,19 @@ def test_a_refused_kernel_serves_no_call(monkeypatch, device, caplog):
     broken, right = Fake("q8", "bit"), Fake("q8")
     kernels = [Kernel("broken", "c", broken, 8), Kernel("right", "c", right, 8)]
     run = chosen(monkeypatch, *kernels)
+    assert run is not None
     count = len(broken.calls)
     assert "broken" in caplog.text
     assert "is not used" in caplog.text
     before = len(right.calls)
     x, out = torch.zeros(2, 768), torch.empty(2, 40)
     rows = quant_trial.weights(FORMATS["Q6_K"], 768)[np.arange(40) % 37]
-    run.__closure__  # noqa: B018  a function of its own
-    monkeypatch.undo()
-    assert chosen_packed(run, rows, x, out)
+    run.packed.rows, run.packed.format = rows, "Q6_K"
+    run(x, out, None)
+    assert torch.isfinite(out).all()
     assert len(broken.calls) == count
     assert len(right.calls) == before + 1
-
-
-def chosen_packed(run, rows, x, out) -> bool:
-    """Call a launch whose packed weight is a namespace, after giving it rows."""
-    cells = dict(zip(run.__code__.co_freevars, run.__closure__, strict=True))
-    packed = cells["packed"].cell_contents
-    packed.rows, packed.format = rows, "Q6_K"
-    run(x, out, None)
-    return bool(torch.isfinite(out).all())
+    assert run.bind(x, out, None) is None
 
 
 def test_where_all_are_refused_there_is_none(monkeypatch, device):

@@ -12,7 +12,7 @@ from tests.products import BF16, F32, assert_same, product
 from tests.quant.test_cuda_linear import activations, cuda, host, wanted, weight
 
 import isogemm
-from isogemm.errors import DeviceError
+from isogemm.errors import DeviceError, LimitError
 from isogemm.quant import FORMATS
 
 torch = pytest.importorskip("torch")
@@ -88,9 +88,12 @@ def test_operators(dtype):
     assert torch.equal(got, want)
     torch.library.opcheck(quantized_ops.linear_op, (x.requires_grad_(), *about, "", "", "leaf4096", None))
     torch.library.opcheck(quantized_ops.weight_op, (made.blocks, "Q4_K", 40, 512, dtype))
-    stranger = made.blocks.clone()
-    with pytest.raises(DeviceError, match="holds"):
-        quantized_ops.linear_op(x, stranger, *about[1:], "", "", "leaf4096", None)
+    stranger = made.blocks.clone()  # of a matrix that nobody holds
+    assert torch.equal(quantized_ops.linear_op(x, stranger, *about[1:], "", "", "leaf4096", None), want)
+    with pytest.raises(DeviceError, match="host"):
+        quantized_ops.matrix_of(stranger, "Q4_K", 40, 512).to("cpu")
+    with pytest.raises(LimitError):
+        quantized_ops.matrix_of(stranger, "Q4_K", 40, 256)
 
 
 def test_gradients_have_the_definition_s_bits():
@@ -182,7 +185,9 @@ def test_a_wrong_copy_is_made_by_the_host(monkeypatch, verdicts):
 def test_a_first_call_in_a_capture_is_refused(verdicts):
     w = weight(Q4_K, 40, 512).to("cuda")
     x = torch.zeros(2, 512, device="cuda")
-    with pytest.raises(DeviceError, match="capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        isogemm.linear(x, w)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x.zero_()
+        with pytest.raises(DeviceError, match="capture"):
+            isogemm.linear(x, w)
     torch.cuda.synchronize()
     isogemm.linear(x, w)

@@ -110,6 +110,24 @@ class QuantizedMatrix:
         made.check()
         return made
 
+    @classmethod
+    def adopt(cls, data: Any, *, shape: tuple[int, int], format: str | BlockFormat) -> QuantizedMatrix:
+        """A matrix over a device's copy of one, whose rows the host need not have: for products and `dequantize` alone.
+
+        Parameters
+        ----------
+        data : torch.Tensor
+            The copy, as torch's operators get it.
+        """
+        from ..backends.cuda import quant
+
+        fmt = format_of(format)
+        n, k = checked_shape(shape, "")
+        nowhere = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (n, fmt.row_bytes(k)), (0, 0), writeable=False)
+        made = cls(nowhere, (n, k), fmt)
+        made._checked, made._packed = True, quant.adopt(data, fmt.name, n, k)
+        return made
+
     @property
     def nbytes(self) -> int:
         """Bytes of the blocks."""
@@ -298,6 +316,8 @@ class QuantizedMatrix:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The bytes, without what backends made of them."""
+        if self._packed is not None:
+            return self._packed.host.__reduce__()
         state = np.ascontiguousarray(self.rows), self.shape, self.format.name, self.name, self._checked, self.layout
         return _restored, state
 
@@ -316,6 +336,7 @@ class QuantizedMatrix:
         part._checked, part.layout = self._checked, self.layout
         if self._packed is None:
             return part
+        self._packed.host  # noqa: B018  rows that the host has
         return part._on(self._packed.part(part, range(*index.indices(len(self)))))
 
     def __repr__(self) -> str:

@@ -220,7 +220,7 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """On the bias's device, which torch.load may have changed; without a bias where the layer was, if that is here."""
+        """On the device of the bias, which torch.load may have moved; without one where the layer was, if possible."""
         was_on = state.pop("_was_on")
         super().__setstate__(state)
         if self.bias is not None:

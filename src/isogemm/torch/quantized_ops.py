@@ -15,7 +15,7 @@ import torch
 
 from .. import api
 from ..contract.spec import Contract, as_contract
-from ..errors import DeviceError, OptionError, ShapeError
+from ..errors import OptionError, ShapeError
 from ..quant.formats import format_of
 from ..quant.matrix import QuantizedMatrix
 from ..quantized import ACTIVATIONS
@@ -56,10 +56,8 @@ def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
 
     Raises
     ------
-    ShapeError, LayoutError, FormatError
+    ShapeError, LayoutError, FormatError, LimitError
         They are not those of such a matrix.
-    DeviceError
-        They are on a device, and their matrix is gone: the bytes of its rows are needed too.
     """
     key = _key(blocks, fmt, n, k)
     found = _alive.get(key)
@@ -77,10 +75,7 @@ def _key(blocks: Tensor, fmt: str, n: int, k: int) -> tuple[Any, ...]:
 
 def _made(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
     if blocks.is_cuda:
-        raise DeviceError(
-            "blocks of a quantized matrix on a device", limit="those of a matrix that somebody holds",
-            value=f"{blocks.numel()} bytes on {blocks.device}", nearest="QuantizedLinear, which holds it",
-        )  # fmt: skip
+        return QuantizedMatrix.adopt(blocks.detach(), shape=(n, k), format=fmt)
     return QuantizedMatrix.from_bytes(blocks.detach().numpy(), shape=(n, k), format=fmt)
 
 

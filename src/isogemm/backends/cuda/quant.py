@@ -15,15 +15,12 @@ import numpy as np
 from ...errors import DeviceError, LimitError, OptionError
 from ...ghost import HOST, Device
 from . import front
-from .quant_layout import FORMATS, ROWS, Packed
+from .quant_layout import FORMATS, ROWS, Packed, layout
 
 if TYPE_CHECKING:
     from ...quant.matrix import QuantizedMatrix
 
-__all__ = ["DeviceCopy", "Run", "forget", "place_of", "upload"]
-
-Run = Callable[[Any, Any, Any], None]
-"""(x [m, k], out [m, n], bias or None): a launch on torch's current stream."""
+__all__ = ["DeviceCopy", "Run", "adopt", "forget", "place_of", "upload"]
 
 ALIGN = 128  # of a copy's address
 _MOST = 512  # calls that a copy remembers
@@ -68,12 +65,37 @@ def _count() -> int:
     return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
+class Run(NamedTuple):
+    """A kernel that serves a product, with its configuration and its weight.
+
+    Attributes
+    ----------
+    call : callable
+        ``call(x, packed, out, bias, config)``, on torch's current stream; tensors x [m, k] and out [m, n].
+    binder : callable
+        With the same operands: ``launch(stream, x, w, out, bias)`` of addresses, or None.
+    """
+
+    call: Callable[..., None]
+    binder: Callable[..., Any]
+    config: Any
+    packed: Packed
+
+    def __call__(self, x: Any, out: Any, bias: Any) -> None:
+        self.call(x, self.packed, out, bias, self.config)
+
+    def bind(self, x: Any, out: Any, bias: Any) -> Any:
+        """The launch for operands like these, or None."""
+        return self.binder(x, self.packed, out, bias, self.config)
+
+
 class Call(NamedTuple):
     """A call that was made before."""
 
-    run: Run
-    rows: tuple[int, int]  # x as a matrix
+    launch: Any
+    weight: int  # its address
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     like: dict[str, Any]  # dtype and device of the result, as torch's keywords
     age: int
 
@@ -88,18 +110,35 @@ class DeviceCopy:
         None where the format has no blocks.
     native : tensor or None
         The bytes of the rows on the device, uint8 [n, row bytes], where they were asked for or are floats.
-    host : QuantizedMatrix
-        The same rows on the host.
     shape : (int, int)
     format : str
     """
 
-    __slots__ = ("calls", "format", "host", "native", "packed", "place", "shape")
+    __slots__ = ("_host", "calls", "format", "native", "packed", "place", "shape")
 
-    def __init__(self, place: Device, host: QuantizedMatrix, packed: Packed | None, native: Any) -> None:
-        self.place, self.packed, self.native = place, packed, native
-        self.host, self.shape, self.format = host, host.shape, host.format.name
+    def __init__(
+        self, place: Device, host: QuantizedMatrix | None, fmt: str, shape: tuple[int, int], packed: Packed | None,
+        native: Any,
+    ) -> None:  # fmt: skip
+        self.place, self.format, self.shape, self.packed, self.native = place, fmt, shape, packed, native
+        self._host = host
         self.calls: dict[tuple[Any, ...], Call] = {}
+
+    @property
+    def host(self) -> QuantizedMatrix:
+        """The same rows on the host.
+
+        Raises
+        ------
+        DeviceError
+            Nobody holds them any more.
+        """
+        if self._host is None:
+            raise DeviceError(
+                f"rows of a {self.format} matrix whose tensor alone was left", limit="those that the host has",
+                value=str(self.place), nearest="QuantizedLinear, or the QuantizedMatrix itself, which hold them",
+            )  # fmt: skip
+        return self._host
 
     @property
     def tensor(self) -> Any:
@@ -130,7 +169,7 @@ class DeviceCopy:
             lay, size = self.packed.layout, self.packed.layout.tile_bytes(k)
             data = self.packed.data.narrow(0, rows.start // ROWS * size if n else 0, lay.nbytes(n, k))
             packed = Packed(data.clone() if data.data_ptr() % ALIGN else data, lay, n, k)
-        return DeviceCopy(self.place, matrix, packed, native)
+        return DeviceCopy(self.place, matrix, self.format, (n, k), packed, native)
 
     def dequantize(self, dtype: str, rows: slice = slice(None)) -> Any:
         """The weight as a tensor of ``float32``, ``bfloat16`` or ``float16``; of some rows, which begin with a tile.
@@ -171,12 +210,15 @@ class DeviceCopy:
             return None
         if call is None or call.age != _age or not at or x.is_neg() or (x.requires_grad and front._grad_enabled()):
             return None
-        run, rows, shape, like, _ = call
+        launch, weight, shape, strides, like, _ = call
         try:
-            result = front._empty_strided(shape, _steps(shape), **like)
+            result = front._empty_strided(shape, strides, **like)
         except RuntimeError:  # no memory: the long way says so in our words
             return None
-        run(x if len(shape) == 2 else x.view(rows), result if len(shape) == 2 else result.view(rows[0], -1), bias)
+        into = result.data_ptr()
+        if into & 127:  # not torch's own allocator
+            return None
+        launch(front._raw_stream(self.place.ordinal), at, weight, into, 0 if bias is None else bias.data_ptr())
         return result
 
     def remember(self, x: Any, bias: Any, options: tuple[Any, ...], result: Any, run: Run) -> None:
@@ -187,25 +229,18 @@ class DeviceCopy:
             self.calls.clear()
         key: tuple[Any, ...] = (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, options)
         if bias is not None:
-            if type(bias) not in front.KINDS:
+            if type(bias) not in front.KINDS or not bias.is_contiguous():
                 return
             key = (*key, bias.shape, bias.stride(), bias.dtype, bias.get_device())
-        like = {"dtype": result.dtype, "device": result.device}
-        rows = (x.numel() // x.shape[-1], x.shape[-1])
-        self.calls[key] = Call(run, rows, tuple(result.shape), like, _age)
+        rows, into = x.view(-1, x.shape[-1]), result.view(-1, result.shape[-1])
+        launch = None if into.data_ptr() & 127 or x.data_ptr() & 15 else run.bind(rows, into, bias)
+        if launch is not None:
+            like = {"dtype": result.dtype, "device": result.device}
+            weight = run.packed.data.data_ptr()
+            self.calls[key] = Call(launch, weight, tuple(result.shape), result.stride(), like, _age)
 
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) == 2:
-        return shape[1], 1
-    found, step = [], 1
-    for size in reversed(shape):
-        found.append(step)
-        step *= size
-    return tuple(reversed(found))
 
 
 def forget() -> None:
@@ -245,13 +280,34 @@ def upload(matrix: QuantizedMatrix, place: Device, *, native: bool = False, ther
     try:
         raw = _uploaded(matrix.rows, place) if there is None else there
         if not fmt.quantized:
-            return DeviceCopy(place, matrix, None, raw)
+            return DeviceCopy(place, matrix, fmt.name, matrix.shape, None, raw)
         from . import quant_admit
 
         packed = quant_admit.pack(raw, fmt.name, *matrix.shape)
     except torch.OutOfMemoryError as error:
         raise _no_memory(f"quantized weights on {place}", f"{matrix.nbytes} bytes") from error
-    return DeviceCopy(place, matrix, packed, raw if native else None)
+    return DeviceCopy(place, matrix, fmt.name, matrix.shape, packed, raw if native else None)
+
+
+def adopt(data: Any, fmt: str, n: int, k: int) -> DeviceCopy:
+    """A copy that `DeviceCopy.tensor` was taken from, or a copy of it.
+
+    Raises
+    ------
+    LimitError
+        Its bytes are not those of such a matrix.
+    """
+    place = Device("cuda", data.get_device())
+    if fmt in _FLOATS:
+        return DeviceCopy(place, None, fmt, (n, k), None, data)
+    lay = layout(fmt)
+    if data.numel() != lay.nbytes(n, k) or data.data_ptr() % ALIGN or not data.is_contiguous():
+        raise LimitError(
+            f"bytes of a packed {fmt} matrix of {n} x {k}", limit=f"{lay.nbytes(n, k)}, aligned to {ALIGN}",
+            value=f"{data.numel()} at {data.data_ptr():#x}", nearest="QuantizedMatrix.to",
+        )  # fmt: skip
+    front.ready()
+    return DeviceCopy(place, None, fmt, (n, k), Packed(data, lay, n, k), None)
 
 
 def _uploaded(rows: Any, place: Device) -> Any:

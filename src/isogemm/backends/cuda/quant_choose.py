@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import DeviceError
 from ...planner.kernel_admission import Candidate, fingerprint
-from . import admitted, nvrtc, quant_few, quant_floats, quant_int, quant_many
+from . import admitted, nvrtc, quant_bind, quant_few, quant_floats, quant_int, quant_many
 from .quant import Run
 from .quant_layout import STEP, Packed, layout
 
@@ -59,6 +59,10 @@ class Case:
         return self.n * (4 if self.dtype_out == "float32" else 2) % 16 == 0
 
 
+def _unbound(*operands: Any) -> None:
+    """A kernel without a shorter way."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel in the configuration that a case gets.
@@ -72,12 +76,15 @@ class Kernel:
         ``run(x, packed, out, bias, config)``.
     few : int
         Rows of x of which one tile is made; sizes the trial.
+    bind : callable
+        With the same operands, a launch on addresses, or None: see `quant_bind`.
     """
 
     name: str
     config: Any
     run: Callable[..., None]
     few: int
+    bind: Callable[..., Any] = _unbound
 
     def code(self, case: Case) -> str:
         """What selects compiled code; and K's size and tail, as a verdict on few blocks says little of many."""
@@ -95,18 +102,22 @@ def kernels(case: Case, multiprocessors: int) -> Iterator[Kernel]:
     lay = layout(case.format)
     if case.path == "q8":
         if quant_int.takes(*about):
-            config = quant_int.config(lay, case.m, case.n, case.k)
-            yield Kernel("quant int", config, _integers, 8 * (config[0] if len(config) == 5 else config[1]))
+            shape = quant_int.config(lay, case.m, case.n, case.k)
+            few = 8 * (shape.tiles if isinstance(shape, quant_int.Few) else shape.tiles_x)
+            yield Kernel("quant int", shape, _integers, few, quant_bind.integers)
         return
     if case.path == "fp32":
         if quant_floats.takes(*about):
-            yield Kernel("quant floats", "few" if case.m <= quant_floats.FEW else "many", _floats, STEP)
+            few = min(case.m, quant_floats.FEW)
+            text = f"few {1 << (few - 1).bit_length()}" if case.m == few else "many"
+            yield Kernel("quant floats", text, _floats, STEP, quant_bind.floats)
         return
     if quant_few.takes(*about):
-        yield Kernel("quant few", quant_few.configure(lay, case.m, case.n, case.k, multiprocessors), quant_few.run, 8)
+        config = quant_few.configure(lay, case.m, case.n, case.k, multiprocessors)
+        yield Kernel("quant few", config, quant_few.run, 8, quant_bind.few)
     if quant_many.takes(*about):
         best = str(quant_many.best(case.format, case.m, case.n, case.k, multiprocessors))
-        yield Kernel("quant many", best, quant_many.run, STEP)
+        yield Kernel("quant many", best, quant_many.run, STEP, quant_bind.many)
 
 
 def _integers(x: Any, packed: Packed, out: Any, bias: Any, config: Any) -> None:
@@ -155,7 +166,8 @@ def choose(case: Case, packed: Packed, arithmetic: str, device: int) -> Run | No
     for candidate in candidates(case, arithmetic, device):
         verdict = admitted.admissions(device).verdict(candidate)
         if verdict.state == "admitted":
-            return _launch(candidate.build(), packed)
+            kernel = candidate.build()
+            return Run(kernel.run, kernel.bind, kernel.config, packed)
         if verdict.state == "unknown":
             raise DeviceError(
                 "graph capture",
@@ -163,15 +175,6 @@ def choose(case: Case, packed: Packed, arithmetic: str, device: int) -> Run | No
                 value=f"first call of {case}", nearest="call once with these shapes before capturing",
             )  # fmt: skip
     return None
-
-
-def _launch(kernel: Kernel, packed: Packed) -> Run:
-    call, config = kernel.run, kernel.config
-
-    def run(x: Any, out: Any, bias: Any) -> None:
-        call(x, packed, out, bias, config)
-
-    return run
 
 
 @cache

@@ -109,13 +109,12 @@ def test_bias_and_output(mode: Mode, out: str, bias: str) -> None:
 
 
 CONFIGS = (
-    Config(1, 2, 2, 3, False),
-    Config(2, 1, 3, 2, False, span=1),
-    Config(1, 3, 2, 9, True, span=1),
-    Config(2, 3, 2, 4, False, blocks=2),
-    Config(1, 14, 2, 9, True, span=1, rotate=True),
-    Config(1, 3, 3, 5, True, rotate=True),
-    Config(1, 9, 2, 2, False, span=1, rotate=True),
+    Config(2, 2, 2, 3, False),
+    Config(15, 2, 1, 2, False),
+    Config(3, 3, 1, 9, True),
+    Config(14, 2, 1, 9, True, rotate=True),
+    Config(3, 3, 2, 5, True, rotate=True),
+    Config(9, 2, 1, 2, False, rotate=True),
 )
 
 

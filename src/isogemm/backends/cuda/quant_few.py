@@ -19,7 +19,8 @@ __all__ = ["MOST", "Config", "configure", "run", "takes"]
 
 MOST = 32  # rows of x
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-SHARED = 224 * 1024  # bytes of dynamic shared memory that a block may have beside its barriers
+WORKERS = 16
+SHARED = 227 * 1024  # bytes of dynamic shared memory that a block may have
 PART = 256  # of K
 
 
@@ -29,43 +30,37 @@ class Config:
 
     Attributes
     ----------
-    tiles : int
-        Tiles of 16 rows of W that a warp walks at once.
     slots, stages, span : int
-        Tiles, or pairs of them, that a block walks at once; chunks of ``256 * span`` of K in flight or in use of each.
+        Tiles of 16 rows of W that a block walks at once; chunks of ``256 * span`` of K in flight or in use of each.
     xstages : int
         Chunks of x that fit.
     hold : bool
         All of x fits: it is brought once.
-    blocks : int
-        Of a multiprocessor at once.
     rotate : bool
         Slots go round among 16 warps; else each warp keeps its own.
-    unroll : int
-        Steps of 64 of K, of four, that are written out.
     """
 
-    tiles: int
     slots: int
     stages: int
+    span: int
     xstages: int
     hold: bool
-    blocks: int = 1
-    span: int = 2
     rotate: bool = False
-    unroll: int = 4
 
     @property
     def warps(self) -> int:
         """Of a block, without the one that brings x."""
-        return 16 if self.rotate else self.slots
+        return WORKERS if self.rotate else self.slots
 
     def shared(self, lay: Layout, m: int) -> int:
-        """Bytes of dynamic shared memory of a block."""
-        slot = self.stages * self.span * (PART // lay.record_k) * lay.record_bytes
-        slot += -(-m // 8) * 512 if self.rotate else 0
-        table = PART // lay.format.sub * 8 * 16
-        return self.tiles * (self.slots * slot + self.warps * table) + self.xstages * m * _row_bytes(self.span)
+        """Bytes of dynamic shared memory of a block, as the kernel cuts it up."""
+        barriers = 8 * (self.slots * (self.stages + 1) + 2 * self.xstages)
+        ring = self.stages * self.span * (PART // lay.record_k) * lay.record_bytes
+        kept = 512 * -(-m // 8) if self.rotate else 0
+        tables = self.warps * (PART // lay.format.sub) * 8 * 16
+        return (
+            -(-barriers // 128) * 128 + self.slots * (ring + kept) + tables + self.xstages * m * _row_bytes(self.span)
+        )
 
 
 def _row_bytes(span: int) -> int:
@@ -81,14 +76,13 @@ def takes(fmt: str | BlockFormat, m: int, n: int, k: int, dtype: str) -> bool:
 
 def configure(lay: Layout, m: int, n: int, k: int, multiprocessors: int) -> Config:
     """The configuration for a product."""
-    columns = -(-m // 8)
-    tiles = 1 if columns == 1 else 2
-    each = -(-lay.tiles(n) // (tiles * multiprocessors))
-    slots = -(-each // -(-each // (16 // tiles)))
-    for span, stages in ((2, 3), (2, 2), (1, 3), (1, 2)):
+    each = -(-lay.tiles(n) // multiprocessors)
+    slots = -(-each // -(-each // (15 if m > 16 else 16)))
+    rotate = m <= 8 and 4 < slots < WORKERS and slots % 4 > 0
+    for span, stages in ((2, 2), (1, 3), (1, 2)):
         chunks = -(-k // (PART * span))
         hold = chunks * m * _row_bytes(span) <= 40 * 1024
-        config = Config(tiles, slots, stages, chunks if hold else 4, hold, span=span)
+        config = Config(slots, stages, span, chunks if hold else 4, hold, rotate)
         if config.shared(lay, m) <= SHARED:
             break
     return config
@@ -174,16 +168,14 @@ def _bound(
     on = facts(device)
     chosen = config or configure(lay, m, n, k, on.multiprocessors)
     defines = macros(lay) | {
-        "KIND": kinds[0], "OUT": kinds[1], "BIAS_KIND": kinds[2], "NT": -(-m // 8), "TILES": chosen.tiles,
-        "WARPS": chosen.warps, "SLOTS": chosen.slots, "ROTATE": chosen.rotate, "STAGES": chosen.stages,
-        "XSTAGES": chosen.xstages, "HOLD": chosen.hold, "BLOCKS": chosen.blocks, "SPAN": chosen.span,
-        "UNROLL": chosen.unroll,
+        "KIND": kinds[0], "OUT": kinds[1], "BIAS_KIND": kinds[2], "NT": -(-m // 8), "SPAN": chosen.span,
+        "HOLD": chosen.hold, "ROTATE": chosen.rotate, "THREADS": 544 if chosen.warps == WORKERS else 512,
     }  # fmt: skip
     cubin = compile_files(["quant_few.cu"], arch=on.arch, defines=defines, options=("-std=c++17",))
-    units = -(-lay.tiles(n) // chosen.tiles)
+    counts = [("i32", x) for x in (m, n, k, chosen.slots, chosen.stages, chosen.xstages)]
     return load(cubin, "quant_few", device).bind(
-        [*["ptr"] * 4, ("i64", x_row), ("i64", out_row), ("i32", m), ("i32", n), ("i32", k)],
-        grid=(min(on.multiprocessors * chosen.blocks, units),),
+        [*["ptr"] * 4, ("i64", x_row), ("i64", out_row), *counts],
+        grid=(min(on.multiprocessors, lay.tiles(n)),),
         block=(32 * chosen.warps + 32,),
         shared=chosen.shared(lay, m),
         pdl=True,

@@ -128,9 +128,13 @@ class Walk:
                 e.store(e.canonical(e.b.load(s, typ=e.vec)), e.at(self.acc, 64 * i + 4 * WIDTH * part))
 
     def step(self, b: Any) -> Any:
-        """Address of block b."""
+        """Address of block b.
+
+        With one row of activations, short blocks are read so steadily that the hardware is ahead: asking for lines as
+        well made Q4_0 and Q4_1 13 to 20 % slower, others up to 5 % (Zen 4). With more rows it is worth 10 to 30 %.
+        """
         w = self.e.at(self.panel, self.e.times(b, self.panel_layout.nbytes))
-        if self.fmt.block == 32:
+        if self.fmt.block == 32 and self.rows > 1:
             self._ask(w, self.panel_layout.nbytes)
         return w
 

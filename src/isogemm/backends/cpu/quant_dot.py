@@ -294,6 +294,8 @@ def dot_rows(typingctx, code, kind, rows, acc, x, x_rs, panel, blocks):
             )
             for n in ROWS
         }
+        for routine in routines.values():
+            routine.attributes.alignstack = layout.LINE
         switch_over(builder, args[2], routines, args[3:])
 
     return types.void(code, kind, *[types.int64] * 6), codegen

@@ -30,6 +30,7 @@ Array = npt.NDArray[Any]
 
 SERIAL = 2**19  # multiply-adds below which a second thread costs more than it saves
 CHUNK = 2**20  # multiply-adds of a chunk: enough to hide the claim, small enough to balance
+IN_PLACE = 8  # panels of a chunk: one that is read in place asks for the next one's lines, for the same core
 ACTIVATIONS = 2**12  # elements of a chunk of activations
 SCRATCH = max(loops.SCRATCH, pack.SCRATCH)
 # Of a call's own room, from an aligned address: two task arrays, then records.
@@ -76,14 +77,18 @@ def activations_task(name: str, k: int) -> Array:
 
 
 @lru_cache(maxsize=1024)
-def panels_task(name: str, m: int, n: int, k: int, allowed: int) -> tuple[Array, int, int]:
-    """(task array of `quant_loops` without addresses, chunks, threads) of a product under `allowed` threads."""
+def panels_task(name: str, m: int, n: int, k: int, allowed: int, least: int = 1) -> tuple[Array, int, int]:
+    """(task array of `quant_loops` without addresses, chunks, threads) of a product under `allowed` threads.
+
+    A chunk has at least `least` panels, if every thread gets four chunks then.
+    """
     fmt = FORMATS[name]
     task = np.zeros((3, f.FIELDS), np.int64)
     task[1, f.M], task[1, f.N], task[1, f.K], task[1, f.ALPHA] = m, n, k, f.ONE
     threads = allowed if m * n * k >= SERIAL else 1
     count, panel = -(-n // layout.COLUMNS), layout.COLUMNS * max(1, m * k)
-    per_chunk = max(1, min(-(-count // (4 * threads)), CHUNK // panel), -(-count // 2**16)) if threads > 1 else count
+    wanted = min(-(-count // (4 * threads)), max(least, CHUNK // panel))
+    per_chunk = max(1, wanted, -(-count // 2**16)) if threads > 1 else count
     words = task[2]
     words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = k // fmt.block, count, per_chunk
     words[loops.PANEL_BYTES] = k // fmt.block * layout.panel(fmt).nbytes
@@ -115,7 +120,7 @@ def prepared(
     quantizing[pack.X_ELEMENT], quantizing[pack.COUNT] = element_code(x), count
     quantizing[pack.PER_CHUNK], quantizing[pack.OUT_ROW] = max(1, count), k // fmt.block * size
     quantizing[pack.DECODER] = decoder(name)
-    task, chunks, threads = panels_task(name, m, n, k, allowed)
+    task, chunks, threads = panels_task(name, m, n, k, allowed, IN_PLACE if row else 1)
     product = task.copy()
     product[1, f.O_E], product[2, loops.RECORD_ROW] = element_code(out), k // fmt.block * size
     complete(product, name, kind, row)

@@ -184,7 +184,8 @@ def _run(
 ) -> None:  # fmt: skip
     """Rows of activations and all panels: records in an instruction set, or floats where it is None."""
     (m, k), n = shape, out.shape[1]
-    template, chunks, threads = panels_task(fmt.name, m, n, k, get_num_threads())
+    least = quant_launch.IN_PLACE if panels.row else 1
+    template, chunks, threads = panels_task(fmt.name, m, n, k, get_num_threads(), least)
     task = template.copy()
     d = task[1]
     d[f.OUT], d[f.O_RS], d[f.O_CS], d[f.O_E] = out.ctypes.data, *out.strides, element_code(out.dtype)

@@ -121,6 +121,29 @@ def test_compiled_code(mode):
         assert torch.equal(compiled(x[:1]).clone(), want[:1])
 
 
+def test_a_whole_model():
+    """A sequence alone has the logits that it has in a batch; so it has decoded token by token."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=96, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=256, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM(config).bfloat16().eval()
+    done = iso.convert(model, quantize="Q4_K")
+    assert sum(isinstance(m, iso.QuantizedLinear) for m in model.modules()) == 15, str(done)
+    model.cuda()
+    ids = torch.randint(0, 96, (5, 24), device="cuda")
+    with torch.no_grad():
+        want = model(ids).logits
+        assert torch.equal(model(ids[2:3]).logits, want[2:3])
+        assert torch.equal(model(ids[:, :7]).logits, want[:, :7])
+        cache = transformers.DynamicCache()
+        for i in range(24):
+            step = model(ids[:1, i : i + 1], past_key_values=cache).logits
+            assert torch.equal(step[0, 0], want[0, i]), i
+
+
 @pytest.fixture
 def verdicts(monkeypatch, tmp_path):
     """Verdicts of this device, with none on record; and calls that are chosen anew."""

@@ -92,8 +92,10 @@ class Run(NamedTuple):
 class Call(NamedTuple):
     """A call that was made before."""
 
-    launch: Any
+    run: Run
+    launch: Any  # None: `run` is called with tensors
     weight: int  # its address
+    rows: tuple[int, int]  # x as a matrix
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     like: dict[str, Any]  # dtype and device of the result, as torch's keywords
@@ -210,7 +212,7 @@ class DeviceCopy:
             return None
         if call is None or call.age != _age or not at or x.is_neg() or (x.requires_grad and front._grad_enabled()):
             return None
-        launch, weight, shape, strides, like, _ = call
+        run, launch, weight, rows, shape, strides, like, _ = call
         try:
             result = front._empty_strided(shape, strides, **like)
         except RuntimeError:  # no memory: the long way says so in our words
@@ -218,7 +220,10 @@ class DeviceCopy:
         into = result.data_ptr()
         if into & 127:  # not torch's own allocator
             return None
-        launch(front._raw_stream(self.place.ordinal), at, weight, into, 0 if bias is None else bias.data_ptr())
+        if launch is None:
+            run(x.view(rows), result.view(rows[0], -1), bias)
+        else:
+            launch(front._raw_stream(self.place.ordinal), at, weight, into, 0 if bias is None else bias.data_ptr())
         return result
 
     def remember(self, x: Any, bias: Any, options: tuple[Any, ...], result: Any, run: Run) -> None:
@@ -232,12 +237,13 @@ class DeviceCopy:
             if type(bias) not in front.KINDS or not bias.is_contiguous():
                 return
             key = (*key, bias.shape, bias.stride(), bias.dtype, bias.get_device())
-        rows, into = x.view(-1, x.shape[-1]), result.view(-1, result.shape[-1])
-        launch = None if into.data_ptr() & 127 or x.data_ptr() & 15 else run.bind(rows, into, bias)
-        if launch is not None:
-            like = {"dtype": result.dtype, "device": result.device}
-            weight = run.packed.data.data_ptr()
-            self.calls[key] = Call(launch, weight, tuple(result.shape), result.stride(), like, _age)
+        given, into = x.view(-1, x.shape[-1]), result.view(-1, result.shape[-1])
+        if into.data_ptr() & 127 or x.data_ptr() & 15:
+            return
+        launch, weight = run.bind(given, into, bias), run.packed.data.data_ptr()
+        like = {"dtype": result.dtype, "device": result.device}
+        rows = (given.shape[0], given.shape[1])
+        self.calls[key] = Call(run, launch, weight, rows, tuple(result.shape), result.stride(), like, _age)
 
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

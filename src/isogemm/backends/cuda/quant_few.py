@@ -78,7 +78,7 @@ def configure(lay: Layout, m: int, n: int, k: int, multiprocessors: int) -> Conf
     """The configuration for a product."""
     each = -(-lay.tiles(n) // multiprocessors)
     slots = -(-each // -(-each // (15 if m > 16 else 16)))
-    rotate = m <= 8 and 4 < slots < WORKERS and slots % 4 > 0
+    rotate = False
     for span, stages in ((2, 2), (1, 3), (1, 2)):
         chunks = -(-k // (PART * span))
         hold = chunks * m * _row_bytes(span) <= 40 * 1024

@@ -6,7 +6,6 @@
 // Roles      a block walks `slots` tiles of 16 rows of W along all of K at once, a warp for each, then those
 //            `gridDim.x * slots` further. A slot has a ring of `stages` chunks of 256 SPAN of K, which the copy engine
 //            fills; one more warp brings x for the block: all of it (HOLD), or through a ring of `xstages` chunks.
-// Pipeline   a warp dequantizes 64 of K while the tensor cores take the 64 before.
 // Balance    ROTATE: after each chunk the slots go round among 16 warps, so that no quarter of the multiprocessor keeps
 //            one more than the others. Accumulators travel through shared memory: bits stay.
 // Launch     the packed weights change under no kernel, so their copies begin before the preceding kernel has ended.
@@ -23,6 +22,13 @@ DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(bar) : "memory");
 }
+// Chunks of a slot that are summed up. Warps may be several apart, more than the two phases of an mbarrier could tell.
+DEVICE void wait_until(u32 at, int count) {
+  int seen;
+  do asm volatile("ld.acquire.cta.shared.b32 %0, [%1];" : "=r"(seen) : "r"(at) : "memory");
+  while (seen < count);
+}
+DEVICE void say(u32 at, int count) { asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(at), "r"(count) : "memory"); }
 DEVICE void load_b(u32* b, u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at));
 }
@@ -36,51 +42,21 @@ DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 struct Sums { float v[NT][4]; };
-struct Waiting { u32 a[4][4]; };  // weights of 64 of K, dequantized
 
-DEVICE const u8* step_of(const u8* part, int step) { return part + 64 * step / Q_RECORD_K * Q_RECORD_BYTES + 64 * step % Q_RECORD_K / 64 * Q_STEP_BYTES; }
-
-// 64 of K: `x_at` is where the lane's pieces of x begin, in shared memory; rows past m repeat the last one.
-DEVICE void load_x(u32 (&b)[NT][8], const u32 (&x_at)[NT], int offset) {
+// Up to 256 of K, `left` of them. `x_at` is where the lane's pieces of x begin, in shared memory; rows past m repeat the
+// last one.
+template <bool WHOLE> DEVICE void walk(Sums& acc, const u8* part, const uint4* table, const u32 (&x_at)[NT], int left, u32 lane) {
 #pragma unroll
-  for (int i = 0; i < NT; ++i) load_b(b[i], x_at[i] + offset), load_b(b[i] + 4, x_at[i] + offset + 64);
-}
-// Dequantize a step; meanwhile, unless it is the FIRST one, sum up the one before.
-template <bool FIRST> DEVICE void advance(Sums& acc, Waiting& before, const u8* part, const uint4* table, int step, const u32 (&x_at)[NT], u32 lane) {
-  Words words;
-  u32 b[NT][8];
-  load_words(words, step_of(part, step), lane);
-  if (!FIRST) load_x(b, x_at, 128 * (step - 1));
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    u32 a[4];
-    dequantize(words, j, table[(64 * step + 16 * j) / Q_SUB * 8 + (lane >> 2)], a);
-#pragma unroll
-    for (int c = 0; c < NT; ++c)  // order-critical: K ascending
-      if (!FIRST) mma(acc.v[c], before.a[j], b[c][2 * j], b[c][2 * j + 1]);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) before.a[j][i] = a[i];
-  }
-}
-DEVICE void finish(Sums& acc, const Waiting& before, const u32 (&x_at)[NT], int offset) {
-  u32 b[NT][8];
-  load_x(b, x_at, offset);
-#pragma unroll
-  for (int j = 0; j < 4; ++j)
-#pragma unroll
-    for (int c = 0; c < NT; ++c) mma(acc.v[c], before.a[j], b[c][2 * j], b[c][2 * j + 1]);
-}
-// Less than 256 of K, where a row ends.
-DEVICE void walk_end(Sums& acc, const u8* part, const uint4* table, const u32 (&x_at)[NT], int left, u32 lane) {
-#pragma unroll 1
-  for (int step = 0; 64 * step < left; ++step) {
+  for (int step = 0; step < PART / 64; ++step) {
+    if (!WHOLE && 64 * step >= left) break;
     Words words;
     u32 b[NT][8];
-    load_words(words, step_of(part, step), lane);
-    load_x(b, x_at, 128 * step);
+    load_words(words, part + 64 * step / Q_RECORD_K * Q_RECORD_BYTES + 64 * step % Q_RECORD_K / 64 * Q_STEP_BYTES, lane);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (64 * step + 16 * j >= left) break;
+    for (int c = 0; c < NT; ++c) load_b(b[c], x_at[c] + 128 * step), load_b(b[c] + 4, x_at[c] + 128 * step + 64);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {  // order-critical: K ascending
+      if (!WHOLE && 64 * step + 16 * j >= left) break;
       u32 a[4];
       dequantize(words, j, table[(64 * step + 16 * j) / Q_SUB * 8 + (lane >> 2)], a);
 #pragma unroll
@@ -137,8 +113,8 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
   };
   if (warp < slots && lane == 0) {
     for (int i = 0; i < stages; ++i) barrier_init(full_w + 8 * (warp * stages + i), 1);
-    barrier_init(done + 8 * warp, 1);
     barrier_init_fence();
+    say(done + 8 * warp, 0);
     for (int i = 0, chunk = 0, tile = warp * gridDim.x + blockIdx.x; i < stages && tile < tiles; ++i) {
       load(warp, tile, chunk, i);
       if (++chunk == chunks) chunk = 0, tile += stride;
@@ -183,7 +159,7 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
     if (place < slots && tile < tiles) {
       u8* const ring = memory + rings + slot * slot_bytes;
       float4* const kept = (float4*)(ring + stages * CHUNK_BYTES) + lane;
-      if (ROTATE && time) barrier_wait(done + 8 * slot, time - 1 & 1);
+      if (ROTATE) wait_until(done + 8 * slot, time);
 #pragma unroll
       for (int c = 0; c < NT; ++c) {
         float (&v)[4] = acc.v[c];
@@ -200,7 +176,6 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
 #pragma unroll
       for (int c = 0; c < NT; ++c) b_at[c] = x_lane[c] + x_at * x_stage;
       barrier_wait(full_w + 8 * (slot * stages + stage), phase);
-      Waiting before;
 #pragma unroll 1
       for (int part = 0; part < SPAN && left > 0; ++part) {
 #pragma unroll
@@ -209,21 +184,13 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
           table[entry] = scale_of(at, entry / 8, entry % 8);
         }
         __syncwarp();
-        if (left >= PART) {
-          if (part) advance<false>(acc, before, at, table, 0, b_at, lane);
-          else advance<true>(acc, before, at, table, 0, b_at, lane);
-#pragma unroll
-          for (int step = 1; step < 4; ++step) advance<false>(acc, before, at, table, step, b_at, lane);
-        } else {
-          if (part) finish(acc, before, b_at, -128);
-          walk_end(acc, at, table, b_at, left, lane);
-        }
+        if (left >= PART) walk<true>(acc, at, table, b_at, left, lane);
+        else walk<false>(acc, at, table, b_at, left, lane);
         __syncwarp();
         left -= PART, at += PART_BYTES;
 #pragma unroll
         for (int c = 0; c < NT; ++c) b_at[c] += 2 * PART;
       }
-      if (left >= 0) finish(acc, before, b_at, -128);
       const int next = ahead_first + slot * gridDim.x;
       if (lane == 0 && next < tiles) load(slot, next, ahead_chunk, stage);
       if (chunk + 1 == chunks) {
@@ -234,7 +201,7 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
       }
       if (ROTATE) {
         __syncwarp();
-        if (lane == 0) barrier_arrive(done + 8 * slot);
+        if (lane == 0) say(done + 8 * slot, time + 1);
       }
     }
     if (!HOLD && lane == 0) barrier_arrive(empty_x + 8 * x_at);

@@ -265,10 +265,32 @@ def test_read_only_bytes_are_taken_without_a_warning(tmp_path):
         same(layer(x.requires_grad_()), isogemm.linear(x.detach(), w))
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, about itself
 def test_vmap_over_activations():
     w, x = weight("Q4_0"), drawn(4, 3, 64)
-    same(torch.func.vmap(lambda x: iso.linear(x, w))(x), isogemm.linear(x, w))
+    want = isogemm.linear(x, w)
+    same(torch.func.vmap(lambda x: iso.linear(x, w))(x), want)
+    same(torch.func.vmap(lambda x: iso.linear(x, w), in_dims=1, out_dims=1)(x), want)
+    layer = iso.QuantizedLinear(w, torch.zeros(20))
+    same(torch.func.vmap(layer)(x), want)
+    with pytest.raises(OptionError, match="vmap"):
+        torch.func.vmap(lambda x, bias: iso.linear(x, w, bias))(x, torch.zeros(4, 20))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about itself
+def test_transforms_that_differentiate():
+    w, x = weight("Q4_0"), drawn(4, 64)
+
+    def loss(x):
+        return iso.linear(x, w, activations="fp32").pow(2).sum()
+
+    y = x.clone().requires_grad_()
+    loss(y).backward()
+    same(torch.func.grad(loss)(x), y.grad)
+    same(torch.func.vmap(torch.func.grad(lambda row: loss(row[None])))(x), y.grad)
+    with pytest.raises(OptionError, match="forward-mode"):
+        torch.func.jvp(loss, (x,), (x,))
+    program = torch.export.export(iso.QuantizedLinear(w), (x,))
+    same(program.module()(x), isogemm.linear(x, w))
 
 
 def test_what_is_refused():

@@ -11,7 +11,7 @@ from ..contract.spec import Contract, ContractLike, as_contract
 from ..errors import DeviceError, DTypeError, FormatError, OptionError, ShapeError
 from ..quant.matrix import QuantizedMatrix
 from ..quantized import ACTIVATIONS
-from . import ops, quantized_ops
+from . import backward, ops, quantized_ops
 from .layers import Converted
 from .ops import Tensor
 
@@ -56,9 +56,14 @@ def _operator(
     x: Tensor, blocks: Tensor, bias: Tensor | None, about: tuple[str, int, int], contract: str,
     activations: str, grad_order: str, out_dtype: Any,
 ) -> Tensor:  # fmt: skip
+    inputs = (x, blocks, bias, *about, contract, activations, grad_order, out_dtype)
+    if not torch.compiler.is_compiling():
+        backward._refuse_tangents((x, bias))
+        if torch.is_grad_enabled() and torch._C._are_functorch_transforms_active():
+            return quantized_ops.Recorded.apply(*inputs)
     if ops.forward_alone():
         return quantized_ops.linear_forward_op(x, blocks, bias, *about, contract, activations, out_dtype)
-    return quantized_ops.linear_op(x, blocks, bias, *about, contract, activations, grad_order, out_dtype)
+    return quantized_ops.linear_op(*inputs)
 
 
 def _autocast(x: Tensor) -> Tensor:

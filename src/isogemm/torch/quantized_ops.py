@@ -22,7 +22,7 @@ from ..quantized import ACTIVATIONS
 from . import backward
 from .ops import Tensor, _library, define_forward, resolved, with_order
 
-__all__ = ["blocks_of", "linear", "linear_forward_op", "linear_op", "matrix_of", "weight_op"]
+__all__ = ["Recorded", "blocks_of", "linear", "linear_forward_op", "linear_op", "matrix_of", "weight_op"]
 
 _alive: weakref.WeakValueDictionary[tuple[Any, ...], QuantizedMatrix] = weakref.WeakValueDictionary()
 
@@ -241,3 +241,31 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 
 torch.library.register_autograd(linear_op, _backward, setup_context=_setup)
+
+
+class Recorded(torch.autograd.Function):  # type: ignore[misc]
+    """The operator for torch.func's transforms, which differentiate a Function and not an operator."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        return linear_op(*inputs)
+
+    setup_context = staticmethod(_setup)
+    backward = staticmethod(_backward)
+
+
+def _vmap(op: Any) -> Any:
+    """More rows of x; a weight or a bias for each item is another product."""
+
+    def rule(info: Any, in_dims: Any, x: Tensor, blocks: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+        if any(dim is not None for dim in in_dims[1:3]):
+            return backward.refused("a quantized weight or its bias", "one weight and one bias for all items")
+        return op(x.movedim(in_dims[0], 0), blocks, bias, *rest), 0
+
+    return rule
+
+
+for _op in (linear_op, linear_forward_op):
+    torch.library.register_vmap(_op, _vmap(_op))

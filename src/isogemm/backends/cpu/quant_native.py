@@ -233,8 +233,9 @@ def native_rows(typingctx, code, kind, rows, acc, x, x_rs, w, blocks, stride):
             )
             for n in ROWS
         }
-        for routine in routines.values():
-            routine.attributes.alignstack = layout.LINE  # vectors kept there would straddle lines: up to 25 % slower
+        for n, routine in routines.items():
+            if n > 1:  # vectors that are kept there would straddle lines: up to 25 % slower; one row has room for all
+                routine.attributes.alignstack = layout.LINE
         switch_over(builder, args[2], routines, args[3:])
 
     return types.void(code, kind, *[types.int64] * 7), codegen

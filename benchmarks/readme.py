@@ -13,10 +13,12 @@ from isogemm.lab import read_json
 
 from .gpu_readme import gpu_section
 from .model_readme import model_section
+from .quant_readme import quant_section
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin (generated) -->\n", "<!-- benchmarks: end -->"
 GPU_BEGIN, GPU_END = "<!-- gpu benchmarks: begin (generated) -->\n", "<!-- gpu benchmarks: end -->"
+QUANT_BEGIN, QUANT_END = "<!-- quant benchmarks: begin (generated) -->\n", "<!-- quant benchmarks: end -->"
 MODEL_BEGIN, MODEL_END = "<!-- model benchmarks: begin (generated) -->\n", "<!-- model benchmarks: end -->"
 
 Row = Mapping[str, Any]
@@ -81,13 +83,14 @@ def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
 
 
 def main(sources: Annotated[list[Path], typer.Argument(help="JSON files that the benchmarks wrote.")]) -> None:
-    """Rewrite the README's generated sections: of the CPU, the GPU and whole models, after what the files hold."""
+    """Rewrite the README's generated sections (CPU, GPU, whole models, quantized weights) after what the files hold."""
     text = README.read_text()
     runs = {str(source.resolve().relative_to(README.parent.resolve())): read_json(source) for source in sources}
     sections = (
         ("cpu", BEGIN, END, section),
         ("gpu", GPU_BEGIN, GPU_END, gpu_section),
         ("model", MODEL_BEGIN, MODEL_END, model_section),
+        ("quant", QUANT_BEGIN, QUANT_END, quant_section),
     )
     for benchmark, begin, end, write in sections:
         chosen = {name: run for name, run in runs.items() if run.get("benchmark", "cpu") == benchmark}

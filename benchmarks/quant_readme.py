@@ -24,8 +24,8 @@ def quant_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
     shapes = ", ".join(f"({n}, {k})" for n, k in SHAPES)
     out = [
         f"Speed against the faster of llama.cpp's CPU kernels (ggml {version}, built for this machine: those for",
-        f"blocks as they are in a file, and those for repacked ones), float32 activations, {cpu['model']} ({cpu['core']}), on",
-        f"(n, k) = {shapes}; geometric mean and range, above 1 isogemm is faster:",
+        f"blocks as they are in a file, and those for repacked ones), float32 activations, {cpu['model']}",
+        f"({cpu['core']}), on (n, k) = {shapes}; geometric mean and range, above 1 isogemm is faster:",
         "",
         "| | " + " | ".join(f"M = {m}, {_plural(t)}" for t in threads for m in ROWS) + " |",
         "|---" * (1 + len(threads) * len(ROWS)) + "|",

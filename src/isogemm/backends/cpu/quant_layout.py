@@ -24,7 +24,7 @@ __all__ = ["COLUMNS", "LINE", "PREFETCH", "Panel", "Record", "panel", "planes", 
 
 COLUMNS = 16
 LINE = 64
-PREFETCH = 4096  # bytes ahead in a panel
+PREFETCH = 8192  # bytes ahead in a panel: scales of a super-block lie 3 kB behind its codes, and are as early with it
 
 _PLANES = {
     "Q8_0": (("byte", 8),),

@@ -170,7 +170,11 @@ class DeviceCopy:
                 return upload(matrix, self.place, native=native is not None, there=native)
             lay, size = self.packed.layout, self.packed.layout.tile_bytes(k)
             data = self.packed.data.narrow(0, rows.start // ROWS * size if n else 0, lay.nbytes(n, k))
-            packed = Packed(data.clone() if data.data_ptr() % ALIGN else data, lay, n, k)
+            packed = Packed(data, lay, n, k)
+            if data.data_ptr() % ALIGN:
+                from .quant_admit import settle
+
+                packed = settle(Packed(data.clone(), lay, n, k))
         return DeviceCopy(self.place, matrix, self.format, (n, k), packed, native)
 
     def dequantize(self, dtype: str, rows: slice = slice(None)) -> Any:
@@ -312,8 +316,10 @@ def adopt(data: Any, fmt: str, n: int, k: int) -> DeviceCopy:
             f"bytes of a packed {fmt} matrix of {n} x {k}", limit=f"{lay.nbytes(n, k)}, aligned to {ALIGN}",
             value=f"{data.numel()} at {data.data_ptr():#x}", nearest="QuantizedMatrix.to",
         )  # fmt: skip
+    from .quant_admit import settle
+
     front.ready()
-    return DeviceCopy(place, None, fmt, (n, k), Packed(data, lay, n, k), None)
+    return DeviceCopy(place, None, fmt, (n, k), settle(Packed(data, lay, n, k)), None)
 
 
 def _uploaded(rows: Any, place: Device) -> Any:

@@ -13,10 +13,11 @@ import numpy as np
 from ...errors import DeviceError
 from ...planner.kernel_admission import Candidate
 from . import admitted, quant_dequantize, quant_pack
+from .device import current_stream
 from .quant_layout import Packed, layout
 from .quant_layout import pack as packed_by_host
 
-__all__ = ["dequantize", "pack"]
+__all__ = ["dequantize", "pack", "settle"]
 
 
 def pack(raw: Any, fmt: str, n: int, k: int) -> Packed:
@@ -26,7 +27,14 @@ def pack(raw: Any, fmt: str, n: int, k: int) -> Packed:
     import torch
 
     data = torch.from_numpy(packed_by_host(raw.cpu().numpy(), fmt)).to(raw.device)
-    return Packed(data, layout(fmt), n, k)
+    return settle(Packed(data, layout(fmt), n, k))
+
+
+def settle(packed: Packed) -> Packed:
+    """Packed weights that another kernel has just written, made ready for kernels that read before that has ended."""
+    device = packed.data.get_device()
+    quant_pack._kernels(packed.layout, 1, device)[1](current_stream(device))
+    return packed
 
 
 def dequantize(packed: Packed, out: Any, first: int, rows: Any) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from . import quant_few, quant_floats, quant_int, quant_many
 from .quant_layout import Packed
 from .quant_operands import tail_of
-from .workspace import workspace
 
 __all__ = ["Launch", "few", "floats", "integers", "many"]
 
@@ -37,20 +36,9 @@ def many(x: Any, packed: Packed, out: Any, bias: Any, config: Any) -> Launch | N
 
 
 def integers(x: Any, packed: Packed, out: Any, bias: Any, config: Any) -> Launch | None:
-    """Of `quant_int`: codes of x first, in memory of the call's own."""
+    """Of `quant_int`, codes of x included."""
     plan = quant_int._plan(x, packed, out, bias, config)
-    if plan is None:
-        return None
-    activations, product, places, device = plan
-    size = places.nbytes
-
-    def launch(stream: int, x: int, w: int, out: int, bias: int) -> None:
-        room = workspace(size, device)
-        codes = places.at(room.data_ptr())
-        activations(stream, x, *codes)
-        product(stream, w, *codes, out, bias)
-
-    return launch
+    return None if plan is None else plan.enqueue
 
 
 def floats(x: Any, packed: Packed, out: Any, bias: Any, config: Any) -> Launch | None:

@@ -44,7 +44,7 @@ def integers(copy: DeviceCopy, x: Any, out: Any, bias: Any, contract: Contract) 
 
 def _leaf(copy: DeviceCopy, x: Any, start: int, stop: int) -> Any:
     """The chain over K of [start, stop), in float32."""
-    from . import quant_choose
+    from . import quant_admit, quant_choose
 
     packed = copy.packed
     assert packed is not None
@@ -55,7 +55,7 @@ def _leaf(copy: DeviceCopy, x: Any, start: int, stop: int) -> Any:
     size = lay.record_bytes
     whole = packed.data.view(lay.tiles(n), lay.records(packed.k), size)
     part = whole[:, start // lay.record_k : -(-stop // lay.record_k)].contiguous().view(-1)
-    leaf = Packed(part, lay, n, stop - start)
+    leaf = quant_admit.settle(Packed(part, lay, n, stop - start))
     case = quant_choose.Case("q8", copy.format, quant_choose.name_of(x), "float32", None, m, n, stop - start)
     run = quant_choose.choose(case, leaf, "int32", copy.place.ordinal)
     if run is None:

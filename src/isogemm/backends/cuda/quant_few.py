@@ -38,6 +38,8 @@ class Config:
         All of x fits: it is brought once.
     rotate : bool
         Slots go round among 16 warps; else each warp keeps its own.
+    group : int
+        Warps that take a slot's chunks in turns; where there are several, `span` is 1.
     """
 
     slots: int
@@ -46,17 +48,18 @@ class Config:
     xstages: int
     hold: bool
     rotate: bool = False
+    group: int = 1
 
     @property
     def warps(self) -> int:
         """Of a block, without the one that brings x."""
-        return WORKERS if self.rotate else self.slots
+        return WORKERS if self.rotate else self.slots * self.group
 
     def shared(self, lay: Layout, m: int) -> int:
         """Bytes of dynamic shared memory of a block, as the kernel cuts it up."""
         barriers = 8 * (self.slots * (self.stages + 1) + 2 * self.xstages)
         ring = self.stages * self.span * (PART // lay.record_k) * lay.record_bytes
-        kept = 512 * -(-m // 8) if self.rotate else 0
+        kept = 512 * -(-m // 8) if self.rotate or self.group > 1 else 0
         tables = self.warps * (PART // lay.format.sub) * 8 * 16
         return (
             -(-barriers // 128) * 128 + self.slots * (ring + kept) + tables + self.xstages * m * _row_bytes(self.span)
@@ -169,7 +172,8 @@ def _bound(
     chosen = config or configure(lay, m, n, k, on.multiprocessors)
     defines = macros(lay) | {
         "KIND": kinds[0], "OUT": kinds[1], "BIAS_KIND": kinds[2], "NT": -(-m // 8), "SPAN": chosen.span,
-        "HOLD": chosen.hold, "ROTATE": chosen.rotate, "THREADS": 544 if chosen.warps == WORKERS else 512,
+        "HOLD": chosen.hold, "ROTATE": chosen.rotate, "GROUP": chosen.group,
+        "THREADS": 544 if chosen.warps == WORKERS else 512 if chosen.warps > 8 else 288,
     }  # fmt: skip
     cubin = compile_files(["quant_few.cu"], arch=on.arch, defines=defines, options=("-std=c++17",))
     counts = [("i32", x) for x in (m, n, k, chosen.slots, chosen.stages, chosen.xstages)]

@@ -6,6 +6,8 @@
 // Roles      a block walks `slots` tiles of 16 rows of W along all of K at once, a warp for each, then those
 //            `gridDim.x * slots` further. A slot has a ring of `stages` chunks of 256 SPAN of K, which the copy engine
 //            fills; one more warp brings x for the block: all of it (HOLD), or through a ring of `xstages` chunks.
+// Thin       GROUP > 1: few slots, whose chains of tensor core instructions are what takes long. Warps of a group of that
+//            many take a slot's chunks in turns; each dequantizes all of its chunk before its turn has come.
 // Balance    ROTATE: after each chunk the slots go round among 16 warps, so that no quarter of the multiprocessor keeps
 //            one more than the others. Accumulators travel through shared memory: bits stay.
 // Launch     the packed weights change under no kernel, so their copies begin before the preceding kernel has ended.
@@ -16,7 +18,9 @@
 constexpr int PART = 256, CHUNK = PART * SPAN, PART_BYTES = PART / Q_RECORD_K * Q_RECORD_BYTES, CHUNK_BYTES = SPAN * PART_BYTES;
 constexpr int ENTRIES = PART / Q_SUB * 8, TABLE_BYTES = 16 * ENTRIES;  // scales of eight rows and their neighbours, by sub-block
 constexpr int X_STEP = 2 * CHUNK + 16;  // bytes from row to row of x in shared memory: eight rows fall into different banks
-constexpr int KEPT_BYTES = ROTATE ? NT * 512 : 0;
+constexpr bool HANDED = ROTATE || GROUP > 1;
+constexpr int KEPT_BYTES = HANDED ? NT * 512 : 0;
+static_assert(GROUP == 1 || (SPAN == 1 && !ROTATE), "a group takes turns of 256 of K");
 
 DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
@@ -43,6 +47,13 @@ DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 struct Sums { float v[NT][4]; };
 
+DEVICE const u8* step_of(const u8* part, int step) {
+  return part + 64 * step / Q_RECORD_K * Q_RECORD_BYTES + 64 * step % Q_RECORD_K / 64 * Q_STEP_BYTES;
+}
+DEVICE void load_x(u32 (&b)[NT][8], const u32 (&x_at)[NT], int offset) {
+#pragma unroll
+  for (int c = 0; c < NT; ++c) load_b(b[c], x_at[c] + offset), load_b(b[c] + 4, x_at[c] + offset + 64);
+}
 // Up to 256 of K, `left` of them. `x_at` is where the lane's pieces of x begin, in shared memory; rows past m repeat the
 // last one.
 template <bool WHOLE> DEVICE void walk(Sums& acc, const u8* part, const uint4* table, const u32 (&x_at)[NT], int left, u32 lane) {
@@ -51,9 +62,8 @@ template <bool WHOLE> DEVICE void walk(Sums& acc, const u8* part, const uint4* t
     if (!WHOLE && 64 * step >= left) break;
     Words words;
     u32 b[NT][8];
-    load_words(words, part + 64 * step / Q_RECORD_K * Q_RECORD_BYTES + 64 * step % Q_RECORD_K / 64 * Q_STEP_BYTES, lane);
-#pragma unroll
-    for (int c = 0; c < NT; ++c) load_b(b[c], x_at[c] + 128 * step), load_b(b[c] + 4, x_at[c] + 128 * step + 64);
+    load_words(words, step_of(part, step), lane);
+    load_x(b, x_at, 128 * step);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // order-critical: K ascending
       if (!WHOLE && 64 * step + 16 * j >= left) break;
@@ -61,6 +71,33 @@ template <bool WHOLE> DEVICE void walk(Sums& acc, const u8* part, const uint4* t
       dequantize(words, j, table[(64 * step + 16 * j) / Q_SUB * 8 + (lane >> 2)], a);
 #pragma unroll
       for (int c = 0; c < NT; ++c) mma(acc.v[c], a, b[c][2 * j], b[c][2 * j + 1]);
+    }
+  }
+}
+
+// 256 of K, or what is left of them, in two halves: the weights, then the sums.
+struct Weights { u32 a[PART / 16][4]; };
+DEVICE void dequantize_part(Weights& w, const u8* part, const uint4* table, int left, u32 lane) {
+#pragma unroll
+  for (int step = 0; step < PART / 64; ++step) {
+    if (64 * step >= left) break;
+    Words words;
+    load_words(words, step_of(part, step), lane);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) dequantize(words, j, table[(64 * step + 16 * j) / Q_SUB * 8 + (lane >> 2)], w.a[4 * step + j]);
+  }
+}
+DEVICE void sum_part(Sums& acc, const Weights& w, const u32 (&x_at)[NT], int left) {
+#pragma unroll
+  for (int step = 0; step < PART / 64; ++step) {
+    if (64 * step >= left) break;
+    u32 b[NT][8];
+    load_x(b, x_at, 128 * step);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {  // order-critical: K ascending
+      if (64 * step + 16 * j >= left) break;
+#pragma unroll
+      for (int c = 0; c < NT; ++c) mma(acc.v[c], w.a[4 * step + j], b[c][2 * j], b[c][2 * j + 1]);
     }
   }
 }
@@ -153,23 +190,27 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
   Sums acc;
   for (int time = 0, chunk = 0, first = blockIdx.x; first < passes * stride; ++time) {
     // Chosen by simulation of 16 warps on four schedulers, for 9 to 14 slots.
-    const int place = ROTATE ? (warp - 7 * time) & 15 : warp, back = place - turn;
-    const int slot = ROTATE ? (back < 0 ? back + slots : back) : warp, tile = first + slot * gridDim.x;
+    const int place = ROTATE ? (warp - 7 * time) & 15 : warp / GROUP, back = place - turn;
+    const int slot = ROTATE ? (back < 0 ? back + slots : back) : place, tile = first + slot * gridDim.x;
+    const bool mine = place < slots && (GROUP == 1 || time % GROUP == warp % GROUP);
     if (!HOLD) barrier_wait(full_x + 8 * x_at, x_phase);
-    if (place < slots && tile < tiles) {
+    if (mine && tile < tiles) {
       u8* const ring = memory + rings + slot * slot_bytes;
       float4* const kept = (float4*)(ring + stages * CHUNK_BYTES) + lane;
-      if (ROTATE) wait_until(done + 8 * slot, time);
+      const auto begin = [&] {
+        if (HANDED) wait_until(done + 8 * slot, time);
 #pragma unroll
-      for (int c = 0; c < NT; ++c) {
-        float (&v)[4] = acc.v[c];
-        if (chunk == 0) {
-          v[0] = v[1] = v[2] = v[3] = 0.0f;
-        } else if (ROTATE) {
-          const float4 sums = kept[32 * c];
-          v[0] = sums.x, v[1] = sums.y, v[2] = sums.z, v[3] = sums.w;
+        for (int c = 0; c < NT; ++c) {
+          float (&v)[4] = acc.v[c];
+          if (chunk == 0) {
+            v[0] = v[1] = v[2] = v[3] = 0.0f;
+          } else if (HANDED) {
+            const float4 sums = kept[32 * c];
+            v[0] = sums.x, v[1] = sums.y, v[2] = sums.z, v[3] = sums.w;
+          }
         }
-      }
+      };
+      if (GROUP == 1) begin();
       const u8* at = ring + stage * CHUNK_BYTES;
       int left = k - chunk * CHUNK;
       u32 b_at[NT];
@@ -184,7 +225,12 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
           table[entry] = scale_of(at, entry / 8, entry % 8);
         }
         __syncwarp();
-        if (left >= PART) walk<true>(acc, at, table, b_at, left, lane);
+        if (GROUP > 1) {
+          Weights weights;
+          dequantize_part(weights, at, table, left, lane);
+          begin();
+          sum_part(acc, weights, b_at, left);
+        } else if (left >= PART) walk<true>(acc, at, table, b_at, left, lane);
         else walk<false>(acc, at, table, b_at, left, lane);
         __syncwarp();
         left -= PART, at += PART_BYTES;
@@ -195,11 +241,11 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
       if (lane == 0 && next < tiles) load(slot, next, ahead_chunk, stage);
       if (chunk + 1 == chunks) {
         write(acc, out, bias, out_ld, 16 * tile, m, n, lane);
-      } else if (ROTATE) {
+      } else if (HANDED) {
 #pragma unroll
         for (int c = 0; c < NT; ++c) kept[32 * c] = make_float4(acc.v[c][0], acc.v[c][1], acc.v[c][2], acc.v[c][3]);
       }
-      if (ROTATE) {
+      if (HANDED) {
         __syncwarp();
         if (lane == 0) say(done + 8 * slot, time + 1);
       }

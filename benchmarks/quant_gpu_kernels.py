@@ -1,4 +1,4 @@
-"""Which kernel of ours really runs with a quantized weight: what is chosen and launched in one call."""
+"""Which kernel of ours runs with a quantized weight: what one call chooses."""
 
 from __future__ import annotations
 
@@ -7,21 +7,39 @@ from typing import Any
 
 __all__ = ["kernel_of"]
 
+PLAIN = "dequantized weights, plain product"
+
 
 def kernel_of(call: Callable[[int], Any]) -> str:
-    """Names and configurations; where no kernel was chosen, the weights were dequantized for a plain product."""
+    """Modules and configurations; where no kernel was chosen, the weights were dequantized for a plain product.
+
+    Whatever goes wrong becomes words: times and bits do not depend on a name.
+    """
+    try:
+        return _watched(call)
+    except Exception as error:
+        return f"unknown ({type(error).__name__}: {error})"
+
+
+def _watched(call: Callable[[int], Any]) -> str:
     from isogemm.backends.cuda import quant, quant_choose
 
-    true, found = quant_choose._launch, list[str]()
+    true, found = quant_choose.choose, list[str]()
 
-    def watched(kernel: Any, packed: Any) -> Any:
-        found.append(f"{kernel.name} [{kernel.config}]")
-        return true(kernel, packed)
+    def watched(case: Any, *rest: Any) -> Any:
+        chosen = true(case, *rest)
+        found.append(PLAIN if chosen is None else _words(case, chosen))
+        return chosen
 
     quant.forget()  # a call that was seen before does not choose again
-    quant_choose._launch = watched
+    quant_choose.choose = watched
     try:
         call(0)
     finally:
-        quant_choose._launch = true
-    return "; ".join(dict.fromkeys(found)) or "dequantized weights, plain product"
+        quant_choose.choose = true
+    return "; ".join(dict.fromkeys(found)) or PLAIN
+
+
+def _words(case: Any, chosen: Any) -> str:
+    module = str(getattr(chosen.call, "__module__", "")).rpartition(".")[2]
+    return f"{case.path} {module} [{chosen.config}]"

@@ -207,16 +207,25 @@ def test_a_peer_is_tuned_once_for_each_weight_and_its_error_is_said():
     assert peer.prepared == 2
 
 
-def test_the_kernel_of_a_row_is_the_one_that_the_call_launched(monkeypatch):
+def test_the_kernel_of_a_row_is_the_one_that_the_call_chose(monkeypatch):
     from isogemm.backends.cuda import quant, quant_choose
 
-    true, aged = quant_choose._launch, []
+    aged = []
     monkeypatch.setattr(quant, "forget", lambda: aged.append(1))
-    kernel = SimpleNamespace(name="quant few", config=(1, 2), run=None)
-    assert kernel_of(lambda i: quant_choose._launch(kernel, None)) == "quant few [(1, 2)]"
-    assert kernel_of(lambda i: None).startswith("dequantized weights")
-    assert quant_choose._launch is true
+    chosen = quant.Run(kernel_of, None, (1, 2), None)
+    monkeypatch.setattr(quant_choose, "choose", true := lambda case, *_: chosen if case.m == 1 else None)
+    one, many = SimpleNamespace(path="same", m=1), SimpleNamespace(path="same", m=9)
+    assert kernel_of(lambda i: quant_choose.choose(one, None)) == "same quant_gpu_kernels [(1, 2)]"
+    assert kernel_of(lambda i: quant_choose.choose(many, None)).startswith("dequantized weights")
+    assert quant_choose.choose is true
     assert aged == [1, 1]
+
+
+def test_a_name_that_cannot_be_told_costs_no_row(monkeypatch):
+    from isogemm.backends.cuda import quant
+
+    monkeypatch.delattr(quant, "forget")
+    assert kernel_of(lambda i: None).startswith("unknown (AttributeError")
 
 
 def test_judged_by_the_interval():

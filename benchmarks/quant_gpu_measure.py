@@ -55,19 +55,34 @@ def measure(
     case: Case, settings: Settings, engine: Engine, shelf: Shelf, ceilings: Mapping[str, float]
 ) -> dict[str, Any]:
     """The row of a case. An error of ours becomes a row that says so; who cannot is named in ``absent``."""
+    correctness: dict[str, Any] | None = None
+    error, timings, setup, kernels = None, dict[str, Timing](), None, dict[str, str]()
     try:
         setup = build(case, shelf)
         try:
-            correctness = setup.check()
             kernels = _kernels(setup) if shelf.device != "cpu" else {}
+            correctness, error = _checked(setup)
             engine.synchronize()
             timings = _timed(case, setup, settings, engine, ceilings)
         finally:
             engine.synchronize()
             setup.free()
+    except Exception as raised:
+        error = _words(raised)
+    error = error or (setup.absent.get(OURS) if setup else None)
+    return _row(case, settings, timings, correctness, ceilings, setup, error, kernels)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _checked(setup: Setup) -> tuple[dict[str, Any] | None, str | None]:
+    """Correctness, or what its check raised: times are measured all the same."""
+    try:
+        return setup.check(), None
     except Exception as error:
-        return _row(case, settings, {}, None, ceilings, None, f"{type(error).__name__}: {error}".rstrip(": "))
-    return _row(case, settings, timings, correctness, ceilings, setup, setup.absent.get(OURS), kernels)
+        return None, f"check: {_words(error)}"
 
 
 def _kernels(setup: Setup) -> dict[str, str]:
@@ -82,7 +97,11 @@ def _timed(
     graphs, counts = [], {}
     for name, call in setup.calls.items():
         count = counts[name] = _calls(case, name, call, settings.replay_seconds, ceilings)
-        run = engine.capture([partial(call.run, i) for i in range(count)])
+        try:
+            run = engine.capture([partial(call.run, i) for i in range(count)])
+        except Exception as error:
+            setup.absent[name] = f"graph: {_words(error)}"
+            continue
         graphs.append(Candidate(name, run))
     timings = interleave(
         graphs, blocks=settings.rounds, block_seconds=settings.replay_seconds / 2, pause=0, clock=engine.clock

@@ -195,6 +195,23 @@ def test_an_error_of_ours_is_a_row_and_peers_that_cannot_are_named(monkeypatch):
     assert ratio(row, OURS, PLAIN) is None
 
 
+def test_who_cannot_be_captured_or_checked_loses_nothing_else(monkeypatch):
+    class Refusing(HostEngine):
+        captures = 0
+
+        def capture(self, calls):
+            self.captures += 1
+            if self.captures == 2:  # the integer path's
+                raise RuntimeError("no capture")
+            return super().capture(calls)
+
+    monkeypatch.setattr(quant_gpu_operands, "_check", lambda *_: [][0])
+    row = measure(TINY, quick(), Refusing(), Shelf("cpu", 3, Peers(), (3,)), CEILINGS)
+    assert row["error"] == "check: IndexError: list index out of range"
+    assert row["absent"] == {Q8: "graph: RuntimeError: no capture"}
+    assert set(row["timings"]) == {OURS, PLAIN, TORCH}
+
+
 def test_a_peer_is_tuned_once_for_each_weight_and_its_error_is_said():
     peer = StandIn()
     shelf = Shelf("cpu", 3, Peers(peer), (1, 3))

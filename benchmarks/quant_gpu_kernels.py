@@ -24,7 +24,8 @@ def kernel_of(call: Callable[[int], Any]) -> str:
 def _watched(call: Callable[[int], Any]) -> str:
     from isogemm.backends.cuda import quant, quant_choose
 
-    true, found = quant_choose.choose, list[str]()
+    module: Any = quant_choose
+    true, found = module.choose, list[str]()
 
     def watched(case: Any, *rest: Any) -> Any:
         chosen = true(case, *rest)
@@ -32,11 +33,11 @@ def _watched(call: Callable[[int], Any]) -> str:
         return chosen
 
     quant.forget()  # a call that was seen before does not choose again
-    quant_choose.choose = watched
+    module.choose = watched
     try:
         call(0)
     finally:
-        quant_choose.choose = true
+        module.choose = true
     return "; ".join(dict.fromkeys(found)) or PLAIN
 
 

@@ -6,11 +6,11 @@ configuration reaches the bits: integers are exact, and the chain over blocks is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from . import quant_activations
-from .driver import Bound
+from .driver import Bound, Parameter
 from .fp32 import KINDS, LIMIT
 from .quant_floats import run as run_floats
 from .quant_layout import FORMATS, ROWS, STEP, Layout, Packed, macros
@@ -20,18 +20,34 @@ from .workspace import workspace
 __all__ = ["Few", "Many", "config", "run", "run_floats", "takes"]
 
 MULTIPROCESSORS = 132  # of an H200; sizes teams and rings, nothing else
-SHARED = 225 * 1024
+SHARED = 224 * 1024
+WARPS = 14  # of a block, at most
+FUSED = 4  # rows of x up to which every block makes its own codes
 _MOST = 4096
 
 
 class Few(NamedTuple):
-    """Tiles of 8 rows of x; warps of a team, teams of a block, stages of a warp's ring, K of a stage."""
+    """How kernels/quant_int.cu shares out few rows of x.
+
+    Attributes
+    ----------
+    tiles : int
+        Of 8 rows of x.
+    group, teams, stages, span : int
+        Warps of a team, teams of a block, stages of a warp's ring, K of a stage.
+    x : str
+        Where the codes of x are: in "memory", "staged" in shared memory, or made there by every block: "fused".
+    rows : int
+        Of x, which a fused kernel is compiled for; 0 for any.
+    """
 
     tiles: int
     group: int
     teams: int
     stages: int
     span: int = 256
+    x: str = "memory"
+    rows: int = 0
 
 
 class Many(NamedTuple):
@@ -47,12 +63,22 @@ class Many(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Both launches of a call, and the workspace between them."""
+    """The launches of a call, and the workspace between them; without, there is one, which reads x itself."""
 
-    activations: Bound
+    activations: Bound | None
     product: Bound
     places: quant_activations.Places
     device: int
+
+    def enqueue(self, stream: int, x: int, w: int, out: int, bias: int) -> None:
+        """Launch on addresses; `bias` is 0 where there is none."""
+        if self.activations is None:
+            self.product(stream, w, x, out, bias)
+            return
+        room = workspace(self.places.nbytes, self.device)
+        codes = self.places.at(room.data_ptr())
+        self.activations(stream, x, *codes)
+        self.product(stream, w, *codes, out, bias)
 
 
 _plans: dict[tuple[Any, ...], Plan | None] = {}
@@ -108,40 +134,56 @@ def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Few | Man
         import torch
 
         _stream = torch._C._cuda_getCurrentRawStream
-    stream, room = _stream(plan.device), workspace(plan.places.nbytes, plan.device)
-    codes = plan.places.at(room.data_ptr())
-    plan.activations(stream, at, *codes)
-    plan.product(
-        stream, packed.data.data_ptr(), *codes, out.data_ptr(), 0 if bias is None else bias.data_ptr()
-    )  # fmt: skip
+    plan.enqueue(
+        _stream(plan.device), at, packed.data.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr()
+    )
 
 
 def config(lay: Layout, m: int, n: int, k: int) -> Few | Many:
     """The configuration for a product."""
-    stage = 256 // lay.record_k * lay.record_bytes
-    tiles = -(-n // ROWS)
     if m <= 16:
-        spans = max(1, -(-k // 256))
-        group = min(-(-8 * MULTIPROCESSORS // tiles), 8, spans)
-        teams = max(1, (2 if group == 1 else 4) // group)
-        warps = -(-min(16 * MULTIPROCESSORS, tiles * group) // MULTIPROCESSORS)
-        stages = max(2, min(6, 128 * 1024 // (warps * stage)))
-        wide = m > 8
-        return Few(1 + wide, group, teams, stages, 128 if wide and group > 1 and lay.record_k == STEP else 256)
-    shape = (1, 4, 8, 1) if m <= 32 else (2, 4, 4, 2) if m <= 64 else (2, 8, 4, 2)
+        return _few(lay, m, n, k)
+    shape = (1, 4, 8, 1) if m <= 32 else (2, 8, 4, 1) if m <= 64 else (2, 8, 4, 2)
     fit = SHARED // _stage_bytes(lay, Many(*shape, 1))
-    return Many(*shape, max(2, min(4, fit)))
+    return Many(*shape, max(2, min(3, fit)))
+
+
+def _few(lay: Layout, m: int, n: int, k: int) -> Few:
+    """Warps to keep a multiprocessor busy; x where it can be read fastest."""
+    tiles, spans, wide = -(-n // ROWS), max(1, -(-k // 256)), 1 + (m > 8)
+    each = -(-tiles // MULTIPROCESSORS)  # teams of a multiprocessor
+    group = 1 if each > 6 else min(8, spans, 12 // each)
+    teams = min(each, WARPS // group)
+    teams = -(-each // -(-each // teams))
+    span = 128 if wide > 1 and group > 1 and lay.record_k == STEP else 256
+    x = "fused" if m <= FUSED else "staged"
+    room = SHARED - (held := _x_bytes(lay, m, k, x))
+    if k == 0 or held > SHARED // 2:
+        x, room = "memory", SHARED // 2
+    stage = span // lay.record_k * lay.record_bytes
+    stages = max(2, min(4, room // (group * teams * stage)))
+    return Few(wide, group, teams, stages, span, x, m if x == "fused" else 0)
+
+
+def _x_bytes(lay: Layout, m: int, k: int, x: str) -> int:
+    """Bytes of shared memory of codes, scales and sums of x."""
+    if x == "memory":
+        return 0
+    places = quant_activations.places(lay, m, k)
+    if x == "staged":
+        return places.nbytes + 128
+    scales = places.nbytes - places.scales  # and sums, of 8 rows
+    return -(-k // STEP) * STEP * m + (scales // 8 if m == 1 else scales) + 128
 
 
 def _stage_bytes(lay: Layout, c: Many) -> int:
     """Bytes of a buffer of kernels/quant_int_many.cu."""
     rows, chunks = 8 * c.tiles_x * c.warps_x, c.span // STEP
     weights = c.tiles_w * c.warps_w * (c.span // lay.record_k) * lay.record_bytes
-    if lay.record_k == STEP:
-        sums = 2 * chunks * rows * 8
-    else:
-        pairs = quant_activations.sums_kind(lay) == quant_activations.PAIRS
-        sums = (chunks * STEP // lay.format.sub // (2 if pairs else 1) + 1) * rows * 4
+    kind, per_span = quant_activations.sums_kind(lay), max(1, c.span // lay.format.block)
+    sums = per_span * rows * (8 if kind == quant_activations.FLOAT else 4)
+    if kind == quant_activations.PAIRS:
+        sums += c.span // lay.format.sub // 2 * rows * 4
     return -(-(weights + chunks * STEP * rows + sums) // 128) * 128
 
 
@@ -151,38 +193,46 @@ def _plan(x: Any, packed: Packed, out: Any, bias: Any, chosen: Few | Many | None
     (m, k), n, lay, device = x.shape, packed.n, packed.layout, packed.data.get_device()
     if not m or not n:
         return None
-    tail = tail_of(out, bias)
-    product = bind(lay, m, n, k, chosen or config(lay, m, n, k), tail, device)
     align = 16 if x.data_ptr() % 16 == 0 else 1
+    c = chosen or config(lay, m, n, k)
+    product = bind(lay, m, n, k, c, tail_of(out, bias), device, (dtype_of(x), x.stride(), align))
+    if isinstance(c, Few) and c.x == "fused":
+        return Plan(None, product, quant_activations.Places(0, 0, 0, 0), device)
     activations = quant_activations.bind(lay, m, k, dtype_of(x), x.stride(), align, device)
     return Plan(activations, product, quant_activations.places(lay, m, k), device)
 
 
-def bind(lay: Layout, m: int, n: int, k: int, c: Few | Many, tail: Tail, device: int) -> Bound:
-    """``launch(stream, w, codes, scales, sums, out, bias)`` of the product."""
-    common = {
-        **macros(lay),
-        "SUMS": quant_activations.sums_kind(lay),
-        "STAGES": c.stages,
-        "SPAN_K": c.span,
-        "TYPES": tail.types,
-    }
+def bind(
+    lay: Layout, m: int, n: int, k: int, c: Few | Many, tail: Tail, device: int, x: tuple[str, Sequence[int], int]
+) -> Bound:
+    """``launch(stream, w, codes, scales, sums, out, bias)`` of the product; with x "fused", x instead of its codes.
+
+    `x` is its type, its strides and what divides its address.
+    """
+    common = {**macros(lay), "SUMS": quant_activations.sums_kind(lay), "TYPES": tail.types}
+    common |= {"STAGES": c.stages, "SPAN_K": c.span}
+    given: list[Parameter] = ["ptr"] * 6
     if isinstance(c, Few):
+        fused = m if c.x == "fused" else 0
+        if fused:
+            dtype, strides, align = x
+            given = ["ptr", "ptr", ("i64", strides[0]), ("i64", strides[1]), "ptr", "ptr"]
+            common |= quant_activations.reading(dtype, strides, align, m)
         made = compiled(
-            "quant_int", device, **common, NT=c.tiles, GROUP=c.group, TEAMS=c.teams,
-            EACH=2 if m == 1 else 1, FIXED=m <= 8 * c.tiles,
+            "quant_int", device, **common, NT=c.tiles, GROUP=c.group, TEAMS=c.teams, EACH=2 if m == 1 else 1,
+            FIXED=-(-m // 8) == c.tiles, STAGED=c.x == "staged", FUSED=fused,
         )  # fmt: skip
         grid = (-(-n // (ROWS * c.teams)), -(-m // (8 * c.tiles)))
         threads = 32 * c.group * c.teams
-        shared = c.group * c.teams * c.stages * (c.span // lay.record_k) * lay.record_bytes
+        shared = c.group * c.teams * c.stages * (c.span // lay.record_k) * lay.record_bytes + _x_bytes(lay, m, k, c.x)
     else:
         made = compiled(
-            "quant_int_many", device, **common, MI=c.tiles_w, NJ=c.tiles_x, WARPS_M=c.warps_w,
-            WARPS_N=c.warps_x, BLOCKS=c.blocks,
+            "quant_int_many", device, **common, MI=c.tiles_w, NJ=c.tiles_x, WARPS_M=c.warps_w, WARPS_N=c.warps_x,
+            BLOCKS=c.blocks,
         )  # fmt: skip
         grid = (-(-n // (ROWS * c.tiles_w * c.warps_w)) * -(-m // (8 * c.tiles_x * c.warps_x)), 1)
         threads = 32 * c.warps_w * c.warps_x
         shared = c.stages * _stage_bytes(lay, c)
-    strides = [("i64", x) for x in (tail.row, tail.column, tail.bias)]
-    counts = [("i32", x) for x in (m, n, k)]
-    return made.bind([*["ptr"] * 6, *strides, *counts], grid=grid, block=(threads,), shared=shared, pdl=True)
+    given += [("i64", v) for v in (tail.row, tail.column, tail.bias)]
+    given += [("i32", v) for v in (m, n, k)]
+    return made.bind(given, grid=grid, block=(threads,), shared=shared, pdl=True)

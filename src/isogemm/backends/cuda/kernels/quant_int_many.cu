@@ -13,11 +13,12 @@
 
 constexpr int WARPS = WARPS_M * WARPS_N, BM = 16 * MI * WARPS_M, BN = 8 * NJ * WARPS_N, TILES_W = BM / 16, TILES_X = BN / 8;
 constexpr int CHUNKS = SPAN_K / 64, PER = SPAN_K / Q_RECORD_K, W_BYTES = PER * Q_RECORD_BYTES;
-// Words of a row of x's sums in a span: pairs of sum and scale, or sums alone, with a row of scales behind them.
-constexpr int LINES = SHORT_BLOCKS ? 2 * CHUNKS : STEP_WORDS * CHUNKS, LINE_BYTES = BN * (SHORT_BLOCKS ? 8 : 4);
-constexpr int CODES = TILES_W * W_BYTES, SUM_AT = CODES + CHUNKS * TILES_X * 512, SCALE_AT = SUM_AT + LINES * LINE_BYTES;
-constexpr int STAGE_BYTES = (SCALE_AT + (SHORT_BLOCKS ? 0 : 4 * BN) + 127) / 128 * 128;
-constexpr int COPIES = TILES_W + CHUNKS + LINES + !SHORT_BLOCKS;
+// Lines of BN rows of x in a span: of scales, with a sum to each in blocks of 32, else one; and those of sums behind them.
+constexpr int LINES = SHORT_BLOCKS ? 2 * CHUNKS : 1, LINE_BYTES = BN * (SHORT_BLOCKS ? 4 * PAIR : 4);
+constexpr int SUMS_LINES = SHORT_BLOCKS ? 0 : STEP_WORDS * CHUNKS, SUMS_BYTES = BN * 4;
+constexpr int CODES = TILES_W * W_BYTES, SCALE_AT = CODES + CHUNKS * TILES_X * 512, SUM_AT = SCALE_AT + LINES * LINE_BYTES;
+constexpr int STAGE_BYTES = (SUM_AT + SUMS_LINES * SUMS_BYTES + 127) / 128 * 128;
+constexpr int COPIES = TILES_W + CHUNKS + LINES + SUMS_LINES;
 static_assert(SPAN_K % Q_RECORD_K == 0 && W_BYTES % 16 == 0 && CODES % 16 == 0);
 
 DEVICE void bulk_load(u32 to, const u8* from, u32 bytes, u32 bar) {
@@ -43,13 +44,13 @@ struct Source {
       bytes = tiles_x * 512;
       from = codes + ((i64)(span * CHUNKS + i) * tiles + tile_x) * 512, to += CODES + i * (TILES_X * 512);
     } else if ((i -= CHUNKS) < LINES) {
-      if (i >= LINES / CHUNKS * here) return 0;
+      if (SHORT_BLOCKS && i >= 2 * here) return 0;
       constexpr int SIZE = LINE_BYTES / TILES_X;
       bytes = tiles_x * SIZE;
-      from = sums + (((i64)span * LINES + i) * tiles + tile_x) * SIZE, to += SUM_AT + i * LINE_BYTES;
+      from = scales + (((i64)span * LINES + i) * tiles + tile_x) * SIZE, to += SCALE_AT + i * LINE_BYTES;
     } else {
-      bytes = tiles_x * 32;
-      from = scales + (span * tiles + tile_x) * 32, to += SCALE_AT;
+      i -= LINES, bytes = tiles_x * 32;
+      from = sums + (((i64)span * SUMS_LINES + i) * tiles + tile_x) * 32, to += SUM_AT + i * SUMS_BYTES;
     }
     if (bar) bulk_load(to, from, bytes, bar);
     return bytes;
@@ -72,9 +73,12 @@ struct Consumer {
   __device__ __forceinline__ uint4 codes(const u8* stage, int c, int j) const {
     return *(const uint4*)(stage + CODES + ((c * TILES_X + tile_x + j) * 32 + lane) * 16);
   }
-  // Column 2 t of tile j in line `i`.
+  // A column of tile j in line `i` of scales, and column 2 t in one of sums.
+  __device__ __forceinline__ const float* scales(const u8* stage, int i, int j, int column) const {
+    return (const float*)(stage + SCALE_AT + i * LINE_BYTES) + ((tile_x + j) * 8 + column) * (SHORT_BLOCKS ? PAIR : 1);
+  }
   __device__ __forceinline__ const int* sums(const u8* stage, int i, int j) const {
-    return (const int*)(stage + SUM_AT + i * LINE_BYTES + ((tile_x + j) * 8 + 2 * (lane % 4)) * (SHORT_BLOCKS ? 8 : 4));
+    return (const int*)(stage + SUM_AT + i * SUMS_BYTES) + (tile_x + j) * 8 + 2 * (lane % 4);
   }
 
 #if Q_BLOCK == 32
@@ -95,12 +99,11 @@ struct Consumer {
         const u32 y[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
-          const Pair x = pair_of(sums(stage, 2 * c + q, j));
+          const Pair x = pair_of<PAIR>(scales(stage, 2 * c + q, j, 2 * (lane % 4)));
 #pragma unroll
           for (int i = 0; i < MI; ++i) {
             int s[4];
-            begin_short(s, x);
-            dot32(s, a[i][2 * q][0], a[i][2 * q][1], a[i][2 * q + 1][0], a[i][2 * q + 1][1], y[2 * q], y[2 * q + 1]);
+            dot_short(s, a[i], q, y);
             chain_short(acc[i][j], s, w[i][q], x);
           }
         }
@@ -126,25 +129,25 @@ struct Consumer {
 #pragma unroll
         for (int q = 0; q < STEP_SUBS; ++q)
 #pragma unroll
-          for (int i = 0; i < MI; ++i) add_sub(s[i][j], a[i], b, q, ints[i][q], sums(stage, c * STEP_WORDS, j), BN);
+          for (int i = 0; i < MI; ++i) add_sub(s[i][j], a[i], b, q, ints[i][q]);
       }
     }
-    u32 mins[MI][STEP_WORDS * CHUNKS];
+    u32 mins[MI][SUMS ? SUMS_LINES : 1];
     Floats w[MI];
 #pragma unroll
     for (int i = 0; i < MI; ++i) {
       w[i] = floats_of(record(stage, i), 0, lane / 4);
 #pragma unroll
-      for (int q = 0; q < STEP_WORDS * CHUNKS && SUMS == 4; ++q)
+      for (int q = 0; q < SUMS_LINES; ++q)
         mins[i][q] = mins_of(ints_of(record(stage, i), 2 * q, lane / 4), ints_of(record(stage, i), 2 * q + 1, lane / 4));
     }
 #pragma unroll
     for (int j = 0; j < NJ; ++j) {
-      const float2 two = *(const float2*)(stage + SCALE_AT + ((tile_x + j) * 8 + 2 * (lane % 4)) * 4);
+      const float2 two = *(const float2*)scales(stage, 0, j, 2 * (lane % 4));
       const float x[2] = {two.x, two.y};
       int t[MI][4] = {};
 #pragma unroll
-      for (int q = 0; q < STEP_WORDS * CHUNKS && SUMS == 4; ++q)
+      for (int q = 0; q < SUMS_LINES; ++q)
 #pragma unroll
         for (int i = 0; i < MI; ++i) add_mins(t[i], mins[i][q], sums(stage, q, j));
 #pragma unroll
@@ -169,6 +172,7 @@ quant_int_many(const u8* w, const u8* x_codes, const u8* x_scales, const u8* x_s
   }
   __syncthreads();
   wait_for_predecessor();
+  release_successor();
   const int all_w = (n + 15) / 16, all_x = (m + 7) / 8;
   const Source from{w, x_codes, x_scales, x_sums, (k + Q_RECORD_K - 1) / Q_RECORD_K, all_x, tile_w, min(TILES_W, all_w - tile_w),
                     tile_x, min(TILES_X, all_x - tile_x), chunks};
@@ -188,7 +192,6 @@ quant_int_many(const u8* w, const u8* x_codes, const u8* x_scales, const u8* x_s
     __syncwarp();
     if (lane == 0) barrier_arrive(empty + 8 * s);
   }
-  release_successor();
   const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
 #pragma unroll
   for (int j = 0; j < NJ; ++j)

@@ -16,7 +16,7 @@ from rich.table import Table
 from isogemm.lab import environment, write_json
 
 from .llama import Llama
-from .quant_measure import PEERS, ROWS, Case, Settings, cases, measure
+from .quant_measure import IN_PLACE, PEERS, ROWS, Case, Settings, cases, measure
 from .show import summary
 
 RESULTS = Path(__file__).parent / "results"
@@ -91,13 +91,13 @@ def _default_path(stamp: Mapping[str, Any]) -> Path:
 def table(rows: Sequence[Row]) -> Table:
     """One line a row: our time and rate, speed against each kernel of llama.cpp, the bar, the bits."""
     result = Table(title="isogemm against llama.cpp: medians, 95 % intervals", title_justify="left", pad_edge=False)
-    names = ("case", "threads", "isogemm", "rate", *(f"/ {p}" for p in (*PEERS, "read")), "bar", "differing")
+    names = ("case", "threads", "isogemm", "rate", *(f"/ {p}" for p in (*PEERS, IN_PLACE, "read")), "bar", "differing")
     for name in names:
         result.add_column(name, justify="left" if name in ("case", "bar") else "right", no_wrap=True)
     for row in rows:
         ours, correct = row["timings"]["isogemm"], row["correctness"]
         rate = f"{ours['gb_per_second']:.1f} GB/s" if row["m"] == ROWS[0] else f"{ours['gflop_per_second']:.0f} GOP/s"
-        ratios = [_ratio(row, peer) for peer in (*PEERS, "read")]
+        ratios = [_ratio(row, peer) for peer in (*PEERS, IN_PLACE, "read")]
         bars = ", ".join(f"{b['bar']}: {b['result'].lower()}" for b in row["bars"])
         bits = f"{correct['differing']} of {correct['checked']}"
         time = f"{1e3 * ours['median']:.3f} ms"

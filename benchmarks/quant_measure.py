@@ -35,7 +35,7 @@ from isogemm.quant.reference import decode
 
 from .llama import Llama, Product
 
-__all__ = ["FORMATS", "PEERS", "ROWS", "SHAPES", "Case", "Settings", "bar", "cases", "measure"]
+__all__ = ["FORMATS", "IN_PLACE", "PEERS", "ROWS", "SHAPES", "Case", "Settings", "bar", "cases", "measure"]
 
 Array = npt.NDArray[Any]
 Report = Callable[[int, int, str], None]
@@ -44,6 +44,7 @@ FORMATS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
 SHAPES = ((4096, 4096), (9728, 2560), (2560, 9728))  # (n, k)
 ROWS = (1, 16, 256)
 PEERS = ("plain", "repacked")
+IN_PLACE = "in place"  # isogemm without its second copy of the weights
 BAR_THREADS = 2
 CHECKED_ROWS, CHECKED_COLUMNS = 4, 48
 
@@ -179,7 +180,9 @@ def _measured(
     count, out = len(weights), np.empty((case.m, case.n), np.float32)  # llama.cpp's result lies in one place too
     work = Work(2 * case.m * case.n * case.k, weights[0].nbytes + x.nbytes + out.nbytes)
     correctness = _checked(case, weights[0], x, out, peers, settings.seed)
+    native = [w.in_place() for w in weights]
     candidates = [Candidate("isogemm", lambda i: isogemm.linear(x, weights[i % count], out=out))]
+    candidates += [Candidate(IN_PLACE, lambda i: isogemm.linear(x, native[i % count], out=out))]
     candidates += [Candidate(name, lambda i, p=p: p[i % count].run()) for name, p in peers.items()]  # type: ignore[misc]
     candidates += [read.candidate] if case.m == 1 else []
     timings = interleave(
@@ -236,6 +239,7 @@ def _checked(
     expected = int32.evaluate(x[rows], decode(w.rows[columns], w.format))
     got = np.ascontiguousarray(out[np.ix_(rows, columns)])
     first = bits.first_mismatch(got, expected)
+    native = bits.differing(isogemm.linear(x, w.in_place()), out)
     apart = {}
     for name, products in peers.items():
         products[0].run()
@@ -243,7 +247,7 @@ def _checked(
     return {
         "contract": "int32/chain",
         "checked": got.size,
-        "differing": bits.differing(got, expected),
+        "differing": bits.differing(got, expected) + native,
         "first": None if first is None else str(first),
         "peers_apart": apart,
     }

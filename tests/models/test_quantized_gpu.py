@@ -31,6 +31,7 @@ def test_logits(two):
 @torch.no_grad()
 def test_the_host_has_the_same_weights_and_the_device_keeps_no_floats(two):
     model = causal("qwen3", torch.bfloat16, "cuda", **{**QWEN3_06B, "num_hidden_layers": 2})
+    it.convert(model)  # which makes a table of rotations, too
     before = torch.cuda.memory_allocated()
     report = it.convert(model, quantize=FORMATS)
     assert len(report.quantized) == 15

@@ -45,10 +45,8 @@ def linear(
     - ``same``: the product of x and ``w.dequantize(x.dtype)``.
     """
     options = (contract, out_dtype, activations)
-    if w.place is not HOST:
-        from .quantized_cuda import known
-
-        found = known(x, w, bias, out, options)
+    if w._packed is not None:
+        found = w._packed.known(x, bias, out, options)
         if found is not None:
             return found
     elif contract is None and activations is None and out_dtype is None and bias is None and _is_plain(x, w, out):

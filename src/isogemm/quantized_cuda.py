@@ -18,17 +18,11 @@ from .space import Space
 if TYPE_CHECKING:
     from .quant.matrix import QuantizedMatrix
 
-__all__ = ["known", "remember", "run"]
+__all__ = ["remember", "run"]
 
 Array = NDArray[Any]
 
 PIECE = 2**27  # dequantized elements at a time
-
-
-def known(x: Any, w: QuantizedMatrix, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
-    """The product of a call like one before; None where the long way has to look."""
-    copy = w._packed
-    return None if copy is None else copy.known(x, bias, out, options)
 
 
 def remember(

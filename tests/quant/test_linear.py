@@ -89,7 +89,7 @@ def test_code_without_special_instructions_has_the_same_bits(fmt):
 CPUS = [("haswell", "+avx2,+fma,+f16c", "avx2"), ("x86-64", "", "generic")]
 ELSEWHERE = """
 import numpy as np
-from tests.products import product
+from tests.products import BF16, F16, product
 from tests.quant.draws import WEIGHTS, values
 from isogemm.quant import reference
 from tests.quant.test_linear import defined, same, weight
@@ -104,6 +104,8 @@ for fmt in WEIGHTS:
         same(isogemm.linear(x, w.in_place()), defined(x, w))
         same(isogemm.linear(x, w[2:30]), np.ascontiguousarray(defined(x, w)[:, 2:30]))
         same(isogemm.linear(x, w, activations="fp32"), product(x, w.dequantize().T))
+        for short in (x.astype(BF16), np.clip(x, -9, 9).astype(F16)):
+            same(isogemm.linear(short, w), product(short, w.dequantize(short.dtype).T))
     same(w.dequantize(), reference.dequantize(w.rows, fmt))
     same(isogemm.quantize(x, fmt).dequantize(), reference.dequantize(isogemm.quantize(x, fmt).rows, fmt))
 """

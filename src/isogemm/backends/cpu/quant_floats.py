@@ -1,6 +1,7 @@
 """Float activations against 16 quantized weight columns: weights dequantized in registers, one chain over k.
 
-    w = (d * s) * q  +  o * t           each operation rounded, as `isogemm.quant.reference.dequantize`
+    w = (d * s) * q  +  o * t           each operation rounded, as `isogemm.quant.reference.dequantize`;
+                                        then, where it is asked for, rounded to bfloat16 or float16
     acc = fma(x[k], w, acc)             k ascending
 
 Lanes are columns; panels are those of `quant_pack`. Contract: ``fma/chain`` of the dequantized product.
@@ -18,7 +19,7 @@ from ...quant.formats import FORMATS, BlockFormat
 from . import quant_layout as layout
 from .quant_dot import ROWS, codes_of_chunk
 from .target import target
-from .vectors import F32, F32_BYTES, FLOAT16, Emitter, define, switch_over
+from .vectors import F32, F32_BYTES, FLOAT16, FLOAT32, Emitter, define, switch_over
 
 __all__ = ["float_rows"]
 
@@ -29,8 +30,8 @@ I8 = ir.IntType(8)
 class _Walk:
     """One pass: `rows` rows of float32 activations over one panel."""
 
-    def __init__(self, e: Emitter, fmt: BlockFormat, args: tuple[Any, ...]) -> None:
-        self.e, self.fmt, self.p = e, fmt, layout.panel(fmt)
+    def __init__(self, e: Emitter, fmt: BlockFormat, element: int, args: tuple[Any, ...]) -> None:
+        self.e, self.fmt, self.p, self.element = e, fmt, layout.panel(fmt), element
         self.acc, self.x, self.x_rs, self.panel, self.blocks = args
         self.subs = 32 // fmt.sub
         self.kept: Any = None  # where a chunk's weights go, when they are the result
@@ -101,7 +102,7 @@ class _Walk:
             q = e.b.sub(q, e.constant(zero)) if zero else q
             scale, shift = scales[k // self.fmt.sub]
             value = e.b.fmul(scale, e.b.sitofp(q, e.vec))
-            value = value if shift is None else e.b.fadd(value, shift)
+            value = self._rounded(value if shift is None else e.b.fadd(value, shift))
             if self.kept is not None:
                 at = e.i64(k) if first is None else e.at(first, k)
                 e.store(value, e.at(self.kept, e.b.mul(self.x_rs, at)))
@@ -110,22 +111,36 @@ class _Walk:
         for value, s in zip(acc, sums, strict=True):
             e.b.store(value, s)
 
+    def _rounded(self, value: Any) -> Any:
+        """To the nearest number of the weights' type, ties to even; dequantized weights are never NaN."""
+        e, b = self.e, self.e.b
+        if self.element == FLOAT32:
+            return value
+        if self.element == FLOAT16:
+            half = ir.VectorType(ir.HalfType(), WIDTH)
+            return b.fpext(b.fptrunc(value, half), e.vec)
+        bits = b.bitcast(value, e.ivec)
+        odd = b.and_(b.lshr(bits, e.constant(16)), e.constant(1))
+        up = b.add(b.add(bits, e.constant(0x7FFF)), odd)
+        return b.bitcast(b.and_(up, e.constant(0xFFFF0000)), e.vec)
+
 
 @intrinsic(prefer_literal=True)
-def float_rows(typingctx, code, rows, acc, x, x_rs, panel, blocks):
+def float_rows(typingctx, code, element, rows, acc, x, x_rs, panel, blocks):
     """acc[rows, 16] for `rows` rows of adjacent float32, x_rs bytes apart; the format's code is a constant.
+
+    So is `element`, what weights are rounded to: FLOAT32 for none.
 
     With no rows: the dequantized weights [k][16] themselves to `acc`, rows x_rs bytes apart.
     """
-    fmt = list(FORMATS.values())[code.literal_value]
+    fmt, to = list(FORMATS.values())[code.literal_value], element.literal_value
 
     def codegen(context, builder, signature, args):
+        name = f"isogemm_floats_{fmt.name}_{to}"
         routines = {
-            n: define(builder.module, f"isogemm_floats_{fmt.name}_{n}", 5, lambda e, *xs, n=n: _Walk(e, fmt, xs).run(n))
-            for n in ROWS
+            n: define(builder.module, f"{name}_{n}", 5, lambda e, *xs, n=n: _Walk(e, fmt, to, xs).run(n)) for n in ROWS
         }
-        name = f"isogemm_floats_{fmt.name}_values"
-        routines[0] = define(builder.module, name, 5, lambda e, *xs: _Walk(e, fmt, xs).run_values())
-        switch_over(builder, args[1], routines, args[2:])
+        routines[0] = define(builder.module, f"{name}_values", 5, lambda e, *xs: _Walk(e, fmt, to, xs).run_values())
+        switch_over(builder, args[2], routines, args[3:])
 
-    return types.void(code, *[types.int64] * 6), codegen
+    return types.void(code, element, *[types.int64] * 6), codegen

@@ -19,9 +19,10 @@ from . import quant_pack as pack
 from .quant_blocks import decoder
 from .quant_launch import ACTIVATIONS, activations_task, panels_task
 from .quant_run import run_task
+from .target import target
 from .tasks import element_code
 
-__all__ = ["Panels", "gemm", "gemm_floats", "prepare", "values"]
+__all__ = ["Panels", "gemm", "gemm_floats", "prepare", "rounds_to", "values"]
 
 Array = npt.NDArray[Any]
 
@@ -147,7 +148,14 @@ def gemm(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | N
     _run(records, x.shape, panels, fmt, out, bias, kind)
 
 
-def gemm_floats(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None = None) -> None:
+def rounds_to(dtype: np.dtype[Any]) -> bool:
+    """Whether `gemm_floats` can round weights to a type: to float16 only where the CPU converts it."""
+    return dtype != np.float16 or target().half
+
+
+def gemm_floats(
+    x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None = None, dtype: Any = np.float32
+) -> None:
     """out = x @ dequantized w.T + bias, with the bits of ``fma/chain``: for few rows.
 
     Parameters
@@ -156,11 +164,13 @@ def gemm_floats(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Ar
         float32 with adjacent columns, or any other float type, which is widened.
     panels, fmt, out, bias
         As in `gemm`.
+    dtype : dtype
+        What dequantized weights are rounded to, one that `rounds_to` has.
     """
     if x.dtype != np.float32 or x.strides[1] != 4 or not x.flags.aligned:
         x = np.ascontiguousarray(x, np.float32)
     if out.size:
-        _run(x, x.shape, panels, fmt, out, bias, None)
+        _run(x, x.shape, panels, fmt, out, bias, element_code(np.dtype(dtype)))
 
 
 def values(panels: Panels, fmt: BlockFormat, k: int, first: int, out: Array) -> None:
@@ -180,9 +190,9 @@ def values(panels: Panels, fmt: BlockFormat, k: int, first: int, out: Array) -> 
 
 def _run(
     rows: Array, shape: tuple[int, int], panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None,
-    kind: str | None,
+    kind: str | int,
 ) -> None:  # fmt: skip
-    """Rows of activations and all panels: records in an instruction set, or floats where it is None."""
+    """Rows of activations and all panels: records in an instruction set; or floats, with weights of an element type."""
     (m, k), n = shape, out.shape[1]
     least = quant_launch.IN_PLACE if panels.row else 1
     template, chunks, threads = panels_task(fmt.name, m, n, k, get_num_threads(), least)
@@ -195,8 +205,8 @@ def _run(
     words[loops.RECORDS], words[loops.RECORD_ROW] = rows.ctypes.data, rows.strides[0]
     words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, abs(rows.strides[0])) // 8 * 8)
     words[loops.PANELS] = panels.data.ctypes.data
-    if kind is None:
-        words[loops.ROUTINE] = loops.float_routine(fmt.name)
+    if isinstance(kind, int):
+        words[loops.ROUTINE] = loops.float_routine(fmt.name, kind)
     else:
         quant_launch.complete(task, fmt.name, kind, panels.row)
     run_task(loops.address(), task, chunks, loops.SCRATCH, threads)

@@ -16,6 +16,7 @@ from .quant_floats import float_rows
 from .quant_native import native_rows
 from .routines import call7
 from .scalars import epilogue_tile
+from .vectors import FLOAT32
 
 __all__ = ["address", "float_routine", "native_routine", "routine", "values_address"]
 
@@ -106,9 +107,9 @@ def native_routine(name: str, kind: str = "") -> int:
 
 
 @cache
-def float_routine(name: str) -> int:
-    """Address of the passes of float activations."""
-    compiled = _compiled_floats(CODE[name])
+def float_routine(name: str, element: int = FLOAT32) -> int:
+    """Address of the passes of float activations, with weights rounded to a type of elements."""
+    compiled = _compiled_floats(CODE[name], element)
     _alive.append(compiled)
     return int(compiled.address)
 
@@ -116,9 +117,9 @@ def float_routine(name: str) -> int:
 _alive: list[Any] = []
 
 
-def _compiled_floats(code: int) -> Any:
+def _compiled_floats(code: int, element: int) -> Any:
     def float_passes(rows, acc, x, x_rs, panel, blocks, unused):
-        float_rows(code, rows, acc, x, x_rs, panel, blocks)
+        float_rows(code, element, rows, acc, x, x_rs, panel, blocks)
 
     return compile_entry(types.void(*[types.int64] * 7), float_passes)
 

@@ -40,6 +40,10 @@ class Config:
         Slots go round among 16 warps; else each warp keeps its own.
     group : int
         Warps that take a slot's chunks in turns; where there are several, `span` is 1.
+    spread : int
+        Where all of x fits and has up to 8 rows, rows that its order in shared memory has room for; 0 as it is.
+    table : bool
+        Scales are made up once for all lanes of a warp.
     """
 
     slots: int
@@ -49,6 +53,8 @@ class Config:
     hold: bool
     rotate: bool = False
     group: int = 1
+    spread: int = 0
+    table: bool = True
 
     @property
     def warps(self) -> int:
@@ -60,10 +66,9 @@ class Config:
         barriers = 8 * (self.slots * (self.stages + 1) + 2 * self.xstages)
         ring = self.stages * self.span * (PART // lay.record_k) * lay.record_bytes
         kept = 512 * -(-m // 8) if self.rotate or self.group > 1 else 0
-        tables = self.warps * (PART // lay.format.sub) * 8 * 16
-        return (
-            -(-barriers // 128) * 128 + self.slots * (ring + kept) + tables + self.xstages * m * _row_bytes(self.span)
-        )
+        tables = self.warps * (PART // lay.format.sub) * 8 * 16 if self.table else 0
+        chunk = 2 * self.spread * (PART * self.span + 32) if self.spread else m * _row_bytes(self.span)
+        return -(-barriers // 128) * 128 + self.slots * (ring + kept) + tables + self.xstages * chunk
 
 
 def _row_bytes(span: int) -> int:
@@ -172,7 +177,8 @@ def _bound(
     chosen = config or configure(lay, m, n, k, on.multiprocessors)
     defines = macros(lay) | {
         "KIND": kinds[0], "OUT": kinds[1], "BIAS_KIND": kinds[2], "NT": -(-m // 8), "SPAN": chosen.span,
-        "HOLD": chosen.hold, "ROTATE": chosen.rotate, "GROUP": chosen.group,
+        "HOLD": chosen.hold, "ROTATE": chosen.rotate, "GROUP": chosen.group, "SPREAD": chosen.spread,
+        "TABLE": chosen.table,
         "THREADS": 544 if chosen.warps == WORKERS else 512 if chosen.warps > 8 else 288,
     }  # fmt: skip
     cubin = compile_files(["quant_few.cu"], arch=on.arch, defines=defines, options=("-std=c++17",))

@@ -33,6 +33,14 @@ def test_logits_keep_their_bits(name, dtype, fmt, sizes):
     assert report.providers["convert"].cases == 27
 
 
+def test_integer_products_in_a_bfloat16_model():
+    model = causal("qwen3", torch.bfloat16)
+    it.convert(model, quantize={"lm_head": "Q8_0", "*": "Q4_0"}, activations="q8")
+    report = isogemm.audit.model(model, mode="plain", relations=LOGITS)
+    assert not broken(report, "plain")
+    assert report.providers["plain"].cases == 27
+
+
 @each_dtype
 def test_gradients_keep_their_bits_over_micro_batches(dtype):
     """Of the parameters that are left, through products with quantized weights."""

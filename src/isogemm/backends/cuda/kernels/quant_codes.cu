@@ -16,12 +16,16 @@
 // fma(q + zero, d s, -zero d s) where there is no o. A code is read as a subnormal fp16 number, code * 2^(at - 24), and
 // widened: exact, and the power of two is in the scale. Rounding to 16 bits is one instruction for two weights.
 // Without integer scales there is a shorter way in 16 bits: SHORT.
-// Conversions and fp16 and bf16 arithmetic take the pipe of fma twice as long as fma itself, logic has its own: codes of four bits
-// alone are read in both ways, in rows g + 8 as float32 numbers, 2048 + code (DIRECT). 8 % of a product on an H200.
+// Conversions and arithmetic in 16 bits take the pipe of fma twice as long as fma itself, and logic has its own. Q_DIRECT:
+// codes of four bits in rows g + 8 are read by logic alone, as float32 numbers 2048 + code. More instructions: a kernel
+// gains where that pipe is what it waits for.
 // A weight of zero may come out with the other sign, which no product's bits depend on: accumulators start at +0.
 
 #ifndef KIND
 #define KIND 1
+#endif
+#ifndef Q_DIRECT
+#define Q_DIRECT 0
 #endif
 
 constexpr int LOW_FIELDS = 8 / Q_LOW, HIGH_FIELDS = Q_HIGH ? 8 / (Q_HIGH ? Q_HIGH : 1) : 8;
@@ -31,7 +35,7 @@ constexpr int SUBS = Q_RECORD_K / Q_SUB;  // of a row in a record
 // codes of 5 bits, so fma(dh, q, dl q) is rounded once.
 constexpr bool SHORT = Q_BLOCK == 32 && Q_FLOATS_EACH == 1 && (KIND == 2 || Q_LOW + Q_HIGH <= 5);
 
-constexpr bool DIRECT = Q_LOW == 4 && Q_HIGH == 0 && !(SHORT && KIND == 2);
+constexpr bool DIRECT = Q_DIRECT && Q_LOW == 4 && Q_HIGH == 0 && !(SHORT && KIND == 2);
 
 struct Words { u32 low[Q_LOW], high[Q_HIGH ? Q_HIGH : 1]; };
 

@@ -14,7 +14,7 @@ from tests.quant.draws import blocks
 import isogemm
 from isogemm.backends.cuda import device, driver, nvrtc, quant_dequantize, quant_many, tensormap
 from isogemm.backends.cuda.quant_layout import FORMATS, Packed, layout, pack
-from isogemm.errors import DTypeError, LayoutError, ShapeError
+from isogemm.errors import DTypeError, LayoutError, OptionError, ShapeError
 from isogemm.quant.formats import FORMATS as ALL
 
 torch = pytest.importorskip("torch")
@@ -124,6 +124,20 @@ def test_types_of_results_and_of_a_bias(out, kind):
     check(drawn(50, 256), weight("Q4_K", 131, 256), bias, out)
     if bias is not None:
         check(drawn(50, 256), weight("Q4_K", 131, 256), bias.repeat_interleave(2)[::2], out)
+
+
+@gpu
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
+def test_parts_behind_one_another(name):
+    """Two launches make one product; what follows waits for both."""
+    w, x = weight(name, 1031, 1024), drawn(300, 1024).cuda()
+    bias = torch.randn(1031, generator=torch.Generator().manual_seed(2)).cuda()
+    packed, want = packed_of(w), product(x, w, bias, BF16)
+    for _ in range(20):
+        got = poisoned(300, 1031, dtype=BF16)
+        quant_many.run(x, packed, got, bias, "2x1x256 s4 to 640, 2x1x96 s4")
+        after = got.clone()
+        same(after, want)
 
 
 @gpu
@@ -248,7 +262,24 @@ def test_configurations():
     for name in FORMATS:
         for m in (33, 64, 200, 512, 4096):
             for n, k in ((19456, 2560), (28672, 4096), (100, 256)):
-                assert quant_many.legal(layout(name), quant_many.best(name, m, n, k))
+                parts = quant_many.parts(quant_many.best(name, m, n, k), n)
+                assert all(quant_many.legal(layout(name), part.config) for part in parts)
+                assert sum(part.rows for part in parts) == n
+                assert [part.first for part in parts] == [0, parts[0].rows][: len(parts)]
+                assert all(part.first % 64 == 0 for part in parts)
+    one, two = quant_many.parts("2x1x128 s8 to 640, 3x1x96 s4 c2", 1000)
+    assert (one.rows, two.first, two.rows, str(one.config), str(two.config)) == (
+        640,
+        640,
+        360,
+        "2x1x128 s8",
+        "3x1x96 s4 c2",
+    )
+    assert [part.rows for part in quant_many.parts("2x1x128 s8 to 640, 3x1x96 s4", 200)] == [64, 136]
+    assert [part.rows for part in quant_many.parts("2x1x128 s8 to 640, 3x1x96 s4", 100)] == [100]
+    for wrong in ("", "2x1x128", "2x1x128 s8, 2x1x128 s8"):
+        with pytest.raises(OptionError):
+            quant_many.parts(wrong, 100)
     many = quant_many.Config(2, 1, 256, 12)
     assert not quant_many.legal(layout("Q4_0"), many)
     assert many.shared(layout("Q4_0")) > quant_many.SHARED

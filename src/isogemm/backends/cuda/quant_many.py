@@ -3,7 +3,8 @@
     out = x @ W.T + bias, W rounded once to the type of x: the contract tensor_core:sm90/chain
 
 A configuration is a text such as ``2x1x128 s8 c2``: consumer warpgroups, blocks of 64 rows of W that each holds, tokens
-of a tile, stages of the ring and blocks of a cluster. None of it reaches the bits.
+of a tile, stages of the ring and blocks of a cluster. ``2x1x128 s8 to 4224, 2x1x256 s6``: rows of W up to there in one
+way, the rest in another one. None of it reaches the bits.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...errors import DTypeError, LayoutError, ShapeError
+from ...errors import DTypeError, LayoutError, OptionError, ShapeError
+from .product import ITEMSIZE
 from .quant_layout import FORMATS, ROWS, STEP, Layout, Packed, layout, macros
 
 if TYPE_CHECKING:
     from .driver import Parameter
     from .tensormap import Encoder
 
-__all__ = ["Case", "Config", "best", "bind", "legal", "run", "source", "takes"]
+__all__ = ["Case", "Config", "Part", "best", "bind", "legal", "parts", "run", "source", "takes"]
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
@@ -122,29 +124,77 @@ def deepest(lay: Layout, warpgroups: int, blocks: int, cols: int, cluster: int =
     return None
 
 
-COLS = (64, 128, 176, 256)
+COLS = (64, 96, 128, 176, 256)
 SHAPES = ((2, 1), (2, 2), (3, 1))
+# Measured on an H200, in us to 64 of K: a token's products with a block of 64 rows; dequantizing 2, 3 or 4 such blocks,
+# which hides behind products of other warps alone. Integer scales of sub-blocks cost a fifth more.
+TENSOR, WORK, INTEGERS = 0.0014, {2: 0.30, 3: 0.37, 4: 0.44}, 1.2
+START, WAVE = 2.5, 0.8  # us of a launch, and of a wave of tiles
+
+
+class Part(NamedTuple):
+    """Some rows of W, and how they are walked."""
+
+    first: int
+    rows: int
+    config: Config
 
 
 def _microseconds(lay: Layout, c: Config, m: int, n: int, k: int, multiprocessors: int) -> float:
-    """A model of an H200: whole waves of tiles, bound by tensor cores or by the warps' work.
-
-    Measured there: 64 of K of a block of 64 rows take 0.0014 us a token of tensor cores, and their dequantizing 0.3 us
-    (0.36 with integer scales), which hides behind products of other warps alone.
-    """
+    """A model: whole waves of tiles, bound by tensor cores or by the warps' own work."""
     tiles = -(-n // (c.rows * c.cluster)) * c.cluster * -(-m // c.cols)
-    blocks, work = c.warpgroups * c.blocks, 0.36 if lay.ints_each else 0.3
-    tensor = 0.0014 * c.cols * blocks
-    step = max(tensor, work * blocks / 2 + 0.6 * tensor)
-    return -(-tiles // multiprocessors) * (-(-k // STEP) * step + 2.0)
+    blocks = c.warpgroups * c.blocks
+    tensor = TENSOR * c.cols * blocks
+    step = max(tensor, WORK[blocks] * (INTEGERS if lay.ints_each else 1) + 0.6 * tensor)
+    return -(-tiles // multiprocessors) * (-(-k // STEP) * step + WAVE)
 
 
 @functools.lru_cache(maxsize=4096)
-def best(format: str, m: int, n: int, k: int, multiprocessors: int = 132) -> Config:
-    """The configuration that is likely the fastest; every one has the same bits."""
+def best(format: str, m: int, n: int, k: int, multiprocessors: int = 132) -> str:
+    """How W is likely walked the fastest: all in one way, or whole waves of tiles of one size, then the rest."""
     lay = layout(format)
-    found = [c for w, b in SHAPES for cols in COLS if (c := deepest(lay, w, b, cols)) is not None]
-    return min(found, key=lambda c: _microseconds(lay, c, m, n, k, multiprocessors))
+    configs = [c for w, b in SHAPES for cols in COLS if (c := deepest(lay, w, b, cols)) is not None]
+
+    def fastest(rows: int) -> tuple[float, Config]:
+        costs = [_microseconds(lay, c, m, rows, k, multiprocessors) for c in configs]
+        return min(zip(costs, configs, strict=True), key=lambda pair: pair[0])
+
+    cost, config = fastest(n)
+    found = str(config)
+    for c in configs:
+        across = -(-m // c.cols)
+        for waves in range(1, 1 + -(-n // c.rows) * across // multiprocessors):
+            rows = waves * multiprocessors // across * c.rows
+            if not 0 < rows < n:
+                continue
+            rest, other = fastest(n - rows)
+            both = _microseconds(lay, c, m, rows, k, multiprocessors) + rest + START
+            if both < (1 if "," in found else 0.98) * cost:
+                cost, found = both, f"{c} to {rows}, {other}"
+    return found
+
+
+def parts(config: str, n: int) -> tuple[Part, ...]:
+    """What a text means for n rows; where the first part would take them all, it takes half of them.
+
+    Raises
+    ------
+    OptionError
+        The text is none.
+    """
+    match = re.fullmatch(r"(.*) to (\d+), (.*)", config)
+    texts = (match[1], match[3]) if match else (config,)
+    read = [Config.parse(text) for text in texts]
+    if any(c is None for c in read):
+        raise OptionError(
+            "configuration of quantized products", limit="as 2x1x128 s8", value=config, nearest="2x1x128 s8"
+        )
+    chosen = [c for c in read if c is not None]
+    if match is None:
+        return (Part(0, n, chosen[0]),)
+    first = int(match[2]) if int(match[2]) < n else n // 128 * 64
+    found = (Part(0, first, chosen[0]), Part(first, n - first, chosen[1]))
+    return tuple(part for part in found if part.rows)
 
 
 def _instruction(operand: str, n: int) -> str:
@@ -185,40 +235,36 @@ def source(case: Case, c: Config) -> tuple[str, tuple[str, ...]]:
     return _instruction(OPERANDS[case.dtype], c.cols) + '#include "quant_many.cu"\n', ("-std=c++17", *options)
 
 
-def _pieces(case: Case, lay: Layout, c: Config, nbytes: int) -> Encoder:
+def _pieces(case: Case, lay: Layout, part: Part, nbytes: int) -> Encoder:
     """The map of W: tiles of 16 rows, each a run of bytes, of which the rows of a tile take `nbytes` at a time."""
     from .tensormap import encoder
 
-    tiles, words = lay.tiles(case.n), lay.tile_bytes(case.k) // 8
+    tiles, words = lay.tiles(part.rows), lay.tile_bytes(case.k) // 8
     return encoder(
         "float64",
         sizes=(1, tiles, words),
         strides=(tiles * words, words, 1),
-        box=(1, c.rows // ROWS, nbytes // 8),
+        box=(1, part.config.rows // ROWS, nbytes // 8),
         swizzle=0,
         promotion=256,
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def bind(case: Case, config: Config | None, device: int) -> Launch:
-    """Compile, or take from a cache, and bind: ``launch(stream, x, data, out, bias)``; None: the best configuration."""
+def _bind_part(case: Case, part: Part, device: int, *, late: bool) -> Launch:
+    """``launch(stream, x, data, out, bias)`` for some rows, of addresses of the whole."""
     from .device import device as facts
     from .driver import load
     from .nvrtc import compile_text
     from .tensormap import encoder
 
-    here, lay = facts(device), layout(case.format)
-    c = config or best(case.format, case.m, case.n, case.k, here.multiprocessors)
+    here, lay, c = facts(device), layout(case.format), part.config
     text, options = source(case, c)
     kernel = load(compile_text(text, name="quant_many_call.cu", arch=here.arch, options=options), "quant_many", device)
-    tiles_w, tiles_x = -(-case.n // (c.rows * c.cluster)), -(-case.m // c.cols)
+    tiles_w, tiles_x = -(-part.rows // (c.rows * c.cluster)), -(-case.m // c.cols)
     clusters = min(tiles_w * tiles_x, here.multiprocessors // c.cluster)
     group = max(1, min(tiles_x, 16 * 2**20 // (2 * case.k * c.cols)))  # x of these stays in L2
-    scalars: list[Parameter] = [
-        ("i64", case.out_step), ("i64", case.bias_step), ("i32", case.n), ("i32", case.m),
-        ("i32", -(-case.k // STEP)), ("i32", tiles_w), ("i32", tiles_x), ("i32", group),
-    ]  # fmt: skip
+    ints = (part.rows, case.m, -(-case.k // STEP), tiles_w, tiles_x, group, int(late))
+    scalars: list[Parameter] = [("i64", case.out_step), ("i64", case.bias_step), *(("i32", v) for v in ints)]
     bound = kernel.bind(
         ["map", "map", "map", "ptr", "ptr", *scalars],
         grid=(clusters * c.cluster,),
@@ -235,11 +281,32 @@ def bind(case: Case, config: Config | None, device: int) -> Launch:
         promotion=256,
     )
     together = lay.record_k == STEP
-    map_w = _pieces(case, lay, c, lay.record_bytes if together else lay.step_bytes)
-    map_s = map_w if together else _pieces(case, lay, c, lay.record_bytes - lay.floats)
+    map_w = _pieces(case, lay, part, lay.record_bytes if together else lay.step_bytes)
+    map_s = map_w if together else _pieces(case, lay, part, lay.record_bytes - lay.floats)
+    of_data, of_out = part.first // ROWS * lay.tile_bytes(case.k), part.first * ITEMSIZE[case.dtype_out]
+    of_bias = 0 if case.dtype_bias is None else part.first * case.bias_step * ITEMSIZE[case.dtype_bias]
 
     def launch(stream: int, x: int, data: int, out: int, bias: int) -> None:
-        bound(stream, map_x(x), map_w(data), map_s(data), out, bias)
+        w = data + of_data
+        bound(stream, map_x(x), map_w(w), map_s(w), out + of_out, bias + of_bias)
+
+    return launch
+
+
+@functools.lru_cache(maxsize=4096)
+def bind(case: Case, config: str | Config | None, device: int) -> Launch:
+    """Compile, or take from a cache, and bind: ``launch(stream, x, data, out, bias)``; None: what is likely fastest."""
+    from .device import device as facts
+
+    text = config or best(case.format, case.m, case.n, case.k, facts(device).multiprocessors)
+    of = parts(str(text), case.n)
+    launches = [_bind_part(case, part, device, late=i > 0) for i, part in enumerate(of)]
+    if len(launches) == 1:
+        return launches[0]
+
+    def launch(stream: int, x: int, data: int, out: int, bias: int) -> None:
+        for each in launches:
+            each(stream, x, data, out, bias)
 
     return launch
 
@@ -266,6 +333,8 @@ def run(x: Any, packed: Packed, out: Any, bias: Any = None, config: str | None =
     ------
     DTypeError, LayoutError, ShapeError
         Tensors that these kernels do not take.
+    OptionError
+        `config` is none.
     """
     m, n, k = x.shape[0], packed.n, packed.k
     dtype, dtype_out = _name(x), _name(out)
@@ -296,7 +365,7 @@ def run(x: Any, packed: Packed, out: Any, bias: Any = None, config: str | None =
     bias_step = 0 if bias is None else bias.stride(0)
     case = Case(packed.format, dtype, dtype_out, dtype_bias, m, n, k, x_step, out_step, bias_step, wide)
     device = x.device.index
-    launch = bind(case, None if config is None else Config.parse(config), device)
+    launch = bind(case, config, device)
     launch(current_stream(device), at_x, packed.data.data_ptr(), at_out, 0 if bias is None else bias.data_ptr())
 
 

@@ -7,6 +7,7 @@
 //            instruction, tokens its columns. One warp of the last warpgroup fills a ring of STAGES buffers of 64 of K. A
 //            consumer dequantizes the next stage while the tensor cores multiply this one: two sets of registers in turns.
 // Clusters   CM blocks take neighbouring rows of W and the same tokens: each loads 1 / CM of x for all of them.
+// Late       launched behind another part of the same product, which has seen its predecessor end: nothing to wait for.
 // Scales     those of super-blocks serve SPAN stages and come with the first; SLOTS of them outlive all stages of the ring.
 
 #include "hopper_ptx.cu"
@@ -63,34 +64,39 @@ struct Producer {
 
 typedef u32 Fragments[MW][4];  // of 16 of K and each block of 64 rows
 
+// A warp's codes of a buffer and what scales them, for each block; those of sub-blocks of 16 are read one at a time.
+struct Raw {
+  Words w[MW];
+  uint4 s[MW][Q_SUB == 16 ? 1 : 64 / Q_SUB];
+};
+
 struct Consumer {
   u8* memory;  // of the ring; behind it, the scales
   u32 ring, full, empty, first, lane;
-  Place next;  // the stage to read
-  Words w[MW];
-  uint4 s[MW];
+  Place at;  // the buffer that is being dequantized
 
-  // Wait for the next stage and read this warp's codes. Returns where it lies.
-  __device__ __forceinline__ u32 read() {
-    barrier_wait(full + 8 * next.stage, next.parity);
-#pragma unroll
-    for (int m = 0; m < MW; ++m)
-      load_words(w[m], memory + next.stage * STAGE_BYTES + X_BYTES + (first + 4 * m) * CODE_BYTES, lane);
-    return next.stage;
-  }
-  __device__ __forceinline__ uint4 scale(int m, int j, const Place& p) const {
+  __device__ __forceinline__ uint4 scale(int m, int sub, const Place& p) const {
     const u8* codes = memory + p.stage * STAGE_BYTES + X_BYTES + (first + 4 * m) * CODE_BYTES;
     const u8* scales = memory + STAGES * STAGE_BYTES + p.slot * SLOT_BYTES + (first + 4 * m) * SCALE_BYTES - Q_FLOATS;
     const u32 step = SPAN > 1 ? p.step : 0;
     __builtin_assume(step < SPAN);
-    return scale_of(SPAN > 1 ? scales : codes, step * (64 / Q_SUB) + j * 16 / Q_SUB, lane >> 2);
+    return scale_of(SPAN > 1 ? scales : codes, step * (64 / Q_SUB) + sub, lane >> 2);
   }
-  // Weights of the stage that was read last, 16 of K from 16 j on.
-  __device__ __forceinline__ void fragment(Fragments& a, int j) {
+  __device__ __forceinline__ void read(Raw& raw, const Place& p) const {
+    barrier_wait(full + 8 * p.stage, p.parity);
 #pragma unroll
     for (int m = 0; m < MW; ++m) {
-      if (j * 16 % Q_SUB == 0) s[m] = scale(m, j, next);
-      dequantize(w[m], j, s[m], a[m]);
+      load_words(raw.w[m], memory + p.stage * STAGE_BYTES + X_BYTES + (first + 4 * m) * CODE_BYTES, lane);
+#pragma unroll
+      for (int sub = 0; sub < (Q_SUB == 16 ? 1 : 64 / Q_SUB); ++sub) raw.s[m][sub] = scale(m, sub, p);
+    }
+  }
+  // Weights of the buffer `at`, 16 of K from 16 j on.
+  __device__ __forceinline__ void fragment(Fragments& a, Raw& raw, int j) const {
+#pragma unroll
+    for (int m = 0; m < MW; ++m) {
+      if (Q_SUB == 16 && j > 0) raw.s[m][0] = scale(m, j, at);
+      dequantize(raw.w[m], j, raw.s[m][Q_SUB == 16 ? 0 : j * 16 / Q_SUB], a[m]);
     }
   }
   // Order-critical: K ascending.
@@ -101,32 +107,42 @@ struct Consumer {
     wgmma_commit();
     scale = 1;
   }
+  // A buffer but for its last product, which the next one's first weights are to be made beside.
+  template <bool MORE>
+  __device__ __forceinline__ void step(float (&acc)[MW][NACC], Fragments (&a)[2], Raw& raw, u32& before, int& scale) {
+    Raw then;
+    Place p = at;
+    p.next();
+#pragma unroll
+    for (int j = 0; j < 3; ++j) {
+      multiply(acc, a[j & 1], at.stage, j, scale);
+      if (j == 2 && MORE) read(then, p);
+      wgmma_wait<1>();
+      if (j == 0 && before < STAGES) release(before);
+      fragment(a[(j + 1) & 1], raw, j + 1);
+    }
+    multiply(acc, a[1], at.stage, 3, scale);
+    before = at.stage;
+    at = p;
+    if (MORE) {
+      wgmma_wait<1>();
+      raw = then;
+      fragment(a[0], raw, 0);
+    }
+  }
   // The products of a tile. While the tensor cores multiply 16 of K, the next 16 are dequantized: a warp cannot go on
   // beyond a product whose weights are in registers before they are taken, so work is dealt out in pieces this small.
+  // (Weights by way of shared memory, from warps of their own: 0.71 of bf16's speed where this is 0.88, on an H200.)
   __device__ __forceinline__ void walk(float (&acc)[MW][NACC], int iters) {
     Fragments a[2];
+    Raw raw;
     int scale = 0;
-    u32 now = read(), before = STAGES;
-    fragment(a[0], 0);
+    u32 before = STAGES;
+    read(raw, at);
+    fragment(a[0], raw, 0);
 #pragma unroll 1
-    for (int i = 1; i <= iters; ++i) {
-#pragma unroll
-      for (int j = 0; j < 3; ++j) {
-        multiply(acc, a[j & 1], now, j, scale);
-        wgmma_wait<1>();
-        if (j == 0 && before < STAGES) release(before);
-        fragment(a[(j + 1) & 1], j + 1);
-      }
-      before = now;
-      next.next();
-      if (i < iters) {
-        now = read();
-        multiply(acc, a[1], before, 3, scale);
-        wgmma_wait<1>();
-        fragment(a[0], 0);
-      }
-    }
-    multiply(acc, a[1], before, 3, scale);
+    for (int i = 1; i < iters; ++i) step<true>(acc, a, raw, before, scale);
+    step<false>(acc, a, raw, before, scale);
     wgmma_wait<0>();
     release(before);
 #pragma unroll
@@ -144,7 +160,7 @@ struct Consumer {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 quant_many(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w, const __grid_constant__ Map map_s, u8* out,
-           const void* bias, i64 out_ld, i64 bias_step, int n, int m, int iters, int tiles_w, int tiles_x, int group) {
+           const void* bias, i64 out_ld, i64 bias_step, int n, int m, int iters, int tiles_w, int tiles_x, int group, int late) {
   extern __shared__ u8 dynamic[];
   __shared__ alignas(8) u64 barriers[2 * STAGES];
   u8* memory = dynamic + (-shared(dynamic) & 1023);
@@ -170,7 +186,7 @@ quant_many(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w,
       int t = cluster_id(), ahead = t < plan.count() ? min(iters, STAGES) : 0;
       Place p = start;
       for (int i = 0; i < ahead; ++i, p.next()) from.bring_w(plan[t], i, p);
-      wait_for_predecessor();
+      if (!late) wait_for_predecessor();
       p = start;
       for (; t < plan.count(); t += cluster_count()) {
         const Tile tile = plan[t];
@@ -187,7 +203,7 @@ quant_many(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w,
     }
   } else {  // consumers
     more_registers<CONSUMER_REGISTERS>();
-    wait_for_predecessor();
+    if (!late) wait_for_predecessor();
     const Epilogue e{out, nullptr, bias, out_ld, 0, 0, 0, 0, bias_step, 0, n, m, 1.0f, 0.0f};
     Consumer c{memory, ring, full, empty, warpgroup * 4 * MW + (warp & 3), lane, {0, 0, 0, 0}};
     float acc[MW][NACC];
@@ -198,5 +214,6 @@ quant_many(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w,
       for (int j = 0; j < MW; ++j) store_block(e, acc[j], tile.row + 64 * (warpgroup * MW + j), tile.col, 0, threadIdx.x);
     }
   }
+  if (late) wait_for_predecessor();  // whoever waits for this launch waits for that one too
   if (CM > 1) cluster_sync();  // no block leaves while others still write to its barriers
 }

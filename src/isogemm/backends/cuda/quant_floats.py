@@ -20,10 +20,9 @@ __all__ = ["FEW", "run", "takes"]
 FEW = 8
 """Rows of x up to which weights are dequantized in registers."""
 
-TEAMS = 1  # of a block, of 4 warps and two tiles each
-RING = 20 * 1024  # bytes of a team's ring, about
+WARPS = 2
+RING = 32 * 1024  # bytes of a warp's ring, about
 PIECE = 2**25  # dequantized elements at a time
-ROWS_EACH = 8  # of x, that a team takes
 _MOST = 4096
 
 
@@ -93,7 +92,7 @@ def _bind(x: Any, packed: Packed, tail: Tail) -> Few:
     dtype, (row, column) = dtype_of(x), x.stride()
     unit = 4 * x.element_size()
     vector = column == 1 and x.data_ptr() % unit == 0 and (row % 4 == 0 or m == 1)
-    rows = 1 << (min(m, ROWS_EACH) - 1).bit_length()
+    rows = 1 << (min(m, FEW) - 1).bit_length()
     stages = _stages(lay)
     made = compiled(
         "quant_floats",
@@ -102,15 +101,15 @@ def _bind(x: Any, packed: Packed, tail: Tail) -> Few:
         NX=rows,
         TYPE=KINDS[dtype],
         VEC=vector,
-        TEAMS=TEAMS,
+        WARPS=WARPS,
         STAGES=stages,
         TYPES=tail.types,
     )
     numbers = [("i64", v) for v in (row, column, tail.row, tail.column, tail.bias)]
     launch = made.bind(
         [*["ptr"] * 4, *numbers, *(("i32", v) for v in (m, n, k))],
-        grid=(-(-n // (2 * ROWS * TEAMS)), -(-m // rows)), block=(128 * TEAMS,),
-        shared=TEAMS * stages * _stage_bytes(lay), pdl=True,
+        grid=(-(-n // (2 * ROWS * WARPS)), -(-m // rows)), block=(32 * WARPS,),
+        shared=WARPS * stages * _stage_bytes(lay), pdl=True,
     )  # fmt: skip
     return Few(launch, device)
 

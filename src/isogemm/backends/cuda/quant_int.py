@@ -22,7 +22,7 @@ __all__ = ["Few", "Many", "config", "run", "run_floats", "takes"]
 MULTIPROCESSORS = 132  # of an H200; sizes teams and rings, nothing else
 SHARED = 224 * 1024
 WARPS = 14  # of a block, at most
-FUSED = 4  # rows of x up to which every block makes its own codes
+FUSED = 2  # rows of x up to which every block makes its own codes
 _MOST = 4096
 
 
@@ -51,7 +51,19 @@ class Few(NamedTuple):
 
 
 class Many(NamedTuple):
-    """A warp's tiles of 16 rows of W and of 8 rows of x; warps along both; stages, K of a stage; blocks at a time."""
+    """How kernels/quant_int_many.cu shares out many rows of x.
+
+    Attributes
+    ----------
+    tiles_w, tiles_x : int
+        A warp's tiles of 16 rows of W and of 8 rows of x.
+    warps_w, warps_x : int
+        Warps along both.
+    stages, span : int
+        Stages of the ring, and K of a stage.
+    blocks : int
+        Of a multiprocessor at once.
+    """
 
     tiles_w: int
     tiles_x: int
@@ -60,6 +72,11 @@ class Many(NamedTuple):
     stages: int
     span: int = 256
     blocks: int = 1
+
+    @property
+    def producer(self) -> bool:
+        """Whether a warp of its own fills the ring: where its many copies for a stage take less than the sums do."""
+        return 8 * self.tiles_x * self.warps_x >= 128
 
 
 class Plan(NamedTuple):
@@ -152,16 +169,16 @@ def _few(lay: Layout, m: int, n: int, k: int) -> Few:
     """Warps to keep a multiprocessor busy; x where it can be read fastest."""
     tiles, spans, wide = -(-n // ROWS), max(1, -(-k // 256)), 1 + (m > 8)
     each = -(-tiles // MULTIPROCESSORS)  # teams of a multiprocessor
-    group = 1 if each > 6 else min(8, spans, 12 // each)
+    group = 1 if each > 6 else min(4 if m == 1 and spans <= 16 else 8, spans, 12 // each)
     teams = min(each, WARPS // group)
     teams = -(-each // -(-each // teams))
-    span = 128 if wide > 1 and group > 1 and lay.record_k == STEP else 256
+    span = 128 if wide > 1 and lay.record_k == STEP else 256
     x = "fused" if m <= FUSED else "staged"
     room = SHARED - (held := _x_bytes(lay, m, k, x))
     if k == 0 or held > SHARED // 2:
         x, room = "memory", SHARED // 2
     stage = span // lay.record_k * lay.record_bytes
-    stages = max(2, min(4, room // (group * teams * stage)))
+    stages = max(2, min((512 if wide > 1 and teams > 10 else 1024) // span, room // (group * teams * stage)))
     return Few(wide, group, teams, stages, span, x, m if x == "fused" else 0)
 
 
@@ -228,10 +245,10 @@ def bind(
     else:
         made = compiled(
             "quant_int_many", device, **common, MI=c.tiles_w, NJ=c.tiles_x, WARPS_M=c.warps_w, WARPS_N=c.warps_x,
-            BLOCKS=c.blocks,
+            BLOCKS=c.blocks, PRODUCER=c.producer,
         )  # fmt: skip
         grid = (-(-n // (ROWS * c.tiles_w * c.warps_w)) * -(-m // (8 * c.tiles_x * c.warps_x)), 1)
-        threads = 32 * c.warps_w * c.warps_x
+        threads = 32 * c.warps_w * c.warps_x + (128 if c.producer else 0)
         shared = c.stages * _stage_bytes(lay, c)
     given += [("i64", v) for v in (tail.row, tail.column, tail.bias)]
     given += [("i32", v) for v in (m, n, k)]

@@ -1,13 +1,12 @@
 // out[m, n] = sum over k of x[m, k] * w[n, k] in float32, w = (d s) q + o t: fma/chain for a few rows of x.
 //
 // Every operation is rounded once: w as the format's formula has it, acc = fma(x, w, acc), k ascending from 0, from +0. K is not
-// padded. W is packed as quant_layout.py says: a lane has codes of K = 2 t + (0, 8, 1, 9) of two rows of each tile. A team of 4
-// warps takes two tiles, and four lanes exchange words, so that each gets one row whole: lane 4 g + t row g + 8 (t % 2) of tile
-// t / 2. Of a span of 256 of K warp i has the 64 from 64 i on: it dequantizes them, and then takes its turn in the chain, which
-// goes from warp to warp through shared memory. The copy engine fills a team's ring of STAGES spans before x is there.
+// padded. W is packed as quant_layout.py says: a lane has codes of K = 2 t + (0, 8, 1, 9) of two rows of each tile. A warp takes
+// two tiles, and four lanes exchange words, so that each gets one row whole: lane 4 g + t row g + 8 (t % 2) of tile t / 2. The
+// copy engine fills a ring of STAGES spans of 256 of K for each warp before x is there.
 //
 // Macros: those of quant_layout.macros; NX rows of x; TYPE of x (0 float32, 1 bfloat16, 2 float16); VEC: x is read four
-// neighbours at a time; TEAMS of a block, STAGES.
+// neighbours at a time; WARPS, STAGES.
 
 #include "hopper_ptx.cu"
 #include "fp32_epilogue.cu"
@@ -62,89 +61,78 @@ struct Scale {
   }
 };
 
-// 64 of K: codes out of the records of both tiles, exchanged among four lanes, to weights of this lane's row, whose record is
-// `own`. Word i of four holds K = 2 i + (0, 8, 1, 9).
-DEVICE void dequantize(float (&weights)[64], const u8* record, const u8* own, int inner, u32 lane) {
-  Words a, b;
-  load_words(a, record + inner * Q_STEP_BYTES, lane), load_words(b, record + TILE_BYTES + inner * Q_STEP_BYTES, lane);
+// 16 of K from k on: word i of `w` holds K = 2 i + (0, 8, 1, 9) of this lane's row. Order-critical: K ascends.
+DEVICE void sixteen(float (&acc)[NX], const u32 (&w)[4], const Scale& scale, const Rows& rows, int k) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    u32 w[4] = {codes(a, 2 * j), codes(a, 2 * j + 1), codes(b, 2 * j), codes(b, 2 * j + 1)};
-    transpose_quad(w, lane);
-    const Scale scale(own, (64 * inner + 16 * j) / Q_SUB, lane / 4 * 2 + lane % 2);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) weights[16 * j + i] = scale.weight(w[i % 8 / 2], i / 8 + i % 2 * 2);
-  }
-#pragma unroll
-  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(weights[i]));  // before the turn comes
-}
-
-// Order-critical: K ascends, from k to `end` at most.
-DEVICE void chain(float (&acc)[NX], const float (&weights)[64], const Rows& rows, int k, int end) {
-#pragma unroll
-  for (int four = 0; four < 16; ++four) {
-    if (four % 4 == 0 && k + 4 * four >= end) break;
+  for (int four = 0; four < 4; ++four) {
     float x[NX][4];
 #pragma unroll
     for (int i = 0; i < NX; ++i) rows.load(x[i], i, k + 4 * four);
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
+    for (int j = 0; j < 4; ++j) {
+      const int at = 4 * four + j;
+      const float weight = scale.weight(w[at % 8 / 2], at / 8 + at % 2 * 2);
 #pragma unroll
-      for (int i = 0; i < NX; ++i) acc[i] = __fmaf_rn(x[i][j], weights[4 * four + j], acc[i]);
+      for (int i = 0; i < NX; ++i) acc[i] = __fmaf_rn(x[i][j], weight, acc[i]);
+    }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128 * TEAMS)
+// 64 of K: their codes out of the records of both tiles, exchanged among four lanes. `own` is the record of this lane's row.
+DEVICE void step(float (&acc)[NX], const u8* record, const u8* own, int inner, u32 lane, const Rows& rows, int k, int end) {
+  Words a, b;
+  load_words(a, record + inner * Q_STEP_BYTES, lane), load_words(b, record + TILE_BYTES + inner * Q_STEP_BYTES, lane);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (k + 16 * j >= end) break;
+    u32 w[4] = {codes(a, 2 * j), codes(a, 2 * j + 1), codes(b, 2 * j), codes(b, 2 * j + 1)};
+    transpose_quad(w, lane);
+    const Scale scale(own, (64 * inner + 16 * j) / Q_SUB, lane / 4 * 2 + lane % 2);
+    sixteen(acc, w, scale, rows, k + 16 * j);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
 quant_floats(const void* x, const u8* w, void* out, const void* bias, i64 x_row, i64 x_column, i64 out_r, i64 out_c,
              i64 bias_stride, int m, int n, int k) {
   extern __shared__ __align__(128) u8 memory[];
-  __shared__ alignas(8) u64 barriers[TEAMS * STAGES];
-  __shared__ float slots[TEAMS][NX][32];
-  const int warp = threadIdx.x / 32, team = warp / 4, part = warp % 4, tile = 2 * (blockIdx.x * TEAMS + team);
-  const int tiles = (n + 15) / 16, records = (k + Q_RECORD_K - 1) / Q_RECORD_K, spans = (k + 255) / 256, steps = (k + 63) / 64;
-  const u32 lane = threadIdx.x % 32, at = team * STAGES * STAGE_BYTES, full = shared(barriers + team * STAGES);
+  __shared__ alignas(8) u64 barriers[WARPS * STAGES];
+  const int warp = threadIdx.x / 32, tile = 2 * (blockIdx.x * WARPS + warp), spans = (k + 255) / 256;
+  const int tiles = (n + 15) / 16, records = (k + Q_RECORD_K - 1) / Q_RECORD_K;
+  const u32 lane = threadIdx.x % 32, ring = shared(memory) + warp * STAGES * STAGE_BYTES, full = shared(barriers + warp * STAGES);
+  if (tile >= tiles) return;
   const u8* from = w + (i64)tile * records * Q_RECORD_BYTES;
   const auto fill = [&](int span) {
-    if (span >= spans || tile >= tiles) return;
+    if (span >= spans) return;
     const int s = span % STAGES, count = min(2, tiles - tile);
     const u32 bytes = min(records - span * PER, PER) * Q_RECORD_BYTES;
     barrier_expect(full + 8 * s, count * bytes);
     for (int i = 0; i < count; ++i)
-      bulk_load(shared(memory) + at + s * STAGE_BYTES + i * TILE_BYTES, from + ((i64)i * records + (i64)span * PER) * Q_RECORD_BYTES, bytes, full + 8 * s);
+      bulk_load(ring + s * STAGE_BYTES + i * TILE_BYTES, from + ((i64)i * records + (i64)span * PER) * Q_RECORD_BYTES, bytes, full + 8 * s);
   };
-  if (lane == 0 && part == 0) {
+  if (lane == 0) {
     for (int s = 0; s < STAGES; ++s) barrier_init(full + 8 * s, 1);
     barrier_init_fence();
     for (int s = 0; s < STAGES; ++s) fill(s);
   }
-  __syncthreads();
-  if (tile >= tiles) return;
-  const int first = blockIdx.y * NX, own = 1 + warp, next = 1 + team * 4 + (part + 1) % 4;
+  __syncwarp();
+  const int first = blockIdx.y * NX;
   const Rows rows{(const u8*)x + (TYPE == 0 ? 4 : 2) * first * x_row, x_row, x_column, m - first};
   float acc[NX] = {};
   wait_for_predecessor();
-  release_successor();  // which waits for the end of this kernel: it may prepare
-#pragma unroll 1
-  for (int i = part; i < steps; i += 4) {
-    const int span = i / 4, s = span % STAGES;
-    const u8* record = memory + at + s * STAGE_BYTES + 64 * part / Q_RECORD_K * Q_RECORD_BYTES;
-    float weights[64];
+  for (int span = 0; span < spans; ++span) {
+    const int s = span % STAGES, steps = min(4, (k + 63) / 64 - 4 * span);
+    const u8* stage = memory + (warp * STAGES + s) * STAGE_BYTES;
     barrier_wait(full + 8 * s, span / STAGES & 1);
-    dequantize(weights, record, record + lane % 4 / 2 * TILE_BYTES, part % (Q_RECORD_K / 64), lane);
-    if (i > 0) {
-      asm volatile("bar.sync %0, 64;" ::"r"(own) : "memory");
-#pragma unroll
-      for (int j = 0; j < NX; ++j) acc[j] = slots[team][j][lane];
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      const u8* record = stage + 64 * i / Q_RECORD_K * Q_RECORD_BYTES;
+      step(acc, record, record + lane % 4 / 2 * TILE_BYTES, i % (Q_RECORD_K / 64), lane, rows, 256 * span + 64 * i, k);
     }
-    if (part == 3 && lane == 0) fill(span + STAGES);  // the other warps have had their turns: none reads this span any more
-    chain(acc, weights, rows, 64 * i, k);
-    if (i + 1 < steps) {
-#pragma unroll
-      for (int j = 0; j < NX; ++j) slots[team][j][lane] = acc[j];
-      asm volatile("bar.arrive %0, 64;" ::"r"(next) : "memory");
-    }
+    __syncwarp();
+    if (lane == 0) fill(span + STAGES);
   }
-  if (steps ? (steps - 1) % 4 != part : part > 0) return;
+  release_successor();
   const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
   const int column = 16 * (tile + lane % 4 / 2) + lane / 4 + 8 * (lane % 2);
 #pragma unroll

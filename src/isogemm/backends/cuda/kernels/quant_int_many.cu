@@ -1,8 +1,8 @@
 // out[m, n] = sum over blocks of x[m, k] * W[n, k], both in blocks of integers: int32/chain, in tiles.
 //
 // x as quant_activations.cu leaves it, W as quant_layout.py packs it. A block computes BM = 16 * MI * WARPS_M rows of W with
-// BN = 8 * NJ * WARPS_N rows of x, a warp MI tiles of 16 with NJ tiles of 8. Warps in turns fill a ring of STAGES buffers with
-// SPAN_K of K of both; a buffer holds W's records, one row tile after the other, then x's codes, sums and scales.
+// BN = 8 * NJ * WARPS_N rows of x, a warp MI tiles of 16 with NJ tiles of 8. A ring of STAGES buffers holds
+// SPAN_K of K of both; with PRODUCER one more warp fills it, else warps do so in turns; a buffer holds W's records, one row tile after the other, then x's codes, sums and scales.
 // Order-critical: spans ascend, and blocks of K in a span; every element belongs to one thread.
 
 #define EACH 1
@@ -157,7 +157,8 @@ struct Consumer {
 #endif
 };
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
+// A warp that fills the ring has a warpgroup of its own, whose registers the others get.
+extern "C" __global__ void __launch_bounds__(32 * WARPS + (PRODUCER ? 128 : 0), BLOCKS)
 quant_int_many(const u8* w, const u8* x_codes, const u8* x_scales, const u8* x_sums, void* out, const void* bias, i64 out_r,
                i64 out_c, i64 bias_stride, int m, int n, int k) {
   extern __shared__ __align__(128) u8 memory[];
@@ -176,6 +177,28 @@ quant_int_many(const u8* w, const u8* x_codes, const u8* x_scales, const u8* x_s
   const int all_w = (n + 15) / 16, all_x = (m + 7) / 8;
   const Source from{w, x_codes, x_scales, x_sums, (k + Q_RECORD_K - 1) / Q_RECORD_K, all_x, tile_w, min(TILES_W, all_w - tile_w),
                     tile_x, min(TILES_X, all_x - tile_x), chunks};
+#if PRODUCER
+  if (warp >= WARPS) {
+    if (WARPS == 8 && BLOCKS == 1) fewer_registers<40>();
+    if (warp > WARPS) return;
+    for (int i = 0; i < spans; ++i) {
+      const int s = i % STAGES;
+      barrier_wait(empty + 8 * s, (i / STAGES & 1) ^ 1);
+      from.fill(i, shared(memory) + s * STAGE_BYTES, full + 8 * s, lane);
+    }
+    return;
+  }
+  if (WARPS == 8 && BLOCKS == 1) more_registers<232>();
+  const Consumer c{warp / WARPS_N * MI, warp % WARPS_N * NJ, lane};
+  float acc[MI][NJ][4] = {};
+  for (int i = 0; i < spans; ++i) {
+    const int s = i % STAGES;
+    barrier_wait(full + 8 * s, i / STAGES & 1);
+    c.walk(acc, memory + s * STAGE_BYTES, min(chunks - i * CHUNKS, CHUNKS));
+    __syncwarp();
+    if (lane == 0) barrier_arrive(empty + 8 * s);
+  }
+#else
   const u32 ring = shared(memory);
   if (warp == 0)
     for (int i = 0; i < min(STAGES, spans); ++i) from.fill(i, ring + i * STAGE_BYTES, full + 8 * i, lane);
@@ -192,6 +215,7 @@ quant_int_many(const u8* w, const u8* x_codes, const u8* x_scales, const u8* x_s
     __syncwarp();
     if (lane == 0) barrier_arrive(empty + 8 * s);
   }
+#endif
   const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
 #pragma unroll
   for (int j = 0; j < NJ; ++j)

@@ -32,7 +32,7 @@ def many(x: Any, packed: Packed, out: Any, bias: Any, config: Any) -> Launch | N
     wide = out.data_ptr() % 16 == 0 and n * out.itemsize % 16 == 0
     steps = k if m > 1 else -(-k // 8) * 8, n, 0 if bias is None else bias.stride(0)
     case = quant_many.Case(packed.format, *types, m, n, k, *steps, wide)
-    return quant_many.bind(case, quant_many.Config.parse(config), packed.data.get_device())
+    return quant_many.bind(case, config, packed.data.get_device())
 
 
 def integers(x: Any, packed: Packed, out: Any, bias: Any, config: Any) -> Launch | None:

@@ -31,8 +31,8 @@ TRIALS = ("quant_trial.py", "quant_choose.py")
 
 
 # Rows of x from which dequantizing weights once (90 us for 28672 x 4096) costs less than doing it in registers again
-# for every 256 rows. Measured on an H200: formats whose weights are products, and those with a sum.
-ONCE_PRODUCT, ONCE_SUM = 3072, 768
+# for every 256 rows. Measured on an H200: d q of blocks of 32, and formats with more to a weight.
+ONCE_SIMPLE, ONCE_OTHER = 4096, 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,9 @@ def choose(case: Case, packed: Packed, arithmetic: str, device: int) -> Run | No
     DeviceError
         While a graph is captured: kernels that could serve have not been tried.
     """
-    if case.path == "same" and case.m >= (ONCE_SUM if layout(case.format).floats_each == 2 else ONCE_PRODUCT):
+    lay = layout(case.format)
+    simple = lay.floats_each == 1 and not lay.ints_each
+    if case.path == "same" and case.m >= (ONCE_SIMPLE if simple else ONCE_OTHER):
         return None
     for candidate in candidates(case, arithmetic, device):
         verdict = admitted.admissions(device).verdict(candidate)

@@ -115,8 +115,6 @@ CONFIGS = (
     Config(14, 2, 1, 9, True, rotate=True),
     Config(3, 3, 2, 5, True, rotate=True),
     Config(9, 2, 1, 2, False, rotate=True),
-    Config(2, 6, 1, 9, True, group=4),
-    Config(4, 4, 1, 4, False, group=3),
 )
 
 

@@ -16,16 +16,10 @@
 // fma(q + zero, d s, -zero d s) where there is no o. A code is read as a subnormal fp16 number, code * 2^(at - 24), and
 // widened: exact, and the power of two is in the scale. Rounding to 16 bits is one instruction for two weights.
 // Without integer scales there is a shorter way in 16 bits: SHORT.
-// Conversions and arithmetic in 16 bits take the pipe of fma twice as long as fma itself, and logic has its own. Q_DIRECT:
-// codes of four bits in rows g + 8 are read by logic alone, as float32 numbers 2048 + code. More instructions: a kernel
-// gains where that pipe is what it waits for.
 // A weight of zero may come out with the other sign, which no product's bits depend on: accumulators start at +0.
 
 #ifndef KIND
 #define KIND 1
-#endif
-#ifndef Q_DIRECT
-#define Q_DIRECT 0
 #endif
 
 constexpr int LOW_FIELDS = 8 / Q_LOW, HIGH_FIELDS = Q_HIGH ? 8 / (Q_HIGH ? Q_HIGH : 1) : 8;
@@ -34,8 +28,6 @@ constexpr int SUBS = Q_RECORD_K / Q_SUB;  // of a row in a record
 // fp16: d q is the product of two fp16 numbers, rounded once. bf16: d = dh + dl, of 8 and of 3 bits; dl q is exact for
 // codes of 5 bits, so fma(dh, q, dl q) is rounded once.
 constexpr bool SHORT = Q_BLOCK == 32 && Q_FLOATS_EACH == 1 && (KIND == 2 || Q_LOW + Q_HIGH <= 5);
-
-constexpr bool DIRECT = Q_DIRECT && Q_LOW == 4 && Q_HIGH == 0 && !(SHORT && KIND == 2);
 
 struct Words { u32 low[Q_LOW], high[Q_HIGH ? Q_HIGH : 1]; };
 
@@ -50,17 +42,13 @@ DEVICE void load_words(Words& w, const u8* step, u32 lane) {
   if constexpr (Q_HIGH > 0) load_lane<Q_HIGH>(w.high, step + 128 * Q_LOW, lane);
 }
 
-// (x & mask) | pattern. One instruction; left to itself the compiler makes it two, each with a constant of its own.
-DEVICE u32 merged(u32 x, u32 mask, u32 pattern) {
-  u32 d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "r"(mask), "r"(pattern));
-  return d;
-}
 DEVICE u32 moved(u32 x, int right) { return right >= 0 ? x >> right : x << -right; }
 // The codes of a field in bytes `high` and `high + 2`, at bits `at` and `16 + at` of `pattern`.
 DEVICE u32 pair(const Words& w, int field, int high, int at, u32 pattern) {
   const int p = 8 * high + Q_LOW * (field % LOW_FIELDS);
-  u32 x = merged(moved(w.low[field / LOW_FIELDS], p - at), (LOW_MASK << at) * 0x10001u, pattern);
+  u32 x = moved(w.low[field / LOW_FIELDS], p - at);
+  // One instruction; left to itself the compiler makes it two, each with a constant of its own.
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(x) : "r"(x), "r"((LOW_MASK << at) * 0x10001u), "r"(pattern));
   if constexpr (Q_HIGH > 0) {
     const int h = 8 * high + Q_HIGH * (field % HIGH_FIELDS), to = at + Q_LOW;
     x |= moved(w.high[field / HIGH_FIELDS], h - to) & (HIGH_MASK << to) * 0x10001u;
@@ -97,10 +85,6 @@ DEVICE u32 fma_pair(u32 x, u32 y, u32 z) {
   return d;
 }
 
-// 2048 + the code of row g + 8 at K = 16 j + 2 t + 8 high + odd.
-DEVICE float direct(const Words& w, int j, int high, int odd) {
-  return __uint_as_float(merged(moved(w.low[j], 4 + 8 * high + 16 * odd - 12), 0xf000, 0x45000000));
-}
 // Where a field's codes lie when they are taken out in place: shifts are free there, and the scale undoes them.
 DEVICE constexpr int in_place(int field) { return Q_LOW * (field % LOW_FIELDS); }
 DEVICE float two_to(int n) { return __uint_as_float((127 + n) << 23); }
@@ -138,7 +122,7 @@ DEVICE uint4 scale_of_floats(const u8* records, int sub, u32 g) {
     // With sub-blocks of 16, `sub` is the step of 16 of K, and the place of its codes depends on that too.
     constexpr float MORE = SUBNORMAL ? UP : 1.0f;
     const bool odd = Q_SUB == 16 && Q_LOW == 2 && (sub & 1);
-    const float even_up = DIRECT && half ? 1.0f : two_to(24 - Q_LOW * half * (Q_LOW < 8)), odd_up = even_up / 16;
+    const float even_up = two_to(24 - Q_LOW * half * (Q_LOW < 8)), odd_up = even_up / 16;
     at[2 * half] = d[half] * (odd ? MORE * odd_up : MORE * even_up) * scale[half];
     const float zero = odd ? -(Q_ZERO / odd_up) : -(Q_ZERO / even_up);
     at[2 * half + 1] = Q_FLOATS_EACH == 2 ? o[half] * MORE * offset[half] : at[2 * half] * zero;
@@ -152,8 +136,7 @@ DEVICE void dequantize_floats(const Words& w, int j, const uint4& s, float (&x)[
     const int field = 2 * j + r % 2;
     const float d = __uint_as_float(r % 2 ? s.z : s.x), c = __uint_as_float(r % 2 ? s.w : s.y);
     float low, high;
-    if (DIRECT && r % 2) low = direct(w, j, r / 2, 0) - 2048.0f, high = direct(w, j, r / 2, 1) - 2048.0f;
-    else widen(pair(w, field, r / 2, in_place(field), 0), low, high);
+    widen(pair(w, field, r / 2, in_place(field), 0), low, high);
     x[r][0] = __fmaf_rn(low, d, c), x[r][1] = __fmaf_rn(high, d, c);
   }
 }
@@ -168,10 +151,8 @@ DEVICE uint4 scale_of(const u8* records, int sub, u32 g) {
   widen(x, d[0], d[1]);
 #pragma unroll
   for (int i = 0; i < 2; ++i) rest[i] = d[i] - __uint_as_float(__float_as_uint(d[i]) & 0xffff0000u);
-  if (DIRECT) rest[1] = d[1] * -(2048.0f + Q_ZERO);
   const u32 a = __float_as_uint(d[0]), b = __float_as_uint(rest[0]), c = __float_as_uint(d[1]), e = __float_as_uint(rest[1]);
-  const u32 first = __byte_perm(a, a, 0x3232), second = __byte_perm(b, b, 0x3232);
-  return DIRECT ? uint4{first, second, c, e} : uint4{first, second, __byte_perm(c, c, 0x3232), __byte_perm(e, e, 0x3232)};
+  return uint4{__byte_perm(a, a, 0x3232), __byte_perm(b, b, 0x3232), __byte_perm(c, c, 0x3232), __byte_perm(e, e, 0x3232)};
 }
 DEVICE void dequantize(const Words& w, int j, const uint4& s, u32 (&a)[4]) {
   if constexpr (!SHORT) {
@@ -185,10 +166,7 @@ DEVICE void dequantize(const Words& w, int j, const uint4& s, u32 (&a)[4]) {
   for (int r = 0; r < 4; ++r) {
     const int field = 2 * j + r % 2, at = KIND == 2 ? in_place(field) : 0;
     const u32 d = r % 2 ? s.z : s.x, rest = r % 2 ? s.w : s.y;
-    if (DIRECT && r % 2) {
-      const float d = __uint_as_float(s.z), c = __uint_as_float(s.w);
-      a[r] = round_pair(__fmaf_rn(direct(w, j, r / 2, 0), d, c), __fmaf_rn(direct(w, j, r / 2, 1), d, c));
-    } else if (KIND == 2) {  // 1024 + code, or 1024 + 16 code
+    if (KIND == 2) {  // 1024 + code, or 1024 + 16 code
       u32 q = pair(w, field, r / 2, at, 0x64006400u);
       // -(1024 + zero); 1 / 16 and -(64 + zero)
       q = at ? fma_pair(q, 0x2c002c00u, (0xd400u + (Q_ZERO << 4)) * 0x10001u) : add_pair(q, (0xe400u + Q_ZERO) * 0x10001u);

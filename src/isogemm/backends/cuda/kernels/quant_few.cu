@@ -6,25 +6,17 @@
 // Roles      a block walks `slots` tiles of 16 rows of W along all of K at once, a warp for each, then those
 //            `gridDim.x * slots` further. A slot has a ring of `stages` chunks of 256 SPAN of K, which the copy engine
 //            fills; one more warp brings x for the block: all of it (HOLD), or through a ring of `xstages` chunks.
-// Thin       GROUP > 1: few slots, whose chains of tensor core instructions are what takes long. Warps of a group of that
-//            many take a slot's chunks in turns; each dequantizes all of its chunk before its turn has come.
 // Balance    ROTATE: after each chunk the slots go round among 16 warps, so that no quarter of the multiprocessor keeps
 //            one more than the others. Accumulators travel through shared memory: bits stay.
-// Shared     what it hands to registers, 128 bytes a cycle, is half of the time where M is small. SPREAD: x, of up to
-//            SPREAD rows, lies in the order of operand B's words, and only lanes whose row exists ask for theirs. TABLE:
-//            scales are made up once for all lanes; else each lane makes up its own.
 // Launch     the packed weights change under no kernel, so their copies begin before the preceding kernel has ended.
 
 #include "hopper_ptx.cu"
 #include "quant_codes.cu"
 
 constexpr int PART = 256, CHUNK = PART * SPAN, PART_BYTES = PART / Q_RECORD_K * Q_RECORD_BYTES, CHUNK_BYTES = SPAN * PART_BYTES;
-constexpr int ENTRIES = PART / Q_SUB * 8, TABLE_BYTES = TABLE ? 16 * ENTRIES : 0;  // scales of eight rows and their neighbours, by sub-block
+constexpr int ENTRIES = PART / Q_SUB * 8, TABLE_BYTES = 16 * ENTRIES;  // scales of eight rows and their neighbours, by sub-block
 constexpr int X_STEP = 2 * CHUNK + 16;  // bytes from row to row of x in shared memory: eight rows fall into different banks
-constexpr bool HANDED = ROTATE || GROUP > 1;
-constexpr int KEPT_BYTES = HANDED ? NT * 512 : 0;
-static_assert(!SPREAD || (HOLD && NT == 1), "all of x, and one block of columns");
-static_assert(GROUP == 1 || (SPAN == 1 && !ROTATE), "a group takes turns of 256 of K");
+constexpr int KEPT_BYTES = ROTATE ? NT * 512 : 0;
 
 DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
@@ -40,11 +32,6 @@ DEVICE void say(u32 at, int count) { asm volatile("st.release.cta.shared.b32 [%0
 DEVICE void load_b(u32* b, u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at));
 }
-// 32 of K in the order of SPREAD: where the row does not exist, columns of results that nobody reads.
-DEVICE void load_spread(u32* b, u32 at, u32 row, u32 rows) {
-  asm volatile("{\n.reg .pred here;\nsetp.lt.u32 here, %5, %6;\n@here ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at), "r"(row), "r"(rows));
-}
 DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if KIND == 1
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -56,68 +43,24 @@ DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 struct Sums { float v[NT][4]; };
 
-DEVICE const u8* step_of(const u8* part, int step) {
-  return part + 64 * step / Q_RECORD_K * Q_RECORD_BYTES + 64 * step % Q_RECORD_K / 64 * Q_STEP_BYTES;
-}
-// Where the lane's pieces of x begin, in shared memory; rows past m repeat the last one.
-struct Place { u32 at[NT], row, rows; };
-// 64 of K.
-DEVICE void load_x(u32 (&b)[NT][8], const Place& x, int step) {
-  if (SPREAD) {
-    load_spread(b[0], x.at[0] + 128 * SPREAD * step, x.row, x.rows);
-    load_spread(b[0] + 4, x.at[0] + 128 * SPREAD * step + 64 * SPREAD, x.row, x.rows);
-    return;
-  }
-  const int offset = 128 * step;
-#pragma unroll
-  for (int c = 0; c < NT; ++c) load_b(b[c], x.at[c] + offset), load_b(b[c] + 4, x.at[c] + offset + 64);
-}
-DEVICE uint4 scale_at(const u8* part, const uint4* table, int k, u32 lane) {
-  return TABLE ? table[k / Q_SUB * 8 + (lane >> 2)] : scale_of(part, k / Q_SUB, lane >> 2);
-}
-// Up to 256 of K, `left` of them.
-template <bool WHOLE> DEVICE void walk(Sums& acc, const u8* part, const uint4* table, const Place& x, int left, u32 lane) {
+// Up to 256 of K, `left` of them. `x_at` is where the lane's pieces of x begin, in shared memory; rows past m repeat the
+// last one.
+template <bool WHOLE> DEVICE void walk(Sums& acc, const u8* part, const uint4* table, const u32 (&x_at)[NT], int left, u32 lane) {
 #pragma unroll
   for (int step = 0; step < PART / 64; ++step) {
     if (!WHOLE && 64 * step >= left) break;
     Words words;
     u32 b[NT][8];
-    load_words(words, step_of(part, step), lane);
-    load_x(b, x, step);
+    load_words(words, part + 64 * step / Q_RECORD_K * Q_RECORD_BYTES + 64 * step % Q_RECORD_K / 64 * Q_STEP_BYTES, lane);
+#pragma unroll
+    for (int c = 0; c < NT; ++c) load_b(b[c], x_at[c] + 128 * step), load_b(b[c] + 4, x_at[c] + 128 * step + 64);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // order-critical: K ascending
       if (!WHOLE && 64 * step + 16 * j >= left) break;
       u32 a[4];
-      dequantize(words, j, scale_at(part, table, 64 * step + 16 * j, lane), a);
+      dequantize(words, j, table[(64 * step + 16 * j) / Q_SUB * 8 + (lane >> 2)], a);
 #pragma unroll
       for (int c = 0; c < NT; ++c) mma(acc.v[c], a, b[c][2 * j], b[c][2 * j + 1]);
-    }
-  }
-}
-
-// 256 of K, or what is left of them, in two halves: the weights, then the sums.
-struct Weights { u32 a[PART / 16][4]; };
-DEVICE void dequantize_part(Weights& w, const u8* part, const uint4* table, int left, u32 lane) {
-#pragma unroll
-  for (int step = 0; step < PART / 64; ++step) {
-    if (64 * step >= left) break;
-    Words words;
-    load_words(words, step_of(part, step), lane);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) dequantize(words, j, scale_at(part, table, 64 * step + 16 * j, lane), w.a[4 * step + j]);
-  }
-}
-DEVICE void sum_part(Sums& acc, const Weights& w, const Place& x, int left) {
-#pragma unroll
-  for (int step = 0; step < PART / 64; ++step) {
-    if (64 * step >= left) break;
-    u32 b[NT][8];
-    load_x(b, x, step);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {  // order-critical: K ascending
-      if (64 * step + 16 * j >= left) break;
-#pragma unroll
-      for (int c = 0; c < NT; ++c) mma(acc.v[c], w.a[4 * step + j], b[c][2 * j], b[c][2 * j + 1]);
     }
   }
 }
@@ -180,18 +123,7 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
   release_successor();
   __syncthreads();
 
-  if (SPREAD) {
-    wait_for_predecessor();
-    const int pieces = k / 8;  // of eight; words of a piece go to four lanes
-    for (int i = threadIdx.x; i < m * pieces; i += blockDim.x) {
-      const int row = i / pieces, piece = i % pieces;
-      const uint4 v = *(const uint4*)(x + row * x_ld + 8 * piece);
-      u8* const to = memory + (x_ring - shared(memory)) + piece / 4 * (64 * SPREAD) + 64 * row + piece % 4 * 4;
-      *(u32*)to = v.x, *(u32*)(to + 16) = v.y, *(u32*)(to + 32) = v.z, *(u32*)(to + 48) = v.w;
-    }
-    __syncthreads();
-    if (warp == warps) return;
-  } else if (warp == warps) {
+  if (warp == warps) {
     wait_for_predecessor();
     const int count = HOLD ? chunks : passes * chunks;
     if (HOLD && lane == 0) barrier_expect(full_x, 2 * m * k);
@@ -213,72 +145,61 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
   uint4* const table = (uint4*)(memory + tables + warp * TABLE_BYTES);
   u32 x_lane[NT];
 #pragma unroll
-  for (int c = 0; c < NT; ++c)
-    x_lane[c] = SPREAD ? x_ring + lane * 16 : x_ring + min(8 * c + (int)(lane & 7), m - 1) * X_STEP + (lane >> 3) * 16;
+  for (int c = 0; c < NT; ++c) x_lane[c] = x_ring + min(8 * c + (int)(lane & 7), m - 1) * X_STEP + (lane >> 3) * 16;
   int stage = 0, x_at = 0, turn = 0;
   u32 phase = 0, x_phase = 0;
   int ahead_chunk = stages % chunks, ahead_first = stages / chunks * stride + blockIdx.x;
-  if (HOLD && !SPREAD) barrier_wait(full_x, 0);
+  if (HOLD) barrier_wait(full_x, 0);
   Sums acc;
   for (int time = 0, chunk = 0, first = blockIdx.x; first < passes * stride; ++time) {
     // Chosen by simulation of 16 warps on four schedulers, for 9 to 14 slots.
-    const int place = ROTATE ? (warp - 7 * time) & 15 : warp / GROUP, back = place - turn;
-    const int slot = ROTATE ? (back < 0 ? back + slots : back) : place, tile = first + slot * gridDim.x;
-    const bool mine = place < slots && (GROUP == 1 || time % GROUP == warp % GROUP);
+    const int place = ROTATE ? (warp - 7 * time) & 15 : warp, back = place - turn;
+    const int slot = ROTATE ? (back < 0 ? back + slots : back) : warp, tile = first + slot * gridDim.x;
     if (!HOLD) barrier_wait(full_x + 8 * x_at, x_phase);
-    if (mine && tile < tiles) {
+    if (place < slots && tile < tiles) {
       u8* const ring = memory + rings + slot * slot_bytes;
       float4* const kept = (float4*)(ring + stages * CHUNK_BYTES) + lane;
-      const auto begin = [&] {
-        if (HANDED) wait_until(done + 8 * slot, time);
+      if (ROTATE) wait_until(done + 8 * slot, time);
 #pragma unroll
-        for (int c = 0; c < NT; ++c) {
-          float (&v)[4] = acc.v[c];
-          if (chunk == 0) {
-            v[0] = v[1] = v[2] = v[3] = 0.0f;
-          } else if (HANDED) {
-            const float4 sums = kept[32 * c];
-            v[0] = sums.x, v[1] = sums.y, v[2] = sums.z, v[3] = sums.w;
-          }
+      for (int c = 0; c < NT; ++c) {
+        float (&v)[4] = acc.v[c];
+        if (chunk == 0) {
+          v[0] = v[1] = v[2] = v[3] = 0.0f;
+        } else if (ROTATE) {
+          const float4 sums = kept[32 * c];
+          v[0] = sums.x, v[1] = sums.y, v[2] = sums.z, v[3] = sums.w;
         }
-      };
-      if (GROUP == 1) begin();
+      }
       const u8* at = ring + stage * CHUNK_BYTES;
       int left = k - chunk * CHUNK;
-      Place here;
-      here.row = lane >> 2, here.rows = m;
+      u32 b_at[NT];
 #pragma unroll
-      for (int c = 0; c < NT; ++c) here.at[c] = x_lane[c] + (SPREAD ? chunk * (2 * SPREAD * CHUNK) : x_at * x_stage);
+      for (int c = 0; c < NT; ++c) b_at[c] = x_lane[c] + x_at * x_stage;
       barrier_wait(full_w + 8 * (slot * stages + stage), phase);
 #pragma unroll 1
       for (int part = 0; part < SPAN && left > 0; ++part) {
 #pragma unroll
-        for (int i = 0; i < (TABLE ? ENTRIES / 32 : 0); ++i) {
+        for (int i = 0; i < ENTRIES / 32; ++i) {
           const int entry = i * 32 + lane;
           table[entry] = scale_of(at, entry / 8, entry % 8);
         }
-        if (TABLE) __syncwarp();
-        if (GROUP > 1) {
-          Weights weights;
-          dequantize_part(weights, at, table, left, lane);
-          begin();
-          sum_part(acc, weights, here, left);
-        } else if (left >= PART) walk<true>(acc, at, table, here, left, lane);
-        else walk<false>(acc, at, table, here, left, lane);
+        __syncwarp();
+        if (left >= PART) walk<true>(acc, at, table, b_at, left, lane);
+        else walk<false>(acc, at, table, b_at, left, lane);
         __syncwarp();
         left -= PART, at += PART_BYTES;
 #pragma unroll
-        for (int c = 0; c < NT; ++c) here.at[c] += 2 * PART * (SPREAD ? SPREAD : 1);
+        for (int c = 0; c < NT; ++c) b_at[c] += 2 * PART;
       }
       const int next = ahead_first + slot * gridDim.x;
       if (lane == 0 && next < tiles) load(slot, next, ahead_chunk, stage);
       if (chunk + 1 == chunks) {
         write(acc, out, bias, out_ld, 16 * tile, m, n, lane);
-      } else if (HANDED) {
+      } else if (ROTATE) {
 #pragma unroll
         for (int c = 0; c < NT; ++c) kept[32 * c] = make_float4(acc.v[c][0], acc.v[c][1], acc.v[c][2], acc.v[c][3]);
       }
-      if (HANDED) {
+      if (ROTATE) {
         __syncwarp();
         if (lane == 0) say(done + 8 * slot, time + 1);
       }

@@ -84,7 +84,7 @@ def configure(lay: Layout, m: int, n: int, k: int, multiprocessors: int) -> Conf
     for span, xstages in ((1, 4), (1, 2)) if wide else ((2, 4), (2, 2), (1, 4), (1, 2)):
         chunks = -(-k // (PART * span))
         hold = chunks * m * _row_bytes(span) <= 40 * 1024
-        rotate = hold and 12 < slots < WORKERS
+        rotate = hold and not wide and 12 < slots < WORKERS
         config = Config(slots, 2, span, chunks if hold else xstages, hold, rotate)
         if config.shared(lay, m) <= SHARED:
             break

@@ -15,6 +15,7 @@ import torch
 
 from .. import api
 from ..contract.spec import Contract, Order, as_contract
+from ..errors import DeviceError
 
 __all__ = [
     "define_forward",
@@ -24,6 +25,7 @@ __all__ = [
     "is_plain",
     "linear",
     "product",
+    "refuse_meta",
     "resolved",
     "walk",
     "with_order",
@@ -184,7 +186,20 @@ def _grouped(a: list[Tensor], b: list[Tensor], contract: str, grad_order: str, o
     return grouped(a, b, contract, out_dtype)
 
 
+def refuse_meta(x: Tensor, *others: Tensor | None) -> None:
+    """Refuse meta tensors beside one with data: torch runs the fake kernel there, whose result is memory as found.
+
+    Raises
+    ------
+    DeviceError
+    """
+    for other in others:
+        if other is not None and other.device.type == "meta" != x.device.type:
+            raise DeviceError("device of operands", limit=str(x.device), value="meta", nearest=f"load it to {x.device}")
+
+
 def _fake_product(c: Tensor | None, a: Tensor, b: Tensor, contract: str, grad_order: str, out_dtype: Any) -> Tensor:
+    refuse_meta(a, b, c)
     with_order(resolved(contract, a, b), grad_order)  # an unknown contract or order is an error while tracing
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"inner dimensions differ: {tuple(a.shape)} and {tuple(b.shape)}")
     return a.new_empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype if out_dtype is None else out_dtype)
@@ -224,6 +239,7 @@ def _fake_linear(
     main_grad: Tensor | None = None,
     bias_main_grad: Tensor | None = None,
 ) -> Tensor:
+    refuse_meta(x, bias)
     return _fake_product(None, x, w.mT, contract, grad_order, out_dtype)
 
 
@@ -234,6 +250,7 @@ def _fake_product_forward(
 
 
 def _fake_linear_forward(x: Tensor, w: Tensor, bias: Tensor | None, contract: str, out_dtype: Any) -> Tensor:
+    refuse_meta(x, bias)
     return _fake_product(None, x, w.mT, contract, "chain", out_dtype)
 
 

@@ -14,6 +14,7 @@ from ..quantized import ACTIVATIONS
 from . import backward, ops, quantized_ops
 from .layers import Converted
 from .ops import Tensor
+from .row_checks import dtype_of
 
 __all__ = ["QuantizedLinear", "linear"]
 
@@ -34,10 +35,29 @@ def linear(
     float32 there where they were in the forward product (and for integer products, whose rounding of x has no
     derivative and is passed over), else of the type of x.
     """
-    if not isinstance(x, torch.Tensor) or (bias is not None and not isinstance(bias, torch.Tensor)):
-        name, value = ("bias", bias) if isinstance(x, torch.Tensor) else ("x", x)
-        raise DTypeError(f"{name} of linear", limit="a tensor", value=type(value).__name__, nearest="torch.as_tensor")
-    return call(_autocast(x), w, bias, _text(contract), activations or "", grad_order, out_dtype)
+    _check_tensor("x", x)
+    if bias is not None:
+        _check_tensor("bias", bias)
+    options = "" if activations is None else _checked(activations), grad_order, _dtype(out_dtype)
+    return call(_autocast(x), w, bias, _text(contract), *options)
+
+
+def _check_tensor(name: str, x: Any) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise DTypeError(f"{name} of linear", limit="a tensor", value=type(x).__name__, nearest="torch.as_tensor")
+
+
+def _checked(activations: Any) -> str:
+    if activations not in ACTIVATIONS:
+        raise OptionError(
+            "activations", limit="one of " + ", ".join(ACTIVATIONS), value=repr(activations), nearest="'q8'"
+        )
+    return str(activations)
+
+
+def _dtype(out_dtype: Any) -> Any:
+    """torch's name of a type, which is what an operator takes."""
+    return None if out_dtype is None else dtype_of(None, out_dtype)
 
 
 def call(
@@ -130,15 +150,12 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
                 "weight of QuantizedLinear", limit="a QuantizedMatrix", value=type(weight).__name__,
                 nearest="isogemm.quantize(weight, 'Q4_K')",
             )  # fmt: skip
-        if activations is not None and activations not in ACTIVATIONS:
-            raise OptionError(
-                "activations", limit="one of " + ", ".join(ACTIVATIONS), value=repr(activations), nearest="'q8'"
-            )
+        asked = "" if activations is None else _checked(activations)
         self.out_features, self.in_features = weight.shape
         self.format = weight.format.name
-        self.activations, self.out_dtype = activations, out_dtype
+        self.activations, self.out_dtype = activations, _dtype(out_dtype)
         self.contract: Contract | None = None if contract is None else as_contract(contract)
-        self._call = ("" if contract is None else str(self.contract), activations or "", self.grad_order, out_dtype)
+        self._call = ("" if contract is None else str(self.contract), asked, self.grad_order, self.out_dtype)
         self.register_parameter("bias", _parameter(bias, weight.shape[0]))
         self.register_buffer("blocks", None, persistent=False)
         self._hold(weight)
@@ -158,6 +175,7 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
         if torch.compiler.is_compiling():
             about = (self.format, self.out_features, self.in_features)
             return _operator(_autocast(x), self.blocks, bias, about, *self._call)
+        _check_tensor("x", x)
         if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or not ops.is_plain(x, bias):
             return call(_autocast(x), self._matrix, bias, *self._call)
         return api.linear(
@@ -168,17 +186,20 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
         """Moves: torch's functions see where to, and not the weight, whose kernels' copies differ by device."""
         blocks = self.blocks
         there = fn(torch.empty(0, dtype=torch.uint8, device=blocks.device)).device
+        matrix = self._matrix
+        if there != blocks.device:  # first, so that what fails changes nothing
+            if there.type not in ("cpu", "cuda"):
+                raise DeviceError(
+                    "device of QuantizedLinear", limit="cpu or cuda", value=str(there), nearest=".to('cpu')"
+                )
+            matrix = matrix.to(there)
         self.blocks = None
         try:
             super()._apply(fn, recurse)
         finally:
             self.blocks = blocks
-        if there != blocks.device:
-            if there.type not in ("cpu", "cuda"):
-                raise DeviceError(
-                    "device of QuantizedLinear", limit="cpu or cuda", value=str(there), nearest=".to('cpu')"
-                )
-            self._hold(self._matrix.to(there))
+        if matrix is not self._matrix:
+            self._hold(matrix)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -199,8 +220,12 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
         if weight is None:
             return
         try:
-            self._load(prefix, weight, self.format if name is None else bytes(name.tolist()).decode("ascii", "replace"))
-        except (FormatError, ShapeError) as error:
+            for what, value in (("weight", weight), ("format", name)):
+                if value is not None and (not isinstance(value, torch.Tensor) or value.is_meta):
+                    shown = "a meta tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+                    raise DTypeError(f"{prefix}{what}", limit="a tensor with data", value=shown, nearest="torch.uint8")
+            self._load(prefix, weight, self.format if name is None else _text_of(f"{prefix}format", name))
+        except (DTypeError, FormatError, ShapeError) as error:
             errors.append(str(error))
 
     def _load(self, prefix: str, weight: Tensor, fmt: str) -> None:
@@ -238,6 +263,13 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"format={self.format}, activations={self.activations or 'default'}, contract={self.contract or 'default'}"
         )
+
+
+def _text_of(what: str, name: Tensor) -> str:
+    if name.dtype != torch.uint8 or name.dim() != 1:
+        value = f"{name.dtype} {list(name.shape)}"
+        raise DTypeError(what, limit="a format's name as uint8", value=value, nearest="torch.uint8")
+    return bytes(name.tolist()).decode("ascii", "replace")
 
 
 def _parameter(bias: Any, n: int) -> Any:

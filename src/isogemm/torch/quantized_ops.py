@@ -15,12 +15,12 @@ import torch
 
 from .. import api
 from ..contract.spec import Contract, as_contract
-from ..errors import OptionError, ShapeError
+from ..errors import LayoutError, OptionError, ShapeError
 from ..quant.formats import format_of
 from ..quant.matrix import QuantizedMatrix
 from ..quantized import ACTIVATIONS
 from . import backward
-from .ops import Tensor, _library, define_forward, resolved, with_order
+from .ops import Tensor, _library, define_forward, refuse_meta, resolved, with_order
 
 __all__ = ["Recorded", "blocks_of", "linear", "linear_forward_op", "linear_op", "matrix_of", "weight_op"]
 
@@ -46,7 +46,14 @@ def _make_blocks(w: QuantizedMatrix) -> int:
     """Make it where there is none, before a compiler looks at the matrix: nothing of this is traced."""
     if w._tensor is None:
         there = w._packed
-        w._tensor = torch.from_numpy(np.asarray(_Bytes(w.rows))) if there is None else there.tensor
+        if there is None and w.strides[0] < 0:
+            raise LayoutError(
+                "rows of a quantized weight as a torch tensor", limit="in ascending order",
+                value=f"rows {w.strides[0]} bytes apart",
+                nearest="QuantizedMatrix.from_bytes(np.ascontiguousarray(w.rows), shape=w.shape, format=w.format)",
+            )  # fmt: skip
+        with torch.inference_mode(False):  # else autograd could never save it
+            w._tensor = torch.from_numpy(np.asarray(_Bytes(w.rows))) if there is None else there.tensor
         _alive[_key(w._tensor, w.format.name, *w.shape)] = w
     return 0
 
@@ -70,7 +77,7 @@ def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
 
 
 def _key(blocks: Tensor, fmt: str, n: int, k: int) -> tuple[Any, ...]:
-    return blocks.data_ptr(), blocks.get_device(), fmt, n, k
+    return blocks.data_ptr(), blocks.stride(0), blocks.get_device(), fmt, n, k  # w[:n] and w[::2] begin alike
 
 
 def _made(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
@@ -137,7 +144,7 @@ def _fake_linear(
     grad_order: str,
     out_dtype: Any,
 ) -> Tensor:
-    _check(x, k, contract, activations)
+    _check(x, bias, k, contract, activations)
     with_order(Contract(), grad_order)
     return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
 
@@ -153,12 +160,13 @@ def _fake_forward(
     activations: str,
     out_dtype: Any,
 ) -> Tensor:
-    _check(x, k, contract, activations)
+    _check(x, bias, k, contract, activations)
     return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
 
 
-def _check(x: Tensor, k: int, contract: str, activations: str) -> None:
+def _check(x: Tensor, bias: Tensor | None, k: int, contract: str, activations: str) -> None:
     """What can be said of a call while it is traced."""
+    refuse_meta(x, bias)
     if x.dim() == 0 or x.shape[-1] != k:
         raise ShapeError(
             "columns of x and w", limit="equal: x [..., k] and w [n, k]", value=f"x {list(x.shape)} and k {k}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import ml_dtypes
@@ -107,6 +108,27 @@ def test_what_cannot_be_written_is_one_line(source, tmp_path, monkeypatch, capsy
         with pytest.raises(OptionError, match="cannot write"):
             run("quantize", source, out, "--format", "F16")
     assert [p.name for p in tmp_path.iterdir()] == ["in.safetensors"]
+
+
+def test_files_of_others_are_not_written_over(source, tmp_path):
+    """The file that is written first has a name that nobody has: not the input's, either."""
+    out, given = tmp_path / "out.gguf", source.read_bytes()
+    near = source.rename(tmp_path / "out.gguf.part")
+    run("quantize", near, out, "--format", "Q4_K", "--fallback", "keep")
+    assert near.read_bytes() == given
+    assert set(load(out)) == set(load(near))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.gguf", "out.gguf.part"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_only_a_file_is_written_over(source, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for out in (pipe, ""):
+        with pytest.raises(OptionError, match="cannot write: limit: a writable file"):
+            run("quantize", source, out, "--format", "Q4_K", "--fallback", "keep")
+    assert pipe.is_fifo()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.safetensors", "pipe"]
 
 
 def test_weights_that_are_quantized_already_are_counted(source, tmp_path):

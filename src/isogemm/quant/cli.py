@@ -7,6 +7,7 @@ import fnmatch
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,11 +43,10 @@ def quantize_command(
         raise OptionError("OUT", limit="another file than IN, which is mapped", value=str(out), nearest="another name")
     kept = _matching(file, keep or [], "--keep")
     planned = {e.name: _planned(e, fmt, fallback, e.name in kept) for e in file.entries.values()}
-    part = out.with_name(out.name + ".part")
     try:
-        if out.is_dir():
-            raise IsADirectoryError(f"{out} is a folder")
-        _write(file, planned, part, out)
+        if out.exists() and not out.is_file():  # a folder; or a pipe or a device, which a file would take the place of
+            raise OSError(f"{out} is no file")
+        _write(file, planned, out)
     except OSError as error:
         raise OptionError(
             "cannot write", limit="a writable file in a folder that exists", value=str(error), nearest=out.name
@@ -60,13 +60,25 @@ def quantize_command(
         typer.echo(f"{n} {words[0]} quantized already ({', '.join(sorted(already))}) and {words[1]} copied")
 
 
-def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]], part: Path, out: Path) -> None:
-    """Write a file under the name `part`, and give it its own when it is whole."""
+def _new_beside(out: Path) -> Path:
+    """A new, empty file with a name that nobody had: a file that is there may be the input, which is mapped."""
+    for i in count():
+        part = out.with_name(f"{out.name}.part{i or ''}")
+        try:
+            part.touch(exist_ok=False)
+            break
+        except FileExistsError:
+            continue
+    return part
+
+
+def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> None:
+    """Write a file under another name, and give it its own when it is whole."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     gguf = package()
-    part.touch()  # an error here leaves nothing to remove
+    part = _new_beside(out)  # an error here leaves nothing to remove
     writer = gguf.GGUFWriter(part, str(file.metadata.get("general.architecture", "unknown")))
     try:
         _copy_metadata(gguf, writer, file)

@@ -110,6 +110,16 @@ def test_what_cannot_be_written_is_one_line(source, tmp_path, monkeypatch, capsy
     assert [p.name for p in tmp_path.iterdir()] == ["in.safetensors"]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int64], ids=str)
+def test_scalars_stay_scalars(tmp_path, dtype):
+    tensors = {"scale": np.array(3, dtype), "weight": values("normal", 4, 256)}
+    save_file(tensors, tmp_path / "in.safetensors")
+    run("quantize", tmp_path / "in.safetensors", tmp_path / "out.gguf", "--format", "Q4_K")
+    made = load(tmp_path / "out.gguf")["scale"]
+    assert (made.shape, made.dtype, made[()]) == ((), dtype, 3)
+    assert "scale" in run("inspect", tmp_path / "out.gguf", "--check")
+
+
 def test_files_of_others_are_not_written_over(source, tmp_path):
     """The file that is written first has a name that nobody has: not the input's, either."""
     out, given = tmp_path / "out.gguf", source.read_bytes()

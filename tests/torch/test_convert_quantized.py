@@ -49,6 +49,33 @@ def kinds(model):
     return {name: type(child) for name, child in model.named_modules()}
 
 
+EXTRAS = {
+    "weight_orig": lambda layer: torch.nn.utils.spectral_norm(layer),
+    "scale": lambda layer: layer.register_parameter("scale", torch.nn.Parameter(torch.ones(1))),
+    "mask": lambda layer: layer.register_buffer("mask", torch.ones(1)),
+    "adapter": lambda layer: layer.add_module("adapter", torch.nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_linear_that_holds_more_is_refused(model, name):
+    """Another object takes its place, so what it holds besides would be lost: hooks read such things."""
+    EXTRAS[name](model.up)
+    before, state = kinds(model), {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(OptionError, match=rf"up: limit: weight and bias; got: .*{name}.*leave=\['up'\]"):
+        iso.convert(model, quantize="Q4_0")
+    assert kinds(model) == before
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    iso.convert(model, quantize="Q4_0", leave=["up", "again"])
+    assert type(model.down) is iso.QuantizedLinear
+    model(torch.arange(3))
+
+
+def test_patterns_are_text(model):
+    with pytest.raises(OptionError, match="quantize: limit: patterns of modules' names; got: 3; nearest"):
+        iso.convert(model, quantize={3: "Q4_0"})
+
+
 def test_linears_are_swapped_and_all_else_stays(model):
     called = []
     handle = model.up.register_forward_hook(lambda *args: called.append(1))

@@ -142,8 +142,8 @@ def _described(gguf: Any, entry: Entry, chosen: BlockFormat | None) -> tuple[Any
         rows = int(np.prod(entry.shape[:-1], dtype=np.int64))
         row = fmt.row_bytes(entry.shape[-1], entry.name) if entry.shape else fmt.nbytes
         known = gguf.GGMLQuantizationType[kind]
-        if kind in ("F32", "F16"):
-            return entry.shape, (np.dtype(np.float32 if kind == "F32" else np.float16), None), rows * row
+        if not fmt.quantized:  # the type as a number; NumPy's is looked at only to tell bytes of blocks
+            return entry.shape, (np.dtype(np.void), known), rows * row
         return (*entry.shape[:-1], row), (np.dtype(np.uint8), known), rows * row
     plain = {"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "F64": np.float64}.get(kind)
     if plain is None:

@@ -90,7 +90,7 @@ def _tensor(gguf: Any, field: Any, start: int, size: int) -> tuple[str, str, tup
         ) from error  # fmt: skip
     shape = tuple(int(d) for d in reversed(dims))
     block, nbytes = gguf.GGML_QUANT_SIZES[known]
-    if not shape or shape[-1] % block:
+    if (shape[-1] if shape else 1) % block:  # a scalar has no rows
         if known.name in FORMATS and shape:
             format_of(known.name).row_bytes(shape[-1], name)
         raise FormatError(

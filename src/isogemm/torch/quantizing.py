@@ -128,8 +128,8 @@ def _formats(model: Any, formats: Formats) -> list[tuple[str, BlockFormat | None
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     found = []
     for pattern, fmt in pairs:
-        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
-            nearest = get_close_matches(pattern, names, 1, 0) or ["*"]
+        if not isinstance(pattern, str) or (pattern != "*" and not any(fnmatchcase(name, pattern) for name in names)):
+            nearest = get_close_matches(str(pattern), names, 1, 0) or ["*"]
             raise OptionError("quantize", limit="patterns of modules' names", value=pattern, nearest=nearest[0])
         found.append((pattern, None if fmt is None else _weights("quantize", fmt)))
     return found
@@ -162,6 +162,11 @@ def _check_data(name: str, layer: Any) -> None:
             "quantize of a Linear alone", limit="a model, whose modules can be swapped", value="the Linear itself",
             nearest="isogemm.torch.QuantizedLinear(isogemm.quantize(layer.weight.detach(), 'Q4_K'), layer.bias)",
         )  # fmt: skip
+    extra = {*layer._parameters, *layer._buffers, *layer._modules} - {"weight", "bias"}
+    if extra:
+        raise OptionError(
+            f"what is in {name}", limit="weight and bias", value=", ".join(sorted(extra)), nearest=f"leave=['{name}']"
+        )
     if layer.weight.is_meta:
         raise OptionError(f"{name}.weight", limit="a weight with data", value="a meta tensor", nearest="load it first")
 

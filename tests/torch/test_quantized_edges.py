@@ -119,3 +119,25 @@ def test_odd_entries_of_a_state_dict_are_named(change):
     with pytest.raises(RuntimeError, match=rf"Error\(s\) in loading state_dict[^$]*\n\s+{key}: limit: "):
         layer.load_state_dict({**state, **change})
     assert torch.equal(layer.state_dict()["weight"], before.state_dict()["weight"])
+
+
+def test_rows_that_lie_apart_are_saved_one_behind_the_other(tmp_path):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    layer = iso.QuantizedLinear(weight(n=40)[::2])
+    save_file(layer.state_dict(), tmp_path / "layer.safetensors")
+    rows = isogemm.quant.load(tmp_path / "layer.safetensors")["weight"]
+    assert np.array_equal(rows, layer.weight.rows)
+
+
+@pytest.mark.parametrize("shape", [(0, 512), (5, 0), (0, 0)])
+def test_weights_without_rows_or_columns(shape):
+    n, k = shape
+    x = torch.ones(3, k, requires_grad=True)
+    bias = torch.arange(n, dtype=torch.float32).requires_grad_()
+    layer = iso.QuantizedLinear(isogemm.quantize(np.zeros(shape, np.float32), "Q4_K"), bias)
+    layer.load_state_dict(layer.state_dict())
+    y = layer(x)
+    same(y, bias.detach().expand(3, n).contiguous())
+    y.sum().backward()
+    same(x.grad, torch.zeros(3, k))
+    same(layer.bias.grad, torch.full((n,), 3.0))

@@ -43,7 +43,7 @@ def rows_of(data: Any, n: int, row: int, fmt: BlockFormat, name: str, origin: in
     """The bytes [n, row], as a view; every way in which they can be too few or too many, by name."""
     flat = _bytes(data, name)
     if flat.ndim == 2:
-        if flat.shape != (n, row) or (row > 1 and flat.strides[1] != 1):
+        if flat.shape != (n, row) or (n and row > 1 and flat.strides[1] != 1):
             raise LayoutError(
                 f"{prefix(name)}bytes of {fmt} rows", limit=f"[{n}, {row}], a row's bytes adjacent",
                 value=f"{list(flat.shape)}, strides {flat.strides}", nearest=f"rows of {in_blocks(row, fmt)}",

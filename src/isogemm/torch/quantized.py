@@ -204,7 +204,7 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = quantized_ops.blocks_of(self._matrix.to("cpu"))
+        destination[f"{prefix}weight"] = quantized_ops.blocks_of(self._matrix.to("cpu")).contiguous()
         destination[f"{prefix}format"] = torch.tensor(list(self.format.encode()), dtype=torch.uint8)
 
     def _load_from_state_dict(

@@ -7,6 +7,7 @@ keeps what backends made of it; it is found again by their address.
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -234,7 +235,7 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     (blocks,) = ctx.saved_tensors
     shape, dtype = ctx.x
     dx = db = None
-    rows = dy.reshape(-1, ctx.n)
+    rows = dy.reshape(math.prod(shape[:-1]), ctx.n)
     narrow = torch.float32 if ctx.wide else dtype
     if ctx.needs_input_grad[0]:
         w = weight_op(blocks, ctx.format, ctx.n, ctx.k, narrow)

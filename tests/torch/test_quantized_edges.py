@@ -15,6 +15,7 @@ from isogemm.quant import QuantizedMatrix
 torch = pytest.importorskip("torch")
 
 import isogemm.torch as iso  # noqa: E402
+from isogemm.torch import quantized_ops  # noqa: E402
 
 
 def test_slices_that_begin_at_the_same_byte_are_different_weights():
@@ -27,6 +28,21 @@ def test_slices_that_begin_at_the_same_byte_are_different_weights():
     layers = iso.QuantizedLinear(front), iso.QuantizedLinear(apart)
     same(layers[0](x), whole[:, :20])
     same(layers[1](x), whole[:, ::2])
+
+
+def test_operators_look_at_blocks_that_begin_where_a_weight_does():
+    w, x = weight(), drawn(3, 512, seed=1)
+    blocks = quantized_ops.blocks_of(w)
+
+    def product(given):
+        return quantized_ops.linear_op(x, given, None, w.format.name, *w.shape, "", "", "leaf4096", None)
+
+    same(product(blocks), isogemm.linear(x, w))
+    for given in (blocks[:, ::2], blocks[:, :144], blocks.T):
+        with pytest.raises(LayoutError, match="bytes of Q4_K rows"):
+            product(given)
+    with pytest.raises(DeviceError, match="got: meta"):
+        product(blocks.to("meta"))
 
 
 def test_rows_in_descending_order_are_no_tensor():

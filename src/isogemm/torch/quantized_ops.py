@@ -78,7 +78,8 @@ def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
 
 
 def _key(blocks: Tensor, fmt: str, n: int, k: int) -> tuple[Any, ...]:
-    return blocks.data_ptr(), blocks.stride(0), blocks.get_device(), fmt, n, k  # w[:n] and w[::2] begin alike
+    layout = blocks.shape, blocks.stride()  # w[:n] and w[::2] begin at the same byte
+    return blocks.data_ptr(), layout, blocks.get_device(), fmt, n, k
 
 
 def _made(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
@@ -145,7 +146,7 @@ def _fake_linear(
     grad_order: str,
     out_dtype: Any,
 ) -> Tensor:
-    _check(x, bias, k, contract, activations)
+    _check(x, blocks, bias, k, contract, activations)
     with_order(Contract(), grad_order)
     return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
 
@@ -161,13 +162,13 @@ def _fake_forward(
     activations: str,
     out_dtype: Any,
 ) -> Tensor:
-    _check(x, bias, k, contract, activations)
+    _check(x, blocks, bias, k, contract, activations)
     return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
 
 
-def _check(x: Tensor, bias: Tensor | None, k: int, contract: str, activations: str) -> None:
+def _check(x: Tensor, blocks: Tensor, bias: Tensor | None, k: int, contract: str, activations: str) -> None:
     """What can be said of a call while it is traced."""
-    refuse_meta(x, bias)
+    refuse_meta(x, blocks, bias)
     if x.dim() == 0 or x.shape[-1] != k:
         raise ShapeError(
             "columns of x and w", limit="equal: x [..., k] and w [n, k]", value=f"x {list(x.shape)} and k {k}",

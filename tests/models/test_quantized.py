@@ -48,6 +48,19 @@ def test_gradients_keep_their_bits_over_micro_batches(dtype):
     assert not broken(report, "convert")
 
 
+def test_an_audit_says_where_nothing_is_quantized():
+    """Rows that fit no block stay floats; where all do, no bit would be one of quantized weights."""
+    model = causal("qwen3", torch.float32, hidden_size=96, intermediate_size=96, head_dim=24)
+    report = isogemm.audit.model(model, mode="convert", relations=["rerun"], quantize="Q4_K")
+    assert not report.providers["convert"].ran
+    assert "quantize=Q4_K: no weight fits; model.layers.0" in report.providers["convert"].reason
+    assert isogemm.audit.model(model, mode="convert", relations=["rerun"], quantize="Q4_0").providers["convert"].ran
+    it.convert(model, quantize={"*.down_proj": "Q4_0"})
+    assert isogemm.audit.model(model, mode="convert", relations=["rerun"], quantize="Q4_K").providers["convert"].ran
+    with pytest.raises(OptionError, match=r"quantize: limit: one of Q8_0, .*Q6_K; got: F16"):
+        isogemm.audit.model(model, mode="convert", relations=["rerun"], quantize="F16")
+
+
 def test_what_is_quantized_in_a_model():
     """All projections; the output layer, which is the embedding, when it is named, and then as a copy."""
     model = causal("qwen3", torch.float32)

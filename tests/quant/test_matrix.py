@@ -96,6 +96,17 @@ def test_scales_that_are_no_numbers(fmt, bits):
         lazily[:4].dequantize()
 
 
+def test_numbers_are_whole():
+    data = bytes(6 * 34)
+    w = QuantizedMatrix.from_bytes(data, shape=np.array([6, 32]), format="Q8_0", row_stride=np.int64(34))
+    assert w.shape == (6, 32)
+    for shape in ((6.5, 32), (6.0, 32), ("6", 32)):
+        with pytest.raises(ShapeError, match=r"shape: limit: \(n, k\)"):
+            QuantizedMatrix.from_bytes(data, shape=shape, format="Q8_0")
+    with pytest.raises(LayoutError, match=r"row stride of Q8_0 .*got: '34'"):
+        QuantizedMatrix.from_bytes(data, shape=(6, 32), format="Q8_0", row_stride="34")
+
+
 def test_shapes_and_data_that_make_no_sense():
     good = blocks(FORMATS["Q4_0"], 2, 1)
     for options, error in (

@@ -102,9 +102,10 @@ class QuantizedMatrix:
         n, k = checked_shape(shape, name)
         row = fmt.row_bytes(k, name)
         if row_stride is not None and row_stride != row:
+            given = in_blocks(row_stride, fmt) if isinstance(row_stride, int | np.integer) else repr(row_stride)
             raise LayoutError(
                 f"{prefix(name)}row stride of {fmt} with k = {k}", limit=in_blocks(row, fmt),
-                value=in_blocks(row_stride, fmt), nearest=f"write rows of {row} bytes, row i at i * {row}",
+                value=given, nearest=f"write rows of {row} bytes, row i at i * {row}",
             )  # fmt: skip
         made = cls(rows_of(data, n, row, fmt, name, origin), (n, k), fmt, name, origin)
         made.check()

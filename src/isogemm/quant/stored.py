@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def in_blocks(size: int, fmt: BlockFormat) -> str:
 def checked_shape(shape: Any, name: str) -> tuple[int, int]:
     """(n, k), if it is one."""
     try:
-        n, k = (int(x) for x in shape)
+        n, k = (operator.index(x) for x in shape)
     except (TypeError, ValueError) as error:
         raise ShapeError(f"{prefix(name)}shape", limit="(n, k)", value=shape, nearest="(n, k)") from error
     if n < 0 or k < 0:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LimitError, OptionError, ShapeError
-from ...quant.formats import format_of
+from ...quant.formats import FORMATS, format_of
 from ..data import nearest as nearest_name
 from ..data import portable
 from ..providers import Absent
@@ -126,8 +126,9 @@ def model(
     )
     if quantize is not None and "convert" not in modes:
         raise OptionError("quantize", limit="with the mode convert", value=", ".join(modes), nearest="mode='convert'")
-    if isinstance(quantize, str):
-        format_of(quantize)
+    if isinstance(quantize, str) and not format_of(quantize).activations:
+        limit = "one of " + ", ".join(fmt.name for fmt in FORMATS.values() if fmt.activations)
+        raise OptionError("quantize", limit=limit, value=quantize, nearest="Q8_0")
     settings = _Settings(modes, names, scope, seed, contract, quantize, tuple(words))
     required = tuple(require) if require is not None else tuple(m for m in modes if m != "plain") or modes
     for name in required:

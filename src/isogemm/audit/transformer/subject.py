@@ -67,9 +67,13 @@ class Subject:
             self.model = copy.deepcopy(model)
             try:
                 quantized = {} if quantize is None else {"quantize": quantize, "fallback": "keep"}
-                routed.convert(self.model, contract=contract, grad_order=grad_order, **quantized)
+                report = routed.convert(self.model, contract=contract, grad_order=grad_order, **quantized)
             except (ValueError, TypeError, ImportError) as error:
                 raise Absent(f"cannot be converted: {error}") from error
+            some = any(isinstance(child, routed.QuantizedLinear) for child in self.model.modules())
+            if report.floats and not some:  # a model of floats would be what holds
+                name, why = next(iter(report.floats.items()))
+                raise Absent(f"quantize={quantize}: no weight fits; {name}: {why}")
 
     @property
     def device(self) -> Any:

@@ -13,12 +13,15 @@ from isogemm.lab import read_json
 
 from .gpu_readme import gpu_section
 from .model_readme import model_section
+from .quant_gpu_readme import quant_gpu_section
 from .quant_readme import quant_section
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin (generated) -->\n", "<!-- benchmarks: end -->"
 GPU_BEGIN, GPU_END = "<!-- gpu benchmarks: begin (generated) -->\n", "<!-- gpu benchmarks: end -->"
 QUANT_BEGIN, QUANT_END = "<!-- quant benchmarks: begin (generated) -->\n", "<!-- quant benchmarks: end -->"
+QUANT_GPU_BEGIN = "<!-- quant gpu benchmarks: begin (generated) -->\n"
+QUANT_GPU_END = "<!-- quant gpu benchmarks: end -->"
 MODEL_BEGIN, MODEL_END = "<!-- model benchmarks: begin (generated) -->\n", "<!-- model benchmarks: end -->"
 
 Row = Mapping[str, Any]
@@ -91,6 +94,7 @@ def main(sources: Annotated[list[Path], typer.Argument(help="JSON files that the
         ("gpu", GPU_BEGIN, GPU_END, gpu_section),
         ("model", MODEL_BEGIN, MODEL_END, model_section),
         ("quant", QUANT_BEGIN, QUANT_END, quant_section),
+        ("quant_gpu", QUANT_GPU_BEGIN, QUANT_GPU_END, quant_gpu_section),
     )
     for benchmark, begin, end, write in sections:
         chosen = {name: run for name, run in runs.items() if run.get("benchmark", "cpu") == benchmark}

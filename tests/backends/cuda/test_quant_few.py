@@ -205,3 +205,14 @@ def test_chosen_configurations_fit(name: str, m: int, n: int, k: int) -> None:
     assert chosen.shared(lay, m) <= quant_few.SHARED
     assert 0 < chosen.slots <= 16
     assert chosen.stages >= 2
+
+
+@formats
+@pytest.mark.parametrize(("n", "k"), [(28672, 4096), (19456, 2560), (151936, 2560), (4096, 14336)])
+def test_a_configuration_fits_every_row_of_its_tiles(name: str, n: int, k: int) -> None:
+    """Kernels are tried with other numbers of rows than they were chosen for, of as many tiles."""
+    lay = quant_layout.layout(name)
+    for m in range(2, 33):
+        last = -(-m // 8) * 8
+        assert quant_few.configure(lay, m, n, k, 132) == quant_few.configure(lay, last, n, k, 132)
+        assert quant_few.configure(lay, m, n, k, 132).shared(lay, last) <= quant_few.SHARED

@@ -15,6 +15,7 @@ from tests.quant.test_linear import defined, weight
 
 import isogemm
 from isogemm.backends.cpu import quant_linear
+from isogemm.errors import AliasError
 from isogemm.quant import FORMATS, QuantizedMatrix, quantize
 
 
@@ -111,3 +112,17 @@ def test_changed_bytes_are_read():
     rows[:] = quantize(values("normal", 32, 64, 5), "Q4_0").rows
     assert not np.array_equal(isogemm.linear(x, w), first)
     same(isogemm.linear(x, w), defined(x, w))
+
+
+@pytest.mark.parametrize("place", ["panels", "in place"])
+@pytest.mark.parametrize("activations", [None, "fp32"])
+def test_results_are_not_written_over_the_weights(place, activations):
+    """The shortest way looks, too: bytes that panels were made of are the weights of the next process."""
+    kept = np.ascontiguousarray(quantize(values("normal", 32, 256), "Q8_0").rows)
+    before, x = kept.copy(), values("normal", 4, 256, 1)
+    w = QuantizedMatrix.from_bytes(kept, shape=(32, 256), format="Q8_0")
+    w = w.in_place() if place == "in place" else w
+    out = np.frombuffer(kept.data, np.float32)[: 4 * 32].reshape(4, 32)
+    with pytest.raises(AliasError, match="out and w: limit: no shared memory"):
+        isogemm.linear(x, w, activations=activations, out=out)
+    assert np.array_equal(kept, before)

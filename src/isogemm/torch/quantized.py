@@ -113,7 +113,7 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
 
     Raises
     ------
-    DTypeError, ShapeError, OptionError, ContractError
+    DTypeError, ShapeError, LayoutError, OptionError, ContractError
 
     Attributes
     ----------

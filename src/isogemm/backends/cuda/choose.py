@@ -195,7 +195,7 @@ def reload() -> None:
     """Forget choosers and launches, so that new tables are read."""
     with _lock:
         _choosers.clear()
-    for name in ("front", "front_items", "quant"):  # by name: they are loaded with the first CUDA operand, and sit above this
+    for name in ("front", "front_items", "quant"):  # by name: loaded with the first CUDA operand, and above this
         module = sys.modules.get(f"{__package__}.{name}")
         if module is not None:
             module.forget()

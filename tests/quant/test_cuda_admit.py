@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 from isogemm.backends.cuda import admitted, quant, quant_choose, quant_layout, quant_trial  # noqa: E402
 from isogemm.backends.cuda.quant_choose import Case, Kernel  # noqa: E402
 from isogemm.errors import DeviceError  # noqa: E402
+from isogemm.planner import admission  # noqa: E402
 from isogemm.planner.admission import Records  # noqa: E402
 from isogemm.planner.kernel_admission import KernelAdmissions  # noqa: E402
 
@@ -128,6 +129,7 @@ def test_operands_tell_the_paths_apart():
 @pytest.fixture
 def device(monkeypatch, tmp_path):
     """The verdicts of a fake device, in a folder of their own, and kernels that a test chooses."""
+    monkeypatch.setattr(admission, "_said", set())  # what is said once was said by no test before
     found = KernelAdmissions(Machine(), Records(tmp_path))
     monkeypatch.setattr(admitted, "admissions", lambda device: found)
     monkeypatch.setattr(quant_trial, "try_kernel", lambda *a, **b: TRY(*a, **b, pack=pack))

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.backends.cuda import admitted, quant, quant_choose, quant_few  # noqa: E402
+from isogemm.planner import admission  # noqa: E402
 from isogemm.planner.admission import Records  # noqa: E402
 from isogemm.planner.kernel_admission import KernelAdmissions  # noqa: E402
 from isogemm.torch import quantized_ops  # noqa: E402
@@ -149,6 +150,7 @@ def verdicts(monkeypatch, tmp_path):
     """Verdicts of this device, with none on record; and calls that are chosen anew."""
     from isogemm.backends.cuda.machine import TorchMachine
 
+    monkeypatch.setattr(admission, "_said", set())  # what is said once was said by no test before
     found = KernelAdmissions(TorchMachine(0), Records(tmp_path))
     monkeypatch.setattr(admitted, "admissions", lambda device: found)
     quant.forget()

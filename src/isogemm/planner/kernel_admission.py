@@ -186,8 +186,8 @@ def difference(what: str, got: Array, want: Array) -> str:
 
 
 def fingerprint(*paths: Path) -> str:
-    """Hash of files, by their names and contents."""
+    """Hash of files, by their names and contents, wherever they are."""
     digest = hashlib.sha256()
-    for path in sorted(paths):
+    for path in sorted(paths, key=lambda path: path.name):
         digest.update(f"{path.name}:".encode() + path.read_bytes())
     return digest.hexdigest()[:16]

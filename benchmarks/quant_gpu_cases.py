@@ -9,6 +9,7 @@ from isogemm.lab import Work
 from isogemm.quant import FORMATS as ALL
 
 from .cases import Bar
+from .quant_measure import Case as Product
 
 __all__ = ["BARRED", "FORMATS", "OURS", "PLAIN", "Q8", "ROWS", "SHAPES", "Case", "cases"]
 
@@ -32,23 +33,8 @@ MANY = {512: 0.8}
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Case(Product):
     """One product of m rows of bfloat16 with a quantized weight [n, k]."""
-
-    format: str
-    m: int
-    n: int
-    k: int
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The case in words, unique among all cases."""
-        return (self.format, f"m={self.m}", f"n={self.n}", f"k={self.k}")
-
-    @property
-    def name(self) -> str:
-        """`words` as one line."""
-        return " ".join(self.words)
 
     @property
     def bars(self) -> tuple[Bar, ...]:

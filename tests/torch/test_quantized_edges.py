@@ -157,3 +157,16 @@ def test_weights_without_rows_or_columns(shape):
     y.sum().backward()
     same(x.grad, torch.zeros(3, k))
     same(layer.bias.grad, torch.full((n,), 3.0))
+
+
+def test_operators_see_what_was_written_into_blocks():
+    w, other, x = weight(n=40), weight(n=40, seed=9), drawn(5, 512, seed=1)
+    blocks = quantized_ops.blocks_of(w).clone()
+
+    def product():
+        arguments = (x, blocks, None, w.format.name, 40, 512, "", "q8", "leaf4096", None)
+        return torch.ops.isogemm.quantized_linear(*arguments)
+
+    same(product(), isogemm.linear(x, w))
+    blocks.copy_(quantized_ops.blocks_of(other))
+    same(product(), isogemm.linear(x, other))

@@ -79,7 +79,9 @@ def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
 
 def _key(blocks: Tensor, fmt: str, n: int, k: int) -> tuple[Any, ...]:
     layout = blocks.shape, blocks.stride()  # w[:n] and w[::2] begin at the same byte
-    return blocks.data_ptr(), layout, blocks.get_device(), fmt, n, k
+    # torch counts writes: what was made of older bytes is not found again.
+    written = 0 if blocks.is_inference() else blocks._version
+    return blocks.data_ptr(), layout, blocks.get_device(), fmt, n, k, written
 
 
 def _made(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
@@ -96,21 +98,6 @@ def linear(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, ac
         )  # fmt: skip
 
 
-def _linear(
-    x: Tensor,
-    blocks: Tensor,
-    bias: Tensor | None,
-    format: str,
-    n: int,
-    k: int,
-    contract: str,
-    activations: str,
-    grad_order: str,
-    out_dtype: Any,
-) -> Tensor:
-    return linear(x, matrix_of(blocks, format, n, k), bias, contract, activations, out_dtype)
-
-
 def _forward(
     x: Tensor,
     blocks: Tensor,
@@ -125,6 +112,12 @@ def _forward(
     return linear(x, matrix_of(blocks, format, n, k), bias, contract, activations, out_dtype)
 
 
+def _linear(*given: Any) -> Tensor:
+    """With the gradient's order before the last, which the product itself has no use for."""
+    without = (*given[:-2], given[-1])
+    return _forward(*without)
+
+
 def _weight(blocks: Tensor, format: str, n: int, k: int, dtype: Any) -> Tensor:
     found = matrix_of(blocks, format, n, k).dequantize(dtype)
     if isinstance(found, torch.Tensor):
@@ -132,23 +125,6 @@ def _weight(blocks: Tensor, format: str, n: int, k: int, dtype: Any) -> Tensor:
     from ..interop import to_tensor
 
     return to_tensor(found)
-
-
-def _fake_linear(
-    x: Tensor,
-    blocks: Tensor,
-    bias: Tensor | None,
-    format: str,
-    n: int,
-    k: int,
-    contract: str,
-    activations: str,
-    grad_order: str,
-    out_dtype: Any,
-) -> Tensor:
-    _check(x, blocks, bias, k, contract, activations)
-    with_order(Contract(), grad_order)
-    return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
 
 
 def _fake_forward(
@@ -164,6 +140,12 @@ def _fake_forward(
 ) -> Tensor:
     _check(x, blocks, bias, k, contract, activations)
     return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
+
+
+def _fake_linear(*given: Any) -> Tensor:
+    with_order(Contract(), given[-2])
+    without = (*given[:-2], given[-1])
+    return _fake_forward(*without)
 
 
 def _check(x: Tensor, blocks: Tensor, bias: Tensor | None, k: int, contract: str, activations: str) -> None:

@@ -1,5 +1,8 @@
 """Files of weights, mapped: tensors are views of the file, and nothing is read before it is used.
 
+The mapping is private: whoever writes into a tensor over it (torch knows no read-only ones) changes pages of this
+process, and never the file. NumPy's views are read-only.
+
 GGUF files are read by the ``gguf`` package, which maps them; what it leaves unchecked (that every field and tensor
 lies inside the file) is checked here first. A safetensors file is a length, a JSON header and bytes.
 """
@@ -158,11 +161,20 @@ def load(path: Any) -> TensorFile:
     """
     path = Path(path)
     try:
-        data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+        data = _mapped(path) if path.stat().st_size else np.empty(0, np.uint8)
     except (OSError, ValueError) as error:
         raise OptionError("cannot open", limit="a readable file", value=str(error), nearest="another path") from error
     view = data.view(np.ndarray)
+    view.flags.writeable = False
     return _gguf(path, view) if bytes(view[:4]) == b"GGUF" else _safetensors(path, view)
+
+
+def _mapped(path: Path) -> Array:
+    """A file's bytes, private where the system promises the memory that writing all of them would take."""
+    try:
+        return np.memmap(path, np.uint8, "c")
+    except OSError:
+        return np.memmap(path, np.uint8, "r")
 
 
 def _gguf(path: Path, data: Array) -> TensorFile:

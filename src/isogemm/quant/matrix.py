@@ -12,7 +12,7 @@ from ..errors import DeviceError, DTypeError, FormatError, LayoutError, OptionEr
 from ..ghost import HOST, Device
 from ..problem import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from .formats import BlockFormat, format_of
-from .stored import checked_shape, in_blocks, prefix, rows_of
+from .stored import checked_shape, in_blocks, prefix, rows_of, writable
 
 if TYPE_CHECKING:
     from ..backends.cpu.quant_linear import Panels
@@ -25,7 +25,7 @@ PLAIN = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 
 
 class QuantizedMatrix:
-    """A weight [n, k] in a block format, over bytes that it does not own and never copies.
+    """A weight [n, k] in a block format, over bytes that it does not own.
 
     Rows are runs of blocks; ``row_offset(i) = i * k / block * bytes per block``, as llama.cpp reads them. Build one
     with `from_bytes`, `isogemm.quantize` or `isogemm.quant.load`; slice its rows with ``w[i:j]``, which shares the
@@ -50,7 +50,7 @@ class QuantizedMatrix:
     """
 
     __slots__ = (
-        "__weakref__", "_checked", "_kept", "_origin", "_packed", "_tensor",
+        "__weakref__", "_checked", "_kept", "_origin", "_packed", "_seen", "_tensor",
         "format", "layout", "name", "rows", "shape",
     )  # fmt: skip
 
@@ -61,6 +61,7 @@ class QuantizedMatrix:
         self.layout = "panels"  # or "blocks", see `in_place`
         self._packed: DeviceCopy | None = None  # the copy on a device, of a matrix that is there
         self._tensor: Any = None  # the blocks as torch's, once torch asked
+        self._seen: int | None = None  # torch's count of writes into them when they were last looked at; None: not told
 
     @classmethod
     def from_bytes(
@@ -250,9 +251,11 @@ class QuantizedMatrix:
     def panels(self) -> Panels:
         """The bytes laid out for the CPU's integer kernels: a second copy, made on first use and kept.
 
-        Its `nbytes` and `seconds` say what it costs. Later changes of the bytes do not reach it; `forget` drops it.
-        Where the matrix is read in place, there is no copy.
+        Its `nbytes` and `seconds` say what it costs. Later changes of the bytes do not reach it, but those that torch
+        makes; `forget` drops it. Where the matrix is read in place, there is no copy.
         """
+        if self._seen is not None and self._tensor._version != self._seen:
+            self._look_again()
         if self._kept is None:
             from ..backends.cpu import quant_linear
 
@@ -296,6 +299,8 @@ class QuantizedMatrix:
         FormatError
             One is infinite or no number: the bytes are damaged, or are no blocks of this format.
         """
+        if self._seen is not None and self._tensor._version != self._seen:
+            self._look_again()
         if self._checked:
             return
         (n, k), fmt = self.shape, self.format
@@ -314,6 +319,22 @@ class QuantizedMatrix:
                     nearest=f"write the file again; {int(bad.sum())} blocks of {bad.size} are like this",
                 )  # fmt: skip
         self._checked = True
+
+    def _show(self, tensor: Any) -> None:
+        """Keep what torch sees these bytes as; what torch writes into them is noticed, where torch counts."""
+        self._tensor = tensor
+        self._seen = None if self._packed is not None or tensor.is_inference() else int(tensor._version)
+
+    def _look_again(self) -> None:
+        """Drop what was made of bytes that torch has written since."""
+        self._seen = int(self._tensor._version)
+        self._kept, self._checked = None, not self.format.quantized
+
+    def _own(self) -> None:
+        """Rows that may be written: those that are, or a copy of memory that is read-only to this process."""
+        if not writable(self.rows):
+            self.rows = self.rows.copy()
+            self._kept = self._kept if self.layout == "panels" else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The bytes, without what backends made of them."""

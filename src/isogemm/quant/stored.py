@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..errors import FormatError, LayoutError, LimitError, ShapeError
 from .formats import BlockFormat
 
-__all__ = ["checked_shape", "in_blocks", "prefix", "rows_of", "unquantizable"]
+__all__ = ["checked_shape", "in_blocks", "prefix", "rows_of", "unquantizable", "writable"]
 
 Array = npt.NDArray[Any]
 
@@ -84,6 +84,22 @@ def _bytes(data: Any, name: str) -> Array:
         f"{prefix(name)}data", limit="contiguous bytes, or a uint8 array [n, row bytes]",
         value=type(data).__name__, nearest="np.frombuffer(data, np.uint8)",
     )  # fmt: skip
+
+
+def writable(rows: Array) -> bool:
+    """Whether memory can be written without harm: nobody marked it read-only, or what is written stays in the process.
+
+    The pages of a file that is mapped read-only cannot: a write ends the process. Views of a private mapping are
+    marked, so that NumPy refuses to write into them, and could be.
+    """
+    if rows.flags.writeable:
+        return True
+    base: Any = rows
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap):
+            return bool(base.mode == "c")
+        base = base.base
+    return False
 
 
 def unquantizable(x: Array, fmt: BlockFormat, name: str) -> FormatError:

@@ -105,7 +105,8 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
     Parameters
     ----------
     weight : QuantizedMatrix
-        [n, k], over bytes that stay where they are: a mapped file is not read before it is used.
+        [n, k], over bytes that stay where they are: a file that `isogemm.quant.load` mapped is not read before it is
+        used. Memory that is read-only otherwise (bytes, ``np.memmap`` of mode "r") is copied.
     bias : tensor [n], optional
         A parameter stays the one it is; another tensor becomes one that takes no gradient unless it did.
     activations, contract, out_dtype
@@ -125,6 +126,10 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
     ``state_dict`` holds ``weight``, the bytes of the rows as uint8 [n, row bytes] on the CPU; ``format``, its name as
     uint8; and ``bias``. `load_state_dict` takes them for a layer of that shape and format. `to` moves the weight to a
     CUDA device and back; the bytes stay on the host as well. A change of dtype changes the bias alone.
+
+    ``state_dict()["weight"]`` has the layer's memory, as a parameter has: what is written into it the next call
+    computes with, and a file that is mapped stays as it is. It is a copy where rows lie apart, and the host's bytes,
+    not the device's, where the layer is on a CUDA device; there `load_state_dict` reaches both.
 
     Determinism
     -----------
@@ -204,7 +209,7 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = quantized_ops.blocks_of(self._matrix.to("cpu")).contiguous()
+        destination[f"{prefix}weight"] = quantized_ops.blocks_of(self._matrix.to("cpu")).detach().contiguous()
         destination[f"{prefix}format"] = torch.tensor(list(self.format.encode()), dtype=torch.uint8)
 
     def _load_from_state_dict(

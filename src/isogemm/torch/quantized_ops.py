@@ -29,7 +29,7 @@ _alive: weakref.WeakValueDictionary[tuple[Any, ...], QuantizedMatrix] = weakref.
 
 
 class _Bytes:
-    """Bytes that torch may look at although they are read-only: a file's, say. No operator here writes them."""
+    """Bytes of a private mapping, which NumPy's flags call read-only and a write does not harm."""
 
     def __init__(self, rows: Any) -> None:
         self.owner = rows
@@ -37,7 +37,11 @@ class _Bytes:
 
 
 def blocks_of(w: QuantizedMatrix) -> Tensor:
-    """A matrix as a tensor over its own memory, the same one every time."""
+    """A matrix as a tensor over its own memory, the same one every time.
+
+    torch has no read-only tensors. Those over a file that `isogemm.quant.load` mapped are private: a write changes this
+    process's pages. Memory that is read-only otherwise (bytes, a mapping of mode "r") is copied, once.
+    """
     _make_blocks(w)
     return w._tensor
 
@@ -53,8 +57,10 @@ def _make_blocks(w: QuantizedMatrix) -> int:
                 value=f"rows {w.strides[0]} bytes apart",
                 nearest="QuantizedMatrix.from_bytes(np.ascontiguousarray(w.rows), shape=w.shape, format=w.format)",
             )  # fmt: skip
+        if there is None:
+            w._own()
         with torch.inference_mode(False):  # else autograd could never save it
-            w._tensor = torch.from_numpy(np.asarray(_Bytes(w.rows))) if there is None else there.tensor
+            w._show(torch.from_numpy(np.asarray(_Bytes(w.rows))) if there is None else there.tensor)
         _alive[_key(w._tensor, w.format.name, *w.shape)] = w
     return 0
 
@@ -71,7 +77,7 @@ def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
     found = _alive.get(key)
     if found is None:
         found = _made(blocks, fmt, n, k)
-        found._tensor = blocks.detach()
+        found._show(blocks.detach())
         blocks._isogemm_matrix = found  # not a cycle: the matrix holds another tensor of the same memory
         _alive[key] = found
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,16 @@ def test_there_is_something_to_test():
     assert {"README.md", "docs/determinism.md"} <= {_id(page) for page in WITH_PYTHON}
 
 
+@pytest.fixture
+def _levels() -> Iterator[None]:
+    """Pages show how loggers are silenced: for a reader's process, not for this one."""
+    ours = logging.getLogger("isogemm")
+    level = ours.level
+    yield
+    ours.setLevel(level)
+
+
+@pytest.mark.usefixtures("_levels")
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=_id)
 def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

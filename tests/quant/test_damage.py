@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -188,6 +189,22 @@ def test_flipped_bits_of_a_small_file(tmp_path, data, fmt):
         damaged[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     text = read(tmp_path / "bits.gguf", bytes(damaged))
     assert not text or ": " in text
+
+
+def test_errors_of_a_header_name_the_byte(tmp_path):
+    """What the package finds wrong by itself, too: it raises whatever it comes to."""
+    good = gguf_file([("w", (3, 64), KINDS.Q4_0, 0)], bytes(108))
+    table = 24
+    for at, change, words in (
+        (4, b"\x09", "header, at byte 4: .*version 9"),
+        (16, b"\x01", r"table of tensors, at byte \d+: limit"),
+        (table + 8, b"\xff", r"table of tensors, at byte \d+: .*UnicodeDecodeError"),
+    ):
+        text = read(tmp_path / "header.gguf", good[:at] + change + good[at + len(change) :])
+        assert re.search(rf"^header\.gguf: {words}", text), text
+    text = read(tmp_path / "k.gguf", gguf_file([("w", (3, 65), KINDS.Q4_0, 0)], bytes(108)))
+    assert text.startswith("w: columns of a Q4_0 matrix: ")
+    assert f"got: 65, in the table at byte {table}" in text
 
 
 json_values = st.recursive(

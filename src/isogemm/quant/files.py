@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import FormatError, IsogemmError, OptionError
+from ..errors import DTypeError, FormatError, OptionError
 from ..problem import BFLOAT16
 from .formats import FORMATS
 from .matrix import QuantizedMatrix
@@ -87,6 +88,15 @@ class TensorFile(Mapping[str, Tensor]):
         entry = self.entries[name]
         return self._data[entry.offset : entry.offset + entry.nbytes]
 
+    def file_of(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self.path
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that hold tensors, once each."""
+        return (self.path,)
+
     def fields(self) -> Iterator[tuple[str, Any, list[int]]]:
         """(name, value, GGUF's type numbers) of the metadata; no types where the file has none."""
         for name, value in self.metadata.items():
@@ -120,6 +130,11 @@ class Entry:
         """Whether it is made of blocks."""
         return self.type in FORMATS and FORMATS[self.type].quantized
 
+    @property
+    def readable(self) -> bool:
+        """Whether `of` knows its type."""
+        return self.quantized or self.type in _GGUF or self.type in _SAFE
+
     def of(self, data: Array) -> Tensor:
         """The tensor as a view."""
         raw = data[self.offset : self.offset + self.nbytes]
@@ -146,6 +161,7 @@ def load(path: Any) -> TensorFile:
     Parameters
     ----------
     path : str or path
+        Of a file; of a ``.safetensors.index.json``, whose files lie beside it; or of a folder with one of these.
 
     Returns
     -------
@@ -156,10 +172,22 @@ def load(path: Any) -> TensorFile:
     ------
     OptionError
         The file cannot be opened, or the package ``gguf`` is missing.
+    DTypeError
+        `path` is none.
     FormatError
         It is neither format, cut short, or damaged; the error names the tensor and the offset.
     """
-    path = Path(path)
+    from . import shards
+
+    if not isinstance(path, str | os.PathLike):
+        raise DTypeError("path", limit="a str or a path", value=type(path).__name__, nearest="'model.gguf'")
+    if os.path.isdir(path):
+        return shards.load_folder(Path(path), load)
+    return shards.load_index(Path(path), _load) if Path(path).suffix == ".json" else _load(Path(path))
+
+
+def _load(path: Path) -> TensorFile:
+    """One file."""
     try:
         data = _mapped(path) if path.stat().st_size else np.empty(0, np.uint8)
     except (OSError, ValueError) as error:
@@ -180,15 +208,7 @@ def _mapped(path: Path) -> Array:
 def _gguf(path: Path, data: Array) -> TensorFile:
     from .gguf_reader import read
 
-    try:
-        entries, metadata, types = read(path)
-    except IsogemmError:
-        raise
-    except Exception as error:  # the package raises whatever reading a damaged header leads to
-        raise FormatError(
-            f"{path.name}: header", limit="a GGUF file", value=f"{type(error).__name__}: {error}",
-            nearest="download or write the file again",
-        ) from error  # fmt: skip
+    entries, metadata, types = read(path)
     found = {e[0]: Entry(*e) for e in entries}
     _check_all(found)
     return TensorFile(path, data, found, metadata, types)
@@ -203,7 +223,7 @@ def _safetensors(path: Path, data: Array) -> TensorFile:
             value=bytes(data[:8]), nearest="a .gguf or .safetensors file",
         )  # fmt: skip
     try:
-        header = json.loads(bytes(data[8 : 8 + length]))
+        header = json.loads(_text(data[8 : 8 + length]))
         metadata = dict(header.pop("__metadata__", {}))
         listed = dict(header)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -217,6 +237,14 @@ def _safetensors(path: Path, data: Array) -> TensorFile:
         _check_entry(entries[name], data.size)
     _check_all(entries)
     return TensorFile(path, data, entries, metadata)
+
+
+def _text(data: Array) -> str:
+    """A header, in UTF-8 even where it escapes a character: what cannot be encoded cannot be printed."""
+    text = bytes(data).decode("utf-8")
+    if "\\ud" in text.lower():
+        json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")
+    return text
 
 
 def _safe_entry(name: str, told: Any, first: int) -> Entry:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FormatError, OptionError
+from ..errors import FormatError, IsogemmError, OptionError, ShapeError
 from .formats import FORMATS, format_of
 
 __all__ = ["package", "read"]
@@ -42,21 +42,23 @@ def read(path: Path) -> tuple[list[tuple[str, str, tuple[int, ...], int, int]], 
     """
     gguf = package()
     found: list[tuple[str, str, tuple[int, ...], int, int]] = []
+    at, looked = "header", 0  # in which part of the file, and at which byte last
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc,name-defined]
-        at = "header"
-
         def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            nonlocal looked
+            looked = int(offset)
             stop = int(offset) + np.dtype(dtype).itemsize * int(count)
             if stop > self.data.size:
                 raise FormatError(
-                    f"{path.name}: {self.at}, at byte {int(offset)}", limit=f"the file's {self.data.size} bytes",
+                    f"{path.name}: {at}, at byte {int(offset)}", limit=f"the file's {self.data.size} bytes",
                     value=f"a field that ends at byte {stop}", nearest="download the file again",
                 )  # fmt: skip
             return super()._get(offset, dtype, count, override_order)
 
         def _build_tensor_info(self, offs: int, count: int) -> Any:
-            self.at = "table of tensors"
+            nonlocal at
+            at = "table of tensors"
             return super()._build_tensor_info(offs, count)
 
         def _build_tensors(self, start_offs: int, fields: Any) -> None:
@@ -64,7 +66,16 @@ def read(path: Path) -> tuple[list[tuple[str, str, tuple[int, ...], int, int]], 
                 found.append(_tensor(gguf, field, int(start_offs), self.data.size))
             self.tensors: list[Any] = []
 
-    reader = Reader(path)
+    try:
+        reader = Reader(path)
+        contents = {name: field.contents() for name, field in reader.fields.items()}
+    except IsogemmError:
+        raise
+    except Exception as error:  # the package raises whatever reading a damaged header leads to
+        raise FormatError(
+            f"{path.name}: {at}, at byte {looked}", limit="a GGUF file", value=f"{type(error).__name__}: {error}",
+            nearest="download or write the file again",
+        ) from error  # fmt: skip
     if reader.byte_order != "I":
         raise FormatError(
             f"{path.name}: byte order", limit="this machine's", value="the other one", nearest="convert the file"
@@ -74,7 +85,7 @@ def read(path: Path) -> tuple[list[tuple[str, str, tuple[int, ...], int, int]], 
     if twice:
         raise FormatError(f"{path.name}: names of tensors", limit="once each", value=min(twice), nearest="rename one")
     types = {name: [int(t) for t in field.types] for name, field in reader.fields.items()}
-    return found, {name: field.contents() for name, field in reader.fields.items()}, types
+    return found, contents, types
 
 
 def _tensor(gguf: Any, field: Any, start: int, size: int) -> tuple[str, str, tuple[int, ...], int, int]:
@@ -92,7 +103,7 @@ def _tensor(gguf: Any, field: Any, start: int, size: int) -> tuple[str, str, tup
     block, nbytes = gguf.GGML_QUANT_SIZES[known]
     if (shape[-1] if shape else 1) % block:  # a scalar has no rows
         if known.name in FORMATS and shape:
-            format_of(known.name).row_bytes(shape[-1], name)
+            _refuse_row(known.name, shape[-1], name, field.offset)
         raise FormatError(
             f"{where}shape, in the table at byte {field.offset}", limit=f"rows of a multiple of {block}",
             value=list(shape), nearest="quantize the tensor again",
@@ -105,3 +116,12 @@ def _tensor(gguf: Any, field: Any, start: int, size: int) -> tuple[str, str, tup
             value=f"{offset + total - size} bytes are missing, from block {whole} on", nearest="download it again",
         )  # fmt: skip
     return name, known.name, shape, offset, total
+
+
+def _refuse_row(kind: str, k: int, name: str, at: int) -> None:
+    """Raise of a row that is no whole number of blocks, naming the byte of the table that says so."""
+    try:
+        format_of(kind).row_bytes(k, name)
+    except ShapeError as error:
+        value = f"{error.value}, in the table at byte {at}"
+        raise ShapeError(error.what, limit=error.limit, value=value, nearest=error.nearest) from error

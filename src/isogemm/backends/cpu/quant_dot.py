@@ -30,6 +30,8 @@ KINDS = ("vnni", "avx2", "generic")
 ROWS = (1, 2, 4, 8)
 """Rows of one pass over a panel; each reads it anew from the cache."""
 
+_WIDE = {2: 256, 4: 288, 8: 512}  # bytes of 32 of K, by rows: from where lines are asked for just before
+
 WIDTH = target().width
 I8, I16 = ir.IntType(8), ir.IntType(16)
 
@@ -128,20 +130,25 @@ class Walk:
                 e.store(e.canonical(e.b.load(s, typ=e.vec)), e.at(self.acc, 64 * i + 4 * WIDTH * part))
 
     def step(self, b: Any) -> Any:
-        """Address of block b.
-
-        With one row of activations, short blocks are read so steadily that the hardware is ahead: asking for lines as
-        well made Q4_0 and Q4_1 13 to 20 % slower, others up to 5 % (Zen 4). With more rows it is worth 10 to 30 %.
-        """
+        """Address of block b."""
         w = self.e.at(self.panel, self.e.times(b, self.panel_layout.nbytes))
-        if self.fmt.block == 32 and self.rows > 1:
+        if self.fmt.block == 32:
             self._ask(w, self.panel_layout.nbytes)
         return w
 
     def _ask(self, at: Any, size: int) -> None:
-        """Ask for the lines that are read PREFETCH bytes later; few at a time, or they wait for each other."""
+        """Ask for the lines behind `size` bytes; few at a time, or they wait for each other.
+
+        One row reads ascending addresses, so steadily that the hardware is ahead: asking as well cost 10 to 50 %. Some
+        rows with wide codes gain when lines are asked for in order, just before they are read; where there is more to
+        compute for a line, it is time to ask early (Zen 4: up to 25 % either way).
+        """
+        if self.rows == 1:
+            return
+        p = self.panel_layout
+        wide = (p.chunk if self.fmt.block == 32 else p.span // 2) >= _WIDE[self.rows]
         for line in range(0, size, layout.LINE):
-            self.e.prefetch(self.e.at(at, line + layout.PREFETCH), locality=3)
+            self.e.prefetch(self.e.at(at, line + (layout.NEAR if wide else layout.FAR)), locality=3)
 
     def _block(self, w: Any, rows: list[Any], part: int, sums: list[Any]) -> None:
         """One block of one vector of columns: integers, then one or two steps of each chain."""
@@ -180,41 +187,53 @@ class Walk:
         return [[e.splat_value(e.load(e.at(x, 4 * j), I32), e.ivec) for x in held] for j in range(subs)]
 
     def _long(self, w: Any, rows: list[Any], part: int) -> tuple[list[Any], list[Any]]:
-        """Eight chunks of 32: sub-blocks' dots times their integer scales; then all offsets, two to an instruction."""
-        e, p, r, subs = self.e, self.panel_layout, self.record, 32 // self.fmt.sub
-        exact = [e.slot(e.ivec) for _ in rows]
-        for s in exact:
+        """Spans of two chunks of 32: sub-blocks' dots times their scales, and their offsets."""
+        e, p, shifted = self.e, self.panel_layout, bool(self.fmt.offset)
+        exact, shift = ([e.slot(e.ivec) for _ in some] for some in (rows, rows if shifted else []))
+        for s in exact + shift:
             e.b.store(ir.Constant(e.ivec, None), s)
-        with e.loop(e.i64(8)) as chunk:
-            self._ask(e.at(w, e.times(chunk, p.nbytes // 8)), p.nbytes // 8)
-            here = [e.at(x, e.times(chunk, 32)) for x in rows]
-            starts = self.starts([e.at(x, r.sums, e.times(chunk, 4 * subs)) for x in rows])
-            codes = codes_of_chunk(e, self.fmt, e.at(w, e.times(chunk, p.chunk), 4 * WIDTH * part))
-            dots = self.dots_of(codes, here, starts)
-            at = e.at(w, p.scales + WIDTH * part, e.times(chunk, layout.COLUMNS * subs))
-            for j in range(subs):
-                scale = self._bytes(e.at(at, layout.COLUMNS * j), signed=True)
-                if self.fmt.name == "Q2_K":  # one byte holds both
-                    scale = e.b.and_(scale, e.constant(15))
-                for i, slot in enumerate(exact):
-                    e.b.store(e.b.add(e.b.load(slot, typ=e.ivec), e.b.mul(scale, dots[j][i])), slot)
-        exacts = [e.b.load(s, typ=e.ivec) for s in exact]
-        if not self.fmt.offset:
-            return exacts, []
-        both = self.fmt.name == "Q2_K"
-        at = e.at(w, (p.scales if both else p.mins) + WIDTH * part)
-        raw = [self._bytes(e.at(at, layout.COLUMNS * j), signed=False) for j in range(self.fmt.block // self.fmt.sub)]
-        return exacts, self.offsets([e.b.lshr(x, e.constant(4)) for x in raw] if both else raw, rows)
+        with e.loop(e.i64(layout.SPANS)) as span:
+            inside = e.at(w, e.times(span, p.span))
+            with e.loop(e.i64(2)) as half:
+                self._chunk(inside, half, e.at(e.times(span, 2), half), rows, part, exact)
+            if shifted:
+                mins = self._mins(e.at(inside, WIDTH * part))
+                held = [e.b.load(s, typ=e.ivec) for s in shift]
+                sums = [e.at(x, self.record.sums, e.times(span, 2 * len(mins))) for x in rows]
+                for total, s in zip(self.offsets(mins, sums, held), shift, strict=True):
+                    e.b.store(total, s)
+        found = [[e.b.load(s, typ=e.ivec) for s in slots] for slots in (exact, shift)]
+        return found[0], [e.b.sitofp(t, e.vec) for t in found[1]]
 
-    def offsets(self, t: list[Any], rows: list[Any]) -> list[Any]:
-        """T of each row, as float32, from the offsets of all sub-blocks."""
-        e = self.e
-        total = [ir.Constant(e.ivec, None)] * len(rows)
+    def _chunk(self, inside: Any, half: Any, chunk: Any, rows: list[Any], part: int, exact: list[Any]) -> None:
+        """Add one half of a span to the slots of `exact`."""
+        e, p, subs = self.e, self.panel_layout, 32 // self.fmt.sub
+        self._ask(e.at(inside, e.times(half, p.span // 2)), p.span // 2)
+        here = [e.at(x, e.times(chunk, 32)) for x in rows]
+        starts = self.starts([e.at(x, self.record.sums, e.times(chunk, 4 * subs)) for x in rows])
+        codes = codes_of_chunk(e, self.fmt, e.at(inside, e.times(half, p.chunk), 4 * WIDTH * part))
+        dots = self.dots_of(codes, here, starts)
+        at = e.at(inside, p.scales + WIDTH * part, e.times(half, layout.COLUMNS * subs))
+        for j in range(subs):
+            scale = self._bytes(e.at(at, layout.COLUMNS * j), signed=True)
+            if self.fmt.name == "Q2_K":  # one byte holds both
+                scale = e.b.and_(scale, e.constant(15))
+            for i, slot in enumerate(exact):
+                e.b.store(e.b.add(e.b.load(slot, typ=e.ivec), e.b.mul(scale, dots[j][i])), slot)
+
+    def _mins(self, at: Any) -> list[Any]:
+        """Integer offsets of a span's sub-blocks."""
+        e, p, both = self.e, self.panel_layout, self.fmt.name == "Q2_K"
+        first = p.scales if both else p.mins
+        raw = [self._bytes(e.at(at, first + layout.COLUMNS * j), signed=False) for j in range(64 // self.fmt.sub)]
+        return [e.b.lshr(x, e.constant(4)) for x in raw] if both else raw
+
+    def offsets(self, t: list[Any], sums: list[Any], totals: list[Any]) -> list[Any]:
+        """T so far of each row, and the offsets of some sub-blocks times the sums that lie there."""
         for j in range(0, len(t), 2):
-            for i, x in enumerate(rows):
-                two = e.load(e.at(x, self.record.sums + 2 * j), I32)
-                total[i] = self.dots.add_pairs(total[i], t[j], t[j + 1], two)
-        return [e.b.sitofp(t, e.vec) for t in total]
+            twos = [self.e.load(self.e.at(x, 2 * j), I32) for x in sums]
+            totals = [self.dots.add_pairs(total, t[j], t[j + 1], two) for total, two in zip(totals, twos, strict=True)]
+        return totals
 
     def _bytes(self, at: Any, *, signed: bool) -> Any:
         """A byte of each column as 32-bit lanes."""

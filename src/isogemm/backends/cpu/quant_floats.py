@@ -66,17 +66,20 @@ class _Walk:
             self._ask(w, p.nbytes)
             self._chunk(e.at(w, 4 * WIDTH * part), rows, sums, [(d, o)])
             return
-        with e.loop(e.i64(8)) as chunk:
-            self._ask(e.at(w, e.times(chunk, p.nbytes // 8)), p.nbytes // 8)
-            at = e.at(w, e.times(chunk, layout.COLUMNS * self.subs), WIDTH * part)
-            scales = [self._scale(e.at(at, layout.COLUMNS * j), d, o) for j in range(self.subs)]
-            here = [e.at(x, e.times(chunk, 32 * F32_BYTES)) for x in rows]
-            codes = e.at(w, e.times(chunk, p.chunk), 4 * WIDTH * part)
-            self._chunk(codes, here, sums, scales, e.times(chunk, 32))
+        with e.loop(e.i64(layout.SPANS)) as span:
+            inside = e.at(w, e.times(span, p.span))
+            self._ask(inside, p.span)
+            with e.loop(e.i64(2)) as half:
+                at = e.at(inside, e.times(half, layout.COLUMNS * self.subs), WIDTH * part)
+                scales = [self._scale(e.at(at, layout.COLUMNS * j), d, o) for j in range(self.subs)]
+                first = e.at(e.times(span, 64), e.times(half, 32))
+                here = [e.at(x, e.times(first, F32_BYTES)) for x in rows]
+                codes = e.at(inside, e.times(half, p.chunk), 4 * WIDTH * part)
+                self._chunk(codes, here, sums, scales, first)
 
     def _ask(self, at: Any, size: int) -> None:
         for line in range(0, size, layout.LINE):
-            self.e.prefetch(self.e.at(at, line + layout.PREFETCH), locality=3)
+            self.e.prefetch(self.e.at(at, line + layout.FAR), locality=3)
 
     def _scale(self, at: Any, d: Any, o: Any) -> tuple[Any, Any]:
         """d * s and o * t of a sub-block."""

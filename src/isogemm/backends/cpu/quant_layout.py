@@ -8,9 +8,11 @@ four codes (or their halves) of each of 16 columns. With fours numbered 0 to 7:
     pair     two lines: line v holds fours 4 v to 4 v + 3, two bits each
     bit      one line: bit g of each byte belongs to four g
 
-Behind the codes: integer scales and offsets of sub-blocks, [sub-block][16] bytes; then d, and o, of 16 columns as
-float16. Q3_K, Q4_K and Q5_K take 4 bytes of each column's block more than their file, because six-bit scales become
-bytes; all others take exactly its bytes.
+In a block of 256, each two chunks of 32 make a span: their codes, then the integer scales and the offsets of their
+sub-blocks, [sub-block][16] bytes. So a pass reads ascending addresses, which hardware fetches ahead: with all scales
+behind all codes, one row took a quarter more time (Zen 4). A block ends with d, and o, of 16 columns as float16. Q3_K,
+Q4_K and Q5_K take 4 bytes of each column's block more than their file, because six-bit scales become bytes; all others
+take exactly its bytes.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from typing import NamedTuple
 
 from ...quant.formats import BlockFormat
 
-__all__ = ["COLUMNS", "LINE", "PREFETCH", "Panel", "Record", "panel", "planes", "record", "stored_zero"]
+__all__ = [
+    "COLUMNS", "FAR", "LINE", "NEAR", "SPANS", "Panel", "Record", "panel", "planes", "record", "stored_zero",
+]  # fmt: skip
 
 COLUMNS = 16
 LINE = 64
-PREFETCH = 8192  # bytes ahead in a panel: scales of a super-block lie 3 kB behind its codes, and are as early with it
+SPANS = 4  # of a block of 256
+NEAR, FAR = 256, 4096  # bytes ahead in a panel
 
 _PLANES = {
     "Q8_0": (("byte", 8),),
@@ -41,9 +46,14 @@ _PLANES = {
 
 
 class Panel(NamedTuple):
-    """Byte offsets in one block of 16 columns; `chunk` is the codes of 32 of K."""
+    """Bytes of one block of 16 columns.
+
+    `chunk` is the codes of 32 of K; `span` all of 64 of them, where `scales` and `mins` begin at those offsets. `d` and
+    `offset` are offsets in the block.
+    """
 
     chunk: int
+    span: int
     scales: int
     mins: int
     d: int
@@ -79,12 +89,15 @@ def planes(fmt: BlockFormat) -> dict[str, int]:
 def panel(fmt: BlockFormat) -> Panel:
     """Layout of a block of 16 columns."""
     chunk = LINE * sum(lines for _, lines in _PLANES[fmt.name])
-    scales = chunk * (fmt.block // 32)
-    count = 0 if fmt.block == 32 else COLUMNS * (fmt.block // fmt.sub)
-    mins = scales + count
-    d = mins + (count if fmt.offset and fmt.name != "Q2_K" else 0)
+    if fmt.block == 32:
+        span = scales = mins = d = chunk
+    else:
+        scales, count = 2 * chunk, COLUMNS * (fmt.block // fmt.sub) // SPANS
+        mins = scales + count
+        span = mins + (count if fmt.offset and fmt.name != "Q2_K" else 0)
+        d = SPANS * span
     offset = d + 2 * COLUMNS
-    return Panel(chunk, scales, mins, d, offset, offset + (2 * COLUMNS if fmt.offset else 0))
+    return Panel(chunk, span, scales, mins, d, offset, offset + (2 * COLUMNS if fmt.offset else 0))
 
 
 @cache

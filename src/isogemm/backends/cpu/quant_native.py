@@ -215,7 +215,11 @@ class _NativeWalk(Walk):
             for j in range(subs):
                 for i in range(len(rows)):
                     exact[i] = e.b.add(exact[i], e.b.mul(scales[subs * chunk + j], dots[j][i]))
-        return exact, self.offsets(offsets, rows) if offsets else []
+        if not offsets:
+            return exact, []
+        sums = [e.at(x, self.record.sums) for x in rows]
+        totals = self.offsets(offsets, sums, [ir.Constant(e.ivec, None)] * len(rows))
+        return exact, [e.b.sitofp(t, e.vec) for t in totals]
 
 
 @intrinsic(prefer_literal=True)

@@ -27,10 +27,10 @@ NAN = 0x7FFFFFFF
 
 # Words of a task array after the pool's header. Panels: chunk p is columns [16 p, 16 p + 16).
 FORMAT, BLOCK, BLOCK_BYTES, SUB, BLOCKS, SOURCE, SOURCE_ROW, N, OUT, STORED_ZERO = range(8, 18)
-CHUNK, SCALES, MINS, D, OFFSET, NBYTES, BYTE, NIBBLE, PAIR, BIT = range(18, 28)
+CHUNK, SPAN, SCALES, MINS, D, OFFSET, NBYTES, BYTE, NIBBLE, PAIR, BIT = range(18, 29)
 # Activations: blocks [chunk * PER_CHUNK, ...) of all rows' blocks.
-X, X_ROW, X_COLUMN, X_ELEMENT, FACTOR, COUNT, PER_CHUNK, OUT_ROW, RECORD_D, SUMS, TOTAL, RECORD, DECODER = range(28, 41)
-WORDS = 41
+X, X_ROW, X_COLUMN, X_ELEMENT, FACTOR, COUNT, PER_CHUNK, OUT_ROW, RECORD_D, SUMS, TOTAL, RECORD, DECODER = range(29, 42)
+WORDS = 42
 SCRATCH = 4096
 COLUMNS = 16
 
@@ -41,7 +41,7 @@ def _place(task, q, column, out):
     zero, low = types.int32(task[STORED_ZERO]), 4 if task[NIBBLE] >= 0 else 2
     for e in range(task[BLOCK]):
         g, lane = (e % 32) // 4, 4 * column + e % 4
-        at = (e // 32) * task[CHUNK] + lane
+        at = (e // 64) * task[SPAN] + (e // 32 % 2) * task[CHUNK] + lane
         code = types.int32(q[e]) + zero
         if task[BYTE] >= 0:
             out[at + task[BYTE] + 64 * g] = types.uint8(code)
@@ -76,11 +76,13 @@ def pack_panel(task, chunk, scratch):
             if task[OFFSET] < task[NBYTES]:
                 _put_half(out, task[OFFSET] + 2 * c, as_float(peek32(scratch + 388)))
             if task[BLOCK] > 32:
+                per_span = 64 // task[SUB]
                 for j in range(task[BLOCK] // task[SUB]):
                     low = t[j] << 4 if code == Q2_K else 0
-                    out[task[SCALES] + COLUMNS * j + c] = types.uint8((s[j] | low) & 255)
-                    if task[MINS] < task[D]:
-                        out[task[MINS] + COLUMNS * j + c] = types.uint8(t[j])
+                    at = j // per_span * task[SPAN] + COLUMNS * (j % per_span) + c
+                    out[at + task[SCALES]] = types.uint8((s[j] | low) & 255)
+                    if task[MINS] < task[SPAN]:
+                        out[at + task[MINS]] = types.uint8(t[j])
 
 
 @njit(error_model="numpy")

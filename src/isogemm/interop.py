@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .errors import DeviceError, DTypeError, IsogemmError, LayoutError, OptionError
 from .ghost import HOST, Device, Ghost, holder_of
+from .given import shown
 from .problem import BFLOAT16, FLOAT16, FLOAT32, supported
 
 __all__ = [
@@ -196,9 +197,9 @@ def as_dtype(dtype: Any) -> np.dtype[Any] | None:
         return BFLOAT16
     try:
         return np.dtype(text)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: an array of another library, say
         raise DTypeError(
-            "out_dtype", limit="float32, bfloat16 or float16", value=repr(dtype), nearest="float32"
+            "out_dtype", limit="float32, bfloat16 or float16", value=shown(dtype), nearest="float32"
         ) from error
 
 

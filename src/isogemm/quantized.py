@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import dispatch, problem
+from . import dispatch, given, problem
 from .contract.spec import Contract, ContractLike, Order, as_contract
 from .errors import OptionError, ShapeError
 from .ghost import HOST
@@ -118,10 +118,8 @@ def _choose(
     space: Space,
 ) -> tuple[str, Settings]:  # fmt: skip
     """What activations become, and the settings, from what was asked; each may decide the other."""
-    if activations is not None and activations not in ACTIVATIONS:
-        raise OptionError(
-            "activations", limit="one of " + ", ".join(ACTIVATIONS), value=repr(activations), nearest="'q8'"
-        )
+    if activations is not None:
+        given.one_of("activations", activations, ACTIVATIONS, "'q8'")
     asked = None if contract is None else as_contract(contract)
     integers = bool(w.format.activations)
     if activations is None:

@@ -48,6 +48,13 @@ def learn() -> None:
 _DTYPES: dict[Any, np.dtype[Any]] = {}
 
 
+def _known(dtype: Any) -> np.dtype[Any] | None:
+    try:
+        return _DTYPES.get(dtype)
+    except TypeError:  # it cannot be looked up, whatever it is: the long path says what is wrong
+        return None
+
+
 def _host(
     kind: str, a: Any, b: Any, bias: Any, out: Any, accumulate: Any, contract: Any, alpha: float, out_dtype: Any
 ) -> Any:
@@ -55,7 +62,7 @@ def _host(
     dtype = _DTYPES.get(a.dtype) if a.dtype is b.dtype else None
     if dtype is None or (out is not None) is not (accumulate is True) or type(accumulate) is not bool:
         return None
-    into = dtype if out_dtype is None else _DTYPES.get(out_dtype)
+    into = dtype if out_dtype is None else _known(out_dtype)
     chosen = _CHAIN if contract is None else as_contract(contract)
     if into is None or chosen.arithmetic != "fma" or (out is not None and out_dtype is not None):
         return None

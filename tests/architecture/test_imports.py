@@ -17,7 +17,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Layers of the core, lowest first: a module imports its own layer and those below.
 LAYERS = (
     {"errors", "_version", "__version__"},
-    {"aliasing", "floating", "ghost", "jit", "threads"},
+    {"aliasing", "floating", "ghost", "given", "jit", "threads"},
     {"contract", "problem"},
     {"interop", "interop_cuda"},
     {"backends", "planner", "quant"},

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import numpy as np
 
+from .. import given
 from ..contract import compare
 from ..errors import IsogemmError, OptionError, ShapeError
 from ..models import Linear
@@ -116,6 +117,7 @@ class Case:
         OptionError, ShapeError, DTypeError
             A field is missing, unknown or malformed, or a file it names cannot be read.
         """
+        given.of_type("case", text, str, "the text that a drift report printed", "isogemm audit --replay TEXT")
         fields = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True))  # a plus is a plus here, no space
         try:
             provider, name, dtype = fields.pop("provider"), fields.pop("relation"), fields.pop("dtype")

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import given
 from ..errors import DTypeError, LayoutError, OptionError, ShapeError
 from ..interop import SHORT_NAMES
 from ..models import Linear
@@ -56,9 +57,11 @@ def as_dtype(name: str) -> np.dtype[Any]:
     DTypeError
         Not one of ``float32``, ``bfloat16``, ``float16``.
     """
-    full = SHORT_NAMES.get(name, name)
+    full = SHORT_NAMES.get(name, name) if isinstance(name, str) else ""
     if full not in DTYPES:
-        raise DTypeError("dtype of an audit", limit="one of " + ", ".join(DTYPES), value=repr(name), nearest="float32")
+        raise DTypeError(
+            "dtype of an audit", limit="one of " + ", ".join(DTYPES), value=given.shown(name), nearest="float32"
+        )
     return DTYPES[full]
 
 
@@ -202,9 +205,10 @@ def read_shapes(path: str) -> list[WeightSource]:
     ShapeError
         A size is not a whole number of at least 1, or there is none.
     """
+    path = given.path("path", path, "'shapes.json'")
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path that cannot be
         raise _unreadable(path, error) from error
     try:
         rows = json.loads(text) if text.lstrip()[:1] in ("[", "{") else _csv_rows(text)
@@ -232,6 +236,7 @@ def weights_of_file(path: str, *, match: Sequence[str] = (), limit: int = 0) -> 
     OptionError
         The file cannot be read, or holds no such tensor.
     """
+    path = given.path("path", path, "'model.safetensors'")
     handle = _open(path)
     found = []
     for name in handle.keys():  # noqa: SIM118 (a safetensors handle is no mapping)

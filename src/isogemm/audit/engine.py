@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LimitError, OptionError, ShapeError
+from .. import given
+from ..errors import DTypeError, LimitError, OptionError, ShapeError
 from ..models import MODELS, PROJECTION_SHAPES, Linear
 from .bench import Bench, Disqualified, Operands, copied_rows, sampled_columns
 from .cases import MAX_COLUMNS, Case, evaluate, unknown_relation
@@ -115,6 +117,9 @@ def run(
     >>> report.held("isogemm")
     True
     """
+    several = None if isinstance(providers, Provider) else given.items(providers)
+    providers = [providers] if several is None else several  # type: ignore[list-item]
+    require = None if require is None else given.strings("require", require, "'isogemm'")
     if not (providers or require):
         raise OptionError("providers", limit="at least one", value="none", nearest="isogemm")
     settings = Settings(
@@ -272,6 +277,9 @@ def _named(providers: Sequence[ProviderLike]) -> dict[str, Provider | Absent]:
         elif isinstance(provider, Provider):
             named[provider.name] = provider
         else:
+            if not callable(provider):
+                value, limit = given.shown(provider), "a name, a Provider or a function f(x, w)"
+                raise DTypeError("provider", limit=limit, value=value, nearest="'isogemm'")
             name = _name(provider)
             named[name] = CallableProvider(name, provider)
     return named
@@ -294,22 +302,28 @@ def _name(function: Callable[..., Any]) -> str:
 def _sources(shapes: Iterable[ShapeLike] | None, full: bool) -> tuple[WeightSource, ...]:
     if shapes is None:
         shapes = FULL_SHAPES if full else DEFAULT_SHAPES
-    sources = []
-    for shape in shapes:
-        if isinstance(shape, WeightSource):
-            sources.append(shape)
-            continue
-        n, k = shape[-2:]
-        if isinstance(n, str) or min(int(n), int(k)) < 1:
-            raise ShapeError("shape of a linear", limit="(n, k) of at least 1", value=shape, nearest=(1, 1))
-        sources.append(WeightSource(shape if isinstance(shape, Linear) else Linear(f"{n}x{k}", int(n), int(k))))
+    listed = given.items(shapes)
+    if listed is None:
+        raise ShapeError("shapes", limit="a list of (n, k)", value=given.shown(shapes), nearest=[(4096, 2560)])
+    sources = [shape if isinstance(shape, WeightSource) else _source(shape) for shape in listed]
     if not sources:
         raise ShapeError("shapes", limit="at least one", value="none", nearest=(4096, 2560))
     return tuple(sources)
 
 
+def _source(shape: Any) -> WeightSource:
+    try:
+        n, k = (operator.index(x) for x in shape[-2:])
+    except (TypeError, ValueError, IndexError, KeyError, RuntimeError):  # RuntimeError: of torch's
+        n, k = 0, 0
+    if min(n, k) < 1:
+        value = shape if isinstance(shape, tuple | list) else given.shown(shape)
+        raise ShapeError("shape of a linear", limit="(n, k) of at least 1", value=value, nearest=(1, 1))
+    return WeightSource(shape if isinstance(shape, Linear) else Linear(f"{n}x{k}", n, k))
+
+
 def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:
-    chosen = tuple(names) if names is not None else tuple(RELATIONS)
+    chosen = given.strings("relations", names, "'population'") if names is not None else tuple(RELATIONS)
     for name in chosen:
         if name not in RELATIONS:
             raise unknown_relation(name, "none named, for all")
@@ -321,9 +335,12 @@ def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:
 def _sizes(sweep: Sequence[int] | None, full: bool) -> tuple[int, ...]:
     if sweep is None:
         return FULL_SWEEP if full else QUICK_SWEEP
-    if not sweep or not all(isinstance(m, int | np.integer) and 1 <= m <= 1 << 20 for m in sweep):
-        raise OptionError("sweep of M", limit="whole numbers from 1 to 2**20", value=list(sweep), nearest=[1, 2, 16])
-    return tuple(int(m) for m in sweep)
+    found = given.items(sweep)
+    if not found or not all(isinstance(m, int | np.integer) and 1 <= m <= 1 << 20 for m in found):
+        raise OptionError(
+            "sweep of M", limit="whole numbers from 1 to 2**20", value=found or given.shown(sweep), nearest=[1, 2, 16]
+        )
+    return tuple(int(m) for m in found)
 
 
 def _seed(seed: int) -> int:

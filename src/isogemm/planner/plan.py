@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..contract.spec import Contract, ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
+from ..given import of_type, shown
 from ..threads import get_num_threads
 from .numeric import NumericPlan, numeric_plan
 
@@ -294,10 +295,12 @@ def plan(
     for name, value in (("m", m), ("n", n), ("k", k)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ShapeError(name, limit="a whole number of at least 0", value=repr(value), nearest=0)
-    b_type, out_type = weight_dtype or dtype, out_dtype or dtype
+    b_type = dtype if weight_dtype is None else weight_dtype
+    out_type = dtype if out_dtype is None else out_dtype
     for name in (dtype, b_type, out_type):
-        if name not in _BYTES:
-            raise DTypeError("dtype", limit=", ".join(_BYTES), value=repr(name), nearest="float32")
+        if not isinstance(name, str) or name not in _BYTES:
+            raise DTypeError("dtype", limit=", ".join(_BYTES), value=shown(name), nearest="float32")
+    of_type("device", device, str, "text: cpu, cuda or cuda:N", "'cpu'")
     a_op, b_op = _operation("trans_a", trans_a), _operation("trans_b", trans_b)
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise OptionError("threads", limit="at least 1", value=repr(threads), nearest=1)

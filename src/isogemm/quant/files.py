@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DTypeError, FormatError, OptionError
+from .. import given
+from ..errors import FormatError, OptionError
 from ..problem import BFLOAT16
 from .formats import FORMATS
 from .matrix import QuantizedMatrix
@@ -179,8 +180,7 @@ def load(path: Any) -> TensorFile:
     """
     from . import shards
 
-    if not isinstance(path, str | os.PathLike):
-        raise DTypeError("path", limit="a str or a path", value=type(path).__name__, nearest="'model.gguf'")
+    path = given.path("path", path, "'model.gguf'")
     if os.path.isdir(path):
         return shards.load_folder(Path(path), load)
     return shards.load_index(Path(path), _load) if Path(path).suffix == ".json" else _load(Path(path))

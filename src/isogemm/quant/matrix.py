@@ -12,7 +12,7 @@ from ..errors import DeviceError, DTypeError, FormatError, LayoutError, OptionEr
 from ..ghost import HOST, Device
 from ..problem import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from .formats import BlockFormat, format_of
-from .stored import checked_shape, in_blocks, prefix, rows_of, writable
+from .stored import check_into, checked_shape, prefix, rows_of, writable, wrong_stride
 
 if TYPE_CHECKING:
     from ..backends.cpu.quant_linear import Panels
@@ -102,12 +102,8 @@ class QuantizedMatrix:
         fmt = format_of(format)
         n, k = checked_shape(shape, name)
         row = fmt.row_bytes(k, name)
-        if row_stride is not None and row_stride != row:
-            given = in_blocks(row_stride, fmt) if isinstance(row_stride, int | np.integer) else repr(row_stride)
-            raise LayoutError(
-                f"{prefix(name)}row stride of {fmt} with k = {k}", limit=in_blocks(row, fmt),
-                value=given, nearest=f"write rows of {row} bytes, row i at i * {row}",
-            )  # fmt: skip
+        if row_stride is not None and not (isinstance(row_stride, int | np.integer) and row_stride == row):
+            raise wrong_stride(row_stride, row, fmt, k, name)
         made = cls(rows_of(data, n, row, fmt, name, origin), (n, k), fmt, name, origin)
         made.check()
         return made
@@ -120,9 +116,19 @@ class QuantizedMatrix:
         ----------
         data : torch.Tensor
             The copy, as torch's operators get it.
+
+        Raises
+        ------
+        DTypeError
+            `data` is no dense tensor of bytes.
+        ShapeError, OptionError, LimitError
+            It is not of such a matrix.
         """
         from ..backends.cuda import quant
 
+        if not interop.is_tensor(data) or str(data.layout) != "torch.strided" or str(data.dtype) != "torch.uint8":
+            what = f"{data.dtype}, {data.layout}" if interop.is_tensor(data) else type(data).__name__
+            raise DTypeError("data", limit="a dense tensor of uint8", value=what, nearest="QuantizedMatrix.to")
         fmt = format_of(format)
         n, k = checked_shape(shape, "")
         nowhere = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (n, fmt.row_bytes(k)), (0, 0), writeable=False)
@@ -238,7 +244,14 @@ class QuantizedMatrix:
         return out
 
     def dequantize_into(self, out: Array) -> None:
-        """`dequantize` into an array [n, k] with adjacent columns."""
+        """`dequantize` into an array [n, k] with adjacent columns.
+
+        Raises
+        ------
+        DTypeError, LayoutError
+            It is no such array of float32, bfloat16 or float16.
+        """
+        check_into(out, self.shape)
         if not self.format.quantized:
             with np.errstate(over="ignore"):
                 out[...] = self.array()
@@ -352,7 +365,10 @@ class QuantizedMatrix:
             raise OptionError(
                 "index of a QuantizedMatrix", limit="a slice of rows", value=index, nearest="w[i : i + 1]"
             )
-        rows = self.rows[index]
+        try:
+            rows = self.rows[index]
+        except TypeError as error:
+            raise OptionError("slice of rows", limit="whole numbers", value=str(index), nearest="w[0:1]") from error
         first = index.indices(len(self))[0] * self.rows.strides[0] if len(rows) else 0
         part = QuantizedMatrix(rows, (len(rows), self.shape[1]), self.format, self.name, self._origin + first)
         part._checked, part.layout = self._checked, self.layout

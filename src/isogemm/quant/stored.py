@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import FormatError, LayoutError, LimitError, ShapeError
+from ..errors import DTypeError, FormatError, LayoutError, LimitError, ShapeError
+from ..given import shown
+from ..problem import DTYPES
 from .formats import BlockFormat
 
-__all__ = ["checked_shape", "in_blocks", "prefix", "rows_of", "unquantizable", "writable"]
+__all__ = ["check_into", "checked_shape", "in_blocks", "prefix", "rows_of", "unquantizable", "writable", "wrong_stride"]
 
 Array = npt.NDArray[Any]
 
@@ -38,6 +40,15 @@ def checked_shape(shape: Any, name: str) -> tuple[int, int]:
     if n * k >= 2**62:
         raise LimitError(f"{prefix(name)}elements", limit="fewer than 2**62", value=n * k, nearest="fewer rows")
     return n, k
+
+
+def wrong_stride(stride: Any, row: int, fmt: BlockFormat, k: int, name: str) -> LayoutError:
+    """A producer's stride that is not the format's."""
+    value = in_blocks(int(stride), fmt) if isinstance(stride, int | np.integer) else shown(stride)
+    return LayoutError(
+        f"{prefix(name)}row stride of {fmt} with k = {k}", limit=in_blocks(row, fmt), value=value,
+        nearest=f"write rows of {row} bytes, row i at i * {row}",
+    )  # fmt: skip
 
 
 def rows_of(data: Any, n: int, row: int, fmt: BlockFormat, name: str, origin: int) -> Array:
@@ -71,7 +82,7 @@ def _wrong_size(size: int, n: int, row: int, fmt: BlockFormat, name: str, origin
 def _bytes(data: Any, name: str) -> Array:
     if isinstance(data, np.ndarray):
         found = data.view(np.ndarray)
-        if found.dtype != np.uint8 and found.flags.c_contiguous:
+        if found.dtype != np.uint8 and found.flags.c_contiguous and not found.dtype.hasobject:
             found = found.reshape(-1).view(np.uint8)
         if found.dtype == np.uint8 and found.ndim in (1, 2) and (found.ndim == 2 or found.flags.c_contiguous):
             return found
@@ -100,6 +111,18 @@ def writable(rows: Array) -> bool:
             return bool(base.mode == "c")
         base = base.base
     return False
+
+
+def check_into(out: Any, shape: tuple[int, int]) -> None:
+    """Raise unless a weight of that shape can be written into `out`."""
+    if type(out) is not np.ndarray or out.dtype not in DTYPES:
+        value = str(out.dtype) if isinstance(out, np.ndarray) else type(out).__name__
+        raise DTypeError("out", limit="an ndarray of float32, bfloat16 or float16", value=value, nearest="float32")
+    if out.shape != shape or (out.size and out.strides[1] != out.itemsize) or not out.flags.writeable:
+        raise LayoutError(
+            "out", limit=f"{list(shape)}, writable, columns adjacent",
+            value=f"{list(out.shape)}, strides {out.strides}", nearest="np.empty(w.shape, np.float32)",
+        )  # fmt: skip
 
 
 def unquantizable(x: Array, fmt: BlockFormat, name: str) -> FormatError:

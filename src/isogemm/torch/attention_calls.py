@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from .. import given
 from ..contract.spec import ContractLike
-from ..errors import DeviceError, DTypeError, OptionError, ShapeError
+from ..errors import DeviceError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from .attention_ops import attend
 from .functional import _autocast, _text
 from .ops import Tensor
@@ -81,6 +82,7 @@ def attention(
     _check_scale(scale)
     b, hq, tq, _ = q.shape
     tk = k.shape[2]
+    causal = given.flag("causal", causal)
     if offset is not None and not causal:
         raise OptionError("offset", limit="None without causal=True", value=offset, nearest="causal=True")
     if causal and offset is None:
@@ -140,6 +142,11 @@ def scaled_dot_product_attention(
         raise OptionError("dropout_p", limit="0: no dropout", value=dropout_p, nearest=0.0)
     if attn_mask is not None and is_causal:
         raise OptionError("attn_mask with is_causal=True", limit="one of them", value="both", nearest="is_causal=False")
+    named = (("query", query), ("key", key), ("value", value), *[("attn_mask", attn_mask)] * (attn_mask is not None))
+    for name, x in named:
+        given.of_type(name, x, torch.Tensor, "a torch tensor", f"torch.as_tensor({name})")
+        if x.is_nested:
+            raise LayoutError(name, limit="a dense tensor", value="a nested tensor", nearest="padding and a mask")
     lead = 4 - query.dim()
     if lead not in (0, 1, 2) or not query.dim() == key.dim() == value.dim():
         dims = (query.dim(), key.dim(), value.dim())
@@ -215,7 +222,7 @@ def _check_operand(name: str, x: Tensor, q: Tensor) -> None:
 
 
 def _check_scale(scale: float | None) -> None:
-    if scale is not None and not 0 < scale < math.inf:
+    if scale is not None and not 0 < given.number("scale", scale) < math.inf:
         raise OptionError("scale", limit="a positive number", value=scale, nearest="None, for 1 / sqrt(d)")
 
 
@@ -242,6 +249,8 @@ def _bound(name: str, x: Any, q: Tensor) -> Tensor | None:
     if x is None:
         return None
     if isinstance(x, int):
+        if abs(x) >= 2**31:
+            raise LimitError(name, limit="within 2**31", value=x, nearest=2**31 - 1)
         return torch.full((q.shape[0],), x, dtype=torch.int32, device=q.device)
     if not isinstance(x, torch.Tensor) or x.dtype not in (torch.int32, torch.int64):
         value = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__

@@ -68,7 +68,7 @@ def linear(func: Any, args: Any, kwargs: Any) -> Tensor:
         or bias is None
         or bias.dim() != 1
         or w.dim() != 2
-        or x.dim() == 2
+        or x.dim() in (0, 2)
         or x.dtype not in DTYPES
     ):
         return func(*args, **kwargs)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import given
 from ..contract.spec import ContractLike
+from ..errors import DTypeError
 from .elementwise import EXACT, form, is_exact, per_element
 from .products import PRODUCTS, contained, is_composite, operands
 from .recorded import position
@@ -148,7 +150,12 @@ def coverage(
     ------
     ContractError
         As `isogemm.torch.invariant`. Errors of the model pass through.
+    DTypeError
+        `model_or_function` cannot be called.
     """
+    if not callable(model_or_function):
+        value, limit = given.shown(model_or_function), "a module, or a function"
+        raise DTypeError("model_or_function", limit=limit, value=value, nearest="coverage(model, inputs)")
     if scope is None:
         scope = enabled() or not _converted(model_or_function)
     routing = invariant(contract, rows=rows, attention=attention)

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from .. import api
+from .. import api, given
 from ..contract.spec import ContractLike
 from ..errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from ..quant.matrix import QuantizedMatrix
 from . import backward, ops, quantized
 from .ops import Tensor
+from .row_checks import dtype_of
 
 __all__ = ["addmm", "baddbmm", "bmm", "grouped", "linear", "mm"]
 
@@ -58,7 +59,7 @@ def mm(
     """
     _check_dims("mm", 2, a=a, b=b)
     a, b = _autocast(a, b)
-    return backward.product(None, a, b, 1.0, 0.0, _text(contract), grad_order, out_dtype)
+    return backward.product(None, a, b, 1.0, 0.0, _text(contract), _order(grad_order), _dtype(out_dtype))
 
 
 def bmm(
@@ -75,7 +76,7 @@ def bmm(
     """
     _check_dims("bmm", 3, a=a, b=b)
     a, b = _autocast(a, b)
-    return backward.product(None, a, b, 1.0, 0.0, _text(contract), grad_order, out_dtype)
+    return backward.product(None, a, b, 1.0, 0.0, _text(contract), _order(grad_order), _dtype(out_dtype))
 
 
 def addmm(
@@ -95,9 +96,10 @@ def addmm(
     `beta` = 0 never reads c. Autocast leaves c as it is.
     """
     _check_dims("addmm", 2, a=a, b=b)
-    _check_addend("addmm", c)
+    _check_addend("addmm", c, a, b)
     a, b = _autocast(a, b)
-    return backward.product(c, a, b, float(alpha), float(beta), _text(contract), grad_order, out_dtype)
+    scales = given.number("alpha", alpha), given.number("beta", beta)
+    return backward.product(c, a, b, *scales, _text(contract), _order(grad_order), _dtype(out_dtype))
 
 
 def baddbmm(
@@ -113,9 +115,10 @@ def baddbmm(
 ) -> Tensor:
     """`addmm` on each item of stacks; `c` is broadcast to [batch, m, n]."""
     _check_dims("baddbmm", 3, a=a, b=b)
-    _check_addend("baddbmm", c)
+    _check_addend("baddbmm", c, a, b)
     a, b = _autocast(a, b)
-    return backward.product(c, a, b, float(alpha), float(beta), _text(contract), grad_order, out_dtype)
+    scales = given.number("alpha", alpha), given.number("beta", beta)
+    return backward.product(c, a, b, *scales, _text(contract), _order(grad_order), _dtype(out_dtype))
 
 
 def linear(
@@ -170,14 +173,16 @@ def linear(
         raise OptionError("activations", limit="for a quantized w", value=activations, nearest="None")
     if main_grad is None and bias_main_grad is None:
         if ops.is_direct(x, w, bias):
-            return api.linear(x, w, bias, contract=contract or None, out_dtype=out_dtype)
+            plain = contract if type(contract) is not str or contract else None
+            return api.linear(x, w, bias, contract=plain, out_dtype=out_dtype)
         _check_tensors(x, w, bias)
     else:
         _check_tensors(x, w, bias)
         _check_buffer("main_grad", main_grad, w, contract, grad_order)
         _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
     x, w = _autocast(x, w)
-    return backward.linear(x, w, bias, _text(contract), grad_order, out_dtype, main_grad, bias_main_grad)
+    options = _text(contract), _order(grad_order), _dtype(out_dtype)
+    return backward.linear(x, w, bias, *options, main_grad, bias_main_grad)
 
 
 def grouped(
@@ -193,6 +198,8 @@ def grouped(
     Parameters, errors and determinism as in `mm`, item by item. The same tensor may occur often; autograd then adds its
     gradients up.
     """
+    for name, items in (("a", a), ("b", b)):
+        given.of_type(f"{name} of grouped", items, (list, tuple), "a list or a tuple of matrices", f"[{name}]")
     if len(a) != len(b):
         raise ShapeError("items in b", limit="as many as in a", value=len(b), nearest=len(a))
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
@@ -200,25 +207,46 @@ def grouped(
     if not a:
         return []
     both = _autocast(*a, *b)
-    return backward.grouped(list(both[: len(a)]), list(both[len(a) :]), _text(contract), grad_order, out_dtype)
+    return backward.grouped(
+        list(both[: len(a)]), list(both[len(a) :]), _text(contract), _order(grad_order), _dtype(out_dtype)
+    )
 
 
 def _text(contract: ContractLike | None) -> str:
     return contract if isinstance(contract, str) else "" if contract is None else str(contract)
 
 
+def _order(grad_order: Any) -> str:
+    return str(given.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096"))
+
+
+def _dtype(out_dtype: Any) -> Any:
+    """torch's name of a type, which is what an operator takes."""
+    return None if out_dtype is None else dtype_of(None, out_dtype)
+
+
 def _check_dims(what: str, ndim: int, **operands: Tensor) -> None:
     for name, x in operands.items():
         if not isinstance(x, torch.Tensor):
             raise DTypeError(f"{name} of {what}", limit="a tensor", value=type(x).__name__, nearest="torch.as_tensor")
+        if x.is_nested:
+            raise LayoutError(f"{name} of {what}", limit="a dense tensor", value="a nested tensor", nearest="padding")
         if x.dim() != ndim:
             nearest = "bmm or linear" if ndim == 2 else "mm, or x.expand"
             raise ShapeError(f"dimensions of {name} in {what}", limit=ndim, value=x.dim(), nearest=nearest)
 
 
-def _check_addend(what: str, c: Tensor | None) -> None:
-    if c is not None and not isinstance(c, torch.Tensor):
+def _check_addend(what: str, c: Any, a: Tensor, b: Tensor) -> None:
+    if not isinstance(c, torch.Tensor):
         raise DTypeError(f"c of {what}", limit="a tensor", value=type(c).__name__, nearest="torch.as_tensor")
+    shape = (*a.shape[:-1], b.shape[-1])
+    given_shape = () if c.is_nested else tuple(c.shape)
+    short = len(given_shape) > len(shape) or c.is_nested
+    if short or any(x not in (1, y) for x, y in zip(given_shape[::-1], shape[::-1], strict=False)):
+        value = "a nested tensor" if c.is_nested else list(given_shape)
+        raise ShapeError(
+            f"shape of c of {what}", limit=f"one that broadcasts to {list(shape)}", value=value, nearest=list(shape)
+        )
 
 
 def _check_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
@@ -249,6 +277,8 @@ def _check_buffer(name: str, buffer: Tensor | None, of: Tensor | None, contract:
     """Raise unless a float32 buffer can take the gradient of a parameter."""
     if buffer is None:
         return
+    if not isinstance(buffer, torch.Tensor) or buffer.is_nested:
+        raise DTypeError(name, limit="a dense tensor", value=type(buffer).__name__, nearest="torch.zeros_like(w)")
     if of is None or buffer.shape != of.shape:
         value, nearest = list(buffer.shape), None if of is None else list(of.shape)
         raise ShapeError(f"shape of {name}", limit="that of its parameter", value=value, nearest=nearest)

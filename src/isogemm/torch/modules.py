@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .. import given
 from ..contract.spec import Contract, ContractLike
 from ..errors import DTypeError, OptionError
 from ..quant.formats import BlockFormat
@@ -143,7 +144,7 @@ def convert(
     FormatError
         A weight that cannot be quantized: it holds an infinity or a NaN, or a scale is too large for float16.
     DTypeError
-        Weights of an unsupported dtype.
+        Weights of an unsupported dtype; an argument of another type.
     ContractError
         No such contract or order.
 
@@ -152,7 +153,10 @@ def convert(
     Converted modules are as `Linear` and `isogemm.torch.reductions`. Modules that are not known stay torch's and are
     in the report, which lists modules and cannot see functions: `isogemm.torch.coverage` can.
     """
+    given.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
+    fuse = given.flag("fuse", fuse)
     chosen, order = checked(contract, grad_order)
+    leave = given.strings("leave", leave, "['lm_head']")
     plan = _look(module, _parts(parts), leave)
     _refuse(plan.refused)
     for name, child, _ in plan.found:
@@ -194,7 +198,7 @@ class _Plan:
 
 
 def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
-    chosen = (parts,) if isinstance(parts, str) else tuple(parts)
+    chosen = given.strings("parts", parts, "'all'")
     if chosen == ("all",):
         return PARTS
     for part in chosen:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from .. import api
+from .. import api, given
 from ..contract.spec import Contract, ContractLike, as_contract
-from ..errors import DeviceError, DTypeError, FormatError, OptionError, ShapeError
+from ..errors import DeviceError, DTypeError, FormatError, ShapeError
 from ..quant.matrix import QuantizedMatrix
 from ..quantized import ACTIVATIONS
 from . import backward, ops, quantized_ops
@@ -38,6 +38,7 @@ def linear(
     _check_tensor("x", x)
     if bias is not None:
         _check_tensor("bias", bias)
+    given.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096")
     options = "" if activations is None else _checked(activations), grad_order, _dtype(out_dtype)
     return call(_autocast(x), w, bias, _text(contract), *options)
 
@@ -48,11 +49,7 @@ def _check_tensor(name: str, x: Any) -> None:
 
 
 def _checked(activations: Any) -> str:
-    if activations not in ACTIVATIONS:
-        raise OptionError(
-            "activations", limit="one of " + ", ".join(ACTIVATIONS), value=repr(activations), nearest="'q8'"
-        )
-    return str(activations)
+    return given.one_of("activations", activations, ACTIVATIONS, "'q8'")
 
 
 def _dtype(out_dtype: Any) -> Any:
@@ -280,7 +277,7 @@ def _text_of(what: str, name: Tensor) -> str:
 def _parameter(bias: Any, n: int) -> Any:
     if bias is None or isinstance(bias, torch.nn.Parameter):
         made = bias
-    elif isinstance(bias, torch.Tensor):
+    elif isinstance(bias, torch.Tensor) and not bias.is_nested:
         made = torch.nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
     else:
         raise DTypeError(

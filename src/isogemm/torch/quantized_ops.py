@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import api
+from .. import api, given
 from ..contract.spec import Contract, as_contract
-from ..errors import LayoutError, OptionError, ShapeError
+from ..errors import LayoutError, ShapeError
 from ..quant.formats import format_of
 from ..quant.matrix import QuantizedMatrix
 from ..quantized import ACTIVATIONS
@@ -164,10 +164,8 @@ def _check(x: Tensor, blocks: Tensor, bias: Tensor | None, k: int, contract: str
         )  # fmt: skip
     if contract:
         as_contract(contract)
-    if activations and activations not in ACTIVATIONS:
-        raise OptionError(
-            "activations", limit="one of " + ", ".join(ACTIVATIONS), value=repr(activations), nearest="'q8'"
-        )
+    if activations:
+        given.one_of("activations", activations, ACTIVATIONS, "'q8'")
 
 
 def _fake_weight(blocks: Tensor, format: str, n: int, k: int, dtype: Any) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .. import given
 from ..contract.spec import Contract
 from ..errors import OptionError, ShapeError
 from ..quant.encode import quantize as encode
@@ -96,7 +97,8 @@ def check(
         An element is no number, or a scale is too large for float16.
     """
     wanted = _formats(model, formats)
-    other = None if fallback in (None, KEEP) else _weights("fallback", fallback)
+    keep = isinstance(fallback, str) and fallback == KEEP
+    other = None if fallback is None or keep else _weights("fallback", fallback)
     _check_arithmetic(activations, contract)
     chosen: dict[str, tuple[Any, BlockFormat]] = {}
     floats, unfit, named = dict[str, str](), dict[str, ShapeError](), set[str]()
@@ -111,7 +113,7 @@ def check(
             chosen[name] = layer, _fitting(name, layer.in_features, fmt, other)
         except ShapeError as error:
             unfit[name] = error
-    if unfit and fallback != KEEP:
+    if unfit and not keep:
         raise _unfit(unfit)
     floats |= {name: f"{error.what}: {error.value} is not {error.limit}" for name, error in unfit.items()}
     for name, owner in _tied(model, chosen, named).items():
@@ -145,10 +147,8 @@ def _weights(what: str, fmt: Any) -> BlockFormat:
 
 
 def _check_arithmetic(activations: str | None, contract: Contract | None) -> None:
-    if activations is not None and activations not in ACTIVATIONS:
-        raise OptionError(
-            "activations", limit="one of " + ", ".join(ACTIVATIONS), value=repr(activations), nearest="'q8'"
-        )
+    if activations is not None:
+        given.one_of("activations", activations, ACTIVATIONS, "'q8'")
     if activations is not None and contract is not None and (activations == "q8") != (contract.arithmetic == "int32"):
         raise OptionError(
             f"activations with the contract {contract}", limit="'q8' with int32, and int32 with 'q8'",
@@ -259,7 +259,8 @@ def _bar(chosen: Mapping[str, Any], progress: bool | None) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    text = TextColumn("{task.description}", markup=False)  # a module's name may look like some
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("quantizing", total=len(chosen))
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import given
 from ..errors import ShapeError
 from . import row_cuda, row_ops
 from .ops import forward_alone
@@ -154,6 +155,7 @@ def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tens
     DTypeError
         `positions` are no integers.
     """
+    n, theta = given.whole("n", n), given.number("theta", theta)
     if n < 0 or n % 2:
         raise ShapeError("n", limit="an even number", value=n, nearest=max(0, n + 1))
     frequencies = [theta ** (-2.0 * j / n) for j in range(n // 2)]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ... import given
 from ...errors import LimitError, OptionError, ShapeError
 from ...quant.formats import FORMATS, format_of
 from ..data import nearest as nearest_name
@@ -108,11 +109,21 @@ def model(
     True
     """
     require_extra("torch", "transformers")
+    import torch
+
     from .subject import MODES
 
-    modes = tuple(dict.fromkeys([mode] if isinstance(mode, str) else mode))
+    given.of_type("model", model, torch.nn.Module, "a torch.nn.Module", "a transformers model")
+    if next(model.parameters(), None) is None:
+        raise OptionError(
+            "model",
+            limit="a transformers model",
+            value=f"{type(model).__name__} without parameters",
+            nearest="a model with weights",
+        )
+    modes = tuple(dict.fromkeys(given.strings("mode", mode, "'convert'")))
     usual = [name for name, relation in RELATIONS.items() if not relation.asked]
-    names = tuple(dict.fromkeys(relations if relations is not None else usual))
+    names = tuple(dict.fromkeys(given.strings("relations", usual if relations is None else relations, "'prefill'")))
     for what, chosen, known in (("mode", modes, list(MODES)), ("relation", names, list(RELATIONS))):
         for name in chosen or [""]:
             if name not in known:

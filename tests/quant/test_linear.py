@@ -76,6 +76,25 @@ def test_threads_and_slices_of_columns(fmt):
         same(isogemm.linear(x, w[part]), np.ascontiguousarray(want[:, part]))
 
 
+@pytest.mark.parametrize("n", [1056, 1490])
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_no_panel_is_left_out(n, threads):
+    """Threads walk stretches of the panels that chunks do not fill evenly."""
+    w, x = weight(FORMATS["Q4_0"], n, 32), values("normal", 1, 1024)
+    before = isogemm.get_num_threads()
+    try:
+        isogemm.set_num_threads(1)
+        want = isogemm.linear(x, w)
+        for form in (w, w.in_place()):
+            isogemm.set_num_threads(threads)
+            out = np.full((1, n), np.nan, F32)
+            isogemm.linear(x, form, out=out)
+            same(out, want)
+    finally:
+        isogemm.set_num_threads(before)
+    same(want[:, -40:], np.ascontiguousarray(defined(x, w)[:, -40:]))
+
+
 @pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
 def test_code_without_special_instructions_has_the_same_bits(fmt):
     w = weight(fmt, 33, 2)

@@ -29,7 +29,7 @@ __all__ = ["Call", "activations_task", "complete", "launch", "panels_task", "pre
 Array = npt.NDArray[Any]
 
 SERIAL = 2**19  # multiply-adds below which a second thread costs more than it saves
-CHUNK = 2**20  # multiply-adds of a chunk: enough to hide the claim, small enough to balance
+CHUNK = 2**19  # multiply-adds of a chunk: enough to hide the claim, small enough to balance
 IN_PLACE = 8  # panels of a chunk: one that is read in place asks for the next one's lines, for the same core
 ACTIVATIONS = 2**12  # elements of a chunk of activations
 SCRATCH = max(loops.SCRATCH, pack.SCRATCH)
@@ -92,7 +92,7 @@ def panels_task(name: str, m: int, n: int, k: int, allowed: int, least: int = 1)
     words = task[2]
     words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = k // fmt.block, count, per_chunk
     words[loops.PANEL_BYTES] = k // fmt.block * layout.panel(fmt).nbytes
-    words[loops.ROWS_PER_BLOCK] = max(1, m)
+    words[loops.ROWS_PER_BLOCK], words[loops.LANES] = max(1, m), threads
     return task, -(-count // per_chunk), threads
 
 

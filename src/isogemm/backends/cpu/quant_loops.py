@@ -22,10 +22,25 @@ __all__ = ["address", "float_routine", "native_routine", "routine", "values_addr
 
 # Words behind the header row and the epilogue's descriptor.
 # ROW: bytes from a row of weights to the next where blocks are read in place; 0 for panels.
-RECORDS, RECORD_ROW, ROWS_PER_BLOCK, PANELS, PANEL_BYTES, BLOCKS, COUNT, PER_CHUNK, ROUTINE, ROW = range(10)
+# LANES: chunks are claimed in turn from so many stretches of the panels.
+RECORDS, RECORD_ROW, ROWS_PER_BLOCK, PANELS, PANEL_BYTES, BLOCKS, COUNT, PER_CHUNK, ROUTINE, ROW, LANES = range(11)
 WORDS = 3 * f.FIELDS
 SCRATCH = 64 * 16
 COLUMNS = 16
+
+
+@njit
+def _place(chunk, w):
+    """Which chunk of panels the chunk of that number is.
+
+    Threads that keep step take turns, so each walks a stretch of its own, whose next lines its core has asked for.
+    """
+    lanes = w[LANES]
+    if lanes < 2:
+        return chunk
+    count = (w[COUNT] + w[PER_CHUNK] - 1) // w[PER_CHUNK]
+    lane = chunk % lanes
+    return lane * (count // lanes) + min(lane, count % lanes) + chunk // lanes
 
 
 @njit
@@ -33,6 +48,7 @@ def run_panels(task, chunk, scratch):
     """Panels of one chunk, all rows."""
     d, w = task[f.FIELDS : 2 * f.FIELDS], task[2 * f.FIELDS :]
     m, n = d[f.M], d[f.N]
+    chunk = _place(chunk, w)
     first, last = chunk * w[PER_CHUNK], min(w[COUNT], (chunk + 1) * w[PER_CHUNK])
     direct = d[f.O_E] == FLOAT32 and d[f.O_CS] == 4 and d[f.ALPHA] == f.ONE and d[f.BETA] == 0 and d[f.BIAS] == 0
     for i0 in range(0, m, w[ROWS_PER_BLOCK]):

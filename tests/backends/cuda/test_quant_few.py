@@ -109,26 +109,28 @@ def test_bias_and_output(mode: Mode, out: str, bias: str) -> None:
 
 
 CONFIGS = (
-    Config(2, 2, 2, 3, False),
-    Config(15, 2, 1, 2, False),
-    Config(3, 3, 1, 9, True),
-    Config(14, 2, 1, 9, True, rotate=True),
-    Config(3, 3, 2, 5, True, rotate=True),
-    Config(9, 2, 1, 2, False, rotate=True),
+    Config(2, 0, 512, xstages=3),
+    Config(15, 0, 256, xstages=2),
+    Config(0, 3, 256, stages=3),
+    Config(12, 2, 256, xstages=2),
+    Config(1, 2, 512, part=512),
+    Config(0, 8, 256, xstages=2),
+    Config(3, 1, 1024, part=512),
+    Config(0, 1, 256, stages=4),
 )
 
 
 @gpu
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "Q3_K"])
-@pytest.mark.parametrize("m", [1, 20])
+@pytest.mark.parametrize("m", [1, 7, 12, 20])
 def test_configurations_agree(name: str, m: int) -> None:
-    """More tiles than a pass takes, chunks that end early, tiles that go round."""
+    """More tiles than a pass takes, chunks that end early, tiles of one warp beside tiles of two."""
     packed, w = weight(name, 9001, 2304, "bfloat16")
     x = draw((m, packed.k), "bfloat16", 5)
     want = product(x, packed, "bfloat16").clone()
     check_sample(want, x, w.T, BF16)
     for config in CONFIGS:
-        if config.shared(packed.layout, m) <= quant_few.SHARED:
+        if config.shared(packed.layout, m, packed.k) <= quant_few.SHARED:
             same(product(x, packed, "bfloat16", config=config), want, f"{name} {config}")
 
 
@@ -202,8 +204,9 @@ def test_takes() -> None:
 def test_chosen_configurations_fit(name: str, m: int, n: int, k: int) -> None:
     lay = quant_layout.layout(name)
     chosen = quant_few.configure(lay, m, n, k, 132)
-    assert chosen.shared(lay, m) <= quant_few.SHARED
-    assert 0 < chosen.slots <= 16
+    assert chosen.shared(lay, m, k) <= quant_few.SHARED
+    assert 0 < chosen.whole + chosen.split <= quant_few.TILES
+    assert chosen.threads <= 32 * quant_few.WARPS
     assert chosen.stages >= 2
 
 
@@ -215,4 +218,4 @@ def test_a_configuration_fits_every_row_of_its_tiles(name: str, n: int, k: int) 
     for m in range(2, 33):
         last = -(-m // 8) * 8
         assert quant_few.configure(lay, m, n, k, 132) == quant_few.configure(lay, last, n, k, 132)
-        assert quant_few.configure(lay, m, n, k, 132).shared(lay, last) <= quant_few.SHARED
+        assert quant_few.configure(lay, m, n, k, 132).shared(lay, last, k) <= quant_few.SHARED

@@ -19,9 +19,9 @@ __all__ = ["MOST", "Config", "configure", "run", "takes"]
 
 MOST = 32  # rows of x
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-WORKERS = 16
 SHARED = 227 * 1024  # bytes of dynamic shared memory that a block may have
-PART = 256  # of K
+WARPS = 17  # of a block
+TILES = 16  # that a block walks at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,42 +30,41 @@ class Config:
 
     Attributes
     ----------
-    slots, stages, span : int
-        Tiles of 16 rows of W that a block walks at once; chunks of ``256 * span`` of K in flight or in use of each.
+    whole, split : int
+        Tiles of 16 rows of W that a block walks at once: with a warp each, and with two warps, of eight rows each.
+    chunk, stages : int
+        K of a buffer of a tile's ring, and buffers.
     xstages : int
-        Chunks of x that fit.
-    hold : bool
-        All of x fits: it is brought once.
-    rotate : bool
-        Slots go round among 16 warps; else each warp keeps its own.
+        Chunks of x that fit; 0: all of it, which is brought once.
+    part : int
+        K for which code is unrolled.
     """
 
-    slots: int
-    stages: int
-    span: int
-    xstages: int
-    hold: bool
-    rotate: bool = False
+    whole: int
+    split: int
+    chunk: int
+    stages: int = 2
+    xstages: int = 0
+    part: int = 256
 
     @property
     def warps(self) -> int:
-        """Of a block, without the one that brings x."""
-        return WORKERS if self.rotate else self.slots
+        """Of a block, without the one that brings chunks of x."""
+        return self.whole + 2 * self.split
 
-    def shared(self, lay: Layout, m: int) -> int:
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * (self.warps + (self.xstages > 0))
+
+    def shared(self, lay: Layout, m: int, k: int) -> int:
         """Bytes of dynamic shared memory of a block, as the kernel cuts it up."""
-        barriers = 8 * (self.slots * (self.stages + 1) + 2 * self.xstages)
-        ring = self.stages * self.span * (PART // lay.record_k) * lay.record_bytes
-        kept = 512 * -(-m // 8) if self.rotate else 0
-        tables = self.warps * (PART // lay.format.sub) * 8 * 16
-        return (
-            -(-barriers // 128) * 128 + self.slots * (ring + kept) + tables + self.xstages * m * _row_bytes(self.span)
-        )
-
-
-def _row_bytes(span: int) -> int:
-    """Of a row of a chunk of x: eight rows fall into different banks."""
-    return 2 * PART * span + 16
+        tiles = self.whole + self.split
+        barriers = 16 * (tiles * self.stages + max(self.xstages, 1))
+        ring = self.stages * (self.chunk // lay.record_k) * lay.record_bytes
+        # A row's 16 bytes more put eight rows into different banks.
+        x = self.xstages * m * (2 * self.chunk + 16) if self.xstages else m * (2 * k + 16)
+        return -(-barriers // 128) * 128 + tiles * ring + x
 
 
 def takes(fmt: str | BlockFormat, m: int, n: int, k: int, dtype: str) -> bool:
@@ -77,19 +76,37 @@ def takes(fmt: str | BlockFormat, m: int, n: int, k: int, dtype: str) -> bool:
 def configure(lay: Layout, m: int, n: int, k: int, multiprocessors: int) -> Config:
     """The configuration for a product: one for all rows of x that make as many tiles of 8, and one for a row alone."""
     m = m if m == 1 else -(-m // 8) * 8
-    each = -(-lay.tiles(n) // multiprocessors)
-    slots = -(-each // -(-each // (15 if m > 16 else 16)))
-    # Measured on an H200: going round gains 3 to 5 % with 14 slots and loses 5 % with 12; long chunks gain 3 %, unless
-    # they leave too little in flight beside each other, as the wide records of Q8_0 do.
-    wide = lay.record_bytes * (PART // lay.record_k) > 4096
-    for span, xstages in ((1, 4), (1, 2)) if wide else ((2, 4), (2, 2), (1, 4), (1, 2)):
-        chunks = -(-k // (PART * span))
-        hold = chunks * m * _row_bytes(span) <= 40 * 1024
-        rotate = hold and not wide and 12 < slots < WORKERS
-        config = Config(slots, 2, span, chunks if hold else xstages, hold, rotate)
-        if config.shared(lay, m) <= SHARED:
-            break
-    return config
+    each = _tiles(-(-lay.tiles(n) // multiprocessors))
+    # Measured on an H200, n from 2560 to 28672, k from 2560 to 14336, m from 1 to 32. Few tiles: what takes long is a
+    # warp's chain, and its waits where parts and chunks end. Many: long parts pay where their code is short, for there
+    # are three kinds of warps, each with its own.
+    few = each <= 4
+    short = lay.floats_each == 1 and not lay.ints_each and lay.bits <= 5
+    split, part = _split(each), 512 if few or short else 256
+    chunks = (1024, 512, 256) if each <= 2 or (few and m <= 8) else (512, 256)
+    found = (
+        Config(each - split, split, chunk, 2, xstages, min(part, chunk))
+        for chunk in chunks
+        for xstages in ((0, 4, 2) if m == 1 else (2,) if chunk == 1024 else (4, 2))
+    )
+    return next(c for c in found if c.shared(lay, m, k) <= SHARED)
+
+
+def _split(tiles: int) -> int:
+    """Of a multiprocessor's tiles, those with two warps: its quarters get equal shares, and none stays without work."""
+    return tiles if tiles <= 4 else tiles % 4 % 3
+
+
+def _tiles(each: int) -> int:
+    """Tiles at once of a multiprocessor that has so many: all, or what keeps its busiest quarter least busy."""
+    if each <= TILES:
+        return each
+
+    def time(tiles: int) -> float:
+        passes, rest = divmod(each, tiles)
+        return passes * ((tiles - _split(tiles) + 3) // 4 + 0.5 * (_split(tiles) > 0)) + (rest + 3) // 4
+
+    return min(range(TILES, TILES // 2, -1), key=time)
 
 
 def run(x: Any, packed: Packed, out: Any, bias: Any = None, config: Config | None = None) -> None:
@@ -172,15 +189,15 @@ def _bound(
     on = facts(device)
     chosen = config or configure(lay, m, n, k, on.multiprocessors)
     defines = macros(lay) | {
-        "KIND": kinds[0], "OUT": kinds[1], "BIAS_KIND": kinds[2], "NT": -(-m // 8), "SPAN": chosen.span,
-        "HOLD": chosen.hold, "ROTATE": chosen.rotate, "THREADS": 544 if chosen.warps == WORKERS else 512,
+        "KIND": kinds[0], "OUT": kinds[1], "BIAS_KIND": kinds[2], "LOW": m <= 8, "NT": -(-m // 16),
+        "CHUNK": chosen.chunk, "PART": chosen.part, "HOLD": chosen.xstages == 0, "THREADS": 32 * WARPS,
     }  # fmt: skip
     cubin = compile_files(["quant_few.cu"], arch=on.arch, defines=defines, options=("-std=c++17",))
-    counts = [("i32", x) for x in (m, n, k, chosen.slots, chosen.stages, chosen.xstages)]
+    counts = (m, n, k, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))
     return load(cubin, "quant_few", device).bind(
-        [*["ptr"] * 4, ("i64", x_row), ("i64", out_row), *counts],
+        [*["ptr"] * 4, ("i64", x_row), ("i64", out_row), *[("i32", x) for x in counts]],
         grid=(min(on.multiprocessors, lay.tiles(n)),),
-        block=(32 * chosen.warps + 32,),
-        shared=chosen.shared(lay, m),
+        block=(chosen.threads,),
+        shared=chosen.shared(lay, m, k),
         pdl=True,
     )

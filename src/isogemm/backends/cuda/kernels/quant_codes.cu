@@ -85,6 +85,19 @@ DEVICE u32 fma_pair(u32 x, u32 y, u32 z) {
   return d;
 }
 
+// The same with bits 16 to 31 of y in place of both of its halves: an operand's form, no instruction.
+DEVICE u32 mul_high(u32 x, u32 y) {
+  u32 d;
+  asm("{\n.reg .b16 l, h;\n.reg .b32 two;\nmov.b32 {l, h}, %2;\nmov.b32 two, {h, h};\nmul.rn.bf16x2 %0, %1, two;\n}" : "=r"(d) : "r"(x), "r"(y));
+  return d;
+}
+DEVICE u32 fma_high(u32 x, u32 y, u32 z) {
+  u32 d;
+  asm("{\n.reg .b16 l, h;\n.reg .b32 two;\nmov.b32 {l, h}, %2;\nmov.b32 two, {h, h};\nfma.rn.bf16x2 %0, %1, two, %3;\n}"
+      : "=r"(d) : "r"(x), "r"(y), "r"(z));
+  return d;
+}
+
 // Where a field's codes lie when they are taken out in place: shifts are free there, and the scale undoes them.
 DEVICE constexpr int in_place(int field) { return Q_LOW * (field % LOW_FIELDS); }
 DEVICE float two_to(int n) { return __uint_as_float((127 + n) << 23); }
@@ -147,12 +160,11 @@ DEVICE uint4 scale_of(const u8* records, int sub, u32 g) {
   const u8* floats = records + sub / SUBS * Q_RECORD_BYTES + Q_FLOATS + (sub % SUBS * 16 + 2 * g) * 2;
   const u32 x = *(const u32*)floats;
   if (KIND == 2) return uint4{__byte_perm(x, x, 0x1010), 0, __byte_perm(x, x, 0x3232), 0};
-  float d[2], rest[2];
+  float d[2], rest[2];  // bf16: dh and dl are the higher halves
   widen(x, d[0], d[1]);
 #pragma unroll
   for (int i = 0; i < 2; ++i) rest[i] = d[i] - __uint_as_float(__float_as_uint(d[i]) & 0xffff0000u);
-  const u32 a = __float_as_uint(d[0]), b = __float_as_uint(rest[0]), c = __float_as_uint(d[1]), e = __float_as_uint(rest[1]);
-  return uint4{__byte_perm(a, a, 0x3232), __byte_perm(b, b, 0x3232), __byte_perm(c, c, 0x3232), __byte_perm(e, e, 0x3232)};
+  return uint4{__float_as_uint(d[0]), __float_as_uint(rest[0]), __float_as_uint(d[1]), __float_as_uint(rest[1])};
 }
 DEVICE void dequantize(const Words& w, int j, const uint4& s, u32 (&a)[4]) {
   if constexpr (!SHORT) {
@@ -173,7 +185,7 @@ DEVICE void dequantize(const Words& w, int j, const uint4& s, u32 (&a)[4]) {
       a[r] = mul_pair(q, d);
     } else {  // 128 + code, less 128 + zero
       const u32 q = add_pair(pair(w, field, r / 2, 0, 0x43004300u), (0xc300u + Q_ZERO) * 0x10001u);
-      a[r] = fma_pair(q, d, mul_pair(q, rest));
+      a[r] = fma_high(q, d, mul_high(q, rest));
     }
   }
 }

@@ -1,36 +1,27 @@
-// out[i, j] = bias[j] + sum over k of x[i, k] W[j, k] for M <= 8 NT rows of x; W quantized, dequantized in registers.
+// out[i, j] = bias[j] + sum over k of x[i, k] W[j, k] for M <= 16 NT rows of x; W quantized, dequantized in registers.
 //
 // Contract   tensor_core:sm90/chain of W in float32, rounded once to the type of x: one accumulator for an element, K in
-//            steps of 16, ascending. W is operand A of mma.sync.m16n8k16, x^T operand B.
+//            steps of 16, ascending. x is operand A of mma.sync.m16n8k16, W^T operand B.
 // Operands   x [m, k], rows of contiguous bf16 or fp16 that begin at multiples of 16 bytes; w as quant_layout.py says.
-// Roles      a block walks `slots` tiles of 16 rows of W along all of K at once, a warp for each, then those
-//            `gridDim.x * slots` further. A slot has a ring of `stages` chunks of 256 SPAN of K, which the copy engine
-//            fills; one more warp brings x for the block: all of it (HOLD), or through a ring of `xstages` chunks.
-// Balance    ROTATE: after each chunk the slots go round among 16 warps, so that no quarter of the multiprocessor keeps
-//            one more than the others. Accumulators travel through shared memory: bits stay.
+// Warps      a block walks `whole + split` tiles of 16 rows of W along all of K at once, then those
+//            `gridDim.x * (whole + split)` further. A warp for each of the first; two for each of the others, eight rows
+//            each: where there are few tiles, and so that quarters of a multiprocessor have equal shares.
+// W          a tile has a ring of `stages` chunks of CHUNK of K, which the copy engine fills. Code is unrolled for PART of K.
+// x          HOLD: all of it is brought once; else chunks of it, through a ring of `xstages` that one more warp fills.
 // Launch     the packed weights change under no kernel, so their copies begin before the preceding kernel has ended.
 
 #include "hopper_ptx.cu"
 #include "quant_codes.cu"
 
-constexpr int PART = 256, CHUNK = PART * SPAN, PART_BYTES = PART / Q_RECORD_K * Q_RECORD_BYTES, CHUNK_BYTES = SPAN * PART_BYTES;
-constexpr int ENTRIES = PART / Q_SUB * 8, TABLE_BYTES = 16 * ENTRIES;  // scales of eight rows and their neighbours, by sub-block
-constexpr int X_STEP = 2 * CHUNK + 16;  // bytes from row to row of x in shared memory: eight rows fall into different banks
-constexpr int KEPT_BYTES = ROTATE ? NT * 512 : 0;
+constexpr int CHUNK_BYTES = CHUNK / Q_RECORD_K * Q_RECORD_BYTES, PART_BYTES = CHUNK_BYTES / (CHUNK / PART);
+static_assert(CHUNK % Q_RECORD_K == 0 && CHUNK % PART == 0 && PART % 256 == 0);
 
 DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(bar) : "memory");
 }
-// Chunks of a slot that are summed up. Warps may be several apart, more than the two phases of an mbarrier could tell.
-DEVICE void wait_until(u32 at, int count) {
-  int seen;
-  do asm volatile("ld.acquire.cta.shared.b32 %0, [%1];" : "=r"(seen) : "r"(at) : "memory");
-  while (seen < count);
-}
-DEVICE void say(u32 at, int count) { asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(at), "r"(count) : "memory"); }
-DEVICE void load_b(u32* b, u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at));
+DEVICE void load_matrices(u32* a, u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at));
 }
 DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if KIND == 1
@@ -41,26 +32,60 @@ DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-struct Sums { float v[NT][4]; };
+// Of COUNT times eight rows of W; where x is the other operand, of sixteen.
+template <int COUNT> struct Sums { float v[LOW ? 1 : COUNT][NT][4]; };
+// Where the lane's pieces of x begin, in shared memory; rows past m repeat the last one.
+struct Place { u32 at[NT]; };
+// A register that holds whatever it holds.
+DEVICE u32 any() { u32 x; asm("" : "=r"(x)); return x; }
+// 64 of K of sixteen rows of x, or LOW, of eight.
+struct Steps {
+  u32 v[LOW ? 2 : 4][4];
+  __device__ __forceinline__ void load(u32 at) {
+#pragma unroll
+    for (int i = 0; i < (LOW ? 2 : 4); ++i) load_matrices(v[i], at + (LOW ? 64 : 32) * i);
+  }
+  // Operand B of step j, eight rows.
+  __device__ __forceinline__ void operand(u32 (&b)[2], int j) const { b[0] = v[j / 2][j % 2 * 2], b[1] = v[j / 2][j % 2 * 2 + 1]; }
+  // Operand A. LOW, its rows 8 to 15 are whatever they are, and so are those of results, which nobody reads. It is four
+  // registers in a row: those of even steps come as they are wanted.
+  __device__ __forceinline__ void operand(u32 (&a)[4], int j) const {
+    if (!LOW) a[0] = v[j][0], a[1] = v[j][1], a[2] = v[j][2], a[3] = v[j][3];
+    else if (j % 2 == 0) a[0] = v[j / 2][0], a[1] = v[j / 2][1], a[2] = v[j / 2][2], a[3] = v[j / 2][3];
+    else a[0] = v[j / 2][1], a[1] = any(), a[2] = v[j / 2][3], a[3] = any();
+  }
+};
 
-// Up to 256 of K, `left` of them. `x_at` is where the lane's pieces of x begin, in shared memory; rows past m repeat the
-// last one.
-template <bool WHOLE> DEVICE void walk(Sums& acc, const u8* part, const uint4* table, const u32 (&x_at)[NT], int left, u32 lane) {
+// STEPS of 64 of K from step `first` on, for COUNT times eight of the tile's rows from half FIRST on. WHOLE: all of K is there;
+// else `left` is, of one step.
+template <bool WHOLE, int STEPS, int FIRST, int COUNT>
+DEVICE void walk(Sums<COUNT>& acc, const u8* chunk, const Place& x, int first, int left, u32 lane) {
 #pragma unroll
-  for (int step = 0; step < PART / 64; ++step) {
-    if (!WHOLE && 64 * step >= left) break;
+  for (int i = 0; i < STEPS; ++i) {
+    const int step = first + i;
     Words words;
-    u32 b[NT][8];
-    load_words(words, part + 64 * step / Q_RECORD_K * Q_RECORD_BYTES + 64 * step % Q_RECORD_K / 64 * Q_STEP_BYTES, lane);
+    Steps a[NT];
+    load_words(words, chunk + 64 * step / Q_RECORD_K * Q_RECORD_BYTES + 64 * step % Q_RECORD_K / 64 * Q_STEP_BYTES, lane);
 #pragma unroll
-    for (int c = 0; c < NT; ++c) load_b(b[c], x_at[c] + 128 * step), load_b(b[c] + 4, x_at[c] + 128 * step + 64);
+    for (int c = 0; c < NT; ++c) a[c].load(x.at[c] + 128 * step);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // order-critical: K ascending
-      if (!WHOLE && 64 * step + 16 * j >= left) break;
-      u32 a[4];
-      dequantize(words, j, table[(64 * step + 16 * j) / Q_SUB * 8 + (lane >> 2)], a);
+      if (!WHOLE && 16 * j >= left) break;
+      u32 w[4];
+      dequantize(words, j, scale_of(chunk, (64 * step + 16 * j) / Q_SUB, lane >> 2), w);
+      if constexpr (LOW && COUNT == 2) {
+        u32 b[2];
+        a[0].operand(b, j);
+        mma(acc.v[0][0], w, b[0], b[1]);
+      } else {
 #pragma unroll
-      for (int c = 0; c < NT; ++c) mma(acc.v[c], a, b[c][2 * j], b[c][2 * j + 1]);
+        for (int c = 0; c < NT; ++c) {
+          u32 operand[4];
+          a[c].operand(operand, j);
+#pragma unroll
+          for (int h = 0; h < COUNT; ++h) mma(acc.v[h][c], operand, w[FIRST + h], w[FIRST + h + 2]);
+        }
+      }
     }
   }
 }
@@ -74,141 +99,153 @@ DEVICE void store(void* out, i64 at, float v) {
   if (OUT == 0) ((float*)out)[at] = v;
   else ((u16*)out)[at] = (u16)(OUT == 1 ? pack_bf16(v, 0.0f) : pack_f16(v, 0.0f));
 }
-DEVICE void write(const Sums& acc, void* out, const void* bias, i64 out_ld, int row, int m, int n, u32 lane) {
+template <int COUNT>
+DEVICE void write(const Sums<COUNT>& acc, void* out, const void* bias, i64 out_ld, int row, int m, int n, u32 lane) {
+  const auto put = [&](int r, int at, float value) {
+    if (r >= n || at >= m) return;
+    store(out, at * out_ld + r, BIAS_KIND >= 0 ? __fadd_rn(value, load_as<BIAS_KIND>(bias, r)) : value);
+  };
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int r = row + (lane >> 2) + 8 * half;
-    if (r >= n) continue;
-    const float add = BIAS_KIND >= 0 ? load_as<BIAS_KIND>(bias, r) : 0.0f;
+  for (int e = 0; e < 4; ++e) {
+    const int high = lane >> 2, low = 2 * (lane & 3) + e % 2;
+    if (LOW && COUNT == 2) put(row + high + e / 2 * 8, low, acc.v[0][0][e]);
+    else if (LOW) { if (e < 2) put(row + low, high, acc.v[0][0][e]); }
+    else
 #pragma unroll
-    for (int c = 0; c < NT; ++c)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int column = 8 * c + 2 * (lane & 3) + e;
-        const float value = acc.v[c][2 * half + e];
-        if (column < m) store(out, column * out_ld + r, BIAS_KIND >= 0 ? __fadd_rn(value, add) : value);
-      }
+      for (int i = 0; i < COUNT * NT; ++i) put(row + i / NT * 8 + low, 16 * (i % NT) + high + e / 2 * 8, acc.v[i / NT][i % NT][e]);
   }
 }
 
+struct Block {
+  const u8* w;
+  void* out;
+  const void* bias;
+  i64 out_ld;
+  int m, n, k, stages, xstages, tiles, chunks, stride, passes, tile_bytes, own;  // own: this warp's first tile
+  u32 full, empty, full_x, empty_x;  // barriers: the tile's, the block's
+  u8* ring;
+
+  __device__ __forceinline__ void load(int tile, int chunk, int stage) const {
+    const int from = chunk * CHUNK_BYTES, bytes = min(CHUNK_BYTES, tile_bytes - from);
+    barrier_expect(full + 8 * stage, bytes);
+    bulk_load(shared(ring) + stage * CHUNK_BYTES, w + (i64)tile * tile_bytes + from, bytes, full + 8 * stage);
+  }
+  // The tile's buffers that are filled before anything is read: shared ones are filled one later.
+  __device__ __forceinline__ int ahead_of(bool split) const { return stages - split; }
+  template <int FIRST, int COUNT> __device__ __forceinline__ void run(const u32 (&x_lane)[NT], u32 x_stage, u32 lane) const {
+    constexpr bool SPLIT = COUNT == 1;
+    Place here;
+    u32 phase = 0, x_phase = 0;
+    int stage = 0, x_at = 0, ahead_chunk = ahead_of(SPLIT) % chunks, ahead = ahead_of(SPLIT) / chunks * stride + own;
+    Sums<COUNT> acc;
+    for (int chunk = 0, tile = own; tile < (HOLD ? tiles : passes * stride);) {
+      if (SPLIT && FIRST == 0 && lane == 0 && ahead < tiles) {  // into the buffer before, when the other warp has left it
+        const int before = stage == 0 ? stages - 1 : stage - 1;
+        if (chunk > 0 || tile != own) barrier_wait(empty + 8 * before, stage == 0 ? phase ^ 1 : phase);
+        load(ahead, ahead_chunk, before);
+      }
+      if (SPLIT) __syncwarp();
+      if (chunk == 0) {
+#pragma unroll
+        for (int i = 0; i < (int)(sizeof(acc.v) / 4); ++i) (&acc.v[0][0][0])[i] = 0.0f;
+      }
+      if (!HOLD) barrier_wait(full_x + 8 * x_at, x_phase);
+      if (HOLD || tile < tiles) {
+        const u8* at = ring + stage * CHUNK_BYTES;
+        int left = k - chunk * CHUNK;
+#pragma unroll
+        for (int c = 0; c < NT; ++c) here.at[c] = x_lane[c] + (HOLD ? chunk * (2 * CHUNK) : x_at * x_stage);
+        barrier_wait(full + 8 * stage, phase);
+#pragma unroll 1
+        for (; left >= PART && at < ring + stage * CHUNK_BYTES + CHUNK_BYTES; left -= PART, at += PART_BYTES) {
+          walk<true, PART / 64, FIRST, COUNT>(acc, at, here, 0, left, lane);
+#pragma unroll
+          for (int c = 0; c < NT; ++c) here.at[c] += 2 * PART;
+        }
+        if (left < PART && at < ring + stage * CHUNK_BYTES + CHUNK_BYTES)
+#pragma unroll 1
+          for (int step = 0; 64 * step < left; ++step) walk<false, 1, FIRST, COUNT>(acc, at, here, step, left - 64 * step, lane);
+        __syncwarp();
+        if (!SPLIT && lane == 0 && ahead < tiles) load(ahead, ahead_chunk, stage);
+        if (SPLIT && FIRST == 1 && lane == 0) barrier_arrive(empty + 8 * stage);
+        if (chunk + 1 == chunks) write(acc, out, bias, out_ld, 16 * tile + 8 * FIRST, m, n, lane);
+      }
+      if (!HOLD && lane == 0) barrier_arrive(empty_x + 8 * x_at);
+      if (!HOLD && ++x_at == xstages) x_at = 0, x_phase ^= 1;
+      if (++stage == stages) stage = 0, phase ^= 1;
+      if (++chunk == chunks) chunk = 0, tile += stride;
+      if (++ahead_chunk == chunks) ahead_chunk = 0, ahead += stride;
+    }
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 out_ld, int m, int n, int k, int slots, int stages,
-          int xstages) {
+quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 out_ld, int m, int n, int k, int whole, int split,
+          int stages, int xstages) {
   extern __shared__ __align__(128) u8 memory[];
-  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x / 32 - 1;
-  const u32 full_w = shared(memory), done = full_w + 8 * slots * stages, full_x = done + 8 * slots, empty_x = full_x + 8 * xstages;
-  const u32 rings = (8 * (slots * (stages + 1) + 2 * xstages) + 127) & ~127, slot_bytes = stages * CHUNK_BYTES + KEPT_BYTES;
-  const u32 tables = rings + slots * slot_bytes, x_stage = m * X_STEP, x_ring = shared(memory) + tables + warps * TABLE_BYTES;
-  const int tiles = (n + 15) / 16, chunks = (k + CHUNK - 1) / CHUNK, stride = gridDim.x * slots, passes = (tiles + stride - 1) / stride;
-  const int tile_bytes = (k + Q_RECORD_K - 1) / Q_RECORD_K * Q_RECORD_BYTES;
-  if (threadIdx.x == 32 * warps) {
-    for (int i = 0; i < xstages; ++i) barrier_init(full_x + 8 * i, 1), barrier_init(empty_x + 8 * i, warps);
+  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, slots = whole + split, warps = slots + split;
+  const u32 slot = warp < slots ? warp : warp - split;
+  const u32 full_w = shared(memory), empty_w = full_w + 8 * slots * stages, full_x = empty_w + 8 * slots * stages;
+  const u32 rings = (8 * 2 * (slots * stages + xstages) + 127) & ~127, slot_bytes = stages * CHUNK_BYTES;
+  const u32 x_row = HOLD ? 2 * k + 16 : 2 * CHUNK + 16, x_stage = m * x_row;
+  u8* const x_here = memory + rings + slots * slot_bytes;
+  Block b;
+  b.w = w, b.out = out, b.bias = bias, b.out_ld = out_ld, b.m = m, b.n = n, b.k = k, b.stages = stages, b.xstages = xstages;
+  b.tiles = (n + 15) / 16, b.chunks = (k + CHUNK - 1) / CHUNK, b.stride = gridDim.x * slots, b.passes = (b.tiles + b.stride - 1) / b.stride;
+  b.tile_bytes = (k + Q_RECORD_K - 1) / Q_RECORD_K * Q_RECORD_BYTES, b.own = slot * gridDim.x + blockIdx.x;
+  b.full = full_w + 8 * slot * stages, b.empty = empty_w + 8 * slot * stages, b.full_x = full_x, b.empty_x = full_x + 8 * xstages;
+  b.ring = memory + rings + slot * slot_bytes;
+  if (threadIdx.x == blockDim.x - 32) {
+    for (int i = 0; i < xstages; ++i) barrier_init(b.full_x + 8 * i, 1), barrier_init(b.empty_x + 8 * i, warps);
     barrier_init_fence();
   }
-  const auto load = [&](int slot, int tile, int chunk, int stage) {
-    const int from = chunk * CHUNK_BYTES, bytes = min(CHUNK_BYTES, tile_bytes - from);
-    const u32 bar = full_w + 8 * (slot * stages + stage);
-    barrier_expect(bar, bytes);
-    bulk_load(shared(memory) + rings + slot * slot_bytes + stage * CHUNK_BYTES, w + (i64)tile * tile_bytes + from, bytes, bar);
-  };
   if (warp < slots && lane == 0) {
-    for (int i = 0; i < stages; ++i) barrier_init(full_w + 8 * (warp * stages + i), 1);
+#pragma unroll 1
+    for (int i = 0; i < stages; ++i) barrier_init(b.full + 8 * i, 1), barrier_init(b.empty + 8 * i, 1);
     barrier_init_fence();
-    say(done + 8 * warp, 0);
-    for (int i = 0, chunk = 0, tile = warp * gridDim.x + blockIdx.x; i < stages && tile < tiles; ++i) {
-      load(warp, tile, chunk, i);
-      if (++chunk == chunks) chunk = 0, tile += stride;
+#pragma unroll 1
+    for (int i = 0, chunk = 0, tile = b.own; i < b.ahead_of(warp >= whole) && tile < b.tiles; ++i) {
+      b.load(tile, chunk, i);
+      if (++chunk == b.chunks) chunk = 0, tile += b.stride;
     }
   }
   release_successor();
   __syncthreads();
 
+#if HOLD
+  if (warp == 0) {
+    wait_for_predecessor();
+    if (lane == 0) barrier_expect(full_x, 2 * m * k);
+    __syncwarp();
+    if (lane < m) bulk_load(shared(x_here) + lane * x_row, x + lane * x_ld, 2 * k, full_x);
+  }
+  barrier_wait(full_x, 0);
+#else
   if (warp == warps) {
     wait_for_predecessor();
-    const int count = HOLD ? chunks : passes * chunks;
-    if (HOLD && lane == 0) barrier_expect(full_x, 2 * m * k);
     u32 phase = 1;
-    for (int i = 0, at = 0, stage = 0; i < count; ++i) {
-      const u32 bytes = 2 * min(CHUNK, k - at * CHUNK), bar = full_x + (HOLD ? 0 : 8 * stage);
-      if (!HOLD) {
-        barrier_wait(empty_x + 8 * stage, phase);
-        if (lane == 0) barrier_expect(bar, m * bytes);
-      }
+    for (int i = 0, at = 0, stage = 0; i < b.passes * b.chunks; ++i) {
+      const u32 bytes = 2 * min(CHUNK, k - at * CHUNK), bar = full_x + 8 * stage;
+      barrier_wait(b.empty_x + 8 * stage, phase);
+      if (lane == 0) barrier_expect(bar, m * bytes);
       __syncwarp();
-      if (lane < m) bulk_load(x_ring + stage * x_stage + lane * X_STEP, x + lane * x_ld + at * CHUNK, bytes, bar);
+      if (lane < m) bulk_load(shared(x_here) + stage * x_stage + lane * x_row, x + lane * x_ld + at * CHUNK, bytes, bar);
       if (++stage == xstages) stage = 0, phase ^= 1;
-      if (++at == chunks) at = 0;
+      if (++at == b.chunks) at = 0;
     }
     return;
   }
-
-  uint4* const table = (uint4*)(memory + tables + warp * TABLE_BYTES);
+#endif
   u32 x_lane[NT];
 #pragma unroll
-  for (int c = 0; c < NT; ++c) x_lane[c] = x_ring + min(8 * c + (int)(lane & 7), m - 1) * X_STEP + (lane >> 3) * 16;
-  int stage = 0, x_at = 0, turn = 0;
-  u32 phase = 0, x_phase = 0;
-  int ahead_chunk = stages % chunks, ahead_first = stages / chunks * stride + blockIdx.x;
-  if (HOLD) barrier_wait(full_x, 0);
-  Sums acc;
-  for (int time = 0, chunk = 0, first = blockIdx.x; first < passes * stride; ++time) {
-    // Chosen by simulation of 16 warps on four schedulers, for 9 to 14 slots.
-    const int place = ROTATE ? (warp - 7 * time) & 15 : warp, back = place - turn;
-    const int slot = ROTATE ? (back < 0 ? back + slots : back) : warp, tile = first + slot * gridDim.x;
-    if (!HOLD) barrier_wait(full_x + 8 * x_at, x_phase);
-    if (place < slots && tile < tiles) {
-      u8* const ring = memory + rings + slot * slot_bytes;
-      float4* const kept = (float4*)(ring + stages * CHUNK_BYTES) + lane;
-      if (ROTATE) wait_until(done + 8 * slot, time);
-#pragma unroll
-      for (int c = 0; c < NT; ++c) {
-        float (&v)[4] = acc.v[c];
-        if (chunk == 0) {
-          v[0] = v[1] = v[2] = v[3] = 0.0f;
-        } else if (ROTATE) {
-          const float4 sums = kept[32 * c];
-          v[0] = sums.x, v[1] = sums.y, v[2] = sums.z, v[3] = sums.w;
-        }
-      }
-      const u8* at = ring + stage * CHUNK_BYTES;
-      int left = k - chunk * CHUNK;
-      u32 b_at[NT];
-#pragma unroll
-      for (int c = 0; c < NT; ++c) b_at[c] = x_lane[c] + x_at * x_stage;
-      barrier_wait(full_w + 8 * (slot * stages + stage), phase);
-#pragma unroll 1
-      for (int part = 0; part < SPAN && left > 0; ++part) {
-#pragma unroll
-        for (int i = 0; i < ENTRIES / 32; ++i) {
-          const int entry = i * 32 + lane;
-          table[entry] = scale_of(at, entry / 8, entry % 8);
-        }
-        __syncwarp();
-        if (left >= PART) walk<true>(acc, at, table, b_at, left, lane);
-        else walk<false>(acc, at, table, b_at, left, lane);
-        __syncwarp();
-        left -= PART, at += PART_BYTES;
-#pragma unroll
-        for (int c = 0; c < NT; ++c) b_at[c] += 2 * PART;
-      }
-      const int next = ahead_first + slot * gridDim.x;
-      if (lane == 0 && next < tiles) load(slot, next, ahead_chunk, stage);
-      if (chunk + 1 == chunks) {
-        write(acc, out, bias, out_ld, 16 * tile, m, n, lane);
-      } else if (ROTATE) {
-#pragma unroll
-        for (int c = 0; c < NT; ++c) kept[32 * c] = make_float4(acc.v[c][0], acc.v[c][1], acc.v[c][2], acc.v[c][3]);
-      }
-      if (ROTATE) {
-        __syncwarp();
-        if (lane == 0) say(done + 8 * slot, time + 1);
-      }
-    }
-    if (!HOLD && lane == 0) barrier_arrive(empty_x + 8 * x_at);
-    if (++x_at == (HOLD ? chunks : xstages)) x_at = 0, x_phase ^= 1;
-    if (++stage == stages) stage = 0, phase ^= 1;
-    if (++turn == slots) turn = 0;
-    if (++chunk == chunks) chunk = 0, first += stride;
-    if (++ahead_chunk == chunks) ahead_chunk = 0, ahead_first += stride;
+  for (int c = 0; c < NT; ++c) {
+    // Matrices as operands want them: of eight rows K 0, 8, 16 and 24, or where x is operand A, K 0, 16, 8 and 24; of
+    // sixteen, K 0 of rows 0 and 8, then K 8.
+    const int i = lane >> 3, row = LOW ? lane & 7 : 16 * c + (lane & 15);
+    const int piece = LOW ? (warp < whole ? i : i / 2 + 2 * (i % 2)) : i / 2;
+    x_lane[c] = shared(x_here) + min(row, m - 1) * x_row + piece * 16;
   }
+  if (warp < whole) b.run<0, 2>(x_lane, x_stage, lane);
+  else if (warp < slots) b.run<0, 1>(x_lane, x_stage, lane);
+  else b.run<1, 1>(x_lane, x_stage, lane);
 }

@@ -161,9 +161,10 @@ def _from_tensor(name: str, x: Any) -> Array:
         else:
             viewed = x.numpy()
     except (RuntimeError, TypeError) as error:
-        raise LayoutError(
-            f"{name}", limit="a tensor with plain memory", value=type(x).__name__, nearest=f"{name}.contiguous()"
-        ) from error
+        value, nearest = type(x).__name__, f"{name}.contiguous()"
+        if torch._C._functorch.is_legacy_batchedtensor(x):
+            value, nearest = "a batch of gradients", "vectorize=False, one gradient at a time, or torch.func.jacrev"
+        raise LayoutError(f"{name}", limit="a tensor with plain memory", value=value, nearest=nearest) from error
     return viewed
 
 

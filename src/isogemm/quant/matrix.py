@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import interop
-from ..errors import DeviceError, DTypeError, FormatError, LayoutError, OptionError
+from ..errors import DeviceError, DTypeError, FormatError, OptionError
 from ..ghost import HOST, Device
 from ..problem import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from .formats import BlockFormat, format_of

@@ -18,7 +18,7 @@ from ..floating import ieee_defaults
 from ..interop import array, as_dtype, to_tensor
 from . import attention_gradients
 from .backward import _eager, _is_direct, _way, refused
-from .ops import Tensor, define_forward, forward_alone, is_plain, resolved
+from .ops import Reverse, Tensor, define_forward, forward_alone, is_plain, resolved
 
 __all__ = ["attend", "attention_backward_op", "attention_forward_op", "attention_op", "chosen", "forward"]
 
@@ -198,7 +198,7 @@ def _gradient(*arguments: Any) -> Any:
     return (_backward if _is_direct(*arguments[:4]) else attention_backward_op)(*arguments)
 
 
-class _Gradient(torch.autograd.Function):  # type: ignore[misc]
+class _Gradient(Reverse):
     """The gradient where it is recorded for another one, which there is not."""
 
     @staticmethod
@@ -218,7 +218,7 @@ class _Gradient(torch.autograd.Function):  # type: ignore[misc]
     vmap = staticmethod(_vmap)
 
 
-class _Attention(torch.autograd.Function):  # type: ignore[misc]
+class _Attention(Reverse):
     """(y, stats), recorded: for torch.func, and in eager mode, where an operator's boundary would cost more."""
 
     @staticmethod

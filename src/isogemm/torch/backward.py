@@ -42,8 +42,7 @@ def _way(*tensors: Tensor | None) -> str:
         return "graph" if records else "direct"
     _refuse_tangents(tensors)
     # torch.func's transforms differentiate a Function, not an operator; what a vmap hides cannot be seen from here.
-    graph = torch.is_grad_enabled() and torch._C._are_functorch_transforms_active()
-    return "graph" if graph else "operator"
+    return "graph" if torch.is_grad_enabled() and ops.differentiates() else "operator"
 
 
 def _refuse_tangents(tensors: tuple[Tensor | None, ...]) -> None:
@@ -51,12 +50,7 @@ def _refuse_tangents(tensors: tuple[Tensor | None, ...]) -> None:
         return
     for x in tensors:
         if x is not None and torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
-            raise OptionError(
-                "forward-mode gradients",
-                limit="reverse mode",
-                value="a dual tensor",
-                nearest="backward() or torch.func.vjp",
-            )
+            ops.refuse_forward_mode()
 
 
 def product(
@@ -208,7 +202,7 @@ def _remember(ctx: Any, a: Tensor, b: Tensor, contract: str, grad_order: str) ->
 _orders: dict[tuple[Any, ...], tuple[Contract, str, str]] = {}
 
 
-class _Product(torch.autograd.Function):  # type: ignore[misc]
+class _Product(ops.Reverse):
     """alpha * a @ b + beta * c."""
 
     generate_vmap_rule = True
@@ -234,7 +228,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         return (dc, *_grads_of(a, b, dy, ctx.alpha, ctx, ctx.needs_input_grad[1:3]), *[None] * 5)
 
 
-class _Linear(torch.autograd.Function):  # type: ignore[misc]
+class _Linear(ops.Reverse):
     """x @ w.T + bias."""
 
     generate_vmap_rule = True
@@ -292,7 +286,7 @@ def _accumulate(a: Tensor, b: Tensor, out: Tensor, contract: str) -> None:
     _walk(a, b, out, contract)
 
 
-class _Grouped(torch.autograd.Function):  # type: ignore[misc]
+class _Grouped(ops.Reverse):
     """a[i] @ b[i] of flat arguments: the items of a, then those of b."""
 
     @staticmethod
@@ -352,7 +346,7 @@ def _eager(function: Any) -> Any:
         return output
 
     body = {"forward": staticmethod(forward), "backward": staticmethod(function.backward), "__doc__": function.__doc__}
-    return type(function.__name__, (torch.autograd.Function,), body)
+    return type(function.__name__, (ops.Reverse,), body)
 
 
 _EAGER = {function: _eager(function) for function in (_Product, _Linear, _Grouped)}

@@ -9,15 +9,16 @@ contiguous ones.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from .. import api
 from ..contract.spec import Contract, Order, as_contract
-from ..errors import DeviceError
+from ..errors import DeviceError, OptionError
 
 __all__ = [
+    "Reverse",
     "define_forward",
     "forward_alone",
     "grouped",
@@ -25,6 +26,7 @@ __all__ = [
     "is_plain",
     "linear",
     "product",
+    "refuse_forward_mode",
     "refuse_meta",
     "resolved",
     "walk",
@@ -35,6 +37,27 @@ Tensor = Any  # torch is untyped to mypy
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _OPTIONS = 'str contract="", str grad_order="leaf4096", ScalarType? out_dtype=None'
+
+
+class Reverse(torch.autograd.Function):  # type: ignore[misc]
+    """A Function with gradients in reverse mode alone, which torch.func's forward mode is told in words."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        refuse_forward_mode()
+
+
+def refuse_forward_mode() -> NoReturn:
+    """Raise of gradients that are asked for in forward mode: by jvp, jacfwd, linearize, and hessian, made of it.
+
+    Raises
+    ------
+    OptionError
+    """
+    raise OptionError(
+        "forward-mode gradients", limit="reverse mode", value="a dual tensor",
+        nearest="backward(), torch.func.vjp or jacrev; jacrev(jacrev(f)) for a Hessian",
+    )  # fmt: skip
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -48,6 +71,14 @@ def is_plain(*tensors: Tensor) -> bool:
         if x is not None and (type(x) not in _PLAIN or x.is_meta):
             return False
     return not (_dispatch_modes() or _transforms() or _forward_ad._current_level >= 0 or _trace() is not None)
+
+
+def differentiates() -> bool:
+    """Whether a transform of torch.func is active that may ask for gradients: all but functionalize."""
+    if not _transforms():
+        return False
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return innermost is None or innermost.key() != torch._C._functorch.TransformType.Functionalize
 
 
 def is_direct(a: Tensor, b: Tensor, c: Tensor | None = None) -> bool:

@@ -76,7 +76,7 @@ def _operator(
     inputs = (x, blocks, bias, *about, contract, activations, grad_order, out_dtype)
     if not torch.compiler.is_compiling():
         backward._refuse_tangents((x, bias))
-        if torch.is_grad_enabled() and torch._C._are_functorch_transforms_active():
+        if torch.is_grad_enabled() and ops.differentiates():
             return quantized_ops.Recorded.apply(*inputs)
     if ops.forward_alone():
         return quantized_ops.linear_forward_op(x, blocks, bias, *about, contract, activations, out_dtype)
@@ -178,6 +178,9 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
             about = (self.format, self.out_features, self.in_features)
             return _operator(_autocast(x), self.blocks, bias, about, *self._call)
         _check_tensor("x", x)
+        if self._buffers["blocks"] is not self._matrix._tensor:  # torch.func.functional_call, or an assignment
+            about = (self.format, self.out_features, self.in_features)
+            return _operator(_autocast(x), self.blocks, bias, about, *self._call)
         if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or not ops.is_plain(x, bias):
             return call(_autocast(x), self._matrix, bias, *self._call)
         return api.linear(

@@ -21,7 +21,7 @@ from ..quant.formats import format_of
 from ..quant.matrix import QuantizedMatrix
 from ..quantized import ACTIVATIONS
 from . import backward
-from .ops import Tensor, _library, define_forward, refuse_meta, resolved, with_order
+from .ops import Reverse, Tensor, _library, define_forward, refuse_meta, resolved, with_order
 
 __all__ = ["Recorded", "blocks_of", "linear", "linear_forward_op", "linear_op", "matrix_of", "weight_op"]
 
@@ -239,7 +239,7 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 torch.library.register_autograd(linear_op, _backward, setup_context=_setup)
 
 
-class Recorded(torch.autograd.Function):  # type: ignore[misc]
+class Recorded(Reverse):
     """The operator for torch.func's transforms, which differentiate a Function and not an operator."""
 
     generate_vmap_rule = True

@@ -14,18 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..api import matmul
 from ..errors import OptionError, ShapeError
 from ..floating import ieee_defaults
 from . import row_gradients_cuda, row_ops
+from .ops import Reverse, refuse_forward_mode
 from .row_calls import FORWARD
 from .row_cuda import FORWARD as CUDA
 
 __all__ = ["along", "records"]
 
 is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_transforms, _forward_ad = torch._C._are_functorch_transforms_active, torch.autograd.forward_ad
 
 Grads = tuple[Tensor | None, ...]
 
@@ -40,6 +41,8 @@ def along(kind: str, *tensors: Tensor | None, **options: Any) -> Tensor:
             return row_ops.OPERATORS[kind](*tensors, *options.values())
         flag = options.get("keepdim", options.get("interleaved", False))
         return along_rows(kind, list(tensors), options.get("eps", 0.0), flag, options.get("out_dtype"))
+    if _transforms() or _forward_ad._current_level >= 0:
+        _refuse(kind, tensors)
     if is_grad_enabled():
         for t in tensors:
             if isinstance(t, Tensor) and t.requires_grad:
@@ -50,6 +53,24 @@ def along(kind: str, *tensors: Tensor | None, **options: Any) -> Tensor:
     except AttributeError:
         there = False
     return CUDA[kind](*tensors, **options) if there else FORWARD[kind](*tensors, **options)
+
+
+def _refuse(kind: str, tensors: Grads) -> None:
+    """Raise where torch.func would see nothing of an operation along rows, or a tangent would be lost.
+
+    Raises
+    ------
+    OptionError
+    """
+    given = [t for t in tensors if isinstance(t, Tensor)]
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    if _transforms() and (records(*given) or any(wrapped(t.detach()) for t in given)):  # as they will be read
+        raise OptionError(
+            f"{kind} under a transform of torch.func", limit="autograd, torch.compile, no_grad", value="a transform",
+            nearest="backward() or torch.autograd.grad",
+        )  # fmt: skip
+    if any(_forward_ad.unpack_dual(t).tangent is not None for t in given):
+        refuse_forward_mode()
 
 
 def records(*tensors: Any) -> bool:
@@ -86,7 +107,7 @@ def _(kind: str, tensors: list[Tensor], eps: float, flag: bool, out_dtype: Any) 
     return x.new_empty(shape, dtype=out_dtype or tensors[kind == "add"].dtype)
 
 
-class _Along(torch.autograd.Function):  # type: ignore[misc]
+class _Along(Reverse):
     @staticmethod
     def forward(ctx: Any, kind: str, options: dict[str, Any], buffers: Grads, *tensors: Tensor | None) -> Tensor:
         ctx.kind, ctx.options, ctx.buffers = kind, options, buffers
@@ -96,13 +117,31 @@ class _Along(torch.autograd.Function):  # type: ignore[misc]
         return FORWARD[kind](*tensors, **options)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        if dy.is_cuda and ctx.kind in row_gradients_cuda.BACKWARD:
-            grads = row_gradients_cuda.BACKWARD[ctx.kind](ctx, _buffer, dy, *ctx.saved_tensors)
-        else:
-            grads = _BACKWARD[ctx.kind](ctx, dy.float(), *ctx.saved_tensors)
+        with torch.no_grad():
+            if dy.is_cuda and ctx.kind in row_gradients_cuda.BACKWARD:
+                grads = row_gradients_cuda.BACKWARD[ctx.kind](ctx, _buffer, dy, *ctx.saved_tensors)
+            else:
+                grads = _BACKWARD[ctx.kind](ctx, dy.float(), *ctx.saved_tensors)
+        if is_grad_enabled():  # create_graph=True
+            found = iter(_Once.apply(ctx.kind, len(grads), *grads, dy, *ctx.saved_tensors))
+            grads = tuple([None if grad is None else next(found) for grad in grads])
         return (None, None, None, *grads)
+
+
+class _Once(Reverse):
+    """Gradients as they are, with an error for who differentiates them: cut off, they would pass for constants."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: str, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.kind = kind
+        return tuple([grad.detach() for grad in tensors[:count] if grad is not None])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise OptionError(
+            f"gradients of {ctx.kind}", limit="one derivative", value="a second one", nearest="create_graph=False"
+        )
 
 
 def _mean(x: Tensor) -> Tensor:

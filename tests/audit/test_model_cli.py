@@ -66,9 +66,12 @@ def test_a_model_with_quantized_weights(run, folder, tmp_path):  # type: ignore[
     words = ["--mode", "convert", "--relation", "population", "--quantize", "Q4_0", "--out", str(out)]
     status, text, _ = run("audit", "--hf", folder, *FEW, *words)
     assert status == 0, text
-    options = json.loads(out.read_text())["options"]
+    found = json.loads(out.read_text())
+    options = found["options"]
     assert options["quantize"] == "Q4_0"
     assert "--quantize Q4_0" in " ".join(options["words"])
+    assert sum(found["quantized"]["formats"].values()) > 0
+    assert "quantized: " in text
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,28 @@ def test_an_audit_says_where_nothing_is_quantized():
         isogemm.audit.model(model, mode="convert", relations=["rerun"], quantize="F16")
 
 
+def test_an_audit_says_which_weights_stay_floats():
+    """In words, as values and as JSON: a tied output layer, and rows that are no whole number of blocks."""
+    model = causal("qwen3", torch.float32, hidden_size=256, intermediate_size=96, head_dim=64)
+    report = isogemm.audit.model(model, mode="convert", relations=["rerun"], quantize="Q4_K")
+    found = report.to_dict()["quantized"]
+    assert found == report.quantized
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    small = [name for name in linears if name.endswith("down_proj")]
+    assert set(found["floats"]) == {"lm_head", *small}
+    assert found["formats"] == {"Q4_K": len(linears) - len(found["floats"])}
+    assert found["float_weights"] == sum(linears[name].weight.numel() for name in found["floats"])
+    assert found["weights"] + found["float_weights"] == sum(m.weight.numel() for m in linears.values())
+    text = " ".join(str(report).split())
+    share = found["weights"] / (found["weights"] + found["float_weights"])
+    assert f"Of {len(linears)} Linears, quantized: {len(linears) - 3} to Q4_K, {share:.1%} of their weights." in text
+    assert f"Floats: {small[0]} and 1 more (columns of a Q4_K matrix: 96 is not a multiple of its block, 256)." in text
+    assert "Floats: lm_head (its weight is model.embed_tokens's too" in text
+    plain = isogemm.audit.model(model, mode="plain", relations=["rerun"])
+    assert "quantized" not in plain.to_dict()
+    assert "Floats" not in str(plain)
+
+
 def test_what_is_quantized_in_a_model():
     """All projections; the output layer, which is the embedding, when it is named, and then as a copy."""
     model = causal("qwen3", torch.float32)

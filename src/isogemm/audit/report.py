@@ -243,6 +243,9 @@ class Report:
         Of the JSON, and of the page.
     described : str
         What was measured, where it is no product.
+    quantized : dict
+        Of a model whose weights were to be quantized: `formats`, how many Linear modules have which; `floats`, why
+        others stay as they were, by name; `weights` and `float_weights`, the elements of both. Else empty.
     """
 
     providers: dict[str, ProviderResult]
@@ -255,6 +258,7 @@ class Report:
     schema: str = SCHEMA
     title: str = "Does the matmul keep its bits?"
     described: str = ""
+    quantized: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         names = ", ".join(f"{name} {result.status}" for name, result in self.providers.items())
@@ -301,7 +305,7 @@ class Report:
             "speeds": [vars(s) for s in self.speeds],
             "notes": self.notes,
             "environment": self.environment,
-        }
+        } | ({"quantized": self.quantized} if self.quantized else {})
 
     def write_json(self, path: str | Path) -> Path:
         """Write `to_dict` to a file; missing folders are made."""

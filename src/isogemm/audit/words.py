@@ -16,6 +16,7 @@ __all__ = [
     "not_measured",
     "not_required",
     "provider_text",
+    "quantized",
     "relation_cases",
     "speed_by_m",
     "status_word",
@@ -32,7 +33,7 @@ def status_word(status: str) -> str:
 def measured(report: Report) -> str:
     """What was measured."""
     if report.described:
-        return report.described
+        return " ".join([report.described, *quantized(report)])
     o, sweep = report.options, report.options["sweep"]
     sources = {s["source"] for s in report.shapes}
     weights = (
@@ -44,6 +45,25 @@ def measured(report: Report) -> str:
     sizes = f"{len(sweep)} batch sizes from {min(sweep)} to {max(sweep)}" if len(sweep) > 1 else f"M = {sweep[0]}"
     inputs = f"activations {file_name(o['inputs'])}, seed {o['seed']}"
     return f"{extent}, {weights}, {inputs}, {sizes}. Outputs were compared bit for bit."
+
+
+def quantized(report: Report) -> list[str]:
+    """Which weights of a model were quantized, and which not, and why; nothing where none was to be."""
+    if not report.quantized:
+        return []
+    formats, floats = report.quantized["formats"], report.quantized["floats"]
+    weights, others = report.quantized["weights"], report.quantized["float_weights"]
+    share = f", {weights / (weights + others):.1%} of their weights" if floats and weights else ""
+    made = ", ".join(f"{n} to {fmt}" for fmt, n in formats.items()) or "none"
+    count = sum(formats.values()) + len(floats)
+    lines = [f"Of {plural(count, 'Linear')}, quantized: {made}{share}."]
+    alike: dict[str, list[str]] = {}
+    for name, why in floats.items():
+        alike.setdefault(why.removeprefix(f"{name}: "), []).append(name)
+    for why, names in alike.items():
+        rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        lines.append(f"Floats: {names[0]}{rest} ({why}).")
+    return lines
 
 
 def file_name(path: str) -> str:

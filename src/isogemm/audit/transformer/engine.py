@@ -225,6 +225,7 @@ class _Audit:
             result.reason = str(why)
             self.done += len(self.cases)
             return
+        self.out.quantized = self.out.quantized or subject.quantized
         self._cases(Evaluation(subject, self.settings.scope, self.prompts, self.training), mode, result)
 
     def _cases(self, evaluation: Evaluation, mode: str, result: ProviderResult) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,7 +44,7 @@ class Subject:
     grad_order : str
         With `convert`: order of the rows' sum in the weight gradients.
     quantize : str or dict, optional
-        With `convert`: formats of Linear modules' weights.
+        With `convert`: formats of Linear modules' weights; `quantized` says what became of them.
 
     Raises
     ------
@@ -61,6 +62,7 @@ class Subject:
         self.mode, self.model, self.contract = mode, model, contract
         self.causal = _is_causal(model)
         self._graphs: Any = None
+        self.quantized: dict[str, Any] = {}
         if mode == "convert":
             from ... import torch as routed
 
@@ -74,6 +76,8 @@ class Subject:
             if report.floats and not some:  # a model of floats would be what holds
                 name, why = next(iter(report.floats.items()))
                 raise Absent(f"quantize={quantize}: no weight fits; {name}: {why}")
+            if quantize is not None:
+                self.quantized = _quantized(self.model, report.floats)
 
     @property
     def device(self) -> Any:
@@ -200,6 +204,19 @@ class Subject:
             from ... import torch as routed
 
             routed.use_main_grad(self.model)
+
+
+def _quantized(model: Any, floats: dict[str, str]) -> dict[str, Any]:
+    """Which Linear modules of a converted model have quantized weights, for the report."""
+    from ... import torch as routed
+
+    layers = [child for child in model.modules() if isinstance(child, routed.QuantizedLinear)]
+    return {
+        "formats": dict(Counter(layer.format for layer in layers).most_common()),
+        "weights": sum(layer.in_features * layer.out_features for layer in layers),
+        "floats": dict(floats),
+        "float_weights": sum(model.get_submodule(name).weight.numel() for name in floats),
+    }
 
 
 def _outputs(found: Any) -> Any:

@@ -1,0 +1,63 @@
+"""Tensors of the host that say they are on a device, for the calls that take the short path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backends.cuda.pretend import FIRST, STREAM, pretended  # noqa: F401
+from tests.products import BF16
+
+from isogemm import interop, interop_cuda, tensors
+from isogemm.backends.cuda import front
+
+__all__ = ["Tensors", "bits", "on_device"]
+
+
+class Tensors:
+    """Tensors of the host that say they are on device 0, and the short path made to believe them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pretended: Any) -> None:  # noqa: F811
+        torch = pytest.importorskip("torch")
+
+        class OnDevice(torch.Tensor):
+            __torch_function__ = torch._C._disabled_torch_function_impl
+
+            def get_device(self):
+                return 0
+
+        def made(shape, strides, dtype, device):
+            found = interop_cuda.tensor(pretended.empty(tuple(shape), interop.as_dtype(dtype), FIRST))
+            assert found.stride() == strides
+            return found
+
+        self.torch, self.type = torch, OnDevice
+        monkeypatch.setattr(front, "learn", lambda torch: front.KINDS.update({OnDevice: None}))
+        monkeypatch.setattr(front, "KINDS", tensors.KINDS)
+        monkeypatch.setitem(tensors.KINDS, OnDevice, None)
+        monkeypatch.setattr(front, "_grad_enabled", torch.is_grad_enabled)
+        monkeypatch.setattr(front, "_empty_strided", made)
+        monkeypatch.setattr(front, "_raw_stream", lambda device: STREAM)
+        seen = interop.view
+        monkeypatch.setattr(
+            interop, "view", lambda name, x: from_tensor(name, x) if type(x) is OnDevice else seen(name, x)
+        )
+        monkeypatch.setattr(interop_cuda, "tensor", lambda x: tensor(x).as_subclass(OnDevice))
+
+    def __call__(self, x: np.ndarray) -> Any:
+        if x.dtype == BF16:
+            return self.torch.from_numpy(x.view(np.uint16)).view(self.torch.bfloat16).as_subclass(self.type)
+        return self.torch.from_numpy(x).as_subclass(self.type)
+
+
+from_tensor, tensor = interop_cuda.from_tensor, interop_cuda.tensor
+
+
+@pytest.fixture
+def on_device(monkeypatch, pretended):  # noqa: F811
+    return Tensors(monkeypatch, pretended)
+
+
+def bits(x: Any) -> np.ndarray:
+    return interop.array("x", x.as_subclass(pytest.importorskip("torch").Tensor))

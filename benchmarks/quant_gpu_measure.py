@@ -143,6 +143,16 @@ def _verdicts(timings: Mapping[str, Timing]) -> list[Verdict]:
     return [verdict(timings[a], timings[b]) for a, b in pairs if a in timings and b in timings]
 
 
+def _judged(case: Case, timings: Mapping[str, Timing]) -> list[dict[str, str]]:
+    """Each path against each bar: the bars name no arithmetic, and the two have different bits."""
+    paths = [(path, timings[name]) for path, name in (("same", OURS), ("q8", Q8)) if name in timings]
+    return [
+        {"bar": f"{path} {bar}", "result": judge(bar, {**timings, OURS: ours})}
+        for bar in case.bars
+        for path, ours in paths
+    ]
+
+
 def _row(
     case: Case,
     settings: Settings,
@@ -166,7 +176,7 @@ def _row(
         ceilings=_limits(ceilings),
         seed=settings.seed,
         operands=f"weights rotated over copies: {copies}",
-        bars=[{"bar": str(bar), "result": judge(bar, timings)} for bar in case.bars],
+        bars=_judged(case, timings),
         absent={name: words for name, words in setup.absent.items() if name != OURS} if setup else {},
         error=error,
         **asdict(case),

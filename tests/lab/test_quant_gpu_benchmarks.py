@@ -250,7 +250,10 @@ def test_judged_by_the_interval():
     for seconds, word in ((3.0, "MET"), (2.5, "NOT MET")):
         timings = {OURS: Timing.of(OURS, [1.0] * 5, 1), PLAIN: Timing.of(PLAIN, [seconds] * 5, 1)}
         row = quant_gpu_measure._row(case, quick(), timings, None, CEILINGS, None, None)
-        assert row["bars"] == [{"bar": f"≥ 2.8 {PLAIN}", "result": word}]
+        assert row["bars"] == [{"bar": f"same ≥ 2.8 {PLAIN}", "result": word}]
+    timings |= {Q8: Timing.of(Q8, [0.5] * 5, 1)}
+    row = quant_gpu_measure._row(case, quick(), timings, None, CEILINGS, None, None)
+    assert [bar["result"] for bar in row["bars"]] == ["NOT MET", "MET"]
 
 
 def test_codes_of_a_peer_are_those_of_the_blocks():

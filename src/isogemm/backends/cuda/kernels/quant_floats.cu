@@ -1,9 +1,9 @@
 // out[m, n] = sum over k of x[m, k] * w[n, k] in float32, w = (d s) q + o t: fma/chain for a few rows of x.
 //
 // Every operation is rounded once: w as the format's formula has it, acc = fma(x, w, acc), k ascending from 0, from +0. K is not
-// padded. W is packed as quant_layout.py says: a lane has codes of K = 2 t + (0, 8, 1, 9) of two rows of each tile. A warp takes
-// two tiles, and four lanes exchange words, so that each gets one row whole: lane 4 g + t row g + 8 (t % 2) of tile t / 2. The
-// copy engine fills a ring of STAGES spans of 256 of K for each warp before x is there.
+// padded. W is packed as quant_layout.py says: four lanes have codes of K = 2 t + (0, 8, 1, 9) of two rows of a tile. A warp takes
+// two tiles, and lane 4 g + t one row whole, g + 8 (t % 2) of tile t / 2: it reads what is laid out for four lanes. The copy
+// engine fills a ring of STAGES spans of 256 of K for each warp before x is there.
 //
 // Macros: those of quant_layout.macros; NX rows of x; TYPE of x (0 float32, 1 bfloat16, 2 float16); VEC: x is read four
 // neighbours at a time; WARPS, STAGES.
@@ -61,34 +61,72 @@ struct Scale {
   }
 };
 
-// 16 of K from k on: word i of `w` holds K = 2 i + (0, 8, 1, 9) of this lane's row. Order-critical: K ascends.
-DEVICE void sixteen(float (&acc)[NX], const u32 (&w)[4], const Scale& scale, const Rows& rows, int k) {
+// A span of x: of each row, what a lane brings, and where all lanes read it.
+struct Span {
+  float v[NX][8];
+  __device__ __forceinline__ void load(const Rows& rows, int k, int end, u32 lane) {
+#pragma unroll
+    for (int i = 0; i < NX; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = k + 128 * half + 4 * lane;
+        float four[4] = {};
+        if (at < end) rows.load(four, i, at);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[i][4 * half + j] = four[j];
+      }
+  }
+  __device__ __forceinline__ void store(float4* x, u32 lane) const {
+#pragma unroll
+    for (int i = 0; i < NX; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        x[64 * i + 32 * half + lane] = make_float4(v[i][4 * half], v[i][4 * half + 1], v[i][4 * half + 2], v[i][4 * half + 3]);
+  }
+};
+
+// 16 of K: word i of `w` holds K = 2 i + (0, 8, 1, 9) of this lane's row; `x` are its numbers. Order-critical: K ascends.
+DEVICE void sixteen(float (&acc)[NX], const u32 (&w)[4], const Scale& scale, const float4* x) {
 #pragma unroll
   for (int four = 0; four < 4; ++four) {
-    float x[NX][4];
+    float v[NX][4];
 #pragma unroll
-    for (int i = 0; i < NX; ++i) rows.load(x[i], i, k + 4 * four);
+    for (int i = 0; i < NX; ++i) {
+      const float4 a = x[64 * i + four];
+      v[i][0] = a.x, v[i][1] = a.y, v[i][2] = a.z, v[i][3] = a.w;
+    }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int at = 4 * four + j;
       const float weight = scale.weight(w[at % 8 / 2], at / 8 + at % 2 * 2);
 #pragma unroll
-      for (int i = 0; i < NX; ++i) acc[i] = __fmaf_rn(x[i][j], weight, acc[i]);
+      for (int i = 0; i < NX; ++i) acc[i] = __fmaf_rn(v[i][j], weight, acc[i]);
     }
   }
 }
 
-// 64 of K: their codes out of the records of both tiles, exchanged among four lanes. `own` is the record of this lane's row.
-DEVICE void step(float (&acc)[NX], const u8* record, const u8* own, int inner, u32 lane, const Rows& rows, int k, int end) {
-  Words a, b;
-  load_words(a, record + inner * Q_STEP_BYTES, lane), load_words(b, record + TILE_BYTES + inner * Q_STEP_BYTES, lane);
+// Four codes of row g + 8 half as bytes, as `codes` has them.
+DEVICE u32 codes_of(const Words& w, int j, int half) {
+  const int f = 2 * j;
+  if constexpr (LOW_FIELDS == 1) return half ? w.low[f + 1] : w.low[f];
+  u32 x = w.low[f / LOW_FIELDS] >> Q_LOW * (f % LOW_FIELDS) + Q_LOW * half & LOW_MASK * 0x1010101u;
+  if constexpr (Q_HIGH > 0)
+    x |= (w.high[f / HIGH_FIELDS] >> Q_HIGH * (f % HIGH_FIELDS) + Q_HIGH * half & HIGH_MASK * 0x1010101u) << Q_LOW;
+  return x;
+}
+// Up to 64 of K of this lane's row, in `record`.
+DEVICE void step(float (&acc)[NX], const u8* record, int inner, u32 lane, const float4* x, int left) {
+  Words words[4];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) load_words(words[t], record + inner * Q_STEP_BYTES, lane / 4 * 4 + t);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    if (k + 16 * j >= end) break;
-    u32 w[4] = {codes(a, 2 * j), codes(a, 2 * j + 1), codes(b, 2 * j), codes(b, 2 * j + 1)};
-    transpose_quad(w, lane);
-    const Scale scale(own, (64 * inner + 16 * j) / Q_SUB, lane / 4 * 2 + lane % 2);
-    sixteen(acc, w, scale, rows, k + 16 * j);
+    if (16 * j >= left) break;
+    u32 w[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) w[t] = codes_of(words[t], j, lane % 2);
+    const Scale scale(record, (64 * inner + 16 * j) / Q_SUB, lane / 4 * 2 + lane % 2);
+    sixteen(acc, w, scale, x + 4 * j);
   }
 }
 
@@ -97,6 +135,7 @@ quant_floats(const void* x, const u8* w, void* out, const void* bias, i64 x_row,
              i64 bias_stride, int m, int n, int k) {
   extern __shared__ __align__(128) u8 memory[];
   __shared__ alignas(8) u64 barriers[WARPS * STAGES];
+  __shared__ float4 spans_of_x[WARPS][NX * 64];
   const int warp = threadIdx.x / 32, tile = 2 * (blockIdx.x * WARPS + warp), spans = (k + 255) / 256;
   const int tiles = (n + 15) / 16, records = (k + Q_RECORD_K - 1) / Q_RECORD_K;
   const u32 lane = threadIdx.x % 32, ring = shared(memory) + warp * STAGES * STAGE_BYTES, full = shared(barriers + warp * STAGES);
@@ -119,15 +158,21 @@ quant_floats(const void* x, const u8* w, void* out, const void* bias, i64 x_row,
   const int first = blockIdx.y * NX;
   const Rows rows{(const u8*)x + (TYPE == 0 ? 4 : 2) * first * x_row, x_row, x_column, m - first};
   float acc[NX] = {};
+  float4* const x_here = spans_of_x[warp];
+  Span next;
   wait_for_predecessor();
+  next.load(rows, 0, k, lane);
   for (int span = 0; span < spans; ++span) {
     const int s = span % STAGES, steps = min(4, (k + 63) / 64 - 4 * span);
     const u8* stage = memory + (warp * STAGES + s) * STAGE_BYTES;
+    next.store(x_here, lane);
+    __syncwarp();
+    next.load(rows, 256 * (span + 1), k, lane);
     barrier_wait(full + 8 * s, span / STAGES & 1);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
-      const u8* record = stage + 64 * i / Q_RECORD_K * Q_RECORD_BYTES;
-      step(acc, record, record + lane % 4 / 2 * TILE_BYTES, i % (Q_RECORD_K / 64), lane, rows, 256 * span + 64 * i, k);
+      const u8* record = stage + lane % 4 / 2 * TILE_BYTES + 64 * i / Q_RECORD_K * Q_RECORD_BYTES;
+      step(acc, record, i % (Q_RECORD_K / 64), lane, x_here + 16 * i, k - 256 * span - 64 * i);
     }
     __syncwarp();
     if (lane == 0) fill(span + STAGES);

@@ -10,8 +10,8 @@ from tests.backends.cuda.compiled import Kernels, kernels
 from tests.quant.draws import KINDS, WEIGHTS, blocks, values
 
 import isogemm
-from isogemm.backends.cuda import quant_activations, quant_floats, quant_int
-from isogemm.backends.cuda.quant_int import Few, Many
+from isogemm.backends.cuda import quant_activations, quant_floats, quant_int, quant_wide
+from isogemm.backends.cuda.quant_int import Few, Many, Wide
 from isogemm.backends.cuda.quant_layout import FORMATS, Packed, layout, pack
 from isogemm.backends.cuda.quant_operands import Tail, compiled
 from isogemm.contract import int32, reference
@@ -116,9 +116,66 @@ def test_no_configuration_reaches_the_bits(fmt: Any) -> None:
         same(product(x[row : row + 1], packed, floats=True), product(x, packed, floats=True)[row : row + 1], str(fmt))
 
 
+WIDE = (Wide(1, 32, 3), Wide(2, 64, 3), Wide(2, 128, 4), Wide(3, 64, 2), Wide(3, 96, 3), Wide(4, 64, 5))
+
+
+@pytest.mark.gpu
+@every_format
+def test_wide_tiles_have_the_cpus_bits(fmt: Any) -> None:
+    """Every number of warpgroups; ragged tiles of both, several turns of a block, and K that ends inside a stage."""
+    from tests.backends.cuda.device import same, upload
+
+    short = fmt.block == 32
+    for m, n, k in ((70, 200, 1536), (150, 37, 5 * fmt.block), (41, 150 * 64 + 3, fmt.block), (260, 320, 512)):
+        w, packed = weight(fmt, n, k, m)
+        x = draw(m, k, m)
+        x[m - 1] = 1e8  # scales of blocks of 32 beyond float16
+        want = isogemm.linear(x, w, activations="q8")
+        used = [c for c in WIDE if quant_wide.legal(packed.layout, c)]
+        assert len(used) == (0 if fmt.name in quant_wide.NONE else len(WIDE) if short else 4)
+        for c in used:
+            same(product(upload(x), packed, chosen=c), want, f"{fmt} {m} x {n} x {k} {c}")
+
+
+def extremes(fmt: Any, k: int) -> np.ndarray:
+    """Rows of blocks whose codes and integer scales are the largest and the smallest in every combination."""
+    import itertools
+
+    fields = [name for name in fmt.dtype.names if name not in {f.name for f in fmt.scales}]
+    every = list(itertools.product((0x00, 0xFF, 0x80, 0x7F, 0x88), repeat=len(fields)))
+    held = np.zeros((len(every), k // fmt.block), fmt.dtype)
+    for row, bytes_of in zip(held, every, strict=True):
+        for field in fmt.scales:
+            row[field.name] = 1
+        for name, value in zip(fields, bytes_of, strict=True):
+            row[name] = np.full(1, value, np.uint8).view(np.int8)[0] if held[name].dtype == np.int8 else value
+    return held.view(np.uint8).reshape(len(every), -1)
+
+
+@pytest.mark.gpu
+@every_format
+def test_the_largest_sums_are_exact(fmt: Any) -> None:
+    """Where float32 accumulators hold integers, these are their largest; odd ones in between."""
+    from tests.backends.cuda.device import same, torch, upload
+
+    k = 2 * 256
+    rows = extremes(fmt, k)
+    packed = Packed(torch.from_numpy(pack(rows, fmt)).cuda(), layout(fmt), len(rows), k)
+    x = np.ones((40, k), F32)
+    x[1], x[2] = -1, np.where(np.arange(k) % 2, 1, -1)
+    for i in range(3, 40):  # single codes less than the largest, so that the last bits of sums differ
+        x[i] = x[i % 3]
+        x[i, i::37] *= F32((127 - i) / 127)
+    from isogemm.quant.reference import decode
+
+    want = int32.evaluate(x, decode(rows, fmt))
+    for c in (None, *(c for c in WIDE if quant_wide.legal(packed.layout, c))):
+        same(product(upload(x), packed, chosen=c), want, f"{fmt} {c}")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("floats", [False, True])
-@pytest.mark.parametrize("m", [3, 21])
+@pytest.mark.parametrize("m", [3, 21, 40])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["Q5_1", "Q6_K"])
 def test_types_strides_and_epilogues(name: str, dtype: str, m: int, floats: bool) -> None:
@@ -204,13 +261,15 @@ def test_what_is_empty_and_what_is_refused() -> None:
 def test_configurations_fit(name: str) -> None:
     lay = layout(name)
     for n, k in ((16, 256), (2560, 9728), (28672, 4096), (152064, 8192)):
-        for m in (1, 8, 9, 16, 17, 64, 65, 5000):
+        for m in (1, 8, 9, 16, 17, 33, 64, 65, 500, 5000):
             c = quant_int.config(lay, m, n, k)
             if isinstance(c, Few):
                 assert 8 * c.tiles >= m
                 assert c.group * c.teams <= 15
                 ring = c.group * c.teams * c.stages * c.span // lay.record_k * lay.record_bytes
                 assert ring + quant_int._x_bytes(lay, m, k, c.x) <= 225 * 1024
+            elif isinstance(c, Wide):
+                assert quant_wide.legal(lay, c)
             else:
                 assert c.stages >= 2
                 assert c.stages * quant_int._stage_bytes(lay, c) <= 227 * 1024
@@ -222,7 +281,7 @@ def test_integer_kernels_round_each_step(kernels: Kernels, name: str, m: int) ->
     """Dots by tensor cores; for each step of the chain a multiplication and a fused one, and a sum made a float32."""
     lay, tail = layout(name), Tail(4096, 1, 0, 0)
     given = ("float32", (4096, 1), 16)
-    c = Few(1, 1, 2, 2) if m == 1 else quant_int.config(lay, m, 4096, 4096)
+    c = Few(1, 1, 2, 2) if m == 1 else quant_int.config(lay, m, 4096, 4096) if m < 16 else Many(2, 8, 4, 2, 2)
     quant_int.bind(lay, m, 4096, 4096, c, tail, 0, given)
     (made,) = kernels.loaded
     dots, fused, scaled = made.machine_counts("IMMA", "FFMA", "FMUL")
@@ -233,9 +292,28 @@ def test_integer_kernels_round_each_step(kernels: Kernels, name: str, m: int) ->
     assert made.spilled <= 16
 
 
+@pytest.mark.parametrize(("name", "m", "products"), [("Q4_0", 100, 12), ("Q5_1", 4000, 8), ("Q4_K", 600, 34)])
+def test_wide_kernels_round_each_step(kernels: Kernels, name: str, m: int, products: int) -> None:
+    """A multiplication and a fused one for each step, but one fused one where the other factor is exact; no product is
+    waited for before the next is under way."""
+    lay = layout(name)
+    c = quant_wide.config(lay, m, 8192, 4096)
+    assert c is not None
+    quant_wide.bind(lay, m, 8192, 4096, c, Tail(8192, 1, 0, 0), 0)
+    (made,) = kernels.loaded
+    tensor, fused, scaled = made.machine_counts("HGMMA", "FFMA", "FMUL")
+    assert tensor == products
+    assert fused == (2 * scaled if name == "Q5_1" else scaled) > 0
+    assert made.machine_code.count("WARPGROUP.DEPBAR.LE") <= tensor + 1
+    assert not {line for line in made.machine_code if line.startswith(("FADD", "FMUL", "FFMA")) and "FTZ" in line}
+    assert made.spilled <= 128
+
+
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("name", ["Q8_0", "Q2_K"])
-def test_activations_are_divided_exactly(kernels: Kernels, name: str) -> None:
-    quant_activations.bind(layout(name), 5, 1024, "float32", (1024, 1), 16, 0)
+def test_activations_are_divided_exactly(kernels: Kernels, name: str, wide: bool) -> None:
+    make = quant_wide.activations if wide else quant_activations.bind
+    make(layout(name), 5, 1024, "float32", (1024, 1), 16, 0)
     (made,) = kernels.loaded
     lines = set(made.machine_code)
     assert not {line for line in lines if line.startswith(("FMUL", "FFMA")) and "FTZ" in line}

@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 DEVICE = ("quant*", "hopper_ptx.cu", "hopper_epilogue.cu", "fp32_epilogue.cu")
 HOST = (
     "quant_layout.py", "quant_pack.py", "quant_activations.py", "quant_few.py", "quant_many.py", "quant_int.py",
-    "quant_floats.py", "quant_dequantize.py", "quant_operands.py", "quant_bind.py",
+    "quant_wide.py", "quant_floats.py", "quant_dequantize.py", "quant_operands.py", "quant_bind.py",
 )  # fmt: skip
 TRIALS = ("quant_trial.py", "quant_choose.py")
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from . import quant_activations
+from . import quant_activations, quant_wide
 from .driver import Bound, Parameter
 from .fp32 import KINDS, LIMIT
 from .quant_floats import run as run_floats
 from .quant_layout import FORMATS, ROWS, STEP, Layout, Packed, macros
 from .quant_operands import Tail, check, compiled, dtype_of, tail_of
+from .quant_wide import Wide
 from .workspace import workspace
 
-__all__ = ["Few", "Many", "config", "run", "run_floats", "takes"]
+__all__ = ["Few", "Many", "Wide", "config", "run", "run_floats", "takes"]
 
 MULTIPROCESSORS = 132  # of an H200; sizes teams and rings, nothing else
 SHARED = 224 * 1024
@@ -107,7 +108,7 @@ def takes(format: str, m: int, n: int, k: int, dtype: str) -> bool:
     return format in FORMATS and dtype in KINDS and k >= 0 and max(m, n, k) <= LIMIT
 
 
-def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Few | Many | None = None) -> None:
+def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Few | Many | Wide | None = None) -> None:
     """out = x @ W.T + bias under ``int32/chain``, enqueued on torch's current stream.
 
     Parameters
@@ -119,7 +120,7 @@ def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Few | Man
     out : CUDA tensor [m, n]
         float32, bfloat16 or float16, any strides.
     bias : CUDA tensor [n], optional
-    chosen : Few or Many, optional
+    chosen : Few, Many or Wide, optional
         A configuration instead of the usual one.
 
     Raises
@@ -156,10 +157,12 @@ def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Few | Man
     )
 
 
-def config(lay: Layout, m: int, n: int, k: int) -> Few | Many:
+def config(lay: Layout, m: int, n: int, k: int) -> Few | Many | Wide:
     """The configuration for a product."""
     if m <= 16:
         return _few(lay, m, n, k)
+    if m > 32 and (wide := quant_wide.config(lay, m, n, k, MULTIPROCESSORS)):
+        return wide
     shape = (1, 4, 8, 1) if m <= 32 else (2, 8, 4, 1) if m <= 64 else (2, 8, 4, 2)
     fit = SHARED // _stage_bytes(lay, Many(*shape, 1))
     return Many(*shape, max(2, min(3, fit)))
@@ -204,7 +207,7 @@ def _stage_bytes(lay: Layout, c: Many) -> int:
     return -(-(weights + chunks * STEP * rows + sums) // 128) * 128
 
 
-def _plan(x: Any, packed: Packed, out: Any, bias: Any, chosen: Few | Many | None) -> Plan | None:
+def _plan(x: Any, packed: Packed, out: Any, bias: Any, chosen: Few | Many | Wide | None) -> Plan | None:
     """Look at everything once, and bind; None where there is nothing to compute."""
     check(x, packed, out, bias, takes)
     (m, k), n, lay, device = x.shape, packed.n, packed.layout, packed.data.get_device()
@@ -212,6 +215,10 @@ def _plan(x: Any, packed: Packed, out: Any, bias: Any, chosen: Few | Many | None
         return None
     align = 16 if x.data_ptr() % 16 == 0 else 1
     c = chosen or config(lay, m, n, k)
+    if isinstance(c, Wide):
+        codes = quant_wide.activations(lay, m, k, dtype_of(x), x.stride(), align, device)
+        wide = quant_wide.bind(lay, m, n, k, c, tail_of(out, bias), device)
+        return Plan(codes, wide, quant_wide.places(lay, m, k), device)
     product = bind(lay, m, n, k, c, tail_of(out, bias), device, (dtype_of(x), x.stride(), align))
     if isinstance(c, Few) and c.x == "fused":
         return Plan(None, product, quant_activations.Places(0, 0, 0, 0), device)

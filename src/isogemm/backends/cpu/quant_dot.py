@@ -30,7 +30,7 @@ KINDS = ("vnni", "avx2", "generic")
 ROWS = (1, 2, 4, 8)
 """Rows of one pass over a panel; each reads it anew from the cache."""
 
-_WIDE = {2: 256, 4: 288, 8: 512}  # bytes of 32 of K, by rows: from where lines are asked for just before
+_WIDE = {2: 320, 4: 400, 8: 512}  # bytes of 32 of K, by rows: from where lines are asked for just before they are read
 
 WIDTH = target().width
 I8, I16 = ir.IntType(8), ir.IntType(16)
@@ -139,9 +139,9 @@ class Walk:
     def _ask(self, at: Any, size: int) -> None:
         """Ask for the lines behind `size` bytes; few at a time, or they wait for each other.
 
-        One row reads ascending addresses, so steadily that the hardware is ahead: asking as well cost 10 to 50 %. Some
-        rows with wide codes gain when lines are asked for in order, just before they are read; where there is more to
-        compute for a line, it is time to ask early (Zen 4: up to 25 % either way).
+        One row reads ascending addresses, so steadily that the hardware is ahead: asking as well cost 10 to 50 %. With
+        more rows it is worth that; some with wide codes gain 10 % more when lines are asked for in order, just before
+        they are read (Zen 4).
         """
         if self.rows == 1:
             return

@@ -39,19 +39,20 @@ COLUMNS = 16
 def _place(task, q, column, out):
     """Codes of one column's block into the planes."""
     zero, low = types.int32(task[STORED_ZERO]), 4 if task[NIBBLE] >= 0 else 2
-    for e in range(task[BLOCK]):
-        g, lane = (e % 32) // 4, 4 * column + e % 4
-        at = (e // 64) * task[SPAN] + (e // 32 % 2) * task[CHUNK] + lane
-        code = types.int32(q[e]) + zero
-        if task[BYTE] >= 0:
-            out[at + task[BYTE] + 64 * g] = types.uint8(code)
-        if task[NIBBLE] >= 0:
-            out[at + task[NIBBLE] + 64 * (g % 4)] |= types.uint8((code & 15) << (4 * (g // 4)))
-        if task[PAIR] >= 0:
-            high = code >> 4 if low == 4 and task[NIBBLE] >= 0 else code
-            out[at + task[PAIR] + 64 * (g // 4)] |= types.uint8((high & 3) << (2 * (g % 4)))
-        if task[BIT] >= 0:
-            out[at + task[BIT]] |= types.uint8(((code >> low) & 1) << g)
+    for chunk in range(task[BLOCK] // 32):
+        first = (chunk >> 1) * task[SPAN] + (chunk & 1) * task[CHUNK] + 4 * column
+        for e in range(32):
+            g, at = e >> 2, first + (e & 3)
+            code = types.int32(q[32 * chunk + e]) + zero
+            if task[BYTE] >= 0:
+                out[at + task[BYTE] + 64 * g] = types.uint8(code)
+            if task[NIBBLE] >= 0:
+                out[at + task[NIBBLE] + 64 * (g & 3)] |= types.uint8((code & 15) << (4 * (g >> 2)))
+            if task[PAIR] >= 0:
+                high = code >> 4 if low == 4 and task[NIBBLE] >= 0 else code
+                out[at + task[PAIR] + 64 * (g >> 2)] |= types.uint8((high & 3) << (2 * (g & 3)))
+            if task[BIT] >= 0:
+                out[at + task[BIT]] |= types.uint8(((code >> low) & 1) << g)
 
 
 @njit(inline="always")

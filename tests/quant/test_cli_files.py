@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -150,6 +151,34 @@ def test_blocks_of_other_formats_are_copied(tmp_path):
     assert made.entries["iq"].shape == (3, 64)
     assert made.raw("iq").tobytes() == data.tobytes()
     assert "not checked: 1 of IQ4_NL" in run("inspect", tmp_path / "out.gguf", "--check")
+
+
+def _with_array(path: Path, kind: int, count: int, data: bytes) -> Path:
+    """A file by hand with one array, which the package does not write."""
+    key = b"odd"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key
+    path.write_bytes(head + struct.pack("<IIQ", 9, kind, count) + data)
+    return path
+
+
+def test_arrays_that_the_package_does_not_write(tmp_path):
+    kinds = gguf.GGUFValueType
+    out = tmp_path / "out.gguf"
+    for kind in (kinds.STRING, kinds.UINT32, kinds.BOOL):
+        source = _with_array(tmp_path / "in.gguf", kind, 0, b"")
+        run("quantize", source, out, "-f", "Q4_0")
+        assert load(out).metadata["odd"] == []
+        assert {name: types for name, _, types in load(out).fields()}["odd"] == [kinds.ARRAY, kind]
+    out.unlink()
+    inner = struct.pack("<IQ", kinds.UINT8, 2) + b"\1\2"
+    source = _with_array(tmp_path / "in.gguf", kinds.ARRAY, 2, inner * 2)
+    assert load(source).metadata["odd"] == [1, 2, 1, 2]
+    with pytest.raises(OptionError, match=r"metadata odd: .*an array of arrays"):
+        run("quantize", source, out, "-f", "Q4_0")
+    for count, data in ((2, struct.pack("<Q", 1) + b"a"), (1, struct.pack("<Q", 2**63)), (2**60, bytes(64))):
+        with pytest.raises(FormatError, match=r"in\.gguf: header, at byte \d+: limit: the file's \d+ bytes"):
+            load(_with_array(tmp_path / "in.gguf", kinds.STRING, count, data))
+    assert [p.name for p in tmp_path.iterdir()] == ["in.gguf"]
 
 
 def test_a_file_without_weights_says_so(tmp_path):

@@ -166,6 +166,10 @@ def test_safetensors_that_lie(tmp_path):
         ({"w": {**good, "data_offsets": [8, 4]}}, 24, "w: bytes"),
         ({"w": {**good, "shape": "x"}}, 24, "header, at byte 8"),
         ({"w": {"dtype": "F32"}}, 24, "header, at byte 8"),
+        ({"w": {**good, "shape": [2**62] * 30}}, 24, "w: "),
+        ({"w": {**good, "shape": [2**62] * 5000}}, 24, "w: entry of the header.*no file has"),
+        ({"w": {**good, "data_offsets": [10**4299, 10**4299]}}, 24, "w: entry of the header.*no file has"),
+        ({"w": {**good, "dtype": "Q4_K", "shape": [4, 256]}}, 24, "w: type, of a tensor from byte .*Q4_K"),
         (b"{", 24, "length of the header|header, at byte 8"),
         (b"[]", 24, "header, at byte 8"),
     ):
@@ -178,6 +182,34 @@ def test_safetensors_that_lie(tmp_path):
             load(path)
     with pytest.raises(OptionError, match="cannot open"):
         load(tmp_path / "none.gguf")
+
+
+def test_metadata_is_what_the_package_reads(tmp_path):
+    """Arrays are read here: of text, of every number, empty ones; and are written again."""
+    kinds = gguf.GGUFValueType
+    numbers = {
+        kinds.UINT8: [0, 255], kinds.INT8: [-128, 127], kinds.UINT16: [0, 65535], kinds.INT16: [-(2**15)],
+        kinds.UINT32: [2**32 - 1], kinds.INT32: [-(2**31), 5, 6], kinds.FLOAT32: [1.5, -0.0], kinds.FLOAT64: [0.1],
+        kinds.UINT64: [2**64 - 1], kinds.INT64: [-(2**63)], kinds.BOOL: [True, False, True],
+    }  # fmt: skip
+    path = tmp_path / "in.gguf"
+    writer = gguf.GGUFWriter(path, "test")
+    for kind, values_ in numbers.items():
+        writer.add_key_value(f"array.{kind.name}", values_, kinds.ARRAY, sub_type=kind)
+        writer.add_key_value(f"one.{kind.name}", values_[0], kind)
+    words = ["", "a", "\u65e5\u672c", "x" * 300, "\0"]
+    writer.add_array("words", words)
+    writer.add_string("word", words[2])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    given = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+    found = load(path)
+    assert found.metadata == given
+    assert found.metadata["words"] == words
+    types = {name: [int(t) for t in field.types] for name, field in gguf.GGUFReader(path).fields.items()}
+    assert {name: kinds_ for name, _, kinds_ in found.fields()} == types
 
 
 def test_without_the_package(model, monkeypatch):

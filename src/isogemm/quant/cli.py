@@ -7,6 +7,7 @@ import fnmatch
 import os
 import shutil
 import signal
+import struct
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -146,7 +147,7 @@ def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]
     with ExitStack() as stack:
         stack.enter_context(_stoppable())
         stack.callback(part.unlink, missing_ok=True)  # last, however the writer ends
-        writer = gguf.GGUFWriter(part, str(file.metadata.get("general.architecture", "unknown")))
+        writer = _writer(gguf, part, str(file.metadata.get("general.architecture", "unknown")))
         stack.callback(writer.close)
         _copy_metadata(gguf, writer, file)
         for name, (entry, chosen) in planned.items():
@@ -165,6 +166,18 @@ def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]
                 bars.advance(task)
         writer.close()
         os.replace(part, out)
+
+
+def _writer(gguf: Any, path: Path, architecture: str) -> Any:
+    """The package's writer, which refuses arrays that are empty; files have them."""
+
+    class Writer(gguf.GGUFWriter):  # type: ignore[misc]
+        def _pack_val(self, val: Any, vtype: Any, add_vtype: bool, sub_type: Any = None) -> bytes:
+            if vtype != gguf.GGUFValueType.ARRAY or len(val) or sub_type is None:
+                return bytes(super()._pack_val(val, vtype, add_vtype, sub_type))
+            return struct.pack("<I", vtype) * add_vtype + struct.pack("<IQ", sub_type, 0)
+
+    return Writer(path, architecture)
 
 
 def _matching(file: TensorFile, globs: Iterable[str], option: str) -> set[str]:
@@ -244,6 +257,11 @@ def _copy_metadata(gguf: Any, writer: Any, file: TensorFile) -> None:
             continue
         if types:
             kinds = [gguf.GGUFValueType(t) for t in types]
+            if kinds[1:2] == [gguf.GGUFValueType.ARRAY]:
+                raise OptionError(
+                    f"metadata {name}", limit="values, or arrays of them", value="an array of arrays",
+                    nearest="a file without it",
+                )  # fmt: skip
             writer.add_key_value(name, value, kinds[0], sub_type=kinds[1] if len(kinds) > 1 else None)
         else:
             writer.add_string(name, str(value))

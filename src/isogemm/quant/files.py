@@ -247,6 +247,13 @@ def _text(data: Array) -> str:
     return text
 
 
+def _refuse_type(name: str, kind: str, first: int) -> FormatError:
+    return FormatError(
+        f"{name}: type, of a tensor from byte {first}", limit="a type of safetensors", value=kind,
+        nearest="a .gguf file, which has blocks",
+    )  # fmt: skip
+
+
 def _safe_entry(name: str, told: Any, first: int) -> Entry:
     """An entry as the header tells it; `first` is where the tensors begin."""
     try:
@@ -255,11 +262,15 @@ def _safe_entry(name: str, told: Any, first: int) -> Entry:
             raise TypeError("a dtype that is no text")
         if start < 0:
             raise ValueError("an offset before the data")
+        if len(shape) > _MOST_DIMENSIONS or max(*shape, start, abs(stop)) >= 2**63:
+            raise ValueError("sizes that no file has")
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise FormatError(
             f"{name}: entry of the header, at byte 8", limit="a dtype, a shape and two data_offsets",
             value=f"{type(error).__name__}: {error}", nearest="download or write the file again",
         ) from error  # fmt: skip
+    if kind in FORMATS and kind not in _SAFE:
+        raise _refuse_type(name, kind, first + start)
     return Entry(name, kind, shape, first + start, stop - start)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ def read(path: Path) -> tuple[list[tuple[str, str, tuple[int, ...], int, int]], 
                 )  # fmt: skip
             return super()._get(offset, dtype, count, override_order)
 
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            """Arrays as one part, and of text as a view for each: vocabularies have 150,000 of them."""
+            found = _array(gguf, self, orig_offs) if int(raw_type) == gguf.GGUFValueType.ARRAY else None
+            return super()._get_field_parts(orig_offs, raw_type) if found is None else found
+
         def _build_tensor_info(self, offs: int, count: int) -> Any:
             nonlocal at
             at = "table of tensors"
@@ -86,6 +92,26 @@ def read(path: Path) -> tuple[list[tuple[str, str, tuple[int, ...], int, int]], 
         raise FormatError(f"{path.name}: names of tensors", limit="once each", value=min(twice), nearest="rename one")
     types = {name: [int(t) for t in field.types] for name, field in reader.fields.items()}
     return found, contents, types
+
+
+def _array(gguf: Any, reader: Any, offset: int) -> tuple[int, list[Any], list[int], list[Any]] | None:
+    """(bytes, parts, which of them are values, types) of an array; None where its items are arrays again."""
+    kinds = gguf.GGUFValueType
+    raw, length = reader._get(offset, np.uint32), reader._get(offset + 4, np.uint64)
+    kind, count, start = kinds(int(raw[0])), int(length[0]), offset + 12
+    if kind in reader.gguf_scalar_to_np:
+        values = reader._get(start, reader.gguf_scalar_to_np[kind], count)
+        return 12 + int(values.nbytes), [raw, length, values], [2], [kinds.ARRAY, kind]
+    if kind is not kinds.STRING or reader.byte_order != "I":
+        return None
+    data, parts, at = memoryview(reader.data), [raw, length], start
+    for _ in range(count):
+        stop = at + 8 + int.from_bytes(data[at : at + 8], sys.byteorder)
+        if stop > data.nbytes or at + 8 > data.nbytes:
+            reader._get_str(at)  # says where it ends
+        parts.append(data[at + 8 : stop])
+        at = stop
+    return at - offset, parts, list(range(2, len(parts))), [kinds.ARRAY, kind]
 
 
 def _tensor(gguf: Any, field: Any, start: int, size: int) -> tuple[str, str, tuple[int, ...], int, int]:

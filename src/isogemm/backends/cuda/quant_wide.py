@@ -23,10 +23,10 @@ SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, 
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}  # of the producer and of consumers, by warpgroups
 # Measured on an H200, by warpgroups: us to 64 of K of a wave of tiles, and of each row of x in it. True: super-blocks.
 COSTS = {
-    False: {1: (0.17, 0.0030), 2: (0.24, 0.0047), 3: (0.43, 0.0050), 4: (0.32, 0.0087)},
-    True: {1: (0.15, 0.0020), 2: (0.21, 0.0027), 3: (0.33, 0.0027), 4: (0.35, 0.0038)},
+    False: {1: (0.10, 0.0035), 2: (0.17, 0.0051), 3: (0.18, 0.0074), 4: (0.20, 0.0106)},
+    True: {1: (0.16, 0.0018), 2: (0.20, 0.0027), 3: (0.26, 0.0040), 4: (0.30, 0.0060)},
 }
-WAVE = 1.5  # us of a wave besides
+WAVE = 1.0  # us of a wave besides
 NONE = ("Q5_K", "Q6_K")  # products s q too large for sums over much of K: quant_int.Many
 Launch = Callable[..., None]
 

@@ -34,12 +34,16 @@ PRODUCTS = {
     "addmm": (lambda x: iso.addmm(B, x, W.T), W),
     "bmm": (lambda x: iso.bmm(x[None], W.T[None])[0], W),
 }
+TABLES = iso.reductions.rope_tables(torch.arange(3), 64)
 ROWS = {
     "rms_norm": lambda x: iso.reductions.rms_norm(x, torch.ones(64)),
     "softmax": iso.reductions.softmax,
     "log_softmax": iso.reductions.log_softmax,
     "silu": iso.reductions.silu,
     "sum": iso.reductions.sum,
+    "rope": lambda x: iso.reductions.rope(x, *TABLES),
+    "add_rms_norm": lambda x: iso.reductions.add_rms_norm(x, x, torch.ones(64))[0],
+    "silu_mul": lambda x: iso.reductions.silu_mul(x, x),
     "RMSNorm": iso.RMSNorm(64),
     "LayerNorm": iso.LayerNorm(64),
 }

@@ -15,6 +15,7 @@ from .row_checks import check_eps, check_row, check_rows, check_same, check_tabl
 __all__ = ["FORWARD", "add_rms_norm", "alike", "norm_rope_pair", "on_gpu", "quick", "rope_pair"]
 
 is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_transforms, _forward_ad = torch._C._are_functorch_transforms_active, torch.autograd.forward_ad
 
 
 def on_gpu(x: Any) -> bool:
@@ -25,6 +26,8 @@ def on_gpu(x: Any) -> bool:
 def quick(kind: str, x: Any, y: Any, options: tuple[Any, ...]) -> Any:
     """The result of a call of two operands like one before, where nothing is recorded; else None."""
     if is_compiling() or is_grad_enabled() or not isinstance(x, Tensor) or not x.is_cuda:
+        return None
+    if _transforms() or _forward_ad._current_level >= 0:  # these are refused where it is said
         return None
     return rows.known_two(kind, x, y, options)
 

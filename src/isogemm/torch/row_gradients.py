@@ -64,7 +64,7 @@ def _refuse(kind: str, tensors: Grads) -> None:
     """
     given = [t for t in tensors if isinstance(t, Tensor)]
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    if _transforms() and (records(*given) or any(wrapped(t.detach()) for t in given)):  # as they will be read
+    if _transforms() and (_recorded(*given) or any(wrapped(t.detach()) for t in given)):  # as they will be read
         raise OptionError(
             f"{kind} under a transform of torch.func", limit="autograd, torch.compile, no_grad", value="a transform",
             nearest="backward() or torch.autograd.grad",
@@ -74,9 +74,13 @@ def _refuse(kind: str, tensors: Grads) -> None:
 
 
 def records(*tensors: Any) -> bool:
-    """Whether operations have to be recorded one by one: for gradients, or while torch.compile traces."""
-    if is_compiling():
+    """Whether operations have to be seen one by one: for gradients, by a transform, or while torch.compile traces."""
+    if is_compiling() or _transforms() or _forward_ad._current_level >= 0:
         return True
+    return _recorded(*tensors)
+
+
+def _recorded(*tensors: Any) -> bool:
     return is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 

@@ -275,8 +275,9 @@ def test_configurations_fit(name: str) -> None:
                 assert c.stages * quant_int._stage_bytes(lay, c) <= 227 * 1024
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q4_K", "Q6_K"])
-@pytest.mark.parametrize("m", [1, 12, 100])
+@pytest.mark.parametrize(
+    ("name", "m"), [("Q4_0", 100), ("Q5_1", 100), *((name, m) for name in ("Q4_K", "Q6_K") for m in (1, 12, 100))]
+)
 def test_integer_kernels_round_each_step(kernels: Kernels, name: str, m: int) -> None:
     """Dots by tensor cores; for each step of the chain a multiplication and a fused one, and a sum made a float32."""
     lay, tail = layout(name), Tail(4096, 1, 0, 0)

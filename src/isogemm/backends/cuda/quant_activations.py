@@ -40,19 +40,20 @@ def sums_kind(lay: Layout) -> int:
     return PAIRS if lay.format.block == SPAN else FLOAT
 
 
-def macros(lay: Layout) -> dict[str, object]:
-    """Of the codes of activations for weights in a layout."""
-    return {"BLOCK": lay.format.block, "SUB": lay.format.sub, "SUMS": sums_kind(lay)}
+def macros(lay: Layout, halves: bool = False) -> dict[str, object]:
+    """Of the codes of activations for weights in a layout; `halves` asks for scales as float16, blocks of 32 alone."""
+    return {"BLOCK": lay.format.block, "SUB": lay.format.sub, "SUMS": sums_kind(lay), "HALVES": halves}
 
 
-def places(lay: Layout, m: int, k: int) -> Places:
+def places(lay: Layout, m: int, k: int, halves: bool = False) -> Places:
     """Where codes, scales and sums of x [m, k] lie in a workspace."""
     rows, steps, kind = -(-m // 8) * 8, -(-k // STEP), sums_kind(lay)
     codes = rows * steps * STEP
     blocks = -(-steps * STEP // lay.format.block)
-    sums = codes + -(-(8 if kind == FLOAT else 4) * blocks * rows // 128) * 128
-    pairs = k // lay.format.sub // 2 if kind == PAIRS else 0
-    return Places(0, codes, sums, sums + 4 * pairs * rows)
+    scale = 2 if halves else 8 if kind == FLOAT else 4
+    sums = codes + -(-scale * blocks * rows // 128) * 128
+    words = blocks if halves and kind == FLOAT else k // lay.format.sub // 2 if kind == PAIRS else 0
+    return Places(0, codes, sums, sums + 4 * words * rows)
 
 
 def reading(dtype: str, strides: Sequence[int], align: int, m: int) -> dict[str, object]:
@@ -62,7 +63,9 @@ def reading(dtype: str, strides: Sequence[int], align: int, m: int) -> dict[str,
     return {"TYPE": KINDS[dtype], "VEC": vector}
 
 
-def bind(lay: Layout, m: int, k: int, dtype: str, strides: Sequence[int], align: int, device: int) -> Bound:
+def bind(
+    lay: Layout, m: int, k: int, dtype: str, strides: Sequence[int], align: int, device: int, halves: bool = False
+) -> Bound:
     """``launch(stream, x, codes, scales, sums)`` for x [m, k].
 
     Parameters
@@ -76,9 +79,11 @@ def bind(lay: Layout, m: int, k: int, dtype: str, strides: Sequence[int], align:
     align : int
         Divides the address of x.
     device : int
+    halves : bool
+        See `macros`.
     """
     row, column = strides
-    made = compiled("quant_activations", device, **macros(lay), **reading(dtype, strides, align, m))
+    made = compiled("quant_activations", device, **macros(lay, halves), **reading(dtype, strides, align, m))
     return made.bind(
         ["ptr", ("i64", row), ("i64", column), "ptr", "ptr", "ptr", ("i32", m), ("i32", k)],
         grid=(-(-m * -(-k // SPAN) // WARPS),), block=(32 * WARPS,), pdl=True,

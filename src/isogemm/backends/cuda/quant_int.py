@@ -23,7 +23,8 @@ __all__ = ["Few", "Many", "Wide", "config", "run", "run_floats", "takes"]
 MULTIPROCESSORS = 132  # of an H200; sizes teams and rings, nothing else
 SHARED = 224 * 1024
 WARPS = 14  # of a block, at most
-FUSED = 2  # rows of x up to which every block makes its own codes
+FUSED = 1  # rows of x up to which every block makes its own codes
+FEW = 32  # rows of x for kernels/quant_int.cu, where codes of so many fit into shared memory
 _MOST = 4096
 
 
@@ -40,6 +41,8 @@ class Few(NamedTuple):
         Where the codes of x are: in "memory", "staged" in shared memory, or made there by every block: "fused".
     rows : int
         Of x, which a fused kernel is compiled for; 0 for any.
+    split : int
+        Teams that are two, each with half of the tiles of x; only where x is "staged".
     """
 
     tiles: int
@@ -49,6 +52,11 @@ class Few(NamedTuple):
     span: int = 256
     x: str = "memory"
     rows: int = 0
+    split: int = 0
+
+    def ring(self, lay: Layout) -> int:
+        """Bytes of shared memory for weights."""
+        return self.group * self.teams * self.stages * (self.span // lay.record_k) * lay.record_bytes
 
 
 class Many(NamedTuple):
@@ -159,41 +167,49 @@ def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Few | Man
 
 def config(lay: Layout, m: int, n: int, k: int) -> Few | Many | Wide:
     """The configuration for a product."""
-    if m <= 16:
-        return _few(lay, m, n, k)
-    if m > 32 and (wide := quant_wide.config(lay, m, n, k, MULTIPROCESSORS)):
+    if m <= FEW and (few := _few(lay, m, n, k)):
+        return few
+    if wide := quant_wide.config(lay, m, n, k, MULTIPROCESSORS):
         return wide
     shape = (1, 4, 8, 1) if m <= 32 else (2, 8, 4, 1) if m <= 64 else (2, 8, 4, 2)
     fit = SHARED // _stage_bytes(lay, Many(*shape, 1))
     return Many(*shape, max(2, min(3, fit)))
 
 
-def _few(lay: Layout, m: int, n: int, k: int) -> Few:
-    """Warps to keep a multiprocessor busy; x where it can be read fastest."""
-    tiles, spans, wide = -(-n // ROWS), max(1, -(-k // 256)), 1 + (m > 8)
-    each = -(-tiles // MULTIPROCESSORS)  # teams of a multiprocessor
-    group = 1 if each > 6 else min(4 if m == 1 and spans <= 16 else 8, spans, 12 // each)
-    teams = min(each, WARPS // group)
-    teams = -(-each // -(-each // teams))
-    span = 128 if wide > 1 and lay.record_k == STEP else 256
-    x = "fused" if m <= FUSED else "staged"
-    room = SHARED - (held := _x_bytes(lay, m, k, x))
-    if k == 0 or held > SHARED // 2:
-        x, room = "memory", SHARED // 2
-    stage = span // lay.record_k * lay.record_bytes
-    stages = max(2, min((512 if wide > 1 and teams > 10 else 1024) // span, room // (group * teams * stage)))
-    return Few(wide, group, teams, stages, span, x, m if x == "fused" else 0)
+def _few(lay: Layout, m: int, n: int, k: int) -> Few | None:
+    """Warps to keep a multiprocessor busy; x where it can be read fastest. None where `Many` is faster."""
+    tiles, spans, wide = -(-n // ROWS), max(1, -(-k // 256)), -(-m // 8)
+    each = -(-tiles // MULTIPROCESSORS)  # tiles of W of a multiprocessor
+    kept = "fused" if m <= FUSED else "staged"
+    room = SHARED - _x_bytes(lay, m, k, kept)
+    for span, x in ((256, kept), (128, kept), (256, "memory")):
+        group = 1 if each > 6 else min(4 if m == 1 and spans <= 16 else 8, spans, 12 // each)
+        teams = -(-each // -(-each // min(each, WARPS // group)))
+        # One or two teams more than a multiprocessor's four schedulers divide are halved.
+        split = teams % 4 if group == 1 and x == "staged" and wide % 2 == 0 and teams % 4 < 3 else 0
+        c = Few(wide, group, teams, 1, span, x, m if x == "fused" else 0, split)
+        if x == "memory":
+            return None if wide > 2 else c._replace(stages=max(2, min(SHARED // 2 // c.ring(lay), 4)))
+        fit = room // c.ring(lay) if span >= lay.record_k else 0
+        if fit >= 2 and k:
+            return c._replace(stages=min(fit, 1024 // span))
+    return None
 
 
 def _x_bytes(lay: Layout, m: int, k: int, x: str) -> int:
     """Bytes of shared memory of codes, scales and sums of x."""
     if x == "memory":
         return 0
-    places = quant_activations.places(lay, m, k)
+    places = quant_activations.places(lay, m, k, _halves(lay))
     if x == "staged":
         return places.nbytes + 128
     scales = places.nbytes - places.scales  # and sums, of 8 rows
     return -(-k // STEP) * STEP * m + (scales // 8 if m == 1 else scales) + 128
+
+
+def _halves(lay: Layout) -> bool:
+    """Whether kernels/quant_int.cu takes scales of x as float16: where they are."""
+    return lay.record_k == STEP
 
 
 def _stage_bytes(lay: Layout, c: Many) -> int:
@@ -222,8 +238,9 @@ def _plan(x: Any, packed: Packed, out: Any, bias: Any, chosen: Few | Many | Wide
     product = bind(lay, m, n, k, c, tail_of(out, bias), device, (dtype_of(x), x.stride(), align))
     if isinstance(c, Few) and c.x == "fused":
         return Plan(None, product, quant_activations.Places(0, 0, 0, 0), device)
-    activations = quant_activations.bind(lay, m, k, dtype_of(x), x.stride(), align, device)
-    return Plan(activations, product, quant_activations.places(lay, m, k), device)
+    halves = isinstance(c, Few) and _halves(lay)
+    activations = quant_activations.bind(lay, m, k, dtype_of(x), x.stride(), align, device, halves)
+    return Plan(activations, product, quant_activations.places(lay, m, k, halves), device)
 
 
 def bind(
@@ -243,12 +260,12 @@ def bind(
             given = ["ptr", "ptr", ("i64", strides[0]), ("i64", strides[1]), "ptr", "ptr"]
             common |= quant_activations.reading(dtype, strides, align, m)
         made = compiled(
-            "quant_int", device, **common, NT=c.tiles, GROUP=c.group, TEAMS=c.teams, EACH=2 if m == 1 else 1,
-            FIXED=-(-m // 8) == c.tiles, STAGED=c.x == "staged", FUSED=fused,
+            "quant_int", device, **common, NT=c.tiles, SPLIT=c.split, GROUP=c.group, TEAMS=c.teams,
+            EACH=2 if m == 1 else 1, FIXED=-(-m // 8) == c.tiles, STAGED=c.x == "staged", FUSED=fused,
         )  # fmt: skip
         grid = (-(-n // (ROWS * c.teams)), -(-m // (8 * c.tiles)))
-        threads = 32 * c.group * c.teams
-        shared = c.group * c.teams * c.stages * (c.span // lay.record_k) * lay.record_bytes + _x_bytes(lay, m, k, c.x)
+        threads = 32 * c.group * (c.teams + c.split)
+        shared = c.ring(lay) + _x_bytes(lay, m, k, c.x)
     else:
         made = compiled(
             "quant_int_many", device, **common, MI=c.tiles_w, NJ=c.tiles_x, WARPS_M=c.warps_w, WARPS_N=c.warps_x,

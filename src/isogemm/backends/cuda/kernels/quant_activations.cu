@@ -1,6 +1,6 @@
 // Rows of activations to 8-bit codes, in memory: see quant_activations_steps.cu. Rows beyond m are not written.
 //
-// Its successor may start once every block has: what that reads before it waits is complete, since this kernel has waited.
+// Its successor may start at once: before it waits it reads weights alone, and this kernel ends after its predecessor.
 
 #include "hopper_ptx.cu"
 #include "quant_activations_steps.cu"
@@ -9,8 +9,8 @@ extern "C" __global__ void __launch_bounds__(128)
 quant_activations(const void* x, i64 x_row, i64 x_column, u8* codes, float* scales, int* sums, int m, int k) {
   const int lane = threadIdx.x % 32, spans = (k + 255) / 256;
   const i64 job = (i64)blockIdx.x * 4 + threadIdx.x / 32;
-  wait_for_predecessor();
   release_successor();
+  wait_for_predecessor();
   if (job >= (i64)m * spans) return;
   const int row = (int)(job / spans), first = (int)(job % spans) * 256 + 8 * lane, tiles = (m + 7) / 8;
   u8* tile = codes + row / 8 * 512;

@@ -10,13 +10,21 @@
 // sum; TYPE of x (0 float32, 1 bfloat16, 2 float16); VEC whether x is read 16 bytes at a time; SUMS, what is kept of sums of
 // codes:
 //     0  nothing     2  the sum as a float32     4  two sums, of neighbours along k, in the halves of a word
+// and, with BLOCK 32, HALVES: scales as float16, which they are.
 //
 // Where results lie, with `tiles` of 8 rows and `rows` of them in all:
 //     codes   [k / 64][tile][lane][4 steps of 16 of k] words; lane 4 g + t holds row g of the tile, and of each step the four
 //             codes of k = 2 t + (0, 8, 1, 9), the order in which quant_layout.py has those of a weight
 //     scales  [block][rows] float32; with SUMS 2 each is followed by the sum
 //     sums    [pair of sub-blocks][rows] words, with SUMS 4
-// K is padded to a multiple of 64 with codes, scales and sums of 0. 
+// and with HALVES
+//     scales  [k / 64][rows][2 blocks] float16
+//     sums    [block][rows] float32, with SUMS 2
+// K is padded to a multiple of 64 with codes, scales and sums of 0.
+
+#ifndef HALVES
+#define HALVES 0
+#endif
 
 DEVICE float widen(u16 h) {
   if (TYPE == 1) return __uint_as_float((u32)h << 16);
@@ -95,7 +103,12 @@ DEVICE int code_of(float x, const Scale& s) {
 DEVICE void store(float* scales, int* sums, int sum, float scale, int k, int row, int rows, int lane, bool in) {
   const i64 at = (i64)(k / BLOCK) * rows + row;
   if (in && lane % (BLOCK / 8) == 0) {
-    if (SUMS == 2) *(float2*)(scales + 2 * at) = make_float2(scale, (float)sum);
+    if (HALVES) {
+      u16 half;
+      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(scale));
+      ((u16*)scales)[2 * ((i64)(k / 64) * rows + row) + k / 32 % 2] = half;
+      if (SUMS == 2) ((float*)sums)[at] = (float)sum;
+    } else if (SUMS == 2) *(float2*)(scales + 2 * at) = make_float2(scale, (float)sum);
     else scales[at] = scale;
   }
   if (SUMS == 4) {

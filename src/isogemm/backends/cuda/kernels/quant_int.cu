@@ -1,12 +1,14 @@
 // out[m, n] = sum over blocks of x[m, k] * W[n, k], both in blocks of integers: int32/chain for a few rows of x, where
 // streaming W is the work.
 //
-// x as quant_activations.cu leaves it, or with FUSED, its number of rows (up to 8), as it is; W as quant_layout.py packs it. A team of GROUP warps computes 16 rows of W with 8 * NT
-// rows of x. Spans of SPAN_K of K belong to its warps in turns: sums inside a block are exact integers, so each warp makes
-// those of its spans alone; the chain over blocks, the one thing in order, goes from warp to warp through shared memory.
-// Every warp has a ring of STAGES spans of W, which the copy engine fills before x is there. STAGED: all of x's codes fit into
-// shared memory, and the block copies them there. Order-critical: a team walks
-// spans, and a span its blocks, in ascending order; the bits depend on no macro.
+// x as quant_activations.cu leaves it (blocks of 32: with HALVES), or with FUSED, its number of rows (up to 8), as it is; W
+// as quant_layout.py packs it. A team of GROUP warps computes 16 rows of W with 8 * NT rows of x. Spans of SPAN_K of K belong
+// to its warps in turns: sums inside a block are exact integers, so each warp makes those of its spans alone; the chain over
+// blocks, the one thing in order, goes from warp to warp through shared memory. The last SPLIT teams are two each, with half
+// of those rows of x, so that each of a multiprocessor's schedulers has as much to do as the others.
+// Every warp, or both of a split team, have a ring of STAGES spans of W, which the copy engine fills before x is there.
+// STAGED: all of x's codes fit into shared memory, and the block copies them there.
+// Order-critical: a team walks spans, and a span its blocks, in ascending order; the bits depend on no macro.
 
 #include "hopper_ptx.cu"
 #include "fp32_epilogue.cu"
@@ -15,153 +17,110 @@
 #if FUSED
 #define BLOCK Q_BLOCK
 #define SUB Q_SUB
+#define HALVES (Q_BLOCK == 32)
 namespace activations {
 #include "quant_activations_steps.cu"
 }
 #endif
 
-constexpr int WARPS = GROUP * TEAMS, CHUNKS = SPAN_K / 64, PER = SPAN_K / Q_RECORD_K, STAGE_BYTES = PER * Q_RECORD_BYTES;
-// Chunks of 64 whose sums are made before the chain takes them: tensor cores take their time.
-constexpr int HELD = GROUP > 1 || NT == 1 || CHUNKS < 2 ? CHUNKS : 2;
-static_assert(WARPS <= 15 && SPAN_K % Q_RECORD_K == 0 && STAGE_BYTES % 16 == 0);
+constexpr int SLOTS = GROUP * TEAMS, WHOLE_SLOTS = GROUP * (TEAMS - SPLIT), WARPS = SLOTS + GROUP * SPLIT;
+constexpr int CHUNKS = SPAN_K / 64, BLOCKS = SPAN_K / 32, PER = SPAN_K / Q_RECORD_K;
+constexpr int STAGE_BYTES = PER * Q_RECORD_BYTES;
+constexpr int PIECES = 4;  // of x, one after the other into shared memory
+// Blocks of 32 whose sums with `tiles` of x are made before the chain takes the first of them: tensor cores take their
+// time, and a turn of the chain is short if nothing but the chain is left to do. Registers bound them.
+DEVICE constexpr int held_of(int tiles) {
+  const int most = WARPS > 16 || tiles > 2 ? 2 : GROUP > 1 && STAGED && !SUMS && WARPS <= 12 ? 8 : 8 / tiles;
+  const int ahead = SUMS ? most / 2 : most;
+  return BLOCKS < ahead ? BLOCKS : ahead;
+}
+static_assert(GROUP == 1 || WARPS <= 15);  // named barriers
+static_assert((SPLIT == 0 || STAGED && NT % 2 == 0) && (FIXED || !STAGED));
+static_assert(SPAN_K % Q_RECORD_K == 0 && STAGE_BYTES % 16 == 0);
 
 DEVICE void bulk_load(u32 to, const u8* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(bar) : "memory");
 }
 
-// From the first row of these on. FIXED: there are NT tiles of 8 rows, and steps are constants.
-struct Activations {
-  const u8* codes;
-  const float* scales;
-  const int* sums;
-  int tiles, m;  // of 8 rows, in all; rows from the first one on
-  u32 lane;
-  __device__ __forceinline__ i64 rows() const { return FUSED == 1 ? 1 : FIXED ? 8 * NT : 8 * tiles; }
-  __device__ __forceinline__ i64 code_rows() const { return FUSED ? FUSED : rows(); }
-  // Of 64 of K and tile i; nothing where a column is past m.
-  __device__ __forceinline__ uint4 codes_of(i64 chunk, int i) const {
-    if (8 * i + (int)lane / 4 >= m) return make_uint4(0, 0, 0, 0);
-    return *(const uint4*)(codes + chunk * (64 * code_rows()) + (32 * i + lane) * 16);
-  }
-  // Column 2 t of tile i; in place of tiles past the last one, the first.
-  __device__ __forceinline__ int column(int i) const { return FUSED == 1 ? 0 : (8 * i < m ? 8 * i : 0) + 2 * (lane % 4); }
-};
+// Of weights, which are read once: what else is in L2 stays there.
+DEVICE void bulk_load_once(u32 to, const u8* from, u32 bytes, u32 bar) {
+  asm volatile(
+      "{\n.reg .b64 once;\ncreatepolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], once;\n}" ::"r"(to), "l"(from),
+      "r"(bytes), "r"(bar) : "memory");
+}
+// Whether a barrier's first phase is complete.
+DEVICE bool barrier_passed(u32 bar) {
+  u32 passed;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(passed) : "r"(bar) : "memory");
+  return passed;
+}
+// Whether the other warp that reads a stage has done so.
+DEVICE bool last_of(u32 at) {
+  u32 before;
+  asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], 1;" : "=r"(before) : "r"(at) : "memory");
+  return before;
+}
 
-struct Turns {
-  float* slot;  // [NT][4][32]
-  int own, next;  // barriers
-  __device__ __forceinline__ void take(float (&acc)[NT][4], u32 lane) const {
-    asm volatile("bar.sync %0, 64;" ::"r"(own) : "memory");
-#pragma unroll
-    for (int i = 0; i < NT * 4; ++i) acc[i / 4][i % 4] = slot[i * 32 + lane];
-  }
-  __device__ __forceinline__ void give(const float (&acc)[NT][4], u32 lane) const {
-#pragma unroll
-    for (int i = 0; i < NT * 4; ++i) slot[i * 32 + lane] = acc[i / 4][i % 4];
-    asm volatile("bar.arrive %0, 64;" ::"r"(next) : "memory");
-  }
-};
+#include "quant_int_walk.cu"
 
-#if Q_BLOCK == 32
-struct Span {
-  int s[HELD][2][NT][4];
-  Pair x[HELD][2][NT];
-  Floats w[HELD][2];
-  // Sums of 64 of K: two blocks.
-  __device__ __forceinline__ void add(int h, const u8* record, const uint4 (&b)[NT], i64 chunk, const Activations& a) {
-    Fours four;
-    fours_of(four, record, a.lane);
+// What a warp does: its spans of a tile of 16 rows of W, with 8 * N rows of x.
+struct Job {
+  const u8* stages;       // of its ring
+  u32 full, uses, there;  // their barriers, whether one of two warps has read them; barriers of pieces of x
+  float4* slot;           // where the chain is handed on
+  int own, next, part;    // barriers of its turn and of the following one; the first span
+  int row, tile, m, n, k;
+};
+template <int N, class Fill> DEVICE void work(const Job& job, const Activations& a, const Epilogue& e, Fill fill) {
+  const Turns<N> turns{job.slot, job.own, job.next};
+  const int steps = (job.k + 63) / 64, spans = (job.k + SPAN_K - 1) / SPAN_K, each = (spans + PIECES - 1) / PIECES;
+  int piece = 0, there = STAGED ? 0 : spans;  // spans of x that are there
+  float acc[N][4] = {};
+  for (int i = 0, span = job.part; span < spans; ++i, span += GROUP) {
+    const int s = i % STAGES, chunks = min(steps - span * CHUNKS, CHUNKS);
+    const u8* stage = job.stages + s * STAGE_BYTES;
+    for (; span >= there; there += each) barrier_wait(job.there + 8 * piece++, 0);
+    const auto take = [&](float (&sum)[N][4]) {
+      if (GROUP > 1 && span > 0) turns.take(sum, a.lane);
+    };
+    if (chunks == CHUNKS) walk<true>(acc, stage, span, chunks, a, job.full + 8 * s, i / STAGES & 1, take);
+    else walk<false>(acc, stage, span, chunks, a, job.full + 8 * s, i / STAGES & 1, take);
+    if (GROUP > 1 && span + 1 < spans) turns.give(acc, a.lane);
+    __syncwarp();
+    if (a.lane == 0 && (N == NT || last_of(job.uses + 4 * s))) fill(i + STAGES);
+  }
+  if (GROUP > 1 && (spans - 1) % GROUP != job.part) return;
 #pragma unroll
-    for (int q = 0; q < 2; ++q) {
-      w[h][q] = floats_of(record, q, a.lane / 4);
+  for (int i = 0; i < N; ++i) {
 #pragma unroll
-      for (int i = 0; i < NT; ++i) {
-        x[h][q][i] = pair_of<PAIR>(a.scales + PAIR * ((2 * chunk + q) * a.rows() + a.column(i)));
-        dot_short(s[h][q][i], four, q, &b[i].x);
-      }
+    for (int j = 0; j < 4; j += EACH) {
+      const int row = job.row + 8 * i + 2 * (a.lane % 4) + j % 2, column = 16 * job.tile + a.lane / 4 + 8 * (j / 2);
+      float v = acc[i][j];
+      if (row < job.m) e.store<1>(&v, row, column, job.n);
     }
   }
-  // No chain before all of them: left to itself the compiler waits for one sum after the other.
-  __device__ __forceinline__ void settle() {
-#pragma unroll
-    for (int i = 0; i < HELD * 2 * NT * 4; i += EACH) asm volatile("" : "+r"((&s[0][0][0][0])[i]));
-  }
-  __device__ __forceinline__ void end(float (&acc)[NT][4], int h) const {
-#pragma unroll
-    for (int q = 0; q < 2; ++q)
-#pragma unroll
-      for (int i = 0; i < NT; ++i) chain_short(acc[i], s[h][q][i], w[h][q], x[h][q][i]);
-  }
-};
-#endif
-
-// One span: its sums, then, when it is this warp's turn, its part of the chain.
-template <bool WHOLE, class Take>
-DEVICE void walk(float (&acc)[NT][4], const u8* stage, i64 span, int chunks, const Activations& a, u32 bar, u32 parity, Take take) {
-  uint4 b[CHUNKS][NT];
-#pragma unroll
-  for (int c = 0; c < CHUNKS; ++c)
-#pragma unroll
-    for (int i = 0; i < NT; ++i) b[c][i] = WHOLE || c < chunks ? a.codes_of(span * CHUNKS + c, i) : make_uint4(0, 0, 0, 0);
-  barrier_wait(bar, parity);
-#if Q_BLOCK == 32
-  Span held;
-#pragma unroll
-  for (int first = 0; first < CHUNKS; first += HELD) {
-#pragma unroll
-    for (int c = 0; c < HELD; ++c)
-      if (WHOLE || first + c < chunks) held.add(c, stage + (first + c) * Q_RECORD_BYTES, b[first + c], span * CHUNKS + first + c, a);
-    held.settle();
-    if (first == 0) take(acc);
-#pragma unroll
-    for (int c = 0; c < HELD; ++c)
-      if (WHOLE || first + c < chunks) held.end(acc, c);
-  }
-#else
-  int sums[NT][4] = {}, mins[NT][4] = {};
-  float x[NT][2];
-#pragma unroll
-  for (int i = 0; i < NT; ++i) {
-    const Pair two = pair_of<1>(a.scales + span * a.rows() + a.column(i));
-    x[i][0] = two.d[0], x[i][1] = two.d[1];
-  }
-#pragma unroll
-  for (int c = 0; c < CHUNKS; ++c) {
-    Fours four;
-    fours_of(four, stage + c * Q_STEP_BYTES, a.lane);
-    const int* of = a.sums + (span * CHUNKS + c) * STEP_WORDS * a.rows();
-    u32 ints[STEP_SUBS];
-#pragma unroll
-    for (int j = 0; j < STEP_SUBS; ++j) {
-      ints[j] = ints_of(stage, STEP_SUBS * c + j, a.lane / 4);
-#pragma unroll
-      for (int i = 0; i < NT; ++i) add_sub(sums[i], four, b[c][i], j, ints[j]);
-    }
-#pragma unroll
-    for (int j = 0; j < STEP_SUBS && SUMS; j += 2)
-#pragma unroll
-      for (int i = 0; i < NT; ++i) add_mins(mins[i], mins_of(ints[j], ints[j + 1]), of + j / 2 * a.rows() + a.column(i));
-  }
-  const Floats w = floats_of(stage, 0, a.lane / 4);
-  take(acc);
-#pragma unroll
-  for (int i = 0; i < NT; ++i) chain_long(acc[i], sums[i], mins[i], w, x[i]);
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 #if FUSED
-quant_int(const u8* w, const void* x, i64 x_row, i64 x_column, void* out, const void* bias, i64 out_r, i64 out_c, i64 bias_stride, int m, int n, int k) {
+quant_int(const u8* w, const void* x, i64 x_row, i64 x_column, void* out, const void* bias, i64 out_r, i64 out_c,
+          i64 bias_stride, int m, int n, int k) {
 #else
 quant_int(const u8* w, const u8* x_codes, const float* x_scales, const int* x_sums, void* out, const void* bias, i64 out_r,
           i64 out_c, i64 bias_stride, int m, int n, int k) {
 #endif
   extern __shared__ __align__(128) u8 memory[];
-  __shared__ alignas(8) u64 barriers[WARPS * STAGES];
-  __shared__ float slots[GROUP > 1 ? TEAMS : 1][NT * 4][32];
-  const int warp = threadIdx.x / 32, team = warp / GROUP, part = warp % GROUP, tile = blockIdx.x * TEAMS + team;
-  const u32 lane = threadIdx.x % 32, ring = shared(memory) + warp * STAGES * STAGE_BYTES, full = shared(barriers + warp * STAGES);
+  __shared__ alignas(8) u64 barriers[SLOTS * STAGES];
+  __shared__ float4 slots[GROUP > 1 ? TEAMS : 1][NT * 32];
+  __shared__ u32 uses[SPLIT ? GROUP * SPLIT * STAGES : 1];
+  const int warp = threadIdx.x / 32, pair = (warp - WHOLE_SLOTS) / 2, half = warp < WHOLE_SLOTS ? 0 : (warp - WHOLE_SLOTS) % 2;
+  const int place = warp < WHOLE_SLOTS ? warp : WHOLE_SLOTS + pair, team = place / GROUP, part = place % GROUP;
+  const int tile = blockIdx.x * TEAMS + team;
+  const u32 lane = threadIdx.x % 32, ring = shared(memory) + place * STAGES * STAGE_BYTES;
+  const u32 full = shared(barriers + place * STAGES);
   const int spans = (k + SPAN_K - 1) / SPAN_K, records = (k + Q_RECORD_K - 1) / Q_RECORD_K;
   const bool idle = 16 * tile >= n;
   if (!FUSED && !STAGED && idle) return;
@@ -171,24 +130,27 @@ quant_int(const u8* w, const u8* x_codes, const float* x_scales, const int* x_su
     if (span >= spans || idle) return;
     const u32 bytes = min(records - span * PER, PER) * Q_RECORD_BYTES;
     barrier_expect(full + 8 * s, bytes);
-    bulk_load(ring + s * STAGE_BYTES, from + (i64)span * STAGE_BYTES, bytes, full + 8 * s);
+    bulk_load_once(ring + s * STAGE_BYTES, from + (i64)span * STAGE_BYTES, bytes, full + 8 * s);
   };
-  if (lane == 0) {
-    for (int s = 0; s < STAGES; ++s) barrier_init(full + 8 * s, 1);
+  if (lane == 0 && half == 0) {
+    for (int s = 0; s < STAGES; ++s)
+      barrier_init(full + 8 * s, 1), uses[warp < WHOLE_SLOTS ? 0 : pair * STAGES + s] = 0;
     barrier_init_fence();
-    for (int s = 0; s < STAGES; ++s) fill(s);
+    for (int s = 0; s < (STAGED ? 1 : STAGES); ++s) fill(s);
   }
+#if !STAGED
   __syncwarp();
   wait_for_predecessor();
   release_successor();  // which waits for the end of this kernel: it may prepare
-  const int first = FIXED ? 0 : blockIdx.y * (8 * NT);
+#endif
+  const int first = FIXED ? 4 * NT * half : blockIdx.y * (8 * NT);
 #if FUSED
   // Every block makes the codes of its own, in shared memory, while W is on its way.
   constexpr int ROWS = FUSED == 1 ? 1 : 8;
   const int steps = (k + 63) / 64;
-  u8* x_codes = memory + WARPS * STAGES * STAGE_BYTES;
+  u8* x_codes = memory + SLOTS * STAGES * STAGE_BYTES;
   float* x_scales = (float*)(x_codes + 64 * FUSED * steps);
-  int* x_sums = (int*)(x_scales + ROWS * PAIR * ((64 * steps + Q_BLOCK - 1) / Q_BLOCK));
+  int* x_sums = (int*)(x_scales + ROWS * (SHORT_BLOCKS ? steps : (steps + 3) / 4));
   for (int i = warp; i < (k + 255) / 256 * FUSED; i += WARPS) {
     const int row = i % FUSED, at = i / FUSED * 256 + 8 * lane;
     activations::quantize(x, row * x_row, x_column, at, k, x_codes, 64 * FUSED, row, x_scales, x_sums, row, ROWS, lane);
@@ -196,49 +158,56 @@ quant_int(const u8* w, const u8* x_codes, const float* x_scales, const int* x_su
   __syncthreads();
   if (idle) return;
 #endif
+  u32 there = 0;
 #if STAGED
-  // x into shared memory, for all warps of the block.
-  __shared__ alignas(8) u64 arrival;
-  const u32 there = shared(&arrival), steps = (k + 63) / 64, blocks = (64 * steps + Q_BLOCK - 1) / Q_BLOCK;
-  const u32 code_bytes = 64 * 8 * NT * steps, scale_bytes = 4 * 8 * NT * PAIR * blocks;
-  const u32 sum_bytes = SHORT_BLOCKS ? 0 : 4 * 8 * NT * STEP_WORDS * steps, at = WARPS * STAGES * STAGE_BYTES;
-  if (threadIdx.x == 0) {
-    barrier_init(there, 1);
+  // x into shared memory, for all warps of the block, in pieces of `each` spans; scales and sums with the first.
+  __shared__ alignas(8) u64 arrivals[PIECES];
+  there = shared(arrivals);
+  const u32 steps = (k + 63) / 64, each = (spans + PIECES - 1) / PIECES;
+  const u32 scale_bytes = 4 * 8 * NT * (SHORT_BLOCKS ? steps : (steps + 3) / 4);
+  const u32 sum_bytes = SUMS ? 4 * 8 * NT * (SHORT_BLOCKS ? 2 : STEP_WORDS) * steps : 0;
+  const u32 code_bytes = 64 * 8 * NT * steps, piece_bytes = 64 * 8 * NT * CHUNKS * each;
+  const u32 at = SLOTS * STAGES * STAGE_BYTES;
+  const bool brings = threadIdx.x == 32 * (WARPS - 1);
+  if (brings) {
+    for (int i = 0; i < PIECES; ++i) barrier_init(there + 8 * i, 1);
     barrier_init_fence();
-    barrier_expect(there, code_bytes + scale_bytes + sum_bytes);
-    bulk_load(shared(memory) + at, x_codes, code_bytes, there);
-    bulk_load(shared(memory) + at + code_bytes, (const u8*)x_scales, scale_bytes, there);
-    if (sum_bytes) bulk_load(shared(memory) + at + code_bytes + scale_bytes, (const u8*)x_sums, sum_bytes, there);
   }
   __syncthreads();
-  if (idle) return;
-  barrier_wait(there, 0);
-  x_codes = memory + at, x_scales = (const float*)(x_codes + code_bytes), x_sums = (const int*)(x_codes + code_bytes + scale_bytes);
-#endif
-  const Activations a{x_codes + first * 64, x_scales + first * (SHORT_BLOCKS ? PAIR : 1), x_sums + first, (m + 7) / 8, m - first, lane};
-  const Turns turns{slots[GROUP > 1 ? team : 0][0], 1 + warp, 1 + team * GROUP + (part + 1) % GROUP};
-  float acc[NT][4] = {};
-  for (int i = 0, span = part; span < spans; ++i, span += GROUP) {
-    const int s = i % STAGES, chunks = min((k + 63) / 64 - span * CHUNKS, CHUNKS);
-    const u8* stage = memory + (warp * STAGES + s) * STAGE_BYTES;
-    const auto take = [&](float (&sum)[NT][4]) {
-      if (GROUP > 1 && span > 0) turns.take(sum, lane);
-    };
-    if (chunks == CHUNKS) walk<true>(acc, stage, span, chunks, a, full + 8 * s, i / STAGES & 1, take);
-    else walk<false>(acc, stage, span, chunks, a, full + 8 * s, i / STAGES & 1, take);
-    if (GROUP > 1 && span + 1 < spans) turns.give(acc, lane);
-    __syncwarp();
-    if (lane == 0) fill(i + STAGES);
-  }
-  if (GROUP > 1 && (spans - 1) % GROUP != part) return;
-  const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
-#pragma unroll
-  for (int i = 0; i < NT; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; j += EACH) {
-      const int row = first + 8 * i + 2 * (lane % 4) + j % 2, column = 16 * tile + lane / 4 + 8 * (j / 2);
-      float v = acc[i][j];
-      if (row < m) e.store<1>(&v, row, column, n);
+  if (brings) {
+    for (int s = 1; s < STAGES && half == 0; ++s) fill(s);
+    wait_for_predecessor();
+    release_successor();  // which waits for the end of this kernel: it may prepare
+    for (u32 i = 0, from = 0; from < code_bytes; ++i, from += piece_bytes) {
+      const u32 bytes = min(piece_bytes, code_bytes - from), to = shared(memory) + at, bar = there + 8 * i;
+      barrier_expect(bar, bytes + (i ? 0 : scale_bytes + sum_bytes));
+      bulk_load(to + from, x_codes + from, bytes, bar);
+      if (i) continue;
+      bulk_load(to + code_bytes, (const u8*)x_scales, scale_bytes, bar);
+      if (sum_bytes) bulk_load(to + code_bytes + scale_bytes, (const u8*)x_sums, sum_bytes, bar);
+    }
+  } else if (lane == 0 && half == 0 && !idle) {
+    // One after the other: a long queue for W would hold up the kernel before this one, which makes the codes of x.
+    for (int s = 1; s < STAGES; ++s) {
+      while (!barrier_passed(full + 8 * (s - 1)) && !barrier_passed(there)) {}
+      fill(s);
     }
   }
+  __syncwarp();
+  if (idle) return;
+  x_codes = memory + at, x_scales = (const float*)(x_codes + code_bytes);
+  x_sums = (const int*)(x_codes + code_bytes + scale_bytes);
+#endif
+  const Activations a{x_codes + first * 64, x_scales + first, x_sums + first, (m + 7) / 8, m - first, lane};
+  const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
+  const int following = team * GROUP + (part + 1) % GROUP;
+  const int next = warp < WHOLE_SLOTS ? following : half + 2 * following - WHOLE_SLOTS;
+  const Job job{memory + place * STAGES * STAGE_BYTES, full, shared(uses + (warp < WHOLE_SLOTS ? 0 : pair * STAGES)), there,
+                slots[GROUP > 1 ? team : 0] + half * 16 * NT, 1 + warp, 1 + next, part, first, tile, m, n, k};
+#if TEAMS > SPLIT
+  if (warp < WHOLE_SLOTS) return work<NT>(job, a, e, fill);
+#endif
+#if SPLIT
+  work<NT / 2>(job, a, e, fill);
+#endif
 }

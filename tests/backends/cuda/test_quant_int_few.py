@@ -1,0 +1,142 @@
+"""Integer products of few rows of x on the GPU: any number of rows, however shared out, has the CPU's bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backends.cuda.compiled import Kernels, kernels
+from tests.quant.draws import KINDS, WEIGHTS, blocks, values
+
+import isogemm
+from isogemm.backends.cuda import quant_int
+from isogemm.backends.cuda.quant_int import Few
+from isogemm.backends.cuda.quant_layout import Packed, layout, pack
+from isogemm.backends.cuda.quant_operands import Tail
+from isogemm.quant import QuantizedMatrix
+
+__all__ = ["kernels"]  # the fixture
+
+BY_NAME = {f.name: f for f in WEIGHTS}
+MOST = 33
+# Rows of x, and a configuration that takes so many.
+CHOSEN = (
+    (1, Few(1, 1, 14, 3, 256, "fused", 1)),
+    (1, Few(1, 4, 2, 2, 256, "fused", 1)),
+    (2, Few(1, 3, 2, 3, 256, "fused", 2)),
+    (8, Few(1, 1, 5, 2, 256, "fused", 8)),
+    (1, Few(1, 2, 3, 2, 256, "staged")),
+    (7, Few(1, 1, 14, 3, 256, "staged")),
+    (3, Few(1, 6, 2, 2, 256, "staged")),
+    (16, Few(2, 1, 14, 2, 256, "staged")),
+    (9, Few(2, 1, 10, 3, 256, "staged")),
+    (13, Few(2, 6, 2, 2, 256, "staged")),
+    (10, Few(2, 1, 3, 3, 256, "staged", 0, 3)),
+    (15, Few(2, 3, 2, 2, 256, "staged", 0, 2)),
+    (14, Few(2, 2, 3, 3, 256, "staged", 0, 1)),
+    (16, Few(2, 1, 14, 2, 256, "staged", 0, 2)),
+    (24, Few(3, 1, 14, 2, 256, "staged")),
+    (17, Few(3, 4, 1, 2, 256, "staged")),
+    (31, Few(4, 1, 14, 2, 256, "staged")),
+    (32, Few(4, 3, 2, 2, 256, "staged", 0, 2)),
+    (25, Few(4, 1, 5, 4, 256, "staged", 0, 1)),
+    (12, Few(2, 5, 1, 2)),
+    (33, Few(2, 1, 3, 2)),
+    (20, Few(1, 2, 2, 2)),
+)
+SHORT = (
+    (16, Few(2, 1, 14, 4, 128, "staged")),
+    (32, Few(4, 1, 3, 5, 128, "staged")),
+    (6, Few(1, 5, 1, 3, 128, "staged")),
+    (11, Few(2, 4, 1, 3, 128)),
+)
+
+
+def operands(fmt: Any, n: int, k: int, seed: int) -> tuple[Any, Packed, np.ndarray]:
+    """x [33, k] and a weight on the device, and what the CPU makes of them.
+
+    Among ordinary rows are a NaN, an infinity, a row of zeros, and scales that float16 has as zero and as infinity.
+    """
+    from tests.backends.cuda.device import torch, upload
+
+    x = np.concatenate([values(kind, -(-MOST // len(KINDS)), k, seed) for kind in KINDS])[:MOST]
+    np.random.default_rng(seed).shuffle(x)
+    x[4, k - 1], x[11, 0], x[6], x[1, : k // 2], x[9, k // 2 :] = np.nan, -np.inf, 0, 2.0**-25, 2.0**25
+    rows = blocks(fmt, n, k // fmt.block, seed)
+    w = QuantizedMatrix.from_bytes(rows, shape=(n, k), format=fmt)
+    packed = Packed(torch.from_numpy(pack(rows, fmt)).cuda(), layout(fmt), n, k)
+    return upload(x), packed, isogemm.linear(x, w, activations="q8")
+
+
+def poisoned(x: Any, packed: Packed, chosen: Few | None = None) -> Any:
+    """The product, in memory full of a NaN that no product returns."""
+    import torch
+
+    out = torch.full((len(x), packed.n), float("nan"), device="cuda")
+    quant_int.run(x, packed, out, chosen=chosen)
+    return out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
+def test_every_way_to_share_out_has_the_cpus_bits(fmt: Any) -> None:
+    """Ragged tiles of W, teams without one, K that ends inside a span, before a warp's first one, or on its edge."""
+    from tests.backends.cuda.device import same
+
+    for n, k in ((37, 5 * fmt.block), (150, 6 * 256), (490, 1024 + fmt.block)):
+        x, packed, want = operands(fmt, n, k, n)
+        for m, c in (*CHOSEN, *(SHORT if fmt.block == 32 else ())):
+            same(poisoned(x[:m], packed, c), want[:m], f"{fmt} {m} x {n} x {k} {c}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_every_number_of_rows_has_the_cpus_bits(name: str) -> None:
+    """In the configurations that are chosen, for few tiles to a multiprocessor and for many."""
+    from tests.backends.cuda.device import same
+
+    fmt = BY_NAME[name]
+    for n, k in ((200, 1536), (12773, 512 + fmt.block)):
+        x, packed, want = operands(fmt, n, k, n)
+        for m in range(1, MOST + 1):
+            same(poisoned(x[:m], packed), want[:m], f"{m} x {n} x {k}")
+
+
+def test_configurations_take_their_rows() -> None:
+    """One to 32 rows: all of the tiles, in as many warps as have barriers and registers, and in shared memory."""
+    for fmt in WEIGHTS:
+        lay = layout(fmt)
+        for n, k in ((1, 256), (4096, 4096), (2560, 9728), (4096, 14336), (19456, 2560), (28672, 4096), (152064, 8192)):
+            for m in range(1, 33):
+                c = quant_int.config(lay, m, n, k)
+                if not isinstance(c, Few):
+                    assert m > 16
+                    continue
+                assert c.tiles == -(-m // 8)
+                assert c.split <= c.teams
+                assert not c.split or (c.tiles % 2 == 0 and c.x == "staged")
+                assert (c.rows == m) == (c.x == "fused")
+                warps = c.group * (c.teams + c.split)
+                assert warps <= (15 if c.group > 1 else 16)
+                assert c.stages >= 2
+                assert c.ring(lay) + quant_int._x_bytes(lay, m, k, c.x) <= quant_int.SHARED
+
+
+@pytest.mark.parametrize("m", [1, 7, 16, 32])
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1"])
+def test_scales_are_multiplied_by_tensor_cores(kernels: Kernels, name: str, m: int) -> None:
+    """An outer product for each sum of a block; then float(S) and a step of the chain, or two, for each element."""
+    lay = layout(name)
+    c = quant_int.config(lay, m, 28672, 4096)._replace(x="staged", rows=0)
+    quant_int.bind(lay, m, 28672, 4096, c, Tail(4096, 1, 0, 0), 0, ("float32", (4096, 1), 16))
+    (made,) = kernels.loaded
+    dots, outer, fused, scaled = made.machine_counts("IMMA", "HMMA", "FFMA", "FMUL")
+    steps = 2 if lay.format.offset else 1
+    each = 2 if m == 1 else 4  # elements of a lane that count
+    assert dots >= 8 * c.tiles
+    assert outer == steps * dots
+    assert fused == (1 + steps) * each * dots
+    assert scaled == 0
+    assert not {line for line in made.machine_code if "FTZ" in line}
+    assert made.spilled <= 16

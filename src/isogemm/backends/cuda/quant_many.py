@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .driver import Parameter
     from .tensormap import Encoder
 
-__all__ = ["Case", "Config", "Part", "best", "bind", "legal", "parts", "run", "source", "takes"]
+__all__ = ["Case", "Config", "Part", "best", "bind", "instruction", "legal", "parts", "run", "source", "takes"]
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
@@ -197,7 +197,7 @@ def parts(config: str, n: int) -> tuple[Part, ...]:
     return tuple(part for part in found if part.rows)
 
 
-def _instruction(operand: str, n: int) -> str:
+def instruction(operand: str, n: int) -> str:
     """The function `mma`: one wgmma of 64 x n x 16, the first operand in registers; scale 0 starts from zero."""
     count = n // 2
     d = ", ".join(f"%{i}" for i in range(count))
@@ -232,7 +232,7 @@ def source(case: Case, c: Config) -> tuple[str, tuple[str, ...]]:
         **macros(layout(case.format)),
     }
     options = tuple(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in defines.items())
-    return _instruction(OPERANDS[case.dtype], c.cols) + '#include "quant_many.cu"\n', ("-std=c++17", *options)
+    return instruction(OPERANDS[case.dtype], c.cols) + '#include "quant_many.cu"\n', ("-std=c++17", *options)
 
 
 def _pieces(case: Case, lay: Layout, part: Part, nbytes: int) -> Encoder:

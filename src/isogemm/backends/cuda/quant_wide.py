@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .quant_activations import FLOAT, PAIRS, SPAN, WARPS, Places, reading, sums_kind
 from .quant_layout import ROWS, STEP, Layout, macros
+from .quant_many import instruction
 from .quant_operands import Tail, compiled
 
 if TYPE_CHECKING:
@@ -144,20 +145,6 @@ def activations(lay: Layout, m: int, k: int, dtype: str, strides: Sequence[int],
     )  # fmt: skip
 
 
-def _instruction(n: int) -> str:
-    """The function `mma`: one wgmma of 64 x n x 16, the first operand in registers; scale 0 starts from zero."""
-    count = n // 2
-    d = ", ".join(f"%{i}" for i in range(count))
-    first = ", ".join(f"%{count + i}" for i in range(4))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return (
-        f"static __device__ __forceinline__ void mma(float (&d)[{count}], const unsigned (&a)[4], "
-        f'unsigned long long y, int scale) {{\n  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n'
-        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {{{d}}}, {{{first}}}, %{count + 4}, "
-        f'p, 1, 1, 0;\\n}}" : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(y), "r"(scale));\n}}\n'
-    )
-
-
 def source(lay: Layout, c: Wide, types: int) -> tuple[str, tuple[str, ...]]:
     """The text to compile, and the compiler's options."""
     (producer, consumer), pieces = REGISTERS[c.warpgroups], c.pieces(lay)
@@ -166,7 +153,7 @@ def source(lay: Layout, c: Wide, types: int) -> tuple[str, tuple[str, ...]]:
         "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer, **pieces, **macros(lay),
     }  # fmt: skip
     options = tuple(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in defines.items())
-    return _instruction(c.cols // pieces["HALVES"]) + '#include "quant_int_wide.cu"\n', (
+    return instruction("f16", c.cols // pieces["HALVES"]) + '#include "quant_int_wide.cu"\n', (
         "-std=c++17",
         *options,
     )

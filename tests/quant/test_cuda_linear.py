@@ -77,7 +77,7 @@ def test_the_definition_of_every_format(fmt, path):
             assert_same(host(got), want[rows])
 
 
-@pytest.mark.parametrize("fmt", [FORMATS["Q4_0"], FORMATS["Q4_K"], FORMATS["Q6_K"]], ids=str)
+@pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
 @pytest.mark.parametrize("path", MAIN)
 def test_the_sweep_of_m(fmt, path):
     """A row alone, and at any place of a batch of any size, in any company."""

@@ -111,7 +111,11 @@ def test_functionalize_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("transform", [F.grad, F.jacrev, F.functionalize, F.vmap, lambda f: F.vmap(F.grad(f))], ids=str)
+@pytest.mark.parametrize(
+    "transform",
+    [F.grad, F.jacrev, F.functionalize, F.vmap, lambda f: F.vmap(F.grad(f))],
+    ids=["grad", "jacrev", "functionalize", "vmap", "vmap of grad"],  # names, not addresses: workers collect the same
+)
 def test_rows_are_refused_under_transforms(name, transform):
     """They read memory that a transform's tensors do not have."""
     x = torch.stack([X, X]) if transform not in (F.grad, F.jacrev, F.functionalize) else X

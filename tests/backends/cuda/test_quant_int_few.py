@@ -123,6 +123,33 @@ def test_configurations_take_their_rows() -> None:
                 assert c.ring(lay) + quant_int._x_bytes(lay, m, k, c.x) <= quant_int.SHARED
 
 
+@pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
+def test_what_kernels_declare_fits_beside_what_they_ask_for(fmt: Any) -> None:
+    """Chains that are handed on take 14 KiB where teams have several warps: any n, and k that leave little room."""
+    lay = layout(fmt)
+    for n in range(16, 14000, 16 * 44):
+        for k in range(256, 16385, 256):
+            for m in (1, 9, 17, 25):
+                c = quant_int.config(lay, m, n, k)
+                if isinstance(c, Few):
+                    asked = c.ring(lay) + quant_int._x_bytes(lay, m, k, c.x)
+                    assert asked + c.declared <= 227 * 1024, (m, n, k, c)
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "n", "k"),
+    [("Q4_K", 32, 5120, 4096), ("Q2_K", 17, 8464, 5120), ("Q8_0", 9, 2048, 2048), ("Q4_0", 14, 28672, 4096)],
+)
+def test_kernels_declare_what_is_counted(kernels: Kernels, name: str, m: int, n: int, k: int) -> None:
+    lay = layout(name)
+    c = quant_int.config(lay, m, n, k)
+    assert isinstance(c, Few)
+    quant_int.bind(lay, m, n, k, c, Tail(n, 1, 0, 0), 0, ("float32", (k, 1), 16))
+    (made,) = kernels.loaded
+    kept = 1024  # by the system, of each block, and none of the 227 KiB
+    assert made.resources["SHARED"] - kept <= c.declared <= made.resources["SHARED"] - kept + 127
+
+
 @pytest.mark.parametrize("m", [1, 7, 16, 32])
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1"])
 def test_scales_are_multiplied_by_tensor_cores(kernels: Kernels, name: str, m: int) -> None:

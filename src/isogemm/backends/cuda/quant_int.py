@@ -22,6 +22,7 @@ __all__ = ["Few", "Many", "Wide", "config", "run", "run_floats", "takes"]
 
 MULTIPROCESSORS = 132  # of an H200; sizes teams and rings, nothing else
 SHARED = 224 * 1024
+BLOCK = 227 * 1024  # bytes of shared memory that a block may have, what the kernel declares included
 WARPS = 14  # of a block, at most
 FUSED = 1  # rows of x up to which every block makes its own codes
 FEW = 32  # rows of x for kernels/quant_int.cu, where codes of so many fit into shared memory
@@ -57,6 +58,13 @@ class Few(NamedTuple):
     def ring(self, lay: Layout) -> int:
         """Bytes of shared memory for weights."""
         return self.group * self.teams * self.stages * (self.span // lay.record_k) * lay.record_bytes
+
+    @property
+    def declared(self) -> int:
+        """Bytes of shared memory that the kernel declares: barriers, where chains are handed on, who has read what."""
+        chains = 512 * self.tiles * self.teams if self.group > 1 else 0
+        read = 4 * max(1, self.group * self.split * self.stages)
+        return -(-(8 * self.group * self.teams * self.stages + chains + read + 32) // 128) * 128
 
 
 class Many(NamedTuple):
@@ -181,7 +189,7 @@ def _few(lay: Layout, m: int, n: int, k: int) -> Few | None:
     tiles, spans, wide = -(-n // ROWS), max(1, -(-k // 256)), -(-m // 8)
     each = -(-tiles // MULTIPROCESSORS)  # tiles of W of a multiprocessor
     kept = "fused" if m <= FUSED else "staged"
-    room = SHARED - _x_bytes(lay, m, k, kept)
+    codes = _x_bytes(lay, m, k, kept)
     for span, x in ((256, kept), (128, kept), (256, "memory")):
         group = 1 if each > 6 else min(4 if m == 1 and spans <= 16 else 8, spans, 12 // each)
         teams = -(-each // -(-each // min(each, WARPS // group)))
@@ -190,9 +198,10 @@ def _few(lay: Layout, m: int, n: int, k: int) -> Few | None:
         c = Few(wide, group, teams, 1, span, x, m if x == "fused" else 0, split)
         if x == "memory":
             return None if wide > 2 else c._replace(stages=max(2, min(SHARED // 2 // c.ring(lay), 4)))
-        fit = room // c.ring(lay) if span >= lay.record_k else 0
-        if fit >= 2 and k:
-            return c._replace(stages=min(fit, 1024 // span))
+        most = min((SHARED - codes) // c.ring(lay), 1024 // span) if k and span >= lay.record_k else 0
+        for found in (c._replace(stages=stages) for stages in range(most, 1, -1)):
+            if found.ring(lay) + found.declared + codes <= BLOCK:
+                return found
     return None
 
 

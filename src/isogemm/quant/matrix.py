@@ -269,14 +269,14 @@ class QuantizedMatrix:
         """
         if self._seen is not None and self._tensor._version != self._seen:
             self._look_again()
-        if self._kept is None:
+        kept: Panels | None = self._kept  # once: another thread may forget it
+        if kept is None:
             from ..backends.cpu import quant_linear
 
             if self._packed is not None:
                 raise DeviceError("panels()", limit="a matrix on the host", value=self.device, nearest="w.to('cpu')")
             self.check()
-            self._kept = quant_linear.prepare(self.rows, self.format, self.shape[1], self.layout == "blocks")
-        kept: Panels = self._kept
+            kept = self._kept = quant_linear.prepare(self.rows, self.format, self.shape[1], self.layout == "blocks")
         return kept
 
     def in_place(self) -> QuantizedMatrix:
@@ -340,8 +340,9 @@ class QuantizedMatrix:
 
     def _look_again(self) -> None:
         """Drop what was made of bytes that torch has written since."""
-        self._seen = int(self._tensor._version)
+        seen = int(self._tensor._version)
         self._kept, self._checked = None, not self.format.quantized
+        self._seen = seen  # last: other threads that read it take what is kept
 
     def _own(self) -> None:
         """Rows that may be written: those that are, or a copy of memory that is read-only to this process."""

@@ -12,6 +12,7 @@ import pytest
 
 import isogemm
 from isogemm.errors import DTypeError, IsogemmError, LayoutError, OptionError, ShapeError
+from isogemm.given import number
 from isogemm.quant import load
 
 torch = pytest.importorskip("torch")
@@ -222,3 +223,13 @@ def test_progress_of_names_that_look_like_markup(monkeypatch, capsys):
     found.add_module("[/x]", torch.nn.Linear(64, 4))
     iso.convert(found, quantize="Q4_0", progress=True)
     assert "[/x]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["2", " 1.5 ", b"2", bytearray(b"2"), "inf", "1_0"], ids=repr)
+def test_text_that_reads_like_a_number_is_none(text):
+    """float() would take it."""
+    with pytest.raises(OptionError, match="a finite real number"):
+        isogemm.gemm(W, W.T, alpha=text)
+    for call in (lambda: iso.addmm(TX @ TW.T, TX, TW.T, beta=text), lambda: number("scale", text)):
+        with pytest.raises(DTypeError, match="a number"):
+            call()

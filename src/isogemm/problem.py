@@ -364,7 +364,7 @@ def _scalar(name: str, value: Any) -> float:
     if type(value) is float and value in (0.0, 1.0):
         return value
     try:
-        if isinstance(value, str | bytes | complex | np.complexfloating):
+        if isinstance(value, str | bytes | bytearray | complex | np.complexfloating):
             raise TypeError
         exact = float(value)
     except (TypeError, ValueError, OverflowError) as error:

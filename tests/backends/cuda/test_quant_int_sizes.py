@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.quant.draws import WEIGHTS
 
-from isogemm.backends.cuda import nvrtc, quant_activations, quant_int, quant_wide
+from isogemm.backends.cuda import nvrtc, quant_activations, quant_few, quant_int, quant_many, quant_wide
 from isogemm.backends.cuda.quant_layout import layout
 from isogemm.backends.cuda.quant_wide import Wide
 
@@ -74,3 +74,16 @@ def test_wide_kernels_lay_out_what_they_ask_for(name: str, monkeypatch: Any, tmp
         text, options = quant_wide.source(lay, c, 0)
         text += f"static_assert(1024 + STAGES * STAGE_BYTES + SLOTS * SLOT_BYTES == {quant_wide.shared(lay, c)});\n"
         assert nvrtc.compile_text(text, name="sizes.cu", arch="sm_90a", options=options)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
+def test_rows_of_which_a_tile_has_too_many_bytes_are_left_to_others(fmt: Any) -> None:
+    """Kernels count a tile's bytes in 32 bits; in Q8_0 one row of 2**27 is 142 MB, and its tile 2.3 GB."""
+    lay = layout(fmt)
+    most = (2**31 - 1) // lay.record_bytes * lay.record_k
+    for k, fits in ((most, True), (most + lay.record_k, False)):
+        assert (lay.tile_bytes(k) < 2**31) == fits
+        assert quant_few.takes(fmt.name, 1, 1, k, "bfloat16") == fits
+        assert quant_many.takes(fmt.name, 33, 1, k, "bfloat16") == fits
+        wide = quant_wide.config(lay, 64, 16, k)
+        assert (wide is not None) == (fits and fmt.name not in quant_wide.NONE)

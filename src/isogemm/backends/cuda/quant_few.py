@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import DeviceError, DTypeError, LayoutError, LimitError, ShapeError
 from ...quant.formats import BlockFormat
-from .quant_layout import FORMATS, ROWS, Layout, Packed, macros
+from .quant_layout import FORMATS, ROWS, Layout, Packed, layout, macros
 
 __all__ = ["MOST", "Config", "configure", "run", "takes"]
 
@@ -70,7 +70,9 @@ class Config:
 def takes(fmt: str | BlockFormat, m: int, n: int, k: int, dtype: str) -> bool:
     """Whether there is a kernel for x [m, k] of a type and weights [n, k] of a format."""
     name = fmt if isinstance(fmt, str) else fmt.name
-    return name in FORMATS and dtype in ("bfloat16", "float16") and 0 < m <= MOST and 0 < n < 2**31 - ROWS and k > 0
+    if name not in FORMATS or dtype not in ("bfloat16", "float16") or not 0 < m <= MOST:
+        return False
+    return 0 < n < 2**31 - ROWS and k > 0 and layout(name).tile_bytes(k) < 2**31
 
 
 def configure(lay: Layout, m: int, n: int, k: int, multiprocessors: int) -> Config:

@@ -97,7 +97,9 @@ class Case:
 
 def takes(format: str, m: int, n: int, k: int, dtype: str) -> bool:
     """Whether these kernels serve a product; they want at least 33 tokens to be of use."""
-    return format in FORMATS and dtype in OPERANDS and min(m, n, k) > 0 and max(m, n, k) < 2**30
+    if format not in FORMATS or dtype not in OPERANDS or min(m, n, k) <= 0 or max(m, n, k) >= 2**30:
+        return False
+    return layout(format).tile_bytes(k) < 2**31
 
 
 def legal(lay: Layout, c: Config) -> bool:

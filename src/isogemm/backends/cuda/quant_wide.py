@@ -111,7 +111,7 @@ def _deepest(lay: Layout, warpgroups: int, cols: int) -> Wide | None:
 @lru_cache(maxsize=4096)
 def config(lay: Layout, m: int, n: int, k: int, multiprocessors: int = 132) -> Wide | None:
     """The configuration that is likely the fastest; None where there is none."""
-    if k == 0:
+    if k == 0 or lay.tile_bytes(k) >= 2**31:
         return None
     found: list[tuple[float, Wide]] = []
     for warpgroups, (start, each) in COSTS[lay.record_k > STEP].items():

@@ -265,7 +265,8 @@ class QuantizedMatrix:
         """The bytes laid out for the CPU's integer kernels: a second copy, made on first use and kept.
 
         Its `nbytes` and `seconds` say what it costs. Later changes of the bytes do not reach it, but those that torch
-        makes; `forget` drops it. Where the matrix is read in place, there is no copy.
+        makes in this very matrix: a slice that was used before keeps its own. `forget` drops it. Where the matrix is
+        read in place, there is no copy.
         """
         if self._seen is not None and self._tensor._version != self._seen:
             self._look_again()

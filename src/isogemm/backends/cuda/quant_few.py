@@ -64,7 +64,8 @@ class Config:
         ring = self.stages * (self.chunk // lay.record_k) * lay.record_bytes
         # A row's 16 bytes more put eight rows into different banks.
         x = self.xstages * m * (2 * self.chunk + 16) if self.xstages else m * (2 * k + 16)
-        return -(-barriers // 128) * 128 + tiles * ring + x
+        # Operands are loaded for 64 of K at once: a last half of that reads on.
+        return -(-barriers // 128) * 128 + tiles * ring + x + 48
 
 
 def takes(fmt: str | BlockFormat, m: int, n: int, k: int, dtype: str) -> bool:

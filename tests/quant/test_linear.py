@@ -122,6 +122,9 @@ for fmt in WEIGHTS:
         same(isogemm.linear(x, w), defined(x, w))
         same(isogemm.linear(x, w.in_place()), defined(x, w))
         same(isogemm.linear(x, w[2:30]), np.ascontiguousarray(defined(x, w)[:, 2:30]))
+        # These kernels have no code of their own for a CPU: one format of each shape of blocks.
+        if str(fmt) not in ("Q4_0", "Q5_1", "Q4_K", "Q6_K"):
+            continue
         same(isogemm.linear(x, w, activations="fp32"), product(x, w.dequantize().T))
         for short in (x.astype(BF16), np.clip(x, -9, 9).astype(F16)):
             same(isogemm.linear(short, w), product(short, w.dequantize(short.dtype).T))

@@ -109,6 +109,18 @@ def test_gradients_have_the_definition_s_bits():
     assert_same(host(wide.grad), product(dy.astype(F32), w.dequantize()))
 
 
+def test_a_copy_made_in_a_transform_outlives_it():
+    w, x = weight(Q4_K, 48, 512), torch.randn(3, 512, device="cuda")
+
+    def loss(x):
+        return iso.linear(x, w.to("cuda"), activations="fp32").pow(2).sum()
+
+    first = torch.func.grad(loss)(x)
+    there = x.clone().requires_grad_()
+    loss(there).backward()
+    assert torch.equal(first, there.grad)
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, about itself
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_compiled_code(mode):

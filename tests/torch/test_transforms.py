@@ -161,6 +161,20 @@ def test_blocks_that_functional_call_hands_over_are_used():
     same(LAYER(X), isogemm.linear(X, QUANTIZED, B, activations="fp32"))
 
 
+@pytest.mark.parametrize("transform", [F.jacrev, F.grad], ids=["jacrev", "grad"])
+def test_matrices_outlive_the_transform_that_first_used_them(transform):
+    fresh = isogemm.quantize(W, "Q4_0")
+
+    def loss(x):
+        return iso.linear(x, fresh, B, activations="fp32").pow(2).sum()
+
+    first = transform(loss)(X)
+    x = X.clone().requires_grad_()
+    loss(x).backward()
+    assert torch.equal(first, x.grad)
+    assert torch.equal(transform(loss)(X), first)
+
+
 def test_ensembles():
     layers = [torch.nn.Linear(64, 5) for _ in range(3)]
     want = torch.stack([iso.linear(X, layer.weight, layer.bias) for layer in layers])

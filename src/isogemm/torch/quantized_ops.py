@@ -59,7 +59,8 @@ def _make_blocks(w: QuantizedMatrix) -> int:
             )  # fmt: skip
         if there is None:
             w._own()
-        with torch.inference_mode(False):  # else autograd could never save it
+        # In inference mode autograd could never save it; inside a transform it would be a tensor of that transform.
+        with torch.inference_mode(False), torch._C._DisableFuncTorch():
             w._show(torch.from_numpy(np.asarray(_Bytes(w.rows))) if there is None else there.tensor)
         _alive[_key(w._tensor, w.format.name, *w.shape)] = w
     return 0

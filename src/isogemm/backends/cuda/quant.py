@@ -288,12 +288,13 @@ def upload(matrix: QuantizedMatrix, place: Device, *, native: bool = False, ther
 
     front.ready()
     try:
-        raw = _uploaded(matrix.rows, place) if there is None else there
-        if not fmt.quantized:
-            return DeviceCopy(place, matrix, fmt.name, matrix.shape, None, raw)
-        from . import quant_admit
+        with torch._C._DisableFuncTorch():  # a copy outlives the transform that asked for it
+            raw = _uploaded(matrix.rows, place) if there is None else there
+            if not fmt.quantized:
+                return DeviceCopy(place, matrix, fmt.name, matrix.shape, None, raw)
+            from . import quant_admit
 
-        packed = quant_admit.pack(raw, fmt.name, *matrix.shape)
+            packed = quant_admit.pack(raw, fmt.name, *matrix.shape)
     except torch.OutOfMemoryError as error:
         raise _no_memory(f"quantized weights on {place}", f"{matrix.nbytes} bytes") from error
     return DeviceCopy(place, matrix, fmt.name, matrix.shape, packed, raw if native else None)

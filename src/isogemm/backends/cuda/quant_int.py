@@ -153,7 +153,7 @@ def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Few | Man
     at = x.data_ptr()
     key = (
         packed.layout.format.name, packed.n, packed.k, x.shape, x.stride(), x.dtype, out.shape, out.stride(), out.dtype,
-        None if bias is None else (bias.shape, bias.stride(), bias.dtype), at % 16, x.device, out.device,
+        None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device), at % 16, x.device, out.device,
         packed.data.device, chosen,
     )  # fmt: skip
     if key in _plans:

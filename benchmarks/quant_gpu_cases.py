@@ -11,13 +11,15 @@ from isogemm.quant import FORMATS as ALL
 from .cases import Bar
 from .quant_measure import Case as Product
 
-__all__ = ["BARRED", "FORMATS", "OURS", "PLAIN", "Q8", "ROWS", "SHAPES", "Case", "cases"]
+__all__ = ["BARRED", "FORMATS", "FP32", "OURS", "PLAIN", "PLAIN_FP32", "Q8", "ROWS", "SHAPES", "Case", "cases"]
 
 FORMATS = ("Q4_0", "Q4_K", "Q8_0", "Q6_K")
 BARRED = ((28672, 4096), (19456, 2560))  # (n, k): the shapes with bars, of linears that read the most
 SHAPES = (*BARRED, (4096, 4096), (2560, 9728))
 ROWS = (1, 16, 64, 512, 4096)
 OURS, Q8, PLAIN = "isogemm", "isogemm q8", "isogemm bf16"
+FP32, PLAIN_FP32 = "isogemm fp32", "isogemm plain fp32"  # float32 activations: weights quantized, and in float32
+FP32_ROWS = 16  # up to which they are measured
 ITEM = 2  # bytes of bfloat16
 
 # Least speed against our own product with bfloat16 weights, on each of BARRED.
@@ -46,6 +48,11 @@ class Case(Product):
         return (Bar(PLAIN, value),) if value else ()
 
     @property
+    def fp32(self) -> bool:
+        """Whether float32 activations are measured too. They have no bars."""
+        return self.m <= FP32_ROWS
+
+    @property
     def weight_bytes(self) -> int:
         """Of the blocks."""
         return self.n * ALL[self.format].row_bytes(self.k)
@@ -58,7 +65,15 @@ class Case(Product):
     @property
     def plain_work(self) -> Work:
         """The same product with bfloat16 weights."""
-        return Work(2 * self.m * self.n * self.k, ITEM * (self.n * self.k + self.m * (self.n + self.k)))
+        return self._plain(ITEM)
+
+    @property
+    def plain_fp32_work(self) -> Work:
+        """The same product in float32."""
+        return self._plain(2 * ITEM)
+
+    def _plain(self, item: int) -> Work:
+        return Work(2 * self.m * self.n * self.k, item * (self.n * self.k + self.m * (self.n + self.k)))
 
 
 def cases(

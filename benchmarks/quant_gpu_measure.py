@@ -12,12 +12,12 @@ from isogemm.lab import Candidate, Ceilings, Timing, Verdict, interleave, row, v
 
 from .gpu_engine import Engine
 from .gpu_measure import judge
-from .quant_gpu_cases import OURS, PLAIN, Q8, Case
+from .quant_gpu_cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, Case
 from .quant_gpu_kernels import kernel_of
 from .quant_gpu_operands import LLAMA, TORCH, Call, Setup, Shelf, build
 from .quant_gpu_peers import GEMLITE
 
-__all__ = ["Settings", "measure", "ratio"]
+__all__ = ["Settings", "checks", "measure", "ratio", "wrong"]
 
 ARITHMETIC = "bfloat16"
 MOST_CALLS = 400
@@ -87,7 +87,7 @@ def _checked(setup: Setup) -> tuple[dict[str, Any] | None, str | None]:
 
 def _kernels(setup: Setup) -> dict[str, str]:
     """What each path of ours launches."""
-    return {name: kernel_of(setup.calls[name].run) for name in (OURS, Q8) if name in setup.calls}
+    return {name: kernel_of(setup.calls[name].run) for name in (OURS, Q8, FP32) if name in setup.calls}
 
 
 def _timed(
@@ -113,8 +113,8 @@ def _timed(
 
 def _calls(case: Case, name: str, call: Call, seconds: float, ceilings: Mapping[str, float]) -> int:
     """Whole passes over a candidate's copies that take about `seconds`."""
-    work = case.plain_work if name in (PLAIN, TORCH) else case.work
-    bound = _limits(ceilings).bound(work)
+    plain = {PLAIN: case.plain_work, TORCH: case.plain_work, PLAIN_FP32: case.plain_fp32_work}
+    bound = _limits(ceilings).bound(plain.get(name, case.work))
     passes = max(1, round(seconds / (call.copies * (1.25 * bound + 2e-6))))
     return max(call.copies, min(passes * call.copies, MOST_CALLS // call.copies * call.copies))
 
@@ -131,20 +131,29 @@ def ratio(row: Mapping[str, Any], ours: str, peer: str) -> float | None:
     return float(times[peer]["median"] / times[ours]["median"])
 
 
+def checks(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """What was compared, of each path of ours."""
+    found = row["correctness"] or {}
+    return found, found.get("q8", {}), found.get("fp32", {})
+
+
 def wrong(row: Mapping[str, Any]) -> int:
     """Bits of ours that differ, anywhere."""
-    found = row["correctness"] or {}
-    return sum(int(part.get(key, 0)) for part in (found, found.get("q8", {})) for key in BITS)
+    return sum(int(part.get(key, 0)) for part in checks(row) for key in BITS)
 
 
 def _verdicts(timings: Mapping[str, Timing]) -> list[Verdict]:
-    """Of both paths: the one with 16-bit activations against everybody, the integer one against those it is for."""
+    """Of each path: the one with 16-bit activations against everybody, the others against those they are for."""
     pairs = [(OURS, name) for name in (PLAIN, TORCH, GEMLITE, LLAMA)] + [(Q8, name) for name in (PLAIN, LLAMA)]
+    pairs += [(FP32, name) for name in (PLAIN, PLAIN_FP32)]
     return [verdict(timings[a], timings[b]) for a, b in pairs if a in timings and b in timings]
 
 
 def _judged(case: Case, timings: Mapping[str, Timing]) -> list[dict[str, str]]:
-    """Each path against each bar: the bars name no arithmetic, and the two have different bits."""
+    """Paths of 16 and 8 bits against each bar: the bars name no arithmetic, and the two have different bits.
+
+    None is for float32 activations.
+    """
     paths = [(path, timings[name]) for path, name in (("same", OURS), ("q8", Q8)) if name in timings]
     return [
         {"bar": f"{path} {bar}", "result": judge(bar, {**timings, OURS: ours})}

@@ -19,13 +19,13 @@ from isogemm.quant.reference import decode
 from .gpu_bits import Sample, differing, to_numpy
 from .gpu_operands import L2_BYTES, normal
 from .llama_cuda import LlamaCuda, Products, Weights
-from .quant_gpu_cases import OURS, PLAIN, Q8, ROWS, Case
+from .quant_gpu_cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, ROWS, Case
 from .quant_gpu_peers import GEMLITE, GemLite
 
 __all__ = ["LLAMA", "TORCH", "Layer", "Peers", "Setup", "Shelf", "blocks", "build"]
 
 TORCH, LLAMA = "torch bf16", "llama.cpp"
-SAME, INTEGER = "tensor_core:sm90/chain", "int32/chain"
+SAME, INTEGER, FLOAT = "tensor_core:sm90/chain", "int32/chain", "fma/chain"
 ALONE = 17  # rows that the whole batch is compared with
 LEAST = 64  # rows of the whole batch
 # Scales with which weights are about 1; codes and small integer scales are random bits.
@@ -118,9 +118,30 @@ class Layer:
         return rotate(lambda: first.pop() if first else dense.clone(), dense.nbytes, cache_bytes=L2_BYTES)
 
     @cached_property
+    def plain_fp32(self) -> list[Any]:
+        """Copies in float32."""
+        import torch
+
+        dense = self.ours[0].dequantize()
+        if not isinstance(dense, torch.Tensor):
+            dense = torch.from_numpy(dense)
+        first = [dense]
+        return rotate(lambda: first.pop() if first else dense.clone(), dense.nbytes, cache_bytes=L2_BYTES)
+
+    @cached_property
+    def x_fp32(self) -> Any:
+        """The first of the rows that `x` has rounded."""
+        return normal(tuple(self.x.shape), "float32", self.device, self.seed + 1)[:LEAST].clone()
+
+    @cached_property
     def sample(self) -> Sample:
         """Where the definition of the product with 16-bit weights is evaluated."""
         return Sample.of(self.x, self.plain[0].T, SAME, self.ends)
+
+    @cached_property
+    def sample_fp32(self) -> Sample:
+        """Where that of the product in float32 is."""
+        return Sample.of(self.x_fp32, self.plain_fp32[0].T, FLOAT, self.ends)
 
     @cached_property
     def integers(self) -> Any:
@@ -133,6 +154,10 @@ class Layer:
         options = {"contract": SAME} if self.device == "cpu" else {}  # what a GPU does by default
         if name == PLAIN:
             return isogemm.linear(x, self.plain[copy], **options)
+        if name == PLAIN_FP32:
+            return isogemm.linear(x, self.plain_fp32[copy], contract=FLOAT)
+        if name == FP32:
+            return isogemm.linear(x, self.ours[copy], activations="fp32")
         if name == Q8:
             return isogemm.linear(x, self.ours[copy], activations="q8")
         return isogemm.linear(x, self.ours[copy], activations="same", **options)
@@ -140,7 +165,7 @@ class Layer:
     def all_rows(self, name: str) -> Any:
         """Ours for every row of x, once."""
         if name not in self.whole:
-            self.whole[name] = self.linear(name, self.x)
+            self.whole[name] = self.linear(name, self.x_fp32 if name == FP32 else self.x)
         return self.whole[name]
 
 
@@ -201,6 +226,8 @@ def build(case: Case, shelf: Shelf) -> Setup:
         PLAIN: lambda: Call(lambda i: layer.linear(PLAIN, x, i % plain), plain),
         TORCH: lambda: Call(lambda i: torch.nn.functional.linear(x, layer.plain[i % plain]), plain),
     }
+    if case.fp32:
+        made |= _fp32(layer, case.m)
     results: dict[str, Callable[[], Any]] = {}
     if shelf.peers.gemlite is not None:
         gemlite = shelf.peers.gemlite
@@ -215,6 +242,17 @@ def build(case: Case, shelf: Shelf) -> Setup:
             free.pop()()
 
     return Setup(calls, absent, lambda: _check(case, layer, calls, results), drop)
+
+
+def _fp32(layer: Layer, m: int) -> dict[str, Callable[[], Call]]:
+    """Float32 activations with both weights."""
+    x, ours = layer.x_fp32[:m], len(layer.ours)
+
+    def plain() -> Call:
+        copies = len(layer.plain_fp32)
+        return Call(lambda i: layer.linear(PLAIN_FP32, x, i % copies), copies)
+
+    return {FP32: lambda: Call(lambda i: layer.linear(FP32, x, i % ours), ours), PLAIN_FP32: plain}
 
 
 def _modules(modules: list[Any], x: Any) -> Call:
@@ -255,6 +293,11 @@ def _check(case: Case, layer: Layer, calls: dict[str, Call], results: dict[str, 
             found |= {"plain_differing": differing(got, calls[PLAIN].run(0)), "plain_checked": got.numel()}
     if Q8 in calls:
         found["q8"] = _integers(layer, calls[Q8].run(0)) | _batch(case, layer, Q8, calls[Q8].run(0))
+    if FP32 in calls:
+        got = calls[FP32].run(0)
+        found["fp32"] = layer.sample_fp32.check(got) | _batch(case, layer, FP32, got)
+        if PLAIN_FP32 in calls:
+            found["fp32"] |= {"plain_differing": differing(got, calls[PLAIN_FP32].run(0)), "plain_checked": got.numel()}
     if PLAIN in calls:
         found["apart"] = _apart(calls, results)
     return found

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .gpu_readme import _sources
+from .quant_gpu_cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8
+from .quant_gpu_measure import checks
 
 __all__ = ["quant_gpu_section"]
 
 Row = Mapping[str, Any]
-
-SAME, Q8, PLAIN = "isogemm", "isogemm q8", "isogemm bf16"
-ROWS = (1, 16, 64, 512, 4096)
 
 
 def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
@@ -21,7 +20,7 @@ def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str])
     # A case that a later file measured again counts there alone.
     rows = list({row["name"]: row for run in runs for row in run["rows"] if row["timings"]}.values())
     device = runs[0]["device"]["before"]["name"]
-    ms = [m for m in ROWS if any(row["m"] == m for row in rows)]
+    ms = sorted({row["m"] for row in rows})
     out = [
         *_wrapped(
             f"On one {device}, bfloat16 activations, speed relative to isogemm's own bfloat16 product in the same run, "
@@ -36,16 +35,26 @@ def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str])
         out.append(f"| {n}, {k} | {fmt} | " + " | ".join(_cell(found.get(m)) for m in ms) + " |")
     peers = [
         f"Relative to llama.cpp's CUDA kernels, which quantize activations, the speed of `same` is "
-        f"{_range(rows, SAME, 'llama.cpp')}, that of `q8` {_range(rows, Q8, 'llama.cpp')}; relative to GemLite, with "
-        f"the nearest format that it has, `same` {_range(rows, SAME, 'gemlite')}."
+        f"{_range(rows, OURS, 'llama.cpp')}, that of `q8` {_range(rows, Q8, 'llama.cpp')}; relative to GemLite, with "
+        f"the nearest format that it has, `same` {_range(rows, OURS, 'gemlite')}."
     ]
-    return "\n".join([*out, "", *_wrapped(f"{peers[0]} {_bits(rows)} From"), *_sources(sources), ""])
+    floats = [row for row in rows if _ratio(row, FP32, PLAIN_FP32)]
+    if floats:
+        ranges = (
+            f"{_range([row for row in floats if row['m'] == m], FP32, PLAIN_FP32)} at M = {m}"
+            for m in sorted({row["m"] for row in floats})
+        )
+        peers.append(
+            "The speed of float32 activations as they are (`fp32`) relative to isogemm's float32 product with "
+            f"dequantized weights is {', '.join(ranges)}."
+        )
+    return "\n".join([*out, "", *_wrapped(f"{' '.join(peers)} {_bits(rows)} From"), *_sources(sources), ""])
 
 
 def _cell(row: Row | None) -> str:
     if row is None:
         return "–"
-    return " / ".join(f"{v:.2f}" if v else "–" for v in (_ratio(row, SAME, PLAIN), _ratio(row, Q8, PLAIN)))
+    return " / ".join(f"{v:.2f}" if v else "–" for v in (_ratio(row, OURS, PLAIN), _ratio(row, Q8, PLAIN)))
 
 
 def _ratio(row: Row, ours: str, peer: str) -> float | None:
@@ -58,13 +67,14 @@ def _range(rows: Iterable[Row], ours: str, peer: str) -> str:
 
 
 def _bits(rows: Iterable[Row]) -> str:
-    counted = [part for row in rows for part in (row["correctness"], row["correctness"]["q8"])]
+    counted = [part for row in rows for part in checks(row)]
+    plain = "bfloat16 or float32" if any(row["correctness"].get("fp32") for row in rows) else "bfloat16"
     keys = ("", "batch_", "plain_")
     checked = sum(part.get(f"{key}checked", 0) for part in counted for key in keys)
     differing = sum(part.get(f"{key}differing", 0) for part in counted for key in keys)
     return (
         f"Of {checked:,} elements compared with the definition, with the same row in another batch, and with the "
-        f"bfloat16 product of dequantized weights, {differing} differed."
+        f"{plain} product of dequantized weights, {differing} differed."
     )
 
 

@@ -11,7 +11,19 @@ import pytest
 from benchmarks import quant_gpu, quant_gpu_measure, quant_gpu_operands
 from benchmarks.llama_cuda import LlamaCuda
 from benchmarks.llama_cuda_build import stubs, undefined
-from benchmarks.quant_gpu_cases import BARRED, FORMATS, OURS, PLAIN, Q8, ROWS, SHAPES, Case, cases
+from benchmarks.quant_gpu_cases import (
+    BARRED,
+    FORMATS,
+    FP32,
+    OURS,
+    PLAIN,
+    PLAIN_FP32,
+    Q8,
+    ROWS,
+    SHAPES,
+    Case,
+    cases,
+)
 from benchmarks.quant_gpu_kernels import kernel_of
 from benchmarks.quant_gpu_measure import Settings, measure, ratio, wrong
 from benchmarks.quant_gpu_operands import LLAMA, TORCH, Peers, Shelf, blocks
@@ -26,6 +38,7 @@ from isogemm.lab import Timing, WallClock, read_json
 from isogemm.quant import QuantizedMatrix
 from isogemm.quant.reference import decode
 
+FLOATS = {FP32, PLAIN_FP32}
 CEILINGS = {"bytes_per_second": 4e12, "bfloat16": 8e14}
 TINY = Case("Q4_K", 3, 16, 256)
 
@@ -110,6 +123,7 @@ def test_work_counts_the_blocks_and_not_more():
     assert case.weight_bytes == 64 * 128 // 32 * 18
     assert case.work.nbytes == case.weight_bytes + 2 * (64 + 128)
     assert case.plain_work.nbytes == 2 * (64 * 128 + 64 + 128)
+    assert case.plain_fp32_work.nbytes == 2 * case.plain_work.nbytes
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -125,17 +139,36 @@ def test_blocks_are_legal_about_1_and_the_same_for_the_same_seed(format):
 def test_a_row_of_every_format(format):
     row = measured(Case(format, 3, 16, 256))
     assert row["error"] is None
-    assert set(row["timings"]) == {OURS, Q8, PLAIN, TORCH}
+    assert set(row["timings"]) == {OURS, Q8, PLAIN, TORCH} | FLOATS
     found = row["correctness"]
-    for part in (found, found["q8"]):
+    for part in (found, found["q8"], found["fp32"]):
         assert part["checked"] == 2 * 16  # both ends of the rows
         assert part["batch_checked"] == 3 * 16
-    assert found["plain_checked"] == 3 * 16
+    assert found["plain_checked"] == found["fp32"]["plain_checked"] == 3 * 16
+    assert found["fp32"]["contract"] == "fma/chain"
     assert wrong(row) == 0
     assert found["apart"][PLAIN] == 0.0
     assert 0 < found["apart"][Q8] < 0.05
+    assert 0 < found["apart"][FP32] < 0.01
     assert row["command"] == f"python -m benchmarks.quant_gpu --formats {format} --m 3 --shapes 16x256"
-    assert {(v["ours"], v["peer"]) for v in row["verdicts"]} == {(OURS, PLAIN), (OURS, TORCH), (Q8, PLAIN)}
+    pairs = {(OURS, PLAIN), (OURS, TORCH), (Q8, PLAIN), (FP32, PLAIN), (FP32, PLAIN_FP32)}
+    assert {(v["ours"], v["peer"]) for v in row["verdicts"]} == pairs
+
+
+def test_float32_activations_are_for_few_rows_and_have_no_bar():
+    row = measured(Case("Q8_0", 17, 16, 64))
+    assert not FLOATS & set(row["timings"])
+    assert "fp32" not in row["correctness"]
+    assert FP32 not in summary([row]).plain
+    few = Case("Q8_0", 16, *BARRED[0])
+    timings = {name: Timing.of(name, [1.0] * 5, 1) for name in (OURS, PLAIN, FP32, PLAIN_FP32)}
+    row = quant_gpu_measure._row(few, quick(), timings, None, CEILINGS, None, None)
+    assert [bar["bar"].split()[0] for bar in row["bars"]] == ["same"]
+    assert f"{FP32} has none" in summary([row]).plain
+    assert f"{FP32} / {PLAIN_FP32} 1.00" in line(row)
+    console = Console(width=quant_gpu.WIDTH, record=True)
+    console.print(table([row]))
+    assert f"fp32 / {PLAIN_FP32}" in console.export_text()
 
 
 @pytest.mark.parametrize(
@@ -144,6 +177,8 @@ def test_a_row_of_every_format(format):
         ("same", lambda x: len(x) == 3, {"differing": 1, "batch_differing": 1, "plain_differing": 1}),
         ("same", lambda x: len(x) == 20, {"differing": 0, "batch_differing": 1, "plain_differing": 0}),
         ("q8", lambda x: len(x) == 3, {"q8": {"differing": 1, "batch_differing": 1}}),
+        ("fp32", lambda x: len(x) == 3, {"fp32": {"differing": 1, "batch_differing": 1, "plain_differing": 1}}),
+        ("fp32", lambda x: len(x) == 20, {"fp32": {"differing": 0, "batch_differing": 1, "plain_differing": 0}}),
     ],
 )
 def test_wrong_bits_are_counted(monkeypatch, path, where, counts):
@@ -158,9 +193,10 @@ def test_wrong_bits_are_counted(monkeypatch, path, where, counts):
     monkeypatch.setattr(quant_gpu_operands.isogemm, "linear", bad)
     row = measured()
     found = row["correctness"]
-    assert {k: found[k] for k in counts if k != "q8"} == {k: v for k, v in counts.items() if k != "q8"}
-    assert counts.get("q8", {}).items() <= found["q8"].items()
-    assert wrong(row) == sum(counts.get("q8", counts).values())
+    name = next(iter(counts)) if path != "same" else None
+    part, want = (found[name], counts[name]) if name else (found, counts)
+    assert want.items() <= part.items()
+    assert wrong(row) == sum(want.values())
     assert f"bits: {wrong(row)} differ" in summary([row]).plain
 
 
@@ -188,7 +224,7 @@ def test_an_error_of_ours_is_a_row_and_peers_that_cannot_are_named(monkeypatch):
     monkeypatch.setattr(quant_gpu_operands.isogemm, "linear", bad)
     row = measured(peers=Peers(SimpleNamespace(layers=lambda *_: [][0])))
     assert row["error"] == "NotImplementedError: no kernel"
-    assert set(row["timings"]) == {Q8, PLAIN, TORCH}
+    assert set(row["timings"]) == {Q8, PLAIN, TORCH} | FLOATS
     assert row["absent"] == {GEMLITE: "IndexError: list index out of range"}
     assert "absent: gemlite: IndexError" in summary([row]).plain
     assert "failed: NotImplementedError" in line(row)
@@ -209,7 +245,7 @@ def test_who_cannot_be_captured_or_checked_loses_nothing_else(monkeypatch):
     row = measure(TINY, quick(), Refusing(), Shelf("cpu", 3, Peers(), (3,)), CEILINGS)
     assert row["error"] == "check: IndexError: list index out of range"
     assert row["absent"] == {Q8: "graph: RuntimeError: no capture"}
-    assert set(row["timings"]) == {OURS, PLAIN, TORCH}
+    assert set(row["timings"]) == {OURS, PLAIN, TORCH} | FLOATS
 
 
 def test_a_peer_is_tuned_once_for_each_weight_and_its_error_is_said():
@@ -357,7 +393,7 @@ def test_bad_usage_exits_with_2(command, words, tmp_path):
 
 def test_failed_rows_can_be_shown():
     failed = quant_gpu_measure._row(TINY, quick(), {}, None, CEILINGS, None, "ValueError: no")
-    console = Console(width=200, record=True)
+    console = Console(width=quant_gpu.WIDTH, record=True)
     console.print(table([failed, measured()]))
     assert "ValueError: no" in console.export_text()
 

@@ -33,6 +33,17 @@ def test_cells_ranges_and_bits():
     assert " 7 differed" in quant_gpu_section([first], ["one.json"]).replace("\n", " ")
 
 
+def test_float32_activations_are_said_where_they_were_measured():
+    fp32, plain = "isogemm fp32", "isogemm plain fp32"
+    rows = [row("Q4_0", m, {(fp32, plain): ratio}) for m, ratio in ((32, 0.0), (16, 1.5), (1, 2.5))]
+    rows[2]["correctness"]["fp32"] = {"checked": 4, "differing": 0, "plain_checked": 3, "plain_differing": 1}
+    run = {"device": {"before": {"name": "A GPU"}}, "rows": rows}
+    text = " ".join(quant_gpu_section([run], ["one.json"]).split())
+    assert "| M = 1 | M = 16 | M = 32 |" in text
+    assert "dequantized weights is 2.50 to 2.50 at M = 1, 1.50 to 1.50 at M = 16. Of 67 elements" in text
+    assert "bfloat16 or float32 product of dequantized weights, 1 differed" in text
+
+
 def test_the_readme_has_what_the_committed_files_say():
     text = readme.README.read_text()
     marks = (readme.QUANT_GPU_BEGIN, readme.QUANT_GPU_END)

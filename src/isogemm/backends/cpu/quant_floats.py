@@ -9,6 +9,8 @@ Lanes are columns; panels are those of `quant_pack`. Contract: ``fma/chain`` of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -37,44 +39,53 @@ class _Walk:
         self.kept: Any = None  # where a chunk's weights go, when they are the result
 
     def run(self, count: int) -> None:
-        e, parts = self.e, layout.COLUMNS // WIDTH
-        sums = [[e.slot(e.vec) for _ in range(count)] for _ in range(parts)]
-        for s in (s for slots in sums for s in slots):
-            e.b.store(ir.Constant(e.vec, None), s)
-        for part in range(parts):
+        e = self.e
+        sums = [e.slot(e.vec) for _ in range(count)]
+        with self._each_part() as part:
+            for s in sums:
+                e.b.store(ir.Constant(e.vec, None), s)
             with e.loop(self.blocks) as b:
                 w = e.at(self.panel, e.times(b, self.p.nbytes))
                 x = e.at(self.x, e.times(b, self.fmt.block * F32_BYTES))
-                self._block(w, [e.at(x, e.b.mul(self.x_rs, e.i64(i))) for i in range(count)], part, sums[part])
-        for part, slots in enumerate(sums):
-            for i, s in enumerate(slots):
-                e.store(e.canonical(e.b.load(s, typ=e.vec)), e.at(self.acc, 64 * i + 4 * WIDTH * part))
+                self._block(w, [e.at(x, e.b.mul(self.x_rs, e.i64(i))) for i in range(count)], part, sums)
+            for i, s in enumerate(sums):
+                e.store(e.canonical(e.b.load(s, typ=e.vec)), e.at(self.acc, 64 * i, e.times(part, 4 * WIDTH)))
 
     def run_values(self) -> None:
         """The weights themselves, [k][16] with rows x_rs bytes apart, to `acc`."""
         e = self.e
-        for part in range(layout.COLUMNS // WIDTH):
-            with e.loop(self.blocks) as b:
-                self.kept = e.at(self.acc, e.b.mul(self.x_rs, e.times(b, self.fmt.block)), 4 * WIDTH * part)
-                self._block(e.at(self.panel, e.times(b, self.p.nbytes)), [], part, [])
+        with self._each_part() as part, e.loop(self.blocks) as b:
+            to = e.b.mul(self.x_rs, e.times(b, self.fmt.block))
+            self.kept = e.at(self.acc, to, e.times(part, 4 * WIDTH))
+            self._block(e.at(self.panel, e.times(b, self.p.nbytes)), [], part, [])
 
-    def _block(self, w: Any, rows: list[Any], part: int, sums: list[Any]) -> None:
+    @contextmanager
+    def _each_part(self) -> Iterator[Any]:
+        """Vectors of columns, each with all blocks: one piece of code, or four times as much would be compiled."""
+        parts = layout.COLUMNS // WIDTH
+        if parts == 1:
+            yield self.e.i64(0)
+            return
+        with self.e.loop(self.e.i64(parts)) as part:
+            yield part
+
+    def _block(self, w: Any, rows: list[Any], part: Any, sums: list[Any]) -> None:
         e, p = self.e, self.p
-        d = e.load_widened(e.at(w, p.d + 2 * WIDTH * part), FLOAT16)
-        o = e.load_widened(e.at(w, p.offset + 2 * WIDTH * part), FLOAT16) if self.fmt.offset else None
+        d = e.load_widened(e.at(w, p.d, e.times(part, 2 * WIDTH)), FLOAT16)
+        o = e.load_widened(e.at(w, p.offset, e.times(part, 2 * WIDTH)), FLOAT16) if self.fmt.offset else None
         if self.fmt.block == 32:
             self._ask(w, p.nbytes)
-            self._chunk(e.at(w, 4 * WIDTH * part), rows, sums, [(d, o)])
+            self._chunk(e.at(w, e.times(part, 4 * WIDTH)), rows, sums, [(d, o)])
             return
         with e.loop(e.i64(layout.SPANS)) as span:
             inside = e.at(w, e.times(span, p.span))
             self._ask(inside, p.span)
             with e.loop(e.i64(2)) as half:
-                at = e.at(inside, e.times(half, layout.COLUMNS * self.subs), WIDTH * part)
+                at = e.at(inside, e.times(half, layout.COLUMNS * self.subs), e.times(part, WIDTH))
                 scales = [self._scale(e.at(at, layout.COLUMNS * j), d, o) for j in range(self.subs)]
                 first = e.at(e.times(span, 64), e.times(half, 32))
                 here = [e.at(x, e.times(first, F32_BYTES)) for x in rows]
-                codes = e.at(inside, e.times(half, p.chunk), 4 * WIDTH * part)
+                codes = e.at(inside, e.times(half, p.chunk), e.times(part, 4 * WIDTH))
                 self._chunk(codes, here, sums, scales, first)
 
     def _ask(self, at: Any, size: int) -> None:

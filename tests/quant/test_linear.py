@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -103,44 +99,6 @@ def test_code_without_special_instructions_has_the_same_bits(fmt):
         out = np.full((m, 33), np.nan, F32)
         quant_linear.gemm(x, w.panels(), fmt, out, kind="generic")
         same(out, defined(x, w))
-
-
-CPUS = [("haswell", "+avx2,+fma,+f16c", "avx2"), ("x86-64", "", "generic")]
-ELSEWHERE = """
-import numpy as np
-from tests.products import BF16, F16, product
-from tests.quant.draws import WEIGHTS, values
-from isogemm.quant import reference
-from tests.quant.test_linear import defined, same, weight
-import isogemm
-from isogemm.backends.cpu.quant_dot import instructions
-assert instructions() == {kind!r}, instructions()
-for fmt in WEIGHTS:
-    w = weight(fmt, 33, 2)
-    for m in (1, 3, 8):
-        x = values("heavy", m, w.shape[1], seed=m)
-        same(isogemm.linear(x, w), defined(x, w))
-        same(isogemm.linear(x, w.in_place()), defined(x, w))
-        same(isogemm.linear(x, w[2:30]), np.ascontiguousarray(defined(x, w)[:, 2:30]))
-        # These kernels have no code of their own for a CPU: one format of each shape of blocks.
-        if str(fmt) not in ("Q4_0", "Q5_1", "Q4_K", "Q6_K"):
-            continue
-        same(isogemm.linear(x, w, activations="fp32"), product(x, w.dequantize().T))
-        for short in (x.astype(BF16), np.clip(x, -9, 9).astype(F16)):
-            same(isogemm.linear(short, w), product(short, w.dequantize(short.dtype).T))
-    same(w.dequantize(), reference.dequantize(w.rows, fmt))
-    same(isogemm.quantize(x, fmt).dequantize(), reference.dequantize(isogemm.quantize(x, fmt).rows, fmt))
-"""
-
-
-@pytest.mark.parametrize(("cpu", "features", "kind"), CPUS, ids=[kind for *_, kind in CPUS])
-def test_other_cpus(cpu, features, kind):
-    import platform
-
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        pytest.skip("an x86 target")
-    environment = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
-    subprocess.run([sys.executable, "-c", ELSEWHERE.format(kind=kind)], check=True, env=environment)
 
 
 @settings(max_examples=40, deadline=None)

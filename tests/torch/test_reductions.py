@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from hypothesis import strategies as st
 from tests.products import BF16, DTYPES, F16, F32, laid, values
 
 import isogemm
-from isogemm.backends.cpu.target import target
 from isogemm.contract import rows as define
 from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
 
@@ -254,21 +250,3 @@ def test_refusals():
     for error, text, attempt in cases:
         with pytest.raises(error, match=text):
             attempt()
-
-
-TARGETS = {"avx2": ("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2"), "generic": ("generic", "")}
-
-
-@pytest.mark.skipif(not target().x86, reason="the names are those of x86 processors")
-@pytest.mark.parametrize("isa", TARGETS)
-def test_bits_do_not_depend_on_instructions(isa):
-    from .digest import digest
-
-    if isa == "avx2" and target().isa == "generic":
-        pytest.skip("this processor has no AVX2")
-    name, features = TARGETS[isa]
-    env = os.environ | {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "ISOGEMM_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.torch.digest"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [isa, digest()]

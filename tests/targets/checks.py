@@ -1,0 +1,52 @@
+"""The library compiled for another CPU than this one, in a process of its own: it has the same bits.
+
+Kernels are cached under the CPU they are for, so all tests of one CPU name it with the same words, and are in one file:
+files are what processes of tests share between them, and two at once would compile the same kernels twice.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.backends.cpu.digest import digest as of_products
+from tests.torch.digest import digest as of_rows
+
+from isogemm.backends.cpu.target import target
+
+ROOT = Path(__file__).parents[2]
+CPUS = {
+    "avx2": ("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2"),
+    "generic": ("x86-64", ""),
+}
+
+
+def answer(isa: str, module: str, **environment: str) -> list[str]:
+    """The words that `module` prints when it is run on such a CPU."""
+    if not target().x86:
+        pytest.skip("the names are those of x86 processors")
+    if isa == "avx2" and target().isa == "generic":
+        pytest.skip("this processor has no AVX2")
+    name, features = CPUS[isa]
+    env = os.environ | {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features} | environment
+    done = subprocess.run(
+        [sys.executable, "-m", module], capture_output=True, text=True, timeout=1200, env=env, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def quantized(isa: str) -> None:
+    """Every format against the definition, which is NumPy's."""
+    assert answer(isa, "tests.targets.quantized") == [isa]
+
+
+def products(isa: str) -> None:
+    assert answer(isa, "tests.backends.cpu.digest", ISOGEMM_NUM_THREADS="1") == [isa, of_products()]
+
+
+def rows(isa: str) -> None:
+    assert answer(isa, "tests.torch.digest", ISOGEMM_NUM_THREADS="1") == [isa, of_rows()]

@@ -213,7 +213,9 @@ def test_no_space_leaves_no_file(tmp_path, size):
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_what_is_stopped_leaves_no_file(tmp_path, name):
     save_file({"w": values("normal", 2, 64)}, tmp_path / "in.safetensors")
-    waits = "import time, isogemm.quant.cli as c; c._bytes_of = lambda *a: (print('now', flush=True), time.sleep(200))"
+    # Signals are as in a terminal, also where tests run under nohup or in the background of a script.
+    waits = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); s.signal(s.SIGHUP, s.SIG_DFL); "
+    waits += "import time, isogemm.quant.cli as c; c._bytes_of = lambda *a: (print('now', flush=True), time.sleep(200))"
     process = _started(tmp_path, "quantize", "in.safetensors", "out.gguf", "-f", "Q4_0", before=waits)
     assert process.stdout is not None
     assert process.stdout.readline() == "now\n"

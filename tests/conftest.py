@@ -45,6 +45,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: order.get(item.path, len(FIRST)))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def clocks_do_not_rest() -> Iterator[None]:
+    """Times that tests take prove no speed: what leaves the machine alone before each block only makes them long."""
+    from isogemm.lab.clock import WallClock
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WallClock, "pause", lambda self, seconds: None)
+        yield
+
+
 def _loggers() -> tuple[object, ...]:
     ours = logging.getLogger("isogemm")
     return ours.level, ours.disabled, ours.propagate, logging.root.level, logging.root.manager.disable

@@ -33,8 +33,7 @@ def code_at(data: np.ndarray, lay, k: int, row: int, at: int) -> int:
     field, lane, found = 2 * j + half, 4 * g + t, 0
     for bits, low in lay.planes:
         word, shift = field // (8 // bits), bits * (field % (8 // bits))
-        where = word // 4 * 512 + lane * 16 + word % 4 * 4 if bits == 8 else lane * 4 * bits + 4 * word
-        byte = int(data[base + where + high + 2 * odd])
+        byte = int(data[base + 128 * word + 4 * lane + high + 2 * odd])
         found |= (byte >> shift & ((1 << bits) - 1)) << low
         base += 128 * bits
     return found

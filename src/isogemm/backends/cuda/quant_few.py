@@ -86,11 +86,12 @@ def configure(lay: Layout, m: int, n: int, k: int, multiprocessors: int) -> Conf
     few = each <= 4
     short = lay.floats_each == 1 and not lay.ints_each and lay.bits <= 5
     split, part = _split(each), 512 if few or short else 256
-    chunks = (1024, 512, 256) if each <= 2 or (few and m <= 8) else (512, 256)
+    chunks = (1024, 512, 256) if each <= 2 or (few and m <= 8) else (512, 256) if few or lay.bits < 8 else (256,)
+    alone = (0, 4, 2) if few or short else (2, 0)  # where x is read while something else is done, it costs nothing
     found = (
         Config(each - split, split, chunk, 2, xstages, min(part, chunk))
         for chunk in chunks
-        for xstages in ((0, 4, 2) if m == 1 else (2,) if chunk == 1024 else (4, 2))
+        for xstages in (alone if m == 1 else (2,) if chunk == 1024 else (4, 2))
     )
     return next(c for c in found if c.shared(lay, m, k) <= SHARED)
 
@@ -193,7 +194,8 @@ def _bound(
     chosen = config or configure(lay, m, n, k, on.multiprocessors)
     defines = macros(lay) | {
         "KIND": kinds[0], "OUT": kinds[1], "BIAS_KIND": kinds[2], "LOW": m <= 8, "NT": -(-m // 16),
-        "CHUNK": chosen.chunk, "PART": chosen.part, "HOLD": chosen.xstages == 0, "THREADS": 32 * WARPS,
+        "CHUNK": chosen.chunk, "PART": chosen.part, "HOLD": chosen.xstages == 0, "WHOLE": chosen.whole > 0,
+        "THREADS": 32 * WARPS,
     }  # fmt: skip
     cubin = compile_files(["quant_few.cu"], arch=on.arch, defines=defines, options=("-std=c++17",))
     counts = (m, n, k, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))

@@ -17,7 +17,8 @@ of ``wgmma.m64k16``, for each of its warps) wants from it in four steps of 16 of
 is field F = 2 * j + half of byte ``high + 2 * odd`` of a word: of word ``F // (8 / b)``, in that byte's bits from
 ``b * (F % (8 / b))`` on. So a word masked to one field is four codes of one row, at K = 2 t + (0, 8, 1, 9): integer
 kernels store activations in that order. And 16 bits apart lie K and K + 1: kernels that dequantize take pairs there.
-Words of a lane are together, lanes ascend; where there are eight (Q8_0), the first four of all lanes come first.
+The first words of all lanes come first, lanes ascending, then the second ones. So a word of all lanes is a matrix of
+8 x 8 pairs of bytes as ``ldmatrix`` takes it, rows g, columns 2 t + odd; transposed, 16 bits apart lie two rows.
 
 Scales: of each block, for each slot, d and then o as float16, o with the sign with which it is added; then of each
 sub-block, for each slot, s and then t as bytes (Q2_K: one byte, s below t). Slot ``2 * g + half`` is row g + 8 * half.
@@ -237,10 +238,8 @@ def _plane(laid: Bytes, bits: int, low: int) -> Bytes:
     fields = 8 // bits
     shifts = (bits * np.arange(fields)).astype(np.uint8)[:, None]
     part = ((laid >> low) & ((1 << bits) - 1)).reshape(*laid.shape[:3], bits, fields, 4)
-    words: Bytes = np.bitwise_or.reduce(part << shifts, axis=4).astype(np.uint8)
-    if bits == 8:
-        words = words.reshape(*laid.shape[:3], 2, 4, 4).transpose(0, 1, 3, 2, 4, 5)
-    return np.ascontiguousarray(words)
+    words = np.bitwise_or.reduce(part << shifts, axis=4).astype(np.uint8)
+    return np.ascontiguousarray(words.transpose(0, 1, 3, 2, 4))
 
 
 def _numbers(values: list[npt.NDArray[Any]], tiles: int, records: int, each: int) -> Bytes:

@@ -6,6 +6,7 @@
 // lane = 4 g + t has rows g and g + 8 ("half" 0 and 1) of a tile of 16. Pointers may be to shared or to global memory.
 //
 //   Words w;  load_words(w, step, lane);                 the lane's codes of 64 of K; step = record + i * Q_STEP_BYTES
+//   load_words_together<CROSSED>(w, step, lane);         the same by a whole warp, from shared memory
 //   uint4 s = scale_of(records, sub, g);                 of sub-block `sub` (Q_SUB of K) counted from `records`
 //   dequantize(w, j, s, a);                              operand A of mma.m16n8k16 for K = 16 j .. of the step
 //   dequantize_floats(w, j, scale_of_floats(...), x);    the same as float32: x[2 * high + half][odd]
@@ -31,15 +32,34 @@ constexpr bool SHORT = Q_BLOCK == 32 && Q_FLOATS_EACH == 1 && (KIND == 2 || Q_LO
 
 struct Words { u32 low[Q_LOW], high[Q_HIGH ? Q_HIGH : 1]; };
 
-template <int N> DEVICE void load_lane(u32* to, const u8* plane, u32 lane) {
-  if constexpr (N == 1) to[0] = ((const u32*)plane)[lane];
-  if constexpr (N == 2) { const uint2 x = ((const uint2*)plane)[lane]; to[0] = x.x, to[1] = x.y; }
-  if constexpr (N >= 4) { const uint4 x = ((const uint4*)plane)[lane]; to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w; }
-  if constexpr (N == 8) load_lane<4>(to + 4, plane + 512, lane);
-}
 DEVICE void load_words(Words& w, const u8* step, u32 lane) {
-  load_lane<Q_LOW>(w.low, step, lane);
-  if constexpr (Q_HIGH > 0) load_lane<Q_HIGH>(w.high, step + 128 * Q_LOW, lane);
+#pragma unroll
+  for (int i = 0; i < Q_LOW; ++i) w.low[i] = ((const u32*)step)[32 * i + lane];
+#pragma unroll
+  for (int i = 0; i < Q_HIGH; ++i) w.high[i] = ((const u32*)step)[32 * (Q_LOW + i) + lane];
+}
+// ldmatrix of COUNT matrices, lane i with the address of row i % 8 of matrix i / 8; CROSSED: transposed.
+template <int COUNT, bool CROSSED> DEVICE void load_matrices(u32* to, u32 at) {
+#define LOAD(count, how, places, ...) asm volatile("ldmatrix.sync.aligned.m8n8.x" count how ".shared.b16 {" places "}, " __VA_ARGS__)
+#define LOADS(how)                                                                                           \
+  if constexpr (COUNT == 1) LOAD("1", how, "%0", "[%1];" : "=r"(to[0]) : "r"(at));                           \
+  if constexpr (COUNT == 2) LOAD("2", how, "%0, %1", "[%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(at));          \
+  if constexpr (COUNT == 4) LOAD("4", how, "%0, %1, %2, %3", "[%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at))
+  if constexpr (CROSSED) { LOADS(".trans"); }
+  else { LOADS(""); }
+#undef LOADS
+#undef LOAD
+}
+template <int COUNT, bool CROSSED> DEVICE void load_plane(u32* to, u32 at, u32 lane) {
+  constexpr int TOGETHER = COUNT < 4 ? COUNT : 4;
+#pragma unroll
+  for (int i = 0; i < COUNT; i += TOGETHER) load_matrices<TOGETHER, CROSSED>(to + i, at + 128 * i + lane % (8 * TOGETHER) * 16);
+}
+// The same by a whole warp together. CROSSED: with lane = 4 c + r, the codes of a field 16 bits apart are those of rows
+// 2 r and 2 r + 1 instead, both at K = 16 j + 8 high + c.
+template <bool CROSSED> DEVICE void load_words_together(Words& w, const u8* step, u32 lane) {
+  load_plane<Q_LOW, CROSSED>(w.low, shared(step), lane);
+  if constexpr (Q_HIGH > 0) load_plane<Q_HIGH, CROSSED>(w.high, shared(step) + 128 * Q_LOW, lane);
 }
 
 DEVICE u32 moved(u32 x, int right) { return right >= 0 ? x >> right : x << -right; }

@@ -12,6 +12,10 @@
 
 #include "hopper_ptx.cu"
 #include "quant_codes.cu"
+#include "quant_pick.cu"
+
+// Where a weight is one product of fp16 numbers that is shorter.
+constexpr bool PICKED = !(SHORT && KIND == 2);
 
 constexpr int CHUNK_BYTES = CHUNK / Q_RECORD_K * Q_RECORD_BYTES, PART_BYTES = CHUNK_BYTES / (CHUNK / PART);
 static_assert(CHUNK % Q_RECORD_K == 0 && CHUNK % PART == 0 && PART % 256 == 0);
@@ -19,9 +23,6 @@ static_assert(CHUNK % Q_RECORD_K == 0 && CHUNK % PART == 0 && PART % 256 == 0);
 DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(bar) : "memory");
-}
-DEVICE void load_matrices(u32* a, u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at));
 }
 DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if KIND == 1
@@ -34,58 +35,46 @@ DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 // Of COUNT times eight rows of W; where x is the other operand, of sixteen.
 template <int COUNT> struct Sums { float v[LOW ? 1 : COUNT][NT][4]; };
+// Whether W is operand A: sixteen rows of it, and up to eight of x.
+template <int COUNT> constexpr bool W_FIRST = LOW && COUNT == 2;
 // Where the lane's pieces of x begin, in shared memory; rows past m repeat the last one.
 struct Place { u32 at[NT]; };
-// A register that holds whatever it holds.
-DEVICE u32 any() { u32 x; asm("" : "=r"(x)); return x; }
-// 64 of K of sixteen rows of x, or LOW, of eight.
-struct Steps {
-  u32 v[LOW ? 2 : 4][4];
+// 64 of K of sixteen rows of x, or for W_FIRST, of eight.
+template <bool EIGHT> struct Steps {
+  u32 v[EIGHT ? 2 : 4][4];
   __device__ __forceinline__ void load(u32 at) {
 #pragma unroll
-    for (int i = 0; i < (LOW ? 2 : 4); ++i) load_matrices(v[i], at + (LOW ? 64 : 32) * i);
-  }
-  // Operand B of step j, eight rows.
-  __device__ __forceinline__ void operand(u32 (&b)[2], int j) const { b[0] = v[j / 2][j % 2 * 2], b[1] = v[j / 2][j % 2 * 2 + 1]; }
-  // Operand A. LOW, its rows 8 to 15 are whatever they are, and so are those of results, which nobody reads. It is four
-  // registers in a row: those of even steps come as they are wanted.
-  __device__ __forceinline__ void operand(u32 (&a)[4], int j) const {
-    if (!LOW) a[0] = v[j][0], a[1] = v[j][1], a[2] = v[j][2], a[3] = v[j][3];
-    else if (j % 2 == 0) a[0] = v[j / 2][0], a[1] = v[j / 2][1], a[2] = v[j / 2][2], a[3] = v[j / 2][3];
-    else a[0] = v[j / 2][1], a[1] = any(), a[2] = v[j / 2][3], a[3] = any();
+    for (int i = 0; i < (EIGHT ? 2 : 4); ++i) load_matrices<4, false>(v[i], at + (EIGHT ? 64 : 32) * i);
   }
 };
 
-// STEPS of 64 of K from step `first` on, for COUNT times eight of the tile's rows from half FIRST on. WHOLE: all of K is there;
+// STEPS of 64 of K from step `first` on, for COUNT times eight of the tile's rows from half FIRST on. ALL of K is there;
 // else `left` is, of one step.
-template <bool WHOLE, int STEPS, int FIRST, int COUNT>
+template <bool ALL, int STEPS, int FIRST, int COUNT>
 DEVICE void walk(Sums<COUNT>& acc, const u8* chunk, const Place& x, int first, int left, u32 lane) {
+  const Picks picks(lane);
 #pragma unroll
   for (int i = 0; i < STEPS; ++i) {
     const int step = first + i;
     Words words;
-    Steps a[NT];
-    load_words(words, chunk + 64 * step / Q_RECORD_K * Q_RECORD_BYTES + 64 * step % Q_RECORD_K / 64 * Q_STEP_BYTES, lane);
+    Steps<W_FIRST<COUNT>> a[NT];
+    const u8* const at = chunk + 64 * step / Q_RECORD_K * Q_RECORD_BYTES + 64 * step % Q_RECORD_K / 64 * Q_STEP_BYTES;
+    load_words_together<PICKED && !OFFSET>(words, at, lane);
 #pragma unroll
     for (int c = 0; c < NT; ++c) a[c].load(x.at[c] + 128 * step);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // order-critical: K ascending
-      if (!WHOLE && 16 * j >= left) break;
+      if (!ALL && 16 * j >= left) break;
       u32 w[4];
-      dequantize(words, j, scale_of(chunk, (64 * step + 16 * j) / Q_SUB, lane >> 2), w);
-      if constexpr (LOW && COUNT == 2) {
-        u32 b[2];
-        a[0].operand(b, j);
-        mma(acc.v[0][0], w, b[0], b[1]);
-      } else {
+      const int sub = (64 * step + 16 * j) / Q_SUB;
+      if constexpr (PICKED) dequantize_picked<FIRST, COUNT>(words, j, picks, scales_of(chunk, sub, lane >> 2), w);
+      else dequantize(words, j, scale_of(chunk, sub, lane >> 2), w);
+      if constexpr (W_FIRST<COUNT>) mma(acc.v[0][0], w, a[0].v[j / 2][j % 2 * 2], a[0].v[j / 2][j % 2 * 2 + 1]);
+      else
 #pragma unroll
-        for (int c = 0; c < NT; ++c) {
-          u32 operand[4];
-          a[c].operand(operand, j);
+        for (int c = 0; c < NT; ++c)
 #pragma unroll
-          for (int h = 0; h < COUNT; ++h) mma(acc.v[h][c], operand, w[FIRST + h], w[FIRST + h + 2]);
-        }
-      }
+          for (int h = 0; h < COUNT; ++h) mma(acc.v[h][c], a[c].v[j], w[FIRST + h], w[FIRST + h + 2]);
     }
   }
 }
@@ -108,8 +97,7 @@ DEVICE void write(const Sums<COUNT>& acc, void* out, const void* bias, i64 out_l
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const int high = lane >> 2, low = 2 * (lane & 3) + e % 2;
-    if (LOW && COUNT == 2) put(row + high + e / 2 * 8, low, acc.v[0][0][e]);
-    else if (LOW) { if (e < 2) put(row + low, high, acc.v[0][0][e]); }
+    if (W_FIRST<COUNT>) put(row + high + e / 2 * 8, low, acc.v[0][0][e]);
     else
 #pragma unroll
       for (int i = 0; i < COUNT * NT; ++i) put(row + i / NT * 8 + low, 16 * (i % NT) + high + e / 2 * 8, acc.v[i / NT][i % NT][e]);
@@ -239,13 +227,14 @@ quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 
   u32 x_lane[NT];
 #pragma unroll
   for (int c = 0; c < NT; ++c) {
-    // Matrices as operands want them: of eight rows K 0, 8, 16 and 24, or where x is operand A, K 0, 16, 8 and 24; of
-    // sixteen, K 0 of rows 0 and 8, then K 8.
-    const int i = lane >> 3, row = LOW ? lane & 7 : 16 * c + (lane & 15);
-    const int piece = LOW ? (warp < whole ? i : i / 2 + 2 * (i % 2)) : i / 2;
+    // Matrices as operands want them: of eight rows K 0, 8, 16 and 24; of sixteen, K 0 of rows 0 and 8, then K 8.
+    const bool eight = LOW && WHOLE && warp < whole;
+    const int row = eight ? lane & 7 : 16 * c + (lane & 15), piece = eight ? lane >> 3 : lane >> 4;
     x_lane[c] = shared(x_here) + min(row, m - 1) * x_row + piece * 16;
   }
-  if (warp < whole) b.run<0, 2>(x_lane, x_stage, lane);
-  else if (warp < slots) b.run<0, 1>(x_lane, x_stage, lane);
+#if WHOLE
+  if (warp < whole) return b.run<0, 2>(x_lane, x_stage, lane);
+#endif
+  if (warp < slots) b.run<0, 1>(x_lane, x_stage, lane);
   else b.run<1, 1>(x_lane, x_stage, lane);
 }

@@ -114,11 +114,20 @@ DEVICE u32 codes_of(const Words& w, int j, int half) {
     x |= (w.high[f / HIGH_FIELDS] >> Q_HIGH * (f % HIGH_FIELDS) + Q_HIGH * half & HIGH_MASK * 0x1010101u) << Q_LOW;
   return x;
 }
+// The words of four lanes, which are neighbours.
+DEVICE void load_four(Words (&w)[4], const u8* step, u32 g) {
+#pragma unroll
+  for (int i = 0; i < Q_LOW + Q_HIGH; ++i) {
+    const uint4 x = *(const uint4*)(step + 128 * i + 16 * g);
+    const u32 each[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int t = 0; t < 4; ++t) (i < Q_LOW ? w[t].low[i < Q_LOW ? i : 0] : w[t].high[i < Q_LOW ? 0 : i - Q_LOW]) = each[t];
+  }
+}
 // Up to 64 of K of this lane's row, in `record`.
 DEVICE void step(float (&acc)[NX], const u8* record, int inner, u32 lane, const float4* x, int left) {
   Words words[4];
-#pragma unroll
-  for (int t = 0; t < 4; ++t) load_words(words[t], record + inner * Q_STEP_BYTES, lane / 4 * 4 + t);
+  load_four(words, record + inner * Q_STEP_BYTES, lane / 4);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     if (16 * j >= left) break;

@@ -45,7 +45,7 @@ DEVICE u32 four_of(const Words& w, int f) {
 }
 DEVICE void fours_of(Fours& a, const u8* step, u32 lane) {
   Words w;
-  load_words(w, step, lane);
+  load_words_together<false>(w, step, lane);
 #pragma unroll
   for (int f = 0; f < 8; ++f) a[f / 2][f % 2] = four_of(w, f);
 }

@@ -74,10 +74,8 @@ template <int BITS> DEVICE u32 code_word(const Rows& rows, int step, int lane, i
 DEVICE u32 word_of(const Rows& rows, int at) {
   if (at < Q_FLOATS) {
     const int step = at / Q_STEP_BYTES, in = at % Q_STEP_BYTES;
-    if (Q_LOW == 8) return code_word<Q_LOW>(rows, step, in % 512 / 16, in / 512 * 4 + in % 16 / 4, 0);
-    if (in < 128 * Q_LOW) return code_word<Q_LOW>(rows, step, in / (4 * Q_LOW), in / 4 % Q_LOW, 0);
-    constexpr int HIGH = Q_HIGH ? Q_HIGH : 1;
-    return code_word<HIGH>(rows, step, (in - 128 * Q_LOW) / (4 * HIGH), in / 4 % HIGH, Q_LOW);
+    if (in < 128 * Q_LOW) return code_word<Q_LOW>(rows, step, in % 128 / 4, in / 128, 0);
+    return code_word<Q_HIGH ? Q_HIGH : 1>(rows, step, in % 128 / 4, in / 128 - Q_LOW, Q_LOW);
   }
   u32 x = 0;
   const bool ints = Q_INTS_EACH && at >= Q_INTS;

@@ -51,9 +51,9 @@ template <int COUNT, bool CROSSED> DEVICE void load_matrices(u32* to, u32 at) {
 #undef LOAD
 }
 template <int COUNT, bool CROSSED> DEVICE void load_plane(u32* to, u32 at, u32 lane) {
-  constexpr int TOGETHER = COUNT < 4 ? COUNT : 4;
+  constexpr int STEP = COUNT < 4 ? COUNT : 4;
 #pragma unroll
-  for (int i = 0; i < COUNT; i += TOGETHER) load_matrices<TOGETHER, CROSSED>(to + i, at + 128 * i + lane % (8 * TOGETHER) * 16);
+  for (int i = 0; i < COUNT; i += STEP) load_matrices<STEP, CROSSED>(to + i, at + 128 * i + lane % (8 * STEP) * 16);
 }
 // The same by a whole warp together. CROSSED: with lane = 4 c + r, the codes of a field 16 bits apart are those of rows
 // 2 r and 2 r + 1 instead, both at K = 16 j + 8 high + c.

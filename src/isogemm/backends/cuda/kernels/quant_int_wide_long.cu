@@ -90,7 +90,7 @@ struct Consumer : Reader {
       if (st) at.next();
       barrier_wait(full + 8 * at.stage, at.parity);
       Words w;
-      load_words(w, codes(), lane);
+      load_words_together<false>(w, codes(), lane);
       Floats of;
       if (PENDING && st < 2) of = floats_of(record_at(last), 0, lane / 4);
       if (PENDING && SUMS_BYTES && st == 1) multiply_offsets(s[0], last);

@@ -64,7 +64,7 @@ struct Consumer : Reader {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       barrier_wait(full + 8 * at.stage, at.parity);
-      load_words(w[i], codes(), lane);
+      load_words_together<false>(w[i], codes(), lane);
       f[2 * i] = floats_of(codes(), 0, lane / 4), f[2 * i + 1] = floats_of(codes(), 1, lane / 4);
       stage[i] = at.stage, at.next();
     }

@@ -86,7 +86,7 @@ struct Consumer {
     barrier_wait(full + 8 * p.stage, p.parity);
 #pragma unroll
     for (int m = 0; m < MW; ++m) {
-      load_words(raw.w[m], memory + p.stage * STAGE_BYTES + X_BYTES + (first + 4 * m) * CODE_BYTES, lane);
+      load_words_together<false>(raw.w[m], memory + p.stage * STAGE_BYTES + X_BYTES + (first + 4 * m) * CODE_BYTES, lane);
 #pragma unroll
       for (int sub = 0; sub < (Q_SUB == 16 ? 1 : 64 / Q_SUB); ++sub) raw.s[m][sub] = scale(m, sub, p);
     }

@@ -10,8 +10,8 @@ from tests.backends.cuda.compiled import Kernels, kernels
 from tests.quant.draws import KINDS, WEIGHTS, blocks, values
 
 import isogemm
-from isogemm.backends.cuda import quant_int
-from isogemm.backends.cuda.quant_int import Few
+from isogemm.backends.cuda import quant_choose, quant_int
+from isogemm.backends.cuda.quant_int import Few, Parts
 from isogemm.backends.cuda.quant_layout import Packed, layout, pack
 from isogemm.backends.cuda.quant_operands import Tail
 from isogemm.quant import QuantizedMatrix
@@ -69,7 +69,7 @@ def operands(fmt: Any, n: int, k: int, seed: int) -> tuple[Any, Packed, np.ndarr
     return upload(x), packed, isogemm.linear(x, w, activations="q8")
 
 
-def poisoned(x: Any, packed: Packed, chosen: Few | None = None) -> Any:
+def poisoned(x: Any, packed: Packed, chosen: Few | Parts | None = None) -> Any:
     """The product, in memory full of a NaN that no product returns."""
     import torch
 
@@ -103,6 +103,71 @@ def test_every_number_of_rows_has_the_cpus_bits(name: str) -> None:
             same(poisoned(x[:m], packed), want[:m], f"{m} x {n} x {k}")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q4_K", "Q6_K"])
+def test_parts_have_the_cpus_bits(name: str) -> None:
+    """Rows in several launches, the last one of fewer; contiguous ones, and such as begin anywhere."""
+    from tests.backends.cuda.device import same, torch
+
+    fmt = BY_NAME[name]
+    for n, k in ((37, 1280), (520, 512 + fmt.block)):
+        x, packed, want = operands(fmt, n, k, n)
+        apart = torch.full((2 * MOST, k + 3), float("nan"), device="cuda")[::2, 1 : k + 1]
+        apart.copy_(x)
+        for each, m in ((8, 9), (8, 32), (16, 17), (16, 24), (16, 32), (16, 33)):
+            chosen = Parts(each, quant_int._few(packed.layout, each, n, k))
+            same(poisoned(x[:m], packed, chosen), want[:m], f"{m} x {n} x {k} by {each}")
+            out = torch.full((m, 2 * n), float("nan"), device="cuda")[:, ::2]
+            quant_int.run(apart[:m], packed, out, chosen=chosen)
+            same(out.contiguous(), want[:m], f"{m} x {n} x {k} by {each}, apart")
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "n", "k", "each"),
+    [
+        ("Q4_K", 16, 2560, 9728, 0), ("Q4_K", 17, 2560, 9728, 16), ("Q4_K", 32, 4096, 14336, 16),
+        ("Q4_K", 33, 2560, 9728, 0), ("Q8_0", 32, 14336, 8192, 0), ("Q6_K", 32, 14336, 8192, 16),
+        ("Q6_K", 33, 28672, 4096, 32), ("Q5_K", 64, 4096, 4096, 32), ("Q6_K", 64, 2560, 9728, 16),
+        ("Q6_K", 65, 2560, 9728, 0), ("Q6_K", 32, 4096, 4096, 0),
+    ],
+)  # fmt: skip
+def test_rows_are_parted_where_that_was_measured_to_be_faster(name: str, m: int, n: int, k: int, each: int) -> None:
+    c = quant_int.config(layout(name), m, n, k)
+    assert (c.each if isinstance(c, Parts) else 0) == each
+
+
+def test_verdicts_of_parts_are_of_so_many_tiles() -> None:
+    """The last part has a configuration of its own."""
+    case = quant_choose.Case("q8", "Q6_K", "bfloat16", "bfloat16", None, 35, 2560, 9728)
+    (kernel,) = quant_choose.kernels(case, 132)
+    assert isinstance(kernel.config, Parts)
+    assert "5 tiles" in kernel.code(case)
+    assert kernel.few == 16
+
+
+def test_parts_begin_at_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plan gets the addresses of its rows; the last one, which has fewer, a configuration of its own."""
+    torch = pytest.importorskip("torch")
+    asked, launched = [], []
+
+    class Plan(quant_int.Plan):
+        def enqueue(self, *addresses: int) -> None:
+            launched.append(addresses)
+
+    def plan(x: Any, packed: Any, out: Any, bias: Any, chosen: Any) -> Any:
+        asked.append((x.storage_offset(), out.storage_offset(), len(x), chosen))
+        return Plan(None, None, None, 0)
+
+    monkeypatch.setattr(quant_int, "_plan", plan)
+    lay, x, out = layout("Q4_K"), torch.zeros((40, 600)).bfloat16()[:35, 8:520], torch.zeros((35, 70))[:, :24]
+    packed = Packed(torch.zeros(lay.nbytes(24, 512), dtype=torch.uint8), lay, 24, 512)
+    chosen = Parts(16, quant_int._few(lay, 16, 24, 512))
+    quant_int._several(x, packed, out, None, chosen).enqueue(7, 1000, 2000, 3000, 0)
+    assert asked == [(8, 0, 16, chosen.few), (9608, 1120, 16, chosen.few), (19208, 2240, 3, None)]
+    steps = ((0, 0), (16 * 1200, 16 * 280), (32 * 1200, 32 * 280))
+    assert launched == [(7, 1000 + a, 2000, 3000 + b, 0) for a, b in steps]
+
+
 def test_configurations_take_their_rows() -> None:
     """One to 32 rows: all of the tiles, in as many warps as have barriers and registers, and in shared memory."""
     for fmt in WEIGHTS:
@@ -112,6 +177,7 @@ def test_configurations_take_their_rows() -> None:
                 c = quant_int.config(lay, m, n, k)
                 if not isinstance(c, Few):
                     assert m > 16
+                    assert not isinstance(c, Parts) or c.few == quant_int.config(lay, c.each, n, k)
                     continue
                 assert c.tiles == -(-m // 8)
                 assert c.split <= c.teams

@@ -96,7 +96,8 @@ class Kernel:
         bias = case.dtype_bias or "no"
         alone = " alone" if case.m == 1 else ""
         types = f"{case.format} {case.dtype}>{case.dtype_out} {bias} bias"
-        tiles = f"{-(-case.m // 8)} tiles" if case.m <= quant_few.MOST else "many tiles"
+        counted = case.m <= quant_few.MOST or isinstance(self.config, quant_int.Parts)
+        tiles = f"{-(-case.m // 8)} tiles" if counted else "many tiles"
         k = f"k of {min(case.k, 2**13 - 1).bit_length()} bits, % 256 = {case.k % 256}"
         return f"{types}, {tiles}{alone}, {k}{', wide' if case.wide else ''}, {self.config}"
 
@@ -108,7 +109,8 @@ def kernels(case: Case, multiprocessors: int) -> Iterator[Kernel]:
     if case.path == "q8":
         if quant_int.takes(*about):
             shape = quant_int.config(lay, case.m, case.n, case.k)
-            few = 8 * (shape.tiles if isinstance(shape, quant_int.Few) else shape.tiles_x)
+            one = shape.few if isinstance(shape, quant_int.Parts) else shape
+            few = 8 * (one.tiles if isinstance(one, quant_int.Few) else one.tiles_x)
             yield Kernel("quant int", shape, _integers, few, quant_bind.integers)
         return
     if case.path == "fp32":

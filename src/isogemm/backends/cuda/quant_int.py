@@ -18,7 +18,7 @@ from .quant_operands import Tail, check, compiled, dtype_of, tail_of
 from .quant_wide import Wide
 from .workspace import workspace
 
-__all__ = ["Few", "Many", "Wide", "config", "run", "run_floats", "takes"]
+__all__ = ["Few", "Many", "Parts", "Wide", "config", "run", "run_floats", "takes"]
 
 MULTIPROCESSORS = 132  # of an H200; sizes teams and rings, nothing else
 SHARED = 224 * 1024
@@ -115,7 +115,34 @@ class Plan(NamedTuple):
         self.product(stream, w, *codes, out, bias)
 
 
-_plans: dict[tuple[Any, ...], Plan | None] = {}
+class Parts(NamedTuple):
+    """Rows of x in several launches, `each` at a time: as many as fit into a block's shared memory.
+
+    Attributes
+    ----------
+    each : int
+    few : Few
+        Of a part with so many rows.
+    """
+
+    each: int
+    few: Few
+
+
+class Several(NamedTuple):
+    """Plans of parts of x, with the bytes to their rows of x and of the result."""
+
+    parts: tuple[tuple[Plan, int, int], ...]
+    device: int
+
+    def enqueue(self, stream: int, x: int, w: int, out: int, bias: int) -> None:
+        """As a plan's."""
+        for plan, x_at, out_at in self.parts:
+            plan.enqueue(stream, x + x_at, w, out + out_at, bias)
+
+
+Chosen = Few | Many | Wide | Parts
+_plans: dict[tuple[Any, ...], Plan | Several | None] = {}
 _stream: Callable[[int], int] | None = None
 
 
@@ -124,7 +151,7 @@ def takes(format: str, m: int, n: int, k: int, dtype: str) -> bool:
     return format in FORMATS and dtype in KINDS and k >= 0 and max(m, n, k) <= LIMIT
 
 
-def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Few | Many | Wide | None = None) -> None:
+def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Chosen | None = None) -> None:
     """out = x @ W.T + bias under ``int32/chain``, enqueued on torch's current stream.
 
     Parameters
@@ -136,7 +163,7 @@ def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Few | Man
     out : CUDA tensor [m, n]
         float32, bfloat16 or float16, any strides.
     bias : CUDA tensor [n], optional
-    chosen : Few, Many or Wide, optional
+    chosen : Few, Many, Wide or Parts, optional
         A configuration instead of the usual one.
 
     Raises
@@ -173,10 +200,17 @@ def run(x: Any, packed: Packed, out: Any, bias: Any = None, *, chosen: Few | Man
     )
 
 
-def config(lay: Layout, m: int, n: int, k: int) -> Few | Many | Wide:
+def config(lay: Layout, m: int, n: int, k: int) -> Chosen:
     """The configuration for a product."""
     if m <= FEW and (few := _few(lay, m, n, k)):
         return few
+    # Measured on an H200: reading W again costs less than tiles of 64 rows of x where a multiprocessor has one or two
+    # of W, and, up to 64 rows, less than the tiles of `Many`.
+    alone = lay.format.name in quant_wide.NONE
+    if (m <= FEW and -(-n // ROWS) <= 2 * MULTIPROCESSORS) or (m <= 2 * FEW and alone):
+        for rows in (FEW, FEW // 2):
+            if rows < m and (few := _few(lay, rows, n, k)):
+                return Parts(rows, few)
     if wide := quant_wide.config(lay, m, n, k, MULTIPROCESSORS):
         return wide
     shape = (1, 4, 8, 1) if m <= 32 else (2, 8, 4, 1) if m <= 64 else (2, 8, 4, 2)
@@ -232,7 +266,7 @@ def _stage_bytes(lay: Layout, c: Many) -> int:
     return -(-(weights + chunks * STEP * rows + sums) // 128) * 128
 
 
-def _plan(x: Any, packed: Packed, out: Any, bias: Any, chosen: Few | Many | Wide | None) -> Plan | None:
+def _plan(x: Any, packed: Packed, out: Any, bias: Any, chosen: Chosen | None) -> Plan | Several | None:
     """Look at everything once, and bind; None where there is nothing to compute."""
     check(x, packed, out, bias, takes)
     (m, k), n, lay, device = x.shape, packed.n, packed.layout, packed.data.get_device()
@@ -240,6 +274,8 @@ def _plan(x: Any, packed: Packed, out: Any, bias: Any, chosen: Few | Many | Wide
         return None
     align = 16 if x.data_ptr() % 16 == 0 else 1
     c = chosen or config(lay, m, n, k)
+    if isinstance(c, Parts):
+        return _several(x, packed, out, bias, c)
     if isinstance(c, Wide):
         codes = quant_wide.activations(lay, m, k, dtype_of(x), x.stride(), align, device)
         wide = quant_wide.bind(lay, m, n, k, c, tail_of(out, bias), device)
@@ -250,6 +286,18 @@ def _plan(x: Any, packed: Packed, out: Any, bias: Any, chosen: Few | Many | Wide
     halves = isinstance(c, Few) and _halves(lay)
     activations = quant_activations.bind(lay, m, k, dtype_of(x), x.stride(), align, device, halves)
     return Plan(activations, product, quant_activations.places(lay, m, k, halves), device)
+
+
+def _several(x: Any, packed: Packed, out: Any, bias: Any, c: Parts) -> Several:
+    """Plans of the parts; the last one may have fewer rows, and a configuration of its own."""
+    parts = []
+    for first in range(0, len(x), c.each):
+        rows = slice(first, min(first + c.each, len(x)))
+        few = c.few if rows.stop - first == c.each else None
+        plan = _plan(x[rows], packed, out[rows], bias, few)
+        assert isinstance(plan, Plan)  # there are rows, and a few of them
+        parts.append((plan, first * x.stride(0) * x.itemsize, first * out.stride(0) * out.itemsize))
+    return Several(tuple(parts), packed.data.get_device())
 
 
 def bind(

@@ -184,12 +184,28 @@ class _NativeWalk(Walk):
     def __init__(self, e: Emitter, fmt: BlockFormat, rows: int, kind: str, args: tuple[Any, ...]) -> None:
         super().__init__(e, fmt, rows, kind, args[:5])
         self.stride = args[5]
+        self.ahead = e.at(self.panel, e.b.mul(self.stride, e.i64(layout.COLUMNS)))
+        self.asked = layout.COLUMNS * fmt.nbytes
+
+    def run(self) -> None:
+        """Four vectors of rows of long blocks one after another: code for each would take four times as long to make."""
+        e, parts, first, acc = self.e, self.parts, self.panel, self.acc
+        if parts < 4 or self.fmt.block == 32:
+            super().run()
+            return
+        self.parts, self.asked = 1, self.asked // parts
+        start, last = self.ahead, e.b.mul(self.blocks, e.i64(self.asked))
+        with e.loop(e.i64(parts)) as part:
+            self.panel = e.at(first, e.b.mul(self.stride, e.times(part, WIDTH)))
+            self.acc = e.at(acc, e.times(part, 4 * WIDTH))
+            self.ahead = e.at(start, e.b.mul(last, part))
+            super().run()
 
     def step(self, b: Any) -> Any:
         """Address of block b of row 0; asks for the rows behind these 16, which lie in one piece as a rule."""
-        e, size = self.e, layout.COLUMNS * self.fmt.nbytes
-        ahead = e.at(self.panel, e.b.mul(self.stride, e.i64(layout.COLUMNS)), e.times(b, size))
-        for line in range(0, size, layout.LINE):
+        e = self.e
+        ahead = e.at(self.ahead, e.times(b, self.asked))
+        for line in range(0, self.asked, layout.LINE):
             e.prefetch(e.at(ahead, line), locality=2)
         return e.at(self.panel, e.times(b, self.fmt.nbytes))
 

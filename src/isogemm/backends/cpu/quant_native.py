@@ -188,7 +188,7 @@ class _NativeWalk(Walk):
         self.asked = layout.COLUMNS * fmt.nbytes
 
     def run(self) -> None:
-        """Four vectors of rows of long blocks one after another: code for each would take four times as long to make."""
+        """Four vectors of rows of long blocks one after another: code for each takes four times as long to make."""
         e, parts, first, acc = self.e, self.parts, self.panel, self.acc
         if parts < 4 or self.fmt.block == 32:
             super().run()

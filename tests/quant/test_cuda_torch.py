@@ -109,16 +109,24 @@ def test_gradients_have_the_definition_s_bits():
     assert_same(host(wide.grad), product(dy.astype(F32), w.dequantize()))
 
 
-def test_a_copy_made_in_a_transform_outlives_it():
-    w, x = weight(Q4_K, 48, 512), torch.randn(3, 512, device="cuda")
+def test_copies_outlive_the_transform_and_the_mode_that_made_them():
+    w, x, made = weight(Q4_K, 48, 512), torch.randn(3, 512, device="cuda"), {}
 
     def loss(x):
-        return iso.linear(x, w.to("cuda"), activations="fp32").pow(2).sum()
+        made["whole"] = w.to("cuda")
+        made["part"], made["floats"] = made["whole"][16:32], made["whole"].dequantize()
+        return iso.linear(x, made["whole"], activations="fp32").pow(2).sum()
 
-    first = torch.func.grad(loss)(x)
-    there = x.clone().requires_grad_()
-    loss(there).backward()
-    assert torch.equal(first, there.grad)
+    torch.func.grad(loss)(x)
+    with torch.inference_mode():
+        made["inference"] = w.to("cuda")
+    want = torch.from_numpy(w.dequantize()).cuda()
+    assert torch.equal(made.pop("floats"), want)
+    for name, there in made.items():
+        given = x.clone().requires_grad_()
+        iso.linear(given, there, activations="fp32").sum().backward()
+        assert given.grad.isfinite().all(), name
+        assert torch.equal(there.dequantize(), want[16:32] if name == "part" else want), name
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, about itself

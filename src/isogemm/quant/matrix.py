@@ -112,6 +112,8 @@ class QuantizedMatrix:
     def adopt(cls, data: Any, *, shape: tuple[int, int], format: str | BlockFormat) -> QuantizedMatrix:
         """A matrix over a device's copy of one, whose rows the host need not have: for products and `dequantize` alone.
 
+        Scales are not looked at; what products make of infinite ones and of NaN is not defined.
+
         Parameters
         ----------
         data : torch.Tensor

@@ -67,7 +67,9 @@ def _make_blocks(w: QuantizedMatrix) -> int:
 
 
 def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
-    """The matrix whose blocks these are; one that was never seen is looked at, and lives as long as the tensor.
+    """The matrix whose blocks these are; one that was never seen lives as long as the tensor.
+
+    Such a one is looked at first where it is on the host; on a device scales are taken to be finite.
 
     Raises
     ------

@@ -84,7 +84,8 @@ def test_products_have_the_bits_of_the_definition(name: str, mode: Mode) -> None
     x = draw((max(M), packed.k), mode.dtype, 3, special=True)
     want = expected(x, w.T, mode.definition)
     for m in M:
-        same(product(x[:m], packed, mode.dtype), want[:m], f"{name} {mode} m = {m}")
+        for config in (None, Config(2, 0, 256, xstages=2)):  # tiles with two warps, and with one
+            same(product(x[:m], packed, mode.dtype, config=config), want[:m], f"{name} {mode} m = {m} {config}")
 
 
 @gpu
@@ -94,7 +95,9 @@ def test_k_may_end_anywhere(name: str, k: int) -> None:
     packed, w = weight(name, 19, k, "bfloat16", k)
     x = draw((11, packed.k), "bfloat16", k)
     for m in (1, 11):
-        same(product(x[:m], packed, "bfloat16"), expected(x[:m], w.T, BF16.definition), f"{name} k = {k}")
+        want = expected(x[:m], w.T, BF16.definition)
+        for config in (None, Config(1, 0, 256, xstages=2)):
+            same(product(x[:m], packed, "bfloat16", config=config), want, f"{name} k = {k} {config}")
 
 
 @gpu

@@ -137,7 +137,7 @@ def test_rows_are_parted_where_that_was_measured_to_be_faster(name: str, m: int,
 
 
 def test_verdicts_of_parts_are_of_so_many_tiles() -> None:
-    """The last part has a configuration of its own."""
+    """The last part has tiles of its own."""
     case = quant_choose.Case("q8", "Q6_K", "bfloat16", "bfloat16", None, 35, 2560, 9728)
     (kernel,) = quant_choose.kernels(case, 132)
     assert isinstance(kernel.config, Parts)
@@ -146,7 +146,7 @@ def test_verdicts_of_parts_are_of_so_many_tiles() -> None:
 
 
 def test_parts_begin_at_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each plan gets the addresses of its rows; the last one, which has fewer, a configuration of its own."""
+    """Each plan gets the addresses of its rows; the last one has fewer tiles."""
     torch = pytest.importorskip("torch")
     asked, launched = [], []
 
@@ -163,7 +163,8 @@ def test_parts_begin_at_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = Packed(torch.zeros(lay.nbytes(24, 512), dtype=torch.uint8), lay, 24, 512)
     chosen = Parts(16, quant_int._few(lay, 16, 24, 512))
     quant_int._several(x, packed, out, None, chosen).enqueue(7, 1000, 2000, 3000, 0)
-    assert asked == [(8, 0, 16, chosen.few), (9608, 1120, 16, chosen.few), (19208, 2240, 3, None)]
+    last = chosen.few._replace(tiles=1, split=0)
+    assert asked == [(8, 0, 16, chosen.few), (9608, 1120, 16, chosen.few), (19208, 2240, 3, last)]
     steps = ((0, 0), (16 * 1200, 16 * 280), (32 * 1200, 32 * 280))
     assert launched == [(7, 1000 + a, 2000, 3000 + b, 0) for a, b in steps]
 
@@ -177,7 +178,14 @@ def test_configurations_take_their_rows() -> None:
                 c = quant_int.config(lay, m, n, k)
                 if not isinstance(c, Few):
                     assert m > 16
-                    assert not isinstance(c, Parts) or c.few == quant_int.config(lay, c.each, n, k)
+                    if isinstance(c, Parts):
+                        assert c.few == quant_int.config(lay, c.each, n, k)
+                        for rows in range(1, c.each + 1):
+                            of = c.of(rows)
+                            assert of.tiles == -(-rows // 8)
+                            asked = of.ring(lay) + quant_int._x_bytes(lay, rows, k, of.x)
+                            assert asked + of.declared <= quant_int.BLOCK
+                            assert not of.split or of.tiles % 2 == 0
                     continue
                 assert c.tiles == -(-m // 8)
                 assert c.split <= c.teams

@@ -7,7 +7,8 @@ copy, so that the next call with such operands is a look-up, its result's memory
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -63,6 +64,15 @@ def _count() -> int:
     except ImportError:
         return 0
     return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    """Tensors made here are no inference tensors, and belong to no transform of torch.func: they outlive both."""
+    import torch
+
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+        yield
 
 
 class Run(NamedTuple):
@@ -153,6 +163,7 @@ class DeviceCopy:
         packed = 0 if self.packed is None else int(self.packed.data.nbytes)
         return packed + (0 if self.native is None else int(self.native.nbytes))
 
+    @_plain()
     def part(self, matrix: QuantizedMatrix, rows: range) -> DeviceCopy:
         """The copy of rows that `matrix` holds on the host: over the same memory, where they begin with a tile."""
         n, k = matrix.shape
@@ -177,6 +188,7 @@ class DeviceCopy:
                 packed = settle(Packed(data.clone(), lay, n, k))
         return DeviceCopy(self.place, matrix, self.format, (n, k), packed, native)
 
+    @_plain()
     def dequantize(self, dtype: str, rows: slice = slice(None)) -> Any:
         """The weight as a tensor of ``float32``, ``bfloat16`` or ``float16``; of some rows, which begin with a tile.
 
@@ -288,7 +300,7 @@ def upload(matrix: QuantizedMatrix, place: Device, *, native: bool = False, ther
 
     front.ready()
     try:
-        with torch._C._DisableFuncTorch():  # a copy outlives the transform that asked for it
+        with _plain():
             raw = _uploaded(matrix.rows, place) if there is None else there
             if not fmt.quantized:
                 return DeviceCopy(place, matrix, fmt.name, matrix.shape, None, raw)

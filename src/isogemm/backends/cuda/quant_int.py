@@ -116,17 +116,23 @@ class Plan(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Rows of x in several launches, `each` at a time: as many as fit into a block's shared memory.
+    """Rows of x in several launches.
 
     Attributes
     ----------
     each : int
+        Rows of a part.
     few : Few
-        Of a part with so many rows.
+        Of such a part.
     """
 
     each: int
     few: Few
+
+    def of(self, rows: int) -> Few:
+        """For a part of so many rows, the last one of which may have fewer."""
+        tiles = -(-rows // 8)
+        return self.few._replace(tiles=tiles, split=0 if tiles % 2 else self.few.split)
 
 
 class Several(NamedTuple):
@@ -289,12 +295,11 @@ def _plan(x: Any, packed: Packed, out: Any, bias: Any, chosen: Chosen | None) ->
 
 
 def _several(x: Any, packed: Packed, out: Any, bias: Any, c: Parts) -> Several:
-    """Plans of the parts; the last one may have fewer rows, and a configuration of its own."""
+    """Plans of the parts."""
     parts = []
     for first in range(0, len(x), c.each):
         rows = slice(first, min(first + c.each, len(x)))
-        few = c.few if rows.stop - first == c.each else None
-        plan = _plan(x[rows], packed, out[rows], bias, few)
+        plan = _plan(x[rows], packed, out[rows], bias, c.of(rows.stop - first))
         assert isinstance(plan, Plan)  # there are rows, and a few of them
         parts.append((plan, first * x.stride(0) * x.itemsize, first * out.stride(0) * out.itemsize))
     return Several(tuple(parts), packed.data.get_device())

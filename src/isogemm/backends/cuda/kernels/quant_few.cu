@@ -1,7 +1,7 @@
 // out[i, j] = bias[j] + sum over k of x[i, k] W[j, k] for M <= 16 NT rows of x; W quantized, dequantized in registers.
 //
 // Contract   tensor_core:sm90/chain of W in float32, rounded once to the type of x: one accumulator for an element, K in
-//            steps of 16, ascending. x is operand A of mma.sync.m16n8k16, W^T operand B.
+//            steps of 16, ascending. x and W are the operands of mma.sync.m16n8k16, in either order.
 // Operands   x [m, k], rows of contiguous bf16 or fp16 that begin at multiples of 16 bytes; w as quant_layout.py says.
 // Warps      a block walks `whole + split` tiles of 16 rows of W along all of K at once, then those
 //            `gridDim.x * (whole + split)` further. A warp for each of the first; two for each of the others, eight rows

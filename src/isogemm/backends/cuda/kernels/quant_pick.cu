@@ -88,16 +88,19 @@ DEVICE u32 rounded(float x, float y, int half, const Scales& s) {
 template <int FIRST, int COUNT>
 DEVICE void dequantize_picked(const Words& words, int j, const Picks& p, const Scales& s, u32 (&w)[4]) {
   float x[4];
+  if constexpr (OFFSET && COUNT == 2) {
 #pragma unroll
-  for (int half = FIRST; half < FIRST + COUNT && (!OFFSET || COUNT == 1); ++half) {
-    const int field = 2 * j + half, at = in_place(field);
-    if (OFFSET) pick(x, p, pair(words, field, 0, at, 0), pair(words, field, 1, at, 0));
-    else pick(x, p, bytes(words, field), in_bytes(field));
-    w[half] = rounded(x[0], x[1], half, s), w[half + 2] = rounded(x[2], x[3], half, s);
-  }
+    for (int high = 0; high < 2; ++high) {
+      pick(x, p, pair(words, 2 * j, high, in_place(2 * j), 0), pair(words, 2 * j + 1, high, in_place(2 * j + 1), 0));
+      w[2 * high] = rounded(x[0], x[1], 0, s), w[2 * high + 1] = rounded(x[2], x[3], 1, s);
+    }
+  } else {
 #pragma unroll
-  for (int high = 0; high < 2 && OFFSET && COUNT == 2; ++high) {
-    pick(x, p, pair(words, 2 * j, high, in_place(2 * j), 0), pair(words, 2 * j + 1, high, in_place(2 * j + 1), 0));
-    w[2 * high] = rounded(x[0], x[1], 0, s), w[2 * high + 1] = rounded(x[2], x[3], 1, s);
+    for (int half = FIRST; half < FIRST + COUNT; ++half) {
+      const int field = 2 * j + half, at = in_place(field);
+      if (OFFSET) pick(x, p, pair(words, field, 0, at, 0), pair(words, field, 1, at, 0));
+      else pick(x, p, bytes(words, field), in_bytes(field));
+      w[half] = rounded(x[0], x[1], half, s), w[half + 2] = rounded(x[2], x[3], half, s);
+    }
   }
 }

@@ -222,6 +222,23 @@ def test_another_order_is_found(host, dtype, order, stats):
     assert int(re.search(r"(\d+) of", found).group(1)) > 20
 
 
+def quads(q: Any, k: Any, v: Any) -> list[Any]:
+    """Four keys in a row to a thread: those of two blocks of 16 take turns."""
+    at = np.arange(k.shape[2])
+    for first in range(0, len(at) - 31, 32):
+        keys = at[first : first + 32].reshape(8, 2, 2)
+        at[first : first + 32] = keys.transpose(1, 0, 2).ravel()
+    return [q, k[:, :, at], v[:, :, at]]
+
+
+@pytest.mark.parametrize(("tq", "group"), [(1, 1), (1, 8), (4, 2), (7, 2)])
+def test_another_order_is_found_in_few_rows(host, tq, group):
+    case = pose(tq=tq, tk=300, group=group, offset=None, stats=False, stops=False, d=100, aligned=False)
+    host.faults["walk"], host.order = (lambda case, made: None), quads
+    found = attention_trial.try_kernel(host.admissions.machine, "walk", case, "tensor_core:sm90")
+    assert " differ, first y" in found
+
+
 def test_where_no_kernel_is_right_the_error_names_all_of_them(host):
     for kernel in ("hopper", "walk", "split", "few"):
         host.faults[kernel] = first_bit

@@ -103,7 +103,8 @@ def _alike(case: Case) -> Case:
     shared = k.shape[1]
     if shared > 1:
         shared = next(n for n in range(2, shared + 1) if (n - shared) * case.group % 16 == 0)
-    extents = (min(case.batch, 2), shared * case.group, tq), (min(case.batch, 2), shared, min(case.tk, _keys(case)))
+    b = 3 if shared * case.group < 3 else min(case.batch, 2)  # all sets of queries
+    extents = (b, shared * case.group, tq), (b, shared, min(case.tk, _keys(case)))
     shapes = [(*extents[i > 0], x.shape[3]) for i, x in enumerate(case.operands)]
     made = tuple(Operand(s, _like(x, s)) for x, s in zip(case.operands, shapes, strict=True))
     offset = None if case.offset is None else made[1].shape[2] - tq
@@ -213,7 +214,9 @@ def _queries(random: np.random.Generator, tq: int, d: int) -> Array:
     """Three sets of rows: ordinary ones, and ones whose powers are far apart, are equal, vanish, or are no numbers.
 
     Every fourth has a large product with every key that its last element takes away again: what lies between is summed
-    with few bits, so that another order of d moves scores by more than a rounding to 16 bits hides.
+    with few bits, so that another order of d moves scores by more than a rounding to 16 bits hides. Rows of zeros weigh
+    all keys alike: large values cancel exactly there, and what was summed between them shows the order of keys. Where
+    there are few rows, the third set begins with one.
     """
     x = random.standard_normal((3, tq, d)).astype(np.float32)
     for i in range(3):
@@ -224,6 +227,8 @@ def _queries(random: np.random.Generator, tq: int, d: int) -> Array:
             x[i, i::4, 0], x[i, i::4, d - 1] = 32768, -32768
         if tq > 2:
             x[i, (9 + i) % tq, (5 * i) % d] = (np.inf, -np.inf, np.nan)[i]
+    if tq < 7:
+        x[2, 0] = 0
     return x
 
 

@@ -212,6 +212,59 @@ def test_padding_on_the_left_changes_nothing(dtype, how):
             same(got[i, :, at : at + n], want[0])
 
 
+def drawn_mask(kind: str, b: int, heads: int, tq: int, tk: int, seed: int, dtype: Any) -> Any:
+    """Each query of each head sees keys of a range of its own, with holes; some see none."""
+    random = torch.Generator().manual_seed(seed)
+    start = torch.randint(tk, (b, heads, tq, 1), generator=random)
+    length = torch.randint(tk + 1, (b, heads, tq, 1), generator=random)
+    if kind == "window":
+        start = (torch.arange(tq).view(tq, 1) + tk - tq - tk // 2).clamp(0).expand(b, heads, tq, 1)
+        length = torch.full_like(start, tk // 2)
+    key = torch.arange(tk)
+    seen = (key >= start) & (key < start + length)
+    seen &= (torch.rand(b, heads, tq, tk, generator=random) < 0.9) | (key == start)
+    if kind != "added":
+        return seen
+    return torch.randn(b, heads, tq, tk, generator=random).to(dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    b=st.integers(1, 2), groups=st.integers(1, 2), heads=st.integers(1, 2), tq=st.integers(1, 5),
+    tk=st.integers(1, 300), kind=st.sampled_from(["window", "bool", "added"]), shared=st.booleans(),
+    seed=st.integers(0, 99), dtype=st.sampled_from(DTYPES),
+)  # fmt: skip
+def test_a_query_knows_nothing_of_masks_of_others(b, groups, heads, tq, tk, kind, shared, seed, dtype):
+    """Not of those of other queries, other heads and other batch entries; nor of keys outside of its range."""
+    tq = min(tq, tk)
+    q, k, v = operands(b, groups * heads, heads, tq, tk, 8, dtype, dv=5)
+    mask = drawn_mask(kind, b, 1 if shared else groups * heads, tq, tk, seed, dtype)
+    together = sdpa(q, k, v, mask, enable_gqa=True)
+    start, stop = (torch.from_numpy(x) for x in define.ranges(as_array(mask)))
+    assert_same(as_array(together), defined(q, k, v, mask=mask, start=start, stop=stop))
+    for i, h, t in itertools.product(range(b), range(groups * heads), range(tq)):
+        row = mask[i, 0 if shared else h, t]
+        first, last = (int(x[i, 0 if shared else h, t]) for x in (start, stop))
+        query, keys, values = q[i, h, t : t + 1], k[i, h // groups], v[i, h // groups]
+        same(sdpa(query, keys, values, row), together[i, h, t : t + 1])
+        cropped = attention(
+            *(x[None, None] for x in (query, keys[first:last], values[first:last])), mask=row[first:last]
+        )
+        same(cropped[0, 0], together[i, h, t : t + 1])
+
+
+def test_gradients_behind_masks_are_those_of_float64():
+    q, k, v = operands(2, 2, 2, 9, 300, 16, torch.float32)
+    mask = drawn_mask("bool", 2, 2, 9, 300, 1, torch.float32)
+    mask[0, :, 3], mask[1, 1, 4] = False, True
+    found = []
+    for call, kind in ((sdpa, torch.float32), (plain, torch.float64)):
+        leaves = [x.to(kind).requires_grad_() for x in (q, k, v)]
+        found.append(torch.autograd.grad(call(*leaves, attn_mask=mask).square().sum(), leaves))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got.double(), want.nan_to_num(), rtol=1e-4, atol=1e-5)
+
+
 def test_grouped_heads_are_repeated_heads(dtype):
     q, k, v = operands(2, 6, 2, 9, 150, 16, dtype)
     repeated = [x.repeat_interleave(3, 1) for x in (k, v)]

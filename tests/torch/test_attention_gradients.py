@@ -234,10 +234,10 @@ def test_functional_transforms_and_meta_tensors():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_operators_keep_torchs_rules(dtype):
     q, k, v = (x.requires_grad_() for x in operands(2, 4, 2, 5, 40, 16, dtype))
-    torch.library.opcheck(torch.ops.isogemm.attention.default, (q, k, v, None, 35, None, None, None, "", None))
+    torch.library.opcheck(torch.ops.isogemm.attention.default, (q, k, v, None, 35, None, None, False, None, "", None))
     mask = torch.zeros(1, 1, 1, 40).expand(2, 4, 5, 40)
     bounds = torch.tensor([1, 2]), torch.tensor([30, 40], dtype=torch.int32)
-    arguments = (q, k, v.detach(), mask, None, *bounds, 0.2, "fma/chain", torch.float32)
+    arguments = (q, k, v.detach(), mask, None, *bounds, False, 0.2, "fma/chain", torch.float32)
     torch.library.opcheck(torch.ops.isogemm.attention.default, arguments)
     y, stats = torch.ops.isogemm.attention(*arguments)
     without = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]

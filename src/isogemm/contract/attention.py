@@ -4,7 +4,8 @@ A query's result is a function of its own row of q, of the keys and values that 
 else: not of the batch, of other queries, of how queries are cut into chunks, of a longer cache behind the keys or of
 padding before them. docs/design/0008-attention.md says why each step is as it is.
 
-Keys are counted from `start`, and cut into leaves of LEAF keys. A is the arithmetic of products.
+Keys are counted from `start`, of which each query may have its own, and cut into leaves of LEAF keys. A is the
+arithmetic of products.
 
 1. ``s = chain_A over D of q * k`` from +0, ``t = s * c``, ``t = t + mask * LOG2E`` with an additive mask, each step
    rounded to float32; -inf where the key is hidden.
@@ -20,19 +21,22 @@ Keys are counted from `start`, and cut into leaves of LEAF keys. A is the arithm
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ml_dtypes import finfo
 
 from .reference import canonical, evaluate
 from .rows import _fma, _pinned
 
-__all__ = ["EXP2_SHIFT", "EXP2_TERMS", "LEAF", "LOG2E", "attention", "exp2", "factor"]
+__all__ = ["EXP2_SHIFT", "EXP2_TERMS", "LEAF", "LOG2E", "attention", "exp2", "factor", "ranges"]
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
+Places = npt.NDArray[np.int64]
 f32 = np.float32
 
 LEAF = 128  # keys
@@ -84,6 +88,21 @@ def exp2(x: Any, dtype: str = "float32") -> Floats:
     return np.asarray(y * e, np.float32)
 
 
+def ranges(mask: Array) -> tuple[Places, Places]:
+    """(start, stop) of each query of a mask [..., tq, tk]: the first key that it sees, and the one behind the last.
+
+    A key is hidden by False, or by -inf or the least number of a floating mask's dtype. A query that sees no key has an
+    empty range.
+    """
+    keys = mask.shape[-1]
+    if keys == 0:
+        return np.zeros(mask.shape[:-1], np.int64), np.zeros(mask.shape[:-1], np.int64)
+    seen = mask if mask.dtype == bool else ~(mask <= finfo(mask.dtype).min)
+    some = seen.any(-1)
+    start, stop = seen.argmax(-1), keys - seen[..., ::-1].argmax(-1)
+    return np.where(some, start, 0), np.where(some, stop, 0)
+
+
 def attention(
     q: Array,
     k: Array,
@@ -112,7 +131,7 @@ def attention(
         bool, where False hides a key; or floating point, which is added to the scaled products.
     causal_offset : int, optional
         Key j is hidden from query i where ``j > i + causal_offset``.
-    start, stop : array [b] of integers, optional
+    start, stop : array of integers, [b] or one that broadcasts to [b, hq, tq], optional
         Keys outside are not read, by default none.
     out_dtype : dtype, optional
         Default: that of q.
@@ -127,13 +146,28 @@ def attention(
     y = np.empty((b, hq, tq, dv), q.dtype if out_dtype is None else np.dtype(out_dtype))
     m, total = np.empty((2, b, hq, tq), np.float32)
     seen = None if mask is None else np.broadcast_to(mask, (b, hq, tq, tk))
+    first, last = _of_queries(start, 0, (b, hq, tq)), _of_queries(stop, tk, (b, hq, tq))
     for i, h in np.ndindex(b, hq):
-        keys = range(0 if start is None else int(start[i]), tk if stop is None else int(stop[i]))
-        y[i, h], m[i, h], total[i, h] = _head(
-            q[i, h], k[i, h // (hq // hkv)], v[i, h // (hq // hkv)], factor(scale, q.shape[3]), arithmetic,
-            None if seen is None else seen[i, h], causal_offset, keys, y.dtype,
-        )  # fmt: skip
+        for rows in _sharing(first[i, h], last[i, h]):
+            keys = range(int(first[i, h, rows.start]), int(last[i, h, rows.start]))
+            y[i, h, rows], m[i, h, rows], total[i, h, rows] = _head(
+                q[i, h, rows], k[i, h // (hq // hkv)], v[i, h // (hq // hkv)], factor(scale, q.shape[3]), arithmetic,
+                None if seen is None else seen[i, h, rows],
+                None if causal_offset is None else causal_offset + rows.start, keys, y.dtype,
+            )  # fmt: skip
     return y, m, total
+
+
+def _of_queries(bound: Array | None, otherwise: int, shape: tuple[int, ...]) -> Places:
+    """`start` or `stop` of each query."""
+    found = np.asarray(otherwise if bound is None else bound, np.int64)
+    return np.broadcast_to(found.reshape(-1, 1, 1) if found.ndim == 1 else found, shape)
+
+
+def _sharing(first: Places, last: Places) -> list[slice]:
+    """Runs of queries with one range."""
+    ends = np.flatnonzero((np.diff(first) != 0) | (np.diff(last) != 0)) + 1
+    return [slice(a, b) for a, b in itertools.pairwise([0, *ends.tolist(), len(first)]) if a < b]
 
 
 @_pinned

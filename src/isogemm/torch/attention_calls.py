@@ -77,23 +77,28 @@ def attention(
     batch entries, heads or queries, on how queries are cut into calls, on hidden keys behind or, with `start`, before.
     Values of hidden keys between `start` and `stop` have to be finite. The gradients' orders are in docs/attention.md.
     """
+    return _checked(q, k, v, mask, given.flag("causal", causal), offset, start, stop, False, scale, contract, out_dtype)
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, offset: int | None, start: Any, stop: Any,
+    ranged: bool, scale: float | None, contract: ContractLike | None, out_dtype: Any = None,
+) -> Tensor:  # fmt: skip
+    """`attention`; `ranged` is whether every query has the range of keys that its mask shows it."""
     _check_operands(q, k, v)
     q, k, v = _autocast(q, k, v)
     _check_scale(scale)
     b, hq, tq, _ = q.shape
     tk = k.shape[2]
-    causal = given.flag("causal", causal)
     if offset is not None and not causal:
         raise OptionError("offset", limit="None without causal=True", value=offset, nearest="causal=True")
     if causal and offset is None:
         offset = tk - tq
     if out_dtype is not None and out_dtype not in _FLOATS:
         raise DTypeError("out_dtype", limit="float32, bfloat16 or float16", value=out_dtype, nearest="torch.float32")
-    arguments = (
-        *(q, k, v, _expanded(mask, (b, hq, tq, tk), q), offset, _bound("start", start, q), _bound("stop", stop, q)),
-        *(scale, _text(contract), out_dtype),
-    )
-    return attend(*arguments)
+    bounds = _bound("start", start, q), _bound("stop", stop, q)
+    shown = _expanded(mask, (b, hq, tq, tk), q)
+    return attend(q, k, v, shown, offset, *bounds, ranged, scale, _text(contract), out_dtype)
 
 
 def scaled_dot_product_attention(
@@ -110,9 +115,10 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """`attention` with the signature of `torch.nn.functional.scaled_dot_product_attention`.
 
-    From a mask, `start` and `stop` of each batch entry are found on its device, without waiting for it: the first key
-    that any query of any head sees, and the one behind the last. A key is hidden by False, or by -inf or the least
-    number of a mask's dtype. So padding on either side does not reach the bits.
+    From a mask, the range of each query's keys is found on its device, without waiting for it: the first key that it
+    sees, from which its leaves are counted, and the one behind the last. A key is hidden by False, or by -inf or the
+    least number of a mask's dtype. So neither padding on either side reaches the bits, nor where a sliding window
+    begins, nor what the mask shows to other queries, heads and batch entries.
 
     Parameters
     ----------
@@ -160,25 +166,12 @@ def scaled_dot_product_attention(
         )  # fmt: skip
     if lead == 1 and attn_mask is not None and attn_mask.dim() == 3:
         attn_mask = attn_mask[None]
-    start, stop = _range(attn_mask, k.shape[2], q.shape[0])
-    found = attention(
-        q, k, v, mask=attn_mask, causal=is_causal, offset=0 if is_causal else None, start=start, stop=stop,
-        scale=scale, contract=contract,
+    found = _checked(
+        q, k, v, attn_mask, is_causal, 0 if is_causal else None, None, None, attn_mask is not None, scale, contract
     )  # fmt: skip
     for _ in range(lead):
         found = found.squeeze(0)
     return found
-
-
-def _range(mask: Tensor | None, keys: int, b: int) -> tuple[Tensor | None, Tensor | None]:
-    """(start, stop) of each batch entry from a mask; (0, keys) where it shows nothing."""
-    if mask is None or mask.dim() > 4 or mask.dim() == 0 or mask.shape[-1] != keys or keys == 0 or mask.numel() == 0:
-        return None, None
-    seen = mask if mask.dtype is torch.bool else mask > torch.finfo(mask.dtype).min
-    seen = seen[(None,) * (4 - mask.dim())]
-    seen = (seen.any(2).any(1) if seen.shape[1] > 1 else seen[:, 0].any(1)).to(torch.uint8)
-    start, stop = seen.argmax(1), keys - seen.flip(1).argmax(1)
-    return start.expand(b), stop.expand(b)
 
 
 def _check_operands(q: Any, k: Any, v: Any) -> None:

@@ -34,7 +34,7 @@ _FIRST, *_TERMS = (float(x) for x in EXP2_TERMS["float32"])
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A forward call and what it saved; `mask` is expanded to [b, hq, tq, tk]."""
+    """A forward call and what it saved; `mask` is expanded to [b, hq, tq, tk]. `ranged` as in `attention_ops`."""
 
     q: Tensor
     k: Tensor
@@ -43,6 +43,7 @@ class Call:
     offset: int | None
     start: Tensor | None
     stop: Tensor | None
+    ranged: bool
     scale: float | None
     contract: str
     y: Tensor
@@ -97,7 +98,9 @@ def _blocks(b: int, heads: int, size: int, device: str) -> Iterator[tuple[slice,
 
 
 def _outside(call: Call) -> Tensor | None:
-    """[b, tk]: keys before `start` or from `stop`."""
+    """[b, tk]: keys that no query of a batch entry reads."""
+    if call.ranged and call.mask is not None:
+        return ~_seen(call.mask).any(2).any(1).expand(len(call.k), -1)
     key = torch.arange(call.k.shape[2], device=call.k.device)
     found = None
     if call.start is not None:
@@ -106,6 +109,12 @@ def _outside(call: Call) -> Tensor | None:
         behind = key >= call.stop.unsqueeze(1)
         found = behind if found is None else found | behind
     return found
+
+
+def _seen(mask: Tensor) -> Tensor:
+    """Keys that queries see, once for what is broadcast: see `isogemm.contract.attention.ranges`."""
+    mask = mask[tuple(slice(None) if step else slice(1) for step in mask.stride()[:3])]
+    return mask if mask.dtype is torch.bool else ~(mask <= torch.finfo(mask.dtype).min)
 
 
 def _masks(call: Call, entries: slice, heads: slice, groups: int, outside: Tensor | None) -> tuple[Any, Any]:

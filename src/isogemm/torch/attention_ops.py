@@ -63,13 +63,22 @@ def forward(
     causal_offset: int | None = None,
     start: Tensor | None = None,
     stop: Tensor | None = None,
+    ranged: bool = False,
     scale: float | None = None,
     contract: str = "",
     out_dtype: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, m, l) of checked operands, outside the gradient's graph; `mask` is expanded to [b, hq, tq, tk]."""
+    """(y, m, l) of checked operands, outside the gradient's graph; `mask` is expanded to [b, hq, tq, tk].
+
+    `ranged`: every query has the range of keys that the mask shows it; then without offset, `start` and `stop`.
+    """
     arithmetic = chosen(contract, q, k).arithmetic
-    options = {"c": factor(scale, q.shape[3]), "causal_offset": causal_offset, "arithmetic": arithmetic}
+    options = {
+        "c": factor(scale, q.shape[3]),
+        "causal_offset": causal_offset,
+        "arithmetic": arithmetic,
+        "ranged": ranged,
+    }
     run = _on_cuda if q.is_cuda else _on_cpu
     if torch.is_grad_enabled():
         with torch.no_grad():
@@ -117,12 +126,12 @@ def _bounds(name: str, x: Tensor | None, keys: int) -> Any:
 
 
 _ARGUMENTS = (
-    "(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, float? scale, "
-    "str contract, ScalarType? out_dtype)"
+    "(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, bool ranged, "
+    "float? scale, str contract, ScalarType? out_dtype)"
 )
 _BACKWARD_SCHEMA = (
     "(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, "
-    "float? scale, str contract, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)"
+    "bool ranged, float? scale, str contract, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -172,7 +181,7 @@ attention_backward_op.register_fake(_fake_backward)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, mask, ctx.offset, start, stop, ctx.scale, contract, _ = inputs
+    q, k, v, mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, contract, _ = inputs
     ctx.contract = str(chosen(contract, q, k))
     ctx.save_for_backward(q, k, v, mask, start, stop, *output)
     ctx.mark_non_differentiable(output[1])
@@ -181,13 +190,14 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 
 def _differentiate(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
-        return (None,) * 10
+        return (None,) * 11
     q, k, v, mask, start, stop, *outputs = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:3])
     recorded = torch.is_grad_enabled() and (is_plain(dy, q, k, v) or torch._C._are_functorch_transforms_active())
     run = _Gradient.apply if recorded and not torch.compiler.is_compiling() else _gradient
-    found = run(dy, q, k, v, mask, ctx.offset, start, stop, ctx.scale, ctx.contract, *outputs, needs)
-    return *[g if need else None for g, need in zip(found, needs, strict=True)], *[None] * 7
+    rest = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.contract)
+    found = run(dy, q, k, v, *rest, *outputs, needs)
+    return *[g if need else None for g, need in zip(found, needs, strict=True)], *[None] * 8
 
 
 def _vmap(info: Any, in_dims: Any, *operands: Any) -> Any:

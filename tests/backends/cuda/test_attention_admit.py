@@ -24,7 +24,7 @@ from isogemm.backends.cuda import (
     device,
 )
 from isogemm.backends.cuda.attention_plans import Case, Operand, code_of, kernel_of, kernels_of
-from isogemm.contract.attention import LEAF, attention, factor
+from isogemm.contract.attention import LEAF, attention, factor, ranges
 from isogemm.errors import ContractError, DeviceError
 from isogemm.planner.admission import Records
 from isogemm.planner.kernel_admission import KernelAdmissions
@@ -237,6 +237,66 @@ def test_another_order_is_found_in_few_rows(host, tq, group):
     host.faults["walk"], host.order = (lambda case, made: None), quads
     found = attention_trial.try_kernel(host.admissions.machine, "walk", case, "tensor_core:sm90")
     assert " differ, first y" in found
+
+
+def ranged(**changes: Any) -> Case:
+    """A call whose mask has lines of its own for each query, but not for each head."""
+    return masked(pose(offset=None, stops=False, **changes), "bool")
+
+
+@pytest.fixture
+def host_ranged(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """Kernels for ranges that are the definition; entries of one range are computed by `main`."""
+
+    def bind(case: Case, ordinal: int, main: Any) -> Any:
+        def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
+            operands = [at(a, x.shape, x.strides, case.dtype) for a, x in zip((q, k, v), case.operands, strict=True)]
+            seen = at(mask, (case.batch, case.heads, case.tq, case.tk), case.mask, "bool")
+            ends = host.ranges(seen)
+            made = list(attention(
+                *operands, arithmetic="fma" if case.fma else "tensor_core:sm90", mask=seen, start=ends[0], stop=ends[1],
+                out_dtype=TYPES[case.dtype_out],
+            ))  # fmt: skip
+            if "ranged" in host.faults:
+                host.faults["ranged"](case, made)
+            at(y, made[0].shape, [s // made[0].itemsize for s in made[0].strides], case.dtype_out)[...] = made[0]
+            b, heads, tq = made[1].shape
+            if stats:
+                at(stats, (2, b, heads, tq), (b * heads * tq, heads * tq, tq, 1), "float32")[...] = np.stack(made[1:])
+
+        return run
+
+    host.ranges = ranges
+    monkeypatch.setattr(attention_trial, "bind_ranged", bind)
+    monkeypatch.setattr(attention_admit, "bind_ranged", bind)
+    return host
+
+
+@pytest.mark.parametrize("case", [ranged(tq=30, tk=300, d=100), ranged(tq=1, tk=300, d=33, fma=True, group=1)], ids=str)
+def test_ranges_of_masks_are_tried(host_ranged, case):
+    arithmetic = "fma" if case.fma else "tensor_core:sm90"
+    machine = host_ranged.admissions.machine
+    assert attention_trial.try_ranged(machine, case, arithmetic) == ""
+    for fault in (first_bit, second_leaf):
+        host_ranged.faults["ranged"] = fault
+        assert " differ, first " in attention_trial.try_ranged(machine, case, arithmetic)
+    host_ranged.faults.clear()
+    host_ranged.ranges = (
+        lambda seen: tuple(  # of each batch entry, as the first and the last key that any query sees
+            np.broadcast_to(x, seen.shape[:3])
+            for x in (ranges(seen)[0].min((1, 2), keepdims=True), ranges(seen)[1].max((1, 2), keepdims=True))
+        )
+    )
+    if case.tq > 1:
+        assert " differ, first y" in attention_trial.try_ranged(machine, case, arithmetic)
+
+
+def test_a_call_with_ranges_is_admitted_or_refused(host_ranged):
+    attention_admit.ranged_run(ranged(tq=300), "tensor_core:sm90", 0)
+    assert {name for name, _, v in host_ranged.admissions.known()} >= {"attention ranged"}
+    host_ranged.faults["ranged"] = first_bit
+    with pytest.raises(ContractError, match="attention ranged: refused"):
+        attention_admit.ranged_run(ranged(tq=300, d=64), "tensor_core:sm90", 0)
 
 
 def test_where_no_kernel_is_right_the_error_names_all_of_them(host):

@@ -39,6 +39,8 @@ def check(q: Any, k: Any, v: Any, *, fma: bool = False, out: str | None = None, 
     options = {key: value for key, value in options.items() if value is not None}
     got = run(q, k, v, fma=fma, out_dtype=None if out is None else DTYPES[out], **options)
     options.pop("kernel", None)
+    if options.pop("ranged", False):
+        options["start"], options["stop"] = (torch.from_numpy(x) for x in definition.ranges(as_host(options["mask"])))
     host = {key: x if isinstance(x, int | float) else as_host(x) for key, x in options.items()}
     arithmetic = "fma" if fma else ARITHMETIC[str(q.dtype).removeprefix("torch.")]
     given = None if out is None else download(torch.empty(0, dtype=DTYPES[out])).dtype
@@ -48,7 +50,7 @@ def check(q: Any, k: Any, v: Any, *, fma: bool = False, out: str | None = None, 
 
 
 def as_host(x: Any) -> np.ndarray:
-    return x.cpu().numpy() if x.dtype in (torch.bool, torch.int32) else download(x)
+    return download(x) if x.is_floating_point() else x.cpu().numpy()
 
 
 def ints(*values: int) -> Any:
@@ -208,6 +210,78 @@ def test_a_captured_call_replays_with_longer_caches():
         stop.copy_(ints(*lengths))
         graph.replay()
         same(y, run(q, k, v, stop=ints(*lengths))[0], lengths)
+
+
+def shown(b: int, heads: int, tq: int, tk: int, seed: int, window: int = 0) -> Any:
+    """A mask whose queries have ranges of their own, with holes; or a causal window."""
+    i, j = torch.arange(tq, device="cuda").view(tq, 1), torch.arange(tk, device="cuda")
+    if window:
+        return ((j <= i + tk - tq) & (j > i + tk - tq - window)).expand(b, heads, tq, tk)
+    random = torch.Generator("cuda").manual_seed(seed)
+    start, length = (torch.randint(tk, (b, heads, tq, 1), generator=random, device="cuda") for _ in range(2))
+    holes = torch.rand((b, heads, tq, tk), generator=random, device="cuda") < 0.9
+    return (j >= start) & (j < start + length) & (holes | (j == start))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fma"), [("bfloat16", False), ("float16", False), ("float32", True), ("bfloat16", True)]
+)
+@pytest.mark.parametrize("d", [128, 33, 256])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_queries_with_ranges_of_their_own(dtype, fma, d, heads):
+    """Batch entries that are apart beside others that are not, whatever lines of the mask are shared."""
+    b, hq, tq, tk = 3, 4, 21, 300
+    q, k, v = operands(b, hq, 2, tq, tk, d, dtype, seed=31)
+    mask = shown(b, heads, tq, tk, 32)
+    mask[1] = torch.arange(tk, device="cuda") >= 37  # one range
+    mask[0, :, 5] = False
+    check(q, k, v, mask=mask, ranged=True, fma=fma)
+    check(q, k, v, mask=mask[:1], ranged=True, fma=fma, out="float32")
+    added = torch.randn(mask.shape, device="cuda").masked_fill(~mask, torch.finfo(torch.float32).min)
+    check(q, k, v, mask=added, ranged=True, fma=fma)
+    check(q[:, :, :1], k, v, mask=mask[:, :, :1], ranged=True, fma=fma)
+    check(q, k, v, mask=mask[:, :, :1], ranged=True, fma=fma)
+    check(q, k, v, mask=shown(b, heads, tq, tk, 0, window=100), ranged=True, fma=fma)
+
+
+@pytest.mark.parametrize(
+    ("heads", "shared", "t", "d", "dtype"), [(8, 2, 1500, 128, "bfloat16"), (4, 4, 700, 64, "float32")]
+)
+@pytest.mark.parametrize("window", [0, 300])
+def test_a_query_knows_nothing_of_masks_of_others(heads, shared, t, d, dtype, window):
+    q, k, v = operands(2, heads, shared, t, t, d, dtype, seed=33)
+    mask = shown(2, 1 if window else heads, t, t, 34, window)
+    whole, _, _ = run(q, k, v, mask=mask, ranged=True)
+    for i in (0, 1, 128, 299, 300, 301, 640, t - 1):
+        rows = mask[:, :, i : i + 1]
+        alone, _, _ = run(q[:, :, i : i + 1], k, v, mask=rows, ranged=True)
+        same(alone, whole[:, :, i : i + 1], i)
+        first = max(i - window + 1, 0) if window else 0
+        end = i + 1 if window else t
+        cropped, _, _ = run(
+            q[:, :, i : i + 1], k[:, :, first:end], v[:, :, first:end], mask=rows[..., first:end], ranged=True
+        )
+        same(cropped, whole[:, :, i : i + 1], (i, "cropped"))
+    part, _, _ = run(q[1:, :, 600:650], k[1:], v[1:], mask=mask[1:, :, 600:650], ranged=True)
+    same(part, whole[1:, :, 600:650], "a chunk")
+    if not window:
+        kv = slice(1 // (heads // shared), 1 // (heads // shared) + 1)
+        one, _, _ = run(q[:, 1:2], k[:, kv], v[:, kv], mask=mask[:, 1:2], ranged=True)
+        same(one, whole[:, 1:2], "one head")
+
+
+def test_a_captured_call_finds_its_ranges():
+    q, k, v = operands(2, 8, 2, 200, 512, 128, "bfloat16", seed=35)
+    mask = shown(2, 1, 200, 512, 36).contiguous()
+    others = [shown(2, 1, 200, 512, 0, window=90), shown(2, 1, 200, 512, 0, window=512), shown(2, 1, 200, 512, 37)]
+    run(q, k, v, mask=mask, ranged=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, _, _ = run(q, k, v, mask=mask, ranged=True)
+    for other in others:
+        mask.copy_(other)
+        graph.replay()
+        same(y, run(q, k, v, mask=other.contiguous(), ranged=True)[0], "replayed")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

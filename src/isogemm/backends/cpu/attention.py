@@ -1,18 +1,19 @@
 """Attention on the CPU: strided-batched products of leaves, and kernels between them, with the definition's bits.
 
 Queries are taken in blocks, so that the products of a block stay in a cache; keys that no query of a causal block sees
-are not read. Neither reaches the bits: a hidden key changes none (see `isogemm.contract.attention`).
+are not read. Neither reaches the bits: a hidden key changes none (see `isogemm.contract.attention`). So queries whose
+ranges begin whole leaves apart can share a block, too: those of a sliding window are taken in that way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...contract.attention import LEAF
+from ...contract.attention import LEAF, ranges
 from ...contract.spec import Contract
 from ...problem import BFLOAT16, FLOAT32
 from ...threads import get_num_threads
@@ -54,6 +55,7 @@ def forward(
     causal_offset: int | None = None,
     start: Array | None = None,
     stop: Array | None = None,
+    ranged: bool = False,
     arithmetic: str = "fma",
     out_dtype: Any = None,
 ) -> tuple[Array, Array, Array]:
@@ -69,6 +71,8 @@ def forward(
     causal_offset : int, optional
     start, stop : array [b] of integers, optional
         Within 0 and tk.
+    ranged : bool
+        Every query has the range of keys that `mask` shows it; without `start`, `stop` and `causal_offset`.
     arithmetic : str
     out_dtype : dtype, optional
     """
@@ -79,8 +83,20 @@ def forward(
         return y, m, total
     queries = np.ascontiguousarray(q).reshape(b, hkv, hq // hkv, tq, d)
     call = _Call(queries, (y, m, total), c, mask, causal_offset, Contract(arithmetic))
+    apart: list[_Sharing] = []
+    if ranged and mask is not None:
+        start, stop, apart = _found(mask)
     first = [0] * b if start is None else [int(x) for x in start]
     last = [tk] * b if stop is None else [int(x) for x in stop]
+    for i, heads, tokens, begin, end in apart:
+        kv = slice(heads.start // (hq // hkv), -(-heads.stop // (hq // hkv)))
+        shown = None if mask is None else mask[i : i + 1, heads][:, :, tokens]
+        part = forward(
+            q[i : i + 1, heads][:, :, tokens], k[i : i + 1, kv, begin:end], v[i : i + 1, kv, begin:end], c=c,
+            mask=None if shown is None else shown[..., begin:end], arithmetic=arithmetic, out_dtype=y.dtype,
+        )  # fmt: skip
+        for whole, some in zip((y, m, total), part, strict=True):
+            whole[i, heads][:, tokens] = some[0]
     ks, vs = _heads(k), _heads(v)
     if ks is not None and vs is not None and len(set(first)) == len(set(last)) == 1:
         _entries(call, 0, b, ks[:, first[0] : last[0]], vs[:, first[0] : last[0]], first[0])
@@ -88,6 +104,41 @@ def forward(
     for i in range(b):
         _entries(call, i, i + 1, k[i, :, first[i] : last[i]], v[i, :, first[i] : last[i]], first[i])
     return y, m, total
+
+
+class _Sharing(NamedTuple):
+    """Queries of a batch entry whose leaves end at the same keys, and the range of keys that they see together."""
+
+    entry: int
+    heads: slice
+    tokens: NDArray[np.int64]
+    start: int
+    stop: int
+
+
+def _found(mask: Array) -> tuple[NDArray[np.int64], NDArray[np.int64], list[_Sharing]]:
+    """(start, stop, the rest) from a mask [b, hq, tq, tk]: ranges of entries whose queries share their leaves, empty
+    ones for other entries, and the queries of those."""
+    each = tuple(slice(None) if step else slice(1) for step in mask.strides[:3])
+    start, stop = ranges(mask[each])  # once for what is broadcast
+    b, heads, tokens = mask.shape[:3]
+    start, stop = (np.broadcast_to(x, (b, *x.shape[1:])) for x in (start, stop))
+    first, last, apart = np.zeros(b, np.int64), np.zeros(b, np.int64), []
+    for i in range(b):
+        seen = start[i] < stop[i]
+        if not seen.any():
+            continue
+        if np.ptp(start[i][seen] % LEAF) == 0:
+            first[i], last[i] = start[i][seen].min(), stop[i][seen].max()
+            continue
+        each_head = len(start[i]) > 1
+        for h, rows in enumerate(start[i]):
+            begin, end = (np.broadcast_to(x, tokens) for x in (rows, stop[i, h]))
+            for place in np.unique(begin[begin < end] % LEAF):
+                some = np.flatnonzero((begin % LEAF == place) & (begin < end))
+                of = slice(h, h + 1) if each_head else slice(0, heads)
+                apart.append(_Sharing(i, of, some, int(begin[some].min()), int(end[some].max())))
+    return first, last, apart
 
 
 def _heads(x: Array) -> Array | None:

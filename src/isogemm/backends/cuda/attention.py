@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ContractError, DTypeError, LayoutError, LimitError, ShapeError
-from .attention_admit import admitted_run
+from .attention_admit import admitted_run, ranged_run
 from .attention_plans import MAX_HEAD, Case, Operand
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def forward(
     causal_offset: int | None = None,
     start: torch.Tensor | None = None,
     stop: torch.Tensor | None = None,
+    ranged: bool = False,
     arithmetic: str,
     out_dtype: torch.dtype | None = None,
     stats: bool = True,
@@ -58,6 +59,8 @@ def forward(
         Key j is hidden from query i where ``j > i + causal_offset``.
     start, stop : int32 CUDA tensors [b], optional
         Keys outside are not read. Contiguous.
+    ranged : bool
+        Every query has the range of keys that `mask` shows it; without `causal_offset`, `start` and `stop`.
     arithmetic : str
         ``fma``, or the device's own ``tensor_core:...`` for bfloat16 and float16.
     out_dtype : torch dtype, optional
@@ -88,12 +91,12 @@ def forward(
     at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
     key: tuple[Any, ...] = (
         q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, out, device, c,
-        causal_offset, start is None, stop is None, arithmetic, kernel, stats, (at_q | at_k | at_v) & 15,
+        causal_offset, start is None, stop is None, ranged, arithmetic, kernel, stats, (at_q | at_k | at_v) & 15,
         None if mask is None else (mask.shape, mask.stride(), mask.dtype),
     )  # fmt: skip
     run = _plans.get(key)
     if run is None:
-        run = _plan(key, q, k, v, c, mask, causal_offset, start, stop, arithmetic, out, stats, kernel)
+        run = _plan(key, q, k, v, c, mask, causal_offset, start, stop, ranged, arithmetic, out, stats, kernel)
     b, heads, tq, _ = q.shape
     dv, where = v.shape[3], q.device
     y = _empty((b, heads, tq, dv), (heads * tq * dv, tq * dv, dv, 1), dtype=out, device=where)
@@ -118,7 +121,7 @@ def _load() -> Any:
 
 def _plan(
     key: tuple[Any, ...], q: Any, k: Any, v: Any, c: float, mask: Any, offset: int | None, start: Any, stop: Any,
-    arithmetic: str, out: Any, stats: bool, kernel: str | None,
+    ranged: bool, arithmetic: str, out: Any, stats: bool, kernel: str | None,
 ) -> Callable[..., None]:  # fmt: skip
     """Look at everything once, admit a kernel, and bind."""
     _check(q, k, v, mask, start, stop, out)
@@ -139,7 +142,7 @@ def _plan(
         aligned=not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
         stats=stats,
     )
-    run = admitted_run(case, arithmetic, device, kernel)
+    run = (ranged_run if ranged and mask is not None else admitted_run)(case, arithmetic, device, kernel)
     if len(_plans) >= _MOST:
         _plans.clear()
     _plans[key] = run

@@ -10,12 +10,16 @@ from ...planner.kernel_admission import Candidate, fingerprint
 from . import nvrtc
 from .admitted import first_admitted
 from .attention_plans import Case, Run, bind, code_of, kernels_of, serves
-from .attention_trial import try_kernel
+from .attention_ranged import bind_ranged, code_of_ranged, together
+from .attention_trial import try_kernel, try_ranged
 
-__all__ = ["admitted_run", "sources"]
+__all__ = ["admitted_run", "ranged_run", "sources"]
 
 HERE = Path(__file__).parent
-HOST = ("attention_plans.py", "attention_hopper.py", "attention_backward.py", "tensormap.py", "triton_build.py")
+HOST = (
+    "attention_plans.py", "attention_hopper.py", "attention_ranged.py", "attention_backward.py", "tensormap.py",
+    "triton_build.py",
+)  # fmt: skip
 TRIALS = ("attention_trial.py", "attention_backward_trial.py")
 DEVICE = ("attention*", "hopper_ptx.cu")
 
@@ -37,6 +41,18 @@ def admitted_run(case: Case, arithmetic: str, device: int, kernel: str | None = 
     names = kernels_of(case, device) if kernel is None else [kernel]
     what = f"{arithmetic}/chain on attention of {case.dtype}"
     return first_admitted(what, _candidates(case, arithmetic, device, names), device)
+
+
+def ranged_run(case: Case, arithmetic: str, device: int, kernel: str | None = None) -> Run:
+    """`admitted_run` of a call whose queries have the ranges of keys that its mask shows them."""
+    main = admitted_run(together(case), arithmetic, device, kernel)
+    if not min(case.batch, case.tq, case.heads, case.tk):
+        return main
+    trial = partial(try_ranged, case=case, arithmetic=arithmetic)
+    one = Candidate(
+        "attention ranged", code_of_ranged(case, device), sources(), trial, partial(bind_ranged, case, device, main)
+    )  # fmt: skip
+    return first_admitted(f"{arithmetic}/chain on attention of {case.dtype} with ranges of a mask", [one], device)
 
 
 def _candidates(case: Case, arithmetic: str, device: int, names: list[str]) -> Iterator[Candidate[Run]]:

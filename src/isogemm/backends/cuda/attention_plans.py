@@ -23,13 +23,17 @@ from .driver import Parameter
 from .workspace import workspace
 
 __all__ = [
+    "FMA_ROWS",
     "KERNELS",
     "MAX_HEAD",
     "Case",
     "Operand",
     "bind",
+    "bind_fma",
+    "blocks_of",
     "code_of",
     "compiled",
+    "fma_defines",
     "ints",
     "kernel_of",
     "kernels_of",
@@ -40,6 +44,7 @@ __all__ = [
 ]
 
 MAX_HEAD = 256
+FMA_ROWS = 32  # queries of a block of the kernel of fused multiply-adds
 KERNELS = ("hopper", "few", "split", "leaf", "walk", "fma")
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "bool": "i8"}
@@ -185,7 +190,7 @@ def code_of(case: Case, kernel: str, device: int) -> str:
         from .attention_hopper import few_source, source
 
         makers: dict[str, Callable[[Case], dict[str, object]]] = {
-            "fma": _fma_defines, "few": lambda case: few_source(case)[1], "hopper": lambda case: source(case)[1],
+            "fma": fma_defines, "few": lambda case: few_source(case)[1], "hopper": lambda case: source(case)[1],
         }  # fmt: skip
         defines = makers[kernel](case)
     if kernel == "split" or (kernel == "few" and case.leaves > 1):
@@ -210,7 +215,7 @@ def bind(case: Case, kernel: str, device: int) -> Run:
         from .attention_hopper import bind_hopper
 
         return bind_hopper(case, device)
-    binders: dict[str, Callable[[Case, int], Run]] = {"fma": _bind_fma, "few": _bind_few}
+    binders: dict[str, Callable[[Case, int], Run]] = {"fma": bind_fma, "few": _bind_few}
     return binders[kernel](case, device) if kernel in binders else _bind_triton(case, kernel, device)
 
 
@@ -255,23 +260,36 @@ def ints(*values: int) -> list[Parameter]:
     return [("i32", value) for value in values]
 
 
-def _fma_defines(case: Case) -> dict[str, object]:
+def blocks_of(groups: int, device: int) -> int:
+    """Blocks of each of so many groups that together fill a device twice."""
+    from .device import device as facts
+
+    return -(-2 * facts(device).multiprocessors // groups)
+
+
+def fma_defines(case: Case) -> dict[str, object]:
     return {"D": case.d, "NJ": -(-case.dv // 32), "KIND": KINDS[case.dtype], **mask_defines(case)}
 
 
-def _bind_fma(case: Case, device: int) -> Run:
+def bind_fma(case: Case, device: int, ranged: tuple[int, ...] = ()) -> Run:
+    """`ranged` has strides of ranges and of the order, and its tiles, where queries have their own ranges."""
     from .driver import load
 
     columns = -(-case.dv // 32)
-    kernel = load(compiled(("attention_fma.cu",), device, _fma_defines(case), case.dtype), "attention_fma", device)
+    defines = fma_defines(case) | ({"RANGED": True} if ranged else {})
+    kernel = load(compiled(("attention_fma.cu",), device, defines, case.dtype), "attention_fma", device)
     padded = -(-case.d // 32) * 32
     shared = 4 * (32 * padded + 32 * LEAF + max(32 * (LEAF + 1), 32 * 32 * columns))
     steps = [step for x in case.operands for step in x.strides[:3]]
     params: list[Parameter] = [
         *["ptr"] * 8, *longs(*steps, *(case.mask or (0, 0, 0, 0)), *case.y_strides),
         *ints(case.tq, case.tk, case.dv, case.group, case.offset or 0), ("f32", case.c),
+        *(["ptr", "ptr", *longs(*ranged[:-1]), *ints(ranged[-1])] if ranged else []),
     ]  # fmt: skip
-    grid = (case.heads, -(-case.tq // 32), case.batch)
+    tiles = -(-case.tq // FMA_ROWS)
+    if ranged:
+        tiles = min(ranged[-1], blocks_of(case.heads * case.batch, device))
+    grid = (case.heads, tiles, case.batch)
     return kernel.bind(params, grid=grid, block=(256,), shared=shared, pdl=True)
 
 

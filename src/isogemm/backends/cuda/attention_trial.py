@@ -7,7 +7,7 @@ heads and batch entries with coprime periods, so that many heads cost the defini
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...contract.attention import LEAF, factor
+from ...contract.attention import LEAF, factor, ranges
 from ...planner.kernel_admission import difference
 from ...planner.trials import POISON, Buffer, Machine
-from .attention_plans import Case, Operand, bind, code_of, serves, steps_of
+from .attention_plans import Case, Operand, Run, bind, code_of, serves, steps_of
+from .attention_ranged import bind_ranged, code_of_ranged, together
 
-__all__ = ["dtype_of", "posed", "try_kernel"]
+__all__ = ["dtype_of", "posed", "try_kernel", "try_ranged"]
 
 Array = NDArray[Any]
+Masks = Callable[[np.random.Generator, Case, tuple[int, ...]], Array]
 COLUMNS = 13  # different columns of v: a result's column depends on its own of v alone
 MARGIN = 256  # elements around results that must stay as they are
 NATIVE = "tensor_core:native"
@@ -61,20 +63,62 @@ def try_kernel(machine: Machine, kernel: str, case: Case, arithmetic: str) -> st
     """
     tried = 0
     for each in posed(kernel, case, machine.device):
-        given = _given(each)
+        given = _given(each, _mask)
         if arithmetic == NATIVE:
-            want = _outputs(machine, "walk", each, given)[:3] if kernel != "walk" else None
+            want = _outputs(machine, bind(each, "walk", machine.device), each, given)[:3] if kernel != "walk" else None
         else:
             want = _defined(each, given, arithmetic)
-        *got, stray = _outputs(machine, kernel, each, given)
+        found = _compared(each, _outputs(machine, bind(each, kernel, machine.device), each, given), want)
         tried += 1
-        for name, x, y in zip("yml", got, want or (), strict=False):
-            found = "" if x is None or y is None else difference(name, x, y)
-            if found:
-                return f"{_said(each)}: {found}"
-        if stray:
-            return f"{_said(each)}: {stray} words beside the results were written"
+        if found:
+            return found
     return "" if tried else "no operands of a trial have this code"
+
+
+def try_ranged(machine: Machine, case: Case, arithmetic: str) -> str:
+    """As `try_kernel`, of a call whose queries have the ranges that its mask shows them.
+
+    Batch entries of one range are computed by the plainest kernel.
+    """
+    each = _alike(case)
+    if code_of_ranged(each, machine.device) != code_of_ranged(case, machine.device):
+        return "no operands of a trial have this code"
+    given = _given(each, _windows)
+    plain = "fma" if each.fma else "walk"
+    if given.mask is None:
+        return "a call without a mask has no ranges"
+    start, stop = ranges(given.mask)
+    if arithmetic == NATIVE:
+        want = _by_range(machine, each, given, start, stop)
+    else:
+        want = _defined(each, replace(given, start=start, stop=stop), arithmetic)
+    main = bind(together(each), plain, machine.device)
+    return _compared(each, _outputs(machine, bind_ranged(each, machine.device, main), each, given), want)
+
+
+def _by_range(machine: Machine, case: Case, given: Given, start: Array, stop: Array) -> tuple[Array | None, ...]:
+    """(y, m, l) of queries with a range each, by the plainest kernel for one range after another."""
+    found: tuple[Array | None, ...] = ()
+    walk, ones = bind(together(case), "walk", machine.device), np.ones(case.batch, np.int32)
+    for first, last in sorted({*zip(start.ravel().tolist(), stop.ravel().tolist(), strict=True)}):
+        bounded = replace(given, start=first * ones, stop=last * ones)
+        one = _outputs(machine, walk, case, bounded)[:3]
+        found = found or one
+        for whole, part in zip(found, one, strict=True):
+            if whole is not None and part is not None:
+                rows = (start == first) & (stop == last)
+                whole[rows] = part[rows]
+    return found
+
+
+def _compared(case: Case, got: tuple[Any, ...], want: tuple[Any, ...] | None) -> str:
+    """The first difference of (y, m, l, words written beside them) and what is wanted; empty where there is none."""
+    *results, stray = got
+    for name, x, y in zip("yml", results, want or (), strict=False):
+        found = "" if x is None or y is None else difference(name, x, y)
+        if found:
+            return f"{_said(case)}: {found}"
+    return f"{_said(case)}: {stray} words beside the results were written" if stray else ""
 
 
 def _said(case: Case) -> str:
@@ -168,7 +212,7 @@ def _fix(case: Case, sizes: tuple[int, ...], bounds: bool, stats: bool, offset: 
     )  # fmt: skip
 
 
-def _given(case: Case) -> Given:
+def _given(case: Case, masks: Masks) -> Given:
     """Contents for a case, drawn anew for each shape, the same in every process."""
     q, k, v = case.operands
     b, heads, tq, _ = q.shape
@@ -191,7 +235,7 @@ def _given(case: Case) -> Given:
         views.append(view.copy().view(dtype_of(case.dtype)))
     mask = flat_mask = None
     if case.mask is not None:
-        flat_mask, mask = _laid(_mask(random, case, (b, heads, tq, tk)), case.mask, 0)
+        flat_mask, mask = _laid(masks(random, case, (b, heads, tq, tk)), case.mask, 0)
         mask = mask.copy().view(bool if case.masks == 1 else dtype_of(case.dtype_mask or ""))
     return Given((flats[0], flats[1], flats[2], flat_mask), begin, views[0], views[1], views[2], mask, start, stop)
 
@@ -279,9 +323,33 @@ def _mask(random: np.random.Generator, case: Case, shape: tuple[int, ...]) -> Ar
     one[6::29] = False
     two = np.roll(one, 1, 1)
     seen = np.where((np.arange(heads) % 2 == 0)[None, :, None, None], one, two) & np.ones((b, 1, 1, 1), bool)
+    return _as_mask(random, case, seen)
+
+
+def _windows(random: np.random.Generator, case: Case, shape: tuple[int, ...]) -> Array:
+    """Runs of queries whose keys begin anywhere, with holes, and some that see none; other ones for other heads.
+
+    Those of the second batch entry begin at the same place of their leaves.
+    """
+    tq, tk = shape[2:]
+    item, head, t, j = (np.arange(n) for n in shape)
+    run = (item[:, None, None] + head[:, None] + t // 12) % 6
+    start = np.where(
+        item[:, None, None] % 2, np.array([5, 133, 5, 5, 133, 5])[run], np.array([64, 0, 5, 37, 133, 200])[run]
+    )
+    start, stop = np.minimum(start, max(tk - 1, 0))[..., None], (tk - run * tk // 16)[..., None]
+    seen = (j >= start) & (j < stop) & ((random.random((tq, tk)) < 0.8) | (j == start) | (j == stop - 1))
+    seen[:, :, 6::29] = False
+    return _as_mask(random, case, np.ascontiguousarray(seen))
+
+
+def _as_mask(random: np.random.Generator, case: Case, seen: Array) -> Array:
+    """A mask of the case's dtype that shows these keys."""
     if case.masks == 1:
         return seen.view(np.uint8)
-    added = np.where(seen, random.standard_normal((tq, tk)).astype(np.float32) * (t % 3), np.float32(-np.inf))
+    tq, tk = seen.shape[2:]
+    rows = np.arange(tq)[:, None]
+    added = np.where(seen, random.standard_normal((tq, tk)).astype(np.float32) * (rows % 3), np.float32(-np.inf))
     return _words(added, case.dtype_mask or "")
 
 
@@ -302,11 +370,12 @@ def _defined(case: Case, given: Given, arithmetic: str) -> tuple[Array, Array, A
     out = dtype_of(case.dtype_out)
     y, stats = np.empty((b, heads, tq, case.dv), out), np.empty((2, b, heads, tq), np.float32)
     known: dict[Any, tuple[Array, ...]] = {}
+    ends = given.start, given.stop
     for i, h in np.ndindex(b, heads):
         kv = h // case.group
         q, k, v = given.q[i, h], given.k[i, kv], given.v[i, kv, :, :COLUMNS]
         mask = None if given.mask is None else given.mask[i, h]
-        start, stop = (None if x is None else x[i : i + 1] for x in (given.start, given.stop))
+        start, stop = (None if x is None else x[i : i + 1, h : h + 1] if x.ndim == 3 else x[i : i + 1] for x in ends)
         parts = [x if x is None else x.tobytes() for x in (q, k, v, mask, start, stop)]
         key = tuple(parts)
         if key not in known:
@@ -319,10 +388,9 @@ def _defined(case: Case, given: Given, arithmetic: str) -> tuple[Array, Array, A
     return y, stats[0], stats[1]
 
 
-def _outputs(machine: Machine, kernel: str, case: Case, given: Given) -> tuple[Array, Array | None, Array | None, int]:
-    """Bits of y, m and l, and how many words beside them were written."""
+def _outputs(machine: Machine, run: Run, case: Case, given: Given) -> tuple[Array, Array | None, Array | None, int]:
+    """Bits of y, m and l of a launch, and how many words beside them were written."""
     (b, heads, tq, _), words = case.operands[0].shape, _words(np.zeros(1, np.float32), case.dtype_out).dtype
-    run = bind(case, kernel, machine.device)
     held = [None if x is None else machine.put(x) for x in given.flats]
     bounds = [None if x is None else machine.put(x) for x in (given.start, given.stop)]
     target, count = _target(machine, b * heads * tq * case.dv, words)

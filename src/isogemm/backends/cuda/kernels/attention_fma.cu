@@ -4,7 +4,12 @@
 // Order      leaves of 128 keys from `lo`, ascending; s walks d, and [o_n | l_n] the keys, one fma at a time, ascending.
 //            What pads d and keys is +0 times -0: fma(+0, -0, x) is x for every x.
 // Roles      32 queries to a block, 4 to a warp; a lane has 4 keys of each in s, NJ columns of each in o.
+// RANGED     batch entries whose queries start in different places of a leaf: `start` and `stop` are those of each query, and
+//            blocks take tiles of the order of attention_ranges.cu in turn. Other entries were computed elsewhere.
 #include "attention_steps.cu"
+#ifndef RANGED
+#define RANGED 0
+#endif
 
 DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -15,26 +20,52 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 attention_fma(const void* q, const void* k, const void* v, const void* mask, const int* start, const int* stop, void* y,
               float* stats, i64 q_b, i64 q_h, i64 q_t, i64 k_b, i64 k_h, i64 k_t, i64 v_b, i64 v_h, i64 v_t, i64 mask_b,
               i64 mask_h, i64 mask_t, i64 mask_k, i64 y_b, i64 y_h, i64 y_t, int tq, int tk, int dv, int group, int offset,
-              float c) {
+              float c
+#if RANGED
+              , const int* apart, const int* order, i64 range_b, i64 range_h, i64 range_t, i64 order_b, i64 order_h, int tiles
+#endif
+) {
   extern __shared__ float memory[];
   float *qs = memory, *ps = qs + ROWS * DP, *slice = ps + ROWS * LEAF;  // slice: of k, then of v
   wait_for_predecessor();
   release_successor();
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int heads = gridDim.x, head = blockIdx.x, item = blockIdx.z, tile = gridDim.y - 1 - blockIdx.y;
+  const int heads = gridDim.x, head = blockIdx.x, item = blockIdx.z;
   const i64 q_at = item * q_b + head * q_h, k_at = item * k_b + head / group * k_h, v_at = item * v_b + head / group * v_h;
-  const int lo = start ? max(start[item], 0) : 0, hi = stop ? min(stop[item], tk) : tk;
-  const int end = CAUSAL ? min(hi, min(tq, (tile + 1) * ROWS) + offset) : hi;
+#if RANGED
+  __shared__ int tokens[ROWS], ends[ROWS], bounds[2];
+  if (!apart[item]) return;
+  for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+    __syncthreads();
+    if (threadIdx.x < ROWS) {
+      const int token = order[item * order_b + head * order_h + tile * ROWS + threadIdx.x];
+      const i64 at = item * range_b + head * range_h + token * range_t;
+      const int begin = token < 0 ? 0 : start[at], end = token < 0 ? 0 : stop[at];
+      tokens[threadIdx.x] = token < 0 ? tq : token, ends[threadIdx.x] = end;
+      const int least = __reduce_min_sync(~0u, begin < end ? begin : tk), most = __reduce_max_sync(~0u, end);
+      if (threadIdx.x == 0) bounds[0] = least, bounds[1] = most;
+    }
+    __syncthreads();
+    const int lo = bounds[0], hi = bounds[1], end = hi;
+#define TOKEN(i) tokens[i]
+#define REACH(r) ends[warp * R + r]
+#else
+  {
+    const int tile = gridDim.y - 1 - blockIdx.y, lo = start ? max(start[item], 0) : 0, hi = stop ? min(stop[item], tk) : tk;
+    const int end = CAUSAL ? min(hi, min(tq, (tile + 1) * ROWS) + offset) : hi;
+#define TOKEN(i) (tile * ROWS + (i))
+#define REACH(r) (CAUSAL ? min(hi, row[r] + offset + 1) : hi)
+#endif
   for (int at = threadIdx.x; at < ROWS * DP; at += THREADS) {
-    const int row = tile * ROWS + at / DP, d = at % DP;
+    const int row = TOKEN(at / DP), d = at % DP;
     qs[at] = row < tq && d < D ? load_as<KIND>(q, q_at + row * q_t + d) : 0.0f;
   }
   int row[R], reach[R];
   float o[R][NJ], l[R], m[R];
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    row[r] = tile * ROWS + warp * R + r;
-    reach[r] = CAUSAL ? min(hi, row[r] + offset + 1) : hi;
+    row[r] = TOKEN(warp * R + r);
+    reach[r] = REACH(r);
     l[r] = 0.0f, m[r] = NONE;
 #pragma unroll
     for (int j = 0; j < NJ; ++j) o[r][j] = 0.0f;
@@ -138,5 +169,6 @@ attention_fma(const void* q, const void* k, const void* v, const void* mask, con
       if (lane + 32 * j < dv) store_as<OUT>(y, item * y_b + head * y_h + row[r] * y_t + lane + 32 * j, finish(o[r][j], over, l[r]));
     const i64 line = ((i64)item * heads + head) * tq + row[r];
     if (lane == 0 && stats) stats[line] = m[r] + 0.0f, stats[(i64)gridDim.z * heads * tq + line] = canonical(l[r]);
+  }
   }
 }

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from isogemm.lab import Candidate, GraphClock, environment, interleave, write_json
+from isogemm.lab import Candidate, environment, interleave, write_json
+from isogemm.lab.gpu_clock import GraphClock
 
 HEADS, SHARED, WIDTH = 16, 8, 128
 PREFILL = [(1, 4096), (4, 2048), (8, 300)]  # batch, tokens
@@ -49,26 +50,20 @@ def cases(torch: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     sdpa = torch.nn.functional.scaled_dot_product_attention
     torch.manual_seed(0)
     for b, t in PREFILL:
-        q, k, v = operands(torch, b, t, t)
-        yield (
-            f"causal {b}x{t}",
-            {
-                "isogemm": lambda i: ours.attention(q, k, v, causal=True),
-                "torch": lambda i: sdpa(q, k, v, is_causal=True, enable_gqa=True),
-            },
-        )
-        for what, mask in (("padded", shown(torch, b, t, t)), ("window", shown(torch, b, t, t, t // WINDOW))):
-            yield f"{what} {b}x{t}", both(ours, sdpa, q, k, v, mask)
+        yield f"causal {b}x{t}", calls(ours, sdpa, operands(torch, b, t, t), causal=True)
+        for what, window in (("padded", 0), ("window", t // WINDOW)):
+            yield f"{what} {b}x{t}", calls(ours, sdpa, operands(torch, b, t, t), shown(torch, b, t, t, window))
     for b, t in DECODE:
-        q, k, v = operands(torch, b, 1, t)
-        yield f"decode {b}x{t}", {"isogemm": lambda i: ours.attention(q, k, v)}
-        yield f"decode padded {b}x{t}", both(ours, sdpa, q, k, v, shown(torch, b, 1, t))
+        yield f"decode {b}x{t}", calls(ours, sdpa, operands(torch, b, 1, t))
+        yield f"decode padded {b}x{t}", calls(ours, sdpa, operands(torch, b, 1, t), shown(torch, b, 1, t))
 
 
-def both(ours: Any, sdpa: Any, q: Any, k: Any, v: Any, mask: Any) -> dict[str, Any]:
+def calls(ours: Any, sdpa: Any, x: list[Any], mask: Any = None, causal: bool = False) -> dict[str, Any]:
+    """isogemm's call and torch's, of the same arguments."""
+    given = {"is_causal": causal, "enable_gqa": True}
     return {
-        "isogemm": lambda i: ours.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True),
-        "torch": lambda i: sdpa(q, k, v, mask, enable_gqa=True),
+        "isogemm": lambda i: ours.scaled_dot_product_attention(*x, mask, **given),
+        "torch": lambda i: sdpa(*x, mask, **given),
     }
 
 

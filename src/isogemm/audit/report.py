@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..disk import write_whole
 from .cases import NOT_A_NUMBER, ULP_BINS, FirstDifference, Outcome, Status
 from .data import Array
 
@@ -308,14 +309,11 @@ class Report:
         } | ({"quantized": self.quantized} if self.quantized else {})
 
     def write_json(self, path: str | Path) -> Path:
-        """Write `to_dict` to a file; missing folders are made."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        return target
+        """Write `to_dict` to a file, which appears whole or not at all; missing folders are made."""
+        return write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     def write_html(self, path: str | Path) -> Path:
-        """Write a page with the figures; it needs no network.
+        """Write a page with the figures, whole or not at all; it needs no network.
 
         Raises
         ------
@@ -324,11 +322,7 @@ class Report:
         """
         from .html import page
 
-        target = Path(path)
-        text = page(self)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-        return target
+        return write_whole(path, page(self))
 
 
 def _words(a: Array) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import os
 import shutil
 import signal
 import struct
@@ -12,13 +11,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
+from ..disk import replacing
 from ..errors import OptionError, ShapeError
 from .files import Entry, TensorFile, load
 from .formats import FORMATS, BlockFormat, format_of
@@ -57,6 +56,8 @@ def quantize_command(
     try:
         if out.exists() and not out.is_file():  # a folder; or a pipe or a device, which a file would take the place of
             raise OSError(f"{out} is no file")
+        if not out.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {out.parent}")
         _write(file, planned, out)
     except OSError as error:
         raise OptionError(
@@ -125,28 +126,15 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _new_beside(out: Path) -> Path:
-    """A new, empty file with a name that nobody had: a file that is there may be the input, which is mapped."""
-    for i in count():
-        part = out.with_name(f"{out.name}.part{i or ''}")
-        try:
-            part.touch(exist_ok=False)
-            break
-        except FileExistsError:
-            continue
-    return part
-
-
 def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> None:
     """Write a file under another name, and give it its own when it is whole."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     gguf = package()
-    part = _new_beside(out)  # an error here leaves nothing to remove
     with ExitStack() as stack:
         stack.enter_context(_stoppable())
-        stack.callback(part.unlink, missing_ok=True)  # last, however the writer ends
+        part = stack.enter_context(replacing(out, lasting=False))  # last, however the writer ends
         writer = _writer(gguf, part, str(file.metadata.get("general.architecture", "unknown")))
         stack.callback(writer.close)
         _copy_metadata(gguf, writer, file)
@@ -165,7 +153,6 @@ def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]
                 writer.write_tensor_data(_bytes_of(file, entry, chosen))
                 bars.advance(task)
         writer.close()
-        os.replace(part, out)
 
 
 def _writer(gguf: Any, path: Path, architecture: str) -> Any:

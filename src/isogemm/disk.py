@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "cache_folder",
@@ -19,6 +22,7 @@ __all__ = [
     "read_own",
     "replacing",
     "say_not_kept",
+    "stoppable",
     "write_whole",
 ]
 
@@ -88,6 +92,28 @@ def replacing(path: str | Path, *, lasting: bool = True) -> Iterator[Path]:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """What ends a process without a word becomes an exception, so that what is half written is removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    chosen = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in chosen}
+    before = {number: handler for number, handler in before.items() if handler == signal.SIG_DFL}
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def write_whole(path: str | Path, content: str | bytes, *, lasting: bool = True) -> Path:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import shutil
-import signal
 import struct
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from ..disk import replacing
+from ..disk import replacing, stoppable
 from ..errors import OptionError, ShapeError
 from .files import Entry, TensorFile, load
 from .formats import FORMATS, BlockFormat, format_of
@@ -104,28 +102,6 @@ def _room(planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> st
     return f" (the tensors take {needed} bytes; {free} are free in {out.parent})"
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """What ends a process without a word becomes an exception, so that what is half written is removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    chosen = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in chosen}
-    before = {number: handler for number, handler in before.items() if handler == signal.SIG_DFL}
-    try:
-        for number in before:
-            signal.signal(number, stop)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> None:
     """Write a file under another name, and give it its own when it is whole."""
     from rich.console import Console
@@ -133,7 +109,7 @@ def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]
 
     gguf = package()
     with ExitStack() as stack:
-        stack.enter_context(_stoppable())
+        stack.enter_context(stoppable())
         part = stack.enter_context(replacing(out, lasting=False))  # last, however the writer ends
         writer = _writer(gguf, part, str(file.metadata.get("general.architecture", "unknown")))
         stack.callback(writer.close)

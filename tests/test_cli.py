@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ def isogemm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sys, "argv", ["isogemm", *words])
     status = 0
     try:
-        cli.main()
+        cli.command_line()
     except SystemExit as end:
         status = int(end.code or 0)
     captured = capsys.readouterr()
@@ -163,6 +165,62 @@ def test_bad_usage_leaves_an_existing_report_alone(run, shapes: str, tmp_path: P
     assert (tmp_path / "r.json").read_text() == "kept"
 
 
+def test_bad_usage_leaves_neither_files_nor_folders(run, shapes: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    before = sorted(tmp_path.rglob("*"))
+    words = ("audit", "-p", "nonsense", "--shapes", shapes, "--json", str(tmp_path / "new" / "r.json"))
+    assert run(*words, "--html", str(tmp_path / "r.html"))[0] == 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_fills_up_leaves_the_old_report(run, shapes: str, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "r.json").write_text("kept")
+
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        path.open("wb").close()  # there is room for a name
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_text", full)
+    words = ("--relation", "rerun", "--json", str(tmp_path / "r.json"))
+    status, _, error = run("audit", "--shapes", shapes, *SMALL, *words)
+    assert status == 2
+    assert "No space left on device" in error
+    assert (tmp_path / "r.json").read_text() == "kept"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r.json", "shapes.csv"]
+
+
+@pytest.mark.parametrize(
+    "error", [None, OSError("libtorch.so: cannot open shared object file")], ids=["none", "broken"]
+)
+def test_a_provider_that_was_named_and_did_not_run_is_no_pass(  # type: ignore[no-untyped-def]
+    run, shapes: str, tmp_path: Path, monkeypatch, error: OSError | None
+) -> None:
+    def no_torch(name: str, *rest: Any, **options: Any) -> Any:
+        if name == "torch" and error:
+            raise error
+        return real(name, *rest, **options)
+
+    real = builtins.__import__
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(builtins, "__import__", no_torch)
+    out = tmp_path / "r.json"
+    words = ("audit", "--shapes", shapes, *SMALL, "--relation", "rerun")
+    status, text, _ = run(*words, "-p", "torch", "--json", str(out))
+    assert status == 3
+    said = text.splitlines()[-2]  # the last one names the file
+    assert said.startswith("Did not run, which is no pass: torch (")
+    assert said.endswith("Exit status 3")
+    assert not json.loads(out.read_text())["ok"]
+    assert run(*words, "-p", "torch,isogemm", "--require", "torch")[0] == 3
+    assert run(*words, "-p", "torch,isogemm", "--require", "isogemm")[0] == 0  # said, and not asked for
+    assert run(*words, "-p", "torch,numpy", "--require", "none")[0] == 0
+    assert run(*words, "-p", f"torch,{FAKES}:by_m", "--relation", "population")[0] == 1  # what was seen counts first
+    case = "provider=torch&relation=population&m=2&against=1&n=4&k=4&dtype=float32&seed=0"
+    status, _, said = run("audit", "--replay", case)
+    assert status == 3
+    assert "cannot replay: " in said
+
+
 def test_plan(run) -> None:  # type: ignore[no-untyped-def]
     status, out, _ = run("plan", "4", "64", "32", "--threads", "2")
     assert status == 0
@@ -201,7 +259,7 @@ def test_audit_does_not_import_torch(shapes: str) -> None:
     code = (
         "import sys; from isogemm import cli; sys.argv = ['isogemm', 'audit', '-p', 'numpy', '--require', 'none',"
         f" '--shapes', {shapes!r}, '--m', '1,2']\n"
-        "try: cli.main()\n"
+        "try: cli.command_line()\n"
         "except SystemExit as end: assert not end.code\n"
         "assert 'torch' not in sys.modules; assert 'altair' not in sys.modules"
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ._version import __version__
+from .disk import check_room
 from .errors import IsogemmError, OptionError
 from .lab.admissions import admissions_command
 from .quant import cli as quant_cli
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from .audit import Report, WeightSource
     from .models import Linear
 
-__all__ = ["app", "main"]
+__all__ = ["app", "command_line", "main"]
+
+DID_NOT_RUN = 3
 
 app = typer.Typer(
     name="isogemm",
@@ -34,9 +37,23 @@ Several = list[str] | None
 
 
 def main() -> None:
-    """Run the command line; a typed error is bad usage: one line and exit status 2."""
+    """Run the command line; an audit in a process of its own, since what it calls may end the process."""
+    if sys.argv[1:2] != ["audit"] or "--help" in sys.argv:
+        command_line()
+        return
+    from .audit.apart import AuditEnded, apart
+
     try:
-        app()
+        sys.exit(apart())
+    except AuditEnded as error:
+        typer.echo(f"isogemm: {error}", err=True)
+        sys.exit(DID_NOT_RUN)
+
+
+def command_line() -> None:
+    """Run the command line in this process; a typed error is bad usage: one line and exit status 2."""
+    try:
+        app(prog_name="isogemm")
     except IsogemmError as error:
         typer.echo(f"isogemm: {error}", err=True)
         sys.exit(2)
@@ -123,8 +140,8 @@ def audit_command(
 ) -> None:
     """Check which calls of a matrix product, or of a whole model, keep their bits, for isogemm and for yours.
 
-    Exit status: 0 when the required providers hold, 1 when not, 2 for bad usage. With --replay: 0 when that case
-    holds, 1 when it does not.
+    Exit status: 0 when the required providers hold, 1 when not, 2 for bad usage, 3 when one did not run: without
+    --require, any that is named. With --replay: 0 when that case holds, 1 when it does not, 3 when it cannot run.
     """
     from .audit import run
 
@@ -303,7 +320,8 @@ def _replay(text: str) -> NoReturn:
     try:
         case, outcome = replay(text)
     except Absent as why:
-        raise OptionError("cannot replay", limit="an installed provider", value=str(why), nearest="install it") from why
+        typer.echo(f"isogemm: cannot replay: {why}", err=True)
+        raise typer.Exit(DID_NOT_RUN) from why
     print_outcome(case, outcome, Console())
     raise typer.Exit(0 if outcome.status == "held" else 1)
 
@@ -340,17 +358,17 @@ def _check_outputs(json: str, html: str) -> None:
     """Refuse before the work what could not be written after it."""
     for path in filter(None, (json, html)):
         try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "a", encoding="utf-8"):
-                pass
+            check_room(path)
         except OSError as error:
-            raise OptionError(
-                "cannot write", limit="a writable file", value=str(error), nearest=Path(path).name
-            ) from error
+            raise _cannot_write(path, error) from error
     if html:
         from .audit.html import require_extra
 
         require_extra()
+
+
+def _cannot_write(path: str, error: OSError) -> OptionError:
+    return OptionError("cannot write", limit="a writable file", value=str(error), nearest=Path(path).name)
 
 
 @contextmanager
@@ -371,8 +389,10 @@ def _finish(report: Report, json: str, html: str) -> NoReturn:
     from .audit.console import print_report
 
     print_report(report, Console())
-    if json:
-        typer.echo(f"JSON: {report.write_json(json)}")
-    if html:
-        typer.echo(f"Page: {report.write_html(html)}")
-    raise typer.Exit(0 if report.ok else 1)
+    for what, path, write in (("JSON", json, report.write_json), ("Page", html, report.write_html)):
+        if path:
+            try:
+                typer.echo(f"{what}: {write(path)}")
+            except OSError as error:
+                raise _cannot_write(path, error) from error
+    raise typer.Exit(report.exit_status)

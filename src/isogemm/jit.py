@@ -1,15 +1,15 @@
 """Numba with a cache that knows every file a kernel is made of.
 
-Numba stamps a cached kernel with its own file's time and size alone. A kernel here also depends on the vector code that
-its intrinsics emit elsewhere, and reproducible wheels give every file the same time, so an upgrade could leave a stale
-kernel behind, that is: other bits. The cache directory is therefore named by a hash over the package's kernel sources.
+Numba knows a cached kernel by its own file alone. A kernel here also depends on the vector code that its intrinsics
+emit elsewhere, so an upgrade could leave a stale kernel behind, that is: other bits. The cache directory is therefore
+named by a hash over the package's kernel sources, and `isogemm.kernel_cache` keeps what is in it. Numba's global
+configuration is read and never set: other users of Numba in the process have it too.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import sys
 import threading
 import time
@@ -17,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cache_directory", "compile_entry", "compile_seconds", "njit"]
+from .disk import cache_folder, check_room
+
+__all__ = ["cache_directory", "compile_entry", "compile_seconds", "dispatcher", "njit"]
 
 _SOURCES = ("jit.py", "floating.py", "contract", "backends/cpu")
 _seconds = 0.0
@@ -39,13 +41,11 @@ def source_stamp() -> str:
 
 
 @functools.cache
-def cache_directory() -> Path:
-    """Where compiled kernels of this version are kept."""
-    import platformdirs
-
+def cache_directory() -> Path | None:
+    """Where compiled kernels of this version are kept; None where there is no place for it."""
     from ._version import __version__
 
-    return Path(platformdirs.user_cache_dir("isogemm", appauthor=False)) / f"kernels-{__version__}-{source_stamp()}"
+    return cache_folder(f"kernels-{__version__}-{source_stamp()}")
 
 
 def compile_seconds() -> float:
@@ -57,41 +57,27 @@ def njit(function: Callable[..., Any] | None = None, *, signature: Any = None, *
     """``numba.njit`` without the GIL, cached in `cache_directory`; compiled when called, or now for `signature`."""
     if function is None:
         return functools.partial(njit, signature=signature, **options)
-    import numba
+    from .kernel_cache import KernelCache
 
     listen()
-    options.setdefault("nogil", True)
-    dispatcher = numba.njit(**options)(function)
-    with_cache(dispatcher.enable_caching)
+    made = dispatcher(function, **options)
+    made._cache = KernelCache(function, cache_directory())
     if signature is not None:
-        dispatcher.compile(signature)
-        dispatcher.disable_compile()
-    return dispatcher
+        made.compile(signature)
+        made.disable_compile()
+    return made
 
 
-def with_cache(enable: Callable[[], Any]) -> Any:
-    """Call `enable` with Numba's cache pointed at `cache_directory`; without a writable one, uncached and said so."""
-    from numba.core import config
+def dispatcher(function: Callable[..., Any], **options: Any) -> Any:
+    """``numba.njit`` without the GIL and without a cache; never `function` itself, as NUMBA_DISABLE_JIT has it.
 
-    folder = cache_directory()
-    if not _can_keep(folder):
-        # Numba would fall back to a folder beside the source, where the stamp does not reach.
-        _say_uncached(str(folder))
-        return None
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(folder)
-    try:
-        return enable()
-    except RuntimeError as error:  # no locator: the directory cannot be written after all
-        _say_uncached(str(error))
-        return None
-    finally:
-        config.CACHE_DIR = before
+    That setting is there to step through a user's functions in Python. Kernels are made of instructions, which Python
+    has not.
+    """
+    from numba.core.registry import CPUDispatcher
 
-
-@functools.cache
-def _say_uncached(why: str) -> None:
-    say(f"kernels are not cached, every process compiles them anew: cannot write {why}")
+    given = {"nopython": True, "boundscheck": None, "nogil": True} | options
+    return CPUDispatcher(py_func=function, locals={}, targetoptions=given)
 
 
 def say(text: str) -> None:
@@ -101,15 +87,19 @@ def say(text: str) -> None:
 
 def compile_entry(signature: Any, function: Callable[..., Any]) -> Any:
     """``numba.cfunc`` in `cache_directory`: `function` compiled for C callers, with its address."""
-    import numba
+    from numba.core.ccallback import CFunc
+    from numba.core.sigutils import normalize_signature
+
+    from .kernel_cache import KernelCache
 
     global _seconds
     started, before = time.perf_counter(), _seconds
-    soon = threading.Timer(ANNOUNCE_AFTER, announce)  # a cached entry loads sooner than that
+    soon = threading.Timer(ANNOUNCE_AFTER, announce)  # what is compiled sooner needs no word
     soon.daemon = True
-    soon.start()
+    compiled: Any = CFunc(function, normalize_signature(signature), locals={}, options={})
+    compiled._cache = KernelCache(function, cache_directory(), missed=soon.start)
     try:
-        compiled = with_cache(lambda: numba.cfunc(signature, cache=True)(function)) or numba.cfunc(signature)(function)
+        compiled.compile()
     finally:
         soon.cancel()
     if not compiled.cache_hits:
@@ -126,11 +116,15 @@ def announce() -> None:
         say(f"compiling kernels for this CPU{f', once; they are kept in {folder}' if _can_keep(folder) else ''}")
 
 
-def _can_keep(folder: Path) -> bool:
-    """Whether files can be written to `folder`, or it can be made."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+def _can_keep(folder: Path | None) -> bool:
+    """Whether a file can be written to `folder`, or it can be made: tried, because rights do not say it of root."""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            check_room(folder / "kernel")
+    except OSError:
+        return False
+    return folder is not None
 
 
 def listen() -> None:

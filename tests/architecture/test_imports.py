@@ -16,8 +16,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Layers of the core, lowest first: a module imports its own layer and those below.
 LAYERS = (
-    {"errors", "_version", "__version__"},
-    {"aliasing", "floating", "ghost", "given", "jit", "threads"},
+    {"disk", "errors", "_version", "__version__"},
+    {"aliasing", "floating", "ghost", "given", "jit", "kernel_cache", "threads"},
     {"contract", "problem"},
     {"interop", "interop_cuda"},
     {"backends", "planner", "quant"},

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from isogemm import audit  # noqa: E402
+from isogemm.audit.transformer.relations import RELATIONS, Scope, not_promised  # noqa: E402
 from isogemm.audit.transformer.runs import STRIDE, Prompts, prompt_length  # noqa: E402
 from isogemm.audit.transformer.subject import Subject  # noqa: E402
 from isogemm.audit.transformer.trace import Trace, first_difference  # noqa: E402
@@ -63,6 +64,42 @@ def test_a_model_without_faults_holds():
     report = audit.model(ExactForCausalLM(), mode="plain", **SMALL)
     assert set(statuses(report).values()) == {"held", "changed"}
     assert [name for name, s in statuses(report).items() if s == "changed"] == ["micro-batches"]  # .grad is a sum
+
+
+def test_what_invariant_does_not_promise_is_reported_and_not_required():
+    """Sums in .grad are torch's. Asked for alone, they are what is asked for."""
+    relations = ["rerun", "population", "micro-batches"]
+    report = audit.model(ExactForCausalLM(), mode="invariant", relations=relations, **SMALL)
+    assert statuses(report, "invariant") == {"rerun": "held", "population": "held", "micro-batches": "changed"}
+    assert report.ok
+    assert (report.held("invariant"), report.exit_status) == (True, 0)
+    *_, entry = report.to_dict()["providers"][0]["relations"]
+    assert entry["not_promised"]["changed"] == entry["changed"] == 1
+    assert "changed, not promised" in str(report)
+    assert "no bit changed that is promised; " in str(report)
+    assert "not promised, and changed: micro-batches in 1 case (micro-batches add up in .grad" in str(report)
+    alone = audit.model(ExactForCausalLM(), mode="invariant", relations=["micro-batches"], **SMALL)
+    assert (alone.ok, alone.exit_status) == (False, 1)
+    faulty = audit.model(ExactForCausalLM("tokens"), mode="invariant", relations=["prefill", "micro-batches"], **SMALL)
+    assert (faulty.ok, faulty.exit_status) == (False, 1)
+
+
+def test_what_is_promised():
+    scope = Scope(11)
+    free = {
+        (mode, attention): {
+            (name, params.get("pad"))
+            for name, relation in RELATIONS.items()
+            for params in relation.cases(scope)
+            if not_promised(mode, name, params, attention)
+        }
+        for mode in ("plain", "invariant", "convert")
+        for attention in ("sdpa", "eager")
+    }
+    sums = {("micro-batches", None)}
+    assert free.pop(("invariant", "sdpa")) == sums
+    assert free.pop(("invariant", "eager")) == sums | {("left-padding", 3), ("left-padding", 29), ("decode", 29)}
+    assert not any(free.values())
 
 
 def test_a_batch_dependent_operator_is_named():

@@ -24,7 +24,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  #
         monkeypatch.setattr(sys, "argv", ["isogemm", *words])
         status = 0
         try:
-            cli.main()
+            cli.command_line()
         except SystemExit as end:
             status = int(end.code or 0)
         captured = capsys.readouterr()

@@ -95,7 +95,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("isogemm.lab.rows.os.replace", stop)
+    monkeypatch.setattr("os.replace", stop)
     with pytest.raises(KeyboardInterrupt):
         write_json(path, [{"a": 2}], environment={})
     assert read_json(path)["rows"] == [{"a": 1}]

@@ -14,6 +14,7 @@ from .words import (
     measured,
     not_measured,
     not_required,
+    not_run,
     provider_text,
     relation_cases,
     speed_by_m,
@@ -47,10 +48,12 @@ def print_report(report: Report, console: Console) -> None:
         _line(console, Text(note, "dim"))
     if report.required:
         names = ", ".join(report.required)
-        verdict = ("held", "green") if report.ok else ("did not hold", "red")
+        verdict = ("held", "green") if all(map(report.held, report.required)) else ("did not hold", "red")
         _line(console, Text.assemble("Required: ", names, " ", verdict))
     if warning := not_required(report):
         _line(console, Text(warning, "yellow"))
+    if warning := not_run(report):
+        _line(console, Text(warning, "red"))
 
 
 def print_outcome(case: Case, outcome: Outcome, console: Console) -> None:
@@ -79,7 +82,8 @@ def _table(result: ProviderResult) -> Table:
         changed = f"{r.changed_outputs:,} of {r.outputs:,}" if r.outputs else "-"
         largest = ulps_text(r.max_ulp).removesuffix(" ULP") if r.outputs else "-"
         median = median_ulps(r.histogram) or ("0" if r.outputs else "-")
-        table.add_row(r.relation, relation_cases(r), changed, median, largest, Text(r.status, style))
+        word = f"{r.status}, not promised" if r.status == "changed" and r.demanded != "changed" else r.status
+        table.add_row(r.relation, relation_cases(r), changed, median, largest, Text(word, style))
     return table
 
 

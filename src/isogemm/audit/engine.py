@@ -81,7 +81,8 @@ def run(
         file.
     require : sequence of str, optional
         Names of the providers that `Report.ok` asks for; audited too where they are not in `providers`. By default
-        your own, that is those that are not built in, where `providers` has any; else isogemm.
+        your own, that is those that are not built in, where `providers` has any, else isogemm; and then every one of
+        `providers` has to have run.
     dtype : {"float32", "bfloat16", "float16"}
         Of x and w.
     seed : int
@@ -135,8 +136,11 @@ def run(
     )
     named = _named(providers)
     required = tuple(require if require is not None else _own(named) or ("isogemm",))
+    wanted = () if require is not None else tuple(named)
     named |= _named([name for name in required if name not in named])
-    return _Audit(settings, named, required, progress or (lambda done, total, text: None)).report()
+    found = _Audit(settings, named, required, progress or (lambda done, total, text: None)).report()
+    found.wanted = wanted
+    return found
 
 
 class _Audit:

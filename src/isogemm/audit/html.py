@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import OptionError
 from .cases import FirstDifference, median_ulps, ulps_text
 from .report import ProviderResult, RelationResult, Report
-from .words import measured, not_measured, not_required, provider_text, speed_by_m, status_word
+from .words import measured, not_measured, not_required, not_run, provider_text, speed_by_m, status_word
 
 __all__ = ["page", "require_extra"]
 
@@ -109,11 +109,15 @@ def _spec(make: Callable[[Report], Any], report: Report) -> Any:
 
 
 def _verdict(report: Report) -> str:
-    warning = f'<p class="quiet">{escape(text)}</p>' if (text := not_required(report)) else ""
+    warning = "".join(
+        f'<p class="quiet">{escape(text)}</p>' for text in (not_required(report), not_run(report)) if text
+    )
     if not report.required:
         return f'<p class="verdict">No provider was required to hold.</p>{warning}'
     names = ", ".join(map(escape, report.required))
-    word, kind = ("kept every bit", "held") if report.ok else ("did not keep every bit", "failed")
+    word, kind = (
+        ("kept every bit", "held") if all(map(report.held, report.required)) else ("did not keep every bit", "failed")
+    )
     return f'<p class="verdict {kind}">{names} {word}.</p>{warning}'
 
 

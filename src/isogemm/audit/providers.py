@@ -160,6 +160,8 @@ class TorchProvider(Provider):
             import torch
         except ImportError as error:
             raise Absent(f"torch is not installed here ({error})") from error
+        except Exception as error:  # an installation without one of its libraries, for example
+            raise Absent(f"importing torch failed: {type(error).__name__}: {error}") from error
         super().__init__()
         self._torch: Any = torch
         self.forms |= {"strided": self._strided, "shared": self._shared}

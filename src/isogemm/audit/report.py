@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..disk import write_whole
 from .cases import NOT_A_NUMBER, ULP_BINS, FirstDifference, Outcome, Status
 from .data import Array
 
@@ -40,6 +41,8 @@ class RelationResult:
         The first few.
     meaning : str
         What is compared.
+    excused : int
+        Changed cases whose bits nobody promised; `unpromised` says why.
     """
 
     relation: str
@@ -55,6 +58,8 @@ class RelationResult:
     histogram: list[int] = field(default_factory=lambda: [0] * len(ULP_BINS))
     drifts: list[FirstDifference] = field(default_factory=list)
     meaning: str = ""
+    excused: int = 0
+    unpromised: str = ""
 
     @property
     def cases(self) -> int:
@@ -68,8 +73,17 @@ class RelationResult:
             return "changed"
         return "failed" if self.failed else "held" if self.held else "n/a"
 
-    def add(self, outcome: Outcome) -> None:
-        """Count one more case."""
+    @property
+    def demanded(self) -> Status:
+        """`status`, as if cases that nobody promised and that changed had not been run."""
+        if self.changed > self.excused:
+            return "changed"
+        return "failed" if self.failed else "held" if self.held else "n/a"
+
+    def add(self, outcome: Outcome, unpromised: str = "") -> None:
+        """Count one more case; `unpromised` is why its bits may change, empty where they must not."""
+        if outcome.status == "changed" and unpromised:
+            self.excused, self.unpromised = self.excused + 1, unpromised
         self.held += outcome.status == "held"
         self.changed += outcome.status == "changed"
         self.failed += outcome.status == "failed"
@@ -102,7 +116,7 @@ class RelationResult:
             "max_ulp": None if self.max_ulp == NOT_A_NUMBER else self.max_ulp,
             "reason": self.reason,
             "drifts": [drift.to_dict() for drift in self.drifts],
-        }
+        } | ({"not_promised": {"changed": self.excused, "why": self.unpromised}} if self.excused else {})
 
 
 class Agreement:
@@ -190,8 +204,13 @@ class ProviderResult:
 
     @property
     def status(self) -> Literal["held", "changed", "failed", "absent"]:
-        """``held`` when it ran everywhere, something was compared, and nothing changed or failed."""
-        found = {r.status for r in self.relations.values()}
+        """``held`` when it ran everywhere, something was compared, and nothing failed, or changed that is promised.
+
+        Where nothing but what is not promised was asked for, that counts.
+        """
+        found = {r.demanded for r in self.relations.values()}
+        if found <= {"n/a"}:
+            found = {r.status for r in self.relations.values()}
         if "changed" in found:
             return "changed"
         if not self.ran and self.reason:
@@ -202,6 +221,11 @@ class ProviderResult:
     def cases(self) -> int:
         """Cases that apply."""
         return sum(r.cases for r in self.relations.values())
+
+    @property
+    def compared(self) -> int:
+        """Outputs that were compared."""
+        return sum(r.outputs for r in self.relations.values())
 
     @property
     def changed(self) -> int:
@@ -230,6 +254,8 @@ class Report:
     providers : dict of str to ProviderResult
     required : tuple of str
         Providers that have to hold.
+    wanted : tuple of str
+        Providers that have to have run, whatever came of it.
     shapes : list of dict
         name, n, k, source and columns compared of each linear.
     speeds : list of Speed
@@ -259,6 +285,7 @@ class Report:
     title: str = "Does the matmul keep its bits?"
     described: str = ""
     quantized: dict[str, Any] = field(default_factory=dict)
+    wanted: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(f"{name} {result.status}" for name, result in self.providers.items())
@@ -286,8 +313,24 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all required providers held."""
-        return all(self.held(name) for name in self.required)
+        """Whether all required providers held, and all wanted ones ran: what was not checked is not right."""
+        return not self.broken and not self.missing
+
+    @property
+    def broken(self) -> list[str]:
+        """The required providers that ran and did not hold."""
+        return [name for name in self.required if not self.held(name) and self.providers[name].status != "absent"]
+
+    @property
+    def missing(self) -> list[str]:
+        """The required and wanted providers of which nothing was seen."""
+        names = dict.fromkeys([*self.required, *self.wanted])
+        return [name for name in names if name not in self.broken and not self.providers[name].compared]
+
+    @property
+    def exit_status(self) -> int:
+        """Of `isogemm audit`: 0 when `ok`, 1 when a required provider did not hold, 3 when one did not run."""
+        return 1 if self.broken else 3 if self.missing else 0
 
     def drifts(self, provider: str) -> list[FirstDifference]:
         """The drift reports that were kept, the first few of each relation."""
@@ -308,14 +351,11 @@ class Report:
         } | ({"quantized": self.quantized} if self.quantized else {})
 
     def write_json(self, path: str | Path) -> Path:
-        """Write `to_dict` to a file; missing folders are made."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        return target
+        """Write `to_dict` to a file, which appears whole or not at all; missing folders are made."""
+        return write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     def write_html(self, path: str | Path) -> Path:
-        """Write a page with the figures; it needs no network.
+        """Write a page with the figures, whole or not at all; it needs no network.
 
         Raises
         ------
@@ -324,11 +364,7 @@ class Report:
         """
         from .html import page
 
-        target = Path(path)
-        text = page(self)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-        return target
+        return write_whole(path, page(self))
 
 
 def _words(a: Array) -> Array:

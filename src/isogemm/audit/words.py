@@ -15,6 +15,7 @@ __all__ = [
     "measured",
     "not_measured",
     "not_required",
+    "not_run",
     "provider_text",
     "quantized",
     "relation_cases",
@@ -82,6 +83,12 @@ def not_required(report: Report) -> str:
     return f"Not required, and bits changed: {names}. For exit status 1 then, add: --require {every}"
 
 
+def not_run(report: Report) -> str:
+    """Which providers had to run and did not, and why; else empty."""
+    found = [f"{name} ({report.providers[name].reason or 'nothing applied'})" for name in report.missing]
+    return f"Did not run, which is no pass: {'; '.join(found)}. Exit status {report.exit_status}" if found else ""
+
+
 def inapplicable(result: ProviderResult) -> str:
     """Why the outputs of some relations are fewer than another provider's; empty where every case applies."""
     reasons = {r.relation: r.inapplicable for r in result.relations.values() if r.not_applicable}
@@ -116,12 +123,15 @@ def provider_text(result: ProviderResult) -> str:
     """What was found about one provider."""
     outputs = sum(r.outputs for r in result.relations.values())
     changed = sum(r.changed_outputs for r in result.relations.values())
-    broken = [r.relation for r in result.relations.values() if r.status == "changed"]
+    broken = [r.relation for r in result.relations.values() if r.demanded == "changed"]
+    excused = [r for r in result.relations.values() if r.excused]
+    if result.status == "changed" and not broken:  # they alone were asked for
+        broken, excused = [r.relation for r in excused], []
     failed = [r.relation for r in result.relations.values() if r.status == "failed"]
     if not outputs:
         return f"did not run: {result.reason}" if result.reason else "nothing applied"
     compared = f"{outputs:,} outputs compared in {result.cases:,} cases"
-    parts = [f"no bit changed; {compared}"]
+    parts = [f"no bit changed{' that is promised' if excused else ''}; {compared}"]
     if broken:
         largest = max(r.max_ulp for r in result.relations.values())
         parts = [
@@ -129,6 +139,9 @@ def provider_text(result: ProviderResult) -> str:
             f"by a median of {median_ulps(result.histogram)} ULP and at most {ulps_text(largest)}",
             "not kept by " + ", ".join(broken),
         ]
+    parts += [
+        f"not promised, and changed: {r.relation} in {plural(r.excused, 'case')} ({r.unpromised})" for r in excused
+    ]
     if failed:
         parts.append("failed: " + ", ".join(failed))
     if result.reason:

@@ -14,6 +14,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from ..disk import write_whole
 from . import minilm, show
 from .minilm import MissingModelError
 from .sentences import SENTENCES
@@ -114,11 +115,9 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
     from . import audit_model
 
     _step(console, 5, "auditing the model's linears")
-    report_dir.mkdir(parents=True, exist_ok=True)
     audited, files = audit_model.run(folder, report_dir, console)
     console.print(audit_model.table(audited))
-    summary = report_dir / "demo.json"
-    summary.write_text(json.dumps(_stamped(findings), indent=1) + "\n")
+    summary = write_whole(report_dir / "demo.json", json.dumps(_stamped(findings), indent=1) + "\n")
     console.print()
     for line in show.conclusions(findings.drifts, findings.row_drifts):
         console.print(line, style="bold", highlight=False)

@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from ..disk import cache_folder
 from ..planner.admission import SCHEMA
 
 __all__ = ["Record", "admissions_command", "folder", "read"]
@@ -39,16 +40,14 @@ class Record(NamedTuple):
     detail: str
 
 
-def folder() -> Path:
-    """Where verdicts are kept."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("isogemm", appauthor=False)) / "admissions"
+def folder() -> Path | None:
+    """Where verdicts are kept; None where there is no place for it."""
+    return cache_folder("admissions")
 
 
-def read(place: Path) -> Iterator[Record]:
+def read(place: Path | None) -> Iterator[Record]:
     """All verdicts in a folder; files that are no verdicts are passed over."""
-    for path in sorted(place.glob("*.json")):
+    for path in sorted(place.glob("*.json")) if place else ():
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             key, value = content["key"], content["value"]

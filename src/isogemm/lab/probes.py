@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..jit import dispatcher
+
 __all__ = ["ACCUMULATORS", "add_kernel", "multiply_add_kernel"]
 
 # Independent accumulators: at least latency (4-5 cycles) times pipes (2), and within 16 registers with two operands.
@@ -19,9 +21,8 @@ def add_kernel() -> Callable[[Any], int]:
     Integers, because the order of their sum is free: the loop becomes vectors with several accumulators. It
     reads as fast as hand-made loops with prefetching or several streams did (within 3 %, Zen 4).
     """
-    import numba
 
-    @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+    @dispatcher
     def add(x: Any) -> int:
         total = 0
         for i in range(x.size):
@@ -38,7 +39,6 @@ def multiply_add_kernel() -> tuple[Callable[[int], float], int]:
 
     A round is `ACCUMULATORS` independent vector multiply-adds ``v = v / 2 + 1 / 4``, fused where the CPU can.
     """
-    import numba
     from llvmlite import binding
 
     features = binding.get_host_cpu_features()
@@ -46,7 +46,7 @@ def multiply_add_kernel() -> tuple[Callable[[int], float], int]:
     # Where x86 has no fused instruction LLVM would call a library for each element.
     rounds_of = _rounds_intrinsic(width, features.get("fma", True))
 
-    @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+    @dispatcher
     def peak(rounds: int) -> Any:
         return rounds_of(rounds)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..disk import write_whole
 from ..errors import OptionError
 from .ceilings import Ceilings, Work
 from .timing import Timing
@@ -123,21 +122,7 @@ def write_json(
         raise OptionError(
             "results", limit="values of JSON", value=str(error), nearest="numbers, strings, None"
         ) from error
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    try:
-        if hasattr(os, "fchmod"):
-            os.fchmod(handle, 0o644)  # temporary files are made private
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return target
+    return write_whole(path, text + "\n")
 
 
 def read_json(path: str | Path, *, schema: str = SCHEMA) -> dict[str, Any]:

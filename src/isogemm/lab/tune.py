@@ -117,17 +117,24 @@ def tune_device(
         value = f"device {device}" if count() else "none here"
         raise DeviceError("tune", limit=limit, value=value, nearest="a machine with an NVIDIA GPU")
     from ..backends.cuda import choose
+    from ..disk import write_whole
     from ..planner.numeric import numeric_key
-    from ..planner.tables import dump, load, user_table_path, write_atomically
+    from ..planner.tables import dump, load, user_table_path
     from ..planner.tuning import SWEEP, pose, tune
     from .gpu_bench import GpuBench, prepare_in_processes
 
     here = choose.chooser(device)
     bits = choose.default_contract_of(device, dtype) if contract is None else as_contract(contract)
     path = Path(out) if out else user_table_path(here.admissions.stamp["device"])
+    if path is None:
+        raise OptionError("tune", limit="a home folder for the table", value="none is known", nearest="--out FILE")
     products = [pose(w, dtype=dtype, contract=bits, out_dtype=out_dtype) for w in wanted]
     sweep = {numeric_key(p): w.ms or tuple(ms) or SWEEP for p, w in zip(products, wanted, strict=True)}
     path.parent.mkdir(parents=True, exist_ok=True)
+
+    def save(table: Table) -> None:
+        write_whole(path, dump(table))
+
     with _alone(path):
         table, left = tune(
             list({numeric_key(p): p for p in products}.values()),
@@ -137,7 +144,7 @@ def tune_device(
             name=path.name,
             table=load(path) if path.exists() else None,
             prepare=lambda jobs: prepare_in_processes(device, jobs),
-            save=lambda table: write_atomically(path, dump(table)),
+            save=save,
             progress=progress,
             budget=budget,
         )

@@ -21,9 +21,10 @@ from typing import Any, Literal
 
 from ..backends.cuda.product import Family, Product, Strides
 from ..contract.spec import Contract, Order
+from ..disk import read_own, write_whole
 from . import golden
 from .numeric import is_packed, numeric_key
-from .tables import Table, write_atomically
+from .tables import Table
 from .trials import (
     Accumulators,
     Machine,
@@ -107,8 +108,8 @@ class Records:
         if self.folder is None:
             return None
         try:
-            content = json.loads(self._path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            content = json.loads(read_own(self._path(key)) or b"")
+        except ValueError:
             return None
         whole = isinstance(content, dict) and content.get("schema") == SCHEMA and content.get("key") == dict(key)
         value = content.get("value") if whole else None
@@ -121,7 +122,8 @@ class Records:
         if self.folder is None:
             return
         try:
-            write_atomically(self._path(key), json.dumps({"schema": SCHEMA, "key": dict(key), "value": dict(value)}))
+            text = json.dumps({"schema": SCHEMA, "key": dict(key), "value": dict(value)})
+            write_whole(self._path(key), text, lasting=False)
         except OSError as error:
             notice(f"admissions are not kept, every process tries its kernels anew: {error}")
 

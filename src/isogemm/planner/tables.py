@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from ..disk import data_folder
 from ..errors import IsogemmError
 from .numeric import NumericKey
 
 __all__ = [
     "SCHEMA", "Admitted", "Bucket", "Ceilings", "LibraryRange", "Row", "Table", "TableError", "Use",
-    "dump", "load", "nearest_rows", "shipped_tables", "user_table_path", "write_atomically",
+    "dump", "load", "nearest_rows", "shipped_tables", "user_table_path",
 ]  # fmt: skip
 
 SCHEMA = "isogemm.tuning.v1"
@@ -173,12 +172,11 @@ def shipped_tables() -> tuple[Table, ...]:
     return tuple(load(path) for path in sorted(folder.glob("*.json")))
 
 
-def user_table_path(device_name: str) -> Path:
-    """Where `isogemm tune` keeps this user's table for a device."""
-    import platformdirs
-
+def user_table_path(device_name: str) -> Path | None:
+    """Where `isogemm tune` keeps this user's table for a device; None where there is no place for it."""
     slug = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
-    return Path(platformdirs.user_data_dir("isogemm", appauthor=False)) / "tables" / f"{slug}.json"
+    folder = data_folder("tables")
+    return folder and folder / f"{slug}.json"
 
 
 def load(path: Path) -> Table:
@@ -234,20 +232,6 @@ def dump(table: Table) -> str:
         body = ",\n  ".join(json.dumps(item) for item in items)
         text += f',\n "{name}": [' + (f"\n  {body}\n ]" if items else "]")
     return text + "\n}\n"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step: a reader sees the old content or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)  # temporary files are the owner's alone; a table may be shipped
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 class _Reader:

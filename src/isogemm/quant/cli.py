@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import os
 import shutil
-import signal
 import struct
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import count
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
+from ..disk import replacing, stoppable
 from ..errors import OptionError, ShapeError
 from .files import Entry, TensorFile, load
 from .formats import FORMATS, BlockFormat, format_of
@@ -57,6 +54,8 @@ def quantize_command(
     try:
         if out.exists() and not out.is_file():  # a folder; or a pipe or a device, which a file would take the place of
             raise OSError(f"{out} is no file")
+        if not out.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {out.parent}")
         _write(file, planned, out)
     except OSError as error:
         raise OptionError(
@@ -103,50 +102,15 @@ def _room(planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> st
     return f" (the tensors take {needed} bytes; {free} are free in {out.parent})"
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """What ends a process without a word becomes an exception, so that what is half written is removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    chosen = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in chosen}
-    before = {number: handler for number, handler in before.items() if handler == signal.SIG_DFL}
-    try:
-        for number in before:
-            signal.signal(number, stop)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _new_beside(out: Path) -> Path:
-    """A new, empty file with a name that nobody had: a file that is there may be the input, which is mapped."""
-    for i in count():
-        part = out.with_name(f"{out.name}.part{i or ''}")
-        try:
-            part.touch(exist_ok=False)
-            break
-        except FileExistsError:
-            continue
-    return part
-
-
 def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> None:
     """Write a file under another name, and give it its own when it is whole."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     gguf = package()
-    part = _new_beside(out)  # an error here leaves nothing to remove
     with ExitStack() as stack:
-        stack.enter_context(_stoppable())
-        stack.callback(part.unlink, missing_ok=True)  # last, however the writer ends
+        stack.enter_context(stoppable())
+        part = stack.enter_context(replacing(out, lasting=False))  # last, however the writer ends
         writer = _writer(gguf, part, str(file.metadata.get("general.architecture", "unknown")))
         stack.callback(writer.close)
         _copy_metadata(gguf, writer, file)
@@ -165,7 +129,6 @@ def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]
                 writer.write_tensor_data(_bytes_of(file, entry, chosen))
                 bars.advance(task)
         writer.close()
-        os.replace(part, out)
 
 
 def _writer(gguf: Any, path: Path, architecture: str) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from tests.backends.cuda import samples
 from tests.backends.cuda.fake import FakeCuda
 
+from isogemm import disk
 from isogemm.backends.cuda import nvrtc, triton_build
 from isogemm.backends.cuda.driver import load_into
 from isogemm.backends.cuda.libcuda import Driver
@@ -79,8 +80,8 @@ def test_what_was_not_written_whole_is_compiled_again(compiled, tmp_path, damage
 def test_many_writers_leave_one_whole_file(compiled, tmp_path):
     def work() -> None:
         for _ in range(20):
-            nvrtc._write(tmp_path / "cubins" / "x.cubin", b"cubin" * 1000)
-            assert nvrtc._read(tmp_path / "cubins" / "x.cubin") == b"cubin" * 1000
+            disk.keep(tmp_path / "cubins" / "x.cubin", b"cubin" * 1000)
+            assert disk.kept(tmp_path / "cubins" / "x.cubin") == b"cubin" * 1000
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -93,7 +94,7 @@ def test_many_writers_leave_one_whole_file(compiled, tmp_path):
 def test_without_a_place_to_keep_cubins_they_are_compiled_and_it_is_said(compiled, monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(nvrtc, "cache_directory", lambda: tmp_path / "file" / "cubins")
-    nvrtc._say_uncached.cache_clear()
+    monkeypatch.setattr(disk, "_said", set())
     for _ in range(2):
         assert nvrtc.compile_text("a", name="a.cu", arch="sm_90a")
     assert len(compiled) == 2

@@ -17,7 +17,7 @@ from ..providers import Absent
 from ..report import Agreement, ProviderResult, RelationResult, Report
 from ..words import plural
 from .load import require_extra
-from .relations import RELATIONS, Scope
+from .relations import RELATIONS, Scope, not_promised
 from .runs import Prompts, prompt_length
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def model(
         ``plain``, ``invariant`` and ``convert``: torch as it is, inside `isogemm.torch.invariant`, a copy after
         `isogemm.torch.convert` with the float32 buffers of `isogemm.torch.use_main_grad`.
     require : sequence of str, optional
-        Modes that `Report.ok` asks for; by default those that are not ``plain``, or all.
+        Modes that `Report.ok` asks for; by default those that are not ``plain``, or all. What a mode does not promise
+        (`not_promised`) is reported and does not count.
     relations : sequence of str, optional
         Names; all by default, but ``compiled`` and ``captured``: these take their time, and the latter a GPU.
     batches, chunks, micro_batches : sequence of int
@@ -157,6 +158,7 @@ class _Audit:
         self.model, self.settings, self.progress = model, settings, progress
         p = next(model.parameters())
         self.title = f"{type(model).__name__} {p.dtype}".replace("torch.", "")
+        self.attention = str(getattr(getattr(model, "config", None), "_attn_implementation", "") or "")
         self.prompts, self.training = _prompts(model, settings, prompts)
         self.cases = [(RELATIONS[name], params) for name in settings.relations for params in self._params(name)]
         results = {name: self._empty(name) for name in settings.modes}
@@ -198,7 +200,7 @@ class _Audit:
             "seed": s.seed,
             "contract": str(s.contract or "default"),
             "quantize": None if s.quantize is None else str(s.quantize),
-            "attention": getattr(getattr(self.model, "config", None), "_attn_implementation", "") or "",
+            "attention": self.attention,
             "words": [portable(word) for word in s.words],
         }
 
@@ -240,7 +242,7 @@ class _Audit:
                 warnings.simplefilter("ignore")
                 case = ModelCase(mode, relation.name, params, self.title, words)
                 outcome = evaluate(evaluation, relation, case)
-            result.relations[relation.name].add(outcome)
+            result.relations[relation.name].add(outcome, not_promised(mode, relation.name, params, self.attention))
             result.histogram = [a + b for a, b in zip(result.histogram, outcome.histogram, strict=True)]
         result.ran = True
         result.agreement.add(evaluation.kept)

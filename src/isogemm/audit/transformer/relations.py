@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from .runs import Prompts, Run
 
-__all__ = ["RELATIONS", "Params", "Relation", "Scope"]
+__all__ = ["RELATIONS", "Params", "Relation", "Scope", "not_promised"]
 
 Params = Mapping[str, int | str]
 _PADS = (3, 29)
@@ -200,3 +200,17 @@ def _all() -> Iterator[Relation]:
 
 RELATIONS: Mapping[str, Relation] = MappingProxyType({r.name: r for r in _all()})
 """Every relation, by name."""
+
+
+def not_promised(mode: str, relation: str, params: Params, attention: str) -> str:
+    """Why a mode lets the bits of a case change; empty where it must not.
+
+    Inside `isogemm.torch.invariant` the model is torch's: what torch adds up between its calls is in torch's order.
+    """
+    if mode != "invariant":
+        return ""
+    if relation == "micro-batches":
+        return "micro-batches add up in .grad, another sum for every cut; convert has an order for it"
+    if attention == "eager" and relation in ("left-padding", "decode") and params.get("pad"):
+        return "with eager attention padding on the left moves keys to other lanes of a softmax; sdpa has no such limit"
+    return ""

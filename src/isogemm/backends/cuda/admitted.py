@@ -36,12 +36,8 @@ def forget() -> None:
 
 
 def _made(device: int) -> KernelAdmissions:
-    from pathlib import Path
-
-    import platformdirs
-
+    from ...disk import cache_folder
     from ...planner.admission import Records
     from .machine import TorchMachine
 
-    folder = Path(platformdirs.user_cache_dir("isogemm", appauthor=False)) / "admissions"
-    return KernelAdmissions(TorchMachine(device), Records(folder))
+    return KernelAdmissions(TorchMachine(device), Records(cache_folder("admissions")))

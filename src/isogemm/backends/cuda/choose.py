@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from ...contract.spec import Contract
@@ -227,12 +226,10 @@ def default_contract_of(device: int, dtype: str) -> Contract:
 
 
 def _make(device: int) -> Chooser:
-    import platformdirs
-
+    from ...disk import cache_folder
     from .machine import TorchMachine
 
     machine = TorchMachine(device)
     own = user_table_path(machine.stamp()["device"])
-    tables = [*([load(own)] if own.exists() else []), *shipped_tables()]
-    folder = Path(platformdirs.user_cache_dir("isogemm", appauthor=False)) / "admissions"
-    return Chooser(machine, families(), tables, Records(folder))
+    tables = [*([load(own)] if own and own.exists() else []), *shipped_tables()]
+    return Chooser(machine, families(), tables, Records(cache_folder("admissions")))

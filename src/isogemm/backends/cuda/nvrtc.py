@@ -10,17 +10,13 @@ Kernels are declared extern "C", so that their names are plain.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
-import os
 import re
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...disk import cache_folder, keep, kept, say_not_kept
 from ...errors import DeviceError
 from .device import nvrtc_version
 
@@ -88,11 +84,16 @@ def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()
     headers = _included(text)
     every = (f"--gpu-architecture={arch}", *ALWAYS, *options)
     path = _place(text, headers, every)
-    kept = _read(path)
-    if kept is None:
-        kept = _compile(text, name, headers, every)
-        _write(path, kept)
-    return kept
+    cubin = None if path is None else kept(path)
+    if cubin is None:
+        cubin = _compile(text, name, headers, every)
+        try:
+            if path is None:
+                raise FileNotFoundError("no home folder is known")
+            keep(path, cubin)
+        except OSError as error:
+            say_not_kept("CUDA kernels", error)
+    return cubin
 
 
 def _included(text: str, found: dict[str, str] | None = None) -> dict[str, str]:
@@ -153,49 +154,15 @@ def _checked(nvrtc: Any, status: Any) -> None:
         raise DeviceError("NVRTC failed", limit="NVRTC_SUCCESS", value=status.name, nearest="a working NVRTC")
 
 
-def cache_directory() -> Path:
-    """Where cubins are kept; names of files cover everything that reaches them."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("isogemm", appauthor=False)) / "cubins"
+def cache_directory() -> Path | None:
+    """Where cubins are kept; names of files cover everything that reaches them. None where there is no place for it."""
+    return cache_folder("cubins")
 
 
-def _place(text: str, headers: Mapping[str, str], options: Sequence[str]) -> Path:
+def _place(text: str, headers: Mapping[str, str], options: Sequence[str]) -> Path | None:
     digest = hashlib.sha256()
     for part in (text, *(x for item in sorted(headers.items()) for x in item), *options, str(nvrtc_version())):
         digest.update(f"{len(part)}:".encode())
         digest.update(part.encode())
-    return cache_directory() / f"{digest.hexdigest()[:40]}.cubin"
-
-
-def _read(path: Path) -> bytes | None:
-    """A kept cubin; None where there is none, or what is there is not what was written."""
-    try:
-        kept = path.read_bytes()
-    except OSError:
-        return None
-    cubin, check = kept[:-32], kept[-32:]
-    return cubin if hashlib.sha256(cubin).digest() == check else None
-
-
-def _write(path: Path, cubin: bytes) -> None:
-    """Keep a cubin; several processes may do so at once, and each file appears whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-    except OSError as error:
-        _say_uncached(str(error))
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(cubin + hashlib.sha256(cubin).digest())
-        os.replace(temporary, path)
-    except OSError as error:
-        _say_uncached(str(error))
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-
-
-@functools.cache
-def _say_uncached(why: str) -> None:
-    print(f"isogemm: CUDA kernels are not cached, every process compiles them anew: {why}", file=sys.stderr, flush=True)
+    folder = cache_directory()
+    return folder and folder / f"{digest.hexdigest()[:40]}.cubin"

@@ -15,7 +15,7 @@ from .. import given
 from ..contract.spec import ContractLike
 from ..errors import DTypeError
 from .elementwise import EXACT, form, is_exact, per_element
-from .products import PRODUCTS, contained, is_composite, operands
+from .products import PRODUCTS, contained, is_composite, operands, product_of
 from .recorded import position
 from .routing import invariant, subclasses
 from .row_routing import REDUCTIONS
@@ -263,11 +263,12 @@ def _status(
     name = func._overloadpacket.__name__
     if func.namespace == "isogemm":
         return ROUTED, "isogemm's own operator"
+    is_product = product_of(func) is not None
+    if routed:
+        return ROUTED, "product" if is_product else "reduction" if func in REDUCTIONS else "product inside"
     if func.namespace != "aten":
         return NOT_ROUTED, "unknown: not an operator of torch's"
-    if routed:
-        return ROUTED, "product" if func in PRODUCTS else "reduction" if func in REDUCTIONS else "product inside"
-    if func in PRODUCTS:
+    if is_product:
         return NOT_ROUTED, "product, exact in integers" if exact else "product of a dtype or layout isogemm has not"
     if contained(name) or name == "scaled_dot_product_attention":
         return NOT_ROUTED, "product inside the operator"

@@ -22,7 +22,7 @@ from .row_routing import REDUCTIONS
 from .stacks import pushed
 from .state import enabled
 
-__all__ = ["Coverage", "Row", "coverage"]
+__all__ = ["MOVES", "Coverage", "Row", "coverage"]
 
 ROUTED, ELEMENTWISE, NOT_ROUTED = "routed", "elementwise", "not routed"
 
@@ -38,7 +38,7 @@ _MOVING = (
     "slice_backward slice_scatter sort split split_with_sizes_copy stack topk tril tril_indices triu "
     "triu_indices unfold_copy where zero zeros zeros_like"
 )
-_MOVES = frozenset(_MOVING.split())
+MOVES = frozenset(_MOVING.split())
 _DRAWING = (
     "_fused_dropout bernoulli dropout exponential multinomial native_dropout normal normal_functional "
     "rand rand_like randint randint_like randn randn_like random randperm uniform"
@@ -274,7 +274,7 @@ def _status(
         return NOT_ROUTED, "product inside the operator"
     if name.rstrip("_") in _RANDOM or torch.Tag.nondeterministic_seeded in func.tags:
         return NOT_ROUTED, "random numbers, drawn by position"
-    if func.is_view or name.rstrip("_") in _MOVES:
+    if func.is_view or name.rstrip("_") in MOVES:
         return ELEMENTWISE, "moves or compares"
     if exact:
         return ELEMENTWISE, "exact in integers"

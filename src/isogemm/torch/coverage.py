@@ -246,7 +246,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         shown = operands((*tensors, result))[:1]
         dtype = str(shown[0].dtype).removeprefix("torch.") if shown else "-"
         phase = "forward" if torch._C._current_autograd_node() is None else "backward"
-        exact = bool(tensors) and not any(_inexact(x) for x in (*tensors, *torch.utils._pytree.tree_leaves(result)))
+        counted = [] if func._overloadpacket is torch.ops.aten.cumsum else tensors  # it rounds before it adds
+        exact = bool(tensors) and not any(_inexact(x) for x in (*counted, *torch.utils._pytree.tree_leaves(result)))
         status = _status(func, routed, exact, tensors, args, kwargs, self.whole())
         self.calls[(str(func), dtype, phase, *status)] += 1
         return result
@@ -276,6 +277,8 @@ def _status(
         return NOT_ROUTED, "random numbers, drawn by position"
     if func.is_view or name.rstrip("_") in MOVES:
         return ELEMENTWISE, "moves or compares"
+    if name in ("bincount", "histc"):
+        return ELEMENTWISE, "counts"
     if exact:
         return ELEMENTWISE, "exact in integers"
     if any(x.is_nested for x in tensors):

@@ -53,6 +53,11 @@ class Middle(torch.nn.Module):
             y = y.exp2().log2()
         if self.fault == "tokens" and x.shape[1] == 4:
             y = y + torch.where(torch.arange(64) == 5, 1e-3, 0.0)
+        if self.fault == "experts":  # every token twice, in an order of its own
+            rows = torch.cat((y.flatten(0, -2), y.flatten(0, -2) + 1))
+            order = rows.sum(1).argsort()
+            changed = rows[order] * (1 + 2**-20 if len(x) > 1 else 1)
+            y = changed[order.argsort()].view(2, *y.shape).sum(0)
         return self.inner(y) + 1
 
 
@@ -112,6 +117,13 @@ def test_a_batch_dependent_operator_is_named():
     assert drift.tokens == 11
     assert 0 < drift.tokens_changed <= 11
     assert drift.sequence == 0
+
+
+def test_an_operator_whose_rows_are_in_another_order_is_named():
+    report = audit.model(ExactForCausalLM("experts"), mode="plain", relations=["rerun", "population"], **SMALL)
+    assert statuses(report) == {"rerun": "held", "population": "changed"}
+    (drift,) = report.drifts("plain")
+    assert (drift.module, drift.operator, drift.note) == ("middle", "aten.mul.Tensor", "")
 
 
 def test_the_first_token_and_the_largest_difference_are_named():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -349,3 +351,32 @@ def test_a_backward_of_attention_needs_no_scope():
     with invariant():
         (inside,) = torch.autograd.grad(F.scaled_dot_product_attention(x, x, x).sum(), x)
     assert same(x.grad, inside)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_gradient_of_picked_rows_adds_them_in_order(dtype):
+    """torch adds them with atomics, in another order every time, where there are enough."""
+    ids = torch.arange(64).repeat_interleave(8)[torch.randperm(512, generator=torch.Generator().manual_seed(0))]
+    dy, grads = torch.randn(512, 256).to(dtype), []
+    for picked in (ids, ids - 64):
+        for how in ("scope", "enable"):
+            x = torch.zeros(64, 256, dtype=dtype, requires_grad=True)
+            if how == "enable":
+                routing.enable()
+            try:
+                with invariant(strict=True) if how == "scope" else contextlib.nullcontext():
+                    x[picked].backward(dy)
+            finally:
+                routing.disable()
+            grads.append(x.grad)
+    wide = torch.zeros(64, 256)
+    for i, row in zip(ids, dy.float(), strict=True):
+        wide[i] += row
+    assert all(same(grad, wide.to(dtype)) for grad in grads)
+    with invariant(strict=True):  # nothing is added: torch's own
+        x = torch.zeros(3, 4, requires_grad=True)
+        x[torch.tensor([True, False, True])].backward(torch.ones(2, 4))
+        y = torch.zeros(3)
+        y[torch.tensor([2, 0])] = torch.tensor([1.0, 2.0])
+    assert same(x.grad, torch.tensor([[1.0], [0.0], [1.0]]).expand(3, 4).contiguous())
+    assert same(y, torch.tensor([2.0, 0.0, 1.0]))

@@ -21,7 +21,7 @@ from . import reductions
 from .attention_calls import scaled_dot_product_attention
 from .products import DTYPES
 
-__all__ = ["WHOLE", "attention", "folded", "is_unseen", "layer_norm", "linear", "linear_direct", "rms_norm", "unseen"]
+__all__ = ["WHOLE", "attention", "folded", "layer_norm", "linear", "linear_direct", "refusal", "rms_norm"]
 
 Tensor = Any  # torch is untyped to mypy
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -115,19 +115,27 @@ def attention(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | Non
         return None
 
 
-def is_unseen(name: str) -> bool:
-    """Whether an operator is attention of a forward pass, which comes when nobody above autograd has taken the call."""
-    return name.startswith("_scaled_dot_product") and torch._C._current_autograd_node() is None
+def refusal(name: str, attention: bool) -> OptionError | None:
+    """The error for an operator with products inside that a scope refuses to leave to torch; None for the others.
 
-
-def unseen(name: str) -> OptionError:
-    """The error for attention in a scope that nobody above autograd has seen."""
-    return OptionError(
-        "attention under isogemm.torch.invariant()",
-        limit="calls that a scope sees: not inside of TorchScript, or where torch's function modes are off",
-        value=f"{name}, which torch chose unseen",
-        nearest="isogemm.torch.enable() for the process, or invariant(attention=False), which leaves it to torch",
-    )
+    Attention of a forward pass comes here when nobody above autograd has taken the call. Grouped products of scaled
+    operands (float8 and narrower) would change a mixture of experts in silence.
+    """
+    if attention and name.startswith("_scaled_dot_product") and torch._C._current_autograd_node() is None:
+        return OptionError(
+            "attention under isogemm.torch.invariant()",
+            limit="calls that a scope sees: not inside of TorchScript, or where torch's function modes are off",
+            value=f"{name}, which torch chose unseen",
+            nearest="isogemm.torch.enable() for the process, or invariant(attention=False), which leaves it to torch",
+        )
+    if name.startswith("_scaled_grouped_mm"):
+        return OptionError(
+            "grouped products under isogemm.torch.invariant()",
+            limit="float32, bfloat16 or float16",
+            value=f"{name}, of operands with scales",
+            nearest="torch.nn.functional.grouped_mm of weights that were dequantized",
+        )
+    return None
 
 
 def rms_norm(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None:

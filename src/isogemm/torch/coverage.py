@@ -15,14 +15,14 @@ from .. import given
 from ..contract.spec import ContractLike
 from ..errors import DTypeError
 from .elementwise import EXACT, form, is_exact, per_element
-from .products import PRODUCTS, contained, is_composite, operands
+from .products import PRODUCTS, contained, is_composite, operands, product_of
 from .recorded import position
 from .routing import invariant, subclasses
 from .row_routing import REDUCTIONS
 from .stacks import pushed
 from .state import enabled
 
-__all__ = ["Coverage", "Row", "coverage"]
+__all__ = ["MOVES", "Coverage", "Row", "coverage"]
 
 ROUTED, ELEMENTWISE, NOT_ROUTED = "routed", "elementwise", "not routed"
 
@@ -38,7 +38,7 @@ _MOVING = (
     "slice_backward slice_scatter sort split split_with_sizes_copy stack topk tril tril_indices triu "
     "triu_indices unfold_copy where zero zeros zeros_like"
 )
-_MOVES = frozenset(_MOVING.split())
+MOVES = frozenset(_MOVING.split())
 _DRAWING = (
     "_fused_dropout bernoulli dropout exponential multinomial native_dropout normal normal_functional "
     "rand rand_like randint randint_like randn randn_like random randperm uniform"
@@ -246,7 +246,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         shown = operands((*tensors, result))[:1]
         dtype = str(shown[0].dtype).removeprefix("torch.") if shown else "-"
         phase = "forward" if torch._C._current_autograd_node() is None else "backward"
-        exact = bool(tensors) and not any(_inexact(x) for x in (*tensors, *torch.utils._pytree.tree_leaves(result)))
+        counted = [] if func._overloadpacket is torch.ops.aten.cumsum else tensors  # it rounds before it adds
+        exact = bool(tensors) and not any(_inexact(x) for x in (*counted, *torch.utils._pytree.tree_leaves(result)))
         status = _status(func, routed, exact, tensors, args, kwargs, self.whole())
         self.calls[(str(func), dtype, phase, *status)] += 1
         return result
@@ -263,18 +264,21 @@ def _status(
     name = func._overloadpacket.__name__
     if func.namespace == "isogemm":
         return ROUTED, "isogemm's own operator"
+    is_product = product_of(func) is not None
+    if routed:
+        return ROUTED, "product" if is_product else "reduction" if func in REDUCTIONS else "product inside"
     if func.namespace != "aten":
         return NOT_ROUTED, "unknown: not an operator of torch's"
-    if routed:
-        return ROUTED, "product" if func in PRODUCTS else "reduction" if func in REDUCTIONS else "product inside"
-    if func in PRODUCTS:
+    if is_product:
         return NOT_ROUTED, "product, exact in integers" if exact else "product of a dtype or layout isogemm has not"
     if contained(name) or name == "scaled_dot_product_attention":
         return NOT_ROUTED, "product inside the operator"
     if name.rstrip("_") in _RANDOM or torch.Tag.nondeterministic_seeded in func.tags:
         return NOT_ROUTED, "random numbers, drawn by position"
-    if func.is_view or name.rstrip("_") in _MOVES:
+    if func.is_view or name.rstrip("_") in MOVES:
         return ELEMENTWISE, "moves or compares"
+    if name in ("bincount", "histc"):
+        return ELEMENTWISE, "counts"
     if exact:
         return ELEMENTWISE, "exact in integers"
     if any(x.is_nested for x in tensors):

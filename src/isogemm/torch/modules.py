@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from .quantizing import Formats, prefixes
 
 __all__ = ["PARTS", "Conversion", "Linear", "collect_main_grad", "convert", "main_grads", "use_main_grad"]
 
-PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope")
+PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope", "experts")
 
 ALREADY = "isogemm's already, as it is"
 
@@ -109,6 +110,7 @@ def convert(
         - ``attention``: the attention function of a transformers model and its masks. The model gets a copy of its
           configuration, since others may share that.
         - ``rope``: rotary embeddings of transformers models, and the attention modules that use them.
+        - ``experts``: mixtures of experts of transformers models: experts, routers, and what a block has besides.
     contract, grad_order
         As in `Linear`, for all products. Attention takes the arithmetic.
     leave : sequence of str
@@ -167,8 +169,8 @@ def convert(
         _become(child, known, halves)
     for child in plan.attention.values():
         vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
-    for _, child, _ in plan.found:
-        if isinstance(child, Linear):
+    for _, child, known in plan.found:
+        if isinstance(child, Linear) or known.part == "experts":
             child.contract, child.grad_order = chosen, order
     quantized = {}
     if plan.quantization:
@@ -212,8 +214,10 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     plan, inside = _Plan(), set()
     _check_patterns(module, leave)
     attention, widths = _attention(module)
+    experts = _experts(module)
     for name, child, outer in _walk(module):
-        why, known = _obstacle(child, outer), _known(child, widths)
+        known = experts.get(name) or _known(child, widths)
+        why = None if name in experts else _obstacle(child, outer)
         if any(fnmatchcase(part, pattern) for part in prefixes(name) for pattern in leave):
             if _has_weights(child) or known or child in attention.values():
                 plan.left[name] = "in leave"
@@ -265,6 +269,15 @@ def _attention(module: Any) -> tuple[dict[str, Any], frozenset[int]]:
     from . import huggingface_known
 
     return huggingface_known.attention_modules(module), huggingface_known.rotary_widths(module)
+
+
+def _experts(module: Any) -> dict[str, Known]:
+    """The mixtures of experts of transformers models: a router is known by what stands beside it."""
+    if "transformers" not in sys.modules:
+        return {}
+    from . import huggingface_experts
+
+    return huggingface_experts.mixtures(module)
 
 
 def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tuple[str, ...]) -> None:

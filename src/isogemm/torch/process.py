@@ -26,7 +26,7 @@ Tensor = Any  # torch is untyped to mypy
 _COMPOSITE = "CompositeImplicitAutograd"
 _SUMS = frozenset({"add", "sub", "rsub", "floor_divide"})
 # One kernel for all devices, which a device's own goes before.
-_EXPLICIT = frozenset({torch.ops.aten.logsumexp.default})
+_EXPLICIT = frozenset({torch.ops.aten.logsumexp.default, torch.ops.aten._grouped_mm.default})
 
 
 def enable(contract: ContractLike | None = None, *, rows: bool = True, attention: bool = True) -> None:
@@ -94,6 +94,9 @@ def _registered(rows: bool, attention: bool) -> Any:
         if not is_composite(func):
             _replace(library, func, devices, _product(function, name))
     aten: Any = torch.ops.aten
+    for name in ("_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
+        if hasattr(aten, name):
+            _replace(library, getattr(aten, name).default, devices, _refused(name))
     _replace(library, aten.linear.default, [_COMPOSITE], _linear)
     if attention:
         _replace(library, aten.scaled_dot_product_attention.default, [_COMPOSITE], _whole(calls.attention))
@@ -168,6 +171,13 @@ def _whole(function: Callable[..., Any]) -> Body:
     def body(original: Any, args: Any, kwargs: Any) -> Any:
         result = function(Process.contract, args, kwargs)
         return original(*args, **kwargs) if result is None else result
+
+    return body
+
+
+def _refused(name: str) -> Body:
+    def body(original: Any, args: Any, kwargs: Any) -> Any:
+        raise calls.refusal(name, attention=False) or AssertionError(name)
 
     return body
 

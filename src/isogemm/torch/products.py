@@ -14,8 +14,9 @@ import torch
 from .. import api
 from ..contract.spec import Contract
 from ..errors import ContractError, DTypeError
+from .ragged import grouped_mm
 
-__all__ = ["DTYPES", "PRODUCTS", "contained", "is_composite", "operands", "replaced"]
+__all__ = ["DTYPES", "PRODUCTS", "contained", "is_composite", "operands", "product_of", "replaced"]
 
 Tensor = Any  # torch is untyped to mypy
 _aten: Any = torch.ops.aten
@@ -65,9 +66,11 @@ def replaced(function: Callable[..., Tensor], name: str, contract: Contract | No
     ContractError
         The contract does not define products of this dtype.
     """
-    found, out = _outside(args), kwargs.get("out")
+    count = 2 if function is grouped_mm else len(args)  # behind its operands are offsets, in integers
+    found, out = _outside(args[:count]), kwargs.get("out")
     if found is None:
         return None
+    found += args[count:]
     if out is not None:
         if "dtype" not in name and _outside((found[0], out)) is None:
             return None
@@ -162,6 +165,7 @@ def _table() -> dict[Any, tuple[Callable[..., Tensor], str]]:
         "addbmm": addbmm,
         "_addmm_activation": addmm_activation,
         "linear": linear,
+        "_grouped_mm": grouped_mm,
         "addmm_": addmm,
         "baddbmm_": addmm,
         "addmv_": addmv,
@@ -179,6 +183,15 @@ def _table() -> dict[Any, tuple[Callable[..., Tensor], str]]:
 # Every overload of aten's products that isogemm computes, with its name.
 PRODUCTS = _table()
 
+# transformers' operator for torch's where that one is missing, or a compiler cannot take it: the same arguments.
+_ELSEWHERE = {"transformers.grouped_mm_fallback.default": (grouped_mm, "grouped_mm_fallback")}
+
+
+def product_of(func: Any) -> tuple[Callable[..., Tensor], str] | None:
+    """How isogemm computes an operator that is a product, and its name; None for every other operator."""
+    return PRODUCTS.get(func) or _ELSEWHERE.get(str(func))
+
+
 # Operators whose kernels hold products that no dispatch mode sees, by how their names begin: torch computes them.
 _CONTAINED = (
     "_addmm",
@@ -190,7 +203,6 @@ _CONTAINED = (
     "_efficient_attention",
     "_flash_attention",
     "_fused_sdp",
-    "_grouped_mm",
     "_int_mm",
     "_native_multi_head",
     "_scaled_dot_product",

@@ -28,7 +28,7 @@ from ..errors import OptionError
 from . import calls
 from .elementwise import blocked, form, per_element
 from .process import disable, enable
-from .products import PRODUCTS, contained, is_composite, operands, replaced
+from .products import contained, is_composite, operands, product_of, replaced
 from .recorded import BACKWARD, differentiated, mark, position
 from .row_routing import REDUCTIONS, is_whole, reduced
 from .stacks import aside, pushed, removed
@@ -131,9 +131,9 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
 
     def contained(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
         """An operator with products inside its kernel."""
-        if self.attention and not self.listing and not self.shown and calls.is_unseen(entry.name):
-            self.refused = calls.unseen(entry.name)
-            raise self.refused
+        if not self.listing and (error := calls.refusal(entry.name, self.attention and not self.shown)) is not None:
+            self.refused = error
+            raise error
         self._note(entry.name)
         return entry.func(*args, **kwargs)
 
@@ -184,8 +184,8 @@ def _learn(func: Any) -> _Entry | None:
     """Find out what to do with an operator, once."""
     entry = None
     name = str(getattr(getattr(func, "_overloadpacket", None), "__name__", func))
-    if func in PRODUCTS:
-        entry = _Entry(_Products.product, func, *PRODUCTS[func], True)
+    if (product := product_of(func)) is not None:
+        entry = _Entry(_Products.product, func, *product, True)
     elif func in REDUCTIONS:
         entry = _Entry(_Products.reduction, func, *REDUCTIONS[func], True)
     elif getattr(func, "namespace", "") == "aten":
@@ -305,10 +305,10 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
     """torch's products, reductions and attention by isogemm, forward and backward, on this thread, for a scope.
 
     ``with isogemm.torch.invariant(): ...``, or ``@isogemm.torch.invariant()`` on a function or a generator. aten's mm,
-    addmm, bmm, baddbmm, mv, addmv, dot, addbmm, their in-place and ``out=`` variants, and so matmul, linear and einsum,
-    for float32, bfloat16 and float16 on CPUs and CUDA devices; softmax, log_softmax, logsumexp, layer_norm, rms_norm,
-    sum and mean; scaled_dot_product_attention. On a CPU, functions of elements whose kernels have several forms get
-    one. Everything else stays torch's.
+    addmm, bmm, baddbmm, mv, addmv, dot, addbmm, grouped_mm, their in-place and ``out=`` variants, and so matmul, linear
+    and einsum, for float32, bfloat16 and float16 on CPUs and CUDA devices; softmax, log_softmax, logsumexp, layer_norm,
+    rms_norm, sum and mean; scaled_dot_product_attention. On a CPU, functions of elements whose kernels have several
+    forms get one. Everything else stays torch's.
 
     Parameters
     ----------

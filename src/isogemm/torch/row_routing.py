@@ -198,19 +198,39 @@ def _embedding_backward(
     """Rows of dy added, in ascending order in float32, to the rows of the table that they came from."""
     if scale_grad_by_freq:
         return None
-    flat, rows = ids.reshape(-1), dy.reshape(ids.numel(), dy.shape[-1])
-    if dy.is_cuda:
-        total = dy.new_zeros(count, dy.shape[-1])
-        if rows.numel():
-            found, order = torch.sort(flat.to(torch.int64), stable=True)
-            table(found, order, rows, total, start=False)
-    else:
-        wide = torch.zeros(count, dy.shape[-1])
-        np.add.at(wide.numpy(), flat.numpy(), rows.float().numpy())
-        total = wide.to(dy.dtype)
+    total = _added(ids.reshape(-1), dy.reshape(ids.numel(), dy.shape[-1]), count)
     if padding_idx >= 0:
         total[padding_idx] = 0  # each row of the table is a sum of its own
     return total
+
+
+def _added(ids: Tensor, rows: Tensor, count: int) -> Tensor:
+    """[count, n]: rows added, in ascending order in float32 from +0, to those of their numbers."""
+    if rows.is_cuda:
+        total = rows.new_zeros(count, rows.shape[1])
+        if rows.numel():
+            found, order = torch.sort(ids.to(torch.int64), stable=True)
+            table(found, order, rows, total, start=False)
+        return total
+    wide = torch.zeros(count, rows.shape[1])
+    np.add.at(wide.numpy(), ids.numpy(), rows.float().numpy())
+    return wide.to(rows.dtype)
+
+
+def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor | None:
+    """The gradient of rows that were picked, of which some may be the same: as that of an embedding, added to x."""
+    (ids,) = indices if len(indices) == 1 else (None,)
+    if ids is None or values.dtype is not x.dtype or values.shape != ids.shape + x.shape[1:] or not values.numel():
+        return None
+    count = len(x)
+    rows = values.reshape(ids.numel(), -1)
+    return x + _added(torch.where(ids < 0, ids + count, ids).reshape(-1), rows, count).view(x.shape)
+
+
+def _index_put_(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False, unsafe: bool = False) -> Any:
+    """The same in place; without a dispatch mode autograd calls it, on zeros."""
+    found = _index_put(x, indices, values)
+    return None if found is None else x.copy_(found)
 
 
 def _nll_loss(
@@ -239,8 +259,11 @@ def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = Non
 
 
 def is_whole(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether a reduction is one of integers into integers, which is exact in any order."""
+    """Whether a reduction is exact in any order: one of integers into integers, or one that adds nothing twice."""
     x, dtype = args[0], _wanted(kwargs)
+    if function in _PUTS:  # without sums: values that are written, or added where a mask says, each once
+        picked = [i for i in args[1] if i is not None]
+        return len(args) < 4 or not args[3] or not x.is_floating_point() or any(i.dtype is torch.bool for i in picked)
     return function is _sum and not any(d.is_floating_point or d.is_complex for d in (x.dtype, dtype or x.dtype))
 
 
@@ -274,6 +297,8 @@ def reduced(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
                     kwargs = {**kwargs, "dtype": _wanted(kwargs)}
             x = x.detach()
         found.append(x)
+    if function in _PUTS and is_whole(function, args, kwargs):
+        return None
     out = kwargs.get("out")
     if out is not None:
         if out.dtype not in DTYPES:
@@ -293,6 +318,7 @@ def reduced(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 _LONGEST = 2**22  # elements of a whole CUDA tensor that are added up as one row, which is never cut
+_PUTS = (_index_put, _index_put_)
 _WHOLE = (_sum, _mean) = (_total("sum"), _total("mean"))
 
 
@@ -316,6 +342,9 @@ def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
         "native_layer_norm": _layer_norm,
         "native_layer_norm_backward": _layer_norm_backward,
         "embedding_dense_backward": _embedding_backward,
+        "index_put": _index_put,
+        "index_put_": _index_put_,
+        "_index_put_impl_": _index_put_,
         "rms_norm": _rms_norm,
     }
     table = {}

@@ -2,12 +2,16 @@
 
 A tensor is aligned with tokens by its shape. Several readings of a shape may be possible (16 tokens in a chunk, 16
 heads): all are kept, and two runs are compared by a reading that both have in every step.
+
+Rows of an operator that no reading aligns (those of experts, in the order of the experts) are compared by what went in:
+the same rows of its operands have to give the same rows again, wherever they stand.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...torch.coverage import MOVES
 from .runs import STRIDE, Step
 
 __all__ = ["Difference", "Key", "Trace", "called_more", "first_difference"]
@@ -59,7 +64,7 @@ class Difference:
     tokens : int
         Tokens whose rows differ.
     token : int
-        The first of them.
+        The first of them; -1 where rows were compared by what went in.
     """
 
     key: Key
@@ -124,6 +129,7 @@ class Trace:
     def __init__(self, model: Any, *, inside: str | None = None, causal: bool = True, gradients: bool = False) -> None:
         self.model, self.inside, self.causal, self.gradients = model, inside, causal, gradients
         self.rows: dict[Key, list[tuple[Tensor, dict[str, Tensor]]]] = {}
+        self.pairs: dict[Key, dict[bytes, dict[bytes, Tensor]]] = {}  # rows of operands, and what came of each
         self.callers: dict[str, str] = {}
         self.stack: list[str] = []
         self.place: _Place | None = None
@@ -167,6 +173,22 @@ class Trace:
         found, place = _readings(x, self.place), self.place
         if found and place is not None:
             self.rows.setdefault(key, []).append((place.numbers.cpu(), found))
+
+    def add_pairs(self, key: Key, operands: Sequence[Tensor], x: Tensor) -> None:
+        """Keep the rows of a tensor that no reading aligns, by the rows of the operands that have as many.
+
+        Weights are known by where they lie: the same for all rows, and too large to be read for every call.
+        """
+        if (key in self.rows and key not in self.pairs) or x.dim() < 2 or not x.numel():
+            return
+        given = [y for y in operands if y.dim() > 1 and len(y) == len(x)]
+        if not given:
+            return
+        self.rows[key] = []
+        weights = repr([(y.shape, y.data_ptr()) for y in operands if y.dim() > 1 and len(y) != len(x)]).encode()
+        found, rows = self.pairs.setdefault(key, {}), x.detach().cpu()
+        for keys, row in zip(zip(*(_digests(y) for y in given), strict=True), rows, strict=True):
+            found.setdefault(weights + b"".join(keys), {})[_digest(row)] = row
 
     def _enter(self, name: str) -> Callable[..., None]:
         def hook(module: Any, args: Any, kwargs: Any) -> None:
@@ -219,9 +241,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         trace = self.trace
         if trace.stack and trace.stack[-1] == trace.inside and not func.is_view:
             key = trace._counted(Key(trace.inside or "", "operator", str(func)))
+            moves = func._schema.is_mutable or func._overloadpacket.__name__ in MOVES
+            operands = [] if moves else list(_tensors(args))  # as they were before the call, row by row
             for index, x in enumerate(_tensors(result)):
-                trace.add(Key(key.module, key.kind, key.operator, key.count, index), x)
+                each = Key(key.module, key.kind, key.operator, key.count, index)
+                trace.add(each, x)
+                trace.add_pairs(each, operands, x)
         return result
+
+
+def _digest(row: Tensor) -> bytes:
+    return hashlib.blake2b(row.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
+
+
+def _digests(x: Tensor) -> list[bytes]:
+    return [_digest(row) for row in x.detach().cpu()]
 
 
 def _readings(x: Tensor, place: _Place | None) -> dict[str, Tensor]:
@@ -271,10 +305,26 @@ def first_difference(left: Trace, right: Trace, *, backward: bool = False) -> Di
         if calls[0][key.operator] != calls[1][key.operator]:
             continue
         if key in right.rows and (key.kind == "gradient") is backward:
-            found = _compared(key, steps, right.rows[key])
+            both = left.pairs.get(key), right.pairs.get(key)
+            found = _paired(key, *both) if any(both) else _compared(key, steps, right.rows[key])
             if found is not None:
                 return found
     return None
+
+
+def _paired(key: Key, left: Any, right: Any) -> Difference | None:
+    """The difference between what the same rows of operands gave in two runs; a row may occur often."""
+    unequal = [(left[x], right[x]) for x in left or {} if x in (right or {}) and left[x].keys() != right[x].keys()]
+    if not unequal:
+        return None
+    largest = [_largest(a.values(), b.values()) for a, b in unequal]
+    return Difference(key, max(largest), len(unequal), -1)
+
+
+def _largest(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
+    """Of all rows on the left, the largest distance to the nearest on the right."""
+    near = [min(float((a.double() - b.double()).abs().nan_to_num(nan=float("inf")).max()) for b in right) for a in left]
+    return max(near)
 
 
 def called_more(left: Trace, right: Trace) -> tuple[list[str], list[str]]:

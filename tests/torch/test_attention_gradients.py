@@ -10,6 +10,7 @@ import pytest
 from tests.products import assert_same
 from tests.torch.test_attention import DTYPES, MASKS, as_array, attention, drawn, masked, operands, plain, same, sdpa
 
+import isogemm
 from isogemm.contract import attention as define
 from isogemm.contract.reference import epilogue, evaluate
 from isogemm.contract.rows import lane_sum
@@ -312,8 +313,37 @@ BAD: dict[str, tuple[type[Exception], Any]] = {
     "order": (ContractError, lambda: attention(Q, K, V, contract="fma/leaf128")),
     "arithmetic": (ContractError, lambda: attention(Q, K, V, contract="tensor_core:sm90/chain")),
     "contract": (ContractError, lambda: attention(Q, K, V, contract="fast")),
-    "vmap": (OptionError, lambda: torch.vmap(attention)(*(x[:, None] for x in (Q, K, V)))),
 }
+
+
+@pytest.mark.parametrize("shared", ["nothing", "keys", "queries"])
+@pytest.mark.parametrize("masks", ["none", "each", "one"])
+def test_a_dimension_of_vmap_is_a_longer_batch(shared, masks):
+    """Results and gradients: by torch.vmap, by torch.func, and by torch's own function in a scope."""
+    q, k, v = (drawn(3, 2, 2, t, 8, seed=t) for t in (7, 140, 141))
+    v, dims = v[..., :140, :], {"nothing": (0, 0, 0), "keys": (0, None, None), "queries": (None, 1, 0)}[shared]
+    mask = drawn(3, 2, 1, 7, 140, seed=5) > 0
+    given = [x if dim is not None else x[0] for x, dim in zip((q, k, v), dims, strict=True)]
+    given.append({"none": None, "each": mask, "one": mask[0]}[masks])
+    dims = (*dims, 0 if masks == "each" else None)
+    ready = [x.movedim(0, dim) if dim else x for x, dim in zip(given, dims, strict=True)]
+
+    def loss(*x: Any, **options: Any) -> Any:
+        return sdpa(*x, **options).square().sum()
+
+    singles = [[x if d is None or x is None else x[i] for x, d in zip(given, dims, strict=True)] for i in range(3)]
+    want = torch.stack([sdpa(*x) for x in singles])
+    same(torch.vmap(sdpa, dims)(*ready), want)
+    with isogemm.torch.invariant():
+        same(torch.vmap(plain, dims)(*ready), want)
+    steps = [taken(loss, x[:3], torch.tensor(1.0), attn_mask=x[3]) for x in singles]
+    for i, got in enumerate(torch.vmap(torch.func.grad(loss, (0, 1, 2)), dims)(*ready)):
+        same(got, torch.stack([each[i] for each in steps]))
+    if shared == "nothing":
+        leaves = [x.clone().requires_grad_() for x in given[:3]]
+        torch.vmap(loss, dims)(*leaves, given[3]).sum().backward()
+        for i, leaf in enumerate(leaves):
+            same(leaf.grad, torch.stack([each[i] for each in steps]))
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -213,6 +213,20 @@ def test_a_window():
             ours(ids[:, :1], past_key_values=cache)
 
 
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_window_in_a_scope(drops):
+    """In chunks and token by token: with a cache that drops what the window has passed, and with one that keeps it."""
+    model = build("Mistral", sliding_window=150)
+    ids = tokens(2, 300)
+    with torch.no_grad(), iso.invariant():
+        want = model(ids).logits
+        for sizes in ([130, 170], [100, 100, 100], [297, 1, 1, 1]):
+            cache = transformers.DynamicCache(config=model.config) if drops else transformers.DynamicCache()
+            parts = [model(part, past_key_values=cache).logits for part in ids.split(sizes, 1)]
+            assert same(torch.cat(parts, 1), want)
+        assert same(model(ids[1:]).logits, want[1:])
+
+
 def test_masks_of_one_s_own():
     model, _ = converted()
     ids = tokens(2, 10)

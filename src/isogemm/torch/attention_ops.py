@@ -17,7 +17,7 @@ from ..errors import ContractError, OptionError
 from ..floating import ieee_defaults
 from ..interop import array, as_dtype, to_tensor
 from . import attention_gradients
-from .backward import _eager, _is_direct, _way, refused
+from .backward import _eager, _is_direct, _way
 from .ops import Reverse, Tensor, define_forward, forward_alone, is_plain, resolved
 
 __all__ = ["attend", "attention_backward_op", "attention_forward_op", "attention_op", "chosen", "forward"]
@@ -200,8 +200,36 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     return *[g if need else None for g, need in zip(found, needs, strict=True)], *[None] * 8
 
 
-def _vmap(info: Any, in_dims: Any, *operands: Any) -> Any:
-    return refused("attention", "one call: its first dimension is the batch's")
+def _folded(x: Any, dim: int | None, size: int, at: int = 0) -> Any:
+    """A tensor whose dimension `at` is the batch's, with the dimension of vmap in front of that, as one."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    x, sizes = x.movedim(0, at), x.shape
+    # What is broadcast stays so: a mask has its own lines once.
+    x = x[tuple(slice(1) if not step and i > at + 1 else slice(None) for i, step in enumerate(x.stride()))]
+    x = x.flatten(at, at + 1)
+    return x.expand(*x.shape[: at + 1], *sizes[at + 2 :])
+
+
+def _vmap(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    """A dimension more is a longer batch: entries do not meet."""
+    size = info.batch_size
+    y, stats = _Attention.apply(*[_folded(x, dim, size) for x, dim in zip(operands, in_dims, strict=True)])
+    return (y.unflatten(0, (size, -1)), stats.unflatten(1, (size, -1))), (0, 1)
+
+
+def _vmap_forward(info: Any, in_dims: Any, *operands: Any) -> tuple[Tensor, int]:
+    (y, _), _ = _vmap(info, in_dims, *operands)
+    return y, 0
+
+
+def _vmap_backward(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    size, stats = info.batch_size, len(operands) - 2
+    flat = [_folded(x, d, size, int(i == stats)) for i, (x, d) in enumerate(zip(operands, in_dims, strict=True))]
+    found, needs = _Gradient.apply(*flat), operands[-1]
+    some = [x.unflatten(0, (size, -1)) if need else x for x, need in zip(found, needs, strict=True)]
+    return tuple(some), tuple(0 if need else None for need in needs)
 
 
 def _gradient(*arguments: Any) -> Any:
@@ -225,7 +253,7 @@ class _Gradient(Reverse):
             "gradients of attention", limit="one derivative", value="a second one", nearest="create_graph=False"
         )
 
-    vmap = staticmethod(_vmap)
+    vmap = staticmethod(_vmap_backward)
 
 
 class _Attention(Reverse):
@@ -256,5 +284,7 @@ def attend(*arguments: Any) -> Tensor:
 
 
 torch.library.register_autograd(attention_op, _differentiate, setup_context=_remember)
-for _op in (attention_op, attention_forward_op):
-    torch.library.register_vmap(_op, _vmap)
+for _op, _rule in (
+    (attention_op, _vmap), (attention_forward_op, _vmap_forward), (attention_backward_op, _vmap_backward),
+):  # fmt: skip
+    torch.library.register_vmap(_op, _rule)

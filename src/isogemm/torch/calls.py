@@ -27,15 +27,18 @@ Tensor = Any  # torch is untyped to mypy
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def is_free(*tensors: Tensor | None) -> bool:
-    """Whether a call may be replaced whole: torch's own tensors with memory, and no transform, trace or tangent."""
+def is_free(*tensors: Tensor | None, transformed: bool = False) -> bool:
+    """Whether a call may be replaced whole: torch's own tensors with memory, and no trace or tangent.
+
+    `transformed`: by something that torch.func's transforms know; else there must be none of those either.
+    """
     for x in tensors:
         if x is not None and (
             type(x) not in _PLAIN or x.dtype not in DTYPES or not (x.is_cpu or x.is_cuda) or x.is_nested
         ):
             return False
     return not (
-        torch._C._are_functorch_transforms_active()
+        (torch._C._are_functorch_transforms_active() and not transformed)
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
     )
@@ -104,7 +107,7 @@ def linear_direct(contract: Contract | None, args: Any, kwargs: Any) -> Tensor |
 def attention(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None:
     """scaled_dot_product_attention by isogemm's; None where it is torch's: dropout, other dtypes, unequal batches."""
     operands = [*args[:3], *[kwargs[k] for k in ("query", "key", "value") if k in kwargs]]
-    if not is_free(*operands) or kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
+    if not is_free(*operands, transformed=True) or kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
         return None
     chain = None if contract is None else f"{contract.arithmetic}/chain"
     try:

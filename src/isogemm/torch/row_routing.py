@@ -18,6 +18,7 @@ import torch
 from .. import api
 from ..backends.cuda.row_sums import columns, table
 from ..errors import DeviceError, DTypeError, OptionError
+from ..interop import memory
 from .products import DTYPES
 from .row_calls import FORWARD
 
@@ -206,7 +207,7 @@ def _embedding_backward(
             table(found, order, rows, total, start=False)
     else:
         wide = torch.zeros(count, dy.shape[-1])
-        np.add.at(wide.numpy(), flat.numpy(), rows.float().numpy())
+        np.add.at(memory("sums", wide), memory("ids", flat), memory("dy", rows.float()))
         total = wide.to(dy.dtype)
     if padding_idx >= 0:
         total[padding_idx] = 0  # each row of the table is a sum of its own

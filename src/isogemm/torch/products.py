@@ -15,7 +15,7 @@ from .. import api
 from ..contract.spec import Contract
 from ..errors import ContractError, DTypeError
 
-__all__ = ["DTYPES", "PRODUCTS", "contained", "is_composite", "operands", "replaced"]
+__all__ = ["DTYPES", "PRODUCTS", "contained", "is_composite", "is_served", "operands", "replaced"]
 
 Tensor = Any  # torch is untyped to mypy
 _aten: Any = torch.ops.aten
@@ -50,6 +50,11 @@ def _outside(args: Any) -> list[Any] | None:
                 x = x.detach()
         found.append(x)
     return found
+
+
+def is_served(args: Any) -> bool:
+    """Whether isogemm computes products and reductions of an operator's arguments."""
+    return _outside(args) is not None
 
 
 def replaced(function: Callable[..., Tensor], name: str, contract: Contract | None, args: Any, kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import mutually_broadcastable_shapes
 from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, layouts, poisoned, product, stacked, values
 
 import isogemm
+from isogemm.errors import OptionError
 
 CONTRACTS = ("fma/chain", "fma/leaf8", "fma/tree4")
 fast = settings(max_examples=60, deadline=None)
@@ -127,7 +128,48 @@ def test_linear_walks_permuted_activations():
 def test_float32_activations_on_half_weights(weights):
     x, w = values((3, 40), seed=1), values((5, 40), weights, seed=2)
     assert_same(isogemm.linear(x, w), product(x, w.T))
-    assert_same(isogemm.matmul(w, x.T), product(w, x.T))  # the dtype of a
+
+
+@pytest.mark.parametrize("half", [BF16, F16], ids=str)
+def test_a_result_is_as_wide_as_its_operands(half):
+    """As numpy.matmul has it: a float32 operand makes float32, on either side, in every form; nothing overflows."""
+    a, b = values((3, 40), half, seed=2), values((40, 5), seed=1)
+    want = product(a, b, out_dtype=np.float32)
+    turned = product(b.T, a.T, out_dtype=np.float32)
+    assert_same(isogemm.matmul(a, b), want)
+    assert_same(isogemm.matmul(b.T, a.T), turned)
+    assert_same(isogemm.gemm(a, b), want)
+    assert_same(isogemm.linear(a, b.T), want)
+    assert_same(isogemm.linear(a, isogemm.pack(np.ascontiguousarray(b.T))), want)
+    assert_same(isogemm.gemm_strided_batched(a[None], b[None])[0], want)
+    assert_same(isogemm.gemm_batched([a], [b])[0], want)
+    assert_same(isogemm.gemm_grouped([a], [b])[0], want)
+    assert isogemm.matmul(a, b, out_dtype=half).dtype == half
+    large = np.full((1, 2), 60000, F16)
+    assert isogemm.matmul(large, np.ones((2, 1), F32))[0, 0] == 120000
+
+
+@pytest.mark.parametrize(
+    "call", [isogemm.gemm, isogemm.gemm_strided_batched, isogemm.gemm_batched, isogemm.gemm_grouped]
+)
+def test_c_without_a_beta_is_refused(call):
+    """It was ignored: what BLAS has no default for, is asked for."""
+    a, b, c = values((3, 4), seed=1), values((4, 2), seed=2), values((3, 2), seed=3)
+    if call is not isogemm.gemm:
+        a, b, c = a[None], b[None], c[None]
+    if call is isogemm.gemm_grouped:
+        a, b, c = list(a), list(b), list(c)
+    for options in ({}, {"out": c}):
+        before = np.array(c)
+        with pytest.raises(OptionError, match=r"^beta.*1\.0") as caught:
+            call(a, b, c, **options)
+        assert "0.0" in str(caught.value)
+        assert_same(np.array(c), before)
+    plain = np.array(call(a, b))
+    assert_same(np.array(call(a, b, c, beta=0)), plain)
+    assert_same(np.array(call(a, b, c, beta=0.0)), plain)
+    assert not np.array_equal(np.array(call(a, b, c, beta=1)), plain)
+    call(a, b, c, accumulate=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -69,7 +69,10 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in _MODULES:
-        return import_module(f".{name}", __name__)  # the import itself binds the name here
+        try:
+            return import_module(f".{name}", __name__)  # the import itself binds the name here
+        except ModuleNotFoundError as error:  # for hasattr, help and inspect, which take an AttributeError alone
+            raise AttributeError(f"isogemm.{name} cannot be imported: {error}") from error
     if name not in _HOMES:
         raise AttributeError(f"module 'isogemm' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name], __name__), name)

@@ -21,6 +21,7 @@ from .backends.cuda.pointers import PointerArray
 from .contract.spec import ContractLike
 from .dispatch import DEFAULT
 from .errors import OptionError
+from .given import beta_of_c
 from .problem import BFLOAT16, FLOAT16, FLOAT32
 from .quant.matrix import QuantizedMatrix
 
@@ -53,7 +54,7 @@ def matmul(
     out : array, optional
         Where the result goes; returned. Shares no memory with an operand.
     out_dtype : dtype, optional
-        The result's; by default that of `a`, or float32 with `accumulate`. Rounded to once.
+        The result's; by default that of the operands, float32 where one of them or `accumulate` is. Rounded to once.
     accumulate : bool
         The walk over K starts from the float32 values in `out`.
 
@@ -144,7 +145,7 @@ def linear(
     Returns
     -------
     array [..., n]
-        `out`, or a new one of the dtype of `x` unless `out_dtype` says otherwise.
+        `out`, or a new one, of the dtype that `matmul` gives it.
 
     Raises
     ------
@@ -200,7 +201,7 @@ def gemm(
     c: Any = None,
     *,
     alpha: float = 1.0,
-    beta: float = 0.0,
+    beta: float | None = None,
     trans_a: str = "N",
     trans_b: str = "N",
     bias: Any = None,
@@ -220,7 +221,7 @@ def gemm(
     c : array [m, n], optional
         Of the result's dtype or float32. Left alone unless it is also `out`.
     alpha, beta : float
-        Rounded to float32.
+        Rounded to float32. `beta` is 0 where there is no `c`; with `c` it has to be given, unless `accumulate`.
     trans_a, trans_b : {"N", "T", "C"}
         op(a) is `a` or its transpose; C is T for real types.
     bias : array [n], optional
@@ -243,6 +244,7 @@ def gemm(
     -----------
     As `matmul`; the four transpositions agree.
     """
+    beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
     if c is None and type(a) in _TENSORS and type(alpha) is type(beta) is float and beta == 0:
         found = tensors.call("gemm", a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
@@ -257,7 +259,7 @@ def gemm_strided_batched(
     c: Any = None,
     *,
     alpha: float = 1.0,
-    beta: float = 0.0,
+    beta: float | None = None,
     trans_a: str = "N",
     trans_b: str = "N",
     bias: Any = None,
@@ -288,6 +290,7 @@ def gemm_strided_batched(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
+    beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
     if c is None and type(a) in _TENSORS and type(alpha) is type(beta) is float and beta == 0:
         options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
@@ -303,7 +306,7 @@ def gemm_batched(
     c: Any = None,
     *,
     alpha: float = 1.0,
-    beta: float = 0.0,
+    beta: float | None = None,
     trans_a: str = "N",
     trans_b: str = "N",
     bias: Any = None,
@@ -335,6 +338,7 @@ def gemm_batched(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
+    beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
     if any(isinstance(x, list | tuple | PointerArray) for x in (a, b, c, out)):
         return _items("gemm_batched", a, b, c, bias, out, given, trans_a, trans_b)
@@ -347,7 +351,7 @@ def gemm_grouped(
     c: Sequence[Any] | None = None,
     *,
     alpha: float = 1.0,
-    beta: float = 0.0,
+    beta: float | None = None,
     trans_a: str = "N",
     trans_b: str = "N",
     bias: Any = None,
@@ -378,6 +382,7 @@ def gemm_grouped(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
+    beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
     return _items("gemm_grouped", a, b, c, bias, out, given, trans_a, trans_b)
 

@@ -7,9 +7,11 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from .errors import DTypeError, OptionError
 
-__all__ = ["flag", "items", "number", "of_type", "one_of", "path", "shown", "strings", "whole"]
+__all__ = ["beta_of_c", "flag", "items", "number", "of_type", "one_of", "path", "shown", "strings", "whole"]
 
 
 def of_type(name: str, x: Any, kind: type | tuple[type, ...], limit: str, nearest: str) -> Any:
@@ -125,3 +127,17 @@ def shown(x: Any) -> str:
 
 def _is_array(x: Any) -> bool:
     return hasattr(x, "dtype") or hasattr(x, "layout")
+
+
+def beta_of_c(beta: float | None, accumulate: Any) -> float:
+    """The beta of a call that was given a C, which is not ignored in silence.
+
+    Raises
+    ------
+    OptionError
+        None was given, and no walk starts from C.
+    """
+    if beta is None and isinstance(accumulate, bool | np.bool_) and not accumulate:  # what is neither is refused later
+        limit = "a number, where c is given"
+        raise OptionError("beta", limit=limit, value=None, nearest="1.0, which adds c, or 0.0, which leaves it unread")
+    return 0.0 if beta is None else beta

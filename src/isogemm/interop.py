@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import views
 from .errors import DeviceError, DTypeError, IsogemmError, LayoutError, OptionError
 from .ghost import HOST, Device, Ghost, holder_of
 from .given import shown
@@ -25,6 +26,7 @@ __all__ = [
     "exported",
     "from_dlpack",
     "is_tensor",
+    "memory",
     "to_tensor",
     "view",
 ]
@@ -154,23 +156,67 @@ def _from_tensor(name: str, x: Any) -> Array:
     if x.device.type != "cpu":
         raise _foreign_device(name, str(x.device))
     check_tensor(name, x)
+    dtype = NUMPY_OF[str(x.dtype)]
+    viewed = _plain(x, dtype) if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ else _unwrapped(x)
+    if viewed is None:
+        raise _no_memory(name, x)
+    return viewed
+
+
+def memory(name: str, x: Any) -> Array:
+    """An ndarray over a CPU tensor of any element type that NumPy has: indices, masks, sums to be written.
+
+    Raises
+    ------
+    LayoutError
+        The tensor has no memory that could be viewed.
+    """
+    viewed = _plain(x, np.dtype(str(x.dtype).removeprefix("torch.")))
+    if viewed is None:
+        raise _no_memory(name, x)
+    return viewed
+
+
+def _no_memory(name: str, x: Any) -> LayoutError:
+    value, nearest = type(x).__name__, f"{name}.contiguous()"
+    if sys.modules["torch"]._C._functorch.is_legacy_batchedtensor(x):
+        value, nearest = "a batch of gradients", "vectorize=False, one gradient at a time, or torch.func.jacrev"
+    return LayoutError(f"{name}", limit="a tensor with plain memory", value=value, nearest=nearest)
+
+
+NUMPY_OF = {"torch.float32": FLOAT32, "torch.bfloat16": BFLOAT16, "torch.float16": FLOAT16}
+
+
+def _plain(x: Any, dtype: np.dtype[Any]) -> Array | None:
+    viewed = views.view(x, dtype)
+    if viewed is None:  # what a finished transform of torch.func has left behind, torch's operators see through
+        try:
+            return views.view(x.detach(), dtype)
+        except RuntimeError:
+            return None
+    return viewed
+
+
+def _unwrapped(x: Any) -> Array | None:
+    """The memory of a wrapper around other tensors, which says itself what that is, or has none."""
+    torch = sys.modules["torch"]
     try:
         x = x.detach()
         if x.dtype is torch.bfloat16:  # NumPy has no name for it: the same bits as uint16
-            viewed: Array = x.view(torch.uint16).numpy().view(BFLOAT16)
-        else:
-            viewed = x.numpy()
-    except (RuntimeError, TypeError) as error:
-        value, nearest = type(x).__name__, f"{name}.contiguous()"
-        if torch._C._functorch.is_legacy_batchedtensor(x):
-            value, nearest = "a batch of gradients", "vectorize=False, one gradient at a time, or torch.func.jacrev"
-        raise LayoutError(f"{name}", limit="a tensor with plain memory", value=value, nearest=nearest) from error
+            words: Array = x.view(torch.uint16).numpy()
+            return words.view(BFLOAT16)
+        viewed: Array = x.numpy()
+    except (RuntimeError, TypeError):
+        return None
     return viewed
 
 
 def to_tensor(x: Array) -> Any:
-    """A torch tensor over the memory of an array that this package made."""
+    """A torch tensor over the memory of an array that this package made: torch's own, where `isogemm.views` made it."""
     torch = sys.modules["torch"]
+    found = views.tensor_of(x)
+    if found is not None:
+        return found
     if x.dtype == BFLOAT16:
         return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(x)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from .errors import DeviceError, DTypeError, LayoutError, LimitError
 from .ghost import Device, ghost, holder_of
-from .interop import check_tensor, exported
-from .problem import BFLOAT16, FLOAT16, FLOAT32, supported
+from .interop import NUMPY_OF, check_tensor, exported
+from .problem import FLOAT16, FLOAT32, supported
 
 __all__ = ["as_kind", "current_stream", "empty", "from_protocols", "from_tensor", "give_back", "tensor", "total_memory"]
 
@@ -41,7 +41,7 @@ def from_tensor(name: str, x: Any, read_only: bool = False, stream: int | None =
         As `isogemm.interop.check_tensor`.
     """
     check_tensor(name, x)
-    dtype = _NUMPY_OF[str(x.dtype)]
+    dtype = NUMPY_OF[str(x.dtype)]
     place, item = Device("cuda", x.get_device()), dtype.itemsize
     try:
         address = x.data_ptr()
@@ -53,9 +53,6 @@ def from_tensor(name: str, x: Any, read_only: bool = False, stream: int | None =
     return ghost(
         address, tuple(x.shape), strides, dtype, place, owner=x, read_only=read_only, stream=stream
     ), place  # fmt: skip
-
-
-_NUMPY_OF = {"torch.float32": FLOAT32, "torch.bfloat16": BFLOAT16, "torch.float16": FLOAT16}
 
 
 def _no_memory(name: str, value: str) -> LayoutError:

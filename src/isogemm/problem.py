@@ -117,11 +117,10 @@ class Settings:
         return self.accumulate or self.beta != 0
 
     def result_dtype(self, a: DType, b: DType) -> DType:
-        """Dtype of the result: `out_dtype`, else float32 with `accumulate` (it is a running sum), else that of `a`.
+        """Dtype of the result: `out_dtype`, else float32 with `accumulate` (it is a running sum), else the operands'.
 
         Operands agree, or one is float32 and the other bfloat16 or float16 (``fma`` only, where the
-        conversion to float32 is exact). The result has the dtype of `a` then too: float32 activations on
-        half-precision weights give float32, bfloat16 activations on float32 weights give bfloat16.
+        conversion to float32 is exact). The result is float32 then, as NumPy has it: a half type could not hold it.
         """
         names = self.contract.operands
         if _name(a) not in names or _name(b) not in names:
@@ -140,7 +139,7 @@ class Settings:
             )
         if self.out_dtype is not None:
             return self.out_dtype
-        return FLOAT32 if self.accumulate else a
+        return FLOAT32 if self.accumulate or b == FLOAT32 else a
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from . import interop, problem, tensors
+from . import interop, problem, tensors, views
 from .backends import cpu
 from .contract.spec import Contract
 from .errors import DeviceError, LimitError
@@ -97,6 +97,13 @@ class _Host:
         return x
 
 
+class _HostTensors(_Host):
+    """The same memory, allocated by torch: a storage of anybody else's can never be resized."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return views.empty(shape, dtype)[1]
+
+
 class _Cuda:
     """A CUDA device; torch allocates."""
 
@@ -134,7 +141,7 @@ class _Cuda:
 
 _CHAIN = Contract()
 _DTYPE_NAMES = {dtype: dtype.name for dtype in problem.DTYPES}  # numpy.dtype.name takes 5 us
-_HOST = _Host()
+_HOST, _HOST_TENSORS = _Host(), _HostTensors()
 
 
 class Operands:
@@ -146,12 +153,13 @@ class Operands:
         That of the operands seen so far.
     """
 
-    __slots__ = ("_first", "_space", "_streams", "place")
+    __slots__ = ("_first", "_space", "_streams", "_tensors", "place")
 
     def __init__(self) -> None:
         self.place: Device = HOST
         self._first = ""
         self._space: Space | None = None
+        self._tensors = False
         self._streams: set[int] = set()
 
     def view(self, name: str, x: Any) -> Array:
@@ -169,7 +177,9 @@ class Operands:
             return x
         viewed, place = interop.view(name, x)
         self.note(name, place)
-        if place is not HOST:
+        if place is HOST:
+            self._tensors = self._tensors or interop.is_tensor(x)
+        else:
             stream = holder_of(viewed).stream
             if stream is not None:
                 self._streams.add(stream)
@@ -195,7 +205,8 @@ class Operands:
     def space(self) -> Space:
         """The device of the operands."""
         if self._space is None:
-            self._space = _HOST if self.place is HOST else _Cuda(self.place)
+            here = _HOST_TENSORS if self._tensors else _HOST
+            self._space = here if self.place is HOST else _Cuda(self.place)
         return self._space
 
     def result(self, x: Array, out: Any, *operands: Any) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from . import views
 from .backends import cpu
 from .backends.cuda import front
 from .contract.spec import Contract, as_contract
-from .interop import to_tensor
 from .problem import BFLOAT16, FLOAT16, FLOAT32
 
 __all__ = ["KINDS", "call", "learn"]
@@ -41,7 +41,6 @@ def learn() -> None:
     """Somebody has passed a tensor: from now on the short paths are asked."""
     torch = sys.modules["torch"]
     front.learn(torch)
-    _WORDS[:] = [torch.uint16]
     _DTYPES.update({torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16})
 
 
@@ -66,14 +65,19 @@ def _host(
     chosen = _CHAIN if contract is None else as_contract(contract)
     if into is None or chosen.arithmetic != "fma" or (out is not None and out_dtype is not None):
         return None
+    if b.get_device() >= 0 or ((a.requires_grad or b.requires_grad) and sys.modules["torch"].is_grad_enabled()):
+        return None
     lead = None
     if a.dim() != (3 if kind == "gemm_strided_batched" else 2):
         if kind != "linear" or not a.is_contiguous() or a.dim() == 0:
             return None
         lead = a.shape[:-1]
-        a = a.reshape(-1, a.shape[-1]) if a.numel() else None
-    xa, xb, xbias = _viewed(a), _viewed(b), None
-    if xa is None or xb is None or xb.ndim != xa.ndim:
+    xa, xb, xbias = views.view(a, dtype), views.view(b, dtype), None
+    if xa is None or xb is None or not (xa.flags.aligned and xb.flags.aligned):
+        return None
+    if lead is not None and xa.size:
+        xa = xa.reshape(-1, xa.shape[-1])
+    if xb.ndim != xa.ndim:
         return None
     if kind == "linear":
         xb = xb.T
@@ -91,10 +95,11 @@ def _host(
         return None
     if out is not None:
         return _accumulated(xa, xb, xbias, out, chosen, alpha)
-    result = np.empty((m, n), into)
+    found, result = views.empty((m, n) if lead is None else (*lead, n), into)
+    if lead is not None:
+        result = result.reshape(m, n)
     cpu.gemm(xa, xb, result, contract=chosen, alpha=alpha, bias=xbias)
-    found = to_tensor(result)
-    return found if lead is None else found.view(*lead, n)
+    return found
 
 
 def _stacked(a: Any, b: Any, bias: Any, into: Any, contract: Contract, alpha: float) -> Any:
@@ -103,14 +108,14 @@ def _stacked(a: Any, b: Any, bias: Any, into: Any, contract: Contract, alpha: fl
     shared = count > 1 and b.strides[0] == 0
     if b.shape[:2] != (count, k) or shared or not 0 < count * m * n <= _SMALL:
         return None
-    result = np.empty((count, m, n), into)
+    found, result = views.empty((count, m, n), into)
     cpu.gemm_batched(a, b, result, contract=contract, alpha=alpha, bias=bias)
-    return to_tensor(result)
+    return found
 
 
 def _accumulated(a: Any, b: Any, bias: Any, out: Any, contract: Contract, alpha: float) -> Any:
     """The walk that starts from `out`."""
-    target = _viewed(out) if type(out) in KINDS else None
+    target = _viewed(out)
     if (
         target is None
         or contract.order.kind == "tree"
@@ -128,19 +133,8 @@ def _viewed(x: Any) -> Any:
     """A CPU tensor as an array; None where it has no plain memory or takes part in a gradient."""
     if type(x) not in KINDS or x.get_device() >= 0:
         return None
-    if x.requires_grad:
-        if sys.modules["torch"].is_grad_enabled():
-            return None
-        x = x.detach()
+    if x.requires_grad and sys.modules["torch"].is_grad_enabled():
+        return None
     dtype = _DTYPES.get(x.dtype)
-    if dtype is None:
-        return None
-    try:
-        # NumPy has no name for bfloat16: the same bits as uint16.
-        found = x.view(_WORDS[0]).numpy().view(dtype) if dtype is BFLOAT16 else x.numpy()
-    except (RuntimeError, TypeError):  # a lazy negation, another device, no plain memory
-        return None
-    return found if found.flags.aligned else None
-
-
-_WORDS: list[Any] = []  # torch's name for 16-bit words
+    found = None if dtype is None else views.view(x, dtype)
+    return found if found is None or found.flags.aligned else None

@@ -19,7 +19,7 @@ LAYERS = (
     {"disk", "errors", "_version", "__version__"},
     {"aliasing", "floating", "ghost", "given", "jit", "kernel_cache", "threads"},
     {"contract", "problem"},
-    {"interop", "interop_cuda"},
+    {"interop", "interop_cuda", "views"},
     {"backends", "planner", "quant"},
     {"space", "tensors"},
     {"dispatch", "describe", "blas", "api", "forms", "quantized", "quantized_cuda"},

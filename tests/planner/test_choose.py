@@ -14,7 +14,7 @@ from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip, linear
 from isogemm.backends.cuda import choose as module
 from isogemm.backends.cuda.choose import Chooser
 from isogemm.backends.cuda.families import HOMES, LIBRARIES, absent, families
-from isogemm.errors import ContractError, DeviceError
+from isogemm.errors import ContractError, DeviceError, LayoutError
 from isogemm.planner import admission
 from isogemm.planner.admission import Records
 from isogemm.planner.numeric import numeric_key
@@ -105,6 +105,29 @@ def test_a_kernel_that_cannot_be_built_is_passed_over_and_said(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING, "isogemm"):
         assert here.choose(LINEAR).config == "plain"
     assert "shared memory" in caplog.text
+
+
+def test_kernels_that_a_product_does_not_fit_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A library's algorithms are admitted for a table's N; with an odd one they cannot be built, all for one reason."""
+    odd, uses = linear(8, 257, 512), [Use("f", f"algorithm {i}") for i in range(9)]
+    f = FakeFamily("f", offered=[use.config for use in uses] + ["plain"])
+    build = f.build
+
+    def refusing(product: Any, config: str, device: int) -> Any:
+        if config != "plain" and product.m != 16:
+            raise LayoutError("strides", limit="a multiple of 8", value=257, nearest=264)
+        return build(product, config, device)
+
+    here = chooser(f, tables=[table(*uses, Use("f", "plain"))])
+    for use in uses:
+        here.admissions.verdict("f", use.config, odd)
+    f.build = refusing  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, "isogemm"):
+        assert [here.choose(odd.with_m(m)).config for m in (1, 8, 64)] == ["plain"] * 3
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "9 admitted kernels" in line
+    assert "a multiple of 8" in line
+    assert "f [plain] serves" in line
 
 
 def test_under_capture_only_what_was_admitted_before_serves() -> None:

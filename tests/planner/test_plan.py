@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -271,3 +272,44 @@ def test_bounds_and_traffic() -> None:
 def test_schedule_is_hashable() -> None:
     assert len({isogemm.plan(64, 64, 64, threads=1).schedule, isogemm.plan(64, 64, 64, threads=1).schedule}) == 1
     assert {x.name for x in dataclasses.fields(Schedule)} >= {"strategy", "a_mode", "b_mode"}
+
+
+def test_a_plan_s_result_is_as_wide_as_its_operands():
+    assert isogemm.plan(4, 5, 6, dtype="bfloat16", weight_dtype="float32").numeric.out_dtype == "float32"
+    assert isogemm.plan(4, 5, 6, dtype="float32", weight_dtype="bfloat16").numeric.out_dtype == "float32"
+    assert isogemm.plan(4, 5, 6, dtype="bfloat16").numeric.out_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("m", [1, 4, 12, 192])
+def test_scratch_has_a_limit_whatever_k_is(m, prepared):
+    """Operands of step 0 have no memory of their own, and a K beyond what a copy of theirs could hold."""
+    from isogemm.backends.cpu.tasks import _scratch
+    from isogemm.planner.schedule import check_legal
+
+    for a_place, b_lines, b_rows in ((True, False, False), (False, True, False), (False, False, True)):
+        for k in (2**20, 2**23, 2**24, 2**27, 2**31 + 3, 2**40):
+            deep = Problem(m, 5, k, a_place, b_lines, b_rows, 4, prepared, True)
+            chosen = schedule(deep, 2, CPU)
+            check_legal(deep, chosen, CPU)
+            assert _scratch(deep, chosen) < 2**31
+
+
+def test_blocks_of_a_deep_product_have_its_bits(monkeypatch):
+    from isogemm.backends.cpu import tasks
+
+    module = sys.modules[schedule.__module__]
+    a, b, w = values((3, 2000), seed=1), values((2000, 5), seed=2), values((5, 2000), seed=3)
+    wide = np.broadcast_to(a[:, :1], a.shape)
+    calls = [lambda: isogemm.matmul(a, b), lambda: isogemm.linear(a, w), lambda: isogemm.matmul(wide, b)]
+    calls.append(lambda: isogemm.linear(a, isogemm.pack(w)))
+    want = [call() for call in calls]
+    schedule.cache_clear()
+    tasks._tasks.clear()
+    monkeypatch.setattr(module, "DEEP", 1000)
+    try:
+        for call, before in zip(calls, want, strict=True):
+            assert_same(call(), before)
+    finally:
+        schedule.cache_clear()
+        tasks._tasks.clear()

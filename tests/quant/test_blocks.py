@@ -119,3 +119,20 @@ def test_what_no_scale_can_hold_is_refused(fmt, wrong):
     with pytest.raises(FormatError, match=r"blk: w\[3, 300\]") as caught:
         quantize(x, fmt, name="blk")
     assert ("65504" in str(caught.value)) == (wrong == 3e38)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "value", "limit", "nearest"),
+    [("F16", 1e38, "65504", "BF16"), ("F16", -65520, "65504", "BF16"), ("F16", 3.4028e38, "65504", "F32"),
+     ("BF16", 3.4028e38, "3.3895e38", "F32")],
+)  # fmt: skip
+def test_a_number_that_a_float_format_makes_infinite_is_refused(fmt, value, limit, nearest):
+    x = values("normal", 5, 8)
+    x[3, 6] = value
+    with pytest.raises(FormatError, match=rf"^blk: w\[3, 6\] in {fmt}: .*{limit}.*nearest legal choice: {nearest}"):
+        quantize(x, fmt, name="blk")
+    x[3, 6], x[2, 1], x[1, 0] = 65519 if fmt == "F16" else 3.39e38, np.inf, np.nan  # these two are kept as they are
+    kept = quantize(x, fmt).dequantize()
+    assert np.isfinite(kept[3, 6])
+    assert np.isinf(kept[2, 1])
+    assert np.isnan(kept[1, 0])

@@ -209,3 +209,22 @@ def test_errors_pass_and_leave_nothing_behind():
     with pytest.raises(ZeroDivisionError):
         coverage(lambda: 1 // 0)
     assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
+
+
+def test_why_torch_computed_it():
+    """The scope was closed, or rows were left out: not the operands' fault."""
+    w, double = torch.randn(4, 4), torch.randn(4, 4, dtype=torch.float64)
+
+    def call(x):
+        return torch.softmax(x @ x, -1)
+
+    def reasons(x, **options):
+        return {row.op.split(".")[1]: row.why for row in coverage(call, x, **options).not_routed}
+
+    closed = "outside of isogemm.torch.invariant()"
+    assert reasons(w, scope=False) == {"mm": f"product {closed}", "_softmax": f"reduction {closed}"}
+    assert reasons(w, rows=False) == {"_softmax": "reduction, with rows=False"}
+    foreign = "of a dtype or layout isogemm has not"
+    for scope in (False, True):
+        assert reasons(double, scope=scope) == {"mm": f"product {foreign}", "_softmax": f"reduction {foreign}"}
+    assert reasons(w) == {}

@@ -39,3 +39,22 @@ def test_without_torch_the_import_says_what_to_install():
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: ")
     assert 'pip install "isogemm[torch]"' in last
+
+
+def test_without_torch_the_package_can_be_looked_at():
+    code = """if True:
+        import sys; sys.modules['torch'] = None
+        import inspect, io, pydoc, isogemm
+        assert not hasattr(isogemm, 'torch')
+        assert 'matmul' in dict(inspect.getmembers(isogemm))
+        pydoc.Helper(output=io.StringIO()).help(isogemm)
+        try:
+            from isogemm import torch
+        except ModuleNotFoundError as error:
+            assert 'isogemm[torch]' in str(error)
+        isogemm.torch
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("AttributeError: isogemm.torch ")
+    assert 'pip install "isogemm[torch]"' in last

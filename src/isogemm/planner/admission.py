@@ -69,10 +69,10 @@ class Verdict:
     detail: str = ""
 
 
-def notice(text: str) -> None:
-    """Say something once in this process, to the logger ``isogemm``."""
-    if text not in _said:
-        _said.add(text)
+def notice(text: str, about: str = "") -> None:
+    """Say something once in this process, to the logger ``isogemm``; of several texts `about` one thing, the first."""
+    if (about or text) not in _said:
+        _said.add(about or text)
         log.warning(text)
 
 

@@ -269,7 +269,7 @@ def plan(
     m, n, k : int
         Extents, at least 0.
     dtype : {"float32", "bfloat16", "float16"}
-        Element type of A, and of B and C unless `weight_dtype` or `out_dtype` say otherwise.
+        Element type of A, and of B and C unless `weight_dtype` or `out_dtype` say otherwise; C is float32 where B is.
     trans_a, trans_b : {"N", "T", "C"}
         How the operands are stored; the default is a linear layer's: weights stored [n, k].
     packed : bool
@@ -296,7 +296,9 @@ def plan(
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ShapeError(name, limit="a whole number of at least 0", value=repr(value), nearest=0)
     b_type = dtype if weight_dtype is None else weight_dtype
-    out_type = dtype if out_dtype is None else out_dtype
+    out_type = (
+        ("float32" if isinstance(b_type, str) and b_type == "float32" else dtype) if out_dtype is None else out_dtype
+    )
     for name in (dtype, b_type, out_type):
         if not isinstance(name, str) or name not in _BYTES:
             raise DTypeError("dtype", limit=", ".join(_BYTES), value=shown(name), nearest="float32")

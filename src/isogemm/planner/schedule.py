@@ -20,6 +20,7 @@ GEMV_ROWS = 16  # rows up to which transposing weights in registers beats packin
 SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
 SERIAL = 48 * 1024  # fused multiply-adds below which waking a thread costs more than it saves
 SKINNY = 192  # rows up to which all of A is packed once and B panels are consumed as soon as they are packed
+DEEP = 2**28  # elements that a thread may have room for along the whole of K, 1 GiB; beyond, it takes blocks of K
 KC = 512
 CHUNK_BYTES = 512 * 1024  # of weights that a thread takes at a time
 MC_BYTES = 480 * 1024  # a packed block of A: half of a 1 MiB second-level cache
@@ -76,13 +77,14 @@ def schedule(p: Problem, threads: int, cpu: Target) -> Schedule:
     """The schedule for problem `p` on at most `threads` threads."""
     if p.m * p.n * p.k < SERIAL:
         threads = 1
-    if not p.prepared and ((p.b_lines and p.m <= GEMV_ROWS) or (p.b_rows and p.m <= STREAM_ROWS)):
+    few = (p.b_lines and p.m <= GEMV_ROWS) or (p.b_rows and p.m <= STREAM_ROWS)
+    if few and not p.prepared and p.m * p.k <= DEEP:
         return _few_rows(p, threads, cpu)
     if p.prepared:
         return _prepared(p, threads, cpu)
     if p.a_place and p.m * p.n * p.k <= SMALL:
         return _small(p, threads, cpu)
-    if p.m <= SKINNY:
+    if p.m <= SKINNY and max(p.m, cpu.mr) * p.k <= DEEP:
         return _skinny(p, threads, cpu)
     return _tiled(p, threads, cpu)
 
@@ -181,18 +183,22 @@ def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
     # Narrow panels are widened by the tile that also walks A in place; it has fewer rows.
     mr = cpu.mr_direct if p.b_bytes != 4 else cpu.mr
     in_place = p.a_place and p.m <= min(4, mr)
-    if p.m > SKINNY:
-        grid_m, grid_n = _split(p, threads, cpu, 1)
-        mc = MC_BYTES // (4 * KC) // mr * mr
-        return Schedule(
-            "tiled", "block", "prepared", mr, mc, _columns(p, grid_n, cpu), KC, grid_m, grid_n, threads
-        )  # fmt: skip
+    if p.m > SKINNY or max(p.m, cpu.mr, cpu.nr) * p.k > DEEP:
+        return _in_blocks(p, threads, cpu)
     grid_m, grid_n = 1, _fine(p, threads, cpu)
     kc = p.k if p.m <= mr else KC
     return Schedule(
         "gemv" if p.m <= STREAM_ROWS else "skinny",
         "in place" if in_place else "all", "prepared", mr, p.m, cpu.nr, kc, grid_m, grid_n, threads,
     )  # fmt: skip
+
+
+def _in_blocks(p: Problem, threads: int, cpu: Target) -> Schedule:
+    """A prepared B, and A packed a block at a time."""
+    mr = cpu.mr_direct if p.b_bytes != 4 else cpu.mr
+    grid_m, grid_n = _split(p, threads, cpu, 1)
+    mc = MC_BYTES // (4 * KC) // mr * mr
+    return Schedule("tiled", "block", "prepared", mr, mc, _columns(p, grid_n, cpu), KC, grid_m, grid_n, threads)
 
 
 def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:

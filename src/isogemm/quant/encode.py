@@ -12,7 +12,7 @@ from ..errors import DTypeError, ShapeError
 from ..problem import DTYPES
 from .formats import BlockFormat, format_of
 from .matrix import PLAIN, QuantizedMatrix
-from .stored import prefix, unquantizable
+from .stored import prefix, too_large, unquantizable
 
 __all__ = ["quantize"]
 
@@ -45,7 +45,8 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
     DTypeError
         Another element type.
     FormatError
-        An element is infinite or no number, or a scale is too large for float16.
+        An element is infinite or no number, or a scale is too large for float16; for F16 and BF16, which keep both,
+        a finite element that they would make infinite.
 
     Determinism
     -----------
@@ -74,7 +75,11 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
             raise unquantizable(x, fmt, name)
     elif x.size:
         with np.errstate(over="ignore"):
-            rows.view(PLAIN[fmt.name])[...] = x.astype(PLAIN[fmt.name])
+            narrow = x.astype(PLAIN[fmt.name])
+        lost = np.isinf(narrow) & np.isfinite(x)
+        if lost.any():
+            raise too_large(x, lost, fmt, name)
+        rows.view(PLAIN[fmt.name])[...] = narrow
     made = QuantizedMatrix(rows, (n, k), fmt, name)
     made._checked = True
     return made

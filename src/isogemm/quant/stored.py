@@ -10,10 +10,20 @@ import numpy.typing as npt
 
 from ..errors import DTypeError, FormatError, LayoutError, LimitError, ShapeError
 from ..given import shown
-from ..problem import DTYPES
+from ..problem import BFLOAT16, DTYPES
 from .formats import BlockFormat
 
-__all__ = ["check_into", "checked_shape", "in_blocks", "prefix", "rows_of", "unquantizable", "writable", "wrong_stride"]
+__all__ = [
+    "check_into",
+    "checked_shape",
+    "in_blocks",
+    "prefix",
+    "rows_of",
+    "too_large",
+    "unquantizable",
+    "writable",
+    "wrong_stride",
+]
 
 Array = npt.NDArray[Any]
 
@@ -139,4 +149,17 @@ def unquantizable(x: Array, fmt: BlockFormat, name: str) -> FormatError:
     return FormatError(
         f"{prefix(name)}w[{row}, {column}]: its block's scale in {fmt}", limit="at most 65504, float16's largest",
         value=f"the scale of a block with {wide[row, column]}", nearest="BF16, or weights scaled down",
+    )  # fmt: skip
+
+
+def too_large(x: Array, lost: Array, fmt: BlockFormat, name: str) -> FormatError:
+    """Why a weight does not convert: a finite element that the format's type would round to infinity."""
+    row, column = (int(i) for i in np.argwhere(lost)[0])
+    value = float(x[row, column])
+    with np.errstate(over="ignore"):
+        fits = fmt.name == "F16" and np.isfinite(np.float32(value).astype(BFLOAT16))
+    largest = "65504, float16's largest" if fmt.name == "F16" else "3.3895e38, bfloat16's largest"
+    return FormatError(
+        f"{prefix(name)}w[{row}, {column}] in {fmt}", limit=f"at most {largest}", value=value,
+        nearest=f"{'BF16' if fits else 'F32'}, or weights scaled down",
     )  # fmt: skip

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from .. import views
 from ..backends.cpu import attention as cpu
 from ..contract.attention import factor
 from ..contract.spec import ARITHMETICS, Contract
 from ..errors import ContractError, OptionError
 from ..floating import ieee_defaults
-from ..interop import array, as_dtype, to_tensor
+from ..interop import array, as_dtype, memory, to_tensor
 from . import attention_gradients
 from .backward import _eager, _is_direct, _way
 from .ops import Reverse, Tensor, define_forward, forward_alone, is_plain, resolved
@@ -110,16 +111,17 @@ def _places(x: Tensor | None, keys: int) -> Tensor | None:
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, out_dtype: Any, options: Any) -> Any:
     xq, xk, xv = (array(name, x.detach()) for name, x in (("q", q), ("k", k), ("v", v)))
     if mask is not None:
-        mask = mask.numpy() if mask.dtype is torch.bool else array("mask", mask.detach())
+        mask = memory("mask", mask) if mask.dtype is torch.bool else array("mask", mask.detach())
     bounds = {"start": _bounds("start", start, k.shape[2]), "stop": _bounds("stop", stop, k.shape[2])}
-    found = cpu.forward(xq, xk, xv, mask=mask, out_dtype=as_dtype(out_dtype), **bounds, **options)
-    return tuple([to_tensor(x) for x in found])
+    y, out = views.empty((*q.shape[:3], v.shape[3]), as_dtype(out_dtype) or xq.dtype)
+    _, m, total = cpu.forward(xq, xk, xv, mask=mask, out=out, **bounds, **options)
+    return y, to_tensor(m), to_tensor(total)
 
 
 def _bounds(name: str, x: Tensor | None, keys: int) -> Any:
     if x is None:
         return None
-    bounds = x.numpy()
+    bounds = memory(name, x)
     for bad in bounds[(bounds < 0) | (bounds > keys)]:
         raise OptionError(name, limit=f"0 to {keys}", value=int(bad), nearest=min(max(int(bad), 0), keys))
     return bounds

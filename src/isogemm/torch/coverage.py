@@ -15,7 +15,7 @@ from .. import given
 from ..contract.spec import ContractLike
 from ..errors import DTypeError
 from .elementwise import EXACT, form, is_exact, per_element
-from .products import PRODUCTS, contained, is_composite, operands, product_of
+from .products import PRODUCTS, contained, is_composite, is_served, operands, product_of
 from .recorded import position
 from .routing import invariant, subclasses
 from .row_routing import REDUCTIONS
@@ -160,7 +160,7 @@ def coverage(
         scope = enabled() or not _converted(model_or_function)
     routing = invariant(contract, rows=rows, attention=attention)
     routing._listing = True
-    recorder = _Recorder(routing, rows and scope)
+    recorder = _Recorder(routing, rows, scope)
     hooks = [] if scope else _watched(model_or_function, recorder)
     try:
         with routing if scope else nullcontext(), pushed(recorder):
@@ -206,9 +206,11 @@ def _differentiate(model: Any, inputs: list[Any], results: Any) -> None:
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Sees every operator before the products' mode does."""
 
-    def __init__(self, scope: invariant, rows: bool) -> None:
+    def __init__(self, scope: invariant, rows: bool, is_open: bool) -> None:
         super().__init__()
-        self.scope, self.rows = scope, rows
+        self.scope, self.rows = scope, rows and is_open
+        self.closed = "" if is_open else " outside of isogemm.torch.invariant()"
+        self.closed_to_rows = self.closed or ("" if rows else ", with rows=False")
         self.inside: list[int] = []  # where converted activations that run now began, in the order of recorded nodes
         self.nodes: list[tuple[int, int]] = []  # what the others recorded
         self.calls: Counter[tuple[str, str, str, str, str]] = Counter()
@@ -248,7 +250,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         phase = "forward" if torch._C._current_autograd_node() is None else "backward"
         counted = [] if func._overloadpacket is torch.ops.aten.cumsum else tensors  # it rounds before it adds
         exact = bool(tensors) and not any(_inexact(x) for x in (*counted, *torch.utils._pytree.tree_leaves(result)))
-        status = _status(func, routed, exact, tensors, args, kwargs, self.whole())
+        status = _status(func, routed, exact, tensors, args, kwargs, self)
         self.calls[(str(func), dtype, phase, *status)] += 1
         return result
 
@@ -258,7 +260,7 @@ def _inexact(x: Any) -> bool:
 
 
 def _status(
-    func: Any, routed: bool, exact: bool, tensors: list[Any], args: Any, kwargs: Any, whole: bool
+    func: Any, routed: bool, exact: bool, tensors: list[Any], args: Any, kwargs: Any, recorder: _Recorder
 ) -> tuple[str, str]:
     """A call's status and what it rests on. What is not known to be safe is not routed."""
     name = func._overloadpacket.__name__
@@ -270,7 +272,7 @@ def _status(
     if func.namespace != "aten":
         return NOT_ROUTED, "unknown: not an operator of torch's"
     if is_product:
-        return NOT_ROUTED, "product, exact in integers" if exact else "product of a dtype or layout isogemm has not"
+        return NOT_ROUTED, "product, exact in integers" if exact else "product" + _why(args, recorder.closed)
     if contained(name) or name == "scaled_dot_product_attention":
         return NOT_ROUTED, "product inside the operator"
     if name.rstrip("_") in _RANDOM or torch.Tag.nondeterministic_seeded in func.tags:
@@ -286,12 +288,18 @@ def _status(
     of_lists = name.startswith("_foreach_") and per_element(name) is not None
     kind = "blocked" if of_lists else form(func)
     if not kind:
-        return NOT_ROUTED, "reduction, or unknown"
+        known = func in REDUCTIONS
+        return NOT_ROUTED, "reduction" + _why(args, recorder.closed_to_rows) if known else "reduction, or unknown"
     bare = name.rstrip("_")
     if kind == "exact" or (bare in EXACT and is_exact(bare, args, kwargs)):
         return ELEMENTWISE, "elementwise"
     if not any(x.is_cpu for x in tensors):
         return ELEMENTWISE, "elementwise"
-    if whole and not any(x.is_complex() for x in tensors):
+    if recorder.whole() and not any(x.is_complex() for x in tensors):
         return ELEMENTWISE, "elementwise, in whole vectors"
     return NOT_ROUTED, "elementwise, but of several forms on a CPU"
+
+
+def _why(args: Any, closed: str) -> str:
+    """Why torch computed what isogemm could route: it was not asked, or has not what the operands are."""
+    return closed if closed and is_served(args) else " of a dtype or layout isogemm has not"

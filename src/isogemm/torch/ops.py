@@ -162,7 +162,9 @@ def grouped(a: list[Tensor], b: list[Tensor], contract: str, out_dtype: Any) -> 
     """a[i] @ b[i], outside the gradient's graph; memory of their own, as an operator's results must have."""
     with torch.no_grad():
         # Allocated one by one: an operator may not return views of one allocation.
-        outs = [x.new_empty(x.shape[0], y.shape[-1], dtype=out_dtype or x.dtype) for x, y in zip(a, b, strict=True)]
+        outs = [
+            x.new_empty(x.shape[0], y.shape[-1], dtype=out_dtype or _wider(x, y)) for x, y in zip(a, b, strict=True)
+        ]
         return list(api.gemm_grouped(a, b, out=outs, contract=contract or None, out_dtype=out_dtype))
 
 
@@ -233,7 +235,12 @@ def _fake_product(c: Tensor | None, a: Tensor, b: Tensor, contract: str, grad_or
     refuse_meta(a, b, c)
     with_order(resolved(contract, a, b), grad_order)  # an unknown contract or order is an error while tracing
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"inner dimensions differ: {tuple(a.shape)} and {tuple(b.shape)}")
-    return a.new_empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype if out_dtype is None else out_dtype)
+    return a.new_empty(*a.shape[:-1], b.shape[-1], dtype=out_dtype or _wider(a, b))
+
+
+def _wider(a: Tensor, b: Tensor) -> Any:
+    """The result's dtype where none is asked for."""
+    return b.dtype if b.dtype is torch.float32 else a.dtype
 
 
 def _fake_mm(

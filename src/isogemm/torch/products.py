@@ -16,7 +16,7 @@ from ..contract.spec import Contract
 from ..errors import ContractError, DTypeError
 from .ragged import grouped_mm
 
-__all__ = ["DTYPES", "PRODUCTS", "contained", "is_composite", "operands", "product_of", "replaced"]
+__all__ = ["DTYPES", "PRODUCTS", "contained", "is_composite", "is_served", "operands", "product_of", "replaced"]
 
 Tensor = Any  # torch is untyped to mypy
 _aten: Any = torch.ops.aten
@@ -51,6 +51,11 @@ def _outside(args: Any) -> list[Any] | None:
                 x = x.detach()
         found.append(x)
     return found
+
+
+def is_served(args: Any) -> bool:
+    """Whether isogemm computes products and reductions of an operator's arguments."""
+    return _outside(args) is not None
 
 
 def replaced(function: Callable[..., Tensor], name: str, contract: Contract | None, args: Any, kwargs: Any) -> Any:

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .. import views
 from ..backends.cpu import rows
 from ..errors import DTypeError, OptionError, ShapeError
-from ..interop import array, as_dtype, to_tensor
+from ..interop import array, as_dtype
 from ..problem import BFLOAT16, FLOAT16, FLOAT32, supported
 from . import row_cuda
 from .row_checks import check_eps, integers, tensor
@@ -34,17 +35,17 @@ def _norm(kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps:
     source = _rows("x", x)
     check_eps(eps)
     shape = source.shape[-1:]
-    out = np.empty(source.shape, _dtype(source, out_dtype))
+    found, out = views.empty(source.shape, _dtype(source, out_dtype))
     rows.run(kind, source, out, _row("weight", weight, shape), _row("bias", bias, shape), eps)
-    return to_tensor(out)
+    return found
 
 
 def _elements(kind: str) -> Callable[..., Tensor]:
     def forward(x: Tensor, *, out_dtype: Any = None) -> Tensor:
         source = _rows("x", x)
-        out = np.empty(source.shape, _dtype(source, out_dtype))
+        found, out = views.empty(source.shape, _dtype(source, out_dtype))
         rows.run(kind, source, out)
-        return to_tensor(out)
+        return found
 
     return forward
 
@@ -52,9 +53,9 @@ def _elements(kind: str) -> Callable[..., Tensor]:
 def _reduction(kind: str) -> Callable[..., Tensor]:
     def forward(x: Tensor, *, keepdim: bool, out_dtype: Any = None) -> Tensor:
         source = _rows("x", x)
-        out = np.empty((*source.shape[:-1], 1), _dtype(source, out_dtype))
-        rows.run(kind, source, out)
-        return to_tensor(out if keepdim else out[..., 0])
+        found, out = views.empty((*source.shape[:-1], *(1,) * keepdim), _dtype(source, out_dtype))
+        rows.run(kind, source, out if keepdim else out[..., None])
+        return found
 
     return forward
 
@@ -102,9 +103,9 @@ def _silu_mul(x: Tensor, y: Tensor, *, out_dtype: Any) -> Tensor:
     source, other = _rows("x", x), _view("y", y)
     if source.shape != other.shape:
         raise ShapeError("shape of y", limit="that of x", value=other.shape, nearest=source.shape)
-    out = np.empty(source.shape, _dtype(source, out_dtype))
+    found, out = views.empty(source.shape, _dtype(source, out_dtype))
     rows.run("silu_mul", source, out, other)
-    return to_tensor(out)
+    return found
 
 
 def _add(x: Tensor, y: Tensor, *, out_dtype: Any = None) -> Tensor:
@@ -125,11 +126,11 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out_dtype: 
     if n % 2:
         raise ShapeError("last dimension of x", limit="an even number", value=n, nearest=n + 1)
     shape = (*source.shape[:-1], n // 2)
-    out = np.empty(source.shape, _dtype(source, out_dtype))
+    found, out = views.empty(source.shape, _dtype(source, out_dtype))
     rows.run(
         "rope_interleaved" if interleaved else "rope", source, out, _table("cos", cos, shape), _table("sin", sin, shape)
     )
-    return to_tensor(out)
+    return found
 
 
 def _embedding(weight: Tensor, ids: Tensor) -> Tensor:

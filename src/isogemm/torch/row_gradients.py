@@ -18,6 +18,7 @@ from torch import Tensor
 from ..api import matmul
 from ..errors import OptionError, ShapeError
 from ..floating import ieee_defaults
+from ..interop import memory
 from . import row_gradients_cuda, row_ops
 from .ops import Reverse, refuse_forward_mode
 from .row_calls import FORWARD
@@ -269,7 +270,8 @@ def _embedding(ctx: Any, dy: Tensor, weight: Tensor, ids: Tensor) -> Grads:
     """Rows of dy added, in ascending order, to the rows of the table that they came from."""
     buffer = _buffer(ctx, 0, weight)
     total = torch.zeros(weight.shape) if buffer is None else buffer
-    np.add.at(total.numpy(), ids.reshape(-1).numpy(), dy.reshape(ids.numel(), weight.shape[1]).numpy())
+    rows = dy.reshape(ids.numel(), weight.shape[1])
+    np.add.at(memory("sums", total), memory("ids", ids.reshape(-1)), memory("dy", rows))
     return (total.to(weight.dtype) if buffer is None else None), None
 
 

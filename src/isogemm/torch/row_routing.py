@@ -18,6 +18,7 @@ import torch
 from .. import api
 from ..backends.cuda.row_sums import columns, table
 from ..errors import DeviceError, DTypeError, OptionError
+from ..interop import memory
 from .products import DTYPES
 from .row_calls import FORWARD
 
@@ -213,7 +214,7 @@ def _added(ids: Tensor, rows: Tensor, count: int) -> Tensor:
             table(found, order, rows, total, start=False)
         return total
     wide = torch.zeros(count, rows.shape[1])
-    np.add.at(wide.numpy(), ids.numpy(), rows.float().numpy())
+    np.add.at(memory("sums", wide), memory("ids", ids), memory("dy", rows.float()))
     return wide.to(rows.dtype)
 
 

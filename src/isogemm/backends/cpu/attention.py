@@ -57,6 +57,7 @@ def forward(
     stop: Array | None = None,
     ranged: bool = False,
     arithmetic: str = "fma",
+    out: Array | None = None,
     out_dtype: Any = None,
 ) -> tuple[Array, Array, Array]:
     """(y, m, l) of `isogemm.contract.attention.attention` for operands of any strides.
@@ -74,10 +75,14 @@ def forward(
     ranged : bool
         Every query has the range of keys that `mask` shows it; without `start`, `stop` and `causal_offset`.
     arithmetic : str
+    out : array [b, hq, tq, dv], optional
+        Contiguous; becomes y.
     out_dtype : dtype, optional
+        Of y where there is no `out`.
     """
     (b, hq, tq, d), (hkv, tk) = q.shape, k.shape[1:3]
-    y = np.zeros((b, hq, tq, v.shape[3]), q.dtype if out_dtype is None else out_dtype)
+    y = np.empty((b, hq, tq, v.shape[3]), q.dtype if out_dtype is None else out_dtype) if out is None else out
+    y.fill(0)
     m, total = np.full((b, hq, tq), -np.inf, np.float32), np.zeros((b, hq, tq), np.float32)
     if m.size == 0:
         return y, m, total

@@ -110,6 +110,7 @@ class Chooser:
         """
         self.check_arithmetic(product.contract)
         passed: list[str] = []
+        unbuilt: list[str] = []
         waiting = False
         for candidate, verdict in self.judged(product):
             name, config = candidate.use
@@ -119,9 +120,11 @@ class Chooser:
                 try:
                     launch = self.families[name].build(product, config, self.machine.device)
                 except Exception as error:
-                    notice(f"kernel {name} [{config}] was admitted but cannot be built for {product}: {error}")
-                    passed.append(f"{name} [{config}]: {error}")
+                    unbuilt.append(f"{name} [{config}]: {error}")
+                    passed.append(unbuilt[-1])
                     continue
+                if unbuilt:
+                    _say_unbuilt(product, unbuilt, f"{name} [{config}]")
                 return Choice(name, config, launch, candidate.reason, candidate.expected_us)
             waiting = waiting or (verdict.state == "unknown" and name not in self.libraries)
             passed.append(f"{name} [{config}]: {verdict.state} {verdict.detail}".rstrip())
@@ -175,6 +178,14 @@ class Chooser:
             or f"none supports it; families that do not load: {', '.join(missing) or 'none'}",
             nearest="fma/chain, or the CPU, which has every contract",
         )
+
+
+def _say_unbuilt(product: Product, unbuilt: Sequence[str], serving: str) -> None:
+    """One line for a product, whatever its M: kernels of a table for other sizes are refused for one reason."""
+    key = numeric_key(product)
+    several = f"{len(unbuilt)} admitted kernels" if len(unbuilt) > 1 else "an admitted kernel"
+    text = f"{several} cannot be built for {key}, and {serving} serves. The first was {unbuilt[0]}"
+    notice(text, about=f"unbuilt for {key}")
 
 
 _choosers: dict[int, Chooser] = {}

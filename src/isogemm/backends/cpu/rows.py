@@ -82,13 +82,7 @@ def run(
         ),
         np.int64,
     )
-    workers = pool()
-    control, threads, base, stride, held = workers.enter(loops.scratch_bytes(n), threads)
-    try:
-        if run_chunks(control, threads, loops.address(), task.ctypes.data, chunks, base, stride):
-            workers.finish(threads, chunks)
-    finally:
-        workers.leave(held)
+    pool().run(run_chunks, loops.scratch_bytes(n), threads, loops.address(), task.ctypes.data, chunks)
 
 
 def _cut(rows: int, n: int) -> tuple[int, int, int]:

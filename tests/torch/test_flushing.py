@@ -9,11 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from isogemm.backends.cpu.tasks import float32_bits
+from isogemm.contract.int32 import quantize_activations
 from isogemm.problem import _scalar
+from isogemm.quant import reference
+from isogemm.quant.formats import FORMATS
 
 SCRIPT = """
 import numpy as np, torch, isogemm, isogemm.torch
@@ -99,8 +103,6 @@ def test_subnormals_survive_in_every_thread() -> None:
 @pytest.mark.parametrize("flush", [False, True])
 def test_scalars_are_rounded_in_any_mode(flush: bool) -> None:
     """Against NumPy, which rounds them in the processor's mode; ties to even, and the step to the normal numbers."""
-    import numpy as np
-
     least = 2.0**-149
     cases = [x * least for x in (0.0, 0.5, 0.75, 1.0, 1.5, 2.5, 7.0, 2.0**23 - 0.5, 2.0**23, 12345.5)]
     cases += [1e-41, 1e-50, 1e-310, 5e-324, 0.1, 3.0, 1e30]
@@ -115,3 +117,26 @@ def test_scalars_are_rounded_in_any_mode(flush: bool) -> None:
         torch.set_flush_denormal(False)
     assert bits == want.view(np.uint32).tolist()
     assert rounded == want.astype(np.float64).tolist()
+
+
+def test_definitions_of_quantized_numbers_keep_subnormals() -> None:
+    """Scales of Q8_K are float32, and so are an activation's."""
+    fmt, draw = FORMATS["Q8_K"], np.random.default_rng(0)
+    rows = draw.integers(0, 256, (4, fmt.nbytes), dtype=np.uint8)
+    rows[:, :4] = np.full(4, 1e-40, np.float32).view(np.uint8).reshape(4, 4)
+    x = draw.standard_normal((4, 256)).astype(np.float64) * 2.0**-120
+    x = x.astype(np.float32)
+
+    def found() -> list[bytes]:
+        a = quantize_activations(x, 256)
+        return [reference.dequantize(rows, fmt).tobytes(), a.q.tobytes(), a.d.tobytes()]
+
+    want = found()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush")
+    try:
+        assert found() == want
+    finally:
+        torch.set_flush_denormal(False)
+    assert np.frombuffer(want[0], np.float32).any()
+    assert np.frombuffer(want[2], np.float32).any()

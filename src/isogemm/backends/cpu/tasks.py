@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,8 +196,11 @@ def _make(
 
 def float32_bits(value: float) -> int:
     """The bits of a number rounded to float32, in a processor that was told to flush subnormals too."""
-    if abs(value) < 2.0**-126:
-        return round(math.ldexp(abs(value), 149)) | (0x80000000 if math.copysign(1.0, value) < 0 else 0)
+    size = abs(value)
+    if 2.0**-126 <= size < 2.0**127:
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    if size < 2.0**-126:  # in whole steps, sign apart
+        return round(math.ldexp(size, 149)) | (0x80000000 if math.copysign(1.0, value) < 0 else 0)
     return int(np.float32(value).view(np.uint32))
 
 

@@ -33,7 +33,7 @@ def test_default_is_the_cpus_of_the_process() -> None:
     assert isogemm.get_num_threads() == available
 
 
-@pytest.mark.parametrize(("text", "count"), [("1", 1), ("7", 7), (" 3 ", 3), ("500", 500)])
+@pytest.mark.parametrize(("text", "count"), [("1", 1), ("7", 7), (" 3 ", 3)])
 def test_environment(text: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAME, text)
     assert isogemm.get_num_threads() == count
@@ -55,11 +55,22 @@ def test_wrong_environment_names_the_variable(text: str, monkeypatch: pytest.Mon
         isogemm.get_num_threads()
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 64])
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
 def test_set(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAME, "3")
     isogemm.set_num_threads(count)
     assert isogemm.get_num_threads() == count
+
+
+def test_more_threads_than_cpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for available, most in ((1, 8), (2, 8), (8, 8), (96, 96), (2000, 2000)):
+        monkeypatch.setattr(threads, "_available", lambda available=available: available)
+        isogemm.set_num_threads(1000)
+        assert isogemm.get_num_threads() == min(most, 1000)
+        assert isogemm.plan(4096, 4096, 4096).threads == min(most, 1000)
+        monkeypatch.setattr(threads, "_count", 0)
+        monkeypatch.setenv(NAME, "500")
+        assert isogemm.get_num_threads() == min(most, 500)
 
 
 @pytest.mark.parametrize("count", [0, -1, True, False, 1.0, "2", None])

@@ -17,9 +17,10 @@ from numba.extending import intrinsic
 
 from .jit import njit
 
-__all__ = ["enter_default_rounding", "ieee_defaults", "leave_default_rounding"]
+__all__ = ["enter_default_rounding", "flushes", "ieee_defaults", "leave_default_rounding"]
 
 # Elsewhere the control word is left alone.
+_MODES = 0xFFC0  # the control word without what it remembers of past operations
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -73,6 +74,18 @@ def _enter():
 @njit
 def _leave(saved):
     leave_default_rounding(saved)
+
+
+@njit
+def _differs():
+    saved = enter_default_rounding()
+    leave_default_rounding(saved)
+    return saved != 0 and (saved ^ 0x1F80) & _MODES != 0
+
+
+def flushes() -> bool:
+    """Whether the calling thread takes subnormals for zeros, or rounds otherwise than to nearest."""
+    return bool(_differs())
 
 
 @contextmanager

@@ -361,7 +361,7 @@ def layout_of(x: Array) -> str:
 
 def _scalar(name: str, value: Any) -> float:
     if type(value) is float and value in (0.0, 1.0):
-        return value
+        return 1.0 if value == 1.0 else math.copysign(0.0, value)  # no subnormal that passes for 0
     try:
         if isinstance(value, str | bytes | bytearray | complex | np.complexfloating):
             raise TypeError
@@ -373,7 +373,8 @@ def _scalar(name: str, value: Any) -> float:
     if not math.isfinite(rounded):
         nearest = math.copysign(float(np.finfo(np.float32).max), exact) if exact == exact else 1.0
         raise OptionError(name, limit="finite in float32", value=value, nearest=nearest)
-    return rounded
+    # A processor may have been told to flush subnormals: round those in whole steps.
+    return rounded if abs(exact) >= 2.0**-126 else math.copysign(math.ldexp(round(math.ldexp(exact, 149)), -149), exact)
 
 
 def _name(dtype: DType) -> str:

@@ -9,6 +9,7 @@ from .errors import OptionError
 
 __all__ = ["get_num_threads", "join_threadpoolctl", "set_num_threads"]
 
+_FEW = 8  # threads that may share one CPU
 _count = 0
 _joined = False
 
@@ -28,22 +29,26 @@ def _from_environment() -> int:
         raise OptionError(
             "ISOGEMM_NUM_THREADS", limit="a whole number of at least 1", value=repr(text), nearest=_available()
         )
-    return _checked("ISOGEMM_NUM_THREADS", count)
+    return _useful("ISOGEMM_NUM_THREADS", count)
 
 
 def _most() -> int:
-    """More threads than this are a mistake, and would fail later, where they are started."""
+    """More threads than this are a mistake."""
     return max(1023, 4 * _available())
 
 
-def _checked(what: str, count: int) -> int:
+def _useful(what: str, count: int) -> int:
+    """As many as asked for, but no more than CPUs, or 8 where there are fewer: others would wait for those."""
     if count > _most():
         raise OptionError(what, limit=f"at most {_most()} threads", value=count, nearest=_most())
-    return count
+    return min(count, max(_FEW, _available()))
 
 
 def get_num_threads() -> int:
-    """Threads that a call may use: `set_num_threads`, else ``ISOGEMM_NUM_THREADS``, else the CPUs of this process."""
+    """Threads that a call may use: `set_num_threads`, else ``ISOGEMM_NUM_THREADS``, else the CPUs of this process.
+
+    Of what was asked for, no more than the process has CPUs, or 8 where it has fewer.
+    """
     global _count
     if not _count:
         _count = _from_environment()
@@ -53,6 +58,9 @@ def get_num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Set how many threads a call may use, for the process. Never changes a bit of any result.
 
+    Larger numbers than that of the process's CPUs, or than 8 where it has fewer, count as that one: more threads would
+    wait for one another's CPU. `get_num_threads` says what counts.
+
     Raises
     ------
     OptionError
@@ -61,7 +69,7 @@ def set_num_threads(count: int) -> None:
     global _count
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise OptionError("thread count", limit="a whole number of at least 1", value=repr(count), nearest=_available())
-    _count = _checked("thread count", count)
+    _count = _useful("thread count", count)
 
 
 def join_threadpoolctl() -> None:

@@ -99,10 +99,12 @@ def quantize_activations(x: Array, block: int) -> Activations:
     -------
     Activations
     """
+    from ..floating import ieee_defaults
+
     wide = np.asarray(x).astype(np.float32)
     m, k = wide.shape
     blocks = wide.reshape(m, k // block, block)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), ieee_defaults():
         finite: Array = np.asarray(np.isfinite(blocks).all(-1))
         largest = np.abs(np.where(finite[..., None], blocks, np.float32(0))).max(-1, initial=0)
         if block == SHORT:

@@ -66,10 +66,12 @@ def dequantize(rows: Array, fmt: BlockFormat) -> Floats:
     if not fmt.quantized:
         raw = np.ascontiguousarray(rows).view(fmt.dtype)["x"]
         return (raw.astype(np.uint32) << 16).view(np.float32) if fmt.name == "BF16" else raw.astype(np.float32)
+    from ..floating import ieee_defaults  # loads Numba, which reading a format should not
+
     c = decode(rows, fmt)
     n, k = c.q.shape
     shape = (n, k // c.block, c.block // c.sub)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), ieee_defaults():
         scale = c.d[..., None] * c.scales.reshape(shape).astype(np.float32)
         x = scale[..., None] * c.q.reshape(*shape, c.sub).astype(np.float32)
         if c.offset is not None and c.mins is not None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .elementwise import EXACT, _filled, blocked, form, is_exact
+from .elementwise import EXACT, _filled, blocked, form, is_exact, refuse_flushing
 from .layers import Converted
 from .layers_known import Known, agrees, mixed, random, stand_in, touched
 from .ops import Tensor
@@ -129,6 +129,7 @@ def _evaluate(call: Callable[..., Any], x: Any, rule: str) -> Any:
         return call(x)
     if rule and not (torch.is_grad_enabled() and x.requires_grad):
         return blocked(rule, call, (x,), {})
+    refuse_flushing(f"gradients of {rule or 'an activation'}")  # they are torch's, when they are taken
     n = x.numel()
     # At least one more element, so that a gradient arrives as a copy that is contiguous: the backward kernels have
     # several forms too, and rules of their own.

@@ -15,10 +15,10 @@ from ..backends.cpu import attention as cpu
 from ..contract.attention import factor
 from ..contract.spec import ARITHMETICS, Contract
 from ..errors import ContractError, OptionError
-from ..floating import ieee_defaults
 from ..interop import array, as_dtype, memory, to_tensor
 from . import attention_gradients
 from .backward import _eager, _is_direct, _way
+from .elementwise import subnormals_kept
 from .ops import Reverse, Tensor, define_forward, forward_alone, is_plain, resolved
 
 __all__ = ["attend", "attention_backward_op", "attention_forward_op", "attention_op", "chosen", "forward"]
@@ -157,7 +157,7 @@ def _backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[
     *options, contract, y, stats, needs = rest
     m, total = stats.unbind(0)
     call = attention_gradients.Call(q, k, v, *options, str(chosen(contract, q, k)), y, m, total)  # type: ignore[call-arg]
-    with torch.no_grad(), nullcontext() if q.is_cuda else ieee_defaults():
+    with torch.no_grad(), nullcontext() if q.is_cuda else subnormals_kept():
         return attention_gradients.gradients(dy, call, needs)
 
 

@@ -17,6 +17,7 @@ they are made of these products themselves, so they can be differentiated again.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ import torch
 from ..contract.spec import Contract
 from ..errors import OptionError
 from . import ops
+from .elementwise import subnormals_kept
 from .ops import Tensor, resolved, with_order
 
 __all__ = ["grouped", "linear", "product", "refused"]
@@ -173,7 +175,7 @@ def _sum_to(dy: Tensor, shape: Any, scale: float, ctx: Any, dtype: Any) -> Tenso
     if scale == 0:  # C was not read
         return dy.new_zeros(shape, dtype=dtype)
     if dy.shape == shape:
-        return (dy if scale == 1 else dy * scale).to(dtype)
+        return _scaled(dy, scale).to(dtype)
     full = (*[1] * (dy.dim() - len(shape)), *shape)
     if dy.dim() == 3 and full[0] == 1 and dy.shape[0] != 1:
         if full[1] == 1 and dy.shape[1] != 1:  # one row for all items: one long walk over items and rows
@@ -185,7 +187,14 @@ def _sum_to(dy: Tensor, shape: Any, scale: float, ctx: Any, dtype: Any) -> Tenso
         dy = _sum_rows(dy, ctx, torch.float32)
     if full[-1] == 1 and dy.shape[-1] != 1:
         dy = _sum_rows(dy.mT, ctx, torch.float32).mT
-    return (dy if scale == 1 else dy * scale).reshape(shape).to(dtype)
+    return _scaled(dy, scale).reshape(shape).to(dtype)
+
+
+def _scaled(dy: Tensor, scale: float) -> Tensor:
+    if scale == 1:
+        return dy
+    with nullcontext() if dy.is_cuda else subnormals_kept():
+        return dy * scale
 
 
 def _remember(ctx: Any, a: Tensor, b: Tensor, contract: str, grad_order: str) -> None:

@@ -10,12 +10,17 @@ a few comparisons. CUDA's elementwise kernels have one function per element and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["EXACT", "blocked", "form"]
+from ..errors import OptionError
+from ..floating import flushes, ieee_defaults
+
+__all__ = ["EXACT", "blocked", "form", "refuse_flushing", "subnormals_kept"]
 
 Tensor = Any  # torch is untyped to mypy
 
@@ -25,6 +30,8 @@ _GRAIN = 32768  # at::internal::GRAIN_SIZE: a thread's least share
 _GELU_GRAIN = 16384  # gelu divides by its own rule: by all threads, above this
 _FILL = 0.5  # in every function's domain
 _FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
+
+_workers = threading.local()  # each thread has torch workers of its own
 
 # One operation, correctly rounded or exact, or torch's vectorised math on every path: the same bits on all of them.
 _EXACT = (
@@ -91,6 +98,57 @@ def _filled(numel: int, name: str) -> int:
     return total
 
 
+def _spoiled() -> bool:
+    """Whether torch's arithmetic flushes subnormals here: in this thread, or in one that shares its work.
+
+    Those have the mode of the moment in which they were started, and keep it; so ask them, once.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if flushes():
+        return True
+    count = torch.get_num_threads()
+    known, flushing = getattr(_workers, "seen", (1, False))
+    if count <= known or torch._C._len_torch_dispatch_stack():
+        return bool(flushing)
+    with torch.inference_mode():
+        halves = torch.full((count * _GRAIN,), 2.0**-126, dtype=torch.float32, device="cpu").mul_(0.5)
+        flushing = not bool(halves.view(torch.int32).all())
+    _workers.seen = count, flushing
+    return flushing
+
+
+def refuse_flushing(what: str) -> None:
+    """Raise where torch's own arithmetic, which is left to torch in `what`, flushes subnormals.
+
+    Raises
+    ------
+    OptionError
+    """
+    if _spoiled():
+        raise OptionError(
+            what,
+            limit="a processor that keeps subnormals",
+            value="one told to flush them, in this thread or in threads that torch started from it",
+            nearest="torch.set_flush_denormal(False) before torch's first operation",
+        )
+
+
+@contextmanager
+def subnormals_kept() -> Iterator[None]:
+    """torch's own arithmetic by IEEE 754, on one thread where this one or those it started flush subnormals."""
+    if not _spoiled():
+        yield
+        return
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with ieee_defaults():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def blocked(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """``call(*args, **kwargs)`` for an elementwise operator of torch's, each element by the vectorised function.
 
@@ -101,6 +159,13 @@ def blocked(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     call : callable
         The operator's own kernel.
     """
+    if _spoiled():
+        with subnormals_kept():
+            return _blocked(name, call, args, kwargs)
+    return _blocked(name, call, args, kwargs)
+
+
+def _blocked(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     bare = name.rstrip("_")
     if bare in _LOOKED_AT and is_exact(bare, args, kwargs):
         return call(*args, **kwargs)
@@ -133,7 +198,7 @@ def _of_integers(name: str, call: Callable[..., Any], args: Any, kwargs: Any) ->
     none = call(*[x.new_empty((0,) * min(x.dim(), 1)) if isinstance(x, torch.Tensor) else x for x in args])
     if none.dtype not in _FLOATS:
         return call(*args)
-    return blocked(name, call, [x.to(none.dtype) if isinstance(x, torch.Tensor) else x for x in args], kwargs)
+    return _blocked(name, call, [x.to(none.dtype) if isinstance(x, torch.Tensor) else x for x in args], kwargs)
 
 
 def _flat(name: str, call: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:

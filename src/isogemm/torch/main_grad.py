@@ -9,12 +9,14 @@ buffer of its own, and they are added once, at the end, in the order of the modu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from .. import given
 from ..errors import OptionError
+from .elementwise import subnormals_kept
 from .layers import Converted, Linear
 from .ops import Tensor
 
@@ -66,10 +68,11 @@ def main_grads(module: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
         if not buffers:
             continue
         total = buffers[0]
-        for other in buffers[1:]:
-            total = total + other
-        if parameter.grad is not None:
-            total = total + parameter.grad.float()
+        with nullcontext() if total.is_cuda else subnormals_kept():
+            for other in buffers[1:]:
+                total = total + other
+            if parameter.grad is not None:
+                total = total + parameter.grad.float()
         yield name, parameter, total
 
 

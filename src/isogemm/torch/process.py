@@ -15,7 +15,7 @@ import torch
 from ..contract.spec import ContractLike, as_contract
 from ..errors import OptionError
 from . import calls
-from .elementwise import blocked, form
+from .elementwise import blocked, form, refuse_flushing
 from .products import PRODUCTS, is_composite, replaced
 from .row_routing import REDUCTIONS, reduced
 from .state import Process
@@ -47,9 +47,10 @@ def enable(contract: ContractLike | None = None, *, rows: bool = True, attention
     ContractError
         No such contract.
     OptionError
-        This torch cannot give its own kernels back: it is older than 2.9.
+        This torch cannot give its own kernels back: it is older than 2.9. Or this thread flushes subnormals.
     """
     chosen = None if contract is None else as_contract(contract)
+    refuse_flushing("isogemm.torch.enable()")
     with Process.lock:
         if Process.library is not None and Process.options != (rows, attention):
             Process.library._destroy()

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..contract.spec import Contract, ContractLike, as_contract
 from ..errors import OptionError
 from . import calls
-from .elementwise import blocked, form, per_element
+from .elementwise import blocked, form, per_element, refuse_flushing
 from .process import disable, enable
 from .products import contained, is_composite, operands, product_of, replaced
 from .recorded import BACKWARD, differentiated, mark, position
@@ -333,7 +333,7 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
         No such contract; or a product whose dtype the contract does not define.
     OptionError
         A backward outside of the scope of what was recorded inside; a product that `strict` forbids; torch.compile of a
-        function that enters the scope; a coroutine function as decorated function.
+        function that enters the scope; a coroutine function as decorated function; threads that flush subnormals.
 
     Determinism
     -----------
@@ -371,6 +371,7 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
         return super().__call__(function)
 
     def __enter__(self) -> invariant:
+        refuse_flushing("isogemm.torch.invariant()")
         products = _Products(self.contract, self.strict, self.rows, self.attention)
         products.routed, products.passed, products.whole = self.routed, self.passed, self._whole
         products.listing = self._listing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from torch import Tensor
 
 from ..api import matmul
 from ..errors import OptionError, ShapeError
-from ..floating import ieee_defaults
 from ..interop import memory
 from . import row_gradients_cuda, row_ops
+from .elementwise import subnormals_kept
 from .ops import Reverse, refuse_forward_mode
 from .row_calls import FORWARD
 from .row_cuda import FORWARD as CUDA
@@ -127,7 +128,8 @@ class _Along(Reverse):
             if dy.is_cuda and ctx.kind in row_gradients_cuda.BACKWARD:
                 grads = row_gradients_cuda.BACKWARD[ctx.kind](ctx, _buffer, dy, *ctx.saved_tensors)
             else:
-                grads = _BACKWARD[ctx.kind](ctx, dy.float(), *ctx.saved_tensors)
+                with nullcontext() if dy.is_cuda else subnormals_kept():
+                    grads = _BACKWARD[ctx.kind](ctx, dy.float(), *ctx.saved_tensors)
         if is_grad_enabled():  # create_graph=True
             found = iter(_Once.apply(ctx.kind, len(grads), *grads, dy, *ctx.saved_tensors))
             grads = tuple([None if grad is None else next(found) for grad in grads])
@@ -180,7 +182,7 @@ def _buffer(ctx: Any, place: int, like: Tensor) -> Tensor | None:
 
 def _inverse_root(square: Tensor, eps: float) -> Tensor:
     """``1 / sqrt(square + eps)``, by NumPy: torch's square root is not correctly rounded everywhere."""
-    with ieee_defaults(), np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
         return torch.from_numpy(np.float32(1) / np.sqrt(square.numpy() + np.float32(eps)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from tests.products import assert_same, poisoned, product, values
 
 import isogemm
 from isogemm.backends.cpu import execute
-from isogemm.backends.cpu.pool import pool
+from isogemm.backends.cpu.pool import HIRED, Pool, _worker, give, pool, take
 from isogemm.contract import Contract
 
 CHAIN = Contract()
@@ -207,16 +208,45 @@ def test_a_caller_that_flushes_subnormals_gets_the_same_bits() -> None:
 
 
 def test_a_failed_call_leaves_the_pool_free() -> None:
-    workers = pool()
-    held = workers.enter(64, 2)[-1]
-    assert workers.enter(64, 2)[1] == 1  # busy: the second caller works alone
-    workers.leave(held)
-    check(*prepared(SHAPES[0]))
     with pytest.raises(AttributeError):
         execute.gemm(values((300, 300)), values((300, 300)), None, contract=CHAIN)  # type: ignore[arg-type]
-    control = workers.enter(64, 2)
-    assert control[1] == 2
-    workers.leave(control[-1])
+    assert take(pool()._words, 2)
+    try:
+        for shape in SHAPES:  # the pool is busy: these work alone
+            check(*prepared(shape))
+        assert not take(pool()._words, 2)
+    finally:
+        give(pool()._words, 2)
+    check(*prepared(SHAPES[0]))
+
+
+def test_exceptions_at_any_moment() -> None:
+    """From signals, hooks and other threads: nothing is written afterwards, and the pool is free and whole."""
+    command = [sys.executable, "tools/soak_signals.py", "--seconds", "2", "--sweep", "11"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.partition("raised: ")[2].split()[0]) > 100
+
+
+def test_surplus_workers_end_at_once() -> None:
+    check(*prepared(SHAPES[2]))
+    workers, before = pool(), {t.ident for t in threading.enumerate()}
+    hired = int(workers._control[HIRED])
+    for _ in range(4):
+        _worker(workers._control, workers._words)
+    assert int(workers._control[HIRED]) == hired
+    assert {t.ident for t in threading.enumerate()} <= before
+
+
+def test_a_system_without_more_threads_gets_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    monkeypatch.setattr("isogemm.backends.cpu.pool._pool", Pool())
+    isogemm.set_num_threads(4)
+    for shape in SHAPES:
+        check(*prepared(shape))
 
 
 def test_scratch_grows_and_stays() -> None:

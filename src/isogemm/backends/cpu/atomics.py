@@ -1,4 +1,4 @@
-"""Atomic words and a pause: what a thread pool in compiled code needs."""
+"""Atomic words, locks and a pause: what a thread pool in compiled code needs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from numba.extending import intrinsic
 
 from .target import target
 from .vectors import I64, declare
+
+POINTER, INT = ir.PointerType(ir.IntType(8)), ir.IntType(32)
 
 
 def _word(builder: Any, address: Any) -> Any:
@@ -54,6 +56,49 @@ def atomic_swap(typingctx, address, value):
         return builder.atomic_rmw("xchg", _word(builder, args[0]), args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_exchange_if(typingctx, address, expected, value):
+    """Store if the word is as expected; whether it was."""
+
+    def codegen(context, builder, signature, args):
+        pair = builder.cmpxchg(_word(builder, args[0]), args[1], args[2], "seq_cst")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def lock_made(typingctx):
+    """Address of a new lock of the interpreter's own kind, which every platform has and no GIL guards; 0 if none."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ptrtoint(builder.call(declare(builder.module, "PyThread_allocate_lock", POINTER, []), []), I64)
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def lock_taken(typingctx, lock):
+    """Take the lock; sleep until somebody releases it."""
+
+    def codegen(context, builder, signature, args):
+        take = declare(builder.module, "PyThread_acquire_lock", INT, [POINTER, INT])
+        builder.call(take, [builder.inttoptr(args[0], POINTER), ir.Constant(INT, 1)])
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def lock_released(typingctx, lock):
+    """Wake whoever sleeps on the lock."""
+
+    def codegen(context, builder, signature, args):
+        release = declare(builder.module, "PyThread_release_lock", ir.VoidType(), [POINTER])
+        builder.call(release, [builder.inttoptr(args[0], POINTER)])
+
+    return types.void(types.int64), codegen
 
 
 @intrinsic

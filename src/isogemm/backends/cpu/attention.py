@@ -262,10 +262,5 @@ def _run(
         count, per_chunk, rows, tokens, token, leaves, m.ctypes.data, total.ctypes.data,
     )  # fmt: skip
     task[loops.FIRST_HEAD] = head
-    workers = pool()
-    control, threads, base, stride, held = workers.enter(scratch, min(get_num_threads(), chunks))
-    try:
-        if run_chunks(control, threads, loops.address(function), task.ctypes.data, chunks, base, stride):
-            workers.finish(threads, chunks)
-    finally:
-        workers.leave(held)
+    threads = min(get_num_threads(), chunks)
+    pool().run(run_chunks, scratch, threads, loops.address(function), task.ctypes.data, chunks)

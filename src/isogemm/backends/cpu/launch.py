@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...jit import njit
 from . import fields as f
 from .packed import PackedWeight
-from .pool import TASK_BYTES, pool, run_chunks
+from .pool import TASK_BYTES, give, pool, run_chunks, run_part, take
 from .run_chunk import address
 from .scalars import pointer_to_words
 from .tasks import Epilogue, Task, add_epilogue
@@ -23,14 +23,20 @@ __all__ = ["launch_rows", "launch_single"]
 Array = NDArray[Any]
 
 
-def _start(control, threads, function, template, a, b, out, swapped, chunks, scratch, stride):
-    """Fill in the addresses of a single product and run it."""
-    # The room before the scratch belongs to this call until its last chunk is done.
+def _start(control, threads, scratch, stride, function, template, a, b, out, swapped, chunks):
+    """Fill in the addresses of a single product and run it, or return 1: a kernel for `Pool.run`."""
+    if not take(control, threads):
+        return 1
+    # The room before the scratch belongs to this call until its last chunk is done. Nothing here may raise.
     rows = carray(pointer_to_words(scratch - TASK_BYTES), (2, f.FIELDS))
-    rows[:] = template
+    for i in range(2):
+        for j in range(f.FIELDS):
+            rows[i, j] = template[i, j]
     first, second = (f.B, f.A) if swapped else (f.A, f.B)
     rows[1, first], rows[1, second], rows[1, f.OUT] = a.ctypes.data, b.ctypes.data, out.ctypes.data
-    return run_chunks(control, threads, function, scratch - TASK_BYTES, chunks, scratch, stride)
+    run_part(control, threads, scratch, stride, function, scratch - TASK_BYTES, chunks)
+    give(control, threads)
+    return 0
 
 
 _starters: dict[tuple[bool, bool, bool], Any] = {}
@@ -45,7 +51,8 @@ def _starter(a: bool, b: bool, out: bool) -> Any:
 
     i64 = types.int64
     signature = i64(
-        i64, i64, i64, types.Array(i64, 2, "C"), view(a, True), view(b, True), view(out, False), i64, i64, i64, i64
+        *(i64, i64, i64, i64, i64),
+        *(types.Array(i64, 2, "C"), view(a, True), view(b, True), view(out, False), i64, i64),
     )
     _starters[a, b, out] = made = njit(_start, signature=signature)
     return made
@@ -91,24 +98,12 @@ def launch_single(
     if narrow_out:
         out = out.view(np.uint16)
     run = _starters.get(task.narrow) or _starter(*task.narrow)
-    threads = pool()
-    control, wanted, scratch, stride, held = threads.enter(task.scratch, wanted)
-    try:
-        if run(control, wanted, address(), rows, a, b, out, task.swapped, chunks, scratch, stride):
-            threads.finish(wanted, chunks)
-    finally:
-        threads.leave(held)
+    pool().run(run, task.scratch, wanted, address(), rows, a, b, out, task.swapped, chunks)
 
 
 def launch_rows(rows: NDArray[np.int64], chunks: int, scratch: int, threads: int) -> None:
     """Run a task array whose descriptors have their addresses."""
-    function, workers = address(), pool()
-    control, threads, base, stride, held = workers.enter(scratch, min(threads, chunks))
-    try:
-        if run_chunks(control, threads, function, rows.ctypes.data, chunks, base, stride):
-            workers.finish(threads, chunks)
-    finally:
-        workers.leave(held)
+    pool().run(run_chunks, scratch, min(threads, chunks), address(), rows.ctypes.data, chunks)
 
 
 def _is_same(c: Array | None, out: Array) -> bool:

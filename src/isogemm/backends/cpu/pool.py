@@ -2,18 +2,25 @@
 
 Numba's own layers do not fit a library that others call from threads and fork: ``workqueue`` aborts on concurrent
 calls, ``omp`` kills forked children and needs a system libgomp, ``tbb`` is absent on most machines. Here workers are
-Python daemon threads inside compiled code without the GIL. They spin briefly between calls, then sleep on a lock.
-Chunks are claimed from one atomic word, so a late worker costs speed, not correctness; which thread computes a chunk
-never reaches the bits. A second caller, finding the pool busy, computes all its chunks itself.
+Python daemon threads that stay inside compiled code without the GIL. They spin briefly between calls, then sleep on a
+lock. Chunks are claimed from one atomic word, so a late worker costs speed, not correctness; which thread computes a
+chunk never reaches the bits. A second caller, finding the pool busy, computes all its chunks itself.
+
+A signal handler, a tracing hook or another thread may raise an exception in a caller between any two steps of Python.
+So none lie between taking the pool and giving it back: one compiled call takes it, publishes the task, wakes workers,
+takes part, waits for the last chunk and gives the pool back. An exception finds a call that has not begun or has ended.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import os
 import threading
 from typing import Any
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from ...floating import enter_default_rounding, leave_default_rounding
@@ -21,23 +28,31 @@ from ...jit import njit
 from ...threads import join_threadpoolctl
 from .atomics import (
     atomic_add,
+    atomic_exchange_if,
     atomic_load,
     atomic_store,
     atomic_swap,
+    lock_made,
+    lock_released,
+    lock_taken,
     pause,
 )
 from .routines import call3
 from .scalars import poke64
 
-__all__ = ["Pool", "pool", "run_chunks"]
+__all__ = ["Pool", "give", "pool", "run_chunks", "run_part", "take"]
 
-# Control words, a cache line apart where threads write them.
-TICKET, FINISHED, FUNCTION, TASKS, SCRATCH, STRIDE, JOBS, SLEEPING = 0, 8, 16, 17, 18, 19, 20, 24
-WORDS = 24 + 8 * 1024
+# Control words, a cache line apart where threads write them. Of a worker's own line the second word is its lock.
+TICKET, FINISHED, FUNCTION, TASKS, SCRATCH, STRIDE, JOBS, BUSY, HIRED, WANTED, SLEEPING = (
+    *(0, 8, 16, 17, 18, 19),
+    *(24, 32, 40, 41, 48),
+)
+MAX_THREADS = 1023
+WORDS = SLEEPING + 8 * (MAX_THREADS + 1)
+# The ticket: the next chunk, how many there are, and how many threads may take some.
 INDEX_BITS, COUNT_BITS = 20, 20
 MASK = (1 << INDEX_BITS) - 1
-MAX_THREADS = 1023
-MAX_CHUNKS = MASK - MAX_THREADS - 1
+MAX_CHUNKS = MASK
 # Some tenths of a millisecond: longer than the gap between the layers of a forward pass, and soon over.
 SPINS = 20000
 ALIGN = 64
@@ -47,40 +62,54 @@ JOB, STEPS, STEP_A, STEP_B, STEP_OUT, STEP_C = 2, 3, 4, 5, 6, 7
 
 
 @njit
+def _has_work(word, slot):
+    return (word & MASK) < ((word >> INDEX_BITS) & MASK) and slot < (word >> (INDEX_BITS + COUNT_BITS))
+
+
+@njit
 def _work(control, slot):
-    """Claim and run chunks until none is left. A claimed word names its own chunk count: a stale claim is inert."""
+    """Claim and run chunks until none is left for this thread: surplus threads have no scratch."""
     while True:
         word = atomic_load(control + TICKET * 8)
-        if (word & MASK) >= ((word >> INDEX_BITS) & MASK):
+        if not _has_work(word, slot):
             return
-        word = atomic_add(control + TICKET * 8, 1)
-        chunk = word & MASK
-        if chunk >= ((word >> INDEX_BITS) & MASK):
-            return
+        if not atomic_exchange_if(control + TICKET * 8, word, word + 1):
+            continue
         # The task cannot end before this chunk is counted, so its words are stable here.
         scratch = atomic_load(control + SCRATCH * 8) + slot * atomic_load(control + STRIDE * 8)
-        call3(atomic_load(control + FUNCTION * 8), atomic_load(control + TASKS * 8), chunk, scratch)
+        call3(atomic_load(control + FUNCTION * 8), atomic_load(control + TASKS * 8), word & MASK, scratch)
         atomic_add(control + FINISHED * 8, 1)
 
 
 @njit
-def _has_work(control):
-    word = atomic_load(control + TICKET * 8)
-    return (word & MASK) < ((word >> INDEX_BITS) & MASK)
+def _join(control):
+    """Slot of a new worker; 0 if there are as many as are wanted."""
+    lock = lock_made()
+    if lock == 0:
+        return 0
+    lock_taken(lock)
+    while True:
+        hired = atomic_load(control + HIRED * 8)
+        if hired >= atomic_load(control + WANTED * 8):
+            return 0
+        # The lock has to be in its place before anyone can find the worker asleep.
+        if atomic_exchange_if(control + HIRED * 8, hired, hired + 1):
+            atomic_store(control + (SLEEPING + 8 * (hired + 1) + 1) * 8, lock)
+            return hired + 1
 
 
 @njit
 def _serve(control, slot, spins):
-    """A worker: take work while there is any, spin a while, then mark itself asleep and return.
+    """A worker: take work while there is any, spin a while, then mark itself asleep and sleep; never returns.
 
     A task may be published between the last look and the mark: look once more behind it. Whoever takes the mark away
-    decides: the worker goes on, or the publisher has released its lock.
+    decides: the worker goes on, or the publisher releases its lock.
     """
-    saved = enter_default_rounding()
+    enter_default_rounding()
     asleep = control + (SLEEPING + 8 * slot) * 8
     idle = 0
     while True:
-        if _has_work(control):
+        if _has_work(atomic_load(control + TICKET * 8), slot):
             _work(control, slot)
             idle = 0
         elif idle < spins:
@@ -88,124 +117,127 @@ def _serve(control, slot, spins):
             idle += 1
         else:
             atomic_swap(asleep, 1)
-            if not _has_work(control) or atomic_swap(asleep, 0) == 0:
-                break
+            if not _has_work(atomic_load(control + TICKET * 8), slot) or atomic_swap(asleep, 0) == 0:
+                lock_taken(atomic_load(asleep + 8))
             idle = 0
-    leave_default_rounding(saved)
 
 
 @njit
-def _publish(control, function, tasks, chunks, scratch, stride, threads):
-    """Make a task visible; whether one of its workers sleeps."""
+def _publish(control, threads, scratch, stride, function, tasks, chunks):
+    """Make a task visible to workers, and wake those of its workers that sleep; surplus ones stay asleep."""
     atomic_store(control + FINISHED * 8, 0)
     atomic_store(control + FUNCTION * 8, function)
     atomic_store(control + TASKS * 8, tasks)
     atomic_store(control + SCRATCH * 8, scratch)
     atomic_store(control + STRIDE * 8, stride)
-    generation = (atomic_load(control + TICKET * 8) >> (INDEX_BITS + COUNT_BITS)) + 1
-    word = ((generation & 0x3FFFFF) << (INDEX_BITS + COUNT_BITS)) | (chunks << INDEX_BITS)
-    atomic_swap(control + TICKET * 8, word)
-    asleep = 0
+    atomic_swap(control + TICKET * 8, (threads << (INDEX_BITS + COUNT_BITS)) | (chunks << INDEX_BITS))
     for slot in range(1, threads):
-        asleep |= atomic_load(control + (SLEEPING + 8 * slot) * 8)
-    return asleep
+        asleep = control + (SLEEPING + 8 * slot) * 8
+        if atomic_load(asleep) != 0 and atomic_swap(asleep, 0) != 0:
+            lock_released(atomic_load(asleep + 8))
 
 
 @njit
-def take_part(control, chunks):
-    """Work on the published task, and wait for its last chunk."""
-    saved = enter_default_rounding()
-    _work(control, 0)
-    while atomic_load(control + FINISHED * 8) < chunks:
-        pause()
-    leave_default_rounding(saved)
+def take(control, threads):
+    """Whether the pool, its scratch too, is this call's until `give`; with 0 threads the call has room of its own."""
+    return threads == 0 or atomic_swap(control + BUSY * 8, 1) == 0
 
 
 @njit
-def run_chunks(control, threads, function, tasks, chunks, scratch, stride):
-    """Every chunk of a task array: on the pool when `threads` > 1, else on the calling thread.
+def give(control, threads):
+    """End of what `take` began."""
+    if threads > 0:
+        atomic_store(control + BUSY * 8, 0)
 
-    Returns 1 when workers have to be woken first, for which Python is needed: then wake them and call `take_part`.
+
+@njit
+def run_part(control, threads, scratch, stride, function, tasks, chunks):
+    """Every chunk of a task array, between `take` and `give`: on `threads` threads, or on the calling one.
+
     The task is numbered, so that a thread's scratch can tell whether what it holds belongs to this task.
     """
     poke64(tasks + JOB * 8, atomic_add(control + JOBS * 8, 1))
-    if threads > 1:
-        if _publish(control, function, tasks, chunks, scratch, stride, threads) != 0:
-            return 1
-        take_part(control, chunks)
-        return 0
     saved = enter_default_rounding()
-    for chunk in range(chunks):
-        call3(function, tasks, chunk, scratch)
+    if threads > 1:
+        _publish(control, threads, scratch, stride, function, tasks, chunks)
+        _work(control, 0)
+        while atomic_load(control + FINISHED * 8) < chunks:
+            pause()
+    else:
+        for chunk in range(chunks):
+            call3(function, tasks, chunk, scratch)
     leave_default_rounding(saved)
-    return 0
 
 
 @njit
-def _claim_sleeper(control, slot):
-    return atomic_swap(control + (SLEEPING + 8 * slot) * 8, 0)
+def run_chunks(control, threads, scratch, stride, function, tasks, chunks):
+    """Every chunk of a task array; or nothing, and 1, if the pool is busy. For `Pool.run`."""
+    if not take(control, threads):
+        return 1
+    run_part(control, threads, scratch, stride, function, tasks, chunks)
+    give(control, threads)
+    return 0
 
 
 class Pool:
     """Worker threads, their control words, and scratch memory that lives between calls."""
 
     def __init__(self) -> None:
-        self._busy = threading.Lock()
-        self._control: NDArray[np.int64] = np.zeros(WORDS + ALIGN // 8, np.int64)
-        address = self._control.ctypes.data
-        self._words = -(-address // ALIGN) * ALIGN
-        self._control[(self._words - address) // 8 + JOBS] = 1
-        self._wake: list[Any] = [None]
-        self._scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._base = self._room = 0
+        room = np.zeros(WORDS + ALIGN // 8, np.int64)
+        first = -room.ctypes.data % ALIGN // 8
+        self._control: NDArray[np.int64] = room[first : first + WORDS]
+        self._control[JOBS] = 1
+        self._words = int(self._control.ctypes.data)
+        self._threads = 1  # that are known to be there, the calling one included
+        self._memory: tuple[int, int, NDArray[np.uint8]] = 0, 0, np.empty(0, np.uint8)
 
-    def enter(self, scratch: int, threads: int) -> tuple[int, int, int, int, Any]:
-        """(control, threads, scratch address, scratch stride, held) for `run_chunks`; give `held` back to `leave`.
+    def run(self, kernel: Any, scratch: int, threads: int, *arguments: Any) -> None:
+        """``kernel(control, threads, scratch address, scratch stride, *arguments)`` with `scratch` bytes per thread.
 
-        `threads` becomes 1 when the pool is busy: the caller runs all chunks itself.
+        It must take and give back the pool as `run_chunks` does. When it is another's, the kernel is called again
+        with 0 threads and memory of its own: the caller runs all chunks itself.
         """
-        if not self._busy.acquire(False):
-            own = np.zeros(scratch + ALIGN + TASK_BYTES, np.uint8)
-            return self._words, 1, -(-own.ctypes.data // ALIGN) * ALIGN + TASK_BYTES, scratch, own
-        threads = min(threads, MAX_THREADS)
-        while len(self._wake) < threads:
-            self._start(len(self._wake))
-        # A worker of an earlier, larger call may still be awake and help: it needs scratch too.
+        if threads > self._threads:
+            threads = min(threads, MAX_THREADS)
+            self._hire(threads)
         stride = (scratch | 4095) + 65  # an odd line: threads' buffers fall in different cache sets
-        room = stride * len(self._wake)
-        if self._room < room:
-            self._scratch = np.zeros(
-                room + ALIGN + TASK_BYTES, np.uint8
-            )  # zeros: task 0 never runs, so no stale tag fits
-            self._room = room
-            self._base = -(-self._scratch.ctypes.data // ALIGN) * ALIGN + TASK_BYTES
-        return self._words, threads, self._base, stride, None
+        # Calls that are under way keep the memory they began with, which others may have replaced, in this frame.
+        memory = self._memory
+        if memory[0] < stride * threads:
+            memory = self._memory = _room(stride * threads)
+        if kernel(self._words, threads, memory[1], stride, *arguments):
+            memory = _room(stride)
+            kernel(self._words, 0, memory[1], stride, *arguments)
 
-    def leave(self, held: Any) -> None:
-        """End of a call: the next one may have the pool."""
-        if held is None:
-            self._busy.release()
+    def _hire(self, threads: int) -> None:
+        """See to it that `threads` threads, the calling one included, are there or on their way."""
+        control = self._control
+        control[WANTED] = max(control[WANTED], threads - 1)
+        missing = threads - 1 - int(control[HIRED])
+        if missing > 0:
+            join_threadpoolctl()
+            for kernel, words in ((_join, 1), (_serve, 3)):
+                kernel.compile((types.int64,) * words)  # here, once, not in every worker
+        # An interpreter that ends, or a system out of threads, has no more: then there are fewer, for the same bits.
+        with contextlib.suppress(RuntimeError):
+            for _ in range(missing):
+                # A `threading.Thread` is two threads' business, and left half made by an exception in its `start`.
+                _thread.start_new_thread(_worker, (control, self._words))
+        self._threads = 1 + int(control[HIRED])
 
-    def finish(self, threads: int, chunks: int) -> None:
-        """After `run_chunks` said so: wake the task's workers and take part. Surplus workers stay asleep."""
-        for slot in range(1, threads):
-            if _claim_sleeper(self._words, slot):
-                self._wake[slot].release()
-        take_part(self._words, chunks)
 
-    def _start(self, slot: int) -> None:
-        join_threadpoolctl()
-        lock = threading.Lock()
-        lock.acquire()
-        self._wake.append(lock)
-        words = self._words
+def _room(size: int) -> tuple[int, int, NDArray[np.uint8]]:
+    """(size, address of the first thread's scratch, memory): zeros, and task 0 never runs, so no stale tag fits."""
+    memory = np.zeros(size + ALIGN + TASK_BYTES, np.uint8)
+    return size, -(-memory.ctypes.data // ALIGN) * ALIGN + TASK_BYTES, memory
 
-        def serve() -> None:
-            while True:
-                _serve(words, slot, SPINS)
-                lock.acquire()
 
-        threading.Thread(target=serve, name=f"isogemm-{slot}", daemon=True).start()
+def _worker(control: NDArray[np.int64], words: int) -> None:
+    """A worker thread, which holds the control words for as long as it lives. Surplus ones end here."""
+    slot = _join(words)
+    if slot:
+        threading.current_thread().name = f"isogemm-{slot}"
+        _serve(words, slot, SPINS)
 
 
 _pool = Pool()

@@ -19,7 +19,7 @@ from . import fields as f
 from . import quant_layout as layout
 from . import quant_loops as loops
 from . import quant_pack as pack
-from .pool import ALIGN, pool, run_chunks
+from .pool import ALIGN, give, pool, run_part, take
 from .quant_blocks import CODE, decoder
 from .scalars import pointer_to_words
 from .tasks import element_code
@@ -128,8 +128,8 @@ def prepared(
     return Call(quantizing, product, min(count, 1), chunks, threads, room, (x.itemsize == 2, out.itemsize == 2))
 
 
-def _start(control, threads, entries, call, product, x, panels, out, bias, room, chunks, scratch, stride):
-    """Fill in the addresses; quantize; start the product. 1 when workers have to be woken (see `run_chunks`)."""
+def _start(control, threads, scratch, stride, entries, call, product, x, panels, out, bias, room, chunks):
+    """Fill in the addresses; quantize; run the product. Or return 1: a kernel for `Pool.run`."""
     at = (room.ctypes.data + ALIGN - 1) // ALIGN * ALIGN
     first, second, records = carray(pointer_to_words(at), (pack.WORDS,)), at + TASK_AT, at + RECORDS_AT
     first[:] = call
@@ -140,8 +140,12 @@ def _start(control, threads, entries, call, product, x, panels, out, bias, room,
     rows[1, f.OUT], rows[1, f.O_RS], rows[1, f.O_CS] = out.ctypes.data, out.strides[0], out.strides[1]
     rows[1, f.BIAS], rows[1, f.BIAS_CS], rows[1, f.BIAS_E] = bias
     rows[2, loops.RECORDS], rows[2, loops.PANELS] = records, panels.ctypes.data
-    run_chunks(control, 1, entries[0], at, chunks[0], scratch, stride)
-    return run_chunks(control, threads, entries[1], second, chunks[1], scratch, stride)
+    if not take(control, threads):
+        return 1
+    run_part(control, 1, scratch, stride, entries[0], at, chunks[0])
+    run_part(control, threads, scratch, stride, entries[1], second, chunks[1])
+    give(control, threads)
+    return 0
 
 
 _starters: dict[tuple[bool, bool], Any] = {}
@@ -159,7 +163,7 @@ def _starter(narrow: tuple[bool, bool]) -> Any:
     mapped = types.Array(types.uint8, 1, "C", readonly=True)
     two, three = types.UniTuple(i64, 2), types.UniTuple(i64, 3)
     views = (view(narrow[0], True), mapped, view(narrow[1], False))
-    signature = i64(i64, i64, two, words, many, *views, three, raw, two, i64, i64)
+    signature = i64(i64, i64, i64, i64, two, words, many, *views, three, raw, two)
     _starters[narrow] = made = njit(_start, signature=signature)
     return made
 
@@ -177,27 +181,8 @@ def launch(call: Call, x: Array, panels: Array, out: Array, bias: Array | None) 
     run = _starters.get(call.narrow) or _starter(call.narrow)
     place = _NO_BIAS if bias is None else (bias.ctypes.data, bias.strides[0], element_code(bias.dtype))
     room, chunks, entries = np.empty(call.room, np.uint8), (call.quantizing_chunks, call.product_chunks), _entries()
-    workers = pool()
-    control, wanted, scratch, stride, held = workers.enter(SCRATCH, min(call.threads, call.product_chunks))
-    try:
-        if run(
-            control,
-            wanted,
-            entries,
-            call.quantizing,
-            call.product,
-            x,
-            panels,
-            out,
-            place,
-            room,
-            chunks,
-            scratch,
-            stride,
-        ):
-            workers.finish(wanted, call.product_chunks)
-    finally:
-        workers.leave(held)
+    arguments = (entries, call.quantizing, call.product, x, panels, out, place, room, chunks)
+    pool().run(run, SCRATCH, min(call.threads, call.product_chunks), *arguments)
 
 
 @lru_cache(maxsize=1)

@@ -24,14 +24,8 @@ _CHUNKS = 2**16
 
 def run_task(entry: int, task: Array, chunks: int, scratch: int, threads: int | None = None) -> None:
     """Every chunk of a task array, on the process's threads."""
-    workers = pool()
     wanted = min(get_num_threads() if threads is None else threads, chunks)
-    control, wanted, base, stride, held = workers.enter(scratch, wanted)
-    try:
-        if run_chunks(control, wanted, entry, task.ctypes.data, chunks, base, stride):
-            workers.finish(wanted, chunks)
-    finally:
-        workers.leave(held)
+    pool().run(run_chunks, scratch, wanted, entry, task.ctypes.data, chunks)
 
 
 def dequantize(rows: Array, fmt: BlockFormat, out: Array) -> None:

@@ -13,6 +13,7 @@ from ...problem import BFLOAT16, FLOAT32
 from ...threads import get_num_threads
 from . import row_loops as loops
 from .pool import pool, run_chunks
+from .tasks import float32_bits
 from .vectors import BFLOAT16 as BF16_CODE
 from .vectors import FLOAT16 as F16_CODE
 from .vectors import FLOAT32 as F32_CODE
@@ -74,7 +75,7 @@ def run(
     task = np.array(
         (
             *_HEADER,
-            *(OPERATIONS[operation], rows, n, per_chunk, int(np.float32(epsilon).view(np.uint32))),
+            *(OPERATIONS[operation], rows, n, per_chunk, float32_bits(epsilon)),
             *(out.ctypes.data, out.shape[-1] * out.itemsize, _code(out)),
             *_describe(x, tables),
             *(_ABSENT if first is None else _describe(first, tables)),
@@ -82,13 +83,7 @@ def run(
         ),
         np.int64,
     )
-    workers = pool()
-    control, threads, base, stride, held = workers.enter(loops.scratch_bytes(n), threads)
-    try:
-        if run_chunks(control, threads, loops.address(), task.ctypes.data, chunks, base, stride):
-            workers.finish(threads, chunks)
-    finally:
-        workers.leave(held)
+    pool().run(run_chunks, loops.scratch_bytes(n), threads, loops.address(), task.ctypes.data, chunks)
 
 
 def _cut(rows: int, n: int) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -165,7 +166,7 @@ def _make(
         _strides(row, f.C, e.c)
     if e.bias is not None:
         row[f.BIAS_CS], row[f.BIAS_E] = e.bias.strides[0], element_code(e.bias.dtype)
-    row[f.ALPHA], row[f.BETA], row[f.START] = _bits(e.alpha), _bits(e.beta), int(e.accumulate)
+    row[f.ALPHA], row[f.BETA], row[f.START] = float32_bits(e.alpha), float32_bits(e.beta), int(e.accumulate)
     swapped = not prepared and swap_operands(m, n, out.strides[0], out.strides[1], out.itemsize)
     if swapped:
         _swap(row)
@@ -193,8 +194,14 @@ def _make(
     )  # fmt: skip
 
 
-def _bits(value: float) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+def float32_bits(value: float) -> int:
+    """The bits of a number rounded to float32, in a processor that was told to flush subnormals too."""
+    size = abs(value)
+    if 2.0**-126 <= size < 2.0**127:
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    if size < 2.0**-126:  # in whole steps, sign apart
+        return round(math.ldexp(size, 149)) | (0x80000000 if math.copysign(1.0, value) < 0 else 0)
+    return int(np.float32(value).view(np.uint32))
 
 
 def _strides(row: NDArray[np.int64], at: int, x: Array) -> None:

@@ -303,6 +303,9 @@ def refusal(module: Any, looks: Looks) -> str:
     for child in found:
         if not child._can_set_attn_implementation():
             return f"{type(child).__name__} does not use transformers' attention functions"
+    for child in module.modules():
+        if _adds_masks(type(child).forward):
+            return f"{type(child).__name__} adds masks to scores of its own"
     for child in attention_modules(module).values():
         if vars(child).get("attn_logit_softcapping") is not None:
             return "attention with capped logits, which is not part of the definition"
@@ -315,6 +318,20 @@ def refusal(module: Any, looks: Looks) -> str:
     return ""
 
 
+@cache
+def _adds_masks(forward: Any) -> bool:
+    """Whether a forward method computes with the mask itself, as a tensor of numbers."""
+    code = getattr(forward, "__code__", None)
+    return code is not None and "attention_mask" in code.co_varnames and "+ attention_mask" in _source(forward)
+
+
+def _source(forward: Any) -> str:
+    try:
+        return inspect.getsource(forward)
+    except (OSError, TypeError):  # no source at hand
+        return ""
+
+
 _MORE = {
     "position_bias": "adds a position bias",
     "indices": "chooses keys by their indices",
@@ -325,11 +342,7 @@ _MORE = {
 @cache
 def _hands_more(forward: Any) -> str:
     """What the forward method of attention takes, or hands to the attention function, besides the usual."""
-    try:
-        source = inspect.getsource(forward)
-    except (OSError, TypeError):  # no source at hand
-        source = ""
-    taken = inspect.signature(forward).parameters
+    source, taken = _source(forward), inspect.signature(forward).parameters
     return next((why for name, why in _MORE.items() if name in taken or f" {name}=" in source), "")
 
 

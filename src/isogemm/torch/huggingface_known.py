@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import sys
 from functools import cache
 from typing import Any
@@ -304,8 +305,8 @@ def refusal(module: Any, looks: Looks) -> str:
         if not child._can_set_attn_implementation():
             return f"{type(child).__name__} does not use transformers' attention functions"
     for child in module.modules():
-        if _adds_masks(type(child).forward):
-            return f"{type(child).__name__} adds masks to scores of its own"
+        if not isinstance(child, PreTrainedModel) and _reads_masks(type(child).forward):
+            return f"{type(child).__name__} reads the numbers of masks by itself"
     for child in attention_modules(module).values():
         if vars(child).get("attn_logit_softcapping") is not None:
             return "attention with capped logits, which is not part of the definition"
@@ -318,11 +319,16 @@ def refusal(module: Any, looks: Looks) -> str:
     return ""
 
 
+_READS = re.compile(
+    r"[+&] attention_mask\b|\battention_mask (?:[+&]|== 0)|\battention_mask\.(?:dtype|is_floating_point)"
+)
+
+
 @cache
-def _adds_masks(forward: Any) -> bool:
-    """Whether a forward method computes with the mask itself, as a tensor of numbers."""
+def _reads_masks(forward: Any) -> bool:
+    """Whether a forward method computes with the mask of a layer, as a tensor of numbers; ours is packed."""
     code = getattr(forward, "__code__", None)
-    return code is not None and "attention_mask" in code.co_varnames and "+ attention_mask" in _source(forward)
+    return code is not None and "attention_mask" in code.co_varnames and bool(_READS.search(_source(forward)))
 
 
 def _source(forward: Any) -> str:

@@ -21,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .elementwise import EXACT, _filled, blocked, form, is_exact, refuse_flushing
 from .layers import Converted
-from .layers_known import Known, agrees, mixed, random, stand_in, touched
+from .layers_known import Known, Looks, agrees, magnitudes, mixed, random, stand_in, touched
 from .ops import Tensor
+from .traced import other, train
 
 __all__ = ["Activation", "known"]
 
@@ -146,12 +147,13 @@ class _Seen:
 
     several: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+    why: str = ""  # what else it does that no function of elements does
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, shape: Any) -> None:
+    def __init__(self, shape: Any, seen: _Seen) -> None:
         super().__init__()
-        self.shape, self.seen = shape, _Seen()
+        self.shape, self.seen = shape, seen
 
     def __torch_dispatch__(self, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -166,18 +168,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
-def known(child: Any) -> Known | None:
+def known(child: Any, looks: Looks) -> Known | None:
     """What a module without weights is; None where nothing in it depends on an element's place."""
     if isinstance(child, (Converted, torch.jit.ScriptModule)) or child._modules:
         return None
     if any(x is not None for x in (*child._parameters.values(), *child._buffers.values())):
         return None
-    seen = _seen(child)
+    seen = looks.at(_seen, child)
     if seen is None or not (seen.several or seen.others):
         return None
     name = type(child).__name__
     if seen.others:
         return Known("activation", why=f"{name} calls {seen.others[0]}, which is no function of elements known here")
+    if seen.why:
+        return Known("activation", why=f"{name} {seen.why}")
     if getattr(child, "inplace", False):
         return Known("activation", why=f"{name} works in place")
     if why := touched(child):
@@ -194,15 +198,19 @@ def _seen(child: Any) -> _Seen | None:
         plain = [p for p in takes if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         if sum(p.default is p.empty for p in plain) != 1:
             return None
-        probe, x = stand_in(child), random(3, 16) * 4
-        recorder = _Recorder(x.shape)
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), recorder:
-            y = probe.forward(x.clone())
+        probe, x, seen = stand_in(child), magnitudes(random(3, 16) * 4), _Seen()
+        for training in (False, True):
+            train(probe, training)
+            if training and not seen.several:
+                break  # what is random in training, and nothing otherwise
+            with torch.no_grad(), torch.autocast("cpu", enabled=False), _Recorder(x.shape, seen):
+                y = probe.forward(x.clone())
+            if seen.several and not _elementwise(probe, x, y):
+                seen.others.append(seen.several[0])
     except Exception:  # whatever another library's code raises: it is no function of one tensor
         return None
-    seen: _Seen = recorder.seen
-    if seen.several and not _elementwise(probe, x, y):
-        seen.others.append(seen.several[0])
+    if seen.several:
+        seen.why = other(probe, None, lambda empty: probe.forward(empty(3, 16)), torch.float32)
     return seen
 
 
@@ -211,4 +219,4 @@ def _elementwise(probe: Any, x: Tensor, y: Any) -> bool:
     if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
         return False
     order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0), device="cpu")
-    return agrees(lambda: probe.forward(x.reshape(-1)[order]), lambda: y.reshape(-1)[order])
+    return agrees(lambda: probe.forward(x.reshape(-1)[order])[order.argsort()].view(x.shape), lambda: y)

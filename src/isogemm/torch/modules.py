@@ -19,7 +19,7 @@ from ..quant.formats import BlockFormat
 from . import activations as functions
 from . import layers_known, quantizing
 from .layers import Converted, Linear, Merging, checked
-from .layers_known import Known
+from .layers_known import Known, Looks
 from .main_grad import collect_main_grad, main_grads, use_main_grad
 from .quantizing import Formats, prefixes
 
@@ -211,12 +211,12 @@ def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
 
 def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     """Everything that is to be changed, before anything is."""
-    plan, inside = _Plan(), set()
+    plan, inside, looks = _Plan(), set(), Looks()
     _check_patterns(module, leave)
-    attention, widths = _attention(module)
+    attention, widths, odd = _attention(module)
     experts = _experts(module)
     for name, child, outer in _walk(module):
-        known = experts.get(name) or _known(child, widths)
+        known = experts.get(name) or _known(child, widths, odd, looks)
         why = None if name in experts else _obstacle(child, outer)
         if any(fnmatchcase(part, pattern) for part in prefixes(name) for pattern in leave):
             if _has_weights(child) or known or child in attention.values():
@@ -237,10 +237,10 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
         else:
             plan.found.append((name, child, known))
             if known.part == "mlp":
-                inside |= {id(m) for m in child.children() if layers_known.is_silu(m)}
+                inside |= {id(m) for m in child.children() if layers_known.is_silu(m, looks)}
         if name in attention and known is not None and known.part == "rope":
             plan.rotates, plan.rotates_otherwise = True, plan.rotates_otherwise or name in plan.left
-    _plan_attention(module, plan, attention, parts)
+    _plan_attention(module, plan, attention, parts, looks)
     return plan
 
 
@@ -253,22 +253,23 @@ def _check_patterns(module: Any, leave: Sequence[str]) -> None:
             raise OptionError("leave", limit="patterns of modules' names", value=pattern, nearest=nearest[0])
 
 
-def _known(child: Any, widths: frozenset[int]) -> Known | None:
+def _known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Known | None:
     if isinstance(child, Converted):  # nothing that is still to be done
         return None
-    found = layers_known.known(child)
+    found = layers_known.known(child, looks)
     if found is None and type(child).__module__.startswith("transformers."):
         from . import huggingface_known
 
-        found = huggingface_known.known(child, widths)
-    return found or functions.known(child)
+        found = huggingface_known.known(child, widths, odd, looks)
+    return found or functions.known(child, looks)
 
 
-def _attention(module: Any) -> tuple[dict[str, Any], frozenset[int]]:
-    """The attention modules of transformers models, and how much of a head is turned there."""
+def _attention(module: Any) -> tuple[dict[str, Any], frozenset[int], str]:
+    """The attention modules of transformers models, how much of a head is turned there, and what is odd about it."""
     from . import huggingface_known
 
-    return huggingface_known.attention_modules(module), huggingface_known.rotary_widths(module)
+    found = huggingface_known.attention_modules(module)
+    return found, huggingface_known.rotary_widths(module), huggingface_known.halved(module) if found else ""
 
 
 def _experts(module: Any) -> dict[str, Known]:
@@ -280,12 +281,12 @@ def _experts(module: Any) -> dict[str, Known]:
     return huggingface_experts.mixtures(module)
 
 
-def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tuple[str, ...]) -> None:
+def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tuple[str, ...], looks: Looks) -> None:
     """All attention modules of a model, or none: they share a mask."""
     from .huggingface_known import models, refusal
 
     if not found:
-        if (names := models(module)) and (why := refusal(module)):
+        if (names := models(module)) and (why := refusal(module, looks)):
             plan.left.setdefault(names[0], why)
         return
     if "attention" not in parts:
@@ -293,7 +294,7 @@ def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tupl
     elif left := [name for name in found if plan.left.get(name) == "in leave"]:
         why = f"attention has one mask for all layers, and {left[0]} is in leave"
     else:
-        why = refusal(module)
+        why = refusal(module, looks)
     if not why:
         plan.attention = found
         return

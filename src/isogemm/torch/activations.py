@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..interop import is_traced
 from .elementwise import EXACT, _filled, blocked, form, is_exact
 from .layers import Converted
 from .layers_known import Known, agrees, mixed, random, stand_in, touched
@@ -62,7 +63,7 @@ class Activation(Converted):
             call = (lambda x: inner(x, *more, **rest)) if name is None else (lambda x: inner(**{name: x}, **rest))
             return _evaluate(call, x, self.rule)
         x = args[0]
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or is_traced()):
             return _evaluate(call, x, self.rule)
         if torch.is_grad_enabled() and x.requires_grad:
             return call(x)  # the compiler's own kernels

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..api import matmul
 from ..errors import OptionError, ShapeError
 from ..floating import ieee_defaults
+from ..interop import is_traced
 from . import row_gradients_cuda, row_ops
 from .ops import Reverse, refuse_forward_mode
 from .row_calls import FORWARD
@@ -27,6 +28,7 @@ __all__ = ["along", "records"]
 
 is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _transforms, _forward_ad = torch._C._are_functorch_transforms_active, torch.autograd.forward_ad
+_trace, _depth = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
 
 Grads = tuple[Tensor | None, ...]
 
@@ -37,12 +39,11 @@ def along(kind: str, *tensors: Tensor | None, **options: Any) -> Tensor:
     While torch.compile traces, it is an operator that torch does not look into. That one has no gradient, and says so.
     """
     if is_compiling():
-        if not is_grad_enabled():
-            return row_ops.OPERATORS[kind](*tensors, *options.values())
-        flag = options.get("keepdim", options.get("interleaved", False))
-        return along_rows(kind, list(tensors), options.get("eps", 0.0), flag, options.get("out_dtype"))
+        return _as_operator(kind, tensors, options)
     if _transforms() or _forward_ad._current_level >= 0:
         _refuse(kind, tensors)
+    if _trace() is not None or (_depth() and is_traced()):
+        return _as_operator(kind, tensors, options)
     if is_grad_enabled():
         for t in tensors:
             if isinstance(t, Tensor) and t.requires_grad:
@@ -53,6 +54,19 @@ def along(kind: str, *tensors: Tensor | None, **options: Any) -> Tensor:
     except AttributeError:
         there = False
     return CUDA[kind](*tensors, **options) if there else FORWARD[kind](*tensors, **options)
+
+
+def _as_operator(kind: str, tensors: Grads, options: dict[str, Any]) -> Tensor:
+    """`along` where a compiler or a trace looks on."""
+    if not (is_grad_enabled() if is_compiling() else _recorded(*tensors)):
+        return row_ops.OPERATORS[kind](*tensors, *options.values())
+    if _trace() is not None:  # TorchScript has no lists of tensors that may be missing
+        raise OptionError(
+            f"{kind} under torch.jit.trace", limit="no gradients", value="an operand that requires one",
+            nearest="torch.no_grad() around the trace, or torch.compile",
+        )  # fmt: skip
+    flag = options.get("keepdim", options.get("interleaved", False))
+    return along_rows(kind, list(tensors), options.get("eps", 0.0), flag, options.get("out_dtype"))
 
 
 def _refuse(kind: str, tensors: Grads) -> None:
@@ -75,7 +89,7 @@ def _refuse(kind: str, tensors: Grads) -> None:
 
 def records(*tensors: Any) -> bool:
     """Whether operations have to be seen one by one: for gradients, by a transform, or while torch.compile traces."""
-    if is_compiling() or _transforms() or _forward_ad._current_level >= 0:
+    if is_compiling() or is_traced() or _transforms() or _forward_ad._current_level >= 0:
         return True
     return _recorded(*tensors)
 

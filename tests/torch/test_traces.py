@@ -84,9 +84,12 @@ def test_what_is_an_operator_is_computed_anew(trace, name):
         assert not torch.equal(traced(x), traced(LONG[:3] * 2 - 1))
 
 
-def test_a_gradient_in_a_trace_of_torchscript_is_refused():
-    with pytest.raises(OptionError, match=r"torch\.jit\.trace.*no_grad"):
-        jit(MODEL, LONG)
+def test_gradients_of_a_trace():
+    traced, found = jit(MODEL, LONG[:3]), []
+    for call in (MODEL, traced):
+        y = call(LONG)
+        found.append([y, *torch.autograd.grad(y.square().sum(), list(MODEL.parameters()))])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
 
 
 def test_masks_in_a_trace_of_torchscript_are_refused():

@@ -53,7 +53,7 @@ class Converted:
         own = self.main_grads
         if own is None or name not in own or not torch.is_grad_enabled():
             return parameter
-        alias = parameter.detach().requires_grad_()  # the same memory, with another buffer
+        alias = parameter.view_as(parameter)  # the same memory, with another buffer
         alias.main_grad = own[name]
         return alias
 

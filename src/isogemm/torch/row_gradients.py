@@ -21,7 +21,7 @@ from ..errors import OptionError, ShapeError
 from ..floating import ieee_defaults
 from ..interop import is_traced
 from . import row_gradients_cuda, row_ops
-from .ops import Reverse, refuse_forward_mode
+from .ops import Reverse, check_no_ddp, refuse_forward_mode
 from .row_calls import FORWARD
 from .row_cuda import FORWARD as CUDA
 
@@ -48,7 +48,7 @@ def along(kind: str, *tensors: Tensor | None, **options: Any) -> Tensor:
     if is_grad_enabled():
         for t in tensors:
             if isinstance(t, Tensor) and t.requires_grad:
-                buffers = tuple(getattr(t, "main_grad", None) for t in tensors)
+                buffers = _buffers(tensors)
                 return _Along.apply(kind, options, buffers, *tensors)
     try:
         there = tensors[0].is_cuda  # type: ignore[union-attr]
@@ -63,8 +63,16 @@ def _as_operator(kind: str, tensors: Grads, options: dict[str, Any]) -> Tensor:
         return row_ops.OPERATORS[kind](*tensors, *options.values())
     three = (*tensors, None, None)[:3]
     flag = options.get("keepdim", options.get("interleaved", False))
-    buffers = [getattr(t, "main_grad", None) for t in three]
+    buffers = _buffers(three)
     return along_rows(kind, *three, *buffers, options.get("eps", 0.0), flag, options.get("out_dtype"))
+
+
+def _buffers(tensors: Grads) -> Grads:
+    """Of each operand the float32 buffer that takes its gradient, or None."""
+    found = tuple([getattr(t, "main_grad", None) for t in tensors])
+    if any(buffer is not None for buffer in found):
+        check_no_ddp()
+    return found
 
 
 def _refuse(kind: str, tensors: Grads) -> None:

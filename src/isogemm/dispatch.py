@@ -378,6 +378,7 @@ def check_ndim(name: str, x: Array, ndim: int) -> None:
 def as_matrices(name: str, group: Any, here: Operands) -> list[Array]:
     """The matrices of a list, of a pointer array or of a 3-D array."""
     if isinstance(group, PointerArray):
+        interop.check_untraced(name)  # no tensor of the trace's will be looked at
         here.note(name, group.place)
         return group.views
     if isinstance(group, list | tuple):

@@ -23,9 +23,11 @@ __all__ = [
     "array",
     "as_dtype",
     "check_tensor",
+    "check_untraced",
     "exported",
     "from_dlpack",
     "is_tensor",
+    "is_traced",
     "memory",
     "to_tensor",
     "view",
@@ -125,8 +127,38 @@ def is_tensor(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def is_traced() -> bool:
+    """Whether torch records the calls of this thread, to run them again: by torch.jit.trace, or by make_fx.
+
+    Either sees torch's operators alone. What is computed behind their back would be a constant of what was recorded.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    if torch._C._get_tracing_state() is not None:
+        return True
+    proxy = torch._C._TorchDispatchModeKey.PROXY
+    return bool(torch._C._len_torch_dispatch_stack()) and torch._C._get_dispatch_mode(proxy) is not None
+
+
+def check_untraced(name: str) -> None:
+    """Raise where a result would become a constant of a trace.
+
+    Raises
+    ------
+    OptionError
+    """
+    if is_traced():
+        raise OptionError(
+            f"{name} under torch.jit.trace or make_fx",
+            limit="eager code: the result would be a constant of the trace",
+            value="a trace",
+            nearest="functions and layers of isogemm.torch, which are operators there; or torch.compile",
+        )
+
+
 def check_tensor(name: str, x: Any) -> None:
-    """Raise unless a torch tensor is dense, outside the gradient's graph and of a supported dtype.
+    """Raise unless a torch tensor is dense, outside the gradient's graph and any trace, and of a supported dtype.
 
     Raises
     ------
@@ -149,6 +181,7 @@ def check_tensor(name: str, x: Any) -> None:
             value=str(x.dtype),
             nearest="torch.float32",
         )
+    check_untraced(name)
 
 
 def _from_tensor(name: str, x: Any) -> Array:

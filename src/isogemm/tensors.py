@@ -11,6 +11,7 @@ from . import views
 from .backends import cpu
 from .backends.cuda import front
 from .contract.spec import Contract, as_contract
+from .interop import is_traced
 from .problem import BFLOAT16, FLOAT16, FLOAT32
 
 __all__ = ["KINDS", "call", "learn"]
@@ -22,6 +23,8 @@ _SMALL = 2**26  # elements; results below are allocated without asking how much 
 
 def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
     """The product, or None where the long way has to look; `a` is a tensor of a type in `KINDS`."""
+    if front._trace() is not None or (front._depth() and is_traced()):
+        return None
     if a.get_device() >= 0:
         return front.call(kind, a, b, bias, out, options)
     if b is None or type(b) not in KINDS:

@@ -190,7 +190,8 @@ def test_a_model_as_it_runs_without_a_scope():
     model.register_forward_hook(lambda module, args, y: tail(y))
     assert ops(coverage(model, x), NOT_ROUTED) == {"silu"}
     assert torch._C._len_torch_dispatch_stack() == 0
-    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert not any(m._forward_pre_hooks for m in model)
+    assert len(model._forward_pre_hooks) == 1  # that of `convert`
 
 
 def test_after_enable_a_converted_model_is_described_as_routed():

@@ -133,3 +133,37 @@ def test_there_has_to_be_something_to_collect():
     iso.convert(model)
     with pytest.raises(OptionError, match="use_main_grad"):
         iso.collect_main_grad(model)
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_a_compiled_model_trains_with_the_eager_bits(buffers):
+    """Norms, rotations, attention, gated blocks, a tied table: forward and backward."""
+    torch._dynamo.reset()
+    model, ids, found = build(dtype=torch.bfloat16, num_hidden_layers=1).train(), tokens(2, LENGTH), []
+    iso.convert(model, grad_order="leaf16")
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        model.zero_grad(set_to_none=True)
+        if buffers:
+            iso.use_main_grad(model)
+        logits = call(ids, use_cache=False).logits
+        reductions.log_softmax(logits).gather(-1, ids[..., None]).sum().backward()
+        if buffers:
+            assert all(p.grad is None for p in model.parameters())
+            iso.collect_main_grad(model)
+        found.append({"logits": logits, **{name: p.grad for name, p in model.named_parameters()}})
+    assert not differing(*found)
+    assert all(x.any() for x in found[0].values())
+
+
+def test_a_shared_weight_has_its_buffers_in_compiled_code():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    model[2].weight = model[0].weight
+    iso.convert(model, grad_order="leaf4")
+    x, found = torch.randn(16, 8), []
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        iso.use_main_grad(model)
+        call(x).square().sum().backward()
+        found.append({name: total.clone() for name, _, total in iso.main_grads(model)})
+    assert not differing(*found)

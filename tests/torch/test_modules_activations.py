@@ -226,3 +226,19 @@ def test_transformers_activations():
         report = iso.convert(module)
         assert (report.converted, report.left) == ((), {}), name
         assert rows_that_differ(module, x) == 0
+
+
+@pytest.mark.parametrize("module", CONVERTED, ids=lambda module: type(module).__name__)
+def test_compiled_gradients_have_the_eager_bits(module):
+    torch._dynamo.reset()
+    module = copy.deepcopy(module)
+    iso.convert(module)
+    x, dy = torch.randn(7, 157) * 3, torch.randn(157, 7).mT
+    compiled, found = torch.compile(module, fullgraph=True, backend="aot_eager"), []
+    for call in (module, compiled):
+        leaf = x.clone().requires_grad_()
+        y = call(leaf)
+        y.backward(dy)
+        found.append((y, leaf.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])

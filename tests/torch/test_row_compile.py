@@ -84,23 +84,62 @@ def test_an_operation_is_one_operator_where_no_gradient_is_recorded(name):
     assert seen == [f"isogemm.{name.removesuffix('_interleaved')}_forward.default"]
 
 
-def test_a_gradient_is_refused_loudly():
-    weight = torch.ones(40, requires_grad=True)
+def found(call: Any, name: str, buffered: bool) -> list[Any]:
+    """A result, and the gradients of its operands: of each use of x, or what the buffers took."""
+    x = X.clone().requires_grad_()
+    buffer = torch.full((40,), 0.5) if buffered else None
+    if buffered:
+        weight = X[3].clone().requires_grad_()
+        weight.main_grad = buffer
+        y = call(x, weight)
+    else:
+        y = call(x)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
+    y.backward(dy)
+    assert x.grad is not None
+    return [y.detach(), x.grad, *([buffer] if buffered else [])]
 
-    def loss(x: Any) -> Any:
-        return (reductions.rms_norm(x, weight) + weight).sum()
 
-    with pytest.raises(Exception, match="no autograd formula"):
-        torch.compile(loss, backend="eager")(X).backward()
-    loss(X).backward()
-    assert weight.grad is not None
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_gradients_have_the_eager_bits(name):
+    compiled = torch.compile(CASES[name], fullgraph=True, backend="aot_eager")
+    for got, want in zip(found(compiled, name, False), found(CASES[name], name, False), strict=True):
+        assert got.dtype is want.dtype
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_compiled_gradients_go_to_buffers(name):
+    def call(x: Any, weight: Any) -> Any:
+        return getattr(reductions, name)(x, weight)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for got, want in zip(found(compiled, name, True), found(call, name, True), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_a_table_that_wants_a_gradient_is_refused():
+    cos = COS.clone().requires_grad_()
+    with pytest.raises(Exception, match="constants"):
+        torch.compile(lambda x: reductions.rope(x, cos, SIN), backend="aot_eager")(X)
 
 
 @pytest.mark.parametrize(
     ("kind", "tensors", "flag"),
-    [("sum", [X], False), ("mean", [X], True), ("layer_norm", [X, None, X[0]], False), ("rope", [X, COS, SIN], True)],
+    [
+        ("sum", (X, None, None), False),
+        ("mean", (X, None, None), True),
+        ("layer_norm", (X, None, X[0]), False),
+        ("rope", (X, COS, SIN), True),
+    ],
 )
 def test_the_operator_keeps_the_rules(kind, tensors, flag):
-    checks = ("test_schema", "test_faketensor")
-    operator = torch.ops.isogemm.along_rows.default
-    torch.library.opcheck(operator, (kind, tensors, 1e-5, flag, None), test_utils=checks)
+    tensors = [None if t is None else t.clone().requires_grad_(kind != "rope" or t is X) for t in tensors]
+    options, none = (1e-5, flag, None), (None, None, None)
+    torch.library.opcheck(torch.ops.isogemm.along_rows.default, (kind, *tensors, *none, *options))
+    back = torch.ops.isogemm.along_rows_backward.default
+    needs, plain = [True, False, kind == "layer_norm"], [None if t is None else t.detach() for t in tensors]
+    dy = torch.ones_like(torch.ops.isogemm.along_rows(kind, *plain, *none, *options))
+    torch.library.opcheck(back, (kind, dy, *plain, needs, *none, *options))
+    if kind == "layer_norm":
+        torch.library.opcheck(back, (kind, dy, *plain, needs, None, None, torch.zeros(40), *options))

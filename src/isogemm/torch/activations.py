@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..interop import is_traced
 from .elementwise import EXACT, _filled, blocked, form, is_exact, refuse_flushing
 from .layers import Converted
 from .layers_known import Known, Looks, agrees, magnitudes, mixed, random, stand_in, touched
@@ -63,10 +64,8 @@ class Activation(Converted):
             call = (lambda x: inner(x, *more, **rest)) if name is None else (lambda x: inner(**{name: x}, **rest))
             return _evaluate(call, x, self.rule)
         x = args[0]
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or is_traced()):
             return _evaluate(call, x, self.rule)
-        if torch.is_grad_enabled() and x.requires_grad:
-            return call(x)  # the compiler's own kernels
         return torch.ops.isogemm.activation(x, self.place)
 
     def keep(self) -> None:
@@ -115,14 +114,60 @@ def _value(x: Any) -> Any:
 )
 def _activation(x: Tensor, place: int) -> Tensor:
     """An activation as an operator, so that a compiled model has the bits of an eager one."""
-    module = _STAND_INS[place] if place in _STAND_INS else _OWN[place]
-    y: Tensor = module.forward(x)
+    y: Tensor = _module(place).forward(x)
     return y.contiguous()
+
+
+@torch.library.custom_op(  # type: ignore[untyped-decorator]
+    "isogemm::activation_backward", mutates_args=(), schema="(Tensor dy, Tensor x, int place) -> Tensor"
+)
+def _activation_backward(dy: Tensor, x: Tensor, place: int) -> Tensor:
+    """Its gradient: what an eager module's backward pass computes."""
+    with _Recording():
+        x = x.detach().requires_grad_()
+        dx: Tensor = torch.autograd.grad(_module(place).forward(x), x, dy)[0]
+    return dx.contiguous()
 
 
 @_activation.register_fake  # type: ignore[untyped-decorator]
 def _(x: Tensor, place: int) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@_activation_backward.register_fake  # type: ignore[untyped-decorator]
+def _(dy: Tensor, x: Tensor, place: int) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.place = inputs
+    ctx.save_for_backward(x)
+
+
+_activation.register_autograd(
+    lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.place), None), setup_context=_remember
+)
+
+
+def _module(place: int) -> Any:
+    return _STAND_INS[place] if place in _STAND_INS else _OWN[place]
+
+
+class _Recording:
+    """autograd inside of an operator, below which torch's dispatcher leaves it out."""
+
+    def __enter__(self) -> None:
+        below = torch._C._dispatch_tls_local_exclude_set()
+        for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+            below = below.remove(key)
+        self.keys = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below)
+        self.grad = torch.enable_grad()
+        self.keys.__enter__()
+        self.grad.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.grad.__exit__(*error)
+        self.keys.__exit__(*error)
 
 
 def _evaluate(call: Callable[..., Any], x: Any, rule: str) -> Any:

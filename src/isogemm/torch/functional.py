@@ -178,6 +178,7 @@ def linear(
         _check_tensors(x, w, bias)
     else:
         _check_tensors(x, w, bias)
+        ops.check_no_ddp()
         _check_buffer("main_grad", main_grad, w, contract, grad_order)
         _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
     x, w = _autocast(x, w)

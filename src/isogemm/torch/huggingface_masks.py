@@ -71,6 +71,11 @@ def mask(
             value=kv_offset,
             nearest="past_key_values=DynamicCache() without a config, or a StaticCache no longer than the window",
         )
+    if torch._C._get_tracing_state() is not None:
+        raise OptionError(
+            "masks of a converted model under torch.jit.trace", limit="eager code, torch.compile or torch.export",
+            value="a trace, which has no bytes of a tensor", nearest="torch.export.export(model, ...)",
+        )  # fmt: skip
     keys = masking_utils.prepare_padding_mask(attention_mask, kv_length, 0)
     keys = None if keys is None else keys[:, :kv_length].to(device)
     if mask_function is masking_utils.bidirectional_mask_function:

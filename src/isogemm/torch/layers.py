@@ -53,7 +53,7 @@ class Converted:
         own = self.main_grads
         if own is None or name not in own or not torch.is_grad_enabled():
             return parameter
-        alias = parameter.detach().requires_grad_()  # the same memory, with another buffer
+        alias = parameter.view_as(parameter)  # the same memory, with another buffer
         alias.main_grad = own[name]
         return alias
 
@@ -173,6 +173,8 @@ class Merging(Converted):
         return True
 
     def _layers(self) -> list[Any]:
+        if torch.compiler.is_compiling():  # which sees by this, and not below, that a layer was replaced
+            return [getattr(self, name) for name in self.merges]
         modules = vars(self)["_modules"]
         return [modules[name] for name in self.merges]
 
@@ -217,13 +219,16 @@ def _is_whole_now(number: int) -> bool:
 
 
 def _is_whole(module: Any) -> bool:
-    """Whether the layers' parameters still lie in the merged tensors."""
+    """Whether the layers are those that were merged, and their parameters still lie in the merged tensors."""
+    for layer in module._layers():
+        if type(layer).forward is not Linear.forward:  # something around it, or a kind of its own
+            return False
     for name in ("weight", "bias"):
         whole = module._buffers[f"merged_{name}"]
         place = 0 if whole is None else whole.data_ptr()
         for layer in module._layers() if whole is not None else ():
-            p = layer._parameters[name]
-            if p.data_ptr() != place:
+            p = layer._parameters.get(name)
+            if p is None or p.data_ptr() != place:
                 return False
             place += p.numel() * p.element_size()
     return True
@@ -289,6 +294,10 @@ class RowNorm(Converted):
 
     part = "norm"
     eps_name: ClassVar[str] = "eps"
+
+    def _operand(self, name: str) -> Tensor | None:
+        """A parameter; not a buffer of that name, which the module's own forward method was seen to pass over."""
+        return None if name in vars(self)["_buffers"] else super()._operand(name)
 
     def forward(self, hidden_states: Any) -> Any:
         """``x / sqrt(mean(x**2) + eps) * weight``, rounded once, in the dtype that torch promotes to."""

@@ -13,12 +13,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.optim import optimizer as optimizers
 
 from .. import given
 from ..errors import OptionError
 from .elementwise import subnormals_kept
 from .layers import Converted, Linear
-from .ops import Tensor
+from .ops import Tensor, refuse_ddp
 
 __all__ = ["collect_main_grad", "main_grads", "use_main_grad"]
 
@@ -39,7 +40,14 @@ def use_main_grad(module: Any) -> list[str]:
     Raises
     ------
     OptionError
-        There is no layer of isogemm's in the model.
+        There is no layer of isogemm's in the model, or it is inside of DistributedDataParallel, which averages
+        ``.grad`` and would not see the buffers; a model that is wrapped later raises in its forward pass.
+
+    Notes
+    -----
+    An optimizer's step with gradients that are in buffers alone would leave their parameters as they are, so it is an
+    OptionError, in every torch.optim.Optimizer of the process from the first call of this function on. One that reads
+    ``main_grad`` itself says so: ``optimizer.reads_main_grad = True``.
 
     Determinism
     -----------
@@ -47,6 +55,10 @@ def use_main_grad(module: Any) -> list[str]:
     in a forward pass. A layer that is called several times sums its calls in the order in which autograd reaches them.
     """
     found = []
+    for child in module.modules() if isinstance(module, torch.nn.Module) else ():
+        if isinstance(child, torch.nn.parallel.DistributedDataParallel):
+            refuse_ddp()
+    _watch_steps()
     for name, parameter, uses in _uses(module):
         for layer, key, first in uses:
             if first:
@@ -108,6 +120,31 @@ def collect_main_grad(module: Any, *, zero: bool = True) -> list[str]:
             for buffer in _buffers(parameter, uses):
                 buffer.zero_()
     return found
+
+
+def _watch_steps() -> None:
+    """Have every optimizer's step looked at: those that trainers make read ``.grad`` alone."""
+    if not _watching:
+        _watching.append(optimizers.register_optimizer_step_pre_hook(_check_step))
+
+
+_watching: list[Any] = []  # torch's handle of the hook, once there is one
+
+
+def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Raise where a step would pass over gradients that nobody has collected."""
+    if getattr(optimizer, "reads_main_grad", False):
+        return
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            buffer = getattr(p, "main_grad", None)
+            if buffer is not None and p.grad is None and p.requires_grad and bool(buffer.any()):
+                raise OptionError(
+                    f"step of {type(optimizer).__name__}", limit="gradients in .grad",
+                    value="a parameter whose gradient is in its float32 buffer alone, which use_main_grad gave it",
+                    nearest="isogemm.torch.collect_main_grad(model) before the step; with a trainer that has no place "
+                    "for it (transformers.Trainer), no use_main_grad",
+                )  # fmt: skip
 
 
 def _zeros(parameter: Tensor) -> Tensor:

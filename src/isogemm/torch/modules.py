@@ -18,10 +18,12 @@ from ..errors import DTypeError, OptionError
 from ..quant.formats import BlockFormat
 from . import activations as functions
 from . import layers_known, quantizing
-from .layers import Converted, Linear, Merging, checked
+from .huggingface import NAME
+from .layers import Converted, GatedMLP, Linear, Merging, checked
 from .layers_known import Known, Looks
 from .main_grad import collect_main_grad, main_grads, use_main_grad
 from .quantizing import Formats, prefixes
+from .watch import watch
 
 __all__ = ["PARTS", "Conversion", "Linear", "collect_main_grad", "convert", "main_grads", "use_main_grad"]
 
@@ -183,6 +185,7 @@ def convert(
         from .huggingface_known import switch
 
         switch(module)
+    watch(module, NAME)
     return _report(module, plan, quantized)
 
 
@@ -225,6 +228,8 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
             plan.refused[name] = why
         elif isinstance(child, Converted):
             plan.left[name] = ALREADY
+            if isinstance(child, GatedMLP):
+                inside |= _gates(name, child)
         elif known is None:
             if _has_weights(child):
                 plan.left[name] = f"{type(child).__name__} is not known here"
@@ -242,6 +247,18 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
             plan.rotates, plan.rotates_otherwise = True, plan.rotates_otherwise or name in plan.left
     _plan_attention(module, plan, attention, parts, looks)
     return plan
+
+
+def _gates(name: str, block: Any) -> set[int]:
+    """The activations in a converted block, whose work it does: SiLU, unless somebody has put in another since."""
+    found = [child for key, child in block._modules.items() if key in ("act_fn", "activation_fn", "act")]
+    for child in found:
+        if type(child).__name__ not in ("SiLU", "SiLUActivation"):
+            raise OptionError(
+                f"activation of {name}, which was converted", limit="SiLU, which the block computes itself",
+                value=type(child).__name__, nearest="the model with that activation, then convert(model)",
+            )  # fmt: skip
+    return {id(child) for child in found}
 
 
 def _check_patterns(module: Any, leave: Sequence[str]) -> None:
@@ -295,6 +312,9 @@ def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tupl
         why = f"attention has one mask for all layers, and {left[0]} is in leave"
     else:
         why = refusal(module, looks)
+    if not why and all("contract" in vars(x) and x.config._attn_implementation == NAME for x in found.values()):
+        plan.left |= {name: ALREADY for name in found if name not in plan.left}
+        return
     if not why:
         plan.attention = found
         return

@@ -19,6 +19,7 @@ from ..errors import DeviceError, OptionError
 
 __all__ = [
     "Reverse",
+    "check_no_ddp",
     "define_forward",
     "forward_alone",
     "grouped",
@@ -26,6 +27,7 @@ __all__ = [
     "is_plain",
     "linear",
     "product",
+    "refuse_ddp",
     "refuse_forward_mode",
     "refuse_meta",
     "resolved",
@@ -57,6 +59,34 @@ def refuse_forward_mode() -> NoReturn:
     raise OptionError(
         "forward-mode gradients", limit="reverse mode", value="a dual tensor",
         nearest="backward(), torch.func.vjp or jacrev; jacrev(jacrev(f)) for a Hessian",
+    )  # fmt: skip
+
+
+def check_no_ddp() -> None:
+    """Raise where a call with buffers for its gradients is part of DistributedDataParallel's forward pass.
+
+    That averages ``.grad`` over the ranks, so each would go its own way; and it waits for gradients that do not come.
+
+    Raises
+    ------
+    OptionError
+    """
+    if getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None:
+        refuse_ddp()
+
+
+def refuse_ddp() -> NoReturn:
+    """Raise of buffers for gradients inside of DistributedDataParallel.
+
+    Raises
+    ------
+    OptionError
+    """
+    raise OptionError(
+        "main_grad inside of DistributedDataParallel", limit="gradients in .grad, which it averages",
+        value="a model after use_main_grad",
+        nearest="the model without DistributedDataParallel: isogemm.torch.collect_main_grad(model), then "
+        "torch.distributed.all_reduce(p.grad) for p in model.parameters(); or no use_main_grad",
     )  # fmt: skip
 
 

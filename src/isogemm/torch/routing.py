@@ -32,7 +32,7 @@ from .products import contained, is_composite, operands, product_of, replaced
 from .recorded import BACKWARD, differentiated, mark, position
 from .row_routing import REDUCTIONS, is_whole, reduced
 from .stacks import aside, pushed, removed
-from .state import active, enabled
+from .state import active, enabled, run_uncompiled
 
 __all__ = ["active", "disable", "enable", "enabled", "invariant"]
 
@@ -161,15 +161,10 @@ def _mark_for_compilers() -> None:
 
     The wrapper is a third of what a scope costs an operator that is not routed. Where torch cannot mark code, it stays.
     """
-    try:
-        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-    except ImportError:
-        return
     raw = _Products.__torch_dispatch__
     while hasattr(raw, "__wrapped__"):
         raw = raw.__wrapped__
-    if raw.__code__.co_filename == __file__:
-        set_code_exec_strategy(raw.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    if raw.__code__.co_filename == __file__ and run_uncompiled(raw):
         _Products.__torch_dispatch__ = raw  # type: ignore[method-assign]
 
 

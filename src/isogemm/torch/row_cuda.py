@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..backends.cuda import rows
 from ..errors import DTypeError, ShapeError
+from ..interop import is_traced
 from .row_checks import check_eps, check_row, check_rows, check_same, check_table, dtype_of, integers
 
 __all__ = ["FORWARD", "add_rms_norm", "alike", "norm_rope_pair", "on_gpu", "quick", "rope_pair"]
@@ -27,7 +28,7 @@ def quick(kind: str, x: Any, y: Any, options: tuple[Any, ...]) -> Any:
     """The result of a call of two operands like one before, where nothing is recorded; else None."""
     if is_compiling() or is_grad_enabled() or not isinstance(x, Tensor) or not x.is_cuda:
         return None
-    if _transforms() or _forward_ad._current_level >= 0:  # these are refused where it is said
+    if _transforms() or _forward_ad._current_level >= 0 or is_traced():  # which ask for words, or for an operator
         return None
     return rows.known_two(kind, x, y, options)
 

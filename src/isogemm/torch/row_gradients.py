@@ -8,8 +8,9 @@ correctly rounded and know no order; roots are NumPy's. Sums over rows are ``fma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,10 @@ from torch import Tensor
 
 from ..api import matmul
 from ..errors import OptionError, ShapeError
-from ..interop import memory
+from ..interop import is_traced, memory
 from . import row_gradients_cuda, row_ops
 from .elementwise import subnormals_kept
-from .ops import Reverse, refuse_forward_mode
+from .ops import Reverse, check_no_ddp, refuse_forward_mode
 from .row_calls import FORWARD
 from .row_cuda import FORWARD as CUDA
 
@@ -29,6 +30,7 @@ __all__ = ["along", "records"]
 
 is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _transforms, _forward_ad = torch._C._are_functorch_transforms_active, torch.autograd.forward_ad
+_trace, _depth = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
 
 Grads = tuple[Tensor | None, ...]
 
@@ -36,25 +38,42 @@ Grads = tuple[Tensor | None, ...]
 def along(kind: str, *tensors: Tensor | None, **options: Any) -> Tensor:
     """An operation of `row_calls.FORWARD`, recorded for its gradients where torch records them.
 
-    While torch.compile traces, it is an operator that torch does not look into. That one has no gradient, and says so.
+    While torch.compile or a trace looks on, it is an operator that they do not look into, and so is its gradient.
     """
     if is_compiling():
-        if not is_grad_enabled():
-            return row_ops.OPERATORS[kind](*tensors, *options.values())
-        flag = options.get("keepdim", options.get("interleaved", False))
-        return along_rows(kind, list(tensors), options.get("eps", 0.0), flag, options.get("out_dtype"))
+        return _as_operator(kind, tensors, options)
     if _transforms() or _forward_ad._current_level >= 0:
         _refuse(kind, tensors)
+    if _trace() is not None or (_depth() and is_traced()):
+        return _as_operator(kind, tensors, options)
     if is_grad_enabled():
         for t in tensors:
             if isinstance(t, Tensor) and t.requires_grad:
-                buffers = tuple(getattr(t, "main_grad", None) for t in tensors)
+                buffers = _buffers(tensors)
                 return _Along.apply(kind, options, buffers, *tensors)
     try:
         there = tensors[0].is_cuda  # type: ignore[union-attr]
     except AttributeError:
         there = False
     return CUDA[kind](*tensors, **options) if there else FORWARD[kind](*tensors, **options)
+
+
+def _as_operator(kind: str, tensors: Grads, options: dict[str, Any]) -> Tensor:
+    """`along` where a compiler or a trace looks on."""
+    if not (is_grad_enabled() if is_compiling() else _recorded(*tensors)):
+        return row_ops.OPERATORS[kind](*tensors, *options.values())
+    three = (*tensors, None, None)[:3]
+    flag = options.get("keepdim", options.get("interleaved", False))
+    buffers = _buffers(three)
+    return along_rows(kind, *three, *buffers, options.get("eps", 0.0), flag, options.get("out_dtype"))
+
+
+def _buffers(tensors: Grads) -> Grads:
+    """Of each operand the float32 buffer that takes its gradient, or None."""
+    found = tuple([getattr(t, "main_grad", None) for t in tensors])
+    if any(buffer is not None for buffer in found):
+        check_no_ddp()
+    return found
 
 
 def _refuse(kind: str, tensors: Grads) -> None:
@@ -77,7 +96,7 @@ def _refuse(kind: str, tensors: Grads) -> None:
 
 def records(*tensors: Any) -> bool:
     """Whether operations have to be seen one by one: for gradients, by a transform, or while torch.compile traces."""
-    if is_compiling() or _transforms() or _forward_ad._current_level >= 0:
+    if is_compiling() or is_traced() or _transforms() or _forward_ad._current_level >= 0:
         return True
     return _recorded(*tensors)
 
@@ -86,14 +105,25 @@ def _recorded(*tensors: Any) -> bool:
     return is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 
-_SCHEMA = "(str kind, Tensor?[] tensors, float eps, bool flag, ScalarType? out_dtype) -> Tensor"
+_OPERANDS = "Tensor first, Tensor? second, Tensor? third"
+_BUFFERS = "Tensor? buffer, Tensor? second_buffer, Tensor? third_buffer"
+_WRITTEN = "Tensor(a!)? buffer, Tensor(b!)? second_buffer, Tensor(c!)? third_buffer"
+_OPTIONS = "float eps, bool flag, ScalarType? out_dtype"
+_SCHEMA = f"(str kind, {_OPERANDS}, {_BUFFERS}, {_OPTIONS}) -> Tensor"
+# Three results: an operator that writes into its arguments may not return a list.
+_BACKWARD_SCHEMA = (
+    f"(str kind, Tensor dy, {_OPERANDS}, bool[] needs, {_WRITTEN}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
+)
+# Operands of an operation; two of the others.
+_COUNTS = {"layer_norm": 3, "rope": 3} | dict.fromkeys(
+    ("softmax", "log_softmax", "silu", "sigmoid", "exp", "sum", "mean"), 1
+)
 
 
-@torch.library.custom_op("isogemm::along_rows", mutates_args=(), schema=_SCHEMA)  # type: ignore[untyped-decorator]
-def along_rows(kind: str, tensors: list[Tensor | None], eps: float, flag: bool, out_dtype: Any) -> Tensor:
-    """Any of `row_calls.FORWARD` as an operator; `flag` is keepdim of a sum, interleaved of a rotation."""
+def _options(kind: str, eps: float, flag: bool, out_dtype: Any) -> dict[str, Any]:
+    """What an operation is called with, of the options that an operator has for all of them."""
     if kind == "embedding":
-        return FORWARD[kind](*tensors)
+        return {}
     options: dict[str, Any] = {"out_dtype": out_dtype}
     if kind.endswith("norm"):
         options["eps"] = eps
@@ -101,39 +131,96 @@ def along_rows(kind: str, tensors: list[Tensor | None], eps: float, flag: bool, 
         options["keepdim"] = flag
     elif kind == "rope":
         options["interleaved"] = flag
-    return FORWARD[kind](*tensors, **options)
+    return options
+
+
+@torch.library.custom_op("isogemm::along_rows", mutates_args=(), schema=_SCHEMA)  # type: ignore[untyped-decorator]
+def along_rows(kind: str, *given: Any) -> Tensor:
+    """Any of `row_calls.FORWARD` as an operator; `flag` is keepdim of a sum, interleaved of a rotation."""
+    return FORWARD[kind](*given[: _COUNTS.get(kind, 2)], **_options(kind, *given[6:]))
 
 
 @along_rows.register_fake  # type: ignore[untyped-decorator]
-def _(kind: str, tensors: list[Tensor], eps: float, flag: bool, out_dtype: Any) -> Tensor:
-    x = tensors[0]
-    shape = (*tensors[1].shape, x.shape[1]) if kind == "embedding" else tuple(x.shape)
+def _(kind: str, x: Tensor, second: Any, third: Any, *rest: Any) -> Tensor:
+    flag, out_dtype = rest[-2:]
+    shape = (*second.shape, x.shape[1]) if kind == "embedding" else tuple(x.shape)
     if kind in ("sum", "mean"):
         shape = (*shape[:-1], 1) if flag else shape[:-1]
-    return x.new_empty(shape, dtype=out_dtype or tensors[kind == "add"].dtype)
+    return x.new_empty(shape, dtype=out_dtype or (second if kind == "add" else x).dtype)
+
+
+@torch.library.custom_op(  # type: ignore[untyped-decorator]
+    "isogemm::along_rows_backward", mutates_args=("buffer", "second_buffer", "third_buffer"), schema=_BACKWARD_SCHEMA
+)
+def along_rows_backward(kind: str, dy: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the operands of `along_rows`, empty where there is none; a buffer takes what is its."""
+    tensors, needs, buffers, count = given[:3], given[3], given[4:7], _COUNTS.get(kind, 2)
+    about = SimpleNamespace(
+        kind=kind, options=_options(kind, *given[7:]), buffers=buffers, needs_input_grad=(False, False, False, *needs)
+    )
+    found = (*_gradients(about, dy, *tensors[:count]), None, None)
+    first, second, third = (
+        grad.clone(memory_format=torch.contiguous_format) if need and grad is not None else dy.new_empty(0)
+        for grad, need in zip(found, needs, strict=False)
+    )
+    return first, second, third
+
+
+@along_rows_backward.register_fake  # type: ignore[untyped-decorator]
+def _(kind: str, dy: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    first, second, third = (
+        t.new_empty(t.shape) if need and buffer is None else dy.new_empty(0)
+        for t, need, buffer in zip(given[:3], given[3], given[4:7], strict=True)
+    )
+    return first, second, third
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.kind, tensors, ctx.buffers, ctx.rest = inputs[0], inputs[1:4], inputs[4:7], inputs[7:]
+    _check_constants(ctx.kind, ctx.needs_input_grad[1:4])
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    needs = list(ctx.needs_input_grad[1:4])
+    buffers = [buffer if need else None for buffer, need in zip(ctx.buffers, needs, strict=True)]
+    found = along_rows_backward(ctx.kind, dy, *ctx.saved_tensors, needs, *buffers, *ctx.rest)
+    places = zip(found, needs, buffers, strict=True)
+    return None, *[grad if need and buffer is None else None for grad, need, buffer in places], *[None] * 6
+
+
+along_rows.register_autograd(_differentiate, setup_context=_remember)
+
+
+def _check_constants(kind: str, needs: Sequence[bool]) -> None:
+    if kind == "rope" and any(needs[1:]):
+        raise OptionError("cos and sin", limit="constants", value="requires_grad=True", nearest="cos.detach()")
 
 
 class _Along(Reverse):
     @staticmethod
     def forward(ctx: Any, kind: str, options: dict[str, Any], buffers: Grads, *tensors: Tensor | None) -> Tensor:
         ctx.kind, ctx.options, ctx.buffers = kind, options, buffers
-        if kind == "rope" and any(ctx.needs_input_grad[4:]):
-            raise OptionError("cos and sin", limit="constants", value="requires_grad=True", nearest="cos.detach()")
+        _check_constants(kind, ctx.needs_input_grad[3:])
         ctx.save_for_backward(*tensors)
         return FORWARD[kind](*tensors, **options)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        with torch.no_grad():
-            if dy.is_cuda and ctx.kind in row_gradients_cuda.BACKWARD:
-                grads = row_gradients_cuda.BACKWARD[ctx.kind](ctx, _buffer, dy, *ctx.saved_tensors)
-            else:
-                with nullcontext() if dy.is_cuda else subnormals_kept():
-                    grads = _BACKWARD[ctx.kind](ctx, dy.float(), *ctx.saved_tensors)
+        grads = _gradients(ctx, dy, *ctx.saved_tensors)
         if is_grad_enabled():  # create_graph=True
             found = iter(_Once.apply(ctx.kind, len(grads), *grads, dy, *ctx.saved_tensors))
             grads = tuple([None if grad is None else next(found) for grad in grads])
         return (None, None, None, *grads)
+
+
+def _gradients(ctx: Any, dy: Tensor, *tensors: Tensor | None) -> Grads:
+    """Of each operand, from what autograd or the operator says of the call; none where a buffer takes it."""
+    with torch.no_grad():
+        if dy.is_cuda and ctx.kind in row_gradients_cuda.BACKWARD:
+            return row_gradients_cuda.BACKWARD[ctx.kind](ctx, _buffer, dy, *tensors)
+        with nullcontext() if dy.is_cuda else subnormals_kept():
+            return _BACKWARD[ctx.kind](ctx, dy.float(), *tensors)
 
 
 class _Once(Reverse):

@@ -3,7 +3,7 @@
 One operator for each operation, with a kernel for each device and nothing between: compiled code calls them one by one,
 so that what stands before a kernel is the time of a small step. Those that have one kernel for several operations
 (`rope_pair`, `norm_rope_pair`, `add_rms_norm`) are one operator too. While torch records gradients, `row_gradients`
-uses another operator, which refuses to have one.
+uses another operator, which has one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether products of this thread are routed: what scopes and the process-wide switch leave to be asked."""
+"""Whether products of this thread are routed, which scopes and the process-wide switch leave to be asked; compilers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils import _python_dispatch as dispatch
 
 from ..contract.spec import Contract
 
-__all__ = ["Process", "active", "enabled"]
+__all__ = ["Process", "active", "enabled", "run_uncompiled"]
 
 
 class Process:
@@ -32,3 +32,13 @@ def active() -> bool:
 def enabled() -> bool:
     """Whether `enable` is in force."""
     return Process.library is not None
+
+
+def run_uncompiled(function: Any) -> bool:
+    """Mark a function's code: called by itself it is run as it is, and not compiled. False where torch cannot."""
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    except ImportError:
+        return False
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return True

@@ -102,12 +102,15 @@ def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
 _grad_enabled: Any = None
 _empty_strided: Any = None
 _raw_stream: Any = None
+_trace: Any = None  # what is under a trace takes the long way, which refuses it
+_depth: Any = None
 
 
 def learn(torch: Any) -> None:
     """Take what the short path needs of torch, which somebody has imported."""
-    global _grad_enabled, _empty_strided, _raw_stream
+    global _grad_enabled, _empty_strided, _raw_stream, _trace, _depth
     _grad_enabled, _empty_strided = torch.is_grad_enabled, torch.empty_strided
+    _trace, _depth = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
     _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a build without CUDA has none
     KINDS.update({torch.Tensor: None, torch.nn.Parameter: None})
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...interop import is_traced
 from . import front
 from .pointers import PointerArray
 from .product import Addresses, Product
@@ -83,7 +84,7 @@ def call(form: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
 def _look(groups: tuple[Any, ...], bias: Any) -> tuple[tuple[Any, ...], list[Sequence[int]], int] | None:
     """(key, addresses of each group, of the bias), or None where no key can stand for these operands."""
     graded, kinds = front._grad_enabled, front.KINDS
-    if not kinds:
+    if not kinds or is_traced():
         return None
     graded = graded()
     key: list[Any] = []

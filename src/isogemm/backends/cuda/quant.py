@@ -15,6 +15,7 @@ import numpy as np
 
 from ...errors import DeviceError, LimitError, OptionError
 from ...ghost import HOST, Device
+from ...interop import is_traced
 from . import front
 from .quant_layout import FORMATS, ROWS, Packed, layout
 
@@ -214,7 +215,7 @@ class DeviceCopy:
 
     def known(self, x: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
         """The product of a call like one before; None where there was none, and where the long way has to look."""
-        if out is not None or type(x) not in front.KINDS:
+        if out is not None or type(x) not in front.KINDS or is_traced():
             return None
         try:
             at = x.data_ptr()

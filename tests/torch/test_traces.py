@@ -1,0 +1,111 @@
+"""torch.jit.trace and make_fx: what computes behind torch's back is an operator there or refused, never a constant."""
+
+from __future__ import annotations
+
+import pytest
+
+import isogemm
+from isogemm.errors import OptionError
+
+torch = pytest.importorskip("torch")
+
+import isogemm.torch as iso  # noqa: E402
+from isogemm.torch import reductions  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore::torch.jit.TracerWarning")  # torch's own
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+W, LONG = randn(5, 32, seed=1), randn(33, 32, seed=2)
+Q8 = isogemm.quantize(randn(8, 32, seed=3).numpy(), "Q8_0")
+MODEL = torch.nn.Sequential(
+    torch.nn.Linear(32, 32), torch.nn.LayerNorm(32), torch.nn.SiLU(), torch.nn.GELU(), torch.nn.RMSNorm(32)
+)
+iso.convert(MODEL)
+
+REFUSED = {
+    "linear": lambda x: isogemm.linear(x, W),
+    "matmul": lambda x: isogemm.matmul(x, W.T),
+    "bfloat16": lambda x: isogemm.matmul(x.bfloat16(), W.T.bfloat16()),
+    "stack": lambda x: isogemm.matmul(x[None], W.T[None]),
+    "gemm": lambda x: isogemm.gemm(W, x, trans_b="T"),
+    "gemm_batched": lambda x: isogemm.gemm_batched([x], [W.T])[0],
+    "gemm_grouped": lambda x: isogemm.gemm_grouped([x], [W.T])[0],
+    "gemm_strided_batched": lambda x: isogemm.gemm_strided_batched(x[None], W.T[None]),
+    "pack": lambda x: isogemm.linear(W, isogemm.pack(x)),
+    "quantize": lambda x: isogemm.linear(W, isogemm.quantize(x, "Q8_0")),
+    "quantized": lambda x: isogemm.linear(x, Q8),
+}
+OPERATORS = {
+    "linear": lambda x: iso.linear(x, W),
+    "grouped": lambda x: iso.grouped([x], [W.T])[0],
+    "quantized": lambda x: iso.linear(x, Q8),
+    "attention": lambda x: iso.attention(x[None, None], x[None, None], x[None, None]),
+    "rms_norm": lambda x: reductions.rms_norm(x, W[0]),
+    "add_rms_norm": lambda x: torch.cat(reductions.add_rms_norm(x, x + 1)),
+    "softmax": lambda x: reductions.softmax(x),
+    "sum": lambda x: reductions.sum(x),
+    "silu_mul": lambda x: reductions.silu_mul(x, x + 1),
+    "embedding": lambda x: reductions.embedding(torch.tensor([2, 0]), x),
+    "rope_pair": lambda x: torch.cat(reductions.rope_pair(x[:3], x[:3], W[:3, :16], W[:3, 16:])),
+    "model": MODEL,
+}
+
+
+def jit(call, x):
+    return torch.jit.trace(call, x, check_trace=False)
+
+
+def fx(call, x):
+    return torch.fx.experimental.proxy_tensor.make_fx(call)(x)
+
+
+@pytest.mark.parametrize("trace", [jit, fx])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_a_constant_is_refused(trace, name):
+    call, x = REFUSED[name], LONG[:3]
+    want = call(x)  # from now on the short paths are asked
+    with torch.no_grad(), pytest.raises(OptionError, match=r"torch\.jit\.trace or make_fx.*isogemm\.torch"):
+        trace(call, x)
+    assert torch.equal(call(x), want)
+
+
+@pytest.mark.parametrize("trace", [jit, fx])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_is_an_operator_is_computed_anew(trace, name):
+    call, x = OPERATORS[name], LONG[:3]
+    with torch.no_grad():
+        traced = trace(call, x)
+        for other in (x, LONG[:3] * 2 - 1, *([LONG] if name == "model" and trace is jit else [])):
+            assert torch.equal(traced(other), call(other))
+        assert not torch.equal(traced(x), traced(LONG[:3] * 2 - 1))
+
+
+def test_gradients_of_a_trace():
+    traced, found = jit(MODEL, LONG[:3]), []
+    for call in (MODEL, traced):
+        y = call(LONG)
+        found.append([y, *torch.autograd.grad(y.square().sum(), list(MODEL.parameters()))])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+def test_masks_in_a_trace_of_torchscript_are_refused():
+    pytest.importorskip("transformers")
+    from tests.torch.test_huggingface import build, tokens
+
+    model = build().requires_grad_(False)
+    iso.convert(model)
+    with torch.no_grad(), pytest.raises(OptionError, match=r"torch\.jit\.trace.*torch\.export"):
+        jit(lambda ids: model(ids, use_cache=False).logits, tokens(2, 5))
+
+
+def test_a_scope_inside_of_a_trace_leaves_torchs_operators_there():
+    def call(x):
+        with iso.invariant():
+            return torch.softmax(x @ W.T, -1)
+
+    traced = jit(call, LONG)
+    torch.testing.assert_close(traced(LONG * 2 - 1), torch.softmax((LONG * 2 - 1) @ W.T, -1))

@@ -181,7 +181,9 @@ def check_tensor(name: str, x: Any) -> None:
             value=str(x.dtype),
             nearest="torch.float32",
         )
-    check_untraced(name)
+    watched = torch._C  # most calls look no further
+    if watched._get_tracing_state() is not None or watched._len_torch_dispatch_stack():
+        check_untraced(name)
 
 
 def _from_tensor(name: str, x: Any) -> Array:

@@ -96,8 +96,10 @@ def test_logits_do_not_depend_on_the_batch(kind, dtype):
     blocks = {name.rpartition(".")[0] for name, child in model.named_modules() if "num_experts" in vars(child)}
     names = {name for name, child in model.named_modules() for block in blocks if name.startswith(f"{block}.")}
     assert {name for name in names if dict(model.named_modules())[name]._parameters} <= set(report.converted)
-    assert all("self_attn" in name or "rotary" in name for name in report.left), report
-    assert bool(report.left) == (kind == "GptOss")
+    # Phi-MoE's rotary embedding depends on how long a sequence is.
+    expected = {"GptOss": ("self_attn", "rotary"), "Phimoe": ("model.rotary_emb",)}.get(kind, ())
+    assert bool(report.left) == bool(expected), report
+    assert all(any(part in name for part in expected) for name in report.left), report
     found = holds(model, chunks)
     if dtype is torch.float32:
         torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)

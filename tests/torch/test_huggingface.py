@@ -67,7 +67,16 @@ def test_logits_are_close_to_torch_s(family, dtype):
     assert report.left == {}
     sizes = {part: len(names) for part, names in report.parts.items()}
     norms = 9 if family == "Qwen3" else 5
-    counts = {"linear": 15, "norm": norms, "embedding": 1, "mlp": 2, "activation": 0, "attention": 2, "rope": 3}
+    counts = {
+        "linear": 15,
+        "norm": norms,
+        "embedding": 1,
+        "mlp": 2,
+        "activation": 0,
+        "attention": 2,
+        "rope": 3,
+        "experts": 0,
+    }
     assert sizes == counts
     ids = tokens(3, 20)
     with torch.no_grad():

@@ -8,8 +8,6 @@ converted ones, without weights of its own inside (a checkpoint's, a compiled on
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +21,6 @@ __all__ = ["watch"]
 
 _NAME = "isogemm_watch"  # in the root's own attributes, so that copies and pickles have one of their own
 _SHOWN = 4  # modules that an error names
-
-_numbers = itertools.count()
-_watches: weakref.WeakValueDictionary[int, Watch] = weakref.WeakValueDictionary()
 
 
 def watch(root: Any, attention: str) -> None:
@@ -46,7 +41,6 @@ class Watch:
     def __init__(self, root: Any, attention: str) -> None:
         self.root, self.attention = root, attention
         self._keep()
-        self._enter()
 
     def _keep(self) -> None:
         modules = list(self.root.modules())
@@ -56,17 +50,6 @@ class Watch:
 
     def _attention(self, module: Any) -> Any:
         return getattr(module.config, "_attn_implementation", None)
-
-    def _enter(self) -> None:
-        """Compiled code asks by number: torch traces no module's identity."""
-        torch.compiler.assume_constant_result(_holds_now)
-        self.number = next(_numbers)
-        _watches[self.number] = self
-
-    def __setstate__(self, state: Any) -> None:
-        """Copied or loaded."""
-        vars(self).update(state)
-        self._enter()
 
     def check(self) -> None:
         """Raise unless the model is as it was, or has only more around what is converted.
@@ -120,7 +103,7 @@ def _look(module: Any, inputs: Any) -> None:
     if known is None:
         return
     if torch.compiler.is_compiling():
-        _holds_now(known.number)
+        torch._dynamo.comptime.comptime(_compiled)  # compiled again where modules were changed; here without a guard
     else:
         known.check()
 
@@ -128,7 +111,7 @@ def _look(module: Any, inputs: Any) -> None:
 run_uncompiled(_look)  # else torch compiles it on its own, and code that was compiled asks no more
 
 
-def _holds_now(number: int) -> bool:
-    """`Watch.check` of the one with that number."""
-    _watches[number].check()
-    return True
+def _compiled(context: Any) -> None:
+    """`Watch.check` while `_look` is compiled, of the module that it has."""
+    module = context.get_local("module")._i_will_not_complain_if_bc_breaks_VariableTracker().value
+    vars(module)[_NAME].check()

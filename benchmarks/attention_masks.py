@@ -5,11 +5,10 @@ Run it on two versions in turns to compare them: each file says which one it is.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from isogemm.lab import Candidate, environment, interleave, write_json
 from isogemm.lab.gpu_clock import GraphClock
@@ -20,7 +19,7 @@ DECODE = [(1, 1024), (8, 1024), (8, 8192), (64, 1024)]  # batch, keys
 WINDOW = 4
 
 
-def main(out: Path, blocks: Annotated[int, typer.Option(min=5)] = 9) -> None:
+def main(out: Path, blocks: int = 9) -> None:
     """Time isogemm's attention, and torch's, with a causal rule, a mask of padding, and a mask of a sliding window."""
     import torch
 
@@ -83,4 +82,6 @@ def shown(torch: Any, b: int, tq: int, tk: int, window: int = 0) -> Any:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("out", type=Path)
+    main(parser.parse_args().out)

@@ -82,7 +82,7 @@ def draw(shape: Sequence[int], dtype: str, seed: int, special: bool = False) -> 
         odd = torch.tensor([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40, -6e-8, 3e4], device="cuda")
         hit = torch.rand(x.shape, generator=generator, device="cuda") < 0.4 / max(1, x.shape[-1])
         if x.ndim > 1:
-            hit[..., 0, :] = False
+            hit[..., :1, :] = False
         pick = torch.randint(0, len(odd), x.shape, generator=generator, device="cuda")
         x = torch.where(hit, odd[pick], x)
     return x.to(DTYPES[dtype])

@@ -93,15 +93,15 @@ def forward(
         start, stop, apart = _found(mask)
     first = [0] * b if start is None else [int(x) for x in start]
     last = [tk] * b if stop is None else [int(x) for x in stop]
-    for i, heads, tokens, begin, end in apart:
+    for some, heads, tokens, begin, end in apart:
         kv = slice(heads.start // (hq // hkv), -(-heads.stop // (hq // hkv)))
-        shown = None if mask is None else mask[i : i + 1, heads][:, :, tokens]
-        part = forward(
-            q[i : i + 1, heads][:, :, tokens], k[i : i + 1, kv, begin:end], v[i : i + 1, kv, begin:end], c=c,
-            mask=None if shown is None else shown[..., begin:end], arithmetic=arithmetic, out_dtype=y.dtype,
+        shown = None if mask is None else mask[some, heads][:, :, tokens, begin:end]
+        found = forward(
+            q[some, heads][:, :, tokens], k[some, kv, begin:end], v[some, kv, begin:end], c=c, mask=shown,
+            arithmetic=arithmetic, out_dtype=y.dtype,
         )  # fmt: skip
-        for whole, some in zip((y, m, total), part, strict=True):
-            whole[i, heads][:, tokens] = some[0]
+        for whole, part in zip((y, m, total), found, strict=True):
+            whole[some, heads][:, :, tokens] = part
     ks, vs = _heads(k), _heads(v)
     if ks is not None and vs is not None and len(set(first)) == len(set(last)) == 1:
         _entries(call, 0, b, ks[:, first[0] : last[0]], vs[:, first[0] : last[0]], first[0])
@@ -112,9 +112,9 @@ def forward(
 
 
 class _Sharing(NamedTuple):
-    """Queries of a batch entry whose leaves end at the same keys, and the range of keys that they see together."""
+    """Queries of batch entries whose leaves end at the same keys, and the range of keys that they see together."""
 
-    entry: int
+    entries: slice
     heads: slice
     tokens: NDArray[np.int64]
     start: int
@@ -127,22 +127,21 @@ def _found(mask: Array) -> tuple[NDArray[np.int64], NDArray[np.int64], list[_Sha
     each = tuple(slice(None) if step else slice(1) for step in mask.strides[:3])
     start, stop = ranges(mask[each])  # once for what is broadcast
     b, heads, tokens = mask.shape[:3]
-    start, stop = (np.broadcast_to(x, (b, *x.shape[1:])) for x in (start, stop))
     first, last, apart = np.zeros(b, np.int64), np.zeros(b, np.int64), []
-    for i in range(b):
-        seen = start[i] < stop[i]
+    for i in range(len(start)):
+        some, seen = slice(i, i + 1) if len(start) == b else slice(0, b), start[i] < stop[i]
         if not seen.any():
             continue
         if np.ptp(start[i][seen] % LEAF) == 0:
-            first[i], last[i] = start[i][seen].min(), stop[i][seen].max()
+            first[some], last[some] = start[i][seen].min(), stop[i][seen].max()
             continue
         each_head = len(start[i]) > 1
-        for h, rows in enumerate(start[i]):
-            begin, end = (np.broadcast_to(x, tokens) for x in (rows, stop[i, h]))
+        for h in range(len(start[i])):
+            begin, end = (np.broadcast_to(x[i, h], tokens) for x in (start, stop))
             for place in np.unique(begin[begin < end] % LEAF):
-                some = np.flatnonzero((begin % LEAF == place) & (begin < end))
+                rows = np.flatnonzero((begin % LEAF == place) & (begin < end))
                 of = slice(h, h + 1) if each_head else slice(0, heads)
-                apart.append(_Sharing(i, of, some, int(begin[some].min()), int(end[some].max())))
+                apart.append(_Sharing(some, of, rows, int(begin[rows].min()), int(end[rows].max())))
     return first, last, apart
 
 

@@ -90,12 +90,19 @@ def test_plans_use_it() -> None:
 def test_environment_of_a_process() -> None:
     """A whole process with one thread starts no worker."""
     text = """
-import threading
+import sys, threading, time
 import numpy as np, isogemm
 isogemm.matmul(np.ones((64, 256), np.float32), np.ones((256, 256), np.float32))
-print(isogemm.get_num_threads(), sum(t.name.startswith("isogemm-") for t in threading.enumerate()))
+until = time.monotonic() + 30  # a product does not wait for a thread that has not begun
+while (found := sum(t.name.startswith("isogemm-") for t in threading.enumerate())) < int(sys.argv[1]):
+    if time.monotonic() > until:
+        break
+    time.sleep(0.01)
+print(isogemm.get_num_threads(), found)
 """
     for count, workers in ((1, 0), (3, 2)):
         env = os.environ | {NAME: str(count)}
-        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, env=env)
+        done = subprocess.run(
+            [sys.executable, "-c", text, str(workers)], capture_output=True, text=True, timeout=120, env=env
+        )
         assert done.stdout.split() == [str(count), str(workers)], done.stderr

@@ -253,6 +253,19 @@ def test_a_query_knows_nothing_of_masks_of_others(b, groups, heads, tq, tk, kind
         same(cropped[0, 0], together[i, h, t : t + 1])
 
 
+def test_a_hidden_key_of_a_huge_score_does_not_show_through():
+    """float16's least number is no infinity: beside others that see the key, a score may be larger than it."""
+    q, k, v = (torch.ones(1, 1, t, 4).half() for t in (2, 130, 130))
+    q, k = q * 1000, k * torch.where(torch.arange(130) == 0, 1000.0, -1000.0).half().view(130, 1)
+    v = v * torch.arange(130).half().view(130, 1)
+    mask = torch.zeros(2, 130).half()
+    mask[1, 0] = torch.finfo(torch.float16).min  # the second query begins at key 1, or at 128 with the first's place
+    mask[1, 1:128] = torch.finfo(torch.float16).min
+    together = sdpa(q, k, v, mask)
+    same(together[:, :, 1:], sdpa(q[:, :, 1:], k, v, mask[1:]))
+    assert together[0, 0, 1, 0] == 128.5
+
+
 def test_gradients_behind_masks_are_those_of_float64():
     q, k, v = operands(2, 2, 2, 9, 300, 16, torch.float32)
     mask = drawn_mask("bool", 2, 2, 9, 300, 1, torch.float32)

@@ -96,6 +96,9 @@ def _checked(
         offset = tk - tq
     if out_dtype is not None and out_dtype not in _FLOATS:
         raise DTypeError("out_dtype", limit="float32, bfloat16 or float16", value=out_dtype, nearest="torch.float32")
+    if ranged and isinstance(mask, torch.Tensor) and mask.dtype is torch.float16:
+        # Its least number only weighs a key down, so that others of the batch entry could still show through.
+        mask = mask.masked_fill(mask <= torch.finfo(torch.float16).min, -math.inf)
     bounds = _bound("start", start, q), _bound("stop", stop, q)
     shown = _expanded(mask, (b, hq, tq, tk), q)
     return attend(q, k, v, shown, offset, *bounds, ranged, scale, _text(contract), out_dtype)

@@ -24,7 +24,11 @@ SIZES = {
 def causal(name: str, dtype: torch.dtype, device: str = "cpu", **changes: Any) -> Any:
     """``qwen3`` or ``llama``; weights large enough that tokens differ and nothing saturates."""
     kinds = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}
-    config = kinds[name](**{**SIZES, **changes})
+    return filled(kinds[name](**{**SIZES, **changes}), dtype, device)
+
+
+def filled(config, dtype, device="cpu"):
+    """The causal language model of a configuration, with the same random weights every time."""
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.models.small import same  # noqa: E402
+from tests.models.small import filled, same  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.errors import DTypeError  # noqa: E402
@@ -45,13 +45,7 @@ KINDS["DeepseekV3"] |= {"first_k_dense_replace": 1, "num_key_value_heads": 4}
 @functools.cache
 def _built(kind, dtype):
     config = getattr(transformers, f"{kind}Config")(**{**SIZES, "intermediate_size": 48, **KINDS[kind]})
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-        with torch.no_grad():
-            for p in model.parameters():
-                p.copy_(torch.randn(p.shape) * 0.1 if p.dim() > 1 else 1 + 0.1 * torch.randn(p.shape))
-    return model.eval()
+    return filled(config, dtype)
 
 
 def build(kind, dtype=torch.float32):

@@ -11,10 +11,10 @@ import typer
 
 from isogemm.lab import read_json
 
-from .gpu_readme import gpu_section
-from .model_readme import model_section
-from .quant_gpu_readme import quant_gpu_section
-from .quant_readme import quant_section
+from .gpu.readme import gpu_section
+from .model.readme import model_section
+from .quant.readme import quant_section
+from .quant_gpu.readme import quant_gpu_section
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin (generated) -->\n", "<!-- benchmarks: end -->"

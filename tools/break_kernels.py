@@ -42,33 +42,33 @@ class Break:
 
 BREAKS = (
     Break(
-        "steps of the unrolled group in descending order", "tile", "backends/cpu/micro.py",
+        "steps of the unrolled group in descending order", "tile", "backends/cpu/gemm/micro.py",
         "for u in range(UNROLL):", "for u in reversed(range(UNROLL)):",
     ),
     Break(
-        "each K panel from zero, then added", "panels", "backends/cpu/loops.py",
+        "each K panel from zero, then added", "panels", "backends/cpu/gemm/loops.py",
         "load_c = 1 if (not first_panel or d[f.START] != 0) else 0", "load_c = 1 if d[f.START] != 0 else 0",
     ),
     Break(
-        "columns of a tile of weights in descending order", "gemv", "backends/cpu/gemv.py",
+        "columns of a tile of weights in descending order", "gemv", "backends/cpu/gemm/gemv.py",
         "for j, column in enumerate(tile_columns):\n            single(",
         "for j, column in reversed(list(enumerate(tile_columns))):\n            single(",
     ),
     Break(
-        "columns of a tile in descending order, rows in turns", "turns", "backends/cpu/gemv.py",
+        "columns of a tile in descending order, rows in turns", "turns", "backends/cpu/gemm/gemv.py",
         "for j, column in enumerate(tile_columns):\n            values",
         "for j, column in reversed(list(enumerate(tile_columns))):\n            values",
     ),
     Break(
-        "rows of B that stream by in descending order", "stream", "backends/cpu/stream.py",
+        "rows of B that stream by in descending order", "stream", "backends/cpu/gemm/stream.py",
         "for u in range(depth):\n            column", "for u in reversed(range(depth)):\n            column",
     ),
     Break(
-        "leaves in descending order", "leaves", "backends/cpu/orders.py",
+        "leaves in descending order", "leaves", "backends/cpu/gemm/leaves.py",
         "for start, end in leaves:", "for start, end in reversed(leaves):",
     ),
     Break(
-        "a tree of leaves from far apart", "tree", "backends/cpu/orders.py",
+        "a tree of leaves from far apart", "tree", "backends/cpu/gemm/leaves.py",
         "parts = [parts[i] + parts[i + 1] for i in range(0, len(parts), 2)]",
         "parts = [parts[i] + parts[i + len(parts) // 2] for i in range(len(parts) // 2)]",
     ),
@@ -94,9 +94,9 @@ def check() -> dict[str, int]:
     """Outputs that differ from the executable definition, by the order of K that a check looks at."""
     import numpy as np
 
-    from isogemm.backends.cpu import execute
+    from isogemm.backends.cpu.gemm import execute
+    from isogemm.backends.cpu.gemm.schedule import Schedule
     from isogemm.contract import Contract, compare, reference
-    from isogemm.planner.schedule import Schedule
 
     rng = np.random.default_rng(0)
 
@@ -135,7 +135,7 @@ def broken_copy(folder: Path) -> Path:
     for b in BREAKS:
         _edit(package / b.file, b.old, b.new)
     for old, new in (_PANELS, _IMPORTS):
-        _edit(package / "backends/cpu/loops.py", old, new)
+        _edit(package / "backends/cpu/gemm/loops.py", old, new)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Write the bits that kernels are admitted by: the reference's, for the operands of `isogemm.planner.golden`.
+"""Write the bits that kernels are admitted by: the reference's, for the operands of `isogemm.contract.golden`.
 
     python tools/golden_admission.py
 
@@ -10,9 +10,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from isogemm.contract import reference
+from isogemm.contract import golden, reference
 from isogemm.contract.spec import Contract
-from isogemm.planner import golden
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 

@@ -41,7 +41,7 @@ def activations(kind: str, k: int, seed: int) -> Array:
 
 def kernels(fmt: Any) -> dict[str, Any]:
     """Configurations by name: warps alone and in turns, one and two tiles of rows of x, and tiles for many rows."""
-    from isogemm.backends.cuda.quant_int import Few, Many
+    from isogemm.backends.cuda.quant.integers.few import Few, Many
 
     span = 128 if fmt.block == 32 else 256
     return {
@@ -58,7 +58,8 @@ def run(x: Array, packed: Any, chosen: Any, floats: bool) -> Array:
     """Result bits [M, N]."""
     import torch
 
-    from isogemm.backends.cuda import quant_floats, quant_int
+    from isogemm.backends.cuda.quant import floats as quant_floats
+    from isogemm.backends.cuda.quant.integers import few as quant_int
 
     y = torch.full((len(x), packed.n), float("nan"), device="cuda")
     given = torch.from_numpy(x).cuda()
@@ -73,7 +74,7 @@ def record(folder: Path, seed: int) -> int:
     """Draw, multiply, compare the kernels, write both files."""
     import torch
 
-    from isogemm.backends.cuda import quant_layout
+    from isogemm.backends.cuda.quant import layout as quant_layout
 
     arrays: dict[str, Array] = {}
     used: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)

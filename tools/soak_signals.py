@@ -34,7 +34,7 @@ import numpy as np
 
 import isogemm
 from isogemm.backends.cpu import pool as pools
-from isogemm.backends.cpu import rows
+from isogemm.backends.cpu.rows import run as rows
 
 BURST = 60.0  # seconds of a child process
 THREADS = 4

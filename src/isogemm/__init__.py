@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from . import lab as lab
     from . import quant as quant
     from . import torch as torch
-    from .api import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
+    from .api.packing import PackedWeight, pack
+    from .api.plan import Plan, plan
+    from .api.products import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
     from .backends.cuda.pointers import PointerArray
-    from .planner import Plan, plan
+    from .base.threads import get_num_threads, set_num_threads
     from .quant.encode import quantize
     from .quant.matrix import QuantizedMatrix
-    from .threads import get_num_threads, set_num_threads
-    from .weights import PackedWeight, pack
 
 __all__ = [
     "Contract",
@@ -45,21 +45,21 @@ __all__ = [
 
 # Resolved on first use, so that importing the package loads neither Numba nor a backend.
 _HOMES = {
-    "gemm": ".api",
-    "gemm_batched": ".api",
-    "gemm_grouped": ".api",
-    "gemm_strided_batched": ".api",
-    "linear": ".api",
-    "matmul": ".api",
-    "PackedWeight": ".weights",
-    "pack": ".weights",
-    "Plan": ".planner",
+    "gemm": ".api.products",
+    "gemm_batched": ".api.products",
+    "gemm_grouped": ".api.products",
+    "gemm_strided_batched": ".api.products",
+    "linear": ".api.products",
+    "matmul": ".api.products",
+    "PackedWeight": ".api.packing",
+    "pack": ".api.packing",
+    "Plan": ".api.plan",
     "PointerArray": ".backends.cuda.pointers",
-    "plan": ".planner",
+    "plan": ".api.plan",
     "QuantizedMatrix": ".quant.matrix",
     "quantize": ".quant.encode",
-    "get_num_threads": ".threads",
-    "set_num_threads": ".threads",
+    "get_num_threads": ".base.threads",
+    "set_num_threads": ".base.threads",
 }
 # Not in __all__: a star import would load them.
 _MODULES = ("audit", "blas", "contract", "forms", "lab", "quant", "torch")

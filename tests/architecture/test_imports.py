@@ -1,83 +1,155 @@
-"""Imports point one way: api -> problem and planner -> backends -> contract; and importing has no side effects."""
+"""The house's floors: who may import whom, imports inside functions included; and importing has no side effects."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tests.architecture.graph import circles, graph, longest_chain, modules
 
 import isogemm
 
 ROOT = Path(isogemm.__file__).parent
+MODULES = modules(ROOT)
+EDGES = graph(MODULES)
 FILES = sorted(ROOT.rglob("*.py"))
 
-# Layers of the core, lowest first: a module imports its own layer and those below.
+# The package's folders, the lowest first. A folder imports those below it, and none beside it.
 LAYERS = (
-    {"disk", "errors", "_version", "__version__"},
-    {"aliasing", "floating", "ghost", "given", "jit", "kernel_cache", "threads"},
-    {"contract", "problem"},
-    {"interop", "interop_cuda", "views"},
-    {"backends", "planner", "quant"},
-    {"space", "tensors"},
-    {"dispatch", "describe", "blas", "api", "forms", "quantized", "quantized_cuda"},
+    {"base"},
+    {"operands"},
+    {"contract"},
+    {"formats"},
+    {"problem"},
+    {"planner"},
+    {"backends"},
+    {"quant"},
+    {"api"},
+    {"blas", "forms", "lab", "torch"},
+    {"audit"},
+    {"demo", "cli"},
 )
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-# Readers of the core: nothing in the core imports them.
-READERS = {"audit", "cli", "demo", "lab", "models", "torch", "weights", "__main__"}
+# Those of a backend, and what lies beside them.
+CUDA = (
+    {"driver", "include"},
+    {"weight", "pointers"},
+    {"gemm"},
+    {"quant", "rows", "attention"},
+    {"device"},
+)
+GROUND = {"errors", "_version"}  # of the root: anybody's
+ROOF = {"isogemm", "isogemm.__main__"}  # the public names: nobody's
+# The longest chain of imports, circles cut open, before the folders: 67 files.
+LONGEST_BEFORE = 67
 
 
-def part(path: Path) -> str:
-    """The part of the package that a file belongs to: its first folder, or its own name."""
-    first = path.relative_to(ROOT).parts[0]
-    return first.removesuffix(".py")
+def floors(layers: Sequence[set[str]]) -> dict[str, int]:
+    """The floor of each folder."""
+    return {name: floor for floor, names in enumerate(layers) for name in names}
 
 
-def imported(path: Path) -> set[tuple[str, int]]:
-    """(part of the package, line) of everything of ours that a file imports, inside functions too."""
-    package = ("isogemm", *path.relative_to(ROOT).parent.parts)
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{module}.{alias.name}" if module == "isogemm" else module for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "isogemm" and len(parts) > 1:
-                found.add((parts[1], getattr(node, "lineno", 0)))
+def against(package: str, layers: Sequence[set[str]], free: set[str], edges: Mapping[str, set[str]]) -> list[str]:
+    """Imports within `package` that point upwards or sideways."""
+    floor, depth, found = floors(layers), package.count(".") + 1, []
+    inside = {name: name.split(".")[depth] for name in edges if name.startswith(f"{package}.")}
+    for name, own in inside.items():
+        for other in edges[name]:
+            part = inside.get(other)
+            if part is None or part == own or part in free or own in free:
+                continue
+            if floor.get(part, 99) >= floor.get(own, 0):
+                found.append(f"{name} imports {other}")
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_one_way(path):
-    own = part(path)
-    if own in READERS or own == "__init__":
-        return
-    assert own in LEVEL, f"{own} has no layer: give it one here"
-    for other, line in imported(path):
-        assert other not in READERS, f"{path}:{line} imports {other}, which reads the core"
-        assert other in LEVEL, f"{path}:{line} imports {other}, which has no layer"
-        assert LEVEL[other] <= LEVEL[own], f"{path}:{line}: {own} imports {other}, which is above it"
+def test_every_folder_has_its_floor():
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == set(floors(LAYERS))
+    assert len(LAYERS) <= 13
+    assert len(CUDA) <= 5
 
 
-@pytest.mark.parametrize("own", ["contract", "problem"])
-def test_contract_and_problem_stand_alone(own):
-    """What the numbers are, and what is multiplied, know of nothing above the ground floor."""
-    allowed = {own, "errors"} | ({"aliasing"} if own == "problem" else {"jit", "floating"})
-    for path in FILES:
-        if part(path) == own:
-            assert {name for name, _ in imported(path)} <= allowed, path
+def test_the_root_has_the_public_names_and_errors_alone():
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "_version.py", "errors.py"}
 
 
-def test_the_walk_sees_imports():
-    assert {name for name, _ in imported(ROOT / "api.py")} >= {"backends", "contract", "dispatch"}
-    assert {name for name, _ in imported(ROOT / "backends" / "cpu" / "execute.py")} >= {"contract"}
+def test_imports_point_down():
+    assert not against("isogemm", LAYERS, GROUND | {"__main__"}, EDGES)
+
+
+def test_imports_within_cuda_point_down():
+    assert not against("isogemm.backends.cuda", CUDA, {"__init__"}, EDGES)
+
+
+def test_backends_know_nothing_of_each_other():
+    for name in EDGES:
+        own = name.split(".")[2:3] if name.startswith("isogemm.backends.") else []
+        for other in EDGES[name] if own else ():
+            if other.startswith("isogemm.backends."):
+                assert other.split(".")[2:3] == own, f"{name} imports {other}"
+
+
+def test_nothing_above_the_backends_names_one():
+    above = {name for names in LAYERS[floors(LAYERS)["backends"] + 1 :] for name in names}
+    named = [
+        f"{name} imports {other}"
+        for name in EDGES
+        if name.split(".")[1:2] and name.split(".")[1] in above
+        for other in EDGES[name]
+        if other.startswith("isogemm.backends.")
+    ]
+    assert not named
+
+
+def test_nothing_imports_the_roof():
+    assert not [name for name in EDGES if EDGES[name] & ROOF and name not in ROOF]
+
+
+def test_there_is_no_circle():
+    assert not circles({name: others - ROOF for name, others in EDGES.items()})
+
+
+def test_the_longest_chain_is_shorter_than_it_was(capsys):
+    chain = longest_chain({name: others - ROOF for name, others in EDGES.items() if name not in ROOF})
+    with capsys.disabled():
+        print(f" {len(chain)} files, from {chain[0]} to {chain[-1]}")
+    assert len(chain) < LONGEST_BEFORE
+
+
+@pytest.mark.parametrize(
+    ("edges", "found"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, [["b", "c"]]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [["a", "b", "c"]]),
+    ],
+)
+def test_circles_are_seen(edges, found):
+    assert circles(edges) == found
+
+
+def test_an_import_upwards_is_seen(tmp_path):
+    package = tmp_path / "isogemm"
+    for folder in ("base", "api"):
+        (package / folder).mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "api" / "products.py").write_text("")
+    (package / "base" / "low.py").write_text("def late():\n    from ..api import products\n")
+    edges = graph(modules(package))
+    assert edges["isogemm.base.low"] == {"isogemm.api.products"}
+    assert against("isogemm", LAYERS, GROUND, edges) == ["isogemm.base.low imports isogemm.api.products"]
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_prefix_stands_for_a_folder(folder):
+    """Two files of one folder whose names begin alike are a group, and a group is a folder."""
+    stems = sorted({p.stem for kind in ("*.py", "*.cu") for p in folder.glob(kind) if not p.stem.startswith("_")})
+    first = [stem.split("_")[0] for stem in stems]
+    groups = {name for name in first if first.count(name) > 1}
+    assert not {stem for stem in stems if stem.split("_")[0] in groups}
 
 
 def loaded_by(code: str) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from isogemm import audit
 from isogemm.errors import DTypeError, OptionError, ShapeError
-from isogemm.models import Linear
+from isogemm.lab.models import Linear
 
 from . import fakes
 

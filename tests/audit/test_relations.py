@@ -10,7 +10,7 @@ from isogemm import audit
 from isogemm.audit.bench import Bench, Operands, sampled_columns
 from isogemm.audit.cases import Case, evaluate
 from isogemm.audit.data import Activations, WeightSource, arrange
-from isogemm.models import Linear
+from isogemm.lab.models import Linear
 
 from . import fakes
 

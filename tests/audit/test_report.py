@@ -20,7 +20,7 @@ from isogemm.audit.console import print_report
 from isogemm.audit.data import portable
 from isogemm.audit.html import page
 from isogemm.errors import OptionError, ShapeError
-from isogemm.models import MODELS, Linear, model
+from isogemm.lab.models import MODELS, Linear, model
 
 from . import fakes
 

@@ -11,9 +11,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from isogemm.backends.cuda.product import Addresses, Product, Strides
 from isogemm.contract import reference
 from isogemm.contract.spec import Contract
+from isogemm.problem.product import Addresses, Product, Strides
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 H200 = {

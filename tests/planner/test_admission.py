@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip, linear
 
-from isogemm.backends.cuda import triton_tile
-from isogemm.backends.cuda.product import Product, Strides
+from isogemm.backends.cuda.gemm.tile import family as triton_tile
 from isogemm.planner import admission, trials
 from isogemm.planner.admission import Admissions, Records, same_stamp
-from isogemm.planner.numeric import numeric_key
 from isogemm.planner.tables import Admitted, LibraryRange, Table
 from isogemm.planner.trials import try_config, variant_of
+from isogemm.problem.numeric import numeric_key
+from isogemm.problem.product import Product, Strides
 
 LINEAR = linear(8, 256, 512)
 

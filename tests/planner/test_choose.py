@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip, linear
 
-from isogemm.backends.cuda import choose as module
-from isogemm.backends.cuda.choose import Chooser
+from isogemm.backends.cuda import registry as module
 from isogemm.backends.cuda.families import HOMES, LIBRARIES, absent, families
+from isogemm.backends.cuda.registry import Chooser
 from isogemm.errors import ContractError, DeviceError, LayoutError
 from isogemm.planner import admission
 from isogemm.planner.admission import Records
-from isogemm.planner.numeric import numeric_key
 from isogemm.planner.tables import Bucket, LibraryRange, Row, Table, Use
 from isogemm.planner.trials import variant_of
+from isogemm.problem.numeric import numeric_key
 
 LINEAR = linear(8, 256, 512)
 
@@ -192,7 +192,7 @@ def test_a_choice_launches_the_right_bits() -> None:
     import numpy as np
     from tests.planner.fakes import compute
 
-    from isogemm.backends.cuda.product import Addresses
+    from isogemm.problem.product import Addresses
 
     x = np.random.default_rng(1).integers(0, 1 << 14, 256 * 512, np.uint16)
     out = np.full(8 * 256, 0x7FC1, np.uint16)

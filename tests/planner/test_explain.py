@@ -11,16 +11,16 @@ import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, linear
 
 import isogemm
-from isogemm.backends.cuda import choose as choose_module
-from isogemm.backends.cuda import device as device_module
-from isogemm.backends.cuda.choose import Chooser
+from isogemm.backends.cuda import registry as choose_module
+from isogemm.backends.cuda.driver import facts as device_module
+from isogemm.backends.cuda.registry import Chooser
 from isogemm.errors import DeviceError, OptionError, ShapeError
 from isogemm.planner import explain as module
 from isogemm.planner.admission import Records, golden_digest
 from isogemm.planner.explain import DevicePlan, explain_offline, explain_on
-from isogemm.planner.numeric import numeric_key
 from isogemm.planner.tables import Admitted, Bucket, Ceilings, LibraryRange, Row, Table, Use
 from isogemm.planner.trials import variant_of
+from isogemm.problem.numeric import numeric_key
 
 LINEAR = linear(16, 4096, 2560)
 TABLE = Table(

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from tests.planner.fakes import H200, linear
 
-from isogemm.disk import write_whole
+from isogemm.base.disk import write_whole
 from isogemm.errors import IsogemmError
-from isogemm.planner.numeric import NumericKey, numeric_key
 from isogemm.planner.tables import (
     Admitted,
     Bucket,
@@ -29,6 +28,7 @@ from isogemm.planner.tables import (
     shipped_tables,
     user_table_path,
 )
+from isogemm.problem.numeric import NumericKey, numeric_key
 
 KEY = numeric_key(linear(1, 4096, 2560))
 ROW = Row(

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip
 
-from isogemm.backends.cuda.choose import Chooser
-from isogemm.backends.cuda.product import Product, Strides
+from isogemm.backends.cuda.registry import Chooser
 from isogemm.contract.spec import Contract
 from isogemm.errors import OptionError
 from isogemm.lab import tune as lab
-from isogemm.models import model
+from isogemm.lab.models import model
 from isogemm.planner import admission
 from isogemm.planner.admission import Records
-from isogemm.planner.numeric import is_packed, numeric_key
 from isogemm.planner.tables import Bucket, Ceilings, Table, Use, dump, load
 from isogemm.planner.trials import variant_of
 from isogemm.planner.tuning import Job, Wanted, merge, pose, pose_rows, tune
+from isogemm.problem.numeric import is_packed, numeric_key
+from isogemm.problem.product import Product, Strides
 
 CONTRACT = Contract.parse("tensor_core:sm90/chain")
 UP = Wanted("up", 256, 512)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from isogemm.quant.formats import FORMATS, BlockFormat
+from isogemm.formats.blocks import FORMATS, BlockFormat
 
 QUANTIZED = tuple(f for f in FORMATS.values() if f.quantized)
 WEIGHTS = tuple(f for f in QUANTIZED if f.activations)

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests.formats.test_blocks import same
 from tests.quant.draws import WEIGHTS, blocks, values
-from tests.quant.test_blocks import same
 
 import isogemm
 from isogemm.errors import FormatError, IsogemmError, OptionError, ShapeError

@@ -14,8 +14,8 @@ from tests.quant.draws import KINDS, WEIGHTS
 import isogemm
 from isogemm.contract import int32, reference
 from isogemm.contract.compare import first_mismatch
+from isogemm.formats.reference import decode, dequantize
 from isogemm.quant import QuantizedMatrix
-from isogemm.quant.reference import decode, dequantize
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 F32 = np.float32

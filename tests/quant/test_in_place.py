@@ -8,13 +8,13 @@ import pickle
 import numpy as np
 import pytest
 from tests.backends.cpu.guards import Guarded
+from tests.formats.test_blocks import same
 from tests.products import F32, product
 from tests.quant.draws import KINDS, WEIGHTS, blocks, values
-from tests.quant.test_blocks import same
 from tests.quant.test_linear import defined, weight
 
 import isogemm
-from isogemm.backends.cpu import quant_linear
+from isogemm.backends.cpu.quant import linear as quant_linear
 from isogemm.errors import AliasError
 from isogemm.quant import FORMATS, QuantizedMatrix, quantize
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.formats.test_blocks import same
 from tests.products import product
 from tests.quant.draws import WEIGHTS, values
-from tests.quant.test_blocks import same
 from tests.quant.test_linear import defined, weight
 
 import isogemm

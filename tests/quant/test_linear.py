@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.backends.cpu.guards import Guarded
+from tests.formats.test_blocks import same
 from tests.products import BF16, F16, F32, laid, layouts, product
 from tests.quant.draws import KINDS, WEIGHTS, blocks, values
-from tests.quant.test_blocks import same
 
 import isogemm
-from isogemm.backends.cpu import quant_linear
+from isogemm.backends.cpu.quant import linear as quant_linear
 from isogemm.contract import int32, reference
 from isogemm.errors import AliasError, ContractError, DTypeError, FormatError, OptionError, ShapeError
+from isogemm.formats.reference import decode
 from isogemm.quant import FORMATS, QuantizedMatrix, quantize
-from isogemm.quant.reference import decode
 
 SWEEP = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257)
 

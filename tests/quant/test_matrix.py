@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.formats.test_blocks import same
 from tests.quant.draws import WEIGHTS, blocks, values
-from tests.quant.test_blocks import same
 
 import isogemm
 from isogemm.errors import DTypeError, FormatError, LayoutError, OptionError, ShapeError

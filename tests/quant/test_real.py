@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 from gguf import quants
+from tests.formats.test_blocks import same
 from tests.quant.draws import SHORT, WEIGHTS, values
-from tests.quant.test_blocks import same
 from tests.quant.test_linear import defined
 
 import isogemm

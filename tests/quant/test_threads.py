@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.formats.test_blocks import same
 from tests.quant.draws import WEIGHTS, values
-from tests.quant.test_blocks import same
 from tests.quant.test_linear import weight
 
 import isogemm
@@ -50,7 +50,7 @@ def test_panels_that_another_thread_forgets_are_still_returned():
 def test_nobody_takes_panels_of_bytes_that_torch_has_written_since():
     """Whoever sees that the write was noticed finds nothing that is older."""
     torch = pytest.importorskip("torch")
-    from isogemm.torch.quantized_ops import blocks_of
+    from isogemm.torch.quant.ops import blocks_of
 
     w, x, old = weight(FORMATS["Q4_0"], 17, 2), values("normal", 3, 64), []
     isogemm.linear(x, w)

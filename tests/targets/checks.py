@@ -15,7 +15,7 @@ import pytest
 from tests.backends.cpu.digest import digest as of_products
 from tests.torch.digest import digest as of_rows
 
-from isogemm.backends.cpu.target import target
+from isogemm.backends.cpu.emit.target import target
 
 ROOT = Path(__file__).parents[2]
 CPUS = {

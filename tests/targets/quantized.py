@@ -6,14 +6,14 @@ Run as a script it prints the instructions that it ran; NUMBA_CPU_NAME and NUMBA
 from __future__ import annotations
 
 import numpy as np
+from tests.formats.test_blocks import same
 from tests.products import BF16, F16, product
 from tests.quant.draws import WEIGHTS, values
-from tests.quant.test_blocks import same
 from tests.quant.test_linear import defined, weight
 
 import isogemm
-from isogemm.backends.cpu.quant_dot import instructions
-from isogemm.quant import reference
+from isogemm.backends.cpu.quant.dot import instructions
+from isogemm.formats import reference
 
 # Float activations have no code of their own for a CPU: one format of each shape of blocks.
 SHAPES = ("Q4_0", "Q5_1", "Q4_K", "Q6_K")

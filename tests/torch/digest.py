@@ -10,8 +10,8 @@ import hashlib
 import numpy as np
 from tests.products import DTYPES, F32, values
 
-from isogemm.backends.cpu import rows
-from isogemm.backends.cpu.target import target
+from isogemm.backends.cpu.emit.target import target
+from isogemm.backends.cpu.rows import run as rows
 
 SHAPES = ((3, 1), (2, 37), (5, 128), (2, 202), (3, 1000))
 

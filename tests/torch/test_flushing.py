@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from isogemm.backends.cpu.tasks import float32_bits
+from isogemm.backends.cpu.gemm.tasks import float32_bits
 from isogemm.contract.int32 import quantize_activations
-from isogemm.problem import _scalar
-from isogemm.quant import reference
-from isogemm.quant.formats import FORMATS
+from isogemm.formats import reference
+from isogemm.formats.blocks import FORMATS
+from isogemm.problem.settings import _scalar
 
 SCRIPT = """
 import numpy as np, torch, isogemm, isogemm.torch

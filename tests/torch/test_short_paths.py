@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 import isogemm
-from isogemm import api, tensors
+from isogemm.api import products as api
+from isogemm.api import short as tensors
 from isogemm.errors import AliasError, ContractError, IsogemmError, LayoutError, ShapeError
 
 torch = pytest.importorskip("torch")

@@ -147,7 +147,7 @@ def test_sharded_models_train_as_whole_ones(tmp_path):
 
 def test_memory_of_a_view_is_the_tensors_own():
     """No copy, whatever the strides; writes through the array are the tensor's."""
-    from isogemm import interop
+    from isogemm.operands import views as interop
 
     base = torch.arange(240.0).reshape(4, 5, 12)
     cases = (base, base[1], base[:, 2:, 3::2], base.transpose(0, 2), base[0, 0, :1].expand(3, 1), base[2, 3, 4])
@@ -165,7 +165,7 @@ def test_memory_of_a_view_is_the_tensors_own():
 
 
 def test_an_array_keeps_its_tensor_alive():
-    from isogemm import interop
+    from isogemm.operands import views as interop
 
     x = torch.full((1000,), 3.0)
     seen = weakref.ref(x)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..models import Linear
+from ..lab.models import Linear
 from .data import Activations, Array, aligned, arrange
 from .providers import Provider
 

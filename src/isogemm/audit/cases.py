@@ -11,10 +11,10 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import numpy as np
 
-from .. import given
+from ..base import arguments as given
 from ..contract import compare
 from ..errors import IsogemmError, OptionError, ShapeError
-from ..models import Linear
+from ..lab.models import Linear
 from .bench import Bench, Disqualified, NotApplicable, Operands, ProviderFault, sampled_columns
 from .data import Activations, Array, WeightSource, as_dtype, nearest, portable, weight_named
 from .providers import Provider, load_provider

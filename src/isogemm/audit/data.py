@@ -20,10 +20,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import given
+from ..base import arguments as given
 from ..errors import DTypeError, LayoutError, OptionError, ShapeError
-from ..interop import SHORT_NAMES
-from ..models import Linear
+from ..lab.models import Linear
+from ..operands.views import SHORT_NAMES
 
 __all__ = [
     "DTYPES",

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import given
+from ..base import arguments as given
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
-from ..models import MODELS, PROJECTION_SHAPES, Linear
+from ..lab.models import MODELS, PROJECTION_SHAPES, Linear
 from .bench import Bench, Disqualified, Operands, copied_rows, sampled_columns
 from .cases import MAX_COLUMNS, Case, evaluate, unknown_relation
 from .data import Activations, Array, WeightSource, as_dtype, portable

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..disk import write_whole
+from ..base.disk import write_whole
 from .cases import NOT_A_NUMBER, ULP_BINS, FirstDifference, Outcome, Status
 from .data import Array
 

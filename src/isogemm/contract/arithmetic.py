@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from ..jit import njit
+from ..base.jit import njit
 
 __all__ = ["EXPONENT_FLOOR", "fma_chain", "fma_elements", "fused_chain"]
 

@@ -99,7 +99,7 @@ def quantize_activations(x: Array, block: int) -> Activations:
     -------
     Activations
     """
-    from ..floating import ieee_defaults
+    from ..base.floating import ieee_defaults
 
     wide = np.asarray(x).astype(np.float32)
     m, k = wide.shape
@@ -154,7 +154,7 @@ def evaluate(x: Array, w: Codes, contract: ContractLike = "int32/chain", c: Floa
     """
     chosen = as_contract(contract)
     _check(x, w, chosen)
-    from ..floating import ieee_defaults
+    from ..base.floating import ieee_defaults
 
     with np.errstate(all="ignore"), ieee_defaults():
         a = quantize_activations(x, SHORT if w.block == SHORT else LONG)

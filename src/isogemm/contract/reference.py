@@ -83,7 +83,7 @@ def evaluate(
     _check_operands(a, b, chosen)
     _check_start(c, (a.shape[0], b.shape[1]), chosen)
     start = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else np.array(c, np.float32, order="C")
-    from ..floating import ieee_defaults  # loads Numba, which reading a contract should not
+    from ..base.floating import ieee_defaults  # loads Numba, which reading a contract should not
 
     with np.errstate(all="ignore"), ieee_defaults():
         chain = _chain(a, b, chosen, threads)
@@ -128,7 +128,7 @@ def epilogue(
     ShapeError
         `c` or `bias` does not fit `acc`.
     """
-    from ..floating import ieee_defaults
+    from ..base.floating import ieee_defaults
 
     with np.errstate(all="ignore"), ieee_defaults():
         scale_acc, scale_c = np.float32(alpha), np.float32(beta)

@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..floating import ieee_defaults
-from ..jit import njit
+from ..base.floating import ieee_defaults
+from ..base.jit import njit
 from . import arithmetic
 from .reference import canonical
 

@@ -14,7 +14,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from ..disk import write_whole
+from ..base.disk import write_whole
 from . import minilm, show
 from .minilm import MissingModelError
 from .sentences import SENTENCES
@@ -179,7 +179,7 @@ def _stamped(findings: Findings) -> dict[str, Any]:
 
 
 def _took(started: float) -> str:
-    from ..jit import compile_seconds
+    from ..base.jit import compile_seconds
 
     text = f"Took {time.perf_counter() - started:.0f} s"
     return f"{text}, {compile_seconds():.0f} s of it compiling kernels, once." if compile_seconds() >= 1 else f"{text}."

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..jit import njit
+from ..base.jit import njit
 
 __all__ = ["gelu", "layer_norm", "mean_pool", "softmax", "unit"]
 

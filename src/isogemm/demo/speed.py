@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from .. import lab
-from ..threads import get_num_threads
+from ..base.threads import get_num_threads
 from .forward import Provider, embed
 from .minilm import Linear, MiniLM
 from .trials import alone

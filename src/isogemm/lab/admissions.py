@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from ..disk import cache_folder
+from ..base.disk import cache_folder
 from ..planner.admission import SCHEMA
 
 __all__ = ["Record", "admissions_command", "folder", "read"]

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
-from ..backends.cuda.product import Addresses, Launch, Product
 from ..planner.admission import notice
 from ..planner.tables import Ceilings
 from ..planner.trials import variant_of
 from ..planner.tuning import Job, Offers
+from ..problem.product import Addresses, Launch, Product
 from .gpu_clock import GraphClock
 from .rotation import CACHES_TO_FILL
 from .timing import Candidate, interleave
@@ -29,7 +29,7 @@ class _Calls:
     """One kernel on rotating operands."""
 
     def __init__(self, launch: Launch, at: Sequence[Addresses], device: int) -> None:
-        from ..backends.cuda.device import current_stream
+        from ..backends.cuda.driver.facts import current_stream
 
         self.launch, self.at, self.period, self.device = launch, at, len(at), device
         self.stream = current_stream
@@ -44,7 +44,7 @@ class GpuBench:
     def __init__(self, device: int = 0) -> None:
         import torch
 
-        from ..backends.cuda.device import device as facts
+        from ..backends.cuda.driver.facts import device as facts
 
         self._torch, self.device = torch, device
         self._cache = facts(device).l2_bytes
@@ -75,7 +75,7 @@ class GpuBench:
 
     def differing(self, product: Product, one: Launch, other: Launch) -> int:
         """Output elements that differ, over random, cancelling and all-ones operands."""
-        from ..backends.cuda.device import current_stream
+        from ..backends.cuda.driver.facts import current_stream
 
         count = 0
         for kind in KINDS:
@@ -180,7 +180,7 @@ def prepare_in_processes(device: int, jobs: Sequence[Job], *, seconds: float = 9
 
 
 def _prepare(device: int, job: Job) -> tuple[str, tuple[str, ...]]:
-    from ..backends.cuda.choose import chooser
+    from ..backends.cuda.registry import chooser
 
     name, config, products = job
     logging.getLogger("isogemm").setLevel(logging.CRITICAL)  # the parent says it, once

@@ -23,7 +23,7 @@ def limit_threads(count: int) -> Iterator[None]:
     """
     from threadpoolctl import threadpool_limits
 
-    from ..threads import get_num_threads, set_num_threads
+    from ..base.threads import get_num_threads, set_num_threads
 
     before = get_num_threads()
     set_num_threads(count)

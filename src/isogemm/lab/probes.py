@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ..jit import dispatcher
+from ..base.jit import dispatcher
 
 __all__ = ["ACCUMULATORS", "add_kernel", "multiply_add_kernel"]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..disk import write_whole
+from ..base.disk import write_whole
 from ..errors import OptionError
 from .ceilings import Ceilings, Work
 from .timing import Timing

@@ -48,7 +48,7 @@ def environment() -> dict[str, Any]:
     Libraries loaded later are missing from ``pools``: take the stamp after the peers are imported. File paths
     are left out, so that the stamp can be published.
     """
-    from ..threads import get_num_threads
+    from ..base.threads import get_num_threads
 
     return {
         "cpu": _cpu(),

@@ -14,9 +14,9 @@ from ..errors import DeviceError, OptionError, ShapeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..models import Model
     from ..planner.tables import Table
     from ..planner.tuning import Progress, Wanted
+    from .models import Model
 
 __all__ = ["attention", "linears", "read_wanted", "tune_device"]
 
@@ -110,17 +110,17 @@ def tune_device(
     TableError
         The table to go on with is damaged.
     """
-    from ..backends.cuda.device import count
+    from ..backends.cuda.driver.facts import count
 
     if device >= count():
         limit = f"one of {count()} GPUs" if count() else "an NVIDIA GPU"
         value = f"device {device}" if count() else "none here"
         raise DeviceError("tune", limit=limit, value=value, nearest="a machine with an NVIDIA GPU")
-    from ..backends.cuda import choose
-    from ..disk import write_whole
-    from ..planner.numeric import numeric_key
+    from ..backends.cuda import registry as choose
+    from ..base.disk import write_whole
     from ..planner.tables import dump, load, user_table_path
     from ..planner.tuning import SWEEP, pose, tune
+    from ..problem.numeric import numeric_key
     from .gpu_bench import GpuBench, prepare_in_processes
 
     here = choose.chooser(device)

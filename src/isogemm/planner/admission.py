@@ -19,20 +19,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from ..backends.cuda.product import Family, Product, Strides
+from ..base.disk import read_own, write_whole
+from ..contract import golden
 from ..contract.spec import Contract, Order
-from ..disk import read_own, write_whole
-from . import golden
-from .numeric import is_packed, numeric_key
+from ..problem.numeric import is_packed, numeric_key
+from ..problem.product import Family, Product, Strides
 from .tables import Table
-from .trials import (
-    Accumulators,
-    Machine,
-    accumulators_by,
-    shipped_accumulators,
-    try_config,
-    variant_of,
-)
+from .trials import Accumulators, Machine, accumulators_by, shipped_accumulators, try_config, variant_of
 
 __all__ = ["NATIVE", "Admissions", "Verdict", "notice", "relevant", "same_stamp", "today"]
 

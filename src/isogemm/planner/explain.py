@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..backends.cuda.product import ITEMSIZE, Product
 from ..contract.spec import Contract
 from ..errors import DeviceError
+from ..problem.numeric import NumericPlan, is_packed, numeric_key
+from ..problem.product import ITEMSIZE, Product
 from .admission import NATIVE, Verdict
-from .numeric import NumericPlan, is_packed, numeric_key
 from .ranking import Candidate, recommended
 from .tables import Ceilings, Row, Table, shipped_tables
 from .trials import variant_of
 
 if TYPE_CHECKING:
-    from ..backends.cuda.choose import Chooser
+    from ..backends.cuda.registry import Chooser
 
 __all__ = ["SCHEMA", "DevicePlan", "explain", "explain_offline", "explain_on"]
 
@@ -127,10 +127,10 @@ def explain(pose: Callable[[str], Product], device: int) -> DevicePlan:
     DeviceError
         No GPU, and no shipped table to read instead.
     """
-    from ..backends.cuda.device import count
+    from ..backends.cuda.driver.facts import count
 
     if count() > device:
-        from ..backends.cuda.choose import chooser
+        from ..backends.cuda.registry import chooser
 
         here = chooser(device)
         return explain_on(pose(here.admissions.arithmetic() or "tensor_core:sm90"), here)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..backends.cuda.product import Product
-from .numeric import numeric_key
+from ..problem.numeric import numeric_key
+from ..problem.product import Product
 from .tables import Row, Table, Use, nearest_rows
 
 __all__ = ["Candidate", "recommended"]

@@ -11,9 +11,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ..disk import data_folder
+from ..base.disk import data_folder
 from ..errors import IsogemmError
-from .numeric import NumericKey
+from ..problem.numeric import NumericKey
 
 __all__ = [
     "SCHEMA", "Admitted", "Bucket", "Ceilings", "LibraryRange", "Row", "Table", "TableError", "Use",

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from ..backends.cuda.choose import Chooser
-from ..backends.cuda.product import Launch, Product, Strides
+from ..backends.cuda.registry import Chooser
 from ..contract.spec import Contract
 from ..errors import OptionError
+from ..problem.numeric import NumericKey, numeric_key
+from ..problem.product import Launch, Product, Strides
 from .admission import notice, same_stamp, today
-from .numeric import NumericKey, numeric_key
 from .tables import Admitted, Bucket, Ceilings, LibraryRange, Row, Table, Use
 from .trials import variant_of
 

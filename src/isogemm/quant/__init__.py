@@ -6,9 +6,9 @@ y = isogemm.linear(x, w)
 
 from __future__ import annotations
 
+from ..formats.blocks import FORMATS, BlockFormat, Field, format_of
 from .encode import quantize
 from .files import TensorFile, load
-from .formats import FORMATS, BlockFormat, Field, format_of
 from .matrix import QuantizedMatrix
 
 __all__ = ["FORMATS", "BlockFormat", "Field", "QuantizedMatrix", "TensorFile", "format_of", "load", "quantize"]

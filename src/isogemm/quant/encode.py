@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import interop
 from ..errors import DTypeError, ShapeError
-from ..problem import DTYPES
-from .formats import BlockFormat, format_of
+from ..formats.blocks import BlockFormat, format_of
+from ..formats.stored import prefix, too_large, unquantizable
+from ..operands import views as interop
+from ..problem.settings import DTYPES
 from .matrix import PLAIN, QuantizedMatrix
-from .stored import prefix, too_large, unquantizable
 
 __all__ = ["quantize"]
 
@@ -68,7 +68,7 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
     n, k = x.shape
     rows = np.zeros((n, fmt.row_bytes(k, name)), np.uint8)
     if fmt.quantized:
-        from ..backends.cpu import quant_run
+        from ..backends.cpu.quant import run as quant_run
 
         wrong = quant_run.quantize(x, fmt, rows) if x.size else 0
         if wrong:

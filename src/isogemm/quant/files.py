@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import given
+from ..base import arguments as given
 from ..errors import FormatError, OptionError
-from ..problem import BFLOAT16
-from .formats import FORMATS
+from ..formats.blocks import FORMATS
+from ..problem.settings import BFLOAT16
 from .matrix import QuantizedMatrix
 
 __all__ = ["Tensor", "TensorFile", "load"]
@@ -206,7 +206,7 @@ def _mapped(path: Path) -> Array:
 
 
 def _gguf(path: Path, data: Array) -> TensorFile:
-    from .gguf_reader import read
+    from ..formats.gguf_reader import read
 
     entries, metadata, types = read(path)
     found = {e[0]: Entry(*e) for e in entries}

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import interop
 from ..errors import DeviceError, DTypeError, FormatError, OptionError
-from ..ghost import HOST, Device
-from ..problem import BFLOAT16, DTYPES, FLOAT16, FLOAT32
-from .formats import BlockFormat, format_of
-from .stored import check_into, checked_shape, prefix, rows_of, writable, wrong_stride
+from ..formats.blocks import BlockFormat, format_of
+from ..formats.stored import check_into, checked_shape, prefix, rows_of, writable, wrong_stride
+from ..operands import views as interop
+from ..operands.device_array import HOST, Device
+from ..problem.settings import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 
 if TYPE_CHECKING:
-    from ..backends.cpu.quant_linear import Panels
-    from ..backends.cuda.quant import DeviceCopy
+    from ..backends.cpu.quant.linear import Panels
+    from ..backends.cuda.quant.copy import DeviceCopy
 
 __all__ = ["QuantizedMatrix"]
 
@@ -126,7 +126,7 @@ class QuantizedMatrix:
         ShapeError, OptionError, LimitError
             It is not of such a matrix.
         """
-        from ..backends.cuda import quant
+        from ..backends.cuda.quant import copy as quant
 
         if not interop.is_tensor(data) or str(data.layout) != "torch.strided" or str(data.dtype) != "torch.uint8":
             what = f"{data.dtype}, {data.layout}" if interop.is_tensor(data) else type(data).__name__
@@ -196,7 +196,7 @@ class QuantizedMatrix:
         LimitError
             The device has not enough memory.
         """
-        from ..backends.cuda import quant
+        from ..backends.cuda.quant import copy as quant
 
         place = quant.place_of(device)
         if place == self.place and (not native or self._packed is None or self._packed.native is not None):
@@ -258,7 +258,7 @@ class QuantizedMatrix:
             with np.errstate(over="ignore"):
                 out[...] = self.array()
             return
-        from ..backends.cpu import quant_run
+        from ..backends.cpu.quant import run as quant_run
 
         self.check()
         quant_run.dequantize(self.rows, self.format, out)
@@ -274,7 +274,7 @@ class QuantizedMatrix:
             self._look_again()
         kept: Panels | None = self._kept  # once: another thread may forget it
         if kept is None:
-            from ..backends.cpu import quant_linear
+            from ..backends.cpu.quant import linear as quant_linear
 
             if self._packed is not None:
                 raise DeviceError("panels()", limit="a matrix on the host", value=self.device, nearest="w.to('cpu')")

@@ -12,16 +12,16 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError('isogemm.torch needs torch: pip install "isogemm[torch]"', name="torch") from error
 
-from . import batching as batching  # registers the rules for vmap
 from . import functional, ops, reductions
-from .attention_calls import attention, scaled_dot_product_attention
-from .coverage import Coverage, coverage
+from .attention.calls import attention, scaled_dot_product_attention
 from .functional import addmm, baddbmm, bmm, grouped, linear, mm
-from .layers import Embedding, LayerNorm, Linear, RMSNorm, SiLU
-from .main_grad import collect_main_grad, main_grads, use_main_grad
-from .modules import Conversion, convert
-from .quantized import QuantizedLinear
-from .routing import active, disable, enable, enabled, invariant
+from .gemm import batching as batching  # registers the rules for vmap
+from .gemm.main_grad import collect_main_grad, main_grads, use_main_grad
+from .model.convert import Conversion, convert
+from .model.layers import Embedding, LayerNorm, Linear, RMSNorm, SiLU
+from .quant.linear import QuantizedLinear
+from .routing.coverage import Coverage, coverage
+from .routing.scope import active, disable, enable, enabled, invariant
 
 __all__ = [
     "Conversion",

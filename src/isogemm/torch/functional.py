@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 
-from .. import api, given
+from ..api import products as api
+from ..base import arguments as given
 from ..contract.spec import ContractLike
 from ..errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from ..quant.matrix import QuantizedMatrix
-from . import backward, ops, quantized
+from . import ops
+from .gemm import backward
 from .ops import Tensor
-from .row_checks import dtype_of
+from .quant import linear as quantized
+from .rows.checks import dtype_of
 
 __all__ = ["addmm", "baddbmm", "bmm", "grouped", "linear", "mm"]
 

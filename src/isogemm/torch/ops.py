@@ -2,8 +2,7 @@
 
 An operator is what torch.compile, torch.export, vmap and dispatch modes see of a product. Each has the same body as the
 direct call (`product`, `linear`, `grouped`, `walk`) and a fake kernel; gradients are registered in
-`isogemm.torch.backward`, rules for vmap in `isogemm.torch.batching`. All take tensors of any strides and return new
-contiguous ones.
+`gemm.backward`, rules for vmap in `gemm.batching`. All take tensors of any strides and return new contiguous ones.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from .. import api
+from ..api import products as api
 from ..contract.spec import Contract, Order, as_contract
 from ..errors import DeviceError, OptionError
 
@@ -141,7 +140,7 @@ def resolved(contract: str, a: Tensor, b: Tensor) -> Contract:
         return as_contract(contract)
     if a.device.type != "cuda":
         return Contract()
-    from ..backends.cuda.execute import default_contract
+    from ..backends.cuda.gemm.execute import default_contract
 
     name = str(a.dtype).removeprefix("torch.") if a.dtype == b.dtype else "float32"
     ordinal = torch.cuda.current_device() if a.device.index is None else a.device.index

@@ -18,10 +18,11 @@ from typing import Any
 
 from torch import Tensor
 
-from . import row_cuda, row_ops
 from .ops import forward_alone
-from .rotations import norm_rope_pair, rope, rope_pair, rope_tables
-from .row_gradients import along, records
+from .rows import cuda as row_cuda
+from .rows import ops as row_ops
+from .rows.gradients import along, records
+from .rows.rotations import norm_rope_pair, rope, rope_pair, rope_tables
 
 __all__ = [
     "add_rms_norm",

@@ -12,8 +12,8 @@ import numpy as np
 from tests.products import BF16, F16, F32, values
 
 import isogemm
-from isogemm.backends.cpu import execute
-from isogemm.backends.cpu.target import target
+from isogemm.backends.cpu.emit.target import target
+from isogemm.backends.cpu.gemm import execute
 
 MIXES = ((F32, F32, F32), (BF16, BF16, BF16), (F16, F16, F16), (F32, F16, F32))
 SHAPES = ((1, 37, 45), (3, 37, 45), (11, 19, 45), (20, 37, 45), (70, 3, 21), (200, 19, 45), (6, 9, 530))

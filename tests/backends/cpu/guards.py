@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tests.products import BF16, F16, F32, assert_same, product
 
-from isogemm.backends.cpu import execute, tasks
-from isogemm.backends.cpu.packed import PackedWeight
+from isogemm.backends.cpu.gemm import execute, tasks
+from isogemm.backends.cpu.gemm.packed import PackedWeight
+from isogemm.backends.cpu.gemm.schedule import Schedule, schedule
 from isogemm.contract import Contract, compare
-from isogemm.planner.schedule import Schedule, schedule
 
 CHAIN = Contract()
 MIXES = {

@@ -10,10 +10,10 @@ import pytest
 from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, product, values
 
 import isogemm
-from isogemm.backends.cpu import execute
-from isogemm.backends.cpu.gemv import GROUP
+from isogemm.backends.cpu.gemm import execute
+from isogemm.backends.cpu.gemm.gemv import GROUP
+from isogemm.backends.cpu.gemm.schedule import GEMV_ROWS, SKINNY, STREAM_ROWS
 from isogemm.contract import reference
-from isogemm.planner.schedule import GEMV_ROWS, SKINNY, STREAM_ROWS
 
 from .guards import CHAIN, MIXES, Guarded, Record, check_gemm, chosen
 
@@ -86,7 +86,7 @@ def test_every_walk_is_covered() -> None:
     """Strategies and modes of `Schedule` itself, so that a new one cannot stay untested."""
     from typing import get_args, get_type_hints
 
-    from isogemm.planner.schedule import Schedule
+    from isogemm.backends.cpu.gemm.schedule import Schedule
 
     hints = get_type_hints(Schedule)
     for place, name in enumerate(("strategy", "a_mode", "b_mode")):

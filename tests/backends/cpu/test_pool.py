@@ -16,7 +16,7 @@ import pytest
 from tests.products import assert_same, poisoned, product, values
 
 import isogemm
-from isogemm.backends.cpu import execute
+from isogemm.backends.cpu.gemm import execute
 from isogemm.backends.cpu.pool import HIRED, Pool, _worker, give, pool, take
 from isogemm.contract import Contract
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.products import product, values
 
 import isogemm
-from isogemm.backends.cpu.gemv import MAX_ROWS as GEMV_LIMIT
-from isogemm.backends.cpu.stream import MAX_ROWS as STREAM_LIMIT
-from isogemm.backends.cpu.target import target
-from isogemm.planner.schedule import Schedule
+from isogemm.backends.cpu.emit.target import target
+from isogemm.backends.cpu.gemm.gemv import MAX_ROWS as GEMV_LIMIT
+from isogemm.backends.cpu.gemm.schedule import Schedule
+from isogemm.backends.cpu.gemm.stream import MAX_ROWS as STREAM_LIMIT
 
 from .guards import MIXES, check_gemm
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isogemm.backends.cpu.target import target
+from isogemm.backends.cpu.emit.target import target
 
 from .digest import digest
 

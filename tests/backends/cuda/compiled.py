@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 from tests.backends.cuda.fake import FakeCuda
 
-from isogemm.backends.cuda import device, driver, nvrtc, tensormap, triton_build, triton_tile
+from isogemm.backends.cuda.driver import facts as device
+from isogemm.backends.cuda.driver import kernel as driver
+from isogemm.backends.cuda.driver import nvrtc, tensormap, triton_build
+from isogemm.backends.cuda.driver.libcuda import Driver
 from isogemm.backends.cuda.families import families
-from isogemm.backends.cuda.libcuda import Driver
-from isogemm.backends.cuda.product import Product
+from isogemm.backends.cuda.gemm.tile import family as triton_tile
+from isogemm.problem.product import Product
 
 __all__ = ["Compiled", "Kernels", "kernels"]
 

@@ -8,7 +8,7 @@ import threading
 from ctypes import c_char_p, c_int, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from isogemm.backends.cuda import libcuda
+from isogemm.backends.cuda.driver import libcuda
 
 CONFIG = struct.Struct("<7I4xQQI4x")
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.backends.cuda.device import NAMES, Mode, torch
 
 from isogemm.backends.cuda.families import LIBRARIES, families
-from isogemm.backends.cuda.product import Addresses, Family, Launch, Product, Strides
+from isogemm.problem.product import Addresses, Family, Launch, Product, Strides
 
 __all__ = ["candidates", "launch", "pose"]
 
@@ -32,7 +32,7 @@ def pose(a: Any, b: Any, out: Any, mode: Mode, start: Any = None) -> tuple[Produ
 
 def candidates(product: Product) -> Iterator[tuple[str, str]]:
     """(family, configuration) of everything that may serve a product: all of our own, and a library's admitted ones."""
-    from isogemm.backends.cuda.choose import chooser
+    from isogemm.backends.cuda.registry import chooser
 
     for name, family in families().items():
         if name not in LIBRARIES:

@@ -36,7 +36,9 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch.empty and its kin give on a GPU, workspaces included, holds NaNs. To be imported by a test module."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
-        from isogemm.backends.cuda import attention, attention_plans, rows
+        from isogemm.backends.cuda.attention import plans as attention_plans
+        from isogemm.backends.cuda.attention import run as attention
+        from isogemm.backends.cuda.rows import run as rows
 
         attention._load()
         rows._learn()

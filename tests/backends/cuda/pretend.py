@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isogemm import interop_cuda, problem
-from isogemm.backends.cuda import execute, front, front_items
-from isogemm.backends.cuda.product import Addresses, Product, Strides
+from isogemm.backends.cuda import calls as front
+from isogemm.backends.cuda.gemm import execute
+from isogemm.backends.cuda.gemm import list_calls as front_items
 from isogemm.contract import reference
-from isogemm.ghost import Device, ghost, holder_of
-from isogemm.planner.numeric import default_contract
+from isogemm.operands import cuda as interop_cuda
+from isogemm.operands.device_array import Device, ghost, holder_of
+from isogemm.problem import settings as problem
+from isogemm.problem.numeric import default_contract
+from isogemm.problem.product import Addresses, Product, Strides
 
 FIRST = Device("cuda", 0)
 NOWHERE = 0x7F0000000000

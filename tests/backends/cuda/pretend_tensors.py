@@ -9,8 +9,10 @@ import pytest
 from tests.backends.cuda.pretend import FIRST, STREAM, pretended  # noqa: F401
 from tests.products import BF16
 
-from isogemm import interop, interop_cuda, tensors
-from isogemm.backends.cuda import front
+from isogemm.api import short as tensors
+from isogemm.backends.cuda import calls as front
+from isogemm.operands import cuda as interop_cuda
+from isogemm.operands import views as interop
 
 __all__ = ["Tensors", "bits", "on_device"]
 

@@ -10,11 +10,14 @@ from tests.backends.cuda.pretend import FIRST, STREAM, nowhere, pretended  # noq
 from tests.products import F32, assert_same, poisoned, stacked, values
 
 import isogemm
-from isogemm import dispatch, tensors
-from isogemm.backends.cuda import front, pointers, workspace
-from isogemm.backends.cuda.device import Pointer
+from isogemm.api import dispatch
+from isogemm.api import short as tensors
+from isogemm.backends.cuda import calls as front
+from isogemm.backends.cuda import pointers
+from isogemm.backends.cuda.driver import workspace
+from isogemm.backends.cuda.driver.facts import Pointer
 from isogemm.errors import DeviceError, LayoutError, ShapeError
-from isogemm.ghost import ghost
+from isogemm.operands.device_array import ghost
 
 pytestmark = pytest.mark.usefixtures("pretended")
 
@@ -88,7 +91,7 @@ def test_pointers_to_what_is_no_matrix_are_refused(shape, strides):
 
 def test_capture_is_asked_of_the_device_that_is_meant(monkeypatch):
     torch = pytest.importorskip("torch")
-    from isogemm.backends.cuda import device
+    from isogemm.backends.cuda.driver import facts as device
 
     current = [0]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ... import given
+from ...base import arguments as given
 from ...errors import LimitError, OptionError, ShapeError
-from ...quant.formats import FORMATS, format_of
+from ...formats.blocks import FORMATS, format_of
 from ..data import nearest as nearest_name
 from ..data import portable
 from ..providers import Absent

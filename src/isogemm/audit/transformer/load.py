@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from ... import given
+from ...base import arguments as given
 from ...errors import DeviceError, OptionError
 from ..data import as_dtype
 

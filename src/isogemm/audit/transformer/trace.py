@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...torch.coverage import MOVES
+from ...torch.routing.coverage import MOVES
 from .runs import STRIDE, Step
 
 __all__ = ["Difference", "Key", "Trace", "called_more", "first_difference"]

@@ -23,10 +23,10 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from ...floating import enter_default_rounding, leave_default_rounding
-from ...jit import njit
-from ...threads import join_threadpoolctl
-from .atomics import (
+from ...base.floating import enter_default_rounding, leave_default_rounding
+from ...base.jit import njit
+from ...base.threads import join_threadpoolctl
+from .emit.atomics import (
     atomic_add,
     atomic_exchange_if,
     atomic_load,
@@ -37,8 +37,8 @@ from .atomics import (
     lock_taken,
     pause,
 )
-from .routines import call3
-from .scalars import poke64
+from .emit.scalars import poke64
+from .gemm.routines import call3
 
 __all__ = ["Pool", "give", "pool", "run_chunks", "run_part", "take"]
 

@@ -36,8 +36,8 @@ def forget() -> None:
 
 
 def _made(device: int) -> KernelAdmissions:
-    from ...disk import cache_folder
+    from ...base.disk import cache_folder
     from ...planner.admission import Records
-    from .machine import TorchMachine
+    from .driver.machine import TorchMachine
 
     return KernelAdmissions(TorchMachine(device), Records(cache_folder("admissions")))

@@ -7,20 +7,20 @@ from functools import cache
 from importlib import import_module
 from types import MappingProxyType
 
-from .product import Family
+from ...problem.product import Family
 
 __all__ = ["HOMES", "LIBRARIES", "absent", "families"]
 
 # The plain families first: in this order they are the last resort. ``module:name`` of a family or of its class.
 HOMES = MappingProxyType(
     {
-        "chain": "triton_tile:CHAIN",
-        "ieee": "triton_tile:IEEE",
-        "sgemm": "sgemm:Sgemm",
-        "tf32": "tf32:Tf32",
-        "hopper": "hopper:Hopper",
-        "cublaslt": "cublaslt:CublasLt",
-        "items": "grouped:FAMILY",
+        "chain": "gemm.tile.family:CHAIN",
+        "ieee": "gemm.tile.family:IEEE",
+        "sgemm": "gemm.sgemm.family:Sgemm",
+        "tf32": "gemm.tf32.family:Tf32",
+        "hopper": "gemm.hopper.family:Hopper",
+        "cublaslt": "gemm.cublaslt.family:CublasLt",
+        "items": "gemm.lists.family:FAMILY",
     }
 )
 

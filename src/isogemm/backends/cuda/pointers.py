@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError, DTypeError, LayoutError, ShapeError
-from ...ghost import Device, ghost
-from ...interop import as_dtype, view
-from ...problem import DTYPES, supported
-from .device import Pointer, pointer
+from ...operands.device_array import Device, ghost
+from ...operands.views import as_dtype, view
+from ...problem.settings import DTYPES, supported
+from .driver.facts import Pointer, pointer
 
 __all__ = ["PointerArray"]
 

@@ -1,0 +1,166 @@
+"""What is measured on an NVIDIA GPU, and the bars that the project has set itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from isogemm.lab import Work
+
+from ..cpu.cases import Bar
+
+__all__ = ["GROUPS", "LLM", "ROWS", "SUITES", "Case", "Group", "cases", "select"]
+
+Form = Literal["linear", "gradient", "batched", "host", "wall", "replay"]
+
+# (n, k) of the linears of two language models: hidden 2560 and 4096.
+LLM = ((6144, 2560), (2560, 4096), (19456, 2560), (2560, 9728), (4096, 4096), (28672, 4096), (4096, 14336))
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+DECODE = tuple(m for m in ROWS if m <= 16)
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+DEFAULTS = {"float32": "fma/chain", "bfloat16": "tensor_core:sm90/chain", "float16": "tensor_core:sm90/chain"}
+PEER = "batch_invariant_ops"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One shape in one form; its words (`words`) are what ``--only`` selects by.
+
+    Attributes
+    ----------
+    suite, form : str
+        ``linear`` is x[m, k] @ w[n, k].T; ``gradient`` adds dy[k, m].T @ x[k, n] to a float32 [m, n]; ``batched``
+        is a stack of a[m, k] @ b[k, n]; ``host`` is a linear's time on the host, ``wall`` its time to the end of
+        the device's work, ``replay`` its time as a node of a CUDA graph.
+    m, n, k, batch : int
+    dtype, out_dtype : str
+    layout : str
+        Of the two operands: T where it is a transposed view.
+    contract : str
+        Asked for; empty for the default.
+    label : str
+        What shapes do not say.
+    bars : tuple of Bar
+        Least ratios of speeds; against ``torch`` means the fastest of torch's ways.
+    error_ratio : float
+        Most error relative to torch's, in the norm against float64; 0 where none is asked for.
+    spaced : bool
+        Also timed with an elementwise kernel between the products.
+    """
+
+    suite: str
+    form: Form
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "bfloat16"
+    out_dtype: str = ""
+    layout: str = "NT"
+    contract: str = ""
+    label: str = ""
+    bars: tuple[Bar, ...] = ()
+    error_ratio: float = 0.0
+    spaced: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The case in words, unique among all cases."""
+        items = (f"batch={self.batch}",) if self.batch > 1 else ()
+        shape = (f"m={self.m}", f"n={self.n}", f"k={self.k}", self.layout, self.dtype)
+        named = tuple(word for word in (self.label, self.contract) if word)
+        return (self.suite, *named, *items, *shape)
+
+    @property
+    def name(self) -> str:
+        """`words` as one line."""
+        return " ".join(self.words)
+
+    @property
+    def definition(self) -> str:
+        """The contract whose bits ours have to be."""
+        return self.contract or DEFAULTS[self.dtype]
+
+    @property
+    def arithmetic(self) -> str:
+        """What the peak is that products of this kind can reach: a dtype, or tf32x3."""
+        return "tf32x3" if self.definition.startswith("tf32x3") else self.dtype
+
+    @property
+    def work(self) -> Work:
+        """Least work of the product; an accumulated output is read as well."""
+        item, out = ITEMSIZE[self.dtype], ITEMSIZE[self.out_dtype or self.dtype]
+        plain = Work.gemm(self.m, self.n, self.k, itemsize=item, out_itemsize=out, batch=self.batch)
+        reread = self.m * self.n * out if self.form == "gradient" else 0
+        return Work(plain.flops, plain.nbytes + reread)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A geometric mean over cells of the ``llm`` suite that has to reach a bar."""
+
+    name: str
+    peer: str
+    rows: tuple[int, ...]
+    bar: float
+
+
+GROUPS = (
+    Group("all", "torch", ROWS, 1.05),
+    Group("M <= 16", "torch", DECODE, 1.08),
+    Group("M <= 16", PEER, DECODE, 3.5),
+    Group("M = 4096", PEER, (4096,), 1.4),
+)
+
+
+def _llm() -> list[Case]:
+    bars = (Bar("torch", 0.95),)
+    return [Case("llm", "linear", m, n, k, bars=bars, spaced=True) for n, k in LLM for m in ROWS]
+
+
+def _leaf() -> list[Case]:
+    contract, bars = "tensor_core:sm90/leaf4096", (Bar("torch", 0.93),)
+    forward = Case("leaf", "linear", 4096, 4096, 14336, contract=contract, bars=bars)
+    gradient = Case(
+        "leaf", "gradient", 14336, 4096, 8192, out_dtype="float32", layout="TN", contract=contract, bars=bars
+    )
+    return [forward, gradient]
+
+
+def _fp32() -> list[Case]:
+    ieee = Case("fp32", "linear", 4096, 4096, 4096, dtype="float32", label="ieee", bars=(Bar("torch", 0.6),))
+    bars = (Bar("torch", 1.7),)
+    fast = Case(
+        "fp32", "linear", 4096, 4096, 4096, dtype="float32", contract="tf32x3:sm90/chain", bars=bars, error_ratio=0.5
+    )
+    return [ieee, fast]
+
+
+def _batched() -> list[Case]:
+    """Attention: scores Q K^T and then P V, with K as it is stored."""
+    bars = (Bar("torch", 0.95),)
+    shapes = ((512, 128, 32), (4096, 128, 32))  # tokens, width of a head, heads
+    scores = [Case("batched", "batched", t, t, d, batch=h, layout="NT", label="QK", bars=bars) for t, d, h in shapes]
+    back = [Case("batched", "batched", t, d, t, batch=h, layout="NN", label="PV", bars=bars) for t, d, h in shapes]
+    return scores + back
+
+
+def _overhead() -> list[Case]:
+    shapes = ((1, 2560, 4096), (16, 6144, 2560), (64, 64, 64))
+    bars = {"host": (Bar("torch", round(1 / 2.5, 3)),)}
+    forms: tuple[Form, ...] = ("host", "wall", "replay")
+    return [Case("overhead", form, *shape, label=form, bars=bars.get(form, ())) for form in forms for shape in shapes]
+
+
+SUITES = {"llm": _llm, "leaf": _leaf, "fp32": _fp32, "batched": _batched, "overhead": _overhead}
+
+
+def cases(suites: Iterable[str]) -> list[Case]:
+    """Every case of some suites."""
+    return [case for suite in suites for case in SUITES[suite]()]
+
+
+def select(all_cases: Sequence[Case], only: str) -> list[Case]:
+    """The cases that have every word of `only`: ``"m=1 n=4096"`` leaves m=16 out."""
+    return [case for case in all_cases if set(only.split()) <= set(case.words)]

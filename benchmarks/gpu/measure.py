@@ -1,0 +1,228 @@
+"""From a GPU case to a row: correctness, interleaved replays, verdicts against the bars."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import exp, log
+from typing import Any
+
+from isogemm.lab import Candidate, Ceilings, Clock, Timing, fastest, interleave, row, verdict
+
+from ..cpu.cases import Bar
+from .cases import GROUPS, Case, Group
+from .engine import Engine
+from .kernels import kernel_of
+from .operands import Peer, Setup, Shelf, build
+from .peers import fastest_torch
+
+__all__ = ["OURS", "Settings", "against", "geometric_mean", "judge", "measure", "summarize"]
+
+OURS = "isogemm"
+SPACED = ", spaced"
+Report = Callable[[int, int, str], None]
+MOST_CALLS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How long to measure.
+
+    Attributes
+    ----------
+    rounds : int
+        Samples of each candidate.
+    replay_seconds : float
+        About how long one replay of a graph is, and the least length of a block.
+    seed : int
+    peer : str
+        The ``--peer`` that the command was given, for the line that repeats a row.
+    """
+
+    rounds: int = 7
+    replay_seconds: float = 1.5e-3
+    seed: int = 0
+    peer: str = ""
+    quick: bool = False
+
+    def command(self, case: Case) -> str:
+        """The line that measures one row again."""
+        words = ["--suite", case.suite, "--only", " ".join(case.words[1:])]
+        words += ["--peer", self.peer] if self.peer else []
+        words += ["--seed", str(self.seed)] if self.seed else []
+        words += ["--quick"] if self.quick else []
+        return "python -m benchmarks.gpu " + shlex.join(words)
+
+
+def measure(
+    case: Case,
+    settings: Settings,
+    engine: Engine,
+    shelf: Shelf,
+    ceilings: Mapping[str, float],
+    peer: Peer = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """The row of a case. An error of ours becomes a row that says so; a peer that cannot is named in ``absent``."""
+    try:
+        setup = build(case, shelf, peer)
+        absent = _drop_unable(setup)
+        if OURS in absent:
+            return _row(case, settings, {}, None, ceilings, setup, absent, absent.pop(OURS))
+        kernel = kernel_of(setup.calls[OURS])
+        correctness = setup.check()
+        engine.synchronize()
+        timings = _timed(case, setup, settings, engine, ceilings, report)
+        return _row(case, settings, timings, correctness, ceilings, setup, absent, None, kernel)
+    except Exception as error:
+        return _row(case, settings, {}, None, ceilings, None, {}, _words(error))
+
+
+def _drop_unable(setup: Setup) -> dict[str, str]:
+    """Call every candidate once, which compiles; those that raise are dropped, with their words."""
+    absent = {}
+    for name, call in list(setup.calls.items()):
+        try:
+            with setup.settings(name):
+                call(0)
+        except Exception as error:
+            absent[name] = _words(error)
+            del setup.calls[name]
+    return absent
+
+
+def _timed(
+    case: Case, setup: Setup, settings: Settings, engine: Engine, ceilings: Mapping[str, float], report: Report | None
+) -> dict[str, Timing]:
+    if case.form in ("host", "wall"):
+        clock: Clock = engine.submit if case.form == "host" else engine.wall
+        candidates = [Candidate(name, call) for name, call in setup.calls.items()]
+        return interleave(candidates, blocks=settings.rounds, block_seconds=2e-3, pause=0, clock=clock, progress=report)
+    count = calls_in_a_graph(case, setup.copies, settings.replay_seconds, ceilings)
+    graphs = {}
+    for name, call in setup.calls.items():
+        with setup.settings(name):
+            graphs[name] = engine.capture([lambda i=i, call=call: call(i) for i in range(count)])
+        if setup.spacer and name in (OURS, "torch.mm"):
+            graphs[name + SPACED] = engine.capture(_spaced(call, setup.spacer, count))
+    timings = interleave(
+        [Candidate(name, run) for name, run in graphs.items()],
+        blocks=settings.rounds,
+        block_seconds=settings.replay_seconds / 2,
+        pause=0,
+        clock=engine.clock,
+        progress=report,
+    )
+    return {name: timing.scaled(1 / count) for name, timing in timings.items()}
+
+
+def _spaced(call: Callable[[int], Any], spacer: Callable[[], Any], count: int) -> list[Callable[[], Any]]:
+    """The calls with an unrelated kernel after each, so that none can begin while its like still runs."""
+
+    def both(i: int) -> None:
+        call(i)
+        spacer()
+
+    return [lambda i=i: both(i) for i in range(count)]
+
+
+def calls_in_a_graph(case: Case, copies: int, seconds: float, ceilings: Mapping[str, float]) -> int:
+    """Whole passes over the copies that take about `seconds`, at most 400 calls (and at least one pass)."""
+    bound = limits(case, ceilings).bound(case.work)
+    passes = max(1, round(seconds / (copies * (1.25 * bound + 2e-6))))
+    return max(copies, min(passes * copies, MOST_CALLS // copies * copies))
+
+
+def limits(case: Case, ceilings: Mapping[str, float]) -> Ceilings:
+    """The measured roofline of a case's arithmetic."""
+    return Ceilings(1, ceilings["bytes_per_second"], ceilings[case.arithmetic])
+
+
+def against(row: Mapping[str, Any], peer: str, ours: str = OURS) -> float | None:
+    """Speed relative to a peer by the medians of a row; ``torch`` is the fastest of torch's ways."""
+    names = fastest_torch(list(row["timings"])) if peer == "torch" else [peer]
+    times = [row["timings"][name]["median"] for name in names if name in row["timings"]]
+    mine = row["timings"].get(ours)
+    return min(times) / mine["median"] if times and mine else None
+
+
+def judge(bar: Bar, timings: Mapping[str, Timing]) -> str:
+    """Whether a bar is ``MET``, ``NOT MET``, ``AMBIGUOUS``, or ``NOT MEASURED``."""
+    names = fastest_torch(list(timings)) if bar.against == "torch" else [bar.against]
+    present = [name for name in names if name in timings]
+    if OURS not in timings or not present:
+        return "NOT MEASURED"
+    return verdict(timings[OURS], fastest(timings, *present)).against(bar.value)
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """exp of the mean logarithm; None of nothing."""
+    found = list(values)
+    return exp(sum(map(log, found)) / len(found)) if found else None
+
+
+def summarize(rows: Sequence[Mapping[str, Any]], groups: Sequence[Group] = GROUPS) -> list[dict[str, Any]]:
+    """The groups of the ``llm`` suite: geometric mean, least cell, cells, and whether the bar is met."""
+    found = []
+    for group in groups:
+        cells = [r for r in rows if r["suite"] == "llm" and r["m"] in group.rows]
+        ratios = [x for r in cells if (x := against(r, group.peer)) is not None]
+        mean = geometric_mean(ratios)
+        word = "NOT MEASURED" if mean is None else "MET" if mean >= group.bar else "NOT MET"
+        facts = {"group": group.name, "peer": group.peer, "bar": group.bar, "mean": mean, "result": word}
+        found.append(facts | {"least": min(ratios, default=None), "cells": len(ratios)})
+    return found
+
+
+def _error_bar(case: Case, correctness: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """The bar on the error relative to torch's."""
+    if not case.error_ratio:
+        return []
+    errors = (correctness or {}).get("errors", {})
+    if OURS not in errors or "torch.mm" not in errors:
+        word = "NOT MEASURED"
+    else:
+        word = "MET" if errors[OURS] <= case.error_ratio * errors["torch.mm"] else "NOT MET"
+    return [{"bar": f"error ≤ {case.error_ratio:g} torch", "result": word}]
+
+
+def _row(
+    case: Case,
+    settings: Settings,
+    timings: Mapping[str, Timing],
+    correctness: Mapping[str, Any] | None,
+    ceilings: Mapping[str, float],
+    setup: Setup | None,
+    absent: Mapping[str, str],
+    error: str | None,
+    kernel: str | None = None,
+) -> dict[str, Any]:
+    ours = timings.get(OURS)
+    peers = [t for t in timings.values() if not t.name.startswith(OURS) and not t.name.endswith(SPACED)]
+    verdicts = [verdict(ours, t) for t in peers] if ours else []
+    spaced = timings.get(OURS + SPACED)
+    if spaced:
+        verdicts.append(verdict(spaced, timings["torch.mm" + SPACED]))
+    facts = {key: value for key, value in asdict(case).items() if key != "bars"}
+    roofline = case.form not in ("host", "wall", "replay")
+    return row(
+        case.name,
+        command=settings.command(case),
+        timings=timings,
+        verdicts=verdicts,
+        kernel=kernel,
+        correctness=correctness,
+        work=case.work,
+        ceilings=limits(case, ceilings) if roofline else None,
+        seed=settings.seed,
+        operands=f"rotated over {setup.copies} copies" if setup else "",
+        bars=[{"bar": str(bar), "result": judge(bar, timings)} for bar in case.bars] + _error_bar(case, correctness),
+        absent=dict(absent),
+        error=error,
+        **facts,
+    )
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")

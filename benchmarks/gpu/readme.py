@@ -1,0 +1,88 @@
+"""The README's figures of the GPU benchmark, from committed results; `benchmarks.readme` puts them there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .cases import PEER
+from .measure import against, geometric_mean
+
+__all__ = ["gpu_section"]
+
+Row = Mapping[str, Any]
+
+LINES = (
+    ("M = 1 to 16", lambda m: m <= 16),
+    ("M = 32 to 512", lambda m: 32 <= m <= 512),
+    ("M = 1024 to 4096", lambda m: m >= 1024),
+    ("all", lambda m: True),
+)
+PEERS = (("torch.mm", "torch"), ("torch set to cuBLASLt, split-K off", "cublaslt"), (PEER, PEER))
+# (words of the README, the words of the cases)
+OTHERS = (
+    ("float32 by `tf32x3:sm90/chain`, 4096 cubed", "fp32 tf32x3:sm90/chain"),
+    ("float32 by `fma/chain`, 4096 cubed", "fp32 ieee"),
+    ("order `leaf4096`, M = 4096 on (4096, 14336)", "leaf NT"),
+    ("order `leaf4096`, weight gradient 14336 x 4096 over 8192 tokens", "leaf TN"),
+    ("attention, Q K^T and P V", "batched"),
+)
+
+
+def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
+    """The README's text between the marks."""
+    # A case that a later file measured again counts there alone.
+    rows = list({row["name"]: row for run in runs for row in run["rows"] if not row["error"]}.values())
+    device = runs[-1]["device"]["before"]
+    llm = [row for row in rows if row["suite"] == "llm"]
+    shapes = len({(row["n"], row["k"]) for row in llm})
+    packages = device.get("packages", {})
+    out = [
+        f"Device time on one {device['name']} (driver {device.get('driver_version', 'unknown')}, torch "
+        f"{packages.get('torch', 'unknown')}), bfloat16, the linears of two",
+        f"language models ({shapes} shapes), weights from memory, in CUDA graphs; geometric mean and range over the",
+        "cells, above 1 isogemm is faster:",
+        "",
+        "| | " + " | ".join(words for words, _ in PEERS) + " |",
+        "|---" * (1 + len(PEERS)) + "|",
+    ]
+    for words, wanted in LINES:
+        cells = [row for row in llm if wanted(row["m"])]
+        out.append(f"| {words} | " + " | ".join(_cell(cells, peer) for _, peer in PEERS) + " |")
+    out += [
+        "",
+        "torch with split-K off is what its own switches give. Where its pick is poor (up to 15 times), cuBLASLt has",
+        "better algorithms with K in one piece, which compete among our kernels.",
+        "",
+        "| against the fastest of torch's own ways | |",
+        "|---|---|",
+    ]
+    for words, key in OTHERS:
+        found = [row for row in rows if set(key.split()) <= set(row["name"].split())]
+        if found:
+            out.append(f"| {words} | {_cell(found, 'torch')} |")
+    return "\n".join([*out, "", _bits(rows), *_sources(sources), ""])
+
+
+def _cell(rows: Sequence[Row], peer: str) -> str:
+    ratios = [x for row in rows if (x := against(row, peer)) is not None]
+    mean = geometric_mean(ratios)
+    if mean is None:
+        return "not measured"
+    return f"{mean:.2f}" if len(ratios) == 1 else f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _bits(rows: Sequence[Row]) -> str:
+    checks = [row["correctness"] for row in rows if row.get("correctness")]
+
+    def total(*names: str) -> int:
+        return sum(check.get(name, 0) for check in checks for name in names)
+
+    return (
+        f"Of {total('checked'):,} sampled elements {total('differing')} differ from the definition; of "
+        f"{total('batch_checked'):,}, {total('batch_differing')} differ from the same rows in a batch of 4096. From"
+    )
+
+
+def _sources(sources: Sequence[str]) -> list[str]:
+    return [f"`{source}`{',' if source != sources[-1] else '.'}" for source in sources]

@@ -1,0 +1,59 @@
+"""The README's figures of quantized products on a CPU, from committed results; `benchmarks.readme` puts them there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, log
+from typing import Any
+
+from .measure import FORMATS, PEERS, ROWS, SHAPES
+
+__all__ = ["quant_section"]
+
+Row = Mapping[str, Any]
+
+
+def quant_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
+    """The README's text between the marks."""
+    # A case that a later file measured again counts there alone.
+    rows = list({(row["name"], row["threads"]): row for run in runs for row in run["rows"]}.values())
+    cpu, version = runs[0]["environment"]["cpu"], runs[0]["llama"]["ggml"]
+    differing = sum(row["correctness"]["differing"] for row in rows)
+    checked = sum(row["correctness"]["checked"] for row in rows)
+    threads = sorted({row["threads"] for row in rows})
+    shapes = ", ".join(f"({n}, {k})" for n, k in SHAPES)
+    out = [
+        f"Speed against the faster of llama.cpp's CPU kernels (ggml {version}, built for this machine: those for",
+        f"blocks as they are in a file, and those for repacked ones), float32 activations, {cpu['model']}",
+        f"({cpu['core']}), on (n, k) = {shapes}; geometric mean and range, above 1 isogemm is faster:",
+        "",
+        "| | " + " | ".join(f"M = {m}, {_plural(t)}" for t in threads for m in ROWS) + " |",
+        "|---" * (1 + len(threads) * len(ROWS)) + "|",
+    ]
+    for fmt in FORMATS:
+        cells = [
+            _cell([r for r in rows if (r["format"], r["m"], r["threads"]) == (fmt, m, t)])
+            for t in threads
+            for m in ROWS
+        ]
+        out.append(f"| {fmt} | " + " | ".join(cells) + " |")
+    out += [
+        "",
+        f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From",
+        *(f"`{source}`{',' if source != sources[-1] else '.'}" for source in sources),
+        "",
+    ]
+    return "\n".join(out)
+
+
+def _plural(threads: int) -> str:
+    return f"{threads} thread{'s' * (threads > 1)}"
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    """Against the faster peer of each row: geometric mean and range."""
+    ratios = [min(v["ratio"] for v in row["verdicts"] if v["peer"] in PEERS) for row in rows]
+    if not ratios:
+        return "not measured"
+    mean = exp(sum(map(log, ratios)) / len(ratios))
+    return f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"

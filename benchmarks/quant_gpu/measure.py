@@ -1,0 +1,192 @@
+"""From a quantized GPU case to a row: correctness, interleaved replays, verdicts against the bars."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from isogemm.lab import Candidate, Ceilings, Timing, Verdict, interleave, row, verdict
+
+from ..gpu.engine import Engine
+from ..gpu.measure import judge
+from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, Case
+from .kernels import kernel_of
+from .operands import LLAMA, TORCH, Call, Setup, Shelf, build
+from .peers import GEMLITE
+
+__all__ = ["Settings", "checks", "measure", "ratio", "wrong"]
+
+ARITHMETIC = "bfloat16"
+MOST_CALLS = 400
+BITS = ("differing", "batch_differing", "plain_differing")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How long to measure.
+
+    Attributes
+    ----------
+    rounds : int
+        Samples of each candidate.
+    replay_seconds : float
+        About how long one replay of a graph is, and twice the least length of a block.
+    seed : int
+    options : tuple of str
+        What the command was given beside, for the line that repeats a row.
+    """
+
+    rounds: int = 7
+    replay_seconds: float = 1.5e-3
+    seed: int = 0
+    options: tuple[str, ...] = ()
+
+    def command(self, case: Case) -> str:
+        """The line that measures one row again."""
+        words = ["--formats", case.format, "--m", str(case.m), "--shapes", f"{case.n}x{case.k}", *self.options]
+        words += ["--seed", str(self.seed)] if self.seed else []
+        return "python -m benchmarks.quant_gpu " + shlex.join(words)
+
+
+def measure(
+    case: Case, settings: Settings, engine: Engine, shelf: Shelf, ceilings: Mapping[str, float]
+) -> dict[str, Any]:
+    """The row of a case. An error of ours becomes a row that says so; who cannot is named in ``absent``."""
+    correctness: dict[str, Any] | None = None
+    error, timings, setup, kernels = None, dict[str, Timing](), None, dict[str, str]()
+    try:
+        setup = build(case, shelf)
+        try:
+            kernels = _kernels(setup) if shelf.device != "cpu" else {}
+            correctness, error = _checked(setup)
+            engine.synchronize()
+            timings = _timed(case, setup, settings, engine, ceilings)
+        finally:
+            engine.synchronize()
+            setup.free()
+    except Exception as raised:
+        error = _words(raised)
+    error = error or (setup.absent.get(OURS) if setup else None)
+    return _row(case, settings, timings, correctness, ceilings, setup, error, kernels)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _checked(setup: Setup) -> tuple[dict[str, Any] | None, str | None]:
+    """Correctness, or what its check raised: times are measured all the same."""
+    try:
+        return setup.check(), None
+    except Exception as error:
+        return None, f"check: {_words(error)}"
+
+
+def _kernels(setup: Setup) -> dict[str, str]:
+    """What each path of ours launches."""
+    return {name: kernel_of(setup.calls[name].run) for name in (OURS, Q8, FP32) if name in setup.calls}
+
+
+def _timed(
+    case: Case, setup: Setup, settings: Settings, engine: Engine, ceilings: Mapping[str, float]
+) -> dict[str, Timing]:
+    """Everybody's calls as graphs, replayed in turns."""
+    graphs, counts = [], {}
+    for name, call in setup.calls.items():
+        count = counts[name] = _calls(case, name, call, settings.replay_seconds, ceilings)
+        try:
+            for i in range(call.copies):
+                call.run(i)  # what is looked up at a copy's first call is not looked up while a graph is captured
+            run = engine.capture([partial(call.run, i) for i in range(count)])
+        except Exception as error:
+            setup.absent[name] = f"graph: {_words(error)}"
+            continue
+        graphs.append(Candidate(name, run))
+    timings = interleave(
+        graphs, blocks=settings.rounds, block_seconds=settings.replay_seconds / 2, pause=0, clock=engine.clock
+    )
+    return {name: timing.scaled(1 / counts[name]) for name, timing in timings.items()}
+
+
+def _calls(case: Case, name: str, call: Call, seconds: float, ceilings: Mapping[str, float]) -> int:
+    """Whole passes over a candidate's copies that take about `seconds`."""
+    plain = {PLAIN: case.plain_work, TORCH: case.plain_work, PLAIN_FP32: case.plain_fp32_work}
+    bound = _limits(ceilings).bound(plain.get(name, case.work))
+    passes = max(1, round(seconds / (call.copies * (1.25 * bound + 2e-6))))
+    return max(call.copies, min(passes * call.copies, MOST_CALLS // call.copies * call.copies))
+
+
+def _limits(ceilings: Mapping[str, float]) -> Ceilings:
+    return Ceilings(1, ceilings["bytes_per_second"], ceilings[ARITHMETIC])
+
+
+def ratio(row: Mapping[str, Any], ours: str, peer: str) -> float | None:
+    """Speed relative to a peer by the medians of a row."""
+    times = row["timings"]
+    if ours not in times or peer not in times:
+        return None
+    return float(times[peer]["median"] / times[ours]["median"])
+
+
+def checks(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """What was compared, of each path of ours."""
+    found = row["correctness"] or {}
+    return found, found.get("q8", {}), found.get("fp32", {})
+
+
+def wrong(row: Mapping[str, Any]) -> int:
+    """Bits of ours that differ, anywhere."""
+    return sum(int(part.get(key, 0)) for part in checks(row) for key in BITS)
+
+
+def _verdicts(timings: Mapping[str, Timing]) -> list[Verdict]:
+    """Of each path: the one with 16-bit activations against everybody, the others against those they are for."""
+    pairs = [(OURS, name) for name in (PLAIN, TORCH, GEMLITE, LLAMA)] + [(Q8, name) for name in (PLAIN, LLAMA)]
+    pairs += [(FP32, name) for name in (PLAIN, PLAIN_FP32)]
+    return [verdict(timings[a], timings[b]) for a, b in pairs if a in timings and b in timings]
+
+
+def _judged(case: Case, timings: Mapping[str, Timing]) -> list[dict[str, str]]:
+    """Paths of 16 and 8 bits against each bar: the bars name no arithmetic, and the two have different bits.
+
+    None is for float32 activations.
+    """
+    paths = [(path, timings[name]) for path, name in (("same", OURS), ("q8", Q8)) if name in timings]
+    return [
+        {"bar": f"{path} {bar}", "result": judge(bar, {**timings, OURS: ours})}
+        for bar in case.bars
+        for path, ours in paths
+    ]
+
+
+def _row(
+    case: Case,
+    settings: Settings,
+    timings: Mapping[str, Timing],
+    correctness: Mapping[str, Any] | None,
+    ceilings: Mapping[str, float],
+    setup: Setup | None,
+    error: str | None,
+    kernels: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    copies = {name: call.copies for name, call in setup.calls.items()} if setup else {}
+    return row(
+        case.name,
+        command=settings.command(case),
+        timings=timings,
+        verdicts=_verdicts(timings),
+        kernel=(kernels or {}).get(OURS),
+        kernels=dict(kernels or {}),
+        correctness=correctness,
+        work=case.work,
+        ceilings=_limits(ceilings),
+        seed=settings.seed,
+        operands=f"weights rotated over copies: {copies}",
+        bars=_judged(case, timings),
+        absent={name: words for name, words in setup.absent.items() if name != OURS} if setup else {},
+        error=error,
+        **asdict(case),
+    )

@@ -1,0 +1,1 @@
+"""The public calls: from arguments to a checked problem to a device."""

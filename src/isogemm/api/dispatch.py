@@ -1,0 +1,397 @@
+"""From arguments to a validated problem to the backend: what the public functions share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise, zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends import cpu
+from ..backends.cuda import calls as front
+from ..backends.cuda.gemm import list_calls as front_items
+from ..backends.cuda.pointers import PointerArray
+from ..backends.cuda.weight import DeviceWeight
+from ..contract.spec import Contract, ContractLike, as_contract
+from ..errors import DTypeError, LimitError, OptionError, ShapeError
+from ..operands import views as interop
+from ..operands.aliasing import check_items_apart
+from ..operands.device_array import HOST
+from ..problem import settings as problem
+from ..problem.settings import GemmProblem, Settings
+from .operands import Operands, Space
+
+__all__ = ["DEFAULT", "Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
+
+Array = NDArray[Any]
+
+DEFAULT = Contract()
+
+
+class Options(NamedTuple):
+    """The keyword arguments that are no operands, as given."""
+
+    contract: ContractLike | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    out_dtype: Any = None
+    accumulate: bool = False
+
+
+def settings(given: Options, space: Space, a: Array, b: Array) -> Settings:
+    """Checked settings from the public keyword arguments; the default contract is the device's for these operands."""
+    contract, alpha, beta, out_dtype, accumulate = given
+    chosen = space.default(a.dtype, b.dtype) if contract is None else as_contract(contract)
+    if (
+        type(alpha) is float
+        and type(beta) is float
+        and alpha == 1
+        and beta == 0
+        and out_dtype is None
+        and accumulate is False
+    ):
+        return _plain(chosen)
+    return Settings.checked(
+        chosen,
+        alpha=alpha,
+        beta=beta,
+        accumulate=accumulate,
+        out_dtype=interop.as_dtype(out_dtype),
+    )
+
+
+@lru_cache(maxsize=64)
+def _plain(contract: Contract) -> Settings:
+    return Settings.checked(contract)
+
+
+def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: Any, accumulate: bool) -> Any:
+    """`isogemm.matmul` for every kind of operand."""
+    here = Operands()
+    xa, xb, target = here.view("a", a), here.view("b", b), here.optional("out", out)
+    space = here.space
+    chosen = settings(Options(contract, 1.0, 0.0, out_dtype, accumulate), space, xa, xb)
+    if chosen.accumulate and target is None:
+        raise OptionError("accumulate=True", limit="out, the float32 sums to start from", value=None, nearest="out=")
+    ma, mb, whole, shape = matrices(xa, xb)
+    ma, mb = _broadcast(ma, whole[:-2]), _broadcast(mb, whole[:-2])
+    view = None if target is None else with_axes(target, shape, xa.ndim == 1, xb.ndim == 1)
+    posed = problem.check_product(ma, mb, view if chosen.accumulate else None, None, view, chosen, "matmul")
+    if view is None:
+        view = allocate(space, whole, posed.dtype_out)
+    run(space, ma, mb, view if chosen.accumulate else None, view, None, chosen)
+    result = here.result(view.reshape(shape) if out is None else view, out, a, b)
+    if here.place is not HOST:
+        front.remember("matmul", (a, b, None, out), (accumulate, contract, out_dtype), result, space.backend)
+    return result
+
+
+def matrices(a: Array, b: Array) -> tuple[Array, Array, tuple[int, ...], tuple[int, ...]]:
+    """Operands of `numpy.matmul` as stacks of matrices, with the shape of the stack of products and of the result."""
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim == 0:
+            raise ShapeError(f"dimensions of {name}", limit="at least 1", value=0, nearest=f"{name}.reshape(1)")
+    ma = a[None, :] if a.ndim == 1 else a
+    mb = b[:, None] if b.ndim == 1 else b
+    if ma.shape[-1] != mb.shape[-2]:
+        raise problem.mismatch(ma.shape, mb.shape)
+    # Not numpy.broadcast_shapes, which refuses products of sizes beyond 2**63 in words of its own.
+    pairs = list(zip_longest(reversed(ma.shape[:-2]), reversed(mb.shape[:-2]), fillvalue=1))
+    if any(x != y and 1 not in (x, y) for x, y in pairs):
+        raise ShapeError(
+            "batch dimensions",
+            limit="equal or 1, aligned at the last",
+            value=f"a {list(a.shape)} and b {list(b.shape)}",
+            nearest=f"b {[*ma.shape[:-2], *mb.shape[-2:]]}",
+        )
+    batch = tuple(y if x == 1 else x for x, y in reversed(pairs))
+    whole = (*batch, ma.shape[-2], mb.shape[-1])
+    return ma, mb, whole, batch + whole[-2:-1] * (a.ndim > 1) + whole[-1:] * (b.ndim > 1)
+
+
+def _broadcast(x: Array, batch: tuple[int, ...]) -> Array:
+    """`x` with those leading dimensions; broadcast ones have stride 0."""
+    if x.shape[:-2] == batch:
+        return x
+    try:
+        return np.broadcast_to(x, batch + x.shape[-2:], subok=True)
+    except ValueError as error:
+        raise LimitError(
+            "broadcast operand", limit="2**63 - 1 bytes", value=f"batch {list(batch)}", nearest="a smaller batch"
+        ) from error
+
+
+def with_axes(target: Array, shape: tuple[int, ...], row: bool, column: bool) -> Array:
+    """A view of `out` with the axes that a 1-D operand took away."""
+    if target.shape != shape:
+        raise ShapeError("shape of out", limit="that of the product", value=list(target.shape), nearest=list(shape))
+    if column:
+        target = target[..., None]
+    return target[..., None, :] if row else target
+
+
+def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: Any, out: Any = None) -> Any:
+    """`isogemm.linear` for every kind of operand."""
+    here = Operands()
+    xx, weight = here.view("x", x), _weight(here, w)
+    xbias, target = here.optional("bias", bias), here.optional("out", out)
+    space, packed = here.space, isinstance(weight, cpu.PackedWeight)
+    problem.check_operand("x", xx)
+    n, k = weight.shape
+    if xx.ndim == 0 or xx.shape[-1] != k:
+        raise ShapeError(
+            "columns of x and w",
+            limit="equal: x [..., k] and w [n, k]",
+            value=f"x {list(xx.shape)} and w {[n, k]}",
+            nearest=f"x {[*xx.shape[:-1], k]}" + _or_transposed(xx, (n, k), packed),
+        )
+    if xbias is not None:
+        problem.check_bias(xbias, n)
+    chosen = settings(Options(contract, out_dtype=out_dtype), space, xx, weight)
+    dtype, shape = chosen.result_dtype(xx.dtype, weight.dtype), (*xx.shape[:-1], n)
+    if target is None:
+        target = allocate(space, shape, dtype)
+    else:
+        reads = (("x", xx), ("w", None if packed else weight), ("bias", xbias))
+        problem.check_out(target, shape, dtype, reads)
+    if target.size:
+        run_rows(space, xx, weight if packed else weight.T, target, xbias, chosen)
+    result = here.result(target, out, x, w)
+    if here.place is not HOST:
+        front.remember("linear", (x, w, bias, out), (False, contract, out_dtype), result, space.backend)
+    return result
+
+
+def _weight(here: Operands, w: Any) -> Any:
+    """A weight [n, k]: a view, or what `isogemm.pack` made of one."""
+    if isinstance(w, cpu.PackedWeight):
+        here.note("w", HOST)
+        return w
+    weight = here.view("w", w.tensor if isinstance(w, DeviceWeight) else w)
+    problem.check_operand("w", weight)
+    check_ndim("w", weight, 2)
+    return weight
+
+
+def _or_transposed(x: Array, shape: tuple[int, int], packed: bool) -> str:
+    """The other mistake that a mismatch can be: a weight given as [k, n]."""
+    if x.ndim == 0 or x.shape[-1] != shape[0]:
+        return ""
+    return ", or w is [n, k]: did you mean " + ("pack(w.T)?" if packed else "w.T?")
+
+
+def run_rows(space: Space, x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
+    """x [..., k] @ w into out [..., n], as one product wherever one row stride walks x and out."""
+    rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
+    merged, target = (rows, into) if rows.ndim == 2 else (merge(rows, 1), merge(into, 1))
+    if merged is not None and target is not None:
+        space.backend.gemm(merged, w, target, bias=bias, **_options(chosen))
+    elif isinstance(w, cpu.PackedWeight):
+        for i in np.ndindex(x.shape[:-2]):
+            space.backend.gemm(x[i], w, out[i], bias=bias, **_options(chosen))
+    else:
+        run(space, x, np.broadcast_to(w, (*x.shape[:-2], *w.shape), subok=True), None, out, bias, chosen)
+
+
+def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:
+    """`isogemm.gemm` and `isogemm.gemm_strided_batched`."""
+    ndim = 2 if form == "gemm" else 3
+    here = Operands()
+    xa, xb = here.view("a", a), here.view("b", b)
+    xc, xbias, target = here.optional("c", c), here.optional("bias", bias), here.optional("out", out)
+    space = here.space
+    chosen = settings(given, space, xa, xb)
+    check_ndim("a", xa, ndim)
+    check_ndim("b", xb, ndim)
+    xa, xb = problem.transposed("trans_a", xa, trans_a), problem.transposed("trans_b", xb, trans_b)
+    if chosen.accumulate and xc is None:
+        xc = target
+    posed = problem.check_product(xa, xb, xc, xbias, target, chosen, form)
+    if target is None:
+        target = allocate(space, (*xa.shape[:-1], posed.n), posed.dtype_out)
+    run(space, xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
+    result = here.result(target, out, a, b)
+    if here.place is not HOST and c is None and _is_key(given.alpha):
+        contract, alpha, _, out_dtype, accumulate = given
+        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
+        front.remember(form, (a, b, bias, out), options, result, space.backend)
+    return result
+
+
+def _is_key(alpha: object) -> bool:
+    """Whether equal alphas mean the same: not of other types, and not of zeros, which have two signs."""
+    return type(alpha) is float and alpha != 0
+
+
+def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:
+    """`isogemm.gemm_batched` on lists and `isogemm.gemm_grouped`."""
+    here = Operands()
+    as_ = [problem.transposed("trans_a", x, trans_a) for x in as_matrices("a", a, here)]
+    bs = [problem.transposed("trans_b", x, trans_b) for x in as_matrices("b", b, here)]
+    none: list[Array | None] = [None] * len(as_)
+    outs: Sequence[Array | None] = none if out is None else as_matrices("out", out, here)
+    cs: Sequence[Array | None] = none if c is None else as_matrices("c", c, here)
+    xbias = here.optional("bias", bias)
+    space = here.space
+    for name, group in (("b", bs), ("c", cs), ("out", outs)):
+        if len(group) != len(as_):
+            raise ShapeError(f"items in {name}", limit="as many as in a", value=len(group), nearest=len(as_))
+    chosen = settings(given, space, *((as_[0], bs[0]) if as_ else (_NOTHING, _NOTHING)))
+    if chosen.accumulate and c is None:
+        cs = outs
+    posed = [
+        problem.check_product(*operands, chosen, form)
+        for operands in zip(as_, bs, cs, [xbias] * len(as_), outs, strict=True)
+    ]
+    _check_alike(form, posed)
+    targets = [x for x in outs if x is not None]
+    if out is None:
+        targets = _allocate_items(space, posed)
+    else:
+        check_items_apart(targets, _reads(as_, bs, cs if chosen.reads_c else none))
+    run_items(space, as_, bs, cs if chosen.reads_c else none, targets, xbias, chosen)
+    results = here.results(targets, out, *_leaders(a), *_leaders(b))
+    if here.place is not HOST and c is None and _is_key(given.alpha):
+        contract, alpha, _, out_dtype, accumulate = given
+        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
+        front_items.remember(form, (a, b, bias, out), options, results, space.backend)
+    return results
+
+
+_NOTHING: Array = np.empty(0, np.float32)
+
+
+def _reads(a: Sequence[Array], b: Sequence[Array], c: Sequence[Array | None]) -> list[tuple[str, int, Array]]:
+    return [
+        (name, i, x) for name, group in (("a", a), ("b", b), ("c", c)) for i, x in enumerate(group) if x is not None
+    ]
+
+
+def run_items(
+    space: Space,
+    a: Sequence[Array],
+    b: Sequence[Array],
+    c: Sequence[Array | None],
+    out: Sequence[Array],
+    bias: Array | None,
+    chosen: Settings,
+) -> None:
+    """Hand the items that have a result to the backend."""
+    work = [(x, y, o, z) for x, y, o, z in zip(a, b, out, c, strict=True) if o.size]
+    if work:
+        space.backend.gemm_items(work, bias=bias, **_options(chosen))
+
+
+def _check_alike(form: str, posed: Sequence[GemmProblem]) -> None:
+    """One dtype triple in every list, one size in a pointer array."""
+    for i, p in enumerate(posed[1:], 1):
+        first = posed[0]
+        if (p.dtype_a, p.dtype_b) != (first.dtype_a, first.dtype_b):
+            raise DTypeError(
+                f"dtypes of item {i}",
+                limit="those of item 0",
+                value=f"{p.dtype_a} and {p.dtype_b}",
+                nearest=f"{first.dtype_a} and {first.dtype_b}",
+            )
+        if form == "gemm_batched" and (p.m, p.n, p.k) != (first.m, first.n, first.k):
+            raise ShapeError(
+                f"m, n, k of item {i}",
+                limit=f"those of item 0, {(first.m, first.n, first.k)}",
+                value=(p.m, p.n, p.k),
+                nearest="gemm_grouped, where sizes differ",
+            )
+
+
+def _allocate_items(space: Space, posed: Sequence[GemmProblem]) -> list[Array]:
+    if not posed:
+        return []
+    for p in posed:
+        problem.check_size((p.m, p.n), np.dtype(posed[0].dtype_out).itemsize, space.memory)
+    ends = np.cumsum([0] + [p.m * p.n for p in posed], dtype=object)
+    flat = allocate(space, (int(ends[-1]),), posed[0].dtype_out)
+    return [flat[ends[i] : ends[i + 1]].reshape(p.m, p.n) for i, p in enumerate(posed)]
+
+
+def run(space: Space, a: Array, b: Array, c: Array | None, out: Array, bias: Array | None, chosen: Settings) -> None:
+    """a [..., m, k] @ b [..., k, n] into out, in the form that copies nothing and makes the fewest calls."""
+    if not out.size:
+        return
+    backend, options = space.backend, _options(chosen)
+    if out.ndim == 2:
+        backend.gemm(a, b, out, c=c, bias=bias, **options)
+        return
+    if all(d == 1 or s == 0 for d, s in zip(b.shape[:-2], b.strides[:-2], strict=True)):
+        # All items share b: one wide product, with the same bits.
+        rows, target, start = merge(a, 1), merge(out, 1), None if c is None else merge(c, 1)
+        if rows is not None and target is not None and (c is None or start is not None):
+            backend.gemm(rows, b[(0,) * (b.ndim - 2)], target, c=start, bias=bias, **options)
+            return
+    a3, b3, out3, c3 = merge(a, 2), merge(b, 2), merge(out, 2), None if c is None else merge(c, 2)
+    if a3 is not None and b3 is not None and out3 is not None and (c is None or c3 is not None):
+        backend.gemm_batched(a3, b3, out3, c=c3, bias=bias, **options)
+        return
+    where = list(np.ndindex(out.shape[:-2]))  # no constant stride: an array of pointers
+    work = [(a[i], b[i], out[i], None if c is None else c[i]) for i in where]
+    backend.gemm_items(work, bias=bias, **options)
+
+
+def merge(x: Array, keep: int) -> Array | None:
+    """`x` with all but its last `keep` dimensions made one, as a view; None where that takes a copy."""
+    lead = x.ndim - keep
+    pairs = [(d, s) for d, s in zip(x.shape[:lead], x.strides[:lead], strict=True) if d != 1]
+    for (_, outer), (size, inner) in pairwise(pairs):
+        if outer != size * inner:
+            return None
+    return x.reshape(-1, *x.shape[lead:]) if x.size else None
+
+
+def _options(chosen: Settings) -> dict[str, Any]:
+    return {
+        "contract": chosen.contract,
+        "alpha": chosen.alpha,
+        "beta": chosen.beta,
+        "accumulate": chosen.accumulate,
+    }
+
+
+def allocate(space: Space, shape: tuple[int, ...], dtype: Any) -> Array:
+    """An uninitialised array.
+
+    Raises
+    ------
+    LimitError
+        It cannot be addressed or held.
+    """
+    dtype = np.dtype(dtype)
+    problem.check_size(shape, dtype.itemsize, space.memory)
+    return space.empty(shape, dtype)
+
+
+def check_ndim(name: str, x: Array, ndim: int) -> None:
+    """Raise `ShapeError` unless `x` has `ndim` dimensions."""
+    if x.ndim != ndim:
+        nearest = "matmul, which broadcasts" if ndim == 2 else f"np.broadcast_to({name}, (batch, rows, columns))"
+        raise ShapeError(f"dimensions of {name}", limit=ndim, value=f"{x.ndim}, shape {list(x.shape)}", nearest=nearest)
+
+
+def as_matrices(name: str, group: Any, here: Operands) -> list[Array]:
+    """The matrices of a list, of a pointer array or of a 3-D array."""
+    if isinstance(group, PointerArray):
+        interop.check_untraced(name)  # no tensor of the trace's will be looked at
+        here.note(name, group.place)
+        return group.views
+    if isinstance(group, list | tuple):
+        found = [here.view(f"{name}[{i}]", x) for i, x in enumerate(group)]
+        for i, x in enumerate(found):
+            check_ndim(f"{name}[{i}]", x, 2)
+        return found
+    whole = here.view(name, group)
+    check_ndim(name, whole, 3)
+    return list(whole)
+
+
+def _leaders(group: Any) -> tuple[Any, ...]:
+    return tuple(group[:1]) if isinstance(group, list | tuple) else (group,)

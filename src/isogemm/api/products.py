@@ -1,0 +1,398 @@
+"""The public products: validated here and in `isogemm.problem.settings`, computed where the operands lie.
+
+Every function takes NumPy arrays (bfloat16 through ml_dtypes), torch tensors of the CPU or of a CUDA device, and
+anything else that `isogemm.operands.views` can view without a copy, and returns the kind it was given. CUDA work is
+enqueued on torch's current stream of the operands' device. Each output element is a function of one row of op(A), one column of op(B), their dtypes and the contract alone: not of m, n, strides, form,
+batch or thread count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backends import cpu
+from ..backends.cuda.gemm import list_calls as front_items
+from ..backends.cuda.pointers import PointerArray
+from ..base.arguments import beta_of_c
+from ..contract.spec import ContractLike
+from ..errors import OptionError
+from ..problem.settings import BFLOAT16, FLOAT16, FLOAT32
+from ..quant.matrix import QuantizedMatrix
+from . import dispatch
+from . import short as tensors
+from .dispatch import DEFAULT
+
+__all__ = ["gemm", "gemm_batched", "gemm_grouped", "gemm_strided_batched", "linear", "matmul"]
+
+_SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
+_ndarray, _empty, _Packed = np.ndarray, np.empty, cpu.PackedWeight
+_TENSORS = tensors.KINDS
+_may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    contract: ContractLike | None = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    accumulate: bool = False,
+) -> Any:
+    """a @ b with the shapes of `numpy.matmul`: 1-D operands and broadcast batch dimensions included.
+
+    Parameters
+    ----------
+    a, b : array [..., m, k] and [..., k, n], or [k]
+        float32, bfloat16 or float16, of any strides; broadcasting copies nothing.
+    contract : Contract or str, optional
+        What the bits are. By default ``fma/chain``, and on a CUDA device for two operands of one 16-bit type the
+        chain of its tensor cores, ``tensor_core:sm90/chain`` on Hopper.
+    out : array, optional
+        Where the result goes; returned. Shares no memory with an operand.
+    out_dtype : dtype, optional
+        The result's; by default that of the operands, float32 where one of them or `accumulate` is. Rounded to once.
+    accumulate : bool
+        The walk over K starts from the float32 values in `out`.
+
+    Returns
+    -------
+    array
+        `out`, or a new one: a tensor if an operand is one, else an ndarray (0-d for two 1-D operands). On a CUDA
+        device an array of the operand's library, which it takes through DLPack (CuPy, JAX), or else a torch tensor
+        (Numba, which reads it as one of its own).
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, AliasError, LimitError, OptionError, ContractError, DeviceError
+        Nothing was computed or written.
+
+    Determinism
+    -----------
+    An element depends on its row, its column, the dtypes and the contract. Each product of a broadcast has
+    the bits that it has alone.
+    """
+    if (
+        type(a) is _ndarray
+        and type(b) is _ndarray
+        and (out is None or type(out) is _ndarray)
+        and contract is None
+        and out_dtype is None
+        and accumulate is False
+        and a.ndim == 2
+        and b.ndim == 2
+    ):
+        dtype = a.dtype
+        (m, k), (rows, n) = a.shape, b.shape
+        if (
+            k == rows
+            and dtype is b.dtype
+            and (dtype is FLOAT32 or dtype is BFLOAT16 or dtype is FLOAT16)
+            and 0 < m * n <= _SMALL
+            and a.flags.aligned
+            and b.flags.aligned
+        ):
+            if out is None:
+                out = _empty((m, n), dtype)
+            elif not (
+                out.dtype is dtype
+                and out.shape == (m, n)
+                and out.flags.carray
+                and not _may_share(out, a)
+                and not _may_share(out, b)
+            ):
+                return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
+            cpu.gemm(a, b, out, contract=DEFAULT)
+            return out
+    elif type(a) in _TENSORS:
+        found = tensors.call("matmul", a, b, None, out, (accumulate, contract, out_dtype))
+        if found is not None:
+            return found
+    return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
+
+
+def linear(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    *,
+    contract: ContractLike | None = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    activations: str | None = None,
+) -> Any:
+    """x @ w.T + bias: a linear layer with its weights as checkpoints store them.
+
+    Parameters
+    ----------
+    x : array [..., k]
+        Activations with any leading dimensions and strides.
+    w : array [n, k], PackedWeight or QuantizedMatrix
+        Weights, the result of `isogemm.pack`, or quantized blocks. bfloat16 or float16 weights go with float32
+        activations.
+    bias : array [n], optional
+        Added in float32 before the one rounding to the result's dtype.
+    contract, out, out_dtype
+        As in `matmul`.
+    activations : {"q8", "fp32", "same"}, optional
+        For a quantized `w`. ``q8``: quantized in blocks of 8-bit integers, with exact integer products (the contract
+        ``int32``); the default for float32. ``fp32``: x in float32, times ``w.dequantize()``. ``same``: x as it is,
+        times ``w.dequantize(x.dtype)``; the default for bfloat16 and float16.
+
+    Returns
+    -------
+    array [..., n]
+        `out`, or a new one, of the dtype that `matmul` gives it.
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, AliasError, LimitError, OptionError, ContractError, DeviceError, FormatError
+        Nothing was computed or written.
+
+    Determinism
+    -----------
+    A row of `x` gives the same bits alone, in any batch, and with packed or plain weights.
+    """
+    if activations is not None or type(w) is QuantizedMatrix:
+        return _quantized(x, w, bias, contract, out_dtype, out, activations)
+    if (
+        type(x) is _ndarray
+        and contract is None
+        and out is None
+        and out_dtype is None
+        and x.ndim == 2
+        and (bias is None or (type(bias) is _ndarray and bias.dtype is FLOAT32 and bias.flags.carray))
+        and ((type(w) is _ndarray and w.ndim == 2 and w.flags.aligned) or type(w) is _Packed)
+    ):
+        dtype = x.dtype
+        (m, k), (n, columns) = x.shape, w.shape
+        if (
+            k == columns
+            and dtype is w.dtype
+            and (dtype is FLOAT32 or dtype is BFLOAT16 or dtype is FLOAT16)
+            and (bias is None or bias.shape == (n,))
+            and 0 < m * n <= _SMALL
+            and x.flags.aligned
+        ):
+            result = _empty((m, n), dtype)
+            cpu.gemm(x, w.T if type(w) is _ndarray else w, result, contract=DEFAULT, bias=bias)
+            return result
+    elif type(x) in _TENSORS:
+        found = tensors.call("linear", x, w, bias, out, (False, contract, out_dtype))
+        if found is not None:
+            return found
+    return dispatch.linear(x, w, bias, contract, out_dtype, out)
+
+
+def _quantized(x: Any, w: Any, bias: Any, contract: Any, out_dtype: Any, out: Any, activations: str | None) -> Any:
+    from . import quantized
+
+    if not isinstance(w, QuantizedMatrix):
+        raise OptionError("activations", limit="with a QuantizedMatrix", value=repr(activations), nearest="quantize(w)")
+    return quantized.linear(x, w, bias, contract, out_dtype, out, activations)
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    bias: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    contract: ContractLike | None = None,
+    accumulate: bool = False,
+) -> Any:
+    """alpha * op(a) @ op(b) + beta * c + bias, for matrices.
+
+    Each step is rounded to float32 in the order written (product, alpha, beta * c, bias), then once to the
+    result's dtype. Steps with alpha = 1, beta = 0 or no bias do not happen: ``beta=0`` never reads `c`.
+
+    Parameters
+    ----------
+    a, b : array [m, k] and [k, n], or their transposes
+    c : array [m, n], optional
+        Of the result's dtype or float32. Left alone unless it is also `out`.
+    alpha, beta : float
+        Rounded to float32. `beta` is 0 where there is no `c`; with `c` it has to be given, unless `accumulate`.
+    trans_a, trans_b : {"N", "T", "C"}
+        op(a) is `a` or its transpose; C is T for real types.
+    bias : array [n], optional
+    out, out_dtype, contract
+        As in `matmul`. `out` may be `c` itself.
+    accumulate : bool
+        The walk over K starts from the float32 `c` (from `out` when `c` is None); beta has to be 0. The
+        result is float32 unless `out_dtype` says otherwise.
+
+    Returns
+    -------
+    array [m, n]
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, AliasError, LimitError, OptionError, ContractError, DeviceError
+        Nothing was computed or written.
+
+    Determinism
+    -----------
+    As `matmul`; the four transpositions agree.
+    """
+    beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
+    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
+    if c is None and type(a) in _TENSORS and type(alpha) is type(beta) is float and beta == 0:
+        found = tensors.call("gemm", a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
+        if found is not None:
+            return found
+    return dispatch.uniform("gemm", a, b, c, bias, out, given, trans_a, trans_b)
+
+
+def gemm_strided_batched(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    bias: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    contract: ContractLike | None = None,
+    accumulate: bool = False,
+) -> Any:
+    """`gemm` on each item i of a[i], b[i], c[i], out[i]: base + i * stride, where a stride of 0 broadcasts.
+
+    Parameters
+    ----------
+    a, b, c, out : array [batch, rows, columns]
+        A stride of 0 (`numpy.broadcast_to`) gives every item the same matrix; not in `out`.
+    alpha, beta, trans_a, trans_b, bias, out_dtype, contract, accumulate
+        As in `gemm`, the same for all items.
+
+    Returns
+    -------
+    array [batch, m, n]
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, AliasError, LimitError, OptionError, ContractError, DeviceError
+        Nothing was computed or written.
+
+    Determinism
+    -----------
+    Each item has the bits that `gemm` gives it alone.
+    """
+    beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
+    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
+    if c is None and type(a) in _TENSORS and type(alpha) is type(beta) is float and beta == 0:
+        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
+        found = tensors.call("gemm_strided_batched", a, b, bias, out, options)
+        if found is not None:
+            return found
+    return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
+
+
+def gemm_batched(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    bias: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    contract: ContractLike | None = None,
+    accumulate: bool = False,
+) -> Any:
+    """`gemm` on each of a list of products of one size: the array of pointers.
+
+    Parameters
+    ----------
+    a, b, c, out : list of arrays [rows, columns], PointerArray, or array [batch, rows, columns]
+        Items may lie anywhere and have strides of their own; the same matrix may occur often in a, b and c.
+    alpha, beta, trans_a, trans_b, bias, out_dtype, contract, accumulate
+        As in `gemm`, the same for all items.
+
+    Returns
+    -------
+    list of arrays [m, n], or array [batch, m, n]
+        `out`; without it an array when a and b are arrays, else a list.
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, AliasError, LimitError, OptionError, ContractError, DeviceError
+        Nothing was computed or written.
+
+    Determinism
+    -----------
+    Each item has the bits that `gemm` gives it alone.
+    """
+    beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
+    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
+    if any(isinstance(x, list | tuple | PointerArray) for x in (a, b, c, out)):
+        return _items("gemm_batched", a, b, c, bias, out, given, trans_a, trans_b)
+    return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
+
+
+def gemm_grouped(
+    a: Sequence[Any],
+    b: Sequence[Any],
+    c: Sequence[Any] | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    bias: Any = None,
+    out: Sequence[Any] | None = None,
+    out_dtype: Any = None,
+    contract: ContractLike | None = None,
+    accumulate: bool = False,
+) -> Any:
+    """`gemm` on each of a list of products whose sizes may differ: the experts of a mixture, for example.
+
+    Parameters
+    ----------
+    a, b, c, out : list of arrays [rows, columns], or array [groups, rows, columns]
+        m, n and k may differ from item to item; any of them may be 0.
+    alpha, beta, trans_a, trans_b, bias, out_dtype, contract, accumulate
+        As in `gemm`, the same for all items; a bias needs the same n in all.
+
+    Returns
+    -------
+    list of arrays [m_i, n_i]
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, AliasError, LimitError, OptionError, ContractError, DeviceError
+        Nothing was computed or written.
+
+    Determinism
+    -----------
+    Each item has the bits that `gemm` gives it alone.
+    """
+    beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
+    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
+    return _items("gemm_grouped", a, b, c, bias, out, given, trans_a, trans_b)
+
+
+def _items(
+    form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: dispatch.Options, trans_a: str, trans_b: str
+) -> Any:
+    contract, alpha, beta, out_dtype, accumulate = given
+    if _TENSORS and c is None and type(alpha) is type(beta) is float and beta == 0:
+        found = front_items.call(form, a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
+        if found is not None:
+            return found
+    return dispatch.items(form, a, b, c, bias, out, given, trans_a, trans_b)

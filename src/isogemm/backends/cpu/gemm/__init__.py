@@ -1,0 +1,1 @@
+"""Products of floats on the CPU."""

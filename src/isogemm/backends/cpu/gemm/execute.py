@@ -1,0 +1,154 @@
+"""Runs validated products on the CPU: descriptors in, one call into compiled code, results in place.
+
+Contracts with the ``fma`` arithmetic have kernels. All others are served by their executable definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....base.threads import get_num_threads
+from ....contract.spec import Contract
+from ..emit import descriptor as f
+from ..pool import MAX_CHUNKS
+from .launch import Batch, launch_rows, launch_single
+from .packed import PackedWeight
+from .schedule import SERIAL, Schedule
+from .tasks import Epilogue, swap_operands, task_for
+
+__all__ = ["gemm", "gemm_batched", "gemm_items", "swap_operands"]
+
+Array = NDArray[Any]
+CHUNK_WORK = 2**22  # multiply-adds in a chunk of a batch: enough to hide the claim, small enough to balance
+
+
+def gemm(
+    a: Array,
+    b: Array | PackedWeight,
+    out: Array,
+    *,
+    contract: Contract,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    c: Array | None = None,
+    bias: Array | None = None,
+    accumulate: bool = False,
+    chosen: Schedule | None = None,
+) -> None:
+    """out = alpha * (a @ b) + beta * c + bias on 2-D views of any strides.
+
+    `chosen` replays a schedule; the bits do not depend on it.
+    """
+    if contract.arithmetic == "fma" and contract.order.kind == "chain":
+        plain = c is None and bias is None and alpha == 1.0
+        epilogue = None if plain else Epilogue(alpha, beta, c, bias, accumulate)
+        launch_single(task_for(a, b, out, epilogue, get_num_threads(), chosen), a, b, out, epilogue)
+        return
+    gemm_items([(a, b, out, c)], contract=contract, alpha=alpha, beta=beta, bias=bias, accumulate=accumulate)
+
+
+def gemm_batched(
+    a: Array,
+    b: Array,
+    out: Array,
+    *,
+    contract: Contract,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    c: Array | None = None,
+    bias: Array | None = None,
+    accumulate: bool = False,
+) -> None:
+    """`gemm` on each item of 3-D operands; strides of 0 share an item."""
+    count = out.shape[0]
+    if count == 0:
+        return
+    if count == 1 or contract.arithmetic != "fma" or contract.order.kind != "chain":
+        items = [(a[i], b[i], out[i], None if c is None else c[i]) for i in range(count)]
+        gemm_items(items, contract=contract, alpha=alpha, beta=beta, bias=bias, accumulate=accumulate)
+        return
+    a0, b0, out0 = a[0], b[0], out[0]
+    plain = c is None and bias is None and alpha == 1.0
+    epilogue = None if plain else Epilogue(alpha, beta, None if c is None else c[0], bias, accumulate)
+    task = task_for(a0, b0, out0, epilogue, 1)
+    if task.copies_c and c is not None:
+        out[...] = c
+    threads, per_chunk = _chunking(count, task.work * count, task.work)
+    batch = Batch(
+        count, per_chunk, a.strides[0], b.strides[0], out.strides[0], 0 if c is None else c.strides[0], threads
+    )
+    launch_single(task, a0, b0, out0, epilogue, batch)
+
+
+def gemm_items(
+    items: Sequence[tuple[Array, Array | PackedWeight, Array, Array | None]],
+    *,
+    contract: Contract,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: Array | None = None,
+    accumulate: bool = False,
+) -> None:
+    """`gemm` on each (a, b, out, c); sizes may differ."""
+    options: dict[str, Any] = {"alpha": alpha, "beta": beta, "bias": bias, "accumulate": accumulate}
+    if contract.arithmetic != "fma":
+        from .by_definition import gemm_by_definition
+
+        for a, b, out, c in items:
+            gemm_by_definition(a, b, out, contract=contract, c=c, **options)
+    elif contract.order.kind != "chain":
+        from .leaves import gemm_in_leaves
+
+        for a, b, out, c in items:
+            gemm_in_leaves(a, b, out, contract=contract, c=c, **options)
+    elif len(items) == 1:
+        a, b, out, c = items[0]
+        gemm(a, b, out, contract=contract, c=c, **options)
+    elif items:
+        _run_group(items, options)
+
+
+def _run_group(
+    items: Sequence[tuple[Array, Array | PackedWeight, Array, Array | None]], options: dict[str, Any]
+) -> None:
+    """Products with operands of their own, in one task array; large ones are cut into chunks of their own."""
+    alone = get_num_threads() if len(items) < 4 * get_num_threads() else 1
+    rows = np.empty((len(items) + 1, f.FIELDS), np.int64)
+    work = largest = scratch = chunks = 0
+    for i, (a, b, out, c) in enumerate(items):
+        epilogue = Epilogue(options["alpha"], options["beta"], c, options["bias"], options["accumulate"])
+        task = task_for(a, b, out, epilogue, alone)
+        if task.copies_c:
+            out[...] = c
+        rows[1 + i] = task.row_at(a, b, out, epilogue)
+        work, largest = work + task.work, max(largest, task.work)
+        scratch, chunks = max(scratch, task.scratch), chunks + task.chunks
+    if alone > 1 and work >= 2 * SERIAL:
+        rows[0] = 0
+        rows[0, 0] = len(items)
+        launch_rows(rows, chunks, scratch, get_num_threads())
+    else:
+        rows[1:, f.GRID_M] = rows[1:, f.GRID_N] = 1
+        _run_rows(rows, work, largest, scratch)
+
+
+def _chunking(count: int, work: int, largest: int) -> tuple[int, int]:
+    """(threads, products per chunk) for `count` products of `work` multiply-adds in all."""
+    if work < 2 * SERIAL or get_num_threads() == 1:
+        return 1, count
+    threads = get_num_threads()
+    some = max(1, min(count // (4 * threads), CHUNK_WORK // max(1, largest)))
+    return threads, max(some, -(-count // MAX_CHUNKS))
+
+
+def _run_rows(rows: NDArray[np.int64], work: int, largest: int, scratch: int) -> None:
+    """Whole products, several to a chunk when they are small."""
+    count = len(rows) - 1
+    threads, per_chunk = _chunking(count, work, largest)
+    rows[0] = 0
+    rows[0, 0], rows[0, 1] = count, per_chunk
+    launch_rows(rows, -(-count // per_chunk), scratch, threads)

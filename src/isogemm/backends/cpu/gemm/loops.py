@@ -1,0 +1,172 @@
+"""The loops around the register tile, for one thread's block of the output.
+
+Five loops after BLIS: columns by NC, K by KC, rows by MC, column panels, row panels. K is cut into panels without
+leaving the chain, because each panel starts from the accumulators of the one before. What is packed, and how much at
+a time, comes from the schedule and never changes a bit.
+"""
+
+from __future__ import annotations
+
+from ....base.jit import njit
+from ..emit import descriptor as f
+from ..emit.scalars import epilogue_tile, peek32, poke32
+from ..emit.vectors import FLOAT32
+from .micro import MR, NR, WIDTH
+from .routines import call7, call10
+
+__all__ = ["product_block", "scratch_bytes"]
+
+TILE_BYTES = 4 * MR * NR
+PAD = 256  # stores of whole vectors may run past a panel's end
+
+
+@njit
+def pack_columns(d, dst, j0, columns, p0, kb):
+    """Panels [ceil(columns / NR)][kb][NR] of B's columns from j0, rows p0.. of K; missing columns are zero."""
+    step = NR * 4
+    for j in range(0, columns, NR):
+        panel = dst + j * kb * 4
+        for v in range(0, NR, WIDTH):
+            count = min(WIDTH, columns - j - v)
+            if count > 0:
+                src = d[f.B] + (j0 + j + v) * d[f.B_CS] + p0 * d[f.B_RS]
+                call7(d[f.PACK_B], panel + v * 4, step, src, d[f.B_CS], d[f.B_RS], kb, count)
+            else:
+                for kk in range(kb):
+                    for lane in range(v, NR):
+                        poke32(panel + kk * step + lane * 4, 0)
+                break
+
+
+@njit
+def pack_rows(d, dst, i0, rows, p0, kb):
+    """Row panels [panel][kb][its rows] of A's rows from i0; panels are as even as they come, at most MR_PANEL rows."""
+    panels = -(-rows // d[f.MR_PANEL])
+    base, extra = rows // panels, rows % panels
+    for p in range(panels):
+        first, count = p * base + min(p, extra), base + (1 if p < extra else 0)
+        panel = dst + first * kb * 4
+        for v in range(0, count, WIDTH):
+            src = d[f.A] + (i0 + first + v) * d[f.A_RS] + p0 * d[f.A_CS]
+            call7(d[f.PACK_A], panel + v * 4, count * 4, src, d[f.A_RS], d[f.A_CS], kb, min(WIDTH, count - v))
+
+
+@njit
+def _tile(d, rows, kb, a, b, b_rs, c, c_rs, load_c):
+    """One register tile: A in place, or in a panel of `rows` rows."""
+    if d[f.A_MODE] == f.A_IN_PLACE:
+        call10(d[f.TILE], rows, kb, a, d[f.A_RS], d[f.A_CS], b, b_rs, c, c_rs, load_c)
+    else:
+        call10(d[f.TILE], rows, kb, a, 4, 4 * rows, b, b_rs, c, c_rs, load_c)
+
+
+@njit
+def _copy_in(d, acc, acc_rs, i0, rows, j0, columns):
+    """The tile of C that the walk starts from."""
+    for i in range(rows):
+        c = d[f.C] + (i0 + i) * d[f.C_RS] + j0 * d[f.C_CS]
+        for j in range(NR):
+            poke32(acc + i * acc_rs + j * 4, peek32(c + j * d[f.C_CS]) if j < columns else 0)
+
+
+@njit
+def _edge_tile(d, rows, kb, a, b, b_rs, c, columns, load_c, tile):
+    """A tile narrower than NR, through a whole one: memory beside C is neither read nor written."""
+    c_rs = d[f.O_RS]
+    if load_c:
+        for i in range(rows):
+            for j in range(NR):
+                poke32(tile + (i * NR + j) * 4, peek32(c + i * c_rs + j * 4) if j < columns else 0)
+    _tile(d, rows, kb, a, b, b_rs, tile, NR * 4, load_c)
+    for i in range(rows):
+        for j in range(columns):
+            poke32(c + i * c_rs + j * 4, peek32(tile + (i * NR + j) * 4))
+
+
+@njit
+def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
+    """Column panels by row panels over one packed block of A and B."""
+    mode, whole_k = d[f.A_MODE], d[f.K] <= d[f.KC]
+    last, first_panel = p0 + kb >= d[f.K], p0 == 0
+    load_c = 1 if (not first_panel or d[f.START] != 0) else 0
+    largest = d[f.MR_PANEL]
+    panels = -(-rows // largest)
+    base, extra = rows // panels, rows % panels
+    for j in range(0, columns, NR):
+        width = min(NR, columns - j)
+        if d[f.B_MODE] == f.PACK:
+            bp, b_rs = b + j * kb * 4, NR * 4
+        elif d[f.B_MODE] == f.PREPARED:
+            b_rs = NR * (4 if d[f.B_E] == FLOAT32 else 2)
+            bp = d[f.B] + ((j0 + j) // NR * d[f.K] + p0) * b_rs
+        elif width == NR:
+            bp, b_rs = d[f.B] + p0 * d[f.B_RS] + (j0 + j) * 4, d[f.B_RS]
+        else:
+            bp, b_rs = b, NR * 4
+        for p in range(panels):
+            first, count = p * base + min(p, extra), base + (1 if p < extra else 0)
+            i = i0 + first
+            ap = a + first * kb * 4 if mode != f.A_IN_PLACE else d[f.A] + i * d[f.A_RS] + p0 * d[f.A_CS]
+            if d[f.PLAIN] != 0:
+                c = d[f.OUT] + i * d[f.O_RS] + (j0 + j) * 4
+                if width == NR:
+                    _tile(d, count, kb, ap, bp, b_rs, c, d[f.O_RS], load_c)
+                else:
+                    _edge_tile(d, count, kb, ap, bp, b_rs, c, width, load_c, tile)
+            else:
+                t, t_rs = (tile, NR * 4) if whole_k else (acc + first * acc_rs + j * 4, acc_rs)
+                if first_panel and d[f.START] != 0:
+                    _copy_in(d, t, t_rs, i, count, j0 + j, width)
+                _tile(d, count, kb, ap, bp, b_rs, t, t_rs, load_c)
+                if last:
+                    epilogue_tile(d, t, t_rs, i, count, j0 + j, width)
+
+
+@njit
+def product_block(d, m0, m1, n0, n1, scratch, a_ready):
+    """Rows m0..m1 by columns n0..n1 of one product; `a_ready`: PACK_ALL was done by an earlier block."""
+    k, kc, mc, nc = d[f.K], d[f.KC], d[f.MC], d[f.NC]
+    rows = m1 - m0
+    tile = scratch
+    a_buffer = tile + TILE_BYTES
+    a_rows = rows if d[f.A_MODE] == f.PACK_ALL else min(rows, mc)
+    a_depth = k if d[f.A_MODE] == f.PACK_ALL else min(k, kc)
+    if d[f.A_MODE] == f.A_IN_PLACE:
+        a_rows = 0
+    b_buffer = a_buffer + (a_rows * a_depth * 4 + PAD) // 64 * 64 + 64
+    acc_columns = -(-min(nc, n1 - n0) // NR) * NR
+    acc = b_buffer + (acc_columns * min(k, kc) * 4 + PAD) // 64 * 64 + 64
+    if d[f.A_MODE] == f.PACK_ALL and a_ready == 0:
+        for p0 in range(0, k, kc):
+            pack_rows(d, a_buffer + p0 * rows * 4, m0, rows, p0, min(kc, k - p0))
+    for j0 in range(n0, n1, nc):
+        columns = min(nc, n1 - j0)
+        p0 = 0
+        while True:  # once even for k = 0: an empty sum is +0, and the epilogue still applies
+            kb = min(kc, k - p0)
+            if d[f.B_MODE] == f.PACK:
+                pack_columns(d, b_buffer, j0, columns, p0, kb)
+            elif d[f.B_MODE] == f.B_IN_PLACE and columns % NR:
+                whole = columns // NR * NR
+                pack_columns(d, b_buffer, j0 + whole, columns - whole, p0, kb)
+            for i0 in range(m0, m1, mc):
+                block = min(mc, m1 - i0)
+                a = a_buffer
+                if d[f.A_MODE] == f.PACK_BLOCK:
+                    pack_rows(d, a, i0, block, p0, kb)
+                elif d[f.A_MODE] == f.PACK_ALL:
+                    a = a_buffer + p0 * rows * 4
+                _macro(d, i0, block, j0, columns, p0, kb, a, b_buffer, acc + (i0 - m0) * acc_columns * 4,
+                       acc_columns * 4, tile)  # fmt: skip
+            p0 += kc
+            if p0 >= k:
+                break
+
+
+def scratch_bytes(m: int, n: int, k: int, *, mc: int, nc: int, kc: int, a_all: bool, plain: bool) -> int:
+    """Scratch of one thread for a block of m x n outputs; the layout is `product_block`'s."""
+    depth = min(k, kc)
+    columns = -(-min(nc, n) // NR) * NR
+    a = m * k if a_all else min(m, mc) * depth
+    acc = 0 if plain or k <= kc else m * columns
+    return TILE_BYTES + 4 * (a + columns * depth + acc) + 4 * PAD + 8192

@@ -1,0 +1,86 @@
+"""The register tile: C[mr, nr] += A[mr, k] @ B[k, nr], one k at a time.
+
+    acc[i, j] = fma(a[i, k], b[k, j], acc[i, j])        k ascending
+
+A is packed in panels of `mr` rows ([k][mr]) or walked in place by strides; B is a panel of NR columns with any row
+stride; C has unit column stride. Starting from C's tile instead of zero continues the chain, so cutting K into panels
+keeps its bits. Contract: ``fma/chain``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from ..emit.target import target
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
+
+MR, NR, WIDTH, MR_DIRECT = target().mr, target().nr, target().width, target().mr_direct
+UNROLL = 4
+
+
+def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any, ...]) -> None:
+    k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c = args
+    vectors = NR // WIDTH
+    acc = [[e.slot(e.vec) for _ in range(vectors)] for _ in range(mr)]
+    zero = ir.Constant(e.vec, None)
+    for i in range(mr):
+        # C's lines come while the sums are made: stores that miss would stall the tile's end.
+        row = e.at(c, e.b.mul(c_rs, e.i64(i)))
+        for offset in (*range(0, NR * F32_BYTES, CACHE_LINE), NR * F32_BYTES - 1):
+            e.prefetch(e.at(row, offset), write=1)
+    with e.b.if_else(e.b.icmp_signed("!=", load_c, e.i64(0))) as (continued, fresh):
+        with continued:
+            for i in range(mr):
+                row = e.at(c, e.b.mul(c_rs, e.i64(i)))
+                for v in range(vectors):
+                    e.b.store(e.load(e.at(row, v * WIDTH * F32_BYTES), e.vec), acc[i][v])
+        with fresh:
+            for row_slots in acc:
+                for s in row_slots:
+                    e.b.store(zero, s)
+    if packed:
+        a_rs, a_cs = e.i64(F32_BYTES), e.i64(F32_BYTES * mr)
+    rows = [e.b.mul(a_rs, e.i64(i)) for i in range(mr)]
+
+    def step(a_k: Any, b_k: Any) -> None:
+        bv = [e.load_widened(e.at(b_k, v * WIDTH * ELEMENT_BYTES[element]), element) for v in range(vectors)]
+        for i in range(mr):
+            s = e.splat(e.load(e.at(a_k, rows[i]), F32))
+            for v in range(vectors):
+                e.b.store(e.fma(s, bv[v], e.b.load(acc[i][v], typ=e.vec)), acc[i][v])
+
+    whole = e.b.and_(k, e.i64(-UNROLL))
+    with e.loop(whole, step=UNROLL) as kk:
+        a0, b0 = e.at(a, e.b.mul(kk, a_cs)), e.at(b, e.b.mul(kk, b_rs))
+        for u in range(UNROLL):
+            step(e.at(a0, e.b.mul(a_cs, e.i64(u))), e.at(b0, e.b.mul(b_rs, e.i64(u))))
+    with e.loop(k, start=whole) as kk:
+        step(e.at(a, e.b.mul(kk, a_cs)), e.at(b, e.b.mul(kk, b_rs)))
+    for i in range(mr):
+        row = e.at(c, e.b.mul(c_rs, e.i64(i)))
+        for v in range(vectors):
+            e.store(e.canonical(e.b.load(acc[i][v], typ=e.vec)), e.at(row, v * WIDTH * F32_BYTES))
+
+
+@intrinsic(prefer_literal=True)
+def tile(typingctx, packed, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):
+    """A in panels [k][rows] (`packed`; its strides are ignored) or in place; B in rows of `element`s.
+
+    Both are constants of the compiled routine; `rows` is at most MR, or MR_DIRECT in place.
+    """
+    is_packed, code = bool(packed.literal_value), element.literal_value
+
+    def codegen(context, builder, signature, args):
+        name = f"isogemm_tile_{'packed' if is_packed else 'direct'}_{code}"
+        largest = MR if is_packed else MR_DIRECT
+        routines = {
+            n: define(builder.module, f"{name}_{n}", 9, lambda e, *xs, n=n: _emit_tile(e, n, is_packed, code, xs))
+            for n in range(1, largest + 1)
+        }
+        switch_over(builder, args[2], routines, args[3:])
+
+    return types.void(packed, element, *[types.int64] * 10), codegen

@@ -1,0 +1,75 @@
+"""Weights prepared once: panels [ceil(n / NR)][k][NR], read as one stream by every kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..emit.target import target
+
+__all__ = ["PackedWeight", "prepare"]
+
+ALIGN = 64
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class PackedWeight:
+    """A weight w [n, k] laid out for this CPU's kernels; a copy of w, in w's dtype.
+
+    Attributes
+    ----------
+    n, k : int
+        Extents of w.
+    panels : ndarray [ceil(n / NR), k, NR]
+        Element (p, kk, j) is w[p * NR + j, kk]; columns behind n are zero.
+    """
+
+    n: int
+    k: int
+    panels: NDArray[Any]
+
+    def __repr__(self) -> str:
+        return f"PackedWeight({self.n} x {self.k}, {self.dtype.name})"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of the weight."""
+        return self.panels.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, k)."""
+        return self.n, self.k
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copy."""
+        return self.panels.nbytes
+
+    @property
+    def lines(self) -> NDArray[Any]:
+        """The panels as one 2-D array."""
+        return self.panels.reshape(-1, self.panels.shape[2])
+
+    def unpack(self) -> NDArray[Any]:
+        """The weight [n, k] again, bit for bit."""
+        panels, k, nr = self.panels.shape
+        return np.ascontiguousarray(self.panels.transpose(0, 2, 1).reshape(panels * nr, k)[: self.n])
+
+
+def prepare(w: NDArray[Any]) -> PackedWeight:
+    """The panels of a validated weight [n, k]."""
+    n, k = w.shape
+    nr = target().nr
+    panels = -(-n // nr)
+    store = np.zeros(panels * k * nr * w.itemsize + ALIGN, np.uint8)
+    first = -store.ctypes.data % ALIGN
+    packed = store[first : first + panels * k * nr * w.itemsize].view(w.dtype).reshape(panels, k, nr)
+    whole = n // nr
+    packed[:whole] = w[: whole * nr].reshape(whole, nr, k).transpose(0, 2, 1)
+    if whole < panels:
+        packed[whole, :, : n - whole * nr] = w[whole * nr :].T
+    return PackedWeight(n, k, packed)

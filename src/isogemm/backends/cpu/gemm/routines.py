@@ -1,0 +1,123 @@
+"""Compiled routines behind addresses.
+
+Numba compiles a callee anew into every caller. The vector routines are large, so each is compiled once, on its first
+use, and called through its address, which descriptors carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from ....base.jit import compile_entry
+from ..emit.vectors import I64
+from .gemv import gemv_groups, gemv_tile
+from .micro import tile
+from .pack import pack_lines
+from .stream import stream_rows
+
+__all__ = ["call3", "call7", "call10", "routine"]
+
+ARGUMENTS = {"tile_packed": 10, "tile_direct": 10, "pack": 7, "gemv": 10, "gemv_groups": 10, "stream": 10}
+_alive: list[Any] = []
+
+
+@cache
+def routine(kind: str, element: int) -> int:
+    """Address of a routine for one element type of B (of the packed operand for ``pack``)."""
+    signature = types.void(*[types.int64] * ARGUMENTS[kind])
+    compiled = compile_entry(signature, _MAKERS[kind](element))
+    _alive.append(compiled)
+    return int(compiled.address)
+
+
+def _tile_packed(element: int) -> Callable[..., Any]:
+    def tile_packed(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):
+        tile(1, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c)
+
+    return tile_packed
+
+
+def _tile_direct(element: int) -> Callable[..., Any]:
+    def tile_direct(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):
+        tile(0, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c)
+
+    return tile_direct
+
+
+def _pack(element: int) -> Callable[..., Any]:
+    def pack(dst, step, src, line, k_stride, k, rows):
+        pack_lines(element, dst, step, src, line, k_stride, k, rows)
+
+    return pack
+
+
+def _gemv(element: int) -> Callable[..., Any]:
+    def gemv(rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
+        gemv_tile(element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c)
+
+    return gemv
+
+
+def _gemv_groups(element: int) -> Callable[..., Any]:
+    def groups(rest, groups, acc, x, x_rs, w, line, k, columns, unused):
+        gemv_groups(element, rest, groups, acc, x, x_rs, w, line, k, columns)
+
+    return groups
+
+
+def _stream(element: int) -> Callable[..., Any]:
+    def stream(rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):
+        stream_rows(element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c)
+
+    return stream
+
+
+_MAKERS = {
+    "tile_packed": _tile_packed,
+    "tile_direct": _tile_direct,
+    "pack": _pack,
+    "gemv": _gemv,
+    "gemv_groups": _gemv_groups,
+    "stream": _stream,
+}
+
+
+def _call(builder: Any, args: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [I64] * (len(args) - 1))
+    builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+
+
+@intrinsic
+def call3(typingctx, function, a, b, c):
+    """void (*function)(i64 x 3)."""
+
+    def codegen(context, builder, signature, args):
+        _call(builder, args)
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+@intrinsic
+def call7(typingctx, function, a, b, c, d, e, f, g):
+    """void (*function)(i64 x 7)."""
+
+    def codegen(context, builder, signature, args):
+        _call(builder, args)
+
+    return types.void(*[types.int64] * 8), codegen
+
+
+@intrinsic
+def call10(typingctx, function, a, b, c, d, e, f, g, h, i, j):
+    """void (*function)(i64 x 10)."""
+
+    def codegen(context, builder, signature, args):
+        _call(builder, args)
+
+    return types.void(*[types.int64] * 11), codegen

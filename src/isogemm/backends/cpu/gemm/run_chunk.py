@@ -1,0 +1,91 @@
+"""The entry that threads run: one chunk of a task array.
+
+A task array is rows of FIELDS integers: a header row (see pool.py), then one descriptor per product, or one for a
+whole batch. A chunk
+is a block of one product's grid, or several whole products.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from numba import carray
+
+from ....base.jit import compile_entry, njit
+from ..emit import descriptor as f
+from ..emit.scalars import peek64, pointer_to_words, poke64
+from ..pool import JOB, STEP_A, STEP_B, STEP_C, STEP_OUT, STEPS
+from .loops import product_block
+from .micro import NR
+from .skinny import few_rows
+
+ITEMS, ITEMS_PER_CHUNK = 0, 1
+TAG_BYTES = 64 + 8 * 64  # of scratch: whose rows of A it holds, and a descriptor of this thread's own
+
+
+@njit
+def run_block(d, job, item, gi, gj, scratch):
+    """Block (gi, gj) of one product's grid; cut at multiples of the register tile, which never changes a bit."""
+    m, n = d[f.M], d[f.N]
+    m_panels, n_panels = -(-m // d[f.MR_PANEL]), -(-n // NR)
+    m0 = min(m, m_panels * gi // d[f.GRID_M] * d[f.MR_PANEL])
+    m1 = min(m, m_panels * (gi + 1) // d[f.GRID_M] * d[f.MR_PANEL])
+    n0 = min(n, n_panels * gj // d[f.GRID_N] * NR)
+    n1 = min(n, n_panels * (gj + 1) // d[f.GRID_N] * NR)
+    if m0 >= m1 or n0 >= n1:
+        return
+    # Rows of A that this thread prepared for an earlier block of the same product are still there.
+    ready = 1 if peek64(scratch) == job and peek64(scratch + 8) == item and peek64(scratch + 16) == m0 else 0
+    if d[f.STRATEGY] == f.TILED:
+        product_block(d, m0, m1, n0, n1, scratch + TAG_BYTES, ready)
+    else:
+        few_rows(d, m0, m1, n0, n1, scratch + TAG_BYTES, ready)
+    poke64(scratch, job)
+    poke64(scratch + 8, item)
+    poke64(scratch + 16, m0)
+
+
+@njit
+def run_tasks(tasks, chunk, scratch):
+    """Chunk number `chunk` of a task array."""
+    items, per_chunk, job = tasks[0, ITEMS], tasks[0, ITEMS_PER_CHUNK], tasks[0, JOB]
+    if tasks[0, STEPS] != 0:
+        # One descriptor for the whole batch: addresses advance by constant steps.
+        d = carray(pointer_to_words(scratch + 64), (f.FIELDS,))
+        for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):
+            d[:] = tasks[1]
+            for word, field in ((STEP_A, f.A), (STEP_B, f.B), (STEP_OUT, f.OUT), (STEP_C, f.C)):
+                d[field] += item * tasks[0, word]
+            run_block(d, job, item, 0, 0, scratch)
+        return
+    if per_chunk > 0:
+        for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):
+            run_block(tasks[1 + item], job, item, 0, 0, scratch)
+        return
+    # Products with grids of their own: walk to the one that owns the chunk.
+    for item in range(items):
+        d = tasks[1 + item]
+        blocks = d[f.GRID_M] * d[f.GRID_N]
+        if chunk < blocks:
+            run_block(d, job, item, chunk % d[f.GRID_M], chunk // d[f.GRID_M], scratch)
+            return
+        chunk -= blocks
+
+
+@cache
+def address() -> int:
+    """Address of the compiled entry, ``void (i64 *tasks, i64 chunk, i64 scratch)``."""
+    return int(_entry().address)
+
+
+@cache
+def _entry():
+    from numba import types
+
+    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), run_chunk)
+
+
+def run_chunk(tasks, chunk, scratch):
+    """`run_tasks` from a bare pointer."""
+    header = carray(tasks, (1, f.FIELDS))
+    run_tasks(carray(tasks, (header[0, ITEMS] + 1, f.FIELDS)), chunk, scratch)

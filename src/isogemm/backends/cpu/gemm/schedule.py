@@ -1,0 +1,220 @@
+"""The schedule of a product on the CPU: what is packed, how the loops are cut, how many threads.
+
+Only this module sees M. Nothing here can reach the bits: every choice evaluates the same contract, and the numeric part
+of a plan is fixed before a schedule is chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from ....errors import LayoutError, OptionError
+from ..emit.target import Target
+
+__all__ = ["Problem", "Schedule", "check_legal", "schedule"]
+
+STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
+GEMV_ROWS = 16  # rows up to which transposing weights in registers beats packing them
+SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
+SERIAL = 48 * 1024  # fused multiply-adds below which waking a thread costs more than it saves
+SKINNY = 192  # rows up to which all of A is packed once and B panels are consumed as soon as they are packed
+DEEP = 2**28  # elements that a thread may have room for along the whole of K, 1 GiB; beyond, it takes blocks of K
+KC = 512
+CHUNK_BYTES = 512 * 1024  # of weights that a thread takes at a time
+MC_BYTES = 480 * 1024  # a packed block of A: half of a 1 MiB second-level cache
+NC = 4096  # columns of a packed block of B: 8 MiB of fp32 beside KC
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a CPU schedule depends on; strides only as far as they choose a walk.
+
+    Attributes
+    ----------
+    m, n, k : int
+        Extents, after operands were swapped if that suits the output.
+    a_place, b_lines, b_rows : bool
+        A is fp32 (any strides); B's columns are contiguous in k; B's rows are contiguous in n.
+    b_bytes : int
+        Bytes of an element of B.
+    prepared : bool
+        B is a prepared weight.
+    plain : bool
+        fp32 output with unit column stride and no epilogue.
+    """
+
+    m: int
+    n: int
+    k: int
+    a_place: bool
+    b_lines: bool
+    b_rows: bool
+    b_bytes: int
+    prepared: bool
+    plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How one product is computed; see `isogemm.backends.cpu.emit.descriptor` for the modes."""
+
+    strategy: Literal["gemv", "stream", "small", "skinny", "tiled"]
+    a_mode: Literal["block", "all", "in place"]
+    b_mode: Literal["block", "prepared", "in place"]
+    mr: int
+    mc: int
+    nc: int
+    kc: int
+    grid_m: int
+    grid_n: int
+    threads: int
+
+
+@lru_cache(maxsize=4096)
+def schedule(p: Problem, threads: int, cpu: Target) -> Schedule:
+    """The schedule for problem `p` on at most `threads` threads."""
+    if p.m * p.n * p.k < SERIAL:
+        threads = 1
+    few = (p.b_lines and p.m <= GEMV_ROWS) or (p.b_rows and p.m <= STREAM_ROWS)
+    if few and not p.prepared and p.m * p.k <= DEEP:
+        return _few_rows(p, threads, cpu)
+    if p.prepared:
+        return _prepared(p, threads, cpu)
+    if p.a_place and p.m * p.n * p.k <= SMALL:
+        return _small(p, threads, cpu)
+    if p.m <= SKINNY and max(p.m, cpu.mr) * p.k <= DEEP:
+        return _skinny(p, threads, cpu)
+    return _tiled(p, threads, cpu)
+
+
+def check_legal(p: Problem, s: Schedule, cpu: Target) -> None:
+    """Refuse a schedule that the kernels cannot run on this problem: one from elsewhere, for other operands or targets.
+
+    Raises
+    ------
+    LayoutError
+        The schedule walks an operand in a way that its strides or its type do not allow.
+    OptionError
+        The schedule does not fit the register tile or its own blocks.
+    """
+    if p.m * p.n * p.k == 0:
+        return  # nothing is walked
+    few = s.strategy in ("gemv", "stream") and s.b_mode == "in place"
+    lines, rows = p.b_lines or p.k == 1, p.b_rows or p.n == 1
+    walks = {
+        "B prepared": (s.b_mode == "prepared") == p.prepared,
+        "B's columns contiguous in k": not few or s.strategy != "gemv" or lines,
+        "B's rows contiguous in n, at most 4 rows of A": not few
+        or s.strategy != "stream"
+        or (rows and p.m <= STREAM_ROWS),
+        "B in place: float32 with rows contiguous in n": few or s.b_mode != "in place" or (rows and p.b_bytes == 4),
+        "A in place: float32": few or s.a_mode != "in place" or p.a_place,
+    }
+    for limit, holds in walks.items():
+        if not holds:
+            raise LayoutError("schedule", limit=limit, value=s, nearest="plan these operands anew")
+    direct = s.a_mode == "in place" or (s.b_mode == "prepared" and p.b_bytes != 4)
+    tile = cpu.mr_direct if direct else cpu.mr
+    fits = {
+        f"at most {tile} rows in a tile of {cpu.isa}": few or min(p.m, s.mr) <= tile,
+        "grids and threads of at least 1": min(s.mr, s.grid_m, s.grid_n, s.threads) >= 1,
+        "blocks of at least 1": s.mc >= min(1, p.m) and s.nc >= min(1, p.n) and s.kc >= min(1, p.k),
+        f"NC a multiple of the prepared panels' {cpu.nr}, or all columns": s.b_mode != "prepared"
+        or s.nc % cpu.nr == 0
+        or s.nc >= p.n,
+        "MC of all rows where A is packed at once": s.a_mode != "all" or s.mc >= p.m,
+    }
+    for limit, holds in fits.items():
+        if not holds:
+            raise OptionError("schedule", limit=limit, value=s, nearest="plan for this target anew")
+
+
+def _few_rows(p: Problem, threads: int, cpu: Target) -> Schedule:
+    if p.b_lines and p.m <= GEMV_ROWS:
+        grid = _fine(p, threads, cpu)
+        return Schedule("gemv", "in place", "in place", cpu.mr, p.m, p.n, p.k, 1, grid, threads)
+    grid = min(-(-p.n // cpu.nr), threads)
+    return Schedule("stream", "in place", "in place", cpu.mr, p.m, p.n, p.k, 1, grid, threads)
+
+
+def _fine(p: Problem, threads: int, cpu: Target) -> int:
+    """Many small, equal chunks of columns.
+
+    Threads then read neighbouring weights: the two halves of a 42 MB matrix at once ran at 0.8 of the bandwidth that
+    they get side by side (two threads, Zen 4). And a late worker or a busy core does not hold up the rest.
+    """
+    if threads == 1:
+        return 1
+    panels = -(-p.n // cpu.nr)
+    each = max(1, CHUNK_BYTES // (cpu.nr * max(1, p.k) * p.b_bytes))
+    return max(1, min(panels, max(2 * threads, -(-panels // each))))
+
+
+def _split(p: Problem, threads: int, cpu: Target, chunks: int) -> tuple[int, int]:
+    """Grid over rows and columns: columns, where B's panels are the larger part; rows when columns are few."""
+    panels_m, panels_n = -(-p.m // cpu.mr), -(-p.n // cpu.nr)
+    if threads == 1:
+        return 1, 1
+    if panels_n >= 2 * threads and p.n >= p.m // 4:
+        return 1, min(panels_n, chunks * threads)
+    return min(panels_m, threads), 1
+
+
+def _small(p: Problem, threads: int, cpu: Target) -> Schedule:
+    b_in_place = p.b_rows and p.b_bytes == 4
+    grid_m, grid_n = _split(p, threads, cpu, 1)
+    return Schedule(
+        "small",
+        "in place",
+        "in place" if b_in_place else "block",
+        cpu.mr_direct,
+        p.m,
+        p.n,
+        p.k,
+        grid_m,
+        grid_n,
+        threads,
+    )
+
+
+def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
+    # Narrow panels are widened by the tile that also walks A in place; it has fewer rows.
+    mr = cpu.mr_direct if p.b_bytes != 4 else cpu.mr
+    in_place = p.a_place and p.m <= min(4, mr)
+    if p.m > SKINNY or max(p.m, cpu.mr, cpu.nr) * p.k > DEEP:
+        return _in_blocks(p, threads, cpu)
+    grid_m, grid_n = 1, _fine(p, threads, cpu)
+    kc = p.k if p.m <= mr else KC
+    return Schedule(
+        "gemv" if p.m <= STREAM_ROWS else "skinny",
+        "in place" if in_place else "all", "prepared", mr, p.m, cpu.nr, kc, grid_m, grid_n, threads,
+    )  # fmt: skip
+
+
+def _in_blocks(p: Problem, threads: int, cpu: Target) -> Schedule:
+    """A prepared B, and A packed a block at a time."""
+    mr = cpu.mr_direct if p.b_bytes != 4 else cpu.mr
+    grid_m, grid_n = _split(p, threads, cpu, 1)
+    mc = MC_BYTES // (4 * KC) // mr * mr
+    return Schedule("tiled", "block", "prepared", mr, mc, _columns(p, grid_n, cpu), KC, grid_m, grid_n, threads)
+
+
+def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:
+    grid_m, grid_n = (1, _fine(p, threads, cpu)) if p.b_lines else _split(p, threads, cpu, 2)
+    # Panels of B that are contiguous in k come one at a time; rows of B want wide strips of contiguous memory.
+    nc = cpu.nr if p.b_lines else 512
+    return Schedule("skinny", "all", "block", cpu.mr, p.m, nc, 256, grid_m, grid_n, threads)
+
+
+def _tiled(p: Problem, threads: int, cpu: Target) -> Schedule:
+    grid_m, grid_n = _split(p, threads, cpu, 1)
+    mc = MC_BYTES // (4 * KC) // cpu.mr * cpu.mr
+    return Schedule("tiled", "block", "block", cpu.mr, mc, _columns(p, grid_n, cpu), KC, grid_m, grid_n, threads)
+
+
+def _columns(p: Problem, grid_n: int, cpu: Target) -> int:
+    """NC: each block of columns packs A anew, so as few blocks as the last-level cache allows, and equal ones."""
+    columns = max(1, -(-p.n // grid_n))
+    return -(-columns // -(-columns // NC) // cpu.nr) * cpu.nr

@@ -1,0 +1,102 @@
+"""Products of few rows, for one thread's columns: weights in place, read once."""
+
+from __future__ import annotations
+
+from ....base.jit import njit
+from ..emit import descriptor as f
+from ..emit.scalars import as_bits, epilogue_tile, load_element, peek32, poke32, poke32_at, round_row
+from ..emit.vectors import FLOAT32
+from .gemv import GROUP
+from .micro import NR, WIDTH
+from .routines import call7, call10
+from .stream import DEPTH
+
+__all__ = ["few_rows", "few_rows_scratch"]
+
+
+LINE = 16  # fp32 in a cache line
+
+
+@njit
+def _inputs(d, m0, rows, scratch, ready):
+    """Address and row stride of the rows of A as fp32, contiguous in k.
+
+    In place where they are so already, unless there are so many rows that a power-of-two stride would put them all in
+    a few cache sets: copies get a stride of an odd number of lines.
+    """
+    k = d[f.K]
+    if d[f.A_E] == FLOAT32 and d[f.A_CS] == 4 and (rows <= 2 or d[f.A_RS] % 1024 != 0):
+        return d[f.A] + m0 * d[f.A_RS], d[f.A_RS]
+    size = 4 if d[f.A_E] == FLOAT32 else 2
+    stride = ((k // LINE + 1) | 1) * LINE * 4
+    whole = k // WIDTH
+    for i in range(0 if ready != 0 else rows):
+        source, target = d[f.A] + (m0 + i) * d[f.A_RS], scratch + i * stride
+        if d[f.A_CS] == size:
+            # A widening copy: the packing of adjacent lines, a vector of k at a time.
+            call7(d[f.PACK_A], target, WIDTH * 4, source, size, WIDTH * size, whole, WIDTH)
+        for kk in range(whole * WIDTH if d[f.A_CS] == size else 0, k):
+            poke32(target + kk * 4, as_bits(load_element(source + kk * d[f.A_CS], d[f.A_E])))
+    return scratch, stride
+
+
+@njit
+def few_rows(d, m0, m1, n0, n1, scratch, ready):
+    """Rows m0..m1 (as many as the strategy takes) by columns n0..n1; `ready`: x was copied by an earlier block."""
+    rows, columns = m1 - m0, n1 - n0
+    # x first: its place must not depend on the block's columns, because later blocks use it again.
+    turns = scratch + rows * ((d[f.K] // LINE + 1) | 1) * LINE * 4
+    acc, acc_rs = turns + rows * WIDTH * 4, (columns + NR) * 4
+    x, x_rs = _inputs(d, m0, rows, scratch, ready)
+    if d[f.PLAIN] != 0:
+        acc, acc_rs = d[f.OUT] + m0 * d[f.O_RS] + n0 * 4, d[f.O_RS]
+    elif d[f.START] != 0:
+        for i in range(rows):
+            c = d[f.C] + (m0 + i) * d[f.C_RS] + n0 * d[f.C_CS]
+            for j in range(columns):
+                poke32(acc + i * acc_rs + j * 4, peek32(c + j * d[f.C_CS]))
+    if d[f.STRATEGY] == f.STREAM:
+        _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs)
+    else:
+        for j in range(0, columns, WIDTH):
+            w, count = d[f.B] + (n0 + j) * d[f.B_CS], min(WIDTH, columns - j)
+            if rows <= GROUP:
+                call10(d[f.FEW], rows, acc + j * 4, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], count, d[f.START])
+            else:
+                _in_turns(d, rows, acc + j * 4, acc_rs, x, x_rs, w, count, turns)
+    if d[f.PLAIN] == 0:
+        epilogue_tile(d, acc, acc_rs, m0, rows, n0, columns)
+
+
+@njit
+def _in_turns(d, rows, acc, acc_rs, x, x_rs, w, count, turns):
+    """One vector of columns for more rows than have registers; accumulators wait in `turns` [rows][WIDTH]."""
+    for i in range(rows):
+        for j in range(WIDTH):
+            start = d[f.START] != 0 and j < count
+            poke32_at(turns + i * WIDTH * 4, j, peek32(acc + i * acc_rs + j * 4) if start else 0)
+    call10(d[f.FEW], rows % GROUP, rows // GROUP, turns, x, x_rs, w, d[f.B_CS], d[f.K], count, 0)
+    for i in range(rows):
+        round_row(turns + i * WIDTH * 4, count, acc + i * acc_rs, 4, FLOAT32)
+
+
+@njit
+def _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs):
+    k, load_c = d[f.K], d[f.START]
+    b = d[f.B] + n0 * d[f.B_CS]
+    whole = k // DEPTH * DEPTH
+    for kk in range(0, whole, DEPTH):
+        call10(d[f.FEW], rows, 1, acc, acc_rs, x + kk * 4, x_rs, b + kk * d[f.B_RS], d[f.B_RS], columns, load_c)
+        load_c = 1
+    for kk in range(whole, k):
+        call10(d[f.FEW], rows, 0, acc, acc_rs, x + kk * 4, x_rs, b + kk * d[f.B_RS], d[f.B_RS], columns, load_c)
+        load_c = 1
+    if load_c == 0:  # k = 0: the empty sum
+        for i in range(rows):
+            for j in range(columns):
+                poke32(acc + i * acc_rs + j * 4, 0)
+
+
+def few_rows_scratch(rows: int, columns: int, k: int) -> int:
+    """Scratch bytes of one thread: accumulators, those that take turns, and x as fp32."""
+    return 4 * rows * (columns + NR + WIDTH + k + 3 * LINE) + 8192

@@ -1,0 +1,73 @@
+"""Few rows against weights stored [k, n], in place: rows of B stream by once, the accumulators stay in cache.
+
+    acc[i, j] = fma(x[i, k], b[k, j], acc[i, j])        DEPTH rows of B at a time, k ascending
+
+Contract: ``fma/chain``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from ..emit.target import target
+from ..emit.vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
+from .gemv import store_columns
+
+WIDTH = target().width
+DEPTH = 8
+MAX_ROWS = 4  # beside them DEPTH broadcasts each stay in registers
+
+
+def _emit(e: Emitter, element: int, rows: int, depth: int, args: tuple[Any, ...]) -> None:
+    acc, acc_rs, x, x_rs, b, b_rs, columns, load_c = args
+    size = ELEMENT_BYTES[element]
+    inputs = [
+        [e.splat(e.load(e.at(x, e.b.mul(x_rs, e.i64(i)), u * F32_BYTES), F32)) for u in range(depth)]
+        for i in range(rows)
+    ]
+    lines = [e.at(b, e.b.mul(b_rs, e.i64(u))) for u in range(depth)]
+    fresh = e.b.icmp_signed("==", load_c, e.i64(0))
+
+    def strip(j: Any, count: Any) -> None:
+        offset = e.times(j, F32_BYTES)
+        targets = [e.at(acc, e.b.mul(acc_rs, e.i64(i)), offset) for i in range(rows)]
+        values = [e.load(t, e.vec) if count is None else e.masked_load(t, count, e.vec, 4) for t in targets]
+        values = [e.b.select(fresh, ir.Constant(e.vec, None), v) for v in values]
+        for u in range(depth):
+            column = e.load_widened(e.at(lines[u], e.times(j, size)), element, count)
+            values = [e.fma(inputs[i][u], column, values[i]) for i in range(rows)]
+        for value, t in zip(values, targets, strict=True):
+            if count is None:
+                e.store(e.canonical(value), t)
+            else:
+                store_columns(e, e.canonical(value), t, count)
+
+    whole = e.b.and_(columns, e.i64(-WIDTH))
+    with e.loop(whole, step=WIDTH) as j:
+        strip(j, None)
+    rest = e.b.sub(columns, whole)
+    with e.b.if_then(e.b.icmp_signed(">", rest, e.i64(0))):
+        strip(whole, rest)
+
+
+@intrinsic(prefer_literal=True)
+def stream_rows(typingctx, element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):
+    """DEPTH rows of B (one when `deep` is 0) into `rows` accumulator rows; `element` is a constant of the routine."""
+    code = element.literal_value
+
+    def codegen(context, builder, signature, args):
+        routines = {}
+        for n in range(1, MAX_ROWS + 1):
+            for deep, depth in ((0, 1), (1, DEPTH)):
+                name = f"isogemm_stream_{code}_{n}_{depth}"
+                routines[2 * n + deep] = define(
+                    builder.module, name, 8, lambda e, *xs, n=n, depth=depth: _emit(e, code, n, depth, xs)
+                )
+        two = ir.Constant(args[1].type, 2)
+        switch_over(builder, builder.add(builder.mul(args[1], two), args[2]), routines, args[3:])
+
+    return types.void(element, *[types.int64] * 10), codegen

@@ -1,0 +1,247 @@
+"""Task descriptors: everything about a call but its addresses, made once per kind of call and kept."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..emit import descriptor as f
+from ..emit.target import target
+from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
+from .gemv import GROUP
+from .loops import scratch_bytes
+from .packed import PackedWeight
+from .routines import routine
+from .schedule import Problem, Schedule, check_legal, schedule
+from .skinny import few_rows_scratch
+
+__all__ = ["Epilogue", "Task", "swap_operands", "task_for"]
+
+Array = NDArray[Any]
+
+_A_MODES = {"block": f.PACK_BLOCK, "all": f.PACK_ALL, "in place": f.A_IN_PLACE}
+_B_MODES = {"block": f.PACK, "prepared": f.PREPARED, "in place": f.B_IN_PLACE}
+_STRATEGIES = {"gemv": f.GEMV, "stream": f.STREAM}
+_ELEMENTS = {"f": FLOAT32, "e": FLOAT16}
+_KEPT = 1024
+_tasks: dict[Any, Task] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What happens to the accumulator, and what it starts from."""
+
+    alpha: float
+    beta: float
+    c: Array | None
+    bias: Array | None
+    accumulate: bool
+
+    def key(self) -> tuple[Any, ...]:
+        """Everything but addresses."""
+        c, bias = self.c, self.bias
+        return (
+            self.alpha,
+            self.beta,
+            self.accumulate,
+            None if c is None else (c.strides, c.dtype.char),
+            None if bias is None else (bias.strides, bias.dtype.char),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A descriptor without addresses, and how it is run.
+
+    Attributes
+    ----------
+    rows : int64 [2, FIELDS]
+        Header and descriptor, ready for a single product.
+    swapped : bool
+        A and B have changed places.
+    copies_c : bool
+        The output is the accumulator and has to hold C before the walk starts (accumulate).
+    work : int
+        Multiply-adds.
+    narrow : tuple of bool
+        Which of A, B and the output have 16-bit elements, in the caller's order.
+    """
+
+    rows: NDArray[np.int64]
+    swapped: bool
+    copies_c: bool
+    work: int
+    chunks: int
+    scratch: int
+    threads: int
+    narrow: tuple[bool, bool, bool]
+
+    def row_at(self, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue) -> NDArray[np.int64]:
+        """The descriptor with addresses."""
+        row: NDArray[np.int64] = self.rows[1].copy()
+        b = b.lines if isinstance(b, PackedWeight) else b
+        first, second = (b, a) if self.swapped else (a, b)
+        row[f.A], row[f.B], row[f.OUT] = first.ctypes.data, second.ctypes.data, out.ctypes.data
+        add_epilogue(row, epilogue)
+        return row
+
+
+def add_epilogue(row: NDArray[np.int64], epilogue: Epilogue) -> None:
+    """Addresses of C and bias."""
+    if epilogue.c is not None:
+        row[f.C] = epilogue.c.ctypes.data
+    if epilogue.bias is not None:
+        row[f.BIAS] = epilogue.bias.ctypes.data
+
+
+def task_for(
+    a: Array,
+    b: Array | PackedWeight,
+    out: Array,
+    epilogue: Epilogue | None,
+    threads: int,
+    chosen: Schedule | None = None,
+) -> Task:
+    """The task for a call like this one."""
+    key = (
+        a.shape,
+        b.shape,
+        a.strides,
+        None if isinstance(b, PackedWeight) else b.strides,
+        out.strides,
+        a.dtype.char,
+        b.dtype.char,
+        out.dtype.char,
+        threads,
+        chosen,
+        None if epilogue is None else epilogue.key(),
+    )
+    task = _tasks.get(key)
+    if task is None:
+        task = _make(a, b, out, epilogue, threads, chosen)
+        if len(_tasks) >= _KEPT:
+            _tasks.clear()
+        _tasks[key] = task
+    return task
+
+
+def swap_operands(m: int, n: int, row_stride: int, column_stride: int, itemsize: int) -> bool:
+    """Whether C^T = B^T A^T is computed instead: column-major outputs, and few columns made few rows. Same bits."""
+    if column_stride != itemsize and row_stride == itemsize and m > 1:
+        return True
+    return n < m and n <= 8
+
+
+def element_code(dtype: np.dtype[Any]) -> int:
+    """The kernels' element code of a NumPy dtype."""
+    return _ELEMENTS.get(dtype.char, BFLOAT16)
+
+
+def _make(
+    a: Array,
+    b: Array | PackedWeight,
+    out: Array,
+    epilogue: Epilogue | None,
+    threads: int,
+    chosen: Schedule | None,
+) -> Task:
+    e = epilogue or Epilogue(1.0, 0.0, None, None, False)
+    prepared = isinstance(b, PackedWeight)
+    m, n = out.shape
+    k = a.shape[1]
+    row = np.zeros(f.FIELDS, np.int64)
+    row[f.M], row[f.N], row[f.K] = m, n, k
+    _strides(row, f.A, a)
+    if isinstance(b, PackedWeight):
+        row[f.B_E] = element_code(b.dtype)
+    else:
+        _strides(row, f.B, b)
+    _strides(row, f.OUT, out)
+    if e.c is not None and (e.beta != 0.0 or e.accumulate):
+        _strides(row, f.C, e.c)
+    if e.bias is not None:
+        row[f.BIAS_CS], row[f.BIAS_E] = e.bias.strides[0], element_code(e.bias.dtype)
+    row[f.ALPHA], row[f.BETA], row[f.START] = float32_bits(e.alpha), float32_bits(e.beta), int(e.accumulate)
+    swapped = not prepared and swap_operands(m, n, out.strides[0], out.strides[1], out.itemsize)
+    if swapped:
+        _swap(row)
+        m, n = n, m
+    nothing_after = e.alpha == 1.0 and e.beta == 0.0 and e.bias is None
+    plain = nothing_after and row[f.O_E] == FLOAT32 and (row[f.O_CS] == 4 or n == 1)
+    row[f.PLAIN] = int(plain)
+    b_bytes = 4 if row[f.B_E] == FLOAT32 else 2
+    problem = Problem(
+        m, n, k, bool(row[f.A_E] == FLOAT32), bool(row[f.B_RS] == b_bytes), bool(row[f.B_CS] == b_bytes),
+        b_bytes, prepared, bool(plain),
+    )  # fmt: skip
+    if chosen is not None:
+        check_legal(problem, chosen, target())
+    s = chosen or schedule(problem, threads, target())
+    _apply(row, s)
+    _routines(row, s)
+    rows = np.zeros((2, f.FIELDS), np.int64)
+    rows[0, 0], rows[1] = 1, row
+    chunks = s.grid_m * s.grid_n
+    narrow = (a.itemsize == 2, b.dtype.itemsize == 2, out.itemsize == 2)
+    return Task(
+        rows, swapped, bool(plain and e.accumulate), m * n * k, chunks, _scratch(problem, s), min(s.threads, chunks),
+        narrow,
+    )  # fmt: skip
+
+
+def float32_bits(value: float) -> int:
+    """The bits of a number rounded to float32, in a processor that was told to flush subnormals too."""
+    size = abs(value)
+    if 2.0**-126 <= size < 2.0**127:
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    if size < 2.0**-126:  # in whole steps, sign apart
+        return round(math.ldexp(size, 149)) | (0x80000000 if math.copysign(1.0, value) < 0 else 0)
+    return int(np.float32(value).view(np.uint32))
+
+
+def _strides(row: NDArray[np.int64], at: int, x: Array) -> None:
+    row[at + 1], row[at + 2], row[at + 3] = x.strides[0], x.strides[1], element_code(x.dtype)
+
+
+def _swap(row: NDArray[np.int64]) -> None:
+    row[f.M], row[f.N] = row[f.N], row[f.M]
+    a, b = row[f.A : f.A + 4].copy(), row[f.B : f.B + 4].copy()
+    row[f.A : f.A + 4], row[f.B : f.B + 4] = b, a
+    for at in (f.A, f.B, f.OUT, f.C, f.BIAS):
+        row[at + 1], row[at + 2] = row[at + 2], row[at + 1]
+
+
+def _apply(row: NDArray[np.int64], s: Schedule) -> None:
+    few = s.strategy in _STRATEGIES and s.b_mode != "prepared"
+    row[f.STRATEGY] = _STRATEGIES[s.strategy] if few else f.TILED
+    row[f.A_MODE], row[f.B_MODE] = _A_MODES[s.a_mode], _B_MODES[s.b_mode]
+    row[f.MC], row[f.NC], row[f.KC], row[f.MR_PANEL] = max(1, s.mc), max(1, s.nc), max(1, s.kc), s.mr
+    row[f.GRID_M], row[f.GRID_N] = s.grid_m, s.grid_n
+
+
+def _routines(row: NDArray[np.int64], s: Schedule) -> None:
+    """Compile, or look up, what the schedule calls."""
+    a, b = int(row[f.A_E]), int(row[f.B_E])
+    if row[f.STRATEGY] != f.TILED:
+        row[f.FEW] = routine("gemv_groups" if s.strategy == "gemv" and row[f.M] > GROUP else s.strategy, b)
+        row[f.PACK_A] = routine("pack", a)
+        return
+    if s.a_mode != "in place":
+        row[f.PACK_A] = routine("pack", a)
+    if s.b_mode != "prepared":  # in place too: the last, narrower panel is packed
+        row[f.PACK_B] = routine("pack", b)
+    wide = FLOAT32 if s.b_mode != "prepared" else b
+    packed = s.a_mode != "in place" and wide == FLOAT32
+    row[f.TILE] = routine("tile_packed" if packed else "tile_direct", wide)
+
+
+def _scratch(p: Problem, s: Schedule) -> int:
+    m, n = -(-p.m // s.grid_m) + s.mr, -(-p.n // s.grid_n) + target().nr
+    if s.strategy in _STRATEGIES and s.b_mode != "prepared":
+        return few_rows_scratch(p.m, n, p.k)
+    return scratch_bytes(m, n, p.k, mc=s.mc, nc=s.nc, kc=s.kc, a_all=s.a_mode == "all", plain=p.plain)

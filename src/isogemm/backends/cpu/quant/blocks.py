@@ -1,0 +1,322 @@
+"""Blocks of quantized weights taken apart: codes, integer scales and floats (`isogemm.formats.reference`).
+
+    x[i] = (d * s[i // sub]) * q[i]  +  o * t[i // sub]
+
+Every operation is a float32 instruction that nothing here contracts or reorders.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba import carray
+from numba.core import types
+from numba.extending import intrinsic
+
+from ....base.jit import compile_entry, njit
+from ....formats.blocks import FORMATS
+from ..emit.scalars import as_bits, as_float, half_to_float_bits, peek32, poke32, round_row
+from ..emit.vectors import FLOAT32
+from ..gemm.routines import call7
+from .records import multiply_out
+
+__all__ = ["CODE", "address", "decoder", "pointer_to_bytes"]
+
+CODE = {name: code for code, name in enumerate(FORMATS)}
+"""The loops' number of a format."""
+
+F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K = range(14)
+assert [CODE[n] for n in ("F32", "BF16", "Q8_0", "Q4_1", "Q2_K", "Q6_K", "Q8_K")] == [0, 2, 3, 7, 8, 12, 13]
+
+# Words of a task array, after the pool's header: what to do for blocks [chunk * PER_CHUNK, ...) of all rows' blocks.
+FORMAT, BLOCK, BLOCK_BYTES, SUB, COUNT, PER_CHUNK, PER_ROW = range(8, 15)
+SOURCE, SOURCE_ROW, SOURCE_COLUMN, SOURCE_ELEMENT, OUT, OUT_ROW, OUT_ELEMENT, FLAG, DECODER = range(15, 24)
+WORDS = 24
+# Scratch of one thread: codes [256] of int8, s [16] and t [16] of int32, a block of float32.
+CODES_AT, SCALES_AT, MINS_AT, FLOATS_AT, SCRATCH = 0, 256, 320, 384, 384 + 4 * 256 + 1024
+
+ZERO = types.float32(0)
+
+
+def _pointer(kind, to):
+    @intrinsic
+    def pointer(typingctx, address):
+        def codegen(context, builder, signature, args):
+            return builder.inttoptr(args[0], ir.PointerType(ir.IntType(kind)))
+
+        return types.CPointer(to)(types.int64), codegen
+
+    return pointer
+
+
+pointer_to_bytes, pointer_to_codes = _pointer(8, types.uint8), _pointer(8, types.int8)
+pointer_to_ints = _pointer(32, types.int32)
+
+
+@njit(inline="always")
+def half(p, at):
+    """The float16 in bytes at, at + 1."""
+    return as_float(half_to_float_bits(types.uint32(p[at]) | (types.uint32(p[at + 1]) << types.uint32(8))))
+
+
+# Arithmetic in 32 bits throughout: Numba's own integers are 64 wide, which halves what a vector holds.
+I32 = types.int32
+
+
+@njit
+def _nibbles(p, at, q, first, zero):
+    """32 codes of 16 bytes: low nibbles, then high ones."""
+    for j in range(16):
+        byte = I32(p[at + j])
+        q[first + j] = types.int8((byte & I32(15)) - I32(zero))
+        q[first + 16 + j] = types.int8((byte >> I32(4)) - I32(zero))
+
+
+@njit
+def _fifth_bits(p, at, q, zero):
+    """Bit j of four bytes is bit 4 of code j."""
+    for i in range(4):
+        byte = I32(p[at + i])
+        for j in range(8):
+            bit = (byte >> I32(j)) & I32(1)
+            q[8 * i + j] = types.int8(I32(q[8 * i + j]) + (bit << I32(4)) - I32(zero))
+
+
+@njit
+def _pairs(p, at, q):
+    """256 codes of two bits: byte l of each 32, shifted by 0, 2, 4 and 6, is the next 32."""
+    for chunk in range(2):
+        for g in range(4):
+            for j in range(32):
+                q[128 * chunk + 32 * g + j] = types.int8((I32(p[at + 32 * chunk + j]) >> I32(2 * g)) & I32(3))
+
+
+@njit
+def _quads(p, at, q):
+    """256 codes of four bits: byte l of each 32, low nibbles first."""
+    for chunk in range(4):
+        for j in range(32):
+            byte = I32(p[at + 32 * chunk + j])
+            q[64 * chunk + j] = types.int8(byte & I32(15))
+            q[64 * chunk + 32 + j] = types.int8(byte >> I32(4))
+
+
+@njit
+def _high_bits(p, at, q, shift, zero):
+    """Bit g of byte l is a high bit of code 32 g + l."""
+    for g in range(8):
+        for j in range(32):
+            bit = (I32(p[at + j]) >> I32(g)) & I32(1)
+            q[32 * g + j] = types.int8(I32(q[32 * g + j]) + (bit << I32(shift)) - I32(zero))
+
+
+@njit
+def _six_bits(p, q):
+    for chunk in range(2):
+        for g in range(4):
+            for j in range(32):
+                low = I32(p[64 * chunk + 32 * (g % 2) + j]) >> I32(4 * (g // 2))
+                high = I32(p[128 + 32 * chunk + j]) >> I32(2 * g)
+                code = (low & I32(15)) | ((high & I32(3)) << I32(4))
+                q[128 * chunk + 32 * g + j] = types.int8(code - I32(32))
+
+
+@njit
+def _scales_of_q3(p, s):
+    for j in range(16):
+        low = (p[96 + j % 8] >> (4 * (j // 8))) & 15
+        high = (p[104 + j % 4] >> (2 * (j // 4))) & 3
+        s[j] = (types.int32(low) | (types.int32(high) << 4)) - 32
+
+
+@njit
+def _scales_of_q4(p, s, t):
+    for j in range(4):
+        a, b, c = types.int32(p[4 + j]), types.int32(p[8 + j]), types.int32(p[12 + j])
+        s[j], t[j] = a & 63, b & 63
+        s[4 + j], t[4 + j] = (c & 15) | ((a >> 2) & 48), (c >> 4) | ((b >> 2) & 48)
+
+
+# One routine to a format, compiled when it is first asked for: void (block, q, s, t, floats, bytes, 0), which leaves d
+# and o in `floats`.
+
+
+@njit(inline="always")
+def _open(p, q, s, t, size):
+    return (
+        carray(pointer_to_bytes(p), (size,)),
+        carray(pointer_to_codes(q), (256,)),
+        carray(pointer_to_ints(s), (16,)),
+        carray(pointer_to_ints(t), (16,)),
+    )
+
+
+@njit(inline="always")
+def _close(floats, d, o):
+    poke32(floats, as_bits(d))
+    poke32(floats + 4, as_bits(o))
+
+
+def _q8_0(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = 1
+    for j in range(32):
+        q[j] = types.int8(p[2 + j])
+    _close(floats, half(p, 0), ZERO)
+
+
+def _q4_0(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = 1
+    _nibbles(p, 2, q, 0, 8)
+    _close(floats, half(p, 0), ZERO)
+
+
+def _q4_1(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = t[0] = 1
+    _nibbles(p, 4, q, 0, 0)
+    _close(floats, half(p, 0), half(p, 2))
+
+
+def _q5_0(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = 1
+    _nibbles(p, 6, q, 0, 0)
+    _fifth_bits(p, 2, q, 16)
+    _close(floats, half(p, 0), ZERO)
+
+
+def _q5_1(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = t[0] = 1
+    _nibbles(p, 8, q, 0, 0)
+    _fifth_bits(p, 4, q, 0)
+    _close(floats, half(p, 0), half(p, 2))
+
+
+def _q2_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    _pairs(p, 16, q)
+    for j in range(16):
+        s[j], t[j] = types.int32(p[j] & 15), types.int32(p[j] >> 4)
+    _close(floats, half(p, 80), -half(p, 82))
+
+
+def _q3_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    _pairs(p, 32, q)
+    _high_bits(p, 0, q, 2, 4)
+    _scales_of_q3(p, s)
+    _close(floats, half(p, 108), ZERO)
+
+
+def _q4_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    _scales_of_q4(p, s, t)
+    _quads(p, 16, q)
+    _close(floats, half(p, 0), -half(p, 2))
+
+
+def _q5_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    _scales_of_q4(p, s, t)
+    _quads(p, 48, q)
+    _high_bits(p, 16, q, 4, 0)
+    _close(floats, half(p, 0), -half(p, 2))
+
+
+def _q6_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    _six_bits(p, q)
+    for j in range(16):
+        s[j] = types.int32(types.int8(p[192 + j]))
+    _close(floats, half(p, 208), ZERO)
+
+
+def _q8_k(block, q, s, t, floats, size, unused):
+    p, q, s, t = _open(block, q, s, t, size)
+    s[0] = 1
+    for j in range(256):
+        q[j] = types.int8(p[4 + j])
+    _close(floats, as_float(peek32(block)), ZERO)
+
+
+_DECODERS = {
+    "Q8_0": _q8_0, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q2_K": _q2_k, "Q3_K": _q3_k,
+    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_K": _q8_k,
+}  # fmt: skip
+_alive: list[Any] = []
+
+
+@cache
+def decoder(name: str) -> int:
+    """Address of the routine that takes a format's blocks apart; 0 for floats."""
+    if name not in _DECODERS:
+        return 0
+    compiled = compile_entry(types.void(*[types.int64] * 7), _DECODERS[name])
+    _alive.append(compiled)
+    return int(compiled.address)
+
+
+@njit(inline="always")
+def has_offset(code):
+    """Whether blocks have an o."""
+    return code in (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K)
+
+
+@njit
+def _multiply(code, block, sub, d, o, q, s, t, x):
+    """By constants, which the vector code is made for."""
+    if block == 32:
+        if has_offset(code):
+            multiply_out(32, 32, 1, d, o, q, s, t, x)
+        else:
+            multiply_out(32, 32, 0, d, o, q, s, t, x)
+    elif sub == 16:
+        if has_offset(code):
+            multiply_out(256, 16, 1, d, o, q, s, t, x)
+        else:
+            multiply_out(256, 16, 0, d, o, q, s, t, x)
+    elif sub == 32:
+        multiply_out(256, 32, 1, d, o, q, s, t, x)
+    else:
+        multiply_out(256, 256, 0, d, o, q, s, t, x)
+
+
+@njit
+def dequantize_blocks(task, chunk, scratch):
+    """Blocks of one chunk into rows of floats."""
+    code, block, per_row = task[FORMAT], task[BLOCK], task[PER_ROW]
+    q, s, t, floats = scratch + CODES_AT, scratch + SCALES_AT, scratch + MINS_AT, scratch + FLOATS_AT
+    element = task[OUT_ELEMENT]
+    size = 4 if element == FLOAT32 else 2
+    for i in range(chunk * task[PER_CHUNK], min(task[COUNT], (chunk + 1) * task[PER_CHUNK])):
+        row, b = i // per_row, i % per_row
+        source = task[SOURCE] + row * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
+        out = task[OUT] + row * task[OUT_ROW] + b * block * size
+        call7(task[DECODER], source, q, s, t, floats, task[BLOCK_BYTES], 0)
+        d, o = as_float(peek32(floats)), as_float(peek32(floats + 4))
+        if element == FLOAT32:
+            _multiply(code, block, task[SUB], d, o, q, s, t, out)
+        else:
+            _multiply(code, block, task[SUB], d, o, q, s, t, floats)
+            round_row(floats, block, out, size, element)
+
+
+def dequantize_chunk(task, chunk, scratch):
+    """`dequantize_blocks` from a bare pointer."""
+    dequantize_blocks(carray(task, (WORDS,)), chunk, scratch)
+
+
+@cache
+def address() -> int:
+    """Address of the compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``."""
+    return int(_entry().address)
+
+
+@cache
+def _entry():
+    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), dequantize_chunk)

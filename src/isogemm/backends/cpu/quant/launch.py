@@ -1,0 +1,190 @@
+"""A quantized product of few rows in one compiled call: activations into records, then the panels.
+
+For one row, taking addresses and filling in task arrays from Python costs more than quantizing it. Here both task
+arrays come from templates, which are kept by shape, and addresses are taken in compiled code.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray
+
+from ....base.jit import njit
+from ....formats.blocks import FORMATS
+from ..emit import descriptor as f
+from ..emit.scalars import pointer_to_words
+from ..gemm.tasks import element_code
+from ..pool import ALIGN, give, pool, run_part, take
+from . import layout as layout
+from . import loops as loops
+from . import pack as pack
+from .blocks import CODE, decoder
+
+__all__ = ["Call", "activations_task", "complete", "launch", "panels_task", "prepared"]
+
+Array = npt.NDArray[Any]
+
+SERIAL = 2**19  # multiply-adds below which a second thread costs more than it saves
+CHUNK = 2**19  # multiply-adds of a chunk: enough to hide the claim, small enough to balance
+IN_PLACE = 8  # panels of a chunk: one that is read in place asks for the next one's lines, for the same core
+ACTIVATIONS = 2**12  # elements of a chunk of activations
+SCRATCH = max(loops.SCRATCH, pack.SCRATCH)
+# Of a call's own room, from an aligned address: two task arrays, then records.
+TASK_AT, RECORDS_AT = 512, 512 + 1024
+
+
+class Call(NamedTuple):
+    """All of a product that does not depend on addresses.
+
+    Attributes
+    ----------
+    quantizing, product : int64 array
+        Task arrays.
+    quantizing_chunks, product_chunks, threads, room : int
+        `room` is in bytes.
+    narrow : tuple of bool
+        Whether x and out have 16-bit elements.
+    out_code : int
+    """
+
+    quantizing: Array
+    product: Array
+    quantizing_chunks: int
+    product_chunks: int
+    threads: int
+    room: int
+    narrow: tuple[bool, bool]
+
+
+@lru_cache(maxsize=256)
+def activations_task(name: str, k: int) -> Array:
+    """Layouts as words of `quant_pack`'s task arrays, for callers to copy and complete."""
+    fmt = FORMATS[name]
+    p, r, planes = layout.panel(fmt), layout.record(fmt), layout.planes(fmt)
+    task = np.zeros(pack.WORDS, np.int64)
+    task[pack.FORMAT], task[pack.BLOCK], task[pack.BLOCK_BYTES] = CODE[fmt.name], fmt.block, fmt.nbytes
+    task[pack.SUB], task[pack.BLOCKS], task[pack.STORED_ZERO] = fmt.sub, k // fmt.block, layout.stored_zero(fmt)
+    task[pack.CHUNK : pack.NBYTES + 1] = p
+    for word, plane in ((pack.BYTE, "byte"), (pack.NIBBLE, "nibble"), (pack.PAIR, "pair"), (pack.BIT, "bit")):
+        task[word] = planes.get(plane, -1)
+    task[pack.RECORD_D : pack.RECORD + 1] = r
+    task[pack.FACTOR] = 1 if fmt.offset and fmt.block > 32 else -layout.stored_zero(fmt)
+    return task
+
+
+@lru_cache(maxsize=1024)
+def panels_task(name: str, m: int, n: int, k: int, allowed: int, least: int = 1) -> tuple[Array, int, int]:
+    """(task array of `quant_loops` without addresses, chunks, threads) of a product under `allowed` threads.
+
+    A chunk has at least `least` panels, if every thread gets four chunks then.
+    """
+    fmt = FORMATS[name]
+    task = np.zeros((3, f.FIELDS), np.int64)
+    task[1, f.M], task[1, f.N], task[1, f.K], task[1, f.ALPHA] = m, n, k, f.ONE
+    threads = allowed if m * n * k >= SERIAL else 1
+    count, panel = -(-n // layout.COLUMNS), layout.COLUMNS * max(1, m * k)
+    wanted = min(-(-count // (4 * threads)), max(least, CHUNK // panel))
+    per_chunk = max(1, wanted, -(-count // 2**16)) if threads > 1 else count
+    words = task[2]
+    words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = k // fmt.block, count, per_chunk
+    words[loops.PANEL_BYTES] = k // fmt.block * layout.panel(fmt).nbytes
+    words[loops.ROWS_PER_BLOCK], words[loops.LANES] = max(1, m), threads
+    return task, -(-count // per_chunk), threads
+
+
+def complete(task: Array, name: str, kind: str, row: int) -> None:
+    """Who computes a task of `panels_task`: panels' routine, or, for rows of blocks `row` bytes apart, theirs."""
+    words = task[2]
+    if row:
+        words[loops.ROW], words[loops.PANEL_BYTES] = row, layout.COLUMNS * row
+        words[loops.ROUTINE] = loops.native_routine(name, kind)
+    else:
+        words[loops.ROUTINE] = loops.routine(name, kind)
+
+
+@lru_cache(maxsize=1024)
+def prepared(
+    name: str, kind: str, m: int, n: int, k: int, x: np.dtype[Any], out: np.dtype[Any], allowed: int, row: int = 0
+) -> Call:
+    """The call for activations of dtype `x` [m, k] and a result of dtype `out` [m, n]; quantized by one thread.
+
+    `row` is the stride of weights that are read in place, 0 for panels.
+    """
+    fmt = FORMATS[name]
+    quantizing, size = activations_task(name, k).copy(), layout.record(fmt).nbytes
+    count = m * (k // fmt.block)
+    quantizing[pack.X_ELEMENT], quantizing[pack.COUNT] = element_code(x), count
+    quantizing[pack.PER_CHUNK], quantizing[pack.OUT_ROW] = max(1, count), k // fmt.block * size
+    quantizing[pack.DECODER] = decoder(name)
+    task, chunks, threads = panels_task(name, m, n, k, allowed, IN_PLACE if row else 1)
+    product = task.copy()
+    product[1, f.O_E], product[2, loops.RECORD_ROW] = element_code(out), k // fmt.block * size
+    complete(product, name, kind, row)
+    room = RECORDS_AT + count * size + ALIGN
+    return Call(quantizing, product, min(count, 1), chunks, threads, room, (x.itemsize == 2, out.itemsize == 2))
+
+
+def _start(control, threads, scratch, stride, entries, call, product, x, panels, out, bias, room, chunks):
+    """Fill in the addresses; quantize; run the product. Or return 1: a kernel for `Pool.run`."""
+    at = (room.ctypes.data + ALIGN - 1) // ALIGN * ALIGN
+    first, second, records = carray(pointer_to_words(at), (pack.WORDS,)), at + TASK_AT, at + RECORDS_AT
+    first[:] = call
+    first[pack.X], first[pack.X_ROW], first[pack.X_COLUMN] = x.ctypes.data, x.strides[0], x.strides[1]
+    first[pack.OUT] = records
+    rows = carray(pointer_to_words(second), (3, f.FIELDS))
+    rows[:] = product
+    rows[1, f.OUT], rows[1, f.O_RS], rows[1, f.O_CS] = out.ctypes.data, out.strides[0], out.strides[1]
+    rows[1, f.BIAS], rows[1, f.BIAS_CS], rows[1, f.BIAS_E] = bias
+    rows[2, loops.RECORDS], rows[2, loops.PANELS] = records, panels.ctypes.data
+    if not take(control, threads):
+        return 1
+    run_part(control, 1, scratch, stride, entries[0], at, chunks[0])
+    run_part(control, threads, scratch, stride, entries[1], second, chunks[1])
+    give(control, threads)
+    return 0
+
+
+_starters: dict[tuple[bool, bool], Any] = {}
+
+
+def _starter(narrow: tuple[bool, bool]) -> Any:
+    """`_start` for fp32 or 16-bit elements of x and out, of any strides."""
+    from numba import types
+
+    def view(narrow: bool, readonly: bool) -> Any:
+        return types.Array(types.uint16 if narrow else types.float32, 2, "A", readonly=readonly, aligned=False)
+
+    i64 = types.int64
+    words, many, raw = types.Array(i64, 1, "C"), types.Array(i64, 2, "C"), types.Array(types.uint8, 1, "C")
+    mapped = types.Array(types.uint8, 1, "C", readonly=True)
+    two, three = types.UniTuple(i64, 2), types.UniTuple(i64, 3)
+    views = (view(narrow[0], True), mapped, view(narrow[1], False))
+    signature = i64(i64, i64, i64, i64, two, words, many, *views, three, raw, two)
+    _starters[narrow] = made = njit(_start, signature=signature)
+    return made
+
+
+_NO_BIAS = (0, 0, 0)
+
+
+def launch(call: Call, x: Array, panels: Array, out: Array, bias: Array | None) -> None:
+    """Run a prepared call: out [m, n] = x [m, k] times the panels."""
+    narrow_x, narrow_out = call.narrow
+    if narrow_x:
+        x = x.view(np.uint16)
+    if narrow_out:
+        out = out.view(np.uint16)
+    run = _starters.get(call.narrow) or _starter(call.narrow)
+    place = _NO_BIAS if bias is None else (bias.ctypes.data, bias.strides[0], element_code(bias.dtype))
+    room, chunks, entries = np.empty(call.room, np.uint8), (call.quantizing_chunks, call.product_chunks), _entries()
+    arguments = (entries, call.quantizing, call.product, x, panels, out, place, room, chunks)
+    pool().run(run, SCRATCH, min(call.threads, call.product_chunks), *arguments)
+
+
+@lru_cache(maxsize=1)
+def _entries() -> tuple[int, int]:
+    return pack.activations_address(), loops.address()

@@ -1,0 +1,159 @@
+"""The loops around a pass: panels of columns, blocks of rows that stay in the cache, passes of 8, 4, 2 and 1 rows."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import carray
+from numba.core import types
+
+from ....base.jit import compile_entry, njit
+from ..emit import descriptor as f
+from ..emit.scalars import epilogue_tile
+from ..emit.vectors import FLOAT32
+from ..gemm.routines import call7
+from .blocks import CODE
+from .dot import KINDS, dot_rows, instructions
+from .floats import float_rows
+from .native import native_rows
+
+__all__ = ["address", "float_routine", "native_routine", "routine", "values_address"]
+
+# Words behind the header row and the epilogue's descriptor.
+# ROW: bytes from a row of weights to the next where blocks are read in place; 0 for panels.
+# LANES: chunks are claimed in turn from so many stretches of the panels.
+RECORDS, RECORD_ROW, ROWS_PER_BLOCK, PANELS, PANEL_BYTES, BLOCKS, COUNT, PER_CHUNK, ROUTINE, ROW, LANES = range(11)
+WORDS = 3 * f.FIELDS
+SCRATCH = 64 * 16
+COLUMNS = 16
+
+
+@njit
+def _place(chunk, w):
+    """Which chunk of panels the chunk of that number is.
+
+    Threads that keep step take turns, so each walks a stretch of its own, whose next lines its core has asked for.
+    """
+    lanes = w[LANES]
+    if lanes < 2:
+        return chunk
+    count = (w[COUNT] + w[PER_CHUNK] - 1) // w[PER_CHUNK]
+    lane = chunk % lanes
+    return lane * (count // lanes) + min(lane, count % lanes) + chunk // lanes
+
+
+@njit
+def run_panels(task, chunk, scratch):
+    """Panels of one chunk, all rows."""
+    d, w = task[f.FIELDS : 2 * f.FIELDS], task[2 * f.FIELDS :]
+    m, n = d[f.M], d[f.N]
+    chunk = _place(chunk, w)
+    first, last = chunk * w[PER_CHUNK], min(w[COUNT], (chunk + 1) * w[PER_CHUNK])
+    direct = d[f.O_E] == FLOAT32 and d[f.O_CS] == 4 and d[f.ALPHA] == f.ONE and d[f.BETA] == 0 and d[f.BIAS] == 0
+    for i0 in range(0, m, w[ROWS_PER_BLOCK]):
+        stop = min(m, i0 + w[ROWS_PER_BLOCK])
+        for p in range(first, last):
+            columns = min(COLUMNS, n - p * COLUMNS)
+            # In place, the last 16 rows begin earlier, so that there are 16: those before have been written.
+            back = COLUMNS - columns if w[ROW] != 0 else 0
+            panel, i = w[PANELS] + p * w[PANEL_BYTES] - back * w[ROW], i0
+            while i < stop:
+                rows = 8 if stop - i >= 8 else (4 if stop - i >= 4 else (2 if stop - i >= 2 else 1))
+                x = w[RECORDS] + i * w[RECORD_ROW]
+                if direct and rows == 1 and columns == COLUMNS:  # sums are the result
+                    out = d[f.OUT] + i * d[f.O_RS] + 4 * COLUMNS * p
+                    call7(w[ROUTINE], rows, out, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW])
+                else:
+                    call7(w[ROUTINE], rows, scratch, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW])
+                    epilogue_tile(d, scratch + 4 * back, 64, i, rows, p * COLUMNS, columns)
+                i += rows
+
+
+@njit
+def write_values(task, chunk, scratch):
+    """Dequantized weights of one chunk's panels, [k][columns] in floats that are RECORD_ROW bytes apart."""
+    w = task[2 * f.FIELDS :]
+    for p in range(chunk * w[PER_CHUNK], min(w[COUNT], (chunk + 1) * w[PER_CHUNK])):
+        panel = w[PANELS] + p * w[PANEL_BYTES]
+        call7(w[ROUTINE], 0, w[RECORDS] + p * COLUMNS * 4, 0, w[RECORD_ROW], panel, w[BLOCKS], 0)
+
+
+def values_chunk(task, chunk, scratch):
+    """`write_values` from a bare pointer."""
+    write_values(carray(task, (WORDS,)), chunk, scratch)
+
+
+def panels_chunk(task, chunk, scratch):
+    """`run_panels` from a bare pointer."""
+    run_panels(carray(task, (WORDS,)), chunk, scratch)
+
+
+@cache
+def address() -> int:
+    """Address of the compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``."""
+    return int(_entry().address)
+
+
+@cache
+def values_address() -> int:
+    """The same for `write_values`."""
+    return int(_values_entry().address)
+
+
+@cache
+def _entry():
+    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), panels_chunk)
+
+
+@cache
+def _values_entry():
+    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), values_chunk)
+
+
+@cache
+def routine(name: str, kind: str = "") -> int:
+    """Address of the passes over panels of a format, in an instruction set that this CPU has."""
+    compiled = _compiled(CODE[name], KINDS.index(kind or instructions()))
+    _alive.append(compiled)
+    return int(compiled.address)
+
+
+@cache
+def native_routine(name: str, kind: str = "") -> int:
+    """Address of the passes over rows of blocks, which `ROW` keeps apart."""
+    compiled = _compiled_native(CODE[name], KINDS.index(kind or instructions()))
+    _alive.append(compiled)
+    return int(compiled.address)
+
+
+@cache
+def float_routine(name: str, element: int = FLOAT32) -> int:
+    """Address of the passes of float activations, with weights rounded to a type of elements."""
+    compiled = _compiled_floats(CODE[name], element)
+    _alive.append(compiled)
+    return int(compiled.address)
+
+
+_alive: list[Any] = []
+
+
+def _compiled_floats(code: int, element: int) -> Any:
+    def float_passes(rows, acc, x, x_rs, panel, blocks, unused):
+        float_rows(code, element, rows, acc, x, x_rs, panel, blocks)
+
+    return compile_entry(types.void(*[types.int64] * 7), float_passes)
+
+
+def _compiled(code: int, kind: int) -> Any:
+    def passes(rows, acc, x, x_rs, panel, blocks, unused):
+        dot_rows(code, kind, rows, acc, x, x_rs, panel, blocks)
+
+    return compile_entry(types.void(*[types.int64] * 7), passes)
+
+
+def _compiled_native(code: int, kind: int) -> Any:
+    def native_passes(rows, acc, x, x_rs, panel, blocks, stride):
+        native_rows(code, kind, rows, acc, x, x_rs, panel, blocks, stride)
+
+    return compile_entry(types.void(*[types.int64] * 7), native_passes)

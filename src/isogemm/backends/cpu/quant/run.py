@@ -1,0 +1,62 @@
+"""Quantized matrices as wholes: blocks cut into chunks that threads take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....base.threads import get_num_threads
+from ....formats.blocks import BlockFormat
+from ..gemm.tasks import element_code
+from ..pool import pool, run_chunks
+from . import blocks as blocks
+from . import encode as quant_encode
+
+__all__ = ["dequantize", "quantize", "run_task"]
+
+Array = npt.NDArray[Any]
+
+_CHUNK = 2**14  # elements: tens of microseconds, many times what it costs to claim one
+_CHUNKS = 2**16
+
+
+def run_task(entry: int, task: Array, chunks: int, scratch: int, threads: int | None = None) -> None:
+    """Every chunk of a task array, on the process's threads."""
+    wanted = min(get_num_threads() if threads is None else threads, chunks)
+    pool().run(run_chunks, scratch, wanted, entry, task.ctypes.data, chunks)
+
+
+def dequantize(rows: Array, fmt: BlockFormat, out: Array) -> None:
+    """Rows of blocks [n, row bytes], bytes adjacent, into `out` [n, k], columns adjacent: the reference's bits."""
+    task, chunks = _task(fmt, out.shape)
+    task[blocks.SOURCE], task[blocks.SOURCE_ROW] = rows.ctypes.data, rows.strides[0]
+    task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
+    task[blocks.OUT_ELEMENT], task[blocks.DECODER] = element_code(out.dtype), blocks.decoder(fmt.name)
+    if chunks:
+        run_task(blocks.address(), task, chunks, blocks.SCRATCH)
+
+
+def quantize(x: Array, fmt: BlockFormat, out: Array) -> int:
+    """x [n, k] of any strides into rows of blocks; 0, or what was wrong: `NOT_FINITE` or `OVERFLOW`."""
+    task, chunks = _task(fmt, x.shape)
+    flag = np.zeros(1, np.int64)
+    task[blocks.SOURCE], task[blocks.SOURCE_ROW], task[blocks.SOURCE_COLUMN] = x.ctypes.data, *x.strides
+    task[blocks.SOURCE_ELEMENT], task[blocks.FLAG] = element_code(x.dtype), flag.ctypes.data
+    task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
+    task[blocks.DECODER] = quant_encode.encoder(fmt.name)
+    if chunks:
+        run_task(quant_encode.address(), task, chunks, quant_encode.SCRATCH)
+    return int(flag[0])
+
+
+def _task(fmt: BlockFormat, shape: tuple[int, ...]) -> tuple[Array, int]:
+    n, k = shape
+    count = n * (k // fmt.block)
+    per_chunk = max(1, _CHUNK // fmt.block, -(-count // _CHUNKS))
+    task = np.zeros(blocks.WORDS, np.int64)
+    task[blocks.FORMAT], task[blocks.BLOCK], task[blocks.BLOCK_BYTES] = blocks.CODE[fmt.name], fmt.block, fmt.nbytes
+    task[blocks.SUB], task[blocks.COUNT], task[blocks.PER_CHUNK] = fmt.sub, count, per_chunk
+    task[blocks.PER_ROW] = k // fmt.block
+    return task, -(-count // per_chunk)

@@ -1,0 +1,114 @@
+"""Operations along the last axis of NumPy arrays: rows cut into chunks that threads take, never a row itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....base.threads import get_num_threads
+from ....errors import LimitError
+from ....problem.settings import BFLOAT16, FLOAT32
+from ..emit.vectors import BFLOAT16 as BF16_CODE
+from ..emit.vectors import FLOAT16 as F16_CODE
+from ..emit.vectors import FLOAT32 as F32_CODE
+from ..gemm.tasks import float32_bits
+from ..pool import pool, run_chunks
+from . import loops as loops
+
+__all__ = ["OPERATIONS", "run"]
+
+Array = npt.NDArray[Any]
+
+OPERATIONS = {
+    "rms_norm": loops.RMS_NORM,
+    "layer_norm": loops.LAYER_NORM,
+    "softmax": loops.SOFTMAX,
+    "log_softmax": loops.LOG_SOFTMAX,
+    "sum": loops.SUM,
+    "mean": loops.MEAN,
+    "silu_mul": loops.SILU_MUL,
+    "silu": loops.SILU,
+    "sigmoid": loops.SIGMOID,
+    "exp": loops.EXP,
+    "rope": loops.ROPE,
+    "rope_interleaved": loops.ROPE_INTERLEAVED,
+}
+# Elements of a chunk: some tens of microseconds, many times what it costs to claim one.
+_CHUNK = 2**15
+_CHUNKS = 2**16
+_HEADER = (0,) * 8
+_ABSENT = (0,) * 5
+
+
+def run(
+    operation: str, x: Array, out: Array, first: Array | None = None, second: Array | None = None, epsilon: float = 0.0
+) -> None:
+    """``out[i] = operation(x[i], first[i], second[i])`` for every row i, with the bits of `isogemm.contract.rows`.
+
+    Parameters
+    ----------
+    operation : str
+        One of `OPERATIONS`.
+    x : ndarray, shape (..., n)
+        float32, bfloat16 or float16, any strides.
+    out : ndarray, shape (..., n), or (..., 1) for sums
+        C-contiguous, not overlapping an operand.
+    first, second : ndarray
+        The leading dimensions of `x`, broadcast with stride 0 or not; or one row that all share, shape (n,).
+    epsilon : float
+
+    Raises
+    ------
+    LimitError
+        A row is longer than 2**31 - 1 elements.
+    """
+    n, rows = x.shape[-1], math.prod(x.shape[:-1])
+    if n >= 2**31:
+        raise LimitError("elements of a row", limit="fewer than 2**31", value=n, nearest=2**31 - 1)
+    if rows == 0 or out.size == 0:
+        return
+    threads, per_chunk, chunks = _cut(rows, n)
+    tables: list[Array] = []  # addresses that the kernel reads until the end of the call
+    task = np.array(
+        (
+            *_HEADER,
+            *(OPERATIONS[operation], rows, n, per_chunk, float32_bits(epsilon)),
+            *(out.ctypes.data, out.shape[-1] * out.itemsize, _code(out)),
+            *_describe(x, tables),
+            *(_ABSENT if first is None else _describe(first, tables)),
+            *(_ABSENT if second is None else _describe(second, tables)),
+        ),
+        np.int64,
+    )
+    pool().run(run_chunks, loops.scratch_bytes(n), threads, loops.address(), task.ctypes.data, chunks)
+
+
+def _cut(rows: int, n: int) -> tuple[int, int, int]:
+    """(threads, rows of a chunk, chunks)."""
+    wanted = min(rows, _CHUNKS, -(-rows * max(n, 1) // _CHUNK))
+    per_chunk = -(-rows // wanted)
+    chunks = -(-rows // per_chunk)
+    return min(get_num_threads(), chunks), per_chunk, chunks
+
+
+def _code(x: Array) -> int:
+    if x.dtype == FLOAT32:
+        return F32_CODE
+    return BF16_CODE if x.dtype == BFLOAT16 else F16_CODE
+
+
+def _describe(x: Array, tables: list[Array]) -> tuple[int, int, int, int, int]:
+    """An operand's words. Rows that no one step reaches get a table of addresses, which is kept in `tables`."""
+    place, code, column = x.ctypes.data, _code(x), x.strides[-1]
+    if x.ndim <= 2:
+        return place, x.strides[0] if x.ndim == 2 and len(x) > 1 else 0, 0, column, code
+    if x.flags.c_contiguous:
+        return place, x.shape[-1] * x.itemsize, 0, column, code
+    table = np.array(place, np.int64)
+    for extent, stride in zip(x.shape[:-1], x.strides[:-1], strict=True):
+        table = np.add.outer(table, np.arange(extent, dtype=np.int64) * stride)
+    tables.append(np.ascontiguousarray(table))
+    return tables[-1].ctypes.data, 1, 1, column, code

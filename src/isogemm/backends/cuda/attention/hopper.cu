@@ -1,0 +1,314 @@
+// y = softmax(scale * q @ k.T + mask) @ v on wgmma, fed by the tensor copy engine: see contract/attention.py.
+//
+// Operands   maps of q, k and v (d, token, head, item), bf16 or fp16, head sizes up to 64 * CHUNKS; beyond d the engine
+//            brings zeros, which a fused sum ignores. y by strides, unit in d.
+// Order      leaves of 128 keys from `lo`, ascending. Fresh accumulators for s and for [o_n | l_n] in every leaf, one
+//            instruction for 16 of K, ascending. The ones of l_n are a tile of shared memory behind the columns of v.
+// Roles      two warpgroups of 64 queries each walk the same leaves. One thread of a third fills two buffers for k and two
+//            for v, and is a tile of queries ahead: a block takes tiles until there are none. Three warpgroups of fewer
+//            registers were slower (H200, 4096 queries of 16 heads of 128: 183 us, not 156), and turns for products no gain.
+// Shared     chunks of 64 columns x 128 keys, 16 KB each. In a buffer of v they lie at equal distances from each other and
+//            from the ones, which so follow the last column of either buffer: that distance is part of a descriptor.
+// After include/hopper_ptx.cu and the instructions mma_s and mma_o, which attention_hopper.py writes.
+#include "attention/common.cu"
+
+constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS + 128, BM = 64 * WARPGROUPS, CHUNK = 16384;
+constexpr int FEWER = 40, MORE = 232;  // registers of a thread
+// Whoever asks for more than the block was launched with waits forever.
+static_assert(128 * (FEWER + WARPGROUPS * MORE) <= 65536 / THREADS / 8 * 8 * THREADS);
+constexpr int NV = 32 * CHUNKS + 4;  // accumulators of [o_n | l_n]: 64 * CHUNKS + 8 columns
+#if CHUNKS == 2
+constexpr u32 V_AT[2] = {4 * CHUNK, 0}, V_STEP[2] = {CHUNK, 3 * CHUNK}, K_AT[2] = {CHUNK, 7 * CHUNK}, ONES = 6 * CHUNK, Q_AT = 9 * CHUNK;
+#else
+constexpr u32 V_AT[2] = {CHUNK, 0}, V_STEP[2] = {CHUNK, 2 * CHUNK}, K_AT[2] = {3 * CHUNK, 4 * CHUNK}, ONES = 2 * CHUNK, Q_AT = 5 * CHUNK;
+#endif
+
+DEVICE void load_box(u32 to, const Map* map, u32 bar, int d, int token, int head, int item) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(bar), "r"(d), "r"(token), "r"(head), "r"(item) : "memory");
+}
+DEVICE u64 descriptor_of(u32 address, u32 step) {
+  return (u64)((address & 0x3ffff) >> 4) | ((u64)(step >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
+}
+DEVICE u32 pack(float x, float y) { return KIND == 1 ? pack_bf16(x, y) : pack_f16(x, y); }
+
+struct Walk {
+  const u8* mask;  // of this item and head
+  i64 mask_t, mask_k;
+  int hi, reach[2], row[2], tq;
+  float c;
+};
+
+// Whether a bool mask hides nothing of a leaf from a warp's rows; false, too, where that cannot be read 16 bytes at a time.
+DEVICE bool all_seen(const Walk& w, int first, int lane) {
+  bool all = w.mask_k == 1;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const u8* at = w.mask + w.row[r] * w.mask_t + first + (lane & 3) * 32;
+    if (w.row[r] >= w.tq || !all) continue;
+    all = ((u64)at & 15) == 0;
+    if (!all) continue;
+    const uint4 x = ((const uint4*)at)[0], z = ((const uint4*)at)[1];
+    all = (x.x & x.y & x.z & x.w & z.x & z.y & z.z & z.w) == 0x01010101;
+  }
+  return __all_sync(~0u, all);
+}
+
+// Where a thread's accumulator i lies: row of its two, key of the leaf.
+DEVICE constexpr int row_of(int i) { return i >> 1 & 1; }
+DEVICE int key_of(int i, int lane) { return i / 4 * 8 + (lane & 3) * 2 + (i & 1); }
+
+// p of exp2_of in two instructions less for each, where all of x is in [-124, 0]; false elsewhere, and then p is rubbish.
+// k counts downwards from an odd number, as in exp2_of, so that halves are rounded alike; its bits tell where it is, and
+// shifted into the exponent they are taken from 8 * y, whose terms are 8 times as large.
+DEVICE bool quick_exp2(const float (&s)[64], u32 (&p)[32], const float (&u)[2]) {
+  constexpr float terms[] = {TERMS}, from = 12582915.0f;
+  u32 seen = 0;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    float e[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float x = s[2 * i + j] - u[i & 1], k = x - from, r = x - (k + from);
+      float y = 8.0f * terms[0];
+#pragma unroll
+      for (int t = 1; t < (int)(sizeof(terms) / sizeof(float)); ++t) y = __fmaf_rn(y, r, 8.0f * terms[t]);
+      seen |= __float_as_int(k);
+      e[j] = __int_as_float(__float_as_int(y) - (__float_as_int(k) << 23));
+    }
+    p[i] = pack(e[0], e[1]);
+  }
+  return (seen & ~0x7fu) == 0xcb400000u;
+}
+
+// Steps 1 and 2: t, the maxima m_n, and p rounded. EDGE: some row does not see all keys, or there is a mask.
+template <bool EDGE> DEVICE void softmax(float (&s)[64], u32 (&p)[32], float (&m_n)[2], const Walk& w, int first, int lane) {
+  float top[2] = {NONE, NONE};
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    s[i] = s[i] * w.c;
+    if (EDGE) {
+      const int r = row_of(i), key = first + key_of(i, lane);
+      if (MASK == 1 && w.row[r] < w.tq && key < w.hi && !w.mask[w.row[r] * w.mask_t + key * w.mask_k]) s[i] = NONE;
+      if (MASK == 2 && w.row[r] < w.tq && key < w.hi)
+        s[i] = s[i] + load_as<MASK_KIND>(w.mask, w.row[r] * w.mask_t + key * w.mask_k) * LOG2E;
+      if (key >= w.reach[r]) s[i] = NONE;
+    }
+    top[row_of(i)] = fmaxf(top[row_of(i)], s[i]);
+  }
+  float u[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
+    top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+    m_n[r] = ceilf(top[r]), u[r] = finite(m_n[r]);
+  }
+  if (!EDGE && __all_sync(~0u, quick_exp2(s, p, u))) return;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) p[i] = pack(exp2_of(s[2 * i] - u[i & 1]), exp2_of(s[2 * i + 1] - u[i & 1]));
+}
+
+// v of keys from `left` on as zeros: the copy engine brought them, but they are behind `stop`.
+DEVICE void clear_behind(u32 v, u32 step, int left, u32 thread, u32 turn) {
+  for (int i = thread; i < CHUNKS * (128 - left) * 8; i += 128) {
+    const u32 piece = i & 7, row = left + (i >> 3) % (128 - left), chunk = (i >> 3) / (128 - left);
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + chunk * step + row * 128 + piece * 16), "r"(0) : "memory");
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("bar.sync %0, 128;" ::"r"(3 + turn) : "memory");
+}
+
+// s = q @ k.T of 64 queries and 128 keys. Order-critical: d ascending.
+DEVICE void scores(float (&s)[64], u32 q, u32 k) {
+  const u64 x = descriptor_of(q, 16), y = descriptor_of(k, 16);
+#pragma unroll
+  for (int i = 0; i < 4 * CHUNKS; ++i)
+    mma_s(s, x + ((i / 4 * 8192 + i % 4 * 32) >> 4), y + ((i / 4 * CHUNK + i % 4 * 32) >> 4), i != 0);
+}
+
+// [o_n | l_n] = p @ [v | 1]. Order-critical: keys ascending.
+DEVICE void values(float (&o)[NV], const u32 (&p)[32], u32 v, u32 step) {
+  const u64 y = descriptor_of(v, step);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) mma_o(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], y + (i * 2048 >> 4), i != 0);
+}
+
+// A leaf joins: o = fma(o_n, b, o * a), where times 1 is left out.
+DEVICE void fold(float (&o)[NV], float (&o_n)[NV], const Factors (&f)[2], const Walk& w, int first, bool edge) {
+  if (CAUSAL && edge) {  // a leaf behind all that a row may see is no part of its walk, whatever its values are
+#pragma unroll
+    for (int i = 0; i < NV; ++i)
+      if (first >= w.reach[row_of(i)]) o_n[i] = 0.0f;
+  }
+  if (__all_sync(~0u, f[0].a == 1.0f && f[1].a == 1.0f)) {
+#pragma unroll
+    for (int i = 0; i < NV; ++i) o[i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < NV; ++i) o[i] = __fmaf_rn(o_n[i], f[row_of(i)].b, o[i] * f[row_of(i)].a);
+  }
+}
+
+DEVICE void store_rows(u8* y, i64 step, int row, int tq, int dv, const float (&o)[NV], const float (&l)[2], u32 lane) {
+  const float over[2] = {__fdiv_rn(1.0f, l[0]), __fdiv_rn(1.0f, l[1])};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int token = row + 8 * r;
+#pragma unroll
+    for (int j = 0; j < 8 * CHUNKS; j += 4) {
+      if (OUT == 0) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int d = 8 * (j + i) + 2 * (lane & 3);
+          float* at = (float*)y + token * step + d;
+          if (token < tq && d < dv) at[0] = finish(o[4 * (j + i) + 2 * r], over[r], l[r]);
+          if (token < tq && d + 1 < dv) at[1] = finish(o[4 * (j + i) + 2 * r + 1], over[r], l[r]);
+        }
+      } else {
+        u32 w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float x = finish(o[4 * (j + i) + 2 * r], over[r], l[r]), z = finish(o[4 * (j + i) + 2 * r + 1], over[r], l[r]);
+          w[i] = OUT == 1 ? pack_bf16(x, z) : pack_f16(x, z);
+        }
+        transpose_quad(w, lane);
+        const int d = 8 * (j + (lane & 3));
+        if (token < tq && d < dv) *(uint4*)(y + 2 * (token * step + d)) = make_uint4(w[0], w[1], w[2], w[3]);
+      }
+    }
+  }
+}
+
+// A tile of queries, longest walks first; blocks take them in turns that go back and forth, so that each gets its share.
+struct Tile {
+  int head, item, first_row, lo, hi, leaves;
+};
+struct Plan {
+  const int *start, *stop;
+  int heads, tiles, items, tq, tk, offset;
+  __device__ __forceinline__ int rounds() const { return (heads * tiles * items + gridDim.x - 1) / gridDim.x; }
+  __device__ __forceinline__ bool at(int round, Tile& t) const {
+    const int i = round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x), each = heads * items;
+    if (i >= each * tiles) return false;
+    t.item = i % each / heads, t.head = i % heads, t.first_row = (tiles - 1 - i / each) * BM;
+    t.lo = start ? max(start[t.item], 0) : 0, t.hi = stop ? min(stop[t.item], tk) : tk;
+    const int end = CAUSAL ? min(t.hi, min(tq, t.first_row + BM) + offset) : t.hi;
+    t.leaves = end > t.lo ? (end - t.lo + LEAF - 1) / LEAF : 0;
+    return true;
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map map_k, const __grid_constant__ Map map_v,
+                 const u8* mask, const int* start, const int* stop, u8* y, float* stats, i64 mask_b, i64 mask_h, i64 mask_t,
+                 i64 mask_k, i64 y_b, i64 y_h, i64 y_t, int tq, int tk, int dv, int group, int offset, int heads, int tiles,
+                 int items, float c) {
+  extern __shared__ u8 memory[];
+  __shared__ alignas(8) u64 barriers[10];
+  const u32 base = (shared(memory) + 1023) & ~1023u;
+  const u32 full_k = shared(barriers), full_v = full_k + 16, empty_k = full_k + 32, empty_v = full_k + 48;
+  const u32 full_q = full_k + 64, empty_q = full_k + 72;
+  const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, warpgroup = warp >> 2;
+  const Plan plan{start, stop, heads, tiles, items, tq, tk, offset};
+
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < 2; ++s) {
+      barrier_init(full_k + 8 * s, 1), barrier_init(full_v + 8 * s, 1);
+      barrier_init(empty_k + 8 * s, 4 * WARPGROUPS), barrier_init(empty_v + 8 * s, 4 * WARPGROUPS);
+    }
+    barrier_init(full_q, 1), barrier_init(empty_q, 4 * WARPGROUPS);
+    barrier_init_fence();
+  }
+  for (u32 at = threadIdx.x * 4; at < CHUNK; at += THREADS * 4)
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(base + ONES + at), "r"(KIND == 1 ? 0x3f803f80 : 0x3c003c00) : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  wait_for_predecessor();
+  const int rounds = plan.rounds();
+  u32 count = 0, turn = 0;  // leaves and tiles so far
+  Tile t;
+
+  if (warpgroup == WARPGROUPS) {  // the producer
+    fewer_registers<FEWER>();
+    if (warp == 4 * WARPGROUPS && lane == 0) {
+      for (int round = 0; round < rounds; ++round) {
+        if (!plan.at(round, t)) continue;
+        barrier_wait(empty_q, (turn++ & 1) ^ 1);
+        barrier_expect(full_q, WARPGROUPS * CHUNKS * 8192);
+        for (int g = 0; g < WARPGROUPS; ++g)
+          for (int i = 0; i < CHUNKS; ++i)
+            load_box(base + Q_AT + (g * CHUNKS + i) * 8192, &map_q, full_q, 64 * i, t.first_row + 64 * g, t.head, t.item);
+        for (int n = 0; n < t.leaves; ++n, ++count) {
+          const u32 s = count & 1, parity = (count >> 1 & 1) ^ 1;
+          barrier_wait(empty_k + 8 * s, parity);
+          barrier_expect(full_k + 8 * s, CHUNKS * CHUNK);
+          for (int i = 0; i < CHUNKS; ++i)
+            load_box(base + (s ? K_AT[1] : K_AT[0]) + i * CHUNK, &map_k, full_k + 8 * s, 64 * i, t.lo + n * LEAF, t.head / group, t.item);
+          barrier_wait(empty_v + 8 * s, parity);
+          barrier_expect(full_v + 8 * s, CHUNKS * CHUNK);
+          for (int i = 0; i < CHUNKS; ++i)
+            load_box(base + (s ? V_AT[1] + i * V_STEP[1] : V_AT[0] + i * V_STEP[0]), &map_v, full_v + 8 * s, 64 * i, t.lo + n * LEAF,
+                     t.head / group, t.item);
+        }
+      }
+    }
+  } else {  // consumers
+    more_registers<MORE>();
+    const u32 q = base + Q_AT + warpgroup * CHUNKS * 8192;
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) {
+      if (!plan.at(round, t)) continue;
+      const int block = t.first_row + 64 * warpgroup, row = block + 16 * (warp & 3) + (lane >> 2);
+      const int whole = CAUSAL ? min(t.hi, block + offset + 1) : t.hi;  // keys that all rows see
+      Walk w{mask, mask_t, mask_k, t.hi, {t.hi, t.hi}, {row, row + 8}, tq, c};
+      if (MASK) w.mask += (t.item * mask_b + t.head * mask_h) * (MASK == 1 ? 1 : MASK_KIND == 0 ? 4 : 2);
+      if (CAUSAL) w.reach[0] = min(t.hi, row + offset + 1), w.reach[1] = min(t.hi, row + offset + 9);
+      float o[NV], s[64], m[2] = {NONE, NONE}, m_n[2];
+      u32 p[32];
+#pragma unroll
+      for (int i = 0; i < NV; ++i) o[i] = 0.0f;
+      barrier_wait(full_q, turn++ & 1);
+      if (t.leaves == 0 && lane == 0) barrier_arrive(empty_q);
+#pragma unroll 1
+      for (int n = 0; n < t.leaves; ++n, ++count) {
+        const u32 buffer = count & 1, parity = count >> 1 & 1;
+        const int first = t.lo + n * LEAF;
+        barrier_wait(full_k + 8 * buffer, parity);
+        wgmma_fence();
+        scores(s, q, base + (buffer ? K_AT[1] : K_AT[0]));
+        wgmma_commit();
+        const bool edge = first + LEAF > whole || MASK == 2 || (MASK == 1 && !all_seen(w, first, lane));
+        wgmma_wait<0>();
+        pin(s);
+        if (lane == 0) {
+          barrier_arrive(empty_k + 8 * buffer);
+          if (n + 1 == t.leaves) barrier_arrive(empty_q);
+        }
+        if (edge) softmax<true>(s, p, m_n, w, first, lane);
+        else softmax<false>(s, p, m_n, w, first, lane);
+        const Factors f[2] = {join(m[0], m_n[0]), join(m[1], m_n[1])};
+        barrier_wait(full_v + 8 * buffer, parity);
+        const u32 v = base + (buffer ? V_AT[1] : V_AT[0]), step = buffer ? V_STEP[1] : V_STEP[0];
+        if (stop && first + LEAF > t.hi) clear_behind(v, step, t.hi - first, threadIdx.x & 127, warpgroup);
+        float o_n[NV];
+        wgmma_fence();
+        values(o_n, p, v, step);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(o_n);
+        if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
+        fold(o, o_n, f, w, first, edge);
+      }
+      const float l[2] = {o[NV - 4], o[NV - 2]};
+      store_rows(y + (OUT ? 2 : 4) * (t.item * y_b + t.head * y_h), y_t, row, tq, dv, o, l, lane);
+      if ((lane & 3) == 0 && stats) {
+        const i64 line = ((i64)t.item * heads + t.head) * tq + row, all = (i64)items * heads * tq;
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          if (row + 8 * r < tq) stats[line + 8 * r] = m[r] + 0.0f, stats[all + line + 8 * r] = canonical(l[r]);
+      }
+    }
+  }
+  release_successor();
+}

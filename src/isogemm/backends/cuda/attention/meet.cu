@@ -1,0 +1,54 @@
+// Sums of leaves meet: o = fma(o_n, b, o * a) for leaves ascending, then y = o / l, rounded once.
+//
+// sums   [batch, bundles, leaves, rows, dv] of float32, behind it m and l, [2, batch, bundles, leaves, rows]; row r of a
+//        bundle is query r / pack of head bundle * pack + r % pack
+// y      by strides, unit in dv; stats is [2, batch, heads, tq]: m and l
+// A block owns a row, a thread a column. AT_ONCE leaves are under way at a time; what is no leaf of the row is (-inf, 0, 0),
+// which changes nothing. Sums behind the last leaf may be anything: they are loaded before `stop` is known, not used.
+#include "attention/common.cu"
+
+DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_meet(const float* sums, void* y, float* stats, const int* start, const int* stop, i64 y_b, i64 y_h, i64 y_t,
+               int tq, int tk, int dv, int heads, int pack, int offset, int batch) {
+  const int rows = tq * pack, r = blockIdx.x, bundle = blockIdx.y, item = blockIdx.z, d = threadIdx.x;
+  const int i = r / pack, head = bundle * pack + r % pack, leaves = (tk + LEAF - 1) / LEAF;
+  const i64 line = ((i64)(item * gridDim.y + bundle) * leaves) * rows + r, all = (i64)batch * gridDim.y * leaves * rows;
+  const float *o_at = sums + line * dv + min(d, dv - 1), *m_at = sums + all * dv + line, *l_at = m_at + all;
+  const i64 step = (i64)rows * dv;
+  wait_for_predecessor();
+  release_successor();
+  const int lo = start ? max(start[item], 0) : 0;
+  int hi = stop ? min(stop[item], tk) : tk, count = leaves;
+
+  float o = 0.0f, l = 0.0f, m = NONE;
+  for (int first = 0; first < count; first += AT_ONCE) {
+    float o_n[AT_ONCE], l_n[AT_ONCE], m_n[AT_ONCE];
+#pragma unroll
+    for (int s = 0; s < AT_ONCE; ++s) {
+      const bool some = first + s < count;
+      m_n[s] = some ? m_at[(i64)(first + s) * rows] : NONE;
+      l_n[s] = some ? l_at[(i64)(first + s) * rows] : 0.0f;
+      o_n[s] = some ? o_at[(first + s) * step] : 0.0f;
+    }
+    if (first == 0) {
+      if (CAUSAL) hi = min(hi, i + offset + 1);
+      count = hi > lo ? (hi - lo + LEAF - 1) / LEAF : 0;
+    }
+#pragma unroll
+    for (int s = 0; s < AT_ONCE; ++s) {  // order-critical: ascending
+      const bool some = first + s < count;
+      const Factors f = join(m, some ? m_n[s] : NONE);
+      o = __fmaf_rn(some ? o_n[s] : 0.0f, f.b, o * f.a);
+      l = __fmaf_rn(some ? l_n[s] : 0.0f, f.b, l * f.a);
+    }
+  }
+  if (d < dv) store_as<OUT>(y, item * y_b + head * y_h + i * y_t + d, finish(o, __fdiv_rn(1.0f, l), l));
+  if (d == 0 && stats) {
+    const i64 at = ((i64)item * heads + head) * tq + i;
+    stats[at] = m + 0.0f;
+    stats[(i64)batch * heads * tq + at] = canonical(l);
+  }
+}

@@ -1,0 +1,1 @@
+"""The driver, compilers and device facts."""

@@ -1,0 +1,168 @@
+"""CUDA C++ to cubin through NVRTC, once per source, options and compiler: later processes read it from disk.
+
+    cubin = compile_files(["gemm/hopper/hopper.cu"], defines={"BM": 128, "STAGES": 4}, arch="sm_90a")
+    kernel = driver.load(cubin, "hopper", device)
+
+Sources lie in this package's folder kernels/ and include one another by name. No directory of headers is searched:
+NVRTC comes without cuda_bf16.h and stdint.h, and kernels that need nothing of them compile wherever it is installed.
+Kernels are declared extern "C", so that their names are plain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ....base.disk import cache_folder, keep, kept, say_not_kept
+from ....errors import DeviceError
+from .facts import nvrtc_version
+
+__all__ = ["CompileError", "cache_directory", "compile_files", "compile_text"]
+
+KERNELS = Path(__file__).parents[1]
+# Products and sums stay two operations, with two roundings, unless a kernel says fma.
+ALWAYS = ("--fmad=false",)
+
+
+class CompileError(DeviceError):
+    """A kernel does not compile.
+
+    Attributes
+    ----------
+    log : str
+        What the compiler says.
+    """
+
+    def __init__(self, name: str, options: Sequence[str], log: str) -> None:
+        self.log = log
+        super().__init__(
+            f"kernel {name} does not compile: {log.strip()}",
+            limit="source that this compiler takes",
+            value=" ".join(options),
+            nearest="another configuration",
+        )
+
+
+def compile_files(
+    names: Sequence[str],
+    *,
+    arch: str,
+    defines: Mapping[str, object] | None = None,
+    options: Sequence[str] = (),
+) -> bytes:
+    """Compile files of kernels/, one after the other as one source, to a cubin.
+
+    Parameters
+    ----------
+    names : sequence of str
+        File names.
+    arch : str
+        As `device.Device.arch` gives it: "sm_90a".
+    defines : mapping
+        Macros; True is 1 and False is 0.
+    options : sequence of str
+        Further options of NVRTC's.
+
+    Raises
+    ------
+    CompileError
+        With the compiler's log.
+    DeviceError
+        Where NVRTC is not installed.
+    """
+    # The line directive makes the log name the file that a line is in.
+    text = "".join(f'#line 1 "{name}"\n{(KERNELS / name).read_text()}\n' for name in names)
+    macros = tuple(f"-D{key}={int(v) if isinstance(v, bool) else v}" for key, v in (defines or {}).items())
+    return compile_text(text, name=names[-1], arch=arch, options=(*macros, *options))
+
+
+def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()) -> bytes:
+    """`compile_files` for a source given as text; files that it includes are those of kernels/."""
+    headers = _included(text)
+    every = (f"--gpu-architecture={arch}", *ALWAYS, *options)
+    path = _place(text, headers, every)
+    cubin = None if path is None else kept(path)
+    if cubin is None:
+        cubin = _compile(text, name, headers, every)
+        try:
+            if path is None:
+                raise FileNotFoundError("no home folder is known")
+            keep(path, cubin)
+        except OSError as error:
+            say_not_kept("CUDA kernels", error)
+    return cubin
+
+
+def _included(text: str, found: dict[str, str] | None = None) -> dict[str, str]:
+    """Names and texts of the files of kernels/ that a source includes, directly or not."""
+    found = {} if found is None else found
+    for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
+        path = KERNELS / name
+        if name not in found and path.is_file():
+            found[name] = path.read_text()
+            _included(found[name], found)
+    return found
+
+
+def _compile(text: str, name: str, headers: Mapping[str, str], options: Sequence[str]) -> bytes:
+    nvrtc = _nvrtc()
+    encoded = [option.encode() for option in options]
+    contents, names = [v.encode() for v in headers.values()], [k.encode() for k in headers]
+    status, program = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), len(names), contents, names)
+    _checked(nvrtc, status)
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(
+                name, options, _filled(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            )
+        return _filled(nvrtc, program, "CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()  # loads the library itself
+    except (ImportError, RuntimeError) as error:  # cuda.pathfinder's own error is a RuntimeError
+        raise DeviceError(
+            "NVRTC is not installed",
+            limit="cuda-bindings and nvidia-cuda-nvrtc",
+            value=str(error),
+            nearest="isogemm[cuda]",
+        ) from error
+    return nvrtc
+
+
+def _filled(nvrtc: Any, program: Any, what: str) -> bytes:
+    """What nvrtcGet... writes into a buffer of the size that it asks for."""
+    status, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    _checked(nvrtc, status)
+    buffer = bytes(bytearray(size))  # of its own: the compiler writes into it
+    (status,) = getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+    _checked(nvrtc, status)
+    return buffer
+
+
+def _checked(nvrtc: Any, status: Any) -> None:
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise DeviceError("NVRTC failed", limit="NVRTC_SUCCESS", value=status.name, nearest="a working NVRTC")
+
+
+def cache_directory() -> Path | None:
+    """Where cubins are kept; names of files cover everything that reaches them. None where there is no place for it."""
+    return cache_folder("cubins")
+
+
+def _place(text: str, headers: Mapping[str, str], options: Sequence[str]) -> Path | None:
+    digest = hashlib.sha256()
+    for part in (text, *(x for item in sorted(headers.items()) for x in item), *options, str(nvrtc_version())):
+        digest.update(f"{len(part)}:".encode())
+        digest.update(part.encode())
+    folder = cache_directory()
+    return folder and folder / f"{digest.hexdigest()[:40]}.cubin"

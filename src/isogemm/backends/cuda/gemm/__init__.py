@@ -1,0 +1,1 @@
+"""Products of floats on CUDA: a family of kernels to a folder."""

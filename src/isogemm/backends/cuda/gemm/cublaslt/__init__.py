@@ -1,0 +1,1 @@
+"""Algorithms of cuBLASLt that were seen to have the contract's bits."""

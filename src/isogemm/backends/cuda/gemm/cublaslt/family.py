@@ -1,0 +1,256 @@
+"""cuBLASLt with K in one piece, as a kernel family: out = alpha * A @ B + beta * C + bias.
+
+Operands: bfloat16 or float16, layouts NN, NT, TN, TT with one contiguous axis and any leading dimension, one
+product or a strided batch; sums in float32 (COMPUTE_32F). Split-K and reduction schemes are excluded, so that each
+output element is one walk over K. Whether that walk is the contract's chain is not documented: it often is, and on odd
+shapes it often is not. Nothing here is trusted; an algorithm serves a product only where its bits were admitted.
+
+A configuration is an algorithm of `search` as text; it is valid for one version of the library, which is part of the device's stamp.
+
+Measured (H200, cuBLASLt 13.1.0, normal operands, bfloat16 and float16, on 12 sizes most of which are odd): algorithms
+with ids 66, 41, 42 and 35 had the chain's bits in 3,477 of 3,477 trials; ids 11, 13, 16, 21, 23, 24 and 56, which the
+heuristic lists for odd sizes, had not in 3,935 of 5,380. 103 algorithms kept the bits at each of 27 values of M from 1
+to 4097.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .....errors import ContractError, DeviceError, LayoutError, OptionError
+from .....planner.fingerprint import fingerprint
+from .....problem.product import ITEMSIZE, Addresses, Launch, Product
+from ...driver.facts import count
+from ...driver.libcuda import context
+from ...driver.workspace import workspace
+from . import search as cublaslt_search
+from .call import Call, Descriptors, as_call, binding, handle
+from .search import Algorithm, Found
+
+__all__ = ["CublasLt"]
+
+OPERANDS = ("bfloat16", "float16")
+MOST = 64  # configurations that are offered
+SECONDS = 1.0  # for the enumeration of one product
+BIASES = 64  # addresses of biases whose descriptors are kept
+
+
+class CublasLt:
+    """The family; see the module."""
+
+    name = "cublaslt"
+
+    def __init__(self) -> None:
+        if not _installed():
+            raise ImportError("nvmath-python is not installed")
+
+    def configs(self, product: Product) -> tuple[str, ...]:
+        """What the heuristic lists, then what enumeration finds beside it, the likeliest tiles first.
+
+        Needs the GPU: it is searched on torch's current device, and kept.
+        """
+        if not _serves(product):
+            return ()
+        return _search(product, _current_device())
+
+    def around(self, product: Product, config: str) -> tuple[str, ...]:
+        """All configurations with the algorithm id and the tile of `config`: a second round for whoever times them."""
+        if not _serves(product):
+            return ()
+        chosen = cublaslt_search.settings(Algorithm.parse(config).data)
+        return _around(product, _current_device(), (chosen["ID"], chosen["TILE_ID"]))
+
+    def supports(self, product: Product, config: str) -> bool:
+        """Whether the product is one that cuBLASLt takes; `build` asks the library about the algorithm itself."""
+        try:
+            Algorithm.parse(config)
+        except OptionError:
+            return False
+        return _serves(product)
+
+    def build(self, product: Product, config: str, device: int) -> Launch:
+        """Rebuild the algorithm, have it checked for this very product, and bind it.
+
+        Raises
+        ------
+        OptionError
+            Not a configuration of this family.
+        ContractError
+            The algorithm cuts K.
+        LayoutError
+            The library refuses the algorithm for this product.
+        """
+        call = as_call(product)
+        if call is None or not _serves(product):
+            raise LayoutError("product", limit="what CublasLt.supports", value=product, nearest="another family")
+        algorithm = Algorithm.parse(config)
+        if not cublaslt_search.walks_whole_k(cublaslt_search.settings(algorithm.data)):
+            raise ContractError("cuBLASLt algorithm", limit="K in one piece", value=config, nearest="split-K of 1")
+        desc = Descriptors(call, 0, product.dtype_bias)
+        found = cublaslt_search.check(handle(device), desc, algorithm)
+        if found is None:
+            raise LayoutError(
+                "cuBLASLt algorithm", limit=f"what the library accepts for {call}", value=config, nearest="configs()"
+            )
+        launch = _bind(product, desc, found, device)
+        return launch if count() <= 1 else _in_context(launch, device)
+
+    def fingerprint(self) -> str:
+        """Hash of the sources that make and launch calls."""
+        return fingerprint("backends/cuda/gemm/cublaslt")
+
+
+def _current_device() -> int:
+    return int(importlib.import_module("torch").cuda.current_device())
+
+
+def _installed() -> bool:
+    return importlib.util.find_spec("nvmath") is not None
+
+
+def _serves(product: Product) -> bool:
+    """Whether a product has a form that a cuBLASLt call can say."""
+    types = product.dtype_a in OPERANDS and product.dtype_b == product.dtype_a
+    types = types and product.dtype_out in (product.dtype_a, "float32")
+    if not types or not product.contract.arithmetic.startswith("tensor_core:") or not _one_walk(product):
+        return False
+    if product.c is not None and (product.dtype_c != product.dtype_out or not _c_is_added(product)):
+        return False
+    if product.alpha == 0:  # the library would skip the product, and NaN with it
+        return False
+    call = as_call(product)
+    return call is not None and (product.dtype_bias is None or _bias_fits(product, call))
+
+
+def _one_walk(product: Product) -> bool:
+    """Whether the order leaves K in one chain from zero."""
+    order, block, k = product.contract.order, product.contract.block, product.k
+    if order.kind == "leaf":
+        return k <= order.size
+    return order.kind == "chain" or k <= block * -(-k // (order.size * block))
+
+
+def _c_is_added(product: Product) -> bool:
+    """Whether C enters the sum as the contract says.
+
+    The library adds C at the end, by fma(alpha, sum, beta * C) with beta * C rounded: the contract's bits when alpha
+    is 1. A chain that accumulates starts from C, a leaf is added to it, which is what the library does.
+    """
+    return product.alpha == 1 and (not product.accumulate or product.contract.order.kind == "leaf")
+
+
+def _bias_fits(product: Product, call: Call) -> bool:
+    """The library's bias runs along the rows of its out: our columns, where out is row-major; of out's type."""
+    return call.swapped and product.bias_stride == 1 and product.dtype_bias == product.dtype_out
+
+
+def _alignment(product: Product, call: Call) -> int:
+    """Bytes up to 128 that divide the addresses of all items."""
+    align = product.align
+    for x in (call.first, call.second, call.c, call.out) if call.batch > 1 else ():
+        step = x.stride * ITEMSIZE[x.dtype]
+        align = min(align, step & -step or align)
+    return align
+
+
+@lru_cache(maxsize=1024)
+def _search(product: Product, device: int) -> tuple[str, ...]:
+    call = as_call(product)
+    if call is None:
+        return ()
+    desc, align = Descriptors(call, 0, product.dtype_bias), _alignment(product, call)
+    listed = cublaslt_search.heuristic(handle(device), desc, align)
+    more = cublaslt_search.enumerate_algorithms(handle(device), desc, align, seconds=SECONDS)
+    kept = cublaslt_search.shortlist(listed, more, MOST)
+    return tuple(str(x.algorithm) for x in kept)
+
+
+@lru_cache(maxsize=256)
+def _around(product: Product, device: int, tile: tuple[int, int]) -> tuple[str, ...]:
+    call = as_call(product)
+    if call is None:
+        return ()
+    desc, align = Descriptors(call, 0, product.dtype_bias), _alignment(product, call)
+    found = cublaslt_search.enumerate_algorithms(handle(device), desc, align, seconds=SECONDS, only=tile)
+    return tuple(str(x.algorithm) for x in found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """What a launch never changes: scalars and algorithm, alive as long as the launch is."""
+
+    alpha: ctypes.c_float
+    beta: ctypes.c_float
+    algorithm: ctypes.Array[ctypes.c_uint8]
+    workspace: int
+    device: int
+
+
+def _bind(product: Product, desc: Descriptors, found: Found, device: int) -> Launch:
+    beta = 0.0 if product.c is None else 1.0 if product.accumulate else product.beta
+    data = (ctypes.c_uint8 * cublaslt_search.ALGORITHM_BYTES).from_buffer_copy(found.algorithm.data)
+    fixed = _Fixed(ctypes.c_float(product.alpha), ctypes.c_float(beta), data, found.workspace, device)
+    if product.dtype_bias is not None:
+        return _with_bias(desc.call, product.dtype_bias, fixed)
+    return _closure(desc, fixed)
+
+
+def _in_context(launch: Launch, device: int) -> Launch:
+    """The launch in its own device's context: the library would use the current one, where the addresses are not."""
+
+    def entered(at: Addresses, stream: int) -> None:
+        with context(device):
+            launch(at, stream)
+
+    return entered
+
+
+def _closure(desc: Descriptors, fixed: _Fixed) -> Launch:
+    """The launch: one call of the binding, with everything but addresses and stream looked up beforehand."""
+    lt, on, swapped, nbytes, device = binding(), handle(fixed.device), desc.call.swapped, fixed.workspace, fixed.device
+    matmul, failure = lt.matmul, lt.cuBLASLtError
+    alpha, beta, chosen = (ctypes.addressof(x) for x in (fixed.alpha, fixed.beta, fixed.algorithm))
+    operation, first, second, c, out = desc.matmul, desc.first, desc.second, desc.c, desc.out
+
+    def launch(at: Addresses, stream: int) -> None:
+        x, y, z, w, _ = at
+        if swapped:
+            x, y = y, x
+        room = workspace(nbytes, device) if nbytes else None  # held until the product is enqueued
+        try:
+            matmul(
+                on, operation, alpha, x, first, y, second, beta, w or z, c, z, out, chosen,
+                room.data_ptr() if room is not None else 0, nbytes, stream,
+            )  # fmt: skip
+        except failure as error:
+            raise _failed(desc, fixed, error) from error
+
+    return launch
+
+
+def _with_bias(call: Call, dtype: str, fixed: _Fixed) -> Launch:
+    """A launch with a bias, whose address is part of a descriptor: one is kept for each, as weights stay in place."""
+    kept: dict[int, Launch] = {}
+
+    def launch(at: Addresses, stream: int) -> None:
+        bound = kept.get(at.bias)
+        if bound is None:
+            if len(kept) >= BIASES:
+                kept.clear()  # one step, so that threads need no lock; a running launch holds what it uses
+            bound = kept[at.bias] = _closure(Descriptors(call, at.bias, dtype), fixed)
+        bound(at, stream)
+
+    return launch
+
+
+def _failed(desc: Descriptors, fixed: _Fixed, error: Exception) -> DeviceError:
+    return DeviceError(
+        f"cuBLASLt launch on device {fixed.device}",
+        limit=f"addresses aligned as the configuration was built for, {desc.call}",
+        value=str(error),
+        nearest="a configuration of configs() for this alignment",
+    )

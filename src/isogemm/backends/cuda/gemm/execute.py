@@ -1,0 +1,221 @@
+"""Runs validated products on a CUDA device: ghosts in, launches on torch's current stream out.
+
+The planner chooses a kernel for a `Product`; this module says what the product is and where its operands lie. Nothing
+waits for the device, and all of it may be captured into a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ....contract.spec import Contract
+from ....operands.cuda import current_stream, tensor
+from ....operands.device_array import Device
+from ....problem.product import Addresses, Launch, Product, Strides
+
+__all__ = ["Executor", "choose", "pose", "run_loop", "runner"]
+
+Array = NDArray[Any]
+Item = tuple[Array, Array, Array, Array | None]
+
+
+class Executor:
+    """The CUDA backend on one device; the same calls as the CPU's.
+
+    Attributes
+    ----------
+    place : Device
+    trace : list of (Launch, Product, Addresses), (runner, items, None) or (None, None, None)
+        What this call launched: one product, a list of them, or the sums over an empty K.
+    """
+
+    __slots__ = ("place", "trace")
+
+    def __init__(self, place: Device) -> None:
+        self.place = place
+        self.trace: list[tuple[Any, Any, Addresses | None]] = []
+
+    def gemm(
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        *,
+        contract: Contract,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        c: Array | None = None,
+        bias: Array | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        """out = alpha * (a @ b) + beta * c + bias on views [m, k], [k, n] and [m, n], or on [batch, ...] of each."""
+        if not out.size:
+            return
+        if not a.shape[-1]:
+            self.trace.append((None, None, None))
+            without_walk(tensor(out), None if c is None else tensor(c), _optional(bias), alpha, beta, accumulate)
+            return
+        product, at = pose(a, b, out, contract, alpha, beta, c, bias, accumulate)
+        self._enqueue(product, at)
+
+    gemm_batched = gemm
+
+    def gemm_items(
+        self,
+        items: Sequence[Item],
+        *,
+        contract: Contract,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        bias: Array | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        """`gemm` on each (a, b, out, c); sizes may differ."""
+        options: dict[str, Any] = {"contract": contract, "alpha": alpha, "beta": beta, "accumulate": accumulate}
+        walked = [item for item in items if item[0].shape[1] and item[2].size]
+        if len(walked) == 1:
+            a, b, out, c = walked[0]
+            self.gemm(a, b, out, c=c, bias=bias, **options)
+        elif walked:
+            posed = [pose(a, b, out, contract, alpha, beta, c, bias, accumulate) for a, b, out, c in walked]
+            run = runner(posed)
+            self.trace.append((run, posed, None))
+            run(posed, self.place.ordinal, current_stream(self.place))
+        for a, b, out, c in items:  # last: what comes before may still refuse
+            if not a.shape[1]:
+                self.gemm(a, b, out, c=c, bias=bias, **options)
+
+    def _enqueue(self, product: Product, at: Addresses) -> None:
+        launch = choose(product, self.place.ordinal)
+        self.trace.append((launch, product, at))
+        launch(at, current_stream(self.place))
+
+
+def choose(product: Product, device: int) -> Launch:
+    """The planner's choice; the same launch for the same product, until the planner reads its tables anew."""
+    from ..registry import chooser
+
+    planner = chooser(device)
+    key = product, math.copysign(1.0, product.alpha), planner  # an alpha of 0.0 equals -0.0, whose zeros differ
+    launch = _launches.get(key)
+    if launch is None:
+        if len(_launches) >= _MOST:
+            _launches.clear()
+        launch = _launches[key] = planner.choose(product).launch
+    return launch
+
+
+_MOST = 8192
+_launches: dict[tuple[Product, float, Any], Launch] = {}
+
+
+def default_contract(device: int, dtype: str) -> Contract:
+    """The contract of operands of `dtype` where none is asked for: of the device's own tensor cores, or ``fma``."""
+    from ..registry import default_contract_of
+
+    return default_contract_of(device, dtype)
+
+
+def runner(items: Sequence[tuple[Product, Addresses]]) -> Callable[..., None]:
+    """What runs a list of products: one launch where they are of one kind, else one for each."""
+    from .lists import family as grouped
+
+    return grouped.run_items if grouped.uniform([product for product, _ in items]) else run_loop
+
+
+def run_loop(items: Sequence[tuple[Product, Addresses]], device: int, stream: int) -> None:
+    """One launch for each item: what a grouped launch has to agree with, bit for bit."""
+    launches = [choose(product, device) for product, _ in items]  # any refusal comes before the first launch
+    for launch, (_, at) in zip(launches, items, strict=True):
+        launch(at, stream)
+
+
+def pose(
+    a: Array,
+    b: Array,
+    out: Array,
+    contract: Contract,
+    alpha: float,
+    beta: float,
+    c: Array | None,
+    bias: Array | None,
+    accumulate: bool,
+) -> tuple[Product, Addresses]:
+    """What kernels see of a product of views with at least one element each, and where they find it."""
+    at = Addresses(*[0 if x is None else x.ctypes.data for x in (a, b, out, c, bias)])
+    common = at.a | at.b | at.out | at.c | at.bias | 128
+    product = Product(
+        m=out.shape[-2],
+        n=out.shape[-1],
+        k=a.shape[-1],
+        dtype_a=_name(a),
+        dtype_b=_name(b),
+        dtype_out=_name(out),
+        contract=contract,
+        a=strides_of(a),
+        b=strides_of(b),
+        out=strides_of(out),
+        batch=out.shape[0] if out.ndim == 3 else 1,
+        c=None if c is None else strides_of(c),
+        dtype_c=None if c is None else _name(c),
+        dtype_bias=None if bias is None else _name(bias),
+        bias_stride=1 if bias is None or bias.shape[0] == 1 else bias.strides[0] // bias.itemsize,
+        alpha=alpha,
+        beta=beta,
+        accumulate=accumulate,
+        align=common & -common,
+    )
+    return product, at
+
+
+def strides_of(x: Array) -> Strides:
+    """Strides in elements. A step that is never taken gets the one of a contiguous matrix, so that equal work is equal.
+
+    >>> import numpy as np
+    >>> strides_of(np.empty((7, 5), np.float32)[:1])
+    Strides(row=5, col=1, batch=0)
+    """
+    item = x.itemsize
+    rows, columns = x.shape[-2:]
+    row, col = x.strides[-2] // item, x.strides[-1] // item
+    if columns == 1:
+        col = 1
+    if rows == 1:
+        row = columns if col == 1 else 1
+    return Strides(row, col, x.strides[0] // item if x.ndim == 3 and x.shape[0] > 1 else 0)
+
+
+_ITEM_NAMES = {"f4": "float32", "f2": "float16"}
+
+
+def _name(x: Array) -> str:
+    return _ITEM_NAMES.get(x.dtype.str[1:], "bfloat16")
+
+
+def _optional(x: Array | None) -> Any:
+    return None if x is None else tensor(x)
+
+
+def without_walk(out: Any, c: Any, bias: Any, alpha: float, beta: float, accumulate: bool) -> None:
+    """The product over an empty K, by torch: the sum is +0, or C with `accumulate`, and the epilogue is as always.
+
+    Every operation is a torch call of its own, so none can be fused with the next.
+    """
+    import torch
+
+    v = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    if accumulate:
+        v = c.to(torch.float32, copy=True)
+    if alpha != 1:
+        v = v * alpha
+    if beta != 0:
+        v = v + (c.float() if beta == 1 else c.float() * beta)
+    if bias is not None:
+        v = v + bias.float()
+    v = v.to(out.dtype).contiguous()
+    integer, nan = (torch.int32, 0x7FFFFFFF) if v.dtype is torch.float32 else (torch.int16, 0x7FFF)
+    out.copy_(v.view(integer).masked_fill(v.isnan(), nan).view(v.dtype))

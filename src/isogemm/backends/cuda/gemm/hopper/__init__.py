@@ -1,0 +1,1 @@
+"""Products by wgmma and the tensor copy engine."""

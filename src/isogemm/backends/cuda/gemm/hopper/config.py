@@ -1,0 +1,231 @@
+"""Configurations of the Hopper kernels, and a product as those kernels see it: what is legal, and what it takes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .....problem.product import Product, Strides
+
+__all__ = ["KINDS", "OPERANDS", "SHARED", "Config", "Geometry", "Side", "geometry", "serves"]
+
+OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
+KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
+TEXT = re.compile(r"(w?)(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d)x(\d))?( pp)?(?: o(\d))?(?: g(\d+))?( e)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A configuration, read.
+
+    Attributes
+    ----------
+    swapped : bool
+        B is the kernel's first operand: its rows are the product's columns.
+    rows, cols, depth : int
+        Of a block's tile; `depth` in elements of 2 bytes.
+    stages, cm, cn, pingpong, occupancy, group, evict
+        As in the text of hopper.py.
+    """
+
+    swapped: bool
+    rows: int
+    cols: int
+    depth: int
+    stages: int
+    cm: int = 1
+    cn: int = 1
+    pingpong: bool = False
+    occupancy: int = 1
+    group: int = 0
+    evict: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Config | None:
+        """Read a text; None where it is not one."""
+        match = TEXT.fullmatch(text)
+        if match is None:
+            return None
+        w, rows, cols, depth, stages, cm, cn, pp, o, g, e = match.groups()
+        sizes = int(rows), int(cols), int(depth), int(stages), int(cm or 1), int(cn or 1)
+        return cls(bool(w), *sizes, bool(pp), int(o or 1), int(g or 0), bool(e))
+
+    def __str__(self) -> str:
+        text = f"{'w' * self.swapped}{self.rows}x{self.cols}x{self.depth} s{self.stages}"
+        text += f" c{self.cm}x{self.cn}" * (self.cluster > 1) + " pp" * self.pingpong
+        text += f" o{self.occupancy}" * (self.occupancy > 1) + f" g{self.group}" * (self.group > 0)
+        return text + " e" * self.evict
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.cm * self.cn
+
+    @property
+    def warpgroups(self) -> int:
+        """Consumers: one for 64 rows, up to three; two own 128 rows each where there are 256, or alternate tiles."""
+        return 2 if self.pingpong or self.rows == 256 else self.rows // 64
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 rows that one consumer holds."""
+        return self.rows // 64 // (1 if self.pingpong else self.warpgroups)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 160 if self.warpgroups == 1 else 128 * (self.warpgroups + 1)
+
+    @property
+    def accumulators(self) -> int:
+        """Of a thread."""
+        return self.blocks * self.cols // 2
+
+    def totals(self, leaf: bool) -> int:
+        """Leaf totals that stay in registers; the others lie in shared memory.
+
+        Registers hold 96 + 96; of 128 accumulators, 64 totals leave no spill inside the walk.
+        """
+        if not leaf:
+            return 0
+        room = 96 if self.warpgroups < 3 else 48
+        return self.accumulators if self.accumulators <= room else room - 32
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An operand as the kernel sees it: rows of K.
+
+    Attributes
+    ----------
+    size : int
+        Rows.
+    step : int
+        Elements from line to line: of rows where K is contiguous, else of K.
+    batch : int
+        Elements from item to item, 0 where all share one.
+    across : bool
+        Rows, not K, are contiguous.
+    """
+
+    size: int
+    step: int
+    batch: int
+    across: bool
+
+
+def _side(x: Strides, row: int, k: int, size: int, depth: int, batch: int) -> Side | None:
+    """`row` and `k` are the strides of a row and of K; None where neither is contiguous."""
+    each = x.batch if batch > 1 else 0
+    if k == 1 or depth == 1:
+        return Side(size, row if size > 1 else -(-depth // 8) * 8, each, False)
+    if row == 1 or size == 1:
+        return Side(size, k, each, True)
+    return None
+
+
+def _sides(p: Product, swapped: bool) -> tuple[Side | None, Side | None]:
+    a = _side(p.a, p.a.row, p.a.col, p.m, p.k, p.batch)
+    b = _side(p.b, p.b.col, p.b.row, p.n, p.k, p.batch)
+    return (b, a) if swapped else (a, b)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A product in the kernel's terms: D[r, c] = sum of X[r, k] Y[c, k]."""
+
+    config: Config
+    x: Side
+    y: Side
+    columns: bool  # D's rows, not its columns, are contiguous
+    out_step: int
+
+    @property
+    def x_rows(self) -> int:
+        """Rows of X that are loaded: fewer than the tile's where X has no more."""
+        rows, least = self.config.rows, 8 * self.config.cn
+        if self.x.across or self.config.rows > 64:
+            return rows
+        return min(rows, max(least, 1 << (self.x.size - 1).bit_length()))
+
+    @property
+    def y_rows(self) -> int:
+        """Rows of 128 bytes that Y fills in a block of a stage."""
+        return -(-self.config.cols // 64) * 64 if self.y.across else self.config.cols
+
+    def shared(self, leaf: bool) -> int:
+        """Bytes of dynamic shared memory of a block."""
+        c = self.config
+        ring = c.stages * c.depth * 2 * (self.x_rows + self.y_rows)
+        spilled = (c.accumulators - c.totals(leaf)) * 512 * c.warpgroups if leaf else 0
+        over = max(0, c.rows - self.x_rows) * 128  # what the last instructions read beyond a short operand
+        return 1024 + ring + spilled + over
+
+    def tiles(self) -> tuple[int, int]:
+        """Cluster tiles along X and Y."""
+        c = self.config
+        return -(-self.x.size // (c.rows * c.cm)), -(-self.y.size // (c.cols * c.cn))
+
+
+def geometry(p: Product, c: Config) -> Geometry | None:
+    """None where an operand or the output has no contiguous axis."""
+    x, y = _sides(p, c.swapped)
+    row, col = (p.out.col, p.out.row) if c.swapped else (p.out.row, p.out.col)
+    if x is None or y is None:
+        return None
+    if col == 1 or y.size == 1:
+        return Geometry(c, x, y, False, row if x.size > 1 else y.size)
+    if row == 1 or x.size == 1:
+        return Geometry(c, x, y, True, col)
+    return None
+
+
+def serves(p: Product, c: Config | None = None) -> bool:
+    """Whether these kernels serve a product at all, or with a configuration."""
+    return _product_ok(p) and (c is None or _config_ok(p, c))
+
+
+def _product_ok(p: Product) -> bool:
+    order = p.contract.order
+    if p.contract.arithmetic != "tensor_core:sm90" or order.kind == "tree":
+        return False
+    if p.dtype_a != p.dtype_b or p.dtype_a not in OPERANDS or p.dtype_out not in KINDS:
+        return False
+    if min(p.m, p.n, p.k, p.batch) < 1 or max(p.m, p.n, p.k, p.batch) >= 2**30 or p.align < 16:
+        return False
+    if p.accumulate and (p.c is None or p.dtype_c != "float32"):
+        return False
+    return all(side is not None and _readable(side, p.k) for side in _sides(p, False))
+
+
+def _readable(side: Side, k: int) -> bool:
+    """The copy engine steps by multiples of 16 bytes, from line to line and from item to item."""
+    least = side.size if side.across else k
+    return side.step % 8 == 0 and side.batch % 8 == 0 and 0 <= side.batch < 2**38 and least <= side.step < 2**38
+
+
+def _config_ok(p: Product, c: Config) -> bool:
+    g = geometry(p, c)
+    if (
+        g is None
+        or c.depth % 64
+        or c.stages < 2
+        or c.cm not in (1, 2, 4, 8)
+        or c.cn not in (1, 2, 4, 8)
+        or c.cluster > 8
+    ):
+        return False
+    tiles = (64, 128) if c.pingpong else (64, 128, 192, 256)
+    leaf = p.contract.order.kind == "leaf"
+    registers = c.accumulators + c.totals(leaf)
+    room = {1: 192, 2: 192, 3: 96}[c.warpgroups] if c.occupancy == 1 else 80
+    if c.rows not in tiles or c.cols % 8 or not 8 <= c.cols <= 256 or registers > room:
+        return False
+    if c.occupancy > 1 and c.warpgroups > 1:
+        return False
+    if (g.x_rows // c.cn) % 8 or (not g.y.across and c.cols % (8 * c.cm)):
+        return False
+    if leaf and p.contract.order.size % c.depth:
+        return False
+    return c.occupancy * (g.shared(leaf) + 1024) <= SHARED + 1024

@@ -1,0 +1,256 @@
+// D[r, c] = sum over k of X[r, k] * Y[c, k]: a persistent, warp-specialised chain on wgmma, fed by the tensor copy engine.
+//
+// Operands   X and Y of bf16 or fp16, three-dimensional maps (row, k, item), K-major or, with X_MN and Y_MN, MN-major. Which of A and B is X is the caller's affair; D lies with its columns contiguous, or its
+//            rows (COLUMNS 1), so weights or tokens can be the 64 rows of an instruction.
+// Order      every element walks K in ascending blocks of 16, one instruction each, in one float32 accumulator; with
+//            LEAF it starts again from zero every `leaf` stages, and leaf sums are added to a total in ascending order.
+// Roles      WARPGROUPS consumers, each with MW blocks of 64 rows and BN columns; one thread of the last warp(group) fills
+//            a ring of STAGES buffers of KS * 128 bytes of K. PINGPONG: the two consumers own alternate tiles, so that
+//            one's epilogue hides behind the other's products; else they share a tile of BM rows.
+// Clusters   CM x CN blocks take neighbouring tiles. Blocks in a row of it share X and each loads 1 / CN of it for all of them;
+//            blocks in a column share Y. A buffer is free once the consumers of every block that shares either have left it.
+
+#include "include/hopper_ptx.cu"
+#include "include/hopper_epilogue.cu"
+
+constexpr int THREADS = WARPGROUPS == 1 ? 160 : 128 * (WARPGROUPS + 1);
+constexpr int BM = 64 * MW * (PINGPONG ? 1 : WARPGROUPS);
+constexpr int KE = 64;                          // elements of K in 128 bytes
+constexpr int X_BYTES = X_ROWS * 128;           // X_ROWS < BM: the rest of an instruction's rows reads whatever follows
+constexpr int Y_BYTES = (Y_MN ? (BN + 63) / 64 * 64 : BN) * 128;
+constexpr int STAGE_BYTES = KS * (X_BYTES + Y_BYTES);
+constexpr int CLUSTER = CM * CN;
+constexpr int NACC = BN / 2;
+constexpr u64 POLICY[3] = {0, 0x12F0000000000000, 0x14F0000000000000};                 // none, evict first, evict last
+
+struct Grid {
+  int tiles_x, tiles_y, items, group;
+  __device__ __forceinline__ int count() const { return tiles_x * tiles_y * items; }
+  // Groups of `group` tiles along X, Y slowest inside a group, so that concurrent tiles share operands in L2.
+  __device__ __forceinline__ Tile operator[](int t) const {
+    const int each = tiles_x * tiles_y, item = t / each, r = t - item * each;
+    const int width = group * tiles_y, first = r / width * group, high = min(tiles_x - first, group), in = r - first * tiles_y;
+    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+    return {((first + in % high) * CM + (int)rank % CM) * BM, (in / high * CN + (int)rank / CM) * BN, item};
+  }
+};
+
+// One operand's share of a stage. `k` counts elements of K; SPLIT blocks of the cluster load one part each, `part` is ours.
+template <bool MN, int ROWS, int SPLIT>
+DEVICE void load_operand(const Map* map, u32 to, u32 bar, int row, int k, int z, u32 part, u16 mask, u64 policy) {
+  constexpr int BYTES = (MN ? (ROWS + 63) / 64 * 64 : ROWS) * 128;
+#pragma unroll
+  for (int i = 0; i < KS; ++i) {
+    const int kk = k + i * KE;
+#pragma unroll
+    for (int j = 0; j < (MN ? (ROWS + 63) / 64 : 1); ++j) {
+      constexpr int SHARE = (MN ? 64 : ROWS) / SPLIT;
+      const u32 at = to + i * BYTES + j * 8192 + part * SHARE * 128;
+      const int c0 = MN ? row + 64 * j : kk, c1 = MN ? kk + part * SHARE : row + part * SHARE;
+      if (SPLIT > 1) tma_multicast(at, map, bar, c0, c1, z, mask, policy);
+      else tma_load(at, map, bar, c0, c1, z, policy);
+    }
+  }
+}
+
+// All products of a stage, in ascending order of K.
+DEVICE void multiply(float (&acc)[MW][NACC], u32 x, u32 y, int& scale) {
+  const u64 dx = descriptor<X_MN>(x), dy = descriptor<Y_MN>(y);
+#pragma unroll
+  for (int ks = 0; ks < KS; ++ks) {
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+#pragma unroll
+      for (int m = 0; m < MW; ++m)
+        mma(acc[m], dx + ((ks * X_BYTES + m * 8192 + kk * (X_MN ? 2048 : 32)) >> 4),
+            dy + ((ks * Y_BYTES + kk * (Y_MN ? 2048 : 32)) >> 4), scale);
+      scale = 1;
+    }
+  }
+}
+
+// A warp has left a buffer: tell every block that writes into it.
+DEVICE void release(u32 empty, u32 lane) {
+  if (CLUSTER == 1) {
+    if (lane == 0) barrier_arrive(empty);
+  } else if (lane < CLUSTER) {
+    const u32 rank = cluster_rank();
+    if (lane % CM == rank % CM || lane / CM == rank / CM) barrier_arrive_at(empty, lane);
+  }
+}
+
+// Totals of leaves: TOTALS of them in registers, the rest in shared memory, 16 bytes a thread at a time.
+struct Totals {
+  float kept[TOTALS > 0 ? TOTALS : 1];
+  u32 rest;
+  __device__ __forceinline__ u32 at(int i) const { return rest + (i - TOTALS) / 4 * (2048 * WARPGROUPS); }
+  __device__ __forceinline__ void start(const Epilogue& e, int row, int col, int item) {
+#pragma unroll
+    for (int i = 0; i < MW * NACC; i += 2)
+      if (i < TOTALS) first(e, i, row, col, item, kept[i], kept[i + 1]);
+#pragma unroll
+    for (int i = TOTALS; i < MW * NACC; i += 16) {  // 16 loads in flight
+      float t[16];
+#pragma unroll
+      for (int j = 0; j < 16; j += 2)
+        if (i + j < MW * NACC) first(e, i + j, row, col, item, t[j], t[j + 1]);
+#pragma unroll
+      for (int j = 0; j < 16; j += 4)
+        if (i + j < MW * NACC) write(at(i + j), t[j], t[j + 1], t[j + 2], t[j + 3]);
+    }
+  }
+  __device__ __forceinline__ void add(const float (&v)[MW][NACC]) {
+#pragma unroll
+    for (int i = 0; i < MW * NACC; ++i)
+      if (i < TOTALS) kept[i] = __fadd_rn(kept[i], v[i / NACC][i % NACC]);
+#pragma unroll
+    for (int i = TOTALS; i < MW * NACC; i += 4) {
+      float t[4];
+      read(at(i), t);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) t[j] = __fadd_rn(t[j], v[(i + j) / NACC][(i + j) % NACC]);
+      write(at(i), t[0], t[1], t[2], t[3]);
+    }
+  }
+  __device__ __forceinline__ void finish(float (&v)[MW][NACC]) const {
+#pragma unroll
+    for (int i = 0; i < MW * NACC; ++i)
+      if (i < TOTALS) v[i / NACC][i % NACC] = kept[i];
+#pragma unroll
+    for (int i = TOTALS; i < MW * NACC; i += 4) {
+      float t[4];
+      read(at(i), t);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) v[(i + j) / NACC][(i + j) % NACC] = t[j];
+    }
+  }
+  static __device__ __forceinline__ void first(const Epilogue& e, int i, int row, int col, int item, float& x, float& y) {
+    const float2 c = ACCUMULATE ? load_c(e, i % NACC, row + i / NACC * 64, col, item) : make_float2(0.0f, 0.0f);
+    x = c.x, y = c.y;
+  }
+  static __device__ __forceinline__ void read(u32 a, float (&t)[4]) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(t[0]), "=f"(t[1]), "=f"(t[2]), "=f"(t[3]) : "r"(a) : "memory");
+  }
+  static __device__ __forceinline__ void write(u32 a, float x, float y, float z, float w) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
+hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8* out, const void* c, const void* bias,
+       i64 out_ld, i64 out_batch, i64 c_row, i64 c_col, i64 c_batch, i64 bias_row, i64 bias_col, int rows, int cols, int iters,
+       int leaf, int tiles_x, int tiles_y, int items, int group, int x_item, int y_item, float alpha, float beta) {
+  extern __shared__ u8 memory[];
+  __shared__ alignas(8) u64 barriers[2 * STAGES];
+  const u32 ring = (shared(memory) + 1023) & ~1023u, full = shared(barriers), empty = full + 8 * STAGES;
+  const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, warpgroup = warp >> 2;
+  const Grid grid{tiles_x, tiles_y, items, group};
+  const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; ++s) {
+      barrier_init(full + 8 * s, 1);
+      barrier_init(empty + 8 * s, 4 * (PINGPONG ? 1 : WARPGROUPS) * (CM + CN - 1));
+    }
+    barrier_init_fence();
+  }
+  if (CLUSTER > 1) cluster_sync();
+  else __syncthreads();
+
+  if (warpgroup == WARPGROUPS) {  // the producer
+    if (WARPGROUPS > 1) fewer_registers<PRODUCER_REGISTERS>();
+    if (warp == 4 * WARPGROUPS && lane == 0) {
+      map_prefetch(&map_x), map_prefetch(&map_y);
+      wait_for_predecessor();
+      u16 mask_x = 0, mask_y = 0;
+      for (int i = 0; i < CN; ++i) mask_x |= 1 << (rank % CM + CM * i);
+      for (int i = 0; i < CM; ++i) mask_y |= 1 << (rank / CM * CM + i);
+      u32 stage = 0, parity = 1;
+      for (int t = cluster_id(); t < grid.count(); t += cluster_count()) {
+        const Tile tile = grid[t];
+        for (int i = 0; i < iters; ++i) {
+          const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES;
+          barrier_wait(empty + 8 * stage, parity);
+          barrier_expect(bar, STAGE_BYTES);
+          load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, rank / CM, mask_x, POLICY[X_POLICY]);
+          load_operand<Y_MN, BN, CM>(&map_y, at + KS * X_BYTES, bar, tile.col, i * KS * KE, tile.item * y_item, rank % CM, mask_y, POLICY[Y_POLICY]);
+          if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+      }
+      release_successor();
+    }
+  } else {  // consumers
+    if (WARPGROUPS > 1) more_registers<CONSUMER_REGISTERS>();
+    wait_for_predecessor();
+    if (PINGPONG && warpgroup == 1) turn_give(1);  // the first turn is warpgroup 0's
+    const Epilogue e{out, c, bias, out_ld, out_batch, c_row, c_col, c_batch, bias_row, bias_col, rows, cols, alpha, beta};
+    const int block = PINGPONG ? 0 : warpgroup * MW, span = LEAF ? leaf : iters;
+    const int step = cluster_count() * (PINGPONG ? 2 : 1);
+    u32 count = PINGPONG ? warpgroup * iters : 0;
+    float acc[MW][NACC];
+#if LEAF
+    Totals total;
+    total.rest = ring + STAGES * STAGE_BYTES + 16 * threadIdx.x;
+#endif
+    for (int t = cluster_id() + (PINGPONG ? warpgroup * cluster_count() : 0); t < grid.count(); t += step) {
+      const Tile tile = grid[t];
+      const int row = tile.row + 64 * block;
+#if LEAF || ACCUMULATE
+      const int thread_row = row + 16 * (warp & 3) + (lane >> 2), thread_col = tile.col + 2 * (lane & 3);
+#endif
+#if LEAF
+      total.start(e, thread_row, thread_col, tile.item);
+#elif ACCUMULATE
+#pragma unroll
+      for (int i = 0; i < MW * NACC; i += 2) {
+        const float2 start = load_c(e, i % NACC, thread_row + i / NACC * 64, thread_col, tile.item);
+        acc[i / NACC][i % NACC] = start.x, acc[i / NACC][i % NACC + 1] = start.y;
+      }
+#pragma unroll
+      for (int m = 0; m < MW; ++m) pin(acc[m]);
+#endif
+      int scale = ACCUMULATE && !LEAF;
+      // In turns, so that no wait is for more than the next phase: parities cannot tell phases two apart.
+      if (PINGPONG) turn_take(1 + warpgroup);
+      u32 stage = count % STAGES, parity = count / STAGES & 1, previous = 0;
+#pragma unroll 1
+      for (int begin = 0; begin < iters; begin += span) {
+        const int n = min(span, iters - begin);
+#pragma unroll 1
+        for (int i = 0; i < n; ++i) {
+          const u32 x = ring + stage * STAGE_BYTES;
+          barrier_wait(full + 8 * stage, parity);
+          wgmma_fence();
+          multiply(acc, x + block * 8192, x + KS * X_BYTES, scale);
+          wgmma_commit();
+          if (i) {
+            wgmma_wait<1>();
+            release(empty + 8 * previous, lane);
+          }
+          previous = stage;
+          if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+        if (PINGPONG && begin + span >= iters) turn_give(2 - warpgroup);
+        wgmma_wait<0>();
+        release(empty + 8 * previous, lane);
+#pragma unroll
+        for (int m = 0; m < MW; ++m) pin(acc[m]);
+#if LEAF
+        total.add(acc);
+        scale = 0;
+#endif
+      }
+      count += (PINGPONG ? 2 : 1) * iters;
+#if LEAF
+      float sum[MW][NACC];
+      total.finish(sum);
+#pragma unroll
+      for (int m = 0; m < MW; ++m) store_block(e, sum[m], row + 64 * m, tile.col, tile.item, threadIdx.x);
+#else
+#pragma unroll
+      for (int m = 0; m < MW; ++m) store_block(e, acc[m], row + 64 * m, tile.col, tile.item, threadIdx.x);
+#endif
+    }
+  }
+  if (CLUSTER > 1) cluster_sync();  // no block leaves while others still write to its barriers
+}

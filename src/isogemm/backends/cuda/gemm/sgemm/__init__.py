@@ -1,0 +1,1 @@
+"""float32 products by fused multiply-adds."""

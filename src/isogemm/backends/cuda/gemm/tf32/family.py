@@ -1,0 +1,293 @@
+"""float32 products on Hopper's tensor cores: tf32:sm90 from rounded operands, tf32x3:sm90 from operands split in two.
+
+A first kernel writes both operands as tf32 numbers into a workspace, K contiguous and aligned whatever their strides
+(split.cu); the second one multiplies (tf32.cu). Leaves of a tree are items of their own, which a third kernel joins
+(gemm/fp32_tree.cu).
+
+A configuration is ``128x128 s3 c2 t``: the tile of a block, the stages of its ring and, where given, clusters of two
+blocks that share B, and consumers that take turns. It does not reach the bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from .....planner.fingerprint import fingerprint
+from .....problem.product import Addresses, Launch, Product, Strides
+from ..fp32 import Side, aligned_side, epilogue, serves, sides
+
+if TYPE_CHECKING:
+    from ...driver.kernel import Bound
+
+__all__ = ["Tf32"]
+
+ARITHMETICS = {"tf32:sm90": 1, "tf32x3:sm90": 3}
+CONFIGS = {
+    1: ("128x128 s6", "128x256 s4", "128x64 s8", "128x32 s8"),
+    3: ("128x128 s3 t", "128x64 s4 t", "128x32 s5"),
+}
+ROWS, STEP = 128, 32
+SHARED = 227 * 1024
+MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
+COLUMNS = {8, 16, 32, 64, 128, 256}
+
+
+class Cut(NamedTuple):
+    """K in the workspace: leaves of `leaf` elements, each followed by zeros up to `padded`; rows of `pitch` in all.
+
+    The kernel walks `blocks` of 32 of each of `chunks` items, in leaves of `leaf_blocks`, 0 for a chain.
+    """
+
+    leaf: int
+    padded: int
+    pitch: int
+    blocks: int
+    chunks: int
+    leaf_blocks: int
+
+
+def cut(p: Product) -> Cut:
+    """Where leaves of K begin has to be where a row of shared memory does."""
+    order = p.contract.order
+    if order.kind == "chain":
+        pitch = -(-p.k // 4) * 4
+        return Cut(pitch, pitch, pitch, -(-p.k // STEP), 1, 0)
+    tree = order.kind == "tree"
+    block = p.contract.block
+    leaf = block * -(-p.k // (order.size * block)) if tree else min(order.size, -(-p.k // block) * block)
+    padded = -(-leaf // STEP) * STEP
+    count = order.size if tree else -(-p.k // leaf)
+    blocks = padded // STEP
+    return Cut(
+        leaf, padded, padded * count, blocks if tree else blocks * count, count if tree else 1, 0 if tree else blocks
+    )
+
+
+class Tf32:
+    """The family; see the text of this module."""
+
+    name = "tf32"
+
+    def configs(self, product: Product) -> tuple[str, ...]:
+        """By a model of their time: waves of tiles."""
+        if product.contract.arithmetic not in ARITHMETICS:
+            return ()
+        names = CONFIGS[ARITHMETICS[product.contract.arithmetic]]
+        legal = [name for name in names if self.supports(product, name)]
+        return tuple(sorted(legal, key=lambda name: _expected(product, name)))
+
+    def supports(self, product: Product, config: str) -> bool:
+        """Any strides, epilogue, order and batch; a tile has to fit registers and shared memory."""
+        parsed = _parse(config)
+        if parsed is None or not serves(product, tuple(ARITHMETICS), ("chain", "leaf", "tree")):
+            return False
+        passes = ARITHMETICS[product.contract.arithmetic]
+        held = (3 if passes == 3 else 1) + (product.contract.order.kind == "leaf")
+        k = cut(product)
+        items = product.batch * k.chunks
+        columns, tiles = parsed.columns, _tiles(product, parsed) * items
+        return (
+            columns in COLUMNS
+            and held * columns // 2 <= 192
+            and columns >= 16 * parsed.cluster
+            and parsed.stages >= 2
+            and _ring(passes, parsed) <= SHARED
+            and max(tiles, k.pitch, 2 * items) < 2**31
+        )
+
+    def build(self, product: Product, config: str, device: int) -> Launch:
+        """Compile and bind."""
+        parsed = _parse(config)
+        assert parsed is not None
+        return _bind(product, parsed, device)
+
+    def fingerprint(self) -> str:
+        """Hash of the sources."""
+        return fingerprint("backends/cuda/gemm/tf32")
+
+
+class Config(NamedTuple):
+    """A configuration, parsed."""
+
+    columns: int
+    stages: int
+    cluster: int
+    turns: int
+
+
+def _parse(config: str) -> Config | None:
+    match = re.fullmatch(r"128x(\d+) s(\d+)( c2)?( t)?", config)
+    return None if match is None else Config(int(match[1]), int(match[2]), 2 if match[3] else 1, 1 if match[4] else 0)
+
+
+def _tiles(p: Product, c: Config) -> int:
+    """Blocks of one item, whole clusters of them."""
+    return -(-p.m // (ROWS * c.cluster)) * c.cluster * -(-p.n // c.columns)
+
+
+def _expected(p: Product, config: str) -> float:
+    c = _parse(config)
+    assert c is not None
+    waves = -(-_tiles(p, c) * p.batch // MULTIPROCESSORS)
+    return waves * (c.columns + 24)  # a tile's time: columns, and what every tile costs
+
+
+def _ring(passes: int, c: Config) -> int:
+    return 1024 + c.stages * (2 if passes == 3 else 1) * (ROWS + c.columns) * 128
+
+
+def _instruction(n: int) -> str:
+    """The function `mma`: one wgmma of 64 x n x 8 on n / 2 accumulators; scale 0 starts from zero."""
+    count = n // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return (
+        f"static __device__ __forceinline__ void mma(float (&d)[{count}], unsigned long long a, unsigned long long b, "
+        f'int scale) {{\n  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n'
+        f"wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 {{{registers}}}, %{count}, %{count + 1}, "
+        f'p, 1, 1;\\n}}" : {outputs} : "l"(a), "l"(b), "r"(scale));\n}}\n'
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One operand in the workspace.
+
+    Attributes
+    ----------
+    launch : callable
+        ``launch(stream, from, to)``: the split.
+    encode : callable
+        Address in the workspace to tensor map.
+    nbytes, items : int
+    """
+
+    launch: Bound
+    encode: Callable[[int], bytes]
+    nbytes: int
+    items: int
+
+
+def _part(p: Product, side: Side, k: Cut, parts: int, box: int, device: int) -> Part:
+    from ...driver.facts import device as facts
+    from ...driver.kernel import load
+    from ...driver.nvrtc import compile_files
+    from ...driver.tensormap import encoder
+
+    items = p.batch if side.batch else 1
+    rows = abs(side.row) < abs(side.k) and side.rows > 1
+    vector = not rows and k.leaf == k.padded and aligned_side(side, p.align)
+    cubin = compile_files(
+        ["gemm/tf32/split.cu"],
+        arch=facts(device).arch,
+        defines={"PARTS": parts, "ROWS": rows, "VECTOR": vector},
+        options=("-std=c++17",),
+    )
+    sizes = [("i32", x) for x in (side.rows, p.k, k.pitch, items, k.leaf, k.padded)]
+    launch = load(cubin, "split", device).bind(
+        ["ptr", "ptr", ("i64", side.row), ("i64", side.k), ("i64", side.batch), *sizes],
+        grid=(-(-k.pitch // 128), min(-(-side.rows // 32), 65535), min(items, 65535)),
+        block=(256,),
+        pdl=True,
+    )
+    shape = (parts * items, side.rows, k.pitch)
+    strides = (side.rows * k.pitch, k.pitch, 1)
+    encode = encoder("float32", sizes=shape, strides=strides, box=(1, box, STEP), promotion=256)
+    nbytes = 4 * shape[0] * shape[1] * shape[2]
+    return Part(launch, encode, -(-nbytes // 512) * 512, items)
+
+
+def _bind(p: Product, c: Config, device: int) -> Launch:
+    from ...driver.workspace import workspace
+
+    k = cut(p)
+    passes = ARITHMETICS[p.contract.arithmetic]
+    a, b = (
+        _part(p, side, k, 2 if passes == 3 else 1, box, device)
+        for side, box in zip(sides(p), (ROWS, c.columns // c.cluster), strict=True)
+    )
+    multiply = _product(p, k, c, (a.items, b.items), device)
+    if k.chunks == 1:
+
+        def enqueue(at: Addresses, stream: int) -> None:
+            memory = workspace(a.nbytes + b.nbytes, device)
+            left = memory.data_ptr()
+            a.launch(stream, at.a, left)
+            b.launch(stream, at.b, left + a.nbytes)
+            multiply(stream, a.encode(left), b.encode(left + a.nbytes), at.out, at.c, at.bias)
+
+        return enqueue
+    join = _tree(p, k.chunks, device)
+
+    def enqueue_tree(at: Addresses, stream: int) -> None:
+        memory = workspace(a.nbytes + b.nbytes + 4 * p.batch * k.chunks * p.m * p.n, device)
+        left = memory.data_ptr()
+        leaves = left + a.nbytes + b.nbytes
+        a.launch(stream, at.a, left)
+        b.launch(stream, at.b, left + a.nbytes)
+        multiply(stream, a.encode(left), b.encode(left + a.nbytes), leaves, 0, 0)
+        join(stream, leaves, at.out, at.c, at.bias)
+
+    return enqueue_tree
+
+
+def _product(p: Product, k: Cut, c: Config, items: tuple[int, int], device: int) -> Bound:
+    """The multiplication; of a tree, its leaves, one after the other."""
+    from ...driver.facts import device as facts
+    from ...driver.kernel import load
+    from ...driver.nvrtc import compile_text
+
+    passes = ARITHMETICS[p.contract.arithmetic]
+    seen = p
+    if k.chunks > 1:
+        dense = Strides(p.n, 1, p.m * p.n)
+        seen = replace(
+            p, out=dense, dtype_out="float32", c=None, dtype_c=None, dtype_bias=None, alpha=1.0, beta=0.0, align=128
+        )
+        seen = replace(seen, batch=p.batch * k.chunks)
+    strides, types = epilogue(seen)
+    defines = {
+        "PASSES": passes,
+        "BN": c.columns,
+        "STAGES": c.stages,
+        "CLUSTER": c.cluster,
+        "TURNS": c.turns,
+        "LEAF": int(k.leaf_blocks > 0),
+    }
+    cubin = compile_text(
+        _instruction(c.columns) + '#include "gemm/tf32/tf32.cu"\n',
+        name="tf32",
+        arch=facts(device).arch,
+        options=("-std=c++17", *(f"-D{name}={value}" for name, value in defines.items())),
+    )
+    slots = facts(device).multiprocessors // c.cluster * c.cluster
+    counts = [("i32", x) for x in (p.m, p.n, k.blocks, k.chunks, seen.batch, *items, k.leaf_blocks, types)]
+    return load(cubin, "tf32", device).bind(
+        ["map", "map", "ptr", "ptr", "ptr", *strides, *counts, ("f32", seen.alpha), ("f32", seen.beta)],
+        grid=(min(_tiles(p, c) * seen.batch, slots),),
+        block=(384,),
+        shared=_ring(passes, c),
+        cluster=(c.cluster,),
+        pdl=True,
+    )
+
+
+def _tree(p: Product, leaves: int, device: int) -> Bound:
+    from ...driver.facts import device as facts
+    from ...driver.kernel import load
+    from ...driver.nvrtc import compile_files
+
+    strides, types = epilogue(p)
+    cubin = compile_files(
+        ["gemm/fp32_tree.cu"], arch=facts(device).arch, defines={"LEAVES": leaves}, options=("-std=c++17",)
+    )
+    counts = [("i32", x) for x in (p.m, p.n, p.batch, types)]
+    return load(cubin, "tree", device).bind(
+        ["ptr", "ptr", "ptr", "ptr", *strides, *counts, ("f32", p.alpha), ("f32", p.beta)],
+        grid=(min(-(-p.batch * p.m * p.n // 256), 132 * 16),),
+        block=(256,),
+        pdl=True,
+    )

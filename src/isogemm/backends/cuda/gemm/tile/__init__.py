@@ -1,0 +1,1 @@
+"""Products by Triton: the plain kernels that others are compared with."""

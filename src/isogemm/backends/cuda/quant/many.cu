@@ -1,0 +1,219 @@
+// out[m, n] = sum over k of x[m, k] * W[n, k], W packed as quant_layout.py says: dequantized into the registers of wgmma.
+//
+// Operands   x of bf16 or fp16, a map (1, token, k), K-major; records of W, by tiles of 16 rows.
+// Order      weights are rounded once to the type of x; every element of out walks K in ascending blocks of 16, one
+//            instruction each, in one float32 accumulator from zero. What is behind K is zero on both sides.
+// Roles      WARPGROUPS consumers, each with MW blocks of 64 rows of W and BN tokens: rows of W are the rows of an
+//            instruction, tokens its columns. One warp of the last warpgroup fills a ring of STAGES buffers of 64 of K. A
+//            consumer dequantizes the next stage while the tensor cores multiply this one: two sets of registers in turns.
+// Clusters   CM blocks take neighbouring rows of W and the same tokens: each loads 1 / CM of x for all of them.
+// Late       launched behind another part of the same product, which has seen its predecessor end: nothing to wait for.
+// Scales     those of super-blocks serve SPAN stages and come with the first; SLOTS of them outlive all stages of the ring.
+
+#include "include/hopper_ptx.cu"
+#include "include/hopper_epilogue.cu"
+#define KIND OPERAND
+#include "quant/codes.cu"
+#undef KIND
+
+constexpr int THREADS = 128 * (WARPGROUPS + 1), NACC = BN / 2;
+constexpr int BM = 64 * MW * WARPGROUPS, TILES = BM / 16;  // rows, and tiles of W, of a block
+constexpr int SPAN = Q_RECORD_K / 64, CODE_BYTES = SPAN > 1 ? Q_STEP_BYTES : Q_RECORD_BYTES, SCALE_BYTES = Q_RECORD_BYTES - Q_FLOATS;
+constexpr int X_BYTES = BN * 128, STAGE_BYTES = X_BYTES + (TILES * CODE_BYTES + 1023) / 1024 * 1024;
+constexpr int SLOTS = SPAN > 1 ? (STAGES + 2 * SPAN - 2) / SPAN : 0, SLOT_BYTES = (TILES * SCALE_BYTES + 127) / 128 * 128;
+
+struct Plan {
+  int tiles_w, tiles_x, group;
+  __device__ __forceinline__ int count() const { return tiles_w * tiles_x; }
+  // Groups of `group` tiles of tokens; inside a group rows of W are slowest, so that they are read once for all of it.
+  __device__ __forceinline__ Tile operator[](int t) const {
+    const int width = group * tiles_w, first = t / width * group, high = min(tiles_x - first, group), in = t % width;
+    return {(in / high * CM + (CM > 1 ? (int)cluster_rank() : 0)) * BM, (first + in % high) * BN, 0};
+  }
+};
+
+// A place in the ring, and among the slots of scales; it goes on from tile to tile.
+struct Place {
+  u32 stage, parity, slot, step;
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+    if (SPAN > 1 && ++step == SPAN) step = 0, slot = slot + 1 == SLOTS ? 0 : slot + 1;
+  }
+};
+
+// One thread brings stages. What lies outside of x and of W comes as zeros.
+struct Producer {
+  const Map *map_x, *map_w, *map_s;  // of x, of W's codes (and scales, where they are together), of scales
+  u32 ring, full;
+
+  __device__ __forceinline__ void bring_w(const Tile& tile, int i, const Place& p) const {
+    const bool scales = SPAN > 1 && i % SPAN == 0;
+    const u32 at = ring + p.stage * STAGE_BYTES + X_BYTES, slot = ring + STAGES * STAGE_BYTES + p.slot * SLOT_BYTES;
+    const u32 bar = full + 8 * p.stage;
+    const int record = i / SPAN * Q_RECORD_BYTES, row = tile.row / 16;
+    barrier_expect(bar, X_BYTES + TILES * (CODE_BYTES + (scales ? SCALE_BYTES : 0)));
+    tma_load(at, map_w, bar, (record + i % SPAN * Q_STEP_BYTES) / 8, row, 0, 0);
+    if (scales) tma_load(slot, map_s, bar, (record + Q_FLOATS) / 8, row, 0, 0);
+  }
+  __device__ __forceinline__ void bring_x(const Tile& tile, int i, const Place& p) const {
+    const u32 at = ring + p.stage * STAGE_BYTES, bar = full + 8 * p.stage, share = CM > 1 ? cluster_rank() * (BN / CM) : 0;
+    if (CM > 1) tma_multicast(at + share * 128, map_x, bar, i * 64, tile.col + share, 0, (1 << CM) - 1, 0);
+    else tma_load(at, map_x, bar, i * 64, tile.col, 0, 0);
+  }
+};
+
+typedef u32 Fragments[MW][4];  // of 16 of K and each block of 64 rows
+
+// A warp's codes of a buffer and what scales them, for each block; those of sub-blocks of 16 are read one at a time.
+struct Raw {
+  Words w[MW];
+  uint4 s[MW][Q_SUB == 16 ? 1 : 64 / Q_SUB];
+};
+
+struct Consumer {
+  u8* memory;  // of the ring; behind it, the scales
+  u32 ring, full, empty, first, lane;
+  Place at;  // the buffer that is being dequantized
+
+  __device__ __forceinline__ uint4 scale(int m, int sub, const Place& p) const {
+    const u8* codes = memory + p.stage * STAGE_BYTES + X_BYTES + (first + 4 * m) * CODE_BYTES;
+    const u8* scales = memory + STAGES * STAGE_BYTES + p.slot * SLOT_BYTES + (first + 4 * m) * SCALE_BYTES - Q_FLOATS;
+    const u32 step = SPAN > 1 ? p.step : 0;
+    __builtin_assume(step < SPAN);
+    return scale_of(SPAN > 1 ? scales : codes, step * (64 / Q_SUB) + sub, lane >> 2);
+  }
+  __device__ __forceinline__ void read(Raw& raw, const Place& p) const {
+    barrier_wait(full + 8 * p.stage, p.parity);
+#pragma unroll
+    for (int m = 0; m < MW; ++m) {
+      load_words_together<false>(raw.w[m], memory + p.stage * STAGE_BYTES + X_BYTES + (first + 4 * m) * CODE_BYTES, lane);
+#pragma unroll
+      for (int sub = 0; sub < (Q_SUB == 16 ? 1 : 64 / Q_SUB); ++sub) raw.s[m][sub] = scale(m, sub, p);
+    }
+  }
+  // Weights of the buffer `at`, 16 of K from 16 j on.
+  __device__ __forceinline__ void fragment(Fragments& a, Raw& raw, int j) const {
+#pragma unroll
+    for (int m = 0; m < MW; ++m) {
+      if (Q_SUB == 16 && j > 0) raw.s[m][0] = scale(m, j, at);
+      dequantize(raw.w[m], j, raw.s[m][Q_SUB == 16 ? 0 : j * 16 / Q_SUB], a[m]);
+    }
+  }
+  // Order-critical: K ascending.
+  __device__ __forceinline__ void multiply(float (&acc)[MW][NACC], const Fragments& a, u32 stage, int j, int& scale) const {
+    wgmma_fence();
+#pragma unroll
+    for (int m = 0; m < MW; ++m) mma(acc[m], a[m], descriptor<false>(ring + stage * STAGE_BYTES) + (j * 32 >> 4), scale);
+    wgmma_commit();
+    scale = 1;
+  }
+  // A buffer but for its last product, which the next one's first weights are to be made beside.
+  template <bool MORE>
+  __device__ __forceinline__ void step(float (&acc)[MW][NACC], Fragments (&a)[2], Raw& raw, u32& before, int& scale) {
+    Raw then;
+    Place p = at;
+    p.next();
+#pragma unroll
+    for (int j = 0; j < 3; ++j) {
+      multiply(acc, a[j & 1], at.stage, j, scale);
+      if (j == 2 && MORE) read(then, p);
+      wgmma_wait<1>();
+      if (j == 0 && before < STAGES) release(before);
+      fragment(a[(j + 1) & 1], raw, j + 1);
+    }
+    multiply(acc, a[1], at.stage, 3, scale);
+    before = at.stage;
+    at = p;
+    if (MORE) {
+      wgmma_wait<1>();
+      raw = then;
+      fragment(a[0], raw, 0);
+    }
+  }
+  // The products of a tile. While the tensor cores multiply 16 of K, the next 16 are dequantized: a warp cannot go on
+  // beyond a product whose weights are in registers before they are taken, so work is dealt out in pieces this small.
+  // (Weights by way of shared memory, from warps of their own: 0.71 of bf16's speed where this is 0.88, on an H200.)
+  __device__ __forceinline__ void walk(float (&acc)[MW][NACC], int iters) {
+    Fragments a[2];
+    Raw raw;
+    int scale = 0;
+    u32 before = STAGES;
+    read(raw, at);
+    fragment(a[0], raw, 0);
+#pragma unroll 1
+    for (int i = 1; i < iters; ++i) step<true>(acc, a, raw, before, scale);
+    step<false>(acc, a, raw, before, scale);
+    wgmma_wait<0>();
+    release(before);
+#pragma unroll
+    for (int m = 0; m < MW; ++m) pin(acc[m]);
+  }
+  // A warp has left a buffer: tell every block that writes into it.
+  __device__ __forceinline__ void release(u32 stage) const {
+    if (CM == 1) {
+      if (lane == 0) barrier_arrive(empty + 8 * stage);
+    } else if (lane < CM) {
+      barrier_arrive_at(empty + 8 * stage, lane);
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+quant_many(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w, const __grid_constant__ Map map_s, u8* out,
+           const void* bias, i64 out_ld, i64 bias_step, int n, int m, int iters, int tiles_w, int tiles_x, int group, int late) {
+  extern __shared__ u8 dynamic[];
+  __shared__ alignas(8) u64 barriers[2 * STAGES];
+  u8* memory = dynamic + (-shared(dynamic) & 1023);
+  const u32 ring = shared(memory), full = shared(barriers), empty = full + 8 * STAGES;
+  const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, warpgroup = warp >> 2;
+  const Plan plan{tiles_w, tiles_x, group};
+
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; ++s) barrier_init(full + 8 * s, 1), barrier_init(empty + 8 * s, 4 * WARPGROUPS * CM);
+    barrier_init_fence();
+  }
+  if (CM > 1) cluster_sync();
+  else __syncthreads();
+
+  if (warpgroup == WARPGROUPS) {  // the producer
+    fewer_registers<PRODUCER_REGISTERS>();
+    if (warp == 4 * WARPGROUPS && lane == 0) {
+      map_prefetch(&map_x), map_prefetch(&map_w);
+      if (SPAN > 1) map_prefetch(&map_s);
+      const Producer from{&map_x, &map_w, &map_s, ring, full};
+      const Place start{0, 1, 0, 0};
+      // No kernel writes W: of the first tile it comes before the predecessor has ended.
+      int t = cluster_id(), ahead = t < plan.count() ? min(iters, STAGES) : 0;
+      Place p = start;
+      for (int i = 0; i < ahead; ++i, p.next()) from.bring_w(plan[t], i, p);
+      if (!late) wait_for_predecessor();
+      p = start;
+      for (; t < plan.count(); t += cluster_count()) {
+        const Tile tile = plan[t];
+#pragma unroll 1
+        for (int i = 0; i < iters; ++i, p.next()) {
+          if (--ahead < 0) {
+            barrier_wait(empty + 8 * p.stage, p.parity);
+            from.bring_w(tile, i, p);
+          }
+          from.bring_x(tile, i, p);
+        }
+      }
+      release_successor();
+    }
+  } else {  // consumers
+    more_registers<CONSUMER_REGISTERS>();
+    if (!late) wait_for_predecessor();
+    const Epilogue e{out, nullptr, bias, out_ld, 0, 0, 0, 0, bias_step, 0, n, m, 1.0f, 0.0f};
+    Consumer c{memory, ring, full, empty, warpgroup * 4 * MW + (warp & 3), lane, {0, 0, 0, 0}};
+    float acc[MW][NACC];
+    for (int t = cluster_id(); t < plan.count(); t += cluster_count()) {
+      const Tile tile = plan[t];
+      c.walk(acc, iters);
+#pragma unroll
+      for (int j = 0; j < MW; ++j) store_block(e, acc[j], tile.row + 64 * (warpgroup * MW + j), tile.col, 0, threadIdx.x);
+    }
+  }
+  if (late) wait_for_predecessor();  // whoever waits for this launch waits for that one too
+  if (CM > 1) cluster_sync();  // no block leaves while others still write to its barriers
+}

@@ -1,0 +1,1 @@
+"""Operations along rows on CUDA."""

@@ -1,0 +1,179 @@
+// Rows of any length, one block each: every pass reads the row again, in chunks of 4 * U elements a thread.
+//
+// The terms of a chunk meet in shared memory, where 128 threads walk the lanes in order while the others prepare the next.
+
+#include "rows/common.cu"
+#include "rows/ops.cu"
+
+#define CHUNK (4 * U * THREADS)
+extern __shared__ float shared[];  // 2 * CHUNK terms, 128 lanes
+
+struct Columns {
+  i64 x, g, w, b;
+};
+struct Source {
+  const void *x, *other, *weight;
+  i64 from, beside;
+  Columns column;
+  int n;
+};
+
+DEVICE int place_of(int c, int u) { return c * CHUNK + (u * THREADS + threadIdx.x) * 4; }
+
+template <int T> DEVICE void fetch(const void* p, i64 at, i64 column, int i, int n, float* v) {
+  if (T == NONE) return;
+  if (VEC) {
+    if (i < n) load<T == NONE ? 0 : T, 4>(p, at + i, v);
+    else v[0] = v[1] = v[2] = v[3] = 0.0f;
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = i + j < n ? value<T == NONE ? 0 : T>(p, at + (i + j) * column) : 0.0f;
+  }
+}
+struct Part {
+  Four<TX> x[U];
+  Four<TG> other[TWO ? U : 1];
+  float v[U][4], g[U][4];
+  __device__ __forceinline__ void begin(const Source& s, int c) {  // reads may still be under way afterwards
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int i = place_of(c, u);
+      read<TX>(s.x, s.from, s.column.x, i, s.n, x[u]);
+      if constexpr (TWO) read<TG>(s.other, s.beside, s.column.g, i, s.n, other[u]);
+    }
+  }
+  __device__ __forceinline__ void finish(const Source& s, int c) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      open<TX>(x[u], v[u]);
+      if constexpr (TWO) {
+        float w[4];
+        if (BACK) fetch<TW>(s.weight, 0, s.column.w, place_of(c, u), s.n, w);
+        open<TG>(other[u], g[u]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (BACK && TW != NONE) g[u][j] = mul(g[u][j], w[j]);
+          if (OP == ADD_RMS) v[u][j] = rounded<TG>(add(v[u][j], g[u][j]));
+        }
+      }
+    }
+  }
+};
+
+template <int P, int LAST> DEVICE void changes(float (&v)[4], const float* s) {
+  change<P>(v, s);
+  if constexpr (P < LAST) changes<P + 1, LAST>(v, s);
+}
+
+template <int P> DEVICE float largest(const Source& source) {
+  float m = -infinity();
+  Part part;
+  for (int c = 0; c * (i64)CHUNK < source.n; ++c) {
+    part.begin(source, c);
+    part.finish(source, c);
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (place_of(c, u) + j < source.n) m = fmaxf(m, part.v[u][j]);
+  }
+  float* lanes = shared + 2 * CHUNK;
+  m = most(m);
+  if ((threadIdx.x & 31) == 0) lanes[threadIdx.x >> 5] = m;
+  __syncthreads();
+  m = most((threadIdx.x & 31) < THREADS / 32 ? lanes[threadIdx.x & 31] : -infinity());
+  __syncthreads();
+  return m;
+}
+
+template <int P> DEVICE float total(const Source& source, const float* s) {
+  if (fold<P>() == LARGEST) return largest<P>(source);
+  const int n = source.n;
+  float lane = 0.0f;
+  Part part;
+  part.begin(source, 0);
+  for (int c = 0; c * (i64)CHUNK < n; ++c) {
+    float* terms = shared + (c & 1) * CHUNK;
+    part.finish(source, c);
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int i = place_of(c, u);
+      float t[4];
+      changes<0, P>(part.v[u], s);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        t[j] = i + j < n ? term<P>(part.v[u][j], part.g[u][j]) : 0.0f;
+      }
+      *(float4*)(terms + i - c * CHUNK) = make_float4(t[0], t[1], t[2], t[3]);
+    }
+    if ((c + 1) * (i64)CHUNK < n) part.begin(source, c + 1);
+    __syncthreads();  // readers of the other half are behind it
+    if (threadIdx.x < 128) {
+      const int steps = min((n - c * CHUNK + 127) / 128, CHUNK / 128);
+#pragma unroll 16
+      for (int k = 0; k < steps; ++k) {
+        const float t = terms[k * 128 + threadIdx.x];
+        lane = fold<P>() == SQUARED ? fma_(t, t, lane) : add(lane, t);
+      }
+    }
+  }
+  float* lanes = shared + 2 * CHUNK;
+  if (threadIdx.x < 128) lanes[threadIdx.x] = lane;
+  __syncthreads();
+  const float sum = meet_shared(lanes);
+  __syncthreads();
+  return sum;
+}
+
+template <int P> DEVICE void pass(const Source& source, float eps, float* s) {
+  if constexpr (P < PASSES) {
+    settle<P>(total<P>(source, s), (float)source.n, eps, s);
+    pass<P + 1>(source, eps, s);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+rows(const void* x, const void* other, const void* weight, const void* bias, void* out, void* second,
+     const __grid_constant__ Place place, i64 x_c, i64 g_c, i64 w_c, i64 b_c, int n, float eps) {
+  const Columns column = {x_c, g_c, w_c, b_c};
+  wait_for_predecessor();
+  release_successor();
+  const u32 row = blockIdx.x;
+  const Source source = {x, other, weight, place.at(0, row), TWO ? place.at(1, row) : 0, column, n};
+  float s[4];
+  pass<0>(source, eps, s);
+  if (SINGLE) {
+    if (threadIdx.x == 0) put<TO>(out, row, s[0]);
+    return;
+  }
+  if ((OP == RMS_BACK || OP == LAYER_BACK) && second && threadIdx.x == 0)
+    ((float2*)second)[row] = make_float2(s[1], OP == LAYER_BACK ? s[0] : 0.0f);
+  const i64 to = (i64)row * n;
+  Part part;
+  for (int c = 0; c * (i64)CHUNK < n; ++c) {
+    part.begin(source, c);
+    part.finish(source, c);
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int i = place_of(c, u);
+      float w[4], b[4], y[4];
+      if (!BACK) fetch<TW>(weight, 0, column.w, i, n, w);
+      fetch<TB>(bias, 0, column.b, i, n, b);
+      if (OP == ADD_RMS) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (i + j < n) put<TG < 0 ? 0 : TG>(second, to + i + j, part.v[u][j]);
+      }
+      changes<0, PASSES>(part.v[u], s);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) y[j] = result(part.v[u][j], part.g[u][j], w[j], b[j], s);
+      if (VEC) {
+        if (i < n) store<TO, 4>(out, to + i, y);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (i + j < n) put<TO>(out, to + i + j, y[j]);
+      }
+    }
+  }
+}

@@ -1,0 +1,85 @@
+"""Sums over rows of torch CUDA tensors, in ascending order: gradients of weights, biases and tables of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..driver.facts import current_stream
+from . import build as row_build
+from .run import side
+from .sides import ABSENT
+
+__all__ = ["columns", "table"]
+
+_MOST = 4096
+_launches: dict[tuple[Any, ...], Any] = {}
+
+
+def _launch(key: tuple[Any, ...], build: Any) -> Any:
+    found = _launches.get(key)
+    if found is None:
+        if len(_launches) >= _MOST:
+            _launches.clear()
+        found = _launches[key] = build()
+    return found
+
+
+def _facts(*tensors: Any) -> tuple[Any, ...]:
+    return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors)
+
+
+def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, start: bool) -> None:
+    """``out[c] = out[c] or +0``, plus the terms of every row in ascending order, each sum rounded to float32.
+
+    Parameters
+    ----------
+    term : int
+        0: ``dy``; 1: ``dy * (x * r)``; 2: ``dy * ((x - mean) * r)``.
+    x, dy : Tensor, shape (..., n)
+        `x` is not read where `term` is 0.
+    stats : Tensor or None
+        float32, (..., 2): r and mean of each row.
+    out : Tensor, shape (n,)
+        float32 where `start`: sums go on from what it holds.
+    start : bool
+    """
+    n = out.shape[0]
+    if n == 0:
+        return
+    device = out.get_device()
+    at = [0 if t is None else t.data_ptr() for t in (x if term else None, dy, stats, out)]
+    common = at[0] | at[1] | 128
+    align = common & -common
+
+    def build() -> Any:
+        left = side(x) if term else ABSENT
+        return row_build.columns(term, dy.shape[:-1], n, left, side(dy), side(out), start, align, device)
+
+    launch = _launch(("columns", term, *_facts(x if term else None, dy, out), start, align), build)
+    if launch is None:  # more leading dimensions than a kernel counts
+        return columns(term, x.reshape(-1, n), dy.reshape(-1, n), stats, out, start=start)
+    launch(current_stream(device), *at)
+
+
+def table(ids: Any, order: Any, dy: Any, out: Any, *, start: bool) -> None:
+    """Rows of dy are added to rows of `out`, each in ascending order, from what it holds where `start`, else from +0.
+
+    Parameters
+    ----------
+    ids, order : Tensor of int64, shape (count,)
+        Rows of `out`, sorted, and where in dy each was, ascending among equals. Rows that none names stay as they are.
+    dy : Tensor, shape (..., n)
+        Of `count` rows.
+    out : Tensor, shape (rows, n)
+    start : bool
+        Then `out` is float32.
+    """
+    n, device = out.shape[1], out.get_device()
+
+    def build() -> Any:
+        return row_build.table(dy.shape[:-1], n, side(dy), side(out), start, device)
+
+    launch = _launch(("table", *_facts(dy, out), start), build)
+    if launch is None:
+        return table(ids, order, dy.reshape(-1, n), out, start=start)
+    launch(current_stream(device), ids.data_ptr(), order.data_ptr(), dy.data_ptr(), out.data_ptr())

@@ -1,0 +1,143 @@
+"""What callers hand over beside arrays: text, numbers, names, paths; anything else is refused by name, a TypeError."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError, OptionError
+
+__all__ = ["beta_of_c", "flag", "items", "number", "of_type", "one_of", "path", "shown", "strings", "whole"]
+
+
+def of_type(name: str, x: Any, kind: type | tuple[type, ...], limit: str, nearest: str) -> Any:
+    """`x`, if it is one of these.
+
+    Raises
+    ------
+    DTypeError
+    """
+    if not isinstance(x, kind):
+        raise DTypeError(name, limit=limit, value="None" if x is None else type(x).__name__, nearest=nearest)
+    return x
+
+
+def one_of(name: str, x: Any, known: tuple[str, ...], nearest: str) -> str:
+    """`x`, if it is one of these words.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not isinstance(x, str) or x not in known:
+        raise OptionError(name, limit="one of " + ", ".join(known), value=shown(x), nearest=nearest)
+    return x
+
+
+def number(name: str, x: Any) -> float:
+    """A real number: Python's, NumPy's, or a tensor with one element.
+
+    Raises
+    ------
+    DTypeError
+    """
+    try:
+        if not isinstance(x, str | bytes | bytearray):
+            return float(x)
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+    ):  # RuntimeError: a tensor of several elements, of torch's
+        pass
+    raise DTypeError(name, limit="a number", value=shown(x), nearest="1.0")
+
+
+def flag(name: str, x: Any) -> bool:
+    """Whether `x` is true, where that can be said.
+
+    Raises
+    ------
+    DTypeError
+    """
+    try:
+        return bool(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DTypeError(name, limit="True or False", value=shown(x), nearest="False") from error
+
+
+def whole(name: str, x: Any) -> int:
+    """A whole number.
+
+    Raises
+    ------
+    DTypeError
+    """
+    try:
+        return operator.index(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DTypeError(name, limit="a whole number", value=shown(x), nearest="0") from error
+
+
+def strings(name: str, x: Any, nearest: str) -> tuple[str, ...]:
+    """Several words, or one.
+
+    Raises
+    ------
+    DTypeError
+    """
+    found = (x,) if isinstance(x, str) else tuple(x) if isinstance(x, Iterable) and not _is_array(x) else None
+    if found is None or not all(isinstance(each, str) for each in found):
+        raise DTypeError(name, limit="text, or a sequence of it", value=shown(x), nearest=nearest)
+    return found
+
+
+def items(x: Any) -> list[Any] | None:
+    """What is in a list, an array or anything else that can be walked; None where there is nothing, as in text."""
+    if isinstance(x, str | bytes):
+        return None
+    try:
+        return list(x)
+    except (TypeError, RuntimeError):  # RuntimeError: of torch's
+        return None
+
+
+def path(name: str, x: Any, nearest: str) -> str:
+    """The path of a file.
+
+    Raises
+    ------
+    DTypeError
+    """
+    found = os.fspath(of_type(name, x, (str, os.PathLike), "a str or a path", nearest))
+    return os.fsdecode(found)
+
+
+def shown(x: Any) -> str:
+    """`x` in a message: short, and without computing anything."""
+    plain = x is None or isinstance(x, str | bytes | bool | int | float | complex)
+    text = repr(x) if plain else type(x).__name__
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "dtype") or hasattr(x, "layout")
+
+
+def beta_of_c(beta: float | None, accumulate: Any) -> float:
+    """The beta of a call that was given a C, which is not ignored in silence.
+
+    Raises
+    ------
+    OptionError
+        None was given, and no walk starts from C.
+    """
+    if beta is None and isinstance(accumulate, bool | np.bool_) and not accumulate:  # what is neither is refused later
+        limit = "a number, where c is given"
+        raise OptionError("beta", limit=limit, value=None, nearest="1.0, which adds c, or 0.0, which leaves it unread")
+    return 0.0 if beta is None else beta

@@ -1,0 +1,158 @@
+"""Numba with a cache that knows every file a kernel is made of.
+
+Numba knows a cached kernel by its own file alone. A kernel here also depends on the vector code that its intrinsics
+emit elsewhere, so an upgrade could leave a stale kernel behind, that is: other bits. The cache directory is therefore
+named by a hash over the package's kernel sources, and `isogemm.base.kernel_cache` keeps what is in it. Numba's global
+configuration is read and never set: other users of Numba in the process have it too.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .disk import cache_folder, check_room
+
+__all__ = ["cache_directory", "compile_entry", "compile_seconds", "dispatcher", "njit"]
+
+_SOURCES = ("base", "contract", "backends/cpu")
+_seconds = 0.0
+_listening = _said = False
+ANNOUNCE_AFTER = 0.6
+
+
+@functools.cache
+def source_stamp() -> str:
+    """Hash over every source file that can reach a compiled kernel."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(file for name in _SOURCES for file in (root / name).rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def cache_directory() -> Path | None:
+    """Where compiled kernels of this version are kept; None where there is no place for it."""
+    from .._version import __version__
+
+    return cache_folder(f"kernels-{__version__}-{source_stamp()}")
+
+
+def compile_seconds() -> float:
+    """Seconds that this process has spent compiling kernels; 0 when all came from the cache."""
+    return _seconds
+
+
+def njit(function: Callable[..., Any] | None = None, *, signature: Any = None, **options: Any) -> Any:
+    """``numba.njit`` without the GIL, cached in `cache_directory`; compiled when called, or now for `signature`."""
+    if function is None:
+        return functools.partial(njit, signature=signature, **options)
+    from .kernel_cache import KernelCache
+
+    listen()
+    made = dispatcher(function, **options)
+    made._cache = KernelCache(function, cache_directory())
+    if signature is not None:
+        made.compile(signature)
+        made.disable_compile()
+    return made
+
+
+def dispatcher(function: Callable[..., Any], **options: Any) -> Any:
+    """``numba.njit`` without the GIL and without a cache; never `function` itself, as NUMBA_DISABLE_JIT has it.
+
+    That setting is there to step through a user's functions in Python. Kernels are made of instructions, which Python
+    has not.
+    """
+    from numba.core.registry import CPUDispatcher
+
+    given = {"nopython": True, "boundscheck": None, "nogil": True} | options
+    return CPUDispatcher(py_func=function, locals={}, targetoptions=given)
+
+
+def say(text: str) -> None:
+    """One line to standard error, where a user waits and should know why."""
+    print(f"isogemm: {text}", file=sys.stderr, flush=True)
+
+
+def compile_entry(signature: Any, function: Callable[..., Any]) -> Any:
+    """``numba.cfunc`` in `cache_directory`: `function` compiled for C callers, with its address."""
+    from numba.core.ccallback import CFunc
+    from numba.core.sigutils import normalize_signature
+
+    from .kernel_cache import KernelCache
+
+    global _seconds
+    started, before = time.perf_counter(), _seconds
+    soon = threading.Timer(ANNOUNCE_AFTER, announce)  # what is compiled sooner needs no word
+    soon.daemon = True
+    compiled: Any = CFunc(function, normalize_signature(signature), locals={}, options={})
+    compiled._cache = KernelCache(function, cache_directory(), missed=soon.start)
+    try:
+        compiled.compile()
+    finally:
+        soon.cancel()
+    if not compiled.cache_hits:
+        _seconds = before + time.perf_counter() - started  # what the listener counted meanwhile is part of it
+    return compiled
+
+
+def announce() -> None:
+    """Say, once per process, that kernels are being compiled."""
+    global _said
+    if not _said:
+        _said = True
+        folder = cache_directory()
+        say(f"compiling kernels for this CPU{f', once; they are kept in {folder}' if _can_keep(folder) else ''}")
+
+
+def _can_keep(folder: Path | None) -> bool:
+    """Whether a file can be written to `folder`, or it can be made: tried, because rights do not say it of root."""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            check_room(folder / "kernel")
+    except OSError:
+        return False
+    return folder is not None
+
+
+def listen() -> None:
+    """Announce the first compilation of the process, and count the seconds of all of them."""
+    global _listening
+    if _listening:
+        return
+    _listening = True
+    from numba.core import event
+
+    class Announce(event.Listener):  # type: ignore[misc]
+        depth = 0
+        started = 0.0
+
+        def on_start(self, record: Any) -> None:
+            if _ours(record):
+                announce()
+                self.started = self.started if self.depth else time.perf_counter()
+                self.depth += 1
+
+        def on_end(self, record: Any) -> None:
+            global _seconds
+            if _ours(record):
+                self.depth -= 1
+                _seconds += 0.0 if self.depth else time.perf_counter() - self.started
+
+    event.register("numba:compile", Announce())
+
+
+def _ours(record: Any) -> bool:
+    dispatcher = (record.data or {}).get("dispatcher")
+    module = getattr(getattr(dispatcher, "py_func", None), "__module__", "") or ""
+    return module.split(".")[0] == "isogemm"

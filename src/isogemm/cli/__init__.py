@@ -1,0 +1,7 @@
+"""The command line."""
+
+from __future__ import annotations
+
+from .app import app, command_line, main
+
+__all__ = ["app", "command_line", "main"]

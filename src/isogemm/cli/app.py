@@ -1,0 +1,398 @@
+"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``admissions``, ``quantize``, ``inspect``, ``version``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from .._version import __version__
+from ..base.disk import check_room
+from ..errors import IsogemmError, OptionError
+from ..lab.admissions import admissions_command
+from . import quant as quant_cli
+
+if TYPE_CHECKING:
+    from ..audit import Report, WeightSource
+    from ..lab.models import Linear
+
+__all__ = ["app", "command_line", "main"]
+
+DID_NOT_RUN = 3
+
+app = typer.Typer(
+    name="isogemm",
+    help="Matrix products with the same bits whatever the batch, tile, form, layout or schedule.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Several = list[str] | None
+
+
+def main() -> None:
+    """Run the command line; an audit in a process of its own, since what it calls may end the process."""
+    if sys.argv[1:2] != ["audit"] or "--help" in sys.argv:
+        command_line()
+        return
+    from ..audit.apart import AuditEnded, apart
+
+    try:
+        sys.exit(apart())
+    except AuditEnded as error:
+        typer.echo(f"isogemm: {error}", err=True)
+        sys.exit(DID_NOT_RUN)
+
+
+def command_line() -> None:
+    """Run the command line in this process; a typed error is bad usage: one line and exit status 2."""
+    try:
+        app(prog_name="isogemm")
+    except IsogemmError as error:
+        typer.echo(f"isogemm: {error}", err=True)
+        sys.exit(2)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"isogemm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Matrix products with the same bits whatever the batch, tile, form, layout or schedule."""
+
+
+@app.command("version")
+def version_command() -> None:
+    """Show the version."""
+    _show_version(True)
+
+
+@app.command("audit")
+def audit_command(
+    provider: Annotated[
+        Several,
+        typer.Option(
+            "--provider",
+            "-p",
+            help="isogemm, numpy, torch, module:function or file.py:function; repeat or "
+            "separate by commas. Default: isogemm,numpy.",
+        ),
+    ] = None,
+    require: Annotated[
+        Several,
+        typer.Option(
+            help="Providers that must hold for exit status 0; 'none' for none. Default: your own "
+            "(module:function or file.py:function) where any is named, else isogemm."
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="The linears of a named model, for example Qwen3-4B.")] = "",
+    shapes: Annotated[str, typer.Option(help="A JSON or CSV file of n,k[,name].")] = "",
+    weights: Annotated[str, typer.Option(help="A .safetensors file; its 2-D weights are the linears.")] = "",
+    match: Annotated[Several, typer.Option(help="With --weights: globs of tensor names.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="With --weights: at most so many; 0 for all.")] = 4,
+    inputs: Annotated[str, typer.Option(help="A .npy file of activations [rows, k]; default random.")] = "",
+    hf: Annotated[
+        str, typer.Option(help="A folder with a transformers model: audit the whole model (needs isogemm[hf]).")
+    ] = "",
+    random: Annotated[
+        bool, typer.Option("--random", help="With --hf: random weights; the folder needs only config.json.")
+    ] = False,
+    mode: Annotated[
+        Several,
+        typer.Option(help="With --hf: plain, invariant, convert; in place of providers. Default: plain,convert."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="With --hf: cpu or cuda.")] = "",
+    quantize: Annotated[
+        str, typer.Option(help="With --hf and the mode convert: a format of weights, for example Q4_K.")
+    ] = "",
+    tokens: Annotated[int, typer.Option(min=4, help="With --hf: length of a prompt.")] = 67,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, bfloat16 or float16; fp32, bf16 or fp16 for short. Default: float32, or the model's own."
+        ),
+    ] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Of random weights and activations.")] = 0,
+    m: Annotated[Several, typer.Option("--m", help="Batch sizes of the sweep, for example 1,2,16.")] = None,
+    relation: Annotated[Several, typer.Option(help="Only these relations.")] = None,
+    full: Annotated[
+        bool, typer.Option(help="The long sweep, M = 1 to 4096; more shapes where none are given.")
+    ] = False,
+    speed: Annotated[bool, typer.Option(help="Time the providers against each other.")] = True,
+    json: Annotated[str, typer.Option("--json", "--out", help="Write the report as JSON.")] = "",
+    html: Annotated[
+        str, typer.Option(help="Write the report as one page that opens offline (needs isogemm[report]).")
+    ] = "",
+    replay: Annotated[str, typer.Option(help="Evaluate one case, as a drift report printed it.")] = "",
+) -> None:
+    """Check which calls of a matrix product, or of a whole model, keep their bits, for isogemm and for yours.
+
+    Exit status: 0 when the required providers hold, 1 when not, 2 for bad usage, 3 when one did not run: without
+    --require, any that is named. With --replay: 0 when that case holds, 1 when it does not, 3 when it cannot run.
+    """
+    from ..audit import run
+
+    if replay:
+        _replay(replay)
+    if (random or mode or device or quantize) and not hf:
+        named = "--random, --mode, --device, --quantize"
+        raise OptionError(named, limit="with --hf", value="alone", nearest="--hf FOLDER")
+    _check_outputs(json, html)
+    if hf:
+        if provider or model or shapes or weights or inputs:
+            raise OptionError("--hf", limit="--mode instead of providers, no shapes", value="both", nearest="--mode")
+        if full or match:
+            raise OptionError(
+                "--full, --match",
+                limit="without --hf",
+                value=f"--hf {hf}",
+                nearest="--m 2,7,32, the batches of a model",
+            )
+        found = _audit_model(hf, random, mode, require, relation, m, dtype, device, quantize, seed, tokens)
+        _finish(found, json, html)
+    with _progress() as progress:
+        report = run(
+            _split(provider, "isogemm,numpy"),
+            _sources(model, shapes, weights, match, limit),
+            require=[name for name in _split(require, "") if name != "none"] if require else None,
+            dtype=dtype or "float32",
+            seed=seed,
+            sweep=_sizes(m),
+            relations=_split(relation, "") or None,
+            full=full,
+            inputs=inputs,
+            speed=speed,
+            progress=progress,
+        )
+    _finish(report, json, html)
+
+
+@app.command("plan")
+def plan_command(
+    m: Annotated[int, typer.Argument(help="Rows of op(A).")],
+    n: Annotated[int, typer.Argument(help="Columns of op(B).")],
+    k: Annotated[int, typer.Argument(help="Length of the sum.")],
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    trans: Annotated[str, typer.Option(help="NN, NT, TN or TT: op(A) and op(B).")] = "NT",
+    threads: Annotated[int, typer.Option(min=0, help="Threads to plan for; 0 for the current count.")] = 0,
+    device: Annotated[
+        str, typer.Option(help="cpu; cuda or cuda:1. Without a GPU, cuda reads a shipped table.")
+    ] = "cpu",
+    contract: Annotated[
+        str, typer.Option(help="For example fma/chain; the device's default where none is given.")
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show how a product would be computed, without computing it."""
+    from rich.console import Console
+
+    import isogemm
+
+    from ..operands.views import SHORT_NAMES
+
+    if len(trans) != 2:
+        raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")
+    options: dict[str, Any] = {"threads": threads} if threads else {}
+    if contract:
+        options["contract"] = contract
+    plan: Any = isogemm.plan(
+        m,
+        n,
+        k,
+        dtype=SHORT_NAMES.get(dtype, dtype),
+        trans_a=trans[0].upper(),
+        trans_b=trans[1].upper(),
+        device=device,
+        **options,
+    )
+    if json:
+        typer.echo(plan.to_json())
+    else:
+        Console().print(plan)
+
+
+@app.command("tune")
+def tune_command(
+    model: Annotated[str, typer.Option(help="The linears of a named model, for example Qwen3-4B.")] = "",
+    shapes: Annotated[
+        str, typer.Option(help="A JSON or CSV file of n,k[,name]; in JSON also batch, trans and m.")
+    ] = "",
+    attention: Annotated[int, typer.Option(min=0, help="With --model: also its attention over so many tokens.")] = 0,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32; bf16, fp16 or fp32 for short.")] = "bf16",
+    contract: Annotated[str, typer.Option(help="For example tf32x3:sm90/chain; default: the device's.")] = "",
+    m: Annotated[Several, typer.Option("--m", help="Rows to time, for example 1,16,4096. Default: 1 to 4096.")] = None,
+    device: Annotated[int, typer.Option(min=0, help="Which GPU.")] = 0,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds to spend; 0 for no limit. Run again to go on.")] = 0,
+    out: Annotated[str, typer.Option(help="Write the table here instead of into your own.")] = "",
+) -> None:
+    """Time the kernels that this GPU admits for a model's products, and keep the fastest in a table.
+
+    Products that the table already holds for the same software are not timed again, so an interrupted run goes on.
+    """
+    from ..audit.data import as_dtype
+    from ..lab.models import model as named
+    from ..lab.tune import attention as of_attention
+    from ..lab.tune import linears, read_wanted, tune_device
+
+    if bool(model) == bool(shapes):
+        raise OptionError("products", limit="one of --model, --shapes", value="both or none", nearest="--model")
+    if attention and not model:
+        raise OptionError("--attention", limit="with --model", value="alone", nearest="--model NAME")
+    wanted = linears(named(model)) if model else read_wanted(shapes)
+    if attention:
+        wanted += of_attention(named(model), attention)
+    with _progress() as progress:
+        table, path, left = tune_device(
+            wanted,
+            dtype=as_dtype(dtype).name,
+            contract=contract or None,
+            ms=_sizes(m) or (),
+            device=device,
+            out=out,
+            budget=budget or float("inf"),
+            progress=progress,
+        )
+    typer.echo(f"{len(table.rows)} products, {len(table.admitted)} groups of admitted kernels: {path}")
+    if left:
+        typer.echo(f"{left} products are left: run the same command again to go on")
+
+
+def _audit_model(
+    path: str,
+    random: bool,
+    mode: Several,
+    require: Several,
+    relation: Several,
+    m: Several,
+    dtype: str,
+    device: str,
+    quantize: str,
+    seed: int,
+    tokens: int,
+) -> Report:
+    from ..audit import load
+    from ..audit import model as run
+
+    words = ["--hf", path, *["--random"] * random, "--seed", str(seed), "--tokens", str(tokens)]
+    words += ["--dtype", dtype] * bool(dtype) + ["--device", device] * bool(device)
+    words += ["--quantize", quantize] * bool(quantize)
+    sizes = [size for size in _sizes(m) or (2, 7, 32) if size > 1]
+    with _progress() as progress:
+        progress(0, None, f"loading {path}")
+        return run(
+            load(path, random=random, dtype=dtype, device=device, seed=seed),
+            mode=_split(mode, "plain,convert"),
+            require=[name for name in _split(require, "") if name != "none"] if require else None,
+            relations=_split(relation, "") or None,
+            batches=sizes,
+            tokens=tokens,
+            seed=seed,
+            quantize=quantize or None,
+            progress=progress,
+            words=[*words, *(["--m", ",".join(map(str, sizes))] if m else [])],
+        )
+
+
+app.command("admissions")(admissions_command)
+app.command("quantize")(quant_cli.quantize_command)
+app.command("inspect")(quant_cli.inspect_command)
+
+
+def _replay(text: str) -> NoReturn:
+    from rich.console import Console
+
+    from ..audit import Absent, replay
+    from ..audit.console import print_outcome
+
+    try:
+        case, outcome = replay(text)
+    except Absent as why:
+        typer.echo(f"isogemm: cannot replay: {why}", err=True)
+        raise typer.Exit(DID_NOT_RUN) from why
+    print_outcome(case, outcome, Console())
+    raise typer.Exit(0 if outcome.status == "held" else 1)
+
+
+def _sources(
+    model: str, shapes: str, weights: str, match: Several, limit: int
+) -> Sequence[WeightSource | Linear] | None:
+    from ..audit import read_shapes, weights_of_file
+    from ..lab.models import model as named
+
+    if (bool(model) + bool(shapes) + bool(weights)) > 1:
+        raise OptionError("shapes", limit="one of --model, --shapes, --weights", value="several", nearest="one")
+    if match and not weights:
+        raise OptionError("--match", limit="with --weights", value="alone", nearest="--weights FILE")
+    if model:
+        return named(model).linears()
+    if shapes:
+        return read_shapes(shapes)
+    return weights_of_file(weights, match=_split(match, ""), limit=limit) if weights else None
+
+
+def _split(values: Several, default: str) -> list[str]:
+    return [part.strip() for value in (values or [default]) for part in value.split(",") if part.strip()]
+
+
+def _sizes(values: Several) -> list[int] | None:
+    texts = _split(values, "")
+    if not all(text.isdecimal() for text in texts):
+        raise OptionError("--m", limit="whole numbers of at least 1", value=texts, nearest="1,2,16")
+    return [int(text) for text in texts] or None
+
+
+def _check_outputs(json: str, html: str) -> None:
+    """Refuse before the work what could not be written after it."""
+    for path in filter(None, (json, html)):
+        try:
+            check_room(path)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+    if html:
+        from ..audit.html import require_extra
+
+        require_extra()
+
+
+def _cannot_write(path: str, error: OSError) -> OptionError:
+    return OptionError("cannot write", limit="a writable file", value=str(error), nearest=Path(path).name)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    text = TextColumn("{task.description}", markup=False)  # a path may look like some
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("starting", total=None)
+        yield lambda done, total, text: bars.update(task, completed=done, total=total, description=text)
+
+
+def _finish(report: Report, json: str, html: str) -> NoReturn:
+    from rich.console import Console
+
+    from ..audit.console import print_report
+
+    print_report(report, Console())
+    for what, path, write in (("JSON", json, report.write_json), ("Page", html, report.write_html)):
+        if path:
+            try:
+                typer.echo(f"{what}: {write(path)}")
+            except OSError as error:
+                raise _cannot_write(path, error) from error
+    raise typer.Exit(report.exit_status)

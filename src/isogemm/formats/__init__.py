@@ -1,0 +1,1 @@
+"""GGUF's block formats: bytes, fields, decoding, the definition of quantized products' weights."""

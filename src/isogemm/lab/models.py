@@ -1,0 +1,141 @@
+"""The linears of named models, as shapes: what `isogemm audit --model` and the studies run on.
+
+A linear is ``x[m, k] @ w[n, k].T``; ``n`` outputs, ``k`` inputs. The numbers are those of
+the models' public configurations.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ..errors import OptionError
+
+__all__ = ["MODELS", "PROJECTION_SHAPES", "Linear", "Model", "model"]
+
+
+class Linear(NamedTuple):
+    """A linear layer's shape.
+
+    Attributes
+    ----------
+    name : str
+        What it is in its model.
+    n, k : int
+        Outputs and inputs: the weight is [n, k].
+    """
+
+    name: str
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The sizes of a decoder-only transformer that its linears follow from.
+
+    Attributes
+    ----------
+    name : str
+    hidden, intermediate : int
+        Width of the residual stream and of the gated feed-forward block.
+    heads, kv_heads, head_dim : int
+        Query heads, key and value heads, and the width of a head (never assumed to be hidden / heads).
+    layers, vocabulary : int
+    tied : bool
+        Whether the LM head shares the embedding's weight.
+    experts, experts_used : int
+        Feed-forward experts of a layer, and how many a token visits; 0 for a dense model.
+    expert_intermediate : int
+        Width of one expert; 0 for a dense model.
+    """
+
+    name: str
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    vocabulary: int
+    tied: bool = False
+    experts: int = 0
+    experts_used: int = 0
+    expert_intermediate: int = 0
+
+    def linears(self) -> tuple[Linear, ...]:
+        """The distinct linears of one layer, with Q, K and V as one product and gate and up as one, and the LM head.
+
+        A mixture of experts lists one expert: the others have its shape.
+        """
+        block = "expert " if self.experts else ""
+        width = self.expert_intermediate or self.intermediate
+        return (
+            Linear("qkv", (self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
+            Linear("attention output", self.hidden, self.heads * self.head_dim),
+            Linear(f"{block}gate+up", 2 * width, self.hidden),
+            Linear(f"{block}down", self.hidden, width),
+            Linear("lm head", self.vocabulary, self.hidden),
+        )
+
+
+MODELS = MappingProxyType(
+    {
+        m.name: m
+        for m in (
+            Model("Qwen2.5-0.5B", 896, 4864, 14, 2, 64, 24, 151936, tied=True),
+            Model("Qwen3-4B", 2560, 9728, 32, 8, 128, 36, 151936, tied=True),
+            Model("Qwen3-8B", 4096, 12288, 32, 8, 128, 36, 151936),
+            Model("Qwen2.5-72B", 8192, 29568, 64, 8, 128, 80, 152064),
+            Model("Llama-3.1-8B", 4096, 14336, 32, 8, 128, 32, 128256),
+            Model("Llama-3.1-70B", 8192, 28672, 64, 8, 128, 80, 128256),
+            Model("Llama-3.1-405B", 16384, 53248, 128, 8, 128, 126, 128256),
+            Model(
+                "Qwen3-30B-A3B",
+                2048,
+                6144,
+                32,
+                4,
+                128,
+                48,
+                151936,
+                experts=128,
+                experts_used=8,
+                expert_intermediate=768,
+            ),
+        )
+    }
+)
+"""Every named model."""
+
+PROJECTION_SHAPES = (
+    Linear("up 8B", 12288, 4096),
+    Linear("attention output 8B", 4096, 4096),
+    Linear("up Llama 8B", 14336, 4096),
+    Linear("down Llama 8B", 4096, 14336),
+    Linear("lm head 32k", 32000, 4096),
+)
+"""Shapes on which batch-invariant matmuls are commonly compared, as (n, k)."""
+
+
+def model(name: str) -> Model:
+    """The named model; case and the hyphens' exact places do not matter.
+
+    Raises
+    ------
+    OptionError
+        No such model; the error names the closest one.
+    """
+    key = _plain(name)
+    for candidate in MODELS.values():
+        if _plain(candidate.name) == key:
+            return candidate
+    close = difflib.get_close_matches(key, [_plain(n) for n in MODELS], n=1, cutoff=0.0)
+    nearest = next((n for n in MODELS if close and _plain(n) == close[0]), next(iter(MODELS)))
+    raise OptionError("unknown model", limit="one of " + ", ".join(MODELS), value=repr(name), nearest=nearest)
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())

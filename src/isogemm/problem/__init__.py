@@ -1,0 +1,1 @@
+"""What is multiplied: shapes, dtypes, layouts and settings, checked."""

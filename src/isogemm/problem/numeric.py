@@ -1,0 +1,141 @@
+"""The numeric part of a plan: everything that can reach the bits, and nothing that can see M."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..contract.spec import Contract, ContractLike, as_contract
+from ..errors import ContractError
+
+if TYPE_CHECKING:
+    from .product import Product, Strides
+
+__all__ = ["NumericKey", "NumericPlan", "default_contract", "is_packed", "letter", "numeric_key", "numeric_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class NumericPlan:
+    """What the numbers are: one output element is a function of this and of its row and column alone.
+
+    Attributes
+    ----------
+    contract : Contract
+    k : int
+        Length of the sum.
+    dtype_a, dtype_b, out_dtype : str
+        Operand and output element types.
+    leaves : int
+        Chains from zero that the order cuts K into.
+    """
+
+    contract: Contract
+    k: int
+    dtype_a: str
+    dtype_b: str
+    out_dtype: str
+    leaves: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumericKey:
+    """What a tuning table is looked up by: a product without M. The schedule then looks M up in the row found.
+
+    Attributes
+    ----------
+    contract : str
+    types : str
+        ``bfloat16*bfloat16>bfloat16``: operands and output.
+    layout : str
+        ``NT>N``: letters of A, B and out; N rows contiguous, T columns contiguous, S neither.
+    epilogue : {"plain", "epilogue", "accumulate"}
+        The product alone; with alpha, C or bias; or starting from C.
+    n, k : int
+    batch : int
+        Items of a strided batch.
+    """
+
+    contract: str
+    types: str
+    layout: str
+    epilogue: str
+    n: int
+    k: int
+    batch: int = 1
+
+    @property
+    def arithmetic(self) -> str:
+        """The contract's arithmetic."""
+        return self.contract.partition("/")[0]
+
+    def __str__(self) -> str:
+        batch = f" batch {self.batch}" if self.batch > 1 else ""
+        return f"{self.contract} {self.types} {self.layout} {self.epilogue} n {self.n} k {self.k}{batch}"
+
+
+def default_contract(device: str = "cpu", dtype: str = "float32", arithmetic: str = "tensor_core:sm90") -> Contract:
+    """The contract used when none is asked for: ``fma/chain`` on a CPU and for float32.
+
+    On ``cuda``, 16-bit operands get `arithmetic`, that of the device's own tensor cores, and the chain.
+    """
+    return Contract(arithmetic) if device == "cuda" and dtype in ("bfloat16", "float16") else Contract()
+
+
+def numeric_plan(
+    k: int,
+    *,
+    dtype_a: str,
+    dtype_b: str,
+    out_dtype: str,
+    contract: ContractLike | None = None,
+    device: str = "cpu",
+    arithmetic: str = "tensor_core:sm90",
+) -> NumericPlan:
+    """Fix the numbers. M is not an argument, so it cannot matter.
+
+    Raises
+    ------
+    ContractError
+        The contract is not defined for these operand types.
+    """
+    default = dtype_a if dtype_a == dtype_b else "float32"  # operands of two types are widened
+    chosen = default_contract(device, default, arithmetic) if contract is None else as_contract(contract)
+    for name in (dtype_a, dtype_b):
+        if name not in chosen.operands:
+            raise ContractError(
+                f"operand type for {chosen}",
+                limit=", ".join(chosen.operands) or "a quantized weight",
+                value=name,
+                nearest=chosen.operands[0] if chosen.operands else "contract fma/chain",
+            )
+    return NumericPlan(chosen, k, dtype_a, dtype_b, out_dtype, len(chosen.order.leaves(k, chosen.block)))
+
+
+def letter(x: Strides) -> str:
+    """N where rows are contiguous, T where columns are, S where neither is. Extents are not looked at: M is one."""
+    return "N" if x.col == 1 else "T" if x.row == 1 else "S"
+
+
+def numeric_key(product: Product) -> NumericKey:
+    """`product` without its M."""
+    epilogue = "accumulate" if product.accumulate else "plain" if product.plain else "epilogue"
+    return NumericKey(
+        str(product.contract),
+        f"{product.dtype_a}*{product.dtype_b}>{product.dtype_out}",
+        f"{letter(product.a)}{letter(product.b)}>{letter(product.out)}",
+        epilogue,
+        product.n,
+        product.k,
+        product.batch,
+    )
+
+
+def is_packed(product: Product) -> bool:
+    """Whether every matrix of a product fills its memory without gaps, and items of a batch follow each other."""
+    p = product
+    matrices = [(p.a, p.m, p.k), (p.b, p.k, p.n), (p.out, p.m, p.n)] + ([(p.c, p.m, p.n)] if p.c is not None else [])
+    return all(
+        ((x.col == 1 and x.row == columns) or (x.row == 1 and x.col == rows))
+        and (p.batch == 1 or x.batch == rows * columns)
+        for x, rows, columns in matrices
+    )

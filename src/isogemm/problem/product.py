@@ -1,0 +1,135 @@
+"""A product on the device as kernels see it: what selects and compiles a kernel, apart from the addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from ..contract.spec import Contract
+
+__all__ = ["Addresses", "Family", "Launch", "Product", "Strides"]
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Strides(NamedTuple):
+    """Steps in elements between rows, columns and batch items; 0 broadcasts."""
+
+    row: int
+    col: int
+    batch: int = 0
+
+
+class Addresses(NamedTuple):
+    """Device addresses of one call; `c` and `bias` are 0 where a product has none."""
+
+    a: int
+    b: int
+    out: int
+    c: int = 0
+    bias: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """out = alpha * A[m, k] @ B[k, n] + beta * C + bias, once or for each item of a strided batch.
+
+    Attributes
+    ----------
+    m, n, k, batch : int
+        ``m`` counts the rows that a caller batches (tokens); nothing that reaches the bits may look at m, n or batch.
+    dtype_a, dtype_b, dtype_out : str
+    contract : Contract
+    a, b, out : Strides
+        A[i, p] lies at ``a.row * i + a.col * p + a.batch * item`` elements, B[p, j] at ``b.row * p + b.col * j + ...``.
+    c : Strides or None
+        None unless C is read: beta != 0, or `accumulate`, where the walk over K starts from the float32 C.
+    dtype_c, dtype_bias : str or None
+    bias_stride : int
+        Elements between values of the bias, which is indexed by column.
+    alpha, beta : float
+        Values of float32.
+    accumulate : bool
+    align : int
+        The largest power of two up to 128 that divides every address of the operands and of out, in bytes.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype_a: str
+    dtype_b: str
+    dtype_out: str
+    contract: Contract
+    a: Strides
+    b: Strides
+    out: Strides
+    batch: int = 1
+    c: Strides | None = None
+    dtype_c: str | None = None
+    dtype_bias: str | None = None
+    bias_stride: int = 1
+    alpha: float = 1.0
+    beta: float = 0.0
+    accumulate: bool = False
+    align: int = 128
+
+    @property
+    def plain(self) -> bool:
+        """The product alone: no alpha, C or bias."""
+        return self.alpha == 1 and self.c is None and self.dtype_bias is None
+
+    @property
+    def layout(self) -> str:
+        """Letters of A and B as they lie in memory: N rows contiguous, T columns contiguous, S neither."""
+        return _letter(self.a, self.m, self.k) + _letter(self.b, self.k, self.n)
+
+    def aligned(self, nbytes: int = 16) -> bool:
+        """Whether every row of A, B and out starts at a multiple of `nbytes` (the contiguous axis has stride 1)."""
+        if self.align < nbytes:
+            return False
+        pairs = ((self.a, self.dtype_a), (self.b, self.dtype_b), (self.out, self.dtype_out))
+        return all(s * ITEMSIZE[dtype] % nbytes == 0 or s == 1 for x, dtype in pairs for s in x)
+
+    def with_m(self, m: int) -> Product:
+        """The same product over another number of rows."""
+        return replace(self, m=m)
+
+
+def _letter(x: Strides, rows: int, columns: int) -> str:
+    if x.col == 1 or columns <= 1:
+        return "N"
+    return "T" if x.row == 1 or rows <= 1 else "S"
+
+
+class Launch(Protocol):
+    """A compiled kernel bound to a product: everything but the addresses and the stream is fixed."""
+
+    def __call__(self, at: Addresses, stream: int) -> None:
+        """Enqueue on `stream` (a raw handle). No synchronisation, no allocation but torch's caching one."""
+        ...
+
+
+class Family(Protocol):
+    """Kernels that share a source and differ in configuration.
+
+    A configuration is a short text, so that tables are readable; the family alone parses it.
+    """
+
+    name: str
+
+    def configs(self, product: Product) -> tuple[str, ...]:
+        """Configurations worth timing for a product, the likeliest first; empty where the family cannot serve it."""
+        ...
+
+    def supports(self, product: Product, config: str) -> bool:
+        """Whether a configuration is legal for a product: strides, alignment, types, contract, epilogue."""
+        ...
+
+    def build(self, product: Product, config: str, device: int) -> Launch:
+        """Compile (from a cache where possible) and bind."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Hash of everything in our source that can reach this family's bits."""
+        ...

@@ -1,0 +1,399 @@
+"""Products as values: shapes, dtypes, layouts and forms, all checked before anything is computed or written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ContractError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
+from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
+
+__all__ = [
+    "BFLOAT16",
+    "DTYPES",
+    "FLOAT16",
+    "FLOAT32",
+    "GemmProblem",
+    "Settings",
+    "check_bias",
+    "check_operand",
+    "check_out",
+    "check_product",
+    "check_size",
+    "layout_of",
+    "physical_memory",
+    "supported",
+    "transposed",
+]
+
+Array = NDArray[Any]
+DType = np.dtype[Any]
+
+FLOAT32: DType = np.dtype(np.float32)
+BFLOAT16: DType = np.dtype(ml_dtypes.bfloat16)
+FLOAT16: DType = np.dtype(np.float16)
+DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
+_NAMES = {dtype: dtype.name for dtype in DTYPES}  # numpy.dtype.name takes 5 us; a call asks for it five times
+
+_ADDRESSABLE = 2**63 - 1
+
+
+class ContractSpec(Protocol):
+    """What this module needs to know about a contract."""
+
+    @property
+    def arithmetic(self) -> str: ...
+    @property
+    def operands(self) -> tuple[str, ...]: ...
+    @property
+    def order(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a product is besides its operands; build it with `Settings.checked`.
+
+    Attributes
+    ----------
+    contract : Contract
+    alpha, beta : float
+        Already rounded to float32.
+    accumulate : bool
+        The walk over K starts from the float32 C.
+    out_dtype : numpy.dtype or None
+        None: decided by the operands, see `result_dtype`.
+    """
+
+    contract: ContractSpec
+    alpha: float = 1.0
+    beta: float = 0.0
+    accumulate: bool = False
+    out_dtype: DType | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        contract: ContractSpec,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        accumulate: bool = False,
+        out_dtype: DType | None = None,
+    ) -> Settings:
+        """Settings whose scalars are finite in float32 and whose flags fit each other.
+
+        Raises
+        ------
+        OptionError
+            A scalar is not a finite real number, or `accumulate` is not a bool or comes with a beta.
+        ContractError
+            `accumulate` with a tree order: a tree has no running total to start from.
+        DTypeError
+            `out_dtype` is not float32, bfloat16 or float16.
+        """
+        if not isinstance(accumulate, bool | np.bool_):
+            raise OptionError("accumulate", limit="True or False", value=repr(accumulate), nearest=bool(accumulate))
+        alpha, beta = _scalar("alpha", alpha), _scalar("beta", beta)
+        if accumulate and beta != 0:
+            raise OptionError("beta with accumulate=True", limit="0: the walk starts from C", value=beta, nearest=0)
+        if accumulate and contract.order.kind == "tree":
+            raise ContractError(
+                "accumulate=True", limit="an order with a running total", value=str(contract), nearest="chain or leafL"
+            )
+        if out_dtype is not None:
+            check_dtype("out_dtype", out_dtype)
+        return cls(contract, alpha, beta, bool(accumulate), out_dtype)
+
+    @property
+    def reads_c(self) -> bool:
+        """Whether a single element of C is read."""
+        return self.accumulate or self.beta != 0
+
+    def result_dtype(self, a: DType, b: DType) -> DType:
+        """Dtype of the result: `out_dtype`, else float32 with `accumulate` (it is a running sum), else the operands'.
+
+        Operands agree, or one is float32 and the other bfloat16 or float16 (``fma`` only, where the
+        conversion to float32 is exact). The result is float32 then, as NumPy has it: a half type could not hold it.
+        """
+        names = self.contract.operands
+        if _name(a) not in names or _name(b) not in names:
+            raise DTypeError(
+                f"operand dtypes under {self.contract}",
+                limit=" or ".join(names) or "a quantized w",
+                value=f"{a.name} and {b.name}",
+                nearest=_nearest_contract(a, b, names),
+            )
+        if a != b and (self.contract.arithmetic != "fma" or FLOAT32 not in (a, b)):
+            raise DTypeError(
+                f"operand dtypes under {self.contract}",
+                limit="equal, or under fma one of them float32",
+                value=f"{a.name} and {b.name}",
+                nearest=f"both {a.name}",
+            )
+        if self.out_dtype is not None:
+            return self.out_dtype
+        return FLOAT32 if self.accumulate or b == FLOAT32 else a
+
+
+@dataclass(frozen=True, slots=True)
+class GemmProblem:
+    """C = alpha * op(A) @ op(B) + beta * C, with everything that a planner may look at.
+
+    Attributes
+    ----------
+    m, n, k : int
+        C is [m, n], the sum runs over k.
+    dtype_a, dtype_b, dtype_out : str
+    layout : str
+        Two letters, for A and B as they lie in memory: N rows are contiguous, T columns are, S neither.
+    form : str
+        ``gemm``, ``gemm_batched`` (pointer array), ``gemm_strided_batched``, ``gemm_grouped`` or ``matmul``.
+    batch : int
+        Number of products.
+    settings : Settings
+    bias : bool
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype_a: str
+    dtype_b: str
+    dtype_out: str
+    layout: str
+    settings: Settings
+    form: str = "gemm"
+    batch: int = 1
+    bias: bool = False
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, two for each multiply-add."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        batch = f" batch={self.batch}" if self.form != "gemm" else ""
+        extra = "".join(
+            f", {word}"
+            for word, on in (
+                (f"alpha={self.settings.alpha:g}", self.settings.alpha != 1),
+                (f"beta={self.settings.beta:g}", self.settings.beta != 0),
+                ("bias", self.bias),
+                ("accumulate", self.settings.accumulate),
+            )
+            if on
+        )
+        return (
+            f"{self.form} {self.layout}{batch} m={self.m} n={self.n} k={self.k}, "
+            f"{self.dtype_a} x {self.dtype_b} -> {self.dtype_out}, {self.settings.contract}{extra}"
+        )
+
+
+def check_product(
+    a: Array, b: Array, c: Array | None, bias: Array | None, out: Array | None, settings: Settings, form: str = "gemm"
+) -> GemmProblem:
+    """The problem that a [..., m, k], b [..., k, n] (equal leading dims) and the rest pose; raises before any write.
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, AliasError
+        As `check_operand`, `check_out` and `check_bias`.
+    """
+    check_operand("a", a)
+    check_operand("b", b)
+    if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        raise mismatch(a.shape, b.shape)
+    shape = (*a.shape[:-1], b.shape[-1])
+    dtype = settings.result_dtype(a.dtype, b.dtype)
+    if c is not None:
+        _check_c(c, shape, dtype, settings)
+    if settings.reads_c and c is None:
+        raise OptionError("C is read but not given", limit="c, an array", value=None, nearest="pass c, or beta=0")
+    if bias is not None:
+        check_bias(bias, shape[-1])
+    if out is not None:
+        reads = (("a", a), ("b", b), ("bias", bias))
+        check_out(out, shape, dtype, reads, c if settings.reads_c else None)
+    return GemmProblem(
+        shape[-2],
+        shape[-1],
+        a.shape[-1],
+        _name(a.dtype),
+        _name(b.dtype),
+        _name(dtype),
+        layout_of(a) + layout_of(b),
+        settings,
+        form,
+        math.prod(shape[:-2]),
+        bias is not None,
+    )
+
+
+def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:
+    value = f"a {list(a)} and b {list(b)}"
+    if a[:-2] != b[:-2]:
+        return ShapeError("batch dimensions", limit="equal in a and b", value=value, nearest=f"b {[*a[:-2], *b[-2:]]}")
+    nearest = f"b {[a[-1], b[-1]]}"
+    if a[-1] == b[-1]:
+        nearest += ", or is b a weight [n, k]? linear(x, w), or w.T"
+    return ShapeError("inner dimensions", limit="columns of a = rows of b", value=value, nearest=nearest)
+
+
+def check_dtype(name: str, dtype: DType) -> None:
+    """Raise `DTypeError` unless `dtype` is float32, bfloat16 or float16 in native byte order."""
+    if dtype not in DTYPES:
+        what = "out_dtype" if name == "out_dtype" else f"dtype of {name}"
+        raise DTypeError(what, limit=supported(dtype.name), value=_dtype_text(dtype), nearest=_nearest(dtype))
+
+
+def supported(dtype: str) -> str:
+    """The legal element types, in words; for an integer or an 8-bit float, that quantized ones are not among them."""
+    bare = dtype.removeprefix("torch.")
+    quantized = bare.startswith(("int8", "uint8", "int4", "uint4", "float8", "float4_", "float6_", "qint", "quint"))
+    return "float32, bfloat16 or float16" + ("; quantized types are not supported yet" if quantized else "")
+
+
+def check_operand(name: str, x: Array) -> None:
+    """Raise unless `x` has a supported dtype and every element lies at a multiple of its alignment."""
+    check_dtype(name, x.dtype)
+    if not x.flags.aligned:
+        raise LayoutError(
+            f"memory of {name}", limit="aligned elements", value="unaligned", nearest=f"np.require({name}, None, 'A')"
+        )
+
+
+def _check_c(c: Array, shape: tuple[int, ...], dtype: DType, settings: Settings) -> None:
+    check_operand("c", c)
+    if c.shape != shape:
+        raise ShapeError("shape of c", limit="that of the product", value=list(c.shape), nearest=list(shape))
+    legal = (FLOAT32,) if settings.accumulate else (FLOAT32, dtype)
+    if c.dtype not in legal:
+        limit = "float32 with accumulate=True" if settings.accumulate else "the output dtype, or float32"
+        raise DTypeError("dtype of c", limit=limit, value=c.dtype.name, nearest=legal[-1].name)
+
+
+def check_bias(bias: Array, n: int) -> None:
+    """Raise unless `bias` is [n] and of a supported dtype."""
+    check_operand("bias", bias)
+    if bias.shape != (n,):
+        raise ShapeError("shape of bias", limit="one value a column", value=list(bias.shape), nearest=[n])
+
+
+def check_out(
+    out: Array,
+    shape: tuple[int, ...],
+    dtype: DType,
+    reads: Sequence[tuple[str, Array | None]],
+    c: Array | None = None,
+) -> None:
+    """Raise unless `out` is writable, has that shape and dtype, and overlaps neither itself nor what is read.
+
+    C may be `out` itself: the same elements at the same places.
+    """
+    if out.shape != shape:
+        raise ShapeError("shape of out", limit="that of the product", value=list(out.shape), nearest=list(shape))
+    check_operand("out", out)
+    if out.dtype != dtype:
+        raise DTypeError("dtype of out", limit="that of the result", value=out.dtype.name, nearest=dtype.name)
+    if not out.flags.writeable:
+        raise LayoutError("out", limit="writable memory", value="read-only", nearest="a writable array, or out=None")
+    check_no_self_overlap("out", out)
+    for name, x in reads:
+        if x is not None:
+            check_apart(name, x, out)
+    if c is not None and not same_elements(c, out):
+        check_apart("c", c, out)
+
+
+def check_size(shape: Sequence[int], itemsize: int, memory: Callable[[], int]) -> None:
+    """Raise `LimitError` when an array of that shape can be neither addressed nor held in `memory()` bytes."""
+    nbytes = math.prod(shape) * itemsize
+    if nbytes < 2**28:
+        return
+    limit = min(_ADDRESSABLE, memory())
+    if nbytes > limit:
+        row = math.prod(shape[:-2]) * shape[-1] * itemsize
+        raise LimitError(
+            "bytes of the result",
+            limit=f"{limit} bytes of memory",
+            value=f"{nbytes} for shape {list(shape)}",
+            nearest=f"at most {limit // row} rows at a time",
+        )
+
+
+@lru_cache(maxsize=1)
+def physical_memory() -> int:
+    """Bytes of this machine's memory."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def transposed(name: str, x: Array, op: object) -> Array:
+    """op(x) for op in N, T, C, upper or lower case; C is T for real types.
+
+    Raises
+    ------
+    OptionError
+        Another letter.
+    """
+    letter = op.upper() if isinstance(op, str) else op
+    if letter == "N":
+        return x
+    if letter in ("T", "C"):
+        return x.swapaxes(-1, -2)
+    raise OptionError(name, limit="'N', 'T' or 'C'", value=repr(op), nearest="'N'")
+
+
+def layout_of(x: Array) -> str:
+    """N when the rows of a matrix (of each matrix) are contiguous, T when its columns are, S when neither is."""
+    if x.strides[-1] == x.itemsize or x.shape[-1] <= 1:
+        return "N"
+    return "T" if x.strides[-2] == x.itemsize or x.shape[-2] <= 1 else "S"
+
+
+def _scalar(name: str, value: Any) -> float:
+    if type(value) is float and value in (0.0, 1.0):
+        return 1.0 if value == 1.0 else math.copysign(0.0, value)  # no subnormal that passes for 0
+    try:
+        if isinstance(value, str | bytes | bytearray | complex | np.complexfloating):
+            raise TypeError
+        exact = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OptionError(name, limit="a finite real number", value=repr(value), nearest=1.0) from error
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(exact))
+    if not math.isfinite(rounded):
+        nearest = math.copysign(float(np.finfo(np.float32).max), exact) if exact == exact else 1.0
+        raise OptionError(name, limit="finite in float32", value=value, nearest=nearest)
+    # A processor may have been told to flush subnormals: round those in whole steps.
+    return rounded if abs(exact) >= 2.0**-126 else math.copysign(math.ldexp(round(math.ldexp(exact, 149)), -149), exact)
+
+
+def _name(dtype: DType) -> str:
+    return _NAMES.get(dtype) or dtype.name
+
+
+def _dtype_text(dtype: DType) -> str:
+    return dtype.name if dtype.isnative else f"{dtype.name} in foreign byte order"
+
+
+def _nearest(dtype: DType) -> str:
+    if not dtype.isnative and dtype.newbyteorder("=") in DTYPES:
+        return f"{dtype.name} in native byte order"
+    if dtype.kind == "c":
+        return "float32, one product for each pair of real and imaginary parts"
+    return "bfloat16, which holds it exactly" if dtype.name.startswith("float8") else "float32"
+
+
+def _nearest_contract(a: DType, b: DType, names: tuple[str, ...]) -> str:
+    if not names:
+        return "isogemm.linear with a QuantizedMatrix, or contract='fma/chain'"
+    return "contract='tf32:sm90/chain'" if a == b == FLOAT32 and FLOAT32.name not in names else f"{names[0]} operands"

@@ -1,0 +1,192 @@
+"""Gradients of attention: products by contract, and steps between them that IEEE 754 defines one by one.
+
+With t, m and l as in `isogemm.contract.attention`, u = m or 0 where that is -inf, and r = 1 / l or 0 where l is 0:
+
+1. ``p = exp2(t - u) * r`` in float32, exp2 with products and sums rounded one by one (no fma)
+2. ``dp = chain over dv of dy * v``, ``delta = sum of dy * y`` in the order of `isogemm.torch.reductions`
+3. ``ds = p * (dp - delta)``; p and ds rounded to the operands' dtype
+4. ``dq = scale * (chain over the keys of ds * k)``, ``dk = scale * (chain over the queries of ds * q)``,
+   ``dv = chain over the queries of p * dy``; queries of all heads that share k and v are one chain, and queries of one
+   token, head after head, stand together in it: so zeros for tokens behind the last change nothing
+
+No step adds across batch entries, and none is atomic. A row of dq depends on its own query and its keys, counted from
+the first of the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS, LOG2E, factor
+from .. import ops, reductions
+from ..ops import Tensor
+
+__all__ = ["Call", "gradients"]
+
+_BUDGET = {"cpu": 2**22, "cuda": 2**27}  # elements of one matrix of probabilities that is held at a time
+_SHIFT, _LEAST = float(EXP2_SHIFT), float(EXP2_LEAST)
+_FIRST, *_TERMS = (float(x) for x in EXP2_TERMS["float32"])
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A forward call and what it saved; `mask` is expanded to [b, hq, tq, tk]. `ranged` as in `attention_ops`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    offset: int | None
+    start: Tensor | None
+    stop: Tensor | None
+    ranged: bool
+    scale: float | None
+    contract: str
+    y: Tensor
+    m: Tensor
+    total: Tensor
+
+
+def gradients(dy: Tensor, call: Call, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), an empty tensor where it is not needed."""
+    q, k, v = call.q, call.k, call.v
+    (b, hq, tq), (hkv, tk) = q.shape[:3], k.shape[1:3]
+    found = [x.new_zeros(x.shape) if need else x.new_empty(0) for x, need in zip((q, k, v), needs, strict=True)]
+    if not (call.m.numel() and tk):
+        return found[0], found[1], found[2]
+    groups = hq // hkv
+    outside = _outside(call)
+    if outside is not None:  # what is not read may be anything: not even times 0
+        k, v = (x.masked_fill(outside.view(b, 1, tk, 1), 0) for x in (k, v))
+    delta = reductions.sum(dy.float() * call.y.float(), keepdim=True)
+    dy = dy.to(v.dtype)
+
+    def grouped(x: Tensor) -> Tensor:
+        """[b, hq, ...] as [b, hkv, groups, ...]."""
+        return x.unflatten(1, (hkv, groups))
+
+    parts = [grouped(x) for x in (q, dy, delta, call.m.unsqueeze(-1), call.total.unsqueeze(-1))]
+    into = [grouped(x) if need and i == 0 else x for i, (x, need) in enumerate(zip(found, needs, strict=True))]
+    for entries, heads in _blocks(b, hkv, groups * tq * tk, q.device.type):
+        rows = [_rows(x[entries, heads]) for x in parts]
+        keys = [x[entries, heads].flatten(0, 1) for x in (k, v)]
+        hidden, added = _masks(call, entries, heads, groups, outside)
+        for i, part in enumerate(_block(rows, keys, hidden, added, call, needs)):
+            if part is not None:
+                place = into[i][entries, heads]
+                place = place.transpose(2, 3) if i == 0 else place
+                place.copy_(part.view(place.shape))
+    return found[0], found[1], found[2]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[b, hkv, groups, tq, ...] as [b * hkv, tq * groups, ...]."""
+    return x.transpose(2, 3).flatten(2, 3).flatten(0, 1)
+
+
+def _blocks(b: int, heads: int, size: int, device: str) -> Iterator[tuple[slice, slice]]:
+    """Slices of batch entries and of heads whose matrices fit."""
+    room = max(1, _BUDGET.get(device, 2**22) // size)
+    each, entries = min(heads, room), max(1, room // heads)
+    for i in range(0, b, entries):
+        for h in range(0, heads, each):
+            yield slice(i, i + entries), slice(h, h + each)
+
+
+def _outside(call: Call) -> Tensor | None:
+    """[b, tk]: keys that no query of a batch entry reads."""
+    if call.ranged and call.mask is not None:
+        return ~_seen(call.mask).any(2).any(1).expand(len(call.k), -1)
+    key = torch.arange(call.k.shape[2], device=call.k.device)
+    found = None
+    if call.start is not None:
+        found = key < call.start.unsqueeze(1)
+    if call.stop is not None:
+        behind = key >= call.stop.unsqueeze(1)
+        found = behind if found is None else found | behind
+    return found
+
+
+def _seen(mask: Tensor) -> Tensor:
+    """Keys that queries see, once for what is broadcast: see `isogemm.contract.attention.ranges`."""
+    mask = mask[tuple(slice(None) if step else slice(1) for step in mask.stride()[:3])]
+    return mask if mask.dtype is torch.bool else ~(mask <= torch.finfo(mask.dtype).min)
+
+
+def _masks(call: Call, entries: slice, heads: slice, groups: int, outside: Tensor | None) -> tuple[Any, Any]:
+    """(hidden, added) that broadcast to [entries * heads, tq * groups, tk], or None."""
+    tq, tk = call.q.shape[2], call.k.shape[2]
+    hidden = added = None
+    if call.mask is not None:
+        mask = _rows(call.mask.unflatten(1, (-1, groups))[entries, heads])
+        if mask.dtype is torch.bool:
+            hidden = ~mask
+        else:
+            added = mask.float() * float(LOG2E)
+    if call.offset is not None:
+        query, key = (torch.arange(n, device=call.q.device) for n in (tq, tk))
+        late = (key > query.unsqueeze(1) + call.offset).repeat_interleave(groups, 0)
+        hidden = late if hidden is None else hidden | late
+    if outside is not None:
+        some = outside[entries]
+        each = len(range(*heads.indices(call.k.shape[1])))
+        far = some.repeat_interleave(each, 0).unsqueeze(1)
+        hidden = far if hidden is None else hidden | far
+    return hidden, added
+
+
+def _block(
+    rows: list[Tensor], keys: list[Tensor], hidden: Any, added: Any, call: Call, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    """(dq, dk, dv) of some heads: rows are [n, tq * groups, ...], keys [n, tk, ...]."""
+    (q, dy, *_), (k, v) = rows, keys
+    scale = call.q.shape[3] ** -0.5 if call.scale is None else call.scale
+    s = _product(q, k.mT, call, out_dtype=torch.float32)
+    dp = _product(dy, v.mT, call, out_dtype=torch.float32) if needs[0] or needs[1] else None
+    p, ds = (_steps_on_cuda if s.is_cuda else _steps)(s, dp, rows, hidden, added, call)
+    return (
+        _product(ds, k, call, scale) if needs[0] else None,
+        _product(ds.mT, q, call, scale) if needs[1] else None,
+        _product(p.mT, dy, call) if needs[2] else None,
+    )
+
+
+def _steps(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Call) -> tuple[Any, Any]:
+    """(p, ds), overwriting s and dp; no ds without dp."""
+    *_, delta, m, total = rows
+    t = s.mul_(float(factor(call.scale, call.q.shape[3])))
+    if added is not None:
+        t += added
+    if hidden is not None:
+        t.masked_fill_(hidden, float("-inf"))
+    inverse = torch.where(total == 0, 0.0, 1 / total)
+    p = _exp2(t.sub_(torch.where(m == float("-inf"), 0.0, m))).mul_(inverse)
+    return p.to(call.v.dtype), None if dp is None else dp.sub_(delta).mul_(p).to(call.q.dtype)
+
+
+def _steps_on_cuda(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Call) -> Any:
+    """The same by one kernel."""
+    from ...backends.cuda.attention.steps import steps
+
+    *_, delta, m, total = rows
+    c = float(factor(call.scale, call.q.shape[3]))
+    return steps(s, m, total, c=c, dtype=call.q.dtype, hidden=hidden, added=added, dp=dp, delta=delta)
+
+
+def _product(a: Tensor, b: Tensor, call: Call, alpha: float = 1.0, out_dtype: Any = None) -> Tensor:
+    return ops.product(None, a, b, float(alpha), 0.0, call.contract, out_dtype)
+
+
+def _exp2(x: Tensor) -> Tensor:
+    """2**x for x of at most 0, overwriting it: `isogemm.contract.attention.exp2` with products and sums rounded."""
+    x = x.clamp_(min=_LEAST)  # NaN stays
+    k = x + _SHIFT
+    r = x.sub_(k - _SHIFT)
+    y = r * _FIRST
+    for i, term in enumerate(_TERMS):
+        y = y.add_(term) if i == 0 else y.mul_(r).add_(term)
+    return y.mul_(((k.view(torch.int32) & 0xFF) << 23).view(torch.float32))

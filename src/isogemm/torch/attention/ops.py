@@ -1,0 +1,292 @@
+"""Attention as torch operators: isogemm::attention and isogemm::attention_backward, with fake kernels.
+
+The direct call and the operator have the same body, `forward`.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from ...backends.cpu.attention import run as cpu
+from ...contract.attention import factor
+from ...contract.spec import ARITHMETICS, Contract
+from ...errors import ContractError, OptionError
+from ...operands import memory as views
+from ...operands.views import array, as_dtype, memory, to_tensor
+from ..gemm.backward import _eager, _is_direct, _way
+from ..ops import Reverse, Tensor, define_forward, forward_alone, is_plain, resolved
+from ..routing.elementwise import subnormals_kept
+from . import gradients as attention_gradients
+
+__all__ = ["attend", "attention_backward_op", "attention_forward_op", "attention_op", "chosen", "forward"]
+
+
+def chosen(contract: str, q: Tensor, k: Tensor) -> Contract:
+    """The contract of a call: the one asked for, or that of products.
+
+    Raises
+    ------
+    ContractError
+        Its order is no chain, or its arithmetic is not defined for the operands' dtype.
+    """
+    key = (contract, q.dtype, q.get_device())
+    known = _chosen.get(key)
+    if known is not None:
+        return known
+    found = resolved(contract, q, k)
+    if found.order.kind != "chain":
+        raise ContractError(
+            "order of attention", limit="chain: leaves of 128 keys are part of attention itself", value=str(found),
+            nearest=f"{found.arithmetic}/chain",
+        )  # fmt: skip
+    name = str(q.dtype).removeprefix("torch.")
+    if name not in found.operands:
+        peers = [other for other, arithmetic in ARITHMETICS.items() if name in arithmetic.operands]
+        raise ContractError(
+            f"attention under {found}", limit=f"operands of {' or '.join(found.operands)}", value=name,
+            nearest=f"{peers[0]}/chain",
+        )  # fmt: skip
+    _chosen[key] = found
+    return found
+
+
+_chosen: dict[tuple[str, Any, int], Contract] = {}
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal_offset: int | None = None,
+    start: Tensor | None = None,
+    stop: Tensor | None = None,
+    ranged: bool = False,
+    scale: float | None = None,
+    contract: str = "",
+    out_dtype: Any = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, m, l) of checked operands, outside the gradient's graph; `mask` is expanded to [b, hq, tq, tk].
+
+    `ranged`: every query has the range of keys that the mask shows it; then without offset, `start` and `stop`.
+    """
+    arithmetic = chosen(contract, q, k).arithmetic
+    options = {
+        "c": factor(scale, q.shape[3]),
+        "causal_offset": causal_offset,
+        "arithmetic": arithmetic,
+        "ranged": ranged,
+    }
+    run = _on_cuda if q.is_cuda else _on_cpu
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            y, m, total = run(q, k, v, mask, start, stop, out_dtype, options)
+    else:
+        y, m, total = run(q, k, v, mask, start, stop, out_dtype, options)
+    return y, m, total
+
+
+def _on_cuda(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, out_dtype: Any, options: Any) -> Any:
+    from ...backends.cuda.attention import run as cuda
+
+    if 0 in (*q.shape[:3], k.shape[2], v.shape[3]):  # nothing to launch
+        m = q.new_full(q.shape[:3], float("-inf"), dtype=torch.float32)
+        return q.new_zeros(*q.shape[:3], v.shape[3], dtype=out_dtype), m, torch.zeros_like(m)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    start, stop = (_places(x, k.shape[2]) for x in (start, stop))
+    options["c"] = float(options["c"])
+    return cuda.forward(q, k, v, mask=mask, start=start, stop=stop, out_dtype=out_dtype or q.dtype, **options)
+
+
+def _places(x: Tensor | None, keys: int) -> Tensor | None:
+    """int32, side by side; the kernels take what is out of range for the nearer end."""
+    if x is None or x.dtype is torch.int32:
+        return x if x is None else x.contiguous()
+    return x.clamp(0, keys).to(torch.int32).contiguous()
+
+
+def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, out_dtype: Any, options: Any) -> Any:
+    xq, xk, xv = (array(name, x.detach()) for name, x in (("q", q), ("k", k), ("v", v)))
+    if mask is not None:
+        mask = memory("mask", mask) if mask.dtype is torch.bool else array("mask", mask.detach())
+    bounds = {"start": _bounds("start", start, k.shape[2]), "stop": _bounds("stop", stop, k.shape[2])}
+    y, out = views.empty((*q.shape[:3], v.shape[3]), as_dtype(out_dtype) or xq.dtype)
+    _, m, total = cpu.forward(xq, xk, xv, mask=mask, out=out, **bounds, **options)
+    return y, to_tensor(m), to_tensor(total)
+
+
+def _bounds(name: str, x: Tensor | None, keys: int) -> Any:
+    if x is None:
+        return None
+    bounds = memory(name, x)
+    for bad in bounds[(bounds < 0) | (bounds > keys)]:
+        raise OptionError(name, limit=f"0 to {keys}", value=int(bad), nearest=min(max(int(bad), 0), keys))
+    return bounds
+
+
+_ARGUMENTS = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, bool ranged, "
+    "float? scale, str contract, ScalarType? out_dtype)"
+)
+_BACKWARD_SCHEMA = (
+    "(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, "
+    "bool ranged, float? scale, str contract, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _attention(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """`forward`, its m and l as one tensor [2, b, hq, tq]: an operator's results may not share memory."""
+    y, m, total = forward(*arguments)
+    one = m.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
+    if one and m.numel() and (m.storage_offset(), total.storage_offset()) == (0, m.numel()):
+        return y, m.as_strided((2, *m.shape), (m.numel(), *m.stride()))
+    return y, torch.stack((m, total))
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *_, contract, out_dtype = rest
+    chosen(contract, q, k)  # an unknown contract is an error while tracing
+    y = q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype or q.dtype)
+    return y, q.new_empty(2, *q.shape[:3], dtype=torch.float32)
+
+
+def _backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *options, contract, y, stats, needs = rest
+    m, total = stats.unbind(0)
+    call = attention_gradients.Call(q, k, v, *options, str(chosen(contract, q, k)), y, m, total)  # type: ignore[call-arg]
+    with torch.no_grad(), nullcontext() if q.is_cuda else subnormals_kept():
+        return attention_gradients.gradients(dy, call, needs)
+
+
+def _fake_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    shapes = zip((q, k, v), rest[-1], strict=True)
+    return tuple([x.new_empty(x.shape if need else (0,)) for x, need in shapes])
+
+
+attention_op: Any = torch.library.custom_op(
+    "isogemm::attention", _attention, mutates_args=(), schema=f"{_ARGUMENTS} -> (Tensor, Tensor)"
+)
+attention_op.register_fake(_fake)
+attention_forward_op: Any = define_forward(
+    "attention",
+    f"{_ARGUMENTS} -> Tensor",
+    {"CompositeExplicitAutograd": lambda *arguments: forward(*arguments)[0]},
+    lambda *arguments: _fake(*arguments)[0],
+)
+attention_backward_op: Any = torch.library.custom_op(
+    "isogemm::attention_backward", _backward, mutates_args=(), schema=_BACKWARD_SCHEMA
+)
+attention_backward_op.register_fake(_fake_backward)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, contract, _ = inputs
+    ctx.contract = str(chosen(contract, q, k))
+    ctx.save_for_backward(q, k, v, mask, start, stop, *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 11
+    q, k, v, mask, start, stop, *outputs = ctx.saved_tensors
+    needs = list(ctx.needs_input_grad[:3])
+    recorded = torch.is_grad_enabled() and (is_plain(dy, q, k, v) or torch._C._are_functorch_transforms_active())
+    run = _Gradient.apply if recorded and not torch.compiler.is_compiling() else _gradient
+    rest = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.contract)
+    found = run(dy, q, k, v, *rest, *outputs, needs)
+    return *[g if need else None for g, need in zip(found, needs, strict=True)], *[None] * 8
+
+
+def _folded(x: Any, dim: int | None, size: int, at: int = 0) -> Any:
+    """A tensor whose dimension `at` is the batch's, with the dimension of vmap in front of that, as one."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    x, sizes = x.movedim(0, at), x.shape
+    # What is broadcast stays so: a mask has its own lines once.
+    x = x[tuple(slice(1) if not step and i > at + 1 else slice(None) for i, step in enumerate(x.stride()))]
+    x = x.flatten(at, at + 1)
+    return x.expand(*x.shape[: at + 1], *sizes[at + 2 :])
+
+
+def _vmap(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    """A dimension more is a longer batch: entries do not meet."""
+    size = info.batch_size
+    y, stats = _Attention.apply(*[_folded(x, dim, size) for x, dim in zip(operands, in_dims, strict=True)])
+    return (y.unflatten(0, (size, -1)), stats.unflatten(1, (size, -1))), (0, 1)
+
+
+def _vmap_forward(info: Any, in_dims: Any, *operands: Any) -> tuple[Tensor, int]:
+    (y, _), _ = _vmap(info, in_dims, *operands)
+    return y, 0
+
+
+def _vmap_backward(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    size, stats = info.batch_size, len(operands) - 2
+    flat = [_folded(x, d, size, int(i == stats)) for i, (x, d) in enumerate(zip(operands, in_dims, strict=True))]
+    found, needs = _Gradient.apply(*flat), operands[-1]
+    some = [x.unflatten(0, (size, -1)) if need else x for x, need in zip(found, needs, strict=True)]
+    return tuple(some), tuple(0 if need else None for need in needs)
+
+
+def _gradient(*arguments: Any) -> Any:
+    return (_backward if _is_direct(*arguments[:4]) else attention_backward_op)(*arguments)
+
+
+class _Gradient(Reverse):
+    """The gradient where it is recorded for another one, which there is not."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return _gradient(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise OptionError(
+            "gradients of attention", limit="one derivative", value="a second one", nearest="create_graph=False"
+        )
+
+    vmap = staticmethod(_vmap_backward)
+
+
+class _Attention(Reverse):
+    """(y, stats), recorded: for torch.func, and in eager mode, where an operator's boundary would cost more."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return (_attention if _is_direct(*arguments[:3]) else attention_op)(*arguments)
+
+    setup_context = staticmethod(_remember)
+    backward = staticmethod(_differentiate)
+    vmap = staticmethod(_vmap)
+
+
+_Eager = _eager(_Attention)
+
+
+def attend(*arguments: Any) -> Tensor:
+    """y of `forward`'s arguments by the shortest way that the call allows: direct, recorded, or as an operator."""
+    way = _way(*arguments[:3])
+    if way == "direct":
+        return forward(*arguments)[0]
+    if way == "operator":
+        if forward_alone():
+            return attention_forward_op(*arguments)
+        return attention_op(*arguments)[0]
+    return (_Attention if torch._C._are_functorch_transforms_active() else _Eager).apply(*arguments)[0]
+
+
+torch.library.register_autograd(attention_op, _differentiate, setup_context=_remember)
+for _op, _rule in (
+    (attention_op, _vmap), (attention_forward_op, _vmap_forward), (attention_backward_op, _vmap_backward),
+):  # fmt: skip
+    torch.library.register_vmap(_op, _rule)

@@ -1,0 +1,1 @@
+"""Whole models: which modules are converted, and into what."""

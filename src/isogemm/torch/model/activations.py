@@ -1,0 +1,267 @@
+"""Activation modules, whose CPU kernels give an element other bits in another place: each in whole vectors.
+
+`elementwise` says which functions those are, and why. A module that computes one gets here what a scope of
+`isogemm.torch.invariant` gives an operator: flat operands that end behind the last element. Which modules compute one
+is seen in a run of their own forward method, so that modules of any library are known.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...operands.views import is_traced
+from ..ops import Tensor
+from ..routing.elementwise import EXACT, _filled, blocked, form, is_exact, refuse_flushing
+from .known import Known, Looks, agrees, magnitudes, mixed, random, stand_in, touched
+from .layers import Converted
+from .traced import other, train
+
+__all__ = ["Activation", "known"]
+
+_FILL = 0.5  # in every function's domain
+# What the operator that compilers see calls. Modules of one class and one state share a place, so that compiled blocks
+# of a model share their code; the others have one each.
+_OWN: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_SHARED: dict[Any, int] = {}
+_STAND_INS: dict[int, Any] = {}
+_PLACES = itertools.count()
+
+_UNTAGGED = frozenset({"log_sigmoid_forward"})  # it returns what its gradient needs, too
+_MOVED = (
+    "_to_copy alias arange cat clone constant_pad_nd copy detach empty empty_like flip full full_like gather index "
+    "index_select new_empty new_full new_ones new_zeros ones ones_like roll stack zeros zeros_like"
+)
+_MOVES = frozenset(_MOVED.split())
+
+
+class Activation(Converted):
+    """An activation of torch or another library: mixed into its class, whose forward method sees whole vectors.
+
+    `rule` is the operator whose threads' shares count, empty where operators of two rules are in it.
+    """
+
+    part = "activation"
+    rule: str = ""
+    place: int = -1
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """The module's own function of each element, by one of its kernel's forms."""
+        call = super().forward  # type: ignore[misc]
+        if len(args) != 1 or options:
+            name, x = (None, args[0]) if args else next(iter(options.items()))
+            rest = {key: value for key, value in options.items() if key != name}
+            inner, more = call, args[1:]
+            call = (lambda x: inner(x, *more, **rest)) if name is None else (lambda x: inner(**{name: x}, **rest))
+            return _evaluate(call, x, self.rule)
+        x = args[0]
+        if not (torch.compiler.is_compiling() or is_traced()):
+            return _evaluate(call, x, self.rule)
+        return torch.ops.isogemm.activation(x, self.place)
+
+    def keep(self) -> None:
+        """Let the operator that compilers see find this module, or one like it."""
+        key = _state(self)
+        place = _SHARED.get(key) if key is not None else None
+        if place is None:
+            place = next(_PLACES)
+            if key is None:
+                _OWN[place] = self
+            else:
+                _SHARED[key], _STAND_INS[place] = place, stand_in(self)
+        vars(self)["place"] = place
+
+    def __setstate__(self, state: Any) -> None:
+        """Copied or loaded, perhaps by another process."""
+        super().__setstate__(state)  # type: ignore[misc]
+        self.keep()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """With another state it is another function, which compiled code has to notice."""
+        super().__setattr__(name, value)
+        if "place" in vars(self) and not name.startswith("_"):
+            self.keep()
+
+
+def _state(module: Any) -> Any:
+    """A module's class and attributes as a key; None where an attribute is none of the plain types."""
+    inner = vars(torch.nn.Module()).keys() | {"place"}
+    state = {name: _value(x) for name, x in vars(module).items() if name not in inner}
+    return None if None in state.values() else (type(module), *sorted((name, *value) for name, value in state.items()))
+
+
+def _value(x: Any) -> Any:
+    if x is None or isinstance(x, (bool, int, float, str)):
+        return type(x).__name__, repr(x)
+    if isinstance(x, functools.partial):
+        inside = [_value(y) for y in (x.func, *x.args, *x.keywords.values())]
+        return None if None in inside else ("partial", repr(sorted(x.keywords)), repr(inside))
+    is_global = isinstance(x, (types.FunctionType, types.BuiltinFunctionType)) and "<locals>" not in x.__qualname__
+    return (str(x.__module__), x.__qualname__) if is_global else None
+
+
+@torch.library.custom_op(  # type: ignore[untyped-decorator]
+    "isogemm::activation", mutates_args=(), schema="(Tensor x, int place) -> Tensor"
+)
+def _activation(x: Tensor, place: int) -> Tensor:
+    """An activation as an operator, so that a compiled model has the bits of an eager one."""
+    y: Tensor = _module(place).forward(x)
+    return y.contiguous()
+
+
+@torch.library.custom_op(  # type: ignore[untyped-decorator]
+    "isogemm::activation_backward", mutates_args=(), schema="(Tensor dy, Tensor x, int place) -> Tensor"
+)
+def _activation_backward(dy: Tensor, x: Tensor, place: int) -> Tensor:
+    """Its gradient: what an eager module's backward pass computes."""
+    with _Recording():
+        x = x.detach().requires_grad_()
+        dx: Tensor = torch.autograd.grad(_module(place).forward(x), x, dy)[0]
+    return dx.contiguous()
+
+
+@_activation.register_fake  # type: ignore[untyped-decorator]
+def _(x: Tensor, place: int) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@_activation_backward.register_fake  # type: ignore[untyped-decorator]
+def _(dy: Tensor, x: Tensor, place: int) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.place = inputs
+    ctx.save_for_backward(x)
+
+
+_activation.register_autograd(
+    lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.place), None), setup_context=_remember
+)
+
+
+def _module(place: int) -> Any:
+    return _STAND_INS[place] if place in _STAND_INS else _OWN[place]
+
+
+class _Recording:
+    """autograd inside of an operator, below which torch's dispatcher leaves it out."""
+
+    def __enter__(self) -> None:
+        below = torch._C._dispatch_tls_local_exclude_set()
+        for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+            below = below.remove(key)
+        self.keys = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below)
+        self.grad = torch.enable_grad()
+        self.keys.__enter__()
+        self.grad.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.grad.__exit__(*error)
+        self.keys.__exit__(*error)
+
+
+def _evaluate(call: Callable[..., Any], x: Any, rule: str) -> Any:
+    if not isinstance(x, torch.Tensor) or not x.is_cpu or not x.is_floating_point() or not x.numel():
+        return call(x)
+    if rule and not (torch.is_grad_enabled() and x.requires_grad):
+        return blocked(rule, call, (x,), {})
+    refuse_flushing(f"gradients of {rule or 'an activation'}")  # they are torch's, when they are taken
+    n = x.numel()
+    # At least one more element, so that a gradient arrives as a copy that is contiguous: the backward kernels have
+    # several forms too, and rules of their own.
+    total, before = n + 1, 0
+    while total != before:
+        before, total = total, _filled(_filled(total, "gelu"), "")
+    flat = torch.constant_pad_nd(x.reshape(n), (0, total - n), _FILL)
+    return call(flat)[:n].view(x.shape)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a module called: operators of several forms, and such as are not elementwise."""
+
+    several: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    why: str = ""  # what else it does that no function of elements does
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+    def __init__(self, shape: Any, seen: _Seen) -> None:
+        super().__init__()
+        self.shape, self.seen = shape, seen
+
+    def __torch_dispatch__(self, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._overloadpacket.__name__.rstrip("_")
+        kind = "blocked" if name in _UNTAGGED else form(func)
+        shapes = [x.shape for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if not kind and not func.is_view and name not in _MOVES:
+            self.seen.others.append(name)
+        elif kind == "blocked" and not (name in EXACT and is_exact(name, args, kwargs)):
+            whole = all(shape in (self.shape, ()) for shape in shapes)
+            (self.seen.several if whole else self.seen.others).append(name)
+        return func(*args, **kwargs)
+
+
+def known(child: Any, looks: Looks) -> Known | None:
+    """What a module without weights is; None where nothing in it depends on an element's place."""
+    if isinstance(child, (Converted, torch.jit.ScriptModule)) or child._modules:
+        return None
+    if any(x is not None for x in (*child._parameters.values(), *child._buffers.values())):
+        return None
+    seen = looks.at(_seen, child)
+    if seen is None or not (seen.several or seen.others):
+        return None
+    name = type(child).__name__
+    if seen.others:
+        return Known("activation", why=f"{name} calls {seen.others[0]}, which is no function of elements known here")
+    if seen.why:
+        return Known("activation", why=f"{name} {seen.why}")
+    if getattr(child, "inplace", False):
+        return Known("activation", why=f"{name} works in place")
+    if why := touched(child):
+        return Known("activation", why=why)
+    gelu = {op.startswith("gelu") for op in seen.several}
+    rule = "" if len(gelu) > 1 else seen.several[0]
+    return Known("activation", mixed(Activation, type(child), rule=rule))
+
+
+def _seen(child: Any) -> _Seen | None:
+    """What its own forward method calls for a small tensor; None where it takes something else."""
+    try:
+        takes = inspect.signature(child.forward).parameters.values()
+        plain = [p for p in takes if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        if sum(p.default is p.empty for p in plain) != 1:
+            return None
+        probe, x, seen = stand_in(child), magnitudes(random(3, 16) * 4), _Seen()
+        for training in (False, True):
+            train(probe, training)
+            if training and not seen.several:
+                break  # what is random in training, and nothing otherwise
+            with torch.no_grad(), torch.autocast("cpu", enabled=False), _Recorder(x.shape, seen):
+                y = probe.forward(x.clone())
+            if seen.several and not _elementwise(probe, x, y):
+                seen.others.append(seen.several[0])
+    except Exception:  # whatever another library's code raises: it is no function of one tensor
+        return None
+    if seen.several:
+        seen.why = other(probe, None, lambda empty: probe.forward(empty(3, 16)), torch.float32)
+    return seen
+
+
+def _elementwise(probe: Any, x: Tensor, y: Any) -> bool:
+    """Whether it is a tensor like x whose elements may lie in a row, and in any order."""
+    if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        return False
+    order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0), device="cpu")
+    return agrees(lambda: probe.forward(x.reshape(-1)[order])[order.argsort()].view(x.shape), lambda: y)

@@ -1,0 +1,412 @@
+"""A whole model turned into one of isogemm's layers: everything that can be, or nothing and why."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from ...base import arguments as given
+from ...contract.spec import Contract, ContractLike
+from ...errors import DTypeError, OptionError
+from ...formats.blocks import BlockFormat
+from ..gemm.main_grad import collect_main_grad, main_grads, use_main_grad
+from ..quant import convert as quantizing
+from ..quant.convert import Formats, prefixes
+from . import activations as functions
+from . import known as layers_known
+from .huggingface.modules import NAME
+from .known import Known, Looks
+from .layers import Converted, GatedMLP, Linear, Merging, checked
+from .watch import watch
+
+__all__ = ["PARTS", "Conversion", "Linear", "collect_main_grad", "convert", "main_grads", "use_main_grad"]
+
+PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope", "experts")
+
+ALREADY = "isogemm's already, as it is"
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Modules of torch that read the weights of Linear modules inside them and never call those.
+_READS_WEIGHTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What `convert` did.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The model itself.
+    converted : tuple of str
+        Names of the modules that are isogemm's now.
+    left : dict of str to str
+        Names of other modules with weights, with a part in a transformer, or without weights but with kernels that may
+        give an element other bits in another place; and why they are as they were. What they compute is torch's.
+    parts : dict of str to tuple of str
+        Names of the converted modules by part; an attention module may be in two.
+    quantized : dict of str to str
+        Names of the modules whose weights are quantized now, and their formats.
+    floats : dict of str to str
+        Where weights were to be quantized: names of the Linear modules whose weights are as they were, and why.
+    """
+
+    module: Any
+    converted: tuple[str, ...]
+    left: dict[str, str]
+    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    quantized: dict[str, str] = field(default_factory=dict)
+    floats: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{len(names)} {part}" for part, names in self.parts.items() if names) or "nothing"
+        lines = [f"converted {counts}; left {len(self.left)} modules", *_listed(self.left)]
+        if self.quantized or self.floats:
+            formats = Counter(self.quantized.values()).most_common()
+            made = ", ".join(f"{n} linear to {fmt}" for fmt, n in formats) or "nothing"
+            lines += [f"quantized {made}; {len(self.floats)} linear stay floats", *_listed(self.floats)]
+        return "\n".join(lines)
+
+
+def _listed(reasons: dict[str, str]) -> list[str]:
+    return [f"  {name or '(the model)'}: {why}" for name, why in reasons.items()]
+
+
+def convert(
+    module: Any,
+    *,
+    parts: Sequence[str] | str = PARTS,
+    contract: ContractLike | None = None,
+    grad_order: str = "leaf4096",
+    leave: Sequence[str] = (),
+    fuse: bool = False,
+    quantize: Formats | None = None,
+    fallback: str | BlockFormat | None = None,
+    activations: str | None = None,
+    progress: bool | None = None,
+) -> Conversion:
+    """Turn what a model is made of into isogemm's layers, in place, or change nothing and say why.
+
+    A module changes its class and stays the object it is: parameters (tied ones too), buffers, hooks, the optimizer's
+    references, training mode and modules used in several places all stay. The new class is a subclass of the old one.
+    Where weights are quantized, another object takes a Linear's place, with its bias and its hooks.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+    parts : sequence of str
+        What to convert, by default all of it.
+
+        - ``linear``: torch.nn.Linear.
+        - ``norm``: torch.nn.RMSNorm and LayerNorm, and modules that compute an RMSNorm, as in transformers.
+        - ``embedding``: torch.nn.Embedding.
+        - ``mlp``: modules that compute ``down_proj(silu(gate_proj(x)) * up_proj(x))``, and SiLU.
+        - ``activation``: modules that compute a function of each element whose kernels on a CPU have several forms
+          (GELU, Sigmoid, Mish, ELU, Softplus and others, also transformers').
+        - ``attention``: the attention function of a transformers model and its masks. The model gets a copy of its
+          configuration, since others may share that.
+        - ``rope``: rotary embeddings of transformers models, and the attention modules that use them.
+        - ``experts``: mixtures of experts of transformers models: experts, routers, and what a block has besides.
+    contract, grad_order
+        As in `Linear`, for all products. Attention takes the arithmetic.
+    leave : sequence of str
+        Patterns (``"lm_head"``, ``"encoder.*"``) of module names to leave as they are, with all inside them.
+    fuse : bool
+        Without gradients, q_proj, k_proj and v_proj are one product, and gate_proj and up_proj: the same bits, fewer
+        launches. Their weights become views of one tensor each. Quantized ones stay apart.
+    quantize : str, BlockFormat, or dict of patterns to these and None
+        The format of the weights of Linear modules (also of those that are isogemm's already), which become
+        `QuantizedLinear`: ``"Q4_K"``, or ``{"lm_head": "Q6_K", "*": "Q4_K"}``; the first pattern that fits a module's
+        name, or one that it is inside of, counts. Weights are freed one by one. A weight that another module needs as
+        it is (an output layer tied to an embedding) stays unless a pattern other than ``*`` names it: then it has a
+        quantized copy of its own.
+    fallback : str
+        The format for rows that are no whole number of blocks, or ``"keep"`` to leave those weights floats.
+    activations : str
+        Of quantized weights, as in `isogemm.linear`.
+    progress : bool
+        Show how far quantizing is; by default for large models on a terminal.
+
+    Returns
+    -------
+    Conversion
+
+    Raises
+    ------
+    OptionError
+        A Linear that cannot be converted faithfully and is not in `leave`: a subclass, one with a forward method of its
+        own or compiled, or one inside a torch module that reads its weights without calling it (MultiheadAttention,
+        TransformerEncoderLayer). The message lists them all. Also an unknown part or format.
+    ShapeError
+        Rows that are no whole number of blocks, without `fallback`; the message lists the modules.
+    FormatError
+        A weight that cannot be quantized: it holds an infinity or a NaN, or a scale is too large for float16.
+    DTypeError
+        Weights of an unsupported dtype; an argument of another type.
+    ContractError
+        No such contract or order.
+
+    Determinism
+    -----------
+    Converted modules are as `Linear` and `isogemm.torch.reductions`. Modules that are not known stay torch's and are
+    in the report, which lists modules and cannot see functions: `isogemm.torch.routing.coverage` can.
+    """
+    given.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
+    fuse = given.flag("fuse", fuse)
+    chosen, order = checked(contract, grad_order)
+    leave = given.strings("leave", leave, "['lm_head']")
+    plan = _look(module, _parts(parts), leave)
+    _refuse(plan.refused)
+    for name, child, _ in plan.found:
+        _check_dtypes(name, child)
+    plan.quantization = _quantization(module, plan, leave, chosen, quantize, fallback, activations)
+    halves = plan.rotates and not plan.rotates_otherwise
+    for _, child, known in plan.found:
+        _become(child, known, halves)
+    for child in plan.attention.values():
+        vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
+    for _, child, known in plan.found:
+        if isinstance(child, Linear) or known.part == "experts":
+            child.contract, child.grad_order = chosen, order
+    quantized = {}
+    if plan.quantization:
+        plan.found, child = [(name, None, known) for name, _, known in plan.found], None  # weights go one by one
+        quantized = plan.quantization.run(module, progress)
+    for child in module.modules() if fuse else ():
+        if isinstance(child, Merging):
+            child.merge()
+    if plan.attention:
+        from .huggingface.known import switch
+
+        switch(module)
+    watch(module, NAME)
+    return _report(module, plan, quantized)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is to be done with each module."""
+
+    found: list[tuple[str, Any, Known]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    attention: dict[str, Any] = field(default_factory=dict)
+    rotates: bool = False  # attention modules that become RotaryAttention
+    rotates_otherwise: bool = False  # others
+    quantization: quantizing.Quantization | None = None
+
+
+def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
+    chosen = given.strings("parts", parts, "'all'")
+    if chosen == ("all",):
+        return PARTS
+    for part in chosen:
+        if part not in PARTS:
+            raise OptionError("part of a model", limit=" or ".join(PARTS), value=part, nearest='"all"')
+    return chosen
+
+
+def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
+    """Everything that is to be changed, before anything is."""
+    plan, inside, looks = _Plan(), set(), Looks()
+    _check_patterns(module, leave)
+    attention, widths, odd = _attention(module)
+    experts = _experts(module)
+    for name, child, outer in _walk(module):
+        known = experts.get(name) or _known(child, widths, odd, looks)
+        why = None if name in experts else _obstacle(child, outer)
+        if any(fnmatchcase(part, pattern) for part in prefixes(name) for pattern in leave):
+            if _has_weights(child) or known or child in attention.values():
+                plan.left[name] = "in leave"
+        elif why is not None and "linear" in parts:
+            plan.refused[name] = why
+        elif isinstance(child, Converted):
+            plan.left[name] = ALREADY
+            if isinstance(child, GatedMLP):
+                inside |= _gates(name, child)
+        elif known is None:
+            if _has_weights(child):
+                plan.left[name] = f"{type(child).__name__} is not known here"
+        elif id(child) in inside:
+            pass  # an activation whose work its block does
+        elif known.part not in parts:
+            plan.left[name] = f"{known.part} is not among the parts"
+        elif known.layer is None:
+            plan.left[name] = known.why
+        else:
+            plan.found.append((name, child, known))
+            if known.part == "mlp":
+                inside |= {id(m) for m in child.children() if layers_known.is_silu(m, looks)}
+        if name in attention and known is not None and known.part == "rope":
+            plan.rotates, plan.rotates_otherwise = True, plan.rotates_otherwise or name in plan.left
+    _plan_attention(module, plan, attention, parts, looks)
+    return plan
+
+
+def _gates(name: str, block: Any) -> set[int]:
+    """The activations in a converted block, whose work it does: SiLU, unless somebody has put in another since."""
+    found = [child for key, child in block._modules.items() if key in ("act_fn", "activation_fn", "act")]
+    for child in found:
+        if type(child).__name__ not in ("SiLU", "SiLUActivation"):
+            raise OptionError(
+                f"activation of {name}, which was converted", limit="SiLU, which the block computes itself",
+                value=type(child).__name__, nearest="the model with that activation, then convert(model)",
+            )  # fmt: skip
+    return {id(child) for child in found}
+
+
+def _check_patterns(module: Any, leave: Sequence[str]) -> None:
+    """A misspelt name would be converted."""
+    names = [name for name, _ in module.named_modules(remove_duplicate=False)]
+    for pattern in leave:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            nearest = get_close_matches(pattern, names, 1, 0) or [""]
+            raise OptionError("leave", limit="patterns of modules' names", value=pattern, nearest=nearest[0])
+
+
+def _known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Known | None:
+    if isinstance(child, Converted):  # nothing that is still to be done
+        return None
+    found = layers_known.known(child, looks)
+    if found is None and type(child).__module__.startswith("transformers."):
+        from .huggingface import known as huggingface_known
+
+        found = huggingface_known.known(child, widths, odd, looks)
+    return found or functions.known(child, looks)
+
+
+def _attention(module: Any) -> tuple[dict[str, Any], frozenset[int], str]:
+    """The attention modules of transformers models, how much of a head is turned there, and what is odd about it."""
+    from .huggingface import known as huggingface_known
+
+    found = huggingface_known.attention_modules(module)
+    return found, huggingface_known.rotary_widths(module), huggingface_known.halved(module) if found else ""
+
+
+def _experts(module: Any) -> dict[str, Known]:
+    """The mixtures of experts of transformers models: a router is known by what stands beside it."""
+    if "transformers" not in sys.modules:
+        return {}
+    from .huggingface import experts as huggingface_experts
+
+    return huggingface_experts.mixtures(module)
+
+
+def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tuple[str, ...], looks: Looks) -> None:
+    """All attention modules of a model, or none: they share a mask."""
+    from .huggingface.known import models, refusal
+
+    if not found:
+        if (names := models(module)) and (why := refusal(module, looks)):
+            plan.left.setdefault(names[0], why)
+        return
+    if "attention" not in parts:
+        why = "attention is not among the parts"
+    elif left := [name for name in found if plan.left.get(name) == "in leave"]:
+        why = f"attention has one mask for all layers, and {left[0]} is in leave"
+    else:
+        why = refusal(module, looks)
+    if not why and all("contract" in vars(x) and x.config._attn_implementation == NAME for x in found.values()):
+        plan.left |= {name: ALREADY for name in found if name not in plan.left}
+        return
+    if not why:
+        plan.attention = found
+        return
+    for name in found:
+        if name not in plan.left:
+            plan.left[name] = why
+        elif plan.left[name] not in ("in leave", why):
+            plan.left[name] += f"; {why}"
+
+
+def _refuse(refused: dict[str, str]) -> None:
+    if refused:
+        raise OptionError(
+            "modules that cannot be converted",
+            limit="torch.nn.Linear itself, called as a module",
+            value="; ".join(f"{name or '(the model)'}: {why}" for name, why in refused.items()),
+            nearest=f"leave={list(refused)}",
+        )
+
+
+def _check_dtypes(name: str, child: Any) -> None:
+    for key, p in child._parameters.items():
+        if p is not None and p.dtype not in _DTYPES:
+            what, limit = f"dtype of {name}.{key}", "float32, bfloat16 or float16"
+            raise DTypeError(what, limit=limit, value=p.dtype, nearest="torch.float32")
+
+
+def _become(child: Any, known: Known, halves: bool) -> None:
+    child.__class__ = known.layer
+    if isinstance(child, functions.Activation):
+        child.keep()
+    if "inv_freq" in child._buffers:
+        from .huggingface.known import prepare_rotary
+
+        prepare_rotary(child, halves)
+
+
+def _quantization(
+    module: Any, plan: _Plan, leave: Sequence[str], contract: Contract | None, formats: Formats | None,
+    fallback: str | BlockFormat | None, activations: str | None,
+) -> quantizing.Quantization | None:  # fmt: skip
+    """What becomes of the weights of Linear modules: those that are found, and those that are isogemm's already."""
+    if formats is None:
+        if fallback is not None or activations is not None:
+            what = "activations" if fallback is None else "fallback"
+            raise OptionError(what, limit="with quantize", value="quantize is None", nearest="quantize='Q8_0'")
+        return None
+    found = {name: child for name, child, known in plan.found if known.part == "linear"}
+    found |= {n: c for n, c in module.named_modules() if type(c) is Linear and plan.left.get(n) == ALREADY}
+    return quantizing.check(module, found, formats, fallback, activations, contract)
+
+
+def _report(module: Any, plan: _Plan, quantized: dict[str, str]) -> Conversion:
+    parts: dict[str, list[str]] = {part: [] for part in PARTS}
+    for name, _, known in plan.found:
+        parts[known.part].append(name)
+    parts["attention"] += plan.attention
+    for name in quantized:
+        if plan.left.pop(name, None):
+            parts["linear"].append(name)
+    converted = dict.fromkeys(name for names in parts.values() for name in names)
+    order = [name for name, _ in module.named_modules() if name in converted]
+    floats = plan.quantization.floats if plan.quantization else {}
+    by_part = {part: tuple(names) for part, names in parts.items()}
+    return Conversion(module, tuple(order), plan.left, by_part, quantized, floats)
+
+
+def _walk(module: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, module, the outermost module around it that reads weights itself) of all, each once."""
+    outer: dict[str, Any] = {}
+    for name, child in module.named_modules():
+        parents = [outer[part] for part in prefixes(name)[1:] if part in outer]
+        if isinstance(child, _READS_WEIGHTS):
+            outer[name] = child
+        yield name, child, parents[0] if parents else None
+
+
+def _has_weights(module: Any) -> bool:
+    return any(p is not None for p in module._parameters.values())
+
+
+def _obstacle(child: Any, outer: Any) -> str | None:
+    """Why a module cannot be converted faithfully; None where it can, or where there is nothing to convert."""
+    if isinstance(child, torch.jit.ScriptModule):
+        return "a scripted module, which cannot be looked into"
+    if isinstance(child, _READS_WEIGHTS):
+        return f"{type(child).__name__} reads weights without calling the modules inside it"
+    if not isinstance(child, torch.nn.Linear) or type(child) is Linear:
+        return None
+    if outer is not None:
+        return f"inside a {type(outer).__name__}, which reads its weights without calling it"
+    if type(child) is not torch.nn.Linear:
+        return f"a subclass of Linear, {type(child).__module__}.{type(child).__qualname__}"
+    return layers_known.touched(child) or None

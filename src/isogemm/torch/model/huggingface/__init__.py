@@ -1,0 +1,1 @@
+"""Models of transformers: which modules are taken for what."""

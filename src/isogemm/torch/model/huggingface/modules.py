@@ -1,0 +1,211 @@
+"""transformers models: attention through their interface, rotary embeddings from exact tables, attention's forward.
+
+Nothing of transformers is replaced. `isogemm` is one more name in the registries of attention and mask functions, and a
+model gets it in a configuration of its own; modules change their classes, as everywhere in `convert`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+import torch
+
+from ....contract.spec import Contract
+from ....errors import OptionError
+from ... import reductions
+from ...attention.calls import attention, scaled_dot_product_attention
+from ...ops import Tensor
+from ..layers import Converted, Merging, RowNorm
+from . import masks as masks
+
+__all__ = ["NAME", "Rotary", "RotaryAttention", "attend", "register", "tables"]
+
+NAME = "isogemm"
+BLOCK = 4096  # positions that are computed at once, always as many: a row's bits cannot depend on the table's length
+
+
+def register() -> None:
+    """Make ``attn_implementation="isogemm"`` known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    masks.bind()
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, masks.mask)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers' interface asks for: [batch, queries, heads, width], no weights.
+
+    Raises
+    ------
+    OptionError
+        Dropout, or something that changes the result and is not part of the definition.
+    """
+    if dropout:
+        raise OptionError("attention's dropout", limit="0", value=dropout, nearest="model.eval(), or dropout 0")
+    for name in ("softcap", "s_aux", "position_bias", "output_attentions"):
+        if options.get(name) is not None and options[name] is not False:
+            raise OptionError(f"{name} of attention", limit="none", value="one", nearest='attn_implementation="eager"')
+    contract = getattr(module, "contract", None)
+    if attention_mask is not None and attention_mask.dtype != torch.uint8:  # a user's own table: its range is found
+        table = attention_mask[..., : key.shape[2]]
+        y = scaled_dot_product_attention(query, key, value, table, scale=scaling, enable_gqa=True, contract=contract)
+        return y.transpose(1, 2).contiguous(), None
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    shown, rule, offset, start, stop = masks.visible(attention_mask, key.shape[2], query.shape[2], causal)
+    y = attention(
+        query,
+        key,
+        value,
+        mask=shown,
+        causal=rule,
+        offset=offset,
+        start=start,
+        stop=stop,
+        scale=scaling,
+        contract=contract,
+    )
+    return y.transpose(1, 2).contiguous(), None
+
+
+class RotaryAttention(Merging):
+    """An attention module of transformers with rotary embeddings: mixed into its class.
+
+    ``o_proj(attention(rope(q_norm(q_proj(x))), rope(k_norm(k_proj(x))), v_proj(x)))``, with or without the two norms.
+    """
+
+    part: ClassVar[str] = "rope"
+    merges = ("q_proj", "k_proj", "v_proj")
+    contract: Contract | None = None
+    o_proj: Any
+    config: Any
+    training: bool
+    head_dim: int
+    layer_idx: int
+    scaling: float
+    attention_dropout: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        """As transformers' own, with one rounding where it has several."""
+        assert position_embeddings is not None
+        shape, width = hidden_states.shape[:-1], self.head_dim
+        heads = (*shape, -1, width)
+        cos, sin = (t[..., : width // 2].unsqueeze(2) for t in position_embeddings)
+        query, key, value = (y.view(heads) for y in self._products(hidden_states))
+        modules = vars(self)["_modules"]
+        query, key = turned(query, key, modules.get("q_norm"), modules.get("k_norm"), cos, sin)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        dropout = self.attention_dropout if self.training else 0.0
+        call = _function(type(self), self.config._attn_implementation)
+        y, weights = call(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        return self.o_proj(y.reshape(*shape, -1)), weights
+
+    def __setstate__(self, state: Any) -> None:
+        """Loaded, perhaps by a process that has converted nothing."""
+        register()
+        super().__setstate__(state)
+
+
+def _function(cls: type, name: str) -> Any:
+    """transformers' attention function of that name; its eager one stands in the module of the model."""
+    if name == NAME:
+        return attend
+    if "flash" in name:
+        raise OptionError("attention function", limit="one that takes masks", value=name, nearest='"sdpa"')
+    modeling = sys.modules[cls.__module__]  # every model's module has both
+    return modeling.ALL_ATTENTION_FUNCTIONS.get_interface(name, modeling.eager_attention_forward)
+
+
+def turned(query: Tensor, key: Tensor, q_norm: Any, k_norm: Any, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Heads [batch, tokens, heads, width], normed if there are norms, then turned; the same bits in each way."""
+    if q_norm is None and k_norm is None:
+        return reductions.rope_pair(query, key, cos, sin)
+    if _is_row_norm(q_norm, query) and _is_row_norm(k_norm, key):
+        eps, other = getattr(q_norm, q_norm.eps_name), getattr(k_norm, k_norm.eps_name)
+        if eps == other:
+            weights = q_norm._operand("weight"), k_norm._operand("weight")
+            return reductions.norm_rope_pair(query, key, *weights, cos, sin, eps)
+    query, key = (x if norm is None else norm(x) for x, norm in ((query, q_norm), (key, k_norm)))
+    return reductions.rope_pair(query, key, cos, sin)
+
+
+def _is_row_norm(norm: Any, x: Tensor) -> bool:
+    """Whether a norm is one of ours whose result has the dtype of x, and nothing waits for its call."""
+    if not isinstance(norm, RowNorm):
+        return False
+    known: Any = norm
+    return not (known._forward_hooks or known._forward_pre_hooks) and _fits(known._operand("weight"), x)
+
+
+def _fits(weight: Tensor | None, x: Tensor) -> bool:
+    return weight is None or weight.dtype == x.dtype
+
+
+class Rotary(Converted):
+    """A rotary embedding of transformers: mixed into its class. Rows of a table, one for each position.
+
+    `table` is [positions, width] float32: the cosines, then the sines, of half a head. `halves` is whether those are
+    handed out as they are, which `RotaryAttention` takes, or doubled and in the model's dtype, as in transformers.
+    """
+
+    part: ClassVar[str] = "rope"
+    table: Tensor
+    halves: bool = False
+    inv_freq: Tensor
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for [batch, tokens] positions.
+
+        Raises
+        ------
+        OptionError
+            A position that the table has no row for; on a CUDA device torch's own error about an index.
+        """
+        if position_ids.device.type == "cpu" and not torch.compiler.is_compiling() and position_ids.numel():
+            last = int(position_ids.max())
+            if last >= len(self.table):
+                limit = f"below max_position_embeddings, {len(self.table)}"
+                raise OptionError("position", limit=limit, value=last, nearest=len(self.table) - 1)
+        cos, sin = torch.nn.functional.embedding(position_ids, self.table).chunk(2, -1)
+        if self.halves:
+            return cos, sin
+        return torch.cat((cos, cos), -1).to(x.dtype), torch.cat((sin, sin), -1).to(x.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moved with the module, but never to another dtype."""
+        table = vars(self)["_buffers"].pop("table")
+        found = super()._apply(fn, recurse)  # type: ignore[misc]
+        vars(self)["_buffers"]["table"] = table.to(self.inv_freq.device)
+        return found
+
+
+def tables(inv_freq: Tensor, scaling: float, positions: int) -> Tensor:
+    """[positions, 2 * n] float32 of cos and sin of position * inv_freq, times `scaling`; float64 until then."""
+    import numpy as np
+
+    w = inv_freq.detach().cpu().double().numpy()
+    rows = []
+    for first in range(0, positions, BLOCK):
+        angles = np.arange(first, first + BLOCK, dtype=np.float64)[:, None] * w
+        rows.append((np.concatenate((np.cos(angles), np.sin(angles)), 1) * scaling).astype(np.float32))
+    return torch.from_numpy(np.concatenate(rows)[:positions].copy()).to(inv_freq.device)

@@ -1,0 +1,377 @@
+"""Which modules have a layer of ours: by their class where it is torch's own, else by what they do.
+
+A class of another library is looked at in three ways, on a small stand-in of the same class with small random weights:
+by its structure; by the operators that its own forward method calls (`traced`); and by that method's results. So a norm
+that multiplies by ``1 + weight`` is not taken for one that multiplies by weight, nor a block with a limit for one
+without, and a later version of a library that computes something else is left alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from .. import reductions
+from ..ops import Tensor
+from . import layers, traced
+from .layers import Converted
+from .traced import Formula
+
+__all__ = [
+    "PLAIN",
+    "Known",
+    "Looks",
+    "agrees",
+    "differs",
+    "is_silu",
+    "known",
+    "magnitudes",
+    "mixed",
+    "random",
+    "random_linear",
+    "stand_in",
+    "takes",
+    "touched",
+]
+
+PLAIN: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}  # whatever torch's defaults are
+EPS_NAMES = ("variance_epsilon", "eps")
+NORM: Formula = dict.fromkeys(["div", "mean", "mul", "reciprocal", "rsqrt", "sqrt", "square"], ()) | {
+    "pow": (2, 0.5, -0.5)
+}
+SILU: Formula = dict.fromkeys(["div", "exp", "mul", "neg", "reciprocal", "sigmoid", "silu"], ()) | {"add": (1,)}
+GATED: Formula = {**SILU, "addmm": (), "linear": (), "mm": ()}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was recognised in a module: its part, and the class that it gets, or why it stays as it is."""
+
+    part: str
+    layer: type | None = None
+    why: str = ""
+
+
+class Looks:
+    """What was found in modules, so that one is not looked at again that is like another in all that counts."""
+
+    def __init__(self) -> None:
+        self.found: dict[Any, Any] = {}
+
+    def at(self, look: Callable[..., Any], child: Any, *rest: Any, without: tuple[str, ...] = ()) -> Any:
+        """``look(child, *rest)``, once for all modules that differ in nothing but the attributes `without`."""
+        key = look, rest, _likeness(child, without)
+        if key not in self.found:
+            self.found[key] = look(child, *rest)
+        return self.found[key]
+
+
+def _likeness(child: Any, without: tuple[str, ...] = ()) -> Any:
+    """A module's class and all that is in it, but for numbers in tensors. Objects count as themselves."""
+    tensors = {**child._parameters, **child._buffers}.items()
+    return (
+        type(child),
+        child._compiled_call_impl is None,
+        bool(child._forward_hooks or child._forward_pre_hooks),
+        tuple((k, _value(x)) for k, x in vars(child).items() if k not in _INNER and k not in without),
+        tuple((k, None if x is None else (x.dtype, x.dim(), x.device)) for k, x in tensors),
+        tuple((k, m and _likeness(m)) for k, m in child._modules.items()),
+    )
+
+
+_INNER = vars(torch.nn.Module()).keys()
+
+
+def _value(x: Any) -> Any:
+    return (type(x), repr(x)) if x is None or isinstance(x, (bool, int, float, str)) else id(x)
+
+
+def known(child: Any, looks: Looks) -> Known | None:
+    """What a module is to `convert`; None where it is nothing that isogemm has a layer for."""
+    for torchs, look in _TORCH.items():
+        if isinstance(child, torchs):
+            if type(child) is torchs:
+                return _unless_touched(child, look(child))
+            return Known(_PARTS[torchs], why=f"a subclass of {torchs.__name__}, {_full(child)}")
+    return _foreign(child, looks)
+
+
+def _full(child: Any) -> str:
+    return f"{type(child).__module__}.{type(child).__qualname__}"
+
+
+def touched(child: Any) -> str:
+    """Why a module's class does not say what it computes; empty where it does."""
+    if "forward" in vars(child):
+        return "its forward method was replaced"
+    if getattr(child, "_compiled_call_impl", None) is not None:
+        return "it was compiled before"
+    return ""
+
+
+def _unless_touched(child: Any, found: Known) -> Known:
+    why = touched(child)
+    return Known(found.part, why=why) if why and found.layer else found
+
+
+def _norm(child: Any) -> Known:
+    layer = layers.RMSNorm if isinstance(child, torch.nn.RMSNorm) else layers.LayerNorm
+    if len(child.normalized_shape) != 1:
+        return Known("norm", why=f"over {len(child.normalized_shape)} dimensions; rows have one")
+    return Known("norm", layer)
+
+
+def _embedding(child: Any) -> Known:
+    for name in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(child, name):
+            return Known("embedding", why=f"an Embedding with {name}")
+    return Known("embedding", layers.Embedding)
+
+
+def _silu(child: Any) -> Known:
+    if child.inplace:
+        return Known("mlp", why="a SiLU that works in place")
+    return Known("mlp", layers.SiLU)
+
+
+_TORCH: dict[type, Callable[[Any], Known]] = {
+    torch.nn.Linear: lambda child: Known("linear", layers.Linear),
+    torch.nn.RMSNorm: _norm,
+    torch.nn.LayerNorm: _norm,
+    torch.nn.Embedding: _embedding,
+    torch.nn.SiLU: _silu,
+}
+_PARTS: dict[type, str] = {
+    torch.nn.Linear: "linear",
+    torch.nn.RMSNorm: "norm",
+    torch.nn.LayerNorm: "norm",
+    torch.nn.Embedding: "embedding",
+    torch.nn.SiLU: "mlp",
+}
+
+
+def _foreign(child: Any, looks: Looks) -> Known | None:
+    children = child._modules
+    has_eps = any(isinstance(vars(child).get(name), float) for name in EPS_NAMES)
+    look: Callable[..., Any] | None = None
+    if not children and list(child._parameters) == ["weight"] and child._parameters["weight"] is not None:
+        look = _row_norm if child.weight.dim() == 1 and has_eps else None
+    elif not children and not child._parameters and not hasattr(child, "weight") and has_eps:
+        look = _row_norm if looks.at(_row_norm, child).layer else None  # eps alone says nothing
+    elif children.keys() >= {"gate_proj", "up_proj", "down_proj"}:
+        look = _gated_mlp
+    elif not children and not child._parameters and is_silu(child, looks):
+        look = _plain_silu
+    if look is None:
+        return None
+    why = touched(child)
+    if why:
+        return Known("norm" if look is _row_norm else "mlp", why=why)
+    found: Known = looks.at(look, child) if look is _row_norm else look(child, looks)
+    return found
+
+
+class _Silu(Converted):
+    part = "mlp"
+
+    def forward(self, input: Any) -> Any:
+        return reductions.silu(input)
+
+
+def _plain_silu(child: Any, looks: Looks) -> Known:
+    return Known("mlp", mixed(_Silu, type(child)))
+
+
+def is_silu(child: Any, looks: Looks) -> bool:
+    """Whether an activation module is SiLU: by name, and by what it does."""
+    if type(child) is torch.nn.SiLU or isinstance(child, (layers.SiLU, _Silu)):
+        return True
+    return type(child).__name__ == "SiLUActivation" and not looks.at(_no_silu, child)
+
+
+def _no_silu(child: Any) -> str:
+    probe = stand_in(child)
+    return takes(child) or differs(
+        probe,
+        SILU,
+        lambda empty: [probe.forward(empty(*shape)) for shape in ((3, 16), (2, 1, 16))],
+        lambda: agrees(probe.forward, torch.nn.functional.silu, magnitudes(random(3, 16) * 4)),
+    )
+
+
+def takes(child: Any) -> str:
+    """Why a forward method does not take one argument; empty where it does."""
+    count = len(inspect.signature(type(child).forward).parameters) - 1
+    return "" if count == 1 else f"its forward method takes {count} arguments"
+
+
+def _row_norm(child: Any) -> Known:
+    name = next(name for name in EPS_NAMES if isinstance(vars(child).get(name), float))
+    weighted = "weight" in child._parameters
+    probe = stand_in(child, weight=torch.nn.Parameter(random(16), requires_grad=False) if weighted else None)
+    eps = vars(child)[name]
+
+    def formula(x: Tensor) -> Tensor:
+        y = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
+        return y * probe.weight if weighted else y
+
+    # Rows whose mean square is far above, and near, eps: that is where eps shows.
+    rows = torch.cat((magnitudes(random(3, 16)), random(3, 16, seed=1) * max(eps, 1e-12) ** 0.5))
+    why = takes(child) or differs(
+        probe,
+        {**NORM, "add": (eps,), "_fused_rms_norm": (eps,)},
+        lambda empty: [probe.forward(empty(*shape)) for shape in ((3, 16), (1, 1, 16), (2, 4096, 3, 16))],
+        lambda: agrees(probe.forward, formula, rows),
+    )
+    if not why:
+        return Known("norm", mixed(layers.RowNorm, type(child), eps_name=name))
+    return Known("norm", why=f"{type(child).__name__} does not compute x / sqrt(mean(x**2) + {name}) * weight: {why}")
+
+
+def _gated_mlp(child: Any, looks: Looks) -> Known:
+    act = next((child._modules[name] for name in ("act_fn", "activation_fn", "act") if name in child._modules), None)
+    if act is None or not is_silu(act, looks) or touched(act):
+        return Known(
+            "mlp", why=f"the activation of {type(child).__name__} is not SiLU; what is inside is looked at alone"
+        )
+    if not all(isinstance(child._modules[name], torch.nn.Linear) for name in GATES):
+        return Known("mlp", why=f"projections of {type(child).__name__} are no Linear modules")
+    for name, module in child._modules.items():
+        if name not in GATES and module is not None and (module._forward_hooks or module._forward_pre_hooks):
+            what = "its activation" if module is act else name
+            return Known("mlp", why=f"{what} has hooks, which would not be called")
+    if why := looks.at(_no_gates, child):
+        product = "down_proj(silu(gate_proj(x)) * up_proj(x))"
+        return Known("mlp", why=f"{type(child).__name__} does not compute {product}: {why}")
+    return Known("mlp", mixed(layers.GatedMLP, type(child)))
+
+
+GATES = ("gate_proj", "up_proj", "down_proj")
+
+
+def _no_gates(child: Any) -> str:
+    """Why a module computes no gated block; empty where it does."""
+    gate, up, down = (random_linear(k, n, i) for i, (k, n) in enumerate(((8, 12), (8, 12), (12, 8))))
+    probe = stand_in(child, gate_proj=gate, up_proj=up, down_proj=down)
+    return takes(child) or differs(
+        probe,
+        GATED,
+        lambda empty: [probe.forward(empty(*shape)) for shape in ((3, 8), (1, 1, 8), (2, 4096, 8))],
+        lambda: agrees(
+            probe.forward, lambda x: down(torch.nn.functional.silu(gate(x)) * up(x)), magnitudes(random(3, 8))
+        ),
+    )
+
+
+def differs(probe: Any, formula: Formula, call: Any, same: Callable[[], bool]) -> str:
+    """What a stand-in does that a formula does not; empty where there is nothing.
+
+    First by the operators that ``call(empty)`` makes it call, as `traced.other` has it; then by ``same()``, which
+    compares results, in evaluation and in training.
+    """
+    if why := traced.other(probe, formula, call, torch.float32):
+        return why
+    for training in (False, True):
+        traced.train(probe, training)
+        if not same():
+            return "its results are others" + (" in training" if training else "")
+    for dtype in traced.DTYPES[1:]:
+        if why := traced.other(probe, formula, call, dtype):
+            return f"{why}, in {dtype}"
+    return ""
+
+
+def magnitudes(x: Tensor) -> Tensor:
+    """Rows of x of every size, one with an infinity, one with a NaN."""
+    sizes = [x * size for size in (1.0, 1e-3, 30.0, 1e3, 1e6)]
+    odd = x[:2].clone()
+    odd[0, 1], odd[1, 2] = float("inf"), float("nan")
+    return torch.cat((*sizes, odd))
+
+
+def stand_in(child: Any, **replaced: Any) -> Any:
+    """A module of the same class and attributes, with these parameters and modules; no hooks, in eval mode.
+
+    Other modules inside it are stand-ins, too, so that it may change its mode; their tensors are the originals.
+    """
+    cls: Any = type(child)
+    probe = cls.__new__(cls)
+    torch.nn.Module.__init__(probe)
+    for name, value in vars(child).items():
+        if name not in vars(probe):
+            vars(probe)[name] = value
+    for name, module in child._modules.items():
+        if name not in replaced:
+            probe._modules[name] = None if module is None else _inside(module)
+    for name, value in replaced.items():
+        if value is not None:
+            setattr(probe, name, value)
+    vars(probe)["training"] = False
+    return probe
+
+
+def _inside(module: Any) -> Any:
+    probe = stand_in(module)
+    probe._parameters.update(module._parameters)
+    probe._buffers.update(module._buffers)
+    return probe
+
+
+def agrees(forward: Callable[..., Any], formula: Callable[..., Any], *inputs: Any) -> bool:
+    """Whether a forward method gives what a formula gives, up to float32's roundings. A failing one does not."""
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            got, want = forward(*inputs), formula(*inputs)
+        pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+        return all(isinstance(x, torch.Tensor) and _close(x, y) for x, y in pairs)
+    except Exception:  # whatever another library's code raises: it is not what we know
+        return False
+
+
+def _close(x: Tensor, y: Tensor) -> bool:
+    """Up to roundings, which are measured by the largest number of a row."""
+    if x.shape != y.shape:
+        return False
+    x, y = x.double(), y.double()
+    size = torch.where(y.isfinite(), y, 0).abs()
+    size = size.amax(-1, keepdim=True) if y.dim() else size
+    near = (x - y).abs() <= 1e-4 * y.abs() + 1e-5 * size
+    return bool((near | (x == y) | (x.isnan() & y.isnan())).all())
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers that are always the same and leave torch's generators as they are."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **PLAIN)
+
+
+def random_linear(k: int, n: int, seed: int) -> Any:
+    """A Linear without a bias, with `random` weights."""
+    layer = torch.nn.Linear(k, n, bias=False, device="meta")  # no initial values: torch's generator stays as it is
+    layer.weight = torch.nn.Parameter(random(n, k, seed=seed), requires_grad=False)
+    return layer
+
+
+def mixed(layer: Any, cls: Any, **attributes: Any) -> Any:
+    """`cls` with the forward method of `layer`: a subclass of both, with the name of `cls`; the same one every time."""
+    return _mixed(layer, cls, tuple(attributes.items()))
+
+
+@cache
+def _mixed(layer: Any, cls: Any, attributes: tuple[tuple[str, Any], ...]) -> Any:
+    body: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__reduce_ex__": _reduce}
+    return type(cls.__name__, (layer, cls), {**body, **dict(attributes), "made_of": (layer, cls, attributes)})
+
+
+def _reduce(self: Any, protocol: int) -> Any:
+    """For pickle and copy: the class is made again from what it is made of."""
+    return _make, type(self).made_of, vars(self)
+
+
+def _make(layer: Any, cls: Any, attributes: tuple[tuple[str, Any], ...]) -> Any:
+    made = _mixed(layer, cls, attributes)
+    return made.__new__(made)

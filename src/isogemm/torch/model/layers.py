@@ -1,0 +1,322 @@
+"""Layers with torch's parameters, initial values and state_dict, computed by isogemm.
+
+Each is a subclass of the torch module that it stands for, so `convert` can change the class of a module and leave the
+object as it is. Gradients of parameters go to ``.grad``, or to float32 buffers (`isogemm.torch.use_main_grad`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, ClassVar
+
+import torch
+
+from ...base import arguments as given
+from ...contract.spec import Contract, ContractLike, as_contract
+from .. import functional, ops, reductions
+from ..ops import Tensor, with_order
+
+__all__ = [
+    "Converted",
+    "Embedding",
+    "GatedMLP",
+    "LayerNorm",
+    "Linear",
+    "Merging",
+    "RMSNorm",
+    "RowNorm",
+    "SiLU",
+    "checked",
+]
+
+
+class Converted:
+    """What every layer of isogemm's is: its part of a model, and where the gradients of its parameters go.
+
+    A buffer is in the parameter's attribute ``main_grad``. Where a parameter serves several layers, each use needs a
+    sum of its own: then it is in `main_grads` of the layer.
+    """
+
+    part: ClassVar[str] = ""
+    main_grads: dict[str, Tensor] | None = None
+
+    def _buffer(self, name: str, parameter: Tensor | None) -> Tensor | None:
+        own = self.main_grads
+        if own is not None and name in own:
+            return own[name]
+        return getattr(parameter, "main_grad", None)
+
+    def _operand(self, name: str) -> Tensor | None:
+        """A parameter as functions of rows take it, which look for its buffer in the tensor itself."""
+        parameter: Any = getattr(self, name, None)
+        own = self.main_grads
+        if own is None or name not in own or not torch.is_grad_enabled():
+            return parameter
+        alias = parameter.view_as(parameter)  # the same memory, with another buffer
+        alias.main_grad = own[name]
+        return alias
+
+
+def checked(contract: ContractLike | None, grad_order: str) -> tuple[Contract | None, str]:
+    """The contract as a value, after the gradient's order was found to fit it.
+
+    Raises
+    ------
+    ContractError
+        No such contract or order.
+    """
+    chosen = None if contract is None else as_contract(contract)
+    given.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096")
+    with_order(chosen or Contract(), grad_order)
+    return chosen, grad_order
+
+
+class Linear(Converted, torch.nn.Linear):  # type: ignore[misc]
+    """`torch.nn.Linear` computed by `isogemm.torch.linear`: the same parameters, initial values and state_dict.
+
+    Parameters
+    ----------
+    in_features, out_features, bias, device, dtype
+        As in torch.nn.Linear.
+    contract : Contract or str, optional
+        Of the forward product; by default that of the device and dtype.
+    grad_order : str
+        Order of the rows' sum in the gradients of weight and bias.
+
+    Raises
+    ------
+    ContractError
+        No such contract or order.
+
+    Determinism
+    -----------
+    As `isogemm.torch.linear`. A float32 buffer in the attribute ``main_grad`` of weight or bias (`use_main_grad`) takes
+    that parameter's gradient.
+    """
+
+    part = "linear"
+    contract: Contract | None = None
+    grad_order = "leaf4096"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        contract: ContractLike | None = None,
+        grad_order: str = "leaf4096",
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.contract, self.grad_order = checked(contract, grad_order)
+
+    def forward(self, input: Any) -> Any:
+        """input @ weight.T + bias."""
+        weight, bias, contract = self.weight, self.bias, self.contract
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(input.device.type):
+            return functional.linear(
+                input,
+                weight,
+                bias,
+                contract=contract,
+                grad_order=self.grad_order,
+                main_grad=self._buffer("weight", weight),
+                bias_main_grad=self._buffer("bias", bias),
+            )
+        return inferred(input, weight, bias, contract)
+
+    def extra_repr(self) -> str:
+        """torch's, and the contract."""
+        return f"{super().extra_repr()}, contract={self.contract or 'default'}, grad_order={self.grad_order}"
+
+
+def inferred(x: Tensor, weight: Tensor, bias: Tensor | None, contract: Contract | None) -> Tensor:
+    """x @ weight.T + bias where nothing is recorded: the shortest way to the kernel, unless something watches."""
+    if torch.compiler.is_compiling() or not ops.is_plain(x, weight, bias):
+        return functional.linear(x, weight, bias, contract=contract)
+    return ops.linear(x, weight, bias, "" if contract is None else str(contract), None)
+
+
+class Merging(Converted):
+    """A module with several Linear modules of one input, which may be one product where no gradient is recorded.
+
+    The columns of a product do not see each other, so the bits are those of the products apart. `merge` puts the
+    weights into one tensor; the parameters become views of it and stay what they are.
+    """
+
+    merges: ClassVar[tuple[str, ...]] = ()
+    merged_number: int
+
+    def merge(self) -> bool:
+        """Merge, or merge again after the parameters got new memory. False where the layers do not fit."""
+        # torch traces no addresses, and 2.11 takes no module for a constant: while it compiles it asks by number.
+        torch.compiler.assume_constant_result(_is_whole_now)
+        layers = self._layers()
+        if not all(isinstance(layer, Linear) and layer.contract == layers[0].contract for layer in layers):
+            return False  # quantized ones, too
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        if len({(w.dtype, w.device, w.shape[1]) for w in weights}) > 1 or weights[0].is_meta:
+            return False
+        if len({b is None for b in biases}) > 1:
+            return False
+        for name, parts in (("weight", weights), ("bias", [b for b in biases if b is not None])):
+            whole = torch.cat([p.detach() for p in parts]) if parts else None
+            if whole is not None:
+                for p, place in zip(parts, whole.split([len(p) for p in parts]), strict=True):
+                    p.data = place
+            self.register_buffer(f"merged_{name}", whole, persistent=False)  # type: ignore[attr-defined]
+        self.merged_number = next(_numbers)
+        _merged[self.merged_number] = self
+        return True
+
+    def _layers(self) -> list[Any]:
+        if torch.compiler.is_compiling():  # which sees by this, and not below, that a layer was replaced
+            return [getattr(self, name) for name in self.merges]
+        modules = vars(self)["_modules"]
+        return [modules[name] for name in self.merges]
+
+    def _products(self, x: Tensor) -> Any:
+        """What each of the layers makes of x."""
+        layers, buffers = self._layers(), vars(self)["_buffers"]
+        whole = buffers.get("merged_weight")
+        if whole is None or torch.is_grad_enabled():
+            return [layer(x) for layer in layers]
+        if not (_is_whole_now(self.merged_number) if torch.compiler.is_compiling() else _is_whole(self)):
+            return [layer(x) for layer in layers]
+        for layer in layers:
+            if layer._forward_hooks or layer._forward_pre_hooks:  # they wait for the layer's own call
+                return [layer(x) for layer in layers]
+        y = inferred(x, whole, buffers["merged_bias"], layers[0].contract)
+        return y.split([layer.out_features for layer in layers], -1)
+
+    def __setstate__(self, state: Any) -> None:
+        """Copied or loaded: merged again."""
+        super().__setstate__(state)  # type: ignore[misc]
+        if vars(self)["_buffers"].get("merged_weight") is not None:
+            self.merge()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moved or cast: merged again."""
+        buffers = vars(self)["_buffers"]
+        was = buffers.pop("merged_weight", None) is not None
+        buffers.pop("merged_bias", None)
+        found = super()._apply(fn, recurse)  # type: ignore[misc]
+        if was:
+            self.merge()
+        return found
+
+
+_numbers = itertools.count()
+_merged: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def _is_whole_now(number: int) -> bool:
+    """`_is_whole` of the module with that number."""
+    return _is_whole(_merged[number])
+
+
+def _is_whole(module: Any) -> bool:
+    """Whether the layers are those that were merged, and their parameters still lie in the merged tensors."""
+    for layer in module._layers():
+        if type(layer).forward is not Linear.forward:  # something around it, or a kind of its own
+            return False
+    for name in ("weight", "bias"):
+        whole = module._buffers[f"merged_{name}"]
+        place = 0 if whole is None else whole.data_ptr()
+        for layer in module._layers() if whole is not None else ():
+            p = layer._parameters.get(name)
+            if p is None or p.data_ptr() != place:
+                return False
+            place += p.numel() * p.element_size()
+    return True
+
+
+class RMSNorm(Converted, torch.nn.RMSNorm):  # type: ignore[misc]
+    """`torch.nn.RMSNorm` over the last dimension, computed by `reductions.rms_norm`.
+
+    An eps of None is float32's epsilon, as in torch.
+    """
+
+    part = "norm"
+
+    def forward(self, x: Any) -> Any:
+        """``x / sqrt(mean(x**2) + eps) * weight``."""
+        eps = self.eps if self.eps is not None else torch.finfo(torch.float32).eps
+        return reductions.rms_norm(x, self._operand("weight"), eps)
+
+
+class LayerNorm(Converted, torch.nn.LayerNorm):  # type: ignore[misc]
+    """`torch.nn.LayerNorm` over the last dimension, computed by `reductions.layer_norm`."""
+
+    part = "norm"
+
+    def forward(self, input: Any) -> Any:
+        """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``."""
+        return reductions.layer_norm(input, self._operand("weight"), self._operand("bias"), self.eps)
+
+
+class Embedding(Converted, torch.nn.Embedding):  # type: ignore[misc]
+    """`torch.nn.Embedding`, whose gradient adds rows in ascending order.
+
+    Without max_norm, scale_grad_by_freq and sparse. The row of padding_idx has a gradient of zero, as in torch.
+    """
+
+    part = "embedding"
+
+    def forward(self, input: Any) -> Any:
+        """Rows of the table, copied."""
+        if not (torch.is_grad_enabled() and self.weight.requires_grad):
+            return torch.nn.functional.embedding(input, self.weight)  # a copy has no order
+        rows = reductions.embedding(input, self._operand("weight"))
+        if self.padding_idx is None:
+            return rows
+        return torch.where((input == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
+
+
+class SiLU(Converted, torch.nn.SiLU):  # type: ignore[misc]
+    """`torch.nn.SiLU` computed by `reductions.silu`."""
+
+    part = "mlp"
+
+    def forward(self, input: Any) -> Any:
+        """``x / (1 + exp(-x))``."""
+        return reductions.silu(input)
+
+
+class RowNorm(Converted):
+    """An RMSNorm of another library, with a weight or without: `convert` mixes this into its class.
+
+    `eps_name` is where its eps stands.
+    """
+
+    part = "norm"
+    eps_name: ClassVar[str] = "eps"
+
+    def _operand(self, name: str) -> Tensor | None:
+        """A parameter; not a buffer of that name, which the module's own forward method was seen to pass over."""
+        return None if name in vars(self)["_buffers"] else super()._operand(name)
+
+    def forward(self, hidden_states: Any) -> Any:
+        """``x / sqrt(mean(x**2) + eps) * weight``, rounded once, in the dtype that torch promotes to."""
+        weight = self._operand("weight")
+        both = None
+        if weight is not None and weight.dtype != hidden_states.dtype:
+            both = torch.promote_types(weight.dtype, hidden_states.dtype)
+        return reductions.rms_norm(hidden_states, weight, getattr(self, self.eps_name), out_dtype=both)
+
+
+class GatedMLP(Merging):
+    """A gated block of another library: ``down_proj(silu(gate_proj(x)) * up_proj(x))``."""
+
+    part = "mlp"
+    merges = ("gate_proj", "up_proj")
+    gate_proj: Any
+    up_proj: Any
+    down_proj: Any
+
+    def forward(self, x: Any) -> Any:
+        """The gate is rounded once, behind its product with up_proj(x)."""
+        return self.down_proj(reductions.silu_mul(*self._products(x)))

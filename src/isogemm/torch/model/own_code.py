@@ -1,0 +1,128 @@
+"""The own code of a small module, a router above all: torch's functions in it computed by isogemm.
+
+A formula of ours in the place of another library's would have to be that library's in every version and mode. Here the
+module's own forward method runs, and the functions that it calls, above autograd, are isogemm's with isogemm's
+gradients: products, softmax, sums along rows, sigmoid and silu. Which modules that is enough for is seen in a run of
+their code, in which every operator has to be known not to look at the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ...contract.spec import Contract
+from .. import functional, reductions
+from ..ops import Tensor
+from ..routing.products import DTYPES
+from .layers import Converted
+
+__all__ = ["OwnBlock", "OwnCode", "own", "unsafe"]
+
+_F = torch.nn.functional
+
+
+class own(TorchFunctionMode):  # type: ignore[misc]
+    """A scope in which torch's functions are isogemm's, with their gradients, where isogemm has them."""
+
+    def __init__(self, contract: Contract | None = None, grad_order: str = "leaf4096") -> None:
+        super().__init__()
+        self.contract, self.grad_order = contract, grad_order
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        ours, kwargs = _OURS.get(func), kwargs or {}
+        if ours is not None and isinstance(args[0], torch.Tensor) and args[0].dtype in DTYPES:
+            result = ours(self, *args, **kwargs)
+            if result is not None:
+                return result
+        return func(*args, **kwargs)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        buffers = {"main_grad": getattr(weight, "main_grad", None), "bias_main_grad": getattr(bias, "main_grad", None)}
+        return functional.linear(x, weight, bias, contract=self.contract, grad_order=self.grad_order, **buffers)
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor | None:
+        if b.dim() != 2 or a.dim() < 2:
+            return None
+        return functional.linear(a, b.mT, contract=self.contract, grad_order=self.grad_order)
+
+    def softmax(self, x: Tensor, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor | None:
+        return reductions.softmax(x, out_dtype=dtype) if _is_last(x, dim) and dtype in _RESULTS else None
+
+    def sum(self, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
+        if not _is_last(x, dim) or dtype not in _RESULTS:
+            return None
+        if torch.is_grad_enabled() and x.requires_grad:
+            x = x.clone()  # torch's sum remembers no operand, which may be divided by its result in place
+        return reductions.sum(x, keepdim=keepdim, out_dtype=dtype)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return reductions.sigmoid(x)
+
+    def silu(self, x: Tensor, inplace: bool = False) -> Tensor | None:
+        return None if inplace else reductions.silu(x)
+
+
+def _is_last(x: Tensor, dim: Any) -> bool:
+    if isinstance(dim, (tuple, list)) and len(dim) == 1:
+        (dim,) = dim
+    return x.dim() > 0 and type(dim) is int and dim in (-1, x.dim() - 1)
+
+
+_RESULTS = DTYPES | {None}
+_OURS: dict[Any, Callable[..., Any]] = {
+    _F.linear: own.linear,
+    **dict.fromkeys(
+        (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.mm), own.matmul
+    ),
+    **dict.fromkeys((_F.softmax, torch.softmax, torch.Tensor.softmax), own.softmax),
+    **dict.fromkeys((torch.sum, torch.Tensor.sum), own.sum),
+    **dict.fromkeys((_F.sigmoid, torch.sigmoid, torch.Tensor.sigmoid), own.sigmoid),
+    _F.silu: own.silu,
+}
+
+
+class OwnCode(Converted):
+    """A module whose own forward method runs in the scope of `own`: mixed into its class."""
+
+    part = "experts"
+    contract: Contract | None = None
+    grad_order = "leaf4096"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own."""
+        with own(self.contract, self.grad_order):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+class OwnBlock(OwnCode):
+    """`OwnCode` of a module with modules inside: compilers leave it as it is.
+
+    torch 2.13 shows ``F.sigmoid`` in compiled code to no function mode.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own."""
+        if torch.compiler.is_compiling():
+            return _eagerly(super().forward, *args, **kwargs)
+        return super().forward(*args, **kwargs)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _eagerly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+def unsafe(call: Callable[..., Any], *inputs: Any) -> str:
+    """The first operator in a call that may look at the batch, or what the call raised; empty where there is none."""
+    from ..routing.coverage import coverage
+
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            rows = coverage(call, *inputs, scope=False).not_routed
+    except Exception as error:  # whatever another library's code raises
+        return f"could not be run alone ({type(error).__name__})"
+    return f"calls {rows[0].op}" if rows else ""

@@ -1,0 +1,271 @@
+"""Products with quantized weights as torch operators: isogemm::quantized_linear and isogemm::quantized_weight.
+
+torch passes tensors and numbers to an operator, so a quantized weight goes as ``blocks``: on the CPU the bytes of its
+rows, uint8 [n, row bytes]; on a CUDA device the kernels' own copy, uint8 [bytes]. The matrix that stands behind them
+keeps what backends made of it; it is found again by their address.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...api import products as api
+from ...api.quantized import ACTIVATIONS
+from ...base import arguments as given
+from ...contract.spec import Contract, as_contract
+from ...errors import LayoutError, ShapeError
+from ...formats.blocks import format_of
+from ...quant.matrix import QuantizedMatrix
+from ..gemm import backward
+from ..ops import Reverse, Tensor, _library, define_forward, refuse_meta, resolved, with_order
+
+__all__ = ["Recorded", "blocks_of", "linear", "linear_forward_op", "linear_op", "matrix_of", "weight_op"]
+
+_alive: weakref.WeakValueDictionary[tuple[Any, ...], QuantizedMatrix] = weakref.WeakValueDictionary()
+
+
+class _Bytes:
+    """Bytes of a private mapping, which NumPy's flags call read-only and a write does not harm."""
+
+    def __init__(self, rows: Any) -> None:
+        self.owner = rows
+        self.__array_interface__ = {**rows.__array_interface__, "data": (rows.ctypes.data, False)}
+
+
+def blocks_of(w: QuantizedMatrix) -> Tensor:
+    """A matrix as a tensor over its own memory, the same one every time.
+
+    torch has no read-only tensors. Those over a file that `isogemm.quant.load` mapped are private: a write changes this
+    process's pages. Memory that is read-only otherwise (bytes, a mapping of mode "r") is copied, once.
+    """
+    _make_blocks(w)
+    return w._tensor
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _make_blocks(w: QuantizedMatrix) -> int:
+    """Make it where there is none, before a compiler looks at the matrix: nothing of this is traced."""
+    if w._tensor is None:
+        there = w._packed
+        if there is None and w.strides[0] < 0:
+            raise LayoutError(
+                "rows of a quantized weight as a torch tensor", limit="in ascending order",
+                value=f"rows {w.strides[0]} bytes apart",
+                nearest="QuantizedMatrix.from_bytes(np.ascontiguousarray(w.rows), shape=w.shape, format=w.format)",
+            )  # fmt: skip
+        if there is None:
+            w._own()
+        # In inference mode autograd could never save it; inside a transform it would be a tensor of that transform.
+        with torch.inference_mode(False), torch._C._DisableFuncTorch():
+            w._show(torch.from_numpy(np.asarray(_Bytes(w.rows))) if there is None else there.tensor)
+        _alive[_key(w._tensor, w.format.name, *w.shape)] = w
+    return 0
+
+
+def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
+    """The matrix whose blocks these are; one that was never seen lives as long as the tensor.
+
+    Such a one is looked at first where it is on the host; on a device scales are taken to be finite.
+
+    Raises
+    ------
+    ShapeError, LayoutError, FormatError, LimitError
+        They are not those of such a matrix.
+    """
+    key = _key(blocks, fmt, n, k)
+    found = _alive.get(key)
+    if found is None:
+        found = _made(blocks, fmt, n, k)
+        found._show(blocks.detach())
+        blocks._isogemm_matrix = found  # not a cycle: the matrix holds another tensor of the same memory
+        _alive[key] = found
+    return found
+
+
+def _key(blocks: Tensor, fmt: str, n: int, k: int) -> tuple[Any, ...]:
+    layout = blocks.shape, blocks.stride()  # w[:n] and w[::2] begin at the same byte
+    # torch counts writes: what was made of older bytes is not found again.
+    written = 0 if blocks.is_inference() else blocks._version
+    return blocks.data_ptr(), layout, blocks.get_device(), fmt, n, k, written
+
+
+def _made(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
+    if blocks.is_cuda:
+        return QuantizedMatrix.adopt(blocks.detach(), shape=(n, k), format=fmt)
+    return QuantizedMatrix.from_bytes(blocks.detach().numpy(), shape=(n, k), format=fmt)
+
+
+def linear(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, activations: str, out_dtype: Any) -> Any:
+    """x @ w.T + bias, outside the gradient's graph."""
+    with torch.no_grad():
+        return api.linear(
+            x, w, bias, contract=contract or None, activations=activations or None, out_dtype=out_dtype
+        )  # fmt: skip
+
+
+def _forward(
+    x: Tensor,
+    blocks: Tensor,
+    bias: Tensor | None,
+    format: str,
+    n: int,
+    k: int,
+    contract: str,
+    activations: str,
+    out_dtype: Any,
+) -> Tensor:
+    return linear(x, matrix_of(blocks, format, n, k), bias, contract, activations, out_dtype)
+
+
+def _linear(*given: Any) -> Tensor:
+    """With the gradient's order before the last, which the product itself has no use for."""
+    without = (*given[:-2], given[-1])
+    return _forward(*without)
+
+
+def _weight(blocks: Tensor, format: str, n: int, k: int, dtype: Any) -> Tensor:
+    found = matrix_of(blocks, format, n, k).dequantize(dtype)
+    if isinstance(found, torch.Tensor):
+        return found
+    from ...operands.views import to_tensor
+
+    return to_tensor(found)
+
+
+def _fake_forward(
+    x: Tensor,
+    blocks: Tensor,
+    bias: Tensor | None,
+    format: str,
+    n: int,
+    k: int,
+    contract: str,
+    activations: str,
+    out_dtype: Any,
+) -> Tensor:
+    _check(x, blocks, bias, k, contract, activations)
+    return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
+
+
+def _fake_linear(*given: Any) -> Tensor:
+    with_order(Contract(), given[-2])
+    without = (*given[:-2], given[-1])
+    return _fake_forward(*without)
+
+
+def _check(x: Tensor, blocks: Tensor, bias: Tensor | None, k: int, contract: str, activations: str) -> None:
+    """What can be said of a call while it is traced."""
+    refuse_meta(x, blocks, bias)
+    if x.dim() == 0 or x.shape[-1] != k:
+        raise ShapeError(
+            "columns of x and w", limit="equal: x [..., k] and w [n, k]", value=f"x {list(x.shape)} and k {k}",
+            nearest=f"x [..., {k}]",
+        )  # fmt: skip
+    if contract:
+        as_contract(contract)
+    if activations:
+        given.one_of("activations", activations, ACTIVATIONS, "'q8'")
+
+
+def _fake_weight(blocks: Tensor, format: str, n: int, k: int, dtype: Any) -> Tensor:
+    return blocks.new_empty(n, k, dtype=dtype)
+
+
+_WEIGHT = "Tensor blocks"
+_SIZES = "str format, int n, int k"
+_OPTIONS = "str contract, str activations"
+
+_library.define(
+    f"quantized_linear(Tensor x, {_WEIGHT}, Tensor? bias, {_SIZES}, {_OPTIONS}, str grad_order, ScalarType? out_dtype)"
+    " -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("quantized_linear", _linear, "CompositeExplicitAutograd")
+torch.library.register_fake("isogemm::quantized_linear", _fake_linear, lib=_library)
+linear_op: Any = torch.ops.isogemm.quantized_linear.default
+_library.define(
+    f"quantized_weight({_WEIGHT}, {_SIZES}, ScalarType dtype) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+_library.impl("quantized_weight", _weight, "CompositeExplicitAutograd")
+torch.library.register_fake("isogemm::quantized_weight", _fake_weight, lib=_library)
+weight_op: Any = torch.ops.isogemm.quantized_weight.default
+linear_forward_op = define_forward(
+    "quantized_linear",
+    f"(Tensor x, {_WEIGHT}, Tensor? bias, {_SIZES}, {_OPTIONS}, ScalarType? out_dtype) -> Tensor",
+    {"CompositeExplicitAutograd": _forward},
+    _fake_forward,
+)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, blocks, bias, ctx.format, ctx.n, ctx.k, contract, activations, ctx.grad_order, _ = inputs
+    ctx.save_for_backward(blocks)
+    ctx.x = (x.shape, x.dtype)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.wide = _is_wide(ctx.format, x.dtype, contract, activations)
+    forward = as_contract(contract) if contract else None
+    integer = forward is None or forward.arithmetic == "int32"
+    # Of the products that make the gradients: the device's default where the forward pass had none, or integers.
+    ctx.arithmetic = "fma" if ctx.wide and integer else "" if integer or forward is None else forward.arithmetic
+
+
+def _is_wide(fmt: str, dtype: Any, contract: str, activations: str) -> bool:
+    """Whether the forward product has its weights in float32."""
+    if activations:
+        return activations != "same" or dtype == torch.float32
+    integers = bool(format_of(fmt).activations) and (not contract or as_contract(contract).arithmetic == "int32")
+    return dtype == torch.float32 or (bool(contract) and integers)
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (blocks,) = ctx.saved_tensors
+    shape, dtype = ctx.x
+    dx = db = None
+    rows = dy.reshape(math.prod(shape[:-1]), ctx.n)
+    narrow = torch.float32 if ctx.wide else dtype
+    if ctx.needs_input_grad[0]:
+        w = weight_op(blocks, ctx.format, ctx.n, ctx.k, narrow)
+        chain = f"{ctx.arithmetic}/chain" if ctx.arithmetic else ""
+        dx = backward.product(None, rows.to(narrow), w, 1.0, 0.0, chain, ctx.grad_order, dtype).reshape(shape)
+    if ctx.needs_input_grad[2]:
+        rows = rows.to(narrow)
+        ones = rows.new_ones(1, rows.shape[0])
+        order = f"{ctx.arithmetic or resolved('', ones, rows).arithmetic}/{ctx.grad_order}"
+        db = backward.product(None, ones, rows, 1.0, 0.0, order, ctx.grad_order, ctx.bias_dtype).reshape(-1)
+    return dx, None, db, *[None] * 7
+
+
+torch.library.register_autograd(linear_op, _backward, setup_context=_setup)
+
+
+class Recorded(Reverse):
+    """The operator for torch.func's transforms, which differentiate a Function and not an operator."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        return linear_op(*inputs)
+
+    setup_context = staticmethod(_setup)
+    backward = staticmethod(_backward)
+
+
+def _vmap(op: Any) -> Any:
+    """More rows of x; a weight or a bias for each item is another product."""
+
+    def rule(info: Any, in_dims: Any, x: Tensor, blocks: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+        if any(dim is not None for dim in in_dims[1:3]):
+            return backward.refused("a quantized weight or its bias", "one weight and one bias for all items")
+        return op(x.movedim(in_dims[0], 0), blocks, bias, *rest), 0
+
+    return rule
+
+
+for _op in (linear_op, linear_forward_op):
+    torch.library.register_vmap(_op, _vmap(_op))

@@ -1,0 +1,1 @@
+"""Scopes in which torch's own calls are computed by isogemm."""

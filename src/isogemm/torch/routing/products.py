@@ -1,0 +1,247 @@
+"""torch's matrix products as calls of isogemm: what `isogemm.torch.routing.scope` puts in the place of aten's kernels.
+
+Each function takes the arguments of the aten operator of its name. They run below autograd, on tensors that it no
+longer watches, so the same functions serve forward products and those that autograd's own nodes call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...api import products as api
+from ...contract.spec import Contract
+from ...errors import ContractError, DTypeError
+from ..gemm.ragged import grouped_mm
+
+__all__ = ["DTYPES", "PRODUCTS", "contained", "is_composite", "is_served", "operands", "product_of", "replaced"]
+
+Tensor = Any  # torch is untyped to mypy
+_aten: Any = torch.ops.aten
+
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+def operands(values: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors among an operator's positional arguments."""
+    return [x for x in values if isinstance(x, torch.Tensor)]
+
+
+def _outside(args: Any) -> list[Any] | None:
+    """An operator's arguments outside the gradient's graph; None where isogemm does not compute their product.
+
+    It computes those of dense tensors of one of its dtypes, on a CPU or a CUDA device.
+    """
+    dtype, found = None, []
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            if dtype is None:
+                dtype = x.dtype
+            if (
+                x.dtype is not dtype
+                or dtype not in DTYPES
+                or not (x.is_cpu or x.is_cuda)
+                or x.layout is not torch.strided
+                or x.is_nested
+            ):
+                return None
+            if x.requires_grad:
+                x = x.detach()
+        found.append(x)
+    return found
+
+
+def is_served(args: Any) -> bool:
+    """Whether isogemm computes products and reductions of an operator's arguments."""
+    return _outside(args) is not None
+
+
+def replaced(function: Callable[..., Tensor], name: str, contract: Contract | None, args: Any, kwargs: Any) -> Any:
+    """The result of one aten operator: a new tensor, or written to `out` or to the operator's own first argument.
+
+    Returns
+    -------
+    Tensor or None
+        None where the operands are not isogemm's: the caller passes the operator on to torch.
+
+    Raises
+    ------
+    ContractError
+        The contract does not define products of this dtype.
+    """
+    count = 2 if function is grouped_mm else len(args)  # behind its operands are offsets, in integers
+    found, out = _outside(args[:count]), kwargs.get("out")
+    if found is None:
+        return None
+    found += args[count:]
+    if out is not None:
+        if "dtype" not in name and _outside((found[0], out)) is None:
+            return None
+        kwargs = {k: v for k, v in kwargs.items() if k != "out"}
+    try:
+        result = function(contract, *found, **kwargs)
+    except DTypeError as error:  # a TypeError, for which ``a @ b`` would blame the operands' classes instead
+        raise ContractError(error.what, limit=error.limit, value=error.value, nearest=error.nearest) from error
+    if out is None:
+        if not name.endswith("_"):
+            return result
+        return args[0].copy_(result)
+    if out.shape != result.shape:
+        out.resize_(result.shape)
+    return out.copy_(result)
+
+
+def mm(contract: Contract | None, a: Tensor, b: Tensor, out_dtype: Any = None) -> Tensor:
+    """a @ b: [m, k] and [k, n], or a vector on the right, or two vectors."""
+    return api.matmul(a, b, contract=contract, out_dtype=out_dtype)
+
+
+def bmm(contract: Contract | None, a: Tensor, b: Tensor, out_dtype: Any = None) -> Tensor:
+    """a[i] @ b[i]."""
+    return api.gemm_strided_batched(a, b, contract=contract, out_dtype=out_dtype)
+
+
+def addmm(
+    contract: Contract | None, c: Tensor, a: Tensor, b: Tensor, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1
+) -> Tensor:
+    """alpha * a @ b + beta * c, for matrices and for stacks of them; rounded in the order of `isogemm.gemm`.
+
+    A row that is added to all others is the bias of `isogemm.gemm`: the same bits, and less to read.
+    """
+    call = api.gemm if a.dim() == 2 else api.gemm_strided_batched
+    n = b.shape[-1]
+    options = {"contract": contract, "alpha": float(alpha), "out_dtype": out_dtype}
+    if beta == 0:
+        return call(a, b, **options)
+    if beta == 1 and c.dim() == 1 and c.shape[0] == n:
+        return call(a, b, bias=c, **options)
+    return call(a, b, c.expand(*a.shape[:-1], n), beta=float(beta), **options)
+
+
+def addmv(contract: Contract | None, c: Tensor, a: Tensor, v: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """alpha * a @ v + beta * c."""
+    column = c.expand(a.shape[0]).unsqueeze(1)
+    return addmm(contract, column, a, v.unsqueeze(1), beta=beta, alpha=alpha).squeeze(1)
+
+
+def addbmm(contract: Contract | None, c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """alpha * sum over i of a[i] @ b[i] + beta * c: one product whose K runs through the stack."""
+    count, m, k = a.shape
+    wide = a.transpose(0, 1).reshape(m, count * k)
+    return addmm(contract, c, wide, b.reshape(count * k, b.shape[-1]), beta=beta, alpha=alpha)
+
+
+def addmm_activation(
+    contract: Contract | None,
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+    use_gelu: bool = False,
+) -> Tensor:
+    """relu or gelu of `addmm`, which is rounded first."""
+    v = addmm(contract, c, a, b, beta=beta, alpha=alpha)
+    return torch.nn.functional.gelu(v, approximate="tanh") if use_gelu and v.is_cuda else _activated(v, use_gelu)
+
+
+def _activated(v: Tensor, use_gelu: bool) -> Tensor:
+    return torch.nn.functional.gelu(v) if use_gelu else torch.relu(v)
+
+
+def linear(contract: Contract | None, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ w.T + bias for any number of leading dimensions; reaches a dispatch mode in inference mode only."""
+    return api.linear(x, w, bias, contract=contract)
+
+
+def _table() -> dict[Any, tuple[Callable[..., Tensor], str]]:
+    functions: dict[str, Callable[..., Tensor]] = {
+        "mm": mm,
+        "bmm": bmm,
+        "addmm": addmm,
+        "baddbmm": addmm,
+        "mv": mm,
+        "dot": mm,
+        "vdot": mm,
+        "addmv": addmv,
+        "addbmm": addbmm,
+        "_addmm_activation": addmm_activation,
+        "linear": linear,
+        "_grouped_mm": grouped_mm,
+        "addmm_": addmm,
+        "baddbmm_": addmm,
+        "addmv_": addmv,
+        "addbmm_": addbmm,
+    }
+    table = {}
+    for name, function in functions.items():
+        packet = getattr(_aten, name)
+        for overload in packet.overloads():
+            variant = name if overload == "default" else f"{name}.{overload}"
+            table[getattr(packet, overload)] = (function, variant)
+    return table
+
+
+# Every overload of aten's products that isogemm computes, with its name.
+PRODUCTS = _table()
+
+# transformers' operator for torch's where that one is missing, or a compiler cannot take it: the same arguments.
+_ELSEWHERE = {"transformers.grouped_mm_fallback.default": (grouped_mm, "grouped_mm_fallback")}
+
+
+def product_of(func: Any) -> tuple[Callable[..., Tensor], str] | None:
+    """How isogemm computes an operator that is a product, and its name; None for every other operator."""
+    return PRODUCTS.get(func) or _ELSEWHERE.get(str(func))
+
+
+# Operators whose kernels hold products that no dispatch mode sees, by how their names begin: torch computes them.
+_CONTAINED = (
+    "_addmm",
+    "_cdist",
+    "_convolution",
+    "_cslt_sparse_mm",
+    "_cudnn_rnn",
+    "_dyn_quant_matmul",
+    "_efficient_attention",
+    "_flash_attention",
+    "_fused_sdp",
+    "_int_mm",
+    "_native_multi_head",
+    "_scaled_dot_product",
+    "_scaled_grouped",
+    "_scaled_mm",
+    "_sparse_addmm",
+    "_sparse_mm",
+    "_sparse_semi_structured",
+    "_sparse_sparse",
+    "_thnn_",
+    "_transformer_encoder",
+    "_trilinear",
+    "_triton_",
+    "_weight_int",
+    "conv_depthwise",
+    "convolution",
+    "cudnn_conv",
+    "linear_backward",
+    "miopen_conv",
+    "miopen_rnn",
+    "mkldnn_",
+    "slow_conv",
+    "sspaddmm",
+)
+
+
+def contained(name: str) -> bool:
+    """Whether an aten operator that isogemm does not compute has products in its kernel."""
+    return name.startswith(_CONTAINED)
+
+
+def is_composite(func: Any) -> bool:
+    """Whether torch defines an operator by others, which a dispatch mode sees in its place except in inference mode."""
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    except RuntimeError:  # not one of the dispatcher's, as aten.sym_size
+        return False

@@ -1,0 +1,359 @@
+"""torch's reductions as operations along rows: what `isogemm.torch.routing.scope` puts in the place of aten's kernels.
+
+Along the last dimension, or any dimensions that include it, a reduction is the row operation of
+`isogemm.torch.reductions`, in its order of 128 lanes. A sum over dimensions before the last, as of a bias's gradient,
+is a chain over them in ascending order, in float32 from +0: the product ``fma/chain`` with a row of ones. Each
+function takes the arguments of the aten operator of its name and returns None where the operands are not isogemm's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...api import products as api
+from ...backends.cuda.rows.sums import columns, table
+from ...errors import DeviceError, DTypeError, OptionError
+from ...operands.views import memory
+from ..rows.cpu import FORWARD
+from .products import DTYPES
+
+__all__ = ["REDUCTIONS", "is_whole", "reduced"]
+
+Tensor = Any  # torch is untyped to mypy
+_FLOAT32 = torch.float32
+_FEW = 8  # sums that are worth a launch each
+
+
+def _along(kind: str, x: Tensor, out_dtype: Any = None) -> Tensor:
+    """The sum or mean over the last dimension, which is kept."""
+    return FORWARD[kind](x, keepdim=True, out_dtype=out_dtype)
+
+
+def _elements(kind: str) -> Callable[..., Tensor]:
+    """softmax and log_softmax over any dimension."""
+
+    def call(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        out_dtype = _FLOAT32 if half_to_float else None
+        if x.dim() == 0:
+            return FORWARD[kind](x.reshape(1), out_dtype=out_dtype).reshape(())
+        if dim in (-1, x.dim() - 1):
+            return FORWARD[kind](x, out_dtype=out_dtype)
+        return FORWARD[kind](x.movedim(dim, -1), out_dtype=out_dtype).movedim(-1, dim).contiguous()
+
+    return call
+
+
+def _of_rows(gradient: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A gradient along any dimension; a number is a row of one."""
+
+    def call(dy: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
+        if y.dim() == 0:
+            return gradient(dy.reshape(1), y.reshape(1)).to(dtype).reshape(())
+        return gradient(dy.movedim(dim, -1), y.movedim(dim, -1)).to(dtype).movedim(-1, dim)
+
+    return call
+
+
+def _softmax_backward(dy: Tensor, y: Tensor) -> Tensor:
+    """``p * (dy - sum(p * dy))`` for the result p."""
+    p, dy = y.float(), dy.float()
+    return p * (dy - _along("sum", p * dy))
+
+
+def _log_softmax_backward(dy: Tensor, y: Tensor) -> Tensor:
+    """``dy - softmax(y) * sum(dy)`` for the result y: its exponential by the pinned exp."""
+    p, dy = FORWARD["softmax"](y, out_dtype=_FLOAT32), dy.float()
+    return dy - p * _along("sum", dy)
+
+
+def _total(kind: str) -> Callable[..., Tensor | None]:
+    """sum and mean over any dimensions."""
+
+    def call(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
+        if dtype is not None and dtype not in DTYPES:
+            return None
+        if x.dim() and (dim == [-1] or dim == [x.dim() - 1]):
+            return FORWARD[kind](x, keepdim=keepdim, out_dtype=dtype)
+        if not _is_valid(x, dim):
+            return None
+        rows, shape = _rows(x, dim, keepdim)
+        if rows is not None:
+            return _along(kind, rows, dtype).reshape(shape)
+        return _chain(kind, *_terms(x, dim), dtype).reshape(shape)
+
+    return call
+
+
+def _vector_norm(
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor | None:
+    """The square root of the sum of squares, each rounded: the Euclidean norm."""
+    if ord != 2 or dtype not in (None, x.dtype):
+        return None
+    total = _sum(x.float().square(), dim, keepdim)
+    return None if total is None else total.sqrt().to(x.dtype)
+
+
+def _is_valid(x: Tensor, dim: Any) -> bool:
+    """Whether these are dimensions of a tensor, each named once; for others torch has its errors."""
+    rank = max(x.dim(), 1)
+    return not dim or (all(-rank <= d < rank for d in dim) and len({d % rank for d in dim}) == len(dim))
+
+
+def _rows(x: Tensor, dim: Any, keepdim: bool) -> tuple[Tensor | None, list[int]]:
+    """[kept..., n] with the reduced dimensions as one row, or None where the last is not among them; and the shape."""
+    rank = x.dim()
+    over = {d % rank for d in dim} if dim and rank else set(range(rank))
+    shape = [1 if d in over else n for d, n in enumerate(x.shape) if keepdim or d not in over]
+    if rank and rank - 1 not in over:
+        return None, shape
+    kept = [d for d in range(rank) if d not in over]
+    rows = x.permute([*kept, *sorted(over)]).reshape([*[x.shape[d] for d in kept], math.prod(x.shape[d] for d in over)])
+    return rows, shape
+
+
+def _terms(x: Tensor, dim: Any) -> tuple[Tensor]:
+    """[groups, rows, n] for a sum over rows, n being the last dimension."""
+    rank = x.dim()
+    over = sorted({d % rank for d in dim})
+    kept = [d for d in range(rank - 1) if d not in over]
+    groups, rows = (math.prod(x.shape[d] for d in dims) for dims in (kept, over))
+    return (x.permute(*kept, *over, rank - 1).reshape(groups, rows, x.shape[-1]),)
+
+
+def _chain(kind: str, terms: Tensor, dtype: Any) -> Tensor:
+    """The sum or mean over the middle dimension of [groups, rows, n], as a chain over the rows."""
+    groups, rows, n = terms.shape
+    if terms.is_cuda and groups <= _FEW:
+        found = terms.new_empty(groups, n, dtype=_FLOAT32)
+        for i in range(groups):
+            columns(0, None, terms[i], None, found[i], start=False)
+    else:
+        wide = terms if terms.is_cpu else terms.float()
+        ones = wide.new_ones(1, 1, 1).expand(groups, 1, rows)
+        found = api.gemm_strided_batched(ones, wide, contract="fma/chain", out_dtype=_FLOAT32)
+    if kind == "mean":
+        found = found / torch.full_like(found, rows)  # a number's reciprocal would be multiplied by, on a GPU
+    return found.to(dtype or terms.dtype)
+
+
+def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor | None:
+    """``max + log(sum(exp(x - max)))``: where x is largest, log_softmax is minus the logarithm of that sum."""
+    if not _is_valid(x, dim):
+        return None
+    rows, shape = _rows(x, dim, keepdim)
+    if rows is None:
+        rows = x.movedim(tuple(dim), tuple(range(-len(dim), 0))).flatten(-len(dim))
+    rows = rows.float()
+    largest = rows.amax(-1)
+    found = largest - FORWARD["log_softmax"](rows, out_dtype=None).amax(-1)
+    return torch.where(largest.isinf(), largest, found).to(x.dtype).reshape(shape)
+
+
+def _flat(x: Tensor, shape: Any) -> Tensor:
+    """[..., n] for the normalized dimensions `shape`."""
+    return x.reshape(*x.shape[: x.dim() - len(shape)], math.prod(shape))
+
+
+def _layer_norm(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    rows = _flat(x, shape)
+    weight, bias = (None if w is None else w.reshape(-1) for w in (weight, bias))
+    y = FORWARD["layer_norm"](rows, weight, bias, eps=eps, out_dtype=None)
+    mean = _along("mean", rows, _FLOAT32)
+    d = rows.float() - mean
+    rstd = 1 / torch.sqrt(_along("mean", d * d) + eps)
+    stats = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
+    return y.view(x.shape), mean.view(stats), rstd.view(stats)
+
+
+def _layer_norm_backward(
+    dy: Tensor, x: Tensor, shape: Any, mean: Tensor, rstd: Tensor, weight: Any, bias: Any, mask: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``dx = (g - mean(g) - h * mean(g * h)) * rstd`` with ``h = (x - mean) * rstd``, ``g = dy * weight``."""
+    rows, dy = _flat(x, shape).float(), _flat(dy, shape).float()
+    mean, rstd = (s.reshape(*rows.shape[:-1], 1).float() for s in (mean, rstd))
+    h = (rows - mean) * rstd
+    dx = None
+    if mask[0]:
+        g = dy if weight is None else dy * weight.reshape(-1).float()
+        dx = ((g - _along("mean", g) - h * _along("mean", g * h)) * rstd).to(x.dtype).view(x.shape)
+    dw = _over_rows(dy * h, weight, x) if mask[1] else None
+    return dx, dw, _over_rows(dy, bias, x) if mask[2] else None
+
+
+def _over_rows(terms: Tensor, parameter: Any, x: Tensor) -> Tensor:
+    like = x if parameter is None else parameter
+    rows = terms.reshape(1, math.prod(terms.shape[:-1]), terms.shape[-1])
+    found = _chain("sum", rows, like.dtype)
+    return found.reshape(-1 if parameter is None else parameter.shape)
+
+
+def _embedding_backward(
+    dy: Tensor, ids: Tensor, count: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor | None:
+    """Rows of dy added, in ascending order in float32, to the rows of the table that they came from."""
+    if scale_grad_by_freq:
+        return None
+    total = _added(ids.reshape(-1), dy.reshape(ids.numel(), dy.shape[-1]), count)
+    if padding_idx >= 0:
+        total[padding_idx] = 0  # each row of the table is a sum of its own
+    return total
+
+
+def _added(ids: Tensor, rows: Tensor, count: int) -> Tensor:
+    """[count, n]: rows added, in ascending order in float32 from +0, to those of their numbers."""
+    if rows.is_cuda:
+        total = rows.new_zeros(count, rows.shape[1])
+        if rows.numel():
+            found, order = torch.sort(ids.to(torch.int64), stable=True)
+            table(found, order, rows, total, start=False)
+        return total
+    wide = torch.zeros(count, rows.shape[1])
+    np.add.at(memory("sums", wide), memory("ids", ids), memory("dy", rows.float()))
+    return wide.to(rows.dtype)
+
+
+def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor | None:
+    """The gradient of rows that were picked, of which some may be the same: as that of an embedding, added to x."""
+    (ids,) = indices if len(indices) == 1 else (None,)
+    if ids is None or values.dtype is not x.dtype or values.shape != ids.shape + x.shape[1:] or not values.numel():
+        return None
+    count = len(x)
+    rows = values.reshape(ids.numel(), -1)
+    return x + _added(torch.where(ids < 0, ids + count, ids).reshape(-1), rows, count).view(x.shape)
+
+
+def _index_put_(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False, unsafe: bool = False) -> Any:
+    """The same in place; without a dispatch mode autograd calls it, on zeros."""
+    found = _index_put(x, indices, values)
+    return None if found is None else x.copy_(found)
+
+
+def _nll_loss(
+    x: Tensor, target: Tensor, weight: Any, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor] | None:
+    """Minus the targets' elements, added up in the order of rows; and how many they are."""
+    if weight is not None or x.dim() != 2:
+        return None
+    used = target != ignore_index
+    places = torch.where(used, target, 0).to(torch.int64)
+    found = -x.gather(1, places[:, None])[:, 0].float()
+    found = torch.where(used, found, 0.0)
+    count = used.sum().to(_FLOAT32)
+    if reduction:
+        found = _along("sum", found).reshape(())
+        if reduction == 1:
+            found = found / count
+    return found.to(x.dtype), count.to(x.dtype)
+
+
+def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+    """Without an eps, torch takes float32's for all three dtypes."""
+    weight = None if weight is None else weight.reshape(-1)
+    eps = torch.finfo(_FLOAT32).eps if eps is None else eps
+    return FORWARD["rms_norm"](_flat(x, shape), weight, eps=eps, out_dtype=None).view(x.shape)
+
+
+def is_whole(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a reduction is exact in any order: one of integers into integers, or one that adds nothing twice."""
+    x, dtype = args[0], _wanted(kwargs)
+    if function in _PUTS:  # without sums: values that are written, or added where a mask says, each once
+        picked = [i for i in args[1] if i is not None]
+        return len(args) < 4 or not args[3] or not x.is_floating_point() or any(i.dtype is torch.bool for i in picked)
+    return function is _sum and not any(d.is_floating_point or d.is_complex for d in (x.dtype, dtype or x.dtype))
+
+
+def _wanted(kwargs: Any) -> Any:
+    """The dtype that a reduction is asked for, by name or by `out`."""
+    out = kwargs.get("out")
+    return kwargs.get("dtype") or (None if out is None else out.dtype)
+
+
+def _floating(function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
+    """Integers as the numbers that torch adds up for them, rounded to float32 once; None where it adds up others."""
+    if args[0].dtype.is_complex:
+        return None
+    if function is _logsumexp:
+        return args[0].float() if torch.get_default_dtype() is _FLOAT32 else None
+    return args[0].float() if function in _WHOLE and _wanted(kwargs) in DTYPES else None
+
+
+def reduced(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The result of one aten operator, or None where the operands are not isogemm's."""
+    found = []
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            if not (x.is_cpu or x.is_cuda) or x.layout is not torch.strided or x.is_nested:
+                return None
+            if x is args[0] and x.dtype not in DTYPES:
+                x = None if x.is_floating_point() else _floating(function, args, kwargs)
+                if x is None:
+                    return None
+                if function in _WHOLE:
+                    kwargs = {**kwargs, "dtype": _wanted(kwargs)}
+            x = x.detach()
+        found.append(x)
+    if function in _PUTS and is_whole(function, args, kwargs):
+        return None
+    out = kwargs.get("out")
+    if out is not None:
+        if out.dtype not in DTYPES:
+            return None
+        kwargs = {k: v for k, v in kwargs.items() if k != "out"}
+    if found[0].is_cuda and found[0].numel() > _LONGEST and function in _WHOLE and len(found) == 1:
+        return None
+    try:
+        result = function(*found, **kwargs)
+    except (DeviceError, DTypeError, OptionError):  # mixed devices, an integer weight, an eps below 0: torch's to judge
+        return None
+    if out is None or result is None:
+        return result
+    if out.shape != result.shape:
+        out.resize_(result.shape)
+    return out.copy_(result)
+
+
+_LONGEST = 2**22  # elements of a whole CUDA tensor that are added up as one row, which is never cut
+_PUTS = (_index_put, _index_put_)
+_WHOLE = (_sum, _mean) = (_total("sum"), _total("mean"))
+
+
+def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
+    functions: dict[str, Callable[..., Any]] = {
+        "_softmax": _elements("softmax"),
+        "_softmax.out": _elements("softmax"),
+        "_log_softmax": _elements("log_softmax"),
+        "_log_softmax.out": _elements("log_softmax"),
+        "_softmax_backward_data": _of_rows(_softmax_backward),
+        "_log_softmax_backward_data": _of_rows(_log_softmax_backward),
+        "sum": _sum,
+        "sum.dim_IntList": _sum,
+        "sum.IntList_out": _sum,
+        "mean": _mean,
+        "mean.dim": _mean,
+        "mean.out": _mean,
+        "logsumexp": _logsumexp,
+        "linalg_vector_norm": _vector_norm,
+        "nll_loss_forward": _nll_loss,
+        "native_layer_norm": _layer_norm,
+        "native_layer_norm_backward": _layer_norm_backward,
+        "embedding_dense_backward": _embedding_backward,
+        "index_put": _index_put,
+        "index_put_": _index_put_,
+        "_index_put_impl_": _index_put_,
+        "rms_norm": _rms_norm,
+    }
+    table = {}
+    for name, function in functions.items():
+        packet, _, overload = name.partition(".")
+        table[getattr(getattr(torch.ops.aten, packet), overload or "default")] = (function, name)
+    return table
+
+
+# The overloads of aten's reductions that isogemm computes, with their names. rms_norm comes in inference mode only.
+REDUCTIONS = _table()

@@ -1,0 +1,1 @@
+"""Operations along rows with gradients."""

@@ -1,0 +1,170 @@
+"""Rotary position embeddings, one row at a time in a pinned order; part of `isogemm.torch.reductions`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...base import arguments as given
+from ...errors import ShapeError
+from ..ops import forward_alone
+from . import cuda as row_cuda
+from . import ops as row_ops
+from .checks import integers
+from .gradients import along, records
+
+__all__ = ["norm_rope_pair", "rope", "rope_pair", "rope_tables"]
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, out_dtype: Any = None) -> Tensor:
+    """Rotary position embedding: pairs (a, b) of a row become ``(a * cos - b * sin, b * cos + a * sin)``.
+
+    Pair j is ``(x[j], x[j + n/2])``, as in Llama and Qwen checkpoints of the transformers package, or
+    ``(x[2j], x[2j + 1])`` when `interleaved`. Products and sums are each rounded to float32, without fma.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+        n is even.
+    cos, sin : Tensor
+        Broadcast to (..., n/2): for x of shape (batch, heads, tokens, n), tables of shape (tokens, n/2) will do. See
+        `rope_tables`. Of tables that hold every angle twice, take the first half: ``cos[..., : n // 2]``.
+    interleaved : bool
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm`; also where n is odd, the tables do not fit, or they require grad.
+    """
+    return along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
+
+
+def rope_pair(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, out_dtype: Any = None
+) -> tuple[Tensor, Tensor]:
+    """`rope` of queries and keys; on CUDA in one launch, where no gradient is recorded.
+
+    Parameters
+    ----------
+    q, k : Tensor, shape (..., n)
+        Their leading dimensions may differ.
+    cos, sin : Tensor
+        Broadcast to the rows of both.
+    interleaved : bool
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    q, k : Tensor
+        Rotated.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rope`.
+    """
+    if row_cuda.on_gpu(q) and row_cuda.alike(q, k) and not records(q, k, cos, sin):
+        found = row_cuda.rope_pair(q, k, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    if forward_alone():
+        return row_ops.rope_pair(q, k, cos, sin, interleaved, out_dtype)  # type: ignore[no-any-return]
+    both = [along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype) for x in (q, k)]
+    return both[0], both[1]
+
+
+def norm_rope_pair(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float = 1e-6,
+    *,
+    interleaved: bool = False,
+    out_dtype: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """``rope(rms_norm(q, q_weight, eps), cos, sin)`` and the same of k, as in Qwen3's attention.
+
+    The norms are rounded to the dtypes of q and k before they are rotated, so the bits are those of the operations
+    apart; on CUDA one kernel does all, where no gradient is recorded.
+
+    Parameters
+    ----------
+    q, k : Tensor, shape (..., n)
+        Their leading dimensions may differ.
+    q_weight, k_weight : Tensor, shape (n,), or None
+    cos, sin : Tensor
+        Broadcast to (..., n/2) of both.
+    eps : float
+    interleaved : bool
+    out_dtype : dtype, optional
+
+    Returns
+    -------
+    q, k : Tensor
+        Normalised and rotated.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, OptionError
+        As `rms_norm` and `rope`.
+    """
+    if row_cuda.on_gpu(q) and row_cuda.alike(q, k) and not records(q, k, q_weight, k_weight, cos, sin):
+        found = row_cuda.norm_rope_pair(
+            q, k, q_weight, k_weight, cos, sin, eps=eps, interleaved=interleaved, out_dtype=out_dtype
+        )
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    if forward_alone():
+        return row_ops.norm_rope_pair(q, k, q_weight, k_weight, cos, sin, eps, interleaved, out_dtype)  # type: ignore[no-any-return]
+    normed = [along("rms_norm", x, w, eps=eps, out_dtype=None) for x, w in ((q, q_weight), (k, k_weight))]
+    both = [along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype) for x in normed]
+    return both[0], both[1]
+
+
+def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """cos and sin of ``position * theta**(-2 * j / n)`` for j below n/2, as `rope` takes them.
+
+    Angles are float64, each taken alone through the C library's functions, and rounded once to float32: a position's
+    row is the same in any table, on one machine. Across machines the C libraries have to agree.
+
+    Parameters
+    ----------
+    positions : Tensor of integers, shape (...)
+    n : int
+        Length of a head's row, even.
+    theta : float
+
+    Returns
+    -------
+    cos, sin : Tensor of float32, shape (..., n/2)
+
+    Raises
+    ------
+    ShapeError
+        `n` is odd or negative.
+    DTypeError
+        `positions` are no integers.
+    """
+    n, theta = given.whole("n", n), given.number("theta", theta)
+    if n < 0 or n % 2:
+        raise ShapeError("n", limit="an even number", value=n, nearest=max(0, n + 1))
+    frequencies = [theta ** (-2.0 * j / n) for j in range(n // 2)]
+    known: dict[int, list[list[float]]] = {}
+    for p in integers("positions", positions, torch.device("cpu")).reshape(-1).tolist():
+        if p not in known:
+            known[p] = [[f(p * w) for w in frequencies] for f in (math.cos, math.sin)]
+    wanted = [known[p] for p in positions.reshape(-1).tolist()]
+    shape = (*positions.shape, n // 2)
+    cos, sin = (torch.tensor([w[i] for w in wanted], dtype=torch.float32).reshape(shape) for i in (0, 1))
+    return cos, sin

@@ -1,0 +1,419 @@
+"""Attention's kernels are admitted by their bits: a trial's operands, on kernels of the host, right and wrong ones."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.backends.cuda.attention.test_compile import masked, pose
+from tests.backends.cuda.compiled import H200
+from tests.planner.fakes import FakeMachine
+
+from isogemm.backends.cuda import admitted
+from isogemm.backends.cuda.attention import admit as attention_admit
+from isogemm.backends.cuda.attention import steps as attention_backward
+from isogemm.backends.cuda.attention import steps_trial as attention_backward_trial
+from isogemm.backends.cuda.attention import trial as attention_trial
+from isogemm.backends.cuda.attention.plans import Case, Operand, code_of, kernel_of, kernels_of
+from isogemm.backends.cuda.driver import facts as device
+from isogemm.contract.attention import LEAF, attention, factor, ranges
+from isogemm.errors import ContractError, DeviceError
+from isogemm.planner.admission import Records
+from isogemm.planner.kernel_admission import KernelAdmissions
+
+TYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32, "bool": bool}
+
+
+def at(address: int, shape: Any, strides: Any, dtype: str) -> np.ndarray:
+    kind = np.dtype(TYPES[dtype])
+    count = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    flat = np.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(address), kind)
+    return np.lib.stride_tricks.as_strided(flat, shape, [s * kind.itemsize for s in strides])
+
+
+_heads: dict[Any, tuple[np.ndarray, ...]] = {}
+
+
+def computed(case: Case, operands: list[np.ndarray], mask: Any, ends: list[Any]) -> list[np.ndarray]:
+    """[y, m, l] by the definition, head after head; what was computed once is kept."""
+    q, k, v = operands
+    out, stats = np.empty((*q.shape[:3], case.dv), TYPES[case.dtype_out]), np.empty((2, *q.shape[:3]), np.float32)
+    for i, h in np.ndindex(case.batch, case.heads):
+        one = [x[i : i + 1, n : n + 1] for x, n in ((q, h), (k, h // case.group), (v, h // case.group))]
+        seen, bounds = None if mask is None else mask[i, h], [None if x is None else x[i : i + 1] for x in ends]
+        parts = [None if x is None else x.tobytes() for x in (*one, seen, *bounds)]
+        key = (*parts, case.fma, case.offset, case.dtype, case.dtype_out)
+        if key not in _heads:
+            _heads[key] = attention(
+                *one, arithmetic="fma" if case.fma else "tensor_core:sm90", mask=seen, causal_offset=case.offset,
+                start=bounds[0], stop=bounds[1], out_dtype=TYPES[case.dtype_out],
+            )  # fmt: skip
+        y, m, total = _heads[key]
+        out[i, h], stats[0, i, h], stats[1, i, h] = y[0, 0], m[0, 0], total[0, 0]
+    return [out, stats[0], stats[1]]
+
+
+class Host:
+    """Kernels that are the definition, on this process's memory; `faults` change their results."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, Any] = {}
+        self.order: Any = None
+        self.runs: list[tuple[str, Case]] = []
+        self.admissions: Any = None
+
+    def bind(self, case: Case, kernel: str, ordinal: int) -> Any:
+        def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
+            self.runs.append((kernel, case))
+            assert bool(stats) == case.stats
+            assert case.c == float(factor(None, case.d))
+            operands = [at(a, x.shape, x.strides, case.dtype) for a, x in zip((q, k, v), case.operands, strict=True)]
+            b, heads, tq, tk = case.batch, case.heads, case.tq, case.tk
+            seen = None if not mask else at(mask, (b, heads, tq, tk), case.mask, case.dtype_mask or "")
+            ends = [np.frombuffer((ctypes.c_int32 * b).from_address(p), np.int32) if p else None for p in (start, stop)]
+            if self.order is not None and kernel in self.faults:
+                operands = self.order(*operands)
+            made = computed(case, operands, seen, ends)
+            if kernel in self.faults:
+                self.faults[kernel](case, made)
+            out = at(y, made[0].shape, [s // made[0].itemsize for s in made[0].strides], case.dtype_out)
+            out[...] = made[0]
+            if stats:
+                at(stats, (2, b, heads, tq), (b * heads * tq, heads * tq, tq, 1), "float32")[...] = np.stack(made[1:])
+
+        return run
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Host:
+    found = Host()
+    found.admissions = KernelAdmissions(FakeMachine(), Records(tmp_path))
+    monkeypatch.setattr(device, "device", lambda ordinal: H200)
+    monkeypatch.setattr(attention_admit, "bind", found.bind)
+    monkeypatch.setattr(attention_trial, "bind", found.bind)
+    monkeypatch.setattr(admitted, "_found", {0: found.admissions})
+    return found
+
+
+CASES = {
+    "hopper": (pose(tq=300), "hopper"),
+    "hopper 64 bool": (masked(pose(tq=300, d=64, dtype="float16", offset=None), "bool"), "hopper"),
+    "few": (pose(tq=1, tk=4096), "few"),
+    "few of one leaf": (pose(tq=8, tk=100, group=4, starts=True), "few"),
+    "few added": (masked(pose(tq=5, tk=1200, d=64, offset=None), "float32"), "few"),
+    "split": (pose(tq=3, tk=2500, aligned=False), "split"),
+    "leaf": (masked(pose(tq=1, tk=100, d=80, aligned=False), "bfloat16"), "leaf"),
+    "walk": (pose(tq=129, tk=300, d=100, aligned=False, starts=True, stats=False), "walk"),
+    "walk of 256": (pose(tq=700, d=256, dtype_out="float32"), "walk"),
+    "no key": (pose(tq=3, tk=0), "walk"),
+    "one key": (pose(tq=1, tk=1, d=33), "leaf"),
+    "fma": (pose(dtype="float32"), "fma"),
+    "fma of 33": (pose(d=33, fma=True, starts=True), "fma"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_kernels_are_admitted_on_operands_of_their_code(host, name):
+    case, kernel = CASES[name]
+    assert kernel_of(case, 0) == kernel
+    arithmetic = "fma" if case.fma else "tensor_core:sm90"
+    assert attention_trial.try_kernel(host.admissions.machine, kernel, case, arithmetic) == ""
+    tried = [c for _, c in host.runs]
+    assert {code_of(c, kernel, 0) for c in tried} == {code_of(case, kernel, 0)}
+    assert sum(c.batch * c.heads * c.tq * c.tk for c in tried) < 20_000_000
+    if kernel in ("hopper", "few", "fma"):
+        assert {c.starts for c in tried} == {c.stats for c in tried} == {False, True}
+        assert {c.group for c in tried} >= {2, 3} or kernel == "few"
+        assert any(c.tk % LEAF for c in tried)
+        assert any(c.leaves > 1 for c in tried) != ("ONLY=1" in code_of(case, kernel, 0))
+    if kernel == "hopper" and not case.masks:
+        assert any(c.batch * c.heads * -(-c.tq // 128) > H200.multiprocessors for c in tried)
+    if kernel == "few" and case.leaves > 16:
+        assert any(c.leaves > 32 for c in tried)  # the meeting takes 32 at once
+
+
+def first_bit(case: Case, made: list[np.ndarray]) -> None:
+    words = made[0].view(f"u{made[0].itemsize}")
+    words[-1, -1, -1, -1] ^= 1
+
+
+def last_columns(case: Case, made: list[np.ndarray]) -> None:
+    made[0][..., 72:] = made[0][..., :1]  # a tail of the head that is not computed
+
+
+def other_head(case: Case, made: list[np.ndarray]) -> None:
+    if case.heads > 60:
+        made[0][1, 50] = made[0][1, 49]
+
+
+def second_leaf(case: Case, made: list[np.ndarray]) -> None:
+    made[2][...] = np.nextafter(made[2], np.float32(0)) if case.leaves > 1 else made[2]
+
+
+def another_nan(case: Case, made: list[np.ndarray]) -> None:
+    words = made[0].view(f"u{made[0].itemsize}")
+    words[np.isnan(made[0].astype(np.float32))] = 0x7FC0
+
+
+def unwritten(case: Case, made: list[np.ndarray]) -> None:
+    if case.tq > 64:
+        made[0].view(f"u{made[0].itemsize}")[..., 64:, :] = 0x7FC1
+
+
+FAULTS = [first_bit, last_columns, other_head, second_leaf, another_nan, unwritten]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_a_wrong_kernel_is_not_used_and_the_next_one_serves(host, fault):
+    case = pose(tq=300)
+    host.faults["hopper"] = fault
+    attention_admit.admitted_run(case, "tensor_core:sm90", 0)
+    verdicts = {name: (v.state, v.detail) for name, _, v in host.admissions.known()}
+    assert verdicts["attention hopper"][0] == "refused"
+    assert " differ, first " in verdicts["attention hopper"][1]
+    assert verdicts["attention walk"] == ("admitted", "")
+    assert kernels_of(case, 0)[1] == "walk"
+
+
+def other_blocks(q: Any, k: Any, v: Any) -> list[Any]:
+    return [q[..., ::-1], k[..., ::-1], v]
+
+
+def two_blocks(q: Any, k: Any, v: Any) -> list[Any]:
+    at = np.r_[0:16, 32:48, 16:32, 48 : q.shape[-1]]
+    return [q[..., at], k[..., at], v]
+
+
+def other_keys(q: Any, k: Any, v: Any) -> list[Any]:
+    at = np.r_[112:128, 0:112, 128 : k.shape[2]]
+    return [q, k[:, :, at], v[:, :, at]]
+
+
+def other_leaves(q: Any, k: Any, v: Any) -> list[Any]:
+    at = np.r_[0:256, 384:512, 256:384, 512 : k.shape[2]]
+    return [q, k[:, :, at], v[:, :, at]]
+
+
+def last_keys(q: Any, k: Any, v: Any) -> list[Any]:
+    at = np.r_[0:256, 272:288, 256:272, 288 : k.shape[2]]
+    return [q, k[:, :, at], v[:, :, at]]
+
+
+@pytest.mark.parametrize("stats", [True, False])
+@pytest.mark.parametrize(
+    "order", [other_blocks, two_blocks, other_keys, other_leaves, last_keys], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_another_order_is_found(host, dtype, order, stats):
+    """By sums that lose bits: results of 16 bits alone would show few of them."""
+    tk, kernel = (1100, "split") if order is other_leaves else (300, "walk")
+    case = pose(tq=30, tk=tk, dtype=dtype, offset=None, stats=stats, stops=False, d=100, aligned=False)
+    host.faults[kernel], host.order = (lambda case, made: None), order
+    found = attention_trial.try_kernel(host.admissions.machine, kernel, case, "tensor_core:sm90")
+    assert " differ, first y" in found
+    assert int(re.search(r"(\d+) of", found).group(1)) > 20
+
+
+def quads(q: Any, k: Any, v: Any) -> list[Any]:
+    """Four keys in a row to a thread: those of two blocks of 16 take turns."""
+    at = np.arange(k.shape[2])
+    for first in range(0, len(at) - 31, 32):
+        keys = at[first : first + 32].reshape(8, 2, 2)
+        at[first : first + 32] = keys.transpose(1, 0, 2).ravel()
+    return [q, k[:, :, at], v[:, :, at]]
+
+
+@pytest.mark.parametrize(("tq", "group"), [(1, 1), (1, 8), (4, 2), (7, 2)])
+def test_another_order_is_found_in_few_rows(host, tq, group):
+    case = pose(tq=tq, tk=300, group=group, offset=None, stats=False, stops=False, d=100, aligned=False)
+    host.faults["walk"], host.order = (lambda case, made: None), quads
+    found = attention_trial.try_kernel(host.admissions.machine, "walk", case, "tensor_core:sm90")
+    assert " differ, first y" in found
+
+
+def ranged(**changes: Any) -> Case:
+    """A call whose mask has lines of its own for each query, but not for each head."""
+    return masked(pose(offset=None, stops=False, **changes), "bool")
+
+
+@pytest.fixture
+def host_ranged(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """Kernels for ranges that are the definition; entries of one range are computed by `main`."""
+
+    def bind(case: Case, ordinal: int, main: Any) -> Any:
+        def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
+            operands = [at(a, x.shape, x.strides, case.dtype) for a, x in zip((q, k, v), case.operands, strict=True)]
+            seen = at(mask, (case.batch, case.heads, case.tq, case.tk), case.mask, "bool")
+            ends = host.ranges(seen)
+            made = list(attention(
+                *operands, arithmetic="fma" if case.fma else "tensor_core:sm90", mask=seen, start=ends[0], stop=ends[1],
+                out_dtype=TYPES[case.dtype_out],
+            ))  # fmt: skip
+            if "ranged" in host.faults:
+                host.faults["ranged"](case, made)
+            at(y, made[0].shape, [s // made[0].itemsize for s in made[0].strides], case.dtype_out)[...] = made[0]
+            b, heads, tq = made[1].shape
+            if stats:
+                at(stats, (2, b, heads, tq), (b * heads * tq, heads * tq, tq, 1), "float32")[...] = np.stack(made[1:])
+
+        return run
+
+    host.ranges = ranges
+    monkeypatch.setattr(attention_trial, "bind_ranged", bind)
+    monkeypatch.setattr(attention_admit, "bind_ranged", bind)
+    return host
+
+
+@pytest.mark.parametrize("case", [ranged(tq=30, tk=300, d=100), ranged(tq=1, tk=300, d=33, fma=True, group=1)], ids=str)
+def test_ranges_of_masks_are_tried(host_ranged, case):
+    arithmetic = "fma" if case.fma else "tensor_core:sm90"
+    machine = host_ranged.admissions.machine
+    assert attention_trial.try_ranged(machine, case, arithmetic) == ""
+    for fault in (first_bit, second_leaf):
+        host_ranged.faults["ranged"] = fault
+        assert " differ, first " in attention_trial.try_ranged(machine, case, arithmetic)
+    host_ranged.faults.clear()
+    host_ranged.ranges = (
+        lambda seen: tuple(  # of each batch entry, as the first and the last key that any query sees
+            np.broadcast_to(x, seen.shape[:3])
+            for x in (ranges(seen)[0].min((1, 2), keepdims=True), ranges(seen)[1].max((1, 2), keepdims=True))
+        )
+    )
+    if case.tq > 1:
+        assert " differ, first y" in attention_trial.try_ranged(machine, case, arithmetic)
+
+
+def test_a_call_with_ranges_is_admitted_or_refused(host_ranged):
+    attention_admit.ranged_run(ranged(tq=300), "tensor_core:sm90", 0)
+    assert {name for name, _, v in host_ranged.admissions.known()} >= {"attention ranged"}
+    host_ranged.faults["ranged"] = first_bit
+    with pytest.raises(ContractError, match="attention ranged: refused"):
+        attention_admit.ranged_run(ranged(tq=300, d=64), "tensor_core:sm90", 0)
+
+
+def test_where_no_kernel_is_right_the_error_names_all_of_them(host):
+    for kernel in ("hopper", "walk", "split", "few"):
+        host.faults[kernel] = first_bit
+    with pytest.raises(
+        ContractError, match=r"NVIDIA H200.*attention hopper: refused .*differ, first y\[1, 7, 75, 127\] 0x.* for 0x"
+    ):
+        attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    with pytest.raises(ContractError, match="attention walk"):
+        attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0, "walk")
+
+
+def test_a_verdict_serves_all_sizes_and_later_processes(host):
+    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    count = len(host.runs)
+    for tq, tk in ((129, 4000), (4096, 8192), (300, 301)):
+        attention_admit.admitted_run(pose(tq=tq, tk=tk), "tensor_core:sm90", 0)
+    later = KernelAdmissions(FakeMachine(captures=True), host.admissions.records)
+    admitted._found[0] = later  # a capture needs no trial of what is on record
+    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    assert len(host.runs) == count
+    assert {v.source for _, _, v in later.known()} == {"this user's records"}
+    other = {**FakeMachine().parts, "driver": "999"}
+    admitted._found[0] = KernelAdmissions(FakeMachine(parts=other), host.admissions.records)
+    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    assert len(host.runs) == 2 * count
+
+
+def test_other_sources_void_a_verdict(host, monkeypatch):
+    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    count = len(host.runs)
+    monkeypatch.setattr(attention_admit, "sources", lambda: "other")
+    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    assert len(host.runs) == 2 * count
+
+
+def test_a_first_use_while_a_graph_is_captured_says_what_to_do(host):
+    host.admissions.machine.captures = True
+    with pytest.raises(DeviceError, match="call once with these shapes before capturing"):
+        attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    host.admissions.machine.captures = False
+    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+
+
+def test_a_kernel_that_cannot_run_is_left_out_and_not_recorded(host):
+    def broken(case: Case, made: list[np.ndarray]) -> None:
+        raise RuntimeError("no room")
+
+    host.faults["hopper"] = broken
+    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    assert "no room" in next(v.detail for name, _, v in host.admissions.known() if name == "attention hopper")
+    admitted._found[0] = KernelAdmissions(FakeMachine(), host.admissions.records)
+    host.faults.clear()
+    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    assert [name for name, _, v in admitted._found[0].known()] == ["attention hopper"]
+
+
+def test_without_a_model_of_the_tensor_cores_kernels_are_compared_with_the_plain_one(host):
+    assert attention_trial.try_kernel(host.admissions.machine, "walk", pose(tq=300), "tensor_core:native") == ""
+    assert attention_trial.try_kernel(host.admissions.machine, "hopper", pose(tq=300), "tensor_core:native") == ""
+    host.faults["hopper"] = first_bit
+    found = attention_trial.try_kernel(host.admissions.machine, "hopper", pose(tq=300), "tensor_core:native")
+    assert "1 of" in found
+
+
+STRIDES = st.sampled_from([0, 8, 24, 64, 96, 128, 136, 33, 4096, 4100, 1 << 20])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 5), st.integers(1, 9), st.sampled_from([1, 2, 3, 8, 16]), st.integers(1, 300), st.integers(1, 5000),
+    st.sampled_from([1, 8, 33, 64, 80, 100, 128, 192, 256]), st.lists(STRIDES, min_size=9, max_size=9),
+    st.none() | st.lists(STRIDES, min_size=4, max_size=4), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_every_call_has_operands_of_its_code(b, shared, group, tq, tk, d, steps, mask, aligned, causal):
+    shapes = (b, shared * group, tq, d), (b, shared, tk, d), (b, shared, tk, d)
+    made = tuple(Operand(s, (*steps[3 * i : 3 * i + 3], 1)) for i, s in enumerate(shapes))
+    case = Case(
+        operands=made, mask=None if mask is None else tuple(mask), dtype="bfloat16", dtype_out="bfloat16",
+        dtype_mask=None if mask is None else "bool", c=0.1, offset=3 if causal else None, starts=False, stops=True,
+        fma=False, aligned=aligned,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "device", lambda ordinal: H200)
+        for kernel in kernels_of(case, 0):
+            assert list(attention_trial.posed(kernel, case, 0)), kernel
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_steps_of_gradients_are_tried(host, monkeypatch, dtype):
+    def bind(shape: Any, hidden: Any, added: Any, c: float, dtype: str, ordinal: int) -> Any:
+        def run(stream: int, *places: int) -> None:
+            n, rows, keys = shape
+            shapes = (
+                *[(shape, (rows * keys, keys, 1))] * 2,
+                *[((n, rows), (rows, 1))] * 3,
+                (shape, hidden),
+                (shape, added),
+            )
+            kinds = ["float32"] * 5 + ["bool", "float32"]
+            values = [at(p, *s, k) if p else None for p, s, k in zip(places, shapes, kinds, strict=False)]
+            given = dict(zip(("s", "dp", "m", "total", "delta", "hidden", "added"), values, strict=True))
+            for place, x in zip(places[7:], attention_backward_trial.expected(given, dtype), strict=True):
+                if place and x is not None:
+                    if "backward" in host.faults:
+                        x.reshape(-1)[-1] = 3
+                    at(place, shape, (rows * keys, keys, 1), dtype)[...] = x
+
+        return run
+
+    monkeypatch.setattr(attention_backward, "bound", bind)
+    attention_backward._bound.cache_clear()
+    call = ((4, 5, 6), (0, 0, 0), (0, 0, 0), 0.5, dtype, 0)
+    attention_backward._bound(*call)
+    assert [(name, v.state) for name, _, v in host.admissions.known()] == [("attention backward", "admitted")]
+    attention_backward._bound.cache_clear()
+    admitted._found[0] = KernelAdmissions(FakeMachine(), Records(None))
+    host.faults["backward"] = 1
+    with pytest.raises(ContractError, match=r"attention backward: .* first p\[1, 2, 0\]"):
+        attention_backward._bound(*call)
+    attention_backward._bound.cache_clear()

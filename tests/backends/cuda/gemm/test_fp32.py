@@ -1,0 +1,234 @@
+"""float32 kernels: FFMA tiles, few rows, tf32 and tf32x3, against the CPU's kernels and the executable definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product as pairs
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isogemm.backends.cuda.gemm.sgemm.family import FEW, TILES, Sgemm
+from isogemm.backends.cuda.gemm.tf32.family import CONFIGS, Tf32, cut
+from isogemm.contract import Contract
+from isogemm.problem.product import Product, Strides
+
+CONTRACTS = ("tf32:sm90/chain", "tf32x3:sm90/chain")
+
+
+def sample(m: int, n: int, k: int, contract: str = "fma/chain", **changes: Any) -> Product:
+    """A dense product of row-major A and weights [n, k]."""
+    given = Product(
+        m, n, k, "float32", "float32", "float32", Contract.parse(contract), Strides(k, 1), Strides(1, k), Strides(n, 1)
+    )  # fmt: skip
+    return replace(given, **changes)
+
+
+def test_every_product_of_the_arithmetic_has_a_kernel() -> None:
+    for m, n, k in ((1, 1, 1), (1, 4096, 4096), (17, 33, 5), (4096, 4096, 4096), (3, 2**24, 7)):
+        for order in ("chain", "leaf32", "leaf4096"):
+            assert Sgemm().configs(sample(m, n, k, f"fma/{order}"))
+        for order in ("chain", "leaf32", "leaf4096", "tree2", "tree16"):
+            for name in ("tf32:sm90", "tf32x3:sm90"):
+                odd = sample(m, n, k, f"{name}/{order}", a=Strides(3, 2 * m + 1), align=4)
+                assert Tf32().configs(odd)
+
+
+def test_what_is_not_served() -> None:
+    for family, contract in ((Sgemm(), "fma/chain"), (Tf32(), "tf32:sm90/chain"), (Tf32(), "tf32x3:sm90/chain")):
+        good = sample(64, 64, 64, contract)
+        config = family.configs(good)[0]
+        assert family.supports(good, config)
+        assert not family.supports(good, "nonsense")
+        assert not family.supports(good, "128x128")
+        for change in (
+            {"dtype_a": "bfloat16"},
+            {"contract": Contract.parse("tensor_core:sm90")},
+            {"k": 0},
+            {"m": 2**31},
+            {"accumulate": True, "c": Strides(64, 1), "dtype_c": "bfloat16"},
+        ):
+            assert not family.supports(replace(good, **change), config)
+            assert not family.configs(replace(good, **change))
+    assert not Sgemm().configs(sample(8, 8, 8, "fma/tree2"))
+
+
+def test_few_rows_want_lines_that_the_copy_engine_reads() -> None:
+    good = sample(4, 64, 256)
+    assert Sgemm().configs(good)[0].startswith("few4")
+    assert not Sgemm().supports(replace(good, m=5), "few4")
+    for change in ({"align": 8}, {"b": Strides(64, 1)}, {"b": Strides(1, 257)}, {"a": Strides(1, 4)}):
+        assert not any(config.startswith("few") for config in Sgemm().configs(replace(good, **change)))
+    assert Sgemm().supports(replace(good, contract=Contract.parse("fma/leaf256")), "few4")
+    assert not Sgemm().supports(replace(good, contract=Contract.parse("fma/leaf100")), "few4")
+
+
+@pytest.mark.parametrize("k", [1, 4, 31, 32, 33, 100, 1000])
+def test_cuts_of_k_begin_rows_of_shared_memory(k: int) -> None:
+    for name, order in pairs(("tf32:sm90", "tf32x3:sm90"), ("leaf32", "leaf96", "leaf4096", "tree2", "tree16")):
+        contract = Contract.parse(f"{name}/{order}")
+        c = cut(sample(3, 3, k, str(contract)))
+        leaves = contract.order.leaves(k, contract.block)
+        assert c.padded % 32 == 0
+        assert c.padded >= c.leaf
+        assert [start for start, stop in leaves if start < stop] == [
+            i * c.leaf for i in range(len(leaves)) if i * c.leaf < k
+        ]
+        assert c.pitch == c.padded * len(leaves)
+        assert c.blocks * c.chunks * 32 == c.pitch
+    assert cut(sample(3, 3, k, "tf32:sm90/leaf8")).padded == 32
+    assert cut(sample(3, 3, k, "tf32:sm90/chain")).blocks == -(-k // 32)
+
+
+def test_fingerprints_follow_the_sources() -> None:
+    assert Sgemm().fingerprint() != Tf32().fingerprint()
+    assert len(Sgemm().fingerprint()) == 16
+
+
+@pytest.mark.gpu
+class TestOnTheDevice:
+    """Bits, with NaN-poisoned outputs."""
+
+    @staticmethod
+    def numbers(shape: tuple[int, ...], seed: int, special: bool = True) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        x = rng.standard_normal(shape, np.float32) * np.exp2(rng.integers(-4, 5, shape)).astype(np.float32)
+        if special:
+            odd = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40, 3e38, -3.4028235e38], np.float32)
+            hit = rng.random(shape) < 0.4 / shape[-1]
+            x[hit] = rng.choice(odd, int(hit.sum()))
+        return x
+
+    @staticmethod
+    def lay(x: np.ndarray, layout: str) -> Any:
+        """On the GPU: rows contiguous (n), columns contiguous (t), or neither, unaligned (s)."""
+        import torch
+
+        y = torch.from_numpy(x).cuda()
+        if layout == "t":
+            return y.transpose(-1, -2).contiguous().transpose(-1, -2)
+        if layout == "n":
+            return y
+        wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 1), float("nan"), device="cuda")
+        wide[..., 1::2] = y
+        return wide[..., 1::2]
+
+    def check(self, family: Any, config: str, a: np.ndarray, b: np.ndarray, contract: str, **more: Any) -> None:
+        """One kernel against `reference`, with the layouts and the epilogue in `more`."""
+        import torch
+
+        from isogemm.contract import reference
+        from isogemm.contract.compare import first_mismatch
+
+        layouts, out_dtype = more.pop("layouts", "nt"), more.pop("out_dtype", "float32")
+        alpha, beta, accumulate = more.pop("alpha", 1.0), more.pop("beta", 0.0), more.pop("accumulate", False)
+        c, bias = more.pop("c", None), more.pop("bias", None)
+        assert not more
+        x, y = self.lay(a, layouts[0]), self.lay(b, layouts[1])
+        shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        start, added = None if c is None else self.lay(c, "n"), None if bias is None else self.lay(bias, "n")
+        out = torch.full(shape, float("nan"), device="cuda", dtype=getattr(torch, out_dtype))
+
+        def steps(t: Any) -> Strides:
+            return Strides(t.stride(-2), t.stride(-1), t.stride(0) if t.ndim == 3 else 0)
+
+        addresses = [0 if t is None else t.data_ptr() for t in (x, y, out, start, added)]
+        common = 128
+        for address in addresses:
+            common |= address
+        given = Product(
+            shape[-2], shape[-1], a.shape[-1], "float32", "float32", out_dtype, Contract.parse(contract), steps(x),
+            steps(y), steps(out), batch=shape[0] if len(shape) == 3 else 1, c=None if start is None else steps(start),
+            dtype_c=None if start is None else "float32", dtype_bias=None if added is None else "float32",
+            alpha=float(np.float32(alpha)), beta=float(np.float32(beta)), accumulate=accumulate, align=common & -common,
+        )  # fmt: skip
+        if not family.supports(given, config):
+            assert config.startswith("few") or "leaf" in contract
+            return
+        from isogemm.problem.product import Addresses
+
+        family.build(given, config, 0)(Addresses(*addresses), torch.cuda.current_stream().cuda_stream)
+        got = out.float().cpu().numpy()
+        for i in range(given.batch):
+            one = [z if z is None or z.ndim == 2 else z[i] for z in (a, b, c)]
+            acc = reference.evaluate(one[0], one[1], contract, one[2] if accumulate else None)
+            want = reference.epilogue(
+                acc, alpha=alpha, beta=beta, c=None if accumulate else one[2], bias=bias, out_dtype=np.float32
+            )
+            if out_dtype == "float16":
+                want = want.astype(np.float16).astype(np.float32)
+            here = got if got.ndim == 2 else got[i]
+            where = f"{family.name} [{config}] {contract} {a.shape} {b.shape} {layouts}"
+            assert first_mismatch(reference.canonical(here), reference.canonical(want)) is None, where
+            if out_dtype == "float32":
+                assert first_mismatch(here, want) is None, where
+
+    @pytest.mark.parametrize("config", [*TILES, *FEW])
+    def test_fma(self, config: str) -> None:
+        family = Sgemm()
+        rows = FEW[config].lanes * FEW[config].rows if config in FEW else 133
+        for (m, n, k), layouts in pairs(
+            ((rows, 264, 260), (max(1, rows - 1), 131, 67)), ("nt", "nn", "tn", "tt", "ss", "sn", "ns")
+        ):
+            a, b = self.numbers((m, k), 1), self.numbers((k, n), 2)
+            self.check(family, config, a, b, "fma/chain", layouts=layouts)
+        a, b, c = self.numbers((rows, 520), 3), self.numbers((520, 68), 4), self.numbers((rows, 68), 5)
+        bias = self.numbers((68,), 6)
+        for contract in ("fma/chain", "fma/leaf128", "fma/leaf36", "fma/leaf4096"):
+            self.check(family, config, a, b, contract, c=c, accumulate=True)
+            self.check(family, config, a, b, contract, c=c, alpha=0.7, beta=-1.3, bias=bias)
+        self.check(family, config, a, b, "fma/chain", out_dtype="float16", alpha=0.0)
+        stack = self.numbers((3, rows, 100), 7), self.numbers((3, 100, 36), 8)
+        self.check(family, config, *stack, "fma/chain", c=self.numbers((3, rows, 36), 9), beta=1.0)
+        self.check(family, config, stack[0], stack[1][0], "fma/chain")
+
+    @pytest.mark.parametrize("contract", CONTRACTS)
+    @pytest.mark.parametrize("config", sorted({*CONFIGS[1], *CONFIGS[3]}))
+    def test_tensor_cores(self, config: str, contract: str) -> None:
+        family, name = Tf32(), contract.split("/")[0]
+        if not family.supports(sample(8, 8, 8, contract), config):
+            return
+        for (m, n, k), layouts in pairs(((300, 270, 100), (3, 5, 36), (129, 64, 67)), ("nt", "nn", "tn", "ss")):
+            self.check(family, config, self.numbers((m, k), 1), self.numbers((k, n), 2), contract, layouts=layouts)
+        a, b, c = self.numbers((140, 200), 3), self.numbers((200, 68), 4), self.numbers((140, 68), 5)
+        bias = self.numbers((68,), 6)
+        for order in ("chain", "leaf64", "leaf96", "leaf4096", "leaf8", "tree2", "tree16"):
+            if order == "leaf8" and name != "tf32:sm90":
+                continue
+            if not family.supports(sample(140, 68, 200, f"{name}/{order}"), config):
+                continue
+            self.check(family, config, a, b, f"{name}/{order}", c=c, alpha=0.7, beta=-1.3, bias=bias)
+            if not order.startswith("tree"):
+                self.check(family, config, a, b, f"{name}/{order}", c=c, accumulate=True)
+        stack = self.numbers((3, 130, 100), 7), self.numbers((3, 100, 36), 8)
+        self.check(family, config, *stack, contract, c=self.numbers((3, 130, 36), 9), beta=1.0)
+        self.check(family, config, stack[0], stack[1][0], contract)
+        self.check(family, config, *stack, f"{name}/tree4")
+        self.check(family, config, a, b, contract, out_dtype="float16", alpha=0.0)
+
+    def test_large_products_have_the_bits_of_their_parts(self) -> None:
+        """More tiles than multiprocessors, all configurations, and K long enough for the rings to turn."""
+        import torch
+
+        generator = torch.Generator("cuda").manual_seed(1)
+        a, b = (torch.randn((size, 1100), generator=generator, device="cuda") for size in (2100, 2304))
+        for family, contract, config in (
+            *((Sgemm(), "fma/chain", name) for name in TILES),
+            *((Tf32(), CONTRACTS[0], name) for name in CONFIGS[1]),
+            *((Tf32(), CONTRACTS[1], name) for name in CONFIGS[3]),
+        ):
+            from isogemm.problem.product import Addresses
+
+            out = torch.full((2100, 2304), float("nan"), device="cuda")
+            stream = torch.cuda.current_stream().cuda_stream
+            at = Addresses(a.data_ptr(), b.data_ptr(), out.data_ptr())
+            family.build(sample(2100, 2304, 1100, contract), config, 0)(at, stream)
+            rows, columns = slice(1030, 1042), slice(2256, 2304)
+            corner = a[rows].cpu().numpy(), b[columns].T.cpu().numpy()
+            from isogemm.contract import reference
+            from isogemm.contract.compare import first_mismatch
+
+            want = reference.evaluate(*corner, contract)
+            assert first_mismatch(out[rows, columns].cpu().numpy(), want) is None, (contract, config)
+            assert not torch.isnan(out).any(), (contract, config)

@@ -1,0 +1,272 @@
+"""The Hopper kernels: what their configurations mean and which are legal; on a GPU, their bits in every corner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product as pairs
+from typing import Any
+
+import pytest
+
+from isogemm.backends.cuda.gemm.hopper.config import SHARED, Config, geometry
+from isogemm.backends.cuda.gemm.hopper.family import Hopper, source
+from isogemm.backends.cuda.gemm.hopper.model import resident
+from isogemm.contract.spec import Contract
+from isogemm.problem.product import Addresses, Product, Strides
+
+HOPPER = Hopper()
+CHAIN, LEAF = Contract.parse("tensor_core:sm90/chain"), Contract.parse("tensor_core:sm90/leaf256")
+PLAIN = Product(
+    512, 768, 1024, "bfloat16", "bfloat16", "bfloat16", CHAIN, Strides(1024, 1), Strides(1, 1024), Strides(768, 1)
+)
+TEXTS = (
+    "128x256x64 s4",
+    "w64x16x128 s8",
+    "128x192x64 s5 c2x1",
+    "64x48x128 s4 c1x2 g4",
+    "128x128x64 s4 pp",
+    "64x32x256 s2 o2 e",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_configuration_is_its_text(text):
+    assert str(Config.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "128x256", "128x256x64", "128x256x64 s4 ", "128x256x64 pp s4", "x128x256x64 s4", "w64x16x128 s8 c2"]
+)
+def test_other_texts_are_none(text):
+    assert Config.parse(text) is None
+    assert not HOPPER.supports(PLAIN, text)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_configurations_of_the_text_are_legal(text):
+    assert HOPPER.supports(PLAIN, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("128x256x64 s5", "shared memory"),
+        ("128x260x64 s2", "columns in eights"),
+        ("128x264x64 s2", "columns of an instruction"),
+        ("256x256x64 s2", "registers"),
+        ("192x256x64 s2", "registers of three consumers"),
+        ("96x64x64 s4", "rows in blocks of 64"),
+        ("128x72x64 s4 c2x1", "halves of a tile in eights"),
+        ("128x64x96 s4", "K in lines of 128 bytes"),
+        ("128x64x64 s1", "one stage"),
+        ("128x64x64 s4 c3x1", "clusters of three"),
+        ("128x64x64 s4 o2", "two blocks of three warpgroups"),
+        ("256x128x64 s4 pp", "alternate tiles of 256 rows"),
+    ],
+)
+def test_what_the_machine_cannot_do_is_refused(text, why):
+    assert not HOPPER.supports(PLAIN, text), why
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"contract": Contract.parse("fma/chain")},
+        {"contract": Contract.parse("tensor_core:sm80/chain")},
+        {"contract": Contract.parse("tensor_core:sm90/tree4")},
+        {"dtype_a": "float32", "dtype_b": "float32"},
+        {"dtype_b": "float16"},
+        {"align": 8},
+        {"a": Strides(1028, 1)},
+        {"a": Strides(2048, 2)},
+        {"b": Strides(1, 1020)},
+        {"out": Strides(1536, 2)},
+        {"k": 0},
+        {"m": 0},
+        {"accumulate": True, "c": Strides(768, 1), "dtype_c": "bfloat16"},
+        {"batch": 3, "a": Strides(1024, 1, 1028)},
+    ],
+    ids=str,
+)
+def test_products_that_the_kernels_cannot_read_are_refused(change):
+    assert HOPPER.supports(PLAIN, "128x64x64 s4")
+    product = replace(PLAIN, **change)
+    assert not HOPPER.supports(product, "128x64x64 s4")
+    assert HOPPER.configs(product) == ()
+
+
+def test_leaves_need_whole_stages_and_room_for_their_totals():
+    leaf = replace(PLAIN, contract=LEAF)
+    assert HOPPER.supports(leaf, "128x256x64 s3")
+    assert not HOPPER.supports(leaf, "128x256x64 s4")
+    assert HOPPER.supports(leaf, "64x32x256 s4")
+    assert not HOPPER.supports(replace(leaf, contract=Contract.parse("tensor_core:sm90/leaf48")), "64x32x64 s4")
+
+
+SHAPES = [(m, n, k) for m in (1, 16, 100, 512, 4096) for n, k in ((2560, 9728), (4096, 4096), (28672, 4096))]
+
+
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("contract", [CHAIN, LEAF], ids=str)
+def test_listed_configurations_are_legal_and_fit(size, contract):
+    m, n, k = size
+    product = replace(PLAIN, m=m, n=n, k=k, a=Strides(k, 1), b=Strides(1, k), out=Strides(n, 1), contract=contract)
+    listed = HOPPER.configs(product)
+    assert 4 <= len(listed) <= 12
+    assert len(set(listed)) == len(listed)
+    for text in listed:
+        config = Config.parse(text)
+        assert HOPPER.supports(product, text)
+        assert str(config) == text
+        seen = geometry(product, config)
+        assert seen.shared(contract is LEAF) <= SHARED
+        tiles_x, tiles_y = seen.tiles()
+        assert tiles_x * config.rows * config.cm >= seen.x.size
+        assert tiles_y * config.cols * config.cn >= seen.y.size
+
+
+def test_clusters_stay_inside_their_group_of_multiprocessors():
+    assert resident(Config.parse("128x256x64 s4"), 132) == 132
+    assert resident(Config.parse("128x256x64 s4 c2x1"), 132) == 66
+    assert resident(Config.parse("64x64x64 s4 c2x2"), 132) == 32
+    assert resident(Config.parse("64x32x64 s4 o2"), 132) == 264
+
+
+def test_what_reaches_the_kernel_reaches_its_source():
+    config = Config.parse("128x64x64 s4")
+    base = source(PLAIN, geometry(PLAIN, config))
+    for change in ({"m": 513}, {"n": 760}, {"k": 1000}):
+        other = replace(PLAIN, **change)
+        assert source(other, geometry(other, config)) == base
+    for change in (
+        {"alpha": 2.0},
+        {"dtype_bias": "float32"},
+        {"dtype_out": "float32"},
+        {"contract": LEAF},
+        {"a": Strides(1, 512)},
+        {"b": Strides(768, 1)},
+        {"out": Strides(1, 512)},
+        {"out": Strides(770, 1)},
+        {"c": Strides(768, 1), "dtype_c": "float32", "beta": 1.0},
+        {"c": Strides(768, 1), "dtype_c": "float32", "accumulate": True},
+    ):
+        other = replace(PLAIN, **change)
+        assert source(other, geometry(other, config)) != base, change
+
+
+# On a GPU. Every family's configurations run elsewhere over plain products; here are this kernel's own corners.
+CONFIGS = (
+    "128x256x64 s3",
+    "128x192x64 s4 c2x1",
+    "256x128x64 s3 c1x2",
+    "64x24x128 s8",
+    "128x128x64 s4 pp",
+    "64x64x64 s4 c2x2",
+    "w64x16x128 s8 e",
+    "w128x160x64 s4 c1x2",
+    "64x32x128 s4 o2",
+    "192x96x64 s4",
+)
+
+
+def _matrix(rows: int, cols: int, dtype: str, letter: str, seed: int) -> Any:
+    """Values on the GPU whose lines start at multiples of 16 bytes."""
+    from tests.backends.cuda.device import draw
+
+    shape = (rows, -(-cols // 8) * 8) if letter == "N" else (cols, -(-rows // 8) * 8)
+    x = draw(shape, dtype, seed, special=True)
+    return x[:, :cols] if letter == "N" else x[:, :rows].T
+
+
+def _launch(config: str, product: Product, at: Addresses) -> None:
+    from tests.backends.cuda.device import torch
+
+    HOPPER.build(product, config, torch.cuda.current_device())(at, torch.cuda.current_stream().cuda_stream)
+
+
+def _run(config: str, a: Any, b: Any, out_dtype: str, contract: Contract, **extra: Any) -> Any:
+    """a @ b by one configuration, into an output full of NaN."""
+    from tests.backends.cuda.device import DTYPES, NAMES, torch
+    from tests.backends.cuda.forced import strides
+
+    c, bias = extra.pop("c", None), extra.pop("bias", None)
+    out = torch.full((a.shape[0], b.shape[1]), float("nan"), dtype=DTYPES[out_dtype], device="cuda")
+    if extra.pop("transposed", False):
+        out = torch.full(out.shape[::-1], float("nan"), dtype=out.dtype, device="cuda").T
+    product = Product(
+        *out.shape, a.shape[1], NAMES[a.dtype], NAMES[b.dtype], out_dtype, contract, strides(a), strides(b),
+        strides(out),
+        c=None if c is None else strides(c), dtype_c=None if c is None else NAMES[c.dtype],
+        dtype_bias=None if bias is None else NAMES[bias.dtype], align=16, **extra,
+    )  # fmt: skip
+    if not HOPPER.supports(product, config):
+        return None
+    addresses = (0 if x is None else x.data_ptr() for x in (a, b, out, c, bias))
+    _launch(config, product, Addresses(*addresses))
+    return out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("contract", [CHAIN, LEAF], ids=str)
+def test_layouts_and_outputs(config, contract):
+    from tests.backends.cuda.device import expected, same
+
+    ran = 0
+    for (la, lb), (m, n, k), dtype in pairs(
+        pairs("NT", "NT"), ((70, 205, 600), (131, 264, 333)), ("bfloat16", "float16")
+    ):
+        a, b = _matrix(m, k, dtype, la, m), _matrix(k, n, dtype, lb, n)
+        for out, transposed in ((dtype, False), ("float32", True), (dtype, True)):
+            got = _run(config, a, b, out, contract, transposed=transposed)
+            if got is not None:
+                same(
+                    got,
+                    expected(a, b, str(contract), out_dtype=out),
+                    f"{config} {la}{lb} {m}x{n}x{k} {out} {transposed}",
+                )
+                ran += 1
+    assert ran
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("contract", [CHAIN, LEAF], ids=str)
+def test_epilogues(config, contract):
+    from tests.backends.cuda.device import draw, expected, same
+
+    a, b = _matrix(70, 600, "bfloat16", "N", 1), _matrix(600, 205, "bfloat16", "T", 2)
+    ran = 0
+    for c_dtype, bias_dtype, alpha, beta in (
+        ("float32", "bfloat16", 1.0, 1.0),
+        ("bfloat16", None, -1.3, 0.3),
+        (None, "float32", 2.5, 0.0),
+    ):
+        c = None if c_dtype is None else draw((205, 70), c_dtype, 3, special=True).T
+        bias = None if bias_dtype is None else draw((205,), bias_dtype, 4, special=True)
+        for out in ("float32", "bfloat16", "float16"):
+            got = _run(config, a, b, out, contract, c=c, bias=bias, alpha=alpha, beta=beta)
+            if got is not None:
+                want = expected(a, b, str(contract), out_dtype=out, added=c, bias=bias, alpha=alpha, beta=beta)
+                same(got, want, f"{config} {out} {c_dtype} {bias_dtype}")
+                ran += 1
+    assert ran
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("contract", [CHAIN, LEAF], ids=str)
+def test_walks_that_start_from_c(config, contract):
+    from tests.backends.cuda.device import draw, expected, same
+
+    a, b = _matrix(70, 600, "bfloat16", "T", 1), _matrix(600, 205, "bfloat16", "N", 2)
+    c = draw((70, 205), "float32", 3, special=True)
+    ran = 0
+    for given in (c, c.T.contiguous().T):
+        got = _run(config, a, b, "float32", contract, c=given, accumulate=True)
+        if got is not None:
+            same(got, expected(a, b, str(contract), c=c, out_dtype="float32"), config)
+            ran += 1
+    # Columns of B that are contiguous come in lines of 64; a narrower tile has no room for one.
+    narrow = config in ("64x24x128 s8", "w64x16x128 s8 e", "64x32x128 s4 o2")
+    assert bool(ran) != narrow

@@ -1,0 +1,246 @@
+"""Integer products of few rows of x on the GPU: any number of rows, however shared out, has the CPU's bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backends.cuda.compiled import Kernels, kernels
+from tests.quant.draws import KINDS, WEIGHTS, blocks, values
+
+import isogemm
+from isogemm.backends.cuda.quant import family as quant_choose
+from isogemm.backends.cuda.quant.integers import few as quant_int
+from isogemm.backends.cuda.quant.integers.few import Few, Parts
+from isogemm.backends.cuda.quant.layout import Packed, layout, pack
+from isogemm.backends.cuda.quant.operands import Tail
+from isogemm.quant import QuantizedMatrix
+
+__all__ = ["kernels"]  # the fixture
+
+BY_NAME = {f.name: f for f in WEIGHTS}
+MOST = 33
+# Rows of x, and a configuration that takes so many.
+CHOSEN = (
+    (1, Few(1, 1, 14, 3, 256, "fused", 1)),
+    (1, Few(1, 4, 2, 2, 256, "fused", 1)),
+    (2, Few(1, 3, 2, 3, 256, "fused", 2)),
+    (8, Few(1, 1, 5, 2, 256, "fused", 8)),
+    (1, Few(1, 2, 3, 2, 256, "staged")),
+    (7, Few(1, 1, 14, 3, 256, "staged")),
+    (3, Few(1, 6, 2, 2, 256, "staged")),
+    (16, Few(2, 1, 14, 2, 256, "staged")),
+    (9, Few(2, 1, 10, 3, 256, "staged")),
+    (13, Few(2, 6, 2, 2, 256, "staged")),
+    (10, Few(2, 1, 3, 3, 256, "staged", 0, 3)),
+    (15, Few(2, 3, 2, 2, 256, "staged", 0, 2)),
+    (14, Few(2, 2, 3, 3, 256, "staged", 0, 1)),
+    (16, Few(2, 1, 14, 2, 256, "staged", 0, 2)),
+    (24, Few(3, 1, 14, 2, 256, "staged")),
+    (17, Few(3, 4, 1, 2, 256, "staged")),
+    (31, Few(4, 1, 14, 2, 256, "staged")),
+    (32, Few(4, 3, 2, 2, 256, "staged", 0, 2)),
+    (25, Few(4, 1, 5, 4, 256, "staged", 0, 1)),
+    (12, Few(2, 5, 1, 2)),
+    (33, Few(2, 1, 3, 2)),
+    (20, Few(1, 2, 2, 2)),
+)
+SHORT = (
+    (16, Few(2, 1, 14, 4, 128, "staged")),
+    (32, Few(4, 1, 3, 5, 128, "staged")),
+    (6, Few(1, 5, 1, 3, 128, "staged")),
+    (11, Few(2, 4, 1, 3, 128)),
+)
+
+
+def operands(fmt: Any, n: int, k: int, seed: int) -> tuple[Any, Packed, np.ndarray]:
+    """x [33, k] and a weight on the device, and what the CPU makes of them.
+
+    Among ordinary rows are a NaN, an infinity, a row of zeros, and scales that float16 has as zero and as infinity.
+    """
+    from tests.backends.cuda.device import torch, upload
+
+    x = np.concatenate([values(kind, -(-MOST // len(KINDS)), k, seed) for kind in KINDS])[:MOST]
+    np.random.default_rng(seed).shuffle(x)
+    x[4, k - 1], x[11, 0], x[6], x[1, : k // 2], x[9, k // 2 :] = np.nan, -np.inf, 0, 2.0**-25, 2.0**25
+    rows = blocks(fmt, n, k // fmt.block, seed)
+    w = QuantizedMatrix.from_bytes(rows, shape=(n, k), format=fmt)
+    packed = Packed(torch.from_numpy(pack(rows, fmt)).cuda(), layout(fmt), n, k)
+    return upload(x), packed, isogemm.linear(x, w, activations="q8")
+
+
+def poisoned(x: Any, packed: Packed, chosen: Few | Parts | None = None) -> Any:
+    """The product, in memory full of a NaN that no product returns."""
+    import torch
+
+    out = torch.full((len(x), packed.n), float("nan"), device="cuda")
+    quant_int.run(x, packed, out, chosen=chosen)
+    return out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
+def test_every_way_to_share_out_has_the_cpus_bits(fmt: Any) -> None:
+    """Ragged tiles of W, teams without one, K that ends inside a span, before a warp's first one, or on its edge."""
+    from tests.backends.cuda.device import same
+
+    for n, k in ((37, 5 * fmt.block), (150, 6 * 256), (490, 1024 + fmt.block)):
+        x, packed, want = operands(fmt, n, k, n)
+        for m, c in (*CHOSEN, *(SHORT if fmt.block == 32 else ())):
+            same(poisoned(x[:m], packed, c), want[:m], f"{fmt} {m} x {n} x {k} {c}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_every_number_of_rows_has_the_cpus_bits(name: str) -> None:
+    """In the configurations that are chosen, for few tiles to a multiprocessor and for many."""
+    from tests.backends.cuda.device import same
+
+    fmt = BY_NAME[name]
+    for n, k in ((200, 1536), (12773, 512 + fmt.block)):
+        x, packed, want = operands(fmt, n, k, n)
+        for m in range(1, MOST + 1):
+            same(poisoned(x[:m], packed), want[:m], f"{m} x {n} x {k}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q4_K", "Q6_K"])
+def test_parts_have_the_cpus_bits(name: str) -> None:
+    """Rows in several launches, the last one of fewer; contiguous ones, and such as begin anywhere."""
+    from tests.backends.cuda.device import same, torch
+
+    fmt = BY_NAME[name]
+    for n, k in ((37, 1280), (520, 512 + fmt.block)):
+        x, packed, want = operands(fmt, n, k, n)
+        apart = torch.full((2 * MOST, k + 3), float("nan"), device="cuda")[::2, 1 : k + 1]
+        apart.copy_(x)
+        for each, m in ((8, 9), (8, 32), (16, 17), (16, 24), (16, 32), (16, 33)):
+            chosen = Parts(each, quant_int._few(packed.layout, each, n, k))
+            same(poisoned(x[:m], packed, chosen), want[:m], f"{m} x {n} x {k} by {each}")
+            room = torch.full((m, 2 * n), float("nan"), device="cuda")
+            quant_int.run(apart[:m], packed, room[:, ::2], chosen=chosen)
+            same(room[:, ::2].contiguous(), want[:m], f"{m} x {n} x {k} by {each}, apart")
+            assert room[:, 1::2].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "n", "k", "each"),
+    [
+        ("Q4_K", 16, 2560, 9728, 0), ("Q4_K", 17, 2560, 9728, 16), ("Q4_K", 32, 4096, 14336, 16),
+        ("Q4_K", 33, 2560, 9728, 0), ("Q8_0", 32, 14336, 8192, 0), ("Q6_K", 32, 14336, 8192, 16),
+        ("Q6_K", 33, 28672, 4096, 32), ("Q5_K", 64, 4096, 4096, 32), ("Q6_K", 64, 2560, 9728, 16),
+        ("Q6_K", 65, 2560, 9728, 0), ("Q6_K", 32, 4096, 4096, 0),
+    ],
+)  # fmt: skip
+def test_which_rows_are_parted(name: str, m: int, n: int, k: int, each: int) -> None:
+    c = quant_int.config(layout(name), m, n, k)
+    assert (c.each if isinstance(c, Parts) else 0) == each
+
+
+def test_verdicts_of_parts_are_of_so_many_tiles() -> None:
+    """The last part has tiles of its own."""
+    case = quant_choose.Case("q8", "Q6_K", "bfloat16", "bfloat16", None, 35, 2560, 9728)
+    (kernel,) = quant_choose.kernels(case, 132)
+    assert isinstance(kernel.config, Parts)
+    assert "5 tiles" in kernel.code(case)
+    assert kernel.few == 16
+
+
+def test_parts_begin_at_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plan gets the addresses of its rows; the last one has fewer tiles."""
+    torch = pytest.importorskip("torch")
+    asked, launched = [], []
+
+    class Plan(quant_int.Plan):
+        def enqueue(self, *addresses: int) -> None:
+            launched.append(addresses)
+
+    def plan(x: Any, packed: Any, out: Any, bias: Any, chosen: Any) -> Any:
+        asked.append((x.storage_offset(), out.storage_offset(), len(x), chosen))
+        return Plan(None, None, None, 0)
+
+    monkeypatch.setattr(quant_int, "_plan", plan)
+    lay, x, out = layout("Q4_K"), torch.zeros((40, 600)).bfloat16()[:35, 8:520], torch.zeros((35, 70))[:, :24]
+    packed = Packed(torch.zeros(lay.nbytes(24, 512), dtype=torch.uint8), lay, 24, 512)
+    chosen = Parts(16, quant_int._few(lay, 16, 24, 512))
+    quant_int._several(x, packed, out, None, chosen).enqueue(7, 1000, 2000, 3000, 0)
+    last = chosen.few._replace(tiles=1, split=0)
+    assert asked == [(8, 0, 16, chosen.few), (9608, 1120, 16, chosen.few), (19208, 2240, 3, last)]
+    steps = ((0, 0), (16 * 1200, 16 * 280), (32 * 1200, 32 * 280))
+    assert launched == [(7, 1000 + a, 2000, 3000 + b, 0) for a, b in steps]
+
+
+def test_configurations_take_their_rows() -> None:
+    """One to 32 rows: all of the tiles, in as many warps as have barriers and registers, and in shared memory."""
+    thin, wide = ((1, 256), (4096, 4096), (2560, 9728), (4096, 14336)), ((19456, 2560), (28672, 4096), (28672, 8192))
+    for fmt in WEIGHTS:
+        lay = layout(fmt)
+        for n, k in (*thin, *wide, (152064, 8192)):
+            for m in range(1, 33):
+                c = quant_int.config(lay, m, n, k)
+                if not isinstance(c, Few):
+                    assert m > 16
+                    if isinstance(c, Parts):
+                        assert c.few == quant_int.config(lay, c.each, n, k)
+                        for rows in range(1, c.each + 1):
+                            of = c.of(rows)
+                            assert of.tiles == -(-rows // 8)
+                            asked = of.ring(lay) + quant_int._x_bytes(lay, rows, k, of.x)
+                            assert asked + of.declared <= quant_int.BLOCK
+                            assert not of.split or of.tiles % 2 == 0
+                    continue
+                assert c.tiles == -(-m // 8)
+                assert c.split <= c.teams
+                assert not c.split or (c.tiles % 2 == 0 and c.x == "staged")
+                assert (c.rows == m) == (c.x == "fused")
+                warps = c.group * (c.teams + c.split)
+                assert warps <= (15 if c.group > 1 else 16)
+                assert c.stages >= 2
+                assert c.ring(lay) + quant_int._x_bytes(lay, m, k, c.x) <= quant_int.SHARED
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
+def test_what_kernels_declare_fits_beside_what_they_ask_for(fmt: Any) -> None:
+    """Chains that are handed on take 14 KiB where teams have several warps: any n, and k that leave little room."""
+    lay = layout(fmt)
+    for n in range(16, 14000, 16 * 44):
+        for k in range(256, 16385, 256):
+            for m in (1, 9, 17, 25):
+                c = quant_int.config(lay, m, n, k)
+                if isinstance(c, Few):
+                    asked = c.ring(lay) + quant_int._x_bytes(lay, m, k, c.x)
+                    assert asked + c.declared <= 227 * 1024, (m, n, k, c)
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "n", "k"),
+    [("Q4_K", 32, 5120, 4096), ("Q2_K", 17, 8464, 5120), ("Q8_0", 9, 2048, 2048), ("Q4_0", 14, 28672, 4096)],
+)
+def test_kernels_declare_what_is_counted(kernels: Kernels, name: str, m: int, n: int, k: int) -> None:
+    lay = layout(name)
+    c = quant_int.config(lay, m, n, k)
+    assert isinstance(c, Few)
+    quant_int.bind(lay, m, n, k, c, Tail(n, 1, 0, 0), 0, ("float32", (k, 1), 16))
+    (made,) = kernels.loaded
+    kept = 1024  # by the system, of each block, and none of the 227 KiB
+    assert made.resources["SHARED"] - kept <= c.declared <= made.resources["SHARED"] - kept + 127
+
+
+@pytest.mark.parametrize("m", [1, 7, 16, 32])
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1"])
+def test_scales_are_multiplied_by_tensor_cores(kernels: Kernels, name: str, m: int) -> None:
+    """An outer product for each sum of a block; then float(S) and a step of the chain, or two, for each element."""
+    lay = layout(name)
+    c = quant_int.config(lay, m, 28672, 4096)._replace(x="staged", rows=0)
+    quant_int.bind(lay, m, 28672, 4096, c, Tail(4096, 1, 0, 0), 0, ("float32", (4096, 1), 16))
+    (made,) = kernels.loaded
+    dots, outer, fused, scaled = made.machine_counts("IMMA", "HMMA", "FFMA", "FMUL")
+    steps = 2 if lay.format.offset else 1
+    each = 2 if m == 1 else 4  # elements of a lane that count
+    assert dots >= 8 * c.tiles
+    assert outer == steps * dots
+    assert fused == (1 + steps) * each * dots
+    assert scaled == 0
+    assert not {line for line in made.machine_code if "FTZ" in line}
+    assert made.spilled <= 16 or m == 1  # of one row every block makes the codes: this is not the kernel that serves

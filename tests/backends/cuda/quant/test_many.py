@@ -1,0 +1,326 @@
+"""Products of many tokens with quantized weights, and such weights as floats: the bits of what `dequantize` says."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backends.cuda.compiled import H200, Kernels, _said_of
+from tests.quant.draws import blocks
+
+import isogemm
+from isogemm.backends.cuda.driver import facts as device
+from isogemm.backends.cuda.driver import kernel as driver
+from isogemm.backends.cuda.driver import nvrtc, tensormap
+from isogemm.backends.cuda.quant import dequantize as quant_dequantize
+from isogemm.backends.cuda.quant import many as quant_many
+from isogemm.backends.cuda.quant.layout import FORMATS, Packed, layout, pack
+from isogemm.errors import DTypeError, LayoutError, OptionError, ShapeError
+from isogemm.formats.blocks import FORMATS as ALL
+
+torch = pytest.importorskip("torch")
+gpu = pytest.mark.gpu
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+CONFIGS = ("2x1x64 s3", "2x1x128 s8", "2x2x64 s5", "2x2x128 s4", "2x1x256 s4", "3x1x96 s6", "2x1x128 s4 c2")
+
+
+@functools.cache
+def weight(name: str, n: int, k: int, kind: str = "normal") -> isogemm.QuantizedMatrix:
+    """`kind` blocks: random bytes under scales of all magnitudes."""
+    fmt = ALL[name]
+    if kind == "blocks":
+        rows = blocks(fmt, n, k // fmt.block)
+        return isogemm.QuantizedMatrix.from_bytes(rows.tobytes(), shape=(n, k), format=name)
+    w = np.random.default_rng(n + k).standard_normal((n, k)).astype(np.float32)
+    w[1 % n] = 0
+    return isogemm.quantize(w, name)
+
+
+def packed_of(w: isogemm.QuantizedMatrix) -> Packed:
+    data = torch.from_numpy(pack(np.asarray(w.rows), w.format)).cuda()
+    return Packed(data, layout(w.format), *w.shape)
+
+
+def floats(w: isogemm.QuantizedMatrix, dtype: Any) -> Any:
+    """``w.dequantize(dtype)`` as a tensor."""
+    x = w.dequantize(str(dtype).removeprefix("torch."))
+    return torch.from_numpy(x.view(np.int32 if dtype is F32 else np.int16)).view(dtype)
+
+
+def bits(x: Any) -> Any:
+    return x.cpu().contiguous().view(torch.int32 if x.dtype is F32 else torch.int16)
+
+
+def same(got: Any, want: Any) -> None:
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    wrong = bits(got) != bits(want)
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} differ, first at {wrong.nonzero()[0].tolist()}"
+
+
+def drawn(m: int, k: int, dtype: Any = BF16) -> Any:
+    generator = torch.Generator().manual_seed(m * 1000 + k)
+    return (torch.randn(m, k, generator=generator) * torch.exp2(torch.randint(-3, 4, (m, 1), generator=generator))).to(
+        dtype
+    )
+
+
+def poisoned(*shape: int, dtype: Any = F32) -> Any:
+    return torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+
+
+def product(x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32) -> Any:
+    return isogemm.linear(x.cuda(), floats(w, x.dtype).cuda(), bias, out_dtype=str(out).removeprefix("torch."))
+
+
+def check(x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32, config: str | None = None) -> None:
+    x = x.cuda()
+    got = poisoned(len(x), len(w), dtype=out)
+    quant_many.run(x, packed_of(w), got, bias, config)
+    same(got, product(x, w, bias, out))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format(name, dtype):
+    k = ALL[name].block * (9 if ALL[name].block == 32 else 5)
+    for m, n in ((33, 200), (100, 64), (257, 129)):
+        check(drawn(m, k, dtype), weight(name, n, k))
+
+
+@gpu
+@pytest.mark.parametrize("name", FORMATS)
+def test_scales_of_all_magnitudes(name):
+    k = 512
+    check(drawn(70, k), weight(name, 144, k, "blocks"))
+
+
+@gpu
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
+def test_every_configuration_has_the_same_bits(name, config):
+    assert quant_many.legal(layout(name), quant_many.Config.parse(config))
+    for m, n, k in ((1, 16, 256), (65, 1000, 768), (300, 520, 2560)):
+        check(drawn(m, k), weight(name, n, k), config=config)
+
+
+@gpu
+@pytest.mark.parametrize("config", CONFIGS)
+def test_many_tiles_to_a_block(config):
+    check(drawn(1200, 256), weight("Q4_0", 3000, 256), out=BF16, config=config)
+
+
+@gpu
+@pytest.mark.parametrize("k", [32, 64, 96, 128, 160, 2080])
+def test_lengths_that_end_within_a_stage(k):
+    check(drawn(40, k), weight("Q5_1", 70, k))
+
+
+@gpu
+@pytest.mark.parametrize("out", [BF16, F16, F32])
+@pytest.mark.parametrize("kind", [None, BF16, F32])
+def test_types_of_results_and_of_a_bias(out, kind):
+    bias = None if kind is None else torch.randn(131, generator=torch.Generator().manual_seed(1)).to(kind).cuda()
+    check(drawn(50, 256), weight("Q4_K", 131, 256), bias, out)
+    if bias is not None:
+        check(drawn(50, 256), weight("Q4_K", 131, 256), bias.repeat_interleave(2)[::2], out)
+
+
+@gpu
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
+def test_parts_behind_one_another(name):
+    """Two launches make one product; what follows waits for both."""
+    w, x = weight(name, 1031, 1024), drawn(300, 1024).cuda()
+    bias = torch.randn(1031, generator=torch.Generator().manual_seed(2)).cuda()
+    packed, want = packed_of(w), product(x, w, bias, BF16)
+    for _ in range(20):
+        got = poisoned(300, 1031, dtype=BF16)
+        quant_many.run(x, packed, got, bias, "2x1x256 s4 to 640, 2x1x96 s4")
+        after = got.clone()
+        same(after, want)
+
+
+@gpu
+def test_special_values():
+    x = drawn(64, 256)
+    for row, column, value in ((3, 5, float("inf")), (4, 9, float("nan")), (5, 1, -float("inf")), (6, 0, 1e38)):
+        x[row, column] = value
+    x[7] = -0.0
+    for name in ("Q4_0", "Q8_0", "Q4_K", "Q6_K"):
+        check(x, weight(name, 40, 256), out=BF16)
+        check(x, weight(name, 40, 256, "blocks"))
+
+
+@gpu
+def test_strides_and_neighbours():
+    w = weight("Q4_K", 100, 512)
+    wide = drawn(90, 1024).cuda()
+    x = wide[::2, 256:768]
+    held = poisoned(47, 120)
+    quant_many.run(x, packed_of(w), held[1:46, 7:107])
+    same(held[1:46, 7:107], product(x.contiguous(), w))
+    assert held[0].isnan().all()
+    assert held[46].isnan().all()
+    assert held[:, :7].isnan().all()
+    assert held[:, 107:].isnan().all()
+
+
+@gpu
+def test_a_row_alone_equals_that_row_in_any_batch():
+    w, x = weight("Q5_K", 300, 1024), drawn(700, 1024).cuda()
+    packed, whole = packed_of(w), poisoned(700, 300)
+    quant_many.run(x, packed, whole)
+    for first, last in ((0, 1), (5, 38), (64, 200), (100, 612)):
+        part = poisoned(last - first, 300)
+        quant_many.run(x[first:last], packed, part)
+        same(part, whole[first:last])
+
+
+@gpu
+def test_in_a_graph():
+    w, x = weight("Q4_0", 256, 512), drawn(128, 512).cuda()
+    packed, out = packed_of(w), poisoned(128, 256)
+    quant_many.run(x, packed, out)
+    out.fill_(float("nan"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        quant_many.run(x, packed, out)
+    x.copy_(drawn(128, 512) * 2)
+    graph.replay()
+    same(out, product(x, w))
+
+
+@gpu
+@pytest.mark.parametrize("kind", ["normal", "blocks"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_floats_of_every_format(name, kind):
+    for n, k in ((37, ALL[name].block * 3), (200, 1024)):
+        w = weight(name, n, k, kind)
+        for dtype in (BF16, F16, F32):
+            out = poisoned(n, k, dtype=dtype)
+            quant_dequantize.run(packed_of(w), out)
+            same(out, floats(w, dtype))
+
+
+@gpu
+def test_floats_of_some_rows():
+    w = weight("Q6_K", 200, 512)
+    held = poisoned(70, 520, dtype=BF16)
+    quant_dequantize.run(packed_of(w), held[1:51, :512], 32)
+    same(held[1:51, :512], floats(w, BF16)[32:82])
+    assert held[0].isnan().all()
+    assert held[51:].isnan().all()
+    assert held[:, 512:].isnan().all()
+
+
+# Without a GPU from here on.
+
+
+def there(name: str, n: int, k: int) -> Packed:
+    lay = layout(name)
+    return Packed(torch.empty(lay.nbytes(n, k), dtype=torch.uint8), lay, n, k)
+
+
+def test_refusals():
+    packed, x = there("Q4_0", 48, 64), torch.zeros(40, 64, dtype=BF16)
+    out = torch.zeros(40, 48)
+    for wrong, error in (
+        ((x[:, :32], packed, out), ShapeError),
+        ((x, packed, out[:, :16]), ShapeError),
+        ((x, packed, out, torch.zeros(47)), ShapeError),
+        ((x[0], packed, out), ShapeError),
+        ((x.float(), packed, out), DTypeError),
+        ((x, packed, out.double()), DTypeError),
+        ((torch.zeros(40, 65, dtype=BF16)[:, :64], packed, out), LayoutError),
+        ((torch.zeros(64, 40, dtype=BF16).T, packed, out), LayoutError),
+        ((x, packed, torch.zeros(48, 40).T), LayoutError),
+    ):
+        with pytest.raises(error):
+            quant_many.run(*wrong)
+    for out, first, error in (
+        (torch.zeros(48, 32), 0, ShapeError),
+        (torch.zeros(48, 64), 16, ShapeError),
+        (torch.zeros(16, 64), 8, ShapeError),
+        (torch.zeros(16, 64, dtype=torch.int32), 0, DTypeError),
+        (torch.zeros(64, 16).T, 0, LayoutError),
+        (torch.zeros(16, 65)[:, :64], 0, LayoutError),
+    ):
+        with pytest.raises(error):
+            quant_dequantize.run(packed, out, first)
+
+
+def test_nothing_to_do():
+    packed = there("Q4_0", 48, 64)
+    quant_many.run(torch.zeros(0, 64, dtype=BF16), packed, torch.zeros(0, 48))
+    quant_dequantize.run(packed, torch.zeros(0, 64), 48)
+
+
+def test_configurations():
+    for text in CONFIGS:
+        assert str(quant_many.Config.parse(text)) == text
+    assert quant_many.Config.parse("2x1x128") is None
+    for name in FORMATS:
+        for m in (33, 64, 200, 512, 4096):
+            for n, k in ((19456, 2560), (28672, 4096), (100, 256)):
+                parts = quant_many.parts(quant_many.best(name, m, n, k), n)
+                assert all(quant_many.legal(layout(name), part.config) for part in parts)
+                assert sum(part.rows for part in parts) == n
+                assert [part.first for part in parts] == [0, parts[0].rows][: len(parts)]
+                assert all(part.first % 64 == 0 for part in parts)
+    one, two = quant_many.parts("2x1x128 s8 to 640, 3x1x96 s4 c2", 1000)
+    assert (one.rows, two.first, two.rows, str(one.config), str(two.config)) == (
+        640,
+        640,
+        360,
+        "2x1x128 s8",
+        "3x1x96 s4 c2",
+    )
+    assert [part.rows for part in quant_many.parts("2x1x128 s8 to 640, 3x1x96 s4", 200)] == [64, 136]
+    assert [part.rows for part in quant_many.parts("2x1x128 s8 to 640, 3x1x96 s4", 100)] == [100]
+    for wrong in ("", "2x1x128", "2x1x128 s8, 2x1x128 s8"):
+        with pytest.raises(OptionError):
+            quant_many.parts(wrong, 100)
+    many = quant_many.Config(2, 1, 256, 12)
+    assert not quant_many.legal(layout("Q4_0"), many)
+    assert many.shared(layout("Q4_0")) > quant_many.SHARED
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
+    pytest.importorskip("triton", reason="Triton, which brings the tools that read a cubin, is not installed")
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
+    found = Kernels()
+    monkeypatch.setattr(nvrtc, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(device, "device", lambda ordinal: H200)
+    monkeypatch.setattr(driver, "load", found.load)
+    monkeypatch.setattr(tensormap, "driver", lambda: None)
+    quant_many.bind.cache_clear()
+    quant_dequantize._bind.cache_clear()
+    return found
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
+def test_products_do_not_wait_for_one_another(kernels, name):
+    """No spills; and no product is waited for before the next one: a serialised walk leaves none in flight."""
+    for m in (64, 512):
+        case = quant_many.Case(name, "bfloat16", "bfloat16", None, m, 28672, 4096, 4096, 28672, 0, True)
+        quant_many.bind(case, None, 0)
+    for kernel in kernels.loaded:
+        assert kernel.spilled == 0
+        code = _said_of(kernel.cubin, "nvdisasm", "-c")
+        left = [int(found, 16) for found in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d+)", code)]
+        assert len(left) > 4
+        assert left.count(0) == 1  # at the end of a tile
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_dequantizing_compiles(kernels, name):
+    for dtype in ("bfloat16", "float16", "float32"):
+        quant_dequantize._bind(layout(name), dtype, 256, 1024, 1024, 0)
+    assert len(kernels.loaded) == 3
+    assert all(kernel.spilled == 0 for kernel in kernels.loaded)

@@ -1,0 +1,155 @@
+"""Kernels along rows compile for an H200, with no GPU: what they ask of the machine, and how they are bound."""
+
+from __future__ import annotations
+
+import importlib.util
+import struct
+from pathlib import Path
+
+import pytest
+from tests.backends.cuda.compiled import H200, Kernels
+
+from isogemm.backends.cuda import admitted
+from isogemm.backends.cuda.driver import facts as device
+from isogemm.backends.cuda.driver import kernel as driver
+from isogemm.backends.cuda.driver import nvrtc
+from isogemm.backends.cuda.rows import build as row_build
+from isogemm.backends.cuda.rows.sides import ABSENT, Side, collapse, divider, packed, whole
+
+TOOLS = importlib.util.find_spec("triton") is not None  # it brings those that read a cubin
+
+N = 1024
+ROWS = Side(1, (N,), 1)
+ONE = Side(1)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
+    """Compiles anew, and binds to a driver that knows what the cubin says of its parameters."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
+    found = Kernels()
+    monkeypatch.setattr(nvrtc, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(device, "device", lambda ordinal: H200)
+    monkeypatch.setattr(driver, "load", found.load)
+    monkeypatch.setattr(admitted, "first_admitted", lambda what, candidates, device: next(iter(candidates)).build())
+    return found
+
+
+def made(kernels: Kernels, registers: int, *wanted: str, **counts: int) -> None:
+    """One kernel without spills, within so many registers, with instructions that begin so, and so many of others."""
+    (kernel,) = kernels.loaded
+    kernels.loaded.clear()
+    if not TOOLS:
+        return
+    assert kernel.resources["LOCAL"] == 0
+    assert kernel.resources["REG"] <= registers
+    code = kernel.machine_code
+    for start in wanted:
+        assert any(line.startswith(start) for line in code), start
+    assert kernel.machine_counts(*counts) == tuple(counts.values())
+
+
+def sides_of(kind: str, rows: Side = ROWS, one: Side = ONE) -> tuple[Side, Side, Side, Side]:
+    two = kind.endswith("_back") or kind.startswith("add")
+    weighted = "norm" in kind
+    return rows, rows if two else ABSENT, one if weighted else ABSENT, one if kind == "layer_norm" else ABSENT
+
+
+@pytest.mark.parametrize("count", [1, 4096])
+@pytest.mark.parametrize("kind", row_build.REDUCE)
+def test_reductions(kernels: Kernels, kind, count):
+    second = {"add_rms_norm": 1, "rms_norm_back": 0, "layer_norm_back": 0}.get(kind, -1)
+    row_build.reduce(kind, (count,), N, sides_of(kind), (1, second), 1e-6, 128, 0)
+    made(kernels, 128, "LDG.E.64", "FADD", **({"FFMA": 0, "FMUL": 0} if kind == "sum" else {}))
+
+
+@pytest.mark.parametrize("n", [151937, 500000])
+@pytest.mark.parametrize("kind", ["log_softmax", "layer_norm_back"])
+def test_long_rows(kernels: Kernels, kind, n):
+    second = 0 if kind.endswith("back") else -1
+    row_build.reduce(kind, (3,), n, sides_of(kind, Side(0, (n,), 1)), (0, second), 1e-6, 128, 0)
+    made(kernels, 64)  # 1024 threads
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "vector"),
+    [(Side(1, (N,), 1), N, True), (Side(1, (1,), N), N, False), (Side(1, (1001,), 1), 1001, False)],
+)
+def test_places_that_are_not_dense_take_the_other_kernel(kernels: Kernels, rows, n, vector):
+    row_build.reduce("softmax", (8,), n, (rows, ABSENT, ABSENT, ABSENT), (1, -1), 0.0, 128, 0)
+    made(kernels, 128, "LDG.E.64" if vector else "LDG.E.U16")
+
+
+@pytest.mark.parametrize("kind", row_build.EACH)
+def test_elements(kernels: Kernels, kind):
+    x = Side(1, (4 * N, N), 1)
+    three = (x, x if kind in ("silu_mul", "add", "silu_mul_back") else ABSENT, x if kind.endswith("back") else ABSENT)
+    row_build.each(kind, (3, 4), N, three, (1, 1) if kind.endswith("back") else (1,), 128, 0)
+    made(kernels, 64, "LDG.E.128", "STG.E.128", **({"FFMA": 0, "FMUL": 0} if kind == "add" else {}))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotations(kernels: Kernels, interleaved, normed):
+    x = Side(1, (7 * 4 * 128, 128, 4 * 128), 1)
+    angles = Side(0, (0, 0, 64), 1)
+    turned = [row_build.Turned((2, 4, 7), x, angles, angles, ONE if normed else ABSENT)] * 2
+    launch = row_build.rope(turned, 128, 1, interleaved=interleaved, normed=normed, eps=1e-6, align=128, device=0)
+    assert launch is not None
+    made(kernels, 64, *([] if normed else ["LDG.E.128", "STG.E.128"]), **({} if normed else {"FFMA": 0}))
+
+
+@pytest.mark.parametrize("term", [0, 1, 2])
+def test_columns_walk_rows_in_order(kernels: Kernels, term):
+    row_build.columns(term, (8192,), N, ROWS, ROWS, Side(0), True, 128, 0)
+    made(kernels, 64, "LDG.E.64", "FADD", FFMA=0)
+
+
+def test_tables(kernels: Kernels):
+    row_build.table((3, 5), N, Side(1, (5 * N, N), 1), Side(0, (N,), 1), True, 0)
+    made(kernels, 64, "FADD", FFMA=0, FMUL=0)
+
+
+def test_too_many_dimensions_are_launched_one_by_one(kernels: Kernels):
+    shape, steps = (2, 3, 2, 3, 2), (1000, 7, 300, 31, 3)
+    x = Side(0, steps, 1)
+    launch = row_build.reduce("sum", shape, 2, (x, ABSENT, ABSENT, ABSENT), (0, -1), 0.0, 4, 0)
+    launch(0, 4096, 8192)
+    made(kernels, 128)
+
+
+def test_places():
+    assert collapse((2, 3, 4), [(12, 4, 1)]) == ([24], [[1]])
+    assert collapse((2, 3, 4), [(12, 4, 1), (0, 4, 1)]) == ([2, 12], [[12, 1], [0, 1]])
+    assert collapse((1, 1), [(5, 7)]) == ([], [[]])
+    words = struct.unpack("<8I12q", packed(24, [2, 12], [[12, 1], [0, 1]]))
+    assert (words[0], words[2], words[4], words[6]) == (24, 1, 2, 12)
+    assert words[8:] == (0, 0, 12, 1, 0, 0, 0, 1, 0, 0, 0, 0)
+    assert whole([Side(1, (N,), 1)], (4,), N, 4, 8)
+    assert not whole([Side(1, (N,), 1)], (4,), N, 4, 4)
+    assert not whole([Side(0, (N,), 1)], (4,), N, 4, 8)
+    assert not whole([Side(1, (N + 2,), 1)], (4,), N, 4, 128)
+    assert whole([Side(1, (N + 2,), 1)], (1,), N, 4, 128)
+
+
+def test_dividers():
+    for extent in (*range(1, 70), 127, 128, 129, 1000, 4095, 65535, 65537, 2**30 - 1, 2**30, 2**31 - 2, 2**31 - 1):
+        factor, shift = divider(extent)
+        assert 0 <= factor < 2**32
+        assert shift < 32
+        for n in (0, 1, extent - 1, extent, extent + 1, 7 * extent - 1, 7 * extent, 2**30, 2**31 - 2, 2**31 - 1):
+            if n < 2**31:
+                assert n // extent == (n + (n * factor >> 32)) >> shift
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_teams_cover_their_rows(two):
+    for count in (1, 3, 64, 500, 4096, 10**6):
+        for n in (0, 1, 127, 128, 129, 1000, 4096, 8192, 16384):
+            found = row_build.team(count, n, two)
+            assert found is not None
+            assert 128 * found.warps * found.groups >= n
+            assert 128 * found.warps * (found.groups - 1) < max(n, 1)
+            assert 32 * found.warps * found.teams <= 1024
+            assert found.warps == 1 or found.rows == found.teams == 1
+    assert row_build.team(1, 16385, two) is None

@@ -1,0 +1,93 @@
+"""The table of calls along rows, on tensors of the host and launches that only take notes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+rows = pytest.importorskip("isogemm.backends.cuda.rows.run")
+row_cuda = pytest.importorskip("isogemm.torch.rows.cuda")
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """(what was built, addresses) of every launch, and "built" for every kernel."""
+    found: list[Any] = []
+
+    def build(kind: str, tensors: Any, codes: Any, align: int, device: int, rest: Any) -> Any:
+        found.append("built")
+        given = tuple(t is not None for t in tensors)
+        return lambda stream, *at: found.append((kind, given, codes, align, rest, at))
+
+    rows.forget()
+    rows._learn()
+    monkeypatch.setattr(rows, "_built", build)
+    monkeypatch.setattr(rows, "_stream", lambda device: 7)
+    yield found
+    rows.forget()
+
+
+def norm(x: Any, weight: Any = None, bias: Any = None, kind: str = "layer_norm", **options: Any) -> Any:
+    return row_cuda.FORWARD[kind](x, weight, bias, **({"eps": 1e-5} | options))
+
+
+def test_a_call_like_one_before_is_a_launch(notes):
+    x, w = torch.ones(3, 8), torch.ones(8)
+    first, second = norm(x, w), norm(x, w)
+    assert notes.count("built") == 1
+    (_, given, codes, _, rest, at), (*_, again) = [n for n in notes if n != "built"]
+    assert given == (True, False, True, False)
+    assert (codes, rest) == ([0], {"eps": 1e-5})
+    assert at == (x.data_ptr(), w.data_ptr(), first.data_ptr())
+    assert again == (x.data_ptr(), w.data_ptr(), second.data_ptr())
+    assert row_cuda.rows.known_two("layer_norm", x, w, (1e-5, None)) is not None
+
+
+def test_whatever_reaches_the_bits_or_the_kernel_is_another_call(notes):
+    x, w = torch.ones(4, 8), torch.ones(8)
+    narrow, half, moved = x.bfloat16(), w.half(), torch.ones(33)[1:].view(4, 8)
+    calls: list[Any] = [
+        lambda: norm(x, w), lambda: norm(x, None, w), lambda: norm(x, w, w), lambda: norm(x),
+        lambda: norm(x, w, kind="rms_norm"), lambda: norm(x, w, eps=1e-4), lambda: norm(x, w, out_dtype=torch.float16),
+        lambda: norm(x[:3], w), lambda: norm(narrow, w), lambda: norm(x, half), lambda: norm(x[::2], w),
+        lambda: norm(x[None], w), lambda: norm(moved, w),
+        lambda: row_cuda.FORWARD["silu_mul"](x, x), lambda: row_cuda.FORWARD["softmax"](x),
+        lambda: row_cuda.FORWARD["sum"](x, keepdim=True), lambda: row_cuda.FORWARD["sum"](x, keepdim=False),
+        lambda: row_cuda.add_rms_norm(x, x, w, eps=1e-5), lambda: row_cuda.add_rms_norm(x, x, None, eps=1e-5),
+    ]  # fmt: skip
+    for _ in range(2):
+        for call in calls:
+            call()
+    assert notes.count("built") == len(calls)
+    assert len(notes) == 3 * len(calls)
+
+
+def test_results_are_contiguous_and_of_their_own_dtype(notes):
+    x = torch.ones(6, 4, 8).transpose(0, 1)
+    for _ in range(2):
+        y = norm(x)
+        assert (y.shape, y.dtype, y.is_contiguous()) == (x.shape, x.dtype, True)
+        assert norm(x, out_dtype=torch.bfloat16).dtype is torch.bfloat16
+        h = row_cuda.add_rms_norm(x, x.half(), None, eps=0.0, out_dtype=torch.bfloat16)
+        assert [t.dtype for t in h] == [torch.bfloat16, torch.float16]
+        assert row_cuda.FORWARD["mean"](x, keepdim=False).shape == (4, 6)
+        cos = torch.ones(6, 4)
+        q, k = row_cuda.rope_pair(x, x[:2], cos, cos, interleaved=False)
+        assert (q.shape, k.shape, q.is_contiguous()) == (x.shape, (2, 6, 8), True)
+
+
+def test_lazy_negations_and_subclasses_are_looked_at(notes):
+    from isogemm.errors import LayoutError
+
+    class Mine(torch.Tensor):
+        pass
+
+    x = torch.ones(3, 8)
+    norm(x)
+    with pytest.raises(LayoutError, match="lazy negation"):
+        norm(torch._neg_view(x))
+    assert rows.known_one("layer_norm", x.as_subclass(Mine), (1e-5, None)) is None
+    norm(x.as_subclass(Mine))
+    assert notes.count("built") == 1

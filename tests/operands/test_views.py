@@ -1,0 +1,252 @@
+"""Operands from other libraries, viewed where they lie; results as the caller's kind."""
+
+from __future__ import annotations
+
+import array as arrays
+import ctypes
+import subprocess
+import sys
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.products import BF16, DTYPES, F16, F32, assert_same, product, values
+
+import isogemm
+from isogemm.errors import DeviceError, DTypeError, LayoutError, OptionError
+from isogemm.operands import views as interop
+
+
+def tensor(x: np.ndarray):
+    torch = pytest.importorskip("torch")
+    if x.dtype == BF16:
+        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+class Producer:
+    """A DLPack producer around a tensor, without the methods that only torch has."""
+
+    def __init__(self, x, *, old: bool = False, device: tuple[int, int] = (1, 0)) -> None:
+        self.x, self.old, self.device = x, old, device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        if self.old and options:
+            raise TypeError("__dlpack__() takes no keyword arguments")
+        return self.x.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("view", [np.s_[:], np.s_[2:, 1::2], np.s_[:, :0], np.s_[3]])
+def test_dlpack_is_a_view_with_the_same_bits(dtype, old, view):
+    x = values((6, 8), dtype, seed=1)
+    got = interop.array("x", Producer(tensor(x)[view], old=old))
+    want = x[view]
+    assert_same(got, np.ascontiguousarray(want))
+    if want.size:
+        assert np.shares_memory(got, x)
+        assert got.strides == want.strides
+
+
+def test_dlpack_memory_lives_as_long_as_its_view():
+    torch = pytest.importorskip("torch")
+    x = torch.arange(1000, dtype=torch.float32).bfloat16()
+    want = x.view(torch.uint16).numpy().copy()
+    storage = weakref.ref(x.untyped_storage())
+    producer = Producer(x)
+    got = interop.array("x", producer)[10:20]
+    del x, producer
+    junk = [torch.zeros(1000, dtype=torch.bfloat16) for _ in range(50)]  # would reuse the memory
+    np.testing.assert_array_equal(got.view(np.uint16), want[10:20])
+    del got, junk
+    assert storage() is None
+
+
+def test_dlpack_keeps_read_only():
+    x = values((3, 4))
+    x.flags.writeable = False
+    got = interop.array("x", Producer(x))
+    assert np.shares_memory(got, x)
+    assert not got.flags.writeable
+    with pytest.raises(LayoutError, match="read-only"):
+        isogemm.matmul(values((3, 4)), values((4, 4)), out=Producer(x))
+
+
+def test_dlpack_refusals():
+    with pytest.raises(DeviceError, match=r"\(2, 0\).*nearest"):
+        isogemm.matmul(Producer(values((2, 2)), device=(2, 0)), values((2, 2)))
+    with pytest.raises(DTypeError, match="code 2 with 64 bits"):
+        interop.array("x", Producer(np.ones(3)))
+
+    class Broken(Producer):
+        def __dlpack__(self, **options):
+            raise RuntimeError("cannot export")
+
+    with pytest.raises(LayoutError, match="cannot export"):
+        interop.array("x", Broken(values((2, 2))))
+
+
+class Handmade:
+    """A versioned capsule written field by field: a byte offset, and no strides."""
+
+    def __init__(self, x: np.ndarray, byte_offset: int, major: int = 1) -> None:
+        self.shape = (ctypes.c_int64 * 2)(2, 3)
+        self.struct = interop._Versioned(major=major)
+        tensor = self.struct.tensor
+        tensor.data, tensor.byte_offset, tensor.ndim = x.ctypes.data, byte_offset, 2
+        tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = 2, 32, 1
+        tensor.shape = self.shape
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **_):
+        new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+            ("PyCapsule_New", ctypes.pythonapi)
+        )
+        return new(ctypes.addressof(self.struct), b"dltensor_versioned", None)
+
+
+def test_dlpack_fields_that_few_producers_use():
+    x = values((10,), seed=1)
+    assert_same(interop.array("x", Handmade(x, 8)), x[2:8].reshape(2, 3))
+    with pytest.raises(LayoutError, match=r"version 2\.0"):
+        interop.array("x", Handmade(x, 8, major=2))
+
+
+class Interface:
+    def __init__(self, x):
+        self.x, self.__array_interface__ = x, x.__array_interface__
+
+
+class Dunder:
+    def __init__(self, x):
+        self.x = x
+
+    def __array__(self, dtype=None, copy=None):
+        return self.x.copy() if copy else self.x
+
+
+@pytest.mark.parametrize("wrap", [memoryview, Interface, Dunder, lambda x: x.view(np.matrix)])
+def test_protocols_are_views(wrap, recwarn):
+    x = values((3, 4))
+    recwarn.clear()
+    got = interop.array("x", wrap(x))
+    assert type(got) is np.ndarray
+    assert_same(got, x)
+    assert np.shares_memory(got, x)
+
+
+def test_the_buffer_protocol():
+    x, w = arrays.array("f", [1, 2, 3]), values((4, 3))
+    got = isogemm.matmul(x, w.T)
+    assert_same(got, product(np.array([[1, 2, 3]], F32), w.T)[0])
+
+
+class Copies:
+    def __array__(self, dtype=None, copy=None):
+        if copy is False:
+            raise ValueError("needs a copy")
+        return np.ones((2, 2), F32)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ([[1.0]], DTypeError),
+        ((1.0,), DTypeError),
+        (1.0, DTypeError),
+        (np.float32(1), DTypeError),
+        (None, DTypeError),
+        ("text", DTypeError),
+        (object(), (DTypeError, LayoutError)),
+        (np.ma.masked_array(np.ones((2, 2), F32), mask=np.eye(2)), DTypeError),
+        (Copies(), LayoutError),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_what_is_no_array_is_refused(bad, error):
+    with pytest.raises(error, match=r"limit: .*; got: .*; nearest"):
+        isogemm.matmul(bad, values((2, 2)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_torch_in_torch_out(dtype):
+    torch = pytest.importorskip("torch")
+    x, w, bias = values((2, 3, 40), dtype, seed=1), values((5, 40), dtype, seed=2), values((5,), dtype, seed=3)
+    want = product(x.reshape(6, 40), w.T, bias=bias).reshape(2, 3, 5)
+    got = isogemm.linear(tensor(x), tensor(w), tensor(bias))
+    assert isinstance(got, torch.Tensor)
+    assert got.dtype == tensor(x).dtype
+    assert_same(interop.array("got", got), want)
+    assert_same(
+        interop.array("got", isogemm.matmul(tensor(x), tensor(w).T)), product(x.reshape(6, 40), w.T).reshape(2, 3, 5)
+    )
+    for form in (isogemm.gemm_batched, isogemm.gemm_grouped):
+        pair = form([tensor(x[0]), tensor(x[1])], [tensor(w)] * 2, trans_b="T")
+        assert all(isinstance(y, torch.Tensor) for y in pair)
+        assert_same(interop.array("y", pair[1]), product(x[1], w.T))
+    scalar = isogemm.matmul(tensor(x[0, 0]), tensor(w[0]))
+    assert isinstance(scalar, torch.Tensor)
+    assert scalar.shape == ()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tensor_as_out(dtype):
+    torch = pytest.importorskip("torch")
+    a, b = values((4, 20), dtype, seed=1), values((20, 3), dtype, seed=2)
+    out = torch.full((8, 6), float("nan"), dtype=tensor(a).dtype)[::2, ::2]
+    assert isogemm.matmul(a, tensor(b), out=out) is out
+    assert_same(interop.array("out", out).copy(), product(a, b))
+    with pytest.raises(isogemm.errors.AliasError):
+        isogemm.matmul(a, b, out=torch.zeros(1, 3, dtype=out.dtype).expand(4, 3))
+
+
+def test_results_share_no_hidden_copy():
+    torch = pytest.importorskip("torch")
+    got = isogemm.matmul(torch.ones(3, 4), torch.ones(4, 2))
+    got[0, 0] = 7
+    assert interop.array("got", got)[0, 0] == 7
+    assert type(isogemm.matmul(np.ones((3, 4), F32), np.ones((4, 2), F32))) is np.ndarray
+
+
+def test_out_dtype_by_any_name():
+    torch = pytest.importorskip("torch")
+    a, b = values((3, 8)), values((8, 2))
+    for name in ("bfloat16", torch.bfloat16, ml_dtypes.bfloat16, BF16):
+        assert isogemm.matmul(a, b, out_dtype=name).dtype == BF16
+    for name in (torch.float16, "float16", np.float16, F16):
+        assert isogemm.matmul(a, b, out_dtype=name).dtype == F16
+
+
+def test_tensors_that_are_refused():
+    torch = pytest.importorskip("torch")
+    b = torch.ones(3, 2)
+    grad = torch.ones(2, 3, requires_grad=True)
+    with pytest.raises(OptionError, match=r"requires_grad.*detach\(\)"):
+        isogemm.matmul(grad, b)
+    with pytest.raises(OptionError, match=r"isogemm\.torch\.linear, which records gradients"):
+        isogemm.linear(torch.ones(4, 3), grad)
+    with torch.no_grad():
+        assert isogemm.matmul(grad, b).shape == (2, 2)
+    with pytest.raises(DTypeError, match=r"torch\.float64.*torch\.float32"):
+        isogemm.matmul(torch.ones(2, 3, dtype=torch.float64), b)
+    with pytest.raises(DeviceError, match=r"meta.*\.cpu\(\)"):
+        isogemm.matmul(torch.ones(2, 3, device="meta"), b)
+    with pytest.raises(LayoutError, match="to_dense"):
+        isogemm.matmul(torch.ones(2, 3).to_sparse(), b)
+
+
+def test_arrays_never_import_torch():
+    code = (
+        "import sys, array, numpy as np, isogemm\n"
+        "a = np.ones((2, 2), np.float32)\n"
+        "isogemm.matmul(a, memoryview(a)); isogemm.linear(a, a); isogemm.gemm_batched([a], [a])\n"
+        "assert not [m for m in sys.modules if m.split('.')[0] == 'torch']\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

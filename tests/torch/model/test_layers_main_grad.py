@@ -1,0 +1,169 @@
+"""Gradients of a whole model: the same bits however a batch is cut into micro-batches."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from isogemm.errors import OptionError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tests.torch.model.test_huggingface import FAMILIES, build, tokens  # noqa: E402
+
+import isogemm.torch as iso  # noqa: E402
+from isogemm.torch import reductions  # noqa: E402
+
+BATCH, LENGTH = 8, 16
+
+
+def loss(model, ids):
+    """The sum over tokens of -log p(next token), by a scale that knows the whole step and not the micro-batch."""
+    logits = model(ids).logits[:, :-1].float()
+    chosen = reductions.log_softmax(logits).gather(-1, ids[:, 1:, None])
+    return -chosen.sum() / (BATCH * (LENGTH - 1))
+
+
+def step(model, size):
+    names = iso.use_main_grad(model)
+    model.zero_grad(set_to_none=True)
+    for part in tokens(BATCH, LENGTH).split(size):
+        loss(model, part).backward()
+    assert all(p.grad is None for p in model.parameters())
+    assert iso.collect_main_grad(model) == names
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def plain(model, size):
+    model.zero_grad(set_to_none=True)
+    for part in tokens(BATCH, LENGTH).split(size):
+        loss(model, part).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def differing(x, y):
+    return [name for name in x if not torch.equal(x[name], y[name])]
+
+
+@pytest.mark.parametrize("family", FAMILIES[:3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_micro_batches(family, dtype, tied):
+    theirs = build(family, dtype, tie_word_embeddings=tied)
+    ours = copy.deepcopy(theirs)
+    iso.convert(ours, grad_order="leaf16")
+    whole, want = step(ours, BATCH), plain(theirs, BATCH)
+    assert len(whole) == len(list(ours.parameters()))
+    for name, grad in whole.items():
+        scale = float(want[name].float().abs().max())
+        torch.testing.assert_close(grad, want[name], rtol=0.1, atol=(1e-4 if dtype is torch.float32 else 0.06) * scale)
+    for size in (1, 2, 4):
+        assert not differing(step(ours, size), whole)
+    assert differing(plain(theirs, 1), want), "torch's own gradients agree: this test shows nothing"
+
+
+def test_tied_weights_have_a_buffer_for_each_use():
+    model = build()
+    iso.convert(model, grad_order="leaf16")
+    names = iso.use_main_grad(model)
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    table, head = model.model.embed_tokens, model.lm_head
+    assert table.main_grads is None
+    assert head.main_grads["weight"] is not table.weight.main_grad
+    loss(model, tokens(2, LENGTH)).backward()
+    sums = {name: total for name, _, total in iso.main_grads(model)}
+    want = table.weight.main_grad + head.main_grads["weight"]
+    assert torch.equal(sums["model.embed_tokens.weight"], want)
+    assert head.main_grads["weight"].any()
+    assert table.weight.main_grad.any()
+    iso.collect_main_grad(model, zero=False)
+    assert torch.equal(table.weight.grad, want)
+    assert table.weight.main_grad.any()
+    table.weight.grad = None
+    iso.collect_main_grad(model)
+    assert torch.equal(table.weight.grad, want)
+    assert not table.weight.main_grad.any()
+    assert not head.main_grads["weight"].any()
+
+
+def test_two_norms_may_share_a_weight():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    model[2].weight = model[0].weight
+    iso.convert(model, grad_order="leaf4")
+    x, dy, found = torch.randn(16, 8), torch.randn(16, 8), []
+    for size in (16, 8, 4):
+        iso.use_main_grad(model)
+        for part, grad in zip(x.split(size), dy.split(size), strict=True):
+            model(part).backward(grad)
+        assert all(p.grad is None for p in model.parameters())
+        found.append({name: total.clone() for name, _, total in iso.main_grads(model)})
+    assert not differing(found[0], found[1])
+    assert not differing(found[0], found[2])
+    plain_grads = torch.autograd.grad(iso_free(model)(x), model[0].weight, dy)
+    torch.testing.assert_close(found[0]["0.weight"], plain_grads[0], rtol=1e-4, atol=1e-4)
+
+
+def iso_free(model):
+    """The same parameters in torch's own modules."""
+    kinds = {iso.LayerNorm: torch.nn.LayerNorm, iso.Linear: torch.nn.Linear}
+    for child in model:
+        child.__class__ = kinds[type(child)]
+    return model
+
+
+def test_what_other_modules_add_is_added_last():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False))
+    iso.convert(model)
+    iso.use_main_grad(model)
+    model(torch.ones(1, 4)).sum().backward()
+    (model[0].weight * 2).sum().backward()
+    iso.collect_main_grad(model)
+    assert torch.equal(model[0].weight.grad, torch.full((4, 4), 3.0))
+
+
+def test_there_has_to_be_something_to_collect():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    for call in (iso.use_main_grad, iso.collect_main_grad):
+        with pytest.raises(OptionError, match="convert"):
+            call(model)
+    iso.convert(model)
+    with pytest.raises(OptionError, match="use_main_grad"):
+        iso.collect_main_grad(model)
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_a_compiled_model_trains_with_the_eager_bits(buffers):
+    """Norms, rotations, attention, gated blocks, a tied table: forward and backward."""
+    torch._dynamo.reset()
+    model, ids, found = build(dtype=torch.bfloat16, num_hidden_layers=1).train(), tokens(2, LENGTH), []
+    iso.convert(model, grad_order="leaf16")
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        model.zero_grad(set_to_none=True)
+        if buffers:
+            iso.use_main_grad(model)
+        logits = call(ids, use_cache=False).logits
+        reductions.log_softmax(logits).gather(-1, ids[..., None]).sum().backward()
+        if buffers:
+            assert all(p.grad is None for p in model.parameters())
+            iso.collect_main_grad(model)
+        found.append({"logits": logits, **{name: p.grad for name, p in model.named_parameters()}})
+    assert not differing(*found)
+    assert all(x.any() for x in found[0].values())
+
+
+def test_a_shared_weight_has_its_buffers_in_compiled_code():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    model[2].weight = model[0].weight
+    iso.convert(model, grad_order="leaf4")
+    x, found = torch.randn(16, 8), []
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        iso.use_main_grad(model)
+        call(x).square().sum().backward()
+        found.append({name: total.clone() for name, _, total in iso.main_grads(model)})
+    assert not differing(*found)

@@ -1,0 +1,131 @@
+"""Bytes of quantized weights that somebody writes: no crash, no change of a file, and the next product sees them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.quant.test_damage import KINDS, gguf_file
+from tests.torch.quant.test_linear import drawn, same, weight
+
+import isogemm
+from isogemm.errors import FormatError
+from isogemm.quant import QuantizedMatrix, load
+
+torch = pytest.importorskip("torch")
+
+import isogemm.torch as iso  # noqa: E402
+from isogemm.torch.quant import ops as quantized_ops  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    w = weight("Q4_0", 40)
+    data = gguf_file([("w", w.shape, KINDS.Q4_0, 0)], w.rows.tobytes())
+    (tmp_path / "w.gguf").write_bytes(data)
+    (tmp_path / "w.rows").write_bytes(w.rows.tobytes())
+    return tmp_path / "w.gguf"
+
+
+def layers(file: Path) -> dict[str, iso.QuantizedLinear]:
+    """Over memory that nobody should write: a mapped file, a mapping of one's own, bytes, an array that is marked."""
+    rows = file.with_suffix(".rows")
+    marked = np.fromfile(rows, np.uint8)
+    marked.flags.writeable = False
+    own = {"mapped by hand": np.memmap(rows, np.uint8, "r"), "bytes": rows.read_bytes(), "marked": marked}
+    found = {"a file": load(file)["w"], "rows of a file": load(file)["w"][::1]}
+    found |= {name: QuantizedMatrix.from_bytes(data, shape=(40, 64), format="Q4_0") for name, data in own.items()}
+    return {name: iso.QuantizedLinear(w) for name, w in found.items()}
+
+
+def write_everywhere(path: str) -> None:
+    """Run in a process of its own, which a write into read-only pages would end."""
+    file, other, x = Path(path), weight("Q4_0", 40, seed=7), drawn(3, 64, seed=1)
+    before, source = file.read_bytes(), file.with_suffix(".rows").read_bytes()
+    for name, layer in layers(file).items():
+        for blocks in (lambda: layer.state_dict()["weight"], lambda: layer.blocks):  # noqa: B023
+            same(layer(x), isogemm.linear(x, weight("Q4_0", 40)))
+            blocks().copy_(torch.from_numpy(other.rows))
+            same(layer(x), isogemm.linear(x, other))
+            same(layer(x.bfloat16()), isogemm.linear(x.bfloat16(), other))
+            same(isogemm.linear(x, layer.weight), isogemm.linear(x, other))
+            same(iso.linear(x.clone().requires_grad_(), layer.weight), isogemm.linear(x, other))
+            blocks().copy_(torch.from_numpy(weight("Q4_0", 40).rows))
+        print(name)
+    assert file.read_bytes() == before
+    assert file.with_suffix(".rows").read_bytes() == source
+    assert np.frombuffer(source, np.uint8).tobytes() == weight("Q4_0", 40).rows.tobytes()
+
+
+def test_writes_neither_crash_nor_reach_a_file_nor_are_lost(file):
+    code = f"from tests.torch.quant.test_writes import write_everywhere as w; w({str(file)!r})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split("\n")[:-1] == ["a file", "rows of a file", "mapped by hand", "bytes", "marked"]
+
+
+def test_a_mapped_weight_is_not_copied(file):
+    w = load(file)["w"]
+    assert not w.rows.flags.writeable
+    for read in (iso.QuantizedLinear(w).state_dict()["weight"], quantized_ops.blocks_of(w)):
+        assert read.data_ptr() == w.rows.ctypes.data
+    with pytest.raises(ValueError, match="read-only"):
+        w.rows[0, 0] = 1
+
+
+def test_where_memory_cannot_be_promised_a_file_is_mapped_all_the_same(file, monkeypatch):
+    asked = []
+
+    class Memmap(np.memmap):
+        def __new__(cls, path, dtype=np.uint8, mode="r"):
+            asked.append(mode)
+            if mode == "c":
+                raise OSError(12, "Cannot allocate memory")
+            return super().__new__(cls, path, dtype, mode)
+
+    monkeypatch.setattr(np, "memmap", Memmap)
+    w, x = load(file)["w"], drawn(3, 64)
+    assert asked[:2] == ["c", "r"]
+    same(isogemm.linear(x, w), isogemm.linear(x, weight("Q4_0", 40)))
+    read = iso.QuantizedLinear(w).state_dict()["weight"]
+    read.zero_()  # a copy: those pages cannot be written
+    assert load(file)["w"].rows.any()
+
+
+def test_damage_that_is_written_is_found_by_the_next_product():
+    layer, x = iso.QuantizedLinear(weight("Q4_0", 40)), drawn(3, 64)
+    layer(x)
+    layer.blocks[3, 18:20] = 255
+    for call in (lambda: layer(x), lambda: layer(x.bfloat16()), lambda: isogemm.linear(x, layer.weight)):
+        with pytest.raises(FormatError, match="scale d of block 1 of row 3"):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about itself
+def test_compiled_layers_see_what_is_written():
+    layer, other, x = iso.QuantizedLinear(weight("Q4_0", 40)), weight("Q4_0", 40, seed=7), drawn(3, 64)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        same(compiled(x), layer(x))
+        layer.state_dict()["weight"].copy_(torch.from_numpy(other.rows))
+        same(compiled(x), isogemm.linear(x, other))
+        same(layer(x), isogemm.linear(x, other))
+
+
+def test_weights_in_place_and_slices_of_them():
+    """What is read from the blocks themselves needs no copy anew."""
+    w, other, x = weight("Q4_0", 40), weight("Q4_0", 40, seed=7), drawn(3, 64)
+    native = QuantizedMatrix.from_bytes(w.rows.tobytes(), shape=w.shape, format="Q4_0").in_place()
+    layer = iso.QuantizedLinear(native)
+    same(layer(x), isogemm.linear(x, w))
+    layer.blocks.copy_(torch.from_numpy(other.rows))
+    same(layer(x), isogemm.linear(x, other))
+    same(isogemm.linear(x, native[:20]), isogemm.linear(x, other[:20]))

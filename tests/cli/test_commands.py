@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from isogemm import __version__
-from isogemm.cli import app as cli
+from isogemm.cli import commands as cli
 
 FAKES = "tests.audit.fakes"
 SMALL = ["--m", "1,2,16", "--no-speed"]

@@ -2,8 +2,8 @@
 
 Every function takes NumPy arrays (bfloat16 through ml_dtypes), torch tensors of the CPU or of a CUDA device, and
 anything else that `isogemm.operands.views` can view without a copy, and returns the kind it was given. CUDA work is
-enqueued on torch's current stream of the operands' device. Each output element is a function of one row of op(A), one column of op(B), their dtypes and the contract alone: not of m, n, strides, form,
-batch or thread count.
+enqueued on torch's current stream of the operands' device. Each output element is a function of one row of op(A), one
+column of op(B), their dtypes and the contract alone: not of m, n, strides, form, batch or thread count.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..backends import cpu
 from ..backends.cuda.gemm import list_calls as front_items
 from ..backends.cuda.pointers import PointerArray
 from ..base.arguments import beta_of_c
+from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..contract.spec import ContractLike
 from ..errors import OptionError
-from ..problem.settings import BFLOAT16, FLOAT16, FLOAT32
 from ..quant.matrix import QuantizedMatrix
 from . import dispatch
 from . import short as tensors

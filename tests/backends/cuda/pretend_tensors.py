@@ -11,6 +11,7 @@ from tests.products import BF16
 
 from isogemm.api import short as tensors
 from isogemm.backends.cuda import calls as front
+from isogemm.base.dtypes import as_dtype
 from isogemm.operands import cuda as interop_cuda
 from isogemm.operands import views as interop
 
@@ -30,17 +31,15 @@ class Tensors:
                 return 0
 
         def made(shape, strides, dtype, device):
-            found = interop_cuda.tensor(pretended.empty(tuple(shape), interop.as_dtype(dtype), FIRST))
+            found = interop_cuda.tensor(pretended.empty(tuple(shape), as_dtype(dtype), FIRST))
             assert found.stride() == strides
             return found
 
         self.torch, self.type = torch, OnDevice
-        monkeypatch.setattr(front, "learn", lambda torch: front.KINDS.update({OnDevice: None}))
-        monkeypatch.setattr(front, "KINDS", tensors.KINDS)
         monkeypatch.setitem(tensors.KINDS, OnDevice, None)
         monkeypatch.setattr(front, "_grad_enabled", torch.is_grad_enabled)
-        monkeypatch.setattr(front, "_trace", torch._C._get_tracing_state)
-        monkeypatch.setattr(front, "_depth", torch._C._len_torch_dispatch_stack)
+        monkeypatch.setattr(tensors, "_trace", torch._C._get_tracing_state)
+        monkeypatch.setattr(tensors, "_depth", torch._C._len_torch_dispatch_stack)
         monkeypatch.setattr(front, "_empty_strided", made)
         monkeypatch.setattr(front, "_raw_stream", lambda device: STREAM)
         seen = interop.view

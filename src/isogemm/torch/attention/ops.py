@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from ...backends.cpu.attention import run as cpu
+from ...base.dtypes import as_dtype
 from ...contract.attention import factor
 from ...contract.spec import ARITHMETICS, Contract
 from ...errors import ContractError, OptionError
 from ...operands import memory as views
-from ...operands.views import array, as_dtype, memory, to_tensor
+from ...operands.tensors import memory, to_tensor
+from ...operands.views import array
 from ..gemm.backward import _eager, _is_direct, _way
 from ..ops import Reverse, Tensor, define_forward, forward_alone, is_plain, resolved
 from ..routing.elementwise import subnormals_kept

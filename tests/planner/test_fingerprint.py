@@ -1,4 +1,4 @@
-"""Fingerprints are derived: whatever reaches a kernel's bits and is edited voids the verdicts on it, and on no other."""
+"""Fingerprints are derived: what reaches a kernel's bits and is edited voids the verdicts on it, and on no other."""
 
 from __future__ import annotations
 

@@ -19,13 +19,14 @@ from .short import recall
 __all__ = ["HostDevice", "count", "current", "open_device", "recall", "usable"]
 
 Array = NDArray[Any]
+COLUMNS = (("quant", "products"), ("rows", "run"), ("attention", "run"))
 
 
 class HostDevice(Device):
     """This machine's memory and processors."""
 
     place, packed = HOST, PackedWeight
-    columns: ClassVar = {name: f"isogemm.backends.cpu.{name}.run" for name in ("quant", "rows", "attention")}
+    columns: ClassVar = {name: f"isogemm.backends.cpu.{name}.{module}" for name, module in COLUMNS}
     gemm = staticmethod(execute.gemm)
     gemm_batched = staticmethod(execute.gemm_batched)
     gemm_items = staticmethod(execute.gemm_items)

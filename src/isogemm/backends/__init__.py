@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
 from ..operands.device_array import HOST, DeviceId
 from ..planner.device import Device
 
-__all__ = ["BACKENDS", "accelerator", "backend", "find", "of_tensor", "open_device"]
+if TYPE_CHECKING:
+    from .cpu.gemm.plan import Plan as HostPlan
+
+__all__ = ["BACKENDS", "HostPlan", "accelerator", "backend", "find", "of_tensor", "open_device"]
 
 BACKENDS = {
     "cpu": "isogemm.backends.cpu.device",

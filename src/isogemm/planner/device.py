@@ -179,6 +179,10 @@ class Device:
             raise self.lacks({"quant": "quantized weights", "rows": "operations along rows"}.get(name, name))
         return _loaded(self.columns[name])
 
+    def plan(self, *checked: Any) -> Any:
+        """The plan of checked arguments of `isogemm.plan`, where no chooser has it."""
+        raise self.lacks("plans")
+
     @property
     def chooser(self) -> Any:
         """Who chooses among kernels here: tables, families, admissions and machine, for plans and tuning."""

@@ -14,6 +14,7 @@ from ...operands.device_array import HOST, DeviceId
 from ...planner.device import Device
 from .gemm import execute
 from .gemm.packed import PackedWeight, prepare
+from .gemm.plan import Plan, plan
 from .short import recall
 
 __all__ = ["HostDevice", "count", "current", "open_device", "recall", "usable"]
@@ -53,6 +54,9 @@ class HostDevice(Device):
             tensors.learn()
             return tensors.to_tensor(x)
         return x
+
+    def plan(self, *checked: Any) -> Plan:
+        return plan(*checked)
 
     def pack(self, w: Array) -> PackedWeight:
         return prepare(w)

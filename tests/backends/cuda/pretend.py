@@ -124,8 +124,6 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(execute, "current_stream", lambda place: STREAM)
     of = lambda device, dtype: default_contract("cuda", dtype)  # noqa: E731
     monkeypatch.setattr(cuda_device.choose, "default_contract_of", of)
-        cuda_device.choose, "default_contract_of", lambda device, dtype: default_contract("cuda", dtype)
-    )
     monkeypatch.setattr(execute, "runner", lambda items: execute.run_loop)
     monkeypatch.setattr(front_items, "_entries", {})
     monkeypatch.setattr(interop_cuda, "empty", device.empty)

@@ -31,7 +31,8 @@ def try_steps(machine: Machine, dtype: str) -> str:
             given |= {} if back else {"dp": None, "delta": None}
             want = expected(given, dtype)
             *got, stray = _outputs(machine, given, dtype, want_p)
-            wrong = [difference(n, x, y) for n, x, y in zip(("p", "ds"), got, want, strict=True) if x is not None]
+            pairs = zip(("p", "ds"), got, want, strict=True)
+            wrong = [difference(name, x, y) for name, x, y in pairs if x is not None and y is not None]
             wrong.append(f"{stray} words beside the results were written" if stray else "")
             for found in filter(None, wrong):
                 return f"{list(shape)}{' masked' if masked else ''}: {found}"

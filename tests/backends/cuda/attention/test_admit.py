@@ -24,8 +24,8 @@ from isogemm.backends.cuda.attention.plans import Case, Operand, code_of, kernel
 from isogemm.backends.cuda.driver import facts as device
 from isogemm.contract.attention import LEAF, attention, factor, ranges
 from isogemm.errors import ContractError, DeviceError
-from isogemm.planner.admission import Records
 from isogemm.planner.kernel_admission import KernelAdmissions
+from isogemm.planner.records import Records
 
 TYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32, "bool": bool}
 
@@ -421,6 +421,6 @@ def test_the_steps_of_gradients_are_tried(host, monkeypatch, dtype):
     attention_backward._bound.cache_clear()
     admitted._found[0] = KernelAdmissions(FakeMachine(), Records(None))
     host.faults = {"beside": 1}  # a stray write of one word
-    with pytest.raises(ContractError, match="attention backward: refused .* words beside the results were written"):
+    with pytest.raises(ContractError, match=r"attention backward: refused .* words beside the results were written"):
         attention_backward._bound(*call)
     attention_backward._bound.cache_clear()

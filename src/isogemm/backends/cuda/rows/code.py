@@ -49,9 +49,7 @@ class Code(NamedTuple):
 @lru_cache(maxsize=1024)
 def _cubin(folder: Path, code: Code, arch: str) -> bytes:
     """The same object for the same code of the same folder, so that new sizes read and hash no file."""
-    return nvrtc.compile_files(
-        [f"rows/{code.file}.cu"], arch=arch, defines=dict(code.defines), options=("-std=c++17",)
-    )
+    return nvrtc.compile_files([f"rows/{code.file}.cu"], arch=arch, defines=dict(code.defines), options=("-std=c++17",))
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ kernels, the first that serves is the fastest; the last takes rows of any length
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ....planner.bench import Bench
 from ....planner.choose import Option, choose
-from ..driver.machine import admissions
 from ..driver.kernel import Bound, Parameter
+from ..driver.machine import admissions
 from .code import Code, RowsCase
 from .trial import try_code
 
@@ -30,19 +30,18 @@ class Kernel:
     Attributes
     ----------
     file, function : str
-    rows : mapping of int to tuple of int
-        Leading dimensions of operands in trials, by how many of them the code counts.
+    rows : pair of tuple of int
+        Leading dimensions of operands in trials: of code that counts one of them, and of code that counts four.
     """
 
+    name: str
     file: str
     function: str
     home = "backends/cuda/rows"
-    rows: Mapping[int, tuple[int, ...]] = {1: (31,), 4: (2, 3, 2, 3)}
+    rows: tuple[tuple[int, ...], tuple[int, ...]] = (31,), (2, 3, 2, 3)
 
-    @property
-    def name(self) -> str:
-        """In messages and records."""
-        return f"rows {self.file}"
+    def __init_subclass__(cls) -> None:
+        cls.name = f"rows {cls.file}"
 
     def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
         """What the kernel's own cut selects; None where it does not serve."""
@@ -93,7 +92,7 @@ class Held(Kernel):
     """Rows that fit into registers."""
 
     file, function = "held", "rows"
-    rows = {1: (135,), 4: (3, 5, 3, 3)}
+    rows = (135,), (3, 5, 3, 3)
 
     def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
         chosen = team(case.count, case.n, case.kinds[1] >= 0)
@@ -119,9 +118,9 @@ class Long(Kernel):
     """Rows of any length, read once for each pass."""
 
     file, function = "long", "rows"
-    rows = {1: (33,), 4: (2, 3, 2, 3)}
+    rows = (33,), (2, 3, 2, 3)
 
-    def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any]:
+    def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
         return {"THREADS": 1024, "U": 4}
 
     def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
@@ -135,7 +134,7 @@ class Cluster(Long):
     """A few long rows, each held by eight blocks."""
 
     file = "cluster"
-    rows = {1: (16,), 4: (2, 2, 2, 2)}
+    rows = (16,), (2, 2, 2, 2)
 
     def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
         fits = self._shared(case) <= CLUSTER_BYTES and case.count <= CLUSTERS
@@ -225,10 +224,13 @@ def serve(function: str, case: RowsCase, device: int) -> Bound:
     return choose(_options(function, case), case, admissions(device), what=f"{operation} along rows".lower()).launch
 
 
-def _options(function: str, case: RowsCase) -> Iterator[Option[RowsCase, Bound]]:
+def _options(function: str, case: RowsCase) -> list[Option[RowsCase, Bound]]:
     """Code that reads neighbours before code that does not, whichever kernel's."""
-    every = [Option(kernel, code) for kernel in KERNELS if kernel.function == function for code in kernel.configs(case)]
-    return iter(sorted(every, key=lambda option: not option.config.vec))
+    every: list[Option[RowsCase, Bound]] = []
+    for kernel in KERNELS:
+        if kernel.function == function:
+            every += [Option(kernel, code) for code in kernel.configs(case)]
+    return sorted(every, key=lambda option: not option.config.vec)
 
 
 class Team(NamedTuple):

@@ -6,7 +6,7 @@ chunks allow, and just longer than what they would waste; what lies between them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -31,7 +31,7 @@ KINDS = 24  # of rows
 class Tried(Protocol):
     """A kernel, as its trial needs it."""
 
-    rows: Mapping[int, tuple[int, ...]]
+    rows: tuple[tuple[int, ...], tuple[int, ...]]
 
     def lengths(self, code: Code) -> tuple[int, ...]:
         """Of rows: what fills the code, and what just needs it."""
@@ -94,9 +94,7 @@ class _Trial(NamedTuple):
         begin = 0 if pad % 8 == 0 and column == 1 else 1
         flat, _ = among_poison(words_of(narrow).reshape(*shape, n), (*steps, column), begin)
         buffer = self.bench.machine.put(flat)
-        return Rows(
-            narrow.astype(np.float32), buffer, buffer.address + begin * narrow.itemsize, tuple(steps), column
-        )
+        return Rows(narrow.astype(np.float32), buffer, buffer.address + begin * narrow.itemsize, tuple(steps), column)
 
     def result(self, kind: int, count: int, held: Array | None = None) -> Output:
         """Poisoned memory for so many elements."""
@@ -186,7 +184,7 @@ def _distinct(of: Callable[[int], Any], count: int, kinds: int) -> list[Any]:
 
 
 def _reductions(trial: _Trial) -> Iterator[tuple[str, str]]:
-    shape = trial.kernel.rows[trial.code.dims]
+    shape = trial.kernel.rows[trial.code.dims > 1]
     known: dict[int, list[Any]] = {}
     for n in trial.kernel.lengths(trial.code):
         for pad, column in trial.layouts():
@@ -228,7 +226,7 @@ def _reduction(
 
 def _elements(trial: _Trial) -> Iterator[tuple[str, str]]:
     code, operation = trial.code, OPERATIONS[trial.code.operation]
-    for shape in [trial.kernel.rows[code.dims]] + ([()] if code.dims == 1 else []):
+    for shape in [trial.kernel.rows[code.dims > 1]] + ([()] if code.dims == 1 else []):
         for pad, column in trial.layouts():
             n = (8 * 37 if shape else 8 * 1001) if code.vec else (131 if shape else 4003)
             count = prod(shape)
@@ -284,7 +282,7 @@ def _rotation(trial: _Trial, n: int, pad: int, column: int) -> str:
     trial.run(launch, *xs, *tables, *ws, *outs)
     options = {"eps": eps, "interleaved": bool(code.interleaved), "dtype": dtype_of(code.tx)}
     for name, x, w, out in zip(("out 0", "out 1"), xs, ws, outs, strict=True):
-        want = []
+        want: list[Array] = []
         for i, row in enumerate(x.values):
             angles = [t.values[i % tokens] for t in tables]
             want += operation.results_of(row, *angles, *([w.row] if code.norm else []), **options)
@@ -322,7 +320,7 @@ def _column(trial: _Trial, shape: tuple[int, ...], pad: int, column: int, start:
 
 
 def _tables(trial: _Trial) -> Iterator[tuple[str, str]]:
-    code, shape = trial.code, (37,) if trial.code.dims == 1 else trial.kernel.rows[4]
+    code, shape = trial.code, (37,) if trial.code.dims == 1 else trial.kernel.rows[1]
     count, height = prod(shape), 9
     random = np.random.default_rng(count)
     ids = np.where(random.random(count) < 0.5, 4, random.integers(0, height - 1, count))

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.cuda.quant import family as quant_choose
-from ..backends.cuda.quant import orders as quant_orders
-from ..backends.cuda.quant.copy import DeviceCopy, Run
+from ..backends.cuda.quant import family, orders
+from ..backends.cuda.quant.case import QuantCase, dtype_of
+from ..backends.cuda.quant.copy import DeviceCopy
+from ..backends.cuda.quant.family import QuantRun
 from ..base.dtypes import FLOAT32
 from ..contract.spec import as_contract
 from ..errors import ContractError
@@ -29,7 +30,7 @@ PIECE = 2**27  # dequantized elements at a time
 
 
 def remember(
-    x: Any, w: QuantizedMatrix, bias: Any, out: Any, options: tuple[Any, ...], result: Any, run: Run | None
+    x: Any, w: QuantizedMatrix, bias: Any, out: Any, options: tuple[Any, ...], result: Any, run: QuantRun | None
 ) -> None:
     """Enter a call that was one kernel's."""
     if run is not None and out is None and w._packed is not None:
@@ -38,12 +39,12 @@ def remember(
 
 def run(
     space: Space, how: str, x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings
-) -> Run | None:
+) -> QuantRun | None:
     """x @ w.T + bias into out, all views of device memory.
 
     Returns
     -------
-    Run or None
+    QuantRun or None
         The kernel's launch, where one kernel did it all.
     """
     from .quantized import matrices
@@ -64,7 +65,7 @@ def run(
         return found[0] if len(pairs) == 1 else None
     if how == "q8":
         for rows, into in pairs:
-            quant_orders.integers(
+            orders.integers(
                 copy, interop_cuda.tensor(rows), interop_cuda.tensor(into), added, as_contract(str(chosen.contract))
             )
     else:
@@ -72,7 +73,7 @@ def run(
     return None
 
 
-def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, chosen: Settings) -> Run | None:
+def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, chosen: Settings) -> QuantRun | None:
     """The kernel for matrices x [m, k] and out [m, n], if one has the contract."""
     contract, assert_packed = chosen.contract, copy.packed
     assert assert_packed is not None
@@ -85,14 +86,14 @@ def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, chosen:
         return None
     if path == "same" and contract.arithmetic == "fma":
         return None
-    case = quant_choose.Case(
-        path, copy.format, x.dtype.name, out.dtype.name, None if bias is None else quant_choose.name_of(bias),
-        len(x), *copy.shape,
+    case = QuantCase(
+        path, copy.format, x.dtype.name, out.dtype.name, None if bias is None else dtype_of(bias),
+        len(x), *copy.shape, contract.arithmetic,
     )  # fmt: skip
-    return quant_choose.choose(case, assert_packed, contract.arithmetic, copy.place.ordinal)
+    return family.choose(case, assert_packed, copy.place.ordinal)
 
 
-def _call(run: Run | None, x: Array, out: Array, bias: Any) -> None:
+def _call(run: QuantRun | None, x: Array, out: Array, bias: Any) -> None:
     """Rows that begin at multiples of 16 bytes, and contiguous results: kernels count on these."""
     assert run is not None
     given, into = interop_cuda.tensor(x), interop_cuda.tensor(out)

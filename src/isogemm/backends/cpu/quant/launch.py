@@ -24,7 +24,7 @@ from . import loops as loops
 from . import pack as pack
 from .blocks import CODE, decoder
 
-__all__ = ["Call", "activations_task", "complete", "launch", "panels_task", "prepared"]
+__all__ = ["PreparedCall", "activations_task", "complete", "launch", "panels_task", "prepared"]
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +37,7 @@ SCRATCH = max(loops.SCRATCH, pack.SCRATCH)
 TASK_AT, RECORDS_AT = 512, 512 + 1024
 
 
-class Call(NamedTuple):
+class PreparedCall(NamedTuple):
     """All of a product that does not depend on addresses.
 
     Attributes
@@ -109,7 +109,7 @@ def complete(task: Array, name: str, kind: str, row: int) -> None:
 @lru_cache(maxsize=1024)
 def prepared(
     name: str, kind: str, m: int, n: int, k: int, x: np.dtype[Any], out: np.dtype[Any], allowed: int, row: int = 0
-) -> Call:
+) -> PreparedCall:
     """The call for activations of dtype `x` [m, k] and a result of dtype `out` [m, n]; quantized by one thread.
 
     `row` is the stride of weights that are read in place, 0 for panels.
@@ -125,7 +125,7 @@ def prepared(
     product[1, f.O_E], product[2, loops.RECORD_ROW] = element_code(out), k // fmt.block * size
     complete(product, name, kind, row)
     room = RECORDS_AT + count * size + ALIGN
-    return Call(quantizing, product, min(count, 1), chunks, threads, room, (x.itemsize == 2, out.itemsize == 2))
+    return PreparedCall(quantizing, product, min(count, 1), chunks, threads, room, (x.itemsize == 2, out.itemsize == 2))
 
 
 def _start(control, threads, scratch, stride, entries, call, product, x, panels, out, bias, room, chunks):
@@ -171,7 +171,7 @@ def _starter(narrow: tuple[bool, bool]) -> Any:
 _NO_BIAS = (0, 0, 0)
 
 
-def launch(call: Call, x: Array, panels: Array, out: Array, bias: Array | None) -> None:
+def launch(call: PreparedCall, x: Array, panels: Array, out: Array, bias: Array | None) -> None:
     """Run a prepared call: out [m, n] = x [m, k] times the panels."""
     narrow_x, narrow_out = call.narrow
     if narrow_x:

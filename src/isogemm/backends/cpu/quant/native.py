@@ -30,7 +30,7 @@ _FLOATS = {"Q2_K": (68, 3, 0), "Q3_K": (94, 3, 1), "Q6_K": (194, 3, 1)}
 _CODES = {"Q8_0": 2, "Q5_0": 6, "Q5_1": 8, "Q4_0": 2, "Q4_1": 4}
 
 
-class Block:
+class NativeBlock:
     """One block of `WIDTH` rows: its fields as vectors, a row to a lane. Nothing is loaded before it is asked for."""
 
     def __init__(self, e: Emitter, fmt: BlockFormat, at: Any, stride: Any) -> None:
@@ -212,7 +212,7 @@ class _NativeWalk(Walk):
     def parts_of(self, w: Any, rows: list[Any], part: int) -> tuple[list[Any], list[Any], Any, Any]:
         """See `Walk.parts_of`."""
         e = self.e
-        block = Block(e, self.fmt, e.at(w, e.b.mul(self.stride, e.i64(WIDTH * part))), self.stride)
+        block = NativeBlock(e, self.fmt, e.at(w, e.b.mul(self.stride, e.i64(WIDTH * part))), self.stride)
         d, o = block.floats()
         if self.fmt.block == 32:
             exact, shift = self.short(block.codes(0), rows)
@@ -220,7 +220,7 @@ class _NativeWalk(Walk):
             exact, shift = self._unrolled(block, rows)
         return exact, shift, d, o
 
-    def _unrolled(self, block: Block, rows: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _unrolled(self, block: NativeBlock, rows: list[Any]) -> tuple[list[Any], list[Any]]:
         e, subs = self.e, 32 // self.fmt.sub
         scales, offsets = block.scales()
         exact: list[Any] = [ir.Constant(e.ivec, None)] * len(rows)

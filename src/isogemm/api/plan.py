@@ -371,7 +371,11 @@ def _on_gpu(
         posed = pose(Wanted("", n, k, trans), m=m, dtype=types[0], contract=numeric.contract, out_dtype=types[2])
         return replace(posed, dtype_b=types[1])
 
-    return explain(product, int(ordinal or 0))
+    from ..backends.cuda.driver.facts import count
+    from ..backends.cuda.gemm.choose import chooser
+
+    number = int(ordinal or 0)
+    return explain(product, chooser(number) if count() > number else None, number)
 
 
 def _operation(name: str, value: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
-from ..planner.admission import notice
+from ..planner.records import notice
 from ..planner.tables import Ceilings
 from ..planner.trials import variant_of
 from ..planner.tuning import Job, Offers
@@ -180,20 +180,20 @@ def prepare_in_processes(device: int, jobs: Sequence[Job], *, seconds: float = 9
 
 
 def _prepare(device: int, job: Job) -> tuple[str, tuple[str, ...]]:
-    from ..backends.cuda.registry import chooser
+    from ..backends.cuda.gemm.choose import chooser
 
     name, config, products = job
     logging.getLogger("isogemm").setLevel(logging.CRITICAL)  # the parent says it, once
     try:
         here = chooser(device)
         if not config:
-            return "", here.families[name].configs(products[0])
+            return "", tuple(here.families[name].configs(products[0]))
         for product in products:
-            here.families[name].build(product, config, device)
+            here.families[name].bind(product, config, device)
         for variant, product in {variant_of(p): p for p in products}.items():
-            verdict = here.admissions.verdict(name, config, product)
-            if verdict.state == "refused":
-                return f"kernel {name} [{config}] is not used for {variant}: {verdict.detail}", ()
+            found = here.verdict(here.families[name], product, config)
+            if found.state == "refused":
+                return f"kernel {name} [{config}] is not used for {variant}: {found.detail}", ()
     except Exception as error:
         return f"kernel {name} [{config}] cannot be prepared: {type(error).__name__}: {error}", ()
     return "", ()

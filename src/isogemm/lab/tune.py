@@ -116,7 +116,8 @@ def tune_device(
         limit = f"one of {count()} GPUs" if count() else "an NVIDIA GPU"
         value = f"device {device}" if count() else "none here"
         raise DeviceError("tune", limit=limit, value=value, nearest="a machine with an NVIDIA GPU")
-    from ..backends.cuda import registry as choose
+    from ..backends.cuda import device as cuda
+    from ..backends.cuda.gemm import choose
     from ..base.disk import write_whole
     from ..planner.tables import dump, load, user_table_path
     from ..planner.tuning import SWEEP, pose, tune
@@ -148,7 +149,7 @@ def tune_device(
             progress=progress,
             budget=budget,
         )
-    choose.reload()
+    cuda.forget()
     return table, path, left
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..base.disk import data_folder
 from ..errors import IsogemmError
-from ..problem.numeric import NumericKey
+from ..problem.numeric import NumericKey, numeric_key
+from ..problem.product import Product
 
 __all__ = [
-    "SCHEMA", "Admitted", "Bucket", "Ceilings", "LibraryRange", "Row", "Table", "TableError", "Use",
-    "dump", "load", "nearest_rows", "shipped_tables", "user_table_path",
+    "SCHEMA", "Admitted", "Bucket", "Ceilings", "Hint", "LibraryRange", "Row", "Table", "TableError", "Use",
+    "dump", "load", "nearest_rows", "recommended", "shipped_tables", "user_table_path",
 ]  # fmt: skip
 
 SCHEMA = "isogemm.tuning.v1"
@@ -144,6 +145,29 @@ class Table:
         return self._ranges.get(key, ())
 
 
+class Hint(NamedTuple):
+    """A kernel that may be right for a product.
+
+    Attributes
+    ----------
+    use : Use
+    reason : str
+        Why it is considered.
+    table : Table or None
+        Where it stands.
+    row : Row or None
+        Its row: of exactly this product, or of one nearby.
+    expected_us : float or None
+        Microseconds, where exactly this N and K were timed and it was the fastest.
+    """
+
+    use: Use
+    reason: str
+    table: Table | None = None
+    row: Row | None = None
+    expected_us: float | None = None
+
+
 def nearest_rows(table: Table, key: NumericKey, most: int = 3) -> list[Row]:
     """Rows of the same arithmetic: the likest in types, layout and order first, then the closest in N and K."""
 
@@ -164,6 +188,28 @@ def nearest_rows(table: Table, key: NumericKey, most: int = 3) -> list[Row]:
         return unlike, sum(abs(math.log2(max(1, x) / max(1, y))) for x, y in sizes)
 
     return sorted((r for r in table.rows if r.key.arithmetic == key.arithmetic), key=distance)[:most]
+
+
+def recommended(tables: Sequence[Table], product: Product) -> Iterator[Hint]:
+    """From the product's own row, table by table; then from the nearest rows, by the same buckets of M."""
+    key = numeric_key(product)
+    seen: set[Use] = set()
+
+    def of(table: Table, row: Row, reason: str, *, exact: bool) -> Iterator[Hint]:
+        for i, use in enumerate(row.bucket(product.m).uses):
+            if use not in seen:
+                seen.add(use)
+                timed = row.microseconds(product.m) if exact and i == 0 else None
+                yield Hint(use, reason, table, row, timed)
+
+    for table in tables:
+        row = table.row(key)
+        if row is not None:
+            yield from of(table, row, f"table {table.name}", exact=True)
+    for table in tables:
+        for row in nearest_rows(table, key):
+            near = f"n {row.key.n}, k {row.key.k}" + (f", batch {row.key.batch}" if row.key.batch > 1 else "")
+            yield from of(table, row, f"default: as for {near} in {table.name}", exact=False)
 
 
 def shipped_tables() -> tuple[Table, ...]:

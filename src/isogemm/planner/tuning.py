@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from ..backends.cuda.registry import Chooser
 from ..contract.spec import Contract
 from ..errors import OptionError
 from ..problem.numeric import NumericKey, numeric_key
 from ..problem.product import Launch, Product, Strides
-from .admission import notice, same_stamp, today
+from .admission import same_stamp
+from .products import Chooser
+from .records import notice, today
 from .tables import Admitted, Bucket, Ceilings, LibraryRange, Row, Table, Use
-from .trials import variant_of
+from .trials import config_of, variant_of
 
 __all__ = ["SWEEP", "Bench", "Job", "Offers", "Prepare", "Wanted", "merge", "pose", "tune"]
 
@@ -74,6 +75,13 @@ class _Tuner:
     offers: Offers
     library: list[LibraryRange]
 
+    @property
+    def _device(self) -> int:
+        return self.chooser.admissions.machine.device
+
+    def _is_own(self, use: Use) -> bool:
+        return not self.chooser.families[use.family].library
+
     def at(self, product: Product, low: int) -> dict[Use, float]:
         """Microseconds of the fastest admitted kernels, each legal for rows in [low, product.m]."""
         launches: dict[Use, Launch] = {}
@@ -81,14 +89,14 @@ class _Tuner:
             offered = self.offers.get((name, product)) or family.configs(product)
             for config in offered[:OFFERED]:
                 try:
-                    launches[Use(name, config)] = family.build(product, config, self.chooser.machine.device)
+                    launches[Use(name, config)] = family.bind(product, config, self._device)
                 except Exception as error:
                     notice(f"kernel {name} [{config}] cannot be built: {error}")
         rough = self._seconds(product, launches, rough=True)
         best: dict[Use, Launch] = {}
         ours = False
         for use in sorted(rough, key=rough.__getitem__):
-            own = use.family not in self.chooser.libraries
+            own = self._is_own(use)
             if len(best) >= PRECISE and (ours or not own):
                 if ours:
                     break
@@ -101,7 +109,7 @@ class _Tuner:
     def _kept(self, times: dict[Use, float]) -> dict[Use, float]:
         """The fastest few, and the fastest that is ours: those of a library serve no other product than this one."""
         order = sorted(times, key=times.__getitem__)
-        own = [use for use in order if use.family not in self.chooser.libraries]
+        own = [use for use in order if self._is_own(use)]
         return {use: times[use] for use in dict.fromkeys((*order[:KEPT], *own[:1]))}
 
     def _seconds(self, product: Product, launches: Mapping[Use, Launch], *, rough: bool) -> dict[Use, float]:
@@ -110,24 +118,24 @@ class _Tuner:
         return {names[name]: seconds for name, seconds in times.items()}
 
     def _admitted(self, use: Use, product: Product, low: int) -> bool:
-        if use.family not in self.chooser.libraries:
-            return self.chooser.admissions.verdict(*use, product).state == "admitted"
+        family, device = self.chooser.families[use.family], self._device
+        if not family.library:
+            return self.chooser.verdict(family, product, use.config).state == "admitted"
         plain = self._plain(product)
-        family, device = self.chooser.families[use.family], self.chooser.machine.device
         if plain is None:
             return False
         for m in sorted({low, (low + product.m) // 2, product.m}):
             here = pose_rows(product, m)
             try:
-                mine = family.build(here, use.config, device)
+                mine = family.bind(here, use.config, device)
             except Exception as error:
                 notice(f"{use.family} [{use.config}] is no kernel for m {m} of {numeric_key(product)}: {error}")
                 return False
-            other = self.chooser.families[plain.family].build(here, plain.config, device)
+            other = self.chooser.families[plain.family].bind(here, plain.config, device)
             if self.bench.differing(here, mine, other):
                 return False
         entry = LibraryRange(
-            use.family, self.chooser.admissions.fingerprint(use.family), numeric_key(product), variant_of(product),
+            use.family, self.chooser.admissions.fingerprint(family), numeric_key(product), variant_of(product),
             use.config, low, product.m, today(),
         )  # fmt: skip
         self.library.append(entry)
@@ -135,11 +143,10 @@ class _Tuner:
 
     def _plain(self, product: Product) -> Use | None:
         """An admitted kernel of ours to compare a library with."""
-        for name, family in self.chooser.families.items():
-            if name not in self.chooser.libraries:
-                for config in family.configs(product):
-                    if self.chooser.admissions.verdict(name, config, product).state == "admitted":
-                        return Use(name, config)
+        for family in self.chooser.own():
+            for config in family.configs(product):
+                if self.chooser.verdict(family, product, config).state == "admitted":
+                    return Use(family.name, config)
         return None
 
 
@@ -182,7 +189,7 @@ def tune(
     """
     started, stamp = time.monotonic(), chooser.admissions.stamp
     ms = {key: tuple(sorted(_sweep_of(sweep, key))) for key in map(numeric_key, products)}
-    table = _continued(table, name, stamp, chooser.admissions.arithmetic())
+    table = _continued(table, name, stamp, chooser.arithmetic())
     todo = [p for p in products if not _is_done(table, numeric_key(p), ms[numeric_key(p)])]
     offers: Offers = {}
     if todo and prepare is not None:
@@ -264,7 +271,7 @@ def _jobs(chooser: Chooser, products: Sequence[Product]) -> list[Job]:
     searches: list[Job] = []
     for product in products:
         for name, family in chooser.families.items():
-            if name in chooser.libraries:
+            if family.library:
                 searches.append((name, "", (product,)))
                 continue
             for config in family.configs(product)[:OFFERED]:
@@ -297,17 +304,19 @@ def _with_row(table: Table, row: Row, library: Sequence[LibraryRange], chooser: 
 def _admitted(rows: Sequence[Row], before: Sequence[Admitted], chooser: Chooser) -> Iterator[Admitted]:
     """What is admitted of the kernels that the rows name, by earlier runs and by this one."""
     used = {use for row in rows for bucket in row.buckets for use in bucket.uses}
+    sources = {name: chooser.admissions.fingerprint(family) for name, family in chooser.families.items()}
     found = {
         (x.family, config, x.variant): x.date
         for x in before
-        if x.family in chooser.families and chooser.admissions.fingerprint(x.family) == x.fingerprint
+        if sources.get(x.family) == x.fingerprint
         for config in x.configs
     }
-    for family, config, variant, date in chooser.admissions.granted():
-        found.setdefault((family, config, variant), date)
+    for known in chooser.admissions.known():
+        if known.admission.state == "admitted" and sources.get(known.name) == known.fingerprint:
+            found.setdefault((known.name, *config_of(known.code)), known.admission.date)
     groups: dict[tuple[str, str, str], list[str]] = {}
     for (family, config, variant), date in sorted(found.items()):
         if Use(family, config) in used:
             groups.setdefault((family, variant, date), []).append(config)
     for (family, variant, date), configs in sorted(groups.items()):
-        yield Admitted(family, chooser.admissions.fingerprint(family), variant, tuple(configs), date)
+        yield Admitted(family, sources[family], variant, tuple(configs), date)

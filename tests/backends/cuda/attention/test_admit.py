@@ -24,8 +24,8 @@ from isogemm.backends.cuda.attention.plans import Case, Operand, code_of, kernel
 from isogemm.backends.cuda.driver import facts as device
 from isogemm.contract.attention import LEAF, attention, factor, ranges
 from isogemm.errors import ContractError, DeviceError
-from isogemm.planner.admission import Records
 from isogemm.planner.kernel_admission import KernelAdmissions
+from isogemm.planner.records import Records
 
 TYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32, "bool": bool}
 

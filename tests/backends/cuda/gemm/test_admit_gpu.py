@@ -18,8 +18,8 @@ from isogemm.backends.cuda.driver import nvrtc
 from isogemm.backends.cuda.rows import run as rows
 from isogemm.contract.attention import factor
 from isogemm.errors import ContractError, DeviceError
-from isogemm.planner.admission import Records
 from isogemm.planner.kernel_admission import KernelAdmissions
+from isogemm.planner.records import Records
 
 __all__ = ["poisoned"]  # the fixture
 

@@ -18,8 +18,8 @@ from isogemm.backends.cuda.rows import trial as row_trial
 from isogemm.backends.cuda.rows.code import EACH, REDUCE, Code
 from isogemm.backends.cuda.rows.sides import ABSENT, Side
 from isogemm.errors import ContractError, DeviceError
-from isogemm.planner.admission import Records
 from isogemm.planner.kernel_admission import KernelAdmissions
+from isogemm.planner.records import Records
 
 
 def reductions() -> Iterator[Code]:

@@ -208,7 +208,7 @@ def _check_shapes(q: Any, k: Any, v: Any) -> None:
 def _check_arithmetic(arithmetic: str, dtype: Any, device: int) -> None:
     if arithmetic == "fma":
         return
-    from ..registry import default_contract_of
+    from ..gemm.choose import default_contract_of
 
     own = default_contract_of(device, _name(dtype)).arithmetic
     if arithmetic != own:

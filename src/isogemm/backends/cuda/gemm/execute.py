@@ -97,7 +97,7 @@ class Executor:
 
 def choose(product: Product, device: int) -> Launch:
     """The planner's choice; the same launch for the same product, until the planner reads its tables anew."""
-    from ..registry import chooser
+    from .choose import chooser
 
     planner = chooser(device)
     key = product, math.copysign(1.0, product.alpha), planner  # an alpha of 0.0 equals -0.0, whose zeros differ
@@ -115,7 +115,7 @@ _launches: dict[tuple[Product, float, Any], Launch] = {}
 
 def default_contract(device: int, dtype: str) -> Contract:
     """The contract of operands of `dtype` where none is asked for: of the device's own tensor cores, or ``fma``."""
-    from ..registry import default_contract_of
+    from .choose import default_contract_of
 
     return default_contract_of(device, dtype)
 

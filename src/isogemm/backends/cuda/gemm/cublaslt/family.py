@@ -5,7 +5,8 @@ product or a strided batch; sums in float32 (COMPUTE_32F). Split-K and reduction
 output element is one walk over K. Whether that walk is the contract's chain is not documented: it often is, and on odd
 shapes it often is not. Nothing here is trusted; an algorithm serves a product only where its bits were admitted.
 
-A configuration is an algorithm of `search` as text; it is valid for one version of the library, which is part of the device's stamp.
+A configuration is an algorithm of `search` as text; it is valid for one version of the library, which is part of the
+device's stamp.
 
 Measured (H200, cuBLASLt 13.1.0, normal operands, bfloat16 and float16, on 12 sizes most of which are odd): algorithms
 with ids 66, 41, 42 and 35 had the chain's bits in 3,477 of 3,477 trials; ids 11, 13, 16, 21, 23, 24 and 56, which the
@@ -23,7 +24,7 @@ from functools import lru_cache
 
 from .....base.dtypes import ITEMSIZE
 from .....errors import ContractError, DeviceError, LayoutError, OptionError
-from .....planner.fingerprint import fingerprint
+from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product
 from ...driver.facts import count
 from ...driver.libcuda import context
@@ -40,10 +41,10 @@ SECONDS = 1.0  # for the enumeration of one product
 BIASES = 64  # addresses of biases whose descriptors are kept
 
 
-class CublasLt:
+class CublasLt(ProductFamily):
     """The family; see the module."""
 
-    name = "cublaslt"
+    name, home, library = "cublaslt", "backends/cuda/gemm/cublaslt", True
 
     def __init__(self) -> None:
         if not _installed():
@@ -73,7 +74,7 @@ class CublasLt:
             return False
         return _serves(product)
 
-    def build(self, product: Product, config: str, device: int) -> Launch:
+    def bind(self, product: Product, config: str, device: int) -> Launch:
         """Rebuild the algorithm, have it checked for this very product, and bind it.
 
         Raises
@@ -99,10 +100,6 @@ class CublasLt:
             )
         launch = _bind(product, desc, found, device)
         return launch if count() <= 1 else _in_context(launch, device)
-
-    def fingerprint(self) -> str:
-        """Hash of the sources that make and launch calls."""
-        return fingerprint("backends/cuda/gemm/cublaslt")
 
 
 def _current_device() -> int:

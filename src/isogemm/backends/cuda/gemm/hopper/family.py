@@ -19,8 +19,9 @@ import math
 from typing import TYPE_CHECKING
 
 from .....base.dtypes import ITEMSIZE
-from .....planner.fingerprint import fingerprint
+from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
+from ...driver.wgmma import mma
 from .config import KINDS, OPERANDS, Config, Geometry, Side, geometry, serves
 from .model import ranked, resident
 
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["Hopper", "source"]
 
 
-class Hopper:
+class Hopper(ProductFamily):
     """The family; see the text of this module."""
 
-    name = "hopper"
+    name, home = "hopper", "backends/cuda/gemm/hopper"
 
     def configs(self, product: Product) -> tuple[str, ...]:
         """Configurations worth timing, the fastest by a model of this GPU first."""
@@ -44,7 +45,7 @@ class Hopper:
         parsed = Config.parse(config)
         return parsed is not None and serves(product, parsed)
 
-    def build(self, product: Product, config: str, device: int) -> Launch:
+    def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""
         from ...driver.facts import device as facts
 
@@ -52,23 +53,6 @@ class Hopper:
         seen = geometry(product, parsed) if parsed else None
         assert seen is not None, f"{config} does not serve {product}"
         return _bind(product, seen, device, facts(device).multiprocessors)
-
-    def fingerprint(self) -> str:
-        """Hash of the sources."""
-        return fingerprint("backends/cuda/gemm/hopper")
-
-
-def _instruction(operand: str, n: int, x_across: bool, y_across: bool) -> str:
-    """The function `mma`: one wgmma of 64 x n x 16 on `n` / 2 accumulators; scale 0 starts from zero."""
-    count = n // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return (
-        f"static __device__ __forceinline__ void mma(float (&d)[{count}], unsigned long long x, unsigned long long y, "
-        f'int scale) {{\n  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n'
-        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{operand}.{operand} {{{registers}}}, %{count}, %{count + 1}, "
-        f'p, 1, 1, {int(x_across)}, {int(y_across)};\\n}}" : {outputs} : "l"(x), "l"(y), "r"(scale));\n}}\n'
-    )
 
 
 def _defines(p: Product, g: Geometry) -> dict[str, object]:
@@ -106,7 +90,7 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
 def source(p: Product, g: Geometry) -> tuple[str, tuple[str, ...]]:
     """The text to compile for a product, and the compiler's options."""
     macros = tuple(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in _defines(p, g).items())
-    text = _instruction(OPERANDS[p.dtype_a], g.config.cols, g.x.across, g.y.across)
+    text = mma(OPERANDS[p.dtype_a], g.config.cols, x_across=g.x.across, y_across=g.y.across)
     return text + '#include "gemm/hopper/hopper.cu"\n', ("-std=c++17", *macros)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .....planner.fingerprint import fingerprint
+from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product
 from ..fp32 import Side, aligned_side, epilogue, grid, serves, sides
 
@@ -60,10 +60,10 @@ FEW = {
 MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
 
 
-class Sgemm:
+class Sgemm(ProductFamily):
     """The family; see the text of this module."""
 
-    name = "sgemm"
+    name, home = "sgemm", "backends/cuda/gemm/sgemm"
 
     def configs(self, product: Product) -> tuple[str, ...]:
         """Those for few rows first, then tiles by a model of their time."""
@@ -86,15 +86,11 @@ class Sgemm:
             return False
         return all(_mappable(side, product) for side in sides(product))
 
-    def build(self, product: Product, config: str, device: int) -> Launch:
+    def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""
         if config in TILES:
             return _tiled(product, TILES[config], device)
         return _few(product, FEW[config], device)
-
-    def fingerprint(self) -> str:
-        """Hash of the sources."""
-        return fingerprint("backends/cuda/gemm/sgemm")
 
 
 def _expected(p: Product, tile: Tile) -> float:

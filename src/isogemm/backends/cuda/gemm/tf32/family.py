@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from .....planner.fingerprint import fingerprint
+from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
+from ...driver.wgmma import mma
 from ..fp32 import Side, aligned_side, epilogue, serves, sides
 
 if TYPE_CHECKING:
@@ -66,10 +67,10 @@ def cut(p: Product) -> Cut:
     )
 
 
-class Tf32:
+class Tf32(ProductFamily):
     """The family; see the text of this module."""
 
-    name = "tf32"
+    name, home = "tf32", "backends/cuda/gemm/tf32"
 
     def configs(self, product: Product) -> tuple[str, ...]:
         """By a model of their time: waves of tiles."""
@@ -98,15 +99,11 @@ class Tf32:
             and max(tiles, k.pitch, 2 * items) < 2**31
         )
 
-    def build(self, product: Product, config: str, device: int) -> Launch:
+    def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""
         parsed = _parse(config)
         assert parsed is not None
         return _bind(product, parsed, device)
-
-    def fingerprint(self) -> str:
-        """Hash of the sources."""
-        return fingerprint("backends/cuda/gemm/tf32")
 
 
 class Config(NamedTuple):
@@ -137,19 +134,6 @@ def _expected(p: Product, config: str) -> float:
 
 def _ring(passes: int, c: Config) -> int:
     return 1024 + c.stages * (2 if passes == 3 else 1) * (ROWS + c.columns) * 128
-
-
-def _instruction(n: int) -> str:
-    """The function `mma`: one wgmma of 64 x n x 8 on n / 2 accumulators; scale 0 starts from zero."""
-    count = n // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return (
-        f"static __device__ __forceinline__ void mma(float (&d)[{count}], unsigned long long a, unsigned long long b, "
-        f'int scale) {{\n  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n'
-        f"wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 {{{registers}}}, %{count}, %{count + 1}, "
-        f'p, 1, 1;\\n}}" : {outputs} : "l"(a), "l"(b), "r"(scale));\n}}\n'
-    )
 
 
 @dataclass(frozen=True)
@@ -258,7 +242,7 @@ def _product(p: Product, k: Cut, c: Config, items: tuple[int, int], device: int)
         "LEAF": int(k.leaf_blocks > 0),
     }
     cubin = compile_text(
-        _instruction(c.columns) + '#include "gemm/tf32/tf32.cu"\n',
+        mma("tf32", c.columns) + '#include "gemm/tf32/tf32.cu"\n',
         name="tf32",
         arch=facts(device).arch,
         options=("-std=c++17", *(f"-D{name}={value}" for name, value in defines.items())),

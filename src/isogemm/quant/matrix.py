@@ -356,7 +356,8 @@ class QuantizedMatrix:
     def __reduce__(self) -> tuple[Any, ...]:
         """The bytes, without what backends made of them."""
         if self._packed is not None:
-            return self._packed.host.__reduce__()
+            host: QuantizedMatrix = self._packed.host
+            return host.__reduce__()
         state = np.ascontiguousarray(self.rows), self.shape, self.format.name, self.name, self._checked, self.layout
         return _restored, state
 

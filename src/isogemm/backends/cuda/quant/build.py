@@ -10,7 +10,7 @@ from .layout import ROWS, PackedLayout
 __all__ = ["compiled", "tiles_map"]
 
 
-def compiled(file: str, name: str, device: int, text: str = "", **defines: object) -> launcher.Kernel:
+def compiled(file: str, name: str, device: int, text: str = "", /, **defines: object) -> launcher.Kernel:
     """Compile and load a kernel of a file of this folder, behind some text."""
     macros = (f"-D{key}={int(v) if isinstance(v, bool) else v}" for key, v in defines.items())
     cubin = nvrtc.compile_text(

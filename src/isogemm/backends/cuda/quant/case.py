@@ -66,6 +66,11 @@ class QuantCase:
         return self.out_align == 16 and row * ITEMSIZE[self.dtype_out] % 16 == 0
 
     @property
+    def bias_kind(self) -> int:
+        """Code of the type of the bias; -1 where there is none."""
+        return -1 if self.dtype_bias is None else CODE[self.dtype_bias]
+
+    @property
     def types(self) -> int:
         """The packed types of include/fp32_epilogue.cu."""
         bias = 0 if self.dtype_bias is None else CODE[self.dtype_bias] << 8 | ADD_BIAS << 12
@@ -103,11 +108,15 @@ def case_of(path: str, x: Any, packed: Packed, out: Any, bias: Any) -> QuantCase
             raise DeviceError(
                 f"device of {name}", limit=f"the weight's, {where}", value=tensor.device, nearest=str(where)
             )
-    strides = (None if t.is_contiguous() else tuple(t.stride()) for t in (x, out))
     return QuantCase(
         path, packed.format, dtype_of(x), dtype_of(out), None if bias is None else dtype_of(bias), m, n, k, "",
-        *strides, 1 if bias is None else bias.stride(0), _align(x), _align(out),
+        _strides(x), _strides(out), 1 if bias is None else bias.stride(0), _align(x), _align(out),
     )  # fmt: skip
+
+
+def _strides(matrix: Any) -> tuple[int, int] | None:
+    """None of a contiguous one."""
+    return None if matrix.is_contiguous() else tuple(matrix.stride())
 
 
 def _align(tensor: Any) -> int:

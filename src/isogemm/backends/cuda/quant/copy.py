@@ -7,14 +7,13 @@ copy, so that the next call with such operands is a look-up, its result's memory
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....errors import DeviceError, LimitError, OptionError
-from ....formats.blocks import BlockFormat
 from ....operands.device_array import HOST, Device
 from ....operands.views import is_traced
 from .. import calls as front
@@ -68,21 +67,6 @@ def _count() -> int:
     return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
-class HostMatrix(Protocol):
-    """A quantized matrix as a copy of it needs it: `isogemm.quant.QuantizedMatrix`."""
-
-    @property
-    def format(self) -> BlockFormat: ...
-    @property
-    def shape(self) -> tuple[int, int]: ...
-    @property
-    def rows(self) -> Any: ...
-    @property
-    def nbytes(self) -> int: ...
-    def __getitem__(self, index: slice) -> HostMatrix: ...
-    def dequantize(self, dtype: Any = None) -> Any: ...
-
-
 @contextmanager
 def _plain() -> Iterator[None]:
     """Tensors made here are no inference tensors, and belong to no transform of torch.func: they outlive both."""
@@ -122,7 +106,7 @@ class DeviceCopy:
     __slots__ = ("_host", "calls", "format", "native", "packed", "place", "shape")
 
     def __init__(
-        self, place: Device, host: HostMatrix | None, fmt: str, shape: tuple[int, int], packed: Packed | None,
+        self, place: Device, host: Any, fmt: str, shape: tuple[int, int], packed: Packed | None,
         native: Any,
     ) -> None:  # fmt: skip
         self.place, self.format, self.shape, self.packed, self.native = place, fmt, shape, packed, native
@@ -130,7 +114,7 @@ class DeviceCopy:
         self.calls: dict[tuple[Any, ...], KnownCall] = {}
 
     @property
-    def host(self) -> HostMatrix:
+    def host(self) -> Any:
         """The same rows on the host.
 
         Raises
@@ -157,7 +141,7 @@ class DeviceCopy:
         return packed + (0 if self.native is None else int(self.native.nbytes))
 
     @_plain()
-    def part(self, matrix: HostMatrix, rows: range) -> DeviceCopy:
+    def part(self, matrix: Any, rows: range) -> DeviceCopy:
         """The copy of rows that `matrix` holds on the host: over the same memory, where they begin with a tile."""
         n, k = matrix.shape
         native = None
@@ -260,12 +244,12 @@ def forget() -> None:
     _age += 1
 
 
-def upload(matrix: HostMatrix, place: Device, *, native: bool = False, there: Any = None) -> DeviceCopy:
+def upload(matrix: Any, place: Device, *, native: bool = False, there: Any = None) -> DeviceCopy:
     """The bytes of a matrix on a device, laid out for the kernels.
 
     Parameters
     ----------
-    matrix : HostMatrix
+    matrix : QuantizedMatrix
         Whose scales were looked at.
     native : bool
         Keep the bytes of the rows there too.

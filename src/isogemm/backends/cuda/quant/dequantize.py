@@ -14,6 +14,7 @@ import numpy as np
 
 from ....base.dtypes import CODE
 from ....errors import DTypeError, LayoutError, ShapeError
+from ....planner.bench import Bench
 from ..driver import facts
 from .build import compiled
 from .case import dtype_of
@@ -95,7 +96,12 @@ def run(packed: Packed, out: Any, first: int = 0) -> None:
         bound(facts.current_stream(device), packed.data.data_ptr(), out.data_ptr(), first)
 
 
-KERNEL = Single("quant dequantize", lambda bench, case: try_dequantize(bench, *case.split(" > "), run, lay_out))
+def _try(bench: Bench, case: str) -> str:
+    fmt, dtype = case.split(" > ")
+    return try_dequantize(bench, fmt, dtype, run, lay_out)
+
+
+KERNEL = Single("quant dequantize", _try)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ....planner.choose import Option, first
-from .. import admitted
-from ..driver import facts
+from ..driver import facts, machine
 from . import few, floats, many
 from .case import QuantCase
 from .integers import kernel as integers
@@ -64,7 +63,7 @@ def choose(case: QuantCase, packed: Packed, device: int) -> QuantRun | None:
     if case.path == "same" and case.m >= (ONCE_SIMPLE if simple else ONCE_OTHER):
         return None
     several = options(case, facts.device(device).multiprocessors)
-    choice = first(several, case, admitted.admissions(device), what=str(case))
+    choice = first(several, case, machine.admissions(device), what=str(case))
     if choice is None:
         return None
     kernel = next(kernel for kernel in KERNELS if kernel.name == choice.family)

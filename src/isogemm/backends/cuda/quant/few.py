@@ -136,7 +136,7 @@ class QuantFew(RoundedKernel):
         chosen = config or configure(lay, m, n, k, on.multiprocessors)
         made = compiled(
             "few.cu", "quant_few", device, **macros(lay), KIND=CODE[case.dtype], OUT=CODE[case.dtype_out],
-            BIAS_KIND=-1 if case.dtype_bias is None else CODE[case.dtype_bias], LOW=m <= 8, NT=-(-m // 16),
+            BIAS_KIND=case.bias_kind, LOW=m <= 8, NT=-(-m // 16),
             CHUNK=chosen.chunk, PART=chosen.part, HOLD=chosen.xstages == 0, WHOLE=chosen.whole > 0, THREADS=32 * WARPS,
         )  # fmt: skip
         counts = (m, n, k, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))

@@ -56,7 +56,7 @@ class QuantKernel:
         return case.path == self.path and self.takes(case)
 
     def build(self, case: QuantCase, config: Any, device: int) -> Launch | None:
-        """Compile and bind; None where it runs with tensors alone, see `run_tensors`. Without `config`: the usual one."""
+        """Compile and bind, without `config` the usual one; None where it runs with tensors, see `run_tensors`."""
         raise NotImplementedError
 
     def bind(self, case: QuantCase, config: Any, device: int) -> Launch | None:

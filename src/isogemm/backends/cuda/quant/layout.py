@@ -37,7 +37,7 @@ from ....errors import OptionError, ShapeError
 from ....formats.blocks import BlockFormat, format_of
 from ....formats.reference import decode
 
-__all__ = ["FORMATS", "ROWS", "STEP", "PackedLayout", "Packed", "layout", "macros", "pack"]
+__all__ = ["FORMATS", "ROWS", "STEP", "Packed", "PackedLayout", "layout", "macros", "pack"]
 
 Bytes = npt.NDArray[np.uint8]
 

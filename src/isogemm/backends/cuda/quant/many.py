@@ -18,12 +18,13 @@ from ....base.dtypes import CODE, ITEMSIZE, PTX
 from ....errors import OptionError
 from ..driver import facts
 from ..driver.tensormap import encoder
+from ..driver.wgmma import mma
 from .build import compiled, tiles_map
 from .case import QuantCase
 from .kernel import Launch, RoundedKernel
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 
-__all__ = ["KERNEL", "ManyConfig", "RowsOfW", "best", "instruction", "legal", "parts"]
+__all__ = ["KERNEL", "ManyConfig", "RowsOfW", "best", "legal", "parts"]
 
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
 TEXT = re.compile(r"(\d)x(\d)x(\d+) s(\d+)(?: c(\d))?")
@@ -161,20 +162,6 @@ def parts(config: str, n: int) -> tuple[RowsOfW, ...]:
     return tuple(part for part in found if part.rows)
 
 
-def instruction(operand: str, n: int) -> str:
-    """The function `mma`: one wgmma of 64 x n x 16, the first operand in registers; scale 0 starts from zero."""
-    count = n // 2
-    d = ", ".join(f"%{i}" for i in range(count))
-    first = ", ".join(f"%{count + i}" for i in range(4))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return (
-        f"static __device__ __forceinline__ void mma(float (&d)[{count}], const unsigned (&a)[4], "
-        f'unsigned long long y, int scale) {{\n  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n'
-        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{operand}.{operand} {{{d}}}, {{{first}}}, %{count + 4}, "
-        f'p, 1, 1, 0;\\n}}" : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(y), "r"(scale));\n}}\n'
-    )
-
-
 class QuantMany(RoundedKernel):
     """x of bfloat16 or float16, rows of whole 16 bytes; they want at least 33 of them to be of use."""
 
@@ -214,10 +201,10 @@ def _bind_part(case: QuantCase, part: RowsOfW, device: int, *, late: bool) -> La
     here, lay, c = facts.device(device), layout(case.format), part.config
     bias = case.dtype_bias
     made = compiled(
-        "many.cu", "quant_many", device, instruction(PTX[case.dtype], c.cols), **macros(lay), OPERAND=CODE[case.dtype],
-        OUT=CODE[case.dtype_out], BIAS_KIND=-1 if bias is None else CODE[bias], EPILOGUE=bias is not None, C_KIND=-1,
-        ACCUMULATE=0, COLUMNS=1, VECTOR=case.wide, BN=c.cols, MW=c.blocks, WARPGROUPS=c.warpgroups, STAGES=c.stages,
-        CM=c.cluster, PRODUCER_REGISTERS=40 if c.warpgroups == 2 else 32,
+        "many.cu", "quant_many", device, mma(PTX[case.dtype], c.cols, registers=True), **macros(lay),
+        OPERAND=CODE[case.dtype], OUT=CODE[case.dtype_out], BIAS_KIND=case.bias_kind, EPILOGUE=bias is not None,
+        C_KIND=-1, ACCUMULATE=0, COLUMNS=1, VECTOR=case.wide, BN=c.cols, MW=c.blocks, WARPGROUPS=c.warpgroups,
+        STAGES=c.stages, CM=c.cluster, PRODUCER_REGISTERS=40 if c.warpgroups == 2 else 32,
         CONSUMER_REGISTERS=232 if c.warpgroups == 2 else 160,
     )  # fmt: skip
     tiles_w, tiles_x = -(-part.rows // (c.rows * c.cluster)), -(-case.m // c.cols)

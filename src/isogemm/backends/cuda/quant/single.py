@@ -1,4 +1,4 @@
-"""Families of one kernel without configurations: it serves wherever its bits were right, else the host does its work."""
+"""Families of one kernel without configurations, in whose place the host does the work where its bits were wrong."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from ....planner.bench import Bench
 from ....planner.choose import Option, first
-from .. import admitted
+from ..driver import machine
 from .trial import HOME
 
 __all__ = ["Single", "serves"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Single:
     """Such a family; a case is a text that says what is compiled.
 
@@ -58,4 +58,5 @@ def serves(family: Single, case: str, device: int) -> bool:
     DeviceError
         While a graph is captured: it was not tried before.
     """
-    return first([Option(family, "")], case, admitted.admissions(device), what=f"{family.name} of {case}") is not None
+    options: list[Option[str, Any]] = [Option(family, "")]
+    return first(options, case, machine.admissions(device), what=f"{family.name} of {case}") is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....base.dtypes import CODE, ITEMSIZE
+from .....base.dtypes import CODE, ITEMSIZE
 from ...driver.kernel import Bound
 from ..build import compiled
 from ..case import QuantCase

@@ -61,7 +61,7 @@ class FewCodes(NamedTuple):
         return "" if self.x == "fused" else form_of(lay)
 
     def bind(self, case: QuantCase, device: int) -> Bound:
-        """``launch(stream, w, codes, scales, sums, out, bias)``; with x "fused", ``launch(stream, w, x, out, bias)``."""
+        """``launch(stream, w, codes, scales, sums, out, bias)``, or, "fused", ``launch(stream, w, x, out, bias)``."""
         (m, n, k), lay = (case.m, case.n, case.k), layout(case.format)
         fused = self.x == "fused"
         x: list[Parameter] = [("i64", v) for v in case.x] if fused else ["ptr", "ptr"]

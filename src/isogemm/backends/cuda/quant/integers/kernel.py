@@ -6,10 +6,11 @@ reaches the bits: integers are exact, and the chain over blocks is walked by one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from ....base.dtypes import ITEMSIZE
+from .....base.dtypes import ITEMSIZE
 from ...driver.workspace import workspace
 from ..case import QuantCase
 from ..kernel import Launch, QuantKernel
@@ -88,7 +89,8 @@ class QuantIntegers(QuantKernel):
         chosen = config or self.configure(case, MULTIPROCESSORS)
         if isinstance(chosen, Parts):
             return self._several(case, chosen, device)
-        product, form = chosen.bind(case, device), chosen.form(lay)
+        product: Callable[..., None] = chosen.bind(case, device)
+        form = chosen.form(lay)
         if not form:
 
             def alone(stream: int, x: int, w: int, out: int, bias: int) -> None:

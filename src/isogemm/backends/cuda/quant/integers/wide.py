@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from ...driver import facts
 from ...driver.tensormap import encoder
+from ...driver.wgmma import mma
 from ..build import compiled, tiles_map
 from ..case import QuantCase
 from ..layout import ROWS, STEP, PackedLayout, layout, macros
-from ..many import instruction
 from .activations import FLOAT, PAIRS, sums_kind
 
 __all__ = ["WideCodes", "config", "legal"]
@@ -81,14 +81,15 @@ class WideCodes(NamedTuple):
         span, kind, pieces = lay.record_k // STEP, sums_kind(lay), self.pieces(lay)
         producer, consumer = REGISTERS[self.warpgroups]
         made = compiled(
-            "integers/wide.cu", "quant_int_wide", device, instruction("f16", self.cols // pieces["HALVES"]),
+            "integers/wide.cu", "quant_int_wide", device, mma("f16", self.cols // pieces["HALVES"], registers=True),
             WARPGROUPS=self.warpgroups, BN=self.cols, STAGES=self.stages, SUMS=kind, TYPES=case.types,
             PRODUCER_REGISTERS=producer, CONSUMER_REGISTERS=consumer, **pieces, **macros(lay),
         )  # fmt: skip
         tiles_w, tiles_x = -(-n // self.rows), -(-m // self.cols)
         group = max(1, min(tiles_x, 16 * 2**20 // (2 * k * self.cols)))  # x of these stays in L2
+        ints = (m, n, -(-k // STEP), tiles_w, tiles_x, group)
         bound = made.bind(
-            [*["map"] * 5, "ptr", "ptr", *case.steps, *(("i32", v) for v in (m, n, -(-k // STEP), tiles_w, tiles_x, group))],
+            [*["map"] * 5, "ptr", "ptr", *case.steps, *(("i32", v) for v in ints)],
             grid=(min(tiles_w * tiles_x, here.multiprocessors),), block=(128 * (self.warpgroups + 1),),
             shared=shared(lay, self), pdl=True,
         )  # fmt: skip

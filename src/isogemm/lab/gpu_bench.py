@@ -6,10 +6,12 @@ import logging
 import math
 import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
+from ..backends import open_device
+from ..operands.device_array import DeviceId
 from ..planner.records import notice
 from ..planner.tables import Ceilings
 from ..planner.trials import variant_of
@@ -28,14 +30,11 @@ ROUGH_SECONDS = 300e-6  # of calls in a rough time: enough to see the slow ones
 class _Calls:
     """One kernel on rotating operands."""
 
-    def __init__(self, launch: Launch, at: Sequence[Addresses], device: int) -> None:
-        from ..backends.cuda.driver.facts import current_stream
-
-        self.launch, self.at, self.period, self.device = launch, at, len(at), device
-        self.stream = current_stream
+    def __init__(self, launch: Launch, at: Sequence[Addresses], stream: Callable[[], int]) -> None:
+        self.launch, self.at, self.period, self.stream = launch, at, len(at), stream
 
     def __call__(self, i: int) -> None:
-        self.launch(self.at[i % self.period], self.stream(self.device))
+        self.launch(self.at[i % self.period], self.stream())
 
 
 class GpuBench:
@@ -44,10 +43,9 @@ class GpuBench:
     def __init__(self, device: int = 0) -> None:
         import torch
 
-        from ..backends.cuda.driver.facts import device as facts
-
-        self._torch, self.device = torch, device
-        self._cache = facts(device).l2_bytes
+        here = open_device(DeviceId("cuda", device))
+        self._torch, self.device, self._stream = torch, device, here.stream
+        self._cache: int = here.facts.l2_bytes
         self._weights: tuple[Any, list[Any]] = (None, [])
         self._random = torch.Generator(device=torch.device("cuda", device)).manual_seed(1)
 
@@ -55,7 +53,7 @@ class GpuBench:
         """Device time of each call; weights are rotated past the second-level cache."""
         held, at = self._operands(product)
         clock, times = GraphClock(self.device), {}
-        calls = {name: _Calls(launch, at, self.device) for name, launch in launches.items()}
+        calls = {name: _Calls(launch, at, self._stream) for name, launch in launches.items()}
         if rough:
             for name, call in calls.items():
                 try:
@@ -75,15 +73,13 @@ class GpuBench:
 
     def differing(self, product: Product, one: Launch, other: Launch) -> int:
         """Output elements that differ, over random, cancelling and all-ones operands."""
-        from ..backends.cuda.driver.facts import current_stream
-
         count = 0
         for kind in KINDS:
             a, b = self._matrix(product, "a", kind), self._matrix(product, "b", kind)
             outs = []
             for launch in (one, other):
                 out = self._empty(product)
-                launch(Addresses(a.data_ptr(), b.data_ptr(), out.data_ptr()), current_stream(self.device))
+                launch(Addresses(a.data_ptr(), b.data_ptr(), out.data_ptr()), self._stream())
                 outs.append(out.view(self._torch.int16 if out.element_size() == 2 else self._torch.int32))
             count += int((outs[0] != outs[1]).sum())
         return count
@@ -180,12 +176,10 @@ def prepare_in_processes(device: int, jobs: Sequence[Job], *, seconds: float = 9
 
 
 def _prepare(device: int, job: Job) -> tuple[str, tuple[str, ...]]:
-    from ..backends.cuda.gemm.choose import chooser
-
     name, config, products = job
     logging.getLogger("isogemm").setLevel(logging.CRITICAL)  # the parent says it, once
     try:
-        here = chooser(device)
+        here = open_device(DeviceId("cuda", device)).chooser
         if not config:
             return "", tuple(here.families[name].configs(products[0]))
         for product in products:

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..backends import open_device
 from ..base.dtypes import DTYPES
 from ..errors import DTypeError, ShapeError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import prefix, too_large, unquantizable
-from ..operands import views as interop
+from ..operands.device_array import HOST
+from ..operands.views import array
 from .matrix import PLAIN, QuantizedMatrix
 
 __all__ = ["quantize"]
@@ -58,7 +60,7 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
     >>> isogemm.quantize(np.ones((2, 64), np.float32), "Q4_0")
     QuantizedMatrix(2 x 64, Q4_0, 72 bytes)
     """
-    fmt, x = format_of(format), interop.array("w", w)
+    fmt, x = format_of(format), array("w", w)
     if x.ndim != 2:
         raise ShapeError(f"{prefix(name)}w", limit="2-D [n, k]", value=list(x.shape), nearest="w.reshape(n, k)")
     if x.dtype not in DTYPES:
@@ -68,9 +70,7 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
     n, k = x.shape
     rows = np.zeros((n, fmt.row_bytes(k, name)), np.uint8)
     if fmt.quantized:
-        from ..backends.cpu.quant import run as quant_run
-
-        wrong = quant_run.quantize(x, fmt, rows) if x.size else 0
+        wrong = open_device(HOST).quant.quantize(x, fmt, rows) if x.size else 0
         if wrong:
             raise unquantizable(x, fmt, name)
     elif x.size:

@@ -15,7 +15,6 @@ from isogemm.quant import FORMATS
 torch = pytest.importorskip("torch")
 
 from isogemm.backends.cuda.driver import machine  # noqa: E402
-from isogemm.backends.cuda.quant import copy as quant  # noqa: E402
 from isogemm.backends.cuda.quant import family  # noqa: E402
 from isogemm.backends.cuda.quant import trial as quant_trial  # noqa: E402
 from isogemm.backends.cuda.quant.case import QuantCase  # noqa: E402
@@ -240,13 +239,3 @@ def test_packing_and_dequantizing_are_compared_too():
             assert quant_trial.try_dequantize(bench, fmt, dtype, floats, laid_out) == ""
             said = quant_trial.try_dequantize(bench, fmt, dtype, lambda p, o: floats(p, o, minus=False), laid_out)
             assert "0x80" in said  # the sign of a zero
-
-
-def test_a_place_is_found_by_its_names(monkeypatch):
-    monkeypatch.setattr(quant, "_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    names = ("cpu", "cuda", "cuda:0", 0, torch.device("cuda", 1), torch.device("cpu"))
-    assert [str(quant.place_of(d)) for d in names] == ["cpu", "cuda:1", "cuda:0", "cuda:0", "cuda:1", "cpu"]
-    for wrong in ("cuda:2", "cuda:x", "meta", 7, "mps:0", None):
-        with pytest.raises(DeviceError):
-            quant.place_of(wrong)

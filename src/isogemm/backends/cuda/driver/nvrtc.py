@@ -1,9 +1,9 @@
 """CUDA C++ to cubin through NVRTC, once per source, options and compiler: later processes read it from disk.
 
-    cubin = compile_files(["gemm/hopper/hopper.cu"], defines={"BM": 128, "STAGES": 4}, arch="sm_90a")
-    kernel = driver.load(cubin, "hopper", device)
+    cubin = compile_files(["FOLDER/FILE.cu"], defines={"BM": 128, "STAGES": 4}, arch="sm_90a")
+    kernel = driver.load(cubin, "function", device)
 
-Sources lie in this package's folder kernels/ and include one another by name. No directory of headers is searched:
+Sources lie in the folders of this backend and include one another by name. No directory of headers is searched:
 NVRTC comes without cuda_bf16.h and stdint.h, and kernels that need nothing of them compile wherever it is installed.
 Kernels are declared extern "C", so that their names are plain.
 """
@@ -53,7 +53,7 @@ def compile_files(
     defines: Mapping[str, object] | None = None,
     options: Sequence[str] = (),
 ) -> bytes:
-    """Compile files of kernels/, one after the other as one source, to a cubin.
+    """Compile files of this backend, one after the other as one source, to a cubin.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def compile_files(
 
 
 def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()) -> bytes:
-    """`compile_files` for a source given as text; files that it includes are those of kernels/."""
+    """`compile_files` for a source given as text; files that it includes are those of this backend."""
     headers = _included(text)
     every = (f"--gpu-architecture={arch}", *ALWAYS, *options)
     path = _place(text, headers, every)
@@ -97,7 +97,7 @@ def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()
 
 
 def _included(text: str, found: dict[str, str] | None = None) -> dict[str, str]:
-    """Names and texts of the files of kernels/ that a source includes, directly or not."""
+    """Names and texts of the files of this backend that a source includes, directly or not."""
     found = {} if found is None else found
     for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
         path = KERNELS / name

@@ -6,7 +6,6 @@ copy, so that the next call with such operands is a look-up, its result's memory
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,57 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....errors import DeviceError, LimitError, OptionError
-from ....operands.device_array import HOST, Device
-from ....operands.views import is_traced
+from ....operands.device_array import DeviceId
+from ....operands.tensors import is_traced
 from .. import calls as front
 from .dequantize import dequantize
 from .family import QuantRun
 from .layout import FORMATS, ROWS, Packed, layout
 from .pack import pack, settle
 
-__all__ = ["DeviceCopy", "adopt", "forget", "place_of", "upload"]
+__all__ = ["DeviceCopy", "adopt", "forget", "upload"]
 
 ALIGN = 128  # of a copy's address
 _MOST = 512  # calls that a copy remembers
 _age = 0  # grows when kernels are to be chosen anew
-
-
-def place_of(device: Any) -> Device:
-    """The place that a device's name, number or torch's object stands for.
-
-    Raises
-    ------
-    DeviceError
-        There is none, or torch cannot use it.
-    """
-    if isinstance(device, Device):
-        kind, index = device.kind, str(device.ordinal)
-    elif type(device) is int:
-        kind, index = "cuda", str(device)
-    else:
-        kind, _, index = str(device).partition(":")
-    if kind == "cpu":
-        return HOST
-    count = _count() if kind == "cuda" else 0
-    if kind != "cuda" or not (index.isdecimal() or not index) or int(index or 0) >= count:
-        raise DeviceError(
-            "device of a quantized matrix", limit=f"cpu, or one of {count} CUDA devices that torch can use",
-            value=str(device), nearest="'cuda'" if count else "'cpu'",
-        )  # fmt: skip
-    if not index:
-        import torch
-
-        return Device("cuda", torch.cuda.current_device())
-    return Device("cuda", int(index))
-
-
-@functools.cache
-def _count() -> int:
-    try:
-        import torch
-    except ImportError:
-        return 0
-    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
 @contextmanager
@@ -94,7 +55,7 @@ class DeviceCopy:
 
     Attributes
     ----------
-    place : Device
+    place : DeviceId
     packed : Packed or None
         None where the format has no blocks.
     native : tensor or None
@@ -106,7 +67,7 @@ class DeviceCopy:
     __slots__ = ("_host", "calls", "format", "native", "packed", "place", "shape")
 
     def __init__(
-        self, place: Device, host: Any, fmt: str, shape: tuple[int, int], packed: Packed | None,
+        self, place: DeviceId, host: Any, fmt: str, shape: tuple[int, int], packed: Packed | None,
         native: Any,
     ) -> None:  # fmt: skip
         self.place, self.format, self.shape, self.packed, self.native = place, fmt, shape, packed, native
@@ -244,7 +205,7 @@ def forget() -> None:
     _age += 1
 
 
-def upload(matrix: Any, place: Device, *, native: bool = False, there: Any = None) -> DeviceCopy:
+def upload(matrix: Any, place: DeviceId, *, native: bool = False, there: Any = None) -> DeviceCopy:
     """The bytes of a matrix on a device, laid out for the kernels.
 
     Parameters
@@ -291,7 +252,7 @@ def adopt(data: Any, fmt: str, n: int, k: int) -> DeviceCopy:
     LimitError
         Its bytes are not those of such a matrix.
     """
-    place = Device("cuda", data.get_device())
+    place = DeviceId("cuda", data.get_device())
     if fmt in _FLOATS:
         return DeviceCopy(place, None, fmt, (n, k), None, data)
     lay = layout(fmt)
@@ -304,7 +265,7 @@ def adopt(data: Any, fmt: str, n: int, k: int) -> DeviceCopy:
     return DeviceCopy(place, None, fmt, (n, k), settle(Packed(data, lay, n, k)), None)
 
 
-def _uploaded(rows: Any, place: Device) -> Any:
+def _uploaded(rows: Any, place: DeviceId) -> Any:
     """A host's bytes as a tensor on a device; files mapped read-only too."""
     import torch
 

@@ -23,17 +23,7 @@ from typing import NamedTuple
 from ....formats.blocks import BlockFormat
 
 __all__ = [
-    "COLUMNS",
-    "FAR",
-    "LINE",
-    "NEAR",
-    "SPANS",
-    "ActivationRecord",
-    "Panel",
-    "panel",
-    "planes",
-    "record",
-    "stored_zero",
+    "COLUMNS", "FAR", "LINE", "NEAR", "SPANS", "ActivationRecord", "Panel", "panel", "planes", "record", "stored_zero",
 ]  # fmt: skip
 
 COLUMNS = 16

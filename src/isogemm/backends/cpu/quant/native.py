@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from ....formats.blocks import FORMATS, BlockFormat
 from ..emit.target import target
 from ..emit.vectors import FLOAT16, I32, Emitter, define, switch_over
-from . import layout as layout
+from . import layout
 from .dot import KINDS, ROWS, Walk
 
 __all__ = ["native_rows"]
@@ -124,10 +124,8 @@ class NativeBlock:
         """s and t of each sub-block as 32-bit lanes; t is empty where there is none."""
         e, b, name = self.e, self.e.b, self.fmt.name
         if name == "Q2_K":
-            four = self.words(0)
-            return self._bytes([self._field(x, 0, NIBBLES) for x in four]), self._bytes(
-                [self._field(x, 4, NIBBLES) for x in four]
-            )
+            s, t = ([self._field(x, at, NIBBLES) for x in self.words(0)] for at in (0, 4))
+            return self._bytes(s), self._bytes(t)
         if name == "Q6_K":
             return self._bytes(self.words(192), signed=True), []
         if name == "Q3_K":
@@ -244,13 +242,9 @@ def native_rows(typingctx, code, kind, rows, acc, x, x_rs, w, blocks, stride):
     fmt, what = list(FORMATS.values())[code.literal_value], KINDS[kind.literal_value]
 
     def codegen(context, builder, signature, args):
+        name = f"isogemm_native_{fmt.name}_{what}"
         routines = {
-            n: define(
-                builder.module,
-                f"isogemm_native_{fmt.name}_{what}_{n}",
-                6,
-                lambda e, *xs, n=n: _NativeWalk(e, fmt, n, what, xs).run(),
-            )
+            n: define(builder.module, f"{name}_{n}", 6, lambda e, *xs, n=n: _NativeWalk(e, fmt, n, what, xs).run())
             for n in ROWS
         }
         for n, routine in routines.items():

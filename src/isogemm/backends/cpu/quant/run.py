@@ -11,7 +11,7 @@ from ....base.threads import get_num_threads
 from ....formats.blocks import BlockFormat
 from ..gemm.tasks import element_code
 from ..pool import pool, run_chunks
-from . import blocks as blocks
+from . import blocks
 from .encode import entry
 
 __all__ = ["dequantize", "quantize", "run_task"]

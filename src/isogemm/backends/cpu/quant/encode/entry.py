@@ -9,7 +9,7 @@ from .....base.jit import njit
 from ...emit.scalars import load_element, peek64, poke64
 from ...gemm.routines import call7
 from ...rows.loops import pointer_to_floats
-from .. import blocks as blocks
+from .. import blocks
 from ..blocks import finite, pointer_to_bytes, pointer_to_codes, pointer_to_ints
 from ..entries import SEVEN_WORDS, address_of
 from . import long, short

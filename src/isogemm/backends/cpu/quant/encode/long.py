@@ -205,6 +205,16 @@ def _store_pairs(p, at, codes):
             p[at + 32 * chunk + j] = types.uint8(byte)
 
 
+@njit
+def _store_high(p, at, codes, low):
+    """Bits from `low` on: bit g of byte j is of code 32 g + j."""
+    for j in range(32):
+        byte = 0
+        for g in range(8):
+            byte |= (types.int32(codes[32 * g + j]) >> low) << g
+        p[at + j] = types.uint8(byte)
+
+
 @njit(error_model="numpy")
 def q2(x, p, codes, trial, scales, mins, weights, s, t):
     top = top_min = ZERO
@@ -249,11 +259,7 @@ def q3(x, p, codes, trial, scales, mins, weights, s, t):
     for j in range(16):
         t[j] = 0
     _round_again(x, codes, 16, d, ZERO, s, t, -4, 3, 4)
-    for j in range(32):
-        byte = 0
-        for g in range(8):
-            byte |= (types.int32(codes[32 * g + j]) >> 2) << g
-        p[j] = types.uint8(byte)
+    _store_high(p, 0, codes, 2)
     _store_pairs(p, 32, codes)
     return finite(d) and _all_finite(scales, 16)
 
@@ -293,11 +299,7 @@ def q45(five, x, p, codes, trial, scales, mins, weights, s, t):
             low, high = types.int32(codes[64 * chunk + j]), types.int32(codes[64 * chunk + 32 + j])
             p[at + 32 * chunk + j] = types.uint8((low & 15) | ((high & 15) << 4))
     if five:
-        for j in range(32):
-            byte = 0
-            for g in range(8):
-                byte |= (types.int32(codes[32 * g + j]) >> 4) << g
-            p[16 + j] = types.uint8(byte)
+        _store_high(p, 16, codes, 4)
     return finite(d) and finite(o) and _all_finite(scales, 8) and _all_finite(mins, 8)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..base.dtypes import ITEMSIZE, NUMPY
 from ..contract import golden
-from ..contract.golden import Case
+from ..contract.golden import GoldenCase
 from ..contract.spec import Contract
 from ..problem.numeric import letter
 from ..problem.product import Addresses, Launch, Product, Strides
@@ -28,7 +28,7 @@ __all__ = ["NATIVE", "POISON", "Buffer", "Machine", "ProductFamily", "code_of", 
 NATIVE = "tensor_core:native"
 
 Array = NDArray[Any]
-Accumulators = Callable[[str, str, str, Case], Array | None]
+Accumulators = Callable[[str, str, str, GoldenCase], Array | None]
 """(arithmetic, dtype of A, dtype of B, case) -> float32 bits of the case's block; None where nothing is known."""
 
 ALPHA, BETA = 1.7, 0.3  # of golden products: neither is exact, so every rounding shows
@@ -102,7 +102,7 @@ def variant_of(product: Product) -> str:
     return " ".join(parts)
 
 
-def shipped_accumulators(arithmetic: str, dtype_a: str, dtype_b: str, case: Case) -> Array | None:
+def shipped_accumulators(arithmetic: str, dtype_a: str, dtype_b: str, case: GoldenCase) -> Array | None:
     """The reference's bits, from the package's data."""
     return golden.expected(arithmetic, dtype_a, dtype_b, case)
 
@@ -110,7 +110,7 @@ def shipped_accumulators(arithmetic: str, dtype_a: str, dtype_b: str, case: Case
 def accumulators_by(bench: Bench, family: Family[Product, Launch]) -> Accumulators:
     """Accumulators computed by the device itself: by `family` on the plainest product there is."""
 
-    def run(arithmetic: str, dtype_a: str, dtype_b: str, case: Case) -> Array | None:
+    def run(arithmetic: str, dtype_a: str, dtype_b: str, case: GoldenCase) -> Array | None:
         contract = Contract(arithmetic, case.order)
         plain = Product(
             case.rows, case.columns, case.k, dtype_a, dtype_b, "float32", contract,
@@ -170,7 +170,7 @@ def try_config(
     return "" if longest >= 333 else "supports no golden product that is long enough to tell"
 
 
-def _cases(product: Product) -> Iterator[Case]:
+def _cases(product: Product) -> Iterator[GoldenCase]:
     name = product.contract.arithmetic
     small = golden.is_small(name, product.dtype_a, product.dtype_b)
     order = product.contract.order
@@ -180,7 +180,7 @@ def _cases(product: Product) -> Iterator[Case]:
             yield case
 
 
-def _sizes(case: Case, product: Product) -> tuple[tuple[int, int], ...]:
+def _sizes(case: GoldenCase, product: Product) -> tuple[tuple[int, int], ...]:
     """Rows and columns to expand a case to: one row, few, several ragged tiles, and more tiles than processors.
 
     Columns of whole cases are multiples of 16, as those of real products are: compilers make other code of them.
@@ -194,7 +194,7 @@ def _sizes(case: Case, product: Product) -> tuple[tuple[int, int], ...]:
     return (13, 72), (33, 24)
 
 
-def _is_whole(case: Case) -> bool:
+def _is_whole(case: GoldenCase) -> bool:
     """Whether K is a multiple of every tile; sizes and strides then are of 16 elements, as in most real products."""
     return case.k == 512
 
@@ -230,7 +230,7 @@ def _strides(kind: str, shape: tuple[int, ...], itemsize: int, align: str, whole
     return Strides(row, col, fit(item) if batch > 1 else 0), 0 if base == 128 else max(1, base // itemsize)
 
 
-def _pose(product: Product, case: Case, m: int, n: int, batch: int) -> Posed:
+def _pose(product: Product, case: GoldenCase, m: int, n: int, batch: int) -> Posed:
     """The golden product of this case with the variant of `product`."""
     align, k, whole = _alignment(product), case.k, _is_whole(case)
     rows = (np.arange(m) + 7 * np.arange(batch)[:, None]) % case.rows
@@ -282,7 +282,7 @@ def _outputs(bench: Bench, family: Family[Product, Launch], config: str, posed: 
     return target.read()
 
 
-def _with_epilogue(product: Product, case: Case, block: Array) -> Array:
+def _with_epilogue(product: Product, case: GoldenCase, block: Array) -> Array:
     """Output bits of the block, from its accumulators."""
     reads_c = product.c is not None and not product.accumulate
     if product.dtype_out == "float32" and product.alpha == 1 and product.dtype_bias is None and not reads_c:

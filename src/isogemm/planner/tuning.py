@@ -20,10 +20,10 @@ from ..problem.product import Launch, Product, Strides
 from .admission import same_stamp
 from .products import Chooser
 from .records import notice, today
-from .tables import Admitted, Bucket, Ceilings, LibraryRange, Row, Table, Use
+from .tables import Admitted, Bucket, DeviceLimits, LibraryRange, Table, TunedRow, Use
 from .trials import config_of, variant_of
 
-__all__ = ["SWEEP", "Bench", "Job", "Offers", "Prepare", "Wanted", "merge", "pose", "tune"]
+__all__ = ["SWEEP", "Job", "Offers", "Prepare", "TuningBench", "Wanted", "merge", "pose", "tune"]
 
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 PRECISE = 7  # kernels that are timed precisely: rough times are off by some percent
@@ -50,8 +50,8 @@ class Wanted(NamedTuple):
     ms: tuple[int, ...] = ()
 
 
-class Bench(Protocol):
-    """What tuning needs of a device besides `Machine`; `isogemm.lab.gpu_bench` has it for GPUs."""
+class TuningBench(Protocol):
+    """What tuning needs of a device besides `Machine`; `isogemm.lab.gpu.bench` has it for GPUs."""
 
     def seconds(self, product: Product, launches: Mapping[str, Launch], *, rough: bool) -> Mapping[str, float]:
         """Device time of each, with weights from beyond the caches; one that fails is left out."""
@@ -61,7 +61,7 @@ class Bench(Protocol):
         """Output elements that differ between two kernels, on random, cancelling and all-ones operands."""
         ...
 
-    def ceilings(self) -> Ceilings:
+    def ceilings(self) -> DeviceLimits:
         """Measured limits of the device."""
         ...
 
@@ -71,7 +71,7 @@ class _Tuner:
     """One run of `tune`."""
 
     chooser: Chooser
-    bench: Bench
+    bench: TuningBench
     offers: Offers
     library: list[LibraryRange]
 
@@ -154,7 +154,7 @@ def tune(
     products: Sequence[Product],
     sweep: Mapping[NumericKey, Sequence[int]] | Sequence[int],
     chooser: Chooser,
-    bench: Bench,
+    bench: TuningBench,
     *,
     name: str = "user.json",
     table: Table | None = None,
@@ -213,7 +213,7 @@ def tune(
     return table, 0
 
 
-def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> Row:
+def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> TunedRow:
     """A row from microseconds by m and kernel: the bucket goes on while its kernel is within `SLACK` of the fastest.
 
     Raises
@@ -232,7 +232,7 @@ def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> Row:
             buckets[-1] = Bucket(m, (last, *here))
         else:
             buckets.append(Bucket(m, tuple(here)))
-    return Row(key, tuple(buckets), {m: round(min(t.values()), 3) for m, t in sorted(times.items())})
+    return TunedRow(key, tuple(buckets), {m: round(min(t.values()), 3) for m, t in sorted(times.items())})
 
 
 def pose(
@@ -292,7 +292,7 @@ def _is_done(table: Table, key: NumericKey, ms: Sequence[int]) -> bool:
     return row is not None and set(ms) <= set(row.us)
 
 
-def _with_row(table: Table, row: Row, library: Sequence[LibraryRange], chooser: Chooser) -> Table:
+def _with_row(table: Table, row: TunedRow, library: Sequence[LibraryRange], chooser: Chooser) -> Table:
     """The table with one row more, the algorithms that it uses, and everything admitted so far that some row names."""
     used = {use for bucket in row.buckets for use in bucket.uses}
     kept = [x for x in table.library if x.key != row.key] + [x for x in library if Use(x.family, x.config) in used]
@@ -301,7 +301,7 @@ def _with_row(table: Table, row: Row, library: Sequence[LibraryRange], chooser: 
     return replace(table, made=today(), rows=rows, library=tuple(kept), admitted=admitted)
 
 
-def _admitted(rows: Sequence[Row], before: Sequence[Admitted], chooser: Chooser) -> Iterator[Admitted]:
+def _admitted(rows: Sequence[TunedRow], before: Sequence[Admitted], chooser: Chooser) -> Iterator[Admitted]:
     """What is admitted of the kernels that the rows name, by earlier runs and by this one."""
     used = {use for row in rows for bucket in row.buckets for use in bucket.uses}
     sources = {name: chooser.admissions.fingerprint(family) for name, family in chooser.families.items()}

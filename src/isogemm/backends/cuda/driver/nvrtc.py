@@ -13,14 +13,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ....base.disk import cache_folder, keep, kept, say_not_kept
 from ....errors import DeviceError
-from .facts import nvrtc_version
+from . import facts, kernel
 
-__all__ = ["CompileError", "cache_directory", "compile_files", "compile_text"]
+__all__ = ["CompileError", "cache_directory", "compile_files", "compile_text", "function_of"]
 
 KERNELS = Path(__file__).parents[1]
 # Products and sums stay two operations, with two roundings, unless a kernel says fma.
@@ -46,6 +47,30 @@ class CompileError(DeviceError):
         )
 
 
+def function_of(
+    file: str, name: str, device: int, defines: Mapping[str, object] | None = None, *, before: str = ""
+) -> kernel.Kernel:
+    """A function of a file, compiled for a device or taken from a cache, and loaded.
+
+    Parameters
+    ----------
+    file, name : str
+    defines : mapping
+        Macros; True is 1 and False is 0.
+    before : str
+        Text that the file is compiled after: instructions of `wgmma`, say.
+    """
+    macros = tuple(f"-D{key}={int(v) if isinstance(v, bool) else v}" for key, v in (defines or {}).items())
+    return kernel.load(_cubin(KERNELS, file, before, facts.device(device).arch, macros), name, device)
+
+
+@lru_cache(maxsize=1024)
+def _cubin(folder: Path, file: str, before: str, arch: str, macros: tuple[str, ...]) -> bytes:
+    """The same object for the same code of the same folder, so that new sizes read and hash no file."""
+    text = f'{before}#include "{file}"\n'
+    return compile_text(text, name=f"{Path(file).stem}_call.cu", arch=arch, options=("-std=c++17", *macros))
+
+
 def compile_files(
     names: Sequence[str],
     *,
@@ -60,7 +85,7 @@ def compile_files(
     names : sequence of str
         File names.
     arch : str
-        As `device.Device.arch` gives it: "sm_90a".
+        As `facts.DeviceFacts.arch` gives it: "sm_90a".
     defines : mapping
         Macros; True is 1 and False is 0.
     options : sequence of str
@@ -161,7 +186,7 @@ def cache_directory() -> Path | None:
 
 def _place(text: str, headers: Mapping[str, str], options: Sequence[str]) -> Path | None:
     digest = hashlib.sha256()
-    for part in (text, *(x for item in sorted(headers.items()) for x in item), *options, str(nvrtc_version())):
+    for part in (text, *(x for item in sorted(headers.items()) for x in item), *options, str(facts.nvrtc_version())):
         digest.update(f"{len(part)}:".encode())
         digest.update(part.encode())
     folder = cache_directory()

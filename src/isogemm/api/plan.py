@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from ..backends import backend, open_device
 from ..base.arguments import of_type, shown
@@ -17,7 +17,7 @@ from ..problem.numeric import numeric_plan
 from ..problem.product import Product
 
 if TYPE_CHECKING:
-    from ..backends import HostPlan
+    from ..backends import Plan
 
 __all__ = ["plan"]
 
@@ -37,7 +37,7 @@ def plan(
     contract: ContractLike | None = ...,
     threads: int | None = ...,
     device: Literal["cpu"] = ...,
-) -> HostPlan: ...
+) -> Plan: ...
 
 
 @overload
@@ -53,7 +53,7 @@ def plan(
     trans_b: str = ...,
     contract: ContractLike | None = ...,
     device: str,
-) -> HostPlan | DevicePlan: ...
+) -> Plan | DevicePlan: ...
 
 
 def plan(
@@ -70,7 +70,7 @@ def plan(
     contract: ContractLike | None = None,
     threads: int | None = None,
     device: str = "cpu",
-) -> HostPlan | DevicePlan:
+) -> Plan | DevicePlan:
     """Plan C[m, n] = op(A)[m, k] @ op(B)[k, n] without running it.
 
     Parameters
@@ -120,7 +120,8 @@ def plan(
         if packed or threads is not None:
             raise OptionError("packed and threads", limit="device='cpu'", value=device, nearest="leave them out")
         return _on_gpu((m, n, k), types, a_op + b_op, contract, device)
-    return open_device(HOST).plan((m, n, k), types, a_op + b_op, packed, contract, threads)
+    found: Plan = open_device(HOST).plan((m, n, k), types, a_op + b_op, packed, contract, threads)
+    return found
 
 
 def _on_gpu(

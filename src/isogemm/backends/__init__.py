@@ -15,9 +15,9 @@ from ..operands.device_array import HOST, DeviceId
 from ..planner.device import Device
 
 if TYPE_CHECKING:
-    from .cpu.gemm.plan import Plan as HostPlan
+    from .cpu.gemm.plan import Plan as Plan
 
-__all__ = ["BACKENDS", "HostPlan", "accelerator", "backend", "find", "of_tensor", "open_device"]
+__all__ = ["BACKENDS", "accelerator", "backend", "find", "of_tensor", "open_device"]
 
 BACKENDS = {
     "cpu": "isogemm.backends.cpu.device",

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .ops import forward_alone
+from .operator import forward_alone
 from .rows import cuda as row_cuda
 from .rows import ops as row_ops
 from .rows.gradients import along, records

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...api.products import matmul
 from ...errors import OptionError, ShapeError
 from ...operands.views import is_traced, memory
-from ..ops import Reverse, check_no_ddp, refuse_forward_mode
+from ..operator import Reverse, check_no_ddp, refuse_forward_mode
 from ..routing.elementwise import subnormals_kept
 from . import gradients_cuda as row_gradients_cuda
 from . import ops as row_ops

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ops import define_forward
+from ..operator import define_forward
 from . import cpu as row_calls
 from . import cuda as row_cuda
 

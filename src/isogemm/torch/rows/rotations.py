@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...base import arguments as given
 from ...errors import ShapeError
-from ..ops import forward_alone
+from ..operator import forward_alone
 from . import cuda as row_cuda
 from . import ops as row_ops
 from .checks import integers

@@ -2,8 +2,8 @@
 
 Every function takes NumPy arrays (bfloat16 through ml_dtypes), torch tensors of the CPU or of a CUDA device, and
 anything else that `isogemm.operands.views` can view without a copy, and returns the kind it was given. CUDA work is
-enqueued on torch's current stream of the operands' device. Each output element is a function of one row of op(A), one column of op(B), their dtypes and the contract alone: not of m, n, strides, form,
-batch or thread count.
+enqueued on torch's current stream of the operands' device. Each output element is a function of one row of op(A), one
+column of op(B), their dtypes and the contract alone: not of m, n, strides, form, batch or thread count.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from isogemm.backends.cuda.driver import nvrtc
 from isogemm.backends.cuda.rows import run as rows
 from isogemm.contract.attention import factor
 from isogemm.errors import ContractError, DeviceError
+from isogemm.planner import fingerprint
 from isogemm.planner.admission import Records
 from isogemm.planner.kernel_admission import KernelAdmissions
 
@@ -49,14 +51,14 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 @pytest.fixture
 def damage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Break:
     """Change one line of a kernel, which must be there."""
-    folder = tmp_path / "kernels"
+    package = tmp_path / "isogemm"
+    folder = package / "backends" / "cuda"
 
     def change(file: str, old: str, new: str) -> None:
         if not folder.exists():
-            folder.mkdir()
-            for path in nvrtc.KERNELS.glob("*.cu"):
-                (folder / path.name).write_text(path.read_text())
+            shutil.copytree(fingerprint.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
             monkeypatch.setattr(nvrtc, "KERNELS", folder)
+            monkeypatch.setattr(fingerprint, "PACKAGE", package)
         text = (folder / file).read_text()
         assert old in text, f"{file} has no {old}"
         (folder / file).write_text(text.replace(old, new))
@@ -78,10 +80,10 @@ def states(found: KernelAdmissions) -> dict[str, str]:
 
 
 FAULTS = [
-    ("attention_hopper.cu", "key >= w.reach[r]", "key > w.reach[r]"),  # one key too many
-    ("attention_hopper.cu", "shfl_xor_sync(~0u, top[r], 2)", "shfl_xor_sync(~0u, top[r], 1)"),
-    ("attention_hopper.cu", "8.0f * terms[t]);", "8.0f * terms[t] * (t == 3 ? 1.001f : 1.0f));"),
-    ("attention_hopper.cu", "(tiles - 1 - i / each) * BM", "(tiles - 1 - i / each) * BM * (i < 132)"),
+    ("attention/hopper.cu", "key >= w.reach[r]", "key > w.reach[r]"),  # one key too many
+    ("attention/hopper.cu", "shfl_xor_sync(~0u, top[r], 2)", "shfl_xor_sync(~0u, top[r], 1)"),
+    ("attention/hopper.cu", "8.0f * terms[t]);", "8.0f * terms[t] * (t == 3 ? 1.001f : 1.0f));"),
+    ("attention/hopper.cu", "(tiles - 1 - i / each) * BM", "(tiles - 1 - i / each) * BM * (i < 132)"),
 ]
 
 
@@ -105,7 +107,7 @@ def test_broken_steps_that_kernels_share(fresh, damage):
     q, k, v = operands(1, 4096)
     want = run(q, k, v)
     attention._plans.clear()
-    damage("attention_steps.cu", "terms[i]);", "terms[i] * 1.001f);")
+    damage("attention/common.cu", "terms[i]);", "terms[i] * 1.001f);")
     same(run(q, k, v)[0], want[0])
     found = [(name, x.state) for name, _, x in fresh.known()]
     for name in ("few", "hopper"):
@@ -114,7 +116,7 @@ def test_broken_steps_that_kernels_share(fresh, damage):
 
 
 def test_broken_steps_of_gradients(fresh, damage):
-    damage("attention_backward.cu", "__fsub_rn(dp[at + key], less)", "(dp[at + key] + 1.0e-7f - less)")
+    damage("attention/steps.cu", "__fsub_rn(dp[at + key], less)", "(dp[at + key] + 1.0e-7f - less)")
     s = draw((2, 3, 40), "float32", 1)
     m, total, delta = (draw((2, 3, 1), "float32", i).abs() for i in (2, 3, 4))
     with pytest.raises(ContractError, match=r"attention backward: refused .* differ, first ds\["):
@@ -122,8 +124,8 @@ def test_broken_steps_of_gradients(fresh, damage):
 
 
 ROWS = [
-    ("rows_held.cu", "s * 128 + lane]", "(steps - 1 - s) * 128 + lane]", "rows_held rms_norm", "rows_long rms_norm"),
-    ("rows_held.cu", "h * W +", "h * W + 0 *", "rows_held rms_norm", "rows_long rms_norm"),
+    ("rows/held.cu", "s * 128 + lane]", "(steps - 1 - s) * 128 + lane]", "rows held rms_norm", "rows long rms_norm"),
+    ("rows/held.cu", "h * W +", "h * W + 0 *", "rows held rms_norm", "rows long rms_norm"),
 ]
 
 
@@ -144,8 +146,8 @@ def test_a_broken_kernel_along_rows_is_not_used(fresh, damage, fault):
 def test_where_no_kernel_along_rows_is_right(fresh, damage):
     from isogemm.torch import reductions
 
-    damage("rows_common.cu", "2.0000714765e-1f", "2.0000714764e-2f")  # of a logarithm
-    with pytest.raises(ContractError, match=r"rows_held log_softmax: refused .*rows_long log_softmax: refused"):
+    damage("rows/common.cu", "2.0000714765e-1f", "2.0000714764e-2f")  # of a logarithm
+    with pytest.raises(ContractError, match=r"rows held log_softmax: refused .*rows long log_softmax: refused"):
         reductions.log_softmax(draw((64, 4096), "float32", 1))
 
 

@@ -147,11 +147,11 @@ def reduce(
 
 def _reductions(types: dict[str, Any], chosen: Team | None, count: int, n: int) -> list[Code]:
     """The kernel that is the fastest, then the one that takes rows of any length."""
-    every = Code.of("rows_long", "rows", types, THREADS=1024, U=4)
+    every = Code.of("long", "rows", types, THREADS=1024, U=4)
     if chosen is not None:
         w, h, r, teams = chosen
-        return [Code.of("rows_held", "rows", types, W=w, H=h, R=r, TEAMS=teams, FULL=n == 128 * w * h), every]
-    cluster = Code.of("rows_cluster", "rows", types, THREADS=512)
+        return [Code.of("held", "rows", types, W=w, H=h, R=r, TEAMS=teams, FULL=n == 128 * w * h), every]
+    cluster = Code.of("cluster", "rows", types, THREADS=512)
     fits = cluster_bytes(cluster, n) <= CLUSTER_BYTES and count <= CLUSTERS
     return [cluster, every] if fits else [every]
 
@@ -172,7 +172,7 @@ def each(
     counted("elements of a row", n)
 
     def build(count: int, place: bytes, dimensions: int) -> Launch:
-        codes = [Code.of("rows_each", "each", types, VEC=v, DIMS=dimensions) for v in (vector, False)]
+        codes = [Code.of("each", "each", types, VEC=v, DIMS=dimensions) for v in (vector, False)]
         steps = [s.column for s in sides]
         every = partial(counted, "elements of one operation")
         return serve(codes, lambda code: bind_each(code, outs, count, place, steps, n, every, device), device)
@@ -254,7 +254,7 @@ def _rotations(
     found = []
     for vec in (vector and (normed or angles), False):
         more = {"ANGLES": vec and angles and not interleaved} if normed else {}
-        found.append(Code.of("rows_rope", "rope", defines, VEC=vec, DIMS=dimensions, **more))
+        found.append(Code.of("rope", "rope", defines, VEC=vec, DIMS=dimensions, **more))
     return found
 
 
@@ -273,7 +273,7 @@ def columns(
     vector = whole([x if term else ABSENT, d], shape, n, 4, align)
     types = {"TERM": term, "TX": x.kind, "TD": d.kind, "TO": out.kind}
     dimensions = 1 if len(extents) <= 1 else DIMENSIONS
-    codes = [Code.of("rows_columns", "columns", types, VEC=v, DIMS=dimensions) for v in (vector, False)]
+    codes = [Code.of("columns", "columns", types, VEC=v, DIMS=dimensions) for v in (vector, False)]
     place, along = packed(rows, extents, steps), (x.column, d.column, out.column)
     return serve(codes, lambda code: bind_columns(code, place, along, n, start, device), device)
 
@@ -286,7 +286,7 @@ def table(shape: Sequence[int], n: int, d: Side, out: Side, start: bool, device:
     rows = counted("rows", math.prod(shape))
     counted("elements of a row", n, 128 * 65535)
     code = Code.of(
-        "rows_table", "table", {"TD": d.kind, "TO": out.kind}, VEC=False, DIMS=1 if len(extents) <= 1 else DIMENSIONS
+        "table", "table", {"TD": d.kind, "TO": out.kind}, VEC=False, DIMS=1 if len(extents) <= 1 else DIMENSIONS
     )
     place, along = packed(rows, extents, steps), (d.column, out.steps[0], out.column)
     return serve([code], lambda code: bind_table(code, rows, place, along, n, start, device), device)

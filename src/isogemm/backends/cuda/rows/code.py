@@ -59,7 +59,7 @@ class Code(NamedTuple):
         """The kernel's name in reports."""
         kinds = {"rows": REDUCE, "each": EACH}.get(self.function, {})
         named = [name for name, number in kinds.items() if ("OP", number) in self.defines]
-        return " ".join([self.file, *named])
+        return " ".join(["rows", self.file, *named])
 
     @property
     def text(self) -> str:
@@ -80,7 +80,7 @@ def _cubin(folder: Path, code: Code, arch: str) -> bytes:
     """The same object for the same code of the same folder, so that new sizes read and hash no file."""
     from ..driver.nvrtc import compile_files
 
-    return compile_files([f"{code.file}.cu"], arch=arch, defines=dict(code.defines), options=("-std=c++17",))
+    return compile_files([f"rows/{code.file}.cu"], arch=arch, defines=dict(code.defines), options=("-std=c++17",))
 
 
 def serve(codes: Sequence[Code], bind: Callable[[Code], Launch], device: int) -> Launch:
@@ -136,11 +136,11 @@ def bind_reduce(
         Steps along a row of x, other, weight and bias.
     """
     made, cluster = code.load(device), 1
-    if code.file == "rows_held":
+    if code.file == "held":
         w, each = code.w, code.teams * code.r
         grid, block = -(-count // each), 32 * w * code.teams
         shared = 4 * 128 * (w * code.h + 1) if w > 1 else 0
-    elif code.file == "rows_long":
+    elif code.file == "long":
         grid, block, shared = count, 1024, 4 * (2 * 16384 + 128)
     else:
         grid, block, shared, cluster = 8 * count, 512, cluster_bytes(code, n), 8

@@ -169,7 +169,7 @@ def _run(machine: Machine, launch: Callable[..., None], *at: Rows | Result | Non
 
 def _lengths(code: Code) -> tuple[int, ...]:
     """Lengths of rows: what fills the code, and what just needs it."""
-    if code.file == "rows_held":
+    if code.file == "held":
         full, least = 128 * code.w * code.h, 128 * code.w * (code.h - 1)
         if code.full:
             return (full,)
@@ -180,9 +180,9 @@ def _lengths(code: Code) -> tuple[int, ...]:
 def _reductions(machine: Machine, code: Code) -> Iterator[tuple[str, str]]:
     kind = next(name for name, number in REDUCE.items() if number == code.op)
     shape: tuple[int, ...] = (135,) if code.dims == 1 else (3, 5, 3, 3)
-    if code.file == "rows_long":
+    if code.file == "long":
         shape = (33,) if code.dims == 1 else (2, 3, 2, 3)
-    elif code.file == "rows_cluster":
+    elif code.file == "cluster":
         shape = (16,) if code.dims == 1 else (2, 2, 2, 2)
     known: dict[int, list[Any]] = {}
     for n in _lengths(code):

@@ -15,6 +15,8 @@ from ..backends.cuda import calls as front
 from ..backends.cuda.gemm import list_calls as front_items
 from ..backends.cuda.pointers import PointerArray
 from ..backends.cuda.weight import DeviceWeight
+from ..base.dtypes import as_dtype
+from ..base.limits import check_size
 from ..contract.spec import Contract, ContractLike, as_contract
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
 from ..operands import views as interop
@@ -59,7 +61,7 @@ def settings(given: Options, space: Space, a: Array, b: Array) -> Settings:
         alpha=alpha,
         beta=beta,
         accumulate=accumulate,
-        out_dtype=interop.as_dtype(out_dtype),
+        out_dtype=as_dtype(out_dtype),
     )
 
 
@@ -309,7 +311,7 @@ def _allocate_items(space: Space, posed: Sequence[GemmProblem]) -> list[Array]:
     if not posed:
         return []
     for p in posed:
-        problem.check_size((p.m, p.n), np.dtype(posed[0].dtype_out).itemsize, space.memory)
+        check_size((p.m, p.n), np.dtype(posed[0].dtype_out).itemsize, space.memory)
     ends = np.cumsum([0] + [p.m * p.n for p in posed], dtype=object)
     flat = allocate(space, (int(ends[-1]),), posed[0].dtype_out)
     return [flat[ends[i] : ends[i + 1]].reshape(p.m, p.n) for i, p in enumerate(posed)]
@@ -366,7 +368,7 @@ def allocate(space: Space, shape: tuple[int, ...], dtype: Any) -> Array:
         It cannot be addressed or held.
     """
     dtype = np.dtype(dtype)
-    problem.check_size(shape, dtype.itemsize, space.memory)
+    check_size(shape, dtype.itemsize, space.memory)
     return space.empty(shape, dtype)
 
 

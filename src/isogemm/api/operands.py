@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends import cpu
+from ..base.dtypes import name_of
+from ..base.limits import physical_memory
 from ..contract.spec import Contract
 from ..errors import DeviceError, LimitError
 from ..operands import memory as views
 from ..operands import views as interop
 from ..operands.device_array import HOST, Device, holder_of
-from ..problem import settings as problem
 from . import short as tensors
 
 __all__ = ["Operands", "Space"]
@@ -76,7 +77,7 @@ class _Host:
         return _CHAIN
 
     def memory(self) -> int:
-        return problem.physical_memory()
+        return physical_memory()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         try:
@@ -118,7 +119,7 @@ class _Cuda:
         self.backend: Backend = execute.Executor(place)
 
     def default(self, dtype_a: np.dtype[Any], dtype_b: np.dtype[Any]) -> Contract:
-        name = _DTYPE_NAMES.get(dtype_a, "") if dtype_a == dtype_b else "float32"
+        name = name_of(dtype_a) if dtype_a == dtype_b else "float32"
         return self.execute.default_contract(self.place.ordinal, name)
 
     def memory(self) -> int:
@@ -143,7 +144,6 @@ class _Cuda:
 
 
 _CHAIN = Contract()
-_DTYPE_NAMES = {dtype: dtype.name for dtype in problem.DTYPES}  # numpy.dtype.name takes 5 us
 _HOST, _HOST_TENSORS = _Host(), _HostTensors()
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from ..backends.cpu.gemm.packed import PackedWeight, prepare
 from ..backends.cuda.weight import DeviceWeight
+from ..base.dtypes import supported
 from ..errors import DTypeError, ShapeError
 from ..operands.device_array import HOST
 from ..operands.views import view
-from ..problem.settings import supported
 
 __all__ = ["DeviceWeight", "PackedWeight", "pack"]
 

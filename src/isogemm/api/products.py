@@ -17,9 +17,9 @@ from ..backends import cpu
 from ..backends.cuda.gemm import list_calls as front_items
 from ..backends.cuda.pointers import PointerArray
 from ..base.arguments import beta_of_c
+from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..contract.spec import ContractLike
 from ..errors import OptionError
-from ..problem.settings import BFLOAT16, FLOAT16, FLOAT32
 from ..quant.matrix import QuantizedMatrix
 from . import dispatch
 from . import short as tensors

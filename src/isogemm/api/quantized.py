@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import arguments as given
+from ..base.dtypes import FLOAT32
 from ..contract.spec import Contract, ContractLike, Order, as_contract
 from ..errors import OptionError, ShapeError
 from ..operands.device_array import HOST
 from ..problem import settings as problem
-from ..problem.settings import FLOAT32, Settings
+from ..problem.settings import Settings
 from ..quant.matrix import QuantizedMatrix
 from . import dispatch
 from .operands import Operands, Space

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from ..backends.cuda.quant import family as quant_choose
 from ..backends.cuda.quant import orders as quant_orders
 from ..backends.cuda.quant.copy import DeviceCopy, Run
+from ..base.dtypes import FLOAT32
 from ..contract.spec import as_contract
 from ..errors import ContractError
 from ..operands import cuda as interop_cuda
-from ..problem.settings import FLOAT32, Settings
+from ..problem.settings import Settings
 from . import dispatch
 from .operands import Space
 

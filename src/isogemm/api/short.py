@@ -9,10 +9,10 @@ import numpy as np
 
 from ..backends import cpu
 from ..backends.cuda import calls as front
+from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..contract.spec import Contract, as_contract
 from ..operands import memory as views
 from ..operands.views import is_traced
-from ..problem.settings import BFLOAT16, FLOAT16, FLOAT32
 
 __all__ = ["KINDS", "call", "learn"]
 

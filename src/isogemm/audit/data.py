@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import arguments as given
+from ..base.dtypes import SHORT_NAMES
 from ..errors import DTypeError, LayoutError, OptionError, ShapeError
 from ..lab.models import Linear
-from ..operands.views import SHORT_NAMES
 
 __all__ = [
     "DTYPES",

@@ -201,7 +201,7 @@ def plan_command(
 
     import isogemm
 
-    from ..operands.views import SHORT_NAMES
+    from ..base.dtypes import SHORT_NAMES
 
     if len(trans) != 2:
         raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.arguments import shown
+from ..base.dtypes import BFLOAT16, DTYPES
 from ..errors import DTypeError, FormatError, LayoutError, LimitError, ShapeError
-from ..problem.settings import BFLOAT16, DTYPES
 from .blocks import BlockFormat
 
 __all__ = [

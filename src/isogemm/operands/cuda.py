@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.dtypes import FLOAT16, FLOAT32, TORCH, supported
 from ..errors import DeviceError, DTypeError, LayoutError, LimitError
-from ..problem.settings import FLOAT16, FLOAT32, supported
 from .device_array import Device, ghost, holder_of
-from .views import NUMPY_OF, check_tensor, exported
+from .views import check_tensor, exported
 
 __all__ = ["as_kind", "current_stream", "empty", "from_protocols", "from_tensor", "give_back", "tensor", "total_memory"]
 
@@ -41,7 +41,7 @@ def from_tensor(name: str, x: Any, read_only: bool = False, stream: int | None =
         As `isogemm.operands.views.check_tensor`.
     """
     check_tensor(name, x)
-    dtype = NUMPY_OF[str(x.dtype)]
+    dtype = TORCH[str(x.dtype)]
     place, item = Device("cuda", x.get_device()), dtype.itemsize
     try:
         address = x.data_ptr()

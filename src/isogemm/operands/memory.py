@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.dtypes import DTYPES
 from ..errors import LimitError
-from ..problem.settings import DTYPES
 
 __all__ = ["empty", "tensor_of", "view"]
 

@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.arguments import shown
+from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32, TORCH, supported
 from ..errors import DeviceError, DTypeError, IsogemmError, LayoutError, OptionError
-from ..problem.settings import BFLOAT16, FLOAT16, FLOAT32, supported
 from . import memory as views
 from .device_array import HOST, Device, Ghost, holder_of
 
 __all__ = [
     "array",
-    "as_dtype",
     "check_tensor",
     "check_untraced",
     "exported",
@@ -191,7 +189,7 @@ def _from_tensor(name: str, x: Any) -> Array:
     if x.device.type != "cpu":
         raise _foreign_device(name, str(x.device))
     check_tensor(name, x)
-    dtype = NUMPY_OF[str(x.dtype)]
+    dtype = TORCH[str(x.dtype)]
     viewed = _plain(x, dtype) if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ else _unwrapped(x)
     if viewed is None:
         raise _no_memory(name, x)
@@ -217,9 +215,6 @@ def _no_memory(name: str, x: Any) -> LayoutError:
     if sys.modules["torch"]._C._functorch.is_legacy_batchedtensor(x):
         value, nearest = "a batch of gradients", "vectorize=False, one gradient at a time, or torch.func.jacrev"
     return LayoutError(f"{name}", limit="a tensor with plain memory", value=value, nearest=nearest)
-
-
-NUMPY_OF = {"torch.float32": FLOAT32, "torch.bfloat16": BFLOAT16, "torch.float16": FLOAT16}
 
 
 def _plain(x: Any, dtype: np.dtype[Any]) -> Array | None:
@@ -255,34 +250,6 @@ def to_tensor(x: Array) -> Any:
     if x.dtype == BFLOAT16:
         return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(x)
-
-
-SHORT_NAMES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
-"""Short names of dtypes, as models' files and flags have them."""
-
-
-def as_dtype(dtype: Any) -> np.dtype[Any] | None:
-    """A NumPy dtype from whatever names one: NumPy's, ml_dtypes', torch's, or a string, such as ``bf16``.
-
-    Raises
-    ------
-    DTypeError
-        `dtype` names none.
-    """
-    if dtype is None:
-        return None
-    torch = sys.modules.get("torch")
-    text = str(dtype).removeprefix("torch.") if torch is not None and isinstance(dtype, torch.dtype) else dtype
-    if isinstance(text, str):
-        text = SHORT_NAMES.get(text, text)
-    if isinstance(text, str) and text == "bfloat16":
-        return BFLOAT16
-    try:
-        return np.dtype(text)
-    except (TypeError, ValueError) as error:  # ValueError: an array of another library, say
-        raise DTypeError(
-            "out_dtype", limit="float32, bfloat16 or float16", value=shown(dtype), nearest="float32"
-        ) from error
 
 
 class _Device(ctypes.Structure):

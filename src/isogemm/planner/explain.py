@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..base.dtypes import ITEMSIZE
 from ..contract.spec import Contract
 from ..errors import DeviceError
 from ..problem.numeric import NumericPlan, is_packed, numeric_key
-from ..problem.product import ITEMSIZE, Product
+from ..problem.product import Product
 from .admission import NATIVE, Verdict
 from .ranking import Candidate, recommended
 from .tables import Ceilings, Row, Table, shipped_tables

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.dtypes import ITEMSIZE
 from ..contract import golden
 from ..contract.golden import Case
 from ..contract.spec import Contract
 from ..problem.numeric import letter
-from ..problem.product import ITEMSIZE, Addresses, Family, Product, Strides
+from ..problem.product import Addresses, Family, Product, Strides
 
 __all__ = ["Accumulators", "Buffer", "Machine", "accumulators_by", "shipped_accumulators", "try_config", "variant_of"]
 

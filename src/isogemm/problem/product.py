@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+from ..base.dtypes import ITEMSIZE
 from ..contract.spec import Contract
 
 __all__ = ["Addresses", "Family", "Launch", "Product", "Strides"]
-
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Strides(NamedTuple):

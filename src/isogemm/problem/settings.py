@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ContractError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
+from ..base.dtypes import FLOAT32, check_dtype, name_of
+from ..errors import ContractError, DTypeError, LayoutError, OptionError, ShapeError
 from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
 
 __all__ = [
-    "BFLOAT16",
-    "DTYPES",
-    "FLOAT16",
-    "FLOAT32",
     "GemmProblem",
     "Settings",
     "check_bias",
     "check_operand",
     "check_out",
     "check_product",
-    "check_size",
     "layout_of",
-    "physical_memory",
-    "supported",
     "transposed",
 ]
 
 Array = NDArray[Any]
 DType = np.dtype[Any]
-
-FLOAT32: DType = np.dtype(np.float32)
-BFLOAT16: DType = np.dtype(ml_dtypes.bfloat16)
-FLOAT16: DType = np.dtype(np.float16)
-DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
-_NAMES = {dtype: dtype.name for dtype in DTYPES}  # numpy.dtype.name takes 5 us; a call asks for it five times
-
-_ADDRESSABLE = 2**63 - 1
 
 
 class ContractSpec(Protocol):
@@ -123,7 +107,7 @@ class Settings:
         conversion to float32 is exact). The result is float32 then, as NumPy has it: a half type could not hold it.
         """
         names = self.contract.operands
-        if _name(a) not in names or _name(b) not in names:
+        if name_of(a) not in names or name_of(b) not in names:
             raise DTypeError(
                 f"operand dtypes under {self.contract}",
                 limit=" or ".join(names) or "a quantized w",
@@ -225,9 +209,9 @@ def check_product(
         shape[-2],
         shape[-1],
         a.shape[-1],
-        _name(a.dtype),
-        _name(b.dtype),
-        _name(dtype),
+        name_of(a.dtype),
+        name_of(b.dtype),
+        name_of(dtype),
         layout_of(a) + layout_of(b),
         settings,
         form,
@@ -244,20 +228,6 @@ def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:
     if a[-1] == b[-1]:
         nearest += ", or is b a weight [n, k]? linear(x, w), or w.T"
     return ShapeError("inner dimensions", limit="columns of a = rows of b", value=value, nearest=nearest)
-
-
-def check_dtype(name: str, dtype: DType) -> None:
-    """Raise `DTypeError` unless `dtype` is float32, bfloat16 or float16 in native byte order."""
-    if dtype not in DTYPES:
-        what = "out_dtype" if name == "out_dtype" else f"dtype of {name}"
-        raise DTypeError(what, limit=supported(dtype.name), value=_dtype_text(dtype), nearest=_nearest(dtype))
-
-
-def supported(dtype: str) -> str:
-    """The legal element types, in words; for an integer or an 8-bit float, that quantized ones are not among them."""
-    bare = dtype.removeprefix("torch.")
-    quantized = bare.startswith(("int8", "uint8", "int4", "uint4", "float8", "float4_", "float6_", "qint", "quint"))
-    return "float32, bfloat16 or float16" + ("; quantized types are not supported yet" if quantized else "")
 
 
 def check_operand(name: str, x: Array) -> None:
@@ -312,30 +282,6 @@ def check_out(
         check_apart("c", c, out)
 
 
-def check_size(shape: Sequence[int], itemsize: int, memory: Callable[[], int]) -> None:
-    """Raise `LimitError` when an array of that shape can be neither addressed nor held in `memory()` bytes."""
-    nbytes = math.prod(shape) * itemsize
-    if nbytes < 2**28:
-        return
-    limit = min(_ADDRESSABLE, memory())
-    if nbytes > limit:
-        row = math.prod(shape[:-2]) * shape[-1] * itemsize
-        raise LimitError(
-            "bytes of the result",
-            limit=f"{limit} bytes of memory",
-            value=f"{nbytes} for shape {list(shape)}",
-            nearest=f"at most {limit // row} rows at a time",
-        )
-
-
-@lru_cache(maxsize=1)
-def physical_memory() -> int:
-    """Bytes of this machine's memory."""
-    import psutil
-
-    return int(psutil.virtual_memory().total)
-
-
 def transposed(name: str, x: Array, op: object) -> Array:
     """op(x) for op in N, T, C, upper or lower case; C is T for real types.
 
@@ -375,22 +321,6 @@ def _scalar(name: str, value: Any) -> float:
         raise OptionError(name, limit="finite in float32", value=value, nearest=nearest)
     # A processor may have been told to flush subnormals: round those in whole steps.
     return rounded if abs(exact) >= 2.0**-126 else math.copysign(math.ldexp(round(math.ldexp(exact, 149)), -149), exact)
-
-
-def _name(dtype: DType) -> str:
-    return _NAMES.get(dtype) or dtype.name
-
-
-def _dtype_text(dtype: DType) -> str:
-    return dtype.name if dtype.isnative else f"{dtype.name} in foreign byte order"
-
-
-def _nearest(dtype: DType) -> str:
-    if not dtype.isnative and dtype.newbyteorder("=") in DTYPES:
-        return f"{dtype.name} in native byte order"
-    if dtype.kind == "c":
-        return "float32, one product for each pair of real and imaginary parts"
-    return "bfloat16, which holds it exactly" if dtype.name.startswith("float8") else "float32"
 
 
 def _nearest_contract(a: DType, b: DType, names: tuple[str, ...]) -> str:

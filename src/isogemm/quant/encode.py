@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..base.dtypes import DTYPES
 from ..errors import DTypeError, ShapeError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import prefix, too_large, unquantizable
 from ..operands import views as interop
-from ..problem.settings import DTYPES
 from .matrix import PLAIN, QuantizedMatrix
 
 __all__ = ["quantize"]

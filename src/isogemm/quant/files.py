@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base import arguments as given
+from ..base.dtypes import BFLOAT16
 from ..errors import FormatError, OptionError
 from ..formats.blocks import FORMATS
-from ..problem.settings import BFLOAT16
 from .matrix import QuantizedMatrix
 
 __all__ = ["Tensor", "TensorFile", "load"]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..base.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, as_dtype
 from ..errors import DeviceError, DTypeError, FormatError, OptionError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import check_into, checked_shape, prefix, rows_of, writable, wrong_stride
 from ..operands import views as interop
 from ..operands.device_array import HOST, Device
-from ..problem.settings import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 
 if TYPE_CHECKING:
     from ..backends.cpu.quant.linear import Panels
@@ -236,7 +236,7 @@ class QuantizedMatrix:
         DTypeError
             Another type.
         """
-        wanted = FLOAT32 if dtype is None else interop.as_dtype(dtype)
+        wanted = FLOAT32 if dtype is None else as_dtype(dtype)
         if wanted not in DTYPES:
             raise DTypeError("dtype", limit="float32, bfloat16 or float16", value=str(dtype), nearest="float32")
         if self._packed is not None:

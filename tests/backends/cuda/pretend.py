@@ -14,17 +14,16 @@ import pytest
 from isogemm.backends.cuda import calls as front
 from isogemm.backends.cuda.gemm import execute
 from isogemm.backends.cuda.gemm import list_calls as front_items
+from isogemm.base.dtypes import BFLOAT16, NUMPY
 from isogemm.contract import reference
 from isogemm.operands import cuda as interop_cuda
 from isogemm.operands.device_array import Device, ghost, holder_of
-from isogemm.problem import settings as problem
 from isogemm.problem.numeric import default_contract
 from isogemm.problem.product import Addresses, Product, Strides
 
 FIRST = Device("cuda", 0)
 NOWHERE = 0x7F0000000000
 STREAM = 7
-_DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -43,7 +42,7 @@ def at_home(x: np.ndarray, place: Device = FIRST) -> np.ndarray:
     owner = None
     if all(s >= 0 for s in x.strides):
         plain = ghost(x.ctypes.data, x.shape, x.strides, x.dtype, place, owner=x).view(np.ndarray)  # writable
-        half = x.dtype == problem.BFLOAT16
+        half = x.dtype == BFLOAT16
         owner = torch.from_numpy(plain.view(np.uint16)).view(torch.bfloat16) if half else torch.from_numpy(plain)
     return ghost(
         x.ctypes.data, x.shape, x.strides, x.dtype, place, owner=owner, read_only=not x.flags.writeable
@@ -64,7 +63,7 @@ def read(x: Any) -> np.ndarray:
 def matrix(address: int, strides: Strides, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """What a kernel finds at an address."""
     steps = (strides.batch, strides.row, strides.col)[-len(shape) :]
-    found = _DTYPES[dtype]
+    found = NUMPY[dtype]
     return ghost(address, shape, tuple(s * found.itemsize for s in steps), found, FIRST).view(np.ndarray)
 
 
@@ -90,7 +89,7 @@ class PretendedLaunch:
                 x, y = x.astype(np.float32), y.astype(np.float32)
             acc = reference.evaluate(x, y, p.contract, start if p.accumulate else None)
             out[i] = reference.epilogue(
-                acc, alpha=p.alpha, beta=p.beta, c=start, bias=bias, out_dtype=_DTYPES[p.dtype_out]
+                acc, alpha=p.alpha, beta=p.beta, c=start, bias=bias, out_dtype=NUMPY[p.dtype_out]
             )
 
 

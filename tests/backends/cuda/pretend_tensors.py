@@ -11,6 +11,7 @@ from tests.products import BF16
 
 from isogemm.api import short as tensors
 from isogemm.backends.cuda import calls as front
+from isogemm.base.dtypes import as_dtype
 from isogemm.operands import cuda as interop_cuda
 from isogemm.operands import views as interop
 
@@ -30,7 +31,7 @@ class Tensors:
                 return 0
 
         def made(shape, strides, dtype, device):
-            found = interop_cuda.tensor(pretended.empty(tuple(shape), interop.as_dtype(dtype), FIRST))
+            found = interop_cuda.tensor(pretended.empty(tuple(shape), as_dtype(dtype), FIRST))
             assert found.stride() == strides
             return found
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.dtypes import DTYPES, as_dtype, supported
 from ...errors import DeviceError, DTypeError, LayoutError, ShapeError
 from ...operands.device_array import Device, ghost
-from ...operands.views import as_dtype, view
-from ...problem.settings import DTYPES, supported
+from ...operands.views import view
 from .driver.facts import Pointer, pointer
 
 __all__ = ["PointerArray"]

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from ...backends.cpu.attention import run as cpu
+from ...base.dtypes import as_dtype
 from ...contract.attention import factor
 from ...contract.spec import ARITHMETICS, Contract
 from ...errors import ContractError, OptionError
 from ...operands import memory as views
-from ...operands.views import array, as_dtype, memory, to_tensor
+from ...operands.views import array, memory, to_tensor
 from ..gemm.products import resolved
 from ..operator import Operator, Tensor, define, define_forward, recorded, refuse_second, watched
 from ..routing.elementwise import subnormals_kept

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...backends.cpu.rows import run as rows
+from ...base.dtypes import BFLOAT16, FLOAT16, FLOAT32, as_dtype, supported
 from ...errors import DTypeError, OptionError, ShapeError
 from ...operands import memory as views
-from ...operands.views import array, as_dtype
-from ...problem.settings import BFLOAT16, FLOAT16, FLOAT32, supported
+from ...operands.views import array
 from . import cuda as row_cuda
 from .checks import check_eps, integers, tensor
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ....base.dtypes import BFLOAT16, FLOAT32
 from ....base.threads import get_num_threads
 from ....contract.attention import LEAF, ranges
 from ....contract.spec import Contract
-from ....problem.settings import BFLOAT16, FLOAT32
 from ..emit.vectors import BFLOAT16 as BF16_CODE
 from ..emit.vectors import FLOAT16 as F16_CODE
 from ..emit.vectors import FLOAT32 as F32_CODE

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....base.dtypes import BFLOAT16, FLOAT32
 from ....base.threads import get_num_threads
 from ....errors import LimitError
-from ....problem.settings import BFLOAT16, FLOAT32
 from ..emit.vectors import BFLOAT16 as BF16_CODE
 from ..emit.vectors import FLOAT16 as F16_CODE
 from ..emit.vectors import FLOAT32 as F32_CODE

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ....base.dtypes import ITEMSIZE
 from ....errors import DTypeError, LayoutError, OptionError, ShapeError
-from ....problem.product import ITEMSIZE
 from .layout import FORMATS, ROWS, STEP, Layout, Packed, layout, macros
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ import importlib.util
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .....base.dtypes import ITEMSIZE
 from .....errors import ContractError, DeviceError, LayoutError, OptionError
 from .....planner.fingerprint import fingerprint
-from .....problem.product import ITEMSIZE, Addresses, Launch, Product
+from .....problem.product import Addresses, Launch, Product
 from ...driver.facts import count
 from ...driver.libcuda import context
 from ...driver.workspace import workspace

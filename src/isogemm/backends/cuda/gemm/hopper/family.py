@@ -18,8 +18,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from .....base.dtypes import ITEMSIZE
 from .....planner.fingerprint import fingerprint
-from .....problem.product import ITEMSIZE, Addresses, Launch, Product, Strides
+from .....problem.product import Addresses, Launch, Product, Strides
 from .config import KINDS, OPERANDS, Config, Geometry, Side, geometry, serves
 from .model import ranked, resident
 

@@ -26,7 +26,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .....problem.product import ITEMSIZE, Product
+from .....base.dtypes import ITEMSIZE
+from .....problem.product import Product
 from .config import SHARED, Config, geometry, serves
 
 __all__ = ["ranked", "resident"]

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from .....base.dtypes import ITEMSIZE
 from .....planner.fingerprint import fingerprint
-from .....problem.product import ITEMSIZE, Addresses, Launch, Product, Strides
+from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver.facts import device as facts
 from ...driver.workspace import workspace
 

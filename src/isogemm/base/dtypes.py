@@ -1,0 +1,133 @@
+"""The element types of products: one table of their names, NumPy types, sizes, codes in kernels and words elsewhere.
+
+Whoever needs a type by another name takes it from here: `NUMPY` by the name, `TORCH` by torch's text, `CODE` for what
+kernels are compiled with, `TRITON` and `PTX` for those languages' words, `ITEMSIZE` in bytes. `as_dtype` reads what
+callers write, and `check_dtype` refuses what no product takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import DTypeError
+from .arguments import shown
+
+__all__ = [
+    "BFLOAT16",
+    "CODE",
+    "DTYPES",
+    "FLOAT16",
+    "FLOAT32",
+    "ITEMSIZE",
+    "NUMPY",
+    "PTX",
+    "SHORT_NAMES",
+    "TORCH",
+    "TRITON",
+    "ElementType",
+    "as_dtype",
+    "check_dtype",
+    "name_of",
+    "supported",
+]
+
+DType = np.dtype[Any]
+
+FLOAT32: DType = np.dtype(np.float32)
+BFLOAT16: DType = np.dtype(ml_dtypes.bfloat16)
+FLOAT16: DType = np.dtype(np.float16)
+
+
+class ElementType(NamedTuple):
+    """One row of the table.
+
+    Attributes
+    ----------
+    name : str
+        NumPy's and torch's.
+    dtype : numpy.dtype
+    code : int
+        In macros and constants of our kernels.
+    triton, ptx : str
+        In signatures of Triton's kernels, and in PTX.
+    """
+
+    name: str
+    dtype: DType
+    code: int
+    triton: str
+    ptx: str
+
+
+TYPES = (
+    ElementType("float32", FLOAT32, 0, "fp32", "f32"),
+    ElementType("bfloat16", BFLOAT16, 1, "bf16", "bf16"),
+    ElementType("float16", FLOAT16, 2, "fp16", "f16"),
+)
+DTYPES = tuple(t.dtype for t in TYPES)
+NUMPY = {t.name: t.dtype for t in TYPES}
+TORCH = {f"torch.{t.name}": t.dtype for t in TYPES}
+ITEMSIZE = {t.name: t.dtype.itemsize for t in TYPES}
+CODE = {t.name: t.code for t in TYPES}
+TRITON = {t.name: t.triton for t in TYPES}
+PTX = {t.name: t.ptx for t in TYPES}
+SHORT_NAMES = {short: t.name for t in TYPES for short in (t.triton, t.ptx)}
+"""Short names of dtypes, as models' files and flags have them."""
+
+_NAMES = {t.dtype: t.name for t in TYPES}  # numpy.dtype.name takes 5 us; a call asks for it five times
+
+
+def name_of(dtype: DType) -> str:
+    """A dtype's name, at once for those of the table."""
+    return _NAMES.get(dtype) or dtype.name
+
+
+def as_dtype(dtype: Any) -> DType | None:
+    """A NumPy dtype from whatever names one: NumPy's, ml_dtypes', torch's, or a string, such as ``bf16``.
+
+    Raises
+    ------
+    DTypeError
+        `dtype` names none.
+    """
+    if dtype is None:
+        return None
+    torch = sys.modules.get("torch")
+    text = str(dtype).removeprefix("torch.") if torch is not None and isinstance(dtype, torch.dtype) else dtype
+    if isinstance(text, str):
+        text = SHORT_NAMES.get(text, text)
+    if isinstance(text, str) and text == "bfloat16":
+        return BFLOAT16
+    try:
+        return np.dtype(text)
+    except (TypeError, ValueError) as error:  # ValueError: an array of another library, say
+        raise DTypeError(
+            "out_dtype", limit="float32, bfloat16 or float16", value=shown(dtype), nearest="float32"
+        ) from error
+
+
+def supported(dtype: str) -> str:
+    """The legal element types, in words; for an integer or an 8-bit float, that quantized ones are not among them."""
+    bare = dtype.removeprefix("torch.")
+    quantized = bare.startswith(("int8", "uint8", "int4", "uint4", "float8", "float4_", "float6_", "qint", "quint"))
+    return "float32, bfloat16 or float16" + ("; quantized types are not supported yet" if quantized else "")
+
+
+def check_dtype(name: str, dtype: DType) -> None:
+    """Raise `DTypeError` unless `dtype` is float32, bfloat16 or float16 in native byte order."""
+    if dtype not in DTYPES:
+        what = "out_dtype" if name == "out_dtype" else f"dtype of {name}"
+        value = dtype.name if dtype.isnative else f"{dtype.name} in foreign byte order"
+        raise DTypeError(what, limit=supported(dtype.name), value=value, nearest=_nearest(dtype))
+
+
+def _nearest(dtype: DType) -> str:
+    if not dtype.isnative and dtype.newbyteorder("=") in DTYPES:
+        return f"{dtype.name} in native byte order"
+    if dtype.kind == "c":
+        return "float32, one product for each pair of real and imaginary parts"
+    return "bfloat16, which holds it exactly" if dtype.name.startswith("float8") else "float32"

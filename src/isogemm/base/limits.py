@@ -1,0 +1,37 @@
+"""How large an array may be: what can be addressed, and what a device's memory holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from ..errors import LimitError
+
+__all__ = ["check_size", "physical_memory"]
+
+_ADDRESSABLE = 2**63 - 1
+
+
+def check_size(shape: Sequence[int], itemsize: int, memory: Callable[[], int]) -> None:
+    """Raise `LimitError` when an array of that shape can be neither addressed nor held in `memory()` bytes."""
+    nbytes = math.prod(shape) * itemsize
+    if nbytes < 2**28:
+        return
+    limit = min(_ADDRESSABLE, memory())
+    if nbytes > limit:
+        row = math.prod(shape[:-2]) * shape[-1] * itemsize
+        raise LimitError(
+            "bytes of the result",
+            limit=f"{limit} bytes of memory",
+            value=f"{nbytes} for shape {list(shape)}",
+            nearest=f"at most {limit // row} rows at a time",
+        )
+
+
+@lru_cache(maxsize=1)
+def physical_memory() -> int:
+    """Bytes of this machine's memory."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)

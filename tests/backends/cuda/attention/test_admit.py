@@ -403,6 +403,8 @@ def test_the_steps_of_gradients_are_tried(host, monkeypatch, dtype):
                     if "backward" in host.faults:
                         x.reshape(-1)[-1] = 3
                     at(place, shape, (rows * keys, keys, 1), dtype)[...] = x
+                    if "beside" in host.faults:
+                        at(place, (x.size + 1,), (1,), dtype)[-1] = 1
 
         return run
 
@@ -415,5 +417,10 @@ def test_the_steps_of_gradients_are_tried(host, monkeypatch, dtype):
     admitted._found[0] = KernelAdmissions(FakeMachine(), Records(None))
     host.faults["backward"] = 1
     with pytest.raises(ContractError, match=r"attention backward: .* first p\[1, 2, 0\]"):
+        attention_backward._bound(*call)
+    attention_backward._bound.cache_clear()
+    admitted._found[0] = KernelAdmissions(FakeMachine(), Records(None))
+    host.faults = {"beside": 1}  # a stray write of one word
+    with pytest.raises(ContractError, match="attention backward: refused .* words beside the results were written"):
         attention_backward._bound(*call)
     attention_backward._bound.cache_clear()

@@ -11,9 +11,9 @@ from ....base.floating import ieee_defaults
 from ....contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS
 from ....contract.reference import canonical
 from ....planner.kernel_admission import difference
-from ....planner.trials import POISON, Machine
+from ....planner.trials import Machine
 from . import steps as attention_backward
-from .trial import dtype_of
+from .trial import MARGIN, _inside, _target, dtype_of
 
 __all__ = ["expected", "try_steps"]
 
@@ -30,11 +30,12 @@ def try_steps(machine: Machine, dtype: str) -> str:
             given = drawn | ({} if masked else {"hidden": None, "added": None})
             given |= {} if back else {"dp": None, "delta": None}
             want = expected(given, dtype)
-            got = _outputs(machine, given, dtype, want_p)
-            for name, x, y in zip(("p", "ds"), got, want, strict=True):
-                found = "" if x is None or y is None else difference(name, x, y)
-                if found:
-                    return f"{list(shape)}{' masked' if masked else ''}: {found}"
+            *got, stray = _outputs(machine, given, dtype, want_p)
+            pairs = zip(("p", "ds"), got, want, strict=True)
+            wrong = [difference(name, x, y) for name, x, y in pairs if x is not None and y is not None]
+            wrong.append(f"{stray} words beside the results were written" if stray else "")
+            for found in filter(None, wrong):
+                return f"{list(shape)}{' masked' if masked else ''}: {found}"
     return ""
 
 
@@ -77,19 +78,23 @@ def expected(given: dict[str, Any], dtype: str) -> tuple[Array, Array | None]:
         return canonical(p.astype(out)), canonical(((given["dp"] - given["delta"][..., None]) * p).astype(out))
 
 
-def _outputs(machine: Machine, given: dict[str, Any], dtype: str, want_p: bool) -> tuple[Array | None, Array | None]:
+def _outputs(
+    machine: Machine, given: dict[str, Any], dtype: str, want_p: bool
+) -> tuple[Array | None, Array | None, int]:
+    """Bits of p and ds, and how many words beside them were written."""
     shape = given["s"].shape
-    keys = shape[-1]
+    keys, count = shape[-1], given["s"].size
     words = np.dtype(np.uint16 if dtype_of(dtype).itemsize == 2 else np.uint32)
     held = [
         None if x is None else machine.put(np.ascontiguousarray(x).view(np.uint8 if x.dtype == bool else np.uint32))
         for x in (given[name] for name in ("s", "dp", "m", "total", "delta", "hidden", "added"))
     ]
-    poison = np.full(shape, POISON[words.itemsize], words)
-    outs = [machine.put(poison.reshape(-1)) if w else None for w in (want_p, given["dp"] is not None)]
+    outs = [_target(machine, count, words)[0] if w else None for w in (want_p, given["dp"] is not None)]
     hidden = (0, 0, 0) if given["hidden"] is None else (0, keys, 1)
     added = (0, 0, 0) if given["added"] is None else (keys, 0, 1)
     run = attention_backward.bound(shape, hidden, added, C, dtype, machine.device)
-    run(machine.stream(), *[0 if x is None else x.address for x in (*held, *outs)])
-    p, ds = (None if x is None else canonical(x.read().view(dtype_of(dtype))).reshape(shape) for x in outs)
-    return p, ds
+    places = [0 if x is None else x.address for x in held]
+    run(machine.stream(), *places, *[0 if x is None else x.address + MARGIN * words.itemsize for x in outs])
+    found = [(None, 0) if x is None else _inside(x, count) for x in outs]
+    p, ds = (None if x is None else canonical(x.view(dtype_of(dtype))).reshape(shape) for x, _ in found)
+    return p, ds, sum(stray for _, stray in found)

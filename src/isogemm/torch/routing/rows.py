@@ -16,7 +16,8 @@ import torch
 
 from ...api import products as api
 from ...errors import DeviceError, DTypeError, OptionError
-from ..rows.direct import columns, direct
+from ..device import column
+from ..rows.direct import direct
 from ..rows.gradients import log_softmax_back, norm_back, scattered, softmax_back
 from ..rows.signature import signature
 from ..rows.table import ROWS
@@ -129,7 +130,7 @@ def _chain(kind: str, terms: Tensor, dtype: Any) -> Tensor:
     if terms.is_cuda and groups <= _FEW:
         found = terms.new_empty(groups, n, dtype=_FLOAT32)
         for i in range(groups):
-            columns(0, None, terms[i], None, found[i], start=False)
+            column("row_sums", terms.device.type).columns(0, None, terms[i], None, found[i], start=False)
     else:
         wide = terms if terms.is_cpu else terms.float()
         ones = wide.new_ones(1, 1, 1).expand(groups, 1, rows)

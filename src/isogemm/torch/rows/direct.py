@@ -12,17 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...backends.cpu.rows import run as host_rows
-from ...backends.cuda.rows import run as rows
-from ...backends.cuda.rows import sums
 from ...contract.rows import OPERATIONS
 from ...errors import DTypeError, OptionError, ShapeError
 from ...operands import memory
+from ..device import column
 from .signature import check_eps, check_extent, dtype_of, integers, looked_at, named, on_device, on_host, signature
 
-__all__ = ["columns", "direct", "fused", "launched", "table"]
-
-columns, table = sums.columns, sums.table
+__all__ = ["direct", "fused", "launched"]
 
 
 def direct(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:
@@ -60,7 +56,7 @@ def _on_host(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> T
             pairs = (*x.shape[:-1], x.shape[-1] // 2)
             first, second = np.broadcast_to(first, pairs), np.broadcast_to(second, pairs)
             kind = "rope_interleaved" if options[0] else kind
-    host_rows.run(kind, x, out, first, second, options[0] if option == "eps" else 0.0)
+    column("rows", "cpu").run(kind, x, out, first, second, options[0] if option == "eps" else 0.0)
     return result
 
 
@@ -68,6 +64,7 @@ def _on_device(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) ->
     while tensors[-1] is None:
         tensors = tensors[:-1]
     x, count, tag = tensors[0], len(tensors), kind
+    rows = column("rows", "cuda")
     if count == 1:
         found = rows.known_one(kind, x, options)
     elif count == 2:
@@ -89,7 +86,7 @@ def _launch(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], tag: 
     outs = [(shape, dtype_of(tensors[about.like], options[-1]))]
     outs += [(x.shape, tensors[_place(kind, result.like)].dtype) for result in OPERATIONS[kind].results[1:]]
     rest = {about.option: options[0]} if about.option in ("eps", "interleaved") else {}
-    found = rows.run(kind, _slots(kind, tensors), options, outs, tag=tag, **rest)
+    found = column("rows", "cuda").run(kind, _slots(kind, tensors), options, outs, tag=tag, **rest)
     if found is None:  # leading dimensions that are too many for one launch of a rotation
         each = [_on_device(kind, (part, *_at(x, i, tensors[1:])), options) for i, part in enumerate(x)]
         return torch.stack(each)
@@ -120,6 +117,7 @@ def _at(x: Tensor, i: int, tables: tuple[Tensor, ...]) -> list[Tensor]:
 
 def launched(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], outs: list[Any], **rest: Any) -> Any:
     """An operation of gradients on a device, of operands that are known to fit."""
+    rows = column("rows", "cuda")
     found = rows.known(kind, tuple([t for t in tensors if t is not None]), options)
     return rows.run(kind, _slots(kind, tensors), options, outs, **rest) if found is None else found
 
@@ -129,7 +127,7 @@ def fused(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
     if kind == "norm_rope_pair":
         q, k, *weights, cos, sin = tensors
         tensors = (q, k, cos, sin, *weights)  # as the kernel has them
-    found = rows.known(kind, tuple([t for t in tensors if t is not None]), options)
+    found = column("rows", "cuda").known(kind, tuple([t for t in tensors if t is not None]), options)
     if found is not None:
         return found
     return _launch(kind, tensors, options, kind) if kind == "add_rms_norm" else _rotated(kind, tensors, options)
@@ -163,7 +161,7 @@ def _rotated(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> A
     ):
         return None
     outs = [(t.shape, dtype_of(q, out_dtype)) for t in (q, k)]
-    return rows.run(
+    return column("rows", "cuda").run(
         kind, (q, k, *tables, *weights), options, outs, interleaved=bool(interleaved), eps=eps[0] if eps else 0.0
     )
 

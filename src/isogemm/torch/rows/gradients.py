@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ...api.products import matmul
 from ...errors import ShapeError
-from ...operands.views import memory
-from .direct import columns, direct, launched, table
+from ...operands.tensors import memory
+from ..device import column
+from .direct import direct, launched
 
 __all__ = [
     "Grads",
@@ -89,7 +90,7 @@ def scattered(ids: Tensor, dy: Tensor, count: int, dtype: Any, buffer: Tensor | 
         total = dy.new_zeros(count, n, dtype=dtype) if buffer is None else buffer
         if dy.numel():  # ids sorted, equal ones in their order, so that each row of the table is one chain
             found, order = torch.sort(ids.reshape(-1).to(torch.int64), stable=True)
-            table(found, order, dy, total, start=buffer is not None)
+            column("row_sums", dy.device.type).table(found, order, dy, total, start=buffer is not None)
         return total
     total = torch.zeros(count, n) if buffer is None else buffer
     rows = dy.float().reshape(ids.numel(), n)
@@ -119,7 +120,7 @@ def _over_rows(of: Recording, place: int, like: Tensor | None, terms: Any) -> Te
     if like.is_cuda:
         total = torch.empty(like.shape, dtype=like.dtype, device=like.device) if buffer is None else buffer
         term, x, dy, stats = terms
-        columns(term, x, dy, stats, total, start=buffer is not None)
+        column("row_sums", like.device.type).columns(term, x, dy, stats, total, start=buffer is not None)
         return total if buffer is None else None
     flat = terms.reshape(math.prod(terms.shape[:-1]), terms.shape[-1])
     ones = torch.ones(1, len(flat))

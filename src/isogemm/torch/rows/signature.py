@@ -17,7 +17,8 @@ from ...base.arguments import of_type
 from ...base.dtypes import DTYPES, DType, as_dtype, supported
 from ...contract.rows import OPERATIONS, Operand
 from ...errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
-from ...operands.views import array, check_tensor
+from ...operands.tensors import check_tensor
+from ...operands.views import array
 
 __all__ = [
     "Signature",

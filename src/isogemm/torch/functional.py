@@ -216,7 +216,8 @@ def _product(
 
 def _check_dims(what: str, ndim: int, **operands: Tensor) -> None:
     for name, x in operands.items():
-        check_tensor(f"{name} of {what}", x)
+        if not isinstance(x, torch.Tensor):
+            check_tensor(f"{name} of {what}", x)
         if x.is_nested:
             raise LayoutError(f"{name} of {what}", limit="a dense tensor", value="a nested tensor", nearest="padding")
         if x.dim() != ndim:

@@ -32,7 +32,7 @@ __all__ = [
     "forward_alone",
     "is_direct",
     "is_plain",
-    "recorded",
+    "needs_gradient",
     "records",
     "refuse_ddp",
     "refuse_forward_mode",
@@ -84,7 +84,7 @@ def is_direct(a: Tensor, b: Tensor, c: Tensor | None = None) -> bool:
     return kind != "" and not (b.is_meta or torch.is_autocast_enabled(kind))
 
 
-def recorded(*tensors: Any) -> bool:
+def needs_gradient(*tensors: Any) -> bool:
     """Whether autograd records a call of these."""
     return is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
 
@@ -117,11 +117,14 @@ def way(*tensors: Tensor | None) -> str:
     OptionError
         An operand has a tangent.
     """
-    found = watched(*tensors)
     if is_compiling():
-        return found
-    if found == "direct":
-        return "graph" if is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors) else "direct"
+        return "operator" if is_grad_enabled() else "forward"
+    if is_plain(*tensors):
+        if is_grad_enabled():
+            for x in tensors:
+                if x is not None and x.requires_grad:
+                    return "graph"
+        return "direct"
     _refuse_tangents(*tensors)
     # torch.func's transforms differentiate a Function, not an operator; what a vmap hides cannot be seen from here.
     return "graph" if is_grad_enabled() and differentiates() else "operator"
@@ -140,7 +143,7 @@ def row_way(what: str, tensors: tuple[Any, ...]) -> str:
     if _transforms() or _forward_ad._current_level >= 0:
         _refuse_transforms(what, [t for t in tensors if isinstance(t, torch.Tensor)])
     if _trace() is not None or (_dispatch_modes() and is_traced()):
-        return "operator" if recorded(*tensors) else "forward"
+        return "operator" if needs_gradient(*tensors) else "forward"
     if is_grad_enabled():
         for t in tensors:
             if isinstance(t, torch.Tensor) and t.requires_grad:
@@ -152,12 +155,14 @@ def records(*tensors: Any) -> bool:
     """Whether operations along rows have to be seen one by one: for gradients, or by what looks on."""
     if is_compiling() or is_traced() or _transforms() or _forward_ad._current_level >= 0:
         return True
-    return recorded(*tensors)
+    return needs_gradient(*tensors)
 
 
 def _refuse_transforms(what: str, tensors: list[Tensor]) -> None:
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    if _transforms() and (recorded(*tensors) or any(wrapped(t.detach()) for t in tensors)):  # as they will be read
+    if _transforms() and (
+        needs_gradient(*tensors) or any(wrapped(t.detach()) for t in tensors)
+    ):  # as they will be read
         raise OptionError(
             f"{what} under a transform of torch.func", limit="autograd, torch.compile, no_grad", value="a transform",
             nearest="backward() or torch.autograd.grad",
@@ -274,7 +279,7 @@ def define(
         made.register_fake(fake)
         op = getattr(torch.ops.isogemm, name).default
     else:
-        op = _defined(name, schema, (_PT2,), {"CompositeExplicitAutograd": body}, fake)
+        op = _in_library(name, schema, (_PT2,), {"CompositeExplicitAutograd": body}, fake)
     if backward is not None:
         torch.library.register_autograd(op, backward, setup_context=setup)
     if vmap is not None:
@@ -288,13 +293,13 @@ def define_forward(name: str, schema: str, bodies: Mapping[str, Any], fake: Any,
     There are no defaults: compiled code hands arguments over by place then. Operands may have any strides, so a
     compiler need not copy them into those that it saw while tracing.
     """
-    op = _defined(f"{name}_forward", schema, (_PT2, torch.Tag.flexible_layout), bodies, fake)
+    op = _in_library(f"{name}_forward", schema, (_PT2, torch.Tag.flexible_layout), bodies, fake)
     if vmap is not None:
         torch.library.register_vmap(op, vmap)
     return op
 
 
-def _defined(name: str, schema: str, tags: tuple[Any, ...], bodies: Mapping[str, Any], fake: Any) -> Any:
+def _in_library(name: str, schema: str, tags: tuple[Any, ...], bodies: Mapping[str, Any], fake: Any) -> Any:
     _library.define(f"{name}{schema}", tags=tags)
     op = getattr(torch.ops.isogemm, name).default
     for key, body in bodies.items():
@@ -361,13 +366,15 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         """The result."""
         how = way(*arguments[self.operands])
-        return self.recorded(*arguments) if how == "graph" else self._by(how, arguments)
+        if how == "direct":
+            return self.direct(*arguments)
+        return self.with_gradient(*arguments) if how == "graph" else self._by(how, arguments)
 
     def unrecorded(self, *arguments: Any) -> Any:
         """The result where the gradient is no matter of this call."""
         return self._by(watched(*arguments[self.operands]), arguments)
 
-    def recorded(self, *arguments: Any) -> Any:
+    def with_gradient(self, *arguments: Any) -> Any:
         """The result, with a gradient of `backward`."""
         return (self.function if _transforms() else self.eager).apply(*arguments)
 

@@ -180,7 +180,8 @@ def scaled_dot_product_attention(
 
 def _check_operands(q: Any, k: Any, v: Any) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        arguments.of_type(name, x, torch.Tensor, "a torch tensor", f"torch.as_tensor({name})")
+        if not isinstance(x, torch.Tensor):
+            raise DTypeError(name, limit="a torch tensor", value=type(x).__name__, nearest=f"torch.as_tensor({name})")
     if not (
         (q.is_cpu or q.is_cuda or q.is_meta)
         and q.device == k.device == v.device

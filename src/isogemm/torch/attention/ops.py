@@ -19,7 +19,7 @@ from ...operands.tensors import memory, to_tensor
 from ...operands.views import array
 from ..device import column
 from ..gemm.products import resolved
-from ..operator import Operator, Tensor, define, define_forward, recorded, refuse_second, watched
+from ..operator import Operator, Tensor, define, define_forward, needs_gradient, refuse_second, watched
 from ..routing.elementwise import subnormals_kept
 from .gradients import Forward, gradients
 
@@ -198,7 +198,7 @@ def _folded(x: Any, dim: int | None, size: int, at: int = 0) -> Any:
 def _vmap(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     """A dimension more is a longer batch: entries do not meet."""
     size = info.batch_size
-    y, stats = _attention.recorded(*[_folded(x, dim, size) for x, dim in zip(operands, in_dims, strict=True)])
+    y, stats = _attention.with_gradient(*[_folded(x, dim, size) for x, dim in zip(operands, in_dims, strict=True)])
     return (y.unflatten(0, (size, -1)), stats.unflatten(1, (size, -1))), (0, 1)
 
 
@@ -210,7 +210,7 @@ def _vmap_forward(info: Any, in_dims: Any, *operands: Any) -> tuple[Tensor, int]
 def _vmap_backward(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     size, stats = info.batch_size, len(operands) - 2
     flat = [_folded(x, d, size, int(i == stats)) for i, (x, d) in enumerate(zip(operands, in_dims, strict=True))]
-    found, needs = _gradient.recorded(*flat), operands[-1]
+    found, needs = _gradient.with_gradient(*flat), operands[-1]
     some = [x.unflatten(0, (size, -1)) if need else x for x, need in zip(found, needs, strict=True)]
     return tuple(some), tuple(0 if need else None for need in needs)
 
@@ -239,6 +239,6 @@ _gradient = Operator(  # where it is recorded for another one, which there is no
 def attend(*arguments: Any) -> Tensor:
     """y of `forward`'s arguments by the shortest way that the call allows."""
     q, k, v = arguments[:3]
-    if watched(q, k, v) == "direct" and not recorded(q, k, v):
+    if watched(q, k, v) == "direct" and not needs_gradient(q, k, v):
         return forward(*arguments)[0]
     return _attention(*arguments)[0]

@@ -54,7 +54,7 @@ def _on_host(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> T
         result, out = memory.empty(x.shape, dtype)
         if option == "interleaved":
             pairs = (*x.shape[:-1], x.shape[-1] // 2)
-            first, second = np.broadcast_to(first, pairs), np.broadcast_to(second, pairs)
+            first, second = (t if t.shape == pairs else np.broadcast_to(t, pairs) for t in (first, second))
             kind = "rope_interleaved" if options[0] else kind
     column("rows", "cpu").run(kind, x, out, first, second, options[0] if option == "eps" else 0.0)
     return result
@@ -84,7 +84,7 @@ def _launch(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], tag: 
     x, reduces = tensors[0], about.reduces
     shape = x.shape[:-1] + ((1,) if options[0] else ()) if reduces else x.shape
     outs = [(shape, dtype_of(tensors[about.like], options[-1]))]
-    outs += [(x.shape, tensors[_place(kind, result.like)].dtype) for result in OPERATIONS[kind].results[1:]]
+    outs += [(x.shape, tensors[_index(kind, result.like)].dtype) for result in OPERATIONS[kind].results[1:]]
     rest = {about.option: options[0]} if about.option in ("eps", "interleaved") else {}
     found = column("rows", "cuda").run(kind, _slots(kind, tensors), options, outs, tag=tag, **rest)
     if found is None:  # leading dimensions that are too many for one launch of a rotation
@@ -93,7 +93,7 @@ def _launch(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], tag: 
     return found
 
 
-def _place(kind: str, name: str | None) -> int:
+def _index(kind: str, name: str | None) -> int:
     return next(i for i, operand in enumerate(signature(kind).operands) if operand.name == name)
 
 

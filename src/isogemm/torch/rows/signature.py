@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...base.arguments import of_type
 from ...base.dtypes import DTYPES, DType, as_dtype, supported
 from ...contract.rows import OPERATIONS, Operand
 from ...errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
@@ -76,7 +75,8 @@ def looked_at(kind: str, tensors: Sequence[Any], options: Sequence[Any], look: C
             continue
         name = "residual" if kind == "add" else name  # a part of add_rms_norm, whose words they are
         other = look(name, t, tensors[0])
-        check_extent(name, extent, tuple(other.shape), tuple(x.shape))
+        if other.shape != (x.shape[-1:] if extent == "row" else x.shape) or extent == "angles":
+            check_extent(name, extent, tuple(other.shape), tuple(x.shape))
         found.append(other)
     return found
 
@@ -103,12 +103,15 @@ def check_eps(eps: Any) -> None:
 
 def on_host(name: str, x: Any, first: Any) -> Any:
     """An operand in the host's memory, as an array."""
-    return array(name, of_type(name, x, Tensor, "a torch tensor", f"torch.as_tensor({name})"))
+    if not isinstance(x, Tensor):
+        raise _no_tensor(name, x)
+    return array(name, x)
 
 
 def on_device(name: str, x: Any, first: Tensor) -> Tensor:
     """A dense tensor of a supported dtype in the memory of the first operand's device."""
-    of_type(name, x, Tensor, "a torch tensor", f"torch.as_tensor({name})")
+    if not isinstance(x, Tensor):
+        raise _no_tensor(name, x)
     device = first.device
     if x.device != device:
         limit = f"that of x, {device}"
@@ -118,8 +121,11 @@ def on_device(name: str, x: Any, first: Tensor) -> Tensor:
         raise LayoutError(
             name, limit="a tensor with plain memory", value="a lazy negation", nearest=f"{name}.resolve_neg()"
         )
-    plain: Tensor = x
-    return plain
+    return x
+
+
+def _no_tensor(name: str, x: Any) -> DTypeError:
+    return DTypeError(name, limit="a torch tensor", value=type(x).__name__, nearest=f"torch.as_tensor({name})")
 
 
 def dtype_of(x: Tensor | None, out_dtype: Any) -> torch.dtype:

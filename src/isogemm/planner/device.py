@@ -11,7 +11,9 @@ The columns besides products are modules, loaded when first asked for (`Device.c
   the host, ``upload(matrix, place, native=)`` and ``adopt(data, format, n, k)``: the copy that a matrix keeps as its
   own. On the host, ``prepare``, ``gemm``, ``quantize`` and ``dequantize``: what `isogemm.quant` makes of bytes.
 - ``rows``: operations along rows, as `isogemm.torch.reductions` calls them.
-- ``attention``: attention and its gradients, as `isogemm.torch.attention` calls them.
+- ``attention``: attention, as `isogemm.torch.attention` calls it.
+- ``row_sums``, ``attention_steps``: of devices whose memory the host cannot read, sums over rows and the steps between
+  the products of attention's gradients; elsewhere torch makes both of single operations.
 """
 
 from __future__ import annotations

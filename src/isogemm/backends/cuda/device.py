@@ -24,7 +24,13 @@ from .gemm.execute import Executor
 __all__ = ["CudaDevice", "count", "current", "open_device", "recall", "recall_items", "reload", "usable"]
 
 Array = NDArray[Any]
-COLUMNS = (("quant", "products"), ("rows", "run"), ("attention", "run"))
+COLUMNS = {
+    "quant": "quant.products",
+    "rows": "rows.run",
+    "row_sums": "rows.sums",
+    "attention": "attention.run",
+    "attention_steps": "attention.steps",
+}
 
 recall, recall_items = calls.call, list_calls.call
 LISTS = ("gemm_batched", "gemm_grouped")
@@ -33,7 +39,7 @@ LISTS = ("gemm_batched", "gemm_grouped")
 class CudaDevice(Executor, Device):
     """One CUDA device during one call, of which it keeps the launches."""
 
-    columns: ClassVar = {name: f"isogemm.backends.cuda.{name}.{module}" for name, module in COLUMNS}
+    columns: ClassVar = {name: f"isogemm.backends.cuda.{module}" for name, module in COLUMNS.items()}
 
     def memory(self) -> int:
         return arrays.total_memory(self.place)

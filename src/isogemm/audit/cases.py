@@ -14,9 +14,9 @@ import numpy as np
 from ..base import arguments as given
 from ..contract import compare
 from ..errors import IsogemmError, OptionError, ShapeError
-from ..lab.models import Linear
-from .bench import Bench, Disqualified, NotApplicable, Operands, ProviderFault, sampled_columns
-from .data import Activations, Array, WeightSource, as_dtype, nearest, portable, weight_named
+from ..lab.models import LinearShape
+from .bench import Disqualified, LinearOperands, NotApplicable, ProviderBench, ProviderFault, sampled_columns
+from .data import ActivationSource, Array, WeightSource, as_dtype, nearest, portable, weight_named
 from .providers import Provider, load_provider
 from .relations import RELATIONS, Pair, Params, Scope
 
@@ -70,7 +70,7 @@ class Case:
         The relation's own parameters.
     source : WeightSource
         The linear and where its weight comes from.
-    activations : Activations
+    activations : ActivationSource
     dtype : str
     seed : int
     """
@@ -79,7 +79,7 @@ class Case:
     relation: str
     params: Params
     source: WeightSource
-    activations: Activations
+    activations: ActivationSource
     dtype: str
     seed: int
 
@@ -122,12 +122,12 @@ class Case:
         try:
             provider, name, dtype = fields.pop("provider"), fields.pop("relation"), fields.pop("dtype")
             seed = int(fields.pop("seed"))
-            activations = Activations(fields.pop("inputs", ""))
+            activations = ActivationSource(fields.pop("inputs", ""))
             if "weights" in fields:
                 source = weight_named(fields.pop("weights"), fields.pop("tensor"))
             else:
                 n, k = int(fields.pop("n")), int(fields.pop("k"))
-                source = WeightSource(Linear(f"{n}x{k}", n, k))
+                source = WeightSource(LinearShape(f"{n}x{k}", n, k))
         except KeyError as error:
             raise _malformed(text, f"the field {error.args[0]} is missing") from error
         except ValueError as error:
@@ -254,7 +254,7 @@ class Outcome:
     fatal: bool = False
 
 
-def evaluate(bench: Bench, case: Case) -> Outcome:
+def evaluate(bench: ProviderBench, case: Case) -> Outcome:
     """Evaluate a case on the bench of its provider and linear; a provider's faults become outcomes."""
     try:
         pair = RELATIONS[case.relation].evaluate(bench, case.params)
@@ -324,11 +324,11 @@ def replay(text: str, provider: Provider | None = None) -> tuple[Case, Outcome]:
     found = provider or load_provider(case.provider)
     w = case.source.load(as_dtype(case.dtype), case.seed)
     columns = sampled_columns(len(w), MAX_COLUMNS)
-    operands = Operands(case.source.linear, w, case.activations, case.seed, columns, max_m=1 << 31)
+    operands = LinearOperands(case.source.linear, w, case.activations, case.seed, columns, max_m=1 << 31)
     try:
         if case.m < 1:
             raise ValueError("no rows")
-        return case, evaluate(Bench(found, operands), case)
+        return case, evaluate(ProviderBench(found, operands), case)
     except (KeyError, IndexError, ValueError) as error:
         if isinstance(error, IsogemmError):
             raise

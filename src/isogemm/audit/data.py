@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from ..base import arguments as given
 from ..base.dtypes import SHORT_NAMES
 from ..errors import DTypeError, LayoutError, OptionError, ShapeError
-from ..lab.models import Linear
+from ..lab.models import LinearShape
 
 __all__ = [
     "DTYPES",
-    "Activations",
+    "ActivationSource",
     "Array",
     "WeightSource",
     "aligned",
@@ -116,12 +116,12 @@ class WeightSource:
 
     Attributes
     ----------
-    linear : Linear
+    linear : LinearShape
     path : str
         The safetensors file; empty for random weights.
     """
 
-    linear: Linear
+    linear: LinearShape
     path: str = ""
 
     def load(self, dtype: np.dtype[Any], seed: int) -> Array:
@@ -147,7 +147,7 @@ class WeightSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Activations:
+class ActivationSource:
     """Rows of activations: heavy-tailed random values, or the rows of a ``.npy`` file.
 
     Random rows are ``z + z**5 / 32`` of normal z, with 0.4% of the channels 20 times larger, as the residual stream of
@@ -243,7 +243,7 @@ def weights_of_file(path: str, *, match: Sequence[str] = (), limit: int = 0) -> 
         tensor = handle.get_slice(name)
         shape = tensor.get_shape()
         if len(shape) == 2 and min(shape) >= 1 and tensor.get_dtype() in ("F32", "BF16", "F16"):
-            found.append(WeightSource(Linear(name, *shape), path))
+            found.append(WeightSource(LinearShape(name, *shape), path))
     names = [source.linear.name for source in found]
     if match:
         found = [s for s in found if any(fnmatch.fnmatchcase(s.linear.name, pattern) for pattern in match)]
@@ -304,14 +304,14 @@ def _csv_rows(text: str) -> list[Any]:
     return list(lines)
 
 
-def _linear(row: object, path: str) -> Linear:
+def _linear(row: object, path: str) -> LinearShape:
     if isinstance(row, dict):
         n, k, name = row.get("n"), row.get("k"), row.get("name")
     elif isinstance(row, Iterable) and not isinstance(row, str) and 2 <= len(cells := list(row)) <= 3:
         n, k, name = (*cells, None)[:3]
     else:
         n = k = name = None
-    return Linear(str(name or f"{n}x{k}"), _size(n, row, path), _size(k, row, path))
+    return LinearShape(str(name or f"{n}x{k}"), _size(n, row, path), _size(k, row, path))
 
 
 def _size(value: object, row: object, path: str) -> int:

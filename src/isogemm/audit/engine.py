@@ -14,10 +14,10 @@ import numpy as np
 
 from ..base import arguments as given
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
-from ..lab.models import MODELS, PROJECTION_SHAPES, Linear
-from .bench import Bench, Disqualified, Operands, copied_rows, sampled_columns
+from ..lab.models import MODELS, PROJECTION_SHAPES, LinearShape
+from .bench import Disqualified, LinearOperands, ProviderBench, copied_rows, sampled_columns
 from .cases import MAX_COLUMNS, Case, evaluate, unknown_relation
-from .data import Activations, Array, WeightSource, as_dtype, portable
+from .data import ActivationSource, Array, WeightSource, as_dtype, portable
 from .providers import BUILTIN, Absent, CallableProvider, Provider, load_provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation, Scope
 from .report import Agreement, ProviderResult, RelationResult, Report
@@ -25,13 +25,13 @@ from .report import Agreement, ProviderResult, RelationResult, Report
 __all__ = ["DEFAULT_SHAPES", "FULL_SHAPES", "ProviderLike", "ShapeLike", "run"]
 
 ProviderLike = str | Provider | Callable[[Array, Array], Array]
-ShapeLike = WeightSource | Linear | tuple[int, int]
+ShapeLike = WeightSource | LinearShape | tuple[int, int]
 Progress = Callable[[int, int, str], None]
 
 _SMALLEST = MODELS["Qwen2.5-0.5B"]
-DEFAULT_SHAPES: tuple[Linear, ...] = _SMALLEST.linears()[:4]
+DEFAULT_SHAPES: tuple[LinearShape, ...] = _SMALLEST.linears()[:4]
 """Without a choice of shapes: the linears of one layer of Qwen2.5-0.5B."""
-FULL_SHAPES: tuple[Linear, ...] = (*_SMALLEST.linears(), *PROJECTION_SHAPES)
+FULL_SHAPES: tuple[LinearShape, ...] = (*_SMALLEST.linears(), *PROJECTION_SHAPES)
 """With ``full`` and without a choice of shapes."""
 
 _QUICK_SPEED, _FULL_SPEED = (1, 16, 128), (1, 4, 16, 64, 256, 1024)
@@ -41,7 +41,7 @@ _MEMORY_SHARE = 0.4
 
 
 @dataclass(frozen=True)
-class Settings:
+class AuditOptions:
     """The validated options of an audit."""
 
     sources: tuple[WeightSource, ...]
@@ -49,7 +49,7 @@ class Settings:
     scope: Scope
     dtype: str
     seed: int
-    activations: Activations
+    activations: ActivationSource
     speed_sizes: tuple[int, ...]
     speed_blocks: int
     memory: int
@@ -76,7 +76,7 @@ def run(
     ----------
     providers : sequence of str, Provider or callable
         Names as in `load_provider`, providers, or functions ``f(x, w)``.
-    shapes : iterable of WeightSource, Linear or (n, k), optional
+    shapes : iterable of WeightSource, LinearShape or (n, k), optional
         The linears; those of one layer of Qwen2.5-0.5B by default. Weights are random but for a `WeightSource` of a
         file.
     require : sequence of str, optional
@@ -123,13 +123,13 @@ def run(
     require = None if require is None else given.strings("require", require, "'isogemm'")
     if not (providers or require):
         raise OptionError("providers", limit="at least one", value="none", nearest="isogemm")
-    settings = Settings(
+    settings = AuditOptions(
         sources=_sources(shapes, full),
         relations=_relations(relations),
         scope=Scope.of(_sizes(sweep, full)),
         dtype=as_dtype(dtype).name,
         seed=_seed(seed),
-        activations=Activations(inputs),
+        activations=ActivationSource(inputs),
         speed_sizes=(_FULL_SPEED if full else _QUICK_SPEED) if speed else (),
         speed_blocks=_FULL_BLOCKS if full else _QUICK_BLOCKS,
         memory=memory or _memory(),
@@ -147,7 +147,11 @@ class _Audit:
     """One audit under way."""
 
     def __init__(
-        self, settings: Settings, named: dict[str, Provider | Absent], required: tuple[str, ...], progress: Progress
+        self,
+        settings: AuditOptions,
+        named: dict[str, Provider | Absent],
+        required: tuple[str, ...],
+        progress: Progress,
     ) -> None:
         self.settings, self.progress = settings, progress
         self.live = {name: p for name, p in named.items() if isinstance(p, Provider)}
@@ -214,7 +218,7 @@ class _Audit:
                 operands = self._operands(source)  # it may have written to the weight
         self._speeds(fit, operands)
 
-    def _operands(self, source: WeightSource) -> Operands:
+    def _operands(self, source: WeightSource) -> LinearOperands:
         linear, dtype = source.linear, as_dtype(self.settings.dtype)
         # A call holds the rows three times (drawn, given, kept for comparison) and the output twice.
         max_m = self.settings.memory // (3 * linear.k * dtype.itemsize + 2 * linear.n * 4)
@@ -227,11 +231,11 @@ class _Audit:
         except MemoryError as error:
             raise LimitError("weight", limit="the free memory", value=linear, nearest="a smaller shape") from error
         columns = sampled_columns(linear.n, MAX_COLUMNS)
-        return Operands(linear, w, self.settings.activations, self.settings.seed, columns, max(1, max_m))
+        return LinearOperands(linear, w, self.settings.activations, self.settings.seed, columns, max(1, max_m))
 
-    def _provider(self, name: str, provider: Provider, operands: Operands, source: WeightSource) -> bool:
+    def _provider(self, name: str, provider: Provider, operands: LinearOperands, source: WeightSource) -> bool:
         """Run all cases of one linear; False when the provider was given up on."""
-        s, result, bench = self.settings, self.results[name], Bench(provider, operands)
+        s, result, bench = self.settings, self.results[name], ProviderBench(provider, operands)
         before = self.done
         cases = [(r, params) for r in s.relations for params in r.cases(s.scope)]
         try:
@@ -255,7 +259,7 @@ class _Audit:
         finally:
             self.done = before + len(cases)
 
-    def _speeds(self, providers: dict[str, Provider], operands: Operands) -> None:
+    def _speeds(self, providers: dict[str, Provider], operands: LinearOperands) -> None:
         from .speed import measure
 
         start, s = self.done, self.settings
@@ -323,7 +327,7 @@ def _source(shape: Any) -> WeightSource:
     if min(n, k) < 1:
         value = shape if isinstance(shape, tuple | list) else given.shown(shape)
         raise ShapeError("shape of a linear", limit="(n, k) of at least 1", value=value, nearest=(1, 1))
-    return WeightSource(shape if isinstance(shape, Linear) else Linear(f"{n}x{k}", n, k))
+    return WeightSource(shape if isinstance(shape, LinearShape) else LinearShape(f"{n}x{k}", n, k))
 
 
 def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:

@@ -1,7 +1,7 @@
 """The relations of an audit: pairs of outputs that must have equal bits, and how each pair is made.
 
 A relation lists its cases (each a few named integers and words, which is all that a replay needs) and evaluates one of
-them on a `Bench` to a `Pair`. Add a relation by writing those two functions and listing them in `RELATIONS`.
+them on a `ProviderBench` to a `Pair`. Add a relation by writing those two functions and listing them in `RELATIONS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .bench import Bench, NotApplicable, concatenated
+from .bench import NotApplicable, ProviderBench, concatenated
 from .data import Array, arrange, check_layout
 from .providers import FORMS
 
@@ -79,14 +79,14 @@ class Relation:
     name: str
     meaning: str
     cases: Callable[[Scope], list[Params]]
-    evaluate: Callable[[Bench, Params], Pair]
+    evaluate: Callable[[ProviderBench, Params], Pair]
 
 
 def _int(params: Params, name: str) -> int:
     return int(params[name])
 
 
-def _whole(bench: Bench, expected: Array, got: Array) -> Pair:
+def _whole(bench: ProviderBench, expected: Array, got: Array) -> Pair:
     return Pair(expected, got, np.arange(len(expected)), bench.operands.columns)
 
 
@@ -96,7 +96,7 @@ def _population_cases(scope: Scope) -> list[Params]:
     return alone + [{"m": m, "against": less} for less, m in itertools.pairwise(batches)]
 
 
-def _population(bench: Bench, params: Params) -> Pair:
+def _population(bench: ProviderBench, params: Params) -> Pair:
     """A row in a batch of m against the same row alone, or in a batch of another size."""
     m, against = _int(params, "m"), _int(params, "against")
     got = bench.product(m)
@@ -111,7 +111,7 @@ def _position_cases(scope: Scope) -> list[Params]:
     return [{"m": m, "shift": s} for m in (2, 4, 9, 16, 33, 128) for s in sorted({1, m // 2})]
 
 
-def _position(bench: Bench, params: Params) -> Pair:
+def _position(bench: ProviderBench, params: Params) -> Pair:
     """The batch with its rows moved round by `shift`, against the batch as it was."""
     m, shift = _int(params, "m"), _int(params, "shift")
     moved = bench.keep(bench.call(arrange(np.roll(bench.x(m), shift, axis=0), "C")))
@@ -122,7 +122,7 @@ def _neighbour_cases(scope: Scope) -> list[Params]:
     return [{"m": m, "contents": c} for m in (2, 7, 16, 64, 129) for c in _CONTENTS]
 
 
-def _neighbours(bench: Bench, params: Params) -> Pair:
+def _neighbours(bench: ProviderBench, params: Params) -> Pair:
     """Three rows of a batch whose other rows hold something else, against the batch as it was."""
     m, contents = _int(params, "m"), str(params["contents"])
     rows = np.unique([0, m // 2, m - 1]) if m > 2 else np.array([0])
@@ -139,7 +139,7 @@ def _padding_cases(scope: Scope) -> list[Params]:
     return [{"m": m, "padded": p} for m, p in ((1, 8), (5, 8), (17, 32), (100, 128), (250, 256))]
 
 
-def _padding(bench: Bench, params: Params) -> Pair:
+def _padding(bench: ProviderBench, params: Params) -> Pair:
     """m rows followed by rows of zeros, against the m rows."""
     m, padded = _int(params, "m"), _int(params, "padded")
     x = bench.x(padded)
@@ -151,7 +151,7 @@ def _schedule_cases(scope: Scope) -> list[Params]:
     return [{"chunks": c} for c in ("100+156", "128+128", "64+64+64+64", "1x24", "28+1+1+1+1")]
 
 
-def _schedule(bench: Bench, params: Params) -> Pair:
+def _schedule(bench: ProviderBench, params: Params) -> Pair:
     """Rows fed in chunks (a chunked prefill, or token by token), against all rows at once."""
     lengths: list[int] = []
     for part in str(params["chunks"]).split("+"):
@@ -169,7 +169,7 @@ def _packing_cases(scope: Scope) -> list[Params]:
     return [{"m": m} for m in (1, 2, 5, 16, 64, 128)]
 
 
-def _packing(bench: Bench, params: Params) -> Pair:
+def _packing(bench: ProviderBench, params: Params) -> Pair:
     """The product with a weight prepared first, against the weight as it lies."""
     m = _int(params, "m")
     if bench.provider.packed is None:
@@ -183,7 +183,7 @@ def _rerun_cases(scope: Scope) -> list[Params]:
     return [{"m": m, "times": 3} for m in (1, 5, 64, 256)]
 
 
-def _rerun(bench: Bench, params: Params) -> Pair:
+def _rerun(bench: ProviderBench, params: Params) -> Pair:
     """The same call again and again, against the first."""
     m, times = _int(params, "m"), _int(params, "times")
     again = [bench.keep(bench.call(bench.x(m))) for _ in range(times)]
@@ -195,7 +195,7 @@ def _thread_cases(scope: Scope) -> list[Params]:
     return [{"m": m, "threads": t} for m in (1, 5, 64, 256) for t in scope.thread_counts]
 
 
-def _threads(bench: Bench, params: Params) -> Pair:
+def _threads(bench: ProviderBench, params: Params) -> Pair:
     """The same call with a thread count, against the count in force."""
     m = _int(params, "m")
     expected = bench.product(m)
@@ -212,7 +212,7 @@ def _blocks(form: str) -> tuple[int, ...]:
     return (1,) if form == "shared" else (2, 5)
 
 
-def _form(bench: Bench, params: Params) -> Pair:
+def _form(bench: ProviderBench, params: Params) -> Pair:
     """Another form of the product over column blocks, against one wide GEMM."""
     m, blocks = _int(params, "m"), _int(params, "blocks")
     n = len(bench.operands.w) // blocks * blocks
@@ -229,7 +229,7 @@ def _layout_cases(scope: Scope) -> list[Params]:
     return [{"m": m, "layout": layout} for m in (1, 5, 64) for layout in layouts]
 
 
-def _layout(bench: Bench, params: Params) -> Pair:
+def _layout(bench: ProviderBench, params: Params) -> Pair:
     """x and w with the same values in another memory layout, against both dense and row-major."""
     m = _int(params, "m")
     layout_x, _, layout_w = str(params["layout"]).partition("/")

@@ -18,7 +18,7 @@ from . import quant as quant_cli
 
 if TYPE_CHECKING:
     from ..audit import Report, WeightSource
-    from ..lab.models import Linear
+    from ..lab.models import LinearShape
 
 __all__ = ["app", "command_line", "main"]
 
@@ -328,7 +328,7 @@ def _replay(text: str) -> NoReturn:
 
 def _sources(
     model: str, shapes: str, weights: str, match: Several, limit: int
-) -> Sequence[WeightSource | Linear] | None:
+) -> Sequence[WeightSource | LinearShape] | None:
     from ..audit import read_shapes, weights_of_file
     from ..lab.models import model as named
 

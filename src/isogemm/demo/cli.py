@@ -20,8 +20,8 @@ from .minilm import MissingModelError
 from .sentences import SENTENCES
 
 if TYPE_CHECKING:
-    from .speed import Row
-    from .trials import Drift, RowDrift
+    from .speed import Timings
+    from .trials import EmbeddingDrift, RowDrift
 
 __all__ = ["main"]
 
@@ -34,16 +34,16 @@ MAX_SENTENCES = 512
 class Findings:
     """All that the demo measured."""
 
-    drifts: list[Drift]
+    drifts: list[EmbeddingDrift]
     row_drifts: list[RowDrift]
-    speeds: list[Row]
+    speeds: list[Timings]
     errors: dict[str, float]
     tokens: int
 
     @property
     def held(self) -> bool:
         """Whether isogemm kept every bit."""
-        rows: list[Drift | RowDrift] = [*self.drifts, *self.row_drifts]
+        rows: list[EmbeddingDrift | RowDrift] = [*self.drifts, *self.row_drifts]
         return not any(row.outputs_changed for row in rows if row.provider == "isogemm")
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..providers import Absent
 from ..report import Agreement, ProviderResult, RelationResult, Report
 from ..words import plural
 from .load import require_extra
-from .relations import RELATIONS, Scope, not_promised
+from .relations import RELATIONS, ModelScope, not_promised
 from .runs import Prompts, prompt_length
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _ModelSettings:
     """The validated options."""
 
     modes: tuple[str, ...]
     relations: tuple[str, ...]
-    scope: Scope
+    scope: ModelScope
     seed: int
     contract: Any
     quantize: Any
@@ -130,7 +130,7 @@ def model(
             if name not in known:
                 nearest = nearest_name(name, known, known[0])
                 raise OptionError(f"unknown {what}", limit=", ".join(known), value=repr(name), nearest=nearest)
-    scope = Scope(
+    scope = ModelScope(
         prompt_length(_least("tokens", [tokens], 4)[0], getattr(model, "config", None)),
         _least("batches", batches, 2),
         _least("chunks", chunks, 1),
@@ -141,7 +141,7 @@ def model(
     if isinstance(quantize, str) and not format_of(quantize).activations:
         limit = "one of " + ", ".join(fmt.name for fmt in FORMATS.values() if fmt.activations)
         raise OptionError("quantize", limit=limit, value=quantize, nearest="Q8_0")
-    settings = _Settings(modes, names, scope, seed, contract, quantize, tuple(words))
+    settings = _ModelSettings(modes, names, scope, seed, contract, quantize, tuple(words))
     required = tuple(require) if require is not None else tuple(m for m in modes if m != "plain") or modes
     for name in required:
         if name not in modes:
@@ -153,7 +153,7 @@ class _Audit:
     """One audit under way."""
 
     def __init__(
-        self, model: Any, settings: _Settings, required: tuple[str, ...], prompts: Any, progress: Progress
+        self, model: Any, settings: _ModelSettings, required: tuple[str, ...], prompts: Any, progress: Progress
     ) -> None:
         self.model, self.settings, self.progress = model, settings, progress
         p = next(model.parameters())
@@ -248,7 +248,7 @@ class _Audit:
         result.agreement.add(evaluation.kept)
 
 
-def _prompts(model: Any, settings: _Settings, given: Any) -> tuple[Prompts, Prompts]:
+def _prompts(model: Any, settings: _ModelSettings, given: Any) -> tuple[Prompts, Prompts]:
     import numpy as np
 
     config, scope = getattr(model, "config", None), settings.scope

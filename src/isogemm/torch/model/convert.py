@@ -22,7 +22,7 @@ from ..quant.convert import Formats, prefixes
 from . import activations as functions
 from . import known as layers_known
 from .huggingface.modules import NAME
-from .known import Known, Looks
+from .known import Looks, Match
 from .layers import Converted, GatedMLP, Linear, Merging, checked
 from .watch import watch
 
@@ -194,7 +194,7 @@ def convert(
 class _Plan:
     """What is to be done with each module."""
 
-    found: list[tuple[str, Any, Known]] = field(default_factory=list)
+    found: list[tuple[str, Any, Match]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     attention: dict[str, Any] = field(default_factory=dict)
@@ -271,7 +271,7 @@ def _check_patterns(module: Any, leave: Sequence[str]) -> None:
             raise OptionError("leave", limit="patterns of modules' names", value=pattern, nearest=nearest[0])
 
 
-def _known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Known | None:
+def _known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match | None:
     if isinstance(child, Converted):  # nothing that is still to be done
         return None
     found = layers_known.known(child, looks)
@@ -290,7 +290,7 @@ def _attention(module: Any) -> tuple[dict[str, Any], frozenset[int], str]:
     return found, huggingface_known.rotary_widths(module), huggingface_known.halved(module) if found else ""
 
 
-def _experts(module: Any) -> dict[str, Known]:
+def _experts(module: Any) -> dict[str, Match]:
     """The mixtures of experts of transformers models: a router is known by what stands beside it."""
     if "transformers" not in sys.modules:
         return {}
@@ -343,7 +343,7 @@ def _check_dtypes(name: str, child: Any) -> None:
             raise DTypeError(what, limit=limit, value=p.dtype, nearest="torch.float32")
 
 
-def _become(child: Any, known: Known, halves: bool) -> None:
+def _become(child: Any, known: Match, halves: bool) -> None:
     child.__class__ = known.layer
     if isinstance(child, functions.Activation):
         child.keep()

@@ -22,7 +22,7 @@ from .rows import REDUCTIONS
 from .scope import invariant, subclasses
 from .state import enabled
 
-__all__ = ["MOVES", "Coverage", "Row", "coverage"]
+__all__ = ["MOVES", "Coverage", "CoverageRow", "coverage"]
 
 ROUTED, ELEMENTWISE, NOT_ROUTED = "routed", "elementwise", "not routed"
 
@@ -47,7 +47,7 @@ _RANDOM = frozenset(_DRAWING.split())
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CoverageRow:
     """One operator with one dtype in one phase.
 
     Attributes
@@ -82,17 +82,17 @@ class Coverage:
 
     Attributes
     ----------
-    rows : tuple of Row
+    rows : tuple of CoverageRow
         Those that are not routed first, then by count.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[CoverageRow, ...]
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[CoverageRow]:
         return iter(self.rows)
 
     @property
-    def not_routed(self) -> tuple[Row, ...]:
+    def not_routed(self) -> tuple[CoverageRow, ...]:
         """What may depend on the batch."""
         return tuple(row for row in self.rows if row.status == NOT_ROUTED)
 
@@ -170,8 +170,12 @@ def coverage(
     finally:
         for hook in hooks:
             hook.remove()
-    found = [Row(op, dtype, phase, status, n, why) for (op, dtype, phase, status, why), n in recorder.calls.items()]
-    found += [Row(name, dtype, "forward", ROUTED, n, "replaced whole") for (name, dtype), n in routing._whole.items()]
+    found = [
+        CoverageRow(op, dtype, phase, status, n, why) for (op, dtype, phase, status, why), n in recorder.calls.items()
+    ]
+    found += [
+        CoverageRow(name, dtype, "forward", ROUTED, n, "replaced whole") for (name, dtype), n in routing._whole.items()
+    ]
     found.sort(key=lambda row: (row.status != NOT_ROUTED, row.status != ROUTED, -row.count, row.op))
     return Coverage(tuple(found))
 

@@ -16,7 +16,19 @@ from typing import Any
 import torch
 
 from ...ops import Tensor
-from ..known import PLAIN, Known, Looks, agrees, differs, magnitudes, mixed, random, random_linear, stand_in, touched
+from ..known import (
+    PLAIN,
+    Looks,
+    Match,
+    agrees,
+    differs,
+    magnitudes,
+    mixed,
+    random,
+    random_linear,
+    stand_in,
+    touched,
+)
 from ..traced import Formula, Hidden, Other
 from .modules import NAME, Rotary, RotaryAttention, register, tables
 
@@ -30,7 +42,7 @@ _ATTENTION: Formula = dict.fromkeys(["_softmax", "add", "bmm", "mm", "mul", "sof
 _FIXED = ("default", "linear", "llama3", "yarn")  # kinds of rotary embedding whose frequencies never change
 
 
-def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Known | None:
+def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match | None:
     """What an attention module with rotary embeddings, or a rotary embedding, is; None for anything else.
 
     `widths` are how much of a head the model's rotary embeddings turn, and `odd` is why their tables do not fit.
@@ -39,10 +51,10 @@ def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Known |
         return None
     if set(child._modules) >= _PROJECTIONS and vars(child).keys() >= {"head_dim", "scaling", "config"}:
         why = touched(child) or _turns_a_part(child, widths) or odd or _differs(child, looks)
-        return Known("rope", why=why) if why else Known("rope", mixed(RotaryAttention, type(child)))
+        return Match("rope", why=why) if why else Match("rope", mixed(RotaryAttention, type(child)))
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
         why = touched(child) or _turns_otherwise(child)
-        return Known("rope", why=why) if why else Known("rope", mixed(Rotary, type(child)))
+        return Match("rope", why=why) if why else Match("rope", mixed(Rotary, type(child)))
     return None
 
 

@@ -11,12 +11,12 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import numpy as np
 
-from ..base import arguments as given
+from ..base import arguments
 from ..contract import compare
 from ..errors import IsogemmError, OptionError, ShapeError
 from ..lab.models import LinearShape
 from .bench import Disqualified, LinearOperands, NotApplicable, ProviderBench, ProviderFault, sampled_columns
-from .data import ActivationSource, Array, WeightSource, as_dtype, nearest, portable, weight_named
+from .data import ActivationSource, Array, WeightSource, as_dtype, portable, weight_named
 from .providers import Provider, load_provider
 from .relations import RELATIONS, Pair, Params, Scope
 
@@ -117,7 +117,7 @@ class Case:
         OptionError, ShapeError, DTypeError
             A field is missing, unknown or malformed, or a file it names cannot be read.
         """
-        given.of_type("case", text, str, "the text that a drift report printed", "isogemm audit --replay TEXT")
+        arguments.of_type("case", text, str, "the text that a drift report printed", "isogemm audit --replay TEXT")
         fields = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True))  # a plus is a plus here, no space
         try:
             provider, name, dtype = fields.pop("provider"), fields.pop("relation"), fields.pop("dtype")
@@ -157,7 +157,10 @@ def _check_params(name: str, params: Mapping[str, int | str], text: str) -> None
 def unknown_relation(name: str, otherwise: str) -> OptionError:
     """The error for a relation that there is not; `otherwise` is the advice where no name is near."""
     return OptionError(
-        "unknown relation", limit=", ".join(RELATIONS), value=repr(name), nearest=nearest(name, RELATIONS, otherwise)
+        "unknown relation",
+        limit=", ".join(RELATIONS),
+        value=repr(name),
+        nearest=arguments.nearest(name, RELATIONS, otherwise),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base import arguments as given
+from ..base import arguments
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
 from ..lab.models import MODELS, PROJECTION_SHAPES, LinearShape
 from .bench import Disqualified, LinearOperands, ProviderBench, copied_rows, sampled_columns
@@ -20,7 +20,8 @@ from .cases import MAX_COLUMNS, Case, evaluate, unknown_relation
 from .data import ActivationSource, Array, WeightSource, as_dtype, portable
 from .providers import BUILTIN, Absent, CallableProvider, Provider, load_provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation, Scope
-from .report import Agreement, ProviderResult, RelationResult, Report
+from .report import Report
+from .results import ProviderResult
 
 __all__ = ["DEFAULT_SHAPES", "FULL_SHAPES", "ProviderLike", "ShapeLike", "run"]
 
@@ -118,9 +119,9 @@ def run(
     >>> report.held("isogemm")
     True
     """
-    several = None if isinstance(providers, Provider) else given.items(providers)
+    several = None if isinstance(providers, Provider) else arguments.items(providers)
     providers = [providers] if several is None else several  # type: ignore[list-item]
-    require = None if require is None else given.strings("require", require, "'isogemm'")
+    require = None if require is None else arguments.strings("require", require, "'isogemm'")
     if not (providers or require):
         raise OptionError("providers", limit="at least one", value="none", nearest="isogemm")
     settings = AuditOptions(
@@ -155,7 +156,8 @@ class _Audit:
     ) -> None:
         self.settings, self.progress = settings, progress
         self.live = {name: p for name, p in named.items() if isinstance(p, Provider)}
-        self.results = {name: self._empty(name) for name in named}
+        meanings = {r.name: r.meaning for r in settings.relations}
+        self.results = {name: ProviderResult.empty(name, meanings, settings.scope.sweep) for name in named}
         for name, provider in named.items():
             if isinstance(provider, Absent):
                 self.results[name].reason = str(provider)
@@ -175,10 +177,6 @@ class _Audit:
 
         self.out.environment = environment()
         return self.out
-
-    def _empty(self, name: str) -> ProviderResult:
-        relations = {r.name: RelationResult(r.name, meaning=r.meaning) for r in self.settings.relations}
-        return ProviderResult(name, relations, Agreement(self.settings.scope.sweep))
 
     def _options(self) -> dict[str, Any]:
         s = self.settings
@@ -245,8 +243,7 @@ class _Audit:
                 self._tell(1, f"{name} {relation.name} on {operands.linear.name}")
                 case = Case(name, relation.name, params, source, s.activations, s.dtype, s.seed)
                 outcome = evaluate(bench, case)
-                result.relations[relation.name].add(outcome)
-                result.histogram = [a + b for a, b in zip(result.histogram, outcome.histogram, strict=True)]
+                result.add(relation.name, outcome)
                 if outcome.fatal:
                     raise Disqualified(outcome.reason)
             result.ran = True
@@ -286,7 +283,7 @@ def _named(providers: Sequence[ProviderLike]) -> dict[str, Provider | Absent]:
             named[provider.name] = provider
         else:
             if not callable(provider):
-                value, limit = given.shown(provider), "a name, a Provider or a function f(x, w)"
+                value, limit = arguments.shown(provider), "a name, a Provider or a function f(x, w)"
                 raise DTypeError("provider", limit=limit, value=value, nearest="'isogemm'")
             name = _name(provider)
             named[name] = CallableProvider(name, provider)
@@ -310,9 +307,9 @@ def _name(function: Callable[..., Any]) -> str:
 def _sources(shapes: Iterable[ShapeLike] | None, full: bool) -> tuple[WeightSource, ...]:
     if shapes is None:
         shapes = FULL_SHAPES if full else DEFAULT_SHAPES
-    listed = given.items(shapes)
+    listed = arguments.items(shapes)
     if listed is None:
-        raise ShapeError("shapes", limit="a list of (n, k)", value=given.shown(shapes), nearest=[(4096, 2560)])
+        raise ShapeError("shapes", limit="a list of (n, k)", value=arguments.shown(shapes), nearest=[(4096, 2560)])
     sources = [shape if isinstance(shape, WeightSource) else _source(shape) for shape in listed]
     if not sources:
         raise ShapeError("shapes", limit="at least one", value="none", nearest=(4096, 2560))
@@ -325,13 +322,13 @@ def _source(shape: Any) -> WeightSource:
     except (TypeError, ValueError, IndexError, KeyError, RuntimeError):  # RuntimeError: of torch's
         n, k = 0, 0
     if min(n, k) < 1:
-        value = shape if isinstance(shape, tuple | list) else given.shown(shape)
+        value = shape if isinstance(shape, tuple | list) else arguments.shown(shape)
         raise ShapeError("shape of a linear", limit="(n, k) of at least 1", value=value, nearest=(1, 1))
     return WeightSource(shape if isinstance(shape, LinearShape) else LinearShape(f"{n}x{k}", n, k))
 
 
 def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:
-    chosen = given.strings("relations", names, "'population'") if names is not None else tuple(RELATIONS)
+    chosen = arguments.strings("relations", names, "'population'") if names is not None else tuple(RELATIONS)
     for name in chosen:
         if name not in RELATIONS:
             raise unknown_relation(name, "none named, for all")
@@ -343,10 +340,13 @@ def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:
 def _sizes(sweep: Sequence[int] | None, full: bool) -> tuple[int, ...]:
     if sweep is None:
         return FULL_SWEEP if full else QUICK_SWEEP
-    found = given.items(sweep)
+    found = arguments.items(sweep)
     if not found or not all(isinstance(m, int | np.integer) and 1 <= m <= 1 << 20 for m in found):
         raise OptionError(
-            "sweep of M", limit="whole numbers from 1 to 2**20", value=found or given.shown(sweep), nearest=[1, 2, 16]
+            "sweep of M",
+            limit="whole numbers from 1 to 2**20",
+            value=found or arguments.shown(sweep),
+            nearest=[1, 2, 16],
         )
     return tuple(int(m) for m in found)
 

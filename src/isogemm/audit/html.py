@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import OptionError
 from .cases import FirstDifference, median_ulps, ulps_text
-from .report import ProviderResult, RelationResult, Report
+from .results import Results, ProviderResult, RelationResult
 from .words import measured, not_measured, not_required, not_run, provider_text, speed_by_m, status_word
 
 __all__ = ["page", "require_extra"]
@@ -37,7 +37,7 @@ def require_extra() -> None:
         ) from error
 
 
-def page(report: Report) -> str:
+def page(report: Results) -> str:
     """The whole page: HTML, styles, scripts, data and figures.
 
     Raises
@@ -96,7 +96,7 @@ def _figure(name: str, present: bool) -> str:
     return f"<section><h2>{title}</h2><p class=quiet>{caption if present else empty}</p>{body}</section>"
 
 
-def _spec(make: Callable[[Report], Any], report: Report) -> Any:
+def _spec(make: Callable[[Results], Any], report: Results) -> Any:
     import altair as alt
 
     chart = make(report)
@@ -108,7 +108,7 @@ def _spec(make: Callable[[Report], Any], report: Report) -> Any:
     return spec
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: Results) -> str:
     warning = "".join(
         f'<p class="quiet">{escape(text)}</p>' for text in (not_required(report), not_run(report)) if text
     )
@@ -121,7 +121,7 @@ def _verdict(report: Report) -> str:
     return f'<p class="verdict {kind}">{names} {word}.</p>{warning}'
 
 
-def _card(report: Report, result: ProviderResult) -> str:
+def _card(report: Results, result: ProviderResult) -> str:
     speeds = speed_by_m(report, result.name)
     times = " · ".join(f"M={m}: {ratio}" for m, ratio in speeds.items())
     times = f'<p class="quiet">Time over the fastest: {times}</p>' if times else ""
@@ -132,7 +132,7 @@ def _card(report: Report, result: ProviderResult) -> str:
     )
 
 
-def _matrix(report: Report) -> str:
+def _matrix(report: Results) -> str:
     shown = [p for p in report.providers.values() if p.cases or not p.reason]
     head = "".join(f"<th colspan=2>{escape(p.name)}</th>" for p in shown)
     sub = "<th>cases</th><th>outputs changed</th>" * len(shown)
@@ -156,7 +156,7 @@ def _cells(r: RelationResult) -> str:
     return f'<td>{cases if r.cases else ""}</td><td class="s {r.status.replace("/", "")}"{title}>{changed}{far}</td>'
 
 
-def _drifts(report: Report) -> str:
+def _drifts(report: Results) -> str:
     parts = []
     for result in report.providers.values():
         firsts = [r.drifts[0] for r in result.relations.values() if r.drifts]
@@ -170,7 +170,7 @@ def _drift(drift: FirstDifference) -> str:
     return f'<p class="drift">{escape(str(drift))}</p><pre><code>{escape(drift.case.command())}</code></pre>'
 
 
-def _machine(report: Report) -> str:
+def _machine(report: Results) -> str:
     e = report.environment
     if not e:
         return ""

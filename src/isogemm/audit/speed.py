@@ -11,7 +11,7 @@ from ..lab import Candidate, fastest, interleave, last_level_cache, rotate, verd
 from .bench import LinearOperands
 from .data import Array, arrange
 from .providers import Provider
-from .report import Speed
+from .results import Speed
 
 __all__ = ["measure"]
 

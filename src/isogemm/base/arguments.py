@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 import os
 from collections.abc import Iterable
@@ -11,7 +12,12 @@ import numpy as np
 
 from ..errors import DTypeError, OptionError
 
-__all__ = ["beta_of_c", "flag", "items", "number", "of_type", "one_of", "path", "shown", "strings", "whole"]
+__all__ = ["beta_of_c", "flag", "items", "nearest", "number", "of_type", "one_of", "path", "shown", "strings", "whole"]
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The known name that is spelt most like `name`, or `otherwise` where none is."""
+    return (difflib.get_close_matches(name, list(known), n=1) or [otherwise])[0]
 
 
 def of_type(name: str, x: Any, kind: type | tuple[type, ...], limit: str, nearest: str) -> Any:

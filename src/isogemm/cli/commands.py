@@ -199,8 +199,7 @@ def plan_command(
     """Show how a product would be computed, without computing it."""
     from rich.console import Console
 
-    import isogemm
-
+    from ..api.plan import plan as planned
     from ..base.dtypes import SHORT_NAMES
 
     if len(trans) != 2:
@@ -208,7 +207,7 @@ def plan_command(
     options: dict[str, Any] = {"threads": threads} if threads else {}
     if contract:
         options["contract"] = contract
-    plan: Any = isogemm.plan(
+    plan: Any = planned(
         m,
         n,
         k,

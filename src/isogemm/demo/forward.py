@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..api import products
 from . import rows
 from .minilm import Dense, Layer, MiniLM
 
@@ -41,19 +42,11 @@ def _numpy_linear(x: Array, linear: Dense) -> Array:
 
 
 def _isogemm_linear(x: Array, linear: Dense) -> Array:
-    import isogemm
-
-    return np.asarray(isogemm.linear(x, linear.weight, linear.bias))
-
-
-def _isogemm_matmul(a: Array, b: Array) -> Array:
-    import isogemm
-
-    return np.asarray(isogemm.matmul(a, b))
+    return np.asarray(products.linear(x, linear.weight, linear.bias))
 
 
 NUMPY = Multiplier("numpy", _numpy_linear, np.matmul)
-ISOGEMM = Multiplier("isogemm", _isogemm_linear, _isogemm_matmul)
+ISOGEMM = Multiplier("isogemm", _isogemm_linear, products.matmul)
 
 
 def row_by_row(provider: Multiplier) -> Multiplier:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...base import arguments as given
+from ...base import arguments
 from ...errors import LimitError, OptionError, ShapeError
 from ...formats.blocks import FORMATS, format_of
-from ..data import nearest as nearest_name
 from ..data import portable
 from ..providers import Absent
-from ..report import Agreement, ProviderResult, RelationResult, Report
+from ..report import Report
+from ..results import ProviderResult
 from ..words import plural
 from .load import require_extra
 from .relations import RELATIONS, ModelScope, not_promised
@@ -114,7 +114,7 @@ def model(
 
     from .subject import MODES
 
-    given.of_type("model", model, torch.nn.Module, "a torch.nn.Module", "a transformers model")
+    arguments.of_type("model", model, torch.nn.Module, "a torch.nn.Module", "a transformers model")
     if next(model.parameters(), None) is None:
         raise OptionError(
             "model",
@@ -122,13 +122,13 @@ def model(
             value=f"{type(model).__name__} without parameters",
             nearest="a model with weights",
         )
-    modes = tuple(dict.fromkeys(given.strings("mode", mode, "'convert'")))
+    modes = tuple(dict.fromkeys(arguments.strings("mode", mode, "'convert'")))
     usual = [name for name, relation in RELATIONS.items() if not relation.asked]
-    names = tuple(dict.fromkeys(given.strings("relations", usual if relations is None else relations, "'prefill'")))
+    names = tuple(dict.fromkeys(arguments.strings("relations", usual if relations is None else relations, "'prefill'")))
     for what, chosen, known in (("mode", modes, list(MODES)), ("relation", names, list(RELATIONS))):
         for name in chosen or [""]:
             if name not in known:
-                nearest = nearest_name(name, known, known[0])
+                nearest = arguments.nearest(name, known, known[0])
                 raise OptionError(f"unknown {what}", limit=", ".join(known), value=repr(name), nearest=nearest)
     scope = ModelScope(
         prompt_length(_least("tokens", [tokens], 4)[0], getattr(model, "config", None)),
@@ -161,7 +161,8 @@ class _Audit:
         self.attention = str(getattr(getattr(model, "config", None), "_attn_implementation", "") or "")
         self.prompts, self.training = _prompts(model, settings, prompts)
         self.cases = [(RELATIONS[name], params) for name in settings.relations for params in self._params(name)]
-        results = {name: self._empty(name) for name in settings.modes}
+        meanings, sweep = {n: RELATIONS[n].meaning for n in settings.relations}, (1, *sorted(settings.scope.batches))
+        results = {name: ProviderResult.empty(name, meanings, sweep) for name in settings.modes}
         self.out = Report(
             results, required, self._options(str(p.device)), schema=SCHEMA, title=_TITLE, described=self._described()
         )
@@ -178,10 +179,6 @@ class _Audit:
 
     def _params(self, relation: str) -> Any:
         return RELATIONS[relation].cases(self.settings.scope)
-
-    def _empty(self, mode: str) -> ProviderResult:
-        relations = {n: RelationResult(n, meaning=RELATIONS[n].meaning) for n in self.settings.relations}
-        return ProviderResult(mode, relations, Agreement((1, *sorted(self.settings.scope.batches))))
 
     def _options(self, device: str) -> dict[str, Any]:
         s = self.settings
@@ -242,8 +239,7 @@ class _Audit:
                 warnings.simplefilter("ignore")
                 case = ModelCase(mode, relation.name, params, self.title, words)
                 outcome = evaluate(evaluation, relation, case)
-            result.relations[relation.name].add(outcome, not_promised(mode, relation.name, params, self.attention))
-            result.histogram = [a + b for a, b in zip(result.histogram, outcome.histogram, strict=True)]
+            result.add(relation.name, outcome, not_promised(mode, relation.name, params, self.attention))
         result.ran = True
         result.agreement.add(evaluation.kept)
 

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from ...base import arguments as given
+from ...base import arguments
 from ...errors import DeviceError, OptionError
 from ..data import as_dtype
 
@@ -60,7 +60,7 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
     import torch
     import transformers
 
-    folder = Path(given.path("--hf", path, "a model's folder"))
+    folder = Path(arguments.path("--hf", path, "a model's folder"))
     if not (folder / "config.json").is_file():
         raise OptionError("--hf", limit="a folder with config.json", value=path, nearest="a model's folder")
     if not random and not any(list(folder.glob(pattern)) for pattern in _WEIGHTS):

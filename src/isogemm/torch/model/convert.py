@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...base import arguments as given
+from ...base import arguments
 from ...contract.spec import Contract, ContractLike
 from ...errors import DTypeError, OptionError
 from ...formats.blocks import BlockFormat
@@ -158,10 +158,10 @@ def convert(
     Converted modules are as `Linear` and `isogemm.torch.reductions`. Modules that are not known stay torch's and are
     in the report, which lists modules and cannot see functions: `isogemm.torch.routing.coverage` can.
     """
-    given.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
-    fuse = given.flag("fuse", fuse)
+    arguments.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
+    fuse = arguments.flag("fuse", fuse)
     chosen, order = checked(contract, grad_order)
-    leave = given.strings("leave", leave, "['lm_head']")
+    leave = arguments.strings("leave", leave, "['lm_head']")
     plan = _look(module, _parts(parts), leave)
     _refuse(plan.refused)
     for name, child, _ in plan.found:
@@ -204,7 +204,7 @@ class _Plan:
 
 
 def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
-    chosen = given.strings("parts", parts, "'all'")
+    chosen = arguments.strings("parts", parts, "'all'")
     if chosen == ("all",):
         return PARTS
     for part in chosen:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...base import arguments as given
+from ...base import arguments
 from ...contract.spec import ContractLike
 from ...errors import DTypeError
 from .elementwise import EXACT, form, is_exact, per_element
@@ -154,7 +154,7 @@ def coverage(
         `model_or_function` cannot be called.
     """
     if not callable(model_or_function):
-        value, limit = given.shown(model_or_function), "a module, or a function"
+        value, limit = arguments.shown(model_or_function), "a module, or a function"
         raise DTypeError("model_or_function", limit=limit, value=value, nearest="coverage(model, inputs)")
     if scope is None:
         scope = enabled() or not _converted(model_or_function)

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .cases import Case, Outcome, median_ulps, ulps_text
-from .results import Results, ProviderResult
+from .results import ProviderResult, Results
 from .words import (
     inapplicable,
     measured,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .cases import ULP_BINS
-from .results import Results, ProviderResult
+from .results import ProviderResult, Results
 
 __all__ = ["EQUAL_COLOUR", "agreement_map", "drift_histogram", "provider_colours", "speed_bars", "theme"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import OptionError
 from .cases import FirstDifference, median_ulps, ulps_text
-from .results import Results, ProviderResult, RelationResult
+from .results import ProviderResult, RelationResult, Results
 from .words import measured, not_measured, not_required, not_run, provider_text, speed_by_m, status_word
 
 __all__ = ["page", "require_extra"]

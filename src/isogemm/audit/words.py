@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from .cases import median_ulps, ulps_text
-from .results import Agreement, Results, ProviderResult, RelationResult, Speed
+from .results import Agreement, ProviderResult, RelationResult, Results, Speed
 
 __all__ = [
     "agreement_text",

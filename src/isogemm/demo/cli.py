@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from ..base.disk import write_whole
+from ..base.progress import progress_bar
 from . import minilm, show
 from .minilm import MissingModelError
 from .sentences import SENTENCES
@@ -190,9 +191,8 @@ def _step(console: Console, number: int, title: str) -> None:
 
 
 def _progress(console: Console, items: Iterable[T], title: str) -> Iterator[T]:
-    from rich.progress import track
-
     listed = list(items)
-    yield from track(
-        listed, description=f"      {title}", console=console, transient=True, disable=not console.is_terminal
-    )
+    with progress_bar(console=console, shown=console.is_terminal) as tell:
+        for done, item in enumerate(listed):
+            tell(done, len(listed), title)
+            yield item

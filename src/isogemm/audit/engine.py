@@ -148,11 +148,7 @@ class _Audit:
     """One audit under way."""
 
     def __init__(
-        self,
-        settings: AuditOptions,
-        named: dict[str, Provider | Absent],
-        required: tuple[str, ...],
-        progress: Progress,
+        self, settings: AuditOptions, named: dict[str, Provider | Absent], required: tuple[str, ...], progress: Progress
     ) -> None:
         self.settings, self.progress = settings, progress
         self.live = {name: p for name, p in named.items() if isinstance(p, Provider)}

@@ -36,8 +36,7 @@ def quantize_command(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="IN",
-            help="A .safetensors or .gguf file of floats, a model's .safetensors.index.json, or folder.",
+            metavar="IN", help="A .safetensors or .gguf file of floats, a model's .safetensors.index.json, or folder."
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write; one that is there is replaced.")],

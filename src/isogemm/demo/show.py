@@ -71,11 +71,7 @@ def row_table(rows: Sequence[RowDrift], tokens: int) -> Table:
         for row in (row for name in names for row in rows if (row.m, row.provider) == (m, name)):
             share = f"{100 * row.outputs_changed / max(row.outputs, 1):.1f}%"
             linears = f"{row.linears_changed}/{row.linears}"
-            cells += [
-                loud(share if row.outputs_changed else "0", row.outputs_changed),
-                linears,
-                f"{row.median_ulps:g}",
-            ]
+            cells += [loud(share if row.outputs_changed else "0", row.outputs_changed), linears, f"{row.median_ulps:g}"]
         found.add_row(*cells)
     return found
 

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...operands.views import is_traced
 from ..ops import Tensor
 from ..routing.elementwise import EXACT, _filled, blocked, form, is_exact, refuse_flushing
-from .known import Looks, Match, agrees, magnitudes, mixed, random, stand_in, touched
 from .layers import Converted
+from .recognition import Looks, Match, agrees, magnitudes, mixed, random, stand_in, touched
 from .traced import other, train
 
 __all__ = ["Activation", "known"]
@@ -224,12 +224,12 @@ def known(child: Any, looks: Looks) -> Match | None:
         return None
     name = type(child).__name__
     if seen.others:
-        return Match("activation", why=f"{name} calls {seen.others[0]}, which is no function of elements known here")
-    if seen.why:
-        return Match("activation", why=f"{name} {seen.why}")
-    if getattr(child, "inplace", False):
-        return Match("activation", why=f"{name} works in place")
-    if why := touched(child):
+        why = f"{name} calls {seen.others[0]}, which is no function of elements known here"
+    elif seen.why:
+        why = f"{name} {seen.why}"
+    else:
+        why = f"{name} works in place" if getattr(child, "inplace", False) else touched(child)
+    if why:
         return Match("activation", why=why)
     gelu = {op.startswith("gelu") for op in seen.several}
     rule = "" if len(gelu) > 1 else seen.several[0]

@@ -17,9 +17,8 @@ import torch
 
 from ..ops import Tensor
 
-__all__ = ["DTYPES", "Formula", "Hidden", "Other", "other", "train"]
+__all__ = ["Formula", "Hidden", "Other", "other", "train"]
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What moves elements and makes none; so do views.
 _MOVES = frozenset({"_unsafe_view", "cat", "clone", "contiguous"})
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}

@@ -14,13 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...base import arguments
 from ...contract.spec import ContractLike
 from ...errors import DTypeError
+from .backward import position
 from .elementwise import EXACT, form, is_exact, per_element
-from .marks import position
-from .modes import pushed
 from .products import PRODUCTS, contained, is_composite, is_served, operands, product_of
 from .rows import REDUCTIONS
 from .scope import invariant, subclasses
-from .state import enabled
+from .state import enabled, pushed
 
 __all__ = ["MOVES", "Coverage", "CoverageRow", "coverage"]
 

@@ -13,9 +13,9 @@ import torch
 
 from ....contract.spec import Contract
 from ...ops import Tensor
-from ..known import PLAIN, Match, agrees, mixed, random, stand_in, touched
 from ..layers import Converted
 from ..own_code import OwnBlock, OwnCode, own, unsafe
+from ..recognition import PLAIN, Match, agrees, mixed, random, stand_in, touched
 from .mixture import Sorting, combined, multiplied, sent, sorting
 
 __all__ = ["Experts", "mixtures"]

@@ -93,16 +93,14 @@ def _value(x: Any) -> Any:
 
 def known(child: Any, looks: Looks) -> Match | None:
     """What a module is to `convert`; None where it is nothing that isogemm has a layer for."""
-    for torchs, look in _TORCH.items():
+    cls = type(child)
+    for torchs, (part, look) in _TORCH.items():
+        if cls is torchs:
+            found, why = look(child), touched(child)
+            return Match(part, why=why) if why and found.layer else found
         if isinstance(child, torchs):
-            if type(child) is torchs:
-                return _unless_touched(child, look(child))
-            return Match(_PARTS[torchs], why=f"a subclass of {torchs.__name__}, {_full(child)}")
+            return Match(part, why=f"a subclass of {torchs.__name__}, {cls.__module__}.{cls.__qualname__}")
     return _foreign(child, looks)
-
-
-def _full(child: Any) -> str:
-    return f"{type(child).__module__}.{type(child).__qualname__}"
 
 
 def touched(child: Any) -> str:
@@ -112,11 +110,6 @@ def touched(child: Any) -> str:
     if getattr(child, "_compiled_call_impl", None) is not None:
         return "it was compiled before"
     return ""
-
-
-def _unless_touched(child: Any, found: Match) -> Match:
-    why = touched(child)
-    return Match(found.part, why=why) if why and found.layer else found
 
 
 def _norm(child: Any) -> Match:
@@ -139,19 +132,12 @@ def _silu(child: Any) -> Match:
     return Match("mlp", layers.SiLU)
 
 
-_TORCH: dict[type, Callable[[Any], Match]] = {
-    torch.nn.Linear: lambda child: Match("linear", layers.Linear),
-    torch.nn.RMSNorm: _norm,
-    torch.nn.LayerNorm: _norm,
-    torch.nn.Embedding: _embedding,
-    torch.nn.SiLU: _silu,
-}
-_PARTS: dict[type, str] = {
-    torch.nn.Linear: "linear",
-    torch.nn.RMSNorm: "norm",
-    torch.nn.LayerNorm: "norm",
-    torch.nn.Embedding: "embedding",
-    torch.nn.SiLU: "mlp",
+_TORCH: dict[type, tuple[str, Callable[[Any], Match]]] = {
+    torch.nn.Linear: ("linear", lambda child: Match("linear", layers.Linear)),
+    torch.nn.RMSNorm: ("norm", _norm),
+    torch.nn.LayerNorm: ("norm", _norm),
+    torch.nn.Embedding: ("embedding", _embedding),
+    torch.nn.SiLU: ("mlp", _silu),
 }
 
 
@@ -280,7 +266,7 @@ def differs(probe: Any, formula: Formula, call: Any, same: Callable[[], bool]) -
         traced.train(probe, training)
         if not same():
             return "its results are others" + (" in training" if training else "")
-    for dtype in traced.DTYPES[1:]:
+    for dtype in (torch.bfloat16, torch.float16):
         if why := traced.other(probe, formula, call, dtype):
             return f"{why}, in {dtype}"
     return ""

@@ -1,7 +1,7 @@
 """Which attention modules, rotary embeddings and models of transformers are what isogemm computes.
 
-As in `layers_known`: by structure, by the operators that their own forward methods call, and by what these give on
-small stand-ins.
+As in `isogemm.torch.model.recognition`: by structure, by the operators that their own forward methods call, and by what
+these give on small stand-ins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...ops import Tensor
-from ..known import (
+from ..recognition import (
     PLAIN,
     Looks,
     Match,
@@ -231,12 +231,17 @@ def halved(module: Any) -> str:
 
 
 def _is_twice(child: Any) -> bool:
-    probe, half = stand_in(child), child.inv_freq.shape[-1]
-    for key, buffer in child._buffers.items():
-        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
+    probe, half = _rotary_probe(child), child.inv_freq.shape[-1]
     with torch.no_grad():
         found = probe.forward(torch.zeros(1, 3, 1, **PLAIN), torch.tensor([[0, 1, 5]], device="cpu"))
     return all(t.shape[-1] != 2 * half or torch.equal(t[..., :half], t[..., half:]) for t in found)
+
+
+def _rotary_probe(child: Any) -> Any:
+    probe = stand_in(child)
+    for key, buffer in child._buffers.items():
+        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
+    return probe
 
 
 def _turns_otherwise(child: Any) -> str:
@@ -250,9 +255,7 @@ def _turns_otherwise(child: Any) -> str:
         return "on the meta device, where there are no frequencies to make tables from"
     if child.inv_freq.dim() != 1 or not isinstance(vars(child).get("max_seq_len_cached"), int):
         return f"{name} has no frequencies in one dimension, or no number of positions"
-    probe = stand_in(child)
-    for key, buffer in child._buffers.items():
-        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
+    probe = _rotary_probe(child)
     w, scale = probe.inv_freq.float(), float(getattr(child, "attention_scaling", 1.0))
     positions, x = torch.tensor([[0, 1, 5], [7, 1000, 4095]], device="cpu"), torch.zeros(2, 3, 1, **PLAIN)
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..base import arguments
 from ..base.dtypes import NUMPY, SHORT_NAMES
+from ..base.extras import require_extra
 from ..errors import DTypeError, LayoutError, OptionError, ShapeError
 from ..lab import shapes
 from ..lab.models import LinearShape
@@ -223,15 +224,9 @@ def weight_named(path: str, name: str) -> WeightSource:
 
 
 def _open(path: str) -> Any:
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise OptionError(
-            "reading weights needs the package safetensors",
-            limit="the extra isogemm[weights]",
-            value="not installed",
-            nearest='pip install "isogemm[weights]"',
-        ) from error
+    require_extra("weights", "reading weights", "safetensors")
+    from safetensors import safe_open
+
     try:
         return safe_open(path, framework="numpy")
     except Exception as error:  # safetensors raises its own type, OSError or FileNotFoundError

@@ -9,32 +9,17 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..errors import OptionError
+from ..base.extras import require_extra
 from .cases import FirstDifference, median_ulps, ulps_text
 from .results import ProviderResult, RelationResult, Results
 from .words import measured, not_measured, not_required, not_run, provider_text, speed_by_m, status_word
 
-__all__ = ["page", "require_extra"]
+__all__ = ["page", "require_packages"]
 
 
-def require_extra() -> None:
-    """Check that the packages of the page are installed.
-
-    Raises
-    ------
-    OptionError
-        altair or vl-convert is missing; the error names the extra.
-    """
-    try:
-        import altair  # noqa: F401
-        import vl_convert  # noqa: F401
-    except ImportError as error:
-        raise OptionError(
-            f"the page needs {error.name or 'altair and vl-convert'}",
-            limit="the extra isogemm[report]",
-            value="not installed",
-            nearest='pip install "isogemm[report]"',
-        ) from error
+def require_packages() -> None:
+    """Check that the packages of the page are installed; else an `OptionError` names the extra that brings them."""
+    require_extra("report", "the page", "altair", "vl_convert")
 
 
 def page(report: Results) -> str:
@@ -45,7 +30,7 @@ def page(report: Results) -> str:
     OptionError
         The extra ``isogemm[report]`` is not installed.
     """
-    require_extra()
+    require_packages()
     from .figures import EQUAL_COLOUR, agreement_map, drift_histogram, speed_bars, theme
 
     specs = {"agreement": agreement_map, "drift": drift_histogram, "speed": speed_bars}

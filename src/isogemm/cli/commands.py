@@ -361,9 +361,9 @@ def _check_outputs(json: str, html: str) -> None:
         except OSError as error:
             raise _cannot_write(path, error) from error
     if html:
-        from ..audit.html import require_extra
+        from ..audit.html import require_packages
 
-        require_extra()
+        require_packages()
 
 
 def _cannot_write(path: str, error: OSError) -> OptionError:

@@ -112,12 +112,12 @@ def test_integers_added_up_as_floats_are_rows(dtype, scoped):
 
 def test_integers_and_complex_numbers_added_up_are_not_called_exact():
     x, z = torch.arange(12).view(3, 4), torch.ones(3, 4, dtype=torch.complex64)
-    report = isogemm.torch.routing.coverage(lambda: (x.sum(-1, dtype=torch.float64), z.sum(-1)))
+    report = isogemm.torch.coverage(lambda: (x.sum(-1, dtype=torch.float64), z.sum(-1)))
     assert {row.dtype for row in report.not_routed} == {"complex64", "int64"}, str(report)
     for call in (lambda: x.sum(-1, dtype=torch.float64), lambda: z.sum(-1)):
         with invariant(strict=True), pytest.raises(OptionError, match="strict"):
             call()
-    assert not isogemm.torch.routing.coverage(lambda: x.sum(-1)).not_routed
+    assert not isogemm.torch.coverage(lambda: x.sum(-1)).not_routed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -129,7 +129,7 @@ def test_sums_with_alpha_and_a_number(name, dtype):
         whole = call(x, 0.7, alpha=0.3)
         assert torch.equal(whole[::3], call(x[::3], 0.7, alpha=0.3))
         assert torch.equal(whole, torch.cat([call(x[i : i + 5], 0.7, alpha=0.3) for i in range(0, 1003, 5)]))
-    less = isogemm.torch.routing.coverage(lambda: call(x, 0.7, alpha=0.3), rows=False)
+    less = isogemm.torch.coverage(lambda: call(x, 0.7, alpha=0.3), rows=False)
     assert [row.op for row in less.not_routed] == [f"aten.{name}.Scalar" if name == "rsub" else f"aten.{name}.Tensor"]
 
 
@@ -175,7 +175,7 @@ def test_strided_nested_tensors_are_torchs(scoped):
         with torch.no_grad(), invariant(strict=True), pytest.raises(OptionError, match="strict"):
             call(x)
         with torch.no_grad():
-            assert isogemm.torch.routing.coverage(call, x).not_routed
+            assert isogemm.torch.coverage(call, x).not_routed
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -313,7 +313,7 @@ def test_operators_on_lists(name, scoped):
         inside = [x.clone()]
         assert getattr(torch, f"_foreach_{name}_")(inside, *rest) is None or torch.is_tensor(inside[0])
         assert torch.equal(inside[0], whole)
-    assert not isogemm.torch.routing.coverage(lambda: call([x], *rest)).not_routed
+    assert not isogemm.torch.coverage(lambda: call([x], *rest)).not_routed
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -330,7 +330,7 @@ def test_attention_in_torchscript_is_refused_or_routed():
         with invariant(attention=False) as scope:
             script(x)
         assert scope.passed.total() == 1
-        assert [row.op for row in isogemm.torch.routing.coverage(script, x).not_routed] == [
+        assert [row.op for row in isogemm.torch.coverage(script, x).not_routed] == [
             "aten._scaled_dot_product_flash_attention_for_cpu.default"
         ]
         with within(False):

@@ -172,7 +172,7 @@ def test_scaled_products_are_refused_and_listed():
     for strict in (False, True):
         with invariant(strict=strict), pytest.raises(OptionError, match=r"_scaled_grouped_mm.*dequantized"):
             call()
-    isogemm.torch.routing.coverage(caught)
+    isogemm.torch.coverage(caught)
     assert listed
 
 
@@ -192,7 +192,7 @@ def test_transformers_own_operator_is_routed():
 
 def test_coverage_lists_it_as_routed():
     x, w, offs = randn(9, K, grad=True), randn(3, K, N, grad=True), offsets(2, 2, 9)
-    report = isogemm.torch.routing.coverage(lambda x, w: torch._grouped_mm(x, w, offs), x, w, backward=True)
+    report = isogemm.torch.coverage(lambda x, w: torch._grouped_mm(x, w, offs), x, w, backward=True)
     rows = [row for row in report if row.op == "aten._grouped_mm.default"]
     assert {(row.phase, row.count) for row in rows} == {("forward", 1), ("backward", 2)}
     assert {(row.status, row.why) for row in rows} == {("routed", "product")}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...base import arguments
+from ...base.extras import require_extra
 from ...errors import LimitError, OptionError, ShapeError
 from ...formats.blocks import FORMATS, format_of
 from ..data import portable
@@ -16,7 +17,6 @@ from ..providers import Absent
 from ..report import Report
 from ..results import ProviderResult
 from ..words import plural
-from .load import require_extra
 from .relations import RELATIONS, ModelScope, not_promised
 from .runs import Prompts, prompt_length
 
@@ -109,7 +109,7 @@ def model(
     >>> report.held("convert")
     True
     """
-    require_extra("torch", "transformers")
+    require_extra("hf", "the audit of a model", "torch", "transformers")
     import torch
 
     from .subject import MODES

@@ -158,7 +158,7 @@ def convert(
     Determinism
     -----------
     Converted modules are as `Linear` and `isogemm.torch.reductions`. Modules that are not known stay torch's and are
-    in the report, which lists modules and cannot see functions: `isogemm.torch.routing.coverage` can.
+    in the report, which lists modules and cannot see functions: `isogemm.torch.coverage` can.
     """
     arguments.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
     fuse = arguments.flag("fuse", fuse)

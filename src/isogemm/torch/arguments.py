@@ -10,7 +10,7 @@ from ..base import arguments
 from ..contract.spec import ContractLike
 from ..errors import DTypeError
 from .operator import Tensor
-from .rows.checks import dtype_of
+from .rows.signature import dtype_of
 
 __all__ = ["autocast", "check_tensor", "contract_text", "options"]
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import DeviceError, OptionError
-from ..operands.views import is_traced
+from ..operands.tensors import is_traced
 
 __all__ = [
     "Operator",

@@ -23,6 +23,7 @@ import torch
 
 from ...contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS, LOG2E, factor
 from .. import reductions
+from ..device import column
 from ..gemm import products
 from ..operator import Tensor
 
@@ -171,10 +172,9 @@ def _steps(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added:
 
 def _steps_on_cuda(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Forward) -> Any:
     """The same by one kernel."""
-    from ...backends.cuda.attention.steps import steps
-
     *_, delta, m, total = rows
     c = float(factor(call.scale, call.q.shape[3]))
+    steps = column("attention_steps", s.device.type).steps
     return steps(s, m, total, c=c, dtype=call.q.dtype, hidden=hidden, added=added, dp=dp, delta=delta)
 
 

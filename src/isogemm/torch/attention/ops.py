@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from ...backends.cpu.attention import run as cpu
 from ...base.dtypes import as_dtype
 from ...contract.attention import factor
 from ...contract.spec import ARITHMETICS, Contract
 from ...errors import ContractError, OptionError
 from ...operands import memory as views
-from ...operands.views import array, memory, to_tensor
+from ...operands.tensors import memory, to_tensor
+from ...operands.views import array
+from ..device import column
 from ..gemm.products import resolved
 from ..operator import Operator, Tensor, define, define_forward, recorded, refuse_second, watched
 from ..routing.elementwise import subnormals_kept
@@ -88,15 +89,15 @@ def forward(
 
 
 def _on_cuda(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, out_dtype: Any, options: Any) -> Any:
-    from ...backends.cuda.attention import run as cuda
-
     if 0 in (*q.shape[:3], k.shape[2], v.shape[3]):  # nothing to launch
         m = q.new_full(q.shape[:3], float("-inf"), dtype=torch.float32)
         return q.new_zeros(*q.shape[:3], v.shape[3], dtype=out_dtype), m, torch.zeros_like(m)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     start, stop = (_places(x, k.shape[2]) for x in (start, stop))
     options["c"] = float(options["c"])
-    return cuda.forward(q, k, v, mask=mask, start=start, stop=stop, out_dtype=out_dtype or q.dtype, **options)
+    return column("attention", q.device.type).forward(
+        q, k, v, mask=mask, start=start, stop=stop, out_dtype=out_dtype or q.dtype, **options
+    )
 
 
 def _places(x: Tensor | None, keys: int) -> Tensor | None:
@@ -112,7 +113,7 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, o
         mask = memory("mask", mask) if mask.dtype is torch.bool else array("mask", mask.detach())
     bounds = {"start": _bounds("start", start, k.shape[2]), "stop": _bounds("stop", stop, k.shape[2])}
     y, out = views.empty((*q.shape[:3], v.shape[3]), as_dtype(out_dtype) or xq.dtype)
-    _, m, total = cpu.forward(xq, xk, xv, mask=mask, out=out, **bounds, **options)
+    _, m, total = column("attention", "cpu").forward(xq, xk, xv, mask=mask, out=out, **bounds, **options)
     return y, to_tensor(m), to_tensor(total)
 
 

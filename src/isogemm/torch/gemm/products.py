@@ -28,8 +28,11 @@ from typing import Any
 import torch
 
 from ...api import products as api
+from ...backends import open_device
+from ...base.dtypes import FLOAT32, TORCH
 from ...contract.spec import Contract, Order, as_contract
 from ...errors import OptionError
+from ...operands.device_array import DeviceId
 from .. import operator
 from ..operator import Operator, Tensor, define, define_forward, refuse_meta, refuse_vmap
 from ..routing.elementwise import subnormals_kept
@@ -54,11 +57,9 @@ def resolved(contract: str, a: Tensor, b: Tensor) -> Contract:
         return as_contract(contract)
     if a.device.type != "cuda":
         return Contract()
-    from ...backends.cuda.gemm.execute import default_contract
-
-    name = str(a.dtype).removeprefix("torch.") if a.dtype == b.dtype else "float32"
     ordinal = torch.cuda.current_device() if a.device.index is None else a.device.index
-    return default_contract(ordinal, name)
+    types = (TORCH.get(str(x.dtype), FLOAT32) for x in (a, b))
+    return open_device(DeviceId(a.device.type, ordinal)).default(*types)
 
 
 @lru_cache(maxsize=256)

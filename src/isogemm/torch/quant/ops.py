@@ -20,7 +20,7 @@ from ...base import arguments
 from ...contract.spec import Contract, ContractLike, as_contract
 from ...errors import LayoutError, ShapeError
 from ...formats.blocks import format_of
-from ...operands.views import to_tensor
+from ...operands.tensors import to_tensor
 from ...quant.matrix import QuantizedMatrix
 from ..arguments import autocast, check_tensor, options
 from ..gemm.products import call_product, resolved, with_order

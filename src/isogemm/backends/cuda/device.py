@@ -1,0 +1,117 @@
+"""A CUDA device: memory from torch's allocator, kernels of this folder on torch's current stream."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.dtypes import name_of
+from ...contract.spec import Contract
+from ...operands import cuda as arrays
+from ...operands.device_array import DeviceId
+from ...operands.tensors import is_tensor
+from ...planner.device import Device
+from . import calls
+from .driver import facts
+from .gemm import list_calls
+from .gemm.execute import Executor
+
+__all__ = ["CudaDevice", "count", "current", "open_device", "recall", "recall_items", "reload", "usable"]
+
+Array = NDArray[Any]
+
+recall, recall_items = calls.call, list_calls.call
+LISTS = ("gemm_batched", "gemm_grouped")
+
+
+class CudaDevice(Executor, Device):
+    """One CUDA device during one call, of which it keeps the launches."""
+
+    columns: ClassVar = {name: f"isogemm.backends.cuda.{name}.run" for name in ("quant", "rows", "attention")} | {
+        "row_sums": "isogemm.backends.cuda.rows.sums",
+        "attention_steps": "isogemm.backends.cuda.attention.steps",
+    }
+
+    def memory(self) -> int:
+        return arrays.total_memory(self.place)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return arrays.empty(shape, dtype, self.place)
+
+    def assign(self, out: Array, x: Array) -> None:
+        arrays.tensor(out).copy_(arrays.tensor(x))
+
+    def result(self, x: Array, operands: tuple[Any, ...]) -> Any:
+        tensors = [operand for operand in operands if is_tensor(operand)]
+        return arrays.as_kind(x, tensors[0] if tensors else operands[0])
+
+    def release(self, stream: int) -> None:
+        arrays.give_back(stream, self.place)
+
+    def default(self, dtype_a: np.dtype[Any], dtype_b: np.dtype[Any]) -> Contract:
+        return default_contract(self.place.ordinal, name_of(dtype_a) if dtype_a == dtype_b else "float32")
+
+    def pack(self, w: Array) -> calls.DeviceWeight:
+        weight = arrays.tensor(w).detach()
+        return calls.DeviceWeight(weight, (weight.shape, weight.stride(), weight.dtype, weight.get_device()))
+
+    def remember(self, kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], result: Any) -> None:
+        table: Any = list_calls if kind in LISTS else calls
+        table.remember(kind, operands, options, result, self)
+
+    @property
+    def chooser(self) -> Any:
+        from .registry import chooser
+
+        return chooser(self.place.ordinal)
+
+    @property
+    def facts(self) -> facts.Device:
+        return facts.device(self.place.ordinal)
+
+    def stream(self) -> int:
+        return arrays.current_stream(self.place)
+
+
+def open_device(place: DeviceId, tensors: bool = False) -> CudaDevice:
+    """A device for one call; its results are torch's memory always."""
+    return CudaDevice(place)
+
+
+def default_contract(device: int, dtype: str) -> Contract:
+    """The contract of operands of `dtype` where none is asked for: of the device's own tensor cores, or ``fma``."""
+    from .registry import default_contract_of
+
+    return default_contract_of(device, dtype)
+
+
+def reload() -> None:
+    """Forget choosers and launches, so that new tables are read."""
+    from .registry import reload
+
+    reload()
+
+
+def count() -> int:
+    """GPUs that the driver knows."""
+    return facts.count()
+
+
+@functools.cache
+def usable() -> int:
+    """GPUs that torch can use."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+
+
+def current() -> int:
+    """torch's current device."""
+    import torch
+
+    return int(torch.cuda.current_device())

@@ -17,12 +17,6 @@ from rich.text import Text
 
 from isogemm.base.progress import Tell, progress_bar
 
-__all__ = [
-    *("STYLES", "Bar", "Worded", "bits_text", "cell", "counts_of", "geometric_mean", "line_console", "listed"),
-    *("named_of", "ratio_text", "repeated", "results_path", "seconds_text", "selected", "slug", "sources_text"),
-    *("words_of", "wrapped"),
-]
-
 RESULTS = Path(__file__).parent / "results"
 STYLES = {"MET": "green", "NOT MET": "red", "AMBIGUOUS": "yellow", "NOT MEASURED": "dim"}
 
@@ -132,6 +126,12 @@ def listed(cases: Sequence[T]) -> Iterator[tuple[T, Callable[[int, int, str], No
 
 def _within(tell: Tell, done: int, total: int, name: str) -> Callable[[int, int, str], None]:
     return lambda step, steps, what: tell(done, total, f"{name}: {what} ({step} of {steps})")
+
+
+def graph_calls(copies: int, seconds: float, bound: float, most: int) -> int:
+    """Whole passes over the copies that take about `seconds`, at most `most` calls (and at least one pass)."""
+    passes = max(1, round(seconds / (copies * (1.25 * bound + 2e-6))))
+    return max(copies, min(passes * copies, most // copies * copies))
 
 
 def words_of(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from isogemm.lab import Candidate, Ceilings, Clock, Timing, fastest, interleave, row, verdict
 
-from ..common import Bar, geometric_mean, repeated, words_of
+from ..common import Bar, geometric_mean, graph_calls, repeated, words_of
 from .cases import GROUPS, Case, Group
 from .engine import Engine
 from .kernels import kernel_of
@@ -124,10 +124,8 @@ def _spaced(call: Callable[[int], Any], spacer: Callable[[], Any], count: int) -
 
 
 def calls_in_a_graph(case: Case, copies: int, seconds: float, ceilings: Mapping[str, float]) -> int:
-    """Whole passes over the copies that take about `seconds`, at most 400 calls (and at least one pass)."""
-    bound = limits(case, ceilings).bound(case.work)
-    passes = max(1, round(seconds / (copies * (1.25 * bound + 2e-6))))
-    return max(copies, min(passes * copies, MOST_CALLS // copies * copies))
+    """Of a case, by its roofline; see `graph_calls`."""
+    return graph_calls(copies, seconds, limits(case, ceilings).bound(case.work), MOST_CALLS)
 
 
 def limits(case: Case, ceilings: Mapping[str, float]) -> Ceilings:

@@ -9,7 +9,7 @@ from typing import Any
 
 from isogemm.lab import Candidate, Ceilings, Timing, Verdict, interleave, row, verdict
 
-from ..common import repeated, words_of
+from ..common import graph_calls, repeated, words_of
 from ..gpu.engine import Engine
 from ..gpu.measure import judge
 from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, Case
@@ -109,9 +109,7 @@ def _timed(
 def _calls(case: Case, name: str, call: Call, seconds: float, ceilings: Mapping[str, float]) -> int:
     """Whole passes over a candidate's copies that take about `seconds`."""
     plain = {PLAIN: case.plain_work, TORCH: case.plain_work, PLAIN_FP32: case.plain_fp32_work}
-    bound = _limits(ceilings).bound(plain.get(name, case.work))
-    passes = max(1, round(seconds / (call.copies * (1.25 * bound + 2e-6))))
-    return max(call.copies, min(passes * call.copies, MOST_CALLS // call.copies * call.copies))
+    return graph_calls(call.copies, seconds, _limits(ceilings).bound(plain.get(name, case.work)), MOST_CALLS)
 
 
 def _limits(ceilings: Mapping[str, float]) -> Ceilings:

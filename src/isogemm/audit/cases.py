@@ -143,34 +143,16 @@ class Case:
 
 def _check_params(name: str, params: Mapping[str, int | str], text: str) -> None:
     if name not in RELATIONS:
-        raise unknown_relation(name, "the line as printed")
+        raise arguments.unknown("relation", name, RELATIONS, "the line as printed")
     shape = {key: type(value) for key, value in RELATIONS[name].cases(Scope.of((1, 2, 3)))[0].items()}
     if {key: type(value) for key, value in params.items()} != shape:
-        raise OptionError(
-            f"replay of {name}",
-            limit="the fields " + ", ".join(shape),
-            value=sorted(params),
-            nearest="the line as printed",
-        )
-
-
-def unknown_relation(name: str, otherwise: str) -> OptionError:
-    """The error for a relation that there is not; `otherwise` is the advice where no name is near."""
-    return OptionError(
-        "unknown relation",
-        limit=", ".join(RELATIONS),
-        value=repr(name),
-        nearest=arguments.nearest(name, RELATIONS, otherwise),
-    )
+        limit = "the fields " + ", ".join(shape)
+        raise OptionError(f"replay of {name}", limit=limit, value=sorted(params), nearest="the line as printed")
 
 
 def _malformed(text: str, why: str) -> OptionError:
-    return OptionError(
-        f"malformed replay ({why})",
-        limit="the line as an audit printed it",
-        value=repr(text),
-        nearest="copy the whole line",
-    )
+    limit, nearest = "the line as an audit printed it", "copy the whole line"
+    return OptionError(f"malformed replay ({why})", limit=limit, value=repr(text), nearest=nearest)
 
 
 @dataclass(frozen=True)

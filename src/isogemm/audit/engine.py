@@ -16,7 +16,7 @@ from ..base import arguments
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
 from ..lab.models import MODELS, PROJECTION_SHAPES, LinearShape
 from .bench import Disqualified, LinearOperands, ProviderBench, copied_rows, sampled_columns
-from .cases import MAX_COLUMNS, Case, evaluate, unknown_relation
+from .cases import MAX_COLUMNS, Case, evaluate
 from .data import ActivationSource, Array, WeightSource, as_dtype, portable
 from .providers import BUILTIN, Absent, CallableProvider, Provider, load_provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation, Scope
@@ -327,7 +327,7 @@ def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:
     chosen = arguments.strings("relations", names, "'population'") if names is not None else tuple(RELATIONS)
     for name in chosen:
         if name not in RELATIONS:
-            raise unknown_relation(name, "none named, for all")
+            raise arguments.unknown("relation", name, RELATIONS, "none named, for all")
     if not chosen:
         raise OptionError("relations", limit="at least one", value="none", nearest="population")
     return tuple(RELATIONS[name] for name in dict.fromkeys(chosen))

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -52,8 +52,8 @@ class Findings:
         return {
             "schema": "isogemm.demo.v1",
             "tokens": self.tokens,
-            "embeddings": [row.to_dict() for row in self.drifts],
-            "linears": [row.to_dict() for row in self.row_drifts],
+            "embeddings": list(map(asdict, self.drifts)),
+            "linears": list(map(asdict, self.row_drifts)),
             "speed": [row.to_dict() for row in self.speeds],
             "largest_difference_from_float64": self.errors,
             "isogemm_held": self.held,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,10 +72,6 @@ class EmbeddingDrift:
     largest_difference: float
     largest_cosine_distance: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class RowDrift:
@@ -93,10 +89,6 @@ class RowDrift:
     outputs_changed: int
     median_ulps: float
     largest_ulps: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
 
 def alone(model: MiniLM, batch: Sequence[Array], provider: Multiplier) -> Array:

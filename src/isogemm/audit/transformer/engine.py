@@ -128,8 +128,7 @@ def model(
     for what, chosen, known in (("mode", modes, list(MODES)), ("relation", names, list(RELATIONS))):
         for name in chosen or [""]:
             if name not in known:
-                nearest = arguments.nearest(name, known, known[0])
-                raise OptionError(f"unknown {what}", limit=", ".join(known), value=repr(name), nearest=nearest)
+                raise arguments.unknown(what, name, known, known[0])
     scope = ModelScope(
         prompt_length(_least("tokens", [tokens], 4)[0], getattr(model, "config", None)),
         _least("batches", batches, 2),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import OptionError
+from ...base import arguments
 from ..data import Array
 from ..providers import Absent
 from .runs import ModelRun, Prompts, Step
@@ -58,7 +58,7 @@ class Subject:
         self, mode: str, model: Any, contract: Any = None, grad_order: str = "leaf64", quantize: Any = None
     ) -> None:
         if mode not in MODES:
-            raise OptionError("unknown mode", limit=", ".join(MODES), value=repr(mode), nearest="plain")
+            raise arguments.unknown("mode", mode, MODES, "plain")
         self.mode, self.model, self.contract = mode, model, contract
         self.causal = _is_causal(model)
         self._graphs: Any = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, log
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,19 +10,13 @@ import typer
 
 from isogemm.lab import read_json
 
+from .common import cell, sources_text
 from .gpu.readme import gpu_section
 from .model.readme import model_section
 from .quant.readme import quant_section
 from .quant_gpu.readme import quant_gpu_section
 
 README = Path(__file__).parent.parent / "README.md"
-BEGIN, END = "<!-- benchmarks: begin (generated) -->\n", "<!-- benchmarks: end -->"
-GPU_BEGIN, GPU_END = "<!-- gpu benchmarks: begin (generated) -->\n", "<!-- gpu benchmarks: end -->"
-QUANT_BEGIN, QUANT_END = "<!-- quant benchmarks: begin (generated) -->\n", "<!-- quant benchmarks: end -->"
-QUANT_GPU_BEGIN = "<!-- quant gpu benchmarks: begin (generated) -->\n"
-QUANT_GPU_END = "<!-- quant gpu benchmarks: end -->"
-MODEL_BEGIN, MODEL_END = "<!-- model benchmarks: begin (generated) -->\n", "<!-- model benchmarks: end -->"
-
 Row = Mapping[str, Any]
 
 # (words of the README, suite, rows of M; None for all)
@@ -51,14 +44,6 @@ def ratios(rows: Sequence[Row], suite: str, ms: Sequence[int] | None, threads: i
     return found
 
 
-def cell(values: Sequence[float]) -> str:
-    """Geometric mean and range."""
-    if not values:
-        return "not measured"
-    mean = exp(sum(map(log, values)) / len(values))
-    return f"{mean:.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
 def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     """The README's text between the marks."""
     # A case that a later file measured again counts there alone.
@@ -79,24 +64,33 @@ def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     out += [
         "",
         f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From",
-        *(f"`{source}`{',' if source != sources[-1] else '.'}" for source in sources),
+        *sources_text(sources),
         "",
     ]
     return "\n".join(out)
+
+
+def marks(name: str) -> tuple[str, str]:
+    """What stands around a generated section."""
+    return f"<!-- {name}benchmarks: begin (generated) -->\n", f"<!-- {name}benchmarks: end -->"
+
+
+# (what a file says that it is, the section's mark, who writes it)
+SECTIONS = (
+    ("cpu", "", section),
+    ("gpu", "gpu ", gpu_section),
+    ("model", "model ", model_section),
+    ("quant", "quant ", quant_section),
+    ("quant_gpu", "quant gpu ", quant_gpu_section),
+)
 
 
 def main(sources: Annotated[list[Path], typer.Argument(help="JSON files that the benchmarks wrote.")]) -> None:
     """Rewrite the README's generated sections (CPU, GPU, whole models, quantized weights) after what the files hold."""
     text = README.read_text()
     runs = {str(source.resolve().relative_to(README.parent.resolve())): read_json(source) for source in sources}
-    sections = (
-        ("cpu", BEGIN, END, section),
-        ("gpu", GPU_BEGIN, GPU_END, gpu_section),
-        ("model", MODEL_BEGIN, MODEL_END, model_section),
-        ("quant", QUANT_BEGIN, QUANT_END, quant_section),
-        ("quant_gpu", QUANT_GPU_BEGIN, QUANT_GPU_END, quant_gpu_section),
-    )
-    for benchmark, begin, end, write in sections:
+    for benchmark, mark, write in SECTIONS:
+        begin, end = marks(mark)
         chosen = {name: run for name, run in runs.items() if run.get("benchmark", "cpu") == benchmark}
         if chosen:
             head, rest = text.split(begin)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from isogemm.lab import Work
 
-__all__ = ["SUITES", "Bar", "Case", "cases", "select"]
+from ..common import Bar, Worded
+
+__all__ = ["SUITES", "Bar", "Case", "cases"]
 
 Form = Literal["matmul", "call", "linear", "packed", "reference", "process"]
 
@@ -22,29 +24,7 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """A target.
-
-    Attributes
-    ----------
-    against : str
-        A peer's name, ``fastest`` of the peers, ``read`` (a streaming read of the same bytes), or ``seconds``.
-    value : float
-        Least ratio of speeds; with ``seconds``, most time.
-    threads : tuple of int
-        Thread counts that it is set for; empty for all.
-    """
-
-    against: str
-    value: float
-    threads: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return f"≤ {self.value:g} s" if self.against == "seconds" else f"≥ {self.value:g} {self.against}"
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Worded):
     """One shape in one form; its words (`words`) are what ``--only`` selects by.
 
     Attributes
@@ -82,11 +62,6 @@ class Case:
         shape = (f"m={self.m}", f"n={self.n}", f"k={self.k}", self.layout, self.dtype) if self.m else ()
         items = (f"batch={self.batch}",) if self.batch > 1 else ()
         return (self.suite, *((self.label,) if self.label else ()), *items, *shape)
-
-    @property
-    def name(self) -> str:
-        """`words` as one line."""
-        return " ".join(self.words)
 
     @property
     def work(self) -> Work | None:
@@ -184,8 +159,3 @@ SUITES = {
 def cases(suites: Iterable[str]) -> list[Case]:
     """Every case of some suites."""
     return [case for suite in suites for case in SUITES[suite]()]
-
-
-def select(all_cases: Sequence[Case], only: str) -> list[Case]:
-    """The cases that have every word of `only`: ``"m=1 n=4096"`` leaves m=16 out."""
-    return [case for case in all_cases if set(only.split()) <= set(case.words)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -26,7 +25,8 @@ from isogemm.lab import (
     verdict,
 )
 
-from .cases import Bar, Case
+from ..common import Bar, repeated, words_of
+from .cases import Case
 from .operands import PEERS, Setup, build, compare
 from .processes import ReportedClock, process_candidates
 
@@ -57,9 +57,7 @@ class Settings:
         words = ["--suite", case.suite, "--only", " ".join(case.words[1:])]
         words += ["--threads", str(threads)] if threads else []
         words += ["--peers", ",".join(self.peers)] if self.peers != PEERS else []
-        words += ["--seed", str(self.seed)] if self.seed else []
-        words += ["--quick"] if self.quick else []
-        return "python -m benchmarks.cpu " + shlex.join(words)
+        return repeated("cpu", words, seed=self.seed, quick=self.quick)
 
 
 @dataclass(slots=True)
@@ -95,7 +93,7 @@ def measure(case: Case, settings: Settings, machine: Machine, report: Report) ->
     try:
         setup = build(case, settings.peers, settings.seed)
     except Exception as error:
-        failure = _words(error)
+        failure = words_of(error)
         yield from (_row(case, t, settings, {}, None, None, "", failure) for t in settings.threads)
         return
     for threads in settings.threads:
@@ -120,7 +118,7 @@ def _processes(case: Case, settings: Settings, report: Report) -> tuple[dict[str
         # Compiling takes many seconds and is one sample: it is not calibrated.
         return {c.name: Timing.of(c.name, [clock.elapsed(c.run, 0, 1)], 1) for c in candidates}, None
     except RuntimeError as error:
-        return {}, _words(error)
+        return {}, words_of(error)
 
 
 def _checked(setup: Setup, seed: int) -> tuple[dict[str, Any] | None, str | None]:
@@ -131,16 +129,11 @@ def _checked(setup: Setup, seed: int) -> tuple[dict[str, Any] | None, str | None
             return None, None
         return compare(*setup.result(), np.random.default_rng(seed + 1)), None
     except Exception as error:
-        return None, _words(error)
+        return None, words_of(error)
 
 
 def _timed(
-    case: Case,
-    candidates: Sequence[Candidate],
-    threads: int,
-    settings: Settings,
-    machine: Machine,
-    report: Report,
+    case: Case, candidates: Sequence[Candidate], threads: int, settings: Settings, machine: Machine, report: Report
 ) -> dict[str, Timing]:
     read = machine.read(threads) if case.streams else None
     timings = interleave(
@@ -218,7 +211,3 @@ def _plan(case: Case, threads: int) -> dict[str, Any] | None:
         packed=case.form == "packed",
         threads=threads if case.batch == 1 else 1,
     ).to_dict()
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")

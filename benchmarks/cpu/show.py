@@ -9,11 +9,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from ..common import STYLES, bits_text, ratio_text, seconds_text
 from .operands import PEERS
 
 __all__ = ["summary", "table"]
 
-STYLES = {"MET": "green", "NOT MET": "red", "AMBIGUOUS": "yellow", "NOT MEASURED": "dim"}
 WORDS = {"FASTER": "green", "SLOWER": "red", "EQUAL": "", "AMBIGUOUS": "yellow"}
 
 Row = Mapping[str, Any]
@@ -47,26 +47,19 @@ def _cells(row: Row) -> list[Text | str]:
         error = Text(row["error"] or "not measured", style="red", overflow="fold")
         return [name, threads, "", "", "", *ratios, "", "", error]
     share = f"{ours['roofline']:.0%}" if "roofline" in ours else ""
-    return [name, threads, _seconds(ours["median"]), _rate(row, ours), share, *ratios, *_judged(row)]
+    return [name, threads, seconds_text(ours["median"]), _rate(row, ours), share, *ratios, *_judged(row)]
 
 
 def _judged(row: Row) -> list[Text | str]:
     lines = [Text(f"{b['bar']}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in row["bars"]]
-    return [Text("\n").join(lines), _bits(row["correctness"]), row["kernel"] or ""]
-
-
-def _bits(correctness: Mapping[str, Any] | None) -> Text | str:
-    if correctness is None:
-        return ""
-    count = correctness["differing"]
-    return Text(f"{count} of {correctness['checked']}", style="red" if count else "")
+    return [Text("\n").join(lines), bits_text(row["correctness"]), row["kernel"] or ""]
 
 
 def _ratio(row: Row, peer: str) -> Text | str:
     for v in row["verdicts"]:
         if v["peer"] == peer:
-            return Text(f"{v['ratio']:.2f} [{v['low']:.2f}–{v['high']:.2f}]", style=WORDS[v["word"]])
-    return _seconds(row["timings"][peer]["median"]) if peer in row["timings"] else "–"
+            return Text(ratio_text(v), style=WORDS[v["word"]])
+    return seconds_text(row["timings"][peer]["median"]) if peer in row["timings"] else "–"
 
 
 def _rate(row: Row, ours: Mapping[str, Any]) -> str:
@@ -75,13 +68,6 @@ def _rate(row: Row, ours: Mapping[str, Any]) -> str:
     if row["rotated"] and row["m"] == 1:
         return f"{ours['gb_per_second']:.1f} GB/s"
     return f"{ours['gflop_per_second']:.1f} GFLOP/s"
-
-
-def _seconds(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds:.0f} {unit}"
-    return f"{seconds / 1e-9:.0f} ns"
 
 
 def summary(rows: Sequence[Row]) -> Text:

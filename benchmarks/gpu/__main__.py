@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from isogemm.lab import environment, write_json
 
-from .cases import SUITES, Case, cases, select
+from ..common import line_console, listed, named_of, results_path, selected
+from .cases import SUITES, Case, cases
 from .engine import CudaEngine, Engine
 from .measure import Settings, measure, summarize
 from .operands import Peer, Shelf
 from .peers import load_peer
 from .show import groups, summary, tables
 
-RESULTS = Path(__file__).parents[1] / "results"
 WIDTH = 200  # of the tables, where the output is a file or a pipe
 
 
@@ -37,12 +33,7 @@ def main(
 
     Exits with 1 when a case failed or a bit differed. A bar that was not met is a result, not a failure.
     """
-    chosen = select(cases(_suites(suite)), only)
-    if not chosen:
-        raise typer.BadParameter(f"no case has all the words {only!r}", param_hint="--only")
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    chosen, console = selected(cases(named_of(suite, SUITES, "--suite", every=True)), only), line_console(WIDTH)
     engine = _engine()
     called, words = load_peer(peer)
     console.print(words, soft_wrap=True)
@@ -65,30 +56,19 @@ def _wrong(correctness: Mapping[str, Any]) -> int:
 
 
 def run(
-    chosen: list[Case],
-    settings: Settings,
-    engine: Engine,
-    peer: Peer,
-    out: Path | None,
-    facts: Mapping[str, Any],
+    chosen: list[Case], settings: Settings, engine: Engine, peer: Peer, out: Path | None, facts: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Path]:
     """Measure and write after every case, so that an interrupted run keeps what it had."""
     before, ceilings = engine.facts(), engine.ceilings()
     rows: list[dict[str, Any]] = []
     stamp, shelf = environment(), Shelf(engine.device, settings.seed)
-    target = out or RESULTS / f"gpu-{_slug(str(before['name']))}-{datetime.now(UTC):%Y-%m-%dT%H%MZ}.json"
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    extra: dict[str, Any] = {}
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        overall = progress.add_task("cases", total=len(chosen))
-        for case in chosen:
-            progress.update(overall, description=case.name)
-            rows.append(measure(case, settings, engine, shelf, ceilings, peer))
-            after = engine.facts() if case is chosen[-1] else None
-            extra = {"benchmark": "gpu", "device": {"before": before, "after": after}, **facts}
-            extra |= {"ceilings": ceilings, "groups": summarize(rows)}
-            write_json(target, rows, environment=stamp, **extra)
-            progress.advance(overall)
+    target, extra = out or results_path("gpu", str(before["name"])), dict[str, Any]()
+    for case, report in listed(chosen):
+        rows.append(measure(case, settings, engine, shelf, ceilings, peer, report))
+        after = engine.facts() if case is chosen[-1] else None
+        extra = {"benchmark": "gpu", "device": {"before": before, "after": after}, **facts}
+        extra |= {"ceilings": ceilings, "groups": summarize(rows)}
+        write_json(target, rows, environment=stamp, **extra)
     return {"rows": rows, **extra}, target
 
 
@@ -101,18 +81,6 @@ def _engine() -> Engine:
     if not torch.cuda.is_available():
         raise typer.BadParameter("this benchmark needs an NVIDIA GPU; torch sees none")
     return CudaEngine()
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _suites(text: str) -> list[str]:
-    names = list(SUITES) if text == "all" else text.split(",")
-    unknown = [name for name in names if name not in SUITES]
-    if unknown:
-        raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(SUITES)}, all", param_hint="--suite")
-    return names
 
 
 if __name__ == "__main__":

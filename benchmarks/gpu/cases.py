@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from isogemm.lab import Work
 
-from ..cpu.cases import Bar
+from ..common import Bar, Worded
 
-__all__ = ["GROUPS", "LLM", "ROWS", "SUITES", "Case", "Group", "cases", "select"]
+__all__ = ["GROUPS", "LLM", "ROWS", "SUITES", "Case", "Group", "cases"]
 
 Form = Literal["linear", "gradient", "batched", "host", "wall", "replay"]
 
@@ -24,7 +24,7 @@ PEER = "batch_invariant_ops"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Case(Worded):
     """One shape in one form; its words (`words`) are what ``--only`` selects by.
 
     Attributes
@@ -71,11 +71,6 @@ class Case:
         shape = (f"m={self.m}", f"n={self.n}", f"k={self.k}", self.layout, self.dtype)
         named = tuple(word for word in (self.label, self.contract) if word)
         return (self.suite, *named, *items, *shape)
-
-    @property
-    def name(self) -> str:
-        """`words` as one line."""
-        return " ".join(self.words)
 
     @property
     def definition(self) -> str:
@@ -159,8 +154,3 @@ SUITES = {"llm": _llm, "leaf": _leaf, "fp32": _fp32, "batched": _batched, "overh
 def cases(suites: Iterable[str]) -> list[Case]:
     """Every case of some suites."""
     return [case for suite in suites for case in SUITES[suite]()]
-
-
-def select(all_cases: Sequence[Case], only: str) -> list[Case]:
-    """The cases that have every word of `only`: ``"m=1 n=4096"`` leaves m=16 out."""
-    return [case for case in all_cases if set(only.split()) <= set(case.words)]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import exp, log
 from typing import Any
 
 from isogemm.lab import Candidate, Ceilings, Clock, Timing, fastest, interleave, row, verdict
 
-from ..cpu.cases import Bar
+from ..common import Bar, geometric_mean, graph_calls, repeated, words_of
 from .cases import GROUPS, Case, Group
 from .engine import Engine
 from .kernels import kernel_of
 from .operands import Peer, Setup, Shelf, build
 from .peers import fastest_torch
 
-__all__ = ["OURS", "Settings", "against", "geometric_mean", "judge", "measure", "summarize"]
+__all__ = ["OURS", "Settings", "against", "judge", "measure", "summarize"]
 
 OURS = "isogemm"
 SPACED = ", spaced"
@@ -50,9 +48,7 @@ class Settings:
         """The line that measures one row again."""
         words = ["--suite", case.suite, "--only", " ".join(case.words[1:])]
         words += ["--peer", self.peer] if self.peer else []
-        words += ["--seed", str(self.seed)] if self.seed else []
-        words += ["--quick"] if self.quick else []
-        return "python -m benchmarks.gpu " + shlex.join(words)
+        return repeated("gpu", words, seed=self.seed, quick=self.quick)
 
 
 def measure(
@@ -76,7 +72,7 @@ def measure(
         timings = _timed(case, setup, settings, engine, ceilings, report)
         return _row(case, settings, timings, correctness, ceilings, setup, absent, None, kernel)
     except Exception as error:
-        return _row(case, settings, {}, None, ceilings, None, {}, _words(error))
+        return _row(case, settings, {}, None, ceilings, None, {}, words_of(error))
 
 
 def _drop_unable(setup: Setup) -> dict[str, str]:
@@ -87,7 +83,7 @@ def _drop_unable(setup: Setup) -> dict[str, str]:
             with setup.settings(name):
                 call(0)
         except Exception as error:
-            absent[name] = _words(error)
+            absent[name] = words_of(error)
             del setup.calls[name]
     return absent
 
@@ -128,10 +124,8 @@ def _spaced(call: Callable[[int], Any], spacer: Callable[[], Any], count: int) -
 
 
 def calls_in_a_graph(case: Case, copies: int, seconds: float, ceilings: Mapping[str, float]) -> int:
-    """Whole passes over the copies that take about `seconds`, at most 400 calls (and at least one pass)."""
-    bound = limits(case, ceilings).bound(case.work)
-    passes = max(1, round(seconds / (copies * (1.25 * bound + 2e-6))))
-    return max(copies, min(passes * copies, MOST_CALLS // copies * copies))
+    """Of a case, by its roofline; see `graph_calls`."""
+    return graph_calls(copies, seconds, limits(case, ceilings).bound(case.work), MOST_CALLS)
 
 
 def limits(case: Case, ceilings: Mapping[str, float]) -> Ceilings:
@@ -154,12 +148,6 @@ def judge(bar: Bar, timings: Mapping[str, Timing]) -> str:
     if OURS not in timings or not present:
         return "NOT MEASURED"
     return verdict(timings[OURS], fastest(timings, *present)).against(bar.value)
-
-
-def geometric_mean(values: Iterable[float]) -> float | None:
-    """exp of the mean logarithm; None of nothing."""
-    found = list(values)
-    return exp(sum(map(log, found)) / len(found)) if found else None
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], groups: Sequence[Group] = GROUPS) -> list[dict[str, Any]]:
@@ -222,7 +210,3 @@ def _row(
         error=error,
         **facts,
     )
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..common import cell, sources_text
 from .cases import PEER
-from .measure import against, geometric_mean
+from .measure import against
 
 __all__ = ["gpu_section"]
 
@@ -61,15 +62,12 @@ def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> st
         found = [row for row in rows if set(key.split()) <= set(row["name"].split())]
         if found:
             out.append(f"| {words} | {_cell(found, 'torch')} |")
-    return "\n".join([*out, "", _bits(rows), *_sources(sources), ""])
+    return "\n".join([*out, "", _bits(rows), *sources_text(sources), ""])
 
 
 def _cell(rows: Sequence[Row], peer: str) -> str:
     ratios = [x for row in rows if (x := against(row, peer)) is not None]
-    mean = geometric_mean(ratios)
-    if mean is None:
-        return "not measured"
-    return f"{mean:.2f}" if len(ratios) == 1 else f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"{ratios[0]:.2f}" if len(ratios) == 1 else cell(ratios)
 
 
 def _bits(rows: Sequence[Row]) -> str:
@@ -82,7 +80,3 @@ def _bits(rows: Sequence[Row]) -> str:
         f"Of {total('checked'):,} sampled elements {total('differing')} differ from the definition; of "
         f"{total('batch_checked'):,}, {total('batch_differing')} differ from the same rows in a batch of 4096. From"
     )
-
-
-def _sources(sources: Sequence[str]) -> list[str]:
-    return [f"`{source}`{',' if source != sources[-1] else '.'}" for source in sources]

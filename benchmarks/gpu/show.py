@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..cpu.show import STYLES, _bits, _seconds
+from ..common import STYLES, bits_text, geometric_mean, seconds_text
 from .cases import PEER
-from .measure import OURS, SPACED, against, geometric_mean
+from .measure import OURS, SPACED, against
 
 __all__ = ["cells", "grid", "groups", "summary", "tables"]
 
@@ -78,10 +78,10 @@ def cells(rows: Sequence[Row]) -> Table:
         share = f"{ours['roofline']:.0%}" if "roofline" in ours else ""
         judged = [Text(f"{b['bar']}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in row["bars"]]
         others = "\n".join(_peer(row, name, ours) for name in row["timings"] if name != OURS)
-        bits = _bits(row["correctness"]) if (row["correctness"] or {}).get("checked") else ""
+        bits = bits_text(row["correctness"]) if (row["correctness"] or {}).get("checked") else ""
         table.add_row(
             row["name"],
-            _seconds(ours["median"]),
+            seconds_text(ours["median"]),
             share,
             others,
             Text("\n").join(judged),
@@ -95,7 +95,7 @@ def cells(rows: Sequence[Row]) -> Table:
 def _peer(row: Row, name: str, ours: Mapping[str, Any]) -> str:
     time = row["timings"][name]["median"]
     spread = next((f" [{v['low']:.2f}–{v['high']:.2f}]" for v in row["verdicts"] if v["peer"] == name), "")
-    return f"{name} {_seconds(time)}: {time / ours['median']:.2f}{spread}"
+    return f"{name} {seconds_text(time)}: {time / ours['median']:.2f}{spread}"
 
 
 def _errors(row: Row) -> str:

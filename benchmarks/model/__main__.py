@@ -13,14 +13,14 @@ from rich.console import Console
 
 from isogemm.lab import WallClock, environment, write_json
 
-from ..gpu.__main__ import _engine, _slug
+from ..common import RESULTS, line_console, named_of, selected, slug
+from ..gpu.__main__ import _engine
 from .build import Shelf
-from .cases import SUITES, Case, Sizes, cases, select, tiny
+from .cases import SUITES, Case, Sizes, cases, tiny
 from .measure import Settings, measure, wrong
 from .profile import host, kernels
 from .show import line, summary, table
 
-RESULTS = Path(__file__).parents[1] / "results"
 WIDTH = 210  # of the table, where the output is a file or a pipe
 
 
@@ -41,22 +41,17 @@ def main(
 
     Exits with 1 when a case failed, or bits changed that must not. A bar that was not met is a result, not a failure.
     """
-    names = list(SUITES) if suite == "all" else suite.split(",")
-    if set(names) - set(SUITES):
-        raise typer.BadParameter(f"{suite!r} is not one of {', '.join(SUITES)}, all", param_hint="--suite")
-    chosen, sizes = select(cases(names), only), Sizes()
-    if not chosen:
-        raise typer.BadParameter(f"no case has all the words {only!r}", param_hint="--only")
+    chosen, sizes = selected(cases(named_of(suite, SUITES, "--suite", every=True)), only), Sizes()
     if small:
         chosen, sizes = [tiny(case) for case in chosen], Sizes.of_tests()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    console = line_console(WIDTH)
     settings = Settings(seed=seed, compile_until=compile_until)
     if quick:
         settings = Settings(rounds=5, block_seconds=2e-3, seed=seed, quick=True, compile_until=compile_until)
     engine = _engine() if device == "cuda" else HostEngine()
-    listed = {case.name for words in profile.split(",") if words for case in select(chosen, words)}
+    listed = {
+        case.name for words in profile.split(",") if words for case in chosen if set(words.split()) <= set(case.words)
+    }
     rows, path = run(chosen, settings, engine, Shelf(sizes, device, seed), out, console, listed)
     console.print(table(rows))
     console.print(summary(rows), soft_wrap=True)
@@ -80,7 +75,7 @@ def run(
     """
     before = engine.facts()
     rows: list[dict[str, Any]] = []
-    stamp, name = environment(), _slug(str(before["name"]).removeprefix("NVIDIA "))
+    stamp, name = environment(), slug(str(before["name"]).removeprefix("NVIDIA "))
     progress = Console(stderr=True)
     target = out or RESULTS / f"gpu-{name}-{datetime.now(UTC):%Y-%m-%d}-model.json"
     for case in chosen:

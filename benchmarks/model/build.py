@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..common import words_of
 from .cases import LINEARS, ROUTED, WHOLE, Case, Sizes
 
-__all__ = ["TORCH", "Scoped", "Shelf", "Step", "words_of"]
+__all__ = ["TORCH", "Scoped", "Shelf", "Step"]
 
 TORCH = "torch"
 Call = Callable[[int], Any]
@@ -50,11 +51,6 @@ class Scoped:
     def pause(self, seconds: float) -> None:
         """See `isogemm.lab.Clock`."""
         self._clock.pause(seconds)
-
-
-def words_of(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {error}".rstrip(": ").split("\n", 1)[0][:300]
 
 
 @contextmanager

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-__all__ = ["PART", "QWEN3", "SUITES", "TINY", "TRAIN", "Bar", "Case", "Sizes", "cases", "select", "tiny"]
+from ..common import Worded
+
+__all__ = ["PART", "QWEN3", "SUITES", "TINY", "TRAIN", "Bar", "Case", "Sizes", "cases", "tiny"]
 
 Mode = Literal["eager", "graph", "compile", "compile-graph"]
 
@@ -69,7 +71,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Case(Worded):
     """One measured situation; its words (`words`) are what ``--only`` selects by.
 
     Attributes
@@ -110,11 +112,6 @@ class Case:
         if self.suite == "parts":
             sizes = (*sizes, f"context={self.context}")
         return (self.suite, self.phase, self.mode, *sizes, *layers)
-
-    @property
-    def name(self) -> str:
-        """`words` as one line."""
-        return " ".join(self.words)
 
     @property
     def count(self) -> int:
@@ -175,8 +172,3 @@ def tiny(case: Case) -> Case:
     if case.phase == "prefill":
         return replace(case, tokens=24, context=24, layers=layers)
     return replace(case, batch={1: 1, 8: 2, 64: 3}[case.batch], context=20, layers=layers)
-
-
-def select(all_cases: Sequence[Case], only: str) -> list[Case]:
-    """The cases that have every word of `only`."""
-    return [case for case in all_cases if set(only.split()) <= set(case.words)]

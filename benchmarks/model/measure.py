@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,10 +9,11 @@ from typing import Any
 
 from isogemm.lab import Candidate, Timing, interleave, row, verdict
 
+from ..common import repeated, words_of
 from ..gpu.bits import differing
 from . import parts as model_parts
 from . import train as model_train
-from .build import TORCH, Scoped, Shelf, Step, words_of
+from .build import TORCH, Scoped, Shelf, Step
 from .cases import MAIN_GRAD, WHOLE, Case
 
 __all__ = ["OURS", "Settings", "measure", "wrong"]
@@ -50,9 +50,7 @@ class Settings:
     def command(self, case: Case) -> str:
         """The line that measures one row again."""
         words = ["--suite", case.suite, "--only", " ".join(case.words[1:])]
-        words += ["--seed", str(self.seed)] if self.seed else []
-        words += ["--quick"] if self.quick else []
-        return "python -m benchmarks.model " + shlex.join(words)
+        return repeated("model", words, seed=self.seed, quick=self.quick)
 
     def elapsed(self) -> float:
         """Seconds since the start."""

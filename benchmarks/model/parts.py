@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .build import TORCH, Step, words_of
+from ..common import words_of
+from .build import TORCH, Step
 from .cases import PART, Case, Sizes
 
 __all__ = ["build"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..cpu.show import _seconds
-from ..gpu.readme import _sources
+from ..common import seconds_text, sources_text, wrapped
 from .build import TORCH
 from .cases import GRAD, LINEARS, MAIN_GRAD, PART, ROUTED, WHOLE
 
@@ -28,7 +26,7 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
     device = runs[-1]["device"]["before"]
     packages = device.get("packages", {})
     out = [
-        *_wrapped(
+        *wrapped(
             f"A language model of Qwen3-0.6B's shape (transformers, bfloat16, random weights) on one {device['name']}, "
             f"torch {packages.get('torch', 'unknown')}: tokens per second of plain torch, and the speed relative to it "
             "where its linears are isogemm's (by `convert(model, parts=('linear',))`, or routed by "
@@ -47,7 +45,7 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
             out.append(f"| {_what(row)} | {_plain(row)} | " + " | ".join(_ratio(row, v) for v in VARIANTS) + " |")
     out += [
         "",
-        *_wrapped(
+        *wrapped(
             "Forward and backward of Qwen3-4B's linear layers over 8192 tokens, weight gradients to bfloat16 `.grad`, "
             "or continued from a float32 `main_grad`:"
         ),
@@ -57,12 +55,12 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
     ]
     for row in rows:
         if row["suite"] == "train":
-            time = _seconds(row["timings"][TORCH]["median"])
+            time = seconds_text(row["timings"][TORCH]["median"])
             what = f"{LAYERS[row['phase']]} | {MODES[row['mode']]} | {time}"
             out.append(f"| {what} | " + " | ".join(_ratio(row, v) for v in GRADIENTS) + " |")
     out += [
         "",
-        *_wrapped(
+        *wrapped(
             "Single operations, device time, and the speed of isogemm relative to torch's functions (two for silu_mul):"
         ),
         "",
@@ -70,9 +68,9 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
     out += ["| | torch | isogemm | speed |", "|---|---|---|---|"]
     for row in rows:
         if row["suite"] == "parts":
-            times = [_seconds(row["timings"][name]["median"] / row["calls"]) for name in (TORCH, PART)]
+            times = [seconds_text(row["timings"][name]["median"] / row["calls"]) for name in (TORCH, PART)]
             out.append(f"| {_part(row)} | {' | '.join(times)} | {_ratio(row, PART)} |")
-    return "\n".join([*out, "", *_bits(rows), *_sources(sources), ""])
+    return "\n".join([*out, "", *_bits(rows), *sources_text(sources), ""])
 
 
 def _part(row: Row) -> str:
@@ -103,13 +101,9 @@ def _bits(rows: Sequence[Row]) -> list[str]:
         counts = [bits for bits in found if bits]
         return f"{sum(b['differing'] for b in counts):,} of {sum(b['checked'] for b in counts):,}"
 
-    return _wrapped(
+    return wrapped(
         f"Logits that change when other rows are beside theirs: {total('model', TORCH)} in plain torch, "
         f"{total('model', LINEARS)} with isogemm's linears, {total('model', WHOLE)} with everything. Weight gradients "
         f"that change when the batch is cut in two: {total('train', TORCH)} in plain torch, "
         f"{total('train', MAIN_GRAD)} with `main_grad`. From"
     )
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..cpu.show import STYLES, _seconds
+from ..common import STYLES, ratio_text, seconds_text
 from .build import TORCH
 from .measure import OURS
 
@@ -29,7 +29,7 @@ def table(rows: Sequence[Row]) -> Table:
         name = row["name"]
         for variant, timing in row["timings"].items():
             rate = f"{row['tokens_per_second'][variant]:,.0f}"
-            result.add_row(name, variant, _seconds(timing["median"]), rate, *_judged(row, variant))
+            result.add_row(name, variant, seconds_text(timing["median"]), rate, *_judged(row, variant))
             name = ""
     return result
 
@@ -38,7 +38,7 @@ def _judged(row: Row, variant: str) -> tuple[Text | str, Text, Text | str]:
     ratio: Text | str = ""
     for v in row["verdicts"]:
         if v["ours"] == variant:
-            ratio = f"{v['ratio']:.3f} [{v['low']:.3f}–{v['high']:.3f}]"
+            ratio = ratio_text(v, 3)
     bars = [b for b in row["bars"] if b["bar"].startswith(f"{variant} ")]
     judged = [Text(f"{b['bar'].removeprefix(variant)}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in bars]
     bits = (row["correctness"] or {}).get(variant)
@@ -53,7 +53,7 @@ def line(row: Row) -> str:
     if TORCH not in row["timings"]:
         return f"{row['name']}: {row['error'] or row['absent'].get(TORCH, '')}"
     ratios = ", ".join(f"{v['ours']} {v['ratio']:.3f}" for v in row["verdicts"])
-    plain = _seconds(row["timings"][TORCH]["median"])
+    plain = seconds_text(row["timings"][TORCH]["median"])
     first = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["first_call_seconds"].items() if seconds > 1)
     return f"{row['name']}: torch {plain}; {ratios or 'no other variant'}" + (f"; first calls {first} s" * bool(first))
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .build import TORCH, Call, Step, words_of
+from ..common import words_of
+from .build import TORCH, Call, Step
 from .cases import GRAD, MAIN_GRAD, Case, Sizes
 
 __all__ = ["Layers", "build", "micro_batches"]

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from isogemm.base.progress import progress_bar
 from isogemm.lab import environment, write_json
 
+from ..common import counts_of, cpu_name, line_console, ratio_text, results_path, selected
 from ..cpu.show import summary
 from ..llama.cpu import Llama
 from .measure import IN_PLACE, PEERS, ROWS, Case, Settings, cases, measure
 
-RESULTS = Path(__file__).parents[1] / "results"
 WIDTH = 200  # of the table, where the output is a file or a pipe
 
 Row = Mapping[str, Any]
@@ -39,22 +36,16 @@ def main(
     The bars are set for 2 threads, against the faster of llama.cpp's kernels for files' blocks and for repacked ones.
     Exits with 1 when a bit differed. A bar that was not met is a result, not a failure.
     """
-    chosen = [case for case in cases() if set(only.split()) <= set(case.words)]
-    if not chosen:
-        raise typer.BadParameter(f"no case has all the words {only!r}", param_hint="--only")
-    if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", threads):
-        raise typer.BadParameter(f"{threads!r} is not a list such as 1,2", param_hint="--threads")
+    chosen, counts = selected(cases(), only), counts_of(threads, "--threads")
     if cpu_time and threads != "1":
         raise typer.BadParameter("waiting threads spin, so CPU time says nothing of several", param_hint="--cpu-time")
     try:
         library = Llama(llama)
     except (FileNotFoundError, OSError) as error:
         raise typer.BadParameter(str(error), param_hint="--llama") from error
-    settings = Settings(tuple(int(t) for t in threads.split(",")), blocks, seed=seed, cpu_time=cpu_time)
+    settings = Settings(counts, blocks, seed=seed, cpu_time=cpu_time)
     rows, path = _run(chosen, library, settings, json)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    console = line_console(WIDTH)
     console.print(table(rows))
     console.print(summary(rows))
     console.print(f"rows: {path}", soft_wrap=True)
@@ -67,25 +58,16 @@ def _run(
 ) -> tuple[list[dict[str, Any]], Path]:
     """Measure and write after every row, so that an interrupted run keeps what it had."""
     stamp, rows = environment(), list[dict[str, Any]]()
-    target = path or _default_path(stamp)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        overall = progress.add_task("rows", total=len(chosen) * len(settings.threads))
-        within = progress.add_task("", total=1)
+    target, total = path or results_path("quant", cpu_name(stamp)), len(chosen) * len(settings.threads)
+    with progress_bar() as tell:
 
-        def report(done: int, total: int, name: str) -> None:
-            progress.update(within, completed=done, total=total, description=name)
+        def report(done: int, steps: int, name: str) -> None:
+            tell(len(rows), total, f"{name} ({done} of {steps})")
 
         for row in measure(chosen, library, settings, report):
             rows.append(row)
             write_json(target, rows, environment=stamp, benchmark="quant", llama={"ggml": library.version})
-            progress.advance(overall)
     return rows, target
-
-
-def _default_path(stamp: Mapping[str, Any]) -> Path:
-    cpu = re.sub(r"[^a-z0-9]+", "-", f"{stamp['cpu']['model']} {stamp['cpu']['core']}".lower()).strip("-")
-    return RESULTS / f"quant-{cpu}-{datetime.now(UTC):%Y-%m-%dT%H%MZ}.json"
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -106,8 +88,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def _ratio(row: Row, peer: str) -> str:
-    found = [v for v in row["verdicts"] if v["peer"] == peer]
-    return f"{found[0]['ratio']:.2f} [{found[0]['low']:.2f}–{found[0]['high']:.2f}]" if found else "–"
+    return next((ratio_text(v) for v in row["verdicts"] if v["peer"] == peer), "–")
 
 
 if __name__ == "__main__":

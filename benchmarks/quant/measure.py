@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from isogemm.lab import (
 )
 from isogemm.quant import QuantizedMatrix
 
+from ..common import Worded, repeated
 from ..llama.cpu import Llama, Product
 
 __all__ = ["FORMATS", "IN_PLACE", "PEERS", "ROWS", "SHAPES", "Case", "Settings", "bar", "cases", "measure"]
@@ -50,7 +50,7 @@ CHECKED_ROWS, CHECKED_COLUMNS = 4, 48
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Case(Worded):
     """One product."""
 
     format: str
@@ -62,11 +62,6 @@ class Case:
     def words(self) -> tuple[str, ...]:
         """What ``--only`` selects by."""
         return (self.format, f"m={self.m}", f"n={self.n}", f"k={self.k}")
-
-    @property
-    def name(self) -> str:
-        """`words` as one line."""
-        return " ".join(self.words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +217,8 @@ def _judged(case: Case, timings: Mapping[str, Timing]) -> dict[str, Any]:
 
 def _command(case: Case, threads: int, settings: Settings) -> str:
     words = ["--only", " ".join(case.words), "--threads", str(threads)]
-    words += ["--seed", str(settings.seed)] if settings.seed else []
-    words += ["--cpu-time"] if settings.cpu_time else []
-    return "python -m benchmarks.quant --llama BUILD " + shlex.join(words)
+    words += ["--cpu-time"] * settings.cpu_time
+    return repeated("quant", ["--llama", "BUILD", *words], seed=settings.seed)
 
 
 def _checked(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, log
 from typing import Any
 
+from ..common import cell, sources_text
 from .measure import FORMATS, PEERS, ROWS, SHAPES
 
 __all__ = ["quant_section"]
@@ -40,7 +40,7 @@ def quant_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
     out += [
         "",
         f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From",
-        *(f"`{source}`{',' if source != sources[-1] else '.'}" for source in sources),
+        *sources_text(sources),
         "",
     ]
     return "\n".join(out)
@@ -53,7 +53,4 @@ def _plural(threads: int) -> str:
 def _cell(rows: Sequence[Row]) -> str:
     """Against the faster peer of each row: geometric mean and range."""
     ratios = [min(v["ratio"] for v in row["verdicts"] if v["peer"] in PEERS) for row in rows]
-    if not ratios:
-        return "not measured"
-    mean = exp(sum(map(log, ratios)) / len(ratios))
-    return f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return cell(ratios)

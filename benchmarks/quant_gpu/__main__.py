@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from isogemm.lab import environment, write_json
 
-from ..gpu.__main__ import RESULTS, _engine, _slug
+from ..common import counts_of, line_console, named_of, results_path
+from ..gpu.__main__ import _engine
 from ..gpu.engine import Engine
 from ..llama.cuda import LlamaCuda
 from .cases import FORMATS, ROWS, SHAPES, Case, cases
@@ -45,9 +44,7 @@ def main(
     Exits with 1 when a case failed or a bit differed. A bar that was not met is a result, not a failure.
     """
     chosen, start = _chosen(formats, m, shapes), time.monotonic()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    console = line_console(WIDTH)
     engine = _engine()
     peers, facts = _peers(llama, configs if gemlite else None, gemlite)
     for words in facts.values():
@@ -77,8 +74,7 @@ def run(
     before, ceilings = engine.facts(), engine.ceilings()
     stamp, rows = environment(), list[dict[str, Any]]()
     shelf = Shelf(engine.device, settings.seed, peers, tuple(sorted({case.m for case in chosen})))
-    name = f"quant-gpu-{_slug(str(before['name']))}-{datetime.now(UTC):%Y-%m-%dT%H%MZ}.json"
-    target = out or RESULTS / name
+    target = out or results_path("quant-gpu", str(before["name"]))
     for case in chosen:
         if end is not None and time.monotonic() > end:
             break
@@ -106,16 +102,11 @@ def _peers(folder: Path | None, configs: Path | None, gemlite: bool) -> tuple[Pe
 
 def _chosen(formats: str, m: str, shapes: str) -> list[Case]:
     """The cases that three lists name, or an exit that says what is wrong with them."""
-    names = formats.split(",")
-    unknown = [name for name in names if name not in FORMATS]
-    if unknown:
-        raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(FORMATS)}", param_hint="--formats")
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", m):
-        raise typer.BadParameter(f"{m!r} is not a list such as 1,16", param_hint="--m")
+    names, counts = named_of(formats, FORMATS, "--formats"), counts_of(m, "--m")
     if not re.fullmatch(r"\d+x\d+(,\d+x\d+)*", shapes):
         raise typer.BadParameter(f"{shapes!r} is not a list such as 28672x4096", param_hint="--shapes")
     pairs = [(int(n), int(k)) for n, k in (word.split("x") for word in shapes.split(","))]
-    return cases(names, {int(word) for word in m.split(",")}, pairs)
+    return cases(names, counts, pairs)
 
 
 if __name__ == "__main__":

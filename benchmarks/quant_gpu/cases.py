@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from isogemm.lab import Work
 from isogemm.quant import FORMATS as ALL
 
-from ..cpu.cases import Bar
+from ..common import Bar
 from ..quant.measure import Case as Product
 
 __all__ = ["BARRED", "FORMATS", "FP32", "OURS", "PLAIN", "PLAIN_FP32", "Q8", "ROWS", "SHAPES", "Case", "cases"]

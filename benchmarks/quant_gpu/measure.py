@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 
 from isogemm.lab import Candidate, Ceilings, Timing, Verdict, interleave, row, verdict
 
+from ..common import graph_calls, repeated, words_of
 from ..gpu.engine import Engine
 from ..gpu.measure import judge
 from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, Case
@@ -47,8 +47,7 @@ class Settings:
     def command(self, case: Case) -> str:
         """The line that measures one row again."""
         words = ["--formats", case.format, "--m", str(case.m), "--shapes", f"{case.n}x{case.k}", *self.options]
-        words += ["--seed", str(self.seed)] if self.seed else []
-        return "python -m benchmarks.quant_gpu " + shlex.join(words)
+        return repeated("quant_gpu", words, seed=self.seed)
 
 
 def measure(
@@ -68,13 +67,9 @@ def measure(
             engine.synchronize()
             setup.free()
     except Exception as raised:
-        error = _words(raised)
+        error = words_of(raised)
     error = error or (setup.absent.get(OURS) if setup else None)
     return _row(case, settings, timings, correctness, ceilings, setup, error, kernels)
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _checked(setup: Setup) -> tuple[dict[str, Any] | None, str | None]:
@@ -82,7 +77,7 @@ def _checked(setup: Setup) -> tuple[dict[str, Any] | None, str | None]:
     try:
         return setup.check(), None
     except Exception as error:
-        return None, f"check: {_words(error)}"
+        return None, f"check: {words_of(error)}"
 
 
 def _kernels(setup: Setup) -> dict[str, str]:
@@ -102,7 +97,7 @@ def _timed(
                 call.run(i)  # what is looked up at a copy's first call is not looked up while a graph is captured
             run = engine.capture([partial(call.run, i) for i in range(count)])
         except Exception as error:
-            setup.absent[name] = f"graph: {_words(error)}"
+            setup.absent[name] = f"graph: {words_of(error)}"
             continue
         graphs.append(Candidate(name, run))
     timings = interleave(
@@ -114,9 +109,7 @@ def _timed(
 def _calls(case: Case, name: str, call: Call, seconds: float, ceilings: Mapping[str, float]) -> int:
     """Whole passes over a candidate's copies that take about `seconds`."""
     plain = {PLAIN: case.plain_work, TORCH: case.plain_work, PLAIN_FP32: case.plain_fp32_work}
-    bound = _limits(ceilings).bound(plain.get(name, case.work))
-    passes = max(1, round(seconds / (call.copies * (1.25 * bound + 2e-6))))
-    return max(call.copies, min(passes * call.copies, MOST_CALLS // call.copies * call.copies))
+    return graph_calls(call.copies, seconds, _limits(ceilings).bound(plain.get(name, case.work)), MOST_CALLS)
 
 
 def _limits(ceilings: Mapping[str, float]) -> Ceilings:

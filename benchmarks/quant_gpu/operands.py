@@ -29,12 +29,7 @@ SAME, INTEGER, FLOAT = "tensor_core:sm90/chain", "int32/chain", "fma/chain"
 ALONE = 17  # rows that the whole batch is compared with
 LEAST = 64  # rows of the whole batch
 # Scales with which weights are about 1; codes and small integer scales are random bits.
-SIZES = {
-    "Q4_0": {"d": 2**-2},
-    "Q8_0": {"d": 2**-6},
-    "Q4_K": {"d": 2**-9, "dmin": 7.5 * 2**-9},
-    "Q6_K": {"d": 2**-10},
-}
+SIZES = {"Q4_0": {"d": 2**-2}, "Q8_0": {"d": 2**-6}, "Q4_K": {"d": 2**-9, "dmin": 7.5 * 2**-9}, "Q6_K": {"d": 2**-10}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..gpu.readme import _sources
+from ..common import sources_text, wrapped
 from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8
 from .measure import checks
 
@@ -22,7 +21,7 @@ def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str])
     device = runs[0]["device"]["before"]["name"]
     ms = sorted({row["m"] for row in rows})
     out = [
-        *_wrapped(
+        *wrapped(
             f"On one {device}, bfloat16 activations, speed relative to isogemm's own bfloat16 product in the same run, "
             "weights not in cache: activations as they are (`same`) / as 8-bit integers (`q8`):"
         ),
@@ -48,7 +47,7 @@ def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str])
             "The speed of float32 activations as they are (`fp32`) relative to isogemm's float32 product with "
             f"dequantized weights is {', '.join(ranges)}."
         )
-    return "\n".join([*out, "", *_wrapped(f"{' '.join(peers)} {_bits(rows)} From"), *_sources(sources), ""])
+    return "\n".join([*out, "", *wrapped(f"{' '.join(peers)} {_bits(rows)} From"), *sources_text(sources), ""])
 
 
 def _cell(row: Row | None) -> str:
@@ -76,7 +75,3 @@ def _bits(rows: Iterable[Row]) -> str:
         f"Of {checked:,} elements compared with the definition, with the same row in another batch, and with the "
         f"{plain} product of dequantized weights, {differing} differed."
     )
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..cpu.show import STYLES, _seconds
+from ..common import STYLES, seconds_text
 from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8
 from .measure import checks, wrong
 from .operands import LLAMA, TORCH
@@ -46,7 +46,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def _time(row: Row, name: str) -> str:
-    return _seconds(row["timings"][name]["median"]) if name in row["timings"] else "–"
+    return seconds_text(row["timings"][name]["median"]) if name in row["timings"] else "–"
 
 
 def _ratio(row: Row, ours: str, peer: str) -> str:
@@ -63,7 +63,7 @@ def _bits(row: Row) -> Text:
 
 def line(row: Row) -> str:
     """One row as it is measured."""
-    times = ", ".join(f"{name} {_seconds(timing['median'])}" for name, timing in row["timings"].items())
+    times = ", ".join(f"{name} {seconds_text(timing['median'])}" for name, timing in row["timings"].items())
     bars = "".join(f"; {b['bar']}: {b['result'].lower()}" for b in row["bars"])
     pairs = [v for v in row["verdicts"] if v["peer"] in (PLAIN, PLAIN_FP32)]
     ratios = ", ".join(f"{v['ours']} / {v['peer']} {v['ratio']:.2f}" for v in pairs)

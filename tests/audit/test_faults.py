@@ -9,11 +9,11 @@ import pytest
 
 from isogemm import audit
 from isogemm.errors import DTypeError, OptionError, ShapeError
-from isogemm.lab.models import Linear
+from isogemm.lab.models import LinearShape
 
 from . import fakes
 
-SHAPE = Linear("fake", fakes.N, fakes.K)
+SHAPE = LinearShape("fake", fakes.N, fakes.K)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from isogemm import audit  # noqa: E402
-from isogemm.audit.transformer.relations import RELATIONS, Scope, not_promised  # noqa: E402
+from isogemm.audit.transformer.relations import RELATIONS, ModelScope, not_promised  # noqa: E402
 from isogemm.audit.transformer.runs import STRIDE, Prompts, prompt_length  # noqa: E402
 from isogemm.audit.transformer.subject import Subject  # noqa: E402
 from isogemm.audit.transformer.trace import Trace, first_difference  # noqa: E402
@@ -90,7 +90,7 @@ def test_what_invariant_does_not_promise_is_reported_and_not_required():
 
 
 def test_what_is_promised():
-    scope = Scope(11)
+    scope = ModelScope(11)
     free = {
         (mode, attention): {
             (name, params.get("pad"))

@@ -7,14 +7,14 @@ import pytest
 
 import isogemm
 from isogemm import audit
-from isogemm.audit.bench import Bench, Operands, sampled_columns
+from isogemm.audit.bench import LinearOperands, ProviderBench, sampled_columns
 from isogemm.audit.cases import Case, evaluate
-from isogemm.audit.data import Activations, WeightSource, arrange
-from isogemm.lab.models import Linear
+from isogemm.audit.data import ActivationSource, WeightSource, arrange
+from isogemm.lab.models import LinearShape
 
 from . import fakes
 
-SHAPE = Linear("fake", fakes.N, fakes.K)
+SHAPE = LinearShape("fake", fakes.N, fakes.K)
 SWEEP = [1, 2, 3, 16]
 
 
@@ -86,7 +86,7 @@ def test_agreement_map_groups_batch_sizes() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_isogemm_holds(dtype: str) -> None:
-    shapes = [Linear("odd", 67, 129), Linear("wide", 200, 64), Linear("one", 1, 1)]
+    shapes = [LinearShape("odd", 67, 129), LinearShape("wide", 200, 64), LinearShape("one", 1, 1)]
     report = audit.run(["isogemm"], shapes, sweep=[1, 2, 3, 4, 7, 16, 33, 100, 129], dtype=dtype, speed=False)
     result = report.providers["isogemm"]
     assert [str(d) for d in report.drifts("isogemm")] == []
@@ -128,11 +128,11 @@ def test_a_sampled_column_keeps_its_number() -> None:
             y[1, -1] = fakes.nudged(y[1, -1])
         return y
 
-    w = WeightSource(Linear("wide", 500, 8)).load(np.dtype(np.float32), 0)
-    activations = Activations()
-    operands = Operands(Linear("wide", 500, 8), w, activations, 0, sampled_columns(500, 40), 1 << 20)
+    w = WeightSource(LinearShape("wide", 500, 8)).load(np.dtype(np.float32), 0)
+    activations = ActivationSource()
+    operands = LinearOperands(LinearShape("wide", 500, 8), w, activations, 0, sampled_columns(500, 40), 1 << 20)
     case = Case("off", "population", {"m": 2, "against": 1}, WeightSource(operands.linear), activations, "float32", 0)
-    outcome = evaluate(Bench(audit.CallableProvider("off", off), operands), case)
+    outcome = evaluate(ProviderBench(audit.CallableProvider("off", off), operands), case)
     assert outcome.drift is not None
     assert (outcome.drift.row, outcome.drift.column) == (1, 499)
     assert outcome.outputs == 2 * len(operands.columns) < 2 * 500
@@ -140,7 +140,7 @@ def test_a_sampled_column_keeps_its_number() -> None:
 
 @pytest.mark.parametrize("layout", ["C", "F", "padded", "rows", "columns", "unaligned"])
 def test_layouts_hold_the_same_values_elsewhere(layout: str) -> None:
-    a = Activations().rows(5, 7, np.dtype(np.float32), 0)
+    a = ActivationSource().rows(5, 7, np.dtype(np.float32), 0)
     b = arrange(a, layout)
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
     assert not np.shares_memory(a, b)
@@ -150,10 +150,10 @@ def test_layouts_hold_the_same_values_elsewhere(layout: str) -> None:
 
 
 def test_activations_do_not_depend_on_how_many_are_drawn() -> None:
-    few, many = (Activations().rows(m, 33, np.dtype(np.float32), 5) for m in (3, 700))
+    few, many = (ActivationSource().rows(m, 33, np.dtype(np.float32), 5) for m in (3, 700))
     np.testing.assert_array_equal(few, many[:3])
     assert np.abs(many).max() > 30 * np.abs(many).mean()  # tails
-    assert not np.array_equal(few, Activations().rows(3, 33, np.dtype(np.float32), 6))
+    assert not np.array_equal(few, ActivationSource().rows(3, 33, np.dtype(np.float32), 6))
 
 
 def test_threads_are_put_back() -> None:

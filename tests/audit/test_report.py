@@ -20,11 +20,11 @@ from isogemm.audit.console import print_report
 from isogemm.audit.data import portable
 from isogemm.audit.html import page
 from isogemm.errors import OptionError, ShapeError
-from isogemm.lab.models import MODELS, Linear, model
+from isogemm.lab.models import MODELS, LinearShape, model
 
 from . import fakes
 
-SHAPE = Linear("fake", fakes.N, fakes.K)
+SHAPE = LinearShape("fake", fakes.N, fakes.K)
 RELATION_KEYS = {
     *("relation", "meaning", "status", "cases", "held", "changed", "failed", "not_applicable"),
     *("outputs", "changed_outputs", "max_ulp", "reason", "drifts"),
@@ -228,7 +228,7 @@ def test_models_have_the_published_shapes() -> None:
     assert medium["attention output"] == (2560, 4096)  # head_dim is not hidden / heads
     assert medium["gate+up"] == (19456, 2560)
     assert medium["down"] == (2560, 9728)
-    assert Linear("expert down", 2048, 768) in model("Qwen3-30B-A3B").linears()
+    assert LinearShape("expert down", 2048, 768) in model("Qwen3-30B-A3B").linears()
     with pytest.raises(OptionError, match="Qwen3-4B"):
         model("Qwen3-4C")
 
@@ -293,7 +293,7 @@ def test_terminal_says_what_does_not_apply_and_omits_empty_tables() -> None:
     assert "tests.audit.fakes:zeros did not run: fake: is not x @ w.T (relative error 1.0)" in text
     assert "M = 4." in text
     assert page(report).count("<th colspan=2>") == 2
-    isogemm_alone = audit.run(["isogemm"], [Linear("whole", 40, 40)], sweep=[1, 2], speed=False)
+    isogemm_alone = audit.run(["isogemm"], [LinearShape("whole", 40, 40)], sweep=[1, 2], speed=False)
     assert words.inapplicable(isogemm_alone.providers["isogemm"]) == ""
 
 
@@ -322,7 +322,7 @@ def test_speed_chart_fits_the_page_with_its_whiskers_and_times(report: audit.Rep
 
     from isogemm.audit import figures
 
-    sources = [SHAPE, Linear("b", 8, 8), Linear("c", 16, 8)]
+    sources = [SHAPE, LinearShape("b", 8, 8), LinearShape("c", 16, 8)]
     spec = figures.speed_bars(audit.run([fakes.honest, "numpy"], sources, sweep=[1], relations=["rerun"])).to_dict()
     svg = vl_convert.vegalite_to_svg(spec)
     width = re.search(r'width="([\d.]+)"', svg)

@@ -8,14 +8,15 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from benchmarks.common import Bar, selected
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import measure
-from benchmarks.cpu.cases import SUITES, Bar, Case, cases, select
+from benchmarks.cpu.cases import SUITES, Case, cases
 from benchmarks.cpu.measure import Machine, Settings, judge
 from benchmarks.cpu.operands import build, compare
 from benchmarks.cpu.processes import ReportedClock
 from benchmarks.cpu.show import summary, table
-from typer import Typer
+from typer import BadParameter, Typer
 from typer.testing import CliRunner
 
 from isogemm.contract import reference
@@ -31,13 +32,14 @@ def timing(name: str, seconds: float) -> Timing:
 def test_names_are_unique_so_that_a_repeat_command_means_one_case():
     assert len({case.name for case in ALL}) == len(ALL)
     for case in ALL:
-        assert select(cases([case.suite]), " ".join(case.words[1:])) == [case]
+        assert selected(cases([case.suite]), " ".join(case.words[1:])) == [case]
 
 
 def test_a_word_is_matched_whole():
-    assert {case.m for case in select(cases(["llm"]), "m=1")} == {1}
-    assert len(select(ALL, "")) == len(ALL)
-    assert select(ALL, "m=1 m=2") == []
+    assert {case.m for case in selected(cases(["llm"]), "m=1")} == {1}
+    assert len(selected(ALL, "")) == len(ALL)
+    with pytest.raises(BadParameter, match="no case has all the words 'm=1 m=2'"):
+        selected(ALL, "m=1 m=2")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_a_word_is_matched_whole():
     ],
 )
 def test_bars(suite, only, bars):
-    (case,) = select(cases([suite]), only)
+    (case,) = selected(cases([suite]), only)
     assert [str(bar) for bar in case.bars] == bars
 
 
@@ -180,7 +182,7 @@ def test_rows_of_every_kind_can_be_shown():
     failed = measure._row(ALL[0], 1, settings, {}, None, None, "", "ValueError: no")
     rows = [
         measure._row(case, 1, settings, done, None, Ceilings(1, 1e10, 1e11), "in cache", None)
-        for case in (select(ALL, "llm m=1 n=9728")[0], select(ALL, "import isogemm")[0])
+        for case in (selected(ALL, "llm m=1 n=9728")[0], selected(ALL, "import isogemm")[0])
     ]
     assert table([*rows, failed]).row_count == 3
     assert "1 cases failed" in summary([*rows, failed]).plain

@@ -8,11 +8,11 @@ import sys
 from dataclasses import replace
 
 import pytest
-from benchmarks.cpu.cases import Bar
+from benchmarks.common import Bar, selected
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import measure as gpu_measure
 from benchmarks.gpu.bits import Sample, differing
-from benchmarks.gpu.cases import GROUPS, LLM, PEER, ROWS, SUITES, Case, cases, select
+from benchmarks.gpu.cases import GROUPS, LLM, PEER, ROWS, SUITES, Case, cases
 from benchmarks.gpu.engine import SubmitClock, SyncClock
 from benchmarks.gpu.measure import Settings, against, calls_in_a_graph, judge, measure, summarize
 from benchmarks.gpu.operands import Shelf
@@ -98,7 +98,7 @@ def small(monkeypatch):
 def test_names_are_unique_so_that_a_repeat_command_means_one_case():
     assert len({case.name for case in ALL}) == len(ALL)
     for case in ALL:
-        assert select(cases([case.suite]), " ".join(case.words[1:])) == [case]
+        assert selected(cases([case.suite]), " ".join(case.words[1:])) == [case]
 
 
 def test_what_is_covered():
@@ -121,7 +121,7 @@ def test_what_is_covered():
     ],
 )
 def test_bars(suite, only, bars):
-    (case,) = select(cases([suite]), only)
+    (case,) = selected(cases([suite]), only)
     assert [str(bar) for bar in case.bars] == bars
 
 
@@ -364,19 +364,20 @@ def test_the_readme_gets_ratios_bits_and_sources():
 
 def test_each_section_of_the_readme_is_written_from_its_own_files(tmp_path, monkeypatch):
     page = tmp_path / "README.md"
-    marks = (readme.BEGIN, "old\n", readme.END, "\nbetween\n", readme.GPU_BEGIN, "old\n", readme.GPU_END, "\nafter\n")
+    (begin, end), (gpu_begin, gpu_end) = readme.marks(""), readme.marks("gpu ")
+    marks = (begin, "old\n", end, "\nbetween\n", gpu_begin, "old\n", gpu_end, "\nafter\n")
     page.write_text("".join(marks))
     monkeypatch.setattr(readme, "README", page)
-    monkeypatch.setattr(readme, "gpu_section", lambda runs, names: f"{len(runs)} of {names}\n")
+    monkeypatch.setattr(readme, "SECTIONS", (("gpu", "gpu ", lambda runs, names: f"{len(runs)} of {names}\n"),))
     write_json(tmp_path / "g.json", [], environment={}, benchmark="gpu")
     readme.main([tmp_path / "g.json"])
     kept = "".join(marks[:5])
-    assert page.read_text() == f"{kept}1 of ['g.json']\n{readme.GPU_END}\nafter\n"
+    assert page.read_text() == f"{kept}1 of ['g.json']\n{gpu_end}\nafter\n"
 
 
 def test_the_readme_s_marks_are_there():
     text = readme.README.read_text()
-    assert all(text.count(mark) == 1 for mark in (readme.BEGIN, readme.END, readme.GPU_BEGIN, readme.GPU_END))
+    assert all(text.count(mark) == 1 for mark in (*readme.marks(""), *readme.marks("gpu ")))
 
 
 def test_every_other_line_of_the_readme_names_cases():

@@ -7,10 +7,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+from benchmarks.common import selected
 from benchmarks.model import __main__ as model
 from benchmarks.model import measure as model_measure
 from benchmarks.model.build import TORCH, Shelf, Step
-from benchmarks.model.cases import GRAD, LINEARS, MAIN_GRAD, ROUTED, SUITES, WHOLE, Sizes, cases, select, tiny
+from benchmarks.model.cases import GRAD, LINEARS, MAIN_GRAD, ROUTED, SUITES, WHOLE, Sizes, cases, tiny
 from benchmarks.model.measure import Made, Settings, measure, wrong
 from benchmarks.model.readme import model_section
 from benchmarks.model.show import line, summary, table
@@ -38,7 +39,7 @@ def quick():
 
 
 def one(suite, only):
-    (case,) = select(cases([suite]), only)
+    (case,) = selected(cases([suite]), only)
     return tiny(case)
 
 
@@ -51,7 +52,7 @@ def run(*words):
 def test_names_are_unique_so_that_a_repeat_command_means_one_case():
     assert len({case.name for case in ALL}) == len(ALL)
     for case in ALL:
-        assert select(cases([case.suite]), " ".join(case.words[1:])) == [case]
+        assert selected(cases([case.suite]), " ".join(case.words[1:])) == [case]
 
 
 def test_what_is_covered():
@@ -73,7 +74,7 @@ def test_what_is_covered():
     ],
 )
 def test_bars(suite, only, bars):
-    (case,) = select(cases([suite]), only)
+    (case,) = selected(cases([suite]), only)
     assert {bar.variant: bar.value for bar in case.bars} == bars
 
 
@@ -218,7 +219,7 @@ def test_the_readme_gets_rates_ratios_and_bits(shelf):
 
 def test_the_readme_has_a_place_for_them():
     text = readme.README.read_text()
-    assert all(text.count(mark) == 1 for mark in (readme.MODEL_BEGIN, readme.MODEL_END))
+    assert all(text.count(mark) == 1 for mark in readme.marks("model "))
 
 
 @pytest.mark.parametrize("words", [("--suite", "none"), ("--only", "batch=9")])

@@ -46,7 +46,7 @@ def test_float32_activations_are_said_where_they_were_measured():
 
 def test_the_readme_has_what_the_committed_files_say():
     text = readme.README.read_text()
-    marks = (readme.QUANT_GPU_BEGIN, readme.QUANT_GPU_END)
+    marks = readme.marks("quant gpu ")
     assert all(text.count(mark) == 1 for mark in marks)
     section = text.split(marks[0])[1].split(marks[1])[0]
     names = [words.strip("`,.\n") for words in section.split("From\n")[1].split()]

@@ -34,8 +34,8 @@ def test_the_faster_peer_counts_and_later_files_replace_rows():
 
 def test_the_readme_has_what_the_committed_files_say():
     text = readme.README.read_text()
-    assert all(text.count(mark) == 1 for mark in (readme.QUANT_BEGIN, readme.QUANT_END))
-    section = text.split(readme.QUANT_BEGIN)[1].split(readme.QUANT_END)[0]
+    assert all(text.count(mark) == 1 for mark in readme.marks("quant "))
+    section = text.split(readme.marks("quant ")[0])[1].split(readme.marks("quant ")[1])[0]
     names = [words.strip("`,.\n") for words in section.split("From\n")[1].split()]
     runs = [read_json(readme.README.parent / name) for name in names]
     assert section == quant_section(runs, names)

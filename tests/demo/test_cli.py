@@ -59,7 +59,7 @@ def test_a_changed_bit_of_ours_is_exit_status_1(small_folder, tmp_path, monkeypa
     def one_case(folder, report_dir, console):
         return audit.run(["isogemm"], [(8, 8)], sweep=[1], relations=["rerun"], speed=False), []
 
-    monkeypatch.setattr(forward, "ISOGEMM", forward.Provider("isogemm", faulty, forward.ISOGEMM.matmul))
+    monkeypatch.setattr(forward, "ISOGEMM", forward.Multiplier("isogemm", faulty, forward.ISOGEMM.matmul))
     monkeypatch.setattr(audit_model, "run", one_case)
     monkeypatch.setattr("isogemm.demo.speed.BLOCKS", 1)
     monkeypatch.setattr("isogemm.demo.speed.BLOCK_SECONDS", 0.001)

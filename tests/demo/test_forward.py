@@ -83,7 +83,7 @@ def test_row_by_row_gives_a_linear_one_row_at_a_time(small, small_batch):
         seen.append(len(x))
         return forward.NUMPY.linear(x, parameters)
 
-    one = forward.row_by_row(forward.Provider("spy", linear, np.matmul))
+    one = forward.row_by_row(forward.Multiplier("spy", linear, np.matmul))
     forward.embed(small, small_batch[:2], one)
     tokens = 2 * max(map(len, small_batch[:2]))
     assert seen == [1] * tokens * len(small.linears)

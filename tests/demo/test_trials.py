@@ -8,7 +8,7 @@ import pytest
 from isogemm.demo import forward, show, trials
 
 
-def _faulty(m: int) -> forward.Provider:
+def _faulty(m: int) -> forward.Multiplier:
     """Right, except that the last bit of every first output is flipped when a linear is given exactly `m` rows."""
 
     def linear(x, parameters):
@@ -20,7 +20,7 @@ def _faulty(m: int) -> forward.Provider:
     def matmul(a, b):
         return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.float32)
 
-    return forward.Provider("faulty", linear, matmul)
+    return forward.Multiplier("faulty", linear, matmul)
 
 
 # 22 rows: pieces of 4, 5 and 10 leave 2 rows over, which must not be given to the provider as another M.
@@ -65,7 +65,7 @@ def test_one_token_at_a_time_shows_a_fault_at_m_1(small, small_batch):
 
 def test_conclusions_say_what_was_measured():
     def drift(name, changed):
-        return trials.Drift(name, "t", 4, changed, 24, changed, changed, 1e-7 * changed, 0.0)
+        return trials.EmbeddingDrift(name, "t", 4, changed, 24, changed, changed, 1e-7 * changed, 0.0)
 
     def rows(name, changed):
         return trials.RowDrift(name, 1, 6, changed, 60, changed, 1.0, 1)

@@ -25,13 +25,7 @@ def test_the_ratio_is_of_medians_and_above_one_when_ours_is_faster():
 
 
 @pytest.mark.parametrize(
-    ("ours", "peer", "word"),
-    [
-        (1.0, 1.3, "FASTER"),
-        (1.3, 1.0, "SLOWER"),
-        (1.0, 1.0, "EQUAL"),
-        (1.0, 1.01, "EQUAL"),
-    ],
+    ("ours", "peer", "word"), [(1.0, 1.3, "FASTER"), (1.3, 1.0, "SLOWER"), (1.0, 1.0, "EQUAL"), (1.0, 1.01, "EQUAL")]
 )
 def test_clear_cases(ours, peer, word):
     assert verdict(timing("ours", noisy(ours, 0.004, 1)), timing("peer", noisy(peer, 0.004, 2))).word == word

@@ -13,7 +13,8 @@ from .data import WeightSource, read_shapes, weights_of_file
 from .engine import DEFAULT_SHAPES, FULL_SHAPES, run
 from .providers import Absent, CallableProvider, Provider, load_provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation
-from .report import SCHEMA, ProviderResult, RelationResult, Report, Speed
+from .report import Report
+from .results import SCHEMA, ProviderResult, RelationResult, Speed
 from .transformer import load, model
 
 __all__ = [

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..lab.models import Linear
-from .data import Activations, Array, aligned, arrange
+from ..lab.models import LinearShape
+from .data import ActivationSource, Array, aligned, arrange
 from .providers import Provider
 
-__all__ = ["Bench", "Disqualified", "NotApplicable", "Operands", "ProviderFault"]
+__all__ = ["Disqualified", "LinearOperands", "NotApplicable", "ProviderBench", "ProviderFault"]
 
 _LARGE_BYTES = 128 << 20  # copies of a weight (layouts, packing) take at most so much of it
 _GARBAGE = 0.25  # of the norm of a sample: far above the rounding of any dtype here; zeros are off by 1
@@ -32,15 +32,15 @@ class NotApplicable(Exception):
 
 
 @dataclass(frozen=True)
-class Operands:
+class LinearOperands:
     """One linear's operands, shared by the providers.
 
     Attributes
     ----------
-    linear : Linear
+    linear : LinearShape
     w : array [n, k]
         Dense and aligned.
-    activations : Activations
+    activations : ActivationSource
     seed : int
     columns : int array
         The output columns that are compared, ascending.
@@ -48,9 +48,9 @@ class Operands:
         The most rows that fit the memory limit.
     """
 
-    linear: Linear
+    linear: LinearShape
     w: Array
-    activations: Activations
+    activations: ActivationSource
     seed: int
     columns: Array
     max_m: int
@@ -79,16 +79,16 @@ def copied_rows(k: int, dtype: np.dtype[Any]) -> int:
     return max(1, _LARGE_BYTES // (k * dtype.itemsize))
 
 
-class Bench:
+class ProviderBench:
     """Calls one provider on one linear; every relation's cases are evaluated on one of these.
 
     Parameters
     ----------
     provider : Provider
-    operands : Operands
+    operands : LinearOperands
     """
 
-    def __init__(self, provider: Provider, operands: Operands) -> None:
+    def __init__(self, provider: Provider, operands: LinearOperands) -> None:
         self.provider, self.operands = provider, operands
         self.out_dtype: np.dtype[Any] | None = None
         self.relative_error = 0.0

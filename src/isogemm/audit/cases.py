@@ -11,12 +11,12 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import numpy as np
 
-from ..base import arguments as given
+from ..base import arguments
 from ..contract import compare
 from ..errors import IsogemmError, OptionError, ShapeError
-from ..lab.models import Linear
-from .bench import Bench, Disqualified, NotApplicable, Operands, ProviderFault, sampled_columns
-from .data import Activations, Array, WeightSource, as_dtype, nearest, portable, weight_named
+from ..lab.models import LinearShape
+from .bench import Disqualified, LinearOperands, NotApplicable, ProviderBench, ProviderFault, sampled_columns
+from .data import ActivationSource, Array, WeightSource, as_dtype, portable, weight_named
 from .providers import Provider, load_provider
 from .relations import RELATIONS, Pair, Params, Scope
 
@@ -70,7 +70,7 @@ class Case:
         The relation's own parameters.
     source : WeightSource
         The linear and where its weight comes from.
-    activations : Activations
+    activations : ActivationSource
     dtype : str
     seed : int
     """
@@ -79,7 +79,7 @@ class Case:
     relation: str
     params: Params
     source: WeightSource
-    activations: Activations
+    activations: ActivationSource
     dtype: str
     seed: int
 
@@ -117,17 +117,17 @@ class Case:
         OptionError, ShapeError, DTypeError
             A field is missing, unknown or malformed, or a file it names cannot be read.
         """
-        given.of_type("case", text, str, "the text that a drift report printed", "isogemm audit --replay TEXT")
+        arguments.of_type("case", text, str, "the text that a drift report printed", "isogemm audit --replay TEXT")
         fields = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True))  # a plus is a plus here, no space
         try:
             provider, name, dtype = fields.pop("provider"), fields.pop("relation"), fields.pop("dtype")
             seed = int(fields.pop("seed"))
-            activations = Activations(fields.pop("inputs", ""))
+            activations = ActivationSource(fields.pop("inputs", ""))
             if "weights" in fields:
                 source = weight_named(fields.pop("weights"), fields.pop("tensor"))
             else:
                 n, k = int(fields.pop("n")), int(fields.pop("k"))
-                source = WeightSource(Linear(f"{n}x{k}", n, k))
+                source = WeightSource(LinearShape(f"{n}x{k}", n, k))
         except KeyError as error:
             raise _malformed(text, f"the field {error.args[0]} is missing") from error
         except ValueError as error:
@@ -143,31 +143,16 @@ class Case:
 
 def _check_params(name: str, params: Mapping[str, int | str], text: str) -> None:
     if name not in RELATIONS:
-        raise unknown_relation(name, "the line as printed")
+        raise arguments.unknown("relation", name, RELATIONS, "the line as printed")
     shape = {key: type(value) for key, value in RELATIONS[name].cases(Scope.of((1, 2, 3)))[0].items()}
     if {key: type(value) for key, value in params.items()} != shape:
-        raise OptionError(
-            f"replay of {name}",
-            limit="the fields " + ", ".join(shape),
-            value=sorted(params),
-            nearest="the line as printed",
-        )
-
-
-def unknown_relation(name: str, otherwise: str) -> OptionError:
-    """The error for a relation that there is not; `otherwise` is the advice where no name is near."""
-    return OptionError(
-        "unknown relation", limit=", ".join(RELATIONS), value=repr(name), nearest=nearest(name, RELATIONS, otherwise)
-    )
+        limit = "the fields " + ", ".join(shape)
+        raise OptionError(f"replay of {name}", limit=limit, value=sorted(params), nearest="the line as printed")
 
 
 def _malformed(text: str, why: str) -> OptionError:
-    return OptionError(
-        f"malformed replay ({why})",
-        limit="the line as an audit printed it",
-        value=repr(text),
-        nearest="copy the whole line",
-    )
+    limit, nearest = "the line as an audit printed it", "copy the whole line"
+    return OptionError(f"malformed replay ({why})", limit=limit, value=repr(text), nearest=nearest)
 
 
 @dataclass(frozen=True)
@@ -254,7 +239,7 @@ class Outcome:
     fatal: bool = False
 
 
-def evaluate(bench: Bench, case: Case) -> Outcome:
+def evaluate(bench: ProviderBench, case: Case) -> Outcome:
     """Evaluate a case on the bench of its provider and linear; a provider's faults become outcomes."""
     try:
         pair = RELATIONS[case.relation].evaluate(bench, case.params)
@@ -324,11 +309,11 @@ def replay(text: str, provider: Provider | None = None) -> tuple[Case, Outcome]:
     found = provider or load_provider(case.provider)
     w = case.source.load(as_dtype(case.dtype), case.seed)
     columns = sampled_columns(len(w), MAX_COLUMNS)
-    operands = Operands(case.source.linear, w, case.activations, case.seed, columns, max_m=1 << 31)
+    operands = LinearOperands(case.source.linear, w, case.activations, case.seed, columns, max_m=1 << 31)
     try:
         if case.m < 1:
             raise ValueError("no rows")
-        return case, evaluate(Bench(found, operands), case)
+        return case, evaluate(ProviderBench(found, operands), case)
     except (KeyError, IndexError, ValueError) as error:
         if isinstance(error, IsogemmError):
             raise

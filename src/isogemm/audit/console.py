@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .cases import Case, Outcome, median_ulps, ulps_text
-from .report import ProviderResult, Report
+from .results import ProviderResult, Results
 from .words import (
     inapplicable,
     measured,
@@ -27,7 +27,7 @@ _STYLES = {"held": "green", "changed": "yellow", "failed": "red", "absent": "red
 _DRIFTS_SHOWN = 3
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: Results, console: Console) -> None:
     """Print a table per provider, the first drifts with the commands that replay them, and the summary."""
     for result in report.providers.values():
         console.print()
@@ -87,7 +87,7 @@ def _table(result: ProviderResult) -> Table:
     return table
 
 
-def _print_speeds(report: Report, result: ProviderResult, console: Console) -> None:
+def _print_speeds(report: Results, result: ProviderResult, console: Console) -> None:
     speeds = speed_by_m(report, result.name)
     if speeds:
         times = "   ".join(f"M={m} {ratio}" for m, ratio in speeds.items())

@@ -5,29 +5,25 @@ Random values use products and sums of normal deviates alone, so a seed gives th
 
 from __future__ import annotations
 
-import csv
-import difflib
 import fnmatch
-import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import arguments as given
-from ..base.dtypes import SHORT_NAMES
+from ..base import arguments
+from ..base.dtypes import NUMPY, SHORT_NAMES
+from ..base.extras import require_extra
 from ..errors import DTypeError, LayoutError, OptionError, ShapeError
-from ..lab.models import Linear
+from ..lab import shapes
+from ..lab.models import LinearShape
 
 __all__ = [
-    "DTYPES",
-    "Activations",
+    "ActivationSource",
     "Array",
     "WeightSource",
     "aligned",
@@ -39,11 +35,6 @@ __all__ = [
 
 Array = NDArray[Any]
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-}
 LAYOUTS = ("C", "F", "padded", "rows", "columns", "unaligned")
 _BLOCK_ROWS = 256
 _OUTLIER_SHARE, _OUTLIER_SCALE = 0.004, 20.0
@@ -58,22 +49,16 @@ def as_dtype(name: str) -> np.dtype[Any]:
         Not one of ``float32``, ``bfloat16``, ``float16``.
     """
     full = SHORT_NAMES.get(name, name) if isinstance(name, str) else ""
-    if full not in DTYPES:
-        raise DTypeError(
-            "dtype of an audit", limit="one of " + ", ".join(DTYPES), value=given.shown(name), nearest="float32"
-        )
-    return DTYPES[full]
+    if full not in NUMPY:
+        value, limit = arguments.shown(name), "one of " + ", ".join(NUMPY)
+        raise DTypeError("dtype of an audit", limit=limit, value=value, nearest="float32")
+    return NUMPY[full]
 
 
 def portable(path: str) -> str:
     """`path` relative to the current folder where it lies below it, else as it is: for what leaves this machine."""
     here = os.path.join(os.getcwd(), "")
     return path.removeprefix(here) if os.path.isabs(path) else path
-
-
-def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The known name that is spelt most like `name`, or `otherwise` where none is."""
-    return (difflib.get_close_matches(name, list(known), n=1) or [otherwise])[0]
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], *, skip: int = 0) -> Array:
@@ -116,12 +101,12 @@ class WeightSource:
 
     Attributes
     ----------
-    linear : Linear
+    linear : LinearShape
     path : str
         The safetensors file; empty for random weights.
     """
 
-    linear: Linear
+    linear: LinearShape
     path: str = ""
 
     def load(self, dtype: np.dtype[Any], seed: int) -> Array:
@@ -147,7 +132,7 @@ class WeightSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Activations:
+class ActivationSource:
     """Rows of activations: heavy-tailed random values, or the rows of a ``.npy`` file.
 
     Random rows are ``z + z**5 / 32`` of normal z, with 0.4% of the channels 20 times larger, as the residual stream of
@@ -183,7 +168,7 @@ class Activations:
                 "cannot read activations",
                 limit="a .npy file",
                 value=f"{self.path} ({error})",
-                nearest=_nearest_file(self.path, "no --inputs, for random activations"),
+                nearest=shapes.nearest_file(self.path, "no --inputs, for random activations"),
             ) from error
         if stored.ndim != 2 or stored.shape[1] != k or not len(stored):
             raise ShapeError(
@@ -193,32 +178,8 @@ class Activations:
 
 
 def read_shapes(path: str) -> list[WeightSource]:
-    """Linears from a shapes file.
-
-    JSON: a list of ``{"n": 4096, "k": 2560, "name": "up"}`` or of ``[n, k]`` / ``[n, k, name]``.
-    CSV: lines ``n,k[,name]``; a first line that names the columns is allowed, in any order.
-
-    Raises
-    ------
-    OptionError
-        The file cannot be read or is not JSON or CSV of this form.
-    ShapeError
-        A size is not a whole number of at least 1, or there is none.
-    """
-    path = given.path("path", path, "'shapes.json'")
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path that cannot be
-        raise _unreadable(path, error) from error
-    try:
-        rows = json.loads(text) if text.lstrip()[:1] in ("[", "{") else _csv_rows(text)
-    except json.JSONDecodeError as error:
-        raise _unreadable(path, error) from error
-    if not isinstance(rows, list) or not rows:
-        raise ShapeError(
-            "shapes file", limit="a list of at least one (n, k[, name])", value=path, nearest="[[4096, 2560]]"
-        )
-    return [WeightSource(_linear(row, path)) for row in rows]
+    """Linears from a shapes file, as `isogemm.lab.shapes.read_shapes` has them, with random weights."""
+    return [WeightSource(linear) for linear in shapes.read_shapes(path)]
 
 
 def weights_of_file(path: str, *, match: Sequence[str] = (), limit: int = 0) -> list[WeightSource]:
@@ -236,14 +197,14 @@ def weights_of_file(path: str, *, match: Sequence[str] = (), limit: int = 0) -> 
     OptionError
         The file cannot be read, or holds no such tensor.
     """
-    path = given.path("path", path, "'model.safetensors'")
+    path = arguments.path("path", path, "'model.safetensors'")
     handle = _open(path)
     found = []
     for name in handle.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
         tensor = handle.get_slice(name)
         shape = tensor.get_shape()
         if len(shape) == 2 and min(shape) >= 1 and tensor.get_dtype() in ("F32", "BF16", "F16"):
-            found.append(WeightSource(Linear(name, *shape), path))
+            found.append(WeightSource(LinearShape(name, *shape), path))
     names = [source.linear.name for source in found]
     if match:
         found = [s for s in found if any(fnmatch.fnmatchcase(s.linear.name, pattern) for pattern in match)]
@@ -263,67 +224,13 @@ def weight_named(path: str, name: str) -> WeightSource:
 
 
 def _open(path: str) -> Any:
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise OptionError(
-            "reading weights needs the package safetensors",
-            limit="the extra isogemm[weights]",
-            value="not installed",
-            nearest='pip install "isogemm[weights]"',
-        ) from error
+    require_extra("weights", "reading weights", "safetensors")
+    from safetensors import safe_open
+
     try:
         return safe_open(path, framework="numpy")
     except Exception as error:  # safetensors raises its own type, OSError or FileNotFoundError
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str, error: Exception) -> OptionError:
-    form = "a .safetensors file" if path.endswith(".safetensors") else "[[4096, 2560]] as JSON, 4096,2560 as CSV"
-    return OptionError(
-        "cannot read",
-        limit="a readable file of the documented form",
-        value=f"{path} ({error})",
-        nearest=_nearest_file(path, "a path that exists") if not os.path.exists(path) else form,
-    )
-
-
-def _nearest_file(path: str, otherwise: str) -> str:
-    """The file beside `path` whose name is most like its, or `otherwise`."""
-    folder, name = os.path.split(path)
-    beside = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    found = nearest(name, beside, "")
-    return os.path.join(folder, found) if found and found != name else otherwise
-
-
-def _csv_rows(text: str) -> list[Any]:
-    lines = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(c.strip() for c in row)]
-    lines = [row for row in lines if not row[0].startswith("#")]
-    if lines and {"n", "k"} <= set(lines[0]):
-        return [dict(zip(lines[0], row, strict=False)) for row in lines[1:]]
-    return list(lines)
-
-
-def _linear(row: object, path: str) -> Linear:
-    if isinstance(row, dict):
-        n, k, name = row.get("n"), row.get("k"), row.get("name")
-    elif isinstance(row, Iterable) and not isinstance(row, str) and 2 <= len(cells := list(row)) <= 3:
-        n, k, name = (*cells, None)[:3]
-    else:
-        n = k = name = None
-    return Linear(str(name or f"{n}x{k}"), _size(n, row, path), _size(k, row, path))
-
-
-def _size(value: object, row: object, path: str) -> int:
-    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    if not text.isdecimal() or not 1 <= int(text) < 2**31:
-        raise ShapeError(
-            f"malformed shape in {path}",
-            limit="n,k[,name] with n and k from 1 to 2**31 - 1",
-            value=row,
-            nearest=[4096, 2560],
-        )
-    return int(text)
+        raise shapes.unreadable(path, error) from error
 
 
 def check_layout(layout: str) -> str:

@@ -12,26 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from ..base import arguments as given
+from ..base import arguments
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
-from ..lab.models import MODELS, PROJECTION_SHAPES, Linear
-from .bench import Bench, Disqualified, Operands, copied_rows, sampled_columns
-from .cases import MAX_COLUMNS, Case, evaluate, unknown_relation
-from .data import Activations, Array, WeightSource, as_dtype, portable
+from ..lab.models import MODELS, PROJECTION_SHAPES, LinearShape
+from .bench import Disqualified, LinearOperands, ProviderBench, copied_rows, sampled_columns
+from .cases import MAX_COLUMNS, Case, evaluate
+from .data import ActivationSource, Array, WeightSource, as_dtype, portable
 from .providers import BUILTIN, Absent, CallableProvider, Provider, load_provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation, Scope
-from .report import Agreement, ProviderResult, RelationResult, Report
+from .report import Report
+from .results import ProviderResult
 
 __all__ = ["DEFAULT_SHAPES", "FULL_SHAPES", "ProviderLike", "ShapeLike", "run"]
 
 ProviderLike = str | Provider | Callable[[Array, Array], Array]
-ShapeLike = WeightSource | Linear | tuple[int, int]
+ShapeLike = WeightSource | LinearShape | tuple[int, int]
 Progress = Callable[[int, int, str], None]
 
 _SMALLEST = MODELS["Qwen2.5-0.5B"]
-DEFAULT_SHAPES: tuple[Linear, ...] = _SMALLEST.linears()[:4]
+DEFAULT_SHAPES: tuple[LinearShape, ...] = _SMALLEST.linears()[:4]
 """Without a choice of shapes: the linears of one layer of Qwen2.5-0.5B."""
-FULL_SHAPES: tuple[Linear, ...] = (*_SMALLEST.linears(), *PROJECTION_SHAPES)
+FULL_SHAPES: tuple[LinearShape, ...] = (*_SMALLEST.linears(), *PROJECTION_SHAPES)
 """With ``full`` and without a choice of shapes."""
 
 _QUICK_SPEED, _FULL_SPEED = (1, 16, 128), (1, 4, 16, 64, 256, 1024)
@@ -41,7 +42,7 @@ _MEMORY_SHARE = 0.4
 
 
 @dataclass(frozen=True)
-class Settings:
+class AuditOptions:
     """The validated options of an audit."""
 
     sources: tuple[WeightSource, ...]
@@ -49,7 +50,7 @@ class Settings:
     scope: Scope
     dtype: str
     seed: int
-    activations: Activations
+    activations: ActivationSource
     speed_sizes: tuple[int, ...]
     speed_blocks: int
     memory: int
@@ -76,7 +77,7 @@ def run(
     ----------
     providers : sequence of str, Provider or callable
         Names as in `load_provider`, providers, or functions ``f(x, w)``.
-    shapes : iterable of WeightSource, Linear or (n, k), optional
+    shapes : iterable of WeightSource, LinearShape or (n, k), optional
         The linears; those of one layer of Qwen2.5-0.5B by default. Weights are random but for a `WeightSource` of a
         file.
     require : sequence of str, optional
@@ -118,18 +119,18 @@ def run(
     >>> report.held("isogemm")
     True
     """
-    several = None if isinstance(providers, Provider) else given.items(providers)
+    several = None if isinstance(providers, Provider) else arguments.items(providers)
     providers = [providers] if several is None else several  # type: ignore[list-item]
-    require = None if require is None else given.strings("require", require, "'isogemm'")
+    require = None if require is None else arguments.strings("require", require, "'isogemm'")
     if not (providers or require):
         raise OptionError("providers", limit="at least one", value="none", nearest="isogemm")
-    settings = Settings(
+    settings = AuditOptions(
         sources=_sources(shapes, full),
         relations=_relations(relations),
         scope=Scope.of(_sizes(sweep, full)),
         dtype=as_dtype(dtype).name,
         seed=_seed(seed),
-        activations=Activations(inputs),
+        activations=ActivationSource(inputs),
         speed_sizes=(_FULL_SPEED if full else _QUICK_SPEED) if speed else (),
         speed_blocks=_FULL_BLOCKS if full else _QUICK_BLOCKS,
         memory=memory or _memory(),
@@ -147,11 +148,12 @@ class _Audit:
     """One audit under way."""
 
     def __init__(
-        self, settings: Settings, named: dict[str, Provider | Absent], required: tuple[str, ...], progress: Progress
+        self, settings: AuditOptions, named: dict[str, Provider | Absent], required: tuple[str, ...], progress: Progress
     ) -> None:
         self.settings, self.progress = settings, progress
         self.live = {name: p for name, p in named.items() if isinstance(p, Provider)}
-        self.results = {name: self._empty(name) for name in named}
+        meanings = {r.name: r.meaning for r in settings.relations}
+        self.results = {name: ProviderResult.empty(name, meanings, settings.scope.sweep) for name in named}
         for name, provider in named.items():
             if isinstance(provider, Absent):
                 self.results[name].reason = str(provider)
@@ -171,10 +173,6 @@ class _Audit:
 
         self.out.environment = environment()
         return self.out
-
-    def _empty(self, name: str) -> ProviderResult:
-        relations = {r.name: RelationResult(r.name, meaning=r.meaning) for r in self.settings.relations}
-        return ProviderResult(name, relations, Agreement(self.settings.scope.sweep))
 
     def _options(self) -> dict[str, Any]:
         s = self.settings
@@ -214,7 +212,7 @@ class _Audit:
                 operands = self._operands(source)  # it may have written to the weight
         self._speeds(fit, operands)
 
-    def _operands(self, source: WeightSource) -> Operands:
+    def _operands(self, source: WeightSource) -> LinearOperands:
         linear, dtype = source.linear, as_dtype(self.settings.dtype)
         # A call holds the rows three times (drawn, given, kept for comparison) and the output twice.
         max_m = self.settings.memory // (3 * linear.k * dtype.itemsize + 2 * linear.n * 4)
@@ -227,11 +225,11 @@ class _Audit:
         except MemoryError as error:
             raise LimitError("weight", limit="the free memory", value=linear, nearest="a smaller shape") from error
         columns = sampled_columns(linear.n, MAX_COLUMNS)
-        return Operands(linear, w, self.settings.activations, self.settings.seed, columns, max(1, max_m))
+        return LinearOperands(linear, w, self.settings.activations, self.settings.seed, columns, max(1, max_m))
 
-    def _provider(self, name: str, provider: Provider, operands: Operands, source: WeightSource) -> bool:
+    def _provider(self, name: str, provider: Provider, operands: LinearOperands, source: WeightSource) -> bool:
         """Run all cases of one linear; False when the provider was given up on."""
-        s, result, bench = self.settings, self.results[name], Bench(provider, operands)
+        s, result, bench = self.settings, self.results[name], ProviderBench(provider, operands)
         before = self.done
         cases = [(r, params) for r in s.relations for params in r.cases(s.scope)]
         try:
@@ -241,8 +239,7 @@ class _Audit:
                 self._tell(1, f"{name} {relation.name} on {operands.linear.name}")
                 case = Case(name, relation.name, params, source, s.activations, s.dtype, s.seed)
                 outcome = evaluate(bench, case)
-                result.relations[relation.name].add(outcome)
-                result.histogram = [a + b for a, b in zip(result.histogram, outcome.histogram, strict=True)]
+                result.add(relation.name, outcome)
                 if outcome.fatal:
                     raise Disqualified(outcome.reason)
             result.ran = True
@@ -255,7 +252,7 @@ class _Audit:
         finally:
             self.done = before + len(cases)
 
-    def _speeds(self, providers: dict[str, Provider], operands: Operands) -> None:
+    def _speeds(self, providers: dict[str, Provider], operands: LinearOperands) -> None:
         from .speed import measure
 
         start, s = self.done, self.settings
@@ -282,7 +279,7 @@ def _named(providers: Sequence[ProviderLike]) -> dict[str, Provider | Absent]:
             named[provider.name] = provider
         else:
             if not callable(provider):
-                value, limit = given.shown(provider), "a name, a Provider or a function f(x, w)"
+                value, limit = arguments.shown(provider), "a name, a Provider or a function f(x, w)"
                 raise DTypeError("provider", limit=limit, value=value, nearest="'isogemm'")
             name = _name(provider)
             named[name] = CallableProvider(name, provider)
@@ -306,9 +303,9 @@ def _name(function: Callable[..., Any]) -> str:
 def _sources(shapes: Iterable[ShapeLike] | None, full: bool) -> tuple[WeightSource, ...]:
     if shapes is None:
         shapes = FULL_SHAPES if full else DEFAULT_SHAPES
-    listed = given.items(shapes)
+    listed = arguments.items(shapes)
     if listed is None:
-        raise ShapeError("shapes", limit="a list of (n, k)", value=given.shown(shapes), nearest=[(4096, 2560)])
+        raise ShapeError("shapes", limit="a list of (n, k)", value=arguments.shown(shapes), nearest=[(4096, 2560)])
     sources = [shape if isinstance(shape, WeightSource) else _source(shape) for shape in listed]
     if not sources:
         raise ShapeError("shapes", limit="at least one", value="none", nearest=(4096, 2560))
@@ -321,16 +318,16 @@ def _source(shape: Any) -> WeightSource:
     except (TypeError, ValueError, IndexError, KeyError, RuntimeError):  # RuntimeError: of torch's
         n, k = 0, 0
     if min(n, k) < 1:
-        value = shape if isinstance(shape, tuple | list) else given.shown(shape)
+        value = shape if isinstance(shape, tuple | list) else arguments.shown(shape)
         raise ShapeError("shape of a linear", limit="(n, k) of at least 1", value=value, nearest=(1, 1))
-    return WeightSource(shape if isinstance(shape, Linear) else Linear(f"{n}x{k}", n, k))
+    return WeightSource(shape if isinstance(shape, LinearShape) else LinearShape(f"{n}x{k}", n, k))
 
 
 def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:
-    chosen = given.strings("relations", names, "'population'") if names is not None else tuple(RELATIONS)
+    chosen = arguments.strings("relations", names, "'population'") if names is not None else tuple(RELATIONS)
     for name in chosen:
         if name not in RELATIONS:
-            raise unknown_relation(name, "none named, for all")
+            raise arguments.unknown("relation", name, RELATIONS, "none named, for all")
     if not chosen:
         raise OptionError("relations", limit="at least one", value="none", nearest="population")
     return tuple(RELATIONS[name] for name in dict.fromkeys(chosen))
@@ -339,10 +336,13 @@ def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:
 def _sizes(sweep: Sequence[int] | None, full: bool) -> tuple[int, ...]:
     if sweep is None:
         return FULL_SWEEP if full else QUICK_SWEEP
-    found = given.items(sweep)
+    found = arguments.items(sweep)
     if not found or not all(isinstance(m, int | np.integer) and 1 <= m <= 1 << 20 for m in found):
         raise OptionError(
-            "sweep of M", limit="whole numbers from 1 to 2**20", value=found or given.shown(sweep), nearest=[1, 2, 16]
+            "sweep of M",
+            limit="whole numbers from 1 to 2**20",
+            value=found or arguments.shown(sweep),
+            nearest=[1, 2, 16],
         )
     return tuple(int(m) for m in found)
 

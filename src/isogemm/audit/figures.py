@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .cases import ULP_BINS
-from .report import ProviderResult, Report
+from .results import ProviderResult, Results
 
 __all__ = ["EQUAL_COLOUR", "agreement_map", "drift_histogram", "provider_colours", "speed_bars", "theme"]
 
@@ -39,13 +39,13 @@ def theme(*, dark: bool) -> dict[str, Any]:
     }
 
 
-def provider_colours(report: Report) -> dict[str, str]:
+def provider_colours(report: Results) -> dict[str, str]:
     """A colour for each provider, in the order of the report."""
     names = list(report.providers)
     return {name: _PROVIDER_COLOURS[i % len(_PROVIDER_COLOURS)] for i, name in enumerate(names)}
 
 
-def agreement_map(report: Report) -> Any | None:
+def agreement_map(report: Results) -> Any | None:
     """M x M per provider: the share of the common rows' outputs whose bits differ."""
     import altair as alt
 
@@ -110,7 +110,7 @@ def _agreement_panel(result: ProviderResult, sweep: Sequence[int], size: int, *,
     )
 
 
-def drift_histogram(report: Report) -> Any | None:
+def drift_histogram(report: Results) -> Any | None:
     """Changed outputs by distance in ULPs, for each provider that changed any."""
     import altair as alt
 
@@ -140,7 +140,7 @@ def drift_histogram(report: Report) -> Any | None:
     )
 
 
-def speed_bars(report: Report) -> Any | None:
+def speed_bars(report: Results) -> Any | None:
     """Speed relative to the fastest provider by batch size, a panel per linear, with the 5th to 95th percentile."""
     import altair as alt
 

@@ -9,35 +9,20 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..errors import OptionError
+from ..base.extras import require_extra
 from .cases import FirstDifference, median_ulps, ulps_text
-from .report import ProviderResult, RelationResult, Report
+from .results import ProviderResult, RelationResult, Results
 from .words import measured, not_measured, not_required, not_run, provider_text, speed_by_m, status_word
 
-__all__ = ["page", "require_extra"]
+__all__ = ["page", "require_packages"]
 
 
-def require_extra() -> None:
-    """Check that the packages of the page are installed.
-
-    Raises
-    ------
-    OptionError
-        altair or vl-convert is missing; the error names the extra.
-    """
-    try:
-        import altair  # noqa: F401
-        import vl_convert  # noqa: F401
-    except ImportError as error:
-        raise OptionError(
-            f"the page needs {error.name or 'altair and vl-convert'}",
-            limit="the extra isogemm[report]",
-            value="not installed",
-            nearest='pip install "isogemm[report]"',
-        ) from error
+def require_packages() -> None:
+    """Check that the packages of the page are installed; else an `OptionError` names the extra that brings them."""
+    require_extra("report", "the page", "altair", "vl_convert")
 
 
-def page(report: Report) -> str:
+def page(report: Results) -> str:
     """The whole page: HTML, styles, scripts, data and figures.
 
     Raises
@@ -45,7 +30,7 @@ def page(report: Report) -> str:
     OptionError
         The extra ``isogemm[report]`` is not installed.
     """
-    require_extra()
+    require_packages()
     from .figures import EQUAL_COLOUR, agreement_map, drift_histogram, speed_bars, theme
 
     specs = {"agreement": agreement_map, "drift": drift_histogram, "speed": speed_bars}
@@ -96,7 +81,7 @@ def _figure(name: str, present: bool) -> str:
     return f"<section><h2>{title}</h2><p class=quiet>{caption if present else empty}</p>{body}</section>"
 
 
-def _spec(make: Callable[[Report], Any], report: Report) -> Any:
+def _spec(make: Callable[[Results], Any], report: Results) -> Any:
     import altair as alt
 
     chart = make(report)
@@ -108,7 +93,7 @@ def _spec(make: Callable[[Report], Any], report: Report) -> Any:
     return spec
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: Results) -> str:
     warning = "".join(
         f'<p class="quiet">{escape(text)}</p>' for text in (not_required(report), not_run(report)) if text
     )
@@ -121,7 +106,7 @@ def _verdict(report: Report) -> str:
     return f'<p class="verdict {kind}">{names} {word}.</p>{warning}'
 
 
-def _card(report: Report, result: ProviderResult) -> str:
+def _card(report: Results, result: ProviderResult) -> str:
     speeds = speed_by_m(report, result.name)
     times = " · ".join(f"M={m}: {ratio}" for m, ratio in speeds.items())
     times = f'<p class="quiet">Time over the fastest: {times}</p>' if times else ""
@@ -132,7 +117,7 @@ def _card(report: Report, result: ProviderResult) -> str:
     )
 
 
-def _matrix(report: Report) -> str:
+def _matrix(report: Results) -> str:
     shown = [p for p in report.providers.values() if p.cases or not p.reason]
     head = "".join(f"<th colspan=2>{escape(p.name)}</th>" for p in shown)
     sub = "<th>cases</th><th>outputs changed</th>" * len(shown)
@@ -156,7 +141,7 @@ def _cells(r: RelationResult) -> str:
     return f'<td>{cases if r.cases else ""}</td><td class="s {r.status.replace("/", "")}"{title}>{changed}{far}</td>'
 
 
-def _drifts(report: Report) -> str:
+def _drifts(report: Results) -> str:
     parts = []
     for result in report.providers.values():
         firsts = [r.drifts[0] for r in result.relations.values() if r.drifts]
@@ -170,7 +155,7 @@ def _drift(drift: FirstDifference) -> str:
     return f'<p class="drift">{escape(str(drift))}</p><pre><code>{escape(drift.case.command())}</code></pre>'
 
 
-def _machine(report: Report) -> str:
+def _machine(report: Results) -> str:
     e = report.environment
     if not e:
         return ""

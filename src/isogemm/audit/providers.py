@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import nearest
+from ..base.dtypes import BFLOAT16, NUMPY
 from ..errors import OptionError
-from .data import DTYPES, Array, nearest
+from .data import Array
 
 __all__ = ["BUILTIN", "FORMS", "Absent", "CallableProvider", "Form", "Provider", "load_provider"]
 
@@ -58,7 +60,7 @@ class Provider:
     """
 
     name: str = ""
-    dtypes: tuple[str, ...] = tuple(DTYPES)
+    dtypes: tuple[str, ...] = tuple(NUMPY)
     packed: Function | None = None
 
     def __init__(self) -> None:
@@ -103,32 +105,32 @@ class IsogemmProvider(Provider):
     name = "isogemm"
 
     def __init__(self) -> None:
-        import isogemm
+        from ..api import packing, products  # late, with Numba
 
         super().__init__()
-        self._isogemm = isogemm
+        self._products, self._pack = products, packing.pack
         self.packed = self._packed
         self.forms |= {"batched": self._batched, "strided": self._strided, "shared": self._shared}
 
     def linear(self, x: Array, w: Array) -> Array:
-        return np.asarray(self._isogemm.linear(x, w))
+        return np.asarray(self._products.linear(x, w))
 
     def _packed(self, x: Array, w: Array) -> Array:
-        return np.asarray(self._isogemm.linear(x, self._isogemm.pack(w)))
+        return np.asarray(self._products.linear(x, self._pack(w)))
 
     def _batched(self, x: Array, blocks: Sequence[Array]) -> Array:
-        parts = self._isogemm.gemm_batched([x] * len(blocks), list(blocks), trans_b="T")
+        parts = self._products.gemm_batched([x] * len(blocks), list(blocks), trans_b="T")
         return np.concatenate([np.asarray(part) for part in parts], axis=1)
 
     def _strided(self, x: Array, blocks: Sequence[Array]) -> Array:
         stack = stacked(blocks)
         items = np.broadcast_to(x, (len(blocks), *x.shape))
-        return side_by_side(np.asarray(self._isogemm.gemm_strided_batched(items, stack, trans_b="T")))
+        return side_by_side(np.asarray(self._products.gemm_strided_batched(items, stack, trans_b="T")))
 
     def _shared(self, x: Array, blocks: Sequence[Array]) -> Array:
         w = whole(blocks)
         items = np.broadcast_to(w, (len(x), *w.shape))
-        return np.asarray(self._isogemm.gemm_strided_batched(x[:, None, :], items, trans_b="T"))[:, 0, :]
+        return np.asarray(self._products.gemm_strided_batched(x[:, None, :], items, trans_b="T"))[:, 0, :]
 
 
 class NumpyProvider(Provider):
@@ -183,7 +185,7 @@ class TorchProvider(Provider):
             return self._out(self._torch.bmm(items, w.expand(len(x), *w.shape)), x.dtype)[:, 0, :]
 
     def _in(self, a: Array) -> Any:
-        if a.dtype == DTYPES["bfloat16"]:
+        if a.dtype == BFLOAT16:
             return self._torch.from_numpy(a.view(np.int16)).view(self._torch.bfloat16)
         return self._torch.from_numpy(a)
 

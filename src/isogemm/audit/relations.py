@@ -1,7 +1,7 @@
 """The relations of an audit: pairs of outputs that must have equal bits, and how each pair is made.
 
 A relation lists its cases (each a few named integers and words, which is all that a replay needs) and evaluates one of
-them on a `Bench` to a `Pair`. Add a relation by writing those two functions and listing them in `RELATIONS`.
+them on a `ProviderBench` to a `Pair`. Add a relation by writing one function with a row above it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .bench import Bench, NotApplicable, concatenated
+from .bench import NotApplicable, ProviderBench, concatenated
 from .data import Array, arrange, check_layout
 from .providers import FORMS
 
 __all__ = ["FULL_SWEEP", "QUICK_SWEEP", "RELATIONS", "Pair", "Params", "Relation", "Scope"]
 
 Params = Mapping[str, int | str]
+Evaluate = Callable[[ProviderBench, Params], "Pair"]
 
 FULL_SWEEP = (
     *(1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129),
@@ -28,6 +29,7 @@ FULL_SWEEP = (
 )
 QUICK_SWEEP = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 100, 127, 128, 129, 256)
 _ALONE_ROWS = 33  # so many first rows of a batch, its middle and its last are compared with themselves alone
+_LAYOUTS = ("F/C", "C/F", "F/F", "padded/padded", "rows/rows", "columns/columns", "unaligned/unaligned")
 _CONTENTS = ("other", "zero", "large", "nan", "inf")
 
 
@@ -79,14 +81,29 @@ class Relation:
     name: str
     meaning: str
     cases: Callable[[Scope], list[Params]]
-    evaluate: Callable[[Bench, Params], Pair]
+    evaluate: Evaluate
+
+
+_listed: dict[str, Relation] = {}
+RELATIONS: Mapping[str, Relation] = MappingProxyType(_listed)
+"""Every relation, by name, in the order of the report."""
+
+
+def _relation(name: str, meaning: str, cases: Callable[[Scope], list[Params]]) -> Callable[[Evaluate], Evaluate]:
+    """List the function that evaluates a relation's cases."""
+
+    def listed(evaluate: Evaluate) -> Evaluate:
+        _listed[name] = Relation(name, meaning, cases, evaluate)
+        return evaluate
+
+    return listed
 
 
 def _int(params: Params, name: str) -> int:
     return int(params[name])
 
 
-def _whole(bench: Bench, expected: Array, got: Array) -> Pair:
+def _whole(bench: ProviderBench, expected: Array, got: Array) -> Pair:
     return Pair(expected, got, np.arange(len(expected)), bench.operands.columns)
 
 
@@ -96,7 +113,8 @@ def _population_cases(scope: Scope) -> list[Params]:
     return alone + [{"m": m, "against": less} for less, m in itertools.pairwise(batches)]
 
 
-def _population(bench: Bench, params: Params) -> Pair:
+@_relation("population", "a row alone and in a batch of M", _population_cases)
+def _population(bench: ProviderBench, params: Params) -> Pair:
     """A row in a batch of m against the same row alone, or in a batch of another size."""
     m, against = _int(params, "m"), _int(params, "against")
     got = bench.product(m)
@@ -107,22 +125,24 @@ def _population(bench: Bench, params: Params) -> Pair:
     return Pair(concatenated([bench.alone(int(r)) for r in rows]), got[rows], rows, bench.operands.columns)
 
 
-def _position_cases(scope: Scope) -> list[Params]:
-    return [{"m": m, "shift": s} for m in (2, 4, 9, 16, 33, 128) for s in sorted({1, m // 2})]
-
-
-def _position(bench: Bench, params: Params) -> Pair:
+@_relation(
+    "position",
+    "a row at another index of the batch",
+    lambda _: [{"m": m, "shift": s} for m in (2, 4, 9, 16, 33, 128) for s in sorted({1, m // 2})],
+)
+def _position(bench: ProviderBench, params: Params) -> Pair:
     """The batch with its rows moved round by `shift`, against the batch as it was."""
     m, shift = _int(params, "m"), _int(params, "shift")
     moved = bench.keep(bench.call(arrange(np.roll(bench.x(m), shift, axis=0), "C")))
     return _whole(bench, bench.product(m), np.roll(moved, -shift, axis=0))
 
 
-def _neighbour_cases(scope: Scope) -> list[Params]:
-    return [{"m": m, "contents": c} for m in (2, 7, 16, 64, 129) for c in _CONTENTS]
-
-
-def _neighbours(bench: Bench, params: Params) -> Pair:
+@_relation(
+    "neighbours",
+    "a row beside rows of other contents",
+    lambda _: [{"m": m, "contents": c} for m in (2, 7, 16, 64, 129) for c in _CONTENTS],
+)
+def _neighbours(bench: ProviderBench, params: Params) -> Pair:
     """Three rows of a batch whose other rows hold something else, against the batch as it was."""
     m, contents = _int(params, "m"), str(params["contents"])
     rows = np.unique([0, m // 2, m - 1]) if m > 2 else np.array([0])
@@ -135,11 +155,12 @@ def _neighbours(bench: Bench, params: Params) -> Pair:
     return Pair(bench.product(m)[rows], bench.keep(bench.call(x))[rows], rows, bench.operands.columns)
 
 
-def _padding_cases(scope: Scope) -> list[Params]:
-    return [{"m": m, "padded": p} for m, p in ((1, 8), (5, 8), (17, 32), (100, 128), (250, 256))]
-
-
-def _padding(bench: Bench, params: Params) -> Pair:
+@_relation(
+    "padding",
+    "rows followed by rows of zeros",
+    lambda _: [{"m": m, "padded": p} for m, p in ((1, 8), (5, 8), (17, 32), (100, 128), (250, 256))],
+)
+def _padding(bench: ProviderBench, params: Params) -> Pair:
     """m rows followed by rows of zeros, against the m rows."""
     m, padded = _int(params, "m"), _int(params, "padded")
     x = bench.x(padded)
@@ -147,11 +168,12 @@ def _padding(bench: Bench, params: Params) -> Pair:
     return _whole(bench, bench.product(m), bench.keep(bench.call(x))[:m])
 
 
-def _schedule_cases(scope: Scope) -> list[Params]:
-    return [{"chunks": c} for c in ("100+156", "128+128", "64+64+64+64", "1x24", "28+1+1+1+1")]
-
-
-def _schedule(bench: Bench, params: Params) -> Pair:
+@_relation(
+    "schedule",
+    "a prefill in chunks or token by token",
+    lambda _: [{"chunks": c} for c in ("100+156", "128+128", "64+64+64+64", "1x24", "28+1+1+1+1")],
+)
+def _schedule(bench: ProviderBench, params: Params) -> Pair:
     """Rows fed in chunks (a chunked prefill, or token by token), against all rows at once."""
     lengths: list[int] = []
     for part in str(params["chunks"]).split("+"):
@@ -165,11 +187,8 @@ def _schedule(bench: Bench, params: Params) -> Pair:
     return _whole(bench, bench.product(int(ends[-1])), concatenated(parts))
 
 
-def _packing_cases(scope: Scope) -> list[Params]:
-    return [{"m": m} for m in (1, 2, 5, 16, 64, 128)]
-
-
-def _packing(bench: Bench, params: Params) -> Pair:
+@_relation("packing", "a weight prepared first", lambda _: [{"m": m} for m in (1, 2, 5, 16, 64, 128)])
+def _packing(bench: ProviderBench, params: Params) -> Pair:
     """The product with a weight prepared first, against the weight as it lies."""
     m = _int(params, "m")
     if bench.provider.packed is None:
@@ -179,11 +198,8 @@ def _packing(bench: Bench, params: Params) -> Pair:
     return Pair(expected, got, np.arange(m), columns)
 
 
-def _rerun_cases(scope: Scope) -> list[Params]:
-    return [{"m": m, "times": 3} for m in (1, 5, 64, 256)]
-
-
-def _rerun(bench: Bench, params: Params) -> Pair:
+@_relation("rerun", "the same call again", lambda _: [{"m": m, "times": 3} for m in (1, 5, 64, 256)])
+def _rerun(bench: ProviderBench, params: Params) -> Pair:
     """The same call again and again, against the first."""
     m, times = _int(params, "m"), _int(params, "times")
     again = [bench.keep(bench.call(bench.x(m))) for _ in range(times)]
@@ -191,11 +207,12 @@ def _rerun(bench: Bench, params: Params) -> Pair:
     return Pair(concatenated([bench.product(m)] * times), concatenated(again), rows, bench.operands.columns)
 
 
-def _thread_cases(scope: Scope) -> list[Params]:
-    return [{"m": m, "threads": t} for m in (1, 5, 64, 256) for t in scope.thread_counts]
-
-
-def _threads(bench: Bench, params: Params) -> Pair:
+@_relation(
+    "threads",
+    "another number of threads",
+    lambda scope: [{"m": m, "threads": t} for m in (1, 5, 64, 256) for t in scope.thread_counts],
+)
+def _threads(bench: ProviderBench, params: Params) -> Pair:
     """The same call with a thread count, against the count in force."""
     m = _int(params, "m")
     expected = bench.product(m)
@@ -204,15 +221,16 @@ def _threads(bench: Bench, params: Params) -> Pair:
     return _whole(bench, expected, got)
 
 
-def _form_cases(scope: Scope) -> list[Params]:
-    return [{"m": m, "form": f, "blocks": b} for m in (1, 4, 17, 128) for f in FORMS for b in _blocks(f)]
-
-
 def _blocks(form: str) -> tuple[int, ...]:
     return (1,) if form == "shared" else (2, 5)
 
 
-def _form(bench: Bench, params: Params) -> Pair:
+@_relation(
+    "form",
+    "loop, batched and strided forms",
+    lambda _: [{"m": m, "form": f, "blocks": b} for m in (1, 4, 17, 128) for f in FORMS for b in _blocks(f)],
+)
+def _form(bench: ProviderBench, params: Params) -> Pair:
     """Another form of the product over column blocks, against one wide GEMM."""
     m, blocks = _int(params, "m"), _int(params, "blocks")
     n = len(bench.operands.w) // blocks * blocks
@@ -224,12 +242,12 @@ def _form(bench: Bench, params: Params) -> Pair:
     return Pair(expected, bench.keep(y, columns), np.arange(m), columns)
 
 
-def _layout_cases(scope: Scope) -> list[Params]:
-    layouts = ("F/C", "C/F", "F/F", "padded/padded", "rows/rows", "columns/columns", "unaligned/unaligned")
-    return [{"m": m, "layout": layout} for m in (1, 5, 64) for layout in layouts]
-
-
-def _layout(bench: Bench, params: Params) -> Pair:
+@_relation(
+    "layout",
+    "orders, strides and alignments of x and w",
+    lambda _: [{"m": m, "layout": layout} for m in (1, 5, 64) for layout in _LAYOUTS],
+)
+def _layout(bench: ProviderBench, params: Params) -> Pair:
     """x and w with the same values in another memory layout, against both dense and row-major."""
     m = _int(params, "m")
     layout_x, _, layout_w = str(params["layout"]).partition("/")
@@ -237,23 +255,3 @@ def _layout(bench: Bench, params: Params) -> Pair:
     x = arrange(bench.x(m), check_layout(layout_x))
     got = bench.keep(bench.call(x, arrange(bench.part(), check_layout(layout_w))), columns)
     return Pair(expected, got, np.arange(m), columns)
-
-
-RELATIONS = MappingProxyType(
-    {
-        r.name: r
-        for r in (
-            Relation("population", "a row alone and in a batch of M", _population_cases, _population),
-            Relation("position", "a row at another index of the batch", _position_cases, _position),
-            Relation("neighbours", "a row beside rows of other contents", _neighbour_cases, _neighbours),
-            Relation("padding", "rows followed by rows of zeros", _padding_cases, _padding),
-            Relation("schedule", "a prefill in chunks or token by token", _schedule_cases, _schedule),
-            Relation("packing", "a weight prepared first", _packing_cases, _packing),
-            Relation("rerun", "the same call again", _rerun_cases, _rerun),
-            Relation("threads", "another number of threads", _thread_cases, _threads),
-            Relation("form", "loop, batched and strided forms", _form_cases, _form),
-            Relation("layout", "orders, strides and alignments of x and w", _layout_cases, _layout),
-        )
-    }
-)
-"""Every relation, by name, in the order of the report."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ..lab import Candidate, fastest, interleave, last_level_cache, rotate, verdict
-from .bench import Operands
+from .bench import LinearOperands
 from .data import Array, arrange
 from .providers import Provider
-from .report import Speed
+from .results import Speed
 
 __all__ = ["measure"]
 
@@ -21,7 +21,7 @@ _FILLS = 3  # a weight this many caches large needs no copies
 
 def measure(
     providers: Mapping[str, Provider],
-    operands: Operands,
+    operands: LinearOperands,
     m: int,
     *,
     blocks: int,
@@ -59,7 +59,7 @@ def measure(
     return speeds
 
 
-def _weights(operands: Operands) -> Sequence[Array]:
+def _weights(operands: LinearOperands) -> Sequence[Array]:
     cache = min(last_level_cache(), _MOST_CACHE)
     if operands.w.nbytes >= _FILLS * cache:
         return [operands.w]

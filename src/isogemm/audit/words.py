@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from .cases import median_ulps, ulps_text
-from .report import Agreement, ProviderResult, RelationResult, Report, Speed
+from .results import Agreement, ProviderResult, RelationResult, Results, Speed
 
 __all__ = [
     "agreement_text",
@@ -31,7 +31,7 @@ def status_word(status: str) -> str:
     return _WORDS[status]
 
 
-def measured(report: Report) -> str:
+def measured(report: Results) -> str:
     """What was measured."""
     if report.described:
         return " ".join([report.described, *quantized(report)])
@@ -48,7 +48,7 @@ def measured(report: Report) -> str:
     return f"{extent}, {weights}, {inputs}, {sizes}. Outputs were compared bit for bit."
 
 
-def quantized(report: Report) -> list[str]:
+def quantized(report: Results) -> list[str]:
     """Which weights of a model were quantized, and which not, and why; nothing where none was to be."""
     if not report.quantized:
         return []
@@ -74,7 +74,7 @@ def file_name(path: str) -> str:
     return f"{package}/{parts[-1]}" if package else parts[-1]
 
 
-def not_required(report: Report) -> str:
+def not_required(report: Results) -> str:
     """Which providers changed bits without being required to keep them, and how to require it; else empty."""
     found = [p.name for p in report.providers.values() if p.status == "changed" and p.name not in report.required]
     if not found:
@@ -83,7 +83,7 @@ def not_required(report: Report) -> str:
     return f"Not required, and bits changed: {names}. For exit status 1 then, add: --require {every}"
 
 
-def not_run(report: Report) -> str:
+def not_run(report: Results) -> str:
     """Which providers had to run and did not, and why; else empty."""
     found = [f"{name} ({report.providers[name].reason or 'nothing applied'})" for name in report.missing]
     return f"Did not run, which is no pass: {'; '.join(found)}. Exit status {report.exit_status}" if found else ""
@@ -98,7 +98,7 @@ def inapplicable(result: ProviderResult) -> str:
     return f"n/a: cases that do not apply here, whose outputs are in no count ({why})"
 
 
-def not_measured(report: Report) -> list[str]:
+def not_measured(report: Results) -> list[str]:
     """What the result does not say."""
     lines = [
         "Other shapes, values, processors, library versions and settings can give other results. Equal bits are no "
@@ -196,7 +196,7 @@ def relation_cases(result: RelationResult) -> str:
     return f"{result.cases}" + (f" ({', '.join(extra)})" if extra else "")
 
 
-def speed_by_m(report: Report, provider: str) -> dict[int, str]:
+def speed_by_m(report: Results, provider: str) -> dict[int, str]:
     """Time over the fastest provider's, by batch size: the geometric mean over the linears.
 
     Where intervals are too wide to tell faster from slower it says on how many of the linears. Empty where nothing

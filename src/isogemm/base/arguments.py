@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 import os
 from collections.abc import Iterable
@@ -11,7 +12,32 @@ import numpy as np
 
 from ..errors import DTypeError, OptionError
 
-__all__ = ["beta_of_c", "flag", "items", "number", "of_type", "one_of", "path", "shown", "strings", "whole"]
+__all__ = [
+    "beta_of_c",
+    "flag",
+    "items",
+    "nearest",
+    "number",
+    "of_type",
+    "one_of",
+    "path",
+    "shown",
+    "strings",
+    "unknown",
+    "whole",
+]
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The known name that is spelt most like `name`, or `otherwise` where none is."""
+    return (difflib.get_close_matches(name, list(known), n=1) or [otherwise])[0]
+
+
+def unknown(what: str, name: str, known: Iterable[str], otherwise: str) -> OptionError:
+    """The error for a name that there is not; `otherwise` is the advice where none is near."""
+    known = list(known)
+    limit, advice = ", ".join(known), nearest(name, known, otherwise)
+    return OptionError(f"unknown {what}", limit=limit, value=repr(name), nearest=advice)
 
 
 def of_type(name: str, x: Any, kind: type | tuple[type, ...], limit: str, nearest: str) -> Any:

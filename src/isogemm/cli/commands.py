@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -12,13 +11,14 @@ import typer
 
 from .._version import __version__
 from ..base.disk import check_room
+from ..base.progress import progress_bar
 from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
 from . import quant as quant_cli
 
 if TYPE_CHECKING:
     from ..audit import Report, WeightSource
-    from ..lab.models import Linear
+    from ..lab.models import LinearShape
 
 __all__ = ["app", "command_line", "main"]
 
@@ -163,7 +163,7 @@ def audit_command(
             )
         found = _audit_model(hf, random, mode, require, relation, m, dtype, device, quantize, seed, tokens)
         _finish(found, json, html)
-    with _progress() as progress:
+    with progress_bar() as progress:
         report = run(
             _split(provider, "isogemm,numpy"),
             _sources(model, shapes, weights, match, limit),
@@ -199,8 +199,7 @@ def plan_command(
     """Show how a product would be computed, without computing it."""
     from rich.console import Console
 
-    import isogemm
-
+    from ..api.plan import plan as planned
     from ..base.dtypes import SHORT_NAMES
 
     if len(trans) != 2:
@@ -208,7 +207,7 @@ def plan_command(
     options: dict[str, Any] = {"threads": threads} if threads else {}
     if contract:
         options["contract"] = contract
-    plan: Any = isogemm.plan(
+    plan: Any = planned(
         m,
         n,
         k,
@@ -254,7 +253,7 @@ def tune_command(
     wanted = linears(named(model)) if model else read_wanted(shapes)
     if attention:
         wanted += of_attention(named(model), attention)
-    with _progress() as progress:
+    with progress_bar() as progress:
         table, path, left = tune_device(
             wanted,
             dtype=as_dtype(dtype).name,
@@ -290,7 +289,7 @@ def _audit_model(
     words += ["--dtype", dtype] * bool(dtype) + ["--device", device] * bool(device)
     words += ["--quantize", quantize] * bool(quantize)
     sizes = [size for size in _sizes(m) or (2, 7, 32) if size > 1]
-    with _progress() as progress:
+    with progress_bar() as progress:
         progress(0, None, f"loading {path}")
         return run(
             load(path, random=random, dtype=dtype, device=device, seed=seed),
@@ -328,7 +327,7 @@ def _replay(text: str) -> NoReturn:
 
 def _sources(
     model: str, shapes: str, weights: str, match: Several, limit: int
-) -> Sequence[WeightSource | Linear] | None:
+) -> Sequence[WeightSource | LinearShape] | None:
     from ..audit import read_shapes, weights_of_file
     from ..lab.models import model as named
 
@@ -362,25 +361,13 @@ def _check_outputs(json: str, html: str) -> None:
         except OSError as error:
             raise _cannot_write(path, error) from error
     if html:
-        from ..audit.html import require_extra
+        from ..audit.html import require_packages
 
-        require_extra()
+        require_packages()
 
 
 def _cannot_write(path: str, error: OSError) -> OptionError:
     return OptionError("cannot write", limit="a writable file", value=str(error), nearest=Path(path).name)
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    text = TextColumn("{task.description}", markup=False)  # a path may look like some
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("starting", total=None)
-        yield lambda done, total, text: bars.update(task, completed=done, total=total, description=text)
 
 
 def _finish(report: Report, json: str, html: str) -> NoReturn:

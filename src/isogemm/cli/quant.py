@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import shutil
 import struct
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ import numpy as np
 import typer
 
 from ..base.disk import replacing, stoppable
+from ..base.progress import progress_bar
 from ..errors import OptionError, ShapeError
 from ..formats.blocks import FORMATS, BlockFormat, format_of
 from ..formats.gguf_reader import package
@@ -34,8 +36,7 @@ def quantize_command(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="IN",
-            help="A .safetensors or .gguf file of floats, a model's .safetensors.index.json, or folder.",
+            metavar="IN", help="A .safetensors or .gguf file of floats, a model's .safetensors.index.json, or folder."
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write; one that is there is replaced.")],
@@ -104,9 +105,6 @@ def _room(planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> st
 
 def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> None:
     """Write a file under another name, and give it its own when it is whole."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     gguf = package()
     with ExitStack() as stack:
         stack.enter_context(stoppable())
@@ -120,14 +118,10 @@ def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        text = TextColumn("{task.description}", markup=False)
-        columns, console = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text), Console(stderr=True)
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-            task = bars.add_task("starting", total=len(planned))
-            for name, (entry, chosen) in planned.items():
-                bars.update(task, description=name)
+        with progress_bar(shown=sys.stderr.isatty()) as tell:
+            for done, (name, (entry, chosen)) in enumerate(planned.items()):
+                tell(done + 1, len(planned), name)
                 writer.write_tensor_data(_bytes_of(file, entry, chosen))
-                bars.advance(task)
         writer.close()
 
 

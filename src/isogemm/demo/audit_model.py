@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from ..base.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,13 +30,7 @@ def run(folder: Path, report_dir: Path, console: Console) -> tuple[Report, list[
     linears = audit.weights_of_file(
         str(folder / "model.safetensors"), match=["*layer.0.*dense.weight", "*layer.0.*self*"]
     )
-    columns = (TextColumn("      {task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("")
-
-        def tell(done: int, total: int, text: str) -> None:
-            progress.update(task, completed=done, total=total, description=text)
-
+    with progress_bar(console=console, shown=console.is_terminal) as tell:
         report = audit.run(PROVIDERS, linears, progress=tell)
     return report, [report.write_html(report_dir / "audit.html"), report.write_json(report_dir / "audit.json")]
 

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -15,13 +15,14 @@ import typer
 from rich.console import Console
 
 from ..base.disk import write_whole
+from ..base.progress import progress_bar
 from . import minilm, show
 from .minilm import MissingModelError
 from .sentences import SENTENCES
 
 if TYPE_CHECKING:
-    from .speed import Row
-    from .trials import Drift, RowDrift
+    from .speed import Timings
+    from .trials import EmbeddingDrift, RowDrift
 
 __all__ = ["main"]
 
@@ -34,16 +35,16 @@ MAX_SENTENCES = 512
 class Findings:
     """All that the demo measured."""
 
-    drifts: list[Drift]
+    drifts: list[EmbeddingDrift]
     row_drifts: list[RowDrift]
-    speeds: list[Row]
+    speeds: list[Timings]
     errors: dict[str, float]
     tokens: int
 
     @property
     def held(self) -> bool:
         """Whether isogemm kept every bit."""
-        rows: list[Drift | RowDrift] = [*self.drifts, *self.row_drifts]
+        rows: list[EmbeddingDrift | RowDrift] = [*self.drifts, *self.row_drifts]
         return not any(row.outputs_changed for row in rows if row.provider == "isogemm")
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,8 +52,8 @@ class Findings:
         return {
             "schema": "isogemm.demo.v1",
             "tokens": self.tokens,
-            "embeddings": [row.to_dict() for row in self.drifts],
-            "linears": [row.to_dict() for row in self.row_drifts],
+            "embeddings": list(map(asdict, self.drifts)),
+            "linears": list(map(asdict, self.row_drifts)),
             "speed": [row.to_dict() for row in self.speeds],
             "largest_difference_from_float64": self.errors,
             "isogemm_held": self.held,
@@ -190,9 +191,8 @@ def _step(console: Console, number: int, title: str) -> None:
 
 
 def _progress(console: Console, items: Iterable[T], title: str) -> Iterator[T]:
-    from rich.progress import track
-
     listed = list(items)
-    yield from track(
-        listed, description=f"      {title}", console=console, transient=True, disable=not console.is_terminal
-    )
+    with progress_bar(console=console, shown=console.is_terminal) as tell:
+        for done, item in enumerate(listed):
+            tell(done, len(listed), title)
+            yield item

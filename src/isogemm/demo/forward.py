@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..api import products
 from . import rows
-from .minilm import Layer, Linear, MiniLM
+from .minilm import Dense, Layer, MiniLM
 
-__all__ = ["ISOGEMM", "NUMPY", "Provider", "embed", "row_by_row"]
+__all__ = ["ISOGEMM", "NUMPY", "Multiplier", "embed", "row_by_row"]
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Provider:
+class Multiplier:
     """Who computes the matrix products.
 
     Attributes
@@ -32,43 +33,35 @@ class Provider:
     """
 
     name: str
-    linear: Callable[[Array, Linear], Array]
+    linear: Callable[[Array, Dense], Array]
     matmul: Callable[[Array, Array], Array]
 
 
-def _numpy_linear(x: Array, linear: Linear) -> Array:
+def _numpy_linear(x: Array, linear: Dense) -> Array:
     return np.asarray(x @ linear.weight.T + linear.bias)
 
 
-def _isogemm_linear(x: Array, linear: Linear) -> Array:
-    import isogemm
-
-    return np.asarray(isogemm.linear(x, linear.weight, linear.bias))
+def _isogemm_linear(x: Array, linear: Dense) -> Array:
+    return np.asarray(products.linear(x, linear.weight, linear.bias))
 
 
-def _isogemm_matmul(a: Array, b: Array) -> Array:
-    import isogemm
-
-    return np.asarray(isogemm.matmul(a, b))
+NUMPY = Multiplier("numpy", _numpy_linear, np.matmul)
+ISOGEMM = Multiplier("isogemm", _isogemm_linear, products.matmul)
 
 
-NUMPY = Provider("numpy", _numpy_linear, np.matmul)
-ISOGEMM = Provider("isogemm", _isogemm_linear, _isogemm_matmul)
-
-
-def row_by_row(provider: Provider) -> Provider:
+def row_by_row(provider: Multiplier) -> Multiplier:
     """`provider` with its linears given one row (one token) at a time, as a decoding model does: M = 1."""
 
-    def linear(x: Array, linear: Linear) -> Array:
+    def linear(x: Array, linear: Dense) -> Array:
         out = np.full((len(x), len(linear.weight)), np.nan, x.dtype)
         for i in range(len(x)):
             out[i] = provider.linear(x[i : i + 1], linear)[0]
         return out
 
-    return Provider(provider.name, linear, provider.matmul)
+    return Multiplier(provider.name, linear, provider.matmul)
 
 
-def embed(model: MiniLM, batch: Sequence[Array], provider: Provider, *, tokens: int = 0) -> Array:
+def embed(model: MiniLM, batch: Sequence[Array], provider: Multiplier, *, tokens: int = 0) -> Array:
     """Unit-length sentence embeddings: the encoder, the mean over the tokens, L2 normalisation.
 
     Parameters
@@ -76,7 +69,7 @@ def embed(model: MiniLM, batch: Sequence[Array], provider: Provider, *, tokens: 
     model : MiniLM
     batch : sequence of integer arrays
         The token ids of each sentence. Shorter sentences are padded on the right and masked.
-    provider : Provider
+    provider : Multiplier
     tokens : int
         Pad to at least this many tokens; the longest sentence decides otherwise.
 
@@ -97,7 +90,7 @@ def embed(model: MiniLM, batch: Sequence[Array], provider: Provider, *, tokens: 
     return np.asarray(rows.unit(rows.mean_pool(x.reshape(len(batch), tokens, hidden), lengths)))
 
 
-def _layer(model: MiniLM, layer: Layer, x: Array, lengths: Array, provider: Provider) -> Array:
+def _layer(model: MiniLM, layer: Layer, x: Array, lengths: Array, provider: Multiplier) -> Array:
     attended = provider.linear(_attention(model, layer, x, lengths, provider), layer.output)
     x = rows.layer_norm(x + attended, layer.norm_attention.gamma, layer.norm_attention.beta, model.epsilon)
     inner = rows.gelu(provider.linear(x, layer.up))
@@ -105,12 +98,12 @@ def _layer(model: MiniLM, layer: Layer, x: Array, lengths: Array, provider: Prov
     return np.asarray(rows.layer_norm(out, layer.norm_output.gamma, layer.norm_output.beta, model.epsilon))
 
 
-def _attention(model: MiniLM, layer: Layer, x: Array, lengths: Array, provider: Provider) -> Array:
+def _attention(model: MiniLM, layer: Layer, x: Array, lengths: Array, provider: Multiplier) -> Array:
     """softmax(Q K^T / sqrt(d)) V for each head, on `x` [sentences * tokens, hidden]."""
     sentences, width = len(lengths), x.shape[1] // model.heads
     tokens = len(x) // sentences
 
-    def heads(linear: Linear) -> Array:
+    def heads(linear: Dense) -> Array:
         return provider.linear(x, linear).reshape(sentences, tokens, model.heads, width).transpose(0, 2, 1, 3)
 
     q, k, v = heads(layer.query), heads(layer.key), heads(layer.value)

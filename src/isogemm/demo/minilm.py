@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Layer", "Linear", "MiniLM", "MissingModelError", "Norm", "find", "load", "tokenizer"]
+__all__ = ["Dense", "Layer", "MiniLM", "MissingModelError", "Norm", "find", "load", "tokenizer"]
 
 Array = NDArray[Any]
 
@@ -29,7 +29,7 @@ class MissingModelError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Dense:
     """x @ weight.T + bias, with `weight` [n, k] as the checkpoint stores it and `bias` [n]."""
 
     name: str
@@ -49,17 +49,17 @@ class Norm:
 class Layer:
     """One transformer layer."""
 
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Linear
+    query: Dense
+    key: Dense
+    value: Dense
+    output: Dense
     norm_attention: Norm
-    up: Linear
-    down: Linear
+    up: Dense
+    down: Dense
     norm_output: Norm
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[Dense, ...]:
         """The six linears, in the order in which they run."""
         return (self.query, self.key, self.value, self.output, self.up, self.down)
 
@@ -77,7 +77,7 @@ class MiniLM:
     epsilon: float
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[Dense, ...]:
         """Every linear of the encoder, in the order in which they run."""
         return tuple(linear for layer in self.layers for linear in layer.linears)
 
@@ -156,8 +156,8 @@ def _norm(tensors: dict[str, Array], name: str) -> Norm:
 
 
 def _layer(tensors: dict[str, Array], prefix: str) -> Layer:
-    def linear(name: str) -> Linear:
-        return Linear(prefix + name, tensors[f"{prefix}{name}.weight"], tensors[f"{prefix}{name}.bias"])
+    def linear(name: str) -> Dense:
+        return Dense(prefix + name, tensors[f"{prefix}{name}.weight"], tensors[f"{prefix}{name}.bias"])
 
     return Layer(
         query=linear("attention.self.query"),

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from .speed import Row
-    from .trials import Drift, RowDrift
+    from .speed import Timings
+    from .trials import EmbeddingDrift, RowDrift
 
 __all__ = ["attention", "conclusions", "drift_table", "loud", "meaning", "row_table", "speed_table", "table"]
 
@@ -34,7 +34,7 @@ def meaning(embeddings: Array, sentences: Sequence[str], *, pairs: bool) -> str:
     return f"Closest two (cosine {similarity[first, second]:.2f}): {sentences[first]!r} and {sentences[second]!r}."
 
 
-def drift_table(rows: Sequence[Drift]) -> Table:
+def drift_table(rows: Sequence[EmbeddingDrift]) -> Table:
     """Sentences whose embedding changed, by schedule and provider."""
     found = table("Embeddings against those of the sentences alone", "schedule")
     names = _providers(rows)
@@ -50,7 +50,7 @@ def drift_table(rows: Sequence[Drift]) -> Table:
     return found
 
 
-def attention(whole: Drift, share: Drift) -> str:
+def attention(whole: EmbeddingDrift, share: EmbeddingDrift) -> str:
     """Where the changes of one batch come from: the linears, attention's products, or both."""
     return (
         f"In one batch {whole.sentences_changed} of {whole.sentences} change with {whole.provider}'s products; "
@@ -71,16 +71,12 @@ def row_table(rows: Sequence[RowDrift], tokens: int) -> Table:
         for row in (row for name in names for row in rows if (row.m, row.provider) == (m, name)):
             share = f"{100 * row.outputs_changed / max(row.outputs, 1):.1f}%"
             linears = f"{row.linears_changed}/{row.linears}"
-            cells += [
-                loud(share if row.outputs_changed else "0", row.outputs_changed),
-                linears,
-                f"{row.median_ulps:g}",
-            ]
+            cells += [loud(share if row.outputs_changed else "0", row.outputs_changed), linears, f"{row.median_ulps:g}"]
         found.add_row(*cells)
     return found
 
 
-def speed_table(rows: Sequence[Row], conditions: str) -> Table:
+def speed_table(rows: Sequence[Timings], conditions: str) -> Table:
     """Median milliseconds, and the verdict with its range."""
     found = table("Time, median of interleaved blocks", "work")
     found.caption, found.caption_justify = conditions, "left"
@@ -100,7 +96,7 @@ def speed_table(rows: Sequence[Row], conditions: str) -> Table:
     return found
 
 
-def conclusions(drifts: Sequence[Drift], rows: Sequence[RowDrift]) -> list[str]:
+def conclusions(drifts: Sequence[EmbeddingDrift], rows: Sequence[RowDrift]) -> list[str]:
     """One line for each provider: where its bits changed here, or that they did not."""
     lines = []
     for name in _providers(drifts):

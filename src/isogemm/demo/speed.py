@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from .. import lab
 from ..base.threads import get_num_threads
-from .forward import Provider, embed
-from .minilm import Linear, MiniLM
+from .forward import Multiplier, embed
+from .minilm import Dense, MiniLM
 from .trials import alone
 
-__all__ = ["Row", "Workload", "conditions", "judge", "measure", "workloads"]
+__all__ = ["Timings", "Workload", "conditions", "judge", "measure", "workloads"]
 
 Array = NDArray[Any]
 
@@ -31,11 +31,11 @@ class Workload:
     """A named piece of the demo's work, run by a provider."""
 
     name: str
-    run: Callable[[Provider], object]
+    run: Callable[[Multiplier], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Timings:
     """Timings of one workload, by provider and threads, and the verdict on isogemm against its fastest peer."""
 
     workload: str
@@ -52,7 +52,7 @@ class Row:
         return {"workload": self.workload, "seconds": seconds, "verdict": verdict | {"word": str(self.verdict.word)}}
 
 
-def workloads(model: MiniLM, batch: Sequence[Array], inputs: Sequence[tuple[Linear, Array]]) -> tuple[Workload, ...]:
+def workloads(model: MiniLM, batch: Sequence[Array], inputs: Sequence[tuple[Dense, Array]]) -> tuple[Workload, ...]:
     """The sentences alone and in one batch, and the model's linears without anything else at M = 1 and at all rows.
 
     The linears' weights together are larger than most last-level caches, so at M = 1 they stream from memory as in
@@ -60,7 +60,7 @@ def workloads(model: MiniLM, batch: Sequence[Array], inputs: Sequence[tuple[Line
     """
     tokens = len(inputs[0][1])
 
-    def linears(m: int) -> Callable[[Provider], object]:
+    def linears(m: int) -> Callable[[Multiplier], object]:
         return lambda provider: [provider.linear(x[:m], linear) for linear, x in inputs]
 
     return (
@@ -71,7 +71,7 @@ def workloads(model: MiniLM, batch: Sequence[Array], inputs: Sequence[tuple[Line
     )
 
 
-def measure(workload: Workload, ours: Provider, peer: Provider) -> Row:
+def measure(workload: Workload, ours: Multiplier, peer: Multiplier) -> Timings:
     """Time `workload` in interleaved blocks: `ours`, and `peer` with one BLAS thread and with all of them.
 
     The peer that counts is the faster one: on a busy machine a BLAS that waits for all of its threads can be slower
@@ -80,7 +80,7 @@ def measure(workload: Workload, ours: Provider, peer: Provider) -> Row:
     pools = _blas_pools()
     before = [pool.get_num_threads() for pool in pools]
 
-    def candidate(provider: Provider, name: str, threads: int = 0) -> lab.Candidate:
+    def candidate(provider: Multiplier, name: str, threads: int = 0) -> lab.Candidate:
         def run(_: int) -> object:
             for pool in pools if threads else ():
                 pool.set_num_threads(threads)
@@ -98,12 +98,12 @@ def measure(workload: Workload, ours: Provider, peer: Provider) -> Row:
     return judge(workload.name, timings, ours.name, lab.fastest(timings, *names).name)
 
 
-def judge(workload: str, timings: dict[str, lab.Timing], ours: str, peer: str) -> Row:
+def judge(workload: str, timings: dict[str, lab.Timing], ours: str, peer: str) -> Timings:
     """The row of these timings. One that varied by more than `STEADY` decides nothing, whatever its interval says."""
     verdict = lab.verdict(timings[ours], timings[peer])
     if any(timing.p95 > STEADY * min(timing.samples) for timing in (timings[ours], timings[peer])):
         verdict = replace(verdict, word="AMBIGUOUS")
-    return Row(workload, timings, verdict)
+    return Timings(workload, timings, verdict)
 
 
 def conditions() -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..contract import compare
-from .forward import Provider, embed, row_by_row
-from .minilm import Linear, MiniLM
+from .forward import Multiplier, embed, row_by_row
+from .minilm import Dense, MiniLM
 
 __all__ = [
     "ROWS",
-    "Drift",
+    "EmbeddingDrift",
     "RowDrift",
     "Trial",
     "activations",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-Embedder = Callable[[MiniLM, Sequence[Array], Provider], Array]
+Embedder = Callable[[MiniLM, Sequence[Array], Multiplier], Array]
 
 # Rows given to a linear at once. Small ones are where a BLAS changes kernels.
 ROWS = (1, 2, 3, 4, 8, 16, 64)
@@ -44,7 +44,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class EmbeddingDrift:
     """How far embeddings moved from those of the sentences alone.
 
     Attributes
@@ -72,10 +72,6 @@ class Drift:
     largest_difference: float
     largest_cosine_distance: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class RowDrift:
@@ -94,12 +90,8 @@ class RowDrift:
     median_ulps: float
     largest_ulps: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
-
-def alone(model: MiniLM, batch: Sequence[Array], provider: Provider) -> Array:
+def alone(model: MiniLM, batch: Sequence[Array], provider: Multiplier) -> Array:
     """Each sentence by itself, without padding: what the trials are compared with."""
     return np.concatenate([embed(model, [ids], provider) for ids in batch])
 
@@ -116,12 +108,12 @@ def trials(count: int) -> tuple[Trial, ...]:
     )
 
 
-def attention_share(model: MiniLM, batch: Sequence[Array], provider: Provider, other: Provider) -> Drift:
+def attention_share(model: MiniLM, batch: Sequence[Array], provider: Multiplier, other: Multiplier) -> EmbeddingDrift:
     """`drift` of all sentences in one batch, with `provider` for the linears and `other` for attention's products.
 
     Where `provider` alone changes more than this, its attention did: padding changes the shapes of those products.
     """
-    mixed = Provider(provider.name, provider.linear, other.matmul)
+    mixed = Multiplier(provider.name, provider.linear, other.matmul)
     got = embed(model, batch, mixed)
     return drift(mixed, f"one batch, attention by {other.name}", alone(model, batch, mixed), got)
 
@@ -131,12 +123,12 @@ def one_batch(count: int) -> Trial:
     return Trial(f"all {count} in one batch", embed)
 
 
-def drift(provider: Provider, trial: str, expected: Array, got: Array) -> Drift:
+def drift(provider: Multiplier, trial: str, expected: Array, got: Array) -> EmbeddingDrift:
     """Compare embeddings [sentences, n] bit for bit."""
     changed = compare.bits(expected) != compare.bits(got)
     a, b = expected.astype(np.float64), got.astype(np.float64)
     cosine = np.sum(a * b, axis=1) / np.sqrt(np.sum(a * a, axis=1) * np.sum(b * b, axis=1))
-    return Drift(
+    return EmbeddingDrift(
         provider=provider.name,
         trial=trial,
         sentences=len(expected),
@@ -149,15 +141,15 @@ def drift(provider: Provider, trial: str, expected: Array, got: Array) -> Drift:
     )
 
 
-def activations(model: MiniLM, batch: Sequence[Array], provider: Provider) -> list[tuple[Linear, Array]]:
+def activations(model: MiniLM, batch: Sequence[Array], provider: Multiplier) -> list[tuple[Dense, Array]]:
     """Each linear of the encoder with the rows that reach it, the tokens of all sentences stacked [tokens, k]."""
-    calls: list[tuple[Linear, Array]] = []
+    calls: list[tuple[Dense, Array]] = []
 
-    def linear(x: Array, linear: Linear) -> Array:
+    def linear(x: Array, linear: Dense) -> Array:
         calls.append((linear, x))
         return provider.linear(x, linear)
 
-    recording = Provider(provider.name, linear, provider.matmul)
+    recording = Multiplier(provider.name, linear, provider.matmul)
     for ids in batch:
         embed(model, [ids], recording)
     per_pass = len(model.linears)
@@ -166,7 +158,7 @@ def activations(model: MiniLM, batch: Sequence[Array], provider: Provider) -> li
     ]
 
 
-def row_drift(provider: Provider, inputs: Sequence[tuple[Linear, Array]], m: int) -> RowDrift:
+def row_drift(provider: Multiplier, inputs: Sequence[tuple[Dense, Array]], m: int) -> RowDrift:
     """Run every linear on all of its rows at once and on `m` at a time, and count the outputs that changed."""
     outputs = linears_changed = 0
     ulps = [np.zeros(0, np.int64)]
@@ -198,19 +190,19 @@ def _slices(rows: int, size: int) -> Iterator[slice]:
 
 
 def _batches(size: int) -> Embedder:
-    def run(model: MiniLM, batch: Sequence[Array], provider: Provider) -> Array:
+    def run(model: MiniLM, batch: Sequence[Array], provider: Multiplier) -> Array:
         return np.concatenate([embed(model, batch[rows], provider) for rows in _slices(len(batch), size)])
 
     return run
 
 
-def _reversed(model: MiniLM, batch: Sequence[Array], provider: Provider) -> Array:
+def _reversed(model: MiniLM, batch: Sequence[Array], provider: Multiplier) -> Array:
     return embed(model, batch[::-1], provider)[::-1]
 
 
-def _padded(model: MiniLM, batch: Sequence[Array], provider: Provider) -> Array:
+def _padded(model: MiniLM, batch: Sequence[Array], provider: Multiplier) -> Array:
     return np.concatenate([embed(model, [ids], provider, tokens=LONG_PADDING) for ids in batch])
 
 
-def _tokens(model: MiniLM, batch: Sequence[Array], provider: Provider) -> Array:
+def _tokens(model: MiniLM, batch: Sequence[Array], provider: Multiplier) -> Array:
     return alone(model, batch, row_by_row(provider))

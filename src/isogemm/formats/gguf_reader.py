@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FormatError, IsogemmError, OptionError, ShapeError
+from ..base.extras import require_extra
+from ..errors import FormatError, IsogemmError, ShapeError
 from .blocks import FORMATS, format_of
 
 __all__ = ["package", "read"]
@@ -23,13 +24,9 @@ def package() -> Any:
     OptionError
         It is not installed.
     """
-    try:
-        import gguf
-    except ImportError as error:
-        raise OptionError(
-            "GGUF files need the package gguf", limit="the extra isogemm[gguf]", value="not installed",
-            nearest='pip install "isogemm[gguf]"',
-        ) from error  # fmt: skip
+    require_extra("gguf", "reading GGUF files", "gguf")
+    import gguf
+
     return gguf
 
 

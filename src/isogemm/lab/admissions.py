@@ -12,10 +12,10 @@ import typer
 from ..base.disk import cache_folder
 from ..planner.records import SCHEMA
 
-__all__ = ["Record", "admissions_command", "folder", "read"]
+__all__ = ["AdmissionRecord", "admissions_command", "folder", "read"]
 
 
-class Record(NamedTuple):
+class AdmissionRecord(NamedTuple):
     """A verdict as it was kept.
 
     Attributes
@@ -45,7 +45,7 @@ def folder() -> Path | None:
     return cache_folder("admissions")
 
 
-def read(place: Path | None) -> Iterator[Record]:
+def read(place: Path | None) -> Iterator[AdmissionRecord]:
     """All verdicts in a folder; files that are no verdicts are passed over."""
     for path in sorted(place.glob("*.json")) if place else ():
         try:
@@ -58,7 +58,7 @@ def read(place: Path | None) -> Iterator[Record]:
             places = str(stamp.get("device", "")), str(stamp.get("driver", ""))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        yield Record(kernel, code, value["state"], value.get("date", ""), *places, value.get("detail", ""))
+        yield AdmissionRecord(kernel, code, value["state"], value.get("date", ""), *places, value.get("detail", ""))
 
 
 def admissions_command(

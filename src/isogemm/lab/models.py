@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from ..errors import OptionError
 
-__all__ = ["MODELS", "PROJECTION_SHAPES", "Linear", "Model", "model"]
+__all__ = ["MODELS", "PROJECTION_SHAPES", "LinearShape", "Model", "model"]
 
 
-class Linear(NamedTuple):
+class LinearShape(NamedTuple):
     """A linear layer's shape.
 
     Attributes
@@ -65,7 +65,7 @@ class Model:
     experts_used: int = 0
     expert_intermediate: int = 0
 
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[LinearShape, ...]:
         """The distinct linears of one layer, with Q, K and V as one product and gate and up as one, and the LM head.
 
         A mixture of experts lists one expert: the others have its shape.
@@ -73,11 +73,11 @@ class Model:
         block = "expert " if self.experts else ""
         width = self.expert_intermediate or self.intermediate
         return (
-            Linear("qkv", (self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
-            Linear("attention output", self.hidden, self.heads * self.head_dim),
-            Linear(f"{block}gate+up", 2 * width, self.hidden),
-            Linear(f"{block}down", self.hidden, width),
-            Linear("lm head", self.vocabulary, self.hidden),
+            LinearShape("qkv", (self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
+            LinearShape("attention output", self.hidden, self.heads * self.head_dim),
+            LinearShape(f"{block}gate+up", 2 * width, self.hidden),
+            LinearShape(f"{block}down", self.hidden, width),
+            LinearShape("lm head", self.vocabulary, self.hidden),
         )
 
 
@@ -111,11 +111,11 @@ MODELS = MappingProxyType(
 """Every named model."""
 
 PROJECTION_SHAPES = (
-    Linear("up 8B", 12288, 4096),
-    Linear("attention output 8B", 4096, 4096),
-    Linear("up Llama 8B", 14336, 4096),
-    Linear("down Llama 8B", 4096, 14336),
-    Linear("lm head 32k", 32000, 4096),
+    LinearShape("up 8B", 12288, 4096),
+    LinearShape("attention output 8B", 4096, 4096),
+    LinearShape("up Llama 8B", 14336, 4096),
+    LinearShape("down Llama 8B", 4096, 14336),
+    LinearShape("lm head 32k", 32000, 4096),
 )
 """Shapes on which batch-invariant matmuls are commonly compared, as (n, k)."""
 

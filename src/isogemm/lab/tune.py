@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract.spec import ContractLike, as_contract
 from ..errors import DeviceError, OptionError, ShapeError
+from .shapes import read_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,6 @@ def read_wanted(path: str) -> list[Wanted]:
     OptionError, ShapeError
         The file cannot be read, or a field is out of range; the message names it.
     """
-    from ..audit import read_shapes
     from ..planner.tuning import Wanted
 
     try:
@@ -57,7 +57,7 @@ def read_wanted(path: str) -> list[Wanted]:
     except (OSError, ValueError):
         content = None  # another format, or an error that the reader of shapes words
     if not (isinstance(content, list) and content and all(isinstance(row, dict) for row in content)):
-        return [Wanted(x.linear.name, x.linear.n, x.linear.k) for x in read_shapes(path)]
+        return [Wanted(x.name, x.n, x.k) for x in read_shapes(path)]
     return [_wanted(row, i, path) for i, row in enumerate(content)]
 
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch import reductions  # noqa: E402
-from isogemm.torch.model import known as layers_known  # noqa: E402
+from isogemm.torch.model import recognition as layers_known  # noqa: E402
 
 
 def bits(x):

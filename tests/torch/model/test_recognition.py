@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import isogemm.torch as iso  # noqa: E402
-from isogemm.torch.model import known as layers_known  # noqa: E402
+from isogemm.torch.model import recognition as layers_known  # noqa: E402
 from isogemm.torch.model import traced  # noqa: E402
 
 nn = torch.nn

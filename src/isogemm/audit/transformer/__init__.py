@@ -2,6 +2,6 @@
 
 from .engine import SCHEMA, model
 from .load import load
-from .relations import RELATIONS, Relation, Scope
+from .relations import RELATIONS, ModelRelation, ModelScope
 
-__all__ = ["RELATIONS", "SCHEMA", "Relation", "Scope", "load", "model"]
+__all__ = ["RELATIONS", "SCHEMA", "ModelRelation", "ModelScope", "load", "model"]

@@ -14,8 +14,8 @@ import torch
 from ..bench import NotApplicable
 from ..cases import Outcome, changes, json_number
 from ..data import Array
-from .relations import Params, Relation, Scope
-from .runs import STRIDE, Prompts, Run
+from .relations import ModelRelation, ModelScope, Params
+from .runs import STRIDE, ModelRun, Prompts
 from .subject import Rows, Subject
 from .trace import Difference, Trace, called_more, first_difference
 
@@ -133,7 +133,7 @@ class Evaluation:
     Attributes
     ----------
     subject : Subject
-    scope : Scope
+    scope : ModelScope
     prompts, training : Prompts
         For outputs, and for gradients.
     kept : dict
@@ -143,14 +143,14 @@ class Evaluation:
     """
 
     subject: Subject
-    scope: Scope
+    scope: ModelScope
     prompts: Prompts
     training: Prompts
     kept: dict[int, Array] = field(default_factory=dict)
     located: set[str] = field(default_factory=set)
-    _last: tuple[Run, Any] | None = None
+    _last: tuple[ModelRun, Any] | None = None
 
-    def outcome(self, relation: Relation, case: ModelCase) -> Outcome:
+    def outcome(self, relation: ModelRelation, case: ModelCase) -> Outcome:
         """What came of a case.
 
         Raises
@@ -179,17 +179,17 @@ class Evaluation:
         drift = self._drift(case, runs, a, b, tokens) if self._locate(relation) else None
         return Outcome("changed", a.size, changed, largest, histogram=histogram, drift=drift)
 
-    def _locate(self, relation: Relation) -> bool:
+    def _locate(self, relation: ModelRelation) -> bool:
         first = relation.name not in self.located
         self.located.add(relation.name)
         return first
 
-    def _outputs(self, run: Run) -> Rows:
+    def _outputs(self, run: ModelRun) -> Rows:
         if self._last is None or self._last[0] != run:
             self._last = (run, self.subject.outputs(run))
         return self._last[1]
 
-    def _drift(self, case: ModelCase, runs: tuple[Run, Run], a: Array, b: Array, tokens: Array) -> ModelDrift:
+    def _drift(self, case: ModelCase, runs: tuple[ModelRun, ModelRun], a: Array, b: Array, tokens: Array) -> ModelDrift:
         place, module, operator, note = self._location(runs)
         rows = (a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")).any(axis=1)
         first = int(tokens[rows][0])
@@ -211,7 +211,7 @@ class Evaluation:
             note=note,
         )
 
-    def _location(self, runs: tuple[Run, Run]) -> tuple[str, Difference | None, Difference | None, str]:
+    def _location(self, runs: tuple[ModelRun, ModelRun]) -> tuple[str, Difference | None, Difference | None, str]:
         """The module, its difference, that of the operator in it, and a note; a failed search is only a note."""
         if any(run.how for run in runs):
             return "", None, None, "modules of a compiled or captured run cannot be watched"
@@ -220,12 +220,12 @@ class Evaluation:
             module = first_difference(*traces)
             if module is None:
                 return "", None, None, "no module's output differs when all are watched"
-            place = _place(module, traces[0])
+            place = _module_of(module, traces[0])
             return place, module, *self._operator(runs, place)
         except Exception as error:
             return "", None, None, f"the place was not found: {type(error).__name__}: {error}"
 
-    def _traces(self, runs: tuple[Run, Run], inside: str | None) -> list[Trace]:
+    def _traces(self, runs: tuple[ModelRun, ModelRun], inside: str | None) -> list[Trace]:
         traces = []
         for run in runs:
             trace = Trace(self.subject.model, inside=inside, causal=self.subject.causal)
@@ -233,13 +233,13 @@ class Evaluation:
             traces.append(trace)
         return traces
 
-    def _operator(self, runs: tuple[Run, Run], module: str) -> tuple[Difference | None, str]:
+    def _operator(self, runs: tuple[ModelRun, ModelRun], module: str) -> tuple[Difference | None, str]:
         left, right = self._traces(runs, module)
         found = first_difference(left, right)
         both = zip(called_more(left, right), ("first", "second"), strict=True)
         return found, "; ".join(f"the {which} run calls {', '.join(n[:3])} more often" for n, which in both if n)
 
-    def _gradients(self, relation: Relation, case: ModelCase) -> Outcome:
+    def _gradients(self, relation: ModelRelation, case: ModelCase) -> Outcome:
         runs = relation.runs(self.training, self.scope, case.params)
         if self._last is None or self._last[0] != runs[0]:
             self._last = (runs[0], self.subject.gradients(runs[0], self.training))
@@ -257,7 +257,7 @@ class Evaluation:
         drift = self._gradient_drift(case, runs, differ) if self._locate(relation) else None
         return Outcome("changed", total.outputs, total.changed, total.max_ulp, total.histogram, drift)
 
-    def _gradient_drift(self, case: ModelCase, runs: tuple[Run, Run], differ: dict[str, float]) -> ModelDrift:
+    def _gradient_drift(self, case: ModelCase, runs: tuple[ModelRun, ModelRun], differ: dict[str, float]) -> ModelDrift:
         traces = []
         for run in runs:
             trace = Trace(self.subject.model, causal=True, gradients=True)
@@ -265,7 +265,7 @@ class Evaluation:
             traces.append(trace)
         found = first_difference(*traces) or first_difference(*traces, backward=True)
         last = list(differ)[-1]  # parameters are in the order of the forward pass
-        module = _place(found, traces[0]) if found else last.rpartition(".")[0]
+        module = _module_of(found, traces[0]) if found else last.rpartition(".")[0]
         note = f"gradients of {len(differ)} parameters differ" + ("" if found else f", from {last} back")
         return ModelDrift(
             case=case,
@@ -280,7 +280,7 @@ class Evaluation:
         )
 
 
-def evaluate(evaluation: Evaluation, relation: Relation, case: ModelCase) -> Outcome:
+def evaluate(evaluation: Evaluation, relation: ModelRelation, case: ModelCase) -> Outcome:
     """Evaluate a case; errors of the model become outcomes."""
     try:
         return evaluation.outcome(relation, case)
@@ -319,7 +319,7 @@ def _added(total: Outcome, outputs: int, changed: int, largest: int, histogram: 
     return Outcome("held", total.outputs + outputs, total.changed + changed, max(total.max_ulp, largest), both)
 
 
-def _place(found: Difference | None, trace: Trace) -> str:
+def _module_of(found: Difference | None, trace: Trace) -> str:
     """The module that computed what differs: an input is its caller's."""
     if found is None:
         return ""

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...base import arguments as given
+from ...base import arguments
+from ...base.extras import require_extra
 from ...errors import LimitError, OptionError, ShapeError
 from ...formats.blocks import FORMATS, format_of
-from ..data import nearest as nearest_name
 from ..data import portable
 from ..providers import Absent
-from ..report import Agreement, ProviderResult, RelationResult, Report
+from ..report import Report
+from ..results import ProviderResult
 from ..words import plural
-from .load import require_extra
-from .relations import RELATIONS, Scope, not_promised
+from .relations import RELATIONS, ModelScope, not_promised
 from .runs import Prompts, prompt_length
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _ModelSettings:
     """The validated options."""
 
     modes: tuple[str, ...]
     relations: tuple[str, ...]
-    scope: Scope
+    scope: ModelScope
     seed: int
     contract: Any
     quantize: Any
@@ -109,12 +109,12 @@ def model(
     >>> report.held("convert")
     True
     """
-    require_extra("torch", "transformers")
+    require_extra("hf", "the audit of a model", "torch", "transformers")
     import torch
 
     from .subject import MODES
 
-    given.of_type("model", model, torch.nn.Module, "a torch.nn.Module", "a transformers model")
+    arguments.of_type("model", model, torch.nn.Module, "a torch.nn.Module", "a transformers model")
     if next(model.parameters(), None) is None:
         raise OptionError(
             "model",
@@ -122,15 +122,14 @@ def model(
             value=f"{type(model).__name__} without parameters",
             nearest="a model with weights",
         )
-    modes = tuple(dict.fromkeys(given.strings("mode", mode, "'convert'")))
+    modes = tuple(dict.fromkeys(arguments.strings("mode", mode, "'convert'")))
     usual = [name for name, relation in RELATIONS.items() if not relation.asked]
-    names = tuple(dict.fromkeys(given.strings("relations", usual if relations is None else relations, "'prefill'")))
+    names = tuple(dict.fromkeys(arguments.strings("relations", usual if relations is None else relations, "'prefill'")))
     for what, chosen, known in (("mode", modes, list(MODES)), ("relation", names, list(RELATIONS))):
         for name in chosen or [""]:
             if name not in known:
-                nearest = nearest_name(name, known, known[0])
-                raise OptionError(f"unknown {what}", limit=", ".join(known), value=repr(name), nearest=nearest)
-    scope = Scope(
+                raise arguments.unknown(what, name, known, known[0])
+    scope = ModelScope(
         prompt_length(_least("tokens", [tokens], 4)[0], getattr(model, "config", None)),
         _least("batches", batches, 2),
         _least("chunks", chunks, 1),
@@ -141,7 +140,7 @@ def model(
     if isinstance(quantize, str) and not format_of(quantize).activations:
         limit = "one of " + ", ".join(fmt.name for fmt in FORMATS.values() if fmt.activations)
         raise OptionError("quantize", limit=limit, value=quantize, nearest="Q8_0")
-    settings = _Settings(modes, names, scope, seed, contract, quantize, tuple(words))
+    settings = _ModelSettings(modes, names, scope, seed, contract, quantize, tuple(words))
     required = tuple(require) if require is not None else tuple(m for m in modes if m != "plain") or modes
     for name in required:
         if name not in modes:
@@ -153,7 +152,7 @@ class _Audit:
     """One audit under way."""
 
     def __init__(
-        self, model: Any, settings: _Settings, required: tuple[str, ...], prompts: Any, progress: Progress
+        self, model: Any, settings: _ModelSettings, required: tuple[str, ...], prompts: Any, progress: Progress
     ) -> None:
         self.model, self.settings, self.progress = model, settings, progress
         p = next(model.parameters())
@@ -161,7 +160,8 @@ class _Audit:
         self.attention = str(getattr(getattr(model, "config", None), "_attn_implementation", "") or "")
         self.prompts, self.training = _prompts(model, settings, prompts)
         self.cases = [(RELATIONS[name], params) for name in settings.relations for params in self._params(name)]
-        results = {name: self._empty(name) for name in settings.modes}
+        meanings, sweep = {n: RELATIONS[n].meaning for n in settings.relations}, (1, *sorted(settings.scope.batches))
+        results = {name: ProviderResult.empty(name, meanings, sweep) for name in settings.modes}
         self.out = Report(
             results, required, self._options(str(p.device)), schema=SCHEMA, title=_TITLE, described=self._described()
         )
@@ -178,10 +178,6 @@ class _Audit:
 
     def _params(self, relation: str) -> Any:
         return RELATIONS[relation].cases(self.settings.scope)
-
-    def _empty(self, mode: str) -> ProviderResult:
-        relations = {n: RelationResult(n, meaning=RELATIONS[n].meaning) for n in self.settings.relations}
-        return ProviderResult(mode, relations, Agreement((1, *sorted(self.settings.scope.batches))))
 
     def _options(self, device: str) -> dict[str, Any]:
         s = self.settings
@@ -242,13 +238,12 @@ class _Audit:
                 warnings.simplefilter("ignore")
                 case = ModelCase(mode, relation.name, params, self.title, words)
                 outcome = evaluate(evaluation, relation, case)
-            result.relations[relation.name].add(outcome, not_promised(mode, relation.name, params, self.attention))
-            result.histogram = [a + b for a, b in zip(result.histogram, outcome.histogram, strict=True)]
+            result.add(relation.name, outcome, not_promised(mode, relation.name, params, self.attention))
         result.ran = True
         result.agreement.add(evaluation.kept)
 
 
-def _prompts(model: Any, settings: _Settings, given: Any) -> tuple[Prompts, Prompts]:
+def _prompts(model: Any, settings: _ModelSettings, given: Any) -> tuple[Prompts, Prompts]:
     import numpy as np
 
     config, scope = getattr(model, "config", None), settings.scope

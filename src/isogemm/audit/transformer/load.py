@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
-from ...base import arguments as given
+from ...base import arguments
+from ...base.extras import require_extra
 from ...errors import DeviceError, OptionError
 from ..data import as_dtype
 
-__all__ = ["load", "require_extra"]
+__all__ = ["load"]
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
-
-
-def require_extra(*packages: str) -> None:
-    """Check that torch, and transformers where it is named, are installed.
-
-    Raises
-    ------
-    OptionError
-        One is missing; the error names the extra.
-    """
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise OptionError(
-                f"the audit of a model needs {package}",
-                limit="the extra isogemm[hf]",
-                value="not installed",
-                nearest='pip install "isogemm[hf]"',
-            )
 
 
 def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", seed: int = 0) -> Any:
@@ -56,11 +38,11 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
     DTypeError, DeviceError
         No such dtype, or torch cannot use the device.
     """
-    require_extra("torch", "transformers")
+    require_extra("hf", "the audit of a model", "torch", "transformers")
     import torch
     import transformers
 
-    folder = Path(given.path("--hf", path, "a model's folder"))
+    folder = Path(arguments.path("--hf", path, "a model's folder"))
     if not (folder / "config.json").is_file():
         raise OptionError("--hf", limit="a folder with config.json", value=path, nearest="a model's folder")
     if not random and not any(list(folder.glob(pattern)) for pattern in _WEIGHTS):

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from .runs import Prompts, Run
+from .runs import ModelRun, Prompts
 
-__all__ = ["RELATIONS", "Params", "Relation", "Scope", "not_promised"]
+__all__ = ["RELATIONS", "ModelRelation", "ModelScope", "Params", "not_promised"]
 
 Params = Mapping[str, int | str]
 _PADS = (3, 29)
 
 
 @dataclass(frozen=True)
-class Scope:
+class ModelScope:
     """What the cases range over.
 
     Attributes
@@ -42,7 +42,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Relation:
+class ModelRelation:
     """A way in which calls of a model may differ without a right to other bits.
 
     Attributes
@@ -64,68 +64,68 @@ class Relation:
 
     name: str
     meaning: str
-    cases: Callable[[Scope], list[Params]]
-    runs: Callable[[Prompts, Scope, Params], tuple[Run, Run]]
+    cases: Callable[[ModelScope], list[Params]]
+    runs: Callable[[Prompts, ModelScope, Params], tuple[ModelRun, ModelRun]]
     decoder: bool = False
     gradients: bool = False
     cuda: bool = False
     asked: bool = False
 
 
-def _alone(prompts: Prompts) -> Run:
+def _alone(prompts: Prompts) -> ModelRun:
     return prompts.batch([0])
 
 
-def _population(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+def _population(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
     return _alone(prompts), prompts.batch(range(int(params["batch"])))
 
 
-def _position(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+def _position(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
     batch, index = int(params["batch"]), int(params["index"])
     moved = [*range(1, index + 1), 0, *range(index + 1, batch)]
     return prompts.batch(range(batch)), prompts.batch(moved)
 
 
-def _neighbours(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+def _neighbours(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
     batch = int(params["batch"])
     others = [0] * (batch - 1) if params["neighbours"] == "copies" else range(batch, 2 * batch - 1)
     return prompts.batch(range(batch)), prompts.batch([0, *others])
 
 
-def _padding(side: str) -> Callable[[Prompts, Scope, Params], tuple[Run, Run]]:
-    def runs(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+def _padding(side: str) -> Callable[[Prompts, ModelScope, Params], tuple[ModelRun, ModelRun]]:
+    def runs(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
         return _alone(prompts), prompts.padded(side, int(params["pad"]), int(params["batch"]))
 
     return runs
 
 
-def _padding_cases(scope: Scope) -> list[Params]:
+def _padding_cases(scope: ModelScope) -> list[Params]:
     return [{"pad": pad, "batch": batch} for pad in _PADS for batch in (1, scope.batch)]
 
 
-def _prefill(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+def _prefill(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
     size, cache = int(params["chunk"]), str(params["cache"])
     sizes = [size] * (prompts.length // size) + [prompts.length % size] * bool(prompts.length % size)
     return _alone(prompts), prompts.chunks(sizes, cache)
 
 
-def _prefill_cases(scope: Scope) -> list[Params]:
+def _prefill_cases(scope: ModelScope) -> list[Params]:
     cells = [(c, "dynamic") for c in scope.chunks] + [(scope.chunks[-2:][0], "static")]
     return [{"chunk": size, "cache": cache} for size, cache in cells]
 
 
-def _decode(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+def _decode(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
     first = prompts.length // 2
     sizes = [first, *[1] * (prompts.length - first)]
     return _alone(prompts), prompts.chunks(sizes, str(params["cache"]), int(params["batch"]), int(params["pad"]))
 
 
-def _decode_cases(scope: Scope) -> list[Params]:
+def _decode_cases(scope: ModelScope) -> list[Params]:
     cells = [(1, 0), (scope.batch, 0), (scope.batch, _PADS[-1])]
     return [{"cache": c, "batch": b, "pad": p} for c in ("dynamic", "static") for b, p in cells]
 
 
-def _compiled(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+def _compiled(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
     batch = int(params["batch"])
     if params["cache"] != "none":
         eager, run = _decode(prompts, scope, {**params, "pad": 0})
@@ -133,45 +133,47 @@ def _compiled(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]
     return _alone(prompts), prompts.batch(range(batch)).by("compiled")
 
 
-def _compiled_cases(scope: Scope) -> list[Params]:
+def _compiled_cases(scope: ModelScope) -> list[Params]:
     cells = [(1, "none"), (scope.batch, "none"), (1, "static"), (scope.batch, "static")]
     return [{"batch": batch, "cache": cache} for batch, cache in cells]
 
 
-def _captured(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+def _captured(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
     eager, run = _decode(prompts, scope, {**params, "cache": "static", "pad": 0})
     return eager, run.by("captured")
 
 
-def _micro(prompts: Prompts, scope: Scope, params: Params) -> tuple[Run, Run]:
+def _micro(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
     total = max(scope.micro_batches)
     return prompts.micro_batches(total, total), prompts.micro_batches(int(params["size"]), total)
 
 
-def _all() -> Iterator[Relation]:
-    yield Relation("rerun", "the same call again", lambda s: [{"batch": 1}], _population)
-    yield Relation(
+def _all() -> Iterator[ModelRelation]:
+    yield ModelRelation("rerun", "the same call again", lambda s: [{"batch": 1}], _population)
+    yield ModelRelation(
         "population", "a prompt alone, and in a batch", lambda s: [{"batch": b} for b in s.batches], _population
     )
-    yield Relation(
+    yield ModelRelation(
         "position",
         "a prompt at another index of the batch",
         lambda s: [{"batch": s.batch, "index": i} for i in sorted({1, s.batch // 2, s.batch - 1} - {0})],
         _position,
     )
-    yield Relation(
+    yield ModelRelation(
         "neighbours",
         "a prompt beside other prompts, or beside copies of itself",
         lambda s: [{"batch": s.batch, "neighbours": kind} for kind in ("other", "copies")],
         _neighbours,
     )
-    yield Relation("left-padding", "padding before the prompt", _padding_cases, _padding("left"))
-    yield Relation("right-padding", "padding behind the prompt", _padding_cases, _padding("right"))
-    yield Relation("prefill", "the prompt at once, and in chunks with a cache", _prefill_cases, _prefill, decoder=True)
-    yield Relation(
+    yield ModelRelation("left-padding", "padding before the prompt", _padding_cases, _padding("left"))
+    yield ModelRelation("right-padding", "padding behind the prompt", _padding_cases, _padding("right"))
+    yield ModelRelation(
+        "prefill", "the prompt at once, and in chunks with a cache", _prefill_cases, _prefill, decoder=True
+    )
+    yield ModelRelation(
         "decode", "the prompt at once, and token by token with a cache", _decode_cases, _decode, decoder=True
     )
-    yield Relation(
+    yield ModelRelation(
         "compiled",
         "the prompt eagerly and alone, and compiled by torch.compile: at once, and token by token with a cache",
         _compiled_cases,
@@ -179,7 +181,7 @@ def _all() -> Iterator[Relation]:
         decoder=True,
         asked=True,
     )
-    yield Relation(
+    yield ModelRelation(
         "captured",
         "the prompt at once, and token by token in a captured CUDA graph",
         lambda s: [{"batch": batch} for batch in (1, s.batch, max(s.batches))],
@@ -188,7 +190,7 @@ def _all() -> Iterator[Relation]:
         cuda=True,
         asked=True,
     )
-    yield Relation(
+    yield ModelRelation(
         "micro-batches",
         "gradients of a batch at once, and summed over micro-batches",
         lambda s: [{"size": n} for n in s.micro_batches if n < max(s.micro_batches)],
@@ -198,7 +200,7 @@ def _all() -> Iterator[Relation]:
     )
 
 
-RELATIONS: Mapping[str, Relation] = MappingProxyType({r.name: r for r in _all()})
+RELATIONS: Mapping[str, ModelRelation] = MappingProxyType({r.name: r for r in _all()})
 """Every relation, by name."""
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..data import Array
 
-__all__ = ["STRIDE", "Prompts", "Run", "Step", "prompt_length"]
+__all__ = ["STRIDE", "ModelRun", "Prompts", "Step", "prompt_length"]
 
 STRIDE = 1 << 20
 """Tokens of one sequence are numbered from its number times this."""
@@ -46,7 +46,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Run:
+class ModelRun:
     """Calls of the model, one after the other.
 
     Attributes
@@ -66,7 +66,7 @@ class Run:
     cache: str = ""
     how: str = ""
 
-    def by(self, how: str) -> Run:
+    def by(self, how: str) -> ModelRun:
         """The same calls, made in another way."""
         return replace(self, text=f"{self.text}, {how}", how=how)
 
@@ -95,30 +95,30 @@ class Prompts:
         ids = rng.integers(0, max(2, vocabulary) - 1, (sequences, 2 * length + 1), dtype=np.int64)
         return cls(ids + (ids >= pad), length, pad)
 
-    def batch(self, sequences: Sequence[int], keep: Sequence[int] = (0,)) -> Run:
+    def batch(self, sequences: Sequence[int], keep: Sequence[int] = (0,)) -> ModelRun:
         """One call without a cache; the tokens of `keep` are compared."""
         step = self._step(sequences, [0] * len(sequences), self.length, keep)
-        return Run(f"batch {list(sequences)} of {self.length}", (step,))
+        return ModelRun(f"batch {list(sequences)} of {self.length}", (step,))
 
-    def padded(self, side: str, pad: int, batch: int) -> Run:
+    def padded(self, side: str, pad: int, batch: int) -> ModelRun:
         """Sequence 0 with `pad` of padding on a side, beside longer ones with less."""
         step = self._padded(side, pad, batch)
-        return Run(f"{side}-padded by {pad}, batch {batch}", (step,))
+        return ModelRun(f"{side}-padded by {pad}, batch {batch}", (step,))
 
-    def chunks(self, sizes: Sequence[int], cache: str, batch: int = 1, pad: int = 0) -> Run:
+    def chunks(self, sizes: Sequence[int], cache: str, batch: int = 1, pad: int = 0) -> ModelRun:
         """A batch in steps of `sizes` tokens with a cache; padding goes into the first."""
         whole = self._padded("left", pad, batch) if pad else self._step(range(batch), [0] * batch, self.length, (0,))
         sizes = [sizes[0] + pad, *sizes[1:]]
         ends = np.cumsum(sizes)
         steps = tuple(_part(whole, int(end - size), int(end)) for size, end in zip(sizes, ends, strict=True))
         text = ", ".join(f"{len(same)} of {size}" for size, same in _runs_of(sizes))
-        return Run(f"{cache} cache, batch {batch}, padding {pad}, steps {text}", steps, cache)
+        return ModelRun(f"{cache} cache, batch {batch}, padding {pad}, steps {text}", steps, cache)
 
-    def micro_batches(self, size: int, total: int) -> Run:
+    def micro_batches(self, size: int, total: int) -> ModelRun:
         """`total` sequences in calls of `size`, none of them with a cache; all tokens are compared."""
         groups = [range(i, min(i + size, total)) for i in range(0, total, size)]
         steps = tuple(self._step(group, [0] * len(group), self.length, group) for group in groups)
-        return Run(f"{total} sequences in micro-batches of {size}", steps)
+        return ModelRun(f"{total} sequences in micro-batches of {size}", steps)
 
     def labels(self, step: Step) -> Array:
         """The next token of each token of a step: ids as the model's loss takes them."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import OptionError
+from ...base import arguments
 from ..data import Array
 from ..providers import Absent
-from .runs import Prompts, Run, Step
+from .runs import ModelRun, Prompts, Step
 from .trace import Trace
 
 __all__ = ["MODES", "Rows", "Subject"]
@@ -58,7 +58,7 @@ class Subject:
         self, mode: str, model: Any, contract: Any = None, grad_order: str = "leaf64", quantize: Any = None
     ) -> None:
         if mode not in MODES:
-            raise OptionError("unknown mode", limit=", ".join(MODES), value=repr(mode), nearest="plain")
+            raise arguments.unknown("mode", mode, MODES, "plain")
         self.mode, self.model, self.contract = mode, model, contract
         self.causal = _is_causal(model)
         self._graphs: Any = None
@@ -97,14 +97,14 @@ class Subject:
                 stack.enter_context(routed.invariant(self.contract))
             yield
 
-    def outputs(self, run: Run, trace: Trace | None = None) -> Rows:
+    def outputs(self, run: ModelRun, trace: Trace | None = None) -> Rows:
         """The outputs of a run's tokens: logits, or the last hidden state of a model without a head."""
         with self.scope(), torch.no_grad(), _recording(trace):
             if run.how == "captured":
                 return _sorted(self._captured(run))
             return _sorted([self._call(step, cache, run, trace)[1] for step, cache in self._steps(run)])
 
-    def gradients(self, run: Run, prompts: Prompts, trace: Trace | None = None) -> dict[str, Any]:
+    def gradients(self, run: ModelRun, prompts: Prompts, trace: Trace | None = None) -> dict[str, Any]:
         """The gradient of every parameter after a backward pass for each step: the mean loss of all tokens.
 
         The loss is -log p(next token), by isogemm's log_softmax where the model is converted.
@@ -128,12 +128,12 @@ class Subject:
             return reductions.log_softmax(logits, out_dtype=torch.float32)
         return torch.log_softmax(logits.float(), -1)
 
-    def _steps(self, run: Run) -> Iterator[tuple[Step, Any]]:
+    def _steps(self, run: ModelRun) -> Iterator[tuple[Step, Any]]:
         cache = self._cache(run)
         for step in run.steps:
             yield step, cache
 
-    def _cache(self, run: Run) -> Any:
+    def _cache(self, run: ModelRun) -> Any:
         if not run.cache:
             return None
         import transformers
@@ -142,7 +142,7 @@ class Subject:
             return transformers.StaticCache(config=self.model.config, max_cache_len=static_length(run))
         return transformers.DynamicCache(config=self.model.config)
 
-    def _call(self, step: Step, cache: Any, run: Run, trace: Trace | None) -> tuple[Any, Rows]:
+    def _call(self, step: Step, cache: Any, run: ModelRun, trace: Trace | None) -> tuple[Any, Rows]:
         if trace is not None:
             trace.step(step, static_length(run) if run.cache == "static" else step.keys.shape[1], self.device)
         inputs = self._inputs(step, cache)
@@ -163,7 +163,7 @@ class Subject:
             self._graphs = torch.compile(self.model, fullgraph=True, dynamic=False)
         return self._graphs
 
-    def _captured(self, run: Run) -> list[Rows]:
+    def _captured(self, run: ModelRun) -> list[Rows]:
         """A run's outputs, its third step captured and replayed for all that follow; the second warms up."""
         first, second, *rest = run.steps
         cache = self._cache(run)
@@ -228,7 +228,7 @@ def _compared(step: Step, y: Any) -> Rows:
     return step.tokens[b, t], y.detach()[b, t].cpu()
 
 
-def static_length(run: Run) -> int:
+def static_length(run: ModelRun) -> int:
     """Slots of a static cache: some more than the run fills."""
     return int(run.steps[-1].keys.shape[1]) + 5
 

@@ -26,7 +26,7 @@ from .runs import STRIDE, Step
 __all__ = ["Difference", "Key", "Trace", "called_more", "first_difference"]
 
 Tensor = Any  # torch is untyped to mypy
-_Read = Callable[[Tensor, "_Place"], Tensor]
+_Read = Callable[[Tensor, "_Positions"], Tensor]
 
 
 @dataclass(frozen=True, order=True)
@@ -74,7 +74,7 @@ class Difference:
 
 
 @dataclass
-class _Place:
+class _Positions:
     """Where the compared tokens of one step lie."""
 
     batch: int
@@ -88,7 +88,7 @@ class _Place:
 
 
 # Readings of a shape, in order of preference: (name, whether it fits, the rows of the compared tokens).
-_READINGS: tuple[tuple[str, Callable[[Sequence[int], _Place], bool], _Read], ...] = (
+_READINGS: tuple[tuple[str, Callable[[Sequence[int], _Positions], bool], _Read], ...] = (
     ("batch, tokens", lambda s, p: tuple(s[:2]) == (p.batch, p.tokens), lambda x, p: x[p.b, p.t]),
     (
         "batch, heads, tokens",
@@ -132,7 +132,7 @@ class Trace:
         self.pairs: dict[Key, dict[bytes, dict[bytes, Tensor]]] = {}  # rows of operands, and what came of each
         self.callers: dict[str, str] = {}
         self.stack: list[str] = []
-        self.place: _Place | None = None
+        self.place: _Positions | None = None
         self.counts: dict[Key, int] = {}
 
     @contextmanager
@@ -165,7 +165,7 @@ class Trace:
             columns[i, keys[own] % STRIDE] = own
         batch, tokens = step.ids.shape
         place = [torch.as_tensor(a, device=device) for a in (b, t, numbers, columns)]
-        self.place = _Place(batch, tokens, cache_length, step.keys.shape[1] - tokens, *place)
+        self.place = _Positions(batch, tokens, cache_length, step.keys.shape[1] - tokens, *place)
         self.stack, self.counts = [], {}
 
     def add(self, key: Key, x: Tensor) -> None:
@@ -258,7 +258,7 @@ def _digests(x: Tensor) -> list[bytes]:
     return [_digest(row) for row in x.detach().cpu()]
 
 
-def _readings(x: Tensor, place: _Place | None) -> dict[str, Tensor]:
+def _readings(x: Tensor, place: _Positions | None) -> dict[str, Tensor]:
     """Rows of the compared tokens in every reading of a shape, and again with keys in the order of their tokens."""
     found: dict[str, Tensor] = {}
     if place is None or x.dim() < 2 or not x.numel():

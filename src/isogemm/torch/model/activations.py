@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...operands.tensors import is_traced
 from ..ops import Tensor
 from ..routing.elementwise import EXACT, _filled, blocked, form, is_exact, refuse_flushing
-from .known import Known, Looks, agrees, magnitudes, mixed, random, stand_in, touched
 from .layers import Converted
+from .recognition import Looks, Match, agrees, magnitudes, mixed, random, stand_in, touched
 from .traced import other, train
 
 __all__ = ["Activation", "known"]
@@ -213,7 +213,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
-def known(child: Any, looks: Looks) -> Known | None:
+def known(child: Any, looks: Looks) -> Match | None:
     """What a module without weights is; None where nothing in it depends on an element's place."""
     if isinstance(child, (Converted, torch.jit.ScriptModule)) or child._modules:
         return None
@@ -224,16 +224,16 @@ def known(child: Any, looks: Looks) -> Known | None:
         return None
     name = type(child).__name__
     if seen.others:
-        return Known("activation", why=f"{name} calls {seen.others[0]}, which is no function of elements known here")
-    if seen.why:
-        return Known("activation", why=f"{name} {seen.why}")
-    if getattr(child, "inplace", False):
-        return Known("activation", why=f"{name} works in place")
-    if why := touched(child):
-        return Known("activation", why=why)
+        why = f"{name} calls {seen.others[0]}, which is no function of elements known here"
+    elif seen.why:
+        why = f"{name} {seen.why}"
+    else:
+        why = f"{name} works in place" if getattr(child, "inplace", False) else touched(child)
+    if why:
+        return Match("activation", why=why)
     gelu = {op.startswith("gelu") for op in seen.several}
     rule = "" if len(gelu) > 1 else seen.several[0]
-    return Known("activation", mixed(Activation, type(child), rule=rule))
+    return Match("activation", mixed(Activation, type(child), rule=rule))
 
 
 def _seen(child: Any) -> _Seen | None:

@@ -12,18 +12,21 @@ from typing import Any
 
 import torch
 
-from ...base import arguments as given
+from ...base import arguments
 from ...contract.spec import Contract, ContractLike
 from ...errors import DTypeError, OptionError
 from ...formats.blocks import BlockFormat
 from ..gemm.main_grad import collect_main_grad, main_grads, use_main_grad
 from ..quant import convert as quantizing
 from ..quant.convert import Formats, prefixes
+from ..routing.products import DTYPES
 from . import activations as functions
-from . import known as layers_known
+from . import recognition
+from .huggingface import experts
+from .huggingface import recognition as transformers_parts
 from .huggingface.modules import NAME
-from .known import Known, Looks
 from .layers import Converted, GatedMLP, Linear, Merging, checked
+from .recognition import Looks, Match
 from .watch import watch
 
 __all__ = ["PARTS", "Conversion", "Linear", "collect_main_grad", "convert", "main_grads", "use_main_grad"]
@@ -32,7 +35,6 @@ PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope"
 
 ALREADY = "isogemm's already, as it is"
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Modules of torch that read the weights of Linear modules inside them and never call those.
 _READS_WEIGHTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 
@@ -156,12 +158,12 @@ def convert(
     Determinism
     -----------
     Converted modules are as `Linear` and `isogemm.torch.reductions`. Modules that are not known stay torch's and are
-    in the report, which lists modules and cannot see functions: `isogemm.torch.routing.coverage` can.
+    in the report, which lists modules and cannot see functions: `isogemm.torch.coverage` can.
     """
-    given.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
-    fuse = given.flag("fuse", fuse)
+    arguments.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
+    fuse = arguments.flag("fuse", fuse)
     chosen, order = checked(contract, grad_order)
-    leave = given.strings("leave", leave, "['lm_head']")
+    leave = arguments.strings("leave", leave, "['lm_head']")
     plan = _look(module, _parts(parts), leave)
     _refuse(plan.refused)
     for name, child, _ in plan.found:
@@ -183,9 +185,7 @@ def convert(
         if isinstance(child, Merging):
             child.merge()
     if plan.attention:
-        from .huggingface.known import switch
-
-        switch(module)
+        transformers_parts.switch(module)
     watch(module, NAME)
     return _report(module, plan, quantized)
 
@@ -194,7 +194,7 @@ def convert(
 class _Plan:
     """What is to be done with each module."""
 
-    found: list[tuple[str, Any, Known]] = field(default_factory=list)
+    found: list[tuple[str, Any, Match]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     attention: dict[str, Any] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class _Plan:
 
 
 def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
-    chosen = given.strings("parts", parts, "'all'")
+    chosen = arguments.strings("parts", parts, "'all'")
     if chosen == ("all",):
         return PARTS
     for part in chosen:
@@ -217,11 +217,12 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     """Everything that is to be changed, before anything is."""
     plan, inside, looks = _Plan(), set(), Looks()
     _check_patterns(module, leave)
-    attention, widths, odd = _attention(module)
-    experts = _experts(module)
+    attention, widths = transformers_parts.attention_modules(module), transformers_parts.rotary_widths(module)
+    odd = transformers_parts.halved(module) if attention else ""
+    mixtures = experts.mixtures(module) if "transformers" in sys.modules else {}
     for name, child, outer in _walk(module):
-        known = experts.get(name) or _known(child, widths, odd, looks)
-        why = None if name in experts else _obstacle(child, outer)
+        known = mixtures.get(name) or _known(child, widths, odd, looks)
+        why = None if name in mixtures else _obstacle(child, outer)
         if any(fnmatchcase(part, pattern) for part in prefixes(name) for pattern in leave):
             if _has_weights(child) or known or child in attention.values():
                 plan.left[name] = "in leave"
@@ -243,7 +244,7 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
         else:
             plan.found.append((name, child, known))
             if known.part == "mlp":
-                inside |= {id(m) for m in child.children() if layers_known.is_silu(m, looks)}
+                inside |= {id(m) for m in child.children() if recognition.is_silu(m, looks)}
         if name in attention and known is not None and known.part == "rope":
             plan.rotates, plan.rotates_otherwise = True, plan.rotates_otherwise or name in plan.left
     _plan_attention(module, plan, attention, parts, looks)
@@ -271,40 +272,19 @@ def _check_patterns(module: Any, leave: Sequence[str]) -> None:
             raise OptionError("leave", limit="patterns of modules' names", value=pattern, nearest=nearest[0])
 
 
-def _known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Known | None:
+def _known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match | None:
     if isinstance(child, Converted):  # nothing that is still to be done
         return None
-    found = layers_known.known(child, looks)
+    found = recognition.known(child, looks)
     if found is None and type(child).__module__.startswith("transformers."):
-        from .huggingface import known as huggingface_known
-
-        found = huggingface_known.known(child, widths, odd, looks)
+        found = transformers_parts.known(child, widths, odd, looks)
     return found or functions.known(child, looks)
-
-
-def _attention(module: Any) -> tuple[dict[str, Any], frozenset[int], str]:
-    """The attention modules of transformers models, how much of a head is turned there, and what is odd about it."""
-    from .huggingface import known as huggingface_known
-
-    found = huggingface_known.attention_modules(module)
-    return found, huggingface_known.rotary_widths(module), huggingface_known.halved(module) if found else ""
-
-
-def _experts(module: Any) -> dict[str, Known]:
-    """The mixtures of experts of transformers models: a router is known by what stands beside it."""
-    if "transformers" not in sys.modules:
-        return {}
-    from .huggingface import experts as huggingface_experts
-
-    return huggingface_experts.mixtures(module)
 
 
 def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tuple[str, ...], looks: Looks) -> None:
     """All attention modules of a model, or none: they share a mask."""
-    from .huggingface.known import models, refusal
-
     if not found:
-        if (names := models(module)) and (why := refusal(module, looks)):
+        if (names := transformers_parts.models(module)) and (why := transformers_parts.refusal(module, looks)):
             plan.left.setdefault(names[0], why)
         return
     if "attention" not in parts:
@@ -312,7 +292,7 @@ def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tupl
     elif left := [name for name in found if plan.left.get(name) == "in leave"]:
         why = f"attention has one mask for all layers, and {left[0]} is in leave"
     else:
-        why = refusal(module, looks)
+        why = transformers_parts.refusal(module, looks)
     if not why and all("contract" in vars(x) and x.config._attn_implementation == NAME for x in found.values()):
         plan.left |= {name: ALREADY for name in found if name not in plan.left}
         return
@@ -338,19 +318,17 @@ def _refuse(refused: dict[str, str]) -> None:
 
 def _check_dtypes(name: str, child: Any) -> None:
     for key, p in child._parameters.items():
-        if p is not None and p.dtype not in _DTYPES:
+        if p is not None and p.dtype not in DTYPES:
             what, limit = f"dtype of {name}.{key}", "float32, bfloat16 or float16"
             raise DTypeError(what, limit=limit, value=p.dtype, nearest="torch.float32")
 
 
-def _become(child: Any, known: Known, halves: bool) -> None:
+def _become(child: Any, known: Match, halves: bool) -> None:
     child.__class__ = known.layer
     if isinstance(child, functions.Activation):
         child.keep()
     if "inv_freq" in child._buffers:
-        from .huggingface.known import prepare_rotary
-
-        prepare_rotary(child, halves)
+        transformers_parts.prepare_rotary(child, halves)
 
 
 def _quantization(
@@ -409,4 +387,4 @@ def _obstacle(child: Any, outer: Any) -> str | None:
         return f"inside a {type(outer).__name__}, which reads its weights without calling it"
     if type(child) is not torch.nn.Linear:
         return f"a subclass of Linear, {type(child).__module__}.{type(child).__qualname__}"
-    return layers_known.touched(child) or None
+    return recognition.touched(child) or None

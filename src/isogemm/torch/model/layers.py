@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...base import arguments as given
+from ...base import arguments
 from ...contract.spec import Contract, ContractLike, as_contract
 from .. import functional, ops, reductions
 from ..ops import Tensor, with_order
@@ -67,7 +67,7 @@ def checked(contract: ContractLike | None, grad_order: str) -> tuple[Contract | 
         No such contract or order.
     """
     chosen = None if contract is None else as_contract(contract)
-    given.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096")
+    arguments.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096")
     with_order(chosen or Contract(), grad_order)
     return chosen, grad_order
 

@@ -17,9 +17,8 @@ import torch
 
 from ..ops import Tensor
 
-__all__ = ["DTYPES", "Formula", "Hidden", "Other", "other", "train"]
+__all__ = ["Formula", "Hidden", "Other", "other", "train"]
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What moves elements and makes none; so do views.
 _MOVES = frozenset({"_unsafe_view", "cat", "clone", "contiguous"})
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
@@ -66,7 +65,7 @@ def _other(probe: Any, formula: Formula | None, call: Any, dtype: Any, training:
     run = _Run(formula, dtype)
 
     def empty(*shape: int, dtype: Any = dtype) -> Tensor:
-        made = run.given(torch.empty(shape, dtype=dtype, device="meta"))
+        made = run.watched(torch.empty(shape, dtype=dtype, device="meta"))
         return made.requires_grad_(training and dtype.is_floating_point)
 
     tensors = [kept for module in probe.modules() for kept in (module._parameters, module._buffers)]
@@ -106,14 +105,14 @@ class _Run:
         self.dtypes = {dtype, torch.float32, torch.float64}
         self.kept: dict[int, Tensor] = {}  # inputs and weights by their memory, which is no other's while they are here
 
-    def given(self, x: Tensor) -> Any:
+    def watched(self, x: Tensor) -> Any:
         """An input or a weight, which is not to be written to."""
         self.kept[x.untyped_storage()._cdata] = x
         return _Empty(x, self)
 
     def weight(self, x: Tensor) -> Any:
         dtype = self.dtype if isinstance(x, torch.nn.Parameter) and x.is_floating_point() else x.dtype
-        return self.given(torch.empty(x.shape, dtype=dtype, device="meta"))
+        return self.watched(torch.empty(x.shape, dtype=dtype, device="meta"))
 
     def stop(self, why: str) -> None:
         self.why = self.why or why  # said even where the method catches what is raised

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -14,6 +13,7 @@ import torch
 
 from ...api.quantized import ACTIVATIONS
 from ...base import arguments as given
+from ...base.progress import progress_bar
 from ...contract.spec import Contract
 from ...errors import OptionError, ShapeError
 from ...formats.blocks import FORMATS, BlockFormat, format_of
@@ -59,10 +59,10 @@ class Quantization:
         shared: dict[tuple[int, str], QuantizedMatrix] = {}
         places = _places(model)
         done = {name: str(fmt) for name, (_, fmt) in self.chosen.items()}
-        with _bar(self.chosen, progress) as advance:
+        with progress_bar(shown=_is_shown(self.chosen, progress)) as tell:
             while self.chosen:
                 name, (old, fmt) = next(iter(self.chosen.items()))
-                advance(name)
+                tell(len(done) - len(self.chosen) + 1, len(done), name)
                 key = id(old.weight), fmt.name
                 weight = shared.get(key, self.early.pop(name, None))
                 if weight is None:
@@ -249,23 +249,7 @@ def prefixes(name: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
 
 
-@contextmanager
-def _bar(chosen: Mapping[str, Any], progress: bool | None) -> Iterator[Any]:
-    """A function to call with each module's name."""
+def _is_shown(chosen: Mapping[str, Any], progress: bool | None) -> bool:
+    """Whether to show how far quantizing is: where it takes its time, and somebody looks."""
     total = sum(layer.weight.numel() for layer, _ in chosen.values())
-    if not (total >= LARGE and sys.stderr.isatty() if progress is None else progress):
-        yield lambda name: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    text = TextColumn("{task.description}", markup=False)  # a module's name may look like some
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("quantizing", total=len(chosen))
-
-        def advance(name: str) -> None:
-            bars.update(task, description=name)
-            bars.advance(task)
-
-        yield advance
+    return total >= LARGE and sys.stderr.isatty() if progress is None else progress

@@ -11,18 +11,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...base import arguments as given
+from ...base import arguments
 from ...contract.spec import ContractLike
 from ...errors import DTypeError
+from .backward import position
 from .elementwise import EXACT, form, is_exact, per_element
-from .marks import position
-from .modes import pushed
 from .products import PRODUCTS, contained, is_composite, is_served, operands, product_of
 from .rows import REDUCTIONS
 from .scope import invariant, subclasses
-from .state import enabled
+from .state import enabled, pushed
 
-__all__ = ["MOVES", "Coverage", "Row", "coverage"]
+__all__ = ["MOVES", "Coverage", "CoverageRow", "coverage"]
 
 ROUTED, ELEMENTWISE, NOT_ROUTED = "routed", "elementwise", "not routed"
 
@@ -47,7 +46,7 @@ _RANDOM = frozenset(_DRAWING.split())
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CoverageRow:
     """One operator with one dtype in one phase.
 
     Attributes
@@ -82,17 +81,17 @@ class Coverage:
 
     Attributes
     ----------
-    rows : tuple of Row
+    rows : tuple of CoverageRow
         Those that are not routed first, then by count.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[CoverageRow, ...]
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[CoverageRow]:
         return iter(self.rows)
 
     @property
-    def not_routed(self) -> tuple[Row, ...]:
+    def not_routed(self) -> tuple[CoverageRow, ...]:
         """What may depend on the batch."""
         return tuple(row for row in self.rows if row.status == NOT_ROUTED)
 
@@ -154,7 +153,7 @@ def coverage(
         `model_or_function` cannot be called.
     """
     if not callable(model_or_function):
-        value, limit = given.shown(model_or_function), "a module, or a function"
+        value, limit = arguments.shown(model_or_function), "a module, or a function"
         raise DTypeError("model_or_function", limit=limit, value=value, nearest="coverage(model, inputs)")
     if scope is None:
         scope = enabled() or not _converted(model_or_function)
@@ -170,8 +169,12 @@ def coverage(
     finally:
         for hook in hooks:
             hook.remove()
-    found = [Row(op, dtype, phase, status, n, why) for (op, dtype, phase, status, why), n in recorder.calls.items()]
-    found += [Row(name, dtype, "forward", ROUTED, n, "replaced whole") for (name, dtype), n in routing._whole.items()]
+    found = [
+        CoverageRow(op, dtype, phase, status, n, why) for (op, dtype, phase, status, why), n in recorder.calls.items()
+    ]
+    found += [
+        CoverageRow(name, dtype, "forward", ROUTED, n, "replaced whole") for (name, dtype), n in routing._whole.items()
+    ]
     found.sort(key=lambda row: (row.status != NOT_ROUTED, row.status != ROUTED, -row.count, row.op))
     return Coverage(tuple(found))
 

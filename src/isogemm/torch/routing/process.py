@@ -8,6 +8,7 @@ operands that are not isogemm's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,20 +94,20 @@ def _registered(rows: bool, attention: bool) -> Any:
     devices = ["CPU", *(["CUDA"] if torch.cuda.is_available() else [])]
     for func, (function, name) in PRODUCTS.items():
         if not is_composite(func):
-            _replace(library, func, devices, _product(function, name))
+            _replace(library, func, devices, _instead(partial(replaced, function, name)))
     aten: Any = torch.ops.aten
     for name in ("_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
         if hasattr(aten, name):
             _replace(library, getattr(aten, name).default, devices, _refused(name))
     _replace(library, aten.linear.default, [_COMPOSITE], _linear)
     if attention:
-        _replace(library, aten.scaled_dot_product_attention.default, [_COMPOSITE], _whole(calls.attention))
+        _replace(library, aten.scaled_dot_product_attention.default, [_COMPOSITE], _instead(calls.attention))
     if rows:
         for func, (function, _name) in REDUCTIONS.items():
             if not is_composite(func):
-                _replace(library, func, devices, _reduction(function))
-        _replace(library, aten.rms_norm.default, [_COMPOSITE], _whole(calls.rms_norm))
-        _replace(library, aten.layer_norm.default, [_COMPOSITE], _whole(calls.layer_norm))
+                _replace(library, func, devices, _instead(partial(reduced, function)))
+        _replace(library, aten.rms_norm.default, [_COMPOSITE], _instead(calls.rms_norm))
+        _replace(library, aten.layer_norm.default, [_COMPOSITE], _instead(calls.layer_norm))
         for func in _elementwise():
             _replace(library, func, ["CPU"], _elements(func))
     return library
@@ -132,17 +133,11 @@ def _kernel(func: Any, key: str, body: Body) -> Callable[..., Any]:
     return kernel
 
 
-def _product(function: Callable[..., Any], name: str) -> Body:
+def _instead(compute: Callable[[Any, Any, Any], Any]) -> Body:
+    """``compute(contract, args, kwargs)``, and torch's own kernel where that is None."""
+
     def body(original: Any, args: Any, kwargs: Any) -> Any:
-        result = replaced(function, name, Process.contract, args, kwargs)
-        return original(*args, **kwargs) if result is None else result
-
-    return body
-
-
-def _reduction(function: Callable[..., Any]) -> Body:
-    def body(original: Any, args: Any, kwargs: Any) -> Any:
-        result = reduced(function, args, kwargs)
+        result = compute(Process.contract, args, kwargs)
         return original(*args, **kwargs) if result is None else result
 
     return body
@@ -166,14 +161,6 @@ def _with_scalar(args: Any, place: int) -> Any:
     like = next(x for x in args if isinstance(x, torch.Tensor))
     dtype = like.dtype if like.is_floating_point() or like.is_complex() else None
     return (*args[:place], torch.tensor(args[place], dtype=dtype), *args[place + 1 :])
-
-
-def _whole(function: Callable[..., Any]) -> Body:
-    def body(original: Any, args: Any, kwargs: Any) -> Any:
-        result = function(Process.contract, args, kwargs)
-        return original(*args, **kwargs) if result is None else result
-
-    return body
 
 
 def _refused(name: str) -> Body:

@@ -134,14 +134,7 @@ def addbmm(contract: Contract | None, c: Tensor, a: Tensor, b: Tensor, *, beta: 
 
 
 def addmm_activation(
-    contract: Contract | None,
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
-    use_gelu: bool = False,
+    contract: Contract | None, c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
 ) -> Tensor:
     """relu or gelu of `addmm`, which is rounded first."""
     v = addmm(contract, c, a, b, beta=beta, alpha=alpha)

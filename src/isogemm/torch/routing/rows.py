@@ -268,7 +268,7 @@ def _floating(function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | 
     return args[0].float() if function in _WHOLE and _wanted(kwargs) in DTYPES else None
 
 
-def reduced(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def reduced(function: Callable[..., Any], contract: Any, args: Any, kwargs: Any) -> Any:
     """The result of one aten operator, or None where the operands are not isogemm's."""
     found = []
     for x in args:

@@ -26,13 +26,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...contract.spec import Contract, ContractLike, as_contract
 from ...errors import OptionError
 from . import calls
+from .backward import BACKWARD, differentiated, mark, position
 from .elementwise import blocked, form, per_element, refuse_flushing
-from .marks import BACKWARD, differentiated, mark, position
-from .modes import aside, pushed, removed
 from .process import disable, enable
 from .products import contained, is_composite, operands, product_of, replaced
 from .rows import REDUCTIONS, is_whole, reduced
-from .state import active, enabled, run_uncompiled
+from .state import active, aside, enabled, pushed, removed, run_uncompiled
 
 __all__ = ["active", "disable", "enable", "enabled", "invariant"]
 
@@ -43,10 +42,10 @@ _no_dispatch = torch._C._DisableTorchDispatch
 _depth, _mode_at = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_stack_at
 
 
-class _Entry(NamedTuple):
+class _Treatment(NamedTuple):
     """What the dispatch mode does with an operator; it holds the operator, whose identity nothing else then takes."""
 
-    run: Callable[..., Any]  # a method of _Products: (self, entry, args, kwargs)
+    run: Callable[..., Any]  # a method of _OperatorMode: (self, entry, args, kwargs)
     func: Any
     function: Any
     name: str
@@ -54,7 +53,7 @@ class _Entry(NamedTuple):
     is_sum: bool = False  # torch's own where it has no alpha, as nearly always
 
 
-class _Products(TorchDispatchMode):  # type: ignore[misc]
+class _OperatorMode(TorchDispatchMode):  # type: ignore[misc]
     """Below autograd: products, reductions and elementwise functions of more than one form; the rest is torch's."""
 
     routes_products = True
@@ -85,25 +84,25 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **(kwargs or {}))
         return entry.run(self, entry, args, kwargs or {})
 
-    def product(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+    def product(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
         result = replaced(entry.function, entry.name, self.contract, args, kwargs)
         return self._counted(entry, result, args, kwargs)
 
-    def reduction(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+    def reduction(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
         if not self.rows:
             return entry.func(*args, **kwargs)
         if is_whole(entry.function, args, kwargs):
             return entry.func(*args, **kwargs)  # of integers: exact in any order
-        return self._counted(entry, reduced(entry.function, args, kwargs), args, kwargs)
+        return self._counted(entry, reduced(entry.function, self.contract, args, kwargs), args, kwargs)
 
-    def elements(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+    def elements(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
         if not self.rows:
             return entry.func(*args, **kwargs)
         if any(isinstance(x, torch.Tensor) and x.is_nested for x in args):
             self._note(f"{entry.name} of nested tensors")
         return blocked(entry.name, entry.func, args, kwargs)
 
-    def attended(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+    def attended(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
         """scaled_dot_product_attention as one operator: in inference mode."""
         if self.attention:
             result = calls.attention(self.contract, args, kwargs)
@@ -111,13 +110,13 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
                 return self._counted(entry, result, args, kwargs)
         return self.composite(entry, args, kwargs)
 
-    def composite(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+    def composite(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
         """An operator made of others, which comes whole in inference mode."""
         with pushed(self):
             result = entry.func.decompose(*args, **kwargs)
         return entry.func(*args, **kwargs) if result is NotImplemented else result
 
-    def each(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+    def each(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
         """An operator on lists, whose kernel on a CPU is a loop: the same loop, in which this mode sees each call."""
         tensors = next((x for x in args if isinstance(x, (list, tuple))), ())
         if not self.rows or "out" in kwargs or not tensors or not tensors[0].is_cpu:
@@ -129,7 +128,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
             ]
         return None if entry.name.endswith("_") else results
 
-    def contained(self, entry: _Entry, args: Any, kwargs: Any) -> Any:
+    def contained(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
         """An operator with products inside its kernel."""
         if not self.listing and (error := calls.refusal(entry.name, self.attention and not self.shown)) is not None:
             self.refused = error
@@ -137,7 +136,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
         self._note(entry.name)
         return entry.func(*args, **kwargs)
 
-    def _counted(self, entry: _Entry, result: Any, args: Any, kwargs: Any) -> Any:
+    def _counted(self, entry: _Treatment, result: Any, args: Any, kwargs: Any) -> Any:
         if result is None:
             self._note(f"{entry.name} {operands(args)[0].dtype}".replace("torch.", ""))
             return entry.func(*args, **kwargs)
@@ -161,50 +160,50 @@ def _mark_for_compilers() -> None:
 
     The wrapper is a third of what a scope costs an operator that is not routed. Where torch cannot mark code, it stays.
     """
-    raw = _Products.__torch_dispatch__
+    raw = _OperatorMode.__torch_dispatch__
     while hasattr(raw, "__wrapped__"):
         raw = raw.__wrapped__
     if raw.__code__.co_filename == __file__ and run_uncompiled(raw):
-        _Products.__torch_dispatch__ = raw  # type: ignore[method-assign]
+        _OperatorMode.__torch_dispatch__ = raw  # type: ignore[method-assign]
 
 
 _mark_for_compilers()
 
 _NEW = object()
-_known: dict[int, _Entry | None] = {}  # by identity, for an operator's own hash is a Python function; None: torch's
+_known: dict[int, _Treatment | None] = {}  # by identity, for an operator's own hash is a Python function; None: torch's
 _plain: list[Any] = []  # operators without an entry to hold them
 
 
-def _learn(func: Any) -> _Entry | None:
+def _learn(func: Any) -> _Treatment | None:
     """Find out what to do with an operator, once."""
     entry = None
     name = str(getattr(getattr(func, "_overloadpacket", None), "__name__", func))
     if (product := product_of(func)) is not None:
-        entry = _Entry(_Products.product, func, *product, True)
+        entry = _Treatment(_OperatorMode.product, func, *product, True)
     elif func in REDUCTIONS:
-        entry = _Entry(_Products.reduction, func, *REDUCTIONS[func], True)
+        entry = _Treatment(_OperatorMode.reduction, func, *REDUCTIONS[func], True)
     elif getattr(func, "namespace", "") == "aten":
         if func is torch.ops.aten.scaled_dot_product_attention.default:
-            entry = _Entry(_Products.attended, func, None, name, True)
+            entry = _Treatment(_OperatorMode.attended, func, None, name, True)
         elif is_composite(func):
-            entry = _Entry(_Products.composite, func, None, name, False)
+            entry = _Treatment(_OperatorMode.composite, func, None, name, False)
         elif name.startswith("_foreach_") and (each := per_element(name)) is not None:
-            entry = _Entry(_Products.each, func, each, name, False)
+            entry = _Treatment(_OperatorMode.each, func, each, name, False)
         elif contained(name):
-            entry = _Entry(_Products.contained, func, None, str(func).removeprefix("aten."), False)
+            entry = _Treatment(_OperatorMode.contained, func, None, str(func).removeprefix("aten."), False)
         elif form(func) == "blocked":
             is_sum = name in ("add", "sub", "add_", "sub_") and func._overloadname == "Tensor"
-            entry = _Entry(_Products.elements, func, None, name, True, is_sum)
+            entry = _Treatment(_OperatorMode.elements, func, None, name, True, is_sum)
     if entry is None:
         _plain.append(func)
     _known[id(func)] = entry
     return entry
 
 
-class _Calls(TorchFunctionMode):  # type: ignore[misc]
+class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
     """Above autograd: attention and norms whole, one form of linear, and a mark on what is recorded for backward."""
 
-    def __init__(self, products: _Products) -> None:
+    def __init__(self, products: _OperatorMode) -> None:
         super().__init__()
         self.products = products
 
@@ -267,10 +266,10 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]
 
 
 _TAKEN: dict[Any, Callable[..., Any]] = {
-    torch.nn.functional.linear: _Calls.linear,
-    torch.nn.functional.multi_head_attention_forward: _Calls.folded,
-    **dict.fromkeys(calls.WHOLE, _Calls.whole),
-    **dict.fromkeys(BACKWARD, _Calls.differentiated),
+    torch.nn.functional.linear: _FunctionMode.linear,
+    torch.nn.functional.multi_head_attention_forward: _FunctionMode.folded,
+    **dict.fromkeys(calls.WHOLE, _FunctionMode.whole),
+    **dict.fromkeys(BACKWARD, _FunctionMode.differentiated),
 }
 
 
@@ -345,7 +344,8 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
             raise _compiled()
         self.contract = None if contract is None else as_contract(contract)
         self.strict, self.rows, self.attention = strict, rows, attention
-        self._entered: dict[int, list[tuple[_Products, _Calls]]] = {}  # by thread, each of which changes its own alone
+        # By thread, each of which changes its own alone.
+        self._entered: dict[int, list[tuple[_OperatorMode, _FunctionMode]]] = {}
         self._listing = False
         self.routed: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
@@ -367,10 +367,10 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
 
     def __enter__(self) -> invariant:
         refuse_flushing("isogemm.torch.invariant()")
-        products = _Products(self.contract, self.strict, self.rows, self.attention)
+        products = _OperatorMode(self.contract, self.strict, self.rows, self.attention)
         products.routed, products.passed, products.whole = self.routed, self.passed, self._whole
         products.listing = self._listing
-        functions = _Calls(products)
+        functions = _FunctionMode(products)
         dispatch._push_mode(products)
         overrides._push_mode(functions)
         self._entered.setdefault(threading.get_ident(), []).append((products, functions))

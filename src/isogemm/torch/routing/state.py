@@ -1,15 +1,18 @@
-"""Whether products of this thread are routed, which scopes and the process-wide switch leave to be asked; compilers."""
+"""Whether products of this thread are routed, and torch's stacks of modes: one more, one less, or none."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils import _python_dispatch as dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...contract.spec import Contract
 
-__all__ = ["Process", "active", "enabled", "run_uncompiled"]
+__all__ = ["Process", "active", "aside", "enabled", "pushed", "removed", "run_uncompiled"]
 
 
 class Process:
@@ -42,3 +45,41 @@ def run_uncompiled(function: Any) -> bool:
         return False
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     return True
+
+
+class pushed:
+    """A dispatch mode on this thread's stack, without the process-wide flags that ``with mode`` sets as well."""
+
+    def __init__(self, mode: TorchDispatchMode) -> None:
+        self.mode = mode
+
+    def __enter__(self) -> None:
+        dispatch._push_mode(self.mode)
+
+    def __exit__(self, *_: object) -> None:
+        removed(self.mode, torch._C._len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode)
+
+
+class aside:
+    """No dispatch mode on this thread meanwhile: what a replaced call computes inside is its own."""
+
+    def __enter__(self) -> None:
+        self.modes: list[Any] = []
+        while torch._C._len_torch_dispatch_stack():
+            self.modes.append(dispatch._pop_mode())
+
+    def __exit__(self, *_: object) -> None:
+        while self.modes:
+            dispatch._push_mode(self.modes.pop())
+
+
+def removed(mode: Any, length: Callable[[], int], pop: Callable[[], Any], push: Callable[[Any], None]) -> None:
+    """Take one mode off a stack of this thread, wherever it lies: two generators need not leave in order."""
+    above = []
+    while length():
+        top = pop()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        push(other)

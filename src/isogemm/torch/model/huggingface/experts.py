@@ -13,9 +13,9 @@ import torch
 
 from ....contract.spec import Contract
 from ...ops import Tensor
-from ..known import PLAIN, Known, agrees, mixed, random, stand_in, touched
 from ..layers import Converted
 from ..own_code import OwnBlock, OwnCode, own, unsafe
+from ..recognition import PLAIN, Match, agrees, mixed, random, stand_in, touched
 from .mixture import Sorting, combined, multiplied, sent, sorting
 
 __all__ = ["Experts", "mixtures"]
@@ -55,9 +55,9 @@ class Experts(Converted):
         return multiplied(x, weight, bias, by, contract=contract, transposed=self.is_transposed, buffers=buffers)
 
 
-def mixtures(module: Any) -> dict[str, Known]:
+def mixtures(module: Any) -> dict[str, Match]:
     """What the experts, routers and blocks of the mixtures in `module` are, by their names."""
-    found: dict[str, Known] = {}
+    found: dict[str, Match] = {}
     for name, block in module.named_modules():
         experts = {key for key, child in block._modules.items() if child is not None and _is_mixture(child)}
         for key in experts:
@@ -89,9 +89,9 @@ def _is_router(child: Any) -> bool:
     return type(child).__module__.startswith("transformers.") and weight is not None and weight.dim() == 2
 
 
-def _experts(child: Any) -> Known:
+def _experts(child: Any) -> Match:
     why = touched(child) or _differs(child)
-    return Known("experts", why=why) if why else Known("experts", mixed(Experts, type(child)))
+    return Match("experts", why=why) if why else Match("experts", mixed(Experts, type(child)))
 
 
 def _differs(child: Any) -> str:
@@ -118,13 +118,13 @@ def _differs(child: Any) -> str:
     return f"{name} {why}" if why else ""
 
 
-def _router(child: Any) -> Known:
+def _router(child: Any) -> Match:
     why = touched(child)
     if not why:
         probe = _probe(child)
         found = unsafe(probe.forward, random(5, child.weight.shape[1]))
         why = found and f"{type(child).__name__} {found}"
-    return Known("experts", why=why) if why else Known("experts", mixed(OwnCode, type(child)))
+    return Match("experts", why=why) if why else Match("experts", mixed(OwnCode, type(child)))
 
 
 def _weight(seed: int, shape: Any) -> Any:
@@ -142,7 +142,7 @@ def _probe(child: Any) -> Any:
     return probe
 
 
-def _block(block: Any, experts: set[str], routers: set[str]) -> Known | None:
+def _block(block: Any, experts: set[str], routers: set[str]) -> Match | None:
     """What a block computes between its modules; None where nothing of it depends on an element's place."""
     if not type(block).__module__.startswith("transformers.") or isinstance(block, Converted):
         return None
@@ -158,7 +158,7 @@ def _block(block: Any, experts: set[str], routers: set[str]) -> Known | None:
         return None
     probe.__class__ = mixed(OwnBlock, type(block))
     why = touched(block) or unsafe(probe.forward, x)
-    return Known("experts", why=f"{type(block).__name__} {why}") if why else Known("experts", type(probe))
+    return Match("experts", why=f"{type(block).__name__} {why}") if why else Match("experts", type(probe))
 
 
 class _First(torch.nn.Module):  # type: ignore[misc]

@@ -64,18 +64,8 @@ def attend(
         return y.transpose(1, 2).contiguous(), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     shown, rule, offset, start, stop = masks.visible(attention_mask, key.shape[2], query.shape[2], causal)
-    y = attention(
-        query,
-        key,
-        value,
-        mask=shown,
-        causal=rule,
-        offset=offset,
-        start=start,
-        stop=stop,
-        scale=scaling,
-        contract=contract,
-    )
+    limits: dict[str, Any] = {"mask": shown, "causal": rule, "offset": offset, "start": start, "stop": stop}
+    y = attention(query, key, value, **limits, scale=scaling, contract=contract)
     return y.transpose(1, 2).contiguous(), None
 
 

@@ -24,8 +24,8 @@ from .traced import Formula
 
 __all__ = [
     "PLAIN",
-    "Known",
     "Looks",
+    "Match",
     "agrees",
     "differs",
     "is_silu",
@@ -49,7 +49,7 @@ GATED: Formula = {**SILU, "addmm": (), "linear": (), "mm": ()}
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Match:
     """What was recognised in a module: its part, and the class that it gets, or why it stays as it is."""
 
     part: str
@@ -91,18 +91,16 @@ def _value(x: Any) -> Any:
     return (type(x), repr(x)) if x is None or isinstance(x, (bool, int, float, str)) else id(x)
 
 
-def known(child: Any, looks: Looks) -> Known | None:
+def known(child: Any, looks: Looks) -> Match | None:
     """What a module is to `convert`; None where it is nothing that isogemm has a layer for."""
-    for torchs, look in _TORCH.items():
+    cls = type(child)
+    for torchs, (part, look) in _TORCH.items():
+        if cls is torchs:
+            found, why = look(child), touched(child)
+            return Match(part, why=why) if why and found.layer else found
         if isinstance(child, torchs):
-            if type(child) is torchs:
-                return _unless_touched(child, look(child))
-            return Known(_PARTS[torchs], why=f"a subclass of {torchs.__name__}, {_full(child)}")
+            return Match(part, why=f"a subclass of {torchs.__name__}, {cls.__module__}.{cls.__qualname__}")
     return _foreign(child, looks)
-
-
-def _full(child: Any) -> str:
-    return f"{type(child).__module__}.{type(child).__qualname__}"
 
 
 def touched(child: Any) -> str:
@@ -114,48 +112,36 @@ def touched(child: Any) -> str:
     return ""
 
 
-def _unless_touched(child: Any, found: Known) -> Known:
-    why = touched(child)
-    return Known(found.part, why=why) if why and found.layer else found
-
-
-def _norm(child: Any) -> Known:
+def _norm(child: Any) -> Match:
     layer = layers.RMSNorm if isinstance(child, torch.nn.RMSNorm) else layers.LayerNorm
     if len(child.normalized_shape) != 1:
-        return Known("norm", why=f"over {len(child.normalized_shape)} dimensions; rows have one")
-    return Known("norm", layer)
+        return Match("norm", why=f"over {len(child.normalized_shape)} dimensions; rows have one")
+    return Match("norm", layer)
 
 
-def _embedding(child: Any) -> Known:
+def _embedding(child: Any) -> Match:
     for name in ("max_norm", "scale_grad_by_freq", "sparse"):
         if getattr(child, name):
-            return Known("embedding", why=f"an Embedding with {name}")
-    return Known("embedding", layers.Embedding)
+            return Match("embedding", why=f"an Embedding with {name}")
+    return Match("embedding", layers.Embedding)
 
 
-def _silu(child: Any) -> Known:
+def _silu(child: Any) -> Match:
     if child.inplace:
-        return Known("mlp", why="a SiLU that works in place")
-    return Known("mlp", layers.SiLU)
+        return Match("mlp", why="a SiLU that works in place")
+    return Match("mlp", layers.SiLU)
 
 
-_TORCH: dict[type, Callable[[Any], Known]] = {
-    torch.nn.Linear: lambda child: Known("linear", layers.Linear),
-    torch.nn.RMSNorm: _norm,
-    torch.nn.LayerNorm: _norm,
-    torch.nn.Embedding: _embedding,
-    torch.nn.SiLU: _silu,
-}
-_PARTS: dict[type, str] = {
-    torch.nn.Linear: "linear",
-    torch.nn.RMSNorm: "norm",
-    torch.nn.LayerNorm: "norm",
-    torch.nn.Embedding: "embedding",
-    torch.nn.SiLU: "mlp",
+_TORCH: dict[type, tuple[str, Callable[[Any], Match]]] = {
+    torch.nn.Linear: ("linear", lambda child: Match("linear", layers.Linear)),
+    torch.nn.RMSNorm: ("norm", _norm),
+    torch.nn.LayerNorm: ("norm", _norm),
+    torch.nn.Embedding: ("embedding", _embedding),
+    torch.nn.SiLU: ("mlp", _silu),
 }
 
 
-def _foreign(child: Any, looks: Looks) -> Known | None:
+def _foreign(child: Any, looks: Looks) -> Match | None:
     children = child._modules
     has_eps = any(isinstance(vars(child).get(name), float) for name in EPS_NAMES)
     look: Callable[..., Any] | None = None
@@ -171,8 +157,8 @@ def _foreign(child: Any, looks: Looks) -> Known | None:
         return None
     why = touched(child)
     if why:
-        return Known("norm" if look is _row_norm else "mlp", why=why)
-    found: Known = looks.at(look, child) if look is _row_norm else look(child, looks)
+        return Match("norm" if look is _row_norm else "mlp", why=why)
+    found: Match = looks.at(look, child) if look is _row_norm else look(child, looks)
     return found
 
 
@@ -183,8 +169,8 @@ class _Silu(Converted):
         return reductions.silu(input)
 
 
-def _plain_silu(child: Any, looks: Looks) -> Known:
-    return Known("mlp", mixed(_Silu, type(child)))
+def _plain_silu(child: Any, looks: Looks) -> Match:
+    return Match("mlp", mixed(_Silu, type(child)))
 
 
 def is_silu(child: Any, looks: Looks) -> bool:
@@ -210,7 +196,7 @@ def takes(child: Any) -> str:
     return "" if count == 1 else f"its forward method takes {count} arguments"
 
 
-def _row_norm(child: Any) -> Known:
+def _row_norm(child: Any) -> Match:
     name = next(name for name in EPS_NAMES if isinstance(vars(child).get(name), float))
     weighted = "weight" in child._parameters
     probe = stand_in(child, weight=torch.nn.Parameter(random(16), requires_grad=False) if weighted else None)
@@ -229,26 +215,26 @@ def _row_norm(child: Any) -> Known:
         lambda: agrees(probe.forward, formula, rows),
     )
     if not why:
-        return Known("norm", mixed(layers.RowNorm, type(child), eps_name=name))
-    return Known("norm", why=f"{type(child).__name__} does not compute x / sqrt(mean(x**2) + {name}) * weight: {why}")
+        return Match("norm", mixed(layers.RowNorm, type(child), eps_name=name))
+    return Match("norm", why=f"{type(child).__name__} does not compute x / sqrt(mean(x**2) + {name}) * weight: {why}")
 
 
-def _gated_mlp(child: Any, looks: Looks) -> Known:
+def _gated_mlp(child: Any, looks: Looks) -> Match:
     act = next((child._modules[name] for name in ("act_fn", "activation_fn", "act") if name in child._modules), None)
     if act is None or not is_silu(act, looks) or touched(act):
-        return Known(
+        return Match(
             "mlp", why=f"the activation of {type(child).__name__} is not SiLU; what is inside is looked at alone"
         )
     if not all(isinstance(child._modules[name], torch.nn.Linear) for name in GATES):
-        return Known("mlp", why=f"projections of {type(child).__name__} are no Linear modules")
+        return Match("mlp", why=f"projections of {type(child).__name__} are no Linear modules")
     for name, module in child._modules.items():
         if name not in GATES and module is not None and (module._forward_hooks or module._forward_pre_hooks):
             what = "its activation" if module is act else name
-            return Known("mlp", why=f"{what} has hooks, which would not be called")
+            return Match("mlp", why=f"{what} has hooks, which would not be called")
     if why := looks.at(_no_gates, child):
         product = "down_proj(silu(gate_proj(x)) * up_proj(x))"
-        return Known("mlp", why=f"{type(child).__name__} does not compute {product}: {why}")
-    return Known("mlp", mixed(layers.GatedMLP, type(child)))
+        return Match("mlp", why=f"{type(child).__name__} does not compute {product}: {why}")
+    return Match("mlp", mixed(layers.GatedMLP, type(child)))
 
 
 GATES = ("gate_proj", "up_proj", "down_proj")
@@ -280,7 +266,7 @@ def differs(probe: Any, formula: Formula, call: Any, same: Callable[[], bool]) -
         traced.train(probe, training)
         if not same():
             return "its results are others" + (" in training" if training else "")
-    for dtype in traced.DTYPES[1:]:
+    for dtype in (torch.bfloat16, torch.float16):
         if why := traced.other(probe, formula, call, dtype):
             return f"{why}, in {dtype}"
     return ""

@@ -1,7 +1,7 @@
 """Which attention modules, rotary embeddings and models of transformers are what isogemm computes.
 
-As in `layers_known`: by structure, by the operators that their own forward methods call, and by what these give on
-small stand-ins.
+As in `isogemm.torch.model.recognition`: by structure, by the operators that their own forward methods call, and by what
+these give on small stand-ins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,19 @@ from typing import Any
 import torch
 
 from ...ops import Tensor
-from ..known import PLAIN, Known, Looks, agrees, differs, magnitudes, mixed, random, random_linear, stand_in, touched
+from ..recognition import (
+    PLAIN,
+    Looks,
+    Match,
+    agrees,
+    differs,
+    magnitudes,
+    mixed,
+    random,
+    random_linear,
+    stand_in,
+    touched,
+)
 from ..traced import Formula, Hidden, Other
 from .modules import NAME, Rotary, RotaryAttention, register, tables
 
@@ -30,7 +42,7 @@ _ATTENTION: Formula = dict.fromkeys(["_softmax", "add", "bmm", "mm", "mul", "sof
 _FIXED = ("default", "linear", "llama3", "yarn")  # kinds of rotary embedding whose frequencies never change
 
 
-def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Known | None:
+def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match | None:
     """What an attention module with rotary embeddings, or a rotary embedding, is; None for anything else.
 
     `widths` are how much of a head the model's rotary embeddings turn, and `odd` is why their tables do not fit.
@@ -39,10 +51,10 @@ def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Known |
         return None
     if set(child._modules) >= _PROJECTIONS and vars(child).keys() >= {"head_dim", "scaling", "config"}:
         why = touched(child) or _turns_a_part(child, widths) or odd or _differs(child, looks)
-        return Known("rope", why=why) if why else Known("rope", mixed(RotaryAttention, type(child)))
+        return Match("rope", why=why) if why else Match("rope", mixed(RotaryAttention, type(child)))
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
         why = touched(child) or _turns_otherwise(child)
-        return Known("rope", why=why) if why else Known("rope", mixed(Rotary, type(child)))
+        return Match("rope", why=why) if why else Match("rope", mixed(Rotary, type(child)))
     return None
 
 
@@ -219,12 +231,17 @@ def halved(module: Any) -> str:
 
 
 def _is_twice(child: Any) -> bool:
-    probe, half = stand_in(child), child.inv_freq.shape[-1]
-    for key, buffer in child._buffers.items():
-        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
+    probe, half = _rotary_probe(child), child.inv_freq.shape[-1]
     with torch.no_grad():
         found = probe.forward(torch.zeros(1, 3, 1, **PLAIN), torch.tensor([[0, 1, 5]], device="cpu"))
     return all(t.shape[-1] != 2 * half or torch.equal(t[..., :half], t[..., half:]) for t in found)
+
+
+def _rotary_probe(child: Any) -> Any:
+    probe = stand_in(child)
+    for key, buffer in child._buffers.items():
+        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
+    return probe
 
 
 def _turns_otherwise(child: Any) -> str:
@@ -238,9 +255,7 @@ def _turns_otherwise(child: Any) -> str:
         return "on the meta device, where there are no frequencies to make tables from"
     if child.inv_freq.dim() != 1 or not isinstance(vars(child).get("max_seq_len_cached"), int):
         return f"{name} has no frequencies in one dimension, or no number of positions"
-    probe = stand_in(child)
-    for key, buffer in child._buffers.items():
-        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
+    probe = _rotary_probe(child)
     w, scale = probe.inv_freq.float(), float(getattr(child, "attention_scaling", 1.0))
     positions, x = torch.tensor([[0, 1, 5], [7, 1000, 4095]], device="cpu"), torch.zeros(2, 3, 1, **PLAIN)
 

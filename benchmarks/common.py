@@ -1,0 +1,184 @@
+"""What the benchmarks share: options in words, where results go, the loop that writes them, and figures in text."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import exp, log
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from isogemm.base.progress import Tell, progress_bar
+
+RESULTS = Path(__file__).parent / "results"
+STYLES = {"MET": "green", "NOT MET": "red", "AMBIGUOUS": "yellow", "NOT MEASURED": "dim"}
+
+Row = Mapping[str, Any]
+T = TypeVar("T", bound="Worded")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A target.
+
+    Attributes
+    ----------
+    against : str
+        A peer's name, ``fastest`` of the peers, ``read`` (a streaming read of the same bytes), or ``seconds``.
+    value : float
+        Least ratio of speeds; with ``seconds``, most time.
+    threads : tuple of int
+        Thread counts that it is set for; empty for all.
+    """
+
+    against: str
+    value: float
+    threads: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"≤ {self.value:g} s" if self.against == "seconds" else f"≥ {self.value:g} {self.against}"
+
+
+class Worded:
+    """A case; its words, unique among all cases, are what ``--only`` selects by."""
+
+    __slots__ = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The case in words."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """`words` as one line."""
+        return " ".join(self.words)
+
+
+def selected(all_cases: Sequence[T], only: str) -> list[T]:
+    """The cases that have every word of `only`: ``"m=1 n=4096"`` leaves m=16 out. An exit where there is none."""
+    found = [case for case in all_cases if set(only.split()) <= set(case.words)]
+    if not found:
+        raise typer.BadParameter(f"no case has all the words {only!r}", param_hint="--only")
+    return found
+
+
+def named_of(text: str, known: Collection[str], option: str, *, every: bool = False) -> list[str]:
+    """The names in a list with commas, each once; ``all`` for all of them, where that is allowed."""
+    names = list(known) if every and text == "all" else list(dict.fromkeys(name for name in text.split(",") if name))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        listed_ = ", ".join([*known, *["all"] * every])
+        raise typer.BadParameter(f"{unknown[0]!r} is not one of {listed_}", param_hint=option)
+    return names
+
+
+def counts_of(text: str, option: str) -> tuple[int, ...]:
+    """The whole numbers in a list with commas, each once."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise typer.BadParameter(f"{text!r} is not a list such as 1,2", param_hint=option)
+    return tuple(dict.fromkeys(int(count) for count in text.split(",")))
+
+
+def repeated(benchmark: str, words: Sequence[str], *, seed: int = 0, quick: bool = False) -> str:
+    """The line that measures one row again."""
+    import shlex
+
+    options = [*words, *(["--seed", str(seed)] if seed else []), *["--quick"] * quick]
+    return f"python -m benchmarks.{benchmark} " + shlex.join(options)
+
+
+def line_console(width: int) -> Console:
+    """A console; of this width where the output is a file or a pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
+
+
+def slug(name: str) -> str:
+    """A name as part of a file's."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def results_path(kind: str, machine: str) -> Path:
+    """A new file in benchmarks/results."""
+    return RESULTS / f"{kind}-{slug(machine)}-{datetime.now(UTC):%Y-%m-%dT%H%MZ}.json"
+
+
+def cpu_name(stamp: Mapping[str, Any]) -> str:
+    """The processor of an environment's stamp."""
+    return f"{stamp['cpu']['model']} {stamp['cpu']['core']}"
+
+
+def listed(cases: Sequence[T]) -> Iterator[tuple[T, Callable[[int, int, str], None]]]:
+    """The cases one by one under a bar of progress, each with a function that tells its own."""
+    with progress_bar() as tell:
+        for done, case in enumerate(cases):
+            tell(done, len(cases), case.name)
+            yield case, _within(tell, done, len(cases), case.name)
+
+
+def _within(tell: Tell, done: int, total: int, name: str) -> Callable[[int, int, str], None]:
+    return lambda step, steps, what: tell(done, total, f"{name}: {what} ({step} of {steps})")
+
+
+def graph_calls(copies: int, seconds: float, bound: float, most: int) -> int:
+    """Whole passes over the copies that take about `seconds`, at most `most` calls (and at least one pass)."""
+    passes = max(1, round(seconds / (copies * (1.25 * bound + 2e-6))))
+    return max(copies, min(passes * copies, most // copies * copies))
+
+
+def words_of(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}".rstrip(": ").split("\n", 1)[0][:300]
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """exp of the mean logarithm; None of nothing."""
+    found = list(values)
+    return exp(sum(map(log, found)) / len(found)) if found else None
+
+
+def cell(values: Sequence[float]) -> str:
+    """Geometric mean and range, as the README has them."""
+    mean = geometric_mean(values)
+    if mean is None:
+        return "not measured"
+    return f"{mean:.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def sources_text(sources: Sequence[str]) -> list[str]:
+    """The files behind a section of the README, a line each."""
+    return [f"`{source}`{',' if source != sources[-1] else '.'}" for source in sources]
+
+
+def wrapped(text: str) -> list[str]:
+    """Lines of the README."""
+    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def seconds_text(seconds: float) -> str:
+    """A time with its unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds:.0f} {unit}"
+    return f"{seconds / 1e-9:.0f} ns"
+
+
+def bits_text(correctness: Mapping[str, Any] | None) -> Text | str:
+    """How many elements differ, in red where there are any."""
+    if correctness is None:
+        return ""
+    count = correctness["differing"]
+    return Text(f"{count} of {correctness['checked']}", style="red" if count else "")
+
+
+def ratio_text(v: Mapping[str, Any], digits: int = 2) -> str:
+    """A verdict's ratio with its interval."""
+    return f"{v['ratio']:.{digits}f} [{v['low']:.{digits}f}–{v['high']:.{digits}f}]"

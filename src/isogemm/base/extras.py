@@ -1,0 +1,27 @@
+"""Packages that isogemm can do without: asked for where they are needed, and named with the extra that brings them."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from ..errors import OptionError
+
+__all__ = ["require_extra"]
+
+
+def require_extra(extra: str, what: str, *packages: str) -> None:
+    """Check that packages are installed, without importing them.
+
+    Raises
+    ------
+    OptionError
+        One is missing; the error names the extra.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise OptionError(
+                f"{what} needs {package}",
+                limit=f"the extra isogemm[{extra}]",
+                value="not installed",
+                nearest=f'pip install "isogemm[{extra}]"',
+            )

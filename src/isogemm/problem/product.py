@@ -1,4 +1,8 @@
-"""A product on the device as kernels see it: what selects and compiles a kernel, apart from the addresses."""
+"""A product on the device as kernels see it: what selects and compiles a kernel, apart from the addresses.
+
+Planners, kernel families and tables of calls speak of a `Product`. What a caller asked for besides operands is a
+`isogemm.problem.settings.Settings`; the key of tuning tables, without M, a `isogemm.problem.numeric.NumericKey`.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ DType = np.dtype[Any]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a product is besides its operands; build it with `Settings.checked`.
+    """What a public call asks for besides its operands; build it with `Settings.checked`.
+
+    The checks here and `isogemm.api.dispatch` read it; a backend gets its fields as keywords of `Device.gemm`.
 
     Attributes
     ----------

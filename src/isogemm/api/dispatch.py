@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..errors import DTypeError, LimitError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList, PreparedWeight
+from ..operands.shapes import merge
 from ..operands.tensors import check_untraced
 from ..planner.device import Device
 from ..problem import settings as problem
@@ -337,16 +338,6 @@ def run(device: Device, a: Array, b: Array, c: Array | None, out: Array, bias: A
     where = list(np.ndindex(out.shape[:-2]))  # no constant stride: an array of pointers
     work = [(a[i], b[i], out[i], None if c is None else c[i]) for i in where]
     device.gemm_items(work, bias=bias, **options)
-
-
-def merge(x: Array, keep: int) -> Array | None:
-    """`x` with all but its last `keep` dimensions made one, as a view; None where that takes a copy."""
-    lead = x.ndim - keep
-    pairs = [(d, s) for d, s in zip(x.shape[:lead], x.strides[:lead], strict=True) if d != 1]
-    for (_, outer), (size, inner) in pairwise(pairs):
-        if outer != size * inner:
-            return None
-    return x.reshape(-1, *x.shape[lead:]) if x.size else None
 
 
 def _options(chosen: Settings) -> dict[str, Any]:

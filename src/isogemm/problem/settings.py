@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.dtypes import FLOAT32, check_dtype, name_of
+from ..contract.spec import Contract
 from ..errors import ContractError, DTypeError, LayoutError, OptionError, ShapeError
 from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
 
@@ -29,17 +30,6 @@ Array = NDArray[Any]
 DType = np.dtype[Any]
 
 
-class ContractSpec(Protocol):
-    """What this module needs to know about a contract."""
-
-    @property
-    def arithmetic(self) -> str: ...
-    @property
-    def operands(self) -> tuple[str, ...]: ...
-    @property
-    def order(self) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a product is besides its operands; build it with `Settings.checked`.
@@ -55,7 +45,7 @@ class Settings:
         None: decided by the operands, see `result_dtype`.
     """
 
-    contract: ContractSpec
+    contract: Contract
     alpha: float = 1.0
     beta: float = 0.0
     accumulate: bool = False
@@ -64,7 +54,7 @@ class Settings:
     @classmethod
     def checked(
         cls,
-        contract: ContractSpec,
+        contract: Contract,
         *,
         alpha: float = 1.0,
         beta: float = 0.0,

@@ -24,6 +24,7 @@ from .gemm.execute import Executor
 __all__ = ["CudaDevice", "count", "current", "open_device", "recall", "recall_items", "reload", "usable"]
 
 Array = NDArray[Any]
+COLUMNS = (("quant", "products"), ("rows", "run"), ("attention", "run"))
 
 recall, recall_items = calls.call, list_calls.call
 LISTS = ("gemm_batched", "gemm_grouped")
@@ -32,7 +33,7 @@ LISTS = ("gemm_batched", "gemm_grouped")
 class CudaDevice(Executor, Device):
     """One CUDA device during one call, of which it keeps the launches."""
 
-    columns: ClassVar = {name: f"isogemm.backends.cuda.{name}.run" for name in ("quant", "rows", "attention")}
+    columns: ClassVar = {name: f"isogemm.backends.cuda.{name}.{module}" for name, module in COLUMNS}
 
     def memory(self) -> int:
         return arrays.total_memory(self.place)

@@ -313,7 +313,7 @@ def test_bad_input(row: Row) -> None:
     assert (c.view(np.uint32) == POISON).all()
 
 
-# What a device's arrays cannot be: other element types have no ghosts, and are left to real tensors.
+# What a device's arrays cannot be: other element types have no device arrays, and are left to real tensors.
 HOST_ALONE = {
     "object", "text", "fields", "big-endian", "read-only out", "unaligned a", "unaligned b", "read-only c",
     "float64", "complex", "int8", "bool", "int buffer", "bias dtype", "fp8 weight", "a list", "alpha array",

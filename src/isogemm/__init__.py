@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from . import lab as lab
     from . import quant as quant
     from . import torch as torch
-    from .api.packing import PackedWeight, pack
+    from .api.packing import pack
     from .api.plan import Plan, plan
     from .api.products import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
+    from .backends.cpu.gemm.packed import PackedWeight
     from .backends.cuda.pointers import PointerArray
     from .base.threads import get_num_threads, set_num_threads
     from .quant.encode import quantize
@@ -51,7 +52,7 @@ _HOMES = {
     "gemm_strided_batched": ".api.products",
     "linear": ".api.products",
     "matmul": ".api.products",
-    "PackedWeight": ".api.packing",
+    "PackedWeight": ".backends.cpu.gemm.packed",
     "pack": ".api.packing",
     "Plan": ".api.plan",
     "PointerArray": ".backends.cuda.pointers",

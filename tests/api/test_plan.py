@@ -20,7 +20,7 @@ from isogemm.api.plan import SCHEMA
 from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.gemm.schedule import Problem, Schedule, schedule
 from isogemm.errors import ContractError, DTypeError, OptionError, ShapeError
-from isogemm.planner import NumericPlan, default_contract, numeric_plan
+from isogemm.problem.numeric import NumericPlan, default_contract, numeric_plan
 
 CPU = target()
 NAMES = ("float32", "bfloat16", "float16")

@@ -13,7 +13,9 @@ from hypothesis.extra.numpy import mutually_broadcastable_shapes
 from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, layouts, poisoned, product, stacked, values
 
 import isogemm
+from isogemm.backends import open_device
 from isogemm.errors import OptionError
+from isogemm.operands.device_array import HOST
 
 CONTRACTS = ("fma/chain", "fma/leaf8", "fma/tree4")
 fast = settings(max_examples=60, deadline=None)
@@ -292,12 +294,12 @@ def test_empty_sums_are_the_epilogue_of_plus_zero():
 
 def test_broadcasting_copies_nothing(monkeypatch):
     """What reaches the backend lies in the caller's memory, whatever was broadcast."""
-    from isogemm.backends import cpu
+    host = open_device(HOST)
 
     seen = []
     for name in ("gemm", "gemm_batched"):
-        monkeypatch.setattr(cpu, name, lambda a, b, out, **_: seen.append((a, b)))
-    monkeypatch.setattr(cpu, "gemm_items", lambda items, **_: seen.extend((a, b) for a, b, _, _ in items))
+        monkeypatch.setattr(host, name, lambda a, b, out, **_: seen.append((a, b)))
+    monkeypatch.setattr(host, "gemm_items", lambda items, **_: seen.extend((a, b) for a, b, _, _ in items))
     a, b = values((6, 1, 3, 8), seed=1), values((4, 8, 5), seed=2)
     isogemm.matmul(a, b)
     isogemm.matmul(a, b[0])
@@ -309,10 +311,10 @@ def test_broadcasting_copies_nothing(monkeypatch):
 
 
 def test_shared_weights_become_one_wide_product(monkeypatch):
-    from isogemm.backends import cpu
+    host = open_device(HOST)
 
     rows = []
-    monkeypatch.setattr(cpu, "gemm", lambda a, b, out, **_: rows.append(a.shape[0]))
+    monkeypatch.setattr(host, "gemm", lambda a, b, out, **_: rows.append(a.shape[0]))
     isogemm.matmul(values((6, 5, 8)), values((8, 3)))
     isogemm.linear(values((2, 3, 1, 8)), values((3, 8)))
     assert rows == [30, 6]

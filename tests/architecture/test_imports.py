@@ -35,7 +35,7 @@ LAYERS = (
 # Those of a backend, and what lies beside them.
 CUDA = (
     {"driver", "include"},
-    {"weight", "pointers"},
+    {"calls", "pointers"},
     {"gemm"},
     {"quant", "rows", "attention"},
     {"device"},

@@ -10,6 +10,7 @@ import isogemm
 from isogemm.api import products as api
 from isogemm.api import short as tensors
 from isogemm.errors import AliasError, ContractError, IsogemmError, LayoutError, ShapeError
+from isogemm.operands.tensors import learn
 
 torch = pytest.importorskip("torch")
 
@@ -33,7 +34,7 @@ def randn(*shape, dtype=torch.float32):
 @pytest.fixture
 def ways(monkeypatch):
     """Calls a public function both ways; says whether the short one was taken."""
-    tensors.learn()  # as a first call does; tests that pretend to be elsewhere may have undone it
+    learn()  # as a first call does; tests that pretend to be elsewhere may have undone it
 
     def both(function, *operands, **options):
         taken = []

@@ -10,21 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends import cpu
-from ..backends.cuda import calls as front
-from ..backends.cuda.gemm import list_calls as front_items
-from ..backends.cuda.pointers import PointerArray
-from ..backends.cuda.weight import DeviceWeight
 from ..base.dtypes import as_dtype
 from ..base.limits import check_size
 from ..contract.spec import Contract, ContractLike, as_contract
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
-from ..operands import views as interop
 from ..operands.aliasing import check_items_apart
 from ..operands.device_array import HOST
+from ..operands.prepared import MatrixList, PreparedWeight
+from ..operands.tensors import check_untraced
+from ..planner.device import Device
 from ..problem import settings as problem
 from ..problem.settings import GemmProblem, Settings
-from .operands import Operands, Space
+from .operands import Operands
 
 __all__ = ["DEFAULT", "Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
 
@@ -43,10 +40,10 @@ class Options(NamedTuple):
     accumulate: bool = False
 
 
-def settings(given: Options, space: Space, a: Array, b: Array) -> Settings:
+def settings(given: Options, device: Device, a: Array, b: Array) -> Settings:
     """Checked settings from the public keyword arguments; the default contract is the device's for these operands."""
     contract, alpha, beta, out_dtype, accumulate = given
-    chosen = space.default(a.dtype, b.dtype) if contract is None else as_contract(contract)
+    chosen = device.default(a.dtype, b.dtype) if contract is None else as_contract(contract)
     if (
         type(alpha) is float
         and type(beta) is float
@@ -74,8 +71,8 @@ def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: A
     """`isogemm.matmul` for every kind of operand."""
     here = Operands()
     xa, xb, target = here.view("a", a), here.view("b", b), here.optional("out", out)
-    space = here.space
-    chosen = settings(Options(contract, 1.0, 0.0, out_dtype, accumulate), space, xa, xb)
+    device = here.device
+    chosen = settings(Options(contract, 1.0, 0.0, out_dtype, accumulate), device, xa, xb)
     if chosen.accumulate and target is None:
         raise OptionError("accumulate=True", limit="out, the float32 sums to start from", value=None, nearest="out=")
     ma, mb, whole, shape = matrices(xa, xb)
@@ -83,11 +80,11 @@ def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: A
     view = None if target is None else with_axes(target, shape, xa.ndim == 1, xb.ndim == 1)
     posed = problem.check_product(ma, mb, view if chosen.accumulate else None, None, view, chosen, "matmul")
     if view is None:
-        view = allocate(space, whole, posed.dtype_out)
-    run(space, ma, mb, view if chosen.accumulate else None, view, None, chosen)
+        view = allocate(device, whole, posed.dtype_out)
+    run(device, ma, mb, view if chosen.accumulate else None, view, None, chosen)
     result = here.result(view.reshape(shape) if out is None else view, out, a, b)
     if here.place is not HOST:
-        front.remember("matmul", (a, b, None, out), (accumulate, contract, out_dtype), result, space.backend)
+        device.remember("matmul", (a, b, None, out), (accumulate, contract, out_dtype), result)
     return result
 
 
@@ -140,7 +137,7 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
     here = Operands()
     xx, weight = here.view("x", x), _weight(here, w)
     xbias, target = here.optional("bias", bias), here.optional("out", out)
-    space, packed = here.space, isinstance(weight, cpu.PackedWeight)
+    device, packed = here.device, isinstance(weight, PreparedWeight)
     problem.check_operand("x", xx)
     n, k = weight.shape
     if xx.ndim == 0 or xx.shape[-1] != k:
@@ -152,27 +149,29 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
         )
     if xbias is not None:
         problem.check_bias(xbias, n)
-    chosen = settings(Options(contract, out_dtype=out_dtype), space, xx, weight)
+    chosen = settings(Options(contract, out_dtype=out_dtype), device, xx, weight)
     dtype, shape = chosen.result_dtype(xx.dtype, weight.dtype), (*xx.shape[:-1], n)
     if target is None:
-        target = allocate(space, shape, dtype)
+        target = allocate(device, shape, dtype)
     else:
         reads = (("x", xx), ("w", None if packed else weight), ("bias", xbias))
         problem.check_out(target, shape, dtype, reads)
     if target.size:
-        run_rows(space, xx, weight if packed else weight.T, target, xbias, chosen)
+        run_rows(device, xx, weight if packed else weight.T, target, xbias, chosen)
     result = here.result(target, out, x, w)
     if here.place is not HOST:
-        front.remember("linear", (x, w, bias, out), (False, contract, out_dtype), result, space.backend)
+        device.remember("linear", (x, w, bias, out), (False, contract, out_dtype), result)
     return result
 
 
 def _weight(here: Operands, w: Any) -> Any:
     """A weight [n, k]: a view, or what `isogemm.pack` made of one."""
-    if isinstance(w, cpu.PackedWeight):
-        here.note("w", HOST)
-        return w
-    weight = here.view("w", w.tensor if isinstance(w, DeviceWeight) else w)
+    if isinstance(w, PreparedWeight):
+        if w.array is None:
+            here.note("w", w.place)
+            return w
+        w = w.array
+    weight = here.view("w", w)
     problem.check_operand("w", weight)
     check_ndim("w", weight, 2)
     return weight
@@ -185,17 +184,17 @@ def _or_transposed(x: Array, shape: tuple[int, int], packed: bool) -> str:
     return ", or w is [n, k]: did you mean " + ("pack(w.T)?" if packed else "w.T?")
 
 
-def run_rows(space: Space, x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
+def run_rows(device: Device, x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
     """x [..., k] @ w into out [..., n], as one product wherever one row stride walks x and out."""
     rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
     merged, target = (rows, into) if rows.ndim == 2 else (merge(rows, 1), merge(into, 1))
     if merged is not None and target is not None:
-        space.backend.gemm(merged, w, target, bias=bias, **_options(chosen))
-    elif isinstance(w, cpu.PackedWeight):
+        device.gemm(merged, w, target, bias=bias, **_options(chosen))
+    elif isinstance(w, PreparedWeight):
         for i in np.ndindex(x.shape[:-2]):
-            space.backend.gemm(x[i], w, out[i], bias=bias, **_options(chosen))
+            device.gemm(x[i], w, out[i], bias=bias, **_options(chosen))
     else:
-        run(space, x, np.broadcast_to(w, (*x.shape[:-2], *w.shape), subok=True), None, out, bias, chosen)
+        run(device, x, np.broadcast_to(w, (*x.shape[:-2], *w.shape), subok=True), None, out, bias, chosen)
 
 
 def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:
@@ -204,8 +203,8 @@ def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Optio
     here = Operands()
     xa, xb = here.view("a", a), here.view("b", b)
     xc, xbias, target = here.optional("c", c), here.optional("bias", bias), here.optional("out", out)
-    space = here.space
-    chosen = settings(given, space, xa, xb)
+    device = here.device
+    chosen = settings(given, device, xa, xb)
     check_ndim("a", xa, ndim)
     check_ndim("b", xb, ndim)
     xa, xb = problem.transposed("trans_a", xa, trans_a), problem.transposed("trans_b", xb, trans_b)
@@ -213,13 +212,13 @@ def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Optio
         xc = target
     posed = problem.check_product(xa, xb, xc, xbias, target, chosen, form)
     if target is None:
-        target = allocate(space, (*xa.shape[:-1], posed.n), posed.dtype_out)
-    run(space, xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
+        target = allocate(device, (*xa.shape[:-1], posed.n), posed.dtype_out)
+    run(device, xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
     result = here.result(target, out, a, b)
     if here.place is not HOST and c is None and _is_key(given.alpha):
         contract, alpha, _, out_dtype, accumulate = given
         options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
-        front.remember(form, (a, b, bias, out), options, result, space.backend)
+        device.remember(form, (a, b, bias, out), options, result)
     return result
 
 
@@ -237,11 +236,11 @@ def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options
     outs: Sequence[Array | None] = none if out is None else as_matrices("out", out, here)
     cs: Sequence[Array | None] = none if c is None else as_matrices("c", c, here)
     xbias = here.optional("bias", bias)
-    space = here.space
+    device = here.device
     for name, group in (("b", bs), ("c", cs), ("out", outs)):
         if len(group) != len(as_):
             raise ShapeError(f"items in {name}", limit="as many as in a", value=len(group), nearest=len(as_))
-    chosen = settings(given, space, *((as_[0], bs[0]) if as_ else (_NOTHING, _NOTHING)))
+    chosen = settings(given, device, *((as_[0], bs[0]) if as_ else (_NOTHING, _NOTHING)))
     if chosen.accumulate and c is None:
         cs = outs
     posed = [
@@ -251,15 +250,15 @@ def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options
     _check_alike(form, posed)
     targets = [x for x in outs if x is not None]
     if out is None:
-        targets = _allocate_items(space, posed)
+        targets = _allocate_items(device, posed)
     else:
         check_items_apart(targets, _reads(as_, bs, cs if chosen.reads_c else none))
-    run_items(space, as_, bs, cs if chosen.reads_c else none, targets, xbias, chosen)
+    run_items(device, as_, bs, cs if chosen.reads_c else none, targets, xbias, chosen)
     results = here.results(targets, out, *_leaders(a), *_leaders(b))
     if here.place is not HOST and c is None and _is_key(given.alpha):
         contract, alpha, _, out_dtype, accumulate = given
         options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
-        front_items.remember(form, (a, b, bias, out), options, results, space.backend)
+        device.remember(form, (a, b, bias, out), options, results)
     return results
 
 
@@ -273,7 +272,7 @@ def _reads(a: Sequence[Array], b: Sequence[Array], c: Sequence[Array | None]) ->
 
 
 def run_items(
-    space: Space,
+    device: Device,
     a: Sequence[Array],
     b: Sequence[Array],
     c: Sequence[Array | None],
@@ -284,7 +283,7 @@ def run_items(
     """Hand the items that have a result to the backend."""
     work = [(x, y, o, z) for x, y, o, z in zip(a, b, out, c, strict=True) if o.size]
     if work:
-        space.backend.gemm_items(work, bias=bias, **_options(chosen))
+        device.gemm_items(work, bias=bias, **_options(chosen))
 
 
 def _check_alike(form: str, posed: Sequence[GemmProblem]) -> None:
@@ -307,37 +306,37 @@ def _check_alike(form: str, posed: Sequence[GemmProblem]) -> None:
             )
 
 
-def _allocate_items(space: Space, posed: Sequence[GemmProblem]) -> list[Array]:
+def _allocate_items(device: Device, posed: Sequence[GemmProblem]) -> list[Array]:
     if not posed:
         return []
     for p in posed:
-        check_size((p.m, p.n), np.dtype(posed[0].dtype_out).itemsize, space.memory)
+        check_size((p.m, p.n), np.dtype(posed[0].dtype_out).itemsize, device.memory)
     ends = np.cumsum([0] + [p.m * p.n for p in posed], dtype=object)
-    flat = allocate(space, (int(ends[-1]),), posed[0].dtype_out)
+    flat = allocate(device, (int(ends[-1]),), posed[0].dtype_out)
     return [flat[ends[i] : ends[i + 1]].reshape(p.m, p.n) for i, p in enumerate(posed)]
 
 
-def run(space: Space, a: Array, b: Array, c: Array | None, out: Array, bias: Array | None, chosen: Settings) -> None:
+def run(device: Device, a: Array, b: Array, c: Array | None, out: Array, bias: Array | None, chosen: Settings) -> None:
     """a [..., m, k] @ b [..., k, n] into out, in the form that copies nothing and makes the fewest calls."""
     if not out.size:
         return
-    backend, options = space.backend, _options(chosen)
+    options = _options(chosen)
     if out.ndim == 2:
-        backend.gemm(a, b, out, c=c, bias=bias, **options)
+        device.gemm(a, b, out, c=c, bias=bias, **options)
         return
     if all(d == 1 or s == 0 for d, s in zip(b.shape[:-2], b.strides[:-2], strict=True)):
         # All items share b: one wide product, with the same bits.
         rows, target, start = merge(a, 1), merge(out, 1), None if c is None else merge(c, 1)
         if rows is not None and target is not None and (c is None or start is not None):
-            backend.gemm(rows, b[(0,) * (b.ndim - 2)], target, c=start, bias=bias, **options)
+            device.gemm(rows, b[(0,) * (b.ndim - 2)], target, c=start, bias=bias, **options)
             return
     a3, b3, out3, c3 = merge(a, 2), merge(b, 2), merge(out, 2), None if c is None else merge(c, 2)
     if a3 is not None and b3 is not None and out3 is not None and (c is None or c3 is not None):
-        backend.gemm_batched(a3, b3, out3, c=c3, bias=bias, **options)
+        device.gemm_batched(a3, b3, out3, c=c3, bias=bias, **options)
         return
     where = list(np.ndindex(out.shape[:-2]))  # no constant stride: an array of pointers
     work = [(a[i], b[i], out[i], None if c is None else c[i]) for i in where]
-    backend.gemm_items(work, bias=bias, **options)
+    device.gemm_items(work, bias=bias, **options)
 
 
 def merge(x: Array, keep: int) -> Array | None:
@@ -359,7 +358,7 @@ def _options(chosen: Settings) -> dict[str, Any]:
     }
 
 
-def allocate(space: Space, shape: tuple[int, ...], dtype: Any) -> Array:
+def allocate(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:
     """An uninitialised array.
 
     Raises
@@ -368,8 +367,8 @@ def allocate(space: Space, shape: tuple[int, ...], dtype: Any) -> Array:
         It cannot be addressed or held.
     """
     dtype = np.dtype(dtype)
-    check_size(shape, dtype.itemsize, space.memory)
-    return space.empty(shape, dtype)
+    check_size(shape, dtype.itemsize, device.memory)
+    return device.empty(shape, dtype)
 
 
 def check_ndim(name: str, x: Array, ndim: int) -> None:
@@ -381,8 +380,8 @@ def check_ndim(name: str, x: Array, ndim: int) -> None:
 
 def as_matrices(name: str, group: Any, here: Operands) -> list[Array]:
     """The matrices of a list, of a pointer array or of a 3-D array."""
-    if isinstance(group, PointerArray):
-        interop.check_untraced(name)  # no tensor of the trace's will be looked at
+    if isinstance(group, MatrixList):
+        check_untraced(name)  # no tensor of the trace's will be looked at
         here.note(name, group.place)
         return group.views
     if isinstance(group, list | tuple):

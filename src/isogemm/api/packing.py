@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..backends.cpu.gemm.packed import PackedWeight, prepare
-from ..backends.cuda.weight import DeviceWeight
-from ..base.dtypes import supported
-from ..errors import DTypeError, ShapeError
-from ..operands.device_array import HOST
+from ..backends import open_device
+from ..base.dtypes import check_dtype
+from ..errors import ShapeError
+from ..operands.prepared import PreparedWeight
 from ..operands.views import view
 
-__all__ = ["DeviceWeight", "PackedWeight", "pack"]
+__all__ = ["pack"]
 
 
-def pack(w: Any) -> PackedWeight | DeviceWeight:
+def pack(w: Any) -> PreparedWeight:
     """Prepare a weight w [n, k] once, for `isogemm.linear`.
 
     On the CPU: panels that every kernel reads as one stream. The result holds a copy of `w` in its dtype; later
@@ -44,11 +43,6 @@ def pack(w: Any) -> PackedWeight | DeviceWeight:
     w, place = view("w", w)
     if w.ndim != 2:
         raise ShapeError("w", limit="2-D [n, k]", value=f"{w.ndim}-D {w.shape}", nearest="w.reshape(n, k)")
-    if w.dtype.name not in ("float32", "bfloat16", "float16"):
-        raise DTypeError("w", limit=supported(w.dtype.name), value=w.dtype.name, nearest="float32")
-    if place is HOST:
-        return prepare(w)
-    from ..operands.cuda import tensor
-
-    weight = tensor(w).detach()
-    return DeviceWeight(weight, (weight.shape, weight.stride(), weight.dtype, weight.get_device()))
+    check_dtype("w", w.dtype)
+    packed: PreparedWeight = open_device(place).pack(w)
+    return packed

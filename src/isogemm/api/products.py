@@ -13,23 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import cpu
-from ..backends.cuda.gemm import list_calls as front_items
-from ..backends.cuda.pointers import PointerArray
+from ..backends import open_device
 from ..base.arguments import beta_of_c
 from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..contract.spec import ContractLike
 from ..errors import OptionError
+from ..operands.device_array import HOST
+from ..operands.prepared import MatrixList
 from ..quant.matrix import QuantizedMatrix
-from . import dispatch
-from . import short as tensors
+from . import dispatch, short
 from .dispatch import DEFAULT
 
 __all__ = ["gemm", "gemm_batched", "gemm_grouped", "gemm_strided_batched", "linear", "matmul"]
 
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
-_ndarray, _empty, _Packed = np.ndarray, np.empty, cpu.PackedWeight
-_TENSORS = tensors.KINDS
+_ndarray, _empty = np.ndarray, np.empty
+_host = open_device(HOST)
+_Packed: Any = _host.packed
+_TENSORS = short.KINDS
 _may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
 
 
@@ -105,10 +106,10 @@ def matmul(
                 and not _may_share(out, b)
             ):
                 return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
-            cpu.gemm(a, b, out, contract=DEFAULT)
+            _host.gemm(a, b, out, contract=DEFAULT)
             return out
     elif type(a) in _TENSORS:
-        found = tensors.call("matmul", a, b, None, out, (accumulate, contract, out_dtype))
+        found = short.call("matmul", a, b, None, out, (accumulate, contract, out_dtype))
         if found is not None:
             return found
     return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
@@ -178,10 +179,10 @@ def linear(
             and x.flags.aligned
         ):
             result = _empty((m, n), dtype)
-            cpu.gemm(x, w.T if type(w) is _ndarray else w, result, contract=DEFAULT, bias=bias)
+            _host.gemm(x, w.T if type(w) is _ndarray else w, result, contract=DEFAULT, bias=bias)
             return result
     elif type(x) in _TENSORS:
-        found = tensors.call("linear", x, w, bias, out, (False, contract, out_dtype))
+        found = short.call("linear", x, w, bias, out, (False, contract, out_dtype))
         if found is not None:
             return found
     return dispatch.linear(x, w, bias, contract, out_dtype, out)
@@ -247,7 +248,7 @@ def gemm(
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
     if c is None and type(a) in _TENSORS and type(alpha) is type(beta) is float and beta == 0:
-        found = tensors.call("gemm", a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
+        found = short.call("gemm", a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
         if found is not None:
             return found
     return dispatch.uniform("gemm", a, b, c, bias, out, given, trans_a, trans_b)
@@ -294,7 +295,7 @@ def gemm_strided_batched(
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
     if c is None and type(a) in _TENSORS and type(alpha) is type(beta) is float and beta == 0:
         options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
-        found = tensors.call("gemm_strided_batched", a, b, bias, out, options)
+        found = short.call("gemm_strided_batched", a, b, bias, out, options)
         if found is not None:
             return found
     return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
@@ -340,7 +341,7 @@ def gemm_batched(
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
-    if any(isinstance(x, list | tuple | PointerArray) for x in (a, b, c, out)):
+    if any(isinstance(x, list | tuple | MatrixList) for x in (a, b, c, out)):
         return _items("gemm_batched", a, b, c, bias, out, given, trans_a, trans_b)
     return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
 
@@ -392,7 +393,7 @@ def _items(
 ) -> Any:
     contract, alpha, beta, out_dtype, accumulate = given
     if _TENSORS and c is None and type(alpha) is type(beta) is float and beta == 0:
-        found = front_items.call(form, a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
+        found = short.call_items(form, a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
         if found is not None:
             return found
     return dispatch.items(form, a, b, c, bias, out, given, trans_a, trans_b)

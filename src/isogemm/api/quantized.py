@@ -13,11 +13,12 @@ from ..base.dtypes import FLOAT32
 from ..contract.spec import Contract, ContractLike, Order, as_contract
 from ..errors import OptionError, ShapeError
 from ..operands.device_array import HOST
+from ..planner.device import Device
 from ..problem import settings as problem
 from ..problem.settings import Settings
 from ..quant.matrix import QuantizedMatrix
 from . import dispatch
-from .operands import Operands, Space
+from .operands import Operands
 
 __all__ = ["ACTIVATIONS", "linear", "matrices"]
 
@@ -74,18 +75,18 @@ def linear(
         )
     if xbias is not None:
         problem.check_bias(xbias, n)
-    how, chosen = _choose(w, xx.dtype, contract, activations, out_dtype, here.space)
+    how, chosen = _choose(w, xx.dtype, contract, activations, out_dtype, here.device)
     dtype = chosen.out_dtype or xx.dtype
     shape = (*xx.shape[:-1], n)
     w.check()
     if target is None:
-        target = dispatch.allocate(here.space, shape, dtype)
+        target = dispatch.allocate(here.device, shape, dtype)
     else:
         problem.check_out(target, shape, dtype, (("x", xx), ("w", w.rows), ("bias", xbias)))
     if here.place is not HOST:
         from . import quantized_cuda
 
-        run = quantized_cuda.run(here.space, how, xx, w, target, xbias, chosen)
+        run = quantized_cuda.run(here.device, how, xx, w, target, xbias, chosen)
         result = here.result(target, out, x)
         quantized_cuda.remember(x, w, bias, out, options, result, run)
         return result
@@ -93,7 +94,7 @@ def linear(
         if how == "q8":
             _integers(xx, w, target, xbias, chosen)
         else:
-            _floats(here.space, xx, w, target, xbias, chosen, FLOAT32 if how == "fp32" else xx.dtype)
+            _floats(here.device, xx, w, target, xbias, chosen, FLOAT32 if how == "fp32" else xx.dtype)
     return here.result(target, out, x)
 
 
@@ -118,7 +119,7 @@ def _is_plain(x: Any, w: QuantizedMatrix, out: Any) -> bool:
 
 def _choose(
     w: QuantizedMatrix, dtype: np.dtype[Any], contract: ContractLike | None, activations: str | None, out: Any,
-    space: Space,
+    device: Device,
 ) -> tuple[str, Settings]:  # fmt: skip
     """What activations become, and the settings, from what was asked; each may decide the other."""
     if activations is not None:
@@ -142,9 +143,9 @@ def _choose(
             value=repr(activations), nearest="'fp32'" if activations == "q8" else "'q8'",
         )  # fmt: skip
     if activations == "q8":
-        return "q8", dispatch.settings(dispatch.Options(asked, out_dtype=out), space, _NOTHING, _NOTHING)
+        return "q8", dispatch.settings(dispatch.Options(asked, out_dtype=out), device, _NOTHING, _NOTHING)
     wide = _NOTHING if activations == "fp32" else np.empty(0, dtype)
-    chosen = dispatch.settings(dispatch.Options(asked, out_dtype=out), space, np.empty(0, dtype), wide)
+    chosen = dispatch.settings(dispatch.Options(asked, out_dtype=out), device, np.empty(0, dtype), wide)
     chosen.result_dtype(dtype, wide.dtype)  # refuses a contract that these types do not have
     return activations, chosen
 
@@ -183,7 +184,7 @@ def _by_definition(x: Array, w: QuantizedMatrix, out: Array, bias: Array | None,
 
 
 def _floats(
-    space: Space, x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings, dtype: np.dtype[Any]
+    device: Device, x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings, dtype: np.dtype[Any]
 ) -> None:
     """Weights as floats, some rows at a time: columns of a product do not know of each other."""
     n, k = w.shape
@@ -199,11 +200,11 @@ def _floats(
     if not w.format.quantized:
         plain = w.array()
         if plain.flags.aligned and (plain.dtype == dtype or dtype == x.dtype == FLOAT32):  # widened exactly, in place
-            dispatch.run_rows(space, x, plain.T, out, bias, chosen)
+            dispatch.run_rows(device, x, plain.T, out, bias, chosen)
             return
     rows = max(32, _PIECE // max(1, k) // 32 * 32)
     if panels and dtype == FLOAT32:
-        _transposed(space, x, w, out, bias, chosen, rows)
+        _transposed(device, x, w, out, bias, chosen, rows)
         return
     room = np.empty((min(n, rows), k), dtype)
     for first in range(0, n, rows):
@@ -211,7 +212,7 @@ def _floats(
         weight = room[: len(part)]
         part.dequantize_into(weight)
         here = slice(first, first + len(part))
-        dispatch.run_rows(space, x, weight.T, out[..., here], None if bias is None else bias[here], chosen)
+        dispatch.run_rows(device, x, weight.T, out[..., here], None if bias is None else bias[here], chosen)
 
 
 def _rounds_to(dtype: np.dtype[Any]) -> bool:
@@ -221,7 +222,7 @@ def _rounds_to(dtype: np.dtype[Any]) -> bool:
 
 
 def _transposed(
-    space: Space, x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings, columns: int
+    device: Device, x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings, columns: int
 ) -> None:
     """Weights as float32 [k, n], some columns at a time, from the panels."""
     from ..backends.cpu.quant import linear as quant_linear
@@ -233,4 +234,4 @@ def _transposed(
         width = here.stop - first
         quant_linear.values(w.panels(), w.format, k, first, room[:, : -(-width // 16) * 16])
         part = None if bias is None else bias[here]
-        dispatch.run_rows(space, x, room[:, :width], out[..., here], part, chosen)
+        dispatch.run_rows(device, x, room[:, :width], out[..., here], part, chosen)

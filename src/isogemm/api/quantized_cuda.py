@@ -14,9 +14,9 @@ from ..base.dtypes import FLOAT32
 from ..contract.spec import as_contract
 from ..errors import ContractError
 from ..operands import cuda as interop_cuda
+from ..planner.device import Device
 from ..problem.settings import Settings
 from . import dispatch
-from .operands import Space
 
 if TYPE_CHECKING:
     from ..quant.matrix import QuantizedMatrix
@@ -37,7 +37,7 @@ def remember(
 
 
 def run(
-    space: Space, how: str, x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings
+    device: Device, how: str, x: Array, w: QuantizedMatrix, out: Array, bias: Array | None, chosen: Settings
 ) -> Run | None:
     """x @ w.T + bias into out, all views of device memory.
 
@@ -53,7 +53,7 @@ def run(
     if not out.size:
         return None
     if copy.packed is None or not x.shape[-1]:
-        _floats(space, how, x, copy, out, bias, chosen)
+        _floats(device, how, x, copy, out, bias, chosen)
         return None
     pairs = list(matrices(x, out))
     added = None if bias is None else interop_cuda.tensor(bias).contiguous()
@@ -68,7 +68,7 @@ def run(
                 copy, interop_cuda.tensor(rows), interop_cuda.tensor(into), added, as_contract(str(chosen.contract))
             )
     else:
-        _floats(space, how, x, copy, out, bias, chosen)
+        _floats(device, how, x, copy, out, bias, chosen)
     return None
 
 
@@ -113,7 +113,7 @@ def _contiguous() -> Any:
 
 
 def _floats(
-    space: Space, how: str, x: Array, copy: DeviceCopy, out: Array, bias: Array | None, chosen: Settings
+    device: Device, how: str, x: Array, copy: DeviceCopy, out: Array, bias: Array | None, chosen: Settings
 ) -> None:
     """The product with weights of floats, under any contract that such a product has."""
     if how == "q8":
@@ -132,4 +132,4 @@ def _floats(
         here = slice(first, min(n, first + rows))
         weight = interop_cuda.from_tensor("w", copy.dequantize(np.dtype(dtype).name, here))[0]
         part = None if bias is None else bias[here]
-        dispatch.run_rows(space, x, weight.T, out[..., here], part, chosen)
+        dispatch.run_rows(device, x, weight.T, out[..., here], part, chosen)

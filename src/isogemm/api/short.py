@@ -1,143 +1,35 @@
-"""The short paths for torch tensors, which `isogemm.api.products` asks before it goes the long way."""
+"""The short paths for torch tensors, which `isogemm.api.products` asks before it goes the long way.
+
+A backend's `recall` has the product, or None where the long way has to look; torch numbers accelerators from 0, and
+gives the CPU no number.
+"""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import numpy as np
+from ..backends import accelerator, backend
+from ..operands.device_array import HOST
+from ..operands.tensors import KINDS, is_traced, when_seen
 
-from ..backends import cpu
-from ..backends.cuda import calls as front
-from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..contract.spec import Contract, as_contract
-from ..operands import memory as views
-from ..operands.views import is_traced
+__all__ = ["KINDS", "call", "call_items"]
 
-__all__ = ["KINDS", "call", "learn"]
-
-KINDS = front.KINDS
-_CHAIN = Contract()
-_SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
+_host, _device = backend(HOST.kind).recall, accelerator().recall
+call_items = accelerator().recall_items
 
 
 def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
     """The product, or None where the long way has to look; `a` is a tensor of a type in `KINDS`."""
-    if front._trace() is not None or (front._depth() and is_traced()):
+    if _trace() is not None or (_depth() and is_traced()):
         return None
-    if a.get_device() >= 0:
-        return front.call(kind, a, b, bias, out, options)
-    if b is None or type(b) not in KINDS:
-        return None
-    if not _DTYPES:  # the CUDA side may have learnt of torch first
-        learn()
-    if len(options) == 3:
-        accumulate, contract, out_dtype = options
-        return _host(kind, a, b, bias, out, accumulate, contract, 1.0, out_dtype)
-    accumulate, contract, alpha, out_dtype, trans_a, trans_b = options
-    if trans_a != "N" or trans_b != "N":
-        return None
-    return _host(kind, a, b, bias, out, accumulate, contract, alpha, out_dtype)
+    return (_device if a.get_device() >= 0 else _host)(kind, a, b, bias, out, options)
 
 
-def learn() -> None:
-    """Somebody has passed a tensor: from now on the short paths are asked."""
-    torch = sys.modules["torch"]
-    front.learn(torch)
-    _DTYPES.update({torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16})
+_trace: Any = None  # what is under a trace takes the long way, which refuses it
+_depth: Any = None
 
 
-_DTYPES: dict[Any, np.dtype[Any]] = {}
-
-
-def _known(dtype: Any) -> np.dtype[Any] | None:
-    try:
-        return _DTYPES.get(dtype)
-    except TypeError:  # it cannot be looked up, whatever it is: the long path says what is wrong
-        return None
-
-
-def _host(
-    kind: str, a: Any, b: Any, bias: Any, out: Any, accumulate: Any, contract: Any, alpha: float, out_dtype: Any
-) -> Any:
-    """A product of CPU tensors of one dtype by ``fma``, into a new tensor or, accumulated, into float32 `out`."""
-    dtype = _DTYPES.get(a.dtype) if a.dtype is b.dtype else None
-    if dtype is None or (out is not None) is not (accumulate is True) or type(accumulate) is not bool:
-        return None
-    into = dtype if out_dtype is None else _known(out_dtype)
-    chosen = _CHAIN if contract is None else as_contract(contract)
-    if into is None or chosen.arithmetic != "fma" or (out is not None and out_dtype is not None):
-        return None
-    if b.get_device() >= 0 or ((a.requires_grad or b.requires_grad) and sys.modules["torch"].is_grad_enabled()):
-        return None
-    lead = None
-    if a.dim() != (3 if kind == "gemm_strided_batched" else 2):
-        if kind != "linear" or not a.is_contiguous() or a.dim() == 0:
-            return None
-        lead = a.shape[:-1]
-    xa, xb, xbias = views.view(a, dtype), views.view(b, dtype), None
-    if xa is None or xb is None or not (xa.flags.aligned and xb.flags.aligned):
-        return None
-    if lead is not None and xa.size:
-        xa = xa.reshape(-1, xa.shape[-1])
-    if xb.ndim != xa.ndim:
-        return None
-    if kind == "linear":
-        xb = xb.T
-    n = xb.shape[-1]
-    if bias is not None:
-        xbias = _viewed(bias)
-        if xbias is None or xbias.shape != (n,):
-            return None
-    if xa.ndim == 3:
-        if out is not None:
-            return None
-        return _stacked(xa, xb, xbias, into, chosen, alpha)
-    m, k = xa.shape
-    if k != xb.shape[0] or not 0 < m * n <= _SMALL:
-        return None
-    if out is not None:
-        return _accumulated(xa, xb, xbias, out, chosen, alpha)
-    found, result = views.empty((m, n) if lead is None else (*lead, n), into)
-    if lead is not None:
-        result = result.reshape(m, n)
-    cpu.gemm(xa, xb, result, contract=chosen, alpha=alpha, bias=xbias)
-    return found
-
-
-def _stacked(a: Any, b: Any, bias: Any, into: Any, contract: Contract, alpha: float) -> Any:
-    """a[i] @ b[i]; a matrix that all items share makes them one product, which is left to the long way."""
-    (count, m, k), n = a.shape, b.shape[-1]
-    shared = count > 1 and b.strides[0] == 0
-    if b.shape[:2] != (count, k) or shared or not 0 < count * m * n <= _SMALL:
-        return None
-    found, result = views.empty((count, m, n), into)
-    cpu.gemm_batched(a, b, result, contract=contract, alpha=alpha, bias=bias)
-    return found
-
-
-def _accumulated(a: Any, b: Any, bias: Any, out: Any, contract: Contract, alpha: float) -> Any:
-    """The walk that starts from `out`."""
-    target = _viewed(out)
-    if (
-        target is None
-        or contract.order.kind == "tree"
-        or target.dtype is not FLOAT32
-        or target.shape != (a.shape[0], b.shape[1])
-        or not target.flags.carray
-        or any(x is not None and np.may_share_memory(target, x) for x in (a, b, bias))
-    ):
-        return None
-    cpu.gemm(a, b, target, contract=contract, alpha=alpha, c=target, bias=bias, accumulate=True)
-    return out
-
-
-def _viewed(x: Any) -> Any:
-    """A CPU tensor as an array; None where it has no plain memory or takes part in a gradient."""
-    if type(x) not in KINDS or x.get_device() >= 0:
-        return None
-    if x.requires_grad and sys.modules["torch"].is_grad_enabled():
-        return None
-    dtype = _DTYPES.get(x.dtype)
-    found = None if dtype is None else views.view(x, dtype)
-    return found if found is None or found.flags.aligned else None
+@when_seen
+def _learn(torch: Any) -> None:
+    global _trace, _depth
+    _trace, _depth = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack

@@ -1,0 +1,72 @@
+"""The backends, one line each; a backend is loaded when something of its is first asked for.
+
+A backend's module has a `isogemm.planner.device.Device` for each of its devices. Nothing above this folder names one:
+operands say where they lie, and `open_device` opens that.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from ..errors import DeviceError
+from ..operands.device_array import HOST, DeviceId
+from ..planner.device import Device
+
+__all__ = ["BACKENDS", "accelerator", "backend", "find", "open_device"]
+
+BACKENDS = {
+    "cpu": "isogemm.backends.cpu.device",
+    "cuda": "isogemm.backends.cuda.device",
+}
+_ACCELERATOR = "cuda"
+
+
+@cache
+def backend(kind: str) -> Any:
+    """The module of a backend: a `isogemm.planner.device.Backend`.
+
+    Raises
+    ------
+    DeviceError
+        There is none of that name.
+    """
+    if kind not in BACKENDS:
+        raise DeviceError("device", limit=" or ".join(BACKENDS), value=kind, nearest=str(HOST))
+    return import_module(BACKENDS[kind])
+
+
+def accelerator() -> Any:
+    """The module of the backend whose devices torch numbers: torch has one such kind in a process."""
+    return backend(_ACCELERATOR)
+
+
+def open_device(place: DeviceId, tensors: bool = False) -> Device:
+    """The device of a call; `tensors`: results are to lie in memory that torch allocates."""
+    found: Device = backend(place.kind).open_device(place, tensors)
+    return found
+
+
+def find(device: Any, what: str = "device") -> DeviceId:
+    """The device that a name, a number or torch's object stands for.
+
+    Raises
+    ------
+    DeviceError
+        There is none, or it cannot be used.
+    """
+    if isinstance(device, DeviceId):
+        kind, index = device.kind, str(device.ordinal)
+    elif type(device) is int:
+        kind, index = _ACCELERATOR, str(device)
+    else:
+        kind, _, index = str(device).partition(":")
+    if kind == HOST.kind:
+        return HOST
+    known = kind if kind in BACKENDS else _ACCELERATOR
+    count = backend(known).usable()
+    if kind != known or not (index.isdecimal() or not index) or int(index or 0) >= count:
+        limit = f"{HOST}, or one of {count} {known.upper()} devices that can be used here"
+        raise DeviceError(what, limit=limit, value=str(device), nearest=repr(known if count else str(HOST)))
+    return DeviceId(kind, int(index) if index else backend(kind).current())

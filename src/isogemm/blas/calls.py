@@ -20,10 +20,11 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from ..api import dispatch
-from ..api.operands import Operands, Space
+from ..api.operands import Operands
 from ..contract.spec import ContractLike
 from ..errors import LayoutError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart, check_no_self_overlap
+from ..planner.device import Device
 from ..problem import settings as problem
 from .description import Call, Operand, describe
 
@@ -275,14 +276,14 @@ class _Stored:
     here: Operands
 
     @property
-    def space(self) -> Space:
-        return self.here.space
+    def device(self) -> Device:
+        return self.here.device
 
     def run(self, a: Array, b: Array, c: Array, form: str) -> None:
         """Row-major C.T = op(B).T @ op(A).T: the kernels' own order, and the swap costs nothing."""
         problem.check_product(a, b, c if self.settings.reads_c else None, None, c, self.settings, form)
         bt, at, ct = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
-        dispatch.run(self.space, bt, at, ct if self.settings.reads_c else None, ct, None, self.settings)
+        dispatch.run(self.device, bt, at, ct if self.settings.reads_c else None, ct, None, self.settings)
         self.here.done()
 
     def run_items(self, a: Sequence[Array], b: Sequence[Array], c: Sequence[Array]) -> None:
@@ -293,7 +294,7 @@ class _Stored:
         check_items_apart(c, [(name, i, x) for name, group in (("a", a), ("b", b)) for i, x in enumerate(group)])
         at, bt, ct = [x.T for x in a], [x.T for x in b], [x.T for x in c]
         starts: Sequence[Array | None] = ct if self.settings.reads_c else [None] * len(ct)
-        dispatch.run_items(self.space, bt, at, starts, ct, None, self.settings)
+        dispatch.run_items(self.device, bt, at, starts, ct, None, self.settings)
         self.here.done()
 
 
@@ -317,7 +318,7 @@ def _stored(
         for name, x, shape, ld, op in zip("abc", flat, shapes, lds, (ta, tb, False), strict=True)
     )
     given = dispatch.Options(contract, alpha, beta, flat[2].dtype)
-    chosen = dispatch.settings(given, here.space, flat[0], flat[1])
+    chosen = dispatch.settings(given, here.device, flat[0], flat[1])
     return _Stored(windows, chosen, here)  # type: ignore[arg-type]
 
 

@@ -119,12 +119,12 @@ class Call:
         from . import calls as blas
 
         a, b, out = self._arrays
-        space = self._here.space
-        target = space.empty(self._whole, a.dtype) if out is None or self.out.copy else out
+        device = self._here.device
+        target = device.empty(self._whole, a.dtype) if out is None or self.out.copy else out
         given = {"a": a, "b": b, "out": target}
         x, y, z = self.first, self.second, self.out
         fx, fy, fz = (
-            _flat(space.contiguous(given[o.name]) if o.copy and o is not z else given[o.name]) for o in (x, y, z)
+            _flat(device.contiguous(given[o.name]) if o.copy and o is not z else given[o.name]) for o in (x, y, z)
         )
         call = (x.trans, y.trans, self.m, self.n, self.k, 1.0, fx, x.ld, fy, y.ld, 0.0, fz, z.ld)
         if not target.size:
@@ -136,7 +136,7 @@ class Call:
         else:
             blas.gemm_batched(*call, x.offsets, y.offsets, z.offsets)
         if out is not None and target is not out:
-            space.assign(out, target)
+            device.assign(out, target)
         return self._given[2] if out is not None else self._here.result(target.reshape(self._shape), None, *self._given)
 
 
@@ -302,7 +302,7 @@ def _start(x: Array) -> int:
     owner: Any = x
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    tensor: Any = getattr(owner.base, "owner", None)  # of a ghost: where its tensor begins in the storage counts too
+    tensor: Any = getattr(owner.base, "owner", None)  # a device array's: where it begins in the storage counts too
     before = tensor.storage_offset() if hasattr(tensor, "storage_offset") else 0
     return before + int(x.ctypes.data - byte_bounds(owner)[0]) // x.itemsize if x.size else 0
 

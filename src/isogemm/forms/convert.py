@@ -287,7 +287,7 @@ def _owner(x: Array) -> int:
     owner: Any = x
     while getattr(owner, "base", None) is not None:
         owner = owner.base
-    tensor = getattr(owner, "owner", None)  # a ghost's holder; views of one tensor are tensors of their own
+    tensor = getattr(owner, "owner", None)  # a device array's holder; views of one tensor are tensors of their own
     return id(owner) if tensor is None else int(tensor.untyped_storage().data_ptr())
 
 

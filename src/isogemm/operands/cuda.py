@@ -1,4 +1,4 @@
-"""CUDA operands as ghosts, results as the caller's kind: torch, DLPack and ``__cuda_array_interface__``, no copies.
+"""CUDA operands as device arrays, results as the caller's kind: torch, DLPack, ``__cuda_array_interface__``; no copies.
 
 torch owns the allocator and the streams: operands of other libraries become torch tensors over the same memory, and the
 work happens on torch's current stream of their device. What another library wrote is waited for on the device:
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from ..base.dtypes import FLOAT16, FLOAT32, TORCH, supported
 from ..errors import DeviceError, DTypeError, LayoutError, LimitError
-from .device_array import Device, ghost, holder_of
-from .views import check_tensor, exported
+from .device_array import DeviceId, device_array, holder_of
+from .dlpack import exported
+from .tensors import check_tensor
 
 __all__ = ["as_kind", "current_stream", "empty", "from_protocols", "from_tensor", "give_back", "tensor", "total_memory"]
 
@@ -30,8 +31,8 @@ _INTERFACE_TYPES = {"<f4": FLOAT32, "<f2": FLOAT16}
 _LEGACY, _PER_THREAD = 1, 2  # handles that DLPack and the interface reserve for the default streams
 
 
-def from_tensor(name: str, x: Any, read_only: bool = False, stream: int | None = None) -> tuple[Array, Device]:
-    """A ghost of a torch CUDA tensor.
+def from_tensor(name: str, x: Any, read_only: bool = False, stream: int | None = None) -> tuple[Array, DeviceId]:
+    """A device array of a torch CUDA tensor.
 
     Raises
     ------
@@ -42,7 +43,7 @@ def from_tensor(name: str, x: Any, read_only: bool = False, stream: int | None =
     """
     check_tensor(name, x)
     dtype = TORCH[str(x.dtype)]
-    place, item = Device("cuda", x.get_device()), dtype.itemsize
+    place, item = DeviceId("cuda", x.get_device()), dtype.itemsize
     try:
         address = x.data_ptr()
     except RuntimeError as error:  # a tensor of a function transform has no address
@@ -50,7 +51,7 @@ def from_tensor(name: str, x: Any, read_only: bool = False, stream: int | None =
     if x.is_neg() or (not address and x.numel()):
         raise _no_memory(name, "a lazily negated tensor" if x.is_neg() else "a tensor whose storage was freed")
     strides = tuple([s * item for s in x.stride()])
-    return ghost(
+    return device_array(
         address, tuple(x.shape), strides, dtype, place, owner=x, read_only=read_only, stream=stream
     ), place  # fmt: skip
 
@@ -59,8 +60,8 @@ def _no_memory(name: str, value: str) -> LayoutError:
     return LayoutError(f"{name}", limit="a tensor with plain memory", value=value, nearest=f"{name}.clone()")
 
 
-def from_protocols(name: str, x: Any) -> tuple[Array, Device]:
-    """A ghost of any other library's CUDA array.
+def from_protocols(name: str, x: Any) -> tuple[Array, DeviceId]:
+    """A device array of any other library's CUDA array.
 
     The interface with a stream comes first, since only it says whom to wait for; then DLPack, which has bfloat16 too;
     then an interface without a stream, which by its rules needs no waiting.
@@ -97,14 +98,14 @@ def _torch() -> Any:
     return torch
 
 
-def _from_dlpack(name: str, x: Any) -> tuple[Array, Device]:
-    place = Device("cuda", int(x.__dlpack_device__()[1]))
+def _from_dlpack(name: str, x: Any) -> tuple[Array, DeviceId]:
+    place = DeviceId("cuda", int(x.__dlpack_device__()[1]))
     e = exported(name, x, stream=current_stream(place) or _LEGACY)
     wrapped = _Interface(e.address, e.shape, e.strides, e.dtype, e.capsule)
     return from_tensor(name, _wrapped(name, wrapped, e.dtype, place), e.read_only)
 
 
-def _from_interface(name: str, x: Any, interface: dict[str, Any]) -> tuple[Array, Device]:
+def _from_interface(name: str, x: Any, interface: dict[str, Any]) -> tuple[Array, DeviceId]:
     typestr, (address, read_only) = interface["typestr"], interface["data"]
     if typestr not in _INTERFACE_TYPES:
         raise DTypeError(
@@ -118,7 +119,7 @@ def _from_interface(name: str, x: Any, interface: dict[str, Any]) -> tuple[Array
     dtype, stream = _INTERFACE_TYPES[typestr], interface.get("stream")
     wrapped = _Interface(address, tuple(interface["shape"]), interface.get("strides"), dtype, x)
     viewed = _wrapped(name, wrapped, dtype, None)
-    place = Device("cuda", viewed.get_device())
+    place = DeviceId("cuda", viewed.get_device())
     if stream is not None and _handle(stream) == current_stream(place):
         stream = None
     if stream is not None:
@@ -142,7 +143,7 @@ class _Interface:
         }
 
 
-def _wrapped(name: str, wrapped: _Interface, dtype: np.dtype[Any], place: Device | None) -> Any:
+def _wrapped(name: str, wrapped: _Interface, dtype: np.dtype[Any], place: DeviceId | None) -> Any:
     """A torch tensor over the memory; torch asks the driver which device an address belongs to."""
     strides, torch = wrapped.strides, _torch()
     if strides is not None and any(s < 0 or s % dtype.itemsize for s in strides):
@@ -165,7 +166,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> Any:
     return getattr(_torch(), dtype.name)
 
 
-def current_stream(place: Device) -> int:
+def current_stream(place: DeviceId) -> int:
     """The raw handle of torch's current stream on a device."""
     return int(_torch()._C._cuda_getCurrentRawStream(place.ordinal))
 
@@ -174,25 +175,25 @@ def _handle(stream: int) -> int:
     return 0 if stream == _LEGACY else int(stream)
 
 
-def _external(stream: int, place: Device) -> Any:
+def _external(stream: int, place: DeviceId) -> Any:
     torch = _torch()
     if stream == _LEGACY:
         return torch.cuda.default_stream(place.ordinal)
     return torch.cuda.ExternalStream(stream, device=place.ordinal)
 
 
-def give_back(stream: int, place: Device) -> None:
+def give_back(stream: int, place: DeviceId) -> None:
     """Let a library's stream wait for what torch's current stream was given."""
     _external(stream, place).wait_stream(_torch().cuda.current_stream(place.ordinal))
 
 
-def total_memory(place: Device) -> int:
+def total_memory(place: DeviceId) -> int:
     """Bytes of a device's memory."""
     return int(_torch().cuda.get_device_properties(place.ordinal).total_memory)
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype[Any], place: Device) -> Array:
-    """A ghost over new memory from torch's allocator, contiguous.
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], place: DeviceId) -> Array:
+    """A device array over new memory from torch's allocator, contiguous.
 
     Raises
     ------
@@ -210,7 +211,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], place: Device) -> Array:
 
 
 def tensor(x: Array) -> Any:
-    """A torch tensor over the memory of a ghost: its owner, where it is the whole of it."""
+    """A torch tensor over the memory of a device array: its owner, where it is the whole of it."""
     holder = holder_of(x)
     owner, item = holder.owner, x.itemsize
     strides = tuple(s // item for s in x.strides)
@@ -226,7 +227,7 @@ def tensor(x: Array) -> Any:
 
 
 def as_kind(x: Array, operand: Any) -> Any:
-    """A result as the kind of an operand: a ghost, a tensor, or an array of the operand's library through DLPack.
+    """A result as the kind of an operand: a device array, a tensor, or an array of its library through DLPack.
 
     Where that library does not take it (it has no ``from_dlpack``, or no such element type), a torch tensor.
     """

@@ -1,8 +1,8 @@
 """Memory of a device as arrays that are never read: shapes, strides and addresses for the code that checks a product.
 
-A ghost is an ndarray over a device address. Validation, broadcasting, transposition, aliasing and merging only ever ask
-for shapes, strides and addresses, so one implementation of them serves every device. Reading an element on the host
-would be an invalid access, so whatever reads (printing included, which debuggers and error reporters do) is refused.
+A device array is an ndarray over a device address. Validation, broadcasting, transposition, aliasing and merging only
+ever ask for shapes, strides and addresses, so one implementation of them serves every device. Reading an element on the
+host would be an invalid access, so whatever reads (printing included, as debuggers and error reporters do) is refused.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HOST", "Device", "Ghost", "ghost", "holder_of"]
+from ..errors import DeviceError
+
+__all__ = ["HOST", "DeviceArray", "DeviceId", "device_array", "holder_of"]
 
 _TYPESTR = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}  # the array protocol has no bfloat16: the same bits
 _BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 
-class Device(NamedTuple):
+class DeviceId(NamedTuple):
     """Where memory is."""
 
     kind: str
@@ -29,17 +31,17 @@ class Device(NamedTuple):
         return self.kind if self.kind == "cpu" else f"{self.kind}:{self.ordinal}"
 
 
-HOST = Device("cpu")
+HOST = DeviceId("cpu")
 
 
-class Ghost(np.ndarray[Any, Any]):
+class DeviceArray(np.ndarray[Any, Any]):
     """An ndarray over a device address; see this module's text."""
 
     __array_ufunc__ = None  # type: ignore[assignment]  # arithmetic and comparisons raise TypeError
 
     def __repr__(self) -> str:
         place = holder_of(self).place
-        return f"Ghost({self.dtype.name} {list(self.shape)}, strides {list(self.strides)} bytes, on {place})"
+        return f"DeviceArray({self.dtype.name} {list(self.shape)}, strides {list(self.strides)} bytes, on {place})"
 
     __str__ = __repr__
 
@@ -55,11 +57,11 @@ class Ghost(np.ndarray[Any, Any]):
 
 
 class Holder:
-    """What keeps a ghost's memory alive, and where that memory is; the ndarray's base, so that every view has it.
+    """What keeps a device array's memory alive, and where that is; the ndarray's base, so that every view has it.
 
     Attributes
     ----------
-    place : Device
+    place : DeviceId
     owner : object
         The tensor or array whose memory it is; None where the caller keeps it alive.
     stream : int or None
@@ -68,17 +70,17 @@ class Holder:
 
     __slots__ = ("__array_interface__", "owner", "place", "stream")
 
-    def __init__(self, interface: dict[str, Any], place: Device, owner: Any, stream: int | None) -> None:
+    def __init__(self, interface: dict[str, Any], place: DeviceId, owner: Any, stream: int | None) -> None:
         self.__array_interface__ = interface
         self.place, self.owner, self.stream = place, owner, stream
 
 
-def ghost(
+def device_array(
     address: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     dtype: np.dtype[Any],
-    place: Device,
+    place: DeviceId,
     *,
     owner: Any = None,
     read_only: bool = False,
@@ -103,11 +105,16 @@ def ghost(
         "strides": strides,
     }
     plain = np.asarray(Holder(interface, place, owner, stream))
-    return (plain.view(_BFLOAT16) if dtype is _BFLOAT16 else plain).view(Ghost)
+    return (plain.view(_BFLOAT16) if dtype is _BFLOAT16 else plain).view(DeviceArray)
 
 
 def holder_of(x: Any) -> Holder:
-    """The holder of a ghost, through any number of views."""
+    """The holder of a device array, through any number of views."""
     while not isinstance(x, Holder):
         x = x.base  # ndarrays, and the stand-in that numpy's as_strided leaves
     return x
+
+
+def foreign_device(name: str, device: str) -> DeviceError:
+    """The refusal of memory that no backend serves, or that this call does not."""
+    return DeviceError(f"device of {name}", limit="this host's memory", value=device, nearest=f"{name}.cpu()")

@@ -11,7 +11,7 @@ from ..base.dtypes import DTYPES
 from ..errors import DTypeError, ShapeError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import prefix, too_large, unquantizable
-from ..operands import views as interop
+from ..operands.views import array
 from .matrix import PLAIN, QuantizedMatrix
 
 __all__ = ["quantize"]
@@ -58,7 +58,7 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
     >>> isogemm.quantize(np.ones((2, 64), np.float32), "Q4_0")
     QuantizedMatrix(2 x 64, Q4_0, 72 bytes)
     """
-    fmt, x = format_of(format), interop.array("w", w)
+    fmt, x = format_of(format), array("w", w)
     if x.ndim != 2:
         raise ShapeError(f"{prefix(name)}w", limit="2-D [n, k]", value=list(x.shape), nearest="w.reshape(n, k)")
     if x.dtype not in DTYPES:

@@ -11,8 +11,8 @@ from ..base.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, as_dtype
 from ..errors import DeviceError, DTypeError, FormatError, OptionError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import check_into, checked_shape, prefix, rows_of, writable, wrong_stride
-from ..operands import views as interop
-from ..operands.device_array import HOST, Device
+from ..operands.device_array import HOST, DeviceId
+from ..operands.tensors import is_tensor
 
 if TYPE_CHECKING:
     from ..backends.cpu.quant.linear import Panels
@@ -128,8 +128,8 @@ class QuantizedMatrix:
         """
         from ..backends.cuda.quant import copy as quant
 
-        if not interop.is_tensor(data) or str(data.layout) != "torch.strided" or str(data.dtype) != "torch.uint8":
-            what = f"{data.dtype}, {data.layout}" if interop.is_tensor(data) else type(data).__name__
+        if not is_tensor(data) or str(data.layout) != "torch.strided" or str(data.dtype) != "torch.uint8":
+            what = f"{data.dtype}, {data.layout}" if is_tensor(data) else type(data).__name__
             raise DTypeError("data", limit="a dense tensor of uint8", value=what, nearest="QuantizedMatrix.to")
         fmt = format_of(format)
         n, k = checked_shape(shape, "")
@@ -159,7 +159,7 @@ class QuantizedMatrix:
         return 2
 
     @property
-    def place(self) -> Device:
+    def place(self) -> DeviceId:
         """Where the matrix is multiplied."""
         return HOST if self._packed is None else self._packed.place
 

@@ -13,8 +13,11 @@ from typing import Any, NoReturn
 import torch
 
 from ..api import products as api
+from ..backends import open_device
+from ..base.dtypes import FLOAT32, TORCH
 from ..contract.spec import Contract, Order, as_contract
 from ..errors import DeviceError, OptionError
+from ..operands.device_array import DeviceId
 
 __all__ = [
     "Reverse",
@@ -140,11 +143,8 @@ def resolved(contract: str, a: Tensor, b: Tensor) -> Contract:
         return as_contract(contract)
     if a.device.type != "cuda":
         return Contract()
-    from ..backends.cuda.gemm.execute import default_contract
-
-    name = str(a.dtype).removeprefix("torch.") if a.dtype == b.dtype else "float32"
     ordinal = torch.cuda.current_device() if a.device.index is None else a.device.index
-    return default_contract(ordinal, name)
+    return open_device(DeviceId(a.device.type, ordinal)).default(*(TORCH.get(str(x.dtype), FLOAT32) for x in (a, b)))
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,7 @@
 """A CUDA device that is not there: the host's side of the backend runs, on host memory, and kernels are the reference.
 
-Operands are ghosts. Those of `at_home` lie over real host memory, which the pretended kernels read by the addresses and
-strides that a launch is given; those of `nowhere` lie where any read would end the process.
+Operands are device arrays. Those of `at_home` lie over real host memory, which the pretended kernels read by the
+addresses and strides that a launch is given; those of `nowhere` lie where any read would end the process.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from isogemm.backends.cuda import calls as front
+from isogemm.backends.cuda import device as cuda_device
 from isogemm.backends.cuda.gemm import execute
 from isogemm.backends.cuda.gemm import list_calls as front_items
 from isogemm.base.dtypes import BFLOAT16, NUMPY
 from isogemm.contract import reference
 from isogemm.operands import cuda as interop_cuda
-from isogemm.operands.device_array import Device, ghost, holder_of
+from isogemm.operands.device_array import DeviceId, device_array, holder_of
 from isogemm.problem.numeric import default_contract
 from isogemm.problem.product import Addresses, Product, Strides
 
-FIRST = Device("cuda", 0)
+FIRST = DeviceId("cuda", 0)
 NOWHERE = 0x7F0000000000
 STREAM = 7
 
@@ -36,27 +37,27 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return made
 
 
-def at_home(x: np.ndarray, place: Device = FIRST) -> np.ndarray:
-    """A ghost over the memory of `x`."""
+def at_home(x: np.ndarray, place: DeviceId = FIRST) -> np.ndarray:
+    """A device array over the memory of `x`."""
     torch = pytest.importorskip("torch")
     owner = None
     if all(s >= 0 for s in x.strides):
-        plain = ghost(x.ctypes.data, x.shape, x.strides, x.dtype, place, owner=x).view(np.ndarray)  # writable
+        plain = device_array(x.ctypes.data, x.shape, x.strides, x.dtype, place, owner=x).view(np.ndarray)  # writable
         half = x.dtype == BFLOAT16
         owner = torch.from_numpy(plain.view(np.uint16)).view(torch.bfloat16) if half else torch.from_numpy(plain)
-    return ghost(
+    return device_array(
         x.ctypes.data, x.shape, x.strides, x.dtype, place, owner=owner, read_only=not x.flags.writeable
     )  # fmt: skip
 
 
-def nowhere(x: np.ndarray, place: Device = FIRST) -> np.ndarray:
-    """A ghost with the layout of `x`, as far from other ghosts as `x` is from other arrays, and unreadable."""
+def nowhere(x: np.ndarray, place: DeviceId = FIRST) -> np.ndarray:
+    """A device array with the layout of `x`, as far from others as `x` is from other arrays, and unreadable."""
     address = NOWHERE + x.ctypes.data % 2**40
-    return ghost(address, x.shape, x.strides, x.dtype, place, owner=x, read_only=not x.flags.writeable)
+    return device_array(address, x.shape, x.strides, x.dtype, place, owner=x, read_only=not x.flags.writeable)
 
 
 def read(x: Any) -> np.ndarray:
-    """The values of a ghost over host memory."""
+    """The values of a device array over host memory."""
     return np.asarray(x).view(np.ndarray).copy()
 
 
@@ -64,7 +65,7 @@ def matrix(address: int, strides: Strides, shape: tuple[int, ...], dtype: str) -
     """What a kernel finds at an address."""
     steps = (strides.batch, strides.row, strides.col)[-len(shape) :]
     found = NUMPY[dtype]
-    return ghost(address, shape, tuple(s * found.itemsize for s in steps), found, FIRST).view(np.ndarray)
+    return device_array(address, shape, tuple(s * found.itemsize for s in steps), found, FIRST).view(np.ndarray)
 
 
 class PretendedLaunch:
@@ -110,7 +111,7 @@ class Pretended:
         self.chosen.append(product)
         return PretendedLaunch(product, device)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any, place: Device) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: Any, place: DeviceId) -> np.ndarray:
         self.allocated.append(shape)
         return at_home(aligned(shape, dtype), place)
 
@@ -121,7 +122,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     device = Pretended()
     monkeypatch.setattr(execute, "choose", device.choose)
     monkeypatch.setattr(execute, "current_stream", lambda place: STREAM)
-    monkeypatch.setattr(execute, "default_contract", lambda device, dtype: default_contract("cuda", dtype))
+    of = lambda device, dtype: default_contract("cuda", dtype)  # noqa: E731
+    monkeypatch.setattr(cuda_device.choose, "default_contract_of", of)
     monkeypatch.setattr(execute, "runner", lambda items: execute.run_loop)
     monkeypatch.setattr(front_items, "_entries", {})
     monkeypatch.setattr(interop_cuda, "empty", device.empty)

@@ -36,12 +36,10 @@ class Tensors:
             return found
 
         self.torch, self.type = torch, OnDevice
-        monkeypatch.setattr(front, "learn", lambda torch: front.KINDS.update({OnDevice: None}))
-        monkeypatch.setattr(front, "KINDS", tensors.KINDS)
         monkeypatch.setitem(tensors.KINDS, OnDevice, None)
         monkeypatch.setattr(front, "_grad_enabled", torch.is_grad_enabled)
-        monkeypatch.setattr(front, "_trace", torch._C._get_tracing_state)
-        monkeypatch.setattr(front, "_depth", torch._C._len_torch_dispatch_stack)
+        monkeypatch.setattr(tensors, "_trace", torch._C._get_tracing_state)
+        monkeypatch.setattr(tensors, "_depth", torch._C._len_torch_dispatch_stack)
         monkeypatch.setattr(front, "_empty_strided", made)
         monkeypatch.setattr(front, "_raw_stream", lambda device: STREAM)
         seen = interop.view

@@ -11,7 +11,7 @@ from tests.products import BF16, F16, F32, assert_same, poisoned, product, stack
 import isogemm
 from isogemm.api import dispatch
 from isogemm.backends.cuda import calls as front
-from isogemm.backends.cuda.weight import DeviceWeight
+from isogemm.backends.cuda.calls import DeviceWeight
 from isogemm.operands import cuda as interop_cuda
 
 pytestmark = pytest.mark.usefixtures("pretended")

@@ -17,7 +17,7 @@ from isogemm.backends.cuda import pointers
 from isogemm.backends.cuda.driver import workspace
 from isogemm.backends.cuda.driver.facts import Pointer
 from isogemm.errors import DeviceError, LayoutError, ShapeError
-from isogemm.operands.device_array import ghost
+from isogemm.operands.device_array import device_array
 
 pytestmark = pytest.mark.usefixtures("pretended")
 
@@ -78,7 +78,7 @@ def test_pointer_arrays_without_a_driver(pretended, monkeypatch):  # noqa: F811
 
 
 def test_misaligned_memory():
-    odd = ghost(0x7F0000000001, (2, 3), (12, 4), F32, FIRST)
+    odd = device_array(0x7F0000000001, (2, 3), (12, 4), F32, FIRST)
     with pytest.raises(LayoutError, match="unaligned"):
         isogemm.matmul(odd, nowhere(values((3, 2))))
 

@@ -7,21 +7,81 @@ pending, whether `out` keeps clear of what is read. Everything else takes the lo
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ...operands.device_array import DeviceId
+from ...operands.prepared import PreparedWeight
+from ...operands.tensors import KINDS, ready, when_seen
 from ...problem.product import Addresses
-from .weight import DeviceWeight
 
-__all__ = ["KINDS", "call", "forget", "learn", "ready", "remember", "span"]
+__all__ = ["KINDS", "DeviceWeight", "call", "forget", "ready", "remember", "span"]
 
-KINDS: dict[type, None] = {}  # torch's tensor types, once one was seen: importing torch is not ours to do
 _MOST = 8192
-_entries: dict[tuple[Any, ...], Entry] = {}
+_entries: dict[tuple[Any, ...], SeenCall] = {}
 _new = tuple.__new__  # a NamedTuple's own constructor is a Python function
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class DeviceWeight(PreparedWeight):
+    """A weight w [n, k] on a CUDA device: a reference, not a copy.
+
+    The kernels read weights as checkpoints store them, so there is nothing to rearrange; what is prepared is all that
+    a call would ask the tensor. Values written into `w` later are seen; `w` may not be resized.
+
+    Attributes
+    ----------
+    tensor : torch.Tensor
+        The weight, detached.
+    facts : tuple
+        What a call's key says of the weight.
+    """
+
+    tensor: Any
+    facts: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        n, k = self.shape
+        return f"DeviceWeight({n} x {k}, {self.dtype}, {self.tensor.device})"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, k)."""
+        n, k = self.tensor.shape
+        return n, k
+
+    @property
+    def place(self) -> DeviceId:
+        """The weight's device."""
+        return DeviceId("cuda", self.tensor.get_device())
+
+    @property
+    def array(self) -> Any:
+        """The tensor."""
+        return self.tensor
+
+    @property
+    def n(self) -> int:
+        """Rows of w: columns of the product."""
+        return self.shape[0]
+
+    @property
+    def k(self) -> int:
+        """Columns of w."""
+        return self.shape[1]
+
+    @property
+    def dtype(self) -> Any:
+        """Element type of the weight."""
+        return self.tensor.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight."""
+        return int(self.tensor.nbytes)
+
+
+class SeenCall(NamedTuple):
     """A launch and what its result is made of."""
 
     launch: Any
@@ -102,24 +162,14 @@ def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
 _grad_enabled: Any = None
 _empty_strided: Any = None
 _raw_stream: Any = None
-_trace: Any = None  # what is under a trace takes the long way, which refuses it
-_depth: Any = None
 
 
-def learn(torch: Any) -> None:
+@when_seen
+def _learn(torch: Any) -> None:
     """Take what the short path needs of torch, which somebody has imported."""
-    global _grad_enabled, _empty_strided, _raw_stream, _trace, _depth
+    global _grad_enabled, _empty_strided, _raw_stream
     _grad_enabled, _empty_strided = torch.is_grad_enabled, torch.empty_strided
-    _trace, _depth = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
     _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a build without CUDA has none
-    KINDS.update({torch.Tensor: None, torch.nn.Parameter: None})
-
-
-def ready() -> bool:
-    """Whether torch is there, and known."""
-    if not KINDS and "torch" in sys.modules:
-        learn(sys.modules["torch"])
-    return bool(KINDS)
 
 
 def forget() -> None:
@@ -127,7 +177,7 @@ def forget() -> None:
     _entries.clear()
 
 
-def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], result: Any, backend: Any) -> None:
+def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], result: Any, device: Any) -> None:
     """Enter a call that took the long way, if it was one launch on the operands' own addresses.
 
     Parameters
@@ -138,13 +188,13 @@ def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
         As `call` gets them.
     result : object
         What the call returned.
-    backend : Executor
+    device : Executor
         With the trace of the call.
     """
     a, b, bias, out = operands
-    if len(backend.trace) != 1 or backend.trace[0][0] is None or backend.trace[0][2] is None or not ready():
+    if len(device.trace) != 1 or device.trace[0][0] is None or device.trace[0][2] is None or not ready():
         return
-    launch, product, at = backend.trace[0]
+    launch, product, at = device.trace[0]
     packed = type(b) is DeviceWeight
     tensor = b.tensor if packed else b
     given = [x for x in (bias, out) if x is not None]
@@ -161,7 +211,7 @@ def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
         _entries.clear()
     spans = tuple(0 if x is None else span(x) for x in (a, tensor, bias, result))
     like = {"dtype": result.dtype, "device": result.device}
-    _entries[(*key, product.align)] = Entry(
+    _entries[(*key, product.align)] = SeenCall(
         launch, a.get_device(), tuple(result.shape), result.stride(), like, spans, product.accumulate
     )
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ...base.dtypes import DTYPES, as_dtype, supported
 from ...errors import DeviceError, DTypeError, LayoutError, ShapeError
-from ...operands.device_array import Device, ghost
+from ...operands.device_array import DeviceId, device_array
+from ...operands.prepared import MatrixList
 from ...operands.views import view
 from .driver.facts import Pointer, pointer
 
@@ -20,7 +21,7 @@ __all__ = ["PointerArray"]
 Array = NDArray[Any]
 
 
-class PointerArray:
+class PointerArray(MatrixList):
     """Matrices of one shape on one CUDA device by their addresses, for `isogemm.gemm_batched`.
 
     Item i's element (r, c) lies at ``addresses[i] + (r * strides[0] + c * strides[1]) * itemsize``. Everything is
@@ -85,7 +86,7 @@ class PointerArray:
         self.common = 0
         for address in self.addresses:
             self.common |= address
-        self.views: list[Array] = [ghost(x, self.shape, steps, found, self.place) for x in self.addresses]
+        self.views: list[Array] = [device_array(x, self.shape, steps, found, self.place) for x in self.addresses]
 
     @classmethod
     def of(cls, matrices: Sequence[Any]) -> PointerArray:
@@ -139,9 +140,9 @@ def _integers(addresses: Any) -> tuple[int, ...]:
         ) from error
 
 
-def _checked(addresses: Sequence[int], shape: tuple[int, int], strides: tuple[int, int], item: int) -> Device:
+def _checked(addresses: Sequence[int], shape: tuple[int, int], strides: tuple[int, int], item: int) -> DeviceId:
     """The device of all addresses."""
-    place: Device | None = None
+    place: DeviceId | None = None
     known = Pointer("unknown", -1, 0, 0)
     span = sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) * item + item
     for i, address in enumerate(addresses):
@@ -161,7 +162,7 @@ def _checked(addresses: Sequence[int], shape: tuple[int, int], strides: tuple[in
                 value=f"{hex(address)}: {known.kind}",
                 nearest="the address of a CUDA array",
             )
-        place = place or Device("cuda", known.ordinal)
+        place = place or DeviceId("cuda", known.ordinal)
         if place.ordinal != known.ordinal:
             raise DeviceError(
                 f"address of item {i}",
@@ -177,7 +178,7 @@ def _checked(addresses: Sequence[int], shape: tuple[int, int], strides: tuple[in
                 value=f"{hex(address)} to {hex(address + span)}",
                 nearest="an earlier address or smaller strides",
             )
-    return place or Device("cuda", 0)
+    return place or DeviceId("cuda", 0)
 
 
 def _size(x: Any) -> int:

@@ -16,7 +16,8 @@ from ...contract.attention import factor
 from ...contract.spec import ARITHMETICS, Contract
 from ...errors import ContractError, OptionError
 from ...operands import memory as views
-from ...operands.views import array, memory, to_tensor
+from ...operands.tensors import memory, to_tensor
+from ...operands.views import array
 from ..gemm.backward import _eager, _is_direct, _way
 from ..ops import Reverse, Tensor, define_forward, forward_alone, is_plain, resolved
 from ..routing.elementwise import subnormals_kept

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...operands.views import is_traced
+from ...operands.tensors import is_traced
 from ..ops import Tensor
 from ..routing.elementwise import EXACT, _filled, blocked, form, is_exact, refuse_flushing
 from .known import Known, Looks, agrees, magnitudes, mixed, random, stand_in, touched

@@ -132,7 +132,7 @@ def _weight(blocks: Tensor, format: str, n: int, k: int, dtype: Any) -> Tensor:
     found = matrix_of(blocks, format, n, k).dequantize(dtype)
     if isinstance(found, torch.Tensor):
         return found
-    from ...operands.views import to_tensor
+    from ...operands.tensors import to_tensor
 
     return to_tensor(found)
 

@@ -18,7 +18,7 @@ import torch
 from ...api import products as api
 from ...backends.cuda.rows.sums import columns, table
 from ...errors import DeviceError, DTypeError, OptionError
-from ...operands.views import memory
+from ...operands.tensors import memory
 from ..rows.cpu import FORWARD
 from .products import DTYPES
 

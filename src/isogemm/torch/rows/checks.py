@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...base.dtypes import BFLOAT16, FLOAT16, FLOAT32, as_dtype, supported
 from ...errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
-from ...operands.views import check_tensor
+from ...operands.tensors import check_tensor
 
 __all__ = [
     "check_eps",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...backends.cuda.rows import run as rows
 from ...errors import DTypeError, ShapeError
-from ...operands.views import is_traced
+from ...operands.tensors import is_traced
 from .checks import check_eps, check_row, check_rows, check_same, check_table, dtype_of, integers
 
 __all__ = ["FORWARD", "add_rms_norm", "alike", "norm_rope_pair", "on_gpu", "quick", "rope_pair"]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...api.products import matmul
 from ...errors import OptionError, ShapeError
-from ...operands.views import is_traced, memory
+from ...operands.tensors import is_traced, memory
 from ..ops import Reverse, check_no_ddp, refuse_forward_mode
 from ..routing.elementwise import subnormals_kept
 from . import gradients_cuda as row_gradients_cuda

@@ -81,11 +81,6 @@ def test_cuts_of_k_begin_rows_of_shared_memory(k: int) -> None:
     assert cut(sample(3, 3, k, "tf32:sm90/chain")).blocks == -(-k // 32)
 
 
-def test_fingerprints_follow_the_sources() -> None:
-    assert Sgemm().fingerprint() != Tf32().fingerprint()
-    assert len(Sgemm().fingerprint()) == 16
-
-
 @pytest.mark.gpu
 class TestOnTheDevice:
     """Bits, with NaN-poisoned outputs."""

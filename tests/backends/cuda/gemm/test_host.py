@@ -14,16 +14,16 @@ from isogemm.backends.cuda.gemm.execute import strides_of
 from isogemm.blas import calls as blas
 from isogemm.errors import DeviceError
 from isogemm.forms import convert as forms
-from isogemm.operands.device_array import Device, Ghost
+from isogemm.operands.device_array import DeviceArray, DeviceId
 
 pytestmark = pytest.mark.usefixtures("pretended")
 CHAINS = {F32: "fma/chain", BF16: "tensor_core:sm90/chain", F16: "tensor_core:sm90/chain"}
 relaxed = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def test_a_ghost_is_never_read():
+def test_a_device_array_is_never_read():
     x = nowhere(values((4, 6)))
-    assert "Ghost(float32 [6, 4]" in repr(x.T) == str(x.T) == f"{x.T}"
+    assert "DeviceArray(float32 [6, 4]" in repr(x.T) == str(x.T) == f"{x.T}"
     for use in (
         lambda: x + 1, lambda: x == x, lambda: np.isnan(x), lambda: x.copy(), lambda: x.astype(BF16),
         lambda: x.tolist(), lambda: bool(x[:1, :1]), lambda: x.__setitem__(0, 1), lambda: x.__reduce__(),
@@ -32,7 +32,7 @@ def test_a_ghost_is_never_read():
             use()
 
 
-def test_readers_of_the_host_refuse_ghosts():
+def test_readers_of_the_host_refuse_device_arrays():
     with pytest.raises(DeviceError, match="cuda:0"):
         isogemm.operands.views.array("x", nowhere(values((4, 6))))
 
@@ -62,7 +62,7 @@ def test_broadcasts(a, b, dtype, pretended):  # noqa: F811
     x, y = values(a, dtype, seed=1), values(b, dtype, seed=2)
     want = stacked(x, y, CHAINS[dtype])
     got = isogemm.matmul(at_home(x), at_home(y))
-    assert isinstance(got, Ghost)
+    assert isinstance(got, DeviceArray)
     assert_same(read(got), want)
     if not want.size or a[-1] == 0:
         assert not pretended.chosen
@@ -124,7 +124,7 @@ def test_accumulate_starts_from_c(k):
     a, b, c = values((3, k), BF16, seed=1), values((k, 4), BF16, seed=2), values((3, 4), seed=3, special=True)
     want = product(a, b, CHAINS[BF16], c=c, accumulate=True, out_dtype=F32)
     out = c.copy()
-    assert isinstance(isogemm.matmul(at_home(a), at_home(b), out=at_home(out), accumulate=True), Ghost)
+    assert isinstance(isogemm.matmul(at_home(a), at_home(b), out=at_home(out), accumulate=True), DeviceArray)
     assert_same(out, want)
     assert_same(read(isogemm.gemm(at_home(a), at_home(b), at_home(c), accumulate=True)), want)
 
@@ -173,7 +173,7 @@ def test_devices_do_not_mix():
     with pytest.raises(DeviceError, match=r"got: cpu and cuda:0; .*a\.to"):
         isogemm.matmul(a, nowhere(b))
     with pytest.raises(DeviceError, match="cuda:0 and cuda:1"):
-        isogemm.gemm(nowhere(a), nowhere(b), out=nowhere(poisoned((2, 2)), Device("cuda", 1)))
+        isogemm.gemm(nowhere(a), nowhere(b), out=nowhere(poisoned((2, 2)), DeviceId("cuda", 1)))
     with pytest.raises(DeviceError, match=r"a\[0\] and b\[1\]"):
         isogemm.gemm_batched([nowhere(a)] * 2, [nowhere(b), b])
     with pytest.raises(DeviceError, match="cuda:0 and cpu"):
@@ -205,7 +205,7 @@ def test_blas_calls_on_flat_buffers(pretended):  # noqa: F811
     call = ("N", "T", m, n, k, 0.5)
     blas.gemm_strided_batched(*call, a, m, b, n, 0.0, want, m, m * k, k * n, m * n, 2)
     ga, gb = at_home(a), at_home(b)
-    assert isinstance(blas.gemm_strided_batched(*call, ga, m, gb, n, 0.0, at_home(c), m, 15, 20, 12, 2), Ghost)
+    assert isinstance(blas.gemm_strided_batched(*call, ga, m, gb, n, 0.0, at_home(c), m, 15, 20, 12, 2), DeviceArray)
     assert_same(c, want)
     c[:] = np.nan
     blas.gemm_batched(*call, ga, m, gb, n, 0.0, at_home(c), m, [0, 15], [0, 20], [0, 12])
@@ -222,7 +222,7 @@ def test_describe_runs(layout):
     a, b = laid(values((3, 5), seed=1), layout), values((2, 5, 4), seed=2)
     call = blas.describe(at_home(a), at_home(b))
     begins = [line for line in str(blas.describe(a, b)).splitlines() if "begins" not in line]
-    assert str(call).splitlines() == begins  # where a view begins in its buffer, a ghost's tensor says
+    assert str(call).splitlines() == begins  # where a view begins in its buffer, a device array's tensor says
     assert_same(read(call.run()), stacked(a, b))
     out = laid(poisoned((2, 3, 4)), "stepped")
     blas.describe(at_home(a), at_home(b), at_home(out)).run()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....operands.prepared import PreparedWeight
 from ..emit.target import target
 
 __all__ = ["PackedWeight", "prepare"]
@@ -16,7 +17,7 @@ ALIGN = 64
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
-class PackedWeight:
+class PackedWeight(PreparedWeight):
     """A weight w [n, k] laid out for this CPU's kernels; a copy of w, in w's dtype.
 
     Attributes

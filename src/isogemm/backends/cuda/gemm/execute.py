@@ -1,4 +1,4 @@
-"""Runs validated products on a CUDA device: ghosts in, launches on torch's current stream out.
+"""Runs validated products on a CUDA device: device arrays in, launches on torch's current stream out.
 
 The planner chooses a kernel for a `Product`; this module says what the product is and where its operands lie. Nothing
 waits for the device, and all of it may be captured into a graph.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ....contract.spec import Contract
 from ....operands.cuda import current_stream, tensor
-from ....operands.device_array import Device
+from ....operands.device_array import DeviceId
 from ....problem.product import Addresses, Launch, Product, Strides
 
 __all__ = ["Executor", "choose", "pose", "run_loop", "runner"]
@@ -28,14 +28,14 @@ class Executor:
 
     Attributes
     ----------
-    place : Device
+    place : DeviceId
     trace : list of (Launch, Product, Addresses), (runner, items, None) or (None, None, None)
         What this call launched: one product, a list of them, or the sums over an empty K.
     """
 
     __slots__ = ("place", "trace")
 
-    def __init__(self, place: Device) -> None:
+    def __init__(self, place: DeviceId) -> None:
         self.place = place
         self.trace: list[tuple[Any, Any, Addresses | None]] = []
 
@@ -111,13 +111,6 @@ def choose(product: Product, device: int) -> Launch:
 
 _MOST = 8192
 _launches: dict[tuple[Product, float, Any], Launch] = {}
-
-
-def default_contract(device: int, dtype: str) -> Contract:
-    """The contract of operands of `dtype` where none is asked for: of the device's own tensor cores, or ``fma``."""
-    from .choose import default_contract_of
-
-    return default_contract_of(device, dtype)
 
 
 def runner(items: Sequence[tuple[Product, Addresses]]) -> Callable[..., None]:

@@ -1,6 +1,6 @@
 """The short path for lists of torch CUDA tensors: pointer arrays and groups of a kind seen before.
 
-As `front`, with one key for the whole list. Validating and describing a group of 64 products costs milliseconds the
+As `calls`, with one key for the whole list. Validating and describing a group of 64 products costs milliseconds the
 long way, several times what the device needs for a layer of experts.
 """
 
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....operands.views import is_traced
+from ....operands.tensors import KINDS, is_traced, ready
 from ....problem.product import Addresses, Product
-from .. import calls as front
+from .. import calls
 from ..pointers import PointerArray
 
 __all__ = ["call", "forget", "remember"]
 
 Counts = NDArray[np.int64]
 _MOST = 512
-_entries: dict[tuple[Any, ...], Entry] = {}
+_entries: dict[tuple[Any, ...], SeenList] = {}
 
 
-class Entry(NamedTuple):
+class SeenList(NamedTuple):
     """The products of a list, and what its results are made of."""
 
     products: tuple[Product, ...]
@@ -47,7 +47,7 @@ def call(form: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
     form : str
     a, b, bias, out : object
     options : (accumulate, ...)
-        As in `front.call`.
+        As in `isogemm.backends.cuda.calls.call`.
     """
     groups = (a, b) if out is None else (a, b, out)
     try:
@@ -60,7 +60,7 @@ def call(form: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
     _, where, at_bias = looked
     if out is None:
         try:
-            flat = front._empty_strided((entry.elements,), (1,), **entry.like)
+            flat = calls._empty_strided((entry.elements,), (1,), **entry.like)
         except RuntimeError:  # no memory: the long way says so in our words
             return None
         base, item = flat.data_ptr(), flat.element_size()
@@ -77,16 +77,15 @@ def call(form: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
         (product, Addresses(x, y, z, start, at_bias))
         for product, x, y, z, start in zip(entry.products, *where, c, strict=True)
     ]
-    entry.run(items, entry.device, front._raw_stream(entry.device))
+    entry.run(items, entry.device, calls._raw_stream(entry.device))
     return results
 
 
 def _look(groups: tuple[Any, ...], bias: Any) -> tuple[tuple[Any, ...], list[Sequence[int]], int] | None:
     """(key, addresses of each group, of the bias), or None where no key can stand for these operands."""
-    graded, kinds = front._grad_enabled, front.KINDS
-    if not kinds or is_traced():
+    if not KINDS or is_traced():
         return None
-    graded = graded()
+    graded = calls._grad_enabled()
     key: list[Any] = []
     where: list[Sequence[int]] = []
     common = 128
@@ -100,7 +99,7 @@ def _look(groups: tuple[Any, ...], bias: Any) -> tuple[tuple[Any, ...], list[Seq
             return None
         addresses = []
         for x in group:
-            if type(x) not in kinds or x.is_neg() or (graded and x.requires_grad):
+            if type(x) not in KINDS or x.is_neg() or (graded and x.requires_grad):
                 return None
             address = x.data_ptr()
             if not address:
@@ -126,7 +125,7 @@ def _apart(where: Counts, spans: Counts, at_bias: int, bias: Any) -> bool:
         return False
     begins, ends = starts[:2].ravel(), stops[:2].ravel()
     if bias is not None:
-        begins, ends = np.append(begins, at_bias), np.append(ends, at_bias + front.span(bias))
+        begins, ends = np.append(begins, at_bias), np.append(ends, at_bias + calls.span(bias))
     # The last output that begins before a read ends is the only one that can meet it, and the outputs are apart.
     last = np.searchsorted(low, ends, side="left") - 1
     return not ((last >= 0) & (high[last] > begins)).any()
@@ -137,7 +136,7 @@ def forget() -> None:
     _entries.clear()
 
 
-def remember(form: str, operands: tuple[Any, ...], options: tuple[Any, ...], results: Any, backend: Any) -> None:
+def remember(form: str, operands: tuple[Any, ...], options: tuple[Any, ...], results: Any, device: Any) -> None:
     """Enter a call that took the long way, if all its items went to the device together.
 
     Parameters
@@ -145,12 +144,12 @@ def remember(form: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
     operands : (a, b, bias, out)
     results : object
         What the call returned.
-    backend : Executor
+    device : Executor
     """
     a, b, bias, out = operands
-    if len(backend.trace) != 1 or backend.trace[0][0] is None or not front.ready():
+    if len(device.trace) != 1 or device.trace[0][0] is None or not ready():
         return
-    run, items, _ = backend.trace[0]
+    run, items, _ = device.trace[0]
     if not isinstance(items, list) or len(items) != len(results):
         return
     looked = _look((a, b) if out is None else (a, b, out), bias)
@@ -163,7 +162,7 @@ def remember(form: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
         return
     if any(at.c not in (0, at.out) or at.bias != at_bias for _, at in items):
         return
-    _enter((form, options, key), items, run, backend.place.ordinal, (a, b, results), where, fresh=out is None)
+    _enter((form, options, key), items, run, device.place.ordinal, (a, b, results), where, fresh=out is None)
 
 
 def _enter(
@@ -187,7 +186,7 @@ def _enter(
             places.append((tuple(x.shape), x.stride(), (address - first) // item))
             align |= address - first
         align &= -align
-    _entries[key] = Entry(
+    _entries[key] = SeenList(
         tuple(replace(product, align=align) for product, _ in items),
         run,
         device,
@@ -200,4 +199,4 @@ def _enter(
 
 
 def _spans(group: Any) -> list[int]:
-    return [group.span] * len(group) if type(group) is PointerArray else [front.span(x) for x in group]
+    return [group.span] * len(group) if type(group) is PointerArray else [calls.span(x) for x in group]

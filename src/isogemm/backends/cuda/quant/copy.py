@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ....errors import DeviceError, LimitError, OptionError
-from ....operands.device_array import HOST, Device
-from ....operands.views import is_traced
+from ....operands.device_array import HOST, DeviceId
+from ....operands.tensors import is_traced
 from .. import calls as front
 from .layout import FORMATS, ROWS, Packed, layout
 
@@ -29,7 +29,7 @@ _MOST = 512  # calls that a copy remembers
 _age = 0  # grows when kernels are to be chosen anew
 
 
-def place_of(device: Any) -> Device:
+def place_of(device: Any) -> DeviceId:
     """The place that a device's name, number or torch's object stands for.
 
     Raises
@@ -37,7 +37,7 @@ def place_of(device: Any) -> Device:
     DeviceError
         There is none, or torch cannot use it.
     """
-    if isinstance(device, Device):
+    if isinstance(device, DeviceId):
         kind, index = device.kind, str(device.ordinal)
     elif type(device) is int:
         kind, index = "cuda", str(device)
@@ -54,8 +54,8 @@ def place_of(device: Any) -> Device:
     if not index:
         import torch
 
-        return Device("cuda", torch.cuda.current_device())
-    return Device("cuda", int(index))
+        return DeviceId("cuda", torch.cuda.current_device())
+    return DeviceId("cuda", int(index))
 
 
 @functools.cache
@@ -118,7 +118,7 @@ class DeviceCopy:
 
     Attributes
     ----------
-    place : Device
+    place : DeviceId
     packed : Packed or None
         None where the format has no blocks.
     native : tensor or None
@@ -130,7 +130,7 @@ class DeviceCopy:
     __slots__ = ("_host", "calls", "format", "native", "packed", "place", "shape")
 
     def __init__(
-        self, place: Device, host: QuantizedMatrix | None, fmt: str, shape: tuple[int, int], packed: Packed | None,
+        self, place: DeviceId, host: QuantizedMatrix | None, fmt: str, shape: tuple[int, int], packed: Packed | None,
         native: Any,
     ) -> None:  # fmt: skip
         self.place, self.format, self.shape, self.packed, self.native = place, fmt, shape, packed, native
@@ -272,7 +272,7 @@ def forget() -> None:
     _age += 1
 
 
-def upload(matrix: QuantizedMatrix, place: Device, *, native: bool = False, there: Any = None) -> DeviceCopy:
+def upload(matrix: QuantizedMatrix, place: DeviceId, *, native: bool = False, there: Any = None) -> DeviceCopy:
     """The bytes of a matrix on a device, laid out for the kernels.
 
     Parameters
@@ -321,7 +321,7 @@ def adopt(data: Any, fmt: str, n: int, k: int) -> DeviceCopy:
     LimitError
         Its bytes are not those of such a matrix.
     """
-    place = Device("cuda", data.get_device())
+    place = DeviceId("cuda", data.get_device())
     if fmt in _FLOATS:
         return DeviceCopy(place, None, fmt, (n, k), None, data)
     lay = layout(fmt)
@@ -336,7 +336,7 @@ def adopt(data: Any, fmt: str, n: int, k: int) -> DeviceCopy:
     return DeviceCopy(place, None, fmt, (n, k), settle(Packed(data, lay, n, k)), None)
 
 
-def _uploaded(rows: Any, place: Device) -> Any:
+def _uploaded(rows: Any, place: DeviceId) -> Any:
     """A host's bytes as a tensor on a device; files mapped read-only too."""
     import torch
 

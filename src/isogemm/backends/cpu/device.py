@@ -1,0 +1,87 @@
+"""The host as a device: NumPy's memory, or torch's where operands are its tensors, and the kernels of this folder."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.limits import physical_memory
+from ...errors import LimitError
+from ...operands import memory, tensors
+from ...operands.device_array import HOST, DeviceId
+from ...planner.device import Device
+from .gemm import execute
+from .gemm.packed import PackedWeight, prepare
+from .short import recall
+
+__all__ = ["HostDevice", "count", "current", "open_device", "recall", "usable"]
+
+Array = NDArray[Any]
+
+
+class HostDevice(Device):
+    """This machine's memory and processors."""
+
+    place, packed = HOST, PackedWeight
+    columns: ClassVar = {name: f"isogemm.backends.cpu.{name}.run" for name in ("quant", "rows", "attention")}
+    gemm = staticmethod(execute.gemm)
+    gemm_batched = staticmethod(execute.gemm_batched)
+    gemm_items = staticmethod(execute.gemm_items)
+
+    def memory(self) -> int:
+        return physical_memory()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError) as error:
+            raise LimitError(
+                "memory for the result", limit="what is free", value=list(shape), nearest="fewer rows"
+            ) from error
+
+    def contiguous(self, x: Array) -> Array:
+        return np.ascontiguousarray(x)
+
+    def assign(self, out: Array, x: Array) -> None:
+        out[...] = x
+
+    def result(self, x: Array, operands: tuple[Any, ...]) -> Any:
+        if any(tensors.is_tensor(operand) for operand in operands):
+            tensors.learn()
+            return tensors.to_tensor(x)
+        return x
+
+    def pack(self, w: Array) -> PackedWeight:
+        return prepare(w)
+
+
+class TensorHost(HostDevice):
+    """The same memory, allocated by torch: a storage of anybody else's can never be resized."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return memory.empty(shape, dtype)[1]
+
+
+_HOST, _TENSORS = HostDevice(), TensorHost()
+
+
+def open_device(place: DeviceId, tensors: bool = False) -> Device:
+    """The host, which keeps nothing of a call."""
+    return _TENSORS if tensors else _HOST
+
+
+def count() -> int:
+    """One."""
+    return 1
+
+
+def usable() -> int:
+    """One."""
+    return 1
+
+
+def current() -> int:
+    """The only one."""
+    return 0

@@ -1,0 +1,121 @@
+"""The short path for CPU tensors of torch: a product of one dtype by ``fma``, without the checks that others need."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ...base.dtypes import FLOAT32, NUMPY
+from ...contract.spec import Contract, as_contract
+from ...operands.memory import empty, view
+from ...operands.tensors import KINDS, when_seen
+from .gemm.execute import gemm, gemm_batched
+
+__all__ = ["recall"]
+
+_CHAIN = Contract()
+_SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
+_DTYPES: dict[Any, np.dtype[Any]] = {}
+when_seen(lambda torch: _DTYPES.update({getattr(torch, name): dtype for name, dtype in NUMPY.items()}))
+
+
+def _known(dtype: Any) -> np.dtype[Any] | None:
+    try:
+        return _DTYPES.get(dtype)
+    except TypeError:  # it cannot be looked up, whatever it is: the long path says what is wrong
+        return None
+
+
+def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
+    """The product, into a new tensor or, accumulated, into float32 `out`; None where the long way has to look."""
+    if b is None or type(b) not in KINDS:
+        return None
+    if len(options) == 3:
+        accumulate, contract, out_dtype = options
+        alpha = 1.0
+    else:
+        accumulate, contract, alpha, out_dtype, trans_a, trans_b = options
+        if trans_a != "N" or trans_b != "N":
+            return None
+    dtype = _DTYPES.get(a.dtype) if a.dtype is b.dtype else None
+    if dtype is None or (out is not None) is not (accumulate is True) or type(accumulate) is not bool:
+        return None
+    into = dtype if out_dtype is None else _known(out_dtype)
+    chosen = _CHAIN if contract is None else as_contract(contract)
+    if into is None or chosen.arithmetic != "fma" or (out is not None and out_dtype is not None):
+        return None
+    if b.get_device() >= 0 or ((a.requires_grad or b.requires_grad) and sys.modules["torch"].is_grad_enabled()):
+        return None
+    lead = None
+    if a.dim() != (3 if kind == "gemm_strided_batched" else 2):
+        if kind != "linear" or not a.is_contiguous() or a.dim() == 0:
+            return None
+        lead = a.shape[:-1]
+    xa, xb, xbias = view(a, dtype), view(b, dtype), None
+    if xa is None or xb is None or not (xa.flags.aligned and xb.flags.aligned):
+        return None
+    if lead is not None and xa.size:
+        xa = xa.reshape(-1, xa.shape[-1])
+    if xb.ndim != xa.ndim:
+        return None
+    if kind == "linear":
+        xb = xb.T
+    n = xb.shape[-1]
+    if bias is not None:
+        xbias = _viewed(bias)
+        if xbias is None or xbias.shape != (n,):
+            return None
+    if xa.ndim == 3:
+        if out is not None:
+            return None
+        return _stacked(xa, xb, xbias, into, chosen, alpha)
+    m, k = xa.shape
+    if k != xb.shape[0] or not 0 < m * n <= _SMALL:
+        return None
+    if out is not None:
+        return _accumulated(xa, xb, xbias, out, chosen, alpha)
+    found, result = empty((m, n) if lead is None else (*lead, n), into)
+    if lead is not None:
+        result = result.reshape(m, n)
+    gemm(xa, xb, result, contract=chosen, alpha=alpha, bias=xbias)
+    return found
+
+
+def _stacked(a: Any, b: Any, bias: Any, into: Any, contract: Contract, alpha: float) -> Any:
+    """a[i] @ b[i]; a matrix that all items share makes them one product, which is left to the long way."""
+    (count, m, k), n = a.shape, b.shape[-1]
+    shared = count > 1 and b.strides[0] == 0
+    if b.shape[:2] != (count, k) or shared or not 0 < count * m * n <= _SMALL:
+        return None
+    found, result = empty((count, m, n), into)
+    gemm_batched(a, b, result, contract=contract, alpha=alpha, bias=bias)
+    return found
+
+
+def _accumulated(a: Any, b: Any, bias: Any, out: Any, contract: Contract, alpha: float) -> Any:
+    """The walk that starts from `out`."""
+    target = _viewed(out)
+    if (
+        target is None
+        or contract.order.kind == "tree"
+        or target.dtype is not FLOAT32
+        or target.shape != (a.shape[0], b.shape[1])
+        or not target.flags.carray
+        or any(x is not None and np.may_share_memory(target, x) for x in (a, b, bias))
+    ):
+        return None
+    gemm(a, b, target, contract=contract, alpha=alpha, c=target, bias=bias, accumulate=True)
+    return out
+
+
+def _viewed(x: Any) -> Any:
+    """A CPU tensor as an array; None where it has no plain memory or takes part in a gradient."""
+    if type(x) not in KINDS or x.get_device() >= 0:
+        return None
+    if x.requires_grad and sys.modules["torch"].is_grad_enabled():
+        return None
+    dtype = _DTYPES.get(x.dtype)
+    found = None if dtype is None else view(x, dtype)
+    return found if found is None or found.flags.aligned else None

@@ -1,0 +1,160 @@
+"""DLPack's capsules read: the memory, shape, strides and type that a producer exports, bfloat16 included.
+
+NumPy's own reader refuses bfloat16. A capsule is never marked as consumed: dropping it runs the producer's deleter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32, supported
+from ..errors import DTypeError, IsogemmError, LayoutError
+from .device_array import foreign_device
+
+__all__ = ["Exported", "exported", "from_dlpack"]
+
+Array = NDArray[Any]
+
+_CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost: page-locked host memory
+_READ_ONLY = 1  # flag of a versioned DLPack tensor
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned of dlpack.h; the unversioned struct begins with the DLTensor."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+# Prototypes of our own: setting argtypes on ctypes.pythonapi would change them for the whole process.
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+class _Capsule:
+    """Owner of a DLPack capsule, which is never marked as consumed: dropping it runs the producer's deleter."""
+
+    def __init__(self, capsule: Any, interface: dict[str, Any]) -> None:
+        self.capsule, self.__array_interface__ = capsule, interface
+
+
+_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+_DLPACK_TYPES = {(2, 32, 1): ("<f4", FLOAT32), (2, 16, 1): ("<f2", FLOAT16), (4, 16, 1): ("<u2", BFLOAT16)}
+
+
+class Exported(NamedTuple):
+    """What a DLPack capsule says; the memory lives as long as the capsule."""
+
+    capsule: Any
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    typestr: str
+    dtype: np.dtype[Any]
+    read_only: bool
+
+
+def from_dlpack(name: str, x: Any) -> Array:
+    """An ndarray over a DLPack producer's host memory, bfloat16 (which `numpy.from_dlpack` refuses) included.
+
+    Raises
+    ------
+    DeviceError, DTypeError, LayoutError
+    """
+    if int(x.__dlpack_device__()[0]) not in _CPU_DEVICES:
+        raise foreign_device(name, f"DLPack device {tuple(int(v) for v in x.__dlpack_device__())}")
+    e = exported(name, x)
+    if 0 in e.shape:
+        return np.empty(e.shape, e.dtype)
+    interface = {
+        "version": 3,
+        "shape": e.shape,
+        "typestr": e.typestr,
+        "data": (e.address, e.read_only),
+        "strides": e.strides,
+    }
+    return np.asarray(_Capsule(e.capsule, interface)).view(e.dtype)
+
+
+def exported(name: str, x: Any, **options: Any) -> Exported:
+    """The capsule of a DLPack producer, read; `options` (a stream) go to its ``__dlpack__``.
+
+    Raises
+    ------
+    DTypeError, LayoutError
+    """
+    capsule = _capsule(name, x, options)
+    tensor, read_only = _parse(name, capsule)
+    key = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+    if key not in _DLPACK_TYPES:
+        raise DTypeError(
+            f"dtype of {name}",
+            limit=supported("int8" if key[0] != 6 and key[1] <= 8 else ""),
+            value=_CODES.get(key[0], "") + f"{key[1]} (DLPack code {key[0]} with {key[1]} bits and {key[2]} lanes)",
+            nearest="float32",
+        )
+    typestr, dtype = _DLPACK_TYPES[key]
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)) if tensor.strides else None
+    return Exported(capsule, int(tensor.data or 0) + tensor.byte_offset, shape, strides, typestr, dtype, read_only)
+
+
+def _capsule(name: str, x: Any, options: dict[str, Any]) -> Any:
+    try:
+        try:
+            return x.__dlpack__(max_version=(1, 1), copy=False, **options)
+        except TypeError:  # a producer from before DLPack 1.0
+            return x.__dlpack__(**options)
+    except IsogemmError:
+        raise
+    except Exception as error:
+        raise LayoutError(
+            f"{name}", limit="memory that DLPack can export", value=str(error), nearest=f"np.asarray({name})"
+        ) from error
+
+
+def _parse(name: str, capsule: Any) -> tuple[_Tensor, bool]:
+    if _is_valid(capsule, b"dltensor_versioned"):
+        versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        if versioned.major == 1:
+            return versioned.tensor, bool(versioned.flags & _READ_ONLY)
+        value = f"version {versioned.major}.{versioned.minor}"
+    elif _is_valid(capsule, b"dltensor"):
+        return _Tensor.from_address(_get_pointer(capsule, b"dltensor")), False
+    else:
+        value = "an unknown capsule"
+    raise LayoutError(f"DLPack capsule of {name}", limit="version 0 or 1", value=value, nearest=f"np.asarray({name})")

@@ -1,0 +1,46 @@
+"""Operands that a backend looked at once for many calls; the public calls take them beside arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .device_array import HOST, DeviceId
+
+__all__ = ["MatrixList", "PreparedWeight"]
+
+
+class PreparedWeight:
+    """A weight [n, k] as `isogemm.pack` returns it.
+
+    Attributes
+    ----------
+    shape : (int, int)
+    dtype : dtype
+    """
+
+    __slots__ = ()
+
+    @property
+    def place(self) -> DeviceId:
+        """The weight's device."""
+        return HOST
+
+    @property
+    def array(self) -> Any:
+        """The weight as an array, where products read it as one; None where they take the prepared weight itself."""
+        return None
+
+
+class MatrixList:
+    """Matrices of one shape by their addresses, for `isogemm.gemm_batched`.
+
+    Attributes
+    ----------
+    place : DeviceId
+    views : list of arrays [rows, columns]
+    """
+
+    place: DeviceId
+    views: list[NDArray[Any]]

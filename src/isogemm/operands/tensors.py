@@ -1,0 +1,198 @@
+"""torch's tensors as operands: which are taken, and the memory of those on the CPU. Imports no torch of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.dtypes import BFLOAT16, TORCH, supported
+from ..errors import DTypeError, LayoutError, OptionError
+from .device_array import foreign_device
+from .memory import tensor_of, view
+
+__all__ = [
+    "KINDS",
+    "check_tensor",
+    "check_untraced",
+    "from_tensor",
+    "is_tensor",
+    "is_traced",
+    "learn",
+    "memory",
+    "ready",
+    "to_tensor",
+    "when_seen",
+]
+
+Array = NDArray[Any]
+
+
+KINDS: dict[type, None] = {}
+"""torch's tensor types, once one was seen: importing torch is not ours to do."""
+_waiting: list[Callable[[Any], Any]] = []
+
+
+def when_seen(take: Callable[[Any], Any]) -> None:
+    """Call `take` with torch once somebody has passed a tensor: short paths take torch's functions by it."""
+    _waiting.append(take)
+    if KINDS:
+        take(sys.modules["torch"])
+
+
+def learn() -> None:
+    """Somebody has passed a tensor: from now on the short paths are asked."""
+    if not KINDS:
+        torch = sys.modules["torch"]
+        for take in _waiting:
+            take(torch)
+        KINDS.update({torch.Tensor: None, torch.nn.Parameter: None})
+
+
+def ready() -> bool:
+    """Whether torch is there, and known."""
+    if "torch" in sys.modules:
+        learn()
+    return bool(KINDS)
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether `x` is a torch tensor. Never imports torch: who has none of its modules has no tensors."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def is_traced() -> bool:
+    """Whether torch records the calls of this thread, to run them again: by torch.jit.trace, or by make_fx.
+
+    Either sees torch's operators alone. What is computed behind their back would be a constant of what was recorded.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    if torch._C._get_tracing_state() is not None:
+        return True
+    proxy = torch._C._TorchDispatchModeKey.PROXY
+    return bool(torch._C._len_torch_dispatch_stack()) and torch._C._get_dispatch_mode(proxy) is not None
+
+
+def check_untraced(name: str) -> None:
+    """Raise where a result would become a constant of a trace.
+
+    Raises
+    ------
+    OptionError
+    """
+    if is_traced():
+        raise OptionError(
+            f"{name} under torch.jit.trace or make_fx",
+            limit="eager code: the result would be a constant of the trace",
+            value="a trace",
+            nearest="functions and layers of isogemm.torch, which are operators there; or torch.compile",
+        )
+
+
+def check_tensor(name: str, x: Any) -> None:
+    """Raise unless a torch tensor is dense, outside the gradient's graph and any trace, and of a supported dtype.
+
+    Raises
+    ------
+    LayoutError, OptionError, DTypeError
+    """
+    torch = sys.modules["torch"]
+    if x.layout is not torch.strided:
+        raise LayoutError(f"{name}", limit="a dense tensor", value=str(x.layout), nearest=f"{name}.to_dense()")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise OptionError(
+            f"{name}",
+            limit="a tensor outside the gradient's graph",
+            value="requires_grad=True",
+            nearest=f"{name}.detach(), torch.no_grad(), or isogemm.torch.linear, which records gradients",
+        )
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise DTypeError(
+            f"dtype of {name}",
+            limit=supported(str(x.dtype)),
+            value=str(x.dtype),
+            nearest="torch.float32",
+        )
+    watched = torch._C  # most calls look no further
+    if watched._get_tracing_state() is not None or watched._len_torch_dispatch_stack():
+        check_untraced(name)
+
+
+def from_tensor(name: str, x: Any) -> Array:
+    """An ndarray over the memory of a CPU tensor that a product takes.
+
+    Raises
+    ------
+    DeviceError, LayoutError, OptionError, DTypeError
+    """
+    torch = sys.modules["torch"]
+    if x.device.type != "cpu":
+        raise foreign_device(name, str(x.device))
+    check_tensor(name, x)
+    dtype = TORCH[str(x.dtype)]
+    viewed = _plain(x, dtype) if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ else _unwrapped(x)
+    if viewed is None:
+        raise _no_memory(name, x)
+    return viewed
+
+
+def memory(name: str, x: Any) -> Array:
+    """An ndarray over a CPU tensor of any element type that NumPy has: indices, masks, sums to be written.
+
+    Raises
+    ------
+    LayoutError
+        The tensor has no memory that could be viewed.
+    """
+    viewed = _plain(x, np.dtype(str(x.dtype).removeprefix("torch.")))
+    if viewed is None:
+        raise _no_memory(name, x)
+    return viewed
+
+
+def _no_memory(name: str, x: Any) -> LayoutError:
+    value, nearest = type(x).__name__, f"{name}.contiguous()"
+    if sys.modules["torch"]._C._functorch.is_legacy_batchedtensor(x):
+        value, nearest = "a batch of gradients", "vectorize=False, one gradient at a time, or torch.func.jacrev"
+    return LayoutError(f"{name}", limit="a tensor with plain memory", value=value, nearest=nearest)
+
+
+def _plain(x: Any, dtype: np.dtype[Any]) -> Array | None:
+    viewed = view(x, dtype)
+    if viewed is None:  # what a finished transform of torch.func has left behind, torch's operators see through
+        try:
+            return view(x.detach(), dtype)
+        except RuntimeError:
+            return None
+    return viewed
+
+
+def _unwrapped(x: Any) -> Array | None:
+    """The memory of a wrapper around other tensors, which says itself what that is, or has none."""
+    torch = sys.modules["torch"]
+    try:
+        x = x.detach()
+        if x.dtype is torch.bfloat16:  # NumPy has no name for it: the same bits as uint16
+            words: Array = x.view(torch.uint16).numpy()
+            return words.view(BFLOAT16)
+        viewed: Array = x.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    return viewed
+
+
+def to_tensor(x: Array) -> Any:
+    """A torch tensor over the memory of an array that this package made: torch's own, where `memory` made it."""
+    torch = sys.modules["torch"]
+    found = tensor_of(x)
+    if found is not None:
+        return found
+    if x.dtype == BFLOAT16:
+        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(x)

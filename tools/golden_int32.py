@@ -41,16 +41,17 @@ def activations(kind: str, k: int, seed: int) -> Array:
 
 def kernels(fmt: Any) -> dict[str, Any]:
     """Configurations by name: warps alone and in turns, one and two tiles of rows of x, and tiles for many rows."""
-    from isogemm.backends.cuda.quant.integers.few import Few, Many
+    from isogemm.backends.cuda.quant.integers.few import FewCodes
+    from isogemm.backends.cuda.quant.integers.many import ManyCodes
 
     span = 128 if fmt.block == 32 else 256
     return {
-        "few alone": Few(2, 1, 2, 2),
-        "few in turns": Few(1, 3, 1, 2),
-        "few, x staged": Few(2, 1, 3, 2, 256, "staged"),
-        "few wide, in turns": Few(2, 2, 2, 2, span),
-        "many 128x32": Many(1, 4, 8, 1, 2),
-        "many 64x64": Many(2, 4, 2, 2, 2),
+        "few alone": FewCodes(2, 1, 2, 2),
+        "few in turns": FewCodes(1, 3, 1, 2),
+        "few, x staged": FewCodes(2, 1, 3, 2, 256, "staged"),
+        "few wide, in turns": FewCodes(2, 2, 2, 2, span),
+        "many 128x32": ManyCodes(1, 4, 8, 1, 2),
+        "many 64x64": ManyCodes(2, 4, 2, 2, 2),
     }
 
 
@@ -58,15 +59,12 @@ def run(x: Array, packed: Any, chosen: Any, floats: bool) -> Array:
     """Result bits [M, N]."""
     import torch
 
-    from isogemm.backends.cuda.quant import floats as quant_floats
-    from isogemm.backends.cuda.quant.integers import few as quant_int
+    from isogemm.backends.cuda.quant import floats as in_float32
+    from isogemm.backends.cuda.quant.integers import kernel as in_integers
 
     y = torch.full((len(x), packed.n), float("nan"), device="cuda")
     given = torch.from_numpy(x).cuda()
-    if floats:
-        quant_floats.run(given, packed, y)
-    else:
-        quant_int.run(given, packed, y, chosen=chosen)
+    (in_float32 if floats else in_integers).KERNEL.run(given, packed, y, None, chosen)
     return y.view(torch.int32).cpu().numpy().view(np.uint32)
 
 
@@ -74,7 +72,7 @@ def record(folder: Path, seed: int) -> int:
     """Draw, multiply, compare the kernels, write both files."""
     import torch
 
-    from isogemm.backends.cuda.quant import layout as quant_layout
+    from isogemm.backends.cuda.quant.layout import Packed, layout, pack
 
     arrays: dict[str, Array] = {}
     used: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -86,8 +84,8 @@ def record(folder: Path, seed: int) -> int:
     for fmt in WEIGHTS:
         k = K[fmt.block]
         rows = arrays[f"{fmt.name}.w"] = blocks(fmt, N, k // fmt.block, seed)
-        data = torch.from_numpy(quant_layout.pack(rows, fmt)).cuda()
-        packed = quant_layout.Packed(data, quant_layout.layout(fmt), N, k)
+        data = torch.from_numpy(pack(rows, fmt)).cuda()
+        packed = Packed(data, layout(fmt), N, k)
         for kind in KINDS:
             name, x = f"{fmt.name}-{kind}", arrays[f"{kind}-{fmt.block}.x"]
             names.append(name)

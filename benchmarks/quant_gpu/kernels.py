@@ -11,7 +11,7 @@ PLAIN = "dequantized weights, plain product"
 
 
 def kernel_of(call: Callable[[int], Any]) -> str:
-    """Modules and configurations; where no kernel was chosen, the weights were dequantized for a plain product.
+    """Kernels and configurations; where no kernel was chosen, the weights were dequantized for a plain product.
 
     Whatever goes wrong becomes words: times and bits do not depend on a name.
     """
@@ -22,10 +22,9 @@ def kernel_of(call: Callable[[int], Any]) -> str:
 
 
 def _watched(call: Callable[[int], Any]) -> str:
-    from isogemm.backends.cuda.quant import copy as quant
-    from isogemm.backends.cuda.quant import family as quant_choose
+    from isogemm.backends.cuda.quant import copy, family
 
-    module: Any = quant_choose
+    module: Any = family
     true, found = module.choose, list[str]()
 
     def watched(case: Any, *rest: Any) -> Any:
@@ -33,7 +32,7 @@ def _watched(call: Callable[[int], Any]) -> str:
         found.append(PLAIN if chosen is None else _words(case, chosen))
         return chosen
 
-    quant.forget()  # a call that was seen before does not choose again
+    copy.forget()  # a call that was seen before does not choose again
     module.choose = watched
     try:
         call(0)
@@ -43,5 +42,4 @@ def _watched(call: Callable[[int], Any]) -> str:
 
 
 def _words(case: Any, chosen: Any) -> str:
-    module = str(getattr(chosen.call, "__module__", "")).rpartition(".")[2]
-    return f"{case.path} {module} [{chosen.config}]"
+    return f"{case.path} {chosen.kernel.name.removeprefix('quant ')} [{chosen.config}]"

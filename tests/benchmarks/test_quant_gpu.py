@@ -252,16 +252,16 @@ def test_a_peer_is_tuned_once_for_each_weight_and_its_error_is_said():
 
 def test_the_kernel_of_a_row_is_the_one_that_the_call_chose(monkeypatch):
     from isogemm.backends.cuda.quant import copy as quant
-    from isogemm.backends.cuda.quant import family as quant_choose
+    from isogemm.backends.cuda.quant import family
 
     aged = []
     monkeypatch.setattr(quant, "forget", lambda: aged.append(1))
-    chosen = quant.Run(kernel_of, None, (1, 2), None)
-    monkeypatch.setattr(quant_choose, "choose", true := lambda case, *_: chosen if case.m == 1 else None)
+    chosen = family.QuantRun(SimpleNamespace(name="quant few"), None, (1, 2), None, None)
+    monkeypatch.setattr(family, "choose", true := lambda case, *_: chosen if case.m == 1 else None)
     one, many = SimpleNamespace(path="same", m=1), SimpleNamespace(path="same", m=9)
-    assert kernel_of(lambda i: quant_choose.choose(one, None)) == "same quant_gpu_kernels [(1, 2)]"
-    assert kernel_of(lambda i: quant_choose.choose(many, None)).startswith("dequantized weights")
-    assert quant_choose.choose is true
+    assert kernel_of(lambda i: family.choose(one, None)) == "same few [(1, 2)]"
+    assert kernel_of(lambda i: family.choose(many, None)).startswith("dequantized weights")
+    assert family.choose is true
     assert aged == [1, 1]
 
 

@@ -368,7 +368,7 @@ def test_tune_writes_a_table_and_goes_on(  # type: ignore[no-untyped-def]
 
     from isogemm.backends.cuda.driver import facts as device
     from isogemm.backends.cuda.gemm import choose
-    from isogemm.lab import gpu_bench
+    from isogemm.lab.gpu import bench as gpu_bench
     from isogemm.planner.tables import load
 
     bench = FakeBench(lambda name, m: 1.0)

@@ -18,7 +18,7 @@ from isogemm.planner.admission import Admissions
 from isogemm.planner.fingerprint import fingerprint
 from isogemm.planner.products import Chooser
 from isogemm.planner.records import Records
-from isogemm.planner.tables import Bucket, LibraryRange, Row, Table, Use
+from isogemm.planner.tables import Bucket, LibraryRange, Table, TunedRow, Use
 from isogemm.planner.trials import variant_of
 from isogemm.problem.numeric import numeric_key
 
@@ -31,7 +31,7 @@ def _unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def table(*uses: Use, product: Any = LINEAR, m: int = 4096, **changes: Any) -> Table:
-    row = Row(numeric_key(product), (Bucket(m, uses),), {1: 5.0, m: 50.0})
+    row = TunedRow(numeric_key(product), (Bucket(m, uses),), {1: 5.0, m: 50.0})
     stamp = {**H200, "golden": admission.golden_digest()}
     return replace(Table("t.json", stamp, "2026-11-21", "tensor_core:sm90", rows=(row,)), **changes)
 
@@ -57,7 +57,9 @@ def test_the_user_s_table_goes_before_a_shipped_one() -> None:
 
 
 def test_m_picks_the_bucket() -> None:
-    rows = Row(numeric_key(LINEAR), (Bucket(16, (Use("f", "a"),)), Bucket(64, (Use("f", "b"),))), {16: 1.0, 64: 2.0})
+    rows = TunedRow(
+        numeric_key(LINEAR), (Bucket(16, (Use("f", "a"),)), Bucket(64, (Use("f", "b"),))), {16: 1.0, 64: 2.0}
+    )
     here = chooser(FakeFamily("f", offered=("a", "b")), tables=[replace(table(), rows=(rows,))])
     assert [here.choose(LINEAR.with_m(m)).config for m in (1, 16, 17, 64, 1000)] == ["a", "a", "b", "b", "b"]
 

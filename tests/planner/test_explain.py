@@ -19,7 +19,7 @@ from isogemm.planner.admission import Admissions, golden_digest
 from isogemm.planner.explain import DevicePlan, explain_offline, explain_on
 from isogemm.planner.products import Chooser
 from isogemm.planner.records import Records
-from isogemm.planner.tables import Admitted, Bucket, Ceilings, LibraryRange, Row, Table, Use
+from isogemm.planner.tables import Admitted, Bucket, DeviceLimits, LibraryRange, Table, TunedRow, Use
 from isogemm.planner.trials import variant_of
 from isogemm.problem.numeric import numeric_key
 
@@ -29,9 +29,9 @@ TABLE = Table(
     {**H200, "golden": golden_digest()},
     "2026-11-21",
     "tensor_core:sm90",
-    Ceilings(4000.0, {"tensor_core": 800.0}),
+    DeviceLimits(4000.0, {"tensor_core": 800.0}),
     (
-        Row(
+        TunedRow(
             numeric_key(LINEAR),
             (Bucket(16, (Use("f", "small"),)), Bucket(4096, (Use("library", "algo"), Use("f", "large")))),
             {16: 8.0, 4096: 200.0},

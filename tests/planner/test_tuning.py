@@ -18,7 +18,7 @@ from isogemm.planner import records
 from isogemm.planner.admission import Admissions
 from isogemm.planner.products import Chooser
 from isogemm.planner.records import Records
-from isogemm.planner.tables import Bucket, Ceilings, Table, Use, dump, load
+from isogemm.planner.tables import Bucket, DeviceLimits, Table, Use, dump, load
 from isogemm.planner.trials import variant_of
 from isogemm.planner.tuning import Job, Wanted, merge, pose, pose_rows, tune
 from isogemm.problem.numeric import is_packed, numeric_key
@@ -51,8 +51,8 @@ class FakeBench:
         self.compared.append(product.m)
         return int(product.m >= min(self.wrong_from.values(), default=10**9))
 
-    def ceilings(self) -> Ceilings:
-        return Ceilings(3900.0, {"tensor_core": 800.0})
+    def ceilings(self) -> DeviceLimits:
+        return DeviceLimits(3900.0, {"tensor_core": 800.0})
 
 
 def chooser(*found: FakeFamily, folder: Path | None = None, **stamp: str) -> Chooser:

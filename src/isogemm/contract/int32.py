@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ContractError, DTypeError, ShapeError
-from .reference import canonical
+from .reference import canonical, walk
 from .spec import Contract, ContractLike, as_contract
 
-__all__ = ["Activations", "Codes", "evaluate", "quantize_activations"]
+__all__ = ["ActivationCodes", "Codes", "evaluate", "quantize_activations"]
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -64,7 +64,7 @@ class Codes:
 
 
 @dataclass(frozen=True, slots=True)
-class Activations:
+class ActivationCodes:
     """Quantized activations [m, k].
 
     Attributes
@@ -77,8 +77,8 @@ class Activations:
     d: Floats
 
 
-def quantize_activations(x: Array, block: int) -> Activations:
-    """Activations [m, k] in blocks of 32 (Q8_0) or 256 (Q8_K), each step rounded once in float32.
+def quantize_activations(x: Array, block: int) -> ActivationCodes:
+    """ActivationCodes [m, k] in blocks of 32 (Q8_0) or 256 (Q8_K), each step rounded once in float32.
 
     With A the largest magnitude of the block:
 
@@ -97,7 +97,7 @@ def quantize_activations(x: Array, block: int) -> Activations:
 
     Returns
     -------
-    Activations
+    ActivationCodes
     """
     from ..base.floating import ieee_defaults
 
@@ -121,7 +121,7 @@ def quantize_activations(x: Array, block: int) -> Activations:
             d = np.where(usable, np.float32(1) / r, np.float32(0))
         q = np.where(finite[..., None], q, np.float32(0))
         d = np.where(finite, d, np.float32(np.nan))
-    return Activations(q.astype(np.int8).reshape(m, k), d.astype(np.float32))
+    return ActivationCodes(q.astype(np.int8).reshape(m, k), d.astype(np.float32))
 
 
 def evaluate(x: Array, w: Codes, contract: ContractLike = "int32/chain", c: Floats | None = None) -> Floats:
@@ -159,20 +159,14 @@ def evaluate(x: Array, w: Codes, contract: ContractLike = "int32/chain", c: Floa
     with np.errstate(all="ignore"), ieee_defaults():
         a = quantize_activations(x, SHORT if w.block == SHORT else LONG)
         total = np.zeros((len(x), len(w.q)), np.float32) if c is None else np.array(c, np.float32)
-        leaves = chosen.order.leaves(x.shape[1], chosen.block)
-        if chosen.order.kind == "chain":
-            return canonical(_chain(a, w, total, *leaves[0]))
-        sums = [_chain(a, w, np.zeros_like(total), *leaf) for leaf in leaves]
-        if chosen.order.kind == "leaf":
-            for each in sums:  # order-critical: ascending
-                total = total + each
-            return canonical(total)
-        while len(sums) > 1:  # order-critical: neighbours meet, level by level
-            sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
-        return canonical(sums[0])
+
+        def chain(acc: Floats, start: int, stop: int) -> None:
+            acc[...] = _chain(a, w, acc, start, stop)
+
+        return canonical(walk(chain, total, x.shape[1], chosen))
 
 
-def _chain(a: Activations, w: Codes, acc: Floats, start: int, stop: int) -> Floats:
+def _chain(a: ActivationCodes, w: Codes, acc: Floats, start: int, stop: int) -> Floats:
     """Blocks of [start, stop) in ascending order."""
     for first in range(start, stop, w.block):
         b, span = first // w.block, slice(first, first + w.block)

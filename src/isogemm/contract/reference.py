@@ -87,7 +87,7 @@ def evaluate(
 
     with np.errstate(all="ignore"), ieee_defaults():
         chain = _chain(a, b, chosen, threads)
-        return canonical(_walk(chain, start, a.shape[1], chosen))
+        return canonical(walk(chain, start, a.shape[1], chosen))
 
 
 def epilogue(
@@ -183,7 +183,7 @@ def split_tf32(x: Array) -> tuple[Floats, Floats]:
     return hi, round_tf32(np.subtract(wide, hi, out=np.zeros_like(wide), where=finite))
 
 
-def _walk(chain: Chain, start: Floats, k: int, contract: Contract) -> Floats:
+def walk(chain: Chain, start: Floats, k: int, contract: Contract) -> Floats:
     """K by the order of the contract: `chain` adds one range of K to its first argument, in place."""
     order = contract.order
     leaves = order.leaves(k, contract.block)

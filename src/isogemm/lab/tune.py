@@ -123,7 +123,7 @@ def tune_device(
     from ..planner.tables import dump, load, user_table_path
     from ..planner.tuning import SWEEP, pose, tune
     from ..problem.numeric import numeric_key
-    from .gpu_bench import GpuBench, prepare_in_processes
+    from .gpu.bench import GpuBench, prepare_in_processes
 
     opened = open_device(DeviceId("cuda", device))
     here = opened.chooser

@@ -14,7 +14,7 @@ from ..problem.numeric import NumericPlan, is_packed, numeric_key
 from ..problem.product import Product
 from .admission import Admission
 from .products import Chooser
-from .tables import Ceilings, Hint, Row, Table, recommended, shipped_tables
+from .tables import DeviceLimits, Hint, Table, TunedRow, recommended, shipped_tables
 from .trials import NATIVE, variant_of
 
 __all__ = ["SCHEMA", "DevicePlan", "explain", "explain_offline", "explain_on"]
@@ -199,7 +199,7 @@ def _plan(product: Product, hint: Hint, admission: str, table: Table | None, dev
     """Put together what is known of a kernel."""
     p, order = product, product.contract.order
     leaves = len(order.leaves(p.k, p.contract.block))
-    bound_us, bound = _roofline(product, table.ceilings if table else Ceilings(0.0, {}))
+    bound_us, bound = _roofline(product, table.ceilings if table else DeviceLimits(0.0, {}))
     expected = hint.expected_us
     if expected is None and hint.row is not None and bound_us is not None and table is not None:
         expected = _scaled(product, hint.row, bound_us, table.ceilings)
@@ -210,7 +210,7 @@ def _plan(product: Product, hint: Hint, admission: str, table: Table | None, dev
     )  # fmt: skip
 
 
-def _roofline(product: Product, ceilings: Ceilings) -> tuple[float | None, str]:
+def _roofline(product: Product, ceilings: DeviceLimits) -> tuple[float | None, str]:
     """Microseconds below which the product cannot be done, and what sets them."""
     peaks: Mapping[str, float] = ceilings.tflops
     peak = peaks.get(product.contract.arithmetic.partition(":")[0])
@@ -223,7 +223,7 @@ def _roofline(product: Product, ceilings: Ceilings) -> tuple[float | None, str]:
     return max(memory, compute), "memory" if memory > compute else "compute"
 
 
-def _scaled(product: Product, row: Row, bound_us: float, ceilings: Ceilings) -> float | None:
+def _scaled(product: Product, row: TunedRow, bound_us: float, ceilings: DeviceLimits) -> float | None:
     """The time of a near product at the same M, brought to this one's bound; None where it is not near enough."""
     timed = row.microseconds(product.m)
     near, _ = _roofline(replace(product, n=row.key.n, k=row.key.k, batch=row.key.batch), ceilings)

@@ -209,7 +209,7 @@ class Chooser:
         for model in MODELS:
 
             def bits(
-                arithmetic: str, dtype_a: str, dtype_b: str, case: golden.Case, model: str = model
+                arithmetic: str, dtype_a: str, dtype_b: str, case: golden.GoldenCase, model: str = model
             ) -> golden.Array | None:
                 return golden.expected(model, dtype_a, dtype_b, case)
 

@@ -16,19 +16,30 @@ from numpy.typing import NDArray
 
 from ..base.dtypes import ITEMSIZE, NUMPY
 from ..contract import golden
-from ..contract.golden import Case
+from ..contract.golden import GoldenCase
 from ..contract.spec import Contract
 from ..problem.numeric import letter
 from ..problem.product import Addresses, Launch, Product, Strides
 from .bench import POISON, Bench, Buffer, Machine, among_poison, beside, difference
 from .family import Family
 
-__all__ = ["NATIVE", "POISON", "Buffer", "Machine", "ProductFamily", "code_of", "config_of", "try_config", "variant_of"]
+__all__ = [
+    "NATIVE",
+    "POISON",
+    "Buffer",
+    "Machine",
+    "ProductFamily",
+    "code_of",
+    "config_of",
+    "product_of",
+    "try_config",
+    "variant_of",
+]
 
 NATIVE = "tensor_core:native"
 
 Array = NDArray[Any]
-Accumulators = Callable[[str, str, str, Case], Array | None]
+Accumulators = Callable[[str, str, str, GoldenCase], Array | None]
 """(arithmetic, dtype of A, dtype of B, case) -> float32 bits of the case's block; None where nothing is known."""
 
 ALPHA, BETA = 1.7, 0.3  # of golden products: neither is exact, so every rounding shows
@@ -102,7 +113,36 @@ def variant_of(product: Product) -> str:
     return " ".join(parts)
 
 
-def shipped_accumulators(arithmetic: str, dtype_a: str, dtype_b: str, case: Case) -> Array | None:
+def product_of(variant: str) -> Product:
+    """Some product of a variant.
+
+    Raises
+    ------
+    ValueError
+        Not the text of one.
+    """
+    contract, types, letters, align, *rest = variant.split(" ")
+    said = dict(part.partition("=")[::2] for part in rest)
+    a, b, out = types.replace(">", "*").split("*")
+    c, letter_c, scale = said["c"].split(":") if "c" in said else ("", "", "")
+    bias, _, step = said.get("bias", "").partition(":")
+    (m, n, k), batch, base = (32, 64, 1024), 2 if "batched" in said else 1, align.removeprefix("align=").split("/")[0]
+
+    def lie(kind: str, rows: int, columns: int, dtype: str) -> Strides:
+        return _strides(kind, (batch, rows, columns), ITEMSIZE[dtype], align, False)[0]
+
+    found = Product(
+        m, n, k, a, b, out, Contract.parse(contract + "512" * contract.endswith("leaf")), lie(letters[0], m, k, a),
+        lie(letters[1], k, n, b), lie(letters[3], m, n, out), batch, lie(letter_c, m, n, c) if c else None, c or None,
+        bias or None, 3 if step == "strided" else 1, 2.0 if "alpha" in said else 1.0,
+        {"1": 1.0, "beta": 0.5}.get(scale, 0.0), scale == "accumulate", int(base),
+    )  # fmt: skip
+    if variant_of(found) != variant:
+        raise ValueError(f"{variant!r} is no variant of products: the nearest is {variant_of(found)!r}")
+    return found
+
+
+def shipped_accumulators(arithmetic: str, dtype_a: str, dtype_b: str, case: GoldenCase) -> Array | None:
     """The reference's bits, from the package's data."""
     return golden.expected(arithmetic, dtype_a, dtype_b, case)
 
@@ -110,7 +150,7 @@ def shipped_accumulators(arithmetic: str, dtype_a: str, dtype_b: str, case: Case
 def accumulators_by(bench: Bench, family: Family[Product, Launch]) -> Accumulators:
     """Accumulators computed by the device itself: by `family` on the plainest product there is."""
 
-    def run(arithmetic: str, dtype_a: str, dtype_b: str, case: Case) -> Array | None:
+    def run(arithmetic: str, dtype_a: str, dtype_b: str, case: GoldenCase) -> Array | None:
         contract = Contract(arithmetic, case.order)
         plain = Product(
             case.rows, case.columns, case.k, dtype_a, dtype_b, "float32", contract,
@@ -170,7 +210,7 @@ def try_config(
     return "" if longest >= 333 else "supports no golden product that is long enough to tell"
 
 
-def _cases(product: Product) -> Iterator[Case]:
+def _cases(product: Product) -> Iterator[GoldenCase]:
     name = product.contract.arithmetic
     small = golden.is_small(name, product.dtype_a, product.dtype_b)
     order = product.contract.order
@@ -180,7 +220,7 @@ def _cases(product: Product) -> Iterator[Case]:
             yield case
 
 
-def _sizes(case: Case, product: Product) -> tuple[tuple[int, int], ...]:
+def _sizes(case: GoldenCase, product: Product) -> tuple[tuple[int, int], ...]:
     """Rows and columns to expand a case to: one row, few, several ragged tiles, and more tiles than processors.
 
     Columns of whole cases are multiples of 16, as those of real products are: compilers make other code of them.
@@ -194,7 +234,7 @@ def _sizes(case: Case, product: Product) -> tuple[tuple[int, int], ...]:
     return (13, 72), (33, 24)
 
 
-def _is_whole(case: Case) -> bool:
+def _is_whole(case: GoldenCase) -> bool:
     """Whether K is a multiple of every tile; sizes and strides then are of 16 elements, as in most real products."""
     return case.k == 512
 
@@ -230,7 +270,7 @@ def _strides(kind: str, shape: tuple[int, ...], itemsize: int, align: str, whole
     return Strides(row, col, fit(item) if batch > 1 else 0), 0 if base == 128 else max(1, base // itemsize)
 
 
-def _pose(product: Product, case: Case, m: int, n: int, batch: int) -> Posed:
+def _pose(product: Product, case: GoldenCase, m: int, n: int, batch: int) -> Posed:
     """The golden product of this case with the variant of `product`."""
     align, k, whole = _alignment(product), case.k, _is_whole(case)
     rows = (np.arange(m) + 7 * np.arange(batch)[:, None]) % case.rows
@@ -282,7 +322,7 @@ def _outputs(bench: Bench, family: Family[Product, Launch], config: str, posed: 
     return target.read()
 
 
-def _with_epilogue(product: Product, case: Case, block: Array) -> Array:
+def _with_epilogue(product: Product, case: GoldenCase, block: Array) -> Array:
     """Output bits of the block, from its accumulators."""
     reads_c = product.c is not None and not product.accumulate
     if product.dtype_out == "float32" and product.alpha == 1 and product.dtype_bias is None and not reads_c:

@@ -73,7 +73,7 @@ class CudaDevice(Executor, Device):
         return choose.chooser(self.place.ordinal)
 
     @property
-    def facts(self) -> facts.Device:
+    def facts(self) -> facts.DeviceFacts:
         return facts.device(self.place.ordinal)
 
     def stream(self) -> int:

@@ -25,7 +25,7 @@ from tests.backends.cuda.gemm.fake_cublaslt import (
 
 from isogemm.backends.cuda.gemm.cublaslt import call as cublaslt_call
 from isogemm.backends.cuda.gemm.cublaslt import family as cublaslt
-from isogemm.backends.cuda.gemm.cublaslt.call import Call, as_call
+from isogemm.backends.cuda.gemm.cublaslt.call import CublasCall, as_call
 from isogemm.backends.cuda.gemm.cublaslt.family import CublasLt
 from isogemm.backends.cuda.gemm.cublaslt.search import Algorithm
 from isogemm.blas import describe
@@ -78,7 +78,7 @@ def test_call_on_flat_memory_is_the_product(layout: str, out: str, items: int) -
     assert np.array_equal(c, expected)
 
 
-def _interpret(call: Call, memory: dict[str, np.ndarray[Any, Any]]) -> None:
+def _interpret(call: CublasCall, memory: dict[str, np.ndarray[Any, Any]]) -> None:
     """What a column-major BLAS does with a call, on NumPy's memory."""
 
     def view(x: np.ndarray[Any, Any], matrix: cublaslt_call.Matrix) -> np.ndarray[Any, Any]:

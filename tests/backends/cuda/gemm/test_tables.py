@@ -12,7 +12,7 @@ from tests.backends.cuda import forced
 from tests.backends.cuda.device import DTYPES, Mode, check_sample, differing, draw, torch
 
 from isogemm.backends.cuda.gemm.choose import FAMILIES
-from isogemm.planner.tables import Row, Table, shipped_tables
+from isogemm.planner.tables import Table, TunedRow, shipped_tables
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ def test_an_h200_has_a_table() -> None:
 class Posed:
     """A row's product at one M."""
 
-    row: Row
+    row: TunedRow
     m: int
 
     @property

@@ -14,22 +14,25 @@ from isogemm.quant import FORMATS
 
 torch = pytest.importorskip("torch")
 
-from isogemm.backends.cuda import admitted  # noqa: E402
-from isogemm.backends.cuda.quant import family as quant_choose  # noqa: E402
-from isogemm.backends.cuda.quant import layout as quant_layout  # noqa: E402
+from isogemm.backends.cuda.driver import machine  # noqa: E402
+from isogemm.backends.cuda.quant import family  # noqa: E402
 from isogemm.backends.cuda.quant import trial as quant_trial  # noqa: E402
-from isogemm.backends.cuda.quant.family import Case, Kernel  # noqa: E402
+from isogemm.backends.cuda.quant.case import QuantCase  # noqa: E402
+from isogemm.backends.cuda.quant.kernel import QuantKernel  # noqa: E402
+from isogemm.backends.cuda.quant.layout import pack as packed_by_host  # noqa: E402
+from isogemm.base.dtypes import NUMPY  # noqa: E402
 from isogemm.errors import DeviceError  # noqa: E402
-from isogemm.planner import kernel_admission  # noqa: E402
-from isogemm.planner.kernel_admission import KernelAdmissions  # noqa: E402
+from isogemm.planner import admission  # noqa: E402
+from isogemm.planner.admission import Admissions  # noqa: E402
+from isogemm.planner.bench import Bench  # noqa: E402
 from isogemm.planner.records import Records  # noqa: E402
 
 CASES = [
-    Case("same", "Q4_K", "bfloat16", "bfloat16", None, 5, 4000, 512),
-    Case("same", "Q5_0", "float16", "float32", "float32", 1, 24, 96),
-    Case("same", "Q8_0", "bfloat16", "bfloat16", "bfloat16", 70, 77, 160),
-    Case("q8", "Q6_K", "float32", "float32", None, 17, 40, 768),
-    Case("fp32", "Q2_K", "bfloat16", "bfloat16", "float32", 33, 37, 256),
+    QuantCase("same", "Q4_K", "bfloat16", "bfloat16", None, 5, 4000, 512, "tensor_core:sm90"),
+    QuantCase("same", "Q5_0", "float16", "float32", "float32", 1, 24, 96, "tensor_core:sm90"),
+    QuantCase("same", "Q8_0", "bfloat16", "bfloat16", "bfloat16", 70, 77, 160, "tensor_core:sm90"),
+    QuantCase("q8", "Q6_K", "float32", "float32", None, 17, 40, 768, "int32"),
+    QuantCase("fp32", "Q2_K", "bfloat16", "bfloat16", "float32", 33, 37, 256, "fma"),
 ]
 
 
@@ -47,26 +50,39 @@ class Machine:
     def capturing(self):
         return self.busy
 
+    def put(self, flat):
+        tensor = torch.from_numpy(np.array(flat).view(f"i{flat.itemsize}"))
+        return SimpleNamespace(tensor=tensor, address=tensor.data_ptr(), read=lambda: tensor.numpy().view(flat.dtype))
+
 
 def pack(raw, fmt, n, k):
     """Packed bytes that remember their rows, for a kernel that unpacks nothing."""
-    data = torch.from_numpy(quant_layout.pack(raw.numpy()[:1], fmt))
+    data = torch.from_numpy(packed_by_host(raw.numpy()[:1], fmt))
     return SimpleNamespace(data=data, rows=raw.numpy(), format=fmt, n=n, k=k)
 
 
 def words(x) -> np.ndarray:
     """A tensor's numbers, by way of its bits."""
     name = str(x.dtype).removeprefix("torch.")
-    return x.view(torch.int16 if x.element_size() == 2 else torch.int32).numpy().view(quant_trial.TYPES[name])
+    return x.view(torch.int16 if x.element_size() == 2 else torch.int32).numpy().view(NUMPY[name])
 
 
-class Fake:
+class Fake(QuantKernel):
     """A kernel on the host, right or broken in one of several ways."""
 
-    def __init__(self, path: str, broken: str = ""):
-        self.path, self.broken, self.calls = path, broken, []
+    def __init__(self, path: str, broken: str = "", name: str = "fake"):
+        self.name, self.path, self.broken, self.calls = name, path, broken, []
 
-    def __call__(self, x, packed, out, bias, config):
+    def configure(self, case, multiprocessors):
+        return "c"
+
+    def build(self, case, config, device):
+        return None
+
+    def trial(self, bench, case, config):
+        return quant_trial.try_product(bench, case, 8, self.run, pack)
+
+    def run(self, x, packed, out, bias=None, config=None):
         self.calls.append(tuple(out.shape))
         given, rows, fmt = words(x), packed.rows, FORMATS[packed.format]
         distinct, at = np.unique(rows, axis=0, return_inverse=True)
@@ -99,14 +115,10 @@ class Fake:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_right_kernel_is_found_right(case):
     fake = Fake(case.path)
-    assert quant_trial.try_kernel(Machine(), Kernel("fake", "c", fake, 8), case, arithmetic(case), pack) == ""
+    assert fake.trial(Bench(Machine()), case, "c") == ""
     assert {m for m, _ in fake.calls} <= set(range(1, 80))
     assert (1 in {m for m, _ in fake.calls}) is (case.m == 1)
     assert any(n == min(case.n, 37) or case.wide for _, n in fake.calls)
-
-
-def arithmetic(case: Case) -> str:
-    return {"same": "tensor_core:sm90", "q8": "int32", "fp32": "fma"}[case.path]
 
 
 WAYS = ("order", "tile", "bit", "stray", "unwritten")
@@ -116,49 +128,44 @@ WAYS = ("order", "tile", "bit", "stray", "unwritten")
     ("case", "broken"), [*((CASES[2], way) for way in (*WAYS, "bias")), *((CASES[3], way) for way in WAYS)], ids=str
 )
 def test_a_broken_kernel_is_found_out(case, broken):
-    said = quant_trial.try_kernel(
-        Machine(), Kernel("fake", "c", Fake(case.path, broken), 8), case, arithmetic(case), pack
-    )
-    assert ("beside the result" if broken == "stray" else "differ, first out") in said
+    said = Fake(case.path, broken).trial(Bench(Machine()), case, "c")
+    assert ("beside out" if broken == "stray" else "differ, first out") in said
 
 
 def test_operands_tell_the_paths_apart():
     """A kernel of one path does not pass for another: other weights, another order, another rounding."""
-    for path, other in (("same", "fp32"), ("fp32", "q8"), ("q8", "fp32")):
-        case = Case(path, "Q5_1", "bfloat16", "float32", None, 9, 37, 512)
-        assert quant_trial.try_kernel(Machine(), Kernel("fake", "c", Fake(other), 8), case, arithmetic(case), pack)
+    for path, other, arithmetic in (
+        ("same", "fp32", "tensor_core:sm90"), ("fp32", "q8", "fma"), ("q8", "fp32", "int32"),
+    ):  # fmt: skip
+        case = QuantCase(path, "Q5_1", "bfloat16", "float32", None, 9, 37, 512, arithmetic)
+        assert Fake(other).trial(Bench(Machine()), case, "c")
 
 
 @pytest.fixture
 def device(monkeypatch, tmp_path):
     """The verdicts of a fake device, in a folder of their own, and kernels that a test chooses."""
-    found = KernelAdmissions(Machine(), Records(tmp_path))
-    monkeypatch.setattr(admitted, "admissions", lambda device: found)
-    monkeypatch.setattr(quant_trial, "try_kernel", lambda *a, **b: TRY(*a, **b, pack=pack))
+    found = Admissions(Machine(), Records(tmp_path))
+    monkeypatch.setattr(machine, "admissions", lambda device: found)
     monkeypatch.setattr(
         "isogemm.backends.cuda.driver.facts.device", lambda ordinal: SimpleNamespace(multiprocessors=132)
     )
     return found
 
 
-TRY = quant_trial.try_kernel
-
-
-def chosen(monkeypatch, *kernels):
-    monkeypatch.setattr(quant_choose, "kernels", lambda case, multiprocessors: iter(kernels))
-    return quant_choose.choose(CASES[3], SimpleNamespace(), "int32", 0)
+def chosen(monkeypatch, *kernels, case=CASES[3]):
+    monkeypatch.setattr(family, "KERNELS", kernels)
+    return family.choose(case, SimpleNamespace(), 0)
 
 
 def test_a_refused_kernel_serves_no_call(monkeypatch, device):
-    broken, right = Fake("q8", "bit"), Fake("q8")
-    kernels = [Kernel("broken", "c", broken, 8), Kernel("right", "c", right, 8)]
+    broken, right = Fake("q8", "bit", "broken"), Fake("q8", name="right")
     said = []
-    monkeypatch.setattr(kernel_admission, "notice", said.append)  # whatever other tests did to the logger
-    run = chosen(monkeypatch, *kernels)
+    monkeypatch.setattr(admission, "notice", said.append)  # whatever other tests did to the logger
+    run = chosen(monkeypatch, broken, right)
     assert run is not None
     count = len(broken.calls)
     assert len(said) == 1
-    assert "kernel broken" in said[0]
+    assert "broken" in said[0]
     assert "is not used" in said[0]
     before = len(right.calls)
     x, out = torch.zeros(2, 768), torch.empty(2, 40)
@@ -168,58 +175,67 @@ def test_a_refused_kernel_serves_no_call(monkeypatch, device):
     assert torch.isfinite(out).all()
     assert len(broken.calls) == count
     assert len(right.calls) == before + 1
-    assert run.bind(x, out, None) is None
+    assert run.launch is None
 
 
 def test_where_all_are_refused_there_is_none(monkeypatch, device):
-    assert chosen(monkeypatch, Kernel("broken", "c", Fake("q8", "order"), 8)) is None
+    assert chosen(monkeypatch, Fake("q8", "order")) is None
+    assert chosen(monkeypatch, Fake("fp32")) is None  # another path's
     assert chosen(monkeypatch) is None
 
 
 def test_verdicts_are_kept(monkeypatch, device, tmp_path):
     first = Fake("q8")
-    chosen(monkeypatch, Kernel("k", "c", first, 8))
+    chosen(monkeypatch, first)
     count = len(first.calls)
-    chosen(monkeypatch, Kernel("k", "c", first, 8))
+    chosen(monkeypatch, first)
     assert len(first.calls) == count
-    again = KernelAdmissions(Machine(), Records(tmp_path))
-    monkeypatch.setattr(admitted, "admissions", lambda device: again)
-    assert chosen(monkeypatch, Kernel("k", "c", first, 8)) is not None
+    again = Admissions(Machine(), Records(tmp_path))
+    monkeypatch.setattr(machine, "admissions", lambda device: again)
+    assert chosen(monkeypatch, first) is not None
     assert len(first.calls) == count
-    chosen(monkeypatch, Kernel("k", "another configuration", first, 8))
+    first.configure = lambda case, multiprocessors: "another configuration"
+    chosen(monkeypatch, first)
     assert len(first.calls) > count
 
 
 def test_nothing_is_tried_in_a_capture(monkeypatch, device):
     device.machine.busy = True
     with pytest.raises(DeviceError, match="capture"):
-        chosen(monkeypatch, Kernel("k", "c", Fake("q8"), 8))
+        chosen(monkeypatch, Fake("q8"))
 
 
 def test_a_kernel_that_cannot_run_is_passed_over(monkeypatch, device):
-    def fails(*_):
-        raise RuntimeError("no such device")
-
-    assert chosen(monkeypatch, Kernel("fails", "c", fails, 8), Kernel("k", "c", Fake("q8"), 8)) is not None
+    fails = Fake("q8", name="fails")
+    fails.run = lambda *_: 1 / 0
+    assert chosen(monkeypatch, fails, Fake("q8")).kernel.name == "fake"
 
 
 def test_packing_and_dequantizing_are_compared_too():
-    def right(raw, fmt, n, k):
-        return SimpleNamespace(data=torch.from_numpy(quant_layout.pack(raw.numpy(), fmt)), rows=raw.numpy(), format=fmt)
+    def right(raw, data, lay, n, k):
+        data.copy_(torch.from_numpy(packed_by_host(raw.numpy(), lay.format)))
 
-    def wrong(raw, fmt, n, k):
-        made = right(raw, fmt, n, k)
-        made.data[-1] ^= 1
-        return made
+    def wrong(raw, data, lay, n, k):
+        right(raw, data, lay, n, k)
+        data[-1] ^= 1
+
+    def stray(raw, data, lay, n, k):
+        right(raw, data, lay, n, k)
+        data.as_strided((1,), (1,), data.storage_offset() + data.numel()).zero_()
+
+    def laid_out(raw, fmt, n, k):
+        return SimpleNamespace(rows=raw.numpy(), format=fmt)
 
     def floats(packed, out, minus=True):
         w = dequantize(packed.rows, FORMATS[packed.format])
         words(out)[...] = w if minus else w + np.float32(0)
 
+    bench = Bench(Machine())
     for fmt in ("Q4_0", "Q3_K"):
-        assert quant_trial.try_pack(Machine(), fmt, right) == ""
-        assert "packed" in quant_trial.try_pack(Machine(), fmt, wrong)
+        assert quant_trial.try_pack(bench, fmt, right) == ""
+        assert "packed" in quant_trial.try_pack(bench, fmt, wrong)
+        assert "beside packed" in quant_trial.try_pack(bench, fmt, stray)
         for dtype in ("float32", "bfloat16", "float16"):
-            assert quant_trial.try_dequantize(Machine(), fmt, dtype, floats, right) == ""
-            said = quant_trial.try_dequantize(Machine(), fmt, dtype, lambda p, o: floats(p, o, minus=False), right)
+            assert quant_trial.try_dequantize(bench, fmt, dtype, floats, laid_out) == ""
+            said = quant_trial.try_dequantize(bench, fmt, dtype, lambda p, o: floats(p, o, minus=False), laid_out)
             assert "0x80" in said  # the sign of a zero

@@ -12,7 +12,8 @@ from tests.backends.cuda.quant.test_layout import drawn
 from isogemm.backends.cuda.quant import few as quant_few
 from isogemm.backends.cuda.quant import layout as quant_layout
 from isogemm.backends.cuda.quant import pack as quant_pack
-from isogemm.backends.cuda.quant.few import Config
+from isogemm.backends.cuda.quant.case import QuantCase
+from isogemm.backends.cuda.quant.few import KERNEL, FewConfig
 from isogemm.backends.cuda.quant.layout import FORMATS
 from isogemm.errors import DeviceError, DTypeError, IsogemmError, LayoutError, LimitError, ShapeError
 from isogemm.formats.blocks import format_of
@@ -33,14 +34,14 @@ def weight(name: str, n: int, k: int, dtype: str, seed: int = 0) -> tuple[Any, A
     """A packed weight [n, >= k], and what it means, rounded once."""
     rows = drawn(name, n, blocks_of(name, k), seed)
     w = torch.from_numpy(dequantize(rows, format_of(name))).cuda()
-    packed = quant_pack.pack(torch.from_numpy(rows).cuda(), name, n, w.shape[1])
+    packed = quant_pack.lay_out(torch.from_numpy(rows).cuda(), name, n, w.shape[1])
     return packed, w.to(DTYPES[dtype])
 
 
-def product(x: Any, packed: Any, dtype: str, bias: Any = None, config: Config | None = None) -> Any:
+def product(x: Any, packed: Any, dtype: str, bias: Any = None, config: FewConfig | None = None) -> Any:
     """A product whose output was NaN before, and nothing around it written."""
     out = Guarded((x.shape[0], packed.n), dtype)
-    quant_few.run(x, packed, out.view, bias, config)
+    KERNEL.run(x, packed, out.view, bias, config)
     out.check(out.view.clone(), "around")
     return out.view
 
@@ -53,7 +54,7 @@ def test_the_device_packs_as_the_host(name, n, blocks):
     k = blocks * format_of(name).block
     wide = torch.zeros((n, rows.shape[1] + 7), dtype=torch.uint8, device="cuda")
     wide[:, : rows.shape[1]] = torch.from_numpy(rows)
-    packed = quant_pack.pack(wide[:, : rows.shape[1]], name, n, k)
+    packed = quant_pack.lay_out(wide[:, : rows.shape[1]], name, n, k)
     assert np.array_equal(packed.data.cpu().numpy(), quant_layout.pack(rows, name))
 
 
@@ -70,7 +71,7 @@ def test_rows_of_ones_and_zeros_return_the_weights(name: str, mode: Mode) -> Non
         d = fields[field.name]
         fields[field.name] = (d * np.exp2(rng.integers(-24, 8, d.shape))).astype(np.float16)
     w = torch.from_numpy(dequantize(rows, fmt)).cuda().to(DTYPES[mode.dtype])
-    packed = quant_pack.pack(torch.from_numpy(rows).cuda(), name, n, w.shape[1])
+    packed = quant_pack.lay_out(torch.from_numpy(rows).cuda(), name, n, w.shape[1])
     eye = torch.eye(w.shape[1], device="cuda").to(w.dtype)
     got = torch.cat([product(part, packed, "float32") for part in eye.split(32)]).T
     finite = torch.isfinite(w).all(1)
@@ -86,7 +87,7 @@ def test_products_have_the_bits_of_the_definition(name: str, mode: Mode) -> None
     x = draw((max(M), packed.k), mode.dtype, 3, special=True)
     want = expected(x, w.T, mode.definition)
     for m in M:
-        for config in (None, Config(2, 0, 256, xstages=2)):  # tiles with two warps, and with one
+        for config in (None, FewConfig(2, 0, 256, xstages=2)):  # tiles with two warps, and with one
             same(product(x[:m], packed, mode.dtype, config=config), want[:m], f"{name} {mode} m = {m} {config}")
 
 
@@ -98,7 +99,7 @@ def test_k_may_end_anywhere(name: str, k: int) -> None:
     x = draw((11, packed.k), "bfloat16", k)
     for m in (1, 11):
         want = expected(x[:m], w.T, BF16.definition)
-        for config in (None, Config(1, 0, 256, xstages=2)):
+        for config in (None, FewConfig(1, 0, 256, xstages=2)):
             same(product(x[:m], packed, "bfloat16", config=config), want, f"{name} k = {k} {config}")
 
 
@@ -114,14 +115,14 @@ def test_bias_and_output(mode: Mode, out: str, bias: str) -> None:
 
 
 CONFIGS = (
-    Config(2, 0, 512, xstages=3),
-    Config(15, 0, 256, xstages=2),
-    Config(0, 3, 256, stages=3),
-    Config(12, 2, 256, xstages=2),
-    Config(1, 2, 512, part=512),
-    Config(0, 8, 256, xstages=2),
-    Config(3, 1, 1024, part=512),
-    Config(0, 1, 256, stages=4),
+    FewConfig(2, 0, 512, xstages=3),
+    FewConfig(15, 0, 256, xstages=2),
+    FewConfig(0, 3, 256, stages=3),
+    FewConfig(12, 2, 256, xstages=2),
+    FewConfig(1, 2, 512, part=512),
+    FewConfig(0, 8, 256, xstages=2),
+    FewConfig(3, 1, 1024, part=512),
+    FewConfig(0, 1, 256, stages=4),
 )
 
 
@@ -143,12 +144,12 @@ def test_configurations_agree(name: str, m: int) -> None:
 def test_replays_see_new_activations() -> None:
     packed, w = weight("Q4_K", 4096, 1024, "bfloat16")
     x, out = draw((4, 1024), "bfloat16", 1), torch.empty((4, 4096), dtype=torch.bfloat16, device="cuda")
-    quant_few.run(x, packed, out)
+    KERNEL.run(x, packed, out)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
         for _ in range(3):
-            quant_few.run(x, packed, out)
+            KERNEL.run(x, packed, out)
     for seed in (2, 3):
         x.copy_(draw((4, 1024), "bfloat16", seed))
         out.fill_(float("nan"))
@@ -181,26 +182,29 @@ def test_refusals(change: dict[str, Any], error: type[IsogemmError], said: str) 
     out = torch.zeros(change.get("out", (2, 20)), dtype=torch.bfloat16)
     bias = torch.zeros(change["bias"], dtype=change.get("bias_dtype", torch.float32)) if "bias" in change else None
     with pytest.raises(error, match=said):
-        quant_few.run(room[:, :columns], packed_on_host(), out, bias)
+        KERNEL.run(room[:, :columns], packed_on_host(), out, bias)
 
 
 def test_packing_refuses() -> None:
     rows = torch.zeros((3, 36), dtype=torch.uint8)
     with pytest.raises(ShapeError, match=r"\(2, 36\)"):
-        quant_pack.pack(rows, "Q4_0", 2, 64)
+        quant_pack.lay_out(rows, "Q4_0", 2, 64)
     with pytest.raises(DTypeError, match="uint8"):
-        quant_pack.pack(rows.to(torch.int8), "Q4_0", 3, 64)
+        quant_pack.lay_out(rows.to(torch.int8), "Q4_0", 3, 64)
     with pytest.raises(DeviceError, match="CUDA device"):
-        quant_pack.pack(rows, "Q4_0", 3, 64)
+        quant_pack.lay_out(rows, "Q4_0", 3, 64)
     with pytest.raises(ShapeError, match="Q4_0"):
-        quant_pack.pack(rows, "Q4_0", 3, 65)
+        quant_pack.lay_out(rows, "Q4_0", 3, 65)
 
 
 def test_takes() -> None:
-    assert quant_few.takes("Q4_K", 32, 100, 256, "float16")
-    assert not quant_few.takes("Q4_K", 33, 100, 256, "float16")
-    assert not quant_few.takes("Q4_K", 1, 100, 256, "float32")
-    assert not quant_few.takes("F16", 1, 100, 256, "float16")
+    def takes(name: str, m: int, dtype: str) -> bool:
+        return KERNEL.takes(QuantCase("same", name, dtype, dtype, None, m, 100, 256))
+
+    assert takes("Q4_K", 32, "float16")
+    assert not takes("Q4_K", 33, "float16")
+    assert not takes("Q4_K", 1, "float32")
+    assert not takes("F16", 1, "float16")
 
 
 @formats

@@ -10,13 +10,15 @@ from tests.backends.cuda.compiled import Kernels, kernels
 from tests.quant.draws import KINDS, WEIGHTS, blocks, values
 
 import isogemm
-from isogemm.backends.cuda.quant import floats as quant_floats
-from isogemm.backends.cuda.quant.integers import activations as quant_activations
-from isogemm.backends.cuda.quant.integers import few as quant_int
-from isogemm.backends.cuda.quant.integers import wide as quant_wide
-from isogemm.backends.cuda.quant.integers.few import Few, Many, Parts, Wide
-from isogemm.backends.cuda.quant.layout import FORMATS, Packed, layout, pack
-from isogemm.backends.cuda.quant.operands import Tail, compiled
+from isogemm.backends.cuda.quant import floats
+from isogemm.backends.cuda.quant.build import compiled
+from isogemm.backends.cuda.quant.case import QuantCase
+from isogemm.backends.cuda.quant.integers import activations, few, kernel, many, wide
+from isogemm.backends.cuda.quant.integers.few import FewCodes
+from isogemm.backends.cuda.quant.integers.kernel import Parts
+from isogemm.backends.cuda.quant.integers.many import ManyCodes
+from isogemm.backends.cuda.quant.integers.wide import WideCodes
+from isogemm.backends.cuda.quant.layout import FORMATS, Packed, layout, macros, pack
 from isogemm.contract import int32, reference
 from isogemm.errors import DeviceError, DTypeError, ShapeError
 from isogemm.quant import QuantizedMatrix
@@ -37,17 +39,17 @@ def weight(fmt: Any, n: int, k: int, seed: int = 0) -> tuple[QuantizedMatrix, Pa
 
 
 def product(
-    x: Any, packed: Packed, bias: Any = None, *, out: Any = None, floats: bool = False, chosen: Any = None
+    x: Any, packed: Packed, bias: Any = None, *, out: Any = None, as_floats: bool = False, chosen: Any = None
 ) -> Any:
     """Into memory full of a NaN that no product returns."""
     import torch
 
     out = torch.empty((x.shape[0], packed.n), device="cuda") if out is None else out
     out.fill_(float("nan"))
-    if floats:
-        quant_floats.run(x, packed, out, bias)
+    if as_floats:
+        floats.KERNEL.run(x, packed, out, bias)
     else:
-        quant_int.run(x, packed, out, bias, chosen=chosen)
+        kernel.KERNEL.run(x, packed, out, bias, chosen)
     return out
 
 
@@ -69,7 +71,7 @@ def test_products_have_the_cpus_bits(fmt: Any, m: int) -> None:
         w, packed = weight(fmt, n, k, m)
         x = draw(m, k, m)
         same(product(upload(x), packed), isogemm.linear(x, w, activations="q8"), f"{fmt} {n} x {k}")
-        same(product(upload(x), packed, floats=True), isogemm.linear(x, w, activations="fp32"), f"{fmt} {n} x {k}")
+        same(product(upload(x), packed, as_floats=True), isogemm.linear(x, w, activations="fp32"), f"{fmt} {n} x {k}")
 
 
 @pytest.mark.gpu
@@ -100,26 +102,43 @@ def test_no_configuration_reaches_the_bits(fmt: Any) -> None:
     _, packed = weight(fmt, 150, k)
     x = upload(draw(40, k))
     want = product(x, packed)
-    assert {quant_int.config(packed.layout, m, 150, k).x for m in (1, 4, 5, 16)} == {"fused", "staged"}
-    chosen = [Few(1, 1, 2, 2), Few(1, 5, 2, 2), Few(2, 2, 1, 3), Many(1, 4, 8, 1, 2), Many(2, 4, 2, 2, 3)]
-    chosen += [Few(2, 4, 1, 4, 128), Many(1, 2, 2, 4, 3, 64)] if short else []
+    assert {kernel.config(packed.layout, m, 150, k).x for m in (1, 4, 5, 16)} == {"fused", "staged"}
+    chosen = [
+        FewCodes(1, 1, 2, 2),
+        FewCodes(1, 5, 2, 2),
+        FewCodes(2, 2, 1, 3),
+        ManyCodes(1, 4, 8, 1, 2),
+        ManyCodes(2, 4, 2, 2, 3),
+    ]
+    chosen += [FewCodes(2, 4, 1, 4, 128), ManyCodes(1, 2, 2, 4, 3, 64)] if short else []
     for c in chosen:
         same(product(x, packed, chosen=c), want, f"{fmt} {c}")
     for m, c in (
-        (1, Few(1, 3, 2, 2, 256, "fused")),
-        (3, Few(1, 1, 5, 2, 256, "fused")),
-        (8, Few(1, 1, 2, 2, 256, "fused")),
-        (7, Few(1, 2, 2, 2, 256, "staged")),
-        (13, Few(2, 1, 3, 2, 256, "staged")),
-        (5, Few(2, 1, 2, 2)),
+        (1, FewCodes(1, 3, 2, 2, 256, "fused")),
+        (3, FewCodes(1, 1, 5, 2, 256, "fused")),
+        (8, FewCodes(1, 1, 2, 2, 256, "fused")),
+        (7, FewCodes(1, 2, 2, 2, 256, "staged")),
+        (13, FewCodes(2, 1, 3, 2, 256, "staged")),
+        (5, FewCodes(2, 1, 2, 2)),
     ):
         same(product(x[:m], packed, chosen=c), want[:m], f"{fmt} {c}")
     for row in (0, 7, 13, 39):
         same(product(x[row : row + 1], packed), want[row : row + 1], f"{fmt} row {row}")
-        same(product(x[row : row + 1], packed, floats=True), product(x, packed, floats=True)[row : row + 1], str(fmt))
+        same(
+            product(x[row : row + 1], packed, as_floats=True),
+            product(x, packed, as_floats=True)[row : row + 1],
+            str(fmt),
+        )
 
 
-WIDE = (Wide(1, 32, 3), Wide(2, 64, 3), Wide(2, 128, 4), Wide(3, 64, 2), Wide(3, 96, 3), Wide(4, 64, 5))
+WIDE = (
+    WideCodes(1, 32, 3),
+    WideCodes(2, 64, 3),
+    WideCodes(2, 128, 4),
+    WideCodes(3, 64, 2),
+    WideCodes(3, 96, 3),
+    WideCodes(4, 64, 5),
+)
 
 
 @pytest.mark.gpu
@@ -134,8 +153,8 @@ def test_wide_tiles_have_the_cpus_bits(fmt: Any) -> None:
         x = draw(m, k, m)
         x[m - 1] = 1e8  # scales of blocks of 32 beyond float16
         want = isogemm.linear(x, w, activations="q8")
-        used = [c for c in WIDE if quant_wide.legal(packed.layout, c)]
-        assert len(used) == (0 if fmt.name in quant_wide.NONE else len(WIDE) if short else 4)
+        used = [c for c in WIDE if wide.legal(packed.layout, c)]
+        assert len(used) == (0 if fmt.name in wide.NONE else len(WIDE) if short else 4)
         for c in used:
             same(product(upload(x), packed, chosen=c), want, f"{fmt} {m} x {n} x {k} {c}")
 
@@ -172,16 +191,16 @@ def test_the_largest_sums_are_exact(fmt: Any) -> None:
     from isogemm.formats.reference import decode
 
     want = int32.evaluate(x, decode(rows, fmt))
-    for c in (None, *(c for c in WIDE if quant_wide.legal(packed.layout, c))):
+    for c in (None, *(c for c in WIDE if wide.legal(packed.layout, c))):
         same(product(upload(x), packed, chosen=c), want, f"{fmt} {c}")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("floats", [False, True])
+@pytest.mark.parametrize("as_floats", [False, True])
 @pytest.mark.parametrize("m", [3, 21, 40])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["Q5_1", "Q6_K"])
-def test_types_strides_and_epilogues(name: str, dtype: str, m: int, floats: bool) -> None:
+def test_types_strides_and_epilogues(name: str, dtype: str, m: int, as_floats: bool) -> None:
     from tests.backends.cuda.device import DTYPES, download, same, torch, upload
 
     fmt = next(f for f in WEIGHTS if f.name == name)
@@ -190,19 +209,19 @@ def test_types_strides_and_epilogues(name: str, dtype: str, m: int, floats: bool
     x = torch.empty((m, 2 * k), device="cuda", dtype=DTYPES[dtype])[:, ::2]
     x.copy_(upload(draw(m, k) * F32(2.0**-3)))
     bias = torch.linspace(-3, 5, 2 * n, device="cuda", dtype=DTYPES[dtype])[::2]
-    how = "fp32" if floats else "q8"
+    how = "fp32" if as_floats else "q8"
     acc = isogemm.linear(download(x).astype(F32), w, activations=how)
     for out in (torch.empty((m, n), device="cuda", dtype=DTYPES[dtype]), torch.empty((n, m), device="cuda").T):
-        same(product(x, packed, out=out, floats=floats), reference.epilogue(acc, out_dtype=download(out).dtype))
+        same(product(x, packed, out=out, as_floats=as_floats), reference.epilogue(acc, out_dtype=download(out).dtype))
         want = reference.epilogue(acc, bias=download(bias), out_dtype=download(out).dtype)
-        same(product(x, packed, bias, out=out, floats=floats), want, "bias")
-        same(product(x.contiguous(), packed, bias, out=out, floats=floats), want, "contiguous")
+        same(product(x, packed, bias, out=out, as_floats=as_floats), want, "bias")
+        same(product(x.contiguous(), packed, bias, out=out, as_floats=as_floats), want, "contiguous")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("floats", [False, True])
+@pytest.mark.parametrize("as_floats", [False, True])
 @pytest.mark.parametrize("m", [1, 40])
-def test_captured_products_see_new_activations(m: int, floats: bool) -> None:
+def test_captured_products_see_new_activations(m: int, as_floats: bool) -> None:
     """Calls one after the other, whose kernels start before their predecessors end, and share a workspace."""
     from tests.backends.cuda.device import same, torch, upload
 
@@ -214,7 +233,7 @@ def test_captured_products_see_new_activations(m: int, floats: bool) -> None:
 
     def call() -> None:
         for a, y in zip(scaled, out, strict=True):
-            product(a, packed, out=y, floats=floats)
+            product(a, packed, out=y, as_floats=as_floats)
 
     call()
     torch.cuda.synchronize()
@@ -227,7 +246,7 @@ def test_captured_products_see_new_activations(m: int, floats: bool) -> None:
         graph.replay()
         torch.cuda.synchronize()
         for a, y in zip(scaled, out, strict=True):
-            same(y.clone(), product(a, packed, floats=floats), f"{seed}")
+            same(y.clone(), product(a, packed, as_floats=as_floats), f"{seed}")
 
 
 FORMATS_BY_NAME = {f.name: f for f in WEIGHTS}
@@ -241,13 +260,13 @@ def test_what_is_empty_and_what_is_refused() -> None:
     nothing = Packed(packed.data[:0], packed.layout, 20, 0)
     bias = torch.arange(20.0, device="cuda")
     for m in (1, 20):
-        for floats in (False, True):
+        for as_floats in (False, True):
             x = torch.empty((m, 0), device="cuda")
-            assert (product(x, nothing, floats=floats).view(torch.int32) == 0).all()
-            assert (product(x, nothing, bias, floats=floats) == bias).all()
-            assert not product(torch.empty((0, 64), device="cuda"), packed, floats=floats).numel()
+            assert (product(x, nothing, as_floats=as_floats).view(torch.int32) == 0).all()
+            assert (product(x, nothing, bias, as_floats=as_floats) == bias).all()
+            assert not product(torch.empty((0, 64), device="cuda"), packed, as_floats=as_floats).numel()
     x, out = torch.ones((2, 64), device="cuda"), torch.empty((2, 20), device="cuda")
-    for run in (quant_int.run, quant_floats.run):
+    for run in (kernel.KERNEL.run, floats.KERNEL.run):
         for args, error in (
             ((x[:, :32], packed, out), ShapeError),
             ((x, packed, out[:, :19]), ShapeError),
@@ -265,19 +284,19 @@ def test_configurations_fit(name: str) -> None:
     lay = layout(name)
     for n, k in ((16, 256), (2560, 9728), (28672, 4096), (152064, 8192)):
         for m in (1, 8, 9, 16, 17, 33, 64, 65, 500, 5000):
-            c = quant_int.config(lay, m, n, k)
+            c = kernel.config(lay, m, n, k)
             if isinstance(c, Parts):
                 m, c = c.each, c.few
-            if isinstance(c, Few):
+            if isinstance(c, FewCodes):
                 assert 8 * c.tiles >= m
                 assert c.group * c.teams <= 15
                 ring = c.group * c.teams * c.stages * c.span // lay.record_k * lay.record_bytes
-                assert ring + quant_int._x_bytes(lay, m, k, c.x) <= 225 * 1024
-            elif isinstance(c, Wide):
-                assert quant_wide.legal(lay, c)
+                assert ring + few.x_bytes(lay, m, k, c.x) <= 225 * 1024
+            elif isinstance(c, WideCodes):
+                assert wide.legal(lay, c)
             else:
                 assert c.stages >= 2
-                assert c.stages * quant_int._stage_bytes(lay, c) <= 227 * 1024
+                assert c.stages * many.stage_bytes(lay, c) <= 227 * 1024
 
 
 @pytest.mark.parametrize(
@@ -285,10 +304,9 @@ def test_configurations_fit(name: str) -> None:
 )
 def test_integer_kernels_round_each_step(kernels: Kernels, name: str, m: int) -> None:
     """Dots by tensor cores; for each step of the chain a multiplication and a fused one, and a sum made a float32."""
-    lay, tail = layout(name), Tail(4096, 1, 0, 0)
-    given = ("float32", (4096, 1), 16)
-    c = Few(1, 1, 2, 2) if m == 1 else quant_int.config(lay, m, 4096, 4096) if m < 16 else Many(2, 8, 4, 2, 2)
-    quant_int.bind(lay, m, 4096, 4096, c, tail, 0, given)
+    lay = layout(name)
+    c = FewCodes(1, 1, 2, 2) if m == 1 else kernel.config(lay, m, 4096, 4096) if m < 16 else ManyCodes(2, 8, 4, 2, 2)
+    c.bind(QuantCase("q8", name, "float32", "float32", None, m, 4096, 4096), 0)
     (made,) = kernels.loaded
     dots, fused, scaled = made.machine_counts("IMMA", "FFMA", "FMUL")
     sums = 0 if lay.format.block == 256 else scaled // (2 if lay.format.offset else 1)
@@ -303,9 +321,9 @@ def test_wide_kernels_round_each_step(kernels: Kernels, name: str, m: int, produ
     """A multiplication and a fused one for each step, but one fused one where the other factor is exact; no product is
     waited for before the next is under way."""
     lay = layout(name)
-    c = quant_wide.config(lay, m, 8192, 4096)
+    c = wide.config(lay, m, 8192, 4096)
     assert c is not None
-    quant_wide.bind(lay, m, 8192, 4096, c, Tail(8192, 1, 0, 0), 0)
+    c.bind(QuantCase("q8", name, "float32", "float32", None, m, 8192, 4096), 0)
     (made,) = kernels.loaded
     tensor, fused, scaled = made.machine_counts("HGMMA", "FFMA", "FMUL")
     assert tensor == products
@@ -315,11 +333,10 @@ def test_wide_kernels_round_each_step(kernels: Kernels, name: str, m: int, produ
     assert made.spilled <= 128
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("form", ["words", "float16"])
 @pytest.mark.parametrize("name", ["Q8_0", "Q2_K"])
-def test_activations_are_divided_exactly(kernels: Kernels, name: str, wide: bool) -> None:
-    make = quant_wide.activations if wide else quant_activations.bind
-    make(layout(name), 5, 1024, "float32", (1024, 1), 16, 0)
+def test_activations_are_divided_exactly(kernels: Kernels, name: str, form: str) -> None:
+    activations.bind(QuantCase("q8", name, "float32", "float32", None, 5, 16, 1024), form, 0)
     (made,) = kernels.loaded
     lines = set(made.machine_code)
     assert not {line for line in lines if line.startswith(("FMUL", "FFMA")) and "FTZ" in line}
@@ -329,7 +346,7 @@ def test_activations_are_divided_exactly(kernels: Kernels, name: str, wide: bool
 
 
 def test_floats_are_one_chain(kernels: Kernels) -> None:
-    compiled("quant_floats", 0, **quant_int.macros(layout("Q4_0")), NX=4, TYPE=0, VEC=1, WARPS=2, STAGES=3, TYPES=0)
+    compiled("floats.cu", "quant_floats", 0, **macros(layout("Q4_0")), NX=4, TYPE=0, VEC=1, WARPS=2, STAGES=3, TYPES=0)
     (made,) = kernels.loaded
     fused, scaled, tensor = made.machine_counts("FFMA", "FMUL", "HMMA")
     assert fused == 4 * scaled > 0  # one product a weight, one step a weight and row

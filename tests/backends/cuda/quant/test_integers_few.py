@@ -10,11 +10,11 @@ from tests.backends.cuda.compiled import Kernels, kernels
 from tests.quant.draws import KINDS, WEIGHTS, blocks, values
 
 import isogemm
-from isogemm.backends.cuda.quant import family as quant_choose
-from isogemm.backends.cuda.quant.integers import few as quant_int
-from isogemm.backends.cuda.quant.integers.few import Few, Parts
+from isogemm.backends.cuda.quant.case import QuantCase
+from isogemm.backends.cuda.quant.integers import few, kernel
+from isogemm.backends.cuda.quant.integers.few import FewCodes
+from isogemm.backends.cuda.quant.integers.kernel import KERNEL, Parts
 from isogemm.backends.cuda.quant.layout import Packed, layout, pack
-from isogemm.backends.cuda.quant.operands import Tail
 from isogemm.quant import QuantizedMatrix
 
 __all__ = ["kernels"]  # the fixture
@@ -23,34 +23,34 @@ BY_NAME = {f.name: f for f in WEIGHTS}
 MOST = 33
 # Rows of x, and a configuration that takes so many.
 CHOSEN = (
-    (1, Few(1, 1, 14, 3, 256, "fused", 1)),
-    (1, Few(1, 4, 2, 2, 256, "fused", 1)),
-    (2, Few(1, 3, 2, 3, 256, "fused", 2)),
-    (8, Few(1, 1, 5, 2, 256, "fused", 8)),
-    (1, Few(1, 2, 3, 2, 256, "staged")),
-    (7, Few(1, 1, 14, 3, 256, "staged")),
-    (3, Few(1, 6, 2, 2, 256, "staged")),
-    (16, Few(2, 1, 14, 2, 256, "staged")),
-    (9, Few(2, 1, 10, 3, 256, "staged")),
-    (13, Few(2, 6, 2, 2, 256, "staged")),
-    (10, Few(2, 1, 3, 3, 256, "staged", 0, 3)),
-    (15, Few(2, 3, 2, 2, 256, "staged", 0, 2)),
-    (14, Few(2, 2, 3, 3, 256, "staged", 0, 1)),
-    (16, Few(2, 1, 14, 2, 256, "staged", 0, 2)),
-    (24, Few(3, 1, 14, 2, 256, "staged")),
-    (17, Few(3, 4, 1, 2, 256, "staged")),
-    (31, Few(4, 1, 14, 2, 256, "staged")),
-    (32, Few(4, 3, 2, 2, 256, "staged", 0, 2)),
-    (25, Few(4, 1, 5, 4, 256, "staged", 0, 1)),
-    (12, Few(2, 5, 1, 2)),
-    (33, Few(2, 1, 3, 2)),
-    (20, Few(1, 2, 2, 2)),
+    (1, FewCodes(1, 1, 14, 3, 256, "fused", 1)),
+    (1, FewCodes(1, 4, 2, 2, 256, "fused", 1)),
+    (2, FewCodes(1, 3, 2, 3, 256, "fused", 2)),
+    (8, FewCodes(1, 1, 5, 2, 256, "fused", 8)),
+    (1, FewCodes(1, 2, 3, 2, 256, "staged")),
+    (7, FewCodes(1, 1, 14, 3, 256, "staged")),
+    (3, FewCodes(1, 6, 2, 2, 256, "staged")),
+    (16, FewCodes(2, 1, 14, 2, 256, "staged")),
+    (9, FewCodes(2, 1, 10, 3, 256, "staged")),
+    (13, FewCodes(2, 6, 2, 2, 256, "staged")),
+    (10, FewCodes(2, 1, 3, 3, 256, "staged", 0, 3)),
+    (15, FewCodes(2, 3, 2, 2, 256, "staged", 0, 2)),
+    (14, FewCodes(2, 2, 3, 3, 256, "staged", 0, 1)),
+    (16, FewCodes(2, 1, 14, 2, 256, "staged", 0, 2)),
+    (24, FewCodes(3, 1, 14, 2, 256, "staged")),
+    (17, FewCodes(3, 4, 1, 2, 256, "staged")),
+    (31, FewCodes(4, 1, 14, 2, 256, "staged")),
+    (32, FewCodes(4, 3, 2, 2, 256, "staged", 0, 2)),
+    (25, FewCodes(4, 1, 5, 4, 256, "staged", 0, 1)),
+    (12, FewCodes(2, 5, 1, 2)),
+    (33, FewCodes(2, 1, 3, 2)),
+    (20, FewCodes(1, 2, 2, 2)),
 )
 SHORT = (
-    (16, Few(2, 1, 14, 4, 128, "staged")),
-    (32, Few(4, 1, 3, 5, 128, "staged")),
-    (6, Few(1, 5, 1, 3, 128, "staged")),
-    (11, Few(2, 4, 1, 3, 128)),
+    (16, FewCodes(2, 1, 14, 4, 128, "staged")),
+    (32, FewCodes(4, 1, 3, 5, 128, "staged")),
+    (6, FewCodes(1, 5, 1, 3, 128, "staged")),
+    (11, FewCodes(2, 4, 1, 3, 128)),
 )
 
 
@@ -70,12 +70,12 @@ def operands(fmt: Any, n: int, k: int, seed: int) -> tuple[Any, Packed, np.ndarr
     return upload(x), packed, isogemm.linear(x, w, activations="q8")
 
 
-def poisoned(x: Any, packed: Packed, chosen: Few | Parts | None = None) -> Any:
+def poisoned(x: Any, packed: Packed, chosen: FewCodes | Parts | None = None) -> Any:
     """The product, in memory full of a NaN that no product returns."""
     import torch
 
     out = torch.full((len(x), packed.n), float("nan"), device="cuda")
-    quant_int.run(x, packed, out, chosen=chosen)
+    KERNEL.run(x, packed, out, None, chosen)
     return out
 
 
@@ -116,10 +116,10 @@ def test_parts_have_the_cpus_bits(name: str) -> None:
         apart = torch.full((2 * MOST, k + 3), float("nan"), device="cuda")[::2, 1 : k + 1]
         apart.copy_(x)
         for each, m in ((8, 9), (8, 32), (16, 17), (16, 24), (16, 32), (16, 33)):
-            chosen = Parts(each, quant_int._few(packed.layout, each, n, k))
+            chosen = Parts(each, few.usual(packed.layout, each, n, k))
             same(poisoned(x[:m], packed, chosen), want[:m], f"{m} x {n} x {k} by {each}")
             room = torch.full((m, 2 * n), float("nan"), device="cuda")
-            quant_int.run(apart[:m], packed, room[:, ::2], chosen=chosen)
+            KERNEL.run(apart[:m], packed, room[:, ::2], None, chosen)
             same(room[:, ::2].contiguous(), want[:m], f"{m} x {n} x {k} by {each}, apart")
             assert room[:, 1::2].isnan().all()
 
@@ -134,41 +134,41 @@ def test_parts_have_the_cpus_bits(name: str) -> None:
     ],
 )  # fmt: skip
 def test_which_rows_are_parted(name: str, m: int, n: int, k: int, each: int) -> None:
-    c = quant_int.config(layout(name), m, n, k)
+    c = kernel.config(layout(name), m, n, k)
     assert (c.each if isinstance(c, Parts) else 0) == each
 
 
 def test_verdicts_of_parts_are_of_so_many_tiles() -> None:
     """The last part has tiles of its own."""
-    case = quant_choose.Case("q8", "Q6_K", "bfloat16", "bfloat16", None, 35, 2560, 9728)
-    (kernel,) = quant_choose.kernels(case, 132)
-    assert isinstance(kernel.config, Parts)
-    assert "5 tiles" in kernel.code(case)
-    assert kernel.few == 16
+    case = QuantCase("q8", "Q6_K", "bfloat16", "bfloat16", None, 35, 2560, 9728)
+    config = KERNEL.configure(case, 132)
+    assert isinstance(config, Parts)
+    assert "5 tiles" in KERNEL.code(case, config)
+    assert KERNEL.tile(config) == 16
 
 
 def test_parts_begin_at_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each plan gets the addresses of its rows; the last one has fewer tiles."""
-    torch = pytest.importorskip("torch")
+    """Each launch gets the addresses of its rows; the last one has fewer tiles, and is aligned as its rows are."""
     asked, launched = [], []
 
-    class Plan(quant_int.Plan):
-        def enqueue(self, *addresses: int) -> None:
-            launched.append(addresses)
+    def build(case: QuantCase, config: Any, device: int) -> Any:
+        asked.append((case.m, case.x, case.out, case.x_align, config))
+        return lambda *addresses: launched.append(addresses)
 
-    def plan(x: Any, packed: Any, out: Any, bias: Any, chosen: Any) -> Any:
-        asked.append((x.storage_offset(), out.storage_offset(), len(x), chosen))
-        return Plan(None, None, None, 0)
-
-    monkeypatch.setattr(quant_int, "_plan", plan)
-    lay, x, out = layout("Q4_K"), torch.zeros((40, 600)).bfloat16()[:35, 8:520], torch.zeros((35, 70))[:, :24]
-    packed = Packed(torch.zeros(lay.nbytes(24, 512), dtype=torch.uint8), lay, 24, 512)
-    chosen = Parts(16, quant_int._few(lay, 16, 24, 512))
-    quant_int._several(x, packed, out, None, chosen).enqueue(7, 1000, 2000, 3000, 0)
+    case = QuantCase("q8", "Q4_K", "bfloat16", "float32", None, 35, 24, 512, "", (604, 1), (70, 1))
+    chosen = Parts(16, few.usual(layout("Q4_K"), 16, 24, 512))
+    with monkeypatch.context() as patched:
+        patched.setattr(KERNEL, "build", build)
+        KERNEL._several(case, chosen, 0)(7, 1000, 2000, 3000, 0)
     last = chosen.few._replace(tiles=1, split=0)
-    assert asked == [(8, 0, 16, chosen.few), (9608, 1120, 16, chosen.few), (19208, 2240, 3, last)]
-    steps = ((0, 0), (16 * 1200, 16 * 280), (32 * 1200, 32 * 280))
+    assert asked == [(16, (604, 1), (70, 1), 16, chosen.few)] * 2 + [(3, (604, 1), (70, 1), 16, last)]
+    steps = ((0, 0), (16 * 1208, 16 * 280), (32 * 1208, 32 * 280))
     assert launched == [(7, 1000 + a, 2000, 3000 + b, 0) for a, b in steps]
+    with monkeypatch.context() as patched:
+        asked.clear()
+        patched.setattr(KERNEL, "build", build)
+        KERNEL._several(case, chosen._replace(each=3), 0)
+    assert [align for _, _, _, align, _ in asked[:3]] == [16, 8, 16]
 
 
 def test_configurations_take_their_rows() -> None:
@@ -178,16 +178,16 @@ def test_configurations_take_their_rows() -> None:
         lay = layout(fmt)
         for n, k in (*thin, *wide, (152064, 8192)):
             for m in range(1, 33):
-                c = quant_int.config(lay, m, n, k)
-                if not isinstance(c, Few):
+                c = kernel.config(lay, m, n, k)
+                if not isinstance(c, FewCodes):
                     assert m > 16
                     if isinstance(c, Parts):
-                        assert c.few == quant_int.config(lay, c.each, n, k)
+                        assert c.few == kernel.config(lay, c.each, n, k)
                         for rows in range(1, c.each + 1):
                             of = c.of(rows)
                             assert of.tiles == -(-rows // 8)
-                            asked = of.ring(lay) + quant_int._x_bytes(lay, rows, k, of.x)
-                            assert asked + of.declared <= quant_int.BLOCK
+                            asked = of.ring(lay) + few.x_bytes(lay, rows, k, of.x)
+                            assert asked + of.declared <= few.BLOCK
                             assert not of.split or of.tiles % 2 == 0
                     continue
                 assert c.tiles == -(-m // 8)
@@ -197,7 +197,7 @@ def test_configurations_take_their_rows() -> None:
                 warps = c.group * (c.teams + c.split)
                 assert warps <= (15 if c.group > 1 else 16)
                 assert c.stages >= 2
-                assert c.ring(lay) + quant_int._x_bytes(lay, m, k, c.x) <= quant_int.SHARED
+                assert c.ring(lay) + few.x_bytes(lay, m, k, c.x) <= few.SHARED
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
@@ -207,9 +207,9 @@ def test_what_kernels_declare_fits_beside_what_they_ask_for(fmt: Any) -> None:
     for n in range(16, 14000, 16 * 44):
         for k in range(256, 16385, 256):
             for m in (1, 9, 17, 25):
-                c = quant_int.config(lay, m, n, k)
-                if isinstance(c, Few):
-                    asked = c.ring(lay) + quant_int._x_bytes(lay, m, k, c.x)
+                c = kernel.config(lay, m, n, k)
+                if isinstance(c, FewCodes):
+                    asked = c.ring(lay) + few.x_bytes(lay, m, k, c.x)
                     assert asked + c.declared <= 227 * 1024, (m, n, k, c)
 
 
@@ -219,9 +219,9 @@ def test_what_kernels_declare_fits_beside_what_they_ask_for(fmt: Any) -> None:
 )
 def test_kernels_declare_what_is_counted(kernels: Kernels, name: str, m: int, n: int, k: int) -> None:
     lay = layout(name)
-    c = quant_int.config(lay, m, n, k)
-    assert isinstance(c, Few)
-    quant_int.bind(lay, m, n, k, c, Tail(n, 1, 0, 0), 0, ("float32", (k, 1), 16))
+    c = kernel.config(lay, m, n, k)
+    assert isinstance(c, FewCodes)
+    c.bind(QuantCase("q8", name, "float32", "float32", None, m, n, k), 0)
     (made,) = kernels.loaded
     kept = 1024  # by the system, of each block, and none of the 227 KiB
     assert made.resources["SHARED"] - kept <= c.declared <= made.resources["SHARED"] - kept + 127
@@ -232,8 +232,8 @@ def test_kernels_declare_what_is_counted(kernels: Kernels, name: str, m: int, n:
 def test_scales_are_multiplied_by_tensor_cores(kernels: Kernels, name: str, m: int) -> None:
     """An outer product for each sum of a block; then float(S) and a step of the chain, or two, for each element."""
     lay = layout(name)
-    c = quant_int.config(lay, m, 28672, 4096)._replace(x="staged", rows=0)
-    quant_int.bind(lay, m, 28672, 4096, c, Tail(4096, 1, 0, 0), 0, ("float32", (4096, 1), 16))
+    c = kernel.config(lay, m, 28672, 4096)._replace(x="staged", rows=0)
+    c.bind(QuantCase("q8", name, "float32", "float32", None, m, 28672, 4096), 0)
     (made,) = kernels.loaded
     dots, outer, fused, scaled = made.machine_counts("IMMA", "HMMA", "FFMA", "FMUL")
     steps = 2 if lay.format.offset else 1

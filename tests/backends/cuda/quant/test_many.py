@@ -18,7 +18,9 @@ from isogemm.backends.cuda.driver import kernel as driver
 from isogemm.backends.cuda.driver import nvrtc, tensormap
 from isogemm.backends.cuda.quant import dequantize as quant_dequantize
 from isogemm.backends.cuda.quant import many as quant_many
+from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.layout import FORMATS, Packed, layout, pack
+from isogemm.backends.cuda.quant.many import KERNEL, ManyConfig
 from isogemm.errors import DTypeError, LayoutError, OptionError, ShapeError
 from isogemm.formats.blocks import FORMATS as ALL
 
@@ -80,7 +82,7 @@ def product(x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32
 def check(x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32, config: str | None = None) -> None:
     x = x.cuda()
     got = poisoned(len(x), len(w), dtype=out)
-    quant_many.run(x, packed_of(w), got, bias, config)
+    KERNEL.run(x, packed_of(w), got, bias, config)
     same(got, product(x, w, bias, out))
 
 
@@ -104,7 +106,7 @@ def test_scales_of_all_magnitudes(name):
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
 def test_every_configuration_has_the_same_bits(name, config):
-    assert quant_many.legal(layout(name), quant_many.Config.parse(config))
+    assert quant_many.legal(layout(name), ManyConfig.parse(config))
     for m, n, k in ((1, 16, 256), (65, 1000, 768), (300, 520, 2560)):
         check(drawn(m, k), weight(name, n, k), config=config)
 
@@ -140,7 +142,7 @@ def test_parts_behind_one_another(name):
     packed, want = packed_of(w), product(x, w, bias, BF16)
     for _ in range(20):
         got = poisoned(300, 1031, dtype=BF16)
-        quant_many.run(x, packed, got, bias, "2x1x256 s4 to 640, 2x1x96 s4")
+        KERNEL.run(x, packed, got, bias, "2x1x256 s4 to 640, 2x1x96 s4")
         after = got.clone()
         same(after, want)
 
@@ -162,7 +164,7 @@ def test_strides_and_neighbours():
     wide = drawn(90, 1024).cuda()
     x = wide[::2, 256:768]
     held = poisoned(47, 120)
-    quant_many.run(x, packed_of(w), held[1:46, 7:107])
+    KERNEL.run(x, packed_of(w), held[1:46, 7:107])
     same(held[1:46, 7:107], product(x.contiguous(), w))
     assert held[0].isnan().all()
     assert held[46].isnan().all()
@@ -174,10 +176,10 @@ def test_strides_and_neighbours():
 def test_a_row_alone_equals_that_row_in_any_batch():
     w, x = weight("Q5_K", 300, 1024), drawn(700, 1024).cuda()
     packed, whole = packed_of(w), poisoned(700, 300)
-    quant_many.run(x, packed, whole)
+    KERNEL.run(x, packed, whole)
     for first, last in ((0, 1), (5, 38), (64, 200), (100, 612)):
         part = poisoned(last - first, 300)
-        quant_many.run(x[first:last], packed, part)
+        KERNEL.run(x[first:last], packed, part)
         same(part, whole[first:last])
 
 
@@ -185,11 +187,11 @@ def test_a_row_alone_equals_that_row_in_any_batch():
 def test_in_a_graph():
     w, x = weight("Q4_0", 256, 512), drawn(128, 512).cuda()
     packed, out = packed_of(w), poisoned(128, 256)
-    quant_many.run(x, packed, out)
+    KERNEL.run(x, packed, out)
     out.fill_(float("nan"))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        quant_many.run(x, packed, out)
+        KERNEL.run(x, packed, out)
     x.copy_(drawn(128, 512) * 2)
     graph.replay()
     same(out, product(x, w))
@@ -241,7 +243,7 @@ def test_refusals():
         ((x, packed, torch.zeros(48, 40).T), LayoutError),
     ):
         with pytest.raises(error):
-            quant_many.run(*wrong)
+            KERNEL.run(*wrong)
     for out, first, error in (
         (torch.zeros(48, 32), 0, ShapeError),
         (torch.zeros(48, 64), 16, ShapeError),
@@ -256,14 +258,14 @@ def test_refusals():
 
 def test_nothing_to_do():
     packed = there("Q4_0", 48, 64)
-    quant_many.run(torch.zeros(0, 64, dtype=BF16), packed, torch.zeros(0, 48))
+    KERNEL.run(torch.zeros(0, 64, dtype=BF16), packed, torch.zeros(0, 48))
     quant_dequantize.run(packed, torch.zeros(0, 64), 48)
 
 
 def test_configurations():
     for text in CONFIGS:
-        assert str(quant_many.Config.parse(text)) == text
-    assert quant_many.Config.parse("2x1x128") is None
+        assert str(ManyConfig.parse(text)) == text
+    assert ManyConfig.parse("2x1x128") is None
     for name in FORMATS:
         for m in (33, 64, 200, 512, 4096):
             for n, k in ((19456, 2560), (28672, 4096), (100, 256)):
@@ -285,7 +287,7 @@ def test_configurations():
     for wrong in ("", "2x1x128", "2x1x128 s8, 2x1x128 s8"):
         with pytest.raises(OptionError):
             quant_many.parts(wrong, 100)
-    many = quant_many.Config(2, 1, 256, 12)
+    many = ManyConfig(2, 1, 256, 12)
     assert not quant_many.legal(layout("Q4_0"), many)
     assert many.shared(layout("Q4_0")) > quant_many.SHARED
 
@@ -299,7 +301,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
     monkeypatch.setattr(device, "device", lambda ordinal: H200)
     monkeypatch.setattr(driver, "load", found.load)
     monkeypatch.setattr(tensormap, "driver", lambda: None)
-    quant_many.bind.cache_clear()
     quant_dequantize._bind.cache_clear()
     return found
 
@@ -308,8 +309,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
 def test_products_do_not_wait_for_one_another(kernels, name):
     """No spills; and no product is waited for before the next one: a serialised walk leaves none in flight."""
     for m in (64, 512):
-        case = quant_many.Case(name, "bfloat16", "bfloat16", None, m, 28672, 4096, 4096, 28672, 0, True)
-        quant_many.bind(case, None, 0)
+        KERNEL.build(QuantCase("same", name, "bfloat16", "bfloat16", None, m, 28672, 4096), None, 0)
     for kernel in kernels.loaded:
         assert kernel.spilled == 0
         code = _said_of(kernel.cubin, "nvdisasm", "-c")

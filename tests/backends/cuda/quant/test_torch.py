@@ -19,12 +19,13 @@ from isogemm.quant import FORMATS
 torch = pytest.importorskip("torch")
 
 import isogemm.torch as iso  # noqa: E402
-from isogemm.backends.cuda import admitted  # noqa: E402
+from isogemm.backends.cuda.driver import machine  # noqa: E402
 from isogemm.backends.cuda.quant import copy as quant  # noqa: E402
-from isogemm.backends.cuda.quant import family as quant_choose  # noqa: E402
-from isogemm.backends.cuda.quant import few as quant_few  # noqa: E402
-from isogemm.planner import admission  # noqa: E402
-from isogemm.planner.kernel_admission import KernelAdmissions  # noqa: E402
+from isogemm.backends.cuda.quant import family  # noqa: E402
+from isogemm.backends.cuda.quant import pack as quant_pack  # noqa: E402
+from isogemm.backends.cuda.quant.few import QuantFew  # noqa: E402
+from isogemm.planner import records  # noqa: E402
+from isogemm.planner.admission import Admissions  # noqa: E402
 from isogemm.planner.records import Records  # noqa: E402
 from isogemm.torch.quant import ops as quantized_ops  # noqa: E402
 
@@ -172,26 +173,24 @@ def test_a_whole_model():
 @pytest.fixture
 def verdicts(monkeypatch, tmp_path):
     """Verdicts of this device, with none on record; and calls that are chosen anew."""
-    from isogemm.backends.cuda.driver.machine import TorchMachine
-
-    monkeypatch.setattr(admission, "_said", set())  # what is said once was said by no test before
-    found = KernelAdmissions(TorchMachine(0), Records(tmp_path))
-    monkeypatch.setattr(admitted, "admissions", lambda device: found)
+    monkeypatch.setattr(records, "_said", set())  # what is said once was said by no test before
+    found = Admissions(machine.TorchMachine(0), Records(tmp_path))
+    monkeypatch.setattr(machine, "admissions", lambda device: found)
     quant.forget()
     yield found
     quant.forget()
 
 
-def broken(x, packed, out, bias=None, config=None):
-    quant_few_run(x, packed, out, bias, config)
+right = QuantFew.run
+
+
+def broken(self, x, packed, out, bias=None, config=None):
+    right(self, x, packed, out, bias, config)
     out.view(torch.int16)[-1, -1] ^= 1  # one bit of one result
 
 
-quant_few_run = quant_few.run
-
-
 def test_a_broken_kernel_serves_no_call(monkeypatch, verdicts, caplog):
-    monkeypatch.setattr(quant_few, "run", broken)
+    monkeypatch.setattr(QuantFew, "run", broken)
     x, w = activations(3, 512, BF16), weight(Q4_K, 40, 512)
     there = w.to("cuda")
     with caplog.at_level(logging.WARNING, "isogemm"):
@@ -199,13 +198,13 @@ def test_a_broken_kernel_serves_no_call(monkeypatch, verdicts, caplog):
             assert_same(host(isogemm.linear(cuda(x), there)), wanted(x, w))
     assert "quant few" in caplog.text
     assert "is not used" in caplog.text
-    states = {known.name: known.verdict.state for known in verdicts.known()}
+    states = {known.name: known.admission.state for known in verdicts.known()}
     assert states["quant few"] == "refused"
     assert states["quant many"] == "admitted"
 
 
 def test_where_all_are_refused_weights_are_dequantized(monkeypatch, verdicts):
-    monkeypatch.setattr(quant_choose, "kernels", lambda case, multiprocessors: iter(()))
+    monkeypatch.setattr(family, "KERNELS", ())
     x, w = activations(3, 512, BF16), weight(Q4_K, 40, 512)
     assert_same(host(isogemm.linear(cuda(x), w.to("cuda"))), wanted(x, w))
     wide = x.astype(F32)
@@ -216,19 +215,16 @@ def test_where_all_are_refused_weights_are_dequantized(monkeypatch, verdicts):
 
 
 def test_a_wrong_copy_is_made_by_the_host(monkeypatch, verdicts):
-    from isogemm.backends.cuda.quant import pack as quant_pack
+    write = quant_pack._write
 
-    right = quant_pack.pack
+    def wrong(raw, data, lay, n, k):
+        write(raw, data, lay, n, k)
+        data[-1] ^= 1
 
-    def wrong(raw, fmt, n, k):
-        made = right(raw, fmt, n, k)
-        made.data[-1] ^= 1
-        return made
-
-    monkeypatch.setattr(quant_pack, "pack", wrong)
+    monkeypatch.setattr(quant_pack, "_write", wrong)
     w, x = weight(Q4_K, 40, 512), activations(3, 512, F32)
     there = w.to("cuda")
-    monkeypatch.setattr(quant_pack, "pack", right)
+    monkeypatch.setattr(quant_pack, "_write", write)
     assert_same(host(isogemm.linear(cuda(x), there)), isogemm.linear(x, w))
 
 

@@ -7,22 +7,23 @@ Every operation is a float32 instruction that nothing here contracts or reorders
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 from llvmlite import ir
 from numba import carray
 from numba.core import types
 from numba.extending import intrinsic
 
-from ....base.jit import compile_entry, njit
+from ....base.jit import njit
 from ....formats.blocks import FORMATS
-from ..emit.scalars import as_bits, as_float, half_to_float_bits, peek32, poke32, round_row
+from ..emit.scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, peek32, poke32, round_row
 from ..emit.vectors import FLOAT32
 from ..gemm.routines import call7
+from .entries import SEVEN_WORDS, address_of
 from .records import multiply_out
 
-__all__ = ["CODE", "address", "decoder", "pointer_to_bytes"]
+__all__ = [
+    "CODE", "address", "decoder", "finite", "half", "pointer_to_bytes", "pointer_to_codes", "pointer_to_ints",
+    "put_half", "scales_of_q3", "scales_of_q4",
+]  # fmt: skip
 
 CODE = {name: code for code, name in enumerate(FORMATS)}
 """The loops' number of a format."""
@@ -59,6 +60,19 @@ pointer_to_ints = _pointer(32, types.int32)
 def half(p, at):
     """The float16 in bytes at, at + 1."""
     return as_float(half_to_float_bits(types.uint32(p[at]) | (types.uint32(p[at + 1]) << types.uint32(8))))
+
+
+@njit(inline="always")
+def finite(x):
+    """Whether x is neither infinite nor NaN."""
+    return (as_bits(x) & types.uint32(0x7F800000)) != types.uint32(0x7F800000)
+
+
+@njit(inline="always")
+def put_half(p, at, x):
+    """x as float16 into bytes at, at + 1."""
+    h = float_to_half_bits(as_bits(x))
+    p[at], p[at + 1] = types.uint8(h & 255), types.uint8(h >> types.uint32(8))
 
 
 # Arithmetic in 32 bits throughout: Numba's own integers are 64 wide, which halves what a vector holds.
@@ -124,7 +138,7 @@ def _six_bits(p, q):
 
 
 @njit
-def _scales_of_q3(p, s):
+def scales_of_q3(p, s):
     for j in range(16):
         low = (p[96 + j % 8] >> (4 * (j // 8))) & 15
         high = (p[104 + j % 4] >> (2 * (j // 4))) & 3
@@ -132,7 +146,7 @@ def _scales_of_q3(p, s):
 
 
 @njit
-def _scales_of_q4(p, s, t):
+def scales_of_q4(p, s, t):
     for j in range(4):
         a, b, c = types.int32(p[4 + j]), types.int32(p[8 + j]), types.int32(p[12 + j])
         s[j], t[j] = a & 63, b & 63
@@ -167,34 +181,18 @@ def _q8_0(block, q, s, t, floats, size, unused):
     _close(floats, half(p, 0), ZERO)
 
 
-def _q4_0(block, q, s, t, floats, size, unused):
-    p, q, s, t = _open(block, q, s, t, size)
-    s[0] = 1
-    _nibbles(p, 2, q, 0, 8)
-    _close(floats, half(p, 0), ZERO)
+def _short(at, zero, high, offset):
+    """Nibbles from byte `at` on, and fifth bits from `high` on, if that is not 0; o behind d, if `offset`."""
 
+    def short(block, q, s, t, floats, size, unused):
+        p, q, s, t = _open(block, q, s, t, size)
+        s[0] = t[0] = 1
+        _nibbles(p, at, q, 0, 0 if high else zero)
+        if high:
+            _fifth_bits(p, high, q, zero)
+        _close(floats, half(p, 0), half(p, 2) if offset else ZERO)
 
-def _q4_1(block, q, s, t, floats, size, unused):
-    p, q, s, t = _open(block, q, s, t, size)
-    s[0] = t[0] = 1
-    _nibbles(p, 4, q, 0, 0)
-    _close(floats, half(p, 0), half(p, 2))
-
-
-def _q5_0(block, q, s, t, floats, size, unused):
-    p, q, s, t = _open(block, q, s, t, size)
-    s[0] = 1
-    _nibbles(p, 6, q, 0, 0)
-    _fifth_bits(p, 2, q, 16)
-    _close(floats, half(p, 0), ZERO)
-
-
-def _q5_1(block, q, s, t, floats, size, unused):
-    p, q, s, t = _open(block, q, s, t, size)
-    s[0] = t[0] = 1
-    _nibbles(p, 8, q, 0, 0)
-    _fifth_bits(p, 4, q, 0)
-    _close(floats, half(p, 0), half(p, 2))
+    return short
 
 
 def _q2_k(block, q, s, t, floats, size, unused):
@@ -209,23 +207,22 @@ def _q3_k(block, q, s, t, floats, size, unused):
     p, q, s, t = _open(block, q, s, t, size)
     _pairs(p, 32, q)
     _high_bits(p, 0, q, 2, 4)
-    _scales_of_q3(p, s)
+    scales_of_q3(p, s)
     _close(floats, half(p, 108), ZERO)
 
 
-def _q4_k(block, q, s, t, floats, size, unused):
-    p, q, s, t = _open(block, q, s, t, size)
-    _scales_of_q4(p, s, t)
-    _quads(p, 16, q)
-    _close(floats, half(p, 0), -half(p, 2))
+def _long(at, high):
+    """Q4_K, and with high bits from byte `high` on Q5_K."""
 
+    def long(block, q, s, t, floats, size, unused):
+        p, q, s, t = _open(block, q, s, t, size)
+        scales_of_q4(p, s, t)
+        _quads(p, at, q)
+        if high:
+            _high_bits(p, high, q, 4, 0)
+        _close(floats, half(p, 0), -half(p, 2))
 
-def _q5_k(block, q, s, t, floats, size, unused):
-    p, q, s, t = _open(block, q, s, t, size)
-    _scales_of_q4(p, s, t)
-    _quads(p, 48, q)
-    _high_bits(p, 16, q, 4, 0)
-    _close(floats, half(p, 0), -half(p, 2))
+    return long
 
 
 def _q6_k(block, q, s, t, floats, size, unused):
@@ -245,20 +242,15 @@ def _q8_k(block, q, s, t, floats, size, unused):
 
 
 _DECODERS = {
-    "Q8_0": _q8_0, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q2_K": _q2_k, "Q3_K": _q3_k,
-    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_K": _q8_k,
+    "Q8_0": _q8_0, "Q5_0": _short(6, 16, 2, False), "Q5_1": _short(8, 0, 4, True), "Q4_0": _short(2, 8, 0, False),
+    "Q4_1": _short(4, 0, 0, True), "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _long(16, 0), "Q5_K": _long(48, 16),
+    "Q6_K": _q6_k, "Q8_K": _q8_k,
 }  # fmt: skip
-_alive: list[Any] = []
 
 
-@cache
 def decoder(name: str) -> int:
     """Address of the routine that takes a format's blocks apart; 0 for floats."""
-    if name not in _DECODERS:
-        return 0
-    compiled = compile_entry(types.void(*[types.int64] * 7), _DECODERS[name])
-    _alive.append(compiled)
-    return int(compiled.address)
+    return address_of(_DECODERS[name], SEVEN_WORDS) if name in _DECODERS else 0
 
 
 @njit(inline="always")
@@ -311,12 +303,6 @@ def dequantize_chunk(task, chunk, scratch):
     dequantize_blocks(carray(task, (WORDS,)), chunk, scratch)
 
 
-@cache
 def address() -> int:
-    """Address of the compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``."""
-    return int(_entry().address)
-
-
-@cache
-def _entry():
-    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), dequantize_chunk)
+    """Address of the compiled entry of `dequantize_chunk`."""
+    return address_of(dequantize_chunk)

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from ....formats.blocks import FORMATS, BlockFormat
 from ..emit.target import target
 from ..emit.vectors import F32, FLOAT16, I32, Emitter, declare, define, switch_over
-from . import layout as layout
+from . import layout
 
 __all__ = ["KINDS", "ROWS", "Walk", "codes_of_chunk", "dot_rows", "instructions"]
 
@@ -60,11 +60,9 @@ class _Dots:
         e = self.e
         if self.kind == "vnni":
             fn = declare(e.b.module, "llvm.x86.avx512.vpdpbusd.512", e.ivec, [e.ivec, self.bytes, self.bytes])
-            return e.b.call(
-                fn, [acc, e.b.bitcast(codes, self.bytes), e.b.bitcast(e.splat_value(four, e.ivec), self.bytes)]
-            )
+            return e.b.call(fn, [acc, e.b.bitcast(codes, self.bytes), self._everywhere(four, self.bytes)])
         if self.kind == "avx2":
-            x = e.b.bitcast(e.splat_value(four, e.ivec), self.bytes)
+            x = self._everywhere(four, self.bytes)
             if not self.wide:
                 return e.b.add(acc, self._pairs(codes, x, 1))
             # Codes of eight bits would saturate a 16-bit sum of two products: nibbles do not.
@@ -83,16 +81,17 @@ class _Dots:
         pairs = e.b.or_(low, e.b.shl(high, e.constant(16)))
         if self.kind == "vnni":
             fn = declare(e.b.module, "llvm.x86.avx512.vpdpwssd.512", e.ivec, [e.ivec, self.shorts, self.shorts])
-            return e.b.call(
-                fn, [acc, e.b.bitcast(pairs, self.shorts), e.b.bitcast(e.splat_value(two, e.ivec), self.shorts)]
-            )
+            return e.b.call(fn, [acc, e.b.bitcast(pairs, self.shorts), self._everywhere(two, self.shorts)])
         if self.kind == "avx2":
             fn = declare(e.b.module, "llvm.x86.avx2.pmadd.wd", e.ivec, [self.shorts, self.shorts])
-            x = e.b.bitcast(e.splat_value(two, e.ivec), self.shorts)
-            return e.b.add(acc, e.b.call(fn, [e.b.bitcast(pairs, self.shorts), x]))
+            return e.b.add(acc, e.b.call(fn, [e.b.bitcast(pairs, self.shorts), self._everywhere(two, self.shorts)]))
         first = e.b.ashr(e.b.shl(two, ir.Constant(I32, 16)), ir.Constant(I32, 16))
         acc = e.b.add(acc, e.b.mul(low, e.splat_value(first, e.ivec)))
         return e.b.add(acc, e.b.mul(high, e.splat_value(e.b.ashr(two, ir.Constant(I32, 16)), e.ivec)))
+
+    def _everywhere(self, x: Any, kind: Any) -> Any:
+        """32 bits in every lane, as vectors of smaller numbers."""
+        return self.e.b.bitcast(self.e.splat_value(x, self.e.ivec), kind)
 
     def _pairs(self, codes: Any, x: Any, factor: int) -> Any:
         """Two products to 16 bits (codes below 128: no saturation), two of these to 32, times `factor`."""
@@ -304,13 +303,9 @@ def dot_rows(typingctx, code, kind, rows, acc, x, x_rs, panel, blocks):
     fmt, what = list(FORMATS.values())[code.literal_value], KINDS[kind.literal_value]
 
     def codegen(context, builder, signature, args):
+        name = f"isogemm_quant_{fmt.name}_{what}"
         routines = {
-            n: define(
-                builder.module,
-                f"isogemm_quant_{fmt.name}_{what}_{n}",
-                5,
-                lambda e, *xs, n=n: Walk(e, fmt, n, what, xs).run(),
-            )
+            n: define(builder.module, f"{name}_{n}", 5, lambda e, *xs, n=n: Walk(e, fmt, n, what, xs).run())
             for n in ROWS
         }
         for routine in routines.values():

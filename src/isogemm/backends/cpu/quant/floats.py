@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from ....formats.blocks import FORMATS, BlockFormat
 from ..emit.target import target
 from ..emit.vectors import F32, F32_BYTES, FLOAT16, FLOAT32, Emitter, define, switch_over
-from . import layout as layout
+from . import layout
 from .dot import ROWS, codes_of_chunk
 
 __all__ = ["float_rows"]

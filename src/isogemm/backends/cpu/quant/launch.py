@@ -19,12 +19,10 @@ from ..emit import descriptor as f
 from ..emit.scalars import pointer_to_words
 from ..gemm.tasks import element_code
 from ..pool import ALIGN, give, pool, run_part, take
-from . import layout as layout
-from . import loops as loops
-from . import pack as pack
+from . import layout, loops, pack
 from .blocks import CODE, decoder
 
-__all__ = ["Call", "activations_task", "complete", "launch", "panels_task", "prepared"]
+__all__ = ["PreparedCall", "activations_task", "complete", "launch", "panels_task", "prepared"]
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +35,7 @@ SCRATCH = max(loops.SCRATCH, pack.SCRATCH)
 TASK_AT, RECORDS_AT = 512, 512 + 1024
 
 
-class Call(NamedTuple):
+class PreparedCall(NamedTuple):
     """All of a product that does not depend on addresses.
 
     Attributes
@@ -76,6 +74,14 @@ def activations_task(name: str, k: int) -> Array:
     return task
 
 
+def quantizing_task(name: str, m: int, k: int, x: np.dtype[Any], per_chunk: int) -> Array:
+    """`activations_task` for records of x [m, k] of a dtype, without addresses and strides of x."""
+    task, blocks = activations_task(name, k).copy(), k // FORMATS[name].block
+    task[pack.X_ELEMENT], task[pack.COUNT], task[pack.PER_CHUNK] = element_code(x), m * blocks, per_chunk
+    task[pack.OUT_ROW], task[pack.DECODER] = blocks * layout.record(FORMATS[name]).nbytes, decoder(name)
+    return task
+
+
 @lru_cache(maxsize=1024)
 def panels_task(name: str, m: int, n: int, k: int, allowed: int, least: int = 1) -> tuple[Array, int, int]:
     """(task array of `quant_loops` without addresses, chunks, threads) of a product under `allowed` threads.
@@ -109,23 +115,20 @@ def complete(task: Array, name: str, kind: str, row: int) -> None:
 @lru_cache(maxsize=1024)
 def prepared(
     name: str, kind: str, m: int, n: int, k: int, x: np.dtype[Any], out: np.dtype[Any], allowed: int, row: int = 0
-) -> Call:
+) -> PreparedCall:
     """The call for activations of dtype `x` [m, k] and a result of dtype `out` [m, n]; quantized by one thread.
 
     `row` is the stride of weights that are read in place, 0 for panels.
     """
-    fmt = FORMATS[name]
-    quantizing, size = activations_task(name, k).copy(), layout.record(fmt).nbytes
-    count = m * (k // fmt.block)
-    quantizing[pack.X_ELEMENT], quantizing[pack.COUNT] = element_code(x), count
-    quantizing[pack.PER_CHUNK], quantizing[pack.OUT_ROW] = max(1, count), k // fmt.block * size
-    quantizing[pack.DECODER] = decoder(name)
+    size = k // FORMATS[name].block * layout.record(FORMATS[name]).nbytes
+    count = m * (k // FORMATS[name].block)
+    quantizing = quantizing_task(name, m, k, x, max(1, count))
     task, chunks, threads = panels_task(name, m, n, k, allowed, IN_PLACE if row else 1)
     product = task.copy()
-    product[1, f.O_E], product[2, loops.RECORD_ROW] = element_code(out), k // fmt.block * size
+    product[1, f.O_E], product[2, loops.RECORD_ROW] = element_code(out), size
     complete(product, name, kind, row)
-    room = RECORDS_AT + count * size + ALIGN
-    return Call(quantizing, product, min(count, 1), chunks, threads, room, (x.itemsize == 2, out.itemsize == 2))
+    room = RECORDS_AT + m * size + ALIGN
+    return PreparedCall(quantizing, product, min(count, 1), chunks, threads, room, (x.itemsize == 2, out.itemsize == 2))
 
 
 def _start(control, threads, scratch, stride, entries, call, product, x, panels, out, bias, room, chunks):
@@ -171,7 +174,7 @@ def _starter(narrow: tuple[bool, bool]) -> Any:
 _NO_BIAS = (0, 0, 0)
 
 
-def launch(call: Call, x: Array, panels: Array, out: Array, bias: Array | None) -> None:
+def launch(call: PreparedCall, x: Array, panels: Array, out: Array, bias: Array | None) -> None:
     """Run a prepared call: out [m, n] = x [m, k] times the panels."""
     narrow_x, narrow_out = call.narrow
     if narrow_x:

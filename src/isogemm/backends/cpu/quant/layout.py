@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ....formats.blocks import BlockFormat
 
 __all__ = [
-    "COLUMNS", "FAR", "LINE", "NEAR", "SPANS", "Panel", "Record", "panel", "planes", "record", "stored_zero",
+    "COLUMNS", "FAR", "LINE", "NEAR", "SPANS", "ActivationRecord", "Panel", "panel", "planes", "record", "stored_zero",
 ]  # fmt: skip
 
 COLUMNS = 16
@@ -61,7 +61,7 @@ class Panel(NamedTuple):
     nbytes: int
 
 
-class Record(NamedTuple):
+class ActivationRecord(NamedTuple):
     """Byte offsets in one block of one row of activations.
 
     Codes first, then d; `sums` are int32, one for each sub-block: the sum of its codes times minus the stored zero
@@ -101,11 +101,11 @@ def panel(fmt: BlockFormat) -> Panel:
 
 
 @cache
-def record(fmt: BlockFormat) -> Record:
+def record(fmt: BlockFormat) -> ActivationRecord:
     """Layout of a block of activations."""
     if fmt.block == 32:
-        return Record(32, 36, 40, 48)
-    return Record(256, 272, 272, 272 + (2 if fmt.offset else 4) * (fmt.block // fmt.sub))
+        return ActivationRecord(32, 36, 40, 48)
+    return ActivationRecord(256, 272, 272, 272 + (2 if fmt.offset else 4) * (fmt.block // fmt.sub))
 
 
 def stored_zero(fmt: BlockFormat) -> int:

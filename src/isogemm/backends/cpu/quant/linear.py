@@ -14,12 +14,9 @@ from ....formats.blocks import BlockFormat
 from ..emit import descriptor as f
 from ..emit.target import target
 from ..gemm.tasks import element_code
-from . import launch as quant_launch
-from . import layout as layout
-from . import loops as loops
-from . import pack as pack
+from . import launch, layout, loops, pack
 from .blocks import decoder
-from .launch import ACTIVATIONS, activations_task, panels_task
+from .launch import ACTIVATIONS, activations_task, panels_task, quantizing_task
 from .run import run_task
 
 __all__ = ["Panels", "gemm", "gemm_floats", "prepare", "rounds_to", "values"]
@@ -106,15 +103,13 @@ def _zeros(size: int) -> Array:
 def quantize_activations(x: Array, fmt: BlockFormat) -> Array:
     """Records [m, k / block * record bytes] of x [m, k]."""
     m, k = x.shape
-    count, size = m * (k // fmt.block), layout.record(fmt).nbytes
-    room = np.empty(count * size + ALIGN, np.uint8)
-    records = room[-room.ctypes.data % ALIGN :][: count * size].reshape(m, k // fmt.block * size)
-    task = activations_task(fmt.name, k).copy()
-    task[pack.X], task[pack.X_ROW], task[pack.X_COLUMN] = x.ctypes.data, *x.strides
-    task[pack.X_ELEMENT], task[pack.COUNT] = element_code(x.dtype), count
-    task[pack.OUT], task[pack.OUT_ROW] = records.ctypes.data, records.strides[0]
+    count, row = m * (k // fmt.block), k // fmt.block * layout.record(fmt).nbytes
+    room = np.empty(m * row + ALIGN, np.uint8)
+    records = room[-room.ctypes.data % ALIGN :][: m * row].reshape(m, row)
     per_chunk = max(1, ACTIVATIONS // fmt.block, -(-count // 2**16))
-    task[pack.PER_CHUNK] = per_chunk
+    task = quantizing_task(fmt.name, m, k, x.dtype, per_chunk)
+    task[pack.X], task[pack.X_ROW], task[pack.X_COLUMN] = x.ctypes.data, *x.strides
+    task[pack.OUT] = records.ctypes.data
     chunks = -(-count // per_chunk)
     if chunks:
         run_task(pack.activations_address(), task, chunks, pack.SCRATCH, 1 if chunks < 4 else None)
@@ -141,8 +136,8 @@ def gemm(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | N
         return
     (m, k), n = x.shape, out.shape[1]
     if m * k <= ALONE:
-        call = quant_launch.prepared(fmt.name, kind, m, n, k, x.dtype, out.dtype, get_num_threads(), panels.row)
-        quant_launch.launch(call, x, panels.data, out, bias)
+        call = launch.prepared(fmt.name, kind, m, n, k, x.dtype, out.dtype, get_num_threads(), panels.row)
+        launch.launch(call, x, panels.data, out, bias)
         return
     records = quantize_activations(x, fmt)
     _run(records, x.shape, panels, fmt, out, bias, kind)
@@ -194,7 +189,7 @@ def _run(
 ) -> None:  # fmt: skip
     """Rows of activations and all panels: records in an instruction set; or floats, with weights of an element type."""
     (m, k), n = shape, out.shape[1]
-    least = quant_launch.IN_PLACE if panels.row else 1
+    least = launch.IN_PLACE if panels.row else 1
     template, chunks, threads = panels_task(fmt.name, m, n, k, get_num_threads(), least)
     task = template.copy()
     d = task[1]
@@ -208,5 +203,5 @@ def _run(
     if isinstance(kind, int):
         words[loops.ROUTINE] = loops.float_routine(fmt.name, kind)
     else:
-        quant_launch.complete(task, fmt.name, kind, panels.row)
+        launch.complete(task, fmt.name, kind, panels.row)
     run_task(loops.address(), task, chunks, loops.SCRATCH, threads)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 from numba import carray
-from numba.core import types
 
-from ....base.jit import compile_entry, njit
+from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.scalars import epilogue_tile
 from ..emit.vectors import FLOAT32
 from ..gemm.routines import call7
 from .blocks import CODE
 from .dot import KINDS, dot_rows, instructions
+from .entries import SEVEN_WORDS, address_of
 from .floats import float_rows
 from .native import native_rows
 
@@ -89,71 +88,44 @@ def panels_chunk(task, chunk, scratch):
     run_panels(carray(task, (WORDS,)), chunk, scratch)
 
 
-@cache
 def address() -> int:
-    """Address of the compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``."""
-    return int(_entry().address)
+    """Address of the compiled entry of `run_panels`."""
+    return address_of(panels_chunk)
 
 
-@cache
 def values_address() -> int:
     """The same for `write_values`."""
-    return int(_values_entry().address)
-
-
-@cache
-def _entry():
-    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), panels_chunk)
-
-
-@cache
-def _values_entry():
-    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), values_chunk)
+    return address_of(values_chunk)
 
 
 @cache
 def routine(name: str, kind: str = "") -> int:
     """Address of the passes over panels of a format, in an instruction set that this CPU has."""
-    compiled = _compiled(CODE[name], KINDS.index(kind or instructions()))
-    _alive.append(compiled)
-    return int(compiled.address)
+    code, what = CODE[name], KINDS.index(kind or instructions())
+
+    def passes(rows, acc, x, x_rs, panel, blocks, unused):
+        dot_rows(code, what, rows, acc, x, x_rs, panel, blocks)
+
+    return address_of(passes, SEVEN_WORDS)
 
 
 @cache
 def native_routine(name: str, kind: str = "") -> int:
     """Address of the passes over rows of blocks, which `ROW` keeps apart."""
-    compiled = _compiled_native(CODE[name], KINDS.index(kind or instructions()))
-    _alive.append(compiled)
-    return int(compiled.address)
+    code, what = CODE[name], KINDS.index(kind or instructions())
+
+    def native_passes(rows, acc, x, x_rs, panel, blocks, stride):
+        native_rows(code, what, rows, acc, x, x_rs, panel, blocks, stride)
+
+    return address_of(native_passes, SEVEN_WORDS)
 
 
 @cache
 def float_routine(name: str, element: int = FLOAT32) -> int:
     """Address of the passes of float activations, with weights rounded to a type of elements."""
-    compiled = _compiled_floats(CODE[name], element)
-    _alive.append(compiled)
-    return int(compiled.address)
+    code = CODE[name]
 
-
-_alive: list[Any] = []
-
-
-def _compiled_floats(code: int, element: int) -> Any:
     def float_passes(rows, acc, x, x_rs, panel, blocks, unused):
         float_rows(code, element, rows, acc, x, x_rs, panel, blocks)
 
-    return compile_entry(types.void(*[types.int64] * 7), float_passes)
-
-
-def _compiled(code: int, kind: int) -> Any:
-    def passes(rows, acc, x, x_rs, panel, blocks, unused):
-        dot_rows(code, kind, rows, acc, x, x_rs, panel, blocks)
-
-    return compile_entry(types.void(*[types.int64] * 7), passes)
-
-
-def _compiled_native(code: int, kind: int) -> Any:
-    def native_passes(rows, acc, x, x_rs, panel, blocks, stride):
-        native_rows(code, kind, rows, acc, x, x_rs, panel, blocks, stride)
-
-    return compile_entry(types.void(*[types.int64] * 7), native_passes)
+    return address_of(float_passes, SEVEN_WORDS)

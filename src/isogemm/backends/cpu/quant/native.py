@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from ....formats.blocks import FORMATS, BlockFormat
 from ..emit.target import target
 from ..emit.vectors import FLOAT16, I32, Emitter, define, switch_over
-from . import layout as layout
+from . import layout
 from .dot import KINDS, ROWS, Walk
 
 __all__ = ["native_rows"]
@@ -30,7 +30,7 @@ _FLOATS = {"Q2_K": (68, 3, 0), "Q3_K": (94, 3, 1), "Q6_K": (194, 3, 1)}
 _CODES = {"Q8_0": 2, "Q5_0": 6, "Q5_1": 8, "Q4_0": 2, "Q4_1": 4}
 
 
-class Block:
+class NativeBlock:
     """One block of `WIDTH` rows: its fields as vectors, a row to a lane. Nothing is loaded before it is asked for."""
 
     def __init__(self, e: Emitter, fmt: BlockFormat, at: Any, stride: Any) -> None:
@@ -124,10 +124,8 @@ class Block:
         """s and t of each sub-block as 32-bit lanes; t is empty where there is none."""
         e, b, name = self.e, self.e.b, self.fmt.name
         if name == "Q2_K":
-            four = self.words(0)
-            return self._bytes([self._field(x, 0, NIBBLES) for x in four]), self._bytes(
-                [self._field(x, 4, NIBBLES) for x in four]
-            )
+            s, t = ([self._field(x, at, NIBBLES) for x in self.words(0)] for at in (0, 4))
+            return self._bytes(s), self._bytes(t)
         if name == "Q6_K":
             return self._bytes(self.words(192), signed=True), []
         if name == "Q3_K":
@@ -212,7 +210,7 @@ class _NativeWalk(Walk):
     def parts_of(self, w: Any, rows: list[Any], part: int) -> tuple[list[Any], list[Any], Any, Any]:
         """See `Walk.parts_of`."""
         e = self.e
-        block = Block(e, self.fmt, e.at(w, e.b.mul(self.stride, e.i64(WIDTH * part))), self.stride)
+        block = NativeBlock(e, self.fmt, e.at(w, e.b.mul(self.stride, e.i64(WIDTH * part))), self.stride)
         d, o = block.floats()
         if self.fmt.block == 32:
             exact, shift = self.short(block.codes(0), rows)
@@ -220,7 +218,7 @@ class _NativeWalk(Walk):
             exact, shift = self._unrolled(block, rows)
         return exact, shift, d, o
 
-    def _unrolled(self, block: Block, rows: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _unrolled(self, block: NativeBlock, rows: list[Any]) -> tuple[list[Any], list[Any]]:
         e, subs = self.e, 32 // self.fmt.sub
         scales, offsets = block.scales()
         exact: list[Any] = [ir.Constant(e.ivec, None)] * len(rows)
@@ -244,13 +242,9 @@ def native_rows(typingctx, code, kind, rows, acc, x, x_rs, w, blocks, stride):
     fmt, what = list(FORMATS.values())[code.literal_value], KINDS[kind.literal_value]
 
     def codegen(context, builder, signature, args):
+        name = f"isogemm_native_{fmt.name}_{what}"
         routines = {
-            n: define(
-                builder.module,
-                f"isogemm_native_{fmt.name}_{what}_{n}",
-                6,
-                lambda e, *xs, n=n: _NativeWalk(e, fmt, n, what, xs).run(),
-            )
+            n: define(builder.module, f"{name}_{n}", 6, lambda e, *xs, n=n: _NativeWalk(e, fmt, n, what, xs).run())
             for n in ROWS
         }
         for n, routine in routines.items():

@@ -5,17 +5,16 @@ Both follow `isogemm.contract.int32` and `quant_layout`, element by element.
 
 from __future__ import annotations
 
-from functools import cache
-
 from numba import carray
 from numba.core import types
 
-from ....base.jit import compile_entry, njit
+from ....base.jit import njit
 from ..emit.scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, load_element, peek32, poke32
 from ..emit.vectors import FLOAT32
 from ..gemm.routines import call7
 from ..rows.loops import pointer_to_floats
-from .blocks import Q2_K, pointer_to_bytes, pointer_to_codes, pointer_to_ints
+from .blocks import Q2_K, pointer_to_bytes, pointer_to_codes, pointer_to_ints, put_half
+from .entries import address_of
 from .records import codes_of, largest_of
 
 __all__ = ["activations_address", "panels_address"]
@@ -55,12 +54,6 @@ def _place(task, q, column, out):
                 out[at + task[BIT]] |= types.uint8(((code >> low) & 1) << g)
 
 
-@njit(inline="always")
-def _put_half(out, at, x):
-    h = float_to_half_bits(as_bits(x))
-    out[at], out[at + 1] = types.uint8(h & U(255)), types.uint8(h >> U(8))
-
-
 @njit
 def pack_panel(task, chunk, scratch):
     """One panel, which starts as zeros."""
@@ -73,9 +66,9 @@ def pack_panel(task, chunk, scratch):
             source = task[SOURCE] + (chunk * COLUMNS + c) * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
             call7(task[DECODER], source, scratch, scratch + 256, scratch + 320, scratch + 384, task[BLOCK_BYTES], 0)
             _place(task, q, c, out)
-            _put_half(out, task[D] + 2 * c, as_float(peek32(scratch + 384)))
+            put_half(out, task[D] + 2 * c, as_float(peek32(scratch + 384)))
             if task[OFFSET] < task[NBYTES]:
-                _put_half(out, task[OFFSET] + 2 * c, as_float(peek32(scratch + 388)))
+                put_half(out, task[OFFSET] + 2 * c, as_float(peek32(scratch + 388)))
             if task[BLOCK] > 32:
                 per_span = 64 // task[SUB]
                 for j in range(task[BLOCK] // task[SUB]):
@@ -148,16 +141,11 @@ def rows_chunk(task, chunk, scratch):
     quantize_rows(carray(task, (WORDS,)), chunk, scratch)
 
 
-@cache
-def _entry(function):
-    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), function)
-
-
 def panels_address() -> int:
     """Address of the entry that packs panels."""
-    return int(_entry(panel_chunk).address)
+    return address_of(panel_chunk)
 
 
 def activations_address() -> int:
     """Address of the entry that quantizes activations."""
-    return int(_entry(rows_chunk).address)
+    return address_of(rows_chunk)

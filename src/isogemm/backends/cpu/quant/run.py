@@ -11,8 +11,8 @@ from ....base.threads import get_num_threads
 from ....formats.blocks import BlockFormat
 from ..gemm.tasks import element_code
 from ..pool import pool, run_chunks
-from . import blocks as blocks
-from . import encode as quant_encode
+from . import blocks
+from .encode import entry
 
 __all__ = ["dequantize", "quantize", "run_task"]
 
@@ -45,9 +45,9 @@ def quantize(x: Array, fmt: BlockFormat, out: Array) -> int:
     task[blocks.SOURCE], task[blocks.SOURCE_ROW], task[blocks.SOURCE_COLUMN] = x.ctypes.data, *x.strides
     task[blocks.SOURCE_ELEMENT], task[blocks.FLAG] = element_code(x.dtype), flag.ctypes.data
     task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
-    task[blocks.DECODER] = quant_encode.encoder(fmt.name)
+    task[blocks.DECODER] = entry.encoder(fmt.name)
     if chunks:
-        run_task(quant_encode.address(), task, chunks, quant_encode.SCRATCH)
+        run_task(entry.address(), task, chunks, entry.SCRATCH)
     return int(flag[0])
 
 

@@ -1,7 +1,6 @@
 """CUDA C++ to cubin through NVRTC, once per source, options and compiler: later processes read it from disk.
 
-    cubin = compile_files(["FOLDER/FILE.cu"], defines={"BM": 128, "STAGES": 4}, arch="sm_90a")
-    kernel = driver.load(cubin, "function", device)
+    kernel = function_of("FOLDER/FILE.cu", "function", device, {"BM": 128, "STAGES": 4})
 
 Sources lie in the folders of this backend and include one another by name. No directory of headers is searched:
 NVRTC comes without cuda_bf16.h and stdint.h, and kernels that need nothing of them compile wherever it is installed.
@@ -13,14 +12,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ....base.disk import cache_folder, keep, kept, say_not_kept
 from ....errors import DeviceError
-from .facts import nvrtc_version
+from . import facts, kernel
 
-__all__ = ["CompileError", "cache_directory", "compile_files", "compile_text"]
+__all__ = ["CompileError", "cache_directory", "compile_text", "function_of"]
 
 KERNELS = Path(__file__).parents[1]
 # Products and sums stay two operations, with two roundings, unless a kernel says fma.
@@ -46,23 +46,39 @@ class CompileError(DeviceError):
         )
 
 
-def compile_files(
-    names: Sequence[str],
-    *,
-    arch: str,
-    defines: Mapping[str, object] | None = None,
-    options: Sequence[str] = (),
-) -> bytes:
-    """Compile files of this backend, one after the other as one source, to a cubin.
+def function_of(
+    file: str, name: str, device: int, defines: Mapping[str, object] | None = None, *, before: str = ""
+) -> kernel.Kernel:
+    """A function of a file, compiled for a device or taken from a cache, and loaded.
 
     Parameters
     ----------
-    names : sequence of str
-        File names.
-    arch : str
-        As `device.Device.arch` gives it: "sm_90a".
+    file, name : str
     defines : mapping
         Macros; True is 1 and False is 0.
+    before : str
+        Text that the file is compiled after: instructions of `wgmma`, say.
+    """
+    macros = tuple(f"-D{key}={int(v) if isinstance(v, bool) else v}" for key, v in (defines or {}).items())
+    return kernel.load(_cubin(KERNELS, file, before, facts.device(device).arch, macros), name, device)
+
+
+@lru_cache(maxsize=1024)
+def _cubin(folder: Path, file: str, before: str, arch: str, macros: tuple[str, ...]) -> bytes:
+    """The same object for the same code of the same folder, so that new sizes read and hash no file."""
+    text = f'{before}#include "{file}"\n'
+    return compile_text(text, name=f"{Path(file).stem}_call.cu", arch=arch, options=("-std=c++17", *macros))
+
+
+def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()) -> bytes:
+    """Compile a source to a cubin; files that it includes are those of this backend.
+
+    Parameters
+    ----------
+    text, name : str
+        The source, and what the compiler's log calls it.
+    arch : str
+        As `facts.DeviceFacts.arch` gives it: "sm_90a".
     options : sequence of str
         Further options of NVRTC's.
 
@@ -73,14 +89,6 @@ def compile_files(
     DeviceError
         Where NVRTC is not installed.
     """
-    # The line directive makes the log name the file that a line is in.
-    text = "".join(f'#line 1 "{name}"\n{(KERNELS / name).read_text()}\n' for name in names)
-    macros = tuple(f"-D{key}={int(v) if isinstance(v, bool) else v}" for key, v in (defines or {}).items())
-    return compile_text(text, name=names[-1], arch=arch, options=(*macros, *options))
-
-
-def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()) -> bytes:
-    """`compile_files` for a source given as text; files that it includes are those of this backend."""
     headers = _included(text)
     every = (f"--gpu-architecture={arch}", *ALWAYS, *options)
     path = _place(text, headers, every)
@@ -161,7 +169,7 @@ def cache_directory() -> Path | None:
 
 def _place(text: str, headers: Mapping[str, str], options: Sequence[str]) -> Path | None:
     digest = hashlib.sha256()
-    for part in (text, *(x for item in sorted(headers.items()) for x in item), *options, str(nvrtc_version())):
+    for part in (text, *(x for item in sorted(headers.items()) for x in item), *options, str(facts.nvrtc_version())):
         digest.update(f"{len(part)}:".encode())
         digest.update(part.encode())
     folder = cache_directory()

@@ -6,9 +6,9 @@ copy, so that the next call with such operands is a look-up, its result's memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,12 @@ from ....errors import DeviceError, LimitError, OptionError
 from ....operands.device_array import DeviceId
 from ....operands.tensors import is_traced
 from .. import calls as front
+from .dequantize import dequantize
+from .family import QuantRun
 from .layout import FORMATS, ROWS, Packed, layout
+from .pack import pack, settle
 
-if TYPE_CHECKING:
-    from ....quant.matrix import QuantizedMatrix
-
-__all__ = ["DeviceCopy", "Run", "adopt", "forget", "upload"]
+__all__ = ["DeviceCopy", "adopt", "forget", "upload"]
 
 ALIGN = 128  # of a copy's address
 _MOST = 512  # calls that a copy remembers
@@ -37,34 +37,10 @@ def _plain() -> Iterator[None]:
         yield
 
 
-class Run(NamedTuple):
-    """A kernel that serves a product, with its configuration and its weight.
-
-    Attributes
-    ----------
-    call : callable
-        ``call(x, packed, out, bias, config)``, on torch's current stream; tensors x [m, k] and out [m, n].
-    binder : callable
-        With the same operands: ``launch(stream, x, w, out, bias)`` of addresses, or None.
-    """
-
-    call: Callable[..., None]
-    binder: Callable[..., Any]
-    config: Any
-    packed: Packed
-
-    def __call__(self, x: Any, out: Any, bias: Any) -> None:
-        self.call(x, self.packed, out, bias, self.config)
-
-    def bind(self, x: Any, out: Any, bias: Any) -> Any:
-        """The launch for operands like these, or None."""
-        return self.binder(x, self.packed, out, bias, self.config)
-
-
-class Call(NamedTuple):
+class KnownCall(NamedTuple):
     """A call that was made before."""
 
-    run: Run
+    run: QuantRun
     launch: Any  # None: `run` is called with tensors
     weight: int  # its address
     rows: tuple[int, int]  # x as a matrix
@@ -91,15 +67,15 @@ class DeviceCopy:
     __slots__ = ("_host", "calls", "format", "native", "packed", "place", "shape")
 
     def __init__(
-        self, place: DeviceId, host: QuantizedMatrix | None, fmt: str, shape: tuple[int, int], packed: Packed | None,
+        self, place: DeviceId, host: Any, fmt: str, shape: tuple[int, int], packed: Packed | None,
         native: Any,
     ) -> None:  # fmt: skip
         self.place, self.format, self.shape, self.packed, self.native = place, fmt, shape, packed, native
         self._host = host
-        self.calls: dict[tuple[Any, ...], Call] = {}
+        self.calls: dict[tuple[Any, ...], KnownCall] = {}
 
     @property
-    def host(self) -> QuantizedMatrix:
+    def host(self) -> Any:
         """The same rows on the host.
 
         Raises
@@ -126,7 +102,7 @@ class DeviceCopy:
         return packed + (0 if self.native is None else int(self.native.nbytes))
 
     @_plain()
-    def part(self, matrix: QuantizedMatrix, rows: range) -> DeviceCopy:
+    def part(self, matrix: Any, rows: range) -> DeviceCopy:
         """The copy of rows that `matrix` holds on the host: over the same memory, where they begin with a tile."""
         n, k = matrix.shape
         native = None
@@ -145,8 +121,6 @@ class DeviceCopy:
             data = self.packed.data.narrow(0, rows.start // ROWS * size if n else 0, lay.nbytes(n, k))
             packed = Packed(data, lay, n, k)
             if data.data_ptr() % ALIGN:
-                from .admit import settle
-
                 packed = settle(Packed(data.clone(), lay, n, k))
         return DeviceCopy(self.place, matrix, self.format, (n, k), packed, native)
 
@@ -165,13 +139,11 @@ class DeviceCopy:
         if self.packed is None:
             found = self.native.view(getattr(torch, _FLOATS[self.format])).view(self.shape)[rows]
             return found.to(wanted, copy=True)
-        from . import admit as quant_admit
-
         try:
             out = torch.empty((len(at), self.shape[1]), dtype=wanted, device=self.packed.data.device)
         except torch.OutOfMemoryError as error:
             raise _no_memory(f"dequantized weights on {self.place}", list(self.shape)) from error
-        quant_admit.dequantize(self.packed, out, at.start, lambda: self.host[rows].dequantize(dtype))
+        dequantize(self.packed, out, at.start, lambda: self.host[rows].dequantize(dtype))
         return out
 
     def known(self, x: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
@@ -204,7 +176,7 @@ class DeviceCopy:
             launch(front._raw_stream(self.place.ordinal), at, weight, into, 0 if bias is None else bias.data_ptr())
         return result
 
-    def remember(self, x: Any, bias: Any, options: tuple[Any, ...], result: Any, run: Run) -> None:
+    def remember(self, x: Any, bias: Any, options: tuple[Any, ...], result: Any, run: QuantRun) -> None:
         """Enter a call of contiguous tensors that took the long way."""
         if not front.ready() or any(type(t) not in front.KINDS for t in (x, result)) or not x.is_contiguous():
             return
@@ -218,10 +190,10 @@ class DeviceCopy:
         given, into = x.view(-1, x.shape[-1]), result.view(-1, result.shape[-1])
         if into.data_ptr() & 127 or x.data_ptr() & 15:
             return
-        launch, weight = run.bind(given, into, bias), run.packed.data.data_ptr()
+        weight = run.packed.data.data_ptr()
         like = {"dtype": result.dtype, "device": result.device}
         rows = (given.shape[0], given.shape[1])
-        self.calls[key] = Call(run, launch, weight, rows, tuple(result.shape), result.stride(), like, _age)
+        self.calls[key] = KnownCall(run, run.launch, weight, rows, tuple(result.shape), result.stride(), like, _age)
 
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -233,7 +205,7 @@ def forget() -> None:
     _age += 1
 
 
-def upload(matrix: QuantizedMatrix, place: DeviceId, *, native: bool = False, there: Any = None) -> DeviceCopy:
+def upload(matrix: Any, place: DeviceId, *, native: bool = False, there: Any = None) -> DeviceCopy:
     """The bytes of a matrix on a device, laid out for the kernels.
 
     Parameters
@@ -266,9 +238,7 @@ def upload(matrix: QuantizedMatrix, place: DeviceId, *, native: bool = False, th
             raw = _uploaded(matrix.rows, place) if there is None else there
             if not fmt.quantized:
                 return DeviceCopy(place, matrix, fmt.name, matrix.shape, None, raw)
-            from . import admit as quant_admit
-
-            packed = quant_admit.pack(raw, fmt.name, *matrix.shape)
+            packed = pack(raw, fmt.name, *matrix.shape)
     except torch.OutOfMemoryError as error:
         raise _no_memory(f"quantized weights on {place}", f"{matrix.nbytes} bytes") from error
     return DeviceCopy(place, matrix, fmt.name, matrix.shape, packed, raw if native else None)
@@ -291,8 +261,6 @@ def adopt(data: Any, fmt: str, n: int, k: int) -> DeviceCopy:
             f"bytes of a packed {fmt} matrix of {n} x {k}", limit=f"{lay.nbytes(n, k)}, aligned to {ALIGN}",
             value=f"{data.numel()} at {data.data_ptr():#x}", nearest="QuantizedMatrix.to",
         )  # fmt: skip
-    from .admit import settle
-
     front.ready()
     return DeviceCopy(place, None, fmt, (n, k), settle(Packed(data, lay, n, k)), None)
 

@@ -1,22 +1,57 @@
-"""Packed weights as floats on the device: for contracts that the kernels for quantized weights do not have."""
+"""Packed weights as floats on the device: for contracts that the kernels for quantized weights do not have.
+
+By a kernel whose bits were compared with the definition; where it was refused, the host does its work: slowly, with the
+right bits.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from ....base.dtypes import CODE
 from ....errors import DTypeError, LayoutError, ShapeError
-from .layout import ROWS, Layout, Packed, macros
+from ....planner.bench import Bench
+from ..driver import facts
+from .build import compiled
+from .case import dtype_of
+from .layout import ROWS, Packed, PackedLayout, macros
+from .pack import lay_out
+from .single import Single, serves
+from .trial import try_dequantize
 
-if TYPE_CHECKING:
-    from ..driver.kernel import Parameter
+__all__ = ["KERNEL", "dequantize", "run"]
 
-__all__ = ["run"]
-
-KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 WARPS = 8
 WAVES = 8  # blocks to a multiprocessor
+
+
+def dequantize(packed: Packed, out: Any, first: int, rows: Callable[[], Any]) -> None:
+    """Rows of the weights from `first` on, a multiple of 16, into a contiguous tensor [rows, k].
+
+    Parameters
+    ----------
+    rows : callable
+        Those floats from the host, in the type of `out`, where no kernel serves.
+
+    Raises
+    ------
+    DeviceError
+        While a graph is captured: the kernel was not tried before.
+    """
+    if not out.numel():
+        return
+    if serves(KERNEL, f"{packed.format} > {dtype_of(out)}", out.get_device()):
+        run(packed, out, first)
+        return
+    import torch
+
+    host = np.ascontiguousarray(rows())
+    word = host.view(f"i{host.itemsize}")
+    out.copy_(torch.from_numpy(word).to(out.device).view(out.dtype))
 
 
 def run(packed: Packed, out: Any, first: int = 0) -> None:
@@ -38,10 +73,10 @@ def run(packed: Packed, out: Any, first: int = 0) -> None:
     DTypeError, LayoutError, ShapeError
         `out` is none that can be written.
     """
-    dtype = str(out.dtype).removeprefix("torch.")
-    if dtype not in KINDS:
+    dtype = dtype_of(out)
+    if dtype not in CODE:
         raise DTypeError(
-            "type of dequantized weights", limit=f"one of {', '.join(KINDS)}", value=dtype, nearest="float32"
+            "type of dequantized weights", limit=f"one of {', '.join(CODE)}", value=dtype, nearest="float32"
         )
     rows = out.shape[0] if out.ndim == 2 else -1
     if out.ndim != 2 or out.shape[1] != packed.k or not 0 <= first <= first + rows <= packed.n or first % ROWS:
@@ -56,32 +91,25 @@ def run(packed: Packed, out: Any, first: int = 0) -> None:
             value=f"strides {list(out.stride())} at {out.data_ptr():#x}", nearest=f"strides [{packed.k}, 1]",
         )  # fmt: skip
     if rows:
-        from ..driver.facts import current_stream
-
-        device = out.device.index
+        device = out.get_device()
         bound = _bind(packed.layout, dtype, rows, packed.k, step, device)
-        bound(current_stream(device), packed.data.data_ptr(), out.data_ptr(), first)
+        bound(facts.current_stream(device), packed.data.data_ptr(), out.data_ptr(), first)
+
+
+def _try(bench: Bench, case: str) -> str:
+    fmt, dtype = case.split(" > ")
+    return try_dequantize(bench, fmt, dtype, run, lay_out)
+
+
+KERNEL = Single("quant dequantize", _try)
 
 
 @functools.lru_cache(maxsize=1024)
-def _bind(lay: Layout, dtype: str, rows: int, k: int, step: int, device: int) -> Callable[..., None]:
+def _bind(lay: PackedLayout, dtype: str, rows: int, k: int, step: int, device: int) -> Callable[..., None]:
     """Compile, or take from a cache, and bind: ``launch(stream, data, out, first)``."""
-    from ..driver.facts import device as facts
-    from ..driver.kernel import load
-    from ..driver.nvrtc import compile_files
-
-    defines = {"OUT": KINDS[dtype], **macros(lay)}
-    cubin = compile_files(("quant/dequantize.cu",), arch=facts(device).arch, defines=defines, options=("-std=c++17",))
-    kernel = load(cubin, "quant_dequantize", device)
+    made = compiled("dequantize.cu", "quant_dequantize", device, OUT=CODE[dtype], **macros(lay))
     pieces = -(-rows // ROWS) * -(-k // 64)
-    params: list[Parameter] = [
-        "ptr",
-        "ptr",
-        ("i64", step),
-        ("i64", lay.tile_bytes(k)),
-        "i32",
-        ("i32", rows),
-        ("i32", k),
-    ]
-    grid = min(-(-pieces // WARPS), WAVES * facts(device).multiprocessors)
-    return kernel.bind(params, grid=(grid,), block=(32 * WARPS,), pdl=True)
+    return made.bind(
+        ["ptr", "ptr", ("i64", step), ("i64", lay.tile_bytes(k)), "i32", ("i32", rows), ("i32", k)],
+        grid=(min(-(-pieces // WARPS), WAVES * facts.device(device).multiprocessors),), block=(32 * WARPS,), pdl=True,
+    )  # fmt: skip

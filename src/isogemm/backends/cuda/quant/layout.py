@@ -37,7 +37,7 @@ from ....errors import OptionError, ShapeError
 from ....formats.blocks import BlockFormat, format_of
 from ....formats.reference import decode
 
-__all__ = ["FORMATS", "ROWS", "STEP", "Layout", "Packed", "layout", "macros", "pack"]
+__all__ = ["FORMATS", "ROWS", "STEP", "Packed", "PackedLayout", "layout", "macros", "pack"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -61,7 +61,7 @@ FORMATS = tuple(_PLANES)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PackedLayout:
     """Sizes of a format's records, in bytes where nothing else is said.
 
     Attributes
@@ -133,12 +133,12 @@ class Packed:
     ----------
     data : torch.Tensor
         uint8 [nbytes], aligned to 128.
-    layout : Layout
+    layout : PackedLayout
     n, k : int
     """
 
     data: Any
-    layout: Layout
+    layout: PackedLayout
     n: int
     k: int
 
@@ -149,7 +149,7 @@ class Packed:
 
 
 @cache
-def layout(fmt: str | BlockFormat) -> Layout:
+def layout(fmt: str | BlockFormat) -> PackedLayout:
     """The layout of a format.
 
     Raises
@@ -171,7 +171,7 @@ def layout(fmt: str | BlockFormat) -> Layout:
     ints_each = 0 if found.block == 32 else 2 if found.offset and found.name != "Q2_K" else 1
     record_bytes = ints + ints_each * ROWS * (record_k // found.sub)
     zero = 128 if found.name == "Q8_0" else found.zero
-    return Layout(
+    return PackedLayout(
         found, planes, zero, record_k, step_bytes, floats, floats_each, ints, ints_each, record_bytes
     )  # fmt: skip
 
@@ -186,7 +186,7 @@ def pack(rows: Bytes, fmt: str | BlockFormat) -> Bytes:
 
     Returns
     -------
-    uint8 array [Layout.nbytes(n, k)]
+    uint8 array [PackedLayout.nbytes(n, k)]
 
     Raises
     ------
@@ -224,7 +224,7 @@ def _padded(x: npt.NDArray[Any], tiles: int, columns: int, value: int = 0) -> np
     return out
 
 
-def _codes(q: Bytes, lay: Layout, tiles: int, records: int) -> Bytes:
+def _codes(q: Bytes, lay: PackedLayout, tiles: int, records: int) -> Bytes:
     """[tile, record, bytes of its codes] of stored codes [16 tiles, K]."""
     steps = records * lay.record_k // STEP
     # half, g; step, j, high, t, odd -> tile, step, g, t, (j, half), odd, high.
@@ -250,7 +250,7 @@ def _numbers(values: list[npt.NDArray[Any]], tiles: int, records: int, each: int
     return np.ascontiguousarray(laid).reshape(tiles, records, -1).view(np.uint8)
 
 
-def macros(lay: Layout) -> dict[str, object]:
+def macros(lay: PackedLayout) -> dict[str, object]:
     """The layout for quant/codes.cu."""
     (low, _), (high, _) = (*lay.planes, (0, 0))[:2]
     return {

@@ -9,8 +9,11 @@ from typing import Any
 
 from ....contract.spec import Contract
 from ....errors import ContractError
+from . import family
+from .case import QuantCase, dtype_of
 from .copy import DeviceCopy
 from .layout import Packed
+from .pack import settle
 
 __all__ = ["integers"]
 
@@ -44,21 +47,20 @@ def integers(copy: DeviceCopy, x: Any, out: Any, bias: Any, contract: Contract) 
 
 def _leaf(copy: DeviceCopy, x: Any, start: int, stop: int) -> Any:
     """The chain over K of [start, stop), in float32."""
-    from . import admit as quant_admit
-    from . import family as quant_choose
+    import torch
 
     packed = copy.packed
     assert packed is not None
     lay, m, n = packed.layout, x.shape[0], packed.n
-    made = x.new_zeros((m, n), dtype=_float32())
+    made = torch.zeros((m, n), dtype=torch.float32, device=x.device)
     if stop <= start:
         return made
     size = lay.record_bytes
     whole = packed.data.view(lay.tiles(n), lay.records(packed.k), size)
     part = whole[:, start // lay.record_k : -(-stop // lay.record_k)].contiguous().view(-1)
-    leaf = quant_admit.settle(Packed(part, lay, n, stop - start))
-    case = quant_choose.Case("q8", copy.format, quant_choose.name_of(x), "float32", None, m, n, stop - start)
-    run = quant_choose.choose(case, leaf, "int32", copy.place.ordinal)
+    leaf = settle(Packed(part, lay, n, stop - start))
+    case = QuantCase("q8", copy.format, dtype_of(x), "float32", None, m, n, stop - start, "int32")
+    run = family.choose(case, leaf, copy.place.ordinal)
     if run is None:
         raise ContractError(
             "no kernel on this device", limit=f"one whose bits are those of int32 on {copy.format}",
@@ -66,9 +68,3 @@ def _leaf(copy: DeviceCopy, x: Any, start: int, stop: int) -> Any:
         )  # fmt: skip
     run(x[:, start:stop].contiguous(), made, None)
     return made
-
-
-def _float32() -> Any:
-    import torch
-
-    return torch.float32

@@ -1,4 +1,8 @@
-"""Blocks of quantized weights, as files hold them, into the layout of the device's kernels, on the device."""
+"""Blocks of quantized weights, as files hold them, into the layout of the device's kernels, on the device.
+
+By a kernel whose bits were compared with those of `isogemm.backends.cuda.quant.layout.pack`; where it was refused, by
+that on the host: slowly, with the right bits.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,43 @@ from typing import Any
 
 from ....errors import DeviceError, DTypeError, LayoutError, LimitError, ShapeError
 from ....formats.blocks import BlockFormat
-from .layout import FORMATS, Layout, Packed, layout, macros
+from ..driver import facts
+from .build import compiled
+from .layout import FORMATS, Packed, PackedLayout, layout, macros
+from .layout import pack as packed_by_host
+from .single import Single, serves
+from .trial import try_pack
 
-__all__ = ["pack"]
+__all__ = ["KERNEL", "lay_out", "pack", "settle"]
 
 INTS = 2**31
 
 
-def pack(raw: Any, fmt: str | BlockFormat, n: int, k: int) -> Packed:
-    """Lay out a weight for the kernels of quantized weights; its bits are those of `quant_layout.pack`.
+def pack(raw: Any, fmt: str, n: int, k: int) -> Packed:
+    """Bytes of rows on a device, laid out for the kernels.
+
+    Raises
+    ------
+    DeviceError
+        While a graph is captured: the kernel was not tried before.
+    """
+    if serves(KERNEL, fmt, raw.get_device()):
+        return lay_out(raw, fmt, n, k)
+    import torch
+
+    data = torch.from_numpy(packed_by_host(raw.cpu().numpy(), fmt)).to(raw.device)
+    return settle(Packed(data, layout(fmt), n, k))
+
+
+def settle(packed: Packed) -> Packed:
+    """Packed weights that another kernel has just written, made ready for kernels that read before that has ended."""
+    device = packed.data.get_device()
+    _kernels(packed.layout, 1, device)[1](facts.current_stream(device))
+    return packed
+
+
+def lay_out(raw: Any, fmt: str | BlockFormat, n: int, k: int) -> Packed:
+    """Lay out a weight for the kernels of quantized weights; its bits are those of `layout.pack`.
 
     Ordered by the current stream, without synchronisation. The result may not be written afterwards: kernels read it
     before their predecessor in the stream has ended.
@@ -53,23 +85,28 @@ def pack(raw: Any, fmt: str | BlockFormat, n: int, k: int) -> Packed:
     if max(blocks, n, k) >= INTS:
         raise LimitError("records of a weight", limit=f"fewer than {INTS}", value=blocks, nearest=INTS - 1)
     data = torch.empty(lay.nbytes(n, k), dtype=torch.uint8, device=raw.device)
-    if blocks:
-        from ..driver.facts import current_stream
-
-        stream = current_stream(raw.device.index)
-        laid, settle = _kernels(lay, blocks, raw.device.index)
-        laid(stream, raw.data_ptr(), data.data_ptr(), raw.stride(0), n, k)
-        settle(stream)
+    _write(raw, data, lay, n, k)
     return Packed(data, lay, n, k)
 
 
-@functools.lru_cache(256)
-def _kernels(lay: Layout, blocks: int, device: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    from ..driver.facts import device as facts
-    from ..driver.kernel import load
-    from ..driver.nvrtc import compile_files
+def _write(raw: Any, data: Any, lay: PackedLayout, n: int, k: int) -> None:
+    """The records of n rows of k weights."""
+    if blocks := lay.tiles(n) * lay.records(k):
+        device = raw.get_device()
+        laid, settled = _kernels(lay, blocks, device)
+        stream = facts.current_stream(device)
+        laid(stream, raw.data_ptr(), data.data_ptr(), raw.stride(0), n, k)
+        settled(stream)
 
-    defines = macros(lay) | {"FORMAT": FORMATS.index(lay.format.name), "BLOCK_BYTES": lay.format.nbytes}
-    cubin = compile_files(["quant/pack.cu"], arch=facts(device).arch, defines=defines, options=("-std=c++17",))
-    laid = load(cubin, "quant_pack", device).bind(["ptr", "ptr", "i64", "i32", "i32"], grid=(blocks,), block=(256,))
-    return laid, load(cubin, "settle", device).bind([], grid=(1,), block=(32,))
+
+KERNEL = Single("quant pack", lambda bench, fmt: try_pack(bench, fmt, _write))
+
+
+@functools.lru_cache(256)
+def _kernels(lay: PackedLayout, blocks: int, device: int) -> tuple[Callable[..., None], Callable[..., None]]:
+    about = macros(lay) | {"FORMAT": FORMATS.index(lay.format.name), "BLOCK_BYTES": lay.format.nbytes}
+    laid, settled = (compiled("pack.cu", name, device, **about) for name in ("quant_pack", "settle"))
+    return (
+        laid.bind(["ptr", "ptr", "i64", "i32", "i32"], grid=(blocks,), block=(256,)),
+        settled.bind([], grid=(1,), block=(32,)),
+    )

@@ -13,9 +13,10 @@ from ....contract.spec import Contract
 from ....errors import ContractError
 from ....operands import cuda as arrays
 from ....operands.shapes import matrices
-from . import family as quant_choose
-from . import orders as quant_orders
-from .copy import DeviceCopy, Run, adopt, upload
+from . import family, orders
+from .case import QuantCase, dtype_of
+from .copy import DeviceCopy, adopt, upload
+from .family import QuantRun
 
 __all__ = ["adopt", "pieces", "product", "upload"]
 
@@ -24,7 +25,7 @@ Array = NDArray[Any]
 PIECE = 2**27  # dequantized elements at a time
 
 
-def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract: Contract) -> Run | bool:
+def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract: Contract) -> QuantRun | bool:
     """x @ w.T + bias into out, all views of device memory, by kernels that read the blocks.
 
     Parameters
@@ -35,7 +36,7 @@ def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract
 
     Returns
     -------
-    Run or bool
+    QuantRun or bool
         The kernel's launch, where one kernel did it all; whether it is done, else.
 
     Raises
@@ -53,22 +54,22 @@ def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract
         return False
     pairs = list(matrices(x, out))
     added = None if bias is None else arrays.tensor(bias).contiguous()
-    found = [_kernel(how, rows, into, copy, added, contract) for rows, into in pairs]
-    if all(call is not None for call in found):
-        for call, (rows, into) in zip(found, pairs, strict=True):
-            _call(call, rows, into, added)
-        return (len(pairs) == 1 and found[0]) or True
+    asked = (_kernel(how, rows, into, copy, added, contract) for rows, into in pairs)
+    found = [run for run in asked if run is not None]
+    if len(found) == len(pairs):
+        for run, (rows, into) in zip(found, pairs, strict=True):
+            _call(run, rows, into, added)
+        return found[0] if len(pairs) == 1 else True
     if how == "q8":
         for rows, into in pairs:
-            quant_orders.integers(copy, arrays.tensor(rows), arrays.tensor(into), added, contract)
+            orders.integers(copy, arrays.tensor(rows), arrays.tensor(into), added, contract)
     return how == "q8"
 
 
-def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, contract: Contract) -> Run | None:
+def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, contract: Contract) -> QuantRun | None:
     """The kernel for matrices x [m, k] and out [m, n], if one has the contract."""
-    assert_packed = copy.packed
-    assert assert_packed is not None
-    if contract.order.kind != "chain":
+    packed = copy.packed
+    if packed is None or contract.order.kind != "chain":
         return None
     path = how
     if how == "same" and x.dtype == FLOAT32:
@@ -77,31 +78,26 @@ def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, contrac
         return None
     if path == "same" and contract.arithmetic == "fma":
         return None
-    case = quant_choose.Case(
-        path, copy.format, x.dtype.name, out.dtype.name, None if bias is None else quant_choose.name_of(bias),
-        len(x), *copy.shape,
+    case = QuantCase(
+        path, copy.format, x.dtype.name, out.dtype.name, None if bias is None else dtype_of(bias),
+        len(x), *copy.shape, contract.arithmetic,
     )  # fmt: skip
-    return quant_choose.choose(case, assert_packed, contract.arithmetic, copy.place.ordinal)
+    return family.choose(case, packed, copy.place.ordinal)
 
 
-def _call(run: Run | None, x: Array, out: Array, bias: Any) -> None:
+def _call(run: QuantRun, x: Array, out: Array, bias: Any) -> None:
     """Rows that begin at multiples of 16 bytes, and contiguous results: kernels count on these."""
-    assert run is not None
+    import torch
+
     given, into = arrays.tensor(x), arrays.tensor(out)
     if not given.is_contiguous() or given.data_ptr() % 16:
-        given = given.clone(memory_format=_contiguous())
+        given = given.clone(memory_format=torch.contiguous_format)
     if into.is_contiguous():
         run(given, into, bias)
     else:
         made = into.new_empty(into.shape)
         run(given, made, bias)
         into.copy_(made)
-
-
-def _contiguous() -> Any:
-    import torch
-
-    return torch.contiguous_format
 
 
 def pieces(how: str, x: Array, w: Any) -> Iterator[tuple[Array, slice, Array]]:

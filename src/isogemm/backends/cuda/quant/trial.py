@@ -9,30 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ....base.dtypes import ITEMSIZE, NUMPY
 from ....contract import int32, reference
 from ....formats.blocks import FORMATS, BlockFormat
 from ....formats.reference import decode, dequantize
-from ....planner.kernel_admission import difference
-from ....planner.trials import POISON, Machine
-from .layout import ROWS
+from ....planner.bench import MARGIN, Bench, Output
+from .case import QuantCase
+from .layout import ROWS, Packed, layout
+from .layout import pack as packed_by_host
 
-if TYPE_CHECKING:
-    from .family import Case, Kernel
+__all__ = ["HOME", "activations", "expected", "try_dequantize", "try_pack", "try_product", "weights"]
 
-__all__ = ["activations", "expected", "try_dequantize", "try_kernel", "try_pack", "weights"]
+HOME = "backends/cuda/quant"
+"""Where all lies that reaches the bits of these kernels: what verdicts on them are about."""
 
 Array = NDArray[Any]
 WEIGHTS, ACTIVATIONS = 37, 19  # different rows; coprime to every tile, so that a tile in a wrong place shows
 LONGEST = 6144  # of K; a multiple of every block and of every chunk of a kernel
 WAVE = 3 * 132 * ROWS  # rows of W that are several turns of every block of an H200
-MARGIN = 64  # elements around results that must stay as they are
-TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 
 
 def weights(fmt: BlockFormat, k: int) -> Array:
@@ -79,7 +78,7 @@ def activations(k: int, dtype: str) -> Array:
     x[8, k // 2], x[15, k - 1] = np.inf, np.nan
     x[16] = 0
     with np.errstate(over="ignore"):
-        return x.astype(np.float32).astype(TYPES[dtype])
+        return x.astype(np.float32).astype(NUMPY[dtype])
 
 
 @lru_cache(maxsize=8)
@@ -89,56 +88,50 @@ def expected(path: str, fmt: str, dtype: str, k: int, arithmetic: str) -> Array:
     if path == "q8":
         return int32.evaluate(x, decode(rows, FORMATS[fmt]))
     with np.errstate(over="ignore"):
-        w = dequantize(rows, FORMATS[fmt]).astype(TYPES[dtype if path == "same" else "float32"])
+        w = dequantize(rows, FORMATS[fmt]).astype(NUMPY[dtype if path == "same" else "float32"])
     wide = x if path == "same" else x.astype(np.float32)
     return reference.evaluate(wide, np.ascontiguousarray(w.T), f"{arithmetic}/chain")
 
 
-def try_kernel(machine: Machine, kernel: Kernel, case: Case, arithmetic: str, pack: Any = None) -> str:
+def try_product(bench: Bench, case: QuantCase, tile: int, run: Callable[..., None], pack: Callable[..., Packed]) -> str:
     """Run a kernel in the configuration of a case on products that have it.
 
     Parameters
     ----------
-    machine : Machine
-    kernel, case
-        As `quant_choose` pairs them.
-    arithmetic : str
-        What its bits have to be.
-    pack : callable, optional
-        In place of `quant_pack.pack`.
+    bench : Bench
+    case : QuantCase
+        With the arithmetic that its bits have to be of.
+    tile : int
+        Rows of x of which the kernel makes one tile.
+    run : callable
+        ``run(x, packed, out, bias)``.
+    pack : callable
+        ``pack(raw, format, n, k)``.
 
     Returns
     -------
     str
         Empty where every bit was right, else the first difference.
     """
-    where = "cpu" if machine.device < 0 else f"cuda:{machine.device}"
-    if pack is None:
-        from .pack import pack
     k = min(case.k, LONGEST + case.k % 256)
-    acc = expected(case.path, case.format, case.dtype, k, arithmetic)
-    rows = _tensor(weights(FORMATS[case.format], k), where)
-    x = _tensor(activations(k, case.dtype), where)
-    bias = None if case.dtype_bias is None else np.linspace(-3, 5, WEIGHTS).astype(TYPES[case.dtype_bias])
-    want = reference.epilogue(acc, bias=bias, out_dtype=TYPES[case.dtype_out])
+    acc = expected(case.path, case.format, case.dtype, k, case.arithmetic)
+    rows, x = _tensor(bench, weights(FORMATS[case.format], k)), _tensor(bench, activations(k, case.dtype))
+    bias = None if case.dtype_bias is None else np.linspace(-3, 5, WEIGHTS).astype(NUMPY[case.dtype_bias])
+    want = reference.epilogue(acc, bias=bias, out_dtype=NUMPY[case.dtype_out])
     for n in _columns(case):
         column = np.arange(n) % WEIGHTS
-        packed = pack(rows[_index(column, where)], case.format, n, k)
-        added = None if bias is None else _tensor(bias[column], where)
-        for m in _rows(case, kernel):
+        packed = pack(rows[_tensor(bench, column)], case.format, n, k)
+        added = None if bias is None else _tensor(bench, bias[column])
+        for m in _rows(case, tile):
             row = (np.arange(m) * 5 + m) % ACTIVATIONS
-            flat, out = _poisoned(m, n, case.dtype_out, where)
-            kernel.run(x[_index(row, where)], packed, out, added, kernel.config)
-            found = _read(flat)
-            got = found[MARGIN : MARGIN + m * n].reshape(m, n)
-            said = difference("out", np.ascontiguousarray(got), want[row[:, None], column])
-            stray = int((np.delete(found, np.s_[MARGIN : MARGIN + m * n]) != POISON[found.itemsize]).sum())
-            if said or stray:
-                return f"{m} x {n} x {k}: {said or f'{stray} words beside the result were written'}"
+            out = bench.output((m, n), ITEMSIZE[case.dtype_out])
+            run(x[_tensor(bench, row)], packed, _result(out, (m, n), case.dtype_out), added)
+            if said := out.compare("out", want[row[:, None], column]):
+                return f"{m} x {n} x {k}: {said}"
     return ""
 
 
-def _columns(case: Case) -> Iterator[int]:
+def _columns(case: QuantCase) -> Iterator[int]:
     """Rows of W: few, and more than blocks take in a turn; as well aligned as the case's."""
     for count in (WEIGHTS, WAVE + WEIGHTS):
         if count >= case.n:
@@ -147,76 +140,57 @@ def _columns(case: Case) -> Iterator[int]:
         yield count // 8 * 8 if case.wide else count
 
 
-def _rows(case: Case, kernel: Kernel) -> list[int]:
+def _rows(case: QuantCase, tile: int) -> list[int]:
     """Rows of x with the tiles of the case: a ragged last one, and whole ones."""
     if case.m == 1:
         return [1]
     if case.m <= 32:
         last = -(-case.m // 8) * 8
         return sorted({max(2, last - 7), case.m, last})
-    return sorted({33, min(case.m, 2 * kernel.few + 5), min(case.m, 4 * kernel.few)})
+    return sorted({33, min(case.m, 2 * tile + 5), min(case.m, 4 * tile)})
 
 
-def try_pack(machine: Machine, fmt: str, pack: Callable[..., Any]) -> str:
-    """Compare packed bytes with those of `quant_layout.pack`, for whole and ragged sizes."""
-    from . import layout as quant_layout
-
-    where = "cpu" if machine.device < 0 else f"cuda:{machine.device}"
-    for k in (96, 2080) if FORMATS[fmt].block == 32 else (256, 1280):
+def try_pack(bench: Bench, fmt: str, write: Callable[..., None]) -> str:
+    """Compare packed bytes with those of `layout.pack`, for whole and ragged sizes."""
+    lay = layout(fmt)
+    for k in _lengths(fmt):
         rows = weights(FORMATS[fmt], k)
         for n in (WEIGHTS, 32, 1):
-            found = pack(_tensor(rows[:n], where), fmt, n, k).data
-            said = difference("packed", found.cpu().numpy(), quant_layout.pack(rows[:n], fmt))
-            if said:
+            out = bench.output((lay.nbytes(n, k),), 1)
+            write(_tensor(bench, rows[:n]), _result(out, (lay.nbytes(n, k),), "uint8"), lay, n, k)
+            if said := out.compare("packed", packed_by_host(rows[:n], fmt)):
                 return f"{n} x {k}: {said}"
     return ""
 
 
-def try_dequantize(machine: Machine, fmt: str, dtype: str, run: Callable[..., None], pack: Callable[..., Any]) -> str:
+def try_dequantize(bench: Bench, fmt: str, dtype: str, run: Callable[..., None], pack: Callable[..., Packed]) -> str:
     """Compare floats of packed weights with the definition's, signs of zeros too."""
-    where = "cpu" if machine.device < 0 else f"cuda:{machine.device}"
-    for k in (96, 2080) if FORMATS[fmt].block == 32 else (256, 1280):
+    for k in _lengths(fmt):
         rows = weights(FORMATS[fmt], k)
         with np.errstate(over="ignore"):
-            want = dequantize(rows, FORMATS[fmt]).astype(TYPES[dtype])
-        flat, out = _poisoned(WEIGHTS, k, dtype, where)
-        run(pack(_tensor(rows, where), fmt, WEIGHTS, k), out)
-        found = _read(flat)
-        got = np.ascontiguousarray(found[MARGIN : MARGIN + WEIGHTS * k].reshape(WEIGHTS, k))
-        said = difference("weights", got, want)
-        if (
-            said
-            or (found[:MARGIN] != POISON[found.itemsize]).any()
-            or (found[-MARGIN:] != POISON[found.itemsize]).any()
-        ):
-            return f"k {k}: {said or 'words beside the result were written'}"
+            want = dequantize(rows, FORMATS[fmt]).astype(NUMPY[dtype])
+        out = bench.output((WEIGHTS, k), ITEMSIZE[dtype])
+        run(pack(_tensor(bench, rows), fmt, WEIGHTS, k), _result(out, (WEIGHTS, k), dtype))
+        if said := out.compare("weights", want):
+            return f"k {k}: {said}"
     return ""
 
 
-def _tensor(x: Array, where: str) -> Any:
+def _lengths(fmt: str) -> tuple[int, int]:
+    return (96, 2080) if FORMATS[fmt].block == 32 else (256, 1280)
+
+
+def _tensor(bench: Bench, x: Array) -> Any:
+    """An array on the bench's device, as a tensor."""
     import torch
 
-    if x.dtype == TYPES["bfloat16"]:
-        return torch.from_numpy(np.ascontiguousarray(x).view(np.int16)).to(where).view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(x)).to(where)
+    flat: Any = bench.put(x)
+    return flat.tensor.view(getattr(torch, x.dtype.name)).view(x.shape)
 
 
-def _index(at: Array, where: str) -> Any:
+def _result(out: Output, shape: tuple[int, ...], dtype: str) -> Any:
+    """The result between the margins, as a tensor."""
     import torch
 
-    return torch.from_numpy(np.ascontiguousarray(at)).to(where)
-
-
-def _poisoned(m: int, n: int, dtype: str, where: str) -> tuple[Any, Any]:
-    """NaNs that no product returns, and the result [m, n] among them."""
-    import torch
-
-    word = torch.int32 if dtype == "float32" else torch.int16
-    size = 4 if dtype == "float32" else 2
-    flat = torch.full((m * n + 2 * MARGIN,), POISON[size], dtype=word, device=where)
-    return flat, flat[MARGIN : MARGIN + m * n].view(getattr(torch, dtype)).view(m, n)
-
-
-def _read(flat: Any) -> Array:
-    words: Array = flat.cpu().numpy()
-    return words.view(f"u{words.itemsize}")
+    flat: Any = out.buffer
+    return flat.tensor[MARGIN : len(flat.tensor) - MARGIN].view(getattr(torch, dtype)).view(shape)

@@ -30,7 +30,7 @@ from ...driver.facts import count
 from ...driver.libcuda import context
 from ...driver.workspace import workspace
 from . import search as cublaslt_search
-from .call import Call, Descriptors, as_call, binding, handle
+from .call import CublasCall, Descriptors, as_call, binding, handle
 from .search import Algorithm, Found
 
 __all__ = ["CublasLt"]
@@ -141,12 +141,12 @@ def _c_is_added(product: Product) -> bool:
     return product.alpha == 1 and (not product.accumulate or product.contract.order.kind == "leaf")
 
 
-def _bias_fits(product: Product, call: Call) -> bool:
+def _bias_fits(product: Product, call: CublasCall) -> bool:
     """The library's bias runs along the rows of its out: our columns, where out is row-major; of out's type."""
     return call.swapped and product.bias_stride == 1 and product.dtype_bias == product.dtype_out
 
 
-def _alignment(product: Product, call: Call) -> int:
+def _alignment(product: Product, call: CublasCall) -> int:
     """Bytes up to 128 that divide the addresses of all items."""
     align = product.align
     for x in (call.first, call.second, call.c, call.out) if call.batch > 1 else ():
@@ -230,7 +230,7 @@ def _closure(desc: Descriptors, fixed: _Fixed) -> Launch:
     return launch
 
 
-def _with_bias(call: Call, dtype: str, fixed: _Fixed) -> Launch:
+def _with_bias(call: CublasCall, dtype: str, fixed: _Fixed) -> Launch:
     """A launch with a bias, whose address is part of a descriptor: one is kept for each, as weights stay in place."""
     kept: dict[int, Launch] = {}
 

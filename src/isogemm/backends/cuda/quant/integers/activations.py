@@ -1,19 +1,20 @@
 """Activations to 8-bit codes on the device, with the bits of `isogemm.contract.int32.quantize_activations`.
 
-The codes lie in the order in which the integer products take them, see quant/integers/activations.cu.
+They lie in the order in which a product takes them, which is one of three forms: ``words`` and ``halves`` (scales as
+float16, of blocks of 32 alone), see quant/integers/code_steps.cu, or ``float16``, see quant/integers/codes_wide.cu.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
+from .....base.dtypes import CODE, ITEMSIZE
 from ...driver.kernel import Bound
-from ...gemm.fp32 import KINDS
-from ..layout import STEP, Layout
-from ..operands import compiled
+from ..build import compiled
+from ..case import QuantCase
+from ..layout import STEP, PackedLayout, layout
 
-__all__ = ["Places", "bind", "macros", "places", "reading", "sums_kind"]
+__all__ = ["FLOAT", "PAIRS", "Places", "bind", "places", "reading", "sums_kind"]
 
 WARPS = 4  # of a block, each with SPAN elements of a row
 SPAN = 256
@@ -33,21 +34,22 @@ class Places(NamedTuple):
         return base + self.codes, base + self.scales, base + self.sums
 
 
-def sums_kind(lay: Layout) -> int:
-    """What products want of sums of codes: SUMS of quant/integers/activations.cu."""
+def sums_kind(lay: PackedLayout) -> int:
+    """What products want of sums of codes: SUMS of quant/integers/code_steps.cu."""
     if not lay.format.offset:
         return NONE
     return PAIRS if lay.format.block == SPAN else FLOAT
 
 
-def macros(lay: Layout, halves: bool = False) -> dict[str, object]:
-    """Of the codes of activations for weights in a layout; `halves` asks for scales as float16, blocks of 32 alone."""
-    return {"BLOCK": lay.format.block, "SUB": lay.format.sub, "SUMS": sums_kind(lay), "HALVES": halves}
-
-
-def places(lay: Layout, m: int, k: int, halves: bool = False) -> Places:
+def places(lay: PackedLayout, m: int, k: int, form: str) -> Places:
     """Where codes, scales and sums of x [m, k] lie in a workspace."""
-    rows, steps, kind = -(-m // 8) * 8, -(-k // STEP), sums_kind(lay)
+    kind = sums_kind(lay)
+    if form == "float16":
+        lines = -(-k // lay.format.block) * (2 if kind == FLOAT else 1)
+        scales = -(-2 * m * k // 128) * 128
+        sums = scales + -(-4 * lines * -(-m // 16) * 16 // 128) * 128
+        return Places(0, scales, sums, sums + (2 * m * (k // 16) if kind == PAIRS else 0))
+    rows, steps, halves = -(-m // 8) * 8, -(-k // STEP), form == "halves"
     codes = rows * steps * STEP
     blocks = -(-steps * STEP // lay.format.block)
     scale = 2 if halves else 8 if kind == FLOAT else 4
@@ -56,35 +58,24 @@ def places(lay: Layout, m: int, k: int, halves: bool = False) -> Places:
     return Places(0, codes, sums, sums + 4 * words * rows)
 
 
-def reading(dtype: str, strides: Sequence[int], align: int, m: int) -> dict[str, object]:
+def reading(case: QuantCase) -> dict[str, object]:
     """Macros that say how x is read."""
-    size, (row, column) = 4 if dtype == "float32" else 2, strides
-    vector = column == 1 and align % 16 == 0 and (row * size % 16 == 0 or m == 1)
-    return {"TYPE": KINDS[dtype], "VEC": vector}
+    row, column = case.x
+    whole = row * ITEMSIZE[case.dtype] % 16 == 0 or case.m == 1
+    return {"TYPE": CODE[case.dtype], "VEC": column == 1 and case.x_align == 16 and whole}
 
 
-def bind(
-    lay: Layout, m: int, k: int, dtype: str, strides: Sequence[int], align: int, device: int, halves: bool = False
-) -> Bound:
-    """``launch(stream, x, codes, scales, sums)`` for x [m, k].
-
-    Parameters
-    ----------
-    lay : Layout
-        Of the weights.
-    dtype : str
-        float32, bfloat16 or float16.
-    strides : (int, int)
-        Elements between rows and between columns of x.
-    align : int
-        Divides the address of x.
-    device : int
-    halves : bool
-        See `macros`.
-    """
-    row, column = strides
-    made = compiled("quant_activations", device, **macros(lay, halves), **reading(dtype, strides, align, m))
+def bind(case: QuantCase, form: str, device: int) -> Bound:
+    """``launch(stream, x, codes, scales, sums)`` for x of a case."""
+    fmt, kind = layout(case.format).format, sums_kind(layout(case.format))
+    about: dict[str, object] = {"BLOCK": fmt.block, "SUMS": kind, **reading(case)}
+    if form == "float16":
+        sub = 16 if kind == PAIRS else 32
+        made = compiled("integers/codes_wide.cu", "quant_activations_wide", device, **about, SUB=sub)
+    else:
+        halves = form == "halves"
+        made = compiled("integers/activations.cu", "quant_activations", device, **about, SUB=fmt.sub, HALVES=halves)
     return made.bind(
-        ["ptr", ("i64", row), ("i64", column), "ptr", "ptr", "ptr", ("i32", m), ("i32", k)],
-        grid=(-(-m * -(-k // SPAN) // WARPS),), block=(32 * WARPS,), pdl=True,
+        ["ptr", *(("i64", stride) for stride in case.x), "ptr", "ptr", "ptr", ("i32", case.m), ("i32", case.k)],
+        grid=(-(-case.m * -(-case.k // SPAN) // WARPS),), block=(32 * WARPS,), pdl=True,
     )  # fmt: skip

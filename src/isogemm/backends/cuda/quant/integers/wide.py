@@ -6,19 +6,19 @@ kernel for codes of x is one of its own, quant/integers/codes_wide.cu. No config
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ..layout import ROWS, STEP, Layout, macros
-from ..many import instruction
-from ..operands import Tail, compiled
-from .activations import FLOAT, PAIRS, SPAN, WARPS, Places, reading, sums_kind
+from ...driver import facts
+from ...driver.tensormap import encoder
+from ...driver.wgmma import mma
+from ..build import compiled, tiles_map
+from ..case import QuantCase
+from ..layout import ROWS, STEP, PackedLayout, layout, macros
+from .activations import FLOAT, PAIRS, sums_kind
 
-if TYPE_CHECKING:
-    from ...driver.kernel import Bound, Parameter
-
-__all__ = ["Wide", "activations", "bind", "config", "legal", "places"]
+__all__ = ["WideCodes", "config", "legal"]
 
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}  # of the producer and of consumers, by warpgroups
@@ -28,11 +28,13 @@ COSTS = {
     True: {1: (0.16, 0.0018), 2: (0.20, 0.0027), 3: (0.26, 0.0040), 4: (0.30, 0.0060)},
 }
 WAVE = 1.0  # us of a wave besides
-NONE = ("Q5_K", "Q6_K")  # products s q too large for sums over much of K: quant_int.Many
-Launch = Callable[..., None]
+NONE = ("Q5_K", "Q6_K")  # products s q too large for sums over much of K: `ManyCodes`
 
 
-class Wide(NamedTuple):
+Product = Callable[[int, int, int, int, int, int, int], None]
+
+
+class WideCodes(NamedTuple):
     """How quant/integers/wide.cu shares out rows.
 
     Attributes
@@ -54,7 +56,7 @@ class Wide(NamedTuple):
         """Rows of W of a tile."""
         return 64 * self.warpgroups
 
-    def pieces(self, lay: Layout) -> dict[str, int]:
+    def pieces(self, lay: PackedLayout) -> dict[str, int]:
         """How consumers cut their work, as far as registers go: macros of the kernel."""
         if lay.record_k > STEP:
             room = REGISTERS[self.warpgroups][1] - 3 * self.cols // 2
@@ -69,12 +71,53 @@ class Wide(NamedTuple):
         """Eights of rows of x."""
         return self.cols // 8
 
+    def form(self, lay: PackedLayout) -> str:
+        """Of the codes of x that it takes."""
+        return "float16"
+
+    def bind(self, case: QuantCase, device: int) -> Product:
+        """``launch(stream, w, codes, scales, sums, out, bias)``."""
+        (m, n, k), lay, here = (case.m, case.n, case.k), layout(case.format), facts.device(device)
+        span, kind, pieces = lay.record_k // STEP, sums_kind(lay), self.pieces(lay)
+        producer, consumer = REGISTERS[self.warpgroups]
+        made = compiled(
+            "integers/wide.cu", "quant_int_wide", device, mma("f16", self.cols // pieces["HALVES"], registers=True),
+            WARPGROUPS=self.warpgroups, BN=self.cols, STAGES=self.stages, SUMS=kind, TYPES=case.types,
+            PRODUCER_REGISTERS=producer, CONSUMER_REGISTERS=consumer, **pieces, **macros(lay),
+        )  # fmt: skip
+        tiles_w, tiles_x = -(-n // self.rows), -(-m // self.cols)
+        group = max(1, min(tiles_x, 16 * 2**20 // (2 * k * self.cols)))  # x of these stays in L2
+        ints = (m, n, -(-k // STEP), tiles_w, tiles_x, group)
+        bound = made.bind(
+            [*["map"] * 5, "ptr", "ptr", *case.steps, *(("i32", v) for v in ints)],
+            grid=(min(tiles_w * tiles_x, here.multiprocessors),), block=(128 * (self.warpgroups + 1),),
+            shared=shared(lay, self), pdl=True,
+        )  # fmt: skip
+        map_w = tiles_map(lay, n, k, self.rows, lay.step_bytes if span > 1 else lay.record_bytes)
+        map_s = tiles_map(lay, n, k, self.rows, lay.record_bytes - lay.floats) if span > 1 else map_w
+        map_x = encoder("float16", sizes=(1, m, k), strides=(m * k, k, 1), box=(1, self.cols, STEP), promotion=256)
+        doubled = 2 if kind == FLOAT else 1
+        lines, rows = -(-k // lay.format.block) * doubled, _up(m, 16)
+        box = (1, 1 if span > 1 else 2 * doubled, self.cols)
+        map_d = encoder("float32", sizes=(1, lines, rows), strides=(lines * rows, rows, 1), box=box, swizzle=0)
+        map_t = map_d
+        if kind == PAIRS:
+            map_t = encoder(
+                "float16", sizes=(1, m, k // 16), strides=(m * k // 16, k // 16, 1), box=(1, self.cols, 16), swizzle=32
+            )
+
+        def launch(stream: int, w: int, codes: int, scales: int, sums: int, out: int, bias: int) -> None:
+            of_sums = map_t(sums) if kind == PAIRS else map_d(scales)
+            bound(stream, map_x(codes), map_w(w), map_s(w), map_d(scales), of_sums, out, bias)
+
+        return launch
+
 
 def _up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def shared(lay: Layout, c: Wide) -> int:
+def shared(lay: PackedLayout, c: WideCodes) -> int:
     """Bytes of dynamic shared memory."""
     span, tiles, kind = lay.record_k // STEP, c.rows // ROWS, sums_kind(lay)
     codes = lay.step_bytes if span > 1 else lay.record_bytes
@@ -86,7 +129,7 @@ def shared(lay: Layout, c: Wide) -> int:
     return 1024 + c.stages * stage + slots * slot
 
 
-def legal(lay: Layout, c: Wide) -> bool:
+def legal(lay: PackedLayout, c: WideCodes) -> bool:
     """Whether the kernel has the format, and such registers and shared memory are there."""
     held = 3 * c.cols // 2 + 32 if lay.record_k > STEP else c.cols + 48
     return (
@@ -100,20 +143,20 @@ def legal(lay: Layout, c: Wide) -> bool:
     )
 
 
-def _deepest(lay: Layout, warpgroups: int, cols: int) -> Wide | None:
+def _deepest(lay: PackedLayout, warpgroups: int, cols: int) -> WideCodes | None:
     """With as many stages as there is room for, up to eight."""
     for stages in range(8, 1, -1):
-        if legal(lay, c := Wide(warpgroups, cols, stages)):
+        if legal(lay, c := WideCodes(warpgroups, cols, stages)):
             return c
     return None
 
 
 @lru_cache(maxsize=4096)
-def config(lay: Layout, m: int, n: int, k: int, multiprocessors: int = 132) -> Wide | None:
+def config(lay: PackedLayout, m: int, n: int, k: int, multiprocessors: int = 132) -> WideCodes | None:
     """The configuration that is likely the fastest; None where there is none."""
     if k == 0 or lay.tile_bytes(k) >= 2**31:
         return None
-    found: list[tuple[float, Wide]] = []
+    found: list[tuple[float, WideCodes]] = []
     for warpgroups, (start, each) in COSTS[lay.record_k > STEP].items():
         for cols in range(32, min(128, _up(m, 32)) + 1, 32):
             c = _deepest(lay, warpgroups, cols)
@@ -121,89 +164,3 @@ def config(lay: Layout, m: int, n: int, k: int, multiprocessors: int = 132) -> W
                 waves = -(-(-(-n // c.rows) * -(-m // cols)) // multiprocessors)
                 found.append((waves * (-(-k // STEP) * (start + each * cols) + WAVE), c))
     return min(found)[1] if found else None
-
-
-def places(lay: Layout, m: int, k: int) -> Places:
-    """Where codes, scales and sums of x [m, k] lie in a workspace."""
-    kind = sums_kind(lay)
-    lines = -(-k // lay.format.block) * (2 if kind == FLOAT else 1)
-    scales = _up(2 * m * k, 128)
-    sums = scales + _up(4 * lines * _up(m, 16), 128)
-    return Places(0, scales, sums, sums + (2 * m * (k // 16) if kind == PAIRS else 0))
-
-
-def activations(lay: Layout, m: int, k: int, dtype: str, strides: Sequence[int], align: int, device: int) -> Bound:
-    """``launch(stream, x, codes, scales, sums)``: see `quant_activations.bind`."""
-    kind, (row, column) = sums_kind(lay), strides
-    made = compiled(
-        "quant_activations_wide", device, BLOCK=lay.format.block, SUB=16 if kind == PAIRS else 32, SUMS=kind,
-        **reading(dtype, strides, align, m),
-    )  # fmt: skip
-    return made.bind(
-        ["ptr", ("i64", row), ("i64", column), "ptr", "ptr", "ptr", ("i32", m), ("i32", k)],
-        grid=(-(-m * -(-k // SPAN) // WARPS),), block=(32 * WARPS,), pdl=True,
-    )  # fmt: skip
-
-
-def source(lay: Layout, c: Wide, types: int) -> tuple[str, tuple[str, ...]]:
-    """The text to compile, and the compiler's options."""
-    (producer, consumer), pieces = REGISTERS[c.warpgroups], c.pieces(lay)
-    defines = {
-        "WARPGROUPS": c.warpgroups, "BN": c.cols, "STAGES": c.stages, "SUMS": sums_kind(lay), "TYPES": types,
-        "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer, **pieces, **macros(lay),
-    }  # fmt: skip
-    options = tuple(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in defines.items())
-    return instruction("f16", c.cols // pieces["HALVES"]) + '#include "quant/integers/wide.cu"\n', (
-        "-std=c++17",
-        *options,
-    )
-
-
-def bind(lay: Layout, m: int, n: int, k: int, c: Wide, tail: Tail, device: int) -> Launch:
-    """``launch(stream, w, codes, scales, sums, out, bias)`` of the product."""
-    from ...driver.facts import device as facts
-    from ...driver.kernel import load
-    from ...driver.nvrtc import compile_text
-    from ...driver.tensormap import encoder
-
-    here, span, kind = facts(device), lay.record_k // STEP, sums_kind(lay)
-    text, options = source(lay, c, tail.types)
-    made = load(
-        compile_text(text, name="quant_int_wide_call.cu", arch=here.arch, options=options), "quant_int_wide", device
-    )
-    tiles_w, tiles_x = -(-n // c.rows), -(-m // c.cols)
-    group = max(1, min(tiles_x, 16 * 2**20 // (2 * k * c.cols)))  # x of these stays in L2
-    ints = (m, n, -(-k // STEP), tiles_w, tiles_x, group)
-    strides: list[Parameter] = [("i64", v) for v in (tail.row, tail.column, tail.bias)]
-    bound = made.bind(
-        [*["map"] * 5, "ptr", "ptr", *strides, *(("i32", v) for v in ints)],
-        grid=(min(tiles_w * tiles_x, here.multiprocessors),), block=(128 * (c.warpgroups + 1),), shared=shared(lay, c),
-        pdl=True,
-    )  # fmt: skip
-    words, tiles = lay.tile_bytes(k) // 8, lay.tiles(n)
-
-    def pieces(nbytes: int) -> Callable[[int], bytes]:
-        """Tiles of 16 rows of W, each a run of bytes, of which the rows of a tile take `nbytes` at a time."""
-        return encoder(
-            "float64", sizes=(1, tiles, words), strides=(tiles * words, words, 1),
-            box=(1, c.rows // ROWS, nbytes // 8), swizzle=0, promotion=256,
-        )  # fmt: skip
-
-    map_w = pieces(lay.step_bytes if span > 1 else lay.record_bytes)
-    map_s = pieces(lay.record_bytes - lay.floats) if span > 1 else map_w
-    map_x = encoder("float16", sizes=(1, m, k), strides=(m * k, k, 1), box=(1, c.cols, STEP), promotion=256)
-    doubled = 2 if kind == FLOAT else 1
-    lines, rows = -(-k // lay.format.block) * doubled, _up(m, 16)
-    box = (1, 1 if span > 1 else 2 * doubled, c.cols)
-    map_d = encoder("float32", sizes=(1, lines, rows), strides=(lines * rows, rows, 1), box=box, swizzle=0)
-    map_t = map_d
-    if kind == PAIRS:
-        map_t = encoder(
-            "float16", sizes=(1, m, k // 16), strides=(m * k // 16, k // 16, 1), box=(1, c.cols, 16), swizzle=32
-        )
-
-    def launch(stream: int, w: int, codes: int, scales: int, sums: int, out: int, bias: int) -> None:
-        of_sums = map_t(sums) if kind == PAIRS else map_d(scales)
-        bound(stream, map_x(codes), map_w(w), map_s(w), map_d(scales), of_sums, out, bias)
-
-    return launch

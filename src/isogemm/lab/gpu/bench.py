@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
-from ..backends import open_device
-from ..operands.device_array import DeviceId
-from ..planner.records import notice
-from ..planner.tables import Ceilings
-from ..planner.trials import variant_of
-from ..planner.tuning import Job, Offers
-from ..problem.product import Addresses, Launch, Product
-from .gpu_clock import GraphClock
-from .rotation import CACHES_TO_FILL
-from .timing import Candidate, interleave
+from ...backends import open_device
+from ...operands.device_array import DeviceId
+from ...planner.records import notice
+from ...planner.tables import DeviceLimits
+from ...planner.trials import variant_of
+from ...planner.tuning import Job, Offers
+from ...problem.product import Addresses, Launch, Product
+from ..rotation import CACHES_TO_FILL
+from ..timing import Candidate, interleave
+from .clock import GraphClock
 
 __all__ = ["GpuBench", "prepare_in_processes"]
 
@@ -38,7 +38,7 @@ class _Calls:
 
 
 class GpuBench:
-    """One GPU; see `isogemm.planner.tuning.Bench`."""
+    """One GPU; see `isogemm.planner.tuning.TuningBench`."""
 
     def __init__(self, device: int = 0) -> None:
         import torch
@@ -84,7 +84,7 @@ class GpuBench:
             count += int((outs[0] != outs[1]).sum())
         return count
 
-    def ceilings(self) -> Ceilings:
+    def ceilings(self) -> DeviceLimits:
         """Bandwidth of a copy or of a sum, whichever is more, and torch's rate on a square product by arithmetic."""
         torch, where = self._torch, self._torch.device("cuda", self.device)
         source = torch.zeros(1 << 28, dtype=torch.float32, device=where)
@@ -100,7 +100,7 @@ class GpuBench:
             z = torch.empty_like(x)
             peaks[name] = round(2 * size**3 / _best(clock, lambda i, x=x, y=y, z=z: torch.mm(x, y, out=z)) / 1e12, 1)
         clock.forget()
-        return Ceilings(round(memory / 1e9, 1), peaks)
+        return DeviceLimits(round(memory / 1e9, 1), peaks)
 
     def _operands(self, product: Product) -> tuple[list[Any], list[Addresses]]:
         """Tensors to hold on to, and addresses of enough sets of them that none is still cached when its turn comes."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 import numpy as np
 from numba.core import types
 
-from ....base.jit import njit
-from ..emit.scalars import add32, as_bits, float_to_half_bits
-from .blocks import _scales_of_q3, _scales_of_q4, half
+from .....base.jit import njit
+from ...emit.scalars import add32, as_bits
+from ..blocks import finite, half, put_half, scales_of_q3, scales_of_q4
 
 __all__ = ["q2", "q3", "q6", "q8k", "q45"]
 
@@ -42,16 +42,10 @@ def _clamped(x, low, high):
 
 
 @njit
-def put_half(p, at, x):
+def _stored(p, at, x):
     """x as float16 into bytes at, at + 1; what that is as float32."""
-    h = float_to_half_bits(as_bits(x))
-    p[at], p[at + 1] = types.uint8(h & 255), types.uint8(h >> types.uint32(8))
+    put_half(p, at, x)
     return half(p, at)
-
-
-@njit(inline="always")
-def _finite(x):
-    return (as_bits(x) & types.uint32(0x7F800000)) != types.uint32(0x7F800000)
 
 
 @njit
@@ -197,7 +191,7 @@ def _all_finite(x, count):
     """Whether the search found numbers: squares of weights beyond 2**42 overflow."""
     found = True
     for j in range(count):
-        found = found and _finite(x[j])
+        found = found and finite(x[j])
     return found
 
 
@@ -211,6 +205,16 @@ def _store_pairs(p, at, codes):
             p[at + 32 * chunk + j] = types.uint8(byte)
 
 
+@njit
+def _store_high(p, at, codes, low):
+    """Bits from `low` on: bit g of byte j is of code 32 g + j."""
+    for j in range(32):
+        byte = 0
+        for g in range(8):
+            byte |= (types.int32(codes[32 * g + j]) >> low) << g
+        p[at + j] = types.uint8(byte)
+
+
 @njit(error_model="numpy")
 def q2(x, p, codes, trial, scales, mins, weights, s, t):
     top = top_min = ZERO
@@ -222,8 +226,8 @@ def q2(x, p, codes, trial, scales, mins, weights, s, t):
             part, codes[16 * j : 16 * j + 16], trial, weights[:16], 3, F(-0.5), TENTH, 15, True
         )
         top, top_min = max(top, scales[j]), max(top_min, mins[j])
-    d = put_half(p, 80, top / F(15) if top > ZERO else ZERO)
-    o = put_half(p, 82, top_min / F(15) if top_min > ZERO else ZERO)
+    d = _stored(p, 80, top / F(15) if top > ZERO else ZERO)
+    o = _stored(p, 82, top_min / F(15) if top_min > ZERO else ZERO)
     for j in range(16):
         s[j] = _nearest(F(15) / top * scales[j]) if top > ZERO else 0
         t[j] = _nearest(F(15) / top_min * mins[j]) if top_min > ZERO else 0
@@ -231,11 +235,11 @@ def q2(x, p, codes, trial, scales, mins, weights, s, t):
         s[j], t[j] = types.int32(p[j] & 15), types.int32(p[j] >> 4)
     _round_again(x, codes, 16, d, o, s, t, 0, 3, 0)
     _store_pairs(p, 16, codes)
-    return _finite(d) and _finite(o) and _all_finite(scales, 16) and _all_finite(mins, 16)
+    return finite(d) and finite(o) and _all_finite(scales, 16) and _all_finite(mins, 16)
 
 
 @njit(error_model="numpy")
-def q3(x, p, codes, scales, s, t):
+def q3(x, p, codes, trial, scales, mins, weights, s, t):
     top = ZERO
     for j in range(16):
         scales[j] = _descend(x[16 * j : 16 * j + 16], codes[16 * j : 16 * j + 16], 4)
@@ -250,22 +254,18 @@ def q3(x, p, codes, scales, s, t):
             p[96 + j % 8] |= types.uint8((code & 15) << (4 * (j // 8)))
             p[104 + j % 4] |= types.uint8((code >> 4) << (2 * (j // 4)))
         d = ONE / inverse
-    d = put_half(p, 108, d)
-    _scales_of_q3(p, s)
+    d = _stored(p, 108, d)
+    scales_of_q3(p, s)
     for j in range(16):
         t[j] = 0
     _round_again(x, codes, 16, d, ZERO, s, t, -4, 3, 4)
-    for j in range(32):
-        byte = 0
-        for g in range(8):
-            byte |= (types.int32(codes[32 * g + j]) >> 2) << g
-        p[j] = types.uint8(byte)
+    _store_high(p, 0, codes, 2)
     _store_pairs(p, 32, codes)
-    return _finite(d) and _all_finite(scales, 16)
+    return finite(d) and _all_finite(scales, 16)
 
 
 @njit(error_model="numpy")
-def q45(x, p, codes, trial, scales, mins, weights, s, t, five):
+def q45(five, x, p, codes, trial, scales, mins, weights, s, t):
     top = top_min = ZERO
     most = 31 if five else 15
     for j in range(8):
@@ -290,8 +290,8 @@ def q45(x, p, codes, trial, scales, mins, weights, s, t, five):
         p[4 + j] = types.uint8(s[j] | ((s[4 + j] >> 4) << 6))
         p[8 + j] = types.uint8(t[j] | ((t[4 + j] >> 4) << 6))
         p[12 + j] = types.uint8((s[4 + j] & 15) | ((t[4 + j] & 15) << 4))
-    d, o = put_half(p, 0, top / F(63)), put_half(p, 2, top_min / F(63))
-    _scales_of_q4(p, s, t)
+    d, o = _stored(p, 0, top / F(63)), _stored(p, 2, top_min / F(63))
+    scales_of_q4(p, s, t)
     _round_again(x, codes, 32, d, o, s, t, 0, most, 0)
     at = 48 if five else 16
     for chunk in range(4):
@@ -299,16 +299,12 @@ def q45(x, p, codes, trial, scales, mins, weights, s, t, five):
             low, high = types.int32(codes[64 * chunk + j]), types.int32(codes[64 * chunk + 32 + j])
             p[at + 32 * chunk + j] = types.uint8((low & 15) | ((high & 15) << 4))
     if five:
-        for j in range(32):
-            byte = 0
-            for g in range(8):
-                byte |= (types.int32(codes[32 * g + j]) >> 4) << g
-            p[16 + j] = types.uint8(byte)
-    return _finite(d) and _finite(o) and _all_finite(scales, 8) and _all_finite(mins, 8)
+        _store_high(p, 16, codes, 4)
+    return finite(d) and finite(o) and _all_finite(scales, 8) and _all_finite(mins, 8)
 
 
 @njit(error_model="numpy")
-def q6(x, p, codes, scales, s, t):
+def q6(x, p, codes, trial, scales, mins, weights, s, t):
     top = ZERO
     for j in range(16):
         scales[j] = _fit(x[16 * j : 16 * j + 16], codes[16 * j : 16 * j + 16], 32)
@@ -318,7 +314,7 @@ def q6(x, p, codes, scales, s, t):
             p[j] = 0
         return _all_finite(scales, 16)
     inverse = F(-128) / top
-    d = put_half(p, 208, ONE / inverse)
+    d = _stored(p, 208, ONE / inverse)
     for j in range(16):
         s[j] = min(types.int32(127), _nearest(inverse * scales[j]))
         p[192 + j] = types.uint8(s[j] & 255)
@@ -334,7 +330,7 @@ def q6(x, p, codes, scales, s, t):
                 low = types.int32(codes[128 * chunk + 32 * g + j]) & 15
                 high = types.int32(codes[128 * chunk + 64 + 32 * g + j]) & 15
                 p[64 * chunk + 32 * g + j] = types.uint8(low | (high << 4))
-    return _finite(d) and _all_finite(scales, 16)
+    return finite(d) and _all_finite(scales, 16)
 
 
 @njit(error_model="numpy")
@@ -342,7 +338,7 @@ def q8k(x, p):
     """Activations: 127 / -peak to the nearest, halves to even; and sums of sixteen codes."""
     peak = _peak(x)
     inverse = F(-127) / peak if peak != ZERO else ZERO
-    usable = peak != ZERO and _finite(inverse)
+    usable = peak != ZERO and finite(inverse)
     bits = as_bits(ONE / inverse if usable else ZERO)
     for j in range(4):
         p[j] = types.uint8((bits >> types.uint32(8 * j)) & types.uint32(255))

@@ -1,0 +1,1 @@
+"""Weights to blocks: a routine to a format, and whole matrices block by block."""

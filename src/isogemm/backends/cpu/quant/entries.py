@@ -1,0 +1,29 @@
+"""Compiled code as addresses, which C code and other kernels call; what was compiled lives as long as the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from numba.core import types
+
+from ....base.jit import compile_entry
+
+__all__ = ["CHUNK", "SEVEN_WORDS", "address_of"]
+
+CHUNK = types.void(types.CPointer(types.int64), types.int64, types.int64)  # type: ignore[attr-defined]
+"""``void (i64 *task, i64 chunk, i64 scratch)``: one chunk of a task array."""
+
+SEVEN_WORDS = types.void(*[types.int64] * 7)
+"""What `call7` calls."""
+
+_alive: list[Any] = []
+
+
+@cache
+def address_of(function: Callable[..., Any], signature: Any = CHUNK) -> int:
+    """The address of a function, compiled when it is first asked for."""
+    compiled = compile_entry(signature, function)
+    _alive.append(compiled)
+    return int(compiled.address)

@@ -1,0 +1,81 @@
+"""How quant/integers/many.cu is launched: many rows of x, in tiles, in the formats that wide.cu does not have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...driver.kernel import Bound
+from ..build import compiled
+from ..case import QuantCase
+from ..layout import ROWS, STEP, PackedLayout, layout, macros
+from . import activations
+
+__all__ = ["ManyCodes", "stage_bytes", "usual"]
+
+SHARED = 224 * 1024
+
+
+class ManyCodes(NamedTuple):
+    """How quant/integers/many.cu shares out many rows of x.
+
+    Attributes
+    ----------
+    tiles_w, tiles_x : int
+        A warp's tiles of 16 rows of W and of 8 rows of x.
+    warps_w, warps_x : int
+        Warps along both.
+    stages, span : int
+        Stages of the ring, and K of a stage.
+    blocks : int
+        Of a multiprocessor at once.
+    """
+
+    tiles_w: int
+    tiles_x: int
+    warps_w: int
+    warps_x: int
+    stages: int
+    span: int = 256
+    blocks: int = 1
+
+    @property
+    def producer(self) -> bool:
+        """Whether a warp of its own fills the ring: where its many copies for a stage take less than the sums do."""
+        return 8 * self.tiles_x * self.warps_x >= 128
+
+    def form(self, lay: PackedLayout) -> str:
+        """Of the codes of x that it takes."""
+        return "words"
+
+    def bind(self, case: QuantCase, device: int) -> Bound:
+        """``launch(stream, w, codes, scales, sums, out, bias)``."""
+        (m, n, k), lay = (case.m, case.n, case.k), layout(case.format)
+        made = compiled(
+            "integers/many.cu", "quant_int_many", device, **macros(lay), SUMS=activations.sums_kind(lay),
+            TYPES=case.types, STAGES=self.stages, SPAN_K=self.span, MI=self.tiles_w, NJ=self.tiles_x,
+            WARPS_M=self.warps_w, WARPS_N=self.warps_x, BLOCKS=self.blocks, PRODUCER=self.producer,
+        )  # fmt: skip
+        tiles = -(-n // (ROWS * self.tiles_w * self.warps_w)) * -(-m // (8 * self.tiles_x * self.warps_x))
+        return made.bind(
+            [*["ptr"] * 6, *case.steps, *(("i32", v) for v in (m, n, k))], grid=(tiles, 1),
+            block=(32 * self.warps_w * self.warps_x + (128 if self.producer else 0),),
+            shared=self.stages * stage_bytes(lay, self), pdl=True,
+        )  # fmt: skip
+
+
+def usual(lay: PackedLayout, m: int) -> ManyCodes:
+    """Tiles for so many rows of x, and as deep a ring as there is room for."""
+    shape = (1, 4, 8, 1) if m <= 32 else (2, 8, 4, 1) if m <= 64 else (2, 8, 4, 2)
+    fit = SHARED // stage_bytes(lay, ManyCodes(*shape, 1))
+    return ManyCodes(*shape, max(2, min(3, fit)))
+
+
+def stage_bytes(lay: PackedLayout, c: ManyCodes) -> int:
+    """Bytes of a buffer of quant/integers/many.cu."""
+    rows, chunks = 8 * c.tiles_x * c.warps_x, c.span // STEP
+    weights = c.tiles_w * c.warps_w * (c.span // lay.record_k) * lay.record_bytes
+    kind, per_span = activations.sums_kind(lay), max(1, c.span // lay.format.block)
+    sums = per_span * rows * (8 if kind == activations.FLOAT else 4)
+    if kind == activations.PAIRS:
+        sums += c.span // lay.format.sub // 2 * rows * 4
+    return -(-(weights + chunks * STEP * rows + sums) // 128) * 128

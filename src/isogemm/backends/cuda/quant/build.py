@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from ..driver import facts, nvrtc
-from ..driver import kernel as launcher
+from ..driver.kernel import Kernel
+from ..driver.nvrtc import function_of
 from ..driver.tensormap import Encoder, encoder
 from .layout import ROWS, PackedLayout
 
 __all__ = ["compiled", "tiles_map"]
 
 
-def compiled(file: str, name: str, device: int, text: str = "", /, **defines: object) -> launcher.Kernel:
+def compiled(file: str, name: str, device: int, text: str = "", /, **defines: object) -> Kernel:
     """Compile and load a kernel of a file of this folder, behind some text."""
-    macros = (f"-D{key}={int(v) if isinstance(v, bool) else v}" for key, v in defines.items())
-    cubin = nvrtc.compile_text(
-        f'{text}#include "quant/{file}"\n', name=file, arch=facts.device(device).arch, options=("-std=c++17", *macros)
-    )
-    return launcher.load(cubin, name, device)
+    return function_of(f"quant/{file}", name, device, defines, before=text)
 
 
 def tiles_map(lay: PackedLayout, rows: int, k: int, block_rows: int, nbytes: int) -> Encoder:

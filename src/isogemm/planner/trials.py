@@ -20,14 +20,11 @@ from ..contract.golden import GoldenCase
 from ..contract.spec import Contract
 from ..problem.numeric import letter
 from ..problem.product import Addresses, Launch, Product, Strides
-from .bench import POISON, Bench, Buffer, Machine, among_poison, beside, difference
+from .bench import POISON, Bench, among_poison, beside, difference
 from .family import Family
 
 __all__ = [
     "NATIVE",
-    "POISON",
-    "Buffer",
-    "Machine",
     "ProductFamily",
     "code_of",
     "config_of",

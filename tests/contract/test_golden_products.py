@@ -47,7 +47,9 @@ def test_models_of_tensor_cores_are_told_apart(dtype: str) -> None:
 
 def test_orders_are_told_apart() -> None:
     orders = (Order(), Order("leaf", 512), Order("tree", 8))
-    blocks = [golden.expected("tensor_core:sm80", "bfloat16", "bfloat16", golden.GoldenCase(order, 2568)) for order in orders]
+    blocks = [
+        golden.expected("tensor_core:sm80", "bfloat16", "bfloat16", golden.GoldenCase(order, 2568)) for order in orders
+    ]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert np.mean(blocks[one] != blocks[other]) > 0.2
 

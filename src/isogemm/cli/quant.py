@@ -19,7 +19,8 @@ from ..base.disk import replacing, stoppable
 from ..errors import OptionError, ShapeError
 from ..formats.blocks import FORMATS, BlockFormat, format_of
 from ..formats.gguf_reader import package
-from ..quant.files import Entry, TensorFile, load
+from ..quant.files import load
+from ..quant.tensor_file import TensorEntry, TensorFile
 
 __all__ = ["inspect_command", "quantize_command"]
 
@@ -91,7 +92,7 @@ def _check_out(file: TensorFile, out: Path) -> None:
         )  # fmt: skip
 
 
-def _room(planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> str:
+def _room(planned: dict[str, tuple[TensorEntry, BlockFormat | None]], out: Path) -> str:
     """How much is to be written, and how much can be: the system says of a full disk how far it came."""
     try:
         free = shutil.disk_usage(out.parent).free
@@ -102,7 +103,7 @@ def _room(planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> st
     return f" (the tensors take {needed} bytes; {free} are free in {out.parent})"
 
 
-def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> None:
+def _write(file: TensorFile, planned: dict[str, tuple[TensorEntry, BlockFormat | None]], out: Path) -> None:
     """Write a file under another name, and give it its own when it is whole."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -156,8 +157,8 @@ def _matching(file: TensorFile, globs: Iterable[str], option: str) -> set[str]:
 
 
 def _planned(
-    entry: Entry, fmt: BlockFormat, fallback: BlockFormat | str, kept: bool
-) -> tuple[Entry, BlockFormat | None]:
+    entry: TensorEntry, fmt: BlockFormat, fallback: BlockFormat | str, kept: bool
+) -> tuple[TensorEntry, BlockFormat | None]:
     """The format that a tensor gets; None where it is copied."""
     if len(entry.shape) != 2 or entry.type not in _FLOATS or kept:
         return entry, None
@@ -176,7 +177,7 @@ def _planned(
     return entry, fallback
 
 
-def _described(gguf: Any, entry: Entry, chosen: BlockFormat | None) -> tuple[Any, Any, int]:
+def _described(gguf: Any, entry: TensorEntry, chosen: BlockFormat | None) -> tuple[Any, Any, int]:
     """Shape, (NumPy type, GGML type) and bytes, as the writer wants them."""
     kind = chosen.name if chosen else entry.type
     if kind in FORMATS:
@@ -204,7 +205,7 @@ def _kinds(gguf: Any) -> set[str]:
     return {kind.name for kind, (block, _) in gguf.GGML_QUANT_SIZES.items() if block > 1}
 
 
-def _bytes_of(file: TensorFile, entry: Entry, chosen: BlockFormat | None) -> Any:
+def _bytes_of(file: TensorFile, entry: TensorEntry, chosen: BlockFormat | None) -> Any:
     if chosen is None:
         return file.raw(entry.name)
     from ..quant.encode import quantize
@@ -278,7 +279,7 @@ def _plain_table(table: Any, console: Any) -> Any:
     return table
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
+def _row(entry: TensorEntry) -> tuple[str, ...]:
     elements = int(np.prod(entry.shape, dtype=np.int64))
     k = entry.shape[-1] if entry.shape else 1
     rows = elements // k if k else 0
@@ -287,16 +288,8 @@ def _row(entry: Entry) -> tuple[str, ...]:
     fits = "" if len(entry.shape) < 2 else "yes" if k % 256 == 0 else f"no: k % 256 = {k % 256}; Q4_K becomes "
     if fits.startswith("no"):
         fits += FORMATS["Q4_K"].fitting(k).name
-    return (
-        entry.name,
-        entry.type,
-        " x ".join(map(str, entry.shape)),
-        str(entry.offset),
-        str(entry.nbytes),
-        row,
-        bits,
-        fits,
-    )
+    shape = " x ".join(map(str, entry.shape))
+    return entry.name, entry.type, shape, str(entry.offset), str(entry.nbytes), row, bits, fits
 
 
 def _parts(tensor: Any) -> Iterator[Any]:

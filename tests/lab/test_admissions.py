@@ -7,24 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.planner.fakes import FakeMachine
+from tests.planner.fakes import FakeKernel, FakeMachine
 from typer.testing import CliRunner
 
 from isogemm.cli import app as cli
 from isogemm.lab import admissions
-from isogemm.planner.kernel_admission import Candidate, KernelAdmissions
+from isogemm.planner import admission
+from isogemm.planner.admission import Admissions
 from isogemm.planner.records import Records
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two kernels tried on a pretended H200, a product's verdict as the planner keeps it, and rubbish."""
-    found = KernelAdmissions(FakeMachine(), Records(tmp_path))
+    monkeypatch.setattr(admission, "fingerprint", lambda home: home)
+    found = Admissions(FakeMachine(), Records(tmp_path))
     for name, why in (("attention few", ""), ("rows_held softmax", "1 of 3 differ, first out[2] 0x1 for 0x0")):
-        found.verdict(Candidate(name, "TX=1", "source", lambda machine, why=why: why, lambda: None))
-    key = {"kernel": "stream", "code": "16x64; fma/chain", "fingerprint": "f", "stamp": found.stamp}
+        found.verdict(FakeKernel(name, why=why), "case", "TX=1")
+    stamp = admission.relevant(found.stamp, library=False)
+    key = {"kernel": "stream", "code": "16x64; fma/chain", "fingerprint": "f", "stamp": stamp}
     Records(tmp_path).put(key, {"state": "admitted", "date": "2026-11-21", "detail": ""})
-    Records(tmp_path).put({"arithmetic": "tensor_core", "stamp": found.stamp}, {"value": "tensor_core:sm90"})
+    Records(tmp_path).put({"question": "arithmetic of tensor cores", "stamp": stamp}, {"value": "tensor_core:sm90"})
     for name, text in (
         ("a", "{"),
         ("b", "[]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -104,6 +105,33 @@ def _one(p: Product, contract: Contract, a: Any, b: Any, c: Any, bias: Any) -> n
         acc = reference.evaluate(rows.view(a.dtype), columns.view(b.dtype).T, contract)[np.ix_(left, right)]
     beta = 0.0 if p.accumulate else p.beta
     return reference.epilogue(acc, alpha=p.alpha, beta=beta, c=c, bias=bias, out_dtype=TYPES[p.dtype_out])
+
+
+@dataclass
+class FakeKernel:
+    """A kernel for cases that are texts, and what its trial says; configurations are its code."""
+
+    name: str
+    why: str = ""
+    tried: list[str] = field(default_factory=list)
+    home: str = "sources"
+
+    def configs(self, case: str) -> tuple[str, ...]:
+        return ("A=1",)
+
+    def supports(self, case: str, config: str) -> bool:
+        return True
+
+    def code(self, case: str, config: str) -> str:
+        return config
+
+    def trial(self, bench: Any, case: str, config: str) -> str:
+        self.tried.append(self.name)
+        time.sleep(0.01)
+        return self.why
+
+    def bind(self, case: str, config: str, device: int) -> str:
+        return f"built {self.name}"
 
 
 Fault = Callable[[Product, np.ndarray], None]

@@ -4,13 +4,17 @@ A function here takes rows of float32 (to which bfloat16 and float16 convert exa
 rounds once to the output's dtype. Every step is one float32 operation of IEEE 754, to nearest even, subnormals kept;
 ``fma`` stands only where it is written. The order of every sum is that of `lane_sum`. So a result is a function of its
 own row, and of nothing else, on any machine.
+
+`OPERATIONS` is the one table of them: backends name their kernels by it, trials compare kernels with its formulas, and
+torch's operators have their operands and results from it. Gradients are operations too, as kernels compute them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +26,32 @@ from .reference import canonical
 
 __all__ = [
     "LANES",
+    "OPERATIONS",
+    "Operand",
+    "Operation",
+    "Result",
+    "add",
+    "add_rms_norm",
+    "chain",
     "exp",
     "lane_sum",
     "layer_norm",
+    "layer_norm_back",
     "log",
     "log_softmax",
+    "log_softmax_back",
     "mean",
+    "norm_rope",
     "rms_norm",
+    "rms_norm_back",
     "rope",
     "rounded",
     "sigmoid",
     "silu",
     "silu_mul",
+    "silu_mul_back",
     "softmax",
+    "softmax_back",
     "sum_row",
 ]
 
@@ -231,9 +248,58 @@ def log_softmax(row: Row) -> Row:
 
 
 @_pinned
-def silu_mul(row: Row, other: Row) -> Row:
-    """``(x / (1 + exp(-x))) * y`` for each element."""
-    return row / (f32(1) + exp(-row)) * other
+def softmax_back(row: Row, dy: Row) -> Row:
+    """The gradient of a row of `softmax`: ``p = softmax(x)``, ``p * (dy - lane_sum(p * dy))``."""
+    p = softmax(row)
+    return p * (dy - lane_sum(p * dy))
+
+
+@_pinned
+def log_softmax_back(row: Row, dy: Row) -> Row:
+    """The gradient of a row of `log_softmax`: ``dy - softmax(x) * lane_sum(dy)``."""
+    return dy - softmax(row) * lane_sum(dy)
+
+
+@_pinned
+def add_rms_norm(
+    row: Row, residual: Row, weight: Row | None = None, eps: float = 1e-6, dtype: Any = np.float32
+) -> tuple[Row, Row]:
+    """``h = x + residual``, rounded to `dtype`, that of the residual: (``rms_norm(h, weight, eps)``, h)."""
+    h = rounded(row + residual, dtype).astype(np.float32)
+    return rms_norm(h, weight, eps), h
+
+
+@_pinned
+def rms_norm_back(row: Row, dy: Row, weight: Row | None = None, eps: float = 1e-6) -> tuple[Row, Row]:
+    """(dx, (r, 0)): ``g = dy * weight``, ``r = 1 / sqrt(mean(x * x) + eps)``, ``h = x * r``,
+    ``dx = (g - h * mean(g * h)) * r``."""
+    return _norm_back(row, dy if weight is None else dy * weight, f32(0), eps, centered=False)
+
+
+@_pinned
+def layer_norm_back(row: Row, dy: Row, weight: Row | None = None, eps: float = 1e-5) -> tuple[Row, Row]:
+    """(dx, (r, mean)): as `rms_norm_back` of ``x - mean(x)``, with ``g - mean(g)`` for the first g of dx."""
+    return _norm_back(row, dy if weight is None else dy * weight, mean(row)[0], eps, centered=True)
+
+
+def _norm_back(row: Row, g: Row, middle: Any, eps: float, *, centered: bool) -> tuple[Row, Row]:
+    d = row - middle if centered else row
+    r = f32(1) / np.sqrt(mean(d * d) + f32(eps))
+    h = d * r
+    left = g - mean(g) if centered else g
+    return (left - h * mean(g * h)) * r, np.array([r[0], middle], np.float32)
+
+
+@_pinned
+def add(row: Row, other: Row) -> Row:
+    """``x + y`` for each element."""
+    return row + other
+
+
+@_pinned
+def sigmoid(row: Row) -> Row:
+    """``1 / (1 + exp(-x))`` for each element."""
+    return f32(1) / (f32(1) + exp(-row))
 
 
 @_pinned
@@ -243,9 +309,18 @@ def silu(row: Row) -> Row:
 
 
 @_pinned
-def sigmoid(row: Row) -> Row:
-    """``1 / (1 + exp(-x))`` for each element."""
-    return f32(1) / (f32(1) + exp(-row))
+def silu_mul(row: Row, other: Row) -> Row:
+    """``silu(x) * y`` for each element."""
+    return silu(row) * other
+
+
+@_pinned
+def silu_mul_back(row: Row, other: Row, dy: Row) -> tuple[Row, Row]:
+    """Gradients of `silu_mul`: ``s = sigmoid(x)``, ``(dy * y) * (s * (1 + x * (1 - s)))`` and ``dy * (x * s)``."""
+    s = sigmoid(row)
+    rest: Row = f32(1) - s
+    slope: Row = s * (f32(1) + row * rest)
+    return (dy * other) * slope, dy * (row * s)
 
 
 @_pinned
@@ -264,6 +339,101 @@ def rope(row: Row, cos: Row, sin: Row, interleaved: bool = False) -> Row:
 
 
 @_pinned
+def norm_rope(
+    row: Row, cos: Row, sin: Row, weight: Row | None = None, interleaved: bool = False, eps: float = 1e-6,
+    dtype: Any = np.float32,
+) -> Row:  # fmt: skip
+    """`rope` of `rms_norm`, which is rounded to `dtype`, that of x, between them."""
+    return rope(rounded(rms_norm(row, weight, eps), dtype).astype(np.float32), cos, sin, interleaved)
+
+
+@_pinned
+def chain(terms: Row, start: Row) -> Row:
+    """``start + terms[0] + terms[1] + ...`` for each column, each sum rounded: what gradients of weights are."""
+    total = start.astype(np.float32)
+    for term in terms:  # order-critical: ascending
+        total = total + term
+    return total
+
+
+@_pinned
 def rounded(values: Row, dtype: Any) -> npt.NDArray[Any]:
     """Rounded once to `dtype`, to nearest even; every NaN is the canonical one."""
     return canonical(values.astype(np.dtype(dtype)))
+
+
+class Operand(NamedTuple):
+    """An operand: its name, and where it lies.
+
+    ``rows``: as x; ``row``: one row that all share, or none; ``angles``: half a row, broadcast to the rows of x.
+    """
+
+    name: str
+    extent: Literal["rows", "row", "angles"] = "rows"
+
+
+class Result(NamedTuple):
+    """A result: numbers of each row (None: as many as x has), and the operand whose dtype it has; None for float32."""
+
+    width: int | None = None
+    like: str | None = "x"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of the table.
+
+    Attributes
+    ----------
+    formula : callable
+        ``formula(*operands, **options)`` of one row of each operand; a tuple where results are several.
+    operands : tuple of Operand
+    kernels : str
+        Which of a backend's kernels: ``reduce``, whose rows have sums; ``each``, of elements alone; or ``rope``.
+    options : tuple of str
+        Names: ``eps``, ``interleaved``, and ``dtype`` where something between is rounded to that of an operand.
+    results : tuple of Result
+        A caller's out_dtype is the first one's.
+    """
+
+    formula: Callable[..., Any]
+    operands: tuple[Operand, ...] = (Operand("x"),)
+    kernels: Literal["reduce", "each", "rope"] = "reduce"
+    options: tuple[str, ...] = ()
+    results: tuple[Result, ...] = (Result(),)
+
+    def results_of(self, *operands: Row | None, **options: Any) -> tuple[Any, ...]:
+        """The results for one row, as a tuple in any case; options of other operations are left out."""
+        found = self.formula(*operands, **{name: options[name] for name in self.options})
+        return found if isinstance(found, tuple) else (found,)
+
+
+_X, _Y, _DY, _RESIDUAL = (Operand(name) for name in ("x", "y", "dy", "residual"))
+_WEIGHT, _BIAS = Operand("weight", "row"), Operand("bias", "row")
+_COS, _SIN = Operand("cos", "angles"), Operand("sin", "angles")
+_ONE, _STATS = Result(1), Result(2, None)  # STATS: 1 / root and mean, of which gradients of weights are made
+
+OPERATIONS = {
+    "rms_norm": Operation(rms_norm, (_X, _WEIGHT), options=("eps",)),
+    "layer_norm": Operation(layer_norm, (_X, _WEIGHT, _BIAS), options=("eps",)),
+    "softmax": Operation(softmax),
+    "log_softmax": Operation(log_softmax),
+    "sum": Operation(sum_row, results=(_ONE,)),
+    "mean": Operation(mean, results=(_ONE,)),
+    "add_rms_norm": Operation(
+        add_rms_norm, (_X, _RESIDUAL, _WEIGHT), options=("eps", "dtype"),
+        results=(Result(like="residual"), Result(like="residual")),
+    ),
+    "rms_norm_back": Operation(rms_norm_back, (_X, _DY, _WEIGHT), options=("eps",), results=(Result(), _STATS)),
+    "layer_norm_back": Operation(layer_norm_back, (_X, _DY, _WEIGHT), options=("eps",), results=(Result(), _STATS)),
+    "softmax_back": Operation(softmax_back, (_X, _DY)),
+    "log_softmax_back": Operation(log_softmax_back, (_X, _DY)),
+    "silu_mul": Operation(silu_mul, (_X, _Y), "each"),
+    "silu": Operation(silu, kernels="each"),
+    "sigmoid": Operation(sigmoid, kernels="each"),
+    "exp": Operation(exp, kernels="each"),
+    "add": Operation(add, (_X, _Y), "each", results=(Result(like="y"),)),
+    "silu_mul_back": Operation(silu_mul_back, (_X, _Y, _DY), "each", results=(Result(), Result(like="y"))),
+    "rope": Operation(rope, (_X, _COS, _SIN), "rope", ("interleaved",)),
+    "norm_rope": Operation(norm_rope, (_X, _COS, _SIN, _WEIGHT), "rope", ("interleaved", "eps", "dtype")),
+}  # fmt: skip

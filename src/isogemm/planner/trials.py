@@ -23,7 +23,18 @@ from ..problem.product import Addresses, Launch, Product, Strides
 from .bench import POISON, Bench, Buffer, Machine, among_poison, beside, difference
 from .family import Family
 
-__all__ = ["NATIVE", "POISON", "Buffer", "Machine", "ProductFamily", "code_of", "config_of", "try_config", "variant_of"]
+__all__ = [
+    "NATIVE",
+    "POISON",
+    "Buffer",
+    "Machine",
+    "ProductFamily",
+    "code_of",
+    "config_of",
+    "product_of",
+    "try_config",
+    "variant_of",
+]
 
 NATIVE = "tensor_core:native"
 
@@ -100,6 +111,35 @@ def variant_of(product: Product) -> str:
     if product.batch > 1:
         parts.append("batched")
     return " ".join(parts)
+
+
+def product_of(variant: str) -> Product:
+    """Some product of a variant.
+
+    Raises
+    ------
+    ValueError
+        Not the text of one.
+    """
+    contract, types, letters, align, *rest = variant.split(" ")
+    said = dict(part.partition("=")[::2] for part in rest)
+    a, b, out = types.replace(">", "*").split("*")
+    c, letter_c, scale = said["c"].split(":") if "c" in said else ("", "", "")
+    bias, _, step = said.get("bias", "").partition(":")
+    (m, n, k), batch, base = (32, 64, 1024), 2 if "batched" in said else 1, align.removeprefix("align=").split("/")[0]
+
+    def lie(kind: str, rows: int, columns: int, dtype: str) -> Strides:
+        return _strides(kind, (batch, rows, columns), ITEMSIZE[dtype], align, False)[0]
+
+    found = Product(
+        m, n, k, a, b, out, Contract.parse(contract + "512" * contract.endswith("leaf")), lie(letters[0], m, k, a),
+        lie(letters[1], k, n, b), lie(letters[3], m, n, out), batch, lie(letter_c, m, n, c) if c else None, c or None,
+        bias or None, 3 if step == "strided" else 1, 2.0 if "alpha" in said else 1.0,
+        {"1": 1.0, "beta": 0.5}.get(scale, 0.0), scale == "accumulate", int(base),
+    )  # fmt: skip
+    if variant_of(found) != variant:
+        raise ValueError(f"{variant!r} is no variant of products: the nearest is {variant_of(found)!r}")
+    return found
 
 
 def shipped_accumulators(arithmetic: str, dtype_a: str, dtype_b: str, case: GoldenCase) -> Array | None:

@@ -17,13 +17,13 @@ from ..contract.spec import Contract
 from ..errors import OptionError
 from ..problem.numeric import NumericKey, numeric_key
 from ..problem.product import Launch, Product, Strides
-from .admission import same_stamp
+from .admission import Admission, same_stamp
 from .products import Chooser
 from .records import notice, today
 from .tables import Admitted, Bucket, DeviceLimits, LibraryRange, Table, TunedRow, Use
-from .trials import config_of, variant_of
+from .trials import config_of, product_of, variant_of
 
-__all__ = ["SWEEP", "Job", "Offers", "Prepare", "TuningBench", "Wanted", "merge", "pose", "tune"]
+__all__ = ["SWEEP", "Job", "Offers", "Prepare", "TuningBench", "Wanted", "merge", "pose", "pose_key", "readmit", "tune"]
 
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 PRECISE = 7  # kernels that are timed precisely: rough times are off by some percent
@@ -37,6 +37,10 @@ Job = tuple[str, str, tuple[Product, ...]]
 Offers = Mapping[tuple[str, Product], tuple[str, ...]]
 Prepare = Callable[[Sequence[Job]], Offers]
 """Compiles and tries kernels ahead; returns what libraries offer, whose search takes long."""
+
+
+def _silent(done: int, total: int, text: str) -> None:
+    """No progress is shown."""
 
 
 class Wanted(NamedTuple):
@@ -101,7 +105,7 @@ class _Tuner:
                 if ours:
                     break
                 continue
-            if self._admitted(use, product, low):
+            if self.admitted(use, product, low):
                 best[use], ours = launches[use], ours or own
         precise = self._seconds(product, best, rough=False) if len(best) > 1 else {u: rough[u] for u in best}
         return self._kept({use: seconds * 1e6 for use, seconds in precise.items()})
@@ -117,7 +121,7 @@ class _Tuner:
         times = self.bench.seconds(product, {n: launches[u] for n, u in names.items()}, rough=rough) if names else {}
         return {names[name]: seconds for name, seconds in times.items()}
 
-    def _admitted(self, use: Use, product: Product, low: int) -> bool:
+    def admitted(self, use: Use, product: Product, low: int) -> bool:
         family, device = self.chooser.families[use.family], self._device
         if not family.library:
             return self.chooser.verdict(family, product, use.config).state == "admitted"
@@ -160,7 +164,7 @@ def tune(
     table: Table | None = None,
     prepare: Prepare | None = None,
     save: Callable[[Table], None] = lambda table: None,
-    progress: Progress = lambda done, total, text: None,
+    progress: Progress = _silent,
     budget: float = float("inf"),
 ) -> tuple[Table, int]:
     """Time kernels for products and rows, and write a table as it grows.
@@ -211,6 +215,69 @@ def tune(
         save(table)
     progress(total, total, "done")
     return table, 0
+
+
+def readmit(
+    table: Table, chooser: Chooser, bench: TuningBench, *, prepare: Prepare | None = None, progress: Progress = _silent
+) -> tuple[Table, list[str]]:
+    """A table with the same rows and times, whose kernels were all admitted anew: by the present sources and software.
+
+    Parameters
+    ----------
+    table : Table
+        Of this device.
+    chooser, bench, prepare, progress
+        As for `tune`.
+
+    Returns
+    -------
+    (Table, list of str)
+        The table with new fingerprints, stamp and dates, and what was refused.
+    """
+    families, verdict = chooser.families, chooser.verdict
+    wanted = {(x.family, config, x.variant) for x in table.admitted for config in x.configs}
+    for row in table.rows:
+        for m in row.us:
+            variant, uses = variant_of(pose_key(row.key, m)), row.bucket(m).uses
+            own = (use for use in uses if use.family not in families or not families[use.family].library)
+            wanted |= {(*use, variant) for use in own}
+    todo = sorted(wanted)
+    if prepare is not None:
+        prepare([(name, config, (product_of(variant),)) for name, config, variant in todo if name in families])
+    refused: list[str] = []
+    groups: dict[tuple[str, str], list[str]] = {}
+    total = len(todo) + len(table.library)
+    for i, (name, config, variant) in enumerate(todo):
+        progress(i, total, f"{name} [{config}]")
+        here = verdict(families[name], product_of(variant), config) if name in families else Admission("absent")
+        if here.state == "admitted":
+            groups.setdefault((name, variant), []).append(config)
+        else:
+            refused.append(f"{name} [{config}] for {variant}: {here.state} {here.detail}".rstrip())
+    tuner = _Tuner(chooser, bench, {}, [])
+    for i, x in enumerate(table.library):
+        progress(len(todo) + i, total, f"{x.family} [{x.config}]")
+        use, product = Use(x.family, x.config), pose_key(x.key, x.high)
+        if x.family not in families or not tuner.admitted(use, product, x.low):
+            refused.append(f"{x.family} [{x.config}] for {x.key}, rows {x.low} to {x.high}")
+    date, fingerprint = today(), chooser.admissions.fingerprint
+    admitted = (
+        Admitted(name, fingerprint(families[name]), variant, tuple(configs), date)
+        for (name, variant), configs in sorted(groups.items())
+    )
+    stamp = dict(chooser.admissions.stamp)
+    made = replace(table, stamp=stamp, made=date, arithmetic=chooser.arithmetic(), admitted=tuple(admitted))
+    return replace(made, library=tuple(tuner.library)), refused
+
+
+def pose_key(key: NumericKey, m: int) -> Product:
+    """The packed product that a row is about; of a kind that `tune` times, so without an epilogue."""
+    dtype, _, rest = key.types.partition("*")
+    trans = key.layout[:2].replace("S", "N")
+    wanted = Wanted("", key.n, key.k, trans, key.batch)
+    contract, out_dtype = Contract.parse(key.contract), rest.partition(">")[2]
+    product = pose(wanted, m=max(m, 2), dtype=dtype, contract=contract, out_dtype=out_dtype)
+    return pose_rows(product, m)
 
 
 def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> TunedRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from tests.backends.cuda import samples
@@ -39,20 +40,24 @@ def test_a_cubin_is_compiled_once_for_each_source_option_and_compiler(compiled, 
         assert nvrtc.compile_text("a", name="a.cu", **change) != first
     assert nvrtc.compile_text("b", name="a.cu", arch="sm_90a") != first
     assert len(compiled) == 4
-    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "99.0")
+    monkeypatch.setattr(nvrtc.facts, "nvrtc_version", lambda: "99.0")
     nvrtc.compile_text("a", name="a.cu", arch="sm_90a")
     assert len(compiled) == 5
     assert len(list((tmp_path / "cubins").iterdir())) == 5
 
 
-def test_files_are_one_source_with_their_macros(compiled, tmp_path):
+def test_a_function_is_of_its_file_with_macros_behind_a_text(compiled, monkeypatch, tmp_path):
+    loaded = []
+    monkeypatch.setattr(nvrtc.facts, "device", lambda ordinal: SimpleNamespace(arch="sm_90a"))
+    monkeypatch.setattr(nvrtc.kernel, "load", lambda *asked: loaded.append(asked))
     (tmp_path / "one.cu").write_text("first")
-    (tmp_path / "two.cu").write_text("second")
-    nvrtc.compile_files(["one.cu", "two.cu"], arch="sm_90a", defines={"BM": 64, "LEAF": False, "T": "float"})
-    text, headers, options = compiled[0]
-    assert text == '#line 1 "one.cu"\nfirst\n#line 1 "two.cu"\nsecond\n'
-    assert headers == {}
-    assert options == ("--gpu-architecture=sm_90a", "--fmad=false", "-DBM=64", "-DLEAF=0", "-DT=float")
+    for _ in range(2):
+        nvrtc.function_of("one.cu", "f", 3, {"BM": 64, "LEAF": False, "T": "float"}, before="before\n")
+    ((text, headers, options),) = compiled
+    assert text == 'before\n#include "one.cu"\n'
+    assert headers == {"one.cu": "first"}
+    assert options == ("--gpu-architecture=sm_90a", "--fmad=false", "-std=c++17", "-DBM=64", "-DLEAF=0", "-DT=float")
+    assert [(name, device) for _, name, device in loaded] == [("f", 3)] * 2
 
 
 def test_included_files_are_part_of_the_source(compiled, tmp_path):

@@ -1,7 +1,6 @@
 """CUDA C++ to cubin through NVRTC, once per source, options and compiler: later processes read it from disk.
 
-    cubin = compile_files(["FOLDER/FILE.cu"], defines={"BM": 128, "STAGES": 4}, arch="sm_90a")
-    kernel = driver.load(cubin, "function", device)
+    kernel = function_of("FOLDER/FILE.cu", "function", device, {"BM": 128, "STAGES": 4})
 
 Sources lie in the folders of this backend and include one another by name. No directory of headers is searched:
 NVRTC comes without cuda_bf16.h and stdint.h, and kernels that need nothing of them compile wherever it is installed.
@@ -21,7 +20,7 @@ from ....base.disk import cache_folder, keep, kept, say_not_kept
 from ....errors import DeviceError
 from . import facts, kernel
 
-__all__ = ["CompileError", "cache_directory", "compile_files", "compile_text", "function_of"]
+__all__ = ["CompileError", "cache_directory", "compile_text", "function_of"]
 
 KERNELS = Path(__file__).parents[1]
 # Products and sums stay two operations, with two roundings, unless a kernel says fma.
@@ -71,23 +70,15 @@ def _cubin(folder: Path, file: str, before: str, arch: str, macros: tuple[str, .
     return compile_text(text, name=f"{Path(file).stem}_call.cu", arch=arch, options=("-std=c++17", *macros))
 
 
-def compile_files(
-    names: Sequence[str],
-    *,
-    arch: str,
-    defines: Mapping[str, object] | None = None,
-    options: Sequence[str] = (),
-) -> bytes:
-    """Compile files of this backend, one after the other as one source, to a cubin.
+def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()) -> bytes:
+    """Compile a source to a cubin; files that it includes are those of this backend.
 
     Parameters
     ----------
-    names : sequence of str
-        File names.
+    text, name : str
+        The source, and what the compiler's log calls it.
     arch : str
         As `facts.DeviceFacts.arch` gives it: "sm_90a".
-    defines : mapping
-        Macros; True is 1 and False is 0.
     options : sequence of str
         Further options of NVRTC's.
 
@@ -98,14 +89,6 @@ def compile_files(
     DeviceError
         Where NVRTC is not installed.
     """
-    # The line directive makes the log name the file that a line is in.
-    text = "".join(f'#line 1 "{name}"\n{(KERNELS / name).read_text()}\n' for name in names)
-    macros = tuple(f"-D{key}={int(v) if isinstance(v, bool) else v}" for key, v in (defines or {}).items())
-    return compile_text(text, name=names[-1], arch=arch, options=(*macros, *options))
-
-
-def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()) -> bytes:
-    """`compile_files` for a source given as text; files that it includes are those of this backend."""
     headers = _included(text)
     every = (f"--gpu-architecture={arch}", *ALWAYS, *options)
     path = _place(text, headers, every)

@@ -27,7 +27,7 @@ from ...driver.wgmma import mma
 from .config import KINDS, OPERANDS, Geometry, HopperConfig, HopperSide, geometry, serves
 from .model import ranked, resident
 
-__all__ = ["Hopper"]
+__all__ = ["Hopper", "source"]
 
 
 class Hopper(ProductFamily):
@@ -84,6 +84,11 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
     }
 
 
+def source(p: Product, g: Geometry) -> tuple[str, dict[str, object]]:
+    """What selects the compiled code: the instruction's text, and the macros."""
+    return mma(OPERANDS[p.dtype_a], g.config.cols, x_across=g.x.across, y_across=g.y.across), _defines(p, g)
+
+
 def _encoder(p: Product, side: HopperSide, box_rows: int, split: int) -> Encoder:
     """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous."""
     lines = p.k if side.across else side.size
@@ -115,8 +120,8 @@ def _scalars(p: Product, g: Geometry) -> list[tuple[str, object]]:
 
 def _bind(p: Product, g: Geometry, device: int) -> Launch:
     c = g.config
-    instruction = mma(OPERANDS[p.dtype_a], c.cols, x_across=g.x.across, y_across=g.y.across)
-    kernel = function_of("gemm/hopper/hopper.cu", "hopper", device, _defines(p, g), before=instruction)
+    instruction, defines = source(p, g)
+    kernel = function_of("gemm/hopper/hopper.cu", "hopper", device, defines, before=instruction)
     clusters = min(math.prod(g.tiles()) * p.batch, resident(c, facts.device(device).multiprocessors))
     bound = kernel.bind(
         ["map", "map", "ptr", "ptr", "ptr", *_scalars(p, g)],

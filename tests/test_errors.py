@@ -16,8 +16,8 @@ from tests.backends.cuda.pretend import nowhere, pretended  # noqa: F401
 from tests.products import BF16, F16, F32
 
 import isogemm
+from isogemm import blas
 from isogemm.base import jit, threads
-from isogemm.blas import calls as blas
 from isogemm.errors import (
     AliasError,
     ContractError,
@@ -259,7 +259,7 @@ HINTS = [
     Row("Contract(order)", lambda c: isogemm.Contract("fma", "chain"), ContractError, "str 'chain'", "Contract.parse"),
     Row("parse(3)", lambda c: isogemm.Contract.parse(3), ContractError, "int 3", "'fma/chain'"),
     Row("threads", lambda c: isogemm.set_num_threads(10**6), OptionError, "1000000", str(threads._most())),
-    Row("fp8 weight", lambda c: there(isogemm.pack)(A.astype(F8)), DTypeError, "float8_e4m3fn", "float32"),
+    Row("fp8 weight", lambda c: there(isogemm.pack)(A.astype(F8)), DTypeError, "float8_e4m3fn", "bfloat16"),
 ]  # fmt: skip
 
 

@@ -4,6 +4,9 @@ A backend is a folder with a module as `Backend` has it, registered by one line 
 Device says where memory is, which bits are the default, and computes products on views. All else is optional: a part
 that a backend lacks is a typed error, which names it.
 
+Operands say themselves where they lie: torch's tensors and CUDA arrays by what they are, a backend's own arrays by
+``__isogemm_view__`` (see `isogemm.operands.views`).
+
 The columns besides products are modules, loaded when first asked for (`Device.columns`):
 
 - ``quant``: products with quantized weights. ``product(how, x, w, out, bias, contract)`` by kernels that read the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,12 @@ from ..errors import ContractError, DTypeError, LayoutError, OptionError, ShapeE
 from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
 
 __all__ = [
-    "GemmProblem",
+    "Extents",
     "Settings",
     "check_bias",
     "check_operand",
     "check_out",
     "check_product",
-    "layout_of",
     "transposed",
 ]
 
@@ -32,7 +31,9 @@ DType = np.dtype[Any]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a product is besides its operands; build it with `Settings.checked`.
+    """What a public call asks for besides its operands; build it with `Settings.checked`.
+
+    The checks here and `isogemm.api.dispatch` read it; a backend gets its fields as keywords of `Device.gemm`.
 
     Attributes
     ----------
@@ -116,23 +117,10 @@ class Settings:
         return FLOAT32 if self.accumulate or b == FLOAT32 else a
 
 
-@dataclass(frozen=True, slots=True)
-class GemmProblem:
-    """C = alpha * op(A) @ op(B) + beta * C, with everything that a planner may look at.
+class Extents(NamedTuple):
+    """What a checked product is for those who allocate its result and say what is wrong with a list of them.
 
-    Attributes
-    ----------
-    m, n, k : int
-        C is [m, n], the sum runs over k.
-    dtype_a, dtype_b, dtype_out : str
-    layout : str
-        Two letters, for A and B as they lie in memory: N rows are contiguous, T columns are, S neither.
-    form : str
-        ``gemm``, ``gemm_batched`` (pointer array), ``gemm_strided_batched``, ``gemm_grouped`` or ``matmul``.
-    batch : int
-        Number of products.
-    settings : Settings
-    bias : bool
+    Backends see a `isogemm.problem.product.Product` instead, which has strides and addresses' alignment.
     """
 
     m: int
@@ -141,39 +129,12 @@ class GemmProblem:
     dtype_a: str
     dtype_b: str
     dtype_out: str
-    layout: str
-    settings: Settings
-    form: str = "gemm"
-    batch: int = 1
-    bias: bool = False
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations, two for each multiply-add."""
-        return 2 * self.batch * self.m * self.n * self.k
-
-    def __str__(self) -> str:
-        batch = f" batch={self.batch}" if self.form != "gemm" else ""
-        extra = "".join(
-            f", {word}"
-            for word, on in (
-                (f"alpha={self.settings.alpha:g}", self.settings.alpha != 1),
-                (f"beta={self.settings.beta:g}", self.settings.beta != 0),
-                ("bias", self.bias),
-                ("accumulate", self.settings.accumulate),
-            )
-            if on
-        )
-        return (
-            f"{self.form} {self.layout}{batch} m={self.m} n={self.n} k={self.k}, "
-            f"{self.dtype_a} x {self.dtype_b} -> {self.dtype_out}, {self.settings.contract}{extra}"
-        )
 
 
 def check_product(
-    a: Array, b: Array, c: Array | None, bias: Array | None, out: Array | None, settings: Settings, form: str = "gemm"
-) -> GemmProblem:
-    """The problem that a [..., m, k], b [..., k, n] (equal leading dims) and the rest pose; raises before any write.
+    a: Array, b: Array, c: Array | None, bias: Array | None, out: Array | None, settings: Settings
+) -> Extents:
+    """The extents of a [..., m, k] @ b [..., k, n] (equal leading dims), with all the rest; raises before any write.
 
     Raises
     ------
@@ -195,19 +156,7 @@ def check_product(
     if out is not None:
         reads = (("a", a), ("b", b), ("bias", bias))
         check_out(out, shape, dtype, reads, c if settings.reads_c else None)
-    return GemmProblem(
-        shape[-2],
-        shape[-1],
-        a.shape[-1],
-        name_of(a.dtype),
-        name_of(b.dtype),
-        name_of(dtype),
-        layout_of(a) + layout_of(b),
-        settings,
-        form,
-        math.prod(shape[:-2]),
-        bias is not None,
-    )
+    return Extents(shape[-2], shape[-1], a.shape[-1], name_of(a.dtype), name_of(b.dtype), name_of(dtype))
 
 
 def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:
@@ -286,13 +235,6 @@ def transposed(name: str, x: Array, op: object) -> Array:
     if letter in ("T", "C"):
         return x.swapaxes(-1, -2)
     raise OptionError(name, limit="'N', 'T' or 'C'", value=repr(op), nearest="'N'")
-
-
-def layout_of(x: Array) -> str:
-    """N when the rows of a matrix (of each matrix) are contiguous, T when its columns are, S when neither is."""
-    if x.strides[-1] == x.itemsize or x.shape[-1] <= 1:
-        return "N"
-    return "T" if x.strides[-2] == x.itemsize or x.shape[-2] <= 1 else "S"
 
 
 def _scalar(name: str, value: Any) -> float:

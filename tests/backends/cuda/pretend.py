@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from isogemm.backends.cuda import calls as front
-from isogemm.backends.cuda import device as cuda_device
-from isogemm.backends.cuda.gemm import execute
+from isogemm.backends.cuda.gemm import choose, execute
 from isogemm.backends.cuda.gemm import list_calls as front_items
 from isogemm.base.dtypes import BFLOAT16, NUMPY
 from isogemm.contract import reference
@@ -123,7 +122,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(execute, "choose", device.choose)
     monkeypatch.setattr(execute, "current_stream", lambda place: STREAM)
     of = lambda device, dtype: default_contract("cuda", dtype)  # noqa: E731
-    monkeypatch.setattr(cuda_device.choose, "default_contract_of", of)
+    monkeypatch.setattr(choose, "default_contract_of", of)
     monkeypatch.setattr(execute, "runner", lambda items: execute.run_loop)
     monkeypatch.setattr(front_items, "_entries", {})
     monkeypatch.setattr(interop_cuda, "empty", device.empty)

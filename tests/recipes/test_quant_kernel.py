@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from isogemm.contract import reference
 from isogemm.formats.blocks import FORMATS
 from isogemm.formats.reference import dequantize
 from isogemm.planner.admission import Admissions
+from isogemm.planner.family import Families
 from isogemm.planner.records import Records
 
 torch = pytest.importorskip("torch")
@@ -57,7 +59,7 @@ def device(monkeypatch, tmp_path):
 
 def chosen(monkeypatch):
     rows = blocks(FORMATS["Q4_0"], 21, 3)
-    monkeypatch.setattr(family, "KERNELS", (toy_quant.KERNEL,))  # the row
+    monkeypatch.setattr(family, "FAMILIES", Families("tests.recipes", {"toy": "toy_quant:KERNEL"}))  # the row
     return rows, family.choose(CASE, unpacked(torch.from_numpy(rows), "Q4_0", 21, 96), 0)
 
 
@@ -78,11 +80,12 @@ def test_a_wrong_one_is_refused(monkeypatch, device):
     assert [known.admission.state for known in device.known()] == ["refused"]
 
 
-def test_nothing_else_names_a_kernel():
-    """One row each: a kernel's module is imported by the table alone, or by a kernel that is made of it."""
+def test_the_rows_are_all_that_name_a_kernel():
+    """Every row loads, under its own name; and no other file of the package mentions its module."""
+    assert not family.FAMILIES.absent
+    assert [kernel.name for kernel in family.FAMILIES.found.values()] == list(family.FAMILIES.rows)
     folder = Path(family.__file__).parent
-    for name in ("few", "many", "floats", "integers.kernel"):
-        module = name.rpartition(".")[2]
-        within = f"from .{name.rpartition('.')[0]} import {module}" if "." in name else f"{module}.KERNEL"
-        users = [file.name for file in folder.glob("*.py") if within in file.read_text()]
-        assert users == ["family.py"], name
+    for row in family.FAMILIES.rows.values():
+        module = row.partition(":")[0]
+        named = re.compile(rf"from \.{re.escape(module)} import.*\bKERNEL\b|\b{module.rpartition('.')[2]}\.KERNEL")
+        assert not [file.name for file in folder.rglob("*.py") if named.search(file.read_text())], row

@@ -21,7 +21,8 @@ from ..base.progress import progress_bar
 from ..errors import OptionError, ShapeError
 from ..formats.blocks import FORMATS, BlockFormat, format_of
 from ..formats.gguf_reader import package
-from ..quant.files import Entry, TensorFile, load
+from ..quant.files import load
+from ..quant.tensor_file import TensorEntry, TensorFile
 
 __all__ = ["inspect_command", "quantize_command"]
 
@@ -92,7 +93,7 @@ def _check_out(file: TensorFile, out: Path) -> None:
         )  # fmt: skip
 
 
-def _room(planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> str:
+def _room(planned: dict[str, tuple[TensorEntry, BlockFormat | None]], out: Path) -> str:
     """How much is to be written, and how much can be: the system says of a full disk how far it came."""
     try:
         free = shutil.disk_usage(out.parent).free
@@ -103,7 +104,7 @@ def _room(planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> st
     return f" (the tensors take {needed} bytes; {free} are free in {out.parent})"
 
 
-def _write(file: TensorFile, planned: dict[str, tuple[Entry, BlockFormat | None]], out: Path) -> None:
+def _write(file: TensorFile, planned: dict[str, tuple[TensorEntry, BlockFormat | None]], out: Path) -> None:
     """Write a file under another name, and give it its own when it is whole."""
     gguf = package()
     with ExitStack() as stack:
@@ -150,8 +151,8 @@ def _matching(file: TensorFile, globs: Iterable[str], option: str) -> set[str]:
 
 
 def _planned(
-    entry: Entry, fmt: BlockFormat, fallback: BlockFormat | str, kept: bool
-) -> tuple[Entry, BlockFormat | None]:
+    entry: TensorEntry, fmt: BlockFormat, fallback: BlockFormat | str, kept: bool
+) -> tuple[TensorEntry, BlockFormat | None]:
     """The format that a tensor gets; None where it is copied."""
     if len(entry.shape) != 2 or entry.type not in _FLOATS or kept:
         return entry, None
@@ -170,7 +171,7 @@ def _planned(
     return entry, fallback
 
 
-def _described(gguf: Any, entry: Entry, chosen: BlockFormat | None) -> tuple[Any, Any, int]:
+def _described(gguf: Any, entry: TensorEntry, chosen: BlockFormat | None) -> tuple[Any, Any, int]:
     """Shape, (NumPy type, GGML type) and bytes, as the writer wants them."""
     kind = chosen.name if chosen else entry.type
     if kind in FORMATS:
@@ -198,7 +199,7 @@ def _kinds(gguf: Any) -> set[str]:
     return {kind.name for kind, (block, _) in gguf.GGML_QUANT_SIZES.items() if block > 1}
 
 
-def _bytes_of(file: TensorFile, entry: Entry, chosen: BlockFormat | None) -> Any:
+def _bytes_of(file: TensorFile, entry: TensorEntry, chosen: BlockFormat | None) -> Any:
     if chosen is None:
         return file.raw(entry.name)
     from ..quant.encode import quantize
@@ -272,7 +273,7 @@ def _plain_table(table: Any, console: Any) -> Any:
     return table
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
+def _row(entry: TensorEntry) -> tuple[str, ...]:
     elements = int(np.prod(entry.shape, dtype=np.int64))
     k = entry.shape[-1] if entry.shape else 1
     rows = elements // k if k else 0
@@ -281,16 +282,8 @@ def _row(entry: Entry) -> tuple[str, ...]:
     fits = "" if len(entry.shape) < 2 else "yes" if k % 256 == 0 else f"no: k % 256 = {k % 256}; Q4_K becomes "
     if fits.startswith("no"):
         fits += FORMATS["Q4_K"].fitting(k).name
-    return (
-        entry.name,
-        entry.type,
-        " x ".join(map(str, entry.shape)),
-        str(entry.offset),
-        str(entry.nbytes),
-        row,
-        bits,
-        fits,
-    )
+    shape = " x ".join(map(str, entry.shape))
+    return entry.name, entry.type, shape, str(entry.offset), str(entry.nbytes), row, bits, fits
 
 
 def _parts(tensor: Any) -> Iterator[Any]:

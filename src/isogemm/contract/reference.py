@@ -18,7 +18,7 @@ from ..errors import ContractError, DTypeError, OptionError, ShapeError
 from .compare import bits, is_nan
 from .spec import ARITHMETICS, Contract, ContractLike, as_contract
 
-__all__ = ["canonical", "epilogue", "evaluate", "round_tf32", "split_tf32"]
+__all__ = ["canonical", "epilogue", "evaluate", "round_tf32", "split_tf32", "walk"]
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ..formats.blocks import FORMATS, BlockFormat, Field, format_of
 from .encode import quantize
-from .files import TensorFile, load
+from .files import load
 from .matrix import QuantizedMatrix
+from .tensor_file import TensorFile
 
 __all__ = ["FORMATS", "BlockFormat", "Field", "QuantizedMatrix", "TensorFile", "format_of", "load", "quantize"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,139 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base import arguments as given
-from ..base.dtypes import BFLOAT16
 from ..errors import FormatError, OptionError
 from ..formats.blocks import FORMATS
-from .matrix import QuantizedMatrix
+from ..formats.gguf_reader import read
+from . import shards
+from .tensor_file import PLAIN, TensorEntry, TensorFile
 
-__all__ = ["Tensor", "TensorFile", "load"]
+__all__ = ["load"]
 
 Array = npt.NDArray[Any]
-Tensor = Any  # an ndarray, a QuantizedMatrix, or a list of them
-
-_SAFE: dict[str, Any] = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": BFLOAT16, "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
-}  # fmt: skip
-_GGUF: dict[str, Any] = {
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": BFLOAT16,
-    "F64": "<f8",
-    "I8": "i1",
-    "I16": "<i2",
-    "I32": "<i4",
-    "I64": "<i8",
-}
 _MOST_DIMENSIONS = 32
 _LARGEST_HEADER = 100_000_000  # safetensors' own limit
-
-
-class TensorFile(Mapping[str, Tensor]):
-    """The tensors of a file by name, each a view of the mapped file, made when it is asked for.
-
-    A quantized tensor of one or two dimensions is a `QuantizedMatrix`, one of three (experts) a list of them; all
-    others are ndarrays.
-
-    Attributes
-    ----------
-    path : Path
-    metadata : dict
-        What the file says of itself.
-    entries : dict of str to Entry
-        Type, shape, offset and bytes of each tensor, without reading it.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        data: Array,
-        entries: dict[str, Entry],
-        metadata: dict[str, Any],
-        types: dict[str, list[int]] | None = None,
-    ) -> None:
-        self.path, self.entries, self.metadata, self._data = path, entries, metadata, data
-        self._types = types or {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.entries[name].of(self._data)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def raw(self, name: str) -> Array:
-        """A tensor's bytes, as a view."""
-        entry = self.entries[name]
-        return self._data[entry.offset : entry.offset + entry.nbytes]
-
-    def file_of(self, name: str) -> Path:
-        """The file that holds a tensor."""
-        return self.path
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All files that hold tensors, once each."""
-        return (self.path,)
-
-    def fields(self) -> Iterator[tuple[str, Any, list[int]]]:
-        """(name, value, GGUF's type numbers) of the metadata; no types where the file has none."""
-        for name, value in self.metadata.items():
-            yield name, value, self._types.get(name, [])
-
-    def __repr__(self) -> str:
-        return f"TensorFile({str(self.path)!r}, {len(self)} tensors)"
-
-
-class Entry:
-    """One tensor of a file.
-
-    Attributes
-    ----------
-    name : str
-    type : str
-        The file's name of its type.
-    shape : tuple of int
-        Slowest dimension first.
-    offset, nbytes : int
-        Where it lies in the file.
-    """
-
-    __slots__ = ("name", "nbytes", "offset", "shape", "type")
-
-    def __init__(self, name: str, kind: str, shape: tuple[int, ...], offset: int, nbytes: int) -> None:
-        self.name, self.type, self.shape, self.offset, self.nbytes = name, kind, shape, offset, nbytes
-
-    @property
-    def quantized(self) -> bool:
-        """Whether it is made of blocks."""
-        return self.type in FORMATS and FORMATS[self.type].quantized
-
-    @property
-    def readable(self) -> bool:
-        """Whether `of` knows its type."""
-        return self.quantized or self.type in _GGUF or self.type in _SAFE
-
-    def of(self, data: Array) -> Tensor:
-        """The tensor as a view."""
-        raw = data[self.offset : self.offset + self.nbytes]
-        if not self.quantized:
-            plain = _GGUF.get(self.type) or _SAFE.get(self.type)
-            if plain is None:
-                raise FormatError(
-                    f"{self.name}: type at byte {self.offset}", limit="one of " + ", ".join(FORMATS), value=self.type,
-                    nearest="quantize the model to one of these",
-                )  # fmt: skip
-            return raw.view(plain).reshape(self.shape)
-        fmt, k = FORMATS[self.type], self.shape[-1]
-        n = math.prod(self.shape[:-1])
-        whole = QuantizedMatrix(raw.reshape(n, fmt.row_bytes(k, self.name)), (n, k), fmt, self.name, self.offset)
-        if len(self.shape) < 3:
-            return whole
-        rows, experts = self.shape[-2], math.prod(self.shape[:-2])
-        return [whole[i * rows : (i + 1) * rows] for i in range(experts)]
 
 
 def load(path: Any) -> TensorFile:
@@ -178,8 +55,6 @@ def load(path: Any) -> TensorFile:
     FormatError
         It is neither format, cut short, or damaged; the error names the tensor and the offset.
     """
-    from . import shards
-
     path = given.path("path", path, "'model.gguf'")
     if os.path.isdir(path):
         return shards.load_folder(Path(path), load)
@@ -206,10 +81,8 @@ def _mapped(path: Path) -> Array:
 
 
 def _gguf(path: Path, data: Array) -> TensorFile:
-    from ..formats.gguf_reader import read
-
     entries, metadata, types = read(path)
-    found = {e[0]: Entry(*e) for e in entries}
+    found = {e[0]: TensorEntry(*e) for e in entries}
     _check_all(found)
     return TensorFile(path, data, found, metadata, types)
 
@@ -254,7 +127,7 @@ def _refuse_type(name: str, kind: str, first: int) -> FormatError:
     )  # fmt: skip
 
 
-def _safe_entry(name: str, told: Any, first: int) -> Entry:
+def _safe_entry(name: str, told: Any, first: int) -> TensorEntry:
     """An entry as the header tells it; `first` is where the tensors begin."""
     try:
         kind, shape, (start, stop) = told["dtype"], tuple(map(int, told["shape"])), map(int, told["data_offsets"])
@@ -269,12 +142,12 @@ def _safe_entry(name: str, told: Any, first: int) -> Entry:
             f"{name}: entry of the header, at byte 8", limit="a dtype, a shape and two data_offsets",
             value=f"{type(error).__name__}: {error}", nearest="download or write the file again",
         ) from error  # fmt: skip
-    if kind in FORMATS and kind not in _SAFE:
+    if kind in FORMATS and kind not in PLAIN:
         raise _refuse_type(name, kind, first + start)
-    return Entry(name, kind, shape, first + start, stop - start)
+    return TensorEntry(name, kind, shape, first + start, stop - start)
 
 
-def _check_all(entries: dict[str, Entry]) -> None:
+def _check_all(entries: dict[str, TensorEntry]) -> None:
     """Shapes are sizes that memory has; no tensor reaches into the next one, as where a type or a shape is wrong."""
     for e in entries.values():
         bits = 59 if all(e.shape) else 20  # where a dimension is 0, the others have no bytes that bound them
@@ -294,9 +167,9 @@ def _check_all(entries: dict[str, Entry]) -> None:
             )  # fmt: skip
 
 
-def _check_entry(e: Entry, size: int) -> None:
+def _check_entry(e: TensorEntry, size: int) -> None:
     """A safetensors entry fills its bytes and lies in the file."""
-    wanted = math.prod(e.shape) * np.dtype(_SAFE[e.type]).itemsize if e.type in _SAFE else e.nbytes
+    wanted = math.prod(e.shape) * np.dtype(PLAIN[e.type]).itemsize if e.type in PLAIN else e.nbytes
     if min(e.shape, default=0) < 0 or wanted != e.nbytes:
         raise FormatError(
             f"{e.name}: bytes of {e.type} {list(e.shape)}, from byte {e.offset}", limit=wanted, value=e.nbytes,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import FormatError, OptionError
-from .files import Tensor, TensorFile
+from .tensor_file import Tensor, TensorFile
 
 __all__ = ["Shards", "load_folder", "load_index"]
 

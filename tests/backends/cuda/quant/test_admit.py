@@ -153,7 +153,7 @@ def device(monkeypatch, tmp_path):
 
 
 def chosen(monkeypatch, *kernels, case=CASES[3]):
-    monkeypatch.setattr(family, "KERNELS", kernels)
+    monkeypatch.setattr(family, "FAMILIES", SimpleNamespace(found={kernel.name: kernel for kernel in kernels}))
     return family.choose(case, SimpleNamespace(), 0)
 
 

@@ -10,8 +10,8 @@ from tests.backends.cuda.compiled import Kernels, kernels
 from tests.quant.draws import KINDS, WEIGHTS, blocks, values
 
 import isogemm
+from isogemm.backends.cuda.driver.nvrtc import function_of
 from isogemm.backends.cuda.quant import floats
-from isogemm.backends.cuda.quant.build import compiled
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.integers import activations, few, kernel, many, wide
 from isogemm.backends.cuda.quant.integers.few import FewCodes
@@ -346,7 +346,8 @@ def test_activations_are_divided_exactly(kernels: Kernels, name: str, form: str)
 
 
 def test_floats_are_one_chain(kernels: Kernels) -> None:
-    compiled("floats.cu", "quant_floats", 0, **macros(layout("Q4_0")), NX=4, TYPE=0, VEC=1, WARPS=2, STAGES=3, TYPES=0)
+    about = {"NX": 4, "TYPE": 0, "VEC": 1, "WARPS": 2, "STAGES": 3, "TYPES": 0}
+    function_of("quant/floats.cu", "quant_floats", 0, {**macros(layout("Q4_0")), **about})
     (made,) = kernels.loaded
     fused, scaled, tensor = made.machine_counts("FFMA", "FMUL", "HMMA")
     assert fused == 4 * scaled > 0  # one product a weight, one step a weight and row

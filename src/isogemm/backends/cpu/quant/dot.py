@@ -3,7 +3,7 @@
     S = sum_j s_j * sum_{i in j} q_i * a_i,     T = sum_j t_j * sum_{i in j} a_i
     acc = fma(float(S), d_w * d_x, acc);        acc = fma(float(T), o_w * d_x, acc)
 
-Lanes are columns. A panel holds 16 columns block by block (see quant_pack.py); four codes of one column are one 32-bit
+Lanes are columns. A panel holds 16 columns block by block (see pack.py); four codes of one column are one 32-bit
 lane, and one instruction multiplies them by the same four activations. Codes are unsigned there; what their zero point
 adds is taken off in the integer accumulator's start. Contract: ``int32/chain``, any rows, bit for bit.
 """

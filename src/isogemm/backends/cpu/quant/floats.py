@@ -4,7 +4,7 @@
                                         then, where it is asked for, rounded to bfloat16 or float16
     acc = fma(x[k], w, acc)             k ascending
 
-Lanes are columns; panels are those of `quant_pack`. Contract: ``fma/chain`` of the dequantized product.
+Lanes are columns; panels are those of `pack`. Contract: ``fma/chain`` of the dequantized product.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class PreparedCall(NamedTuple):
 
 @lru_cache(maxsize=256)
 def activations_task(name: str, k: int) -> Array:
-    """Layouts as words of `quant_pack`'s task arrays, for callers to copy and complete."""
+    """Layouts as words of `pack`'s task arrays, for callers to copy and complete."""
     fmt = FORMATS[name]
     p, r, planes = layout.panel(fmt), layout.record(fmt), layout.planes(fmt)
     task = np.zeros(pack.WORDS, np.int64)
@@ -84,7 +84,7 @@ def quantizing_task(name: str, m: int, k: int, x: np.dtype[Any], per_chunk: int)
 
 @lru_cache(maxsize=1024)
 def panels_task(name: str, m: int, n: int, k: int, allowed: int, least: int = 1) -> tuple[Array, int, int]:
-    """(task array of `quant_loops` without addresses, chunks, threads) of a product under `allowed` threads.
+    """(task array of `loops` without addresses, chunks, threads) of a product under `allowed` threads.
 
     A chunk has at least `least` panels, if every thread gets four chunks then.
     """

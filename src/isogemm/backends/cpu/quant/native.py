@@ -1,7 +1,7 @@
 """Quantized products on a file's own blocks: rows read 16 at a time and turned into columns in registers.
 
 Sixteen bytes of each row at one offset are four vectors of 32-bit lanes, a row to a lane. GGUF's blocks hold their
-codes so that such a lane is four codes of one row, as in a panel (`quant_layout`). From there on all is `quant_dot`'s:
+codes so that such a lane is four codes of one row, as in a panel (`layout`). From there on all is `dot`'s:
 the same integers, the same chain. Contract: ``int32/chain``, any rows, bit for bit.
 """
 
@@ -238,7 +238,7 @@ class _NativeWalk(Walk):
 
 @intrinsic(prefer_literal=True)
 def native_rows(typingctx, code, kind, rows, acc, x, x_rs, w, blocks, stride):
-    """As `quant_dot.dot_rows`, for 16 rows of blocks `stride` bytes apart in place of a panel."""
+    """As `dot.dot_rows`, for 16 rows of blocks `stride` bytes apart in place of a panel."""
     fmt, what = list(FORMATS.values())[code.literal_value], KINDS[kind.literal_value]
 
     def codegen(context, builder, signature, args):

@@ -1,6 +1,6 @@
-"""Weights into panels of 16 columns, and activations into quantized records: what `quant_dot` reads.
+"""Weights into panels of 16 columns, and activations into quantized records: what `dot` reads.
 
-Both follow `isogemm.contract.int32` and `quant_layout`, element by element.
+Both follow `isogemm.contract.int32` and `layout`, element by element.
 """
 
 from __future__ import annotations

@@ -26,6 +26,11 @@ DEVICE void barrier_init(u32 bar, u32 count) {
 DEVICE void barrier_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
+// Neighbouring bytes into shared memory, by the copy engine.
+DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(bar) : "memory");
+}
 DEVICE void barrier_wait(u32 bar, u32 parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"

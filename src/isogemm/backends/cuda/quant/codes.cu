@@ -1,6 +1,6 @@
-// Quantized weights in registers: the numbers of quant_layout.py out of a record, and what they mean.
+// Quantized weights in registers: the numbers of quant/layout.py out of a record, and what they mean.
 //
-// After include/hopper_ptx.cu, with the layout as macros (quant_layout.macros): Q_LOW, Q_HIGH bits of the planes (Q_HIGH 0: one),
+// After include/hopper_ptx.cu, with the layout as macros (layout.macros): Q_LOW, Q_HIGH bits of the planes (Q_HIGH 0: one),
 // Q_ZERO, Q_BLOCK, Q_SUB, Q_RECORD_K, Q_RECORD_BYTES, Q_STEP_BYTES, Q_FLOATS, Q_FLOATS_EACH, Q_INTS, Q_INTS_EACH,
 // Q_SIGNED (s is signed), Q_JOINT (s and t share a byte); and KIND, what weights become: 1 bf16, 2 fp16.
 // lane = 4 g + t has rows g and g + 8 ("half" 0 and 1) of a tile of 16. Pointers may be to shared or to global memory.

@@ -1,4 +1,4 @@
-// out[n, k] = W[n, k]: weights packed as quant_layout.py says, as bf16, fp16 or float32 rows, with all bits of the formula.
+// out[n, k] = W[n, k]: weights packed as quant/layout.py says, as bf16, fp16 or float32 rows, with all bits of the formula.
 //
 // A warp takes 16 rows and 64 of K at a time; where numbers have 2 bytes, the lanes of a quad trade words so that each stores
 // 16 bytes of a row at once. (d s) q has the sign of its factors where it is zero, so the zero point comes off first here.

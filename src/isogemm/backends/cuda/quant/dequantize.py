@@ -16,7 +16,7 @@ from ....base.dtypes import CODE
 from ....errors import DTypeError, LayoutError, ShapeError
 from ....planner.bench import Bench
 from ..driver import facts
-from .build import compiled
+from ..driver.nvrtc import function_of
 from .case import dtype_of
 from .layout import ROWS, Packed, PackedLayout, macros
 from .pack import lay_out
@@ -107,7 +107,7 @@ KERNEL = Single("quant dequantize", _try)
 @functools.lru_cache(maxsize=1024)
 def _bind(lay: PackedLayout, dtype: str, rows: int, k: int, step: int, device: int) -> Callable[..., None]:
     """Compile, or take from a cache, and bind: ``launch(stream, data, out, first)``."""
-    made = compiled("dequantize.cu", "quant_dequantize", device, OUT=CODE[dtype], **macros(lay))
+    made = function_of("quant/dequantize.cu", "quant_dequantize", device, {"OUT": CODE[dtype], **macros(lay)})
     pieces = -(-rows // ROWS) * -(-k // 64)
     return made.bind(
         ["ptr", "ptr", ("i64", step), ("i64", lay.tile_bytes(k)), "i32", ("i32", rows), ("i32", k)],

@@ -1,6 +1,6 @@
 """Which kernel multiplies with a quantized weight on a device: by rows of x and format, among those that were admitted.
 
-A kernel is a row of `KERNELS`. It is tried before it serves: `trial` compares its bits with the definition, and the
+A kernel is a row of `FAMILIES`. It is tried before it serves: `trial` compares its bits with the definition, and the
 verdict is kept as those of other kernels are. What no kernel has (other orders and arithmetics, a kernel that was
 refused) is the product with dequantized weights, which has its own admission; for integers there is no such way.
 """
@@ -11,17 +11,24 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ....planner.choose import Option, first
+from ....planner.family import Families
 from ..driver import facts, machine
-from . import few, floats, many
 from .case import QuantCase
-from .integers import kernel as integers
 from .kernel import QuantKernel
 from .layout import Packed, layout
 
-__all__ = ["KERNELS", "QuantRun", "choose"]
+__all__ = ["FAMILIES", "QuantRun", "choose"]
 
-KERNELS: tuple[QuantKernel, ...] = (integers.KERNEL, floats.KERNEL, few.KERNEL, many.KERNEL)
-"""Those of a path, the fastest first."""
+# Of a path, the fastest first.
+FAMILIES: Families[QuantKernel] = Families(
+    __package__,
+    {
+        "quant int": "integers.kernel:KERNEL",
+        "quant floats": "floats:KERNEL",
+        "quant few": "few:KERNEL",
+        "quant many": "many:KERNEL",
+    },
+)
 
 # Rows of x from which dequantizing weights once (90 us for 28672 x 4096) costs less than doing it in registers again
 # for every 256 rows. Measured on an H200: d q of blocks of 32, and formats with more to a weight.
@@ -45,7 +52,7 @@ class QuantRun(NamedTuple):
 
 def options(case: QuantCase, multiprocessors: int) -> Iterator[Option[QuantCase, Any]]:
     """Kernels that compute a case, the fastest first."""
-    for kernel in KERNELS:
+    for kernel in FAMILIES.found.values():
         if kernel.supports(case, None):
             yield Option(kernel, kernel.configure(case, multiprocessors))
 
@@ -66,5 +73,4 @@ def choose(case: QuantCase, packed: Packed, device: int) -> QuantRun | None:
     choice = first(several, case, machine.admissions(device), what=str(case))
     if choice is None:
         return None
-    kernel = next(kernel for kernel in KERNELS if kernel.name == choice.family)
-    return QuantRun(kernel, case, choice.config, packed, choice.launch)
+    return QuantRun(FAMILIES.found[choice.family], case, choice.config, packed, choice.launch)

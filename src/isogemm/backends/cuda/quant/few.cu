@@ -2,7 +2,7 @@
 //
 // Contract   tensor_core:sm90/chain of W in float32, rounded once to the type of x: one accumulator for an element, K in
 //            steps of 16, ascending. x and W are the operands of mma.sync.m16n8k16, in either order.
-// Operands   x [m, k], rows of contiguous bf16 or fp16 that begin at multiples of 16 bytes; w as quant_layout.py says.
+// Operands   x [m, k], rows of contiguous bf16 or fp16 that begin at multiples of 16 bytes; w as quant/layout.py says.
 // Warps      a block walks `whole + split` tiles of 16 rows of W along all of K at once, then those
 //            `gridDim.x * (whole + split)` further. A warp for each of the first; two for each of the others, eight rows
 //            each: where there are few tiles, and so that quarters of a multiprocessor have equal shares.
@@ -20,10 +20,6 @@ constexpr bool PICKED = !(SHORT && KIND == 2);
 constexpr int CHUNK_BYTES = CHUNK / Q_RECORD_K * Q_RECORD_BYTES, PART_BYTES = CHUNK_BYTES / (CHUNK / PART);
 static_assert(CHUNK % Q_RECORD_K == 0 && CHUNK % PART == 0 && PART % 256 == 0);
 
-DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(bar) : "memory");
-}
 DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if KIND == 1
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ....base.dtypes import CODE
 from ....errors import LayoutError, LimitError
 from ..driver import facts
-from .build import compiled
+from ..driver.nvrtc import function_of
 from .case import QuantCase
 from .kernel import Launch, RoundedKernel
 from .layout import ROWS, PackedLayout, layout, macros
@@ -111,19 +111,15 @@ class QuantFew(RoundedKernel):
     name = "quant few"
 
     def takes(self, case: QuantCase) -> bool:
-        """See `QuantKernel.takes`."""
         return case.m <= MOST and case.n < 2**31 - ROWS and super().takes(case)
 
     def configure(self, case: QuantCase, multiprocessors: int) -> FewConfig:
-        """See `configure`."""
         return configure(layout(case.format), case.m, case.n, case.k, multiprocessors)
 
     def tile(self, config: FewConfig) -> int:
-        """See `QuantKernel.tile`."""
         return 8
 
     def check(self, case: QuantCase) -> None:
-        """See `QuantKernel.check`."""
         if case.m > MOST:
             raise LimitError("rows of a product of few rows", limit=f"0 to {MOST}", value=case.m, nearest=MOST)
         if case.dtype_bias is not None and case.bias_stride != 1 and case.n > 1:
@@ -131,14 +127,14 @@ class QuantFew(RoundedKernel):
         super().check(case)
 
     def build(self, case: QuantCase, config: FewConfig | None, device: int) -> Launch:
-        """See `QuantKernel.build`."""
         on, lay, (m, n, k) = facts.device(device), layout(case.format), (case.m, case.n, case.k)
         chosen = config or configure(lay, m, n, k, on.multiprocessors)
-        made = compiled(
-            "few.cu", "quant_few", device, **macros(lay), KIND=CODE[case.dtype], OUT=CODE[case.dtype_out],
-            BIAS_KIND=case.bias_kind, LOW=m <= 8, NT=-(-m // 16),
-            CHUNK=chosen.chunk, PART=chosen.part, HOLD=chosen.xstages == 0, WHOLE=chosen.whole > 0, THREADS=32 * WARPS,
-        )  # fmt: skip
+        defines: dict[str, object] = {
+            **macros(lay), "KIND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "BIAS_KIND": case.bias_kind,
+            "LOW": m <= 8, "NT": -(-m // 16), "CHUNK": chosen.chunk, "PART": chosen.part, "HOLD": chosen.xstages == 0,
+            "WHOLE": chosen.whole > 0, "THREADS": 32 * WARPS,
+        }  # fmt: skip
+        made = function_of("quant/few.cu", "quant_few", device, defines)
         counts = (m, n, k, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))
         return made.bind(
             [*["ptr"] * 4, ("i64", case.x[0]), ("i64", case.out[0]), *[("i32", x) for x in counts]],

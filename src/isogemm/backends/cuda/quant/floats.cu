@@ -1,11 +1,11 @@
 // out[m, n] = sum over k of x[m, k] * w[n, k] in float32, w = (d s) q + o t: fma/chain for a few rows of x.
 //
 // Every operation is rounded once: w as the format's formula has it, acc = fma(x, w, acc), k ascending from 0, from +0. K is not
-// padded. W is packed as quant_layout.py says: four lanes have codes of K = 2 t + (0, 8, 1, 9) of two rows of a tile. A warp takes
+// padded. W is packed as quant/layout.py says: four lanes have codes of K = 2 t + (0, 8, 1, 9) of two rows of a tile. A warp takes
 // two tiles, and lane 4 g + t one row whole, g + 8 (t % 2) of tile t / 2: it reads what is laid out for four lanes. The copy
 // engine fills a ring of STAGES spans of 256 of K for each warp before x is there.
 //
-// Macros: those of quant_layout.macros; NX rows of x; TYPE of x (0 float32, 1 bfloat16, 2 float16); VEC: x is read four
+// Macros: those of layout.macros; NX rows of x; TYPE of x (0 float32, 1 bfloat16, 2 float16); VEC: x is read four
 // neighbours at a time; WARPS, STAGES.
 
 #include "include/hopper_ptx.cu"
@@ -13,11 +13,6 @@
 #include "quant/codes.cu"
 
 constexpr int PER = 256 / Q_RECORD_K, TILE_BYTES = PER * Q_RECORD_BYTES, STAGE_BYTES = 2 * TILE_BYTES;
-
-DEVICE void bulk_load(u32 to, const u8* from, u32 bytes, u32 bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(bar) : "memory");
-}
 
 struct Rows {
   const void* x;

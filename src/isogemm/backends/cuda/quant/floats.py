@@ -12,9 +12,9 @@ from ....base.dtypes import CODE, ITEMSIZE
 from ....contract.spec import Contract, Order
 from ....problem.product import Addresses, Product, Strides
 from ..driver import facts
+from ..driver.nvrtc import function_of
 from ..gemm.execute import choose
 from . import dequantize
-from .build import compiled
 from .case import QuantCase, dtype_of
 from .kernel import Launch, QuantKernel
 from .layout import ROWS, STEP, Packed, PackedLayout, layout, macros
@@ -43,21 +43,20 @@ class QuantFloats(QuantKernel):
         return f"few {1 << (few - 1).bit_length()}" if case.m == few else "many"
 
     def tile(self, config: str) -> int:
-        """See `QuantKernel.tile`."""
         return STEP
 
     def build(self, case: QuantCase, config: Any, device: int) -> Launch | None:
-        """See `QuantKernel.build`: where one launch does it all."""
         m, n, k, lay = case.m, case.n, case.k, layout(case.format)
         if m > FEW and k:
             return None
         (row, column), unit = case.x, 4 * ITEMSIZE[case.dtype]
         rows, stages = 1 << (min(m, FEW) - 1).bit_length(), _stages(lay)
-        made = compiled(
-            "floats.cu", "quant_floats", device, **macros(lay), NX=rows, TYPE=CODE[case.dtype],
-            VEC=column == 1 and case.x_align % unit == 0 and (row % 4 == 0 or m == 1), WARPS=WARPS, STAGES=stages,
-            TYPES=case.types,
-        )  # fmt: skip
+        defines: dict[str, object] = {
+            **macros(lay), "NX": rows, "TYPE": CODE[case.dtype],
+            "VEC": column == 1 and case.x_align % unit == 0 and (row % 4 == 0 or m == 1), "WARPS": WARPS,
+            "STAGES": stages, "TYPES": case.types,
+        }  # fmt: skip
+        made = function_of("quant/floats.cu", "quant_floats", device, defines)
         return made.bind(
             [*["ptr"] * 4, ("i64", row), ("i64", column), *case.steps, *(("i32", v) for v in (m, n, k))],
             grid=(-(-n // (2 * ROWS * WARPS)), -(-m // rows)), block=(32 * WARPS,),

@@ -143,12 +143,10 @@ class RoundedKernel(QuantKernel):
     path = "same"
 
     def takes(self, case: QuantCase) -> bool:
-        """See `QuantKernel.takes`."""
         sized = min(case.m, case.n, case.k) > 0 and case.format in FORMATS
         return sized and case.dtype in ("bfloat16", "float16") and layout(case.format).tile_bytes(case.k) < 2**31
 
     def check(self, case: QuantCase) -> None:
-        """See `QuantKernel.check`."""
         if case.dtype not in ("bfloat16", "float16"):
             raise DTypeError(
                 "x of a quantized product", limit="bfloat16 or float16", value=case.dtype, nearest="bfloat16"

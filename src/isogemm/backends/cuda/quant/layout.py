@@ -177,7 +177,7 @@ def layout(fmt: str | BlockFormat) -> PackedLayout:
 
 
 def pack(rows: Bytes, fmt: str | BlockFormat) -> Bytes:
-    """Rows of blocks in the layout of the device: what `quant_pack.pack` has to write, and does faster.
+    """Rows of blocks in the layout of the device: what `pack.lay_out` has to write, and does faster.
 
     Parameters
     ----------

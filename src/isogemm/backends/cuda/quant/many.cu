@@ -1,4 +1,4 @@
-// out[m, n] = sum over k of x[m, k] * W[n, k], W packed as quant_layout.py says: dequantized into the registers of wgmma.
+// out[m, n] = sum over k of x[m, k] * W[n, k], W packed as quant/layout.py says: dequantized into the registers of wgmma.
 //
 // Operands   x of bf16 or fp16, a map (1, token, k), K-major; records of W, by tiles of 16 rows.
 // Order      weights are rounded once to the type of x; every element of out walks K in ascending blocks of 16, one

@@ -17,14 +17,14 @@ from typing import NamedTuple
 from ....base.dtypes import CODE, ITEMSIZE, PTX
 from ....errors import OptionError
 from ..driver import facts
-from ..driver.tensormap import encoder
+from ..driver.nvrtc import function_of
+from ..driver.tensormap import Encoder, encoder
 from ..driver.wgmma import mma
-from .build import compiled, tiles_map
 from .case import QuantCase
 from .kernel import Launch, RoundedKernel
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 
-__all__ = ["KERNEL", "ManyConfig", "RowsOfW", "best", "legal", "parts"]
+__all__ = ["KERNEL", "ManyConfig", "RowsOfW", "best", "legal", "parts", "tiles_map"]
 
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
 TEXT = re.compile(r"(\d)x(\d)x(\d+) s(\d+)(?: c(\d))?")
@@ -168,19 +168,15 @@ class QuantMany(RoundedKernel):
     name = "quant many"
 
     def takes(self, case: QuantCase) -> bool:
-        """See `QuantKernel.takes`."""
         return max(case.m, case.n, case.k) < 2**30 and super().takes(case)
 
     def configure(self, case: QuantCase, multiprocessors: int) -> str:
-        """See `best`."""
         return best(case.format, case.m, case.n, case.k, multiprocessors)
 
     def tile(self, config: str) -> int:
-        """See `QuantKernel.tile`."""
         return STEP
 
     def build(self, case: QuantCase, config: str | ManyConfig | None, device: int) -> Launch:
-        """See `QuantKernel.build`."""
         text = config or self.configure(case, facts.device(device).multiprocessors)
         launches = [_bind_part(case, part, device, late=i > 0) for i, part in enumerate(parts(str(text), case.n))]
         if len(launches) == 1:
@@ -200,13 +196,16 @@ def _bind_part(case: QuantCase, part: RowsOfW, device: int, *, late: bool) -> La
     """``launch(stream, x, data, out, bias)`` for some rows, of addresses of the whole."""
     here, lay, c = facts.device(device), layout(case.format), part.config
     bias = case.dtype_bias
-    made = compiled(
-        "many.cu", "quant_many", device, mma(PTX[case.dtype], c.cols, registers=True), **macros(lay),
-        OPERAND=CODE[case.dtype], OUT=CODE[case.dtype_out], BIAS_KIND=case.bias_kind, EPILOGUE=bias is not None,
-        C_KIND=-1, ACCUMULATE=0, COLUMNS=1, VECTOR=case.wide, BN=c.cols, MW=c.blocks, WARPGROUPS=c.warpgroups,
-        STAGES=c.stages, CM=c.cluster, PRODUCER_REGISTERS=40 if c.warpgroups == 2 else 32,
-        CONSUMER_REGISTERS=232 if c.warpgroups == 2 else 160,
-    )  # fmt: skip
+    defines: dict[str, object] = {
+        **macros(lay), "OPERAND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "BIAS_KIND": case.bias_kind,
+        "EPILOGUE": bias is not None, "C_KIND": -1, "ACCUMULATE": 0, "COLUMNS": 1, "VECTOR": case.wide, "BN": c.cols,
+        "MW": c.blocks, "WARPGROUPS": c.warpgroups, "STAGES": c.stages, "CM": c.cluster,
+        "PRODUCER_REGISTERS": 40 if c.warpgroups == 2 else 32,
+        "CONSUMER_REGISTERS": 232 if c.warpgroups == 2 else 160,
+    }  # fmt: skip
+    made = function_of(
+        "quant/many.cu", "quant_many", device, defines, before=mma(PTX[case.dtype], c.cols, registers=True)
+    )
     tiles_w, tiles_x = -(-part.rows // (c.rows * c.cluster)), -(-case.m // c.cols)
     clusters = min(tiles_w * tiles_x, here.multiprocessors // c.cluster)
     group = max(1, min(tiles_x, 16 * 2**20 // (2 * case.k * c.cols)))  # x of these stays in L2
@@ -233,3 +232,12 @@ def _bind_part(case: QuantCase, part: RowsOfW, device: int, *, late: bool) -> La
         bound(stream, map_x(x), map_w(w), map_s(w), out + of_out, bias + of_bias)
 
     return launch
+
+
+def tiles_map(lay: PackedLayout, rows: int, k: int, block_rows: int, nbytes: int) -> Encoder:
+    """The map of W: tiles of 16 rows, each a run of bytes, of which the rows of a block take `nbytes` at a time."""
+    tiles, words = lay.tiles(rows), lay.tile_bytes(k) // 8
+    return encoder(
+        "float64", sizes=(1, tiles, words), strides=(tiles * words, words, 1), box=(1, block_rows // ROWS, nbytes // 8),
+        swizzle=0, promotion=256,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-// Blocks of quantized weights as files hold them -> the layout of quant_layout.py. FORMAT counts quant_layout.FORMATS.
+// Blocks of quantized weights as files hold them -> the layout of quant/layout.py. FORMAT counts layout.FORMATS.
 //
 // A block of threads writes one record, a thread one word of it after the other. Blocks are read bytewise: a file's blocks
 // begin anywhere. Rows past n and K past k are weights of zero.

@@ -13,7 +13,7 @@ from typing import Any
 from ....errors import DeviceError, DTypeError, LayoutError, LimitError, ShapeError
 from ....formats.blocks import BlockFormat
 from ..driver import facts
-from .build import compiled
+from ..driver.nvrtc import function_of
 from .layout import FORMATS, Packed, PackedLayout, layout, macros
 from .layout import pack as packed_by_host
 from .single import Single, serves
@@ -105,7 +105,7 @@ KERNEL = Single("quant pack", lambda bench, fmt: try_pack(bench, fmt, _write))
 @functools.lru_cache(256)
 def _kernels(lay: PackedLayout, blocks: int, device: int) -> tuple[Callable[..., None], Callable[..., None]]:
     about = macros(lay) | {"FORMAT": FORMATS.index(lay.format.name), "BLOCK_BYTES": lay.format.nbytes}
-    laid, settled = (compiled("pack.cu", name, device, **about) for name in ("quant_pack", "settle"))
+    laid, settled = (function_of("quant/pack.cu", name, device, {**about}) for name in ("quant_pack", "settle"))
     return (
         laid.bind(["ptr", "ptr", "i64", "i32", "i32"], grid=(blocks,), block=(256,)),
         settled.bind([], grid=(1,), block=(32,)),

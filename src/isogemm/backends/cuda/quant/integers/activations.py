@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .....base.dtypes import CODE, ITEMSIZE
 from ...driver.kernel import Bound
-from ..build import compiled
+from ...driver.nvrtc import function_of
 from ..case import QuantCase
 from ..layout import STEP, PackedLayout, layout
 
@@ -68,13 +68,12 @@ def reading(case: QuantCase) -> dict[str, object]:
 def bind(case: QuantCase, form: str, device: int) -> Bound:
     """``launch(stream, x, codes, scales, sums)`` for x of a case."""
     fmt, kind = layout(case.format).format, sums_kind(layout(case.format))
-    about: dict[str, object] = {"BLOCK": fmt.block, "SUMS": kind, **reading(case)}
+    defines: dict[str, object] = {"BLOCK": fmt.block, "SUMS": kind, **reading(case)}
     if form == "float16":
-        sub = 16 if kind == PAIRS else 32
-        made = compiled("integers/codes_wide.cu", "quant_activations_wide", device, **about, SUB=sub)
+        file, name, more = "codes_wide.cu", "quant_activations_wide", {"SUB": 16 if kind == PAIRS else 32}
     else:
-        halves = form == "halves"
-        made = compiled("integers/activations.cu", "quant_activations", device, **about, SUB=fmt.sub, HALVES=halves)
+        file, name, more = "activations.cu", "quant_activations", {"SUB": fmt.sub, "HALVES": form == "halves"}
+    made = function_of(f"quant/integers/{file}", name, device, {**defines, **more})
     return made.bind(
         ["ptr", *(("i64", stride) for stride in case.x), "ptr", "ptr", "ptr", ("i32", case.m), ("i32", case.k)],
         grid=(-(-case.m * -(-case.k // SPAN) // WARPS),), block=(32 * WARPS,), pdl=True,

@@ -14,7 +14,7 @@
 //
 // Where results lie, with `tiles` of 8 rows and `rows` of them in all:
 //     codes   [k / 64][tile][lane][4 steps of 16 of k] words; lane 4 g + t holds row g of the tile, and of each step the four
-//             codes of k = 2 t + (0, 8, 1, 9), the order in which quant_layout.py has those of a weight
+//             codes of k = 2 t + (0, 8, 1, 9), the order in which quant/layout.py has those of a weight
 //     scales  [block][rows] float32; with SUMS 2 each is followed by the sum
 //     sums    [pair of sub-blocks][rows] words, with SUMS 4
 // and with HALVES

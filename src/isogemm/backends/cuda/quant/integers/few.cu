@@ -2,7 +2,7 @@
 // streaming W is the work.
 //
 // x as quant/integers/activations.cu leaves it (blocks of 32: with HALVES), or with FUSED, its number of rows (up to 8), as it is; W
-// as quant_layout.py packs it. A team of GROUP warps computes 16 rows of W with 8 * NT rows of x. Spans of SPAN_K of K belong
+// as quant/layout.py packs it. A team of GROUP warps computes 16 rows of W with 8 * NT rows of x. Spans of SPAN_K of K belong
 // to its warps in turns: sums inside a block are exact integers, so each warp makes those of its spans alone; the chain over
 // blocks, the one thing in order, goes from warp to warp through shared memory. The last SPLIT teams are two each, with half
 // of those rows of x, so that each of a multiprocessor's schedulers has as much to do as the others.
@@ -37,11 +37,6 @@ DEVICE constexpr int held_of(int tiles) {
 static_assert(GROUP == 1 || WARPS <= 15);  // named barriers
 static_assert((SPLIT == 0 || STAGED && NT % 2 == 0) && (FIXED || !STAGED));
 static_assert(SPAN_K % Q_RECORD_K == 0 && STAGE_BYTES % 16 == 0);
-
-DEVICE void bulk_load(u32 to, const u8* from, u32 bytes, u32 bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(bar) : "memory");
-}
 
 // Of weights, which are read once: what else is in L2 stays there.
 DEVICE void bulk_load_once(u32 to, const u8* from, u32 bytes, u32 bar) {

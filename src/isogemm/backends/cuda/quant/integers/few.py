@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...driver.kernel import Bound, Parameter
-from ..build import compiled
+from ...driver.nvrtc import function_of
 from ..case import QuantCase
 from ..layout import ROWS, STEP, PackedLayout, layout, macros
 from . import activations
@@ -65,12 +65,13 @@ class FewCodes(NamedTuple):
         (m, n, k), lay = (case.m, case.n, case.k), layout(case.format)
         fused = self.x == "fused"
         x: list[Parameter] = [("i64", v) for v in case.x] if fused else ["ptr", "ptr"]
-        made = compiled(
-            "integers/few.cu", "quant_int", device, **macros(lay), SUMS=activations.sums_kind(lay), TYPES=case.types,
-            STAGES=self.stages, SPAN_K=self.span, NT=self.tiles, SPLIT=self.split, GROUP=self.group, TEAMS=self.teams,
-            EACH=2 if m == 1 else 1, FIXED=-(-m // 8) == self.tiles, STAGED=self.x == "staged", FUSED=m * fused,
-            **(activations.reading(case) if fused else {}),
-        )  # fmt: skip
+        defines: dict[str, object] = {
+            **macros(lay), "SUMS": activations.sums_kind(lay), "TYPES": case.types, "STAGES": self.stages,
+            "SPAN_K": self.span, "NT": self.tiles, "SPLIT": self.split, "GROUP": self.group, "TEAMS": self.teams,
+            "EACH": 2 if m == 1 else 1, "FIXED": -(-m // 8) == self.tiles, "STAGED": self.x == "staged",
+            "FUSED": m * fused, **(activations.reading(case) if fused else {}),
+        }  # fmt: skip
+        made = function_of("quant/integers/few.cu", "quant_int", device, defines)
         return made.bind(
             ["ptr", "ptr", *x, "ptr", "ptr", *case.steps, *(("i32", v) for v in (m, n, k))],
             grid=(-(-n // (ROWS * self.teams)), -(-m // (8 * self.tiles))),

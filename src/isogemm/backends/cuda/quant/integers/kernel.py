@@ -71,20 +71,16 @@ class QuantIntegers(QuantKernel):
     name, path = "quant int", "q8"
 
     def configure(self, case: QuantCase, multiprocessors: int) -> Chosen:
-        """See `config`."""
         return config(layout(case.format), case.m, case.n, case.k)
 
     def tile(self, config: Chosen) -> int:
-        """See `QuantKernel.tile`."""
         one = config.few if isinstance(config, Parts) else config
         return 8 * (one.tiles if isinstance(one, FewCodes) else one.tiles_x)
 
     def counted(self, config: Chosen) -> int:
-        """See `QuantKernel.counted`: the last part has tiles of its own."""
         return 2**31 if isinstance(config, Parts) else super().counted(config)
 
     def build(self, case: QuantCase, config: Chosen | None, device: int) -> Launch:
-        """See `QuantKernel.build`."""
         lay = layout(case.format)
         chosen = config or self.configure(case, MULTIPROCESSORS)
         if isinstance(chosen, Parts):

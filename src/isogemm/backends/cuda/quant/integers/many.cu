@@ -1,6 +1,6 @@
 // out[m, n] = sum over blocks of x[m, k] * W[n, k], both in blocks of integers: int32/chain, in tiles.
 //
-// x as quant/integers/activations.cu leaves it, W as quant_layout.py packs it. A block computes BM = 16 * MI * WARPS_M rows of W with
+// x as quant/integers/activations.cu leaves it, W as quant/layout.py packs it. A block computes BM = 16 * MI * WARPS_M rows of W with
 // BN = 8 * NJ * WARPS_N rows of x, a warp MI tiles of 16 with NJ tiles of 8. A ring of STAGES buffers holds
 // SPAN_K of K of both; with PRODUCER one more warp fills it, else warps do so in turns; a buffer holds W's records, one row tile after the other, then x's codes, sums and scales.
 // Order-critical: spans ascend, and blocks of K in a span; every element belongs to one thread.
@@ -20,11 +20,6 @@ constexpr int CODES = TILES_W * W_BYTES, SCALE_AT = CODES + CHUNKS * TILES_X * 5
 constexpr int STAGE_BYTES = (SUM_AT + SUMS_LINES * SUMS_BYTES + 127) / 128 * 128;
 constexpr int COPIES = TILES_W + CHUNKS + LINES + SUMS_LINES;
 static_assert(SPAN_K % Q_RECORD_K == 0 && W_BYTES % 16 == 0 && CODES % 16 == 0);
-
-DEVICE void bulk_load(u32 to, const u8* from, u32 bytes, u32 bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(bar) : "memory");
-}
 
 struct Source {
   const u8 *w, *codes, *scales, *sums;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...driver.kernel import Bound
-from ..build import compiled
+from ...driver.nvrtc import function_of
 from ..case import QuantCase
 from ..layout import ROWS, STEP, PackedLayout, layout, macros
 from . import activations
@@ -50,11 +50,12 @@ class ManyCodes(NamedTuple):
     def bind(self, case: QuantCase, device: int) -> Bound:
         """``launch(stream, w, codes, scales, sums, out, bias)``."""
         (m, n, k), lay = (case.m, case.n, case.k), layout(case.format)
-        made = compiled(
-            "integers/many.cu", "quant_int_many", device, **macros(lay), SUMS=activations.sums_kind(lay),
-            TYPES=case.types, STAGES=self.stages, SPAN_K=self.span, MI=self.tiles_w, NJ=self.tiles_x,
-            WARPS_M=self.warps_w, WARPS_N=self.warps_x, BLOCKS=self.blocks, PRODUCER=self.producer,
-        )  # fmt: skip
+        defines: dict[str, object] = {
+            **macros(lay), "SUMS": activations.sums_kind(lay), "TYPES": case.types, "STAGES": self.stages,
+            "SPAN_K": self.span, "MI": self.tiles_w, "NJ": self.tiles_x, "WARPS_M": self.warps_w,
+            "WARPS_N": self.warps_x, "BLOCKS": self.blocks, "PRODUCER": self.producer,
+        }  # fmt: skip
+        made = function_of("quant/integers/many.cu", "quant_int_many", device, defines)
         tiles = -(-n // (ROWS * self.tiles_w * self.warps_w)) * -(-m // (8 * self.tiles_x * self.warps_x))
         return made.bind(
             [*["ptr"] * 6, *case.steps, *(("i32", v) for v in (m, n, k))], grid=(tiles, 1),

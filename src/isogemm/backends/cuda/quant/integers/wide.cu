@@ -1,6 +1,6 @@
 // out[m, n] = sum over blocks of x[m, k] * W[n, k], both in blocks of integers: int32/chain, by wgmma on float16.
 //
-// Operands   x as quant/integers/codes_wide.cu leaves it, maps (1, row, k); records of W as quant_layout.py packs them.
+// Operands   x as quant/integers/codes_wide.cu leaves it, maps (1, row, k); records of W as quant/layout.py packs them.
 // Exactness  codes of x are integers up to 127, operands of W integers of 11 bits: q, or s q of super-blocks. Every sum
 //            that a float32 accumulator takes on stays below 2**24, so nothing is rounded, in whatever order the tensor
 //            core sums: at most 256 * 128 * 127 in Q3_K, and in Q4_K 128 * 945 * 127 over PART of a super-block, of

@@ -11,11 +11,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ...driver import facts
+from ...driver.nvrtc import function_of
 from ...driver.tensormap import encoder
 from ...driver.wgmma import mma
-from ..build import compiled, tiles_map
 from ..case import QuantCase
 from ..layout import ROWS, STEP, PackedLayout, layout, macros
+from ..many import tiles_map
 from .activations import FLOAT, PAIRS, sums_kind
 
 __all__ = ["WideCodes", "config", "legal"]
@@ -80,11 +81,12 @@ class WideCodes(NamedTuple):
         (m, n, k), lay, here = (case.m, case.n, case.k), layout(case.format), facts.device(device)
         span, kind, pieces = lay.record_k // STEP, sums_kind(lay), self.pieces(lay)
         producer, consumer = REGISTERS[self.warpgroups]
-        made = compiled(
-            "integers/wide.cu", "quant_int_wide", device, mma("f16", self.cols // pieces["HALVES"], registers=True),
-            WARPGROUPS=self.warpgroups, BN=self.cols, STAGES=self.stages, SUMS=kind, TYPES=case.types,
-            PRODUCER_REGISTERS=producer, CONSUMER_REGISTERS=consumer, **pieces, **macros(lay),
-        )  # fmt: skip
+        defines: dict[str, object] = {
+            "WARPGROUPS": self.warpgroups, "BN": self.cols, "STAGES": self.stages, "SUMS": kind, "TYPES": case.types,
+            "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer, **pieces, **macros(lay),
+        }  # fmt: skip
+        before = mma("f16", self.cols // pieces["HALVES"], registers=True)
+        made = function_of("quant/integers/wide.cu", "quant_int_wide", device, defines, before=before)
         tiles_w, tiles_x = -(-n // self.rows), -(-m // self.cols)
         group = max(1, min(tiles_x, 16 * 2**20 // (2 * k * self.cols)))  # x of these stays in L2
         ints = (m, n, -(-k // STEP), tiles_w, tiles_x, group)

@@ -124,7 +124,7 @@ def test_every_make_target_exists(page):
 def test_every_option_of_our_commands_exists(page):
     import typer
 
-    from isogemm.cli import app
+    from isogemm.cli.commands import app
 
     group = typer.main.get_command(app)
     spans = [span for span in INLINE.findall(_prose(page)) if re.match(r"isogemm [a-z]", span)]

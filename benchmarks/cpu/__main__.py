@@ -18,7 +18,7 @@ from .measure import Machine, Settings, measure
 from .operands import PEERS, have_torch
 from .show import summary, table
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 WIDTH = 200  # of the table, where the output is a file or a pipe
 
 

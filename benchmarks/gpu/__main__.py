@@ -21,7 +21,7 @@ from .operands import Peer, Shelf
 from .peers import load_peer
 from .show import groups, summary, tables
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 WIDTH = 200  # of the tables, where the output is a file or a pipe
 
 

@@ -20,7 +20,7 @@ from .measure import Settings, measure, wrong
 from .profile import host, kernels
 from .show import line, summary, table
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 WIDTH = 210  # of the table, where the output is a file or a pipe
 
 

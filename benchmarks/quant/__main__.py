@@ -19,7 +19,7 @@ from ..cpu.show import summary
 from ..llama.cpu import Llama
 from .measure import IN_PLACE, PEERS, ROWS, Case, Settings, cases, measure
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 WIDTH = 200  # of the table, where the output is a file or a pipe
 
 Row = Mapping[str, Any]

@@ -43,5 +43,5 @@ def _watched(call: Callable[[int], Any]) -> str:
 
 
 def _words(case: Any, chosen: Any) -> str:
-    module = str(getattr(chosen.call, "__module__", "")).rpartition(".")[2]
-    return f"{case.path} {module} [{chosen.config}]"
+    name = str(getattr(chosen.call, "__module__", "")).rpartition("cuda.quant.")[2].replace(".", " ")
+    return f"{case.path} {name} [{chosen.config}]"

@@ -1,6 +1,6 @@
 """``python -m isogemm``: the command line."""
 
-from .cli.app import main
+from .cli import main
 
 if __name__ == "__main__":
     main()

@@ -180,8 +180,3 @@ def test_public_names_resolve_and_are_documented(name):
 def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="no attribute 'gemmm'"):
         isogemm.gemmm  # noqa: B018
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_stay_readable(path):
-    assert len(path.read_text().splitlines()) <= 500

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from isogemm.cli import app as cli  # noqa: E402
+from isogemm.cli import commands as cli  # noqa: E402
 
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 FEW = ["--random", "--tokens", "9", "--m", "2,3"]

@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from benchmarks.llama.cpu.build import stubs, undefined
-from benchmarks.llama.cpu.cuda import LlamaCuda
+from benchmarks.llama.build import stubs, undefined
+from benchmarks.llama.cuda import LlamaCuda
 from benchmarks.quant_gpu import __main__ as quant_gpu
 from benchmarks.quant_gpu import measure as quant_gpu_measure
 from benchmarks.quant_gpu import operands as quant_gpu_operands
@@ -259,7 +259,7 @@ def test_the_kernel_of_a_row_is_the_one_that_the_call_chose(monkeypatch):
     chosen = quant.Run(kernel_of, None, (1, 2), None)
     monkeypatch.setattr(quant_choose, "choose", true := lambda case, *_: chosen if case.m == 1 else None)
     one, many = SimpleNamespace(path="same", m=1), SimpleNamespace(path="same", m=9)
-    assert kernel_of(lambda i: quant_choose.choose(one, None)) == "same quant_gpu_kernels [(1, 2)]"
+    assert kernel_of(lambda i: quant_choose.choose(one, None)) == "same benchmarks quant_gpu kernels [(1, 2)]"
     assert kernel_of(lambda i: quant_choose.choose(many, None)).startswith("dequantized weights")
     assert quant_choose.choose is true
     assert aged == [1, 1]

@@ -14,7 +14,7 @@ from tests.quant.draws import values
 from typer.testing import CliRunner
 
 import isogemm
-from isogemm.cli.app import app, main
+from isogemm.cli.commands import app, main
 from isogemm.errors import FormatError, OptionError, ShapeError
 from isogemm.quant import load
 

@@ -188,7 +188,7 @@ def test_a_file_without_weights_says_so(tmp_path):
 
 
 def _started(tmp_path: Path, *arguments: object, before: str = "") -> subprocess.Popen[str]:
-    code = f"import sys; {before}; from isogemm.cli.app import main; sys.argv = ['isogemm', *sys.argv[1:]]; main()"
+    code = f"import sys; {before}; from isogemm.cli.commands import main; sys.argv = ['isogemm', *sys.argv[1:]]; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     pipe = subprocess.PIPE

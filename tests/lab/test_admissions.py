@@ -10,7 +10,7 @@ import pytest
 from tests.planner.fakes import FakeMachine
 from typer.testing import CliRunner
 
-from isogemm.cli import app as cli
+from isogemm.cli import commands as cli
 from isogemm.lab import admissions
 from isogemm.planner.kernel_admission import Candidate, KernelAdmissions
 from isogemm.planner.records import Records

@@ -24,7 +24,7 @@ __all__ = ["AuditEnded", "apart", "judged"]
 _CODE = """import sys
 sys.path[:], sys.argv[:], sys.orig_argv[:] = {path!r}, {argv!r}, {orig!r}
 from isogemm.audit.apart import judged
-from isogemm.cli.app import command_line
+from isogemm.cli.commands import command_line
 judged(command_line, {verdict!r}, {parent!r})
 """
 _PATIENCE = 2.0  # seconds that an interrupted audit has to end by itself

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .app import app, command_line, main
+from .commands import app, command_line, main
 
 __all__ = ["app", "command_line", "main"]

@@ -1,4 +1,4 @@
-"""``isogemm quantize`` and ``isogemm inspect``: registered by `isogemm.cli.app`."""
+"""``isogemm quantize`` and ``isogemm inspect``: registered by `isogemm.cli.commands`."""
 
 from __future__ import annotations
 

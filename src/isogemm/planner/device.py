@@ -8,7 +8,9 @@ The columns besides products are modules, loaded when first asked for (`Device.c
 
 - ``quant``: products with quantized weights, their copies on a device, and what encodes and decodes blocks.
 - ``rows``: operations along rows, as `isogemm.torch.reductions` calls them.
-- ``attention``: attention and its gradients, as `isogemm.torch.attention` calls them.
+- ``attention``: attention, as `isogemm.torch.attention` calls it.
+- ``row_sums``, ``attention_steps``: of devices whose memory the host cannot read, sums over rows and the steps between
+  the products of attention's gradients; elsewhere torch makes both of single operations.
 """
 
 from __future__ import annotations

@@ -21,9 +21,13 @@ IMPORT = re.compile(r"^\s*from (\.+)([\w.]*) import (\([^)]*\)|[^\n#]+)", re.MUL
 DEVICE_CODE = re.compile(r"[\w/]+\.cu\b")
 
 
-@cache
-def fingerprint(home: str, package: Path = PACKAGE) -> str:
+def fingerprint(home: str, package: Path | None = None) -> str:
     """Hash over every file that `made_of` finds for the folder `home` of the package, or for one of its files."""
+    return _hashed(home, package or PACKAGE)
+
+
+@cache
+def _hashed(home: str, package: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(made_of(home, package)):
         digest.update(f"{file}\0".encode())

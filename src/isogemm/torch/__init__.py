@@ -15,7 +15,6 @@ except ModuleNotFoundError as error:
 from . import functional, ops, reductions
 from .attention.calls import attention, scaled_dot_product_attention
 from .functional import addmm, baddbmm, bmm, grouped, linear, mm
-from .gemm import batching as batching  # registers the rules for vmap
 from .gemm.main_grad import collect_main_grad, main_grads, use_main_grad
 from .model.convert import Conversion, convert
 from .model.layers import Embedding, LayerNorm, Linear, RMSNorm, SiLU

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from ..api import products as api
-from ..base import arguments as given
+from ..base import arguments
 from ..contract.spec import ContractLike
 from ..errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from ..quant.matrix import QuantizedMatrix
-from . import ops
-from .gemm import backward
-from .ops import Tensor
-from .quant import linear as quantized
-from .rows.checks import dtype_of
+from . import operator
+from .arguments import autocast, check_tensor, options
+from .gemm.products import call_grouped, call_linear, call_product
+from .operator import Tensor
+from .quant import ops as quantized
 
 __all__ = ["addmm", "baddbmm", "bmm", "grouped", "linear", "mm"]
 
@@ -60,9 +60,7 @@ def mm(
     -----------
     A row of the result and of da depends on that row alone. db is the same after rows of zeros.
     """
-    _check_dims("mm", 2, a=a, b=b)
-    a, b = _autocast(a, b)
-    return backward.product(None, a, b, 1.0, 0.0, _text(contract), _order(grad_order), _dtype(out_dtype))
+    return _product("mm", 2, (), a, b, 1.0, 0.0, contract, grad_order, out_dtype)
 
 
 def bmm(
@@ -77,9 +75,7 @@ def bmm(
 
     Parameters, errors and determinism as in `mm`, item by item.
     """
-    _check_dims("bmm", 3, a=a, b=b)
-    a, b = _autocast(a, b)
-    return backward.product(None, a, b, 1.0, 0.0, _text(contract), _order(grad_order), _dtype(out_dtype))
+    return _product("bmm", 3, (), a, b, 1.0, 0.0, contract, grad_order, out_dtype)
 
 
 def addmm(
@@ -98,11 +94,7 @@ def addmm(
     Parameters, errors and determinism as in `mm`. dc is beta * dy, summed in `grad_order` where c was broadcast;
     `beta` = 0 never reads c. Autocast leaves c as it is.
     """
-    _check_dims("addmm", 2, a=a, b=b)
-    _check_addend("addmm", c, a, b)
-    a, b = _autocast(a, b)
-    scales = given.number("alpha", alpha), given.number("beta", beta)
-    return backward.product(c, a, b, *scales, _text(contract), _order(grad_order), _dtype(out_dtype))
+    return _product("addmm", 2, (c,), a, b, alpha, beta, contract, grad_order, out_dtype)
 
 
 def baddbmm(
@@ -117,11 +109,7 @@ def baddbmm(
     out_dtype: Any = None,
 ) -> Tensor:
     """`addmm` on each item of stacks; `c` is broadcast to [batch, m, n]."""
-    _check_dims("baddbmm", 3, a=a, b=b)
-    _check_addend("baddbmm", c, a, b)
-    a, b = _autocast(a, b)
-    scales = given.number("alpha", alpha), given.number("beta", beta)
-    return backward.product(c, a, b, *scales, _text(contract), _order(grad_order), _dtype(out_dtype))
+    return _product("baddbmm", 3, (c,), a, b, alpha, beta, contract, grad_order, out_dtype)
 
 
 def linear(
@@ -175,18 +163,17 @@ def linear(
     if activations is not None:
         raise OptionError("activations", limit="for a quantized w", value=activations, nearest="None")
     if main_grad is None and bias_main_grad is None:
-        if ops.is_direct(x, w, bias):
+        if operator.is_direct(x, w, bias):
             plain = contract if type(contract) is not str or contract else None
             return api.linear(x, w, bias, contract=plain, out_dtype=out_dtype)
         _check_tensors(x, w, bias)
     else:
         _check_tensors(x, w, bias)
-        ops.check_no_ddp()
+        operator.check_no_ddp()
         _check_buffer("main_grad", main_grad, w, contract, grad_order)
         _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
-    x, w = _autocast(x, w)
-    options = _text(contract), _order(grad_order), _dtype(out_dtype)
-    return backward.linear(x, w, bias, *options, main_grad, bias_main_grad)
+    x, w = autocast(x, w)
+    return call_linear(x, w, bias, *options(contract, grad_order, out_dtype), main_grad, bias_main_grad)
 
 
 def grouped(
@@ -203,36 +190,34 @@ def grouped(
     gradients up.
     """
     for name, items in (("a", a), ("b", b)):
-        given.of_type(f"{name} of grouped", items, (list, tuple), "a list or a tuple of matrices", f"[{name}]")
+        arguments.of_type(f"{name} of grouped", items, (list, tuple), "a list or a tuple of matrices", f"[{name}]")
     if len(a) != len(b):
         raise ShapeError("items in b", limit="as many as in a", value=len(b), nearest=len(a))
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
         _check_dims(f"grouped, item {i},", 2, a=x, b=y)
     if not a:
         return []
-    both = _autocast(*a, *b)
-    return backward.grouped(
-        list(both[: len(a)]), list(both[len(a) :]), _text(contract), _order(grad_order), _dtype(out_dtype)
-    )
+    both = autocast(*a, *b)
+    return call_grouped(list(both[: len(a)]), list(both[len(a) :]), *options(contract, grad_order, out_dtype))
 
 
-def _text(contract: ContractLike | None) -> str:
-    return contract if isinstance(contract, str) else "" if contract is None else str(contract)
-
-
-def _order(grad_order: Any) -> str:
-    return str(given.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096"))
-
-
-def _dtype(out_dtype: Any) -> Any:
-    """torch's name of a type, which is what an operator takes."""
-    return None if out_dtype is None else dtype_of(None, out_dtype)
+def _product(
+    what: str, ndim: int, c: tuple[Tensor, ...], a: Tensor, b: Tensor, alpha: float, beta: float, *rest: Any
+) -> Tensor:
+    """alpha * a @ b + beta * c of operands with `ndim` dimensions, where there is a c."""
+    _check_dims(what, ndim, a=a, b=b)
+    for x in c:
+        _check_addend(what, x, a, b)
+        alpha, beta = arguments.number("alpha", alpha), arguments.number("beta", beta)
+    a, b = autocast(a, b)
+    found: Tensor = call_product(c[0] if c else None, a, b, alpha, beta, *options(*rest))
+    return found
 
 
 def _check_dims(what: str, ndim: int, **operands: Tensor) -> None:
     for name, x in operands.items():
         if not isinstance(x, torch.Tensor):
-            raise DTypeError(f"{name} of {what}", limit="a tensor", value=type(x).__name__, nearest="torch.as_tensor")
+            check_tensor(f"{name} of {what}", x)
         if x.is_nested:
             raise LayoutError(f"{name} of {what}", limit="a dense tensor", value="a nested tensor", nearest="padding")
         if x.dim() != ndim:
@@ -241,13 +226,12 @@ def _check_dims(what: str, ndim: int, **operands: Tensor) -> None:
 
 
 def _check_addend(what: str, c: Any, a: Tensor, b: Tensor) -> None:
-    if not isinstance(c, torch.Tensor):
-        raise DTypeError(f"c of {what}", limit="a tensor", value=type(c).__name__, nearest="torch.as_tensor")
+    check_tensor(f"c of {what}", c)
     shape = (*a.shape[:-1], b.shape[-1])
-    given_shape = () if c.is_nested else tuple(c.shape)
-    short = len(given_shape) > len(shape) or c.is_nested
-    if short or any(x not in (1, y) for x, y in zip(given_shape[::-1], shape[::-1], strict=False)):
-        value = "a nested tensor" if c.is_nested else list(given_shape)
+    found = () if c.is_nested else tuple(c.shape)
+    short = len(found) > len(shape) or c.is_nested
+    if short or any(x not in (1, y) for x, y in zip(found[::-1], shape[::-1], strict=False)):
+        value = "a nested tensor" if c.is_nested else list(found)
         raise ShapeError(
             f"shape of c of {what}", limit=f"one that broadcasts to {list(shape)}", value=value, nearest=list(shape)
         )
@@ -255,21 +239,9 @@ def _check_addend(what: str, c: Any, a: Tensor, b: Tensor) -> None:
 
 def _check_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
     """Raise unless the operands of linear are tensors; calls that go straight to a kernel need not ask."""
-    for name, operand in (("x", x), ("w", w), ("bias", bias)):
-        if not isinstance(operand, torch.Tensor) and (operand is not None or name != "bias"):
-            raise DTypeError(
-                f"{name} of linear", limit="a tensor", value=type(operand).__name__,
-                nearest="torch.as_tensor; isogemm.linear, for inference, takes arrays and packed weights",
-            )  # fmt: skip
-
-
-def _autocast(*operands: Tensor) -> tuple[Tensor, ...]:
-    """Operands as autocast wants them for a product: float32 and half types in its dtype, others as they are."""
-    kind = operands[0].device.type
-    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
-        return operands
-    dtype, half = torch.get_autocast_dtype(kind), (torch.float32, torch.bfloat16, torch.float16)
-    return tuple([x.to(dtype) if x.dtype in half else x for x in operands])
+    nearest = "torch.as_tensor; isogemm.linear, for inference, takes arrays and packed weights"
+    for name, operand in (("x", x), ("w", w), *[("bias", bias)] * (bias is not None)):
+        check_tensor(f"{name} of linear", operand, nearest)
 
 
 def _refuse_buffers(*buffers: Tensor | None) -> None:

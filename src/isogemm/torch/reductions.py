@@ -18,10 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .ops import forward_alone
-from .rows import cuda as row_cuda
-from .rows import ops as row_ops
-from .rows.gradients import along, records
+from .rows.ops import along, together
 from .rows.rotations import norm_rope_pair, rope, rope_pair, rope_tables
 
 __all__ = [
@@ -76,8 +73,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_
     OptionError
         `eps` is negative or NaN.
     """
-    found: Tensor | None = row_cuda.quick("rms_norm", x, weight, (eps, out_dtype))
-    return along("rms_norm", x, weight, eps=eps, out_dtype=out_dtype) if found is None else found
+    return along("rms_norm", (x, weight), (eps, out_dtype))
 
 
 def add_rms_norm(
@@ -105,12 +101,7 @@ def add_rms_norm(
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`; also where the shapes of `x` and `residual` differ.
     """
-    if row_cuda.on_gpu(x) and not records(x, residual, weight):
-        return row_cuda.add_rms_norm(x, residual, weight, eps=eps, out_dtype=out_dtype)
-    if forward_alone():
-        return row_ops.add_rms_norm(x, residual, weight, eps, out_dtype)  # type: ignore[no-any-return]
-    h = along("add", x, residual, out_dtype=None)
-    return along("rms_norm", h, weight, eps=eps, out_dtype=out_dtype), h
+    return together("add_rms_norm", (x, residual, weight), (eps, out_dtype))
 
 
 def layer_norm(
@@ -142,7 +133,7 @@ def layer_norm(
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`.
     """
-    return along("layer_norm", x, weight, bias, eps=eps, out_dtype=out_dtype)
+    return along("layer_norm", (x, weight, bias), (eps, out_dtype))
 
 
 def softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
@@ -165,7 +156,7 @@ def softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`.
     """
-    return along("softmax", x, out_dtype=out_dtype)
+    return along("softmax", (x,), (out_dtype,))
 
 
 def log_softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
@@ -173,21 +164,9 @@ def log_softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
 
     exp and log are the pinned ones of `isogemm.contract.rows`, within 1 unit in the last place.
 
-    Parameters
-    ----------
-    x : Tensor, shape (..., n)
-    out_dtype : dtype, optional
-
-    Returns
-    -------
-    Tensor, shape (..., n)
-
-    Raises
-    ------
-    ShapeError, DTypeError, DeviceError, OptionError
-        As `rms_norm`.
+    Parameters and errors as in `softmax`.
     """
-    return along("log_softmax", x, out_dtype=out_dtype)
+    return along("log_softmax", (x,), (out_dtype,))
 
 
 def sum(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
@@ -209,29 +188,15 @@ def sum(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`.
     """
-    return along("sum", x, keepdim=keepdim, out_dtype=out_dtype)
+    return along("sum", (x,), (bool(keepdim), out_dtype))
 
 
 def mean(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
     """The sum over the last dimension, in the module's order, divided by its length; NaN where that is 0.
 
-    Parameters
-    ----------
-    x : Tensor, shape (..., n)
-    keepdim : bool
-        Keep the last dimension, with one element.
-    out_dtype : dtype, optional
-
-    Returns
-    -------
-    Tensor, shape (...) or (..., 1)
-
-    Raises
-    ------
-    ShapeError, DTypeError, DeviceError, OptionError
-        As `rms_norm`.
+    Parameters and errors as in `sum`.
     """
-    return along("mean", x, keepdim=keepdim, out_dtype=out_dtype)
+    return along("mean", (x,), (bool(keepdim), out_dtype))
 
 
 def silu_mul(x: Tensor, y: Tensor, *, out_dtype: Any = None) -> Tensor:
@@ -254,68 +219,31 @@ def silu_mul(x: Tensor, y: Tensor, *, out_dtype: Any = None) -> Tensor:
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`; also where the shapes differ.
     """
-    found: Tensor | None = row_cuda.quick("silu_mul", x, y, (out_dtype,))
-    return along("silu_mul", x, y, out_dtype=out_dtype) if found is None else found
+    return along("silu_mul", (x, y), (out_dtype,))
 
 
 def silu(x: Tensor, *, out_dtype: Any = None) -> Tensor:
     """``x / (1 + exp(-x))`` for each element: `silu_mul` without the product.
 
-    Parameters
-    ----------
-    x : Tensor, shape (..., n)
-    out_dtype : dtype, optional
-
-    Returns
-    -------
-    Tensor, shape (..., n)
-
-    Raises
-    ------
-    ShapeError, DTypeError, DeviceError, OptionError
-        As `rms_norm`.
+    Parameters and errors as in `softmax`.
     """
-    return along("silu", x, out_dtype=out_dtype)
+    return along("silu", (x,), (out_dtype,))
 
 
 def sigmoid(x: Tensor, *, out_dtype: Any = None) -> Tensor:
     """``1 / (1 + exp(-x))`` for each element, with the pinned exp of `isogemm.contract.rows`.
 
-    Parameters
-    ----------
-    x : Tensor, shape (..., n)
-    out_dtype : dtype, optional
-
-    Returns
-    -------
-    Tensor, shape (..., n)
-
-    Raises
-    ------
-    ShapeError, DTypeError, DeviceError, OptionError
-        As `rms_norm`.
+    Parameters and errors as in `softmax`.
     """
-    return along("sigmoid", x, out_dtype=out_dtype)
+    return along("sigmoid", (x,), (out_dtype,))
 
 
 def exp(x: Tensor, *, out_dtype: Any = None) -> Tensor:
     """The pinned exp of `isogemm.contract.rows` for each element, within 1 unit in the last place.
 
-    Parameters
-    ----------
-    x : Tensor, shape (..., n)
-    out_dtype : dtype, optional
-
-    Returns
-    -------
-    Tensor, shape (..., n)
-
-    Raises
-    ------
-    ShapeError, DTypeError, DeviceError, OptionError
-        As `rms_norm`.
+    Parameters and errors as in `softmax`.
     """
-    return along("exp", x, out_dtype=out_dtype)
+    return along("exp", (x,), (out_dtype,))
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
@@ -337,4 +265,4 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     ShapeError, DTypeError, DeviceError
         As `rms_norm`; also where `ids` are no integers or `weight` has not two dimensions.
     """
-    return along("embedding", weight, ids)
+    return along("embedding", (weight, ids), ())

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch.quant import ops as quantized_ops  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
 torch = pytest.importorskip("torch")
 reductions = pytest.importorskip("isogemm.torch.reductions")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TORCH = {F32: torch.float32, BF16: torch.bfloat16, F16: torch.float16}
 LAID = st.sampled_from(("c", "f", "padded", "stepped", "broadcast"))  # torch has no negative strides
 KINDS = ("rms_norm", "layer_norm", "softmax", "log_softmax", "sum", "mean", "silu_mul", "rope", "rope_interleaved")

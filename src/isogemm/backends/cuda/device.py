@@ -32,7 +32,10 @@ LISTS = ("gemm_batched", "gemm_grouped")
 class CudaDevice(Executor, Device):
     """One CUDA device during one call, of which it keeps the launches."""
 
-    columns: ClassVar = {name: f"isogemm.backends.cuda.{name}.run" for name in ("quant", "rows", "attention")}
+    columns: ClassVar = {name: f"isogemm.backends.cuda.{name}.run" for name in ("quant", "rows", "attention")} | {
+        "row_sums": "isogemm.backends.cuda.rows.sums",
+        "attention_steps": "isogemm.backends.cuda.attention.steps",
+    }
 
     def memory(self) -> int:
         return arrays.total_memory(self.place)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ...base import arguments as given
+from ...base import arguments
 from ...contract.spec import ContractLike
 from ...errors import DeviceError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
-from ..functional import _autocast, _text
-from ..ops import Tensor
+from ..arguments import autocast, contract_text
+from ..operator import Tensor
 from .ops import attend
 
 __all__ = ["attention", "scaled_dot_product_attention"]
@@ -77,7 +77,8 @@ def attention(
     batch entries, heads or queries, on how queries are cut into calls, on hidden keys behind or, with `start`, before.
     Values of hidden keys between `start` and `stop` have to be finite. The gradients' orders are in docs/attention.md.
     """
-    return _checked(q, k, v, mask, given.flag("causal", causal), offset, start, stop, False, scale, contract, out_dtype)
+    causal = arguments.flag("causal", causal)
+    return _checked(q, k, v, mask, causal, offset, start, stop, False, scale, contract, out_dtype)
 
 
 def _checked(
@@ -86,7 +87,7 @@ def _checked(
 ) -> Tensor:  # fmt: skip
     """`attention`; `ranged` is whether every query has the range of keys that its mask shows it."""
     _check_operands(q, k, v)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     _check_scale(scale)
     b, hq, tq, _ = q.shape
     tk = k.shape[2]
@@ -101,7 +102,7 @@ def _checked(
         mask = mask.masked_fill(mask <= torch.finfo(torch.float16).min, -math.inf)
     bounds = _bound("start", start, q), _bound("stop", stop, q)
     shown = _expanded(mask, (b, hq, tq, tk), q)
-    return attend(q, k, v, shown, offset, *bounds, ranged, scale, _text(contract), out_dtype)
+    return attend(q, k, v, shown, offset, *bounds, ranged, scale, contract_text(contract), out_dtype)
 
 
 def scaled_dot_product_attention(
@@ -153,7 +154,7 @@ def scaled_dot_product_attention(
         raise OptionError("attn_mask with is_causal=True", limit="one of them", value="both", nearest="is_causal=False")
     named = (("query", query), ("key", key), ("value", value), *[("attn_mask", attn_mask)] * (attn_mask is not None))
     for name, x in named:
-        given.of_type(name, x, torch.Tensor, "a torch tensor", f"torch.as_tensor({name})")
+        arguments.of_type(name, x, torch.Tensor, "a torch tensor", f"torch.as_tensor({name})")
         if x.is_nested:
             raise LayoutError(name, limit="a dense tensor", value="a nested tensor", nearest="padding and a mask")
     lead = 4 - query.dim()
@@ -218,7 +219,7 @@ def _check_operand(name: str, x: Tensor, q: Tensor) -> None:
 
 
 def _check_scale(scale: float | None) -> None:
-    if scale is not None and not 0 < given.number("scale", scale) < math.inf:
+    if scale is not None and not 0 < arguments.number("scale", scale) < math.inf:
         raise OptionError("scale", limit="a positive number", value=scale, nearest="None, for 1 / sqrt(d)")
 
 

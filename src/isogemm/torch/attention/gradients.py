@@ -22,10 +22,12 @@ from typing import Any
 import torch
 
 from ...contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS, LOG2E, factor
-from .. import ops, reductions
-from ..ops import Tensor
+from .. import reductions
+from ..device import column
+from ..gemm import products
+from ..operator import Tensor
 
-__all__ = ["Call", "gradients"]
+__all__ = ["Forward", "gradients"]
 
 _BUDGET = {"cpu": 2**22, "cuda": 2**27}  # elements of one matrix of probabilities that is held at a time
 _SHIFT, _LEAST = float(EXP2_SHIFT), float(EXP2_LEAST)
@@ -33,8 +35,8 @@ _FIRST, *_TERMS = (float(x) for x in EXP2_TERMS["float32"])
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A forward call and what it saved; `mask` is expanded to [b, hq, tq, tk]. `ranged` as in `attention_ops`."""
+class Forward:
+    """A forward call and what it saved; `mask` is expanded to [b, hq, tq, tk], `ranged` as in `ops.forward`."""
 
     q: Tensor
     k: Tensor
@@ -51,7 +53,7 @@ class Call:
     total: Tensor
 
 
-def gradients(dy: Tensor, call: Call, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), an empty tensor where it is not needed."""
     q, k, v = call.q, call.k, call.v
     (b, hq, tq), (hkv, tk) = q.shape[:3], k.shape[1:3]
@@ -97,7 +99,7 @@ def _blocks(b: int, heads: int, size: int, device: str) -> Iterator[tuple[slice,
             yield slice(i, i + entries), slice(h, h + each)
 
 
-def _outside(call: Call) -> Tensor | None:
+def _outside(call: Forward) -> Tensor | None:
     """[b, tk]: keys that no query of a batch entry reads."""
     if call.ranged and call.mask is not None:
         return ~_seen(call.mask).any(2).any(1).expand(len(call.k), -1)
@@ -117,7 +119,7 @@ def _seen(mask: Tensor) -> Tensor:
     return mask if mask.dtype is torch.bool else ~(mask <= torch.finfo(mask.dtype).min)
 
 
-def _masks(call: Call, entries: slice, heads: slice, groups: int, outside: Tensor | None) -> tuple[Any, Any]:
+def _masks(call: Forward, entries: slice, heads: slice, groups: int, outside: Tensor | None) -> tuple[Any, Any]:
     """(hidden, added) that broadcast to [entries * heads, tq * groups, tk], or None."""
     tq, tk = call.q.shape[2], call.k.shape[2]
     hidden = added = None
@@ -140,7 +142,7 @@ def _masks(call: Call, entries: slice, heads: slice, groups: int, outside: Tenso
 
 
 def _block(
-    rows: list[Tensor], keys: list[Tensor], hidden: Any, added: Any, call: Call, needs: list[bool]
+    rows: list[Tensor], keys: list[Tensor], hidden: Any, added: Any, call: Forward, needs: list[bool]
 ) -> tuple[Tensor | None, ...]:
     """(dq, dk, dv) of some heads: rows are [n, tq * groups, ...], keys [n, tk, ...]."""
     (q, dy, *_), (k, v) = rows, keys
@@ -155,7 +157,7 @@ def _block(
     )
 
 
-def _steps(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Call) -> tuple[Any, Any]:
+def _steps(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Forward) -> tuple[Any, Any]:
     """(p, ds), overwriting s and dp; no ds without dp."""
     *_, delta, m, total = rows
     t = s.mul_(float(factor(call.scale, call.q.shape[3])))
@@ -168,17 +170,16 @@ def _steps(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added:
     return p.to(call.v.dtype), None if dp is None else dp.sub_(delta).mul_(p).to(call.q.dtype)
 
 
-def _steps_on_cuda(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Call) -> Any:
+def _steps_on_cuda(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Forward) -> Any:
     """The same by one kernel."""
-    from ...backends.cuda.attention.steps import steps
-
     *_, delta, m, total = rows
     c = float(factor(call.scale, call.q.shape[3]))
+    steps = column("attention_steps", s.device.type).steps
     return steps(s, m, total, c=c, dtype=call.q.dtype, hidden=hidden, added=added, dp=dp, delta=delta)
 
 
-def _product(a: Tensor, b: Tensor, call: Call, alpha: float = 1.0, out_dtype: Any = None) -> Tensor:
-    return ops.product(None, a, b, float(alpha), 0.0, call.contract, out_dtype)
+def _product(a: Tensor, b: Tensor, call: Forward, alpha: float = 1.0, out_dtype: Any = None) -> Tensor:
+    return products.product(None, a, b, float(alpha), 0.0, call.contract, out_dtype)
 
 
 def _exp2(x: Tensor) -> Tensor:

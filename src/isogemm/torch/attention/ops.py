@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ...backends.cpu.attention import run as cpu
 from ...base.dtypes import as_dtype
 from ...contract.attention import factor
 from ...contract.spec import ARITHMETICS, Contract
@@ -18,12 +17,13 @@ from ...errors import ContractError, OptionError
 from ...operands import memory as views
 from ...operands.tensors import memory, to_tensor
 from ...operands.views import array
-from ..gemm.backward import _eager, _is_direct, _way
-from ..ops import Reverse, Tensor, define_forward, forward_alone, is_plain, resolved
+from ..device import column
+from ..gemm.products import resolved
+from ..operator import Operator, Tensor, define, define_forward, needs_gradient, refuse_second, watched
 from ..routing.elementwise import subnormals_kept
-from . import gradients as attention_gradients
+from .gradients import Forward, gradients
 
-__all__ = ["attend", "attention_backward_op", "attention_forward_op", "attention_op", "chosen", "forward"]
+__all__ = ["attend", "chosen", "forward"]
 
 
 def chosen(contract: str, q: Tensor, k: Tensor) -> Contract:
@@ -83,24 +83,21 @@ def forward(
         "ranged": ranged,
     }
     run = _on_cuda if q.is_cuda else _on_cpu
-    if torch.is_grad_enabled():
-        with torch.no_grad():
-            y, m, total = run(q, k, v, mask, start, stop, out_dtype, options)
-    else:
+    with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
         y, m, total = run(q, k, v, mask, start, stop, out_dtype, options)
     return y, m, total
 
 
 def _on_cuda(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, out_dtype: Any, options: Any) -> Any:
-    from ...backends.cuda.attention import run as cuda
-
     if 0 in (*q.shape[:3], k.shape[2], v.shape[3]):  # nothing to launch
         m = q.new_full(q.shape[:3], float("-inf"), dtype=torch.float32)
         return q.new_zeros(*q.shape[:3], v.shape[3], dtype=out_dtype), m, torch.zeros_like(m)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     start, stop = (_places(x, k.shape[2]) for x in (start, stop))
     options["c"] = float(options["c"])
-    return cuda.forward(q, k, v, mask=mask, start=start, stop=stop, out_dtype=out_dtype or q.dtype, **options)
+    return column("attention", q.device.type).forward(
+        q, k, v, mask=mask, start=start, stop=stop, out_dtype=out_dtype or q.dtype, **options
+    )
 
 
 def _places(x: Tensor | None, keys: int) -> Tensor | None:
@@ -116,7 +113,7 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, o
         mask = memory("mask", mask) if mask.dtype is torch.bool else array("mask", mask.detach())
     bounds = {"start": _bounds("start", start, k.shape[2]), "stop": _bounds("stop", stop, k.shape[2])}
     y, out = views.empty((*q.shape[:3], v.shape[3]), as_dtype(out_dtype) or xq.dtype)
-    _, m, total = cpu.forward(xq, xk, xv, mask=mask, out=out, **bounds, **options)
+    _, m, total = column("attention", "cpu").forward(xq, xk, xv, mask=mask, out=out, **bounds, **options)
     return y, to_tensor(m), to_tensor(total)
 
 
@@ -139,7 +136,7 @@ _BACKWARD_SCHEMA = (
 )
 
 
-def _attention(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _pair(*arguments: Any) -> tuple[Tensor, Tensor]:
     """`forward`, its m and l as one tensor [2, b, hq, tq]: an operator's results may not share memory."""
     y, m, total = forward(*arguments)
     one = m.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
@@ -158,30 +155,14 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 def _backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     *options, contract, y, stats, needs = rest
     m, total = stats.unbind(0)
-    call = attention_gradients.Call(q, k, v, *options, str(chosen(contract, q, k)), y, m, total)  # type: ignore[call-arg]
+    call = Forward(q, k, v, *options, str(chosen(contract, q, k)), y, m, total)  # type: ignore[call-arg]
     with torch.no_grad(), nullcontext() if q.is_cuda else subnormals_kept():
-        return attention_gradients.gradients(dy, call, needs)
+        return gradients(dy, call, needs)
 
 
 def _fake_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     shapes = zip((q, k, v), rest[-1], strict=True)
     return tuple([x.new_empty(x.shape if need else (0,)) for x, need in shapes])
-
-
-attention_op: Any = torch.library.custom_op(
-    "isogemm::attention", _attention, mutates_args=(), schema=f"{_ARGUMENTS} -> (Tensor, Tensor)"
-)
-attention_op.register_fake(_fake)
-attention_forward_op: Any = define_forward(
-    "attention",
-    f"{_ARGUMENTS} -> Tensor",
-    {"CompositeExplicitAutograd": lambda *arguments: forward(*arguments)[0]},
-    lambda *arguments: _fake(*arguments)[0],
-)
-attention_backward_op: Any = torch.library.custom_op(
-    "isogemm::attention_backward", _backward, mutates_args=(), schema=_BACKWARD_SCHEMA
-)
-attention_backward_op.register_fake(_fake_backward)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -197,10 +178,8 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
         return (None,) * 11
     q, k, v, mask, start, stop, *outputs = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:3])
-    recorded = torch.is_grad_enabled() and (is_plain(dy, q, k, v) or torch._C._are_functorch_transforms_active())
-    run = _Gradient.apply if recorded and not torch.compiler.is_compiling() else _gradient
-    rest = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.contract)
-    found = run(dy, q, k, v, *rest, *outputs, needs)
+    options = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.contract)
+    found = _gradient(dy, q, k, v, *options, *outputs, needs)
     return *[g if need else None for g, need in zip(found, needs, strict=True)], *[None] * 8
 
 
@@ -219,7 +198,7 @@ def _folded(x: Any, dim: int | None, size: int, at: int = 0) -> Any:
 def _vmap(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     """A dimension more is a longer batch: entries do not meet."""
     size = info.batch_size
-    y, stats = _Attention.apply(*[_folded(x, dim, size) for x, dim in zip(operands, in_dims, strict=True)])
+    y, stats = _attention.with_gradient(*[_folded(x, dim, size) for x, dim in zip(operands, in_dims, strict=True)])
     return (y.unflatten(0, (size, -1)), stats.unflatten(1, (size, -1))), (0, 1)
 
 
@@ -231,64 +210,35 @@ def _vmap_forward(info: Any, in_dims: Any, *operands: Any) -> tuple[Tensor, int]
 def _vmap_backward(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     size, stats = info.batch_size, len(operands) - 2
     flat = [_folded(x, d, size, int(i == stats)) for i, (x, d) in enumerate(zip(operands, in_dims, strict=True))]
-    found, needs = _Gradient.apply(*flat), operands[-1]
+    found, needs = _gradient.with_gradient(*flat), operands[-1]
     some = [x.unflatten(0, (size, -1)) if need else x for x, need in zip(found, needs, strict=True)]
     return tuple(some), tuple(0 if need else None for need in needs)
 
 
-def _gradient(*arguments: Any) -> Any:
-    return (_backward if _is_direct(*arguments[:4]) else attention_backward_op)(*arguments)
-
-
-class _Gradient(Reverse):
-    """The gradient where it is recorded for another one, which there is not."""
-
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return _gradient(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise OptionError(
-            "gradients of attention", limit="one derivative", value="a second one", nearest="create_graph=False"
-        )
-
-    vmap = staticmethod(_vmap_backward)
-
-
-class _Attention(Reverse):
-    """(y, stats), recorded: for torch.func, and in eager mode, where an operator's boundary would cost more."""
-
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return (_attention if _is_direct(*arguments[:3]) else attention_op)(*arguments)
-
-    setup_context = staticmethod(_remember)
-    backward = staticmethod(_differentiate)
-    vmap = staticmethod(_vmap)
-
-
-_Eager = _eager(_Attention)
+attention_op = define(
+    "attention", f"{_ARGUMENTS} -> (Tensor, Tensor)", _pair, _fake, mutates=(),
+    setup=_remember, backward=_differentiate, vmap=_vmap,
+)  # fmt: skip
+attention_forward_op = define_forward(
+    "attention", f"{_ARGUMENTS} -> Tensor", {"CompositeExplicitAutograd": lambda *arguments: forward(*arguments)[0]},
+    lambda *arguments: _fake(*arguments)[0], vmap=_vmap_forward,
+)  # fmt: skip
+attention_backward_op = define(
+    "attention_backward", _BACKWARD_SCHEMA, _backward, _fake_backward, mutates=(), vmap=_vmap_backward
+)
+_attention = Operator(
+    "Attention", slice(3), _pair, attention_op, lambda *arguments: (attention_forward_op(*arguments), None),
+    _remember, _differentiate, _vmap,
+)  # fmt: skip
+_gradient = Operator(  # where it is recorded for another one, which there is not
+    "AttentionBack", slice(4), _backward, attention_backward_op, None, lambda *_: None,
+    lambda ctx, *_: refuse_second("attention"), _vmap_backward,
+)  # fmt: skip
 
 
 def attend(*arguments: Any) -> Tensor:
-    """y of `forward`'s arguments by the shortest way that the call allows: direct, recorded, or as an operator."""
-    way = _way(*arguments[:3])
-    if way == "direct":
+    """y of `forward`'s arguments by the shortest way that the call allows."""
+    q, k, v = arguments[:3]
+    if watched(q, k, v) == "direct" and not needs_gradient(q, k, v):
         return forward(*arguments)[0]
-    if way == "operator":
-        if forward_alone():
-            return attention_forward_op(*arguments)
-        return attention_op(*arguments)[0]
-    return (_Attention if torch._C._are_functorch_transforms_active() else _Eager).apply(*arguments)[0]
-
-
-torch.library.register_autograd(attention_op, _differentiate, setup_context=_remember)
-for _op, _rule in (
-    (attention_op, _vmap), (attention_forward_op, _vmap_forward), (attention_backward_op, _vmap_backward),
-):  # fmt: skip
-    torch.library.register_vmap(_op, _rule)
+    return _attention(*arguments)[0]

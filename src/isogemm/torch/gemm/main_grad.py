@@ -18,7 +18,7 @@ from torch.optim import optimizer as optimizers
 from ...base import arguments as given
 from ...errors import OptionError
 from ..model.layers import Converted, Linear
-from ..ops import Tensor, refuse_ddp
+from ..operator import Tensor, refuse_ddp
 from ..routing.elementwise import subnormals_kept
 
 __all__ = ["collect_main_grad", "main_grads", "use_main_grad"]

@@ -1,4 +1,4 @@
-"""Quantized weights in torch: `linear` on a `isogemm.QuantizedMatrix`, and a layer that holds one."""
+"""A layer of a model with a quantized weight."""
 
 from __future__ import annotations
 
@@ -7,96 +7,15 @@ from typing import Any
 import torch
 
 from ...api import products as api
-from ...api.quantized import ACTIVATIONS
-from ...base import arguments as given
 from ...contract.spec import Contract, ContractLike, as_contract
 from ...errors import DeviceError, DTypeError, FormatError, ShapeError
 from ...quant.matrix import QuantizedMatrix
-from .. import ops
-from ..gemm import backward
+from ..arguments import autocast, check_tensor, options
 from ..model.layers import Converted
-from ..ops import Tensor
-from ..rows.checks import dtype_of
-from . import ops as quantized_ops
+from ..operator import Tensor, is_plain
+from .ops import blocks_of, call, call_blocks, checked
 
-__all__ = ["QuantizedLinear", "linear"]
-
-
-def linear(
-    x: Tensor,
-    w: QuantizedMatrix,
-    bias: Tensor | None = None,
-    *,
-    contract: ContractLike | None = None,
-    activations: str | None = None,
-    grad_order: str = "leaf4096",
-    out_dtype: Any = None,
-) -> Tensor:
-    """x @ w.T + bias for x [..., k] and a quantized w [n, k]; what `isogemm.torch.linear` does with such a weight.
-
-    Gradients go to x and bias, not to w: dx = dy @ ``w.dequantize()``, a chain over the columns of y. The weights are
-    float32 there where they were in the forward product (and for integer products, whose rounding of x has no
-    derivative and is passed over), else of the type of x.
-    """
-    _check_tensor("x", x)
-    if bias is not None:
-        _check_tensor("bias", bias)
-    given.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096")
-    options = "" if activations is None else _checked(activations), grad_order, _dtype(out_dtype)
-    return call(_autocast(x), w, bias, _text(contract), *options)
-
-
-def _check_tensor(name: str, x: Any) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise DTypeError(f"{name} of linear", limit="a tensor", value=type(x).__name__, nearest="torch.as_tensor")
-
-
-def _checked(activations: Any) -> str:
-    return given.one_of("activations", activations, ACTIVATIONS, "'q8'")
-
-
-def _dtype(out_dtype: Any) -> Any:
-    """torch's name of a type, which is what an operator takes."""
-    return None if out_dtype is None else dtype_of(None, out_dtype)
-
-
-def call(
-    x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, activations: str, grad_order: str, out_dtype: Any
-) -> Tensor:
-    """The product by the shortest way that the call allows."""
-    compiling = torch.compiler.is_compiling()
-    records = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
-    if not compiling and not records and ops.is_plain(x, bias):
-        return quantized_ops.linear(x, w, bias, contract, activations, out_dtype)
-    about = (w.format.name, *w.shape)
-    return _operator(x, quantized_ops.blocks_of(w), bias, about, contract, activations, grad_order, out_dtype)
-
-
-def _operator(
-    x: Tensor, blocks: Tensor, bias: Tensor | None, about: tuple[str, int, int], contract: str,
-    activations: str, grad_order: str, out_dtype: Any,
-) -> Tensor:  # fmt: skip
-    inputs = (x, blocks, bias, *about, contract, activations, grad_order, out_dtype)
-    if not torch.compiler.is_compiling():
-        backward._refuse_tangents((x, bias))
-        if torch.is_grad_enabled() and ops.differentiates():
-            return quantized_ops.Recorded.apply(*inputs)
-    if ops.forward_alone():
-        return quantized_ops.linear_forward_op(x, blocks, bias, *about, contract, activations, out_dtype)
-    return quantized_ops.linear_op(*inputs)
-
-
-def _autocast(x: Tensor) -> Tensor:
-    """x as autocast wants it for a product."""
-    kind = x.device.type
-    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
-        return x
-    half = (torch.float32, torch.bfloat16, torch.float16)
-    return x.to(torch.get_autocast_dtype(kind)) if x.dtype in half else x
-
-
-def _text(contract: ContractLike | None) -> str:
-    return contract if isinstance(contract, str) else "" if contract is None else str(contract)
+__all__ = ["QuantizedLinear"]
 
 
 class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
@@ -155,12 +74,12 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
                 "weight of QuantizedLinear", limit="a QuantizedMatrix", value=type(weight).__name__,
                 nearest="isogemm.quantize(weight, 'Q4_K')",
             )  # fmt: skip
-        asked = "" if activations is None else _checked(activations)
+        asked = checked(activations)
         self.out_features, self.in_features = weight.shape
         self.format = weight.format.name
-        self.activations, self.out_dtype = activations, _dtype(out_dtype)
         self.contract: Contract | None = None if contract is None else as_contract(contract)
-        self._call = ("" if contract is None else str(self.contract), asked, self.grad_order, self.out_dtype)
+        text, _, self.out_dtype = options(self.contract, self.grad_order, out_dtype)
+        self.activations, self._call = activations, (text, asked, self.grad_order, self.out_dtype)
         self.register_parameter("bias", _parameter(bias, weight.shape[0]))
         self.register_buffer("blocks", None, persistent=False)
         self._hold(weight)
@@ -172,20 +91,20 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
 
     def _hold(self, weight: QuantizedMatrix) -> None:
         self._matrix = weight
-        self.blocks = quantized_ops.blocks_of(weight)
+        self.blocks = blocks_of(weight)
 
     def forward(self, input: Any) -> Any:
         """input @ weight.T + bias."""
         x, bias = input, self.bias
-        if torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        if not compiling:
+            check_tensor("x of linear", x)
+        # Other blocks than the matrix's: torch.func.functional_call, or an assignment.
+        if compiling or self._buffers["blocks"] is not self._matrix._tensor:
             about = (self.format, self.out_features, self.in_features)
-            return _operator(_autocast(x), self.blocks, bias, about, *self._call)
-        _check_tensor("x", x)
-        if self._buffers["blocks"] is not self._matrix._tensor:  # torch.func.functional_call, or an assignment
-            about = (self.format, self.out_features, self.in_features)
-            return _operator(_autocast(x), self.blocks, bias, about, *self._call)
-        if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or not ops.is_plain(x, bias):
-            return call(_autocast(x), self._matrix, bias, *self._call)
+            return call_blocks(*autocast(x), self.blocks, bias, *about, *self._call)
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or not is_plain(x, bias):
+            return call(*autocast(x), self._matrix, bias, *self._call)
         return api.linear(
             x, self._matrix, bias, contract=self.contract, activations=self.activations, out_dtype=self.out_dtype
         )
@@ -212,7 +131,7 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = quantized_ops.blocks_of(self._matrix.to("cpu")).detach().contiguous()
+        destination[f"{prefix}weight"] = blocks_of(self._matrix.to("cpu")).detach().contiguous()
         destination[f"{prefix}format"] = torch.tensor(list(self.format.encode()), dtype=torch.uint8)
 
     def _load_from_state_dict(

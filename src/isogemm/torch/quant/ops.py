@@ -16,15 +16,27 @@ import torch
 
 from ...api import products as api
 from ...api.quantized import ACTIVATIONS
-from ...base import arguments as given
-from ...contract.spec import Contract, as_contract
+from ...base import arguments
+from ...contract.spec import Contract, ContractLike, as_contract
 from ...errors import LayoutError, ShapeError
 from ...formats.blocks import format_of
+from ...operands.tensors import to_tensor
 from ...quant.matrix import QuantizedMatrix
-from ..gemm import backward
-from ..ops import Reverse, Tensor, _library, define_forward, refuse_meta, resolved, with_order
+from ..arguments import autocast, check_tensor, options
+from ..gemm.products import call_product, resolved, with_order
+from ..operator import Operator, Tensor, define, define_forward, refuse_meta, refuse_vmap, way
 
-__all__ = ["Recorded", "blocks_of", "linear", "linear_forward_op", "linear_op", "matrix_of", "weight_op"]
+__all__ = [
+    "blocks_of",
+    "call",
+    "call_blocks",
+    "checked",
+    "linear",
+    "linear_forward_op",
+    "linear_op",
+    "matrix_of",
+    "weight_op",
+]
 
 _alive: weakref.WeakValueDictionary[tuple[Any, ...], QuantizedMatrix] = weakref.WeakValueDictionary()
 
@@ -100,7 +112,7 @@ def _made(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
     return QuantizedMatrix.from_bytes(blocks.detach().numpy(), shape=(n, k), format=fmt)
 
 
-def linear(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, activations: str, out_dtype: Any) -> Any:
+def product(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, activations: str, out_dtype: Any) -> Any:
     """x @ w.T + bias, outside the gradient's graph."""
     with torch.no_grad():
         return api.linear(
@@ -109,53 +121,33 @@ def linear(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, ac
 
 
 def _forward(
-    x: Tensor,
-    blocks: Tensor,
-    bias: Tensor | None,
-    format: str,
-    n: int,
-    k: int,
-    contract: str,
-    activations: str,
+    x: Tensor, blocks: Tensor, bias: Tensor | None, format: str, n: int, k: int, contract: str, activations: str,
     out_dtype: Any,
-) -> Tensor:
-    return linear(x, matrix_of(blocks, format, n, k), bias, contract, activations, out_dtype)
-
-
-def _linear(*given: Any) -> Tensor:
-    """With the gradient's order before the last, which the product itself has no use for."""
-    without = (*given[:-2], given[-1])
-    return _forward(*without)
+) -> Tensor:  # fmt: skip
+    return product(x, matrix_of(blocks, format, n, k), bias, contract, activations, out_dtype)
 
 
 def _weight(blocks: Tensor, format: str, n: int, k: int, dtype: Any) -> Tensor:
     found = matrix_of(blocks, format, n, k).dequantize(dtype)
-    if isinstance(found, torch.Tensor):
-        return found
-    from ...operands.tensors import to_tensor
-
-    return to_tensor(found)
+    return found if isinstance(found, torch.Tensor) else to_tensor(found)
 
 
 def _fake_forward(
-    x: Tensor,
-    blocks: Tensor,
-    bias: Tensor | None,
-    format: str,
-    n: int,
-    k: int,
-    contract: str,
-    activations: str,
+    x: Tensor, blocks: Tensor, bias: Tensor | None, format: str, n: int, k: int, contract: str, activations: str,
     out_dtype: Any,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     _check(x, blocks, bias, k, contract, activations)
     return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
 
 
 def _fake_linear(*given: Any) -> Tensor:
     with_order(Contract(), given[-2])
-    without = (*given[:-2], given[-1])
-    return _fake_forward(*without)
+    return _fake_forward(*_without_order(given))
+
+
+def _without_order(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments without the gradient's order, before the last, which the product itself has no use for."""
+    return (*given[:-2], given[-1])
 
 
 def _check(x: Tensor, blocks: Tensor, bias: Tensor | None, k: int, contract: str, activations: str) -> None:
@@ -169,37 +161,7 @@ def _check(x: Tensor, blocks: Tensor, bias: Tensor | None, k: int, contract: str
     if contract:
         as_contract(contract)
     if activations:
-        given.one_of("activations", activations, ACTIVATIONS, "'q8'")
-
-
-def _fake_weight(blocks: Tensor, format: str, n: int, k: int, dtype: Any) -> Tensor:
-    return blocks.new_empty(n, k, dtype=dtype)
-
-
-_WEIGHT = "Tensor blocks"
-_SIZES = "str format, int n, int k"
-_OPTIONS = "str contract, str activations"
-
-_library.define(
-    f"quantized_linear(Tensor x, {_WEIGHT}, Tensor? bias, {_SIZES}, {_OPTIONS}, str grad_order, ScalarType? out_dtype)"
-    " -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_library.impl("quantized_linear", _linear, "CompositeExplicitAutograd")
-torch.library.register_fake("isogemm::quantized_linear", _fake_linear, lib=_library)
-linear_op: Any = torch.ops.isogemm.quantized_linear.default
-_library.define(
-    f"quantized_weight({_WEIGHT}, {_SIZES}, ScalarType dtype) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-)
-_library.impl("quantized_weight", _weight, "CompositeExplicitAutograd")
-torch.library.register_fake("isogemm::quantized_weight", _fake_weight, lib=_library)
-weight_op: Any = torch.ops.isogemm.quantized_weight.default
-linear_forward_op = define_forward(
-    "quantized_linear",
-    f"(Tensor x, {_WEIGHT}, Tensor? bias, {_SIZES}, {_OPTIONS}, ScalarType? out_dtype) -> Tensor",
-    {"CompositeExplicitAutograd": _forward},
-    _fake_forward,
-)
+        arguments.one_of("activations", activations, ACTIVATIONS, "'q8'")
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -231,41 +193,80 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     if ctx.needs_input_grad[0]:
         w = weight_op(blocks, ctx.format, ctx.n, ctx.k, narrow)
         chain = f"{ctx.arithmetic}/chain" if ctx.arithmetic else ""
-        dx = backward.product(None, rows.to(narrow), w, 1.0, 0.0, chain, ctx.grad_order, dtype).reshape(shape)
+        dx = call_product(None, rows.to(narrow), w, 1.0, 0.0, chain, ctx.grad_order, dtype).reshape(shape)
     if ctx.needs_input_grad[2]:
         rows = rows.to(narrow)
         ones = rows.new_ones(1, rows.shape[0])
         order = f"{ctx.arithmetic or resolved('', ones, rows).arithmetic}/{ctx.grad_order}"
-        db = backward.product(None, ones, rows, 1.0, 0.0, order, ctx.grad_order, ctx.bias_dtype).reshape(-1)
+        db = call_product(None, ones, rows, 1.0, 0.0, order, ctx.grad_order, ctx.bias_dtype).reshape(-1)
     return dx, None, db, *[None] * 7
 
 
-torch.library.register_autograd(linear_op, _backward, setup_context=_setup)
-
-
-class Recorded(Reverse):
-    """The operator for torch.func's transforms, which differentiate a Function and not an operator."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return linear_op(*inputs)
-
-    setup_context = staticmethod(_setup)
-    backward = staticmethod(_backward)
-
-
-def _vmap(op: Any) -> Any:
+def _vmap(name: str) -> Any:
     """More rows of x; a weight or a bias for each item is another product."""
 
     def rule(info: Any, in_dims: Any, x: Tensor, blocks: Tensor, bias: Tensor | None, *rest: Any) -> Any:
         if any(dim is not None for dim in in_dims[1:3]):
-            return backward.refused("a quantized weight or its bias", "one weight and one bias for all items")
+            refuse_vmap("a quantized weight or its bias", "one weight and one bias for all items")()
+        op = getattr(torch.ops.isogemm, name)
         return op(x.movedim(in_dims[0], 0), blocks, bias, *rest), 0
 
     return rule
 
 
-for _op in (linear_op, linear_forward_op):
-    torch.library.register_vmap(_op, _vmap(_op))
+_X = "Tensor x, Tensor blocks, Tensor? bias, str format, int n, int k, str contract, str activations"
+linear_op = define(
+    "quantized_linear", f"({_X}, str grad_order, ScalarType? out_dtype) -> Tensor",
+    lambda *given: _forward(*_without_order(given)), _fake_linear,
+    setup=_setup, backward=_backward, vmap=_vmap("quantized_linear"),
+)  # fmt: skip
+linear_forward_op = define_forward(
+    "quantized_linear", f"({_X}, ScalarType? out_dtype) -> Tensor", {"CompositeExplicitAutograd": _forward},
+    _fake_forward, vmap=_vmap("quantized_linear_forward"),
+)  # fmt: skip
+weight_op = define(
+    "quantized_weight", "(Tensor blocks, str format, int n, int k, ScalarType dtype) -> Tensor", _weight,
+    lambda blocks, format, n, k, dtype: blocks.new_empty(n, k, dtype=dtype),
+)  # fmt: skip
+
+call_blocks = Operator(
+    "QuantizedLinear", slice(3), lambda *given: _forward(*_without_order(given)), linear_op,
+    lambda *given: linear_forward_op(*_without_order(given)), _setup, _backward,
+)  # fmt: skip
+
+
+def call(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, *rest: Any) -> Tensor:
+    """The product by the shortest way; `rest` is contract, activations, grad_order and out_dtype, as text."""
+    if way(x, bias) == "direct":
+        found: Tensor = product(x, w, bias, rest[0], rest[1], rest[3])
+    else:
+        found = call_blocks(x, blocks_of(w), bias, w.format.name, *w.shape, *rest)
+    return found
+
+
+def linear(
+    x: Tensor,
+    w: QuantizedMatrix,
+    bias: Tensor | None = None,
+    *,
+    contract: ContractLike | None = None,
+    activations: str | None = None,
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> Tensor:
+    """x @ w.T + bias for x [..., k] and a quantized w [n, k]; what `isogemm.torch.linear` does with such a weight.
+
+    Gradients go to x and bias, not to w: dx = dy @ ``w.dequantize()``, a chain over the columns of y. The weights are
+    float32 there where they were in the forward product (and for integer products, whose rounding of x has no
+    derivative and is passed over), else of the type of x.
+    """
+    check_tensor("x of linear", x)
+    if bias is not None:
+        check_tensor("bias of linear", bias)
+    contract, order, dtype = options(contract, grad_order, out_dtype)
+    return call(*autocast(x), w, bias, contract, checked(activations), order, dtype)
+
+
+def checked(activations: Any) -> str:
+    """What activations become, as text; empty for the default."""
+    return "" if activations is None else arguments.one_of("activations", activations, ACTIVATIONS, "'q8'")

@@ -12,14 +12,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...api import products as api
-from ...backends.cuda.rows.sums import columns, table
 from ...errors import DeviceError, DTypeError, OptionError
-from ...operands.tensors import memory
-from ..rows.cpu import FORWARD
+from ..device import column
+from ..rows.direct import direct
+from ..rows.gradients import log_softmax_back, norm_back, scattered, softmax_back
+from ..rows.signature import signature
+from ..rows.table import ROWS
 from .products import DTYPES
 
 __all__ = ["REDUCTIONS", "is_whole", "reduced"]
@@ -31,7 +32,7 @@ _FEW = 8  # sums that are worth a launch each
 
 def _along(kind: str, x: Tensor, out_dtype: Any = None) -> Tensor:
     """The sum or mean over the last dimension, which is kept."""
-    return FORWARD[kind](x, keepdim=True, out_dtype=out_dtype)
+    return direct(kind, (x,), (True, out_dtype))
 
 
 def _elements(kind: str) -> Callable[..., Tensor]:
@@ -40,10 +41,10 @@ def _elements(kind: str) -> Callable[..., Tensor]:
     def call(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         out_dtype = _FLOAT32 if half_to_float else None
         if x.dim() == 0:
-            return FORWARD[kind](x.reshape(1), out_dtype=out_dtype).reshape(())
+            return direct(kind, (x.reshape(1),), (out_dtype,)).reshape(())
         if dim in (-1, x.dim() - 1):
-            return FORWARD[kind](x, out_dtype=out_dtype)
-        return FORWARD[kind](x.movedim(dim, -1), out_dtype=out_dtype).movedim(-1, dim).contiguous()
+            return direct(kind, (x,), (out_dtype,))
+        return direct(kind, (x.movedim(dim, -1),), (out_dtype,)).movedim(-1, dim).contiguous()
 
     return call
 
@@ -60,15 +61,12 @@ def _of_rows(gradient: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _softmax_backward(dy: Tensor, y: Tensor) -> Tensor:
-    """``p * (dy - sum(p * dy))`` for the result p."""
-    p, dy = y.float(), dy.float()
-    return p * (dy - _along("sum", p * dy))
+    return softmax_back(y.float(), dy.float())
 
 
 def _log_softmax_backward(dy: Tensor, y: Tensor) -> Tensor:
-    """``dy - softmax(y) * sum(dy)`` for the result y: its exponential by the pinned exp."""
-    p, dy = FORWARD["softmax"](y, out_dtype=_FLOAT32), dy.float()
-    return dy - p * _along("sum", dy)
+    """The exponential of the result is its softmax, by the pinned exp."""
+    return log_softmax_back(direct("softmax", (y,), (_FLOAT32,)), dy.float())
 
 
 def _total(kind: str) -> Callable[..., Tensor | None]:
@@ -78,7 +76,7 @@ def _total(kind: str) -> Callable[..., Tensor | None]:
         if dtype is not None and dtype not in DTYPES:
             return None
         if x.dim() and (dim == [-1] or dim == [x.dim() - 1]):
-            return FORWARD[kind](x, keepdim=keepdim, out_dtype=dtype)
+            return direct(kind, (x,), (keepdim, dtype))
         if not _is_valid(x, dim):
             return None
         rows, shape = _rows(x, dim, keepdim)
@@ -132,7 +130,7 @@ def _chain(kind: str, terms: Tensor, dtype: Any) -> Tensor:
     if terms.is_cuda and groups <= _FEW:
         found = terms.new_empty(groups, n, dtype=_FLOAT32)
         for i in range(groups):
-            columns(0, None, terms[i], None, found[i], start=False)
+            column("row_sums", terms.device.type).columns(0, None, terms[i], None, found[i], start=False)
     else:
         wide = terms if terms.is_cpu else terms.float()
         ones = wide.new_ones(1, 1, 1).expand(groups, 1, rows)
@@ -151,7 +149,7 @@ def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor | None:
         rows = x.movedim(tuple(dim), tuple(range(-len(dim), 0))).flatten(-len(dim))
     rows = rows.float()
     largest = rows.amax(-1)
-    found = largest - FORWARD["log_softmax"](rows, out_dtype=None).amax(-1)
+    found = largest - direct("log_softmax", (rows,), (None,)).amax(-1)
     return torch.where(largest.isinf(), largest, found).to(x.dtype).reshape(shape)
 
 
@@ -163,7 +161,7 @@ def _flat(x: Tensor, shape: Any) -> Tensor:
 def _layer_norm(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor] | None:
     rows = _flat(x, shape)
     weight, bias = (None if w is None else w.reshape(-1) for w in (weight, bias))
-    y = FORWARD["layer_norm"](rows, weight, bias, eps=eps, out_dtype=None)
+    y = direct("layer_norm", (rows, weight, bias), (eps, None))
     mean = _along("mean", rows, _FLOAT32)
     d = rows.float() - mean
     rstd = 1 / torch.sqrt(_along("mean", d * d) + eps)
@@ -174,14 +172,14 @@ def _layer_norm(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> tu
 def _layer_norm_backward(
     dy: Tensor, x: Tensor, shape: Any, mean: Tensor, rstd: Tensor, weight: Any, bias: Any, mask: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """``dx = (g - mean(g) - h * mean(g * h)) * rstd`` with ``h = (x - mean) * rstd``, ``g = dy * weight``."""
+    """`norm_back` with ``h = (x - mean) * rstd``, ``g = dy * weight``."""
     rows, dy = _flat(x, shape).float(), _flat(dy, shape).float()
     mean, rstd = (s.reshape(*rows.shape[:-1], 1).float() for s in (mean, rstd))
     h = (rows - mean) * rstd
     dx = None
     if mask[0]:
         g = dy if weight is None else dy * weight.reshape(-1).float()
-        dx = ((g - _along("mean", g) - h * _along("mean", g * h)) * rstd).to(x.dtype).view(x.shape)
+        dx = norm_back(g, h, rstd, centered=True).to(x.dtype).view(x.shape)
     dw = _over_rows(dy * h, weight, x) if mask[1] else None
     return dx, dw, _over_rows(dy, bias, x) if mask[2] else None
 
@@ -199,23 +197,10 @@ def _embedding_backward(
     """Rows of dy added, in ascending order in float32, to the rows of the table that they came from."""
     if scale_grad_by_freq:
         return None
-    total = _added(ids.reshape(-1), dy.reshape(ids.numel(), dy.shape[-1]), count)
+    total = scattered(ids, dy, count, dy.dtype)
     if padding_idx >= 0:
         total[padding_idx] = 0  # each row of the table is a sum of its own
     return total
-
-
-def _added(ids: Tensor, rows: Tensor, count: int) -> Tensor:
-    """[count, n]: rows added, in ascending order in float32 from +0, to those of their numbers."""
-    if rows.is_cuda:
-        total = rows.new_zeros(count, rows.shape[1])
-        if rows.numel():
-            found, order = torch.sort(ids.to(torch.int64), stable=True)
-            table(found, order, rows, total, start=False)
-        return total
-    wide = torch.zeros(count, rows.shape[1])
-    np.add.at(memory("sums", wide), memory("ids", ids), memory("dy", rows.float()))
-    return wide.to(rows.dtype)
 
 
 def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor | None:
@@ -225,7 +210,7 @@ def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False
         return None
     count = len(x)
     rows = values.reshape(ids.numel(), -1)
-    return x + _added(torch.where(ids < 0, ids + count, ids).reshape(-1), rows, count).view(x.shape)
+    return x + scattered(torch.where(ids < 0, ids + count, ids), rows, count, rows.dtype).view(x.shape)
 
 
 def _index_put_(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False, unsafe: bool = False) -> Any:
@@ -256,7 +241,7 @@ def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = Non
     """Without an eps, torch takes float32's for all three dtypes."""
     weight = None if weight is None else weight.reshape(-1)
     eps = torch.finfo(_FLOAT32).eps if eps is None else eps
-    return FORWARD["rms_norm"](_flat(x, shape), weight, eps=eps, out_dtype=None).view(x.shape)
+    return direct("rms_norm", (_flat(x, shape), weight), (eps, None)).view(x.shape)
 
 
 def is_whole(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
@@ -320,23 +305,15 @@ def reduced(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 _LONGEST = 2**22  # elements of a whole CUDA tensor that are added up as one row, which is never cut
 _PUTS = (_index_put, _index_put_)
-_WHOLE = (_sum, _mean) = (_total("sum"), _total("mean"))
+_ALONG = {kind: (_total if signature(kind).reduces else _elements)(kind) for kind, row in ROWS.items() if row.aten}
+_WHOLE = (_sum, _mean) = (_ALONG["sum"], _ALONG["mean"])
 
 
 def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
     functions: dict[str, Callable[..., Any]] = {
-        "_softmax": _elements("softmax"),
-        "_softmax.out": _elements("softmax"),
-        "_log_softmax": _elements("log_softmax"),
-        "_log_softmax.out": _elements("log_softmax"),
         "_softmax_backward_data": _of_rows(_softmax_backward),
         "_log_softmax_backward_data": _of_rows(_log_softmax_backward),
-        "sum": _sum,
-        "sum.dim_IntList": _sum,
-        "sum.IntList_out": _sum,
-        "mean": _mean,
-        "mean.dim": _mean,
-        "mean.out": _mean,
+        **{name: _ALONG[kind] for kind, row in ROWS.items() for name in row.aten},
         "logsumexp": _logsumexp,
         "linalg_vector_norm": _vector_norm,
         "nll_loss_forward": _nll_loss,

@@ -1,149 +1,260 @@
-"""Operations along rows as torch operators, for compiled code that records no gradient: isogemm::rms_norm_forward, ...
+"""Operations along rows as torch operators, and the way that each call takes.
 
-One operator for each operation, with a kernel for each device and nothing between: compiled code calls them one by one,
-so that what stands before a kernel is the time of a small step. Those that have one kernel for several operations
-(`rope_pair`, `norm_rope_pair`, `add_rms_norm`) are one operator too. While torch records gradients, `row_gradients`
-uses another operator, which has one.
+For compiled code that records no gradient there is one operator for each operation, isogemm::rms_norm_forward and so
+on, with nothing between it and the kernel: compiled code calls them one by one, so that what stands before a kernel is
+the time of a small step. Operations that a device has one kernel for (`rope_pair`, `norm_rope_pair`, `add_rms_norm`)
+are one operator too. While torch records gradients, all are one operator, isogemm::along_rows, which has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..ops import define_forward
-from . import cpu as row_calls
-from . import cuda as row_cuda
+from ...errors import OptionError
+from ..operator import (
+    Reverse,
+    check_no_ddp,
+    define,
+    define_forward,
+    forward_alone,
+    is_grad_enabled,
+    records,
+    refuse_second,
+    row_way,
+)
+from .direct import direct, fused
+from .gradients import Grads, Recording
+from .signature import signature
+from .table import ROWS, differentiated, fake, schema
 
-__all__ = ["OPERATORS", "add_rms_norm", "norm_rope_pair", "rope_pair"]
+__all__ = ["OPERATORS", "along", "define_row", "together"]
 
 Pair = tuple[Tensor, Tensor]
-_HOST, _CUDA = row_calls.HOST, row_cuda.FORWARD
+OPERATORS: dict[str, Any] = {}
+_OPTION: dict[str, str] = {}  # of an operation: eps, keepdim, interleaved or ""
 
-# What stands before `ScalarType? out_dtype`, and the name of the option in it, if there is one.
-_KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "rms_norm": ("Tensor x, Tensor? weight, float eps", ("eps",)),
-    "layer_norm": ("Tensor x, Tensor? weight, Tensor? bias, float eps", ("eps",)),
-    "softmax": ("Tensor x", ()),
-    "log_softmax": ("Tensor x", ()),
-    "silu": ("Tensor x", ()),
-    "sigmoid": ("Tensor x", ()),
-    "exp": ("Tensor x", ()),
-    "sum": ("Tensor x, bool keepdim", ("keepdim",)),
-    "mean": ("Tensor x, bool keepdim", ("keepdim",)),
-    "silu_mul": ("Tensor x, Tensor y", ()),
-    "add": ("Tensor x, Tensor y", ()),
-    "rope": ("Tensor x, Tensor cos, Tensor sin, bool interleaved", ("interleaved",)),
+
+def along(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:
+    """An operation of `ROWS`, recorded for its gradients where torch records them.
+
+    While torch.compile or a trace looks on, it is an operator that they do not look into, and so is its gradient.
+    """
+    way = row_way(kind, tensors)
+    if way == "direct":
+        return direct(kind, tensors, options)
+    if way == "graph":
+        return _Along.apply(kind, options, _buffers(tensors), *tensors)
+    if way == "forward":
+        return OPERATORS[kind](*tensors, *options)
+    three = (*tensors, None, None)[:3]
+    option, out_dtype = _OPTION[kind], options[-1] if options else None
+    numbers = (options[0], False) if option == "eps" else (0.0, bool(option) and options[0])
+    return along_rows(kind, *three, *_buffers(three), *numbers, out_dtype)
+
+
+def together(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Pair:
+    """Both results of an operation of `FUSED`; on a device from one launch, where no gradient is recorded."""
+    if _fits(kind, tensors) and not records(*tensors):
+        found: Pair | None = fused(kind, tensors, options)
+        if found is not None:
+            return found
+    made: Pair = OPERATORS[kind](*tensors, *options) if forward_alone() else FUSED[kind](along, tensors, options)
+    return made
+
+
+def _fits(kind: str, tensors: tuple[Any, ...]) -> bool:
+    """Whether a device's kernel may have both: of a rotation, where the rows of both are alike."""
+    x, y = tensors[:2]
+    if not isinstance(x, Tensor) or not x.is_cuda:
+        return False
+    if kind == "add_rms_norm":
+        return True
+    return isinstance(y, Tensor) and y.dtype == x.dtype and y.dim() > 0 < x.dim() and y.shape[-1] == x.shape[-1]
+
+
+def _buffers(tensors: Grads) -> Grads:
+    """Of each operand the float32 buffer that takes its gradient, or None."""
+    found = tuple([getattr(t, "main_grad", None) for t in tensors])
+    if any(buffer is not None for buffer in found):
+        check_no_ddp()
+    return found
+
+
+def _check_constants(kind: str, needs: Sequence[bool]) -> None:
+    if kind == "rope" and any(needs[1:]):
+        raise OptionError("cos and sin", limit="constants", value="requires_grad=True", nearest="cos.detach()")
+
+
+class _Along(Reverse):
+    @staticmethod
+    def forward(ctx: Any, kind: str, options: tuple[Any, ...], buffers: Grads, *tensors: Tensor | None) -> Tensor:
+        ctx.of = Recording(kind, options, buffers, ctx.needs_input_grad[3:])
+        _check_constants(kind, ctx.of.needs)
+        ctx.save_for_backward(*tensors)
+        return direct(kind, tensors, options)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        grads = differentiated(ctx.of, dy, *ctx.saved_tensors)
+        if is_grad_enabled():  # create_graph=True
+            found = iter(_Once.apply(ctx.of.kind, len(grads), *grads, dy, *ctx.saved_tensors))
+            grads = tuple([None if grad is None else next(found) for grad in grads])
+        return (None, None, None, *grads)
+
+
+class _Once(Reverse):
+    """Gradients as they are, with an error for who differentiates them: cut off, they would pass for constants."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: str, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.kind = kind
+        return tuple([grad.detach() for grad in tensors[:count] if grad is not None])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        refuse_second(ctx.kind)
+
+
+_OPERANDS = "Tensor first, Tensor? second, Tensor? third"
+_BUFFERS = "Tensor? buffer, Tensor? second_buffer, Tensor? third_buffer"
+_WRITTEN = "Tensor(a!)? buffer, Tensor(b!)? second_buffer, Tensor(c!)? third_buffer"
+_OPTIONS = "float eps, bool flag, ScalarType? out_dtype"
+
+
+def _own(kind: str, eps: float, flag: bool, out_dtype: Any) -> tuple[Any, ...]:
+    """An operation's options, of those that one operator has for all of them."""
+    if kind == "embedding":
+        return ()
+    option = _OPTION[kind]
+    return (eps, out_dtype) if option == "eps" else (flag, out_dtype) if option else (out_dtype,)
+
+
+def _count(kind: str) -> int:
+    return len(signature(kind).operands)
+
+
+def _any(kind: str, *given: Any) -> Tensor:
+    return direct(kind, given[: _count(kind)], _own(kind, *given[6:]))
+
+
+def _fake_any(kind: str, *given: Any) -> Tensor:
+    return fake(kind, given[: _count(kind)], _own(kind, *given[6:]))
+
+
+def _backward(kind: str, dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """The gradients of the operands of `along_rows`, empty where there is none; a buffer takes what is its."""
+    tensors, needs, buffers = given[:3], given[3], given[4:7]
+    of = Recording(kind, _own(kind, *given[7:]), buffers, tuple(needs))
+    found = (*differentiated(of, dy, *tensors[: _count(kind)]), None, None)
+    return tuple([
+        grad.clone(memory_format=torch.contiguous_format) if need and grad is not None else dy.new_empty(0)
+        for grad, need in zip(found, needs, strict=False)
+    ])  # fmt: skip
+
+
+def _fake_backward(kind: str, dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    return tuple([
+        t.new_empty(t.shape) if need and buffer is None else dy.new_empty(0)
+        for t, need, buffer in zip(given[:3], given[3], given[4:7], strict=True)
+    ])  # fmt: skip
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.kind, tensors, ctx.buffers, ctx.rest = inputs[0], inputs[1:4], inputs[4:7], inputs[7:]
+    _check_constants(ctx.kind, ctx.needs_input_grad[1:4])
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    needs = list(ctx.needs_input_grad[1:4])
+    buffers = [buffer if need else None for buffer, need in zip(ctx.buffers, needs, strict=True)]
+    found = along_rows_backward(ctx.kind, dy, *ctx.saved_tensors, needs, *buffers, *ctx.rest)
+    places = zip(found, needs, buffers, strict=True)
+    return None, *[grad if need and buffer is None else None for grad, need, buffer in places], *[None] * 6
+
+
+# `flag` is keepdim of a sum, interleaved of a rotation.
+along_rows = define(
+    "along_rows", f"(str kind, {_OPERANDS}, {_BUFFERS}, {_OPTIONS}) -> Tensor", _any, _fake_any, mutates=(),
+    setup=_setup, backward=_differentiate,
+)  # fmt: skip
+# Three results: an operator that writes into its arguments may not return a list.
+along_rows_backward = define(
+    "along_rows_backward",
+    f"(str kind, Tensor dy, {_OPERANDS}, bool[] needs, {_WRITTEN}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    _backward, _fake_backward, mutates=("buffer", "second_buffer", "third_buffer"),
+)  # fmt: skip
+
+
+def define_row(kind: str) -> None:
+    """The operator of an operation of `ROWS`, which does not record."""
+    count = _count(kind)
+
+    def body(*given: Any) -> Tensor:
+        return direct(kind, given[:count], given[count:])
+
+    _OPTION[kind] = signature(kind).option
+    OPERATORS[kind] = define_forward(
+        kind, schema(kind), {"CPU": body, "CUDA": body}, lambda *given: fake(kind, given[:count], given[count:])
+    )
+
+
+for _kind in ROWS:
+    define_row(_kind)
+
+
+Step = Callable[[str, tuple[Any, ...], tuple[Any, ...]], Tensor]
+
+
+def _add_rms_norm(step: Step, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Pair:
+    x, residual, weight = tensors
+    h = step("add", (x, residual), (None,))
+    return step("rms_norm", (h, weight), options), h
+
+
+def _rope_pair(step: Step, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Pair:
+    q, k, *tables = tensors
+    return step("rope", (q, *tables), options), step("rope", (k, *tables), options)
+
+
+def _norm_rope_pair(step: Step, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Pair:
+    q, k, q_weight, k_weight, *tables = tensors
+    q, k = (step("rms_norm", (x, weight), (options[0], None)) for x, weight in ((q, q_weight), (k, k_weight)))
+    return _rope_pair(step, (q, k, *tables), options[1:])
+
+
+# Several operations that a device has one kernel for, made of their parts: the bits are those of the parts.
+FUSED: dict[str, Callable[[Step, tuple[Any, ...], tuple[Any, ...]], Pair]] = {
+    "add_rms_norm": _add_rms_norm,
+    "rope_pair": _rope_pair,
+    "norm_rope_pair": _norm_rope_pair,
 }
 
 
-def _body(forward: Callable[..., Tensor], options: tuple[str, ...]) -> Callable[..., Tensor]:
-    """`forward` with its options by place, as a dispatcher hands them over."""
-    if not options:
-        return lambda *given: forward(*given[:-1], out_dtype=given[-1])
-    name = options[0]
-    return lambda *given: forward(*given[:-2], out_dtype=given[-1], **{name: given[-2]})
+def _define_fused(kind: str, tensors: str, options: str) -> None:
+    count = tensors.count("Tensor")
+
+    def body(*given: Any) -> Pair:
+        found: Pair | None = fused(kind, given[:count], given[count:]) if _fits(kind, given) else None
+        return FUSED[kind](direct, given[:count], given[count:]) if found is None else found
+
+    def shown(x: Tensor, y: Tensor, *rest: Any) -> Pair:
+        first = y if kind == "add_rms_norm" else x
+        second = y.dtype if kind == "add_rms_norm" else rest[-1] or y.dtype
+        return x.new_empty(x.shape, dtype=rest[-1] or first.dtype), y.new_empty(y.shape, dtype=second)
+
+    OPERATORS[kind] = define_forward(
+        kind, f"({tensors}, {options}, ScalarType? out_dtype) -> (Tensor, Tensor)", {"CPU": body, "CUDA": body}, shown
+    )
 
 
-def _fake(kind: str) -> Callable[..., Tensor]:
-    def fake(x: Tensor, *rest: Any) -> Tensor:
-        like = rest[0] if kind == "add" else x
-        shape = tuple(x.shape)
-        if kind in ("sum", "mean"):
-            shape = (*shape[:-1], 1) if rest[0] else shape[:-1]
-        return x.new_empty(shape, dtype=rest[-1] or like.dtype)
-
-    return fake
-
-
-def _define(kind: str, arguments: str, options: tuple[str, ...]) -> Any:
-    schema = f"({arguments}, ScalarType? out_dtype) -> Tensor"
-    bodies = {"CPU": _body(_HOST[kind], options), "CUDA": _body(_CUDA[kind], options)}
-    return define_forward(kind, schema, bodies, _fake(kind))
-
-
-OPERATORS: dict[str, Any] = {kind: _define(kind, *about) for kind, about in _KINDS.items()}
-OPERATORS["embedding"] = define_forward(
-    "embedding",
-    "(Tensor weight, Tensor ids) -> Tensor",
-    {"CPU": _HOST["embedding"], "CUDA": _CUDA["embedding"]},
-    lambda weight, ids: weight.new_empty((*ids.shape, weight.shape[1])),
-)
-
-
-def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, out_dtype: Any) -> Pair:
-    h = _HOST["add"](x, residual, out_dtype=None)
-    return _HOST["rms_norm"](h, weight, eps=eps, out_dtype=out_dtype), h
-
-
-def _add_rms_norm_cuda(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, out_dtype: Any) -> Pair:
-    return row_cuda.add_rms_norm(x, residual, weight, eps=eps, out_dtype=out_dtype)
-
-
-def _fake_add_rms_norm(x: Tensor, residual: Tensor, weight: Any, eps: float, out_dtype: Any) -> Pair:
-    shape = x.shape
-    return x.new_empty(shape, dtype=out_dtype or residual.dtype), x.new_empty(shape, dtype=residual.dtype)
-
-
-def _rope_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, out_dtype: Any) -> Pair:
-    rope = (_CUDA if q.is_cuda else _HOST)["rope"]
-    turned = [rope(x, cos, sin, interleaved=interleaved, out_dtype=out_dtype) for x in (q, k)]
-    return turned[0], turned[1]
-
-
-def _rope_pair_cuda(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, out_dtype: Any) -> Pair:
-    if row_cuda.alike(q, k):
-        found: Pair | None = row_cuda.rope_pair(q, k, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
-        if found is not None:
-            return found
-    return _rope_pair(q, k, cos, sin, interleaved, out_dtype)
-
-
-def _fake_pair(q: Tensor, k: Tensor, *rest: Any) -> Pair:
-    return q.new_empty(q.shape, dtype=rest[-1] or q.dtype), k.new_empty(k.shape, dtype=rest[-1] or k.dtype)
-
-
-def _norm_rope_pair(
-    q: Tensor, k: Tensor, q_weight: Any, k_weight: Any, cos: Tensor, sin: Tensor, eps: float, interleaved: bool,
-    out_dtype: Any,
-) -> Pair:  # fmt: skip
-    norm = (_CUDA if q.is_cuda else _HOST)["rms_norm"]
-    q, k = (norm(x, weight, eps=eps, out_dtype=None) for x, weight in ((q, q_weight), (k, k_weight)))
-    return _rope_pair(q, k, cos, sin, interleaved, out_dtype)
-
-
-def _norm_rope_pair_cuda(
-    q: Tensor, k: Tensor, q_weight: Any, k_weight: Any, cos: Tensor, sin: Tensor, eps: float, interleaved: bool,
-    out_dtype: Any,
-) -> Pair:  # fmt: skip
-    if row_cuda.alike(q, k):
-        found: Pair | None = row_cuda.norm_rope_pair(
-            q, k, q_weight, k_weight, cos, sin, eps=eps, interleaved=interleaved, out_dtype=out_dtype
-        )
-        if found is not None:
-            return found
-    return _norm_rope_pair(q, k, q_weight, k_weight, cos, sin, eps, interleaved, out_dtype)
-
-
-_END = "ScalarType? out_dtype) -> (Tensor, Tensor)"
-add_rms_norm: Any = define_forward(
-    "add_rms_norm",
-    f"(Tensor x, Tensor residual, Tensor? weight, float eps, {_END}",
-    {"CPU": _add_rms_norm, "CUDA": _add_rms_norm_cuda},
-    _fake_add_rms_norm,
-)
-rope_pair: Any = define_forward(
-    "rope_pair",
-    f"(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved, {_END}",
-    {"CPU": _rope_pair, "CUDA": _rope_pair_cuda},
-    _fake_pair,
-)
-norm_rope_pair: Any = define_forward(
-    "norm_rope_pair",
-    "(Tensor q, Tensor k, Tensor? q_weight, Tensor? k_weight, Tensor cos, Tensor sin, float eps, bool interleaved, "
-    + _END,
-    {"CPU": _norm_rope_pair, "CUDA": _norm_rope_pair_cuda},
-    _fake_pair,
-)
+_define_fused("add_rms_norm", "Tensor x, Tensor residual, Tensor? weight", "float eps")
+_define_fused("rope_pair", "Tensor q, Tensor k, Tensor cos, Tensor sin", "bool interleaved")
+_define_fused(
+    "norm_rope_pair", "Tensor q, Tensor k, Tensor? q_weight, Tensor? k_weight, Tensor cos, Tensor sin",
+    "float eps, bool interleaved",
+)  # fmt: skip

@@ -8,13 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...base import arguments as given
+from ...base import arguments
 from ...errors import ShapeError
-from ..ops import forward_alone
-from . import cuda as row_cuda
-from . import ops as row_ops
-from .checks import integers
-from .gradients import along, records
+from .ops import along, together
+from .signature import integers
 
 __all__ = ["norm_rope_pair", "rope", "rope_pair", "rope_tables"]
 
@@ -44,7 +41,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, out_
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`; also where n is odd, the tables do not fit, or they require grad.
     """
-    return along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
+    return along("rope", (x, cos, sin), (bool(interleaved), out_dtype))
 
 
 def rope_pair(
@@ -71,14 +68,7 @@ def rope_pair(
     ShapeError, DTypeError, DeviceError, OptionError
         As `rope`.
     """
-    if row_cuda.on_gpu(q) and row_cuda.alike(q, k) and not records(q, k, cos, sin):
-        found = row_cuda.rope_pair(q, k, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-    if forward_alone():
-        return row_ops.rope_pair(q, k, cos, sin, interleaved, out_dtype)  # type: ignore[no-any-return]
-    both = [along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype) for x in (q, k)]
-    return both[0], both[1]
+    return together("rope_pair", (q, k, cos, sin), (bool(interleaved), out_dtype))
 
 
 def norm_rope_pair(
@@ -119,17 +109,8 @@ def norm_rope_pair(
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm` and `rope`.
     """
-    if row_cuda.on_gpu(q) and row_cuda.alike(q, k) and not records(q, k, q_weight, k_weight, cos, sin):
-        found = row_cuda.norm_rope_pair(
-            q, k, q_weight, k_weight, cos, sin, eps=eps, interleaved=interleaved, out_dtype=out_dtype
-        )
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-    if forward_alone():
-        return row_ops.norm_rope_pair(q, k, q_weight, k_weight, cos, sin, eps, interleaved, out_dtype)  # type: ignore[no-any-return]
-    normed = [along("rms_norm", x, w, eps=eps, out_dtype=None) for x, w in ((q, q_weight), (k, k_weight))]
-    both = [along("rope", x, cos, sin, interleaved=interleaved, out_dtype=out_dtype) for x in normed]
-    return both[0], both[1]
+    operands = (q, k, q_weight, k_weight, cos, sin)
+    return together("norm_rope_pair", operands, (eps, bool(interleaved), out_dtype))
 
 
 def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
@@ -156,7 +137,7 @@ def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tens
     DTypeError
         `positions` are no integers.
     """
-    n, theta = given.whole("n", n), given.number("theta", theta)
+    n, theta = arguments.whole("n", n), arguments.number("theta", theta)
     if n < 0 or n % 2:
         raise ShapeError("n", limit="an even number", value=n, nearest=max(0, n + 1))
     frequencies = [theta ** (-2.0 * j / n) for j in range(n // 2)]

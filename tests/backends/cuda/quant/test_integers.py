@@ -329,7 +329,18 @@ def test_activations_are_divided_exactly(kernels: Kernels, name: str, wide: bool
 
 
 def test_floats_are_one_chain(kernels: Kernels) -> None:
-    compiled("quant_floats", 0, **quant_int.macros(layout("Q4_0")), NX=4, TYPE=0, VEC=1, WARPS=2, STAGES=3, TYPES=0)
+    compiled(
+        "floats.cu",
+        "quant_floats",
+        0,
+        **quant_int.macros(layout("Q4_0")),
+        NX=4,
+        TYPE=0,
+        VEC=1,
+        WARPS=2,
+        STAGES=3,
+        TYPES=0,
+    )
     (made,) = kernels.loaded
     fused, scaled, tensor = made.machine_counts("FFMA", "FMUL", "HMMA")
     assert fused == 4 * scaled > 0  # one product a weight, one step a weight and row

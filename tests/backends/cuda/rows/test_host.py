@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 rows = pytest.importorskip("isogemm.backends.cuda.rows.run")
-row_cuda = pytest.importorskip("isogemm.torch.rows.cuda")
+direct = pytest.importorskip("isogemm.torch.rows.direct")
 
 
 @pytest.fixture
@@ -30,7 +30,8 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def norm(x: Any, weight: Any = None, bias: Any = None, kind: str = "layer_norm", **options: Any) -> Any:
-    return row_cuda.FORWARD[kind](x, weight, bias, **({"eps": 1e-5} | options))
+    about = {"eps": 1e-5, "out_dtype": None} | options
+    return direct._on_device(kind, (x, weight, bias)[: 2 + (kind == "layer_norm")], (about["eps"], about["out_dtype"]))
 
 
 def test_a_call_like_one_before_is_a_launch(notes):
@@ -42,7 +43,7 @@ def test_a_call_like_one_before_is_a_launch(notes):
     assert (codes, rest) == ([0], {"eps": 1e-5})
     assert at == (x.data_ptr(), w.data_ptr(), first.data_ptr())
     assert again == (x.data_ptr(), w.data_ptr(), second.data_ptr())
-    assert row_cuda.rows.known_two("layer_norm", x, w, (1e-5, None)) is not None
+    assert rows.known_two("layer_norm", x, w, (1e-5, None)) is not None
 
 
 def test_whatever_reaches_the_bits_or_the_kernel_is_another_call(notes):
@@ -53,9 +54,10 @@ def test_whatever_reaches_the_bits_or_the_kernel_is_another_call(notes):
         lambda: norm(x, w, kind="rms_norm"), lambda: norm(x, w, eps=1e-4), lambda: norm(x, w, out_dtype=torch.float16),
         lambda: norm(x[:3], w), lambda: norm(narrow, w), lambda: norm(x, half), lambda: norm(x[::2], w),
         lambda: norm(x[None], w), lambda: norm(moved, w),
-        lambda: row_cuda.FORWARD["silu_mul"](x, x), lambda: row_cuda.FORWARD["softmax"](x),
-        lambda: row_cuda.FORWARD["sum"](x, keepdim=True), lambda: row_cuda.FORWARD["sum"](x, keepdim=False),
-        lambda: row_cuda.add_rms_norm(x, x, w, eps=1e-5), lambda: row_cuda.add_rms_norm(x, x, None, eps=1e-5),
+        lambda: direct._on_device("silu_mul", (x, x), (None,)), lambda: direct._on_device("softmax", (x,), (None,)),
+        lambda: direct._on_device("sum", (x,), (True, None)), lambda: direct._on_device("sum", (x,), (False, None)),
+        lambda: direct.fused("add_rms_norm", (x, x, w), (1e-5, None)),
+        lambda: direct.fused("add_rms_norm", (x, x, None), (1e-5, None)),
     ]  # fmt: skip
     for _ in range(2):
         for call in calls:
@@ -70,11 +72,11 @@ def test_results_are_contiguous_and_of_their_own_dtype(notes):
         y = norm(x)
         assert (y.shape, y.dtype, y.is_contiguous()) == (x.shape, x.dtype, True)
         assert norm(x, out_dtype=torch.bfloat16).dtype is torch.bfloat16
-        h = row_cuda.add_rms_norm(x, x.half(), None, eps=0.0, out_dtype=torch.bfloat16)
+        h = direct.fused("add_rms_norm", (x, x.half(), None), (0.0, torch.bfloat16))
         assert [t.dtype for t in h] == [torch.bfloat16, torch.float16]
-        assert row_cuda.FORWARD["mean"](x, keepdim=False).shape == (4, 6)
+        assert direct._on_device("mean", (x,), (False, None)).shape == (4, 6)
         cos = torch.ones(6, 4)
-        q, k = row_cuda.rope_pair(x, x[:2], cos, cos, interleaved=False)
+        q, k = direct.fused("rope_pair", (x, x[:2], cos, cos), (False, None))
         assert (q.shape, k.shape, q.is_contiguous()) == (x.shape, (2, 6, 8), True)
 
 

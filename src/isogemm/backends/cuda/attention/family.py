@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ....base.dtypes import CODE
 from ....contract.attention import EXP2_TERMS
 from ....planner.bench import Bench
-from ..driver import facts, kernel, nvrtc
-from ..driver.kernel import Parameter
+from ..driver import facts
+from ..driver.kernel import Kernel, Parameter
+from ..driver.nvrtc import function_of
 from .case import AttentionCase
 from .trial import try_kernel
 
@@ -82,27 +81,18 @@ def terms(dtype: str) -> tuple[float, ...]:
 
 
 def loaded(
-    name: str, case: AttentionCase, defines: Mapping[str, Any], *, function: str = "", text: str = ""
-) -> kernel.Kernel:
-    """A function of a file of this folder, behind `text`, with the coefficients of exp2 for results of the dtype."""
-    return compiled(name, case.dtype, case.device, defines, function=function, text=text)
+    name: str, case: AttentionCase, defines: Mapping[str, Any], *, function: str = "", before: str = ""
+) -> Kernel:
+    """A function of a file of this folder, by default ``attention_<name>``; results of exp2 have the case's dtype."""
+    return compiled(name, case.dtype, case.device, defines, function=function, before=before)
 
 
 def compiled(
-    name: str, dtype: str, device: int, defines: Mapping[str, Any], *, function: str = "", text: str = ""
-) -> kernel.Kernel:
-    """`loaded`, of results of `dtype` on a device; by default the function ``attention_<name>``."""
-    options = [f"-D{key}={int(value) if isinstance(value, bool) else value}" for key, value in defines.items()]
-    options.append("-DTERMS=" + ",".join(f"{value.hex()}f" for value in terms(dtype)))
-    cubin = _cubin(nvrtc.KERNELS, f"attention/{name}.cu", facts.device(device).arch, tuple(options), text)
-    return kernel.load(cubin, function or f"attention_{name}", device)
-
-
-@functools.lru_cache(maxsize=1024)
-def _cubin(folder: Path, file: str, arch: str, options: tuple[str, ...], text: str) -> bytes:
-    """A new length of the cache is a new launch of old code: without files read and hashed, it is bound in no time."""
-    text += f'#include "{file}"\n'
-    return nvrtc.compile_text(text, name=f"{file[:-3]}_call.cu", arch=arch, options=("-std=c++17", *options))
+    name: str, dtype: str, device: int, defines: Mapping[str, Any], *, function: str = "", before: str = ""
+) -> Kernel:
+    """`loaded`, with the coefficients of exp2 for results of `dtype`, on a device."""
+    every = {**defines, "TERMS": ",".join(f"{value.hex()}f" for value in terms(dtype))}
+    return function_of(f"attention/{name}.cu", function or f"attention_{name}", device, every, before=before)
 
 
 def mask_defines(case: AttentionCase) -> dict[str, Any]:

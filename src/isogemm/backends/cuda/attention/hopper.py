@@ -51,7 +51,7 @@ class Hopper(Attention):
         tiles = -(-case.tq // (64 * WARPGROUPS))
         sizes = ints(case.tq, case.tk, case.dv, case.group, case.offset or 0, case.heads, tiles, case.batch)
         steps = longs(*(case.mask or (0, 0, 0, 0)), *case.y_strides)
-        bound = loaded("hopper", case, self.defines(case), text=text).bind(
+        bound = loaded("hopper", case, self.defines(case), before=text).bind(
             [*["map"] * 3, *["ptr"] * 5, *steps, *sizes, ("f32", case.c)],
             grid=(min(tiles * case.heads * case.batch, facts.device(case.device).multiprocessors),),
             block=(128 * WARPGROUPS + 128,),

@@ -95,6 +95,7 @@ def _bind(x: Any, packed: Packed, tail: Tail) -> Few:
     rows = 1 << (min(m, FEW) - 1).bit_length()
     stages = _stages(lay)
     made = compiled(
+        "floats.cu",
         "quant_floats",
         device,
         **macros(lay),

@@ -66,11 +66,11 @@ def check(x: Any, packed: Packed, out: Any, bias: Any, takes: Callable[[str, int
         raise LimitError("sizes of a quantized product", limit=f"up to {LIMIT}", value=size, nearest=LIMIT)
 
 
-def compiled(name: str, device: int, **defines: object) -> Kernel:
-    """Compile and load the kernel that a file of kernels/ has its name from."""
+def compiled(file: str, kernel: str, device: int, **defines: object) -> Kernel:
+    """Compile and load a kernel of a file of this folder."""
     from ..driver.facts import device as facts
     from ..driver.kernel import load
     from ..driver.nvrtc import compile_files
 
-    cubin = compile_files([f"{name}.cu"], arch=facts(device).arch, defines=defines, options=("-std=c++17",))
-    return load(cubin, name, device)
+    cubin = compile_files([f"quant/{file}"], arch=facts(device).arch, defines=defines, options=("-std=c++17",))
+    return load(cubin, kernel, device)

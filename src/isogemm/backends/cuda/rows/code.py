@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..driver import facts, kernel, nvrtc
+from ..driver.kernel import Kernel
+from ..driver.nvrtc import function_of
 
 __all__ = ["Code", "RowsCase"]
 
@@ -41,15 +40,9 @@ class Code(NamedTuple):
         """Its name in `isogemm.contract.rows.OPERATIONS`."""
         return str(self.op).lower()
 
-    def load(self, device: int) -> kernel.Kernel:
+    def load(self, device: int) -> Kernel:
         """Compile, or take from a cache, and load."""
-        return kernel.load(_cubin(nvrtc.KERNELS, self, facts.device(device).arch), self.function, device)
-
-
-@lru_cache(maxsize=1024)
-def _cubin(folder: Path, code: Code, arch: str) -> bytes:
-    """The same object for the same code of the same folder, so that new sizes read and hash no file."""
-    return nvrtc.compile_files([f"rows/{code.file}.cu"], arch=arch, defines=dict(code.defines), options=("-std=c++17",))
+        return function_of(f"rows/{self.file}.cu", self.function, device, dict(self.defines))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ... import ops, reductions
-from ...gemm.backward import _accumulate
+from ...gemm.products import accumulate
 from ...gemm.ragged import grouped_mm, spans
 from ...ops import Tensor, resolved, with_order
 
@@ -169,7 +169,7 @@ def _continued(a: Tensor, b: Tensor, ends: Tensor, buffer: Tensor, contract: str
     """``a.T @ b`` of each expert's rows, added to its part of a float32 buffer row by row."""
     for g, (i, j) in enumerate(spans(ends, len(a))):
         if i < j:
-            _accumulate(a[i:j].mT, b[i:j], buffer[g], contract)
+            accumulate(a[i:j].mT, b[i:j], buffer[g], contract)
 
 
 class _Combined(ops.Reverse):

@@ -83,7 +83,13 @@ def bind(
         See `macros`.
     """
     row, column = strides
-    made = compiled("quant_activations", device, **macros(lay, halves), **reading(dtype, strides, align, m))
+    made = compiled(
+        "integers/activations.cu",
+        "quant_activations",
+        device,
+        **macros(lay, halves),
+        **reading(dtype, strides, align, m),
+    )
     return made.bind(
         ["ptr", ("i64", row), ("i64", column), "ptr", "ptr", "ptr", ("i32", m), ("i32", k)],
         grid=(-(-m * -(-k // SPAN) // WARPS),), block=(32 * WARPS,), pdl=True,

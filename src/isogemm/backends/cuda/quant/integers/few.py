@@ -323,7 +323,7 @@ def bind(
             given = ["ptr", "ptr", ("i64", strides[0]), ("i64", strides[1]), "ptr", "ptr"]
             common |= quant_activations.reading(dtype, strides, align, m)
         made = compiled(
-            "quant_int", device, **common, NT=c.tiles, SPLIT=c.split, GROUP=c.group, TEAMS=c.teams,
+            "integers/few.cu", "quant_int", device, **common, NT=c.tiles, SPLIT=c.split, GROUP=c.group, TEAMS=c.teams,
             EACH=2 if m == 1 else 1, FIXED=-(-m // 8) == c.tiles, STAGED=c.x == "staged", FUSED=fused,
         )  # fmt: skip
         grid = (-(-n // (ROWS * c.teams)), -(-m // (8 * c.tiles)))
@@ -331,7 +331,8 @@ def bind(
         shared = c.ring(lay) + _x_bytes(lay, m, k, c.x)
     else:
         made = compiled(
-            "quant_int_many", device, **common, MI=c.tiles_w, NJ=c.tiles_x, WARPS_M=c.warps_w, WARPS_N=c.warps_x,
+            "integers/many.cu", "quant_int_many", device, **common, MI=c.tiles_w, NJ=c.tiles_x,
+            WARPS_M=c.warps_w, WARPS_N=c.warps_x,
             BLOCKS=c.blocks, PRODUCER=c.producer,
         )  # fmt: skip
         grid = (-(-n // (ROWS * c.tiles_w * c.warps_w)) * -(-m // (8 * c.tiles_x * c.warps_x)), 1)

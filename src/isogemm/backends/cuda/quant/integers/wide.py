@@ -136,8 +136,8 @@ def activations(lay: Layout, m: int, k: int, dtype: str, strides: Sequence[int],
     """``launch(stream, x, codes, scales, sums)``: see `quant_activations.bind`."""
     kind, (row, column) = sums_kind(lay), strides
     made = compiled(
-        "quant_activations_wide", device, BLOCK=lay.format.block, SUB=16 if kind == PAIRS else 32, SUMS=kind,
-        **reading(dtype, strides, align, m),
+        "integers/codes_wide.cu", "quant_activations_wide", device,
+        BLOCK=lay.format.block, SUB=16 if kind == PAIRS else 32, SUMS=kind, **reading(dtype, strides, align, m),
     )  # fmt: skip
     return made.bind(
         ["ptr", ("i64", row), ("i64", column), "ptr", "ptr", "ptr", ("i32", m), ("i32", k)],

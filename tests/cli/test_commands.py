@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from isogemm import __version__
-from isogemm.cli import app as cli
+from isogemm.cli import commands as cli
 
 FAKES = "tests.audit.fakes"
 SMALL = ["--m", "1,2,16", "--no-speed"]
@@ -277,7 +277,7 @@ def test_a_script_audits_its_own_function_and_the_command_line_replays_it(tmp_pa
         "    report = isogemm.audit.run([lin], [(24, 40)], require=[], sweep=[1, 2], speed=False)\n"
         "    print(next(iter(report.providers)), report.drifts('mine.py:lin')[0].case.text())\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
     def there(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *words]

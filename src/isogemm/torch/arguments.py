@@ -1,0 +1,48 @@
+"""Arguments as torch's operators take them: contracts and orders as text, torch's dtypes, what autocast casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..base import arguments
+from ..contract.spec import ContractLike
+from ..errors import DTypeError
+from .operator import Tensor
+from .rows.signature import dtype_of
+
+__all__ = ["autocast", "check_tensor", "contract_text", "options"]
+
+_HALF = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def contract_text(contract: ContractLike | None) -> str:
+    """The contract's name; empty for the device's default."""
+    return contract if isinstance(contract, str) else "" if contract is None else str(contract)
+
+
+def options(contract: ContractLike | None, grad_order: Any, out_dtype: Any) -> tuple[str, str, Any]:
+    """What every product has: the contract's name, the order of gradients, torch's name of a result's dtype."""
+    arguments.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096")
+    return contract_text(contract), grad_order, None if out_dtype is None else dtype_of(None, out_dtype)
+
+
+def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
+    """Operands as autocast wants them for a product: float32 and half types in its dtype, others as they are."""
+    kind = operands[0].device.type
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return operands
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple([x.to(dtype) if x.dtype in _HALF else x for x in operands])
+
+
+def check_tensor(name: str, x: Any, nearest: str = "torch.as_tensor") -> None:
+    """Raise unless `x` is a tensor.
+
+    Raises
+    ------
+    DTypeError
+    """
+    if not isinstance(x, torch.Tensor):
+        raise DTypeError(name, limit="a tensor", value=type(x).__name__, nearest=nearest)

@@ -1,0 +1,384 @@
+"""What torch sees of a call of isogemm, and which of four ways a call takes.
+
+- **direct**: straight to the kernel. Nothing watches and nothing is recorded.
+- **graph**: through a `torch.autograd.Function`, in eager mode and for torch.func's transforms.
+- **operator**: as an operator of torch's with a fake kernel, a gradient and a rule for vmap, where a compiler, a
+  trace, a transform, a dispatch mode or a subclass has to see the call.
+- **forward**: as an operator without a gradient, in compiled code that records none. A gradient's formula costs every
+  call of its operator a second dispatch through Python, recorded or not.
+
+The ways of a call have one body and the same bits. An operator's boundary costs tens of microseconds in eager mode, so
+it is taken only where it is needed. Everything that decides about ways is in this file; `define`, `define_forward` and
+`Operator` are the rows that `isogemm.torch.gemm`, `rows`, `attention` and `quant` are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from ..errors import DeviceError, OptionError
+from ..operands.tensors import is_traced
+
+__all__ = [
+    "Operator",
+    "Reverse",
+    "check_no_ddp",
+    "define",
+    "define_forward",
+    "differentiates",
+    "forward_alone",
+    "is_direct",
+    "is_plain",
+    "needs_gradient",
+    "records",
+    "refuse_ddp",
+    "refuse_forward_mode",
+    "refuse_meta",
+    "refuse_second",
+    "refuse_vmap",
+    "row_way",
+    "watched",
+    "way",
+]
+
+Tensor = Any  # torch is untyped to mypy
+
+# What may see an operator between the caller and the kernel.
+is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_trace = torch._C._get_tracing_state
+_forward_ad = torch.autograd.forward_ad
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether these are tensors with memory and nothing watches the call: then no operator is needed.
+
+    Something has to see the product where there is a subclass (fake tensors among them), a dispatch mode, a function
+    transform, forward-mode gradients, a trace.
+    """
+    for x in tensors:
+        if x is not None and (type(x) not in _PLAIN or x.is_meta):
+            return False
+    return not (_dispatch_modes() or _transforms() or _forward_ad._current_level >= 0 or _trace() is not None)
+
+
+def is_direct(a: Tensor, b: Tensor, c: Tensor | None = None) -> bool:
+    """Whether a product of these can go straight to a kernel: nothing watches, compiles, records or casts it.
+
+    The same as `is_plain` and more, in under a microsecond: eager decoding is made of such calls.
+    """
+    if is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
+        return False
+    if _dispatch_modes() or _transforms() or _forward_ad._current_level >= 0 or _trace() is not None:
+        return False
+    if c is not None and (type(c) not in _PLAIN or c.is_meta):
+        return False
+    if is_grad_enabled() and (a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)):
+        return False
+    kind = "cuda" if a.is_cuda else "cpu" if a.is_cpu else ""
+    return kind != "" and not (b.is_meta or torch.is_autocast_enabled(kind))
+
+
+def needs_gradient(*tensors: Any) -> bool:
+    """Whether autograd records a call of these."""
+    return is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+
+
+def differentiates() -> bool:
+    """Whether a transform of torch.func is active that may ask for gradients: all but functionalize."""
+    if not _transforms():
+        return False
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return innermost is None or innermost.key() != torch._C._functorch.TransformType.Functionalize
+
+
+def forward_alone() -> bool:
+    """Whether a compiler traces and no gradient is recorded: then `define_forward`'s operators are called."""
+    return is_compiling() and not is_grad_enabled()
+
+
+def watched(*tensors: Tensor | None) -> str:
+    """The way of a call whose gradient is somebody else's: "direct", "operator" or "forward"."""
+    if is_compiling():
+        return "operator" if is_grad_enabled() else "forward"
+    return "direct" if is_plain(*tensors) else "operator"
+
+
+def way(*tensors: Tensor | None) -> str:
+    """The way of a product or of attention: "direct", "graph", "operator" or "forward".
+
+    Raises
+    ------
+    OptionError
+        An operand has a tangent.
+    """
+    if is_compiling():
+        return "operator" if is_grad_enabled() else "forward"
+    if is_plain(*tensors):
+        if is_grad_enabled():
+            for x in tensors:
+                if x is not None and x.requires_grad:
+                    return "graph"
+        return "direct"
+    _refuse_tangents(*tensors)
+    # torch.func's transforms differentiate a Function, not an operator; what a vmap hides cannot be seen from here.
+    return "graph" if is_grad_enabled() and differentiates() else "operator"
+
+
+def row_way(what: str, tensors: tuple[Any, ...]) -> str:
+    """The way of an operation along rows, which is direct beside dispatch modes and subclasses, too.
+
+    Raises
+    ------
+    OptionError
+        A transform of torch.func, which would see nothing of the operation, or a tangent, which would be lost.
+    """
+    if is_compiling():
+        return "operator" if is_grad_enabled() else "forward"
+    if _transforms() or _forward_ad._current_level >= 0:
+        _refuse_transforms(what, [t for t in tensors if isinstance(t, torch.Tensor)])
+    if _trace() is not None or (_dispatch_modes() and is_traced()):
+        return "operator" if needs_gradient(*tensors) else "forward"
+    if is_grad_enabled():
+        for t in tensors:
+            if isinstance(t, torch.Tensor) and t.requires_grad:
+                return "graph"
+    return "direct"
+
+
+def records(*tensors: Any) -> bool:
+    """Whether operations along rows have to be seen one by one: for gradients, or by what looks on."""
+    if is_compiling() or is_traced() or _transforms() or _forward_ad._current_level >= 0:
+        return True
+    return needs_gradient(*tensors)
+
+
+def _refuse_transforms(what: str, tensors: list[Tensor]) -> None:
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    if _transforms() and (
+        needs_gradient(*tensors) or any(wrapped(t.detach()) for t in tensors)
+    ):  # as they will be read
+        raise OptionError(
+            f"{what} under a transform of torch.func", limit="autograd, torch.compile, no_grad", value="a transform",
+            nearest="backward() or torch.autograd.grad",
+        )  # fmt: skip
+    _refuse_tangents(*tensors)
+
+
+def _refuse_tangents(*tensors: Tensor | None) -> None:
+    if _forward_ad._current_level < 0:
+        return
+    for x in tensors:
+        if x is not None and _forward_ad.unpack_dual(x).tangent is not None:
+            refuse_forward_mode()
+
+
+def refuse_forward_mode() -> NoReturn:
+    """Raise of gradients that are asked for in forward mode: by jvp, jacfwd, linearize, and hessian, made of it.
+
+    Raises
+    ------
+    OptionError
+    """
+    raise OptionError(
+        "forward-mode gradients", limit="reverse mode", value="a dual tensor",
+        nearest="backward(), torch.func.vjp or jacrev; jacrev(jacrev(f)) for a Hessian",
+    )  # fmt: skip
+
+
+def refuse_second(what: str) -> NoReturn:
+    """Raise of a second derivative that there is not: cut off, gradients would pass for constants.
+
+    Raises
+    ------
+    OptionError
+    """
+    raise OptionError(
+        f"gradients of {what}", limit="one derivative", value="a second one", nearest="create_graph=False"
+    )
+
+
+def refuse_vmap(what: str, nearest: str) -> Callable[..., NoReturn]:
+    """A rule for vmap that refuses it."""
+
+    def rule(*_: Any) -> NoReturn:
+        raise OptionError(f"vmap over {what}", limit="mm, addmm, bmm, baddbmm and linear", value=what, nearest=nearest)
+
+    return rule
+
+
+def refuse_meta(x: Tensor, *others: Tensor | None) -> None:
+    """Refuse meta tensors beside one with data: torch runs the fake kernel there, whose result is memory as found.
+
+    Raises
+    ------
+    DeviceError
+    """
+    for other in others:
+        if other is not None and other.device.type == "meta" != x.device.type:
+            raise DeviceError("device of operands", limit=str(x.device), value="meta", nearest=f"load it to {x.device}")
+
+
+def check_no_ddp() -> None:
+    """Raise where a call with buffers for its gradients is part of DistributedDataParallel's forward pass.
+
+    That averages ``.grad`` over the ranks, so each would go its own way; and it waits for gradients that do not come.
+
+    Raises
+    ------
+    OptionError
+    """
+    if getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None:
+        refuse_ddp()
+
+
+def refuse_ddp() -> NoReturn:
+    """Raise of buffers for gradients inside of DistributedDataParallel.
+
+    Raises
+    ------
+    OptionError
+    """
+    raise OptionError(
+        "main_grad inside of DistributedDataParallel", limit="gradients in .grad, which it averages",
+        value="a model after use_main_grad",
+        nearest="the model without DistributedDataParallel: isogemm.torch.collect_main_grad(model), then "
+        "torch.distributed.all_reduce(p.grad) for p in model.parameters(); or no use_main_grad",
+    )  # fmt: skip
+
+
+_library = torch.library.Library("isogemm", "FRAGMENT")
+_PT2 = torch.Tag.pt2_compliant_tag
+
+
+def define(
+    name: str, schema: str, body: Any, fake: Any, *, setup: Any = None, backward: Any = None, vmap: Any = None,
+    mutates: tuple[str, ...] | None = None,
+) -> Any:  # fmt: skip
+    """The operator isogemm::{name}, without torch's `custom_op` around it, whose checks take longer than a short call.
+
+    Parameters
+    ----------
+    name, schema : str
+    body, fake : callable
+        They get all arguments by place, those with a default in the schema included, which the dispatcher drops.
+    setup, backward : callable, optional
+        As of a `torch.autograd.Function`: (ctx, inputs, output) and (ctx, *gradients).
+    vmap : callable, optional
+        (info, in_dims, *arguments), the arguments as `body` gets them.
+    mutates : tuple of str, optional
+        Arguments that are written to, or (): defined by `custom_op`, which counts writes and looks at results' memory.
+    """
+    if mutates is not None:
+        made = torch.library.custom_op(f"isogemm::{name}", body, mutates_args=mutates, schema=schema)
+        made.register_fake(fake)
+        op = getattr(torch.ops.isogemm, name).default
+    else:
+        op = _in_library(name, schema, (_PT2,), {"CompositeExplicitAutograd": body}, fake)
+    if backward is not None:
+        torch.library.register_autograd(op, backward, setup_context=setup)
+    if vmap is not None:
+        torch.library.register_vmap(op, _with_defaults(op, vmap, 2))
+    return op
+
+
+def define_forward(name: str, schema: str, bodies: Mapping[str, Any], fake: Any, *, vmap: Any = None) -> Any:
+    """The operator isogemm::{name}_forward, which has no gradient; `bodies` by dispatch key.
+
+    There are no defaults: compiled code hands arguments over by place then. Operands may have any strides, so a
+    compiler need not copy them into those that it saw while tracing.
+    """
+    op = _in_library(f"{name}_forward", schema, (_PT2, torch.Tag.flexible_layout), bodies, fake)
+    if vmap is not None:
+        torch.library.register_vmap(op, vmap)
+    return op
+
+
+def _in_library(name: str, schema: str, tags: tuple[Any, ...], bodies: Mapping[str, Any], fake: Any) -> Any:
+    _library.define(f"{name}{schema}", tags=tags)
+    op = getattr(torch.ops.isogemm, name).default
+    for key, body in bodies.items():
+        _library.impl(name, _with_defaults(op, body), key)
+    torch.library.register_fake(f"isogemm::{name}", _with_defaults(op, fake), lib=_library)
+    return op
+
+
+def _with_defaults(op: Any, function: Any, ahead: int = 0) -> Any:
+    """`function` with the defaults of the schema behind what a dispatcher hands over; `ahead` are its own arguments."""
+    arguments = op._schema.arguments
+    if not any(x.has_default_value() for x in arguments):
+        return function
+    values = (None,) * ahead + tuple(x.default_value if x.has_default_value() else None for x in arguments)
+    return lambda *given: function(*given, *values[len(given) :])
+
+
+class Reverse(torch.autograd.Function):  # type: ignore[misc]
+    """A Function with gradients in reverse mode alone, which torch.func's forward mode is told in words."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        refuse_forward_mode()
+
+
+def functions(name: str, forward: Any, setup: Any, backward: Any, vmap: Any = None) -> tuple[Any, Any]:
+    """A Function for torch.func, and the same in torch's older form, whose call is 30 us shorter.
+
+    Without a rule for vmap torch makes one, of the rules of what `forward` and `backward` call.
+    """
+
+    def eager(ctx: Any, *inputs: Any) -> Any:
+        output = forward(*inputs)
+        setup(ctx, inputs, output)
+        return output
+
+    back = {"backward": staticmethod(backward)}
+    rule = {"generate_vmap_rule": True} if vmap is None else {"vmap": staticmethod(vmap)}
+    body = {"forward": staticmethod(forward), "setup_context": staticmethod(setup), **back, **rule}
+    return type(name, (Reverse,), body), type(name, (Reverse,), {"forward": staticmethod(eager), **back})
+
+
+class Operator:
+    """A call with a gradient, by the shortest way that it allows.
+
+    Parameters
+    ----------
+    name : str
+    operands : slice
+        The arguments whose kind decides: the tensors that are read.
+    direct, operator, forward : callable
+        The call by each way; without `forward` compiled code always calls `operator`.
+    setup, backward, vmap : callable
+        As in `functions`.
+    """
+
+    def __init__(
+        self, name: str, operands: slice, direct: Any, operator: Any, forward: Any, setup: Any, backward: Any,
+        vmap: Any = None,
+    ) -> None:  # fmt: skip
+        self.operands, self.direct, self.operator, self.forward = operands, direct, operator, forward or operator
+        self.function, self.eager = functions(name, self.unrecorded, setup, backward, vmap)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The result."""
+        how = way(*arguments[self.operands])
+        if how == "direct":
+            return self.direct(*arguments)
+        return self.with_gradient(*arguments) if how == "graph" else self._by(how, arguments)
+
+    def unrecorded(self, *arguments: Any) -> Any:
+        """The result where the gradient is no matter of this call."""
+        return self._by(watched(*arguments[self.operands]), arguments)
+
+    def with_gradient(self, *arguments: Any) -> Any:
+        """The result, with a gradient of `backward`."""
+        return (self.function if _transforms() else self.eager).apply(*arguments)
+
+    def _by(self, how: str, arguments: tuple[Any, ...]) -> Any:
+        if how == "direct":
+            return self.direct(*arguments)
+        return self.forward(*arguments) if how == "forward" else self.operator(*arguments)

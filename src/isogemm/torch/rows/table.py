@@ -1,0 +1,80 @@
+"""Operations along rows as torch has them: one row each, beside `isogemm.contract.rows.OPERATIONS`.
+
+The contract's table says what an operation is and which operands and results it has; from that come the checks of a
+call, the operator's schema and its fake kernel. A row here adds its gradient, and the operators of aten's that are
+routed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..routing.elementwise import subnormals_kept
+from . import gradients
+from .gradients import Grads, Recording
+from .signature import signature
+
+__all__ = ["ROWS", "Along", "differentiated", "fake", "schema"]
+
+
+class Along(NamedTuple):
+    """What torch adds to one operation.
+
+    Attributes
+    ----------
+    gradient : callable
+        ``gradient(recording, dy, *operands)``, of each operand.
+    aten : tuple of str
+        Operators of torch's, with their overloads, that are this along any dimensions: elements where the operation
+        has as many results as elements, else reductions.
+    """
+
+    gradient: Callable[..., Grads]
+    aten: tuple[str, ...] = ()
+
+
+ROWS: dict[str, Along] = {
+    "rms_norm": Along(gradients.norm),
+    "layer_norm": Along(gradients.norm),
+    "softmax": Along(gradients.softmax, ("_softmax", "_softmax.out")),
+    "log_softmax": Along(gradients.softmax, ("_log_softmax", "_log_softmax.out")),
+    "sum": Along(gradients.total, ("sum", "sum.dim_IntList", "sum.IntList_out")),
+    "mean": Along(gradients.total, ("mean", "mean.dim", "mean.out")),
+    "silu_mul": Along(gradients.silu_mul),
+    "silu": Along(gradients.silu),
+    "sigmoid": Along(gradients.sigmoid),
+    "exp": Along(gradients.exp),
+    "add": Along(gradients.add),
+    "rope": Along(gradients.rope),
+    "embedding": Along(gradients.embedding),
+}
+_TYPES = {"": "", "eps": ", float eps", "keepdim": ", bool keepdim", "interleaved": ", bool interleaved"}
+
+
+def schema(kind: str) -> str:
+    """The operator's, without a gradient: operands, the operation's option, ``out_dtype``."""
+    operands, option, *_ = signature(kind)
+    named = ", ".join(f"Tensor{'?' if extent == 'row' else ''} {name}" for name, extent in operands)
+    return f"({named}{_TYPES[option]}{'' if kind == 'embedding' else ', ScalarType? out_dtype'}) -> Tensor"
+
+
+def fake(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:
+    """An empty result for operands that may have no memory."""
+    x, about = tensors[0], signature(kind)
+    if kind == "embedding":
+        return x.new_empty((*tensors[1].shape, x.shape[1]))
+    shape = tuple(x.shape)
+    if about.reduces:
+        shape = (*shape[:-1], 1) if options[0] else shape[:-1]
+    return x.new_empty(shape, dtype=options[-1] or tensors[about.like].dtype)
+
+
+def differentiated(of: Recording, dy: Tensor, *tensors: Tensor | None) -> Grads:
+    """The gradient of each operand; none where a buffer takes it."""
+    with torch.no_grad(), nullcontext() if dy.is_cuda else subnormals_kept():
+        return ROWS[of.kind].gradient(of, dy, *tensors)

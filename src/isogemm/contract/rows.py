@@ -402,6 +402,7 @@ class Operation:
     options: tuple[str, ...] = ()
     results: tuple[Result, ...] = (Result(),)
 
+    @_pinned
     def results_of(self, *operands: Row | None, **options: Any) -> tuple[Any, ...]:
         """The results for one row, as a tuple in any case; options of other operations are left out."""
         found = self.formula(*operands, **{name: options[name] for name in self.options})

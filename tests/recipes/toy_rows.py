@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from isogemm.backends.cuda.rows.code import Code, RowsCase
-from isogemm.backends.cuda.rows.kernels import Kernel
+from isogemm.backends.cuda.rows.kernels import RowsKernel
 
 
-class Toy(Kernel):
+class Toy(RowsKernel):
     """Rows of any length, a block each."""
 
     file, function = "toy", "rows"

@@ -96,9 +96,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Host:
     found.admissions = Admissions(FakeMachine(), Records(tmp_path))
     monkeypatch.setattr(device, "device", lambda ordinal: H200)
     for name, kernel in KERNELS.items():
-        monkeypatch.setattr(
-            type(kernel), "bind", lambda self, case, config, ordinal, n=name: found.bind(case, n, ordinal)
-        )
+        monkeypatch.setattr(type(kernel), "bind", lambda self, case, config, ordinal, n=name: found.bind(case, n))
     monkeypatch.setattr(machine, "_admissions", {0: found.admissions})
     return found
 

@@ -9,13 +9,13 @@ from ....base.dtypes import CODE
 from ....contract.attention import LEAF
 from .case import MOST_SUMS, AttentionCase, steps_of
 from .family import Run, ints, loaded, longs, mask_defines
-from .hopper import CHUNK, Hopper, chunks_of, map_of
+from .hopper import CHUNK, HopperAttention, chunks_of, map_of
 from .meet import meet_defines, met
 
-__all__ = ["Few"]
+__all__ = ["FewAttention"]
 
 
-class Few(Hopper):
+class FewAttention(HopperAttention):
     """Sums of leaves go to memory, for their meeting, unless there is but one leaf."""
 
     name = "attention few"

@@ -27,9 +27,9 @@ from .reference import canonical
 __all__ = [
     "LANES",
     "OPERATIONS",
-    "Operand",
     "Operation",
     "Result",
+    "RowOperand",
     "add",
     "add_rms_norm",
     "chain",
@@ -362,7 +362,7 @@ def rounded(values: Row, dtype: Any) -> npt.NDArray[Any]:
     return canonical(values.astype(np.dtype(dtype)))
 
 
-class Operand(NamedTuple):
+class RowOperand(NamedTuple):
     """An operand: its name, and where it lies.
 
     ``rows``: as x; ``row``: one row that all share, or none; ``angles``: half a row, broadcast to the rows of x.
@@ -387,7 +387,7 @@ class Operation:
     ----------
     formula : callable
         ``formula(*operands, **options)`` of one row of each operand; a tuple where results are several.
-    operands : tuple of Operand
+    operands : tuple of RowOperand
     kernels : str
         Which of a backend's kernels: ``reduce``, whose rows have sums; ``each``, of elements alone; or ``rope``.
     options : tuple of str
@@ -397,20 +397,21 @@ class Operation:
     """
 
     formula: Callable[..., Any]
-    operands: tuple[Operand, ...] = (Operand("x"),)
+    operands: tuple[RowOperand, ...] = (RowOperand("x"),)
     kernels: Literal["reduce", "each", "rope"] = "reduce"
     options: tuple[str, ...] = ()
     results: tuple[Result, ...] = (Result(),)
 
+    @_pinned
     def results_of(self, *operands: Row | None, **options: Any) -> tuple[Any, ...]:
         """The results for one row, as a tuple in any case; options of other operations are left out."""
         found = self.formula(*operands, **{name: options[name] for name in self.options})
         return found if isinstance(found, tuple) else (found,)
 
 
-_X, _Y, _DY, _RESIDUAL = (Operand(name) for name in ("x", "y", "dy", "residual"))
-_WEIGHT, _BIAS = Operand("weight", "row"), Operand("bias", "row")
-_COS, _SIN = Operand("cos", "angles"), Operand("sin", "angles")
+_X, _Y, _DY, _RESIDUAL = (RowOperand(name) for name in ("x", "y", "dy", "residual"))
+_WEIGHT, _BIAS = RowOperand("weight", "row"), RowOperand("bias", "row")
+_COS, _SIN = RowOperand("cos", "angles"), RowOperand("sin", "angles")
 _ONE, _STATS = Result(1), Result(2, None)  # STATS: 1 / root and mean, of which gradients of weights are made
 
 OPERATIONS = {

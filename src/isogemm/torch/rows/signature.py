@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...base.dtypes import DTYPES, DType, as_dtype, supported
-from ...contract.rows import OPERATIONS, Operand
+from ...contract.rows import OPERATIONS, RowOperand
 from ...errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from ...operands.tensors import check_tensor
 from ...operands.views import array
@@ -36,7 +36,7 @@ __all__ = [
 class Signature(NamedTuple):
     """Operands; the one option besides ``out_dtype``, or ""; whether a row becomes one number; whose dtype that has."""
 
-    operands: tuple[Operand, ...]
+    operands: tuple[RowOperand, ...]
     option: str
     reduces: bool
     like: int
@@ -46,7 +46,7 @@ class Signature(NamedTuple):
 def signature(kind: str) -> Signature:
     """That of an operation of the table, or of ``embedding``, which copies rows and computes nothing."""
     if kind == "embedding":
-        return Signature((Operand("weight"), Operand("ids")), "", False, 0)
+        return Signature((RowOperand("weight"), RowOperand("ids")), "", False, 0)
     operation = OPERATIONS[kind]
     result = operation.results[0]
     option = next((name for name in operation.options if name != "dtype"), "keepdim" if result.width else "")

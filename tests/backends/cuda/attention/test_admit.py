@@ -281,7 +281,7 @@ def host_ranged(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
     "case", [ranged(tq=30, tk=300, d=100), ranged(tq=1, tk=300, d=33, arithmetic="fma", group=1)], ids=str
 )
 def test_ranges_of_masks_are_tried(host_ranged, case):
-    bench, kernel = host_ranged.admissions.bench, attention_ranged.Ranged()
+    bench, kernel = host_ranged.admissions.bench, attention_ranged.RangedAttention()
     assert kernel.trial(bench, case, "") == ""
     for fault in (first_bit, second_leaf):
         host_ranged.faults["ranged"] = fault

@@ -7,18 +7,23 @@ from ....planner.choose import Option, choose
 from ..driver.machine import admissions
 from .case import AttentionCase
 from .family import Attention, Run
-from .few import Few
-from .fma import Fma
-from .hopper import Hopper
-from .ranged import Ranged, together
-from .walk import Leaf, Split, Walk
+from .few import FewAttention
+from .fma import FmaAttention
+from .hopper import HopperAttention
+from .ranged import RangedAttention, together
+from .walk import LeafAttention, SplitAttention, WalkAttention
 
 __all__ = ["KERNELS", "admitted_run", "ranged_run", "ranked"]
 
 # A new kernel is its file and a row here.
 KERNELS: dict[str, Attention] = {
-    "hopper": Hopper(), "few": Few(), "split": Split(), "leaf": Leaf(), "walk": Walk(), "fma": Fma(),
-}  # fmt: skip
+    "hopper": HopperAttention(),
+    "few": FewAttention(),
+    "split": SplitAttention(),
+    "leaf": LeafAttention(),
+    "walk": WalkAttention(),
+    "fma": FmaAttention(),
+}
 
 
 def ranked(case: AttentionCase) -> list[str]:
@@ -55,7 +60,7 @@ def ranged_run(case: AttentionCase, kernel: str | None = None) -> Run:
     main = admitted_run(together(case), kernel)
     if not min(case.batch, case.tq, case.heads, case.tk):
         return main
-    return _first([Ranged(main)], case, " with ranges of a mask")
+    return _first([RangedAttention(main)], case, " with ranges of a mask")
 
 
 def _first(kernels: list[Attention], case: AttentionCase, said: str) -> Run:

@@ -80,17 +80,19 @@ def terms(dtype: str) -> tuple[float, ...]:
     return tuple(float(x) for x in EXP2_TERMS[dtype])
 
 
-def loaded(name: str, case: AttentionCase, defines: Mapping[str, Any], *, function: str = "", text: str = "") -> Kernel:
-    """A function of a file of this folder, behind `text`, with the coefficients of exp2 for results of the dtype."""
-    return compiled(name, case.dtype, case.device, defines, function=function, text=text)
+def loaded(
+    name: str, case: AttentionCase, defines: Mapping[str, Any], *, function: str = "", before: str = ""
+) -> Kernel:
+    """A function of a file of this folder, by default ``attention_<name>``; results of exp2 have the case's dtype."""
+    return compiled(name, case.dtype, case.device, defines, function=function, before=before)
 
 
 def compiled(
-    name: str, dtype: str, device: int, defines: Mapping[str, Any], *, function: str = "", text: str = ""
+    name: str, dtype: str, device: int, defines: Mapping[str, Any], *, function: str = "", before: str = ""
 ) -> Kernel:
-    """`loaded`, of results of `dtype` on a device; by default the function ``attention_<name>``."""
+    """`loaded`, with the coefficients of exp2 for results of `dtype`, on a device."""
     every = {**defines, "TERMS": ",".join(f"{value.hex()}f" for value in terms(dtype))}
-    return function_of(f"attention/{name}.cu", function or f"attention_{name}", device, every, before=text)
+    return function_of(f"attention/{name}.cu", function or f"attention_{name}", device, every, before=before)
 
 
 def mask_defines(case: AttentionCase) -> dict[str, Any]:

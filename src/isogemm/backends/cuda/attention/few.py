@@ -9,13 +9,13 @@ from ....base.dtypes import CODE
 from ....contract.attention import LEAF
 from .case import MOST_SUMS, AttentionCase, steps_of
 from .family import Run, ints, loaded, longs, mask_defines
-from .hopper import CHUNK, Hopper, chunks_of, map_of
+from .hopper import CHUNK, HopperAttention, chunks_of, map_of
 from .meet import meet_defines, met
 
-__all__ = ["Few"]
+__all__ = ["FewAttention"]
 
 
-class Few(Hopper):
+class FewAttention(HopperAttention):
     """Sums of leaves go to memory, for their meeting, unless there is but one leaf."""
 
     name = "attention few"
@@ -36,7 +36,7 @@ class Few(Hopper):
         rows, chunks = 16 * defines["MT"], chunks_of(case)
         sizes = (case.tq, case.tk, case.d, case.dv, case.heads, case.group, case.group, case.offset or 0)
         steps = longs(*steps_of(q)[:3], *(case.mask or (0, 0, 0, 0)), *case.y_strides)
-        bound = loaded("few", case, defines, text='#include "include/hopper_ptx.cu"\n').bind(
+        bound = loaded("few", case, defines, before='#include "include/hopper_ptx.cu"\n').bind(
             [*["map"] * 2, *["ptr"] * 7, *steps, *ints(*sizes), ("f32", case.c)],
             grid=(case.leaves * -(-case.rows // rows), case.heads // case.group, case.batch),
             block=(128,),

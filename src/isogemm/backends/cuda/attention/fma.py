@@ -11,12 +11,12 @@ from ..driver.kernel import Parameter
 from .case import AttentionCase
 from .family import Attention, Run, blocks_of, ints, loaded, longs, mask_defines
 
-__all__ = ["ROWS", "Fma"]
+__all__ = ["ROWS", "FmaAttention"]
 
 ROWS = 32  # queries of a block
 
 
-class Fma(Attention):
+class FmaAttention(Attention):
     """Any strides, head sizes to 256, every dtype."""
 
     name = "attention fma"

@@ -11,9 +11,9 @@ from ..driver.tensormap import Encoder, encoder
 from ..driver.wgmma import mma
 from .case import AttentionCase, Strided, steps_of
 from .family import Attention, Run, ints, loaded, longs, mask_defines
-from .walk import Walk
+from .walk import WalkAttention
 
-__all__ = ["CHUNK", "Hopper", "chunks_of", "map_of"]
+__all__ = ["CHUNK", "HopperAttention", "chunks_of", "map_of"]
 
 CHUNK = 16384
 WARPGROUPS = 2
@@ -29,11 +29,11 @@ def map_of(case: AttentionCase, x: Strided, rows: int) -> Encoder:
     return encoder(case.dtype, sizes=x.shape, strides=(*steps_of(x)[:3], 1), box=(1, 1, rows, 64), promotion=256)
 
 
-class Hopper(Attention):
+class HopperAttention(Attention):
     """Head sizes to 128, rows of 16 bytes."""
 
     name = "attention hopper"
-    plain = Walk()
+    plain = WalkAttention()
 
     def supports(self, case: AttentionCase, config: str = "") -> bool:
         return case.boxes
@@ -51,7 +51,7 @@ class Hopper(Attention):
         tiles = -(-case.tq // (64 * WARPGROUPS))
         sizes = ints(case.tq, case.tk, case.dv, case.group, case.offset or 0, case.heads, tiles, case.batch)
         steps = longs(*(case.mask or (0, 0, 0, 0)), *case.y_strides)
-        bound = loaded("hopper", case, self.defines(case), text=text).bind(
+        bound = loaded("hopper", case, self.defines(case), before=text).bind(
             [*["map"] * 3, *["ptr"] * 5, *steps, *sizes, ("f32", case.c)],
             grid=(min(tiles * case.heads * case.batch, facts.device(case.device).multiprocessors),),
             block=(128 * WARPGROUPS + 128,),

@@ -21,11 +21,11 @@ from ....planner.bench import Bench
 from ..driver.workspace import workspace
 from .case import AttentionCase
 from .family import Attention, Run, blocks_of, ints, loaded, longs, mask_defines
-from .fma import ROWS, Fma
+from .fma import ROWS, FmaAttention
 from .trial import NATIVE, Contents, by_definition, compared, contents, outputs, shrunk, windows
-from .walk import Walk, triton_facts
+from .walk import WalkAttention, triton_facts
 
-__all__ = ["Lines", "Ranged", "bind_ranged", "lines_of", "one_range", "together"]
+__all__ = ["Lines", "RangedAttention", "bind_ranged", "lines_of", "one_range", "together"]
 
 
 class Lines(NamedTuple):
@@ -63,7 +63,7 @@ def together(case: AttentionCase) -> AttentionCase:
 
 
 @dataclass(frozen=True)
-class Ranged(Attention):
+class RangedAttention(Attention):
     """A family of the three kernels: `main` computes batch entries of one range, a launch of `together`."""
 
     main: Run | None = None
@@ -71,7 +71,7 @@ class Ranged(Attention):
 
     def defines(self, case: AttentionCase) -> dict[str, Any]:
         if case.fma:
-            parts = Fma().defines(case)
+            parts = FmaAttention().defines(case)
         else:
             _, constants, hints, options, _ = _facts(case)
             kinds = {"KIND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "HINTS": ",".join(hints)}
@@ -87,14 +87,14 @@ class Ranged(Attention):
         if self.configs(each) != self.configs(case):
             return "no operands of a trial have this code"
         held = contents(each, windows)
-        plain = (Fma() if each.fma else Walk()).bind(together(each), "", bench.device)
+        plain = (FmaAttention() if each.fma else WalkAttention()).bind(together(each), "", bench.device)
         assert held.mask is not None
         start, stop = ranges(held.mask)
         if case.arithmetic == NATIVE:
             want: Any = _by_range(bench, plain, each, held, start, stop)
         else:
             want = by_definition(each, replace(held, start=start, stop=stop))
-        return compared(each, *outputs(bench, Ranged(plain).launch(each), each, held), want)
+        return compared(each, *outputs(bench, RangedAttention(plain).launch(each), each, held), want)
 
     def launch(self, case: AttentionCase) -> Run:
         return bind_ranged(case, self.main)
@@ -164,7 +164,7 @@ def _steps(case: AttentionCase) -> dict[str, int]:
 
 def _facts(case: AttentionCase) -> tuple[Any, ...]:
     """As `triton_facts`, of the kernel for ranges."""
-    types, constants, hints, options, values = triton_facts(together(case), Walk.index, _rows(case))
+    types, constants, hints, options, values = triton_facts(together(case), WalkAttention.index, _rows(case))
     for name in ("CAUSAL", "STARTS", "STOPS", "WALK"):
         del constants[name]
     for name in ("offset", "tk"):
@@ -178,7 +178,7 @@ def _facts(case: AttentionCase) -> tuple[Any, ...]:
 def _walk(case: AttentionCase) -> Callable[..., None]:
     """``(stream, q, k, v, mask, start, stop, y, stats, apart, order)``."""
     if case.fma:
-        return Fma().launch(case, (*_steps(case).values(), _tiles(case)))
+        return FmaAttention().launch(case, (*_steps(case).values(), _tiles(case)))
     return _triton_walk(case)
 
 

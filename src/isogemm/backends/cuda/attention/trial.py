@@ -20,7 +20,17 @@ from ....contract.attention import LEAF, attention, factor
 from ....planner.bench import POISON, Bench, among_poison, beside, difference, words_of
 from .case import AttentionCase, Strided, steps_of
 
-__all__ = ["Tried", "by_definition", "compared", "contents", "outputs", "posed", "shrunk", "try_kernel", "windows"]
+__all__ = [
+    "TriedAttention",
+    "by_definition",
+    "compared",
+    "contents",
+    "outputs",
+    "posed",
+    "shrunk",
+    "try_kernel",
+    "windows",
+]
 
 Array = NDArray[Any]
 Run = Callable[..., None]
@@ -29,7 +39,7 @@ COLUMNS = 13  # different columns of v: a result's column depends on its own of 
 NATIVE = "tensor_core:native"
 
 
-class Tried(Protocol):
+class TriedAttention(Protocol):
     """A kernel, as its trial needs it."""
 
     def supports(self, case: AttentionCase) -> bool:
@@ -63,17 +73,17 @@ class Contents:
     stop: Array | None
 
 
-def try_kernel(bench: Bench, kernel: Tried, case: AttentionCase, plain: Tried | None) -> str:
+def try_kernel(bench: Bench, kernel: TriedAttention, case: AttentionCase, plain: TriedAttention | None) -> str:
     """Run the code that `case` would run on every posed case that has it.
 
     Parameters
     ----------
     bench : Bench
-    kernel : Tried
+    kernel : TriedAttention
     case : AttentionCase
         Its arithmetic says what the bits have to be. ``tensor_core:native`` has no definition: there kernels are
         compared with `plain`.
-    plain : Tried or None
+    plain : TriedAttention or None
 
     Returns
     -------
@@ -107,7 +117,7 @@ def compared(case: AttentionCase, got: Sequence[Array | None], stray: int, want:
     return f"{said}: {beside('the results', stray)}" if stray else ""
 
 
-def posed(kernel: Tried, case: AttentionCase) -> Iterator[AttentionCase]:
+def posed(kernel: TriedAttention, case: AttentionCase) -> Iterator[AttentionCase]:
     """Cases with the code of `case`: the call itself made small, and others where layouts and sizes are no code."""
     wanted = kernel.configs(case)
     for each in (shrunk(case), *kernel.reaching(case)):

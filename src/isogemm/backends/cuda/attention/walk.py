@@ -11,14 +11,14 @@ from .case import MOST_SUMS, AttentionCase, steps_of
 from .family import Attention, Run, mask_defines, terms
 from .meet import meet_defines, met
 
-__all__ = ["Leaf", "Split", "Walk", "triton_facts", "triton_text"]
+__all__ = ["LeafAttention", "SplitAttention", "WalkAttention", "triton_facts", "triton_text"]
 
 TypesAndValues = tuple[
     dict[str, str], dict[str, Any], tuple[str, ...], dict[str, Any], dict[str, float]
 ]  # of parameters, constants, what is a multiple of 16, options, and values that are fixed
 
 
-class Walk(Attention):
+class WalkAttention(Attention):
     """All leaves in one program. The plainest kernel of tensor cores."""
 
     name = "attention walk"
@@ -38,12 +38,12 @@ class Walk(Attention):
         return met(case, walk, not self.index)
 
 
-class Leaf(Walk):
+class LeafAttention(WalkAttention):
     """The only leaf, in one program, without sums in memory."""
 
     name = "attention leaf"
     index = 1
-    plain = Walk()
+    plain = WalkAttention()
 
     def supports(self, case: AttentionCase, config: str = "") -> bool:
         return case.tensor_cores and case.leaves == 1
@@ -52,12 +52,12 @@ class Leaf(Walk):
         return 2
 
 
-class Split(Walk):
+class SplitAttention(WalkAttention):
     """One leaf to a program, sums to memory, then their meeting."""
 
     name = "attention split"
     index = 0
-    plain = Walk()
+    plain = WalkAttention()
 
     def supports(self, case: AttentionCase, config: str = "") -> bool:
         return case.tensor_cores and case.leaves > 0

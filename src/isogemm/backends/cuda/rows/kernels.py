@@ -16,7 +16,7 @@ from ..driver.machine import admissions
 from .code import Code, RowsCase
 from .trial import try_code
 
-__all__ = ["KERNELS", "Kernel", "serve", "team"]
+__all__ = ["KERNELS", "RowsKernel", "serve", "team"]
 
 LONGEST = 16384  # elements of a row that a block holds
 CLUSTER_BYTES = 226 * 1024  # of a row's eighth
@@ -24,7 +24,7 @@ CLUSTERS = 16  # of eight blocks, that an H200 runs at once
 SLOTS = 132 * 16  # warps that keep an H200 busy
 
 
-class Kernel:
+class RowsKernel:
     """A family: one file beside this one. What is here fits most of them.
 
     Attributes
@@ -88,7 +88,7 @@ class Kernel:
         return config.load(device).bind(params, pdl=True, **self.launch(config, case))
 
 
-class Held(Kernel):
+class Held(RowsKernel):
     """Rows that fit into registers."""
 
     file, function = "held", "rows"
@@ -114,7 +114,7 @@ class Held(Kernel):
         return (full - 4, least + 4) if code.vec else (full - 1, least + 1)
 
 
-class Long(Kernel):
+class Long(RowsKernel):
     """Rows of any length, read once for each pass."""
 
     file, function = "long", "rows"
@@ -149,7 +149,7 @@ class Cluster(Long):
         return 64 * -(-case.n // 128) * (2 if two else 1) + 4 * 128 * 4
 
 
-class Each(Kernel):
+class Each(RowsKernel):
     """Operations of elements."""
 
     file = function = "each"
@@ -165,7 +165,7 @@ class Each(Kernel):
         return -(-case.n // (8 if code.vec else 1))
 
 
-class Rope(Kernel):
+class Rope(RowsKernel):
     """Rotations of one tensor or two, `n` their pairs; rows of up to 1024 elements are normed before."""
 
     file = function = "rope"
@@ -186,7 +186,7 @@ class Rope(Kernel):
         return {"grid": (grid if case.n else 0, 2 if case.kinds[1] >= 0 else 1), "block": (block,)}
 
 
-class Columns(Kernel):
+class ColumnSums(RowsKernel):
     """Sums over rows, column by column."""
 
     file = function = "columns"
@@ -198,7 +198,7 @@ class Columns(Kernel):
         return [("i32", case.n), ("i32", int(case.start))]
 
 
-class Table(Columns):
+class TableSums(ColumnSums):
     """Rows added to those of a table that ids name."""
 
     file = function = "table"
@@ -207,7 +207,7 @@ class Table(Columns):
         return {"grid": (case.count, -(-case.n // 128)), "block": (128,)}
 
 
-KERNELS: list[Kernel] = [Held(), Cluster(), Long(), Each(), Rope(), Columns(), Table()]
+KERNELS: list[RowsKernel] = [Held(), Cluster(), Long(), Each(), Rope(), ColumnSums(), TableSums()]
 
 
 def serve(function: str, case: RowsCase, device: int) -> Bound:

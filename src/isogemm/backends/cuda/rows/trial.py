@@ -21,14 +21,14 @@ from ..driver.kernel import Bound
 from .code import Code, RowsCase
 from .sides import collapse, packed
 
-__all__ = ["Tried", "dtype_of", "try_code"]
+__all__ = ["TriedRows", "dtype_of", "try_code"]
 
 Array = NDArray[Any]
 EPS = 1e-5
 KINDS = 24  # of rows
 
 
-class Tried(Protocol):
+class TriedRows(Protocol):
     """A kernel, as its trial needs it."""
 
     rows: tuple[tuple[int, ...], tuple[int, ...]]
@@ -42,7 +42,7 @@ class Tried(Protocol):
         ...
 
 
-def try_code(bench: Bench, kernel: Tried, code: Code) -> str:
+def try_code(bench: Bench, kernel: TriedRows, code: Code) -> str:
     """Run compiled code on operands of its kind: empty where every bit was right, else the first difference."""
     tries: dict[str, Callable[[_Trial], Iterator[tuple[str, str]]]] = {
         "rows": _reductions, "each": _elements, "rope": _rotations, "columns": _columns, "table": _tables,
@@ -77,7 +77,7 @@ class _Trial(NamedTuple):
     """Code on a bench."""
 
     bench: Bench
-    kernel: Tried
+    kernel: TriedRows
     code: Code
 
     def put(self, kind: int, values: Array, shape: Sequence[int], *, pad: int, column: int = 1) -> Rows:
@@ -170,7 +170,7 @@ def _drawn(seed: int, rows: int, n: int, special: bool = True) -> Array:
     return x[(np.arange(rows) * 7 + seed) % count]
 
 
-def _place(shape: Sequence[int], operands: Sequence[Rows]) -> bytes:
+def _packed(shape: Sequence[int], operands: Sequence[Rows]) -> bytes:
     extents, steps = collapse(shape, [x.steps for x in operands])
     if len(shape) == 1 and len(extents) != 1:
         extents, steps = list(shape), [list(x.steps) for x in operands]
@@ -207,7 +207,7 @@ def _reduction(
     more = [trial.result(kind, count * width) for width, kind in second]
     kinds = (code.tx, code.tg, code.tw, code.tb, code.to, *(kind for _, kind in second), -1)[:6]
     launch = trial.bind(
-        kinds, [_place(shape, [x, g] if code.tg >= 0 else [x])], [t.column for t in (x, g, w, b)], count, n, eps
+        kinds, [_packed(shape, [x, g] if code.tg >= 0 else [x])], [t.column for t in (x, g, w, b)], count, n, eps
     )
     trial.run(launch, x, g, w, b, out, *more)
 
@@ -236,7 +236,7 @@ def _elements(trial: _Trial) -> Iterator[tuple[str, str]]:
             ]
             outs = (code.tx, code.tg) if len(operation.results) > 1 else (code.to,)
             made = [trial.result(k, count * n) for k in outs]
-            place = _place(shape, every) if shape else packed(1, [], [[], [], []])
+            place = _packed(shape, every) if shape else packed(1, [], [[], [], []])
             kinds = (code.tx, code.tg, code.td, *outs, -1)[:5]
             trial.run(trial.bind(kinds, [place], [t.column for t in every], count, n), *every, *made)
             want = operation.results_of(*(t.values for t in every[: len(operation.operands)]))
@@ -274,7 +274,7 @@ def _rotation(trial: _Trial, n: int, pad: int, column: int) -> str:
         ws.append(trial.put(code.tw, _drawn(5 + i, 1, n, False), (1,), pad=pad, column=column))
         outs.append(trial.result(code.to, count * n))
         spread = [t._replace(steps=(*(0,) * (len(shape) - 1), t.steps[0])) for t in tables]
-        places.append(_place(shape, [xs[i], *spread]))
+        places.append(_packed(shape, [xs[i], *spread]))
     eps = EPS if code.norm else 0.0
     kinds = (0, 0, 0, 0, code.tw, code.tw, 0, 0)
     columns = [t.column for t in (*xs, *tables, *ws)]
@@ -309,7 +309,7 @@ def _column(trial: _Trial, shape: tuple[int, ...], pad: int, column: int, start:
     held = random.standard_normal(n).astype(np.float32) if start else None
     out, rows = trial.result(code.to, n, held), trial.bench.put(stats)
     assert rows is not None
-    place = _place(shape, [x if code.tx >= 0 else d._replace(steps=(0,) * len(shape)), d])
+    place = _packed(shape, [x if code.tx >= 0 else d._replace(steps=(0,) * len(shape)), d])
     launch = trial.bind((0,) * 4, [place], (x.column, d.column, 1), count, n, start=start)
     launch(trial.bench.stream(), x.address if code.term else 0, d.address, rows.address, out.address)
     terms = d.values
@@ -333,7 +333,7 @@ def _tables(trial: _Trial) -> Iterator[tuple[str, str]]:
             begun = held if start else np.zeros_like(held)
             kept = canonical(held.astype(dtype_of(code.to)))
             out = trial.result(code.to, height * n, kept)
-            launch = trial.bind((0,) * 4, [_place(shape, [d])], (d.column, n, 1), count, n, start=start)
+            launch = trial.bind((0,) * 4, [_packed(shape, [d])], (d.column, n, 1), count, n, start=start)
             launch(trial.bench.stream(), named.address, places.address, d.address, out.address)
             want = kept.astype(np.float32).reshape(height, n)
             for i in set(ids.tolist()):

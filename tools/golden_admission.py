@@ -16,7 +16,7 @@ from isogemm.contract.spec import Contract
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
-def bits(arithmetic: str, dtype_a: str, dtype_b: str, case: golden.Case) -> np.ndarray:
+def bits(arithmetic: str, dtype_a: str, dtype_b: str, case: golden.GoldenCase) -> np.ndarray:
     """float32 bits of one case, by the reference."""
     a, b = golden.operands(case, dtype_a, dtype_b)
     x, y = a.view(DTYPES[dtype_a]), b.view(DTYPES[dtype_b])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isogemm.lab import Candidate, environment, interleave, write_json
-from isogemm.lab.gpu_clock import GraphClock
+from isogemm.lab.gpu.clock import GraphClock
 
 HEADS, SHARED, WIDTH = 16, 8, 128
 PREFILL = [(1, 4096), (4, 2048), (8, 300)]  # batch, tokens

@@ -29,7 +29,7 @@ def kernel_of(call: Callable[[int], Any]) -> str | None:
 
 
 def _words(product: Any, device: int) -> str:
-    from isogemm.backends.cuda.registry import chooser
+    from isogemm.backends.cuda.gemm.choose import chooser
 
     choice = chooser(device).choose(product)
     return f"{choice.family} [{choice.config}], {choice.reason}"

@@ -332,8 +332,7 @@ def test_rows_of_every_kind_can_be_shown():
 def test_the_kernel_of_a_row_is_the_one_that_the_call_ran(monkeypatch):
     from types import SimpleNamespace
 
-    from isogemm.backends.cuda import registry as choose
-    from isogemm.backends.cuda.gemm import execute
+    from isogemm.backends.cuda.gemm import choose, execute
 
     chosen = SimpleNamespace(choose=lambda product: SimpleNamespace(family="f", config=product, reason="why"))
     monkeypatch.setattr(choose, "chooser", lambda device: chosen)

@@ -366,9 +366,9 @@ def test_tune_writes_a_table_and_goes_on(  # type: ignore[no-untyped-def]
     from tests.planner.fakes import FakeFamily
     from tests.planner.test_tuning import FakeBench, chooser
 
-    from isogemm.backends.cuda import registry as choose
     from isogemm.backends.cuda.driver import facts as device
-    from isogemm.lab import gpu_bench
+    from isogemm.backends.cuda.gemm import choose
+    from isogemm.lab.gpu import bench as gpu_bench
     from isogemm.planner.tables import load
 
     bench = FakeBench(lambda name, m: 1.0)

@@ -30,14 +30,14 @@ def test_the_data_is_small_and_complete() -> None:
 
 
 def test_nothing_is_known_of_what_is_not_shipped() -> None:
-    case = golden.Case(Order(), 512)
+    case = golden.GoldenCase(Order(), 512)
     assert golden.expected("tensor_core:native", "bfloat16", "bfloat16", case) is None
-    assert golden.expected("fma", "float32", "float32", golden.Case(Order(), 511)) is None
+    assert golden.expected("fma", "float32", "float32", golden.GoldenCase(Order(), 511)) is None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_models_of_tensor_cores_are_told_apart(dtype: str) -> None:
-    case = golden.Case(Order(), 512)
+    case = golden.GoldenCase(Order(), 512)
     models = [golden.expected(m, dtype, dtype, case) for m in ("tensor_core:sm90", "tensor_core:sm80", "fma")]
     for i, one in enumerate(models):
         for other in models[:i]:
@@ -47,7 +47,9 @@ def test_models_of_tensor_cores_are_told_apart(dtype: str) -> None:
 
 def test_orders_are_told_apart() -> None:
     orders = (Order(), Order("leaf", 512), Order("tree", 8))
-    blocks = [golden.expected("tensor_core:sm80", "bfloat16", "bfloat16", golden.Case(order, 2568)) for order in orders]
+    blocks = [
+        golden.expected("tensor_core:sm80", "bfloat16", "bfloat16", golden.GoldenCase(order, 2568)) for order in orders
+    ]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert np.mean(blocks[one] != blocks[other]) > 0.2
 
@@ -70,7 +72,7 @@ def test_every_kind_of_number_and_result_occurs() -> None:
 
 
 def test_rows_and_columns_do_not_depend_on_how_many_there_are() -> None:
-    few, many = golden.Case(Order(), 100), golden.Case(Order(), 100, False, golden.ROWS, golden.COLUMNS)
+    few, many = golden.GoldenCase(Order(), 100), golden.GoldenCase(Order(), 100, False, golden.ROWS, golden.COLUMNS)
     for x, y in zip(
         golden.operands(few, "float32", "float32"), golden.operands(many, "float32", "float32"), strict=True
     ):
@@ -79,6 +81,6 @@ def test_rows_and_columns_do_not_depend_on_how_many_there_are() -> None:
 
 def test_the_drawing_is_pinned() -> None:
     """Another library version must not draw other operands: the shipped bits would be wrong for them."""
-    a, b = golden.operands(golden.Case(Order(), 7), "bfloat16", "float16")
+    a, b = golden.operands(golden.GoldenCase(Order(), 7), "bfloat16", "float16")
     assert a[0, :4].tolist() == [48987, 15784, 15638, 15802]
     assert b[:4, 0].tolist() == [12711, 48973, 13315, 11761]

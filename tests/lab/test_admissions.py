@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from isogemm.cli import commands as cli
 from isogemm.lab import admissions
-from isogemm.planner.admission import Records
 from isogemm.planner.kernel_admission import Candidate, KernelAdmissions
+from isogemm.planner.records import Records
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = KernelAdmissions(FakeMachine(), Records(tmp_path))
     for name, why in (("attention few", ""), ("rows_held softmax", "1 of 3 differ, first out[2] 0x1 for 0x0")):
         found.verdict(Candidate(name, "TX=1", "source", lambda machine, why=why: why, lambda: None))
-    key = {"family": "stream", "config": "16x64", "variant": "fma/chain", "fingerprint": "f", "stamp": found.stamp}
+    key = {"kernel": "stream", "code": "16x64; fma/chain", "fingerprint": "f", "stamp": found.stamp}
     Records(tmp_path).put(key, {"state": "admitted", "date": "2026-11-21", "detail": ""})
     Records(tmp_path).put({"arithmetic": "tensor_core", "stamp": found.stamp}, {"value": "tensor_core:sm90"})
     for name, text in (
@@ -44,7 +44,7 @@ def shown(*options: str) -> Any:
 def test_verdicts_are_shown_with_what_was_wrong(place):
     text = shown()
     assert "attention few  [TX=1]  on NVIDIA H200, driver 580.1" in text
-    assert "stream [16x64]  [fma/chain]" in text
+    assert "stream  [16x64; fma/chain]" in text
     assert "1 of 3 differ, first out[2] 0x1 for 0x0" in text
     assert f"3 kernels on record in {place}, 1 of them refused" in text
 

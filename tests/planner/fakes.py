@@ -13,6 +13,7 @@ import numpy as np
 
 from isogemm.contract import reference
 from isogemm.contract.spec import Contract
+from isogemm.planner.trials import ProductFamily
 from isogemm.problem.product import Addresses, Product, Strides
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -109,7 +110,7 @@ Fault = Callable[[Product, np.ndarray], None]
 
 
 @dataclass
-class FakeFamily:
+class FakeFamily(ProductFamily):
     """Kernels whose configurations are names; `faults` says what each of them does to its result."""
 
     name: str
@@ -122,13 +123,20 @@ class FakeFamily:
     runs: list[tuple[str, Product]] = field(default_factory=list)
     builds: list[tuple[str, Product]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.library = self.name == "library"
+
+    @property
+    def home(self) -> str:  # type: ignore[override]
+        return f"{self.name}-{self.source}"
+
     def configs(self, product: Product) -> tuple[str, ...]:
         return tuple(c for c in self.offered if self.supports(product, c))
 
     def supports(self, product: Product, config: str) -> bool:
         return config in self.offered and self.legal(product, config)
 
-    def build(self, product: Product, config: str, device: int) -> Callable[[Addresses, int], None]:
+    def bind(self, product: Product, config: str, device: int) -> Callable[[Addresses, int], None]:
         self.builds.append((config, product))
 
         def launch(at: Addresses, stream: int) -> None:
@@ -139,9 +147,6 @@ class FakeFamily:
             view(at.out, product.out, value.shape, product.dtype_out)[...] = value
 
         return launch
-
-    def fingerprint(self) -> str:
-        return f"{self.name}-{self.source}"
 
 
 def flip(where: Callable[[Product], bool] = lambda p: True, index: tuple[int, ...] = (0, 0, 0)) -> Fault:

@@ -13,8 +13,11 @@ import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip, linear
 
 from isogemm.backends.cuda.gemm.tile import family as triton_tile
-from isogemm.planner import admission, trials
-from isogemm.planner.admission import Admissions, Records, same_stamp
+from isogemm.planner import admission, records, trials
+from isogemm.planner.admission import Admissions, same_stamp
+from isogemm.planner.bench import Bench
+from isogemm.planner.products import Chooser
+from isogemm.planner.records import Records
 from isogemm.planner.tables import Admitted, LibraryRange, Table
 from isogemm.planner.trials import try_config, variant_of
 from isogemm.problem.numeric import numeric_key
@@ -25,15 +28,24 @@ LINEAR = linear(8, 256, 512)
 
 @pytest.fixture(autouse=True)
 def _unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_said", set())
+    monkeypatch.setattr(records, "_said", set())
+
+
+class Chooses(Chooser):
+    """A chooser asked by name."""
+
+    def of(self, name: str, config: str, product: Product) -> Any:
+        return self.verdict(self.families[name], product, config)
 
 
 def admissions(
     *families: FakeFamily, machine: FakeMachine | None = None, folder: Path | None = None, tables: Any = ()
-) -> Admissions:
-    return Admissions(
-        machine or FakeMachine(), {f.name: f for f in families}, {"library"}, tables, Records(folder)
-    )  # fmt: skip
+) -> Chooses:
+    return Chooses(Admissions(machine or FakeMachine(), Records(folder)), {f.name: f for f in families}, tables)
+
+
+def tried(family: FakeFamily, config: str, product: Product) -> str:
+    return try_config(Bench(FakeMachine()), family, product, config)
 
 
 VARIANTS = {
@@ -79,8 +91,8 @@ def test_some_trial_is_compiled_as_a_layer_is(changes: dict[str, Any]) -> None:
 def test_right_bits_are_admitted_and_one_wrong_bit_is_not(order: str, changes: dict[str, Any]) -> None:
     product = replace(linear(8, 256, 512, f"tensor_core:sm90/{order}"), **changes)
     family = FakeFamily("f", faults={"fast": flip(index=(-1, -1, -1))})
-    assert try_config(FakeMachine(), family, "plain", product) == ""
-    assert "1 of" in try_config(FakeMachine(), family, "fast", product)
+    assert tried(family, "plain", product) == ""
+    assert "1 of" in tried(family, "fast", product)
     assert {variant_of(ran) for _, ran in family.runs} == {variant_of(product)}
 
 
@@ -88,14 +100,14 @@ def test_right_bits_are_admitted_and_one_wrong_bit_is_not(order: str, changes: d
 def test_float32_contracts(contract: str) -> None:
     product = linear(8, 256, 512, contract, dtype_a="float32", dtype_b="float32", dtype_out="float32")
     family = FakeFamily("f")
-    assert try_config(FakeMachine(), family, "plain", product) == ""
+    assert tried(family, "plain", product) == ""
     family.arithmetic = "fma" if "tf32" in contract else "tf32:sm90"
-    assert try_config(FakeMachine(), family, "plain", product) != ""
+    assert tried(family, "plain", product) != ""
 
 
 def test_operands_of_two_types() -> None:
     product = linear(8, 256, 512, "fma/chain", dtype_a="float32", dtype_b="bfloat16", dtype_out="float32")
-    assert try_config(FakeMachine(), FakeFamily("f"), "plain", product) == ""
+    assert tried(FakeFamily("f"), "plain", product) == ""
 
 
 @pytest.mark.parametrize(
@@ -111,49 +123,51 @@ def test_operands_of_two_types() -> None:
 )
 def test_faults_that_show_only_sometimes_are_found(where: Any) -> None:
     family = FakeFamily("f", faults={"fast": flip(where)})
-    assert try_config(FakeMachine(), family, "fast", LINEAR) != ""
+    assert tried(family, "fast", LINEAR) != ""
 
 
 def test_writing_beside_the_output_is_found() -> None:
     family = FakeFamily("f")
-    build = family.build
+    bind = family.bind
 
     def overrun(product: Product, config: str, device: int) -> Any:
-        return build(replace(product, n=product.n + 1), config, device)
+        return bind(replace(product, n=product.n + 1), config, device)
 
-    family.build = overrun  # type: ignore[method-assign]
+    family.bind = overrun  # type: ignore[method-assign]
     product = replace(LINEAR, b=Strides(256, 1))  # B has rows to spare, so that one column more can be read
-    assert "written beside" in try_config(FakeMachine(), family, "plain", product)
+    assert "beside the output were written" in tried(family, "plain", product)
 
 
 def test_a_kernel_that_no_golden_product_can_judge_is_not_admitted() -> None:
     short = FakeFamily("f", legal=lambda product, config: product.k <= 100)
-    assert "long enough" in try_config(FakeMachine(), short, "plain", LINEAR)
+    assert "long enough" in tried(short, "plain", LINEAR)
     native = linear(8, 256, 512, "tensor_core:native/chain")
-    assert "no golden bits" in try_config(FakeMachine(), FakeFamily("f"), "plain", native)
+    assert "no golden bits" in tried(FakeFamily("f"), "plain", native)
 
 
 def test_a_refusal_is_recorded_and_said_once_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     family = FakeFamily("f", faults={"fast": flip()})
     with caplog.at_level(logging.WARNING, "isogemm"):
-        first = admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR)
+        first = admissions(family, folder=tmp_path).of("f", "fast", LINEAR)
         runs = len(family.runs)
-        again = admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR)
+        again = admissions(family, folder=tmp_path).of("f", "fast", LINEAR)
     assert (first.state, again.state) == ("refused", "refused")
     assert again.detail == first.detail != ""
     assert len(family.runs) == runs
-    assert [r.message for r in caplog.records if "f [fast]" in r.message and first.detail in r.message]
-    assert len(caplog.records) == 1
+    said = [r.message for r in caplog.records if "no tuning table" not in r.message]
+    assert len(said) == 1
+    assert "f [fast; " in said[0]
+    assert first.detail in said[0]
 
 
 def test_a_verdict_serves_other_sizes_of_the_variant_and_no_other_variant() -> None:
     family = FakeFamily("f")
     mine = admissions(family)
-    assert mine.verdict("f", "fast", LINEAR).state == "admitted"
+    assert mine.of("f", "fast", LINEAR).state == "admitted"
     runs = len(family.runs)
-    assert mine.verdict("f", "fast", linear(300, 64, 4096)).state == "admitted"
+    assert mine.of("f", "fast", linear(300, 64, 4096)).state == "admitted"
     assert len(family.runs) == runs
-    mine.verdict("f", "fast", replace(LINEAR, dtype_out="float32"))
+    mine.of("f", "fast", replace(LINEAR, dtype_out="float32"))
     assert len(family.runs) > runs
 
 
@@ -163,66 +177,66 @@ CHANGES = [{"driver": "590.0"}, {"triton": "3.7.0"}, {"device": "NVIDIA H100"}, 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_records_are_void_when_the_stamp_changes(tmp_path: Path, change: dict[str, str]) -> None:
     family = FakeFamily("f")
-    admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR)
+    admissions(family, folder=tmp_path).of("f", "fast", LINEAR)
     runs = len(family.runs)
-    admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR)
+    admissions(family, folder=tmp_path).of("f", "fast", LINEAR)
     assert len(family.runs) == runs
-    admissions(family, folder=tmp_path, machine=FakeMachine({**H200, **change})).verdict("f", "fast", LINEAR)
+    admissions(family, folder=tmp_path, machine=FakeMachine({**H200, **change})).of("f", "fast", LINEAR)
     assert len(family.runs) > runs
 
 
 def test_records_are_void_when_the_source_changes_and_not_when_torch_does(tmp_path: Path) -> None:
     family = FakeFamily("f")
-    admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR)
+    admissions(family, folder=tmp_path).of("f", "fast", LINEAR)
     runs = len(family.runs)
-    admissions(family, folder=tmp_path, machine=FakeMachine({**H200, "torch": "9"})).verdict("f", "fast", LINEAR)
+    admissions(family, folder=tmp_path, machine=FakeMachine({**H200, "torch": "9"})).of("f", "fast", LINEAR)
     assert len(family.runs) == runs
     family.source = "v2"
-    admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR)
+    admissions(family, folder=tmp_path).of("f", "fast", LINEAR)
     assert len(family.runs) > runs
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema": "isogemm.admission.v1"}'])
 def test_a_damaged_record_costs_a_trial(tmp_path: Path, damage: str) -> None:
     family = FakeFamily("f")
-    admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR)
+    admissions(family, folder=tmp_path).of("f", "fast", LINEAR)
     (record,) = tmp_path.iterdir()
     good = record.read_text()
     record.write_text(damage)
     runs = len(family.runs)
-    assert admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR).state == "admitted"
+    assert admissions(family, folder=tmp_path).of("f", "fast", LINEAR).state == "admitted"
     assert len(family.runs) > runs
     assert json.loads(record.read_text()) == json.loads(good)
 
 
 def test_a_record_moved_to_another_key_is_not_believed(tmp_path: Path) -> None:
     family = FakeFamily("f", faults={"fast": flip()})
-    admissions(family, folder=tmp_path).verdict("f", "plain", LINEAR)
+    admissions(family, folder=tmp_path).of("f", "plain", LINEAR)
     (right,) = tmp_path.iterdir()
-    admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR)
+    admissions(family, folder=tmp_path).of("f", "fast", LINEAR)
     (wrong,) = set(tmp_path.iterdir()) - {right}
     wrong.write_text(right.read_text())
-    assert admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR).state == "refused"
+    assert admissions(family, folder=tmp_path).of("f", "fast", LINEAR).state == "refused"
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING, "isogemm"):
-        assert admissions(FakeFamily("f"), folder=tmp_path / "file").verdict("f", "fast", LINEAR).state == "admitted"
+        assert admissions(FakeFamily("f"), folder=tmp_path / "file").of("f", "fast", LINEAR).state == "admitted"
     assert "not kept" in caplog.text
 
 
 def test_nothing_runs_during_a_capture(tmp_path: Path) -> None:
     family, machine = FakeFamily("f"), FakeMachine(captures=True)
     mine = admissions(family, machine=machine, folder=tmp_path)
-    assert mine.verdict("f", "fast", LINEAR).state == "unknown"
+    assert mine.of("f", "fast", LINEAR).state == "unknown"
     assert mine.arithmetic() == ""
     assert not family.runs
     machine.captures = False
-    assert mine.verdict("f", "fast", LINEAR).state == "admitted"
+    assert mine.of("f", "fast", LINEAR).state == "admitted"
     machine.captures = True
-    assert mine.verdict("f", "fast", LINEAR).state == "admitted"
-    assert admissions(family, machine=machine, folder=tmp_path).verdict("f", "fast", LINEAR).state == "admitted"
+    assert mine.of("f", "fast", LINEAR).state == "admitted"
+    assert admissions(family, machine=machine, folder=tmp_path).of("f", "fast", LINEAR).state == "admitted"
 
 
 def test_a_kernel_that_raises_is_left_out_but_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -231,10 +245,10 @@ def test_a_kernel_that_raises_is_left_out_but_not_recorded(tmp_path: Path, caplo
 
     family = FakeFamily("f", faults={"fast": broken})
     with caplog.at_level(logging.WARNING, "isogemm"):
-        verdict = admissions(family, folder=tmp_path).verdict("f", "fast", LINEAR)
+        verdict = admissions(family, folder=tmp_path).of("f", "fast", LINEAR)
     assert verdict.state == "refused"
     assert "out of resources" in verdict.detail
-    assert "f [fast] cannot run" in caplog.text
+    assert "cannot run: RuntimeError" in caplog.text
     assert not list(tmp_path.iterdir())
 
 
@@ -247,7 +261,7 @@ def shipped(**changes: Any) -> Table:
 def test_a_shipped_record_that_matches_is_trusted_as_it_is() -> None:
     family = FakeFamily("f")
     mine = admissions(family, tables=[shipped()], machine=FakeMachine(captures=True))
-    verdict = mine.verdict("f", "fast", LINEAR)
+    verdict = mine.of("f", "fast", LINEAR)
     assert (verdict.state, verdict.source, verdict.date) == ("admitted", "table h200.json", "2026-11-21")
     assert mine.arithmetic() == "tensor_core:sm90"
     assert not family.runs
@@ -257,14 +271,14 @@ def test_a_shipped_record_that_matches_is_trusted_as_it_is() -> None:
 def test_a_shipped_record_that_does_not_match_is_tried_anew(change: dict[str, str]) -> None:
     family = FakeFamily("f")
     table = shipped(stamp={**H200, "golden": admission.golden_digest(), **change})
-    verdict = admissions(family, tables=[table]).verdict("f", "fast", LINEAR)
+    verdict = admissions(family, tables=[table]).of("f", "fast", LINEAR)
     assert verdict.source == "a trial in this process"
     assert family.runs
 
 
 def test_a_shipped_record_of_another_source_is_tried_anew() -> None:
     family = FakeFamily("f", source="v2", faults={"fast": flip()})
-    assert admissions(family, tables=[shipped()]).verdict("f", "fast", LINEAR).state == "refused"
+    assert admissions(family, tables=[shipped()]).of("f", "fast", LINEAR).state == "refused"
 
 
 def ranged(product: Product, low: int = 5, high: int = 64, **stamp: str) -> Table:
@@ -275,24 +289,24 @@ def ranged(product: Product, low: int = 5, high: int = 64, **stamp: str) -> Tabl
 def test_a_library_serves_exactly_what_was_tuned() -> None:
     library = FakeFamily("library", offered=("algo",))
     mine = admissions(library, tables=[ranged(LINEAR)])
-    states = {m: mine.verdict("library", "algo", LINEAR.with_m(m)).state for m in (4, 5, 64, 65)}
-    assert states == {4: "unknown", 5: "admitted", 64: "admitted", 65: "unknown"}
+    states = {m: mine.of("library", "algo", LINEAR.with_m(m)).state for m in (4, 5, 64, 65)}
+    assert states == {4: "absent", 5: "admitted", 64: "admitted", 65: "absent"}
     others = [
         linear(8, 256, 528),
         replace(LINEAR, align=16),
         replace(LINEAR, a=Strides(520, 1)),
         replace(LINEAR, alpha=2.0),
     ]
-    assert [mine.verdict("library", "algo", p).state for p in others] == ["unknown"] * 4
+    assert [mine.of("library", "algo", p).state for p in others] == ["absent"] * 4
     assert not library.runs
 
 
 @pytest.mark.parametrize("change", [{"cublaslt": "140000"}, {"driver": "590"}], ids=str)
 def test_a_library_with_other_software_is_stale(change: dict[str, str]) -> None:
     library = FakeFamily("library", offered=("algo",))
-    assert admissions(library, tables=[ranged(LINEAR, **change)]).verdict("library", "algo", LINEAR).state == "stale"
+    assert admissions(library, tables=[ranged(LINEAR, **change)]).of("library", "algo", LINEAR).state == "stale"
     library.source = "v2"
-    assert admissions(library, tables=[ranged(LINEAR)]).verdict("library", "algo", LINEAR).state == "stale"
+    assert admissions(library, tables=[ranged(LINEAR)]).of("library", "algo", LINEAR).state == "stale"
 
 
 def test_triton_is_no_part_of_a_library() -> None:
@@ -334,5 +348,5 @@ def test_where_no_model_fits_kernels_are_compared_with_a_plain_one() -> None:
     other = FakeFamily("other", arithmetic="fma", faults={"plain": flip(lambda p: p.k > 2000)})
     mine = admissions(plain, other)
     native = linear(8, 256, 512, "tensor_core:native/chain")
-    assert mine.verdict("other", "fast", native).state == "admitted"
-    assert mine.verdict("other", "plain", native).state == "refused"
+    assert mine.of("other", "fast", native).state == "admitted"
+    assert mine.of("other", "plain", native).state == "refused"

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip, linear
 
-from isogemm.backends.cuda import registry as module
-from isogemm.backends.cuda.families import HOMES, LIBRARIES, absent, families
-from isogemm.backends.cuda.registry import Chooser
+from isogemm.backends.cuda.gemm import choose as module
 from isogemm.errors import ContractError, DeviceError, LayoutError
-from isogemm.planner import admission
-from isogemm.planner.admission import Records
-from isogemm.planner.tables import Bucket, LibraryRange, Row, Table, Use
+from isogemm.planner import admission, records
+from isogemm.planner.admission import Admissions
+from isogemm.planner.fingerprint import fingerprint
+from isogemm.planner.products import Chooser
+from isogemm.planner.records import Records
+from isogemm.planner.tables import Bucket, LibraryRange, Table, TunedRow, Use
 from isogemm.planner.trials import variant_of
 from isogemm.problem.numeric import numeric_key
 
@@ -26,11 +27,11 @@ LINEAR = linear(8, 256, 512)
 
 @pytest.fixture(autouse=True)
 def _unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_said", set())
+    monkeypatch.setattr(records, "_said", set())
 
 
 def table(*uses: Use, product: Any = LINEAR, m: int = 4096, **changes: Any) -> Table:
-    row = Row(numeric_key(product), (Bucket(m, uses),), {1: 5.0, m: 50.0})
+    row = TunedRow(numeric_key(product), (Bucket(m, uses),), {1: 5.0, m: 50.0})
     stamp = {**H200, "golden": admission.golden_digest()}
     return replace(Table("t.json", stamp, "2026-11-21", "tensor_core:sm90", rows=(row,)), **changes)
 
@@ -38,8 +39,8 @@ def table(*uses: Use, product: Any = LINEAR, m: int = 4096, **changes: Any) -> T
 def chooser(
     *found: FakeFamily, tables: Any = (), machine: FakeMachine | None = None, folder: Path | None = None
 ) -> Chooser:
-    records = Records(folder)
-    return Chooser(machine or FakeMachine(), {f.name: f for f in found}, tables, records, {"library"})
+    here = Admissions(machine or FakeMachine(), Records(folder))
+    return Chooser(here, {f.name: f for f in found}, tables)
 
 
 def test_the_table_s_kernel_is_chosen_and_its_time_expected() -> None:
@@ -56,7 +57,9 @@ def test_the_user_s_table_goes_before_a_shipped_one() -> None:
 
 
 def test_m_picks_the_bucket() -> None:
-    rows = Row(numeric_key(LINEAR), (Bucket(16, (Use("f", "a"),)), Bucket(64, (Use("f", "b"),))), {16: 1.0, 64: 2.0})
+    rows = TunedRow(
+        numeric_key(LINEAR), (Bucket(16, (Use("f", "a"),)), Bucket(64, (Use("f", "b"),))), {16: 1.0, 64: 2.0}
+    )
     here = chooser(FakeFamily("f", offered=("a", "b")), tables=[replace(table(), rows=(rows,))])
     assert [here.choose(LINEAR.with_m(m)).config for m in (1, 16, 17, 64, 1000)] == ["a", "a", "b", "b", "b"]
 
@@ -80,7 +83,7 @@ def test_wrong_bits_are_never_chosen_however_fast(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, "isogemm"):
         choice = chooser(f, tables=[table(Use("f", "fast"), Use("f", "plain"))]).choose(LINEAR)
     assert choice.config == "plain"
-    assert "f [fast] is not used" in caplog.text
+    assert "f [fast; tensor_core:sm90" in caplog.text
 
 
 def test_nothing_right_is_an_error_that_names_what_was_refused() -> None:
@@ -100,8 +103,8 @@ def test_a_kernel_that_cannot_be_built_is_passed_over_and_said(caplog: pytest.Lo
     f = FakeFamily("f")
     here = chooser(f, tables=[table(Use("f", "fast"), Use("f", "plain"))])
     here.choose(LINEAR)
-    build = f.build
-    f.build = lambda p, config, device: (_ for _ in ()).throw(RuntimeError("shared memory")) if config == "fast" else build(p, config, device)  # type: ignore[method-assign]  # fmt: skip  # noqa: E501
+    bind = f.bind
+    f.bind = lambda p, config, device: (_ for _ in ()).throw(RuntimeError("shared memory")) if config == "fast" else bind(p, config, device)  # type: ignore[method-assign]  # fmt: skip  # noqa: E501
     with caplog.at_level(logging.WARNING, "isogemm"):
         assert here.choose(LINEAR).config == "plain"
     assert "shared memory" in caplog.text
@@ -111,17 +114,17 @@ def test_kernels_that_a_product_does_not_fit_are_one_line(caplog: pytest.LogCapt
     """A library's algorithms are admitted for a table's N; with an odd one they cannot be built, all for one reason."""
     odd, uses = linear(8, 257, 512), [Use("f", f"algorithm {i}") for i in range(9)]
     f = FakeFamily("f", offered=[use.config for use in uses] + ["plain"])
-    build = f.build
+    bind = f.bind
 
     def refusing(product: Any, config: str, device: int) -> Any:
         if config != "plain" and product.m != 16:
             raise LayoutError("strides", limit="a multiple of 8", value=257, nearest=264)
-        return build(product, config, device)
+        return bind(product, config, device)
 
     here = chooser(f, tables=[table(*uses, Use("f", "plain"))])
     for use in uses:
-        here.admissions.verdict("f", use.config, odd)
-    f.build = refusing  # type: ignore[method-assign]
+        here.verdict(f, odd, use.config)
+    f.bind = refusing  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING, "isogemm"):
         assert [here.choose(odd.with_m(m)).config for m in (1, 8, 64)] == ["plain"] * 3
     (line,) = [record.getMessage() for record in caplog.records]
@@ -138,7 +141,7 @@ def test_under_capture_only_what_was_admitted_before_serves() -> None:
         here.choose(LINEAR)
     assert not f.runs
     machine.captures = False
-    here.admissions.verdict("f", "plain", LINEAR)
+    here.verdict(f, LINEAR, "plain")
     machine.captures = True
     assert here.choose(LINEAR).config == "plain"
 
@@ -175,7 +178,7 @@ def test_contracts_of_other_tensor_cores_are_refused_with_the_own_one() -> None:
 def test_where_no_model_fits_products_are_native() -> None:
     f = FakeFamily("f", arithmetic="fma")
     here = chooser(f, machine=FakeMachine({**H200, "device": "New", "capability": "12.0"}))
-    assert here.admissions.arithmetic() == "tensor_core:native"
+    assert here.arithmetic() == "tensor_core:native"
     assert here.choose(linear(8, 256, 512, "tensor_core:native/chain")).family == "f"
     with pytest.raises(ContractError, match="tensor_core:native/chain"):
         here.choose(LINEAR)
@@ -202,15 +205,17 @@ def test_a_choice_launches_the_right_bits() -> None:
 
 
 def test_families_load_or_say_why() -> None:
-    assert set(families()) | set(absent()) == set(HOMES)
-    assert set(HOMES) >= LIBRARIES
-    for name, family in families().items():
+    rows = module.FAMILIES
+    assert set(rows.found) | set(rows.absent) == set(rows.rows)
+    for name, family in rows.found.items():
         assert family.name == name
-        assert len(family.fingerprint()) >= 8
+        assert family.library == (name == "cublaslt")
+        assert len(fingerprint(family.home)) >= 8
 
 
 def _admit(folder: str, results: Any) -> None:
     family = FakeFamily("f", faults={"fast": flip()})
+    admission.fingerprint = lambda home: home
     here = chooser(family, folder=Path(folder))
     results.put((here.choose(LINEAR).config, len(family.runs)))
 

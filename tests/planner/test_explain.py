@@ -11,14 +11,15 @@ import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, linear
 
 import isogemm
-from isogemm.backends.cuda import registry as choose_module
 from isogemm.backends.cuda.driver import facts as device_module
-from isogemm.backends.cuda.registry import Chooser
+from isogemm.backends.cuda.gemm import choose as choose_module
 from isogemm.errors import DeviceError, OptionError, ShapeError
 from isogemm.planner import explain as module
-from isogemm.planner.admission import Records, golden_digest
+from isogemm.planner.admission import Admissions, golden_digest
 from isogemm.planner.explain import DevicePlan, explain_offline, explain_on
-from isogemm.planner.tables import Admitted, Bucket, Ceilings, LibraryRange, Row, Table, Use
+from isogemm.planner.products import Chooser
+from isogemm.planner.records import Records
+from isogemm.planner.tables import Admitted, Bucket, DeviceLimits, LibraryRange, Table, TunedRow, Use
 from isogemm.planner.trials import variant_of
 from isogemm.problem.numeric import numeric_key
 
@@ -28,9 +29,9 @@ TABLE = Table(
     {**H200, "golden": golden_digest()},
     "2026-11-21",
     "tensor_core:sm90",
-    Ceilings(4000.0, {"tensor_core": 800.0}),
+    DeviceLimits(4000.0, {"tensor_core": 800.0}),
     (
-        Row(
+        TunedRow(
             numeric_key(LINEAR),
             (Bucket(16, (Use("f", "small"),)), Bucket(4096, (Use("library", "algo"), Use("f", "large")))),
             {16: 8.0, 4096: 200.0},
@@ -51,7 +52,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> 
     """A GPU whose family "f" is right; returns the family."""
     f, library = FakeFamily("f", offered=("small", "large")), FakeFamily("library", offered=("algo",))
     machine = FakeMachine({**H200, **changes})
-    here = Chooser(machine, {"f": f, "library": library}, [TABLE], Records(folder), {"library"})
+    here = Chooser(Admissions(machine, Records(folder)), {"f": f, "library": library}, [TABLE])
     monkeypatch.setattr(device_module, "count", lambda: 1)
     monkeypatch.setattr(choose_module, "_choosers", {0: here})
     return f

@@ -16,11 +16,11 @@ from isogemm.errors import IsogemmError
 from isogemm.planner.tables import (
     Admitted,
     Bucket,
-    Ceilings,
+    DeviceLimits,
     LibraryRange,
-    Row,
     Table,
     TableError,
+    TunedRow,
     Use,
     dump,
     load,
@@ -31,7 +31,7 @@ from isogemm.planner.tables import (
 from isogemm.problem.numeric import NumericKey, numeric_key
 
 KEY = numeric_key(linear(1, 4096, 2560))
-ROW = Row(
+ROW = TunedRow(
     KEY, (Bucket(16, (Use("f", "a"), Use("g", "b"))), Bucket(4096, (Use("g", "c"),))), {1: 7.5, 16: 8.5, 4096: 99}
 )
 TABLE = Table(
@@ -39,7 +39,7 @@ TABLE = Table(
     H200,
     "2026-11-21",
     "tensor_core:sm90",
-    Ceilings(3900.5, {"tensor_core": 800.0}),
+    DeviceLimits(3900.5, {"tensor_core": 800.0}),
     (ROW, replace(ROW, key=replace(KEY, n=512, batch=32))),
     (Admitted("f", "1234", "tensor_core:sm90/chain ...", ("a", "b"), "2026-11-21"),),
     (LibraryRange("library", "5678", KEY, "variant", "algo", 5, 64, "2026-11-21"),),
@@ -133,7 +133,7 @@ def test_look_up_is_exact() -> None:
     assert TABLE.row(replace(KEY, epilogue="accumulate")) is None
 
 
-def row(**changes: Any) -> Row:
+def row(**changes: Any) -> TunedRow:
     return replace(ROW, key=replace(KEY, **changes))
 
 

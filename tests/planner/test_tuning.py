@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip
 
-from isogemm.backends.cuda.registry import Chooser
 from isogemm.contract.spec import Contract
 from isogemm.errors import OptionError
 from isogemm.lab import tune as lab
 from isogemm.lab.models import model
-from isogemm.planner import admission
-from isogemm.planner.admission import Records
-from isogemm.planner.tables import Bucket, Ceilings, Table, Use, dump, load
+from isogemm.planner import records
+from isogemm.planner.admission import Admissions
+from isogemm.planner.products import Chooser
+from isogemm.planner.records import Records
+from isogemm.planner.tables import Bucket, DeviceLimits, Table, Use, dump, load
 from isogemm.planner.trials import variant_of
 from isogemm.planner.tuning import Job, Wanted, merge, pose, pose_rows, tune
 from isogemm.problem.numeric import is_packed, numeric_key
@@ -29,7 +30,7 @@ UP = Wanted("up", 256, 512)
 
 @pytest.fixture(autouse=True)
 def _unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_said", set())
+    monkeypatch.setattr(records, "_said", set())
 
 
 @dataclass
@@ -50,13 +51,13 @@ class FakeBench:
         self.compared.append(product.m)
         return int(product.m >= min(self.wrong_from.values(), default=10**9))
 
-    def ceilings(self) -> Ceilings:
-        return Ceilings(3900.0, {"tensor_core": 800.0})
+    def ceilings(self) -> DeviceLimits:
+        return DeviceLimits(3900.0, {"tensor_core": 800.0})
 
 
 def chooser(*found: FakeFamily, folder: Path | None = None, **stamp: str) -> Chooser:
     machine = FakeMachine({**H200, **stamp})
-    return Chooser(machine, {f.name: f for f in found}, [], Records(folder), {"library"})
+    return Chooser(Admissions(machine, Records(folder)), {f.name: f for f in found})
 
 
 def products(*wanted: Wanted) -> list[Product]:
@@ -124,7 +125,7 @@ def test_a_library_is_compared_at_both_ends_of_its_rows_and_in_between() -> None
     table, _ = tune(products(UP), (1, 16, 64), chooser(f, library), bench)
     assert bench.compared == [1, 2, 9, 16, 17, 40, 64]
     assert [(x.low, x.high, x.config) for x in table.library] == [(1, 1, "algo"), (2, 16, "algo"), (17, 64, "algo")]
-    again = Chooser(FakeMachine(), {"f": f, "library": library}, [table], Records(None), {"library"})
+    again = Chooser(Admissions(FakeMachine(), Records(None)), {"f": f, "library": library}, [table])
     assert again.choose(pose_rows(products(UP)[0], 33)).family == "library"
     assert again.choose(pose_rows(products(UP)[0], 65)).family == "f"
 

@@ -358,6 +358,8 @@ def _on_gpu(
         raise ShapeError("plan for cuda", limit="extents of at least 1", value=extents, nearest=1)
     from dataclasses import replace
 
+    from ..backends import backend, open_device
+    from ..operands.device_array import DeviceId
     from ..planner.explain import explain
     from ..planner.tuning import Wanted, pose
 
@@ -371,7 +373,9 @@ def _on_gpu(
         posed = pose(Wanted("", n, k, trans), m=m, dtype=types[0], contract=numeric.contract, out_dtype=types[2])
         return replace(posed, dtype_b=types[1])
 
-    return explain(product, int(ordinal or 0))
+    number = int(ordinal or 0)
+    here = open_device(DeviceId(kind, number)).chooser if backend(kind).count() > number else None
+    return explain(product, here, number)
 
 
 def _operation(name: str, value: str) -> str:

@@ -32,7 +32,7 @@ from ml_dtypes import finfo
 from .reference import canonical, evaluate
 from .rows import _fma, _pinned
 
-__all__ = ["EXP2_SHIFT", "EXP2_TERMS", "LEAF", "LOG2E", "attention", "exp2", "factor", "ranges"]
+__all__ = ["EXP2_SHIFT", "EXP2_TERMS", "LEAF", "LOG2E", "attention", "exp2", "factor", "gradient_steps", "ranges"]
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -221,3 +221,38 @@ def _leaf(t: Floats, v: Array, arithmetic: str) -> tuple[Floats, Floats]:
 def _finite(m: Floats) -> Floats:
     """What is subtracted: the maximum, or 0 where there is none."""
     return np.where(m == -np.inf, f32(0), m)
+
+
+@_pinned
+def gradient_steps(
+    s: Floats, m: Floats, total: Floats, *, c: float, dtype: npt.DTypeLike, hidden: Array | None = None,
+    added: Array | None = None, dp: Floats | None = None, delta: Floats | None = None,
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """(p, ds) of the gradients: ``p = exp2(t - u) * r`` and ``ds = p * (dp - delta)``, each rounded once to `dtype`.
+
+    t is ``s * c``, plus `added`, -inf where `hidden`; u is m, or 0 where that is -inf; r is 1 / total, or 0 where that
+    is 0. exp2 is that of float32 with products and sums rounded one by one.
+
+    Parameters
+    ----------
+    s, dp : array [n, rows, keys] of float32
+    m, total, delta : array [n, rows] of float32
+    hidden, added : arrays that broadcast to s
+    """
+    t: Floats = s * f32(c)
+    if added is not None:
+        t = t + added
+    if hidden is not None:
+        t = np.where(hidden, f32(-np.inf), t)
+    x = t - _finite(m)[..., None]
+    x = np.where(x < EXP2_LEAST, EXP2_LEAST, x)
+    k: Floats = x + EXP2_SHIFT
+    r = x - (k - EXP2_SHIFT)
+    first, *rest = EXP2_TERMS["float32"]
+    y = np.full_like(r, first)
+    for term in rest:
+        y = y * r + term
+    y = y * (k.view(np.uint32) << np.uint32(23)).view(np.float32)
+    p = y * np.where(total == 0, f32(0), f32(1) / total)[..., None]
+    ds = None if dp is None or delta is None else canonical(((dp - delta[..., None]) * p).astype(np.dtype(dtype)))
+    return canonical(p.astype(np.dtype(dtype))), ds

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from .spec import ARITHMETICS, Order
 
-__all__ = ["Case", "cases", "combinations", "data_path", "epilogue_operands", "expected", "operands", "start"]
+__all__ = ["GoldenCase", "cases", "combinations", "data_path", "epilogue_operands", "expected", "operands", "start"]
 
 Array = NDArray[Any]
 Words = NDArray[np.uint64]
@@ -68,7 +68,7 @@ FORMATS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class GoldenCase:
     """A product with known bits.
 
     Attributes
@@ -92,18 +92,18 @@ class Case:
         return self.k * 2 + self.started
 
 
-def cases(arithmetic: str, *, small: bool = False) -> tuple[Case, ...]:
+def cases(arithmetic: str, *, small: bool = False) -> tuple[GoldenCase, ...]:
     """The cases of one arithmetic: K shorter than a step, with a tail, and long enough for every pipeline.
 
     512 is a multiple of every tile, 2568 of none: kernels are compiled differently for the two.
     """
     block = ARITHMETICS[arithmetic].block
     rows, columns = (FEW_ROWS, FEW_COLUMNS) if small else (ROWS, COLUMNS)
-    chain = [Case(Order(), k) for k in (512, 333, 100, 16, 7, 1)]
-    chain += [Case(Order(), 2568, False, rows, columns), Case(Order(), 2568, True), Case(Order(), 100, True)]
-    leaf = [Case(Order("leaf", 512), 2568), Case(Order("leaf", 512), 2568, True), Case(Order("leaf", 4096), 4168)]
-    leaf += [Case(Order("leaf", 16 if block <= 16 else block), 100)]
-    tree = [Case(Order("tree", n), 333) for n in (2, 4, 16)] + [Case(Order("tree", 8), 2568)]
+    one, long, short = GoldenCase, Order("leaf", 512), Order("leaf", max(16, block))
+    chain = [one(Order(), k) for k in (512, 333, 100, 16, 7, 1)]
+    chain += [one(Order(), 2568, False, rows, columns), one(Order(), 2568, True), one(Order(), 100, True)]
+    leaf = [one(long, 2568), one(long, 2568, True), one(Order("leaf", 4096), 4168), one(short, 100)]
+    tree = [one(Order("tree", n), 333) for n in (2, 4, 16)] + [one(Order("tree", 8), 2568)]
     return (*chain, *leaf, *tree)
 
 
@@ -126,7 +126,7 @@ def data_path() -> Path:
 
 
 @lru_cache(maxsize=64)
-def operands(case: Case, dtype_a: str, dtype_b: str) -> tuple[Array, Array]:
+def operands(case: GoldenCase, dtype_a: str, dtype_b: str) -> tuple[Array, Array]:
     """Bits of A [rows, k] and B [k, columns]; kept, so not to be written to."""
     a = _side(case, FORMATS[dtype_a], case.rows, left=True)
     b = np.ascontiguousarray(_side(case, FORMATS[dtype_b], case.columns, left=False).T)
@@ -135,7 +135,7 @@ def operands(case: Case, dtype_a: str, dtype_b: str) -> tuple[Array, Array]:
     return a, b
 
 
-def start(case: Case) -> Array:
+def start(case: GoldenCase) -> Array:
     """Bits of the float32 C that the walk starts from: every exponent, signed zeros, infinities and NaN."""
     words = _hash(case.seed * 4 + 2, case.rows, case.columns)
     bits = _draw(words, FORMATS["float32"], 112, 142)
@@ -143,7 +143,7 @@ def start(case: Case) -> Array:
     return np.where(words % np.uint64(7) == 0, odd[(words >> np.uint64(40)) % np.uint64(8)], bits)
 
 
-def epilogue_operands(case: Case, dtype_c: str, dtype_bias: str) -> tuple[Array, Array]:
+def epilogue_operands(case: GoldenCase, dtype_c: str, dtype_bias: str) -> tuple[Array, Array]:
     """Bits of a C [rows, columns] and of a bias [columns] of the size of ordinary sums."""
     fields = {"float16": (10, 22), "bfloat16": (118, 134), "float32": (118, 134)}
     c = _draw(_hash(case.seed * 4 + 3, case.rows, case.columns), FORMATS[dtype_c], *fields[dtype_c])
@@ -151,7 +151,7 @@ def epilogue_operands(case: Case, dtype_c: str, dtype_bias: str) -> tuple[Array,
     return c, bias[0]
 
 
-def expected(arithmetic: str, dtype_a: str, dtype_b: str, case: Case) -> Array | None:
+def expected(arithmetic: str, dtype_a: str, dtype_b: str, case: GoldenCase) -> Array | None:
     """float32 bits of the accumulators [rows, columns]; None where none are shipped."""
     whole = _vectors().get(f"{arithmetic} {dtype_a} {dtype_b}")
     if whole is None:
@@ -193,7 +193,7 @@ def _draw(words: Words, f: Format, first: int, last: int) -> Array:
     return drawn
 
 
-def _side(case: Case, f: Format, count: int, *, left: bool) -> Array:
+def _side(case: GoldenCase, f: Format, count: int, *, left: bool) -> Array:
     """`count` vectors of length K; vector i holds numbers of the kind ``KINDS[i % len(KINDS)]``."""
     words = _hash(case.seed * 4 + left, count, case.k)
     out = np.empty((count, case.k), f.word)

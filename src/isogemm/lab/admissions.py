@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from ..base.disk import cache_folder
-from ..planner.admission import SCHEMA
+from ..planner.records import SCHEMA
 
 __all__ = ["Record", "admissions_command", "folder", "read"]
 
@@ -21,9 +21,9 @@ class Record(NamedTuple):
     Attributes
     ----------
     kernel : str
-        Of a product: its family and configuration; else its name.
+        The family's name.
     code : str
-        Of a product: its variant; else what selected the compiled code.
+        What selected the compiled code; of a product: the configuration, and the variant of products.
     state : str
         admitted or refused.
     date, device, driver : str
@@ -54,8 +54,7 @@ def read(place: Path | None) -> Iterator[Record]:
             if content["schema"] != SCHEMA or "state" not in value:
                 continue
             stamp = key["stamp"]
-            kernel = key["kernel"] if "kernel" in key else f"{key['family']} [{key['config']}]"
-            code = key["code"] if "kernel" in key else key["variant"]
+            kernel, code = key["kernel"], key["code"]
             places = str(stamp.get("device", "")), str(stamp.get("driver", ""))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue

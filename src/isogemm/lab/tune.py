@@ -110,21 +110,24 @@ def tune_device(
     TableError
         The table to go on with is damaged.
     """
-    from ..backends.cuda.driver.facts import count
+    from ..backends import accelerator, open_device
 
-    if device >= count():
-        limit = f"one of {count()} GPUs" if count() else "an NVIDIA GPU"
-        value = f"device {device}" if count() else "none here"
+    count = accelerator().count()
+    if device >= count:
+        limit = f"one of {count} GPUs" if count else "an NVIDIA GPU"
+        value = f"device {device}" if count else "none here"
         raise DeviceError("tune", limit=limit, value=value, nearest="a machine with an NVIDIA GPU")
-    from ..backends.cuda import registry as choose
     from ..base.disk import write_whole
+    from ..base.dtypes import NUMPY
+    from ..operands.device_array import DeviceId
     from ..planner.tables import dump, load, user_table_path
     from ..planner.tuning import SWEEP, pose, tune
     from ..problem.numeric import numeric_key
-    from .gpu_bench import GpuBench, prepare_in_processes
+    from .gpu.bench import GpuBench, prepare_in_processes
 
-    here = choose.chooser(device)
-    bits = choose.default_contract_of(device, dtype) if contract is None else as_contract(contract)
+    opened = open_device(DeviceId("cuda", device))
+    here = opened.chooser
+    bits = opened.default(NUMPY[dtype], NUMPY[dtype]) if contract is None else as_contract(contract)
     path = Path(out) if out else user_table_path(here.admissions.stamp["device"])
     if path is None:
         raise OptionError("tune", limit="a home folder for the table", value="none is known", nearest="--out FILE")
@@ -148,7 +151,7 @@ def tune_device(
             progress=progress,
             budget=budget,
         )
-    choose.reload()
+    accelerator().reload()
     return table, path, left
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.dtypes import ITEMSIZE
 from ..contract.spec import Contract
 from ..errors import DeviceError
 from ..problem.numeric import NumericPlan, is_packed, numeric_key
 from ..problem.product import Product
-from .admission import NATIVE, Verdict
-from .ranking import Candidate, recommended
-from .tables import Ceilings, Row, Table, shipped_tables
-from .trials import variant_of
-
-if TYPE_CHECKING:
-    from ..backends.cuda.registry import Chooser
+from .admission import Admission
+from .products import Chooser
+from .tables import DeviceLimits, Hint, Table, TunedRow, recommended, shipped_tables
+from .trials import NATIVE, variant_of
 
 __all__ = ["SCHEMA", "DevicePlan", "explain", "explain_offline", "explain_on"]
 
@@ -115,26 +112,23 @@ class DevicePlan:
         return grid
 
 
-def explain(pose: Callable[[str], Product], device: int) -> DevicePlan:
+def explain(pose: Callable[[str], Product], chooser: Chooser | None, device: int) -> DevicePlan:
     """The plan of a product on a GPU of this machine; without one, by a shipped table.
 
     Parameters
     ----------
     pose : callable
         The product, given the arithmetic of the device's tensor cores.
+    chooser : Chooser or None
+        The device's; None where it is not here.
 
     Raises
     ------
     DeviceError
         No GPU, and no shipped table to read instead.
     """
-    from ..backends.cuda.driver.facts import count
-
-    if count() > device:
-        from ..backends.cuda.registry import chooser
-
-        here = chooser(device)
-        return explain_on(pose(here.admissions.arithmetic() or "tensor_core:sm90"), here)
+    if chooser is not None:
+        return explain_on(pose(chooser.arithmetic() or "tensor_core:sm90"), chooser)
     tables = shipped_tables()
     if device or not tables:
         raise DeviceError(
@@ -153,11 +147,10 @@ def explain_on(product: Product, chooser: Chooser) -> DevicePlan:
         No kernel of this device supports the product.
     """
     device = chooser.admissions.stamp.get("device", "this GPU")
-    for candidate, verdict in chooser.judged(product, trial=False):
-        ours = verdict.state == "unknown" and candidate.use.family not in chooser.libraries
-        if verdict.state == "admitted" or ours:
-            ceilings = candidate.table or next((t for t in chooser.tables if t.stamp.get("device") == device), None)
-            return _plan(product, candidate, _said(verdict), ceilings, device, here=True)
+    for hint, found in chooser.judged(product):
+        if found.state in ("admitted", "unknown"):
+            ceilings = hint.table or next((t for t in chooser.tables if t.stamp.get("device") == device), None)
+            return _plan(product, hint, _said(found), ceilings, device, here=True)
     raise DeviceError(
         f"kernel on {device}", limit="one that supports the product", value=f"none for {numeric_key(product)}",
         nearest="fma/chain",
@@ -173,20 +166,20 @@ def explain_offline(product: Product, table: Table) -> DevicePlan:
         The table has no kernel for such products.
     """
     key, variant = numeric_key(product), variant_of(product)
-    verdicts: dict[tuple[str, str], Verdict] = {
-        (x.family, config): Verdict("admitted", f"table {table.name}", x.date)
+    verdicts: dict[tuple[str, str], Admission] = {
+        (x.family, config): Admission("admitted", f"table {table.name}", x.date)
         for x in table.admitted
         if x.variant == variant
         for config in x.configs
     }
     for x in table.library_of(key):
         if x.variant == variant and x.low <= product.m <= x.high and is_packed(product):
-            verdicts[x.family, x.config] = Verdict("admitted", f"table {table.name}", x.date)
+            verdicts[x.family, x.config] = Admission("admitted", f"table {table.name}", x.date)
     libraries = {x.family for x in table.library}
-    for candidate in recommended([table], product):
-        verdict = verdicts.get(candidate.use, Verdict("unknown"))
-        if verdict.state == "admitted" or candidate.use.family not in libraries:
-            return _plan(product, candidate, _said(verdict), table, table.stamp.get("device", table.name), here=False)
+    for hint in recommended([table], product):
+        found = verdicts.get(hint.use, Admission("unknown"))
+        if found.state == "admitted" or hint.use.family not in libraries:
+            return _plan(product, hint, _said(found), table, table.stamp.get("device", table.name), here=False)
     raise DeviceError(
         f"plan by table {table.name}", limit=f"a kernel for {key.arithmetic}", value=str(key), nearest="a GPU"
     )
@@ -196,30 +189,28 @@ def _time(us: float) -> str:
     return f"{us:.3g} us" if us < 1000 else f"{us:,.0f} us"
 
 
-def _said(verdict: Verdict) -> str:
-    if verdict.state == "unknown":
+def _said(found: Admission) -> str:
+    if found.state == "unknown":
         return "tried on golden products at first use"
-    return f"{verdict.state} {verdict.date}, {verdict.source}"
+    return f"{found.state} {found.date}, {found.source}"
 
 
-def _plan(
-    product: Product, candidate: Candidate, admission: str, table: Table | None, device: str, *, here: bool
-) -> DevicePlan:
-    """Put together what is known of a candidate."""
+def _plan(product: Product, hint: Hint, admission: str, table: Table | None, device: str, *, here: bool) -> DevicePlan:
+    """Put together what is known of a kernel."""
     p, order = product, product.contract.order
     leaves = len(order.leaves(p.k, p.contract.block))
-    bound_us, bound = _roofline(product, table.ceilings if table else Ceilings(0.0, {}))
-    expected = candidate.expected_us
-    if expected is None and candidate.row is not None and bound_us is not None and table is not None:
-        expected = _scaled(product, candidate.row, bound_us, table.ceilings)
+    bound_us, bound = _roofline(product, table.ceilings if table else DeviceLimits(0.0, {}))
+    expected = hint.expected_us
+    if expected is None and hint.row is not None and bound_us is not None and table is not None:
+        expected = _scaled(product, hint.row, bound_us, table.ceilings)
     return DevicePlan(
         p.m, p.n, p.k, p.batch, "N" if p.a.col == 1 else "T", "N" if p.b.col == 1 else "T",
         NumericPlan(p.contract, p.k, p.dtype_a, p.dtype_b, p.dtype_out, leaves), device, here,
-        *candidate.use, candidate.reason, admission, expected, bound_us, bound,
+        *hint.use, hint.reason, admission, expected, bound_us, bound,
     )  # fmt: skip
 
 
-def _roofline(product: Product, ceilings: Ceilings) -> tuple[float | None, str]:
+def _roofline(product: Product, ceilings: DeviceLimits) -> tuple[float | None, str]:
     """Microseconds below which the product cannot be done, and what sets them."""
     peaks: Mapping[str, float] = ceilings.tflops
     peak = peaks.get(product.contract.arithmetic.partition(":")[0])
@@ -232,7 +223,7 @@ def _roofline(product: Product, ceilings: Ceilings) -> tuple[float | None, str]:
     return max(memory, compute), "memory" if memory > compute else "compute"
 
 
-def _scaled(product: Product, row: Row, bound_us: float, ceilings: Ceilings) -> float | None:
+def _scaled(product: Product, row: TunedRow, bound_us: float, ceilings: DeviceLimits) -> float | None:
     """The time of a near product at the same M, brought to this one's bound; None where it is not near enough."""
     timed = row.microseconds(product.m)
     near, _ = _roofline(replace(product, n=row.key.n, k=row.key.k, batch=row.key.batch), ceilings)

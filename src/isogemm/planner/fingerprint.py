@@ -39,6 +39,8 @@ def made_of(home: str, package: Path = PACKAGE) -> set[str]:
     """Paths in the package of the sources under `home`, and of all that they import and include, directly or not."""
     start = package / home
     files = [start] if start.is_file() else [f for kind in ("*.py", "*.cu") for f in start.rglob(kind)]
+    if not files:
+        raise FileNotFoundError(f"no sources under {start}")
     waiting = [file.relative_to(package).as_posix() for file in files]
     found: set[str] = set()
     while waiting:

@@ -15,18 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..contract.compare import bits
 from ..errors import ContractError, DeviceError, IsogemmError
-from .admission import Records, Verdict, notice, relevant, today
-from .trials import Machine
+from .admission import Admission as Verdict
+from .admission import relevant
+from .bench import Machine, difference
+from .records import Records, notice, today
 
 __all__ = ["Candidate", "KernelAdmissions", "Known", "difference", "fingerprint"]
 
 T = TypeVar("T")
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -160,29 +157,6 @@ class KernelAdmissions:
         verdict = Verdict("refused" if why else "admitted", "a trial in this process", today(), why)
         self.records.put(self._place(key), {"state": verdict.state, "date": verdict.date, "detail": why})
         return verdict
-
-
-def difference(what: str, got: Array, want: Array) -> str:
-    """The first element whose bits differ, and how many do; empty where none does.
-
-    Parameters
-    ----------
-    what : str
-        Name of the result.
-    got : array of words
-        Read from a device.
-    want : array
-        Numbers or words, of the same shape and item size.
-    """
-    words = want if want.dtype.kind == "u" else bits(np.ascontiguousarray(want))
-    found = got.view(words.dtype).reshape(words.shape)
-    unequal = found != words
-    if not unequal.any():
-        return ""
-    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(unequal)), unequal.shape))
-    digits = 2 + 2 * words.itemsize
-    pair = f"{int(found[at]):#0{digits}x} for {int(words[at]):#0{digits}x}"
-    return f"{int(unequal.sum())} of {unequal.size} differ, first {what}{list(at)} {pair}"
 
 
 def fingerprint(*paths: Path) -> str:

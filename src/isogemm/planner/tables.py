@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -13,11 +13,26 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..base.disk import data_folder
 from ..errors import IsogemmError
-from ..problem.numeric import NumericKey
+from ..problem.numeric import NumericKey, numeric_key
+from ..problem.product import Product
 
 __all__ = [
-    "SCHEMA", "Admitted", "Bucket", "Ceilings", "LibraryRange", "Row", "Table", "TableError", "Use",
-    "dump", "load", "nearest_rows", "shipped_tables", "user_table_path",
+    "SCHEMA",
+    "Admitted",
+    "Bucket",
+    "DeviceLimits",
+    "Hint",
+    "LibraryRange",
+    "Table",
+    "TableError",
+    "TunedRow",
+    "Use",
+    "dump",
+    "load",
+    "nearest_rows",
+    "recommended",
+    "shipped_tables",
+    "user_table_path",
 ]  # fmt: skip
 
 SCHEMA = "isogemm.tuning.v1"
@@ -43,7 +58,7 @@ class Bucket(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TunedRow:
     """One product without M, the kernels by buckets of M (ascending), and microseconds at each M that was timed."""
 
     key: NumericKey
@@ -88,7 +103,7 @@ class LibraryRange(NamedTuple):
     date: str
 
 
-class Ceilings(NamedTuple):
+class DeviceLimits(NamedTuple):
     """Measured limits of the device: memory traffic, and operations per second by arithmetic; 0 where not measured."""
 
     memory_gb_per_second: float
@@ -109,8 +124,8 @@ class Table:
         Date.
     arithmetic : str
         The tensor cores' arithmetic as found by its bits; empty where it was not looked for.
-    ceilings : Ceilings
-    rows : tuple of Row
+    ceilings : DeviceLimits
+    rows : tuple of TunedRow
     admitted : tuple of Admitted
     library : tuple of LibraryRange
     """
@@ -119,13 +134,13 @@ class Table:
     stamp: Mapping[str, str]
     made: str
     arithmetic: str = ""
-    ceilings: Ceilings = field(default_factory=lambda: Ceilings(0.0, {}))
-    rows: tuple[Row, ...] = ()
+    ceilings: DeviceLimits = field(default_factory=lambda: DeviceLimits(0.0, {}))
+    rows: tuple[TunedRow, ...] = ()
     admitted: tuple[Admitted, ...] = ()
     library: tuple[LibraryRange, ...] = ()
 
     @cached_property
-    def _rows(self) -> dict[NumericKey, Row]:
+    def _rows(self) -> dict[NumericKey, TunedRow]:
         return {row.key: row for row in self.rows}
 
     @cached_property
@@ -135,7 +150,7 @@ class Table:
             found.setdefault(entry.key, []).append(entry)
         return found
 
-    def row(self, key: NumericKey) -> Row | None:
+    def row(self, key: NumericKey) -> TunedRow | None:
         """The row of exactly this key."""
         return self._rows.get(key)
 
@@ -144,10 +159,33 @@ class Table:
         return self._ranges.get(key, ())
 
 
-def nearest_rows(table: Table, key: NumericKey, most: int = 3) -> list[Row]:
+class Hint(NamedTuple):
+    """A kernel that may be right for a product.
+
+    Attributes
+    ----------
+    use : Use
+    reason : str
+        Why it is considered.
+    table : Table or None
+        Where it stands.
+    row : TunedRow or None
+        Its row: of exactly this product, or of one nearby.
+    expected_us : float or None
+        Microseconds, where exactly this N and K were timed and it was the fastest.
+    """
+
+    use: Use
+    reason: str
+    table: Table | None = None
+    row: TunedRow | None = None
+    expected_us: float | None = None
+
+
+def nearest_rows(table: Table, key: NumericKey, most: int = 3) -> list[TunedRow]:
     """Rows of the same arithmetic: the likest in types, layout and order first, then the closest in N and K."""
 
-    def distance(row: Row) -> tuple[int, float]:
+    def distance(row: TunedRow) -> tuple[int, float]:
         other = row.key
         unlike = sum(
             weight * (x != y)
@@ -164,6 +202,28 @@ def nearest_rows(table: Table, key: NumericKey, most: int = 3) -> list[Row]:
         return unlike, sum(abs(math.log2(max(1, x) / max(1, y))) for x, y in sizes)
 
     return sorted((r for r in table.rows if r.key.arithmetic == key.arithmetic), key=distance)[:most]
+
+
+def recommended(tables: Sequence[Table], product: Product) -> Iterator[Hint]:
+    """From the product's own row, table by table; then from the nearest rows, by the same buckets of M."""
+    key = numeric_key(product)
+    seen: set[Use] = set()
+
+    def of(table: Table, row: TunedRow, reason: str, *, exact: bool) -> Iterator[Hint]:
+        for i, use in enumerate(row.bucket(product.m).uses):
+            if use not in seen:
+                seen.add(use)
+                timed = row.microseconds(product.m) if exact and i == 0 else None
+                yield Hint(use, reason, table, row, timed)
+
+    for table in tables:
+        row = table.row(key)
+        if row is not None:
+            yield from of(table, row, f"table {table.name}", exact=True)
+    for table in tables:
+        for row in nearest_rows(table, key):
+            near = f"n {row.key.n}, k {row.key.k}" + (f", batch {row.key.batch}" if row.key.batch > 1 else "")
+            yield from of(table, row, f"default: as for {near} in {table.name}", exact=False)
 
 
 def shipped_tables() -> tuple[Table, ...]:
@@ -289,10 +349,10 @@ class _Reader:
     def each(self, content: Any, name: str, read: Callable[[Any, str], T]) -> tuple[T, ...]:
         return tuple(read(item, f"{name}[{i}].") for i, item in enumerate(self.get(content, name, list, "")))
 
-    def ceilings(self, content: Any) -> Ceilings:
+    def ceilings(self, content: Any) -> DeviceLimits:
         memory = self.number(content.get("memory_gb_per_second", 0.0), "ceilings.memory_gb_per_second")
         peaks = self.get(content, "tflops", dict, "ceilings.")
-        return Ceilings(memory, {n: self.number(v, f"ceilings.tflops.{n}") for n, v in peaks.items()})
+        return DeviceLimits(memory, {n: self.number(v, f"ceilings.tflops.{n}") for n, v in peaks.items()})
 
     def key(self, content: Any, where: str) -> NumericKey:
         values: dict[str, Any] = {}
@@ -301,7 +361,7 @@ class _Reader:
             values[f.name] = self.count(value, where + f.name) if isinstance(value, int) else value
         return NumericKey(**values)
 
-    def row(self, content: Any, where: str) -> Row:
+    def row(self, content: Any, where: str) -> TunedRow:
         key = self.key(content, where)
         buckets = tuple(
             self.bucket(b, f"{where}buckets[{i}]") for i, b in enumerate(self.get(content, "buckets", list, where))
@@ -313,7 +373,7 @@ class _Reader:
             if not m.isdecimal():
                 raise self.wrong(f"{where}us", "a whole number as key", m)
             times[int(m)] = self.number(value, f"{where}us.{m}")
-        return Row(key, buckets, times)
+        return TunedRow(key, buckets, times)
 
     def bucket(self, content: Any, where: str) -> Bucket:
         if not isinstance(content, list) or len(content) != 2 or not isinstance(content[1], list) or not content[1]:

@@ -1,4 +1,4 @@
-"""Trials: a kernel run on golden products of the kind it is wanted for, its bits compared one by one.
+"""Trials of products: a kernel run on golden products of the kind it is wanted for, its bits compared one by one.
 
 A product's *variant* is what selects code: contract, types, layouts, alignment, epilogue, batching; not its sizes. A
 trial takes a golden product of the same variant, with rows of A and columns of B repeated to many tiles, operands
@@ -7,79 +7,80 @@ surrounded by NaNs that no kernel may use, and an output in which what must not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.dtypes import ITEMSIZE
+from ..base.dtypes import ITEMSIZE, NUMPY
 from ..contract import golden
-from ..contract.golden import Case
+from ..contract.golden import GoldenCase
 from ..contract.spec import Contract
 from ..problem.numeric import letter
-from ..problem.product import Addresses, Family, Product, Strides
+from ..problem.product import Addresses, Launch, Product, Strides
+from .bench import POISON, Bench, Buffer, Machine, among_poison, beside, difference
+from .family import Family
 
-__all__ = ["Accumulators", "Buffer", "Machine", "accumulators_by", "shipped_accumulators", "try_config", "variant_of"]
+__all__ = [
+    "NATIVE",
+    "POISON",
+    "Buffer",
+    "Machine",
+    "ProductFamily",
+    "code_of",
+    "config_of",
+    "product_of",
+    "try_config",
+    "variant_of",
+]
+
+NATIVE = "tensor_core:native"
 
 Array = NDArray[Any]
-Accumulators = Callable[[str, str, str, Case], Array | None]
+Accumulators = Callable[[str, str, str, GoldenCase], Array | None]
 """(arithmetic, dtype of A, dtype of B, case) -> float32 bits of the case's block; None where nothing is known."""
 
 ALPHA, BETA = 1.7, 0.3  # of golden products: neither is exact, so every rounding shows
-POISON = {2: 0x7FC1, 4: 0x7FC00BAD}  # NaNs, in bfloat16 as in float32, that no product returns
 WAVE_COLUMNS = 4112  # with 1030 rows: more tiles of 128 x 256 than an H200 has multiprocessors
 
 
-class Buffer(Protocol):
-    """Memory of a device."""
+class ProductFamily(Family[Product, Launch], Protocol):
+    """A family of kernels for products; its configurations are short texts, which it alone reads, as tables hold them.
 
-    address: int
+    Attributes
+    ----------
+    library : bool
+        Algorithms of a vendor's library: nothing but the exact product says what code they run, so no golden product of
+        another size can admit them. They serve what `isogemm tune` found right, and nothing else.
+    """
 
-    def read(self) -> Array:
-        """What it holds now, after everything enqueued."""
-        ...
+    library: bool = False
 
+    def code(self, case: Product, config: Any) -> str:
+        """The configuration, and the variant of products."""
+        return code_of(config, variant_of(case))
 
-class Machine(Protocol):
-    """A device as trials and tuning need it; tests bring their own."""
-
-    device: int
-
-    def stamp(self) -> Mapping[str, str]:
-        """Everything that could change a kernel's bits besides its own source."""
-        ...
-
-    def capturing(self) -> bool:
-        """Whether the current stream is captured into a graph: nothing may be run, compared or waited for."""
-        ...
-
-    def put(self, flat: Array) -> Buffer:
-        """Copy bits to the device."""
-        ...
-
-    def stream(self) -> int:
-        """The raw handle of the current stream."""
-        ...
+    def trial(self, bench: Bench, case: Product, config: Any) -> str:
+        """Golden products of the case's variant; see `try_config`."""
+        return try_config(bench, self, case, config)
 
 
-class Placed(NamedTuple):
-    """How a stack of matrices lies in a flat buffer, in elements."""
+def code_of(config: str, variant: str) -> str:
+    """What a verdict on a product's kernel is about."""
+    return f"{config}; {variant}"
 
-    strides: Strides
-    total: int
-    offset: int
 
-    def view(self, flat: Array, shape: tuple[int, int, int]) -> Array:
-        """The stack as a view of the flat buffer."""
-        steps = [s * flat.itemsize for s in (self.strides.batch, self.strides.row, self.strides.col)]
-        return np.lib.stride_tricks.as_strided(flat[self.offset :], shape, steps)
+def config_of(code: str) -> tuple[str, str]:
+    """(configuration, variant) of `code_of`."""
+    config, _, variant = code.partition("; ")
+    return config, variant
 
 
 @dataclass(frozen=True, slots=True)
 class Posed:
-    """A golden product: the product, its flat operands, and where the output lies."""
+    """A golden product: the product, its flat operands, where they begin in them, and elements before the output."""
 
     product: Product
     a: Array
@@ -87,7 +88,7 @@ class Posed:
     c: Array | None
     bias: Array | None
     offsets: Addresses
-    out: Placed
+    shift: int
 
 
 def variant_of(product: Product) -> str:
@@ -112,15 +113,44 @@ def variant_of(product: Product) -> str:
     return " ".join(parts)
 
 
-def shipped_accumulators(arithmetic: str, dtype_a: str, dtype_b: str, case: Case) -> Array | None:
+def product_of(variant: str) -> Product:
+    """Some product of a variant.
+
+    Raises
+    ------
+    ValueError
+        Not the text of one.
+    """
+    contract, types, letters, align, *rest = variant.split(" ")
+    said = dict(part.partition("=")[::2] for part in rest)
+    a, b, out = types.replace(">", "*").split("*")
+    c, letter_c, scale = said["c"].split(":") if "c" in said else ("", "", "")
+    bias, _, step = said.get("bias", "").partition(":")
+    (m, n, k), batch, base = (32, 64, 1024), 2 if "batched" in said else 1, align.removeprefix("align=").split("/")[0]
+
+    def lie(kind: str, rows: int, columns: int, dtype: str) -> Strides:
+        return _strides(kind, (batch, rows, columns), ITEMSIZE[dtype], align, False)[0]
+
+    found = Product(
+        m, n, k, a, b, out, Contract.parse(contract + "512" * contract.endswith("leaf")), lie(letters[0], m, k, a),
+        lie(letters[1], k, n, b), lie(letters[3], m, n, out), batch, lie(letter_c, m, n, c) if c else None, c or None,
+        bias or None, 3 if step == "strided" else 1, 2.0 if "alpha" in said else 1.0,
+        {"1": 1.0, "beta": 0.5}.get(scale, 0.0), scale == "accumulate", int(base),
+    )  # fmt: skip
+    if variant_of(found) != variant:
+        raise ValueError(f"{variant!r} is no variant of products: the nearest is {variant_of(found)!r}")
+    return found
+
+
+def shipped_accumulators(arithmetic: str, dtype_a: str, dtype_b: str, case: GoldenCase) -> Array | None:
     """The reference's bits, from the package's data."""
     return golden.expected(arithmetic, dtype_a, dtype_b, case)
 
 
-def accumulators_by(machine: Machine, family: Family) -> Accumulators:
+def accumulators_by(bench: Bench, family: Family[Product, Launch]) -> Accumulators:
     """Accumulators computed by the device itself: by `family` on the plainest product there is."""
 
-    def run(arithmetic: str, dtype_a: str, dtype_b: str, case: Case) -> Array | None:
+    def run(arithmetic: str, dtype_a: str, dtype_b: str, case: GoldenCase) -> Array | None:
         contract = Contract(arithmetic, case.order)
         plain = Product(
             case.rows, case.columns, case.k, dtype_a, dtype_b, "float32", contract,
@@ -130,7 +160,7 @@ def accumulators_by(machine: Machine, family: Family) -> Accumulators:
         posed = _pose(plain, case, case.rows, case.columns, 1)
         for config in family.configs(posed.product):
             if family.supports(posed.product, config):
-                block: Array = _outputs(machine, family, config, posed)[0][0]
+                block: Array = _outputs(bench, family, config, posed)[0][0]
                 return block
         return None
 
@@ -138,18 +168,31 @@ def accumulators_by(machine: Machine, family: Family) -> Accumulators:
 
 
 def try_config(
-    machine: Machine, family: Family, config: str, product: Product, accumulators: Accumulators = shipped_accumulators
+    bench: Bench,
+    family: Family[Product, Launch],
+    product: Product,
+    config: str,
+    accumulators: Accumulators | None = None,
 ) -> str:
     """Run one configuration on every golden product of the variant of `product` that it supports.
+
+    Parameters
+    ----------
+    accumulators : callable, optional
+        In place of the reference's bits, or of the device's own plain kernel where the arithmetic is native.
 
     Returns
     -------
     str
         Empty where every bit was right; else the first difference, or why nothing could be tried.
     """
+    arithmetic, types = product.contract.arithmetic, (product.dtype_a, product.dtype_b)
+    if accumulators is None:
+        native = arithmetic == NATIVE and bench.plain is not None
+        accumulators = accumulators_by(bench, bench.plain) if native else shipped_accumulators
     longest, known = 0, False
     for case in _cases(product):
-        block = accumulators(product.contract.arithmetic, product.dtype_a, product.dtype_b, case)
+        block = accumulators(arithmetic, *types, case)
         if block is None:
             continue
         known = True
@@ -159,17 +202,15 @@ def try_config(
             if not family.supports(posed.product, config):
                 continue
             longest = max(longest, case.k)
-            got, stray = _outputs(machine, family, config, posed)
-            difference = _compare(got, want, stray, _shift(product))
-            if difference:
-                where = f"{case.order} over k {case.k}{' from C' if case.started else ''}, {m} x {n}"
-                return f"{where}: {difference}"
+            found = _compare(*_outputs(bench, family, config, posed), want, _shift(product))
+            if found:
+                return f"{case.order} over k {case.k}{' from C' if case.started else ''}, {m} x {n}: {found}"
     if not known:
-        return f"no golden bits for {product.contract.arithmetic} on {product.dtype_a} and {product.dtype_b}"
+        return f"no golden bits for {arithmetic} on {types[0]} and {types[1]}"
     return "" if longest >= 333 else "supports no golden product that is long enough to tell"
 
 
-def _cases(product: Product) -> Iterator[Case]:
+def _cases(product: Product) -> Iterator[GoldenCase]:
     name = product.contract.arithmetic
     small = golden.is_small(name, product.dtype_a, product.dtype_b)
     order = product.contract.order
@@ -179,7 +220,7 @@ def _cases(product: Product) -> Iterator[Case]:
             yield case
 
 
-def _sizes(case: Case, product: Product) -> tuple[tuple[int, int], ...]:
+def _sizes(case: GoldenCase, product: Product) -> tuple[tuple[int, int], ...]:
     """Rows and columns to expand a case to: one row, few, several ragged tiles, and more tiles than processors.
 
     Columns of whole cases are multiples of 16, as those of real products are: compilers make other code of them.
@@ -193,7 +234,7 @@ def _sizes(case: Case, product: Product) -> tuple[tuple[int, int], ...]:
     return (13, 72), (33, 24)
 
 
-def _is_whole(case: Case) -> bool:
+def _is_whole(case: GoldenCase) -> bool:
     """Whether K is a multiple of every tile; sizes and strides then are of 16 elements, as in most real products."""
     return case.k == 512
 
@@ -206,106 +247,96 @@ def _alignment(product: Product) -> str:
     return f"align={128 if product.align >= 128 else min(product.align, 16)}/{step}"
 
 
-def _place(kind: str, rows: int, columns: int, batch: int, itemsize: int, align: str, whole: bool = False) -> Placed:
-    """A stack of matrices with that layout, leading dimensions beyond their extent and no better aligned than said.
+def _strides(kind: str, shape: tuple[int, ...], itemsize: int, align: str, whole: bool) -> tuple[Strides, int]:
+    """Of a stack of matrices with that layout, and where it begins: lines are longer than their extent.
 
-    `whole`: strides of the best alignment are multiples of 16 elements, not of 16 bytes alone.
+    Neither is better aligned than said. `whole`: strides of the best alignment are multiples of 16 elements, not of 16
+    bytes alone.
     """
     base, step = (int(x) for x in align.removeprefix("align=").split("/"))
     grain = 16 if whole and step == 16 else max(1, step // itemsize)
+    batch, rows, columns = shape
 
     def fit(extent: int) -> int:
         count = extent // grain + 1
         return grain * (count if step == 16 else count | 1)
 
-    offset = 0 if base == 128 else max(1, base // itemsize)
     if kind == "S":
         row, col, item = fit(2 * columns), 2, rows * fit(2 * columns)
     elif kind == "N":
         row, col, item = fit(columns), 1, rows * fit(columns)
     else:
         row, col, item = 1, fit(rows), columns * fit(rows)
-    item = fit(item)
-    return Placed(Strides(row, col, item if batch > 1 else 0), offset + batch * item + grain, offset)
+    return Strides(row, col, fit(item) if batch > 1 else 0), 0 if base == 128 else max(1, base // itemsize)
 
 
-def _pose(product: Product, case: Case, m: int, n: int, batch: int) -> Posed:
+def _pose(product: Product, case: GoldenCase, m: int, n: int, batch: int) -> Posed:
     """The golden product of this case with the variant of `product`."""
     align, k, whole = _alignment(product), case.k, _is_whole(case)
     rows = (np.arange(m) + 7 * np.arange(batch)[:, None]) % case.rows
     columns = (np.arange(n) + _shift(product) * np.arange(batch)[:, None]) % case.columns
     bits_a, bits_b = golden.operands(case, product.dtype_a, product.dtype_b)
-    a, placed_a = _fill(bits_a[rows], letter(product.a), align, whole)
-    b, placed_b = _fill(np.moveaxis(bits_b.T[columns], 1, 2), letter(product.b), align, whole)
-    out = _place(letter(product.out), m, n, batch, ITEMSIZE[product.dtype_out], align, whole)
-    c = bias = placed_c = None
+
+    def fill(stack: Array, kind: str) -> tuple[Array, Strides, int]:
+        strides, begin = _strides(kind, stack.shape, stack.itemsize, align, whole)
+        return among_poison(stack, _steps(strides), begin)[0], strides, begin * stack.itemsize
+
+    a, strides_a, at_a = fill(bits_a[rows], letter(product.a))
+    b, strides_b, at_b = fill(np.moveaxis(bits_b.T[columns], 1, 2), letter(product.b))
+    size = ITEMSIZE[product.dtype_out]
+    strides_out, shift = _strides(letter(product.out), (batch, m, n), size, align, whole)
+    at = Addresses(at_a, at_b, shift * size)
+    c = bias = strides_c = None
     block_c, block_bias = golden.epilogue_operands(case, product.dtype_c or "float32", product.dtype_bias or "float32")
     if product.c is not None:
         block = golden.start(case) if product.accumulate else block_c
-        c, placed_c = _fill(block[rows[:, :, None], columns[:, None, :]], letter(product.c), align, whole)
+        c, strides_c, at_c = fill(block[rows[:, :, None], columns[:, None, :]], letter(product.c))
+        at = at._replace(c=at_c)
     if product.dtype_bias is not None:
         step = 1 if product.bias_stride == 1 else 3
         bias = np.full(n * step, POISON[block_bias.itemsize], block_bias.dtype)
         bias[::step] = block_bias[columns[0]]
-    at = Addresses(*(p.offset * ITEMSIZE[d] for p, d in (
-        (placed_a, product.dtype_a), (placed_b, product.dtype_b), (out, product.dtype_out))))  # fmt: skip
-    if placed_c is not None:
-        at = at._replace(c=placed_c.offset * ITEMSIZE[product.dtype_c or "float32"])
     posed = replace(
-        product, m=m, n=n, k=k, batch=batch, a=placed_a.strides, b=placed_b.strides, out=out.strides,
-        c=None if placed_c is None else placed_c.strides, contract=Contract(product.contract.arithmetic, case.order),
+        product, m=m, n=n, k=k, batch=batch, a=strides_a, b=strides_b, out=strides_out, c=strides_c,
+        contract=Contract(product.contract.arithmetic, case.order),
         alpha=1.0 if product.alpha == 1 else float(np.float32(ALPHA)), bias_stride=1 if product.bias_stride == 1 else 3,
         beta=product.beta if product.beta in (0, 1) else float(np.float32(BETA)),
         align=min([128, *(x & -x for x in at[:4] if x)]),
     )  # fmt: skip
-    return Posed(posed, a, b, c, bias, at, out)
+    return Posed(posed, a, b, c, bias, at, shift)
 
 
-def _fill(stack: Array, kind: str, align: str, whole: bool) -> tuple[Array, Placed]:
-    """Lay a stack of matrices out among poison."""
-    batch, rows, columns = stack.shape
-    placed = _place(kind, rows, columns, batch, stack.itemsize, align, whole)
-    flat = np.full(placed.total, POISON[stack.itemsize], stack.dtype)
-    placed.view(flat, (batch, rows, columns))[...] = stack
-    return flat, placed
+def _steps(strides: Strides) -> tuple[int, int, int]:
+    """Of [batch, rows, columns]."""
+    return strides.batch, strides.row, strides.col
 
 
-def _outputs(machine: Machine, family: Family, config: str, posed: Posed) -> tuple[Array, int]:
+def _outputs(bench: Bench, family: Family[Product, Launch], config: str, posed: Posed) -> tuple[Array, int]:
     """Run one product: its output bits [batch, m, n], and how many words beside them were written."""
-    p = posed.product
-    word = np.dtype(np.uint16 if ITEMSIZE[p.dtype_out] == 2 else np.uint32)
-    poison = word.type(POISON[word.itemsize])
-    launch = family.build(p, config, machine.device)
-    held = [None if x is None else machine.put(x) for x in (posed.a, posed.b, posed.c, posed.bias)]
-    target = machine.put(np.full(posed.out.total, poison, word))
+    p, o = posed.product, posed.offsets
+    launch = family.bind(p, config, bench.device)
+    held = [bench.put(x) for x in (posed.a, posed.b, posed.c, posed.bias)]
+    target = bench.output((p.batch, p.m, p.n), ITEMSIZE[p.dtype_out], strides=_steps(p.out), shift=posed.shift)
     a, b, c, bias = (0 if x is None else x.address for x in held)
-    o = posed.offsets
-    launch(Addresses(a + o.a, b + o.b, target.address + o.out, c + o.c if c else 0, bias), machine.stream())
-    flat = target.read()
-    view = posed.out.view(flat, (p.batch, p.m, p.n))
-    got = view.copy()
-    view[...] = poison
-    return got, int(np.count_nonzero(flat != poison))
+    launch(Addresses(a + o.a, b + o.b, target.address, c + o.c if c else 0, bias), bench.stream())
+    return target.read()
 
 
-def _with_epilogue(product: Product, case: Case, block: Array) -> Array:
+def _with_epilogue(product: Product, case: GoldenCase, block: Array) -> Array:
     """Output bits of the block, from its accumulators."""
     reads_c = product.c is not None and not product.accumulate
     if product.dtype_out == "float32" and product.alpha == 1 and product.dtype_bias is None and not reads_c:
         return block
-    import ml_dtypes
-
     from ..contract import reference
 
-    types = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
     block_c, block_bias = golden.epilogue_operands(case, product.dtype_c or "float32", product.dtype_bias or "float32")
     out = reference.epilogue(
         block.view(np.float32),
         alpha=1.0 if product.alpha == 1 else ALPHA,
         beta=0.0 if product.accumulate else product.beta if product.beta in (0, 1) else BETA,
-        c=block_c.view(types[product.dtype_c or "float32"]) if reads_c else None,
-        bias=None if product.dtype_bias is None else block_bias.view(types[product.dtype_bias]),
-        out_dtype=types[product.dtype_out],
+        c=block_c.view(NUMPY[product.dtype_c or "float32"]) if reads_c else None,
+        bias=None if product.dtype_bias is None else block_bias.view(NUMPY[product.dtype_bias]),
+        out_dtype=NUMPY[product.dtype_out],
     )
     return out.view(np.uint16 if out.itemsize == 2 else np.uint32)
 
@@ -315,16 +346,9 @@ def _shift(product: Product) -> int:
     return 5 if product.dtype_bias is None else 0
 
 
-def _compare(got: Array, block: Array, stray: int, shift: int) -> str:
+def _compare(got: Array, stray: int, block: Array, shift: int) -> str:
     """The first element of the stack that differs from the expanded block, or nothing."""
     batch, m, n = got.shape
-    for item in range(batch):
-        rows = (np.arange(m) + 7 * item) % block.shape[0]
-        want = block[rows[:, None], (np.arange(n) + shift * item) % block.shape[1]]
-        unequal = got[item] != want
-        if unequal.any():
-            i, j = (int(x) for x in np.unravel_index(int(np.argmax(unequal)), unequal.shape))
-            count, digits = int(np.count_nonzero(unequal)), 2 + 2 * got.itemsize
-            pair = f"{int(got[item, i, j]):#0{digits}x} for {int(want[i, j]):#0{digits}x}"
-            return f"{count} of {unequal.size} differ, first [{item}, {i}, {j}] {pair}"
-    return f"{stray} words written beside the output" if stray else ""
+    rows = (np.arange(m) + 7 * np.arange(batch)[:, None]) % block.shape[0]
+    columns = (np.arange(n) + shift * np.arange(batch)[:, None]) % block.shape[1]
+    return difference("", got, block[rows[:, :, None], columns[:, None, :]]) or beside("the output", stray)

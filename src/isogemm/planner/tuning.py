@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from ..backends.cuda.registry import Chooser
 from ..contract.spec import Contract
 from ..errors import OptionError
 from ..problem.numeric import NumericKey, numeric_key
 from ..problem.product import Launch, Product, Strides
-from .admission import notice, same_stamp, today
-from .tables import Admitted, Bucket, Ceilings, LibraryRange, Row, Table, Use
-from .trials import variant_of
+from .admission import Admission, same_stamp
+from .products import Chooser
+from .records import notice, today
+from .tables import Admitted, Bucket, DeviceLimits, LibraryRange, Table, TunedRow, Use
+from .trials import config_of, product_of, variant_of
 
-__all__ = ["SWEEP", "Bench", "Job", "Offers", "Prepare", "Wanted", "merge", "pose", "tune"]
+__all__ = ["SWEEP", "Job", "Offers", "Prepare", "TuningBench", "Wanted", "merge", "pose", "pose_key", "readmit", "tune"]
 
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 PRECISE = 7  # kernels that are timed precisely: rough times are off by some percent
@@ -38,6 +39,10 @@ Prepare = Callable[[Sequence[Job]], Offers]
 """Compiles and tries kernels ahead; returns what libraries offer, whose search takes long."""
 
 
+def _silent(done: int, total: int, text: str) -> None:
+    """No progress is shown."""
+
+
 class Wanted(NamedTuple):
     """A product to tune, without M: op(B) is [k, n]; `trans` as in BLAS, NT for a linear layer."""
 
@@ -49,8 +54,8 @@ class Wanted(NamedTuple):
     ms: tuple[int, ...] = ()
 
 
-class Bench(Protocol):
-    """What tuning needs of a device besides `Machine`; `isogemm.lab.gpu_bench` has it for GPUs."""
+class TuningBench(Protocol):
+    """What tuning needs of a device besides `Machine`; `isogemm.lab.gpu.bench` has it for GPUs."""
 
     def seconds(self, product: Product, launches: Mapping[str, Launch], *, rough: bool) -> Mapping[str, float]:
         """Device time of each, with weights from beyond the caches; one that fails is left out."""
@@ -60,7 +65,7 @@ class Bench(Protocol):
         """Output elements that differ between two kernels, on random, cancelling and all-ones operands."""
         ...
 
-    def ceilings(self) -> Ceilings:
+    def ceilings(self) -> DeviceLimits:
         """Measured limits of the device."""
         ...
 
@@ -70,9 +75,16 @@ class _Tuner:
     """One run of `tune`."""
 
     chooser: Chooser
-    bench: Bench
+    bench: TuningBench
     offers: Offers
     library: list[LibraryRange]
+
+    @property
+    def _device(self) -> int:
+        return self.chooser.admissions.machine.device
+
+    def _is_own(self, use: Use) -> bool:
+        return not self.chooser.families[use.family].library
 
     def at(self, product: Product, low: int) -> dict[Use, float]:
         """Microseconds of the fastest admitted kernels, each legal for rows in [low, product.m]."""
@@ -81,19 +93,19 @@ class _Tuner:
             offered = self.offers.get((name, product)) or family.configs(product)
             for config in offered[:OFFERED]:
                 try:
-                    launches[Use(name, config)] = family.build(product, config, self.chooser.machine.device)
+                    launches[Use(name, config)] = family.bind(product, config, self._device)
                 except Exception as error:
                     notice(f"kernel {name} [{config}] cannot be built: {error}")
         rough = self._seconds(product, launches, rough=True)
         best: dict[Use, Launch] = {}
         ours = False
         for use in sorted(rough, key=rough.__getitem__):
-            own = use.family not in self.chooser.libraries
+            own = self._is_own(use)
             if len(best) >= PRECISE and (ours or not own):
                 if ours:
                     break
                 continue
-            if self._admitted(use, product, low):
+            if self.admitted(use, product, low):
                 best[use], ours = launches[use], ours or own
         precise = self._seconds(product, best, rough=False) if len(best) > 1 else {u: rough[u] for u in best}
         return self._kept({use: seconds * 1e6 for use, seconds in precise.items()})
@@ -101,7 +113,7 @@ class _Tuner:
     def _kept(self, times: dict[Use, float]) -> dict[Use, float]:
         """The fastest few, and the fastest that is ours: those of a library serve no other product than this one."""
         order = sorted(times, key=times.__getitem__)
-        own = [use for use in order if use.family not in self.chooser.libraries]
+        own = [use for use in order if self._is_own(use)]
         return {use: times[use] for use in dict.fromkeys((*order[:KEPT], *own[:1]))}
 
     def _seconds(self, product: Product, launches: Mapping[Use, Launch], *, rough: bool) -> dict[Use, float]:
@@ -109,25 +121,25 @@ class _Tuner:
         times = self.bench.seconds(product, {n: launches[u] for n, u in names.items()}, rough=rough) if names else {}
         return {names[name]: seconds for name, seconds in times.items()}
 
-    def _admitted(self, use: Use, product: Product, low: int) -> bool:
-        if use.family not in self.chooser.libraries:
-            return self.chooser.admissions.verdict(*use, product).state == "admitted"
+    def admitted(self, use: Use, product: Product, low: int) -> bool:
+        family, device = self.chooser.families[use.family], self._device
+        if not family.library:
+            return self.chooser.verdict(family, product, use.config).state == "admitted"
         plain = self._plain(product)
-        family, device = self.chooser.families[use.family], self.chooser.machine.device
         if plain is None:
             return False
         for m in sorted({low, (low + product.m) // 2, product.m}):
             here = pose_rows(product, m)
             try:
-                mine = family.build(here, use.config, device)
+                mine = family.bind(here, use.config, device)
             except Exception as error:
                 notice(f"{use.family} [{use.config}] is no kernel for m {m} of {numeric_key(product)}: {error}")
                 return False
-            other = self.chooser.families[plain.family].build(here, plain.config, device)
+            other = self.chooser.families[plain.family].bind(here, plain.config, device)
             if self.bench.differing(here, mine, other):
                 return False
         entry = LibraryRange(
-            use.family, self.chooser.admissions.fingerprint(use.family), numeric_key(product), variant_of(product),
+            use.family, self.chooser.admissions.fingerprint(family), numeric_key(product), variant_of(product),
             use.config, low, product.m, today(),
         )  # fmt: skip
         self.library.append(entry)
@@ -135,11 +147,10 @@ class _Tuner:
 
     def _plain(self, product: Product) -> Use | None:
         """An admitted kernel of ours to compare a library with."""
-        for name, family in self.chooser.families.items():
-            if name not in self.chooser.libraries:
-                for config in family.configs(product):
-                    if self.chooser.admissions.verdict(name, config, product).state == "admitted":
-                        return Use(name, config)
+        for family in self.chooser.own():
+            for config in family.configs(product):
+                if self.chooser.verdict(family, product, config).state == "admitted":
+                    return Use(family.name, config)
         return None
 
 
@@ -147,13 +158,13 @@ def tune(
     products: Sequence[Product],
     sweep: Mapping[NumericKey, Sequence[int]] | Sequence[int],
     chooser: Chooser,
-    bench: Bench,
+    bench: TuningBench,
     *,
     name: str = "user.json",
     table: Table | None = None,
     prepare: Prepare | None = None,
     save: Callable[[Table], None] = lambda table: None,
-    progress: Progress = lambda done, total, text: None,
+    progress: Progress = _silent,
     budget: float = float("inf"),
 ) -> tuple[Table, int]:
     """Time kernels for products and rows, and write a table as it grows.
@@ -182,7 +193,7 @@ def tune(
     """
     started, stamp = time.monotonic(), chooser.admissions.stamp
     ms = {key: tuple(sorted(_sweep_of(sweep, key))) for key in map(numeric_key, products)}
-    table = _continued(table, name, stamp, chooser.admissions.arithmetic())
+    table = _continued(table, name, stamp, chooser.arithmetic())
     todo = [p for p in products if not _is_done(table, numeric_key(p), ms[numeric_key(p)])]
     offers: Offers = {}
     if todo and prepare is not None:
@@ -206,7 +217,70 @@ def tune(
     return table, 0
 
 
-def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> Row:
+def readmit(
+    table: Table, chooser: Chooser, bench: TuningBench, *, prepare: Prepare | None = None, progress: Progress = _silent
+) -> tuple[Table, list[str]]:
+    """A table with the same rows and times, whose kernels were all admitted anew: by the present sources and software.
+
+    Parameters
+    ----------
+    table : Table
+        Of this device.
+    chooser, bench, prepare, progress
+        As for `tune`.
+
+    Returns
+    -------
+    (Table, list of str)
+        The table with new fingerprints, stamp and dates, and what was refused.
+    """
+    families, verdict = chooser.families, chooser.verdict
+    wanted = {(x.family, config, x.variant) for x in table.admitted for config in x.configs}
+    for row in table.rows:
+        for m in row.us:
+            variant, uses = variant_of(pose_key(row.key, m)), row.bucket(m).uses
+            own = (use for use in uses if use.family not in families or not families[use.family].library)
+            wanted |= {(*use, variant) for use in own}
+    todo = sorted(wanted)
+    if prepare is not None:
+        prepare([(name, config, (product_of(variant),)) for name, config, variant in todo if name in families])
+    refused: list[str] = []
+    groups: dict[tuple[str, str], list[str]] = {}
+    total = len(todo) + len(table.library)
+    for i, (name, config, variant) in enumerate(todo):
+        progress(i, total, f"{name} [{config}]")
+        here = verdict(families[name], product_of(variant), config) if name in families else Admission("absent")
+        if here.state == "admitted":
+            groups.setdefault((name, variant), []).append(config)
+        else:
+            refused.append(f"{name} [{config}] for {variant}: {here.state} {here.detail}".rstrip())
+    tuner = _Tuner(chooser, bench, {}, [])
+    for i, x in enumerate(table.library):
+        progress(len(todo) + i, total, f"{x.family} [{x.config}]")
+        use, product = Use(x.family, x.config), pose_key(x.key, x.high)
+        if x.family not in families or not tuner.admitted(use, product, x.low):
+            refused.append(f"{x.family} [{x.config}] for {x.key}, rows {x.low} to {x.high}")
+    date, fingerprint = today(), chooser.admissions.fingerprint
+    admitted = (
+        Admitted(name, fingerprint(families[name]), variant, tuple(configs), date)
+        for (name, variant), configs in sorted(groups.items())
+    )
+    stamp = dict(chooser.admissions.stamp)
+    made = replace(table, stamp=stamp, made=date, arithmetic=chooser.arithmetic(), admitted=tuple(admitted))
+    return replace(made, library=tuple(tuner.library)), refused
+
+
+def pose_key(key: NumericKey, m: int) -> Product:
+    """The packed product that a row is about; of a kind that `tune` times, so without an epilogue."""
+    dtype, _, rest = key.types.partition("*")
+    trans = key.layout[:2].replace("S", "N")
+    wanted = Wanted("", key.n, key.k, trans, key.batch)
+    contract, out_dtype = Contract.parse(key.contract), rest.partition(">")[2]
+    product = pose(wanted, m=max(m, 2), dtype=dtype, contract=contract, out_dtype=out_dtype)
+    return pose_rows(product, m)
+
+
+def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> TunedRow:
     """A row from microseconds by m and kernel: the bucket goes on while its kernel is within `SLACK` of the fastest.
 
     Raises
@@ -225,7 +299,7 @@ def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> Row:
             buckets[-1] = Bucket(m, (last, *here))
         else:
             buckets.append(Bucket(m, tuple(here)))
-    return Row(key, tuple(buckets), {m: round(min(t.values()), 3) for m, t in sorted(times.items())})
+    return TunedRow(key, tuple(buckets), {m: round(min(t.values()), 3) for m, t in sorted(times.items())})
 
 
 def pose(
@@ -264,7 +338,7 @@ def _jobs(chooser: Chooser, products: Sequence[Product]) -> list[Job]:
     searches: list[Job] = []
     for product in products:
         for name, family in chooser.families.items():
-            if name in chooser.libraries:
+            if family.library:
                 searches.append((name, "", (product,)))
                 continue
             for config in family.configs(product)[:OFFERED]:
@@ -285,7 +359,7 @@ def _is_done(table: Table, key: NumericKey, ms: Sequence[int]) -> bool:
     return row is not None and set(ms) <= set(row.us)
 
 
-def _with_row(table: Table, row: Row, library: Sequence[LibraryRange], chooser: Chooser) -> Table:
+def _with_row(table: Table, row: TunedRow, library: Sequence[LibraryRange], chooser: Chooser) -> Table:
     """The table with one row more, the algorithms that it uses, and everything admitted so far that some row names."""
     used = {use for bucket in row.buckets for use in bucket.uses}
     kept = [x for x in table.library if x.key != row.key] + [x for x in library if Use(x.family, x.config) in used]
@@ -294,20 +368,22 @@ def _with_row(table: Table, row: Row, library: Sequence[LibraryRange], chooser: 
     return replace(table, made=today(), rows=rows, library=tuple(kept), admitted=admitted)
 
 
-def _admitted(rows: Sequence[Row], before: Sequence[Admitted], chooser: Chooser) -> Iterator[Admitted]:
+def _admitted(rows: Sequence[TunedRow], before: Sequence[Admitted], chooser: Chooser) -> Iterator[Admitted]:
     """What is admitted of the kernels that the rows name, by earlier runs and by this one."""
     used = {use for row in rows for bucket in row.buckets for use in bucket.uses}
+    sources = {name: chooser.admissions.fingerprint(family) for name, family in chooser.families.items()}
     found = {
         (x.family, config, x.variant): x.date
         for x in before
-        if x.family in chooser.families and chooser.admissions.fingerprint(x.family) == x.fingerprint
+        if sources.get(x.family) == x.fingerprint
         for config in x.configs
     }
-    for family, config, variant, date in chooser.admissions.granted():
-        found.setdefault((family, config, variant), date)
+    for known in chooser.admissions.known():
+        if known.admission.state == "admitted" and sources.get(known.name) == known.fingerprint:
+            found.setdefault((known.name, *config_of(known.code)), known.admission.date)
     groups: dict[tuple[str, str, str], list[str]] = {}
     for (family, config, variant), date in sorted(found.items()):
         if Use(family, config) in used:
             groups.setdefault((family, variant, date), []).append(config)
     for (family, variant, date), configs in sorted(groups.items()):
-        yield Admitted(family, chooser.admissions.fingerprint(family), variant, tuple(configs), date)
+        yield Admitted(family, sources[family], variant, tuple(configs), date)

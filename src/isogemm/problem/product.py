@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from ..base.dtypes import ITEMSIZE
 from ..contract.spec import Contract
 
-__all__ = ["Addresses", "Family", "Launch", "Product", "Strides"]
+__all__ = ["Addresses", "Launch", "Product", "Strides"]
 
 
 class Strides(NamedTuple):
@@ -106,29 +106,4 @@ class Launch(Protocol):
 
     def __call__(self, at: Addresses, stream: int) -> None:
         """Enqueue on `stream` (a raw handle). No synchronisation, no allocation but torch's caching one."""
-        ...
-
-
-class Family(Protocol):
-    """Kernels that share a source and differ in configuration.
-
-    A configuration is a short text, so that tables are readable; the family alone parses it.
-    """
-
-    name: str
-
-    def configs(self, product: Product) -> tuple[str, ...]:
-        """Configurations worth timing for a product, the likeliest first; empty where the family cannot serve it."""
-        ...
-
-    def supports(self, product: Product, config: str) -> bool:
-        """Whether a configuration is legal for a product: strides, alignment, types, contract, epilogue."""
-        ...
-
-    def build(self, product: Product, config: str, device: int) -> Launch:
-        """Compile (from a cache where possible) and bind."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Hash of everything in our source that can reach this family's bits."""
         ...

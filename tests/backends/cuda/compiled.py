@@ -18,13 +18,13 @@ from isogemm.backends.cuda.driver import facts as device
 from isogemm.backends.cuda.driver import kernel as driver
 from isogemm.backends.cuda.driver import nvrtc, tensormap, triton_build
 from isogemm.backends.cuda.driver.libcuda import Driver
-from isogemm.backends.cuda.families import families
+from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.backends.cuda.gemm.tile import family as triton_tile
 from isogemm.problem.product import Product
 
 __all__ = ["Compiled", "Kernels", "kernels"]
 
-H200 = device.Device(0, "NVIDIA H200", (9, 0), 132, 62914560, 232448, None)
+H200 = device.DeviceFacts(0, "NVIDIA H200", (9, 0), 132, 62914560, 232448, None)
 KERNEL_PARAMETER, SIZED = 0x17, 4  # of the kinds of facts, and of their forms, in a cubin's .nv.info
 
 
@@ -113,9 +113,9 @@ class Kernels:
 
     def build(self, family: str, config: str, product: Product) -> list[Compiled]:
         """Every kernel of a launch: compiled, and bound with the parameters that it is launched with."""
-        assert families()[family].supports(product, config), f"{family} [{config}] does not serve {product}"
+        assert FAMILIES.found[family].supports(product, config), f"{family} [{config}] does not serve {product}"
         self.loaded.clear()
-        families()[family].build(product, config, 0)
+        FAMILIES.found[family].bind(product, config, 0)
         return list(self.loaded)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from tests.backends.cuda.device import NAMES, Mode, torch
 
-from isogemm.backends.cuda.families import LIBRARIES, families
-from isogemm.problem.product import Addresses, Family, Launch, Product, Strides
+from isogemm.backends.cuda.gemm.choose import FAMILIES
+from isogemm.planner.trials import ProductFamily
+from isogemm.problem.product import Addresses, Launch, Product, Strides
 
 __all__ = ["candidates", "launch", "pose"]
 
@@ -32,26 +33,26 @@ def pose(a: Any, b: Any, out: Any, mode: Mode, start: Any = None) -> tuple[Produ
 
 def candidates(product: Product) -> Iterator[tuple[str, str]]:
     """(family, configuration) of everything that may serve a product: all of our own, and a library's admitted ones."""
-    from isogemm.backends.cuda.registry import chooser
+    from isogemm.backends.cuda.gemm.choose import chooser
 
-    for name, family in families().items():
-        if name not in LIBRARIES:
-            for config in family.configs(product):
-                if family.supports(product, config):
-                    yield name, config
-    for candidate, verdict in chooser(torch.cuda.current_device()).judged(product, trial=False):
-        if candidate.use.family in LIBRARIES and verdict.state == "admitted":
-            yield tuple(candidate.use)  # type: ignore[misc]
+    here = chooser(torch.cuda.current_device())
+    for family in here.own():
+        for config in family.configs(product):
+            if family.supports(product, config):
+                yield family.name, config
+    for hint, found in here.judged(product):
+        if here.families[hint.use.family].library and found.state == "admitted":
+            yield tuple(hint.use)  # type: ignore[misc]
 
 
-def family(name: str) -> Family:
+def family(name: str) -> ProductFamily:
     """By name."""
-    return families()[name]
+    return FAMILIES.found[name]
 
 
 def launch(name: str, config: str, product: Product) -> Launch:
     """One kernel, built for a product."""
-    return families()[name].build(product, config, torch.cuda.current_device())
+    return FAMILIES.found[name].bind(product, config, torch.cuda.current_device())
 
 
 def run(name: str, config: str, product: Product, at: Addresses) -> None:

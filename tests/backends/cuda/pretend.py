@@ -122,7 +122,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     device = Pretended()
     monkeypatch.setattr(execute, "choose", device.choose)
     monkeypatch.setattr(execute, "current_stream", lambda place: STREAM)
-    monkeypatch.setattr(cuda_device, "default_contract", lambda device, dtype: default_contract("cuda", dtype))
+    of = lambda device, dtype: default_contract("cuda", dtype)  # noqa: E731
+    monkeypatch.setattr(cuda_device.choose, "default_contract_of", of)
     monkeypatch.setattr(execute, "runner", lambda items: execute.run_loop)
     monkeypatch.setattr(front_items, "_entries", {})
     monkeypatch.setattr(interop_cuda, "empty", device.empty)

@@ -37,7 +37,7 @@ def forget() -> None:
 
 def _made(device: int) -> KernelAdmissions:
     from ...base.disk import cache_folder
-    from ...planner.admission import Records
+    from ...planner.records import Records
     from .driver.machine import TorchMachine
 
     return KernelAdmissions(TorchMachine(device), Records(cache_folder("admissions")))

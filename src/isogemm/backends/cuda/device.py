@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,9 +15,10 @@ from ...operands import cuda as arrays
 from ...operands.device_array import DeviceId
 from ...operands.tensors import is_tensor
 from ...planner.device import Device
+from ...planner.products import Chooser
 from . import calls
-from .driver import facts
-from .gemm import list_calls
+from .driver import facts, machine
+from .gemm import choose, list_calls
 from .gemm.execute import Executor
 
 __all__ = ["CudaDevice", "count", "current", "open_device", "recall", "recall_items", "reload", "usable"]
@@ -52,7 +54,7 @@ class CudaDevice(Executor, Device):
         arrays.give_back(stream, self.place)
 
     def default(self, dtype_a: np.dtype[Any], dtype_b: np.dtype[Any]) -> Contract:
-        return default_contract(self.place.ordinal, name_of(dtype_a) if dtype_a == dtype_b else "float32")
+        return choose.default_contract_of(self.place.ordinal, name_of(dtype_a) if dtype_a == dtype_b else "float32")
 
     def pack(self, w: Array) -> calls.DeviceWeight:
         weight = arrays.tensor(w).detach()
@@ -63,13 +65,11 @@ class CudaDevice(Executor, Device):
         table.remember(kind, operands, options, result, self)
 
     @property
-    def chooser(self) -> Any:
-        from .registry import chooser
-
-        return chooser(self.place.ordinal)
+    def chooser(self) -> Chooser:
+        return choose.chooser(self.place.ordinal)
 
     @property
-    def facts(self) -> facts.Device:
+    def facts(self) -> facts.DeviceFacts:
         return facts.device(self.place.ordinal)
 
     def stream(self) -> int:
@@ -81,18 +81,15 @@ def open_device(place: DeviceId, tensors: bool = False) -> CudaDevice:
     return CudaDevice(place)
 
 
-def default_contract(device: int, dtype: str) -> Contract:
-    """The contract of operands of `dtype` where none is asked for: of the device's own tensor cores, or ``fma``."""
-    from .registry import default_contract_of
-
-    return default_contract_of(device, dtype)
-
-
 def reload() -> None:
-    """Forget choosers and launches, so that new tables are read."""
-    from .registry import reload
-
-    reload()
+    """Forget choosers, verdicts and calls seen before, so that new tables and records are read."""
+    choose.forget()
+    machine.forget()
+    calls.forget()
+    list_calls.forget()
+    quant = sys.modules.get(f"{__package__}.quant.copy")  # where it is loaded
+    if quant is not None:
+        quant.forget()
 
 
 def count() -> int:

@@ -15,17 +15,17 @@ from tests.backends.cuda.attention.test_compile import masked, pose
 from tests.backends.cuda.compiled import H200
 from tests.planner.fakes import FakeMachine
 
-from isogemm.backends.cuda import admitted
-from isogemm.backends.cuda.attention import admit as attention_admit
+from isogemm.backends.cuda.attention import ranged as attention_ranged
 from isogemm.backends.cuda.attention import steps as attention_backward
-from isogemm.backends.cuda.attention import steps_trial as attention_backward_trial
-from isogemm.backends.cuda.attention import trial as attention_trial
-from isogemm.backends.cuda.attention.plans import Case, Operand, code_of, kernel_of, kernels_of
+from isogemm.backends.cuda.attention.case import AttentionCase, Strided
+from isogemm.backends.cuda.attention.choose import KERNELS, admitted_run, ranged_run, ranked
+from isogemm.backends.cuda.attention.trial import posed
 from isogemm.backends.cuda.driver import facts as device
-from isogemm.contract.attention import LEAF, attention, factor, ranges
+from isogemm.backends.cuda.driver import machine
+from isogemm.contract.attention import LEAF, attention, factor, gradient_steps, ranges
 from isogemm.errors import ContractError, DeviceError
-from isogemm.planner.admission import Records
-from isogemm.planner.kernel_admission import KernelAdmissions
+from isogemm.planner.admission import Admissions
+from isogemm.planner.records import Records
 
 TYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32, "bool": bool}
 
@@ -40,7 +40,7 @@ def at(address: int, shape: Any, strides: Any, dtype: str) -> np.ndarray:
 _heads: dict[Any, tuple[np.ndarray, ...]] = {}
 
 
-def computed(case: Case, operands: list[np.ndarray], mask: Any, ends: list[Any]) -> list[np.ndarray]:
+def computed(case: AttentionCase, operands: list[np.ndarray], mask: Any, ends: list[Any]) -> list[np.ndarray]:
     """[y, m, l] by the definition, head after head; what was computed once is kept."""
     q, k, v = operands
     out, stats = np.empty((*q.shape[:3], case.dv), TYPES[case.dtype_out]), np.empty((2, *q.shape[:3]), np.float32)
@@ -65,10 +65,10 @@ class Host:
     def __init__(self) -> None:
         self.faults: dict[str, Any] = {}
         self.order: Any = None
-        self.runs: list[tuple[str, Case]] = []
+        self.runs: list[tuple[str, AttentionCase]] = []
         self.admissions: Any = None
 
-    def bind(self, case: Case, kernel: str, ordinal: int) -> Any:
+    def bind(self, case: AttentionCase, kernel: str) -> Any:
         def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
             self.runs.append((kernel, case))
             assert bool(stats) == case.stats
@@ -93,11 +93,13 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Host:
     found = Host()
-    found.admissions = KernelAdmissions(FakeMachine(), Records(tmp_path))
+    found.admissions = Admissions(FakeMachine(), Records(tmp_path))
     monkeypatch.setattr(device, "device", lambda ordinal: H200)
-    monkeypatch.setattr(attention_admit, "bind", found.bind)
-    monkeypatch.setattr(attention_trial, "bind", found.bind)
-    monkeypatch.setattr(admitted, "_found", {0: found.admissions})
+    for name, kernel in KERNELS.items():
+        monkeypatch.setattr(
+            type(kernel), "bind", lambda self, case, config, ordinal, n=name: found.bind(case, n, ordinal)
+        )
+    monkeypatch.setattr(machine, "_admissions", {0: found.admissions})
     return found
 
 
@@ -114,54 +116,62 @@ CASES = {
     "no key": (pose(tq=3, tk=0), "walk"),
     "one key": (pose(tq=1, tk=1, d=33), "leaf"),
     "fma": (pose(dtype="float32"), "fma"),
-    "fma of 33": (pose(d=33, fma=True, starts=True), "fma"),
+    "fma of 33": (pose(d=33, arithmetic="fma", starts=True), "fma"),
 }
+
+
+def text(case: AttentionCase, kernel: str) -> str:
+    """Of a kernel's code."""
+    return KERNELS[kernel].configs(case)[0]
+
+
+def tried_now(host: Host, kernel: str, case: AttentionCase) -> str:
+    return KERNELS[kernel].trial(host.admissions.bench, case, text(case, kernel))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_right_kernels_are_admitted_on_operands_of_their_code(host, name):
     case, kernel = CASES[name]
-    assert kernel_of(case, 0) == kernel
-    arithmetic = "fma" if case.fma else "tensor_core:sm90"
-    assert attention_trial.try_kernel(host.admissions.machine, kernel, case, arithmetic) == ""
+    assert ranked(case)[0] == kernel
+    assert tried_now(host, kernel, case) == ""
     tried = [c for _, c in host.runs]
-    assert {code_of(c, kernel, 0) for c in tried} == {code_of(case, kernel, 0)}
+    assert {text(c, kernel) for c in tried} == {text(case, kernel)}
     assert sum(c.batch * c.heads * c.tq * c.tk for c in tried) < 20_000_000
     if kernel in ("hopper", "few", "fma"):
         assert {c.starts for c in tried} == {c.stats for c in tried} == {False, True}
         assert {c.group for c in tried} >= {2, 3} or kernel == "few"
         assert any(c.tk % LEAF for c in tried)
-        assert any(c.leaves > 1 for c in tried) != ("ONLY=1" in code_of(case, kernel, 0))
+        assert any(c.leaves > 1 for c in tried) != ("ONLY=1" in text(case, kernel))
     if kernel == "hopper" and not case.masks:
         assert any(c.batch * c.heads * -(-c.tq // 128) > H200.multiprocessors for c in tried)
     if kernel == "few" and case.leaves > 16:
         assert any(c.leaves > 32 for c in tried)  # the meeting takes 32 at once
 
 
-def first_bit(case: Case, made: list[np.ndarray]) -> None:
+def first_bit(case: AttentionCase, made: list[np.ndarray]) -> None:
     words = made[0].view(f"u{made[0].itemsize}")
     words[-1, -1, -1, -1] ^= 1
 
 
-def last_columns(case: Case, made: list[np.ndarray]) -> None:
+def last_columns(case: AttentionCase, made: list[np.ndarray]) -> None:
     made[0][..., 72:] = made[0][..., :1]  # a tail of the head that is not computed
 
 
-def other_head(case: Case, made: list[np.ndarray]) -> None:
+def other_head(case: AttentionCase, made: list[np.ndarray]) -> None:
     if case.heads > 60:
         made[0][1, 50] = made[0][1, 49]
 
 
-def second_leaf(case: Case, made: list[np.ndarray]) -> None:
+def second_leaf(case: AttentionCase, made: list[np.ndarray]) -> None:
     made[2][...] = np.nextafter(made[2], np.float32(0)) if case.leaves > 1 else made[2]
 
 
-def another_nan(case: Case, made: list[np.ndarray]) -> None:
+def another_nan(case: AttentionCase, made: list[np.ndarray]) -> None:
     words = made[0].view(f"u{made[0].itemsize}")
     words[np.isnan(made[0].astype(np.float32))] = 0x7FC0
 
 
-def unwritten(case: Case, made: list[np.ndarray]) -> None:
+def unwritten(case: AttentionCase, made: list[np.ndarray]) -> None:
     if case.tq > 64:
         made[0].view(f"u{made[0].itemsize}")[..., 64:, :] = 0x7FC1
 
@@ -173,12 +183,12 @@ FAULTS = [first_bit, last_columns, other_head, second_leaf, another_nan, unwritt
 def test_a_wrong_kernel_is_not_used_and_the_next_one_serves(host, fault):
     case = pose(tq=300)
     host.faults["hopper"] = fault
-    attention_admit.admitted_run(case, "tensor_core:sm90", 0)
-    verdicts = {name: (v.state, v.detail) for name, _, v in host.admissions.known()}
+    admitted_run(case)
+    verdicts = {k.name: (k.admission.state, k.admission.detail) for k in host.admissions.known()}
     assert verdicts["attention hopper"][0] == "refused"
     assert " differ, first " in verdicts["attention hopper"][1]
     assert verdicts["attention walk"] == ("admitted", "")
-    assert kernels_of(case, 0)[1] == "walk"
+    assert ranked(case)[1] == "walk"
 
 
 def other_blocks(q: Any, k: Any, v: Any) -> list[Any]:
@@ -215,7 +225,7 @@ def test_another_order_is_found(host, dtype, order, stats):
     tk, kernel = (1100, "split") if order is other_leaves else (300, "walk")
     case = pose(tq=30, tk=tk, dtype=dtype, offset=None, stats=stats, stops=False, d=100, aligned=False)
     host.faults[kernel], host.order = (lambda case, made: None), order
-    found = attention_trial.try_kernel(host.admissions.machine, kernel, case, "tensor_core:sm90")
+    found = tried_now(host, kernel, case)
     assert " differ, first y" in found
     assert int(re.search(r"(\d+) of", found).group(1)) > 20
 
@@ -233,11 +243,11 @@ def quads(q: Any, k: Any, v: Any) -> list[Any]:
 def test_another_order_is_found_in_few_rows(host, tq, group):
     case = pose(tq=tq, tk=300, group=group, offset=None, stats=False, stops=False, d=100, aligned=False)
     host.faults["walk"], host.order = (lambda case, made: None), quads
-    found = attention_trial.try_kernel(host.admissions.machine, "walk", case, "tensor_core:sm90")
+    found = tried_now(host, "walk", case)
     assert " differ, first y" in found
 
 
-def ranged(**changes: Any) -> Case:
+def ranged(**changes: Any) -> AttentionCase:
     """A call whose mask has lines of its own for each query, but not for each head."""
     return masked(pose(offset=None, stops=False, **changes), "bool")
 
@@ -246,7 +256,7 @@ def ranged(**changes: Any) -> Case:
 def host_ranged(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
     """Kernels for ranges that are the definition; entries of one range are computed by `main`."""
 
-    def bind(case: Case, ordinal: int, main: Any) -> Any:
+    def bind(case: AttentionCase, main: Any) -> Any:
         def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
             operands = [at(a, x.shape, x.strides, case.dtype) for a, x in zip((q, k, v), case.operands, strict=True)]
             seen = at(mask, (case.batch, case.heads, case.tq, case.tk), case.mask, "bool")
@@ -265,19 +275,19 @@ def host_ranged(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
         return run
 
     host.ranges = ranges
-    monkeypatch.setattr(attention_trial, "bind_ranged", bind)
-    monkeypatch.setattr(attention_admit, "bind_ranged", bind)
+    monkeypatch.setattr(attention_ranged, "bind_ranged", bind)
     return host
 
 
-@pytest.mark.parametrize("case", [ranged(tq=30, tk=300, d=100), ranged(tq=1, tk=300, d=33, fma=True, group=1)], ids=str)
+@pytest.mark.parametrize(
+    "case", [ranged(tq=30, tk=300, d=100), ranged(tq=1, tk=300, d=33, arithmetic="fma", group=1)], ids=str
+)
 def test_ranges_of_masks_are_tried(host_ranged, case):
-    arithmetic = "fma" if case.fma else "tensor_core:sm90"
-    machine = host_ranged.admissions.machine
-    assert attention_trial.try_ranged(machine, case, arithmetic) == ""
+    bench, kernel = host_ranged.admissions.bench, attention_ranged.Ranged()
+    assert kernel.trial(bench, case, "") == ""
     for fault in (first_bit, second_leaf):
         host_ranged.faults["ranged"] = fault
-        assert " differ, first " in attention_trial.try_ranged(machine, case, arithmetic)
+        assert " differ, first " in kernel.trial(bench, case, "")
     host_ranged.faults.clear()
     host_ranged.ranges = (
         lambda seen: tuple(  # of each batch entry, as the first and the last key that any query sees
@@ -286,78 +296,78 @@ def test_ranges_of_masks_are_tried(host_ranged, case):
         )
     )
     if case.tq > 1:
-        assert " differ, first y" in attention_trial.try_ranged(machine, case, arithmetic)
+        assert " differ, first y" in kernel.trial(bench, case, "")
 
 
 def test_a_call_with_ranges_is_admitted_or_refused(host_ranged):
-    attention_admit.ranged_run(ranged(tq=300), "tensor_core:sm90", 0)
-    assert {name for name, _, v in host_ranged.admissions.known()} >= {"attention ranged"}
+    ranged_run(ranged(tq=300))
+    assert {k.name for k in host_ranged.admissions.known()} >= {"attention ranged"}
     host_ranged.faults["ranged"] = first_bit
-    with pytest.raises(ContractError, match="attention ranged: refused"):
-        attention_admit.ranged_run(ranged(tq=300, d=64), "tensor_core:sm90", 0)
+    with pytest.raises(ContractError, match=r"attention ranged .*: refused"):
+        ranged_run(ranged(tq=300, d=64))
 
 
 def test_where_no_kernel_is_right_the_error_names_all_of_them(host):
     for kernel in ("hopper", "walk", "split", "few"):
         host.faults[kernel] = first_bit
     with pytest.raises(
-        ContractError, match=r"NVIDIA H200.*attention hopper: refused .*differ, first y\[1, 7, 75, 127\] 0x.* for 0x"
+        ContractError, match=r"NVIDIA H200.*attention hopper .*: refused .*differ, first y\[1, 7, 75, 127\] 0x.* for 0x"
     ):
-        attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+        admitted_run(pose(tq=300))
     with pytest.raises(ContractError, match="attention walk"):
-        attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0, "walk")
+        admitted_run(pose(tq=300), "walk")
 
 
 def test_a_verdict_serves_all_sizes_and_later_processes(host):
-    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    admitted_run(pose(tq=300))
     count = len(host.runs)
     for tq, tk in ((129, 4000), (4096, 8192), (300, 301)):
-        attention_admit.admitted_run(pose(tq=tq, tk=tk), "tensor_core:sm90", 0)
-    later = KernelAdmissions(FakeMachine(captures=True), host.admissions.records)
-    admitted._found[0] = later  # a capture needs no trial of what is on record
-    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+        admitted_run(pose(tq=tq, tk=tk))
+    later = Admissions(FakeMachine(captures=True), host.admissions.records)
+    machine._admissions[0] = later  # a capture needs no trial of what is on record
+    admitted_run(pose(tq=300))
     assert len(host.runs) == count
-    assert {v.source for _, _, v in later.known()} == {"this user's records"}
+    assert {k.admission.source for k in later.known()} == {"this user's records"}
     other = {**FakeMachine().parts, "driver": "999"}
-    admitted._found[0] = KernelAdmissions(FakeMachine(parts=other), host.admissions.records)
-    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    machine._admissions[0] = Admissions(FakeMachine(parts=other), host.admissions.records)
+    admitted_run(pose(tq=300))
     assert len(host.runs) == 2 * count
 
 
 def test_other_sources_void_a_verdict(host, monkeypatch):
-    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    admitted_run(pose(tq=300))
     count = len(host.runs)
-    monkeypatch.setattr(attention_admit, "sources", lambda: "other")
-    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    monkeypatch.setattr("isogemm.planner.admission.fingerprint", lambda home: f"other {home}")
+    admitted_run(pose(tq=300))
     assert len(host.runs) == 2 * count
 
 
 def test_a_first_use_while_a_graph_is_captured_says_what_to_do(host):
     host.admissions.machine.captures = True
     with pytest.raises(DeviceError, match="call once with these shapes before capturing"):
-        attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+        admitted_run(pose(tq=300))
     host.admissions.machine.captures = False
-    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
+    admitted_run(pose(tq=300))
 
 
 def test_a_kernel_that_cannot_run_is_left_out_and_not_recorded(host):
-    def broken(case: Case, made: list[np.ndarray]) -> None:
+    def broken(case: AttentionCase, made: list[np.ndarray]) -> None:
         raise RuntimeError("no room")
 
     host.faults["hopper"] = broken
-    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
-    assert "no room" in next(v.detail for name, _, v in host.admissions.known() if name == "attention hopper")
-    admitted._found[0] = KernelAdmissions(FakeMachine(), host.admissions.records)
+    admitted_run(pose(tq=300))
+    assert "no room" in next(k.admission.detail for k in host.admissions.known() if k.name == "attention hopper")
+    machine._admissions[0] = Admissions(FakeMachine(), host.admissions.records)
     host.faults.clear()
-    attention_admit.admitted_run(pose(tq=300), "tensor_core:sm90", 0)
-    assert [name for name, _, v in admitted._found[0].known()] == ["attention hopper"]
+    admitted_run(pose(tq=300))
+    assert [k.name for k in machine._admissions[0].known()] == ["attention hopper"]
 
 
 def test_without_a_model_of_the_tensor_cores_kernels_are_compared_with_the_plain_one(host):
-    assert attention_trial.try_kernel(host.admissions.machine, "walk", pose(tq=300), "tensor_core:native") == ""
-    assert attention_trial.try_kernel(host.admissions.machine, "hopper", pose(tq=300), "tensor_core:native") == ""
+    case = pose(tq=300, arithmetic="tensor_core:native")
+    assert tried_now(host, "walk", case) == tried_now(host, "hopper", case) == ""
     host.faults["hopper"] = first_bit
-    found = attention_trial.try_kernel(host.admissions.machine, "hopper", pose(tq=300), "tensor_core:native")
+    found = tried_now(host, "hopper", case)
     assert "1 of" in found
 
 
@@ -372,21 +382,23 @@ STRIDES = st.sampled_from([0, 8, 24, 64, 96, 128, 136, 33, 4096, 4100, 1 << 20])
 )  # fmt: skip
 def test_every_call_has_operands_of_its_code(b, shared, group, tq, tk, d, steps, mask, aligned, causal):
     shapes = (b, shared * group, tq, d), (b, shared, tk, d), (b, shared, tk, d)
-    made = tuple(Operand(s, (*steps[3 * i : 3 * i + 3], 1)) for i, s in enumerate(shapes))
-    case = Case(
+    made = tuple(Strided(s, (*steps[3 * i : 3 * i + 3], 1)) for i, s in enumerate(shapes))
+    case = AttentionCase(
         operands=made, mask=None if mask is None else tuple(mask), dtype="bfloat16", dtype_out="bfloat16",
         dtype_mask=None if mask is None else "bool", c=0.1, offset=3 if causal else None, starts=False, stops=True,
-        fma=False, aligned=aligned,
+        arithmetic="tensor_core:sm90", aligned=aligned,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "device", lambda ordinal: H200)
-        for kernel in kernels_of(case, 0):
-            assert list(attention_trial.posed(kernel, case, 0)), kernel
+        for kernel in ranked(case):
+            assert list(posed(KERNELS[kernel], case)), kernel
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_steps_of_gradients_are_tried(host, monkeypatch, dtype):
-    def bind(shape: Any, hidden: Any, added: Any, c: float, dtype: str, ordinal: int) -> Any:
+    def bind(self: Any, case: Any, config: str, ordinal: int) -> Any:
+        shape, hidden, added, c, dtype, _ = case
+
         def run(stream: int, *places: int) -> None:
             n, rows, keys = shape
             shapes = (
@@ -397,8 +409,8 @@ def test_the_steps_of_gradients_are_tried(host, monkeypatch, dtype):
             )
             kinds = ["float32"] * 5 + ["bool", "float32"]
             values = [at(p, *s, k) if p else None for p, s, k in zip(places, shapes, kinds, strict=False)]
-            given = dict(zip(("s", "dp", "m", "total", "delta", "hidden", "added"), values, strict=True))
-            for place, x in zip(places[7:], attention_backward_trial.expected(given, dtype), strict=True):
+            held = dict(zip(("s", "dp", "m", "total", "delta", "hidden", "added"), values, strict=True))
+            for place, x in zip(places[7:], gradient_steps(**held, c=c, dtype=TYPES[dtype]), strict=True):
                 if place and x is not None:
                     if "backward" in host.faults:
                         x.reshape(-1)[-1] = 3
@@ -408,19 +420,19 @@ def test_the_steps_of_gradients_are_tried(host, monkeypatch, dtype):
 
         return run
 
-    monkeypatch.setattr(attention_backward, "bound", bind)
-    attention_backward._bound.cache_clear()
-    call = ((4, 5, 6), (0, 0, 0), (0, 0, 0), 0.5, dtype, 0)
-    attention_backward._bound(*call)
-    assert [(name, v.state) for name, _, v in host.admissions.known()] == [("attention backward", "admitted")]
-    attention_backward._bound.cache_clear()
-    admitted._found[0] = KernelAdmissions(FakeMachine(), Records(None))
+    monkeypatch.setattr(attention_backward.Steps, "bind", bind)
+    attention_backward.launch.cache_clear()
+    call = attention_backward.StepsCase((4, 5, 6), (0, 0, 0), (0, 0, 0), 0.5, dtype, 0)
+    attention_backward.launch(call)
+    assert [(k.name, k.admission.state) for k in host.admissions.known()] == [("attention backward", "admitted")]
+    attention_backward.launch.cache_clear()
+    machine._admissions[0] = Admissions(FakeMachine(), Records(None))
     host.faults["backward"] = 1
-    with pytest.raises(ContractError, match=r"attention backward: .* first p\[1, 2, 0\]"):
-        attention_backward._bound(*call)
-    attention_backward._bound.cache_clear()
-    admitted._found[0] = KernelAdmissions(FakeMachine(), Records(None))
+    with pytest.raises(ContractError, match=r"attention backward .*: .* first p\[1, 2, 0\]"):
+        attention_backward.launch(call)
+    attention_backward.launch.cache_clear()
+    machine._admissions[0] = Admissions(FakeMachine(), Records(None))
     host.faults = {"beside": 1}  # a stray write of one word
-    with pytest.raises(ContractError, match="attention backward: refused .* words beside the results were written"):
-        attention_backward._bound(*call)
-    attention_backward._bound.cache_clear()
+    with pytest.raises(ContractError, match=r"attention backward .*: refused .* words beside the results were written"):
+        attention_backward.launch(call)
+    attention_backward.launch.cache_clear()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tests.backends.cuda.compiled import Compiled, Kernels, kernels
 
-from isogemm.backends.cuda.attention import steps as attention_backward
-from isogemm.backends.cuda.attention.plans import Case, Operand, bind, kernel_of, serves
+from isogemm.backends.cuda.attention import steps
+from isogemm.backends.cuda.attention.case import AttentionCase, Strided
+from isogemm.backends.cuda.attention.choose import KERNELS, admitted_run, ranked
 from isogemm.contract.attention import factor
 from isogemm.errors import OptionError
 
@@ -18,30 +19,33 @@ __all__ = ["kernels"]  # the fixture
 LOOSE = r"\b(?:mul|add|sub)\.f32\b|\.ftz\b|\.f32x2\b|ex2\.approx|div\.full|rcp\.approx"
 
 
-def contiguous(*shape: int) -> Operand:
+def contiguous(*shape: int) -> Strided:
     steps = [1]
     for size in shape[:0:-1]:
         steps.insert(0, steps[0] * size)
-    return Operand(shape, tuple(steps))
+    return Strided(shape, tuple(steps))
 
 
-def pose(tq: int = 512, tk: int = 512, d: int = 128, dtype: str = "bfloat16", group: int = 2, **rest: Any) -> Case:
+def pose(
+    tq: int = 512, tk: int = 512, d: int = 128, dtype: str = "bfloat16", group: int = 2, **rest: Any
+) -> AttentionCase:
     """An attention of 2 x 4 * group heads."""
     q, k = contiguous(2, 4 * group, tq, d), contiguous(2, 4, tk, d)
     chosen: dict[str, Any] = {
         "mask": None, "dtype": dtype, "dtype_out": dtype, "dtype_mask": None, "c": float(factor(None, d)),
-        "offset": 0, "starts": False, "stops": True, "fma": dtype == "float32", "aligned": True,
+        "offset": 0, "starts": False, "stops": True, "aligned": True,
+        "arithmetic": "fma" if dtype == "float32" else "tensor_core:sm90",
     }  # fmt: skip
-    return Case(operands=(q, k, k), **(chosen | rest))
+    return AttentionCase(operands=(q, k, k), **(chosen | rest))
 
 
-def masked(case: Case, dtype: str) -> Case:
+def masked(case: AttentionCase, dtype: str) -> AttentionCase:
     return replace(case, dtype_mask=dtype, mask=(case.tq * case.tk, 0, case.tk, 1))
 
 
-def build(kernels: Kernels, case: Case, kernel: str) -> list[Compiled]:
+def build(kernels: Kernels, case: AttentionCase, kernel: str) -> list[Compiled]:
     kernels.loaded.clear()
-    bind(case, kernel, 0)
+    KERNELS[kernel].launch(case)
     return list(kernels.loaded)
 
 
@@ -59,20 +63,19 @@ def build(kernels: Kernels, case: Case, kernel: str) -> list[Compiled]:
         (pose(d=100), "walk"),
         (pose(aligned=False), "walk"),
         (pose(dtype="float32"), "fma"),
-        (pose(fma=True), "fma"),
+        (pose(arithmetic="fma"), "fma"),
         (pose(tq=64, tk=8192), "few"),
         (pose(tq=128, tk=8192), "hopper"),
         (pose(tq=128, tk=8192, aligned=False), "split"),
     ],
 )
-def test_shapes_choose_a_kernel_that_serves(kernels: Kernels, case: Case, chosen: str):
-    assert kernel_of(case, 0) == chosen
-    assert serves(case, chosen)
+def test_shapes_choose_a_kernel_that_serves(kernels: Kernels, case: AttentionCase, chosen: str):
+    assert ranked(case)[0] == chosen
 
 
 def test_a_kernel_that_cannot_is_refused():
     with pytest.raises(OptionError, match="walk"):
-        bind(pose(d=256), "hopper", 0)
+        admitted_run(pose(d=256), "hopper")
 
 
 def check_triton(kernel: Compiled, operand: str) -> None:
@@ -95,7 +98,7 @@ def check_triton(kernel: Compiled, operand: str) -> None:
         (pose(tq=100, tk=300, d=100, aligned=False, starts=True), "walk"),
     ],
 )
-def test_triton_rounds_each_step_and_calls_no_approximation(kernels: Kernels, case: Case, kernel: str):
+def test_triton_rounds_each_step_and_calls_no_approximation(kernels: Kernels, case: AttentionCase, kernel: str):
     made = build(kernels, case, kernel)
     assert [k.name for k in made] == ["attention"] + ["attention_meet"] * (kernel == "split")
     check_triton(made[0], {"bfloat16": "bf16", "float16": "f16"}[case.dtype])
@@ -111,7 +114,7 @@ def test_triton_rounds_each_step_and_calls_no_approximation(kernels: Kernels, ca
         masked(pose(), "float32"),
     ],
 )
-def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, case: Case):
+def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, case: AttentionCase):
     (kernel,) = build(kernels, case, "hopper")
     products = {line.split("_")[0].rstrip(".") for line in kernel.machine_code if line.startswith("HGMMA")}
     kind, columns = ".BF16" * (case.dtype == "bfloat16"), 72 if case.d <= 64 else 136
@@ -131,7 +134,7 @@ def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, case: C
         masked(pose(tq=1), "float32"),
     ],
 )
-def test_few_queries_take_the_same_blocks(kernels: Kernels, case: Case):
+def test_few_queries_take_the_same_blocks(kernels: Kernels, case: AttentionCase):
     made = build(kernels, case, "few")
     assert [k.name for k in made] == ["attention_few"] + ["attention_meet"] * (case.leaves > 1)
     kind = ".BF16" * (case.dtype == "bfloat16")
@@ -142,9 +145,9 @@ def test_few_queries_take_the_same_blocks(kernels: Kernels, case: Case):
 
 
 @pytest.mark.parametrize(
-    "case", [pose(dtype="float32"), pose(d=200, fma=True), masked(pose(d=40, dtype="float32"), "float16")]
+    "case", [pose(dtype="float32"), pose(d=200, arithmetic="fma"), masked(pose(d=40, dtype="float32"), "float16")]
 )
-def test_float32_is_fused_multiply_adds(kernels: Kernels, case: Case):
+def test_float32_is_fused_multiply_adds(kernels: Kernels, case: AttentionCase):
     (kernel,) = build(kernels, case, "fma")
     fused, tensor, warpgroup = kernel.machine_counts("FFMA", "HMMA", "HGMMA")
     assert fused >= 128
@@ -155,7 +158,7 @@ def test_float32_is_fused_multiply_adds(kernels: Kernels, case: Case):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_steps_of_gradients_round_one_by_one(kernels: Kernels, dtype: str):
     kernels.loaded.clear()
-    attention_backward.bound((2, 3, 500), (0, 500, 1), (0, 0, 0), 0.1, dtype, 0)
+    steps.KERNEL.bind(steps.StepsCase((2, 3, 500), (0, 500, 1), (0, 0, 0), 0.1, dtype, 0), "", 0)
     (kernel,) = kernels.loaded
     assert kernel.name == "attention_backward"
     assert kernel.spilled == 0

@@ -39,7 +39,7 @@ def test_a_cubin_is_compiled_once_for_each_source_option_and_compiler(compiled, 
         assert nvrtc.compile_text("a", name="a.cu", **change) != first
     assert nvrtc.compile_text("b", name="a.cu", arch="sm_90a") != first
     assert len(compiled) == 4
-    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "99.0")
+    monkeypatch.setattr(nvrtc.facts, "nvrtc_version", lambda: "99.0")
     nvrtc.compile_text("a", name="a.cu", arch="sm_90a")
     assert len(compiled) == 5
     assert len(list((tmp_path / "cubins").iterdir())) == 5

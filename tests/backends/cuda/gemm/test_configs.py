@@ -23,7 +23,7 @@ from tests.backends.cuda.device import (
     torch,
 )
 
-from isogemm.backends.cuda.families import LIBRARIES
+from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.planner.tables import shipped_tables
 from isogemm.problem.product import Strides
 
@@ -82,7 +82,7 @@ def everything(mode: Mode) -> list[tuple[str, str, tuple[int, int, int]]]:
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
     for name, config in dict.fromkeys(listing(mode)):
         for size in (*HOMES, LARGE):
-            if name in LIBRARIES or (name, config) in found:
+            if FAMILIES.found[name].library or (name, config) in found:
                 break
             a, b = operands(size, mode.dtype)
             product, _ = forced.pose(a, b, torch.empty(size[:2], dtype=a.dtype, device="cuda"), mode)
@@ -160,13 +160,10 @@ def test_more_tiles_than_multiprocessors(part: int, mode: Mode) -> None:
 
 def test_every_family_is_here() -> None:
     """On the machine that the kernels are for, none of them may be missing."""
-    from isogemm.backends.cuda.families import HOMES as FAMILIES
-    from isogemm.backends.cuda.families import absent
-
-    assert not absent()
+    assert not FAMILIES.absent
     named = {name for mode in KINDS for name, *_ in listed(mode)}
     # A library is admitted for exact products alone; lists choose for themselves: tested with tables and with forms.
-    assert set(FAMILIES) - named <= {"cublaslt", "items"}
+    assert set(FAMILIES.rows) - named <= {"cublaslt", "items"}
 
 
 def test_a_kernel_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

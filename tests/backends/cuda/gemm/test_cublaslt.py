@@ -25,7 +25,7 @@ from tests.backends.cuda.gemm.fake_cublaslt import (
 
 from isogemm.backends.cuda.gemm.cublaslt import call as cublaslt_call
 from isogemm.backends.cuda.gemm.cublaslt import family as cublaslt
-from isogemm.backends.cuda.gemm.cublaslt.call import Call, as_call
+from isogemm.backends.cuda.gemm.cublaslt.call import CublasCall, as_call
 from isogemm.backends.cuda.gemm.cublaslt.family import CublasLt
 from isogemm.backends.cuda.gemm.cublaslt.search import Algorithm
 from isogemm.blas.calls import describe
@@ -78,7 +78,7 @@ def test_call_on_flat_memory_is_the_product(layout: str, out: str, items: int) -
     assert np.array_equal(c, expected)
 
 
-def _interpret(call: Call, memory: dict[str, np.ndarray[Any, Any]]) -> None:
+def _interpret(call: CublasCall, memory: dict[str, np.ndarray[Any, Any]]) -> None:
     """What a column-major BLAS does with a call, on NumPy's memory."""
 
     def view(x: np.ndarray[Any, Any], matrix: cublaslt_call.Matrix) -> np.ndarray[Any, Any]:
@@ -177,22 +177,22 @@ def test_alignment_counts_the_items_of_a_batch() -> None:
 def test_build_refuses_what_cuts_k(lt: FakeLt) -> None:
     for wrong in ({"SPLITK_NUM": 2}, {"REDUCTION_SCHEME": 1}):
         with pytest.raises(ContractError, match="K in one piece"):
-            CublasLt().build(layout_product(), config(**(NEW | wrong)), 0)
+            CublasLt().bind(layout_product(), config(**(NEW | wrong)), 0)
 
 
 def test_build_has_the_library_check_the_algorithm(lt: FakeLt) -> None:
     with pytest.raises(LayoutError, match="what the library accepts"):
-        CublasLt().build(layout_product(), config(**(NEW | {"CLUSTER_SHAPE_ID": 0})), 0)
+        CublasLt().bind(layout_product(), config(**(NEW | {"CLUSTER_SHAPE_ID": 0})), 0)
     with pytest.raises(LayoutError):
-        CublasLt().build(layout_product(k=0), config(**NEW), 0)
+        CublasLt().bind(layout_product(k=0), config(**NEW), 0)
     with pytest.raises(OptionError):
-        CublasLt().build(layout_product(), "w64 x16", 0)
+        CublasLt().bind(layout_product(), "w64 x16", 0)
 
 
 def test_launch_passes_operands_in_the_order_of_the_call(lt: FakeLt) -> None:
     at = Addresses(a=0xA0, b=0xB0, out=0xD0)
-    row = CublasLt().build(layout_product(), config(**NEW), 0)
-    column = CublasLt().build(layout_product(out="T"), config(**NEW), 1)
+    row = CublasLt().bind(layout_product(), config(**NEW), 0)
+    column = CublasLt().bind(layout_product(out="T"), config(**NEW), 1)
     row(at, 5)
     column(at, 6)
     for call, first, second, on, stream in ((lt.calls[0], 0xB0, 0xA0, 7, 5), (lt.calls[1], 0xA0, 0xB0, 8, 6)):
@@ -212,7 +212,7 @@ def test_launch_adds_c(lt: FakeLt, accumulate: bool) -> None:
     product = replace(
         product, beta=0.0 if accumulate else 0.25, accumulate=accumulate, c=Strides(72, 1), dtype_c="float32"
     )
-    launch = CublasLt().build(product, config(**NEW), 0)
+    launch = CublasLt().bind(product, config(**NEW), 0)
     launch(Addresses(1, 2, 3, c=4), 5)
     (call,) = lt.calls
     assert (call[8], call[10]) == (4, 3)
@@ -223,7 +223,7 @@ def test_launch_adds_c(lt: FakeLt, accumulate: bool) -> None:
 
 def test_launch_keeps_a_descriptor_for_each_bias(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublaslt, "BIASES", 2)
-    launch = CublasLt().build(layout_product(dtype_bias="bfloat16"), config(**NEW), 0)
+    launch = CublasLt().bind(layout_product(dtype_bias="bfloat16"), config(**NEW), 0)
     for bias in (0x10, 0x20, 0x10, 0x20, 0x30, 0x10):
         launch(Addresses(1, 2, 3, bias=bias), 5)
         assert lt.alive[lt.calls[-1][1]]["BIAS_POINTER"] == bias
@@ -239,7 +239,7 @@ def test_launch_keeps_a_descriptor_for_each_bias(lt: FakeLt, monkeypatch: pytest
 def test_launch_describes_a_batch(lt: FakeLt) -> None:
     a, b, c = stored(48, 96, "N", 0, 3), stored(96, 64, "T", 0, 3), stored(48, 64, "N", 0, 3)
     product = replace(product_of(a, b, c), b=Strides(1, 96, 0))  # one B for all items
-    launch = CublasLt().build(product, config(**NEW), 0)
+    launch = CublasLt().bind(product, config(**NEW), 0)
     launch(Addresses(1, 2, 3), 5)
     (call,) = lt.calls
     assert [lt.alive[call[i]]["STRIDED_BATCH_OFFSET"] for i in (4, 6, 11)] == [0, 48 * 96, 48 * 64]
@@ -258,7 +258,7 @@ def test_launch_with_a_workspace_takes_it_from_the_allocator(lt: FakeLt, monkeyp
         return Room()
 
     monkeypatch.setattr(cublaslt, "workspace", workspace)
-    launch = CublasLt().build(layout_product(), config(**(NEW | {"TILE_ID": 3})), 2)
+    launch = CublasLt().bind(layout_product(), config(**(NEW | {"TILE_ID": 3})), 2)
     launch(Addresses(1, 2, 3), 5)
     launch(Addresses(1, 2, 3), 5)
     assert taken == [(1024, 2), (1024, 2)]
@@ -276,12 +276,12 @@ def test_launch_enters_its_device_where_there_are_several(lt: FakeLt, monkeypatc
 
     monkeypatch.setattr(cublaslt, "count", lambda: 2)
     monkeypatch.setattr(cublaslt, "context", context)
-    CublasLt().build(layout_product(), config(**NEW), 1)(Addresses(1, 2, 3), 5)
+    CublasLt().bind(layout_product(), config(**NEW), 1)(Addresses(1, 2, 3), 5)
     assert inside == [1, 1]  # the call was made between entering device 1 and leaving it
 
 
 def test_a_refused_launch_is_a_typed_error(lt: FakeLt) -> None:
-    launch = CublasLt().build(layout_product(), config(**NEW), 0)
+    launch = CublasLt().bind(layout_product(), config(**NEW), 0)
     lt.fail = True
     with pytest.raises(DeviceError, match="an unsupported value"):
         launch(Addresses(1, 2, 3), 5)
@@ -289,7 +289,7 @@ def test_a_refused_launch_is_a_typed_error(lt: FakeLt) -> None:
 
 
 def test_descriptors_live_as_long_as_their_launch(lt: FakeLt) -> None:
-    launch = CublasLt().build(layout_product(), config(**NEW), 0)
+    launch = CublasLt().bind(layout_product(), config(**NEW), 0)
     gc.collect()
     assert len(lt.alive) == 4
     launch(Addresses(1, 2, 3), 5)

@@ -149,7 +149,7 @@ def admitted(case: Case) -> tuple[str, Launch]:
     assert configs
     for config in configs[:TRIED]:
         assert family.supports(case.product, config)
-        launch = family.build(case.product, config, 0)
+        launch = family.bind(case.product, config, 0)
         case.out.poison()
         launch(case.at, stream())
         if not case.wrong():
@@ -194,7 +194,7 @@ def test_bits_and_configurations_survive_their_text_and_a_graph() -> None:
 
     one = case((1, 64, 256, 512))
     config, launch = admitted(one)
-    again = CublasLt().build(one.product, config, 0)
+    again = CublasLt().bind(one.product, config, 0)
     one.out.poison()
     again(one.at, stream())
     assert not one.wrong()
@@ -210,7 +210,7 @@ def test_another_number_of_rows_keeps_the_bits() -> None:
     one = case((1, 96, 256, 512))
     config, _ = admitted(one)
     for m in (1, 7, 64, 95):
-        launch = CublasLt().build(one.product.with_m(m), config, 0)
+        launch = CublasLt().bind(one.product.with_m(m), config, 0)
         one.out.poison()
         launch(one.at, stream())
         assert np.array_equal(one.out.read()[:, :m], one.expected.view("i2")[:, :m])
@@ -253,7 +253,7 @@ def test_a_launch_finds_its_device() -> None:
         pytest.skip("needs two GPUs")
     one = case((1, 64, 256, 512), bias=True)
     config, _ = admitted(one)
-    launch = CublasLt().build(one.product, config, 1)
+    launch = CublasLt().bind(one.product, config, 1)
     moved = [replace(x, memory=x.memory.to("cuda:1")) for x in (one.a, one.b, one.out)]
     there = replace(one, a=moved[0], b=moved[1], out=moved[2], bias=one.bias.to("cuda:1"))
     there.out.poison()

@@ -10,7 +10,7 @@ import pytest
 from tests.backends.cuda.device import BF16, Mode, draw, modes, same, torch
 
 import isogemm
-from isogemm.backends.cuda.registry import chooser
+from isogemm.backends.cuda.gemm.choose import chooser
 from isogemm.errors import DeviceError
 
 pytestmark = pytest.mark.gpu
@@ -224,11 +224,11 @@ def test_a_first_call_under_capture() -> None:
 def test_choices_do_not_change_bits() -> None:
     """A chooser made anew, with no memory of this process, gives the same bits."""
     from isogemm.backends.cuda import calls as front
-    from isogemm.backends.cuda import registry as choose
+    from isogemm.backends.cuda import device
 
     x, w = draw((33, 1024), BF16.dtype, 1), draw((512, 1024), BF16.dtype, 2)
     before = isogemm.linear(x, w)
     assert chooser(0)
-    choose.reload()
+    device.forget()
     front.forget()
     same(isogemm.linear(x, w), before)

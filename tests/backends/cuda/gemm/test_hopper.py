@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from isogemm.backends.cuda.gemm.hopper.config import SHARED, Config, geometry
+from isogemm.backends.cuda.gemm.hopper.config import SHARED, HopperConfig, geometry
 from isogemm.backends.cuda.gemm.hopper.family import Hopper, source
 from isogemm.backends.cuda.gemm.hopper.model import resident
 from isogemm.contract.spec import Contract
@@ -31,14 +31,14 @@ TEXTS = (
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_configuration_is_its_text(text):
-    assert str(Config.parse(text)) == text
+    assert str(HopperConfig.parse(text)) == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "128x256", "128x256x64", "128x256x64 s4 ", "128x256x64 pp s4", "x128x256x64 s4", "w64x16x128 s8 c2"]
 )
 def test_other_texts_are_none(text):
-    assert Config.parse(text) is None
+    assert HopperConfig.parse(text) is None
     assert not HOPPER.supports(PLAIN, text)
 
 
@@ -115,7 +115,7 @@ def test_listed_configurations_are_legal_and_fit(size, contract):
     assert 4 <= len(listed) <= 12
     assert len(set(listed)) == len(listed)
     for text in listed:
-        config = Config.parse(text)
+        config = HopperConfig.parse(text)
         assert HOPPER.supports(product, text)
         assert str(config) == text
         seen = geometry(product, config)
@@ -126,14 +126,14 @@ def test_listed_configurations_are_legal_and_fit(size, contract):
 
 
 def test_clusters_stay_inside_their_group_of_multiprocessors():
-    assert resident(Config.parse("128x256x64 s4"), 132) == 132
-    assert resident(Config.parse("128x256x64 s4 c2x1"), 132) == 66
-    assert resident(Config.parse("64x64x64 s4 c2x2"), 132) == 32
-    assert resident(Config.parse("64x32x64 s4 o2"), 132) == 264
+    assert resident(HopperConfig.parse("128x256x64 s4"), 132) == 132
+    assert resident(HopperConfig.parse("128x256x64 s4 c2x1"), 132) == 66
+    assert resident(HopperConfig.parse("64x64x64 s4 c2x2"), 132) == 32
+    assert resident(HopperConfig.parse("64x32x64 s4 o2"), 132) == 264
 
 
 def test_what_reaches_the_kernel_reaches_its_source():
-    config = Config.parse("128x64x64 s4")
+    config = HopperConfig.parse("128x64x64 s4")
     base = source(PLAIN, geometry(PLAIN, config))
     for change in ({"m": 513}, {"n": 760}, {"k": 1000}):
         other = replace(PLAIN, **change)

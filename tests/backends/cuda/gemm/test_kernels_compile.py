@@ -13,7 +13,7 @@ import pytest
 from tests.backends.cuda.compiled import Compiled, Kernels, kernels
 
 import isogemm
-from isogemm.backends.cuda.gemm.hopper.config import Config
+from isogemm.backends.cuda.gemm.hopper.config import HopperConfig
 from isogemm.backends.cuda.gemm.lists import family as grouped
 from isogemm.backends.cuda.gemm.sgemm.family import FEW, TILES
 from isogemm.backends.cuda.gemm.tile.family import Tile
@@ -199,7 +199,7 @@ def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, config)
     fused, multiplied, added = kernel.machine_counts("FFMA", "FMUL", "FADD")
     assert fused == kernel.spilled == 0
     # Two products and two sums of each accumulator; few more products are part of integer division.
-    each = Config.parse(config).accumulators
+    each = HopperConfig.parse(config).accumulators
     assert (multiplied >= 2 * each, added >= 2 * each) == (product.alpha != 1, product.alpha != 1)
     assert product.alpha != 1 or added == 0
 

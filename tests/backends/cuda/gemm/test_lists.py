@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from isogemm.backends.cuda import registry as choose
-from isogemm.backends.cuda.gemm import execute
+from isogemm.backends.cuda.gemm import choose, execute
 from isogemm.backends.cuda.gemm.lists import family as grouped
 from isogemm.backends.cuda.gemm.tile.family import CHAIN, IEEE, Tile
 from isogemm.contract.spec import Contract
 from isogemm.errors import ContractError, DeviceError
-from isogemm.planner.admission import Verdict
+from isogemm.planner.admission import Admission
+from isogemm.planner.fingerprint import fingerprint
 from isogemm.problem.product import Addresses, Product, Strides
 
 
@@ -93,7 +93,7 @@ def test_a_list_is_refused_before_any_of_it_is_launched(monkeypatch):
 )
 def test_a_list_that_no_kernel_serves(state, capturing, error, monkeypatch):
     admissions = SimpleNamespace(
-        verdict=lambda *_: Verdict(state), machine=SimpleNamespace(capturing=lambda: capturing)
+        verdict=lambda *_: Admission(state), machine=SimpleNamespace(capturing=lambda: capturing), stamp={}
     )
     planner = SimpleNamespace(admissions=admissions, check_arithmetic=lambda contract: None)
     monkeypatch.setattr(choose, "chooser", lambda device: planner)
@@ -102,7 +102,7 @@ def test_a_list_that_no_kernel_serves(state, capturing, error, monkeypatch):
 
 
 def test_verdicts_on_lists_depend_on_what_fills_their_tables():
-    assert grouped.FAMILY.fingerprint() != CHAIN.fingerprint()
+    assert fingerprint(grouped.FAMILY.home) != fingerprint(CHAIN.home)
 
 
 def test_launches_are_kept_by_the_sign_of_a_zero_alpha(monkeypatch):
@@ -166,7 +166,7 @@ def test_lists_under_another_device_s_arithmetic_are_refused_like_single_product
     from tests.planner.test_choose import chooser as fake_chooser
 
     planner = fake_chooser()
-    planner.admissions._arithmetic = "tensor_core:sm90"
+    planner._arithmetic = "tensor_core:sm90"
     monkeypatch.setattr(choose, "chooser", lambda device: planner)
     other = replace(P, contract=Contract.parse("tensor_core:native"))
     with pytest.raises(ContractError, match="tensor_core:sm90, the arithmetic of its tensor cores"):

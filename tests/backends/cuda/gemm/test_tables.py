@@ -11,8 +11,8 @@ import pytest
 from tests.backends.cuda import forced
 from tests.backends.cuda.device import DTYPES, Mode, check_sample, differing, draw, torch
 
-from isogemm.backends.cuda.families import LIBRARIES
-from isogemm.planner.tables import Row, Table, shipped_tables
+from isogemm.backends.cuda.gemm.choose import FAMILIES
+from isogemm.planner.tables import Table, TunedRow, shipped_tables
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ def test_an_h200_has_a_table() -> None:
 class Posed:
     """A row's product at one M."""
 
-    row: Row
+    row: TunedRow
     m: int
 
     @property
@@ -93,7 +93,7 @@ def check_all(case: Posed) -> list[str]:
     for use in case.row.bucket(case.m).uses:
         if not forced.family(use.family).supports(product, use.config):
             continue
-        if use.family in LIBRARIES and tuple(use) not in admitted:
+        if FAMILIES.found[use.family].library and tuple(use) not in admitted:
             continue
         out.fill_(float("nan"))
         forced.run(*use, product, at)

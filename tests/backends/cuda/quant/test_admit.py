@@ -22,8 +22,8 @@ from isogemm.backends.cuda.quant import trial as quant_trial  # noqa: E402
 from isogemm.backends.cuda.quant.family import Case, Kernel  # noqa: E402
 from isogemm.errors import DeviceError  # noqa: E402
 from isogemm.planner import kernel_admission  # noqa: E402
-from isogemm.planner.admission import Records  # noqa: E402
 from isogemm.planner.kernel_admission import KernelAdmissions  # noqa: E402
+from isogemm.planner.records import Records  # noqa: E402
 
 CASES = [
     Case("same", "Q4_K", "bfloat16", "bfloat16", None, 5, 4000, 512),

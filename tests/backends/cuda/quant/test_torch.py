@@ -24,8 +24,8 @@ from isogemm.backends.cuda.quant import copy as quant  # noqa: E402
 from isogemm.backends.cuda.quant import family as quant_choose  # noqa: E402
 from isogemm.backends.cuda.quant import few as quant_few  # noqa: E402
 from isogemm.planner import admission  # noqa: E402
-from isogemm.planner.admission import Records  # noqa: E402
 from isogemm.planner.kernel_admission import KernelAdmissions  # noqa: E402
+from isogemm.planner.records import Records  # noqa: E402
 from isogemm.torch.quant import ops as quantized_ops  # noqa: E402
 
 pytestmark = pytest.mark.gpu

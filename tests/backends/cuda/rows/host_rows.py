@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from isogemm.backends.cuda.rows import formulas as row_formulas
-from isogemm.backends.cuda.rows.code import EACH, REDUCE, Code
+from isogemm.backends.cuda.rows.code import Code
 from isogemm.backends.cuda.rows.trial import dtype_of
 from isogemm.contract.reference import canonical
+from isogemm.contract.rows import OPERATIONS, chain
 
 __all__ = ["HostKernel"]
 
@@ -85,7 +85,7 @@ class HostKernel:
     def _rows(self, p: list[int], content: bytes, *rest: Any) -> list[Any]:
         code, place = self.code, Place(content, self.code.dims)
         *columns, n, eps = rest
-        kind = next(name for name, number in REDUCE.items() if number == code.op)
+        operation = OPERATIONS[code.operation]
         x, g = place.read(0, p[0], code.tx, n, columns[0]), place.read(1, p[1], code.tg, n, columns[1])
         w, b = (
             memory(a, dtype_of(k), (n - 1) * c + 1)[::c].astype(np.float32) if a else None
@@ -94,28 +94,32 @@ class HostKernel:
         assert x is not None
         if self.turned:
             x, g, w, b = (None if a is None else backwards(a) for a in (x, g, w, b))
+        rows = {"weight": w, "bias": b}
         found = [
-            row_formulas.reduced(kind, x[i], None if g is None else g[i], w, b, eps, dtype_of(max(code.tg, 0)))
+            operation.results_of(
+                *(x[i] if o.name == "x" else rows[o.name] if o.extent == "row" else g[i] for o in operation.operands),
+                eps=eps, dtype=dtype_of(max(code.tg, 0)),
+            )
             for i in range(place.rows)
-        ]
-        results = [backwards(y) if self.turned and y.size > 1 else y for y, _ in found]
-        made = [(p[4], np.concatenate(results), dtype_of(code.to))]
+        ]  # fmt: skip
+        made = [(p[4], np.concatenate([backwards(y[0]) if self.turned and y[0].size > 1 else y[0] for y in found]),
+                 dtype_of(code.to))]  # fmt: skip
         if p[5]:
-            second = dtype_of(code.tg if kind == "add_rms_norm" else 0)
-            turned = self.turned and kind == "add_rms_norm"
-            made.append((p[5], np.concatenate([backwards(s) if turned else s for _, s in found]), second))
+            whole = operation.results[1].width is None
+            second = [backwards(y[1]) if self.turned and whole else y[1] for y in found]
+            made.append((p[5], np.concatenate(second), dtype_of(code.tg if whole else 0)))
         return [(a, np.arange(v.size), v, k) for a, v, k in made]
 
     def _each(self, p: list[int], content: bytes, *rest: Any) -> list[Any]:
         code, place = self.code, Place(content, self.code.dims)
         *columns, n, groups, threads = rest
         assert threads == place.rows * groups
-        kind = next(name for name, number in EACH.items() if number == code.op)
+        operation = OPERATIONS[code.operation]
         kinds = (code.tx, code.tg, code.td)
         x, y, dy = (place.read(i, p[i], kinds[i], n, columns[i]) for i in range(3))
         assert x is not None
-        values = row_formulas.elements(kind, x, y, dy)
-        outs = (code.tx, code.tg) if kind == "silu_mul_back" else (code.to,)
+        values = operation.results_of(*(x, y, dy)[: len(operation.operands)])
+        outs = (code.tx, code.tg) if len(values) > 1 else (code.to,)
         return [
             (a, np.arange(x.size), np.asarray(v).reshape(-1), dtype_of(k))
             for a, v, k in zip(p[3:], values, outs, strict=False)
@@ -137,10 +141,9 @@ class HostKernel:
             assert x is not None
             assert cos is not None
             assert sin is not None
-            options = {"norm": bool(code.norm), "interleaved": bool(code.interleaved), "eps": eps}
-            rows = [
-                row_formulas.turned(x[r], cos[r], sin[r], w, mid=dtype_of(code.tx), **options) for r in range(len(x))
-            ]
+            options = {"interleaved": bool(code.interleaved), "eps": eps, "dtype": dtype_of(code.tx)}
+            operation, more = OPERATIONS["norm_rope" if code.norm else "rope"], [w] if code.norm else []
+            rows = [operation.results_of(x[r], cos[r], sin[r], *more, **options)[0] for r in range(len(x))]
             made.append((p[6 + i], np.arange(x.size), np.concatenate(rows), dtype_of(code.to)))
         return made
 
@@ -155,7 +158,7 @@ class HostKernel:
             d = d * ((x - stats[:, 1:] if code.term == 2 else x) * stats[:, :1])
         index = np.arange(n) * columns[2]
         begin = memory(p[3], np.float32, index[-1] + 1)[index] if start else np.zeros(n, np.float32)
-        return [(p[3], index, row_formulas.chain(d, begin), dtype_of(code.to))]
+        return [(p[3], index, chain(d, begin), dtype_of(code.to))]
 
     def _table(self, p: list[int], content: bytes, *rest: Any) -> list[Any]:
         code, place = self.code, Place(content, self.code.dims)
@@ -167,5 +170,5 @@ class HostKernel:
         for i in np.unique(ids):
             index = i * out_r + np.arange(n) * out_c
             begin = memory(p[3], np.float32, index[-1] + 1)[index] if start else np.zeros(n, np.float32)
-            made.append((p[3], index, row_formulas.chain(d[order[ids == i]], begin), dtype_of(code.to)))
+            made.append((p[3], index, chain(d[order[ids == i]], begin), dtype_of(code.to)))
         return made

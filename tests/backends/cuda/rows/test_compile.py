@@ -5,22 +5,33 @@ from __future__ import annotations
 import importlib.util
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.backends.cuda.compiled import H200, Kernels
 
-from isogemm.backends.cuda import admitted
 from isogemm.backends.cuda.driver import facts as device
 from isogemm.backends.cuda.driver import kernel as driver
 from isogemm.backends.cuda.driver import nvrtc
 from isogemm.backends.cuda.rows import build as row_build
+from isogemm.backends.cuda.rows import kernels as row_kernels
 from isogemm.backends.cuda.rows.sides import ABSENT, Side, collapse, divider, packed, whole
+from isogemm.contract.rows import OPERATIONS
+from isogemm.planner.choose import Choice
 
 TOOLS = importlib.util.find_spec("triton") is not None  # it brings those that read a cubin
 
 N = 1024
 ROWS = Side(1, (N,), 1)
 ONE = Side(1)
+REDUCE = [name for name, operation in OPERATIONS.items() if operation.kernels == "reduce"]
+EACH = [name for name, operation in OPERATIONS.items() if operation.kernels == "each"]
+
+
+def first_bound(options: Any, case: Any, admissions: Any, *, what: str) -> Choice[Any]:
+    """The likeliest kernel, not tried."""
+    family, config, *_ = next(iter(options))
+    return Choice(family.name, config, family.bind(case, config, 0), "", None)
 
 
 @pytest.fixture
@@ -31,7 +42,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
     monkeypatch.setattr(nvrtc, "cache_directory", lambda: tmp_path)
     monkeypatch.setattr(device, "device", lambda ordinal: H200)
     monkeypatch.setattr(driver, "load", found.load)
-    monkeypatch.setattr(admitted, "first_admitted", lambda what, candidates, device: next(iter(candidates)).build())
+    monkeypatch.setattr(row_kernels, "admissions", lambda device: None)
+    monkeypatch.setattr(row_kernels, "choose", first_bound)
     return found
 
 
@@ -56,7 +68,7 @@ def sides_of(kind: str, rows: Side = ROWS, one: Side = ONE) -> tuple[Side, Side,
 
 
 @pytest.mark.parametrize("count", [1, 4096])
-@pytest.mark.parametrize("kind", row_build.REDUCE)
+@pytest.mark.parametrize("kind", REDUCE)
 def test_reductions(kernels: Kernels, kind, count):
     second = {"add_rms_norm": 1, "rms_norm_back": 0, "layer_norm_back": 0}.get(kind, -1)
     row_build.reduce(kind, (count,), N, sides_of(kind), (1, second), 1e-6, 128, 0)
@@ -80,7 +92,7 @@ def test_places_that_are_not_dense_take_the_other_kernel(kernels: Kernels, rows,
     made(kernels, 128, "LDG.E.64" if vector else "LDG.E.U16")
 
 
-@pytest.mark.parametrize("kind", row_build.EACH)
+@pytest.mark.parametrize("kind", EACH)
 def test_elements(kernels: Kernels, kind):
     x = Side(1, (4 * N, N), 1)
     three = (x, x if kind in ("silu_mul", "add", "silu_mul_back") else ABSENT, x if kind.endswith("back") else ABSENT)
@@ -146,10 +158,10 @@ def test_dividers():
 def test_teams_cover_their_rows(two):
     for count in (1, 3, 64, 500, 4096, 10**6):
         for n in (0, 1, 127, 128, 129, 1000, 4096, 8192, 16384):
-            found = row_build.team(count, n, two)
+            found = row_kernels.team(count, n, two)
             assert found is not None
             assert 128 * found.warps * found.groups >= n
             assert 128 * found.warps * (found.groups - 1) < max(n, 1)
             assert 32 * found.warps * found.teams <= 1024
             assert found.warps == 1 or found.rows == found.teams == 1
-    assert row_build.team(1, 16385, two) is None
+    assert row_kernels.team(1, 16385, two) is None

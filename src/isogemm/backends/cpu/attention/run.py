@@ -13,16 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....base.dtypes import BFLOAT16, FLOAT32
+from ....base.dtypes import CODE, name_of
 from ....base.threads import get_num_threads
 from ....contract.attention import LEAF, ranges
 from ....contract.spec import Contract
-from ..emit.vectors import BFLOAT16 as BF16_CODE
-from ..emit.vectors import FLOAT16 as F16_CODE
-from ..emit.vectors import FLOAT32 as F32_CODE
 from ..gemm.execute import gemm_batched
 from ..pool import pool, run_chunks
-from . import loops as loops
+from . import loops
 
 __all__ = ["forward"]
 
@@ -213,11 +210,7 @@ def _products(powers: Array, v: Array, out: Array, contract: Contract) -> None:
 
 
 def _code(dtype: np.dtype[Any]) -> int:
-    if dtype.kind == "b":
-        return loops.BOOLEAN
-    if dtype == FLOAT32:
-        return F32_CODE
-    return BF16_CODE if dtype == BFLOAT16 else F16_CODE
+    return loops.BOOLEAN if dtype.kind == "b" else CODE[name_of(dtype)]
 
 
 def _run_leaves(

@@ -1,7 +1,8 @@
 """Operations along rows, fast: the bits of `isogemm.contract.rows`, in loops that vectorize over lanes.
 
-A row is widened into float32 scratch, padded to a multiple of LANES, and rounded once on its way out. Additions and
-products are plain float32 instructions, which nothing here allows the compiler to contract or to reorder.
+A row is widened into float32 scratch, padded to a multiple of LANES, changed there by one of `KERNELS`, and rounded
+once on its way out. Each kernel is compiled on its first use and called through its address. Additions and products
+are plain float32 instructions, which nothing here allows the compiler to contract or to reorder.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from ....contract import rows as define
 from ....contract.arithmetic import fma
 from ..emit.scalars import as_bits, as_float, half_to_float_bits, load_element, peek32_at, peek64, round_row
 from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
+from ..gemm.routines import call7
 
 # Words of a task array; the first eight are the pool's header. An operand has five: where its rows are, the step from
 # row to row in bytes (0: one row for all), whether that place is a table of the rows' addresses instead, the step from
-# column to column, and an element code. A place that is 0 is an operand that is absent.
-OPERATION, ROWS, COLUMNS, PER_CHUNK, EPSILON, OUT, OUT_STEP, OUT_ELEMENT = range(8, 16)
+# column to column, and an element code. A place that is 0 is an operand that is absent. KERNEL is an address, EACH the
+# length of a row of FIRST and SECOND, WIDTH that of the result.
+KERNEL, ROWS, COLUMNS, PER_CHUNK, EPSILON, OUT, WIDTH, OUT_ELEMENT = range(8, 16)
 X, FIRST, SECOND = 16, 21, 26
-WORDS = 31
+EACH = 31
+WORDS = 32
 PLACE, STEP, TABLED, STRIDE, ELEMENT = range(5)
-
-RMS_NORM, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, SUM, MEAN, SILU_MUL, SILU, SIGMOID, EXP, ROPE, ROPE_INTERLEAVED = range(12)
 
 LANES = define.LANES
 LOG2E, LN2_HIGH, LN2_LOW, SHIFT = define.LOG2E, define.LN2_HIGH, define.LN2_LOW, define.SHIFT
@@ -189,10 +191,23 @@ def _largest(row, n, lanes):
     return found
 
 
+@njit(inline="always")
+def _scratch(scratch, n):
+    """Lanes, the row, the two operands beside it, and a row to spare."""
+    padded = -(-n // LANES) * LANES
+    lanes = carray(pointer_to_floats(scratch), (LANES,))
+    row = carray(pointer_to_floats(scratch + 4 * LANES), (padded,))
+    first = carray(pointer_to_floats(scratch + 4 * (LANES + padded)), (padded,))
+    second = carray(pointer_to_floats(scratch + 4 * (LANES + 2 * padded)), (padded,))
+    spare = carray(pointer_to_floats(scratch + 4 * (LANES + 3 * padded)), (padded,))
+    return lanes, row, first, second, spare
+
+
 @njit
-def _norm(row, n, lanes, weight, weighted, bias, biased, epsilon):
+def _norm(scratch, n, epsilon, weighted, biased):
     """A row times 1 / its root mean square, times the weight, plus the bias."""
-    v = divide(_sum_of_squares(row, lanes), types.float32(n)) + epsilon
+    lanes, row, weight, bias, _ = _scratch(scratch, n)
+    v = divide(_sum_of_squares(row, lanes), types.float32(n)) + as_float(types.uint32(epsilon))
     r = divide(ONE, square_root(v))
     if weighted and biased:
         for i in range(n):
@@ -208,15 +223,20 @@ def _norm(row, n, lanes, weight, weighted, bias, biased, epsilon):
             row[i] = row[i] * r
 
 
-@njit
-def _center(row, n, lanes):
+def rms_norm(scratch, n, epsilon, weighted, biased, _, __):
+    _norm(scratch, n, epsilon, weighted, biased)
+
+
+def layer_norm(scratch, n, epsilon, weighted, biased, _, __):
+    lanes, row, _, _, _ = _scratch(scratch, n)
     mean = divide(_lane_sum(row, lanes), types.float32(n))
     for i in range(n):
         row[i] = row[i] - mean
+    _norm(scratch, n, epsilon, weighted, biased)
 
 
-@njit
-def _softmax(row, n, lanes):
+def softmax(scratch, n, epsilon, weighted, biased, _, __):
+    lanes, row, _, _, _ = _scratch(scratch, n)
     top = _largest(row, n, lanes)
     for i in range(n):
         row[i] = _exp(row[i] - top)
@@ -225,8 +245,8 @@ def _softmax(row, n, lanes):
         row[i] = divide(row[i], total)
 
 
-@njit
-def _log_softmax(row, n, lanes, terms):
+def log_softmax(scratch, n, epsilon, weighted, biased, _, __):
+    lanes, row, _, _, terms = _scratch(scratch, n)
     top = _largest(row, n, lanes)
     for i in range(n):
         row[i] = row[i] - top
@@ -237,43 +257,63 @@ def _log_softmax(row, n, lanes, terms):
         row[i] = row[i] - total
 
 
-@njit
-def _silu_mul(row, other, n):
+def lane_sum(scratch, n, epsilon, weighted, biased, _, __):
+    lanes, row, _, _, _ = _scratch(scratch, n)
+    carray(pointer_to_floats(scratch + 4 * LANES), (1,))[0] = _lane_sum(row, lanes)
+
+
+def mean(scratch, n, epsilon, weighted, biased, _, __):
+    lanes, row, _, _, _ = _scratch(scratch, n)
+    carray(pointer_to_floats(scratch + 4 * LANES), (1,))[0] = divide(_lane_sum(row, lanes), types.float32(n))
+
+
+def silu_mul(scratch, n, epsilon, weighted, biased, _, __):
+    _, row, other, _, _ = _scratch(scratch, n)
     for i in range(n):
         row[i] = divide(row[i], ONE + _exp(-row[i])) * other[i]
 
 
-@njit
-def _silu(row, n):
+def silu(scratch, n, epsilon, weighted, biased, _, __):
+    _, row, _, _, _ = _scratch(scratch, n)
     for i in range(n):
         row[i] = divide(row[i], ONE + _exp(-row[i]))
 
 
-@njit
-def _each_exp(row, n):
-    for i in range(n):
-        row[i] = _exp(row[i])
-
-
-@njit
-def _sigmoid(row, n):
+def sigmoid(scratch, n, epsilon, weighted, biased, _, __):
+    _, row, _, _, _ = _scratch(scratch, n)
     for i in range(n):
         row[i] = divide(ONE, ONE + _exp(-row[i]))
 
 
-@njit
-def _rope(row, n, cos, sin, out, interleaved):
+def exp(scratch, n, epsilon, weighted, biased, _, __):
+    _, row, _, _, _ = _scratch(scratch, n)
+    for i in range(n):
+        row[i] = _exp(row[i])
+
+
+def rope(scratch, n, epsilon, weighted, biased, _, __):
+    _, row, cos, sin, _ = _scratch(scratch, n)
     half = n // 2
-    if interleaved:
-        for j in range(half):
-            a, b = row[2 * j], row[2 * j + 1]
-            out[2 * j] = a * cos[j] - b * sin[j]
-            out[2 * j + 1] = b * cos[j] + a * sin[j]
-        return
     for j in range(half):
         a, b = row[j], row[half + j]
-        out[j] = a * cos[j] - b * sin[j]
-        out[half + j] = b * cos[j] + a * sin[j]
+        row[j] = a * cos[j] - b * sin[j]
+        row[half + j] = b * cos[j] + a * sin[j]
+
+
+def rope_interleaved(scratch, n, epsilon, weighted, biased, _, __):
+    _, row, cos, sin, _ = _scratch(scratch, n)
+    for j in range(n // 2):
+        a, b = row[2 * j], row[2 * j + 1]
+        row[2 * j] = a * cos[j] - b * sin[j]
+        row[2 * j + 1] = b * cos[j] + a * sin[j]
+
+
+# Each changes the row in scratch: ``void (scratch, n, bits of epsilon, whether FIRST and SECOND are given, 0, 0)``.
+KERNELS = {
+    "rms_norm": rms_norm, "layer_norm": layer_norm, "softmax": softmax, "log_softmax": log_softmax, "sum": lane_sum,
+    "mean": mean, "silu_mul": silu_mul, "silu": silu, "sigmoid": sigmoid, "exp": exp, "rope": rope,
+    "rope_interleaved": rope_interleaved,
+}  # fmt: skip
 
 
 @njit
@@ -287,15 +327,9 @@ def _operand(task, base, i, row, n):
 @njit
 def run_rows(task, chunk, scratch):
     """Rows of one chunk."""
-    n, operation = task[COLUMNS], task[OPERATION]
-    padded = -(-n // LANES) * LANES
-    lanes = carray(pointer_to_floats(scratch), (LANES,))
-    row = carray(pointer_to_floats(scratch + 4 * LANES), (padded,))
-    first = carray(pointer_to_floats(scratch + 4 * (LANES + padded)), (padded,))
-    second = carray(pointer_to_floats(scratch + 4 * (LANES + 2 * padded)), (padded,))
-    spare = carray(pointer_to_floats(scratch + 4 * (LANES + 3 * padded)), (padded,))
-    epsilon = as_float(types.uint32(task[EPSILON]))
-    each = n // 2 if operation >= ROPE else n
+    n, each, width, element = task[COLUMNS], task[EACH], task[WIDTH], task[OUT_ELEMENT]
+    _, row, first, second, _ = _scratch(scratch, n)
+    size = 4 if element == FLOAT32 else 2
     begin, end = chunk * task[PER_CHUNK], min(task[ROWS], (chunk + 1) * task[PER_CHUNK])
     for i in range(begin, end):
         _operand(task, X, i, row, n)
@@ -303,32 +337,8 @@ def run_rows(task, chunk, scratch):
             _operand(task, FIRST, i, first, each)
         if task[SECOND] != 0 and (i == begin or task[SECOND + STEP] != 0):
             _operand(task, SECOND, i, second, each)
-        result, width = scratch + 4 * LANES, n
-        if operation <= LAYER_NORM:
-            if operation == LAYER_NORM:
-                _center(row, n, lanes)
-            _norm(row, n, lanes, first, task[FIRST] != 0, second, task[SECOND] != 0, epsilon)
-        elif operation == SOFTMAX:
-            _softmax(row, n, lanes)
-        elif operation == LOG_SOFTMAX:
-            _log_softmax(row, n, lanes, spare)
-        elif operation == SILU_MUL:
-            _silu_mul(row, first, n)
-        elif operation == SILU:
-            _silu(row, n)
-        elif operation == SIGMOID:
-            _sigmoid(row, n)
-        elif operation == EXP:
-            _each_exp(row, n)
-        elif operation >= ROPE:
-            _rope(row, n, first, second, spare, operation == ROPE_INTERLEAVED)
-            result = scratch + 4 * (LANES + 3 * padded)
-        else:
-            total = _lane_sum(row, lanes)
-            lanes[0] = divide(total, types.float32(n)) if operation == MEAN else total
-            result, width = scratch, 1
-        element = task[OUT_ELEMENT]
-        round_row(result, width, task[OUT] + i * task[OUT_STEP], 4 if element == FLOAT32 else 2, element)
+        call7(task[KERNEL], scratch, n, task[EPSILON], task[FIRST] != 0, task[SECOND] != 0, 0, 0)
+        round_row(scratch + 4 * LANES, width, task[OUT] + i * width * size, size, element)
 
 
 def run_chunk(task, chunk, scratch):
@@ -337,16 +347,21 @@ def run_chunk(task, chunk, scratch):
 
 
 @cache
-def address() -> int:
-    """Address of the compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``."""
-    return int(_entry().address)
-
-
-@cache
 def _entry():
     return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), run_chunk)
 
 
+@cache
+def _kernel(name):
+    return compile_entry(types.void(*[types.int64] * 7), KERNELS[name])
+
+
+@cache
+def addresses(name: str) -> tuple[int, int]:
+    """Addresses of the compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``, and of a kernel."""
+    return int(_entry().address), int(_kernel(name).address)
+
+
 def scratch_bytes(columns: int) -> int:
-    """Scratch of one thread, for rows of `columns` elements."""
-    return 4 * (LANES + 4 * -(-columns // LANES) * LANES)
+    """Scratch of one thread, for rows of `columns` elements; one of none has a sum."""
+    return 4 * (LANES + 4 * max(1, -(-columns // LANES)) * LANES)

@@ -8,34 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....base.dtypes import BFLOAT16, FLOAT32
+from ....base.dtypes import CODE, name_of
 from ....base.threads import get_num_threads
 from ....errors import LimitError
-from ..emit.vectors import BFLOAT16 as BF16_CODE
-from ..emit.vectors import FLOAT16 as F16_CODE
-from ..emit.vectors import FLOAT32 as F32_CODE
 from ..gemm.tasks import float32_bits
 from ..pool import pool, run_chunks
-from . import loops as loops
+from . import loops
 
-__all__ = ["OPERATIONS", "run"]
+__all__ = ["run"]
 
 Array = npt.NDArray[Any]
 
-OPERATIONS = {
-    "rms_norm": loops.RMS_NORM,
-    "layer_norm": loops.LAYER_NORM,
-    "softmax": loops.SOFTMAX,
-    "log_softmax": loops.LOG_SOFTMAX,
-    "sum": loops.SUM,
-    "mean": loops.MEAN,
-    "silu_mul": loops.SILU_MUL,
-    "silu": loops.SILU,
-    "sigmoid": loops.SIGMOID,
-    "exp": loops.EXP,
-    "rope": loops.ROPE,
-    "rope_interleaved": loops.ROPE_INTERLEAVED,
-}
 # Elements of a chunk: some tens of microseconds, many times what it costs to claim one.
 _CHUNK = 2**15
 _CHUNKS = 2**16
@@ -51,7 +34,7 @@ def run(
     Parameters
     ----------
     operation : str
-        One of `OPERATIONS`.
+        One of `loops.KERNELS`.
     x : ndarray, shape (..., n)
         float32, bfloat16 or float16, any strides.
     out : ndarray, shape (..., n), or (..., 1) for sums
@@ -71,19 +54,21 @@ def run(
     if rows == 0 or out.size == 0:
         return
     threads, per_chunk, chunks = _cut(rows, n)
+    entry, kernel = loops.addresses(operation)
     tables: list[Array] = []  # addresses that the kernel reads until the end of the call
     task = np.array(
         (
             *_HEADER,
-            *(OPERATIONS[operation], rows, n, per_chunk, float32_bits(epsilon)),
-            *(out.ctypes.data, out.shape[-1] * out.itemsize, _code(out)),
+            *(kernel, rows, n, per_chunk, float32_bits(epsilon)),
+            *(out.ctypes.data, out.shape[-1], CODE[name_of(out.dtype)]),
             *_describe(x, tables),
             *(_ABSENT if first is None else _describe(first, tables)),
             *(_ABSENT if second is None else _describe(second, tables)),
+            n if first is None else first.shape[-1],
         ),
         np.int64,
     )
-    pool().run(run_chunks, loops.scratch_bytes(n), threads, loops.address(), task.ctypes.data, chunks)
+    pool().run(run_chunks, loops.scratch_bytes(n), threads, entry, task.ctypes.data, chunks)
 
 
 def _cut(rows: int, n: int) -> tuple[int, int, int]:
@@ -94,15 +79,9 @@ def _cut(rows: int, n: int) -> tuple[int, int, int]:
     return min(get_num_threads(), chunks), per_chunk, chunks
 
 
-def _code(x: Array) -> int:
-    if x.dtype == FLOAT32:
-        return F32_CODE
-    return BF16_CODE if x.dtype == BFLOAT16 else F16_CODE
-
-
 def _describe(x: Array, tables: list[Array]) -> tuple[int, int, int, int, int]:
     """An operand's words. Rows that no one step reaches get a table of addresses, which is kept in `tables`."""
-    place, code, column = x.ctypes.data, _code(x), x.strides[-1]
+    place, code, column = x.ctypes.data, CODE[name_of(x.dtype)], x.strides[-1]
     if x.ndim <= 2:
         return place, x.strides[0] if x.ndim == 2 and len(x) > 1 else 0, 0, column, code
     if x.flags.c_contiguous:

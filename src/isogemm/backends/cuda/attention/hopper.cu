@@ -9,7 +9,7 @@
 //            registers were slower (H200, 4096 queries of 16 heads of 128: 183 us, not 156), and turns for products no gain.
 // Shared     chunks of 64 columns x 128 keys, 16 KB each. In a buffer of v they lie at equal distances from each other and
 //            from the ones, which so follow the last column of either buffer: that distance is part of a descriptor.
-// After include/hopper_ptx.cu and the instructions mma_s and mma_o, which attention_hopper.py writes.
+// After include/hopper_ptx.cu and the instructions mma_s and mma_o, which attention/hopper.py writes.
 #include "attention/common.cu"
 
 constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS + 128, BM = 64 * WARPGROUPS, CHUNK = 16384;
@@ -131,7 +131,10 @@ DEVICE void scores(float (&s)[64], u32 q, u32 k) {
 DEVICE void values(float (&o)[NV], const u32 (&p)[32], u32 v, u32 step) {
   const u64 y = descriptor_of(v, step);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) mma_o(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], y + (i * 2048 >> 4), i != 0);
+  for (int i = 0; i < 8; ++i) {
+    const u32 x[4] = {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
+    mma_o(o, x, y + (i * 2048 >> 4), i != 0);
+  }
 }
 
 // A leaf joins: o = fma(o_n, b, o * a), where times 1 is left out.

@@ -1,118 +1,76 @@
-"""Attention from tiles that the tensor copy engine brings: attention/hopper.cu and attention/few.cu."""
+"""wgmma fed by the tensor copy engine, for many queries: attention/hopper.cu."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
 
+from ....base.dtypes import CODE, PTX
+from ..driver import facts
 from ..driver.tensormap import Encoder, encoder
-from .plans import KINDS, OPERANDS, Case, Operand, Run, compiled, ints, longs, mask_defines, steps_of
+from ..driver.wgmma import mma
+from .case import AttentionCase, Strided, steps_of
+from .family import Attention, Run, ints, loaded, longs, mask_defines
+from .walk import Walk
 
-__all__ = ["bind_few", "bind_hopper", "few_source", "source"]
+__all__ = ["CHUNK", "Hopper", "chunks_of", "map_of"]
 
 CHUNK = 16384
 WARPGROUPS = 2
 
 
-def _instruction(name: str, operand: str, n: int, registers: bool) -> str:
-    """One wgmma of 64 x n x 16: both operands in shared memory, K-major; or the first in registers, the second across.
-
-    Scale 0 starts from zero.
-    """
-    count = n // 2
-    d = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    if registers:
-        given, inputs = "unsigned a, unsigned b, unsigned c, unsigned e", '"r"(a), "r"(b), "r"(c), "r"(e)'
-        first, used, layouts = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}", 4, "1"
-    else:
-        given, inputs, first, used, layouts = "u64 x", '"l"(x)', f"%{count}", 1, "0, 0"
-    return (
-        f"DEVICE void {name}(float (&d)[{count}], {given}, u64 y, int scale) {{\n"
-        f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + used + 1}, 0;\\n'
-        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{operand}.{operand} {{{d}}}, {first}, %{count + used}, "
-        f'p, 1, 1, {layouts};\\n}}" : {outputs} : {inputs}, "l"(y), "r"(scale));\n}}\n'
-    )
-
-
-def chunks_of(case: Case) -> int:
+def chunks_of(case: AttentionCase) -> int:
     """Chunks of 64 columns."""
     return 1 if max(case.d, case.dv) <= 64 else 2
 
 
-def source(case: Case) -> tuple[str, dict[str, object]]:
-    """The instructions' text, and the macros."""
-    operand, chunks = OPERANDS[case.dtype], chunks_of(case)
-    text = '#include "include/hopper_ptx.cu"\n'
-    text += _instruction("mma_s", operand, 128, False) + _instruction("mma_o", operand, 64 * chunks + 8, True)
-    return text, {"KIND": KINDS[case.dtype], "CHUNKS": chunks, **mask_defines(case)}
-
-
-def _map(case: Case, x: Operand, rows: int) -> Encoder:
+def map_of(case: AttentionCase, x: Strided, rows: int) -> Encoder:
+    """The tensor map of boxes of so many rows."""
     return encoder(case.dtype, sizes=x.shape, strides=(*steps_of(x)[:3], 1), box=(1, 1, rows, 64), promotion=256)
 
 
-def bind_hopper(case: Case, device: int) -> Run:
-    """Compile and bind."""
-    from ..driver.facts import device as facts
-    from ..driver.kernel import load
+class Hopper(Attention):
+    """Head sizes to 128, rows of 16 bytes."""
 
-    text, defines = source(case)
-    kernel = load(compiled(("attention/hopper.cu",), device, defines, case.dtype, text), "attention_hopper", device)
-    chunks = chunks_of(case)
-    tiles = -(-case.tq // (64 * WARPGROUPS))
-    sizes = ints(case.tq, case.tk, case.dv, case.group, case.offset or 0, case.heads, tiles, case.batch)
-    blocks = min(tiles * case.heads * case.batch, facts(device).multiprocessors)
-    bound = kernel.bind(
-        [
-            *["map"] * 3, *["ptr"] * 5, *longs(*(case.mask or (0, 0, 0, 0)), *case.y_strides), *sizes, ("f32", case.c),
-        ],
-        grid=(blocks,),
-        block=(128 * WARPGROUPS + 128,),
-        shared=(9 if chunks == 2 else 5) * CHUNK + WARPGROUPS * chunks * 8192 + 1024,
-        pdl=True,
-    )  # fmt: skip
-    q, k, v = case.operands
-    map_q, map_k, map_v = _map(case, q, 64), _map(case, k, 128), _map(case, v, 128)
+    name = "attention hopper"
+    plain = Walk()
 
-    def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
-        bound(stream, map_q(q), map_k(k), map_v(v), mask, start, stop, y, stats)
+    def supports(self, case: AttentionCase, config: str = "") -> bool:
+        return case.boxes
 
-    return run
+    def rank(self, case: AttentionCase) -> int | None:
+        return 1 if case.hopper else None
 
+    def defines(self, case: AttentionCase) -> dict[str, Any]:
+        return {"KIND": CODE[case.dtype], "CHUNKS": chunks_of(case), **mask_defines(case)}
 
-def few_source(case: Case) -> tuple[str, dict[str, object]]:
-    """The includes, and the macros."""
-    rows = case.tq * case.group
-    tiles = 1 if rows <= 16 else 2 if rows <= 32 else 4
-    only = case.leaves == 1
-    defines = {"KIND": KINDS[case.dtype], "CHUNKS": chunks_of(case), "MT": tiles, "ONLY": only, **mask_defines(case)}
-    return '#include "include/hopper_ptx.cu"\n', defines
+    def launch(self, case: AttentionCase) -> Run:
+        operand, chunks = PTX[case.dtype], chunks_of(case)
+        text = '#include "include/hopper_ptx.cu"\n' + mma(operand, 128, name="mma_s")
+        text += mma(operand, 64 * chunks + 8, name="mma_o", registers=True, y_across=True)
+        tiles = -(-case.tq // (64 * WARPGROUPS))
+        sizes = ints(case.tq, case.tk, case.dv, case.group, case.offset or 0, case.heads, tiles, case.batch)
+        steps = longs(*(case.mask or (0, 0, 0, 0)), *case.y_strides)
+        bound = loaded("hopper", case, self.defines(case), before=text).bind(
+            [*["map"] * 3, *["ptr"] * 5, *steps, *sizes, ("f32", case.c)],
+            grid=(min(tiles * case.heads * case.batch, facts.device(case.device).multiprocessors),),
+            block=(128 * WARPGROUPS + 128,),
+            shared=(9 if chunks == 2 else 5) * CHUNK + WARPGROUPS * chunks * 8192 + 1024,
+            pdl=True,
+        )  # fmt: skip
+        q, k, v = case.operands
+        map_q, map_k, map_v = map_of(case, q, 64), map_of(case, k, 128), map_of(case, v, 128)
 
+        def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
+            bound(stream, map_q(q), map_k(k), map_v(v), mask, start, stop, y, stats)
 
-def bind_few(case: Case, device: int) -> Callable[..., None]:
-    """Compile and bind: ``launch(stream, q, k, v, mask, start, stop, y, stats, sums)``."""
-    from ..driver.kernel import load
+        return run
 
-    text, defines = few_source(case)
-    kernel = load(compiled(("attention/few.cu",), device, defines, case.dtype, text), "attention_few", device)
-    q, k, v = case.operands
-    rows, chunks = 16 * int(str(defines["MT"])), chunks_of(case)
-    sizes = (case.tq, case.tk, case.d, case.dv, case.heads, case.group, case.group, case.offset or 0)
-    bound = kernel.bind(
-        [
-            *["map"] * 2, *["ptr"] * 7, *longs(*steps_of(q)[:3], *(case.mask or (0, 0, 0, 0)), *case.y_strides),
-            *ints(*sizes), ("f32", case.c),
-        ],
-        grid=(case.leaves * -(-case.tq * case.group // rows), case.heads // case.group, case.batch),
-        block=(128,),
-        shared=2 * chunks * CHUNK + rows * (128 * chunks + 16 + 272 + 16) + 1024,
-        pdl=True,
-    )  # fmt: skip
-    map_k, map_v = _map(case, k, 128), _map(case, v, 128)
-
-    def launch(
-        stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int, sums: int
-    ) -> None:
-        bound(stream, map_k(k), map_v(v), q, mask, start, stop, y, stats, sums)
-
-    return launch
+    def reaching(self, case: AttentionCase) -> Iterator[AttentionCase]:
+        wide = 64 * chunks_of(case)
+        ragged = wide - 24, wide - 8
+        yield case.made((2, 2, 67, 2, 300, wide, wide), bounds=False, stats=True, offset=300 - 67, pad=0)
+        yield case.made((3, 2, 70, 3, 300, *ragged), bounds=True, stats=case.masks == 2, offset=40, pad=8)
+        yield case.made((3, 2, 70, 3, 300, *ragged), bounds=True, stats=False, offset=-3, pad=24)
+        if case.mask is None:  # more tiles of 128 queries than multiprocessors
+            yield case.made((2, 34, 200, 2, 300, wide, wide), bounds=False, stats=False, offset=100, pad=0)

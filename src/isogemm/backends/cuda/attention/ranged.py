@@ -1,35 +1,31 @@
-"""Attention whose queries have ranges of keys of their own, as a mask shows them: kernels/attention_ranged.py.
+"""Attention whose queries have ranges of keys of their own, as a mask shows them: attention/windows.py, ranges.cu.
 
 Ranges are found on the device, and nothing waits for them. Where all queries of a batch entry share their leaves
-(causal masks, padding) the kernels of `attention_plans` compute it; entries where they do not (sliding windows, heads
-whose masks begin elsewhere) are left to `attention_ranged`, which leaves the others alone.
+(causal masks, padding) the other kernels compute it; entries where they do not (sliding windows, heads whose masks
+begin elsewhere) are left to `attention_ranged`, which leaves the others alone.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ....contract.attention import LEAF
-from ..driver.workspace import workspace
-from .plans import (  # fmt: skip
-    FMA_ROWS,
-    KINDS,
-    Case,
-    Run,
-    bind_fma,
-    blocks_of,
-    compiled,
-    fma_defines,
-    ints,
-    longs,
-    mask_defines,
-    triton_facts,
-)
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Lines", "bind_ranged", "code_of_ranged", "lines_of", "one_range", "together"]
+from ....base.dtypes import CODE
+from ....contract.attention import LEAF, ranges
+from ....planner.bench import Bench
+from ..driver.workspace import workspace
+from .case import AttentionCase
+from .family import Attention, Run, blocks_of, ints, loaded, longs, mask_defines
+from .fma import ROWS, Fma
+from .trial import NATIVE, Contents, by_definition, compared, contents, outputs, shrunk, windows
+from .walk import Walk, triton_facts
+
+__all__ = ["Lines", "Ranged", "bind_ranged", "lines_of", "one_range", "together"]
 
 
 class Lines(NamedTuple):
@@ -50,84 +46,125 @@ class Lines(NamedTuple):
         return tuple(step if n > 1 else 0 for step, n in zip(sizes, self, strict=True))  # type: ignore[return-value]
 
 
-def lines_of(case: Case) -> Lines:
+def lines_of(case: AttentionCase) -> Lines:
     """Those of a mask of every batch entry: an entry's range is found for each, whatever it shares."""
     _, head, token, _ = case.mask or (0, 0, 0, 0)
     return Lines(case.batch, case.heads if head else 1, case.tq if token else 1)
 
 
-def one_range(case: Case) -> bool:
+def one_range(case: AttentionCase) -> bool:
     """Whether all queries of a batch entry have one line of the mask."""
     return lines_of(case).number == case.batch
 
 
-def together(case: Case) -> Case:
+def together(case: AttentionCase) -> AttentionCase:
     """What the other kernels compute: batch entries with a range each."""
     return replace(case, starts=True, stops=True)
 
 
-def code_of_ranged(case: Case, device: int) -> str:
-    """The text of all that selects the code of the three kernels."""
-    if case.fma:
-        parts = fma_defines(case)
-    else:
-        _, constants, hints, options, _ = _facts(case, device)
-        kinds = {"KIND": KINDS[case.dtype], "OUT": KINDS[case.dtype_out], "HINTS": ",".join(hints)}
-        parts = {name: value for name, value in constants.items() if name != "TERMS"} | options | kinds
-    return " ".join(f"{key}={value}" for key, value in {**parts, **_defines(case)}.items())
+@dataclass(frozen=True)
+class Ranged(Attention):
+    """A family of the three kernels: `main` computes batch entries of one range, a launch of `together`."""
+
+    main: Run | None = None
+    name = "attention ranged"
+
+    def defines(self, case: AttentionCase) -> dict[str, Any]:
+        if case.fma:
+            parts = Fma().defines(case)
+        else:
+            _, constants, hints, options, _ = _facts(case)
+            kinds = {"KIND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "HINTS": ",".join(hints)}
+            parts = {name: value for name, value in constants.items() if name != "TERMS"} | options | kinds
+        return parts | _defines(case)
+
+    def supports(self, case: AttentionCase, config: str = "") -> bool:
+        return case.mask is not None and (case.fma or case.tensor_cores)
+
+    def trial(self, bench: Bench, case: AttentionCase, config: str) -> str:
+        """On masks of windows; batch entries of one range are computed by the plainest kernel."""
+        each = shrunk(case)
+        if self.configs(each) != self.configs(case):
+            return "no operands of a trial have this code"
+        held = contents(each, windows)
+        plain = (Fma() if each.fma else Walk()).bind(together(each), "", bench.device)
+        assert held.mask is not None
+        start, stop = ranges(held.mask)
+        if case.arithmetic == NATIVE:
+            want: Any = _by_range(bench, plain, each, held, start, stop)
+        else:
+            want = by_definition(each, replace(held, start=start, stop=stop))
+        return compared(each, *outputs(bench, Ranged(plain).launch(each), each, held), want)
+
+    def launch(self, case: AttentionCase) -> Run:
+        return bind_ranged(case, self.main)
 
 
-def _defines(case: Case) -> dict[str, object]:
+def _by_range(
+    bench: Bench, plain: Run, case: AttentionCase, held: Contents, start: NDArray[Any], stop: NDArray[Any]
+) -> list[NDArray[Any] | None]:
+    """[y, m, l] of queries with a range each, by the plainest kernel for one range after another."""
+    found: list[NDArray[Any] | None] = []
+    ones = np.ones(case.batch, np.int32)
+    for first, last in sorted({*zip(start.ravel().tolist(), stop.ravel().tolist(), strict=True)}):
+        one, _ = outputs(bench, plain, case, replace(held, start=first * ones, stop=last * ones))
+        found = found or one
+        for whole, part in zip(found, one, strict=True):
+            if whole is not None and part is not None:
+                rows = (start == first) & (stop == last)
+                whole[rows] = part[rows]
+    return found
+
+
+def _defines(case: AttentionCase) -> dict[str, Any]:
     chosen = {key: value for key, value in mask_defines(case).items() if key in ("MASK", "MASK_KIND")}
     return chosen | {"TILE": _tile(case)}
 
 
-def _pack(case: Case) -> int:
+def _pack(case: AttentionCase) -> int:
     """Query heads of a program, which share keys and ranges."""
     return case.group if lines_of(case).heads == 1 and case.group <= 64 else 1
 
 
-def _rows(case: Case) -> int:
+def _rows(case: AttentionCase) -> int:
     """Rows of a tile of the Triton kernel."""
     return 16 if case.tq * _pack(case) <= 16 else 64
 
 
-def _tile(case: Case) -> int:
+def _tile(case: AttentionCase) -> int:
     """Tokens of a tile."""
-    return FMA_ROWS if case.fma else _rows(case) // _pack(case)
+    return ROWS if case.fma else _rows(case) // _pack(case)
 
 
-def _tiles(case: Case) -> int:
+def _tiles(case: AttentionCase) -> int:
     """The most tiles that tokens can need, each of one place of a leaf."""
     return min(case.tq, case.tq // _tile(case) + LEAF)
 
 
-def _bind_prelude(case: Case, device: int) -> tuple[Run, Run]:
+def _bind_prelude(case: AttentionCase) -> tuple[Run, Run]:
     """Launches ``(stream, mask, start, stop)`` and ``(stream, start, stop, first, last, apart, order)``."""
-    from ..driver.kernel import load
-
-    cubin, lines = compiled(("attention/ranges.cu",), device, _defines(case), case.dtype), lines_of(case)
-    find = load(cubin, "attention_ranges", device).bind(
+    lines, defines = lines_of(case), _defines(case)
+    find = loaded("ranges", case, defines).bind(
         [*["ptr"] * 3, *longs(*(case.mask or (0, 0, 0, 0))), *ints(lines.heads, lines.tokens, lines.number, case.tk)],
         grid=(-(-lines.number // 8),), block=(256,), pdl=True,
     )  # fmt: skip
     sizes = ints(lines.heads, lines.tokens, case.tq, _tiles(case) * _tile(case))
-    put_in_order = load(cubin, "attention_order", device).bind(
+    put_in_order = loaded("ranges", case, defines, function="attention_order").bind(
         [*["ptr"] * 6, *sizes], grid=(lines.heads, case.batch), block=(256,), pdl=True
     )
     return find, put_in_order
 
 
-def _steps(case: Case) -> dict[str, int]:
+def _steps(case: AttentionCase) -> dict[str, int]:
     """Strides of ranges, and of the order in which tokens are taken."""
     heads, slots = lines_of(case).heads, _tiles(case) * _tile(case)
     steps = dict(zip(("range_b", "range_h", "range_t"), lines_of(case).steps, strict=True))
     return steps | {"order_b": heads * slots, "order_h": slots if heads > 1 else 0}
 
 
-def _facts(case: Case, device: int) -> tuple[Any, ...]:
+def _facts(case: AttentionCase) -> tuple[Any, ...]:
     """As `triton_facts`, of the kernel for ranges."""
-    types, constants, hints, options, values = triton_facts(together(case), "walk", _rows(case), device)
+    types, constants, hints, options, values = triton_facts(together(case), Walk.index, _rows(case))
     for name in ("CAUSAL", "STARTS", "STOPS", "WALK"):
         del constants[name]
     for name in ("offset", "tk"):
@@ -138,47 +175,39 @@ def _facts(case: Case, device: int) -> tuple[Any, ...]:
     return types, constants, tuple(x for x in hints if x != "sums"), options, values
 
 
-def _walk(case: Case, device: int) -> Callable[..., None]:
+def _walk(case: AttentionCase) -> Callable[..., None]:
     """``(stream, q, k, v, mask, start, stop, y, stats, apart, order)``."""
     if case.fma:
-        return bind_fma(case, device, (*_steps(case).values(), _tiles(case)))
-    return _triton_walk(case, device)
+        return Fma().launch(case, (*_steps(case).values(), _tiles(case)))
+    return _triton_walk(case)
 
 
 @functools.lru_cache(maxsize=256)
-def _triton_walk(case: Case, device: int) -> Callable[..., None]:
+def _triton_walk(case: AttentionCase) -> Callable[..., None]:
     from ..driver.triton_build import build
     from ..gemm.tile.family import arch
-    from .ranged_tile import attention_ranged
+    from .windows import attention_ranged
 
-    types, constants, hints, options, values = _facts(case, device)
-    built = build(
-        attention_ranged,
-        types,
-        constants,
-        aligned=hints,
-        capability=arch(device),
-        launch_pdl=constants["PDL"],
-        **options,
-    )
+    types, constants, hints, options, values = _facts(case)
+    device, pdl = case.device, constants["PDL"]
+    built = build(attention_ranged, types, constants, aligned=hints, capability=arch(device), launch_pdl=pdl, **options)
     bundles = case.heads // _pack(case)
     grid = (min(_tiles(case), blocks_of(bundles * case.batch, device)), bundles, case.batch)
     return built.bind(device, grid, values, pdl=True)
 
 
-def bind_ranged(case: Case, device: int, main: Run | None) -> Run:
+def bind_ranged(case: AttentionCase, main: Run | None) -> Run:
     """The launch of a call whose ranges are those of its mask; `start` and `stop` of the launch are not read.
 
     Parameters
     ----------
-    case : Case
+    case : AttentionCase
         With a mask, without `offset`, `starts` and `stops`.
-    device : int
     main : callable or None
         What computes batch entries of one range: a launch of `together`. None leaves them as they are, for a trial.
     """
-    lines, b = lines_of(case), case.batch
-    find, put_in_order = _bind_prelude(case, device)
+    lines, b, device = lines_of(case), case.batch, case.device
+    find, put_in_order = _bind_prelude(case)
     if one_range(case):
 
         def run_one(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
@@ -189,7 +218,7 @@ def bind_ranged(case: Case, device: int, main: Run | None) -> Run:
                 main(stream, q, k, v, mask, first, first + 4 * b, y, stats)
 
         return run_one
-    walk = _walk(case, device)
+    walk = _walk(case)
     sizes = (lines.number, lines.number, b, b, b, b * lines.heads * _tiles(case) * _tile(case))
     begin = [4 * sum(sizes[:i]) for i in range(7)]
 

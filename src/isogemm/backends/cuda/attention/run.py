@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....errors import ContractError, DTypeError, LayoutError, LimitError, ShapeError
-from .admit import admitted_run, ranged_run
-from .plans import MAX_HEAD, Case, Operand
+from .case import AttentionCase, Strided
+from .choose import admitted_run, ranged_run
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["forward"]
 
 _MOST = 4096
+MAX_HEAD = 256
 MOST = 2**31 - 2**10  # queries and keys that the kernels can count
 _plans: dict[tuple[Any, ...], Callable[..., None]] = {}
 _torch: Any = None
@@ -68,7 +69,7 @@ def forward(
     stats : bool
         Whether m and l are wanted, which only gradients need; without, they are None, and the call is shorter.
     kernel : str, optional
-        One of `attention_plans.KERNELS`, instead of the fastest; none of them reaches the bits.
+        One of `choose.KERNELS`, instead of the fastest; none of them reaches the bits.
 
     Returns
     -------
@@ -128,8 +129,8 @@ def _plan(
     device = q.get_device()
     _check_arithmetic(arithmetic, q.dtype, device)
     b, heads, tq, _ = q.shape
-    case = Case(
-        operands=tuple(Operand(tuple(x.shape), tuple(x.stride())) for x in (q, k, v)),
+    case = AttentionCase(
+        operands=tuple(Strided(tuple(x.shape), tuple(x.stride())) for x in (q, k, v)),
         mask=None if mask is None else tuple(mask.expand(b, heads, tq, k.shape[2]).stride()),
         dtype=_name(q),
         dtype_out=_name(out),
@@ -138,11 +139,12 @@ def _plan(
         offset=offset,
         starts=start is not None,
         stops=stop is not None,
-        fma=arithmetic == "fma",
+        arithmetic=arithmetic,
         aligned=not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
         stats=stats,
+        device=device,
     )
-    run = (ranged_run if ranged and mask is not None else admitted_run)(case, arithmetic, device, kernel)
+    run = (ranged_run if ranged and mask is not None else admitted_run)(case, kernel)
     if len(_plans) >= _MOST:
         _plans.clear()
     _plans[key] = run
@@ -208,7 +210,7 @@ def _check_shapes(q: Any, k: Any, v: Any) -> None:
 def _check_arithmetic(arithmetic: str, dtype: Any, device: int) -> None:
     if arithmetic == "fma":
         return
-    from ..registry import default_contract_of
+    from ..gemm.choose import default_contract_of
 
     own = default_contract_of(device, _name(dtype)).arithmetic
     if arithmetic != own:

@@ -16,7 +16,7 @@ from ....errors import DeviceError
 from .libcuda import Driver, context, driver
 
 __all__ = [
-    "Device",
+    "DeviceFacts",
     "Pointer",
     "count",
     "current_stream",
@@ -33,7 +33,7 @@ KINDS = {1: "host", 2: "device", 4: "managed"}
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceFacts:
     """A GPU.
 
     Attributes
@@ -73,7 +73,7 @@ def count() -> int:
 
 
 @functools.cache
-def device(ordinal: int) -> Device:
+def device(ordinal: int) -> DeviceFacts:
     """Facts of one GPU."""
     on = driver()
     doing = f"reading the facts of device {ordinal}"
@@ -83,7 +83,7 @@ def device(ordinal: int) -> Device:
     major, minor, multiprocessors, l2_bytes, shared = (
         on.device_attribute(attribute, number) for attribute in (MAJOR, MINOR, MULTIPROCESSORS, L2_BYTES, MAX_SHARED)
     )
-    return Device(ordinal, name.value.decode(), (major, minor), multiprocessors, l2_bytes, shared, kernel_driver())
+    return DeviceFacts(ordinal, name.value.decode(), (major, minor), multiprocessors, l2_bytes, shared, kernel_driver())
 
 
 @functools.cache

@@ -259,7 +259,7 @@ def _attributes(cluster: tuple[int, ...], pdl: bool, cooperative: bool) -> list[
     return chosen
 
 
-class Block(NamedTuple):
+class LaunchMemory(NamedTuple):
     """Memory of one launch: a CUlaunchConfig, then the values; with the arguments that point there."""
 
     memory: bytearray
@@ -268,7 +268,7 @@ class Block(NamedTuple):
     pointers: Any
 
 
-class Layout(NamedTuple):
+class ParameterLayout(NamedTuple):
     """Where the parameters of a launch lie."""
 
     pack: struct.Struct  # what a launch writes: the stream, the rest of the CUlaunchConfig, then the values
@@ -281,7 +281,7 @@ ALIGN = 64
 CONFIG_STREAM = 32  # offset of hStream; then attrs, numAttrs and padding, up to 56
 
 
-def _lay_out(params: Sequence[Parameter], attributes: bytes) -> Layout:
+def _lay_out(params: Sequence[Parameter], attributes: bytes) -> ParameterLayout:
     """Values that a launch writes follow the CUlaunchConfig; fixed ones lie together in memory that never changes."""
     text, end = "<Q16s", CONFIG_STREAM + 24
     fixed = bytearray(attributes + bytes(ALIGN))
@@ -304,7 +304,9 @@ def _lay_out(params: Sequence[Parameter], attributes: bytes) -> Layout:
     constants = (ctypes.c_char * (len(fixed) + ALIGN))()
     start = -ctypes.addressof(constants) % ALIGN
     ctypes.memmove(ctypes.addressof(constants) + start, bytes(fixed), len(fixed))
-    return Layout(struct.Struct(text), offsets, constants, [ctypes.addressof(constants) + start + p for p in places])
+    return ParameterLayout(
+        struct.Struct(text), offsets, constants, [ctypes.addressof(constants) + start + p for p in places]
+    )
 
 
 def _bound(kernel: Kernel, head: bytes, attributes: list[bytes], params: Sequence[Parameter]) -> Bound:
@@ -315,7 +317,7 @@ def _bound(kernel: Kernel, head: bytes, attributes: list[bytes], params: Sequenc
     tail = struct.pack("<QI4x", first, len(attributes))
     zeros = first + sum(map(len, attributes))
 
-    def new() -> Block:
+    def new() -> LaunchMemory:
         memory = bytearray(CONFIG_STREAM + layout.pack.size + ALIGN)
         array = (ctypes.c_char * len(memory)).from_buffer(memory)
         start = -ctypes.addressof(array) % ALIGN
@@ -324,7 +326,7 @@ def _bound(kernel: Kernel, head: bytes, attributes: list[bytes], params: Sequenc
         fixed = iter(layout.addresses)
         places = [next(fixed) if offset is None else base + offset for offset in layout.offsets]
         pointers = (c_void_p * (len(places) + SPARE))(*places, *[zeros] * SPARE)
-        return Block(memory, start + CONFIG_STREAM, byref(array, start), byref(pointers))
+        return LaunchMemory(memory, start + CONFIG_STREAM, byref(array, start), byref(pointers))
 
     blocks = [new()]
     take, give = blocks.pop, blocks.append

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....base.disk import cache_folder
+from ....planner.admission import Admissions
+from ....planner.records import Records
 from .facts import current_stream, is_capturing, stamp
 
-__all__ = ["Memory", "TorchMachine"]
+__all__ = ["Memory", "TorchMachine", "admissions", "forget"]
+
+_admissions: dict[int, Admissions] = {}
+_lock = threading.Lock()
+
+
+def admissions(device: int) -> Admissions:
+    """The verdicts on kernels of every kind on a device, made at first use."""
+    found = _admissions.get(device)
+    if found is None:
+        with _lock:
+            found = _admissions.get(device) or _admissions.setdefault(device, _made(device))
+    return found
+
+
+def forget() -> None:
+    """Look at records anew."""
+    _admissions.clear()
+
+
+def _made(device: int) -> Admissions:
+    return Admissions(TorchMachine(device), Records(cache_folder("admissions")))
 
 
 class Memory:

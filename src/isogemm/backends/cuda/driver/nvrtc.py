@@ -1,9 +1,9 @@
 """CUDA C++ to cubin through NVRTC, once per source, options and compiler: later processes read it from disk.
 
-    cubin = compile_files(["gemm/hopper/hopper.cu"], defines={"BM": 128, "STAGES": 4}, arch="sm_90a")
-    kernel = driver.load(cubin, "hopper", device)
+    cubin = compile_files(["FOLDER/FILE.cu"], defines={"BM": 128, "STAGES": 4}, arch="sm_90a")
+    kernel = driver.load(cubin, "function", device)
 
-Sources lie in this package's folder kernels/ and include one another by name. No directory of headers is searched:
+Sources lie in the folders of this backend and include one another by name. No directory of headers is searched:
 NVRTC comes without cuda_bf16.h and stdint.h, and kernels that need nothing of them compile wherever it is installed.
 Kernels are declared extern "C", so that their names are plain.
 """
@@ -13,14 +13,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ....base.disk import cache_folder, keep, kept, say_not_kept
 from ....errors import DeviceError
-from .facts import nvrtc_version
+from . import facts, kernel
 
-__all__ = ["CompileError", "cache_directory", "compile_files", "compile_text"]
+__all__ = ["CompileError", "cache_directory", "compile_files", "compile_text", "function_of"]
 
 KERNELS = Path(__file__).parents[1]
 # Products and sums stay two operations, with two roundings, unless a kernel says fma.
@@ -46,6 +47,30 @@ class CompileError(DeviceError):
         )
 
 
+def function_of(
+    file: str, name: str, device: int, defines: Mapping[str, object] | None = None, *, before: str = ""
+) -> kernel.Kernel:
+    """A function of a file, compiled for a device or taken from a cache, and loaded.
+
+    Parameters
+    ----------
+    file, name : str
+    defines : mapping
+        Macros; True is 1 and False is 0.
+    before : str
+        Text that the file is compiled after: instructions of `wgmma`, say.
+    """
+    macros = tuple(f"-D{key}={int(v) if isinstance(v, bool) else v}" for key, v in (defines or {}).items())
+    return kernel.load(_cubin(KERNELS, file, before, facts.device(device).arch, macros), name, device)
+
+
+@lru_cache(maxsize=1024)
+def _cubin(folder: Path, file: str, before: str, arch: str, macros: tuple[str, ...]) -> bytes:
+    """The same object for the same code of the same folder, so that new sizes read and hash no file."""
+    text = f'{before}#include "{file}"\n'
+    return compile_text(text, name=f"{Path(file).stem}_call.cu", arch=arch, options=("-std=c++17", *macros))
+
+
 def compile_files(
     names: Sequence[str],
     *,
@@ -53,14 +78,14 @@ def compile_files(
     defines: Mapping[str, object] | None = None,
     options: Sequence[str] = (),
 ) -> bytes:
-    """Compile files of kernels/, one after the other as one source, to a cubin.
+    """Compile files of this backend, one after the other as one source, to a cubin.
 
     Parameters
     ----------
     names : sequence of str
         File names.
     arch : str
-        As `device.Device.arch` gives it: "sm_90a".
+        As `facts.DeviceFacts.arch` gives it: "sm_90a".
     defines : mapping
         Macros; True is 1 and False is 0.
     options : sequence of str
@@ -80,7 +105,7 @@ def compile_files(
 
 
 def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()) -> bytes:
-    """`compile_files` for a source given as text; files that it includes are those of kernels/."""
+    """`compile_files` for a source given as text; files that it includes are those of this backend."""
     headers = _included(text)
     every = (f"--gpu-architecture={arch}", *ALWAYS, *options)
     path = _place(text, headers, every)
@@ -97,7 +122,7 @@ def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()
 
 
 def _included(text: str, found: dict[str, str] | None = None) -> dict[str, str]:
-    """Names and texts of the files of kernels/ that a source includes, directly or not."""
+    """Names and texts of the files of this backend that a source includes, directly or not."""
     found = {} if found is None else found
     for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
         path = KERNELS / name
@@ -161,7 +186,7 @@ def cache_directory() -> Path | None:
 
 def _place(text: str, headers: Mapping[str, str], options: Sequence[str]) -> Path | None:
     digest = hashlib.sha256()
-    for part in (text, *(x for item in sorted(headers.items()) for x in item), *options, str(nvrtc_version())):
+    for part in (text, *(x for item in sorted(headers.items()) for x in item), *options, str(facts.nvrtc_version())):
         digest.update(f"{len(part)}:".encode())
         digest.update(part.encode())
     folder = cache_directory()

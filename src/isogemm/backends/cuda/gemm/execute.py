@@ -97,7 +97,7 @@ class Executor:
 
 def choose(product: Product, device: int) -> Launch:
     """The planner's choice; the same launch for the same product, until the planner reads its tables anew."""
-    from ..registry import chooser
+    from .choose import chooser
 
     planner = chooser(device)
     key = product, math.copysign(1.0, product.alpha), planner  # an alpha of 0.0 equals -0.0, whose zeros differ

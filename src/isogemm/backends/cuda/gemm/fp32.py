@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from ....problem.product import Product, Strides
 
-__all__ = ["KINDS", "Side", "aligned_side", "epilogue", "grid", "serves", "sides"]
+__all__ = ["KINDS", "Fp32Side", "aligned_side", "epilogue", "grid", "serves", "sides"]
 
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 START, ADD_C, ADD_BIAS, VECTOR = 1, 2, 4, 8  # flags of include/fp32_epilogue.cu
 LIMIT = 2**31 - 256  # sizes are int in the kernels, and tiles may reach beyond them
 
 
-class Side(NamedTuple):
+class Fp32Side(NamedTuple):
     """An operand as rows of K: A's rows, B's columns.
 
     Attributes
@@ -30,17 +30,17 @@ class Side(NamedTuple):
     batch: int
 
 
-def sides(p: Product) -> tuple[Side, Side]:
+def sides(p: Product) -> tuple[Fp32Side, Fp32Side]:
     """A and B of a product."""
     a, b = p.a, p.b
     shared = p.batch == 1
     return (
-        Side(p.m, a.row, 1 if p.k == 1 else a.col, 0 if shared else a.batch),
-        Side(p.n, b.col, 1 if p.k == 1 else b.row, 0 if shared else b.batch),
+        Fp32Side(p.m, a.row, 1 if p.k == 1 else a.col, 0 if shared else a.batch),
+        Fp32Side(p.n, b.col, 1 if p.k == 1 else b.row, 0 if shared else b.batch),
     )
 
 
-def aligned_side(side: Side, align: int, *, across: bool = False) -> bool:
+def aligned_side(side: Fp32Side, align: int, *, across: bool = False) -> bool:
     """Whether rows of K (or, `across`, lines of rows) are contiguous and start at multiples of 16 bytes."""
     step, unit = (side.k, side.row) if across else (side.row, side.k)
     return align >= 16 and unit == 1 and step % 4 == 0 and side.batch % 4 == 0

@@ -145,11 +145,11 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           if (BACK && TW != NONE) g[j] = mul(g[j], w[j]);
-          if (OP != ADD_RMS) continue;
+          if (OP != ADD_RMS_NORM) continue;
           v[j] = rounded<TG>(add(v[j], g[j]));
           if (!VEC && element(held, q) + j < n) put<TG>(second, to + element(held, q) + j, v[j]);
         }
-        if (OP == ADD_RMS && VEC && element(held, q) < n) store<TG < 0 ? 0 : TG, 4>(second, to + element(held, q), v);
+        if (OP == ADD_RMS_NORM && VEC && element(held, q) < n) store<TG < 0 ? 0 : TG, 4>(second, to + element(held, q), v);
         set(held.g, q, g);
       }
       set(held.v, q, v);
@@ -163,8 +163,8 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
     if (held.rank == 0 && threadIdx.x == 0) put<TO>(out, row, s[0]);
     return;
   }
-  if ((OP == RMS_BACK || OP == LAYER_BACK) && second && held.rank == 0 && threadIdx.x == 0)
-    ((float2*)second)[row] = make_float2(s[1], OP == LAYER_BACK ? s[0] : 0.0f);
+  if ((OP == RMS_NORM_BACK || OP == LAYER_NORM_BACK) && second && held.rank == 0 && threadIdx.x == 0)
+    ((float2*)second)[row] = make_float2(s[1], OP == LAYER_NORM_BACK ? s[0] : 0.0f);
   for (int q = threadIdx.x; q < groups; q += THREADS) {
     const int i = element(held, q);
     if (i >= n) continue;

@@ -2,12 +2,7 @@
 
 #include "rows/common.cu"
 
-#define SILU_MUL 0
-#define SILU 1
-#define SIGMOID 2
-#define EXP 3
-#define ADD 4
-#define SILU_MUL_BACK 5
+enum { SILU_MUL, SILU, SIGMOID, EXP, ADD, SILU_MUL_BACK };  // as isogemm.contract.rows.OPERATIONS has them in small letters
 
 constexpr int N = VEC ? 8 : 1;
 struct Columns {

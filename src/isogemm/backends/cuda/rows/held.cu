@@ -119,7 +119,7 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
       if (TWO) fetch<TG>(other, beside, column.g, first_of(h), n, row[r].g[TWO ? h : 0]);
     }
   }
-  if (OP == ADD_RMS) {
+  if (OP == ADD_RMS_NORM) {
 #pragma unroll
     for (int r = 0; r < R; ++r)
 #pragma unroll
@@ -156,12 +156,12 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
       if (first + r < count && (threadIdx.x & (W == 1 ? 31 : 32 * W - 1)) == 0) put<TO>(out, first + r, s[r][0]);
     return;
   }
-  if (OP == RMS_BACK || OP == LAYER_BACK) {  // 1 / root and mean of each row, for the gradients of weights
+  if (OP == RMS_NORM_BACK || OP == LAYER_NORM_BACK) {  // 1 / root and mean of each row, for the gradients of weights
     if (second && (threadIdx.x & (W == 1 ? 31 : 32 * W - 1)) == 0)
 #pragma unroll
       for (int r = 0; r < R; ++r)
         if (first + r < count)
-          ((float2*)second)[first + r] = make_float2(s[r][1], OP == LAYER_BACK ? s[r][0] : 0.0f);
+          ((float2*)second)[first + r] = make_float2(s[r][1], OP == LAYER_NORM_BACK ? s[r][0] : 0.0f);
   }
 #pragma unroll
   for (int h = 0; h < H; ++h) {

@@ -53,7 +53,7 @@ struct Part {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           if (BACK && TW != NONE) g[u][j] = mul(g[u][j], w[j]);
-          if (OP == ADD_RMS) v[u][j] = rounded<TG>(add(v[u][j], g[u][j]));
+          if (OP == ADD_RMS_NORM) v[u][j] = rounded<TG>(add(v[u][j], g[u][j]));
         }
       }
     }
@@ -146,8 +146,8 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
     if (threadIdx.x == 0) put<TO>(out, row, s[0]);
     return;
   }
-  if ((OP == RMS_BACK || OP == LAYER_BACK) && second && threadIdx.x == 0)
-    ((float2*)second)[row] = make_float2(s[1], OP == LAYER_BACK ? s[0] : 0.0f);
+  if ((OP == RMS_NORM_BACK || OP == LAYER_NORM_BACK) && second && threadIdx.x == 0)
+    ((float2*)second)[row] = make_float2(s[1], OP == LAYER_NORM_BACK ? s[0] : 0.0f);
   const i64 to = (i64)row * n;
   Part part;
   for (int c = 0; c * (i64)CHUNK < n; ++c) {
@@ -159,7 +159,7 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
       float w[4], b[4], y[4];
       if (!BACK) fetch<TW>(weight, 0, column.w, i, n, w);
       fetch<TB>(bias, 0, column.b, i, n, b);
-      if (OP == ADD_RMS) {
+      if (OP == ADD_RMS_NORM) {
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           if (i + j < n) put<TG < 0 ? 0 : TG>(second, to + i + j, part.v[u][j]);

@@ -1,37 +1,30 @@
 // Operations along rows as passes: before pass P, `change` renews a row's elements v (and g, a second operand); `term` of
 // them is folded over the row; `settle` turns the total into numbers s of the row; `result` follows the last pass.
 //
-// OP is one of the names below. Gradients: v is x, g is dy (times the weight, where there is one).
+// OP is one of the names below, as isogemm.contract.rows.OPERATIONS has them in small letters. Gradients: v is x, g is dy (times the weight, where there is one).
 
-#define RMS 0
-#define LAYER 1
-#define SOFTMAX 2
-#define LOG_SOFTMAX 3
-#define SUM_ 4
-#define MEAN 5
-#define ADD_RMS 6
-#define RMS_BACK 7
-#define LAYER_BACK 8
-#define SOFTMAX_BACK 9
-#define LOG_SOFTMAX_BACK 10
+enum {
+  RMS_NORM, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, SUM, MEAN, ADD_RMS_NORM,
+  RMS_NORM_BACK, LAYER_NORM_BACK, SOFTMAX_BACK, LOG_SOFTMAX_BACK,
+};
 
-constexpr bool BACK = OP >= RMS_BACK, SINGLE = OP == SUM_ || OP == MEAN, TWO = OP >= ADD_RMS;
+constexpr bool BACK = OP >= RMS_NORM_BACK && OP <= LOG_SOFTMAX_BACK, SINGLE = OP == SUM || OP == MEAN, TWO = TG != NONE;
 constexpr bool EXPS = OP == SOFTMAX || OP == LOG_SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK;
-constexpr int PASSES = OP == LAYER_BACK ? 4
+constexpr int PASSES = OP == LAYER_NORM_BACK ? 4
                        : OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK ? 3
-                       : EXPS || OP == LAYER || OP == RMS_BACK        ? 2
+                       : EXPS || OP == LAYER_NORM || OP == RMS_NORM_BACK        ? 2
                                                                       : 1;
 enum Fold { ADDED, SQUARED, LARGEST };
 template <int P> __device__ constexpr Fold fold() {
   if (EXPS) return P == 0 ? LARGEST : ADDED;
-  if (OP == RMS || OP == ADD_RMS || (OP == LAYER && P == 1)) return SQUARED;
+  if (OP == RMS_NORM || OP == ADD_RMS_NORM || (OP == LAYER_NORM && P == 1)) return SQUARED;
   return ADDED;
 }
 
 template <int P> DEVICE void change_one(float& v, const float* s) {
-  if ((OP == LAYER || OP == LAYER_BACK || OP == LOG_SOFTMAX) && P == 1) v = sub(v, s[0]);
+  if ((OP == LAYER_NORM || OP == LAYER_NORM_BACK || OP == LOG_SOFTMAX) && P == 1) v = sub(v, s[0]);
   if ((OP == SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK) && P == 1) v = exp_(sub(v, s[0]));
-  if ((OP == RMS_BACK && P == 1) || (OP == LAYER_BACK && P == 2)) v = mul(v, s[1]);
+  if ((OP == RMS_NORM_BACK && P == 1) || (OP == LAYER_NORM_BACK && P == 2)) v = mul(v, s[1]);
 }
 template <int P> DEVICE void change(float (&four)[4], const float* s) {
   if ((OP == SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK) && P == 2) divide(four, s[1], s[2]);
@@ -41,10 +34,10 @@ template <int P> DEVICE void change(float (&four)[4], const float* s) {
 
 template <int P> DEVICE float term(float v, float g) {
   if (OP == LOG_SOFTMAX && P == 1) return exp_(v);
-  if ((OP == RMS_BACK && P == 0) || (OP == LAYER_BACK && P == 1)) return mul(v, v);
-  if ((OP == RMS_BACK && P == 1) || (OP == LAYER_BACK && P == 3)) return mul(g, v);
+  if ((OP == RMS_NORM_BACK && P == 0) || (OP == LAYER_NORM_BACK && P == 1)) return mul(v, v);
+  if ((OP == RMS_NORM_BACK && P == 1) || (OP == LAYER_NORM_BACK && P == 3)) return mul(g, v);
   if (OP == SOFTMAX_BACK && P == 2) return mul(v, g);
-  if ((OP == LAYER_BACK || OP == LOG_SOFTMAX_BACK) && P == 2) return g;
+  if ((OP == LAYER_NORM_BACK || OP == LOG_SOFTMAX_BACK) && P == 2) return g;
   return v;
 }
 
@@ -55,27 +48,27 @@ template <int P> DEVICE void settle(float total, float n, float eps, float* s) {
     if (P == 2) s[3] = total;
     return;
   }
-  if (OP == SUM_) {
+  if (OP == SUM) {
     s[0] = total;
     return;
   }
   const float mean = __fdiv_rn(total, n);
-  constexpr bool root = OP == RMS || OP == ADD_RMS || (OP == RMS_BACK && P == 0) || ((OP == LAYER || OP == LAYER_BACK) && P == 1);
+  constexpr bool root = OP == RMS_NORM || OP == ADD_RMS_NORM || (OP == RMS_NORM_BACK && P == 0) || ((OP == LAYER_NORM || OP == LAYER_NORM_BACK) && P == 1);
   if (root) s[1] = __frcp_rn(__fsqrt_rn(add(mean, eps)));
-  else if (OP == MEAN || (OP != RMS_BACK && P == 0)) s[0] = mean;
-  else s[OP == LAYER_BACK && P == 3 ? 3 : 2] = mean;
+  else if (OP == MEAN || (OP != RMS_NORM_BACK && P == 0)) s[0] = mean;
+  else s[OP == LAYER_NORM_BACK && P == 3 ? 3 : 2] = mean;
 }
 
 DEVICE float result(float v, float g, float w, float b, const float* s) {
-  if (OP == RMS || OP == ADD_RMS || OP == LAYER) {
+  if (OP == RMS_NORM || OP == ADD_RMS_NORM || OP == LAYER_NORM) {
     v = mul(v, s[1]);
     if (TW != NONE) v = mul(v, w);
     return TB != NONE ? add(v, b) : v;
   }
   if (OP == SOFTMAX) return v;
   if (OP == LOG_SOFTMAX) return sub(v, s[1]);
-  if (OP == RMS_BACK) return mul(sub(g, mul(v, s[2])), s[1]);
-  if (OP == LAYER_BACK) return mul(sub(sub(g, s[2]), mul(v, s[3])), s[1]);
+  if (OP == RMS_NORM_BACK) return mul(sub(g, mul(v, s[2])), s[1]);
+  if (OP == LAYER_NORM_BACK) return mul(sub(sub(g, s[2]), mul(v, s[3])), s[1]);
   if (OP == SOFTMAX_BACK) return mul(v, sub(g, s[3]));
   return sub(g, mul(v, s[3]));
 }

@@ -8,24 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .build import EACH, REDUCE, Launch, Turned, each, reduce, rope
+from ....base.dtypes import CODE
+from ....contract.rows import OPERATIONS
+from ..driver.kernel import Bound
+from .build import Turned, each, reduce, rope
 from .sides import ABSENT, Side
 
-__all__ = ["EACH", "forget", "known", "known_one", "known_two", "run", "side"]
+__all__ = ["forget", "known", "known_one", "known_two", "run", "side"]
 
 _MOST = 8192
-CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 
-class Entry(NamedTuple):
+class Ready(NamedTuple):
     """A launch, its device, and of each result shape, strides and torch's keywords; None for one that is as x is."""
 
-    launch: Launch
+    launch: Bound
     device: int
     results: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]] | None, ...]
 
 
-_entries: dict[tuple[Any, ...], Entry] = {}
+_entries: dict[tuple[Any, ...], Ready] = {}
 _types: dict[type, None] = {}
 _like: Any = None
 _strided: Any = None
@@ -131,7 +133,7 @@ def _key(kind: Any, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple
     return (*key, common & -common), at
 
 
-def _launched(entry: Entry, x: Any, at: list[int]) -> Any:
+def _launched(entry: Ready, x: Any, at: list[int]) -> Any:
     launch, device, results = entry
     made = [_like(x) if r is None else _strided(r[0], r[1], **r[2]) for r in results]
     if len(made) == 1:
@@ -149,7 +151,7 @@ def run(
     Parameters
     ----------
     kind : str
-        One of `row_build.REDUCE` or `row_build.EACH`, "rope", "rope_pair" or "norm_rope_pair".
+        One of `isogemm.contract.rows.OPERATIONS`, "rope_pair" or "norm_rope_pair".
     tensors : tuple of tensor or None
         All that the kernel could take, checked.
     options
@@ -169,22 +171,21 @@ def run(
         _learn()
     x = tensors[0]
     plain = tuple(t if t is None or type(t) in _types else t.as_subclass(next(iter(_types))) for t in tensors)
-    given = tuple(t for t in plain if t is not None)
-    key, at = _key(tag or kind, given, options)
+    key, at = _key(tag or kind, tuple(t for t in plain if t is not None), options)
     entry = _entries.get(key)  # there may be one: tensors of a subclass always come this way
     if entry is None:
-        codes = [CODES[_name(dtype)] for _, dtype in outs]
+        codes = [CODE[_name(dtype)] for _, dtype in outs]
         launch = _built(kind, plain, codes, key[-1], x.get_device(), rest)
         if launch is None:
             return None
         if len(_entries) >= _MOST:
             _entries.clear()
-        entry = _entries[key] = Entry(launch, x.get_device(), _results(x, outs))
+        entry = _entries[key] = Ready(launch, x.get_device(), _results(x, outs))
     return _launched(entry, plain[0], at)
 
 
 def _results(x: Any, outs: Sequence[Any]) -> Any:
-    """What `Entry.results` says of results, which are contiguous."""
+    """What `Ready.results` says of results, which are contiguous."""
     found: list[Any] = []
     for shape, dtype in outs:
         if shape == x.shape and dtype == x.dtype and x.is_contiguous():
@@ -207,22 +208,21 @@ def side(x: Any) -> Side:
     if x is None:
         return ABSENT
     steps = x.stride()
-    return Side(CODES[_name(x.dtype)], steps[:-1], steps[-1])
+    return Side(CODE[_name(x.dtype)], steps[:-1], steps[-1])
 
 
 def _built(
     kind: str, tensors: tuple[Any, ...], codes: list[int], align: int, device: int, rest: dict[str, Any]
-) -> Launch | None:
+) -> Bound | None:
     """The launch; it takes the addresses of tensors that are given, then those of results."""
-    x = tensors[0]
+    x, kernels = tensors[0], OPERATIONS[kind].kernels if kind in OPERATIONS else "rope"
     shape, n = tuple(x.shape[:-1]), x.shape[-1]
-    if kind in REDUCE:
-        four = [*map(side, tensors), *[ABSENT] * (4 - len(tensors))]
+    sides = [*map(side, tensors), *[ABSENT] * (4 - len(tensors))]
+    if kernels == "reduce":
         outs = (codes[0], codes[1] if len(codes) > 1 else -1)
-        return reduce(kind, shape, n, four, outs, rest.get("eps", 0.0), align, device)
-    if kind in EACH:
-        three = [*map(side, tensors), *[ABSENT] * (3 - len(tensors))]
-        return each(kind, shape, n, three, codes, align, device)
+        return reduce(kind, shape, n, sides, outs, rest.get("eps", 0.0), align, device)
+    if kernels == "each":
+        return each(kind, shape, n, sides[:3], codes, align, device)
     x0, x1, cos, sin, w0, w1 = tensors
     turned = [
         Turned(tuple(t.shape[:-1]), side(t), _across(cos, t), _across(sin, t), side(w))

@@ -6,9 +6,10 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["ABSENT", "BYTES", "DIMENSIONS", "Side", "collapse", "divider", "packed", "whole"]
+from ....base.dtypes import TYPES
 
-BYTES = (4, 2, 2)  # of an element: float32, bfloat16, float16
+__all__ = ["ABSENT", "DIMENSIONS", "Side", "collapse", "dimensions_of", "divider", "packed", "size_of", "whole"]
+
 DIMENSIONS = 4  # leading ones that a kernel counts
 
 
@@ -18,7 +19,7 @@ class Side(NamedTuple):
     Attributes
     ----------
     kind : int
-        0 float32, 1 bfloat16, 2 float16, -1 none.
+        The element type's code in `isogemm.base.dtypes`; -1 where there is none.
     steps : tuple of int
         Along the leading dimensions, in elements.
     column : int
@@ -31,6 +32,16 @@ class Side(NamedTuple):
 
 
 ABSENT = Side(-1)
+
+
+def size_of(kind: int) -> int:
+    """Bytes of an element of that code."""
+    return TYPES[kind].dtype.itemsize
+
+
+def dimensions_of(extents: Sequence[int]) -> int:
+    """How many leading dimensions compiled code counts, for those that are left."""
+    return 1 if len(extents) <= 1 else DIMENSIONS
 
 
 def collapse(shape: Sequence[int], steps: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
@@ -78,8 +89,8 @@ def whole(sides: Sequence[Side], shape: Sequence[int], n: int, count: int, align
     for side in sides:
         if side.kind < 0:
             continue
-        unit = min(16, BYTES[side.kind] * count)
+        unit = min(16, size_of(side.kind) * count)
         steps = [s for s, extent in zip(side.steps, shape, strict=False) if extent > 1]
-        if align % unit or (side.column != 1 and n > 1) or any(s * BYTES[side.kind] % unit for s in steps):
+        if align % unit or (side.column != 1 and n > 1) or any(s * size_of(side.kind) % unit for s in steps):
             return False
     return True

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from ..driver.facts import current_stream
-from . import build as row_build
+from . import build
 from .run import side
 from .sides import ABSENT
 
 __all__ = ["columns", "table"]
 
-_MOST = 4096
-_launches: dict[tuple[Any, ...], Any] = {}
-
-
-def _launch(key: tuple[Any, ...], build: Any) -> Any:
-    found = _launches.get(key)
-    if found is None:
-        if len(_launches) >= _MOST:
-            _launches.clear()
-        found = _launches[key] = build()
-    return found
-
-
-def _facts(*tensors: Any) -> tuple[Any, ...]:
-    return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors)
+_columns = lru_cache(maxsize=4096)(build.columns)
+_table = lru_cache(maxsize=4096)(build.table)
 
 
 def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, start: bool) -> None:
@@ -49,13 +37,8 @@ def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, start: bool) ->
     device = out.get_device()
     at = [0 if t is None else t.data_ptr() for t in (x if term else None, dy, stats, out)]
     common = at[0] | at[1] | 128
-    align = common & -common
-
-    def build() -> Any:
-        left = side(x) if term else ABSENT
-        return row_build.columns(term, dy.shape[:-1], n, left, side(dy), side(out), start, align, device)
-
-    launch = _launch(("columns", term, *_facts(x if term else None, dy, out), start, align), build)
+    left = side(x) if term else ABSENT
+    launch = _columns(term, dy.shape[:-1], n, left, side(dy), side(out), start, common & -common, device)
     if launch is None:  # more leading dimensions than a kernel counts
         return columns(term, x.reshape(-1, n), dy.reshape(-1, n), stats, out, start=start)
     launch(current_stream(device), *at)
@@ -75,11 +58,7 @@ def table(ids: Any, order: Any, dy: Any, out: Any, *, start: bool) -> None:
         Then `out` is float32.
     """
     n, device = out.shape[1], out.get_device()
-
-    def build() -> Any:
-        return row_build.table(dy.shape[:-1], n, side(dy), side(out), start, device)
-
-    launch = _launch(("table", *_facts(dy, out), start), build)
+    launch = _table(dy.shape[:-1], n, side(dy), side(out), start, device)
     if launch is None:
         return table(ids, order, dy.reshape(-1, n), out, start=start)
     launch(current_stream(device), ids.data_ptr(), order.data_ptr(), dy.data_ptr(), out.data_ptr())

@@ -7,46 +7,55 @@ chunks allow, and just longer than what they would waste; what lies between them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....base.dtypes import TYPES
 from ....contract.reference import canonical
-from ....planner.kernel_admission import difference
-from ....planner.trials import POISON, Buffer, Machine
-from . import code as row_codes
-from . import formulas as row_formulas
-from .code import EACH, REDUCE, Code
+from ....contract.rows import OPERATIONS, chain
+from ....planner.bench import POISON, Bench, Buffer, Output, among_poison, beside, difference, words_of
+from ..driver.kernel import Bound
+from .code import Code, RowsCase
 from .sides import collapse, packed
 
-__all__ = ["try_code"]
+__all__ = ["Tried", "dtype_of", "try_code"]
 
 Array = NDArray[Any]
-DTYPES = ("float32", "bfloat16", "float16")
-SHAPES = {1: (31,), 4: (2, 3, 2, 3)}
 EPS = 1e-5
 KINDS = 24  # of rows
-MARGIN = 256
 
 
-def try_code(machine: Machine, code: Code) -> str:
+class Tried(Protocol):
+    """A kernel, as its trial needs it."""
+
+    rows: tuple[tuple[int, ...], tuple[int, ...]]
+
+    def lengths(self, code: Code) -> tuple[int, ...]:
+        """Of rows: what fills the code, and what just needs it."""
+        ...
+
+    def bind(self, case: RowsCase, config: Code, device: int) -> Bound:
+        """Its launch."""
+        ...
+
+
+def try_code(bench: Bench, kernel: Tried, code: Code) -> str:
     """Run compiled code on operands of its kind: empty where every bit was right, else the first difference."""
-    tries: dict[str, Callable[[Machine, Code], Iterator[tuple[str, str]]]] = {
+    tries: dict[str, Callable[[_Trial], Iterator[tuple[str, str]]]] = {
         "rows": _reductions, "each": _elements, "rope": _rotations, "columns": _columns, "table": _tables,
     }  # fmt: skip
-    for where, found in tries[code.function](machine, code):
+    for where, found in tries[code.function](_Trial(bench, kernel, code)):
         if found:
             return f"{where}: {found}"
     return ""
 
 
 def dtype_of(kind: int) -> np.dtype[Any]:
-    """NumPy's, by a code of `row_place.Side.kind`."""
-    import ml_dtypes
-
-    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16 if kind == 1 else DTYPES[kind])
-    return found
+    """NumPy's, by an element's code."""
+    return TYPES[kind].dtype
 
 
 class Rows(NamedTuple):
@@ -57,6 +66,66 @@ class Rows(NamedTuple):
     address: int
     steps: tuple[int, ...]
     column: int
+
+    @property
+    def row(self) -> Array | None:
+        """The only row, of an operand that is there."""
+        return self.values[0] if self.address else None
+
+
+class _Trial(NamedTuple):
+    """Code on a bench."""
+
+    bench: Bench
+    kernel: Tried
+    code: Code
+
+    def put(self, kind: int, values: Array, shape: Sequence[int], *, pad: int, column: int = 1) -> Rows:
+        """Lay rows out among poison: the dimensions of `shape` in another order, `pad` more elements to each row."""
+        if kind < 0:
+            return Rows(values, None, 0, (0,) * len(shape), 1)
+        n = values.shape[-1]
+        with np.errstate(all="ignore"):
+            narrow = values.astype(dtype_of(kind))
+        order = (1, 0, 3, 2) if len(shape) == 4 else tuple(range(len(shape)))
+        steps, room = [0] * len(shape), n * column + pad
+        for i in reversed(order):
+            steps[i], room = room, room * shape[i]
+        begin = 0 if pad % 8 == 0 and column == 1 else 1
+        flat, _ = among_poison(words_of(narrow).reshape(*shape, n), (*steps, column), begin)
+        buffer = self.bench.machine.put(flat)
+        return Rows(narrow.astype(np.float32), buffer, buffer.address + begin * narrow.itemsize, tuple(steps), column)
+
+    def result(self, kind: int, count: int, held: Array | None = None) -> Output:
+        """Poisoned memory for so many elements."""
+        return self.bench.output((count,), dtype_of(kind).itemsize, held=held)
+
+    def run(self, launch: Bound, *at: Rows | Output | None) -> None:
+        launch(self.bench.stream(), *[x.address for x in at if x is not None and x.address])
+
+    def bind(self, kinds: Sequence[int], places: Sequence[bytes], columns: Sequence[int], count: int, n: int,
+             eps: float = 0.0, *, start: bool = False) -> Bound:  # fmt: skip
+        case = RowsCase(
+            tuple(kinds), tuple(places), tuple(columns), count, n, eps, start, macros=dict(self.code.defines)
+        )
+        return self.kernel.bind(case, self.code, self.bench.device)
+
+    def layouts(self) -> Iterator[tuple[int, int]]:
+        """(elements between rows, step along a row) that the code takes."""
+        yield 8, 1
+        if not self.code.vec:
+            yield 3, 2
+
+
+def _compare(name: str, out: Output, kind: int, want: Array, *, any_nan: bool = False) -> str:
+    """The first difference from values of float32, rounded here once, or what was written beside them."""
+    with np.errstate(all="ignore"):
+        rounded = canonical(want.reshape(-1).astype(dtype_of(kind)))
+    found, stray = out.read()
+    if any_nan:  # but not what was there before
+        written = canonical(found.view(rounded.dtype)).view(found.dtype)
+        found = np.where(found == POISON[found.itemsize], found, written)
+    return difference(name, found, rounded) or beside(name, stray)
 
 
 def _kinds(n: int) -> int:
@@ -101,129 +170,11 @@ def _drawn(seed: int, rows: int, n: int, special: bool = True) -> Array:
     return x[(np.arange(rows) * 7 + seed) % count]
 
 
-def _put(machine: Machine, kind: int, values: Array, shape: Sequence[int], *, pad: int, column: int = 1) -> Rows:
-    """Lay rows out among poison: the dimensions of `shape` in another order, `pad` more elements to each row."""
-    if kind < 0:
-        return Rows(values, None, 0, (0,) * len(shape), 1)
-    n, size = values.shape[-1], dtype_of(kind).itemsize
-    with np.errstate(all="ignore"):
-        narrow = values.astype(dtype_of(kind))
-    words = narrow.view(np.uint16 if size == 2 else np.uint32)
-    order = (1, 0, 3, 2) if len(shape) == 4 else tuple(range(len(shape)))
-    steps, room = [0] * len(shape), n * column + pad
-    for i in reversed(order):
-        steps[i], room = room, room * shape[i]
-    begin = 0 if pad % 8 == 0 and column == 1 else 1
-    flat = np.full(begin + room + MARGIN, POISON[size], words.dtype)
-    every = [s * size for s in (*steps, column)]
-    np.lib.stride_tricks.as_strided(flat[begin:], (*shape, n), every)[...] = words.reshape(*shape, n)
-    buffer = machine.put(flat)
-    return Rows(narrow.astype(np.float32), buffer, buffer.address + begin * size, tuple(steps), column)
-
-
-class Result:
-    """Poisoned memory of `count` elements that a kernel writes, and margins that it must not."""
-
-    def __init__(self, machine: Machine, kind: int, count: int, held: Array | None = None) -> None:
-        self.kind = kind
-        size = dtype_of(kind).itemsize
-        flat = np.full(count + 2 * MARGIN, POISON[size], np.uint16 if size == 2 else np.uint32)
-        if held is not None:
-            flat[MARGIN : MARGIN + count] = held.view(flat.dtype)
-        self.count, self.buffer = count, machine.put(flat)
-        self.address = self.buffer.address + MARGIN * size
-
-    def compare(self, name: str, want: Array, *, any_nan: bool = False) -> str:
-        """The first difference from values of float32, rounded here once."""
-        with np.errstate(all="ignore"):
-            rounded = canonical(want.astype(dtype_of(self.kind)))
-        flat = self.buffer.read()
-        inside = flat[MARGIN : MARGIN + self.count]
-        if any_nan:  # but not what was there before
-            written = canonical(inside.view(rounded.dtype)).view(inside.dtype)
-            inside = np.where(inside == POISON[inside.itemsize], inside, written)
-        found = difference(name, inside, rounded)
-        around = np.concatenate([flat[:MARGIN], flat[MARGIN + self.count :]])
-        stray = int(np.count_nonzero(around != POISON[flat.itemsize]))
-        return found or (f"{stray} words beside {name} were written" if stray else "")
-
-
 def _place(shape: Sequence[int], operands: Sequence[Rows]) -> bytes:
     extents, steps = collapse(shape, [x.steps for x in operands])
-    rows = int(np.prod(shape, dtype=np.int64))
     if len(shape) == 1 and len(extents) != 1:
         extents, steps = list(shape), [list(x.steps) for x in operands]
-    return packed(rows, extents, steps)
-
-
-def _layouts(code: Code) -> Iterator[tuple[int, int]]:
-    """(elements between rows, step along a row) that the code takes."""
-    yield 8, 1
-    if not code.vec:
-        yield 3, 2
-
-
-def _run(machine: Machine, launch: Callable[..., None], *at: Rows | Result | None) -> None:
-    launch(machine.stream(), *[x.address for x in at if x is not None and x.address])
-
-
-def _lengths(code: Code) -> tuple[int, ...]:
-    """Lengths of rows: what fills the code, and what just needs it."""
-    if code.file == "held":
-        full, least = 128 * code.w * code.h, 128 * code.w * (code.h - 1)
-        if code.full:
-            return (full,)
-        return (full - 4, least + 4) if code.vec else (full - 1, least + 1)
-    return (16388, 33028) if code.vec else (130, 33027)
-
-
-def _reductions(machine: Machine, code: Code) -> Iterator[tuple[str, str]]:
-    kind = next(name for name, number in REDUCE.items() if number == code.op)
-    shape: tuple[int, ...] = (135,) if code.dims == 1 else (3, 5, 3, 3)
-    if code.file == "long":
-        shape = (33,) if code.dims == 1 else (2, 3, 2, 3)
-    elif code.file == "cluster":
-        shape = (16,) if code.dims == 1 else (2, 2, 2, 2)
-    known: dict[int, list[Any]] = {}
-    for n in _lengths(code):
-        for pad, column in _layouts(code):
-            yield f"{list(shape)} rows of {n}", _reduction(machine, code, kind, shape, n, pad, column, known)
-
-
-def _reduction(
-    machine: Machine, code: Code, kind: str, shape: tuple[int, ...], n: int, pad: int, column: int,
-    known: dict[int, list[Any]],
-) -> str:  # fmt: skip
-    """Of one layout; `known` keeps what rows of a length have to give."""
-    count, eps = int(np.prod(shape)), EPS if "norm" in kind else 0.0
-    x = _put(machine, code.tx, _drawn(1, count, n), shape, pad=pad, column=column)
-    g = _put(machine, code.tg, _drawn(4, count, n), shape, pad=pad + 8, column=column)
-    w = _put(machine, code.tw, _drawn(2, 1, n, False), (1,), pad=pad, column=column)
-    b = _put(machine, code.tb, _drawn(3, 1, n, False), (1,), pad=pad, column=column)
-    second = -1
-    if kind == "add_rms_norm":
-        second = code.tg
-    elif kind in ("rms_norm_back", "layer_norm_back"):
-        second = 0
-    width = 1 if kind in ("sum", "mean") else n
-    out = Result(machine, code.to, count * width)
-    more = Result(machine, second, count * (n if kind == "add_rms_norm" else 2)) if second >= 0 else None
-    kinds = (code.tx, code.tg, code.tw, code.tb, code.to, second)
-    places = [x, g] if code.tg >= 0 else [x]
-    columns = [t.column for t in (x, g, w, b)]
-    launch = row_codes.bind_reduce(code, kinds, count, _place(shape, places), columns, n, eps, machine.device)
-    _run(machine, launch, x, g, w, b, out, more)
-    found = known.get(n) or known.setdefault(n, _distinct(
-        lambda i: row_formulas.reduced(
-            kind, x.values[i], g.values[i] if code.tg >= 0 else None, w.values[0] if code.tw >= 0 else None,
-            b.values[0] if code.tb >= 0 else None, eps, dtype_of(max(code.tg, 0)),
-        ), count, _kinds(n),
-    ))  # fmt: skip
-    wrong = out.compare("out", np.concatenate([y for y, _ in found]))
-    if wrong or more is None:
-        return wrong
-    values = np.concatenate([np.asarray(s, np.float32) for _, s in found])
-    return more.compare("second", values, any_nan=kind != "add_rms_norm")
+    return packed(prod(shape), extents, steps)
 
 
 def _distinct(of: Callable[[int], Any], count: int, kinds: int) -> list[Any]:
@@ -232,32 +183,69 @@ def _distinct(of: Callable[[int], Any], count: int, kinds: int) -> list[Any]:
     return [first[i % kinds] for i in range(count)]
 
 
-def _elements(machine: Machine, code: Code) -> Iterator[tuple[str, str]]:
-    kind = next(name for name, number in EACH.items() if number == code.op)
-    shapes = [SHAPES[code.dims]] + ([()] if code.dims == 1 else [])
-    for shape in shapes:
-        for pad, column in _layouts(code):
+def _reductions(trial: _Trial) -> Iterator[tuple[str, str]]:
+    shape = trial.kernel.rows[trial.code.dims > 1]
+    known: dict[int, list[Any]] = {}
+    for n in trial.kernel.lengths(trial.code):
+        for pad, column in trial.layouts():
+            yield f"{list(shape)} rows of {n}", _reduction(trial, shape, n, pad, column, known)
+
+
+def _reduction(
+    trial: _Trial, shape: tuple[int, ...], n: int, pad: int, column: int, known: dict[int, list[Any]]
+) -> str:
+    """Of one layout; `known` keeps what rows of a length have to give."""
+    code, count, operation = trial.code, prod(shape), OPERATIONS[trial.code.operation]
+    eps = EPS if "eps" in operation.options else 0.0
+    x = trial.put(code.tx, _drawn(1, count, n), shape, pad=pad, column=column)
+    g = trial.put(code.tg, _drawn(4, count, n), shape, pad=pad + 8, column=column)
+    w = trial.put(code.tw, _drawn(2, 1, n, False), (1,), pad=pad, column=column)
+    b = trial.put(code.tb, _drawn(3, 1, n, False), (1,), pad=pad, column=column)
+    like = {"x": code.to, "residual": code.tg, None: 0}
+    second = [(n if r.width is None else r.width, like[r.like]) for r in operation.results[1:]]
+    out = trial.result(code.to, count * (operation.results[0].width or n))
+    more = [trial.result(kind, count * width) for width, kind in second]
+    kinds = (code.tx, code.tg, code.tw, code.tb, code.to, *(kind for _, kind in second), -1)[:6]
+    launch = trial.bind(
+        kinds, [_place(shape, [x, g] if code.tg >= 0 else [x])], [t.column for t in (x, g, w, b)], count, n, eps
+    )
+    trial.run(launch, x, g, w, b, out, *more)
+
+    def of(i: int) -> Any:
+        rows = {"weight": w.row, "bias": b.row, "x": x.values[i]}
+        operands = [rows.get(o.name, g.values[i] if o.extent == "rows" else None) for o in operation.operands]
+        return operation.results_of(*operands, eps=eps, dtype=dtype_of(max(code.tg, 0)))
+
+    found = known.get(n) or known.setdefault(n, _distinct(of, count, _kinds(n)))
+    wrong = _compare("out", out, code.to, np.concatenate([y[0] for y in found]))
+    for result, (width, kind) in zip(more, second, strict=True):
+        values = np.concatenate([np.asarray(y[1], np.float32) for y in found])
+        wrong = wrong or _compare("second", result, kind, values, any_nan=width != n)
+    return wrong
+
+
+def _elements(trial: _Trial) -> Iterator[tuple[str, str]]:
+    code, operation = trial.code, OPERATIONS[trial.code.operation]
+    for shape in [trial.kernel.rows[code.dims > 1]] + ([()] if code.dims == 1 else []):
+        for pad, column in trial.layouts():
             n = (8 * 37 if shape else 8 * 1001) if code.vec else (131 if shape else 4003)
-            count = int(np.prod(shape))
-            x, y, dy = (
-                _put(machine, k, _drawn(seed, count, n), shape, pad=pad + 8 * seed, column=column)
+            count = prod(shape)
+            every = [
+                trial.put(k, _drawn(seed, count, n), shape, pad=pad + 8 * seed, column=column)
                 for seed, k in ((1, code.tx), (4, code.tg), (6, code.td))
-            )
-            twice = kind == "silu_mul_back"
-            outs = (code.tx, code.tg) if twice else (code.to,)
-            made = [Result(machine, k, count * n) for k in outs]
-            place = _place(shape, [x, y, dy]) if shape else packed(1, [], [[], [], []])
-            launch = row_codes.bind_each(
-                code, outs, count, place, [t.column for t in (x, y, dy)], n, lambda threads: threads, machine.device
-            )
-            _run(machine, launch, x, y, dy, *made)
-            want = row_formulas.elements(kind, x.values, y.values, dy.values)
-            for name, got, values in zip(("out", "second"), made, want, strict=False):
-                wrong = got.compare(name, np.asarray(values).reshape(-1))
-                yield f"{list(shape)} rows of {n}", wrong
+            ]
+            outs = (code.tx, code.tg) if len(operation.results) > 1 else (code.to,)
+            made = [trial.result(k, count * n) for k in outs]
+            place = _place(shape, every) if shape else packed(1, [], [[], [], []])
+            kinds = (code.tx, code.tg, code.td, *outs, -1)[:5]
+            trial.run(trial.bind(kinds, [place], [t.column for t in every], count, n), *every, *made)
+            want = operation.results_of(*(t.values for t in every[: len(operation.operands)]))
+            for name, got, kind, values in zip(("out", "second"), made, outs, want, strict=False):
+                yield f"{list(shape)} rows of {n}", _compare(name, got, kind, np.asarray(values))
 
 
-def _rotations(machine: Machine, code: Code) -> Iterator[tuple[str, str]]:
+def _rotations(trial: _Trial) -> Iterator[tuple[str, str]]:
+    code = trial.code
     if code.norm:
         top = 128 * code.h
         lengths = (
@@ -266,89 +254,88 @@ def _rotations(machine: Machine, code: Code) -> Iterator[tuple[str, str]]:
     else:
         lengths = [128, 48] if code.vec else [2, 46]
     for n in lengths:
-        for pad, column in _layouts(code):
-            yield f"rows of {n}", _rotation(machine, code, n, pad, column)
+        for pad, column in trial.layouts():
+            yield f"rows of {n}", _rotation(trial, n, pad, column)
 
 
-def _rotation(machine: Machine, code: Code, n: int, pad: int, column: int) -> str:
+def _rotation(trial: _Trial, n: int, pad: int, column: int) -> str:
     """Two tensors, the second with fewer heads; tables that heads and entries share."""
+    code, half = trial.code, n // 2
+    operation = OPERATIONS["norm_rope" if code.norm else "rope"]
     many = 2 * code.r * code.teams + 27 if code.norm else 31
     shapes = [(many,), (many - 2,)] if code.dims == 1 else [(2, 3, 1, 7), (2, 1, 1, 7)]
     tokens = shapes[0][-1]
-    half = n // 2
-    tables = [_put(machine, k, _drawn(seed, tokens, half, False), (tokens,), pad=pad, column=column)
+    tables = [trial.put(k, _drawn(seed, tokens, half, False), (tokens,), pad=pad, column=column)
               for seed, k in ((2, code.tc), (3, code.ts))]  # fmt: skip
     xs, ws, outs, places = [], [], [], []
     for i, shape in enumerate(shapes):
-        count = int(np.prod(shape))
-        xs.append(_put(machine, code.tx, _drawn(1 + 4 * i, count, n), shape, pad=pad, column=column))
-        ws.append(_put(machine, code.tw, _drawn(5 + i, 1, n, False), (1,), pad=pad, column=column))
-        outs.append(Result(machine, code.to, count * n))
+        count = prod(shape)
+        xs.append(trial.put(code.tx, _drawn(1 + 4 * i, count, n), shape, pad=pad, column=column))
+        ws.append(trial.put(code.tw, _drawn(5 + i, 1, n, False), (1,), pad=pad, column=column))
+        outs.append(trial.result(code.to, count * n))
         spread = [t._replace(steps=(*(0,) * (len(shape) - 1), t.steps[0])) for t in tables]
         places.append(_place(shape, [xs[i], *spread]))
-    rows = max(len(x.values) for x in xs)
-    columns = [t.column for t in (*xs, *tables, *ws)]
     eps = EPS if code.norm else 0.0
-    launch = row_codes.bind_rope(code, 2, rows, places, columns, half, eps, machine.device)
-    _run(machine, launch, *xs, *tables, *ws, *outs)
+    kinds = (0, 0, 0, 0, code.tw, code.tw, 0, 0)
+    columns = [t.column for t in (*xs, *tables, *ws)]
+    launch = trial.bind(kinds, places, columns, max(len(x.values) for x in xs), half, eps)
+    trial.run(launch, *xs, *tables, *ws, *outs)
+    options = {"eps": eps, "interleaved": bool(code.interleaved), "dtype": dtype_of(code.tx)}
     for name, x, w, out in zip(("out 0", "out 1"), xs, ws, outs, strict=True):
-        want = [
-            row_formulas.turned(
-                x.values[i], tables[0].values[i % tokens], tables[1].values[i % tokens],
-                w.values[0] if code.tw >= 0 else None, norm=bool(code.norm), interleaved=bool(code.interleaved),
-                eps=eps, mid=dtype_of(code.tx),
-            )
-            for i in range(len(x.values))
-        ]  # fmt: skip
-        wrong = out.compare(name, np.concatenate(want))
+        want: list[Array] = []
+        for i, row in enumerate(x.values):
+            angles = [t.values[i % tokens] for t in tables]
+            want += operation.results_of(row, *angles, *([w.row] if code.norm else []), **options)
+        wrong = _compare(name, out, code.to, np.concatenate(want))
         if wrong:
             return wrong
     return ""
 
 
-def _columns(machine: Machine, code: Code) -> Iterator[tuple[str, str]]:
-    shapes = [(600,), (3,)] if code.dims == 1 else [(4, 5, 6, 5)]
-    for shape in shapes:
-        for pad, column in _layouts(code):
-            for start in (False, True) if code.to == 0 else (False,):
-                yield f"{list(shape)} rows", _column(machine, code, shape, pad, column, start)
+def _columns(trial: _Trial) -> Iterator[tuple[str, str]]:
+    for shape in [(600,), (3,)] if trial.code.dims == 1 else [(4, 5, 6, 5)]:
+        for pad, column in trial.layouts():
+            for start in (False, True) if trial.code.to == 0 else (False,):
+                yield f"{list(shape)} rows", _column(trial, shape, pad, column, start)
 
 
-def _column(machine: Machine, code: Code, shape: tuple[int, ...], pad: int, column: int, start: bool) -> str:
-    n, count = 72 if code.vec else 71, int(np.prod(shape))
+def _column(trial: _Trial, shape: tuple[int, ...], pad: int, column: int, start: bool) -> str:
+    code = trial.code
+    n, count = 72 if code.vec else 71, prod(shape)
     random = np.random.default_rng(count)
-    x = _put(machine, code.tx, _drawn(1, count, n, False), shape, pad=pad, column=column)
-    d = _put(machine, code.td, _drawn(4, count, n, False), shape, pad=pad, column=column)
+    x = trial.put(code.tx, _drawn(1, count, n, False), shape, pad=pad, column=column)
+    d = trial.put(code.td, _drawn(4, count, n, False), shape, pad=pad, column=column)
     stats = random.standard_normal((count, 2)).astype(np.float32)
     held = random.standard_normal(n).astype(np.float32) if start else None
-    out, rows = Result(machine, code.to, n, held), machine.put(stats.reshape(-1).view(np.uint32))
-    places = [x if code.tx >= 0 else d._replace(steps=(0,) * len(shape)), d]
-    launch = row_codes.bind_columns(code, _place(shape, places), (x.column, d.column, 1), n, start, machine.device)
-    launch(machine.stream(), x.address if code.term else 0, d.address, rows.address, out.address)
+    out, rows = trial.result(code.to, n, held), trial.bench.put(stats)
+    assert rows is not None
+    place = _place(shape, [x if code.tx >= 0 else d._replace(steps=(0,) * len(shape)), d])
+    launch = trial.bind((0,) * 4, [place], (x.column, d.column, 1), count, n, start=start)
+    launch(trial.bench.stream(), x.address if code.term else 0, d.address, rows.address, out.address)
     terms = d.values
     if code.term:
         moved = x.values - stats[:, 1:] if code.term == 2 else x.values
         terms = d.values * (moved * stats[:, :1])
-    want = row_formulas.chain(terms, np.zeros(n, np.float32) if held is None else held)
-    return out.compare("out", want)
+    return _compare("out", out, code.to, chain(terms, np.zeros(n, np.float32) if held is None else held))
 
 
-def _tables(machine: Machine, code: Code) -> Iterator[tuple[str, str]]:
-    shape: tuple[int, ...] = (37,) if code.dims == 1 else SHAPES[4]
-    count, height = int(np.prod(shape)), 9
+def _tables(trial: _Trial) -> Iterator[tuple[str, str]]:
+    code, shape = trial.code, (37,) if trial.code.dims == 1 else trial.kernel.rows[1]
+    count, height = prod(shape), 9
     random = np.random.default_rng(count)
     ids = np.where(random.random(count) < 0.5, 4, random.integers(0, height - 1, count))
     order = np.argsort(ids, kind="stable")
-    named, places = (machine.put(a.astype(np.int64).view(np.uint64)) for a in (ids[order], order))
+    named, places = (trial.bench.machine.put(a.astype(np.int64).view(np.uint64)) for a in (ids[order], order))
     for n in (136, 5):
         for start in (False, True) if code.to == 0 else (False,):
-            d = _put(machine, code.td, _drawn(1, count, n, False), shape, pad=3)
+            d = trial.put(code.td, _drawn(1, count, n, False), shape, pad=3)
             held = random.standard_normal(height * n).astype(np.float32)
             begun = held if start else np.zeros_like(held)
-            out = Result(machine, code.to, height * n, canonical(held.astype(dtype_of(code.to))))
-            launch = row_codes.bind_table(code, count, _place(shape, [d]), (d.column, n, 1), n, start, machine.device)
-            launch(machine.stream(), named.address, places.address, d.address, out.address)
-            want = canonical(held.astype(dtype_of(code.to))).astype(np.float32).reshape(height, n)
+            kept = canonical(held.astype(dtype_of(code.to)))
+            out = trial.result(code.to, height * n, kept)
+            launch = trial.bind((0,) * 4, [_place(shape, [d])], (d.column, n, 1), count, n, start=start)
+            launch(trial.bench.stream(), named.address, places.address, d.address, out.address)
+            want = kept.astype(np.float32).reshape(height, n)
             for i in set(ids.tolist()):
-                want[i] = row_formulas.chain(d.values[ids == i], begun.reshape(height, n)[i])
-            yield f"{list(shape)} rows of {n}", out.compare("out", want.reshape(-1))
+                want[i] = chain(d.values[ids == i], begun.reshape(height, n)[i])
+            yield f"{list(shape)} rows of {n}", _compare("out", out, code.to, want)

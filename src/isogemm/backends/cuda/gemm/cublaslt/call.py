@@ -19,7 +19,7 @@ from .....errors import DeviceError
 from .....problem.product import Product, Strides
 from ...driver.libcuda import context, relaxed
 
-__all__ = ["Call", "Descriptors", "Matrix", "as_call", "binding", "handle", "set_attribute"]
+__all__ = ["CublasCall", "Descriptors", "Matrix", "as_call", "binding", "handle", "set_attribute"]
 
 DATA_TYPE = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType
 COMPUTE_32F = 68  # cublasComputeType: products and sums in float32, operands as they are
@@ -39,7 +39,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CublasCall:
     """out[m, n] = op(first)[m, k] @ op(second)[k, n] (+ C), column-major.
 
     Attributes
@@ -62,7 +62,7 @@ class Call:
     batch: int
 
 
-def as_call(product: Product) -> Call | None:
+def as_call(product: Product) -> CublasCall | None:
     """The column-major call that a product is, or None where no leading dimensions describe its matrices."""
     m, n, k = product.m, product.n, product.k
     if not (min(m, n, k) >= 1 and max(m, n, k) <= LARGEST and 1 <= product.batch <= BATCH):
@@ -86,8 +86,8 @@ def as_call(product: Product) -> Call | None:
     if product.c is not None:
         c = _stored(m, n, tc, ldc, product.c.batch, product.dtype_c or product.dtype_out)
     if swapped:
-        return Call(True, _flip(tb), _flip(ta), b, a, out, c, product.batch)
-    return Call(False, ta, tb, a, b, out, c, product.batch)
+        return CublasCall(True, _flip(tb), _flip(ta), b, a, out, c, product.batch)
+    return CublasCall(False, ta, tb, a, b, out, c, product.batch)
 
 
 def _reading(rows: int, columns: int, x: Strides) -> tuple[str, int] | None:
@@ -163,7 +163,7 @@ class Descriptors:
 
     Parameters
     ----------
-    call : Call
+    call : CublasCall
     bias : int
         Address of the bias, one value for each row of the column-major out; 0 for none.
     dtype_bias : str, optional
@@ -171,7 +171,7 @@ class Descriptors:
 
     __slots__ = ("__weakref__", "c", "call", "first", "matmul", "out", "second")
 
-    def __init__(self, call: Call, bias: int = 0, dtype_bias: str | None = None) -> None:
+    def __init__(self, call: CublasCall, bias: int = 0, dtype_bias: str | None = None) -> None:
         lt = binding()
         self.call = call
         self.matmul = lt.matmul_desc_create(COMPUTE_32F, DATA_TYPE["float32"])

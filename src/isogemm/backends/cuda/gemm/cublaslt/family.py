@@ -5,8 +5,8 @@ product or a strided batch; sums in float32 (COMPUTE_32F). Split-K and reduction
 output element is one walk over K. Whether that walk is the contract's chain is not documented: it often is, and on odd
 shapes it often is not. Nothing here is trusted; an algorithm serves a product only where its bits were admitted.
 
-A configuration is an algorithm of `search` as text; it is valid for one version of the library, which is part of
-the device's stamp.
+A configuration is an algorithm of `search` as text; it is valid for one version of the library, which is part of the
+device's stamp.
 
 Measured (H200, cuBLASLt 13.1.0, normal operands, bfloat16 and float16, on 12 sizes most of which are odd): algorithms
 with ids 66, 41, 42 and 35 had the chain's bits in 3,477 of 3,477 trials; ids 11, 13, 16, 21, 23, 24 and 56, which the
@@ -24,13 +24,13 @@ from functools import lru_cache
 
 from .....base.dtypes import ITEMSIZE
 from .....errors import ContractError, DeviceError, LayoutError, OptionError
-from .....planner.fingerprint import fingerprint
+from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product
 from ...driver.facts import count
 from ...driver.libcuda import context
 from ...driver.workspace import workspace
 from . import search as cublaslt_search
-from .call import Call, Descriptors, as_call, binding, handle
+from .call import CublasCall, Descriptors, as_call, binding, handle
 from .search import Algorithm, Found
 
 __all__ = ["CublasLt"]
@@ -41,10 +41,10 @@ SECONDS = 1.0  # for the enumeration of one product
 BIASES = 64  # addresses of biases whose descriptors are kept
 
 
-class CublasLt:
+class CublasLt(ProductFamily):
     """The family; see the module."""
 
-    name = "cublaslt"
+    name, home, library = "cublaslt", "backends/cuda/gemm/cublaslt", True
 
     def __init__(self) -> None:
         if not _installed():
@@ -74,7 +74,7 @@ class CublasLt:
             return False
         return _serves(product)
 
-    def build(self, product: Product, config: str, device: int) -> Launch:
+    def bind(self, product: Product, config: str, device: int) -> Launch:
         """Rebuild the algorithm, have it checked for this very product, and bind it.
 
         Raises
@@ -100,10 +100,6 @@ class CublasLt:
             )
         launch = _bind(product, desc, found, device)
         return launch if count() <= 1 else _in_context(launch, device)
-
-    def fingerprint(self) -> str:
-        """Hash of the sources that make and launch calls."""
-        return fingerprint("backends/cuda/gemm/cublaslt")
 
 
 def _current_device() -> int:
@@ -145,12 +141,12 @@ def _c_is_added(product: Product) -> bool:
     return product.alpha == 1 and (not product.accumulate or product.contract.order.kind == "leaf")
 
 
-def _bias_fits(product: Product, call: Call) -> bool:
+def _bias_fits(product: Product, call: CublasCall) -> bool:
     """The library's bias runs along the rows of its out: our columns, where out is row-major; of out's type."""
     return call.swapped and product.bias_stride == 1 and product.dtype_bias == product.dtype_out
 
 
-def _alignment(product: Product, call: Call) -> int:
+def _alignment(product: Product, call: CublasCall) -> int:
     """Bytes up to 128 that divide the addresses of all items."""
     align = product.align
     for x in (call.first, call.second, call.c, call.out) if call.batch > 1 else ():
@@ -234,7 +230,7 @@ def _closure(desc: Descriptors, fixed: _Fixed) -> Launch:
     return launch
 
 
-def _with_bias(call: Call, dtype: str, fixed: _Fixed) -> Launch:
+def _with_bias(call: CublasCall, dtype: str, fixed: _Fixed) -> Launch:
     """A launch with a bias, whose address is part of a descriptor: one is kept for each, as weights stay in place."""
     kept: dict[int, Launch] = {}
 

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from .....errors import OptionError
-from .call import COMPUTE_32F, DATA_TYPE, Call, Descriptors, binding, set_attribute
+from .call import COMPUTE_32F, DATA_TYPE, CublasCall, Descriptors, binding, set_attribute
 
 __all__ = ["Algorithm", "Found", "check", "enumerate_algorithms", "heuristic", "settings", "shortlist"]
 
@@ -247,7 +247,7 @@ def shortlist(listed: list[Found], more: list[Found], most: int) -> list[Found]:
     return both[:most]
 
 
-def cost(tile: tuple[int, int] | None, call: Call, processors: int = 132) -> float:
+def cost(tile: tuple[int, int] | None, call: CublasCall, processors: int = 132) -> float:
     """A guess at the time that a tile takes, in clocks for each element of K: for the order of trials alone.
 
     Waves of tiles, each bound by the tensor cores (2048 multiply-adds a clock on Hopper) or by its operands' way

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .....problem.product import Product, Strides
 
-__all__ = ["KINDS", "OPERANDS", "SHARED", "Config", "Geometry", "Side", "geometry", "serves"]
+__all__ = ["KINDS", "OPERANDS", "SHARED", "Geometry", "HopperConfig", "HopperSide", "geometry", "serves"]
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
@@ -16,7 +16,7 @@ TEXT = re.compile(r"(w?)(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d)x(\d))?( pp)?(?: o(\d))
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class HopperConfig:
     """A configuration, read.
 
     Attributes
@@ -42,7 +42,7 @@ class Config:
     evict: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Config | None:
+    def parse(cls, text: str) -> HopperConfig | None:
         """Read a text; None where it is not one."""
         match = TEXT.fullmatch(text)
         if match is None:
@@ -94,7 +94,7 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class HopperSide:
     """An operand as the kernel sees it: rows of K.
 
     Attributes
@@ -115,17 +115,17 @@ class Side:
     across: bool
 
 
-def _side(x: Strides, row: int, k: int, size: int, depth: int, batch: int) -> Side | None:
+def _side(x: Strides, row: int, k: int, size: int, depth: int, batch: int) -> HopperSide | None:
     """`row` and `k` are the strides of a row and of K; None where neither is contiguous."""
     each = x.batch if batch > 1 else 0
     if k == 1 or depth == 1:
-        return Side(size, row if size > 1 else -(-depth // 8) * 8, each, False)
+        return HopperSide(size, row if size > 1 else -(-depth // 8) * 8, each, False)
     if row == 1 or size == 1:
-        return Side(size, k, each, True)
+        return HopperSide(size, k, each, True)
     return None
 
 
-def _sides(p: Product, swapped: bool) -> tuple[Side | None, Side | None]:
+def _sides(p: Product, swapped: bool) -> tuple[HopperSide | None, HopperSide | None]:
     a = _side(p.a, p.a.row, p.a.col, p.m, p.k, p.batch)
     b = _side(p.b, p.b.col, p.b.row, p.n, p.k, p.batch)
     return (b, a) if swapped else (a, b)
@@ -135,9 +135,9 @@ def _sides(p: Product, swapped: bool) -> tuple[Side | None, Side | None]:
 class Geometry:
     """A product in the kernel's terms: D[r, c] = sum of X[r, k] Y[c, k]."""
 
-    config: Config
-    x: Side
-    y: Side
+    config: HopperConfig
+    x: HopperSide
+    y: HopperSide
     columns: bool  # D's rows, not its columns, are contiguous
     out_step: int
 
@@ -168,7 +168,7 @@ class Geometry:
         return -(-self.x.size // (c.rows * c.cm)), -(-self.y.size // (c.cols * c.cn))
 
 
-def geometry(p: Product, c: Config) -> Geometry | None:
+def geometry(p: Product, c: HopperConfig) -> Geometry | None:
     """None where an operand or the output has no contiguous axis."""
     x, y = _sides(p, c.swapped)
     row, col = (p.out.col, p.out.row) if c.swapped else (p.out.row, p.out.col)
@@ -181,7 +181,7 @@ def geometry(p: Product, c: Config) -> Geometry | None:
     return None
 
 
-def serves(p: Product, c: Config | None = None) -> bool:
+def serves(p: Product, c: HopperConfig | None = None) -> bool:
     """Whether these kernels serve a product at all, or with a configuration."""
     return _product_ok(p) and (c is None or _config_ok(p, c))
 
@@ -199,13 +199,13 @@ def _product_ok(p: Product) -> bool:
     return all(side is not None and _readable(side, p.k) for side in _sides(p, False))
 
 
-def _readable(side: Side, k: int) -> bool:
+def _readable(side: HopperSide, k: int) -> bool:
     """The copy engine steps by multiples of 16 bytes, from line to line and from item to item."""
     least = side.size if side.across else k
     return side.step % 8 == 0 and side.batch % 8 == 0 and 0 <= side.batch < 2**38 and least <= side.step < 2**38
 
 
-def _config_ok(p: Product, c: Config) -> bool:
+def _config_ok(p: Product, c: HopperConfig) -> bool:
     g = geometry(p, c)
     if (
         g is None

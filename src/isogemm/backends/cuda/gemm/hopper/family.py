@@ -16,24 +16,24 @@ None of it reaches the bits: every element walks K in ascending blocks of 16 in 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from .....base.dtypes import ITEMSIZE
-from .....planner.fingerprint import fingerprint
+from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
-from .config import KINDS, OPERANDS, Config, Geometry, Side, geometry, serves
+from ...driver import facts
+from ...driver.nvrtc import function_of
+from ...driver.tensormap import Encoder, encoder
+from ...driver.wgmma import mma
+from .config import KINDS, OPERANDS, Geometry, HopperConfig, HopperSide, geometry, serves
 from .model import ranked, resident
-
-if TYPE_CHECKING:
-    from ...driver.tensormap import Encoder
 
 __all__ = ["Hopper", "source"]
 
 
-class Hopper:
+class Hopper(ProductFamily):
     """The family; see the text of this module."""
 
-    name = "hopper"
+    name, home = "hopper", "backends/cuda/gemm/hopper"
 
     def configs(self, product: Product) -> tuple[str, ...]:
         """Configurations worth timing, the fastest by a model of this GPU first."""
@@ -41,34 +41,15 @@ class Hopper:
 
     def supports(self, product: Product, config: str) -> bool:
         """Whether a configuration is legal: contract, types, layouts, shared memory, registers."""
-        parsed = Config.parse(config)
+        parsed = HopperConfig.parse(config)
         return parsed is not None and serves(product, parsed)
 
-    def build(self, product: Product, config: str, device: int) -> Launch:
+    def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""
-        from ...driver.facts import device as facts
-
-        parsed = Config.parse(config)
+        parsed = HopperConfig.parse(config)
         seen = geometry(product, parsed) if parsed else None
         assert seen is not None, f"{config} does not serve {product}"
-        return _bind(product, seen, device, facts(device).multiprocessors)
-
-    def fingerprint(self) -> str:
-        """Hash of the sources."""
-        return fingerprint("backends/cuda/gemm/hopper")
-
-
-def _instruction(operand: str, n: int, x_across: bool, y_across: bool) -> str:
-    """The function `mma`: one wgmma of 64 x n x 16 on `n` / 2 accumulators; scale 0 starts from zero."""
-    count = n // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return (
-        f"static __device__ __forceinline__ void mma(float (&d)[{count}], unsigned long long x, unsigned long long y, "
-        f'int scale) {{\n  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n'
-        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{operand}.{operand} {{{registers}}}, %{count}, %{count + 1}, "
-        f'p, 1, 1, {int(x_across)}, {int(y_across)};\\n}}" : {outputs} : "l"(x), "l"(y), "r"(scale));\n}}\n'
-    )
+        return _bind(product, seen, device)
 
 
 def _defines(p: Product, g: Geometry) -> dict[str, object]:
@@ -103,17 +84,13 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
     }
 
 
-def source(p: Product, g: Geometry) -> tuple[str, tuple[str, ...]]:
-    """The text to compile for a product, and the compiler's options."""
-    macros = tuple(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in _defines(p, g).items())
-    text = _instruction(OPERANDS[p.dtype_a], g.config.cols, g.x.across, g.y.across)
-    return text + '#include "gemm/hopper/hopper.cu"\n', ("-std=c++17", *macros)
+def source(p: Product, g: Geometry) -> tuple[str, dict[str, object]]:
+    """What selects the compiled code: the instruction's text, and the macros."""
+    return mma(OPERANDS[p.dtype_a], g.config.cols, x_across=g.x.across, y_across=g.y.across), _defines(p, g)
 
 
-def _encoder(p: Product, side: Side, box_rows: int, split: int) -> Encoder:
+def _encoder(p: Product, side: HopperSide, box_rows: int, split: int) -> Encoder:
     """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous."""
-    from ...driver.tensormap import encoder
-
     lines = p.k if side.across else side.size
     inner = side.size if side.across else p.k
     items = p.batch if side.batch else 1
@@ -141,15 +118,11 @@ def _scalars(p: Product, g: Geometry) -> list[tuple[str, object]]:
     return [*(("i64", v) for v in longs), *(("i32", v) for v in ints), ("f32", p.alpha), ("f32", p.beta)]
 
 
-def _bind(p: Product, g: Geometry, device: int, multiprocessors: int) -> Launch:
-    from ...driver.facts import device as facts
-    from ...driver.kernel import load
-    from ...driver.nvrtc import compile_text
-
+def _bind(p: Product, g: Geometry, device: int) -> Launch:
     c = g.config
-    text, options = source(p, g)
-    kernel = load(compile_text(text, name="hopper_mma.cu", arch=facts(device).arch, options=options), "hopper", device)
-    clusters = min(math.prod(g.tiles()) * p.batch, resident(c, multiprocessors))
+    instruction, defines = source(p, g)
+    kernel = function_of("gemm/hopper/hopper.cu", "hopper", device, defines, before=instruction)
+    clusters = min(math.prod(g.tiles()) * p.batch, resident(c, facts.device(device).multiprocessors))
     bound = kernel.bind(
         ["map", "map", "ptr", "ptr", "ptr", *_scalars(p, g)],
         grid=(clusters * c.cluster,),

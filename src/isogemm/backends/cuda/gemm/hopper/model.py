@@ -28,12 +28,12 @@ from dataclasses import replace
 
 from .....base.dtypes import ITEMSIZE
 from .....problem.product import Product
-from .config import SHARED, Config, geometry, serves
+from .config import SHARED, HopperConfig, geometry, serves
 
 __all__ = ["ranked", "resident"]
 
 
-def resident(c: Config, multiprocessors: int) -> int:
+def resident(c: HopperConfig, multiprocessors: int) -> int:
     """Clusters that run at once: multiprocessors come in groups of 16 or 18, and a cluster stays inside of one."""
     if c.cluster <= 2:
         return multiprocessors * c.occupancy // c.cluster
@@ -41,12 +41,12 @@ def resident(c: Config, multiprocessors: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def ranked(p: Product) -> tuple[Config, ...]:
+def ranked(p: Product) -> tuple[HopperConfig, ...]:
     """Legal configurations, the fastest first; of each tile the best two."""
     if not serves(p):
         return ()
     legal = [c for c in _candidates(p) if serves(p, c)]
-    best: list[Config] = []
+    best: list[HopperConfig] = []
     seen: Counter[tuple[bool, int, int]] = Counter()
     for c in sorted(legal, key=lambda c: _cost(p, c)):
         tile = c.swapped, c.rows, c.cols
@@ -56,19 +56,19 @@ def ranked(p: Product) -> tuple[Config, ...]:
     return tuple(best)
 
 
-def _candidates(p: Product) -> Iterator[Config]:
+def _candidates(p: Product) -> Iterator[HopperConfig]:
     for swapped in (False, True):
         for rows, pingpong in ((64, False), (128, False), (192, False), (256, False), (64, True), (128, True)):
             for cols in (*range(8, 64, 8), *range(64, 257, 16)):
                 # Smaller tiles lose more by waiting for one another than they gain (0.7 to 0.9 of the speed).
                 clusters = ((1, 1), (2, 1), (1, 2)) if rows * cols >= 128 * 128 else ((1, 1),)
                 for cm, cn in clusters:
-                    config = _filled(p, Config(swapped, rows, cols, 64, 2, cm, cn, pingpong))
+                    config = _filled(p, HopperConfig(swapped, rows, cols, 64, 2, cm, cn, pingpong))
                     if config is not None:
                         yield config
 
 
-def _filled(p: Product, c: Config) -> Config | None:
+def _filled(p: Product, c: HopperConfig) -> HopperConfig | None:
     """With K of a stage, stages that fill shared memory, and weights that leave L2 first where they are read once."""
     g = geometry(p, c)
     if g is None:
@@ -87,7 +87,7 @@ def _filled(p: Product, c: Config) -> Config | None:
 INGEST, MEMORY, STAGE, START, STORE = 62.0, 2160.0, 220.0, 1500.0, 24.0
 
 
-def _cost(p: Product, c: Config) -> float:
+def _cost(p: Product, c: HopperConfig) -> float:
     """Cycles by a model of an H200: products, what a multiprocessor takes in, the memory, the epilogue."""
     g = geometry(p, c)
     assert g is not None

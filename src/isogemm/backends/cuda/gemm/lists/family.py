@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .....errors import ContractError, DeviceError
-from .....planner.fingerprint import fingerprint
+from .....planner.choose import Option, choose
+from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver.facts import is_capturing
 from ..tile.family import TYPES, Tile, arch, flags, unit
@@ -28,10 +28,10 @@ LARGEST = 2**30  # of an extent: the kernel counts in 32 bits, up to a tile beyo
 _kept: list[Any] = []
 
 
-class ItemsFamily:
+class ItemsFamily(ProductFamily):
     """The family "items": a list of one is a product, which is how it is admitted. It is never tuned."""
 
-    name = "items"
+    name, home = "items", "backends/cuda/gemm/lists"
 
     def configs(self, product: Product) -> tuple[str, ...]:
         """None: lists choose their own, see `run_items`."""
@@ -43,17 +43,13 @@ class ItemsFamily:
         tile = Tile.parse(config)
         return tile is not None and tile.lines is None and uniform([product])
 
-    def build(self, product: Product, config: str, device: int) -> Launch:
+    def bind(self, product: Product, config: str, device: int) -> Launch:
         """Launches a list of one."""
 
         def launch(at: Addresses, stream: int) -> None:
             _enqueue([(product, at)], config, device, stream)
 
         return launch
-
-    def fingerprint(self) -> str:
-        """That of the Triton tile, and of what tells the kernel about strides."""
-        return fingerprint("backends/cuda/gemm/lists")
 
 
 FAMILY = ItemsFamily()
@@ -95,32 +91,17 @@ def _looks(product: Product) -> tuple[Any, ...]:
 
 def _admitted(products: Sequence[Product], device: int) -> str:
     """The configuration for a list by its mean number of rows, which cannot reach the bits, or another admitted one."""
-    from ...registry import chooser
+    from ..choose import chooser
 
-    rows = sum(p.m for p in products) / len(products)
-    table = FMA_CONFIGS if products[0].contract.arithmetic == "fma" else CONFIGS
+    rows, contract = sum(p.m for p in products) / len(products), products[0].contract
+    table = FMA_CONFIGS if contract.arithmetic == "fma" else CONFIGS
     best = next(config for limit, config in table.items() if rows <= limit)
-    planner = chooser(device)
-    planner.check_arithmetic(products[0].contract)
-    admissions = planner.admissions
-    verdicts = {}
-    for config in dict.fromkeys((best, *table.values())):
-        verdicts[config] = admissions.verdict(FAMILY.name, config, products[0])
-        if verdicts[config].state == "admitted":
-            return config
-    if admissions.machine.capturing() and any(v.state == "unknown" for v in verdicts.values()):
-        raise DeviceError(
-            "graph capture",
-            limit="kernels that were admitted before: a trial cannot run while a stream is captured",
-            value=f"first call for lists of {products[0].contract}",
-            nearest="call once with these lists before capturing",
-        )
-    raise ContractError(
-        f"no kernel for lists on device {device}",
-        limit=f"one admitted for {products[0].contract}",
-        value="; ".join(f"[{config}] {v.state} {v.detail}".rstrip() for config, v in verdicts.items()),
-        nearest="gemm, item by item",
-    )
+    here = chooser(device)
+    here.check_arithmetic(contract)
+    options = [Option(FAMILY, config) for config in dict.fromkeys((best, *table.values()))]
+    what, nearest = f"lists of {contract}", "gemm, item by item"
+    config: str = choose(options, products[0], here.admissions, what=what, nearest=nearest).config
+    return config
 
 
 def _enqueue(items: Sequence[tuple[Product, Addresses]], config: str, device: int, stream: int) -> None:

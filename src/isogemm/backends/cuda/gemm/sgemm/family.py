@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .....planner.fingerprint import fingerprint
+from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product
-from ..fp32 import Side, aligned_side, epilogue, grid, serves, sides
+from ...driver.nvrtc import function_of
+from ...driver.tensormap import encoder
+from ..fp32 import Fp32Side, aligned_side, epilogue, grid, serves, sides
 
-__all__ = ["FEW", "TILES", "Few", "Sgemm", "Tile"]
+__all__ = ["FEW", "TILES", "BlockTile", "FewRows", "Sgemm"]
 
 
-class Tile(NamedTuple):
+class BlockTile(NamedTuple):
     """A block's tile, its panel of K, a thread's part of it, blocks to a multiprocessor, and its relative speed."""
 
     m: int
@@ -31,7 +33,7 @@ class Tile(NamedTuple):
     speed: float
 
 
-class Few(NamedTuple):
+class FewRows(NamedTuple):
     """Lanes of a warp along m; rows and columns of a thread; warps, stages, panel of K."""
 
     lanes: int
@@ -44,26 +46,26 @@ class Few(NamedTuple):
 
 # Speeds at 4096 x 4096 x 4096 on an H200.
 TILES = {
-    "128x128 k8": Tile(128, 128, 8, 8, 8, 2, 1.0),
-    "64x128 k16": Tile(64, 128, 16, 8, 4, 2, 0.94),
-    "64x64 k16": Tile(64, 64, 16, 8, 4, 4, 0.91),
-    "32x64 k16": Tile(32, 64, 16, 4, 4, 4, 0.7),
-    "32x32 k16": Tile(32, 32, 16, 4, 2, 4, 0.5),
+    "128x128 k8": BlockTile(128, 128, 8, 8, 8, 2, 1.0),
+    "64x128 k16": BlockTile(64, 128, 16, 8, 4, 2, 0.94),
+    "64x64 k16": BlockTile(64, 64, 16, 8, 4, 4, 0.91),
+    "32x64 k16": BlockTile(32, 64, 16, 4, 4, 4, 0.7),
+    "32x32 k16": BlockTile(32, 32, 16, 4, 2, 4, 0.5),
 }
 FEW = {
-    "few1": Few(1, 1, 1, 1, 5),
-    "few2": Few(2, 1, 1, 2, 5),
-    "few4": Few(2, 2, 1, 2, 5),
-    "few8": Few(4, 2, 2, 2, 5),
-    "few16": Few(8, 2, 2, 4, 4),
+    "few1": FewRows(1, 1, 1, 1, 5),
+    "few2": FewRows(2, 1, 1, 2, 5),
+    "few4": FewRows(2, 2, 1, 2, 5),
+    "few8": FewRows(4, 2, 2, 2, 5),
+    "few16": FewRows(8, 2, 2, 4, 4),
 }
 MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
 
 
-class Sgemm:
+class Sgemm(ProductFamily):
     """The family; see the text of this module."""
 
-    name = "sgemm"
+    name, home = "sgemm", "backends/cuda/gemm/sgemm"
 
     def configs(self, product: Product) -> tuple[str, ...]:
         """Those for few rows first, then tiles by a model of their time."""
@@ -86,25 +88,21 @@ class Sgemm:
             return False
         return all(_mappable(side, product) for side in sides(product))
 
-    def build(self, product: Product, config: str, device: int) -> Launch:
+    def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""
         if config in TILES:
             return _tiled(product, TILES[config], device)
         return _few(product, FEW[config], device)
 
-    def fingerprint(self) -> str:
-        """Hash of the sources."""
-        return fingerprint("backends/cuda/gemm/sgemm")
 
-
-def _expected(p: Product, tile: Tile) -> float:
+def _expected(p: Product, tile: BlockTile) -> float:
     """Time in arbitrary units: waves of blocks, each as long as its tile is large and slow."""
     blocks = -(-p.m // tile.m) * -(-p.n // tile.n) * p.batch
     waves = -(-blocks // (MULTIPROCESSORS * tile.blocks))
     return waves * tile.blocks * tile.m * tile.n / tile.speed
 
 
-def _mode(side: Side, p: Product) -> int:
+def _mode(side: Fp32Side, p: Product) -> int:
     """How a tile's panels are loaded; the numbers of gemm/sgemm/sgemm.cu."""
     order = p.contract.order
     if aligned_side(side, p.align) and (order.kind == "chain" or order.size % 4 == 0):
@@ -114,7 +112,7 @@ def _mode(side: Side, p: Product) -> int:
     return 3 if abs(side.k) < abs(side.row) else 2
 
 
-def _mappable(side: Side, p: Product) -> bool:
+def _mappable(side: Fp32Side, p: Product) -> bool:
     """Whether the copy engine reads an operand as it lies."""
     row = side.row if side.rows > 1 else 4
     return aligned_side(side._replace(row=row), p.align) and 0 < row < 2**37 and 0 <= side.batch < 2**37
@@ -129,11 +127,7 @@ def _tail(p: Product, leaf: int, types: int, *counts: int) -> list[Any]:
     return [*values, ("f32", p.alpha), ("f32", p.beta)]
 
 
-def _tiled(p: Product, tile: Tile, device: int) -> Launch:
-    from ...driver.facts import device as facts
-    from ...driver.kernel import load
-    from ...driver.nvrtc import compile_files
-
+def _tiled(p: Product, tile: BlockTile, device: int) -> Launch:
     a, b = sides(p)
     leaf, (strides, types) = _leaf(p), epilogue(p)
     defines: dict[str, object] = {
@@ -147,10 +141,9 @@ def _tiled(p: Product, tile: Tile, device: int) -> Launch:
         "MODE_B": _mode(b, p),
         "LEAF": leaf > 0,
     }
-    cubin = compile_files(["gemm/sgemm/sgemm.cu"], arch=facts(device).arch, defines=defines, options=("-std=c++17",))
     steps = [("i64", x) for x in (a.row, a.k, a.batch, b.row, b.k, b.batch)]
     blocks = -(-p.m // tile.m) * -(-p.n // tile.n)
-    launch = load(cubin, "sgemm", device).bind(
+    launch = function_of("gemm/sgemm/sgemm.cu", "sgemm", device, defines).bind(
         [*["ptr"] * 5, *steps, *strides, *_tail(p, leaf, types)],
         grid=grid(blocks, p.batch),
         block=(tile.m // tile.thread_m * (tile.n // tile.thread_n),),
@@ -164,12 +157,7 @@ def _tiled(p: Product, tile: Tile, device: int) -> Launch:
     return enqueue
 
 
-def _few(p: Product, few: Few, device: int) -> Launch:
-    from ...driver.facts import device as facts
-    from ...driver.kernel import load
-    from ...driver.nvrtc import compile_files
-    from ...driver.tensormap import encoder
-
+def _few(p: Product, few: FewRows, device: int) -> Launch:
     rows, cols = few.lanes * few.rows, 32 // few.lanes * few.columns * few.warps
     leaf, (strides, types) = _leaf(p), epilogue(p)
     defines: dict[str, object] = {
@@ -181,7 +169,6 @@ def _few(p: Product, few: Few, device: int) -> Launch:
         "BK": few.k,
         "LEAF": leaf > 0,
     }
-    cubin = compile_files(["gemm/sgemm/few.cu"], arch=facts(device).arch, defines=defines, options=("-std=c++17",))
     a, b = sides(p)
     items = [p.batch if side.batch else 1 for side in (a, b)]
     maps = []
@@ -190,7 +177,7 @@ def _few(p: Product, few: Few, device: int) -> Launch:
         sizes, steps = (count, side.rows, p.k), (side.batch or row * side.rows, row, 1)
         maps.append(encoder("float32", sizes=sizes, strides=steps, box=(1, box, 32), promotion=256))
     slab = (cols + max(rows, 8)) * 128
-    launch = load(cubin, "sgemm_few", device).bind(
+    launch = function_of("gemm/sgemm/few.cu", "sgemm_few", device, defines).bind(
         ["map", "map", "ptr", "ptr", "ptr", *strides, *_tail(p, leaf, types, *items)],
         grid=grid(-(-p.n // cols), p.batch),
         block=(32 * few.warps + 32,),

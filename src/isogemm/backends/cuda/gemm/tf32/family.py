@@ -2,7 +2,7 @@
 
 A first kernel writes both operands as tf32 numbers into a workspace, K contiguous and aligned whatever their strides
 (split.cu); the second one multiplies (tf32.cu). Leaves of a tree are items of their own, which a third kernel joins
-(gemm/fp32_tree.cu).
+(gemm/tf32/tree.cu).
 
 A configuration is ``128x128 s3 c2 t``: the tile of a block, the stages of its ring and, where given, clusters of two
 blocks that share B, and consumers that take turns. It does not reach the bits.
@@ -13,14 +13,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from .....planner.fingerprint import fingerprint
+from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
-from ..fp32 import Side, aligned_side, epilogue, serves, sides
-
-if TYPE_CHECKING:
-    from ...driver.kernel import Bound
+from ...driver import facts
+from ...driver.kernel import Bound
+from ...driver.nvrtc import function_of
+from ...driver.tensormap import encoder
+from ...driver.wgmma import mma
+from ...driver.workspace import workspace
+from ..fp32 import Fp32Side, aligned_side, epilogue, serves, sides
 
 __all__ = ["Tf32"]
 
@@ -66,10 +69,10 @@ def cut(p: Product) -> Cut:
     )
 
 
-class Tf32:
+class Tf32(ProductFamily):
     """The family; see the text of this module."""
 
-    name = "tf32"
+    name, home = "tf32", "backends/cuda/gemm/tf32"
 
     def configs(self, product: Product) -> tuple[str, ...]:
         """By a model of their time: waves of tiles."""
@@ -98,18 +101,14 @@ class Tf32:
             and max(tiles, k.pitch, 2 * items) < 2**31
         )
 
-    def build(self, product: Product, config: str, device: int) -> Launch:
+    def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""
         parsed = _parse(config)
         assert parsed is not None
         return _bind(product, parsed, device)
 
-    def fingerprint(self) -> str:
-        """Hash of the sources."""
-        return fingerprint("backends/cuda/gemm/tf32")
 
-
-class Config(NamedTuple):
+class Tf32Config(NamedTuple):
     """A configuration, parsed."""
 
     columns: int
@@ -118,12 +117,14 @@ class Config(NamedTuple):
     turns: int
 
 
-def _parse(config: str) -> Config | None:
+def _parse(config: str) -> Tf32Config | None:
     match = re.fullmatch(r"128x(\d+) s(\d+)( c2)?( t)?", config)
-    return None if match is None else Config(int(match[1]), int(match[2]), 2 if match[3] else 1, 1 if match[4] else 0)
+    return (
+        None if match is None else Tf32Config(int(match[1]), int(match[2]), 2 if match[3] else 1, 1 if match[4] else 0)
+    )
 
 
-def _tiles(p: Product, c: Config) -> int:
+def _tiles(p: Product, c: Tf32Config) -> int:
     """Blocks of one item, whole clusters of them."""
     return -(-p.m // (ROWS * c.cluster)) * c.cluster * -(-p.n // c.columns)
 
@@ -135,25 +136,12 @@ def _expected(p: Product, config: str) -> float:
     return waves * (c.columns + 24)  # a tile's time: columns, and what every tile costs
 
 
-def _ring(passes: int, c: Config) -> int:
+def _ring(passes: int, c: Tf32Config) -> int:
     return 1024 + c.stages * (2 if passes == 3 else 1) * (ROWS + c.columns) * 128
 
 
-def _instruction(n: int) -> str:
-    """The function `mma`: one wgmma of 64 x n x 8 on n / 2 accumulators; scale 0 starts from zero."""
-    count = n // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return (
-        f"static __device__ __forceinline__ void mma(float (&d)[{count}], unsigned long long a, unsigned long long b, "
-        f'int scale) {{\n  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n'
-        f"wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 {{{registers}}}, %{count}, %{count + 1}, "
-        f'p, 1, 1;\\n}}" : {outputs} : "l"(a), "l"(b), "r"(scale));\n}}\n'
-    )
-
-
 @dataclass(frozen=True)
-class Part:
+class SplitOperand:
     """One operand in the workspace.
 
     Attributes
@@ -171,23 +159,13 @@ class Part:
     items: int
 
 
-def _part(p: Product, side: Side, k: Cut, parts: int, box: int, device: int) -> Part:
-    from ...driver.facts import device as facts
-    from ...driver.kernel import load
-    from ...driver.nvrtc import compile_files
-    from ...driver.tensormap import encoder
-
+def _part(p: Product, side: Fp32Side, k: Cut, parts: int, box: int, device: int) -> SplitOperand:
     items = p.batch if side.batch else 1
     rows = abs(side.row) < abs(side.k) and side.rows > 1
     vector = not rows and k.leaf == k.padded and aligned_side(side, p.align)
-    cubin = compile_files(
-        ["gemm/tf32/split.cu"],
-        arch=facts(device).arch,
-        defines={"PARTS": parts, "ROWS": rows, "VECTOR": vector},
-        options=("-std=c++17",),
-    )
+    defines = {"PARTS": parts, "ROWS": rows, "VECTOR": vector}
     sizes = [("i32", x) for x in (side.rows, p.k, k.pitch, items, k.leaf, k.padded)]
-    launch = load(cubin, "split", device).bind(
+    launch = function_of("gemm/tf32/split.cu", "split", device, defines).bind(
         ["ptr", "ptr", ("i64", side.row), ("i64", side.k), ("i64", side.batch), *sizes],
         grid=(-(-k.pitch // 128), min(-(-side.rows // 32), 65535), min(items, 65535)),
         block=(256,),
@@ -197,12 +175,10 @@ def _part(p: Product, side: Side, k: Cut, parts: int, box: int, device: int) -> 
     strides = (side.rows * k.pitch, k.pitch, 1)
     encode = encoder("float32", sizes=shape, strides=strides, box=(1, box, STEP), promotion=256)
     nbytes = 4 * shape[0] * shape[1] * shape[2]
-    return Part(launch, encode, -(-nbytes // 512) * 512, items)
+    return SplitOperand(launch, encode, -(-nbytes // 512) * 512, items)
 
 
-def _bind(p: Product, c: Config, device: int) -> Launch:
-    from ...driver.workspace import workspace
-
+def _bind(p: Product, c: Tf32Config, device: int) -> Launch:
     k = cut(p)
     passes = ARITHMETICS[p.contract.arithmetic]
     a, b = (
@@ -234,12 +210,8 @@ def _bind(p: Product, c: Config, device: int) -> Launch:
     return enqueue_tree
 
 
-def _product(p: Product, k: Cut, c: Config, items: tuple[int, int], device: int) -> Bound:
+def _product(p: Product, k: Cut, c: Tf32Config, items: tuple[int, int], device: int) -> Bound:
     """The multiplication; of a tree, its leaves, one after the other."""
-    from ...driver.facts import device as facts
-    from ...driver.kernel import load
-    from ...driver.nvrtc import compile_text
-
     passes = ARITHMETICS[p.contract.arithmetic]
     seen = p
     if k.chunks > 1:
@@ -257,15 +229,9 @@ def _product(p: Product, k: Cut, c: Config, items: tuple[int, int], device: int)
         "TURNS": c.turns,
         "LEAF": int(k.leaf_blocks > 0),
     }
-    cubin = compile_text(
-        _instruction(c.columns) + '#include "gemm/tf32/tf32.cu"\n',
-        name="tf32",
-        arch=facts(device).arch,
-        options=("-std=c++17", *(f"-D{name}={value}" for name, value in defines.items())),
-    )
-    slots = facts(device).multiprocessors // c.cluster * c.cluster
+    slots = facts.device(device).multiprocessors // c.cluster * c.cluster
     counts = [("i32", x) for x in (p.m, p.n, k.blocks, k.chunks, seen.batch, *items, k.leaf_blocks, types)]
-    return load(cubin, "tf32", device).bind(
+    return function_of("gemm/tf32/tf32.cu", "tf32", device, defines, before=mma("tf32", c.columns)).bind(
         ["map", "map", "ptr", "ptr", "ptr", *strides, *counts, ("f32", seen.alpha), ("f32", seen.beta)],
         grid=(min(_tiles(p, c) * seen.batch, slots),),
         block=(384,),
@@ -276,16 +242,9 @@ def _product(p: Product, k: Cut, c: Config, items: tuple[int, int], device: int)
 
 
 def _tree(p: Product, leaves: int, device: int) -> Bound:
-    from ...driver.facts import device as facts
-    from ...driver.kernel import load
-    from ...driver.nvrtc import compile_files
-
     strides, types = epilogue(p)
-    cubin = compile_files(
-        ["gemm/fp32_tree.cu"], arch=facts(device).arch, defines={"LEAVES": leaves}, options=("-std=c++17",)
-    )
     counts = [("i32", x) for x in (p.m, p.n, p.batch, types)]
-    return load(cubin, "tree", device).bind(
+    return function_of("gemm/tf32/tree.cu", "tree", device, {"LEAVES": leaves}).bind(
         ["ptr", "ptr", "ptr", "ptr", *strides, *counts, ("f32", p.alpha), ("f32", p.beta)],
         grid=(min(-(-p.batch * p.m * p.n // 256), 132 * 16),),
         block=(256,),

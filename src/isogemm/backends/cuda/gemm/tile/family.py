@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from .....base.dtypes import ITEMSIZE
-from .....planner.fingerprint import fingerprint
+from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver.facts import device as facts
 from ...driver.workspace import workspace
@@ -89,13 +89,14 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class TileFamily:
+class TileFamily(ProductFamily):
     """A family over `kernels.tile`; see the module."""
 
     name: str
     fma: bool
     by_rows: dict[int, tuple[str, ...]]
     plain: tuple[str, ...]
+    home: str = "backends/cuda/gemm/tile"
 
     def configs(self, product: Product) -> tuple[str, ...]:
         """The likeliest first, the plain one last."""
@@ -121,17 +122,13 @@ class TileFamily:
         types = {product.dtype_a, product.dtype_b}
         return arithmetic.startswith("tensor_core:") and types in ({"bfloat16"}, {"float16"})
 
-    def build(self, product: Product, config: str, device: int) -> Launch:
+    def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile for the flags that the product needs, and bind everything but the addresses."""
         tile = Tile.parse(config)
         assert tile is not None
         if product.contract.order.kind == "tree":
             return _tree(product, tile, device, self.fma)
         return _bind(product, tile, device, fma=self.fma)
-
-    def fingerprint(self) -> str:
-        """Hash of the kernels' sources and of this file."""
-        return fingerprint("backends/cuda/gemm/tile")
 
 
 CHAIN = TileFamily("chain", False, CHAIN_CONFIGS, CHAIN_PLAIN)

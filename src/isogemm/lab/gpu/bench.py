@@ -6,18 +6,20 @@ import logging
 import math
 import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
-from ..planner.admission import notice
-from ..planner.tables import Ceilings
-from ..planner.trials import variant_of
-from ..planner.tuning import Job, Offers
-from ..problem.product import Addresses, Launch, Product
-from .gpu_clock import GraphClock
-from .rotation import CACHES_TO_FILL
-from .timing import Candidate, interleave
+from ...backends import open_device
+from ...operands.device_array import DeviceId
+from ...planner.records import notice
+from ...planner.tables import DeviceLimits
+from ...planner.trials import variant_of
+from ...planner.tuning import Job, Offers
+from ...problem.product import Addresses, Launch, Product
+from ..rotation import CACHES_TO_FILL
+from ..timing import Candidate, interleave
+from .clock import GraphClock
 
 __all__ = ["GpuBench", "prepare_in_processes"]
 
@@ -28,26 +30,22 @@ ROUGH_SECONDS = 300e-6  # of calls in a rough time: enough to see the slow ones
 class _Calls:
     """One kernel on rotating operands."""
 
-    def __init__(self, launch: Launch, at: Sequence[Addresses], device: int) -> None:
-        from ..backends.cuda.driver.facts import current_stream
-
-        self.launch, self.at, self.period, self.device = launch, at, len(at), device
-        self.stream = current_stream
+    def __init__(self, launch: Launch, at: Sequence[Addresses], stream: Callable[[], int]) -> None:
+        self.launch, self.at, self.period, self.stream = launch, at, len(at), stream
 
     def __call__(self, i: int) -> None:
-        self.launch(self.at[i % self.period], self.stream(self.device))
+        self.launch(self.at[i % self.period], self.stream())
 
 
 class GpuBench:
-    """One GPU; see `isogemm.planner.tuning.Bench`."""
+    """One GPU; see `isogemm.planner.tuning.TuningBench`."""
 
     def __init__(self, device: int = 0) -> None:
         import torch
 
-        from ..backends.cuda.driver.facts import device as facts
-
-        self._torch, self.device = torch, device
-        self._cache = facts(device).l2_bytes
+        here = open_device(DeviceId("cuda", device))
+        self._torch, self.device, self._stream = torch, device, here.stream
+        self._cache: int = here.facts.l2_bytes
         self._weights: tuple[Any, list[Any]] = (None, [])
         self._random = torch.Generator(device=torch.device("cuda", device)).manual_seed(1)
 
@@ -55,7 +53,7 @@ class GpuBench:
         """Device time of each call; weights are rotated past the second-level cache."""
         held, at = self._operands(product)
         clock, times = GraphClock(self.device), {}
-        calls = {name: _Calls(launch, at, self.device) for name, launch in launches.items()}
+        calls = {name: _Calls(launch, at, self._stream) for name, launch in launches.items()}
         if rough:
             for name, call in calls.items():
                 try:
@@ -75,20 +73,18 @@ class GpuBench:
 
     def differing(self, product: Product, one: Launch, other: Launch) -> int:
         """Output elements that differ, over random, cancelling and all-ones operands."""
-        from ..backends.cuda.driver.facts import current_stream
-
         count = 0
         for kind in KINDS:
             a, b = self._matrix(product, "a", kind), self._matrix(product, "b", kind)
             outs = []
             for launch in (one, other):
                 out = self._empty(product)
-                launch(Addresses(a.data_ptr(), b.data_ptr(), out.data_ptr()), current_stream(self.device))
+                launch(Addresses(a.data_ptr(), b.data_ptr(), out.data_ptr()), self._stream())
                 outs.append(out.view(self._torch.int16 if out.element_size() == 2 else self._torch.int32))
             count += int((outs[0] != outs[1]).sum())
         return count
 
-    def ceilings(self) -> Ceilings:
+    def ceilings(self) -> DeviceLimits:
         """Bandwidth of a copy or of a sum, whichever is more, and torch's rate on a square product by arithmetic."""
         torch, where = self._torch, self._torch.device("cuda", self.device)
         source = torch.zeros(1 << 28, dtype=torch.float32, device=where)
@@ -104,7 +100,7 @@ class GpuBench:
             z = torch.empty_like(x)
             peaks[name] = round(2 * size**3 / _best(clock, lambda i, x=x, y=y, z=z: torch.mm(x, y, out=z)) / 1e12, 1)
         clock.forget()
-        return Ceilings(round(memory / 1e9, 1), peaks)
+        return DeviceLimits(round(memory / 1e9, 1), peaks)
 
     def _operands(self, product: Product) -> tuple[list[Any], list[Addresses]]:
         """Tensors to hold on to, and addresses of enough sets of them that none is still cached when its turn comes."""
@@ -180,20 +176,18 @@ def prepare_in_processes(device: int, jobs: Sequence[Job], *, seconds: float = 9
 
 
 def _prepare(device: int, job: Job) -> tuple[str, tuple[str, ...]]:
-    from ..backends.cuda.registry import chooser
-
     name, config, products = job
     logging.getLogger("isogemm").setLevel(logging.CRITICAL)  # the parent says it, once
     try:
-        here = chooser(device)
+        here = open_device(DeviceId("cuda", device)).chooser
         if not config:
-            return "", here.families[name].configs(products[0])
+            return "", tuple(here.families[name].configs(products[0]))
         for product in products:
-            here.families[name].build(product, config, device)
+            here.families[name].bind(product, config, device)
         for variant, product in {variant_of(p): p for p in products}.items():
-            verdict = here.admissions.verdict(name, config, product)
-            if verdict.state == "refused":
-                return f"kernel {name} [{config}] is not used for {variant}: {verdict.detail}", ()
+            found = here.verdict(here.families[name], product, config)
+            if found.state == "refused":
+                return f"kernel {name} [{config}] is not used for {variant}: {found.detail}", ()
     except Exception as error:
         return f"kernel {name} [{config}] cannot be prepared: {type(error).__name__}: {error}", ()
     return "", ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .clock import Run
+from ..clock import Run
 
 __all__ = ["GraphClock"]
 

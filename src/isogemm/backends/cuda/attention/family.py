@@ -1,0 +1,116 @@
+"""What every kernel of attention is to the planner, and how its file is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ....base.dtypes import CODE
+from ....contract.attention import EXP2_TERMS
+from ....planner.bench import Bench
+from ..driver import facts
+from ..driver.kernel import Kernel, Parameter
+from ..driver.nvrtc import function_of
+from .case import AttentionCase
+from .trial import try_kernel
+
+__all__ = ["Attention", "Run", "blocks_of", "ints", "loaded", "longs", "macros", "mask_defines", "terms"]
+
+Run = Callable[..., None]  # (stream, q, k, v, mask, start, stop, y, stats)
+
+
+class Attention:
+    """A family of one kernel; what is here fits most of them.
+
+    Attributes
+    ----------
+    name : str
+    plain : Attention or None
+        Whose bits it has to have where a device's arithmetic has no definition.
+    """
+
+    name: str
+    home = "backends/cuda/attention"
+    plain: Attention | None = None
+
+    def supports(self, case: AttentionCase, config: str = "") -> bool:
+        """Whether it can compute this; `config` is the text of its code."""
+        return case.tensor_cores
+
+    def rank(self, case: AttentionCase) -> int | None:
+        """Where it stands among kernels that support a case, the least first; None where it is not worth a trial."""
+        raise NotImplementedError
+
+    def defines(self, case: AttentionCase) -> Mapping[str, Any]:
+        """All that selects the compiled code."""
+        raise NotImplementedError
+
+    def launch(self, case: AttentionCase) -> Run:
+        """Compile, or take from a cache, and bind."""
+        raise NotImplementedError
+
+    def reaching(self, case: AttentionCase) -> Iterable[AttentionCase]:
+        """Cases that every verdict on the code of `case` rests on, whatever call asked for it first."""
+        return ()
+
+    def configs(self, case: AttentionCase) -> Sequence[str]:
+        """The text of the code of a case: equal texts, equal code."""
+        return [macros(self.defines(case))]
+
+    def code(self, case: AttentionCase, config: str) -> str:
+        """The configuration itself."""
+        return config
+
+    def trial(self, bench: Bench, case: AttentionCase, config: str) -> str:
+        """See `isogemm.backends.cuda.attention.trial`."""
+        return try_kernel(bench, self, case, self.plain)
+
+    def bind(self, case: AttentionCase, config: str, device: int) -> Run:
+        """`launch`."""
+        return self.launch(case)
+
+
+def macros(defines: Mapping[str, Any]) -> str:
+    """Macros as one text."""
+    return " ".join(f"{key}={int(value) if isinstance(value, bool) else value}" for key, value in defines.items())
+
+
+def terms(dtype: str) -> tuple[float, ...]:
+    """Coefficients of exp2 for results of `dtype`."""
+    return tuple(float(x) for x in EXP2_TERMS[dtype])
+
+
+def loaded(
+    name: str, case: AttentionCase, defines: Mapping[str, Any], *, function: str = "", before: str = ""
+) -> Kernel:
+    """A function of a file of this folder, by default ``attention_<name>``; results of exp2 have the case's dtype."""
+    return compiled(name, case.dtype, case.device, defines, function=function, before=before)
+
+
+def compiled(
+    name: str, dtype: str, device: int, defines: Mapping[str, Any], *, function: str = "", before: str = ""
+) -> Kernel:
+    """`loaded`, with the coefficients of exp2 for results of `dtype`, on a device."""
+    every = {**defines, "TERMS": ",".join(f"{value.hex()}f" for value in terms(dtype))}
+    return function_of(f"attention/{name}.cu", function or f"attention_{name}", device, every, before=before)
+
+
+def mask_defines(case: AttentionCase) -> dict[str, Any]:
+    """Macros of the mask, the rule and the result."""
+    kind = CODE.get(case.dtype_mask or "", 0)
+    return {"MASK": case.masks, "MASK_KIND": kind, "CAUSAL": case.offset is not None, "OUT": CODE[case.dtype_out]}
+
+
+def longs(*values: int) -> list[Parameter]:
+    """Parameters of 64 bits that are fixed when bound."""
+    return [("i64", value) for value in values]
+
+
+def ints(*values: int) -> list[Parameter]:
+    """Those of 32 bits."""
+    return [("i32", value) for value in values]
+
+
+def blocks_of(groups: int, device: int) -> int:
+    """Blocks of each of so many groups that together fill a device twice."""
+    return -(-2 * facts.device(device).multiprocessors // groups)

@@ -1,0 +1,266 @@
+"""The kernels along rows, a row of `KERNELS` each: when one serves, how it is cut, and what its trial has to reach.
+
+Neither how many warps share a row nor how many elements a thread reads at once reaches the bits. Of a function's
+kernels, the first that serves is the fastest; the last takes rows of any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ....planner.bench import Bench
+from ....planner.choose import Option, choose
+from ..driver.kernel import Bound, Parameter
+from ..driver.machine import admissions
+from .code import Code, RowsCase
+from .trial import try_code
+
+__all__ = ["KERNELS", "Kernel", "serve", "team"]
+
+LONGEST = 16384  # elements of a row that a block holds
+CLUSTER_BYTES = 226 * 1024  # of a row's eighth
+CLUSTERS = 16  # of eight blocks, that an H200 runs at once
+SLOTS = 132 * 16  # warps that keep an H200 busy
+
+
+class Kernel:
+    """A family: one file beside this one. What is here fits most of them.
+
+    Attributes
+    ----------
+    file, function : str
+    rows : pair of tuple of int
+        Leading dimensions of operands in trials: of code that counts one of them, and of code that counts four.
+    """
+
+    name: str
+    file: str
+    function: str
+    home = "backends/cuda/rows"
+    rows: tuple[tuple[int, ...], tuple[int, ...]] = (31,), (2, 3, 2, 3)
+
+    def __init_subclass__(cls) -> None:
+        cls.name = f"rows {cls.file}"
+
+    def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
+        """What the kernel's own cut selects; None where it does not serve."""
+        return {}
+
+    def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
+        """Grid, block, and bytes of shared memory."""
+        raise NotImplementedError
+
+    def numbers(self, code: Code, case: RowsCase) -> list[Parameter]:
+        """The last parameters."""
+        return [("i32", case.n), ("f32", case.eps)]
+
+    def lengths(self, code: Code) -> tuple[int, ...]:
+        """Of rows, in trials: what fills the code, and what just needs it."""
+        raise NotImplementedError
+
+    def configs(self, case: RowsCase) -> Sequence[Code]:
+        """Code that reads as many neighbours as operands allow, then code that reads one by one."""
+        found = []
+        for vector in (True, False) if case.vector else (False,):
+            own = self.macros(case, vector=vector)
+            if own is not None:
+                found.append(Code.of(self.file, self.function, {**(case.macros or {}), "VEC": vector, **own}))
+        return found
+
+    def supports(self, case: RowsCase, config: Code) -> bool:
+        """Every code of `configs` is legal."""
+        return True
+
+    def code(self, case: RowsCase, config: Code) -> str:
+        """The macros."""
+        return str(config)
+
+    def trial(self, bench: Bench, case: RowsCase, config: Code) -> str:
+        """See `isogemm.backends.cuda.rows.trial`."""
+        return try_code(bench, self, config)
+
+    def bind(self, case: RowsCase, config: Code, device: int) -> Bound:
+        """``launch(stream, addresses...)`` of pointers that are not absent, inputs first."""
+        params: list[Parameter] = ["ptr" if kind >= 0 else ("ptr", 0) for kind in case.kinds]
+        params += [("map", place) for place in case.places] + [("i64", step) for step in case.columns]
+        params += self.numbers(config, case)
+        return config.load(device).bind(params, pdl=True, **self.launch(config, case))
+
+
+class Held(Kernel):
+    """Rows that fit into registers."""
+
+    file, function = "held", "rows"
+    rows = (135,), (3, 5, 3, 3)
+
+    def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
+        chosen = team(case.count, case.n, case.kinds[1] >= 0)
+        if chosen is None:
+            return None
+        w, h, r, teams = chosen
+        return {"W": w, "H": h, "R": r, "TEAMS": teams, "FULL": case.n == 128 * w * h}
+
+    def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
+        shared = 4 * 128 * (code.w * code.h + 1) if code.w > 1 else 0
+        return {
+            "grid": (-(-case.count // (code.teams * code.r)),), "block": (32 * code.w * code.teams,), "shared": shared,
+        }  # fmt: skip
+
+    def lengths(self, code: Code) -> tuple[int, ...]:
+        full, least = 128 * code.w * code.h, 128 * code.w * (code.h - 1)
+        if code.full:
+            return (full,)
+        return (full - 4, least + 4) if code.vec else (full - 1, least + 1)
+
+
+class Long(Kernel):
+    """Rows of any length, read once for each pass."""
+
+    file, function = "long", "rows"
+    rows = (33,), (2, 3, 2, 3)
+
+    def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
+        return {"THREADS": 1024, "U": 4}
+
+    def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
+        return {"grid": (case.count,), "block": (1024,), "shared": 4 * (2 * 16384 + 128)}
+
+    def lengths(self, code: Code) -> tuple[int, ...]:
+        return (16388, 33028) if code.vec else (130, 33027)
+
+
+class Cluster(Long):
+    """A few long rows, each held by eight blocks."""
+
+    file = "cluster"
+    rows = (16,), (2, 2, 2, 2)
+
+    def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
+        fits = self._shared(case) <= CLUSTER_BYTES and case.count <= CLUSTERS
+        return {"THREADS": 512} if fits and case.n > LONGEST else None
+
+    def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
+        return {"grid": (8 * case.count,), "block": (512,), "shared": self._shared(case), "cluster": (8,)}
+
+    def _shared(self, case: RowsCase) -> int:
+        """Bytes of a block that holds an eighth of a row, and terms or a second operand beside it."""
+        two = case.kinds[1] >= 0 or (case.macros or {}).get("OP") == "LOG_SOFTMAX"
+        return 64 * -(-case.n // 128) * (2 if two else 1) + 4 * 128 * 4
+
+
+class Each(Kernel):
+    """Operations of elements."""
+
+    file = function = "each"
+
+    def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
+        return {"grid": (-(-case.count * self._groups(code, case) // 256),), "block": (256,)}
+
+    def numbers(self, code: Code, case: RowsCase) -> list[Parameter]:
+        groups = self._groups(code, case)
+        return [("i32", case.n), ("u32", groups), ("u32", case.count * groups)]
+
+    def _groups(self, code: Code, case: RowsCase) -> int:
+        return -(-case.n // (8 if code.vec else 1))
+
+
+class Rope(Kernel):
+    """Rotations of one tensor or two, `n` their pairs; rows of up to 1024 elements are normed before."""
+
+    file = function = "rope"
+
+    def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
+        chosen = case.macros or {}
+        if not chosen["NORM"]:
+            return {}
+        groups = -(-2 * case.n // 128)
+        each, teams = (4 if groups == 1 and case.count >= 4 * SLOTS else 1), (4 if case.count > 132 else 1)
+        return {"H": max(groups, 1), "R": each, "TEAMS": teams, "ANGLES": vector and chosen["ANGLES"]}
+
+    def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
+        if code.norm:
+            grid, block = -(-case.count // (code.r * code.teams)), 32 * code.teams
+        else:
+            grid, block = -(-case.count * case.n // ((8 if code.vec else 1) * 256)), 256
+        return {"grid": (grid if case.n else 0, 2 if case.kinds[1] >= 0 else 1), "block": (block,)}
+
+
+class Columns(Kernel):
+    """Sums over rows, column by column."""
+
+    file = function = "columns"
+
+    def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
+        return {"grid": (-(-case.n // 32),), "block": (544,), "shared": 2 * 256 * 32 * 4}
+
+    def numbers(self, code: Code, case: RowsCase) -> list[Parameter]:
+        return [("i32", case.n), ("i32", int(case.start))]
+
+
+class Table(Columns):
+    """Rows added to those of a table that ids name."""
+
+    file = function = "table"
+
+    def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
+        return {"grid": (case.count, -(-case.n // 128)), "block": (128,)}
+
+
+KERNELS: list[Kernel] = [Held(), Cluster(), Long(), Each(), Rope(), Columns(), Table()]
+
+
+def serve(function: str, case: RowsCase, device: int) -> Bound:
+    """The launch of the first kernel of `function` whose bits were right on this device and software.
+
+    Raises
+    ------
+    ContractError
+        None of them has the bits of the definition here.
+    DeviceError
+        While a graph is captured, of code that has not been tried.
+    """
+    operation = (case.macros or {}).get("OP", function)
+    return choose(_options(function, case), case, admissions(device), what=f"{operation} along rows".lower()).launch
+
+
+def _options(function: str, case: RowsCase) -> list[Option[RowsCase, Bound]]:
+    """Code that reads neighbours before code that does not, whichever kernel's."""
+    every: list[Option[RowsCase, Bound]] = []
+    for kernel in KERNELS:
+        if kernel.function == function:
+            every += [Option(kernel, code) for code in kernel.configs(case)]
+    return sorted(every, key=lambda option: not option.config.vec)
+
+
+class Team(NamedTuple):
+    """How rows are handed out: warps of a row, groups of 128 elements of a warp, rows of a warp, warps of a block."""
+
+    warps: int
+    groups: int
+    rows: int
+    teams: int
+
+
+def team(rows: int, n: int, two: bool) -> Team | None:
+    """Few rows are cut among many warps, many rows are one warp's each; None where a row is too long to hold."""
+    if n > LONGEST:
+        return None
+    steps, alone, shared = max(1, -(-n // 128)), *((4, 8) if two else (8, 4))
+    warps = 1
+    while warps < 8 and -(-steps // warps) > (alone if warps == 1 else shared):
+        warps *= 2
+    while -(-steps // warps) > 8 or (warps < 16 and _idle(rows, steps, 2 * warps)):
+        warps *= 2
+    groups = -(-steps // warps)
+    if warps > 1:
+        return Team(warps, groups, 1, 1)
+    each = 1
+    while each < 4 and 2 * each * groups <= alone and rows >= 4 * SLOTS * each:
+        each *= 2
+    return Team(1, groups, each, 4 if groups < 4 and rows > SLOTS else 1)
+
+
+def _idle(rows: int, steps: int, warps: int) -> bool:
+    """Whether so many warps a row have something to do and somewhere to run."""
+    return warps <= steps and rows * warps <= SLOTS

@@ -1,0 +1,1 @@
+"""Times and comparisons of kernels on a GPU."""

@@ -1,0 +1,230 @@
+"""Which kernel serves a product on this device: tables first, then their nearest rows, then plain kernels.
+
+What the numbers are was settled before, without M (`isogemm.problem.numeric`). Here M picks among kernels that have
+those numbers: a candidate serves only where it is supported and admitted, whatever a table says about its speed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..contract import golden
+from ..contract.spec import Contract, Order
+from ..errors import ContractError
+from ..problem.numeric import is_packed, numeric_key
+from ..problem.product import Launch, Product, Strides
+from .admission import Admission, Admissions, cannot_run, same_stamp
+from .choose import Choice, Option, choose
+from .records import notice
+from .tables import Hint, Table, Use, recommended
+from .trials import NATIVE, ProductFamily, code_of, try_config, variant_of
+
+if TYPE_CHECKING:
+    from .family import Family
+
+__all__ = ["Chooser"]
+
+MODELS = ("tensor_core:sm90", "tensor_core:sm80")
+PROBES = 3  # kernels of a family that are asked for the device's arithmetic
+
+
+class Chooser:
+    """Chooses kernels for products on one device.
+
+    Parameters
+    ----------
+    admissions : Admissions
+        Those of the device.
+    families : mapping of str to ProductFamily
+        The plain ones first.
+    tables : sequence of Table
+        The user's first. Those of other devices give hints on speed alone.
+    absent : mapping of str to str
+        Why families that could be here are not.
+    """
+
+    def __init__(
+        self,
+        admissions: Admissions,
+        families: Mapping[str, ProductFamily],
+        tables: Sequence[Table] = (),
+        absent: Mapping[str, str] | None = None,
+    ) -> None:
+        self.admissions, self.families, self.absent = admissions, families, absent or {}
+        self.shipped, self._arithmetic = tuple(tables), ""
+        admissions.bench.plain = next(iter(self.own()), None)
+        stamp = admissions.stamp
+        for table in tables:
+            if same_stamp(table.stamp, stamp, library=False):
+                self._trust(table)
+        alike = [t for t in tables if t.stamp.get("capability") == stamp.get("capability")]
+        self.tables = sorted(alike, key=lambda t: t.stamp.get("device") != stamp.get("device"))  # stable: user's first
+        if not any(t.stamp.get("device") == stamp.get("device") for t in alike):
+            name = stamp.get("device", "this device")
+            notice(f"no tuning table for {name}: kernels are chosen by other measurements; `isogemm tune` makes one")
+
+    def own(self) -> list[ProductFamily]:
+        """The families that trials can admit."""
+        return [family for family in self.families.values() if not family.library]
+
+    def hints(self, product: Product) -> Iterator[Hint]:
+        """Kernels to consider, the likeliest first; the schedule is the only place that looks at M."""
+        seen: set[Use] = set()
+        for hint in recommended(self.tables, product):
+            seen.add(hint.use)
+            yield hint
+        for family in self.own():
+            for config in family.configs(product):
+                if Use(family.name, config) not in seen:
+                    yield Hint(Use(family.name, config), "safe: no table has a kernel for it")
+
+    def judged(self, product: Product) -> Iterator[tuple[Hint, Admission]]:
+        """Supported kernels with what is known of them; nothing is run, and those that are not here are passed over."""
+        for hint in self.hints(product):
+            family = self.families.get(hint.use.family)
+            if family is not None and family.supports(product, hint.use.config):
+                yield hint, self.verdict(family, product, hint.use.config, trial=False)
+
+    def choose(self, product: Product) -> Choice[Launch]:
+        """The first supported and admitted kernel, bound.
+
+        Raises
+        ------
+        ContractError
+            No kernel here has the contract's bits; the message names what was refused.
+        DeviceError
+            While a graph is captured: kernels that could serve have not been admitted yet.
+        """
+        self.check_arithmetic(product.contract)
+        options = (
+            Option(self.families[hint.use.family], hint.use.config, hint.reason, hint.expected_us)
+            for hint in self.hints(product)
+            if hint.use.family in self.families
+        )
+        missing = [f"{name} ({why})" for name, why in self.absent.items()]
+        return choose(
+            options, product, self.admissions, what=str(numeric_key(product)), judge=self.verdict,
+            nearest="fma/chain, or the CPU, which has every contract",
+            none=f"none supports it; families that do not load: {', '.join(missing) or 'none'}",
+        )  # fmt: skip
+
+    def verdict(self, family: Family[Product, Any], product: Product, config: str, *, trial: bool = True) -> Admission:
+        """Whether the kernel may serve `product`; ours without a record are tried now, except in a capture."""
+        if not getattr(family, "library", False):
+            return self.admissions.verdict(family, product, config, trial=trial)
+        found = self._of_library(family, product, config)
+        if found.state == "stale":
+            self._say_stale(family.name)
+        return found
+
+    def arithmetic(self) -> str:
+        """What this device's tensor cores compute: a model's name, or ``tensor_core:native`` where none has its bits.
+
+        Found once by running a plain kernel; empty where none is at hand or a capture is under way.
+        """
+        self._arithmetic = self._arithmetic or self._find_arithmetic()
+        return self._arithmetic
+
+    def check_arithmetic(self, contract: Contract) -> None:
+        """Raise `ContractError` for a tensor-core arithmetic that is not this device's."""
+        if not contract.arithmetic.startswith("tensor_core:"):
+            return
+        own = self.arithmetic()
+        if own and contract.arithmetic != own:
+            raise ContractError(
+                f"contract on {self.admissions.stamp.get('device', 'this device')}",
+                limit=f"{own}, the arithmetic of its tensor cores",
+                value=str(contract),
+                nearest=f"{own}/{contract.order}",
+            )
+
+    def _trust(self, table: Table) -> None:
+        """What a table of this device and software says was admitted, where it was made from the same sources."""
+        self._arithmetic = self._arithmetic or table.arithmetic
+        for entry in table.admitted:
+            found = Admission("admitted", f"table {table.name}", entry.date)
+            for config in entry.configs:
+                self.admissions.trust(entry.family, code_of(config, entry.variant), entry.fingerprint, found)
+
+    def _of_library(self, family: Family[Product, Any], product: Product, config: str) -> Admission:
+        """A library's algorithm serves the exact product, packed, and the rows that a table admits it for."""
+        stale = False
+        if is_packed(product):
+            wanted = family.name, config, variant_of(product)
+            for table in self.shipped:
+                for entry in table.library_of(numeric_key(product)):
+                    same = (entry.family, entry.config, entry.variant) == wanted
+                    if not same or not entry.low <= product.m <= entry.high:
+                        continue
+                    fresh = same_stamp(table.stamp, self.admissions.stamp, library=True)
+                    if fresh and entry.fingerprint == self.admissions.fingerprint(family):
+                        return Admission("admitted", f"table {table.name}", entry.date)
+                    stale = True
+        return Admission("stale" if stale else "absent")
+
+    def _say_stale(self, family: str) -> None:
+        stamp = self.admissions.stamp
+        olds = (t.stamp for t in self.tables if t.library and not same_stamp(t.stamp, stamp, library=True))
+        old = next(olds, {})
+        changed = [
+            f"{name} {old[name]}, now {stamp.get(name, 'absent')}"
+            for name in ("driver", "cublaslt")
+            if name in old and old[name] != stamp.get(name)
+        ]
+        notice(
+            f"algorithms of {family} were admitted with other software ({'; '.join(changed) or 'other sources'}) and "
+            "are left out; other kernels serve. `isogemm tune` admits them anew"
+        )
+
+    def _find_arithmetic(self) -> str:
+        """A model that some plain kernel has the bits of. One broken kernel must not make a device a stranger."""
+        here, probe = self.admissions, _probe()
+        plain = [
+            (family, config)
+            for family in self.own()
+            for config in [c for c in family.configs(probe) if family.supports(probe, c)][:PROBES]
+        ]
+        if not plain:
+            return ""
+        sources = json.dumps({family.name: here.fingerprint(family) for family, _ in plain}, sort_keys=True)
+        found = here.ask("arithmetic of tensor cores", sources)
+        if found in (*MODELS, NATIVE):
+            return found
+        if here.machine.capturing():
+            return ""
+        value = next(filter(None, (self._model_of(*use, probe) for use in plain)), NATIVE)
+        if value == NATIVE:
+            notice(
+                f"the tensor cores of {here.stamp.get('device', 'this device')} have the bits of no known model: "
+                f"products of bfloat16 and float16 are {NATIVE} there, which has no executable definition; kernels "
+                "are compared with one plain kernel"
+            )
+        here.answer("arithmetic of tensor cores", sources, value)
+        return value
+
+    def _model_of(self, family: ProductFamily, config: str, probe: Product) -> str:
+        """The model whose bits a kernel has; the kernel asks the device's own tensor cores, whatever `probe` says."""
+        for model in MODELS:
+
+            def bits(
+                arithmetic: str, dtype_a: str, dtype_b: str, case: golden.GoldenCase, model: str = model
+            ) -> golden.Array | None:
+                return golden.expected(model, dtype_a, dtype_b, case)
+
+            try:
+                if not try_config(self.admissions.bench, family, probe, config, bits):
+                    return model
+            except Exception as error:
+                cannot_run(family.name, config, error)
+                break
+        return ""
+
+
+def _probe() -> Product:
+    """The product that tells arithmetics apart: bfloat16, float32 out, one weight row to a column."""
+    return Product(
+        16, 64, 2568, "bfloat16", "bfloat16", "float32", Contract(MODELS[0], Order()),
+        Strides(2568, 1), Strides(1, 2568), Strides(64, 1),
+    )  # fmt: skip

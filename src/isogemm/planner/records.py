@@ -1,0 +1,73 @@
+"""Verdicts of this user, kept a file each, and what is said once in a process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..base.disk import read_own, write_whole
+
+__all__ = ["SCHEMA", "Records", "notice", "today"]
+
+SCHEMA = "isogemm.admission.v2"
+
+log = logging.getLogger("isogemm")
+_said: set[str] = set()
+
+
+def notice(text: str, about: str = "") -> None:
+    """Say something once in this process, to the logger ``isogemm``; of several texts `about` one thing, the first."""
+    if (about or text) not in _said:
+        _said.add(about or text)
+        log.warning(text)
+
+
+def today() -> str:
+    """The date of a verdict."""
+    return datetime.now(UTC).date().isoformat()
+
+
+class Records:
+    """Verdicts of this user, a file each: writers never meet, and a damaged file costs one trial.
+
+    Parameters
+    ----------
+    folder : Path or None
+        None keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def get(self, key: Mapping[str, Any]) -> dict[str, str] | None:
+        """What was recorded under exactly this key, if it can be read."""
+        if self.folder is None:
+            return None
+        try:
+            content = json.loads(read_own(self._path(key)) or b"")
+        except ValueError:
+            return None
+        whole = isinstance(content, dict) and content.get("schema") == SCHEMA and content.get("key") == dict(key)
+        value = content.get("value") if whole else None
+        if not isinstance(value, dict) or not all(isinstance(x, str) for x in value.values()):
+            return None
+        return value
+
+    def put(self, key: Mapping[str, Any], value: Mapping[str, str]) -> None:
+        """Record; where nothing can be written the next process tries again."""
+        if self.folder is None:
+            return
+        try:
+            text = json.dumps({"schema": SCHEMA, "key": dict(key), "value": dict(value)})
+            write_whole(self._path(key), text, lasting=False)
+        except OSError as error:
+            notice(f"admissions are not kept, every process tries its kernels anew: {error}")
+
+    def _path(self, key: Mapping[str, Any]) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.json"

@@ -1,0 +1,98 @@
+"""Fingerprints are derived: what reaches a kernel's bits and is edited voids the verdicts on it, and on no other."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from isogemm.backends.cuda.gemm.choose import FAMILIES
+from isogemm.planner.fingerprint import PACKAGE, fingerprint, made_of
+
+FOLDERS = ("rows", "attention", "quant")
+COMPILED_HERE = ("gemm/hopper", "gemm/sgemm", "gemm/tf32", *FOLDERS)  # CUDA C++
+BY_TRITON = ("gemm/tile", "gemm/lists")
+EVERY = (*COMPILED_HERE, *BY_TRITON, "gemm/cublaslt")
+
+
+def of(package: Path) -> dict[str, str]:
+    """Fingerprints of all homes in a copy of the package."""
+    fingerprint.cache_clear()
+    _clear()
+    return {name: fingerprint(f"backends/cuda/{name}", package) for name in EVERY}
+
+
+def _clear() -> None:
+    from isogemm.planner import fingerprint as module
+
+    module._named.cache_clear()
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    for folder in ("backends", "contract", "formats"):
+        shutil.copytree(PACKAGE / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
+    return tmp_path
+
+
+def edited(package: Path, file: str, old: str = "", new: str = "") -> set[str]:
+    """Homes whose fingerprints change when a file does."""
+    before, path = of(package), package / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new) if old else f"{text}\n")
+    after = of(package)
+    return {name for name in EVERY if after[name] != before[name]}
+
+
+def test_homes_of_families_are_those() -> None:
+    homes = {row.partition(".")[0] for row in FAMILIES.rows.values()}
+    assert {f"gemm/{home}" for home in homes} | set(FOLDERS) == set(EVERY)
+    for family in FAMILIES.found.values():
+        assert made_of(family.home)
+
+
+def test_the_compiler_s_options_are_part_of_it(package: Path) -> None:
+    """Products and sums that are fused have other bits, and nothing but this option says so."""
+    changed = edited(package, "backends/cuda/driver/nvrtc.py", '"--fmad=false"', '"--restrict"')
+    assert changed >= set(COMPILED_HERE)
+
+
+@pytest.mark.parametrize(
+    ("file", "homes"),
+    [
+        ("gemm/hopper/hopper.cu", {"gemm/hopper"}),
+        ("gemm/sgemm/few.cu", {"gemm/sgemm"}),
+        ("gemm/tf32/split.cu", {"gemm/tf32"}),
+        ("gemm/tile/tile.py", {"gemm/tile", "gemm/lists"}),
+        ("gemm/lists/items.py", {"gemm/lists"}),
+        ("gemm/cublaslt/search.py", {"gemm/cublaslt"}),
+        ("include/fp32_epilogue.cu", {"gemm/sgemm", "gemm/tf32"}),
+        ("include/hopper_ptx.cu", {"gemm/hopper", "gemm/tf32", "gemm/sgemm"}),
+        ("driver/wgmma.py", {"gemm/hopper", "gemm/tf32"}),
+        ("driver/tensormap.py", {"gemm/hopper", "gemm/tf32", "gemm/sgemm", *BY_TRITON}),
+        ("driver/triton_build.py", {"gemm/tile", "gemm/lists"}),
+        ("rows/ops.cu", {"rows"}),
+        ("attention/common.cu", {"attention"}),
+        ("quant/integers/walk.cu", {"quant"}),
+        ("driver/kernel.py", set(EVERY) - {"gemm/cublaslt"}),
+    ],
+)
+def test_what_is_included_and_imported_is_part_of_it(file: str, homes: set[str], package: Path) -> None:
+    changed = edited(package, f"backends/cuda/{file}")
+    products = {name for name in EVERY if name.startswith("gemm/")}
+    assert changed & products == homes & products
+    assert changed >= homes
+
+
+def test_the_definition_is_part_of_it(package: Path) -> None:
+    assert edited(package, "contract/rows.py") >= {"rows"}
+    assert edited(package, "contract/attention.py") >= {"attention"}
+    assert edited(package, "formats/blocks.py") >= {"quant"}
+    assert not edited(package, "backends/cpu/pool.py")
+
+
+def test_a_home_that_is_not_there_has_none() -> None:
+    with pytest.raises(FileNotFoundError):
+        fingerprint("backends/cuda/gemm/nowhere")

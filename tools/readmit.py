@@ -1,0 +1,59 @@
+"""Admit everything that a shipped tuning table names anew, on this GPU, and write its fingerprints, stamp and dates.
+
+    python -m tools.readmit                      # src/isogemm/planner/tables/h200.json, in place
+    python -m tools.readmit TABLE --out FILE
+
+Nothing is timed: rows and microseconds stay as they are. What is refused is said and left out, and the status is
+then 1. A run that was interrupted goes on from the verdicts that were recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from isogemm.planner import tables
+from isogemm.planner.tables import dump, load
+from isogemm.planner.tuning import readmit
+
+SHIPPED = Path(tables.__file__).parent / "tables" / "h200.json"
+SECONDS = 480.0  # for compiling and trying side by side; what is left is tried one by one
+
+
+def main(words: list[str] | None = None, opened: Callable[[int], Any] | None = None) -> int:
+    """The command; `opened` gives (chooser, bench, prepare) of a device."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("table", nargs="?", type=Path, default=SHIPPED)
+    parser.add_argument("--out", type=Path, help="another file to write")
+    parser.add_argument("--device", type=int, default=0)
+    given = parser.parse_args(words)
+    chooser, bench, prepare = (opened or on_gpu)(given.device)
+    table = load(given.table)
+    own = chooser.admissions.stamp.get("device")
+    if table.stamp.get("device") != own:
+        print(f"{given.table.name} is a table of {table.stamp.get('device')}, and this is {own}", file=sys.stderr)
+        return 2
+    made, refused = readmit(table, chooser, bench, prepare=prepare)
+    (given.out or given.table).write_text(dump(made), encoding="utf-8")
+    kernels = sum(len(entry.configs) for entry in made.admitted)
+    print(f"{kernels} kernels and {len(made.library)} ranges of a library admitted, {len(refused)} refused")
+    for line in refused:
+        print(f"refused: {line}")
+    return 1 if refused else 0
+
+
+def on_gpu(device: int) -> tuple[Any, Any, Any]:
+    """The chooser of a GPU, what compares kernels there, and what compiles ahead."""
+    from isogemm.backends import open_device
+    from isogemm.lab.gpu.bench import GpuBench, prepare_in_processes
+    from isogemm.operands.device_array import DeviceId
+
+    chooser = open_device(DeviceId("cuda", device)).chooser
+    return chooser, GpuBench(device), lambda jobs: prepare_in_processes(device, jobs, seconds=SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,8 +16,8 @@ from tests.backends.cuda.pretend import nowhere, pretended  # noqa: F401
 from tests.products import BF16, F16, F32
 
 import isogemm
+from isogemm import blas
 from isogemm.base import jit, threads
-from isogemm.blas import calls as blas
 from isogemm.errors import (
     AliasError,
     ContractError,

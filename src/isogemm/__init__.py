@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from . import quant as quant
     from . import torch as torch
     from .api.packing import pack
-    from .api.plan import Plan, plan
+    from .api.plan import plan
     from .api.products import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
     from .backends.cpu.gemm.packed import PackedWeight
+    from .backends.cpu.gemm.plan import Plan
     from .backends.cuda.pointers import PointerArray
     from .base.threads import get_num_threads, set_num_threads
     from .quant.encode import quantize
@@ -54,7 +55,7 @@ _HOMES = {
     "matmul": ".api.products",
     "PackedWeight": ".backends.cpu.gemm.packed",
     "pack": ".api.packing",
-    "Plan": ".api.plan",
+    "Plan": ".backends.cpu.gemm.plan",
     "PointerArray": ".backends.cuda.pointers",
     "plan": ".api.plan",
     "QuantizedMatrix": ".quant.matrix",

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.products import BF16, F32, assert_same, product, values
 
 import isogemm
-from isogemm.api.plan import SCHEMA
 from isogemm.backends.cpu.emit.target import target
+from isogemm.backends.cpu.gemm.plan import SCHEMA
 from isogemm.backends.cpu.gemm.schedule import Problem, Schedule, schedule
 from isogemm.errors import ContractError, DTypeError, OptionError, ShapeError
 from isogemm.problem.numeric import NumericPlan, default_contract, numeric_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,11 @@ from ..errors import DTypeError, LimitError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList, PreparedWeight
+from ..operands.shapes import merge
 from ..operands.tensors import check_untraced
 from ..planner.device import Device
 from ..problem import settings as problem
-from ..problem.settings import GemmProblem, Settings
+from ..problem.settings import Extents, Settings
 from .operands import Operands
 
 __all__ = ["DEFAULT", "Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
@@ -78,7 +79,7 @@ def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: A
     ma, mb, whole, shape = matrices(xa, xb)
     ma, mb = _broadcast(ma, whole[:-2]), _broadcast(mb, whole[:-2])
     view = None if target is None else with_axes(target, shape, xa.ndim == 1, xb.ndim == 1)
-    posed = problem.check_product(ma, mb, view if chosen.accumulate else None, None, view, chosen, "matmul")
+    posed = problem.check_product(ma, mb, view if chosen.accumulate else None, None, view, chosen)
     if view is None:
         view = allocate(device, whole, posed.dtype_out)
     run(device, ma, mb, view if chosen.accumulate else None, view, None, chosen)
@@ -210,7 +211,7 @@ def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Optio
     xa, xb = problem.transposed("trans_a", xa, trans_a), problem.transposed("trans_b", xb, trans_b)
     if chosen.accumulate and xc is None:
         xc = target
-    posed = problem.check_product(xa, xb, xc, xbias, target, chosen, form)
+    posed = problem.check_product(xa, xb, xc, xbias, target, chosen)
     if target is None:
         target = allocate(device, (*xa.shape[:-1], posed.n), posed.dtype_out)
     run(device, xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
@@ -244,8 +245,7 @@ def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options
     if chosen.accumulate and c is None:
         cs = outs
     posed = [
-        problem.check_product(*operands, chosen, form)
-        for operands in zip(as_, bs, cs, [xbias] * len(as_), outs, strict=True)
+        problem.check_product(*operands, chosen) for operands in zip(as_, bs, cs, [xbias] * len(as_), outs, strict=True)
     ]
     _check_alike(form, posed)
     targets = [x for x in outs if x is not None]
@@ -286,7 +286,7 @@ def run_items(
         device.gemm_items(work, bias=bias, **_options(chosen))
 
 
-def _check_alike(form: str, posed: Sequence[GemmProblem]) -> None:
+def _check_alike(form: str, posed: Sequence[Extents]) -> None:
     """One dtype triple in every list, one size in a pointer array."""
     for i, p in enumerate(posed[1:], 1):
         first = posed[0]
@@ -306,7 +306,7 @@ def _check_alike(form: str, posed: Sequence[GemmProblem]) -> None:
             )
 
 
-def _allocate_items(device: Device, posed: Sequence[GemmProblem]) -> list[Array]:
+def _allocate_items(device: Device, posed: Sequence[Extents]) -> list[Array]:
     if not posed:
         return []
     for p in posed:
@@ -337,16 +337,6 @@ def run(device: Device, a: Array, b: Array, c: Array | None, out: Array, bias: A
     where = list(np.ndindex(out.shape[:-2]))  # no constant stride: an array of pointers
     work = [(a[i], b[i], out[i], None if c is None else c[i]) for i in where]
     device.gemm_items(work, bias=bias, **options)
-
-
-def merge(x: Array, keep: int) -> Array | None:
-    """`x` with all but its last `keep` dimensions made one, as a view; None where that takes a copy."""
-    lead = x.ndim - keep
-    pairs = [(d, s) for d, s in zip(x.shape[:lead], x.strides[:lead], strict=True) if d != 1]
-    for (_, outer), (size, inner) in pairwise(pairs):
-        if outer != size * inner:
-            return None
-    return x.reshape(-1, *x.shape[lead:]) if x.size else None
 
 
 def _options(chosen: Settings) -> dict[str, Any]:

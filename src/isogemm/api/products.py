@@ -247,11 +247,7 @@ def gemm(
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
-    if c is None and type(a) in _TENSORS and type(alpha) is type(beta) is float and beta == 0:
-        found = short.call("gemm", a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
-        if found is not None:
-            return found
-    return dispatch.uniform("gemm", a, b, c, bias, out, given, trans_a, trans_b)
+    return _products("gemm", a, b, c, bias, out, given, trans_a, trans_b)
 
 
 def gemm_strided_batched(
@@ -293,12 +289,7 @@ def gemm_strided_batched(
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
-    if c is None and type(a) in _TENSORS and type(alpha) is type(beta) is float and beta == 0:
-        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
-        found = short.call("gemm_strided_batched", a, b, bias, out, options)
-        if found is not None:
-            return found
-    return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
+    return _products("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
 
 
 def gemm_batched(
@@ -341,9 +332,9 @@ def gemm_batched(
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
-    if any(isinstance(x, list | tuple | MatrixList) for x in (a, b, c, out)):
-        return _items("gemm_batched", a, b, c, bias, out, given, trans_a, trans_b)
-    return dispatch.uniform("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
+    lists = any(isinstance(x, list | tuple | MatrixList) for x in (a, b, c, out))
+    form = "gemm_batched" if lists else "gemm_strided_batched"
+    return _products(form, a, b, c, bias, out, given, trans_a, trans_b, lists=lists)
 
 
 def gemm_grouped(
@@ -385,15 +376,27 @@ def gemm_grouped(
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
-    return _items("gemm_grouped", a, b, c, bias, out, given, trans_a, trans_b)
+    return _products("gemm_grouped", a, b, c, bias, out, given, trans_a, trans_b, lists=True)
 
 
-def _items(
-    form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: dispatch.Options, trans_a: str, trans_b: str
+def _products(
+    form: str,
+    a: Any,
+    b: Any,
+    c: Any,
+    bias: Any,
+    out: Any,
+    given: dispatch.Options,
+    trans_a: str,
+    trans_b: str,
+    *,
+    lists: bool = False,
 ) -> Any:
+    """A call seen before, or the long way."""
     contract, alpha, beta, out_dtype, accumulate = given
-    if _TENSORS and c is None and type(alpha) is type(beta) is float and beta == 0:
-        found = short.call_items(form, a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
+    if c is None and (_TENSORS if lists else type(a) in _TENSORS) and type(alpha) is type(beta) is float and beta == 0:
+        recall = short.call_items if lists else short.call
+        found = recall(form, a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
         if found is not None:
             return found
-    return dispatch.items(form, a, b, c, bias, out, given, trans_a, trans_b)
+    return (dispatch.items if lists else dispatch.uniform)(form, a, b, c, bias, out, given, trans_a, trans_b)

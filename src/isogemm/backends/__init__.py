@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
 from ..operands.device_array import HOST, DeviceId
 from ..planner.device import Device
 
-__all__ = ["BACKENDS", "accelerator", "backend", "find", "open_device"]
+if TYPE_CHECKING:
+    from .cpu.gemm.plan import Plan as Plan
+
+__all__ = ["BACKENDS", "accelerator", "backend", "find", "of_tensor", "open_device"]
 
 BACKENDS = {
     "cpu": "isogemm.backends.cpu.device",
@@ -46,6 +49,11 @@ def open_device(place: DeviceId, tensors: bool = False) -> Device:
     """The device of a call; `tensors`: results are to lie in memory that torch allocates."""
     found: Device = backend(place.kind).open_device(place, tensors)
     return found
+
+
+def of_tensor(x: Any) -> DeviceId:
+    """Where a torch tensor lies."""
+    return HOST if x.get_device() < 0 else DeviceId(_ACCELERATOR, x.get_device())
 
 
 def find(device: Any, what: str = "device") -> DeviceId:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .calls import Call, Operand, describe, gemm, gemm_batched, gemm_strided_batched
+from .calls import gemm, gemm_batched, gemm_strided_batched
+from .description import Call, Operand, describe
 
 __all__ = ["Call", "Operand", "describe", "gemm", "gemm_batched", "gemm_strided_batched"]

@@ -24,11 +24,9 @@ from ..api.operands import Operands
 from ..contract.spec import ContractLike
 from ..errors import LayoutError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart, check_no_self_overlap
-from ..planner.device import Device
 from ..problem import settings as problem
-from .description import Call, Operand, describe
 
-__all__ = ["Call", "Operand", "describe", "gemm", "gemm_batched", "gemm_strided_batched"]
+__all__ = ["gemm", "gemm_batched", "gemm_strided_batched"]
 
 Array = NDArray[Any]
 
@@ -86,9 +84,8 @@ def gemm(
     As `isogemm.gemm`: neither ld, offset, transposition nor the swap of operands changes a bit.
     """
     stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), contract, alpha, beta)
-    where = [_whole(name, x) for name, x in zip(_OFFSETS, (offset_a, offset_b, offset_c), strict=True)]
-    va, vb, vc = (window.at(offset) for window, offset in zip(stored.windows, where, strict=True))
-    stored.run(va, vb, vc, "gemm")
+    where = _wholes("offset", offset_a, offset_b, offset_c)
+    stored.run(*(window.at(offset) for window, offset in zip(stored.windows, where, strict=True)))
     return c
 
 
@@ -144,14 +141,10 @@ def gemm_strided_batched(
     """
     stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), contract, alpha, beta)
     count = _size("batch_count", batch_count)
-    where = [_whole(name, x) for name, x in zip(_OFFSETS, (offset_a, offset_b, offset_c), strict=True)]
-    steps = [
-        _whole(name, x)
-        for name, x in zip(("stride_a", "stride_b", "stride_c"), (stride_a, stride_b, stride_c), strict=True)
-    ]
+    where, steps = _wholes("offset", offset_a, offset_b, offset_c), _wholes("stride", stride_a, stride_b, stride_c)
     va, vb, vc = (w.batch(offset, step, count) for w, offset, step in zip(stored.windows, where, steps, strict=True))
     check_no_self_overlap(f"C (stride_c={steps[2]}; stride_c={stored.windows[2].span} never overlaps)", vc)
-    stored.run(va, vb, vc, "gemm_strided_batched")
+    stored.run(va, vb, vc)
     return c
 
 
@@ -215,9 +208,6 @@ def gemm_batched(
     return c
 
 
-_OFFSETS = ("offset_a", "offset_b", "offset_c")
-
-
 @dataclass(frozen=True, slots=True)
 class _Window:
     """Column-major matrices of one size in a flat buffer."""
@@ -275,26 +265,22 @@ class _Stored:
     settings: problem.Settings
     here: Operands
 
-    @property
-    def device(self) -> Device:
-        return self.here.device
-
-    def run(self, a: Array, b: Array, c: Array, form: str) -> None:
+    def run(self, a: Array, b: Array, c: Array) -> None:
         """Row-major C.T = op(B).T @ op(A).T: the kernels' own order, and the swap costs nothing."""
-        problem.check_product(a, b, c if self.settings.reads_c else None, None, c, self.settings, form)
+        problem.check_product(a, b, c if self.settings.reads_c else None, None, c, self.settings)
         bt, at, ct = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
-        dispatch.run(self.device, bt, at, ct if self.settings.reads_c else None, ct, None, self.settings)
+        dispatch.run(self.here.device, bt, at, ct if self.settings.reads_c else None, ct, None, self.settings)
         self.here.done()
 
     def run_items(self, a: Sequence[Array], b: Sequence[Array], c: Sequence[Array]) -> None:
         """The same for each item of three lists."""
         for x, y, out in zip(a, b, c, strict=True):
             start = out if self.settings.reads_c else None
-            problem.check_product(x, y, start, None, out, self.settings, "gemm_batched")
+            problem.check_product(x, y, start, None, out, self.settings)
         check_items_apart(c, [(name, i, x) for name, group in (("a", a), ("b", b)) for i, x in enumerate(group)])
         at, bt, ct = [x.T for x in a], [x.T for x in b], [x.T for x in c]
         starts: Sequence[Array | None] = ct if self.settings.reads_c else [None] * len(ct)
-        dispatch.run_items(self.device, bt, at, starts, ct, None, self.settings)
+        dispatch.run_items(self.here.device, bt, at, starts, ct, None, self.settings)
         self.here.done()
 
 
@@ -357,6 +343,11 @@ def _whole(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError as error:
         raise OptionError(name, limit="a whole number", value=repr(value), nearest=0) from error
+
+
+def _wholes(name: str, *values: Any) -> list[int]:
+    """One for each of A, B and C."""
+    return [_whole(f"{name}_{letter}", x) for letter, x in zip("abc", values, strict=True)]
 
 
 def _size(name: str, value: Any) -> int:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..api import dispatch
 from ..api.operands import Operands
 from ..problem import settings as problem
+from . import calls as blas
 
 __all__ = ["Call", "Operand", "describe"]
 
@@ -116,8 +117,6 @@ class Call:
         array
             The caller's `out`, or a new array of the product's shape.
         """
-        from . import calls as blas
-
         a, b, out = self._arrays
         device = self._here.device
         target = device.empty(self._whole, a.dtype) if out is None or self.out.copy else out
@@ -178,15 +177,15 @@ def describe(a: Any, b: Any, out: Any = None) -> Call:
         if x is not None:
             problem.check_operand(name, x)
     places = [
-        _Place.of("a", ma, whole[:-2]),
-        _Place.of("b", mb, whole[:-2]),
-        _Place.fresh(whole) if mc is None else _Place.of("out", mc, whole[:-2]),
+        _Matrices.of("a", ma, whole[:-2]),
+        _Matrices.of("b", mb, whole[:-2]),
+        _Matrices.fresh(whole) if mc is None else _Matrices.of("out", mc, whole[:-2]),
     ]
     return _call(places, whole, shape, (ma, mb, mc), (a, b, out), here)
 
 
 def _call(
-    places: list[_Place],
+    places: list[_Matrices],
     whole: tuple[int, ...],
     shape: tuple[int, ...],
     arrays: tuple[Array, Array, Array | None],
@@ -214,7 +213,7 @@ def _call(
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Matrices:
     """Where a stack of matrices lies: strides in elements, and the reading of it as column-major."""
 
     name: str
@@ -227,7 +226,7 @@ class _Place:
     copy: str = ""
 
     @classmethod
-    def of(cls, name: str, x: Array, batch: tuple[int, ...]) -> _Place:
+    def of(cls, name: str, x: Array, batch: tuple[int, ...]) -> _Matrices:
         """The place of `x`, or of its contiguous copy where BLAS cannot express the view."""
         strides = tuple(s // x.itemsize for s in x.strides)
         reason = _why_copy(x.shape, strides) if x.size else ""
@@ -244,12 +243,12 @@ class _Place:
         return cls(name, (rows, columns), batch, steps, trans, ld, 0 if reason else _start(x), reason)
 
     @classmethod
-    def fresh(cls, whole: tuple[int, ...]) -> _Place:
+    def fresh(cls, whole: tuple[int, ...]) -> _Matrices:
         """The place of a new C-contiguous array."""
         steps = _contiguous(whole)[:-2]
         return cls("out", (whole[-2], whole[-1]), whole[:-2], steps, "T", max(1, whole[-1]))
 
-    def flipped(self) -> _Place:
+    def flipped(self) -> _Matrices:
         """The place of the transposes."""
         rows, columns = self.shape
         return replace(self, shape=(columns, rows), trans="N" if self.trans == "T" else "T")

@@ -22,6 +22,7 @@ from ..api import products as api
 from ..api.operands import Operands
 from ..contract.spec import ContractLike
 from ..errors import LayoutError, OptionError, ShapeError
+from ..operands.shapes import merge
 
 __all__ = ["Advice", "Condition", "advise", "gqa_scores", "pointer_array", "strided", "wide"]
 
@@ -178,12 +179,12 @@ def _wide_operands(a: list[Array], b: list[Array]) -> tuple[Array, Array, tuple[
     sa, sb = _strided(a), _strided(b)
     (batch, m, _), n = sa.shape, sb.shape[2]
     if batch == 1 or sb.strides[0] == 0:
-        rows = dispatch.merge(sa, 1)
+        rows = merge(sa, 1)
         if rows is None:
             raise _refused("all items share b, but the rows of a are not evenly spaced across items")
         return rows, sb[0], (batch, m, n), "all items share b, and the rows of a stack without a copy"
     if sa.strides[0] == 0:
-        columns = dispatch.merge(sb.swapaxes(1, 2), 1)
+        columns = merge(sb.swapaxes(1, 2), 1)
         if columns is None:
             raise _refused("all items share a, but the columns of b are not evenly spaced across items")
         return sa[0], columns.T, (batch, m, n), "all items share a, and the columns of b join without a copy"

@@ -6,7 +6,10 @@ that a backend lacks is a typed error, which names it.
 
 The columns besides products are modules, loaded when first asked for (`Device.columns`):
 
-- ``quant``: products with quantized weights, their copies on a device, and what encodes and decodes blocks.
+- ``quant``: products with quantized weights. ``product(how, x, w, out, bias, contract)`` by kernels that read the
+  blocks; where it is False, ``pieces(how, x, w)``: x and the weight as floats [k, columns], for `Device.gemm`. Beside
+  the host, ``upload(matrix, place, native=)`` and ``adopt(data, format, n, k)``: the copy that a matrix keeps as its
+  own. On the host, ``prepare``, ``gemm``, ``quantize`` and ``dequantize``: what `isogemm.quant` makes of bytes.
 - ``rows``: operations along rows, as `isogemm.torch.reductions` calls them.
 - ``attention``: attention, as `isogemm.torch.attention` calls it.
 - ``row_sums``, ``attention_steps``: of devices whose memory the host cannot read, sums over rows and the steps between
@@ -16,6 +19,7 @@ The columns besides products are modules, loaded when first asked for (`Device.c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
@@ -175,7 +179,11 @@ class Device:
         """
         if name not in self.columns:
             raise self.lacks({"quant": "quantized weights", "rows": "operations along rows"}.get(name, name))
-        return import_module(self.columns[name])
+        return _loaded(self.columns[name])
+
+    def plan(self, *checked: Any) -> Any:
+        """The plan of checked arguments of `isogemm.plan`, where no chooser has it."""
+        raise self.lacks("plans")
 
     @property
     def chooser(self) -> Any:
@@ -194,6 +202,9 @@ class Device:
     def lacks(self, what: str) -> DeviceError:
         """The error for a part that this backend does not have."""
         return DeviceError(what, limit="a device whose backend has them", value=str(self.place), nearest="the CPU")
+
+
+_loaded = cache(import_module)
 
 
 class Backend(Protocol):

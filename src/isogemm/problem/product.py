@@ -78,11 +78,6 @@ class Product:
         """The product alone: no alpha, C or bias."""
         return self.alpha == 1 and self.c is None and self.dtype_bias is None
 
-    @property
-    def layout(self) -> str:
-        """Letters of A and B as they lie in memory: N rows contiguous, T columns contiguous, S neither."""
-        return _letter(self.a, self.m, self.k) + _letter(self.b, self.k, self.n)
-
     def aligned(self, nbytes: int = 16) -> bool:
         """Whether every row of A, B and out starts at a multiple of `nbytes` (the contiguous axis has stride 1)."""
         if self.align < nbytes:
@@ -93,12 +88,6 @@ class Product:
     def with_m(self, m: int) -> Product:
         """The same product over another number of rows."""
         return replace(self, m=m)
-
-
-def _letter(x: Strides, rows: int, columns: int) -> str:
-    if x.col == 1 or columns <= 1:
-        return "N"
-    return "T" if x.row == 1 or rows <= 1 else "S"
 
 
 class Launch(Protocol):

@@ -5,39 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.dtypes import FLOAT32, check_dtype, name_of
+from ..contract.spec import Contract
 from ..errors import ContractError, DTypeError, LayoutError, OptionError, ShapeError
 from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
 
 __all__ = [
-    "GemmProblem",
+    "Extents",
     "Settings",
     "check_bias",
     "check_operand",
     "check_out",
     "check_product",
-    "layout_of",
     "transposed",
 ]
 
 Array = NDArray[Any]
 DType = np.dtype[Any]
-
-
-class ContractSpec(Protocol):
-    """What this module needs to know about a contract."""
-
-    @property
-    def arithmetic(self) -> str: ...
-    @property
-    def operands(self) -> tuple[str, ...]: ...
-    @property
-    def order(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +44,7 @@ class Settings:
         None: decided by the operands, see `result_dtype`.
     """
 
-    contract: ContractSpec
+    contract: Contract
     alpha: float = 1.0
     beta: float = 0.0
     accumulate: bool = False
@@ -64,7 +53,7 @@ class Settings:
     @classmethod
     def checked(
         cls,
-        contract: ContractSpec,
+        contract: Contract,
         *,
         alpha: float = 1.0,
         beta: float = 0.0,
@@ -126,23 +115,10 @@ class Settings:
         return FLOAT32 if self.accumulate or b == FLOAT32 else a
 
 
-@dataclass(frozen=True, slots=True)
-class GemmProblem:
-    """C = alpha * op(A) @ op(B) + beta * C, with everything that a planner may look at.
+class Extents(NamedTuple):
+    """What a checked product is for those who allocate its result and say what is wrong with a list of them.
 
-    Attributes
-    ----------
-    m, n, k : int
-        C is [m, n], the sum runs over k.
-    dtype_a, dtype_b, dtype_out : str
-    layout : str
-        Two letters, for A and B as they lie in memory: N rows are contiguous, T columns are, S neither.
-    form : str
-        ``gemm``, ``gemm_batched`` (pointer array), ``gemm_strided_batched``, ``gemm_grouped`` or ``matmul``.
-    batch : int
-        Number of products.
-    settings : Settings
-    bias : bool
+    Backends see a `isogemm.problem.product.Product` instead, which has strides and addresses' alignment.
     """
 
     m: int
@@ -151,39 +127,12 @@ class GemmProblem:
     dtype_a: str
     dtype_b: str
     dtype_out: str
-    layout: str
-    settings: Settings
-    form: str = "gemm"
-    batch: int = 1
-    bias: bool = False
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations, two for each multiply-add."""
-        return 2 * self.batch * self.m * self.n * self.k
-
-    def __str__(self) -> str:
-        batch = f" batch={self.batch}" if self.form != "gemm" else ""
-        extra = "".join(
-            f", {word}"
-            for word, on in (
-                (f"alpha={self.settings.alpha:g}", self.settings.alpha != 1),
-                (f"beta={self.settings.beta:g}", self.settings.beta != 0),
-                ("bias", self.bias),
-                ("accumulate", self.settings.accumulate),
-            )
-            if on
-        )
-        return (
-            f"{self.form} {self.layout}{batch} m={self.m} n={self.n} k={self.k}, "
-            f"{self.dtype_a} x {self.dtype_b} -> {self.dtype_out}, {self.settings.contract}{extra}"
-        )
 
 
 def check_product(
-    a: Array, b: Array, c: Array | None, bias: Array | None, out: Array | None, settings: Settings, form: str = "gemm"
-) -> GemmProblem:
-    """The problem that a [..., m, k], b [..., k, n] (equal leading dims) and the rest pose; raises before any write.
+    a: Array, b: Array, c: Array | None, bias: Array | None, out: Array | None, settings: Settings
+) -> Extents:
+    """The extents of a [..., m, k] @ b [..., k, n] (equal leading dims), with all the rest; raises before any write.
 
     Raises
     ------
@@ -205,19 +154,7 @@ def check_product(
     if out is not None:
         reads = (("a", a), ("b", b), ("bias", bias))
         check_out(out, shape, dtype, reads, c if settings.reads_c else None)
-    return GemmProblem(
-        shape[-2],
-        shape[-1],
-        a.shape[-1],
-        name_of(a.dtype),
-        name_of(b.dtype),
-        name_of(dtype),
-        layout_of(a) + layout_of(b),
-        settings,
-        form,
-        math.prod(shape[:-2]),
-        bias is not None,
-    )
+    return Extents(shape[-2], shape[-1], a.shape[-1], name_of(a.dtype), name_of(b.dtype), name_of(dtype))
 
 
 def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:
@@ -296,13 +233,6 @@ def transposed(name: str, x: Array, op: object) -> Array:
     if letter in ("T", "C"):
         return x.swapaxes(-1, -2)
     raise OptionError(name, limit="'N', 'T' or 'C'", value=repr(op), nearest="'N'")
-
-
-def layout_of(x: Array) -> str:
-    """N when the rows of a matrix (of each matrix) are contiguous, T when its columns are, S when neither is."""
-    if x.strides[-1] == x.itemsize or x.shape[-1] <= 1:
-        return "N"
-    return "T" if x.strides[-2] == x.itemsize or x.shape[-2] <= 1 else "S"
 
 
 def _scalar(name: str, value: Any) -> float:

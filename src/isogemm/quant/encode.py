@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..backends import open_device
 from ..base.dtypes import DTYPES
 from ..errors import DTypeError, ShapeError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import prefix, too_large, unquantizable
+from ..operands.device_array import HOST
 from ..operands.views import array
 from .matrix import PLAIN, QuantizedMatrix
 
@@ -68,9 +70,7 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
     n, k = x.shape
     rows = np.zeros((n, fmt.row_bytes(k, name)), np.uint8)
     if fmt.quantized:
-        from ..backends.cpu.quant import run as quant_run
-
-        wrong = quant_run.quantize(x, fmt, rows) if x.size else 0
+        wrong = open_device(HOST).quant.quantize(x, fmt, rows) if x.size else 0
         if wrong:
             raise unquantizable(x, fmt, name)
     elif x.size:

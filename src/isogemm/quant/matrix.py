@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..backends import find, of_tensor, open_device
 from ..base.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, as_dtype
 from ..errors import DeviceError, DTypeError, FormatError, OptionError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import check_into, checked_shape, prefix, rows_of, writable, wrong_stride
 from ..operands.device_array import HOST, DeviceId
 from ..operands.tensors import is_tensor
-
-if TYPE_CHECKING:
-    from ..backends.cpu.quant.linear import Panels
-    from ..backends.cuda.quant.copy import DeviceCopy
 
 __all__ = ["QuantizedMatrix"]
 
@@ -59,7 +56,7 @@ class QuantizedMatrix:
         self._checked = not fmt.quantized
         self._kept: Any = None  # what a backend made of these bytes for its kernels
         self.layout = "panels"  # or "blocks", see `in_place`
-        self._packed: DeviceCopy | None = None  # the copy on a device, of a matrix that is there
+        self._packed: Any = None  # the copy on a device, of a matrix that is there
         self._tensor: Any = None  # the blocks as torch's, once torch asked
         self._seen: int | None = None  # torch's count of writes into them when they were last looked at; None: not told
 
@@ -126,8 +123,6 @@ class QuantizedMatrix:
         ShapeError, OptionError, LimitError
             It is not of such a matrix.
         """
-        from ..backends.cuda.quant import copy as quant
-
         if not is_tensor(data) or str(data.layout) != "torch.strided" or str(data.dtype) != "torch.uint8":
             what = f"{data.dtype}, {data.layout}" if is_tensor(data) else type(data).__name__
             raise DTypeError("data", limit="a dense tensor of uint8", value=what, nearest="QuantizedMatrix.to")
@@ -135,7 +130,7 @@ class QuantizedMatrix:
         n, k = checked_shape(shape, "")
         nowhere = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (n, fmt.row_bytes(k)), (0, 0), writeable=False)
         made = cls(nowhere, (n, k), fmt)
-        made._checked, made._packed = True, quant.adopt(data, fmt.name, n, k)
+        made._checked, made._packed = True, _column(of_tensor(data)).adopt(data, fmt.name, n, k)
         return made
 
     @property
@@ -196,18 +191,16 @@ class QuantizedMatrix:
         LimitError
             The device has not enough memory.
         """
-        from ..backends.cuda.quant import copy as quant
-
-        place = quant.place_of(device)
+        place = find(device, "device of a quantized matrix")
         if place == self.place and (not native or self._packed is None or self._packed.native is not None):
             return self
         host = self if self._packed is None else self._packed.host
         if place == HOST:
             return host
         host.check()
-        return host._on(quant.upload(host, place, native=native))
+        return host._on(_column(place).upload(host, place, native=native))
 
-    def _on(self, copy: DeviceCopy) -> QuantizedMatrix:
+    def _on(self, copy: Any) -> QuantizedMatrix:
         """These rows, where a copy of them is."""
         made = QuantizedMatrix(self.rows, self.shape, self.format, self.name, self._origin)
         made._checked, made.layout, made._packed = self._checked, self.layout, copy
@@ -258,12 +251,10 @@ class QuantizedMatrix:
             with np.errstate(over="ignore"):
                 out[...] = self.array()
             return
-        from ..backends.cpu.quant import run as quant_run
-
         self.check()
-        quant_run.dequantize(self.rows, self.format, out)
+        _column(HOST).dequantize(self.rows, self.format, out)
 
-    def panels(self) -> Panels:
+    def panels(self) -> Any:
         """The bytes laid out for the CPU's integer kernels: a second copy, made on first use and kept.
 
         Its `nbytes` and `seconds` say what it costs. Later changes of the bytes do not reach it, but those that torch
@@ -272,14 +263,12 @@ class QuantizedMatrix:
         """
         if self._seen is not None and self._tensor._version != self._seen:
             self._look_again()
-        kept: Panels | None = self._kept  # once: another thread may forget it
+        kept = self._kept  # once: another thread may forget it
         if kept is None:
-            from ..backends.cpu.quant import linear as quant_linear
-
             if self._packed is not None:
                 raise DeviceError("panels()", limit="a matrix on the host", value=self.device, nearest="w.to('cpu')")
             self.check()
-            kept = self._kept = quant_linear.prepare(self.rows, self.format, self.shape[1], self.layout == "blocks")
+            kept = self._kept = _column(HOST).prepare(self.rows, self.format, self.shape[1], self.layout == "blocks")
         return kept
 
     def in_place(self) -> QuantizedMatrix:
@@ -356,7 +345,7 @@ class QuantizedMatrix:
     def __reduce__(self) -> tuple[Any, ...]:
         """The bytes, without what backends made of them."""
         if self._packed is not None:
-            return self._packed.host.__reduce__()
+            return tuple(self._packed.host.__reduce__())
         state = np.ascontiguousarray(self.rows), self.shape, self.format.name, self.name, self._checked, self.layout
         return _restored, state
 
@@ -388,6 +377,11 @@ class QuantizedMatrix:
         there = "" if self._packed is None else f", on {self.device}: {self._packed.nbytes} bytes"
         there += ", read in place" if self.layout == "blocks" else ""
         return f"QuantizedMatrix({name}{n} x {k}, {self.format}, {self.nbytes} bytes{apart}{there})"
+
+
+def _column(place: DeviceId) -> Any:
+    """What a device has for quantized weights."""
+    return open_device(place).quant
 
 
 def _restored(rows: Array, shape: tuple[int, int], fmt: str, name: str, *state: Any) -> QuantizedMatrix:

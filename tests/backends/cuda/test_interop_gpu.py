@@ -10,8 +10,7 @@ import pytest
 from tests.products import assert_same, poisoned, product, stacked, values
 
 import isogemm
-from isogemm import PointerArray
-from isogemm.blas import calls as blas
+from isogemm import PointerArray, blas
 from isogemm.errors import AliasError, DeviceError, DTypeError, LayoutError, LimitError, OptionError
 from isogemm.forms import convert as forms
 

@@ -14,18 +14,20 @@ from ...operands.device_array import HOST, DeviceId
 from ...planner.device import Device
 from .gemm import execute
 from .gemm.packed import PackedWeight, prepare
+from .gemm.plan import Plan, plan
 from .short import recall
 
 __all__ = ["HostDevice", "count", "current", "open_device", "recall", "usable"]
 
 Array = NDArray[Any]
+COLUMNS = (("quant", "products"), ("rows", "run"), ("attention", "run"))
 
 
 class HostDevice(Device):
     """This machine's memory and processors."""
 
     place, packed = HOST, PackedWeight
-    columns: ClassVar = {name: f"isogemm.backends.cpu.{name}.run" for name in ("quant", "rows", "attention")}
+    columns: ClassVar = {name: f"isogemm.backends.cpu.{name}.{module}" for name, module in COLUMNS}
     gemm = staticmethod(execute.gemm)
     gemm_batched = staticmethod(execute.gemm_batched)
     gemm_items = staticmethod(execute.gemm_items)
@@ -52,6 +54,9 @@ class HostDevice(Device):
             tensors.learn()
             return tensors.to_tensor(x)
         return x
+
+    def plan(self, *checked: Any) -> Plan:
+        return plan(*checked)
 
     def pack(self, w: Array) -> PackedWeight:
         return prepare(w)

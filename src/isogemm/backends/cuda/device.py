@@ -24,6 +24,13 @@ from .gemm.execute import Executor
 __all__ = ["CudaDevice", "count", "current", "open_device", "recall", "recall_items", "reload", "usable"]
 
 Array = NDArray[Any]
+COLUMNS = {
+    "quant": "quant.products",
+    "rows": "rows.run",
+    "attention": "attention.run",
+    "row_sums": "rows.sums",
+    "attention_steps": "attention.steps",
+}
 
 recall, recall_items = calls.call, list_calls.call
 LISTS = ("gemm_batched", "gemm_grouped")
@@ -32,10 +39,7 @@ LISTS = ("gemm_batched", "gemm_grouped")
 class CudaDevice(Executor, Device):
     """One CUDA device during one call, of which it keeps the launches."""
 
-    columns: ClassVar = {name: f"isogemm.backends.cuda.{name}.run" for name in ("quant", "rows", "attention")} | {
-        "row_sums": "isogemm.backends.cuda.rows.sums",
-        "attention_steps": "isogemm.backends.cuda.attention.steps",
-    }
+    columns: ClassVar = {name: f"isogemm.backends.cuda.{module}" for name, module in COLUMNS.items()}
 
     def memory(self) -> int:
         return arrays.total_memory(self.place)

@@ -28,7 +28,7 @@ from isogemm.backends.cuda.gemm.cublaslt import family as cublaslt
 from isogemm.backends.cuda.gemm.cublaslt.call import CublasCall, as_call
 from isogemm.backends.cuda.gemm.cublaslt.family import CublasLt
 from isogemm.backends.cuda.gemm.cublaslt.search import Algorithm
-from isogemm.blas.calls import describe
+from isogemm.blas import describe
 from isogemm.contract.spec import Contract
 from isogemm.errors import ContractError, DeviceError, LayoutError, OptionError
 from isogemm.problem.product import Addresses, Strides

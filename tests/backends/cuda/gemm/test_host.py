@@ -10,8 +10,8 @@ from tests.backends.cuda.pretend import at_home, nowhere, pretended, read  # noq
 from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, layouts, poisoned, product, stacked, values
 
 import isogemm
+from isogemm import blas
 from isogemm.backends.cuda.gemm.execute import strides_of
-from isogemm.blas import calls as blas
 from isogemm.errors import DeviceError
 from isogemm.forms import convert as forms
 from isogemm.operands.device_array import DeviceArray, DeviceId

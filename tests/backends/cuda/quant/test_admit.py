@@ -15,7 +15,6 @@ from isogemm.quant import FORMATS
 torch = pytest.importorskip("torch")
 
 from isogemm.backends.cuda import admitted  # noqa: E402
-from isogemm.backends.cuda.quant import copy as quant  # noqa: E402
 from isogemm.backends.cuda.quant import family as quant_choose  # noqa: E402
 from isogemm.backends.cuda.quant import layout as quant_layout  # noqa: E402
 from isogemm.backends.cuda.quant import trial as quant_trial  # noqa: E402
@@ -224,13 +223,3 @@ def test_packing_and_dequantizing_are_compared_too():
             assert quant_trial.try_dequantize(Machine(), fmt, dtype, floats, right) == ""
             said = quant_trial.try_dequantize(Machine(), fmt, dtype, lambda p, o: floats(p, o, minus=False), right)
             assert "0x80" in said  # the sign of a zero
-
-
-def test_a_place_is_found_by_its_names(monkeypatch):
-    monkeypatch.setattr(quant, "_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    names = ("cpu", "cuda", "cuda:0", 0, torch.device("cuda", 1), torch.device("cpu"))
-    assert [str(quant.place_of(d)) for d in names] == ["cpu", "cuda:1", "cuda:0", "cuda:0", "cuda:1", "cpu"]
-    for wrong in ("cuda:2", "cuda:x", "meta", 7, "mps:0", None):
-        with pytest.raises(DeviceError):
-            quant.place_of(wrong)

@@ -104,7 +104,7 @@ def gemm_items(
         from .leaves import gemm_in_leaves
 
         for a, b, out, c in items:
-            gemm_in_leaves(a, b, out, contract=contract, c=c, **options)
+            gemm_in_leaves(gemm, a, b, out, contract=contract, c=c, **options)
     elif len(items) == 1:
         a, b, out, c = items[0]
         gemm(a, b, out, contract=contract, c=c, **options)

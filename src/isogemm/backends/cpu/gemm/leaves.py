@@ -6,6 +6,7 @@ treeN   balanced binary tree over N leaves
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 
 from ....base.floating import ieee_defaults
 from ....contract.spec import Contract, Order
-from . import execute
 from .packed import PackedWeight
 
 Array = NDArray[Any]
 
 
 def gemm_in_leaves(
+    gemm: Callable[..., None],
     a: Array,
     b: Array | PackedWeight,
     out: Array,
@@ -29,7 +30,7 @@ def gemm_in_leaves(
     accumulate: bool = False,
     **epilogue: Any,
 ) -> None:
-    """out = epilogue(a @ b) with the order of `contract`."""
+    """out = epilogue(a @ b) with the order of `contract`; `gemm` computes the chains."""
     from ....contract import reference
 
     if isinstance(b, PackedWeight):
@@ -39,7 +40,7 @@ def gemm_in_leaves(
 
     def leaf(start: int, end: int) -> NDArray[np.float32]:
         part = np.empty(out.shape, np.float32)
-        execute.gemm(a[:, start:end], b[start:end], part, contract=chain)
+        gemm(a[:, start:end], b[start:end], part, contract=chain)
         return part
 
     with np.errstate(all="ignore"), ieee_defaults():

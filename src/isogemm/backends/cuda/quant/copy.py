@@ -6,7 +6,6 @@ copy, so that the next call with such operands is a look-up, its result's memory
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ....errors import DeviceError, LimitError, OptionError
-from ....operands.device_array import HOST, DeviceId
+from ....operands.device_array import DeviceId
 from ....operands.tensors import is_traced
 from .. import calls as front
 from .layout import FORMATS, ROWS, Packed, layout
@@ -22,49 +21,11 @@ from .layout import FORMATS, ROWS, Packed, layout
 if TYPE_CHECKING:
     from ....quant.matrix import QuantizedMatrix
 
-__all__ = ["DeviceCopy", "Run", "adopt", "forget", "place_of", "upload"]
+__all__ = ["DeviceCopy", "Run", "adopt", "forget", "upload"]
 
 ALIGN = 128  # of a copy's address
 _MOST = 512  # calls that a copy remembers
 _age = 0  # grows when kernels are to be chosen anew
-
-
-def place_of(device: Any) -> DeviceId:
-    """The place that a device's name, number or torch's object stands for.
-
-    Raises
-    ------
-    DeviceError
-        There is none, or torch cannot use it.
-    """
-    if isinstance(device, DeviceId):
-        kind, index = device.kind, str(device.ordinal)
-    elif type(device) is int:
-        kind, index = "cuda", str(device)
-    else:
-        kind, _, index = str(device).partition(":")
-    if kind == "cpu":
-        return HOST
-    count = _count() if kind == "cuda" else 0
-    if kind != "cuda" or not (index.isdecimal() or not index) or int(index or 0) >= count:
-        raise DeviceError(
-            "device of a quantized matrix", limit=f"cpu, or one of {count} CUDA devices that torch can use",
-            value=str(device), nearest="'cuda'" if count else "'cpu'",
-        )  # fmt: skip
-    if not index:
-        import torch
-
-        return DeviceId("cuda", torch.cuda.current_device())
-    return DeviceId("cuda", int(index))
-
-
-@functools.cache
-def _count() -> int:
-    try:
-        import torch
-    except ImportError:
-        return 0
-    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
 @contextmanager

@@ -1,0 +1,247 @@
+"""The plan of a product on the CPU: what would run, why, and at what bound; printed, kept in a file, and replayed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ....base.dtypes import ITEMSIZE, NUMPY
+from ....base.threads import get_num_threads
+from ....contract.spec import Contract, ContractLike
+from ....errors import DTypeError, OptionError, ShapeError
+from ....problem.numeric import NumericPlan, numeric_plan
+from ..emit.target import target
+from .execute import gemm, swap_operands
+from .packed import PackedWeight
+from .schedule import Problem, Schedule, schedule
+
+__all__ = ["SCHEMA", "Plan", "plan"]
+
+SCHEMA = "isogemm.plan.v1"
+# Flops per byte at which a core's fp32 peak meets its share of memory bandwidth, where nothing was measured:
+# 116 GFLOP/s over 17 GB/s (Zen 4, two threads on one memory channel). Only the word "bound" depends on it.
+DEFAULT_RIDGE = 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A frozen, printable plan for one product on the CPU.
+
+    Attributes
+    ----------
+    m, n, k : int
+        C[m, n] = op(A)[m, k] @ op(B)[k, n].
+    trans_a, trans_b : {"N", "T"}
+        How the operands are stored.
+    numeric : NumericPlan
+        What the numbers are; made without M.
+    schedule : Schedule
+        Who computes them and how the work is cut; never changes a bit.
+    swapped : bool
+        The transposed product is computed, which has the same bits.
+    packed : bool
+        B is a weight prepared by `isogemm.pack`.
+    target : str
+        Instruction set that the kernels are compiled for.
+    """
+
+    m: int
+    n: int
+    k: int
+    trans_a: str
+    trans_b: str
+    numeric: NumericPlan
+    schedule: Schedule
+    swapped: bool
+    packed: bool
+    target: str
+
+    @property
+    def contract(self) -> Contract:
+        """The definition of the bits."""
+        return self.numeric.contract
+
+    @property
+    def strategy(self) -> str:
+        """Kernel family: gemv, stream, small, skinny, tiled, or definition where a contract has no kernel."""
+        return self.schedule.strategy if self.contract.arithmetic == "fma" else "definition"
+
+    @property
+    def split_axis(self) -> str:
+        """Axis whose ranges go to different threads."""
+        s = self.schedule
+        if s.threads == 1 or s.grid_m * s.grid_n == 1:
+            return "none"
+        rows = s.grid_m > s.grid_n
+        return "m" if rows != self.swapped else "n"
+
+    @property
+    def threads(self) -> int:
+        """Threads that take part."""
+        return self.schedule.threads
+
+    @property
+    def flops(self) -> int:
+        """2 m n k."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Least traffic: each operand read once, the output written once."""
+        x = self.numeric
+        return (
+            self.m * self.k * ITEMSIZE[x.dtype_a]
+            + self.n * self.k * ITEMSIZE[x.dtype_b]
+            + self.m * self.n * ITEMSIZE[x.out_dtype]
+        )
+
+    @property
+    def intensity(self) -> float:
+        """Flops per byte of least traffic."""
+        return self.flops / max(1, self.bytes)
+
+    @property
+    def bound(self) -> str:
+        """What should limit it: memory, compute, or the call itself for tiny products."""
+        if self.flops < 2 * 32**3:
+            return "call"
+        return "memory" if self.intensity < DEFAULT_RIDGE else "compute"
+
+    def expected_seconds(self, *, gflops: float, gbytes: float) -> float:
+        """Roofline time from measured ceilings: GFLOP/s and GB/s of the threads in use."""
+        return max(self.flops / gflops, self.bytes / gbytes) * 1e-9
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; `Plan.from_dict` gives the plan back."""
+        numeric = asdict(self.numeric) | {"contract": str(self.contract)}
+        return {
+            "schema": SCHEMA,
+            "shape": {"m": self.m, "n": self.n, "k": self.k},
+            "trans_a": self.trans_a,
+            "trans_b": self.trans_b,
+            "numeric": numeric,
+            "strategy": self.strategy,
+            "split_axis": self.split_axis,
+            "schedule": asdict(self.schedule),
+            "swapped": self.swapped,
+            "packed": self.packed,
+            "target": self.target,
+            "flops": self.flops,
+            "bytes": self.bytes,
+            "bound": self.bound,
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        """A plan from `to_dict`'s data.
+
+        Raises
+        ------
+        OptionError
+            Not a plan of this schema.
+        """
+        if data.get("schema") != SCHEMA:
+            raise OptionError("plan", limit=f"schema {SCHEMA}", value=data.get("schema"), nearest="isogemm.plan(...)")
+        numeric = data["numeric"] | {"contract": Contract.parse(data["numeric"]["contract"])}
+        rest = {name: data[name] for name in ("trans_a", "trans_b", "swapped", "packed", "target")}
+        return cls(**data["shape"], **rest, numeric=NumericPlan(**numeric), schedule=Schedule(**data["schedule"]))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """A plan from `to_json`'s text."""
+        return cls.from_dict(json.loads(text))
+
+    @property
+    def digest(self) -> str:
+        """Hash over everything in the plan."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def run(self, a: Any, b: Any) -> Any:
+        """Replay: the product a[m, k] @ b[k, n] by exactly this schedule, as a new array.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            The operands are not the plan's.
+        """
+        packed = isinstance(b, PackedWeight)
+        shapes = tuple(a.shape), (b.k, b.n) if packed else tuple(b.shape)
+        expected = (self.m, self.k), (self.k, self.n)
+        if shapes != expected or packed != self.packed:
+            raise ShapeError("operands of a replay", limit=expected, value=shapes, nearest="plan these operands anew")
+        types = a.dtype.name, b.dtype.name
+        if types != (self.numeric.dtype_a, self.numeric.dtype_b):
+            raise DTypeError(
+                "operands of a replay", limit=self.numeric.dtype_a, value=types, nearest="the plan's types"
+            )
+        out = np.empty((self.m, self.n), NUMPY[self.numeric.out_dtype])
+        gemm(a, b, out, contract=self.contract, chosen=self.schedule)
+        return out
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The plan as (name, value) lines, the table that `str` prints."""
+        s, x = self.schedule, self.numeric
+        lines = [
+            ("product", f"C[{self.m}, {self.n}] = op{self.trans_a}(A) @ op{self.trans_b}(B), k = {self.k}"),
+            ("contract", f"{self.contract}  ({x.leaves} chain{'s' if x.leaves != 1 else ''} over K; m plays no part)"),
+            ("types", f"{x.dtype_a} x {x.dtype_b} -> {x.out_dtype}"),
+            ("strategy", self.strategy + (", weight prepared once" if self.packed else "")),
+        ]
+        if self.strategy != "definition":
+            lines += [
+                ("tiles", f"{s.mr} rows a panel; blocks MC {s.mc}, NC {s.nc}, KC {s.kc} ({self.target})"),
+                ("operands", f"A: {s.a_mode}; B: {s.b_mode}" + ("; computed as B^T A^T" if self.swapped else "")),
+                ("threads", f"{s.threads}, split {self.split_axis}, {s.grid_m * s.grid_n} chunks"),
+            ]
+        lines += [
+            ("work", f"{self.flops / 1e9:.3g} GFLOP, {self.bytes / 1e6:.3g} MB, {self.intensity:.3g} flop/byte"),
+            ("bound", self.bound),
+            ("digest", self.digest),
+        ]
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<9} {value}" for name, value in self.rows())
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=f"plan {self.m} x {self.n} x {self.k}", show_header=False)
+        for name, value in self.rows():
+            table.add_row(name, Text(value))  # as it is: a configuration in brackets is no markup
+        return table
+
+
+def plan(
+    extents: tuple[int, int, int],
+    types: tuple[str, str, str],
+    trans: str,
+    packed: bool,
+    contract: ContractLike | None,
+    threads: int | None,
+) -> Plan:
+    """The plan of checked arguments of `isogemm.plan`: m, n, k; dtypes of A, B and C; letters of op."""
+    (m, n, k), (dtype, b_type, out_type), (a_op, b_op) = extents, types, (trans[0], trans[1])
+    numeric = numeric_plan(k, dtype_a=dtype, dtype_b=b_type, out_dtype=out_type, contract=contract)
+    cpu = target()
+    plain = out_type == "float32"
+    swapped = not packed and swap_operands(m, n, n * ITEMSIZE[out_type], ITEMSIZE[out_type], ITEMSIZE[out_type])
+    if swapped:
+        problem = Problem(
+            n, m, k, b_type == "float32", a_op == "N", a_op == "T", ITEMSIZE[dtype], False, plain and n == 1
+        )
+    else:
+        problem = Problem(
+            m, n, k, dtype == "float32", b_op == "T", b_op == "N", ITEMSIZE[b_type], packed, plain
+        )  # fmt: skip
+    chosen = schedule(problem, get_num_threads() if threads is None else threads, cpu)
+    return Plan(m, n, k, a_op, b_op, numeric, chosen, swapped, packed, f"{cpu.isa}, {cpu.name}")

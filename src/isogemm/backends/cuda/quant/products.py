@@ -1,0 +1,118 @@
+"""Linear layers with quantized weights on a CUDA device: kernels where there are, else floats and their products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....base.dtypes import FLOAT32
+from ....contract.spec import Contract
+from ....errors import ContractError
+from ....operands import cuda as arrays
+from ....operands.shapes import matrices
+from . import family as quant_choose
+from . import orders as quant_orders
+from .copy import DeviceCopy, Run, adopt, upload
+
+__all__ = ["adopt", "pieces", "product", "upload"]
+
+Array = NDArray[Any]
+
+PIECE = 2**27  # dequantized elements at a time
+
+
+def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract: Contract) -> Run | bool:
+    """x @ w.T + bias into out, all views of device memory, by kernels that read the blocks.
+
+    Parameters
+    ----------
+    how : {"q8", "fp32", "same"}
+    w : QuantizedMatrix
+        With a copy on this device.
+
+    Returns
+    -------
+    Run or bool
+        The kernel's launch, where one kernel did it all; whether it is done, else.
+
+    Raises
+    ------
+    ContractError
+        Integer products that no kernel has: floats could not stand in for them.
+    """
+    copy: DeviceCopy = w._packed
+    if copy.packed is None or not x.shape[-1]:
+        if how == "q8" and x.shape[-1]:
+            raise ContractError(
+                f"integer products of {copy.format} weights", limit="formats of blocks", value=str(contract),
+                nearest="activations='fp32'",
+            )  # fmt: skip
+        return False
+    pairs = list(matrices(x, out))
+    added = None if bias is None else arrays.tensor(bias).contiguous()
+    found = [_kernel(how, rows, into, copy, added, contract) for rows, into in pairs]
+    if all(call is not None for call in found):
+        for call, (rows, into) in zip(found, pairs, strict=True):
+            _call(call, rows, into, added)
+        return (len(pairs) == 1 and found[0]) or True
+    if how == "q8":
+        for rows, into in pairs:
+            quant_orders.integers(copy, arrays.tensor(rows), arrays.tensor(into), added, contract)
+    return how == "q8"
+
+
+def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, contract: Contract) -> Run | None:
+    """The kernel for matrices x [m, k] and out [m, n], if one has the contract."""
+    assert_packed = copy.packed
+    assert assert_packed is not None
+    if contract.order.kind != "chain":
+        return None
+    path = how
+    if how == "same" and x.dtype == FLOAT32:
+        path = "fp32"
+    if contract.arithmetic != {"q8": "int32", "fp32": "fma"}.get(path, contract.arithmetic):
+        return None
+    if path == "same" and contract.arithmetic == "fma":
+        return None
+    case = quant_choose.Case(
+        path, copy.format, x.dtype.name, out.dtype.name, None if bias is None else quant_choose.name_of(bias),
+        len(x), *copy.shape,
+    )  # fmt: skip
+    return quant_choose.choose(case, assert_packed, contract.arithmetic, copy.place.ordinal)
+
+
+def _call(run: Run | None, x: Array, out: Array, bias: Any) -> None:
+    """Rows that begin at multiples of 16 bytes, and contiguous results: kernels count on these."""
+    assert run is not None
+    given, into = arrays.tensor(x), arrays.tensor(out)
+    if not given.is_contiguous() or given.data_ptr() % 16:
+        given = given.clone(memory_format=_contiguous())
+    if into.is_contiguous():
+        run(given, into, bias)
+    else:
+        made = into.new_empty(into.shape)
+        run(given, made, bias)
+        into.copy_(made)
+
+
+def _contiguous() -> Any:
+    import torch
+
+    return torch.contiguous_format
+
+
+def pieces(how: str, x: Array, w: Any) -> Iterator[tuple[Array, slice, Array]]:
+    """x as the product takes it, and weights as floats [k, columns] of its type, some columns at a time."""
+    copy: DeviceCopy = w._packed
+    dtype = FLOAT32 if how == "fp32" else x.dtype
+    if x.dtype != dtype:
+        x = arrays.from_tensor("x", arrays.tensor(x).float())[0]
+    n, k = copy.shape
+    rows = max(1024, PIECE // max(1, k) // 1024 * 1024)
+    for first in range(0, n, rows):
+        here = slice(first, min(n, first + rows))
+        weight = arrays.from_tensor("w", copy.dequantize(np.dtype(dtype).name, here))[0]
+        yield x, here, weight.T

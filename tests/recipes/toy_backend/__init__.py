@@ -1,0 +1,1 @@
+"""A backend of one device, whose kernels are NumPy's object arithmetic on whole numbers."""

@@ -102,10 +102,11 @@ class _Along(Reverse):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        of = Recording(*ctx.call, ctx.needs_input_grad[3:])
+        kind, options, buffers = ctx.call
+        of = Recording(kind, options, buffers, ctx.needs_input_grad[3:])
         grads = differentiated(of, dy, *ctx.saved_tensors)
         if is_grad_enabled():  # create_graph=True
-            found = iter(_Once.apply(of.kind, len(grads), *grads, dy, *ctx.saved_tensors))
+            found = iter(_Once.apply(kind, len(grads), *grads, dy, *ctx.saved_tensors))
             grads = tuple([None if grad is None else next(found) for grad in grads])
         return (None, None, None, *grads)
 

@@ -1,4 +1,4 @@
-"""The table of operations along rows: a row gives an operator, its fake kernel, its gradient and what is routed to it."""
+"""The table of operations along rows: from a row come an operator, its fake kernel, its gradient and its routes."""
 
 from __future__ import annotations
 

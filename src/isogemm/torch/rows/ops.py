@@ -79,29 +79,34 @@ def _fits(kind: str, tensors: tuple[Any, ...]) -> bool:
 def _buffers(tensors: Grads) -> Grads:
     """Of each operand the float32 buffer that takes its gradient, or None."""
     found = tuple([getattr(t, "main_grad", None) for t in tensors])
-    if any(buffer is not None for buffer in found):
-        check_no_ddp()
+    for buffer in found:
+        if buffer is not None:
+            check_no_ddp()
     return found
 
 
-def _check_constants(kind: str, needs: Sequence[bool]) -> None:
-    if kind == "rope" and any(needs[1:]):
+def _check_constants(needs: Sequence[bool]) -> None:
+    """Raise where the angles of a rotation want gradients."""
+    if any(needs[1:]):
         raise OptionError("cos and sin", limit="constants", value="requires_grad=True", nearest="cos.detach()")
 
 
 class _Along(Reverse):
     @staticmethod
     def forward(ctx: Any, kind: str, options: tuple[Any, ...], buffers: Grads, *tensors: Tensor | None) -> Tensor:
-        ctx.of = Recording(kind, options, buffers, ctx.needs_input_grad[3:])
-        _check_constants(kind, ctx.of.needs)
+        ctx.call = (kind, options, buffers)
+        if kind == "rope":
+            _check_constants(ctx.needs_input_grad[3:])
         ctx.save_for_backward(*tensors)
         return direct(kind, tensors, options)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        grads = differentiated(ctx.of, dy, *ctx.saved_tensors)
+        kind, options, buffers = ctx.call
+        of = Recording(kind, options, buffers, ctx.needs_input_grad[3:])
+        grads = differentiated(of, dy, *ctx.saved_tensors)
         if is_grad_enabled():  # create_graph=True
-            found = iter(_Once.apply(ctx.of.kind, len(grads), *grads, dy, *ctx.saved_tensors))
+            found = iter(_Once.apply(kind, len(grads), *grads, dy, *ctx.saved_tensors))
             grads = tuple([None if grad is None else next(found) for grad in grads])
         return (None, None, None, *grads)
 
@@ -165,7 +170,8 @@ def _fake_backward(kind: str, dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.kind, tensors, ctx.buffers, ctx.rest = inputs[0], inputs[1:4], inputs[4:7], inputs[7:]
-    _check_constants(ctx.kind, ctx.needs_input_grad[1:4])
+    if ctx.kind == "rope":
+        _check_constants(ctx.needs_input_grad[1:4])
     ctx.save_for_backward(*tensors)
 
 

@@ -1,6 +1,6 @@
 """Operations along rows of torch CUDA tensors: a call seen before is a look-up, its results' memory and a launch.
 
-Operands have been checked by who calls (`isogemm.torch.rows.cpu`). The bits are those of `isogemm.contract.rows`.
+Operands have been checked by who calls (`isogemm.torch.rows.direct`). The bits are those of `isogemm.contract.rows`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ __all__ = ["kernel_of"]
 
 def kernel_of(call: Callable[[int], Any]) -> str | None:
     """``family [configuration], reason`` of the products that one call launches; None where no planner was asked."""
-    from isogemm.backends.cuda import calls as front
+    from isogemm.backends.cuda import calls
     from isogemm.backends.cuda.gemm import execute
 
     true, products = execute.choose, list[Any]()
@@ -19,7 +19,7 @@ def kernel_of(call: Callable[[int], Any]) -> str | None:
         products.append((product, device))
         return true(product, device)
 
-    front.forget()  # a call that was seen before does not ask again
+    calls.forget()  # a call that was seen before does not ask again
     execute.choose = watched
     try:
         call(0)

@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from benchmarks.llama.cpu.build import stubs, undefined
-from benchmarks.llama.cpu.cuda import LlamaCuda
+from benchmarks.llama.build import stubs, undefined
+from benchmarks.llama.cuda import LlamaCuda
 from benchmarks.quant_gpu import __main__ as quant_gpu
 from benchmarks.quant_gpu import measure as quant_gpu_measure
 from benchmarks.quant_gpu import operands as quant_gpu_operands

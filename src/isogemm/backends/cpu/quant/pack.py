@@ -35,7 +35,7 @@ COLUMNS = 16
 
 
 @njit
-def _place(task, q, column, out):
+def _put(task, q, column, out):
     """Codes of one column's block into the planes."""
     zero, low = types.int32(task[STORED_ZERO]), 4 if task[NIBBLE] >= 0 else 2
     for chunk in range(task[BLOCK] // 32):
@@ -65,7 +65,7 @@ def pack_panel(task, chunk, scratch):
         for c in range(min(COLUMNS, task[N] - chunk * COLUMNS)):
             source = task[SOURCE] + (chunk * COLUMNS + c) * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
             call7(task[DECODER], source, scratch, scratch + 256, scratch + 320, scratch + 384, task[BLOCK_BYTES], 0)
-            _place(task, q, c, out)
+            _put(task, q, c, out)
             put_half(out, task[D] + 2 * c, as_float(peek32(scratch + 384)))
             if task[OFFSET] < task[NBYTES]:
                 put_half(out, task[OFFSET] + 2 * c, as_float(peek32(scratch + 388)))

@@ -91,7 +91,7 @@ def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()
     """
     headers = _included(text)
     every = (f"--gpu-architecture={arch}", *ALWAYS, *options)
-    path = _place(text, headers, every)
+    path = _cached_at(text, headers, every)
     cubin = None if path is None else kept(path)
     if cubin is None:
         cubin = _compile(text, name, headers, every)
@@ -167,7 +167,7 @@ def cache_directory() -> Path | None:
     return cache_folder("cubins")
 
 
-def _place(text: str, headers: Mapping[str, str], options: Sequence[str]) -> Path | None:
+def _cached_at(text: str, headers: Mapping[str, str], options: Sequence[str]) -> Path | None:
     digest = hashlib.sha256()
     for part in (text, *(x for item in sorted(headers.items()) for x in item), *options, str(facts.nvrtc_version())):
         digest.update(f"{len(part)}:".encode())

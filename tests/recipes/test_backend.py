@@ -13,7 +13,7 @@ from tests.recipes.toy_backend.array import ToyArray
 import isogemm
 from isogemm import audit, backends
 from isogemm.errors import AliasError, ContractError, DeviceError, ShapeError
-from isogemm.lab.models import Linear
+from isogemm.lab.models import LinearShape
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ class ToyProvider(audit.Provider):
 
 
 def test_the_audit_holds():
-    report = audit.run([ToyProvider()], [Linear("toy", 5, 6)], require=[], sweep=[1, 2, 9, 16], speed=False)
+    report = audit.run([ToyProvider()], [LinearShape("toy", 5, 6)], require=[], sweep=[1, 2, 9, 16], speed=False)
     (result,) = report.providers.values()
     assert not result.reason
     status = {name: r.status for name, r in result.relations.items()}

@@ -223,12 +223,10 @@ def test_a_first_call_under_capture() -> None:
 
 def test_choices_do_not_change_bits() -> None:
     """A chooser made anew, with no memory of this process, gives the same bits."""
-    from isogemm.backends.cuda import calls as front
-    from isogemm.backends.cuda import device
+    from isogemm.backends.cuda.device import reload
 
     x, w = draw((33, 1024), BF16.dtype, 1), draw((512, 1024), BF16.dtype, 2)
     before = isogemm.linear(x, w)
     assert chooser(0)
-    device.forget()
-    front.forget()
+    reload()
     same(isogemm.linear(x, w), before)

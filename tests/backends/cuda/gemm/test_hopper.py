@@ -181,7 +181,7 @@ def _matrix(rows: int, cols: int, dtype: str, letter: str, seed: int) -> Any:
 def _launch(config: str, product: Product, at: Addresses) -> None:
     from tests.backends.cuda.device import torch
 
-    HOPPER.build(product, config, torch.cuda.current_device())(at, torch.cuda.current_stream().cuda_stream)
+    HOPPER.bind(product, config, torch.cuda.current_device())(at, torch.cuda.current_stream().cuda_stream)
 
 
 def _run(config: str, a: Any, b: Any, out_dtype: str, contract: Contract, **extra: Any) -> Any:

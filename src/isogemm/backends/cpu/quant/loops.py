@@ -29,7 +29,7 @@ COLUMNS = 16
 
 
 @njit
-def _operands(chunk, w):
+def _own_chunk(chunk, w):
     """Which chunk of panels the chunk of that number is.
 
     Threads that keep step take turns, so each walks a stretch of its own, whose next lines its core has asked for.
@@ -47,7 +47,7 @@ def run_panels(task, chunk, scratch):
     """Panels of one chunk, all rows."""
     d, w = task[f.FIELDS : 2 * f.FIELDS], task[2 * f.FIELDS :]
     m, n = d[f.M], d[f.N]
-    chunk = _operands(chunk, w)
+    chunk = _own_chunk(chunk, w)
     first, last = chunk * w[PER_CHUNK], min(w[COUNT], (chunk + 1) * w[PER_CHUNK])
     direct = d[f.O_E] == FLOAT32 and d[f.O_CS] == 4 and d[f.ALPHA] == f.ONE and d[f.BETA] == 0 and d[f.BIAS] == 0
     for i0 in range(0, m, w[ROWS_PER_BLOCK]):

@@ -15,6 +15,7 @@ from tests.products import BF16, DTYPES, F16, F32, assert_same, product, values
 
 import isogemm
 from isogemm.errors import DeviceError, DTypeError, LayoutError, OptionError
+from isogemm.operands import dlpack
 from isogemm.operands import views as interop
 
 
@@ -96,7 +97,7 @@ class Handmade:
 
     def __init__(self, x: np.ndarray, byte_offset: int, major: int = 1) -> None:
         self.shape = (ctypes.c_int64 * 2)(2, 3)
-        self.struct = interop._Versioned(major=major)
+        self.struct = dlpack._Versioned(major=major)
         tensor = self.struct.tensor
         tensor.data, tensor.byte_offset, tensor.ndim = x.ctypes.data, byte_offset, 2
         tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = 2, 32, 1

@@ -18,7 +18,6 @@ EVERY = (*COMPILED_HERE, *BY_TRITON, "gemm/cublaslt")
 
 def of(package: Path) -> dict[str, str]:
     """Fingerprints of all homes in a copy of the package."""
-    fingerprint.cache_clear()
     _clear()
     return {name: fingerprint(f"backends/cuda/{name}", package) for name in EVERY}
 
@@ -26,6 +25,7 @@ def of(package: Path) -> dict[str, str]:
 def _clear() -> None:
     from isogemm.planner import fingerprint as module
 
+    module._hashed.cache_clear()
     module._named.cache_clear()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isogemm.backends.cuda.rows.code import Code, RowsCase
-from isogemm.backends.cuda.rows.kernels import RowsKernel
+from isogemm.backends.cuda.rows.family import RowsKernel
 
 
 class Toy(RowsKernel):

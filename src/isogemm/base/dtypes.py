@@ -1,8 +1,8 @@
 """The element types of products: one table of their names, NumPy types, sizes, codes in kernels and words elsewhere.
 
-Whoever needs a type by another name takes it from here: `NUMPY` by the name, `TORCH` by torch's text, `CODE` for what
-kernels are compiled with, `TRITON` and `PTX` for those languages' words, `ITEMSIZE` in bytes. `as_dtype` reads what
-callers write, and `check_dtype` refuses what no product takes.
+Whoever needs a type by another name takes it from here: `NUMPY` by the name, `TORCH` by torch's text, `CODE` (by the
+name) and `CODE_OF` (by the NumPy type) for what kernels are compiled with, `TRITON` and `PTX` for words of those
+languages, `ITEMSIZE` in bytes. `as_dtype` reads what callers write, and `check_dtype` refuses what no product takes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .arguments import shown
 __all__ = [
     "BFLOAT16",
     "CODE",
+    "CODE_OF",
     "DTYPES",
     "FLOAT16",
     "FLOAT32",
@@ -73,6 +74,7 @@ NUMPY = {t.name: t.dtype for t in TYPES}
 TORCH = {f"torch.{t.name}": t.dtype for t in TYPES}
 ITEMSIZE = {t.name: t.dtype.itemsize for t in TYPES}
 CODE = {t.name: t.code for t in TYPES}
+CODE_OF = {t.dtype: t.code for t in TYPES}
 TRITON = {t.name: t.triton for t in TYPES}
 PTX = {t.name: t.ptx for t in TYPES}
 SHORT_NAMES = {short: t.name for t in TYPES for short in (t.triton, t.ptx)}

@@ -1,4 +1,7 @@
-"""A CUDA device: memory from torch's allocator, kernels of this folder on torch's current stream."""
+"""A CUDA device: memory from torch's allocator, kernels of this folder on torch's current stream.
+
+What chooses kernels loads late: it brings tables and trials, which nobody on a CPU waits for.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,9 @@ from ...operands import cuda as arrays
 from ...operands.device_array import DeviceId
 from ...operands.tensors import is_tensor
 from ...planner.device import Device
-from ...planner.products import Chooser
 from . import calls
-from .driver import facts, machine
-from .gemm import choose, list_calls
+from .driver import facts
+from .gemm import list_calls
 from .gemm.execute import Executor
 
 __all__ = ["CudaDevice", "count", "current", "open_device", "recall", "recall_items", "reload", "usable"]
@@ -58,6 +60,8 @@ class CudaDevice(Executor, Device):
         arrays.give_back(stream, self.place)
 
     def default(self, dtype_a: np.dtype[Any], dtype_b: np.dtype[Any]) -> Contract:
+        from .gemm import choose
+
         return choose.default_contract_of(self.place.ordinal, name_of(dtype_a) if dtype_a == dtype_b else "float32")
 
     def pack(self, w: Array) -> calls.DeviceWeight:
@@ -69,7 +73,9 @@ class CudaDevice(Executor, Device):
         table.remember(kind, operands, options, result, self)
 
     @property
-    def chooser(self) -> Chooser:
+    def chooser(self) -> Any:
+        from .gemm import choose
+
         return choose.chooser(self.place.ordinal)
 
     @property
@@ -87,6 +93,9 @@ def open_device(place: DeviceId, tensors: bool = False) -> CudaDevice:
 
 def reload() -> None:
     """Forget choosers, verdicts and calls seen before, so that new tables and records are read."""
+    from .driver import machine
+    from .gemm import choose
+
     choose.forget()
     machine.forget()
     calls.forget()

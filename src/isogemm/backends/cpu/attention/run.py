@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....base.dtypes import CODE, name_of
+from ....base.dtypes import CODE_OF
 from ....base.threads import get_num_threads
 from ....contract.attention import LEAF, ranges
 from ....contract.spec import Contract
@@ -210,7 +210,7 @@ def _products(powers: Array, v: Array, out: Array, contract: Contract) -> None:
 
 
 def _code(dtype: np.dtype[Any]) -> int:
-    return loops.BOOLEAN if dtype.kind == "b" else CODE[name_of(dtype)]
+    return loops.BOOLEAN if dtype.kind == "b" else CODE_OF[dtype]
 
 
 def _run_leaves(

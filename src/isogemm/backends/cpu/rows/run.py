@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....base.dtypes import CODE, name_of
+from ....base.dtypes import CODE_OF
 from ....base.threads import get_num_threads
 from ....errors import LimitError
 from ..gemm.tasks import float32_bits
@@ -60,7 +60,7 @@ def run(
         (
             *_HEADER,
             *(kernel, rows, n, per_chunk, float32_bits(epsilon)),
-            *(out.ctypes.data, out.shape[-1], CODE[name_of(out.dtype)]),
+            *(out.ctypes.data, out.shape[-1], CODE_OF[out.dtype]),
             *_describe(x, tables),
             *(_ABSENT if first is None else _describe(first, tables)),
             *(_ABSENT if second is None else _describe(second, tables)),
@@ -81,7 +81,7 @@ def _cut(rows: int, n: int) -> tuple[int, int, int]:
 
 def _describe(x: Array, tables: list[Array]) -> tuple[int, int, int, int, int]:
     """An operand's words. Rows that no one step reaches get a table of addresses, which is kept in `tables`."""
-    place, code, column = x.ctypes.data, CODE[name_of(x.dtype)], x.strides[-1]
+    place, code, column = x.ctypes.data, CODE_OF[x.dtype], x.strides[-1]
     if x.ndim <= 2:
         return place, x.strides[0] if x.ndim == 2 and len(x) > 1 else 0, 0, column, code
     if x.flags.c_contiguous:

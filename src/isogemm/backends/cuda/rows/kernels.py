@@ -1,91 +1,27 @@
 """The kernels along rows, a row of `KERNELS` each: when one serves, how it is cut, and what its trial has to reach.
 
 Neither how many warps share a row nor how many elements a thread reads at once reaches the bits. Of a function's
-kernels, the first that serves is the fastest; the last takes rows of any length.
+kernels, the first that serves is the fastest; the last takes rows of any length. Code that reads neighbours goes
+before code that reads one by one, whichever kernel is its.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ....planner.bench import Bench
 from ....planner.choose import Option, choose
 from ..driver.kernel import Bound, Parameter
 from ..driver.machine import admissions
 from .code import Code, RowsCase
-from .trial import try_code
+from .family import RowsKernel
 
-__all__ = ["KERNELS", "RowsKernel", "serve", "team"]
+__all__ = ["KERNELS", "serve", "team"]
 
 LONGEST = 16384  # elements of a row that a block holds
 CLUSTER_BYTES = 226 * 1024  # of a row's eighth
 CLUSTERS = 16  # of eight blocks, that an H200 runs at once
 SLOTS = 132 * 16  # warps that keep an H200 busy
-
-
-class RowsKernel:
-    """A family: one file beside this one. What is here fits most of them.
-
-    Attributes
-    ----------
-    file, function : str
-    rows : pair of tuple of int
-        Leading dimensions of operands in trials: of code that counts one of them, and of code that counts four.
-    """
-
-    name: str
-    file: str
-    function: str
-    home = "backends/cuda/rows"
-    rows: tuple[tuple[int, ...], tuple[int, ...]] = (31,), (2, 3, 2, 3)
-
-    def __init_subclass__(cls) -> None:
-        cls.name = f"rows {cls.file}"
-
-    def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
-        """What the kernel's own cut selects; None where it does not serve."""
-        return {}
-
-    def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
-        """Grid, block, and bytes of shared memory."""
-        raise NotImplementedError
-
-    def numbers(self, code: Code, case: RowsCase) -> list[Parameter]:
-        """The last parameters."""
-        return [("i32", case.n), ("f32", case.eps)]
-
-    def lengths(self, code: Code) -> tuple[int, ...]:
-        """Of rows, in trials: what fills the code, and what just needs it."""
-        raise NotImplementedError
-
-    def configs(self, case: RowsCase) -> Sequence[Code]:
-        """Code that reads as many neighbours as operands allow, then code that reads one by one."""
-        found = []
-        for vector in (True, False) if case.vector else (False,):
-            own = self.macros(case, vector=vector)
-            if own is not None:
-                found.append(Code.of(self.file, self.function, {**(case.macros or {}), "VEC": vector, **own}))
-        return found
-
-    def supports(self, case: RowsCase, config: Code) -> bool:
-        """Every code of `configs` is legal."""
-        return True
-
-    def code(self, case: RowsCase, config: Code) -> str:
-        """The macros."""
-        return str(config)
-
-    def trial(self, bench: Bench, case: RowsCase, config: Code) -> str:
-        """See `isogemm.backends.cuda.rows.trial`."""
-        return try_code(bench, self, config)
-
-    def bind(self, case: RowsCase, config: Code, device: int) -> Bound:
-        """``launch(stream, addresses...)`` of pointers that are not absent, inputs first."""
-        params: list[Parameter] = ["ptr" if kind >= 0 else ("ptr", 0) for kind in case.kinds]
-        params += [("map", place) for place in case.places] + [("i64", step) for step in case.columns]
-        params += self.numbers(config, case)
-        return config.load(device).bind(params, pdl=True, **self.launch(config, case))
 
 
 class Held(RowsKernel):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, overload
 
-from ..backends import backend, open_device
+from ..backends import BACKENDS, backend, find, open_device
 from ..base.arguments import of_type, shown
 from ..base.dtypes import ITEMSIZE
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
-from ..operands.device_array import HOST, DeviceId
+from ..operands.device_array import DeviceId
 from ..planner.explain import DevicePlan, explain
 from ..planner.tuning import Wanted, pose
 from ..problem.numeric import numeric_plan
@@ -116,11 +116,12 @@ def plan(
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise OptionError("threads", limit="at least 1", value=repr(threads), nearest=1)
     types = (dtype, b_type, out_type)
-    if device != "cpu":
+    kind = device.partition(":")[0]
+    if kind == "cuda" or kind not in BACKENDS:
         if packed or threads is not None:
             raise OptionError("packed and threads", limit="device='cpu'", value=device, nearest="leave them out")
         return _on_gpu((m, n, k), types, a_op + b_op, contract, device)
-    found: Plan = open_device(HOST).plan((m, n, k), types, a_op + b_op, packed, contract, threads)
+    found: Plan = open_device(find(device)).plan((m, n, k), types, a_op + b_op, packed, contract, threads)
     return found
 
 

@@ -62,15 +62,15 @@ class Device:
 
     def memory(self) -> int:
         """Bytes that this device could hold."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.memory")
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """New memory in C order; `LimitError` where there is not enough."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.empty")
 
     def assign(self, out: Array, x: Array) -> None:
         """out[...] = x."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.assign")
 
     def contiguous(self, x: Array) -> Array:
         """`x` in C order: itself, or a copy."""
@@ -82,7 +82,7 @@ class Device:
 
     def result(self, x: Array, operands: tuple[Any, ...]) -> Any:
         """A result as the kind of the caller's operands."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.result")
 
     def release(self, stream: int) -> None:
         """Let another library's stream wait for the work that was enqueued on its operands."""
@@ -115,7 +115,7 @@ class Device:
         ContractError
             This device does not have the contract.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.gemm")
 
     def gemm_batched(
         self,

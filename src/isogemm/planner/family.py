@@ -90,7 +90,10 @@ class Families(Generic[F]):
             try:
                 module, _, attribute = row.partition(":")
                 family = getattr(import_module(f".{module}", self.package), attribute)
-                found[name] = family() if isinstance(family, type) else family
+                made = family() if isinstance(family, type) else family
+                if made.name != name:
+                    raise AttributeError(f"its name is {made.name!r}, its row's {name!r}")
+                found[name] = made
             except (ImportError, AttributeError, OSError) as error:
                 missing[name] = f"{type(error).__name__}: {error}"
         return found, missing

@@ -106,7 +106,7 @@ class Chooser:
         missing = [f"{name} ({why})" for name, why in self.absent.items()]
         return choose(
             options, product, self.admissions, what=str(numeric_key(product)), judge=self.verdict,
-            nearest="fma/chain, or the CPU, which has every contract",
+            nearest=("" if product.contract == Contract() else "fma/chain, or ") + "the CPU, which has every contract",
             none=f"none supports it; families that do not load: {', '.join(missing) or 'none'}",
         )  # fmt: skip
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from isogemm.contract.rows import OPERATIONS  # noqa: E402
+from isogemm.contract.reference import canonical  # noqa: E402
+from isogemm.contract.rows import OPERATIONS, Operation, RowOperand  # noqa: E402
+from isogemm.errors import OptionError  # noqa: E402
 from isogemm.torch.routing.rows import REDUCTIONS  # noqa: E402
 from isogemm.torch.rows import ops, table  # noqa: E402
+from isogemm.torch.rows.direct import direct  # noqa: E402
+from isogemm.torch.rows.signature import signature  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", table.ROWS)
@@ -30,3 +35,35 @@ def test_what_rows_name_is_routed():
 def test_every_operation_of_the_contract_is_torchs_or_a_part_of_one():
     left = set(OPERATIONS) - set(table.ROWS) - set(ops.FUSED)
     assert all(name.endswith("_back") or name == "norm_rope" for name in left)
+
+
+@pytest.mark.parametrize("kind", sorted(set(table.ROWS) & set(OPERATIONS)))
+@pytest.mark.parametrize("n", [2, 130, 1026])
+def test_every_operation_has_the_bits_of_its_formula_on_the_host(kind, n):
+    """No trial looks at kernels of a CPU: this does, for what is in the table and what will be."""
+    random, operation = np.random.default_rng(n), OPERATIONS[kind]
+    shapes = {"rows": (3, n), "row": (n,), "angles": (3, n // 2)}
+    drawn = [random.standard_normal(shapes[x.extent]).astype(np.float32) * 3 for x in operation.operands]
+    drawn[0][1, :2] = np.inf, -0.0
+    drawn[0][2, 1] = np.nan
+    for option in (False, True) if "interleaved" in operation.options else (1e-5,):
+        own = {"eps": option} if "eps" in operation.options else {"interleaved": option}
+        options = [option] if "eps" in operation.options or "interleaved" in operation.options else []
+        options += [True] if operation.results[0].width else []
+        got = direct(kind, tuple(map(torch.from_numpy, drawn)), (*options, None)).numpy()
+        for i in range(3):
+            rows = [x if x.ndim == 1 else x[i] for x in drawn]
+            want = canonical(np.atleast_1d(operation.results_of(*rows, **own)[0]).astype(np.float32))
+            assert (canonical(got[i]).view(np.uint32) == want.view(np.uint32)).all(), (kind, i)
+
+
+def test_what_the_host_cannot_take_is_refused_when_it_is_defined(monkeypatch):
+    four = tuple(RowOperand(name) for name in ("x", "y", "z", "t"))
+    monkeypatch.setitem(OPERATIONS, "four", Operation(lambda x, y, z, t: x, four, "each"))
+    with pytest.raises(OptionError, match="operands of four: limit: at most 3; got: 4"):
+        signature("four")
+    monkeypatch.setitem(OPERATIONS, "power", Operation(lambda x: x, kernels="each", options=("power",)))
+    with pytest.raises(OptionError, match="option of power: limit: "):
+        signature("power")
+    with pytest.raises(OptionError, match="operation along rows: limit: "):
+        signature("nope")

@@ -20,6 +20,8 @@ from ...operands.tensors import check_tensor
 from ...operands.views import array
 
 __all__ = [
+    "MOST_OPERANDS",
+    "OPTION_TYPES",
     "Signature",
     "check_eps",
     "check_extent",
@@ -33,6 +35,11 @@ __all__ = [
 ]
 
 
+MOST_OPERANDS = 3  # that the host's kernels take
+# The option besides ``out_dtype`` as schemas have it.
+OPTION_TYPES = {"": "", "eps": ", float eps", "keepdim": ", bool keepdim", "interleaved": ", bool interleaved"}
+
+
 class Signature(NamedTuple):
     """Operands; the one option besides ``out_dtype``, or ""; whether a row becomes one number; whose dtype that has."""
 
@@ -44,12 +51,24 @@ class Signature(NamedTuple):
 
 @cache
 def signature(kind: str) -> Signature:
-    """That of an operation of the table, or of ``embedding``, which copies rows and computes nothing."""
+    """That of an operation of the table, or of ``embedding``, which copies rows and computes nothing.
+
+    Raises
+    ------
+    OptionError
+        There is no such operation, or it has more operands or another option than a call can hand on.
+    """
     if kind == "embedding":
         return Signature((RowOperand("weight"), RowOperand("ids")), "", False, 0)
+    if kind not in OPERATIONS:
+        raise OptionError("operation along rows", limit=sorted(OPERATIONS), value=kind, nearest="rms_norm")
     operation = OPERATIONS[kind]
-    result = operation.results[0]
+    result, count = operation.results[0], len(operation.operands)
+    if count > MOST_OPERANDS:
+        raise OptionError(f"operands of {kind}", limit=f"at most {MOST_OPERANDS}", value=count, nearest=MOST_OPERANDS)
     option = next((name for name in operation.options if name != "dtype"), "keepdim" if result.width else "")
+    if option not in OPTION_TYPES:
+        raise OptionError(f"option of {kind}", limit=list(OPTION_TYPES)[1:], value=option, nearest="eps")
     like = next(i for i, operand in enumerate(operation.operands) if operand.name == result.like)
     return Signature(operation.operands, option, result.width is not None, like)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..routing.elementwise import subnormals_kept
 from . import gradients
 from .gradients import Grads, Recording
-from .signature import signature
+from .signature import OPTION_TYPES, signature
 
 __all__ = ["ROWS", "Along", "differentiated", "fake", "schema"]
 
@@ -53,14 +53,13 @@ ROWS: dict[str, Along] = {
     "rope": Along(gradients.rope),
     "embedding": Along(gradients.embedding),
 }
-_TYPES = {"": "", "eps": ", float eps", "keepdim": ", bool keepdim", "interleaved": ", bool interleaved"}
 
 
 def schema(kind: str) -> str:
     """The operator's, without a gradient: operands, the operation's option, ``out_dtype``."""
     operands, option, *_ = signature(kind)
     named = ", ".join(f"Tensor{'?' if extent == 'row' else ''} {name}" for name, extent in operands)
-    return f"({named}{_TYPES[option]}{'' if kind == 'embedding' else ', ScalarType? out_dtype'}) -> Tensor"
+    return f"({named}{OPTION_TYPES[option]}{'' if kind == 'embedding' else ', ScalarType? out_dtype'}) -> Tensor"
 
 
 def fake(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:

@@ -69,10 +69,11 @@ def _on_device(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) ->
         found = rows.known_one(kind, x, options)
     elif count == 2:
         found = rows.known_two(kind, x, tensors[1], options)
+    elif tensors[1] is None:
+        tag = f"{kind} without its second"
+        found = rows.known(tag, (tensors[0], *tensors[2:]), options)
     else:
-        if tensors[1] is None:
-            tag = f"{kind} without its second"
-        found = rows.known(tag, tuple([t for t in tensors if t is not None]), options)
+        found = rows.known(kind, tensors, options)
     return _launch(kind, tensors, options, tag) if found is None else found
 
 

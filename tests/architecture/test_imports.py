@@ -169,6 +169,13 @@ def test_the_products_load_no_reader():
     assert not loaded_by("import isogemm; isogemm.matmul") & {"altair", "rich", "torch", "typer"}
 
 
+def test_a_product_on_a_cpu_loads_nothing_that_chooses_kernels_elsewhere():
+    code = "import sys, numpy, isogemm; x = numpy.ones((2, 2), 'f4'); isogemm.matmul(x, x); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "isogemm.backends.cpu.gemm.execute" in loaded
+    assert not {"isogemm.planner.products", "isogemm.planner.trials", "isogemm.planner.tables"} & set(loaded)
+
+
 @pytest.mark.parametrize("name", isogemm.__all__)
 def test_public_names_resolve_and_are_documented(name):
     value = getattr(isogemm, name)

@@ -15,8 +15,7 @@ from tests.products import BF16, DTYPES, F16, F32, assert_same, product, values
 
 import isogemm
 from isogemm.errors import DeviceError, DTypeError, LayoutError, OptionError
-from isogemm.operands import dlpack
-from isogemm.operands import views as interop
+from isogemm.operands import dlpack, views
 
 
 def tensor(x: np.ndarray):
@@ -46,7 +45,7 @@ class Producer:
 @pytest.mark.parametrize("view", [np.s_[:], np.s_[2:, 1::2], np.s_[:, :0], np.s_[3]])
 def test_dlpack_is_a_view_with_the_same_bits(dtype, old, view):
     x = values((6, 8), dtype, seed=1)
-    got = interop.array("x", Producer(tensor(x)[view], old=old))
+    got = views.array("x", Producer(tensor(x)[view], old=old))
     want = x[view]
     assert_same(got, np.ascontiguousarray(want))
     if want.size:
@@ -60,7 +59,7 @@ def test_dlpack_memory_lives_as_long_as_its_view():
     want = x.view(torch.uint16).numpy().copy()
     storage = weakref.ref(x.untyped_storage())
     producer = Producer(x)
-    got = interop.array("x", producer)[10:20]
+    got = views.array("x", producer)[10:20]
     del x, producer
     junk = [torch.zeros(1000, dtype=torch.bfloat16) for _ in range(50)]  # would reuse the memory
     np.testing.assert_array_equal(got.view(np.uint16), want[10:20])
@@ -71,7 +70,7 @@ def test_dlpack_memory_lives_as_long_as_its_view():
 def test_dlpack_keeps_read_only():
     x = values((3, 4))
     x.flags.writeable = False
-    got = interop.array("x", Producer(x))
+    got = views.array("x", Producer(x))
     assert np.shares_memory(got, x)
     assert not got.flags.writeable
     with pytest.raises(LayoutError, match="read-only"):
@@ -82,14 +81,14 @@ def test_dlpack_refusals():
     with pytest.raises(DeviceError, match=r"\(2, 0\).*nearest"):
         isogemm.matmul(Producer(values((2, 2)), device=(2, 0)), values((2, 2)))
     with pytest.raises(DTypeError, match="code 2 with 64 bits"):
-        interop.array("x", Producer(np.ones(3)))
+        views.array("x", Producer(np.ones(3)))
 
     class Broken(Producer):
         def __dlpack__(self, **options):
             raise RuntimeError("cannot export")
 
     with pytest.raises(LayoutError, match="cannot export"):
-        interop.array("x", Broken(values((2, 2))))
+        views.array("x", Broken(values((2, 2))))
 
 
 class Handmade:
@@ -115,9 +114,9 @@ class Handmade:
 
 def test_dlpack_fields_that_few_producers_use():
     x = values((10,), seed=1)
-    assert_same(interop.array("x", Handmade(x, 8)), x[2:8].reshape(2, 3))
+    assert_same(views.array("x", Handmade(x, 8)), x[2:8].reshape(2, 3))
     with pytest.raises(LayoutError, match=r"version 2\.0"):
-        interop.array("x", Handmade(x, 8, major=2))
+        views.array("x", Handmade(x, 8, major=2))
 
 
 class Interface:
@@ -137,7 +136,7 @@ class Dunder:
 def test_protocols_are_views(wrap, recwarn):
     x = values((3, 4))
     recwarn.clear()
-    got = interop.array("x", wrap(x))
+    got = views.array("x", wrap(x))
     assert type(got) is np.ndarray
     assert_same(got, x)
     assert np.shares_memory(got, x)
@@ -184,14 +183,14 @@ def test_torch_in_torch_out(dtype):
     got = isogemm.linear(tensor(x), tensor(w), tensor(bias))
     assert isinstance(got, torch.Tensor)
     assert got.dtype == tensor(x).dtype
-    assert_same(interop.array("got", got), want)
+    assert_same(views.array("got", got), want)
     assert_same(
-        interop.array("got", isogemm.matmul(tensor(x), tensor(w).T)), product(x.reshape(6, 40), w.T).reshape(2, 3, 5)
+        views.array("got", isogemm.matmul(tensor(x), tensor(w).T)), product(x.reshape(6, 40), w.T).reshape(2, 3, 5)
     )
     for form in (isogemm.gemm_batched, isogemm.gemm_grouped):
         pair = form([tensor(x[0]), tensor(x[1])], [tensor(w)] * 2, trans_b="T")
         assert all(isinstance(y, torch.Tensor) for y in pair)
-        assert_same(interop.array("y", pair[1]), product(x[1], w.T))
+        assert_same(views.array("y", pair[1]), product(x[1], w.T))
     scalar = isogemm.matmul(tensor(x[0, 0]), tensor(w[0]))
     assert isinstance(scalar, torch.Tensor)
     assert scalar.shape == ()
@@ -203,7 +202,7 @@ def test_a_tensor_as_out(dtype):
     a, b = values((4, 20), dtype, seed=1), values((20, 3), dtype, seed=2)
     out = torch.full((8, 6), float("nan"), dtype=tensor(a).dtype)[::2, ::2]
     assert isogemm.matmul(a, tensor(b), out=out) is out
-    assert_same(interop.array("out", out).copy(), product(a, b))
+    assert_same(views.array("out", out).copy(), product(a, b))
     with pytest.raises(isogemm.errors.AliasError):
         isogemm.matmul(a, b, out=torch.zeros(1, 3, dtype=out.dtype).expand(4, 3))
 
@@ -212,7 +211,7 @@ def test_results_share_no_hidden_copy():
     torch = pytest.importorskip("torch")
     got = isogemm.matmul(torch.ones(3, 4), torch.ones(4, 2))
     got[0, 0] = 7
-    assert interop.array("got", got)[0, 0] == 7
+    assert views.array("got", got)[0, 0] == 7
     assert type(isogemm.matmul(np.ones((3, 4), F32), np.ones((4, 2), F32))) is np.ndarray
 
 

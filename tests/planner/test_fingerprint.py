@@ -31,7 +31,7 @@ def _clear() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    for folder in ("backends", "contract", "formats"):
+    for folder in ("backends", "contract", "formats", "planner"):
         shutil.copytree(PACKAGE / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
     return tmp_path
 
@@ -84,6 +84,13 @@ def test_what_is_included_and_imported_is_part_of_it(file: str, homes: set[str],
     products = {name for name in EVERY if name.startswith("gemm/")}
     assert changed & products == homes & products
     assert changed >= homes
+
+
+@pytest.mark.parametrize(("file", "homes"), [("bench.py", set(EVERY)), ("trials.py", {x for x in EVERY if "/" in x})])
+def test_the_trial_is_part_of_it(file: str, homes: set[str], package: Path) -> None:
+    """What was admitted by a trial that saw less is tried again."""
+    assert edited(package, f"planner/{file}") >= homes
+    assert not edited(package, "planner/tuning.py")
 
 
 def test_the_definition_is_part_of_it(package: Path) -> None:

@@ -48,6 +48,11 @@ def test_products_have_the_bits_of_the_cpu(dtype):
     same(out, isogemm.gemm(a, b, out=sums, accumulate=True))
 
 
+def test_a_part_that_it_lacks_is_named():
+    with pytest.raises(DeviceError, match=r"plans: limit: a device whose backend has them; got: toy"):
+        isogemm.plan(3, 4, 5, device="toy")
+
+
 def test_every_form_and_layout():
     a, b = values((4, 1, 5, 6), seed=1), values((3, 6, 7), seed=2)
     same(isogemm.matmul(ToyArray(a), ToyArray(b)), isogemm.matmul(a, b))

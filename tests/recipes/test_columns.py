@@ -19,7 +19,7 @@ from tests.planner.fakes import FakeMachine
 from tests.recipes import toy_attention, toy_operation, toy_rows
 
 from isogemm.backends.cpu.rows import loops
-from isogemm.backends.cuda.attention import choose as attention_choose
+from isogemm.backends.cuda.attention import choose
 from isogemm.backends.cuda.driver import facts, kernel, machine, nvrtc
 from isogemm.backends.cuda.rows import build, kernels
 from isogemm.backends.cuda.rows.code import Code
@@ -62,9 +62,9 @@ def test_a_kernel_along_rows_is_a_file_and_a_row(monkeypatch, host, admissions):
 
 
 def test_a_kernel_of_attention_is_a_file_and_a_row(monkeypatch, admissions):
-    monkeypatch.setitem(attention_choose.KERNELS, "toy", toy_attention.Toy())  # the row
+    monkeypatch.setitem(choose.KERNELS, "toy", toy_attention.Toy())  # the row
     case = pose(tq=3, tk=70, d=40)
-    run = attention_choose.admitted_run(case)
+    run = choose.admitted_run(case)
     assert states(admissions) == {"attention toy": "admitted"}
     held = [np.random.default_rng(i).standard_normal(x.shape).astype("bfloat16") for i, x in enumerate(case.operands)]
     y, stop = np.zeros((*held[0].shape[:3], 40), held[0].dtype), np.full(2, 70, np.int32)

@@ -18,6 +18,12 @@ from isogemm.problem.product import Addresses
 PRODUCT = replace(linear(3, 5, 7, "fma/chain"), dtype_a="float32", dtype_b="float32", dtype_out="float32")
 
 
+def test_a_row_under_another_name_than_its_family_s_says_so() -> None:
+    families: Families = Families("tests.recipes", {"other": "toy_product:Toy"})
+    assert not families.found
+    assert "its name is 'toy', its row's 'other'" in families.absent["other"]
+
+
 def test_a_kernel_for_products_is_a_file_and_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     admissions = Admissions(FakeMachine(), Records(tmp_path))
     monkeypatch.setattr(choose, "FAMILIES", Families("tests.recipes", {"toy": "toy_product:Toy"}))  # the row

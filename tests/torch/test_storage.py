@@ -147,12 +147,12 @@ def test_sharded_models_train_as_whole_ones(tmp_path):
 
 def test_memory_of_a_view_is_the_tensors_own():
     """No copy, whatever the strides; writes through the array are the tensor's."""
-    from isogemm.operands import views as interop
+    from isogemm.operands import views
 
     base = torch.arange(240.0).reshape(4, 5, 12)
     cases = (base, base[1], base[:, 2:, 3::2], base.transpose(0, 2), base[0, 0, :1].expand(3, 1), base[2, 3, 4])
     for x in (*cases, base[:0], *[y.bfloat16() for y in cases]):
-        found = interop.array("x", x)
+        found = views.array("x", x)
         assert found.shape == tuple(x.shape)
         assert found.tolist() == x.tolist()
         if x.numel():
@@ -160,16 +160,16 @@ def test_memory_of_a_view_is_the_tensors_own():
             assert [s for s, n in zip(found.strides, x.shape, strict=True) if n > 1] == [
                 s * x.element_size() for s, n in zip(x.stride(), x.shape, strict=True) if n > 1
             ]
-    interop.array("x", base)[0, 0, 0] = 7
+    views.array("x", base)[0, 0, 0] = 7
     assert base[0, 0, 0] == 7
 
 
 def test_an_array_keeps_its_tensor_alive():
-    from isogemm.operands import views as interop
+    from isogemm.operands.views import array
 
     x = torch.full((1000,), 3.0)
     seen = weakref.ref(x)
-    view = interop.array("x", x)[1:]
+    view = array("x", x)[1:]
     del x
     gc.collect()
     assert seen() is not None

@@ -14,7 +14,7 @@ from ..contract.spec import Contract, ContractLike, Order, as_contract
 from ..errors import OptionError, ShapeError
 from ..operands.device_array import HOST
 from ..planner.device import Device
-from ..problem import settings as problem
+from ..problem import settings
 from ..problem.settings import Settings
 from ..quant.matrix import QuantizedMatrix
 from . import dispatch
@@ -58,7 +58,7 @@ def linear(
     xx = here.view("x", x)
     here.note("w", w.place)
     xbias, target = here.optional("bias", bias), here.optional("out", out)
-    problem.check_operand("x", xx)
+    settings.check_operand("x", xx)
     n, k = w.shape
     if xx.ndim == 0 or xx.shape[-1] != k:
         raise ShapeError(
@@ -68,7 +68,7 @@ def linear(
             nearest=f"x {[*xx.shape[:-1], k]}",
         )
     if xbias is not None:
-        problem.check_bias(xbias, n)
+        settings.check_bias(xbias, n)
     how, chosen = _choose(w, xx.dtype, contract, activations, out_dtype, here.device)
     dtype = chosen.out_dtype or xx.dtype
     shape = (*xx.shape[:-1], n)
@@ -76,7 +76,7 @@ def linear(
     if target is None:
         target = dispatch.allocate(here.device, shape, dtype)
     else:
-        problem.check_out(target, shape, dtype, (("x", xx), ("w", w.rows), ("bias", xbias)))
+        settings.check_out(target, shape, dtype, (("x", xx), ("w", w.rows), ("bias", xbias)))
     done = True
     if target.size:
         quant = here.device.quant

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..api import dispatch
 from ..api.operands import Operands
-from ..problem import settings as problem
+from ..problem import settings
 from . import calls as blas
 
 __all__ = ["Call", "Operand", "describe"]
@@ -175,7 +175,7 @@ def describe(a: Any, b: Any, out: Any = None) -> Call:
     mc = None if xc is None else dispatch.with_axes(xc, shape, xa.ndim == 1, xb.ndim == 1)
     for name, x in (("a", ma), ("b", mb), ("out", mc)):
         if x is not None:
-            problem.check_operand(name, x)
+            settings.check_operand(name, x)
     places = [
         _Matrices.of("a", ma, whole[:-2]),
         _Matrices.of("b", mb, whole[:-2]),

@@ -14,7 +14,7 @@ from ..base.disk import check_room
 from ..base.progress import progress_bar
 from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
-from . import quant as quant_cli
+from . import quant
 
 if TYPE_CHECKING:
     from ..audit import Report, WeightSource
@@ -306,8 +306,8 @@ def _audit_model(
 
 
 app.command("admissions")(admissions_command)
-app.command("quantize")(quant_cli.quantize_command)
-app.command("inspect")(quant_cli.inspect_command)
+app.command("quantize")(quant.quantize_command)
+app.command("inspect")(quant.inspect_command)
 
 
 def _replay(text: str) -> NoReturn:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base import arguments as given
+from ..base import arguments
 from ..errors import OptionError, ShapeError
 
 __all__ = ["FORMATS", "BlockFormat", "Field", "format_of"]
@@ -129,7 +129,7 @@ class BlockFormat:
         ShapeError
             `k` is no multiple of the block; the error names the format that fits. There are no partial blocks.
         """
-        k = given.whole(f"{name + ': ' if name else ''}columns of a {self.name} matrix", k)
+        k = arguments.whole(f"{name + ': ' if name else ''}columns of a {self.name} matrix", k)
         if k % self.block or k < 0:
             fit = self.fitting(k)
             below = k // self.block * self.block
@@ -143,7 +143,7 @@ class BlockFormat:
 
     def row_offset(self, n: int, k: int) -> int:
         """Bytes from the start of a matrix of `k` columns to its row `n`."""
-        return given.whole("row", n) * self.row_bytes(k)
+        return arguments.whole("row", n) * self.row_bytes(k)
 
     def fitting(self, k: int) -> BlockFormat:
         """This format, or the nearest one whose blocks fill a row of `k` elements."""

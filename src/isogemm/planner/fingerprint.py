@@ -15,8 +15,8 @@ from pathlib import Path
 __all__ = ["PACKAGE", "fingerprint", "made_of"]
 
 PACKAGE = Path(__file__).parents[1]
-# What can reach a kernel's bits, or the verdict on them: kernels and their hosts, and the definitions.
-REACHING = ("backends", "contract", "formats")
+# What can reach a kernel's bits, or the verdict on them: kernels and their hosts, the definitions, and the trials.
+REACHING = ("backends", "contract", "formats", "planner/bench.py", "planner/trials.py")
 IMPORT = re.compile(r"^\s*from (\.+)([\w.]*) import (\([^)]*\)|[^\n#]+)", re.MULTILINE)
 DEVICE_CODE = re.compile(r"[\w/]+\.cu\b")
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base import arguments as given
+from ..base import arguments
 from ..errors import FormatError, OptionError
 from ..formats.blocks import FORMATS
 from ..formats.gguf_reader import read
@@ -55,7 +55,7 @@ def load(path: Any) -> TensorFile:
     FormatError
         It is neither format, cut short, or damaged; the error names the tensor and the offset.
     """
-    path = given.path("path", path, "'model.gguf'")
+    path = arguments.path("path", path, "'model.gguf'")
     if os.path.isdir(path):
         return shards.load_folder(Path(path), load)
     return shards.load_index(Path(path), _load) if Path(path).suffix == ".json" else _load(Path(path))

@@ -36,7 +36,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch.empty and its kin give on a GPU, workspaces included, holds NaNs. To be imported by a test module."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
-        from isogemm.backends.cuda.attention import meet as attention_meet
+        from isogemm.backends.cuda.attention import meet
         from isogemm.backends.cuda.attention import run as attention
         from isogemm.backends.cuda.rows import run as rows
 
@@ -44,6 +44,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         rows._learn()
         for module, name in (
             (torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (attention, "_empty"),
-            (rows, "_like"), (rows, "_strided"), (attention_meet, "workspace"),
+            (rows, "_like"), (rows, "_strided"), (meet, "workspace"),
         ):  # fmt: skip
             monkeypatch.setattr(module, name, filled(getattr(module, name)))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isogemm.backends.cuda import calls as front
+from isogemm.backends.cuda import calls
 from isogemm.backends.cuda.gemm import choose, execute
 from isogemm.backends.cuda.gemm import list_calls as front_items
 from isogemm.base.dtypes import BFLOAT16, NUMPY
@@ -127,7 +127,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(front_items, "_entries", {})
     monkeypatch.setattr(interop_cuda, "empty", device.empty)
     monkeypatch.setattr(interop_cuda, "total_memory", lambda place: 2**37)
-    monkeypatch.setattr(front, "_entries", {})
+    monkeypatch.setattr(calls, "_entries", {})
     return device
 
 

@@ -10,10 +10,10 @@ from tests.backends.cuda.pretend import FIRST, STREAM, pretended  # noqa: F401
 from tests.products import BF16
 
 from isogemm.api import short as tensors
-from isogemm.backends.cuda import calls as front
+from isogemm.backends.cuda import calls
 from isogemm.base.dtypes import as_dtype
 from isogemm.operands import cuda as interop_cuda
-from isogemm.operands import views as interop
+from isogemm.operands import views
 
 __all__ = ["Tensors", "bits", "on_device"]
 
@@ -37,14 +37,14 @@ class Tensors:
 
         self.torch, self.type = torch, OnDevice
         monkeypatch.setitem(tensors.KINDS, OnDevice, None)
-        monkeypatch.setattr(front, "_grad_enabled", torch.is_grad_enabled)
+        monkeypatch.setattr(calls, "_grad_enabled", torch.is_grad_enabled)
         monkeypatch.setattr(tensors, "_trace", torch._C._get_tracing_state)
         monkeypatch.setattr(tensors, "_depth", torch._C._len_torch_dispatch_stack)
-        monkeypatch.setattr(front, "_empty_strided", made)
-        monkeypatch.setattr(front, "_raw_stream", lambda device: STREAM)
-        seen = interop.view
+        monkeypatch.setattr(calls, "_empty_strided", made)
+        monkeypatch.setattr(calls, "_raw_stream", lambda device: STREAM)
+        seen = views.view
         monkeypatch.setattr(
-            interop, "view", lambda name, x: from_tensor(name, x) if type(x) is OnDevice else seen(name, x)
+            views, "view", lambda name, x: from_tensor(name, x) if type(x) is OnDevice else seen(name, x)
         )
         monkeypatch.setattr(interop_cuda, "tensor", lambda x: tensor(x).as_subclass(OnDevice))
 
@@ -63,4 +63,4 @@ def on_device(monkeypatch, pretended):  # noqa: F811
 
 
 def bits(x: Any) -> np.ndarray:
-    return interop.array("x", x.as_subclass(pytest.importorskip("torch").Tensor))
+    return views.array("x", x.as_subclass(pytest.importorskip("torch").Tensor))

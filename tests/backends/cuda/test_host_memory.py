@@ -12,8 +12,7 @@ from tests.products import F32, assert_same, poisoned, stacked, values
 import isogemm
 from isogemm.api import dispatch
 from isogemm.api import short as tensors
-from isogemm.backends.cuda import calls as front
-from isogemm.backends.cuda import pointers
+from isogemm.backends.cuda import calls, pointers
 from isogemm.backends.cuda.driver import workspace
 from isogemm.backends.cuda.driver.facts import Pointer
 from isogemm.errors import DeviceError, LayoutError, ShapeError
@@ -41,8 +40,8 @@ def test_pointer_arrays_without_a_driver(pretended, monkeypatch):  # noqa: F811
 
     monkeypatch.setattr(pointers, "pointer", pointer)
     monkeypatch.setitem(tensors.KINDS, torch.Tensor, None)
-    monkeypatch.setattr(front, "_grad_enabled", torch.is_grad_enabled)
-    monkeypatch.setattr(front, "_raw_stream", lambda device: STREAM)
+    monkeypatch.setattr(calls, "_grad_enabled", torch.is_grad_enabled)
+    monkeypatch.setattr(calls, "_raw_stream", lambda device: STREAM)
     PointerArray = isogemm.PointerArray
     pa = PointerArray(np.array([x.ctypes.data for x in a]), (4, 9))
     pb = PointerArray([x.T.ctypes.data for x in b], (5, 9), strides=(1, 5))

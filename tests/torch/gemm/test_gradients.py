@@ -10,7 +10,7 @@ from tests.products import BF16, DTYPES, F16, F32, assert_same, product, values
 
 from isogemm.contract import compare
 from isogemm.errors import ContractError, DeviceError, DTypeError, LayoutError, OptionError, ShapeError
-from isogemm.operands import views as interop
+from isogemm.operands import views
 
 torch = pytest.importorskip("torch")
 
@@ -31,7 +31,7 @@ def leaf(x):
 
 
 def array(x):
-    return interop.array("x", x.detach())
+    return views.array("x", x.detach())
 
 
 def ones(m, dtype):

@@ -13,7 +13,7 @@ from tests.products import BF16, DTYPES, F32, assert_same, laid, product, stacke
 from tests.products import LAYOUTS as laid_out
 
 from isogemm.errors import ContractError, DTypeError, IsogemmError, OptionError, ShapeError
-from isogemm.operands import views as interop
+from isogemm.operands import views
 
 torch = pytest.importorskip("torch")
 
@@ -33,7 +33,7 @@ def tensor(shape, dtype=F32, seed=0, layout="c", grad=False):
 
 
 def array(x):
-    return interop.array("x", x.detach())
+    return views.array("x", x.detach())
 
 
 def cases(dtype=F32):

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch import reductions  # noqa: E402
-from isogemm.torch.model import recognition as layers_known  # noqa: E402
+from isogemm.torch.model import recognition  # noqa: E402
 
 
 def bits(x):
@@ -188,7 +188,7 @@ def test_stand_ins_keep_the_module_alone():
     norm = RMS(40)
     norm.register_forward_hook(lambda *args: pytest.fail("a hook was called"))
     weight = norm.weight.detach().clone()
-    found = layers_known.known(norm, layers_known.Looks())
+    found = recognition.known(norm, recognition.Looks())
     assert found.layer is not None
     assert torch.equal(norm.weight, weight)
     assert type(norm) is RMS

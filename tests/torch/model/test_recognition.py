@@ -11,8 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import isogemm.torch as iso  # noqa: E402
-from isogemm.torch.model import recognition as layers_known  # noqa: E402
-from isogemm.torch.model import traced  # noqa: E402
+from isogemm.torch.model import recognition, traced  # noqa: E402
 
 nn = torch.nn
 X = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
@@ -177,8 +176,8 @@ def test_activations_that_are_functions_of_elements_in_evaluation_only():
 def test_what_is_found_once_holds_for_what_is_alike():
     norms = [RMS() for _ in range(4)]
     norms[2].limit, norms[3].eps = 5.0, 1e-3
-    looks, calls = layers_known.Looks(), []
-    look = layers_known._row_norm
+    looks, calls = recognition.Looks(), []
+    look = recognition._row_norm
     for norm in norms:
         looks.at(lambda child: calls.append(child) or look(child), norm)
     assert len(calls) == 4  # another function every time
@@ -193,7 +192,7 @@ def test_a_look_leaves_the_module_as_it_was():
     block = Block().train()
     state = {name: x.clone() for name, x in block.state_dict().items()}
     parameters = list(block.parameters())
-    found = layers_known.known(block, layers_known.Looks())
+    found = recognition.known(block, recognition.Looks())
     assert found.layer is not None
     assert all(module.training for module in block.modules())
     assert all(p is q for p, q in zip(block.parameters(), parameters, strict=True))

@@ -17,7 +17,7 @@ from tests.quant.draws import blocks as drawn_blocks
 
 import isogemm
 from isogemm.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
-from isogemm.operands import views as interop
+from isogemm.operands import views
 from isogemm.quant import FORMATS, QuantizedMatrix, quantize
 
 torch = pytest.importorskip("torch")
@@ -41,7 +41,7 @@ def drawn(*shape: int, seed: int = 0, dtype=torch.float32, grad: bool = False):
 
 
 def array(x) -> np.ndarray:
-    return interop.array("x", x.detach())
+    return views.array("x", x.detach())
 
 
 def same(x, y) -> None:

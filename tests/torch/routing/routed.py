@@ -8,7 +8,7 @@ import isogemm
 
 torch = pytest.importorskip("torch")
 
-from isogemm.torch.routing import scope as routing  # noqa: E402
+from isogemm.torch.routing import scope  # noqa: E402
 
 __all__ = ["LEAVES", "bits", "clean", "gemm", "modes", "randn", "same"]
 
@@ -39,7 +39,7 @@ def modes():
 @pytest.fixture(autouse=True)
 def clean():
     assert modes() == (0, 0)
-    assert not routing.enabled()
+    assert not scope.enabled()
     yield
     assert modes() == (0, 0)
-    assert not routing.enabled()
+    assert not scope.enabled()

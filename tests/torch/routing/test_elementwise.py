@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from isogemm.torch.routing import scope as routing  # noqa: E402
+from isogemm.torch.routing import scope  # noqa: E402
 from isogemm.torch.routing.elementwise import EXACT, form  # noqa: E402
 from isogemm.torch.routing.scope import invariant  # noqa: E402
 
@@ -87,11 +87,11 @@ def test_an_element_has_its_bits_anywhere(dtype, scoped):
             with invariant():
                 found, y = places(UNARY[name], x), UNARY[name](x)
         else:
-            routing.enable()
+            scope.enable()
             try:
                 found, y = places(UNARY[name], x), UNARY[name](x)
             finally:
-                routing.disable()
+                scope.disable()
         if found:
             wrong[name] = found
         torch.testing.assert_close(y, plain[name], rtol=2e-2, atol=2e-2, msg=name)

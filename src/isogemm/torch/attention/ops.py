@@ -14,7 +14,7 @@ from ...base.dtypes import as_dtype
 from ...contract.attention import factor
 from ...contract.spec import ARITHMETICS, Contract
 from ...errors import ContractError, OptionError
-from ...operands import memory as views
+from ...operands.memory import empty
 from ...operands.tensors import memory, to_tensor
 from ...operands.views import array
 from ..device import column
@@ -112,7 +112,7 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, o
     if mask is not None:
         mask = memory("mask", mask) if mask.dtype is torch.bool else array("mask", mask.detach())
     bounds = {"start": _bounds("start", start, k.shape[2]), "stop": _bounds("stop", stop, k.shape[2])}
-    y, out = views.empty((*q.shape[:3], v.shape[3]), as_dtype(out_dtype) or xq.dtype)
+    y, out = empty((*q.shape[:3], v.shape[3]), as_dtype(out_dtype) or xq.dtype)
     _, m, total = column("attention", "cpu").forward(xq, xk, xv, mask=mask, out=out, **bounds, **options)
     return y, to_tensor(m), to_tensor(total)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
-from ...base import arguments as given
+from ...base import arguments
 from ...errors import OptionError
 from ..model.layers import Converted, Linear
 from ..operator import Tensor, refuse_ddp
@@ -163,7 +163,7 @@ def _uses(module: Any) -> list[tuple[str, Tensor, list[tuple[Any, str, bool]]]]:
     A use is (layer, the parameter's name there, whether its buffer stands in the parameter's ``main_grad``). That is
     the first one that is no Linear, or the first: a Linear can be handed any buffer, other functions look there.
     """
-    given.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
+    arguments.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
     found: dict[int, tuple[str, Tensor, list[tuple[Any, str]]]] = {}
     layers: list[tuple[str, Any]] = [
         (name, child) for name, child in module.named_modules() if isinstance(child, Converted)

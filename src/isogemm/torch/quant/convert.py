@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...api.quantized import ACTIVATIONS
-from ...base import arguments as given
+from ...base import arguments
 from ...base.progress import progress_bar
 from ...contract.spec import Contract
 from ...errors import OptionError, ShapeError
@@ -148,7 +148,7 @@ def _weights(what: str, fmt: Any) -> BlockFormat:
 
 def _check_arithmetic(activations: str | None, contract: Contract | None) -> None:
     if activations is not None:
-        given.one_of("activations", activations, ACTIVATIONS, "'q8'")
+        arguments.one_of("activations", activations, ACTIVATIONS, "'q8'")
     if activations is not None and contract is not None and (activations == "q8") != (contract.arithmetic == "int32"):
         raise OptionError(
             f"activations with the contract {contract}", limit="'q8' with int32, and int32 with 'q8'",

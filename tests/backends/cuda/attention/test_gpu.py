@@ -325,7 +325,7 @@ def test_a_causal_mask_is_the_causal_rule(tk):
 
 
 def test_memory_that_a_call_allocates_is_poisoned():
-    from isogemm.backends.cuda.attention import meet as attention_meet
+    from isogemm.backends.cuda.attention import meet
     from isogemm.backends.cuda.attention import run as attention
     from isogemm.backends.cuda.rows import run as rows
 
@@ -335,4 +335,4 @@ def test_memory_that_a_call_allocates_is_poisoned():
         rows._strided((4,), (1,), dtype=torch.float16, device="cuda"),
     ):  # fmt: skip
         assert x.isnan().all()
-    assert (attention_meet.workspace(100, 0) == 255).all()
+    assert (meet.workspace(100, 0) == 255).all()

@@ -13,7 +13,7 @@ from tests.backends.cuda.device import draw, same
 from tests.backends.cuda.poison import poisoned
 
 from isogemm.backends.cuda.attention import run as attention
-from isogemm.backends.cuda.attention import steps as attention_backward
+from isogemm.backends.cuda.attention import steps
 from isogemm.backends.cuda.driver import machine, nvrtc
 from isogemm.backends.cuda.rows import run as rows
 from isogemm.contract.attention import factor
@@ -36,7 +36,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def forget() -> None:
         attention._plans.clear()
-        attention_backward.launch.cache_clear()
+        steps.launch.cache_clear()
         rows.forget()
 
     forget()
@@ -120,7 +120,7 @@ def test_broken_steps_of_gradients(fresh, damage):
     s = draw((2, 3, 40), "float32", 1)
     m, total, delta = (draw((2, 3, 1), "float32", i).abs() for i in (2, 3, 4))
     with pytest.raises(ContractError, match=r"attention backward .*: refused .* differ, first ds\["):
-        attention_backward.steps(s, m, total, c=0.1, dtype=torch.float32, dp=s, delta=delta)
+        steps.steps(s, m, total, c=0.1, dtype=torch.float32, dp=s, delta=delta)
 
 
 ROWS = [

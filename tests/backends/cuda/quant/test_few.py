@@ -9,9 +9,7 @@ import pytest
 from tests.backends.cuda.device import BF16, DTYPES, FP16, Guarded, Mode, check_sample, draw, expected, same, torch
 from tests.backends.cuda.quant.test_layout import drawn
 
-from isogemm.backends.cuda.quant import few as quant_few
-from isogemm.backends.cuda.quant import layout as quant_layout
-from isogemm.backends.cuda.quant import pack as quant_pack
+from isogemm.backends.cuda.quant import few, layout, pack
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.few import KERNEL, FewConfig
 from isogemm.backends.cuda.quant.layout import FORMATS
@@ -34,7 +32,7 @@ def weight(name: str, n: int, k: int, dtype: str, seed: int = 0) -> tuple[Any, A
     """A packed weight [n, >= k], and what it means, rounded once."""
     rows = drawn(name, n, blocks_of(name, k), seed)
     w = torch.from_numpy(dequantize(rows, format_of(name))).cuda()
-    packed = quant_pack.lay_out(torch.from_numpy(rows).cuda(), name, n, w.shape[1])
+    packed = pack.lay_out(torch.from_numpy(rows).cuda(), name, n, w.shape[1])
     return packed, w.to(DTYPES[dtype])
 
 
@@ -54,8 +52,8 @@ def test_the_device_packs_as_the_host(name, n, blocks):
     k = blocks * format_of(name).block
     wide = torch.zeros((n, rows.shape[1] + 7), dtype=torch.uint8, device="cuda")
     wide[:, : rows.shape[1]] = torch.from_numpy(rows)
-    packed = quant_pack.lay_out(wide[:, : rows.shape[1]], name, n, k)
-    assert np.array_equal(packed.data.cpu().numpy(), quant_layout.pack(rows, name))
+    packed = pack.lay_out(wide[:, : rows.shape[1]], name, n, k)
+    assert np.array_equal(packed.data.cpu().numpy(), layout.pack(rows, name))
 
 
 @gpu
@@ -71,7 +69,7 @@ def test_rows_of_ones_and_zeros_return_the_weights(name: str, mode: Mode) -> Non
         d = fields[field.name]
         fields[field.name] = (d * np.exp2(rng.integers(-24, 8, d.shape))).astype(np.float16)
     w = torch.from_numpy(dequantize(rows, fmt)).cuda().to(DTYPES[mode.dtype])
-    packed = quant_pack.lay_out(torch.from_numpy(rows).cuda(), name, n, w.shape[1])
+    packed = pack.lay_out(torch.from_numpy(rows).cuda(), name, n, w.shape[1])
     eye = torch.eye(w.shape[1], device="cuda").to(w.dtype)
     got = torch.cat([product(part, packed, "float32") for part in eye.split(32)]).T
     finite = torch.isfinite(w).all(1)
@@ -136,7 +134,7 @@ def test_configurations_agree(name: str, m: int) -> None:
     want = product(x, packed, "bfloat16").clone()
     check_sample(want, x, w.T, BF16)
     for config in CONFIGS:
-        if config.shared(packed.layout, m, packed.k) <= quant_few.SHARED:
+        if config.shared(packed.layout, m, packed.k) <= few.SHARED:
             same(product(x, packed, "bfloat16", config=config), want, f"{name} {config}")
 
 
@@ -159,9 +157,9 @@ def test_replays_see_new_activations() -> None:
         check_sample(out, x, w.T, BF16)
 
 
-def packed_on_host() -> quant_layout.Packed:
-    lay = quant_layout.layout("Q4_0")
-    return quant_layout.Packed(torch.zeros(lay.nbytes(20, 64), dtype=torch.uint8), lay, 20, 64)
+def packed_on_host() -> layout.Packed:
+    lay = layout.layout("Q4_0")
+    return layout.Packed(torch.zeros(lay.nbytes(20, 64), dtype=torch.uint8), lay, 20, 64)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +186,13 @@ def test_refusals(change: dict[str, Any], error: type[IsogemmError], said: str) 
 def test_packing_refuses() -> None:
     rows = torch.zeros((3, 36), dtype=torch.uint8)
     with pytest.raises(ShapeError, match=r"\(2, 36\)"):
-        quant_pack.lay_out(rows, "Q4_0", 2, 64)
+        pack.lay_out(rows, "Q4_0", 2, 64)
     with pytest.raises(DTypeError, match="uint8"):
-        quant_pack.lay_out(rows.to(torch.int8), "Q4_0", 3, 64)
+        pack.lay_out(rows.to(torch.int8), "Q4_0", 3, 64)
     with pytest.raises(DeviceError, match="CUDA device"):
-        quant_pack.lay_out(rows, "Q4_0", 3, 64)
+        pack.lay_out(rows, "Q4_0", 3, 64)
     with pytest.raises(ShapeError, match="Q4_0"):
-        quant_pack.lay_out(rows, "Q4_0", 3, 65)
+        pack.lay_out(rows, "Q4_0", 3, 65)
 
 
 def test_takes() -> None:
@@ -211,11 +209,11 @@ def test_takes() -> None:
 @pytest.mark.parametrize("m", [1, 8, 16, 32])
 @pytest.mark.parametrize(("n", "k"), [(28672, 4096), (19456, 2560), (64, 53248), (151936, 2560), (16, 256)])
 def test_chosen_configurations_fit(name: str, m: int, n: int, k: int) -> None:
-    lay = quant_layout.layout(name)
-    chosen = quant_few.configure(lay, m, n, k, 132)
-    assert chosen.shared(lay, m, k) <= quant_few.SHARED
-    assert 0 < chosen.whole + chosen.split <= quant_few.TILES
-    assert chosen.threads <= 32 * quant_few.WARPS
+    lay = layout.layout(name)
+    chosen = few.configure(lay, m, n, k, 132)
+    assert chosen.shared(lay, m, k) <= few.SHARED
+    assert 0 < chosen.whole + chosen.split <= few.TILES
+    assert chosen.threads <= 32 * few.WARPS
     assert chosen.stages >= 2
 
 
@@ -223,8 +221,8 @@ def test_chosen_configurations_fit(name: str, m: int, n: int, k: int) -> None:
 @pytest.mark.parametrize(("n", "k"), [(28672, 4096), (19456, 2560), (151936, 2560), (4096, 14336)])
 def test_a_configuration_fits_every_row_of_its_tiles(name: str, n: int, k: int) -> None:
     """Kernels are tried with other numbers of rows than they were chosen for, of as many tiles."""
-    lay = quant_layout.layout(name)
+    lay = layout.layout(name)
     for m in range(2, 33):
         last = -(-m // 8) * 8
-        assert quant_few.configure(lay, m, n, k, 132) == quant_few.configure(lay, last, n, k, 132)
-        assert quant_few.configure(lay, m, n, k, 132).shared(lay, last, k) <= quant_few.SHARED
+        assert few.configure(lay, m, n, k, 132) == few.configure(lay, last, n, k, 132)
+        assert few.configure(lay, m, n, k, 132).shared(lay, last, k) <= few.SHARED

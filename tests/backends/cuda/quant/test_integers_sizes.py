@@ -10,7 +10,7 @@ from tests.quant.draws import WEIGHTS
 
 from isogemm.backends.cuda.driver import nvrtc
 from isogemm.backends.cuda.quant import few as quant_few
-from isogemm.backends.cuda.quant import many as quant_many
+from isogemm.backends.cuda.quant import many
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.integers import activations, few, wide
 from isogemm.backends.cuda.quant.integers.wide import WideCodes
@@ -90,6 +90,6 @@ def test_rows_of_which_a_tile_has_too_many_bytes_are_left_to_others(fmt: Any) ->
     most = (2**31 - 1) // lay.record_bytes * lay.record_k
     for k, fits in ((most, True), (most + lay.record_k, False)):
         assert (lay.tile_bytes(k) < 2**31) == fits
-        for kernel, m in ((quant_few.KERNEL, 1), (quant_many.KERNEL, 33)):
+        for kernel, m in ((quant_few.KERNEL, 1), (many.KERNEL, 33)):
             assert kernel.takes(QuantCase("same", fmt.name, "bfloat16", "bfloat16", None, m, 1, k)) == fits
         assert (wide.config(lay, 64, 16, k) is not None) == (fits and fmt.name not in wide.NONE)

@@ -10,7 +10,7 @@ from tests.products import BF16, F16, F32, assert_same
 from tests.quant.draws import LONG, WEIGHTS, blocks, values
 
 import isogemm
-from isogemm.operands import views as interop
+from isogemm.operands import views
 from isogemm.quant import FORMATS, QuantizedMatrix, quantize
 
 torch = pytest.importorskip("torch")
@@ -42,7 +42,7 @@ def cuda(x: np.ndarray):
 
 
 def host(x) -> np.ndarray:
-    return interop.array("x", x.detach().cpu())
+    return views.array("x", x.detach().cpu())
 
 
 def wanted(x: np.ndarray, w: QuantizedMatrix, activations=None, **options) -> np.ndarray:

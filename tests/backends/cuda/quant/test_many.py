@@ -16,7 +16,7 @@ import isogemm
 from isogemm.backends.cuda.driver import facts as device
 from isogemm.backends.cuda.driver import kernel as driver
 from isogemm.backends.cuda.driver import nvrtc, tensormap
-from isogemm.backends.cuda.quant import dequantize as quant_dequantize
+from isogemm.backends.cuda.quant import dequantize
 from isogemm.backends.cuda.quant import many as quant_many
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.layout import FORMATS, Packed, layout, pack
@@ -205,7 +205,7 @@ def test_floats_of_every_format(name, kind):
         w = weight(name, n, k, kind)
         for dtype in (BF16, F16, F32):
             out = poisoned(n, k, dtype=dtype)
-            quant_dequantize.run(packed_of(w), out)
+            dequantize.run(packed_of(w), out)
             same(out, floats(w, dtype))
 
 
@@ -213,7 +213,7 @@ def test_floats_of_every_format(name, kind):
 def test_floats_of_some_rows():
     w = weight("Q6_K", 200, 512)
     held = poisoned(70, 520, dtype=BF16)
-    quant_dequantize.run(packed_of(w), held[1:51, :512], 32)
+    dequantize.run(packed_of(w), held[1:51, :512], 32)
     same(held[1:51, :512], floats(w, BF16)[32:82])
     assert held[0].isnan().all()
     assert held[51:].isnan().all()
@@ -253,13 +253,13 @@ def test_refusals():
         (torch.zeros(16, 65)[:, :64], 0, LayoutError),
     ):
         with pytest.raises(error):
-            quant_dequantize.run(packed, out, first)
+            dequantize.run(packed, out, first)
 
 
 def test_nothing_to_do():
     packed = there("Q4_0", 48, 64)
     KERNEL.run(torch.zeros(0, 64, dtype=BF16), packed, torch.zeros(0, 48))
-    quant_dequantize.run(packed, torch.zeros(0, 64), 48)
+    dequantize.run(packed, torch.zeros(0, 64), 48)
 
 
 def test_configurations():
@@ -301,7 +301,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
     monkeypatch.setattr(device, "device", lambda ordinal: H200)
     monkeypatch.setattr(driver, "load", found.load)
     monkeypatch.setattr(tensormap, "driver", lambda: None)
-    quant_dequantize._bind.cache_clear()
+    dequantize._bind.cache_clear()
     return found
 
 
@@ -321,6 +321,6 @@ def test_products_do_not_wait_for_one_another(kernels, name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_dequantizing_compiles(kernels, name):
     for dtype in ("bfloat16", "float16", "float32"):
-        quant_dequantize._bind(layout(name), dtype, 256, 1024, 1024, 0)
+        dequantize._bind(layout(name), dtype, 256, 1024, 1024, 0)
     assert len(kernels.loaded) == 3
     assert all(kernel.spilled == 0 for kernel in kernels.loaded)

@@ -22,8 +22,7 @@ torch = pytest.importorskip("torch")
 import isogemm.torch as iso  # noqa: E402
 from isogemm.backends.cuda.driver import machine  # noqa: E402
 from isogemm.backends.cuda.quant import copy as quant  # noqa: E402
-from isogemm.backends.cuda.quant import family  # noqa: E402
-from isogemm.backends.cuda.quant import pack as quant_pack  # noqa: E402
+from isogemm.backends.cuda.quant import family, pack  # noqa: E402
 from isogemm.backends.cuda.quant.few import QuantFew  # noqa: E402
 from isogemm.planner import records  # noqa: E402
 from isogemm.planner.admission import Admissions  # noqa: E402
@@ -216,16 +215,16 @@ def test_where_all_are_refused_weights_are_dequantized(monkeypatch, verdicts):
 
 
 def test_a_wrong_copy_is_made_by_the_host(monkeypatch, verdicts):
-    write = quant_pack._write
+    write = pack._write
 
     def wrong(raw, data, lay, n, k):
         write(raw, data, lay, n, k)
         data[-1] ^= 1
 
-    monkeypatch.setattr(quant_pack, "_write", wrong)
+    monkeypatch.setattr(pack, "_write", wrong)
     w, x = weight(Q4_K, 40, 512), activations(3, 512, F32)
     there = w.to("cuda")
-    monkeypatch.setattr(quant_pack, "_write", write)
+    monkeypatch.setattr(pack, "_write", write)
     assert_same(host(isogemm.linear(cuda(x), there)), isogemm.linear(x, w))
 
 

@@ -12,7 +12,7 @@ from tests.backends.cuda.rows.host_rows import HostKernel
 from tests.planner.fakes import FakeMachine
 
 from isogemm.backends.cuda.driver import machine
-from isogemm.backends.cuda.rows import build as row_build
+from isogemm.backends.cuda.rows import build
 from isogemm.backends.cuda.rows.code import Code
 from isogemm.backends.cuda.rows.kernels import KERNELS
 from isogemm.backends.cuda.rows.sides import ABSENT, Side
@@ -147,7 +147,7 @@ def test_a_write_beside_the_result_is_found(host, monkeypatch):
 
 def norm(rows: int = 5, out: int = 0) -> Any:
     sides = (Side(0, (1024,), 1), ABSENT, Side(0), ABSENT)
-    return row_build.reduce("rms_norm", (rows,), 1024, sides, (out, -1), 1e-5, 128, 0)
+    return build.reduce("rms_norm", (rows,), 1024, sides, (out, -1), 1e-5, 128, 0)
 
 
 def states(host: Host) -> list[tuple[str, str]]:
@@ -174,10 +174,10 @@ def test_a_kernel_that_reads_four_at_once_gives_way_to_one_that_reads_one_by_one
     for file in ("held", "long", "each", "rope", "columns"):
         host.faults[file] = wrong
     norm()
-    row_build.each("silu", (3,), 64, (Side(1, (64,), 1), ABSENT, ABSENT), (1,), 128, 0)
-    turned = [row_build.Turned((4,), Side(1, (64,), 1), Side(0, (32,), 1), Side(0, (32,), 1))]
-    row_build.rope(turned, 64, 1, interleaved=False, normed=False, eps=0.0, align=128, device=0)
-    row_build.columns(0, (40,), 64, ABSENT, Side(1, (64,), 1), Side(0), False, 128, 0)
+    build.each("silu", (3,), 64, (Side(1, (64,), 1), ABSENT, ABSENT), (1,), 128, 0)
+    turned = [build.Turned((4,), Side(1, (64,), 1), Side(0, (32,), 1), Side(0, (32,), 1))]
+    build.rope(turned, 64, 1, interleaved=False, normed=False, eps=0.0, align=128, device=0)
+    build.columns(0, (40,), 64, ABSENT, Side(1, (64,), 1), Side(0), False, 128, 0)
     assert [c.vec for c, _ in host.loaded if c.function != "rows"][-1] == 0
     assert {name for name, state in states(host) if state == "admitted"} == {
         "rows columns", "rows each", "rows held", "rows rope",

@@ -13,7 +13,7 @@ from tests.backends.cuda.compiled import H200, Kernels
 from isogemm.backends.cuda.driver import facts as device
 from isogemm.backends.cuda.driver import kernel as driver
 from isogemm.backends.cuda.driver import nvrtc
-from isogemm.backends.cuda.rows import build as row_build
+from isogemm.backends.cuda.rows import build
 from isogemm.backends.cuda.rows import kernels as row_kernels
 from isogemm.backends.cuda.rows.sides import ABSENT, Side, collapse, divider, packed, whole
 from isogemm.contract.rows import OPERATIONS
@@ -71,7 +71,7 @@ def sides_of(kind: str, rows: Side = ROWS, one: Side = ONE) -> tuple[Side, Side,
 @pytest.mark.parametrize("kind", REDUCE)
 def test_reductions(kernels: Kernels, kind, count):
     second = {"add_rms_norm": 1, "rms_norm_back": 0, "layer_norm_back": 0}.get(kind, -1)
-    row_build.reduce(kind, (count,), N, sides_of(kind), (1, second), 1e-6, 128, 0)
+    build.reduce(kind, (count,), N, sides_of(kind), (1, second), 1e-6, 128, 0)
     made(kernels, 128, "LDG.E.64", "FADD", **({"FFMA": 0, "FMUL": 0} if kind == "sum" else {}))
 
 
@@ -79,7 +79,7 @@ def test_reductions(kernels: Kernels, kind, count):
 @pytest.mark.parametrize("kind", ["log_softmax", "layer_norm_back"])
 def test_long_rows(kernels: Kernels, kind, n):
     second = 0 if kind.endswith("back") else -1
-    row_build.reduce(kind, (3,), n, sides_of(kind, Side(0, (n,), 1)), (0, second), 1e-6, 128, 0)
+    build.reduce(kind, (3,), n, sides_of(kind, Side(0, (n,), 1)), (0, second), 1e-6, 128, 0)
     made(kernels, 64)  # 1024 threads
 
 
@@ -88,7 +88,7 @@ def test_long_rows(kernels: Kernels, kind, n):
     [(Side(1, (N,), 1), N, True), (Side(1, (1,), N), N, False), (Side(1, (1001,), 1), 1001, False)],
 )
 def test_places_that_are_not_dense_take_the_other_kernel(kernels: Kernels, rows, n, vector):
-    row_build.reduce("softmax", (8,), n, (rows, ABSENT, ABSENT, ABSENT), (1, -1), 0.0, 128, 0)
+    build.reduce("softmax", (8,), n, (rows, ABSENT, ABSENT, ABSENT), (1, -1), 0.0, 128, 0)
     made(kernels, 128, "LDG.E.64" if vector else "LDG.E.U16")
 
 
@@ -96,7 +96,7 @@ def test_places_that_are_not_dense_take_the_other_kernel(kernels: Kernels, rows,
 def test_elements(kernels: Kernels, kind):
     x = Side(1, (4 * N, N), 1)
     three = (x, x if kind in ("silu_mul", "add", "silu_mul_back") else ABSENT, x if kind.endswith("back") else ABSENT)
-    row_build.each(kind, (3, 4), N, three, (1, 1) if kind.endswith("back") else (1,), 128, 0)
+    build.each(kind, (3, 4), N, three, (1, 1) if kind.endswith("back") else (1,), 128, 0)
     made(kernels, 64, "LDG.E.128", "STG.E.128", **({"FFMA": 0, "FMUL": 0} if kind == "add" else {}))
 
 
@@ -105,27 +105,27 @@ def test_elements(kernels: Kernels, kind):
 def test_rotations(kernels: Kernels, interleaved, normed):
     x = Side(1, (7 * 4 * 128, 128, 4 * 128), 1)
     angles = Side(0, (0, 0, 64), 1)
-    turned = [row_build.Turned((2, 4, 7), x, angles, angles, ONE if normed else ABSENT)] * 2
-    launch = row_build.rope(turned, 128, 1, interleaved=interleaved, normed=normed, eps=1e-6, align=128, device=0)
+    turned = [build.Turned((2, 4, 7), x, angles, angles, ONE if normed else ABSENT)] * 2
+    launch = build.rope(turned, 128, 1, interleaved=interleaved, normed=normed, eps=1e-6, align=128, device=0)
     assert launch is not None
     made(kernels, 64, *([] if normed else ["LDG.E.128", "STG.E.128"]), **({} if normed else {"FFMA": 0}))
 
 
 @pytest.mark.parametrize("term", [0, 1, 2])
 def test_columns_walk_rows_in_order(kernels: Kernels, term):
-    row_build.columns(term, (8192,), N, ROWS, ROWS, Side(0), True, 128, 0)
+    build.columns(term, (8192,), N, ROWS, ROWS, Side(0), True, 128, 0)
     made(kernels, 64, "LDG.E.64", "FADD", FFMA=0)
 
 
 def test_tables(kernels: Kernels):
-    row_build.table((3, 5), N, Side(1, (5 * N, N), 1), Side(0, (N,), 1), True, 0)
+    build.table((3, 5), N, Side(1, (5 * N, N), 1), Side(0, (N,), 1), True, 0)
     made(kernels, 64, "FADD", FFMA=0, FMUL=0)
 
 
 def test_too_many_dimensions_are_launched_one_by_one(kernels: Kernels):
     shape, steps = (2, 3, 2, 3, 2), (1000, 7, 300, 31, 3)
     x = Side(0, steps, 1)
-    launch = row_build.reduce("sum", shape, 2, (x, ABSENT, ABSENT, ABSENT), (0, -1), 0.0, 4, 0)
+    launch = build.reduce("sum", shape, 2, (x, ABSENT, ABSENT, ABSENT), (0, -1), 0.0, 4, 0)
     launch(0, 4096, 8192)
     made(kernels, 128)
 

@@ -15,7 +15,7 @@ import numpy as np
 from ....errors import DeviceError, LimitError, OptionError
 from ....operands.device_array import DeviceId
 from ....operands.tensors import is_traced
-from .. import calls as front
+from .. import calls
 from .dequantize import dequantize
 from .family import QuantRun
 from .layout import FORMATS, ROWS, Packed, layout
@@ -148,23 +148,23 @@ class DeviceCopy:
 
     def known(self, x: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
         """The product of a call like one before; None where there was none, and where the long way has to look."""
-        if out is not None or type(x) not in front.KINDS or is_traced():
+        if out is not None or type(x) not in calls.KINDS or is_traced():
             return None
         try:
             at = x.data_ptr()
             key: tuple[Any, ...] = (x.shape, x.stride(), x.dtype, x.get_device(), at & 15, options)
             if bias is not None:
-                if type(bias) not in front.KINDS or bias.is_neg() or (bias.requires_grad and front._grad_enabled()):
+                if type(bias) not in calls.KINDS or bias.is_neg() or (bias.requires_grad and calls._grad_enabled()):
                     return None
                 key = (*key, bias.shape, bias.stride(), bias.dtype, bias.get_device())
             call = self.calls.get(key)
         except (RuntimeError, TypeError):  # no address, no strides, no hash
             return None
-        if call is None or call.age != _age or not at or x.is_neg() or (x.requires_grad and front._grad_enabled()):
+        if call is None or call.age != _age or not at or x.is_neg() or (x.requires_grad and calls._grad_enabled()):
             return None
         run, launch, weight, rows, shape, strides, like, _ = call
         try:
-            result = front._empty_strided(shape, strides, **like)
+            result = calls._empty_strided(shape, strides, **like)
         except RuntimeError:  # no memory: the long way says so in our words
             return None
         into = result.data_ptr()
@@ -173,18 +173,18 @@ class DeviceCopy:
         if launch is None:
             run(x.view(rows), result.view(rows[0], -1), bias)
         else:
-            launch(front._raw_stream(self.place.ordinal), at, weight, into, 0 if bias is None else bias.data_ptr())
+            launch(calls._raw_stream(self.place.ordinal), at, weight, into, 0 if bias is None else bias.data_ptr())
         return result
 
     def remember(self, x: Any, bias: Any, options: tuple[Any, ...], result: Any, run: QuantRun) -> None:
         """Enter a call of contiguous tensors that took the long way."""
-        if not front.ready() or any(type(t) not in front.KINDS for t in (x, result)) or not x.is_contiguous():
+        if not calls.ready() or any(type(t) not in calls.KINDS for t in (x, result)) or not x.is_contiguous():
             return
         if len(self.calls) >= _MOST:
             self.calls.clear()
         key: tuple[Any, ...] = (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, options)
         if bias is not None:
-            if type(bias) not in front.KINDS or not bias.is_contiguous():
+            if type(bias) not in calls.KINDS or not bias.is_contiguous():
                 return
             key = (*key, bias.shape, bias.stride(), bias.dtype, bias.get_device())
         given, into = x.view(-1, x.shape[-1]), result.view(-1, result.shape[-1])
@@ -232,7 +232,7 @@ def upload(matrix: Any, place: DeviceId, *, native: bool = False, there: Any = N
         )  # fmt: skip
     import torch
 
-    front.ready()
+    calls.ready()
     try:
         with _plain():
             raw = _uploaded(matrix.rows, place) if there is None else there
@@ -261,7 +261,7 @@ def adopt(data: Any, fmt: str, n: int, k: int) -> DeviceCopy:
             f"bytes of a packed {fmt} matrix of {n} x {k}", limit=f"{lay.nbytes(n, k)}, aligned to {ALIGN}",
             value=f"{data.numel()} at {data.data_ptr():#x}", nearest="QuantizedMatrix.to",
         )  # fmt: skip
-    front.ready()
+    calls.ready()
     return DeviceCopy(place, None, fmt, (n, k), settle(Packed(data, lay, n, k)), None)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from ..base.disk import data_folder
 from ..errors import IsogemmError
@@ -36,7 +36,6 @@ __all__ = [
 ]  # fmt: skip
 
 SCHEMA = "isogemm.tuning.v1"
-T = TypeVar("T")
 
 
 class TableError(IsogemmError, ValueError):
@@ -80,7 +79,8 @@ class TunedRow:
         return self.us[low] + (self.us[high] - self.us[low]) * (m - low) / (high - low)
 
 
-class Admitted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Admitted:
     """Configurations of one family whose bits were right for a variant of products, with the date of the trial."""
 
     family: str
@@ -90,7 +90,8 @@ class Admitted(NamedTuple):
     date: str
 
 
-class LibraryRange(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LibraryRange:
     """A library's algorithm whose bits were right for one product, packed in memory, and rows in [low, high]."""
 
     family: str
@@ -103,7 +104,8 @@ class LibraryRange(NamedTuple):
     date: str
 
 
-class DeviceLimits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
     """Measured limits of the device: memory traffic, and operations per second by arithmetic; 0 where not measured."""
 
     memory_gb_per_second: float
@@ -257,36 +259,26 @@ def load(path: Path) -> Table:
 @lru_cache(maxsize=32)
 def _load(path: Path, mtime: int, size: int) -> Table:
     del mtime, size
+    what = f"tuning table {path.name}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TableError(
-            f"tuning table {path.name}", limit="JSON", value=str(error), nearest="delete it and run isogemm tune"
-        ) from error
-    return _Reader(path.name).table(content)
+        raise TableError(what, limit="JSON", value=str(error), nearest="delete it and run isogemm tune") from error
+    schema = content.get("schema", "nothing") if isinstance(content, dict) else content
+    if schema != SCHEMA:
+        raise _wrong(f"{what}, field schema", SCHEMA, schema)
+    parts = {name: kind for name, kind in _hints(Table).items() if name != "name"}
+    return Table(
+        path.name, **{name: _read(kind, content.get(name), f"{what}, field {name}") for name, kind in parts.items()}
+    )
 
 
 def dump(table: Table) -> str:
-    """Its JSON: a row to a line, so that differences can be read."""
-    head = {
-        "schema": SCHEMA,
-        "made": table.made,
-        "stamp": dict(table.stamp),
-        "arithmetic": table.arithmetic,
-        "ceilings": table.ceilings._asdict(),
-    }
-    lists: dict[str, list[Any]] = {
-        "rows": [
-            {
-                **asdict(r.key),
-                "buckets": [[b.m, [list(u) for u in b.uses]] for b in r.buckets],
-                "us": {str(m): t for m, t in r.us.items()},
-            }
-            for r in table.rows
-        ],
-        "admitted": [a._asdict() for a in table.admitted],
-        "library": [{**x._asdict(), "key": asdict(x.key)} for x in table.library],
-    }
+    """Its JSON, as `_read` takes it: a row to a line, so that differences can be read."""
+    content = {"schema": SCHEMA, **asdict(table)}
+    content["rows"] = [{**row.pop("key"), **row} for row in content["rows"]]
+    lists = {name: content.pop(name) for name in ("rows", "admitted", "library")}
+    head = {name: content[name] for name in ("schema", "made", "stamp", "arithmetic", "ceilings")}
     text = json.dumps(head, indent=1)[:-2]
     for name, items in lists.items():
         body = ",\n  ".join(json.dumps(item) for item in items)
@@ -294,108 +286,56 @@ def dump(table: Table) -> str:
     return text + "\n}\n"
 
 
-class _Reader:
-    """Checks each field and names the one that is wrong."""
+_hints = cache(get_type_hints)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
 
-    def wrong(self, where: str, limit: str, value: object) -> TableError:
-        text = repr(value)
-        return TableError(
-            f"tuning table {self.name}, field {where}",
-            limit=limit,
-            value=text if len(text) < 80 else text[:77] + "...",
-            nearest="delete the file and run isogemm tune",
-        )
+def _read(kind: Any, x: Any, where: str) -> Any:
+    """JSON as what a type says, or `TableError`: dataclasses are objects, named tuples lists, numbers not negative."""
+    if kind is str:
+        return _of(str, x, where)
+    if kind is int or kind is float:
+        if isinstance(x, bool) or not isinstance(x, (int, kind)) or not 0 <= x < math.inf:
+            raise _wrong(where, f"a {'whole ' * (kind is int)}number of at least 0", x)
+        return kind(x)
+    if kind is TunedRow:
+        return _row(x, where)
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        return tuple([_read(item, y, f"{where}[{i}]") for i, y in enumerate(_of(list, x, where))])
+    if get_origin(kind) is Mapping:
+        key, value = get_args(kind)
+        if key is int and not all(map(str.isdecimal, _of(dict, x, where))):
+            raise _wrong(where, "whole numbers as keys", list(x))
+        return {key(name): _read(value, y, f"{where}.{name}") for name, y in _of(dict, x, where).items()}
+    parts = _hints(kind)
+    if issubclass(kind, tuple):
+        if len(_of(list, x, where)) != len(parts):
+            raise _wrong(where, f"[{', '.join(parts)}]", x)
+        x = dict(zip(parts, x, strict=True))
+    found = _of(dict, x, where)
+    return kind(*[_read(part, found.get(name), f"{where}.{name}") for name, part in parts.items()])
 
-    def get(self, content: Any, name: str, kind: type[T], where: str) -> T:
-        if not isinstance(content, dict) or name not in content:
-            raise self.wrong(f"{where}{name}", f"a {kind.__name__}", "nothing")
-        value = content[name]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise self.wrong(f"{where}{name}", f"a {kind.__name__}", value)
-        return value
 
-    def number(self, value: Any, where: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-            raise self.wrong(where, "a number of at least 0", value)
-        return float(value)
+def _row(x: Any, where: str) -> TunedRow:
+    """A row, which has the fields of its key beside its own."""
+    key = _read(NumericKey, x, where)
+    buckets = _read(tuple[Bucket, ...], x.get("buckets"), f"{where}.buckets")
+    ms = [bucket.m for bucket in buckets]
+    if not ms or ms != sorted(set(ms)):
+        raise _wrong(f"{where}.buckets", "one or more, with ascending m", ms)
+    for i, bucket in enumerate(buckets):
+        if not bucket.uses:
+            raise _wrong(f"{where}.buckets[{i}]", "[m, [[family, config], ...]]", bucket)
+    return TunedRow(key, buckets, _read(Mapping[int, float], x.get("us"), f"{where}.us"))
 
-    def count(self, value: Any, where: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.wrong(where, "a whole number of at least 0", value)
-        return value
 
-    def table(self, content: Any) -> Table:
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            found = content.get("schema", "nothing") if isinstance(content, dict) else content
-            raise self.wrong("schema", SCHEMA, found)
-        stamp = self.get(content, "stamp", dict, "")
-        for name, value in stamp.items():
-            if not isinstance(value, str):
-                raise self.wrong(f"stamp.{name}", "a str", value)
-        return Table(
-            self.name,
-            stamp,
-            self.get(content, "made", str, ""),
-            self.get(content, "arithmetic", str, ""),
-            self.ceilings(self.get(content, "ceilings", dict, "")),
-            self.each(content, "rows", self.row),
-            self.each(content, "admitted", self.admitted),
-            self.each(content, "library", self.library),
-        )
+def _of(kind: type, x: Any, where: str) -> Any:
+    if not isinstance(x, kind):
+        raise _wrong(where, f"a {kind.__name__}", x)
+    return x
 
-    def each(self, content: Any, name: str, read: Callable[[Any, str], T]) -> tuple[T, ...]:
-        return tuple(read(item, f"{name}[{i}].") for i, item in enumerate(self.get(content, name, list, "")))
 
-    def ceilings(self, content: Any) -> DeviceLimits:
-        memory = self.number(content.get("memory_gb_per_second", 0.0), "ceilings.memory_gb_per_second")
-        peaks = self.get(content, "tflops", dict, "ceilings.")
-        return DeviceLimits(memory, {n: self.number(v, f"ceilings.tflops.{n}") for n, v in peaks.items()})
-
-    def key(self, content: Any, where: str) -> NumericKey:
-        values: dict[str, Any] = {}
-        for f in fields(NumericKey):
-            value = self.get(content, f.name, int if f.type == "int" else str, where)
-            values[f.name] = self.count(value, where + f.name) if isinstance(value, int) else value
-        return NumericKey(**values)
-
-    def row(self, content: Any, where: str) -> TunedRow:
-        key = self.key(content, where)
-        buckets = tuple(
-            self.bucket(b, f"{where}buckets[{i}]") for i, b in enumerate(self.get(content, "buckets", list, where))
-        )
-        if not buckets or [b.m for b in buckets] != sorted({b.m for b in buckets}):
-            raise self.wrong(f"{where}buckets", "one or more, with ascending m", [b.m for b in buckets])
-        times: dict[int, float] = {}
-        for m, value in self.get(content, "us", dict, where).items():
-            if not m.isdecimal():
-                raise self.wrong(f"{where}us", "a whole number as key", m)
-            times[int(m)] = self.number(value, f"{where}us.{m}")
-        return TunedRow(key, buckets, times)
-
-    def bucket(self, content: Any, where: str) -> Bucket:
-        if not isinstance(content, list) or len(content) != 2 or not isinstance(content[1], list) or not content[1]:
-            raise self.wrong(where, "[m, [[family, config], ...]]", content)
-        for use in content[1]:
-            if not isinstance(use, list) or len(use) != 2 or not all(isinstance(x, str) for x in use):
-                raise self.wrong(where, "[family, config]", use)
-        return Bucket(self.count(content[0], where), tuple(Use(*use) for use in content[1]))
-
-    def admitted(self, content: Any, where: str) -> Admitted:
-        family, fingerprint, variant, date = (
-            self.get(content, n, str, where) for n in ("family", "fingerprint", "variant", "date")
-        )
-        configs = self.get(content, "configs", list, where)
-        if not all(isinstance(c, str) for c in configs):
-            raise self.wrong(f"{where}configs", "a list of str", configs)
-        return Admitted(family, fingerprint, variant, tuple(configs), date)
-
-    def library(self, content: Any, where: str) -> LibraryRange:
-        family, fingerprint, variant, config, date = (
-            self.get(content, n, str, where) for n in ("family", "fingerprint", "variant", "config", "date")
-        )
-        low, high = (self.count(self.get(content, n, int, where), where + n) for n in ("low", "high"))
-        key = self.key(self.get(content, "key", dict, where), f"{where}key.")
-        return LibraryRange(family, fingerprint, key, variant, config, low, high, date)
+def _wrong(where: str, limit: str, value: object) -> TableError:
+    text = repr(value)
+    shown = text if len(text) < 80 else text[:77] + "..."
+    return TableError(where, limit=limit, value=shown, nearest="delete the file and run isogemm tune")

@@ -192,9 +192,10 @@ def tune(
         The table, and how many products the budget left out.
     """
     started, stamp = time.monotonic(), chooser.admissions.stamp
-    ms = {key: tuple(sorted(_sweep_of(sweep, key))) for key in map(numeric_key, products)}
+    ms = {key: sorted(sweep[key] if isinstance(sweep, Mapping) else sweep) for key in map(numeric_key, products)}
     table = _continued(table, name, stamp, chooser.arithmetic())
-    todo = [p for p in products if not _is_done(table, numeric_key(p), ms[numeric_key(p)])]
+    timed = {row.key for row in table.rows if set(ms.get(row.key, ())) <= set(row.us)}
+    todo = [p for p in products if numeric_key(p) not in timed]
     offers: Offers = {}
     if todo and prepare is not None:
         progress(0, 1, "compiling")
@@ -276,8 +277,7 @@ def pose_key(key: NumericKey, m: int) -> Product:
     trans = key.layout[:2].replace("S", "N")
     wanted = Wanted("", key.n, key.k, trans, key.batch)
     contract, out_dtype = Contract.parse(key.contract), rest.partition(">")[2]
-    product = pose(wanted, m=max(m, 2), dtype=dtype, contract=contract, out_dtype=out_dtype)
-    return pose_rows(product, m)
+    return pose(wanted, m=m, dtype=dtype, contract=contract, out_dtype=out_dtype)
 
 
 def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> TunedRow:
@@ -328,10 +328,6 @@ def pose_rows(product: Product, m: int) -> Product:
     return replace(product, m=m, a=a, out=Strides(out.row, out.col, item * m * product.n))
 
 
-def _sweep_of(sweep: Mapping[NumericKey, Sequence[int]] | Sequence[int], key: NumericKey) -> Sequence[int]:
-    return sweep[key] if isinstance(sweep, Mapping) else sweep
-
-
 def _jobs(chooser: Chooser, products: Sequence[Product]) -> list[Job]:
     """Each kernel of ours with the products that it is to be built for; each product with a library to search."""
     jobs: dict[Use, list[Product]] = {}
@@ -352,11 +348,6 @@ def _continued(table: Table | None, name: str, stamp: Mapping[str, str], arithme
     if table is not None and same:
         return replace(table, name=name, stamp=dict(stamp), made=today())
     return Table(name, dict(stamp), today(), arithmetic)
-
-
-def _is_done(table: Table, key: NumericKey, ms: Sequence[int]) -> bool:
-    row = table.row(key)
-    return row is not None and set(ms) <= set(row.us)
 
 
 def _with_row(table: Table, row: TunedRow, library: Sequence[LibraryRange], chooser: Chooser) -> Table:

@@ -78,7 +78,7 @@ class Holder:
 def device_array(
     address: int,
     shape: tuple[int, ...],
-    strides: tuple[int, ...],
+    strides: tuple[int, ...] | None,
     dtype: np.dtype[Any],
     place: DeviceId,
     *,
@@ -92,8 +92,8 @@ def device_array(
     ----------
     address : int
         Of the element with index 0 in every dimension; anything where there are no elements.
-    strides : tuple of int
-        In bytes.
+    strides : tuple of int or None
+        In bytes; None for C order.
     dtype : numpy.dtype
         float32, bfloat16 or float16.
     """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32, supported
 from ..errors import DTypeError, IsogemmError, LayoutError
-from .device_array import foreign_device
+from .device_array import HOST, device_array, foreign_device
 
 __all__ = ["Exported", "exported", "from_dlpack"]
 
@@ -65,15 +65,8 @@ _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_cha
 )
 
 
-class _Capsule:
-    """Owner of a DLPack capsule, which is never marked as consumed: dropping it runs the producer's deleter."""
-
-    def __init__(self, capsule: Any, interface: dict[str, Any]) -> None:
-        self.capsule, self.__array_interface__ = capsule, interface
-
-
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
-_DLPACK_TYPES = {(2, 32, 1): ("<f4", FLOAT32), (2, 16, 1): ("<f2", FLOAT16), (4, 16, 1): ("<u2", BFLOAT16)}
+_DLPACK_TYPES = {(2, 32, 1): FLOAT32, (2, 16, 1): FLOAT16, (4, 16, 1): BFLOAT16}
 
 
 class Exported(NamedTuple):
@@ -83,7 +76,6 @@ class Exported(NamedTuple):
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    typestr: str
     dtype: np.dtype[Any]
     read_only: bool
 
@@ -98,16 +90,8 @@ def from_dlpack(name: str, x: Any) -> Array:
     if int(x.__dlpack_device__()[0]) not in _CPU_DEVICES:
         raise foreign_device(name, f"DLPack device {tuple(int(v) for v in x.__dlpack_device__())}")
     e = exported(name, x)
-    if 0 in e.shape:
-        return np.empty(e.shape, e.dtype)
-    interface = {
-        "version": 3,
-        "shape": e.shape,
-        "typestr": e.typestr,
-        "data": (e.address, e.read_only),
-        "strides": e.strides,
-    }
-    return np.asarray(_Capsule(e.capsule, interface)).view(e.dtype)
+    held = device_array(e.address, e.shape, e.strides, e.dtype, HOST, owner=e.capsule, read_only=e.read_only)
+    return held.view(np.ndarray)  # the host's, which may be read
 
 
 def exported(name: str, x: Any, **options: Any) -> Exported:
@@ -127,10 +111,10 @@ def exported(name: str, x: Any, **options: Any) -> Exported:
             value=_CODES.get(key[0], "") + f"{key[1]} (DLPack code {key[0]} with {key[1]} bits and {key[2]} lanes)",
             nearest="float32",
         )
-    typestr, dtype = _DLPACK_TYPES[key]
+    dtype = _DLPACK_TYPES[key]
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)) if tensor.strides else None
-    return Exported(capsule, int(tensor.data or 0) + tensor.byte_offset, shape, strides, typestr, dtype, read_only)
+    return Exported(capsule, int(tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, read_only)
 
 
 def _capsule(name: str, x: Any, options: dict[str, Any]) -> Any:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
+from ...contract.compare import bits
+from ...operands.tensors import memory
 from ..bench import NotApplicable
 from ..cases import Outcome, changes, json_number
 from ..data import Array
@@ -169,7 +170,8 @@ class Evaluation:
         runs = relation.runs(self.prompts, self.scope, case.params)
         expected, got = self._outputs(runs[0]), self.subject.outputs(runs[1])
         if relation.name == "population":
-            self.kept |= {1: _words(expected), int(case.params["batch"]): _words(got)}
+            alone, beside = (memory("outputs", rows).reshape(1, -1) for _, rows in (expected, got))
+            self.kept |= {1: alone, int(case.params["batch"]): beside}
         a, b, tokens = _common(expected, got)
         if a.dtype != b.dtype or a.shape != b.shape or not a.size:
             return Outcome("failed", reason=f"outputs {a.dtype}{list(a.shape)} against {b.dtype}{list(b.shape)}")
@@ -191,7 +193,7 @@ class Evaluation:
 
     def _drift(self, case: ModelCase, runs: tuple[ModelRun, ModelRun], a: Array, b: Array, tokens: Array) -> ModelDrift:
         place, module, operator, note = self._location(runs)
-        rows = (a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")).any(axis=1)
+        rows = (bits(a) != bits(b)).any(axis=1)
         first = int(tokens[rows][0])
         found = operator or module
         return ModelDrift(
@@ -247,7 +249,7 @@ class Evaluation:
         total = Outcome("held")
         differ: dict[str, float] = {}
         for name, left in expected.items():
-            a, b = as_array(left).reshape(1, -1), as_array(got[name]).reshape(1, -1)
+            a, b = (memory("gradient", x).reshape(1, -1) for x in (left, got[name]))
             changed, largest, histogram = changes(a, b)
             if changed:
                 differ[name] = _largest(a, b)
@@ -291,22 +293,10 @@ def evaluate(evaluation: Evaluation, relation: ModelRelation, case: ModelCase) -
         return Outcome("failed", reason=f"{type(error).__name__}: {text}"[:300])
 
 
-def as_array(x: Any) -> Array:
-    """A CPU tensor's values as a NumPy array of the same bits."""
-    x = x.contiguous()
-    if x.dtype is torch.bfloat16:
-        return np.asarray(x.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-    return np.asarray(x.numpy())
-
-
-def _words(rows: Rows) -> Array:
-    """The outputs of sequence 0 as one row of an agreement map."""
-    return as_array(rows[1]).reshape(1, -1)
-
-
 def _common(left: Rows, right: Rows) -> tuple[Array, Array, Array]:
     tokens, i, j = np.intersect1d(left[0], right[0], return_indices=True)
-    return as_array(left[1][torch.as_tensor(i)]), as_array(right[1][torch.as_tensor(j)]), tokens
+    a, b = (memory("outputs", x[torch.as_tensor(at)]) for (_, x), at in ((left, i), (right, j)))
+    return a, b, tokens
 
 
 def _largest(a: Array, b: Array) -> float:

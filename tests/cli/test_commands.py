@@ -368,15 +368,15 @@ def test_tune_writes_a_table_and_goes_on(  # type: ignore[no-untyped-def]
 
     from isogemm.backends.cuda.driver import facts as device
     from isogemm.backends.cuda.gemm import choose
-    from isogemm.lab.gpu import bench as gpu_bench
+    from isogemm.lab import tune
     from isogemm.planner import admission
     from isogemm.planner.tables import load
 
     bench = FakeBench(lambda name, m: 1.0)
     monkeypatch.setattr(admission, "fingerprint", lambda home: home)  # the family has no sources
     monkeypatch.setattr(device, "count", lambda: 1)
-    monkeypatch.setattr(gpu_bench, "GpuBench", lambda device: bench)
-    monkeypatch.setattr(gpu_bench, "prepare_in_processes", lambda device, jobs: {})
+    monkeypatch.setattr(tune, "GpuBench", lambda device: bench)
+    monkeypatch.setattr(tune, "prepare_in_processes", lambda device, jobs: {})
     out = tmp_path / "new" / "t.json"
     words = ("tune", "--shapes", shapes, "--m", "1,4", "--out", str(out))
     for _ in range(2):

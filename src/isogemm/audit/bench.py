@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..contract.compare import bits
 from ..lab.models import LinearShape
 from .data import ActivationSource, Array, aligned, arrange
 from .providers import Provider
@@ -158,7 +159,7 @@ class ProviderBench:
             text = (str(error).splitlines() or [""])[0]
             raise ProviderFault(f"raised {type(error).__name__}: {text}"[:300]) from error
         finally:
-            if not np.array_equal(_words(x), _words(x_before)):
+            if not np.array_equal(bits(x), bits(x_before)):
                 raise ProviderFault("changed its input x")
             if _stamp(w) != stamp:
                 raise Disqualified("changed its input w")
@@ -220,13 +221,9 @@ def concatenated(parts: Sequence[Array]) -> Array:
     return np.concatenate(list(parts), axis=0)
 
 
-def _words(a: Array) -> Array:
-    return a.view(f"u{a.dtype.itemsize}")
-
-
 def _stamp(w: Array) -> tuple[int, bytes]:
     """A checksum of an array's bits at memory speed: lane sums, so that moved values show too."""
-    words = _words(w if w.flags.c_contiguous else w.T)
+    words = bits(w if w.flags.c_contiguous else w.T)
     if not words.flags.c_contiguous:
         words = np.ascontiguousarray(words)
     flat = words.reshape(-1).view(np.uint8)

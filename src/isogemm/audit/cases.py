@@ -15,6 +15,7 @@ from ..base import arguments
 from ..contract import compare
 from ..errors import IsogemmError, OptionError, ShapeError
 from ..lab.models import LinearShape
+from ..lab.stamp import VARIABLES
 from .bench import Disqualified, LinearOperands, NotApplicable, ProviderBench, ProviderFault, sampled_columns
 from .data import ActivationSource, Array, WeightSource, as_dtype, portable, weight_named
 from .providers import Provider, load_provider
@@ -29,11 +30,6 @@ NOT_A_NUMBER = int(np.iinfo(np.int64).max)
 ULP_BINS = ("0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "65-128", "129-256", "257-1024", "> 1024", "NaN")
 """Bins of the drift histogram; 0 is a sign of zero, NaN a number on one side only (or two NaNs)."""
 _EDGES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, NOT_A_NUMBER - 1], np.int64)
-# Settings that reach a library's choice of code; a replay line repeats those that are set.
-_VARIABLES = (
-    *("ISOGEMM_NUM_THREADS", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
-    *("OPENBLAS_CORETYPE", "MKL_NUM_THREADS", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY"),
-)
 
 
 class Replayable(Protocol):
@@ -105,7 +101,7 @@ class Case:
 
     def command(self) -> str:
         """The shell command that evaluates this case alone, with the settings that reach a library's choices."""
-        settings = [f"{name}={shlex.quote(os.environ[name])} " for name in _VARIABLES if name in os.environ]
+        settings = [f"{name}={shlex.quote(os.environ[name])} " for name in VARIABLES if name in os.environ]
         return "".join(settings) + "isogemm audit --replay " + shlex.quote(self.text())
 
     @classmethod

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..base import arguments
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
+from ..lab import environment
 from ..lab.models import MODELS, PROJECTION_SHAPES, LinearShape
 from .bench import Disqualified, LinearOperands, ProviderBench, copied_rows, sampled_columns
 from .cases import MAX_COLUMNS, Case, evaluate
@@ -22,6 +23,7 @@ from .providers import BUILTIN, Absent, CallableProvider, Provider, load_provide
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation, Scope
 from .report import Report
 from .results import ProviderResult
+from .speed import measure
 
 __all__ = ["DEFAULT_SHAPES", "FULL_SHAPES", "ProviderLike", "ShapeLike", "run"]
 
@@ -136,7 +138,8 @@ def run(
         memory=memory or _memory(),
     )
     named = _named(providers)
-    required = tuple(require if require is not None else _own(named) or ("isogemm",))
+    own = [name for name in named if name not in BUILTIN]  # what a user brings is what a user asks about
+    required = tuple(require if require is not None else own or ("isogemm",))
     wanted = () if require is not None else tuple(named)
     named |= _named([name for name in required if name not in named])
     found = _Audit(settings, named, required, progress or (lambda done, total, text: None)).report()
@@ -169,8 +172,6 @@ class _Audit:
         """Run everything."""
         for source in self.settings.sources:
             self._linear(source)
-        from ..lab import environment
-
         self.out.environment = environment()
         return self.out
 
@@ -253,8 +254,6 @@ class _Audit:
             self.done = before + len(cases)
 
     def _speeds(self, providers: dict[str, Provider], operands: LinearOperands) -> None:
-        from .speed import measure
-
         start, s = self.done, self.settings
         for m in s.speed_sizes:
             if m <= operands.max_m:
@@ -284,11 +283,6 @@ def _named(providers: Sequence[ProviderLike]) -> dict[str, Provider | Absent]:
             name = _name(provider)
             named[name] = CallableProvider(name, provider)
     return named
-
-
-def _own(named: Iterable[str]) -> list[str]:
-    """The providers that are not built in: what a user brings is what a user asks about."""
-    return [name for name in named if name not in BUILTIN]
 
 
 def _name(function: Callable[..., Any]) -> str:

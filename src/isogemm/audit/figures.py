@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import altair as alt
+
 from .cases import ULP_BINS
 from .results import ProviderResult, Results
 
@@ -47,8 +49,6 @@ def provider_colours(report: Results) -> dict[str, str]:
 
 def agreement_map(report: Results) -> Any | None:
     """M x M per provider: the share of the common rows' outputs whose bits differ."""
-    import altair as alt
-
     shown = [p for p in report.providers.values() if p.agreement.total.any()]
     if not shown:
         return None
@@ -60,8 +60,6 @@ def agreement_map(report: Results) -> Any | None:
 
 
 def _agreement_panel(result: ProviderResult, sweep: Sequence[int], size: int, *, titled: bool) -> Any:
-    import altair as alt
-
     rows = [
         cell
         | {
@@ -112,8 +110,6 @@ def _agreement_panel(result: ProviderResult, sweep: Sequence[int], size: int, *,
 
 def drift_histogram(report: Results) -> Any | None:
     """Changed outputs by distance in ULPs, for each provider that changed any."""
-    import altair as alt
-
     shown = [p for p in report.providers.values() if sum(p.histogram)]
     if not shown:
         return None
@@ -142,8 +138,6 @@ def drift_histogram(report: Results) -> Any | None:
 
 def speed_bars(report: Results) -> Any | None:
     """Speed relative to the fastest provider by batch size, a panel per linear, with the 5th to 95th percentile."""
-    import altair as alt
-
     if not report.speeds:
         return None
     rows = []
@@ -174,8 +168,6 @@ def speed_bars(report: Results) -> Any | None:
 
 
 def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale: Any, top: float) -> Any:
-    import altair as alt
-
     sizes = list(dict.fromkeys(r["m"] for r in rows))
     x = alt.X("m:O", sort=sizes, title="batch size M", axis=alt.Axis(labelAngle=0))
     offset = alt.XOffset("provider:N", sort=names, scale=alt.Scale(domain=names))

@@ -22,6 +22,7 @@ import numpy as np
 from ..base.arguments import nearest
 from ..base.dtypes import BFLOAT16, NUMPY
 from ..errors import OptionError
+from ..lab import limit_threads
 from .data import Array
 
 __all__ = ["BUILTIN", "FORMS", "Absent", "CallableProvider", "Form", "Provider", "load_provider"]
@@ -73,8 +74,6 @@ class Provider:
     @contextlib.contextmanager
     def threads(self, count: int) -> Iterator[None]:
         """Run with `count` threads, set through every control there is: isogemm's, threadpoolctl's and torch's."""
-        from ..lab import limit_threads
-
         with limit_threads(count):
             yield
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -18,17 +19,11 @@ __all__ = ["command_line", "environment"]
 
 PACKAGES = ("isogemm", "numpy", "ml_dtypes", "numba", "llvmlite", "threadpoolctl", "torch")
 VARIABLES = (
-    "ISOGEMM_NUM_THREADS",
-    "NUMBA_CPU_NAME",
-    "NUMBA_CPU_FEATURES",
-    "NUMBA_NUM_THREADS",
-    "NUMBA_THREADING_LAYER",
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "OPENBLAS_NUM_THREADS",
-    "OPENBLAS_CORETYPE",
-    "MKL_NUM_THREADS",
+    *("ISOGEMM_NUM_THREADS", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER"),
+    *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE", "MKL_NUM_THREADS"),
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY"),
 )
+"""Settings that reach a library's choice of code, or its speed."""
 
 
 def environment() -> dict[str, Any]:
@@ -39,7 +34,7 @@ def environment() -> dict[str, Any]:
     dict
         ``cpu`` (model, LLVM's name of the core, physical, logical and usable CPUs, instruction-set features,
         cache bytes), ``threads`` (isogemm's count), ``pools`` (BLAS and OpenMP libraries loaded now, with
-        version, architecture and threads), ``packages``, ``variables`` (those set that change speed),
+        version, architecture and threads), ``packages``, ``variables`` (those set that change code or speed),
         ``system``, ``load`` (processes ready to run, 1-minute mean), ``git`` (commit and dirty flag, or None
         outside a checkout of this package), ``date`` (UTC), ``command``.
 
@@ -66,8 +61,6 @@ def environment() -> dict[str, Any]:
 
 def command_line() -> str:
     """The command that started this process, without the interpreter's and the script's folders."""
-    import shlex
-
     words = list(sys.orig_argv)
     if len(words) > 1 and os.sep in words[1] and Path(words[1]).parent == Path(words[0]).parent:
         words = words[1:]  # a console script, started by its interpreter

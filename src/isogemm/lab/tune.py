@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..backends import accelerator, open_device
+from ..base.disk import write_whole
+from ..base.dtypes import NUMPY
 from ..contract.spec import ContractLike, as_contract
 from ..errors import DeviceError, OptionError, ShapeError
+from ..operands.device_array import DeviceId
+from ..planner.tables import Table, dump, load, user_table_path
+from ..planner.tuning import SWEEP, Progress, Wanted, pose, tune
+from ..problem.numeric import numeric_key
+from .gpu.bench import GpuBench, prepare_in_processes
+from .models import Model
 from .shapes import read_shapes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..planner.tables import Table
-    from ..planner.tuning import Progress, Wanted
-    from .models import Model
 
 __all__ = ["attention", "linears", "read_wanted", "tune_device"]
 
@@ -26,15 +28,11 @@ FIELDS = {"name", "n", "k", "batch", "trans", "m"}
 
 def linears(model: Model) -> list[Wanted]:
     """The linear layers of a model, as products."""
-    from ..planner.tuning import Wanted
-
     return [Wanted(x.name, x.n, x.k) for x in model.linears()]
 
 
 def attention(model: Model, tokens: int) -> list[Wanted]:
     """Scores and values of all heads of one layer, each as one strided batch over `tokens`."""
-    from ..planner.tuning import Wanted
-
     heads, width, ms = model.heads, model.head_dim, (tokens,)
     return [
         Wanted("scores", tokens, width, "NT", heads, ms),
@@ -50,8 +48,6 @@ def read_wanted(path: str) -> list[Wanted]:
     OptionError, ShapeError
         The file cannot be read, or a field is out of range; the message names it.
     """
-    from ..planner.tuning import Wanted
-
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -62,8 +58,6 @@ def read_wanted(path: str) -> list[Wanted]:
 
 
 def _wanted(row: dict[str, Any], i: int, path: str) -> Wanted:
-    from ..planner.tuning import Wanted
-
     where = f"{Path(path).name}, product {i}"
     if set(row) - FIELDS:
         raise OptionError(where, limit=", ".join(sorted(FIELDS)), value=sorted(set(row) - FIELDS), nearest="n and k")
@@ -110,21 +104,11 @@ def tune_device(
     TableError
         The table to go on with is damaged.
     """
-    from ..backends import accelerator, open_device
-
     count = accelerator().count()
     if device >= count:
         limit = f"one of {count} GPUs" if count else "an NVIDIA GPU"
         value = f"device {device}" if count else "none here"
         raise DeviceError("tune", limit=limit, value=value, nearest="a machine with an NVIDIA GPU")
-    from ..base.disk import write_whole
-    from ..base.dtypes import NUMPY
-    from ..operands.device_array import DeviceId
-    from ..planner.tables import dump, load, user_table_path
-    from ..planner.tuning import SWEEP, pose, tune
-    from ..problem.numeric import numeric_key
-    from .gpu.bench import GpuBench, prepare_in_processes
-
     opened = open_device(DeviceId("cuda", device))
     here = opened.chooser
     bits = opened.default(NUMPY[dtype], NUMPY[dtype]) if contract is None else as_contract(contract)

@@ -8,16 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...base import arguments
 from ...base.extras import require_extra
 from ...errors import LimitError, OptionError, ShapeError
 from ...formats.blocks import FORMATS, format_of
+from ...lab import environment
 from ..data import portable
 from ..providers import Absent
 from ..report import Report
 from ..results import ProviderResult
 from ..words import plural
-from .relations import RELATIONS, ModelScope, not_promised
+from .relations import RELATIONS, ModelRelation, ModelScope, not_promised
 from .runs import Prompts, prompt_length
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ class _ModelSettings:
     """The validated options."""
 
     modes: tuple[str, ...]
-    relations: tuple[str, ...]
+    relations: tuple[ModelRelation, ...]
     scope: ModelScope
     seed: int
     contract: Any
@@ -140,7 +143,9 @@ def model(
     if isinstance(quantize, str) and not format_of(quantize).activations:
         limit = "one of " + ", ".join(fmt.name for fmt in FORMATS.values() if fmt.activations)
         raise OptionError("quantize", limit=limit, value=quantize, nearest="Q8_0")
-    settings = _ModelSettings(modes, names, scope, seed, contract, quantize, tuple(words))
+    settings = _ModelSettings(
+        modes, tuple(RELATIONS[name] for name in names), scope, seed, contract, quantize, tuple(words)
+    )
     required = tuple(require) if require is not None else tuple(m for m in modes if m != "plain") or modes
     for name in required:
         if name not in modes:
@@ -159,8 +164,8 @@ class _Audit:
         self.title = f"{type(model).__name__} {p.dtype}".replace("torch.", "")
         self.attention = str(getattr(getattr(model, "config", None), "_attn_implementation", "") or "")
         self.prompts, self.training = _prompts(model, settings, prompts)
-        self.cases = [(RELATIONS[name], params) for name in settings.relations for params in self._params(name)]
-        meanings, sweep = {n: RELATIONS[n].meaning for n in settings.relations}, (1, *sorted(settings.scope.batches))
+        self.cases = [(r, params) for r in settings.relations for params in r.cases(settings.scope)]
+        meanings, sweep = {r.name: r.meaning for r in settings.relations}, (1, *sorted(settings.scope.batches))
         results = {name: ProviderResult.empty(name, meanings, sweep) for name in settings.modes}
         self.out = Report(
             results, required, self._options(str(p.device)), schema=SCHEMA, title=_TITLE, described=self._described()
@@ -169,15 +174,10 @@ class _Audit:
 
     def report(self) -> Report:
         """Run everything."""
-        from ...lab import environment
-
         for mode in self.settings.modes:
             self._mode(mode)
         self.out.environment = environment()
         return self.out
-
-    def _params(self, relation: str) -> Any:
-        return RELATIONS[relation].cases(self.settings.scope)
 
     def _options(self, device: str) -> dict[str, Any]:
         s = self.settings
@@ -188,7 +188,7 @@ class _Audit:
             "device_name": _device_name(device),
             "transformers": importlib.metadata.version("transformers"),
             "modes": list(s.modes),
-            "relations": list(s.relations),
+            "relations": [r.name for r in s.relations],
             "tokens": s.scope.length,
             "batches": list(s.scope.batches),
             "chunks": list(s.scope.chunks),
@@ -244,8 +244,6 @@ class _Audit:
 
 
 def _prompts(model: Any, settings: _ModelSettings, given: Any) -> tuple[Prompts, Prompts]:
-    import numpy as np
-
     config, scope = getattr(model, "config", None), settings.scope
     longest = max(2 * scope.length, _TRAINING_LENGTH) + 1
     positions = getattr(config, "max_position_embeddings", None)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...base import arguments
+from ... import torch as routed
+from ...torch import reductions
 from ..data import Array
 from ..providers import Absent
 from .runs import ModelRun, Prompts, Step
@@ -48,8 +49,6 @@ class Subject:
 
     Raises
     ------
-    OptionError
-        No such mode.
     Absent
         The model cannot be converted.
     """
@@ -57,15 +56,11 @@ class Subject:
     def __init__(
         self, mode: str, model: Any, contract: Any = None, grad_order: str = "leaf64", quantize: Any = None
     ) -> None:
-        if mode not in MODES:
-            raise arguments.unknown("mode", mode, MODES, "plain")
         self.mode, self.model, self.contract = mode, model, contract
         self.causal = _is_causal(model)
         self._graphs: Any = None
         self.quantized: dict[str, Any] = {}
         if mode == "convert":
-            from ... import torch as routed
-
             self.model = copy.deepcopy(model)
             try:
                 quantized = {} if quantize is None else {"quantize": quantize, "fallback": "keep"}
@@ -92,8 +87,6 @@ class Subject:
         with contextlib.ExitStack() as stack:
             stack.callback(self.model.train, training)
             if self.mode == "invariant":
-                from ... import torch as routed
-
                 stack.enter_context(routed.invariant(self.contract))
             yield
 
@@ -123,8 +116,6 @@ class Subject:
 
     def _log_softmax(self, logits: Any) -> Any:
         if self.mode == "convert":
-            from ...torch import reductions
-
             return reductions.log_softmax(logits, out_dtype=torch.float32)
         return torch.log_softmax(logits.float(), -1)
 
@@ -191,8 +182,6 @@ class Subject:
     def _gradients(self) -> Iterator[tuple[str, Any]]:
         found = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         if self.mode == "convert":
-            from ... import torch as routed
-
             found |= {name: total for name, _, total in routed.main_grads(self.model)}
         for name, gradient in found.items():
             yield name, gradient.detach().cpu().clone()
@@ -201,15 +190,11 @@ class Subject:
         for p in self.model.parameters():
             p.grad = None
         if self.mode == "convert":
-            from ... import torch as routed
-
             routed.use_main_grad(self.model)
 
 
 def _quantized(model: Any, floats: dict[str, str]) -> dict[str, Any]:
     """Which Linear modules of a converted model have quantized weights, for the report."""
-    from ... import torch as routed
-
     layers = [child for child in model.modules() if isinstance(child, routed.QuantizedLinear)]
     return {
         "formats": dict(Counter(layer.format for layer in layers).most_common()),

@@ -77,7 +77,14 @@ def arrange(a: Array, layout: str) -> Array:
 
     ``C`` and ``F`` are the two dense orders; ``padded`` has three more columns than it shows; ``rows`` and
     ``columns`` show every other row or column of a larger array; ``unaligned`` starts one element off a cache line.
+
+    Raises
+    ------
+    LayoutError
+        None of these.
     """
+    if layout not in LAYOUTS:
+        raise LayoutError("unknown layout", limit="one of " + ", ".join(LAYOUTS), value=repr(layout), nearest="C")
     rows, columns = a.shape
     if layout == "F":
         out = aligned((columns, rows), a.dtype).T
@@ -231,16 +238,3 @@ def _open(path: str) -> Any:
         return safe_open(path, framework="numpy")
     except Exception as error:  # safetensors raises its own type, OSError or FileNotFoundError
         raise shapes.unreadable(path, error) from error
-
-
-def check_layout(layout: str) -> str:
-    """`layout` itself, when it is one that `arrange` knows.
-
-    Raises
-    ------
-    LayoutError
-        It is not.
-    """
-    if layout not in LAYOUTS:
-        raise LayoutError("unknown layout", limit="one of " + ", ".join(LAYOUTS), value=repr(layout), nearest="C")
-    return layout

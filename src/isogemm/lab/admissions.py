@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from ..base.disk import cache_folder
-from ..planner.records import SCHEMA
+from ..planner.records import Records
 
 __all__ = ["AdmissionRecord", "admissions_command", "folder", "read"]
 
@@ -47,18 +47,12 @@ def folder() -> Path | None:
 
 def read(place: Path | None) -> Iterator[AdmissionRecord]:
     """All verdicts in a folder; files that are no verdicts are passed over."""
-    for path in sorted(place.glob("*.json")) if place else ():
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            key, value = content["key"], content["value"]
-            if content["schema"] != SCHEMA or "state" not in value:
-                continue
-            stamp = key["stamp"]
-            kernel, code = key["kernel"], key["code"]
-            places = str(stamp.get("device", "")), str(stamp.get("driver", ""))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
-        yield AdmissionRecord(kernel, code, value["state"], value.get("date", ""), *places, value.get("detail", ""))
+    for key, value in Records(place).each():
+        match key:
+            case {"kernel": str(kernel), "code": str(code), "stamp": dict(stamp)} if "state" in value:
+                where = str(stamp.get("device", "")), str(stamp.get("driver", ""))
+                said = value["state"], value.get("date", "")
+                yield AdmissionRecord(kernel, code, *said, *where, value.get("detail", ""))
 
 
 def admissions_command(

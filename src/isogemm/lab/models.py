@@ -128,13 +128,11 @@ def model(name: str) -> Model:
     OptionError
         No such model; the error names the closest one.
     """
-    key = _plain(name)
-    for candidate in MODELS.values():
-        if _plain(candidate.name) == key:
-            return candidate
-    close = difflib.get_close_matches(key, [_plain(n) for n in MODELS], n=1, cutoff=0.0)
-    nearest = next((n for n in MODELS if close and _plain(n) == close[0]), next(iter(MODELS)))
-    raise OptionError("unknown model", limit="one of " + ", ".join(MODELS), value=repr(name), nearest=nearest)
+    known = {_plain(each): each for each in MODELS}
+    if _plain(name) in known:
+        return MODELS[known[_plain(name)]]
+    close = known[(difflib.get_close_matches(_plain(name), known, n=1, cutoff=0.0) or list(known))[0]]
+    raise OptionError("unknown model", limit="one of " + ", ".join(MODELS), value=repr(name), nearest=close)
 
 
 def _plain(name: str) -> str:

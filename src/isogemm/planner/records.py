@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,17 +46,13 @@ class Records:
 
     def get(self, key: Mapping[str, Any]) -> dict[str, str] | None:
         """What was recorded under exactly this key, if it can be read."""
-        if self.folder is None:
-            return None
-        try:
-            content = json.loads(read_own(self._path(key)) or b"")
-        except ValueError:
-            return None
-        whole = isinstance(content, dict) and content.get("schema") == SCHEMA and content.get("key") == dict(key)
-        value = content.get("value") if whole else None
-        if not isinstance(value, dict) or not all(isinstance(x, str) for x in value.values()):
-            return None
-        return value
+        found = self.folder and _read(self._path(key))
+        return found[1] if found and found[0] == dict(key) else None
+
+    def each(self) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+        """Everything on record, (key, value); files that are no records are passed over."""
+        paths = sorted(self.folder.glob("*.json")) if self.folder else ()
+        yield from filter(None, map(_read, paths))
 
     def put(self, key: Mapping[str, Any], value: Mapping[str, str]) -> None:
         """Record; where nothing can be written the next process tries again."""
@@ -71,3 +67,14 @@ class Records:
     def _path(self, key: Mapping[str, Any]) -> Path:
         assert self.folder is not None
         return self.folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]] | None:
+    try:
+        content = json.loads(read_own(path) or b"")
+    except ValueError:
+        return None
+    match content:
+        case {"schema": str(schema), "key": dict(key), "value": dict(value)} if schema == SCHEMA:
+            return (key, value) if all(isinstance(x, str) for x in value.values()) else None
+    return None

@@ -273,13 +273,9 @@ def changes(expected: Array, got: Array) -> tuple[int, int, tuple[int, ...]]:
     unequal = compare.bits(expected) != compare.bits(got)
     ulps = compare.ulp_distance(expected[unequal], got[unequal])
     nan = np.isnan(expected[unequal]) | np.isnan(got[unequal])
-    return ulps.size, int(ulps.max(initial=0)), _binned(ulps, nan)
-
-
-def _binned(ulps: Array, nan: Array) -> tuple[int, ...]:
     counts = np.bincount(np.searchsorted(_EDGES, ulps[~nan]), minlength=len(ULP_BINS))
     counts[-1] += int(nan.sum())
-    return tuple(int(c) for c in counts)
+    return ulps.size, int(ulps.max(initial=0)), tuple(int(c) for c in counts)
 
 
 def replay(text: str, provider: Provider | None = None) -> tuple[Case, Outcome]:

@@ -36,7 +36,7 @@ def page(report: Results) -> str:
     specs = {"agreement": agreement_map, "drift": drift_histogram, "speed": speed_bars}
     charts = {name: _spec(make, report) for name, make in specs.items()}
     shown = {name: spec for name, spec in charts.items() if spec is not None}
-    return _template("page.html").substitute(
+    return Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8")).substitute(
         title=escape(report.title),
         verdict=_verdict(report),
         measured=escape(measured(report)),
@@ -187,7 +187,3 @@ def _bundle() -> str:
 
 def _script_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False).replace("</", "<\\/")
-
-
-def _template(name: str) -> Template:
-    return Template((Path(__file__).parent / name).read_text(encoding="utf-8"))

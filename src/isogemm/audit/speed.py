@@ -63,8 +63,7 @@ def _weights(operands: LinearOperands) -> Sequence[Array]:
     cache = min(last_level_cache(), _MOST_CACHE)
     if operands.w.nbytes >= _FILLS * cache:
         return [operands.w]
-    copies = rotate(lambda: arrange(operands.w, "C"), max(operands.w.nbytes, cache // 64), cache_bytes=cache)
-    return copies
+    return rotate(lambda: arrange(operands.w, "C"), max(operands.w.nbytes, cache // 64), cache_bytes=cache)
 
 
 def _runner(provider: Provider, x: Array, weights: Sequence[Array]) -> Callable[[int], object]:

@@ -8,7 +8,7 @@ import shutil
 import struct
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +22,7 @@ from ..errors import OptionError, ShapeError
 from ..formats.blocks import FORMATS, BlockFormat, format_of
 from ..formats.gguf_reader import package
 from ..quant.files import load
+from ..quant.matrix import QuantizedMatrix
 from ..quant.tensor_file import TensorEntry, TensorFile
 
 __all__ = ["inspect_command", "quantize_command"]
@@ -182,21 +183,16 @@ def _described(gguf: Any, entry: TensorEntry, chosen: BlockFormat | None) -> tup
         if not fmt.quantized:  # the type as a number; NumPy's is looked at only to tell bytes of blocks
             return entry.shape, (np.dtype(np.void), known), rows * row
         return (*entry.shape[:-1], row), (np.dtype(np.uint8), known), rows * row
-    if kind in _kinds(gguf):  # blocks that are not ours: copied as they are
-        block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-        row = entry.shape[-1] // block * nbytes
-        return (*entry.shape[:-1], row), (np.dtype(np.uint8), gguf.GGMLQuantizationType[kind]), entry.nbytes
+    known = getattr(gguf.GGMLQuantizationType, kind, None)
+    block, nbytes = gguf.GGML_QUANT_SIZES.get(known, (1, 0))
+    if block > 1:  # blocks that are not ours: copied as they are
+        return (*entry.shape[:-1], entry.shape[-1] // block * nbytes), (np.dtype(np.uint8), known), entry.nbytes
     plain = {"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "F64": np.float64}.get(kind)
     if plain is None:
         raise OptionError(
             f"{entry.name}: type", limit="a type that GGUF has", value=kind, nearest="leave the tensor out of the file"
         )
     return entry.shape, (np.dtype(plain), None), entry.nbytes
-
-
-def _kinds(gguf: Any) -> set[str]:
-    """GGUF's types of blocks."""
-    return {kind.name for kind, (block, _) in gguf.GGML_QUANT_SIZES.items() if block > 1}
 
 
 def _bytes_of(file: TensorFile, entry: TensorEntry, chosen: BlockFormat | None) -> Any:
@@ -254,23 +250,21 @@ def inspect_command(
         cells = (*_row(entry), *[file.file_of(entry.name).name] * several)
         table.add_row(*map(Text, cells))  # a name is no markup
         if check and entry.type in FORMATS:
-            for tensor in _parts(file[entry.name]):
-                tensor.check()
+            found = file[entry.name]
+            for tensor in found if isinstance(found, list) else [found]:
+                if isinstance(tensor, QuantizedMatrix):
+                    tensor.check()
         elif check and not entry.readable:
             unknown[entry.type] += 1
     console = Console()
-    console.print(table if console.is_terminal else _plain_table(table, console))
+    if not console.is_terminal:  # nothing is cut where there is no terminal's width
+        console.width = max(console.width, 400)
+    console.print(table)
     total = sum(e.nbytes for e in shown)
     elements = sum(int(np.prod(e.shape, dtype=np.int64)) for e in shown)
     typer.echo(f"{len(shown)} tensors, {total} bytes, {8 * total / max(1, elements):.4g} bits a weight")
     if unknown:
         typer.echo(f"not checked: {', '.join(f'{n} of {kind}' for kind, n in unknown.items())}, not known here")
-
-
-def _plain_table(table: Any, console: Any) -> Any:
-    """Not cut to a terminal's width where there is none."""
-    console.width = max(console.width, 400)
-    return table
 
 
 def _row(entry: TensorEntry) -> tuple[str, ...]:
@@ -284,9 +278,3 @@ def _row(entry: TensorEntry) -> tuple[str, ...]:
         fits += FORMATS["Q4_K"].fitting(k).name
     shape = " x ".join(map(str, entry.shape))
     return entry.name, entry.type, shape, str(entry.offset), str(entry.nbytes), row, bits, fits
-
-
-def _parts(tensor: Any) -> Iterator[Any]:
-    for part in tensor if isinstance(tensor, list) else [tensor]:
-        if hasattr(part, "check"):
-            yield part

@@ -14,6 +14,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from .. import lab
 from ..base.disk import write_whole
 from ..base.progress import progress_bar
 from . import minilm, show
@@ -118,7 +119,8 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
     _step(console, 5, "auditing the model's linears")
     audited, files = audit_model.run(folder, report_dir, console)
     console.print(audit_model.table(audited))
-    summary = write_whole(report_dir / "demo.json", json.dumps(_stamped(findings), indent=1) + "\n")
+    stamped = findings.to_dict() | {"environment": lab.environment()}
+    summary = write_whole(report_dir / "demo.json", json.dumps(stamped, indent=1) + "\n")
     console.print()
     for line in show.conclusions(findings.drifts, findings.row_drifts):
         console.print(line, style="bold", highlight=False)
@@ -171,12 +173,6 @@ def _compare(
     speeds = [speed.measure(workload, ISOGEMM, NUMPY) for workload in _progress(console, work, "timing")]
     console.print(show.speed_table(speeds, speed.conditions()))
     return Findings(drifts, row_drifts, speeds, errors, tokens)
-
-
-def _stamped(findings: Findings) -> dict[str, Any]:
-    from .. import lab
-
-    return findings.to_dict() | {"environment": lab.environment()}
 
 
 def _took(started: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,13 +185,9 @@ def row_drift(provider: Multiplier, inputs: Sequence[tuple[Dense, Array]], m: in
     )
 
 
-def _slices(rows: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
-
-
 def _batches(size: int) -> Embedder:
     def run(model: MiniLM, batch: Sequence[Array], provider: Multiplier) -> Array:
-        return np.concatenate([embed(model, batch[rows], provider) for rows in _slices(len(batch), size)])
+        return np.concatenate([embed(model, batch[i : i + size], provider) for i in range(0, len(batch), size)])
 
     return run
 

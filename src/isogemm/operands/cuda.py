@@ -120,7 +120,7 @@ def _from_interface(name: str, x: Any, interface: dict[str, Any]) -> tuple[Array
     wrapped = _Interface(address, tuple(interface["shape"]), interface.get("strides"), dtype, x)
     viewed = _wrapped(name, wrapped, dtype, None)
     place = DeviceId("cuda", viewed.get_device())
-    if stream is not None and _handle(stream) == current_stream(place):
+    if stream is not None and (0 if stream == _LEGACY else int(stream)) == current_stream(place):
         stream = None
     if stream is not None:
         _torch().cuda.current_stream(place.ordinal).wait_stream(_external(stream, place))
@@ -169,10 +169,6 @@ def _torch_dtype(dtype: np.dtype[Any]) -> Any:
 def current_stream(place: DeviceId) -> int:
     """The raw handle of torch's current stream on a device."""
     return int(_torch()._C._cuda_getCurrentRawStream(place.ordinal))
-
-
-def _handle(stream: int) -> int:
-    return 0 if stream == _LEGACY else int(stream)
 
 
 def _external(stream: int, place: DeviceId) -> Any:

@@ -120,13 +120,6 @@ def _text(data: Array) -> str:
     return text
 
 
-def _refuse_type(name: str, kind: str, first: int) -> FormatError:
-    return FormatError(
-        f"{name}: type, of a tensor from byte {first}", limit="a type of safetensors", value=kind,
-        nearest="a .gguf file, which has blocks",
-    )  # fmt: skip
-
-
 def _safe_entry(name: str, told: Any, first: int) -> TensorEntry:
     """An entry as the header tells it; `first` is where the tensors begin."""
     try:
@@ -143,7 +136,10 @@ def _safe_entry(name: str, told: Any, first: int) -> TensorEntry:
             value=f"{type(error).__name__}: {error}", nearest="download or write the file again",
         ) from error  # fmt: skip
     if kind in FORMATS and kind not in PLAIN:
-        raise _refuse_type(name, kind, first + start)
+        raise FormatError(
+            f"{name}: type, of a tensor from byte {first + start}", limit="a type of safetensors", value=kind,
+            nearest="a .gguf file, which has blocks",
+        )  # fmt: skip
     return TensorEntry(name, kind, shape, first + start, stop - start)
 
 

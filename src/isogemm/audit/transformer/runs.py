@@ -111,7 +111,7 @@ class Prompts:
         sizes = [sizes[0] + pad, *sizes[1:]]
         ends = np.cumsum(sizes)
         steps = tuple(_part(whole, int(end - size), int(end)) for size, end in zip(sizes, ends, strict=True))
-        text = ", ".join(f"{len(same)} of {size}" for size, same in _runs_of(sizes))
+        text = ", ".join(f"{len([*same])} of {size}" for size, same in itertools.groupby(sizes))
         return ModelRun(f"{cache} cache, batch {batch}, padding {pad}, steps {text}", steps, cache)
 
     def micro_batches(self, size: int, total: int) -> ModelRun:
@@ -157,10 +157,6 @@ def _part(whole: Step, start: int, end: int) -> Step:
         whole.mask[:, :end] if masked and whole.mask is not None else None,
         whole.positions[:, start:end] if masked and whole.positions is not None else None,
     )
-
-
-def _runs_of(sizes: Sequence[int]) -> list[tuple[int, list[int]]]:
-    return [(size, list(same)) for size, same in itertools.groupby(sizes)]
 
 
 def prompt_length(wanted: int, config: Any) -> int:

@@ -187,7 +187,7 @@ class Trace:
         self.rows[key] = []
         weights = repr([(y.shape, y.data_ptr()) for y in operands if y.dim() > 1 and len(y) != len(x)]).encode()
         found, rows = self.pairs.setdefault(key, {}), x.detach().cpu()
-        for keys, row in zip(zip(*(_digests(y) for y in given), strict=True), rows, strict=True):
+        for keys, row in zip(zip(*(map(_digest, y.detach().cpu()) for y in given), strict=True), rows, strict=True):
             found.setdefault(weights + b"".join(keys), {})[_digest(row)] = row
 
     def _enter(self, name: str) -> Callable[..., None]:
@@ -252,10 +252,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 def _digest(row: Tensor) -> bytes:
     return hashlib.blake2b(row.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
-
-
-def _digests(x: Tensor) -> list[bytes]:
-    return [_digest(row) for row in x.detach().cpu()]
 
 
 def _readings(x: Tensor, place: _Positions | None) -> dict[str, Tensor]:

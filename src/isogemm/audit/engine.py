@@ -14,7 +14,7 @@ import numpy as np
 
 from ..base import arguments
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
-from ..lab import environment
+from ..lab import Progress, environment
 from ..lab.models import MODELS, PROJECTION_SHAPES, LinearShape
 from .bench import Disqualified, LinearOperands, ProviderBench, copied_rows, sampled_columns
 from .cases import MAX_COLUMNS, Case, evaluate
@@ -29,7 +29,6 @@ __all__ = ["DEFAULT_SHAPES", "FULL_SHAPES", "ProviderLike", "ShapeLike", "run"]
 
 ProviderLike = str | Provider | Callable[[Array, Array], Array]
 ShapeLike = WeightSource | LinearShape | tuple[int, int]
-Progress = Callable[[int, int, str], None]
 
 _SMALLEST = MODELS["Qwen2.5-0.5B"]
 DEFAULT_SHAPES: tuple[LinearShape, ...] = _SMALLEST.linears()[:4]

@@ -66,9 +66,7 @@ class RelationResult:
     @property
     def status(self) -> Status:
         """``held`` when at least one case applies and every one kept its bits."""
-        if self.changed:
-            return "changed"
-        return "failed" if self.failed else "held" if self.held else "n/a"
+        return "changed" if self.changed else self.demanded
 
     @property
     def demanded(self) -> Status:
@@ -99,21 +97,16 @@ class RelationResult:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-ready values; ``max_ulp`` is null where a NaN stood against a number."""
-        return {
-            "relation": self.relation,
-            "meaning": self.meaning,
-            "status": self.status,
-            "cases": self.cases,
-            "held": self.held,
-            "changed": self.changed,
-            "failed": self.failed,
-            "not_applicable": self.not_applicable,
-            "outputs": self.outputs,
-            "changed_outputs": self.changed_outputs,
-            "max_ulp": None if self.max_ulp == NOT_A_NUMBER else self.max_ulp,
-            "reason": self.reason,
-            "drifts": [drift.to_dict() for drift in self.drifts],
-        } | ({"not_promised": {"changed": self.excused, "why": self.unpromised}} if self.excused else {})
+        names = ("relation", "meaning", "status", "cases", "held", "changed", "failed", "not_applicable")
+        return (
+            {name: getattr(self, name) for name in (*names, "outputs", "changed_outputs")}
+            | {
+                "max_ulp": None if self.max_ulp == NOT_A_NUMBER else self.max_ulp,
+                "reason": self.reason,
+                "drifts": [drift.to_dict() for drift in self.drifts],
+            }
+            | ({"not_promised": {"changed": self.excused, "why": self.unpromised}} if self.excused else {})
+        )
 
 
 class Agreement:

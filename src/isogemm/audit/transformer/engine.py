@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from ...base import arguments
 from ...base.extras import require_extra
 from ...errors import LimitError, OptionError, ShapeError
 from ...formats.blocks import FORMATS, format_of
-from ...lab import environment
+from ...lab import Progress, environment
 from ..data import portable
 from ..providers import Absent
 from ..report import Report
@@ -31,7 +31,6 @@ __all__ = ["SCHEMA", "model"]
 SCHEMA = "isogemm.model_audit.v1"
 _TRAINING_LENGTH = 64
 _TITLE = "Does the model keep its bits?"
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import importlib.metadata
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from ..results import ProviderResult
 from ..words import plural
 from .relations import RELATIONS, ModelRelation, ModelScope, not_promised
 from .runs import Prompts, prompt_length
-
-if TYPE_CHECKING:
-    from .drift import Evaluation
 
 __all__ = ["SCHEMA", "model"]
 
@@ -210,7 +207,7 @@ class _Audit:
         )
 
     def _mode(self, mode: str) -> None:
-        from .drift import Evaluation
+        from .drift import Evaluation, ModelCase, evaluate
         from .subject import Subject
 
         result = self.out.providers[mode]
@@ -223,16 +220,12 @@ class _Audit:
             self.done += len(self.cases)
             return
         self.out.quantized = self.out.quantized or subject.quantized
-        self._cases(Evaluation(subject, self.settings.scope, self.prompts, self.training), mode, result)
-
-    def _cases(self, evaluation: Evaluation, mode: str, result: ProviderResult) -> None:
-        from .drift import ModelCase, evaluate
-
+        evaluation = Evaluation(subject, self.settings.scope, self.prompts, self.training)
+        words = tuple(portable(word) for word in self.settings.words)
         for relation, params in self.cases:
             text = ", ".join(f"{key} {value}" for key, value in params.items())
             self.progress(self.done, self.total, f"{mode} {relation.name} ({text})")
             self.done += 1
-            words = tuple(portable(word) for word in self.settings.words)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 case = ModelCase(mode, relation.name, params, self.title, words)

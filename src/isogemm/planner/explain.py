@@ -166,19 +166,15 @@ def explain_offline(product: Product, table: Table) -> DevicePlan:
         The table has no kernel for such products.
     """
     key, variant = numeric_key(product), variant_of(product)
-    verdicts: dict[tuple[str, str], Admission] = {
-        (x.family, config): Admission("admitted", f"table {table.name}", x.date)
-        for x in table.admitted
-        if x.variant == variant
-        for config in x.configs
-    }
-    for x in table.library_of(key):
-        if x.variant == variant and x.low <= product.m <= x.high and is_packed(product):
-            verdicts[x.family, x.config] = Admission("admitted", f"table {table.name}", x.date)
+    dates = {(x.family, config): x.date for x in table.admitted if x.variant == variant for config in x.configs}
+    if is_packed(product):
+        here = (x for x in table.library_of(key) if x.variant == variant and x.low <= product.m <= x.high)
+        dates |= {(x.family, x.config): x.date for x in here}
     libraries = {x.family for x in table.library}
     for hint in recommended([table], product):
-        found = verdicts.get(hint.use, Admission("unknown"))
-        if found.state == "admitted" or hint.use.family not in libraries:
+        known = hint.use in dates
+        if known or hint.use.family not in libraries:
+            found = Admission("admitted", f"table {table.name}", dates[hint.use]) if known else Admission("unknown")
             return _plan(product, hint, _said(found), table, table.stamp.get("device", table.name), here=False)
     raise DeviceError(
         f"plan by table {table.name}", limit=f"a kernel for {key.arithmetic}", value=str(key), nearest="a GPU"

@@ -38,11 +38,6 @@ def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
 
 
 def check_tensor(name: str, x: Any, nearest: str = "torch.as_tensor") -> None:
-    """Raise unless `x` is a tensor.
-
-    Raises
-    ------
-    DTypeError
-    """
+    """Raise unless `x` is a tensor."""
     if not isinstance(x, torch.Tensor):
         raise DTypeError(name, limit="a tensor", value=type(x).__name__, nearest=nearest)

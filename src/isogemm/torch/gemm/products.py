@@ -39,14 +39,23 @@ from ..routing.elementwise import subnormals_kept
 
 __all__ = [
     "accumulate",
+    "addmm_op",
+    "baddbmm_op",
+    "bmm_op",
     "call_grouped",
     "call_linear",
     "call_product",
     "grouped",
+    "grouped_op",
     "linear",
+    "linear_forward_op",
+    "linear_op",
+    "mm_op",
     "product",
+    "product_forward_op",
     "resolved",
     "walk",
+    "walk_op",
     "with_order",
 ]
 

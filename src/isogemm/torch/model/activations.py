@@ -20,10 +20,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...operands.tensors import is_traced
-from ..ops import Tensor
+from ..operator import Tensor, define
 from ..routing.elementwise import EXACT, _filled, blocked, form, is_exact, refuse_flushing
 from .layers import Converted
-from .recognition import Looks, Match, agrees, magnitudes, mixed, random, stand_in, touched
+from .recognition import Looks, Match, agrees, magnitudes, random, stand_in, touched
 from .traced import other, train
 
 __all__ = ["Activation", "known"]
@@ -66,7 +66,7 @@ class Activation(Converted):
         x = args[0]
         if not (torch.compiler.is_compiling() or is_traced()):
             return _evaluate(call, x, self.rule)
-        return torch.ops.isogemm.activation(x, self.place)
+        return _activation_op(x, self.place)
 
     def keep(self) -> None:
         """Let the operator that compilers see find this module, or one like it."""
@@ -109,48 +109,21 @@ def _value(x: Any) -> Any:
     return (str(x.__module__), x.__qualname__) if is_global else None
 
 
-@torch.library.custom_op(  # type: ignore[untyped-decorator]
-    "isogemm::activation", mutates_args=(), schema="(Tensor x, int place) -> Tensor"
-)
-def _activation(x: Tensor, place: int) -> Tensor:
-    """An activation as an operator, so that a compiled model has the bits of an eager one."""
-    y: Tensor = _module(place).forward(x)
-    return y.contiguous()
+def _module(place: int) -> Any:
+    return _STAND_INS[place] if place in _STAND_INS else _OWN[place]
 
 
-@torch.library.custom_op(  # type: ignore[untyped-decorator]
-    "isogemm::activation_backward", mutates_args=(), schema="(Tensor dy, Tensor x, int place) -> Tensor"
-)
-def _activation_backward(dy: Tensor, x: Tensor, place: int) -> Tensor:
-    """Its gradient: what an eager module's backward pass computes."""
+def _gradient(dy: Tensor, x: Tensor, place: int) -> Tensor:
+    """What an eager module's backward pass computes."""
     with _Recording():
         x = x.detach().requires_grad_()
         dx: Tensor = torch.autograd.grad(_module(place).forward(x), x, dy)[0]
     return dx.contiguous()
 
 
-@_activation.register_fake  # type: ignore[untyped-decorator]
-def _(x: Tensor, place: int) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@_activation_backward.register_fake  # type: ignore[untyped-decorator]
-def _(dy: Tensor, x: Tensor, place: int) -> Tensor:
-    return x.new_empty(x.shape)
-
-
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, ctx.place = inputs
     ctx.save_for_backward(x)
-
-
-_activation.register_autograd(
-    lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.place), None), setup_context=_remember
-)
-
-
-def _module(place: int) -> Any:
-    return _STAND_INS[place] if place in _STAND_INS else _OWN[place]
 
 
 class _Recording:
@@ -168,6 +141,18 @@ class _Recording:
     def __exit__(self, *error: Any) -> None:
         self.grad.__exit__(*error)
         self.keys.__exit__(*error)
+
+
+_backward_op = define(
+    "activation_backward", "(Tensor dy, Tensor x, int place) -> Tensor", _gradient,
+    lambda dy, x, place: x.new_empty(x.shape), mutates=(),
+)  # fmt: skip
+# So that a compiled model has the bits of an eager one.
+_activation_op = define(
+    "activation", "(Tensor x, int place) -> Tensor", lambda x, place: _module(place).forward(x).contiguous(),
+    lambda x, place: x.new_empty(x.shape), mutates=(), setup=_remember,
+    backward=lambda ctx, dy: (_backward_op(dy, *ctx.saved_tensors, ctx.place), None),
+)  # fmt: skip
 
 
 def _evaluate(call: Callable[..., Any], x: Any, rule: str) -> Any:
@@ -229,11 +214,9 @@ def known(child: Any, looks: Looks) -> Match | None:
         why = f"{name} {seen.why}"
     else:
         why = f"{name} works in place" if getattr(child, "inplace", False) else touched(child)
-    if why:
-        return Match("activation", why=why)
     gelu = {op.startswith("gelu") for op in seen.several}
-    rule = "" if len(gelu) > 1 else seen.several[0]
-    return Match("activation", mixed(Activation, type(child), rule=rule))
+    rule = "" if len(gelu) != 1 else seen.several[0]
+    return Match.unless(why, "activation", Activation, type(child), rule=rule)
 
 
 def _seen(child: Any) -> _Seen | None:

@@ -119,12 +119,7 @@ def _spoiled() -> bool:
 
 
 def refuse_flushing(what: str) -> None:
-    """Raise where torch's own arithmetic, which is left to torch in `what`, flushes subnormals.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise where torch's own arithmetic, which is left to torch in `what`, flushes subnormals."""
     if _spoiled():
         raise OptionError(
             what,

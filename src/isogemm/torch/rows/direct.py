@@ -22,12 +22,7 @@ __all__ = ["direct", "fused", "launched"]
 
 
 def direct(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:
-    """The result of an operation.
-
-    Raises
-    ------
-    ShapeError, DTypeError, DeviceError, LayoutError, OptionError
-    """
+    """The result of an operation."""
     try:
         there = tensors[0].is_cuda
     except AttributeError:  # no tensor: the host's way says so

@@ -90,8 +90,7 @@ def _is_router(child: Any) -> bool:
 
 
 def _experts(child: Any) -> Match:
-    why = touched(child) or _differs(child)
-    return Match("experts", why=why) if why else Match("experts", mixed(Experts, type(child)))
+    return Match.unless(touched(child) or _differs(child), "experts", Experts, type(child))
 
 
 def _differs(child: Any) -> str:
@@ -124,7 +123,7 @@ def _router(child: Any) -> Match:
         probe = _probe(child)
         found = unsafe(probe.forward, random(5, child.weight.shape[1]))
         why = found and f"{type(child).__name__} {found}"
-    return Match("experts", why=why) if why else Match("experts", mixed(OwnCode, type(child)))
+    return Match.unless(why, "experts", OwnCode, type(child))
 
 
 def _weight(seed: int, shape: Any) -> Any:

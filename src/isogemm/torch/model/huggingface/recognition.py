@@ -23,7 +23,6 @@ from ..recognition import (
     agrees,
     differs,
     magnitudes,
-    mixed,
     random,
     random_linear,
     stand_in,
@@ -51,10 +50,10 @@ def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match |
         return None
     if set(child._modules) >= _PROJECTIONS and vars(child).keys() >= {"head_dim", "scaling", "config"}:
         why = touched(child) or _turns_a_part(child, widths) or odd or _differs(child, looks)
-        return Match("rope", why=why) if why else Match("rope", mixed(RotaryAttention, type(child)))
+        return Match.unless(why, "rope", RotaryAttention, type(child))
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
         why = touched(child) or _turns_otherwise(child)
-        return Match("rope", why=why) if why else Match("rope", mixed(Rotary, type(child)))
+        return Match.unless(why, "rope", Rotary, type(child))
     return None
 
 

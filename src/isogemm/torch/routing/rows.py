@@ -21,6 +21,7 @@ from ..rows.direct import direct
 from ..rows.gradients import log_softmax_back, norm_back, scattered, softmax_back
 from ..rows.signature import signature
 from ..rows.table import ROWS
+from .elementwise import written
 from .products import DTYPES
 
 __all__ = ["REDUCTIONS", "is_whole", "reduced"]
@@ -296,11 +297,7 @@ def reduced(function: Callable[..., Any], contract: Any, args: Any, kwargs: Any)
         result = function(*found, **kwargs)
     except (DeviceError, DTypeError, OptionError):  # mixed devices, an integer weight, an eps below 0: torch's to judge
         return None
-    if out is None or result is None:
-        return result
-    if out.shape != result.shape:
-        out.resize_(result.shape)
-    return out.copy_(result)
+    return result if out is None or result is None else written(out, result)
 
 
 _LONGEST = 2**22  # elements of a whole CUDA tensor that are added up as one row, which is never cut

@@ -3,6 +3,10 @@
 torch passes tensors and numbers to an operator, so a quantized weight goes as ``blocks``: on the CPU the bytes of its
 rows, uint8 [n, row bytes]; on a CUDA device the kernels' own copy, uint8 [bytes]. The matrix that stands behind them
 keeps what backends made of it; it is found again by their address.
+
+Gradients go to x and bias, not to w: dx = dy @ ``w.dequantize()``, a chain over the columns of y. The weights are
+float32 there where they were in the forward product (and for integer products, whose rounding of x has no derivative
+and is passed over), else of the type of x.
 """
 
 from __future__ import annotations
@@ -17,12 +21,11 @@ import torch
 from ...api import products as api
 from ...api.quantized import ACTIVATIONS
 from ...base import arguments
-from ...contract.spec import Contract, ContractLike, as_contract
+from ...contract.spec import Contract, as_contract
 from ...errors import LayoutError, ShapeError
 from ...formats.blocks import format_of
 from ...operands.tensors import to_tensor
 from ...quant.matrix import QuantizedMatrix
-from ..arguments import autocast, check_tensor, options
 from ..gemm.products import call_product, resolved, with_order
 from ..operator import Operator, Tensor, define, define_forward, refuse_meta, refuse_vmap, way
 
@@ -31,7 +34,6 @@ __all__ = [
     "call",
     "call_blocks",
     "checked",
-    "linear",
     "linear_forward_op",
     "linear_op",
     "matrix_of",
@@ -115,9 +117,7 @@ def _made(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
 def product(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, activations: str, out_dtype: Any) -> Any:
     """x @ w.T + bias, outside the gradient's graph."""
     with torch.no_grad():
-        return api.linear(
-            x, w, bias, contract=contract or None, activations=activations or None, out_dtype=out_dtype
-        )  # fmt: skip
+        return api.linear(x, w, bias, contract=contract or None, activations=activations or None, out_dtype=out_dtype)
 
 
 def _forward(
@@ -235,36 +235,11 @@ call_blocks = Operator(
 )  # fmt: skip
 
 
-def call(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, *rest: Any) -> Tensor:
+def call(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, *rest: Any) -> Any:
     """The product by the shortest way; `rest` is contract, activations, grad_order and out_dtype, as text."""
     if way(x, bias) == "direct":
-        found: Tensor = product(x, w, bias, rest[0], rest[1], rest[3])
-    else:
-        found = call_blocks(x, blocks_of(w), bias, w.format.name, *w.shape, *rest)
-    return found
-
-
-def linear(
-    x: Tensor,
-    w: QuantizedMatrix,
-    bias: Tensor | None = None,
-    *,
-    contract: ContractLike | None = None,
-    activations: str | None = None,
-    grad_order: str = "leaf4096",
-    out_dtype: Any = None,
-) -> Tensor:
-    """x @ w.T + bias for x [..., k] and a quantized w [n, k]; what `isogemm.torch.linear` does with such a weight.
-
-    Gradients go to x and bias, not to w: dx = dy @ ``w.dequantize()``, a chain over the columns of y. The weights are
-    float32 there where they were in the forward product (and for integer products, whose rounding of x has no
-    derivative and is passed over), else of the type of x.
-    """
-    check_tensor("x of linear", x)
-    if bias is not None:
-        check_tensor("bias of linear", bias)
-    contract, order, dtype = options(contract, grad_order, out_dtype)
-    return call(*autocast(x), w, bias, contract, checked(activations), order, dtype)
+        return product(x, w, bias, rest[0], rest[1], rest[3])
+    return call_blocks(x, blocks_of(w), bias, w.format.name, *w.shape, *rest)
 
 
 def checked(activations: Any) -> str:

@@ -80,17 +80,14 @@ def _launch(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], tag: 
     x, reduces = tensors[0], about.reduces
     shape = x.shape[:-1] + ((1,) if options[0] else ()) if reduces else x.shape
     outs = [(shape, dtype_of(tensors[about.like], options[-1]))]
-    outs += [(x.shape, tensors[_index(kind, result.like)].dtype) for result in OPERATIONS[kind].results[1:]]
+    names: list[str | None] = [operand.name for operand in about.operands]
+    outs += [(x.shape, tensors[names.index(result.like)].dtype) for result in OPERATIONS[kind].results[1:]]
     rest = {about.option: options[0]} if about.option in ("eps", "interleaved") else {}
     found = column("rows", "cuda").run(kind, _slots(kind, tensors), options, outs, tag=tag, **rest)
     if found is None:  # leading dimensions that are too many for one launch of a rotation
         each = [_on_device(kind, (part, *_at(x, i, tensors[1:])), options) for i, part in enumerate(x)]
         return torch.stack(each)
     return found
-
-
-def _index(kind: str, name: str | None) -> int:
-    return next(i for i, operand in enumerate(signature(kind).operands) if operand.name == name)
 
 
 def _slots(kind: str, tensors: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -142,12 +142,9 @@ def _count(kind: str) -> int:
     return len(signature(kind).operands)
 
 
-def _any(kind: str, *given: Any) -> Tensor:
-    return direct(kind, given[: _count(kind)], _own(kind, *given[6:]))
-
-
-def _fake_any(kind: str, *given: Any) -> Tensor:
-    return fake(kind, given[: _count(kind)], _own(kind, *given[6:]))
+def _of_any(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An operation's `direct` or `fake` with the arguments that one operator has for all of them."""
+    return lambda kind, *given: call(kind, given[: _count(kind)], _own(kind, *given[6:]))
 
 
 def _backward(kind: str, dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
@@ -185,8 +182,8 @@ def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 # `flag` is keepdim of a sum, interleaved of a rotation.
 along_rows = define(
-    "along_rows", f"(str kind, {_OPERANDS}, {_BUFFERS}, {_OPTIONS}) -> Tensor", _any, _fake_any, mutates=(),
-    setup=_setup, backward=_differentiate,
+    "along_rows", f"(str kind, {_OPERANDS}, {_BUFFERS}, {_OPTIONS}) -> Tensor", _of_any(direct), _of_any(fake),
+    mutates=(), setup=_setup, backward=_differentiate,
 )  # fmt: skip
 # Three results: an operator that writes into its arguments may not return a list.
 along_rows_backward = define(

@@ -21,14 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...operands.tensors import is_traced
 from ..operator import Tensor, define
-from ..routing.elementwise import EXACT, _filled, blocked, form, is_exact, refuse_flushing
+from ..routing.elementwise import _FILL, EXACT, _filled, blocked, form, is_exact, refuse_flushing
 from .layers import Converted
 from .recognition import Looks, Match, agrees, magnitudes, random, stand_in, touched
 from .traced import other, train
 
 __all__ = ["Activation", "known"]
 
-_FILL = 0.5  # in every function's domain
 # What the operator that compilers see calls. Modules of one class and one state share a place, so that compiled blocks
 # of a model share their code; the others have one each.
 _OWN: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -57,16 +56,14 @@ class Activation(Converted):
     def forward(self, *args: Any, **options: Any) -> Any:
         """The module's own function of each element, by one of its kernel's forms."""
         call = super().forward  # type: ignore[misc]
+        if not args:
+            name, x = next(iter(options.items()))
+            return _evaluate(lambda x: call(**{**options, name: x}), x, self.rule)
         if len(args) != 1 or options:
-            name, x = (None, args[0]) if args else next(iter(options.items()))
-            rest = {key: value for key, value in options.items() if key != name}
-            inner, more = call, args[1:]
-            call = (lambda x: inner(x, *more, **rest)) if name is None else (lambda x: inner(**{name: x}, **rest))
-            return _evaluate(call, x, self.rule)
-        x = args[0]
+            return _evaluate(lambda x: call(x, *args[1:], **options), args[0], self.rule)
         if not (torch.compiler.is_compiling() or is_traced()):
-            return _evaluate(call, x, self.rule)
-        return _activation_op(x, self.place)
+            return _evaluate(call, args[0], self.rule)
+        return _activation_op(args[0], self.place)
 
     def keep(self) -> None:
         """Let the operator that compilers see find this module, or one like it."""
@@ -114,8 +111,12 @@ def _module(place: int) -> Any:
 
 
 def _gradient(dy: Tensor, x: Tensor, place: int) -> Tensor:
-    """What an eager module's backward pass computes."""
-    with _Recording():
+    """What an eager module's backward pass computes: autograd, which torch's dispatcher leaves out below operators."""
+    below = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+        below = below.remove(key)
+    keys = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below)
+    with keys, torch.enable_grad():
         x = x.detach().requires_grad_()
         dx: Tensor = torch.autograd.grad(_module(place).forward(x), x, dy)[0]
     return dx.contiguous()
@@ -124,23 +125,6 @@ def _gradient(dy: Tensor, x: Tensor, place: int) -> Tensor:
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, ctx.place = inputs
     ctx.save_for_backward(x)
-
-
-class _Recording:
-    """autograd inside of an operator, below which torch's dispatcher leaves it out."""
-
-    def __enter__(self) -> None:
-        below = torch._C._dispatch_tls_local_exclude_set()
-        for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
-            below = below.remove(key)
-        self.keys = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below)
-        self.grad = torch.enable_grad()
-        self.keys.__enter__()
-        self.grad.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.grad.__exit__(*error)
-        self.keys.__exit__(*error)
 
 
 _backward_op = define(

@@ -16,9 +16,9 @@ from ...base import arguments
 from ...contract.spec import Contract, ContractLike
 from ...errors import DTypeError, OptionError
 from ...formats.blocks import BlockFormat
+from ..device import DTYPES
 from ..quant import convert as quantizing
 from ..quant.convert import Formats, prefixes
-from ..routing.products import DTYPES
 from . import activations as functions
 from . import recognition
 from .huggingface import experts

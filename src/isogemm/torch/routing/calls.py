@@ -19,7 +19,7 @@ from ...contract.spec import Contract
 from ...errors import ContractError, IsogemmError, OptionError
 from .. import reductions
 from ..attention.calls import scaled_dot_product_attention
-from .products import DTYPES
+from ..device import DTYPES
 
 __all__ = ["WHOLE", "attention", "folded", "layer_norm", "linear", "linear_direct", "refusal", "rms_norm"]
 

@@ -14,15 +14,14 @@ import torch
 from ...api import products as api
 from ...contract.spec import Contract
 from ...errors import ContractError, DTypeError
+from ..device import DTYPES
 from ..gemm.ragged import grouped_mm
 from .elementwise import written
 
-__all__ = ["DTYPES", "PRODUCTS", "contained", "is_composite", "is_served", "operands", "product_of", "replaced"]
+__all__ = ["PRODUCTS", "contained", "is_composite", "is_served", "operands", "product_of", "replaced"]
 
 Tensor = Any  # torch is untyped to mypy
 _aten: Any = torch.ops.aten
-
-DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def operands(values: tuple[Any, ...]) -> list[Tensor]:

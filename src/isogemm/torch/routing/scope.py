@@ -245,7 +245,7 @@ class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
         """A call that isogemm computes as one, gradients included."""
         products, (function, name) = self.products, calls.WHOLE[func]
         wanted = products.attention if function is calls.attention else products.rows
-        if wanted and not _is_traced():
+        if wanted and not _is_recorded() and _infra(_KEYS.FAKE) is None:
             with aside():
                 result = function(products.contract, *args, **kwargs)
             if result is not None:
@@ -271,10 +271,6 @@ _TAKEN: dict[Any, Callable[..., Any]] = {
 
 def _is_recorded() -> bool:
     return _infra(_KEYS.PROXY) is not None or _infra(_KEYS.FUNCTIONAL) is not None
-
-
-def _is_traced() -> bool:
-    return _is_recorded() or _infra(_KEYS.FAKE) is not None
 
 
 def subclasses(types: Any) -> bool:

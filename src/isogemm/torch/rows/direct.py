@@ -15,7 +15,7 @@ from torch import Tensor
 from ...contract.rows import OPERATIONS
 from ...errors import DTypeError, OptionError, ShapeError
 from ...operands import memory
-from ..device import column
+from ..device import DTYPES, column
 from .signature import check_eps, check_extent, dtype_of, integers, looked_at, named, on_device, on_host, signature
 
 __all__ = ["direct", "fused", "launched"]
@@ -128,7 +128,7 @@ def fused(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
 
 def _rotated(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
     """Two rotated tensors of a call that is not like one before: q, k, cos, sin, and the weights of their norms."""
-    (q, k, *tables), (*eps, interleaved, out_dtype) = tensors[:4], options
+    (q, k, cos, sin), (*eps, interleaved, out_dtype) = tensors[:4], options
     weights = (*tensors[4:], None, None)[:2]
     for number in eps:
         check_eps(number)
@@ -141,21 +141,15 @@ def _rotated(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> A
             raise ShapeError(
                 f"rows of {name}", limit="the length and dtype of those of q", value=kinds[0], nearest=kinds[1]
             )
-        for what, extent, other in (
-            ("cos", "angles", tables[0]),
-            ("sin", "angles", tables[1]),
-            ("weight", "row", weight),
-        ):
+        rest = (("cos", "angles", cos), ("sin", "angles", sin), (f"weight of {name}", "row", weight))
+        for what, extent, other in rest:
             if other is not None or extent != "row":
-                what = what if extent != "row" else f"weight of {name}"
                 check_extent(what, extent, tuple(on_device(what, other, q).shape), tuple(t.shape))
-    if (weights[0] is None) != (weights[1] is None) or (
-        weights[0] is not None and weights[0].dtype != weights[1].dtype
-    ):
+    if len({None if w is None else w.dtype for w in weights}) > 1:
         return None
     outs = [(t.shape, dtype_of(q, out_dtype)) for t in (q, k)]
     return column("rows", "cuda").run(
-        kind, (q, k, *tables, *weights), options, outs, interleaved=bool(interleaved), eps=eps[0] if eps else 0.0
+        kind, (q, k, cos, sin, *weights), options, outs, interleaved=bool(interleaved), eps=eps[0] if eps else 0.0
     )
 
 
@@ -178,7 +172,7 @@ def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
         value = tuple(rows.shape)
         raise ShapeError("shape of weight", limit="(rows, n)", value=value, nearest="weight.reshape(-1, n)")
     if there:
-        if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if weight.dtype not in DTYPES:
             limit = "float32, bfloat16 or float16"
             raise DTypeError("dtype of weight", limit=limit, value=weight.dtype, nearest="float32")
         return torch.embedding(weight, index if index.dtype is torch.int32 else index.to(torch.int64))

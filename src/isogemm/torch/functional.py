@@ -242,7 +242,7 @@ def _check_tensors(**operands: Tensor | None) -> None:
     """Raise unless the operands of linear are tensors; calls that go straight to a kernel need not ask."""
     nearest = "torch.as_tensor; isogemm.linear, for inference, takes arrays and packed weights"
     for name, operand in operands.items():
-        if operand is not None or name != "bias":
+        if not isinstance(operand, torch.Tensor) and (operand is not None or name != "bias"):
             check_tensor(f"{name} of linear", operand, nearest)
 
 

@@ -87,7 +87,8 @@ def _checked(
     """`attention`; `ranged` is whether every query has the range of keys that its mask shows it."""
     _check_operands(q, k, v)
     q, k, v = autocast(q, k, v)
-    _check_scale(scale)
+    if scale is not None and not 0 < arguments.number("scale", scale) < math.inf:
+        raise OptionError("scale", limit="a positive number", value=scale, nearest="None, for 1 / sqrt(d)")
     b, hq, tq, _ = q.shape
     tk = k.shape[2]
     if offset is not None and not causal:
@@ -215,11 +216,6 @@ def _check_operand(name: str, x: Tensor, q: Tensor) -> None:
         )  # fmt: skip
     if x.device != q.device or not (x.is_cpu or x.is_cuda or x.is_meta):
         raise DeviceError(f"device of {name}", limit="one CPU or CUDA device", value=x.device, nearest=q.device)
-
-
-def _check_scale(scale: float | None) -> None:
-    if scale is not None and not 0 < arguments.number("scale", scale) < math.inf:
-        raise OptionError("scale", limit="a positive number", value=scale, nearest="None, for 1 / sqrt(d)")
 
 
 def _expanded(mask: Tensor | None, shape: tuple[int, ...], q: Tensor) -> Tensor | None:

@@ -94,7 +94,10 @@ def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
     key = _key(blocks, fmt, n, k)
     found = _alive.get(key)
     if found is None:
-        found = _made(blocks, fmt, n, k)
+        if blocks.is_cuda:
+            found = QuantizedMatrix.adopt(blocks.detach(), shape=(n, k), format=fmt)
+        else:
+            found = QuantizedMatrix.from_bytes(blocks.detach().numpy(), shape=(n, k), format=fmt)
         found._show(blocks.detach())
         blocks._isogemm_matrix = found  # not a cycle: the matrix holds another tensor of the same memory
         _alive[key] = found
@@ -106,12 +109,6 @@ def _key(blocks: Tensor, fmt: str, n: int, k: int) -> tuple[Any, ...]:
     # torch counts writes: what was made of older bytes is not found again.
     written = 0 if blocks.is_inference() else blocks._version
     return blocks.data_ptr(), layout, blocks.get_device(), fmt, n, k, written
-
-
-def _made(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
-    if blocks.is_cuda:
-        return QuantizedMatrix.adopt(blocks.detach(), shape=(n, k), format=fmt)
-    return QuantizedMatrix.from_bytes(blocks.detach().numpy(), shape=(n, k), format=fmt)
 
 
 def product(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, activations: str, out_dtype: Any) -> Any:
@@ -136,7 +133,15 @@ def _fake_forward(
     x: Tensor, blocks: Tensor, bias: Tensor | None, format: str, n: int, k: int, contract: str, activations: str,
     out_dtype: Any,
 ) -> Tensor:  # fmt: skip
-    _check(x, blocks, bias, k, contract, activations)
+    refuse_meta(x, blocks, bias)
+    if x.dim() == 0 or x.shape[-1] != k:
+        raise ShapeError(
+            "columns of x and w", limit="equal: x [..., k] and w [n, k]", value=f"x {list(x.shape)} and k {k}",
+            nearest=f"x [..., {k}]",
+        )  # fmt: skip
+    if contract:
+        as_contract(contract)
+    checked(activations or None)
     return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
 
 
@@ -148,20 +153,6 @@ def _fake_linear(*given: Any) -> Tensor:
 def _without_order(given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments without the gradient's order, before the last, which the product itself has no use for."""
     return (*given[:-2], given[-1])
-
-
-def _check(x: Tensor, blocks: Tensor, bias: Tensor | None, k: int, contract: str, activations: str) -> None:
-    """What can be said of a call while it is traced."""
-    refuse_meta(x, blocks, bias)
-    if x.dim() == 0 or x.shape[-1] != k:
-        raise ShapeError(
-            "columns of x and w", limit="equal: x [..., k] and w [n, k]", value=f"x {list(x.shape)} and k {k}",
-            nearest=f"x [..., {k}]",
-        )  # fmt: skip
-    if contract:
-        as_contract(contract)
-    if activations:
-        arguments.one_of("activations", activations, ACTIVATIONS, "'q8'")
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -192,11 +192,9 @@ def _elementwise() -> list[Any]:
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CPU"):
         namespace, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
-        if namespace != "aten":
+        if namespace != "aten" or packet.strip("_") in _SUMS:
             continue
         func = getattr(getattr(aten, packet), overload or "default")
-        if packet.strip("_") in _SUMS:
-            continue
         if form(func) == "blocked" and func not in PRODUCTS and func not in REDUCTIONS:
             found.append(func)
     return found

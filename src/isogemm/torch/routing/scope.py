@@ -217,9 +217,6 @@ class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
             mark(func, result, start)
         return result
 
-    def differentiated(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return differentiated(self, func, args, kwargs)
-
     def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._is_top() and not (_is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in args)):
             with _no_dispatch():
@@ -265,7 +262,7 @@ _TAKEN: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.linear: _FunctionMode.linear,
     torch.nn.functional.multi_head_attention_forward: _FunctionMode.folded,
     **dict.fromkeys(calls.WHOLE, _FunctionMode.whole),
-    **dict.fromkeys(BACKWARD, _FunctionMode.differentiated),
+    **dict.fromkeys(BACKWARD, differentiated),
 }
 
 

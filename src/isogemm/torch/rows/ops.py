@@ -35,7 +35,8 @@ __all__ = ["OPERATORS", "along", "define_row", "together"]
 
 Pair = tuple[Tensor, Tensor]
 OPERATORS: dict[str, Any] = {}
-_OPTION: dict[str, str] = {}  # of an operation: eps, keepdim, interleaved or ""
+# Of an operation: eps, keepdim, interleaved or ""; compilers trace calls, and warn of a function with a cache.
+_OPTION: dict[str, str] = {}
 
 
 def along(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:

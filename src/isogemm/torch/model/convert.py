@@ -171,11 +171,10 @@ def convert(
     halves = plan.rotates and not plan.rotates_otherwise
     for _, child, known in plan.found:
         _become(child, known, halves)
-    for child in plan.attention.values():
-        vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
-    for _, child, known in plan.found:
         if isinstance(child, Linear) or known.part == "experts":
             child.contract, child.grad_order = chosen, order
+    for child in plan.attention.values():
+        vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
     quantized = {}
     if plan.quantization:
         plan.found, child = [(name, None, known) for name, _, known in plan.found], None  # weights go one by one

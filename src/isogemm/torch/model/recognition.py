@@ -153,9 +153,10 @@ def _foreign(child: Any, looks: Looks) -> Match | None:
         return Match.unless(touched(child), "mlp", _Silu, cls)
     else:
         return None
-    if is_norm and (why := touched(child)):
-        return Match("norm", why=why)
-    found: Match | None = looks.at(_row_norm, child) if is_norm else None
+    if not is_norm:
+        return None
+    why = touched(child)
+    found: Match = Match("norm", why=why) if why else looks.at(_row_norm, child)
     return found
 
 

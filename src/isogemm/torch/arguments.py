@@ -9,12 +9,11 @@ import torch
 from ..base import arguments
 from ..contract.spec import ContractLike
 from ..errors import DTypeError
+from .device import DTYPES
 from .operator import Tensor
 from .rows.signature import dtype_of
 
 __all__ = ["autocast", "check_tensor", "contract_text", "options"]
-
-_HALF = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def contract_text(contract: ContractLike | None) -> str:
@@ -34,15 +33,10 @@ def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
         return operands
     dtype = torch.get_autocast_dtype(kind)
-    return tuple([x.to(dtype) if x.dtype in _HALF else x for x in operands])
+    return tuple([x.to(dtype) if x.dtype in DTYPES else x for x in operands])
 
 
 def check_tensor(name: str, x: Any, nearest: str = "torch.as_tensor") -> None:
-    """Raise unless `x` is a tensor.
-
-    Raises
-    ------
-    DTypeError
-    """
+    """Raise unless `x` is a tensor."""
     if not isinstance(x, torch.Tensor):
         raise DTypeError(name, limit="a tensor", value=type(x).__name__, nearest=nearest)

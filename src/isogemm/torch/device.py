@@ -1,14 +1,18 @@
-"""The backends behind torch's tensors, by the kind of their device; nothing here names one."""
+"""The backends behind torch's tensors, by the kind of their device, and the dtypes that they have; none is named."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
+import torch
+
 from ..backends import open_device
 from ..operands.device_array import DeviceId
 
-__all__ = ["column"]
+__all__ = ["DTYPES", "column"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @cache

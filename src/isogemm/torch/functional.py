@@ -156,19 +156,20 @@ def linear(
     ``grad_order="chain"`` micro-batches of whole blocks do (under ``fma``, of any size).
     """
     if type(w) is QuantizedMatrix:
-        _refuse_buffers(main_grad, bias_main_grad)
-        return quantized.linear(
-            x, w, bias, contract=contract, activations=activations, grad_order=grad_order, out_dtype=out_dtype
-        )
+        if main_grad is not None or bias_main_grad is not None:
+            raise OptionError("main_grad", limit="weights that have a gradient", value="a quantized w", nearest="None")
+        _check_tensors(x=x, bias=bias)
+        text, order, dtype = options(contract, grad_order, out_dtype)
+        return quantized.call(*autocast(x), w, bias, text, quantized.checked(activations), order, dtype)
     if activations is not None:
         raise OptionError("activations", limit="for a quantized w", value=activations, nearest="None")
     if main_grad is None and bias_main_grad is None:
         if operator.is_direct(x, w, bias):
             plain = contract if type(contract) is not str or contract else None
             return api.linear(x, w, bias, contract=plain, out_dtype=out_dtype)
-        _check_tensors(x, w, bias)
+        _check_tensors(x=x, w=w, bias=bias)
     else:
-        _check_tensors(x, w, bias)
+        _check_tensors(x=x, w=w, bias=bias)
         operator.check_no_ddp()
         _check_buffer("main_grad", main_grad, w, contract, grad_order)
         _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
@@ -237,16 +238,12 @@ def _check_addend(what: str, c: Any, a: Tensor, b: Tensor) -> None:
         )
 
 
-def _check_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
+def _check_tensors(**operands: Tensor | None) -> None:
     """Raise unless the operands of linear are tensors; calls that go straight to a kernel need not ask."""
     nearest = "torch.as_tensor; isogemm.linear, for inference, takes arrays and packed weights"
-    for name, operand in (("x", x), ("w", w), *[("bias", bias)] * (bias is not None)):
-        check_tensor(f"{name} of linear", operand, nearest)
-
-
-def _refuse_buffers(*buffers: Tensor | None) -> None:
-    if any(buffer is not None for buffer in buffers):
-        raise OptionError("main_grad", limit="weights that have a gradient", value="a quantized w", nearest="None")
+    for name, operand in operands.items():
+        if not isinstance(operand, torch.Tensor) and (operand is not None or name != "bias"):
+            check_tensor(f"{name} of linear", operand, nearest)
 
 
 def _check_buffer(name: str, buffer: Tensor | None, of: Tensor | None, contract: Any, grad_order: str) -> None:

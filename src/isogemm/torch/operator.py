@@ -25,6 +25,7 @@ from ..operands.tensors import is_traced
 __all__ = [
     "Operator",
     "Reverse",
+    "Tensor",
     "check_no_ddp",
     "define",
     "define_forward",
@@ -179,12 +180,7 @@ def _refuse_tangents(*tensors: Tensor | None) -> None:
 
 
 def refuse_forward_mode() -> NoReturn:
-    """Raise of gradients that are asked for in forward mode: by jvp, jacfwd, linearize, and hessian, made of it.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise of gradients that are asked for in forward mode: by jvp, jacfwd, linearize, and hessian, made of it."""
     raise OptionError(
         "forward-mode gradients", limit="reverse mode", value="a dual tensor",
         nearest="backward(), torch.func.vjp or jacrev; jacrev(jacrev(f)) for a Hessian",
@@ -192,12 +188,7 @@ def refuse_forward_mode() -> NoReturn:
 
 
 def refuse_second(what: str) -> NoReturn:
-    """Raise of a second derivative that there is not: cut off, gradients would pass for constants.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise of a second derivative that there is not: cut off, gradients would pass for constants."""
     raise OptionError(
         f"gradients of {what}", limit="one derivative", value="a second one", nearest="create_graph=False"
     )
@@ -213,12 +204,7 @@ def refuse_vmap(what: str, nearest: str) -> Callable[..., NoReturn]:
 
 
 def refuse_meta(x: Tensor, *others: Tensor | None) -> None:
-    """Refuse meta tensors beside one with data: torch runs the fake kernel there, whose result is memory as found.
-
-    Raises
-    ------
-    DeviceError
-    """
+    """Refuse meta tensors beside one with data: torch runs the fake kernel there, whose result is memory as found."""
     for other in others:
         if other is not None and other.device.type == "meta" != x.device.type:
             raise DeviceError("device of operands", limit=str(x.device), value="meta", nearest=f"load it to {x.device}")
@@ -228,22 +214,13 @@ def check_no_ddp() -> None:
     """Raise where a call with buffers for its gradients is part of DistributedDataParallel's forward pass.
 
     That averages ``.grad`` over the ranks, so each would go its own way; and it waits for gradients that do not come.
-
-    Raises
-    ------
-    OptionError
     """
     if getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None:
         refuse_ddp()
 
 
 def refuse_ddp() -> NoReturn:
-    """Raise of buffers for gradients inside of DistributedDataParallel.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise of buffers for gradients inside of DistributedDataParallel."""
     raise OptionError(
         "main_grad inside of DistributedDataParallel", limit="gradients in .grad, which it averages",
         value="a model after use_main_grad",

@@ -14,12 +14,11 @@ from ...base import arguments
 from ...contract.spec import ContractLike
 from ...errors import DeviceError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from ..arguments import autocast, contract_text
+from ..device import DTYPES
 from ..operator import Tensor
 from .ops import attend
 
 __all__ = ["attention", "scaled_dot_product_attention"]
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def attention(
@@ -88,14 +87,15 @@ def _checked(
     """`attention`; `ranged` is whether every query has the range of keys that its mask shows it."""
     _check_operands(q, k, v)
     q, k, v = autocast(q, k, v)
-    _check_scale(scale)
+    if scale is not None and not 0 < arguments.number("scale", scale) < math.inf:
+        raise OptionError("scale", limit="a positive number", value=scale, nearest="None, for 1 / sqrt(d)")
     b, hq, tq, _ = q.shape
     tk = k.shape[2]
     if offset is not None and not causal:
         raise OptionError("offset", limit="None without causal=True", value=offset, nearest="causal=True")
     if causal and offset is None:
         offset = tk - tq
-    if out_dtype is not None and out_dtype not in _FLOATS:
+    if out_dtype is not None and out_dtype not in DTYPES:
         raise DTypeError("out_dtype", limit="float32, bfloat16 or float16", value=out_dtype, nearest="torch.float32")
     if ranged and isinstance(mask, torch.Tensor) and mask.dtype is torch.float16:
         # Its least number only weighs a key down, so that others of the batch entry could still show through.
@@ -186,7 +186,7 @@ def _check_operands(q: Any, k: Any, v: Any) -> None:
         (q.is_cpu or q.is_cuda or q.is_meta)
         and q.device == k.device == v.device
         and q.dtype is k.dtype is v.dtype
-        and q.dtype in _FLOATS
+        and q.dtype in DTYPES
         and q.dim() == k.dim() == v.dim() == 4
     ):
         for name, x in (("q", q), ("k", k), ("v", v)):
@@ -209,25 +209,20 @@ def _check_operand(name: str, x: Tensor, q: Tensor) -> None:
             f"dimensions of {name}", limit="4: batch, heads, tokens, head's elements", value=x.dim(),
             nearest="scaled_dot_product_attention, or unsqueeze(0)",
         )  # fmt: skip
-    if x.dtype not in _FLOATS or x.dtype != q.dtype:
+    if x.dtype not in DTYPES or x.dtype != q.dtype:
         raise DTypeError(
             f"dtype of {name}", limit="float32, bfloat16 or float16, the same for q, k and v", value=x.dtype,
-            nearest=q.dtype if q.dtype in _FLOATS else "torch.float32",
+            nearest=q.dtype if q.dtype in DTYPES else "torch.float32",
         )  # fmt: skip
     if x.device != q.device or not (x.is_cpu or x.is_cuda or x.is_meta):
         raise DeviceError(f"device of {name}", limit="one CPU or CUDA device", value=x.device, nearest=q.device)
-
-
-def _check_scale(scale: float | None) -> None:
-    if scale is not None and not 0 < arguments.number("scale", scale) < math.inf:
-        raise OptionError("scale", limit="a positive number", value=scale, nearest="None, for 1 / sqrt(d)")
 
 
 def _expanded(mask: Tensor | None, shape: tuple[int, ...], q: Tensor) -> Tensor | None:
     """The mask with the shape of the products, as a view."""
     if mask is None:
         return None
-    if not isinstance(mask, torch.Tensor) or mask.dtype not in (torch.bool, *_FLOATS):
+    if not isinstance(mask, torch.Tensor) or mask.dtype not in (torch.bool, *DTYPES):
         value = mask.dtype if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise DTypeError("mask", limit="a tensor of bool or of floating point", value=value, nearest="torch.bool")
     if mask.device != q.device:

@@ -72,16 +72,15 @@ def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Ten
         return x.unflatten(1, (hkv, groups))
 
     parts = [grouped(x) for x in (q, dy, delta, call.m.unsqueeze(-1), call.total.unsqueeze(-1))]
-    into = [grouped(x) if need and i == 0 else x for i, (x, need) in enumerate(zip(found, needs, strict=True))]
+    into = grouped(found[0]).transpose(2, 3) if needs[0] else None, found[1], found[2]  # as the blocks have them
     for entries, heads in _blocks(b, hkv, groups * tq * tk, q.device.type):
         rows = [_rows(x[entries, heads]) for x in parts]
         keys = [x[entries, heads].flatten(0, 1) for x in (k, v)]
         hidden, added = _masks(call, entries, heads, groups, outside)
-        for i, part in enumerate(_block(rows, keys, hidden, added, call, needs)):
+        for out, part in zip(into, _block(rows, keys, hidden, added, call, needs), strict=True):
             if part is not None:
-                place = into[i][entries, heads]
-                place = place.transpose(2, 3) if i == 0 else place
-                place.copy_(part.view(place.shape))
+                some = out[entries, heads]
+                some.copy_(part.view(some.shape))
     return found[0], found[1], found[2]
 
 

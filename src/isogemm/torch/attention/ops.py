@@ -126,13 +126,9 @@ def _bounds(name: str, x: Tensor | None, keys: int) -> Any:
     return bounds
 
 
-_ARGUMENTS = (
-    "(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, bool ranged, "
-    "float? scale, str contract, ScalarType? out_dtype)"
-)
-_BACKWARD_SCHEMA = (
-    "(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, "
-    "bool ranged, float? scale, str contract, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)"
+_CALL = (
+    "Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, bool ranged, "
+    "float? scale, str contract"
 )
 
 
@@ -202,11 +198,6 @@ def _vmap(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, Tensor
     return (y.unflatten(0, (size, -1)), stats.unflatten(1, (size, -1))), (0, 1)
 
 
-def _vmap_forward(info: Any, in_dims: Any, *operands: Any) -> tuple[Tensor, int]:
-    (y, _), _ = _vmap(info, in_dims, *operands)
-    return y, 0
-
-
 def _vmap_backward(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     size, stats = info.batch_size, len(operands) - 2
     flat = [_folded(x, d, size, int(i == stats)) for i, (x, d) in enumerate(zip(operands, in_dims, strict=True))]
@@ -216,16 +207,19 @@ def _vmap_backward(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tenso
 
 
 attention_op = define(
-    "attention", f"{_ARGUMENTS} -> (Tensor, Tensor)", _pair, _fake, mutates=(),
+    "attention", f"({_CALL}, ScalarType? out_dtype) -> (Tensor, Tensor)", _pair, _fake, mutates=(),
     setup=_remember, backward=_differentiate, vmap=_vmap,
 )  # fmt: skip
 attention_forward_op = define_forward(
-    "attention", f"{_ARGUMENTS} -> Tensor", {"CompositeExplicitAutograd": lambda *arguments: forward(*arguments)[0]},
-    lambda *arguments: _fake(*arguments)[0], vmap=_vmap_forward,
+    "attention", f"({_CALL}, ScalarType? out_dtype) -> Tensor",
+    {"CompositeExplicitAutograd": lambda *arguments: forward(*arguments)[0]},
+    lambda *arguments: _fake(*arguments)[0], vmap=lambda *arguments: (_vmap(*arguments)[0][0], 0),
 )  # fmt: skip
 attention_backward_op = define(
-    "attention_backward", _BACKWARD_SCHEMA, _backward, _fake_backward, mutates=(), vmap=_vmap_backward
-)
+    "attention_backward",
+    f"(Tensor dy, {_CALL}, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    _backward, _fake_backward, mutates=(), vmap=_vmap_backward,
+)  # fmt: skip
 _attention = Operator(
     "Attention", slice(3), _pair, attention_op, lambda *arguments: (attention_forward_op(*arguments), None),
     _remember, _differentiate, _vmap,

@@ -58,7 +58,8 @@ def use_main_grad(module: Any) -> list[str]:
     for child in module.modules() if isinstance(module, torch.nn.Module) else ():
         if isinstance(child, torch.nn.parallel.DistributedDataParallel):
             refuse_ddp()
-    _watch_steps()
+    if not _watching:  # steps that trainers make read ``.grad`` alone
+        _watching.append(optimizers.register_optimizer_step_pre_hook(_check_step))
     for name, parameter, uses in _uses(module):
         for layer, key, first in uses:
             if first:
@@ -122,13 +123,7 @@ def collect_main_grad(module: Any, *, zero: bool = True) -> list[str]:
     return found
 
 
-def _watch_steps() -> None:
-    """Have every optimizer's step looked at: those that trainers make read ``.grad`` alone."""
-    if not _watching:
-        _watching.append(optimizers.register_optimizer_step_pre_hook(_check_step))
-
-
-_watching: list[Any] = []  # torch's handle of the hook, once there is one
+_watching: list[Any] = []  # torch's handle of the hook on every optimizer's step, once there is one
 
 
 def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -39,14 +39,23 @@ from ..routing.elementwise import subnormals_kept
 
 __all__ = [
     "accumulate",
+    "addmm_op",
+    "baddbmm_op",
+    "bmm_op",
     "call_grouped",
     "call_linear",
     "call_product",
     "grouped",
+    "grouped_op",
     "linear",
+    "linear_forward_op",
+    "linear_op",
+    "mm_op",
     "product",
+    "product_forward_op",
     "resolved",
     "walk",
+    "walk_op",
     "with_order",
 ]
 
@@ -215,14 +224,6 @@ def _product_back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return (dc, *_factors_back(ctx, dy, ctx.needs_input_grad[1:3]), *[None] * 5)
 
 
-def _setup_mm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _setup_product(ctx, (None, *inputs[:3], 0.0, *inputs[3:]), output)
-
-
-def _mm_back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return (*_factors_back(ctx, dy, ctx.needs_input_grad[:2]), *[None] * 4)
-
-
 def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, bias, contract, order, _, ctx.main_grad, ctx.bias_main_grad = inputs
     _remember(ctx, x, w, contract, order)
@@ -322,10 +323,6 @@ def _stacked(
     return found.unflatten(0, (size, a.shape[1])), 0
 
 
-def _stacked_mm(info: Any, in_dims: Any, a: Tensor, b: Tensor, alpha: float, *options: Any) -> tuple[Tensor, int]:
-    return _stacked(info, (None, *in_dims), None, a, b, alpha, 0.0, *options)
-
-
 def _stacked_linear(
     info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | None, contract: str, order: str, out_dtype: Any,
     *buffers: Tensor | None,
@@ -400,10 +397,13 @@ _LISTS = "(Tensor[] a, Tensor[] b, str contract, str grad_order, ScalarType? out
 
 mm_op, bmm_op = (
     define(
-        name, _MM, _without_c(_product), _without_c(_fake_product), setup=_setup_mm, backward=_mm_back, vmap=_stacked_mm
+        name, _MM, _without_c(_product), _without_c(_fake_product),
+        setup=lambda ctx, inputs, output: _setup_product(ctx, (None, *inputs[:3], 0.0, *inputs[3:]), output),
+        backward=lambda ctx, dy: (*_factors_back(ctx, dy, ctx.needs_input_grad[:2]), *[None] * 4),
+        vmap=lambda info, dims, a, b, alpha, *rest: _stacked(info, (None, *dims), None, a, b, alpha, 0.0, *rest),
     )
     for name in ("mm", "bmm")
-)
+)  # fmt: skip
 addmm_op, baddbmm_op = (
     define(name, _ADDMM, _product, _fake_product, setup=_setup_product, backward=_product_back, vmap=_stacked)
     for name in ("addmm", "baddbmm")

@@ -20,15 +20,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...operands.tensors import is_traced
-from ..ops import Tensor
-from ..routing.elementwise import EXACT, _filled, blocked, form, is_exact, refuse_flushing
+from ..operator import Tensor, define
+from ..routing.elementwise import _FILL, EXACT, _filled, blocked, form, is_exact, refuse_flushing
 from .layers import Converted
-from .recognition import Looks, Match, agrees, magnitudes, mixed, random, stand_in, touched
+from .recognition import Looks, Match, agrees, magnitudes, random, stand_in, touched
 from .traced import other, train
 
 __all__ = ["Activation", "known"]
 
-_FILL = 0.5  # in every function's domain
 # What the operator that compilers see calls. Modules of one class and one state share a place, so that compiled blocks
 # of a model share their code; the others have one each.
 _OWN: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -57,16 +56,14 @@ class Activation(Converted):
     def forward(self, *args: Any, **options: Any) -> Any:
         """The module's own function of each element, by one of its kernel's forms."""
         call = super().forward  # type: ignore[misc]
+        if not args:
+            name, x = next(iter(options.items()))
+            return _evaluate(lambda x: call(**{**options, name: x}), x, self.rule)
         if len(args) != 1 or options:
-            name, x = (None, args[0]) if args else next(iter(options.items()))
-            rest = {key: value for key, value in options.items() if key != name}
-            inner, more = call, args[1:]
-            call = (lambda x: inner(x, *more, **rest)) if name is None else (lambda x: inner(**{name: x}, **rest))
-            return _evaluate(call, x, self.rule)
-        x = args[0]
+            return _evaluate(lambda x: call(x, *args[1:], **options), args[0], self.rule)
         if not (torch.compiler.is_compiling() or is_traced()):
-            return _evaluate(call, x, self.rule)
-        return torch.ops.isogemm.activation(x, self.place)
+            return _evaluate(call, args[0], self.rule)
+        return _activation_op(args[0], self.place)
 
     def keep(self) -> None:
         """Let the operator that compilers see find this module, or one like it."""
@@ -109,34 +106,20 @@ def _value(x: Any) -> Any:
     return (str(x.__module__), x.__qualname__) if is_global else None
 
 
-@torch.library.custom_op(  # type: ignore[untyped-decorator]
-    "isogemm::activation", mutates_args=(), schema="(Tensor x, int place) -> Tensor"
-)
-def _activation(x: Tensor, place: int) -> Tensor:
-    """An activation as an operator, so that a compiled model has the bits of an eager one."""
-    y: Tensor = _module(place).forward(x)
-    return y.contiguous()
+def _module(place: int) -> Any:
+    return _STAND_INS[place] if place in _STAND_INS else _OWN[place]
 
 
-@torch.library.custom_op(  # type: ignore[untyped-decorator]
-    "isogemm::activation_backward", mutates_args=(), schema="(Tensor dy, Tensor x, int place) -> Tensor"
-)
-def _activation_backward(dy: Tensor, x: Tensor, place: int) -> Tensor:
-    """Its gradient: what an eager module's backward pass computes."""
-    with _Recording():
+def _gradient(dy: Tensor, x: Tensor, place: int) -> Tensor:
+    """What an eager module's backward pass computes: autograd, which torch's dispatcher leaves out below operators."""
+    below = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+        below = below.remove(key)
+    keys = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below)
+    with keys, torch.enable_grad():
         x = x.detach().requires_grad_()
         dx: Tensor = torch.autograd.grad(_module(place).forward(x), x, dy)[0]
     return dx.contiguous()
-
-
-@_activation.register_fake  # type: ignore[untyped-decorator]
-def _(x: Tensor, place: int) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@_activation_backward.register_fake  # type: ignore[untyped-decorator]
-def _(dy: Tensor, x: Tensor, place: int) -> Tensor:
-    return x.new_empty(x.shape)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -144,30 +127,16 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(x)
 
 
-_activation.register_autograd(
-    lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.place), None), setup_context=_remember
-)
-
-
-def _module(place: int) -> Any:
-    return _STAND_INS[place] if place in _STAND_INS else _OWN[place]
-
-
-class _Recording:
-    """autograd inside of an operator, below which torch's dispatcher leaves it out."""
-
-    def __enter__(self) -> None:
-        below = torch._C._dispatch_tls_local_exclude_set()
-        for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
-            below = below.remove(key)
-        self.keys = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below)
-        self.grad = torch.enable_grad()
-        self.keys.__enter__()
-        self.grad.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.grad.__exit__(*error)
-        self.keys.__exit__(*error)
+_backward_op = define(
+    "activation_backward", "(Tensor dy, Tensor x, int place) -> Tensor", _gradient,
+    lambda dy, x, place: x.new_empty(x.shape), mutates=(),
+)  # fmt: skip
+# So that a compiled model has the bits of an eager one.
+_activation_op = define(
+    "activation", "(Tensor x, int place) -> Tensor", lambda x, place: _module(place).forward(x).contiguous(),
+    lambda x, place: x.new_empty(x.shape), mutates=(), setup=_remember,
+    backward=lambda ctx, dy: (_backward_op(dy, *ctx.saved_tensors, ctx.place), None),
+)  # fmt: skip
 
 
 def _evaluate(call: Callable[..., Any], x: Any, rule: str) -> Any:
@@ -229,11 +198,9 @@ def known(child: Any, looks: Looks) -> Match | None:
         why = f"{name} {seen.why}"
     else:
         why = f"{name} works in place" if getattr(child, "inplace", False) else touched(child)
-    if why:
-        return Match("activation", why=why)
     gelu = {op.startswith("gelu") for op in seen.several}
-    rule = "" if len(gelu) > 1 else seen.several[0]
-    return Match("activation", mixed(Activation, type(child), rule=rule))
+    rule = "" if len(gelu) != 1 else seen.several[0]
+    return Match.unless(why, "activation", Activation, type(child), rule=rule)
 
 
 def _seen(child: Any) -> _Seen | None:

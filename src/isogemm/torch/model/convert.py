@@ -16,10 +16,9 @@ from ...base import arguments
 from ...contract.spec import Contract, ContractLike
 from ...errors import DTypeError, OptionError
 from ...formats.blocks import BlockFormat
-from ..gemm.main_grad import collect_main_grad, main_grads, use_main_grad
+from ..device import DTYPES
 from ..quant import convert as quantizing
 from ..quant.convert import Formats, prefixes
-from ..routing.products import DTYPES
 from . import activations as functions
 from . import recognition
 from .huggingface import experts
@@ -29,7 +28,7 @@ from .layers import Converted, GatedMLP, Linear, Merging, checked
 from .recognition import Looks, Match
 from .watch import watch
 
-__all__ = ["PARTS", "Conversion", "Linear", "collect_main_grad", "convert", "main_grads", "use_main_grad"]
+__all__ = ["PARTS", "Conversion", "convert"]
 
 PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope", "experts")
 
@@ -172,11 +171,10 @@ def convert(
     halves = plan.rotates and not plan.rotates_otherwise
     for _, child, known in plan.found:
         _become(child, known, halves)
-    for child in plan.attention.values():
-        vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
-    for _, child, known in plan.found:
         if isinstance(child, Linear) or known.part == "experts":
             child.contract, child.grad_order = chosen, order
+    for child in plan.attention.values():
+        vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
     quantized = {}
     if plan.quantization:
         plan.found, child = [(name, None, known) for name, _, known in plan.found], None  # weights go one by one
@@ -253,7 +251,7 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
 
 def _gates(name: str, block: Any) -> set[int]:
     """The activations in a converted block, whose work it does: SiLU, unless somebody has put in another since."""
-    found = [child for key, child in block._modules.items() if key in ("act_fn", "activation_fn", "act")]
+    found = [child for key, child in block._modules.items() if key in recognition.ACTIVATIONS]
     for child in found:
         if type(child).__name__ not in ("SiLU", "SiLUActivation"):
             raise OptionError(

@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from ...contract.spec import Contract
 from .. import functional, reductions
+from ..device import DTYPES
 from ..ops import Tensor
-from ..routing.products import DTYPES
 from .layers import Converted
 
 __all__ = ["OwnBlock", "OwnCode", "own", "unsafe"]
@@ -72,7 +72,7 @@ def _is_last(x: Tensor, dim: Any) -> bool:
     return x.dim() > 0 and type(dim) is int and dim in (-1, x.dim() - 1)
 
 
-_RESULTS = DTYPES | {None}
+_RESULTS = (*DTYPES, None)
 _OURS: dict[Any, Callable[..., Any]] = {
     _F.linear: own.linear,
     **dict.fromkeys(

@@ -35,12 +35,13 @@ __all__ = [
     "random",
     "random_linear",
     "stand_in",
-    "takes",
     "touched",
 ]
 
 PLAIN: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}  # whatever torch's defaults are
 EPS_NAMES = ("variance_epsilon", "eps")
+GATES = ("gate_proj", "up_proj", "down_proj")
+ACTIVATIONS = ("act_fn", "activation_fn", "act")  # names of the one in a gated block
 NORM: Formula = dict.fromkeys(["div", "mean", "mul", "reciprocal", "rsqrt", "sqrt", "square"], ()) | {
     "pow": (2, 0.5, -0.5)
 }
@@ -55,6 +56,11 @@ class Match:
     part: str
     layer: type | None = None
     why: str = ""
+
+    @classmethod
+    def unless(cls, why: str, part: str, layer: Any, kind: type, **attributes: Any) -> Match:
+        """`kind` with the forward method of `layer`, as `mixed` makes it; or why not."""
+        return cls(part, why=why) if why else cls(part, mixed(layer, kind, **attributes))
 
 
 class Looks:
@@ -94,10 +100,10 @@ def _value(x: Any) -> Any:
 def known(child: Any, looks: Looks) -> Match | None:
     """What a module is to `convert`; None where it is nothing that isogemm has a layer for."""
     cls = type(child)
-    for torchs, (part, look) in _TORCH.items():
+    for torchs, (part, layer, odd) in _TORCH.items():
         if cls is torchs:
-            found, why = look(child), touched(child)
-            return Match(part, why=why) if why and found.layer else found
+            why = odd(child) or touched(child)
+            return Match(part, why=why) if why else Match(part, layer)
         if isinstance(child, torchs):
             return Match(part, why=f"a subclass of {torchs.__name__}, {cls.__module__}.{cls.__qualname__}")
     return _foreign(child, looks)
@@ -112,53 +118,45 @@ def touched(child: Any) -> str:
     return ""
 
 
-def _norm(child: Any) -> Match:
-    layer = layers.RMSNorm if isinstance(child, torch.nn.RMSNorm) else layers.LayerNorm
-    if len(child.normalized_shape) != 1:
-        return Match("norm", why=f"over {len(child.normalized_shape)} dimensions; rows have one")
-    return Match("norm", layer)
+def _dimensions(norm: Any) -> str:
+    count = len(norm.normalized_shape)
+    return "" if count == 1 else f"over {count} dimensions; rows have one"
 
 
-def _embedding(child: Any) -> Match:
-    for name in ("max_norm", "scale_grad_by_freq", "sparse"):
-        if getattr(child, name):
-            return Match("embedding", why=f"an Embedding with {name}")
-    return Match("embedding", layers.Embedding)
+def _lookup(table: Any) -> str:
+    odd = (name for name in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(table, name))
+    return next((f"an Embedding with {name}" for name in odd), "")
 
 
-def _silu(child: Any) -> Match:
-    if child.inplace:
-        return Match("mlp", why="a SiLU that works in place")
-    return Match("mlp", layers.SiLU)
-
-
-_TORCH: dict[type, tuple[str, Callable[[Any], Match]]] = {
-    torch.nn.Linear: ("linear", lambda child: Match("linear", layers.Linear)),
-    torch.nn.RMSNorm: ("norm", _norm),
-    torch.nn.LayerNorm: ("norm", _norm),
-    torch.nn.Embedding: ("embedding", _embedding),
-    torch.nn.SiLU: ("mlp", _silu),
+# Classes of torch: their part, the layer, and why a module of the class has none; empty where it has.
+_TORCH: dict[type, tuple[str, type, Callable[[Any], str]]] = {
+    torch.nn.Linear: ("linear", layers.Linear, lambda child: ""),
+    torch.nn.RMSNorm: ("norm", layers.RMSNorm, _dimensions),
+    torch.nn.LayerNorm: ("norm", layers.LayerNorm, _dimensions),
+    torch.nn.Embedding: ("embedding", layers.Embedding, _lookup),
+    torch.nn.SiLU: ("mlp", layers.SiLU, lambda child: "a SiLU that works in place" if child.inplace else ""),
 }
 
 
 def _foreign(child: Any, looks: Looks) -> Match | None:
-    children = child._modules
+    cls, parameters = type(child), child._parameters
+    if child._modules.keys() >= set(GATES):
+        return Match.unless(touched(child) or _no_block(child, looks), "mlp", layers.GatedMLP, cls)
+    if child._modules:
+        return None
     has_eps = any(isinstance(vars(child).get(name), float) for name in EPS_NAMES)
-    look: Callable[..., Any] | None = None
-    if not children and list(child._parameters) == ["weight"] and child._parameters["weight"] is not None:
-        look = _row_norm if child.weight.dim() == 1 and has_eps else None
-    elif not children and not child._parameters and not hasattr(child, "weight") and has_eps:
-        look = _row_norm if looks.at(_row_norm, child).layer else None  # eps alone says nothing
-    elif children.keys() >= {"gate_proj", "up_proj", "down_proj"}:
-        look = _gated_mlp
-    elif not children and not child._parameters and is_silu(child, looks):
-        look = _plain_silu
-    if look is None:
+    if list(parameters) == ["weight"] and parameters["weight"] is not None:
+        is_norm = child.weight.dim() == 1 and has_eps
+    elif not parameters and not hasattr(child, "weight") and has_eps:
+        is_norm = looks.at(_row_norm, child).layer is not None  # eps alone says nothing
+    elif not parameters and is_silu(child, looks):
+        return Match.unless(touched(child), "mlp", _Silu, cls)
+    else:
+        return None
+    if not is_norm:
         return None
     why = touched(child)
-    if why:
-        return Match("norm" if look is _row_norm else "mlp", why=why)
-    found: Match = looks.at(look, child) if look is _row_norm else look(child, looks)
+    found: Match = Match("norm", why=why) if why else looks.at(_row_norm, child)
     return found
 
 
@@ -169,10 +167,6 @@ class _Silu(Converted):
         return reductions.silu(input)
 
 
-def _plain_silu(child: Any, looks: Looks) -> Match:
-    return Match("mlp", mixed(_Silu, type(child)))
-
-
 def is_silu(child: Any, looks: Looks) -> bool:
     """Whether an activation module is SiLU: by name, and by what it does."""
     if type(child) is torch.nn.SiLU or isinstance(child, (layers.SiLU, _Silu)):
@@ -181,19 +175,21 @@ def is_silu(child: Any, looks: Looks) -> bool:
 
 
 def _no_silu(child: Any) -> str:
-    probe = stand_in(child)
-    return takes(child) or differs(
+    x = magnitudes(random(3, 16) * 4)
+    return _no_function(stand_in(child), SILU, ((3, 16), (2, 1, 16)), torch.nn.functional.silu, x)
+
+
+def _no_function(probe: Any, formula: Formula, shapes: Any, function: Callable[[Tensor], Tensor], x: Tensor) -> str:
+    """Why a stand-in does not compute a function of one tensor; empty where it does. As `differs`, which see."""
+    count = len(inspect.signature(type(probe).forward).parameters) - 1
+    if count != 1:
+        return f"its forward method takes {count} arguments"
+    return differs(
         probe,
-        SILU,
-        lambda empty: [probe.forward(empty(*shape)) for shape in ((3, 16), (2, 1, 16))],
-        lambda: agrees(probe.forward, torch.nn.functional.silu, magnitudes(random(3, 16) * 4)),
+        formula,
+        lambda empty: [probe.forward(empty(*shape)) for shape in shapes],
+        lambda: agrees(probe.forward, function, x),
     )
-
-
-def takes(child: Any) -> str:
-    """Why a forward method does not take one argument; empty where it does."""
-    count = len(inspect.signature(type(child).forward).parameters) - 1
-    return "" if count == 1 else f"its forward method takes {count} arguments"
 
 
 def _row_norm(child: Any) -> Match:
@@ -208,50 +204,38 @@ def _row_norm(child: Any) -> Match:
 
     # Rows whose mean square is far above, and near, eps: that is where eps shows.
     rows = torch.cat((magnitudes(random(3, 16)), random(3, 16, seed=1) * max(eps, 1e-12) ** 0.5))
-    why = takes(child) or differs(
-        probe,
-        {**NORM, "add": (eps,), "_fused_rms_norm": (eps,)},
-        lambda empty: [probe.forward(empty(*shape)) for shape in ((3, 16), (1, 1, 16), (2, 4096, 3, 16))],
-        lambda: agrees(probe.forward, formula, rows),
-    )
-    if not why:
-        return Match("norm", mixed(layers.RowNorm, type(child), eps_name=name))
-    return Match("norm", why=f"{type(child).__name__} does not compute x / sqrt(mean(x**2) + {name}) * weight: {why}")
+    operators = {**NORM, "add": (eps,), "_fused_rms_norm": (eps,)}
+    why = _no_function(probe, operators, ((3, 16), (1, 1, 16), (2, 4096, 3, 16)), formula, rows)
+    if why:
+        why = f"{type(child).__name__} does not compute x / sqrt(mean(x**2) + {name}) * weight: {why}"
+    return Match.unless(why, "norm", layers.RowNorm, type(child), eps_name=name)
 
 
-def _gated_mlp(child: Any, looks: Looks) -> Match:
-    act = next((child._modules[name] for name in ("act_fn", "activation_fn", "act") if name in child._modules), None)
+def _no_block(child: Any, looks: Looks) -> str:
+    """Why a module with a gate is no `GatedMLP`; empty where it is one."""
+    name = type(child).__name__
+    act = next((child._modules[name] for name in ACTIVATIONS if name in child._modules), None)
     if act is None or not is_silu(act, looks) or touched(act):
-        return Match(
-            "mlp", why=f"the activation of {type(child).__name__} is not SiLU; what is inside is looked at alone"
-        )
-    if not all(isinstance(child._modules[name], torch.nn.Linear) for name in GATES):
-        return Match("mlp", why=f"projections of {type(child).__name__} are no Linear modules")
-    for name, module in child._modules.items():
-        if name not in GATES and module is not None and (module._forward_hooks or module._forward_pre_hooks):
-            what = "its activation" if module is act else name
-            return Match("mlp", why=f"{what} has hooks, which would not be called")
-    if why := looks.at(_no_gates, child):
-        product = "down_proj(silu(gate_proj(x)) * up_proj(x))"
-        return Match("mlp", why=f"{type(child).__name__} does not compute {product}: {why}")
-    return Match("mlp", mixed(layers.GatedMLP, type(child)))
-
-
-GATES = ("gate_proj", "up_proj", "down_proj")
+        return f"the activation of {name} is not SiLU; what is inside is looked at alone"
+    if not all(isinstance(child._modules[gate], torch.nn.Linear) for gate in GATES):
+        return f"projections of {name} are no Linear modules"
+    for key, module in child._modules.items():
+        if key not in GATES and module is not None and (module._forward_hooks or module._forward_pre_hooks):
+            return f"{'its activation' if module is act else key} has hooks, which would not be called"
+    why = looks.at(_no_gates, child)
+    return f"{name} does not compute down_proj(silu(gate_proj(x)) * up_proj(x)): {why}" if why else ""
 
 
 def _no_gates(child: Any) -> str:
     """Why a module computes no gated block; empty where it does."""
     gate, up, down = (random_linear(k, n, i) for i, (k, n) in enumerate(((8, 12), (8, 12), (12, 8))))
     probe = stand_in(child, gate_proj=gate, up_proj=up, down_proj=down)
-    return takes(child) or differs(
-        probe,
-        GATED,
-        lambda empty: [probe.forward(empty(*shape)) for shape in ((3, 8), (1, 1, 8), (2, 4096, 8))],
-        lambda: agrees(
-            probe.forward, lambda x: down(torch.nn.functional.silu(gate(x)) * up(x)), magnitudes(random(3, 8))
-        ),
-    )
+
+    def formula(x: Tensor) -> Tensor:
+        y: Tensor = down(torch.nn.functional.silu(gate(x)) * up(x))
+        return y
+
+    return _no_function(probe, GATED, ((3, 8), (1, 1, 8), (2, 4096, 8)), formula, magnitudes(random(3, 8)))
 
 
 def differs(probe: Any, formula: Formula, call: Any, same: Callable[[], bool]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..ops import Tensor
 
@@ -132,11 +133,11 @@ class _Run:
             self.check(name, args, kwargs)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "meta"}
-        inside, options = _map(self.inner, args), _map(self.inner, kwargs)
+        inside, options = tree_map(self.inner, args), tree_map(self.inner, kwargs)
         if writes and inside[0].untyped_storage()._cdata in self.kept:
             self.stop(f"calls {name} in place")
         found = func(*inside, **options)
-        return args[0] if writes else _map(lambda x: _Empty(x, self) if isinstance(x, torch.Tensor) else x, found)
+        return args[0] if writes else tree_map(lambda x: _Empty(x, self) if isinstance(x, torch.Tensor) else x, found)
 
     def check(self, name: str, args: Any, kwargs: Any) -> None:
         if self.formula is None:
@@ -162,13 +163,6 @@ class _Run:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
-def _map(f: Callable[[Any], Any], x: Any) -> Any:
-    if isinstance(x, (list, tuple)):
-        found = [_map(f, y) for y in x]
-        return found if isinstance(x, list) else tuple(found)
-    return {key: _map(f, y) for key, y in x.items()} if isinstance(x, dict) else f(x)
-
-
 class _Empty(torch.Tensor):  # type: ignore[misc]
     """A tensor that says it is on the CPU, and has no elements."""
 
@@ -186,5 +180,5 @@ class _Empty(torch.Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = next(x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, _Empty))
+        found = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, _Empty))
         return found.run.call(func, args, kwargs or {})

@@ -52,12 +52,7 @@ class Watch:
         return getattr(module.config, "_attn_implementation", None)
 
     def check(self) -> None:
-        """Raise unless the model is as it was, or has only more around what is converted.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Raise unless the model is as it was, or has only more around what is converted."""
         for module, children in self.families:
             if module._modules != children:  # modules are equal where they are the same
                 break

@@ -171,7 +171,7 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the weight's tensor, which is made of the matrix again; for pickle and for copies."""
-        state = dict(super().__getstate__() if hasattr(super(), "__getstate__") else self.__dict__)
+        state = dict(super().__getstate__())
         state["_buffers"] = {**state["_buffers"], "blocks": None}
         state["_matrix"], state["_was_on"] = self._matrix.to("cpu"), str(self.blocks.device)
         return state

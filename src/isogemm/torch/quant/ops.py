@@ -3,6 +3,10 @@
 torch passes tensors and numbers to an operator, so a quantized weight goes as ``blocks``: on the CPU the bytes of its
 rows, uint8 [n, row bytes]; on a CUDA device the kernels' own copy, uint8 [bytes]. The matrix that stands behind them
 keeps what backends made of it; it is found again by their address.
+
+Gradients go to x and bias, not to w: dx = dy @ ``w.dequantize()``, a chain over the columns of y. The weights are
+float32 there where they were in the forward product (and for integer products, whose rounding of x has no derivative
+and is passed over), else of the type of x.
 """
 
 from __future__ import annotations
@@ -17,12 +21,11 @@ import torch
 from ...api import products as api
 from ...api.quantized import ACTIVATIONS
 from ...base import arguments
-from ...contract.spec import Contract, ContractLike, as_contract
+from ...contract.spec import Contract, as_contract
 from ...errors import LayoutError, ShapeError
 from ...formats.blocks import format_of
 from ...operands.tensors import to_tensor
 from ...quant.matrix import QuantizedMatrix
-from ..arguments import autocast, check_tensor, options
 from ..gemm.products import call_product, resolved, with_order
 from ..operator import Operator, Tensor, define, define_forward, refuse_meta, refuse_vmap, way
 
@@ -31,7 +34,6 @@ __all__ = [
     "call",
     "call_blocks",
     "checked",
-    "linear",
     "linear_forward_op",
     "linear_op",
     "matrix_of",
@@ -92,7 +94,10 @@ def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
     key = _key(blocks, fmt, n, k)
     found = _alive.get(key)
     if found is None:
-        found = _made(blocks, fmt, n, k)
+        if blocks.is_cuda:
+            found = QuantizedMatrix.adopt(blocks.detach(), shape=(n, k), format=fmt)
+        else:
+            found = QuantizedMatrix.from_bytes(blocks.detach().numpy(), shape=(n, k), format=fmt)
         found._show(blocks.detach())
         blocks._isogemm_matrix = found  # not a cycle: the matrix holds another tensor of the same memory
         _alive[key] = found
@@ -106,18 +111,10 @@ def _key(blocks: Tensor, fmt: str, n: int, k: int) -> tuple[Any, ...]:
     return blocks.data_ptr(), layout, blocks.get_device(), fmt, n, k, written
 
 
-def _made(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
-    if blocks.is_cuda:
-        return QuantizedMatrix.adopt(blocks.detach(), shape=(n, k), format=fmt)
-    return QuantizedMatrix.from_bytes(blocks.detach().numpy(), shape=(n, k), format=fmt)
-
-
 def product(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, activations: str, out_dtype: Any) -> Any:
     """x @ w.T + bias, outside the gradient's graph."""
     with torch.no_grad():
-        return api.linear(
-            x, w, bias, contract=contract or None, activations=activations or None, out_dtype=out_dtype
-        )  # fmt: skip
+        return api.linear(x, w, bias, contract=contract or None, activations=activations or None, out_dtype=out_dtype)
 
 
 def _forward(
@@ -136,7 +133,15 @@ def _fake_forward(
     x: Tensor, blocks: Tensor, bias: Tensor | None, format: str, n: int, k: int, contract: str, activations: str,
     out_dtype: Any,
 ) -> Tensor:  # fmt: skip
-    _check(x, blocks, bias, k, contract, activations)
+    refuse_meta(x, blocks, bias)
+    if x.dim() == 0 or x.shape[-1] != k:
+        raise ShapeError(
+            "columns of x and w", limit="equal: x [..., k] and w [n, k]", value=f"x {list(x.shape)} and k {k}",
+            nearest=f"x [..., {k}]",
+        )  # fmt: skip
+    if contract:
+        as_contract(contract)
+    checked(activations or None)
     return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
 
 
@@ -148,20 +153,6 @@ def _fake_linear(*given: Any) -> Tensor:
 def _without_order(given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments without the gradient's order, before the last, which the product itself has no use for."""
     return (*given[:-2], given[-1])
-
-
-def _check(x: Tensor, blocks: Tensor, bias: Tensor | None, k: int, contract: str, activations: str) -> None:
-    """What can be said of a call while it is traced."""
-    refuse_meta(x, blocks, bias)
-    if x.dim() == 0 or x.shape[-1] != k:
-        raise ShapeError(
-            "columns of x and w", limit="equal: x [..., k] and w [n, k]", value=f"x {list(x.shape)} and k {k}",
-            nearest=f"x [..., {k}]",
-        )  # fmt: skip
-    if contract:
-        as_contract(contract)
-    if activations:
-        arguments.one_of("activations", activations, ACTIVATIONS, "'q8'")
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -235,36 +226,11 @@ call_blocks = Operator(
 )  # fmt: skip
 
 
-def call(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, *rest: Any) -> Tensor:
+def call(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, *rest: Any) -> Any:
     """The product by the shortest way; `rest` is contract, activations, grad_order and out_dtype, as text."""
     if way(x, bias) == "direct":
-        found: Tensor = product(x, w, bias, rest[0], rest[1], rest[3])
-    else:
-        found = call_blocks(x, blocks_of(w), bias, w.format.name, *w.shape, *rest)
-    return found
-
-
-def linear(
-    x: Tensor,
-    w: QuantizedMatrix,
-    bias: Tensor | None = None,
-    *,
-    contract: ContractLike | None = None,
-    activations: str | None = None,
-    grad_order: str = "leaf4096",
-    out_dtype: Any = None,
-) -> Tensor:
-    """x @ w.T + bias for x [..., k] and a quantized w [n, k]; what `isogemm.torch.linear` does with such a weight.
-
-    Gradients go to x and bias, not to w: dx = dy @ ``w.dequantize()``, a chain over the columns of y. The weights are
-    float32 there where they were in the forward product (and for integer products, whose rounding of x has no
-    derivative and is passed over), else of the type of x.
-    """
-    check_tensor("x of linear", x)
-    if bias is not None:
-        check_tensor("bias of linear", bias)
-    contract, order, dtype = options(contract, grad_order, out_dtype)
-    return call(*autocast(x), w, bias, contract, checked(activations), order, dtype)
+        return product(x, w, bias, rest[0], rest[1], rest[3])
+    return call_blocks(x, blocks_of(w), bias, w.format.name, *w.shape, *rest)
 
 
 def checked(activations: Any) -> str:

@@ -19,7 +19,7 @@ from ...contract.spec import Contract
 from ...errors import ContractError, IsogemmError, OptionError
 from .. import reductions
 from ..attention.calls import scaled_dot_product_attention
-from .products import DTYPES
+from ..device import DTYPES
 
 __all__ = ["WHOLE", "attention", "folded", "layer_norm", "linear", "linear_direct", "refusal", "rms_norm"]
 
@@ -73,10 +73,9 @@ def linear(func: Any, args: Any, kwargs: Any) -> Tensor:
         or w.dim() != 2
         or x.dim() in (0, 2)
         or x.dtype not in DTYPES
+        or x.shape[-1] != w.shape[1]  # torch's own error
     ):
         return func(*args, **kwargs)
-    if x.shape[-1] != w.shape[1]:
-        return func(*args, **kwargs)  # torch's own error
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return torch.addmm(bias, rows, w.t()).view(*x.shape[:-1], w.shape[0])
 
@@ -104,7 +103,7 @@ def linear_direct(contract: Contract | None, args: Any, kwargs: Any) -> Tensor |
         return None
 
 
-def attention(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None:
+def attention(contract: Contract | None, *args: Any, **kwargs: Any) -> Tensor | None:
     """scaled_dot_product_attention by isogemm's; None where it is torch's: dropout, other dtypes, unequal batches."""
     operands = [*args[:3], *[kwargs[k] for k in ("query", "key", "value") if k in kwargs]]
     if not is_free(*operands, transformed=True) or kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
@@ -141,29 +140,28 @@ def refusal(name: str, attention: bool) -> OptionError | None:
     return None
 
 
-def rms_norm(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None:
+def rms_norm(
+    contract: Contract | None,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor | None:
     """rms_norm by the row operation, gradients included; None where it is torch's."""
-    return _rms_norm(*args, **kwargs)
-
-
-def layer_norm(contract: Contract | None, args: Any, kwargs: Any) -> Tensor | None:
-    """layer_norm by the row operation, gradients included; None where it is torch's."""
-    return _layer_norm(*args, **kwargs)
-
-
-def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Any:
     eps = torch.finfo(torch.float32).eps if eps is None else eps  # torch's choice for all three dtypes
     return _normed(reductions.rms_norm, input, normalized_shape, (weight,), eps)
 
 
-def _layer_norm(
+def layer_norm(
+    contract: Contract | None,
     input: Tensor,
     normalized_shape: Any,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
-) -> Any:
+) -> Tensor | None:
+    """layer_norm by the row operation, gradients included; None where it is torch's."""
     return _normed(reductions.layer_norm, input, normalized_shape, (weight, bias), eps)
 
 
@@ -187,7 +185,7 @@ def _normed(norm: Callable[..., Tensor], x: Tensor, normalized: Any, parameters:
 
 
 # Functions of torch that are replaced whole: by what, and their names.
-WHOLE: dict[Any, tuple[Callable[[Contract | None, Any, Any], Any], str]] = {
+WHOLE: dict[Any, tuple[Callable[..., Tensor | None], str]] = {
     torch.nn.functional.scaled_dot_product_attention: (attention, "scaled_dot_product_attention"),
     torch.nn.functional.rms_norm: (rms_norm, "rms_norm"),
     torch.rms_norm: (rms_norm, "rms_norm"),

@@ -20,7 +20,7 @@ import torch
 from ...base.floating import flushes, ieee_defaults
 from ...errors import OptionError
 
-__all__ = ["EXACT", "blocked", "form", "refuse_flushing", "subnormals_kept"]
+__all__ = ["EXACT", "blocked", "form", "refuse_flushing", "subnormals_kept", "written"]
 
 Tensor = Any  # torch is untyped to mypy
 
@@ -119,12 +119,7 @@ def _spoiled() -> bool:
 
 
 def refuse_flushing(what: str) -> None:
-    """Raise where torch's own arithmetic, which is left to torch in `what`, flushes subnormals.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise where torch's own arithmetic, which is left to torch in `what`, flushes subnormals."""
     if _spoiled():
         raise OptionError(
             what,
@@ -223,7 +218,11 @@ def _flat(name: str, call: Callable[..., Any], args: Any, kwargs: Any, tensors: 
     result = call(*map(flat, args), **{**kwargs, **into})
     if not name.endswith("_") and not outs:
         return result[:numel].view(shape)
-    target = args[0] if name.endswith("_") else next(iter(outs.values()))
-    if target.shape != shape:
-        target.resize_(shape)
-    return target.copy_(result[:numel].view(shape))
+    return written(args[0] if name.endswith("_") else next(iter(outs.values())), result[:numel].view(shape))
+
+
+def written(out: Tensor, result: Tensor) -> Tensor:
+    """A result in the tensor that was asked for, which takes its shape."""
+    if out.shape != result.shape:
+        out.resize_(result.shape)
+    return out.copy_(result)

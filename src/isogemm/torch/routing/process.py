@@ -101,13 +101,13 @@ def _registered(rows: bool, attention: bool) -> Any:
             _replace(library, getattr(aten, name).default, devices, _refused(name))
     _replace(library, aten.linear.default, [_COMPOSITE], _linear)
     if attention:
-        _replace(library, aten.scaled_dot_product_attention.default, [_COMPOSITE], _instead(calls.attention))
+        _replace(library, aten.scaled_dot_product_attention.default, [_COMPOSITE], _whole(calls.attention))
     if rows:
         for func, (function, _name) in REDUCTIONS.items():
             if not is_composite(func):
                 _replace(library, func, devices, _instead(partial(reduced, function)))
-        _replace(library, aten.rms_norm.default, [_COMPOSITE], _instead(calls.rms_norm))
-        _replace(library, aten.layer_norm.default, [_COMPOSITE], _instead(calls.layer_norm))
+        _replace(library, aten.rms_norm.default, [_COMPOSITE], _whole(calls.rms_norm))
+        _replace(library, aten.layer_norm.default, [_COMPOSITE], _whole(calls.layer_norm))
         for func in _elementwise():
             _replace(library, func, ["CPU"], _elements(func))
     return library
@@ -141,6 +141,10 @@ def _instead(compute: Callable[[Any, Any, Any], Any]) -> Body:
         return original(*args, **kwargs) if result is None else result
 
     return body
+
+
+def _whole(function: Callable[..., Any]) -> Body:
+    return _instead(lambda contract, args, kwargs: function(contract, *args, **kwargs))
 
 
 def _elements(func: Any) -> Body:
@@ -188,11 +192,9 @@ def _elementwise() -> list[Any]:
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CPU"):
         namespace, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
-        if namespace != "aten":
+        if namespace != "aten" or packet.strip("_") in _SUMS:
             continue
         func = getattr(getattr(aten, packet), overload or "default")
-        if packet.strip("_") in _SUMS:
-            continue
         if form(func) == "blocked" and func not in PRODUCTS and func not in REDUCTIONS:
             found.append(func)
     return found

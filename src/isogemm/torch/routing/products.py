@@ -14,14 +14,14 @@ import torch
 from ...api import products as api
 from ...contract.spec import Contract
 from ...errors import ContractError, DTypeError
+from ..device import DTYPES
 from ..gemm.ragged import grouped_mm
+from .elementwise import written
 
-__all__ = ["DTYPES", "PRODUCTS", "contained", "is_composite", "is_served", "operands", "product_of", "replaced"]
+__all__ = ["PRODUCTS", "contained", "is_composite", "is_served", "operands", "product_of", "replaced"]
 
 Tensor = Any  # torch is untyped to mypy
 _aten: Any = torch.ops.aten
-
-DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def operands(values: tuple[Any, ...]) -> list[Tensor]:
@@ -85,12 +85,8 @@ def replaced(function: Callable[..., Tensor], name: str, contract: Contract | No
     except DTypeError as error:  # a TypeError, for which ``a @ b`` would blame the operands' classes instead
         raise ContractError(error.what, limit=error.limit, value=error.value, nearest=error.nearest) from error
     if out is None:
-        if not name.endswith("_"):
-            return result
-        return args[0].copy_(result)
-    if out.shape != result.shape:
-        out.resize_(result.shape)
-    return out.copy_(result)
+        return args[0].copy_(result) if name.endswith("_") else result
+    return written(out, result)
 
 
 def mm(contract: Contract | None, a: Tensor, b: Tensor, out_dtype: Any = None) -> Tensor:
@@ -138,11 +134,7 @@ def addmm_activation(
 ) -> Tensor:
     """relu or gelu of `addmm`, which is rounded first."""
     v = addmm(contract, c, a, b, beta=beta, alpha=alpha)
-    return torch.nn.functional.gelu(v, approximate="tanh") if use_gelu and v.is_cuda else _activated(v, use_gelu)
-
-
-def _activated(v: Tensor, use_gelu: bool) -> Tensor:
-    return torch.nn.functional.gelu(v) if use_gelu else torch.relu(v)
+    return torch.nn.functional.gelu(v, approximate="tanh" if v.is_cuda else "none") if use_gelu else torch.relu(v)
 
 
 def linear(contract: Contract | None, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -151,23 +143,18 @@ def linear(contract: Contract | None, x: Tensor, w: Tensor, bias: Tensor | None 
 
 
 def _table() -> dict[Any, tuple[Callable[..., Tensor], str]]:
+    sums: dict[str, Callable[..., Tensor]] = {"addmm": addmm, "baddbmm": addmm, "addmv": addmv, "addbmm": addbmm}
     functions: dict[str, Callable[..., Tensor]] = {
+        **sums,
+        **{f"{name}_": function for name, function in sums.items()},
         "mm": mm,
         "bmm": bmm,
-        "addmm": addmm,
-        "baddbmm": addmm,
         "mv": mm,
         "dot": mm,
         "vdot": mm,
-        "addmv": addmv,
-        "addbmm": addbmm,
         "_addmm_activation": addmm_activation,
         "linear": linear,
         "_grouped_mm": grouped_mm,
-        "addmm_": addmm,
-        "baddbmm_": addmm,
-        "addmv_": addmv,
-        "addbmm_": addbmm,
     }
     table = {}
     for name, function in functions.items():
@@ -191,40 +178,14 @@ def product_of(func: Any) -> tuple[Callable[..., Tensor], str] | None:
 
 
 # Operators whose kernels hold products that no dispatch mode sees, by how their names begin: torch computes them.
-_CONTAINED = (
-    "_addmm",
-    "_cdist",
-    "_convolution",
-    "_cslt_sparse_mm",
-    "_cudnn_rnn",
-    "_dyn_quant_matmul",
-    "_efficient_attention",
-    "_flash_attention",
-    "_fused_sdp",
-    "_int_mm",
-    "_native_multi_head",
-    "_scaled_dot_product",
-    "_scaled_grouped",
-    "_scaled_mm",
-    "_sparse_addmm",
-    "_sparse_mm",
-    "_sparse_semi_structured",
-    "_sparse_sparse",
-    "_thnn_",
-    "_transformer_encoder",
-    "_trilinear",
-    "_triton_",
-    "_weight_int",
-    "conv_depthwise",
-    "convolution",
-    "cudnn_conv",
-    "linear_backward",
-    "miopen_conv",
-    "miopen_rnn",
-    "mkldnn_",
-    "slow_conv",
-    "sspaddmm",
+_HOLDING = (
+    "_addmm _cdist _convolution _cslt_sparse_mm _cudnn_rnn _dyn_quant_matmul _efficient_attention "
+    "_flash_attention _fused_sdp _int_mm _native_multi_head _scaled_dot_product _scaled_grouped _scaled_mm "
+    "_sparse_addmm _sparse_mm _sparse_semi_structured _sparse_sparse _thnn_ _transformer_encoder _trilinear "
+    "_triton_ _weight_int conv_depthwise convolution cudnn_conv linear_backward miopen_conv miopen_rnn mkldnn_ "
+    "slow_conv sspaddmm"
 )
+_CONTAINED = tuple(_HOLDING.split())
 
 
 def contained(name: str) -> bool:

@@ -16,23 +16,18 @@ import torch
 
 from ...api import products as api
 from ...errors import DeviceError, DTypeError, OptionError
-from ..device import column
+from ..device import DTYPES, column
 from ..rows.direct import direct
-from ..rows.gradients import log_softmax_back, norm_back, scattered, softmax_back
+from ..rows.gradients import log_softmax_back, norm_back, over_row, scattered, softmax_back
 from ..rows.signature import signature
 from ..rows.table import ROWS
-from .products import DTYPES
+from .elementwise import written
 
 __all__ = ["REDUCTIONS", "is_whole", "reduced"]
 
 Tensor = Any  # torch is untyped to mypy
 _FLOAT32 = torch.float32
 _FEW = 8  # sums that are worth a launch each
-
-
-def _along(kind: str, x: Tensor, out_dtype: Any = None) -> Tensor:
-    """The sum or mean over the last dimension, which is kept."""
-    return direct(kind, (x,), (True, out_dtype))
 
 
 def _elements(kind: str) -> Callable[..., Tensor]:
@@ -60,15 +55,6 @@ def _of_rows(gradient: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def _softmax_backward(dy: Tensor, y: Tensor) -> Tensor:
-    return softmax_back(y.float(), dy.float())
-
-
-def _log_softmax_backward(dy: Tensor, y: Tensor) -> Tensor:
-    """The exponential of the result is its softmax, by the pinned exp."""
-    return log_softmax_back(direct("softmax", (y,), (_FLOAT32,)), dy.float())
-
-
 def _total(kind: str) -> Callable[..., Tensor | None]:
     """sum and mean over any dimensions."""
 
@@ -81,8 +67,8 @@ def _total(kind: str) -> Callable[..., Tensor | None]:
             return None
         rows, shape = _rows(x, dim, keepdim)
         if rows is not None:
-            return _along(kind, rows, dtype).reshape(shape)
-        return _chain(kind, *_terms(x, dim), dtype).reshape(shape)
+            return over_row(kind, rows, dtype).reshape(shape)
+        return _chain(kind, _terms(x, dim), dtype).reshape(shape)
 
     return call
 
@@ -115,13 +101,13 @@ def _rows(x: Tensor, dim: Any, keepdim: bool) -> tuple[Tensor | None, list[int]]
     return rows, shape
 
 
-def _terms(x: Tensor, dim: Any) -> tuple[Tensor]:
+def _terms(x: Tensor, dim: Any) -> Tensor:
     """[groups, rows, n] for a sum over rows, n being the last dimension."""
     rank = x.dim()
     over = sorted({d % rank for d in dim})
     kept = [d for d in range(rank - 1) if d not in over]
     groups, rows = (math.prod(x.shape[d] for d in dims) for dims in (kept, over))
-    return (x.permute(*kept, *over, rank - 1).reshape(groups, rows, x.shape[-1]),)
+    return x.permute(*kept, *over, rank - 1).reshape(groups, rows, x.shape[-1])
 
 
 def _chain(kind: str, terms: Tensor, dtype: Any) -> Tensor:
@@ -162,9 +148,9 @@ def _layer_norm(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> tu
     rows = _flat(x, shape)
     weight, bias = (None if w is None else w.reshape(-1) for w in (weight, bias))
     y = direct("layer_norm", (rows, weight, bias), (eps, None))
-    mean = _along("mean", rows, _FLOAT32)
+    mean = over_row("mean", rows, _FLOAT32)
     d = rows.float() - mean
-    rstd = 1 / torch.sqrt(_along("mean", d * d) + eps)
+    rstd = 1 / torch.sqrt(over_row("mean", d * d) + eps)
     stats = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
     return y.view(x.shape), mean.view(stats), rstd.view(stats)
 
@@ -231,7 +217,7 @@ def _nll_loss(
     found = torch.where(used, found, 0.0)
     count = used.sum().to(_FLOAT32)
     if reduction:
-        found = _along("sum", found).reshape(())
+        found = over_row("sum", found).reshape(())
         if reduction == 1:
             found = found / count
     return found.to(x.dtype), count.to(x.dtype)
@@ -296,11 +282,7 @@ def reduced(function: Callable[..., Any], contract: Any, args: Any, kwargs: Any)
         result = function(*found, **kwargs)
     except (DeviceError, DTypeError, OptionError):  # mixed devices, an integer weight, an eps below 0: torch's to judge
         return None
-    if out is None or result is None:
-        return result
-    if out.shape != result.shape:
-        out.resize_(result.shape)
-    return out.copy_(result)
+    return result if out is None or result is None else written(out, result)
 
 
 _LONGEST = 2**22  # elements of a whole CUDA tensor that are added up as one row, which is never cut
@@ -311,8 +293,11 @@ _WHOLE = (_sum, _mean) = (_ALONG["sum"], _ALONG["mean"])
 
 def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
     functions: dict[str, Callable[..., Any]] = {
-        "_softmax_backward_data": _of_rows(_softmax_backward),
-        "_log_softmax_backward_data": _of_rows(_log_softmax_backward),
+        "_softmax_backward_data": _of_rows(lambda dy, y: softmax_back(y.float(), dy.float())),
+        # The exponential of the result is its softmax, by the pinned exp.
+        "_log_softmax_backward_data": _of_rows(
+            lambda dy, y: log_softmax_back(direct("softmax", (y,), (_FLOAT32,)), dy.float())
+        ),
         **{name: _ALONG[kind] for kind, row in ROWS.items() for name in row.aten},
         "logsumexp": _logsumexp,
         "linalg_vector_norm": _vector_norm,

@@ -23,7 +23,7 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._contextlib import _DecoratorContextManager
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...contract.spec import Contract, ContractLike, as_contract
+from ...contract.spec import ContractLike, as_contract
 from ...errors import OptionError
 from . import calls
 from .backward import BACKWARD, differentiated, mark, position
@@ -58,17 +58,15 @@ class _OperatorMode(TorchDispatchMode):  # type: ignore[misc]
 
     routes_products = True
 
-    def __init__(self, contract: Contract | None, strict: bool, rows: bool, attention: bool) -> None:
+    def __init__(self, scope: invariant) -> None:
         super().__init__()
-        self.contract, self.strict, self.rows, self.attention = contract, strict, rows, attention
+        self.contract, self.strict = scope.contract, scope.strict
+        self.rows, self.attention, self.listing = scope.rows, scope.attention, scope._listing
+        self.routed, self.passed, self.whole = scope.routed, scope.passed, scope._whole
         self.count = 0  # of what was routed
         self.refused: OptionError | None = None  # TorchScript makes another error of it, without its text
-        self.listing = False  # for `coverage`, which has no errors of its own
         self.own = 0  # of what was replaced above autograd: its gradient is isogemm's anywhere
         self.shown = 0  # calls of torch's that the function mode has seen and left to torch, and that run now
-        self.routed: Counter[str] = Counter()
-        self.passed: Counter[str] = Counter()
-        self.whole: Counter[tuple[str, str]] = Counter()  # calls that were replaced above autograd, with their dtype
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         entry: Any = _known.get(id(func), _NEW)
@@ -89,10 +87,8 @@ class _OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         return self._counted(entry, result, args, kwargs)
 
     def reduction(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
-        if not self.rows:
+        if not self.rows or is_whole(entry.function, args, kwargs):  # of integers: exact in any order
             return entry.func(*args, **kwargs)
-        if is_whole(entry.function, args, kwargs):
-            return entry.func(*args, **kwargs)  # of integers: exact in any order
         return self._counted(entry, reduced(entry.function, self.contract, args, kwargs), args, kwargs)
 
     def elements(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
@@ -105,7 +101,7 @@ class _OperatorMode(TorchDispatchMode):  # type: ignore[misc]
     def attended(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
         """scaled_dot_product_attention as one operator: in inference mode."""
         if self.attention:
-            result = calls.attention(self.contract, args, kwargs)
+            result = calls.attention(self.contract, *args, **kwargs)
             if result is not None:
                 return self._counted(entry, result, args, kwargs)
         return self.composite(entry, args, kwargs)
@@ -221,9 +217,6 @@ class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
             mark(func, result, start)
         return result
 
-    def differentiated(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return differentiated(self, func, args, kwargs)
-
     def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._is_top() and not (_is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in args)):
             with _no_dispatch():
@@ -249,9 +242,9 @@ class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
         """A call that isogemm computes as one, gradients included."""
         products, (function, name) = self.products, calls.WHOLE[func]
         wanted = products.attention if function is calls.attention else products.rows
-        if wanted and not _is_traced():
+        if wanted and not _is_recorded() and _infra(_KEYS.FAKE) is None:
             with aside():
-                result = function(products.contract, args, kwargs)
+                result = function(products.contract, *args, **kwargs)
             if result is not None:
                 products.own += 1
                 products.routed[name] += 1
@@ -269,16 +262,12 @@ _TAKEN: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.linear: _FunctionMode.linear,
     torch.nn.functional.multi_head_attention_forward: _FunctionMode.folded,
     **dict.fromkeys(calls.WHOLE, _FunctionMode.whole),
-    **dict.fromkeys(BACKWARD, _FunctionMode.differentiated),
+    **dict.fromkeys(BACKWARD, differentiated),
 }
 
 
 def _is_recorded() -> bool:
     return _infra(_KEYS.PROXY) is not None or _infra(_KEYS.FUNCTIONAL) is not None
-
-
-def _is_traced() -> bool:
-    return _is_recorded() or _infra(_KEYS.FAKE) is not None
 
 
 def subclasses(types: Any) -> bool:
@@ -346,10 +335,10 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
         self.strict, self.rows, self.attention = strict, rows, attention
         # By thread, each of which changes its own alone.
         self._entered: dict[int, list[tuple[_OperatorMode, _FunctionMode]]] = {}
-        self._listing = False
+        self._listing = False  # for `coverage`, which has no errors of its own
         self.routed: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
-        self._whole: Counter[tuple[str, str]] = Counter()
+        self._whole: Counter[tuple[str, str]] = Counter()  # calls that were replaced above autograd, and their dtypes
 
     def clone(self) -> invariant:
         """A scope of its own for each call of a decorated function."""
@@ -367,9 +356,7 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
 
     def __enter__(self) -> invariant:
         refuse_flushing("isogemm.torch.invariant()")
-        products = _OperatorMode(self.contract, self.strict, self.rows, self.attention)
-        products.routed, products.passed, products.whole = self.routed, self.passed, self._whole
-        products.listing = self._listing
+        products = _OperatorMode(self)
         functions = _FunctionMode(products)
         dispatch._push_mode(products)
         overrides._push_mode(functions)

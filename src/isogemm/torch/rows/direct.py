@@ -15,19 +15,14 @@ from torch import Tensor
 from ...contract.rows import OPERATIONS
 from ...errors import DTypeError, OptionError, ShapeError
 from ...operands import memory
-from ..device import column
+from ..device import DTYPES, column
 from .signature import check_eps, check_extent, dtype_of, integers, looked_at, named, on_device, on_host, signature
 
 __all__ = ["direct", "fused", "launched"]
 
 
 def direct(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:
-    """The result of an operation.
-
-    Raises
-    ------
-    ShapeError, DTypeError, DeviceError, LayoutError, OptionError
-    """
+    """The result of an operation."""
     try:
         there = tensors[0].is_cuda
     except AttributeError:  # no tensor: the host's way says so
@@ -85,17 +80,14 @@ def _launch(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], tag: 
     x, reduces = tensors[0], about.reduces
     shape = x.shape[:-1] + ((1,) if options[0] else ()) if reduces else x.shape
     outs = [(shape, dtype_of(tensors[about.like], options[-1]))]
-    outs += [(x.shape, tensors[_index(kind, result.like)].dtype) for result in OPERATIONS[kind].results[1:]]
+    names: list[str | None] = [operand.name for operand in about.operands]
+    outs += [(x.shape, tensors[names.index(result.like)].dtype) for result in OPERATIONS[kind].results[1:]]
     rest = {about.option: options[0]} if about.option in ("eps", "interleaved") else {}
     found = column("rows", "cuda").run(kind, _slots(kind, tensors), options, outs, tag=tag, **rest)
     if found is None:  # leading dimensions that are too many for one launch of a rotation
         each = [_on_device(kind, (part, *_at(x, i, tensors[1:])), options) for i, part in enumerate(x)]
         return torch.stack(each)
     return found
-
-
-def _index(kind: str, name: str | None) -> int:
-    return next(i for i, operand in enumerate(signature(kind).operands) if operand.name == name)
 
 
 def _slots(kind: str, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -136,7 +128,7 @@ def fused(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
 
 def _rotated(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
     """Two rotated tensors of a call that is not like one before: q, k, cos, sin, and the weights of their norms."""
-    (q, k, *tables), (*eps, interleaved, out_dtype) = tensors[:4], options
+    (q, k, cos, sin), (*eps, interleaved, out_dtype) = tensors[:4], options
     weights = (*tensors[4:], None, None)[:2]
     for number in eps:
         check_eps(number)
@@ -149,21 +141,15 @@ def _rotated(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> A
             raise ShapeError(
                 f"rows of {name}", limit="the length and dtype of those of q", value=kinds[0], nearest=kinds[1]
             )
-        for what, extent, other in (
-            ("cos", "angles", tables[0]),
-            ("sin", "angles", tables[1]),
-            ("weight", "row", weight),
-        ):
+        rest = (("cos", "angles", cos), ("sin", "angles", sin), (f"weight of {name}", "row", weight))
+        for what, extent, other in rest:
             if other is not None or extent != "row":
-                what = what if extent != "row" else f"weight of {name}"
                 check_extent(what, extent, tuple(on_device(what, other, q).shape), tuple(t.shape))
-    if (weights[0] is None) != (weights[1] is None) or (
-        weights[0] is not None and weights[0].dtype != weights[1].dtype
-    ):
+    if len({None if w is None else w.dtype for w in weights}) > 1:
         return None
     outs = [(t.shape, dtype_of(q, out_dtype)) for t in (q, k)]
     return column("rows", "cuda").run(
-        kind, (q, k, *tables, *weights), options, outs, interleaved=bool(interleaved), eps=eps[0] if eps else 0.0
+        kind, (q, k, cos, sin, *weights), options, outs, interleaved=bool(interleaved), eps=eps[0] if eps else 0.0
     )
 
 
@@ -186,7 +172,7 @@ def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
         value = tuple(rows.shape)
         raise ShapeError("shape of weight", limit="(rows, n)", value=value, nearest="weight.reshape(-1, n)")
     if there:
-        if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if weight.dtype not in DTYPES:
             limit = "float32, bfloat16 or float16"
             raise DTypeError("dtype of weight", limit=limit, value=weight.dtype, nearest="float32")
         return torch.embedding(weight, index if index.dtype is torch.int32 else index.to(torch.int64))

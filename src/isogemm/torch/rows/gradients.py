@@ -30,6 +30,7 @@ __all__ = [
     "log_softmax_back",
     "norm",
     "norm_back",
+    "over_row",
     "rope",
     "scattered",
     "sigmoid",
@@ -70,17 +71,17 @@ class Recording(NamedTuple):
 
 def softmax_back(p: Tensor, dy: Tensor) -> Tensor:
     """``p * (dy - sum(p * dy))`` for the result p, in float32."""
-    return p * (dy - _over("sum", p * dy))
+    return p * (dy - over_row("sum", p * dy))
 
 
 def log_softmax_back(p: Tensor, dy: Tensor) -> Tensor:
     """``dy - p * sum(dy)`` for p, the exponential of the result, in float32."""
-    return dy - p * _over("sum", dy)
+    return dy - p * over_row("sum", dy)
 
 
 def norm_back(g: Tensor, h: Tensor, r: Tensor, *, centered: bool) -> Tensor:
     """``(g - h * mean(g * h)) * r``, `centered` with ``g - mean(g)``: g is ``dy * weight``, h is x normalized by r."""
-    return ((g - _over("mean", g) if centered else g) - h * _over("mean", g * h)) * r
+    return ((g - over_row("mean", g) if centered else g) - h * over_row("mean", g * h)) * r
 
 
 def scattered(ids: Tensor, dy: Tensor, count: int, dtype: Any, buffer: Tensor | None = None) -> Tensor:
@@ -98,9 +99,9 @@ def scattered(ids: Tensor, dy: Tensor, count: int, dtype: Any, buffer: Tensor | 
     return total.to(dtype)
 
 
-def _over(kind: str, x: Tensor) -> Tensor:
+def over_row(kind: str, x: Tensor, out_dtype: Any = None) -> Tensor:
     """The sum or mean of each row, kept as a dimension."""
-    return direct(kind, (x,), (True, None))
+    return direct(kind, (x,), (True, out_dtype))
 
 
 def _inverse_root(square: Tensor, eps: float) -> Tensor:
@@ -141,8 +142,8 @@ def norm(of: Recording, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tens
         db = _over_rows(of, 2, bias, (0, x, dy, None))
     else:
         d, dy = x.float(), dy.float()
-        d = d - _over("mean", d) if centered else d
-        r = _inverse_root(_over("mean", d * d), eps)
+        d = d - over_row("mean", d) if centered else d
+        r = _inverse_root(over_row("mean", d * d), eps)
         h = d * r
         dx = norm_back(dy if weight is None else dy * weight.float(), h, r, centered=centered).to(x.dtype)
         dw = None if weight is None else _over_rows(of, 1, weight, dy * h)

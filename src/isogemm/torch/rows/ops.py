@@ -35,7 +35,8 @@ __all__ = ["OPERATORS", "along", "define_row", "together"]
 
 Pair = tuple[Tensor, Tensor]
 OPERATORS: dict[str, Any] = {}
-_OPTION: dict[str, str] = {}  # of an operation: eps, keepdim, interleaved or ""
+# Of an operation: eps, keepdim, interleaved or ""; compilers trace calls, and warn of a function with a cache.
+_OPTION: dict[str, str] = {}
 
 
 def along(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:
@@ -142,12 +143,9 @@ def _count(kind: str) -> int:
     return len(signature(kind).operands)
 
 
-def _any(kind: str, *given: Any) -> Tensor:
-    return direct(kind, given[: _count(kind)], _own(kind, *given[6:]))
-
-
-def _fake_any(kind: str, *given: Any) -> Tensor:
-    return fake(kind, given[: _count(kind)], _own(kind, *given[6:]))
+def _of_any(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An operation's `direct` or `fake` with the arguments that one operator has for all of them."""
+    return lambda kind, *given: call(kind, given[: _count(kind)], _own(kind, *given[6:]))
 
 
 def _backward(kind: str, dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
@@ -185,8 +183,8 @@ def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 # `flag` is keepdim of a sum, interleaved of a rotation.
 along_rows = define(
-    "along_rows", f"(str kind, {_OPERANDS}, {_BUFFERS}, {_OPTIONS}) -> Tensor", _any, _fake_any, mutates=(),
-    setup=_setup, backward=_differentiate,
+    "along_rows", f"(str kind, {_OPERANDS}, {_BUFFERS}, {_OPTIONS}) -> Tensor", _of_any(direct), _of_any(fake),
+    mutates=(), setup=_setup, backward=_differentiate,
 )  # fmt: skip
 # Three results: an operator that writes into its arguments may not return a list.
 along_rows_backward = define(

@@ -74,12 +74,7 @@ def signature(kind: str) -> Signature:
 
 
 def looked_at(kind: str, tensors: Sequence[Any], options: Sequence[Any], look: Callable[..., Any]) -> list[Any]:
-    """Each operand as `look` shows it, after it was found to fit; None for one that is not there.
-
-    Raises
-    ------
-    ShapeError, DTypeError, DeviceError, LayoutError, OptionError
-    """
+    """Each operand as `look` shows it, after it was found to fit; None for one that is not there."""
     about = signature(kind)
     name = about.operands[0].name
     x = look(name, tensors[0], tensors[0])

@@ -61,7 +61,9 @@ def mixtures(module: Any) -> dict[str, Match]:
     for name, block in module.named_modules():
         experts = {key for key, child in block._modules.items() if child is not None and _is_mixture(child)}
         for key in experts:
-            found[_inside(name, key)] = _experts(block._modules[key])
+            child: Any = block._modules[key]
+            why = touched(child) or _differs(child)
+            found[_inside(name, key)] = Match.unless(why, "experts", Experts, type(child))
         if experts:
             routers = {key for key, child in block._modules.items() if _is_router(child)}
             found |= {_inside(name, key): _router(block._modules[key]) for key in routers}
@@ -87,11 +89,6 @@ def _is_router(child: Any) -> bool:
         return False
     weight = child._parameters.get("weight")
     return type(child).__module__.startswith("transformers.") and weight is not None and weight.dim() == 2
-
-
-def _experts(child: Any) -> Match:
-    why = touched(child) or _differs(child)
-    return Match("experts", why=why) if why else Match("experts", mixed(Experts, type(child)))
 
 
 def _differs(child: Any) -> str:
@@ -124,7 +121,7 @@ def _router(child: Any) -> Match:
         probe = _probe(child)
         found = unsafe(probe.forward, random(5, child.weight.shape[1]))
         why = found and f"{type(child).__name__} {found}"
-    return Match("experts", why=why) if why else Match("experts", mixed(OwnCode, type(child)))
+    return Match.unless(why, "experts", OwnCode, type(child))
 
 
 def _weight(seed: int, shape: Any) -> Any:

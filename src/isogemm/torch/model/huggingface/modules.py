@@ -144,11 +144,8 @@ def _is_row_norm(norm: Any, x: Tensor) -> bool:
     if not isinstance(norm, RowNorm):
         return False
     known: Any = norm
-    return not (known._forward_hooks or known._forward_pre_hooks) and _fits(known._operand("weight"), x)
-
-
-def _fits(weight: Tensor | None, x: Tensor) -> bool:
-    return weight is None or weight.dtype == x.dtype
+    weight = known._operand("weight")
+    return not (known._forward_hooks or known._forward_pre_hooks) and (weight is None or weight.dtype == x.dtype)
 
 
 class Rotary(Converted):

@@ -23,7 +23,6 @@ from ..recognition import (
     agrees,
     differs,
     magnitudes,
-    mixed,
     random,
     random_linear,
     stand_in,
@@ -43,18 +42,16 @@ _FIXED = ("default", "linear", "llama3", "yarn")  # kinds of rotary embedding wh
 
 
 def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match | None:
-    """What an attention module with rotary embeddings, or a rotary embedding, is; None for anything else.
+    """What an attention module with rotary embeddings, or a rotary embedding, of transformers is; None for all else.
 
     `widths` are how much of a head the model's rotary embeddings turn, and `odd` is why their tables do not fit.
     """
-    if "transformers" not in sys.modules or not type(child).__module__.startswith("transformers."):
-        return None
     if set(child._modules) >= _PROJECTIONS and vars(child).keys() >= {"head_dim", "scaling", "config"}:
         why = touched(child) or _turns_a_part(child, widths) or odd or _differs(child, looks)
-        return Match("rope", why=why) if why else Match("rope", mixed(RotaryAttention, type(child)))
+        return Match.unless(why, "rope", RotaryAttention, type(child))
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
         why = touched(child) or _turns_otherwise(child)
-        return Match("rope", why=why) if why else Match("rope", mixed(Rotary, type(child)))
+        return Match.unless(why, "rope", Rotary, type(child))
     return None
 
 

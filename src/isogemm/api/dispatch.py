@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..base.dtypes import as_dtype
 from ..base.limits import check_size
-from ..contract.spec import Contract, ContractLike, as_contract
+from ..contract.spec import ContractLike, as_contract
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart
 from ..operands.device_array import HOST
@@ -24,11 +23,9 @@ from ..problem import settings as problem
 from ..problem.settings import Extents, Settings
 from .operands import Operands
 
-__all__ = ["DEFAULT", "Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
+__all__ = ["Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
 
 Array = NDArray[Any]
-
-DEFAULT = Contract()
 
 
 class Options(NamedTuple):
@@ -53,7 +50,7 @@ def settings(given: Options, device: Device, a: Array, b: Array) -> Settings:
         and out_dtype is None
         and accumulate is False
     ):
-        return _plain(chosen)
+        return Settings(chosen)
     return Settings.checked(
         chosen,
         alpha=alpha,
@@ -61,11 +58,6 @@ def settings(given: Options, device: Device, a: Array, b: Array) -> Settings:
         accumulate=accumulate,
         out_dtype=as_dtype(out_dtype),
     )
-
-
-@lru_cache(maxsize=64)
-def _plain(contract: Contract) -> Settings:
-    return Settings.checked(contract)
 
 
 def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: Any, accumulate: bool) -> Any:
@@ -190,10 +182,10 @@ def run_rows(device: Device, x: Array, w: Any, out: Array, bias: Array | None, c
     rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
     merged, target = (rows, into) if rows.ndim == 2 else (merge(rows, 1), merge(into, 1))
     if merged is not None and target is not None:
-        device.gemm(merged, w, target, bias=bias, **_options(chosen))
+        device.gemm(merged, w, target, chosen, bias=bias)
     elif isinstance(w, PreparedWeight):
         for i in np.ndindex(x.shape[:-2]):
-            device.gemm(x[i], w, out[i], bias=bias, **_options(chosen))
+            device.gemm(x[i], w, out[i], chosen, bias=bias)
     else:
         run(device, x, np.broadcast_to(w, (*x.shape[:-2], *w.shape), subok=True), None, out, bias, chosen)
 
@@ -283,7 +275,7 @@ def run_items(
     """Hand the items that have a result to the backend."""
     work = [(x, y, o, z) for x, y, o, z in zip(a, b, out, c, strict=True) if o.size]
     if work:
-        device.gemm_items(work, bias=bias, **_options(chosen))
+        device.gemm_items(work, chosen, bias=bias)
 
 
 def _check_alike(form: str, posed: Sequence[Extents]) -> None:
@@ -320,32 +312,22 @@ def run(device: Device, a: Array, b: Array, c: Array | None, out: Array, bias: A
     """a [..., m, k] @ b [..., k, n] into out, in the form that copies nothing and makes the fewest calls."""
     if not out.size:
         return
-    options = _options(chosen)
     if out.ndim == 2:
-        device.gemm(a, b, out, c=c, bias=bias, **options)
+        device.gemm(a, b, out, chosen, c=c, bias=bias)
         return
     if all(d == 1 or s == 0 for d, s in zip(b.shape[:-2], b.strides[:-2], strict=True)):
         # All items share b: one wide product, with the same bits.
         rows, target, start = merge(a, 1), merge(out, 1), None if c is None else merge(c, 1)
         if rows is not None and target is not None and (c is None or start is not None):
-            device.gemm(rows, b[(0,) * (b.ndim - 2)], target, c=start, bias=bias, **options)
+            device.gemm(rows, b[(0,) * (b.ndim - 2)], target, chosen, c=start, bias=bias)
             return
     a3, b3, out3, c3 = merge(a, 2), merge(b, 2), merge(out, 2), None if c is None else merge(c, 2)
     if a3 is not None and b3 is not None and out3 is not None and (c is None or c3 is not None):
-        device.gemm_batched(a3, b3, out3, c=c3, bias=bias, **options)
+        device.gemm_batched(a3, b3, out3, chosen, c=c3, bias=bias)
         return
     where = list(np.ndindex(out.shape[:-2]))  # no constant stride: an array of pointers
     work = [(a[i], b[i], out[i], None if c is None else c[i]) for i in where]
-    device.gemm_items(work, bias=bias, **options)
-
-
-def _options(chosen: Settings) -> dict[str, Any]:
-    return {
-        "contract": chosen.contract,
-        "alpha": chosen.alpha,
-        "beta": chosen.beta,
-        "accumulate": chosen.accumulate,
-    }
+    device.gemm_items(work, chosen, bias=bias)
 
 
 def allocate(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -20,9 +20,9 @@ from ..contract.spec import ContractLike
 from ..errors import OptionError
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList
+from ..problem.settings import PLAIN
 from ..quant.matrix import QuantizedMatrix
 from . import dispatch, short
-from .dispatch import DEFAULT
 
 __all__ = ["gemm", "gemm_batched", "gemm_grouped", "gemm_strided_batched", "linear", "matmul"]
 
@@ -106,7 +106,7 @@ def matmul(
                 and not _may_share(out, b)
             ):
                 return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
-            _host.gemm(a, b, out, contract=DEFAULT)
+            _host.gemm(a, b, out, PLAIN)
             return out
     elif type(a) in _TENSORS:
         found = short.call("matmul", a, b, None, out, (accumulate, contract, out_dtype))
@@ -179,7 +179,7 @@ def linear(
             and x.flags.aligned
         ):
             result = _empty((m, n), dtype)
-            _host.gemm(x, w.T if type(w) is _ndarray else w, result, contract=DEFAULT, bias=bias)
+            _host.gemm(x, w.T if type(w) is _ndarray else w, result, PLAIN, bias=bias)
             return result
     elif type(x) in _TENSORS:
         found = short.call("linear", x, w, bias, out, (False, contract, out_dtype))

@@ -83,7 +83,7 @@ def linear(
         done = quant.product(how, xx, w, target, xbias, chosen.contract)
         if not done:
             if how == "q8":  # of an empty K: nothing is summed
-                chosen = Settings.checked(dispatch.DEFAULT, out_dtype=chosen.out_dtype)
+                chosen = Settings(Contract(), out_dtype=chosen.out_dtype)
             for rows, columns, weight in quant.pieces(how, xx, w):  # columns of a product do not know of each other
                 part = None if xbias is None else xbias[columns]
                 dispatch.run_rows(here.device, rows, weight, target[..., columns], part, chosen)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from ..errors import ContractError, DTypeError, LayoutError, OptionError, ShapeE
 from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
 
 __all__ = [
+    "PLAIN",
     "Extents",
     "Settings",
     "check_bias",
@@ -29,11 +29,10 @@ Array = NDArray[Any]
 DType = np.dtype[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What a public call asks for besides its operands; build it with `Settings.checked`.
 
-    The checks here and `isogemm.api.dispatch` read it; a backend gets its fields as keywords of `Device.gemm`.
+    The checks here and `isogemm.api.dispatch` read it, and a backend gets it as it is.
 
     Attributes
     ----------
@@ -115,6 +114,9 @@ class Settings:
         if self.out_dtype is not None:
             return self.out_dtype
         return FLOAT32 if self.accumulate or b == FLOAT32 else a
+
+
+PLAIN = Settings(Contract())
 
 
 class Extents(NamedTuple):

@@ -14,6 +14,7 @@ from ....base.threads import get_num_threads
 from ....contract.spec import Contract, ContractLike
 from ....errors import DTypeError, OptionError, ShapeError
 from ....problem.numeric import NumericPlan, numeric_plan
+from ....problem.settings import Settings
 from ..emit.target import target
 from .execute import gemm, swap_operands
 from .packed import PackedWeight
@@ -183,7 +184,7 @@ class Plan:
                 "operands of a replay", limit=self.numeric.dtype_a, value=types, nearest="the plan's types"
             )
         out = np.empty((self.m, self.n), NUMPY[self.numeric.out_dtype])
-        gemm(a, b, out, contract=self.contract, chosen=self.schedule)
+        gemm(a, b, out, Settings(self.contract), chosen=self.schedule)
         return out
 
     def rows(self) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from tests.products import BF16, F16, F32, assert_same, product
 from isogemm.backends.cpu.gemm import execute, tasks
 from isogemm.backends.cpu.gemm.packed import PackedWeight
 from isogemm.backends.cpu.gemm.schedule import Schedule, schedule
+from isogemm.base.seen import Seen
 from isogemm.contract import Contract, compare
 from isogemm.problem.settings import Settings
 
@@ -94,5 +95,5 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Record:
         return record[-1]
 
     monkeypatch.setattr(tasks, "schedule", recorded)
-    monkeypatch.setattr(tasks, "_tasks", {})
+    monkeypatch.setattr(tasks, "_tasks", Seen(1024))
     return record

@@ -12,6 +12,7 @@ import isogemm
 from isogemm.api import dispatch
 from isogemm.backends.cuda import calls as front
 from isogemm.backends.cuda.calls import DeviceWeight
+from isogemm.base import seen
 from isogemm.operands import cuda as interop_cuda
 
 pytestmark = pytest.mark.usefixtures("pretended")
@@ -88,7 +89,7 @@ def test_the_short_path_sees_what_its_key_cannot(on_device, pretended):  # noqa:
         isogemm.matmul(ta, tb, contract=["fma/chain"])
     with pytest.raises(isogemm.errors.OptionError):
         isogemm.matmul(ta, tb, out=to, accumulate=1)
-    front.forget()
+    seen.forget()
     isogemm.matmul(ta, tb)
     assert len(pretended.chosen) == known + 3
 

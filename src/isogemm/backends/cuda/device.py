@@ -6,12 +6,12 @@ What chooses kernels loads late: it brings tables and trials, which nobody on a 
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base import seen
 from ...base.dtypes import name_of
 from ...contract.spec import Contract
 from ...operands import cuda as arrays
@@ -98,11 +98,7 @@ def reload() -> None:
 
     choose.forget()
     machine.forget()
-    calls.forget()
-    list_calls.forget()
-    quant = sys.modules.get(f"{__package__}.quant.copy")  # where it is loaded
-    if quant is not None:
-        quant.forget()
+    seen.forget()
 
 
 def count() -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....base.seen import Seen
 from ....problem.settings import PLAIN, Settings
 from ..emit import descriptor as f
 from ..emit.target import target
@@ -29,8 +30,7 @@ _A_MODES = {"block": f.PACK_BLOCK, "all": f.PACK_ALL, "in place": f.A_IN_PLACE}
 _B_MODES = {"block": f.PACK, "prepared": f.PREPARED, "in place": f.B_IN_PLACE}
 _STRATEGIES = {"gemv": f.GEMV, "stream": f.STREAM}
 _ELEMENTS = {"f": FLOAT32, "e": FLOAT16}
-_KEPT = 1024
-_tasks: dict[Any, Task] = {}
+_tasks: Seen[Task] = Seen(1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,7 @@ def task_for(
         None if epilogue is None else epilogue.key(),
     )
     task = _tasks.get(key)
-    if task is None:
-        task = _make(a, b, out, epilogue, threads, chosen)
-        if len(_tasks) >= _KEPT:
-            _tasks.clear()
-        _tasks[key] = task
-    return task
+    return _tasks.keep(key, _make(a, b, out, epilogue, threads, chosen)) if task is None else task
 
 
 def swap_operands(m: int, n: int, row_stride: int, column_stride: int, itemsize: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ....base.seen import Seen
 from ....operands.cuda import current_stream, tensor
 from ....operands.device_array import DeviceId
 from ....planner.device import Item
@@ -83,14 +84,11 @@ def choose(product: Product, device: int) -> Launch:
     key = product, math.copysign(1.0, product.alpha), planner  # an alpha of 0.0 equals -0.0, whose zeros differ
     launch = _launches.get(key)
     if launch is None:
-        if len(_launches) >= _MOST:
-            _launches.clear()
-        launch = _launches[key] = planner.choose(product).launch
+        launch = _launches.keep(key, planner.choose(product).launch)
     return launch
 
 
-_MOST = 8192
-_launches: dict[tuple[Product, float, Any], Launch] = {}
+_launches: Seen[Launch] = Seen(8192)
 
 
 def runner(items: Sequence[tuple[Product, Addresses]]) -> Callable[..., None]:

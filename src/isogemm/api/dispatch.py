@@ -36,11 +36,18 @@ class Options(NamedTuple):
     beta: float = 0.0
     out_dtype: Any = None
     accumulate: bool = False
+    trans_a: str = "N"
+    trans_b: str = "N"
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells calls without C apart, besides their operands, as a backend's `recall` gets it."""
+        return self.accumulate, self.contract, self.alpha, self.out_dtype, self.trans_a, self.trans_b
 
 
 def settings(given: Options, device: Device, a: Array, b: Array) -> Settings:
     """Checked settings from the public keyword arguments; the default contract is the device's for these operands."""
-    contract, alpha, beta, out_dtype, accumulate = given
+    contract, alpha, beta, out_dtype, accumulate, _, _ = given
     chosen = device.default(a.dtype, b.dtype) if contract is None else as_contract(contract)
     if (
         type(alpha) is float
@@ -190,7 +197,7 @@ def run_rows(device: Device, x: Array, w: Any, out: Array, bias: Array | None, c
         run(device, x, np.broadcast_to(w, (*x.shape[:-2], *w.shape), subok=True), None, out, bias, chosen)
 
 
-def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:
+def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options) -> Any:
     """`isogemm.gemm` and `isogemm.gemm_strided_batched`."""
     ndim = 2 if form == "gemm" else 3
     here = Operands()
@@ -200,7 +207,7 @@ def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Optio
     chosen = settings(given, device, xa, xb)
     check_ndim("a", xa, ndim)
     check_ndim("b", xb, ndim)
-    xa, xb = problem.transposed("trans_a", xa, trans_a), problem.transposed("trans_b", xb, trans_b)
+    xa, xb = problem.transposed("trans_a", xa, given.trans_a), problem.transposed("trans_b", xb, given.trans_b)
     if chosen.accumulate and xc is None:
         xc = target
     posed = problem.check_product(xa, xb, xc, xbias, target, chosen)
@@ -209,9 +216,7 @@ def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Optio
     run(device, xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
     result = here.result(target, out, a, b)
     if here.place is not HOST and c is None and _is_key(given.alpha):
-        contract, alpha, _, out_dtype, accumulate = given
-        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
-        device.remember(form, (a, b, bias, out), options, result)
+        device.remember(form, (a, b, bias, out), given.key, result)
     return result
 
 
@@ -220,11 +225,11 @@ def _is_key(alpha: object) -> bool:
     return type(alpha) is float and alpha != 0
 
 
-def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:
+def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options) -> Any:
     """`isogemm.gemm_batched` on lists and `isogemm.gemm_grouped`."""
     here = Operands()
-    as_ = [problem.transposed("trans_a", x, trans_a) for x in as_matrices("a", a, here)]
-    bs = [problem.transposed("trans_b", x, trans_b) for x in as_matrices("b", b, here)]
+    as_ = [problem.transposed("trans_a", x, given.trans_a) for x in as_matrices("a", a, here)]
+    bs = [problem.transposed("trans_b", x, given.trans_b) for x in as_matrices("b", b, here)]
     none: list[Array | None] = [None] * len(as_)
     outs: Sequence[Array | None] = none if out is None else as_matrices("out", out, here)
     cs: Sequence[Array | None] = none if c is None else as_matrices("c", c, here)
@@ -248,9 +253,7 @@ def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options
     run_items(device, as_, bs, cs if chosen.reads_c else none, targets, xbias, chosen)
     results = here.results(targets, out, *_leaders(a), *_leaders(b))
     if here.place is not HOST and c is None and _is_key(given.alpha):
-        contract, alpha, _, out_dtype, accumulate = given
-        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
-        device.remember(form, (a, b, bias, out), options, results)
+        device.remember(form, (a, b, bias, out), given.key, results)
     return results
 
 

@@ -20,12 +20,13 @@ from ..operands.shapes import merge
 from ..operands.tensors import check_untraced
 from ..planner.device import Device
 from ..problem import settings as problem
-from ..problem.settings import Extents, Settings
+from ..problem.settings import Settings
 from .operands import Operands
 
 __all__ = ["Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
 
 Array = NDArray[Any]
+DType = np.dtype[Any]
 
 
 class Options(NamedTuple):
@@ -78,9 +79,9 @@ def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: A
     ma, mb, whole, shape = matrices(xa, xb)
     ma, mb = _broadcast(ma, whole[:-2]), _broadcast(mb, whole[:-2])
     view = None if target is None else with_axes(target, shape, xa.ndim == 1, xb.ndim == 1)
-    posed = problem.check_product(ma, mb, view if chosen.accumulate else None, None, view, chosen)
+    dtype = problem.check_product(ma, mb, view if chosen.accumulate else None, None, view, chosen)
     if view is None:
-        view = allocate(device, whole, posed.dtype_out)
+        view = allocate(device, whole, dtype)
     run(device, ma, mb, view if chosen.accumulate else None, view, None, chosen)
     result = here.result(view.reshape(shape) if out is None else view, out, a, b)
     if here.place is not HOST:
@@ -210,9 +211,9 @@ def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Optio
     xa, xb = problem.transposed("trans_a", xa, given.trans_a), problem.transposed("trans_b", xb, given.trans_b)
     if chosen.accumulate and xc is None:
         xc = target
-    posed = problem.check_product(xa, xb, xc, xbias, target, chosen)
+    dtype = problem.check_product(xa, xb, xc, xbias, target, chosen)
     if target is None:
-        target = allocate(device, (*xa.shape[:-1], posed.n), posed.dtype_out)
+        target = allocate(device, (*xa.shape[:-1], xb.shape[-1]), dtype)
     run(device, xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
     result = here.result(target, out, a, b)
     if here.place is not HOST and c is None and _is_key(given.alpha):
@@ -241,13 +242,13 @@ def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options
     chosen = settings(given, device, *((as_[0], bs[0]) if as_ else (_NOTHING, _NOTHING)))
     if chosen.accumulate and c is None:
         cs = outs
-    posed = [
+    dtypes = [
         problem.check_product(*operands, chosen) for operands in zip(as_, bs, cs, [xbias] * len(as_), outs, strict=True)
     ]
-    _check_alike(form, posed)
+    _check_alike(form, as_, bs)
     targets = [x for x in outs if x is not None]
     if out is None:
-        targets = _allocate_items(device, posed)
+        targets = _allocate_items(device, as_, bs, dtypes)
     else:
         check_items_apart(targets, _reads(as_, bs, cs if chosen.reads_c else none))
     run_items(device, as_, bs, cs if chosen.reads_c else none, targets, xbias, chosen)
@@ -281,34 +282,35 @@ def run_items(
         device.gemm_items(work, chosen, bias=bias)
 
 
-def _check_alike(form: str, posed: Sequence[Extents]) -> None:
+def _check_alike(form: str, a: Sequence[Array], b: Sequence[Array]) -> None:
     """One dtype triple in every list, one size in a pointer array."""
-    for i, p in enumerate(posed[1:], 1):
-        first = posed[0]
-        if (p.dtype_a, p.dtype_b) != (first.dtype_a, first.dtype_b):
+    for i, (x, y) in enumerate(zip(a[1:], b[1:], strict=True), 1):
+        if (x.dtype, y.dtype) != (a[0].dtype, b[0].dtype):
             raise DTypeError(
                 f"dtypes of item {i}",
                 limit="those of item 0",
-                value=f"{p.dtype_a} and {p.dtype_b}",
-                nearest=f"{first.dtype_a} and {first.dtype_b}",
+                value=f"{x.dtype.name} and {y.dtype.name}",
+                nearest=f"{a[0].dtype.name} and {b[0].dtype.name}",
             )
-        if form == "gemm_batched" and (p.m, p.n, p.k) != (first.m, first.n, first.k):
+        if form == "gemm_batched" and (x.shape, y.shape) != (a[0].shape, b[0].shape):
+            (m, k), n = a[0].shape, b[0].shape[1]
             raise ShapeError(
                 f"m, n, k of item {i}",
-                limit=f"those of item 0, {(first.m, first.n, first.k)}",
-                value=(p.m, p.n, p.k),
+                limit=f"those of item 0, {(m, n, k)}",
+                value=(x.shape[0], y.shape[1], x.shape[1]),
                 nearest="gemm_grouped, where sizes differ",
             )
 
 
-def _allocate_items(device: Device, posed: Sequence[Extents]) -> list[Array]:
-    if not posed:
+def _allocate_items(device: Device, a: Sequence[Array], b: Sequence[Array], dtypes: Sequence[DType]) -> list[Array]:
+    if not dtypes:
         return []
-    for p in posed:
-        check_size((p.m, p.n), np.dtype(posed[0].dtype_out).itemsize, device.memory)
-    ends = np.cumsum([0] + [p.m * p.n for p in posed], dtype=object)
-    flat = allocate(device, (int(ends[-1]),), posed[0].dtype_out)
-    return [flat[ends[i] : ends[i + 1]].reshape(p.m, p.n) for i, p in enumerate(posed)]
+    shapes = [(x.shape[0], y.shape[1]) for x, y in zip(a, b, strict=True)]
+    for shape in shapes:
+        check_size(shape, dtypes[0].itemsize, device.memory)
+    ends = np.cumsum([0] + [m * n for m, n in shapes], dtype=object)
+    flat = allocate(device, (int(ends[-1]),), dtypes[0])
+    return [flat[ends[i] : ends[i + 1]].reshape(shape) for i, shape in enumerate(shapes)]
 
 
 def run(device: Device, a: Array, b: Array, c: Array | None, out: Array, bias: Array | None, chosen: Settings) -> None:

@@ -62,6 +62,9 @@ class DevicePlan(AnyPlan):
         """Plain data."""
         return {"schema": SCHEMA, **AnyPlan.to_dict(self)}
 
+    def _title(self) -> str:
+        return f"{AnyPlan._title(self)} on {self.device}"
+
     def rows(self) -> list[tuple[str, str]]:
         """The plan as (name, value) lines."""
         native = self.contract.arithmetic == NATIVE

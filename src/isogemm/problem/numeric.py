@@ -87,6 +87,9 @@ class AnyPlan:
             ("types", f"{x.dtype_a} x {x.dtype_b} -> {x.out_dtype}"),
         ]
 
+    def _title(self) -> str:
+        return f"plan {self.m} x {self.n} x {self.k}"
+
     def __str__(self) -> str:
         return "\n".join(f"{name:<9} {value}" for name, value in self.rows())
 
@@ -94,7 +97,7 @@ class AnyPlan:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=f"plan {self.m} x {self.n} x {self.k}", show_header=False)
+        table = Table(title=self._title(), show_header=False)
         for name, value in self.rows():
             table.add_row(name, Text(value))  # as it is: a configuration in brackets is no markup
         return table

@@ -16,7 +16,6 @@ from ..operands.aliasing import check_apart, check_no_self_overlap, same_element
 
 __all__ = [
     "PLAIN",
-    "Extents",
     "Settings",
     "check_bias",
     "check_operand",
@@ -119,24 +118,10 @@ class Settings(NamedTuple):
 PLAIN = Settings(Contract())
 
 
-class Extents(NamedTuple):
-    """What a checked product is for those who allocate its result and say what is wrong with a list of them.
-
-    Backends see a `isogemm.problem.product.Product` instead, which has strides and addresses' alignment.
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype_a: str
-    dtype_b: str
-    dtype_out: str
-
-
 def check_product(
     a: Array, b: Array, c: Array | None, bias: Array | None, out: Array | None, settings: Settings
-) -> Extents:
-    """The extents of a [..., m, k] @ b [..., k, n] (equal leading dims), with all the rest; raises before any write.
+) -> DType:
+    """The dtype of the result of a [..., m, k] @ b [..., k, n] (equal leading dims); raises before any write.
 
     Raises
     ------
@@ -158,7 +143,7 @@ def check_product(
     if out is not None:
         reads = (("a", a), ("b", b), ("bias", bias))
         check_out(out, shape, dtype, reads, c if settings.reads_c else None)
-    return Extents(shape[-2], shape[-1], a.shape[-1], name_of(a.dtype), name_of(b.dtype), name_of(dtype))
+    return dtype
 
 
 def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:

@@ -31,24 +31,20 @@ class DeviceWeight(PreparedWeight):
 
     Attributes
     ----------
+    shape : (int, int)
+        n and k.
     tensor : torch.Tensor
         The weight, detached.
     facts : tuple
         What a call's key says of the weight.
     """
 
+    shape: tuple[int, int]
     tensor: Any
     facts: tuple[Any, ...]
 
     def __repr__(self) -> str:
-        n, k = self.shape
-        return f"DeviceWeight({n} x {k}, {self.dtype}, {self.tensor.device})"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, k)."""
-        n, k = self.tensor.shape
-        return n, k
+        return f"DeviceWeight({self.n} x {self.k}, {self.dtype}, {self.tensor.device})"
 
     @property
     def place(self) -> DeviceId:
@@ -59,16 +55,6 @@ class DeviceWeight(PreparedWeight):
     def array(self) -> Any:
         """The tensor."""
         return self.tensor
-
-    @property
-    def n(self) -> int:
-        """Rows of w: columns of the product."""
-        return self.shape[0]
-
-    @property
-    def k(self) -> int:
-        """Columns of w."""
-        return self.shape[1]
 
     @property
     def dtype(self) -> Any:

@@ -66,7 +66,7 @@ class CudaDevice(Executor, Device):
 
     def pack(self, w: Array) -> calls.DeviceWeight:
         weight = arrays.tensor(w).detach()
-        return calls.DeviceWeight(weight, (weight.shape, weight.stride(), weight.dtype, weight.get_device()))
+        return calls.DeviceWeight(w.shape, weight, (weight.shape, weight.stride(), weight.dtype, weight.get_device()))
 
     def remember(self, kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], result: Any) -> None:
         table: Any = list_calls if kind in LISTS else calls

@@ -207,14 +207,7 @@ def _readable(side: HopperSide, k: int) -> bool:
 
 def _config_ok(p: Product, c: HopperConfig) -> bool:
     g = geometry(p, c)
-    if (
-        g is None
-        or c.depth % 64
-        or c.stages < 2
-        or c.cm not in (1, 2, 4, 8)
-        or c.cn not in (1, 2, 4, 8)
-        or c.cluster > 8
-    ):
+    if g is None or c.depth % 64 or c.stages < 2 or c.cluster > 8 or not {c.cm, c.cn} <= {1, 2, 4, 8}:
         return False
     tiles = (64, 128) if c.pingpong else (64, 128, 192, 256)
     leaf = p.contract.order.kind == "leaf"

@@ -139,19 +139,9 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
     xx, weight = here.view("x", x), _weight(here, w)
     xbias, target = here.optional("bias", bias), here.optional("out", out)
     device, packed = here.device, isinstance(weight, PreparedWeight)
-    problem.check_operand("x", xx)
-    n, k = weight.shape
-    if xx.ndim == 0 or xx.shape[-1] != k:
-        raise ShapeError(
-            "columns of x and w",
-            limit="equal: x [..., k] and w [n, k]",
-            value=f"x {list(xx.shape)} and w {[n, k]}",
-            nearest=f"x {[*xx.shape[:-1], k]}" + _or_transposed(xx, (n, k), packed),
-        )
-    if xbias is not None:
-        problem.check_bias(xbias, n)
+    check_linear(xx, weight.shape, xbias, "pack(w.T)" if packed else "w.T")
     chosen = settings(Options(contract, out_dtype=out_dtype), device, xx, weight)
-    dtype, shape = chosen.result_dtype(xx.dtype, weight.dtype), (*xx.shape[:-1], n)
+    dtype, shape = chosen.result_dtype(xx.dtype, weight.dtype), (*xx.shape[:-1], weight.shape[0])
     if target is None:
         target = allocate(device, shape, dtype)
     else:
@@ -178,11 +168,20 @@ def _weight(here: Operands, w: Any) -> Any:
     return weight
 
 
-def _or_transposed(x: Array, shape: tuple[int, int], packed: bool) -> str:
-    """The other mistake that a mismatch can be: a weight given as [k, n]."""
-    if x.ndim == 0 or x.shape[-1] != shape[0]:
-        return ""
-    return ", or w is [n, k]: did you mean " + ("pack(w.T)?" if packed else "w.T?")
+def check_linear(x: Array, shape: tuple[int, ...], bias: Array | None, turned: str = "") -> None:
+    """Raise unless x [..., k] and bias [n] fit a weight [n, k]; `turned`: what a caller has who stored it as [k, n]."""
+    problem.check_operand("x", x)
+    n, k = shape
+    if x.ndim == 0 or x.shape[-1] != k:
+        other = f", or w is [n, k]: did you mean {turned}?" if turned and x.shape[-1:] == (n,) else ""
+        raise ShapeError(
+            "columns of x and w",
+            limit="equal: x [..., k] and w [n, k]",
+            value=f"x {list(x.shape)} and w {[n, k]}",
+            nearest=f"x {[*x.shape[:-1], k]}{other}",
+        )
+    if bias is not None:
+        problem.check_bias(bias, n)
 
 
 def run_rows(device: Device, x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:

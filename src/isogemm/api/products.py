@@ -20,6 +20,7 @@ from ..contract.spec import ContractLike
 from ..errors import OptionError
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList
+from ..planner.device import LISTS
 from ..problem.settings import PLAIN
 from ..quant.matrix import QuantizedMatrix
 from . import dispatch, short
@@ -27,7 +28,6 @@ from .dispatch import Options
 
 __all__ = ["gemm", "gemm_batched", "gemm_grouped", "gemm_strided_batched", "linear", "matmul"]
 
-LISTS = ("gemm_batched", "gemm_grouped")
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
 _ndarray, _empty = np.ndarray, np.empty
 _host = open_device(HOST)

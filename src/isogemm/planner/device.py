@@ -35,9 +35,12 @@ from ..operands.device_array import DeviceId
 from ..operands.prepared import PreparedWeight
 from ..problem.settings import Settings
 
-__all__ = ["Backend", "Device", "Item"]
+__all__ = ["LISTS", "Backend", "Device", "Item"]
 
 Array = NDArray[Any]
+LISTS = ("gemm_batched", "gemm_grouped")
+"""Public functions of lists; others take arrays."""
+
 Item = tuple[Array, Any, Array, Array | None]
 """a, b, out and c of one product of a list."""
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from ..base.dtypes import ITEMSIZE
 from ..contract.spec import Contract
 
-__all__ = ["Addresses", "Launch", "Product", "Strides"]
+__all__ = ["Addresses", "Launch", "Product", "Strides", "alignment"]
 
 
 class Strides(NamedTuple):
@@ -31,6 +31,14 @@ class Addresses(NamedTuple):
     out: int
     c: int = 0
     bias: int = 0
+
+
+def alignment(*addresses: int, most: int = 128) -> int:
+    """The largest power of two up to `most`, itself one, that divides every address, or every step between them."""
+    common = most
+    for address in addresses:
+        common |= address
+    return common & -common
 
 
 @dataclass(frozen=True, slots=True)

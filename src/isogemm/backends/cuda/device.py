@@ -17,7 +17,7 @@ from ...contract.spec import Contract
 from ...operands import cuda as arrays
 from ...operands.device_array import DeviceId
 from ...operands.tensors import is_tensor
-from ...planner.device import Device
+from ...planner.device import LISTS, Device
 from . import calls
 from .driver import facts
 from .gemm import list_calls
@@ -35,7 +35,6 @@ COLUMNS = {
 }
 
 recall, recall_items = calls.call, list_calls.call
-LISTS = ("gemm_batched", "gemm_grouped")
 
 
 class CudaDevice(Executor, Device):

@@ -16,7 +16,7 @@ from ....base.seen import Seen
 from ....operands.cuda import current_stream, tensor
 from ....operands.device_array import DeviceId
 from ....planner.device import Item
-from ....problem.product import Addresses, Launch, Product, Strides
+from ....problem.product import Addresses, Launch, Product, Strides, alignment
 from ....problem.settings import Settings
 
 __all__ = ["Executor", "choose", "pose", "run_loop", "runner"]
@@ -110,7 +110,6 @@ def pose(
 ) -> tuple[Product, Addresses]:
     """What kernels see of a product of views with at least one element each, and where they find it."""
     at = Addresses(*[0 if x is None else x.ctypes.data for x in (a, b, out, c, bias)])
-    common = at.a | at.b | at.out | at.c | at.bias | 128
     product = Product(
         m=out.shape[-2],
         n=out.shape[-1],
@@ -130,7 +129,7 @@ def pose(
         alpha=asked.alpha,
         beta=asked.beta,
         accumulate=asked.accumulate,
-        align=common & -common,
+        align=alignment(*at),
     )
     return product, at
 

@@ -25,7 +25,7 @@ from functools import lru_cache
 from .....base.dtypes import ITEMSIZE
 from .....errors import ContractError, DeviceError, LayoutError, OptionError
 from .....planner.trials import ProductFamily
-from .....problem.product import Addresses, Launch, Product
+from .....problem.product import Addresses, Launch, Product, alignment
 from ...driver.facts import count
 from ...driver.libcuda import context
 from ...driver.workspace import workspace
@@ -148,11 +148,8 @@ def _bias_fits(product: Product, call: CublasCall) -> bool:
 
 def _alignment(product: Product, call: CublasCall) -> int:
     """Bytes up to 128 that divide the addresses of all items."""
-    align = product.align
-    for x in call.matrices if call.batch > 1 else ():
-        step = x.stride * ITEMSIZE[x.dtype]
-        align = min(align, step & -step or align)
-    return align
+    steps = [x.stride * ITEMSIZE[x.dtype] for x in call.matrices] if call.batch > 1 else []
+    return alignment(*steps, most=product.align)
 
 
 @lru_cache(maxsize=1024)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from .....base.dtypes import ITEMSIZE
+from .....base.dtypes import ITEMSIZE, TRITON
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver.facts import device as facts
@@ -28,7 +28,6 @@ from ...driver.workspace import workspace
 
 __all__ = ["CHAIN", "IEEE", "Tile", "TileFamily", "arch", "flags", "unit"]
 
-TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 MAX_ITEMS = 65535  # of a batch in one launch: the second dimension of a grid
 TREE_TILE = (4, 256)
 _PATTERN = re.compile(r"(?:w(\d+) x(\d+)|x(\d+) w(\d+)) k(\d+) s(\d+) n(\d+)(?: p(\d+))?( e)?")
@@ -190,7 +189,7 @@ def _signature(product: Product, pointers: dict[str, str], values: dict[str, int
     found = pointers | {"out": product.dtype_out, "c": product.dtype_c or "float32"}
     found |= {"bias": product.dtype_bias or "float32"}
     scalars = {name: "i32" if name in _I32 else "fp32" if name in _F32 else "i64" for name in values}
-    return {name: f"*{TYPES[kind]}" for name, kind in found.items()} | scalars
+    return {name: f"*{TRITON[kind]}" for name, kind in found.items()} | scalars
 
 
 def _after(product: Product) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def flags(product: Product, tile: Tile, fma: bool) -> dict[str, Any]:
         "EVEN_K": all(length % tile.block_k == 0 for length in walks),
         "LEAVES": order.kind == "leaf",
         "START": product.accumulate,
-        **_after(product),
+        **_epilogue(product),
     }
 
 
@@ -192,8 +192,8 @@ def _signature(product: Product, pointers: dict[str, str], values: dict[str, int
     return {name: f"*{TRITON[kind]}" for name, kind in found.items()} | scalars
 
 
-def _after(product: Product) -> dict[str, Any]:
-    """Constants of the epilogue."""
+def _epilogue(product: Product) -> dict[str, Any]:
+    """Constants that say what follows the sum."""
     return {
         "ALPHA": product.alpha != 1,
         "BETA": 0 if product.beta == 0 else 1 if product.beta == 1 else 2,
@@ -298,7 +298,7 @@ def _meet(product: Product, device: int) -> Callable[[int, Addresses, int], None
     }  # fmt: skip
     constants = {"LEAVES": product.contract.order.size, "BLOCK_M": TREE_TILE[0], "BLOCK_N": TREE_TILE[1]}
     signature = _signature(product, {"sums": "float32"}, values)
-    built = build(tree, signature, constants | _after(product), capability=arch(device), num_warps=4)
+    built = build(tree, signature, constants | _epilogue(product), capability=arch(device), num_warps=4)
     tiles = -(-product.m // TREE_TILE[0]) * -(-product.n // TREE_TILE[1])
     sizes = (ITEMSIZE[product.dtype_out] * product.out.batch, ITEMSIZE[product.dtype_c or "float32"] * c.batch)
     step_sums = 4 * product.m * product.n * product.contract.order.size

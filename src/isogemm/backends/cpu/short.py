@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ __all__ = ["recall"]
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
 _DTYPES: dict[Any, np.dtype[Any]] = {}
 when_seen(lambda torch: _DTYPES.update({getattr(torch, name): dtype for name, dtype in NUMPY.items()}))
+
+
+@lru_cache(maxsize=64)
+def _named(contract: str) -> Settings:
+    return Settings(as_contract(contract))
 
 
 def _known(dtype: Any) -> np.dtype[Any] | None:
@@ -44,8 +50,10 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
         return None
     into = dtype if out_dtype is None else _known(out_dtype)
     asked = PLAIN
-    if contract is not None or alpha != 1:
-        asked = Settings(PLAIN.contract if contract is None else as_contract(contract), alpha)
+    if contract is not None:
+        asked = _named(contract) if type(contract) is str else Settings(as_contract(contract))
+    if alpha != 1:
+        asked = Settings(asked.contract, alpha)
     if into is None or asked.contract.arithmetic != "fma" or (out is not None and out_dtype is not None):
         return None
     if b.get_device() >= 0 or ((a.requires_grad or b.requires_grad) and sys.modules["torch"].is_grad_enabled()):

@@ -97,6 +97,7 @@ def check() -> dict[str, int]:
     from isogemm.backends.cpu.gemm import execute
     from isogemm.backends.cpu.gemm.schedule import Schedule
     from isogemm.contract import Contract, compare, reference
+    from isogemm.problem.settings import Settings
 
     rng = np.random.default_rng(0)
 
@@ -105,7 +106,7 @@ def check() -> dict[str, int]:
         b = rng.standard_normal((k, 70), dtype=np.float32)
         out = np.full((m, 70), np.nan, np.float32)
         laid = np.asfortranarray(b) if lines else b
-        execute.gemm(a, laid, out, contract=Contract.parse(contract), chosen=chosen)
+        execute.gemm(a, laid, out, Settings(Contract.parse(contract)), chosen=chosen)
         return compare.differing(out, reference.evaluate(a, b, contract))
 
     tiled = Schedule("tiled", "block", "block", 4, 64, 128, 512, 1, 1, 1)

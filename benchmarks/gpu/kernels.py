@@ -10,8 +10,8 @@ __all__ = ["kernel_of"]
 
 def kernel_of(call: Callable[[int], Any]) -> str | None:
     """``family [configuration], reason`` of the products that one call launches; None where no planner was asked."""
-    from isogemm.backends.cuda import calls
     from isogemm.backends.cuda.gemm import execute
+    from isogemm.base import seen
 
     true, products = execute.choose, list[Any]()
 
@@ -19,7 +19,7 @@ def kernel_of(call: Callable[[int], Any]) -> str | None:
         products.append((product, device))
         return true(product, device)
 
-    calls.forget()  # a call that was seen before does not ask again
+    seen.forget()  # a call that was seen before does not ask again
     execute.choose = watched
     try:
         call(0)

@@ -22,7 +22,8 @@ def kernel_of(call: Callable[[int], Any]) -> str:
 
 
 def _watched(call: Callable[[int], Any]) -> str:
-    from isogemm.backends.cuda.quant import copy, family
+    from isogemm.backends.cuda.quant import family
+    from isogemm.base import seen
 
     module: Any = family
     true, found = module.choose, list[str]()
@@ -32,7 +33,7 @@ def _watched(call: Callable[[int], Any]) -> str:
         found.append(PLAIN if chosen is None else _words(case, chosen))
         return chosen
 
-    copy.forget()  # a call that was seen before does not choose again
+    seen.forget()  # a call that was seen before does not choose again
     module.choose = watched
     try:
         call(0)

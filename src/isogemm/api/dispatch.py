@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..base.dtypes import as_dtype
 from ..base.limits import check_size
-from ..contract.spec import Contract, ContractLike, as_contract
+from ..contract.spec import ContractLike, as_contract
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart
 from ..operands.device_array import HOST
@@ -21,14 +20,13 @@ from ..operands.shapes import merge
 from ..operands.tensors import check_untraced
 from ..planner.device import Device
 from ..problem import settings as problem
-from ..problem.settings import Extents, Settings
+from ..problem.settings import Settings
 from .operands import Operands
 
-__all__ = ["DEFAULT", "Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
+__all__ = ["Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
 
 Array = NDArray[Any]
-
-DEFAULT = Contract()
+DType = np.dtype[Any]
 
 
 class Options(NamedTuple):
@@ -39,11 +37,18 @@ class Options(NamedTuple):
     beta: float = 0.0
     out_dtype: Any = None
     accumulate: bool = False
+    trans_a: str = "N"
+    trans_b: str = "N"
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells calls without C apart, besides their operands, as a backend's `recall` gets it."""
+        return self.accumulate, self.contract, self.alpha, self.out_dtype, self.trans_a, self.trans_b
 
 
 def settings(given: Options, device: Device, a: Array, b: Array) -> Settings:
     """Checked settings from the public keyword arguments; the default contract is the device's for these operands."""
-    contract, alpha, beta, out_dtype, accumulate = given
+    contract, alpha, beta, out_dtype, accumulate, _, _ = given
     chosen = device.default(a.dtype, b.dtype) if contract is None else as_contract(contract)
     if (
         type(alpha) is float
@@ -53,7 +58,7 @@ def settings(given: Options, device: Device, a: Array, b: Array) -> Settings:
         and out_dtype is None
         and accumulate is False
     ):
-        return _plain(chosen)
+        return Settings(chosen)
     return Settings.checked(
         chosen,
         alpha=alpha,
@@ -61,11 +66,6 @@ def settings(given: Options, device: Device, a: Array, b: Array) -> Settings:
         accumulate=accumulate,
         out_dtype=as_dtype(out_dtype),
     )
-
-
-@lru_cache(maxsize=64)
-def _plain(contract: Contract) -> Settings:
-    return Settings.checked(contract)
 
 
 def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: Any, accumulate: bool) -> Any:
@@ -79,9 +79,9 @@ def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: A
     ma, mb, whole, shape = matrices(xa, xb)
     ma, mb = _broadcast(ma, whole[:-2]), _broadcast(mb, whole[:-2])
     view = None if target is None else with_axes(target, shape, xa.ndim == 1, xb.ndim == 1)
-    posed = problem.check_product(ma, mb, view if chosen.accumulate else None, None, view, chosen)
+    dtype = problem.check_product(ma, mb, view if chosen.accumulate else None, None, view, chosen)
     if view is None:
-        view = allocate(device, whole, posed.dtype_out)
+        view = allocate(device, whole, dtype)
     run(device, ma, mb, view if chosen.accumulate else None, view, None, chosen)
     result = here.result(view.reshape(shape) if out is None else view, out, a, b)
     if here.place is not HOST:
@@ -139,19 +139,9 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
     xx, weight = here.view("x", x), _weight(here, w)
     xbias, target = here.optional("bias", bias), here.optional("out", out)
     device, packed = here.device, isinstance(weight, PreparedWeight)
-    problem.check_operand("x", xx)
-    n, k = weight.shape
-    if xx.ndim == 0 or xx.shape[-1] != k:
-        raise ShapeError(
-            "columns of x and w",
-            limit="equal: x [..., k] and w [n, k]",
-            value=f"x {list(xx.shape)} and w {[n, k]}",
-            nearest=f"x {[*xx.shape[:-1], k]}" + _or_transposed(xx, (n, k), packed),
-        )
-    if xbias is not None:
-        problem.check_bias(xbias, n)
+    check_linear(xx, weight.shape, xbias, "pack(w.T)" if packed else "w.T")
     chosen = settings(Options(contract, out_dtype=out_dtype), device, xx, weight)
-    dtype, shape = chosen.result_dtype(xx.dtype, weight.dtype), (*xx.shape[:-1], n)
+    dtype, shape = chosen.result_dtype(xx.dtype, weight.dtype), (*xx.shape[:-1], weight.shape[0])
     if target is None:
         target = allocate(device, shape, dtype)
     else:
@@ -178,11 +168,20 @@ def _weight(here: Operands, w: Any) -> Any:
     return weight
 
 
-def _or_transposed(x: Array, shape: tuple[int, int], packed: bool) -> str:
-    """The other mistake that a mismatch can be: a weight given as [k, n]."""
-    if x.ndim == 0 or x.shape[-1] != shape[0]:
-        return ""
-    return ", or w is [n, k]: did you mean " + ("pack(w.T)?" if packed else "w.T?")
+def check_linear(x: Array, shape: tuple[int, ...], bias: Array | None, turned: str = "") -> None:
+    """Raise unless x [..., k] and bias [n] fit a weight [n, k]; `turned`: what a caller has who stored it as [k, n]."""
+    problem.check_operand("x", x)
+    n, k = shape
+    if x.ndim == 0 or x.shape[-1] != k:
+        other = f", or w is [n, k]: did you mean {turned}?" if turned and x.shape[-1:] == (n,) else ""
+        raise ShapeError(
+            "columns of x and w",
+            limit="equal: x [..., k] and w [n, k]",
+            value=f"x {list(x.shape)} and w {[n, k]}",
+            nearest=f"x {[*x.shape[:-1], k]}{other}",
+        )
+    if bias is not None:
+        problem.check_bias(bias, n)
 
 
 def run_rows(device: Device, x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
@@ -190,15 +189,15 @@ def run_rows(device: Device, x: Array, w: Any, out: Array, bias: Array | None, c
     rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
     merged, target = (rows, into) if rows.ndim == 2 else (merge(rows, 1), merge(into, 1))
     if merged is not None and target is not None:
-        device.gemm(merged, w, target, bias=bias, **_options(chosen))
+        device.gemm(merged, w, target, chosen, bias=bias)
     elif isinstance(w, PreparedWeight):
         for i in np.ndindex(x.shape[:-2]):
-            device.gemm(x[i], w, out[i], bias=bias, **_options(chosen))
+            device.gemm(x[i], w, out[i], chosen, bias=bias)
     else:
         run(device, x, np.broadcast_to(w, (*x.shape[:-2], *w.shape), subok=True), None, out, bias, chosen)
 
 
-def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:
+def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options) -> Any:
     """`isogemm.gemm` and `isogemm.gemm_strided_batched`."""
     ndim = 2 if form == "gemm" else 3
     here = Operands()
@@ -208,18 +207,16 @@ def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Optio
     chosen = settings(given, device, xa, xb)
     check_ndim("a", xa, ndim)
     check_ndim("b", xb, ndim)
-    xa, xb = problem.transposed("trans_a", xa, trans_a), problem.transposed("trans_b", xb, trans_b)
+    xa, xb = problem.transposed("trans_a", xa, given.trans_a), problem.transposed("trans_b", xb, given.trans_b)
     if chosen.accumulate and xc is None:
         xc = target
-    posed = problem.check_product(xa, xb, xc, xbias, target, chosen)
+    dtype = problem.check_product(xa, xb, xc, xbias, target, chosen)
     if target is None:
-        target = allocate(device, (*xa.shape[:-1], posed.n), posed.dtype_out)
+        target = allocate(device, (*xa.shape[:-1], xb.shape[-1]), dtype)
     run(device, xa, xb, xc if chosen.reads_c else None, target, xbias, chosen)
     result = here.result(target, out, a, b)
     if here.place is not HOST and c is None and _is_key(given.alpha):
-        contract, alpha, _, out_dtype, accumulate = given
-        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
-        device.remember(form, (a, b, bias, out), options, result)
+        device.remember(form, (a, b, bias, out), given.key, result)
     return result
 
 
@@ -228,11 +225,11 @@ def _is_key(alpha: object) -> bool:
     return type(alpha) is float and alpha != 0
 
 
-def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options, trans_a: str, trans_b: str) -> Any:
+def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options) -> Any:
     """`isogemm.gemm_batched` on lists and `isogemm.gemm_grouped`."""
     here = Operands()
-    as_ = [problem.transposed("trans_a", x, trans_a) for x in as_matrices("a", a, here)]
-    bs = [problem.transposed("trans_b", x, trans_b) for x in as_matrices("b", b, here)]
+    as_ = [problem.transposed("trans_a", x, given.trans_a) for x in as_matrices("a", a, here)]
+    bs = [problem.transposed("trans_b", x, given.trans_b) for x in as_matrices("b", b, here)]
     none: list[Array | None] = [None] * len(as_)
     outs: Sequence[Array | None] = none if out is None else as_matrices("out", out, here)
     cs: Sequence[Array | None] = none if c is None else as_matrices("c", c, here)
@@ -244,21 +241,19 @@ def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options
     chosen = settings(given, device, *((as_[0], bs[0]) if as_ else (_NOTHING, _NOTHING)))
     if chosen.accumulate and c is None:
         cs = outs
-    posed = [
+    dtypes = [
         problem.check_product(*operands, chosen) for operands in zip(as_, bs, cs, [xbias] * len(as_), outs, strict=True)
     ]
-    _check_alike(form, posed)
+    _check_alike(form, as_, bs)
     targets = [x for x in outs if x is not None]
     if out is None:
-        targets = _allocate_items(device, posed)
+        targets = _allocate_items(device, as_, bs, dtypes)
     else:
         check_items_apart(targets, _reads(as_, bs, cs if chosen.reads_c else none))
     run_items(device, as_, bs, cs if chosen.reads_c else none, targets, xbias, chosen)
     results = here.results(targets, out, *_leaders(a), *_leaders(b))
     if here.place is not HOST and c is None and _is_key(given.alpha):
-        contract, alpha, _, out_dtype, accumulate = given
-        options = (accumulate, contract, alpha, out_dtype, trans_a, trans_b)
-        device.remember(form, (a, b, bias, out), options, results)
+        device.remember(form, (a, b, bias, out), given.key, results)
     return results
 
 
@@ -283,69 +278,60 @@ def run_items(
     """Hand the items that have a result to the backend."""
     work = [(x, y, o, z) for x, y, o, z in zip(a, b, out, c, strict=True) if o.size]
     if work:
-        device.gemm_items(work, bias=bias, **_options(chosen))
+        device.gemm_items(work, chosen, bias=bias)
 
 
-def _check_alike(form: str, posed: Sequence[Extents]) -> None:
+def _check_alike(form: str, a: Sequence[Array], b: Sequence[Array]) -> None:
     """One dtype triple in every list, one size in a pointer array."""
-    for i, p in enumerate(posed[1:], 1):
-        first = posed[0]
-        if (p.dtype_a, p.dtype_b) != (first.dtype_a, first.dtype_b):
+    for i, (x, y) in enumerate(zip(a[1:], b[1:], strict=True), 1):
+        if (x.dtype, y.dtype) != (a[0].dtype, b[0].dtype):
             raise DTypeError(
                 f"dtypes of item {i}",
                 limit="those of item 0",
-                value=f"{p.dtype_a} and {p.dtype_b}",
-                nearest=f"{first.dtype_a} and {first.dtype_b}",
+                value=f"{x.dtype.name} and {y.dtype.name}",
+                nearest=f"{a[0].dtype.name} and {b[0].dtype.name}",
             )
-        if form == "gemm_batched" and (p.m, p.n, p.k) != (first.m, first.n, first.k):
+        if form == "gemm_batched" and (x.shape, y.shape) != (a[0].shape, b[0].shape):
+            (m, k), n = a[0].shape, b[0].shape[1]
             raise ShapeError(
                 f"m, n, k of item {i}",
-                limit=f"those of item 0, {(first.m, first.n, first.k)}",
-                value=(p.m, p.n, p.k),
+                limit=f"those of item 0, {(m, n, k)}",
+                value=(x.shape[0], y.shape[1], x.shape[1]),
                 nearest="gemm_grouped, where sizes differ",
             )
 
 
-def _allocate_items(device: Device, posed: Sequence[Extents]) -> list[Array]:
-    if not posed:
+def _allocate_items(device: Device, a: Sequence[Array], b: Sequence[Array], dtypes: Sequence[DType]) -> list[Array]:
+    if not dtypes:
         return []
-    for p in posed:
-        check_size((p.m, p.n), np.dtype(posed[0].dtype_out).itemsize, device.memory)
-    ends = np.cumsum([0] + [p.m * p.n for p in posed], dtype=object)
-    flat = allocate(device, (int(ends[-1]),), posed[0].dtype_out)
-    return [flat[ends[i] : ends[i + 1]].reshape(p.m, p.n) for i, p in enumerate(posed)]
+    shapes = [(x.shape[0], y.shape[1]) for x, y in zip(a, b, strict=True)]
+    for shape in shapes:
+        check_size(shape, dtypes[0].itemsize, device.memory)
+    ends = np.cumsum([0] + [m * n for m, n in shapes], dtype=object)
+    flat = allocate(device, (int(ends[-1]),), dtypes[0])
+    return [flat[ends[i] : ends[i + 1]].reshape(shape) for i, shape in enumerate(shapes)]
 
 
 def run(device: Device, a: Array, b: Array, c: Array | None, out: Array, bias: Array | None, chosen: Settings) -> None:
     """a [..., m, k] @ b [..., k, n] into out, in the form that copies nothing and makes the fewest calls."""
     if not out.size:
         return
-    options = _options(chosen)
     if out.ndim == 2:
-        device.gemm(a, b, out, c=c, bias=bias, **options)
+        device.gemm(a, b, out, chosen, c=c, bias=bias)
         return
     if all(d == 1 or s == 0 for d, s in zip(b.shape[:-2], b.strides[:-2], strict=True)):
         # All items share b: one wide product, with the same bits.
         rows, target, start = merge(a, 1), merge(out, 1), None if c is None else merge(c, 1)
         if rows is not None and target is not None and (c is None or start is not None):
-            device.gemm(rows, b[(0,) * (b.ndim - 2)], target, c=start, bias=bias, **options)
+            device.gemm(rows, b[(0,) * (b.ndim - 2)], target, chosen, c=start, bias=bias)
             return
     a3, b3, out3, c3 = merge(a, 2), merge(b, 2), merge(out, 2), None if c is None else merge(c, 2)
     if a3 is not None and b3 is not None and out3 is not None and (c is None or c3 is not None):
-        device.gemm_batched(a3, b3, out3, c=c3, bias=bias, **options)
+        device.gemm_batched(a3, b3, out3, chosen, c=c3, bias=bias)
         return
     where = list(np.ndindex(out.shape[:-2]))  # no constant stride: an array of pointers
     work = [(a[i], b[i], out[i], None if c is None else c[i]) for i in where]
-    device.gemm_items(work, bias=bias, **options)
-
-
-def _options(chosen: Settings) -> dict[str, Any]:
-    return {
-        "contract": chosen.contract,
-        "alpha": chosen.alpha,
-        "beta": chosen.beta,
-        "accumulate": chosen.accumulate,
-    }
+    device.gemm_items(work, chosen, bias=bias)
 
 
 def allocate(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -20,9 +20,11 @@ from ..contract.spec import ContractLike
 from ..errors import OptionError
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList
+from ..planner.device import LISTS
+from ..problem.settings import PLAIN
 from ..quant.matrix import QuantizedMatrix
 from . import dispatch, short
-from .dispatch import DEFAULT
+from .dispatch import Options
 
 __all__ = ["gemm", "gemm_batched", "gemm_grouped", "gemm_strided_batched", "linear", "matmul"]
 
@@ -106,7 +108,7 @@ def matmul(
                 and not _may_share(out, b)
             ):
                 return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
-            _host.gemm(a, b, out, contract=DEFAULT)
+            _host.gemm(a, b, out, PLAIN)
             return out
     elif type(a) in _TENSORS:
         found = short.call("matmul", a, b, None, out, (accumulate, contract, out_dtype))
@@ -179,7 +181,7 @@ def linear(
             and x.flags.aligned
         ):
             result = _empty((m, n), dtype)
-            _host.gemm(x, w.T if type(w) is _ndarray else w, result, contract=DEFAULT, bias=bias)
+            _host.gemm(x, w.T if type(w) is _ndarray else w, result, PLAIN, bias=bias)
             return result
     elif type(x) in _TENSORS:
         found = short.call("linear", x, w, bias, out, (False, contract, out_dtype))
@@ -246,8 +248,8 @@ def gemm(
     As `matmul`; the four transpositions agree.
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
-    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
-    return _products("gemm", a, b, c, bias, out, given, trans_a, trans_b)
+    given = Options(contract, alpha, beta, out_dtype, accumulate, trans_a, trans_b)
+    return _products("gemm", a, b, c, bias, out, given)
 
 
 def gemm_strided_batched(
@@ -288,8 +290,8 @@ def gemm_strided_batched(
     Each item has the bits that `gemm` gives it alone.
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
-    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
-    return _products("gemm_strided_batched", a, b, c, bias, out, given, trans_a, trans_b)
+    given = Options(contract, alpha, beta, out_dtype, accumulate, trans_a, trans_b)
+    return _products("gemm_strided_batched", a, b, c, bias, out, given)
 
 
 def gemm_batched(
@@ -331,10 +333,10 @@ def gemm_batched(
     Each item has the bits that `gemm` gives it alone.
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
-    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
+    given = Options(contract, alpha, beta, out_dtype, accumulate, trans_a, trans_b)
     lists = any(isinstance(x, list | tuple | MatrixList) for x in (a, b, c, out))
     form = "gemm_batched" if lists else "gemm_strided_batched"
-    return _products(form, a, b, c, bias, out, given, trans_a, trans_b, lists=lists)
+    return _products(form, a, b, c, bias, out, given)
 
 
 def gemm_grouped(
@@ -375,28 +377,15 @@ def gemm_grouped(
     Each item has the bits that `gemm` gives it alone.
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
-    given = dispatch.Options(contract, alpha, beta, out_dtype, accumulate)
-    return _products("gemm_grouped", a, b, c, bias, out, given, trans_a, trans_b, lists=True)
+    given = Options(contract, alpha, beta, out_dtype, accumulate, trans_a, trans_b)
+    return _products("gemm_grouped", a, b, c, bias, out, given)
 
 
-def _products(
-    form: str,
-    a: Any,
-    b: Any,
-    c: Any,
-    bias: Any,
-    out: Any,
-    given: dispatch.Options,
-    trans_a: str,
-    trans_b: str,
-    *,
-    lists: bool = False,
-) -> Any:
+def _products(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options) -> Any:
     """A call seen before, or the long way."""
-    contract, alpha, beta, out_dtype, accumulate = given
+    lists, alpha, beta = form in LISTS, given.alpha, given.beta
     if c is None and (_TENSORS if lists else type(a) in _TENSORS) and type(alpha) is type(beta) is float and beta == 0:
-        recall = short.call_items if lists else short.call
-        found = recall(form, a, b, bias, out, (accumulate, contract, alpha, out_dtype, trans_a, trans_b))
+        found = (short.call_items if lists else short.call)(form, a, b, bias, out, given.key)
         if found is not None:
             return found
-    return (dispatch.items if lists else dispatch.uniform)(form, a, b, c, bias, out, given, trans_a, trans_b)
+    return (dispatch.items if lists else dispatch.uniform)(form, a, b, c, bias, out, given)

@@ -11,7 +11,7 @@ from ..backends import open_device
 from ..base.arguments import one_of
 from ..base.dtypes import FLOAT32
 from ..contract.spec import Contract, ContractLike, Order, as_contract
-from ..errors import OptionError, ShapeError
+from ..errors import OptionError
 from ..operands.device_array import HOST
 from ..planner.device import Device
 from ..problem import settings
@@ -58,20 +58,10 @@ def linear(
     xx = here.view("x", x)
     here.note("w", w.place)
     xbias, target = here.optional("bias", bias), here.optional("out", out)
-    settings.check_operand("x", xx)
-    n, k = w.shape
-    if xx.ndim == 0 or xx.shape[-1] != k:
-        raise ShapeError(
-            "columns of x and w",
-            limit="equal: x [..., k] and w [n, k]",
-            value=f"x {list(xx.shape)} and w {[n, k]}",
-            nearest=f"x {[*xx.shape[:-1], k]}",
-        )
-    if xbias is not None:
-        settings.check_bias(xbias, n)
+    dispatch.check_linear(xx, w.shape, xbias)
     how, chosen = _choose(w, xx.dtype, contract, activations, out_dtype, here.device)
     dtype = chosen.out_dtype or xx.dtype
-    shape = (*xx.shape[:-1], n)
+    shape = (*xx.shape[:-1], w.shape[0])
     w.check()
     if target is None:
         target = dispatch.allocate(here.device, shape, dtype)
@@ -83,7 +73,7 @@ def linear(
         done = quant.product(how, xx, w, target, xbias, chosen.contract)
         if not done:
             if how == "q8":  # of an empty K: nothing is summed
-                chosen = Settings.checked(dispatch.DEFAULT, out_dtype=chosen.out_dtype)
+                chosen = Settings(Contract(), out_dtype=chosen.out_dtype)
             for rows, columns, weight in quant.pieces(how, xx, w):  # columns of a product do not know of each other
                 part = None if xbias is None else xbias[columns]
                 dispatch.run_rows(here.device, rows, weight, target[..., columns], part, chosen)

@@ -21,6 +21,17 @@ class PreparedWeight:
     """
 
     __slots__ = ()
+    shape: tuple[int, int]
+
+    @property
+    def n(self) -> int:
+        """Rows of w: columns of the product."""
+        return self.shape[0]
+
+    @property
+    def k(self) -> int:
+        """Columns of w."""
+        return self.shape[1]
 
     @property
     def place(self) -> DeviceId:

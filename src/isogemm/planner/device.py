@@ -33,10 +33,14 @@ from ..contract.spec import Contract
 from ..errors import DeviceError
 from ..operands.device_array import DeviceId
 from ..operands.prepared import PreparedWeight
+from ..problem.settings import Settings
 
-__all__ = ["Backend", "Device", "Item"]
+__all__ = ["LISTS", "Backend", "Device", "Item"]
 
 Array = NDArray[Any]
+LISTS = ("gemm_batched", "gemm_grouped")
+"""Public functions of lists; others take arrays."""
+
 Item = tuple[Array, Any, Array, Array | None]
 """a, b, out and c of one product of a list."""
 
@@ -94,21 +98,12 @@ class Device:
         return Contract()
 
     def gemm(
-        self,
-        a: Array,
-        b: Any,
-        out: Array,
-        *,
-        contract: Contract,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        c: Array | None = None,
-        bias: Array | None = None,
-        accumulate: bool = False,
+        self, a: Array, b: Any, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
     ) -> None:
         """out = alpha * (a @ b) + beta * c + bias on validated views [m, k], [k, n] and [m, n] of any strides.
 
-        `b` may be what `pack` returned. With `accumulate`, the walk over K starts from the float32 `c`.
+        `b` may be what `pack` returned. `asked` says the contract, alpha and beta, and with `accumulate` that the walk
+        over K starts from the float32 `c`; the result's dtype is that of `out`.
 
         Raises
         ------
@@ -118,35 +113,16 @@ class Device:
         raise NotImplementedError(f"{type(self).__name__}.gemm")
 
     def gemm_batched(
-        self,
-        a: Array,
-        b: Array,
-        out: Array,
-        *,
-        contract: Contract,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        c: Array | None = None,
-        bias: Array | None = None,
-        accumulate: bool = False,
+        self, a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
     ) -> None:
         """`gemm` on each item of 3-D operands; strides of 0 share an item."""
         items = [(a[i], b[i], out[i], None if c is None else c[i]) for i in range(len(out))]
-        self.gemm_items(items, contract=contract, alpha=alpha, beta=beta, bias=bias, accumulate=accumulate)
+        self.gemm_items(items, asked, bias=bias)
 
-    def gemm_items(
-        self,
-        items: Sequence[Item],
-        *,
-        contract: Contract,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        bias: Array | None = None,
-        accumulate: bool = False,
-    ) -> None:
+    def gemm_items(self, items: Sequence[Item], asked: Settings, *, bias: Array | None = None) -> None:
         """`gemm` on each (a, b, out, c); sizes may differ."""
         for a, b, out, c in items:
-            self.gemm(a, b, out, contract=contract, alpha=alpha, beta=beta, c=c, bias=bias, accumulate=accumulate)
+            self.gemm(a, b, out, asked, c=c, bias=bias)
 
     def pack(self, w: Array) -> Any:
         """A `isogemm.operands.prepared.PreparedWeight` of a validated weight [n, k]."""

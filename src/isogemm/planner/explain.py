@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..base.dtypes import ITEMSIZE
-from ..contract.spec import Contract
 from ..errors import DeviceError
-from ..problem.numeric import NumericPlan, is_packed, numeric_key
+from ..problem.numeric import AnyPlan, NumericPlan, is_packed, numeric_key
 from ..problem.product import Product
 from .admission import Admission
 from .products import Chooser
@@ -24,16 +22,15 @@ NEAR = 4.0  # ratio of bounds within which a measured time is scaled: below, wha
 
 
 @dataclass(frozen=True, slots=True)
-class DevicePlan:
-    """A frozen, printable plan for one product on a GPU.
+class DevicePlan(AnyPlan):
+    """A frozen, printable plan for one product of packed matrices on a GPU.
 
     Attributes
     ----------
-    m, n, k, batch : int
-        C[m, n] = op(A)[m, k] @ op(B)[k, n], packed; once, or for each item of a batch.
-    trans_a, trans_b : {"N", "T"}
-    numeric : NumericPlan
-        What the numbers are; made without M.
+    m, n, k, trans_a, trans_b, numeric
+        As in `isogemm.problem.numeric.AnyPlan`.
+    batch : int
+        Items of a batch.
     device : str
         The GPU that the plan is for.
     here : bool
@@ -50,13 +47,7 @@ class DevicePlan:
         memory, compute, or unknown where no ceilings were measured.
     """
 
-    m: int
-    n: int
-    k: int
     batch: int
-    trans_a: str
-    trans_b: str
-    numeric: NumericPlan
     device: str
     here: bool
     family: str
@@ -67,27 +58,18 @@ class DevicePlan:
     bound_us: float | None
     bound: str
 
-    @property
-    def contract(self) -> Contract:
-        """The definition of the bits."""
-        return self.numeric.contract
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"schema": SCHEMA, **asdict(self), "numeric": asdict(self.numeric) | {"contract": str(self.contract)}}
+        return {"schema": SCHEMA, **AnyPlan.to_dict(self)}
 
-    def to_json(self) -> str:
-        """`to_dict` as text."""
-        return json.dumps(self.to_dict(), indent=1)
+    def _title(self) -> str:
+        return f"{AnyPlan._title(self)} on {self.device}"
 
     def rows(self) -> list[tuple[str, str]]:
         """The plan as (name, value) lines."""
-        x, batch = self.numeric, f", batch {self.batch}" if self.batch > 1 else ""
-        defined = "no executable definition" if x.contract.arithmetic == NATIVE else "m plays no part"
+        native = self.contract.arithmetic == NATIVE
         lines = [
-            ("product", f"C[{self.m}, {self.n}] = op{self.trans_a}(A) @ op{self.trans_b}(B), k = {self.k}{batch}"),
-            ("contract", f"{x.contract}  ({x.leaves} chain{'s' if x.leaves != 1 else ''} over K; {defined})"),
-            ("types", f"{x.dtype_a} x {x.dtype_b} -> {x.out_dtype}"),
+            *self.heading(self.batch, "no executable definition" if native else "m plays no part"),
             ("device", self.device if self.here else f"{self.device}, by its shipped table: there is no GPU here"),
             ("kernel", f"{self.family} [{self.config}]"),
             ("why", self.reason),
@@ -98,18 +80,6 @@ class DevicePlan:
             share = f", {self.bound_us / self.expected_us:.0%} of it reached" if self.expected_us else ""
             lines.append(("bound", f"{self.bound}: {_time(self.bound_us)}{share}"))
         return lines
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name:<9} {value}" for name, value in self.rows())
-
-    def __rich__(self) -> Any:
-        from rich.table import Table as Grid
-        from rich.text import Text
-
-        grid = Grid(title=f"plan {self.m} x {self.n} x {self.k} on {self.device}", show_header=False)
-        for name, value in self.rows():
-            grid.add_row(name, Text(value))  # as it is: a configuration in brackets is no markup
-        return grid
 
 
 def explain(pose: Callable[[str], Product], chooser: Chooser | None, device: int) -> DevicePlan:
@@ -200,8 +170,8 @@ def _plan(product: Product, hint: Hint, admission: str, table: Table | None, dev
     if expected is None and hint.row is not None and bound_us is not None and table is not None:
         expected = _scaled(product, hint.row, bound_us, table.ceilings)
     return DevicePlan(
-        p.m, p.n, p.k, p.batch, "N" if p.a.col == 1 else "T", "N" if p.b.col == 1 else "T",
-        NumericPlan(p.contract, p.k, p.dtype_a, p.dtype_b, p.dtype_out, leaves), device, here,
+        p.m, p.n, p.k, "N" if p.a.col == 1 else "T", "N" if p.b.col == 1 else "T",
+        NumericPlan(p.contract, p.k, p.dtype_a, p.dtype_b, p.dtype_out, leaves), p.batch, device, here,
         *hint.use, hint.reason, admission, expected, bound_us, bound,
     )  # fmt: skip
 

@@ -1,9 +1,10 @@
-"""The numeric part of a plan: everything that can reach the bits, and nothing that can see M."""
+"""The numeric part of a plan: everything that can reach the bits, and nothing that can see M; and plans around it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..contract.spec import Contract, ContractLike, as_contract
 from ..errors import ContractError
@@ -11,7 +12,9 @@ from ..errors import ContractError
 if TYPE_CHECKING:
     from .product import Product, Strides
 
-__all__ = ["NumericKey", "NumericPlan", "default_contract", "is_packed", "letter", "numeric_key", "numeric_plan"]
+__all__ = [
+    "AnyPlan", "NumericKey", "NumericPlan", "default_contract", "is_packed", "letter", "numeric_key", "numeric_plan",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,69 @@ class NumericPlan:
     dtype_b: str
     out_dtype: str
     leaves: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnyPlan:
+    """A frozen, printable plan for one product.
+
+    Attributes
+    ----------
+    m, n, k : int
+        C[m, n] = op(A)[m, k] @ op(B)[k, n].
+    trans_a, trans_b : {"N", "T"}
+        How the operands are stored.
+    numeric : NumericPlan
+        What the numbers are; made without M.
+    """
+
+    m: int
+    n: int
+    k: int
+    trans_a: str
+    trans_b: str
+    numeric: NumericPlan
+
+    @property
+    def contract(self) -> Contract:
+        """The definition of the bits."""
+        return self.numeric.contract
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"numeric": asdict(self.numeric) | {"contract": str(self.contract)}}
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The plan as (name, value) lines, the table that `str` prints."""
+        return self.heading()
+
+    def heading(self, batch: int = 1, note: str = "m plays no part") -> list[tuple[str, str]]:
+        """The lines that say what is computed."""
+        x, items = self.numeric, f", batch {batch}" if batch > 1 else ""
+        return [
+            ("product", f"C[{self.m}, {self.n}] = op{self.trans_a}(A) @ op{self.trans_b}(B), k = {self.k}{items}"),
+            ("contract", f"{x.contract}  ({x.leaves} chain{'s' if x.leaves != 1 else ''} over K; {note})"),
+            ("types", f"{x.dtype_a} x {x.dtype_b} -> {x.out_dtype}"),
+        ]
+
+    def _title(self) -> str:
+        return f"plan {self.m} x {self.n} x {self.k}"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<9} {value}" for name, value in self.rows())
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=self._title(), show_header=False)
+        for name, value in self.rows():
+            table.add_row(name, Text(value))  # as it is: a configuration in brackets is no markup
+        return table
 
 
 @dataclass(frozen=True, slots=True)

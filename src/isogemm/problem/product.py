@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from ..base.dtypes import ITEMSIZE
 from ..contract.spec import Contract
 
-__all__ = ["Addresses", "Launch", "Product", "Strides"]
+__all__ = ["Addresses", "Launch", "Product", "Strides", "alignment"]
 
 
 class Strides(NamedTuple):
@@ -31,6 +31,14 @@ class Addresses(NamedTuple):
     out: int
     c: int = 0
     bias: int = 0
+
+
+def alignment(*addresses: int, most: int = 128) -> int:
+    """The largest power of two up to `most`, itself one, that divides every address, or every step between them."""
+    common = most
+    for address in addresses:
+        common |= address
+    return common & -common
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,13 @@ class Product:
             return False
         pairs = ((self.a, self.dtype_a), (self.b, self.dtype_b), (self.out, self.dtype_out))
         return all(s * ITEMSIZE[dtype] % nbytes == 0 or s == 1 for x, dtype in pairs for s in x)
+
+    def sums(self, batch: int) -> Product:
+        """The float32 sums alone of `batch` items, one after the other: what a tree meets."""
+        return replace(
+            self, dtype_out="float32", out=Strides(self.n, 1, self.m * self.n), batch=batch, c=None, dtype_c=None,
+            dtype_bias=None, alpha=1.0, beta=0.0,
+        )  # fmt: skip
 
     def with_m(self, m: int) -> Product:
         """The same product over another number of rows."""

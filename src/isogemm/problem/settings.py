@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..errors import ContractError, DTypeError, LayoutError, OptionError, ShapeE
 from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
 
 __all__ = [
-    "Extents",
+    "PLAIN",
     "Settings",
     "check_bias",
     "check_operand",
@@ -29,11 +28,10 @@ Array = NDArray[Any]
 DType = np.dtype[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What a public call asks for besides its operands; build it with `Settings.checked`.
 
-    The checks here and `isogemm.api.dispatch` read it; a backend gets its fields as keywords of `Device.gemm`.
+    The checks here and `isogemm.api.dispatch` read it, and a backend gets it as it is.
 
     Attributes
     ----------
@@ -117,24 +115,13 @@ class Settings:
         return FLOAT32 if self.accumulate or b == FLOAT32 else a
 
 
-class Extents(NamedTuple):
-    """What a checked product is for those who allocate its result and say what is wrong with a list of them.
-
-    Backends see a `isogemm.problem.product.Product` instead, which has strides and addresses' alignment.
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype_a: str
-    dtype_b: str
-    dtype_out: str
+PLAIN = Settings(Contract())
 
 
 def check_product(
     a: Array, b: Array, c: Array | None, bias: Array | None, out: Array | None, settings: Settings
-) -> Extents:
-    """The extents of a [..., m, k] @ b [..., k, n] (equal leading dims), with all the rest; raises before any write.
+) -> DType:
+    """The dtype of the result of a [..., m, k] @ b [..., k, n] (equal leading dims); raises before any write.
 
     Raises
     ------
@@ -156,7 +143,7 @@ def check_product(
     if out is not None:
         reads = (("a", a), ("b", b), ("bias", bias))
         check_out(out, shape, dtype, reads, c if settings.reads_c else None)
-    return Extents(shape[-2], shape[-1], a.shape[-1], name_of(a.dtype), name_of(b.dtype), name_of(dtype))
+    return dtype
 
 
 def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:

@@ -14,10 +14,11 @@ from tests.products import BF16, F16, F32, values
 import isogemm
 from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.gemm import execute
+from isogemm.problem.settings import PLAIN, Settings
 
 MIXES = ((F32, F32, F32), (BF16, BF16, BF16), (F16, F16, F16), (F32, F16, F32))
 SHAPES = ((1, 37, 45), (3, 37, 45), (11, 19, 45), (20, 37, 45), (70, 3, 21), (200, 19, 45), (6, 9, 530))
-CHAIN = isogemm.Contract()
+SCALED = Settings(isogemm.Contract(), alpha=0.3, beta=-2.0)
 
 
 def digest() -> str:
@@ -28,14 +29,16 @@ def digest() -> str:
             a, w = values((m, k), da, seed=m, special=True), values((n, k), db, seed=n, special=True)
             c, bias = values((m, n), seed=k, special=True), values((n,), seed=k)
             for b in (w.T, np.ascontiguousarray(w.T), isogemm.pack(w)):
-                for options in ({}, {"alpha": 0.3, "beta": -2.0, "c": c, "bias": bias}):
-                    found.update(_bytes(a, b, (m, n), dtype, options))
+                for asked, read in ((PLAIN, {}), (SCALED, {"c": c, "bias": bias})):
+                    found.update(_bytes(a, b, (m, n), dtype, asked, read))
     return found.hexdigest()
 
 
-def _bytes(a: np.ndarray, b: Any, shape: tuple[int, int], dtype: np.dtype[Any], options: dict[str, Any]) -> bytes:
+def _bytes(
+    a: np.ndarray, b: Any, shape: tuple[int, int], dtype: np.dtype[Any], asked: Settings, read: dict[str, Any]
+) -> bytes:
     out = np.full(shape, np.nan, dtype)
-    execute.gemm(a, b, out, contract=CHAIN, **options)
+    execute.gemm(a, b, out, asked, **read)
     return out.tobytes()
 
 

@@ -11,7 +11,9 @@ from tests.products import BF16, F16, F32, assert_same, product
 from isogemm.backends.cpu.gemm import execute, tasks
 from isogemm.backends.cpu.gemm.packed import PackedWeight
 from isogemm.backends.cpu.gemm.schedule import Schedule, schedule
+from isogemm.base.seen import Seen
 from isogemm.contract import Contract, compare
+from isogemm.problem.settings import Settings
 
 CHAIN = Contract()
 MIXES = {
@@ -64,8 +66,14 @@ def check_gemm(
     if want is None:
         want = product(a, plain, out_dtype=dtype, **options)
     out = Guarded(want.shape, dtype, layout)
-    execute.gemm(a, b, out.view, contract=CHAIN, chosen=chosen, **options)
+    asked, read = as_asked(**options)
+    execute.gemm(a, b, out.view, asked, chosen=chosen, **read)
     out.check(want)
+
+
+def as_asked(c: Any = None, bias: Any = None, **scalars: Any) -> tuple[Settings, dict[str, Any]]:
+    """The options of `product` as `execute` takes them: settings, and what is read besides a and b."""
+    return Settings(CHAIN, **scalars), {"c": c, "bias": bias}
 
 
 class Record(list[Schedule]):
@@ -87,5 +95,5 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Record:
         return record[-1]
 
     monkeypatch.setattr(tasks, "schedule", recorded)
-    monkeypatch.setattr(tasks, "_tasks", {})
+    monkeypatch.setattr(tasks, "_tasks", Seen(1024))
     return record

@@ -14,8 +14,9 @@ from isogemm.backends.cpu.gemm import execute
 from isogemm.backends.cpu.gemm.gemv import GROUP
 from isogemm.backends.cpu.gemm.schedule import GEMV_ROWS, SKINNY, STREAM_ROWS
 from isogemm.contract import reference
+from isogemm.problem.settings import PLAIN, Settings
 
-from .guards import CHAIN, MIXES, Guarded, Record, check_gemm, chosen
+from .guards import CHAIN, MIXES, Guarded, Record, as_asked, check_gemm, chosen
 
 __all__ = ["chosen"]
 
@@ -150,7 +151,7 @@ def test_outputs_and_rows_at_any_offset(m: int, dtype: np.dtype[Any]) -> None:
         room = np.zeros((k, n + 18), dtype)
         room[:, offset : offset + n] = b
         out = Guarded((m, n), F32, margin=offset)
-        execute.gemm(a, room[:, offset : offset + n], out.view, contract=CHAIN)
+        execute.gemm(a, room[:, offset : offset + n], out.view, PLAIN)
         out.check(want)
 
 
@@ -224,8 +225,15 @@ def test_rounding_to_narrow_outputs(out: np.dtype[Any]) -> None:
 def test_beta_0_reads_no_c() -> None:
     a, b, c = values((5, 9)), values((9, 33), seed=1), np.full((5, 33), np.nan, np.float32)
     out = Guarded((5, 33), F32)
-    execute.gemm(a, b, out.view, contract=CHAIN, alpha=2.0, beta=0.0, c=c)
+    execute.gemm(a, b, out.view, Settings(CHAIN, alpha=2.0, beta=0.0), c=c)
     out.check(product(a, b, alpha=2.0))
+
+
+def test_the_sign_of_an_alpha_of_zero() -> None:
+    """Calls that differ in nothing else are no calls of one kind: 0.0 equals -0.0, and their products do not."""
+    a, b = np.ones((5, 9), F32), np.ones((9, 33), F32)
+    for alpha in (0.0, -0.0, 0.0):
+        check_gemm(a, b, alpha=alpha)
 
 
 CONTINUED = [
@@ -246,12 +254,12 @@ def test_accumulate_continues_the_chain_at_any_cut(m: int, n: int, k: int, store
     for cut in range(k + 1) if k < 100 else (1, 250, 511, 512, 513):
         for layout in ("c", "f"):
             first = Guarded((m, n), F32, layout)
-            execute.gemm(a[:, :cut], b[:cut], first.view, contract=CHAIN)
+            execute.gemm(a[:, :cut], b[:cut], first.view, PLAIN)
             elsewhere = Guarded((m, n), F32, layout)
             c = first.view.copy()
             for out in (first, elsewhere):  # C is the output itself, or another array
                 start = c if out is elsewhere else out.view
-                execute.gemm(a[:, cut:], b[cut:], out.view, contract=CHAIN, c=start, accumulate=True)
+                execute.gemm(a[:, cut:], b[cut:], out.view, Settings(CHAIN, accumulate=True), c=start)
                 out.check(want)
 
 
@@ -289,7 +297,8 @@ def test_batched_steps(count: int, m: int, n: int, k: int, mix: str) -> None:
             room = Guarded((count * (m + 1), n), dtype)
             out = _items(room.view, count, m)
             before = room.view.copy()
-            execute.gemm_batched(x, y, out[:, :m], contract=CHAIN, **options)
+            asked, read = as_asked(**options)
+            execute.gemm_batched(x, y, out[:, :m], asked, **read)
             want = before.reshape(count, m + 1, n)
             for i in range(count):
                 each = {name: v[i] if name == "c" else v for name, v in options.items()}
@@ -306,7 +315,7 @@ def test_batched_accumulates() -> None:
     count, m, n, k = 9, 5, 37, 20
     a, b, c = values((count, m, k), seed=20), values((count, k, n), seed=21), values((count, m, n), seed=22)
     out = np.full((count, m, n), np.nan, np.float32)
-    execute.gemm_batched(a, b, out, contract=CHAIN, c=c, accumulate=True)
+    execute.gemm_batched(a, b, out, Settings(CHAIN, accumulate=True), c=c)
     for i in range(count):
         assert_same(out[i], product(a[i], b[i], c=c[i], accumulate=True))
 
@@ -330,7 +339,7 @@ def test_items_of_any_size(copies: int, threads: int) -> None:
         wanted.append(reference.epilogue(acc, alpha=2.0, beta=0.5, c=c, out_dtype=dtype))
     isogemm.set_num_threads(threads)
     try:
-        execute.gemm_items(items, contract=CHAIN, alpha=2.0, beta=0.5)
+        execute.gemm_items(items, Settings(CHAIN, alpha=2.0, beta=0.5))
     finally:
         isogemm.set_num_threads(before)
     for room, want in zip(rooms, wanted, strict=True):
@@ -344,5 +353,5 @@ def test_orders_of_leaves(contract: str, stored: str) -> None:
         a, b, dtype = Walk("", m, n, k, stored, ("", "", "")).operands("f32 x bf16")
         plain = b.unpack().T if stored == "packed" else b
         out = Guarded((m, n), dtype)
-        execute.gemm(a, b, out.view, contract=isogemm.Contract.parse(contract), alpha=0.5)
+        execute.gemm(a, b, out.view, Settings(isogemm.Contract.parse(contract), alpha=0.5))
         out.check(product(a, plain, contract, alpha=0.5, out_dtype=dtype))

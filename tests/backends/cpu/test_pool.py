@@ -18,9 +18,8 @@ from tests.products import assert_same, poisoned, product, values
 import isogemm
 from isogemm.backends.cpu.gemm import execute
 from isogemm.backends.cpu.pool import HIRED, Pool, _worker, give, pool, take
-from isogemm.contract import Contract
+from isogemm.problem.settings import PLAIN
 
-CHAIN = Contract()
 ROOT = Path(__file__).parents[3]
 # Enough work for a grid of several chunks; each takes another walk.
 SHAPES = ((1, 300, 400), (7, 300, 200), (50, 130, 90), (210, 70, 60))
@@ -42,7 +41,7 @@ def prepared(shape: tuple[int, int, int], seed: int = 0) -> tuple[np.ndarray, np
 
 def check(a: np.ndarray, b: np.ndarray, want: np.ndarray) -> None:
     out = poisoned(want.shape)
-    execute.gemm(a, b, out, contract=CHAIN)
+    execute.gemm(a, b, out, PLAIN)
     assert_same(out, want)
 
 
@@ -209,7 +208,7 @@ def test_a_caller_that_flushes_subnormals_gets_the_same_bits() -> None:
 
 def test_a_failed_call_leaves_the_pool_free() -> None:
     with pytest.raises(AttributeError):
-        execute.gemm(values((300, 300)), values((300, 300)), None, contract=CHAIN)  # type: ignore[arg-type]
+        execute.gemm(values((300, 300)), values((300, 300)), None, PLAIN)  # type: ignore[arg-type]
     assert take(pool()._words, 2)
     try:
         for shape in SHAPES:  # the pool is busy: these work alone

@@ -15,6 +15,7 @@ from isogemm.backends.cuda import calls
 from isogemm.backends.cuda.gemm import choose, execute
 from isogemm.backends.cuda.gemm import list_calls as front_items
 from isogemm.base.dtypes import BFLOAT16, NUMPY
+from isogemm.base.seen import Seen
 from isogemm.contract import reference
 from isogemm.operands import cuda as interop_cuda
 from isogemm.operands.device_array import DeviceId, device_array, holder_of
@@ -124,10 +125,10 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     of = lambda device, dtype: default_contract("cuda", dtype)  # noqa: E731
     monkeypatch.setattr(choose, "default_contract_of", of)
     monkeypatch.setattr(execute, "runner", lambda items: execute.run_loop)
-    monkeypatch.setattr(front_items, "_entries", {})
+    monkeypatch.setattr(front_items, "_entries", Seen(512))
     monkeypatch.setattr(interop_cuda, "empty", device.empty)
     monkeypatch.setattr(interop_cuda, "total_memory", lambda place: 2**37)
-    monkeypatch.setattr(calls, "_entries", {})
+    monkeypatch.setattr(calls, "_entries", Seen(8192))
     return device
 
 

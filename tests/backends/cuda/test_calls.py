@@ -12,6 +12,7 @@ import isogemm
 from isogemm.api import dispatch
 from isogemm.backends.cuda import calls as front
 from isogemm.backends.cuda.calls import DeviceWeight
+from isogemm.base import seen
 from isogemm.operands import cuda as interop_cuda
 
 pytestmark = pytest.mark.usefixtures("pretended")
@@ -24,7 +25,7 @@ def test_the_second_call_takes_the_short_path(on_device, pretended, monkeypatch)
     stack = on_device(np.broadcast_to(w.T, (4, 9, 5)).copy())
     first, columns, turned = on_device(x[0]), on_device(w.T), on_device(w.T.copy())
     out = poisoned((4, 6, 5), BF16)
-    packed = DeviceWeight(tw, (tw.shape, tw.stride(), tw.dtype, tw.get_device()))
+    packed = DeviceWeight(tuple(tw.shape), tw, (tw.shape, tw.stride(), tw.dtype, tw.get_device()))
     calls = {
         "matmul": (lambda: isogemm.matmul(first, columns), product(x[0], w.T, CHAINS[BF16])),
         "other layout": (lambda: isogemm.matmul(first, turned), product(x[0], w.T, CHAINS[BF16])),
@@ -88,7 +89,7 @@ def test_the_short_path_sees_what_its_key_cannot(on_device, pretended):  # noqa:
         isogemm.matmul(ta, tb, contract=["fma/chain"])
     with pytest.raises(isogemm.errors.OptionError):
         isogemm.matmul(ta, tb, out=to, accumulate=1)
-    front.forget()
+    seen.forget()
     isogemm.matmul(ta, tb)
     assert len(pretended.chosen) == known + 3
 

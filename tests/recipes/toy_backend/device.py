@@ -9,10 +9,10 @@ from tests.recipes.toy_backend.array import TOY, ToyArray
 from tests.recipes.toy_backend.kernel import chain
 
 from isogemm.contract.reference import epilogue
-from isogemm.contract.spec import Contract
 from isogemm.errors import ContractError
 from isogemm.operands.device_array import DeviceId
 from isogemm.planner.device import Device
+from isogemm.problem.settings import Settings
 
 __all__ = ["count", "current", "open_device", "usable"]
 
@@ -37,15 +37,14 @@ class ToyDevice(Device):
         return ToyArray(_read(x))
 
     def gemm(
-        self, a: Array, b: Array, out: Array, *, contract: Contract, alpha: float = 1.0, beta: float = 0.0,
-        c: Array | None = None, bias: Array | None = None, accumulate: bool = False,
-    ) -> None:  # fmt: skip
-        if str(contract) != "fma/chain":
-            raise ContractError("contract on the toy", limit="fma/chain", value=contract, nearest="fma/chain")
-        start = _read(c) if accumulate and c is not None else np.zeros(out.shape, np.float32)
+        self, a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
+    ) -> None:
+        if str(asked.contract) != "fma/chain":
+            raise ContractError("contract on the toy", limit="fma/chain", value=asked.contract, nearest="fma/chain")
+        start = _read(c) if asked.accumulate and c is not None else np.zeros(out.shape, np.float32)
         total = chain(_read(a), _read(b), start)
         _read(out)[...] = epilogue(
-            total, alpha=alpha, beta=beta, c=None if accumulate or c is None else _read(c),
+            total, alpha=asked.alpha, beta=asked.beta, c=None if asked.accumulate or c is None else _read(c),
             bias=None if bias is None else _read(bias), out_dtype=out.dtype,
         )  # fmt: skip
 

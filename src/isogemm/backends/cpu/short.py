@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ...base.dtypes import FLOAT32, NUMPY
-from ...contract.spec import Contract, as_contract
+from ...contract.spec import as_contract
 from ...operands.memory import empty, view
 from ...operands.tensors import KINDS, when_seen
+from ...problem.settings import PLAIN, Settings
 from .gemm.execute import gemm, gemm_batched
 
 __all__ = ["recall"]
 
-_CHAIN = Contract()
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
 _DTYPES: dict[Any, np.dtype[Any]] = {}
 when_seen(lambda torch: _DTYPES.update({getattr(torch, name): dtype for name, dtype in NUMPY.items()}))
+
+
+@lru_cache(maxsize=64)
+def _named(contract: str) -> Settings:
+    return Settings(as_contract(contract))
 
 
 def _known(dtype: Any) -> np.dtype[Any] | None:
@@ -43,8 +49,12 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
     if dtype is None or (out is not None) is not (accumulate is True) or type(accumulate) is not bool:
         return None
     into = dtype if out_dtype is None else _known(out_dtype)
-    chosen = _CHAIN if contract is None else as_contract(contract)
-    if into is None or chosen.arithmetic != "fma" or (out is not None and out_dtype is not None):
+    asked = PLAIN
+    if contract is not None:
+        asked = _named(contract) if type(contract) is str else Settings(as_contract(contract))
+    if alpha != 1:
+        asked = Settings(asked.contract, alpha)
+    if into is None or asked.contract.arithmetic != "fma" or (out is not None and out_dtype is not None):
         return None
     if b.get_device() >= 0 or ((a.requires_grad or b.requires_grad) and sys.modules["torch"].is_grad_enabled()):
         return None
@@ -70,43 +80,43 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
     if xa.ndim == 3:
         if out is not None:
             return None
-        return _stacked(xa, xb, xbias, into, chosen, alpha)
+        return _stacked(xa, xb, xbias, into, asked)
     m, k = xa.shape
     if k != xb.shape[0] or not 0 < m * n <= _SMALL:
         return None
     if out is not None:
-        return _accumulated(xa, xb, xbias, out, chosen, alpha)
+        return _accumulated(xa, xb, xbias, out, asked)
     found, result = empty((m, n) if lead is None else (*lead, n), into)
     if lead is not None:
         result = result.reshape(m, n)
-    gemm(xa, xb, result, contract=chosen, alpha=alpha, bias=xbias)
+    gemm(xa, xb, result, asked, bias=xbias)
     return found
 
 
-def _stacked(a: Any, b: Any, bias: Any, into: Any, contract: Contract, alpha: float) -> Any:
+def _stacked(a: Any, b: Any, bias: Any, into: Any, asked: Settings) -> Any:
     """a[i] @ b[i]; a matrix that all items share makes them one product, which is left to the long way."""
     (count, m, k), n = a.shape, b.shape[-1]
     shared = count > 1 and b.strides[0] == 0
     if b.shape[:2] != (count, k) or shared or not 0 < count * m * n <= _SMALL:
         return None
     found, result = empty((count, m, n), into)
-    gemm_batched(a, b, result, contract=contract, alpha=alpha, bias=bias)
+    gemm_batched(a, b, result, asked, bias=bias)
     return found
 
 
-def _accumulated(a: Any, b: Any, bias: Any, out: Any, contract: Contract, alpha: float) -> Any:
+def _accumulated(a: Any, b: Any, bias: Any, out: Any, asked: Settings) -> Any:
     """The walk that starts from `out`."""
     target = _viewed(out)
     if (
         target is None
-        or contract.order.kind == "tree"
+        or asked.contract.order.kind == "tree"
         or target.dtype is not FLOAT32
         or target.shape != (a.shape[0], b.shape[1])
         or not target.flags.carray
         or any(x is not None and np.may_share_memory(target, x) for x in (a, b, bias))
     ):
         return None
-    gemm(a, b, target, contract=contract, alpha=alpha, c=target, bias=bias, accumulate=True)
+    gemm(a, b, target, Settings(asked.contract, asked.alpha, accumulate=True), c=target, bias=bias)
     return out
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ...base.seen import Seen
 from ...operands.device_array import DeviceId
 from ...operands.prepared import PreparedWeight
 from ...operands.tensors import KINDS, ready, when_seen
 from ...problem.product import Addresses
 
-__all__ = ["KINDS", "DeviceWeight", "call", "forget", "ready", "remember", "span"]
+__all__ = ["KINDS", "DeviceWeight", "call", "ready", "remember", "span"]
 
-_MOST = 8192
-_entries: dict[tuple[Any, ...], SeenCall] = {}
+_entries: Seen[SeenCall] = Seen(8192)
 _new = tuple.__new__  # a NamedTuple's own constructor is a Python function
 
 
@@ -31,24 +31,20 @@ class DeviceWeight(PreparedWeight):
 
     Attributes
     ----------
+    shape : (int, int)
+        n and k.
     tensor : torch.Tensor
         The weight, detached.
     facts : tuple
         What a call's key says of the weight.
     """
 
+    shape: tuple[int, int]
     tensor: Any
     facts: tuple[Any, ...]
 
     def __repr__(self) -> str:
-        n, k = self.shape
-        return f"DeviceWeight({n} x {k}, {self.dtype}, {self.tensor.device})"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, k)."""
-        n, k = self.tensor.shape
-        return n, k
+        return f"DeviceWeight({self.n} x {self.k}, {self.dtype}, {self.tensor.device})"
 
     @property
     def place(self) -> DeviceId:
@@ -59,16 +55,6 @@ class DeviceWeight(PreparedWeight):
     def array(self) -> Any:
         """The tensor."""
         return self.tensor
-
-    @property
-    def n(self) -> int:
-        """Rows of w: columns of the product."""
-        return self.shape[0]
-
-    @property
-    def k(self) -> int:
-        """Columns of w."""
-        return self.shape[1]
 
     @property
     def dtype(self) -> Any:
@@ -172,11 +158,6 @@ def _learn(torch: Any) -> None:
     _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a build without CUDA has none
 
 
-def forget() -> None:
-    """Empty the table: after this, every call is looked at and planned anew."""
-    _entries.clear()
-
-
 def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], result: Any, device: Any) -> None:
     """Enter a call that took the long way, if it was one launch on the operands' own addresses.
 
@@ -207,13 +188,10 @@ def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], res
     key: tuple[Any, ...] = (kind, a.shape, a.stride(), a.dtype, a.get_device(), facts, options)
     for x in given:
         key += (x is out, x.shape, x.stride(), x.dtype, x.get_device())
-    if len(_entries) >= _MOST:
-        _entries.clear()
     spans = tuple(0 if x is None else span(x) for x in (a, tensor, bias, result))
     like = {"dtype": result.dtype, "device": result.device}
-    _entries[(*key, product.align)] = SeenCall(
-        launch, a.get_device(), tuple(result.shape), result.stride(), like, spans, product.accumulate
-    )
+    seen = SeenCall(launch, a.get_device(), tuple(result.shape), result.stride(), like, spans, product.accumulate)
+    _entries.keep((*key, product.align), seen)
 
 
 def span(x: Any) -> int:

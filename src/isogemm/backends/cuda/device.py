@@ -6,18 +6,18 @@ What chooses kernels loads late: it brings tables and trials, which nobody on a 
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base import seen
 from ...base.dtypes import name_of
 from ...contract.spec import Contract
 from ...operands import cuda as arrays
 from ...operands.device_array import DeviceId
 from ...operands.tensors import is_tensor
-from ...planner.device import Device
+from ...planner.device import LISTS, Device
 from . import calls
 from .driver import facts
 from .gemm import list_calls
@@ -35,7 +35,6 @@ COLUMNS = {
 }
 
 recall, recall_items = calls.call, list_calls.call
-LISTS = ("gemm_batched", "gemm_grouped")
 
 
 class CudaDevice(Executor, Device):
@@ -66,7 +65,7 @@ class CudaDevice(Executor, Device):
 
     def pack(self, w: Array) -> calls.DeviceWeight:
         weight = arrays.tensor(w).detach()
-        return calls.DeviceWeight(weight, (weight.shape, weight.stride(), weight.dtype, weight.get_device()))
+        return calls.DeviceWeight(w.shape, weight, (weight.shape, weight.stride(), weight.dtype, weight.get_device()))
 
     def remember(self, kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], result: Any) -> None:
         table: Any = list_calls if kind in LISTS else calls
@@ -98,11 +97,7 @@ def reload() -> None:
 
     choose.forget()
     machine.forget()
-    calls.forget()
-    list_calls.forget()
-    quant = sys.modules.get(f"{__package__}.quant.copy")  # where it is loaded
-    if quant is not None:
-        quant.forget()
+    seen.forget()
 
 
 def count() -> int:

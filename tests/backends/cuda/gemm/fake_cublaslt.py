@@ -172,7 +172,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
     for module in (cublaslt, cublaslt_call):
         monkeypatch.setattr(module, "handle", lambda device: 7 + device)
     monkeypatch.setattr(cublaslt, "_installed", lambda: True)
-    caches = (cublaslt_search.capabilities, cublaslt_search.extents, cublaslt._search, cublaslt._around)
+    caches = (cublaslt_search.capabilities, cublaslt_search.extents, cublaslt._search)
     for cache in caches:
         cache.cache_clear()
     yield fake

@@ -15,7 +15,7 @@ from tests.backends.cuda.poison import poisoned
 from isogemm.backends.cuda.attention import run as attention
 from isogemm.backends.cuda.attention import steps
 from isogemm.backends.cuda.driver import machine, nvrtc
-from isogemm.backends.cuda.rows import run as rows
+from isogemm.base import seen
 from isogemm.contract.attention import factor
 from isogemm.errors import ContractError, DeviceError
 from isogemm.planner import fingerprint
@@ -35,9 +35,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Verdicts of nobody, and tables of calls that are empty before and after."""
 
     def forget() -> None:
-        attention._plans.clear()
+        seen.forget()
         steps.launch.cache_clear()
-        rows.forget()
 
     forget()
     found = Admissions(machine.TorchMachine(0), Records(tmp_path / "records"))
@@ -90,7 +89,7 @@ def test_a_broken_kernel_of_attention_is_not_used(fresh, damage, fault):
     q, k, v = operands()
     want = run(q, k, v)
     assert states(fresh) == {"attention hopper": "admitted"}
-    attention._plans.clear()
+    seen.forget()
     damage(*fault)
     got = run(q, k, v)
     assert states(fresh)["attention walk"] == "admitted"
@@ -106,7 +105,7 @@ def test_a_broken_kernel_of_attention_is_not_used(fresh, damage, fault):
 def test_broken_steps_that_kernels_share(fresh, damage):
     q, k, v = operands(1, 4096)
     want = run(q, k, v)
-    attention._plans.clear()
+    seen.forget()
     damage("attention/common.cu", "terms[i]);", "terms[i] * 1.001f);")
     same(run(q, k, v)[0], want[0])
     found = [(x.name, x.admission.state) for x in fresh.known()]
@@ -135,7 +134,7 @@ def test_a_broken_kernel_along_rows_is_not_used(fresh, damage, fault):
 
     x, w = draw((64, 4096), "float32", 1), draw((4096,), "float32", 2)
     want = reductions.rms_norm(x, w)
-    rows.forget()
+    seen.forget()
     *change, refused, served = fault
     damage(*change)
     same(reductions.rms_norm(x, w), want)

@@ -14,6 +14,7 @@ from tests.backends.cuda.quant.test_linear import activations, cuda, host, wante
 from tests.products import BF16, F32, assert_same, product
 
 import isogemm
+from isogemm.base import seen
 from isogemm.errors import DeviceError, LimitError
 from isogemm.quant import FORMATS
 
@@ -21,7 +22,6 @@ torch = pytest.importorskip("torch")
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.backends.cuda.driver import machine  # noqa: E402
-from isogemm.backends.cuda.quant import copy as quant  # noqa: E402
 from isogemm.backends.cuda.quant import family, pack  # noqa: E402
 from isogemm.backends.cuda.quant.few import QuantFew  # noqa: E402
 from isogemm.planner import records  # noqa: E402
@@ -176,9 +176,9 @@ def verdicts(monkeypatch, tmp_path):
     monkeypatch.setattr(records, "_said", set())  # what is said once was said by no test before
     found = Admissions(machine.TorchMachine(0), Records(tmp_path))
     monkeypatch.setattr(machine, "admissions", lambda device: found)
-    quant.forget()
+    seen.forget()
     yield found
-    quant.forget()
+    seen.forget()
 
 
 right = QuantFew.run

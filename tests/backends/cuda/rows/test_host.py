@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from isogemm.base import seen
+
 torch = pytest.importorskip("torch")
 rows = pytest.importorskip("isogemm.backends.cuda.rows.run")
 direct = pytest.importorskip("isogemm.torch.rows.direct")
@@ -21,12 +23,12 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         given = tuple(t is not None for t in tensors)
         return lambda stream, *at: found.append((kind, given, codes, align, rest, at))
 
-    rows.forget()
+    seen.forget()
     rows._learn()
     monkeypatch.setattr(rows, "_built", build)
     monkeypatch.setattr(rows, "_stream", lambda device: 7)
     yield found
-    rows.forget()
+    seen.forget()
 
 
 def norm(x: Any, weight: Any = None, bias: Any = None, kind: str = "layer_norm", **options: Any) -> Any:

@@ -17,6 +17,7 @@ from ....base.dtypes import CODE_OF
 from ....base.threads import get_num_threads
 from ....contract.attention import LEAF, ranges
 from ....contract.spec import Contract
+from ....problem.settings import Settings
 from ..gemm.execute import gemm_batched
 from ..pool import pool, run_chunks
 from . import loops
@@ -176,23 +177,22 @@ def _block(call: _Call, q: Array, k: Array, v: Array, where: tuple[int, int, int
     heads, groups, tokens, d = q.shape
     keys, rows, leaves = k.shape[1], groups * tokens, -(-k.shape[1] // LEAF)
     products = np.empty((heads, rows, keys), np.float32)
-    gemm_batched(
-        np.ascontiguousarray(q).reshape(heads, rows, d), k.transpose(0, 2, 1), products, contract=call.contract
-    )
+    asked = Settings(call.contract)
+    gemm_batched(np.ascontiguousarray(q).reshape(heads, rows, d), k.transpose(0, 2, 1), products, asked)
     powers = np.empty((heads, leaves, rows, LEAF), v.dtype)
     m, total = np.empty((2, heads, leaves, rows), np.float32)
     shape = (tokens, where[1], leaves)
     _run_leaves(call, products, powers, m, total, where, shape)
     if call.contract.arithmetic != "fma":
         ones = np.broadcast_to(np.ones((), v.dtype), (heads, keys, 1))
-        _products(powers, ones, total[..., None], call.contract)
+        _products(powers, ones, total[..., None], asked)
     parts = np.empty((heads, leaves, rows, v.shape[2]), np.float32)
     if v.shape[2]:
-        _products(powers, v, parts, call.contract)
+        _products(powers, v, parts, asked)
     _run_meeting(call, parts, m, total, where, shape)
 
 
-def _products(powers: Array, v: Array, out: Array, contract: Contract) -> None:
+def _products(powers: Array, v: Array, out: Array, asked: Settings) -> None:
     """Step 3: out[h, n] = powers[h, n] @ (leaf n of v[h]), in the fewest calls that constant steps allow."""
     (heads, leaves), keys = out.shape[:2], v.shape[1]
     whole = keys // LEAF
@@ -200,13 +200,13 @@ def _products(powers: Array, v: Array, out: Array, contract: Contract) -> None:
     cut = np.lib.stride_tricks.as_strided(v, (heads, whole, LEAF, v.shape[2]), steps)
     if heads < whole:
         for h in range(heads):
-            gemm_batched(powers[h, :whole], cut[h], out[h, :whole], contract=contract)
+            gemm_batched(powers[h, :whole], cut[h], out[h, :whole], asked)
     else:
         for n in range(whole):
-            gemm_batched(powers[:, n], cut[:, n], out[:, n], contract=contract)
+            gemm_batched(powers[:, n], cut[:, n], out[:, n], asked)
     if whole < leaves:
         rest = keys - whole * LEAF
-        gemm_batched(powers[:, whole, :, :rest], v[:, whole * LEAF :], out[:, whole], contract=contract)
+        gemm_batched(powers[:, whole, :, :rest], v[:, whole * LEAF :], out[:, whole], asked)
 
 
 def _code(dtype: np.dtype[Any]) -> int:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from ....base.threads import get_num_threads
 from ....contract.spec import Contract
+from ....planner.device import Item
+from ....problem.settings import Settings
 from ..emit import descriptor as f
 from ..pool import MAX_CHUNKS
 from .launch import Batch, launch_rows, launch_single
@@ -30,50 +32,35 @@ def gemm(
     a: Array,
     b: Array | PackedWeight,
     out: Array,
+    asked: Settings,
     *,
-    contract: Contract,
-    alpha: float = 1.0,
-    beta: float = 0.0,
     c: Array | None = None,
     bias: Array | None = None,
-    accumulate: bool = False,
     chosen: Schedule | None = None,
 ) -> None:
     """out = alpha * (a @ b) + beta * c + bias on 2-D views of any strides.
 
     `chosen` replays a schedule; the bits do not depend on it.
     """
-    if contract.arithmetic == "fma" and contract.order.kind == "chain":
-        plain = c is None and bias is None and alpha == 1.0
-        epilogue = None if plain else Epilogue(alpha, beta, c, bias, accumulate)
+    if _has_kernels(asked.contract):
+        epilogue = None if c is None and bias is None and asked.alpha == 1.0 else Epilogue(asked, c, bias)
         launch_single(task_for(a, b, out, epilogue, get_num_threads(), chosen), a, b, out, epilogue)
-        return
-    gemm_items([(a, b, out, c)], contract=contract, alpha=alpha, beta=beta, bias=bias, accumulate=accumulate)
+    else:
+        _by_definition([(a, b, out, c)], asked, bias)
 
 
 def gemm_batched(
-    a: Array,
-    b: Array,
-    out: Array,
-    *,
-    contract: Contract,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    c: Array | None = None,
-    bias: Array | None = None,
-    accumulate: bool = False,
+    a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
 ) -> None:
     """`gemm` on each item of 3-D operands; strides of 0 share an item."""
     count = out.shape[0]
     if count == 0:
         return
-    if count == 1 or contract.arithmetic != "fma" or contract.order.kind != "chain":
-        items = [(a[i], b[i], out[i], None if c is None else c[i]) for i in range(count)]
-        gemm_items(items, contract=contract, alpha=alpha, beta=beta, bias=bias, accumulate=accumulate)
+    if count == 1 or not _has_kernels(asked.contract):
+        gemm_items([(a[i], b[i], out[i], None if c is None else c[i]) for i in range(count)], asked, bias=bias)
         return
-    a0, b0, out0 = a[0], b[0], out[0]
-    plain = c is None and bias is None and alpha == 1.0
-    epilogue = None if plain else Epilogue(alpha, beta, None if c is None else c[0], bias, accumulate)
+    a0, b0, out0, c0 = a[0], b[0], out[0], None if c is None else c[0]
+    epilogue = None if c is None and bias is None and asked.alpha == 1.0 else Epilogue(asked, c0, bias)
     task = task_for(a0, b0, out0, epilogue, 1)
     if task.copies_c and c is not None:
         out[...] = c
@@ -84,43 +71,43 @@ def gemm_batched(
     launch_single(task, a0, b0, out0, epilogue, batch)
 
 
-def gemm_items(
-    items: Sequence[tuple[Array, Array | PackedWeight, Array, Array | None]],
-    *,
-    contract: Contract,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: Array | None = None,
-    accumulate: bool = False,
-) -> None:
+def gemm_items(items: Sequence[Item], asked: Settings, *, bias: Array | None = None) -> None:
     """`gemm` on each (a, b, out, c); sizes may differ."""
-    options: dict[str, Any] = {"alpha": alpha, "beta": beta, "bias": bias, "accumulate": accumulate}
-    if contract.arithmetic != "fma":
-        from .by_definition import gemm_by_definition
-
-        for a, b, out, c in items:
-            gemm_by_definition(a, b, out, contract=contract, c=c, **options)
-    elif contract.order.kind != "chain":
-        from .leaves import gemm_in_leaves
-
-        for a, b, out, c in items:
-            gemm_in_leaves(gemm, a, b, out, contract=contract, c=c, **options)
+    if not _has_kernels(asked.contract):
+        _by_definition(items, asked, bias)
     elif len(items) == 1:
         a, b, out, c = items[0]
-        gemm(a, b, out, contract=contract, c=c, **options)
+        gemm(a, b, out, asked, c=c, bias=bias)
     elif items:
-        _run_group(items, options)
+        _run_group(items, asked, bias)
 
 
-def _run_group(
-    items: Sequence[tuple[Array, Array | PackedWeight, Array, Array | None]], options: dict[str, Any]
-) -> None:
+def _has_kernels(contract: Contract) -> bool:
+    return contract.arithmetic == "fma" and contract.order.kind == "chain"
+
+
+def _by_definition(items: Sequence[Item], asked: Settings, bias: Array | None) -> None:
+    """Leaves of ``fma`` from its chains; any other contract by its executable definition, exact and slower."""
+    from ....contract import reference
+    from .leaves import sums_of_leaves
+
+    for a, b, out, c in items:
+        b = b.unpack().T if isinstance(b, PackedWeight) else b
+        start, added = (c, None) if asked.accumulate else (None, c)
+        if asked.contract.arithmetic == "fma":
+            sums = sums_of_leaves(gemm, a, b, asked.contract, start)
+        else:
+            sums = reference.evaluate(a, b, asked.contract, start)
+        out[...] = reference.epilogue(sums, alpha=asked.alpha, beta=asked.beta, c=added, bias=bias, out_dtype=out.dtype)
+
+
+def _run_group(items: Sequence[Item], asked: Settings, bias: Array | None) -> None:
     """Products with operands of their own, in one task array; large ones are cut into chunks of their own."""
     alone = get_num_threads() if len(items) < 4 * get_num_threads() else 1
     rows = np.empty((len(items) + 1, f.FIELDS), np.int64)
     work = largest = scratch = chunks = 0
     for i, (a, b, out, c) in enumerate(items):
-        epilogue = Epilogue(options["alpha"], options["beta"], c, options["bias"], options["accumulate"])
+        epilogue = Epilogue(asked, c, bias)
         task = task_for(a, b, out, epilogue, alone)
         if task.copies_c:
             out[...] = c

@@ -13,46 +13,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....base.floating import ieee_defaults
-from ....contract.spec import Contract, Order
-from .packed import PackedWeight
+from ....contract.spec import Contract
+from ....problem.settings import PLAIN
 
 Array = NDArray[Any]
 
 
-def gemm_in_leaves(
-    gemm: Callable[..., None],
-    a: Array,
-    b: Array | PackedWeight,
-    out: Array,
-    *,
-    contract: Contract,
-    c: Array | None = None,
-    accumulate: bool = False,
-    **epilogue: Any,
-) -> None:
-    """out = epilogue(a @ b) with the order of `contract`; `gemm` computes the chains."""
-    from ....contract import reference
-
-    if isinstance(b, PackedWeight):
-        b = b.unpack().T
-    chain = Contract(contract.arithmetic, Order())
-    leaves = contract.order.leaves(a.shape[1], contract.block)
+def sums_of_leaves(
+    gemm: Callable[..., None], a: Array, b: Array, contract: Contract, c: Array | None
+) -> NDArray[np.float32]:
+    """The accumulators of a @ b; `gemm` computes the chains, and the running total of leaves starts from `c`."""
+    shape = a.shape[0], b.shape[1]
 
     def leaf(start: int, end: int) -> NDArray[np.float32]:
-        part = np.empty(out.shape, np.float32)
-        gemm(a[:, start:end], b[start:end], part, contract=chain)
+        part = np.empty(shape, np.float32)
+        gemm(a[:, start:end], b[start:end], part, PLAIN)
         return part
 
+    leaves = contract.order.leaves(a.shape[1], contract.block)
     with np.errstate(all="ignore"), ieee_defaults():
-        if contract.order.kind == "leaf":
-            total = np.zeros(out.shape, np.float32)
-            if accumulate and c is not None:
-                total[...] = c
-            for start, end in leaves:
-                total += leaf(start, end)
-        else:
-            total = _tree([leaf(*bounds) for bounds in leaves])
-    out[...] = reference.epilogue(total, c=None if accumulate else c, out_dtype=out.dtype, **epilogue)
+        if contract.order.kind == "tree":
+            return _tree([leaf(*bounds) for bounds in leaves])
+        total = np.zeros(shape, np.float32)
+        if c is not None:
+            total[...] = c
+        for start, end in leaves:
+            total += leaf(start, end)
+        return total
 
 
 def _tree(parts: list[NDArray[np.float32]]) -> NDArray[np.float32]:

@@ -22,14 +22,13 @@ class PackedWeight(PreparedWeight):
 
     Attributes
     ----------
-    n, k : int
-        Extents of w.
+    shape : (int, int)
+        n and k.
     panels : ndarray [ceil(n / NR), k, NR]
         Element (p, kk, j) is w[p * NR + j, kk]; columns behind n are zero.
     """
 
-    n: int
-    k: int
+    shape: tuple[int, int]
     panels: NDArray[Any]
 
     def __repr__(self) -> str:
@@ -39,11 +38,6 @@ class PackedWeight(PreparedWeight):
     def dtype(self) -> np.dtype[Any]:
         """Element type of the weight."""
         return self.panels.dtype
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, k)."""
-        return self.n, self.k
 
     @property
     def nbytes(self) -> int:
@@ -73,4 +67,4 @@ def prepare(w: NDArray[Any]) -> PackedWeight:
     packed[:whole] = w[: whole * nr].reshape(whole, nr, k).transpose(0, 2, 1)
     if whole < panels:
         packed[whole, :, : n - whole * nr] = w[whole * nr :].T
-    return PackedWeight(n, k, packed)
+    return PackedWeight((n, k), packed)

@@ -13,7 +13,8 @@ from ....base.dtypes import ITEMSIZE, NUMPY
 from ....base.threads import get_num_threads
 from ....contract.spec import Contract, ContractLike
 from ....errors import DTypeError, OptionError, ShapeError
-from ....problem.numeric import NumericPlan, numeric_plan
+from ....problem.numeric import AnyPlan, NumericPlan, numeric_plan
+from ....problem.settings import Settings
 from ..emit.target import target
 from .execute import gemm, swap_operands
 from .packed import PackedWeight
@@ -28,17 +29,13 @@ DEFAULT_RIDGE = 7.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(AnyPlan):
     """A frozen, printable plan for one product on the CPU.
 
     Attributes
     ----------
-    m, n, k : int
-        C[m, n] = op(A)[m, k] @ op(B)[k, n].
-    trans_a, trans_b : {"N", "T"}
-        How the operands are stored.
-    numeric : NumericPlan
-        What the numbers are; made without M.
+    m, n, k, trans_a, trans_b, numeric
+        As in `isogemm.problem.numeric.AnyPlan`.
     schedule : Schedule
         Who computes them and how the work is cut; never changes a bit.
     swapped : bool
@@ -49,21 +46,10 @@ class Plan:
         Instruction set that the kernels are compiled for.
     """
 
-    m: int
-    n: int
-    k: int
-    trans_a: str
-    trans_b: str
-    numeric: NumericPlan
     schedule: Schedule
     swapped: bool
     packed: bool
     target: str
-
-    @property
-    def contract(self) -> Contract:
-        """The definition of the bits."""
-        return self.numeric.contract
 
     @property
     def strategy(self) -> str:
@@ -135,10 +121,6 @@ class Plan:
             "bound": self.bound,
         }
 
-    def to_json(self) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
-
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
         """A plan from `to_dict`'s data.
@@ -183,18 +165,12 @@ class Plan:
                 "operands of a replay", limit=self.numeric.dtype_a, value=types, nearest="the plan's types"
             )
         out = np.empty((self.m, self.n), NUMPY[self.numeric.out_dtype])
-        gemm(a, b, out, contract=self.contract, chosen=self.schedule)
+        gemm(a, b, out, Settings(self.contract), chosen=self.schedule)
         return out
 
     def rows(self) -> list[tuple[str, str]]:
-        """The plan as (name, value) lines, the table that `str` prints."""
-        s, x = self.schedule, self.numeric
-        lines = [
-            ("product", f"C[{self.m}, {self.n}] = op{self.trans_a}(A) @ op{self.trans_b}(B), k = {self.k}"),
-            ("contract", f"{self.contract}  ({x.leaves} chain{'s' if x.leaves != 1 else ''} over K; m plays no part)"),
-            ("types", f"{x.dtype_a} x {x.dtype_b} -> {x.out_dtype}"),
-            ("strategy", self.strategy + (", weight prepared once" if self.packed else "")),
-        ]
+        s = self.schedule
+        lines = [*self.heading(), ("strategy", self.strategy + (", weight prepared once" if self.packed else ""))]
         if self.strategy != "definition":
             lines += [
                 ("tiles", f"{s.mr} rows a panel; blocks MC {s.mc}, NC {s.nc}, KC {s.kc} ({self.target})"),
@@ -207,18 +183,6 @@ class Plan:
             ("digest", self.digest),
         ]
         return lines
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name:<9} {value}" for name, value in self.rows())
-
-    def __rich__(self) -> Any:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(title=f"plan {self.m} x {self.n} x {self.k}", show_header=False)
-        for name, value in self.rows():
-            table.add_row(name, Text(value))  # as it is: a configuration in brackets is no markup
-        return table
 
 
 def plan(

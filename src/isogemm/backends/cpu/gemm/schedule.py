@@ -132,11 +132,9 @@ def check_legal(p: Problem, s: Schedule, cpu: Target) -> None:
 
 
 def _few_rows(p: Problem, threads: int, cpu: Target) -> Schedule:
-    if p.b_lines and p.m <= GEMV_ROWS:
-        grid = _fine(p, threads, cpu)
-        return Schedule("gemv", "in place", "in place", cpu.mr, p.m, p.n, p.k, 1, grid, threads)
-    grid = min(-(-p.n // cpu.nr), threads)
-    return Schedule("stream", "in place", "in place", cpu.mr, p.m, p.n, p.k, 1, grid, threads)
+    gemv = p.b_lines and p.m <= GEMV_ROWS
+    grid = _fine(p, threads, cpu) if gemv else min(-(-p.n // cpu.nr), threads)
+    return Schedule("gemv" if gemv else "stream", "in place", "in place", cpu.mr, p.m, p.n, p.k, 1, grid, threads)
 
 
 def _fine(p: Problem, threads: int, cpu: Target) -> int:
@@ -163,42 +161,22 @@ def _split(p: Problem, threads: int, cpu: Target, chunks: int) -> tuple[int, int
 
 
 def _small(p: Problem, threads: int, cpu: Target) -> Schedule:
-    b_in_place = p.b_rows and p.b_bytes == 4
+    b_mode: Literal["in place", "block"] = "in place" if p.b_rows and p.b_bytes == 4 else "block"
     grid_m, grid_n = _split(p, threads, cpu, 1)
-    return Schedule(
-        "small",
-        "in place",
-        "in place" if b_in_place else "block",
-        cpu.mr_direct,
-        p.m,
-        p.n,
-        p.k,
-        grid_m,
-        grid_n,
-        threads,
-    )
+    return Schedule("small", "in place", b_mode, cpu.mr_direct, p.m, p.n, p.k, grid_m, grid_n, threads)
 
 
 def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
-    # Narrow panels are widened by the tile that also walks A in place; it has fewer rows.
-    mr = cpu.mr_direct if p.b_bytes != 4 else cpu.mr
+    mr = _panel_rows(p, cpu)
     in_place = p.a_place and p.m <= min(4, mr)
     if p.m > SKINNY or max(p.m, cpu.mr, cpu.nr) * p.k > DEEP:
-        return _in_blocks(p, threads, cpu)
+        return _tiled(p, threads, cpu)
     grid_m, grid_n = 1, _fine(p, threads, cpu)
     kc = p.k if p.m <= mr else KC
     return Schedule(
         "gemv" if p.m <= STREAM_ROWS else "skinny",
         "in place" if in_place else "all", "prepared", mr, p.m, cpu.nr, kc, grid_m, grid_n, threads,
     )  # fmt: skip
-
-
-def _in_blocks(p: Problem, threads: int, cpu: Target) -> Schedule:
-    """A prepared B, and A packed a block at a time."""
-    mr = cpu.mr_direct if p.b_bytes != 4 else cpu.mr
-    grid_m, grid_n = _split(p, threads, cpu, 1)
-    mc = MC_BYTES // (4 * KC) // mr * mr
-    return Schedule("tiled", "block", "prepared", mr, mc, _columns(p, grid_n, cpu), KC, grid_m, grid_n, threads)
 
 
 def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:
@@ -209,9 +187,16 @@ def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:
 
 
 def _tiled(p: Problem, threads: int, cpu: Target) -> Schedule:
+    mr = _panel_rows(p, cpu)
     grid_m, grid_n = _split(p, threads, cpu, 1)
-    mc = MC_BYTES // (4 * KC) // cpu.mr * cpu.mr
-    return Schedule("tiled", "block", "block", cpu.mr, mc, _columns(p, grid_n, cpu), KC, grid_m, grid_n, threads)
+    mc = MC_BYTES // (4 * KC) // mr * mr
+    b_mode: Literal["prepared", "block"] = "prepared" if p.prepared else "block"
+    return Schedule("tiled", "block", b_mode, mr, mc, _columns(p, grid_n, cpu), KC, grid_m, grid_n, threads)
+
+
+def _panel_rows(p: Problem, cpu: Target) -> int:
+    """Narrow prepared panels are widened by the tile that also walks A in place; it has fewer rows."""
+    return cpu.mr_direct if p.prepared and p.b_bytes != 4 else cpu.mr
 
 
 def _columns(p: Problem, grid_n: int, cpu: Target) -> int:

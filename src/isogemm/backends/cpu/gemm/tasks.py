@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....base.seen import Seen
+from ....problem.settings import PLAIN, Settings
 from ..emit import descriptor as f
 from ..emit.target import target
 from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
@@ -28,27 +30,24 @@ _A_MODES = {"block": f.PACK_BLOCK, "all": f.PACK_ALL, "in place": f.A_IN_PLACE}
 _B_MODES = {"block": f.PACK, "prepared": f.PREPARED, "in place": f.B_IN_PLACE}
 _STRATEGIES = {"gemv": f.GEMV, "stream": f.STREAM}
 _ELEMENTS = {"f": FLOAT32, "e": FLOAT16}
-_KEPT = 1024
-_tasks: dict[Any, Task] = {}
+_tasks: Seen[Task] = Seen(1024)
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
     """What happens to the accumulator, and what it starts from."""
 
-    alpha: float
-    beta: float
-    c: Array | None
-    bias: Array | None
-    accumulate: bool
+    asked: Settings
+    c: Array | None = None
+    bias: Array | None = None
 
     def key(self) -> tuple[Any, ...]:
         """Everything but addresses."""
-        c, bias = self.c, self.bias
+        asked, c, bias = self.asked, self.c, self.bias
         return (
-            self.alpha,
-            self.beta,
-            self.accumulate,
+            asked.alpha or str(asked.alpha),  # 0.0 equals -0.0, whose products have the other sign
+            asked.beta,
+            asked.accumulate,
             None if c is None else (c.strides, c.dtype.char),
             None if bias is None else (bias.strides, bias.dtype.char),
         )
@@ -122,12 +121,7 @@ def task_for(
         None if epilogue is None else epilogue.key(),
     )
     task = _tasks.get(key)
-    if task is None:
-        task = _make(a, b, out, epilogue, threads, chosen)
-        if len(_tasks) >= _KEPT:
-            _tasks.clear()
-        _tasks[key] = task
-    return task
+    return _tasks.keep(key, _make(a, b, out, epilogue, threads, chosen)) if task is None else task
 
 
 def swap_operands(m: int, n: int, row_stride: int, column_stride: int, itemsize: int) -> bool:
@@ -150,7 +144,7 @@ def _make(
     threads: int,
     chosen: Schedule | None,
 ) -> Task:
-    e = epilogue or Epilogue(1.0, 0.0, None, None, False)
+    asked, c, bias = (epilogue.asked, epilogue.c, epilogue.bias) if epilogue else (PLAIN, None, None)
     prepared = isinstance(b, PackedWeight)
     m, n = out.shape
     k = a.shape[1]
@@ -162,16 +156,17 @@ def _make(
     else:
         _strides(row, f.B, b)
     _strides(row, f.OUT, out)
-    if e.c is not None and (e.beta != 0.0 or e.accumulate):
-        _strides(row, f.C, e.c)
-    if e.bias is not None:
-        row[f.BIAS_CS], row[f.BIAS_E] = e.bias.strides[0], element_code(e.bias.dtype)
-    row[f.ALPHA], row[f.BETA], row[f.START] = float32_bits(e.alpha), float32_bits(e.beta), int(e.accumulate)
+    if c is not None and asked.reads_c:
+        _strides(row, f.C, c)
+    if bias is not None:
+        row[f.BIAS_CS], row[f.BIAS_E] = bias.strides[0], element_code(bias.dtype)
+    row[f.ALPHA], row[f.BETA] = float32_bits(asked.alpha), float32_bits(asked.beta)
+    row[f.START] = int(asked.accumulate)
     swapped = not prepared and swap_operands(m, n, out.strides[0], out.strides[1], out.itemsize)
     if swapped:
         _swap(row)
         m, n = n, m
-    nothing_after = e.alpha == 1.0 and e.beta == 0.0 and e.bias is None
+    nothing_after = asked.alpha == 1.0 and asked.beta == 0.0 and bias is None
     plain = nothing_after and row[f.O_E] == FLOAT32 and (row[f.O_CS] == 4 or n == 1)
     row[f.PLAIN] = int(plain)
     b_bytes = 4 if row[f.B_E] == FLOAT32 else 2
@@ -188,10 +183,8 @@ def _make(
     rows[0, 0], rows[1] = 1, row
     chunks = s.grid_m * s.grid_n
     narrow = (a.itemsize == 2, b.dtype.itemsize == 2, out.itemsize == 2)
-    return Task(
-        rows, swapped, bool(plain and e.accumulate), m * n * k, chunks, _scratch(problem, s), min(s.threads, chunks),
-        narrow,
-    )  # fmt: skip
+    copies_c = bool(plain and asked.accumulate)
+    return Task(rows, swapped, copies_c, m * n * k, chunks, _scratch(problem, s), min(s.threads, chunks), narrow)
 
 
 def float32_bits(value: float) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ....base.seen import Seen
 from ....errors import ContractError, DTypeError, LayoutError, LimitError, ShapeError
 from .case import AttentionCase, Strided
 from .choose import admitted_run, ranged_run
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["forward"]
 
-_MOST = 4096
 MAX_HEAD = 256
 MOST = 2**31 - 2**10  # queries and keys that the kernels can count
-_plans: dict[tuple[Any, ...], Callable[..., None]] = {}
+_plans: Seen[Callable[..., None]] = Seen(4096)
 _torch: Any = None
 _empty: Any = None
 _stream: Any = None
@@ -144,11 +144,7 @@ def _plan(
         stats=stats,
         device=device,
     )
-    run = (ranged_run if ranged and mask is not None else admitted_run)(case, kernel)
-    if len(_plans) >= _MOST:
-        _plans.clear()
-    _plans[key] = run
-    return run
+    return _plans.keep(key, (ranged_run if ranged and mask is not None else admitted_run)(case, kernel))
 
 
 def _name(x: Any) -> str:

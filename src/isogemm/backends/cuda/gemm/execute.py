@@ -12,15 +12,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ....contract.spec import Contract
+from ....base.seen import Seen
 from ....operands.cuda import current_stream, tensor
 from ....operands.device_array import DeviceId
-from ....problem.product import Addresses, Launch, Product, Strides
+from ....planner.device import Item
+from ....problem.product import Addresses, Launch, Product, Strides, alignment
+from ....problem.settings import Settings
 
 __all__ = ["Executor", "choose", "pose", "run_loop", "runner"]
 
 Array = NDArray[Any]
-Item = tuple[Array, Array, Array, Array | None]
 
 
 class Executor:
@@ -40,54 +41,34 @@ class Executor:
         self.trace: list[tuple[Any, Any, Addresses | None]] = []
 
     def gemm(
-        self,
-        a: Array,
-        b: Array,
-        out: Array,
-        *,
-        contract: Contract,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        c: Array | None = None,
-        bias: Array | None = None,
-        accumulate: bool = False,
+        self, a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
     ) -> None:
         """out = alpha * (a @ b) + beta * c + bias on views [m, k], [k, n] and [m, n], or on [batch, ...] of each."""
         if not out.size:
             return
         if not a.shape[-1]:
             self.trace.append((None, None, None))
-            without_walk(tensor(out), None if c is None else tensor(c), _optional(bias), alpha, beta, accumulate)
+            without_walk(tensor(out), _optional(c), _optional(bias), asked)
             return
-        product, at = pose(a, b, out, contract, alpha, beta, c, bias, accumulate)
+        product, at = pose(a, b, out, asked, c, bias)
         self._enqueue(product, at)
 
     gemm_batched = gemm
 
-    def gemm_items(
-        self,
-        items: Sequence[Item],
-        *,
-        contract: Contract,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        bias: Array | None = None,
-        accumulate: bool = False,
-    ) -> None:
+    def gemm_items(self, items: Sequence[Item], asked: Settings, *, bias: Array | None = None) -> None:
         """`gemm` on each (a, b, out, c); sizes may differ."""
-        options: dict[str, Any] = {"contract": contract, "alpha": alpha, "beta": beta, "accumulate": accumulate}
         walked = [item for item in items if item[0].shape[1] and item[2].size]
         if len(walked) == 1:
             a, b, out, c = walked[0]
-            self.gemm(a, b, out, c=c, bias=bias, **options)
+            self.gemm(a, b, out, asked, c=c, bias=bias)
         elif walked:
-            posed = [pose(a, b, out, contract, alpha, beta, c, bias, accumulate) for a, b, out, c in walked]
+            posed = [pose(a, b, out, asked, c, bias) for a, b, out, c in walked]
             run = runner(posed)
             self.trace.append((run, posed, None))
             run(posed, self.place.ordinal, current_stream(self.place))
         for a, b, out, c in items:  # last: what comes before may still refuse
             if not a.shape[1]:
-                self.gemm(a, b, out, c=c, bias=bias, **options)
+                self.gemm(a, b, out, asked, c=c, bias=bias)
 
     def _enqueue(self, product: Product, at: Addresses) -> None:
         launch = choose(product, self.place.ordinal)
@@ -103,14 +84,11 @@ def choose(product: Product, device: int) -> Launch:
     key = product, math.copysign(1.0, product.alpha), planner  # an alpha of 0.0 equals -0.0, whose zeros differ
     launch = _launches.get(key)
     if launch is None:
-        if len(_launches) >= _MOST:
-            _launches.clear()
-        launch = _launches[key] = planner.choose(product).launch
+        launch = _launches.keep(key, planner.choose(product).launch)
     return launch
 
 
-_MOST = 8192
-_launches: dict[tuple[Product, float, Any], Launch] = {}
+_launches: Seen[Launch] = Seen(8192)
 
 
 def runner(items: Sequence[tuple[Product, Addresses]]) -> Callable[..., None]:
@@ -128,19 +106,10 @@ def run_loop(items: Sequence[tuple[Product, Addresses]], device: int, stream: in
 
 
 def pose(
-    a: Array,
-    b: Array,
-    out: Array,
-    contract: Contract,
-    alpha: float,
-    beta: float,
-    c: Array | None,
-    bias: Array | None,
-    accumulate: bool,
+    a: Array, b: Array, out: Array, asked: Settings, c: Array | None, bias: Array | None
 ) -> tuple[Product, Addresses]:
     """What kernels see of a product of views with at least one element each, and where they find it."""
     at = Addresses(*[0 if x is None else x.ctypes.data for x in (a, b, out, c, bias)])
-    common = at.a | at.b | at.out | at.c | at.bias | 128
     product = Product(
         m=out.shape[-2],
         n=out.shape[-1],
@@ -148,7 +117,7 @@ def pose(
         dtype_a=_name(a),
         dtype_b=_name(b),
         dtype_out=_name(out),
-        contract=contract,
+        contract=asked.contract,
         a=strides_of(a),
         b=strides_of(b),
         out=strides_of(out),
@@ -157,10 +126,10 @@ def pose(
         dtype_c=None if c is None else _name(c),
         dtype_bias=None if bias is None else _name(bias),
         bias_stride=1 if bias is None or bias.shape[0] == 1 else bias.strides[0] // bias.itemsize,
-        alpha=alpha,
-        beta=beta,
-        accumulate=accumulate,
-        align=common & -common,
+        alpha=asked.alpha,
+        beta=asked.beta,
+        accumulate=asked.accumulate,
+        align=alignment(*at),
     )
     return product, at
 
@@ -193,7 +162,7 @@ def _optional(x: Array | None) -> Any:
     return None if x is None else tensor(x)
 
 
-def without_walk(out: Any, c: Any, bias: Any, alpha: float, beta: float, accumulate: bool) -> None:
+def without_walk(out: Any, c: Any, bias: Any, asked: Settings) -> None:
     """The product over an empty K, by torch: the sum is +0, or C with `accumulate`, and the epilogue is as always.
 
     Every operation is a torch call of its own, so none can be fused with the next.
@@ -201,12 +170,12 @@ def without_walk(out: Any, c: Any, bias: Any, alpha: float, beta: float, accumul
     import torch
 
     v = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
-    if accumulate:
+    if asked.accumulate:
         v = c.to(torch.float32, copy=True)
-    if alpha != 1:
-        v = v * alpha
-    if beta != 0:
-        v = v + (c.float() if beta == 1 else c.float() * beta)
+    if asked.alpha != 1:
+        v = v * asked.alpha
+    if asked.beta != 0:
+        v = v + (c.float() if asked.beta == 1 else c.float() * asked.beta)
     if bias is not None:
         v = v + bias.float()
     v = v.to(out.dtype).contiguous()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ....base.dtypes import CODE
 from ....problem.product import Product, Strides
 
-__all__ = ["KINDS", "Fp32Side", "aligned_side", "epilogue", "grid", "serves", "sides"]
+__all__ = ["Fp32Side", "aligned_side", "epilogue", "grid", "serves", "sides"]
 
-KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 START, ADD_C, ADD_BIAS, VECTOR = 1, 2, 4, 8  # flags of include/fp32_epilogue.cu
 LIMIT = 2**31 - 256  # sizes are int in the kernels, and tiles may reach beyond them
 
@@ -50,7 +50,7 @@ def serves(p: Product, arithmetics: Sequence[str], orders: Sequence[str]) -> boo
     """Whether a product is one of float32 matrices under these contracts, with sizes that the kernels can count."""
     if p.contract.arithmetic not in arithmetics or p.contract.order.kind not in orders:
         return False
-    if {p.dtype_a, p.dtype_b} != {"float32"} or p.dtype_out not in KINDS:
+    if {p.dtype_a, p.dtype_b} != {"float32"} or p.dtype_out not in CODE:
         return False
     if p.accumulate and (p.c is None or p.dtype_c != "float32" or p.contract.order.kind == "tree"):
         return False
@@ -65,7 +65,7 @@ def epilogue(p: Product) -> tuple[list[tuple[str, int]], int]:
     whole = p.out.row % 4 == 0 and (p.batch == 1 or p.out.batch % 4 == 0)
     if p.dtype_out == "float32" and p.align >= 16 and (p.out.col == 1 or p.n == 1) and whole:
         flags |= VECTOR
-    kinds = [0 if name is None else KINDS[name] for name in (p.dtype_out, p.dtype_c, p.dtype_bias)]
+    kinds = [0 if name is None else CODE[name] for name in (p.dtype_out, p.dtype_c, p.dtype_bias)]
     types = kinds[0] | kinds[1] << 4 | kinds[2] << 8 | flags << 12
     return [("i64", int(x)) for x in (*p.out, *c, p.bias_stride)], types
 

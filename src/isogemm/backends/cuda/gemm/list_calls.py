@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ....base.seen import Seen
 from ....operands.tensors import KINDS, is_traced, ready
 from ....problem.product import Addresses, Product
 from .. import calls
 from ..pointers import PointerArray
 
-__all__ = ["call", "forget", "remember"]
+__all__ = ["call", "remember"]
 
 Counts = NDArray[np.int64]
-_MOST = 512
-_entries: dict[tuple[Any, ...], SeenList] = {}
+_entries: Seen[SeenList] = Seen(512)
 
 
 class SeenList(NamedTuple):
@@ -131,11 +131,6 @@ def _apart(where: Counts, spans: Counts, at_bias: int, bias: Any) -> bool:
     return not ((last >= 0) & (high[last] > begins)).any()
 
 
-def forget() -> None:
-    """Empty the table."""
-    _entries.clear()
-
-
 def remember(form: str, operands: tuple[Any, ...], options: tuple[Any, ...], results: Any, device: Any) -> None:
     """Enter a call that took the long way, if all its items went to the device together.
 
@@ -175,8 +170,6 @@ def _enter(
     *,
     fresh: bool,
 ) -> None:
-    if len(_entries) >= _MOST:
-        _entries.clear()
     results, align = groups[2], key[2][-1]
     like, places = {}, []
     if fresh:  # views of one new buffer, whose places in it have an alignment of their own
@@ -186,7 +179,7 @@ def _enter(
             places.append((tuple(x.shape), x.stride(), (address - first) // item))
             align |= address - first
         align &= -align
-    _entries[key] = SeenList(
+    seen = SeenList(
         tuple(replace(product, align=align) for product, _ in items),
         run,
         device,
@@ -196,6 +189,7 @@ def _enter(
         np.array([_spans(group) for group in groups], np.int64),
         items[0][0].accumulate,
     )
+    _entries.keep(key, seen)
 
 
 def _spans(group: Any) -> list[int]:

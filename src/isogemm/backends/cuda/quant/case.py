@@ -7,6 +7,7 @@ from typing import Any
 
 from ....base.dtypes import CODE, ITEMSIZE
 from ....errors import DeviceError, DTypeError, ShapeError
+from ....problem.product import alignment
 from ..gemm.fp32 import ADD_BIAS
 from .layout import Packed
 
@@ -110,16 +111,11 @@ def case_of(path: str, x: Any, packed: Packed, out: Any, bias: Any) -> QuantCase
             )
     return QuantCase(
         path, packed.format, dtype_of(x), dtype_of(out), None if bias is None else dtype_of(bias), m, n, k, "",
-        _strides(x), _strides(out), 1 if bias is None else bias.stride(0), _align(x), _align(out),
+        _strides(x), _strides(out), 1 if bias is None else bias.stride(0),
+        *(alignment(matrix.data_ptr(), most=16) for matrix in (x, out)),
     )  # fmt: skip
 
 
 def _strides(matrix: Any) -> tuple[int, int] | None:
     """None of a contiguous one."""
     return None if matrix.is_contiguous() else tuple(matrix.stride())
-
-
-def _align(tensor: Any) -> int:
-    """The largest power of two up to 16 that divides an address."""
-    at = tensor.data_ptr() | 16
-    return int(at & -at)

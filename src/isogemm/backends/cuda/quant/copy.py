@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....base.seen import Seen
 from ....errors import DeviceError, LimitError, OptionError
 from ....operands.device_array import DeviceId
 from ....operands.tensors import is_traced
@@ -21,11 +22,9 @@ from .family import QuantRun
 from .layout import FORMATS, ROWS, Packed, layout
 from .pack import pack, settle
 
-__all__ = ["DeviceCopy", "adopt", "forget", "upload"]
+__all__ = ["DeviceCopy", "adopt", "upload"]
 
 ALIGN = 128  # of a copy's address
-_MOST = 512  # calls that a copy remembers
-_age = 0  # grows when kernels are to be chosen anew
 
 
 @contextmanager
@@ -47,7 +46,6 @@ class KnownCall(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     like: dict[str, Any]  # dtype and device of the result, as torch's keywords
-    age: int
 
 
 class DeviceCopy:
@@ -72,7 +70,7 @@ class DeviceCopy:
     ) -> None:  # fmt: skip
         self.place, self.format, self.shape, self.packed, self.native = place, fmt, shape, packed, native
         self._host = host
-        self.calls: dict[tuple[Any, ...], KnownCall] = {}
+        self.calls: Seen[KnownCall] = Seen(512)
 
     @property
     def host(self) -> Any:
@@ -160,9 +158,9 @@ class DeviceCopy:
             call = self.calls.get(key)
         except (RuntimeError, TypeError):  # no address, no strides, no hash
             return None
-        if call is None or call.age != _age or not at or x.is_neg() or (x.requires_grad and calls._grad_enabled()):
+        if call is None or not at or x.is_neg() or (x.requires_grad and calls._grad_enabled()):
             return None
-        run, launch, weight, rows, shape, strides, like, _ = call
+        run, launch, weight, rows, shape, strides, like = call
         try:
             result = calls._empty_strided(shape, strides, **like)
         except RuntimeError:  # no memory: the long way says so in our words
@@ -180,8 +178,6 @@ class DeviceCopy:
         """Enter a call of contiguous tensors that took the long way."""
         if not calls.ready() or any(type(t) not in calls.KINDS for t in (x, result)) or not x.is_contiguous():
             return
-        if len(self.calls) >= _MOST:
-            self.calls.clear()
         key: tuple[Any, ...] = (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, options)
         if bias is not None:
             if type(bias) not in calls.KINDS or not bias.is_contiguous():
@@ -193,16 +189,10 @@ class DeviceCopy:
         weight = run.packed.data.data_ptr()
         like = {"dtype": result.dtype, "device": result.device}
         rows = (given.shape[0], given.shape[1])
-        self.calls[key] = KnownCall(run, run.launch, weight, rows, tuple(result.shape), result.stride(), like, _age)
+        self.calls.keep(key, KnownCall(run, run.launch, weight, rows, tuple(result.shape), result.stride(), like))
 
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-def forget() -> None:
-    """Choose kernels anew in every call that was made before."""
-    global _age
-    _age += 1
 
 
 def upload(matrix: Any, place: DeviceId, *, native: bool = False, there: Any = None) -> DeviceCopy:

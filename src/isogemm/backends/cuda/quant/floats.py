@@ -10,7 +10,7 @@ from typing import Any
 
 from ....base.dtypes import CODE, ITEMSIZE
 from ....contract.spec import Contract, Order
-from ....problem.product import Addresses, Product, Strides
+from ....problem.product import Addresses, Product, Strides, alignment
 from ..driver import facts
 from ..driver.nvrtc import function_of
 from ..gemm.execute import choose
@@ -83,7 +83,7 @@ class QuantFloats(QuantKernel):
                 m, count, k, "float32", "float32", dtype_of(out), Contract("fma", Order()),
                 a=Strides(*wide.stride()), b=Strides(1, step), out=Strides(*out.stride()),
                 dtype_bias=None if bias is None else dtype_of(bias), bias_stride=1 if bias is None else bias.stride(0),
-                align=_align(at.a | at.b | at.out),
+                align=alignment(at.a, at.b, at.out),
             )  # fmt: skip
             choose(product, device)(at, facts.current_stream(device))
 
@@ -97,8 +97,3 @@ def _stage_bytes(lay: PackedLayout) -> int:
 
 def _stages(lay: PackedLayout) -> int:
     return max(2, min(6, RING // _stage_bytes(lay)))
-
-
-def _align(addresses: int) -> int:
-    """The largest power of two up to 128 that divides them all."""
-    return (addresses | 128) & -(addresses | 128)

@@ -82,11 +82,8 @@ def legal(lay: PackedLayout, c: ManyConfig) -> bool:
 
 def deepest(lay: PackedLayout, warpgroups: int, blocks: int, cols: int, cluster: int = 1) -> ManyConfig | None:
     """With as many stages as there is room for; None where no ring of three fits."""
-    for stages in range(16, 2, -1):
-        config = ManyConfig(warpgroups, blocks, cols, stages, cluster)
-        if legal(lay, config):
-            return config
-    return None
+    several = (ManyConfig(warpgroups, blocks, cols, stages, cluster) for stages in range(16, 2, -1))
+    return next((c for c in several if legal(lay, c)), None)
 
 
 COLS = (64, 96, 128, 176, 256)

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ....base.dtypes import CODE
+from ....base.seen import Seen
 from ....contract.rows import OPERATIONS
 from ..driver.kernel import Bound
 from .build import Turned, each, reduce, rope
 from .sides import ABSENT, Side
 
-__all__ = ["forget", "known", "known_one", "known_two", "run", "side"]
-
-_MOST = 8192
+__all__ = ["known", "known_one", "known_two", "run", "side"]
 
 
 class Ready(NamedTuple):
@@ -27,7 +26,7 @@ class Ready(NamedTuple):
     results: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]] | None, ...]
 
 
-_entries: dict[tuple[Any, ...], Ready] = {}
+_entries: Seen[Ready] = Seen(8192)
 _types: dict[type, None] = {}
 _like: Any = None
 _strided: Any = None
@@ -43,11 +42,6 @@ def _learn() -> None:
     _like, _strided, _bfloat16 = torch.empty_like, torch.empty_strided, torch.bfloat16
     _stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a build without CUDA has none
     _types.update({torch.Tensor: None, torch.nn.Parameter: None})
-
-
-def forget() -> None:
-    """Empty the table of calls."""
-    _entries.clear()
 
 
 def known(kind: Any, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
@@ -178,9 +172,7 @@ def run(
         launch = _built(kind, plain, codes, key[-1], x.get_device(), rest)
         if launch is None:
             return None
-        if len(_entries) >= _MOST:
-            _entries.clear()
-        entry = _entries[key] = Ready(launch, x.get_device(), _results(x, outs))
+        entry = _entries.keep(key, Ready(launch, x.get_device(), _results(x, outs)))
     return _launched(entry, plain[0], at)
 
 

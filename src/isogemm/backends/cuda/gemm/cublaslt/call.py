@@ -61,6 +61,16 @@ class CublasCall:
     c: Matrix
     batch: int
 
+    @property
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+        """In the order in which the library asks for them."""
+        return self.first, self.second, self.c, self.out
+
+    @property
+    def types(self) -> tuple[int, ...]:
+        """cudaDataType of each."""
+        return tuple(DATA_TYPE[x.dtype] for x in self.matrices)
+
 
 def as_call(product: Product) -> CublasCall | None:
     """The column-major call that a product is, or None where no leading dimensions describe its matrices."""
@@ -181,6 +191,11 @@ class Descriptors:
         self.second = self._layout(call.second)
         self.out = self._layout(call.out)
         self.c = self.out if call.c == call.out else self._layout(call.c)
+
+    @property
+    def handles(self) -> tuple[int, int, int, int, int]:
+        """The descriptor and the layouts of the matrices."""
+        return self.matmul, self.first, self.second, self.c, self.out
 
     def _set_operations(self, bias: int, dtype_bias: str | None) -> None:
         lt = binding()

@@ -25,7 +25,7 @@ from functools import lru_cache
 from .....base.dtypes import ITEMSIZE
 from .....errors import ContractError, DeviceError, LayoutError, OptionError
 from .....planner.trials import ProductFamily
-from .....problem.product import Addresses, Launch, Product
+from .....problem.product import Addresses, Launch, Product, alignment
 from ...driver.facts import count
 from ...driver.libcuda import context
 from ...driver.workspace import workspace
@@ -64,7 +64,7 @@ class CublasLt(ProductFamily):
         if not _serves(product):
             return ()
         chosen = cublaslt_search.settings(Algorithm.parse(config).data)
-        return _around(product, _current_device(), (chosen["ID"], chosen["TILE_ID"]))
+        return _search(product, _current_device(), (chosen["ID"], chosen["TILE_ID"]))
 
     def supports(self, product: Product, config: str) -> bool:
         """Whether the product is one that cuBLASLt takes; `build` asks the library about the algorithm itself."""
@@ -148,33 +148,21 @@ def _bias_fits(product: Product, call: CublasCall) -> bool:
 
 def _alignment(product: Product, call: CublasCall) -> int:
     """Bytes up to 128 that divide the addresses of all items."""
-    align = product.align
-    for x in (call.first, call.second, call.c, call.out) if call.batch > 1 else ():
-        step = x.stride * ITEMSIZE[x.dtype]
-        align = min(align, step & -step or align)
-    return align
+    steps = [x.stride * ITEMSIZE[x.dtype] for x in call.matrices] if call.batch > 1 else []
+    return alignment(*steps, most=product.align)
 
 
 @lru_cache(maxsize=1024)
-def _search(product: Product, device: int) -> tuple[str, ...]:
+def _search(product: Product, device: int, only: tuple[int, int] | None = None) -> tuple[str, ...]:
+    """What the library offers, or all that enumeration finds of one algorithm id and tile."""
     call = as_call(product)
     if call is None:
         return ()
     desc, align = Descriptors(call, 0, product.dtype_bias), _alignment(product, call)
-    listed = cublaslt_search.heuristic(handle(device), desc, align)
-    more = cublaslt_search.enumerate_algorithms(handle(device), desc, align, seconds=SECONDS)
-    kept = cublaslt_search.shortlist(listed, more, MOST)
+    listed = [] if only else cublaslt_search.heuristic(handle(device), desc, align)
+    found = cublaslt_search.enumerate_algorithms(handle(device), desc, align, seconds=SECONDS, only=only)
+    kept = found if only else cublaslt_search.shortlist(listed, found, MOST)
     return tuple(str(x.algorithm) for x in kept)
-
-
-@lru_cache(maxsize=256)
-def _around(product: Product, device: int, tile: tuple[int, int]) -> tuple[str, ...]:
-    call = as_call(product)
-    if call is None:
-        return ()
-    desc, align = Descriptors(call, 0, product.dtype_bias), _alignment(product, call)
-    found = cublaslt_search.enumerate_algorithms(handle(device), desc, align, seconds=SECONDS, only=tile)
-    return tuple(str(x.algorithm) for x in found)
 
 
 @dataclass(frozen=True, slots=True)

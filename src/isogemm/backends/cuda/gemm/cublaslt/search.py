@@ -96,6 +96,10 @@ class _Result(ctypes.Structure):
         ("reserved", ctypes.c_int32 * 4),
     )
 
+    def of(self, algorithm: Algorithm) -> Found:
+        """What the library says of an algorithm."""
+        return Found(algorithm, int(self.workspace), float(self.waves))
+
 
 def settings(data: bytes) -> dict[str, int]:
     """The configuration inside an algorithm's bytes, by the library's names."""
@@ -161,31 +165,27 @@ def _prefer(lt: Any, preference: int, workspace: int, align: int) -> None:
 
 def _ask(lt: Any, handle: int, desc: Descriptors, preference: int, count: int) -> Iterator[Found]:
     results, returned = (_Result * count)(), ctypes.c_int32()
-    layouts = desc.matmul, desc.first, desc.second, desc.c, desc.out
     try:
         lt.matmul_algo_get_heuristic(
-            handle, *layouts, preference, count, ctypes.addressof(results), ctypes.addressof(returned)
+            handle, *desc.handles, preference, count, ctypes.addressof(results), ctypes.addressof(returned)
         )
     except lt.cuBLASLtError:  # it has nothing for this call
         return
     for x in results[: returned.value]:
         if x.state == 0:
-            yield Found(Algorithm(bytes(x.algorithm)), int(x.workspace), float(x.waves))
+            yield x.of(Algorithm(bytes(x.algorithm)))
 
 
 def check(handle: int, desc: Descriptors, algorithm: Algorithm) -> Found | None:
     """What the library says of an algorithm for a call; None where it refuses."""
     held = (ctypes.c_uint8 * ALGORITHM_BYTES).from_buffer_copy(algorithm.data)
     result = _Result()
-    if not _accepted(binding(), handle, desc, ctypes.addressof(held), result):
-        return None
-    return Found(algorithm, int(result.workspace), float(result.waves))
+    return result.of(algorithm) if _accepted(binding(), handle, desc, ctypes.addressof(held), result) else None
 
 
 def _accepted(lt: Any, handle: int, desc: Descriptors, address: int, result: _Result) -> bool:
-    layouts = desc.matmul, desc.first, desc.second, desc.c, desc.out
     try:
-        lt.matmul_algo_check(handle, *layouts, address, ctypes.addressof(result))
+        lt.matmul_algo_check(handle, *desc.handles, address, ctypes.addressof(result))
     except lt.cuBLASLtError:
         return False
     return bool(result.state == 0)
@@ -268,13 +268,12 @@ def extents(tile: int) -> tuple[int, int] | None:
 
 
 def _algorithm_ids(handle: int, desc: Descriptors) -> Iterable[int]:
-    call, scale = desc.call, DATA_TYPE["float32"]
-    types = [DATA_TYPE[x.dtype] for x in (call.first, call.second, call.c, call.out)]
-    return tuple(int(i) for i in binding().matmul_algo_get_ids(handle, COMPUTE_32F, scale, *types, 256))
+    found = binding().matmul_algo_get_ids(handle, COMPUTE_32F, DATA_TYPE["float32"], *desc.call.types, 256)
+    return tuple(int(i) for i in found)
 
 
 @cache
-def capabilities(handle: int, types: tuple[int, int, int, int], number: int) -> dict[str, tuple[int, ...]]:
+def capabilities(handle: int, types: tuple[int, ...], number: int) -> dict[str, tuple[int, ...]]:
     """What an algorithm id can be set to."""
     lt = binding()
     held = (ctypes.c_uint8 * ALGORITHM_BYTES)()
@@ -298,12 +297,10 @@ class _Enumeration:
 
     def __init__(self, handle: int, desc: Descriptors, number: int, align: int, most_options: int) -> None:
         self.lt, self.handle, self.desc = binding(), handle, desc
-        call = desc.call
-        x = [DATA_TYPE[m.dtype] for m in (call.first, call.second, call.c, call.out)]
-        self.can = capabilities(handle, (x[0], x[1], x[2], x[3]), number)
+        self.can = capabilities(handle, desc.call.types, number)
         self.held = (ctypes.c_uint8 * ALGORITHM_BYTES)()
         self.address = ctypes.addressof(self.held)
-        self.lt.matmul_algo_init(handle, COMPUTE_32F, DATA_TYPE["float32"], *x, number, self.address)
+        self.lt.matmul_algo_init(handle, COMPUTE_32F, DATA_TYPE["float32"], *desc.call.types, number, self.address)
         self.suits = all(self.can[f"MIN_ALIGNMENT_{o}_BYTES"][0] <= align for o in "ABCD")
         self.options = range(min(self.can["CUSTOM_OPTION_MAX"][0] + 1, most_options))
         self.swizzles = range(2 if self.can["CTA_SWIZZLING_SUPPORT"][0] else 1)
@@ -357,6 +354,5 @@ class _Enumeration:
             self._set(**values)
         except self.lt.cuBLASLtError:  # not a value for this algorithm
             return None
-        if not _accepted(self.lt, self.handle, self.desc, self.address, self.result):
-            return None
-        return Found(Algorithm(bytes(self.held)), int(self.result.workspace), float(self.result.waves))
+        accepted = _accepted(self.lt, self.handle, self.desc, self.address, self.result)
+        return self.result.of(Algorithm(bytes(self.held))) if accepted else None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .....base.dtypes import CODE
 from .....problem.product import Product, Strides
 
-__all__ = ["KINDS", "OPERANDS", "SHARED", "Geometry", "HopperConfig", "HopperSide", "geometry", "serves"]
+__all__ = ["OPERANDS", "SHARED", "Geometry", "HopperConfig", "HopperSide", "geometry", "serves"]
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
-KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
 TEXT = re.compile(r"(w?)(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d)x(\d))?( pp)?(?: o(\d))?(?: g(\d+))?( e)?")
 
@@ -190,7 +190,7 @@ def _product_ok(p: Product) -> bool:
     order = p.contract.order
     if p.contract.arithmetic != "tensor_core:sm90" or order.kind == "tree":
         return False
-    if p.dtype_a != p.dtype_b or p.dtype_a not in OPERANDS or p.dtype_out not in KINDS:
+    if p.dtype_a != p.dtype_b or p.dtype_a not in OPERANDS or p.dtype_out not in CODE:
         return False
     if min(p.m, p.n, p.k, p.batch) < 1 or max(p.m, p.n, p.k, p.batch) >= 2**30 or p.align < 16:
         return False
@@ -207,14 +207,7 @@ def _readable(side: HopperSide, k: int) -> bool:
 
 def _config_ok(p: Product, c: HopperConfig) -> bool:
     g = geometry(p, c)
-    if (
-        g is None
-        or c.depth % 64
-        or c.stages < 2
-        or c.cm not in (1, 2, 4, 8)
-        or c.cn not in (1, 2, 4, 8)
-        or c.cluster > 8
-    ):
+    if g is None or c.depth % 64 or c.stages < 2 or c.cluster > 8 or not {c.cm, c.cn} <= {1, 2, 4, 8}:
         return False
     tiles = (64, 128) if c.pingpong else (64, 128, 192, 256)
     leaf = p.contract.order.kind == "leaf"

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 
-from .....base.dtypes import ITEMSIZE
+from .....base.dtypes import CODE, ITEMSIZE
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver import facts
 from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
-from .config import KINDS, OPERANDS, Geometry, HopperConfig, HopperSide, geometry, serves
+from .config import OPERANDS, Geometry, HopperConfig, HopperSide, geometry, serves
 from .model import ranked, resident
 
 __all__ = ["Hopper", "source"]
@@ -72,9 +72,9 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
         "TOTALS": c.totals(leaf),
         "ACCUMULATE": p.accumulate,
         "EPILOGUE": p.alpha != 1 or p.dtype_bias is not None or (p.c is not None and not p.accumulate),
-        "C_KIND": -1 if p.dtype_c is None else KINDS[p.dtype_c],
-        "BIAS_KIND": -1 if p.dtype_bias is None else KINDS[p.dtype_bias],
-        "OUT": KINDS[p.dtype_out],
+        "C_KIND": -1 if p.dtype_c is None else CODE[p.dtype_c],
+        "BIAS_KIND": -1 if p.dtype_bias is None else CODE[p.dtype_bias],
+        "OUT": CODE[p.dtype_out],
         "VECTOR": g.out_step * out_bytes % 16 == 0 and (p.batch == 1 or p.out.batch * out_bytes % 16 == 0),
         "OCCUPANCY": c.occupancy,
         "PRODUCER_REGISTERS": 32 if c.warpgroups == 3 else 40,

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .....base.dtypes import TRITON
 from .....planner.choose import Option, choose
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver.facts import is_capturing
-from ..tile.family import TYPES, Tile, arch, flags, unit
+from ..tile.family import Tile, arch, flags, unit
 
 __all__ = ["FAMILY", "fill", "run_items", "uniform"]
 
@@ -184,7 +185,7 @@ def _compiled(types: tuple[str, ...], constants: tuple[tuple[str, Any], ...], ti
     assert fields == FIELDS
     of = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
     a, b, out, c, bias = types
-    signature = {"table": "*i64", "tiles": "*i32", "bias": f"*{TYPES[bias]}", "bias_step": "i64", "leaf": "i32"}
+    signature = {"table": "*i64", "tiles": "*i32", "bias": f"*{TRITON[bias]}", "bias_step": "i64", "leaf": "i32"}
     signature |= {"alpha": "fp32", "beta": "fp32"}
     named = dict(constants) | {"TYPE": of[a], "TYPE_B": of[b], "TYPE_OUT": of[out], "TYPE_C": of[c]}
     return build(

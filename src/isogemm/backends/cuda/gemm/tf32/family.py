@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .....planner.trials import ProductFamily
-from .....problem.product import Addresses, Launch, Product, Strides
+from .....problem.product import Addresses, Launch, Product
 from ...driver import facts
 from ...driver.kernel import Bound
 from ...driver.nvrtc import function_of
@@ -186,40 +186,29 @@ def _bind(p: Product, c: Tf32Config, device: int) -> Launch:
         for side, box in zip(sides(p), (ROWS, c.columns // c.cluster), strict=True)
     )
     multiply = _product(p, k, c, (a.items, b.items), device)
-    if k.chunks == 1:
+    join = _tree(p, k.chunks, device) if k.chunks > 1 else None
+    nbytes = a.nbytes + b.nbytes + (4 * p.batch * k.chunks * p.m * p.n if join else 0)
 
-        def enqueue(at: Addresses, stream: int) -> None:
-            memory = workspace(a.nbytes + b.nbytes, device)
-            left = memory.data_ptr()
-            a.launch(stream, at.a, left)
-            b.launch(stream, at.b, left + a.nbytes)
-            multiply(stream, a.encode(left), b.encode(left + a.nbytes), at.out, at.c, at.bias)
-
-        return enqueue
-    join = _tree(p, k.chunks, device)
-
-    def enqueue_tree(at: Addresses, stream: int) -> None:
-        memory = workspace(a.nbytes + b.nbytes + 4 * p.batch * k.chunks * p.m * p.n, device)
+    def enqueue(at: Addresses, stream: int) -> None:
+        memory = workspace(nbytes, device)
         left = memory.data_ptr()
-        leaves = left + a.nbytes + b.nbytes
+        right = left + a.nbytes
         a.launch(stream, at.a, left)
-        b.launch(stream, at.b, left + a.nbytes)
-        multiply(stream, a.encode(left), b.encode(left + a.nbytes), leaves, 0, 0)
-        join(stream, leaves, at.out, at.c, at.bias)
+        b.launch(stream, at.b, right)
+        if join is None:
+            multiply(stream, a.encode(left), b.encode(right), at.out, at.c, at.bias)
+        else:
+            leaves = right + b.nbytes
+            multiply(stream, a.encode(left), b.encode(right), leaves, 0, 0)
+            join(stream, leaves, at.out, at.c, at.bias)
 
-    return enqueue_tree
+    return enqueue
 
 
 def _product(p: Product, k: Cut, c: Tf32Config, items: tuple[int, int], device: int) -> Bound:
     """The multiplication; of a tree, its leaves, one after the other."""
     passes = ARITHMETICS[p.contract.arithmetic]
-    seen = p
-    if k.chunks > 1:
-        dense = Strides(p.n, 1, p.m * p.n)
-        seen = replace(
-            p, out=dense, dtype_out="float32", c=None, dtype_c=None, dtype_bias=None, alpha=1.0, beta=0.0, align=128
-        )
-        seen = replace(seen, batch=p.batch * k.chunks)
+    seen = replace(p.sums(p.batch * k.chunks), align=128) if k.chunks > 1 else p
     strides, types = epilogue(seen)
     defines = {
         "PASSES": passes,

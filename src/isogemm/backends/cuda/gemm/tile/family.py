@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from .....base.dtypes import ITEMSIZE
+from .....base.dtypes import ITEMSIZE, TRITON
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver.facts import device as facts
@@ -28,7 +28,6 @@ from ...driver.workspace import workspace
 
 __all__ = ["CHAIN", "IEEE", "Tile", "TileFamily", "arch", "flags", "unit"]
 
-TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 MAX_ITEMS = 65535  # of a batch in one launch: the second dimension of a grid
 TREE_TILE = (4, 256)
 _PATTERN = re.compile(r"(?:w(\d+) x(\d+)|x(\d+) w(\d+)) k(\d+) s(\d+) n(\d+)(?: p(\d+))?( e)?")
@@ -166,9 +165,7 @@ def flags(product: Product, tile: Tile, fma: bool) -> dict[str, Any]:
         "EVEN_K": all(length % tile.block_k == 0 for length in walks),
         "LEAVES": order.kind == "leaf",
         "START": product.accumulate,
-        "ALPHA": product.alpha != 1,
-        "BETA": 0 if product.beta == 0 else 1 if product.beta == 1 else 2,
-        "BIAS": product.dtype_bias is not None,
+        **_epilogue(product),
     }
 
 
@@ -187,9 +184,21 @@ _I32 = {"m", "n", "k", "leaf"}
 _F32 = {"alpha", "beta"}
 
 
-def scalar_type(name: str) -> str:
-    """i32 for extents, f32 for factors, i64 for everything that is multiplied into an address."""
-    return "i32" if name in _I32 else "f32" if name in _F32 else "i64"
+def _signature(product: Product, pointers: dict[str, str], values: dict[str, int | float]) -> dict[str, str]:
+    """Types of parameters: i32 for extents, fp32 for factors, i64 for everything that is multiplied into an address."""
+    found = pointers | {"out": product.dtype_out, "c": product.dtype_c or "float32"}
+    found |= {"bias": product.dtype_bias or "float32"}
+    scalars = {name: "i32" if name in _I32 else "fp32" if name in _F32 else "i64" for name in values}
+    return {name: f"*{TRITON[kind]}" for name, kind in found.items()} | scalars
+
+
+def _epilogue(product: Product) -> dict[str, Any]:
+    """Constants that say what follows the sum."""
+    return {
+        "ALPHA": product.alpha != 1,
+        "BETA": 0 if product.beta == 0 else 1 if product.beta == 1 else 2,
+        "BIAS": product.dtype_bias is not None,
+    }
 
 
 def divisible(values: dict[str, int | float]) -> Iterable[str]:
@@ -215,16 +224,8 @@ def _bind(product: Product, tile: Tile, device: int, *, fma: bool, split: int = 
     if split:
         constants["LEAVES"] = False
         constants["EVEN_K"] = product.k % tile.block_k == 0 and leaf % tile.block_k == 0
-    pointers = {
-        "a": TYPES[product.dtype_a],
-        "b": TYPES[product.dtype_b],
-        "out": TYPES[product.dtype_out],
-        "c": TYPES[product.dtype_c or "float32"],
-        "bias": TYPES[product.dtype_bias or "float32"],
-    }
-    signature = {name: f"*{kind}" for name, kind in pointers.items()}
-    signature |= {name: {"f32": "fp32"}.get(scalar_type(name), scalar_type(name)) for name in values}
-    hints = set(divisible(values)) | (set(pointers) if product.align >= 16 else set())
+    signature = _signature(product, {"a": product.dtype_a, "b": product.dtype_b}, values)
+    hints = {*divisible(values), *(("a", "b", "out", "c", "bias") if product.align >= 16 else ())}
     built = build(
         chain, signature, constants, aligned=tuple(sorted(hints)), capability=arch(device),
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl, enable_fp_fusion=True,
@@ -269,19 +270,12 @@ def _in_parts(
 
 def _tree(product: Product, tile: Tile, device: int, fma: bool) -> Launch:
     """Leaves as items of a float32 workspace, one launch; a second one meets them and finishes."""
-    from dataclasses import replace
-
     leaves = product.contract.order.size
     block = product.contract.block
     length = block * -(-product.k // (leaves * block))
-    elements = product.m * product.n
-    sums = replace(
-        product, dtype_out="float32", out=Strides(product.n, 1, elements), c=None, dtype_c=None, dtype_bias=None,
-        alpha=1.0, beta=0.0, align=min(product.align, 128),
-    )  # fmt: skip
-    walk = _bind(sums, tile, device, fma=fma, split=leaves, leaf=length)
+    walk = _bind(product.sums(product.batch), tile, device, fma=fma, split=leaves, leaf=length)
     meet = _meet(product, device)
-    nbytes = 4 * elements * leaves * product.batch
+    nbytes = 4 * product.m * product.n * leaves * product.batch
 
     def launch(at: Addresses, stream: int) -> None:
         memory = workspace(nbytes, device)
@@ -302,22 +296,9 @@ def _meet(product: Product, device: int) -> Callable[[int, Addresses, int], None
         "out_item": product.out.batch, "c_row": c.row, "c_col": c.col, "c_item": c.batch,
         "bias_step": product.bias_stride, "alpha": product.alpha, "beta": product.beta,
     }  # fmt: skip
-    signature = {
-        "sums": "*fp32",
-        "out": f"*{TYPES[product.dtype_out]}",
-        "c": f"*{TYPES[product.dtype_c or 'float32']}",
-        "bias": f"*{TYPES[product.dtype_bias or 'float32']}",
-    }
-    signature |= {name: {"f32": "fp32"}.get(scalar_type(name), scalar_type(name)) for name in values}
-    constants = {
-        "LEAVES": product.contract.order.size,
-        "BLOCK_M": TREE_TILE[0],
-        "BLOCK_N": TREE_TILE[1],
-        "ALPHA": product.alpha != 1,
-        "BETA": 0 if product.beta == 0 else 1 if product.beta == 1 else 2,
-        "BIAS": product.dtype_bias is not None,
-    }
-    built = build(tree, signature, constants, capability=arch(device), num_warps=4)
+    constants = {"LEAVES": product.contract.order.size, "BLOCK_M": TREE_TILE[0], "BLOCK_N": TREE_TILE[1]}
+    signature = _signature(product, {"sums": "float32"}, values)
+    built = build(tree, signature, constants | _epilogue(product), capability=arch(device), num_warps=4)
     tiles = -(-product.m // TREE_TILE[0]) * -(-product.n // TREE_TILE[1])
     sizes = (ITEMSIZE[product.dtype_out] * product.out.batch, ITEMSIZE[product.dtype_c or "float32"] * c.batch)
     step_sums = 4 * product.m * product.n * product.contract.order.size

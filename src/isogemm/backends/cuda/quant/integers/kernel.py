@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .....base.dtypes import ITEMSIZE
+from .....problem.product import alignment
 from ...driver.workspace import workspace
 from ..case import QuantCase
 from ..kernel import Launch, QuantKernel
@@ -108,8 +109,8 @@ class QuantIntegers(QuantKernel):
         found = []
         for first in range(0, case.m, parts.each):
             rows, at = min(parts.each, case.m - first), first * case.x[0] * ITEMSIZE[case.dtype]
-            there = at | case.x_align
-            each = self.build(replace(case, m=rows, x_align=there & -there), parts.of(rows), device)
+            part = replace(case, m=rows, x_align=alignment(at, most=case.x_align))
+            each = self.build(part, parts.of(rows), device)
             found.append((each, at, first * case.out[0] * ITEMSIZE[case.dtype_out]))
 
         def launch(stream: int, x: int, w: int, out: int, bias: int) -> None:

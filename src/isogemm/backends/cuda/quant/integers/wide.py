@@ -147,10 +147,8 @@ def legal(lay: PackedLayout, c: WideCodes) -> bool:
 
 def _deepest(lay: PackedLayout, warpgroups: int, cols: int) -> WideCodes | None:
     """With as many stages as there is room for, up to eight."""
-    for stages in range(8, 1, -1):
-        if legal(lay, c := WideCodes(warpgroups, cols, stages)):
-            return c
-    return None
+    several = (WideCodes(warpgroups, cols, stages) for stages in range(8, 1, -1))
+    return next((c for c in several if legal(lay, c)), None)
 
 
 @lru_cache(maxsize=4096)

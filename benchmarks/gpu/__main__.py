@@ -11,7 +11,7 @@ import typer
 from isogemm.lab import environment, write_json
 
 from ..common import line_console, listed, named_of, results_path, selected
-from .cases import SUITES, Case, cases
+from .cases import RANDOM, SUITES, Case, cases
 from .engine import CudaEngine, Engine
 from .measure import Settings, measure, summarize
 from .operands import Peer, Shelf
@@ -22,24 +22,28 @@ WIDTH = 200  # of the tables, where the output is a file or a pipe
 
 
 def main(
-    suite: Annotated[str, typer.Option(help=f"{', '.join(SUITES)} or all; several with commas.")] = "all",
+    suite: Annotated[str, typer.Option(help=f"{', '.join(SUITES)}, all of these, or {RANDOM}.")] = "all",
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'm=1 n=4096'.")] = "",
     peer: Annotated[Path | None, typer.Option(help="A checkout of batch_invariant_ops.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the operands.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the operands, and of the products that are drawn.", min=0)] = 0,
+    count: Annotated[int, typer.Option(help="Products to draw.", min=1)] = 200,
 ) -> None:
     """Time isogemm against its peers in interleaved CUDA graphs, check its bits, and hold both against the bars.
 
     Exits with 1 when a case failed or a bit differed. A bar that was not met is a result, not a failure.
     """
-    chosen, console = selected(cases(named_of(suite, SUITES, "--suite", every=True)), only), line_console(WIDTH)
+    names = list(SUITES) if suite == "all" else named_of(suite, [*SUITES, RANDOM], "--suite")
+    chosen, console = selected(cases(names, seed=seed, count=count), only), line_console(WIDTH)
     engine = _engine()
     called, words = load_peer(peer)
     console.print(words, soft_wrap=True)
     settings = Settings(seed=seed, peer=str(peer or ""))
     if quick:
         settings = Settings(rounds=5, replay_seconds=3e-4, seed=seed, peer=str(peer or ""), quick=True)
+    if any(case.suite == RANDOM for case in chosen):
+        engine.prepare([case for case in chosen if case.suite == RANDOM])
     content, path = run(chosen, settings, engine, called, out, {"peer": words})
     rows = content["rows"]
     for table in tables(rows):

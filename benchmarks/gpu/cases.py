@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from isogemm.lab import Work
 
 from ..common import Bar, Worded
+from .draw import draw
 
-__all__ = ["GROUPS", "LLM", "ROWS", "SUITES", "Case", "Group", "cases"]
+__all__ = ["GROUPS", "LLM", "RANDOM", "ROWS", "SUITES", "Case", "Group", "cases"]
 
-Form = Literal["linear", "gradient", "batched", "host", "wall", "replay"]
+Form = Literal["linear", "gradient", "batched", "drawn", "host", "wall", "replay"]
 
 # (n, k) of the linears of two language models: hidden 2560 and 4096.
 LLM = ((6144, 2560), (2560, 4096), (19456, 2560), (2560, 9728), (4096, 4096), (28672, 4096), (4096, 14336))
@@ -31,8 +32,9 @@ class Case(Worded):
     ----------
     suite, form : str
         ``linear`` is x[m, k] @ w[n, k].T; ``gradient`` adds dy[k, m].T @ x[k, n] to a float32 [m, n]; ``batched``
-        is a stack of a[m, k] @ b[k, n]; ``host`` is a linear's time on the host, ``wall`` its time to the end of
-        the device's work, ``replay`` its time as a node of a CUDA graph.
+        is a stack of a[m, k] @ b[k, n]; ``drawn`` is one product of any layout, with a bias or not; ``host`` is a
+        linear's time on the host, ``wall`` its time to the end of the device's work, ``replay`` its time as a node
+        of a CUDA graph.
     m, n, k, batch : int
     dtype, out_dtype : str
     layout : str
@@ -47,6 +49,8 @@ class Case(Worded):
         Most error relative to torch's, in the norm against float64; 0 where none is asked for.
     spaced : bool
         Also timed with an elementwise kernel between the products.
+    bias : bool
+        Added to every row of a drawn product.
     """
 
     suite: str
@@ -63,6 +67,7 @@ class Case(Worded):
     bars: tuple[Bar, ...] = ()
     error_ratio: float = 0.0
     spaced: bool = False
+    bias: bool = False
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -70,7 +75,7 @@ class Case(Worded):
         items = (f"batch={self.batch}",) if self.batch > 1 else ()
         shape = (f"m={self.m}", f"n={self.n}", f"k={self.k}", self.layout, self.dtype)
         named = tuple(word for word in (self.label, self.contract) if word)
-        return (self.suite, *named, *items, *shape)
+        return (self.suite, *named, *items, *shape, *["bias"] * self.bias)
 
     @property
     def definition(self) -> str:
@@ -91,21 +96,44 @@ class Case(Worded):
         return Work(plain.flops, plain.nbytes + reread)
 
 
+Row = Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A geometric mean over cells of the ``llm`` suite that has to reach a bar."""
+    """Cells whose geometric mean, 5th percentile and least have to reach bars; 0 where there is none."""
 
     name: str
     peer: str
-    rows: tuple[int, ...]
+    holds: Callable[[Row], bool]
     bar: float
+    low: float = 0.0
+    least: float = 0.0
+
+
+def _of_llm(*rows: int) -> Callable[[Row], bool]:
+    return lambda row: row["suite"] == "llm" and row["m"] in rows
+
+
+def _drawn(*, wide: bool, whole: bool = True) -> Callable[[Row], bool]:
+    """Cells of drawn products: of float32 or of 16 bits, and then with N and K multiples of 8 or not."""
+
+    def holds(row: Row) -> bool:
+        if row["suite"] != "random" or (row["dtype"] == "float32") != wide:
+            return False
+        return wide or (row["n"] % 8 == row["k"] % 8 == 0) == whole
+
+    return holds
 
 
 GROUPS = (
-    Group("all", "torch", ROWS, 1.05),
-    Group("M <= 16", "torch", DECODE, 1.08),
-    Group("M <= 16", PEER, DECODE, 3.5),
-    Group("M = 4096", PEER, (4096,), 1.4),
+    Group("all", "torch", _of_llm(*ROWS), 1.05),
+    Group("M <= 16", "torch", _of_llm(*DECODE), 1.08),
+    Group("M <= 16", PEER, _of_llm(*DECODE), 3.5),
+    Group("M = 4096", PEER, _of_llm(4096), 1.4),
+    Group("drawn, 16 bits, N and K multiples of 8", "torch", _drawn(wide=False), 1.0, 0.90),
+    Group("drawn, 16 bits, an odd N or K", "torch", _drawn(wide=False, whole=False), 0.90, least=0.60),
+    Group("drawn, float32", "torch", _drawn(wide=True), 0.90, least=0.70),
 )
 
 
@@ -148,9 +176,17 @@ def _overhead() -> list[Case]:
     return [Case("overhead", form, *shape, label=form, bars=bars.get(form, ())) for form in forms for shape in shapes]
 
 
+RANDOM = "random"
 SUITES = {"llm": _llm, "leaf": _leaf, "fp32": _fp32, "batched": _batched, "overhead": _overhead}
 
 
-def cases(suites: Iterable[str]) -> list[Case]:
-    """Every case of some suites."""
-    return [case for suite in suites for case in SUITES[suite]()]
+def cases(suites: Iterable[str], *, seed: int = 0, count: int = 200) -> list[Case]:
+    """Every case of some suites; `seed` and `count` are those of the drawn ones."""
+    return [case for name in suites for case in (_random(seed, count) if name == RANDOM else SUITES[name]())]
+
+
+def _random(seed: int, count: int) -> list[Case]:
+    found = (
+        Case(RANDOM, "drawn", x.m, x.n, x.k, dtype=x.dtype, layout=x.layout, bias=x.bias) for x in draw(seed, count)
+    )
+    return list(dict.fromkeys(found))

@@ -5,11 +5,17 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
+from isogemm.contract.spec import Contract
 from isogemm.lab import Clock, Run
+from isogemm.planner.tuning import Wanted, pose
+from isogemm.problem.product import Product
 
-__all__ = ["CudaEngine", "Engine", "SubmitClock", "SyncClock"]
+from .cases import Case
+
+__all__ = ["CudaEngine", "Engine", "SubmitClock", "SyncClock", "posed"]
 
 Thunk = Callable[[], Any]
 COPY_BYTES = 2 << 30
@@ -18,6 +24,12 @@ FIELDS = (
     *("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem"),
     *("power.draw", "power.limit", "temperature.gpu"),
 )
+
+
+def posed(x: Case) -> Product:
+    """A drawn product as kernels see it."""
+    product = pose(Wanted("", x.n, x.k, x.layout), m=x.m, dtype=x.dtype, contract=Contract.parse(x.definition))
+    return replace(product, dtype_bias=x.dtype) if x.bias else product
 
 
 class Engine(Protocol):
@@ -46,6 +58,10 @@ class Engine(Protocol):
 
     def synchronize(self) -> None:
         """Wait for the device."""
+        ...
+
+    def prepare(self, drawn: Sequence[Case]) -> None:
+        """Compile, side by side, the kernels that will be chosen for drawn products."""
         ...
 
     def ceilings(self) -> dict[str, float]:
@@ -170,6 +186,21 @@ class CudaEngine:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph
+
+    def prepare(self, drawn: Sequence[Case]) -> None:
+        """See `Engine`. Nothing is timed: what is chosen is what a first call would choose."""
+        from isogemm.backends import open_device
+        from isogemm.lab.gpu.bench import prepare_in_processes
+        from isogemm.operands.device_array import DeviceId
+
+        here = open_device(DeviceId("cuda", 0)).chooser
+        jobs: dict[tuple[str, str], list[Product]] = {}
+        for product in map(posed, drawn):
+            uses = (hint.use for hint in here.hints(product) if hint.use.family in here.families)
+            use = next((u for u in uses if here.families[u.family].supports(product, u.config)), None)
+            if use is not None and not here.families[use.family].library:
+                jobs.setdefault((use.family, use.config), []).append(product)
+        prepare_in_processes(0, [(*use, tuple(products)) for use, products in jobs.items()], seconds=240.0)
 
     def ceilings(self) -> dict[str, float]:
         """Copy bandwidth (bytes read and written), and the best products of 8192 cubed by torch as peaks.

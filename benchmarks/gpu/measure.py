@@ -151,15 +151,19 @@ def judge(bar: Bar, timings: Mapping[str, Timing]) -> str:
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], groups: Sequence[Group] = GROUPS) -> list[dict[str, Any]]:
-    """The groups of the ``llm`` suite: geometric mean, least cell, cells, and whether the bar is met."""
+    """Groups of cells: geometric mean, 5th percentile, least cell, how many, and whether their bars are met."""
     found = []
     for group in groups:
-        cells = [r for r in rows if r["suite"] == "llm" and r["m"] in group.rows]
-        ratios = [x for r in cells if (x := against(r, group.peer)) is not None]
+        ratios = sorted(x for r in rows if group.holds(r) and (x := against(r, group.peer)) is not None)
         mean = geometric_mean(ratios)
-        word = "NOT MEASURED" if mean is None else "MET" if mean >= group.bar else "NOT MET"
-        facts = {"group": group.name, "peer": group.peer, "bar": group.bar, "mean": mean, "result": word}
-        found.append(facts | {"least": min(ratios, default=None), "cells": len(ratios)})
+        facts = {"group": group.name, "peer": group.peer, "bar": group.bar, "mean": mean, "cells": len(ratios)}
+        low = ratios[len(ratios) // 20] if ratios else None
+        least = ratios[0] if ratios else None
+        word = "NOT MEASURED"
+        if mean is not None and low is not None and least is not None:
+            met = mean >= group.bar and low >= group.low and least >= group.least
+            word = "MET" if met else "NOT MET"
+        found.append(facts | {"low": low, "least": least, "result": word})
     return found
 
 

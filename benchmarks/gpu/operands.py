@@ -108,6 +108,8 @@ def build(case: Case, shelf: Shelf, peer: Peer = None) -> Setup:
         return _gradient(case, shelf)
     if case.form == "batched":
         return _batched(case, shelf)
+    if case.form == "drawn":
+        return _drawn(case, shelf)
     return _linear(case, shelf, peer)
 
 
@@ -217,6 +219,41 @@ def _gradient(case: Case, shelf: Shelf) -> Setup:
         return found
 
     return Setup(calls, 1, check)
+
+
+def _drawn(case: Case, shelf: Shelf) -> Setup:
+    """One product of any layout, with a bias or not; torch's ways are its function and, for NT, its linear layer."""
+    import torch
+
+    def stored(rows: int, columns: int, letter: str, seed: int) -> Any:
+        if letter == "N":
+            return normal((rows, columns), case.dtype, shelf.device, seed)
+        return normal((columns, rows), case.dtype, shelf.device, seed).T
+
+    a = stored(case.m, case.k, case.layout[0], shelf.seed)
+    first = [stored(case.k, case.n, case.layout[1], shelf.seed + 1)]
+    b = first[0]
+    weights = rotate(lambda: first.pop() if first else b.clone(), b.nbytes, cache_bytes=L2_BYTES)
+    count, bias = len(weights), normal((case.n,), case.dtype, shelf.device, shelf.seed + 2) if case.bias else None
+    calls: dict[str, Call] = {"isogemm": lambda i: isogemm.linear(a, weights[i % count].T, bias=bias)}
+    if bias is None:
+        calls["torch.mm"] = lambda i: torch.mm(a, weights[i % count])
+    else:
+        calls["torch.addmm"] = lambda i: torch.addmm(bias, a, weights[i % count])
+    if case.layout == "NT":
+        calls["torch.linear"] = lambda i: torch.nn.functional.linear(a, weights[i % count].T, bias)
+
+    def check() -> dict[str, Any]:
+        got = calls["isogemm"](0)
+        plain = isogemm.matmul(a, b)
+        few = sorted({min(rows, case.m) for rows in (1, 3, 17, 200)})
+        parts = [isogemm.linear(a[case.m - rows :], b.T, bias=bias) for rows in few]
+        found = Sample.of(a, b, case.definition, [0, case.m // 2, case.m - 1]).check(plain)
+        found["batch_differing"] = sum(differing(x, got[case.m - len(x) :]) for x in parts)
+        found["batch_checked"] = sum(x.numel() for x in parts)
+        return found | {"peers": _peers(Setup(calls, count, dict), got)}
+
+    return Setup(calls, count, check)
 
 
 def _batched(case: Case, shelf: Shelf) -> Setup:

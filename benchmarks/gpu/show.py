@@ -110,6 +110,7 @@ def groups(found: Sequence[Mapping[str, Any]]) -> Text:
         if g["mean"] is None:
             continue
         words = f"{g['group']} against {g['peer']}: {g['mean']:.3f} over {g['cells']} cells, least {g['least']:.3f}"
+        words += f", 5th percentile {g['low']:.3f}"
         lines.append(Text(f"{words} (bar {g['bar']:g}: {g['result'].lower()})", style=STYLES[g["result"]]))
     return Text("\n").join(lines)
 

@@ -141,7 +141,7 @@ def test_a_group_is_a_geometric_mean_of_its_own_cells():
         return {"suite": suite, "m": m, "timings": times}
 
     rows = [row(1, 1.0, 2.0), row(16, 1.0, 0.5), row(4096, 1.0, 1.0), row(1, 1.0, 99.0, "overhead")]
-    everything, decode, peer_decode, peer_large = summarize(rows)
+    everything, decode, peer_decode, peer_large, *_ = summarize(rows)
     assert everything["mean"] == pytest.approx(1.0)
     assert (everything["cells"], everything["least"], everything["result"]) == (3, 0.5, "NOT MET")
     assert (decode["mean"], decode["cells"]) == (pytest.approx(1.0), 2)
@@ -284,7 +284,7 @@ def test_an_absent_peer_is_said(tmp_path):
 @pytest.fixture
 def command(monkeypatch):
     monkeypatch.setattr(gpu, "SUITES", {"llm": None})
-    monkeypatch.setattr(gpu, "cases", lambda suites: [TINY["linear"]])
+    monkeypatch.setattr(gpu, "cases", lambda suites, **_: [TINY["linear"]])
     monkeypatch.setattr(gpu, "_engine", HostEngine)
     app = Typer()
     app.command()(gpu.main)

@@ -147,6 +147,7 @@ class FakeFamily(ProductFamily):
     """What it computes, whatever the contract says: a device's own arithmetic."""
     faults: dict[str, Fault] = field(default_factory=dict)
     legal: Callable[[Product, str], bool] = lambda product, config: True
+    expects: Callable[[Product, str], float | None] = lambda product, config: None
     source: str = "v1"
     runs: list[tuple[str, Product]] = field(default_factory=list)
     builds: list[tuple[str, Product]] = field(default_factory=list)
@@ -163,6 +164,9 @@ class FakeFamily(ProductFamily):
 
     def supports(self, product: Product, config: str) -> bool:
         return config in self.offered and self.legal(product, config)
+
+    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+        return self.expects(product, config)
 
     def bind(self, product: Product, config: str, device: int) -> Callable[[Addresses, int], None]:
         self.builds.append((config, product))

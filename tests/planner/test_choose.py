@@ -70,6 +70,27 @@ def test_a_near_product_lends_its_kernels_but_not_its_time() -> None:
     assert choice.reason == "default: as for n 256, k 512 in t.json"
 
 
+def test_a_model_goes_before_tables_of_products_nearby_and_takes_the_least_time() -> None:
+    f = FakeFamily("f", expects=lambda p, config: {"fast": 7.0, "plain": 3.0}[config])
+    g = FakeFamily("g", expects=lambda p, config: {"fast": 4.0, "plain": 5.0}[config])
+    choice = chooser(f, g, tables=[table(Use("f", "fast"))]).choose(linear(8, 300, 500))
+    assert (choice.family, choice.config, choice.expected_us) == ("f", "plain", 3.0)
+    assert choice.reason == "the least time by a model"
+
+
+@pytest.mark.parametrize(("m", "expected"), [(4096, "fast"), (4000, "fast"), (3000, "plain"), (5000, "plain")])
+def test_a_table_serves_the_rows_that_were_timed_and_those_that_take_as_long(m: int, expected: str) -> None:
+    """Tiles of 1024 rows: 4000 of them take the waves of 4096, 3000 fewer, and 5000 are more than were timed."""
+    f = FakeFamily("f", expects=lambda p, config: -(-p.m // 1024) + (config == "fast"))
+    assert chooser(f, tables=[table(Use("f", "fast"))]).choose(LINEAR.with_m(m)).config == expected
+
+
+def test_what_a_model_puts_first_is_admitted_like_any_other() -> None:
+    f = FakeFamily("f", faults={"fast": flip()}, expects=lambda p, config: {"fast": 1.0, "plain": 9.0}[config])
+    assert chooser(f).choose(LINEAR).config == "plain"
+    assert any(config == "fast" for config, _ in f.runs)
+
+
 def test_without_tables_the_plain_kernel_serves(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "isogemm"):
         choice = chooser(FakeFamily("f")).choose(LINEAR)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..contract import golden
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Chooser"]
 
 MODELS = ("tensor_core:sm90", "tensor_core:sm80")
+ALIKE = 0.97  # of a time: kernels that were timed for some more rows serve where these are expected to take as long
 PROBES = 3  # kernels of a family that are asked for the device's arithmetic
 
 
@@ -70,15 +72,54 @@ class Chooser:
         return [family for family in self.families.values() if not family.library]
 
     def hints(self, product: Product) -> Iterator[Hint]:
-        """Kernels to consider, the likeliest first; the schedule is the only place that looks at M."""
+        """Kernels to consider, the likeliest first; the schedule is the only place that looks at M.
+
+        What was timed for this product and its M comes first; then the families' models, the least time first; what
+        tables say of products nearby is left to kernels that no model speaks of.
+        """
         seen: set[Use] = set()
-        for hint in recommended(self.tables, product):
-            seen.add(hint.use)
-            yield hint
+        for hint in chain(
+            self._timed(product), self._modelled(product), recommended(self.tables, product), self._safe(product)
+        ):
+            if hint.use not in seen:
+                seen.add(hint.use)
+                yield hint
+
+    def _timed(self, product: Product) -> Iterator[Hint]:
+        """From rows of exactly this product, where M was timed, or is expected to take as long as the M that was."""
+        key = numeric_key(product)
+        for table in self.tables:
+            row = table.row(key)
+            if row is None:
+                continue
+            m = row.bucket(product.m).m
+            if m != product.m and not self._alike(product, m):
+                continue
+            for i, use in enumerate(row.bucket(product.m).uses):
+                yield Hint(use, f"table {table.name}", table, row, row.microseconds(product.m) if i == 0 else None)
+
+    def _alike(self, product: Product, m: int) -> bool:
+        """Whether the models expect as long for `m` rows, so that what was the fastest there is so here."""
+        if m < product.m:
+            return False
+        here, there = (next((h.expected_us for h in self._modelled(p)), None) for p in (product, product.with_m(m)))
+        return here is None or there is None or here >= ALIKE * there
+
+    def _modelled(self, product: Product) -> Iterator[Hint]:
+        """Kernels of families that have a model, the least time first."""
+        device = self.admissions.machine.device
+        found = [
+            Hint(Use(family.name, config), "the least time by a model", expected_us=us)
+            for family in self.own()
+            for config in family.configs(product)
+            if (us := family.microseconds(product, config, device)) is not None
+        ]
+        yield from sorted(found, key=lambda hint: hint.expected_us or 0.0)
+
+    def _safe(self, product: Product) -> Iterator[Hint]:
         for family in self.own():
             for config in family.configs(product):
-                if Use(family.name, config) not in seen:
-                    yield Hint(Use(family.name, config), "safe: no table has a kernel for it")
+                yield Hint(Use(family.name, config), "safe: no table has a kernel for it")
 
     def judged(self, product: Product) -> Iterator[tuple[Hint, Admission]]:
         """Supported kernels with what is known of them; nothing is run, and those that are not here are passed over."""

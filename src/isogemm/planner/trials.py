@@ -55,6 +55,10 @@ class ProductFamily(Family[Product, Launch], Protocol):
 
     library: bool = False
 
+    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+        """The time to expect, by a model of the family; None where it has none."""
+        return None
+
     def code(self, case: Product, config: Any) -> str:
         """The configuration, and the variant of products."""
         return code_of(config, variant_of(case))

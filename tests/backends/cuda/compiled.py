@@ -24,7 +24,7 @@ from isogemm.problem.product import Product
 
 __all__ = ["Compiled", "Kernels", "kernels"]
 
-H200 = device.DeviceFacts(0, "NVIDIA H200", (9, 0), 132, 62914560, 232448, None)
+H200 = device.DeviceFacts(0, "NVIDIA H200", (9, 0), 132, 62914560, 232448, 4917.0, None)
 KERNEL_PARAMETER, SIZED = 0x17, 4  # of the kinds of facts, and of their forms, in a cubin's .nv.info
 
 

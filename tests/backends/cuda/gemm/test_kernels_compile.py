@@ -13,6 +13,7 @@ import pytest
 from tests.backends.cuda.compiled import Compiled, Kernels, kernels
 
 import isogemm
+from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.backends.cuda.gemm.hopper.config import HopperConfig
 from isogemm.backends.cuda.gemm.lists import family as grouped
 from isogemm.backends.cuda.gemm.sgemm.family import FEW, TILES
@@ -261,3 +262,13 @@ def test_what_the_table_prefers_stays_in_registers(kernels: Kernels, family, con
     leaves = family == "hopper" and product.contract.order.kind == "leaf"
     for kernel in kernels.build(family, config, product):
         assert kernel.spilled <= (SPILLED_BY_LEAVES if leaves else 0)
+
+
+@pytest.mark.parametrize("layout", ["NT", "NN", "TN", "SS"])
+def test_operands_out_of_step_are_copied_first(kernels: Kernels, layout):
+    """Odd sizes leave lines at odd multiples of 2 bytes; what multiplies them afterwards is the kernel of even ones."""
+    odd = pose(layout, m=65, n=129, k=1025)
+    config = FAMILIES.found["padded"].configs(odd)[0]
+    copy, multiply = kernels.build("padded", config, odd)
+    assert (copy.name, multiply.name) == ("pad", "hopper")
+    assert copy.spilled == multiply.spilled == 0

@@ -27,7 +27,15 @@ __all__ = [
     "stream_getter",
 ]
 
-MULTIPROCESSORS, L2_BYTES, MAJOR, MINOR, MAX_SHARED = 16, 38, 75, 76, 97  # CUdevice_attribute
+MULTIPROCESSORS, L2_BYTES, MAJOR, MINOR, MAX_SHARED, MEMORY_KHZ, BUS_BITS = (
+    16,
+    38,
+    75,
+    76,
+    97,
+    36,
+    37,
+)  # CUdevice_attribute
 MEMORY_TYPE, ORDINAL, RANGE_START, RANGE_SIZE = 2, 9, 11, 12  # CUpointer_attribute
 KINDS = {1: "host", 2: "device", 4: "managed"}
 
@@ -45,6 +53,8 @@ class DeviceFacts:
     l2_bytes : int
     max_shared : int
         Bytes of shared memory that a block may have.
+    memory : float
+        GB/s that the memory's bus could carry; 0 where the driver does not say.
     driver : str or None
         Version of the kernel driver, as "580.159.04"; None where the system does not say.
     """
@@ -55,6 +65,7 @@ class DeviceFacts:
     multiprocessors: int
     l2_bytes: int
     max_shared: int
+    memory: float
     driver: str | None
 
     @property
@@ -80,10 +91,11 @@ def device(ordinal: int) -> DeviceFacts:
     number = on.integer("cuDeviceGet", ordinal, doing=doing)
     name = ctypes.create_string_buffer(256)
     on.call("cuDeviceGetName", name, len(name), number, doing=doing)
-    major, minor, multiprocessors, l2_bytes, shared = (
-        on.device_attribute(attribute, number) for attribute in (MAJOR, MINOR, MULTIPROCESSORS, L2_BYTES, MAX_SHARED)
-    )
-    return DeviceFacts(ordinal, name.value.decode(), (major, minor), multiprocessors, l2_bytes, shared, kernel_driver())
+    wanted = (MAJOR, MINOR, MULTIPROCESSORS, L2_BYTES, MAX_SHARED, MEMORY_KHZ, BUS_BITS)
+    major, minor, processors, l2_bytes, shared, khz, bits = (on.device_attribute(x, number) for x in wanted)
+    memory = 2 * khz * bits / 8e6  # two transfers a clock
+    said = name.value.decode()
+    return DeviceFacts(ordinal, said, (major, minor), processors, l2_bytes, shared, memory, kernel_driver())
 
 
 @functools.cache

@@ -25,6 +25,7 @@ FAMILIES: Families[ProductFamily] = Families(
         "sgemm": "sgemm.family:Sgemm",
         "tf32": "tf32.family:Tf32",
         "hopper": "hopper.family:Hopper",
+        "padded": "padded.family:Padded",
         "cublaslt": "cublaslt.family:CublasLt",
         "items": "lists.family:FAMILY",
     },

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .....base.dtypes import CODE
 from .....problem.product import Product, Strides
 
-__all__ = ["OPERANDS", "SHARED", "Geometry", "HopperConfig", "HopperSide", "geometry", "serves"]
+__all__ = ["OPERANDS", "SHARED", "Geometry", "HopperConfig", "HopperSide", "fits", "geometry", "serves"]
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
@@ -157,10 +157,14 @@ class Geometry:
     def shared(self, leaf: bool) -> int:
         """Bytes of dynamic shared memory of a block."""
         c = self.config
-        ring = c.stages * c.depth * 2 * (self.x_rows + self.y_rows)
+        return self.beside_the_ring(leaf) + c.stages * c.depth * 2 * (self.x_rows + self.y_rows)
+
+    def beside_the_ring(self, leaf: bool) -> int:
+        """Bytes of `shared` that no stage holds."""
+        c = self.config
         spilled = (c.accumulators - c.totals(leaf)) * 512 * c.warpgroups if leaf else 0
         over = max(0, c.rows - self.x_rows) * 128  # what the last instructions read beyond a short operand
-        return 1024 + ring + spilled + over
+        return 1024 + spilled + over
 
     def tiles(self) -> tuple[int, int]:
         """Cluster tiles along X and Y."""
@@ -183,7 +187,7 @@ def geometry(p: Product, c: HopperConfig) -> Geometry | None:
 
 def serves(p: Product, c: HopperConfig | None = None) -> bool:
     """Whether these kernels serve a product at all, or with a configuration."""
-    return _product_ok(p) and (c is None or _config_ok(p, c))
+    return _product_ok(p) and (c is None or fits(p, c))
 
 
 def _product_ok(p: Product) -> bool:
@@ -205,7 +209,8 @@ def _readable(side: HopperSide, k: int) -> bool:
     return side.step % 8 == 0 and side.batch % 8 == 0 and 0 <= side.batch < 2**38 and least <= side.step < 2**38
 
 
-def _config_ok(p: Product, c: HopperConfig) -> bool:
+def fits(p: Product, c: HopperConfig) -> bool:
+    """Whether a configuration is legal for a product that is served at all."""
     g = geometry(p, c)
     if g is None or c.depth % 64 or c.stages < 2 or c.cluster > 8 or not {c.cm, c.cn} <= {1, 2, 4, 8}:
         return False

@@ -24,8 +24,9 @@ from ...driver import facts
 from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
+from ..model import gpu_of
 from .config import OPERANDS, Geometry, HopperConfig, HopperSide, geometry, serves
-from .model import ranked, resident
+from .model import expected, ranked, resident
 
 __all__ = ["Hopper", "source"]
 
@@ -43,6 +44,11 @@ class Hopper(ProductFamily):
         """Whether a configuration is legal: contract, types, layouts, shared memory, registers."""
         parsed = HopperConfig.parse(config)
         return parsed is not None and serves(product, parsed)
+
+    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+        """By the model of `isogemm.backends.cuda.gemm.model`."""
+        parsed = HopperConfig.parse(config)
+        return None if parsed is None else expected(product, parsed, gpu_of(device))
 
     def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""

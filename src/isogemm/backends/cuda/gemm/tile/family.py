@@ -25,11 +25,16 @@ from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver.facts import device as facts
 from ...driver.workspace import workspace
+from ..model import Tiling, gpu_of, microseconds
 
 __all__ = ["CHAIN", "IEEE", "Tile", "TileFamily", "arch", "flags", "unit"]
 
 MAX_ITEMS = 65535  # of a batch in one launch: the second dimension of a grid
 TREE_TILE = (4, 256)
+SHARED, WARPS = 227 * 1024, 64  # of a multiprocessor
+# Of the model: bytes a cycle that a multiprocessor takes in, how many times fewer where lines are not aligned, cycles
+# of a stage, bytes a cycle that a tile stores, and cycles before it does.
+INGEST, NARROW, STAGE, STORE, EPILOGUE = 27.7, 5, 333.0, 9.3, 4800.0
 _PATTERN = re.compile(r"(?:w(\d+) x(\d+)|x(\d+) w(\d+)) k(\d+) s(\d+) n(\d+)(?: p(\d+))?( e)?")
 
 CHAIN_CONFIGS: dict[int, tuple[str, ...]] = {
@@ -114,6 +119,28 @@ class TileFamily(ProductFamily):
             return False
         return tile.shared(size) <= 225 * 1024 and tile.block_m * tile.block_n <= 256 * 32 * tile.warps
 
+    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+        """By the model of `isogemm.backends.cuda.gemm.model`, for tensor cores."""
+        tile = Tile.parse(config)
+        if tile is None or self.fma:
+            return None
+        gpu = gpu_of(device)
+        tiles = -(-product.m // tile.block_m) * -(-product.n // tile.block_n) * product.batch
+        resident = max(1, min(SHARED // (tile.shared(2) + 1024), WARPS // tile.warps))
+        waves = -(-tiles // (gpu.multiprocessors * resident))
+        lines = ((tile.block_m, product.a), (tile.block_n, product.b))
+        taken = sum(count * (1 if _wide(x) else NARROW) for count, x in lines)
+        cut = Tiling(
+            tiles=tiles,
+            waves=waves,
+            lines=tile.block_m + tile.block_n,
+            work=taken * 128 / INGEST * min(resident, -(-tiles // gpu.multiprocessors)),
+            stage=STAGE * 64 / tile.block_k,
+            store=tile.block_m * tile.block_n * ITEMSIZE[product.dtype_out] / STORE + EPILOGUE,
+            stores=waves,
+        )
+        return microseconds(product, cut, gpu)
+
     def _computes(self, product: Product) -> bool:
         arithmetic = product.contract.arithmetic
         if self.fma:
@@ -132,6 +159,11 @@ class TileFamily(ProductFamily):
 
 CHAIN = TileFamily("chain", False, CHAIN_CONFIGS, CHAIN_PLAIN)
 IEEE = TileFamily("ieee", True, IEEE_CONFIGS, IEEE_PLAIN)
+
+
+def _wide(x: Strides) -> bool:
+    """Whether lines of 2-byte elements start at multiples of 16 bytes."""
+    return all(step == 1 or step % 8 == 0 for step in (x.row, x.col))
 
 
 def _is_power_of_two(*values: int) -> bool:

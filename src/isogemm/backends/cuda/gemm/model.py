@@ -1,0 +1,91 @@
+"""What a product takes on a GPU, by the way a kernel cuts it into tiles: one model for the families of tensor cores.
+
+A block works through its tiles, wave by wave; each tile walks K, a stage at a time, and is then stored. Meanwhile all
+blocks together take their operands from the second-level cache, and that takes each of them once from memory. The three
+go on side by side: their times add like ``(x**q + y**q + z**q) ** (1 / q)``, between the largest and the sum.
+
+Measured on an H200 (driver 580, CUDA 13.0, November 2026), bf16, CUDA graphs, weights rotated past L2: 9,000 timings of
+268 products that were drawn at random (`benchmarks.gpu.draw`, seeds 1 and 2). Fitted to those of one seed, the kernel
+that the model puts first takes 5 to 7 % longer than the fastest of the other seed's, in the mean; `tools.time_kernels`
+times them again. Bytes from the second-level cache decide more than anything else between tiles of a like area.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ....base.dtypes import ITEMSIZE
+from ....problem.product import Product
+from ..driver import facts
+
+__all__ = ["H200", "Gpu", "Tiling", "copying", "gpu_of", "microseconds"]
+
+CYCLES = 1900.0  # of a microsecond: an H200 under load
+POWER = 2.87
+L2 = 4520.0 / 132  # bytes a cycle, for each multiprocessor
+MEMORY = 3820.0 / 4917  # bytes a cycle, for each GB/s that the bus could carry
+LAUNCH, COPIED = 2.0, 700.0  # of a copy: microseconds; bytes a microsecond for each GB/s of the bus
+
+
+class Gpu(NamedTuple):
+    """What the model needs of a device: multiprocessors, and the bus's GB/s."""
+
+    multiprocessors: int
+    memory: float
+
+
+H200 = Gpu(132, 4917.0)
+
+
+class Tiling(NamedTuple):
+    """How a kernel cuts a product.
+
+    Attributes
+    ----------
+    tiles, waves : int
+        Tiles in all, and one after the other on the busiest multiprocessor.
+    lines : float
+        Rows of A and of B (its columns) whose values a tile takes from the second-level cache.
+    work : float
+        Cycles of a tile for 64 of K: its instructions, or the way into shared memory.
+    stage : float
+        Cycles for 64 of K that a block waits for its stages.
+    store : float
+        Cycles of a tile's epilogue.
+    stores : int
+        Epilogues that nothing hides.
+    """
+
+    tiles: int
+    waves: int
+    lines: float
+    work: float
+    stage: float
+    store: float
+    stores: int
+
+
+def microseconds(p: Product, cut: Tiling, gpu: Gpu) -> float:
+    """Time of a product on a GPU."""
+    steps = -(-p.k // 64)
+    walks = cut.waves * steps * _together(cut.work, cut.stage) + cut.stores * cut.store
+    cached = cut.tiles * cut.lines * steps * 128 / (L2 * gpu.multiprocessors)
+    a, b = ITEMSIZE[p.dtype_a] * p.m * p.k, ITEMSIZE[p.dtype_b] * p.n * p.k
+    moved = p.batch * (a + b + ITEMSIZE[p.dtype_out] * p.m * p.n) / (MEMORY * gpu.memory)
+    return _together(walks, cached, moved) / CYCLES
+
+
+def _together(*cycles: float) -> float:
+    """Times that overlap, but not wholly."""
+    return float(sum(x**POWER for x in cycles) ** (1 / POWER))
+
+
+def copying(nbytes: int, gpu: Gpu) -> float:
+    """Time of a kernel that reads and writes `nbytes` in all."""
+    return LAUNCH + nbytes / (COPIED * gpu.memory)
+
+
+def gpu_of(device: int) -> Gpu:
+    """A device as the model sees it."""
+    found = facts.device(device)
+    return Gpu(found.multiprocessors, found.memory or H200.memory)

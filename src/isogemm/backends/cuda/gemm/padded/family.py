@@ -1,0 +1,156 @@
+"""Hopper's kernels for operands whose lines the copy engine cannot step along: an odd K or N, any strides.
+
+One kernel copies those operands into a workspace, their lines a multiple of 16 bytes apart (pad.cu); Hopper's own then
+multiplies, and its configurations are this family's. What is copied changes no bit: zeros beyond a line are never read.
+
+Where N and M are small, copying weights costs more than the product; it is still faster than reading them two bytes at
+a time (H200, bf16, drawn products with an odd N or K: some 1.8 times torch's speed in the mean, by the model).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from .....planner.trials import ProductFamily
+from .....problem.product import Addresses, Launch, Product, Strides
+from ...driver import facts
+from ...driver.kernel import Bound, Parameter
+from ...driver.nvrtc import function_of
+from ...driver.workspace import workspace
+from ..hopper.config import OPERANDS, HopperConfig, serves
+from ..hopper.family import Hopper
+from ..hopper.model import expected
+from ..model import copying, gpu_of
+
+__all__ = ["Copy", "Padded", "padded"]
+
+HOPPER = Hopper()
+THREADS, BLOCKS = 256, 16  # of a block; blocks to a multiprocessor
+WORDS = 2**31  # of 16 bytes, in an operand: more than the kernel counts
+
+
+class Copy(NamedTuple):
+    """An operand as lines that are copied: `number` lines of `inner` elements for each of `items`.
+
+    Attributes
+    ----------
+    step, unit, each : int
+        Elements from line to line, along a line, from item to item.
+    """
+
+    number: int
+    inner: int
+    items: int
+    step: int
+    unit: int
+    each: int
+
+    @property
+    def words(self) -> int:
+        """16 bytes each, in a line of the copy."""
+        return -(-self.inner // 8)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the copy."""
+        return 16 * self.items * self.number * self.words
+
+
+def _lines(x: Strides, rows: int, columns: int, batch: int) -> Copy | None:
+    """What has to be copied of a stored matrix [rows, columns]; None where it can be read as it lies."""
+    items, each = (batch, x.batch) if batch > 1 and x.batch else (1, 0)
+    along = x.col != 1 and x.row == 1  # lines are its columns
+    step, unit = (x.col, x.row) if along else (x.row, x.col)
+    count, inner = (columns, rows) if along else (rows, columns)
+    if unit == 1 and (step % 8 == 0 or count == 1) and each % 8 == 0:
+        return None
+    return Copy(count, inner, items, step, unit, each)
+
+
+def _strides(x: Strides, lines: Copy) -> Strides:
+    """Strides of the copy."""
+    step = 8 * lines.words
+    item = step * lines.number if lines.each else 0
+    return Strides(1, step, item) if x.col != 1 and x.row == 1 else Strides(step, 1, item)
+
+
+class Readable(NamedTuple):
+    """A product whose operands the copy engine can read, and what of A and B is copied for it."""
+
+    product: Product
+    a: Copy | None
+    b: Copy | None
+
+
+@lru_cache(maxsize=4096)
+def padded(p: Product) -> Readable | None:
+    """None where nothing has to be copied, or Hopper's kernels do not serve the product even then."""
+    if p.dtype_a not in OPERANDS or p.dtype_b not in OPERANDS or min(p.m, p.n, p.k, p.batch) < 1:
+        return None
+    a, b = _lines(p.a, p.m, p.k, p.batch), _lines(p.b, p.k, p.n, p.batch)
+    if a is None and b is None:
+        return None
+    copied = replace(p, a=_strides(p.a, a) if a else p.a, b=_strides(p.b, b) if b else p.b)
+    fits = all(x is None or x.nbytes // 16 < WORDS for x in (a, b))
+    return Readable(copied, a, b) if fits and serves(copied) else None
+
+
+class Padded(ProductFamily):
+    """The family; see the text of this module."""
+
+    name, home = "padded", "backends/cuda/gemm/padded"
+
+    def configs(self, product: Product) -> tuple[str, ...]:
+        """Those of the product whose operands lie as Hopper's kernels want."""
+        found = padded(product)
+        return HOPPER.configs(found.product) if found else ()
+
+    def supports(self, product: Product, config: str) -> bool:
+        """Whether something has to be copied, and the configuration is legal then."""
+        found = padded(product)
+        return found is not None and HOPPER.supports(found.product, config)
+
+    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+        """Hopper's time, and the copies': read once, written once."""
+        found, parsed = padded(product), HopperConfig.parse(config)
+        if found is None or parsed is None:
+            return None
+        gpu = gpu_of(device)
+        nbytes = sum(2 * x.nbytes for x in (found.a, found.b) if x)
+        return expected(found.product, parsed, gpu) + copying(nbytes, gpu)
+
+    def bind(self, product: Product, config: str, device: int) -> Launch:
+        """Compile and bind both kernels."""
+        found = padded(product)
+        assert found is not None, f"{config} does not serve {product}"
+        sides = [x for x in (found.a, found.b) if x]
+        first = -(-sides[0].nbytes // 512) * 512
+        nbytes = first + (sides[1].nbytes if len(sides) > 1 else 0)
+        copy, multiply = _bind(sides, device), HOPPER.bind(found.product, config, device)
+        has_a, has_b = found.a is not None, found.b is not None
+
+        def enqueue(at: Addresses, stream: int) -> None:
+            memory = workspace(nbytes, device)
+            left = memory.data_ptr()
+            right = left + first if has_a else left
+            if has_a and has_b:
+                copy(stream, at.a, left, at.b, right)
+            else:
+                copy(stream, at.a if has_a else at.b, left, 0, 0)
+            multiply(at._replace(a=left if has_a else at.a, b=right if has_b else at.b), stream)
+
+        return enqueue
+
+
+def _bind(sides: list[Copy], device: int) -> Bound:
+    """The copies of one operand or of both: ``launch(stream, from, to, from, to)``."""
+    params: list[Parameter] = []
+    for x in (sides + sides)[:2]:
+        longs, ints = (x.step, x.unit, x.each), (x.number, x.inner, x.words, x.items)
+        params += ["ptr", "ptr", *(("i64", v) for v in longs), *(("i32", v) for v in ints)]
+    most = BLOCKS * facts.device(device).multiprocessors
+    blocks = min(most, max(-(-x.nbytes // (16 * THREADS)) for x in sides))
+    kernel = function_of("gemm/padded/pad.cu", "pad", device)
+    return kernel.bind(params, grid=(blocks, len(sides)), block=(THREADS,), pdl=True)

@@ -1,0 +1,53 @@
+// Elements of two bytes, copied to lines of `pitch` of them, a multiple of 8; zeros beyond `inner`.
+//
+// to[item][line][i] = from[item * each + line * step + i * unit]. Two operands at most, by blockIdx.y. A thread writes 16
+// bytes at a time. Where unit is 1 it reads words of 4 bytes, whatever half of one a line starts in, and never a byte
+// beyond a line's last element.
+
+#include "include/hopper_ptx.cu"
+
+struct Operand {
+  const u16* from;
+  uint4* to;
+  i64 step, unit, each;
+  int lines, inner, words, items;  // words of 16 bytes in a line
+};
+
+DEVICE uint4 eight(const u16* line, i64 unit, int first, int inner) {
+  u32 w[5];
+  if (unit == 1 && first + 8 <= inner) {
+    const u16* at = line + first;
+    const bool half = (u64)at & 2;
+    const u32* whole = (const u32*)(at - half);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = __ldg(whole + i);
+    if (half) {
+      w[4] = __ldg(at + 7);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) w[i] = __funnelshift_r(w[i], w[i + 1], 16);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int j = first + 2 * i;
+      const u32 low = j < inner ? __ldg(line + j * unit) : 0, high = j + 1 < inner ? __ldg(line + (j + 1) * unit) : 0;
+      w[i] = low | high << 16;
+    }
+  }
+  return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+pad(const u16* from, uint4* to, i64 step, i64 unit, i64 each, int lines, int inner, int words, int items,
+    const u16* from2, uint4* to2, i64 step2, i64 unit2, i64 each2, int lines2, int inner2, int words2, int items2) {
+  const Operand x = blockIdx.y ? Operand{from2, to2, step2, unit2, each2, lines2, inner2, words2, items2}
+                               : Operand{from, to, step, unit, each, lines, inner, words, items};
+  wait_for_predecessor();
+  const u32 count = (u32)x.items * x.lines * x.words;
+#pragma unroll 4
+  for (u32 i = blockIdx.x * 256 + threadIdx.x; i < count; i += gridDim.x * 256) {
+    const u32 row = i / x.words, item = row / x.lines, line = row - item * x.lines;
+    x.to[i] = eight(x.from + item * x.each + line * x.step, x.unit, 8 * (i - row * x.words), x.inner);
+  }
+  release_successor();
+}

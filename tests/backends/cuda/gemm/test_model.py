@@ -1,0 +1,70 @@
+"""The model of a product's time: what it has to say whatever its constants are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from benchmarks.gpu.cases import cases
+from benchmarks.gpu.engine import posed
+
+from isogemm.backends.cuda.driver import facts
+from isogemm.backends.cuda.gemm.choose import FAMILIES
+from isogemm.backends.cuda.gemm.hopper.config import fits, serves
+from isogemm.backends.cuda.gemm.hopper.model import expected, ranked
+from isogemm.backends.cuda.gemm.model import H200, Gpu, copying, gpu_of
+from isogemm.problem.product import Product
+
+DRAWN = [posed(case) for case in cases(["random"], seed=11, count=40) if case.dtype != "float32"]
+READABLE = [p for p in DRAWN if serves(p)]
+
+
+@pytest.fixture(autouse=True)
+def _an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = facts.DeviceFacts(0, "NVIDIA H200", (9, 0), 132, 62914560, 232448, 4917.0, None)
+    monkeypatch.setattr(facts, "device", lambda ordinal: known)
+
+
+@pytest.mark.parametrize("product", READABLE, ids=lambda p: f"{p.m}x{p.n}x{p.k}")
+def test_the_ranking_is_legal_and_by_time(product: Product) -> None:
+    found = ranked(product)
+    times = [expected(product, c, H200) for c in found]
+    assert times == sorted(times)
+    assert all(fits(product, c) for c in found)
+
+
+@pytest.mark.parametrize("product", READABLE, ids=lambda p: f"{p.m}x{p.n}x{p.k}")
+def test_no_product_is_faster_than_the_hardware(product: Product) -> None:
+    """989 TFLOP/s, and operands once from memory at the rate of the bus."""
+    best = expected(product, ranked(product)[0], H200)
+    assert best > 2 * product.m * product.n * product.k / 989e6 * 0.8
+    assert best > 2 * (product.m * product.k + product.n * product.k) / (H200.memory * 1e3) * 0.6
+
+
+@pytest.mark.parametrize("product", READABLE, ids=lambda p: f"{p.m}x{p.n}x{p.k}")
+def test_more_to_do_and_less_to_do_it_with_take_longer(product: Product) -> None:
+    config = ranked(product)[0]
+    here = expected(product, config, H200)
+    assert expected(replace(product, k=4 * product.k), config, H200) > here
+    assert expected(product, config, Gpu(66, H200.memory)) >= here
+    assert expected(product, config, Gpu(132, 2000.0)) > here
+
+
+@pytest.mark.parametrize("product", DRAWN, ids=lambda p: f"{p.m}x{p.n}x{p.k}")
+def test_every_drawn_product_has_a_kernel_with_a_time(product: Product) -> None:
+    """Odd ones too: one of Hopper's, as it lies or after a copy, besides the plain ones."""
+    found = {
+        name: [family.microseconds(product, config, 0) for config in family.configs(product)]
+        for name, family in FAMILIES.found.items()
+        if name in ("chain", "hopper", "padded")
+    }
+    assert all(us and us > 0 for times in found.values() for us in times)
+    assert found["chain"]
+    assert found["hopper"] or found["padded"]
+
+
+def test_a_bus_that_the_driver_does_not_name_is_an_h200_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = replace(facts.device(0), memory=0.0, multiprocessors=78)
+    monkeypatch.setattr(facts, "device", lambda ordinal: unknown)
+    assert gpu_of(0) == Gpu(78, H200.memory)
+    assert copying(0, H200) > 0

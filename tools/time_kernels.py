@@ -1,0 +1,166 @@
+"""Time kernels that could serve drawn products, on this GPU: what the model of their time is fitted to and tried on.
+
+    python -m tools.time_kernels --seed 3 --count 200 --out timings.jsonl
+    python -m tools.time_kernels --regret timings.jsonl        # again, of a file, without timing anything
+
+The first line is the machine's stamp; then a line for each product: microseconds by family and configuration, of those
+that its model puts first and of some others, and the model's own. What a library offers comes with the number of output
+elements that differ from one of ours. The regret is the time of the model's first kernel over the fastest of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.cases import RANDOM, Case, cases
+from benchmarks.gpu.engine import posed
+
+from isogemm.backends.cuda.gemm.choose import FAMILIES
+from isogemm.problem.product import Product
+
+OFFERED, OTHERS, LIBRARY = 16, 12, 16
+MOST_FLOPS = 3e12
+PROCESSES = 15
+
+Use = tuple[str, str]
+
+
+def main(words: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=500.0, help="after which no further product is begun")
+    parser.add_argument("--out", type=Path, default=Path("timings.jsonl"))
+    parser.add_argument("--regret", type=Path, help="a file to read instead of timing anything")
+    given = parser.parse_args(words)
+    if given.regret is None:
+        measure(given.seed, given.count, given.seconds, given.out)
+    print(regret([json.loads(line) for line in (given.regret or given.out).read_text().splitlines()[1:]]))
+    return 0
+
+
+def measure(seed: int, count: int, seconds: float, out: Path) -> None:
+    """Compile side by side, then time product by product."""
+    from isogemm.backends import open_device
+    from isogemm.lab import environment
+    from isogemm.lab.gpu.bench import GpuBench
+    from isogemm.operands.device_array import DeviceId
+
+    end = time.monotonic() + seconds
+    here, bench = open_device(DeviceId("cuda", 0)).chooser, GpuBench(0)
+    drawn = [replace(x, bias=False) for x in cases([RANDOM], seed=seed, count=count) if x.work.flops < MOST_FLOPS]
+    source = random.Random(seed)
+    offers = [list(dict.fromkeys(_offered(posed(x), source))) for x in drawn]
+    jobs: dict[Use, list[Product]] = {}
+    for x, uses in zip(drawn, offers, strict=True):
+        for use in uses:
+            if not FAMILIES.found[use[0]].library:
+                jobs.setdefault(use, []).append(posed(x))
+    _compile([(*use, products) for use, products in jobs.items()], seconds / 2)
+    with out.open("w", encoding="utf-8") as file:
+        file.write(json.dumps({"stamp": here.admissions.stamp, "environment": environment()}, default=str) + "\n")
+        for x, uses in zip(drawn, offers, strict=True):
+            if time.monotonic() > end:
+                break
+            file.write(json.dumps(_row(x, uses, bench)) + "\n")
+
+
+def regret(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How much longer the kernel that the model puts first takes than the fastest of ours, in words."""
+    found = []
+    for row in rows:
+        timed = {use: us for use, us in row["us"].items() if use in row["expected"]}
+        if timed:
+            first = min(timed, key=row["expected"].__getitem__)
+            found.append(timed[first] / min(timed.values()))
+    found.sort()
+    mean = sum(found) / len(found) - 1
+    return f"{len(found)} products: {mean:.1%} in the mean, 95th percentile {found[len(found) * 19 // 20] - 1:.1%}"
+
+
+def _offered(product: Product, source: random.Random) -> Iterator[Use]:
+    """The likeliest of each family, and some that its model thinks less of."""
+    from isogemm.backends.cuda.gemm.hopper.model import ranked
+
+    for name, family in FAMILIES.found.items():
+        if family.library:
+            yield from ((name, config) for config in _listed(product)[:LIBRARY])
+        elif name == "hopper":
+            every = [str(c) for c in ranked(product)]
+            first, rest = every[:OFFERED], every[OFFERED : 3 * OFFERED]
+            yield from ((name, c) for c in first + source.sample(rest, min(OTHERS, len(rest))))
+        elif name != "items":
+            yield from ((name, c) for c in family.configs(product))
+
+
+def _listed(product: Product) -> list[str]:
+    """What cuBLASLt's heuristic lists with K in one piece."""
+    from isogemm.backends.cuda.gemm.cublaslt import search
+    from isogemm.backends.cuda.gemm.cublaslt.call import Descriptors, as_call, handle
+
+    call = as_call(product)
+    if call is None or product.dtype_a == "float32":
+        return []
+    found = search.heuristic(handle(0), Descriptors(call), 16 if product.aligned() else 2, count=LIBRARY)
+    return [str(x.algorithm) for x in found]
+
+
+def _compile(jobs: Sequence[tuple[str, str, list[Product]]], seconds: float) -> None:
+    """Build kernels side by side; their code reaches this process through the disk."""
+    pool = ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn"))
+    futures = [pool.submit(_build, *job) for job in jobs]
+    with contextlib.suppress(TimeoutError):
+        for future in as_completed(futures, timeout=seconds):
+            future.result()
+    workers = list(getattr(pool, "_processes", {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
+
+
+def _build(name: str, config: str, products: Sequence[Product]) -> None:
+    for product in products:
+        with contextlib.suppress(Exception):
+            FAMILIES.found[name].bind(product, config, 0)
+
+
+def _row(x: Case, uses: Sequence[Use], bench: Any) -> dict[str, Any]:
+    product = posed(x)
+    launches, expected, failed = {}, {}, {}
+    for name, config in uses:
+        family = FAMILIES.found[name]
+        try:
+            launches[f"{name} {config}"] = family.bind(product, config, 0)
+        except Exception as error:
+            failed[f"{name} {config}"] = str(error)[:80]
+            continue
+        us = family.microseconds(product, config, 0)
+        if us is not None and math.isfinite(us):
+            expected[f"{name} {config}"] = round(us, 2)
+    times = bench.seconds(product, launches, rough=True)
+    ours = next((f"{n} {c}" for n, c in uses if f"{n} {c}" in times and not FAMILIES.found[n].library), None)
+    differing = {
+        use: bench.differing(product, launches[use], launches[ours])
+        for use in times
+        if ours and FAMILIES.found[use.partition(" ")[0]].library
+    }
+    facts = {"m": x.m, "n": x.n, "k": x.k, "dtype": x.dtype, "layout": x.layout}
+    measured = {use: round(seconds * 1e6, 2) for use, seconds in times.items()}
+    return {**facts, "us": measured, "expected": expected, "differing": differing, "failed": failed}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

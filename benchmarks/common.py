@@ -46,6 +46,47 @@ class Bar:
         return f"≤ {self.value:g} s" if self.against == "seconds" else f"≥ {self.value:g} {self.against}"
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cells whose geometric mean, 5th percentile and least have to reach bars; 0 where there is none."""
+
+    name: str
+    peer: str
+    holds: Callable[[Row], bool]
+    bar: float
+    low: float = 0.0
+    least: float = 0.0
+
+
+def summarize(
+    rows: Sequence[Row], groups: Sequence[Group], against: Callable[[Row, str], float | None]
+) -> list[dict[str, Any]]:
+    """Groups of cells: geometric mean, 5th percentile, least cell, how many, and whether their bars are met."""
+    found = []
+    for group in groups:
+        ratios = sorted(x for row in rows if group.holds(row) and (x := against(row, group.peer)) is not None)
+        mean = geometric_mean(ratios)
+        low, least = (ratios[len(ratios) // 20], ratios[0]) if ratios else (None, None)
+        word = "NOT MEASURED"
+        if mean is not None and low is not None and least is not None:
+            word = "MET" if mean >= group.bar and low >= group.low and least >= group.least else "NOT MET"
+        facts = {"group": group.name, "peer": group.peer, "bar": group.bar, "mean": mean, "low": low}
+        found.append(facts | {"least": least, "cells": len(ratios), "result": word})
+    return found
+
+
+def groups_text(found: Sequence[Row]) -> Text:
+    """A line for each group that has cells."""
+    lines = []
+    for g in found:
+        if g["mean"] is None:
+            continue
+        words = f"{g['group']} against {g['peer']}: {g['mean']:.3f} over {g['cells']} cells, 5th percentile "
+        words += f"{g['low']:.3f}, least {g['least']:.3f} (bar {g['bar']:g}: {g['result'].lower()})"
+        lines.append(Text(words, style=STYLES[g["result"]]))
+    return Text("\n").join(lines)
+
+
 class Worded:
     """A case; its words, unique among all cases, are what ``--only`` selects by."""
 

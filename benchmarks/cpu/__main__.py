@@ -10,9 +10,19 @@ from rich.console import Console
 
 from isogemm.lab import environment, write_json
 
-from ..common import counts_of, cpu_name, line_console, listed, named_of, results_path, selected
-from .cases import SUITES, Case, cases
-from .measure import Machine, Settings, measure
+from ..common import (
+    counts_of,
+    cpu_name,
+    groups_text,
+    line_console,
+    listed,
+    named_of,
+    results_path,
+    selected,
+    summarize,
+)  # fmt: skip
+from .cases import GROUPS, RANDOM, SUITES, Case, cases
+from .measure import Machine, Settings, against, measure
 from .operands import PEERS, have_torch
 from .show import summary, table
 
@@ -20,25 +30,28 @@ WIDTH = 200  # of the table, where the output is a file or a pipe
 
 
 def main(
-    suite: Annotated[str, typer.Option(help=f"{', '.join(SUITES)} or all; several with commas.")] = "all",
+    suite: Annotated[str, typer.Option(help=f"{', '.join(SUITES)}, all of these, or {RANDOM}.")] = "all",
     threads: Annotated[str, typer.Option(help="Thread counts, with commas; set for every library.")] = "1,2",
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'm=1 n=4096', 'NT'.")] = "",
     peers: Annotated[str, typer.Option(help="Peers, with commas.")] = ",".join(PEERS),
     json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     quick: Annotated[bool, typer.Option(help="Few short blocks: shows that all runs, decides little.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the operands.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the operands, and of the layers that are drawn.", min=0)] = 0,
+    count: Annotated[int, typer.Option(help="Layers to draw.", min=1)] = 60,
 ) -> None:
     """Time isogemm against its peers in interleaved blocks, check its bits, and hold both against the bars.
 
     Exits with 1 when a case failed or a bit differed. A bar that was not met is a result, not a failure.
     """
-    chosen = selected(cases(named_of(suite, SUITES, "--suite", every=True)), only)
+    wanted = list(SUITES) if suite == "all" else named_of(suite, [*SUITES, RANDOM], "--suite")
+    chosen = selected(cases(wanted, seed=seed, count=count), only)
     names = tuple(name for name in named_of(peers, PEERS, "--peers") if name != "torch" or have_torch())
     counts = counts_of(threads, "--threads")
     settings = Settings.quickly(names, counts, seed) if quick else Settings(names, counts, seed=seed)
     rows, path = _run(chosen, settings, json)
     console = line_console(WIDTH)
     console.print(table(rows))
+    console.print(groups_text(summarize(rows, GROUPS, against)), soft_wrap=True)
     console.print(summary(rows))
     console.print(f"rows: {path}", soft_wrap=True)
     if any(row["error"] or (row["correctness"] or {}).get("differing") for row in rows):
@@ -53,7 +66,8 @@ def _run(chosen: list[Case], settings: Settings, path: Path | None) -> tuple[lis
     for case, report in listed(chosen):
         for row in measure(case, settings, machine, report):
             rows.append(row)
-            write_json(target, rows, environment=stamp, benchmark="cpu", ceilings=machine.to_dict())
+            extra = {"ceilings": machine.to_dict(), "groups": summarize(rows, GROUPS, against)}
+            write_json(target, rows, environment=stamp, benchmark="cpu", **extra)
     return rows, target
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from isogemm.lab import Work
 
-from ..common import Bar, Worded
+from ..common import Bar, Group, Row, Worded
+from ..draw import of_cpus
 
-__all__ = ["SUITES", "Bar", "Case", "cases"]
+__all__ = ["GROUPS", "RANDOM", "SUITES", "Bar", "Case", "cases"]
 
 Form = Literal["matmul", "call", "linear", "packed", "reference", "process"]
 
@@ -156,6 +157,31 @@ SUITES = {
 }
 
 
-def cases(suites: Iterable[str]) -> list[Case]:
-    """Every case of some suites."""
-    return [case for suite in suites for case in SUITES[suite]()]
+RANDOM = "random"
+
+
+def cases(suites: Iterable[str], *, seed: int = 0, count: int = 60) -> list[Case]:
+    """Every case of some suites; `seed` and `count` are those of the drawn ones."""
+    return [case for name in suites for case in (_random(seed, count) if name == RANDOM else SUITES[name]())]
+
+
+def _random(seed: int, count: int) -> list[Case]:
+    """Drawn layers as they are, and those of one row with packed weights too."""
+    found = [
+        Case(RANDOM, form, x.m, x.n, x.k, layout="NT", label=f"{form} {'cold' if x.cold else 'hot'}", rotated=x.cold)
+        for x in of_cpus(seed, count)
+        for form in (("linear", "packed") if x.m == 1 else ("linear",))
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _drawn(form: Form, holds: Callable[[Row], bool]) -> Callable[[Row], bool]:
+    return lambda row: row["suite"] == RANDOM and row["form"] == form and holds(row)
+
+
+GROUPS = (
+    Group("drawn layers", "fastest", _drawn("linear", lambda row: True), 1.15, 0.90),
+    Group("one row, from memory", "fastest", _drawn("linear", lambda row: row["m"] == 1 and row["rotated"]), 0.95),
+    Group("one row, packed, from memory", "fastest", _drawn("packed", lambda row: row["rotated"]), 1.05),
+    Group("one row, packed, hot", "fastest", _drawn("packed", lambda row: not row["rotated"]), 1.0),
+)

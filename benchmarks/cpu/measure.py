@@ -25,12 +25,12 @@ from isogemm.lab import (
     verdict,
 )
 
-from ..common import Bar, repeated, words_of
+from ..common import Bar, Row, repeated, words_of
 from .cases import Case
 from .operands import PEERS, Setup, build, compare
 from .processes import ReportedClock, process_candidates
 
-__all__ = ["Machine", "Settings", "judge", "measure"]
+__all__ = ["Machine", "Settings", "against", "judge", "measure"]
 
 Report = Callable[[int, int, str], None]
 
@@ -161,6 +161,14 @@ def judge(bar: Bar, timings: Mapping[str, Timing]) -> str:
     if any(name not in timings for name in wanted):
         return "NOT MEASURED"
     return verdict(ours, fastest(timings, *wanted)).against(bar.value)
+
+
+def against(row: Row, peer: str) -> float | None:
+    """Speed relative to a peer by the medians of a row; ``fastest`` is the faster of those that ran."""
+    names = PEERS if peer == "fastest" else (peer,)
+    times = [row["timings"][name]["median"] for name in names if name in row["timings"]]
+    ours = row["timings"].get("isogemm")
+    return min(times) / ours["median"] if times and ours else None
 
 
 def _row(

@@ -105,7 +105,7 @@ def _matmul_call(function: Any, a: Any, b: Any, out: Any, form: str) -> Run:
 def _linear(case: Case, peers: Sequence[str], rng: np.random.Generator) -> Setup:
     x, w = _values(rng, (case.m, case.k), case.dtype), _values(rng, (case.n, case.k), case.dtype)
     first = [w]
-    weights = rotate(lambda: first.pop() if first else w.copy(), w.nbytes)
+    weights = rotate(lambda: first.pop() if first else w.copy(), w.nbytes) if case.rotated else first
     count = len(weights)
     ours: Sequence[Any] = [isogemm.pack(v) for v in weights] if case.form == "packed" else weights
     calls: dict[str, Run] = {"isogemm": lambda i: isogemm.linear(x, ours[i % count])}
@@ -121,7 +121,7 @@ def _linear(case: Case, peers: Sequence[str], rng: np.random.Generator) -> Setup
     def result() -> tuple[Array, Array, Array]:
         return x[None], w.T[None], np.asarray(calls["isogemm"](0))[None]
 
-    return _setup(calls, result, f"weights rotated over {count} copies")
+    return _setup(calls, result, f"weights rotated over {count} copies" if case.rotated else "in cache")
 
 
 def _reference(case: Case, rng: np.random.Generator) -> Setup:

@@ -10,13 +10,13 @@ import typer
 
 from isogemm.lab import environment, write_json
 
-from ..common import line_console, listed, named_of, results_path, selected
-from .cases import RANDOM, SUITES, Case, cases
+from ..common import groups_text, line_console, listed, named_of, results_path, selected, summarize
+from .cases import GROUPS, RANDOM, SUITES, Case, cases
 from .engine import CudaEngine, Engine
-from .measure import Settings, measure, summarize
+from .measure import Settings, against, measure
 from .operands import Peer, Shelf
 from .peers import load_peer
-from .show import groups, summary, tables
+from .show import summary, tables
 
 WIDTH = 200  # of the tables, where the output is a file or a pipe
 
@@ -48,7 +48,7 @@ def main(
     rows = content["rows"]
     for table in tables(rows):
         console.print(table)
-    console.print(groups(content["groups"]), soft_wrap=True)
+    console.print(groups_text(content["groups"]), soft_wrap=True)
     console.print(summary(rows), soft_wrap=True)
     console.print(f"rows: {path}", soft_wrap=True)
     if any(row["error"] or _wrong(row["correctness"] or {}) for row in rows):
@@ -71,7 +71,7 @@ def run(
         rows.append(measure(case, settings, engine, shelf, ceilings, peer, report))
         after = engine.facts() if case is chosen[-1] else None
         extra = {"benchmark": "gpu", "device": {"before": before, "after": after}, **facts}
-        extra |= {"ceilings": ceilings, "groups": summarize(rows)}
+        extra |= {"ceilings": ceilings, "groups": summarize(rows, GROUPS, against)}
         write_json(target, rows, environment=stamp, **extra)
     return {"rows": rows, **extra}, target
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from isogemm.lab import Work
 
-from ..common import Bar, Worded
-from .draw import draw
+from ..common import Bar, Group, Row, Worded
+from ..draw import of_gpus
 
-__all__ = ["GROUPS", "LLM", "RANDOM", "ROWS", "SUITES", "Case", "Group", "cases"]
+__all__ = ["GROUPS", "LLM", "RANDOM", "ROWS", "SUITES", "Case", "cases"]
 
 Form = Literal["linear", "gradient", "batched", "drawn", "host", "wall", "replay"]
 
@@ -96,21 +96,6 @@ class Case(Worded):
         return Work(plain.flops, plain.nbytes + reread)
 
 
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Cells whose geometric mean, 5th percentile and least have to reach bars; 0 where there is none."""
-
-    name: str
-    peer: str
-    holds: Callable[[Row], bool]
-    bar: float
-    low: float = 0.0
-    least: float = 0.0
-
-
 def _of_llm(*rows: int) -> Callable[[Row], bool]:
     return lambda row: row["suite"] == "llm" and row["m"] in rows
 
@@ -187,6 +172,6 @@ def cases(suites: Iterable[str], *, seed: int = 0, count: int = 200) -> list[Cas
 
 def _random(seed: int, count: int) -> list[Case]:
     found = (
-        Case(RANDOM, "drawn", x.m, x.n, x.k, dtype=x.dtype, layout=x.layout, bias=x.bias) for x in draw(seed, count)
+        Case(RANDOM, "drawn", x.m, x.n, x.k, dtype=x.dtype, layout=x.layout, bias=x.bias) for x in of_gpus(seed, count)
     )
     return list(dict.fromkeys(found))

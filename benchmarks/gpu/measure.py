@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from isogemm.lab import Candidate, Ceilings, Clock, Timing, fastest, interleave, row, verdict
 
-from ..common import Bar, geometric_mean, graph_calls, repeated, words_of
-from .cases import GROUPS, Case, Group
+from ..common import Bar, graph_calls, repeated, words_of
+from .cases import Case
 from .engine import Engine
 from .kernels import kernel_of
 from .operands import Peer, Setup, Shelf, build
 from .peers import fastest_torch
 
-__all__ = ["OURS", "Settings", "against", "judge", "measure", "summarize"]
+__all__ = ["OURS", "Settings", "against", "judge", "measure"]
 
 OURS = "isogemm"
 SPACED = ", spaced"
@@ -148,23 +148,6 @@ def judge(bar: Bar, timings: Mapping[str, Timing]) -> str:
     if OURS not in timings or not present:
         return "NOT MEASURED"
     return verdict(timings[OURS], fastest(timings, *present)).against(bar.value)
-
-
-def summarize(rows: Sequence[Mapping[str, Any]], groups: Sequence[Group] = GROUPS) -> list[dict[str, Any]]:
-    """Groups of cells: geometric mean, 5th percentile, least cell, how many, and whether their bars are met."""
-    found = []
-    for group in groups:
-        ratios = sorted(x for r in rows if group.holds(r) and (x := against(r, group.peer)) is not None)
-        mean = geometric_mean(ratios)
-        facts = {"group": group.name, "peer": group.peer, "bar": group.bar, "mean": mean, "cells": len(ratios)}
-        low = ratios[len(ratios) // 20] if ratios else None
-        least = ratios[0] if ratios else None
-        word = "NOT MEASURED"
-        if mean is not None and low is not None and least is not None:
-            met = mean >= group.bar and low >= group.low and least >= group.least
-            word = "MET" if met else "NOT MET"
-        found.append(facts | {"low": low, "least": least, "result": word})
-    return found
 
 
 def _error_bar(case: Case, correctness: Mapping[str, Any] | None) -> list[dict[str, str]]:

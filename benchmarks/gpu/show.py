@@ -12,7 +12,7 @@ from ..common import STYLES, bits_text, geometric_mean, seconds_text
 from .cases import PEER
 from .measure import OURS, SPACED, against
 
-__all__ = ["cells", "grid", "groups", "summary", "tables"]
+__all__ = ["cells", "grid", "summary", "tables"]
 
 Row = Mapping[str, Any]
 
@@ -101,18 +101,6 @@ def _peer(row: Row, name: str, ours: Mapping[str, Any]) -> str:
 def _errors(row: Row) -> str:
     errors = (row["correctness"] or {}).get("errors", {})
     return "\n".join(f"{name} {value:.1e}" for name, value in errors.items())
-
-
-def groups(found: Sequence[Mapping[str, Any]]) -> Text:
-    """The geometric means that have bars."""
-    lines = []
-    for g in found:
-        if g["mean"] is None:
-            continue
-        words = f"{g['group']} against {g['peer']}: {g['mean']:.3f} over {g['cells']} cells, least {g['least']:.3f}"
-        words += f", 5th percentile {g['low']:.3f}"
-        lines.append(Text(f"{words} (bar {g['bar']:g}: {g['result'].lower()})", style=STYLES[g["result"]]))
-    return Text("\n").join(lines)
 
 
 def summary(rows: Sequence[Row]) -> Text:

@@ -117,7 +117,7 @@ def quick(monkeypatch):
     """One tiny case in place of the suites, and ceilings that are not measured."""
     tiny = Case("tiny", "matmul", 4, 5, 6, bars=(Bar("numpy", 1e-6), Bar("torch", 1e-6)))
     monkeypatch.setattr(cpu, "SUITES", {"tiny": lambda: [tiny]})
-    monkeypatch.setattr(cpu, "cases", lambda suites: [tiny])
+    monkeypatch.setattr(cpu, "cases", lambda suites, **_: [tiny])
     monkeypatch.setattr(Machine, "ceilings", lambda self, threads: Ceilings(threads, 1e9, 1e9))
     app = Typer()
     app.command()(cpu.main)

@@ -8,17 +8,17 @@ import sys
 from dataclasses import replace
 
 import pytest
-from benchmarks.common import Bar, selected
+from benchmarks.common import Bar, groups_text, selected, summarize
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import measure as gpu_measure
 from benchmarks.gpu.bits import Sample, differing
 from benchmarks.gpu.cases import GROUPS, LLM, PEER, ROWS, SUITES, Case, cases
 from benchmarks.gpu.engine import SubmitClock, SyncClock
-from benchmarks.gpu.measure import Settings, against, calls_in_a_graph, judge, measure, summarize
+from benchmarks.gpu.measure import Settings, against, calls_in_a_graph, judge, measure
 from benchmarks.gpu.operands import Shelf
 from benchmarks.gpu.peers import fastest_torch, load_peer
 from benchmarks.gpu.readme import OTHERS, gpu_section
-from benchmarks.gpu.show import groups, summary, tables
+from benchmarks.gpu.show import summary, tables
 from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
@@ -141,12 +141,12 @@ def test_a_group_is_a_geometric_mean_of_its_own_cells():
         return {"suite": suite, "m": m, "timings": times}
 
     rows = [row(1, 1.0, 2.0), row(16, 1.0, 0.5), row(4096, 1.0, 1.0), row(1, 1.0, 99.0, "overhead")]
-    everything, decode, peer_decode, peer_large, *_ = summarize(rows)
+    everything, decode, peer_decode, peer_large, *_ = summarize(rows, GROUPS, against)
     assert everything["mean"] == pytest.approx(1.0)
     assert (everything["cells"], everything["least"], everything["result"]) == (3, 0.5, "NOT MET")
     assert (decode["mean"], decode["cells"]) == (pytest.approx(1.0), 2)
     assert (peer_decode["result"], peer_large["cells"]) == ("MET", 1)
-    assert [g["result"] for g in summarize([])] == ["NOT MEASURED"] * len(GROUPS)
+    assert [g["result"] for g in summarize([], GROUPS, against)] == ["NOT MEASURED"] * len(GROUPS)
 
 
 def test_a_graph_is_whole_passes_over_the_copies(monkeypatch):
@@ -321,7 +321,7 @@ def test_rows_of_every_kind_can_be_shown():
     console = Console(width=200, record=True, file=io.StringIO())
     for table in tables([*rows, failed]):
         console.print(table)
-    console.print(groups(summarize(rows)))
+    console.print(groups_text(summarize(rows, GROUPS, against)))
     text = console.export_text()
     assert "ValueError: no" in text
     assert "time of torch.mm / time of isogemm" in " ".join(text.split())

@@ -1,0 +1,57 @@
+"""What the benchmarks share: draws that repeat, and groups of cells that are held against bars."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from benchmarks.common import Group, summarize
+from benchmarks.draw import of_cpus, of_gpus
+
+ALL = Group("all", "them", lambda row: True, 1.0, low=0.9, least=0.5)
+
+
+@pytest.mark.parametrize("of", [of_cpus, of_gpus])
+def test_a_draw_repeats_and_a_longer_one_begins_with_it(of):
+    assert of(3, 20) == of(3, 50)[:20] != of(4, 20)
+
+
+def test_what_is_drawn_for_gpus_is_in_the_shares_that_are_said():
+    drawn = of_gpus(1, 4000)
+    assert all(512 <= x <= 32768 for d in drawn for x in (d.n, d.k))
+    assert all(1 <= d.m <= 8192 for d in drawn)
+
+    def share(holds):
+        return sum(map(holds, drawn)) / len(drawn)
+
+    assert share(lambda d: d.n % 64 == d.k % 64 == 0) == pytest.approx(0.8, abs=0.03)
+    assert share(lambda d: d.dtype == "bfloat16") == pytest.approx(0.6, abs=0.03)
+    assert share(lambda d: d.dtype == "float32") == pytest.approx(0.2, abs=0.03)
+    assert share(lambda d: d.layout == "NT") == pytest.approx(0.8, abs=0.03)
+    assert share(lambda d: d.bias) == pytest.approx(0.2, abs=0.03)
+    assert share(lambda d: d.m <= math.sqrt(8192)) == pytest.approx(0.5, abs=0.03)
+
+
+def test_what_is_drawn_for_cpus_is_in_the_shares_that_are_said():
+    drawn = of_cpus(1, 4000)
+    assert all(128 <= x <= 4096 for d in drawn for x in (d.n, d.k))
+    assert sum(d.m == 1 for d in drawn) / len(drawn) == pytest.approx(0.38, abs=0.05)  # the draw of M gives some too
+    assert sum(d.cold for d in drawn) == len(drawn) / 2
+    assert {d.dtype for d in drawn} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "result"),
+    [
+        ([1.0] * 40, "MET"),
+        ([1.2] * 38 + [0.6] * 2, "MET"),  # the 5th percentile is the third of 40
+        ([1.2] * 37 + [0.6] * 3, "NOT MET"),
+        ([1.2] * 39 + [0.4], "NOT MET"),
+        ([0.95] * 40, "NOT MET"),
+        ([], "NOT MEASURED"),
+    ],
+)
+def test_a_group_is_met_when_all_of_its_bars_are(ratios, result):
+    (found,) = summarize([{"ratio": x} for x in ratios], [ALL], lambda row, peer: row["ratio"])
+    assert found["result"] == result
+    assert found["cells"] == len(ratios)

@@ -251,11 +251,11 @@ def test_a_peer_is_tuned_once_for_each_weight_and_its_error_is_said():
 
 
 def test_the_kernel_of_a_row_is_the_one_that_the_call_chose(monkeypatch):
-    from isogemm.backends.cuda.quant import copy as quant
     from isogemm.backends.cuda.quant import family
+    from isogemm.base import seen
 
     aged = []
-    monkeypatch.setattr(quant, "forget", lambda: aged.append(1))
+    monkeypatch.setattr(seen, "forget", lambda: aged.append(1))
     chosen = family.QuantRun(SimpleNamespace(name="quant few"), None, (1, 2), None, None)
     monkeypatch.setattr(family, "choose", true := lambda case, *_: chosen if case.m == 1 else None)
     one, many = SimpleNamespace(path="same", m=1), SimpleNamespace(path="same", m=9)
@@ -266,9 +266,9 @@ def test_the_kernel_of_a_row_is_the_one_that_the_call_chose(monkeypatch):
 
 
 def test_a_name_that_cannot_be_told_costs_no_row(monkeypatch):
-    from isogemm.backends.cuda.quant import copy as quant
+    from isogemm.base import seen
 
-    monkeypatch.delattr(quant, "forget")
+    monkeypatch.delattr(seen, "forget")
     assert kernel_of(lambda i: None).startswith("unknown (AttributeError")
 
 

@@ -55,6 +55,7 @@ VARIANTS = {
     "TN": {"a": Strides(1, 8), "b": Strides(256, 1)},
     "strided": {"a": Strides(2048, 2), "b": Strides(3, 7000), "out": Strides(1, 16)},
     "unaligned": {"align": 2, "a": Strides(513, 1)},
+    "an odd N": {"out": Strides(257, 1)},
     "alpha": {"alpha": -0.5},
     "beta C": {"c": Strides(256, 1), "dtype_c": "bfloat16", "beta": 0.25},
     "C and bias": {"c": Strides(1, 8), "dtype_c": "float32", "beta": 1.0, "dtype_bias": "float16", "bias_stride": 2},

@@ -63,7 +63,7 @@ def test_the_compiler_s_options_are_part_of_it(package: Path) -> None:
     ("file", "homes"),
     [
         ("gemm/hopper/hopper.cu", {"gemm/hopper", "gemm/padded"}),
-        ("gemm/sgemm/few.cu", {"gemm/sgemm"}),
+        ("gemm/sgemm/ring.cu", {"gemm/sgemm"}),
         ("gemm/tf32/split.cu", {"gemm/tf32"}),
         ("gemm/tile/tile.py", {"gemm/tile", "gemm/lists"}),
         ("gemm/lists/items.py", {"gemm/lists"}),
@@ -71,7 +71,7 @@ def test_the_compiler_s_options_are_part_of_it(package: Path) -> None:
         ("include/fp32_epilogue.cu", {"gemm/sgemm", "gemm/tf32"}),
         ("include/hopper_ptx.cu", {"gemm/hopper", "gemm/padded", "gemm/tf32", "gemm/sgemm"}),
         ("driver/wgmma.py", {"gemm/hopper", "gemm/padded", "gemm/tf32"}),
-        ("driver/tensormap.py", {"gemm/hopper", "gemm/padded", "gemm/tf32", "gemm/sgemm", *BY_TRITON}),
+        ("driver/tensormap.py", {"gemm/hopper", "gemm/padded", "gemm/tf32", *BY_TRITON}),
         ("driver/triton_build.py", {"gemm/tile", "gemm/lists"}),
         ("rows/ops.cu", {"rows"}),
         ("attention/common.cu", {"attention"}),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from ..contract import golden
 from ..contract.golden import GoldenCase
 from ..contract.spec import Contract
 from ..problem.numeric import letter
-from ..problem.product import Addresses, Launch, Product, Strides
+from ..problem.product import Addresses, Launch, Product, Strides, alignment
 from .bench import POISON, Bench, among_poison, beside, difference
 from .family import Family
 
@@ -100,7 +100,7 @@ def variant_of(product: Product) -> str:
         f"{product.contract.arithmetic}/{kind}{size}",
         f"{product.dtype_a}*{product.dtype_b}>{product.dtype_out}",
         f"{letter(product.a)}{letter(product.b)}>{letter(product.out)}",
-        _alignment(product),
+        str(Alignment.of(product)),
     ]
     if product.alpha != 1:
         parts.append("alpha")
@@ -127,16 +127,17 @@ def product_of(variant: str) -> Product:
     a, b, out = types.replace(">", "*").split("*")
     c, letter_c, scale = said["c"].split(":") if "c" in said else ("", "", "")
     bias, _, step = said.get("bias", "").partition(":")
-    (m, n, k), batch, base = (32, 64, 1024), 2 if "batched" in said else 1, align.removeprefix("align=").split("/")[0]
+    (m, n, k), batch, lies = (32, 64, 1024), 2 if "batched" in said else 1, Alignment.parse(align)
 
-    def lie(kind: str, rows: int, columns: int, dtype: str) -> Strides:
-        return _strides(kind, (batch, rows, columns), ITEMSIZE[dtype], align, False)[0]
+    def lie(kind: str, rows: int, columns: int, dtype: str, step: int) -> Strides:
+        return _strides(kind, (batch, rows, columns), ITEMSIZE[dtype], lies.base, step, False)[0]
 
     found = Product(
-        m, n, k, a, b, out, Contract.parse(contract + "512" * contract.endswith("leaf")), lie(letters[0], m, k, a),
-        lie(letters[1], k, n, b), lie(letters[3], m, n, out), batch, lie(letter_c, m, n, c) if c else None, c or None,
+        m, n, k, a, b, out, Contract.parse(contract + "512" * contract.endswith("leaf")),
+        lie(letters[0], m, k, a, lies.a), lie(letters[1], k, n, b, lies.b), lie(letters[3], m, n, out, lies.out),
+        batch, lie(letter_c, m, n, c, lies.out) if c else None, c or None,
         bias or None, 3 if step == "strided" else 1, 2.0 if "alpha" in said else 1.0,
-        {"1": 1.0, "beta": 0.5}.get(scale, 0.0), scale == "accumulate", int(base),
+        {"1": 1.0, "beta": 0.5}.get(scale, 0.0), scale == "accumulate", lies.base,
     )  # fmt: skip
     if variant_of(found) != variant:
         raise ValueError(f"{variant!r} is no variant of products: the nearest is {variant_of(found)!r}")
@@ -240,21 +241,44 @@ def _is_whole(case: GoldenCase) -> bool:
     return case.k == 512
 
 
-def _alignment(product: Product) -> str:
-    """``align=BASE/STEP``: bytes that divide every address, and that divide every stride but those of 1 element."""
-    pairs = ((product.a, product.dtype_a), (product.b, product.dtype_b), (product.out, product.dtype_out))
-    steps = [s * ITEMSIZE[dtype] for x, dtype in pairs for s in x if s not in (0, 1)]
-    step = min([16, *(s & -s for s in steps)])
-    return f"align={128 if product.align >= 128 else min(product.align, 16)}/{step}"
+class Alignment(NamedTuple):
+    """Bytes up to 128 that divide every address, and up to 16 that divide strides of A, B and out, 1 element apart.
+
+    As text ``align=128/16``, or ``align=128/16,16,2`` where the three are not alike.
+    """
+
+    base: int
+    a: int
+    b: int
+    out: int
+
+    @classmethod
+    def of(cls, product: Product) -> Alignment:
+        """A product's; each matrix has its own, as an odd N says nothing of operands."""
+        pairs = ((product.a, product.dtype_a), (product.b, product.dtype_b), (product.out, product.dtype_out))
+        steps = [alignment(*(s * ITEMSIZE[dtype] for s in x if s != 1), most=16) for x, dtype in pairs]
+        return cls(128 if product.align >= 128 else min(product.align, 16), *steps)
+
+    @classmethod
+    def parse(cls, text: str) -> Alignment:
+        """Read the text."""
+        base, _, steps = text.removeprefix("align=").partition("/")
+        found = [int(step) for step in steps.split(",")]
+        return cls(int(base), *(found * 3 if len(found) == 1 else found))
+
+    def __str__(self) -> str:
+        steps = self[1:]
+        return f"align={self.base}/{steps[0] if len(set(steps)) == 1 else ','.join(map(str, steps))}"
 
 
-def _strides(kind: str, shape: tuple[int, ...], itemsize: int, align: str, whole: bool) -> tuple[Strides, int]:
+def _strides(
+    kind: str, shape: tuple[int, ...], itemsize: int, base: int, step: int, whole: bool
+) -> tuple[Strides, int]:
     """Of a stack of matrices with that layout, and where it begins: lines are longer than their extent.
 
-    Neither is better aligned than said. `whole`: strides of the best alignment are multiples of 16 elements, not of 16
-    bytes alone.
+    Neither is better aligned than `base` and `step` say. `whole`: strides of the best alignment are multiples of 16
+    elements, not of 16 bytes alone.
     """
-    base, step = (int(x) for x in align.removeprefix("align=").split("/"))
     grain = 16 if whole and step == 16 else max(1, step // itemsize)
     batch, rows, columns = shape
 
@@ -273,25 +297,25 @@ def _strides(kind: str, shape: tuple[int, ...], itemsize: int, align: str, whole
 
 def _pose(product: Product, case: GoldenCase, m: int, n: int, batch: int) -> Posed:
     """The golden product of this case with the variant of `product`."""
-    align, k, whole = _alignment(product), case.k, _is_whole(case)
+    align, k, whole = Alignment.of(product), case.k, _is_whole(case)
     rows = (np.arange(m) + 7 * np.arange(batch)[:, None]) % case.rows
     columns = (np.arange(n) + _shift(product) * np.arange(batch)[:, None]) % case.columns
     bits_a, bits_b = golden.operands(case, product.dtype_a, product.dtype_b)
 
-    def fill(stack: Array, kind: str) -> tuple[Array, Strides, int]:
-        strides, begin = _strides(kind, stack.shape, stack.itemsize, align, whole)
+    def fill(stack: Array, kind: str, step: int) -> tuple[Array, Strides, int]:
+        strides, begin = _strides(kind, stack.shape, stack.itemsize, align.base, step, whole)
         return among_poison(stack, _steps(strides), begin)[0], strides, begin * stack.itemsize
 
-    a, strides_a, at_a = fill(bits_a[rows], letter(product.a))
-    b, strides_b, at_b = fill(np.moveaxis(bits_b.T[columns], 1, 2), letter(product.b))
+    a, strides_a, at_a = fill(bits_a[rows], letter(product.a), align.a)
+    b, strides_b, at_b = fill(np.moveaxis(bits_b.T[columns], 1, 2), letter(product.b), align.b)
     size = ITEMSIZE[product.dtype_out]
-    strides_out, shift = _strides(letter(product.out), (batch, m, n), size, align, whole)
+    strides_out, shift = _strides(letter(product.out), (batch, m, n), size, align.base, align.out, whole)
     at = Addresses(at_a, at_b, shift * size)
     c = bias = strides_c = None
     block_c, block_bias = golden.epilogue_operands(case, product.dtype_c or "float32", product.dtype_bias or "float32")
     if product.c is not None:
         block = golden.start(case) if product.accumulate else block_c
-        c, strides_c, at_c = fill(block[rows[:, :, None], columns[:, None, :]], letter(product.c))
+        c, strides_c, at_c = fill(block[rows[:, :, None], columns[:, None, :]], letter(product.c), align.out)
         at = at._replace(c=at_c)
     if product.dtype_bias is not None:
         step = 1 if product.bias_stride == 1 else 3

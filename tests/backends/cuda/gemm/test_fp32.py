@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isogemm.backends.cuda.gemm.sgemm.family import FEW, TILES, Sgemm
+from isogemm.backends.cuda.gemm.sgemm.family import RINGS, TILES, Sgemm, copies, microseconds
 from isogemm.backends.cuda.gemm.tf32.family import CONFIGS, Tf32, cut
 from isogemm.contract import Contract
 from isogemm.problem.product import Product, Strides
@@ -54,14 +54,37 @@ def test_what_is_not_served() -> None:
     assert not Sgemm().configs(sample(8, 8, 8, "fma/tree2"))
 
 
-def test_few_rows_want_lines_that_the_copy_engine_reads() -> None:
-    good = sample(4, 64, 256)
-    assert Sgemm().configs(good)[0].startswith("few4")
-    assert not Sgemm().supports(replace(good, m=5), "few4")
-    for change in ({"align": 8}, {"b": Strides(64, 1)}, {"b": Strides(1, 257)}, {"a": Strides(1, 4)}):
-        assert not any(config.startswith("few") for config in Sgemm().configs(replace(good, **change)))
-    assert Sgemm().supports(replace(good, contract=Contract.parse("fma/leaf256")), "few4")
-    assert not Sgemm().supports(replace(good, contract=Contract.parse("fma/leaf100")), "few4")
+def test_few_rows_take_narrow_tiles_and_many_take_wide_ones() -> None:
+    for change in ({}, {"align": 4}, {"b": Strides(4096, 1)}, {"b": Strides(1, 4097)}, {"a": Strides(1, 4)}):
+        first, *_ = Sgemm().configs(replace(sample(4, 4096, 4096), **change))
+        assert first in RINGS
+        assert RINGS[first].m <= 16
+    assert Sgemm().configs(sample(4096, 4096, 4096))[0] in TILES
+
+
+def test_copies_are_as_wide_as_addresses_steps_and_leaves_allow() -> None:
+    for change, want in (
+        ({}, [(True, 4), (True, 4)]),
+        ({"align": 8}, [(True, 2), (True, 2)]),
+        ({"a": Strides(258, 1)}, [(True, 2), (True, 4)]),
+        ({"b": Strides(1, 257)}, [(True, 4), (True, 1)]),
+        ({"b": Strides(64, 1)}, [(True, 4), (False, 4)]),
+        ({"a": Strides(1, 66), "b": Strides(2, 512)}, [(False, 2), (True, 1)]),
+        ({"contract": Contract.parse("fma/leaf6")}, [(True, 2), (True, 2)]),
+        ({"contract": Contract.parse("fma/leaf6"), "b": Strides(64, 1)}, [(True, 2), (False, 4)]),
+        ({"m": 1, "a": Strides(3, 1)}, [(True, 4), (True, 4)]),
+    ):
+        assert copies(replace(sample(66, 64, 256), **change), RINGS["32x32 k64 s4"]) == want, change
+
+
+def test_the_expected_time_grows_with_rounds_and_with_k_and_is_no_less_than_memory_s() -> None:
+    for name, tile in (TILES | RINGS).items():
+        once = sample(tile.m, 132 * tile.n, 4096)
+        often, deep = replace(once, n=8 * once.n), replace(once, k=8 * once.k)
+        assert microseconds(once, name, 132) < min(microseconds(often, name, 132), microseconds(deep, name, 132))
+        assert microseconds(often, name, 4 * 132) <= microseconds(often, name, 132)
+        assert microseconds(often, name, 10**6) > 4 * often.n * often.k / 5e6
+        assert microseconds(replace(once, align=4), name, 132) > microseconds(once, name, 132)
 
 
 @pytest.mark.parametrize("k", [1, 4, 31, 32, 33, 100, 1000])
@@ -97,7 +120,7 @@ class TestOnTheDevice:
 
     @staticmethod
     def lay(x: np.ndarray, layout: str) -> Any:
-        """On the GPU: rows contiguous (n), columns contiguous (t), or neither, unaligned (s)."""
+        """On the GPU: rows contiguous (n), at 16 bytes too (p), columns contiguous (t), or neither, unaligned (s)."""
         import torch
 
         y = torch.from_numpy(x).cuda()
@@ -105,6 +128,10 @@ class TestOnTheDevice:
             return y.transpose(-1, -2).contiguous().transpose(-1, -2)
         if layout == "n":
             return y
+        if layout == "p":
+            wide = torch.full((*x.shape[:-1], x.shape[-1] // 4 * 4 + 4), float("nan"), device="cuda")
+            wide[..., : x.shape[-1]] = y
+            return wide[..., : x.shape[-1]]
         wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 1), float("nan"), device="cuda")
         wide[..., 1::2] = y
         return wide[..., 1::2]
@@ -139,7 +166,7 @@ class TestOnTheDevice:
             alpha=float(np.float32(alpha)), beta=float(np.float32(beta)), accumulate=accumulate, align=common & -common,
         )  # fmt: skip
         if not family.supports(given, config):
-            assert config.startswith("few") or "leaf" in contract
+            assert "leaf" in contract
             return
         from isogemm.problem.product import Addresses
 
@@ -159,12 +186,12 @@ class TestOnTheDevice:
             if out_dtype == "float32":
                 assert first_mismatch(here, want) is None, where
 
-    @pytest.mark.parametrize("config", [*TILES, *FEW])
+    @pytest.mark.parametrize("config", [*TILES, *RINGS])
     def test_fma(self, config: str) -> None:
         family = Sgemm()
-        rows = FEW[config].lanes * FEW[config].rows if config in FEW else 133
+        rows = 133
         for (m, n, k), layouts in pairs(
-            ((rows, 264, 260), (max(1, rows - 1), 131, 67)), ("nt", "nn", "tn", "tt", "ss", "sn", "ns")
+            ((rows, 264, 260), (rows - 1, 131, 67), (1, 70, 130)), ("nt", "nn", "tn", "tt", "ss", "sn", "ns", "pp")
         ):
             a, b = self.numbers((m, k), 1), self.numbers((k, n), 2)
             self.check(family, config, a, b, "fma/chain", layouts=layouts)
@@ -209,7 +236,7 @@ class TestOnTheDevice:
         generator = torch.Generator("cuda").manual_seed(1)
         a, b = (torch.randn((size, 1100), generator=generator, device="cuda") for size in (2100, 2304))
         for family, contract, config in (
-            *((Sgemm(), "fma/chain", name) for name in TILES),
+            *((Sgemm(), "fma/chain", name) for name in (*TILES, *RINGS)),
             *((Tf32(), CONTRACTS[0], name) for name in CONFIGS[1]),
             *((Tf32(), CONTRACTS[1], name) for name in CONFIGS[3]),
         ):

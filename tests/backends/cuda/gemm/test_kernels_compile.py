@@ -16,7 +16,7 @@ import isogemm
 from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.backends.cuda.gemm.hopper.config import HopperConfig
 from isogemm.backends.cuda.gemm.lists import family as grouped
-from isogemm.backends.cuda.gemm.sgemm.family import FEW, TILES
+from isogemm.backends.cuda.gemm.sgemm.family import RINGS, TILES
 from isogemm.backends.cuda.gemm.tile.family import Tile
 from isogemm.contract.spec import Contract
 from isogemm.problem.product import Product, Strides
@@ -205,16 +205,25 @@ def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, config)
     assert product.alpha != 1 or added == 0
 
 
-@pytest.mark.parametrize("config", ["32x64 k16", "few16"])
+@pytest.mark.parametrize("config", ["64x64 k16", "16x32 k64 s4"])
 def test_sgemm_rounds_each_step_of_an_epilogue(kernels: Kernels, config):
     (kernel,) = kernels.build("sgemm", config, full(pose(dtype="float32", contract="fma/chain", m=16)))
-    shape = TILES.get(config)
-    each = shape.thread_m * shape.thread_n if shape else FEW[config].rows * FEW[config].columns
+    tile = (TILES | RINGS)[config]
+    each = tile.thread_m * tile.thread_n
     fused, multiplied, added = kernel.machine_counts("FFMA", "FMUL", "FADD")
     # One kernel serves every epilogue, by branches: two products and two sums of an element, or copies of them.
     assert fused > each
     assert min(multiplied, added) >= 2 * each
     assert kernel.spilled == 0
+
+
+@pytest.mark.parametrize("layout", ["NT", "TN", "SS"])
+@pytest.mark.parametrize("config", RINGS)
+def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels, config, layout):
+    (kernel,) = kernels.build("sgemm", config, pose(layout, "float32", "fma/chain"))
+    fused, copied, stored = kernel.machine_counts("FFMA", "LDGSTS", "STS")
+    assert min(fused, copied) > 0
+    assert stored == kernel.spilled == 0
 
 
 @pytest.mark.parametrize(

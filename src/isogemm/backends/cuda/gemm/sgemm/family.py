@@ -2,27 +2,31 @@
 
 Configurations
 --------------
-``128x128 k8``  tiles of 128 x 128 and panels of 8 of K, see gemm/sgemm/sgemm.cu; any strides
-``few4``        up to 4 rows of A, for which streaming B is the work, see gemm/sgemm/few.cu; K contiguous in A and B
+``128x128 k8``     tiles of 128 x 128 and panels of 8 of K through registers: gemm/sgemm/sgemm.cu
+``32x64 k64 s4``   tiles of 32 x 64 and panels of 64 of K through a ring of 4 buffers: gemm/sgemm/ring.cu
 
-None of it reaches the bits.
+Both take any strides; none of it reaches the bits.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product
+from ...driver import facts
 from ...driver.nvrtc import function_of
-from ...driver.tensormap import encoder
 from ..fp32 import Fp32Side, aligned_side, epilogue, grid, serves, sides
 
-__all__ = ["FEW", "TILES", "BlockTile", "FewRows", "Sgemm"]
+__all__ = ["RINGS", "TILES", "BlockTile", "RingTile", "Sgemm", "copies", "microseconds"]
 
 
 class BlockTile(NamedTuple):
-    """A block's tile, its panel of K, a thread's part of it, blocks to a multiprocessor, and its relative speed."""
+    """A block's tile, its panel of K, a thread's part of the tile, and blocks to a multiprocessor.
+
+    Then what `microseconds` counts with, in cycles for one of K: of a block alone on its multiprocessor, which waits,
+    and of each of several, which share what bounds them; and how many times that where operands are not aligned.
+    """
 
     m: int
     n: int
@@ -30,36 +34,53 @@ class BlockTile(NamedTuple):
     thread_m: int
     thread_n: int
     blocks: int
-    speed: float
+    alone: float
+    each: float
+    odd: float
 
 
-class FewRows(NamedTuple):
-    """Lanes of a warp along m; rows and columns of a thread; warps, stages, panel of K."""
+class RingTile(NamedTuple):
+    """As above; lanes of a warp along m, buffers of the ring, and steps of 4 of K that are read ahead."""
 
+    m: int
+    n: int
+    thread_m: int
+    thread_n: int
     lanes: int
-    rows: int
-    columns: int
-    warps: int
+    k: int
     stages: int
-    k: int = 128
+    ahead: int
+    blocks: int
+    alone: float
+    each: float
+    odd: float
 
 
-# Speeds at 4096 x 4096 x 4096 on an H200.
+# Cycles fitted to 150 products of all shapes on an H200, where the first by them takes 1.4 % more than the fastest.
 TILES = {
-    "128x128 k8": BlockTile(128, 128, 8, 8, 8, 2, 1.0),
-    "64x128 k16": BlockTile(64, 128, 16, 8, 4, 2, 0.94),
-    "64x64 k16": BlockTile(64, 64, 16, 8, 4, 4, 0.91),
-    "32x64 k16": BlockTile(32, 64, 16, 4, 4, 4, 0.7),
-    "32x32 k16": BlockTile(32, 32, 16, 4, 2, 4, 0.5),
+    "128x128 k8": BlockTile(128, 128, 8, 8, 8, 2, 225, 186, 1.26),
+    "64x128 k16": BlockTile(64, 128, 16, 8, 4, 2, 108, 97, 1.7),
+    "64x64 k16": BlockTile(64, 64, 16, 8, 4, 4, 95, 51, 1.9),
 }
-FEW = {
-    "few1": FewRows(1, 1, 1, 1, 5),
-    "few2": FewRows(2, 1, 1, 2, 5),
-    "few4": FewRows(2, 2, 1, 2, 5),
-    "few8": FewRows(4, 2, 2, 2, 5),
-    "few16": FewRows(8, 2, 2, 4, 4),
+RINGS = {
+    "2x32 k64 s8": RingTile(2, 32, 1, 1, 2, 64, 8, 3, 3, 9.5, 4.5, 1.7),
+    "4x16 k64 s8": RingTile(4, 16, 1, 1, 4, 64, 8, 3, 5, 8.6, 4.2, 1.3),
+    "8x16 k64 s8": RingTile(8, 16, 2, 1, 4, 64, 8, 3, 4, 10, 5.3, 1.3),
+    "8x32 k64 s4": RingTile(8, 32, 2, 2, 4, 64, 4, 1, 5, 14.6, 8.4, 1.4),
+    "16x16 k64 s8": RingTile(16, 16, 2, 2, 8, 64, 8, 3, 3, 13.3, 7.8, 1.4),
+    "16x32 k64 s4": RingTile(16, 32, 4, 2, 4, 64, 4, 1, 4, 20.8, 11.3, 1.3),
+    "16x64 k64 s4": RingTile(16, 64, 4, 2, 4, 64, 4, 1, 2, 24.2, 19.2, 1.3),
+    "32x16 k64 s4": RingTile(32, 16, 4, 2, 4, 64, 4, 1, 4, 23.7, 10.8, 1.4),
+    "32x32 k64 s4": RingTile(32, 32, 4, 2, 4, 64, 4, 1, 3, 25, 19.2, 1.2),
+    "32x48 k64 s3": RingTile(32, 48, 4, 2, 4, 64, 3, 1, 3, 36.7, 29.6, 1.15),
+    "32x64 k32 s4": RingTile(32, 64, 4, 4, 4, 32, 4, 1, 4, 43.7, 32.2, 1.15),
+    "32x64 k64 s4": RingTile(32, 64, 4, 4, 4, 64, 4, 1, 2, 37.2, 30.7, 1.2),
+    "64x32 k32 s4": RingTile(64, 32, 4, 4, 4, 32, 4, 1, 4, 43.7, 31.9, 1.15),
+    "64x64 k32 s4": RingTile(64, 64, 8, 4, 4, 32, 4, 1, 3, 68.5, 55, 1.15),
+    "64x128 k32 s3": RingTile(64, 128, 8, 4, 4, 32, 3, 1, 2, 115, 105, 1.1),
 }
 MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
+CYCLES, BYTES, START = 1980, 3.6e6, 2.5  # of a microsecond: of a multiprocessor, from memory; microseconds of a launch
 
 
 class Sgemm(ProductFamily):
@@ -68,42 +89,71 @@ class Sgemm(ProductFamily):
     name, home = "sgemm", "backends/cuda/gemm/sgemm"
 
     def configs(self, product: Product) -> tuple[str, ...]:
-        """Those for few rows first, then tiles by a model of their time."""
-        fits = min((x.lanes * x.rows for x in FEW.values() if product.m <= x.lanes * x.rows), default=0)
-        few = [name for name, x in FEW.items() if x.lanes * x.rows == fits]
-        tiles = sorted(TILES, key=lambda name: _expected(product, TILES[name]))
-        return tuple(name for name in (*few, *tiles) if self.supports(product, name))
+        """Tiles by a model of their time."""
+        if not serves(product, ("fma",), ("chain", "leaf")):
+            return ()
+        return tuple(sorted((*TILES, *RINGS), key=lambda name: microseconds(product, name, MULTIPROCESSORS)))
 
     def supports(self, product: Product, config: str) -> bool:
-        """Tiles take any strides; few rows want K contiguous and aligned in both operands."""
-        if not serves(product, ("fma",), ("chain", "leaf")):
-            return False
-        if config in TILES:
-            return True
-        few = FEW.get(config)
-        if few is None or product.m > few.lanes * few.rows:
-            return False
-        order = product.contract.order
-        if order.kind == "leaf" and order.size % few.k:
-            return False
-        return all(_mappable(side, product) for side in sides(product))
+        """Any strides."""
+        return (config in TILES or config in RINGS) and serves(product, ("fma",), ("chain", "leaf"))
+
+    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+        """What a kernel is expected to take on a device; None where it does not serve the product."""
+        if not self.supports(product, config):
+            return None
+        return microseconds(product, config, facts.device(device).multiprocessors)
 
     def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""
-        if config in TILES:
-            return _tiled(product, TILES[config], device)
-        return _few(product, FEW[config], device)
+        ring = RINGS.get(config)
+        tile = ring or TILES[config]
+        (a, b), order = sides(product), product.contract.order
+        leaf = min(order.size, product.k) if order.kind == "leaf" else 0
+        strides, types = epilogue(product)
+        defines = _ringed(product, ring) if ring else dict(zip(("MODE_A", "MODE_B"), _modes(product), strict=True))
+        defines |= {"BM": tile.m, "BN": tile.n, "BK": tile.k, "TM": tile.thread_m, "TN": tile.thread_n}
+        defines |= {"MIN_BLOCKS": 1 if leaf else tile.blocks, "LEAF": leaf > 0}
+        steps = [("i64", x) for x in (a.row, a.k, a.batch, b.row, b.k, b.batch)]
+        sizes = [("i32", x) for x in (product.m, product.n, product.k, product.batch, leaf, types)]
+        launch = function_of(f"gemm/sgemm/{'ring' if ring else 'sgemm'}.cu", "sgemm", device, defines).bind(
+            [*["ptr"] * 5, *steps, *strides, *sizes, ("f32", product.alpha), ("f32", product.beta)],
+            grid=grid(_blocks(product, tile), product.batch),
+            block=(tile.m * tile.n // (tile.thread_m * tile.thread_n),),
+            shared=(ring.m + ring.n) * ring.k * 4 * ring.stages if ring else 0,
+            pdl=True,
+        )
+
+        def enqueue(at: Addresses, stream: int) -> None:
+            launch(stream, *at[:5])
+
+        # Parameters are (a, b, out, c, bias), the order of Addresses.
+        return enqueue
 
 
-def _expected(p: Product, tile: BlockTile) -> float:
-    """Time in arbitrary units: waves of blocks, each as long as its tile is large and slow."""
-    blocks = -(-p.m // tile.m) * -(-p.n // tile.n) * p.batch
-    waves = -(-blocks // (MULTIPROCESSORS * tile.blocks))
-    return waves * tile.blocks * tile.m * tile.n / tile.speed
+def _blocks(p: Product, tile: BlockTile | RingTile) -> int:
+    return -(-p.m // tile.m) * -(-p.n // tile.n)
+
+
+def microseconds(p: Product, config: str, multiprocessors: int) -> float:
+    """Rounds of blocks, as many as fit at once, or what memory takes for the operands."""
+    ring = RINGS.get(config)
+    tile = ring or TILES[config]
+    odd = any(values < 4 for _, values in copies(p, ring)) if ring else any(mode > 1 for mode in _modes(p))
+    rounds, rest = divmod(_blocks(p, tile) * p.batch, multiprocessors * tile.blocks)
+    cycles = rounds * max(tile.alone, tile.blocks * tile.each)
+    if rest:
+        cycles += max(tile.alone, -(-rest // multiprocessors) * tile.each)
+    nbytes = 4 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
+    return START + max(p.k * cycles * (tile.odd if odd else 1) / CYCLES, nbytes / BYTES)
+
+
+def _modes(p: Product) -> list[int]:
+    """How each operand's panels are loaded; the numbers of gemm/sgemm/sgemm.cu."""
+    return [_mode(side, p) for side in sides(p)]
 
 
 def _mode(side: Fp32Side, p: Product) -> int:
-    """How a tile's panels are loaded; the numbers of gemm/sgemm/sgemm.cu."""
     order = p.contract.order
     if aligned_side(side, p.align) and (order.kind == "chain" or order.size % 4 == 0):
         return 0
@@ -112,81 +162,23 @@ def _mode(side: Fp32Side, p: Product) -> int:
     return 3 if abs(side.k) < abs(side.row) else 2
 
 
-def _mappable(side: Fp32Side, p: Product) -> bool:
-    """Whether the copy engine reads an operand as it lies."""
-    row = side.row if side.rows > 1 else 4
-    return aligned_side(side._replace(row=row), p.align) and 0 < row < 2**37 and 0 <= side.batch < 2**37
+def _ringed(p: Product, tile: RingTile) -> dict[str, int]:
+    """What gemm/sgemm/ring.cu wants to know beside the tile."""
+    (deep_a, v_a), (deep_b, v_b) = copies(p, tile)
+    made = {"DEEP_A": deep_a, "V_A": v_a, "DEEP_B": deep_b, "V_B": v_b}
+    return {"LANES_M": tile.lanes, "STAGES": tile.stages, "AHEAD": tile.ahead, **made}
 
 
-def _leaf(p: Product) -> int:
-    return min(p.contract.order.size, p.k) if p.contract.order.kind == "leaf" else 0
-
-
-def _tail(p: Product, leaf: int, types: int, *counts: int) -> list[Any]:
-    values = [("i32", x) for x in (p.m, p.n, p.k, p.batch, *counts, leaf, types)]
-    return [*values, ("f32", p.alpha), ("f32", p.beta)]
-
-
-def _tiled(p: Product, tile: BlockTile, device: int) -> Launch:
+def copies(p: Product, tile: RingTile) -> list[tuple[bool, int]]:
+    """Of A and B: whether a ring copies it along k, and how many values at once."""
     a, b = sides(p)
-    leaf, (strides, types) = _leaf(p), epilogue(p)
-    defines: dict[str, object] = {
-        "BM": tile.m,
-        "BN": tile.n,
-        "BK": tile.k,
-        "TM": tile.thread_m,
-        "TN": tile.thread_n,
-        "MIN_BLOCKS": 1 if leaf else tile.blocks,
-        "MODE_A": _mode(a, p),
-        "MODE_B": _mode(b, p),
-        "LEAF": leaf > 0,
-    }
-    steps = [("i64", x) for x in (a.row, a.k, a.batch, b.row, b.k, b.batch)]
-    blocks = -(-p.m // tile.m) * -(-p.n // tile.n)
-    launch = function_of("gemm/sgemm/sgemm.cu", "sgemm", device, defines).bind(
-        [*["ptr"] * 5, *steps, *strides, *_tail(p, leaf, types)],
-        grid=grid(blocks, p.batch),
-        block=(tile.m // tile.thread_m * (tile.n // tile.thread_n),),
-        pdl=True,
-    )
-
-    def enqueue(at: Addresses, stream: int) -> None:
-        launch(stream, *at[:5])
-
-    # Parameters are (a, b, out, c, bias), the order of Addresses.
-    return enqueue
+    return [_copied(a, p, tile.m), _copied(b, p, tile.n)]
 
 
-def _few(p: Product, few: FewRows, device: int) -> Launch:
-    rows, cols = few.lanes * few.rows, 32 // few.lanes * few.columns * few.warps
-    leaf, (strides, types) = _leaf(p), epilogue(p)
-    defines: dict[str, object] = {
-        "LANES_M": few.lanes,
-        "TM": few.rows,
-        "TN": few.columns,
-        "WARPS": few.warps,
-        "STAGES": few.stages,
-        "BK": few.k,
-        "LEAF": leaf > 0,
-    }
-    a, b = sides(p)
-    items = [p.batch if side.batch else 1 for side in (a, b)]
-    maps = []
-    for side, box, count in ((a, rows, items[0]), (b, cols, items[1])):
-        row = side.row if side.rows > 1 else -(-p.k // 4) * 4
-        sizes, steps = (count, side.rows, p.k), (side.batch or row * side.rows, row, 1)
-        maps.append(encoder("float32", sizes=sizes, strides=steps, box=(1, box, 32), promotion=256))
-    slab = (cols + max(rows, 8)) * 128
-    launch = function_of("gemm/sgemm/few.cu", "sgemm_few", device, defines).bind(
-        ["map", "map", "ptr", "ptr", "ptr", *strides, *_tail(p, leaf, types, *items)],
-        grid=grid(-(-p.n // cols), p.batch),
-        block=(32 * few.warps + 32,),
-        shared=1024 + few.stages * few.k // 32 * slab,
-        pdl=True,
-    )
-    map_a, map_b = maps
-
-    def enqueue(at: Addresses, stream: int) -> None:
-        launch(stream, map_a(at.a), map_b(at.b), at.out, at.c, at.bias)
-
-    return enqueue
+def _copied(side: Fp32Side, p: Product, rows: int) -> tuple[bool, int]:
+    order = p.contract.order
+    deep = side.rows == 1 or abs(side.k) < abs(side.row)
+    step, unit = (side.row if side.rows > 1 else 0, side.k) if deep else (side.k, side.row)
+    cut = (order.size if order.kind == "leaf" else 0) if deep else rows
+    values = next((v for v in (4, 2) if p.align >= 4 * v and not any(x % v for x in (step, side.batch, cut))), 1)
+    return deep, values if unit == 1 else 1

@@ -6,7 +6,7 @@
 // Order-critical: spans ascend, and blocks of K in a span; every element belongs to one thread.
 
 #define EACH 1
-#include "include/hopper_ptx.cu"
+#include "include/elements.cu"
 #include "include/fp32_epilogue.cu"
 #include "quant/codes.cu"
 #include "quant/integers/steps.cu"

@@ -134,11 +134,9 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           if (BACK && TW != NONE) g[j] = mul(g[j], w[j]);
-          if (OP != ADD_RMS_NORM) continue;
-          v[j] = rounded<TG>(add(v[j], g[j]));
-          if (!VEC && element(held, q) + j < n) put<TG>(second, to + element(held, q) + j, v[j]);
+          if (OP == ADD_RMS_NORM) v[j] = rounded<TG>(add(v[j], g[j]));
         }
-        if (OP == ADD_RMS_NORM && VEC && element(held, q) < n) store<TG < 0 ? 0 : TG, 4>(second, to + element(held, q), v);
+        if (OP == ADD_RMS_NORM) give<TG>(second, to + element(held, q), element(held, q), n, v);
         set(held.g, q, g);
       }
       set(held.v, q, v);

@@ -146,11 +146,7 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
       float w[4], b[4], y[4];
       if (!BACK) fetch<TW>(weight, 0, column.w, i, n, w);
       fetch<TB>(bias, 0, column.b, i, n, b);
-      if (OP == ADD_RMS_NORM) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          if (i + j < n) put<TG < 0 ? 0 : TG>(second, to + i + j, part.v[u][j]);
-      }
+      if (OP == ADD_RMS_NORM) give<TG>(second, to + i, i, n, part.v[u]);
       changes<0, PASSES>(part.v[u], s);
 #pragma unroll
       for (int j = 0; j < 4; ++j) y[j] = result(part.v[u][j], part.g[u][j], w[j], b[j], s);

@@ -18,7 +18,7 @@ struct Tensors {
 #if !NORM
 constexpr int N = VEC ? 8 : 1;
 
-DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, int which, int half) {
+DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, int which, int half, float) {
   const u32 groups = half / N, index = blockIdx.x * 256 + threadIdx.x, row = index / groups;
   if (row >= place.rows) return;
   const int i = (index - row * groups) * N;
@@ -131,11 +131,6 @@ rope(const void* x0, const void* x1, const void* cos, const void* sin, const voi
   const Tensors of = {{x0, x1}, cos, sin, {out0, out1}, {w0, w1}};
   wait_for_predecessor();
   release_successor();
-#if NORM
   if (blockIdx.y) turn(place1, column, of, 1, half, eps);
   else turn(place0, column, of, 0, half, eps);
-#else
-  if (blockIdx.y) turn(place1, column, of, 1, half);
-  else turn(place0, column, of, 0, half);
-#endif
 }

@@ -104,7 +104,8 @@ def test_an_operation_is_a_row_a_formula_and_a_kernel(host, admissions, cube):
 
 def test_the_cuda_kernel_of_an_operation_is_two_lines(monkeypatch, tmp_path, admissions):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
-    shutil.copytree(nvrtc.KERNELS / "rows", tmp_path / "rows")
+    for folder in ("rows", "include"):
+        shutil.copytree(nvrtc.KERNELS / folder, tmp_path / folder)
     text = (tmp_path / "rows" / "each.cu").read_text()
     for old, new in toy_operation.EACH.items():
         assert old in text

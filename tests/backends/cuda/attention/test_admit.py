@@ -273,7 +273,7 @@ def host_ranged(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
         return run
 
     host.ranges = ranges
-    monkeypatch.setattr(attention_ranged, "bind_ranged", bind)
+    monkeypatch.setattr(attention_ranged.RangedAttention, "launch", lambda self, case: bind(case, self.main))
     return host
 
 

@@ -34,7 +34,7 @@ def reductions() -> Iterator[Code]:
         types |= {"TB": 0 if kind == "layer_norm" else -1, "TO": (t + 1) % 3}
         for j, (vec, dims) in enumerate(itertools.product((1, 0), (1, 4))):
             w, h, r, teams, full = held[(i + j) % 4]
-            yield Code.of("held", "rows", types, VEC=vec, DIMS=dims, W=w, H=h, R=r, TEAMS=teams, FULL=full)
+            yield Code.of("held", "rows", types, VEC=vec, DIMS=dims, W=w, H=h, EACH=r, TEAMS=teams, FULL=full)
         yield Code.of("long", "rows", types, VEC=i % 2, DIMS=1, THREADS=1024, U=4)
         yield Code.of("cluster", "rows", types, VEC=1 - i % 2, DIMS=4, THREADS=512)
 
@@ -47,7 +47,7 @@ def others() -> Iterator[Code]:
     for i, (turn, vec, dims) in enumerate(itertools.product((0, 1), (1, 0), (1, 4))):
         types = {"TX": i % 3, "TC": 0, "TS": 1, "TW": -1, "TO": (i + 1) % 3, "NORM": 0, "INTERLEAVED": turn}
         yield Code.of("rope", "rope", types, VEC=vec, DIMS=dims)
-        more = {"H": 1 + i % 3, "R": 4 if i % 3 == 0 else 1, "TEAMS": 4, "ANGLES": vec and not turn}
+        more = {"H": 1 + i % 3, "EACH": 4 if i % 3 == 0 else 1, "TEAMS": 4, "ANGLES": vec and not turn}
         yield Code.of("rope", "rope", types | {"NORM": 1, "TW": i % 3 - 1}, VEC=vec, DIMS=dims, **more)
     for term, vec, dims in itertools.product((0, 1, 2), (1, 0), (1, 4)):
         types = {"TERM": term, "TX": vec if term else -1, "TD": term, "TO": 0 if dims == 1 else 1}
@@ -120,7 +120,7 @@ def test_lanes_that_are_walked_backwards_are_found(host, kind, monkeypatch):
     two, norm = kind.endswith("_back") or kind.startswith("add"), "norm" in kind
     out = 0 if kind in ("rms_norm", "softmax", "add_rms_norm", "log_softmax") else 1
     types = {"TX": 1, "TG": 1 if two else -1, "TW": 1 if norm else -1, "TB": -1, "TO": out, "OP": kind.upper()}
-    code = Code.of("held", "rows", types, VEC=1, DIMS=1, W=4, H=2, R=1, TEAMS=1, FULL=1)
+    code = Code.of("held", "rows", types, VEC=1, DIMS=1, W=4, H=2, EACH=1, TEAMS=1, FULL=1)
 
     def load(code: Code, ordinal: int) -> HostKernel:
         made = HostKernel(code)

@@ -6,20 +6,17 @@ Additions and products are plain float32 instructions, which nothing here allows
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
-from llvmlite import ir
 from numba import carray
 from numba.core import types
-from numba.extending import intrinsic
 
-from ....base.jit import compile_entry, njit
+from ....base.jit import njit
 from ....contract import attention as define
 from ....contract.arithmetic import fma
-from ..emit.scalars import as_bits, as_float, load_element, peek32, poke32, round_row
+from ..emit.pointers import pointer_to_floats
+from ..emit.scalars import as_bits, as_float, divide, load_element, peek8, peek32, poke32, round_row
 from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
-from ..rows.loops import divide, pointer_to_floats
+from ..rows.loops import largest_in
 
 # Words of both task arrays; the first eight are the pool's header. LEAF_M and LEAF_L are [heads, leaves, rows]; a head
 # is one of k and v, and its rows are those of all its queries' heads, TOKENS for each.
@@ -43,16 +40,7 @@ H4, H3, H2, H1, H0 = define.EXP2_TERMS["float16"]
 F6, F5, F4, F3, F2, F1, F0 = define.EXP2_TERMS["float32"]
 ZERO, ONE, MINUS_ZERO, INFINITY = (types.float32(x) for x in (0.0, 1.0, -0.0, float("inf")))
 
-
-@intrinsic
-def peek8(typingctx, address):
-    """One byte."""
-
-    def codegen(context, builder, signature, args):
-        kind = ir.IntType(8)
-        return builder.load(builder.inttoptr(args[0], ir.PointerType(kind)), align=1, typ=kind)
-
-    return types.uint8(types.int64), codegen
+_largest = largest_in(LANES)
 
 
 @njit(inline="always")
@@ -82,24 +70,6 @@ def _masked(t, count, address, step, element):
 
 
 @njit
-def _largest(t, count, lanes):
-    """The largest number, rounded up; -inf without one."""
-    for lane in range(LANES):
-        lanes[lane] = -INFINITY
-    whole = count // LANES * LANES
-    for step in range(0, whole, LANES):
-        part = t[step : step + LANES]
-        for lane in range(LANES):
-            lanes[lane] = part[lane] if part[lane] > lanes[lane] else lanes[lane]
-    for j in range(whole, count):
-        lanes[j - whole] = t[j] if t[j] > lanes[j - whole] else lanes[j - whole]
-    found = -INFINITY
-    for lane in range(LANES):
-        found = lanes[lane] if lanes[lane] > found else found
-    return types.float32(np.ceil(found))
-
-
-@njit
 def _powers(t, count, u, element):
     """Powers of one leaf, in place, for results that are rounded to `element`."""
     if element == BFLOAT16:
@@ -126,9 +96,12 @@ def _sum(address, count, element):
     return total
 
 
-@njit
 def run_leaves(task, chunk, scratch):
-    """Steps 1 and 2 of the definition behind the products, and the sums of step 3 where the arithmetic is fma."""
+    """Steps 1 and 2 of the definition behind the products, and the sums of step 3 where the arithmetic is fma.
+
+    As `run_meeting` an entry.
+    """
+    task = carray(task, (WORDS,))
     keys, leaves, rows, element = task[KEYS], task[LEAVES], task[ROWS], task[POWERS_ELEMENT]
     c = as_float(types.uint32(task[FACTOR]))
     size = 4 if element == FLOAT32 else 2
@@ -152,7 +125,7 @@ def run_leaves(task, chunk, scratch):
                 _masked(t, count, mask + first * task[MASK_KEY], task[MASK_KEY], task[MASK_ELEMENT])
             for j in range(max(seen - first, 0), count):
                 t[j] = -INFINITY
-            m = _largest(t, count, lanes)
+            m = types.float32(np.ceil(_largest(t, count, lanes)))  # -inf without a number
             _powers(t, count, ZERO if m == -INFINITY else m, element)
             powers = task[POWERS] + at * LEAF * size
             round_row(source, count, powers, size, element)
@@ -161,9 +134,9 @@ def run_leaves(task, chunk, scratch):
                 poke32(task[LEAF_L] + 4 * at, as_bits(_sum(powers, count, element)))
 
 
-@njit
 def run_meeting(task, chunk, scratch):
     """Steps 4 and 5 of the definition."""
+    task = carray(task, (WORDS,))
     columns, leaves, rows = task[COLUMNS], task[LEAVES], task[ROWS]
     o = carray(pointer_to_floats(scratch), (columns,))
     groups = rows // task[TOKENS]
@@ -194,23 +167,3 @@ def run_meeting(task, chunk, scratch):
         round_row(scratch, columns, task[OUT] + at * columns * size, size, element)
         poke32(task[OUT_M] + 4 * at, as_bits(m + ZERO))
         poke32(task[OUT_L] + 4 * at, as_bits(total) if total == total else types.uint32(0x7FFFFFFF))
-
-
-def leaves_chunk(task, chunk, scratch):
-    """`run_leaves` from a bare pointer."""
-    run_leaves(carray(task, (WORDS,)), chunk, scratch)
-
-
-def meeting_chunk(task, chunk, scratch):
-    """`run_meeting` from a bare pointer."""
-    run_meeting(carray(task, (WORDS,)), chunk, scratch)
-
-
-@cache
-def _entry(function):
-    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), function)
-
-
-def address(function) -> int:
-    """Address of a compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``."""
-    return int(_entry(function).address)

@@ -18,6 +18,7 @@ from ....base.threads import get_num_threads
 from ....contract.attention import LEAF, ranges
 from ....contract.spec import Contract
 from ....problem.settings import Settings
+from ..emit.entries import address_of
 from ..gemm.execute import gemm_batched
 from ..pool import pool, run_chunks
 from . import loops
@@ -227,7 +228,7 @@ def _run_leaves(
     if mask is not None:
         place = mask.ctypes.data + first * mask.strides[3]
         task[loops.MASK : loops.MASK_KEY + 1] = (place, _code(mask.dtype), *mask.strides)
-    _run(loops.leaves_chunk, task, heads * rows, keys, (rows, *shape), m, total, head, 4 * loops.LANES)
+    _run(loops.run_leaves, task, heads * rows, keys, (rows, *shape), m, total, head, 4 * loops.LANES)
 
 
 def _run_meeting(
@@ -239,7 +240,7 @@ def _run_meeting(
     task[loops.PARTS : loops.ALL_TOKENS + 1] = (
         parts.ctypes.data, columns, y.ctypes.data, _code(y.dtype), out_m.ctypes.data, out_l.ctypes.data, y.shape[2],
     )  # fmt: skip
-    _run(loops.meeting_chunk, task, heads * rows, leaves * columns, (rows, *shape), m, total, where[0], 4 * columns)
+    _run(loops.run_meeting, task, heads * rows, leaves * columns, (rows, *shape), m, total, where[0], 4 * columns)
 
 
 def _run(
@@ -255,4 +256,4 @@ def _run(
     )  # fmt: skip
     task[loops.FIRST_HEAD] = head
     threads = min(get_num_threads(), chunks)
-    pool().run(run_chunks, scratch, threads, loops.address(function), task.ctypes.data, chunks)
+    pool().run(run_chunks, scratch, threads, address_of(function), task.ctypes.data, chunks)

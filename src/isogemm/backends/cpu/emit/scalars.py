@@ -22,7 +22,7 @@ __all__ = ["epilogue_tile", "load_element", "round_row", "store_element"]
 
 def _memory(kind: Any, write: bool) -> Any:
     """Load or store of one scalar at an address."""
-    numba_type: Any = {64: types.int64, 32: types.uint32, 16: types.uint16}[kind.width]
+    numba_type: Any = {64: types.int64, 32: types.uint32, 16: types.uint16, 8: types.uint8}[kind.width]
 
     if write:
 
@@ -74,19 +74,9 @@ def _indexed(kind: Any, write: bool) -> Any:
 
 peek32_at = _indexed(ir.IntType(32), False)
 poke32_at, poke16_at = _indexed(ir.IntType(32), True), _indexed(ir.IntType(16), True)
-peek32, peek16 = _memory(ir.IntType(32), False), _memory(ir.IntType(16), False)
+peek32, peek16, peek8 = (_memory(ir.IntType(bits), False) for bits in (32, 16, 8))
 peek64, poke64 = _memory(ir.IntType(64), False), _memory(ir.IntType(64), True)
 poke32, poke16 = _memory(ir.IntType(32), True), _memory(ir.IntType(16), True)
-
-
-@intrinsic
-def pointer_to_words(typingctx, address):
-    """A pointer to 64-bit integers."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], ir.PointerType(ir.IntType(64)))
-
-    return types.CPointer(types.int64)(types.int64), codegen
 
 
 @intrinsic
@@ -122,7 +112,7 @@ def _pinned(name: str) -> Any:
     return operation
 
 
-add32, mul32 = _pinned("fadd"), _pinned("fmul")
+add32, mul32, divide = _pinned("fadd"), _pinned("fmul"), _pinned("fdiv")  # divide: without Python's exception
 
 
 @njit(inline="always")

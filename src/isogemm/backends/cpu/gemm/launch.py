@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ....base.jit import njit
 from ..emit import descriptor as f
-from ..emit.scalars import pointer_to_words
+from ..emit.pointers import pointer_to_words
 from ..pool import TASK_BYTES, give, pool, run_chunks, run_part, take
 from .packed import PackedWeight
 from .run_chunk import address

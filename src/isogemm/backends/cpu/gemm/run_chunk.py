@@ -13,7 +13,8 @@ from numba import carray
 
 from ....base.jit import compile_entry, njit
 from ..emit import descriptor as f
-from ..emit.scalars import peek64, pointer_to_words, poke64
+from ..emit.pointers import pointer_to_words
+from ..emit.scalars import peek64, poke64
 from ..pool import JOB, STEP_A, STEP_B, STEP_C, STEP_OUT, STEPS
 from .loops import product_block
 from .micro import NR

@@ -7,22 +7,20 @@ Every operation is a float32 instruction that nothing here contracts or reorders
 
 from __future__ import annotations
 
-from llvmlite import ir
 from numba import carray
 from numba.core import types
-from numba.extending import intrinsic
 
 from ....base.jit import njit
 from ....formats.blocks import FORMATS
+from ..emit.entries import SEVEN_WORDS, address_of
+from ..emit.pointers import pointer_to_bytes, pointer_to_codes, pointer_to_ints
 from ..emit.scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, peek32, poke32, round_row
 from ..emit.vectors import FLOAT32
 from ..gemm.routines import call7
-from .entries import SEVEN_WORDS, address_of
 from .records import multiply_out
 
 __all__ = [
-    "CODE", "address", "decoder", "finite", "half", "pointer_to_bytes", "pointer_to_codes", "pointer_to_ints",
-    "put_half", "scales_of_q3", "scales_of_q4",
+    "CODE", "decoder", "dequantize_blocks", "finite", "half", "put_half", "scales_of_q3", "scales_of_q4",
 ]  # fmt: skip
 
 CODE = {name: code for code, name in enumerate(FORMATS)}
@@ -39,21 +37,6 @@ WORDS = 24
 CODES_AT, SCALES_AT, MINS_AT, FLOATS_AT, SCRATCH = 0, 256, 320, 384, 384 + 4 * 256 + 1024
 
 ZERO = types.float32(0)
-
-
-def _pointer(kind, to):
-    @intrinsic
-    def pointer(typingctx, address):
-        def codegen(context, builder, signature, args):
-            return builder.inttoptr(args[0], ir.PointerType(ir.IntType(kind)))
-
-        return types.CPointer(to)(types.int64), codegen
-
-    return pointer
-
-
-pointer_to_bytes, pointer_to_codes = _pointer(8, types.uint8), _pointer(8, types.int8)
-pointer_to_ints = _pointer(32, types.int32)
 
 
 @njit(inline="always")
@@ -278,9 +261,9 @@ def _multiply(code, block, sub, d, o, q, s, t, x):
         multiply_out(256, 256, 0, d, o, q, s, t, x)
 
 
-@njit
 def dequantize_blocks(task, chunk, scratch):
-    """Blocks of one chunk into rows of floats."""
+    """Blocks of one chunk into rows of floats: an entry."""
+    task = carray(task, (WORDS,))
     code, block, per_row = task[FORMAT], task[BLOCK], task[PER_ROW]
     q, s, t, floats = scratch + CODES_AT, scratch + SCALES_AT, scratch + MINS_AT, scratch + FLOATS_AT
     element = task[OUT_ELEMENT]
@@ -296,13 +279,3 @@ def dequantize_blocks(task, chunk, scratch):
         else:
             _multiply(code, block, task[SUB], d, o, q, s, t, floats)
             round_row(floats, block, out, size, element)
-
-
-def dequantize_chunk(task, chunk, scratch):
-    """`dequantize_blocks` from a bare pointer."""
-    dequantize_blocks(carray(task, (WORDS,)), chunk, scratch)
-
-
-def address() -> int:
-    """Address of the compiled entry of `dequantize_chunk`."""
-    return address_of(dequantize_chunk)

@@ -16,7 +16,8 @@ from numba import carray
 from ....base.jit import njit
 from ....formats.blocks import FORMATS
 from ..emit import descriptor as f
-from ..emit.scalars import pointer_to_words
+from ..emit.entries import address_of
+from ..emit.pointers import pointer_to_words
 from ..gemm.tasks import element_code
 from ..pool import ALIGN, give, pool, run_part, take
 from . import layout, loops, pack
@@ -190,4 +191,4 @@ def launch(call: PreparedCall, x: Array, panels: Array, out: Array, bias: Array 
 
 @lru_cache(maxsize=1)
 def _entries() -> tuple[int, int]:
-    return pack.activations_address(), loops.address()
+    return address_of(pack.quantize_rows), address_of(loops.run_panels)

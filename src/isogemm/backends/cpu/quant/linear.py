@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ....base.threads import get_num_threads
 from ....formats.blocks import BlockFormat
 from ..emit import descriptor as f
+from ..emit.entries import address_of
 from ..emit.target import target
 from ..gemm.tasks import element_code
 from . import launch, layout, loops, pack
@@ -68,7 +69,7 @@ def prepare(rows: Array, fmt: BlockFormat, k: int, native: bool = False) -> Pane
     task[pack.SOURCE], task[pack.SOURCE_ROW], task[pack.N] = rows.ctypes.data, rows.strides[0], n
     task[pack.OUT], task[pack.DECODER] = data.ctypes.data, decoder(fmt.name)
     if size:
-        run_task(pack.panels_address(), task, count, pack.SCRATCH)
+        run_task(address_of(pack.pack_panel), task, count, pack.SCRATCH)
     return Panels(data, time.perf_counter() - started, nbytes=size)
 
 
@@ -112,7 +113,7 @@ def quantize_activations(x: Array, fmt: BlockFormat) -> Array:
     task[pack.OUT] = records.ctypes.data
     chunks = -(-count // per_chunk)
     if chunks:
-        run_task(pack.activations_address(), task, chunks, pack.SCRATCH, 1 if chunks < 4 else None)
+        run_task(address_of(pack.quantize_rows), task, chunks, pack.SCRATCH, 1 if chunks < 4 else None)
     return records
 
 
@@ -180,7 +181,7 @@ def values(panels: Panels, fmt: BlockFormat, k: int, first: int, out: Array) -> 
     words[loops.PANELS] = panels.data.ctypes.data + first // layout.COLUMNS * blocks * size
     words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = blocks, count, 1
     words[loops.PANEL_BYTES], words[loops.ROUTINE] = blocks * size, loops.float_routine(fmt.name)
-    run_task(loops.values_address(), task, count, loops.SCRATCH)
+    run_task(address_of(loops.write_values), task, count, loops.SCRATCH)
 
 
 def _run(
@@ -204,4 +205,4 @@ def _run(
         words[loops.ROUTINE] = loops.float_routine(fmt.name, kind)
     else:
         launch.complete(task, fmt.name, kind, panels.row)
-    run_task(loops.address(), task, chunks, loops.SCRATCH, threads)
+    run_task(address_of(loops.run_panels), task, chunks, loops.SCRATCH, threads)

@@ -8,16 +8,16 @@ from numba import carray
 
 from ....base.jit import njit
 from ..emit import descriptor as f
+from ..emit.entries import SEVEN_WORDS, address_of
 from ..emit.scalars import epilogue_tile
 from ..emit.vectors import FLOAT32
 from ..gemm.routines import call7
 from .blocks import CODE
 from .dot import KINDS, dot_rows, instructions
-from .entries import SEVEN_WORDS, address_of
 from .floats import float_rows
 from .native import native_rows
 
-__all__ = ["address", "float_routine", "native_routine", "routine", "values_address"]
+__all__ = ["float_routine", "native_routine", "routine", "run_panels", "write_values"]
 
 # Words behind the header row and the epilogue's descriptor.
 # ROW: bytes from a row of weights to the next where blocks are read in place; 0 for panels.
@@ -42,9 +42,9 @@ def _own_chunk(chunk, w):
     return lane * (count // lanes) + min(lane, count % lanes) + chunk // lanes
 
 
-@njit
 def run_panels(task, chunk, scratch):
-    """Panels of one chunk, all rows."""
+    """Panels of one chunk, all rows: an entry."""
+    task = carray(task, (WORDS,))
     d, w = task[f.FIELDS : 2 * f.FIELDS], task[2 * f.FIELDS :]
     m, n = d[f.M], d[f.N]
     chunk = _own_chunk(chunk, w)
@@ -69,33 +69,12 @@ def run_panels(task, chunk, scratch):
                 i += rows
 
 
-@njit
 def write_values(task, chunk, scratch):
-    """Dequantized weights of one chunk's panels, [k][columns] in floats that are RECORD_ROW bytes apart."""
-    w = task[2 * f.FIELDS :]
+    """Dequantized weights of one chunk's panels, [k][columns] in floats that are RECORD_ROW bytes apart: an entry."""
+    w = carray(task, (WORDS,))[2 * f.FIELDS :]
     for p in range(chunk * w[PER_CHUNK], min(w[COUNT], (chunk + 1) * w[PER_CHUNK])):
         panel = w[PANELS] + p * w[PANEL_BYTES]
         call7(w[ROUTINE], 0, w[RECORDS] + p * COLUMNS * 4, 0, w[RECORD_ROW], panel, w[BLOCKS], 0)
-
-
-def values_chunk(task, chunk, scratch):
-    """`write_values` from a bare pointer."""
-    write_values(carray(task, (WORDS,)), chunk, scratch)
-
-
-def panels_chunk(task, chunk, scratch):
-    """`run_panels` from a bare pointer."""
-    run_panels(carray(task, (WORDS,)), chunk, scratch)
-
-
-def address() -> int:
-    """Address of the compiled entry of `run_panels`."""
-    return address_of(panels_chunk)
-
-
-def values_address() -> int:
-    """The same for `write_values`."""
-    return address_of(values_chunk)
 
 
 @cache

@@ -9,15 +9,14 @@ from numba import carray
 from numba.core import types
 
 from ....base.jit import njit
+from ..emit.pointers import pointer_to_bytes, pointer_to_codes, pointer_to_floats, pointer_to_ints
 from ..emit.scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, load_element, peek32, poke32
 from ..emit.vectors import FLOAT32
 from ..gemm.routines import call7
-from ..rows.loops import pointer_to_floats
-from .blocks import Q2_K, pointer_to_bytes, pointer_to_codes, pointer_to_ints, put_half
-from .entries import address_of
+from .blocks import Q2_K, put_half
 from .records import codes_of, largest_of
 
-__all__ = ["activations_address", "panels_address"]
+__all__ = ["pack_panel", "quantize_rows"]
 
 F = types.float32
 U = types.uint32
@@ -54,9 +53,9 @@ def _put(task, q, column, out):
                 out[at + task[BIT]] |= types.uint8(((code >> low) & 1) << g)
 
 
-@njit
 def pack_panel(task, chunk, scratch):
-    """One panel, which starts as zeros."""
+    """One panel, which starts as zeros: an entry."""
+    task = carray(task, (WORDS,))
     q = carray(pointer_to_codes(scratch), (256,))
     s, t = carray(pointer_to_ints(scratch + 256), (16,)), carray(pointer_to_ints(scratch + 320), (16,))
     code = task[FORMAT]
@@ -108,9 +107,9 @@ def _record(task, x, record, block, sub, short):
         poke32(record + task[TOTAL], as_bits(F(total)))
 
 
-@njit
 def quantize_rows(task, chunk, scratch):
-    """Blocks of activations into records."""
+    """Blocks of activations into records: an entry."""
+    task = carray(task, (WORDS,))
     block, sub, step, per_row = task[BLOCK], task[SUB], task[X_COLUMN], task[BLOCKS]
     held = carray(pointer_to_floats(scratch), (256,))
     direct = task[X_ELEMENT] == FLOAT32 and step == 4
@@ -129,23 +128,3 @@ def quantize_rows(task, chunk, scratch):
             _record(task, source, record, 256, 16, 1)
         else:
             _record(task, source, record, 256, 16, 0)
-
-
-def panel_chunk(task, chunk, scratch):
-    """`pack_panel` from a bare pointer."""
-    pack_panel(carray(task, (WORDS,)), chunk, scratch)
-
-
-def rows_chunk(task, chunk, scratch):
-    """`quantize_rows` from a bare pointer."""
-    quantize_rows(carray(task, (WORDS,)), chunk, scratch)
-
-
-def panels_address() -> int:
-    """Address of the entry that packs panels."""
-    return address_of(panel_chunk)
-
-
-def activations_address() -> int:
-    """Address of the entry that quantizes activations."""
-    return address_of(rows_chunk)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ....base.threads import get_num_threads
 from ....formats.blocks import BlockFormat
+from ..emit.entries import address_of
 from ..gemm.tasks import element_code
 from ..pool import pool, run_chunks
 from . import blocks
@@ -35,7 +36,7 @@ def dequantize(rows: Array, fmt: BlockFormat, out: Array) -> None:
     task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
     task[blocks.OUT_ELEMENT], task[blocks.DECODER] = element_code(out.dtype), blocks.decoder(fmt.name)
     if chunks:
-        run_task(blocks.address(), task, chunks, blocks.SCRATCH)
+        run_task(address_of(blocks.dequantize_blocks), task, chunks, blocks.SCRATCH)
 
 
 def quantize(x: Array, fmt: BlockFormat, out: Array) -> int:
@@ -47,7 +48,7 @@ def quantize(x: Array, fmt: BlockFormat, out: Array) -> int:
     task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
     task[blocks.DECODER] = entry.encoder(fmt.name)
     if chunks:
-        run_task(entry.address(), task, chunks, entry.SCRATCH)
+        run_task(address_of(entry.quantize_blocks), task, chunks, entry.SCRATCH)
     return int(flag[0])
 
 

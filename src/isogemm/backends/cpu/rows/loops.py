@@ -14,10 +14,12 @@ from numba import carray
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from ....base.jit import compile_entry, njit
+from ....base.jit import njit
 from ....contract import rows as define
 from ....contract.arithmetic import fma
-from ..emit.scalars import as_bits, as_float, half_to_float_bits, load_element, peek32_at, peek64, round_row
+from ..emit.entries import SEVEN_WORDS, address_of
+from ..emit.pointers import pointer_to_floats, pointer_to_shorts
+from ..emit.scalars import as_bits, as_float, divide, half_to_float_bits, load_element, peek32_at, peek64, round_row
 from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
 from ..gemm.routines import call7
 
@@ -42,16 +44,6 @@ INFINITY = types.float32(float("inf"))
 
 
 @intrinsic
-def divide(typingctx, x, y):
-    """x / y, without Python's exception."""
-
-    def codegen(context, builder, signature, args):
-        return builder.fdiv(*args)
-
-    return types.float32(types.float32, types.float32), codegen
-
-
-@intrinsic
 def square_root(typingctx, x):
     """Correctly rounded."""
 
@@ -61,16 +53,6 @@ def square_root(typingctx, x):
         return builder.call(function, args)
 
     return types.float32(types.float32), codegen
-
-
-@intrinsic
-def pointer_to_floats(typingctx, address):
-    """A pointer to float32."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], ir.PointerType(ir.FloatType()))
-
-    return types.CPointer(types.float32)(types.int64), codegen
 
 
 @njit(inline="always")
@@ -112,27 +94,17 @@ def _load(address, stride, element, row, n):
         for i in range(n):
             row[i] = as_float(peek32_at(address, i))
     elif element == BFLOAT16 and stride == 2:
-        narrow = carray(_shorts(address), (n,))
+        narrow = carray(pointer_to_shorts(address), (n,))
         for i in range(n):
             row[i] = as_float(types.uint32(narrow[i]) << types.uint32(16))
     elif element == FLOAT16 and stride == 2:
-        narrow = carray(_shorts(address), (n,))
+        narrow = carray(pointer_to_shorts(address), (n,))
         for i in range(n):
             row[i] = as_float(half_to_float_bits(types.uint32(narrow[i])))
     else:
         for i in range(n):
             row[i] = load_element(address + i * stride, element)
     _clear(row, n)
-
-
-@intrinsic
-def _shorts(typingctx, address):
-    """A pointer to 16-bit numbers."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], ir.PointerType(ir.IntType(16)))
-
-    return types.CPointer(types.uint16)(types.int64), codegen
 
 
 @njit
@@ -151,44 +123,48 @@ def _meet(lanes):
     return lanes[0]
 
 
-@njit
-def _lane_sum(row, lanes):
-    for lane in range(LANES):
-        lanes[lane] = ZERO
-    for step in range(0, row.size, LANES):
-        part = row[step : step + LANES]
+def _folded(squares):
+    """A function that sums a row, or its squares, in lanes."""
+
+    @njit
+    def folded(row, lanes):
         for lane in range(LANES):
-            lanes[lane] = lanes[lane] + part[lane]
-    return _meet(lanes)
+            lanes[lane] = ZERO
+        for step in range(0, row.size, LANES):
+            part = row[step : step + LANES]
+            for lane in range(LANES):
+                lanes[lane] = fma(part[lane], part[lane], lanes[lane]) if squares else lanes[lane] + part[lane]
+        return _meet(lanes)
+
+    return folded
 
 
-@njit
-def _sum_of_squares(row, lanes):
-    for lane in range(LANES):
-        lanes[lane] = ZERO
-    for step in range(0, row.size, LANES):
-        part = row[step : step + LANES]
-        for lane in range(LANES):
-            lanes[lane] = fma(part[lane], part[lane], lanes[lane])
-    return _meet(lanes)
+def largest_in(width):
+    """A function that finds the largest number of a row, NaN left out, in so many lanes; -inf without one.
+
+    The sign of a zero is anyone's, and reaches no result.
+    """
+
+    @njit
+    def largest(row, n, lanes):
+        for lane in range(width):
+            lanes[lane] = -INFINITY
+        whole = n // width * width
+        for step in range(0, whole, width):
+            part = row[step : step + width]
+            for lane in range(width):
+                lanes[lane] = part[lane] if part[lane] > lanes[lane] else lanes[lane]
+        for i in range(whole, n):
+            lanes[i - whole] = row[i] if row[i] > lanes[i - whole] else lanes[i - whole]
+        found = lanes[0]
+        for lane in range(width):
+            found = lanes[lane] if lanes[lane] > found else found
+        return found
+
+    return largest
 
 
-@njit
-def _largest(row, n, lanes):
-    """The largest number, NaN left out; the sign of a zero is anyone's, and reaches no result."""
-    for lane in range(LANES):
-        lanes[lane] = -INFINITY
-    whole = n // LANES * LANES
-    for step in range(0, whole, LANES):
-        part = row[step : step + LANES]
-        for lane in range(LANES):
-            lanes[lane] = part[lane] if part[lane] > lanes[lane] else lanes[lane]
-    for i in range(whole, n):
-        lanes[i - whole] = row[i] if row[i] > lanes[i - whole] else lanes[i - whole]
-    found = lanes[0]
-    for lane in range(LANES):
-        found = lanes[lane] if lanes[lane] > found else found
-    return found
+_lane_sum, _sum_of_squares, _largest = _folded(False), _folded(True), largest_in(LANES)
 
 
 @njit(inline="always")
@@ -291,28 +267,24 @@ def exp(scratch, n, epsilon, weighted, biased, _, __):
         row[i] = _exp(row[i])
 
 
-def rope(scratch, n, epsilon, weighted, biased, _, __):
-    _, row, cos, sin, _ = _scratch(scratch, n)
-    half = n // 2
-    for j in range(half):
-        a, b = row[j], row[half + j]
-        row[j] = a * cos[j] - b * sin[j]
-        row[half + j] = b * cos[j] + a * sin[j]
+def _rope(interleaved):
+    def rope(scratch, n, epsilon, weighted, biased, _, __):
+        _, row, cos, sin, _ = _scratch(scratch, n)
+        half = n // 2
+        for j in range(half):
+            first, second = (2 * j, 2 * j + 1) if interleaved else (j, half + j)
+            a, b = row[first], row[second]
+            row[first] = a * cos[j] - b * sin[j]
+            row[second] = b * cos[j] + a * sin[j]
 
-
-def rope_interleaved(scratch, n, epsilon, weighted, biased, _, __):
-    _, row, cos, sin, _ = _scratch(scratch, n)
-    for j in range(n // 2):
-        a, b = row[2 * j], row[2 * j + 1]
-        row[2 * j] = a * cos[j] - b * sin[j]
-        row[2 * j + 1] = b * cos[j] + a * sin[j]
+    return rope
 
 
 # Each changes the row in scratch: ``void (scratch, n, bits of epsilon, whether FIRST and SECOND are given, 0, 0)``.
 KERNELS = {
     "rms_norm": rms_norm, "layer_norm": layer_norm, "softmax": softmax, "log_softmax": log_softmax, "sum": lane_sum,
-    "mean": mean, "silu_mul": silu_mul, "silu": silu, "sigmoid": sigmoid, "exp": exp, "rope": rope,
-    "rope_interleaved": rope_interleaved,
+    "mean": mean, "silu_mul": silu_mul, "silu": silu, "sigmoid": sigmoid, "exp": exp, "rope": _rope(False),
+    "rope_interleaved": _rope(True),
 }  # fmt: skip
 
 
@@ -324,9 +296,9 @@ def _operand(task, base, i, row, n):
     _load(address, task[base + STRIDE], task[base + ELEMENT], row, n)
 
 
-@njit
 def run_rows(task, chunk, scratch):
-    """Rows of one chunk."""
+    """Rows of one chunk: an entry."""
+    task = carray(task, (WORDS,))
     n, each, width, element = task[COLUMNS], task[EACH], task[WIDTH], task[OUT_ELEMENT]
     _, row, first, second, _ = _scratch(scratch, n)
     size = 4 if element == FLOAT32 else 2
@@ -341,25 +313,10 @@ def run_rows(task, chunk, scratch):
         round_row(scratch + 4 * LANES, width, task[OUT] + i * width * size, size, element)
 
 
-def run_chunk(task, chunk, scratch):
-    """`run_rows` from a bare pointer."""
-    run_rows(carray(task, (WORDS,)), chunk, scratch)
-
-
-@cache
-def _entry():
-    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), run_chunk)
-
-
-@cache
-def _kernel(name):
-    return compile_entry(types.void(*[types.int64] * 7), KERNELS[name])
-
-
 @cache
 def addresses(name: str) -> tuple[int, int]:
     """Addresses of the compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``, and of a kernel."""
-    return int(_entry().address), int(_kernel(name).address)
+    return address_of(run_rows), address_of(KERNELS[name], SEVEN_WORDS)
 
 
 def scratch_bytes(columns: int) -> int:

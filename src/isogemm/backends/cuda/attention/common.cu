@@ -1,9 +1,6 @@
 // The steps of attention that every kernel shares: see contract/attention.py. Compiled without contraction, so each
 // product and sum is rounded by itself. TERMS are the coefficients of exp2 on its fraction, highest power first.
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef long long i64;
-#define DEVICE static __device__ __forceinline__
+#include "include/elements.cu"
 #ifndef TERMS
 #define TERMS 1.0f
 #endif
@@ -14,7 +11,6 @@ constexpr float LOG2E = 0x1.715476p+0f, LEAST = -127.0f, SHIFT = 12583039.0f;
 
 DEVICE float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
 DEVICE float finite(float m) { return m == NONE ? 0.0f : m; }
-DEVICE float canonical(float x) { return x == x ? x : __int_as_float(0x7fffffff); }
 
 // 2**x for x of at most 0.
 DEVICE float exp2_of(float x) {
@@ -43,32 +39,11 @@ DEVICE Factors join(float& m, float m_n) {
 }
 DEVICE float finish(float o, float over, float l) { return l == 0.0f ? 0.0f : canonical(__fmaf_rn(o, over, 0.0f)); }
 
-// Elements by kind: 0 float32, 1 bfloat16, 2 float16. NaN is 0x7fff in both 16-bit kinds.
-template <int AS> DEVICE float load_as(const void* p, i64 i) {
-  if (AS == 0) return ((const float*)p)[i];
-  const u16 h = ((const u16*)p)[i];
-  if (AS == 1) return __int_as_float((u32)h << 16);
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
-  return f;
-}
-template <int AS> DEVICE void store_as(void* p, i64 i, float x) {
-  if (AS == 0) {
-    ((float*)p)[i] = canonical(x);
-    return;
-  }
-  u16 h;
-  if (AS == 1) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-  else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
-  ((u16*)p)[i] = h;
-}
-template <int AS> DEVICE float rounded(float x) {
-  if (AS == 0) return x;
-  u16 h;
-  if (AS == 1) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-  else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
-  if (AS == 1) return __int_as_float((u32)h << 16);
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
-  return f;
+template <int AS> DEVICE float rounded(float x) { return AS == 0 ? x : widen<AS>(narrow<AS>(x)); }
+
+// A box of k, v or q by the tensor copy engine.
+DEVICE void load_box(u32 to, const Map* map, u32 bar, int d, int token, int head, int item) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(bar), "r"(d), "r"(token), "r"(head), "r"(item) : "memory");
 }

@@ -6,17 +6,11 @@
 // Roles      a block brings its leaf with two copies at once, so that three blocks keep a multiprocessor's share of the
 //            memory's bandwidth busy. A warp has 32 keys of s, then 16 * CHUNKS columns of o.
 // Out        ONLY: y and stats, for caches of one leaf. Else sums, as attention/meet.cu reads them.
-// After include/hopper_ptx.cu.
 #include "attention/common.cu"
 
 constexpr int THREADS = 128, ROWS = 16 * MT, D = 64 * CHUNKS, CHUNK = 16384, Q_STEP = 2 * D + 16, P_STEP = 2 * LEAF + 16;
 constexpr u32 V_AT = CHUNKS * CHUNK, Q_AT = 2 * V_AT, P_AT = Q_AT + ROWS * Q_STEP, TOP_AT = P_AT + ROWS * P_STEP;
 
-DEVICE void load_box(u32 to, const Map* map, u32 bar, int d, int token, int head, int item) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
-      "l"(map), "r"(bar), "r"(d), "r"(token), "r"(head), "r"(item) : "memory");
-}
 DEVICE void matrices(u32 (&x)[4], u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
 }
@@ -31,7 +25,6 @@ DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #endif
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-DEVICE u32 pack_of(float x, float y) { return KIND == 1 ? pack_bf16(x, y) : pack_f16(x, y); }
 // Column d of a key, in chunks of 64 columns whose rows of 128 bytes are swizzled.
 DEVICE u32 place(u32 base, int key, int d) { return base + d / 64 * CHUNK + key * 128 + ((d % 64 / 8 ^ key & 7) << 4); }
 DEVICE void store_word(u32 at, u32 x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
@@ -126,7 +119,7 @@ attention_few(const __grid_constant__ Map map_k, const __grid_constant__ Map map
 #pragma unroll
       for (int j = 0; j < 4; ++j)
         store_word(base + P_AT + row * P_STEP + 2 * (32 * warp + 8 * j + (lane & 3) * 2),
-                   pack_of(exp2_of(s[i][j][2 * r] - u[i][r]), exp2_of(s[i][j][2 * r + 1] - u[i][r])));
+                   narrow<KIND>(exp2_of(s[i][j][2 * r] - u[i][r]), exp2_of(s[i][j][2 * r + 1] - u[i][r])));
     }
   barrier_wait(full_v, 0);
   if (stop && first + LEAF > hi)  // behind `stop`: brought, but no part of the walk
@@ -177,7 +170,7 @@ attention_few(const __grid_constant__ Map map_k, const __grid_constant__ Map map
         for (int j = 0; j < NT * 2; ++j) {
           const int at = column + j / 2 * 8 + j % 2;
           const float x = __fmaf_rn(o[i][j / 2][2 * r + j % 2], f.b, 0.0f * f.a);
-          if (at < dv) store_as<OUT>(y, item * y_b + head * y_h + query * y_t + at, finish(x, over, sum));
+          if (at < dv) put<OUT>(y, item * y_b + head * y_h + query * y_t + at, finish(x, over, sum));
         }
         const i64 line = ((i64)item * heads + head) * tq + query;
         if (warp == 0 && (lane & 3) == 0 && stats) stats[line] = m + 0.0f, stats[(i64)gridDim.z * heads * tq + line] = canonical(sum);

@@ -36,7 +36,7 @@ class FewAttention(HopperAttention):
         rows, chunks = 16 * defines["MT"], chunks_of(case)
         sizes = (case.tq, case.tk, case.d, case.dv, case.heads, case.group, case.group, case.offset or 0)
         steps = longs(*steps_of(q)[:3], *(case.mask or (0, 0, 0, 0)), *case.y_strides)
-        bound = loaded("few", case, defines, before='#include "include/hopper_ptx.cu"\n').bind(
+        bound = loaded("few", case, defines).bind(
             [*["map"] * 2, *["ptr"] * 7, *steps, *ints(*sizes), ("f32", case.c)],
             grid=(case.leaves * -(-case.rows // rows), case.heads // case.group, case.batch),
             block=(128,),

@@ -11,9 +11,6 @@
 #define RANGED 0
 #endif
 
-DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 constexpr int ROWS = 32, THREADS = 256, R = 4, SLICE = 32, DP = (D + 31) / 32 * 32, KP = LEAF + 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -166,7 +163,7 @@ attention_fma(const void* q, const void* k, const void* v, const void* mask, con
     const float over = __fdiv_rn(1.0f, l[r]);
 #pragma unroll
     for (int j = 0; j < NJ; ++j)
-      if (lane + 32 * j < dv) store_as<OUT>(y, item * y_b + head * y_h + row[r] * y_t + lane + 32 * j, finish(o[r][j], over, l[r]));
+      if (lane + 32 * j < dv) put<OUT>(y, item * y_b + head * y_h + row[r] * y_t + lane + 32 * j, finish(o[r][j], over, l[r]));
     const i64 line = ((i64)item * heads + head) * tq + row[r];
     if (lane == 0 && stats) stats[line] = m[r] + 0.0f, stats[(i64)gridDim.z * heads * tq + line] = canonical(l[r]);
   }

@@ -9,8 +9,7 @@
 //            registers were slower (H200, 4096 queries of 16 heads of 128: 183 us, not 156), and turns for products no gain.
 // Shared     chunks of 64 columns x 128 keys, 16 KB each. In a buffer of v they lie at equal distances from each other and
 //            from the ones, which so follow the last column of either buffer: that distance is part of a descriptor.
-// After include/hopper_ptx.cu and the instructions mma_s and mma_o, which attention/hopper.py writes.
-#include "attention/common.cu"
+// After attention/common.cu and the instructions mma_s and mma_o, which attention/hopper.py writes.
 
 constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS + 128, BM = 64 * WARPGROUPS, CHUNK = 16384;
 constexpr int FEWER = 40, MORE = 232;  // registers of a thread
@@ -23,15 +22,9 @@ constexpr u32 V_AT[2] = {4 * CHUNK, 0}, V_STEP[2] = {CHUNK, 3 * CHUNK}, K_AT[2] 
 constexpr u32 V_AT[2] = {CHUNK, 0}, V_STEP[2] = {CHUNK, 2 * CHUNK}, K_AT[2] = {3 * CHUNK, 4 * CHUNK}, ONES = 2 * CHUNK, Q_AT = 5 * CHUNK;
 #endif
 
-DEVICE void load_box(u32 to, const Map* map, u32 bar, int d, int token, int head, int item) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
-      "l"(map), "r"(bar), "r"(d), "r"(token), "r"(head), "r"(item) : "memory");
-}
 DEVICE u64 descriptor_of(u32 address, u32 step) {
   return (u64)((address & 0x3ffff) >> 4) | ((u64)(step >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
 }
-DEVICE u32 pack(float x, float y) { return KIND == 1 ? pack_bf16(x, y) : pack_f16(x, y); }
 
 struct Walk {
   const u8* mask;  // of this item and head
@@ -77,7 +70,7 @@ DEVICE bool quick_exp2(const float (&s)[64], u32 (&p)[32], const float (&u)[2]) 
       seen |= __float_as_int(k);
       e[j] = __int_as_float(__float_as_int(y) - (__float_as_int(k) << 23));
     }
-    p[i] = pack(e[0], e[1]);
+    p[i] = narrow<KIND>(e[0], e[1]);
   }
   return (seen & ~0x7fu) == 0xcb400000u;
 }
@@ -106,7 +99,7 @@ template <bool EDGE> DEVICE void softmax(float (&s)[64], u32 (&p)[32], float (&m
   }
   if (!EDGE && __all_sync(~0u, quick_exp2(s, p, u))) return;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) p[i] = pack(exp2_of(s[2 * i] - u[i & 1]), exp2_of(s[2 * i + 1] - u[i & 1]));
+  for (int i = 0; i < 32; ++i) p[i] = narrow<KIND>(exp2_of(s[2 * i] - u[i & 1]), exp2_of(s[2 * i + 1] - u[i & 1]));
 }
 
 // v of keys from `left` on as zeros: the copy engine brought them, but they are behind `stop`.
@@ -173,7 +166,7 @@ DEVICE void store_rows(u8* y, i64 step, int row, int tq, int dv, const float (&o
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float x = finish(o[4 * (j + i) + 2 * r], over[r], l[r]), z = finish(o[4 * (j + i) + 2 * r + 1], over[r], l[r]);
-          w[i] = OUT == 1 ? pack_bf16(x, z) : pack_f16(x, z);
+          w[i] = narrow<OUT>(x, z);
         }
         transpose_quad(w, lane);
         const int d = 8 * (j + (lane & 3));

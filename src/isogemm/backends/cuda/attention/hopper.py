@@ -46,7 +46,7 @@ class HopperAttention(Attention):
 
     def launch(self, case: AttentionCase) -> Run:
         operand, chunks = PTX[case.dtype], chunks_of(case)
-        text = '#include "include/hopper_ptx.cu"\n' + mma(operand, 128, name="mma_s")
+        text = '#include "attention/common.cu"\n' + mma(operand, 128, name="mma_s")
         text += mma(operand, 64 * chunks + 8, name="mma_o", registers=True, y_across=True)
         tiles = -(-case.tq // (64 * WARPGROUPS))
         sizes = ints(case.tq, case.tk, case.dv, case.group, case.offset or 0, case.heads, tiles, case.batch)

@@ -7,9 +7,6 @@
 // which changes nothing. Sums behind the last leaf may be anything: they are loaded before `stop` is known, not used.
 #include "attention/common.cu"
 
-DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_meet(const float* sums, void* y, float* stats, const int* start, const int* stop, i64 y_b, i64 y_h, i64 y_t,
                int tq, int tk, int dv, int heads, int pack, int offset, int batch) {
@@ -45,7 +42,7 @@ attention_meet(const float* sums, void* y, float* stats, const int* start, const
       l = __fmaf_rn(some ? l_n[s] : 0.0f, f.b, l * f.a);
     }
   }
-  if (d < dv) store_as<OUT>(y, item * y_b + head * y_h + i * y_t + d, finish(o, __fdiv_rn(1.0f, l), l));
+  if (d < dv) put<OUT>(y, item * y_b + head * y_h + i * y_t + d, finish(o, __fdiv_rn(1.0f, l), l));
   if (d == 0 && stats) {
     const i64 at = ((i64)item * heads + head) * tq + i;
     stats[at] = m + 0.0f;

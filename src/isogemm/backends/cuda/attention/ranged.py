@@ -25,7 +25,7 @@ from .fma import ROWS, FmaAttention
 from .trial import NATIVE, Contents, by_definition, compared, contents, outputs, shrunk, windows
 from .walk import WalkAttention, triton_facts
 
-__all__ = ["Lines", "RangedAttention", "bind_ranged", "lines_of", "one_range", "together"]
+__all__ = ["Lines", "RangedAttention", "lines_of", "one_range", "together"]
 
 
 class Lines(NamedTuple):
@@ -64,7 +64,10 @@ def together(case: AttentionCase) -> AttentionCase:
 
 @dataclass(frozen=True)
 class RangedAttention(Attention):
-    """A family of the three kernels: `main` computes batch entries of one range, a launch of `together`."""
+    """A family of the three kernels: `main` computes batch entries of one range, a launch of `together`.
+
+    Without it those are left as they are, for a trial.
+    """
 
     main: Run | None = None
     name = "attention ranged"
@@ -97,7 +100,36 @@ class RangedAttention(Attention):
         return compared(each, *outputs(bench, RangedAttention(plain).launch(each), each, held), want)
 
     def launch(self, case: AttentionCase) -> Run:
-        return bind_ranged(case, self.main)
+        """Of a case with a mask, without `offset`, `starts` and `stops`; the launch reads no `start` and `stop`."""
+        lines, b, device, main = lines_of(case), case.batch, case.device, self.main
+        find, put_in_order = _bind_prelude(case)
+        if one_range(case):
+
+            def run_one(
+                stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int
+            ) -> None:
+                memory = workspace(8 * b, device)
+                first = memory.data_ptr()
+                find(stream, mask, first, first + 4 * b)
+                if main is not None:
+                    main(stream, q, k, v, mask, first, first + 4 * b, y, stats)
+
+            return run_one
+        walk = _walk(case)
+        sizes = (lines.number, lines.number, b, b, b, b * lines.heads * _tiles(case) * _tile(case))
+        begin = [4 * sum(sizes[:i]) for i in range(7)]
+
+        def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
+            memory = workspace(begin[6], device)
+            base = memory.data_ptr()
+            starts, stops, first, last, apart, order = (base + at for at in begin[:6])
+            find(stream, mask, starts, stops)
+            put_in_order(stream, starts, stops, first, last, apart, order)
+            if main is not None:
+                main(stream, q, k, v, mask, first, last, y, stats)
+            walk(stream, q, k, v, mask, starts, stops, y, stats, apart, order)
+
+        return run
 
 
 def _by_range(
@@ -194,42 +226,3 @@ def _triton_walk(case: AttentionCase) -> Callable[..., None]:
     bundles = case.heads // _pack(case)
     grid = (min(_tiles(case), blocks_of(bundles * case.batch, device)), bundles, case.batch)
     return built.bind(device, grid, values, pdl=True)
-
-
-def bind_ranged(case: AttentionCase, main: Run | None) -> Run:
-    """The launch of a call whose ranges are those of its mask; `start` and `stop` of the launch are not read.
-
-    Parameters
-    ----------
-    case : AttentionCase
-        With a mask, without `offset`, `starts` and `stops`.
-    main : callable or None
-        What computes batch entries of one range: a launch of `together`. None leaves them as they are, for a trial.
-    """
-    lines, b, device = lines_of(case), case.batch, case.device
-    find, put_in_order = _bind_prelude(case)
-    if one_range(case):
-
-        def run_one(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
-            memory = workspace(8 * b, device)
-            first = memory.data_ptr()
-            find(stream, mask, first, first + 4 * b)
-            if main is not None:
-                main(stream, q, k, v, mask, first, first + 4 * b, y, stats)
-
-        return run_one
-    walk = _walk(case)
-    sizes = (lines.number, lines.number, b, b, b, b * lines.heads * _tiles(case) * _tile(case))
-    begin = [4 * sum(sizes[:i]) for i in range(7)]
-
-    def run(stream: int, q: int, k: int, v: int, mask: int, start: int, stop: int, y: int, stats: int) -> None:
-        memory = workspace(begin[6], device)
-        base = memory.data_ptr()
-        starts, stops, first, last, apart, order = (base + at for at in begin[:6])
-        find(stream, mask, starts, stops)
-        put_in_order(stream, starts, stops, first, last, apart, order)
-        if main is not None:
-            main(stream, q, k, v, mask, first, last, y, stats)
-        walk(stream, q, k, v, mask, starts, stops, y, stats, apart, order)
-
-    return run

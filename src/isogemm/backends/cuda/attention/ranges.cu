@@ -8,9 +8,6 @@
 // place in tiles of their own, filled up with -1.
 #include "attention/common.cu"
 
-DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 DEVICE bool is_seen(const unsigned char* mask, i64 at) {
   if (MASK == 1) return mask[at] != 0;
   constexpr float least = MASK_KIND == 0 ? -0x1.fffffep+127f : MASK_KIND == 1 ? -0x1.fep+127f : -65504.0f;

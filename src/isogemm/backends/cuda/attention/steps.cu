@@ -7,9 +7,6 @@
 // p, ds      as s, of OUT; either may be null. A block owns 4 * THREADS keys of a row.
 #include "attention/common.cu"
 
-DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 // exp2 as gradients have it: Horner's rule in products and sums.
 DEVICE float exp2_plain(float x) {
   constexpr float terms[] = {TERMS};
@@ -38,7 +35,7 @@ attention_backward(const float* s, const float* dp, const float* m, const float*
     if (added) t = __fadd_rn(t, added[item * added_b + row * added_r + key * added_k]);
     if (hidden && hidden[item * hidden_b + row * hidden_r + key * hidden_k]) t = NONE;
     const float x = __fmul_rn(exp2_plain(__fsub_rn(t, u)), over);
-    if (p) store_as<OUT>(p, at + key, x);
-    if (ds) store_as<OUT>(ds, at + key, __fmul_rn(__fsub_rn(dp[at + key], less), x));
+    if (p) put<OUT>(p, at + key, x);
+    if (ds) put<OUT>(ds, at + key, __fmul_rn(__fsub_rn(dp[at + key], less), x));
   }
 }

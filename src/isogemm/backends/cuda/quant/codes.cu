@@ -1,6 +1,6 @@
 // Quantized weights in registers: the numbers of quant/layout.py out of a record, and what they mean.
 //
-// After include/hopper_ptx.cu, with the layout as macros (layout.macros): Q_LOW, Q_HIGH bits of the planes (Q_HIGH 0: one),
+// After include/elements.cu, with the layout as macros (layout.macros): Q_LOW, Q_HIGH bits of the planes (Q_HIGH 0: one),
 // Q_ZERO, Q_BLOCK, Q_SUB, Q_RECORD_K, Q_RECORD_BYTES, Q_STEP_BYTES, Q_FLOATS, Q_FLOATS_EACH, Q_INTS, Q_INTS_EACH,
 // Q_SIGNED (s is signed), Q_JOINT (s and t share a byte); and KIND, what weights become: 1 bf16, 2 fp16.
 // lane = 4 g + t has rows g and g + 8 ("half" 0 and 1) of a tile of 16. Pointers may be to shared or to global memory.
@@ -85,7 +85,6 @@ DEVICE u32 codes(const Words& w, int field) {
 DEVICE void widen(u32 x, float& low, float& high) {
   asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(low), "=f"(high) : "r"(x));
 }
-DEVICE u32 round_pair(float x, float y) { return KIND == 1 ? pack_bf16(x, y) : pack_f16(x, y); }
 DEVICE u32 add_pair(u32 x, u32 y) {
   u32 d;
   if (KIND == 1) asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(x), "r"(y));
@@ -191,7 +190,7 @@ DEVICE void dequantize(const Words& w, int j, const uint4& s, u32 (&a)[4]) {
     float x[4][2];
     dequantize_floats(w, j, s, x);
 #pragma unroll
-    for (int r = 0; r < 4; ++r) a[r] = round_pair(x[r][0], x[r][1]);
+    for (int r = 0; r < 4; ++r) a[r] = narrow<KIND>(x[r][0], x[r][1]);
     return;
   }
 #pragma unroll

@@ -3,7 +3,7 @@
 // A warp takes 16 rows and 64 of K at a time; where numbers have 2 bytes, the lanes of a quad trade words so that each stores
 // 16 bytes of a row at once. (d s) q has the sign of its factors where it is zero, so the zero point comes off first here.
 
-#include "include/hopper_ptx.cu"
+#include "include/elements.cu"
 #define KIND OUT
 #include "quant/codes.cu"
 #undef KIND
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256) quant_dequantize(const u8* w, 
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           const float x = v[half][chunk + c][0], y = v[half][chunk + c][1];
-          if (OUT != 0) word[c] = OUT == 1 ? pack_bf16(x, y) : pack_f16(x, y);
+          if (OUT != 0) word[c] = narrow<OUT>(x, y);
           else if (row < rows && 8 * (chunk + c) < left) *(float2*)(line + 4 * (8 * (chunk + c) + 2 * (lane & 3))) = make_float2(x, y);
         }
         if (OUT == 0) continue;

@@ -10,7 +10,7 @@
 // x          HOLD: all of it is brought once; else chunks of it, through a ring of `xstages` that one more warp fills.
 // Launch     the packed weights change under no kernel, so their copies begin before the preceding kernel has ended.
 
-#include "include/hopper_ptx.cu"
+#include "include/elements.cu"
 #include "quant/codes.cu"
 #include "quant/pick.cu"
 
@@ -75,14 +75,9 @@ DEVICE void walk(Sums<COUNT>& acc, const u8* chunk, const Place& x, int first, i
   }
 }
 
-template <int TYPE> DEVICE float load_as(const void* p, int i) {
-  if (TYPE == 0) return ((const float*)p)[i];
-  const u16 h = ((const u16*)p)[i];
-  return TYPE == 1 ? __uint_as_float((u32)h << 16) : f16_to_float(h);
-}
 DEVICE void store(void* out, i64 at, float v) {
   if (OUT == 0) ((float*)out)[at] = v;
-  else ((u16*)out)[at] = (u16)(OUT == 1 ? pack_bf16(v, 0.0f) : pack_f16(v, 0.0f));
+  else ((u16*)out)[at] = narrow<OUT>(v);
 }
 template <int COUNT>
 DEVICE void write(const Sums<COUNT>& acc, void* out, const void* bias, i64 out_ld, int row, int m, int n, u32 lane) {

@@ -8,7 +8,7 @@
 // Macros: those of layout.macros; NX rows of x; TYPE of x (0 float32, 1 bfloat16, 2 float16); VEC: x is read four
 // neighbours at a time; WARPS, STAGES.
 
-#include "include/hopper_ptx.cu"
+#include "include/elements.cu"
 #include "include/fp32_epilogue.cu"
 #include "quant/codes.cu"
 
@@ -27,14 +27,12 @@ struct Rows {
     } else if (VEC) {
       const uint2 a = *(const uint2*)((const u16*)x + at);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) v[j] = widened((u16)((j < 2 ? a.x : a.y) >> 16 * (j & 1)));
+      for (int j = 0; j < 4; ++j) v[j] = widen<TYPE>((u16)((j < 2 ? a.x : a.y) >> 16 * (j & 1)));
     } else {
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        v[j] = TYPE == 0 ? ((const float*)x)[at + j * column] : widened(((const u16*)x)[at + j * column]);
+      for (int j = 0; j < 4; ++j) v[j] = load_as<TYPE>(x, at + j * column);
     }
   }
-  static __device__ __forceinline__ float widened(u16 h) { return TYPE == 1 ? __uint_as_float((u32)h << 16) : f16_to_float(h); }
 };
 
 // d s and o t of a row of a tile.

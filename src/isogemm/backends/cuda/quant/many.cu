@@ -10,7 +10,7 @@
 // Late       launched behind another part of the same product, which has seen its predecessor end: nothing to wait for.
 // Scales     those of super-blocks serve SPAN stages and come with the first; SLOTS of them outlive all stages of the ring.
 
-#include "include/hopper_ptx.cu"
+#include "include/elements.cu"
 #include "include/hopper_epilogue.cu"
 #define KIND OPERAND
 #include "quant/codes.cu"
@@ -22,31 +22,14 @@ constexpr int SPAN = Q_RECORD_K / 64, CODE_BYTES = SPAN > 1 ? Q_STEP_BYTES : Q_R
 constexpr int X_BYTES = BN * 128, STAGE_BYTES = X_BYTES + (TILES * CODE_BYTES + 1023) / 1024 * 1024;
 constexpr int SLOTS = SPAN > 1 ? (STAGES + 2 * SPAN - 2) / SPAN : 0, SLOT_BYTES = (TILES * SCALE_BYTES + 127) / 128 * 128;
 
-struct Plan {
-  int tiles_w, tiles_x, group;
-  __device__ __forceinline__ int count() const { return tiles_w * tiles_x; }
-  // Groups of `group` tiles of tokens; inside a group rows of W are slowest, so that they are read once for all of it.
-  __device__ __forceinline__ Tile operator[](int t) const {
-    const int width = group * tiles_w, first = t / width * group, high = min(tiles_x - first, group), in = t % width;
-    return {(in / high * CM + (CM > 1 ? (int)cluster_rank() : 0)) * BM, (first + in % high) * BN, 0};
-  }
-};
-
-// A place in the ring, and among the slots of scales; it goes on from tile to tile.
-struct Place {
-  u32 stage, parity, slot, step;
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-    if (SPAN > 1 && ++step == SPAN) step = 0, slot = slot + 1 == SLOTS ? 0 : slot + 1;
-  }
-};
+#include "quant/ring.cu"
 
 // One thread brings stages. What lies outside of x and of W comes as zeros.
 struct Producer {
   const Map *map_x, *map_w, *map_s;  // of x, of W's codes (and scales, where they are together), of scales
   u32 ring, full;
 
-  __device__ __forceinline__ void bring_w(const Tile& tile, int i, const Place& p) const {
+  __device__ __forceinline__ void bring_w(const Block& tile, int i, const Place& p) const {
     const bool scales = SPAN > 1 && i % SPAN == 0;
     const u32 at = ring + p.stage * STAGE_BYTES + X_BYTES, slot = ring + STAGES * STAGE_BYTES + p.slot * SLOT_BYTES;
     const u32 bar = full + 8 * p.stage;
@@ -55,7 +38,7 @@ struct Producer {
     tma_load(at, map_w, bar, (record + i % SPAN * Q_STEP_BYTES) / 8, row, 0, 0);
     if (scales) tma_load(slot, map_s, bar, (record + Q_FLOATS) / 8, row, 0, 0);
   }
-  __device__ __forceinline__ void bring_x(const Tile& tile, int i, const Place& p) const {
+  __device__ __forceinline__ void bring_x(const Block& tile, int i, const Place& p) const {
     const u32 at = ring + p.stage * STAGE_BYTES, bar = full + 8 * p.stage, share = CM > 1 ? cluster_rank() * (BN / CM) : 0;
     if (CM > 1) tma_multicast(at + share * 128, map_x, bar, i * 64, tile.col + share, 0, (1 << CM) - 1, 0);
     else tma_load(at, map_x, bar, i * 64, tile.col, 0, 0);
@@ -181,25 +164,8 @@ quant_many(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w,
       map_prefetch(&map_x), map_prefetch(&map_w);
       if (SPAN > 1) map_prefetch(&map_s);
       const Producer from{&map_x, &map_w, &map_s, ring, full};
-      const Place start{0, 1, 0, 0};
-      // No kernel writes W: of the first tile it comes before the predecessor has ended.
-      int t = cluster_id(), ahead = t < plan.count() ? min(iters, STAGES) : 0;
-      Place p = start;
-      for (int i = 0; i < ahead; ++i, p.next()) from.bring_w(plan[t], i, p);
-      if (!late) wait_for_predecessor();
-      p = start;
-      for (; t < plan.count(); t += cluster_count()) {
-        const Tile tile = plan[t];
-#pragma unroll 1
-        for (int i = 0; i < iters; ++i, p.next()) {
-          if (--ahead < 0) {
-            barrier_wait(empty + 8 * p.stage, p.parity);
-            from.bring_w(tile, i, p);
-          }
-          from.bring_x(tile, i, p);
-        }
-      }
-      release_successor();
+      const int t = cluster_id();
+      fill(from, plan, t, cluster_count, t < plan.count() ? min(iters, STAGES) : 0, iters, empty, late);
     }
   } else {  // consumers
     more_registers<CONSUMER_REGISTERS>();
@@ -208,7 +174,7 @@ quant_many(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w,
     Consumer c{memory, ring, full, empty, warpgroup * 4 * MW + (warp & 3), lane, {0, 0, 0, 0}};
     float acc[MW][NACC];
     for (int t = cluster_id(); t < plan.count(); t += cluster_count()) {
-      const Tile tile = plan[t];
+      const Block tile = plan[t];
       c.walk(acc, iters);
 #pragma unroll
       for (int j = 0; j < MW; ++j) store_block(e, acc[j], tile.row + 64 * (warpgroup * MW + j), tile.col, 0, threadIdx.x);

@@ -83,7 +83,7 @@ DEVICE Scales scales_of(const u8* records, int sub, u32 g) {
 }
 
 DEVICE u32 rounded(float x, float y, int half, const Scales& s) {
-  return round_pair(__fmaf_rn(x, s.d[half], s.c[half]), __fmaf_rn(y, s.d[half], s.c[half]));
+  return narrow<KIND>(__fmaf_rn(x, s.d[half], s.c[half]), __fmaf_rn(y, s.d[half], s.c[half]));
 }
 template <int FIRST, int COUNT>
 DEVICE void dequantize_picked(const Words& words, int j, const Picks& p, const Scales& s, u32 (&w)[4]) {

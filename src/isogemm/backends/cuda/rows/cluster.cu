@@ -8,12 +8,9 @@
 #define BLOCKS 8
 #define LANES (128 / BLOCKS)
 #define AHEAD 4
-extern __shared__ float shared[];  // LANES * steps values v; as many g, terms, where there are any; 128 lanes of each pass
+extern __shared__ float memory[];  // LANES * steps values v; as many g, terms, where there are any; 128 lanes of each pass
 
 constexpr bool TERMS = OP == LOG_SOFTMAX;  // terms that cost more than a walker can spend
-struct Columns {
-  i64 x, g, w, b;
-};
 struct Held {
   float *v, *g, *terms, *lanes;
   int n, steps, rank;
@@ -106,19 +103,11 @@ template <int P> DEVICE void pass(const Held& held, int groups, float eps, float
   }
 }
 
-template <int T> DEVICE void fetch(const void* p, i64 column, int i, int n, float* v) {
-  if constexpr (T != NONE) {
-    Four<T> four;
-    read<T>(p, 0, column, i, n, four);
-    open<T>(four, v);
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 rows(const void* x, const void* other, const void* weight, const void* bias, void* out, void* second,
      const __grid_constant__ Place place, i64 x_c, i64 g_c, i64 w_c, i64 b_c, int n, float eps) {
   const int steps = (n + 127) / 128, groups = steps * LANES / 4, size = steps * LANES;
-  const Held held = {shared, shared + size, shared + size, shared + size * (TWO || TERMS ? 2 : 1), n, steps, (int)rank_in_cluster()};
+  const Held held = {memory, memory + size, memory + size, memory + size * (TWO || TERMS ? 2 : 1), n, steps, (int)rank_in_cluster()};
   const u32 row = blockIdx.x / BLOCKS;
   arrive();
   wait_for_predecessor();
@@ -141,15 +130,13 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
       open<TX>(a[k], v);
       if (TWO) {
         open<TG>(b[k], g);
-        if (BACK) fetch<TW>(weight, w_c, element(held, q), n, w);
+        if (BACK) several<TW>(weight, 0, w_c, element(held, q), n, w);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           if (BACK && TW != NONE) g[j] = mul(g[j], w[j]);
-          if (OP != ADD_RMS_NORM) continue;
-          v[j] = rounded<TG>(add(v[j], g[j]));
-          if (!VEC && element(held, q) + j < n) put<TG>(second, to + element(held, q) + j, v[j]);
+          if (OP == ADD_RMS_NORM) v[j] = rounded<TG>(add(v[j], g[j]));
         }
-        if (OP == ADD_RMS_NORM && VEC && element(held, q) < n) store<TG < 0 ? 0 : TG, 4>(second, to + element(held, q), v);
+        if (OP == ADD_RMS_NORM) give<TG>(second, to + element(held, q), element(held, q), n, v);
         set(held.g, q, g);
       }
       set(held.v, q, v);
@@ -171,17 +158,11 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
     float v[4], g[4], w[4], b[4], y[4];
     get(held.v, q, v);
     if (TWO) get(held.g, q, g);
-    if (!BACK) fetch<TW>(weight, w_c, i, n, w);
-    fetch<TB>(bias, b_c, i, n, b);
+    if (!BACK) several<TW>(weight, 0, w_c, i, n, w);
+    several<TB>(bias, 0, b_c, i, n, b);
     change<PASSES>(v, s);
 #pragma unroll
     for (int j = 0; j < 4; ++j) y[j] = result(v[j], g[j], w[j], b[j], s);
-    if (VEC) {
-      store<TO, 4>(out, to + i, y);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (i + j < n) put<TO>(out, to + i + j, y[j]);
-    }
+    give<TO>(out, to + i, i, n, y);
   }
 }

@@ -8,7 +8,7 @@
 #define THREADS 512
 #define EACH 4
 #define TILE (THREADS / 8 * EACH)
-extern __shared__ float shared[];  // two tiles of TILE x 32
+extern __shared__ float memory[];  // two tiles of TILE x 32
 
 struct Columns {
   i64 x, d, out;
@@ -59,7 +59,7 @@ columns(const void* x, const void* d, const float2* stats, void* out, const __gr
     Terms terms;
     terms.begin(x, d, stats, place, column, 0, c, n);
     for (int tile = 0; tile < tiles; ++tile) {
-      terms.finish(shared + (tile & 1) * TILE * 32, place, tile);
+      terms.finish(memory + (tile & 1) * TILE * 32, place, tile);
       if (tile + 1 < tiles) terms.begin(x, d, stats, place, column, tile + 1, c, n);
       __syncthreads();
     }
@@ -69,7 +69,7 @@ columns(const void* x, const void* d, const float2* stats, void* out, const __gr
   float sum = start && c < n ? ((const float*)out)[c * column.out] : 0.0f;
   for (int tile = 0; tile < tiles; ++tile) {
     __syncthreads();
-    const float* t = shared + (tile & 1) * TILE * 32 + threadIdx.x % 32;
+    const float* t = memory + (tile & 1) * TILE * 32 + threadIdx.x % 32;
     float ahead[32];  // half of them is read while the other half is added
 #pragma unroll
     for (int k = 0; k < 16; ++k) ahead[k] = t[k * 32];

@@ -3,10 +3,7 @@
 // Every operation is one of IEEE 754 in float32, to nearest even, with subnormals: nothing is contracted (--fmad=false), and
 // fma stands where it is written. Types: 0 float32, 1 bfloat16, 2 float16, NONE where an operand is absent.
 
-typedef long long i64;
-typedef unsigned u32;
-typedef unsigned short u16;
-#define DEVICE static __device__ __forceinline__
+#include "include/elements.cu"
 #define NONE -1
 #define EVERY 0xffffffff
 
@@ -15,9 +12,6 @@ DEVICE float sub(float a, float b) { return __fsub_rn(a, b); }
 DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float infinity() { return __uint_as_float(0x7f800000); }
-
-DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Where rows lie: their number, the last three extents of four leading dimensions, each with a number that divides by it, and
 // for each of three operands the steps of the four, in elements. With DIMS 1 only the last step counts.
@@ -44,12 +38,6 @@ struct alignas(64) Place {
   __device__ __forceinline__ i64 at(int operand, u32 row) const { return at(operand, spot(row)); }
 };
 
-template <int T> DEVICE float widen(u16 h) {
-  if (T == 1) return __uint_as_float((u32)h << 16);
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
-  return f;
-}
 template <int T> DEVICE float value(const void* p, i64 i) {
   if (T == 0) return __ldg((const float*)p + i);
   return widen<T>(__ldg((const u16*)p + i));
@@ -108,26 +96,8 @@ template <int T> DEVICE void read(const void* p, i64 at, i64 column, int i, int 
   }
 }
 
-// One rounding, one NaN: the conversions give 0x7fff.
-template <int T> DEVICE u16 narrow(float v) {
-  u16 h;
-  if (T == 1) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(v));
-  else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
-  return h;
-}
-template <int T> DEVICE u32 narrow(float low, float high) {
-  u32 h;
-  if (T == 1) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(high), "f"(low));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(high), "f"(low));
-  return h;
-}
-DEVICE float canonical(float v) { return v == v ? v : __uint_as_float(0x7fffffff); }
 // As a reader of the rounded number sees it.
 template <int T> DEVICE float rounded(float v) { return T == 0 ? canonical(v) : widen<T>(narrow<T>(v)); }
-template <int T> DEVICE void put(void* p, i64 i, float v) {
-  if (T == 0) ((float*)p)[i] = canonical(v);
-  else ((u16*)p)[i] = narrow<T>(v);
-}
 template <int T, int N> DEVICE void store(void* p, i64 i, const float* v) {
   if (T == 0) {
 #pragma unroll
@@ -139,6 +109,49 @@ template <int T, int N> DEVICE void store(void* p, i64 i, const float* v) {
   } else {
     *(uint4*)((u16*)p + i) =
         make_uint4(narrow<T>(v[0], v[1]), narrow<T>(v[2], v[3]), narrow<T>(v[4], v[5]), narrow<T>(v[6], v[7]));
+  }
+}
+// Elements i to i + 3 of a row of n, from `to` on, as far as there are such. WHOLE: there are.
+template <int T, bool WHOLE = false> DEVICE void give(void* p, i64 to, int i, int n, const float* v) {
+  if (VEC) {
+    if (WHOLE || i < n) store<T, 4>(p, to, v);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    if (i + j < n) put<T>(p, to + j, v[j]);
+}
+// COUNT neighbours of a row, or where VEC is 0 elements of any step; all of them are there.
+template <int T, int COUNT> DEVICE void fetch(const void* p, i64 at, i64 column, int i, float* v) {
+  if constexpr (T == NONE) return;
+  else if constexpr (VEC) load<T, COUNT>(p, at + i, v);
+  else
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j) v[j] = value<T>(p, at + (i + j) * column);
+}
+template <int T, int COUNT> DEVICE void give(void* p, i64 i, const float* v) {
+  if constexpr (VEC) store<T, COUNT>(p, i, v);
+  else
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j) put<T>(p, i + j, v[j]);
+}
+// Elements i to i + 3 of a row of n, +0 beyond it; nothing of an operand that is absent. WHOLE: all are there.
+template <int T, bool WHOLE = false> DEVICE void fetch(const void* p, i64 at, i64 column, int i, int n, float* v) {
+  if constexpr (T == NONE) return;
+  if (VEC) {
+    if (WHOLE || i < n) load<T, 4>(p, at + i, v);
+    else v[0] = v[1] = v[2] = v[3] = 0.0f;
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = i + j < n ? value<T>(p, at + (i + j) * column) : 0.0f;
+  }
+}
+// The same by way of what was read.
+template <int T> DEVICE void several(const void* p, i64 at, i64 column, int i, int n, float* v) {
+  if constexpr (T != NONE) {
+    Four<T> four;
+    read<T>(p, at, column, i, n, four);
+    open<T>(four, v);
   }
 }
 

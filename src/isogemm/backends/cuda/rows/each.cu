@@ -9,16 +9,6 @@ struct Columns {
   i64 x, y, d;
 };
 
-template <int T> DEVICE void fetch(const void* p, i64 at, i64 column, int i, float* v) {
-  if constexpr (T == NONE) return;
-  else if constexpr (VEC) load<T, 8>(p, at + i, v);
-  else v[0] = value<T>(p, at + i * column);
-}
-template <int T> DEVICE void give(void* p, i64 i, const float* v) {
-  if constexpr (VEC) store<T, 8>(p, i, v);
-  else put<T>(p, i, v[0]);
-}
-
 DEVICE float forward(float x, float y) {
   if (OP == SILU_MUL) return mul(silu(x), y);
   if (OP == SILU) return silu(x);
@@ -40,9 +30,9 @@ each(const void* x, const void* y, const void* dy, void* out, void* second, cons
   const i64 to = (i64)row * n + i;
   float a[N], b[N], d[N], u[N], w[N];
   const Spot spot = place.spot(row);
-  fetch<TX>(x, place.at(0, spot), column.x, i, a);
-  fetch<TG>(y, place.at(1, spot), column.y, i, b);
-  fetch<TD>(dy, place.at(2, spot), column.d, i, d);
+  fetch<TX, N>(x, place.at(0, spot), column.x, i, a);
+  fetch<TG, N>(y, place.at(1, spot), column.y, i, b);
+  fetch<TD, N>(dy, place.at(2, spot), column.d, i, d);
   if constexpr (OP == SILU_MUL_BACK) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -50,11 +40,11 @@ each(const void* x, const void* y, const void* dy, void* out, void* second, cons
       u[j] = mul(mul(d[j], b[j]), mul(s, add(1.0f, mul(a[j], sub(1.0f, s)))));
       w[j] = mul(d[j], mul(a[j], s));
     }
-    give<TX>(out, to, u);
-    give<TG>(second, to, w);
+    give<TX, N>(out, to, u);
+    give<TG, N>(second, to, w);
   } else {
 #pragma unroll
     for (int j = 0; j < N; ++j) u[j] = forward(a[j], b[j]);
-    give<TO>(out, to, u);
+    give<TO, N>(out, to, u);
   }
 }

@@ -35,13 +35,11 @@ class Held(RowsKernel):
         if chosen is None:
             return None
         w, h, r, teams = chosen
-        return {"W": w, "H": h, "R": r, "TEAMS": teams, "FULL": case.n == 128 * w * h}
+        return {"W": w, "H": h, "EACH": r, "TEAMS": teams, "FULL": case.n == 128 * w * h}
 
     def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
-        shared = 4 * 128 * (code.w * code.h + 1) if code.w > 1 else 0
-        return {
-            "grid": (-(-case.count // (code.teams * code.r)),), "block": (32 * code.w * code.teams,), "shared": shared,
-        }  # fmt: skip
+        grid, block = -(-case.count // (code.teams * code.each)), 32 * code.w * code.teams
+        return {"grid": (grid,), "block": (block,), "shared": 4 * 128 * (code.w * code.h + 1) if code.w > 1 else 0}
 
     def lengths(self, code: Code) -> tuple[int, ...]:
         full, least = 128 * code.w * code.h, 128 * code.w * (code.h - 1)
@@ -112,11 +110,11 @@ class Rope(RowsKernel):
             return {}
         groups = -(-2 * case.n // 128)
         each, teams = (4 if groups == 1 and case.count >= 4 * SLOTS else 1), (4 if case.count > 132 else 1)
-        return {"H": max(groups, 1), "R": each, "TEAMS": teams, "ANGLES": vector and chosen["ANGLES"]}
+        return {"H": max(groups, 1), "EACH": each, "TEAMS": teams, "ANGLES": vector and chosen["ANGLES"]}
 
     def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
         if code.norm:
-            grid, block = -(-case.count // (code.r * code.teams)), 32 * code.teams
+            grid, block = -(-case.count // (code.each * code.teams)), 32 * code.teams
         else:
             grid, block = -(-case.count * case.n // ((8 if code.vec else 1) * 256)), 256
         return {"grid": (grid if case.n else 0, 2 if case.kinds[1] >= 0 else 1), "block": (block,)}

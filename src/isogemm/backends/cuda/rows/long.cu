@@ -6,11 +6,8 @@
 #include "rows/ops.cu"
 
 #define CHUNK (4 * U * THREADS)
-extern __shared__ float shared[];  // 2 * CHUNK terms, 128 lanes
+extern __shared__ float memory[];  // 2 * CHUNK terms, 128 lanes
 
-struct Columns {
-  i64 x, g, w, b;
-};
 struct Source {
   const void *x, *other, *weight;
   i64 from, beside;
@@ -20,16 +17,6 @@ struct Source {
 
 DEVICE int place_of(int c, int u) { return c * CHUNK + (u * THREADS + threadIdx.x) * 4; }
 
-template <int T> DEVICE void fetch(const void* p, i64 at, i64 column, int i, int n, float* v) {
-  if (T == NONE) return;
-  if (VEC) {
-    if (i < n) load<T == NONE ? 0 : T, 4>(p, at + i, v);
-    else v[0] = v[1] = v[2] = v[3] = 0.0f;
-  } else {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = i + j < n ? value<T == NONE ? 0 : T>(p, at + (i + j) * column) : 0.0f;
-  }
-}
 struct Part {
   Four<TX> x[U];
   Four<TG> other[TWO ? U : 1];
@@ -77,7 +64,7 @@ template <int P> DEVICE float largest(const Source& source) {
       for (int j = 0; j < 4; ++j)
         if (place_of(c, u) + j < source.n) m = fmaxf(m, part.v[u][j]);
   }
-  float* lanes = shared + 2 * CHUNK;
+  float* lanes = memory + 2 * CHUNK;
   m = most(m);
   if ((threadIdx.x & 31) == 0) lanes[threadIdx.x >> 5] = m;
   __syncthreads();
@@ -93,7 +80,7 @@ template <int P> DEVICE float total(const Source& source, const float* s) {
   Part part;
   part.begin(source, 0);
   for (int c = 0; c * (i64)CHUNK < n; ++c) {
-    float* terms = shared + (c & 1) * CHUNK;
+    float* terms = memory + (c & 1) * CHUNK;
     part.finish(source, c);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
@@ -117,7 +104,7 @@ template <int P> DEVICE float total(const Source& source, const float* s) {
       }
     }
   }
-  float* lanes = shared + 2 * CHUNK;
+  float* lanes = memory + 2 * CHUNK;
   if (threadIdx.x < 128) lanes[threadIdx.x] = lane;
   __syncthreads();
   const float sum = meet_shared(lanes);
@@ -159,21 +146,11 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
       float w[4], b[4], y[4];
       if (!BACK) fetch<TW>(weight, 0, column.w, i, n, w);
       fetch<TB>(bias, 0, column.b, i, n, b);
-      if (OP == ADD_RMS_NORM) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          if (i + j < n) put<TG < 0 ? 0 : TG>(second, to + i + j, part.v[u][j]);
-      }
+      if (OP == ADD_RMS_NORM) give<TG>(second, to + i, i, n, part.v[u]);
       changes<0, PASSES>(part.v[u], s);
 #pragma unroll
       for (int j = 0; j < 4; ++j) y[j] = result(part.v[u][j], part.g[u][j], w[j], b[j], s);
-      if (VEC) {
-        if (i < n) store<TO, 4>(out, to + i, y);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          if (i + j < n) put<TO>(out, to + i + j, y[j]);
-      }
+      give<TO>(out, to + i, i, n, y);
     }
   }
 }

@@ -21,6 +21,10 @@ template <int P> __device__ constexpr Fold fold() {
   return ADDED;
 }
 
+struct Columns {
+  i64 x, g, w, b;
+};
+
 template <int P> DEVICE void change_one(float& v, const float* s) {
   if ((OP == LAYER_NORM || OP == LAYER_NORM_BACK || OP == LOG_SOFTMAX) && P == 1) v = sub(v, s[0]);
   if ((OP == SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK) && P == 1) v = exp_(sub(v, s[0]));

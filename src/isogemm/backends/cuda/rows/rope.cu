@@ -1,6 +1,6 @@
 // Rotations of one or two tensors in one launch, blockIdx.y of them; with NORM, of rows that a norm went over and rounded.
 //
-// Without NORM, a thread has N pairs. With it, a warp has R rows at a time, in H groups of 128 elements, which meet their
+// Without NORM, a thread has N pairs. With it, a warp has EACH rows at a time, in H groups of 128 elements, which meet their
 // partners in shared memory. VEC: contiguous rows, halves of a multiple of N, aligned.
 
 #include "rows/common.cu"
@@ -15,23 +15,10 @@ struct Tensors {
   const void* w[2];
 };
 
-template <int T, int COUNT> DEVICE void fetch(const void* p, i64 at, i64 column, int i, float* v) {
-  if constexpr (VEC) load<T, COUNT>(p, at + i, v);
-  else
-#pragma unroll
-    for (int j = 0; j < COUNT; ++j) v[j] = value<T>(p, at + (i + j) * column);
-}
-template <int T, int COUNT> DEVICE void give(void* p, i64 i, const float* v) {
-  if constexpr (VEC) store<T, COUNT>(p, i, v);
-  else
-#pragma unroll
-    for (int j = 0; j < COUNT; ++j) put<T>(p, i + j, v[j]);
-}
-
 #if !NORM
 constexpr int N = VEC ? 8 : 1;
 
-DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, int which, int half) {
+DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, int which, int half, float) {
   const u32 groups = half / N, index = blockIdx.x * 256 + threadIdx.x, row = index / groups;
   if (row >= place.rows) return;
   const int i = (index - row * groups) * N;
@@ -57,23 +44,15 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
 }
 #else
 // ANGLES: halves of a multiple of four, and tables of which four can be read at once.
-template <int T> DEVICE void several(const void* p, i64 at, i64 column, int i, int n, float* v) {
-  if constexpr (T != NONE) {
-    Four<T> four;
-    read<T>(p, at, column, i, n, four);
-    open<T>(four, v);
-  }
-}
-
 DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, int which, int half, float eps) {
-  __shared__ float partners[TEAMS][R][H * 128];
+  __shared__ float partners[TEAMS][EACH][H * 128];
   const int n = 2 * half, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const u32 count = (u32)place.rows, first = (blockIdx.x * TEAMS + warp) * R;
+  const u32 count = (u32)place.rows, first = (blockIdx.x * TEAMS + warp) * EACH;
   if (first >= count) return;
-  Four<TX> held[R][H];
-  i64 cosines[R], sines[R];
+  Four<TX> held[EACH][H];
+  i64 cosines[EACH], sines[EACH];
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < EACH; ++r) {
     const Spot spot = place.spot(min(first + r, count - 1));
     const i64 from = place.at(0, spot);
     cosines[r] = place.at(1, spot), sines[r] = place.at(2, spot);
@@ -84,7 +63,7 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
 #pragma unroll
   for (int h = 0; h < H; ++h) several<TW>(of.w[which], 0, column.w[which], h * 128 + lane * 4, n, weight[h]);
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < EACH; ++r) {
     float v[H][4], lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int h = 0; h < H; ++h) {
@@ -107,7 +86,7 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
   }
   __syncwarp();
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < EACH; ++r) {
     const u32 row = first + r;
     if (row >= count) continue;
     const float* own = partners[warp][r];
@@ -138,13 +117,7 @@ DEVICE void turn(const Place& place, const Columns& column, const Tensors& of, i
           y[j] = second ? add(kept, turned) : sub(kept, turned);
         }
       }
-      if (VEC) {
-        if (i < n) store<TO, 4>(of.out[which], to + i, y);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          if (i + j < n) put<TO>(of.out[which], to + i + j, y[j]);
-      }
+      give<TO>(of.out[which], to + i, i, n, y);
     }
   }
 }
@@ -158,11 +131,6 @@ rope(const void* x0, const void* x1, const void* cos, const void* sin, const voi
   const Tensors of = {{x0, x1}, cos, sin, {out0, out1}, {w0, w1}};
   wait_for_predecessor();
   release_successor();
-#if NORM
   if (blockIdx.y) turn(place1, column, of, 1, half, eps);
   else turn(place0, column, of, 0, half, eps);
-#else
-  if (blockIdx.y) turn(place1, column, of, 1, half);
-  else turn(place0, column, of, 0, half);
-#endif
 }

@@ -262,7 +262,7 @@ def _rotation(trial: _Trial, n: int, pad: int, column: int) -> str:
     """Two tensors, the second with fewer heads; tables that heads and entries share."""
     code, half = trial.code, n // 2
     operation = OPERATIONS["norm_rope" if code.norm else "rope"]
-    many = 2 * code.r * code.teams + 27 if code.norm else 31
+    many = 2 * code.each * code.teams + 27 if code.norm else 31
     shapes = [(many,), (many - 2,)] if code.dims == 1 else [(2, 3, 1, 7), (2, 1, 1, 7)]
     tokens = shapes[0][-1]
     tables = [trial.put(k, _drawn(seed, tokens, half, False), (tokens,), pad=pad, column=column)

@@ -6,15 +6,15 @@ from numba import carray
 from numba.core import types
 
 from .....base.jit import njit
+from ...emit.entries import SEVEN_WORDS, address_of
+from ...emit.pointers import pointer_to_bytes, pointer_to_codes, pointer_to_floats, pointer_to_ints
 from ...emit.scalars import load_element, peek64, poke64
 from ...gemm.routines import call7
-from ...rows.loops import pointer_to_floats
 from .. import blocks
-from ..blocks import finite, pointer_to_bytes, pointer_to_codes, pointer_to_ints
-from ..entries import SEVEN_WORDS, address_of
+from ..blocks import finite
 from . import long, short
 
-__all__ = ["NOT_FINITE", "OVERFLOW", "SCRATCH", "address", "encoder"]
+__all__ = ["NOT_FINITE", "OVERFLOW", "SCRATCH", "encoder", "quantize_blocks"]
 
 # Scratch of one thread: a block of float32, then what the super-blocks need.
 X_AT, WORK_AT, SCRATCH = 0, 1024, 4096
@@ -99,9 +99,9 @@ def encoder(name: str) -> int:
     return address_of(_ENCODERS[name], SEVEN_WORDS)
 
 
-@njit
 def quantize_blocks(task, chunk, scratch):
-    """Blocks of one chunk; a block that cannot be written leaves a flag and zeros."""
+    """Blocks of one chunk; a block that cannot be written leaves a flag and zeros: an entry."""
+    task = carray(task, (blocks.WORDS,))
     block, per_row = task[blocks.BLOCK], task[blocks.PER_ROW]
     x = carray(pointer_to_floats(scratch + X_AT), (256,))
     step = task[blocks.SOURCE_COLUMN]
@@ -120,13 +120,3 @@ def quantize_blocks(task, chunk, scratch):
             call7(task[blocks.DECODER], scratch + X_AT, out, work, task[blocks.BLOCK_BYTES], 0, 0, 0)
             if peek64(work) == 0:
                 poke64(task[blocks.FLAG], OVERFLOW)
-
-
-def quantize_chunk(task, chunk, scratch):
-    """`quantize_blocks` from a bare pointer."""
-    quantize_blocks(carray(task, (blocks.WORDS,)), chunk, scratch)
-
-
-def address() -> int:
-    """Address of the compiled entry of `quantize_chunk`."""
-    return address_of(quantize_chunk)

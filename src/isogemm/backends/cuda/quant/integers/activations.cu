@@ -2,7 +2,7 @@
 //
 // Its successor may start at once: before it waits it reads weights alone, and this kernel ends after its predecessor.
 
-#include "include/hopper_ptx.cu"
+#include "include/elements.cu"
 #include "quant/integers/code_steps.cu"
 
 extern "C" __global__ void __launch_bounds__(128)

@@ -6,7 +6,7 @@
 // A is the block's largest magnitude. Where 1 / d (or r) is infinite the codes are 0 (and the scale of 256); where the block
 // holds an infinity or a NaN the codes are 0 and the scale is NaN.
 //
-// After include/hopper_ptx.cu. A warp takes 256 of one row, a lane 8 neighbours. Macros: BLOCK 32 or 256; SUB 16 or 32, elements of a
+// After include/elements.cu. A warp takes 256 of one row, a lane 8 neighbours. Macros: BLOCK 32 or 256; SUB 16 or 32, elements of a
 // sum; TYPE of x (0 float32, 1 bfloat16, 2 float16); VEC whether x is read 16 bytes at a time; SUMS, what is kept of sums of
 // codes:
 //     0  nothing     2  the sum as a float32     4  two sums, of neighbours along k, in the halves of a word
@@ -26,13 +26,6 @@
 #define HALVES 0
 #endif
 
-DEVICE float widen(u16 h) {
-  if (TYPE == 1) return __uint_as_float((u32)h << 16);
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
-  return f;
-}
-
 // Eight neighbours of a row from element i on.
 DEVICE void load(float (&v)[8], const void* x, i64 i, i64 column) {
   if (VEC && TYPE == 0) {
@@ -42,11 +35,10 @@ DEVICE void load(float (&v)[8], const void* x, i64 i, i64 column) {
     const uint4 a = *(const uint4*)((const u16*)x + i);
     const u32 words[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = widen((u16)(words[j / 2] >> 16 * (j & 1)));
+    for (int j = 0; j < 8; ++j) v[j] = widen<TYPE>((u16)(words[j / 2] >> 16 * (j & 1)));
   } else {
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
-      v[j] = TYPE == 0 ? ((const float*)x)[i + j * column] : widen(((const u16*)x)[i + j * column]);
+    for (int j = 0; j < 8; ++j) v[j] = load_as<TYPE>(x, i + j * column);
   }
 }
 
@@ -74,9 +66,7 @@ DEVICE Scale scale_of(u32 most) {
   const float a = __uint_as_float(most);
   if (BLOCK == 32) {
     const float d = __fdiv_rn(a, 127.0f), r = __fdiv_rn(1.0f, d);
-    u16 h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(d));
-    asm("cvt.f32.f16 %0, %1;" : "=f"(s.scale) : "h"(h));
+    s.scale = widen<2>(narrow<2>(d));
     s.factor = is_finite(r) ? r : 0.0f;
   } else {
     const float r = __fdiv_rn(127.0f, a);
@@ -85,6 +75,16 @@ DEVICE Scale scale_of(u32 most) {
   }
   if (!s.finite) s.factor = 0.0f, s.scale = __uint_as_float(0x7fffffff);
   return s;
+}
+// Elements `first` to first + 7 of a row of k that begins at `at`, +0 beyond it, and the scale of their block.
+DEVICE Scale load_scaled(float (&v)[8], const void* x, i64 at, i64 column, int first, int k) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] = 0.0f;
+  if (first < k) load(v, x, at + first * column, column);
+  u32 most = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) most = max(most, __float_as_uint(v[j]) & 0x7fffffff);
+  return scale_of(largest(most));
 }
 DEVICE int code_of(float x, const Scale& s) {
   const float y = __fmul_rn(x, s.factor);
@@ -104,9 +104,7 @@ DEVICE void store(float* scales, int* sums, int sum, float scale, int k, int row
   const i64 at = (i64)(k / BLOCK) * rows + row;
   if (in && lane % (BLOCK / 8) == 0) {
     if (HALVES) {
-      u16 half;
-      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(scale));
-      ((u16*)scales)[2 * ((i64)(k / 64) * rows + row) + k / 32 % 2] = half;
+      ((u16*)scales)[2 * ((i64)(k / 64) * rows + row) + k / 32 % 2] = narrow<2>(scale);
       if (SUMS == 2) ((float*)sums)[at] = (float)sum;
     } else if (SUMS == 2) *(float2*)(scales + 2 * at) = make_float2(scale, (float)sum);
     else scales[at] = scale;
@@ -121,13 +119,7 @@ DEVICE void store(float* scales, int* sums, int sum, float scale, int k, int row
 // g the row in the tile; scales and sums have `rows` rows, and this is number `row`.
 DEVICE void quantize(const void* x, i64 at, i64 column, int first, int k, u8* codes, i64 chunk, int g, float* scales, int* sums, int row, int rows, int lane) {
   float v[8];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = 0.0f;
-  if (first < k) load(v, x, at + first * column, column);
-  u32 most = 0;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) most = max(most, __float_as_uint(v[j]) & 0x7fffffff);
-  const Scale s = scale_of(largest(most));
+  const Scale s = load_scaled(v, x, at, column, first, k);
   u32 low = 0, high = 0;
   int sum = 0;
 #pragma unroll

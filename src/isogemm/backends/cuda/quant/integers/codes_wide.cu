@@ -6,7 +6,7 @@
 //             11, exact. Of 16 rows a lane t of four finds its own together: 2 t, 2 t + 1, 2 t + 8, 2 t + 9
 //     sums    [m][k / 16] float16, with SUMS 4: up to 16 * 127, exact
 
-#include "include/hopper_ptx.cu"
+#include "include/elements.cu"
 #include "quant/integers/code_steps.cu"
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -19,13 +19,7 @@ quant_activations_wide(const void* x, i64 x_row, i64 x_column, u8* codes, float*
   const int row = (int)(job / spans), first = (int)(job % spans) * 256 + 8 * lane, rows = (m + 15) / 16 * 16;
   const bool in = first < k;
   float v[8];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = 0.0f;
-  if (in) load(v, x, row * x_row + first * x_column, x_column);
-  u32 most = 0;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) most = max(most, __float_as_uint(v[j]) & 0x7fffffff);
-  const Scale s = scale_of(largest(most));
+  const Scale s = load_scaled(v, x, row * x_row, x_column, first, k);
   int sum = 0;
   u32 words[4];
 #pragma unroll
@@ -42,5 +36,5 @@ quant_activations_wide(const void* x, i64 x_row, i64 x_column, u8* codes, float*
     to[0] = s.scale;
     if (SUMS == 2) to[rows] = __fmul_rn((float)sum, s.scale);
   }
-  if (SUMS == 4 && lane % 2 == 0) sums[((i64)row * k + first) / 16] = (u16)pack_f16((float)sum, 0.0f);
+  if (SUMS == 4 && lane % 2 == 0) sums[((i64)row * k + first) / 16] = narrow<2>((float)sum);
 }

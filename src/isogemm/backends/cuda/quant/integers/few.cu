@@ -10,7 +10,7 @@
 // STAGED: all of x's codes fit into shared memory, and the block copies them there.
 // Order-critical: a team walks spans, and a span its blocks, in ascending order; the bits depend on no macro.
 
-#include "include/hopper_ptx.cu"
+#include "include/elements.cu"
 #include "include/fp32_epilogue.cu"
 #include "quant/codes.cu"
 #include "quant/integers/steps.cu"

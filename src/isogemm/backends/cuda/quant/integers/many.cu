@@ -6,7 +6,7 @@
 // Order-critical: spans ascend, and blocks of K in a span; every element belongs to one thread.
 
 #define EACH 1
-#include "include/hopper_ptx.cu"
+#include "include/elements.cu"
 #include "include/fp32_epilogue.cu"
 #include "quant/codes.cu"
 #include "quant/integers/steps.cu"
@@ -172,36 +172,25 @@ quant_int_many(const u8* w, const u8* x_codes, const u8* x_scales, const u8* x_s
   const int all_w = (n + 15) / 16, all_x = (m + 7) / 8;
   const Source from{w, x_codes, x_scales, x_sums, (k + Q_RECORD_K - 1) / Q_RECORD_K, all_x, tile_w, min(TILES_W, all_w - tile_w),
                     tile_x, min(TILES_X, all_x - tile_x), chunks};
-#if PRODUCER
-  if (warp >= WARPS) {
+  const u32 ring = shared(memory);
+  if (PRODUCER && warp >= WARPS) {
     if (WARPS == 8 && BLOCKS == 1) fewer_registers<40>();
     if (warp > WARPS) return;
     for (int i = 0; i < spans; ++i) {
       const int s = i % STAGES;
       barrier_wait(empty + 8 * s, (i / STAGES & 1) ^ 1);
-      from.fill(i, shared(memory) + s * STAGE_BYTES, full + 8 * s, lane);
+      from.fill(i, ring + s * STAGE_BYTES, full + 8 * s, lane);
     }
     return;
   }
-  if (WARPS == 8 && BLOCKS == 1) more_registers<232>();
-  const Consumer c{warp / WARPS_N * MI, warp % WARPS_N * NJ, lane};
-  float acc[MI][NJ][4] = {};
-  for (int i = 0; i < spans; ++i) {
-    const int s = i % STAGES;
-    barrier_wait(full + 8 * s, i / STAGES & 1);
-    c.walk(acc, memory + s * STAGE_BYTES, min(chunks - i * CHUNKS, CHUNKS));
-    __syncwarp();
-    if (lane == 0) barrier_arrive(empty + 8 * s);
-  }
-#else
-  const u32 ring = shared(memory);
-  if (warp == 0)
+  if (PRODUCER && WARPS == 8 && BLOCKS == 1) more_registers<232>();
+  if (!PRODUCER && warp == 0)
     for (int i = 0; i < min(STAGES, spans); ++i) from.fill(i, ring + i * STAGE_BYTES, full + 8 * i, lane);
   const Consumer c{warp / WARPS_N * MI, warp % WARPS_N * NJ, lane};
   float acc[MI][NJ][4] = {};
   for (int i = 0; i < spans; ++i) {
     const int s = i % STAGES, left = (i + STAGES - 1) % STAGES;
-    if (i > 0 && warp == i % WARPS && i - 1 + STAGES < spans) {  // the buffer that all warps have left, or are about to leave
+    if (!PRODUCER && i > 0 && warp == i % WARPS && i - 1 + STAGES < spans) {  // the buffer that all warps have left, or are about to leave
       barrier_wait(empty + 8 * left, (i - 1) / STAGES & 1);
       from.fill(i - 1 + STAGES, ring + left * STAGE_BYTES, full + 8 * left, lane);
     }
@@ -210,7 +199,6 @@ quant_int_many(const u8* w, const u8* x_codes, const u8* x_scales, const u8* x_s
     __syncwarp();
     if (lane == 0) barrier_arrive(empty + 8 * s);
   }
-#endif
   const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
 #pragma unroll
   for (int j = 0; j < NJ; ++j)

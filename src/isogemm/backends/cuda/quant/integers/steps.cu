@@ -2,7 +2,7 @@
 //
 //     acc = fma(float(S), d_w * d_x, acc);   acc = fma(float(T), o_w * d_x, acc)
 //
-// of isogemm.contract.int32. After include/hopper_ptx.cu and quant/codes.cu. Macros: those of layout.macros; SUMS, see
+// of isogemm.contract.int32. After include/elements.cu and quant/codes.cu. Macros: those of layout.macros; SUMS, see
 // quant/integers/activations.cu; EACH: 2 where there is one row of x, so that only even columns count, else 1.
 //
 // A weight's rows are rows of a tensor core's tile, rows of x its columns. Lane 4 g + t holds sums of rows g (e = 0, 1) and

@@ -14,7 +14,7 @@
 
 #define KIND 2
 #define EACH 1
-#include "include/hopper_ptx.cu"
+#include "include/elements.cu"
 #include "include/fp32_epilogue.cu"
 #include "quant/codes.cu"
 #include "quant/integers/steps.cu"
@@ -34,25 +34,8 @@ constexpr int SLOTS = SPAN > 1 ? (STAGES + 2 * SPAN) / SPAN : 0, SUMS_BYTES = OF
 constexpr int LINE_AT = SUMS_BYTES, SCALES_AT = LINE_AT + (BN * 4 + 127) / 128 * 128;
 constexpr int SLOT_BYTES = (SCALES_AT + TILES * SCALE_BYTES + 255) / 256 * 256;
 
-struct Tile { int row, col; };
-struct Plan {
-  int tiles_w, tiles_x, group;
-  __device__ __forceinline__ int count() const { return tiles_w * tiles_x; }
-  // Groups of `group` tiles of rows of x; inside a group rows of W are slowest: they are read once for all of it.
-  __device__ __forceinline__ Tile operator[](int t) const {
-    const int width = group * tiles_w, first = t / width * group, high = min(tiles_x - first, group), in = t % width;
-    return {in / high * BM, (first + in % high) * BN};
-  }
-};
-
-// A place in the ring, and among the slots of scales; it goes on from tile to tile.
-struct Place {
-  u32 stage, parity, slot, step;
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-    if (SPAN > 1 && ++step == SPAN) step = 0, slot = slot + 1 == SLOTS ? 0 : slot + 1;
-  }
-};
+constexpr int CM = 1;  // no clusters
+#include "quant/ring.cu"
 
 struct Maps { const Map *x, *w, *s, *d, *t; };  // codes of x, of W; scales of super-blocks; scales and sums of x
 
@@ -64,7 +47,7 @@ struct Producer {
   __device__ __forceinline__ u32 slot(const Place& p) const {
     return ring + STAGES * STAGE_BYTES + p.slot * SLOT_BYTES;
   }
-  __device__ __forceinline__ void bring_w(const Tile& tile, int i, const Place& p) const {
+  __device__ __forceinline__ void bring_w(const Block& tile, int i, const Place& p) const {
     const bool scales = SPAN > 1 && i % SPAN == 0;
     const u32 at = ring + p.stage * STAGE_BYTES + X_BYTES, bar = full + 8 * p.stage;
     const int record = i / SPAN * Q_RECORD_BYTES, row = tile.row / 16;
@@ -73,7 +56,7 @@ struct Producer {
     tma_load(at, map.w, bar, (record + i % SPAN * Q_STEP_BYTES) / 8, row, 0, 0);
     if (scales) tma_load(slot(p) + SCALES_AT, map.s, bar, (record + Q_FLOATS) / 8, row, 0, 0);
   }
-  __device__ __forceinline__ void bring_x(const Tile& tile, int i, const Place& p) const {
+  __device__ __forceinline__ void bring_x(const Block& tile, int i, const Place& p) const {
     const u32 at = ring + p.stage * STAGE_BYTES, bar = full + 8 * p.stage;
     tma_load(at, map.x, bar, i * 64, tile.col, 0, 0);
     if (LINES) tma_load(at + LINES_AT, map.d, bar, tile.col, i * LINES, 0, 0);
@@ -189,25 +172,7 @@ quant_int_wide(const __grid_constant__ Map map_x, const __grid_constant__ Map ma
     fewer_registers<PRODUCER_REGISTERS>();
     if (warp == 4 * WARPGROUPS && lane == 0) {
       const Producer from{{&map_x, &map_w, &map_s, &map_d, &map_t}, ring, full};
-      const Place start{0, 1, 0, 0};
-      // No kernel writes W: of the first tile it comes before the predecessor has ended.
-      int t = blockIdx.x, ahead = min(iters, STAGES);
-      Place p = start;
-      for (int i = 0; i < ahead; ++i, p.next()) from.bring_w(plan[t], i, p);
-      wait_for_predecessor();
-      p = start;
-      for (; t < plan.count(); t += gridDim.x) {
-        const Tile tile = plan[t];
-#pragma unroll 1
-        for (int i = 0; i < iters; ++i, p.next()) {
-          if (--ahead < 0) {
-            barrier_wait(empty + 8 * p.stage, p.parity);
-            from.bring_w(tile, i, p);
-          }
-          from.bring_x(tile, i, p);
-        }
-      }
-      release_successor();
+      fill(from, plan, blockIdx.x, [] { return gridDim.x; }, min(iters, STAGES), iters, empty, false);
     }
   } else {  // consumers
     more_registers<CONSUMER_REGISTERS>();
@@ -215,10 +180,10 @@ quant_int_wide(const __grid_constant__ Map map_x, const __grid_constant__ Map ma
     const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
     Consumer c{{memory, ring, full, empty, warp, lane, {0, 0, 0, 0}}};
     for (int t = blockIdx.x; t < plan.count(); t += gridDim.x) {
-      const Tile tile = plan[t];
+      const Block tile = plan[t];
       float acc[HALVES][NACC / HALVES] = {};
       c.walk(acc, iters);
-store_tile(e, acc, tile.col + 2 * (lane % 4), tile.row + warp * 16 + lane / 4, m, n);
+      store_tile(e, acc, tile.col + 2 * (lane % 4), tile.row + warp * 16 + lane / 4, m, n);
     }
   }
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..common import cell, sources_text
-from .cases import PEER
+from ..common import cell, sources_text, summarize
+from .cases import GROUPS, PEER, RANDOM
 from .measure import against
 
 __all__ = ["gpu_section"]
@@ -62,7 +62,28 @@ def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> st
         found = [row for row in rows if set(key.split()) <= set(row["name"].split())]
         if found:
             out.append(f"| {words} | {_cell(found, 'torch')} |")
+    out += _drawn(rows)
     return "\n".join([*out, "", _bits(rows), *sources_text(sources), ""])
+
+
+def _drawn(rows: Sequence[Row]) -> list[str]:
+    """What products give that nobody chose; empty where none were measured."""
+    drawn = [row for row in rows if row["suite"] == RANDOM]
+    if not drawn:
+        return []
+    out = [
+        "",
+        "Products drawn at random (N and K from 512 to 32768, M from 1 to 8192, four fifths of N and K multiples of 64, a",
+        "bias on one in five), nothing tuned for them, against the fastest of torch's ways:",
+        "",
+        "| | products | geometric mean | 5th percentile | least |",
+        "|---|---|---|---|---|",
+    ]
+    for group in summarize(drawn, GROUPS, against):
+        if group["cells"]:
+            name, figures = group["group"].removeprefix("drawn, "), (group["mean"], group["low"], group["least"])
+            out.append(f"| {name} | {group['cells']} | " + " | ".join(f"{x:.2f}" for x in figures) + " |")
+    return out
 
 
 def _cell(rows: Sequence[Row], peer: str) -> str:
@@ -78,5 +99,5 @@ def _bits(rows: Sequence[Row]) -> str:
 
     return (
         f"Of {total('checked'):,} sampled elements {total('differing')} differ from the definition; of "
-        f"{total('batch_checked'):,}, {total('batch_differing')} differ from the same rows in a batch of 4096. From"
+        f"{total('batch_checked'):,}, {total('batch_differing')} differ from the same rows in another batch. From"
     )

@@ -362,6 +362,19 @@ def test_the_readme_gets_ratios_bits_and_sources():
     assert text.endswith("`a.json`,\n`b.json`.\n")
 
 
+def test_the_readme_has_drawn_products_by_kind():
+    def row(n, dtype, ours, torch):
+        timings = {"isogemm": {"median": ours}, "torch.mm": {"median": torch}}
+        facts = {"suite": "random", "m": 3, "n": n, "k": 64, "dtype": dtype, "error": None}
+        return {"name": f"random {n} {dtype} {torch}", "timings": timings, "correctness": None, **facts}
+
+    drawn = [row(64, "bfloat16", 1.0, 2.0), row(64, "float16", 1.0, 0.5), row(65, "bfloat16", 2.0, 3.0)]
+    text = gpu_section([gpu_run(*drawn)], ["a.json"])
+    assert "| 16 bits, N and K multiples of 8 | 2 | 1.00 | 0.50 | 0.50 |" in text
+    assert "| 16 bits, an odd N or K | 1 | 1.50 | 1.50 | 1.50 |" in text
+    assert "float32 |" not in text
+
+
 def test_each_section_of_the_readme_is_written_from_its_own_files(tmp_path, monkeypatch):
     page = tmp_path / "README.md"
     (begin, end), (gpu_begin, gpu_end) = readme.marks(""), readme.marks("gpu ")

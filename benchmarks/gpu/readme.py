@@ -73,8 +73,8 @@ def _drawn(rows: Sequence[Row]) -> list[str]:
         return []
     out = [
         "",
-        "Products drawn at random (N and K from 512 to 32768, M from 1 to 8192, four fifths of N and K multiples of 64, a",
-        "bias on one in five), nothing tuned for them, against the fastest of torch's ways:",
+        "Products drawn at random (N and K from 512 to 32768, M from 1 to 8192; four fifths have N and K that are",
+        "multiples of 64, a fifth has a bias), nothing tuned for them, against the fastest of torch's ways:",
         "",
         "| | products | geometric mean | 5th percentile | least |",
         "|---|---|---|---|---|",

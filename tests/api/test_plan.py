@@ -18,7 +18,7 @@ from tests.products import BF16, F32, assert_same, product, values
 import isogemm
 from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.gemm.plan import SCHEMA
-from isogemm.backends.cpu.gemm.schedule import Problem, Schedule, schedule
+from isogemm.backends.cpu.gemm.schedule import GEMV_ROWS, Problem, Schedule, schedule
 from isogemm.errors import ContractError, DTypeError, OptionError, ShapeError
 from isogemm.problem.numeric import NumericPlan, default_contract, numeric_plan
 
@@ -231,7 +231,7 @@ def test_schedules_keep_the_kernels_limits(p: Problem, threads: int) -> None:
     assert s.b_mode != "in place" or few or (p.b_rows and p.b_bytes == 4)
     assert few or s.grid_n == 1 or s.nc % CPU.nr == 0 or s.nc == p.n
     if few:
-        assert p.m <= (16 if s.strategy == "gemv" else 4)
+        assert p.m <= (GEMV_ROWS[CPU.width] if s.strategy == "gemv" else 4)
         assert p.b_lines if s.strategy == "gemv" else p.b_rows
 
 
@@ -242,8 +242,8 @@ def test_schedules_keep_the_kernels_limits(p: Problem, threads: int) -> None:
         ((16, 4096, 2560), {}, "gemv", "n"),
         ((1, 4096, 2560), {"trans_b": "N"}, "stream", "n"),
         ((40, 400, 40), {"trans_b": "N"}, "small", "n"),
-        ((40, 40, 40), {}, "small", "m"),
-        ((64, 4096, 2560), {}, "skinny", "n"),
+        ((72, 40, 40), {}, "small", "m"),
+        ((96, 4096, 2560), {}, "skinny", "n"),
         ((4096, 4096, 2560), {}, "tiled", "n"),
         ((4096, 2, 2560), {}, "gemv", "m"),
         ((4096, 2, 2560), {"trans_a": "T"}, "stream", "m"),

@@ -70,8 +70,8 @@ def summarize(
         word = "NOT MEASURED"
         if mean is not None and low is not None and least is not None:
             word = "MET" if mean >= group.bar and low >= group.low and least >= group.least else "NOT MET"
-        facts = {"group": group.name, "peer": group.peer, "bar": group.bar, "mean": mean, "low": low}
-        found.append(facts | {"least": least, "cells": len(ratios), "result": word})
+        facts = {"group": group.name, "peer": group.peer, "bars": [group.bar, group.low, group.least], "mean": mean}
+        found.append(facts | {"low": low, "least": least, "cells": len(ratios), "result": word})
     return found
 
 
@@ -82,7 +82,8 @@ def groups_text(found: Sequence[Row]) -> Text:
         if g["mean"] is None:
             continue
         words = f"{g['group']} against {g['peer']}: {g['mean']:.3f} over {g['cells']} cells, 5th percentile "
-        words += f"{g['low']:.3f}, least {g['least']:.3f} (bar {g['bar']:g}: {g['result'].lower()})"
+        bars = ", ".join(f"{bar:g}" for bar in g["bars"] if bar)
+        words += f"{g['low']:.3f}, least {g['least']:.3f} (bars {bars}: {g['result'].lower()})"
         lines.append(Text(words, style=STYLES[g["result"]]))
     return Text("\n").join(lines)
 

@@ -1,7 +1,7 @@
 """Time kernels that could serve drawn products, on this GPU: what the model of their time is fitted to and tried on.
 
     python -m tools.time_kernels --seed 3 --count 200 --out timings.jsonl
-    python -m tools.time_kernels --regret timings.jsonl        # again, of a file, without timing anything
+    python -m tools.time_kernels --regret timings.jsonl        # of a file, without timing anything
 
 The first line is the machine's stamp; then a line for each product: microseconds by family and configuration, of those
 that its model puts first and of some others, and the model's own. What a library offers comes with the number of output

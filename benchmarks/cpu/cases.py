@@ -19,7 +19,7 @@ SQUARE_SIZES = (512, 1024, 2048, 4096)
 LAYOUTS = ("NN", "NT", "TN", "TT")
 # (n, k) of the linears of two language models: hidden 2560 and 4096, intermediate 9728.
 LINEARS = ((4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728))
-ROWS = (1, 2, 4, 8, 16, 64, 256, 1024)
+ROWS = (1, 2, 4, 8, 16, 20, 32, 64, 256, 1024)
 BF16_ROWS = (1, 4, 16, 64)
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from benchmarks.common import Group, summarize
+from benchmarks.common import Group, groups_text, summarize
+from benchmarks.cpu.cases import Case
+from benchmarks.cpu.operands import build
 from benchmarks.draw import of_cpus, of_gpus
 
 ALL = Group("all", "them", lambda row: True, 1.0, low=0.9, least=0.5)
@@ -14,6 +16,12 @@ ALL = Group("all", "them", lambda row: True, 1.0, low=0.9, least=0.5)
 @pytest.mark.parametrize("of", [of_cpus, of_gpus])
 def test_a_draw_repeats_and_a_longer_one_begins_with_it(of):
     assert of(3, 20) == of(3, 50)[:20] != of(4, 20)
+
+
+def test_hot_weights_are_one_matrix_and_cold_ones_many():
+    hot, cold = (build(Case("random", "linear", 2, 9, 7, layout="NT", rotated=x), ("numpy",), 1) for x in (False, True))
+    assert hot.operands == "in cache"
+    assert "rotated over" in cold.operands
 
 
 def test_what_is_drawn_for_gpus_is_in_the_shares_that_are_said():
@@ -55,3 +63,4 @@ def test_a_group_is_met_when_all_of_its_bars_are(ratios, result):
     (found,) = summarize([{"ratio": x} for x in ratios], [ALL], lambda row, peer: row["ratio"])
     assert found["result"] == result
     assert found["cells"] == len(ratios)
+    assert ("(bars 1, 0.9, 0.5: " in groups_text([found]).plain) == bool(ratios)

@@ -46,7 +46,7 @@ class Choice(Generic[L]):
     reason : str
         Why this one.
     expected_us : float or None
-        Microseconds, where exactly this was timed.
+        Microseconds, as timed or by a model.
     """
 
     family: str

@@ -42,7 +42,8 @@ class DevicePlan(AnyPlan):
     admission : str
         What admitted it, and when.
     expected_us, bound_us : float or None
-        Time as measured (or drawn from a near product), and the roofline's from measured ceilings.
+        Time as measured, as a model expects it, or drawn from a near product (`reason` says which), and the roofline's
+        from measured ceilings.
     bound : str
         memory, compute, or unknown where no ceilings were measured.
     """

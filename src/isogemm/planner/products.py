@@ -109,7 +109,7 @@ class Chooser:
         """Kernels of families that have a model, the least time first."""
         device = self.admissions.machine.device
         found = [
-            Hint(Use(family.name, config), "the least time by a model", expected_us=us)
+            Hint(Use(family.name, config), "a model of its time", expected_us=us)
             for family in self.own()
             for config in family.configs(product)
             if (us := family.microseconds(product, config, device)) is not None

@@ -174,7 +174,7 @@ class Hint(NamedTuple):
     row : TunedRow or None
         Its row: of exactly this product, or of one nearby.
     expected_us : float or None
-        Microseconds, where exactly this N and K were timed and it was the fastest.
+        Microseconds, where exactly this N and K were timed and it was the fastest, or where a model says them.
     """
 
     use: Use

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
-from benchmarks.gpu.cases import cases
+from benchmarks.common import RESULTS
+from benchmarks.gpu.cases import Case, cases
 from benchmarks.gpu.engine import posed
+from tools.time_kernels import regret
 
 from isogemm.backends.cuda.driver import facts
 from isogemm.backends.cuda.gemm.choose import FAMILIES
@@ -61,6 +64,21 @@ def test_every_drawn_product_has_a_kernel_with_a_time(product: Product) -> None:
     assert all(us and us > 0 for times in found.values() for us in times)
     assert found["chain"]
     assert found["hopper"] or found["padded"]
+
+
+@pytest.mark.parametrize(
+    ("seed", "said"), [(1, "86 products: 3.7% in the mean"), (2, "163 products: 5.0% in the mean")]
+)
+def test_the_figures_of_the_design_are_those_of_the_model(seed: int, said: str) -> None:
+    """What is on file is what the model expects, and what it puts first there costs what docs/design/0011 says."""
+    lines = (RESULTS / f"gpu-h200-2026-11-23-kernels-seed{seed}.jsonl").read_text().splitlines()[1:]
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        case = Case("random", "drawn", row["m"], row["n"], row["k"], dtype=row["dtype"], layout=row["layout"])
+        for use, us in list(row["expected"].items())[:3]:
+            name, _, config = use.partition(" ")
+            assert FAMILIES.found[name].microseconds(posed(case), config, 0) == pytest.approx(us, rel=1e-3)
+    assert regret(rows).startswith(said)
 
 
 def test_a_bus_that_the_driver_does_not_name_is_an_h200_s(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ from ..emit.target import Target
 __all__ = ["Problem", "Schedule", "check_legal", "schedule"]
 
 STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
-# Rows up to which transposing weights in registers beats packing them, by lanes of a vector. On one thread of a Zen 4,
-# 17 to 48 rows gain up to 65 % by it and 64 rows up to 17 %; with 8 lanes of it, 32 rows and more lose 2 to 40 %.
+# Rows up to which transposing weights in registers beats packing them, by lanes of a vector. With 16 of them see
+# benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit of 16 rows; with 8, by hand, packing is
+# ahead from some 24 rows on.
 GEMV_ROWS = {16: 64, 8: 16, 4: 16}
 SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
 SERIAL = 48 * 1024  # fused multiply-adds below which waking a thread costs more than it saves

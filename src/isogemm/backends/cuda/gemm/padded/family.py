@@ -3,8 +3,8 @@
 One kernel copies those operands into a workspace, their lines a multiple of 16 bytes apart (pad.cu); Hopper's own then
 multiplies, and its configurations are this family's. What is copied changes no bit: zeros beyond a line are never read.
 
-Where N and M are small, copying weights costs more than the product; it is still faster than reading them two bytes at
-a time (H200, bf16, drawn products with an odd N or K: some 1.8 times torch's speed in the mean, by the model).
+With few rows the copy of the weights costs more than the product. It is still faster than reading them two bytes at a
+time, except where they are large; figures are in docs/design/0011-cost-model.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-// Elements of two bytes, copied to lines of `pitch` of them, a multiple of 8; zeros beyond `inner`.
+// Elements of two bytes, copied to lines of a multiple of 8 of them; zeros beyond `inner`.
 //
 // to[item][line][i] = from[item * each + line * step + i * unit]. Two operands at most, by blockIdx.y. A thread writes 16
-// bytes at a time. Where unit is 1 it reads words of 4 bytes, whatever half of one a line starts in, and never a byte
-// beyond a line's last element.
+// bytes at a time. Where unit is 1 it reads words of 4 bytes, whatever half of one a line starts in: of one that starts in
+// the second half the element before it too, which is there, as the operand itself starts at a multiple of 16 bytes. It
+// reads nothing beyond a line's last element.
 
 #include "include/hopper_ptx.cu"
 

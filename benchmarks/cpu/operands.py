@@ -121,7 +121,7 @@ def _linear(case: Case, peers: Sequence[str], rng: np.random.Generator) -> Setup
     def result() -> tuple[Array, Array, Array]:
         return x[None], w.T[None], np.asarray(calls["isogemm"](0))[None]
 
-    return _setup(calls, result, f"weights rotated over {count} copies" if case.rotated else "in cache")
+    return _setup(calls, result, f"weights rotated over {count} copies" if count > 1 else "in cache")
 
 
 def _reference(case: Case, rng: np.random.Generator) -> Setup:

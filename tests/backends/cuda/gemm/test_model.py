@@ -75,7 +75,7 @@ def test_the_figures_of_the_design_are_those_of_the_model(seed: int, said: str) 
     rows = [json.loads(line) for line in lines]
     for row in rows:
         case = Case("random", "drawn", row["m"], row["n"], row["k"], dtype=row["dtype"], layout=row["layout"])
-        for use, us in list(row["expected"].items())[:3]:
+        for use, us in row["expected"].items():
             name, _, config = use.partition(" ")
             assert FAMILIES.found[name].microseconds(posed(case), config, 0) == pytest.approx(us, rel=1e-3)
     assert regret(rows).startswith(said)

@@ -10,12 +10,19 @@ typedef long long i64;
 struct alignas(64) Map { u8 bytes[128]; };  // a CUtensorMap
 
 DEVICE u32 shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEVICE u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
-DEVICE u32 cluster_id() { u32 r; asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(r)); return r; }
-DEVICE u32 cluster_count() { u32 r; asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(r)); return r; }
+DEVICE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+DEVICE u32 cluster_id() { u32 r; asm("mov.u32 %0, %%clusterid.x;" : "=r"(r)); return r; }
+DEVICE u32 cluster_count() { u32 r; asm("mov.u32 %0, %%nclusterid.x;" : "=r"(r)); return r; }
 // All threads of the cluster meet. Orders nothing but the barriers' initialisation, which has a fence of its own.
 DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// True in one thread of a converged warp.
+DEVICE bool elected() {
+  u32 one;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(one));
+  return one;
 }
 
 // mbarriers. A wait for parity p returns once the phase of parity p is complete; a fresh barrier is in phase 0, so a wait
@@ -35,6 +42,14 @@ DEVICE void barrier_wait(u32 bar, u32 parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra ready;\nbra again;\nready:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+// Whether that phase is complete, without waiting.
+DEVICE bool barrier_passed(u32 bar, u32 parity) {
+  u32 passed;
+  asm volatile(
+      "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+      : "=r"(passed) : "r"(bar), "r"(parity) : "memory");
+  return passed;
 }
 DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 // The same barrier of another block of the cluster. Without ordering of memory: the reads that it reports, wgmma's, are

@@ -195,7 +195,8 @@ def _bind_part(case: QuantCase, part: RowsOfW, device: int, *, late: bool) -> La
     bias = case.dtype_bias
     defines: dict[str, object] = {
         **macros(lay), "OPERAND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "BIAS_KIND": case.bias_kind,
-        "EPILOGUE": bias is not None, "C_KIND": -1, "ACCUMULATE": 0, "COLUMNS": 1, "VECTOR": case.wide, "BN": c.cols,
+        "BIAS_ROWS": 1, "EPILOGUE": bias is not None, "C_KIND": -1, "ACCUMULATE": 0, "COLUMNS": 1, "VECTOR": case.wide,
+        "BN": c.cols,
         "MW": c.blocks, "WARPGROUPS": c.warpgroups, "STAGES": c.stages, "CM": c.cluster,
         "PRODUCER_REGISTERS": 40 if c.warpgroups == 2 else 32,
         "CONSUMER_REGISTERS": 232 if c.warpgroups == 2 else 160,

@@ -80,6 +80,7 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
         "EPILOGUE": p.alpha != 1 or p.dtype_bias is not None or (p.c is not None and not p.accumulate),
         "C_KIND": -1 if p.dtype_c is None else CODE[p.dtype_c],
         "BIAS_KIND": -1 if p.dtype_bias is None else CODE[p.dtype_bias],
+        "BIAS_ROWS": c.swapped,
         "OUT": CODE[p.dtype_out],
         "VECTOR": g.out_step * out_bytes % 16 == 0 and (p.batch == 1 or p.out.batch * out_bytes % 16 == 0),
         "OCCUPANCY": c.occupancy,
@@ -109,13 +110,11 @@ def _scalars(p: Product, g: Geometry) -> list[tuple[str, object]]:
     """Everything of a launch but the addresses, in the kernel's order."""
     c = g.config
     strides = p.c or Strides(0, 0)
-    of_c, of_bias = (strides.row, strides.col), (0, p.bias_stride)
-    if c.swapped:
-        of_c, of_bias = of_c[::-1], of_bias[::-1]
+    of_c = (strides.col, strides.row) if c.swapped else (strides.row, strides.col)
     tiles = g.tiles()
     order = p.contract.order
     leaf = order.size // c.depth if order.kind == "leaf" else 0
-    longs = (g.out_step, p.out.batch, *of_c, strides.batch, *of_bias)
+    longs = (g.out_step, p.out.batch, *of_c, strides.batch, p.bias_stride)
     # All of X where it fits beside the rest in L2: Y is then read once.
     rows = 24 * 2**20 // (2 * p.k * c.rows * c.cm)
     group = min(c.group or max(8 // c.cm, rows), tiles[0])

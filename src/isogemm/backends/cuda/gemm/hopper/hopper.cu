@@ -21,6 +21,7 @@ constexpr int Y_BYTES = (Y_MN ? (BN + 63) / 64 * 64 : BN) * 128;
 constexpr int STAGE_BYTES = KS * (X_BYTES + Y_BYTES);
 constexpr int CLUSTER = CM * CN;
 constexpr int NACC = BN / 2;
+constexpr int LAST = 4 * KS - 1, ASIDE = WARPGROUPS == 1 ? LAST / 2 : LAST;  // instructions of a stage: see `multiply`
 constexpr u64 POLICY[3] = {0, 0x12F0000000000000, 0x14F0000000000000};                 // none, evict first, evict last
 
 struct Grid {
@@ -53,19 +54,20 @@ DEVICE void load_operand(const Map* map, u32 to, u32 bar, int row, int k, int z,
   }
 }
 
-// All products of a stage, in ascending order of K.
-DEVICE void multiply(float (&acc)[MW][NACC], u32 x, u32 y, int& scale) {
-  const u64 dx = descriptor<X_MN>(x), dy = descriptor<Y_MN>(y);
+// The descriptor `step` units of 16 bytes further on: all of shared memory is within its lower half.
+DEVICE u64 further(u64 d, u32 step) { return (d & ~0xffffffffull) | (u32)(d + step); }
+
+// All products of a stage, in ascending order of K, and what else there is to do. A warpgroup that is alone issues an
+// instruction when the one before is nearly done: what lies between two of them is free, what lies between stages is not.
+template <class F> DEVICE void multiply(float (&acc)[MW][NACC], u64 dx, u64 dy, int& scale, F aside) {
 #pragma unroll
-  for (int ks = 0; ks < KS; ++ks) {
+  for (int k = 0; k < 4 * KS; ++k) {
 #pragma unroll
-    for (int kk = 0; kk < 4; ++kk) {
-#pragma unroll
-      for (int m = 0; m < MW; ++m)
-        mma(acc[m], dx + ((ks * X_BYTES + m * 8192 + kk * (X_MN ? 2048 : 32)) >> 4),
-            dy + ((ks * Y_BYTES + kk * (Y_MN ? 2048 : 32)) >> 4), scale);
-      scale = 1;
-    }
+    for (int m = 0; m < MW; ++m)
+      mma(acc[m], further(dx, (k / 4 * X_BYTES + m * 8192 + k % 4 * (X_MN ? 2048 : 32)) >> 4),
+          further(dy, (k / 4 * Y_BYTES + k % 4 * (Y_MN ? 2048 : 32)) >> 4), scale);
+    scale = 1;
+    if (k == ASIDE) aside();
   }
 }
 
@@ -138,7 +140,7 @@ struct Totals {
 
 extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8* out, const void* c, const void* bias,
-       i64 out_ld, i64 out_batch, i64 c_row, i64 c_col, i64 c_batch, i64 bias_row, i64 bias_col, int rows, int cols, int iters,
+       i64 out_ld, i64 out_batch, i64 c_row, i64 c_col, i64 c_batch, i64 bias_step, int rows, int cols, int iters,
        int leaf, int tiles_x, int tiles_y, int items, int group, int x_item, int y_item, float alpha, float beta) {
   extern __shared__ u8 memory[];
   __shared__ alignas(8) u64 barriers[2 * STAGES];
@@ -157,10 +159,10 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
   if (CLUSTER > 1) cluster_sync();
   else __syncthreads();
 
-  if (warpgroup == WARPGROUPS) {  // the producer
+  if (warpgroup == WARPGROUPS) {  // the producer: a whole warp, as a copy is a loop of its own where one thread walks alone
     if (WARPGROUPS > 1) fewer_registers<PRODUCER_REGISTERS>();
-    if (warp == 4 * WARPGROUPS && lane == 0) {
-      map_prefetch(&map_x), map_prefetch(&map_y);
+    if (warp == 4 * WARPGROUPS) {
+      if (elected()) map_prefetch(&map_x), map_prefetch(&map_y);
       wait_for_predecessor();
       u16 mask_x = 0, mask_y = 0;
       for (int i = 0; i < CN; ++i) mask_x |= 1 << (rank % CM + CM * i);
@@ -171,9 +173,11 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
         for (int i = 0; i < iters; ++i) {
           const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES;
           barrier_wait(empty + 8 * stage, parity);
-          barrier_expect(bar, STAGE_BYTES);
-          load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, rank / CM, mask_x, POLICY[X_POLICY]);
-          load_operand<Y_MN, BN, CM>(&map_y, at + KS * X_BYTES, bar, tile.col, i * KS * KE, tile.item * y_item, rank % CM, mask_y, POLICY[Y_POLICY]);
+          if (elected()) {
+            barrier_expect(bar, STAGE_BYTES);
+            load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, rank / CM, mask_x, POLICY[X_POLICY]);
+            load_operand<Y_MN, BN, CM>(&map_y, at + KS * X_BYTES, bar, tile.col, i * KS * KE, tile.item * y_item, rank % CM, mask_y, POLICY[Y_POLICY]);
+          }
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
       }
@@ -183,9 +187,10 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     if (WARPGROUPS > 1) more_registers<CONSUMER_REGISTERS>();
     wait_for_predecessor();
     if (PINGPONG && warpgroup == 1) turn_give(1);  // the first turn is warpgroup 0's
-    const Epilogue e{out, c, bias, out_ld, out_batch, c_row, c_col, c_batch, bias_row, bias_col, rows, cols, alpha, beta};
+    const Epilogue e{out, c, bias, out_ld, out_batch, c_row, c_col, c_batch, bias_step, rows, cols, alpha, beta};
     const int block = PINGPONG ? 0 : warpgroup * MW, span = LEAF ? leaf : iters;
     const int step = cluster_count() * (PINGPONG ? 2 : 1);
+    const u64 first_x = descriptor<X_MN>(ring + block * 8192), first_y = descriptor<Y_MN>(ring + KS * X_BYTES);
     u32 count = PINGPONG ? warpgroup * iters : 0;
     float acc[MW][NACC];
 #if LEAF
@@ -212,23 +217,26 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
       int scale = ACCUMULATE && !LEAF;
       // In turns, so that no wait is for more than the next phase: parities cannot tell phases two apart.
       if (PINGPONG) turn_take(1 + warpgroup);
-      u32 stage = count % STAGES, parity = count / STAGES & 1, previous = 0;
+      u32 stage = count % STAGES, parity = count / STAGES & 1, previous = 0, step = stage * (STAGE_BYTES >> 4);
+      bool filled = false;
 #pragma unroll 1
       for (int begin = 0; begin < iters; begin += span) {
         const int n = min(span, iters - begin);
+        wgmma_fence();
 #pragma unroll 1
         for (int i = 0; i < n; ++i) {
-          const u32 x = ring + stage * STAGE_BYTES;
-          barrier_wait(full + 8 * stage, parity);
-          wgmma_fence();
-          multiply(acc, x + block * 8192, x + KS * X_BYTES, scale);
-          wgmma_commit();
-          if (i) {
+          if (!filled) barrier_wait(full + 8 * stage, parity);
+          multiply(acc, further(first_x, step), further(first_y, step), scale, [&] {
+            const u32 here = stage;
+            step += STAGE_BYTES >> 4;
+            if (++stage == STAGES) stage = 0, step = 0, parity ^= 1;
+            filled = barrier_passed(full + 8 * stage, parity);
+            wgmma_commit();
             wgmma_wait<1>();
-            release(empty + 8 * previous, lane);
-          }
-          previous = stage;
-          if (++stage == STAGES) stage = 0, parity ^= 1;
+            release(empty + 8 * previous, i ? lane : ~0u);
+            previous = here;
+          });
+          if (ASIDE < LAST) wgmma_commit();
         }
         if (PINGPONG && begin + span >= iters) turn_give(2 - warpgroup);
         wgmma_wait<0>();

@@ -149,7 +149,7 @@ def _row(x: Case, uses: Sequence[Use], bench: Any) -> dict[str, Any]:
             continue
         us = family.microseconds(product, config, 0)
         if us is not None and math.isfinite(us):
-            expected[f"{name} {config}"] = round(us, 2)
+            expected[f"{name} {config}"] = round(us, 3)
     times = bench.seconds(product, launches, rough=True)
     ours = next((f"{n} {c}" for n, c in uses if f"{n} {c}" in times and not FAMILIES.found[n].library), None)
     differing = {

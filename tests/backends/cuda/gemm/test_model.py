@@ -67,11 +67,16 @@ def test_every_drawn_product_has_a_kernel_with_a_time(product: Product) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "said"), [(1, "86 products: 3.7% in the mean"), (2, "163 products: 5.0% in the mean")]
+    ("name", "said"),
+    [
+        ("hopper-seed1", "37 products: 3.4% in the mean"),
+        ("hopper-seed2", "48 products: 4.9% in the mean"),
+        ("unaligned-seed3", "50 products: 8.8% in the mean"),
+    ],
 )
-def test_the_figures_of_the_design_are_those_of_the_model(seed: int, said: str) -> None:
+def test_the_figures_of_the_design_are_those_of_the_model(name: str, said: str) -> None:
     """What is on file is what the model expects, and what it puts first there costs what docs/design/0011 says."""
-    lines = (RESULTS / f"gpu-h200-2026-11-23-kernels-seed{seed}.jsonl").read_text().splitlines()[1:]
+    lines = (RESULTS / f"gpu-h200-2026-11-23-{name}.jsonl").read_text().splitlines()[1:]
     rows = [json.loads(line) for line in lines]
     for row in rows:
         case = Case("random", "drawn", row["m"], row["n"], row["k"], dtype=row["dtype"], layout=row["layout"])

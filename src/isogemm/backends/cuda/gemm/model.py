@@ -4,10 +4,10 @@ A block works through its tiles, wave by wave; each tile walks K, a stage at a t
 blocks together take their operands from the second-level cache, and that takes each of them once from memory. The three
 go on side by side: their times add like ``(x**q + y**q + z**q) ** (1 / q)``, between the largest and the sum.
 
-Measured on an H200 (driver 580, CUDA 13.0, November 2026), bf16, CUDA graphs, weights rotated past L2: 9,000 timings of
-268 products that were drawn at random (`benchmarks.draw`, seeds 1 and 2). Fitted to those of one seed, the kernel
-that the model puts first takes 5 to 7 % longer than the fastest of the other seed's, in the mean; `tools.time_kernels`
-times them again. Bytes from the second-level cache decide more than anything else between tiles of a like area.
+Measured on an H200 (driver 580, CUDA 13.0, November 2026), bf16 and fp16, CUDA graphs, weights rotated past L2: some
+3,000 timings of 85 products that were drawn at random; `tools.time_kernels` times them again, and docs/design/0011 says
+how far the first kernel by the model is from the fastest. Bytes from the second-level cache decide more than anything
+else between tiles of a like area.
 """
 
 from __future__ import annotations

@@ -54,30 +54,31 @@ def _candidates(p: Product) -> Iterator[HopperConfig]:
                 # Smaller tiles lose more by waiting for one another than they gain (0.7 to 0.9 of the speed).
                 clusters = ((1, 1), (2, 1), (1, 2)) if rows * cols >= 128 * 128 else ((1, 1),)
                 for cm, cn in clusters:
-                    config = _filled(p, HopperConfig(swapped, rows, cols, 64, 2, cm, cn, pingpong))
-                    if config is not None and fits(p, config):
-                        yield config
+                    for config in _filled(p, HopperConfig(swapped, rows, cols, 64, 2, cm, cn, pingpong)):
+                        if fits(p, config):
+                            yield config
 
 
-def _filled(p: Product, c: HopperConfig) -> HopperConfig | None:
+def _filled(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
     """With K of a stage, stages that fill shared memory, and weights that leave L2 first where they are read once."""
     g = geometry(p, c)
     if g is None:
-        return None
+        return
     lines = g.x_rows + g.y_rows
-    depth = 64 if lines > 96 or p.k <= 64 else 128 if lines > 16 else 256
-    stages = (SHARED - g.beside_the_ring(p.contract.order.kind == "leaf")) // (depth * 2 * lines)
-    if stages < 2:
-        return None
+    room = SHARED - g.beside_the_ring(p.contract.order.kind == "leaf")
     once = g.tiles()[1 if c.swapped else 0] == 1 and p.batch == 1
-    stages = min(stages, max(2, 2 * -(-p.k // depth)), 24)
-    return HopperConfig(c.swapped, c.rows, c.cols, depth, stages, c.cm, c.cn, c.pingpong, evict=once)
+    for depth in (64, 128, 256):
+        stages = min(room // (depth * 2 * lines), max(2, 2 * -(-p.k // depth)), 24)
+        deep = depth > 64 and depth < 2 * p.k and depth * lines <= 128 * 136
+        if stages >= (4 if deep else 2) and (deep or depth == 64):
+            yield HopperConfig(c.swapped, c.rows, c.cols, depth, stages, c.cm, c.cn, c.pingpong, evict=once)
 
 
 # Cycles of a stage, how many times as many where the blocks of a cluster share it, bytes a cycle that a tile stores,
 # and cycles before it does.
-STAGE, CLUSTERED, STORE, EPILOGUE = 96.0, 6.0, 9.3, 2140.0
-START, COLUMN = 14.8, 0.6  # cycles of an instruction, and of each of its columns
+STAGE, CLUSTERED, STORE, EPILOGUE = 184.0, 6.05, 5.83, 1428.0
+START, COLUMN = 17.1, 0.606  # cycles of an instruction, and of each of its columns
+BIASED = 0.16  # cycles of a value whose bias is another in every column
 
 
 def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
@@ -86,15 +87,16 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     assert g is not None
     tiles = math.prod(g.tiles()) * p.batch
     waves = -(-tiles // resident(c, gpu.multiprocessors))
+    biased = p.dtype_bias is not None and not c.swapped
     cut = Tiling(
         tiles=tiles * c.cluster,
         waves=waves,
         lines=g.x_rows / c.cn + g.y_rows / c.cm,
         work=(START + COLUMN * c.cols) * (c.rows // 64) * 4,
         stage=STAGE * (CLUSTERED if c.cluster > 1 else 1) * 64 / c.depth,
-        store=c.rows * c.cols * ITEMSIZE[p.dtype_out] / STORE + EPILOGUE,
+        store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased) + EPILOGUE,
         stores=1 if c.pingpong else waves,
     )
     # Tiles shared by all consumers where one wave is all there is, weights not swapped, pairs of blocks.
-    ties = 0.13 * (c.pingpong and waves == 1) + 0.047 * c.swapped + 0.001 * (c.cluster == 1 and c.rows > 64)
+    ties = 0.105 * (c.pingpong and waves == 1) + 0.047 * c.swapped + 0.001 * (c.cluster == 1 and c.rows > 64)
     return microseconds(p, cut, gpu) * (1 + ties)

@@ -32,9 +32,13 @@ __all__ = ["CHAIN", "IEEE", "Tile", "TileFamily", "arch", "flags", "unit"]
 MAX_ITEMS = 65535  # of a batch in one launch: the second dimension of a grid
 TREE_TILE = (4, 256)
 SHARED, WARPS = 227 * 1024, 64  # of a multiprocessor
-# Of the model: bytes a cycle that a multiprocessor takes in, how many times fewer where lines are not aligned, cycles
-# of a stage, bytes a cycle that a tile stores, and cycles before it does.
-INGEST, NARROW, STAGE, STORE, EPILOGUE = 27.7, 5, 333.0, 9.3, 4800.0
+# Of the model: bytes a cycle that a multiprocessor takes in, cycles of a stage, bytes a cycle that a tile stores, and
+# cycles before it does.
+INGEST, STAGE, STORE, EPILOGUE = 27.7, 333.0, 9.3, 4800.0
+# Lines that are not aligned come by loads of 2 bytes a thread, through registers: cycles of one for its warp and for
+# the multiprocessor, cycles that a stage waits for them, and how many values a thread holds, accumulators among them,
+# before it spills, eightfold.
+LOAD_WARP, LOAD, LOADED, HELD, SPILLED = 40.0, 6.5, 968.0, 180, 8
 _PATTERN = re.compile(r"(?:w(\d+) x(\d+)|x(\d+) w(\d+)) k(\d+) s(\d+) n(\d+)(?: p(\d+))?( e)?")
 
 CHAIN_CONFIGS: dict[int, tuple[str, ...]] = {
@@ -128,14 +132,19 @@ class TileFamily(ProductFamily):
         tiles = -(-product.m // tile.block_m) * -(-product.n // tile.block_n) * product.batch
         resident = max(1, min(SHARED // (tile.shared(2) + 1024), WARPS // tile.warps))
         waves = -(-tiles // (gpu.multiprocessors * resident))
+        beside = min(resident, -(-tiles // gpu.multiprocessors))
         lines = ((tile.block_m, product.a), (tile.block_n, product.b))
-        taken = sum(count * (1 if _wide(x) else NARROW) for count, x in lines)
+        wide = sum(count for count, x in lines if _wide(x))
+        narrow = sum(count for count, x in lines if not _wide(x))
+        held = (narrow * tile.block_k + tile.block_m * tile.block_n) / (32 * tile.warps)
+        spilled = SPILLED if narrow and held > HELD else 1
+        loads = narrow * 64 / 32 * spilled * max(LOAD_WARP / tile.warps, LOAD * beside)
         cut = Tiling(
             tiles=tiles,
             waves=waves,
             lines=tile.block_m + tile.block_n,
-            work=taken * 128 / INGEST * min(resident, -(-tiles // gpu.multiprocessors)),
-            stage=STAGE * 64 / tile.block_k,
+            work=wide * 128 / INGEST * beside + loads,
+            stage=(STAGE + LOADED * (narrow > 0)) * 64 / tile.block_k,
             store=tile.block_m * tile.block_n * ITEMSIZE[product.dtype_out] / STORE + EPILOGUE,
             stores=waves,
         )
@@ -162,8 +171,8 @@ IEEE = TileFamily("ieee", True, IEEE_CONFIGS, IEEE_PLAIN)
 
 
 def _wide(x: Strides) -> bool:
-    """Whether lines of 2-byte elements start at multiples of 16 bytes."""
-    return all(step == 1 or step % 8 == 0 for step in (x.row, x.col))
+    """Whether the compiler is told that lines start at multiples of 16 bytes; see `divisible`."""
+    return all(step == 1 or step % 16 == 0 for step in (x.row, x.col))
 
 
 def _is_power_of_two(*values: int) -> bool:

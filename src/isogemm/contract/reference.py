@@ -128,7 +128,7 @@ def epilogue(
     ShapeError
         `c` or `bias` does not fit `acc`.
     """
-    from ..base.floating import ieee_defaults
+    from ..base.rounding import ieee_defaults
 
     with np.errstate(all="ignore"), ieee_defaults():
         scale_acc, scale_c = np.float32(alpha), np.float32(beta)

@@ -18,12 +18,13 @@ from typing import Any, Literal, NamedTuple
 from ..contract import golden
 from ..errors import IsogemmError
 from .bench import Bench, Machine
-from .family import Family
+from .family import Family, NotCompiledError
 from .fingerprint import fingerprint
-from .records import Records, notice, today
+from .records import Records, log, notice, today
 
-__all__ = ["Admission", "Admissions", "Known", "golden_digest", "relevant", "same_stamp"]
+__all__ = ["TOO_SHORT", "Admission", "Admissions", "Known", "golden_digest", "relevant", "same_stamp"]
 
+TOO_SHORT = "supports no golden product that is long enough to tell"
 # Parts of a stamp that can change bits. torch only lends memory and streams, and is no part of either.
 GENERIC_PARTS = ("device", "capability", "driver", "cuda", "triton", "nvrtc", "golden")
 LIBRARY_PARTS = ("device", "capability", "driver", "cublaslt")
@@ -90,20 +91,18 @@ class Admissions:
         self.machine, self.records, self.bench = machine, records, Bench(machine)
         self.stamp = {**machine.stamp(), "golden": golden_digest()}  # new golden bits void the verdicts of old ones
         self._known: dict[tuple[str, str, str], Admission] = {}
-        self._lock = threading.RLock()
+        self._trying: dict[tuple[str, str, str], threading.RLock] = {}
 
     def verdict(self, family: Family[Any, Any], case: Any, config: Any, *, trial: bool = True) -> Admission:
         """Whether the kernel may serve `case`; without a record it is tried now, except while a stream is captured."""
         key = family.name, family.code(case, config), self.fingerprint(family)
-        known = self._known.get(key)
+        known = self._known.get(key) or self._recorded(key)
         if known is not None:
-            return known
-        with self._lock:
-            known = self._known.get(key) or self._recorded(key)
-            if known is None:
-                if not trial or self.machine.capturing():
-                    return Admission("unknown")
-                known = self._try(key, family, case, config)
+            return self._known.setdefault(key, known)
+        if not trial or self.machine.capturing():
+            return Admission("unknown")
+        with self._trying.setdefault(key, threading.RLock()):  # other kernels are tried meanwhile, by other threads
+            known = self._known.get(key) or self._try(key, family, case, config)
             self._known[key] = known
         return known
 
@@ -143,13 +142,16 @@ class Admissions:
         name, code, _ = key
         try:
             why = family.trial(self.bench, case, config)
+        except NotCompiledError:  # the process is about to end: nothing was found
+            raise
         except Exception as error:
             # Not a wrong bit, and perhaps not this kernel's fault (a device out of memory, one broken by another
             # kernel): it does not serve in this process, and nothing is recorded.
             said = cannot_run(name, code, error)
             return Admission("refused", "a trial in this process", today(), f"cannot run: {said}")
         if why:
-            notice(f"kernel {name} [{code}] is not used: {why}")
+            say = log.info if why == TOO_SHORT else notice  # of some variants that is all that can be said
+            say(f"kernel {name} [{code}] is not used: {why}")
         found = Admission("refused" if why else "admitted", "a trial in this process", today(), why)
         value = {"state": found.state, "date": found.date, "detail": why}
         self.records.put(self._key(**dict(zip(("kernel", "code", "fingerprint"), key, strict=True))), value)

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from .bench import Bench
 
-__all__ = ["Families", "Family"]
+__all__ = ["Families", "Family", "NotCompiledError"]
 
 C = TypeVar("C", contravariant=True)
 L = TypeVar("L", covariant=True)
 F = TypeVar("F", bound="Family[Any, Any]")
+
+
+class NotCompiledError(Exception):
+    """A kernel would have to be compiled, where whoever binds it does not want to wait for that."""
 
 
 class Family(Protocol[C, L]):

@@ -7,7 +7,7 @@ surrounded by NaNs that no kernel may use, and an output in which what must not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ from ..contract.golden import GoldenCase
 from ..contract.spec import Contract
 from ..problem.numeric import letter
 from ..problem.product import Addresses, Launch, Product, Strides, alignment
+from .admission import TOO_SHORT
 from .bench import POISON, Bench, among_poison, beside, difference
 from .family import Family
 
@@ -28,6 +29,7 @@ __all__ = [
     "ProductFamily",
     "code_of",
     "config_of",
+    "golden_products",
     "product_of",
     "try_config",
     "variant_of",
@@ -58,6 +60,14 @@ class ProductFamily(Family[Product, Launch], Protocol):
     def microseconds(self, product: Product, config: str, device: int) -> float | None:
         """The time to expect, by a model of the family; None where it has none."""
         return None
+
+    def palette(self, product: Product) -> Sequence[str]:
+        """A few configurations that between them serve all products of this variant nearly as well as any."""
+        return ()
+
+    def shortlist(self, product: Product, device: int) -> Sequence[str]:
+        """Configurations that are found in milliseconds; of a library, what it lists itself."""
+        return self.configs(product)
 
     def code(self, case: Product, config: Any) -> str:
         """The configuration, and the variant of products."""
@@ -209,7 +219,14 @@ def try_config(
                 return f"{case.order} over k {case.k}{' from C' if case.started else ''}, {m} x {n}: {found}"
     if not known:
         return f"no golden bits for {arithmetic} on {types[0]} and {types[1]}"
-    return "" if longest >= 333 else "supports no golden product that is long enough to tell"
+    return "" if longest >= 333 else TOO_SHORT
+
+
+def golden_products(product: Product) -> Iterator[Product]:
+    """Those that a trial of this variant multiplies: they may select code that the product itself does not."""
+    for case in _cases(product):
+        for m, n in _sizes(case, product):
+            yield _pose(product, case, m, n, 3 if product.batch > 1 else 1).product
 
 
 def _cases(product: Product) -> Iterator[GoldenCase]:

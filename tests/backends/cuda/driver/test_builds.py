@@ -13,8 +13,10 @@ from isogemm.backends.cuda.driver import nvrtc, triton_build
 from isogemm.backends.cuda.driver.kernel import load_into
 from isogemm.backends.cuda.driver.libcuda import Driver
 from isogemm.backends.cuda.driver.tensormap import encoder
+from isogemm.backends.cuda.driver.waiting import compiled_alone
 from isogemm.base import disk
 from isogemm.errors import DTypeError, LayoutError, LimitError, OptionError
+from isogemm.planner.family import NotCompiledError
 
 
 @pytest.fixture
@@ -58,6 +60,44 @@ def test_a_function_is_of_its_file_with_macros_behind_a_text(compiled, monkeypat
     assert headers == {"one.cu": "first"}
     assert options == ("--gpu-architecture=sm_90a", "--fmad=false", "-std=c++17", "-DBM=64", "-DLEAF=0", "-DT=float")
     assert [(name, device) for _, name, device in loaded] == [("f", 3)] * 2
+
+
+def test_who_does_not_wait_gets_what_is_compiled_alone(compiled, monkeypatch, tmp_path):
+    monkeypatch.setattr(nvrtc.facts, "device", lambda ordinal: SimpleNamespace(arch="sm_90a"))
+    monkeypatch.setattr(nvrtc.kernel, "load", lambda *asked: asked)
+    (tmp_path / "one.cu").write_text("first")
+    with compiled_alone(), pytest.raises(NotCompiledError):
+        nvrtc.function_of("one.cu", "f", 0)
+    assert not compiled
+    made = nvrtc.function_of("one.cu", "f", 0)
+    nvrtc._cubins.clear()  # the disk has it
+    with compiled_alone():
+        assert nvrtc.function_of("one.cu", "f", 0) == made
+    assert len(compiled) == 1
+
+
+def test_what_another_thread_compiles_is_neither_compiled_twice_nor_waited_for(compiled, monkeypatch, tmp_path):
+    began, go, slow = threading.Event(), threading.Event(), nvrtc._compile
+
+    def compile_(*asked):
+        began.set()
+        assert go.wait(10)
+        return slow(*asked)
+
+    monkeypatch.setattr(nvrtc, "_compile", compile_)
+    monkeypatch.setattr(nvrtc.facts, "device", lambda ordinal: SimpleNamespace(arch="sm_90a"))
+    monkeypatch.setattr(nvrtc.kernel, "load", lambda *asked: asked)
+    (tmp_path / "one.cu").write_text("first")
+    threads = [threading.Thread(target=nvrtc.function_of, args=("one.cu", "f", 0)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert began.wait(10)
+    with compiled_alone(), pytest.raises(NotCompiledError):
+        nvrtc.function_of("one.cu", "f", 0)
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(compiled) == 1
 
 
 def test_included_files_are_part_of_the_source(compiled, tmp_path):

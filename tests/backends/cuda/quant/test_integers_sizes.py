@@ -73,7 +73,7 @@ def test_sums_in_float32_accumulators_are_exact(fmt: Any) -> None:
 def test_wide_kernels_lay_out_what_they_ask_for(kernels: Kernels, name: str, monkeypatch: Any) -> None:
     """The kernel's own sizes, held by its compiler."""
     lay, compile_text = layout(name), nvrtc.compile_text
-    nvrtc._cubin.cache_clear()
+    nvrtc._cubins.clear()
     for warpgroups, cols in ((1, 32), (2, 128), (4, 32)):
         c = wide._deepest(lay, warpgroups, cols)
         assert c is not None

@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ....base.disk import cache_folder, keep, kept, say_not_kept
+from ....base.seen import Seen
 from ....errors import DeviceError
+from ....planner.family import NotCompiledError
 from . import facts, kernel
+from .waiting import waits
 
 __all__ = ["CompileError", "cache_directory", "compile_text", "function_of"]
 
 KERNELS = Path(__file__).parents[1]
 # Products and sums stay two operations, with two roundings, unless a kernel says fma.
 ALWAYS = ("--fmad=false",)
+_cubins: Seen[bytes] = Seen(1024)
+_compiling: dict[Any, threading.Lock] = {}
 
 
 class CompileError(DeviceError):
@@ -63,9 +68,21 @@ def function_of(
     return kernel.load(_cubin(KERNELS, file, before, facts.device(device).arch, macros), name, device)
 
 
-@lru_cache(maxsize=1024)
-def _cubin(folder: Path, file: str, before: str, arch: str, macros: tuple[str, ...]) -> bytes:
-    """The same object for the same code of the same folder, so that new sizes read and hash no file."""
+def _cubin(*key: Any) -> bytes:
+    """The same object for the same code of the same folder; what another thread compiles is not compiled twice."""
+    found = _cubins.get(key)
+    if found is not None:
+        return found
+    compiling = _compiling.setdefault(key, threading.Lock())
+    if not compiling.acquire(blocking=waits()):
+        raise NotCompiledError(key[1])
+    try:
+        return _cubins.get(key) or _cubins.keep(key, _compiled(*key))
+    finally:
+        compiling.release()
+
+
+def _compiled(folder: Path, file: str, before: str, arch: str, macros: tuple[str, ...]) -> bytes:
     text = f'{before}#include "{file}"\n'
     return compile_text(text, name=f"{Path(file).stem}_call.cu", arch=arch, options=("-std=c++17", *macros))
 
@@ -94,6 +111,8 @@ def compile_text(text: str, *, name: str, arch: str, options: Sequence[str] = ()
     path = _cached_at(text, headers, every)
     cubin = None if path is None else kept(path)
     if cubin is None:
+        if not waits():
+            raise NotCompiledError(name)
         cubin = _compile(text, name, headers, every)
         try:
             if path is None:

@@ -26,9 +26,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....errors import DeviceError, DTypeError, OptionError
+from ....planner.family import NotCompiledError
 from .kernel import Bound, Kernel, Parameter, load
 from .nvrtc import CompileError
 from .tensormap import Encoder, encoder
+from .waiting import waits
 
 __all__ = ["Built", "Descriptor", "Resources", "build"]
 
@@ -217,6 +219,8 @@ Items = tuple[tuple[Any, ...], ...]
 
 @functools.cache
 def _build(function: Any, types: Items, constants: Items, aligned: tuple[str, ...], arch: int, options: Items) -> Built:
+    if not waits():  # Triton's own cache on disk does not say what it has
+        raise NotCompiledError(getattr(function, "__name__", "a Triton kernel"))
     import triton
     from triton.backends.compiler import GPUTarget
 

@@ -7,10 +7,12 @@ those numbers: a candidate serves only where it is supported and admitted, whate
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from ..base.tuning import get_tuning
 from ..contract import golden
 from ..contract.spec import Contract, Order
 from ..errors import ContractError
@@ -19,6 +21,7 @@ from ..problem.product import Launch, Product, Strides
 from .admission import Admission, Admissions, cannot_run, same_stamp
 from .choose import Choice, Option, choose
 from .records import notice
+from .relay import Relay
 from .tables import Hint, Table, Use, recommended
 from .trials import NATIVE, ProductFamily, code_of, try_config, variant_of
 
@@ -56,6 +59,7 @@ class Chooser:
     ) -> None:
         self.admissions, self.families, self.absent = admissions, families, absent or {}
         self.shipped, self._arithmetic = tuple(tables), ""
+        self.live: Any = None  # an isogemm.planner.live.Live, which needs the chooser
         admissions.bench.plain = next(iter(self.own()), None)
         stamp = admissions.stamp
         for table in tables:
@@ -65,7 +69,10 @@ class Chooser:
         self.tables = sorted(alike, key=lambda t: t.stamp.get("device") != stamp.get("device"))  # stable: user's first
         if not any(t.stamp.get("device") == stamp.get("device") for t in alike):
             name = stamp.get("device", "this device")
-            notice(f"no tuning table for {name}: kernels are chosen by other measurements; `isogemm tune` makes one")
+            notice(
+                f"no tuning table for {name}: kernels are chosen by models, and timed in first uses unless "
+                "ISOGEMM_TUNING=off; `isogemm.warm` and `isogemm tune` do that ahead"
+            )
 
     def own(self) -> list[ProductFamily]:
         """The families that trials can admit."""
@@ -74,18 +81,19 @@ class Chooser:
     def hints(self, product: Product) -> Iterator[Hint]:
         """Kernels to consider, the likeliest first; the schedule is the only place that looks at M.
 
-        What was timed for this product and its M comes first; then the families' models, the least time first; what
-        tables say of products nearby is left to kernels that no model speaks of.
+        What was timed for this product and its M comes first, in tables, then at run time; then the families' models,
+        the least time first; what tables say of products nearby is left to kernels that no model speaks of.
         """
         seen: set[Use] = set()
+        live = self.live.timed(product) if self.live is not None else ()
         for hint in chain(
-            self._timed(product), self._modelled(product), recommended(self.tables, product), self._safe(product)
+            self.timed(product), live, self.modelled(product), recommended(self.tables, product), self._safe(product)
         ):
             if hint.use not in seen:
                 seen.add(hint.use)
                 yield hint
 
-    def _timed(self, product: Product) -> Iterator[Hint]:
+    def timed(self, product: Product) -> Iterator[Hint]:
         """From rows of exactly this product, where M was timed, or is expected to take as long as the M that was."""
         key = numeric_key(product)
         for table in self.tables:
@@ -102,10 +110,10 @@ class Chooser:
         """Whether the models expect as long for `m` rows, so that what was the fastest there is so here."""
         if m < product.m:
             return False
-        here, there = (next((h.expected_us for h in self._modelled(p)), None) for p in (product, product.with_m(m)))
+        here, there = (next((h.expected_us for h in self.modelled(p)), None) for p in (product, product.with_m(m)))
         return here is None or there is None or here >= ALIKE * there
 
-    def _modelled(self, product: Product) -> Iterator[Hint]:
+    def modelled(self, product: Product) -> Iterator[Hint]:
         """Kernels of families that have a model, the least time first."""
         device = self.admissions.machine.device
         found = [
@@ -127,6 +135,19 @@ class Chooser:
             family = self.families.get(hint.use.family)
             if family is not None and family.supports(product, hint.use.config):
                 yield hint, self.verdict(family, product, hint.use.config, trial=False)
+
+    def serve(self, product: Product) -> Relay:
+        """The launch for calls of a product: `choose`'s, or, while choosing at run time is on, `Live.serve`'s.
+
+        Raises
+        ------
+        ContractError, DeviceError
+            As `choose`.
+        """
+        if self.live is None or not get_tuning():
+            return Relay(self.choose(product).launch)
+        served: Relay = self.live.serve(product)
+        return served
 
     def choose(self, product: Product) -> Choice[Launch]:
         """The first supported and admitted kernel, bound.
@@ -190,7 +211,7 @@ class Chooser:
                 self.admissions.trust(entry.family, code_of(config, entry.variant), entry.fingerprint, found)
 
     def _of_library(self, family: Family[Product, Any], product: Product, config: str) -> Admission:
-        """A library's algorithm serves the exact product, packed, and the rows that a table admits it for."""
+        """A library's algorithm serves the exact product, packed, and the rows that it was admitted for."""
         stale = False
         if is_packed(product):
             wanted = family.name, config, variant_of(product)
@@ -203,6 +224,10 @@ class Chooser:
                     if fresh and entry.fingerprint == self.admissions.fingerprint(family):
                         return Admission("admitted", f"table {table.name}", entry.date)
                     stale = True
+            use = Use(family.name, config)
+            found: Admission | None = self.live.admission(product, use) if self.live is not None else None
+            if found is not None:
+                return found
         return Admission("stale" if stale else "absent")
 
     def _say_stale(self, family: str) -> None:
@@ -229,6 +254,8 @@ class Chooser:
         ]
         if not plain:
             return ""
+        if here.stamp.get("capability") == "9.0":  # those that will serve first: Triton's take over a second to build
+            plain.sort(key=lambda use: use[0].microseconds(probe, use[1], here.machine.device) or math.inf)
         sources = json.dumps({family.name: here.fingerprint(family) for family, _ in plain}, sort_keys=True)
         found = here.ask("arithmetic of tensor cores", sources)
         if found in (*MODELS, NATIVE):

@@ -19,6 +19,7 @@ from isogemm.base.seen import Seen
 from isogemm.contract import reference
 from isogemm.operands import cuda as interop_cuda
 from isogemm.operands.device_array import DeviceId, device_array, holder_of
+from isogemm.planner.relay import Relay
 from isogemm.problem.numeric import default_contract
 from isogemm.problem.product import Addresses, Product, Strides
 
@@ -107,9 +108,9 @@ class Pretended:
         self.chosen: list[Product] = []
         self.allocated: list[tuple[int, ...]] = []
 
-    def choose(self, product: Product, device: int) -> PretendedLaunch:
+    def choose(self, product: Product, device: int) -> Relay:
         self.chosen.append(product)
-        return PretendedLaunch(product, device)
+        return Relay(PretendedLaunch(product, device))
 
     def empty(self, shape: tuple[int, ...], dtype: Any, place: DeviceId) -> np.ndarray:
         self.allocated.append(shape)

@@ -106,9 +106,9 @@ def test_verdicts_on_lists_depend_on_what_fills_their_tables():
 
 
 def test_launches_are_kept_by_the_sign_of_a_zero_alpha(monkeypatch):
-    made = SimpleNamespace(choose=lambda product: SimpleNamespace(launch=str(product.alpha)))
+    made = SimpleNamespace(serve=lambda product: str(product.alpha))
     monkeypatch.setattr(choose, "chooser", lambda device: planner)
-    planner = type("Planner", (), {"choose": staticmethod(made.choose)})()
+    planner = type("Planner", (), {"serve": staticmethod(made.serve)})()
     found = [execute.choose(replace(P, alpha=alpha), 0) for alpha in (0.0, -0.0, 2.0, 0.0, -0.0)]
     assert found == ["0.0", "-0.0", "2.0", "0.0", "-0.0"]
 

@@ -91,3 +91,18 @@ def test_a_bus_that_the_driver_does_not_name_is_an_h200_s(monkeypatch: pytest.Mo
     monkeypatch.setattr(facts, "device", lambda ordinal: unknown)
     assert gpu_of(0) == Gpu(78, H200.memory)
     assert copying(0, H200) > 0
+
+
+def test_a_few_configurations_serve_nearly_all_products_nearly_as_well() -> None:
+    """Where kernels or the model have changed so much that they do not: draw a new palette."""
+    family = FAMILIES.found["hopper"]
+    near = 0
+    for product in READABLE:
+        found = family.palette(product)
+        assert all(family.supports(product, config) for config in found)
+        least = min(filter(None, (family.microseconds(product, config, 0) for config in found)))
+        near += least <= 1.3 * expected(product, ranked(product)[0], H200)
+    assert near >= 0.8 * len(READABLE)
+    odd = replace(READABLE[0], k=1001, a=READABLE[0].a._replace(row=1001), b=READABLE[0].b._replace(col=1001))
+    assert not family.palette(odd)
+    assert FAMILIES.found["padded"].palette(odd) == family.palette(READABLE[0])

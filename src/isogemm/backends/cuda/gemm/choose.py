@@ -7,12 +7,14 @@ import threading
 from ....contract.spec import Contract
 from ....planner.choose import Choice
 from ....planner.family import Families
+from ....planner.live import Live
 from ....planner.products import Chooser
 from ....planner.tables import load, shipped_tables, user_table_path
 from ....planner.trials import ProductFamily
 from ....problem.numeric import default_contract
 from ....problem.product import Launch, Product
 from ..driver.machine import admissions
+from .live import CudaLive
 
 __all__ = ["FAMILIES", "arithmetic_of", "choose", "chooser", "default_contract_of", "forget"]
 
@@ -79,4 +81,6 @@ def _make(device: int) -> Chooser:
     here = admissions(device)
     own = user_table_path(here.stamp["device"])
     tables = [*([load(own)] if own and own.exists() else []), *shipped_tables()]
-    return Chooser(here, FAMILIES.found, tables, FAMILIES.absent)
+    found = Chooser(here, FAMILIES.found, tables, FAMILIES.absent)
+    found.live = Live(found, CudaLive(device))
+    return found

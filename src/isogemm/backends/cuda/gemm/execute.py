@@ -16,7 +16,8 @@ from ....base.seen import Seen
 from ....operands.cuda import current_stream, tensor
 from ....operands.device_array import DeviceId
 from ....planner.device import Item
-from ....problem.product import Addresses, Launch, Product, Strides, alignment
+from ....planner.relay import Relay
+from ....problem.product import Addresses, Product, Strides, alignment
 from ....problem.settings import Settings
 
 __all__ = ["Executor", "choose", "pose", "run_loop", "runner"]
@@ -30,7 +31,7 @@ class Executor:
     Attributes
     ----------
     place : DeviceId
-    trace : list of (Launch, Product, Addresses), (runner, items, None) or (None, None, None)
+    trace : list of (Relay, Product, Addresses), (runner, items, None) or (None, None, None)
         What this call launched: one product, a list of them, or the sums over an empty K.
     """
 
@@ -73,22 +74,22 @@ class Executor:
     def _enqueue(self, product: Product, at: Addresses) -> None:
         launch = choose(product, self.place.ordinal)
         self.trace.append((launch, product, at))
-        launch(at, current_stream(self.place))
+        launch.now(at, current_stream(self.place))
 
 
-def choose(product: Product, device: int) -> Launch:
-    """The planner's choice; the same launch for the same product, until the planner reads its tables anew."""
+def choose(product: Product, device: int) -> Relay:
+    """The planner's launch; the same for the same product, until the planner reads its tables anew."""
     from .choose import chooser
 
     planner = chooser(device)
     key = product, math.copysign(1.0, product.alpha), planner  # an alpha of 0.0 equals -0.0, whose zeros differ
     launch = _launches.get(key)
     if launch is None:
-        launch = _launches.keep(key, planner.choose(product).launch)
+        launch = _launches.keep(key, planner.serve(product))
     return launch
 
 
-_launches: Seen[Launch] = Seen(8192)
+_launches: Seen[Relay] = Seen(8192)
 
 
 def runner(items: Sequence[tuple[Product, Addresses]]) -> Callable[..., None]:
@@ -102,7 +103,7 @@ def run_loop(items: Sequence[tuple[Product, Addresses]], device: int, stream: in
     """One launch for each item: what a grouped launch has to agree with, bit for bit."""
     launches = [choose(product, device) for product, _ in items]  # any refusal comes before the first launch
     for launch, (_, at) in zip(launches, items, strict=True):
-        launch(at, stream)
+        launch.now(at, stream)
 
 
 def pose(

@@ -37,6 +37,7 @@ __all__ = ["CublasLt"]
 
 OPERANDS = ("bfloat16", "float16")
 MOST = 64  # configurations that are offered
+LISTED = 8  # by the heuristic, for each size of workspace, at first use
 SECONDS = 1.0  # for the enumeration of one product
 BIASES = 64  # addresses of biases whose descriptors are kept
 
@@ -58,6 +59,15 @@ class CublasLt(ProductFamily):
         if not _serves(product):
             return ()
         return _search(product, _current_device())
+
+    def shortlist(self, product: Product, device: int) -> tuple[str, ...]:
+        """The heuristic's list alone, which takes a millisecond."""
+        call = as_call(product)
+        if call is None or not _serves(product):
+            return ()
+        desc = Descriptors(call, 0, product.dtype_bias)
+        found = cublaslt_search.heuristic(handle(device), desc, _alignment(product, call), count=LISTED)
+        return tuple(str(x.algorithm) for x in found)
 
     def around(self, product: Product, config: str) -> tuple[str, ...]:
         """All configurations with the algorithm id and the tile of `config`: a second round for whoever times them."""

@@ -27,6 +27,7 @@ from ...driver.wgmma import mma
 from ..model import gpu_of
 from .config import OPERANDS, Geometry, HopperConfig, HopperSide, geometry, serves
 from .model import expected, ranked, resident
+from .palette import PALETTE
 
 __all__ = ["Hopper", "source"]
 
@@ -44,6 +45,10 @@ class Hopper(ProductFamily):
         """Whether a configuration is legal: contract, types, layouts, shared memory, registers."""
         parsed = HopperConfig.parse(config)
         return parsed is not None and serves(product, parsed)
+
+    def palette(self, product: Product) -> tuple[str, ...]:
+        """A few for all products; see `isogemm.backends.cuda.gemm.hopper.palette`."""
+        return tuple(c for c in PALETTE if self.supports(product, c))
 
     def microseconds(self, product: Product, config: str, device: int) -> float | None:
         """By the model of `isogemm.backends.cuda.gemm.model`."""

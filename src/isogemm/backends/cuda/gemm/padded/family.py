@@ -112,6 +112,11 @@ class Padded(ProductFamily):
         found = padded(product)
         return found is not None and HOPPER.supports(found.product, config)
 
+    def palette(self, product: Product) -> tuple[str, ...]:
+        """Hopper's."""
+        found = padded(product)
+        return HOPPER.palette(found.product) if found else ()
+
     def microseconds(self, product: Product, config: str, device: int) -> float | None:
         """Hopper's time, and the copies': read once, written once."""
         found, parsed = padded(product), HopperConfig.parse(config)

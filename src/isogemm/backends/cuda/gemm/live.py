@@ -1,0 +1,163 @@
+"""Choosing at run time, on a GPU: kernels timed by events behind a caller's own product, and work on a stream aside.
+
+A round begins with a pause on the stream, during which all of it is enqueued, so that no time of the host shows; a
+round whose pause was over too early does not count. Before each timed run a memset of twice the second-level cache
+makes operands cold, and reading half of that writes back what the memset left there: kernels of 24 drawn products were
+ordered as by graphs with rotated weights to 0.9 % of their time in the mean, after the memset alone to 2.2 % (H200,
+three runs of each). Nothing waits for the device: events are asked, at later calls, whether they have come to pass. All
+of it is done in the relaxed capture mode, so that no thread that captures a graph is disturbed.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ....base.background import busy, submit
+from ....base.dtypes import ITEMSIZE
+from ....problem.product import Addresses, Launch, Product, Strides
+from ..driver import facts
+from ..driver.kernel import Bound
+from ..driver.libcuda import context, relaxed
+from ..driver.nvrtc import function_of
+from ..driver.waiting import compiled_alone
+from .cublaslt import compare
+
+__all__ = ["CudaLive"]
+
+COLD = 2  # times the second-level cache
+PAUSE, EACH = 300_000, 80_000  # nanoseconds of a round, and for each kernel: enqueueing one took some 40 us
+SWITCH = 2e-5  # seconds that another thread may keep the GIL for, while a round is enqueued: each call gives it up
+SHARE = 0.25  # of the memory that is free, for operands of a comparison
+
+
+class CudaLive:
+    """One GPU; see `isogemm.planner.relay.LiveBench`."""
+
+    def __init__(self, device: int) -> None:
+        self.device, self._streams = device, threading.local()
+        self.compiled_alone = compiled_alone
+
+    def submit(self, task: Callable[[], None], rank: int) -> None:
+        """In a thread of low priority."""
+        submit(task, rank)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """A stream of this thread's, which waits for no other."""
+        import torch
+
+        with torch.cuda.device(self.device), context(self.device), relaxed():
+            if not hasattr(self._streams, "own"):
+                self._streams.own = torch.cuda.Stream(self.device)
+            self._kernels  # noqa: B018  # compiled here, not by a call
+            with torch.cuda.stream(self._streams.own):
+                yield
+
+    def busy(self) -> bool:
+        """Whether threads of ours compare, or compile and try for a product; what they do for others goes on."""
+        return busy()
+
+    def round(
+        self, product: Product, launches: Sequence[Launch], at: Addresses, stream: int, patience: int = 1
+    ) -> _Round | None:
+        """Enqueue one cold run of each; an output that is read as well is left alone, another gets the bits it has."""
+        import torch
+
+        words = facts.device(self.device).l2_bytes // 4
+        pause, read = self._kernels
+        with torch.cuda.device(self.device), relaxed():
+            try:
+                cold = torch.empty((COLD * words,), dtype=torch.int32, device="cuda")
+                scratch = None if product.c is None else torch.empty(_extent(product), dtype=torch.uint8, device="cuda")
+            except torch.OutOfMemoryError:
+                return None
+            at = at if scratch is None else at._replace(out=scratch.data_ptr())
+            pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in launches]
+            gate, waiting, before = (
+                torch.cuda.Event(),
+                patience * (PAUSE + EACH * len(launches)),
+                sys.getswitchinterval(),
+            )
+            sys.setswitchinterval(SWITCH)
+            try:
+                pause(stream, waiting)
+                gate.record()
+                for launch, (begin, end) in zip(launches, pairs, strict=True):
+                    cold.zero_()
+                    read(stream, cold.data_ptr(), words)
+                    begin.record()
+                    launch(at, stream)
+                    end.record()
+                return _Round(pairs, 1e-6 * waiting, not gate.query())
+            finally:
+                sys.setswitchinterval(before)
+
+    @functools.cached_property
+    def _kernels(self) -> tuple[Bound, Bound]:
+        """``pause(stream, ns)`` and ``read(stream, address, words)``."""
+        pause, read = (function_of("gemm/cold.cu", name, self.device) for name in ("pause", "read"))
+        blocks = facts.device(self.device).multiprocessors
+        return pause.bind(["i64"], grid=(1,), block=(1,)), read.bind(["ptr", "i64"], grid=(4 * blocks,), block=(256,))
+
+    def operands(self, product: Product) -> tuple[Any, Addresses]:
+        """Normal values."""
+        import torch
+
+        return compare.operands(product, "normal", torch.Generator(device=torch.device("cuda", self.device)))
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        import torch
+
+        torch.cuda.synchronize(self.device)
+
+    def differing(self, product: Product, ours: Launch, others: Sequence[Launch]) -> list[int] | None:
+        """By `compare.differing`, where its operands fit into a part of the memory that is free."""
+        import torch
+
+        free = torch.cuda.mem_get_info(self.device)[0]
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        if compare.nbytes(product) > SHARE * free:
+            return None
+        try:
+            return compare.differing(product, ours, others, self.device)
+        except torch.OutOfMemoryError:
+            return None
+
+
+class _Round:
+    """Pairs of events, one for each launch."""
+
+    def __init__(self, pairs: list[list[Any]], waiting: float, valid: bool) -> None:
+        self.pairs, self._waiting, self._valid = pairs, waiting, valid
+
+    def valid(self) -> bool:
+        """Whether the pause was still on when the last launch had been enqueued."""
+        return self._valid
+
+    def done(self) -> bool:
+        """Whether the last event has come to pass."""
+        with relaxed():
+            return bool(self.pairs[-1][1].query())
+
+    def microseconds(self) -> list[float]:
+        """Between the events of each launch."""
+        with relaxed():
+            return [1e3 * float(begin.elapsed_time(end)) for begin, end in self.pairs]
+
+    def whole(self) -> float:
+        """Milliseconds of the pause, and from the first event to the last."""
+        with relaxed():
+            return self._waiting + float(self.pairs[0][0].elapsed_time(self.pairs[-1][1]))
+
+
+def _extent(p: Product) -> int:
+    """Bytes from the first element of the output to behind its last."""
+    out: Strides = p.out
+    last = (p.m - 1) * abs(out.row) + (p.n - 1) * abs(out.col) + (p.batch - 1) * abs(out.batch)
+    return (last + 1) * ITEMSIZE[p.dtype_out]

@@ -1,0 +1,119 @@
+"""What is found out about a class of products while they run, and on the way there."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..problem.numeric import NumericKey, numeric_key
+from ..problem.product import Launch, Product
+from .relay import Relay, Round
+from .tables import Use
+from .trials import variant_of
+
+__all__ = ["Pending", "ProductClass", "Timed"]
+
+
+class ProductClass(NamedTuple):
+    """Products that one kernel serves best: all but M are equal, and M lies between `low` and `high`."""
+
+    key: NumericKey
+    variant: str
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, product: Product) -> ProductClass:
+        """The class of a product: one row, steps of 8 rows up to 64, then 8 steps from a power of two to the next."""
+        m = product.m
+        if m == 1:
+            return cls(numeric_key(product), variant_of(product), 1, 1)
+        step = max(8, 1 << max(0, (m - 1).bit_length() - 4))
+        high = -(-m // step) * step
+        return cls(numeric_key(product), variant_of(product), max(2, high - step + 1), high)
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.variant} rows {self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What was found for a class.
+
+    Attributes
+    ----------
+    m : int
+        Rows that were timed; 0 where nothing was.
+    us : mapping of Use to float
+        The fastest first.
+    admitted, refused : mapping of Use to (int, int)
+        Algorithms of libraries with rows, from and to, for which their bits were right, or some bit was not.
+    date : str
+    """
+
+    m: int = 0
+    us: Mapping[Use, float] = field(default_factory=dict)
+    admitted: Mapping[Use, tuple[int, int]] = field(default_factory=dict)
+    refused: Mapping[Use, tuple[int, int]] = field(default_factory=dict)
+    date: str = ""
+
+    def dump(self) -> str:
+        """As text."""
+        parts = {"admitted": self.admitted, "refused": self.refused}
+        ranges = {name: [[*use, *rows] for use, rows in x.items()] for name, x in parts.items()}
+        return json.dumps({"m": self.m, "us": [[*u, t] for u, t in self.us.items()], "date": self.date, **ranges})
+
+    @classmethod
+    def load(cls, text: str) -> Timed:
+        """Read a text; what is no such text is nothing found."""
+        try:
+            x = json.loads(text)
+            us = {Use(str(f), str(c)): float(t) for f, c, t in x["us"]}
+            admitted, refused = (
+                {Use(str(f), str(c)): (int(low), int(high)) for f, c, low, high in x[name]}
+                for name in ("admitted", "refused")
+            )
+            return cls(int(x["m"]), us, admitted, refused, str(x["date"]))
+        except (ValueError, TypeError, KeyError):
+            return cls()
+
+
+class Pending:
+    """A class of products from its first call until its kernel is known.
+
+    Attributes
+    ----------
+    budget, spent : float
+        Milliseconds of the device's time.
+    left : int
+        Tasks of other threads that are not done.
+    prepared : threading.Event
+        Set when none is left.
+    relays : list of (Relay, Product, Launch)
+        What is to be replaced, and what serves meanwhile.
+    leader : Relay or None
+        The product that is timed: the first that was called when all was prepared.
+    uses, times, running
+        The launches that are timed, the least time of each, and those that are not far behind.
+    """
+
+    def __init__(self, kind: ProductClass, budget: float) -> None:
+        self.budget = budget
+        self.kind, self.left, self.prepared = kind, 0, threading.Event()
+        self.lock, self.relays = threading.Lock(), list[tuple[Relay, Product, Launch]]()
+        self.leader: Relay | None = None
+        self.uses: dict[Launch, Use] = {}
+        self.times: dict[Launch, float] = {}
+        self.running: list[Launch] = []
+        self.round: Round | None = None
+        self.tries, self.rounds, self.spent = 0, 0, 0.0
+
+    def done(self) -> None:
+        """One task less."""
+        with self.lock:
+            self.left -= 1
+            if self.left <= 0:
+                self.prepared.set()

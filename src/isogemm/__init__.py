@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from .api.packing import pack
     from .api.plan import plan
     from .api.products import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
+    from .api.warm import Warmed, warm
     from .backends.cpu.gemm.packed import PackedWeight
     from .backends.cpu.gemm.plan import Plan
     from .backends.cuda.pointers import PointerArray
     from .base.threads import get_num_threads, set_num_threads
+    from .base.tuning import get_tuning, set_tuning
     from .quant.encode import quantize
     from .quant.matrix import QuantizedMatrix
 
@@ -31,18 +33,22 @@ __all__ = [
     "Plan",
     "PointerArray",
     "QuantizedMatrix",
+    "Warmed",
     "__version__",
     "gemm",
     "gemm_batched",
     "gemm_grouped",
     "gemm_strided_batched",
     "get_num_threads",
+    "get_tuning",
     "linear",
     "matmul",
     "pack",
     "plan",
     "quantize",
     "set_num_threads",
+    "set_tuning",
+    "warm",
 ]
 
 # Resolved on first use, so that importing the package loads neither Numba nor a backend.
@@ -62,6 +68,10 @@ _HOMES = {
     "quantize": ".quant.encode",
     "get_num_threads": ".base.threads",
     "set_num_threads": ".base.threads",
+    "get_tuning": ".base.tuning",
+    "set_tuning": ".base.tuning",
+    "warm": ".api.warm",
+    "Warmed": ".api.warm",
 }
 # Not in __all__: a star import would load them.
 _MODULES = ("audit", "blas", "contract", "forms", "lab", "quant", "torch")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from isogemm import set_tuning
 from isogemm.lab import environment, write_json
 
 from ..common import groups_text, line_console, listed, named_of, results_path, selected, summarize
@@ -29,6 +30,7 @@ def main(
     quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
     seed: Annotated[int, typer.Option(help="Of the operands, and of the products that are drawn.", min=0)] = 0,
     count: Annotated[int, typer.Option(help="Products to draw.", min=1)] = 200,
+    tuned: Annotated[bool, typer.Option(help="Time kernels of drawn products ahead; else models choose.")] = False,
 ) -> None:
     """Time isogemm against its peers in interleaved CUDA graphs, check its bits, and hold both against the bars.
 
@@ -42,9 +44,13 @@ def main(
     settings = Settings(seed=seed, peer=str(peer or ""))
     if quick:
         settings = Settings(rounds=5, replay_seconds=3e-4, seed=seed, peer=str(peer or ""), quick=True)
-    if any(case.suite == RANDOM for case in chosen):
-        engine.prepare([case for case in chosen if case.suite == RANDOM])
-    content, path = run(chosen, settings, engine, called, out, {"peer": words})
+    set_tuning("off")  # what is measured does not change meanwhile
+    drawn = [case for case in chosen if case.suite == RANDOM]
+    if drawn:
+        engine.prepare(drawn)
+    if drawn and tuned:
+        engine.tune(drawn)
+    content, path = run(chosen, settings, engine, called, out, {"peer": words, "tuned": tuned})
     rows = content["rows"]
     for table in tables(rows):
         console.print(table)

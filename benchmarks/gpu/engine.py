@@ -64,6 +64,10 @@ class Engine(Protocol):
         """Compile, side by side, the kernels that will be chosen for drawn products."""
         ...
 
+    def tune(self, drawn: Sequence[Case]) -> None:
+        """Time what may serve drawn products, as their first calls would."""
+        ...
+
     def ceilings(self) -> dict[str, float]:
         """Measured: ``bytes_per_second`` of a copy, and flop/s by arithmetic."""
         ...
@@ -201,6 +205,16 @@ class CudaEngine:
             if use is not None and not here.families[use.family].library:
                 jobs.setdefault((use.family, use.config), []).append(product)
         prepare_in_processes(0, [(*use, tuple(products)) for use, products in jobs.items()], seconds=240.0)
+
+    def tune(self, drawn: Sequence[Case]) -> None:
+        """See `Engine`."""
+        from isogemm.backends import open_device
+        from isogemm.base.progress import progress_bar
+        from isogemm.base.tuning import BUDGET
+        from isogemm.operands.device_array import DeviceId
+
+        with progress_bar() as tell:
+            open_device(DeviceId("cuda", 0)).chooser.live.warm(list(map(posed, drawn)), tell, budget=BUDGET)
 
     def ceilings(self) -> dict[str, float]:
         """Copy bandwidth (bytes read and written), and the best products of 8192 cubed by torch as peaks.

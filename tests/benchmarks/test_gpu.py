@@ -12,7 +12,7 @@ from benchmarks.common import Bar, groups_text, selected, summarize
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import measure as gpu_measure
 from benchmarks.gpu.bits import Sample, differing
-from benchmarks.gpu.cases import GROUPS, LLM, PEER, ROWS, SUITES, Case, cases
+from benchmarks.gpu.cases import GROUPS, LLM, PEER, RANDOM, ROWS, SUITES, Case, cases
 from benchmarks.gpu.engine import SubmitClock, SyncClock
 from benchmarks.gpu.measure import Settings, against, calls_in_a_graph, judge, measure
 from benchmarks.gpu.operands import Shelf
@@ -93,6 +93,7 @@ def small(monkeypatch):
     monkeypatch.setattr("benchmarks.gpu.operands.ERROR_LENGTHS", (16, 32))
     monkeypatch.setattr("benchmarks.gpu.operands.L2_BYTES", 64)
     monkeypatch.setattr(gpu_measure, "MOST_CALLS", 4)
+    monkeypatch.setattr("isogemm.base.tuning._budget", 30.0)
 
 
 def test_names_are_unique_so_that_a_repeat_command_means_one_case():
@@ -302,6 +303,22 @@ def test_a_run_prints_tables_and_writes_rows(command, tmp_path):
     assert len(content["groups"]) == len(GROUPS)
     (row,) = content["rows"]
     assert row["command"].endswith("--seed 5 --quick")
+
+
+@pytest.mark.parametrize("words", [(), ("--tuned",)])
+def test_drawn_products_are_timed_ahead_if_asked_for_and_never_meanwhile(words, command, tmp_path, monkeypatch):
+    import isogemm
+
+    done = []
+    drawn = replace(TINY["linear"], suite=RANDOM)
+    monkeypatch.setattr(gpu, "cases", lambda suites, **_: [drawn])
+    monkeypatch.setattr(HostEngine, "prepare", lambda self, cases: done.append(cases), raising=False)
+    monkeypatch.setattr(HostEngine, "tune", lambda self, cases: done.append(cases), raising=False)
+    result = command("--suite", RANDOM, "--out", str(tmp_path / "r.json"), *words)
+    assert result.exit_code == 0, result.output
+    assert done == [[drawn]] * (1 + len(words))
+    assert isogemm.get_tuning() == 0
+    assert read_json(tmp_path / "r.json")["tuned"] == bool(words)
 
 
 def test_wrong_bits_fail_the_run(command, tmp_path, monkeypatch):

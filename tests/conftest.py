@@ -13,6 +13,8 @@ import pytest
 
 # Read when OpenMP's library is loaded. Its threads would otherwise spin while they wait, on cores that others need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Kernels are those that a test asks for; threads that compile better ones would take the cores of other tests.
+os.environ.setdefault("ISOGEMM_TUNING", "off")
 
 # Files that begin first, because they take longest; `--no-loadscope-reorder` keeps pytest-xdist from putting those
 # with many tests first, whatever they cost. The first compiles for another CPU only. Of two processes the other one

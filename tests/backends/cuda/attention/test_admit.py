@@ -19,6 +19,7 @@ from isogemm.backends.cuda.attention import ranged as attention_ranged
 from isogemm.backends.cuda.attention import steps as attention_backward
 from isogemm.backends.cuda.attention.case import AttentionCase, Strided
 from isogemm.backends.cuda.attention.choose import KERNELS, admitted_run, ranged_run, ranked
+from isogemm.backends.cuda.attention.few import _each
 from isogemm.backends.cuda.attention.trial import posed
 from isogemm.backends.cuda.driver import facts as device
 from isogemm.backends.cuda.driver import machine
@@ -105,6 +106,7 @@ CASES = {
     "hopper": (pose(tq=300), "hopper"),
     "hopper 64 bool": (masked(pose(tq=300, d=64, dtype="float16", offset=None), "bool"), "hopper"),
     "few": (pose(tq=1, tk=4096), "few"),
+    "few of many heads": (pose(tq=1, tk=2048, b=40), "few"),
     "few of one leaf": (pose(tq=8, tk=100, group=4, starts=True), "few"),
     "few added": (masked(pose(tq=5, tk=1200, d=64, offset=None), "float32"), "few"),
     "split": (pose(tq=3, tk=2500, aligned=False), "split"),
@@ -139,11 +141,15 @@ def test_right_kernels_are_admitted_on_operands_of_their_code(host, name):
         assert {c.starts for c in tried} == {c.stats for c in tried} == {False, True}
         assert {c.group for c in tried} >= {2, 3} or kernel == "few"
         assert any(c.tk % LEAF for c in tried)
-        assert any(c.leaves > 1 for c in tried) != ("ONLY=1" in text(case, kernel))
+        assert any(c.leaves > 1 for c in tried)
+        whole = "WHOLE=1" in text(case, kernel)
+        assert any(c.leaves == 1 for c in tried) == whole
     if kernel == "hopper" and not case.masks:
         assert any(c.batch * c.heads * -(-c.tq // 128) > H200.multiprocessors for c in tried)
+    if kernel == "few":
+        assert any(1 < _each(c) <= c.leaves for c in tried)
     if kernel == "few" and case.leaves > 16:
-        assert any(c.leaves > 32 for c in tried)  # the meeting takes 32 at once
+        assert any(c.leaves > 64 for c in tried)  # the meeting takes 64 at once
 
 
 def first_bit(case: AttentionCase, made: list[np.ndarray]) -> None:

@@ -27,10 +27,10 @@ def contiguous(*shape: int) -> Strided:
 
 
 def pose(
-    tq: int = 512, tk: int = 512, d: int = 128, dtype: str = "bfloat16", group: int = 2, **rest: Any
+    tq: int = 512, tk: int = 512, d: int = 128, dtype: str = "bfloat16", group: int = 2, b: int = 2, **rest: Any
 ) -> AttentionCase:
-    """An attention of 2 x 4 * group heads."""
-    q, k = contiguous(2, 4 * group, tq, d), contiguous(2, 4, tk, d)
+    """An attention of b x 4 * group heads."""
+    q, k = contiguous(b, 4 * group, tq, d), contiguous(b, 4, tk, d)
     chosen: dict[str, Any] = {
         "mask": None, "dtype": dtype, "dtype_out": dtype, "dtype_mask": None, "c": float(factor(None, d)),
         "offset": 0, "starts": False, "stops": True, "aligned": True,
@@ -129,6 +129,9 @@ def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, case: A
     "case",
     [
         pose(tq=1, tk=4096),
+        pose(tq=1, tk=2048, b=40),
+        pose(tq=1, tk=4096, b=40),  # one entry may be much longer than others
+        pose(tq=1, tk=4096, b=40, stops=False),
         pose(tq=16, tk=128, d=64, dtype="float16", offset=None, starts=True),
         masked(pose(tq=20, d=80, dtype_out="float32"), "bool"),
         masked(pose(tq=1), "float32"),
@@ -136,7 +139,8 @@ def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, case: A
 )
 def test_few_queries_take_the_same_blocks(kernels: Kernels, case: AttentionCase):
     made = build(kernels, case, "few")
-    assert [k.name for k in made] == ["attention_few"] + ["attention_meet"] * (case.leaves > 1)
+    whole = case.leaves == 1 or (case.batch == 40 and not (case.stops and case.tk == 4096))
+    assert [k.name for k in made] == ["attention_few"] + ["attention_meet"] * (not whole)
     kind = ".BF16" * (case.dtype == "bfloat16")
     products = [line for line in made[0].machine_code if line.startswith("HMMA")]
     assert set(products) == {f"HMMA.16816.F32{kind}"}

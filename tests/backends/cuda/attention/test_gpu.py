@@ -168,6 +168,30 @@ def test_kernels_agree(b, heads, shared, t, d, dtype):
                 same(x, y, (kernel, offset))
 
 
+@pytest.mark.parametrize(
+    ("b", "tq", "tk", "d"),
+    [
+        (71, 1, 1500, 128),
+        (50, 20, 1400, 64),
+        (40, 40, 1000, 128),
+        (71, 3, 100, 128),
+        (5, 2, 2900, 128),
+        (4, 40, 9000, 64),
+    ],
+)
+def test_blocks_walk_several_leaves(b, tq, tk, d):
+    """Entries of any length, some without keys."""
+    shared = 24 if b > 9 else 2
+    q, k, v = operands(b, 2 * shared, shared, tq, tk, d, "bfloat16", seed=41)
+    random = np.random.default_rng(42)
+    start, stop = random.integers(-5, tk // 2, b), random.integers(0, tk + 9, b)
+    stop[[1, b - 1]] = 0
+    bounds = {"start": ints(*start.tolist()), "stop": ints(*stop.tolist())}
+    for given in ({}, bounds, {"causal_offset": tk - tq}, {"causal_offset": tk - 15, **bounds}):
+        for x, y in zip(run(q, k, v, kernel="few", **given), run(q, k, v, kernel="walk", **given), strict=True):
+            same(x, y, given)
+
+
 @pytest.mark.parametrize(("b", "heads", "shared", "t", "d", "dtype"), REAL)
 def test_a_query_is_the_same_in_any_company(b, heads, shared, t, d, dtype):
     q, k, v = operands(b, heads, shared, t, t, d, dtype, seed=12)

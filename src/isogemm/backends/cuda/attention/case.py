@@ -141,8 +141,8 @@ class AttentionCase:
     def short(self) -> bool:
         """Whether a block for each leaf is likely the fastest.
 
-        A block of ``few`` takes 64 rows: measured on an H200 at 8192 keys and 32 heads, 62 us for that many rows of 8
-        key heads and 389 us for 512, where ``hopper`` takes 150 us whatever they are up to 128 queries.
+        A block of ``few`` takes 64 rows: measured on an H200 at 8192 keys and 32 heads, 35 us for that many rows of 8
+        key heads and 209 us for 512, where ``hopper`` takes 150 us whatever they are up to 128 queries.
         """
         programs = self.batch * self.heads * -(-self.tq // 128)
         many = self.rows <= (128 if self.hopper else 1024) and programs < 96 and self.leaves >= 8

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....base.dtypes import CODE
 from ....contract.attention import LEAF
+from ..driver import facts
 from .case import MOST_SUMS, AttentionCase, steps_of
 from .family import Run, ints, loaded, longs, mask_defines
 from .hopper import CHUNK, HopperAttention, chunks_of, map_of
@@ -21,24 +22,25 @@ class FewAttention(HopperAttention):
     name = "attention few"
 
     def rank(self, case: AttentionCase) -> int | None:
-        return None if not case.hopper or case.sums > MOST_SUMS else 0 if case.short else 4
+        if not case.hopper or (case.sums > MOST_SUMS and not _whole(case)):
+            return None
+        return 0 if case.short or (_whole(case) and case.rows <= 64) else 4
 
     def defines(self, case: AttentionCase) -> dict[str, Any]:
-        return self._own(case) | meet_defines(case, case.leaves > 1)
+        return self._own(case) | meet_defines(case, not _whole(case))
 
     def _own(self, case: AttentionCase) -> dict[str, Any]:
-        tiles = 1 if case.rows <= 16 else 2 if case.rows <= 32 else 4
-        only = {"MT": tiles, "ONLY": case.leaves == 1}
-        return {"KIND": CODE[case.dtype], "CHUNKS": chunks_of(case), **only, **mask_defines(case)}
+        cut = {"MT": _rows(case) // 16, "WHOLE": _whole(case)}
+        return {"KIND": CODE[case.dtype], "CHUNKS": chunks_of(case), **cut, **mask_defines(case)}
 
     def launch(self, case: AttentionCase) -> Run:
         defines, (q, k, v) = self._own(case), case.operands
-        rows, chunks = 16 * defines["MT"], chunks_of(case)
-        sizes = (case.tq, case.tk, case.d, case.dv, case.heads, case.group, case.group, case.offset or 0)
+        rows, chunks, each = _rows(case), chunks_of(case), _each(case)
+        sizes = (case.tq, case.tk, case.d, case.dv, case.heads, case.group, case.group, case.offset or 0, each)
         steps = longs(*steps_of(q)[:3], *(case.mask or (0, 0, 0, 0)), *case.y_strides)
         bound = loaded("few", case, defines).bind(
             [*["map"] * 2, *["ptr"] * 7, *steps, *ints(*sizes), ("f32", case.c)],
-            grid=(case.leaves * -(-case.rows // rows), case.heads // case.group, case.batch),
+            grid=(-(-case.leaves // each) * -(-case.rows // rows), case.heads // case.group, case.batch),
             block=(128,),
             shared=2 * chunks * CHUNK + rows * (128 * chunks + 16 + 272 + 16) + 1024,
             pdl=True,
@@ -50,16 +52,65 @@ class FewAttention(HopperAttention):
         ) -> None:
             bound(stream, map_k(k), map_v(v), q, mask, start, stop, y, stats, sums)
 
-        return met(case, launch, case.leaves > 1)
+        return met(case, launch, not _whole(case))
 
     def reaching(self, case: AttentionCase) -> Iterator[AttentionCase]:
         wide = 64 * chunks_of(case)
         ragged = wide - 24, wide - 8
         first, second = ((5, 3), (1, 16)) if case.rows <= 16 else ((15, 2), (32, 1)) if case.rows <= 32 else (
             (33, 2), (13, 5))  # fmt: skip
-        tk = 100 if case.leaves == 1 else case.alike_keys
-        most = 33 * LEAF + 20 if case.leaves > 16 else tk  # more than meet in one turn
-        yield case.made((2, 2, *first, most, wide, wide), bounds=False, stats=True, offset=most - first[0], pad=0)
-        b, longer = 3 if tk < 1000 else 2, tk + 28 * (tk <= 100)
-        yield case.made((b, 2, *second, longer, *ragged), bounds=True, stats=case.masks == 2, offset=40, pad=8)
+        processors = _processors(case)
+        if _whole(case):
+            many = (7, 2) if case.rows <= 16 else (16, 2) if case.rows <= 32 else (20, 2)
+            yield case.made((2, 2, *first, 100, wide, wide), bounds=False, stats=True, offset=100 - first[0], pad=0)
+            sizes = 3, 2 * processors // 5, *many, 300
+            yield case.made((*sizes, wide, wide), bounds=False, stats=True, offset=300 - many[0], pad=0)
+            yield case.made((*sizes, *ragged), bounds=True, stats=case.masks == 2, offset=40, pad=8)
+            yield case.made((*sizes, *ragged), bounds=True, stats=False, offset=-3, pad=24)
+            return
+        tk = case.alike_keys
+        if case.leaves > 16:  # more than meet in one turn; of one query, since the definition takes long
+            most = 65 * LEAF + 20
+            yield case.made((2, 2, 1, _rows(case), most, wide, wide), bounds=False, stats=True, offset=most - 1, pad=0)
+        yield case.made((2, 2, *first, tk, wide, wide), bounds=False, stats=True, offset=tk - first[0], pad=0)
+        b = 3 if tk < 1000 else 2
+        yield case.made((b, 2, *second, tk, *ragged), bounds=True, stats=case.masks == 2, offset=40, pad=8)
         yield case.made((b, 2, *second, tk, *ragged), bounds=True, stats=False, offset=-3, pad=24)
+        tk = max(tk, 600)  # several leaves to a block
+        sizes = 3, 7 * processors // (6 * (tk // LEAF)), 1, _rows(case) - 2, tk
+        yield case.made((*sizes, *ragged), bounds=True, stats=False, offset=tk - 60, pad=0)
+
+
+def _rows(case: AttentionCase) -> int:
+    """Rows of a block."""
+    return 16 if case.rows <= 16 else 32 if case.rows <= 32 else 64
+
+
+def _processors(case: AttentionCase) -> int:
+    return facts.device(case.device).multiprocessors
+
+
+def _units(case: AttentionCase) -> int:
+    """Tiles of rows, each with its keys."""
+    return -(-case.rows // _rows(case)) * (case.heads // case.group) * case.batch
+
+
+def _whole(case: AttentionCase) -> bool:
+    """Whether a block walks all leaves of its rows, and writes their results.
+
+    Not where some walks may be much longer than others, and would end long after them. Half as many walks as can be
+    under way, at most, or all of them: between these the next launch finds room beside some of them and not beside
+    others, and its share of the memory is as uneven (H200, 256 walks of 8 leaves: 44 us, not 38).
+    """
+    units, processors = _units(case), _processors(case)
+    alike = case.leaves <= 16 or not (case.starts or case.stops)
+    fits = 0.9 * processors <= units <= 1.5 * processors or units >= 3 * processors
+    return case.leaves == 1 or (alike and fits)
+
+
+def _each(case: AttentionCase) -> int:
+    """Leaves of a block."""
+    if _whole(case):
+        return case.leaves
+    blocks = _units(case) * case.leaves / (2 * _processors(case))
+    return max(1, min(round(blocks), 2 if case.rows <= 16 else 4))

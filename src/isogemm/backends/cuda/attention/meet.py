@@ -24,7 +24,7 @@ def _defines(case: AttentionCase) -> dict[str, Any]:
         "OUT": CODE[case.dtype_out],
         "CAUSAL": case.offset is not None,
         "THREADS": 128 if case.dv <= 128 else 256,
-        "AT_ONCE": 8 if case.leaves <= 8 else 16 if case.leaves <= 16 else 32,
+        "AT_ONCE": 8 if case.leaves <= 8 else 16 if case.leaves <= 16 else 64,
     }
 
 

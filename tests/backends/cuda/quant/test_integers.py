@@ -15,7 +15,6 @@ from isogemm.backends.cuda.quant import floats
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.integers import activations, few, kernel, many, wide
 from isogemm.backends.cuda.quant.integers.few import FewCodes
-from isogemm.backends.cuda.quant.integers.kernel import Parts
 from isogemm.backends.cuda.quant.integers.many import ManyCodes
 from isogemm.backends.cuda.quant.integers.wide import WideCodes
 from isogemm.backends.cuda.quant.layout import FORMATS, Packed, layout, macros, pack
@@ -285,9 +284,8 @@ def test_configurations_fit(name: str) -> None:
     for n, k in ((16, 256), (2560, 9728), (28672, 4096), (152064, 8192)):
         for m in (1, 8, 9, 16, 17, 33, 64, 65, 500, 5000):
             c = kernel.config(lay, m, n, k)
-            if isinstance(c, Parts):
-                m, c = c.each, c.few
             if isinstance(c, FewCodes):
+                m = c.each or m
                 assert 8 * c.tiles >= m
                 assert c.group * c.teams <= 15
                 ring = c.group * c.teams * c.stages * c.span // lay.record_k * lay.record_bytes
@@ -321,8 +319,7 @@ def test_wide_kernels_round_each_step(kernels: Kernels, name: str, m: int, produ
     """A multiplication and a fused one for each step, but one fused one where the other factor is exact; no product is
     waited for before the next is under way."""
     lay = layout(name)
-    c = wide.config(lay, m, 8192, 4096)
-    assert c is not None
+    _, c = min(wide.options(lay, m, 8192, 4096))
     c.bind(QuantCase("q8", name, "float32", "float32", None, m, 8192, 4096), 0)
     (made,) = kernels.loaded
     tensor, fused, scaled = made.machine_counts("HGMMA", "FFMA", "FMUL")

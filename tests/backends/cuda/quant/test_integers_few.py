@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import isogemm
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.integers import few, kernel
 from isogemm.backends.cuda.quant.integers.few import FewCodes
-from isogemm.backends.cuda.quant.integers.kernel import KERNEL, Parts
+from isogemm.backends.cuda.quant.integers.kernel import KERNEL
 from isogemm.backends.cuda.quant.layout import Packed, layout, pack
 from isogemm.quant import QuantizedMatrix
 
@@ -70,7 +71,7 @@ def operands(fmt: Any, n: int, k: int, seed: int) -> tuple[Any, Packed, np.ndarr
     return upload(x), packed, isogemm.linear(x, w, activations="q8")
 
 
-def poisoned(x: Any, packed: Packed, chosen: FewCodes | Parts | None = None) -> Any:
+def poisoned(x: Any, packed: Packed, chosen: FewCodes | None = None) -> Any:
     """The product, in memory full of a NaN that no product returns."""
     import torch
 
@@ -107,7 +108,7 @@ def test_every_number_of_rows_has_the_cpus_bits(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q4_K", "Q6_K"])
 def test_parts_have_the_cpus_bits(name: str) -> None:
-    """Rows in several launches, the last one of fewer; contiguous ones, and such as begin anywhere."""
+    """Rows side by side, the last part of fewer; contiguous ones, and such as begin anywhere."""
     from tests.backends.cuda.device import same, torch
 
     fmt = BY_NAME[name]
@@ -116,7 +117,8 @@ def test_parts_have_the_cpus_bits(name: str) -> None:
         apart = torch.full((2 * MOST, k + 3), float("nan"), device="cuda")[::2, 1 : k + 1]
         apart.copy_(x)
         for each, m in ((8, 9), (8, 32), (16, 17), (16, 24), (16, 32), (16, 33)):
-            chosen = Parts(each, few.usual(packed.layout, each, n, k))
+            chosen = kernel.parts(packed.layout, m, each, n, k)
+            assert chosen is not None
             same(poisoned(x[:m], packed, chosen), want[:m], f"{m} x {n} x {k} by {each}")
             room = torch.full((m, 2 * n), float("nan"), device="cuda")
             KERNEL.run(apart[:m], packed, room[:, ::2], None, chosen)
@@ -124,51 +126,23 @@ def test_parts_have_the_cpus_bits(name: str) -> None:
             assert room[:, 1::2].isnan().all()
 
 
-@pytest.mark.parametrize(
-    ("name", "m", "n", "k", "each"),
-    [
-        ("Q4_K", 16, 2560, 9728, 0), ("Q4_K", 17, 2560, 9728, 16), ("Q4_K", 32, 4096, 14336, 16),
-        ("Q4_K", 33, 2560, 9728, 0), ("Q8_0", 32, 14336, 8192, 0), ("Q6_K", 32, 14336, 8192, 16),
-        ("Q6_K", 33, 28672, 4096, 32), ("Q5_K", 64, 4096, 4096, 32), ("Q6_K", 64, 2560, 9728, 16),
-        ("Q6_K", 65, 2560, 9728, 0), ("Q6_K", 32, 4096, 4096, 0),
-    ],
-)  # fmt: skip
-def test_which_rows_are_parted(name: str, m: int, n: int, k: int, each: int) -> None:
-    c = kernel.config(layout(name), m, n, k)
-    assert (c.each if isinstance(c, Parts) else 0) == each
+def test_rows_are_parted_where_w_has_few() -> None:
+    """Blocks side by side leave no multiprocessor without work, as long as the codes of a part fit."""
+    c = kernel.config(layout("Q4_K"), 64, 512, 8192)
+    assert isinstance(c, FewCodes)
+    assert 0 < c.each < 64
+    assert kernel.parts(layout("Q4_K"), 64, 32, 2560, 65536) is None
+    assert not isinstance(kernel.config(layout("Q4_K"), 512, 28672, 4096), FewCodes)
 
 
-def test_verdicts_of_parts_are_of_so_many_tiles() -> None:
-    """The last part has tiles of its own."""
+def test_verdicts_of_parts_hold_for_any_number_of_rows() -> None:
+    """The last part runs the code of the others, so the rows of a part are all that selects it."""
     case = QuantCase("q8", "Q6_K", "bfloat16", "bfloat16", None, 35, 2560, 9728)
-    config = KERNEL.configure(case, 132)
-    assert isinstance(config, Parts)
-    assert "5 tiles" in KERNEL.code(case, config)
-    assert KERNEL.tile(config) == 16
-
-
-def test_parts_begin_at_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each launch gets the addresses of its rows; the last one has fewer tiles, and is aligned as its rows are."""
-    asked, launched = [], []
-
-    def build(case: QuantCase, config: Any, device: int) -> Any:
-        asked.append((case.m, case.x, case.out, case.x_align, config))
-        return lambda *addresses: launched.append(addresses)
-
-    case = QuantCase("q8", "Q4_K", "bfloat16", "float32", None, 35, 24, 512, "", (604, 1), (70, 1))
-    chosen = Parts(16, few.usual(layout("Q4_K"), 16, 24, 512))
-    with monkeypatch.context() as patched:
-        patched.setattr(KERNEL, "build", build)
-        KERNEL._several(case, chosen, 0)(7, 1000, 2000, 3000, 0)
-    last = chosen.few._replace(tiles=1, split=0)
-    assert asked == [(16, (604, 1), (70, 1), 16, chosen.few)] * 2 + [(3, (604, 1), (70, 1), 16, last)]
-    steps = ((0, 0), (16 * 1208, 16 * 280), (32 * 1208, 32 * 280))
-    assert launched == [(7, 1000 + a, 2000, 3000 + b, 0) for a, b in steps]
-    with monkeypatch.context() as patched:
-        asked.clear()
-        patched.setattr(KERNEL, "build", build)
-        KERNEL._several(case, chosen._replace(each=3), 0)
-    assert [align for _, _, _, align, _ in asked[:3]] == [16, 8, 16]
+    config = kernel.parts(layout("Q6_K"), 35, 8, 2560, 9728)
+    assert config is not None
+    assert KERNEL.code(case, config) == KERNEL.code(replace(case, m=30), config)
+    assert KERNEL.code(case, config) != KERNEL.code(case, config._replace(each=16))
+    assert KERNEL.tile(config) == 8
 
 
 def test_configurations_take_their_rows() -> None:
@@ -180,24 +154,17 @@ def test_configurations_take_their_rows() -> None:
             for m in range(1, 33):
                 c = kernel.config(lay, m, n, k)
                 if not isinstance(c, FewCodes):
-                    assert m > 16
-                    if isinstance(c, Parts):
-                        assert c.few == kernel.config(lay, c.each, n, k)
-                        for rows in range(1, c.each + 1):
-                            of = c.of(rows)
-                            assert of.tiles == -(-rows // 8)
-                            asked = of.ring(lay) + few.x_bytes(lay, rows, k, of.x)
-                            assert asked + of.declared <= few.BLOCK
-                            assert not of.split or of.tiles % 2 == 0
+                    assert m > 8
                     continue
-                assert c.tiles == -(-m // 8)
+                each = c.each or m
+                assert c.tiles == -(-each // 8)
                 assert c.split <= c.teams
                 assert not c.split or (c.tiles % 2 == 0 and c.x == "staged")
-                assert (c.rows == m) == (c.x == "fused")
+                assert (c.rows == m) == (c.x == "fused") == (m == 1)
                 warps = c.group * (c.teams + c.split)
                 assert warps <= (15 if c.group > 1 else 16)
                 assert c.stages >= 2
-                assert c.ring(lay) + few.x_bytes(lay, m, k, c.x) <= few.SHARED
+                assert c.ring(lay) + few.x_bytes(lay, each, k, c.x) <= few.SHARED
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
@@ -207,8 +174,7 @@ def test_what_kernels_declare_fits_beside_what_they_ask_for(fmt: Any) -> None:
     for n in range(16, 14000, 16 * 44):
         for k in range(256, 16385, 256):
             for m in (1, 9, 17, 25):
-                c = kernel.config(lay, m, n, k)
-                if isinstance(c, FewCodes):
+                if c := few.usual(lay, m, n, k):
                     asked = c.ring(lay) + few.x_bytes(lay, m, k, c.x)
                     assert asked + c.declared <= 227 * 1024, (m, n, k, c)
 
@@ -219,8 +185,8 @@ def test_what_kernels_declare_fits_beside_what_they_ask_for(fmt: Any) -> None:
 )
 def test_kernels_declare_what_is_counted(kernels: Kernels, name: str, m: int, n: int, k: int) -> None:
     lay = layout(name)
-    c = kernel.config(lay, m, n, k)
-    assert isinstance(c, FewCodes)
+    c = few.usual(lay, m, n, k)
+    assert c is not None
     c.bind(QuantCase("q8", name, "float32", "float32", None, m, n, k), 0)
     (made,) = kernels.loaded
     kept = 1024  # by the system, of each block, and none of the 227 KiB
@@ -232,7 +198,9 @@ def test_kernels_declare_what_is_counted(kernels: Kernels, name: str, m: int, n:
 def test_scales_are_multiplied_by_tensor_cores(kernels: Kernels, name: str, m: int) -> None:
     """An outer product for each sum of a block; then float(S) and a step of the chain, or two, for each element."""
     lay = layout(name)
-    c = kernel.config(lay, m, 28672, 4096)._replace(x="staged", rows=0)
+    usual = few.usual(lay, m, 28672, 4096)
+    assert usual is not None
+    c = usual._replace(x="staged", rows=0)
     c.bind(QuantCase("q8", name, "float32", "float32", None, m, 28672, 4096), 0)
     (made,) = kernels.loaded
     dots, outer, fused, scaled = made.machine_counts("IMMA", "HMMA", "FFMA", "FMUL")

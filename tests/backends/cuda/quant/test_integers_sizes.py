@@ -92,4 +92,4 @@ def test_rows_of_which_a_tile_has_too_many_bytes_are_left_to_others(fmt: Any) ->
         assert (lay.tile_bytes(k) < 2**31) == fits
         for kernel, m in ((quant_few.KERNEL, 1), (many.KERNEL, 33)):
             assert kernel.takes(QuantCase("same", fmt.name, "bfloat16", "bfloat16", None, m, 1, k)) == fits
-        assert (wide.config(lay, 64, 16, k) is not None) == (fits and fmt.name not in wide.NONE)
+        assert any(wide.options(lay, 64, 16, k)) == (fits and fmt.name not in wide.NONE)

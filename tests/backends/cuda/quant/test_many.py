@@ -28,7 +28,10 @@ torch = pytest.importorskip("torch")
 gpu = pytest.mark.gpu
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-CONFIGS = ("2x1x64 s3", "2x1x128 s8", "2x2x64 s5", "2x2x128 s4", "2x1x256 s4", "3x1x96 s6", "2x1x128 s4 c2")
+CONFIGS = (
+    *("1x1x16 s8", "1x1x176 s4", "2x1x64 s3", "2x1x128 s8", "2x2x64 s5", "2x2x128 s4", "2x1x256 s4", "3x1x96 s6"),
+    "2x1x128 s4 c2",
+)
 
 
 @functools.cache
@@ -267,8 +270,8 @@ def test_configurations():
         assert str(ManyConfig.parse(text)) == text
     assert ManyConfig.parse("2x1x128") is None
     for name in FORMATS:
-        for m in (33, 64, 200, 512, 4096):
-            for n, k in ((19456, 2560), (28672, 4096), (100, 256)):
+        for m in (9, 33, 64, 200, 512, 4096):
+            for n, k in ((19456, 2560), (28672, 4096), (2560, 9728), (100, 256)):
                 parts = quant_many.parts(quant_many.best(name, m, n, k), n)
                 assert all(quant_many.legal(layout(name), part.config) for part in parts)
                 assert sum(part.rows for part in parts) == n
@@ -301,7 +304,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
     monkeypatch.setattr(device, "device", lambda ordinal: H200)
     monkeypatch.setattr(driver, "load", found.load)
     monkeypatch.setattr(tensormap, "driver", lambda: None)
-    dequantize._bind.cache_clear()
+    dequantize.bind.cache_clear()
     return found
 
 
@@ -321,6 +324,6 @@ def test_products_do_not_wait_for_one_another(kernels, name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_dequantizing_compiles(kernels, name):
     for dtype in ("bfloat16", "float16", "float32"):
-        dequantize._bind(layout(name), dtype, 256, 1024, 1024, 0)
+        dequantize.bind(layout(name), dtype, 256, 1024, 1024, 0)
     assert len(kernels.loaded) == 3
     assert all(kernel.spilled == 0 for kernel in kernels.loaded)

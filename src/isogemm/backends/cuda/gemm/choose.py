@@ -16,7 +16,7 @@ from ....problem.product import Launch, Product
 from ..driver.machine import admissions
 from .live import CudaLive
 
-__all__ = ["FAMILIES", "arithmetic_of", "choose", "chooser", "default_contract_of", "forget"]
+__all__ = ["FAMILIES", "arithmetic_of", "choose", "chooser", "default_contract_of", "expected_us", "forget"]
 
 # The plain families first: in this order they are the last resort.
 FAMILIES: Families[ProductFamily] = Families(
@@ -63,6 +63,12 @@ def choose(product: Product, device: int) -> Choice[Launch]:
         The user's tuning table is damaged; the message names the file and the field.
     """
     return chooser(device).choose(product)
+
+
+def expected_us(product: Product, device: int) -> float | None:
+    """Microseconds of the kernel that comes first for a product, as timed or by a model; None where nothing says."""
+    hints = chooser(device).hints(product)
+    return next((hint.expected_us for hint in hints if hint.expected_us is not None), None)
 
 
 def arithmetic_of(device: int) -> str:

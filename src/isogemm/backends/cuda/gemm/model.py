@@ -18,7 +18,7 @@ from ....base.dtypes import ITEMSIZE
 from ....problem.product import Product
 from ..driver import facts
 
-__all__ = ["H200", "Gpu", "Tiling", "copying", "gpu_of", "microseconds"]
+__all__ = ["H200", "Gpu", "Tiling", "copying", "gpu_of", "microseconds", "together"]
 
 CYCLES = 1900.0  # of a microsecond: an H200 under load
 POWER = 2.87
@@ -68,14 +68,14 @@ class Tiling(NamedTuple):
 def microseconds(p: Product, cut: Tiling, gpu: Gpu) -> float:
     """Time of a product on a GPU."""
     steps = -(-p.k // 64)
-    walks = cut.waves * steps * _together(cut.work, cut.stage) + cut.stores * cut.store
+    walks = cut.waves * steps * together(cut.work, cut.stage) + cut.stores * cut.store
     cached = cut.tiles * cut.lines * steps * 128 / (L2 * gpu.multiprocessors)
     a, b = ITEMSIZE[p.dtype_a] * p.m * p.k, ITEMSIZE[p.dtype_b] * p.n * p.k
     moved = p.batch * (a + b + ITEMSIZE[p.dtype_out] * p.m * p.n) / (MEMORY * gpu.memory)
-    return _together(walks, cached, moved) / CYCLES
+    return together(walks, cached, moved) / CYCLES
 
 
-def _together(*cycles: float) -> float:
+def together(*cycles: float) -> float:
     """Times that overlap, but not wholly."""
     return float(sum(x**POWER for x in cycles) ** (1 / POWER))
 

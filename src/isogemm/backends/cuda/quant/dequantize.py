@@ -23,7 +23,7 @@ from .pack import lay_out
 from .single import Single, serves
 from .trial import try_dequantize
 
-__all__ = ["KERNEL", "dequantize", "run"]
+__all__ = ["KERNEL", "bind", "dequantize", "run"]
 
 WARPS = 8
 WAVES = 8  # blocks to a multiprocessor
@@ -92,7 +92,7 @@ def run(packed: Packed, out: Any, first: int = 0) -> None:
         )  # fmt: skip
     if rows:
         device = out.get_device()
-        bound = _bind(packed.layout, dtype, rows, packed.k, step, device)
+        bound = bind(packed.layout, dtype, rows, packed.k, step, device)
         bound(facts.current_stream(device), packed.data.data_ptr(), out.data_ptr(), first)
 
 
@@ -105,7 +105,7 @@ KERNEL = Single("quant dequantize", _try)
 
 
 @functools.lru_cache(maxsize=1024)
-def _bind(lay: PackedLayout, dtype: str, rows: int, k: int, step: int, device: int) -> Callable[..., None]:
+def bind(lay: PackedLayout, dtype: str, rows: int, k: int, step: int, device: int) -> Callable[..., None]:
     """Compile, or take from a cache, and bind: ``launch(stream, data, out, first)``."""
     made = function_of("quant/dequantize.cu", "quant_dequantize", device, {"OUT": CODE[dtype], **macros(lay)})
     pieces = -(-rows // ROWS) * -(-k // 64)

@@ -7,7 +7,7 @@ refused) is the product with dequantized weights, which has its own admission; f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import Any, NamedTuple
 
 from ....planner.choose import Option, first
@@ -15,11 +15,11 @@ from ....planner.family import Families
 from ..driver import facts, machine
 from .case import QuantCase
 from .kernel import QuantKernel
-from .layout import Packed, layout
+from .layout import Packed
 
 __all__ = ["FAMILIES", "QuantRun", "choose"]
 
-# Of a path, the fastest first.
+# Of a path, and without models of their time, the fastest first.
 FAMILIES: Families[QuantKernel] = Families(
     __package__,
     {
@@ -27,12 +27,9 @@ FAMILIES: Families[QuantKernel] = Families(
         "quant floats": "floats:KERNEL",
         "quant few": "few:KERNEL",
         "quant many": "many:KERNEL",
+        "quant once": "once:KERNEL",
     },
 )
-
-# Rows of x from which dequantizing weights once (90 us for 28672 x 4096) costs less than doing it in registers again
-# for every 256 rows. Measured on an H200: d q of blocks of 32, and formats with more to a weight.
-ONCE_SIMPLE, ONCE_OTHER = 4096, 2048
 
 
 class QuantRun(NamedTuple):
@@ -50,27 +47,25 @@ class QuantRun(NamedTuple):
         self.kernel.run(x, self.packed, out, bias, self.config)
 
 
-def options(case: QuantCase, multiprocessors: int) -> Iterator[Option[QuantCase, Any]]:
-    """Kernels that compute a case, the fastest first."""
+def options(case: QuantCase, device: int) -> list[Option[QuantCase, Any]]:
+    """Kernels that compute a case: by their models the least time first, then, as their rows are, those without one."""
+    found = []
     for kernel in FAMILIES.found.values():
         if kernel.supports(case, None):
-            yield Option(kernel, kernel.configure(case, multiprocessors))
+            config = kernel.configure(case, facts.device(device).multiprocessors)
+            found.append(Option(kernel, config, "a model of its time", kernel.microseconds(case, config, device)))
+    return sorted(found, key=lambda option: math.inf if option.expected_us is None else option.expected_us)
 
 
 def choose(case: QuantCase, packed: Packed, device: int) -> QuantRun | None:
-    """The first admitted kernel; None where none was, none computes this, or weights are better dequantized once.
+    """The first admitted kernel; None where none was, or none computes this.
 
     Raises
     ------
     DeviceError
         While a graph is captured: kernels that could serve have not been tried.
     """
-    lay = layout(case.format)
-    simple = lay.floats_each == 1 and not lay.ints_each
-    if case.path == "same" and case.m >= (ONCE_SIMPLE if simple else ONCE_OTHER):
-        return None
-    several = options(case, facts.device(device).multiprocessors)
-    choice = first(several, case, machine.admissions(device), what=str(case))
+    choice = first(options(case, device), case, machine.admissions(device), what=str(case))
     if choice is None:
         return None
     return QuantRun(FAMILIES.found[choice.family], case, choice.config, packed, choice.launch)

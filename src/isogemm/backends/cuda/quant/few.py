@@ -6,22 +6,27 @@ ascends in steps of 16 into one accumulator. How a multiprocessor shares out the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ....base.dtypes import CODE
 from ....errors import LayoutError, LimitError
 from ..driver import facts
 from ..driver.nvrtc import function_of
+from ..gemm.model import H200, Gpu, gpu_of, together
 from .case import QuantCase
-from .kernel import Launch, RoundedKernel
-from .layout import ROWS, PackedLayout, layout, macros
+from .kernel import Launch, RoundedKernel, filling
+from .layout import ROWS, STEP, PackedLayout, layout, macros
 
 __all__ = ["KERNEL", "MOST", "FewConfig", "configure"]
 
-MOST = 32  # rows of x
+MOST = 32  # rows of x of a block
+PARTS = 8  # of rows of x, side by side
 SHARED = 227 * 1024  # bytes of dynamic shared memory that a block may have
 WARPS = 17  # of a block
 TILES = 16  # that a block walks at once
+NARROW = 4  # tiles of a multiprocessor, up to which all have two warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class FewConfig:
         Chunks of x that fit; 0: all of it, which is brought once.
     part : int
         K for which code is unrolled.
+    rows : int
+        Of x, that a block has; 0: all of them.
     """
 
     whole: int
@@ -46,6 +53,7 @@ class FewConfig:
     stages: int = 2
     xstages: int = 0
     part: int = 256
+    rows: int = 0
 
     @property
     def warps(self) -> int:
@@ -68,29 +76,73 @@ class FewConfig:
         return -(-barriers // 128) * 128 + tiles * ring + x + 48
 
 
+# A model of the time, fitted to timings of 300 products on an H200, in us to 64 of K. What a chain waits; what
+# warps of eight rows of W, and of sixteen, keep a scheduler busy for, and as much again for each 16 rows of x.
+LATENCY, HALF, WHOLE = 0.074, (0.028, 0.030), (0.057, 0.052)
+START, SHARING = 1.4, 1.2  # of a launch, and of bringing more than a row of x
+MEMORY, CACHE = 780.0, 35000.0  # bytes a us: for each GB/s of the bus; from the second-level cache, by multiprocessor
+# Rings of W and of x, (chunk, stages, xstages), the fastest first, of few tiles to a multiprocessor and of more.
+SHORT, LONG, MORE = (
+    ((256, 8, 8),),
+    ((1024, 3, 2), (1024, 2, 2), (512, 3, 4), (512, 2, 4), (512, 2, 2)),
+    ((512, 2, 4), (512, 2, 2), (256, 2, 4), (256, 2, 2)),
+)
+
+
+@lru_cache(maxsize=4096)
 def configure(lay: PackedLayout, m: int, n: int, k: int, multiprocessors: int) -> FewConfig:
     """The configuration for a product: one for all rows of x that make as many tiles of 8, and one for a row alone."""
+    gpu = H200._replace(multiprocessors=multiprocessors)
     m = m if m == 1 else -(-m // 8) * 8
-    each = _tiles(-(-lay.tiles(n) // multiprocessors))
+    return min(_options(lay, m, n, k, multiprocessors), key=lambda c: expected(lay, c, m, n, k, gpu))
+
+
+def _options(lay: PackedLayout, m: int, n: int, k: int, multiprocessors: int) -> Iterator[FewConfig]:
+    """All rows of x in every block, or in parts where W has few rows; more than one tile to a block is often better."""
+    for rows in (m, 8, 16, 32):
+        parts = -(-m // rows)
+        least = -(-lay.tiles(n) // max(1, multiprocessors // parts))
+        if rows > MOST or (rows >= m and rows != m) or (parts > 1 and (parts > MOST or (least > NARROW and m <= MOST))):
+            continue
+        several = (least, 2, NARROW) if least <= NARROW else (_tiles(least),)
+        for each in sorted({x for x in several if x >= min(least, TILES)}):
+            yield _filled(lay, each, rows, k, rows if parts > 1 else 0)
+
+
+def _filled(lay: PackedLayout, each: int, m: int, k: int, rows: int) -> FewConfig:
+    """With the best rings that there is room for."""
     # Measured on an H200, n from 2560 to 28672, k from 2560 to 14336, m from 1 to 32. Few tiles: what takes long is a
     # warp's chain, and its waits where parts and chunks end. Many: long parts pay where their code is short, for there
     # are three kinds of warps, each with its own.
-    few = each <= 4
+    few = each <= NARROW
     short = lay.floats_each == 1 and not lay.ints_each and lay.bits <= 5
     split, part = _split(each), 512 if few or short else 256
-    chunks = (1024, 512, 256) if each <= 2 or (few and m <= 8) else (512, 256) if few or lay.bits < 8 else (256,)
-    alone = (0, 4, 2) if few or short else (2, 0)  # where x is read while something else is done, it costs nothing
-    found = (
-        FewConfig(each - split, split, chunk, 2, xstages, min(part, chunk))
-        for chunk in chunks
-        for xstages in (alone if m == 1 else (2,) if chunk == 1024 else (4, 2))
-    )
+    rings = [*SHORT, *LONG, *MORE] if few and k <= 1024 else [*LONG, *MORE] if few else list(MORE)
+    if not few and lay.bits >= 8:
+        rings = [ring for ring in rings if ring[0] == 256]
+    if m == 1 and (few or short):  # where x is read while something else is done, it costs nothing
+        rings = [(chunk, 2, 0) for chunk in ((1024, 512, 256) if few else (512, 256))] + rings
+    whole = each - split
+    found = (FewConfig(whole, split, chunk, w, x, min(part, chunk), rows) for chunk, w, x in rings)
     return next(c for c in found if c.shared(lay, m, k) <= SHARED)
+
+
+def expected(lay: PackedLayout, c: FewConfig, m: int, n: int, k: int, gpu: Gpu) -> float:
+    """A model: a warp's chain, a scheduler's warps one after the other, x out of the cache, weights from memory."""
+    rows = c.rows or m
+    blocks, wide = -(-lay.tiles(n) // (c.whole + c.split)) * -(-m // rows), -(-rows // 16)
+    waves, steps = -(-blocks // gpu.multiprocessors), -(-k // STEP)
+    work = 1.5 if lay.format.sub == 16 else 1.0
+    busy = -(-c.split // 2) * (HALF[0] * work + HALF[1] * wide) + -(-c.whole // 4) * (WHOLE[0] * work + WHOLE[1] * wide)
+    walks = waves * steps * together(LATENCY + 0.005 * (rows > 8) + 0.005 * (wide - 1), busy)
+    cached = min(blocks, gpu.multiprocessors) * 2 * rows * k / (CACHE * gpu.multiprocessors)
+    moved = lay.nbytes(n, k) / (MEMORY * gpu.memory)
+    return START + SHARING * (m > 1) + together(walks, cached, moved)
 
 
 def _split(tiles: int) -> int:
     """Of a multiprocessor's tiles, those with two warps: its quarters get equal shares, and none stays without work."""
-    return tiles if tiles <= 4 else tiles % 4 % 3
+    return tiles if tiles <= NARROW else tiles % 4 % 3
 
 
 def _tiles(each: int) -> int:
@@ -111,17 +163,24 @@ class QuantFew(RoundedKernel):
     name = "quant few"
 
     def takes(self, case: QuantCase) -> bool:
-        return case.m <= MOST and case.n < 2**31 - ROWS and super().takes(case)
+        return case.m <= MOST * PARTS and case.n < 2**31 - ROWS and super().takes(case)
 
     def configure(self, case: QuantCase, multiprocessors: int) -> FewConfig:
         return configure(layout(case.format), case.m, case.n, case.k, multiprocessors)
 
+    def microseconds(self, case: QuantCase, config: FewConfig, device: int) -> float:
+        return expected(layout(case.format), config, case.m, case.n, case.k, gpu_of(device))
+
     def tile(self, config: FewConfig) -> int:
-        return 8
+        return config.rows or 8
+
+    def counted(self, config: FewConfig) -> int:
+        return super().counted(config) if not config.rows else 0
 
     def check(self, case: QuantCase) -> None:
-        if case.m > MOST:
-            raise LimitError("rows of a product of few rows", limit=f"0 to {MOST}", value=case.m, nearest=MOST)
+        if case.m > MOST * PARTS:
+            most = MOST * PARTS
+            raise LimitError("rows of a product of few rows", limit=f"0 to {most}", value=case.m, nearest=most)
         if case.dtype_bias is not None and case.bias_stride != 1 and case.n > 1:
             raise LayoutError("bias", limit="contiguous", value=case.bias_stride, nearest="bias.contiguous()")
         super().check(case)
@@ -129,17 +188,20 @@ class QuantFew(RoundedKernel):
     def build(self, case: QuantCase, config: FewConfig | None, device: int) -> Launch:
         on, lay, (m, n, k) = facts.device(device), layout(case.format), (case.m, case.n, case.k)
         chosen = config or configure(lay, m, n, k, on.multiprocessors)
+        rows = chosen.rows or m
+        parts = -(-m // rows)
         defines: dict[str, object] = {
             **macros(lay), "KIND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "BIAS_KIND": case.bias_kind,
-            "LOW": m <= 8, "NT": -(-m // 16), "CHUNK": chosen.chunk, "PART": chosen.part, "HOLD": chosen.xstages == 0,
-            "WHOLE": chosen.whole > 0, "THREADS": 32 * WARPS,
+            "LOW": rows <= 8, "NT": -(-rows // 16), "CHUNK": chosen.chunk, "PART": chosen.part,
+            "HOLD": chosen.xstages == 0, "WHOLE": chosen.whole > 0, "THREADS": 32 * WARPS,
         }  # fmt: skip
+        across = filling(-(-lay.tiles(n) // (chosen.whole + chosen.split)), parts, on.multiprocessors)
         made = function_of("quant/few.cu", "quant_few", device, defines)
-        counts = (m, n, k, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))
+        counts = (m, n, k, rows, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))
         return made.bind(
             [*["ptr"] * 4, ("i64", case.x[0]), ("i64", case.out[0]), *[("i32", x) for x in counts]],
-            grid=(min(on.multiprocessors, lay.tiles(n)),), block=(chosen.threads,), shared=chosen.shared(lay, m, k),
-            pdl=True,
+            grid=(across, parts), block=(chosen.threads,),
+            shared=chosen.shared(lay, rows, k), pdl=True,
         )  # fmt: skip
 
 

@@ -20,13 +20,15 @@ from ..driver import facts
 from ..driver.nvrtc import function_of
 from ..driver.tensormap import Encoder, encoder
 from ..driver.wgmma import mma
+from ..gemm.model import H200, Gpu, gpu_of, together
 from .case import QuantCase
-from .kernel import Launch, RoundedKernel
+from .kernel import Launch, RoundedKernel, filling
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 
 __all__ = ["KERNEL", "ManyConfig", "RowsOfW", "best", "legal", "parts", "tiles_map"]
 
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
+REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}  # of the producer and of consumers, by warpgroups
 TEXT = re.compile(r"(\d)x(\d)x(\d+) s(\d+)(?: c(\d))?")
 
 
@@ -69,13 +71,13 @@ def legal(lay: PackedLayout, c: ManyConfig) -> bool:
     """Whether there are such registers and such shared memory."""
     registers = c.blocks * (c.cols // 2 + 32)
     return (
-        c.warpgroups in (2, 3)
+        c.warpgroups in REGISTERS
         and 1 <= c.blocks <= 2
         and c.cols % (8 * c.cluster) == 0
         and 8 <= c.cols <= 256
         and 2 <= c.stages <= 32
         and c.cluster in (1, 2, 4)
-        and registers <= (192 if c.warpgroups == 2 else 112)
+        and registers <= REGISTERS[c.warpgroups][1] - 40
         and c.shared(lay) <= SHARED
     )
 
@@ -86,12 +88,16 @@ def deepest(lay: PackedLayout, warpgroups: int, blocks: int, cols: int, cluster:
     return next((c for c in several if legal(lay, c)), None)
 
 
-COLS = (64, 96, 128, 176, 256)
-SHAPES = ((2, 1), (2, 2), (3, 1))
-# Measured on an H200, in us to 64 of K: a token's products with a block of 64 rows; dequantizing 2, 3 or 4 such blocks,
-# which hides behind products of other warps alone. Integer scales of sub-blocks cost a fifth more.
-TENSOR, WORK, INTEGERS = 0.0014, {2: 0.30, 3: 0.37, 4: 0.44}, 1.2
-START, WAVE = 2.5, 0.8  # us of a launch, and of a wave of tiles
+COLS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 176, 208, 256)
+SHAPES = ((1, 1), (2, 1), (2, 2), (3, 1))  # warpgroups, and blocks of 64 rows of W of each
+# A model of the time, fitted to 2,657 timings of 260 products on an H200, in us to 64 of K: what dequantizing takes, by
+# shape, and products for each row of x and block of 64 rows of W; some of the lesser time is not hidden behind the
+# greater one.
+WORK, TENSOR, LEFT = {(1, 1): 0.172, (2, 1): 0.247, (2, 2): 0.409, (3, 1): 0.332}, 0.00072, 0.56
+START, WAVE, STORE = 1.1, 0.38, 0.0051  # of a launch, of a wave of tiles, of each row of x and block
+MEMORY, CACHE = 550.0, 71000.0  # bytes a us: for each GB/s of the bus; from the second-level cache, by multiprocessor
+COLS_OF_WAVES = 96  # of tiles of which whole waves may be walked first
+AGAIN = 1.4  # of another launch for the rest of W
 
 
 class RowsOfW(NamedTuple):
@@ -102,35 +108,52 @@ class RowsOfW(NamedTuple):
     config: ManyConfig
 
 
-def _microseconds(lay: PackedLayout, c: ManyConfig, m: int, n: int, k: int, multiprocessors: int) -> float:
-    """A model: whole waves of tiles, bound by tensor cores or by the warps' own work."""
+def work_of(lay: PackedLayout) -> float:
+    """How long weights of a format take to dequantize, against those of Q4_0."""
+    if lay.format.sub == 16:
+        return 1.74
+    return 1.27 if lay.floats_each > 1 else 1.0 if lay.bits <= 5 else 1.12
+
+
+def _microseconds(lay: PackedLayout, c: ManyConfig, m: int, n: int, k: int, gpu: Gpu) -> float:
+    """A model: waves of tiles, all rows of x out of the second-level cache, and weights out of memory, side by side."""
     tiles = -(-n // (c.rows * c.cluster)) * c.cluster * -(-m // c.cols)
-    blocks = c.warpgroups * c.blocks
-    tensor = TENSOR * c.cols * blocks
-    step = max(tensor, WORK[blocks] * (INTEGERS if lay.ints_each else 1) + 0.6 * tensor)
-    return -(-tiles // multiprocessors) * (-(-k // STEP) * step + WAVE)
+    waves, steps, blocks = -(-tiles // gpu.multiprocessors), -(-k // STEP), c.warpgroups * c.blocks
+    work, tensor = WORK[c.warpgroups, c.blocks] * work_of(lay), TENSOR * c.cols * blocks
+    step = together(work, tensor) + LEFT * min(work, tensor)
+    walks = waves * (steps * step + WAVE + STORE * c.cols * blocks)
+    cached = tiles * steps * c.cols * 128 / (CACHE * gpu.multiprocessors)
+    moved = (lay.nbytes(n, k) + 2 * m * (n + k)) / (MEMORY * gpu.memory)
+    return START + together(walks, cached, moved)
 
 
 @functools.lru_cache(maxsize=4096)
 def best(format: str, m: int, n: int, k: int, multiprocessors: int = 132) -> str:
     """How W is likely walked the fastest: all in one way, or whole waves of tiles of one size, then the rest."""
+    gpu = H200._replace(multiprocessors=multiprocessors)
     lay = layout(format)
-    configs = [c for w, b in SHAPES for cols in COLS if (c := deepest(lay, w, b, cols)) is not None]
+    configs = [
+        c
+        for w, b in SHAPES
+        for cols in COLS
+        if (cols - m < 16 or cols == COLS[0]) and (c := deepest(lay, w, b, cols)) is not None
+    ]
 
     def fastest(rows: int) -> tuple[float, ManyConfig]:
-        costs = [_microseconds(lay, c, m, rows, k, multiprocessors) for c in configs]
+        costs = [_microseconds(lay, c, m, rows, k, gpu) for c in configs]
         return min(zip(costs, configs, strict=True), key=lambda pair: pair[0])
 
     cost, config = fastest(n)
     found = str(config)
     for c in configs:
         across = -(-m // c.cols)
-        for waves in range(1, 1 + -(-n // c.rows) * across // multiprocessors):
-            rows = waves * multiprocessors // across * c.rows
+        last = -(-n // c.rows) * across // gpu.multiprocessors
+        for waves in range(max(1, last - 2), last + 1) if c.cols >= COLS_OF_WAVES else ():
+            rows = waves * gpu.multiprocessors // across * c.rows
             if not 0 < rows < n:
                 continue
             rest, other = fastest(n - rows)
-            both = _microseconds(lay, c, m, rows, k, multiprocessors) + rest + START
+            both = _microseconds(lay, c, m, rows, k, gpu) + rest + AGAIN
             if both < (1 if "," in found else 0.98) * cost:
                 cost, found = both, f"{c} to {rows}, {other}"
     return found
@@ -170,6 +193,11 @@ class QuantMany(RoundedKernel):
     def configure(self, case: QuantCase, multiprocessors: int) -> str:
         return best(case.format, case.m, case.n, case.k, multiprocessors)
 
+    def microseconds(self, case: QuantCase, config: str, device: int) -> float:
+        lay, gpu, walked = layout(case.format), gpu_of(device), parts(config, case.n)
+        each = (_microseconds(lay, part.config, case.m, part.rows, case.k, gpu) for part in walked)
+        return sum(each) + AGAIN * (len(walked) - 1)
+
     def tile(self, config: str) -> int:
         return STEP
 
@@ -198,14 +226,14 @@ def _bind_part(case: QuantCase, part: RowsOfW, device: int, *, late: bool) -> La
         "BIAS_ROWS": 1, "EPILOGUE": bias is not None, "C_KIND": -1, "ACCUMULATE": 0, "COLUMNS": 1, "VECTOR": case.wide,
         "BN": c.cols,
         "MW": c.blocks, "WARPGROUPS": c.warpgroups, "STAGES": c.stages, "CM": c.cluster,
-        "PRODUCER_REGISTERS": 40 if c.warpgroups == 2 else 32,
-        "CONSUMER_REGISTERS": 232 if c.warpgroups == 2 else 160,
+        "PRODUCER_REGISTERS": REGISTERS[c.warpgroups][0], "CONSUMER_REGISTERS": REGISTERS[c.warpgroups][1],
     }  # fmt: skip
     made = function_of(
         "quant/many.cu", "quant_many", device, defines, before=mma(PTX[case.dtype], c.cols, registers=True)
     )
     tiles_w, tiles_x = -(-part.rows // (c.rows * c.cluster)), -(-case.m // c.cols)
-    clusters = min(tiles_w * tiles_x, here.multiprocessors // c.cluster)
+    most = here.multiprocessors // c.cluster
+    clusters = filling(min(tiles_w * tiles_x, most), 1, most)
     group = max(1, min(tiles_x, 16 * 2**20 // (2 * case.k * c.cols)))  # x of these stays in L2
     ints = (part.rows, case.m, -(-case.k // STEP), tiles_w, tiles_x, group, int(late))
     bias_step = 0 if bias is None else case.bias_stride

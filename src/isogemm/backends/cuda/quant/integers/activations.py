@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .....base.dtypes import CODE, ITEMSIZE
-from ...driver.kernel import Bound
+from ...driver.kernel import Bound, Parameter
 from ...driver.nvrtc import function_of
 from ..case import QuantCase
 from ..layout import STEP, PackedLayout, layout
@@ -65,8 +65,8 @@ def reading(case: QuantCase) -> dict[str, object]:
     return {"TYPE": CODE[case.dtype], "VEC": column == 1 and case.x_align == 16 and whole}
 
 
-def bind(case: QuantCase, form: str, device: int) -> Bound:
-    """``launch(stream, x, codes, scales, sums)`` for x of a case."""
+def bind(case: QuantCase, form: str, device: int, each: int = 0) -> Bound:
+    """``launch(stream, x, codes, scales, sums)`` for x of a case; with `each`, in parts of so many rows."""
     fmt, kind = layout(case.format).format, sums_kind(layout(case.format))
     defines: dict[str, object] = {"BLOCK": fmt.block, "SUMS": kind, **reading(case)}
     if form == "float16":
@@ -74,7 +74,11 @@ def bind(case: QuantCase, form: str, device: int) -> Bound:
     else:
         file, name, more = "activations.cu", "quant_activations", {"SUB": fmt.sub, "HALVES": form == "halves"}
     made = function_of(f"quant/integers/{file}", name, device, {**defines, **more})
+    parts: list[Parameter] = []
+    if form != "float16":
+        rows = each or case.m
+        parts = [("i32", rows), ("i64", places(layout(case.format), rows, case.k, form).nbytes)]
     return made.bind(
-        ["ptr", *(("i64", stride) for stride in case.x), "ptr", "ptr", "ptr", ("i32", case.m), ("i32", case.k)],
+        ["ptr", *(("i64", stride) for stride in case.x), "ptr", "ptr", "ptr", ("i32", case.m), ("i32", case.k), *parts],
         grid=(-(-case.m * -(-case.k // SPAN) // WARPS),), block=(32 * WARPS,), pdl=True,
     )  # fmt: skip

@@ -105,7 +105,12 @@ quant_int(const u8* w, const void* x, i64 x_row, i64 x_column, void* out, const 
           i64 bias_stride, int m, int n, int k) {
 #else
 quant_int(const u8* w, const u8* x_codes, const float* x_scales, const int* x_sums, void* out, const void* bias, i64 out_r,
-          i64 out_c, i64 bias_stride, int m, int n, int k) {
+          i64 out_c, i64 bias_stride, int m, int n, int k, int part_rows, i64 part_bytes) {
+  // Parts of x, side by side: each has codes, scales and sums of its own.
+  const i64 begin = (i64)blockIdx.z * part_rows, codes_begin = blockIdx.z * part_bytes;
+  x_codes += codes_begin, x_scales = (const float*)((const u8*)x_scales + codes_begin);
+  x_sums = (const int*)((const u8*)x_sums + codes_begin), out = (u8*)out + begin * out_r * ((TYPES & 255) == 0 ? 4 : 2);
+  m = min(m - (int)begin, part_rows);
 #endif
   extern __shared__ __align__(128) u8 memory[];
   __shared__ alignas(8) u64 barriers[SLOTS * STAGES];

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 from ...driver.kernel import Bound, Parameter
 from ...driver.nvrtc import function_of
+from ...gemm.model import Gpu, together
 from ..case import QuantCase
 from ..layout import ROWS, STEP, PackedLayout, layout, macros
 from . import activations
 
-__all__ = ["FewCodes", "form_of", "usual", "x_bytes"]
+__all__ = ["FewCodes", "form_of", "microseconds", "usual", "x_bytes"]
 
 MULTIPROCESSORS = 132  # of an H200; sizes teams and rings, nothing else
 SHARED = 224 * 1024
@@ -34,6 +35,8 @@ class FewCodes(NamedTuple):
         Of x, which a fused kernel is compiled for; 0 for any.
     split : int
         Teams that are two, each with half of the tiles of x; only where x is "staged".
+    each : int
+        Rows of x of a part, where blocks side by side have different ones; 0: all of them.
     """
 
     tiles: int
@@ -44,6 +47,7 @@ class FewCodes(NamedTuple):
     x: str = "memory"
     rows: int = 0
     split: int = 0
+    each: int = 0
 
     def ring(self, lay: PackedLayout) -> int:
         """Bytes of shared memory for weights."""
@@ -63,19 +67,22 @@ class FewCodes(NamedTuple):
     def bind(self, case: QuantCase, device: int) -> Bound:
         """``launch(stream, w, codes, scales, sums, out, bias)``, or, "fused", ``launch(stream, w, x, out, bias)``."""
         (m, n, k), lay = (case.m, case.n, case.k), layout(case.format)
-        fused = self.x == "fused"
+        fused, each = self.x == "fused", self.each or m
+        parts: list[Parameter] = []
+        if not fused:
+            parts = [("i32", each), ("i64", activations.places(lay, each, k, form_of(lay)).nbytes)]
         x: list[Parameter] = [("i64", v) for v in case.x] if fused else ["ptr", "ptr"]
         defines: dict[str, object] = {
             **macros(lay), "SUMS": activations.sums_kind(lay), "TYPES": case.types, "STAGES": self.stages,
             "SPAN_K": self.span, "NT": self.tiles, "SPLIT": self.split, "GROUP": self.group, "TEAMS": self.teams,
-            "EACH": 2 if m == 1 else 1, "FIXED": -(-m // 8) == self.tiles, "STAGED": self.x == "staged",
+            "EACH": 2 if m == 1 else 1, "FIXED": -(-each // 8) == self.tiles, "STAGED": self.x == "staged",
             "FUSED": m * fused, **(activations.reading(case) if fused else {}),
         }  # fmt: skip
         made = function_of("quant/integers/few.cu", "quant_int", device, defines)
         return made.bind(
-            ["ptr", "ptr", *x, "ptr", "ptr", *case.steps, *(("i32", v) for v in (m, n, k))],
-            grid=(-(-n // (ROWS * self.teams)), -(-m // (8 * self.tiles))),
-            block=(32 * self.group * (self.teams + self.split),), shared=self.ring(lay) + x_bytes(lay, m, k, self.x),
+            ["ptr", "ptr", *x, "ptr", "ptr", *case.steps, *(("i32", v) for v in (m, n, k)), *parts],
+            grid=(-(-n // (ROWS * self.teams)), -(-each // (8 * self.tiles)), -(-m // each)),
+            block=(32 * self.group * (self.teams + self.split),), shared=self.ring(lay) + x_bytes(lay, each, k, self.x),
             pdl=True,
         )  # fmt: skip
 
@@ -85,10 +92,10 @@ def form_of(lay: PackedLayout) -> str:
     return "halves" if lay.record_k == STEP else "words"
 
 
-def usual(lay: PackedLayout, m: int, n: int, k: int) -> FewCodes | None:
+def usual(lay: PackedLayout, m: int, n: int, k: int, multiprocessors: int = MULTIPROCESSORS) -> FewCodes | None:
     """Warps to keep a multiprocessor busy; x where it can be read fastest. None where `ManyCodes` are faster."""
     tiles, spans, wide = -(-n // ROWS), max(1, -(-k // 256)), -(-m // 8)
-    each = -(-tiles // MULTIPROCESSORS)  # tiles of W of a multiprocessor
+    each = -(-tiles // multiprocessors)  # tiles of W of a multiprocessor
     kept = "fused" if m <= FUSED else "staged"
     codes = x_bytes(lay, m, k, kept)
     for span, x in ((256, kept), (128, kept), (256, "memory")):
@@ -104,6 +111,32 @@ def usual(lay: PackedLayout, m: int, n: int, k: int) -> FewCodes | None:
             if found.ring(lay) + found.declared + codes <= BLOCK:
                 return found
     return None
+
+
+# A model of the time, fitted to 592 timings of 220 products on an H200, in us to 256 of K, for each tile of 8 rows of
+# x: of a warp, of the chain, and of each of a multiprocessor's teams one after the other, which take the last number
+# besides.
+# By blocks of 32 of up to 5 bits and of 8, super-blocks with sub-blocks of 32 and of 16.
+COSTS = (
+    (0.23, 0.091, 0.038, 0.024), (0.20, 0.091, 0.042, 0.030), (0.129, 0.001, 0.026, 0.046), (0.14, 0.001, 0.031, 0.062),
+)  # fmt: skip
+START, CODES = 3.5, 9.2e5  # of both launches; values of x a us that become codes
+MEMORY, CACHE = 1040.0, 21000.0  # bytes a us, as in quant/many.py
+UNSTAGED = 1.2  # what it takes longer where x is read from memory
+
+
+def microseconds(lay: PackedLayout, c: FewCodes, m: int, n: int, k: int, gpu: Gpu) -> float:
+    """The time to expect where codes of x are made first."""
+    kind = 3 if lay.format.sub == 16 else 2 if lay.record_k > STEP else 1 if lay.bits > 5 else 0
+    warp, chain, tile, team = COSTS[kind]
+    each = c.each or m
+    blocks = -(-lay.tiles(n) // c.teams) * -(-m // each)
+    teams = c.teams * -(-blocks // gpu.multiprocessors)
+    spans = -(-k // 256)
+    step = together(warp * c.tiles / c.group, chain * c.tiles, teams * (team + tile * c.tiles))
+    walks = (spans * step + warp * c.tiles) * (UNSTAGED if c.x == "memory" else 1)
+    cached = blocks * x_bytes(lay, each, k, c.x) / (CACHE * gpu.multiprocessors)
+    return START + m * k / CODES + together(walks, cached, lay.nbytes(n, k) / (MEMORY * gpu.memory))
 
 
 def x_bytes(lay: PackedLayout, m: int, k: int, x: str) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...driver.kernel import Bound
 from ...driver.nvrtc import function_of
+from ...gemm.model import H200, Gpu, together
 from ..case import QuantCase
 from ..layout import ROWS, STEP, PackedLayout, layout, macros
 from . import activations
 
-__all__ = ["ManyCodes", "stage_bytes", "usual"]
+__all__ = ["ManyCodes", "options", "stage_bytes"]
 
 SHARED = 224 * 1024
 
@@ -64,11 +66,23 @@ class ManyCodes(NamedTuple):
         )  # fmt: skip
 
 
-def usual(lay: PackedLayout, m: int) -> ManyCodes:
-    """Tiles for so many rows of x, and as deep a ring as there is room for."""
-    shape = (1, 4, 8, 1) if m <= 32 else (2, 8, 4, 1) if m <= 64 else (2, 8, 4, 2)
-    fit = SHARED // stage_bytes(lay, ManyCodes(*shape, 1))
-    return ManyCodes(*shape, max(2, min(3, fit)))
+# A model of the time, fitted to 288 timings of 48 products in Q6_K on an H200: us to 256 of K, of a tile by itself and
+# of each of a multiprocessor's tiles, some of which are there at once.
+COSTS = {
+    (1, 4, 8, 1): (2.03, 1.32), (2, 8, 4, 1): (0.39, 2.99), (2, 8, 4, 2): (0.88, 4.27), (1, 8, 4, 1): (1.92, 1.22),
+    (1, 4, 4, 1): (1.72, 0.75), (1, 8, 4, 2): (0.28, 2.27),
+}  # fmt: skip
+START, CODES, MEMORY = 3.4, 2.9e5, 280.0  # as in `wide`
+
+
+def options(lay: PackedLayout, m: int, n: int, k: int, gpu: Gpu = H200) -> Iterator[tuple[float, ManyCodes]]:
+    """Configurations, each with as deep a ring as there is room for, and the microseconds to expect."""
+    for shape, (alone, each) in COSTS.items():
+        fit = SHARED // stage_bytes(lay, ManyCodes(*shape, 1))
+        c = ManyCodes(*shape, max(2, min(3, fit)))
+        tiles = -(-n // (ROWS * c.tiles_w * c.warps_w)) * -(-m // (8 * c.tiles_x * c.warps_x))
+        walks = -(-k // 256) * together(alone, each * -(-tiles // gpu.multiprocessors))
+        yield START + m * k / CODES + together(walks, lay.nbytes(n, k) / (MEMORY * gpu.memory)), c
 
 
 def stage_bytes(lay: PackedLayout, c: ManyCodes) -> int:

@@ -1,0 +1,118 @@
+"""Weights written out once for a plain product: every piece in its place, and the bits of that product."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.backends.cuda.quant.test_many import (
+    BF16,
+    F16,
+    F32,
+    drawn,
+    floats,
+    packed_of,
+    poisoned,
+    product,
+    same,
+    weight,
+)
+
+from isogemm.backends.cuda.quant import dequantize, family, once
+from isogemm.backends.cuda.quant.case import QuantCase
+from isogemm.backends.cuda.quant.kernel import QuantKernel, filling
+from isogemm.backends.cuda.quant.once import KERNEL, OnceConfig
+from isogemm.contract.spec import Contract
+from isogemm.planner.family import Families
+from isogemm.problem.product import Product
+
+torch = pytest.importorskip("torch")
+CASE = QuantCase("same", "Q4_K", "bfloat16", "float32", "float16", 5, 40, 256, "tensor_core:sm90")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q6_K"])
+def test_bits_are_those_of_the_product_with_dequantized_weights(name: str, dtype: Any) -> None:
+    w = weight(name, 2100, 512, "blocks")
+    x, bias = drawn(70, 512, dtype), torch.linspace(-3, 3, 2100)
+    for rows in (2100, 1024):  # in one piece, and in three, the last of which has other tiles
+        for out_dtype in (F32, dtype):
+            out = poisoned(70, 2100, dtype=out_dtype)
+            KERNEL.run(x.cuda(), packed_of(w), out, bias.cuda(), OnceConfig(rows, ""))
+            same(out, product(x, w, bias.cuda(), out_dtype))
+    assert floats(w, dtype).dtype is dtype
+
+
+def test_each_piece_is_written_and_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kernels of a piece follow each other; results and biases begin at its first row."""
+    told: list[Any] = []
+    posed: list[Product] = []
+
+    def bind(lay: Any, dtype: str, rows: int, k: int, step: int, device: int) -> Any:
+        return lambda stream, data, out, first: told.append(("write", dtype, rows, k, step, data, out - base, first))
+
+    def choose(product: Product, device: int) -> Any:
+        posed.append(product)
+        return lambda at, stream: told.append(("multiply", at.a, at.b - base, at.out, at.bias))
+
+    room = torch.empty(16 * 256 * 2, dtype=torch.uint8)
+    base = room.data_ptr()
+    monkeypatch.setattr(dequantize, "bind", bind)
+    monkeypatch.setattr(once, "choose", choose)
+    monkeypatch.setattr(once, "workspace", lambda nbytes, device: room if nbytes == room.numel() else None)
+    KERNEL.build(CASE, OnceConfig(16, "tensor_core:sm90"), 0)(7, 1000, 2000, 3000, 500)
+    assert told == [
+        step
+        for first, rows in ((0, 16), (16, 16), (32, 8))
+        for step in (
+            ("write", "bfloat16", rows, 256, 256, 2000, 0, first),
+            ("multiply", 1000, 0, 3000 + 4 * first, 500 + 2 * first),
+        )
+    ]
+    assert [(p.m, p.n, p.k, p.out.row, p.contract) for p in posed] == [
+        (5, rows, 256, 40, Contract.parse("tensor_core:sm90/chain")) for rows in (16, 16, 8)
+    ]
+
+
+def test_a_contract_is_part_of_the_configuration() -> None:
+    """Cases that want other bits are equal, and what is bound is kept by case and configuration."""
+    other = replace(CASE, arithmetic="tensor_core:sm80")
+    assert other == CASE
+    assert KERNEL.configure(other, 132) != KERNEL.configure(CASE, 132)
+    assert KERNEL.code(CASE, KERNEL.configure(CASE, 132)) == "Q4_K > bfloat16"
+
+
+class Timed(QuantKernel):
+    """A kernel that says what it takes."""
+
+    path = "same"
+
+    def __init__(self, name: str, us: float | None) -> None:
+        self.name, self.us = name, us
+
+    def configure(self, case: QuantCase, multiprocessors: int) -> str:
+        return ""
+
+    def microseconds(self, case: QuantCase, config: Any, device: int) -> float | None:
+        return self.us
+
+
+def test_the_least_time_comes_first_and_no_time_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [Timed("silent", None), Timed("slow", 9.0), Timed("fast", 2.0), Timed("silent too", None)]
+    found = Families("", {})
+    monkeypatch.setattr(family, "FAMILIES", found)
+    monkeypatch.setattr(Families, "found", {kernel.name: kernel for kernel in kernels})
+    monkeypatch.setattr(family.facts, "device", lambda ordinal: type("Facts", (), {"multiprocessors": 132}))
+    order = [option.family.name for option in family.options(CASE, 0)]
+    assert order == ["fast", "slow", "silent", "silent too"]
+
+
+def test_blocks_are_a_whole_share_of_the_multiprocessors() -> None:
+    for blocks, parts in ((1, 1), (33, 1), (34, 1), (128, 1), (132, 1), (32, 4), (20, 3), (60, 2)):
+        each = filling(blocks, parts, 132)
+        assert each >= blocks
+        assert each * parts in (33, 44, 66, 132)
+    assert filling(200, 1, 132) == 200
+    assert filling(50, 4, 132) == 50

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Drawn", "of_cpus", "of_gpus"]
+__all__ = ["Drawn", "DrawnQuantized", "of_cpus", "of_gpus", "of_quantized"]
 
 
 class Drawn(NamedTuple):
@@ -19,6 +20,15 @@ class Drawn(NamedTuple):
     layout: str = "NT"
     bias: bool = False
     cold: bool = True
+
+
+class DrawnQuantized(NamedTuple):
+    """A product of m rows with a quantized weight [n, k]."""
+
+    format: str
+    m: int
+    n: int
+    k: int
 
 
 def of_gpus(seed: int, count: int) -> list[Drawn]:
@@ -52,6 +62,16 @@ def of_cpus(seed: int, count: int) -> list[Drawn]:
         n, k = (_log_uniform(source, 128, 4096) for _ in range(2))
         m = 1 if source.random() < 1 / 3 else _log_uniform(source, 1, 2048)
         found.append(Drawn(m, n, k, cold=i % 2 == 0))
+    return found
+
+
+def of_quantized(seed: int, count: int, formats: Sequence[str]) -> list[DrawnQuantized]:
+    """`count` products: N and K log-uniform in 512..16384, multiples of 256, M log-uniform in 1..512."""
+    source = random.Random(seed)
+    found = []
+    for _ in range(count):
+        n, k = (max(512, round(_log_uniform(source, 512, 16384) / 256) * 256) for _ in range(2))
+        found.append(DrawnQuantized(source.choice(formats), _log_uniform(source, 1, 512), n, k))
     return found
 
 

@@ -12,12 +12,13 @@ import typer
 
 from isogemm.lab import environment, write_json
 
-from ..common import counts_of, line_console, named_of, results_path
+from ..common import counts_of, groups_text, line_console, named_of, results_path
 from ..gpu.__main__ import _engine
 from ..gpu.engine import Engine
 from ..llama.cuda import LlamaCuda
-from .cases import FORMATS, ROWS, SHAPES, Case, cases
-from .measure import Settings, measure, wrong
+from .cases import FORMATS, LAYERS, RANDOM, ROWS, SHAPES, Case, cases, drawn
+from .kernels import prepare
+from .measure import Settings, groups, measure, wrong
 from .operands import LLAMA, Peers, Shelf
 from .peers import load_gemlite
 from .show import line, summary, table
@@ -27,6 +28,7 @@ SHAPE_WORDS = ",".join(f"{n}x{k}" for n, k in SHAPES)
 
 
 def main(
+    suite: Annotated[str, typer.Option(help=f"{LAYERS}, or {RANDOM}: products drawn from --seed.")] = LAYERS,
     formats: Annotated[str, typer.Option(help="With commas.")] = ",".join(FORMATS),
     m: Annotated[str, typer.Option(help="Numbers of rows, with commas.")] = ",".join(map(str, ROWS)),
     shapes: Annotated[str, typer.Option(help="NxK, with commas.")] = SHAPE_WORDS,
@@ -36,23 +38,28 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     seconds: Annotated[float, typer.Option(help="Begin no case after so long; 0 for no limit.", min=0)] = 0.0,
     quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the operands.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the operands, and of the products that are drawn.", min=0)] = 0,
+    count: Annotated[int, typer.Option(help="Products to draw.", min=1)] = 60,
 ) -> None:
     """Time isogemm and the others in interleaved CUDA graphs, check isogemm's bits, and hold it against the bars.
 
     Float32 activations (fp32) are timed up to 16 rows, beside the product with float32 weights. No bar is for them.
     Exits with 1 when a case failed or a bit differed. A bar that was not met is a result, not a failure.
     """
-    chosen, start = _chosen(formats, m, shapes), time.monotonic()
+    random, start = named_of(suite, [LAYERS, RANDOM], "--suite") == [RANDOM], time.monotonic()
+    chosen = drawn(seed, count) if random else _chosen(formats, m, shapes)
     console = line_console(WIDTH)
     engine = _engine()
-    peers, facts = _peers(llama, configs if gemlite else None, gemlite)
+    if random:
+        prepare(chosen, seconds=seconds / 2 if seconds else 240.0)
+    peers, facts = _peers(llama, configs if gemlite else None, gemlite and not random)
     for words in facts.values():
         console.print(words, soft_wrap=True)
     options = (*(("--llama", str(llama)) if llama else ()), *(("--configs", str(configs)) if configs else ()))
     settings = Settings(5, 3e-4, seed, (*options, "--quick")) if quick else Settings(seed=seed, options=options)
     rows, path = run(chosen, settings, engine, peers, out, facts, start + seconds if seconds else None)
     console.print(table(rows))
+    console.print(groups_text(groups(rows)), soft_wrap=True)
     console.print(summary(rows), soft_wrap=True)
     console.print(
         f"{len(rows)} of {len(chosen)} cases in {time.monotonic() - start:.0f} s; rows: {path}", soft_wrap=True
@@ -82,8 +89,9 @@ def run(
         typer.echo(line(rows[-1]))
         device = {"before": before, "after": engine.facts() if case is chosen[-1] else None}
         write_json(
-            target, rows, environment=stamp, benchmark="quant_gpu", device=device, ceilings=ceilings, peers=dict(facts)
-        )
+            target, rows, environment=stamp, benchmark="quant_gpu", device=device, ceilings=ceilings,
+            peers=dict(facts), groups=groups(rows),
+        )  # fmt: skip
     shelf.drop()
     return rows, target
 

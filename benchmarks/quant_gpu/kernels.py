@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
 from typing import Any
 
-__all__ = ["kernel_of"]
+from .cases import Case
+from .operands import ALONE, LEAST
+
+__all__ = ["kernel_of", "prepare"]
 
 PLAIN = "dequantized weights, plain product"
 
@@ -44,3 +51,32 @@ def _watched(call: Callable[[int], Any]) -> str:
 
 def _words(case: Any, chosen: Any) -> str:
     return f"{case.path} {chosen.kernel.name.removeprefix('quant ')} [{chosen.config}]"
+
+
+def prepare(chosen: Sequence[Case], *, seconds: float) -> None:
+    """Compile and try, side by side, what will be chosen for drawn products; the disk brings it to this process."""
+    asked = dict.fromkeys((c.format, m, c.n, c.k) for c in chosen for m in (c.m, ALONE if c.m >= LEAST else LEAST))
+    count = max(1, min(15, (os.cpu_count() or 2) - 1))
+    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    futures = [pool.submit(_choose, *case) for case in sorted(asked, key=lambda case: case[1])]
+    wait(futures, timeout=seconds)
+    workers = list(getattr(pool, "_processes", {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
+
+
+def _choose(format: str, m: int, n: int, k: int) -> None:
+    """Whatever a first call with such operands does, but for the calls; errors show when it is made."""
+    from isogemm.backends.cuda.gemm import execute
+    from isogemm.backends.cuda.quant import family
+    from isogemm.backends.cuda.quant.case import QuantCase
+    from isogemm.contract.spec import Contract
+    from isogemm.problem.product import Product, Strides
+
+    logging.getLogger("isogemm").setLevel(logging.CRITICAL)
+    types, contract = ("bfloat16", "bfloat16"), Contract.parse("tensor_core:sm90/chain")
+    for path, arithmetic in (("same", contract.arithmetic), ("q8", "int32")):
+        family.choose(QuantCase(path, format, *types, None, m, n, k, arithmetic), None, 0)  # type: ignore[arg-type]
+    sides = Strides(k, 1), Strides(1, k), Strides(n, 1)
+    execute.choose(Product(m, n, k, *types, "bfloat16", contract, *sides), 0)

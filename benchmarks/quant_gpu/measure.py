@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from isogemm.lab import Candidate, Ceilings, Timing, Verdict, interleave, row, verdict
 
-from ..common import graph_calls, repeated, words_of
+from ..common import graph_calls, repeated, summarize, words_of
 from ..gpu.engine import Engine
 from ..gpu.measure import judge
-from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, Case
+from .cases import FP32, GROUPS, OURS, PLAIN, PLAIN_FP32, Q8, Case
 from .kernels import kernel_of
 from .operands import LLAMA, TORCH, Call, Setup, Shelf, build
 from .peers import GEMLITE
 
-__all__ = ["Settings", "checks", "measure", "ratio", "wrong"]
+__all__ = ["Settings", "checks", "groups", "measure", "ratio", "wrong"]
 
 ARITHMETIC = "bfloat16"
 MOST_CALLS = 400
@@ -122,6 +122,15 @@ def ratio(row: Mapping[str, Any], ours: str, peer: str) -> float | None:
     if ours not in times or peer not in times:
         return None
     return float(times[peer]["median"] / times[ours]["median"])
+
+
+def groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Groups of drawn products, of each path."""
+    found = []
+    for path, ours in (("same", OURS), ("q8", Q8)):
+        each = summarize(rows, GROUPS, lambda row, peer, ours=ours: ratio(row, ours, peer))  # type: ignore[misc]
+        found += [{**group, "group": f"{path}, {group['group']}"} for group in each]
+    return found
 
 
 def checks(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

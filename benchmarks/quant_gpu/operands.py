@@ -19,7 +19,7 @@ from isogemm.quant import FORMATS, QuantizedMatrix
 from ..gpu.bits import Sample, differing, to_numpy
 from ..gpu.operands import L2_BYTES, normal
 from ..llama.cuda import LlamaCuda, Products, Weights
-from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, ROWS, Case
+from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, RANDOM, ROWS, Case
 from .peers import GEMLITE, GemLite
 
 __all__ = ["LLAMA", "TORCH", "Layer", "Peers", "Setup", "Shelf", "blocks", "build"]
@@ -29,7 +29,12 @@ SAME, INTEGER, FLOAT = "tensor_core:sm90/chain", "int32/chain", "fma/chain"
 ALONE = 17  # rows that the whole batch is compared with
 LEAST = 64  # rows of the whole batch
 # Scales with which weights are about 1; codes and small integer scales are random bits.
-SIZES = {"Q4_0": {"d": 2**-2}, "Q8_0": {"d": 2**-6}, "Q4_K": {"d": 2**-9, "dmin": 7.5 * 2**-9}, "Q6_K": {"d": 2**-10}}
+SIZES = {
+    "Q4_0": {"d": 2**-2}, "Q4_1": {"d": 2**-2, "m": -7.5 * 2**-2}, "Q5_0": {"d": 2**-3},
+    "Q5_1": {"d": 2**-3, "m": -15.5 * 2**-3}, "Q8_0": {"d": 2**-6}, "Q2_K": {"d": 2**-4, "dmin": 1.5 * 2**-4},
+    "Q3_K": {"d": 2**-5}, "Q4_K": {"d": 2**-9, "dmin": 7.5 * 2**-9}, "Q5_K": {"d": 2**-10, "dmin": 15.5 * 2**-10},
+    "Q6_K": {"d": 2**-10},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +184,11 @@ class Shelf:
     def layer(self, case: Case) -> Layer:
         """The operands of a case's weight."""
         held = self._layer
-        if held is None or (held.format, held.n, held.k) != (case.format, case.n, case.k):
+        alike = held is not None and (held.format, held.n, held.k) == (case.format, case.n, case.k)
+        if held is None or not alike or case.m not in held.rows:
             self.drop()
-            held = self._layer = Layer(case.format, case.n, case.k, self.device, self.seed, self.rows)
+            rows = (case.m,) if case.suite == RANDOM else self.rows
+            held = self._layer = Layer(case.format, case.n, case.k, self.device, self.seed, rows)
         return held
 
     def drop(self) -> None:
@@ -219,8 +226,9 @@ def build(case: Case, shelf: Shelf) -> Setup:
         OURS: lambda: Call(lambda i: layer.linear(OURS, x, i % ours), ours),
         Q8: lambda: Call(lambda i: layer.linear(Q8, x, i % ours), ours),
         PLAIN: lambda: Call(lambda i: layer.linear(PLAIN, x, i % plain), plain),
-        TORCH: lambda: Call(lambda i: torch.nn.functional.linear(x, layer.plain[i % plain]), plain),
     }
+    if case.suite != RANDOM:
+        made[TORCH] = lambda: Call(lambda i: torch.nn.functional.linear(x, layer.plain[i % plain]), plain)
     if case.fp32:
         made |= _fp32(layer, case.m)
     results: dict[str, Callable[[], Any]] = {}

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..common import sources_text, wrapped
-from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8
-from .measure import checks
+from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, RANDOM
+from .measure import checks, groups
 
 __all__ = ["quant_gpu_section"]
 
@@ -17,7 +17,8 @@ Row = Mapping[str, Any]
 def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     """The README's text between the marks."""
     # A case that a later file measured again counts there alone.
-    rows = list({row["name"]: row for run in runs for row in run["rows"] if row["timings"]}.values())
+    every = list({row["name"]: row for run in runs for row in run["rows"] if row["timings"]}.values())
+    rows, drawn = ([row for row in every if (row.get("suite") == RANDOM) == random] for random in (False, True))
     device = runs[0]["device"]["before"]["name"]
     ms = sorted({row["m"] for row in rows})
     out = [
@@ -47,7 +48,27 @@ def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str])
             "The speed of float32 activations as they are (`fp32`) relative to isogemm's float32 product with "
             f"dequantized weights is {', '.join(ranges)}."
         )
-    return "\n".join([*out, "", *wrapped(f"{' '.join(peers)} {_bits(rows)} From"), *sources_text(sources), ""])
+    last = [*wrapped(f"{' '.join(peers)} {_bits(every)} From"), *sources_text(sources), ""]
+    return "\n".join([*out, "", *_drawn(drawn), *last])
+
+
+def _drawn(rows: Sequence[Row]) -> list[str]:
+    """What products give that nobody chose; empty where none were measured."""
+    if not rows:
+        return []
+    words = "N and K multiples of 256 from 512 to 16384, M from 1 to 512, ten formats"
+    out = [
+        *wrapped(f"Products drawn at random ({words}), against the same; codes are the integers of a format:"),
+        "",
+        "| | products | geometric mean | 5th percentile | least |",
+        "|---|---|---|---|---|",
+    ]
+    for group in groups(rows):
+        if group["cells"]:
+            path, _, name = group["group"].partition(", ")
+            figures = " | ".join(f"{group[key]:.2f}" for key in ("mean", "low", "least"))
+            out.append(f"| `{path}`, {name} | {group['cells']} | {figures} |")
+    return [*out, ""]
 
 
 def _cell(row: Row | None) -> str:

@@ -13,11 +13,27 @@ from benchmarks.llama.cuda import LlamaCuda
 from benchmarks.quant_gpu import __main__ as quant_gpu
 from benchmarks.quant_gpu import measure as quant_gpu_measure
 from benchmarks.quant_gpu import operands as quant_gpu_operands
-from benchmarks.quant_gpu.cases import BARRED, FORMATS, FP32, OURS, PLAIN, PLAIN_FP32, Q8, ROWS, SHAPES, Case, cases
+from benchmarks.quant_gpu.cases import (
+    BARRED,
+    DRAWN,
+    FORMATS,
+    FP32,
+    OURS,
+    PLAIN,
+    PLAIN_FP32,
+    Q8,
+    RANDOM,
+    ROWS,
+    SHAPES,
+    Case,
+    cases,
+    drawn,
+)  # fmt: skip
 from benchmarks.quant_gpu.kernels import kernel_of
-from benchmarks.quant_gpu.measure import Settings, measure, ratio, wrong
+from benchmarks.quant_gpu.measure import Settings, groups, measure, ratio, wrong
 from benchmarks.quant_gpu.operands import LLAMA, TORCH, Peers, Shelf, blocks
 from benchmarks.quant_gpu.peers import GEMLITE, GemLite, _compile_all, grouped, load_gemlite, q4_0_codes
+from benchmarks.quant_gpu.readme import quant_gpu_section
 from benchmarks.quant_gpu.show import line, summary, table
 from rich.console import Console
 from typer import Typer
@@ -159,6 +175,35 @@ def test_float32_activations_are_for_few_rows_and_have_no_bar():
     console = Console(width=quant_gpu.WIDTH, record=True)
     console.print(table([row]))
     assert f"fp32 / {PLAIN_FP32}" in console.export_text()
+
+
+def test_drawn_products_are_of_every_format_and_more_begin_with_the_same_ones():
+    few, more = drawn(3, 20), drawn(3, 200)
+    assert set(few) <= set(more)
+    assert set(few) != set(drawn(4, 20))
+    assert {case.format for case in more} == set(DRAWN)
+    assert len(DRAWN) == 10
+    assert all(512 <= size <= 16384 and size % 256 == 0 for case in more for size in (case.n, case.k))
+    assert all(1 <= case.m <= 512 for case in more)
+    assert not any(case.fp32 or case.bars for case in more)
+
+
+def test_drawn_products_are_grouped_by_bits_and_rows():
+    row = measured(Case("Q4_1", 3, 16, 64, RANDOM))
+    assert set(row["timings"]) == {OURS, Q8, PLAIN}
+    assert row["error"] is None
+    times = {OURS: 2.0, Q8: 1.0, PLAIN: 2.5}
+    row["timings"] = {name: {"median": seconds} for name, seconds in times.items()}
+    found = {group["group"]: group for group in groups([row, measured()])}
+    assert found["same, all"]["cells"] == 1
+    assert found["same, M <= 16, codes of up to 4 bits"]["mean"] == pytest.approx(1.25)
+    assert found["q8, M <= 16, codes of up to 4 bits"]["result"] == "MET"
+    assert found["same, M <= 16, codes of up to 4 bits"]["result"] == "NOT MET"
+    assert found["same, M <= 16, codes of 5 to 8 bits"]["cells"] == 0
+    run = {"rows": [row, measured()], "device": {"before": {"name": "Stand-in 9000"}}}
+    text = quant_gpu_section([run], ["a.json"])
+    assert "| `q8`, M <= 16, codes of up to 4 bits | 1 | 2.50 | 2.50 | 2.50 |" in text
+    assert "| 16, 64 |" not in text
 
 
 @pytest.mark.parametrize(

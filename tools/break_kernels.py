@@ -55,6 +55,14 @@ BREAKS = (
         "for j, column in reversed(list(enumerate(tile_columns))):\n            single(",
     ),
     Break(
+        "columns of a strip of weights in descending order", "quads", "backends/cpu/gemm/quads.py",
+        "for i, column in enumerate(columns):", "for i, column in reversed(list(enumerate(columns))):",
+    ),
+    Break(
+        "steps along prepared panels in descending order", "prepared", "backends/cpu/gemm/panels.py",
+        "for u in range(UNROLL):", "for u in reversed(range(UNROLL)):",
+    ),
+    Break(
         "columns of a tile in descending order, rows in turns", "turns", "backends/cpu/gemm/gemv.py",
         "for j, column in enumerate(tile_columns):\n            values",
         "for j, column in reversed(list(enumerate(tile_columns))):\n            values",
@@ -95,17 +103,20 @@ def check() -> dict[str, int]:
     import numpy as np
 
     from isogemm.backends.cpu.gemm import execute
+    from isogemm.backends.cpu.gemm.packed import prepare
     from isogemm.backends.cpu.gemm.schedule import Schedule
     from isogemm.contract import Contract, compare, reference
     from isogemm.problem.settings import Settings
 
     rng = np.random.default_rng(0)
 
-    def differing(m: int, k: int, lines: bool, chosen: Any = None, contract: str = "fma/chain") -> int:
+    def differing(
+        m: int, k: int, lines: bool, chosen: Any = None, contract: str = "fma/chain", *, ready: bool = False
+    ) -> int:
         a = rng.standard_normal((m, k), dtype=np.float32)
         b = rng.standard_normal((k, 70), dtype=np.float32)
         out = np.full((m, 70), np.nan, np.float32)
-        laid = np.asfortranarray(b) if lines else b
+        laid: Any = prepare(b.T) if ready else np.asfortranarray(b) if lines else b
         execute.gemm(a, laid, out, Settings(Contract.parse(contract)), chosen=chosen)
         return compare.differing(out, reference.evaluate(a, b, contract))
 
@@ -114,7 +125,9 @@ def check() -> dict[str, int]:
         "tile": lambda: differing(20, 96, True, tiled),
         # Panels of 3: no unrolled group. Leaves of 1: no order inside one.
         "panels": lambda: differing(20, 30, True, replace(tiled, kc=3)),
-        "gemv": lambda: differing(1, 96, True, replace(tiled, strategy="gemv", a_mode="in place", b_mode="in place")),
+        "gemv": lambda: differing(1, 1024, True),  # weight rows that fall into one cache set
+        "quads": lambda: differing(1, 96, True),
+        "prepared": lambda: differing(1, 96, True, ready=True),
         "turns": lambda: differing(13, 96, True),
         "stream": lambda: differing(2, 96, False),
         "leaves": lambda: differing(20, 20, True, None, "fma/leaf1"),

@@ -119,6 +119,30 @@ def test_linear(dtype, lead, layout):
     assert_same(got, product(rows, w.T, "fma/leaf8", bias=bias, out_dtype=np.float32).reshape(*lead, 7))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_call_like_one_before_sees_its_own_operands(packed):
+    """The look-up that stands for all checks takes neither other types nor other values."""
+    from isogemm.backends.cpu.gemm import execute
+
+    ready = isogemm.pack if packed else (lambda w: w)
+    for seed in (1, 2):
+        x, w = values((3, 21), seed=seed), values((19, 21), seed=seed + 5)
+        assert_same(isogemm.linear(x, ready(w)), product(x, w.T))
+    assert execute.layer(x, ready(w)) is not None
+    bias = values((19,))
+    assert_same(isogemm.linear(x, ready(w), bias), product(x, w.T, bias=bias))
+    assert_same(isogemm.linear(laid(x, "padded"), ready(w)), product(x, w.T))
+    for other in (x.view(np.int32), x.view(">f4")):
+        assert execute.layer(other, ready(w)) is None
+    room = np.zeros(x.nbytes + 4, np.uint8)
+    crooked = room[1 : 1 + x.nbytes].view(F32).reshape(x.shape)
+    crooked[...] = x
+    assert execute.layer(crooked, ready(w)) is None
+    if not packed:
+        with pytest.raises(isogemm.errors.DTypeError):
+            isogemm.linear(x.view(np.int32), w)
+
+
 def test_linear_walks_permuted_activations():
     x = values((3, 4, 24), seed=1)
     w = values((7, 24), seed=2)

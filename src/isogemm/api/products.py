@@ -9,7 +9,7 @@ column of op(B), their dtypes and the contract alone: not of m, n, strides, form
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -32,6 +32,7 @@ _SMALL = 2**26  # elements; results below are allocated without asking how much 
 _ndarray, _empty = np.ndarray, np.empty
 _host = open_device(HOST)
 _Packed: Any = _host.packed
+_layer, _learn = cast(Any, _host).layer, cast(Any, _host).learn
 _TENSORS = short.KINDS
 _may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
 
@@ -161,6 +162,11 @@ def linear(
     """
     if activations is not None or type(w) is QuantizedMatrix:
         return _quantized(x, w, bias, contract, out_dtype, out, activations)
+    plain = type(x) is _ndarray and bias is None and contract is None and out is None and out_dtype is None
+    if plain and (type(w) is _ndarray or type(w) is _Packed):
+        found = _layer(x, w)
+        if found is not None:
+            return found
     if (
         type(x) is _ndarray
         and contract is None
@@ -182,6 +188,8 @@ def linear(
         ):
             result = _empty((m, n), dtype)
             _host.gemm(x, w.T if type(w) is _ndarray else w, result, PLAIN, bias=bias)
+            if plain:
+                _learn(x, w, result)
             return result
     elif type(x) in _TENSORS:
         found = short.call("linear", x, w, bias, out, (False, contract, out_dtype))

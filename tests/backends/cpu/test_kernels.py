@@ -51,6 +51,8 @@ WIDE_B = ("f32", "f16 x f32")
 NARROW_A = ("bf16", "f16", "bf16 x f16", "f16 x f32")
 WALKS = (
     Walk("gemv", 1, 67, 131, "lines", ("gemv", *IN_PLACE)),
+    Walk("gemv, weight rows in one cache set", 3, 41, 1024, "lines", ("gemv", *IN_PLACE), ("f32",)),
+    Walk("gemv, long weight rows", 2, 43, 12500, "lines", ("gemv", *IN_PLACE), ("f32",)),
     Walk("gemv in registers", GROUP - 1, 67, 131, "lines", ("gemv", *IN_PLACE)),
     Walk("gemv in turns", GROUP + 1, 45, 83, "lines", ("gemv", *IN_PLACE)),
     Walk("gemv, last row", GEMV, 45, 83, "lines", ("gemv", *IN_PLACE)),
@@ -66,6 +68,7 @@ WALKS = (
     Walk("skinny, fp32", 70, 57, 300, "lines", ("skinny", "all", "block"), WIDE_A),
     Walk("tiled", SKINNY + 7, 57, 530, "rows", ("tiled", "block", "block")),
     Walk("prepared, one row", 1, 67, 131, "packed", ("gemv", "in place", "prepared"), WIDE_A),
+    Walk("prepared, far weights", 2, 43, 12500, "packed", ("gemv", "in place", "prepared"), ("f32",)),
     Walk("prepared, one narrow row", 1, 67, 131, "packed", ("gemv", "all", "prepared"), NARROW_A),
     Walk("prepared, few", 4, 67, 531, "packed", ("gemv", "in place", "prepared"), WIDE_A),
     Walk("prepared, some", 13, 67, 531, "packed", ("skinny", "all", "prepared")),
@@ -120,6 +123,27 @@ def test_short_sums(k: int, stored: str) -> None:
             for mix in ("f32", "bf16"):
                 a, b, dtype = walk.operands(mix)
                 check_gemm(a, b, dtype)
+
+
+@pytest.mark.parametrize("stored", ["lines", "packed"])
+@pytest.mark.parametrize("mix", ["f32", "bf16", "f32 x f16"])
+def test_few_rows_end_anywhere(mix: str, stored: str) -> None:
+    """Strips of columns and turns of k that are whole, cut and missing, from zero and from C."""
+    da, db, dtype = MIXES[mix]
+    for m, n, k in ((1, 32, 64), (1, 71, 43), (2, 130, 37), (3, 16, 129), (4, 15, 71), (4, 97, 16)):
+        a, w, c = values((m, k), da, seed=1, special=True), values((n, k), db, seed=2), values((m, n), seed=3)
+        b = isogemm.pack(w) if stored == "packed" else w.T
+        check_gemm(a, b, dtype)
+        check_gemm(a, b, F32, c=c, accumulate=True)
+
+
+def test_which_walk_takes_few_rows_in_place() -> None:
+    from isogemm.backends.cpu.gemm import quads
+
+    assert quads.fits(1, 1500)
+    one_set = 2 * quads.SET_BYTES
+    assert quads.fits(1, one_set) == (quads.BLOCKS[1] * quads.WIDTH <= quads.WAYS)
+    assert quads.fits(1, quads.NEXT_BYTES + 4) == quads.fits(1, -quads.NEXT_BYTES - 4) == (target().width < 16)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 7), (5, 0, 7), (0, 0, 0)])

@@ -26,7 +26,7 @@ FIELDS = 40
 # PACK_A, PACK_B, TILE, FEW: addresses of the routines that the schedule needs (routines.py); 0 where it needs none.
 
 # STRATEGY
-TILED, GEMV, STREAM = 0, 1, 2
+TILED, GEMV, STREAM, QUADS, PANELS = 0, 1, 2, 3, 4
 # A_MODE: pack a block at a time, pack all rows once per thread, or walk in place.
 PACK_BLOCK, PACK_ALL, A_IN_PLACE = 0, 1, 2
 # B_MODE: pack a block at a time, panels prepared by the user, or rows in place.

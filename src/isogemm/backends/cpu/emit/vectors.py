@@ -29,9 +29,9 @@ Value = Any
 class Emitter:
     """A builder with the vocabulary of these kernels."""
 
-    def __init__(self, builder: ir.IRBuilder) -> None:
+    def __init__(self, builder: ir.IRBuilder, width: int | None = None) -> None:
         self.b = builder
-        self.width = target().width
+        self.width = target().width if width is None else width
         self.vec = ir.VectorType(F32, self.width)
         self.ivec = ir.VectorType(I32, self.width)
 
@@ -50,6 +50,10 @@ class Emitter:
 
     def pointer(self, address: Value, to: ir.Type) -> Value:
         return self.b.inttoptr(address, ir.PointerType(to))
+
+    def kept(self, value: Value) -> Value:
+        """The same integer, which the compiler will not compute anew from others: it stays in a register."""
+        return self.b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [value], False)
 
     def minimum(self, x: Value, y: Value) -> Value:
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
@@ -146,21 +150,19 @@ class Emitter:
         return out if element == FLOAT32 else self.widen(self.b.zext(out, self.ivec), element)
 
     # transposes
+    def transpose_quads(self, rows: Sequence[Value]) -> list[Value]:
+        """Columns of 4 x 4 tiles, of which each 128-bit lane of four vectors holds one."""
+        w, t = self.width, list[Value]()
+        for i in (0, 2):
+            low = [x for lane in range(0, w, 4) for x in (lane, w + lane, lane + 1, w + lane + 1)]
+            t += [self.shuffle(rows[i], rows[i + 1], [x + d for x in low]) for d in (0, 2)]
+        pairs = [[x for lane in range(d, w, 4) for x in (lane, lane + 1, w + lane, w + lane + 1)] for d in (0, 2)]
+        return [self.shuffle(t[j], t[2 + j], lanes) for j in range(2) for lanes in pairs]
+
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
         """Columns of a width x width tile: unpacks inside 128-bit lanes, then whole lanes."""
         w = self.width
-        t: list[Value] = []
-        for i in range(0, w, 2):
-            low = [x for lane in range(0, w, 4) for x in (lane, w + lane, lane + 1, w + lane + 1)]
-            t += [self.shuffle(rows[i], rows[i + 1], [x + d for x in low]) for d in (0, 2)]
-        u: list[Value] = []
-        for g in range(0, w, 4):
-            for j in range(2):
-                for d in (0, 2):
-                    lanes = [
-                        x for lane in range(0, w, 4) for x in (lane + d, lane + d + 1, w + lane + d, w + lane + d + 1)
-                    ]
-                    u.append(self.shuffle(t[g + j], t[g + 2 + j], lanes))
+        u = [x for g in range(0, w, 4) for x in self.transpose_quads(rows[g : g + 4])]
         # u[4g + j] holds rows 4g..4g+3 of column 4L + j in lane L.
         columns: list[Value] = [None] * w
         for j in range(4):
@@ -195,8 +197,14 @@ class Emitter:
         if element == FLOAT32:
             return self.transpose([self.load(address, self.vec) for address in addresses])
         rows = [self.b.bitcast(self.load(address, self.ivec, 2), self.vec) for address in addresses]
+        return self.split_pairs(self.transpose(rows), element)
+
+    def split_pairs(self, tile: Sequence[Value], element: int) -> list[Value]:
+        """fp32 columns of a tile that was transposed in 32-bit lanes: pairs, where elements have 16 bits."""
+        if element == FLOAT32:
+            return list(tile)
         columns: list[Value] = []
-        for pair in self.transpose(rows):
+        for pair in tile:
             bits = self.b.bitcast(pair, self.ivec)
             if element == BFLOAT16:
                 low, high = (
@@ -250,8 +258,11 @@ def declare(module: ir.Module, name: str, result: ir.Type, arguments: Sequence[i
     return cgutils.get_or_insert_function(module, ir.FunctionType(result, list(arguments)), name)
 
 
-def define(module: ir.Module, name: str, arguments: int, emit: Callable[..., None]) -> Value:
-    """An internal function of `arguments` 64-bit integers whose body `emit(emitter, *args)` writes, once per module."""
+def define(module: ir.Module, name: str, arguments: int, emit: Callable[..., None], width: int | None = None) -> Value:
+    """An internal function of `arguments` 64-bit integers whose body `emit(emitter, *args)` writes, once per module.
+
+    Its vectors have `width` lanes, by default those of the target.
+    """
     existing = module.globals.get(name)
     if existing is not None:
         return existing
@@ -263,7 +274,7 @@ def define(module: ir.Module, name: str, arguments: int, emit: Callable[..., Non
     entry = builder.block
     builder.branch(body)
     builder.position_at_end(body)
-    emit(Emitter(builder), *fn.args)
+    emit(Emitter(builder, width), *fn.args)
     builder.ret_void()
     assert entry.is_terminated
     return fn

@@ -11,20 +11,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....base.dtypes import FLOAT32
+from ....base.seen import Seen
 from ....base.threads import get_num_threads
 from ....contract.spec import Contract
 from ....planner.device import Item
 from ....problem.settings import Settings
 from ..emit import descriptor as f
-from ..pool import MAX_CHUNKS
-from .launch import Batch, launch_rows, launch_single
+from ..pool import MAX_CHUNKS, pool
+from .launch import Batch, launch_rows, launch_single, starter
 from .packed import PackedWeight
+from .run_chunk import address
 from .schedule import SERIAL, Schedule
-from .tasks import Epilogue, swap_operands, task_for
+from .tasks import Epilogue, Task, swap_operands, task_for
 
-__all__ = ["gemm", "gemm_batched", "gemm_items", "swap_operands"]
+__all__ = ["gemm", "gemm_batched", "gemm_items", "layer", "learn", "swap_operands"]
 
 Array = NDArray[Any]
+_layers: Seen[tuple[tuple[int, ...], Task, Any, int]] = Seen(1024)
 CHUNK_WORK = 2**22  # multiply-adds in a chunk of a batch: enough to hide the claim, small enough to balance
 
 
@@ -47,6 +51,34 @@ def gemm(
         launch_single(task_for(a, b, out, epilogue, get_num_threads(), chosen), a, b, out, epilogue)
     else:
         _by_definition([(a, b, out, c)], asked, bias)
+
+
+def layer(x: Array, w: Array | PackedWeight) -> Array | None:
+    """x @ w.T as a new array, where float32 operands like these came before (`learn`); else None.
+
+    One look-up stands for all that is checked and chosen: small products take no longer than that.
+    """
+    lines = w if type(w) is np.ndarray else w.panels  # type: ignore[union-attr]
+    if x.dtype is not FLOAT32 or lines.dtype is not FLOAT32 or not (x.flags.aligned and lines.flags.aligned):
+        return None
+    known = _layers.get((x.shape, x.strides, w.shape, lines.strides, get_num_threads()))
+    if known is None:
+        return None
+    shape, task, run, start = known
+    result = np.empty(shape, FLOAT32)
+    if lines is not w:
+        lines = w.lines  # type: ignore[union-attr]
+    pool().run(run, task.scratch, task.threads, start, task.rows, x, lines, result, task.swapped, task.chunks)
+    return result
+
+
+def learn(x: Array, w: Array | PackedWeight, result: Array) -> None:
+    """Let `layer` take calls like this one, which was checked and computed without bias."""
+    lines, b = (w, w.T) if isinstance(w, np.ndarray) else (w.panels, w)
+    if x.dtype is FLOAT32:
+        task = task_for(x, b, result, None, get_num_threads())
+        known = result.shape, task, starter(*task.narrow), address()
+        _layers.keep((x.shape, x.strides, w.shape, lines.strides, get_num_threads()), known)
 
 
 def gemm_batched(

@@ -18,7 +18,7 @@ from .packed import PackedWeight
 from .run_chunk import address
 from .tasks import Epilogue, Task, add_epilogue
 
-__all__ = ["launch_rows", "launch_single"]
+__all__ = ["launch_rows", "launch_single", "starter"]
 
 Array = NDArray[Any]
 
@@ -42,8 +42,10 @@ def _start(control, threads, scratch, stride, function, template, a, b, out, swa
 _starters: dict[tuple[bool, bool, bool], Any] = {}
 
 
-def _starter(a: bool, b: bool, out: bool) -> Any:
+def starter(a: bool, b: bool, out: bool) -> Any:
     """`_start` for fp32 or 16-bit (narrow) elements; any strides, one compilation each."""
+    if (a, b, out) in _starters:
+        return _starters[a, b, out]
     from numba import types
 
     def view(narrow: bool, readonly: bool) -> Any:
@@ -97,7 +99,7 @@ def launch_single(
         b = b.view(np.uint16)
     if narrow_out:
         out = out.view(np.uint16)
-    run = _starters.get(task.narrow) or _starter(*task.narrow)
+    run = _starters.get(task.narrow) or starter(*task.narrow)
     pool().run(run, task.scratch, wanted, address(), rows, a, b, out, task.swapped, chunks)
 
 

@@ -19,18 +19,20 @@ from ..emit.vectors import I64
 from .gemv import gemv_groups, gemv_tile
 from .micro import tile
 from .pack import pack_lines
+from .panels import panel_strips
+from .quads import quad_strips
 from .stream import stream_rows
 
 __all__ = ["call3", "call7", "call10", "routine"]
 
-ARGUMENTS = {"tile_packed": 10, "tile_direct": 10, "pack": 7, "gemv": 10, "gemv_groups": 10, "stream": 10}
+ARGUMENTS = {"pack": 7}  # of 64 bits; all others have 10
 _alive: list[Any] = []
 
 
 @cache
 def routine(kind: str, element: int) -> int:
     """Address of a routine for one element type of B (of the packed operand for ``pack``)."""
-    signature = types.void(*[types.int64] * ARGUMENTS[kind])
+    signature = types.void(*[types.int64] * ARGUMENTS.get(kind, 10))
     compiled = compile_entry(signature, _MAKERS[kind](element))
     _alive.append(compiled)
     return int(compiled.address)
@@ -71,6 +73,20 @@ def _gemv_groups(element: int) -> Callable[..., Any]:
     return groups
 
 
+def _quads(element: int) -> Callable[..., Any]:
+    def quads(rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
+        quad_strips(element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c)
+
+    return quads
+
+
+def _panels(element: int) -> Callable[..., Any]:
+    def panels(rows, out, out_rs, x, x_rs, w, k, columns, load_c, unused):
+        panel_strips(element, rows, out, out_rs, x, x_rs, w, k, columns, load_c)
+
+    return panels
+
+
 def _stream(element: int) -> Callable[..., Any]:
     def stream(rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):
         stream_rows(element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c)
@@ -84,6 +100,8 @@ _MAKERS = {
     "pack": _pack,
     "gemv": _gemv,
     "gemv_groups": _gemv_groups,
+    "quads": _quads,
+    "panels": _panels,
     "stream": _stream,
 }
 

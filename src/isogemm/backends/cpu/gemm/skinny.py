@@ -1,4 +1,4 @@
-"""Products of few rows, for one thread's columns: weights in place, read once."""
+"""Products of few rows, for one thread's columns: weights in place or in prepared panels, read once."""
 
 from __future__ import annotations
 
@@ -57,6 +57,12 @@ def few_rows(d, m0, m1, n0, n1, scratch, ready):
                 poke32(acc + i * acc_rs + j * 4, peek32(c + j * d[f.C_CS]))
     if d[f.STRATEGY] == f.STREAM:
         _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs)
+    elif d[f.STRATEGY] == f.QUADS:
+        w = d[f.B] + n0 * d[f.B_CS]
+        call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], columns, d[f.START])
+    elif d[f.STRATEGY] == f.PANELS:
+        w = d[f.B] + n0 * d[f.K] * (4 if d[f.B_E] == FLOAT32 else 2)
+        call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.K], columns, d[f.START], 0)
     else:
         for j in range(0, columns, WIDTH):
             w, count = d[f.B] + (n0 + j) * d[f.B_CS], min(WIDTH, columns - j)

@@ -18,6 +18,10 @@ from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
 from .gemv import GROUP
 from .loops import scratch_bytes
 from .packed import PackedWeight
+from .panels import MAX_ROWS as PANELS_ROWS
+from .panels import NEAR_BYTES
+from .quads import MAX_ROWS as QUADS_ROWS
+from .quads import fits
 from .routines import routine
 from .schedule import Problem, Schedule, check_legal, schedule
 from .skinny import few_rows_scratch
@@ -29,6 +33,7 @@ Array = NDArray[Any]
 _A_MODES = {"block": f.PACK_BLOCK, "all": f.PACK_ALL, "in place": f.A_IN_PLACE}
 _B_MODES = {"block": f.PACK, "prepared": f.PREPARED, "in place": f.B_IN_PLACE}
 _STRATEGIES = {"gemv": f.GEMV, "stream": f.STREAM}
+_FEW = {f.GEMV: "gemv", f.STREAM: "stream", f.QUADS: "quads", f.PANELS: "panels"}
 _ELEMENTS = {"f": FLOAT32, "e": FLOAT16}
 _tasks: Seen[Task] = Seen(1024)
 
@@ -210,18 +215,30 @@ def _swap(row: NDArray[np.int64]) -> None:
 
 
 def _apply(row: NDArray[np.int64], s: Schedule) -> None:
-    few = s.strategy in _STRATEGIES and s.b_mode != "prepared"
-    row[f.STRATEGY] = _STRATEGIES[s.strategy] if few else f.TILED
+    row[f.STRATEGY] = _walk(row, s)
     row[f.A_MODE], row[f.B_MODE] = _A_MODES[s.a_mode], _B_MODES[s.b_mode]
     row[f.MC], row[f.NC], row[f.KC], row[f.MR_PANEL] = max(1, s.mc), max(1, s.nc), max(1, s.kc), s.mr
     row[f.GRID_M], row[f.GRID_N] = s.grid_m, s.grid_n
+
+
+def _walk(row: NDArray[np.int64], s: Schedule) -> int:
+    """The kernel of a schedule: few rows have several, and which is fastest depends on where their weights lie."""
+    if s.strategy not in _STRATEGIES:
+        return f.TILED
+    m, nbytes = int(row[f.M]), int(row[f.N] * row[f.K]) * (4 if row[f.B_E] == FLOAT32 else 2)
+    if s.b_mode == "prepared":
+        return f.PANELS if 0 < m <= PANELS_ROWS and nbytes <= NEAR_BYTES else f.TILED
+    if s.strategy == "gemv" and 0 < m <= QUADS_ROWS and fits(m, int(row[f.B_CS])):
+        return f.QUADS
+    return _STRATEGIES[s.strategy]
 
 
 def _routines(row: NDArray[np.int64], s: Schedule) -> None:
     """Compile, or look up, what the schedule calls."""
     a, b = int(row[f.A_E]), int(row[f.B_E])
     if row[f.STRATEGY] != f.TILED:
-        row[f.FEW] = routine("gemv_groups" if s.strategy == "gemv" and row[f.M] > GROUP else s.strategy, b)
+        kind = _FEW[int(row[f.STRATEGY])]
+        row[f.FEW] = routine("gemv_groups" if kind == "gemv" and row[f.M] > GROUP else kind, b)
         row[f.PACK_A] = routine("pack", a)
         return
     if s.a_mode != "in place":
@@ -235,6 +252,7 @@ def _routines(row: NDArray[np.int64], s: Schedule) -> None:
 
 def _scratch(p: Problem, s: Schedule) -> int:
     m, n = -(-p.m // s.grid_m) + s.mr, -(-p.n // s.grid_n) + target().nr
-    if s.strategy in _STRATEGIES and s.b_mode != "prepared":
-        return few_rows_scratch(p.m, n, p.k)
-    return scratch_bytes(m, n, p.k, mc=s.mc, nc=s.nc, kc=s.kc, a_all=s.a_mode == "all", plain=p.plain)
+    few = few_rows_scratch(p.m, n, p.k) if s.strategy in _STRATEGIES else 0
+    if few and s.b_mode != "prepared":
+        return few
+    return max(few, scratch_bytes(m, n, p.k, mc=s.mc, nc=s.nc, kc=s.kc, a_all=s.a_mode == "all", plain=p.plain))

@@ -1,0 +1,98 @@
+"""One to four rows against prepared panels: several panels at once.
+
+    acc[i, j] = fma(x[i, k], w[j, k], acc[i, j])        k ascending
+
+A chain waits four steps for its next sum and two can begin in each, so that one panel of two vectors leaves three
+quarters of a processor idle. x is fp32, contiguous in k. Contract: ``fma/chain``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from ..emit.target import target
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
+from .gemv import store_columns
+
+WIDTH, NR = target().width, target().nr
+MAX_ROWS = 4
+# Panels at once, by rows of x: up to 8 sums in 16 registers, up to 16 in 32.
+PANELS = {1: 4, 2: 4, 3: 2, 4: 2} if WIDTH == 16 else {1: 4, 2: 2, 3: 1, 4: 1}
+UNROLL = 4
+NEXT_BYTES = 2**19  # of the panels that come next: they are asked for meanwhile, into the second-level cache
+AHEAD_BYTES = 2048  # in each panel, where the next are too large
+NEAR_BYTES = 2**21  # of weights; with more of them one panel at a time, one stream from memory, is as fast
+
+
+def _walk(e: Emitter, element: int, rows: int, panels: int, args: tuple[Any, ...]) -> None:
+    """`panels` panels from column j on, of which `columns` columns are there."""
+    out, out_rs, x, x_rs, w, k, columns, load_c = args
+    size = ELEMENT_BYTES[element]
+    places = [(p, v) for p in range(panels) for v in range(0, NR, WIDTH)]
+    inputs = [e.at(x, e.b.mul(x_rs, e.i64(i))) for i in range(rows)]
+    bases = [e.at(w, e.b.mul(k, e.i64(p * NR * size))) for p in range(panels)]
+    acc = [[e.slot(e.vec) for _ in places] for _ in range(rows)]
+    spots = [[e.at(out, e.b.mul(out_rs, e.i64(i)), (p * NR + v) * F32_BYTES) for p, v in places] for i in range(rows)]
+    counts = [e.minimum(e.b.sub(columns, e.i64(p * NR + v)), e.i64(WIDTH)) for p, v in places]
+    for spot, row in zip(spots, acc, strict=True):
+        for slot in row:
+            e.b.store(ir.Constant(e.vec, None), slot)
+        with e.b.if_then(e.b.icmp_signed("!=", load_c, e.i64(0))):
+            for address, slot, count in zip(spot, row, counts, strict=True):
+                e.b.store(e.masked_load(address, count, e.vec, 4), slot)
+
+    def step(kk: Any, u: int) -> None:
+        here = e.times(kk, NR * size)
+        column = [e.load_widened(e.at(bases[p], here, (u * NR + v) * size), element) for p, v in places]
+        for address, row in zip(inputs, acc, strict=True):
+            s = e.splat(e.load(e.at(address, e.times(kk, F32_BYTES), u * F32_BYTES), F32))
+            for value, slot in zip(column, row, strict=True):
+                e.b.store(e.fma(s, value, e.b.load(slot, typ=e.vec)), slot)
+
+    far = e.b.mul(k, e.i64(panels * NR * size))
+    ahead = e.kept(e.b.select(e.b.icmp_signed("<=", far, e.i64(NEXT_BYTES)), far, e.i64(AHEAD_BYTES)))
+    whole = e.b.and_(k, e.i64(-UNROLL))
+    with e.loop(whole, step=UNROLL) as kk:
+        for base in bases:
+            for line in range(0, UNROLL * NR * size, CACHE_LINE):
+                e.prefetch(e.at(base, e.times(kk, NR * size), ahead, line), locality=2)
+        for u in range(UNROLL):
+            step(kk, u)
+    with e.loop(k, start=whole) as kk:
+        step(kk, 0)
+    for spot, row in zip(spots, acc, strict=True):
+        for address, slot, count in zip(spot, row, counts, strict=True):
+            with e.b.if_then(e.b.icmp_signed(">", count, e.i64(0))):
+                store_columns(e, e.canonical(e.b.load(slot, typ=e.vec)), address, count)
+
+
+def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
+    out, out_rs, x, x_rs, w, k, columns, load_c = args
+    wide = PANELS[rows] * NR
+    whole = e.b.and_(columns, e.i64(-wide))
+    for first, end, panels in ((e.i64(0), whole, PANELS[rows]), (whole, columns, 1)):
+        name = f"isogemm_panels_{element}_{rows}_{panels}"
+        walk = define(e.b.module, name, 8, lambda s, *xs, p=panels: _walk(s, element, rows, p, xs))
+        with e.loop(end, start=first, step=panels * NR) as j:
+            panel = e.at(w, e.b.mul(e.times(j, ELEMENT_BYTES[element]), k))
+            left = e.minimum(e.b.sub(columns, j), e.i64(panels * NR))
+            e.b.call(walk, [e.at(out, e.times(j, F32_BYTES)), out_rs, x, x_rs, panel, k, left, load_c])
+
+
+@intrinsic(prefer_literal=True)
+def panel_strips(typingctx, element, rows, out, out_rs, x, x_rs, w, k, columns, load_c):
+    """out[rows <= MAX_ROWS, columns] from the panel at `w` on; `element` is a constant of the compiled routine."""
+    code = element.literal_value
+
+    def codegen(context, builder, signature, args):
+        routines = {
+            n: define(builder.module, f"isogemm_panels_{code}_{n}", 8, lambda e, *xs, n=n: _emit(e, code, n, xs))
+            for n in range(1, MAX_ROWS + 1)
+        }
+        switch_over(builder, args[1], routines, args[2:])
+
+    return types.void(element, *[types.int64] * 9), codegen

@@ -1,0 +1,167 @@
+"""One to four rows against weights stored [n, k], in place: many chains at once, weights transposed four k at a time.
+
+    acc[i, j] = fma(x[i, k], w[j, k], acc[i, j])        k ascending
+
+The halves of a vector are loaded apart and only the 4 x 4 transposition inside them is left to shuffles: 16 of them for
+64 elements, where transposing 8 x 8 in registers takes 24. A chain waits four steps for its next sum, hence several
+vectors of columns in turn. Vectors of 8 lanes are as fast at this as those of 16 on processors that take two steps for
+the latter. x is fp32, contiguous in k. Contract: ``fma/chain``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from ..emit.target import target
+from ..emit.vectors import ELEMENT_BYTES, F32, F32_BYTES, I64, Emitter, define, switch_over
+
+WIDTH = min(8, target().width)
+MAX_ROWS = 4
+QUAD = 4  # 32-bit lanes that one transposition takes from each weight row
+STEPS = 4  # transpositions in one turn of the loop: a cache line of each weight row
+# Vectors of columns at once, by rows of x: as many as the compiler keeps in 32 registers, or in 16.
+BLOCKS = {1: 3, 2: 3, 3: 2, 4: 2} if target().width == 16 else {1: 2, 2: 2, 3: 2, 4: 1}
+# While a strip is walked the next one is asked for, into the second-level cache, if it has room for both. Asked for by
+# some hundred bytes ahead in each row, weights came from memory at two thirds of that speed: short rows end before.
+NEXT_BYTES = 2**19
+AHEAD_BYTES = 384  # in each weight row, where the next strip is too large
+SET_BYTES, WAYS = 4096, 8  # lines so far apart fall into one set of a first-level cache, and so many stay there
+
+
+def fits(rows: int, line: int) -> bool:
+    """Whether this is the faster walk for weight rows `line` bytes apart.
+
+    Each line of a weight row is read four times, and has to stay in the first-level cache meanwhile. Where the next
+    strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time.
+    """
+    at_once = BLOCKS[rows] * WIDTH
+    stays = at_once * math.gcd(line, SET_BYTES) <= SET_BYTES * WAYS
+    return stays and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
+
+
+class _Strip:
+    """Some vectors of columns: where their weight rows are, and the sums."""
+
+    def __init__(self, e: Emitter, element: int, bases: list[Any], lines: list[Any], x: list[Any], ahead: Any) -> None:
+        self.e, self.element, self.lines, self.x, self.ahead = e, element, lines, x, ahead
+        self.size = ELEMENT_BYTES[element]
+        self.depth = QUAD * F32_BYTES // self.size
+        self.at = [e.slot(I64) for _ in bases]
+        self.acc = [[e.slot(e.vec) for _ in bases] for _ in x]
+        for base, slot in zip(bases, self.at, strict=True):
+            e.b.store(base, slot)
+
+    def _add(self, columns: list[Any], k: Any, u: int, block: int) -> None:
+        """Columns of one block into all rows' sums, from element k + u on."""
+        e = self.e
+        for i, column in enumerate(columns):
+            for x, acc in zip(self.x, self.acc, strict=True):
+                s = e.splat(e.load(e.at(x, e.times(k, F32_BYTES), (u + i) * F32_BYTES), F32))
+                e.b.store(e.fma(s, column, e.b.load(acc[block], typ=e.vec)), acc[block])
+
+    def _columns(self, base: Any) -> list[Any]:
+        """The columns of `depth` elements of k."""
+        e, quad = self.e, ir.VectorType(F32, QUAD)
+        lanes = [e.load(e.at(base, line), quad, self.size) for line in self.lines]
+        joined = [self._join(lanes[i::QUAD]) for i in range(QUAD)]
+        return e.split_pairs(e.transpose_quads(joined), self.element)
+
+    def _join(self, parts: list[Any]) -> Any:
+        return parts[0] if len(parts) == 1 else self.e.shuffle(parts[0], parts[1], range(2 * QUAD))
+
+    def walk(self, k: Any) -> None:
+        """All of K, ascending."""
+        e, step = self.e, STEPS * self.depth
+        whole, rest = e.b.and_(k, e.i64(-step)), e.b.and_(k, e.i64(-self.depth))
+        with e.loop(whole, step=step) as kk:
+            self._quads(kk, STEPS)
+        with e.loop(rest, start=whole, step=self.depth) as kk:
+            self._quads(kk, 1)
+        with e.loop(k, start=rest) as kk:
+            for block, base in enumerate(self._bases(1)):
+                self._add([e.gather([e.at(base, line) for line in self.lines], self.element)], kk, 0, block)
+
+    def _bases(self, depth: int) -> list[Any]:
+        """Where each block is, in registers of their own; and on by `depth` elements of k."""
+        e = self.e
+        found = [e.kept(e.b.load(slot, typ=I64)) for slot in self.at]
+        for base, slot in zip(found, self.at, strict=True):
+            e.b.store(e.at(base, depth * self.size), slot)
+        return found
+
+    def _quads(self, k: Any, steps: int) -> None:
+        e = self.e
+        bases = self._bases(steps * self.depth)
+        if steps == STEPS:
+            for address in (e.at(base, line) for base in bases for line in self.lines):
+                e.prefetch(e.at(address, self.ahead), locality=2)
+        for s in range(steps):
+            for block, base in enumerate(bases):
+                self._add(self._columns(e.at(base, s * QUAD * F32_BYTES)), k, s * self.depth, block)
+
+
+def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
+    out, out_rs, x, x_rs, w, line, k, columns, load_c = args
+    wide = BLOCKS[rows] * WIDTH
+    inputs = [e.at(x, e.b.mul(x_rs, e.i64(i))) for i in range(rows)]
+    outputs = [e.at(out, e.b.mul(out_rs, e.i64(i))) for i in range(rows)]
+
+    def strip(first: Any, count: int, lines: list[Any], skip: Any, end: Any) -> None:
+        """Columns first .. first + count, of which skip .. end are written."""
+        start = e.at(w, e.b.mul(first, line))
+        bases = [e.at(start, e.times(line, b)) for b in range(0, count, WIDTH)]
+        s = _Strip(e, element, bases, lines, inputs, ahead)
+        places = [e.at(o, e.times(first, F32_BYTES)) for o in outputs]
+        for place, acc in zip(places, s.acc, strict=True):
+            for b, slot in enumerate(acc):
+                e.b.store(ir.Constant(e.vec, None), slot)
+                at = b * WIDTH
+                with e.b.if_then(e.b.icmp_signed("!=", load_c, e.i64(0))):
+                    if count > WIDTH:
+                        e.b.store(e.load(e.at(place, at * F32_BYTES), e.vec), slot)
+                    else:
+                        e.b.store(e.masked_load(place, end, e.vec, 4), slot)
+        s.walk(k)
+        held = [e.slot(ir.ArrayType(e.vec, len(acc))) for acc in s.acc]
+        for place, acc, room in zip(places, s.acc, held, strict=True):
+            base = e.b.ptrtoint(room, I64)
+            for b, slot in enumerate(acc):
+                e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(base, b * WIDTH * F32_BYTES))
+            with e.loop(end, start=skip) as j:
+                offset = e.times(j, F32_BYTES)
+                e.store(e.load(e.at(base, offset), F32), e.at(place, offset))
+
+    far = e.times(line, wide)
+    ahead = e.kept(e.b.select(e.b.icmp_signed("<=", far, e.i64(NEXT_BYTES)), far, e.i64(AHEAD_BYTES)))
+    lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
+    enough = e.b.icmp_signed(">=", columns, e.i64(wide))
+    with e.b.if_else(enough) as (many, few):
+        with many, e.loop(columns, step=wide) as j:
+            # The last strip reaches back over columns that are done, and leaves them as they are.
+            first = e.minimum(j, e.b.sub(columns, e.i64(wide)))
+            strip(first, wide, lines, e.b.sub(j, first), e.i64(wide))
+        with few, e.loop(columns, step=WIDTH) as j:
+            left = e.minimum(e.b.sub(columns, j), e.i64(WIDTH))
+            last = e.b.sub(left, e.i64(1))
+            some = [e.b.mul(line, e.minimum(e.i64(i), last)) for i in range(WIDTH)]
+            strip(j, WIDTH, some, e.i64(0), left)
+
+
+@intrinsic(prefer_literal=True)
+def quad_strips(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
+    """out[rows <= MAX_ROWS, columns] for any number of weight rows; `element` is a constant of the compiled routine."""
+    code = element.literal_value
+
+    def codegen(context, builder, signature, args):
+        routines = {
+            n: define(builder.module, f"isogemm_quads_{code}_{n}", 9, lambda e, *xs, n=n: _emit(e, code, n, xs), WIDTH)
+            for n in range(1, MAX_ROWS + 1)
+        }
+        switch_over(builder, args[1], routines, args[2:])
+
+    return types.void(element, *[types.int64] * 10), codegen

@@ -227,7 +227,7 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
 
   if (warpgroup == WARPGROUPS) {  // the producer
     fewer_registers<FEWER>();
-    if (warp == 4 * WARPGROUPS && lane == 0) {
+    if (warp == 4 * WARPGROUPS && elected()) {
       for (int round = 0; round < rounds; ++round) {
         if (!plan.at(round, t)) continue;
         barrier_wait(empty_q, (turn++ & 1) ^ 1);

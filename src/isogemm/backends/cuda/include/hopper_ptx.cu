@@ -18,7 +18,8 @@ DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// True in one thread of a converged warp.
+// True in one thread of a converged warp. Behind it the compiler knows that there is one; behind `lane == 0` it does not,
+// and makes a loop over threads of every copy, of some 35 cycles.
 DEVICE bool elected() {
   u32 one;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(one));

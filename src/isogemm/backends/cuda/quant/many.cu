@@ -160,7 +160,7 @@ quant_many(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w,
 
   if (warpgroup == WARPGROUPS) {  // the producer
     fewer_registers<PRODUCER_REGISTERS>();
-    if (warp == 4 * WARPGROUPS && lane == 0) {
+    if (warp == 4 * WARPGROUPS && elected()) {
       map_prefetch(&map_x), map_prefetch(&map_w);
       if (SPAN > 1) map_prefetch(&map_s);
       const Producer from{&map_x, &map_w, &map_s, ring, full};

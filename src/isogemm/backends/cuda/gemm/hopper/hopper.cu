@@ -159,10 +159,10 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
   if (CLUSTER > 1) cluster_sync();
   else __syncthreads();
 
-  if (warpgroup == WARPGROUPS) {  // the producer: a whole warp, as a copy is a loop of its own where one thread walks alone
+  if (warpgroup == WARPGROUPS) {  // the producer
     if (WARPGROUPS > 1) fewer_registers<PRODUCER_REGISTERS>();
-    if (warp == 4 * WARPGROUPS) {
-      if (elected()) map_prefetch(&map_x), map_prefetch(&map_y);
+    if (warp == 4 * WARPGROUPS && elected()) {
+      map_prefetch(&map_x), map_prefetch(&map_y);
       wait_for_predecessor();
       u16 mask_x = 0, mask_y = 0;
       for (int i = 0; i < CN; ++i) mask_x |= 1 << (rank % CM + CM * i);
@@ -173,11 +173,9 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
         for (int i = 0; i < iters; ++i) {
           const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES;
           barrier_wait(empty + 8 * stage, parity);
-          if (elected()) {
-            barrier_expect(bar, STAGE_BYTES);
-            load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, rank / CM, mask_x, POLICY[X_POLICY]);
-            load_operand<Y_MN, BN, CM>(&map_y, at + KS * X_BYTES, bar, tile.col, i * KS * KE, tile.item * y_item, rank % CM, mask_y, POLICY[Y_POLICY]);
-          }
+          barrier_expect(bar, STAGE_BYTES);
+          load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, rank / CM, mask_x, POLICY[X_POLICY]);
+          load_operand<Y_MN, BN, CM>(&map_y, at + KS * X_BYTES, bar, tile.col, i * KS * KE, tile.item * y_item, rank % CM, mask_y, POLICY[Y_POLICY]);
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
       }
@@ -217,7 +215,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
       int scale = ACCUMULATE && !LEAF;
       // In turns, so that no wait is for more than the next phase: parities cannot tell phases two apart.
       if (PINGPONG) turn_take(1 + warpgroup);
-      u32 stage = count % STAGES, parity = count / STAGES & 1, previous = 0, step = stage * (STAGE_BYTES >> 4);
+      u32 stage = count % STAGES, parity = count / STAGES & 1, previous = 0, ahead = stage * (STAGE_BYTES >> 4);
       bool filled = false;
 #pragma unroll 1
       for (int begin = 0; begin < iters; begin += span) {
@@ -226,10 +224,10 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
 #pragma unroll 1
         for (int i = 0; i < n; ++i) {
           if (!filled) barrier_wait(full + 8 * stage, parity);
-          multiply(acc, further(first_x, step), further(first_y, step), scale, [&] {
+          multiply(acc, further(first_x, ahead), further(first_y, ahead), scale, [&] {
             const u32 here = stage;
-            step += STAGE_BYTES >> 4;
-            if (++stage == STAGES) stage = 0, step = 0, parity ^= 1;
+            ahead += STAGE_BYTES >> 4;
+            if (++stage == STAGES) stage = 0, ahead = 0, parity ^= 1;
             filled = barrier_passed(full + 8 * stage, parity);
             wgmma_commit();
             wgmma_wait<1>();

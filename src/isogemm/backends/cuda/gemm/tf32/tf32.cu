@@ -173,7 +173,7 @@ tf32(const __grid_constant__ Map map_a, const __grid_constant__ Map map_b, void*
   else __syncthreads();
   if (warpgroup == 2) {
     fewer_registers<40>();
-    if (warp == 8 && lane == 0) {
+    if (warp == 8 && elected()) {
       map_prefetch(&map_a), map_prefetch(&map_b);
       wait_for_predecessor();
       produce(&map_a, &map_b, ring, full, empty, tiles, count, blocks, chunks, items_a, items_b);

@@ -170,7 +170,7 @@ quant_int_wide(const __grid_constant__ Map map_x, const __grid_constant__ Map ma
   __syncthreads();
   if (warpgroup == WARPGROUPS) {  // the producer
     fewer_registers<PRODUCER_REGISTERS>();
-    if (warp == 4 * WARPGROUPS && lane == 0) {
+    if (warp == 4 * WARPGROUPS && elected()) {
       const Producer from{{&map_x, &map_w, &map_s, &map_d, &map_t}, ring, full};
       fill(from, plan, blockIdx.x, [] { return gridDim.x; }, min(iters, STAGES), iters, empty, false);
     }

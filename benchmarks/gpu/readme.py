@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..common import cell, sources_text, summarize
@@ -33,7 +33,8 @@ OTHERS = (
 def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     """The README's text between the marks."""
     # A case that a later file measured again counts there alone.
-    rows = list({row["name"]: row for run in runs for row in run["rows"] if not row["error"]}.values())
+    rows = _latest(run for run in runs if not run.get("tuned"))
+    tuned = _latest(run for run in runs if run.get("tuned"))
     device = runs[-1]["device"]["before"]
     llm = [row for row in rows if row["suite"] == "llm"]
     shapes = len({(row["n"], row["k"]) for row in llm})
@@ -62,27 +63,33 @@ def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> st
         found = [row for row in rows if set(key.split()) <= set(row["name"].split())]
         if found:
             out.append(f"| {words} | {_cell(found, 'torch')} |")
-    out += _drawn(rows)
-    return "\n".join([*out, "", _bits(rows), *sources_text(sources), ""])
+    out += _drawn({"chosen by the models": rows, "after live tuning": tuned})
+    return "\n".join([*out, "", _bits([*rows, *tuned]), *sources_text(sources), ""])
 
 
-def _drawn(rows: Sequence[Row]) -> list[str]:
-    """What products give that nobody chose; empty where none were measured."""
-    drawn = [row for row in rows if row["suite"] == RANDOM]
-    if not drawn:
+def _latest(runs: Iterable[Mapping[str, Any]]) -> list[Row]:
+    return list({row["name"]: row for run in runs for row in run["rows"] if not row["error"]}.values())
+
+
+def _drawn(ways: Mapping[str, Sequence[Row]]) -> list[str]:
+    """What products give that nobody chose, by how their kernels were chosen; empty where none were measured."""
+    drawn = {words: [row for row in rows if row["suite"] == RANDOM] for words, rows in ways.items()}
+    if not any(drawn.values()):
         return []
     out = [
         "",
         "Products drawn at random (N and K from 512 to 32768, M from 1 to 8192; four fifths have N and K that are",
-        "multiples of 64, a fifth has a bias), nothing tuned for them, against the fastest of torch's ways:",
+        "multiples of 64, a fifth has a bias), in no table, against the fastest of torch's ways:",
         "",
         "| | products | geometric mean | 5th percentile | least |",
         "|---|---|---|---|---|",
     ]
-    for group in summarize(drawn, GROUPS, against):
-        if group["cells"]:
-            name, figures = group["group"].removeprefix("drawn, "), (group["mean"], group["low"], group["least"])
-            out.append(f"| {name} | {group['cells']} | " + " | ".join(f"{x:.2f}" for x in figures) + " |")
+    for words, rows in drawn.items():
+        for group in summarize(rows, GROUPS, against):
+            if group["cells"]:
+                name, figures = group["group"].removeprefix("drawn, "), (group["mean"], group["low"], group["least"])
+                cells = " | ".join(f"{x:.2f}" for x in figures)
+                out.append(f"| {name}, {words} | {group['cells']} | {cells} |")
     return out
 
 

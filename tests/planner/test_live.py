@@ -201,6 +201,25 @@ class Here:
         return self.call(relay, product)
 
 
+def test_who_comes_while_its_class_settles_is_not_forgotten() -> None:
+    """Another thread has its kernel, and is about to watch for a faster one, when that has been found."""
+    here = Here(clock={"best": 12.0, "second": 9.0}.__getitem__, own=("best", "second"))
+    relay, late = here.chooser.serve(P), list[Relay]()
+    choice = here.chooser.choose(P)
+
+    class Watches(dict[Any, Any]):
+        def pop(self, *key: Any) -> Any:
+            if not late:
+                late.append(Relay(choice.launch))
+                here.live._watch(P, late[0], choice, 30.0)
+            return super().pop(*key)
+
+    here.live._watches = Watches(here.live._watches)
+    assert here.settle(relay) == here.settle(late[0]) == "second"
+    assert not here.live._watches
+    assert "watching" not in late[0].now.__qualname__
+
+
 def test_the_first_call_takes_what_is_ready_and_the_fastest_takes_over_where_it_is_held() -> None:
     here = Here(clock={"best": 12.0, "second": 9.0, "third": 30.0}.__getitem__, own=("best", "second"))
     relay = here.chooser.serve(P)

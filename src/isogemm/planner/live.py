@@ -226,16 +226,19 @@ class Live:
 
     def _watch(self, product: Product, relay: Relay, choice: Choice[Launch], budget: float) -> None:
         """Look for something faster, and let calls of the product see to it."""
-        kind = ProductClass.of(product)
-        with self._lock:
+        kind, launch = ProductClass.of(product), choice.launch
+        with self._lock:  # `_settle` sees all of it or nothing
             watch = self._watches.get(kind)
             if watch is None:
                 if len(self._watches) >= MOST:
                     self._watches.clear()  # those in use are held by their relays
                 watch = self._watches[kind] = Pending(kind, budget)
                 self._prepare(product, watch)
-            launch = choice.launch
+            relay.now = self._watching(watch, relay, product, launch)
             watch.relays.append((relay, product, launch))
+
+    def _watching(self, watch: Pending, relay: Relay, product: Product, launch: Launch) -> Launch:
+        """The launch, and behind it a step towards a faster one."""
 
         def watching(at: Addresses, stream: int) -> None:
             if self.chooser.admissions.machine.capturing():
@@ -246,12 +249,12 @@ class Live:
                 try:
                     self._step(watch, relay, product, at, stream)
                 except Exception as error:  # the call itself is done: its caller hears nothing of what is tried behind
-                    log.info("%s: %s: %s", kind, type(error).__name__, error)
+                    log.info("%s: %s: %s", watch.kind, type(error).__name__, error)
                     self._settle(watch)
                 finally:
                     watch.lock.release()
 
-        relay.now = watching
+        return watching
 
     def _captured(self, product: Product, watch: Pending, launch: Launch) -> Launch:
         """A graph is replayed often: the likeliest kernel goes into it, and is waited for, but nothing is timed."""
@@ -425,11 +428,13 @@ class Live:
 
     def _settle(self, watch: Pending) -> None:
         """Let the fastest kernel take over in all products of the class."""
-        for relay, product, launch in watch.relays:
+        with self._lock:
+            self._watches.pop(watch.kind, None)  # who comes now is served by what was found, or watched anew
+            held, watch.relays = watch.relays, []
+        watch.uses, watch.times, watch.running = {}, {}, []
+        for relay, product, launch in held:
             found = self._at_hand(product)
             relay.now = found[0].launch if found else launch
-        watch.relays, watch.uses, watch.times, watch.running = [], {}, {}, []
-        self._watches.pop(watch.kind, None)
 
     def _keep(self, kind: ProductClass, found: Timed) -> None:
         self._found[kind] = found

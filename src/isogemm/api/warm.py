@@ -116,7 +116,9 @@ def warm(
 
 
 def _rows(m: int | Iterable[int]) -> Sequence[int]:
-    found = [m] if isinstance(m, int) else list(m)
+    found = list(m) if isinstance(m, Iterable) else [m]
+    if not found:
+        raise ShapeError("m", limit="at least one number of rows", value="none", nearest=1)
     for count in found:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ShapeError("m", limit="whole numbers of at least 1", value=repr(count), nearest=1)
@@ -136,7 +138,10 @@ def _layers(x: Any, dtype: str, device: Any) -> Iterator[tuple[DeviceId, int, in
         return
     place, found = _on_gpu(find(device)), as_dtype(dtype) or FLOAT32
     check_dtype("weights", found)
-    for pair in x:
+    pairs = list(x) if isinstance(x, Iterable) else [x]
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise OptionError("warm", limit="a model, or pairs of n and k", value=repr(pair), nearest="[(4096, 4096)]")
         n, k = pair
         for what, size in (("n", n), ("k", k)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:

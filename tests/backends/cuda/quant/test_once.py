@@ -45,6 +45,13 @@ def test_bits_are_those_of_the_product_with_dequantized_weights(name: str, dtype
     assert floats(w, dtype).dtype is dtype
 
 
+@pytest.mark.parametrize("part", ["x_align", "out_align"])
+def test_the_product_is_aligned_no_better_than_its_operands(part: str) -> None:
+    """A view that begins amid 16 bytes: kernels that store 16 at once may not be chosen."""
+    posed = [once._product(replace(CASE, **{part: align}), "tensor_core:sm90", 40, 0).align for align in (16, 4, 2)]
+    assert posed == [16, 4, 2]
+
+
 def test_each_piece_is_written_and_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both kernels of a piece follow each other; results and biases begin at its first row."""
     told: list[Any] = []

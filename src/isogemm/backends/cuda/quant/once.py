@@ -92,5 +92,5 @@ def _product(case: QuantCase, arithmetic: str, count: int, device: int) -> Produ
     return Product(
         case.m, count, case.k, case.dtype, case.dtype, case.dtype_out, contract, a=Strides(*case.x),
         b=Strides(1, case.k), out=Strides(*case.out), dtype_bias=case.dtype_bias, bias_stride=case.bias_stride,
-        align=16,
+        align=min(case.x_align, case.out_align),
     )  # fmt: skip

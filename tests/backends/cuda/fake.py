@@ -133,6 +133,8 @@ class FakeCuda:
     def _cuTensorMapEncodeTiled(self, out: int, kind: int, rank: int, address: int, *rest: Any) -> int:
         sizes, steps, box, ones, *options = rest
         assert out % 64 == 0
+        if self.stack()[-1] not in self.contexts:
+            return 201
         assert [peek(ones, c_uint)[i] for i in range(rank)] == [1] * rank
         ints = [
             list(peek(p, t)[:n])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 from tests.backends.cuda.pretend import aligned, pretended  # noqa: F401
@@ -14,12 +12,8 @@ import isogemm
 from isogemm.api import dispatch
 from isogemm.backends.cuda import calls as front
 from isogemm.backends.cuda.calls import DeviceWeight
-from isogemm.backends.cuda.driver import kernel
-from isogemm.backends.cuda.driver.libcuda import DriverError
-from isogemm.backends.cuda.gemm import execute
 from isogemm.base import seen
 from isogemm.operands import cuda as interop_cuda
-from isogemm.planner.relay import Relay
 
 pytestmark = pytest.mark.usefixtures("pretended")
 CHAINS = {F32: "fma/chain", BF16: "tensor_core:sm90/chain", F16: "tensor_core:sm90/chain"}
@@ -185,34 +179,3 @@ def test_accumulate_on_the_short_path(on_device):  # noqa: F811
         got = c.copy()
         isogemm.matmul(on_device(a), on_device(b), out=on_device(got), accumulate=True)
         assert_same(got, product(a, b, CHAINS[BF16], c=c, accumulate=True, out_dtype=F32))
-
-
-def test_a_thread_without_a_context_gets_one(on_device, monkeypatch):  # noqa: F811
-    """Where memory comes from torch's cache, encoding a tensor map may be what a thread asks the driver first."""
-    x, w = values((3, 9), BF16, seed=1), values((5, 9), BF16, seed=2)
-    tx, tw, want = on_device(x), on_device(w), product(x, w.T, CHAINS[BF16])
-    inside, codes = [], [kernel.INVALID_CONTEXT]
-
-    @contextmanager
-    def context(device):
-        inside.append(device)
-        yield
-        inside.pop()
-
-    def without(relay):
-        def now(at, stream, launch=relay.now):
-            if not inside:
-                raise DriverError(codes[0], "CUDA_ERROR", "no context", "encoding a tensor map")
-            launch(at, stream)
-
-        relay.now = now
-        return relay
-
-    real = execute.choose
-    monkeypatch.setattr(kernel, "context", context)
-    monkeypatch.setattr(execute, "choose", lambda p, d: without(Relay(real(p, d).now)))
-    for _ in range(2):  # the long way, then the short one
-        assert_same(bits(isogemm.linear(tx, tw)), want)
-    codes[0] = 700
-    with pytest.raises(DriverError, match="700"):
-        isogemm.linear(tx, tw)

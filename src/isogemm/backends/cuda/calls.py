@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...base.seen import Seen
-from ...errors import DeviceError
 from ...operands.device_array import DeviceId
 from ...operands.prepared import PreparedWeight
 from ...operands.tensors import KINDS, ready, when_seen
-from ...planner.relay import Relay
 from ...problem.product import Addresses
 
-__all__ = ["KINDS", "DeviceWeight", "call", "enqueue", "ready", "remember", "span"]
+__all__ = ["KINDS", "DeviceWeight", "call", "ready", "remember", "span"]
 
 _entries: Seen[SeenCall] = Seen(8192)
 _new = tuple.__new__  # a NamedTuple's own constructor is a Python function
@@ -143,22 +141,8 @@ def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...
             return None
     if bias is not None and not at_bias:
         return None
-    at, stream = _new(Addresses, (at_a, at_b, at_out, at_out if accumulate else 0, at_bias)), _raw_stream(device)
-    enqueue(launch, at, stream, device)
+    launch.now(_new(Addresses, (at_a, at_b, at_out, at_out if accumulate else 0, at_bias)), _raw_stream(device))
     return out
-
-
-def enqueue(launch: Relay, at: Addresses, stream: int, device: int) -> None:
-    """Launch, in a thread that may have no CUDA context yet: tensor maps are encoded before any kernel is launched."""
-    try:
-        launch.now(at, stream)
-    except DeviceError as error:
-        from .driver.kernel import INVALID_CONTEXT, context
-
-        if getattr(error, "code", 0) != INVALID_CONTEXT:
-            raise
-        with context(device):
-            launch.now(at, stream)
 
 
 _grad_enabled: Any = None

@@ -177,6 +177,20 @@ def test_a_map_is_encoded_as_the_driver_wants_it_once_for_each_address():
     assert fake.maps == [(9, a, [64, 40, 3], [144, 16384], [64, 16, 1], (0, 3, 2, 0)) for a in (1 << 40, 1 << 41)]
 
 
+@pytest.mark.parametrize("known", [None, 0, 1])
+def test_a_thread_without_a_context_encodes_in_one(known):
+    """Where memory comes from torch's cache, encoding a map may be what a thread asks the driver first."""
+    fake = FakeCuda()
+    on = Driver(fake)
+    if known is not None:
+        on.primary(known)
+    encode, found = encoder("bfloat16", sizes=(8, 64), strides=(64, 1), box=(8, 64), on=on), []
+    thread = threading.Thread(target=lambda: found.extend((encode(1 << 40), fake.stack())))
+    thread.start()
+    thread.join()
+    assert found == [b"\1" * 128, [0 if known else fake.contexts[0]]]  # a new thread stays in device 0's
+
+
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ....errors import DeviceError, LimitError
-from .libcuda import Driver, DriverError, context, driver, relaxed
+from .libcuda import INVALID_CONTEXT, Driver, DriverError, context, driver, relaxed
 
 __all__ = ["TYPES", "Bound", "Driver", "DriverError", "Kernel", "Parameter", "context", "driver", "load", "relaxed"]
 
@@ -58,7 +58,7 @@ TYPES = {
 Parameter = str | tuple[str, Any]
 Bound = Callable[..., None]
 
-INVALID_VALUE, INVALID_CONTEXT, INVALID_HANDLE = 1, 201, 400  # CUresult
+INVALID_VALUE, INVALID_HANDLE = 1, 400  # CUresult
 MAX_SHARED_OPTIN = 97  # CUdevice_attribute
 # CUfunction_attribute
 MAX_THREADS, STATIC_SHARED, LOCAL_BYTES, REGISTERS, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 0, 1, 3, 4, 8, 14

@@ -44,6 +44,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 CAPTURE_RELAXED = 2
+INVALID_CONTEXT = 201  # a CUresult
 
 
 class DriverError(DeviceError):
@@ -133,6 +134,11 @@ class Driver:
                 handle = self.handle("cuDevicePrimaryCtxRetain", device, doing=f"taking the context of device {device}")
                 self._contexts[device] = handle
             return self._contexts[device]
+
+    def entered(self) -> int:
+        """A device whose primary context is retained, or else the first."""
+        with self._lock:
+            return next(iter(self._contexts), 0)
 
 
 @functools.cache

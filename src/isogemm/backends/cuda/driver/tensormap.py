@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char, c_uint, c_uint64
 
 from ....errors import DTypeError, LayoutError, LimitError
-from .libcuda import Driver, driver
+from .libcuda import INVALID_CONTEXT, Driver, DriverError, context, driver
 
 __all__ = ["Encoder", "encoder"]
 
@@ -89,8 +89,14 @@ def encoder(
             )
         memory = (c_char * (NBYTES + ALIGN))()
         offset = -addressof(memory) % ALIGN
-        place = addressof(memory) + offset
-        on.call("cuTensorMapEncodeTiled", place, kind, rank, address, *fixed, doing=doing)
+        arguments = addressof(memory) + offset, kind, rank, address, *fixed
+        try:
+            on.call("cuTensorMapEncodeTiled", *arguments, doing=doing)
+        except DriverError as error:
+            if error.code != INVALID_CONTEXT:
+                raise
+            with context(on.entered(), on):  # a new thread has none, and any will do
+                on.call("cuTensorMapEncodeTiled", *arguments, doing=doing)
         return memory.raw[offset : offset + NBYTES]
 
     return encode

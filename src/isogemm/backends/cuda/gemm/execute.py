@@ -19,7 +19,6 @@ from ....planner.device import Item
 from ....planner.relay import Relay
 from ....problem.product import Addresses, Product, Strides, alignment
 from ....problem.settings import Settings
-from ..calls import enqueue
 
 __all__ = ["Executor", "choose", "pose", "run_loop", "runner"]
 
@@ -75,7 +74,7 @@ class Executor:
     def _enqueue(self, product: Product, at: Addresses) -> None:
         launch = choose(product, self.place.ordinal)
         self.trace.append((launch, product, at))
-        enqueue(launch, at, current_stream(self.place), self.place.ordinal)
+        launch.now(at, current_stream(self.place))
 
 
 def choose(product: Product, device: int) -> Relay:
@@ -104,7 +103,7 @@ def run_loop(items: Sequence[tuple[Product, Addresses]], device: int, stream: in
     """One launch for each item: what a grouped launch has to agree with, bit for bit."""
     launches = [choose(product, device) for product, _ in items]  # any refusal comes before the first launch
     for launch, (_, at) in zip(launches, items, strict=True):
-        enqueue(launch, at, stream, device)
+        launch.now(at, stream)
 
 
 def pose(

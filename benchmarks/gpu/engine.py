@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from isogemm.planner.tuning import Wanted, pose
 from isogemm.problem.product import Product
 
 from .cases import Case
+from .operands import few_rows
 
 __all__ = ["CudaEngine", "Engine", "SubmitClock", "SyncClock", "posed"]
 
@@ -26,10 +28,17 @@ FIELDS = (
 )
 
 
-def posed(x: Case) -> Product:
-    """A drawn product as kernels see it."""
-    product = pose(Wanted("", x.n, x.k, x.layout), m=x.m, dtype=x.dtype, contract=Contract.parse(x.definition))
+def posed(x: Case, m: int = 0) -> Product:
+    """A drawn product as kernels see it; with `m` rows where that is given."""
+    product = pose(Wanted("", x.n, x.k, x.layout), m=m or x.m, dtype=x.dtype, contract=Contract.parse(x.definition))
     return replace(product, dtype_bias=x.dtype) if x.bias else product
+
+
+def compared(x: Case) -> Iterator[Product]:
+    """A drawn product, and those that its bits are compared with."""
+    yield posed(x)
+    yield replace(posed(x), dtype_bias=None)
+    yield from (posed(x, m) for m in few_rows(x.m))
 
 
 class Engine(Protocol):
@@ -199,7 +208,7 @@ class CudaEngine:
 
         here = open_device(DeviceId("cuda", 0)).chooser
         jobs: dict[tuple[str, str], list[Product]] = {}
-        for product in map(posed, drawn):
+        for product in dict.fromkeys(itertools.chain.from_iterable(map(compared, drawn))):
             uses = (hint.use for hint in here.hints(product) if hint.use.family in here.families)
             use = next((u for u in uses if here.families[u.family].supports(product, u.config)), None)
             if use is not None and not here.families[use.family].library:

@@ -15,7 +15,7 @@ from .bits import Sample, differing, relative_error
 from .cases import PEER, ROWS, Case
 from .peers import without_split_k
 
-__all__ = ["Call", "Setup", "Shelf", "build"]
+__all__ = ["Call", "Setup", "Shelf", "build", "few_rows"]
 
 Call = Callable[[int], Any]
 Peer = Callable[[Any, Any], Any] | None
@@ -221,6 +221,11 @@ def _gradient(case: Case, shelf: Shelf) -> Setup:
     return Setup(calls, 1, check)
 
 
+def few_rows(m: int) -> list[int]:
+    """Rows of the batches that a drawn product is compared with."""
+    return sorted({min(rows, m) for rows in (1, 3, 17, 200)})
+
+
 def _drawn(case: Case, shelf: Shelf) -> Setup:
     """One product of any layout, with a bias or not; torch's ways are its function and, for NT, its linear layer."""
     import torch
@@ -246,8 +251,7 @@ def _drawn(case: Case, shelf: Shelf) -> Setup:
     def check() -> dict[str, Any]:
         got = calls["isogemm"](0)
         plain = isogemm.matmul(a, b)
-        few = sorted({min(rows, case.m) for rows in (1, 3, 17, 200)})
-        parts = [isogemm.linear(a[case.m - rows :], b.T, bias=bias) for rows in few]
+        parts = [isogemm.linear(a[case.m - rows :], b.T, bias=bias) for rows in few_rows(case.m)]
         found = Sample.of(a, b, case.definition, [0, case.m // 2, case.m - 1]).check(plain)
         found["batch_differing"] = sum(differing(x, got[case.m - len(x) :]) for x in parts)
         found["batch_checked"] = sum(x.numel() for x in parts)

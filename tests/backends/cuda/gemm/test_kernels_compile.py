@@ -118,6 +118,12 @@ def test_epilogues_leaves_and_starts_round_each_step(kernels: Kernels, family, c
         assert kernel.spilled == 0
 
 
+@pytest.mark.parametrize("config", ["128x192x64 s5 pp", "256x144x64 s4"])
+def test_a_bias_of_columns_leaves_two_blocks_their_registers(kernels: Kernels, config):
+    (kernel,) = kernels.build("hopper", config, pose(m=5084, n=24768, k=576, dtype_bias="bfloat16"))
+    assert kernel.spilled == 0
+
+
 @pytest.mark.parametrize(("family", "config"), [("chain", "w64 x16 k64 s3 n4"), ("ieee", "x64 w64 k16 s3 n4")])
 def test_a_tree_is_its_leaves_and_their_meeting(kernels: Kernels, family, config):
     kind = ("fma/tree8", "float32") if family == "ieee" else ("tensor_core:sm90/tree8", "bfloat16")

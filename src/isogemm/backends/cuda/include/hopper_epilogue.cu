@@ -57,19 +57,32 @@ DEVICE float load_bias(const Epilogue& e, int i) {
 #endif
 }
 
+DEVICE float traded(float x, u32 from) {
+#if BIAS_KIND >= 0
+  return __shfl_sync(~0u, x, from);
+#else
+  return 0.0f;
+#endif
+}
+
 // `finish` on all of a thread's values. Those outside of the output take what its last row and column read: loads that no
-// branch guards are issued together (behind one each, a bias took 25 us of a product's 60 on an H200).
-DEVICE void finish_block(const Epilogue& e, float (&v)[BN / 2], int row, int pair, int item) {
+// branch guards are issued together (behind one each, a bias took 25 us of a product's 60 on an H200). The lanes of a warp
+// load the bias of a row's columns side by side and trade it: loaded where it is added, it took the registers that two
+// blocks of accumulators leave, and their walk spilled.
+DEVICE void finish_block(const Epilogue& e, float (&v)[BN / 2], int row, int col, int item, u32 lane) {
   const int r[2] = {min(row, e.rows - 1), min(row + 8, e.rows - 1)};
-  const float of_row[2] = {BIAS_ROWS ? load_bias(e, r[0]) : 0.0f, BIAS_ROWS ? load_bias(e, r[1]) : 0.0f};
+  int pair = col + 2 * (lane & 3);
+  float bias[BIAS_ROWS ? 2 : (BN + 31) / 32];
+#pragma unroll
+  for (int i = 0; i < sizeof(bias) / 4; ++i) bias[i] = load_bias(e, BIAS_ROWS ? r[i] : min(col + 32 * i + (int)lane, e.cols - 1));
 #pragma unroll
   for (int j = 0; j < BN / 4; ++j) {
-    const int c = min(pair + 8 * (j >> 1) + (j & 1), e.cols - 1), i = 4 * (j >> 1) + (j & 1);
-    const float of_col = BIAS_ROWS ? 0.0f : load_bias(e, c);
+    const int from = 8 * (j >> 1) + (j & 1), c = min(pair + from, e.cols - 1), i = 4 * (j >> 1) + (j & 1);
+    const float of_col = BIAS_ROWS ? 0.0f : traded(bias[from / 32 % (sizeof(bias) / 4)], from % 32 + 2 * (lane & 3));
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      v[i + 2 * h] = finish(e, v[i + 2 * h], load_addend(e, r[h], c, item), BIAS_ROWS ? of_row[h] : of_col);
-    if (j % 8 == 7) asm volatile("" : "+r"(pair)::"memory");  // no more at once than registers are left for
+      v[i + 2 * h] = finish(e, v[i + 2 * h], load_addend(e, r[h], c, item), BIAS_ROWS ? bias[h] : of_col);
+    if (j % 4 == 3) asm volatile("" : "+r"(pair)::"memory");  // no more at once than registers are left for
   }
 }
 
@@ -194,7 +207,7 @@ DEVICE void store_block(const Epilogue& e, float (&v)[BN / 2], int row0, int col
   const u32 lane = thread & 31, warp = (thread >> 5) & 3;
   const int row = row0 + 16 * warp + (lane >> 2), pair = col0 + 2 * (lane & 3);
 #if EPILOGUE
-  finish_block(e, v, row, pair, item);
+  finish_block(e, v, row, col0, item, lane);
 #endif
   u8* out = e.out + OUT_BYTES * (item * e.out_batch);
   if (OUT == 0) {

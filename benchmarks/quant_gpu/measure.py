@@ -68,7 +68,7 @@ def measure(
             setup.free()
     except Exception as raised:
         error = words_of(raised)
-    error = error or (setup.absent.get(OURS) if setup else None)
+    error = (setup.absent.get(OURS) if setup else None) or error
     return _row(case, settings, timings, correctness, ceilings, setup, error, kernels)
 
 

@@ -78,7 +78,7 @@ def _filled(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
 # and cycles before it does.
 STAGE, CLUSTERED, STORE, EPILOGUE = 184.0, 6.05, 5.83, 1428.0
 START, COLUMN = 17.1, 0.606  # cycles of an instruction, and of each of its columns
-BIASED = 0.16  # cycles of a value whose bias is another in every column
+BIASED = 0.07  # cycles of a value whose bias is another in every column
 
 
 def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:

@@ -4,21 +4,26 @@ Configurations
 --------------
 ``128x128 k8``     tiles of 128 x 128 and panels of 8 of K through registers: gemm/sgemm/sgemm.cu
 ``32x64 k64 s4``   tiles of 32 x 64 and panels of 64 of K through a ring of 4 buffers: gemm/sgemm/ring.cu
+``... copied``     either, of copies of the operands that it would load or copy in pieces of less than 16 bytes, because
+                   of an odd K or odd strides (gemm/tf32/split.cu)
 
-Both take any strides; none of it reaches the bits.
+All take any strides; none of it reaches the bits.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from .....planner.trials import ProductFamily
-from .....problem.product import Addresses, Launch, Product
+from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver import facts
 from ...driver.nvrtc import function_of
+from ...driver.workspace import workspace
 from ..fp32 import Fp32Side, aligned_side, epilogue, grid, serves, sides
+from ..tf32.split import chain_cut, split_of
 
-__all__ = ["RINGS", "TILES", "BlockTile", "RingTile", "Sgemm", "copies", "microseconds"]
+__all__ = ["COPIED", "RINGS", "TILES", "BlockTile", "RingTile", "Sgemm", "copies", "microseconds"]
 
 
 class BlockTile(NamedTuple):
@@ -61,6 +66,7 @@ TILES = {
     "128x128 k8": BlockTile(128, 128, 8, 8, 8, 2, 225, 186, 1.26),
     "64x128 k16": BlockTile(64, 128, 16, 8, 4, 2, 108, 97, 1.7),
     "64x64 k16": BlockTile(64, 64, 16, 8, 4, 4, 95, 51, 1.9),
+    "128x64 k8": BlockTile(128, 64, 8, 8, 8, 4, 180, 96, 1.35),
 }
 RINGS = {
     "2x32 k64 s8": RingTile(2, 32, 1, 1, 2, 64, 8, 3, 3, 9.5, 4.5, 1.7),
@@ -74,11 +80,12 @@ RINGS = {
     "32x32 k64 s4": RingTile(32, 32, 4, 2, 4, 64, 4, 1, 3, 25, 19.2, 1.2),
     "32x48 k64 s3": RingTile(32, 48, 4, 2, 4, 64, 3, 1, 3, 36.7, 29.6, 1.15),
     "32x64 k32 s4": RingTile(32, 64, 4, 4, 4, 32, 4, 1, 4, 43.7, 32.2, 1.15),
-    "32x64 k64 s4": RingTile(32, 64, 4, 4, 4, 64, 4, 1, 2, 37.2, 30.7, 1.2),
+    "32x64 k64 s4": RingTile(32, 64, 4, 4, 4, 64, 4, 1, 2, 42, 30.7, 1.2),
     "64x32 k32 s4": RingTile(64, 32, 4, 4, 4, 32, 4, 1, 4, 43.7, 31.9, 1.15),
     "64x64 k32 s4": RingTile(64, 64, 8, 4, 4, 32, 4, 1, 3, 68.5, 55, 1.15),
     "64x128 k32 s3": RingTile(64, 128, 8, 4, 4, 32, 3, 1, 2, 115, 105, 1.1),
 }
+COPIED = " copied"
 MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
 CYCLES, BYTES, START = 1980, 3.6e6, 2.5  # of a microsecond: of a multiprocessor, from memory; microseconds of a launch
 
@@ -92,11 +99,18 @@ class Sgemm(ProductFamily):
         """Tiles by a model of their time."""
         if not serves(product, ("fma",), ("chain", "leaf")):
             return ()
-        return tuple(sorted((*TILES, *RINGS), key=lambda name: microseconds(product, name, MULTIPROCESSORS)))
+        names = [name for x in (*TILES, *RINGS) for name in (x, x + COPIED) if self.supports(product, name)]
+        return tuple(sorted(names, key=lambda name: microseconds(product, name, MULTIPROCESSORS)))
 
     def supports(self, product: Product, config: str) -> bool:
         """Any strides."""
-        return (config in TILES or config in RINGS) and serves(product, ("fma",), ("chain", "leaf"))
+        if not serves(product, ("fma",), ("chain", "leaf")):
+            return False
+        if config.endswith(COPIED):
+            chain = product.contract.order.kind == "chain" and product.align >= 16
+            inner = config.removesuffix(COPIED)
+            return chain and (inner in TILES or inner in RINGS) and any(_out_of_step(product, inner))
+        return config in TILES or config in RINGS
 
     def microseconds(self, product: Product, config: str, device: int) -> float | None:
         """What a kernel is expected to take on a device; None where it does not serve the product."""
@@ -106,6 +120,8 @@ class Sgemm(ProductFamily):
 
     def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""
+        if config.endswith(COPIED):
+            return self._bind_copied(product, config, device)
         ring = RINGS.get(config)
         tile = ring or TILES[config]
         (a, b), order = sides(product), product.contract.order
@@ -130,6 +146,46 @@ class Sgemm(ProductFamily):
         # Parameters are (a, b, out, c, bias), the order of Addresses.
         return enqueue
 
+    def _bind_copied(self, product: Product, config: str, device: int) -> Launch:
+        """Copies of the operands that are out of step, and the product of them."""
+        name = config.removesuffix(COPIED)
+        inner, odd = _in_step(product, name)
+        multiply, cut = self.bind(inner, name, device), chain_cut(product)
+        a, b = (split_of(product, x, cut, 0, device) if o else None for x, o in zip(sides(product), odd, strict=True))
+        first = a.nbytes if a else 0
+        nbytes = first + (b.nbytes if b else 0)
+
+        def enqueue(at: Addresses, stream: int) -> None:
+            memory = workspace(nbytes, device)
+            left = memory.data_ptr()
+            if a:
+                a.launch(stream, at.a, left)
+                at = at._replace(a=left)
+            if b:
+                b.launch(stream, at.b, left + first)
+                at = at._replace(b=left + first)
+            multiply(at, stream)
+
+        return enqueue
+
+
+def _out_of_step(p: Product, config: str) -> tuple[bool, bool]:
+    """Of A and B: whether a kernel has to load or copy less than 16 bytes at once."""
+    if config in TILES:
+        a, b = (mode > 1 for mode in _modes(p))
+    else:
+        a, b = (values < 4 for _, values in copies(p, RINGS[config]))
+    return a, b
+
+
+def _in_step(p: Product, config: str) -> tuple[Product, tuple[bool, bool]]:
+    """The product of copies whose rows of K lie a multiple of 16 bytes apart, and which of A and B are copied."""
+    a, b = _out_of_step(p, config)
+    pitch = -(-p.k // 4) * 4
+    x = Strides(pitch, 1, p.m * pitch if p.batch > 1 and p.a.batch else 0) if a else p.a
+    y = Strides(1, pitch, p.n * pitch if p.batch > 1 and p.b.batch else 0) if b else p.b
+    return replace(p, a=x, b=y), (a, b)
+
 
 def _blocks(p: Product, tile: BlockTile | RingTile) -> int:
     return -(-p.m // tile.m) * -(-p.n // tile.n)
@@ -137,9 +193,13 @@ def _blocks(p: Product, tile: BlockTile | RingTile) -> int:
 
 def microseconds(p: Product, config: str, multiprocessors: int) -> float:
     """Rounds of blocks, as many as fit at once, or what memory takes for the operands."""
-    ring = RINGS.get(config)
-    tile = ring or TILES[config]
-    odd = any(values < 4 for _, values in copies(p, ring)) if ring else any(mode > 1 for mode in _modes(p))
+    if config.endswith(COPIED):
+        name = config.removesuffix(COPIED)
+        inner, (a, b) = _in_step(p, name)
+        copied = 8 * p.k * p.batch * (p.m * a + p.n * b)
+        return microseconds(inner, name, multiprocessors) + START + copied / BYTES
+    tile = RINGS.get(config) or TILES[config]
+    odd = any(_out_of_step(p, config))
     rounds, rest = divmod(_blocks(p, tile) * p.batch, multiprocessors * tile.blocks)
     cycles = rounds * max(tile.alone, tile.blocks * tile.each)
     if rest:

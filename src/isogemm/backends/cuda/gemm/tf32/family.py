@@ -23,7 +23,8 @@ from ...driver.nvrtc import function_of
 from ...driver.tensormap import encoder
 from ...driver.wgmma import mma
 from ...driver.workspace import workspace
-from ..fp32 import Fp32Side, aligned_side, epilogue, serves, sides
+from ..fp32 import Fp32Side, epilogue, serves, sides
+from .split import STEP, Cut, chain_cut, split_of
 
 __all__ = ["Tf32"]
 
@@ -32,32 +33,17 @@ CONFIGS = {
     1: ("128x128 s6", "128x256 s4", "128x64 s8", "128x32 s8"),
     3: ("128x128 s3 t", "128x64 s4 t", "128x32 s5"),
 }
-ROWS, STEP = 128, 32
+ROWS = 128
 SHARED = 227 * 1024
 MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
 COLUMNS = {8, 16, 32, 64, 128, 256}
-
-
-class Cut(NamedTuple):
-    """K in the workspace: leaves of `leaf` elements, each followed by zeros up to `padded`; rows of `pitch` in all.
-
-    The kernel walks `blocks` of 32 of each of `chunks` items, in leaves of `leaf_blocks`, 0 for a chain.
-    """
-
-    leaf: int
-    padded: int
-    pitch: int
-    blocks: int
-    chunks: int
-    leaf_blocks: int
 
 
 def cut(p: Product) -> Cut:
     """Where leaves of K begin has to be where a row of shared memory does."""
     order = p.contract.order
     if order.kind == "chain":
-        pitch = -(-p.k // 4) * 4
-        return Cut(pitch, pitch, pitch, -(-p.k // STEP), 1, 0)
+        return chain_cut(p)
     tree = order.kind == "tree"
     block = p.contract.block
     leaf = block * -(-p.k // (order.size * block)) if tree else min(order.size, -(-p.k // block) * block)
@@ -160,22 +146,11 @@ class SplitOperand:
 
 
 def _part(p: Product, side: Fp32Side, k: Cut, parts: int, box: int, device: int) -> SplitOperand:
-    items = p.batch if side.batch else 1
-    rows = abs(side.row) < abs(side.k) and side.rows > 1
-    vector = not rows and k.leaf == k.padded and aligned_side(side, p.align)
-    defines = {"PARTS": parts, "ROWS": rows, "VECTOR": vector}
-    sizes = [("i32", x) for x in (side.rows, p.k, k.pitch, items, k.leaf, k.padded)]
-    launch = function_of("gemm/tf32/split.cu", "split", device, defines).bind(
-        ["ptr", "ptr", ("i64", side.row), ("i64", side.k), ("i64", side.batch), *sizes],
-        grid=(-(-k.pitch // 128), min(-(-side.rows // 32), 65535), min(items, 65535)),
-        block=(256,),
-        pdl=True,
-    )
-    shape = (parts * items, side.rows, k.pitch)
+    split = split_of(p, side, k, parts, device)
+    shape = (parts * split.items, side.rows, k.pitch)
     strides = (side.rows * k.pitch, k.pitch, 1)
     encode = encoder("float32", sizes=shape, strides=strides, box=(1, box, STEP), promotion=256)
-    nbytes = 4 * shape[0] * shape[1] * shape[2]
-    return SplitOperand(launch, encode, -(-nbytes // 512) * 512, items)
+    return SplitOperand(split.launch, encode, split.nbytes, split.items)
 
 
 def _bind(p: Product, c: Tf32Config, device: int) -> Launch:

@@ -1,4 +1,5 @@
-// float32 operands as tf32: part 0 the nearest tf32 number, hi; with PARTS 2 also part 1, lo, nearest to the rest.
+// float32 operands as tf32: part 0 the nearest tf32 number, hi; with PARTS 2 also part 1, lo, nearest to the rest. With
+// PARTS 0 the values themselves, which gemm/sgemm reads where an operand's own lines are out of step.
 //
 // X[r, k] of any strides becomes out[part][item][r][k] with rows of `pitch` values, zeros beyond K. As in
 // isogemm.contract.reference: to nearest even; NaN stays NaN. With PARTS 2 a finite number keeps a finite hi (where rounding
@@ -19,6 +20,7 @@ __device__ __forceinline__ float round_tf32(float x) {
 }
 __device__ __forceinline__ bool finite(float x) { return (__float_as_uint(x) & 0x7f800000) != 0x7f800000; }
 __device__ __forceinline__ float high(float x) {
+  if (PARTS == 0) return x;
   const float y = round_tf32(x);
   return PARTS == 2 && finite(x) && !finite(y) ? __uint_as_float(__float_as_uint(y) - 0x2000) : y;
 }

@@ -143,6 +143,33 @@ def test_a_call_like_one_before_sees_its_own_operands(packed):
             isogemm.linear(x.view(np.int32), w)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("packed", [False, True])
+def test_weights_that_the_last_call_had_too_change_no_bit(rows, packed):
+    """They are not asked for ahead of time: a call with the same weights or others is as the first one."""
+    ready = isogemm.pack if packed else (lambda w: w)
+    x, weights = values((rows, 45), seed=1), [values((275, 45), seed=seed) for seed in (2, 3)]
+    kept = [ready(w) for w in weights]
+    for i in (0, 0, 0, 1, 1, 0, 1):
+        assert_same(isogemm.linear(x, kept[i]), product(x, weights[i].T))
+    weights[1][...] = values((275, 45), seed=4)
+    if not packed:
+        assert_same(isogemm.linear(x, kept[1]), product(x, weights[1].T))
+
+
+def test_packed_and_plain_weights_of_one_shape_are_calls_of_two_kinds():
+    """With as many columns as a panel has, both are matrices of the same shape and strides."""
+    from isogemm.backends.cpu.emit.target import target
+
+    k = target().nr
+    x, w = values((2, k), seed=1), values((3 * k, k), seed=2)
+    packed = isogemm.pack(w)
+    assert packed.lines.strides == w.strides
+    for _ in range(2):
+        assert_same(isogemm.linear(x, packed), product(x, w.T))
+        assert_same(isogemm.linear(x, w), product(x, w.T))
+
+
 def test_linear_walks_permuted_activations():
     x = values((3, 4, 24), seed=1)
     w = values((7, 24), seed=2)

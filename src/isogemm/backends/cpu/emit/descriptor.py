@@ -17,13 +17,17 @@ from __future__ import annotations
     STRATEGY, A_MODE, B_MODE, MC, NC, KC,
     GRID_M, GRID_N, MR_PANEL,
     PACK_A, PACK_B, TILE, FEW,
-) = range(40)  # fmt: skip
-FIELDS = 40
+    SEEN,
+) = range(41)  # fmt: skip
+FIELDS = 41
 
 # Flags for PLAIN: the accumulator is the output itself (fp32, unit column stride, nothing to apply after the walk).
 # START: the walk starts from C instead of from zero.
 
 # PACK_A, PACK_B, TILE, FEW: addresses of the routines that the schedule needs (routines.py); 0 where it needs none.
+
+# SEEN: 1 where the last call of this kind had the same weights (B), which may then lie in a cache. In a template that
+# calls share: the address of those weights.
 
 # STRATEGY
 TILED, GEMV, STREAM, QUADS, PANELS = 0, 1, 2, 3, 4

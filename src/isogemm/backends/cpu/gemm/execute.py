@@ -23,12 +23,13 @@ from .launch import Batch, launch_rows, launch_single, starter
 from .packed import PackedWeight
 from .run_chunk import address
 from .schedule import SERIAL, Schedule
-from .tasks import Epilogue, Task, swap_operands, task_for
+from .tasks import Epilogue, swap_operands, task_for
 
 __all__ = ["gemm", "gemm_batched", "gemm_items", "layer", "learn", "swap_operands"]
 
 Array = NDArray[Any]
-_layers: Seen[tuple[tuple[int, ...], Task, Any, int]] = Seen(1024)
+_layers: Seen[tuple[Any, ...]] = Seen(1024)
+_ndarray, _empty = np.ndarray, np.empty
 CHUNK_WORK = 2**22  # multiply-adds in a chunk of a batch: enough to hide the claim, small enough to balance
 
 
@@ -58,27 +59,26 @@ def layer(x: Array, w: Array | PackedWeight) -> Array | None:
 
     One look-up stands for all that is checked and chosen: small products take no longer than that.
     """
-    lines = w if type(w) is np.ndarray else w.panels  # type: ignore[union-attr]
-    if x.dtype is not FLOAT32 or lines.dtype is not FLOAT32 or not (x.flags.aligned and lines.flags.aligned):
+    lines: Array = w if type(w) is _ndarray else w.lines  # type: ignore[union-attr]
+    if x.dtype is not FLOAT32 or lines.dtype is not FLOAT32:
         return None
-    known = _layers.get((x.shape, x.strides, w.shape, lines.strides, get_num_threads()))
-    if known is None:
+    known = _layers.get((x.shape, x.strides, w.shape, lines.strides, type(w), get_num_threads()))
+    if known is None or not (x.flags.aligned and lines.flags.aligned):
         return None
-    shape, task, run, start = known
-    result = np.empty(shape, FLOAT32)
-    if lines is not w:
-        lines = w.lines  # type: ignore[union-attr]
-    pool().run(run, task.scratch, task.threads, start, task.rows, x, lines, result, task.swapped, task.chunks)
+    shape, run, scratch, threads, start, rows, swapped, chunks = known
+    result = _empty(shape, FLOAT32)
+    pool().run(run, scratch, threads, start, rows, x, lines, result, swapped, chunks)
     return result
 
 
 def learn(x: Array, w: Array | PackedWeight, result: Array) -> None:
     """Let `layer` take calls like this one, which was checked and computed without bias."""
-    lines, b = (w, w.T) if isinstance(w, np.ndarray) else (w.panels, w)
+    lines, b = (w, w.T) if isinstance(w, np.ndarray) else (w.lines, w)
     if x.dtype is FLOAT32:
         task = task_for(x, b, result, None, get_num_threads())
-        known = result.shape, task, starter(*task.narrow), address()
-        _layers.keep((x.shape, x.strides, w.shape, lines.strides, get_num_threads()), known)
+        run = starter(*task.narrow)
+        known = result.shape, run, task.scratch, task.threads, address(), task.rows, task.swapped, task.chunks
+        _layers.keep((x.shape, x.strides, w.shape, lines.strides, type(w), get_num_threads()), known)
 
 
 def gemm_batched(

@@ -34,6 +34,10 @@ def _start(control, threads, scratch, stride, function, template, a, b, out, swa
             rows[i, j] = template[i, j]
     first, second = (f.B, f.A) if swapped else (f.A, f.B)
     rows[1, first], rows[1, second], rows[1, f.OUT] = a.ctypes.data, b.ctypes.data, out.ctypes.data
+    # Another thread may write its own address between these two: then weights are asked for, or not, in vain.
+    weights = rows[1, f.B]
+    rows[1, f.SEEN] = 1 if template[1, f.SEEN] == weights else 0
+    template[1, f.SEEN] = weights
     run_part(control, threads, scratch, stride, function, scratch - TASK_BYTES, chunks)
     give(control, threads)
     return 0
@@ -43,7 +47,11 @@ _starters: dict[tuple[bool, bool, bool], Any] = {}
 
 
 def starter(a: bool, b: bool, out: bool) -> Any:
-    """`_start` for fp32 or 16-bit (narrow) elements; any strides, one compilation each."""
+    """`_start` for fp32 or 16-bit (narrow) elements; any strides, one compilation each.
+
+    It is the compiled function itself: Numba's dispatcher would look at the type of each argument in every call, which
+    takes as long as a small product. Callers see to the types.
+    """
     if (a, b, out) in _starters:
         return _starters[a, b, out]
     from numba import types
@@ -56,7 +64,8 @@ def starter(a: bool, b: bool, out: bool) -> Any:
         *(i64, i64, i64, i64, i64),
         *(types.Array(i64, 2, "C"), view(a, True), view(b, True), view(out, False), i64, i64),
     )
-    _starters[a, b, out] = made = njit(_start, signature=signature)
+    made = njit(_start, signature=signature).overloads[signature.args].entry_point
+    _starters[a, b, out] = made
     return made
 
 
@@ -85,6 +94,7 @@ def launch_single(
         steps = (batch.step_b, batch.step_a) if task.swapped else (batch.step_a, batch.step_b)
         rows[0, :8] = (batch.count, batch.per_chunk, 0, 1, *steps, batch.step_out, batch.step_c)
         rows[1, f.GRID_M : f.GRID_N + 1] = 1
+        rows[1, f.SEEN] = 0  # of one item's weights at most
         chunks = -(-batch.count // batch.per_chunk)
         wanted = min(batch.threads, chunks)
     if epilogue is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,16 @@ class PackedWeight(PreparedWeight):
         n and k.
     panels : ndarray [ceil(n / NR), k, NR]
         Element (p, kk, j) is w[p * NR + j, kk]; columns behind n are zero.
+    lines : ndarray [ceil(n / NR) * k, NR]
+        The same memory, as every call wants it.
     """
 
     shape: tuple[int, int]
     panels: NDArray[Any]
+    lines: NDArray[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lines", self.panels.reshape(-1, self.panels.shape[2]))
 
     def __repr__(self) -> str:
         return f"PackedWeight({self.n} x {self.k}, {self.dtype.name})"
@@ -43,11 +49,6 @@ class PackedWeight(PreparedWeight):
     def nbytes(self) -> int:
         """Bytes of the copy."""
         return self.panels.nbytes
-
-    @property
-    def lines(self) -> NDArray[Any]:
-        """The panels as one 2-D array."""
-        return self.panels.reshape(-1, self.panels.shape[2])
 
     def unpack(self) -> NDArray[Any]:
         """The weight [n, k] again, bit for bit."""

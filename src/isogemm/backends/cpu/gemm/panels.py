@@ -17,20 +17,23 @@ from numba.extending import intrinsic
 from ..emit.target import target
 from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
 from .gemv import store_columns
+from .quads import distance
 
 WIDTH, NR = target().width, target().nr
 MAX_ROWS = 4
 # Panels at once, by rows of x: up to 8 sums in 16 registers, up to 16 in 32.
 PANELS = {1: 4, 2: 4, 3: 2, 4: 2} if WIDTH == 16 else {1: 4, 2: 2, 3: 1, 4: 1}
 UNROLL = 4
-NEXT_BYTES = 2**19  # of the panels that come next: they are asked for meanwhile, into the second-level cache
-AHEAD_BYTES = 2048  # in each panel, where the next are too large
+# The panels that come next are asked for meanwhile, into the second-level cache; where they are too large, so far ahead
+# in each.
+AHEAD_BYTES = 2048
 NEAR_BYTES = 2**21  # of weights; with more of them one panel at a time, one stream from memory, is as fast
 
 
 def _walk(e: Emitter, element: int, rows: int, panels: int, args: tuple[Any, ...]) -> None:
     """`panels` panels from column j on, of which `columns` columns are there."""
-    out, out_rs, x, x_rs, w, k, columns, load_c = args
+    out, out_rs, x, x_rs, w, k, columns, flags = args
+    load_c = e.b.and_(flags, e.i64(1))
     size = ELEMENT_BYTES[element]
     places = [(p, v) for p in range(panels) for v in range(0, NR, WIDTH)]
     inputs = [e.at(x, e.b.mul(x_rs, e.i64(i))) for i in range(rows)]
@@ -54,12 +57,13 @@ def _walk(e: Emitter, element: int, rows: int, panels: int, args: tuple[Any, ...
                 e.b.store(e.fma(s, value, e.b.load(slot, typ=e.vec)), slot)
 
     far = e.b.mul(k, e.i64(panels * NR * size))
-    ahead = e.kept(e.b.select(e.b.icmp_signed("<=", far, e.i64(NEXT_BYTES)), far, e.i64(AHEAD_BYTES)))
+    ahead = distance(e, far, AHEAD_BYTES, flags)
     whole = e.b.and_(k, e.i64(-UNROLL))
     with e.loop(whole, step=UNROLL) as kk:
-        for base in bases:
-            for line in range(0, UNROLL * NR * size, CACHE_LINE):
-                e.prefetch(e.at(base, e.times(kk, NR * size), ahead, line), locality=2)
+        with e.b.if_then(e.b.icmp_signed("!=", ahead, e.i64(0))):
+            for base in bases:
+                for line in range(0, UNROLL * NR * size, CACHE_LINE):
+                    e.prefetch(e.at(base, e.times(kk, NR * size), ahead, line), locality=2)
         for u in range(UNROLL):
             step(kk, u)
     with e.loop(k, start=whole) as kk:

@@ -30,6 +30,8 @@ BLOCKS = {1: 3, 2: 3, 3: 2, 4: 2} if target().width == 16 else {1: 2, 2: 2, 3: 2
 # some hundred bytes ahead in each row, weights came from memory at two thirds of that speed: short rows end before.
 NEXT_BYTES = 2**19
 AHEAD_BYTES = 384  # in each weight row, where the next strip is too large
+# A flag beside `load_c`: weights lie in the second-level cache, where asking for them costs as much as loading them.
+IN_CACHE = 2
 SET_BYTES, WAYS = 4096, 8  # lines so far apart fall into one set of a first-level cache, and so many stay there
 
 
@@ -98,15 +100,24 @@ class _Strip:
         e = self.e
         bases = self._bases(steps * self.depth)
         if steps == STEPS:
-            for address in (e.at(base, line) for base in bases for line in self.lines):
-                e.prefetch(e.at(address, self.ahead), locality=2)
+            with e.b.if_then(e.b.icmp_signed("!=", self.ahead, e.i64(0))):
+                for address in (e.at(base, line) for base in bases for line in self.lines):
+                    e.prefetch(e.at(address, self.ahead), locality=2)
         for s in range(steps):
             for block, base in enumerate(bases):
                 self._add(self._columns(e.at(base, s * QUAD * F32_BYTES)), k, s * self.depth, block)
 
 
+def distance(e: Emitter, far: Any, near: int, flags: Any) -> Any:
+    """How far ahead weights are asked for: `far` bytes, where so many have room, else `near`; 0 where none need be."""
+    ahead = e.b.select(e.b.icmp_signed("<=", far, e.i64(NEXT_BYTES)), far, e.i64(near))
+    needed = e.b.icmp_signed("<", flags, e.i64(IN_CACHE))
+    return e.kept(e.b.select(needed, ahead, e.i64(0)))
+
+
 def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
-    out, out_rs, x, x_rs, w, line, k, columns, load_c = args
+    out, out_rs, x, x_rs, w, line, k, columns, flags = args
+    load_c = e.b.and_(flags, e.i64(1))
     wide = BLOCKS[rows] * WIDTH
     inputs = [e.at(x, e.b.mul(x_rs, e.i64(i))) for i in range(rows)]
     outputs = [e.at(out, e.b.mul(out_rs, e.i64(i))) for i in range(rows)]
@@ -137,7 +148,7 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
                 e.store(e.load(e.at(base, offset), F32), e.at(place, offset))
 
     far = e.times(line, wide)
-    ahead = e.kept(e.b.select(e.b.icmp_signed("<=", far, e.i64(NEXT_BYTES)), far, e.i64(AHEAD_BYTES)))
+    ahead = distance(e, far, AHEAD_BYTES, flags)
     lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
     enough = e.b.icmp_signed(">=", columns, e.i64(wide))
     with e.b.if_else(enough) as (many, few):

@@ -8,6 +8,7 @@ from ..emit.scalars import as_bits, epilogue_tile, load_element, peek32, poke32,
 from ..emit.vectors import FLOAT32
 from .gemv import GROUP
 from .micro import NR, WIDTH
+from .quads import IN_CACHE
 from .routines import call7, call10
 from .stream import DEPTH
 
@@ -15,6 +16,7 @@ __all__ = ["few_rows", "few_rows_scratch"]
 
 
 LINE = 16  # fp32 in a cache line
+CACHED_BYTES = 2**20  # of weights in place, up to which they need not be asked for when the last call read them too
 
 
 @njit
@@ -41,6 +43,12 @@ def _inputs(d, m0, rows, scratch, ready):
 
 
 @njit
+def _size(d):
+    """Bytes of an element of B."""
+    return 4 if d[f.B_E] == FLOAT32 else 2
+
+
+@njit
 def few_rows(d, m0, m1, n0, n1, scratch, ready):
     """Rows m0..m1 (as many as the strategy takes) by columns n0..n1; `ready`: x was copied by an earlier block."""
     rows, columns = m1 - m0, n1 - n0
@@ -58,11 +66,15 @@ def few_rows(d, m0, m1, n0, n1, scratch, ready):
     if d[f.STRATEGY] == f.STREAM:
         _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs)
     elif d[f.STRATEGY] == f.QUADS:
-        w = d[f.B] + n0 * d[f.B_CS]
-        call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], columns, d[f.START])
+        w, start = d[f.B] + n0 * d[f.B_CS], d[f.START]
+        if d[f.SEEN] == 1 and d[f.N] * d[f.K] * _size(d) <= CACHED_BYTES:
+            start |= IN_CACHE
+        call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], columns, start)
     elif d[f.STRATEGY] == f.PANELS:
-        w = d[f.B] + n0 * d[f.K] * (4 if d[f.B_E] == FLOAT32 else 2)
-        call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.K], columns, d[f.START], 0)
+        w, start = d[f.B] + n0 * d[f.K] * _size(d), d[f.START]
+        if d[f.SEEN] == 1:
+            start |= IN_CACHE
+        call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.K], columns, start, 0)
     else:
         for j in range(0, columns, WIDTH):
             w, count = d[f.B] + (n0 + j) * d[f.B_CS], min(WIDTH, columns - j)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from isogemm.contract.spec import Contract
-from isogemm.lab import Clock, Run
+from isogemm.lab import Clock, Run, SubmitClock, SyncClock
 from isogemm.planner.tuning import Wanted, pose
 from isogemm.problem.product import Product
 
 from .cases import Case
 
-__all__ = ["CudaEngine", "Engine", "SubmitClock", "SyncClock", "posed"]
+__all__ = ["CudaEngine", "Engine", "posed"]
 
 Thunk = Callable[[], Any]
 COPY_BYTES = 2 << 30
@@ -101,49 +100,6 @@ class EventClock:
 
     def pause(self, seconds: float) -> None:
         """A device does not spin."""
-
-
-class SubmitClock:
-    """Host time of enqueueing, from an empty queue; at most as many calls at once as surely fit into it."""
-
-    MOST = 256  # a CUDA queue holds about 1024 launches before it blocks, and a call may make several
-
-    def __init__(self, synchronize: Thunk) -> None:
-        self._synchronize = synchronize
-
-    def elapsed(self, run: Run, first: int, calls: int) -> float:
-        """See `isogemm.lab.Clock`."""
-        seconds = 0.0
-        for start in range(first, first + calls, self.MOST):
-            self._synchronize()
-            begin = time.perf_counter()
-            for i in range(start, min(start + self.MOST, first + calls)):
-                run(i)
-            seconds += time.perf_counter() - begin
-        self._synchronize()
-        return seconds
-
-    def pause(self, seconds: float) -> None:
-        """See `isogemm.lab.Clock`."""
-
-
-class SyncClock:
-    """Host time until the device has finished all calls."""
-
-    def __init__(self, synchronize: Thunk) -> None:
-        self._synchronize = synchronize
-
-    def elapsed(self, run: Run, first: int, calls: int) -> float:
-        """See `isogemm.lab.Clock`."""
-        self._synchronize()
-        begin = time.perf_counter()
-        for i in range(first, first + calls):
-            run(i)
-        self._synchronize()
-        return time.perf_counter() - begin
-
-    def pause(self, seconds: float) -> None:
-        """See `isogemm.lab.Clock`."""
 
 
 class CudaEngine:

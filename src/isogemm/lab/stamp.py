@@ -15,7 +15,7 @@ from typing import Any
 
 from .rotation import cache_sizes
 
-__all__ = ["command_line", "environment"]
+__all__ = ["command_line", "cpu_model", "environment"]
 
 PACKAGES = ("isogemm", "numpy", "ml_dtypes", "numba", "llvmlite", "threadpoolctl", "torch")
 VARIABLES = (
@@ -75,7 +75,7 @@ def _cpu() -> dict[str, Any]:
     from llvmlite import binding
 
     return {
-        "model": _cpu_model(),
+        "model": cpu_model(),
         "core": binding.get_host_cpu_name(),
         "physical": psutil.cpu_count(logical=False),
         "logical": psutil.cpu_count(),
@@ -85,7 +85,8 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor's name, as the system has it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")

@@ -116,11 +116,11 @@ def _sized(chart: Any) -> Any:
     return chart.properties(width="container", height=280)
 
 
-def words(ratio: float) -> str:
-    """A ratio of speeds in words: ``2.4x faster``, ``1.3x slower``, ``as fast``."""
+def words(ratio: float, other: str) -> str:
+    """A ratio of speeds in words: ``2.4x faster than X``, ``1.3x slower than X``, ``as fast as X``."""
     if 1 / 1.02 <= ratio <= 1.02:
-        return "as fast"
-    return f"{ratio:.3g}x faster" if ratio > 1 else f"{1 / ratio:.3g}x slower"
+        return f"as fast as {other}"
+    return f"{ratio:.3g}x faster than {other}" if ratio > 1 else f"{1 / ratio:.3g}x slower than {other}"
 
 
 def best(row: Row, chosen: Callable[[str], bool], clock: str = "") -> float | None:

@@ -14,6 +14,7 @@ from typing import Any
 from ..base.progress import Tell
 from ..errors import DeviceError, LimitError, OptionError
 from ..lab import Candidate, Timing, environment, interleave, row, verdict, write_json
+from ..lab.stamp import code_of_libraries
 from .declare import Study, StudyCase, Way, Ways
 from .journal import Journal
 from .site import Site
@@ -242,7 +243,8 @@ def _by(clock: str, ways: Mapping[str, Way], site: Site, options: RunOptions) ->
 def _kernels(made: Ways, site: Site, *, inspect: bool) -> tuple[dict[str, str], dict[str, Any]]:
     """Names of the kernels behind each way, and with `inspect` how they were launched."""
     if site.device == "cpu":
-        return {name: way.kernel or way.library for name, way in made.ways.items()}, {}
+        code = code_of_libraries()
+        return {name: way.kernel or code.get(way.library, way.library) for name, way in made.ways.items()}, {}
     from ..lab.profiler import launches
 
     names, launched = {}, {}

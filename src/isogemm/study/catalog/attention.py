@@ -193,7 +193,7 @@ def _ratio(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure | None:
     where = "time on the device" if clock == "device" else "wall time"
     title = (
         f"{facts['phase'].capitalize()}, {facts['product']}, {where}: at T = {top['T']} "
-        f"the batch is {words(top['gain'])} than the loop ({top['series']})"
+        f"the batch is {words(top['gain'], 'the loop')} ({top['series']})"
     )
     chart = lines(data, "T", "gain", "series", titles=("tokens T", "time of the loop / strided batch"))
     return Figure(title, chart, "Both compute the same heads; a loop launches a kernel a head.")

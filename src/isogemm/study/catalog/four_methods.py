@@ -202,9 +202,7 @@ def _over_loop(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure:
         if loop and method != "loop":
             data.append(point | {"gain": loop["median"] / point["seconds"]})
     top = max(data, key=lambda point: point["gain"])
-    title = (
-        f"{_name(rows)}, {CLOCK_WORDS[clock]}: at k = {top['k']}, {top['way']} is {words(top['gain'])} than its loop"
-    )
+    title = f"{_name(rows)}, {CLOCK_WORDS[clock]}: at k = {top['k']}, {top['way']} is {words(top['gain'], 'its loop')}"
     chart = lines(data, "k", "gain", titles=("k", "time of the loop / time"))
     return Figure(title, chart, CLOCK_SENTENCES[clock])
 

@@ -122,7 +122,7 @@ def _speeds(rows: Sequence[Mapping[str, Any]]) -> Figure:
     ours = {p["mode"]: p["rate"] for p in data if p["way"] == "isogemm"}
     fast = max(ours, key=ours.__getitem__)
     slow = ours.get("ieee", min(ours.values()))
-    title = f"{fast} is {words(ours[fast] / slow)} than ieee" if fast != "ieee" else "No mode is faster than ieee here"
+    title = f"{fast} is {words(ours[fast] / slow, 'ieee')}" if fast != "ieee" else "No mode is faster than ieee here"
     return Figure(title, bars(data, "mode", "rate", titles=("", "GFLOP/s")), "Products of one square size.")
 
 

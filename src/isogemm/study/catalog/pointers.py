@@ -43,8 +43,8 @@ def _cost(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure | None:
     ours = {point["batch"]: point["cost"] for point in data if point["way"] == "pointers isogemm"}
     first, last = min(ours), max(ours)
     title = (
-        f"{CLOCKS[clock]}: pointers are {words(1 / ours[first])} than strides for {first} products, "
-        f"{words(1 / ours[last])} for {last}"
+        f"{CLOCKS[clock]}: pointers are {words(1 / ours[first], 'strides')} for {first} products, "
+        f"{words(1 / ours[last], 'strides')} for {last}"
     )
     chart = lines(
         data, "batch", "cost", titles=("products", "time / strided batch of the same library"), log=(True, True)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from isogemm.contract.spec import Contract
-from isogemm.lab import Clock, Run
+from isogemm.lab import Clock, Run, SubmitClock, SyncClock, uncollected
 from isogemm.planner.tuning import Wanted, pose
 from isogemm.problem.product import Product
 
 from .cases import Case
 from .operands import few_rows
 
-__all__ = ["CudaEngine", "Engine", "SubmitClock", "SyncClock", "posed"]
+__all__ = ["CudaEngine", "Engine", "posed"]
 
 Thunk = Callable[[], Any]
 COPY_BYTES = 2 << 30
@@ -112,49 +111,6 @@ class EventClock:
         """A device does not spin."""
 
 
-class SubmitClock:
-    """Host time of enqueueing, from an empty queue; at most as many calls at once as surely fit into it."""
-
-    MOST = 256  # a CUDA queue holds about 1024 launches before it blocks, and a call may make several
-
-    def __init__(self, synchronize: Thunk) -> None:
-        self._synchronize = synchronize
-
-    def elapsed(self, run: Run, first: int, calls: int) -> float:
-        """See `isogemm.lab.Clock`."""
-        seconds = 0.0
-        for start in range(first, first + calls, self.MOST):
-            self._synchronize()
-            begin = time.perf_counter()
-            for i in range(start, min(start + self.MOST, first + calls)):
-                run(i)
-            seconds += time.perf_counter() - begin
-        self._synchronize()
-        return seconds
-
-    def pause(self, seconds: float) -> None:
-        """See `isogemm.lab.Clock`."""
-
-
-class SyncClock:
-    """Host time until the device has finished all calls."""
-
-    def __init__(self, synchronize: Thunk) -> None:
-        self._synchronize = synchronize
-
-    def elapsed(self, run: Run, first: int, calls: int) -> float:
-        """See `isogemm.lab.Clock`."""
-        self._synchronize()
-        begin = time.perf_counter()
-        for i in range(first, first + calls):
-            run(i)
-        self._synchronize()
-        return time.perf_counter() - begin
-
-    def pause(self, seconds: float) -> None:
-        """See `isogemm.lab.Clock`."""
-
-
 class CudaEngine:
     """The current CUDA device."""
 
@@ -191,12 +147,13 @@ class CudaEngine:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             calls[0]()  # libraries make workspaces for a stream at its first call
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                for call in calls:
-                    call()
-            finally:
-                graph.capture_end()
+            with uncollected():  # a graph that is destroyed now would end this capture
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    for call in calls:
+                        call()
+                finally:
+                    graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph
 

@@ -21,6 +21,7 @@ from isogemm.audit.data import portable
 from isogemm.audit.html import page
 from isogemm.errors import OptionError, ShapeError
 from isogemm.lab.models import MODELS, LinearShape, model
+from isogemm.lab.page import theme
 
 from . import fakes
 
@@ -113,7 +114,7 @@ def test_charts_render(report: audit.Report) -> None:
     for make in (figures.agreement_map, figures.drift_histogram, figures.speed_bars):
         spec = make(report).to_dict()
         for dark in (False, True):
-            spec["config"] = figures.theme(dark=dark)
+            spec["config"] = theme(dark=dark)
             svg = vl_convert.vegalite_to_svg(spec)
             assert svg.count("<path") > 10
 

@@ -13,7 +13,6 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import measure as gpu_measure
 from benchmarks.gpu.bits import Sample, differing
 from benchmarks.gpu.cases import GROUPS, LLM, PEER, RANDOM, ROWS, SUITES, Case, cases
-from benchmarks.gpu.engine import SubmitClock, SyncClock
 from benchmarks.gpu.measure import Settings, against, calls_in_a_graph, judge, measure
 from benchmarks.gpu.operands import Shelf
 from benchmarks.gpu.peers import fastest_torch, load_peer
@@ -24,7 +23,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks import readme
-from isogemm.lab import Timing, WallClock, read_json, write_json
+from isogemm.lab import SubmitClock, SyncClock, Timing, WallClock, read_json, write_json
 
 ALL = cases(SUITES)
 CEILINGS = {"bytes_per_second": 4e12, "bfloat16": 8e14, "float16": 8e14, "float32": 5e13, "tf32x3": 1.3e14}

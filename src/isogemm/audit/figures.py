@@ -1,7 +1,7 @@
 """The figures of an audit's page, as Vega-Lite charts: agreement map, drift histogram, speed bars.
 
 Each returns None where there is nothing to show. Colours that mean something are the same in light and dark; text,
-axes and background come from `theme`.
+axes and background come from `isogemm.lab.page`.
 """
 
 from __future__ import annotations
@@ -14,31 +14,12 @@ import altair as alt
 from .cases import ULP_BINS
 from .results import ProviderResult, Results
 
-__all__ = ["EQUAL_COLOUR", "agreement_map", "drift_histogram", "provider_colours", "speed_bars", "theme"]
+__all__ = ["EQUAL_COLOUR", "agreement_map", "drift_histogram", "provider_colours", "speed_bars"]
 
 EQUAL_COLOUR = "#3b9c8f"
 _CHANGED_COLOURS = ("#f4cf7c", "#ec8f52", "#d1495b", "#8c2155")
 # Away from the map's colours: teal is equal bits and warm is changed bits, whoever's they are.
 _PROVIDER_COLOURS = ("#4c6fd6", "#a070d0", "#7d8597", "#3aa5dc", "#c77fb3", "#2f4a8a")
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
-
-
-def theme(*, dark: bool) -> dict[str, Any]:
-    """Vega-Lite configuration for a light or a dark page; the background is the page's."""
-    text, quiet, grid = ("#e7e9ec", "#a3abb5", "#343a42") if dark else ("#1d2329", "#5c6670", "#e3e6ea")
-    title = {"color": text, "fontSize": 13, "fontWeight": 600, "anchor": "start"}
-    axis = {"labelColor": quiet, "titleColor": quiet, "domainColor": grid, "tickColor": grid, "gridColor": grid}
-    return {
-        "background": "transparent",
-        "font": _FONT,
-        "view": {"stroke": None},
-        "axis": axis | {"titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12},
-        "header": {"labelColor": text, "titleColor": text, "labelFontSize": 13, "labelFontWeight": 600},
-        "legend": {"labelColor": quiet, "titleColor": quiet, "titleFontWeight": "normal"},
-        "title": title,
-        "text": {"color": text},
-        "rule": {"color": text},
-    }
 
 
 def provider_colours(report: Results) -> dict[str, str]:

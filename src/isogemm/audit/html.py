@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..base.extras import require_extra
+from ..lab.page import chart_spec, definitions, machine_facts, require_packages, whole_page
 from .cases import FirstDifference, median_ulps, ulps_text
 from .results import ProviderResult, RelationResult, Results
 from .words import measured, not_measured, not_required, not_run, provider_text, speed_by_m, status_word
 
 __all__ = ["page", "require_packages"]
-
-
-def require_packages() -> None:
-    """Check that the packages of the page are installed; else an `OptionError` names the extra that brings them."""
-    require_extra("report", "the page", "altair", "vl_convert")
 
 
 def page(report: Results) -> str:
@@ -31,26 +25,23 @@ def page(report: Results) -> str:
         The extra ``isogemm[report]`` is not installed.
     """
     require_packages()
-    from .figures import EQUAL_COLOUR, agreement_map, drift_histogram, speed_bars, theme
+    from .figures import agreement_map, drift_histogram, speed_bars
 
     specs = {"agreement": agreement_map, "drift": drift_histogram, "speed": speed_bars}
     charts = {name: _spec(make, report) for name, make in specs.items()}
     shown = {name: spec for name, spec in charts.items() if spec is not None}
-    return Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8")).substitute(
+    body = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8")).substitute(
         title=escape(report.title),
         verdict=_verdict(report),
         measured=escape(measured(report)),
         cards="".join(_card(report, p) for p in report.providers.values()),
         matrix=_matrix(report),
-        equal=EQUAL_COLOUR,
         figures="".join(_figure(name, charts[name] is not None) for name in charts),
         drifts=_drifts(report),
         limits="".join(f"<li>{escape(line)}</li>" for line in not_measured(report)),
         machine=_machine(report),
-        specs=_script_json(shown),
-        themes=_script_json({"light": theme(dark=False), "dark": theme(dark=True)}),
-        bundle=_bundle(),
     )
+    return whole_page(report.title, body, shown)
 
 
 _FIGURES = {
@@ -82,15 +73,8 @@ def _figure(name: str, present: bool) -> str:
 
 
 def _spec(make: Callable[[Results], Any], report: Results) -> Any:
-    import altair as alt
-
     chart = make(report)
-    if chart is None:
-        return None
-    with alt.data_transformers.disable_max_rows():
-        spec = chart.to_dict()
-    spec.pop("config", None)
-    return spec
+    return None if chart is None else chart_spec(chart)
 
 
 def _verdict(report: Results) -> str:
@@ -156,34 +140,8 @@ def _drift(drift: FirstDifference) -> str:
 
 
 def _machine(report: Results) -> str:
-    e = report.environment
-    if not e:
+    if not report.environment:
         return ""
-    packages = ", ".join(f"{name} {version}" for name, version in e["packages"].items())
-    pools = "; ".join(
-        " ".join(str(p[key]) for key in ("internal_api", "version", "architecture") if p.get(key))
-        + f" with {p.get('num_threads')} threads"
-        for p in e["pools"]
-    )
+    facts = machine_facts(report.environment)
     shapes = "; ".join(f"{s['name']} [{s['n']}, {s['k']}]" for s in report.shapes)
-    rows = {
-        "processor": f"{e['cpu']['model']}, {e['cpu']['usable']} usable CPUs, {e['cpu']['core']}",
-        "libraries": packages,
-        "thread pools": pools,
-        **({"linears [n, k]": shapes} if shapes else {}),
-        "measured": f"{e['date']}, load {e['load']}",
-        "command": e["command"],
-    }
-    return "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in rows.items())
-
-
-def _bundle() -> str:
-    """Vega, Vega-Lite and vega-embed as one script; a closing tag inside it would end the script element."""
-    import vl_convert
-
-    make: Any = vl_convert.javascript_bundle  # its stub demands an argument that it does not need
-    return str(make()).replace("</script", "<\\/script")
-
-
-def _script_json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False).replace("</", "<\\/")
+    return definitions({**facts, **({"linears [n, k]": shapes} if shapes else {})})

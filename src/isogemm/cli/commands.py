@@ -1,4 +1,4 @@
-"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``admissions``, ``quantize``, ``inspect``, ``version``."""
+"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``admissions``, ``study``, ``quantize`` and others."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..base.progress import progress_bar
 from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
 from . import quant
+from .study import study_command
 
 if TYPE_CHECKING:
     from ..audit import Report, WeightSource
@@ -306,6 +307,7 @@ def _audit_model(
 
 
 app.command("admissions")(admissions_command)
+app.command("study")(study_command)
 app.command("quantize")(quant.quantize_command)
 app.command("inspect")(quant.inspect_command)
 
@@ -361,7 +363,7 @@ def _check_outputs(json: str, html: str) -> None:
         except OSError as error:
             raise _cannot_write(path, error) from error
     if html:
-        from ..audit.html import require_packages
+        from ..lab.page import require_packages
 
         require_packages()
 

@@ -11,7 +11,7 @@ Examples
 """
 
 from .ceilings import Ceilings, StreamingRead, Work, fp32_peak, measure_ceilings, streaming_read
-from .clock import WALL, Clock, Run, WallClock
+from .clock import WALL, Clock, Run, SubmitClock, SyncClock, WallClock, uncollected
 from .limits import limit_threads
 from .rotation import cache_sizes, last_level_cache, rotate
 from .rows import SCHEMA, read_json, row, write_json
@@ -29,6 +29,8 @@ __all__ = [
     "Progress",
     "Run",
     "StreamingRead",
+    "SubmitClock",
+    "SyncClock",
     "Timing",
     "Verdict",
     "WallClock",
@@ -47,6 +49,7 @@ __all__ = [
     "rotate",
     "row",
     "streaming_read",
+    "uncollected",
     "verdict",
     "write_json",
 ]

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["WALL", "Clock", "Run", "WallClock"]
+__all__ = ["WALL", "Clock", "Run", "SubmitClock", "SyncClock", "WallClock", "uncollected"]
 
 Run = Callable[[int], object]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Hold the garbage collector off: it takes time, and a CUDA graph that it destroys ends a capture that is going on."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Clock(Protocol):
@@ -37,20 +50,58 @@ class WallClock:
     def elapsed(self, run: Run, first: int, calls: int) -> float:
         """Seconds of wall time; see `Clock.elapsed`."""
         indices = range(first, first + calls)
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with uncollected():
             start = time.perf_counter()
             for i in indices:
                 run(i)
             return time.perf_counter() - start
-        finally:
-            if collecting:
-                gc.enable()
 
     def pause(self, seconds: float) -> None:
         """Sleep; see `Clock.pause`."""
         time.sleep(seconds)
+
+
+class SubmitClock:
+    """Host time of enqueueing, from an empty queue; at most as many calls at once as surely fit into it."""
+
+    MOST = 256  # a CUDA queue holds about 1024 launches before it blocks, and a call may make several
+
+    def __init__(self, synchronize: Callable[[], object]) -> None:
+        self._synchronize = synchronize
+
+    def elapsed(self, run: Run, first: int, calls: int) -> float:
+        """See `isogemm.lab.Clock`."""
+        seconds = 0.0
+        for start in range(first, first + calls, self.MOST):
+            self._synchronize()
+            begin = time.perf_counter()
+            for i in range(start, min(start + self.MOST, first + calls)):
+                run(i)
+            seconds += time.perf_counter() - begin
+        self._synchronize()
+        return seconds
+
+    def pause(self, seconds: float) -> None:
+        """See `isogemm.lab.Clock`."""
+
+
+class SyncClock:
+    """Host time until the device has finished all calls."""
+
+    def __init__(self, synchronize: Callable[[], object]) -> None:
+        self._synchronize = synchronize
+
+    def elapsed(self, run: Run, first: int, calls: int) -> float:
+        """See `isogemm.lab.Clock`."""
+        self._synchronize()
+        begin = time.perf_counter()
+        for i in range(first, first + calls):
+            run(i)
+        self._synchronize()
+        return time.perf_counter() - begin
+
+    def pause(self, seconds: float) -> None:
+        """See `isogemm.lab.Clock`."""
 
 
 WALL = WallClock()

@@ -25,11 +25,12 @@ def row(
     command: str,
     timings: Mapping[str, Timing],
     verdicts: Sequence[Verdict] = (),
-    kernel: str | None = None,
+    kernel: str | Mapping[str, str] | None = None,
     correctness: Mapping[str, Any] | None = None,
-    work: Work | None = None,
+    work: Work | Mapping[str, Work] | None = None,
     ceilings: Ceilings | None = None,
     seed: int | None = None,
+    clocks: Mapping[str, Mapping[str, Timing]] | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """One measured case as a JSON-ready dict.
@@ -44,26 +45,35 @@ def row(
         Every candidate; times in seconds per call.
     verdicts : sequence of Verdict
         Comparisons made from those timings.
-    kernel : str, optional
-        What computed our side.
+    kernel : str or mapping of str to str, optional
+        What computed our side, or each candidate.
     correctness : mapping, optional
         What was compared with the reference, and how many bit patterns differed.
-    work : Work, optional
-        Adds flop/s and byte/s to each timing; with `ceilings` also its share of the roofline.
+    work : Work or mapping of str to Work, optional
+        Of all candidates, or of each. Adds flop/s and byte/s to each timing; with `ceilings` also its share of the
+        roofline.
     seed : int, optional
         Of the operands.
+    clocks : mapping of str to mapping, optional
+        What other clocks said of the same candidates.
     **facts
         Anything else, for example shapes and dtypes.
     """
+    each = work if isinstance(work, Mapping) else dict.fromkeys(timings, work)
+    done = {key: None if value is None else asdict(value) for key, value in each.items()}
+    others = {
+        clock: {key: _timing(t, None, None) for key, t in found.items()} for clock, found in (clocks or {}).items()
+    }
     return {
         "name": name,
         "command": command,
         "seed": seed,
         **facts,
-        "kernel": kernel,
+        "kernel": dict(kernel) if isinstance(kernel, Mapping) else kernel,
         "correctness": None if correctness is None else dict(correctness),
-        "work": None if work is None else asdict(work),
-        "timings": {key: _timing(value, work, ceilings) for key, value in timings.items()},
+        "work": done if isinstance(work, Mapping) else None if work is None else asdict(work),
+        "timings": {key: _timing(value, each.get(key), ceilings) for key, value in timings.items()},
+        **({"clocks": others} if clocks is not None else {}),
         "verdicts": [asdict(v) for v in verdicts],
     }
 

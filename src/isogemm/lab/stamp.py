@@ -15,7 +15,7 @@ from typing import Any
 
 from .rotation import cache_sizes
 
-__all__ = ["command_line", "environment"]
+__all__ = ["code_of_libraries", "command_line", "cpu_model", "environment"]
 
 PACKAGES = ("isogemm", "numpy", "ml_dtypes", "numba", "llvmlite", "threadpoolctl", "torch")
 VARIABLES = (
@@ -75,7 +75,7 @@ def _cpu() -> dict[str, Any]:
     from llvmlite import binding
 
     return {
-        "model": _cpu_model(),
+        "model": cpu_model(),
         "core": binding.get_host_cpu_name(),
         "physical": psutil.cpu_count(logical=False),
         "logical": psutil.cpu_count(),
@@ -85,7 +85,8 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor's name, as the system has it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
@@ -108,6 +109,23 @@ def _pools() -> list[dict[str, Any]]:
         {"library": Path(pool["filepath"]).name} | {key: pool[key] for key in wanted if key in pool}
         for pool in threadpool_info()
     ]
+
+
+def code_of_libraries() -> dict[str, str]:
+    """What computes products on this CPU, by library: the BLAS that each has loaded, and the core we compile for.
+
+    A BLAS that is linked into its library, as torch's MKL, cannot be seen from outside and is missing.
+    """
+    from llvmlite import binding
+    from threadpoolctl import threadpool_info
+
+    found = {"isogemm": f"isogemm for {binding.get_host_cpu_name()}"}
+    for pool in threadpool_info():
+        if pool["user_api"] == "blas":
+            library = "torch" if "torch" in pool["filepath"] else "numpy"
+            words = (str(pool[key]) for key in ("internal_api", "version", "architecture") if pool.get(key))
+            found[library] = " ".join(words)
+    return found
 
 
 def _packages() -> dict[str, str]:

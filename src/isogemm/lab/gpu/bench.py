@@ -17,11 +17,12 @@ from ...planner.tables import DeviceLimits
 from ...planner.trials import variant_of
 from ...planner.tuning import Job, Offers
 from ...problem.product import Addresses, Launch, Product
+from ..ceilings import Ceilings
 from ..rotation import CACHES_TO_FILL
 from ..timing import Candidate, interleave
 from .clock import GraphClock
 
-__all__ = ["GpuBench", "prepare_in_processes"]
+__all__ = ["GpuBench", "prepare_in_processes", "rooflines"]
 
 ROUGH_SECONDS = 300e-6  # of calls in a rough time: enough to see the slow ones
 
@@ -123,6 +124,28 @@ class GpuBench:
         dtype = getattr(self._torch, product.dtype_out)
         shape = (product.batch, product.m, product.n)
         return self._torch.full(shape, float("nan"), dtype=dtype, device=self._torch.device("cuda", self.device))
+
+
+def rooflines() -> dict[str, Ceilings]:
+    """Measured limits of the current GPU by arithmetic: a copy's bandwidth, and torch's rate on 8192 cubed."""
+    import torch
+
+    clock, size = GraphClock(torch.cuda.current_device()), 8192
+    source = torch.zeros(1 << 28, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    memory = 2 * source.nbytes / _best(clock, lambda i: target.copy_(source))
+    before, found = torch.backends.cuda.matmul.allow_tf32, {}
+    try:
+        for name, dtype in (("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
+            torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+            x, y = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
+            z = torch.empty_like(x)
+            seconds = _best(clock, lambda i, x=x, y=y, z=z: torch.mm(x, y, out=z))
+            found[name] = Ceilings(1, memory, 2 * size**3 / seconds)
+            clock.forget()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    return found
 
 
 def _rough(clock: GraphClock, call: _Calls) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..clock import Run
+from ..clock import Run, uncollected
 
 __all__ = ["GraphClock"]
 
@@ -61,11 +61,12 @@ class GraphClock:
         with self._cuda.device(self.device), self._cuda.stream(self._stream):
             run(first)  # whatever a first call does must not be captured
             self._cuda.synchronize(self.device)
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for i in range(first, first + calls):
-                    run(i)
-            finally:
-                graph.capture_end()
+            with uncollected():
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    for i in range(first, first + calls):
+                        run(i)
+                finally:
+                    graph.capture_end()
         self._graphs[run, first, calls] = graph
         return graph

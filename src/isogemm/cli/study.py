@@ -1,0 +1,101 @@
+"""``isogemm study``: how products behave on this machine, as rows and a page of figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..base.progress import progress_bar
+from ..errors import OptionError
+
+if TYPE_CHECKING:
+    from ..study.engine import StudyRun
+
+__all__ = ["study_command"]
+
+INTERRUPTED = 130
+
+
+def study_command(
+    name: Annotated[str, typer.Argument(help="A study's name, or 'report'.")] = "",
+    folders: Annotated[list[Path] | None, typer.Argument(help="With report: folders of finished studies.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Annotated[
+        str, typer.Option(help="The folder for rows and page; default studies/NAME-DEVICE, of a report studies.")
+    ] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and rounds.")] = False,
+    case: Annotated[str, typer.Option(help="Only this row, by its key; written only with --out.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Of the operands.")] = 0,
+    listed: Annotated[bool, typer.Option("--list", help="Name the studies.")] = False,
+) -> None:
+    """Measure how products behave on this machine: rows that repeat, and a page of figures that opens offline.
+
+    A run that was stopped goes on with the same command. ``isogemm study report DIR...`` joins runs on one page.
+    """
+    from ..study.catalog import STUDIES, study
+
+    if listed:
+        for each in STUDIES:
+            typer.echo(f"{each:<16}  {study(each).question}")
+    elif name == "report":
+        _report(folders or [], Path(out or "studies"))
+    elif folders:
+        raise OptionError("study", limit="one name", value=[name, *map(str, folders)], nearest=name)
+    elif name:
+        _run(name, device, out, quick, case, seed)
+    else:
+        raise OptionError("study", limit="a name, report or --list", value="none", nearest="--list")
+
+
+def _run(name: str, device: str, out: str, quick: bool, case: str, seed: int) -> None:
+    from ..study.catalog import study
+    from ..study.engine import RunOptions, run
+    from ..study.site import open_site
+
+    chosen = study(name)
+    folder = Path(out) if out else None if case else Path("studies") / f"{name}-{device}"
+    try:
+        with progress_bar() as tell:
+            tell(0, None, "measuring the machine's ceilings")
+            found = run(chosen, open_site(device), RunOptions(quick, seed, case), folder, tell)
+    except KeyboardInterrupt:
+        typer.echo("isogemm: stopped; the same command goes on from here" if folder else "isogemm: stopped", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if case:
+        _show(found)
+    if folder:
+        typer.echo(f"Rows: {folder / name}.json")
+        _write_page([found], folder)
+
+
+def _show(found: StudyRun) -> None:
+    """The one row, in words."""
+    for row in found.rows:
+        typer.echo(f"{row['name']}: {row['error'] or row['clock'] + ' time, median [5 %, 95 %]'}")
+        for way, timing in row["timings"].items():
+            times = ", ".join(f"{1e6 * timing[part]:.1f}" for part in ("median", "p5", "p95"))
+            bits = row["correctness"][way]
+            typer.echo(f"  {way:<20} {times} us  {bits['from_first']} elements differ from the first way's")
+
+
+def _report(folders: list[Path], out: Path) -> None:
+    from ..study.page import read_runs
+
+    if not folders:
+        raise OptionError("study report", limit="one folder or more", value="none", nearest="the --out of a study")
+    _write_page(read_runs(folders), out)
+
+
+def _write_page(runs: list[StudyRun], folder: Path) -> None:
+    """The page, or one line that says how to get it."""
+    from ..base.disk import write_whole
+    from ..study.page import page
+
+    try:
+        text = page(runs)
+    except OptionError as error:
+        typer.echo(f"No page: {error}")
+        return
+    typer.echo(f"Page: {write_whole(folder / 'index.html', text)}")

@@ -1,0 +1,102 @@
+"""What torch's profiler tells: the kernels that a call launches, and what a profiler does to a call's time."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .clock import Run
+
+__all__ = ["KernelLaunch", "ProfiledClock", "launches"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """A kernel as the driver ran it.
+
+    Attributes
+    ----------
+    name : str
+    grid, block : tuple of int
+    registers, shared : int
+        Of a thread; bytes of a block.
+    seconds : float
+        On the device.
+    occupancy : float
+        Share of a multiprocessor's warps that the launch can keep resident, as the profiler estimates it.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    registers: int
+    shared: int
+    seconds: float
+    occupancy: float
+
+
+def launches(call: Callable[[], Any]) -> list[KernelLaunch]:
+    """The kernels that one call runs on the current CUDA device, in their order; none where no profiler may run."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        profiler.export_chrome_trace(path)
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    return [_launch(event) for event in sorted(kernels, key=lambda event: float(event["ts"]))]
+
+
+def _launch(event: dict[str, Any]) -> KernelLaunch:
+    facts = event["args"]
+    return KernelLaunch(
+        event["name"],
+        tuple(facts.get("grid", ())),
+        tuple(facts.get("block", ())),
+        int(facts.get("registers per thread", 0)),
+        int(facts.get("shared memory", 0)),
+        float(event["dur"]) * 1e-6,
+        float(facts.get("est. achieved occupancy %", 0)) / 100,
+    )
+
+
+class ProfiledClock:
+    """Host time under a profiler that takes kernels one by one, as one that replays them for its counters does.
+
+    Every library call of a run (its ``steps``, or the run itself) has a session of torch's profiler of its own, and
+    ends before the next begins. A real replaying profiler runs each kernel some tens of times besides; what they have
+    in common is a price for each launch that is thousands of times that of a launch.
+    """
+
+    def __init__(self, synchronize: Callable[[], object], *, cuda: bool) -> None:
+        from torch.profiler import ProfilerActivity
+
+        self._synchronize = synchronize
+        self._activities = [ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]
+
+    def elapsed(self, run: Run, first: int, calls: int) -> float:
+        """See `isogemm.lab.Clock`."""
+        from torch.profiler import profile
+
+        self._synchronize()
+        begin = time.perf_counter()
+        for i in range(first, first + calls):
+            for step in getattr(run, "steps", (run,)):
+                with profile(activities=self._activities):
+                    step(i)
+                    self._synchronize()
+        return time.perf_counter() - begin
+
+    def pause(self, seconds: float) -> None:
+        """A session is its own pause."""

@@ -1,0 +1,111 @@
+"""What results are: bits against the contract on a sample and against each other everywhere, error against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..contract import compare, reference
+from .declare import Way
+
+__all__ = ["differing", "judged", "on_host"]
+
+Array = NDArray[Any]
+Item = tuple[Any, Any]
+ROWS, COLUMNS = 3, 32  # of each product in the sample, both ends among them
+
+
+def on_host(x: Any) -> Array:
+    """A copy of a tensor as an ndarray, bfloat16 included; an ndarray as it is."""
+    found: Array
+    if isinstance(x, np.ndarray):
+        found = x
+        return found
+    import ml_dtypes
+    import torch
+
+    host = x.detach().cpu().contiguous()
+    bfloat = host.dtype is torch.bfloat16
+    found = host.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if bfloat else host.numpy()
+    return found
+
+
+def differing(x: Any, y: Any) -> int:
+    """Elements of two results of one shape and dtype whose bits differ."""
+    if isinstance(x, np.ndarray):
+        return compare.differing(x, y)
+    import torch
+
+    word = torch.int16 if x.element_size() == 2 else torch.int32
+    return int((x.contiguous().view(word) != y.contiguous().view(word)).sum())
+
+
+def judged(
+    ways: Mapping[str, Way],
+    results: Mapping[str, Callable[[], Sequence[Any]]],
+    items: Sequence[Item],
+    contract: str,
+) -> dict[str, dict[str, Any]]:
+    """Each way's result beside the contract, the first way's, and float64.
+
+    Parameters
+    ----------
+    ways : mapping of str to Way
+    results : mapping of str to callable
+        Each runs its way and gives the products one by one, [m, n] each.
+    items : sequence of (a, b)
+        The operands of each product.
+    contract : str
+        What ways of isogemm have to be.
+
+    Returns
+    -------
+    dict of str to dict
+        ``contract``, ``checked`` and ``differing`` (elements of the sample; None for other libraries),
+        ``from_first`` (elements with other bits than the first way's), ``outputs``, ``error`` (relative, of the
+        sample, in Frobenius' norm).
+    """
+    picked = sorted({0, len(items) - 1})
+    samples = [_Sample(*items[i], contract) for i in picked]
+    first: list[Any] = []
+    found = {}
+    for name, way in ways.items():
+        got = list(results[name]())
+        ours = way.library == "isogemm"
+        parts = [sample.of(got[i]) for sample, i in zip(samples, picked, strict=True)]
+        found[name] = {
+            "contract": contract if ours else None,
+            "checked": sum(x.size for x in parts),
+            "differing": sum(map(_Sample.differing, samples, parts)) if ours else None,
+            "from_first": sum(map(differing, got, first)) if first else 0,
+            "outputs": sum(int(np.prod(x.shape)) for x in got),
+            "error": _relative(parts, [sample.exact for sample in samples]),
+        }
+        if not first:
+            first = [x.copy() if isinstance(x, np.ndarray) else x.clone() for x in got]
+    return found
+
+
+class _Sample:
+    """Some rows and columns of one product, by the contract and in float64."""
+
+    def __init__(self, a: Any, b: Any, contract: str) -> None:
+        self.rows = np.unique(np.linspace(0, a.shape[0] - 1, ROWS).astype(int)).tolist()
+        self.columns = np.unique(np.linspace(0, b.shape[1] - 1, COLUMNS).astype(int)).tolist()
+        left, right = on_host(a[self.rows]), on_host(b[:, self.columns])
+        self.exact: Array = left.astype(np.float64) @ right.astype(np.float64)
+        self._accumulators = reference.evaluate(left, right, contract)
+
+    def of(self, result: Any) -> Array:
+        return on_host(result[self.rows][:, self.columns])
+
+    def differing(self, got: Array) -> int:
+        return compare.differing(got, reference.epilogue(self._accumulators, out_dtype=got.dtype))
+
+
+def _relative(got: Sequence[Array], exact: Sequence[Array]) -> float:
+    off = sum(float(((x.astype(np.float64) - y) ** 2).sum()) for x, y in zip(got, exact, strict=True))
+    return float(np.sqrt(off / sum(float((y**2).sum()) for y in exact)))

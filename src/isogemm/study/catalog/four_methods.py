@@ -1,0 +1,248 @@
+"""Four methods on equal work, 2 k N^3 operations: one wide product, a loop, an array of pointers, a strided batch.
+
+The loop, the pointers and the strided batch multiply k pairs of N x N matrices and hold 3 k N^2 elements; the wide
+product is [N, N] @ [N, k N] and holds (2 k + 1) N^2. All pairs have the same left matrix, in memory of its own each, so
+that all four have the same results. Operands are not rotated: how they fit the cache, 12, 75 and 192 MiB a product, is
+part of the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...api.products import gemm_batched, gemm_strided_batched, matmul
+from ...lab import Work
+from ...planner.tuning import Wanted
+from ..bits import judged
+from ..charts import lines, measured, points, times, words
+from ..cublas import pointer_products
+from ..declare import Figure, Study, StudyCase, Way, Ways
+from ..site import Site, tensor
+
+__all__ = ["STUDY", "method_case", "torch_mode", "works"]
+
+METHODS = ("wide", "loop", "pointers", "strided")
+CONTRACTS = {"fp32": "fma/chain", "tf32": "tf32:sm90/chain"}
+CLOCKS = ("device", "wall", "submit", "profiled")
+
+
+def works(n: int, k: int) -> dict[str, Work]:
+    """Operations and bytes of each method on k products of n x n float32 matrices."""
+    batch = Work.gemm(n, n, n, itemsize=4, batch=k)
+    return {"wide": Work.gemm(n, k * n, n, itemsize=4)} | dict.fromkeys(METHODS[1:], batch)
+
+
+def cases(site: Site, quick: bool) -> list[StudyCase]:
+    """N and k from 2, doubled until memory ends; on a CPU until a product takes seconds."""
+    on_gpu = site.device == "cuda"
+    most = {1024: 256, 2560: 64, 4096: 64} if on_gpu else {256: 64, 1024: 8, 2560: 2}
+    if quick:
+        most = {1024: 16, 4096: 8} if on_gpu else {64: 8, 256: 4}
+    ks = [(n, 2**e) for n, last in most.items() for e in range(1, last.bit_length())]
+    modes = ("fp32", "tf32") if on_gpu else ("fp32",)
+    # Beyond k = 64 a profiling session for each product of a loop would take a minute.
+    return [method_case(n, k, mode, clocks=CLOCKS if k <= 64 else CLOCKS[:3]) for n, k in ks for mode in modes]
+
+
+def method_case(
+    n: int,
+    k: int,
+    mode: str,
+    *,
+    methods: Sequence[str] = METHODS,
+    clocks: Sequence[str] = CLOCKS,
+    inspect: bool = False,
+) -> StudyCase:
+    """A row of k products of n x n by some of the methods, in both libraries."""
+    facts = {"N": n, "k": k, "mode": mode, "roofline": mode}
+    # Left, right and right side by side; results of both forms, and the first way's to compare with.
+    nbytes = 4 * n * n * (6 * k + 1)
+    make = partial(_make, n=n, k=k, mode=mode, methods=methods)
+    return StudyCase(f"N={n} k={k} {mode}", facts, nbytes, make, clocks, inspect)
+
+
+def _make(site: Site, seed: int, *, n: int, k: int, mode: str, methods: Sequence[str]) -> Ways:
+    """Operands of all four methods, and the ways of every library to compute each."""
+    one, batch, long = Wanted("", n, n, "NN"), Wanted("", n, n, "NN", k), Wanted("", k * n, n, "NN")
+    site.settle(one, batch, long, m=n, dtype="float32", contract=CONTRACTS[mode])
+    wide = site.normal((n, k * n), "float32", seed + 1)
+    left, right = site.empty((k, n, n), "float32"), site.empty((k, n, n), "float32")
+    left[:] = site.normal((n, n), "float32", seed)
+    for i in range(k):
+        right[i] = wide[:, i * n : (i + 1) * n]
+    out, out_wide = site.empty((k, n, n), "float32"), site.empty((n, k * n), "float32")
+    operands = left, right, out, wide, out_wide
+    calls = _isogemm(operands, CONTRACTS[mode])
+    calls |= _torch(operands) if site.torch else {}
+    calls |= _numpy(operands) if site.device == "cpu" else {}
+    if site.device == "cuda":
+        products = pointer_products(left, right, out, tf32=mode == "tf32")
+        calls |= {"pointers cuBLAS": (products,)} if products else {}
+    work = works(n, k)
+    named = {name: name.split() for name in calls if name.split()[0] in methods}
+    ways = {name: Way(calls[name], work[method], library) for name, (method, library) in named.items()}
+
+    def results(name: str) -> Callable[[], Sequence[Any]]:
+        def run() -> Sequence[Any]:
+            out[:], out_wide[:] = np.nan, np.nan
+            ways[name].run(0)
+            return [out_wide[:, i * n : (i + 1) * n] for i in range(k)] if name.startswith("wide") else list(out)
+
+        return run
+
+    items = list(zip(left, right, strict=True))
+    return Ways(
+        ways,
+        lambda: judged(ways, {name: results(name) for name in ways}, items, CONTRACTS[mode]),
+        {"operands": "not rotated"},
+        lambda: torch_mode(site, tf32=mode == "tf32"),
+    )
+
+
+Calls = dict[str, Sequence[Callable[[int], Any]]]
+
+
+def _isogemm(operands: Sequence[Any], contract: str) -> Calls:
+    left, right, out, wide, out_wide = operands
+    lists = list(left), list(right), list(out)
+    triples = list(zip(*lists, strict=True))
+    return {
+        "strided isogemm": [lambda i: gemm_strided_batched(left, right, out=out, contract=contract)],
+        "pointers isogemm": [lambda i: gemm_batched(*lists[:2], out=lists[2], contract=contract)],
+        "loop isogemm": [_each(matmul, a, b, out=c, contract=contract) for a, b, c in triples],
+        "wide isogemm": [lambda i: matmul(left[0], wide, out=out_wide, contract=contract)],
+    }
+
+
+def _torch(operands: Sequence[Any]) -> Calls:
+    import torch
+
+    left, right, out, wide, out_wide = map(tensor, operands)
+    triples = list(zip(left, right, out, strict=True))
+    return {
+        "strided torch": [lambda i: torch.bmm(left, right, out=out)],
+        "loop torch": [_each(torch.mm, a, b, out=c) for a, b, c in triples],
+        "wide torch": [lambda i: torch.mm(left[0], wide, out=out_wide)],
+    }
+
+
+def _numpy(operands: Sequence[Any]) -> Calls:
+    left, right, out, wide, out_wide = operands
+    triples = list(zip(left, right, out, strict=True))
+    return {
+        "strided numpy": [lambda i: np.matmul(left, right, out=out)],
+        "loop numpy": [_each(np.matmul, a, b, out=c) for a, b, c in triples],
+        "wide numpy": [lambda i: np.matmul(left[0], wide, out=out_wide)],
+    }
+
+
+def _each(product: Callable[..., Any], a: Any, b: Any, **options: Any) -> Callable[[int], Any]:
+    return lambda i: product(a, b, **options)
+
+
+@contextmanager
+def torch_mode(site: Site, *, tf32: bool) -> Iterator[None]:
+    """torch's float32 products in TF32 or not, for a while; nothing without torch."""
+    if not site.torch:
+        yield
+        return
+    import torch
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Growth with k, and speed-up over the loop, by each clock."""
+    found = [_growth(group) for group in _groups(rows)]
+    for clock in ("device", "wall", "submit", "profiled"):
+        timed = [row for row in measured(rows) if times(row, clock)]
+        found += [_over_loop(group, clock) for group in _groups(timed)]
+    return [*found, _bits(measured(rows))]
+
+
+def _groups(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Rows of one N and mode."""
+    keys = dict.fromkeys((row["facts"]["N"], row["facts"]["mode"]) for row in measured(rows))
+    return [[row for row in measured(rows) if (row["facts"]["N"], row["facts"]["mode"]) == key] for key in keys]
+
+
+def _growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    least = min(rows, key=lambda row: row["facts"]["k"])
+    data = [
+        point | {"growth": point["seconds"] / times(least)[point["way"]]["median"]}
+        for point in points(rows)
+        if point["way"] in times(least)
+    ]
+    k, start = max(point["k"] for point in data), least["facts"]["k"]
+    last = {point["way"]: point["growth"] for point in data if point["k"] == k}
+    slow, fast = max(last, key=last.__getitem__), min(last, key=last.__getitem__)
+    ends = f"{last[fast]:.3g} ({fast}) to {last[slow]:.3g} times ({slow}) as long"
+    title = f"{_name(rows)}: {k // start} times the work takes {ends}"
+    text = f"Time against k, divided by each method's own at k = {start}: work alone would give {k / start:g}."
+    chart = lines(data, "k", "growth", titles=("k", f"time / time at k = {start}"), log=(True, True))
+    return Figure(title, chart, text)
+
+
+def _over_loop(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure:
+    data = []
+    for point in points(rows, clock):
+        method, library = point["way"].split()
+        row = next(row for row in rows if row["facts"] | {"k": point["k"]} == row["facts"])
+        loop = times(row, clock).get(f"loop {'torch' if library == 'cuBLAS' else library}")
+        if loop and method != "loop":
+            data.append(point | {"gain": loop["median"] / point["seconds"]})
+    top = max(data, key=lambda point: point["gain"])
+    title = f"{_name(rows)}, {CLOCK_WORDS[clock]}: at k = {top['k']}, {top['way']} is {words(top['gain'], 'its loop')}"
+    chart = lines(data, "k", "gain", titles=("k", "time of the loop / time"))
+    return Figure(title, chart, CLOCK_SENTENCES[clock])
+
+
+CLOCK_WORDS = {
+    "device": "time on the device",
+    "wall": "wall time",
+    "submit": "time to enqueue",
+    "profiled": "wall time under a profiler",
+}
+CLOCK_SENTENCES = {
+    "device": "Calls replayed from a CUDA graph between two events: the host has no part in it.",
+    "wall": "On the host, from the first call until the device has finished.",
+    "submit": "On the host until the calls are enqueued: the price of launching, which a loop pays k times.",
+    "profiled": "Each library call in a profiling session of its own, as a profiler that replays kernels takes them: a "
+    "loop pays for k sessions, and the ratio says nothing about the products.",
+}
+
+
+def _name(rows: Sequence[Mapping[str, Any]]) -> str:
+    facts = rows[0]["facts"]
+    return f"N = {facts['N']}, {facts['mode']}"
+
+
+def _bits(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """How many elements differ between methods of one library."""
+    count: dict[str, list[int]] = {}
+    for row in rows:
+        for way, found in row["correctness"].items():
+            seen = count.setdefault(way, [0, 0, 0])
+            seen[0] += found["from_first"]
+            seen[1] += found["outputs"]
+            seen[2] += found["differing"] or 0
+    table = [
+        {"method": way, "outputs": outputs, "other bits than strided isogemm": off, "other bits than the contract": bad}
+        for way, (off, outputs, bad) in count.items()
+    ]
+    ours = sum(seen[0] + seen[2] for way, seen in count.items() if way.endswith("isogemm"))
+    title = f"The four methods of isogemm differ in {ours} elements of all results"
+    return Figure(title, None, "Whole results compared with each other, samples with the contract.", table)
+
+
+STUDY = Study("four-methods", "Is one batched product faster than a loop, and by whose clock?", cases, figures)

@@ -1,0 +1,72 @@
+"""Rows on disk as they come: a run that was stopped goes on, and a run of another kind is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+
+__all__ = ["Journal"]
+
+
+class Journal:
+    """``rows.jsonl`` of a folder: a stamp, and after it one row a line.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where it is missing.
+    stamp : mapping
+        What all rows of a folder have in common: study, options, machine, version.
+
+    Raises
+    ------
+    OptionError
+        The folder has rows of another study, machine, version or option.
+    """
+
+    def __init__(self, folder: Path, stamp: Mapping[str, Any]) -> None:
+        self.path = folder / "rows.jsonl"
+        self.rows: dict[str, dict[str, Any]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = self._whole_lines()
+        if not lines:
+            self._append(stamp)
+            return
+        _same(json.loads(lines[0]), stamp, folder)
+        for row in map(json.loads, lines[1:]):
+            self.rows[row["name"]] = row
+
+    def _whole_lines(self) -> list[str]:
+        """The lines that were written to their end; what a stop cut short is taken away."""
+        if not self.path.exists():
+            return []
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            os.truncate(self.path, len(whole))
+        return whole.decode().splitlines()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Keep a row; it is on disk, whole, when this returns."""
+        self._append(row)
+        self.rows[row["name"]] = dict(row)
+
+    def _append(self, value: Mapping[str, Any]) -> None:
+        line = json.dumps(value, allow_nan=False) + "\n"
+        with open(self.path, "ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise OptionError(
+                f"{folder} has rows of another {name}", limit=found.get(name), value=value, nearest="another --out"
+            )

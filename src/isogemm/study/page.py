@@ -1,0 +1,116 @@
+"""A run, or several of several machines, as one page: each figure with its finding, and the commands that repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+from ..lab import read_json
+from ..lab.page import chart_spec, definitions, machine_facts, whole_page
+from .catalog import study
+from .charts import measured
+from .declare import Figure
+from .engine import SCHEMA, StudyRun
+
+__all__ = ["page", "read_runs"]
+
+
+def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
+    """The finished runs in some folders and the folders right below them.
+
+    Raises
+    ------
+    OptionError
+        A folder has none, or a file is of another schema.
+    """
+    found = []
+    for folder in folders:
+        files = sorted({*folder.glob("*.json"), *folder.glob("*/*.json")})
+        if not files:
+            raise OptionError(
+                "study report", limit="folders of finished studies", value=str(folder), nearest="the --out of a study"
+            )
+        for path in files:
+            content = read_json(path, schema=SCHEMA)
+            names = ("study", "site", "rows", "options", "left_out", "environment")
+            found.append(StudyRun(**{name: content[name] for name in names}))
+    return found
+
+
+def page(runs: Sequence[StudyRun]) -> str:
+    """The page of some runs, by study and then by machine; needs the extra ``isogemm[report]``."""
+    specs: dict[str, Any] = {}
+    parts = []
+    for name in dict.fromkeys(run.study for run in runs):
+        declared = study(name)
+        parts.append(f'<section id="{escape(name)}"><h2>{escape(name)}: {escape(declared.question)}</h2>')
+        parts += [_run(run, specs) for run in runs if run.study == name]
+        parts.append("</section>")
+    names = list(dict.fromkeys(run.study for run in runs))
+    title = f"Study {names[0]}" if len(names) == 1 else "Studies of matrix products"
+    where = ", ".join(dict.fromkeys(run.site["name"] for run in runs))
+    links = " · ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names) if len(names) > 1 else ""
+    head = f"<h1>{escape(title)}</h1><p class=quiet>Measured on {escape(where)}.</p><p>{links}</p>"
+    return whole_page(title, head + "".join(parts), specs)
+
+
+def _run(run: StudyRun, specs: dict[str, Any]) -> str:
+    """The figures of one machine; their charts are added to `specs`."""
+    options = f" --seed {run.options['seed']}" + " --quick" * run.options["quick"]
+    command = f"isogemm study {run.study} --device {run.site['device']}{options}"
+    parts = [f"<h3>{escape(run.site['name'])}</h3><pre><code>{escape(command)}</code></pre>"]
+    for figure in study(run.study).figures(measured(run.rows)) if measured(run.rows) else ():
+        parts.append(_figure(figure, f"figure{len(specs)}"))
+        if figure.chart is not None:
+            specs[f"figure{len(specs)}"] = chart_spec(figure.chart)
+    return "".join([*parts, _missing(run), _commands(run), _machine(run)])
+
+
+def _figure(figure: Figure, name: str) -> str:
+    chart = f'<div id="{name}" class="chart"></div>' if figure.chart is not None else ""
+    table = f'<div class="scroll">{_table(figure.table)}</div>' if figure.table else ""
+    title = f"<figcaption><strong>{escape(figure.title)}</strong></figcaption>"
+    return f'<figure>{title}{chart}{table}<p class="quiet">{escape(figure.sentence)}</p></figure>'
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = "".join(f"<th>{escape(str(name))}</th>" for name in rows[0])
+    lines = []
+    for row in rows:
+        first, *others = (escape(str(value)) for value in row.values())
+        cells = "".join(f"<td>{value}</td>" for value in others)
+        lines.append(f"<tr><th scope=row>{first}</th>{cells}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _missing(run: StudyRun) -> str:
+    """Cases without times, and why."""
+    words = [f"{key}: {why}" for key, why in run.left_out.items()]
+    words += [f"{row['name']}: {row['error']}" for row in run.rows if row["error"]]
+    words += list(dict.fromkeys(f"{way}: {why}" for row in run.rows for way, why in row["absent"].items()))
+    return _details("What was not measured, and why", words)
+
+
+def _commands(run: StudyRun) -> str:
+    return _details("The command behind each row", [row["command"] for row in run.rows], code=True)
+
+
+def _details(title: str, lines: Sequence[str], *, code: bool = False) -> str:
+    if not lines:
+        return ""
+    text = "\n".join(map(escape, lines))
+    body = f"<pre><code>{text}</code></pre>" if code else "".join(f"<p>{escape(line)}</p>" for line in lines)
+    return f"<details><summary>{escape(title)} ({len(lines)})</summary>{body}</details>"
+
+
+def _machine(run: StudyRun) -> str:
+    ceilings = run.site.get("ceilings", {})
+    limits = {
+        f"ceiling of {name}": f"{c['fp32_gflop_per_second']:,.0f} GFLOP/s, {c['read_gb_per_second']:,.0f} GB/s"
+        for name, c in ceilings.items()
+    }
+    facts = {"device": run.site["name"], **limits, **machine_facts(run.environment)}
+    return f"<details><summary>The machine</summary><dl>{definitions(facts)}</dl></details>"

@@ -1,0 +1,92 @@
+"""One linear layer's product by every library of a machine: what several studies measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..api.products import linear
+from ..base.dtypes import ITEMSIZE
+from ..lab import Work
+from ..planner.tuning import Wanted
+from .bits import judged
+from .declare import Step, StudyCase, Way, Ways
+from .site import Site, tensor
+
+__all__ = ["LinearProduct"]
+
+DEFAULTS = {"cpu": "fma/chain", "cuda": "tensor_core:sm90/chain"}
+
+
+@dataclass(frozen=True, slots=True)
+class LinearProduct:
+    """x[m, k] @ w[n, k].T, weights rotated past the cache.
+
+    Attributes
+    ----------
+    m, n, k : int
+    dtype : str
+    contract : str
+        Empty for the device's default.
+    roofline : str
+        The ceiling's name; empty for the dtype's.
+    under : callable
+        Settings that the other libraries are called under.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    contract: str = ""
+    roofline: str = ""
+    under: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def work(self) -> Work:
+        """Least operations and bytes."""
+        return Work.gemm(self.m, self.n, self.k, itemsize=ITEMSIZE[self.dtype])
+
+    def case(self, site: Site, key: str, facts: Mapping[str, Any], clocks: tuple[str, ...] = ("device",)) -> StudyCase:
+        """The product as a row of a study."""
+        weight = ITEMSIZE[self.dtype] * self.n * self.k
+        copies = site.copies(weight)
+        shape = {"m": self.m, "n": self.n, "k": self.k, "dtype": self.dtype}
+        own = {"roofline": self.roofline} if self.roofline else {}
+        nbytes = self.work.nbytes + (copies + 1) * weight
+        return StudyCase(key, {**shape, **own, **facts}, nbytes, partial(self._make, copies=copies), clocks)
+
+    def _make(self, site: Site, seed: int, *, copies: int) -> Ways:
+        x = site.normal((self.m, self.k), self.dtype, seed)
+        first = site.normal((self.n, self.k), self.dtype, seed + 1)
+        weights = [first, *(first.copy() if site.device == "cpu" else first.clone() for _ in range(copies - 1))]
+        out = site.empty((self.m, self.n), self.dtype)
+        contract = self.contract or ("fma/chain" if self.dtype == "float32" else DEFAULTS[site.device])
+        site.settle(Wanted("", self.n, self.k), m=self.m, dtype=self.dtype, contract=contract)
+        calls: dict[str, Step] = {"isogemm": lambda i: linear(x, weights[i % copies], out=out, contract=contract)}
+        if site.torch:
+            calls["torch"] = _torch(x, weights, out)
+        if site.device == "cpu" and self.dtype == "float32":
+            calls["numpy"] = lambda i: np.matmul(x, weights[i % copies].T, out=out)
+        ways = {name: Way((step,), self.work, name, copies=copies) for name, step in calls.items()}
+        results = {name: partial(_result, way, out) for name, way in ways.items()}
+        rotated = {"operands": f"weights rotated over {copies} copies", "contract": contract}
+        return Ways(ways, lambda: judged(ways, results, [(x, first.T)], contract), rotated, self.under)
+
+
+def _torch(x: Any, weights: list[Any], out: Any) -> Step:
+    import torch
+
+    left, columns, target, count = tensor(x), [tensor(w).T for w in weights], tensor(out), len(weights)
+    return lambda i: torch.mm(left, columns[i % count], out=target)
+
+
+def _result(way: Way, out: Any) -> list[Any]:
+    out[:] = float("nan")
+    way.run(0)
+    return [out]

@@ -1,0 +1,159 @@
+"""The machine that a study runs on: its memory, clocks and ceilings, and operands that lie there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .._version import __version__
+from ..backends import accelerator, open_device
+from ..base.dtypes import NUMPY
+from ..base.tuning import BUDGET
+from ..contract.spec import Contract
+from ..errors import DeviceError
+from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, cache_sizes, measure_ceilings
+from ..operands.device_array import DeviceId
+from ..planner.tuning import Wanted, pose
+
+__all__ = ["Site", "open_site", "tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A machine, as studies see it.
+
+    Attributes
+    ----------
+    device : {"cpu", "cuda"}
+    name : str
+        Of the processor or the GPU.
+    memory : int
+        Bytes that are free on the device.
+    cache : int
+        Bytes of its last cache before memory.
+    torch : bool
+        Whether torch can be used.
+    clocks : mapping of str to Clock
+        By name; ``device`` is there on a GPU alone, ``profiled`` with torch alone.
+    ceilings : mapping of str to Ceilings
+        The roofline of each arithmetic: ``fp32``, ``tf32``, ``bf16``; what is missing has no roofline.
+    synchronize : callable
+        Waits until the device has finished.
+    """
+
+    device: str
+    name: str
+    memory: int
+    cache: int
+    torch: bool
+    clocks: Mapping[str, Clock]
+    ceilings: Mapping[str, Ceilings] = field(default_factory=dict)
+    synchronize: Callable[[], object] = lambda: None
+
+    @property
+    def main_clock(self) -> str:
+        """The clock that a row's verdicts are made by."""
+        return "device" if "device" in self.clocks else "wall"
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What rows of one folder have in common."""
+        return {"device": self.device, "name": self.name, "version": __version__}
+
+    def normal(self, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
+        """Normal values, the same for the same seed: an ndarray, or a tensor on a GPU."""
+        if self.device == "cpu":
+            drawn = np.random.default_rng(seed).standard_normal(shape, np.float32)
+            return drawn.astype(NUMPY[dtype], copy=False)
+        import torch
+
+        generator = torch.Generator("cuda").manual_seed(seed)
+        return torch.randn(shape, generator=generator, device="cuda").to(getattr(torch, dtype))
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Memory for a result, filled with NaN."""
+        if self.device == "cpu":
+            return np.full(shape, np.nan, NUMPY[dtype])
+        import torch
+
+        return torch.full(shape, float("nan"), dtype=getattr(torch, dtype), device="cuda")
+
+    def settle(self, *products: Wanted, m: int, dtype: str, contract: str) -> None:
+        """Have isogemm compile and time kernels for some products of m rows, which first calls on a GPU would do."""
+        if self.device == "cpu":
+            return
+        posed = [pose(x, m=m, dtype=dtype, contract=Contract.parse(contract)) for x in products]
+        chooser = open_device(DeviceId("cuda", 0)).chooser
+        chooser.live.warm(posed, lambda done, total, text: None, budget=BUDGET)
+
+    def copies(self, nbytes: int) -> int:
+        """How many sets of operands are past the cache when their turn comes again; 1 where one set fills it."""
+        return 1 if nbytes > 3 * self.cache else min(64, max(2, -(-3 * self.cache // max(1, nbytes))))
+
+
+def tensor(x: Any) -> Any:
+    """A tensor over the same memory: torch's view of an operand."""
+    if not isinstance(x, np.ndarray):
+        return x
+    import torch
+
+    return (
+        torch.from_numpy(x) if x.dtype.name != "bfloat16" else torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    )
+
+
+def open_site(device: str = "cpu", *, ceilings: bool = True) -> Site:
+    """Look at this machine and measure its ceilings.
+
+    Raises
+    ------
+    DeviceError
+        No such device, or no GPU that can be used.
+    """
+    if device == "cpu":
+        return _cpu(ceilings)
+    if device != "cuda" or not accelerator().usable():
+        known = "cpu or cuda" if device != "cuda" else "an NVIDIA GPU and torch for it"
+        raise DeviceError("study", limit=known, value=repr(device), nearest="--device cpu")
+    return _cuda(ceilings)
+
+
+def _cpu(ceilings: bool) -> Site:
+    import psutil
+
+    from ..base.threads import get_num_threads
+    from ..lab.stamp import cpu_model
+
+    torch = importlib.util.find_spec("torch") is not None
+    clocks: dict[str, Clock] = {"wall": WALL}
+    if torch:
+        from ..lab.profiler import ProfiledClock
+
+        clocks["profiled"] = ProfiledClock(lambda: None, cuda=False)
+    limits = {"fp32": measure_ceilings(get_num_threads())} if ceilings else {}
+    free = psutil.virtual_memory().available
+    return Site("cpu", cpu_model(), free, max(cache_sizes().values(), default=32 << 20), torch, clocks, limits)
+
+
+def _cuda(ceilings: bool) -> Site:
+    import torch
+
+    from ..lab.gpu.bench import rooflines
+    from ..lab.gpu.clock import GraphClock
+    from ..lab.profiler import ProfiledClock
+
+    wait = torch.cuda.synchronize
+    clocks: dict[str, Clock] = {
+        "device": GraphClock(),
+        "wall": SyncClock(wait),
+        "submit": SubmitClock(wait),
+        "profiled": ProfiledClock(wait, cuda=True),
+    }
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    limits = rooflines() if ceilings else {}
+    free = torch.cuda.mem_get_info()[0]
+    return Site("cuda", torch.cuda.get_device_name(), free, cache, True, clocks, limits, wait)

@@ -1,0 +1,83 @@
+"""Whole attention, softmax(Q K^T / sqrt(d)) V for every head: from two strided batches, and by fused kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..api.products import gemm_strided_batched
+from ..base.dtypes import ITEMSIZE
+from ..lab import Work
+from .bits import differing, on_host
+from .declare import StudyCase, Way, Ways
+from .site import Site, tensor
+
+__all__ = ["whole_case"]
+
+WIDTH = 128
+SAMPLE = 3  # queries of the first and the last head
+
+
+def whole_case(key: str, facts: dict[str, Any], queries: int, tokens: int) -> StudyCase:
+    """A row of attention over so many tokens; `facts` has ``heads`` and ``dtype``. Needs torch."""
+    heads, itemsize = facts["heads"], ITEMSIZE[facts["dtype"]]
+    work = Work(4 * heads * queries * tokens * WIDTH, itemsize * heads * WIDTH * (2 * queries + 2 * tokens))
+    nbytes = 2 * work.nbytes + 6 * heads * queries * tokens * itemsize  # scores, scaled, and probabilities
+    make = partial(_make, sizes=(heads, queries, tokens), dtype=facts["dtype"], work=work)
+    return StudyCase(key, facts, nbytes, make, ("device", "wall"))
+
+
+def _make(site: Site, seed: int, *, sizes: tuple[int, int, int], dtype: str, work: Work) -> Ways:
+    import torch
+
+    from ..torch import attention
+
+    heads, queries, tokens = sizes
+    shapes = (heads, queries, WIDTH), (heads, tokens, WIDTH), (heads, tokens, WIDTH)
+    q, k, v = (tensor(site.normal(shape, dtype, seed + i)) for i, shape in enumerate(shapes))
+    whole = q[None], k[None], v[None]
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def two_batches(product: Callable[[Any, Any], Any]) -> Any:
+        return product(torch.softmax(product(q, k.transpose(1, 2)) * WIDTH**-0.5, -1), v)
+
+    calls: dict[str, Callable[[int], Any]] = {
+        "fused isogemm": lambda i: attention(*whole)[0],
+        "fused torch": lambda i: fused(*whole)[0],
+        "two batches isogemm": lambda i: two_batches(gemm_strided_batched),
+        "two batches torch": lambda i: two_batches(torch.bmm),
+    }
+    ways = {name: Way((call,), work, name.split()[-1]) for name, call in calls.items()}
+    return Ways(ways, lambda: _judged(ways, (q, k, v)), {"operands": "not rotated"})
+
+
+def _judged(ways: dict[str, Way], operands: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Each way's error against float64 on a sample, and in how many elements it differs from the first way.
+
+    These are different orders of addition, so no bits are asked of them; ours fused is the same in any batch, and
+    `isogemm audit` holds that.
+    """
+    exact, first, found = _exact(operands), None, {}
+    for name, way in ways.items():
+        got = way.run(0)
+        first = got if first is None else first
+        off = np.stack([on_host(got[h][:SAMPLE]).astype(np.float64) for h in (0, -1)]) - exact
+        found[name] = {
+            "contract": None, "checked": exact.size, "differing": None, "from_first": differing(got, first),
+            "outputs": got.numel(), "error": float(np.linalg.norm(off) / np.linalg.norm(exact)),
+        }  # fmt: skip
+    return found
+
+
+def _exact(operands: Sequence[Any]) -> NDArray[np.float64]:
+    results = []
+    for h in (0, -1):
+        q, k, v = (on_host(x[h]).astype(np.float64) for x in operands)
+        scores = q[:SAMPLE] @ k.T / WIDTH**0.5
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        results.append(weights / weights.sum(axis=1, keepdims=True) @ v)
+    return np.stack(results)

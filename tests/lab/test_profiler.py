@@ -1,0 +1,52 @@
+"""What the profiler tells of a kernel, and its price for each library call."""
+
+from __future__ import annotations
+
+import pytest
+
+from isogemm.lab.profiler import KernelLaunch, ProfiledClock, _launch
+
+EVENT = {
+    "cat": "kernel",
+    "name": "gemm",
+    "ts": 1.0,
+    "dur": 12.5,
+    "args": {
+        "grid": [8, 4, 1],
+        "block": [384, 1, 1],
+        "registers per thread": 168,
+        "shared memory": 214016,
+        "est. achieved occupancy %": 19,
+    },
+}
+
+
+def test_a_kernel_of_a_trace():
+    found = _launch(EVENT)
+    assert found == KernelLaunch("gemm", (8, 4, 1), (384, 1, 1), 168, 214016, pytest.approx(12.5e-6), 0.19)
+
+
+def test_every_library_call_has_a_session_of_its_own(monkeypatch):
+    profiler = pytest.importorskip("torch.profiler")
+    log = []
+
+    class Session:
+        def __init__(self, activities):
+            self.activities = activities
+
+        def __enter__(self):
+            log.append("begin")
+
+        def __exit__(self, *error):
+            log.append("end")
+
+    class Loop:
+        steps = (lambda i: log.append(("first", i)), lambda i: log.append(("second", i)))
+
+    monkeypatch.setattr(profiler, "profile", Session)
+    clock = ProfiledClock(lambda: log.append("wait"), cuda=False)
+    clock.elapsed(Loop(), 3, 1)
+    assert log == ["wait", "begin", ("first", 3), "wait", "end", "begin", ("second", 3), "wait", "end"]
+    log.clear()
+    clock.elapsed(lambda i: log.append(i), 0, 2)
+    assert log == ["wait", "begin", 0, "wait", "end", "begin", 1, "wait", "end"]

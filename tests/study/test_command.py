@@ -1,0 +1,104 @@
+"""``isogemm study``: what it prints and writes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from tests.study import fakes
+
+from isogemm.base import extras
+from isogemm.cli import commands
+
+
+@pytest.fixture
+def isogemm(capsys, monkeypatch):
+    """The command with a study of nothing on a machine that needs no time."""
+    queue, fails = fakes.Queue(), []
+    declared = fakes.study(queue, fails=lambda k: fails and k == 2 and fails[0]())
+    monkeypatch.setattr("isogemm.lab.clock.time", queue.time)
+    monkeypatch.setattr("isogemm.study.catalog.study", lambda name: declared)
+    monkeypatch.setattr("isogemm.study.page.study", lambda name: declared)
+    monkeypatch.setattr("isogemm.study.site.open_site", lambda device: fakes.site(queue))
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["isogemm", "study", *words])
+        with pytest.raises(SystemExit) as end:
+            commands.command_line()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    call.fails = fails
+    return call
+
+
+def test_rows_and_page_are_written(isogemm, tmp_path):
+    pytest.importorskip("vl_convert")
+    status, out, _ = isogemm("fake", "--out", str(tmp_path))
+    assert status == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"fake.json", "rows.jsonl", "index.html"}
+    assert f"Rows: {tmp_path}/fake.json\nPage: {tmp_path}/index.html\n" == out
+    status, out, _ = isogemm("report", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "both"))
+    assert status == 0
+    assert (tmp_path / "both" / "index.html").read_text().count("<h3>a queue</h3>") == 2
+
+
+def test_without_the_extra_rows_are_written_and_one_line_says_how_to_get_the_page(isogemm, tmp_path, monkeypatch):
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    status, out, _ = isogemm("fake", "--out", str(tmp_path))
+    assert status == 0
+    assert json.loads((tmp_path / "fake.json").read_text())["rows"]
+    assert "No page: the page needs altair" in out
+    assert 'pip install "isogemm[report]"' in out
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_a_stop_keeps_whole_rows_and_the_same_command_goes_on(isogemm, tmp_path):
+    def stop():
+        raise KeyboardInterrupt
+
+    isogemm.fails.append(stop)
+    status, _, err = isogemm("fake", "--out", str(tmp_path))
+    assert (status, err.strip()) == (130, "isogemm: stopped; the same command goes on from here")
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2
+    isogemm.fails.clear()
+    assert isogemm("fake", "--out", str(tmp_path))[0] == 0
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 4
+
+
+def test_one_case_is_printed(isogemm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = isogemm("fake", "--case", "k=2")
+    assert status == 0
+    assert "k=2: device time, median" in out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [((), "a name, report or --list"), (("fake", "x"), "one name"), (("report",), "one folder or more")],
+)
+def test_bad_usage(isogemm, words, said):
+    status, _, err = isogemm(*words)
+    assert status == 2
+    assert said in err
+
+
+def test_a_folder_without_studies_is_refused(isogemm, tmp_path):
+    status, _, err = isogemm("report", str(tmp_path))
+    assert status == 2
+    assert "folders of finished studies" in err
+
+
+def test_the_studies_are_listed(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["isogemm", "study", "--list"])
+    with pytest.raises(SystemExit):
+        commands.command_line()
+    assert "four-methods      Is one batched product faster than a loop" in capsys.readouterr().out
+
+
+def test_the_command_line_loads_no_study():
+    from tests.architecture.test_imports import loaded_by
+
+    assert not loaded_by("import isogemm.cli") & {"torch", "altair", "vl_convert", "numba"}

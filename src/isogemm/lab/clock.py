@@ -15,7 +15,7 @@ Run = Callable[[int], object]
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Hold the garbage collector off: it takes time, and a CUDA graph that it destroys ends a capture that is going on."""
+    """Hold the garbage collector off: it takes time, and a CUDA graph that it destroys ends a capture under way."""
     collecting = gc.isenabled()
     gc.disable()
     try:

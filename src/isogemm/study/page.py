@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import OptionError
 from ..lab import read_json
-from ..lab.page import chart_spec, definitions, machine_facts, whole_page
+from ..lab.page import chart_spec, definitions, machine_facts, require_packages, whole_page
 from .catalog import study
 from .charts import measured
 from .declare import Figure
@@ -41,7 +41,14 @@ def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
 
 
 def page(runs: Sequence[StudyRun]) -> str:
-    """The page of some runs, by study and then by machine; needs the extra ``isogemm[report]``."""
+    """The page of some runs, by study and then by machine.
+
+    Raises
+    ------
+    OptionError
+        The extra ``isogemm[report]`` is not installed.
+    """
+    require_packages()
     specs: dict[str, Any] = {}
     parts = []
     for name in dict.fromkeys(run.study for run in runs):

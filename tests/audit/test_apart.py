@@ -26,7 +26,7 @@ def crashes(x, w):
 def waits(x, w):
     with open("waits.pid", "w") as file:
         file.write(str(os.getpid()))
-    time.sleep(100)
+    time.sleep(1000)
 
 def changes(x, w):
     atexit.register(os._exit, 0)
@@ -52,7 +52,7 @@ def started(folder: Path, name: str) -> subprocess.Popen[str]:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline, path
         time.sleep(0.02)
@@ -71,7 +71,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         if name == "killed":
             process.kill()
-        text = "".join(process.communicate(timeout=100))
+        text = "".join(process.communicate(timeout=300))
         found[name] = (folders[name], process.returncode, text)
     yield found
     for process in running.values():

@@ -14,7 +14,6 @@ from tests.quant.draws import KINDS, WEIGHTS, blocks, values
 from tests.quant.test_linear import defined, weight
 
 import isogemm
-from isogemm.backends.cpu.quant import linear
 from isogemm.errors import AliasError
 from isogemm.quant import FORMATS, QuantizedMatrix, quantize
 
@@ -74,16 +73,6 @@ def test_floats(fmt, m):
     with np.errstate(over="ignore"):
         same(isogemm.linear(short, w), product(short, w.dequantize("float16").T))
     assert w._kept is None
-
-
-@pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
-def test_code_without_special_instructions_has_the_same_bits(fmt):
-    w = weight(fmt, 33, 2).in_place()
-    for m in (1, 2, 5, 9):
-        x = values("normal", m, w.shape[1], seed=m)
-        out = np.full((m, 33), np.nan, F32)
-        linear.gemm(x, w.panels(), fmt, out, kind="generic")
-        same(out, defined(x, w))
 
 
 def test_it_is_another_view_of_the_same_bytes():

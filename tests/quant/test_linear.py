@@ -12,7 +12,6 @@ from tests.products import BF16, F16, F32, laid, layouts, product
 from tests.quant.draws import KINDS, WEIGHTS, blocks, values
 
 import isogemm
-from isogemm.backends.cpu.quant import linear as quant_linear
 from isogemm.contract import int32, reference
 from isogemm.errors import AliasError, ContractError, DTypeError, FormatError, OptionError, ShapeError
 from isogemm.formats.reference import decode
@@ -89,16 +88,6 @@ def test_no_panel_is_left_out(n, threads):
     finally:
         isogemm.set_num_threads(before)
     same(want[:, -40:], np.ascontiguousarray(defined(x, w)[:, -40:]))
-
-
-@pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
-def test_code_without_special_instructions_has_the_same_bits(fmt):
-    w = weight(fmt, 33, 2)
-    for m in (1, 2, 5, 9):
-        x = values("normal", m, w.shape[1], seed=m)
-        out = np.full((m, 33), np.nan, F32)
-        quant_linear.gemm(x, w.panels(), fmt, out, kind="generic")
-        same(out, defined(x, w))
 
 
 @settings(max_examples=40, deadline=None)

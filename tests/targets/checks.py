@@ -40,7 +40,7 @@ def answer(isa: str, module: str, **environment: str) -> list[str]:
 
 
 def quantized(isa: str) -> None:
-    """Every format against the definition, which is NumPy's."""
+    """One format of each shape of blocks against the definition, which is NumPy's."""
     assert answer(isa, "tests.targets.quantized") == [isa]
 
 

@@ -103,19 +103,19 @@ def panels_task(name: str, m: int, n: int, k: int, allowed: int, least: int = 1)
     return task, -(-count // per_chunk), threads
 
 
-def complete(task: Array, name: str, kind: str, row: int) -> None:
+def complete(task: Array, name: str, row: int) -> None:
     """Who computes a task of `panels_task`: panels' routine, or, for rows of blocks `row` bytes apart, theirs."""
     words = task[2]
     if row:
         words[loops.ROW], words[loops.PANEL_BYTES] = row, layout.COLUMNS * row
-        words[loops.ROUTINE] = loops.native_routine(name, kind)
+        words[loops.ROUTINE] = loops.native_routine(name)
     else:
-        words[loops.ROUTINE] = loops.routine(name, kind)
+        words[loops.ROUTINE] = loops.routine(name)
 
 
 @lru_cache(maxsize=1024)
 def prepared(
-    name: str, kind: str, m: int, n: int, k: int, x: np.dtype[Any], out: np.dtype[Any], allowed: int, row: int = 0
+    name: str, m: int, n: int, k: int, x: np.dtype[Any], out: np.dtype[Any], allowed: int, row: int = 0
 ) -> PreparedCall:
     """The call for activations of dtype `x` [m, k] and a result of dtype `out` [m, n]; quantized by one thread.
 
@@ -127,7 +127,7 @@ def prepared(
     task, chunks, threads = panels_task(name, m, n, k, allowed, IN_PLACE if row else 1)
     product = task.copy()
     product[1, f.O_E], product[2, loops.RECORD_ROW] = element_code(out), size
-    complete(product, name, kind, row)
+    complete(product, name, row)
     room = RECORDS_AT + m * size + ALIGN
     return PreparedCall(quantizing, product, min(count, 1), chunks, threads, room, (x.itemsize == 2, out.itemsize == 2))
 

@@ -117,7 +117,7 @@ def quantize_activations(x: Array, fmt: BlockFormat) -> Array:
     return records
 
 
-def gemm(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None = None, kind: str = "") -> None:
+def gemm(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None = None) -> None:
     """out = x @ w.T + bias on 2-D views of any strides, with the bits of `isogemm.contract.int32`.
 
     Parameters
@@ -130,18 +130,16 @@ def gemm(x: Array, panels: Panels, fmt: BlockFormat, out: Array, bias: Array | N
         Its format.
     out : array [m, n]
     bias : array [n], optional
-    kind : str
-        An instruction set; by default the best that this CPU has. The bits do not depend on it.
     """
     if not out.size:
         return
     (m, k), n = x.shape, out.shape[1]
     if m * k <= ALONE:
-        call = launch.prepared(fmt.name, kind, m, n, k, x.dtype, out.dtype, get_num_threads(), panels.row)
+        call = launch.prepared(fmt.name, m, n, k, x.dtype, out.dtype, get_num_threads(), panels.row)
         launch.launch(call, x, panels.data, out, bias)
         return
     records = quantize_activations(x, fmt)
-    _run(records, x.shape, panels, fmt, out, bias, kind)
+    _run(records, x.shape, panels, fmt, out, bias)
 
 
 def rounds_to(dtype: np.dtype[Any]) -> bool:
@@ -186,9 +184,9 @@ def values(panels: Panels, fmt: BlockFormat, k: int, first: int, out: Array) -> 
 
 def _run(
     rows: Array, shape: tuple[int, int], panels: Panels, fmt: BlockFormat, out: Array, bias: Array | None,
-    kind: str | int,
+    element: int | None = None,
 ) -> None:  # fmt: skip
-    """Rows of activations and all panels: records in an instruction set; or floats, with weights of an element type."""
+    """Rows of activations and all panels: records, or floats and weights that are rounded to an element type."""
     (m, k), n = shape, out.shape[1]
     least = launch.IN_PLACE if panels.row else 1
     template, chunks, threads = panels_task(fmt.name, m, n, k, get_num_threads(), least)
@@ -201,8 +199,8 @@ def _run(
     words[loops.RECORDS], words[loops.RECORD_ROW] = rows.ctypes.data, rows.strides[0]
     words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, abs(rows.strides[0])) // 8 * 8)
     words[loops.PANELS] = panels.data.ctypes.data
-    if isinstance(kind, int):
-        words[loops.ROUTINE] = loops.float_routine(fmt.name, kind)
+    if element is None:
+        launch.complete(task, fmt.name, panels.row)
     else:
-        launch.complete(task, fmt.name, kind, panels.row)
+        words[loops.ROUTINE] = loops.float_routine(fmt.name, element)
     run_task(address_of(loops.run_panels), task, chunks, loops.SCRATCH, threads)

@@ -78,9 +78,9 @@ def write_values(task, chunk, scratch):
 
 
 @cache
-def routine(name: str, kind: str = "") -> int:
-    """Address of the passes over panels of a format, in an instruction set that this CPU has."""
-    code, what = CODE[name], KINDS.index(kind or instructions())
+def routine(name: str) -> int:
+    """Address of the passes over panels of a format."""
+    code, what = CODE[name], KINDS.index(instructions())
 
     def passes(rows, acc, x, x_rs, panel, blocks, unused):
         dot_rows(code, what, rows, acc, x, x_rs, panel, blocks)
@@ -89,9 +89,9 @@ def routine(name: str, kind: str = "") -> int:
 
 
 @cache
-def native_routine(name: str, kind: str = "") -> int:
+def native_routine(name: str) -> int:
     """Address of the passes over rows of blocks, which `ROW` keeps apart."""
-    code, what = CODE[name], KINDS.index(kind or instructions())
+    code, what = CODE[name], KINDS.index(instructions())
 
     def native_passes(rows, acc, x, x_rs, panel, blocks, stride):
         native_rows(code, what, rows, acc, x, x_rs, panel, blocks, stride)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from . import audit as audit
     from . import blas as blas
     from . import contract as contract
+    from . import doctor as doctor
     from . import forms as forms
     from . import lab as lab
     from . import quant as quant
@@ -74,7 +75,7 @@ _HOMES = {
     "Warmed": ".api.warm",
 }
 # Not in __all__: a star import would load them.
-_MODULES = ("audit", "blas", "contract", "forms", "lab", "quant", "torch")
+_MODULES = ("audit", "blas", "contract", "doctor", "forms", "lab", "quant", "torch")
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ LAYERS = (
     {"api"},
     {"blas", "forms", "lab", "torch"},
     {"audit"},
-    {"study"},
+    {"doctor", "study"},
     {"demo", "cli"},
 )
 # Those of a backend, and what lies beside them.

@@ -25,7 +25,7 @@ from ..errors import OptionError
 from ..lab import limit_threads
 from .data import Array
 
-__all__ = ["BUILTIN", "FORMS", "Absent", "CallableProvider", "Form", "Provider", "load_provider"]
+__all__ = ["BUILTIN", "FORMS", "Absent", "CallableProvider", "Form", "Provider", "function_of", "load_provider"]
 
 Function = Callable[[Array, Array], Array]
 Form = Callable[[Array, Sequence[Array]], Array]
@@ -209,8 +209,11 @@ def load_provider(name: str) -> Provider:
     Absent
         It exists but cannot run here: a package is missing, or its module fails when imported.
     """
-    if name in BUILTIN:
-        return BUILTIN[name]()
+    return BUILTIN[name]() if name in BUILTIN else CallableProvider(name, function_of(name))
+
+
+def function_of(name: str) -> Function:
+    """The callable that ``module:function`` or ``file.py:function`` names; raises as `load_provider` does."""
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
         raise _unknown(name, "not a name of ours, nor module:function")
@@ -219,7 +222,7 @@ def load_provider(name: str) -> Provider:
         function = getattr(function, part, None)
     if not callable(function):
         raise _unknown(name, f"{place} has no callable {attribute}")
-    return CallableProvider(name, function)
+    return function  # type: ignore[no-any-return]
 
 
 def _import(place: str, name: str) -> Any:

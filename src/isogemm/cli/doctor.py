@@ -1,0 +1,104 @@
+"""``isogemm doctor``: which mistake made a result; exit status 0 right, 1 wrong, 2 bad usage."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..base.progress import progress_bar
+from ..errors import OptionError
+
+__all__ = ["doctor_command"]
+
+
+def doctor_command(
+    case: Annotated[
+        str, typer.Argument(help="A .npz file with observed, a, b and the other arguments of `diagnose`.")
+    ] = "",
+    call: Annotated[str, typer.Option(help="module:function or file.py:function, to be examined with probes.")] = "",
+    signature: Annotated[str, typer.Option(help="With --call: 'a, b', 'x, w', 'a, b, out' or 'x, w, bias'.")] = "a, b",
+    torch: Annotated[bool, typer.Option("--torch", help="With --call: it takes torch tensors.")] = False,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="With CASE: the eight steps of the recipe, one by one.")
+    ] = False,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Plant every mistake in drawn calls, and count.")
+    ] = False,
+    count: Annotated[int, typer.Option(min=1, help="With --selftest: calls for each mistake.")] = 20,
+) -> None:
+    """Name the mistake that made a matrix product wrong.
+
+    Examples: ``isogemm doctor case.npz``; ``isogemm doctor --call mine.py:matmul``; ``isogemm doctor --selftest``.
+    """
+    if (bool(case) + bool(call) + selftest) != 1:
+        raise OptionError(
+            "doctor", limit="one of CASE, --call, --selftest", value="none or several", nearest="CASE.npz"
+        )
+    if steps and not case:
+        raise OptionError("--steps", limit="with CASE", value="alone", nearest="CASE.npz --steps")
+    if selftest:
+        raise typer.Exit(_selftest(count))
+    with progress_bar() as tell:
+        if call:
+            from ..audit.providers import function_of
+            from ..doctor import examine
+
+            found = examine(function_of(call), signature, torch=torch, tell=tell)
+        else:
+            found = _case(case, steps, tell)
+    typer.echo(found)
+    raise typer.Exit(found.exit_status)
+
+
+def _case(path: str, steps: bool, tell: Any) -> Any:
+    import numpy as np
+
+    from ..doctor import diagnose
+    from ..doctor.steps import recipe
+
+    try:
+        with np.load(Path(path), allow_pickle=False) as file:
+            given = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise OptionError(
+            "a case",
+            limit="a .npz file of arrays",
+            value=f"{path}: {error}",
+            nearest="numpy.savez(path, observed=..., a=..., b=...)",
+        ) from error
+    missing = {"observed", "a", "b"} - set(given)
+    if missing:
+        raise OptionError(
+            "a case",
+            limit="observed, a and b",
+            value=f"without {', '.join(sorted(missing))}",
+            nearest="numpy.savez(path, observed=..., a=..., b=...)",
+        )
+    options = {name: x.item() if x.ndim == 0 else x for name, x in given.items()}
+    if steps:
+        for line in recipe(**options):
+            typer.echo(line)
+    return diagnose(options.pop("observed"), options.pop("a"), options.pop("b"), **options, tell=tell)
+
+
+def _selftest(count: int) -> int:
+    """Print the counts; 1 where a bar is missed."""
+    from ..doctor.selftest import alarms, scores
+
+    with progress_bar() as tell:
+        single, pairs, right = (
+            scores(count, tell=tell),
+            scores(4 * count, pairs=True, tell=tell),
+            alarms(50 * count, tell=tell),
+        )
+    for name, score in (single | pairs).items():
+        typer.echo(f"{name:<20} {score.planted:>5} planted  {score.first:>5} named first  {score.found:7.1%} found")
+    drawn, wrong = (sum(x[i] for x in right.values()) for i in (0, 1))
+    typer.echo(f"{drawn} right results of {len(right)} providers: {wrong} called wrong")
+    missed = [name for name, score in single.items() if score.found < 0.99] + [
+        name for name, score in pairs.items() if score.found < 0.9
+    ]
+    return int(bool(missed) or wrong > 0)

@@ -1,0 +1,255 @@
+"""`diagnose`: results in hand, as arrays or as buffers with leading dimensions, offsets and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..base.progress import Tell
+from ..contract import Contract, compare
+from ..errors import LayoutError, OptionError, ShapeError
+from ..formats import reference
+from ..formats.blocks import format_of
+from .bank import MISTAKES
+from .case import Array, Blocks, GemmCall, StoredMatrix, buffer_of, matrix_of, resized
+from .diagnosis import Cause, Diagnosis
+from .orders import order_of
+from .search import search
+
+__all__ = ["call_of", "diagnose", "host"]
+
+
+def diagnose(
+    observed: Any,
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    bias: Any = None,
+    format: str = "",
+    row_stride: int | None = None,
+    contract: str | None = None,
+    pairs: bool = True,
+    tell: Tell | None = None,
+    **view: Any,
+) -> Diagnosis:
+    """Name the mistake that made a result of ``C = alpha * op(A) @ op(B) + beta * C + bias``.
+
+    Parameters
+    ----------
+    observed : array [m, n] or [items, m, n], flat buffer, or a list of them
+        What the call left. Several runs of the same call, in a list, show a race.
+    a : array [m, k] or [items, m, k]
+        [k, m] for ``trans_a="T"``. NumPy's, or a torch tensor on any device (copied to the host).
+    b : array [k, n] or [items, k, n]
+        [n, k] for ``trans_b="T"``; fewer items than A's for groups of heads that share one; a QuantizedMatrix
+        [n, k], or with `format` its bytes.
+    c : array, optional
+        C's memory as it was before the call; without it stale memory cannot be told from noise.
+    alpha, beta : float
+    trans_a, trans_b : {"N", "T", "C"}
+    bias : array [n], optional
+    format : str
+        Of quantized weights that are given as bytes [n, row bytes], for example Q4_K: the product is ``a @ w.T``.
+    row_stride : int, optional
+        Bytes that the producer put between rows of weights.
+    contract : str, optional
+        What was asked for, where it rounds operands: ``tf32:sm90`` makes tf32 right.
+    pairs : bool
+        Whether two mistakes at once are tried where one explains nothing.
+    tell : callable, optional
+        ``tell(done, total, text)`` as the search goes on.
+    **view
+        The BLAS view, for flat buffers: ``m, n, k``, and where they differ from a packed call ``lda, ldb, ldc``,
+        ``offset_a`` and the like (a number, or one for each item), ``stride_a`` and the like, ``batch_count``, and
+        ``order``, "F" (column-major, the default of a BLAS) or "C".
+
+    Returns
+    -------
+    Diagnosis
+
+    Raises
+    ------
+    ShapeError, LayoutError, OptionError
+        The description contradicts itself. Nothing was looked at.
+
+    Notes
+    -----
+    The cost is a few float64 products of the same size, and a small fraction of one for each mistake of the bank.
+    """
+    runs = [host(x) for x in observed] if isinstance(observed, list | tuple) else [host(observed)]
+    said: dict[str, Any] = {"alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "bias": bias}
+    case, buffers = call_of(runs, a, b, c, **said, format=format, row_stride=row_stride, **view)
+    if contract and Contract.parse(contract).arithmetic.startswith("tf32:"):
+        case = replace(case, rounded="tf32")
+    found = search(case, buffers[0], pairs=pairs, tell=tell)
+    if found.verdict == "right":
+        found = replace(found, order=order_of(case, buffers[0]))
+    return _compared(found, case, buffers)
+
+
+def host(x: Any) -> Array:
+    """A NumPy array of a tensor on any device, or of what NumPy takes."""
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+        if str(x.dtype) == "torch.bfloat16":
+            import ml_dtypes
+
+            return np.asarray(x.view(_int16(x)).numpy().view(ml_dtypes.bfloat16))
+        return np.asarray(x.numpy())
+    return np.asarray(x)
+
+
+def _int16(x: Any) -> Any:
+    import torch
+
+    return torch.int16
+
+
+def call_of(
+    runs: list[Array],
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    bias: Any = None,
+    format: str = "",
+    row_stride: int | None = None,
+    **view: Any,
+) -> tuple[GemmCall, list[Array]]:
+    """The call that `diagnose` was told of, and the flat buffers that it left."""
+    ta, tb = _letter("trans_a", trans_a), _letter("trans_b", trans_b)
+    weights = None
+    if hasattr(b, "row_offset") or format:
+        weights = _blocks(b, format, row_stride)
+        b, tb = reference.dequantize(weights.rows(weights.stride), weights.fmt), "T"
+    x, y = host(a), host(b)
+    if view:
+        matrices, flats = _viewed(runs, x, y, ta, tb, dict(view))
+    else:
+        matrices, flats = _arrays(runs, x, y, ta, tb)
+    before = None if c is None else _before(host(c), runs[0], matrices[2])
+    added = None if bias is None else host(bias)
+    case = GemmCall(*matrices, before, float(alpha), float(beta), added, weights=weights)
+    if case.a.columns != case.b.rows:
+        raise ShapeError(
+            "inner dimensions", limit=f"op(B) with {case.a.columns} rows", value=case.b.rows, nearest=case.a.columns
+        )
+    if (case.a.rows, case.b.columns) != (case.c.rows, case.c.columns):
+        want = [case.a.rows, case.b.columns]
+        raise ShapeError(
+            "the observed result", limit=f"shape {want}", value=[case.c.rows, case.c.columns], nearest=want
+        )
+    return case, flats
+
+
+def _letter(name: str, value: str) -> str:
+    if value not in ("N", "T", "C"):
+        raise OptionError(name, limit="N, T or C", value=repr(value), nearest="N")
+    return "N" if value == "N" else "T"
+
+
+def _blocks(b: Any, format: str, row_stride: int | None) -> Blocks:
+    if hasattr(b, "row_offset"):
+        fmt, (n, k), data = b.format, b.shape, np.ascontiguousarray(b.rows).reshape(-1)
+        return Blocks(data, fmt, n, k, row_stride or fmt.row_bytes(k))
+    fmt, data = format_of(format), host(b)
+    if data.dtype != np.uint8 or data.ndim != 2:
+        value = f"{data.dtype} {list(data.shape)}"
+        raise LayoutError("quantized weights", limit="uint8 [n, row bytes]", value=value, nearest="a QuantizedMatrix")
+    n, size = len(data), data[0].size
+    k = size // fmt.nbytes * fmt.block
+    return Blocks(np.ascontiguousarray(data).reshape(-1), fmt, n, k, row_stride or size)
+
+
+def _arrays(
+    runs: list[Array], a: Array, b: Array, ta: str, tb: str
+) -> tuple[tuple[StoredMatrix, StoredMatrix, StoredMatrix], list[Array]]:
+    first = runs[0]
+    if any(x.shape != first.shape for x in runs):
+        raise ShapeError(
+            "runs of a call", limit="one shape", value=[list(x.shape) for x in runs], nearest=list(first.shape)
+        )
+    items = first.shape[0] if first.ndim == 3 else 1
+    packed = [np.ascontiguousarray(x) for x in runs]
+    out = matrix_of("observed", packed[0])
+    flat, start = buffer_of(packed[0])
+    if flat.size != packed[0].size:
+        out, start = matrix_of("observed", packed[0].copy()), 0
+    out = replace(out, flat=packed[0].reshape(-1), offsets=tuple(o - start for o in out.offsets))
+    return (matrix_of("a", a, ta, items), matrix_of("b", b, tb, items), out), [x.reshape(-1) for x in packed]
+
+
+def _before(c: Array, observed: Array, out: StoredMatrix) -> Array:
+    if c.size != observed.size:
+        raise ShapeError(
+            "c", limit=f"the {observed.size} elements of what was observed", value=c.size, nearest=observed.size
+        )
+    return np.ascontiguousarray(c).reshape(-1)
+
+
+def _viewed(runs: list[Array], a: Array, b: Array, ta: str, tb: str, view: dict[str, Any]
+            ) -> tuple[tuple[StoredMatrix, StoredMatrix, StoredMatrix], list[Array]]:  # fmt: skip
+    """Flat buffers, by extents, leading dimensions, offsets and strides."""
+    try:
+        m, n, k = (int(view.pop(name)) for name in "mnk")
+    except KeyError as missing:
+        raise OptionError(
+            "a view of buffers", limit="m, n and k", value=f"no {missing}", nearest="m=, n=, k="
+        ) from missing
+    order, count = view.pop("order", "F"), int(view.pop("batch_count", 1))
+    stored = {"a": (k, m) if ta == "T" else (m, k), "b": (n, k) if tb == "T" else (k, n), "c": (m, n)}
+    matrices = []
+    for name, flat, trans in (("a", a, ta), ("b", b, tb), ("c", runs[0], "N")):
+        rows, columns = stored[name]
+        ld = int(view.pop(f"ld{name}", rows if order == "F" else columns))
+        step = int(view.pop(f"stride_{name}", ld * (columns if order == "F" else rows) if count > 1 else 0))
+        matrices.append(
+            resized(name, flat, stored[name], ld, order, trans, _offsets(view.pop(f"offset_{name}", 0), step, count))
+        )
+    if view:
+        raise OptionError(
+            "a view of buffers",
+            limit="m, n, k, ld, offset, stride of a, b, c, batch_count, order",
+            value=sorted(view),
+            nearest="lda",
+        )
+    return (matrices[0], matrices[1], matrices[2]), [x.reshape(-1) for x in runs]
+
+
+def _offsets(offset: int | Sequence[int], step: int, count: int) -> Sequence[int]:
+    return list(offset) if isinstance(offset, Sequence) else [int(offset) + step * p for p in range(count)]
+
+
+def _compared(found: Diagnosis, case: GemmCall, buffers: list[Array]) -> Diagnosis:
+    """What several runs show beside the first."""
+    at = case.c.positions().reshape(-1)
+    moved = [compare.differing(buffers[0][at], x[at]) for x in buffers[1:]]
+    if not any(moved):
+        return found
+    others = [search(case, x, pairs=False) for x in buffers[1:]]
+    words = f"{max(moved)} of {at.size} elements differ from run to run"
+    if {found.verdict, *(x.verdict for x in others)} == {"right"}:
+        cause = Cause(
+            "other-order",
+            f"{words}, within rounding: sums meet in an order of chance, as atomics do",
+            found.residual,
+            1.0,
+            "sum in a fixed order",
+        )
+        return replace(found, causes=(cause,))
+    worst = max([found, *others], key=lambda x: x.wrong)
+    mend = "wait before memory is read or written again: a barrier between the last read and the next write"
+    race = Cause("race", f"{words}, beyond rounding", worst.residual, 1.0, mend)
+    return replace(worst, verdict="wrong", causes=(race, *(x for x in worst.causes if x.name not in MISTAKES)))

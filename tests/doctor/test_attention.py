@@ -1,0 +1,46 @@
+"""Attention: what goes wrong around its two products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from isogemm.doctor import diagnose_attention
+from isogemm.errors import ShapeError
+
+RNG = np.random.default_rng(5)
+Q, K, V = (RNG.standard_normal(s).astype(np.float32) for s in ((6, 21, 16), (3, 21, 16), (3, 21, 16)))
+MASK = np.tri(21, dtype=bool)
+
+
+def attention(scale=0.25, mask=MASK, group=lambda h: h // 2):
+    out = []
+    for h in range(6):
+        scores = scale * Q[h] @ K[group(h)].T
+        scores = np.where(mask, scores, -np.inf)
+        with np.errstate(all="ignore"):
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            out.append(weights / weights.sum(-1, keepdims=True) @ V[group(h)])
+    return np.stack(out).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"scale": 1.0}, "softmax-scale"),
+        ({"mask": MASK.T}, "mask-transposed"),
+        ({"group": lambda h: h % 3}, "gqa-mapping"),
+    ],
+)
+def test_what_is_wrong(options, name):
+    found = diagnose_attention(attention(**options), Q, K, V, causal=True)
+    assert (found.verdict, found.causes[0].name) == ("wrong", name)
+
+
+def test_what_is_right():
+    assert diagnose_attention(attention(), Q, K, V, causal=True).verdict == "right"
+    assert diagnose_attention(attention(), Q, K, V, mask=MASK).verdict == "right"
+    found = diagnose_attention(attention() + 1, Q, K, V, causal=True)
+    assert (found.verdict, found.causes) == ("wrong", ())
+    with pytest.raises(ShapeError, match="kv_heads"):
+        diagnose_attention(attention(), Q, K[:, :, :5], V)

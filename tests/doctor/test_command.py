@@ -1,0 +1,40 @@
+"""``isogemm doctor``: a case in a file, a function, the recipe, and its exit statuses."""
+
+from __future__ import annotations
+
+import numpy as np
+from typer.testing import CliRunner
+
+from isogemm.cli.commands import app
+
+RNG = np.random.default_rng(2)
+A, B = RNG.standard_normal((37, 53)).astype(np.float32), RNG.standard_normal((53, 41)).astype(np.float32)
+
+
+def run(*words: object):
+    return CliRunner().invoke(app, ["doctor", *map(str, words)])
+
+
+def test_a_case(tmp_path):
+    np.savez(tmp_path / "right.npz", observed=A @ B, a=A, b=B)
+    np.savez(tmp_path / "wrong.npz", observed=(A @ B.reshape(41, 53).T), a=A, b=B, alpha=1.0)
+    right, wrong = run(tmp_path / "right.npz"), run(tmp_path / "wrong.npz", "--steps")
+    assert (right.exit_code, wrong.exit_code) == (0, 1)
+    assert right.output.strip().startswith("right: all 1517 elements")
+    assert "likely cause:" in wrong.output
+    steps = [line for line in wrong.output.splitlines() if line[:1].isdecimal()]
+    assert [line[0] for line in steps] == list("12345678")
+
+
+def test_a_function(tmp_path):
+    (tmp_path / "mine.py").write_text("def f(a, b):\n    return a[:, :-1] @ b[:-1]\n\ndef g(a, b):\n    return a @ b\n")
+    wrong, right = run("--call", f"{tmp_path}/mine.py:f"), run("--call", f"{tmp_path}/mine.py:g")
+    assert (wrong.exit_code, right.exit_code) == (1, 0)
+    assert "K ends at" in wrong.output
+
+
+def test_bad_usage(tmp_path):
+    for words in ((), ("x.npz",), ("x.npz", "--selftest"), ("--steps", "--selftest")):
+        assert "Error" in type(run(*words).exception).__name__
+    np.savez(tmp_path / "half.npz", a=A)
+    assert "observed" in str(run(tmp_path / "half.npz").exception)

@@ -1,0 +1,175 @@
+"""Mistakes of every kind in results, made here by hand, without the code that explains them."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from isogemm import quantize
+from isogemm.doctor import MISTAKES, diagnose
+from isogemm.errors import LayoutError, OptionError, ShapeError
+
+BF16 = ml_dtypes.bfloat16
+RNG = np.random.default_rng(7)
+
+
+def drawn(*shape: int, dtype: object = np.float32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32).astype(dtype)
+
+
+A, B, BIAS = drawn(37, 53), drawn(53, 41), drawn(41)
+HEADS, KEYS = drawn(6, 17, 29), drawn(3, 29, 23)
+
+
+def as_tf32(x: np.ndarray) -> np.ndarray:
+    return (x.view(np.uint32) + 0x1000 & 0xFFFFE000).view(np.float32)
+
+
+def names(found) -> set[str]:
+    return {found.causes[0].name, *found.causes[0].indistinguishable_from} if found.causes else set()
+
+
+def stale(x: np.ndarray, rows: int) -> np.ndarray:
+    out = np.full_like(x, np.nan)
+    out[:rows] = x[:rows]
+    return out
+
+
+RESULTS = {
+    "k-tail": lambda: (A[:, :48] @ B[:48], {}),
+    "m-tail": lambda: (stale(A @ B, 32), {}),
+    "n-tail": lambda: (stale((A @ B).T, 40).T, {}),
+    "row-column-major": lambda: ((A @ B).T.reshape(37, 41), {}),
+    "tf32-rounding": lambda: (
+        (A.view(np.uint32) + 0x1000 & 0xFFFFE000).view("f4") @ (B.view(np.uint32) + 0x1000 & 0xFFFFE000).view("f4"),
+        {},
+    ),
+    "bf16-rounding": lambda: (A.astype(BF16).astype("f4") @ B.astype(BF16).astype("f4"), {}),
+    "double-rounding": lambda: ((A @ B).astype(np.float16).astype(np.float32), {}),
+    "alpha-type": lambda: (1.875 * (A @ B), {}),
+    "beta-garbage": lambda: (A @ B + 3, {"c": np.full((37, 41), 3, np.float32)}),
+    "beta-type": lambda: (A @ B + 1.75 * np.ones((37, 41), "f4"), {"c": np.ones((37, 41), np.float32), "beta": 0.5}),
+    "k-block-repeated": lambda: (A @ B + A[:, :16] @ B[:16], {}),
+    "k-block-missing": lambda: (A @ B - A[:, 16:32] @ B[16:32], {}),
+    "bias-axis": lambda: (A @ B + BIAS[:37, None], {"bias": BIAS}),
+    "bias-twice": lambda: (A @ B + 2 * BIAS, {"bias": BIAS}),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_one_mistake_is_named(name):
+    observed, call = RESULTS[name]()
+    found = diagnose(observed, A, B, **call)
+    assert found.verdict == "wrong"
+    assert name in names(found)
+    assert found.causes[0].residual <= 1 < found.residual
+    assert found.causes[0].mend
+    assert name in str(found)
+
+
+def test_a_right_result_is_right_and_its_order_is_told():
+    found = diagnose(A[:, ::-1] @ B[::-1], A, B)
+    assert (found.verdict, found.exit_status, found.causes) == ("right", 0, ())
+    from isogemm.contract import reference
+
+    parts = [
+        reference.evaluate(A[:, s].copy(), B[s].copy(), "fma/chain")
+        for s in (slice(0, 18), slice(18, 36), slice(36, 53))
+    ]
+    assert diagnose(parts[0] + parts[1] + parts[2], A, B).order == "split-K of 3, each part fma/chain"
+    assert diagnose(reference.evaluate(A, B, "fma/chain"), A, B).order == "fma/chain"
+
+
+def test_groups_of_heads():
+    tiled = np.stack([HEADS[h] @ KEYS[h % 3] for h in range(6)])
+    found = diagnose(tiled, HEADS, KEYS)
+    assert found.causes[0].name == "gqa-mapping"
+    assert "h % 3" in found.causes[0].parameter
+    right = np.stack([HEADS[h] @ KEYS[h // 2] for h in range(6)])
+    assert diagnose(right, HEADS, KEYS).verdict == "right"
+
+
+@pytest.mark.parametrize(
+    ("name", "ld", "words"), [("ldb", 53, "ldb is 53, the data say 64"), ("lda", 41, "lda is 41, the data say 48")]
+)
+def test_leading_dimensions_on_flat_buffers(name, ld, words):
+    """Column-major, padded: a 37 x 53 in columns of 48, a 53 x 41 in columns of 64."""
+    a, b, c = drawn(48 * 60), drawn(64 * 50), np.zeros(40 * 41, np.float32)
+    lds = {"lda": 48, "ldb": 64} | {name: ld}
+    for j in range(41):
+        for i in range(37):
+            k = np.arange(53)
+            c[i + 40 * j] = (a[i + lds["lda"] * k].astype("f8") * b[k + lds["ldb"] * j]).sum()
+    found = diagnose(c, a, b, m=37, n=41, k=53, lda=48, ldb=64, ldc=40)
+    assert (found.causes[0].name, found.causes[0].parameter) == (name, words)
+
+
+def test_two_mistakes_at_once():
+    found = diagnose(1.875 * (A[:, :48] @ B[:48]), A, B)
+    assert set(found.causes[0].name.split(" + ")) == {"alpha-type", "k-tail"}
+
+
+@pytest.mark.parametrize("fmt", ["Q4_0", "Q8_0", "Q4_K"])
+def test_rows_of_blocks_that_lie_a_block_apart(fmt):
+    k = 2 * 256
+    w, x = quantize(drawn(33, k), fmt), drawn(5, k)
+    assert diagnose(x @ w.dequantize().T, x, w).verdict == "right"
+    data = np.concatenate([w.rows.reshape(-1), np.zeros(33 * w.format.nbytes, np.uint8)])
+    step = w.strides[0] + w.format.nbytes
+    rows = np.stack([data[i * step : i * step + w.strides[0]] for i in range(33)])
+    from isogemm.formats import reference
+
+    with np.errstate(all="ignore"):
+        wrong = x @ reference.dequantize(rows, w.format).T
+    found = diagnose(wrong, x, w)
+    assert found.causes[0].name == "row-stride"
+    assert f"rows {step} bytes apart" in found.causes[0].parameter
+
+
+def test_runs_that_differ():
+    one, other = A @ B, A @ B
+    other[3, 5] += 9
+    found = diagnose([one, other], A, B)
+    assert found.causes[0].name == "race"
+    assert found.verdict == "wrong"
+    reversed_ = (A[:, ::-1] @ B[::-1]).astype(np.float32)
+    found = diagnose([one, reversed_], A, B)
+    assert (found.verdict, found.causes[0].name) == ("right", "other-order")
+
+
+def test_what_operands_cannot_tell():
+    """Square, symmetric, constant: the mistake is among those that explain as much, and no false one is named alone."""
+    square = drawn(32, 32)
+    symmetric = square + square.T
+    found = diagnose(symmetric.T @ square.T, symmetric, square)
+    assert "trans-b" in names(found)
+    assert found.limits
+    ones = np.ones((32, 32), np.float32)
+    found = diagnose(1.875 * ones @ ones, ones, ones)
+    assert found.verdict == "undiagnosable" or names(found) == {"alpha-type"}
+    assert diagnose(ones.T @ ones, ones, ones).verdict == "right"
+
+
+def test_none_of_these_is_said():
+    found = diagnose(A @ B + 0.01 * np.arange(41) ** 2, A, B, pairs=False)
+    assert (found.verdict, found.causes) == ("wrong", ())
+    assert "none of the mistakes" in str(found)
+
+
+def test_descriptions_that_contradict_themselves_are_refused():
+    with pytest.raises(ShapeError, match="inner dimensions"):
+        diagnose(A @ B, A, B.T)
+    with pytest.raises(ShapeError, match="observed"):
+        diagnose((A @ B)[:5], A, B)
+    with pytest.raises(OptionError, match="trans_a"):
+        diagnose(A @ B, A, B, trans_a="Q")
+    with pytest.raises(LayoutError, match="lda"):
+        diagnose(A, A, B, m=37, n=41, k=53, lda=3)
+    with pytest.raises(OptionError, match="view"):
+        diagnose(A, A, B, m=37, n=41, k=53, ldx=3)
+
+
+def test_every_name_of_the_bank_has_a_mend():
+    assert len(MISTAKES) == 33
+    assert all(row.mend for row in MISTAKES.values())

@@ -1,0 +1,109 @@
+"""Functions that can be called: what is wrong with them, whatever they insist on and however they end."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+from isogemm.doctor import GuardError, examine, guard, guarded_empty
+
+
+def only_multiples(a, b):
+    if any(x % 16 for x in (*a.shape, *b.shape)):
+        raise ValueError("multiples of 16, please")
+    return (a @ b).T.reshape(len(a), -1)
+
+
+def only_half(a, b):
+    if a.dtype != np.float16:
+        raise TypeError("float16 only")
+    acc = np.zeros((len(a), b.shape[1]), np.float16)
+    for k in range(a.shape[1]):
+        acc += a[:, k : k + 1] * b[k]
+    return acc
+
+
+def writes(a, b):
+    out = a @ b
+    a[0, 0] += 1
+    return out
+
+
+def outside(a, b, out):
+    longer = as_strided(out.reshape(-1), (out.size + 2,))
+    longer[: out.size] = (a @ b).astype(out.dtype).reshape(-1)
+    longer[out.size] = 0
+
+
+def unwritten(a, b, out):
+    out[: len(out) // 32 * 32] = (a @ b)[: len(out) // 32 * 32]
+
+
+def racy(a, b):
+    out = a @ b
+    out[np.random.default_rng().integers(len(out)), 0] += 99
+    return out
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "signature"),
+    [
+        (only_multiples, "row-column-major", "a, b"),
+        (only_half, "half-accumulator", "a, b"),
+        (lambda x, w: x[:, : x.shape[1] // 16 * 16] @ w[:, : w.shape[1] // 16 * 16].T, "k-tail", "x, w"),
+        (lambda x, w, bias: x @ w.T + bias + bias, "bias-twice", "x, w, bias"),
+        (lambda a, b: time.sleep(60), "hangs", "a, b"),
+        (lambda a, b: "junk", "returns something else", "a, b"),
+        (lambda a, b: os._exit(3), "ends the process", "a, b"),
+        (writes, "writes into its operands", "a, b"),
+        (outside, "out was written outside", "a, b, out"),
+        (unwritten, "out was not written everywhere", "a, b, out"),
+        (racy, "race", "a, b"),
+    ],
+)
+def test_what_is_wrong_with_it(function, name, signature):
+    found = examine(function, signature, seconds=0.5)
+    assert found.verdict == "wrong"
+    assert name in (found.causes[0].name, *found.causes[0].indistinguishable_from)
+
+
+def test_a_right_function_is_right():
+    assert examine(lambda a, b: a @ b).verdict == "right"
+    refused = examine(lambda a, b: (_ for _ in ()).throw(RuntimeError("no")))
+    assert refused.verdict == "undiagnosable"
+    assert "RuntimeError: no" in str(refused)
+
+
+def test_guards():
+    out = guarded_empty((5, 7), "bfloat16")
+    out.array[:4] = 0
+    with pytest.raises(GuardError, match="7 elements left, the first at 28"):
+        out.check()
+    out.array[4:] = 0
+    out.check()
+    as_strided(out.array.reshape(-1), (36,))[35] = 1
+    with pytest.raises(GuardError, match="1 elements behind it"):
+        out.check()
+
+    a, b = np.ones((3, 4), np.float32), np.ones((4, 5), np.float32)
+    assert (guard(np.matmul)(a, b) == 4).all()
+    with pytest.raises(GuardError, match="operand 0 was changed"):
+        guard(writes)(a.copy(), b)
+    with pytest.raises(GuardError, match="other bits in a second run"):
+        guard(lambda a, b: a @ b + np.float32(np.random.default_rng().random()))(a, b)
+    with pytest.raises(GuardError, match="outside"):
+        guard(outside)(a, b, out=guarded_empty((3, 5)))
+
+
+def test_guards_of_tensors():
+    torch = pytest.importorskip("torch")
+    out = guarded_empty((3, 5), torch.float16)
+    with pytest.raises(GuardError, match="15 elements left"):
+        out.check()
+    torch.mm(torch.ones(3, 4).half(), torch.ones(4, 5).half(), out=out.array)
+    out.check()
+    assert examine(lambda a, b: a @ b.mul(1), torch=True).verdict == "right"

@@ -1,0 +1,21 @@
+"""A drawn share of the selftest; the whole of it is ``isogemm doctor --selftest``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from isogemm.doctor import MISTAKES
+from isogemm.doctor.selftest import alarms, scores
+
+
+def test_planted_mistakes_are_named():
+    found = scores(1, seed=3)
+    assert len(found) > 0.8 * len(MISTAKES)
+    assert [name for name, score in found.items() if score.found < 1] == []
+
+
+def test_right_results_are_right():
+    found = alarms(60, seed=1)
+    assert len(found) >= 7
+    assert {name: wrong for name, (_, wrong) in found.items() if wrong} == {}
+    assert np.sum([count for count, _ in found.values()]) > 30

@@ -15,6 +15,7 @@ from ..base.progress import progress_bar
 from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
 from . import quant
+from .ops import ops_command
 from .study import study_command
 
 if TYPE_CHECKING:
@@ -308,6 +309,7 @@ def _audit_model(
 
 app.command("admissions")(admissions_command)
 app.command("study")(study_command)
+app.command("ops")(ops_command)
 app.command("quantize")(quant.quantize_command)
 app.command("inspect")(quant.inspect_command)
 

@@ -26,7 +26,6 @@ MEMORY_SHARE = 0.8  # of what is free: libraries take workspaces besides
 ROUNDS = {"device": 7, "wall": 7, "submit": 7, "profiled": 3}
 QUICK_ROUNDS = {"device": 5, "wall": 5, "submit": 5, "profiled": 1}
 BLOCK_SECONDS = {"device": 2e-3, "wall": 5e-3, "submit": 1e-3, "profiled": 1e-9}
-ROOFLINES = {"float32": "fp32", "bfloat16": "bf16", "float16": "bf16"}
 CPU_PAUSE, QUICK_PAUSE = 0.02, 0.005  # thread pools of the last block fall asleep
 
 
@@ -164,13 +163,11 @@ def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) ->
         found, facts["error"] = {"timings": {}}, _words(error)
     finally:
         gc.collect()
-    dtype = str(case.facts.get("dtype", "float32"))
-    roofline = case.facts.get("roofline", ROOFLINES[dtype])
     return row(
         case.key,
         command=shlex.join(command),
         seed=options.seed,
-        ceilings=site.ceilings.get(roofline),
+        ceilings=site.ceilings.get(case.roofline),
         **found,
         **facts,
     )

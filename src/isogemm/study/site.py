@@ -59,6 +59,13 @@ class Site:
         """The clock that a row's verdicts are made by."""
         return "device" if "device" in self.clocks else "wall"
 
+    def limits(self, roofline: str) -> dict[str, float]:
+        """Measured bytes and operations a second, for figures that draw them; nothing where none were measured."""
+        found = self.ceilings.get(roofline)
+        if found is None:
+            return {}
+        return {"bytes_per_second": found.bytes_per_second, "flops_per_second": found.flops_per_second}
+
     @property
     def identity(self) -> dict[str, str]:
         """What rows of one folder have in common."""

@@ -12,10 +12,13 @@ __all__ = ["STUDIES", "study"]
 
 STUDIES = {
     "attention": "attention",
+    "claims": "claims",
+    "decode": "decode",
     "four-methods": "four_methods",
     "modes": "modes",
     "pointers": "pointers",
     "prefill": "prefill",
+    "roofline": "roofline",
     "why": "why",
 }
 

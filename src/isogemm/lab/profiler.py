@@ -12,7 +12,7 @@ from typing import Any
 
 from .clock import Run
 
-__all__ = ["KernelLaunch", "ProfiledClock", "launches"]
+__all__ = ["KernelLaunch", "ProfiledClock", "launches", "operators"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +100,31 @@ class ProfiledClock:
 
     def pause(self, seconds: float) -> None:
         """A session is its own pause."""
+
+
+def operators(call: Callable[[], Any]) -> list[str]:
+    """Operators of torch's that one call computes with on the CPU, in their order, and copies; no views."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        call()
+    found = [event for event in profiler.events() if event.name.partition("::")[2] not in _BOOKKEEPING]
+    computing = {id(event) for event in found if event.name != "aten::copy_"}
+    return [event.name for event in found if not any(id(child) in computing for child in event.cpu_children)]
+
+
+_BOOKKEEPING = frozenset(
+    ("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "as_strided", "clone", "contiguous", "detach", "empty")
+    + (
+        "empty_like",
+        "empty_strided",
+        "expand",
+        "numpy_T",
+        "permute",
+        "reshape",
+        "resolve_conj",
+        "resolve_neg",
+        "select",
+    )
+    + ("slice", "squeeze", "t", "to", "transpose", "unsqueeze", "view")
+)

@@ -41,11 +41,20 @@ class RunOptions:
         Of the operands.
     case : str
         The key of the only case; empty for all.
+    threads : int
+        Of every library on a CPU, which the caller has set; 0 where each has its own count.
     """
 
     quick: bool = False
     seed: int = 0
     case: str = ""
+    threads: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        """As the command line has them, the case left out."""
+        threads = ["--threads", str(self.threads)] if self.threads else []
+        return ["--seed", str(self.seed), *["--quick"] * self.quick, *threads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +163,7 @@ def _gib(nbytes: int) -> str:
 
 def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) -> dict[str, Any]:
     """The row of a case; one that cannot be measured has the error in words and no times."""
-    command = ["isogemm", "study", study.name, "--device", site.device, "--seed", str(options.seed)]
-    command += [*["--quick"] * options.quick, "--case", case.key]
+    command = ["isogemm", "study", study.name, "--device", site.device, *options.words, "--case", case.key]
     facts: dict[str, Any] = {"facts": dict(case.facts), "clock": site.main_clock, "error": None, "absent": {}}
     try:
         found = _timed(case, site, options, facts)

@@ -13,7 +13,7 @@ from ..lab.page import chart_spec, definitions, machine_facts, require_packages,
 from .catalog import study
 from .charts import measured
 from .declare import Figure
-from .engine import SCHEMA, StudyRun
+from .engine import SCHEMA, RunOptions, StudyRun
 
 __all__ = ["page", "read_runs"]
 
@@ -66,8 +66,8 @@ def page(runs: Sequence[StudyRun]) -> str:
 
 def _run(run: StudyRun, specs: dict[str, Any]) -> str:
     """The figures of one machine; their charts are added to `specs`."""
-    options = f" --seed {run.options['seed']}" + " --quick" * run.options["quick"]
-    command = f"isogemm study {run.study} --device {run.site['device']}{options}"
+    words = ["isogemm", "study", run.study, "--device", run.site["device"], *RunOptions(**run.options).words]
+    command = " ".join(words)
     parts = [f"<h3>{escape(run.site['name'])}</h3><pre><code>{escape(command)}</code></pre>"]
     for figure in study(run.study).figures(measured(run.rows)) if measured(run.rows) else ():
         parts.append(_figure(figure, f"figure{len(specs)}"))

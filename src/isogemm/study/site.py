@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +17,11 @@ from ..base.dtypes import NUMPY
 from ..base.tuning import BUDGET
 from ..contract.spec import Contract
 from ..errors import DeviceError
-from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, cache_sizes, measure_ceilings
+from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, cache_sizes, limit_threads, measure_ceilings
 from ..operands.device_array import DeviceId
 from ..planner.tuning import Wanted, pose
 
-__all__ = ["Site", "open_site", "tensor"]
+__all__ = ["Site", "limited", "open_site", "tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,18 @@ def tensor(x: Any) -> Any:
     return (
         torch.from_numpy(x) if x.dtype.name != "bfloat16" else torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     )
+
+
+@contextmanager
+def limited(threads: int) -> Iterator[None]:
+    """So many threads for every library that studies call, or with 0 each one's own count."""
+    if not threads:
+        yield
+        return
+    if importlib.util.find_spec("torch") is not None:
+        importlib.import_module("torch")  # what is loaded later would take all threads
+    with limit_threads(threads):
+        yield
 
 
 def open_site(device: str = "cpu", *, ceilings: bool = True) -> Site:

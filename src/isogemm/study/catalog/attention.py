@@ -27,6 +27,7 @@ __all__ = ["STUDY", "intensity", "work"]
 WIDTH = 128
 MODELS = ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B")
 PHASES = ("training", "decode")
+CPU_SCORES = 32 * 2048**2  # of all heads: more take a CPU minutes
 CONTRACTS = {"bfloat16": "tensor_core:sm90/chain", "float32": "fma/chain"}
 
 
@@ -54,13 +55,15 @@ def cases(site: Site, quick: bool) -> list[StudyCase]:
     last = {"training": 2**17 if on_gpu else 2048, "decode": 2**17 if on_gpu else 2**14}
     names: tuple[str, ...] = MODELS
     if quick:
-        last = {"training": 4096 if on_gpu else 128, "decode": 16384 if on_gpu else 256}
-        names = MODELS if on_gpu else MODELS[:1]
+        last = {"training": 2048 if on_gpu else 128, "decode": 2048 if on_gpu else 128}
+        names = MODELS[:1]
     start = 64 if quick and not on_gpu else 1024
     found = []
     for name in names:
         for phase in PHASES:
             sizes = [start * 2**e for e in range((last[phase] // start).bit_length())]
+            if not on_gpu and phase == "training":
+                sizes = [tokens for tokens in sizes if model(name).heads * tokens**2 <= CPU_SCORES]
             products = ("scores", "values", *["whole"] * site.torch)
             found += [_case(site, name, phase, p, t) for t in sizes for p in products]
     return found

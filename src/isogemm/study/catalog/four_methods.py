@@ -45,15 +45,15 @@ def cases(site: Site, quick: bool) -> list[StudyCase]:
         most = {1024: 4, 4096: 2} if on_gpu else {64: 8, 256: 4}
     ks = [(n, 2**e) for n, last in most.items() for e in range(1, last.bit_length())]
     modes = ("fp32", "tf32") if on_gpu else ("fp32",)
-    return [method_case(n, k, mode, clocks=_clocks(n, k, quick=quick and on_gpu)) for n, k in ks for mode in modes]
+    return [method_case(n, k, mode, clocks=_clocks(n, k, on_gpu=on_gpu, quick=quick)) for n, k in ks for mode in modes]
 
 
-def _clocks(n: int, k: int, *, quick: bool) -> Sequence[str]:
-    """Beyond k = 64 a profiling session for each product of a loop would take a minute; beyond a quarter of a second
-    of work on the largest GPUs, launching is nothing. A quick run profiles one loop."""
-    if 2 * k * n**3 > 10**13:
+def _clocks(n: int, k: int, *, on_gpu: bool, quick: bool) -> Sequence[str]:
+    """Beyond k = 64 a profiling session for each product of a loop would take a minute; where the work is a quarter of a
+    second and more, launching is nothing. A quick run profiles one size alone."""
+    if 2 * k * n**3 > (10**13 if on_gpu else 3 * 10**10):
         return CLOCKS[:1]
-    profiled = k <= 64 and (not quick or k == max(4, k))
+    profiled = k <= 64 and (not quick or k == 4)
     return CLOCKS if profiled else CLOCKS[:3] if k <= 64 else CLOCKS[:2]
 
 

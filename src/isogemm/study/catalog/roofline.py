@@ -114,7 +114,8 @@ def _points(rows: Sequence[Mapping[str, Any]], way: str) -> Figure:
     title = f"{way}, {facts['model']}: of the roofline {', '.join(reached)}"
     sentence = (
         f"Measured ceilings: {memory / 1e9:.4g} GB/s, {peak / 1e9:.4g} GFLOP/s; they meet at {peak / memory:.3g} "
-        "FLOP a byte, the ridge. Left of it memory is waited for, right of it arithmetic. Above the line operands were cached."
+        "FLOP a byte, the ridge. Left of it memory is waited for, right of it arithmetic. Above the line operands were "
+        "cached."
     )
     return Figure(title, roof(data, (memory, peak), "phase", "product"), sentence)
 

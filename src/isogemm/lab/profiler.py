@@ -113,18 +113,8 @@ def operators(call: Callable[[], Any]) -> list[str]:
     return [event.name for event in found if not any(id(child) in computing for child in event.cpu_children)]
 
 
-_BOOKKEEPING = frozenset(
-    ("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "as_strided", "clone", "contiguous", "detach", "empty")
-    + (
-        "empty_like",
-        "empty_strided",
-        "expand",
-        "numpy_T",
-        "permute",
-        "reshape",
-        "resolve_conj",
-        "resolve_neg",
-        "select",
-    )
-    + ("slice", "squeeze", "t", "to", "transpose", "unsqueeze", "view")
+_VIEWS = (
+    "as_strided detach expand numpy_T permute reshape _reshape_alias select slice squeeze t transpose unsqueeze view"
 )
+_MEMORY = "_to_copy to clone contiguous empty empty_like empty_strided alias resolve_conj resolve_neg _unsafe_view"
+_BOOKKEEPING = frozenset(f"{_VIEWS} {_MEMORY}".split())

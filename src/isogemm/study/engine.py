@@ -6,6 +6,7 @@ import difflib
 import gc
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..lab import Candidate, Timing, environment, interleave, row, verdict, writ
 from ..lab.stamp import code_of_libraries
 from .declare import Study, StudyCase, Way, Ways
 from .journal import Journal
-from .site import Site
+from .site import Site, untuned
 
 __all__ = ["SCHEMA", "RunOptions", "StudyRun", "run"]
 
@@ -112,12 +113,13 @@ def run(
     stamp = {"schema": SCHEMA, "study": study.name, "options": asdict(options), "machine": site.identity}
     journal = Journal(folder, stamp) if folder else None
     rows = dict(journal.rows) if journal else {}
-    for done, case in enumerate(cases):
-        tell(done, len(cases), case.key)
-        if case.key not in rows:
-            rows[case.key] = _measured(study, case, site, options)
-            if journal:
-                journal.add(rows[case.key])
+    with untuned() if options.quick else nullcontext():
+        for done, case in enumerate(cases):
+            tell(done, len(cases), case.key)
+            if case.key not in rows:
+                rows[case.key] = _measured(study, case, site, options)
+                if journal:
+                    journal.add(rows[case.key])
     facts = site.identity | {"ceilings": {name: c.to_dict() for name, c in site.ceilings.items()}}
     found = StudyRun(study.name, facts, [rows[case.key] for case in cases], asdict(options), left_out, environment())
     if folder:
@@ -171,6 +173,8 @@ def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) ->
         found, facts["error"] = {"timings": {}}, _words(error)
     finally:
         gc.collect()
+    if case.inspect and found["timings"] and not options.quick:
+        facts |= _counters(study, case, found["timings"], options)
     return row(
         case.key,
         command=shlex.join(command),
@@ -261,6 +265,17 @@ def _kernels(made: Ways, site: Site, *, inspect: bool) -> tuple[dict[str, str], 
             unique = {(x.name, x.grid): x for x in found}
             launched[name] = [asdict(x) | {"count": _count(found, x)} for x in unique.values()]
     return names, launched
+
+
+def _counters(study: Study, case: StudyCase, ways: Sequence[str], options: RunOptions) -> dict[str, Any]:
+    """What counters say of each way, or why not; another process reads them, when this one's memory is free."""
+    from ..lab.counters import read_counters
+    from .once import command_of
+
+    try:
+        return {"counters": read_counters(command_of(study.name, case.key, options.seed), list(ways))}
+    except DeviceError as error:
+        return {"counters": {}, "no_counters": _words(error)}
 
 
 def _count(found: Sequence[Any], wanted: Any) -> int:

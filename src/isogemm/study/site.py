@@ -14,14 +14,14 @@ import numpy as np
 from .._version import __version__
 from ..backends import accelerator, open_device
 from ..base.dtypes import NUMPY
-from ..base.tuning import BUDGET
+from ..base.tuning import BUDGET, get_tuning, set_tuning
 from ..contract.spec import Contract
 from ..errors import DeviceError
 from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, cache_sizes, limit_threads, measure_ceilings
 from ..operands.device_array import DeviceId
 from ..planner.tuning import Wanted, pose
 
-__all__ = ["Site", "limited", "open_site", "tensor"]
+__all__ = ["Site", "limited", "open_site", "tensor", "untuned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,11 @@ class Site:
         return torch.full(shape, float("nan"), dtype=getattr(torch, dtype), device="cuda")
 
     def settle(self, *products: Wanted, m: int, dtype: str, contract: str) -> None:
-        """Have isogemm compile and time kernels for some products of m rows, which first calls on a GPU would do."""
-        if self.device == "cpu":
+        """Have isogemm compile and time kernels for some products of m rows, which first calls on a GPU would do.
+
+        Nothing where tuning is off, as it is in quick runs.
+        """
+        if self.device == "cpu" or not get_tuning():
             return
         posed = [pose(x, m=m, dtype=dtype, contract=Contract.parse(contract)) for x in products]
         chooser = open_device(DeviceId("cuda", 0)).chooser
@@ -113,6 +116,17 @@ def tensor(x: Any) -> Any:
     return (
         torch.from_numpy(x) if x.dtype.name != "bfloat16" else torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     )
+
+
+@contextmanager
+def untuned() -> Iterator[None]:
+    """No kernels are timed or compiled ahead: a first call takes the one that tables or a model put first."""
+    before = get_tuning()
+    set_tuning("off")
+    try:
+        yield
+    finally:
+        set_tuning(before)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ MEMORY_SHARE = 0.8  # of what is free: libraries take workspaces besides
 ROUNDS = {"device": 7, "wall": 7, "submit": 7, "profiled": 3}
 QUICK_ROUNDS = {"device": 5, "wall": 5, "submit": 5, "profiled": 1}
 BLOCK_SECONDS = {"device": 2e-3, "wall": 5e-3, "submit": 1e-3, "profiled": 1e-9}
+QUICK_BLOCK = 0.4
 CPU_PAUSE, QUICK_PAUSE = 0.02, 0.005  # thread pools of the last block fall asleep
 
 
@@ -239,7 +240,7 @@ def _by(clock: str, ways: Mapping[str, Way], site: Site, options: RunOptions) ->
     found = interleave(
         [Candidate(name, _Turns(way)) for name, way in ways.items()],
         blocks=rounds[clock],
-        block_seconds=BLOCK_SECONDS[clock],
+        block_seconds=BLOCK_SECONDS[clock] * (QUICK_BLOCK if options.quick else 1),
         pause=pause if site.device == "cpu" and clock == "wall" else 0.0,
         clock=site.clocks[clock],
     )

@@ -44,6 +44,8 @@ class Claim:
         ``values(rows)`` gives where a number was seen, and the number; the first is the claim's own.
     reason : str
         Why it holds here and not there.
+    on_cpu : str
+        The same for a CPU, where that is another reason.
     """
 
     text: str
@@ -53,6 +55,7 @@ class Claim:
     high: float
     values: Callable[[Sequence[Row]], Iterator[Found]]
     reason: str
+    on_cpu: str = ""
 
     def decided_by(self, facts: Mapping[str, Any]) -> bool:
         """Whether a row with these facts is one that decides it."""
@@ -115,11 +118,16 @@ EVEN, ODD = "256 x 256 x 256", "256 x 251 x 256"
 FIRST = "Llama-3.1-8B"  # of three models that say the same
 LARGE = {"mode": "fp32", "k": (2, 4, 8, 16)}
 PROFILER = "A profiler that replays kernels has a price for each launch, so a loop of k launches looks k times slower."
+NO_LAUNCH = (
+    "A CPU launches nothing: a loop pays a call, microseconds, for each product, and no profiler stands between."
+)
+BUSY = "One product keeps all of a CPU's cores busy, so a batch has nothing left to fill."
 HEADS = "A head's product is too small to fill the machine, and a loop launches one after the other."
 CLAIMS = (
     Claim(
         "a strided batch is 2.4x as fast as a loop at N = 1024", "four-methods", {"N": 1024, **LARGE}, 1.8, 3.0,
         partial(_gain, clock="device"), "It needs products that leave much of the machine idle when alone.",
+        BUSY,
     ),
     Claim(
         "a batch is 20 to 30 % slower than a loop at N = 4096", "four-methods", {"N": 4096, **LARGE}, 0.70, 0.87,
@@ -128,34 +136,37 @@ CLAIMS = (
     ),
     Claim(
         "batching gains 330x by the wall at N = 1024", "four-methods", {"N": 1024, **LARGE}, 165, 660,
-        partial(_gain, clock="wall"), PROFILER,
+        partial(_gain, clock="wall"), PROFILER, NO_LAUNCH,
     ),
     Claim(
         "batching gains 150x by the wall at N = 2560", "four-methods", {"N": 2560, **LARGE}, 75, 300,
-        partial(_gain, clock="wall"), PROFILER,
+        partial(_gain, clock="wall"), PROFILER, NO_LAUNCH,
     ),
     Claim(
         "batching gains 20x by the wall at N = 4096", "four-methods", {"N": 4096, **LARGE}, 10, 40,
-        partial(_gain, clock="wall"), PROFILER,
+        partial(_gain, clock="wall"), PROFILER, NO_LAUNCH,
     ),
     Claim(
         "attention's batch is 2.5x as fast as a loop in training at T = 1024", "attention",
         {"phase": "training", "product": "scores", "T": 1024}, 1.9, 3.1, partial(_gain, clock="device"), HEADS,
+        BUSY,
     ),
     Claim(
         "attention's batch is 7.3 to 8.6x as fast as a loop in decode at T = 1024", "attention",
         {"phase": "decode", "product": "scores", "T": 1024}, 5.5, 10.8, partial(_gain, clock="device"), HEADS,
+        NO_LAUNCH,
     ),
     Claim(
         "attention's batch gains 35 to 150x by the wall", "attention",
         {"phase": ("training", "decode"), "product": "scores", "T": 1024}, 35, 150, partial(_gain, clock="wall"),
-        PROFILER,
+        PROFILER, NO_LAUNCH,
     ),
     Claim(
         "a batched gemv of M = 4 rows is 4x as fast as 4 gemvs", "decode",
         {"part": "weights", "format": "F16", "m": 4}, 3.0, 5.0,
         partial(_gain, clock="device", over="one by one", by="together"),
         "The weight is read once in place of four times; where it stays in a cache, less is gained.",
+        "The weight is read once in place of four times, but after a few rows a CPU's arithmetic takes the time.",
     ),
     Claim(
         "a Q4_0 gemv is 3.6x as fast as one of FP16", "decode", {"part": "weights", "m": 1, "format": ("F16", "Q4_0")},
@@ -214,9 +225,16 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         verdict, seen = judge(claim, own)
         counts[verdict] += 1
         command = next((row["command"] for row in own if claim.decided_by(row["facts"])), "isogemm study claims")
+        on_cpu = bool(seen) and own[0]["clock"] == "wall"  # a GPU's rows have the device's clock
         said = "; ".join(f"{number:.3g} ({where})" for where, number in seen) or MISSING
         table.append(
-            {"claim": claim.text, "here": said, "verdict": verdict, "reason": claim.reason, "command": command}
+            {
+                "claim": claim.text,
+                "here": said,
+                "verdict": verdict,
+                "reason": (on_cpu and claim.on_cpu) or claim.reason,
+                "command": command,
+            }
         )
     title = f"{len(CLAIMS)} published numbers: " + ", ".join(f"{word}: {count}" for word, count in counts.items())
     sentence = (

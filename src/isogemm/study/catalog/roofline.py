@@ -130,7 +130,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 "product": f"{facts['phase']} {facts['product']}",
                 "calls": facts["count"],
                 "FLOP/byte": f"{facts['intensity']:.4g}",
-                "us": f"{1e6 * timing['median']:.4g}",
+                "ms": f"{1e3 * timing['median']:.4g}",
                 "GFLOP/s": f"{timing['gflop_per_second']:.4g}",
                 "GB/s": f"{timing['gb_per_second']:.4g}",
                 "of the roofline": f"{100 * timing['roofline']:.3g} %" if "roofline" in timing else "",
@@ -138,7 +138,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Figure:
         )
     facts = rows[0]["facts"]
     title = f"All products of {facts['model']} together: " + ", ".join(
-        f"{phase} {1e3 * seconds:.4g} ms" for phase, seconds in whole.items()
+        f"{phase} {seconds:.3g} s" for phase, seconds in whole.items()
     )
     return Figure(
         title, None, f"isogemm; prefill and context of {facts['T']} tokens, calls counted, measured rows alone.", table

@@ -17,6 +17,8 @@ from .engine import SCHEMA, RunOptions, StudyRun
 
 __all__ = ["page", "read_runs"]
 
+LONG = 32  # characters of a cell that is a sentence
+
 
 def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
     """The finished runs in some folders and the folders right below them.
@@ -87,10 +89,15 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = "".join(f"<th>{escape(str(name))}</th>" for name in rows[0])
     lines = []
     for row in rows:
-        first, *others = (escape(str(value)) for value in row.values())
-        cells = "".join(f"<td>{value}</td>" for value in others)
-        lines.append(f"<tr><th scope=row>{first}</th>{cells}</tr>")
+        first, *others = (str(value) for value in row.values())
+        cells = "".join(f"<td{_kind(value)}>{escape(value)}</td>" for value in others)
+        lines.append(f"<tr><th scope=row{_kind(first)}>{escape(first)}</th>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _kind(text: str) -> str:
+    """Sentences in a table are broken into lines, numbers are not."""
+    return " class=long" if len(text) > LONG else ""
 
 
 def _missing(run: StudyRun) -> str:

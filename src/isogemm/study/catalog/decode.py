@@ -184,7 +184,7 @@ def _formats(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
         return None
     ratio = format_bytes("F16", 32, 32) / format_bytes("Q4_0", 32, 32)
     title = f"One row: {', '.join(found)}, with {ratio:.3g} times fewer bytes"
-    chart = lines(alone, "MiB", "us", "shape", titles=("MiB of weights, a point a format", "microseconds"))
+    chart = bars(alone, "format", "us", "shape", titles=("", "microseconds"), log=True)
     slow = ", ".join(f"{p['format']} {p['MiB']:.4g} MiB {p['us']:.4g} us" for p in alone if p["n"] == alone[0]["n"])
     return Figure(title, chart, f"Time follows bytes as long as memory is what is waited for. {slow}.")
 

@@ -171,7 +171,7 @@ def torch_mode(site: Site, *, tf32: bool) -> Iterator[None]:
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Growth with k, and speed-up over the loop, by each clock."""
-    found = [_growth(group) for group in _groups(rows)]
+    found = [_growth(group) for group in _groups(rows) if len(group) > 1]
     for clock in ("device", "wall", "submit", "profiled"):
         timed = [row for row in measured(rows) if times(row, clock)]
         found += [_over_loop(group, clock) for group in _groups(timed)]

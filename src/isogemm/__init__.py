@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .backends.cuda.pointers import PointerArray
     from .base.threads import get_num_threads, set_num_threads
     from .base.tuning import get_tuning, set_tuning
+    from .lab import models as models
     from .quant.encode import quantize
     from .quant.matrix import QuantizedMatrix
 
@@ -75,7 +76,8 @@ _HOMES = {
     "Warmed": ".api.warm",
 }
 # Not in __all__: a star import would load them.
-_MODULES = ("audit", "blas", "contract", "doctor", "forms", "lab", "quant", "torch")
+_MODULES = {name: f".{name}" for name in ("audit", "blas", "contract", "doctor", "forms", "lab", "quant", "torch")}
+_MODULES["models"] = ".lab.models"
 
 
 def __getattr__(name: str) -> Any:
@@ -83,9 +85,11 @@ def __getattr__(name: str) -> Any:
 
     if name in _MODULES:
         try:
-            return import_module(f".{name}", __name__)  # the import itself binds the name here
+            found = import_module(_MODULES[name], __name__)
         except ModuleNotFoundError as error:  # for hasattr, help and inspect, which take an AttributeError alone
             raise AttributeError(f"isogemm.{name} cannot be imported: {error}") from error
+        globals()[name] = found
+        return found
     if name not in _HOMES:
         raise AttributeError(f"module 'isogemm' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name], __name__), name)

@@ -1,28 +1,29 @@
-"""The page in a real browser, where one is installed: no script error, figures there, on a phone and on a screen."""
+"""Pages in a real browser, where one is installed: no script error, figures there, on a phone and on a screen.
+
+`pip install playwright` and a Chromium of the system's are enough: ``apt install chromium``.
+"""
 
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
-from isogemm.study.catalog import study
-from isogemm.study.engine import RunOptions, run
-from isogemm.study.page import page
-from isogemm.study.site import open_site
+from isogemm.study.page import page, read_runs
 
 sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("vl_convert")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    site = open_site("cpu", ceilings=False)
-    found = [run(study(name), site, RunOptions(quick=True)) for name in ("modes", "pointers")]
+    """The page of every study whose rows are kept here."""
     path = tmp_path_factory.mktemp("page") / "index.html"
-    path.write_text(page(found), encoding="utf-8")
+    path.write_text(page(read_runs(sorted(RESULTS.glob("studies-*")))), encoding="utf-8")
     return path
 
 
@@ -36,12 +37,15 @@ def test_figures_are_drawn_and_fit(written, width, scheme):
         view.on("pageerror", lambda error: errors.append(str(error)))
         view.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         view.goto(written.as_uri())
-        view.wait_for_selector(".chart svg.marks")
-        charts, drawn = view.locator(".chart").count(), view.locator(".chart svg.marks").count()
+        wanted = view.locator(".chart").count()
+        view.wait_for_function(f"document.querySelectorAll('.chart svg.marks').length === {wanted}", timeout=60_000)
         boxes = [box.bounding_box() for box in view.locator(".chart svg.marks").all()]
+        colour = view.evaluate("getComputedStyle(document.body).backgroundColor")
         overflow = view.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         browser.close()
     assert errors == []
-    assert charts == drawn > 0
+    assert wanted > 10
     assert all(0.6 * width < box["width"] <= width and box["height"] > 200 for box in boxes)
     assert overflow <= 0
+    shade = sum(int(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]) / 3
+    assert (shade > 128) == (scheme == "light")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from isogemm.lab import Work
+from isogemm.lab import Ceilings, Work, limit_threads
 from isogemm.study.catalog import STUDIES, study
 from isogemm.study.catalog.attention import intensity, work
 from isogemm.study.catalog.four_methods import METHODS, works
@@ -20,9 +20,11 @@ from isogemm.study.site import open_site
 
 @pytest.fixture(scope="module")
 def site():
-    """This CPU by one short clock, with a small cache, so that few copies rotate."""
+    """One thread of this CPU by one short clock, with a small cache, so that few copies rotate."""
     found = open_site("cpu", ceilings=False)
-    return replace(found, cache=1 << 20, clocks={"wall": found.clocks["wall"]})
+    limits = {"fp32": Ceilings(1, 2e10, 1e11)}
+    with limit_threads(1):  # threads of several libraries that spin for each other's cores take most of the time
+        yield replace(found, cache=1 << 20, ceilings=limits, clocks={"wall": found.clocks["wall"]})
 
 
 @pytest.fixture(scope="module", params=list(STUDIES))

@@ -16,6 +16,7 @@ from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
 from . import quant
 from .doctor import doctor_command
+from .ops import ops_command
 from .study import study_command
 
 if TYPE_CHECKING:
@@ -310,6 +311,7 @@ def _audit_model(
 app.command("admissions")(admissions_command)
 app.command("study")(study_command)
 app.command("doctor")(doctor_command)
+app.command("ops")(ops_command)
 app.command("quantize")(quant.quantize_command)
 app.command("inspect")(quant.inspect_command)
 

@@ -11,7 +11,7 @@ from ..base.progress import progress_bar
 from ..errors import OptionError
 
 if TYPE_CHECKING:
-    from ..study.engine import StudyRun
+    from ..study.engine import RunOptions, StudyRun
 
 __all__ = ["study_command"]
 
@@ -28,6 +28,9 @@ def study_command(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and rounds.")] = False,
     case: Annotated[str, typer.Option(help="Only this row, by its key; written only with --out.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the operands.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Of every library on a CPU; 0 leaves each its own. On a busy machine, 1.")
+    ] = 0,
     listed: Annotated[bool, typer.Option("--list", help="Name the studies.")] = False,
 ) -> None:
     """Measure how products behave on this machine: rows that repeat, and a page of figures that opens offline.
@@ -35,6 +38,7 @@ def study_command(
     A run that was stopped goes on with the same command. ``isogemm study report DIR...`` joins runs on one page.
     """
     from ..study.catalog import STUDIES, study
+    from ..study.engine import RunOptions
 
     if listed:
         for each in STUDIES:
@@ -44,22 +48,22 @@ def study_command(
     elif folders:
         raise OptionError("study", limit="one name", value=[name, *map(str, folders)], nearest=name)
     elif name:
-        _run(name, device, out, quick, case, seed)
+        _run(name, device, out, RunOptions(quick, seed, case, threads))
     else:
         raise OptionError("study", limit="a name, report or --list", value="none", nearest="--list")
 
 
-def _run(name: str, device: str, out: str, quick: bool, case: str, seed: int) -> None:
+def _run(name: str, device: str, out: str, options: RunOptions) -> None:
     from ..study.catalog import study
-    from ..study.engine import RunOptions, run
-    from ..study.site import open_site
+    from ..study.engine import run
+    from ..study.site import limited, open_site
 
-    chosen = study(name)
+    chosen, case = study(name), options.case
     folder = Path(out) if out else None if case else Path("studies") / f"{name}-{device}"
     try:
-        with progress_bar() as tell:
+        with progress_bar() as tell, limited(options.threads):
             tell(0, None, "measuring the machine's ceilings")
-            found = run(chosen, open_site(device), RunOptions(quick, seed, case), folder, tell)
+            found = run(chosen, open_site(device), options, folder, tell)
     except KeyboardInterrupt:
         typer.echo("isogemm: stopped; the same command goes on from here" if folder else "isogemm: stopped", err=True)
         raise typer.Exit(INTERRUPTED) from None

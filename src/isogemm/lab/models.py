@@ -7,13 +7,15 @@ the models' public configurations.
 from __future__ import annotations
 
 import difflib
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import OptionError
 
-__all__ = ["MODELS", "PROJECTION_SHAPES", "LinearShape", "Model", "model"]
+__all__ = ["MODELS", "PROJECTION_SHAPES", "LinearShape", "Model", "model", "read_config"]
 
 
 class LinearShape(NamedTuple):
@@ -137,3 +139,52 @@ def model(name: str) -> Model:
 
 def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
+
+
+_KEYS = {
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "heads": "num_attention_heads",
+    "layers": "num_hidden_layers",
+    "vocabulary": "vocab_size",
+}
+
+
+def read_config(path: str) -> Model:
+    """The sizes in a ``config.json`` of transformers; named after its folder.
+
+    Raises
+    ------
+    OptionError
+        The file cannot be read, or lacks a size.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            "config", limit="a config.json", value=f"{path} ({error})", nearest=next(iter(MODELS))
+        ) from error
+    found = found.get("text_config", found) if isinstance(found, dict) else {}
+    sizes = {name: _whole(found, key, path) for name, key in _KEYS.items()}
+    heads = sizes["heads"]
+    experts = next((key for key in ("num_experts", "num_local_experts", "n_routed_experts") if found.get(key)), "")
+    if experts:
+        sizes["experts"] = _whole(found, experts, path)
+        sizes["experts_used"] = _whole(found, "num_experts_per_tok", path)
+        sizes["expert_intermediate"] = int(found.get("moe_intermediate_size") or sizes["intermediate"])
+    return Model(
+        str(found.get("_name_or_path") or Path(path).absolute().parent.name),
+        **sizes,
+        kv_heads=int(found.get("num_key_value_heads") or heads),
+        head_dim=int(found.get("head_dim") or sizes["hidden"] // heads),  # as transformers has it where none is named
+        tied=bool(found.get("tie_word_embeddings")),
+    )
+
+
+def _whole(found: dict[str, Any], key: str, path: str) -> int:
+    value = found.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(
+            f"{key} in {path}", limit="a whole number of at least 1", value=value, nearest="a decoder's config"
+        )
+    return value

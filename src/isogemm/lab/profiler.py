@@ -12,7 +12,7 @@ from typing import Any
 
 from .clock import Run
 
-__all__ = ["KernelLaunch", "ProfiledClock", "launches"]
+__all__ = ["KernelLaunch", "ProfiledClock", "launches", "operators"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +100,21 @@ class ProfiledClock:
 
     def pause(self, seconds: float) -> None:
         """A session is its own pause."""
+
+
+def operators(call: Callable[[], Any]) -> list[str]:
+    """Operators of torch's that one call computes with on the CPU, in their order, and copies; no views."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        call()
+    found = [event for event in profiler.events() if event.name.partition("::")[2] not in _BOOKKEEPING]
+    computing = {id(event) for event in found if event.name != "aten::copy_"}
+    return [event.name for event in found if not any(id(child) in computing for child in event.cpu_children)]
+
+
+_VIEWS = (
+    "as_strided detach expand numpy_T permute reshape _reshape_alias select slice squeeze t transpose unsqueeze view"
+)
+_MEMORY = "_to_copy to clone contiguous empty empty_like empty_strided alias resolve_conj resolve_neg _unsafe_view"
+_BOOKKEEPING = frozenset(f"{_VIEWS} {_MEMORY}".split())

@@ -65,27 +65,30 @@ def judged(
     -------
     dict of str to dict
         ``contract``, ``checked`` and ``differing`` (elements of the sample; None for other libraries),
-        ``from_first`` (elements with other bits than the first way's), ``outputs``, ``error`` (relative, of the
-        sample, in Frobenius' norm).
+        ``from_first`` (elements with other bits than the first way's), ``from_own`` (than those of the first way of
+        the same library), ``outputs``, ``error`` (relative, of the sample, in Frobenius' norm).
     """
     picked = sorted({0, len(items) - 1})
     samples = [_Sample(*items[i], contract) for i in picked]
     first: list[Any] = []
-    found = {}
+    own: list[Any] = []  # of one library at a time: results may fill the memory
+    library, found = "", {}
     for name, way in ways.items():
         got = list(results[name]())
+        if way.library != library:
+            library, own = way.library, [x.copy() if isinstance(x, np.ndarray) else x.clone() for x in got]
+        first = first or own
         ours = way.library == "isogemm"
         parts = [sample.of(got[i]) for sample, i in zip(samples, picked, strict=True)]
         found[name] = {
             "contract": contract if ours else None,
             "checked": sum(x.size for x in parts),
             "differing": sum(map(_Sample.differing, samples, parts)) if ours else None,
-            "from_first": sum(map(differing, got, first)) if first else 0,
+            "from_first": sum(map(differing, got, first)),
+            "from_own": sum(map(differing, got, own)),
             "outputs": sum(int(np.prod(x.shape)) for x in got),
             "error": _relative(parts, [sample.exact for sample in samples]),
         }
-        if not first:
-            first = [x.copy() if isinstance(x, np.ndarray) else x.clone() for x in got]
     return found
 
 

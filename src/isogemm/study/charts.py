@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["COLOURS", "Point", "bars", "best", "lines", "measured", "points", "times", "words"]
+__all__ = ["COLOURS", "Point", "bars", "best", "lines", "measured", "points", "roof", "times", "words"]
 
 Point = dict[str, Any]
 Row = Mapping[str, Any]
@@ -85,6 +85,27 @@ def bars(
             tooltip=[f"{x}:N", f"{colour}:N", alt.Tooltip(f"{y}:Q", format=".4~g")],
         )
     )
+
+
+def roof(data: Sequence[Point], ceilings: tuple[float, float], colour: str, label: str) -> Any:
+    """Points of ``intensity`` and ``rate`` (FLOP a byte, GFLOP/s) under a roofline of (bytes, operations) a second."""
+    import altair as alt
+
+    memory, peak = ceilings
+    ridge = peak / memory
+    ends = [min(p["intensity"] for p in data) / 2, ridge, max(ridge, *(p["intensity"] for p in data)) * 2]
+    line = [{"intensity": _short(x), "rate": _short(min(x * memory, peak) / 1e9)} for x in ends]
+    x = alt.X(
+        "intensity:Q",
+        title="FLOP / byte",
+        scale=alt.Scale(type="log"),
+        axis=alt.Axis(format="~g", labelOverlap="greedy"),
+    )
+    y = alt.Y("rate:Q", title="GFLOP/s", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=6))
+    top = alt.Chart(alt.Data(values=line)).mark_line(strokeDash=[6, 4], color=COLOURS[4]).encode(x=x, y=y)
+    tip = [f"{label}:N", f"{colour}:N", alt.Tooltip("intensity:Q", format=".4~g"), alt.Tooltip("rate:Q", format=".4~g")]
+    shown = _only(data, {"intensity", "rate", colour, label}).mark_point(filled=True, size=70)
+    return _sized(alt.layer(top, shown.encode(x=x, y=y, color=_colour(data, colour), tooltip=tip)))
 
 
 def _only(data: Sequence[Point], fields: set[str]) -> Any:

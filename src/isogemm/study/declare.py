@@ -14,6 +14,7 @@ __all__ = ["Figure", "Step", "Study", "StudyCase", "Way", "Ways"]
 
 Row = Mapping[str, Any]
 Step = Callable[[int], Any]
+ROOFLINES = {"float32": "fp32", "bfloat16": "bf16", "float16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,11 @@ class StudyCase:
     make: Callable[[Site, int], Ways]
     clocks: Sequence[str] = ("device",)
     inspect: bool = False
+
+    @property
+    def roofline(self) -> str:
+        """The name of the ceilings that it is held against."""
+        return str(self.facts.get("roofline") or ROOFLINES[str(self.facts.get("dtype", "float32"))])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import difflib
 import gc
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..lab import Candidate, Timing, environment, interleave, row, verdict, writ
 from ..lab.stamp import code_of_libraries
 from .declare import Study, StudyCase, Way, Ways
 from .journal import Journal
-from .site import Site
+from .site import Site, untuned
 
 __all__ = ["SCHEMA", "RunOptions", "StudyRun", "run"]
 
@@ -26,7 +27,7 @@ MEMORY_SHARE = 0.8  # of what is free: libraries take workspaces besides
 ROUNDS = {"device": 7, "wall": 7, "submit": 7, "profiled": 3}
 QUICK_ROUNDS = {"device": 5, "wall": 5, "submit": 5, "profiled": 1}
 BLOCK_SECONDS = {"device": 2e-3, "wall": 5e-3, "submit": 1e-3, "profiled": 1e-9}
-ROOFLINES = {"float32": "fp32", "bfloat16": "bf16", "float16": "bf16"}
+QUICK_BLOCK = 0.4
 CPU_PAUSE, QUICK_PAUSE = 0.02, 0.005  # thread pools of the last block fall asleep
 
 
@@ -42,11 +43,20 @@ class RunOptions:
         Of the operands.
     case : str
         The key of the only case; empty for all.
+    threads : int
+        Of every library on a CPU, which the caller has set; 0 where each has its own count.
     """
 
     quick: bool = False
     seed: int = 0
     case: str = ""
+    threads: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        """As the command line has them, the case left out."""
+        threads = ["--threads", str(self.threads)] if self.threads else []
+        return ["--seed", str(self.seed), *["--quick"] * self.quick, *threads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +114,13 @@ def run(
     stamp = {"schema": SCHEMA, "study": study.name, "options": asdict(options), "machine": site.identity}
     journal = Journal(folder, stamp) if folder else None
     rows = dict(journal.rows) if journal else {}
-    for done, case in enumerate(cases):
-        tell(done, len(cases), case.key)
-        if case.key not in rows:
-            rows[case.key] = _measured(study, case, site, options)
-            if journal:
-                journal.add(rows[case.key])
+    with untuned() if options.quick else nullcontext():
+        for done, case in enumerate(cases):
+            tell(done, len(cases), case.key)
+            if case.key not in rows:
+                rows[case.key] = _measured(study, case, site, options)
+                if journal:
+                    journal.add(rows[case.key])
     facts = site.identity | {"ceilings": {name: c.to_dict() for name, c in site.ceilings.items()}}
     found = StudyRun(study.name, facts, [rows[case.key] for case in cases], asdict(options), left_out, environment())
     if folder:
@@ -155,8 +166,7 @@ def _gib(nbytes: int) -> str:
 
 def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) -> dict[str, Any]:
     """The row of a case; one that cannot be measured has the error in words and no times."""
-    command = ["isogemm", "study", study.name, "--device", site.device, "--seed", str(options.seed)]
-    command += [*["--quick"] * options.quick, "--case", case.key]
+    command = ["isogemm", "study", study.name, "--device", site.device, *options.words, "--case", case.key]
     facts: dict[str, Any] = {"facts": dict(case.facts), "clock": site.main_clock, "error": None, "absent": {}}
     try:
         found = _timed(case, site, options, facts)
@@ -164,13 +174,13 @@ def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) ->
         found, facts["error"] = {"timings": {}}, _words(error)
     finally:
         gc.collect()
-    dtype = str(case.facts.get("dtype", "float32"))
-    roofline = case.facts.get("roofline", ROOFLINES[dtype])
+    if case.inspect and found["timings"] and not options.quick:
+        facts |= _counters(study, case, found["timings"], options)
     return row(
         case.key,
         command=shlex.join(command),
         seed=options.seed,
-        ceilings=site.ceilings.get(roofline),
+        ceilings=site.ceilings.get(case.roofline),
         **found,
         **facts,
     )
@@ -230,7 +240,7 @@ def _by(clock: str, ways: Mapping[str, Way], site: Site, options: RunOptions) ->
     found = interleave(
         [Candidate(name, _Turns(way)) for name, way in ways.items()],
         blocks=rounds[clock],
-        block_seconds=BLOCK_SECONDS[clock],
+        block_seconds=BLOCK_SECONDS[clock] * (QUICK_BLOCK if options.quick else 1),
         pause=pause if site.device == "cpu" and clock == "wall" else 0.0,
         clock=site.clocks[clock],
     )
@@ -256,6 +266,17 @@ def _kernels(made: Ways, site: Site, *, inspect: bool) -> tuple[dict[str, str], 
             unique = {(x.name, x.grid): x for x in found}
             launched[name] = [asdict(x) | {"count": _count(found, x)} for x in unique.values()]
     return names, launched
+
+
+def _counters(study: Study, case: StudyCase, ways: Sequence[str], options: RunOptions) -> dict[str, Any]:
+    """What counters say of each way, or why not; another process reads them, when this one's memory is free."""
+    from ..lab.counters import read_counters
+    from .once import command_of
+
+    try:
+        return {"counters": read_counters(command_of(study.name, case.key, options.seed), list(ways))}
+    except DeviceError as error:
+        return {"counters": {}, "no_counters": _words(error)}
 
 
 def _count(found: Sequence[Any], wanted: Any) -> int:

@@ -13,9 +13,11 @@ from ..lab.page import chart_spec, definitions, machine_facts, require_packages,
 from .catalog import study
 from .charts import measured
 from .declare import Figure
-from .engine import SCHEMA, StudyRun
+from .engine import SCHEMA, RunOptions, StudyRun
 
 __all__ = ["page", "read_runs"]
+
+LONG = 32  # characters of a cell that is a sentence
 
 
 def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
@@ -66,8 +68,8 @@ def page(runs: Sequence[StudyRun]) -> str:
 
 def _run(run: StudyRun, specs: dict[str, Any]) -> str:
     """The figures of one machine; their charts are added to `specs`."""
-    options = f" --seed {run.options['seed']}" + " --quick" * run.options["quick"]
-    command = f"isogemm study {run.study} --device {run.site['device']}{options}"
+    words = ["isogemm", "study", run.study, "--device", run.site["device"], *RunOptions(**run.options).words]
+    command = " ".join(words)
     parts = [f"<h3>{escape(run.site['name'])}</h3><pre><code>{escape(command)}</code></pre>"]
     for figure in study(run.study).figures(measured(run.rows)) if measured(run.rows) else ():
         parts.append(_figure(figure, f"figure{len(specs)}"))
@@ -87,10 +89,15 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = "".join(f"<th>{escape(str(name))}</th>" for name in rows[0])
     lines = []
     for row in rows:
-        first, *others = (escape(str(value)) for value in row.values())
-        cells = "".join(f"<td>{value}</td>" for value in others)
-        lines.append(f"<tr><th scope=row>{first}</th>{cells}</tr>")
+        first, *others = (str(value) for value in row.values())
+        cells = "".join(f"<td{_kind(value)}>{escape(value)}</td>" for value in others)
+        lines.append(f"<tr><th scope=row{_kind(first)}>{escape(first)}</th>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _kind(text: str) -> str:
+    """Sentences in a table are broken into lines, numbers are not."""
+    return " class=long" if len(text) > LONG else ""
 
 
 def _missing(run: StudyRun) -> str:

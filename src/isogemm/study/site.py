@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,14 +14,14 @@ import numpy as np
 from .._version import __version__
 from ..backends import accelerator, open_device
 from ..base.dtypes import NUMPY
-from ..base.tuning import BUDGET
+from ..base.tuning import BUDGET, get_tuning, set_tuning
 from ..contract.spec import Contract
 from ..errors import DeviceError
-from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, cache_sizes, measure_ceilings
+from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, cache_sizes, limit_threads, measure_ceilings
 from ..operands.device_array import DeviceId
 from ..planner.tuning import Wanted, pose
 
-__all__ = ["Site", "open_site", "tensor"]
+__all__ = ["Site", "limited", "open_site", "tensor", "untuned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,13 @@ class Site:
         """The clock that a row's verdicts are made by."""
         return "device" if "device" in self.clocks else "wall"
 
+    def limits(self, roofline: str) -> dict[str, float]:
+        """Measured bytes and operations a second, for figures that draw them; nothing where none were measured."""
+        found = self.ceilings.get(roofline)
+        if found is None:
+            return {}
+        return {"bytes_per_second": found.bytes_per_second, "flops_per_second": found.flops_per_second}
+
     @property
     def identity(self) -> dict[str, str]:
         """What rows of one folder have in common."""
@@ -83,8 +92,11 @@ class Site:
         return torch.full(shape, float("nan"), dtype=getattr(torch, dtype), device="cuda")
 
     def settle(self, *products: Wanted, m: int, dtype: str, contract: str) -> None:
-        """Have isogemm compile and time kernels for some products of m rows, which first calls on a GPU would do."""
-        if self.device == "cpu":
+        """Have isogemm compile and time kernels for some products of m rows, which first calls on a GPU would do.
+
+        Nothing where tuning is off, as it is in quick runs.
+        """
+        if self.device == "cpu" or not get_tuning():
             return
         posed = [pose(x, m=m, dtype=dtype, contract=Contract.parse(contract)) for x in products]
         chooser = open_device(DeviceId("cuda", 0)).chooser
@@ -104,6 +116,29 @@ def tensor(x: Any) -> Any:
     return (
         torch.from_numpy(x) if x.dtype.name != "bfloat16" else torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     )
+
+
+@contextmanager
+def untuned() -> Iterator[None]:
+    """No kernels are timed or compiled ahead: a first call takes the one that tables or a model put first."""
+    before = get_tuning()
+    set_tuning("off")
+    try:
+        yield
+    finally:
+        set_tuning(before)
+
+
+@contextmanager
+def limited(threads: int) -> Iterator[None]:
+    """So many threads for every library that studies call, or with 0 each one's own count."""
+    if not threads:
+        yield
+        return
+    if importlib.util.find_spec("torch") is not None:
+        importlib.import_module("torch")  # what is loaded later would take all threads
+    with limit_threads(threads):
+        yield
 
 
 def open_site(device: str = "cpu", *, ceilings: bool = True) -> Site:

@@ -12,10 +12,15 @@ __all__ = ["STUDIES", "study"]
 
 STUDIES = {
     "attention": "attention",
+    "claims": "claims",
+    "decode": "decode",
+    "dispatch": "dispatch",
     "four-methods": "four_methods",
+    "invariance-cost": "invariance_cost",
     "modes": "modes",
     "pointers": "pointers",
     "prefill": "prefill",
+    "roofline": "roofline",
     "why": "why",
 }
 

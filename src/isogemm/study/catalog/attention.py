@@ -27,6 +27,7 @@ __all__ = ["STUDY", "intensity", "work"]
 WIDTH = 128
 MODELS = ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B")
 PHASES = ("training", "decode")
+CPU_SCORES = 64 * 1024**2  # of all heads: more take a CPU minutes
 CONTRACTS = {"bfloat16": "tensor_core:sm90/chain", "float32": "fma/chain"}
 
 
@@ -49,18 +50,20 @@ def intensity(phase: str, tokens: int, *, itemsize: int) -> float:
 
 
 def cases(site: Site, quick: bool) -> list[StudyCase]:
-    """Three models, T doubled from 1024 until memory ends; on a CPU until a product takes seconds."""
+    """Three models, T doubled from 1024 until memory ends; on a CPU from 512 until a product takes seconds."""
     on_gpu = site.device == "cuda"
-    last = {"training": 2**17 if on_gpu else 2048, "decode": 2**17 if on_gpu else 2**14}
+    last = {"training": 2**17 if on_gpu else 1024, "decode": 2**17 if on_gpu else 4096}
     names: tuple[str, ...] = MODELS
     if quick:
-        last = {"training": 4096 if on_gpu else 128, "decode": 16384 if on_gpu else 256}
-        names = MODELS if on_gpu else MODELS[:1]
-    start = 64 if quick and not on_gpu else 1024
+        last = {"training": 2048 if on_gpu else 128, "decode": 2048 if on_gpu else 128}
+        names = MODELS[:1]
+    start = 1024 if on_gpu else 64 if quick else 512
     found = []
     for name in names:
         for phase in PHASES:
             sizes = [start * 2**e for e in range((last[phase] // start).bit_length())]
+            if not on_gpu and phase == "training":
+                sizes = [tokens for tokens in sizes if model(name).heads * tokens**2 <= CPU_SCORES]
             products = ("scores", "values", *["whole"] * site.torch)
             found += [_case(site, name, phase, p, t) for t in sizes for p in products]
     return found

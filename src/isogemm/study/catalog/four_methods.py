@@ -38,15 +38,23 @@ def works(n: int, k: int) -> dict[str, Work]:
 
 
 def cases(site: Site, quick: bool) -> list[StudyCase]:
-    """N and k from 2, doubled until memory ends; on a CPU until a product takes seconds."""
+    """N and k from 2, doubled past what a GPU's memory holds; on a CPU until a product takes seconds."""
     on_gpu = site.device == "cuda"
-    most = {1024: 256, 2560: 64, 4096: 64} if on_gpu else {256: 64, 1024: 8, 2560: 2}
+    most = {1024: 8192, 2560: 1024, 4096: 512} if on_gpu else {256: 64, 1024: 8, 2560: 2}
     if quick:
-        most = {1024: 16, 4096: 8} if on_gpu else {64: 8, 256: 4}
+        most = {1024: 4, 4096: 2} if on_gpu else {64: 8, 256: 4}
     ks = [(n, 2**e) for n, last in most.items() for e in range(1, last.bit_length())]
     modes = ("fp32", "tf32") if on_gpu else ("fp32",)
-    # Beyond k = 64 a profiling session for each product of a loop would take a minute.
-    return [method_case(n, k, mode, clocks=CLOCKS if k <= 64 else CLOCKS[:3]) for n, k in ks for mode in modes]
+    return [method_case(n, k, mode, clocks=_clocks(n, k, on_gpu=on_gpu, quick=quick)) for n, k in ks for mode in modes]
+
+
+def _clocks(n: int, k: int, *, on_gpu: bool, quick: bool) -> Sequence[str]:
+    """Beyond k = 64 a profiling session for each product of a loop would take a minute; where work is a quarter of a
+    second and more, launching is nothing. A quick run profiles one size alone."""
+    if 2 * k * n**3 > (10**13 if on_gpu else 3 * 10**10):
+        return CLOCKS[:1]
+    profiled = k <= 64 and (not quick or k == 4)
+    return CLOCKS if profiled else CLOCKS[:3] if k <= 64 else CLOCKS[:2]
 
 
 def method_case(
@@ -60,8 +68,8 @@ def method_case(
 ) -> StudyCase:
     """A row of k products of n x n by some of the methods, in both libraries."""
     facts = {"N": n, "k": k, "mode": mode, "roofline": mode}
-    # Left, right and right side by side; results of both forms, and the first way's to compare with.
-    nbytes = 4 * n * n * (6 * k + 1)
+    # Left, right and right side by side; results of both forms, and those of two ways to compare with.
+    nbytes = 4 * n * n * (7 * k + 1)
     make = partial(_make, n=n, k=k, mode=mode, methods=methods)
     return StudyCase(f"N={n} k={k} {mode}", facts, nbytes, make, clocks, inspect)
 
@@ -163,7 +171,7 @@ def torch_mode(site: Site, *, tf32: bool) -> Iterator[None]:
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Growth with k, and speed-up over the loop, by each clock."""
-    found = [_growth(group) for group in _groups(rows)]
+    found = [_growth(group) for group in _groups(rows) if len(group) > 1]
     for clock in ("device", "wall", "submit", "profiled"):
         timed = [row for row in measured(rows) if times(row, clock)]
         found += [_over_loop(group, clock) for group in _groups(timed)]
@@ -232,15 +240,12 @@ def _bits(rows: Sequence[Mapping[str, Any]]) -> Figure:
     count: dict[str, list[int]] = {}
     for row in rows:
         for way, found in row["correctness"].items():
-            seen = count.setdefault(way, [0, 0, 0])
-            seen[0] += found["from_first"]
-            seen[1] += found["outputs"]
-            seen[2] += found["differing"] or 0
-    table = [
-        {"method": way, "outputs": outputs, "other bits than strided isogemm": off, "other bits than the contract": bad}
-        for way, (off, outputs, bad) in count.items()
-    ]
-    ours = sum(seen[0] + seen[2] for way, seen in count.items() if way.endswith("isogemm"))
+            seen = count.setdefault(way, [0, 0, 0, 0])
+            values = found["outputs"], found["from_own"], found["from_first"], found["differing"] or 0
+            count[way] = [total + value for total, value in zip(seen, values, strict=True)]
+    heads = "outputs", "other bits than the library's strided", "than isogemm's", "than the contract"
+    table = [{"method": way, **dict(zip(heads, seen, strict=True))} for way, seen in count.items()]
+    ours = sum(seen[1] + seen[3] for way, seen in count.items() if way.endswith("isogemm"))
     title = f"The four methods of isogemm differ in {ours} elements of all results"
     return Figure(title, None, "Whole results compared with each other, samples with the contract.", table)
 

@@ -36,7 +36,7 @@ MODES = {
 def cases(site: Site, quick: bool) -> list[StudyCase]:
     """A square product in each mode that the device has, and the worked example."""
     on_gpu = site.device == "cuda"
-    size = 4096 if on_gpu else 128 if quick else 1024
+    size = 128 if quick and not on_gpu else 1024 if quick or not on_gpu else 4096
     found = []
     for mode, (dtype, contract, roofline) in MODES.items():
         if not on_gpu and mode.startswith("tf32"):

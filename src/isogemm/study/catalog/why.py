@@ -1,8 +1,8 @@
 """Why a batch is faster or slower than a loop: how kernels fill the machine, and whether operands stay in the cache.
 
 From a profiler of launches come grid, block, registers and shared memory; what a multiprocessor holds of them follows
-from its limits. Utilization of pipes and caches and the reasons of stalls need a profiler that reads counters (ncu),
-which many machines do not let anybody run: the page says so.
+from its limits. Utilization of pipes and caches and the reasons of stalls are counters, which ncu reads where it is
+installed and the driver lets it; else the page says why not.
 """
 
 from __future__ import annotations
@@ -148,13 +148,31 @@ def _launches(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def _counters(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    on_gpu = any(row["facts"]["limits"] for row in rows)
+    """What ncu read, or why it did not."""
+    table = [
+        {"case": row["name"], "way": way, **{name: f"{value:.3g}" for name, value in values.items()}}
+        for row in rows
+        for way, values in row.get("counters", {}).items()
+    ]
+    if not table:
+        return _no_counters(rows)
+    heads = list(dict.fromkeys(name for line in table for name in line))
+    table = [{name: line.get(name, "") for name in heads} for line in table]
+    top = max(table, key=lambda line: float(line.get("HBM %") or 0))
+    title = f"Memory is busiest, at {top.get('HBM %', '?')} %, with {top['way']} at {top['case']}"
+    return Figure(
+        title, None, "Means over a way's kernels; stalls are warps waiting for each instruction issued.", table
+    )
+
+
+def _no_counters(rows: Sequence[Mapping[str, Any]]) -> Figure:
     title = "Pipes, caches and stalls: not measured"
-    if on_gpu:
-        sentence = "They need counters, which a profiler such as ncu reads; none was used here, and none is emulated."
-    else:
-        sentence = "On a CPU there is no launch configuration, and its counters are not read."
-    return Figure(title, None, sentence)
+    why = next((row["no_counters"] for row in rows if "no_counters" in row), "")
+    if why:
+        return Figure(title, None, f"{why}. None is emulated.")
+    if any(row["facts"]["limits"] for row in rows):
+        return Figure(title, None, "A quick run does not start ncu, which replays every kernel some tens of times.")
+    return Figure(title, None, "On a CPU there is no launch configuration, and its counters are not read.")
 
 
 STUDY = Study("why", "Why is a batch faster than a loop for small products and not for large ones?", cases, figures)

@@ -1,4 +1,7 @@
-"""Put committed results into the README: ``python -m benchmarks.readme benchmarks/results/*.json``."""
+"""Put committed results into docs/performance.md, and three of their figures into the README.
+
+``python -m benchmarks.readme`` writes the README's lines; with files, ``benchmarks/results/*.json``, the page's too.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,18 @@ from isogemm.lab import read_json
 
 from .common import cell, sources_text
 from .gpu.readme import gpu_section
+from .headlines import headlines
 from .model.readme import model_section
 from .quant.readme import quant_section
 from .quant_gpu.readme import quant_gpu_section
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+README = ROOT / "README.md"
+HEADLINES = ("<!-- headlines: begin (generated) -->\n", "<!-- headlines: end -->")
 Row = Mapping[str, Any]
 
-# (words of the README, suite, rows of M; None for all)
+# (words of the page, suite, rows of M; None for all)
 LINES = (
     ("float32 square, four layouts", "square", None),
     ("LLM linears, weights in place, M = 1", "llm", (1,)),
@@ -45,7 +52,7 @@ def ratios(rows: Sequence[Row], suite: str, ms: Sequence[int] | None, threads: i
 
 
 def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
-    """The README's text between the marks."""
+    """The page's text between the marks."""
     # A case that a later file measured again counts there alone.
     rows = list({(row["name"], row["threads"]): row for run in runs for row in run["rows"]}.values())
     stamp = runs[0]["environment"]
@@ -85,17 +92,25 @@ SECTIONS = (
 )
 
 
-def main(sources: Annotated[list[Path], typer.Argument(help="JSON files that the benchmarks wrote.")]) -> None:
-    """Rewrite the README's generated sections (CPU, GPU, whole models, quantized weights) after what the files hold."""
-    text = README.read_text()
-    runs = {str(source.resolve().relative_to(README.parent.resolve())): read_json(source) for source in sources}
+def main(
+    sources: Annotated[list[Path] | None, typer.Argument(help="JSON of benchmarks.")] = None,
+) -> None:
+    """Rewrite the page's generated sections after what the files hold, and the README's three figures."""
+    text = PAGE.read_text()
+    runs = {str(source.resolve().relative_to(ROOT.resolve())): read_json(source) for source in sources or ()}
     for benchmark, mark, write in SECTIONS:
-        begin, end = marks(mark)
         chosen = {name: run for name, run in runs.items() if run.get("benchmark", "cpu") == benchmark}
         if chosen:
-            head, rest = text.split(begin)
-            text = head + begin + write(list(chosen.values()), list(chosen)) + end + rest.split(end)[1]
-    README.write_text(text)
+            text = between(text, marks(mark), write(list(chosen.values()), list(chosen)))
+    PAGE.write_text(text)
+    README.write_text(between(README.read_text(), HEADLINES, headlines()))
+
+
+def between(text: str, edges: tuple[str, str], content: str) -> str:
+    """`text` with `content` between its two marks."""
+    begin, end = edges
+    head, rest = text.split(begin)
+    return head + begin + content + end + rest.split(end)[1]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The README's figures of the GPU benchmark, from committed results; `benchmarks.readme` puts them there."""
+"""The figures of the GPU benchmark, from committed results; `benchmarks.readme` puts them there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINES = (
     ("all", lambda m: True),
 )
 PEERS = (("torch.mm", "torch"), ("torch set to cuBLASLt, split-K off", "cublaslt"), (PEER, PEER))
-# (words of the README, the words of the cases)
+# (words of the page, the words of the cases)
 OTHERS = (
     ("float32 by `tf32x3:sm90/chain`, 4096 cubed", "fp32 tf32x3:sm90/chain"),
     ("float32 by `fma/chain`, 4096 cubed", "fp32 ieee"),
@@ -31,7 +31,7 @@ OTHERS = (
 
 
 def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
-    """The README's text between the marks."""
+    """The page's text between the marks."""
     # A case that a later file measured again counts there alone.
     rows = _latest(run for run in runs if not run.get("tuned"))
     tuned = _latest(run for run in runs if run.get("tuned"))

@@ -54,7 +54,8 @@ def test_the_decoder_is_transformers_llama(small):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=2,
-        tie_word_embeddings=True, num_attention_heads=HEADS, num_key_value_heads=GROUPS, rms_norm_eps=1e-5, rope_theta=10000.0,
+        tie_word_embeddings=True, num_attention_heads=HEADS, num_key_value_heads=GROUPS,
+        rms_norm_eps=1e-5, rope_theta=10000.0,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
     model.model.embed_tokens.weight.data = torch.tensor(small.words.astype(np.float32))

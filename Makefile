@@ -16,7 +16,7 @@ DEMO := .venv-demo
 TEST := .venv-test
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean python
+.PHONY: help demo test lint docs clean python
 
 help: ## What can be made here
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,10 @@ lint: $(TEST)/installed ## ruff and mypy alone
 	@$(TEST)/bin/ruff check .
 	@$(TEST)/bin/ruff format --check .
 	@$(TEST)/bin/mypy
+
+docs: $(TEST)/installed ## The documentation as a site, in build/docs: warnings are errors
+	@$(TEST)/bin/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
 
 clean: ## Remove both environments and the demo's report
 	rm -rf $(DEMO) $(TEST) demo-report

@@ -33,7 +33,10 @@ def picture(report: Mapping[str, Any], names: Sequence[str], *, dark: bool) -> s
     by_name = {provider["name"]: provider["agreement"] for provider in report["providers"]}
     panels = [_map(name, by_name[name], titled=name == names[0]) for name in names]
     chart = alt.concat(*panels, columns=len(names), spacing=28).resolve_scale(color="shared")
-    return str(vl_convert.vegalite_to_svg(chart_spec(chart) | {"config": theme(dark=dark)}))
+    svg = str(vl_convert.vegalite_to_svg(chart_spec(chart) | {"config": theme(dark=dark)}))
+    return svg.replace(
+        "<svg ", '<svg shape-rendering="crispEdges" ', 1
+    )  # else hairlines between cells, where it is scaled
 
 
 def _map(name: str, agreement: Mapping[str, Any], *, titled: bool) -> Any:

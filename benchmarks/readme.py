@@ -13,7 +13,8 @@ import typer
 
 from isogemm.lab import read_json
 
-from .common import cell, sources_text
+from .common import cell, sources_text, wrapped
+from .cpu.cases import RANDOM
 from .gpu.readme import gpu_section
 from .headlines import headlines
 from .model.readme import model_section
@@ -53,10 +54,12 @@ def ratios(rows: Sequence[Row], suite: str, ms: Sequence[int] | None, threads: i
 
 def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     """The page's text between the marks."""
+    drawn, runs = [run for run in runs if _is_drawn(run)], [run for run in runs if not _is_drawn(run)]
     # A case that a later file measured again counts there alone.
     rows = list({(row["name"], row["threads"]): row for run in runs for row in run["rows"]}.values())
     stamp = runs[0]["environment"]
-    bits = [row["correctness"] for row in rows if row.get("correctness")]
+    every = [*rows, *(row for run in drawn for row in run["rows"])]
+    bits = [row["correctness"] for row in every if row.get("correctness")]
     differing, checked = sum(b["differing"] for b in bits), sum(b["checked"] for b in bits)
     packages, cpu = stamp["packages"], stamp["cpu"]
     versions = " and ".join(f"{name} {packages[name]}" for name in ("numpy", "torch") if name in packages)
@@ -68,6 +71,7 @@ def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
         "|---|---|---|",
     ]
     out += [f"| {words} | {cell(ratios(rows, s, ms, 1))} | {cell(ratios(rows, s, ms, 2))} |" for words, s, ms in LINES]
+    out += _drawn(drawn)
     out += [
         "",
         f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From",
@@ -75,6 +79,32 @@ def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
         "",
     ]
     return "\n".join(out)
+
+
+def _is_drawn(run: Mapping[str, Any]) -> bool:
+    return all(row["suite"] == RANDOM for row in run["rows"])
+
+
+def _drawn(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Layers that nobody chose, by the vectors that they were compiled for; nothing where none were measured."""
+    if not runs:
+        return []
+    targets = [run["rows"][0]["plan"]["target"].split(",")[0].upper().replace("AVX512", "AVX-512") for run in runs]
+    out = [
+        "",
+        *wrapped(
+            "Layers of float32 drawn at random (N and K from 128 to 4096, M from 1 to 2048), one thread, against the "
+            "faster of both: geometric mean, 5th percentile and least of so many, compiled for these vectors:"
+        ),
+        "",
+        f"| | {' | '.join(targets)} |",
+        "|---" * (1 + len(runs)) + "|",
+    ]
+    for group in runs[0]["groups"]:
+        found = [next(g for g in run["groups"] if g["group"] == group["group"]) for run in runs]
+        cells = (f"{g['mean']:.2f}, {g['low']:.2f}, {g['least']:.2f} of {g['cells']}" for g in found)
+        out.append(f"| {group['group']} | {' | '.join(cells)} |")
+    return out
 
 
 def marks(name: str) -> tuple[str, str]:

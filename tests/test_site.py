@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks.headlines import headlines
-from benchmarks.readme import HEADLINES
 
-from benchmarks import picture
+from benchmarks import picture, readme
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,8 +27,18 @@ def test_the_readme_is_short_and_says_words_that_people_search_for():
 
 
 def test_the_readme_has_the_figures_of_the_committed_files():
-    begin, end = HEADLINES
+    begin, end = readme.HEADLINES
     assert README.split(begin)[1].split(end)[0] == headlines()
+
+
+@pytest.mark.parametrize(
+    ("mark", "write"), [row[1:] for row in readme.SECTIONS], ids=[row[0] for row in readme.SECTIONS]
+)
+def test_every_table_is_what_its_committed_files_say(mark, write):
+    begin, end = readme.marks(mark)
+    section = readme.PAGE.read_text().split(begin)[1].split(end)[0]
+    names = re.findall(r"`(benchmarks/results/[^`]+)`", section.split("From\n")[-1])
+    assert section == write([readme.read_json(ROOT / name) for name in names], names)
 
 
 def _of_an_index() -> str:

@@ -33,9 +33,15 @@ OTHERS = (
 def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     """The page's text between the marks."""
     # A case that a later file measured again counts there alone.
-    rows = _latest(run for run in runs if not run.get("tuned"))
-    tuned = _latest(run for run in runs if run.get("tuned"))
-    device = runs[-1]["device"]["before"]
+    device = runs[0]["device"]["before"]
+    here = [run for run in runs if _name(run) == device["name"]]
+    rows = _latest(run for run in here if not run.get("tuned"))
+    tuned = _latest(run for run in here if run.get("tuned"))
+    others = {
+        f"chosen by the models, {name}": _latest(run for run in runs if _name(run) == name)
+        for name in dict.fromkeys(map(_name, runs))
+        if name != device["name"]
+    }
     llm = [row for row in rows if row["suite"] == "llm"]
     shapes = len({(row["n"], row["k"]) for row in llm})
     packages = device.get("packages", {})
@@ -63,8 +69,13 @@ def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> st
         found = [row for row in rows if set(key.split()) <= set(row["name"].split())]
         if found:
             out.append(f"| {words} | {_cell(found, 'torch')} |")
-    out += _drawn({"chosen by the models": rows, "after live tuning": tuned})
-    return "\n".join([*out, "", _bits([*rows, *tuned]), *sources_text(sources), ""])
+    out += _drawn({"chosen by the models": rows, "after live tuning": tuned, **others})
+    every = [*rows, *tuned, *(row for found in others.values() for row in found)]
+    return "\n".join([*out, "", _bits(every), *sources_text(sources), ""])
+
+
+def _name(run: Mapping[str, Any]) -> str:
+    return str(run["device"]["before"]["name"])
 
 
 def _latest(runs: Iterable[Mapping[str, Any]]) -> list[Row]:

@@ -29,10 +29,12 @@ def progress_bar(total: int | None = None, *, console: Console | None = None, sh
     if not shown:
         yield lambda done, total, text: None
         return
-    if console is None and not sys.stderr.isatty():
+    from rich.console import Console
+
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
         yield _lines()
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -44,7 +46,7 @@ def progress_bar(total: int | None = None, *, console: Console | None = None, sh
 
     text = TextColumn("{task.description}", markup=False)  # a path or a module's name may look like some
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), text)
-    with Progress(*columns, console=console or Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task("starting", total=total)
         yield lambda done, total, text: bars.update(task, completed=done, total=total, description=text)
 

@@ -27,6 +27,7 @@ def info_command(as_json: Annotated[bool, typer.Option("--json", help="Print the
 def facts() -> dict[str, Any]:
     """What there is to know, by name, in plain values."""
     from .. import lab
+    from ..api.plan import plan
 
     stamp = lab.environment()
     cpu = stamp["cpu"]
@@ -35,20 +36,13 @@ def facts() -> dict[str, Any]:
         "packages": ", ".join(f"{name} {version}" for name, version in stamp["packages"].items()),
         "system": stamp["system"],
         "CPU": f"{cpu['model']}, {cpu['usable']} usable of {cpu['logical']}",
-        "compiled for": _target(),
+        "compiled for": plan(1, 64, 64).target,
         "threads": stamp["threads"],
         "settings": ", ".join(f"{name}={value}" for name, value in stamp["variables"].items()) or "none",
         "kernels": _kernels(),
         "GPU": _gpus(),
         "GPU kernels": _admissions(),
     }
-
-
-def _target() -> str:
-    from ..backends.cpu.emit.target import target
-
-    found = target()
-    return f"{found.name}: {found.isa}, vectors of {found.width} float32, tile {found.mr} x {found.nr}"
 
 
 def _kernels() -> str:

@@ -247,7 +247,7 @@ def _step(console: Console, number: int, title: str) -> None:
 
 def _progress(console: Console, items: Iterable[T], title: str) -> Iterator[T]:
     listed = list(items)
-    with progress_bar(console=console, shown=console.is_terminal) as tell:
+    with progress_bar(console=console) as tell:
         for done, item in enumerate(listed):
             tell(done, len(listed), title)
             yield item

@@ -145,7 +145,7 @@ def _next_steps(folder: Path) -> list[str]:
     python = python_command()
     weights = shlex.quote(str(folder / "model.safetensors"))
     return [
-        f"{python} -m isogemm audit --weights {weights} --html audit.html    # these weights, all relations",
+        f"{python} -m isogemm audit --weights {weights}    # these weights, all relations",
         f"{python} -m isogemm audit --provider numpy,yours.py:linear         # your own f(x, w), by the same measure",
         "isogemm.torch.convert(model)                                        # your torch model: docs/models.md",
     ]

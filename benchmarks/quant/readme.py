@@ -1,4 +1,4 @@
-"""The README's figures of quantized products on a CPU, from committed results; `benchmarks.readme` puts them there."""
+"""The figures of quantized products on a CPU, from committed results; `benchmarks.readme` puts them there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 def quant_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
-    """The README's text between the marks."""
+    """The page's text between the marks."""
     # A case that a later file measured again counts there alone.
     rows = list({(row["name"], row["threads"]): row for run in runs for row in run["rows"]}.values())
     cpu, version = runs[0]["environment"]["cpu"], runs[0]["llama"]["ggml"]

@@ -1,4 +1,4 @@
-"""The README's figures of quantized products on a GPU, from committed results; `benchmarks.readme` puts them there."""
+"""The figures of quantized products on a GPU, from committed results; `benchmarks.readme` puts them there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 
 def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
-    """The README's text between the marks."""
+    """The page's text between the marks."""
     # A case that a later file measured again counts there alone.
     every = list({row["name"]: row for run in runs for row in run["rows"] if row["timings"]}.values())
     rows, drawn = ([row for row in every if (row.get("suite") == RANDOM) == random] for random in (False, True))

@@ -6,6 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 from .contract.spec import Contract
+from .errors import (
+    AliasError,
+    ContractError,
+    DeviceError,
+    DTypeError,
+    FormatError,
+    IsogemmError,
+    LayoutError,
+    LimitError,
+    OptionError,
+    ShapeError,
+)
 
 if TYPE_CHECKING:
     from . import audit as audit
@@ -30,11 +42,21 @@ if TYPE_CHECKING:
     from .quant.matrix import QuantizedMatrix
 
 __all__ = [
+    "AliasError",
     "Contract",
+    "ContractError",
+    "DTypeError",
+    "DeviceError",
+    "FormatError",
+    "IsogemmError",
+    "LayoutError",
+    "LimitError",
+    "OptionError",
     "PackedWeight",
     "Plan",
     "PointerArray",
     "QuantizedMatrix",
+    "ShapeError",
     "Warmed",
     "__version__",
     "gemm",

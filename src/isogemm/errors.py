@@ -29,11 +29,13 @@ class IsogemmError(Exception):
         The value that broke it.
     nearest : object
         The nearest choice that is legal.
+    said : str, optional
+        The problem in a whole sentence, which then comes first in the message.
     """
 
-    def __init__(self, what: str, *, limit: object, value: object, nearest: object) -> None:
+    def __init__(self, what: str, *, limit: object, value: object, nearest: object, said: str = "") -> None:
         self.what, self.limit, self.value, self.nearest = what, limit, value, nearest
-        super().__init__(f"{what}: limit: {limit}; got: {value}; nearest legal choice: {nearest}")
+        super().__init__(f"{said or what}: limit: {limit}; got: {value}; nearest legal choice: {nearest}")
 
 
 class ShapeError(IsogemmError, ValueError):

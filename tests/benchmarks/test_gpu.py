@@ -378,7 +378,7 @@ def test_the_readme_gets_ratios_bits_and_sources():
     assert text.endswith("`a.json`,\n`b.json`.\n")
 
 
-def test_the_readme_has_drawn_products_by_kind():
+def test_the_page_has_drawn_products_by_kind():
     def row(n, dtype, ours, torch):
         timings = {"isogemm": {"median": ours}, "torch.mm": {"median": torch}}
         facts = {"suite": "random", "m": 3, "n": n, "k": 64, "dtype": dtype, "error": None}
@@ -393,25 +393,31 @@ def test_the_readme_has_drawn_products_by_kind():
     assert "float32 |" not in text
 
 
-def test_each_section_of_the_readme_is_written_from_its_own_files(tmp_path, monkeypatch):
-    page = tmp_path / "README.md"
+def test_each_section_of_the_page_is_written_from_its_own_files(tmp_path, monkeypatch):
+    page = tmp_path / "performance.md"
     (begin, end), (gpu_begin, gpu_end) = readme.marks(""), readme.marks("gpu ")
     marks = (begin, "old\n", end, "\nbetween\n", gpu_begin, "old\n", gpu_end, "\nafter\n")
     page.write_text("".join(marks))
-    monkeypatch.setattr(readme, "README", page)
+    monkeypatch.setattr(readme, "PAGE", page)
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
     monkeypatch.setattr(readme, "SECTIONS", (("gpu", "gpu ", lambda runs, names: f"{len(runs)} of {names}\n"),))
     write_json(tmp_path / "g.json", [], environment={}, benchmark="gpu")
+    front = tmp_path / "README.md"
+    front.write_text("before\n" + "old\n".join(readme.HEADLINES) + "\nafter\n")
+    monkeypatch.setattr(readme, "README", front)
+    monkeypatch.setattr(readme, "headlines", lambda: "new\n")
     readme.main([tmp_path / "g.json"])
+    assert front.read_text() == "before\n" + "new\n".join(readme.HEADLINES) + "\nafter\n"
     kept = "".join(marks[:5])
     assert page.read_text() == f"{kept}1 of ['g.json']\n{gpu_end}\nafter\n"
 
 
-def test_the_readme_s_marks_are_there():
-    text = readme.README.read_text()
+def test_the_page_s_marks_are_there():
+    text = readme.PAGE.read_text()
     assert all(text.count(mark) == 1 for mark in (*readme.marks(""), *readme.marks("gpu ")))
 
 
-def test_every_other_line_of_the_readme_names_cases():
+def test_every_other_line_of_the_page_names_cases():
     for _, key in OTHERS:
         assert any(set(key.split()) <= set(case.words) for case in ALL), key
 

@@ -217,8 +217,8 @@ def test_the_readme_gets_rates_ratios_and_bits(shelf):
     assert text.endswith("`a.json`.\n")
 
 
-def test_the_readme_has_a_place_for_them():
-    text = readme.README.read_text()
+def test_the_page_has_a_place_for_them():
+    text = readme.PAGE.read_text()
     assert all(text.count(mark) == 1 for mark in readme.marks("model "))
 
 

@@ -1,4 +1,4 @@
-"""The README's figures of quantized products on a GPU: later files replace rows, and the text is that of the files."""
+"""The page's figures of quantized products on a GPU: later files replace rows, and the text is that of the files."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_float32_activations_are_said_where_they_were_measured():
     assert "bfloat16 or float32 product of dequantized weights, 1 differed" in text
 
 
-def test_the_readme_has_what_the_committed_files_say():
-    text = readme.README.read_text()
+def test_the_page_has_what_the_committed_files_say():
+    text = readme.PAGE.read_text()
     marks = readme.marks("quant gpu ")
     assert all(text.count(mark) == 1 for mark in marks)
     section = text.split(marks[0])[1].split(marks[1])[0]
     names = [words.strip("`,.\n") for words in section.split("From\n")[1].split()]
-    assert section == quant_gpu_section([read_json(readme.README.parent / name) for name in names], names)
+    assert section == quant_gpu_section([read_json(readme.ROOT / name) for name in names], names)

@@ -1,4 +1,4 @@
-"""The README's figures of quantized products on a CPU: the faster peer counts, and the text is that of the files."""
+"""The page's figures of quantized products on a CPU: the faster peer counts, and the text is that of the files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_the_faster_peer_counts_and_later_files_replace_rows():
     assert ", 7 differed" in quant_section([first], ["one.json"])
 
 
-def test_the_readme_has_what_the_committed_files_say():
-    text = readme.README.read_text()
+def test_the_page_has_what_the_committed_files_say():
+    text = readme.PAGE.read_text()
     assert all(text.count(mark) == 1 for mark in readme.marks("quant "))
     section = text.split(readme.marks("quant ")[0])[1].split(readme.marks("quant ")[1])[0]
     names = [words.strip("`,.\n") for words in section.split("From\n")[1].split()]
-    runs = [read_json(readme.README.parent / name) for name in names]
+    runs = [read_json(readme.ROOT / name) for name in names]
     assert section == quant_section(runs, names)

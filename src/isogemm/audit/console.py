@@ -10,6 +10,8 @@ from rich.text import Text
 from .cases import Case, Outcome, median_ulps, ulps_text
 from .results import ProviderResult, Results
 from .words import (
+    answered,
+    asked,
     inapplicable,
     measured,
     not_measured,
@@ -28,7 +30,11 @@ _DRIFTS_SHOWN = 3
 
 
 def print_report(report: Results, console: Console) -> None:
-    """Print a table per provider, the first drifts with the commands that replay them, and the summary."""
+    """Print what was asked and what came of it, a table per provider, the first drifts with the commands that replay
+    them, and the summary."""
+    console.print()
+    _line(console, Text(asked(report), "bold"))
+    _line(console, Text(answered(report), "bold"))
     for result in report.providers.values():
         console.print()
         if result.cases or not result.reason:

@@ -11,6 +11,8 @@ from .results import Agreement, ProviderResult, RelationResult, Results, Speed
 
 __all__ = [
     "agreement_text",
+    "answered",
+    "asked",
     "inapplicable",
     "measured",
     "not_measured",
@@ -29,6 +31,28 @@ _WORDS = {"held": "held", "changed": "bits changed", "failed": "failed", "absent
 def status_word(status: str) -> str:
     """A status as it is shown."""
     return _WORDS[status]
+
+
+def asked(report: Results) -> str:
+    """The question of an audit, in one sentence."""
+    what = "a model's numbers for a prompt" if report.described else "a row of a matrix product"
+    return f"Asked: does {what} keep its bits, whatever else is computed with it and however the work is cut?"
+
+
+def answered(report: Results) -> str:
+    """What came of it, in one sentence."""
+    kinds = {
+        "held": "kept every bit: a result can be compared, cached and replayed, alone or in any batch",
+        "changed": "did not: the same input gives other bits in other company, and near ties can turn",
+        "failed": "failed in some cases, so nothing is said of it",
+        "absent": "did not run",
+    }
+    names = {status: [p.name for p in report.providers.values() if p.status == status] for status in kinds}
+    return (
+        "Found: "
+        + "; ".join(f"{', '.join(names[status])} {text}" for status, text in kinds.items() if names[status])
+        + "."
+    )
 
 
 def measured(report: Results) -> str:

@@ -124,7 +124,8 @@ def check_dtype(name: str, dtype: DType) -> None:
     if dtype not in DTYPES:
         what = "out_dtype" if name == "out_dtype" else f"dtype of {name}"
         value = dtype.name if dtype.isnative else f"{dtype.name} in foreign byte order"
-        raise DTypeError(what, limit=supported(dtype.name), value=value, nearest=_nearest(dtype))
+        said = f"{what} is {value}, and products here are of float32, bfloat16 or float16"
+        raise DTypeError(what, limit=supported(dtype.name), value=value, nearest=_nearest(dtype), said=said)
 
 
 def _nearest(dtype: DType) -> str:

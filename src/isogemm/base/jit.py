@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 import threading
 import time
@@ -79,8 +80,9 @@ def dispatcher(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def say(text: str) -> None:
-    """One line to standard error, where a user waits and should know why."""
-    print(f"isogemm: {text}", file=sys.stderr, flush=True)
+    """One line to standard error, where a user waits and should know why; none where ISOGEMM_QUIET is set."""
+    if os.environ.get("ISOGEMM_QUIET", "0") in ("", "0"):
+        print(f"isogemm: {text}", file=sys.stderr, flush=True)
 
 
 def compile_entry(signature: Any, function: Callable[..., Any]) -> Any:
@@ -111,7 +113,8 @@ def announce() -> None:
     if not _said:
         _said = True
         folder = cache_directory()
-        say(f"compiling kernels for this CPU{f', once; they are kept in {folder}' if _can_keep(folder) else ''}")
+        kept = f", once; they are kept in {folder} (isogemm warm does it ahead)" if _can_keep(folder) else ""
+        say(f"compiling kernels for this CPU{kept}")
 
 
 def _can_keep(folder: Path | None) -> bool:

@@ -1,7 +1,9 @@
-"""A bar on a terminal, for work that takes its time: the one that commands, demos and conversions show."""
+"""How far work has come that takes its time: a bar on a terminal, and elsewhere a line now and then."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,18 +16,50 @@ __all__ = ["Tell", "progress_bar"]
 Tell = Callable[[int, int | None, str], None]
 """``tell(done, total, text)``; a total of None is not known yet."""
 
+EVERY = 10.0
+"""Seconds between two lines where there is no terminal."""
+
 
 @contextmanager
 def progress_bar(total: int | None = None, *, console: Console | None = None, shown: bool = True) -> Iterator[Tell]:
-    """A bar that is gone at the end, on standard error or on a console; yields what moves it."""
+    """A bar that is gone at the end, on standard error or on a console; yields what moves it.
+
+    Where standard error is no terminal, as in a log, a line says how far it is, once in `EVERY` seconds.
+    """
     if not shown:
         yield lambda done, total, text: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines()
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     text = TextColumn("{task.description}", markup=False)  # a path or a module's name may look like some
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
-    with Progress(*columns, console=console or Console(stderr=True), transient=True) as bars:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), text)
+    with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task("starting", total=total)
         yield lambda done, total, text: bars.update(task, completed=done, total=total, description=text)
+
+
+def _lines() -> Tell:
+    started = said = time.monotonic()
+
+    def tell(done: int, total: int | None, text: str) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= EVERY:
+            said = now
+            of = f"{done} of {total}" if total else f"{done}"
+            print(f"isogemm: {of} after {now - started:.0f} s: {text}", file=sys.stderr, flush=True)
+
+    return tell

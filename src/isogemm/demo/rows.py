@@ -1,4 +1,4 @@
-"""Everything in the encoder that is not a matrix product, one row at a time.
+"""Everything in the models that is not a matrix product, one row at a time.
 
 Each function walks the rows of a contiguous array and treats a row as if it were alone: a fixed order over its
 elements, float64 inside, one rounding at the end. So a row's result cannot see how many rows there are, where it
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..base.jit import njit
 
-__all__ = ["gelu", "layer_norm", "mean_pool", "softmax", "unit"]
+__all__ = ["attend", "gelu", "layer_norm", "mean_pool", "rms_norm", "silu_mul", "softmax", "unit"]
 
 Array = NDArray[Any]
 
@@ -104,4 +104,59 @@ def unit(x: Array) -> Array:
         length = max(math.sqrt(squares), 1e-12)
         for j in range(n):
             out[i, j] = np.float64(x[i, j]) / length
+    return out
+
+
+@njit
+def rms_norm(x: Array, gamma: Array, epsilon: float) -> Array:
+    """x / sqrt(mean(x^2) + epsilon) * gamma for each row of `x` [rows, n]."""
+    rows, n = x.shape
+    out = np.empty_like(x)
+    for i in range(rows):
+        squares = 0.0
+        for j in range(n):
+            squares += np.float64(x[i, j]) * np.float64(x[i, j])
+        scale = 1.0 / math.sqrt(squares / n + epsilon)
+        for j in range(n):
+            out[i, j] = np.float64(x[i, j]) * scale * np.float64(gamma[j])
+    return out
+
+
+@njit
+def silu_mul(gate: Array, up: Array) -> Array:
+    """gate / (1 + exp(-gate)) * up for each element of [rows, n]."""
+    rows, n = gate.shape
+    out = np.empty_like(gate)
+    for i in range(rows):
+        for j in range(n):
+            v = np.float64(gate[i, j])
+            out[i, j] = v / (1.0 + math.exp(-v)) * np.float64(up[i, j])
+    return out
+
+
+@njit
+def attend(query: Array, keys: Array, values: Array) -> Array:
+    """softmax(q K^T / sqrt(d)) V: `query` [groups, heads, d], `keys` and `values` [groups, tokens, d]."""
+    groups, heads, d = query.shape
+    tokens = keys.shape[1]
+    out = np.empty_like(query)
+    terms, mixed = np.empty(tokens, np.float64), np.empty(d, np.float64)
+    for g in range(groups):
+        for h in range(heads):
+            top = -math.inf
+            for t in range(tokens):
+                terms[t] = 0.0
+                for j in range(d):
+                    terms[t] += np.float64(query[g, h, j]) * np.float64(keys[g, t, j])
+                terms[t] /= math.sqrt(d)
+                top = max(top, terms[t])
+            total = 0.0
+            mixed[:] = 0.0
+            for t in range(tokens):
+                weight = math.exp(terms[t] - top)
+                total += weight
+                for j in range(d):
+                    mixed[j] += weight * np.float64(values[g, t, j])
+            for j in range(d):
+                out[g, h, j] = mixed[j] / total
     return out

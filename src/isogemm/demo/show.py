@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,17 @@ if TYPE_CHECKING:
     from .speed import Timings
     from .trials import EmbeddingDrift, RowDrift
 
-__all__ = ["attention", "conclusions", "drift_table", "loud", "meaning", "row_table", "speed_table", "table"]
+__all__ = [
+    "attention",
+    "conclusions",
+    "drift_table",
+    "loud",
+    "meaning",
+    "row_table",
+    "speed_table",
+    "speed_words",
+    "table",
+]
 
 Array = NDArray[Any]
 
@@ -94,6 +105,17 @@ def speed_table(rows: Sequence[Timings], conditions: str) -> Table:
             str(verdict.word).lower(),
         )
     return found
+
+
+def speed_words(rows: Sequence[Timings]) -> str:
+    """What it costs, in one sentence, with the cases that could not be told apart."""
+    ratios = [row.verdict.ratio for row in rows]
+    count = Counter(str(row.verdict.word) for row in rows)
+    told = ", ".join(f"{n} {word.lower()}" for word, n in count.most_common())
+    return (
+        f"Speed here: {min(ratios):.2f} to {max(ratios):.2f} times that of NumPy, which counts at its best number of "
+        f"threads ({told}). On a busy machine the spread is the machine's."
+    )
 
 
 def conclusions(drifts: Sequence[EmbeddingDrift], rows: Sequence[RowDrift]) -> list[str]:

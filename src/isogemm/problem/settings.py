@@ -153,7 +153,8 @@ def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:
     nearest = f"b {[a[-1], b[-1]]}"
     if a[-1] == b[-1]:
         nearest += ", or is b a weight [n, k]? linear(x, w), or w.T"
-    return ShapeError("inner dimensions", limit="columns of a = rows of b", value=value, nearest=nearest)
+    said = f"inner dimensions differ: a is {list(a)}, b is {list(b)}; b needs {a[-1]} rows"
+    return ShapeError("inner dimensions", limit="columns of a = rows of b", value=value, nearest=nearest, said=said)
 
 
 def check_operand(name: str, x: Array) -> None:

@@ -53,3 +53,8 @@ __all__ = [
     "scaled_dot_product_attention",
     "use_main_grad",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is public; the folders that it is made of are not."""
+    return sorted(__all__)

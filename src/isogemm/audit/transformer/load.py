@@ -44,7 +44,12 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
 
     folder = Path(arguments.path("--hf", path, "a model's folder"))
     if not (folder / "config.json").is_file():
-        raise OptionError("--hf", limit="a folder with config.json", value=path, nearest="a model's folder")
+        raise OptionError(
+            "--hf",
+            limit="a folder on this machine with config.json; nothing is downloaded",
+            value=path,
+            nearest=f"the folder made by: hf download {path} --local-dir {folder.name}",
+        )
     if not random and not any(list(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise OptionError(
             f"weights in {path}", limit="a .safetensors file", value="none", nearest="--random, for random weights"

@@ -1,0 +1,89 @@
+"""The README's figures: what isogemm gives, a line each, with the committed files that they were computed from."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from isogemm.lab import read_json
+
+from .common import RESULTS, cell
+from .gpu.cases import PEER
+from .gpu.measure import against
+from .model.build import TORCH
+from .model.cases import MAIN_GRAD, WHOLE
+from .model.readme import changed
+
+__all__ = ["headlines"]
+
+MODEL = "gpu-h200-2026-11-21-model.json"
+GPU = "gpu-h200-2026-11-21.json"
+CPU = {"AVX-512": "cpu-znver4-2026-11-23-random.json", "AVX2": "cpu-znver4-2026-11-23-random-avx2.json"}
+DRAWN = "drawn layers"
+COMPILED = "compiled decode compile-graph batch=8 tokens=1 layers=all"
+
+
+def headlines() -> str:
+    """The README's text between its marks."""
+    return "".join(_item(words) for words in (_bits(), _gradients(), _gpu(), _cpu()))
+
+
+def _bits() -> str:
+    rows = _rows(MODEL)
+    return (
+        "**The same answer, whoever else is served.** With other prompts beside it, "
+        f"{changed(rows, 'model', TORCH)} logits of a language model change in torch, and "
+        f"{changed(rows, 'model', WHOLE)} after `convert` ({_link('H200', MODEL)})."
+    )
+
+
+def _gradients() -> str:
+    rows = _rows(MODEL)
+    return (
+        "**The same gradients, however the batch is cut.** In two halves "
+        f"{changed(rows, 'train', TORCH)} weight gradients change in torch, "
+        f"{changed(rows, 'train', MAIN_GRAD)} with isogemm ({_link('H200', MODEL)})."
+    )
+
+
+def _gpu() -> str:
+    linears = [row for row in _rows(GPU) if row["suite"] == "llm"]
+    torch, peer = ([x for row in linears if (x := against(row, name))] for name in (TORCH, PEER))
+    compiled = next(row for row in _rows(MODEL) if row["name"] == COMPILED)
+    whole = next(v["ratio"] for v in compiled["verdicts"] if v["ours"] == WHOLE)
+    return (
+        f"**Speed on a GPU.** bfloat16 linears of language models: {cell(torch)} times torch's speed, "
+        f"{cell(peer)} times that of {PEER}, geometric mean and range ({_link('H200', GPU)}). A whole model decodes at "
+        f"{whole:.2f} times the speed of torch compiled, in CUDA graphs ({_link('H200', MODEL)})."
+    )
+
+
+def _cpu() -> str:
+    means = [
+        f"{next(g['mean'] for g in read_json(RESULTS / name)['groups'] if g['group'] == DRAWN):.2f} with "
+        f"{_link(vectors, name)}"
+        for vectors, name in CPU.items()
+    ]
+    return (
+        "**Speed on a CPU.** float32 layers of sizes drawn at random, against the faster of NumPy and torch, in the "
+        f"geometric mean: {' and '.join(means)}."
+    )
+
+
+def _rows(name: str) -> list[Mapping[str, Any]]:
+    return list(read_json(RESULTS / name)["rows"])
+
+
+def _link(words: str, name: str) -> str:
+    return f"[{words}](benchmarks/results/{name})"
+
+
+def _item(words: str) -> str:
+    """A line of a list."""
+    return (
+        textwrap.fill(
+            words, 120, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        + "\n"
+    )

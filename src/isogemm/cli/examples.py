@@ -1,0 +1,47 @@
+"""Examples for each command's ``--help``."""
+
+from __future__ import annotations
+
+__all__ = ["EXAMPLES", "examples"]
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "admissions": ("isogemm admissions --refused", "isogemm admissions --json"),
+    "audit": (
+        "isogemm audit                                          # isogemm beside numpy",
+        "isogemm audit -p numpy,torch --require none            # look, demand nothing",
+        "isogemm audit -p mymodule:my_linear --html report.html # your own f(x, w)",
+        "isogemm audit --hf ./Qwen3-0.6B                        # a model in a local folder",
+    ),
+    "doctor": (
+        "isogemm doctor case.npz --steps                        # a result in hand",
+        "isogemm doctor --call mine.py:matmul                   # a function, by probes",
+    ),
+    "ops": ("isogemm ops Qwen3-4B", "isogemm ops Qwen3-4B --phase prefill --tokens 512 --tp 4"),
+    "info": ("isogemm info", "isogemm info --json"),
+    "inspect": ("isogemm inspect model.gguf", "isogemm inspect model.safetensors --match '*mlp*' --check"),
+    "plan": (
+        "isogemm plan 1 4096 4096                               # one row: decoding",
+        "isogemm plan 16 2560 4096 --dtype bf16 --device cuda   # needs no GPU",
+    ),
+    "quantize": (
+        "isogemm quantize model.safetensors model.gguf --format Q4_K",
+        "isogemm quantize model.safetensors small.gguf --format Q4_K --fallback Q8_0 --keep '*embed*'",
+    ),
+    "study": ("isogemm study --list", "isogemm study prefill --quick", "isogemm study report h100 h200 --out both"),
+    "tune": (
+        "isogemm tune --model Qwen3-4B",
+        "isogemm tune --shapes shapes.json --m 1,16,256 --budget 120",
+    ),
+    "version": ("isogemm version",),
+    "warm": (
+        "isogemm warm                                           # everything this machine can use",
+        "isogemm warm products half                             # two parts, as in an image",
+        "isogemm warm --model Qwen3-4B --m 1,16,512             # a model's linears on a GPU",
+    ),
+}
+
+
+def examples(command: str) -> str:
+    """The end of a command's help; the mark keeps lines as they are."""
+    lines = EXAMPLES.get(command, ())
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .api.plan import plan
     from .api.products import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
     from .api.warm import Warmed, warm
+    from .backends import webgpu as webgpu
     from .backends.cpu.gemm.packed import PackedWeight
     from .backends.cpu.gemm.plan import Plan
     from .backends.cuda.pointers import PointerArray
@@ -74,7 +75,8 @@ _HOMES = {
     "Warmed": ".api.warm",
 }
 # Not in __all__: a star import would load them.
-_MODULES = ("audit", "blas", "contract", "forms", "lab", "quant", "torch")
+_MODULES = ("audit", "blas", "contract", "forms", "lab", "quant", "torch", "webgpu")
+_BACKENDS = ("webgpu",)  # of these, the ones that lie under `isogemm.backends`
 
 
 def __getattr__(name: str) -> Any:
@@ -82,7 +84,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _MODULES:
         try:
-            return import_module(f".{name}", __name__)  # the import itself binds the name here
+            # The import itself binds the name here, but not a backend's.
+            return import_module(f".backends.{name}" if name in _BACKENDS else f".{name}", __name__)
         except ModuleNotFoundError as error:  # for hasattr, help and inspect, which take an AttributeError alone
             raise AttributeError(f"isogemm.{name} cannot be imported: {error}") from error
     if name not in _HOMES:

@@ -1,0 +1,97 @@
+"""An adapter as isogemm sees it: memory, and products by kernels whose bits were admitted."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.dtypes import FLOAT32, name_of
+from ...errors import ContractError
+from ...operands.device_array import DeviceId
+from ...planner.device import Device
+from ...problem.settings import Settings
+from . import elements
+from .adapter import Adapter, adapters, open_adapter
+from .admission import Admissions
+from .array import WebGpuArray, buffer_of, empty
+from .choose import Crossovers, choose
+from .launch import Walk, run
+
+__all__ = ["WebGpuDevice", "count", "current", "open_device", "usable"]
+
+Array = NDArray[Any]
+
+
+class WebGpuDevice(Device):
+    """One adapter: products under ``fma/chain`` and ``fma/lanes32``."""
+
+    def __init__(self, place: DeviceId, adapter: Adapter) -> None:
+        self.place, self.adapter = place, adapter
+        self.admissions, self.crossovers = Admissions(adapter), Crossovers()
+
+    def memory(self) -> int:
+        return self.adapter.limits.buffer
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return empty(shape, dtype, self.place)
+
+    def assign(self, out: Array, x: Array) -> None:
+        elements.copy(self.adapter, out, np.broadcast_to(x, out.shape, subok=True))
+
+    def result(self, x: Array, operands: tuple[Any, ...]) -> WebGpuArray:
+        return WebGpuArray(x)
+
+    def gemm(
+        self, a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
+    ) -> None:
+        order = asked.contract.order
+        if asked.contract.arithmetic != "fma" or order.kind not in ("chain", "lanes"):
+            raise ContractError(
+                f"contract on {self.place}", limit="fma/chain or fma/lanes32, and int32/chain of quantized weights",
+                value=asked.contract, nearest="fma/chain",
+            )  # fmt: skip
+        if not out.size:
+            return
+        plain = out.dtype == FLOAT32 and asked.alpha == 1 and bias is None and (c is None or asked.accumulate)
+        here = plain and buffer_of(out) not in (buffer_of(a), buffer_of(b))
+        acc = out if here else self.empty(out.shape, FLOAT32)
+        if asked.accumulate and c is not None and c is not acc:
+            elements.copy(self.adapter, acc, c)
+        self._walk(order.kind, Walk(a, b, acc, asked.accumulate))
+        if not here:
+            elements.follow(self.adapter, acc, out, asked, None if asked.accumulate else c, bias)
+
+    def _walk(self, order: str, walk: Walk) -> None:
+        m, n = walk.out.shape
+        across = abs(walk.b.strides[1]) < abs(walk.b.strides[0])
+        name = choose(order, m, n, across, self.crossovers)
+        types = name_of(walk.a.dtype), name_of(walk.b.dtype)
+        run(self.adapter, name, self.admissions.code(name, types, across), walk)
+
+
+@cache
+def _device(place: DeviceId) -> WebGpuDevice:
+    return WebGpuDevice(place, open_adapter(place.ordinal))
+
+
+def open_device(place: DeviceId, tensors: bool = False) -> WebGpuDevice:
+    """The device, which keeps its admissions for the process."""
+    return _device(place)
+
+
+def count() -> int:
+    """Adapters that wgpu finds."""
+    return len(adapters())
+
+
+def usable() -> int:
+    """All of them."""
+    return count()
+
+
+def current() -> int:
+    """The preferred one."""
+    return 0

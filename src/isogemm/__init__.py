@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from .api.plan import plan
     from .api.products import gemm, gemm_batched, gemm_grouped, gemm_strided_batched, linear, matmul
     from .api.warm import Warmed, warm
-    from .backends import webgpu as webgpu
     from .backends.cpu.gemm.packed import PackedWeight
     from .backends.cpu.gemm.plan import Plan
     from .backends.cuda.pointers import PointerArray
+    from .backends.webgpu import public as webgpu
     from .base.threads import get_num_threads, set_num_threads
     from .base.tuning import get_tuning, set_tuning
     from .quant.encode import quantize
@@ -76,7 +76,7 @@ _HOMES = {
 }
 # Not in __all__: a star import would load them.
 _MODULES = ("audit", "blas", "contract", "forms", "lab", "quant", "torch", "webgpu")
-_BACKENDS = ("webgpu",)  # of these, the ones that lie under `isogemm.backends`
+_ELSEWHERE = {"webgpu": ".backends.webgpu.public"}  # of these, what a backend brings
 
 
 def __getattr__(name: str) -> Any:
@@ -84,8 +84,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _MODULES:
         try:
-            # The import itself binds the name here, but not a backend's.
-            return import_module(f".backends.{name}" if name in _BACKENDS else f".{name}", __name__)
+            # The import itself binds the name here, unless the module lies elsewhere.
+            return import_module(_ELSEWHERE.get(name, f".{name}"), __name__)
         except ModuleNotFoundError as error:  # for hasattr, help and inspect, which take an AttributeError alone
             raise AttributeError(f"isogemm.{name} cannot be imported: {error}") from error
     if name not in _HOMES:

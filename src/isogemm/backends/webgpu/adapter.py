@@ -168,9 +168,16 @@ class Adapter:
     # Kernels.
 
     def launch(
-        self, code: str, numbers: Sequence[int | float], bound: Sequence[tuple[Buffer, int, int]], grid: tuple[int, int]
+        self,
+        code: str,
+        numbers: Sequence[int | float],
+        bound: Mapping[int, tuple[Buffer, int, int]],
+        grid: tuple[int, int],
     ) -> None:
-        """Run a kernel on ranges (buffer, offset, bytes), with `numbers` as its parameters, on a grid of workgroups."""
+        """Run a kernel on a grid of workgroups: `numbers` are its parameters, `bound` the ranges (buffer, offset, bytes).
+
+        A range goes by the number of its binding. The call does not wait for the kernel.
+        """
         import wgpu
 
         pipeline = self.pipeline(code)
@@ -179,7 +186,7 @@ class Adapter:
             data=words.ljust(-(-len(words) // 16) * 16, b"\0"), usage=wgpu.BufferUsage.UNIFORM
         )
         entries: list[dict[str, Any]] = [{"binding": 0, "resource": {"buffer": parameters}}]
-        for place, (buffer, offset, size) in enumerate(bound, 1):
+        for place, (buffer, offset, size) in bound.items():
             range_of = {"buffer": buffer.handle, "offset": offset, "size": size}
             entries.append({"binding": place, "resource": range_of})
         group = self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)

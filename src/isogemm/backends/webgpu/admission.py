@@ -7,47 +7,54 @@ drops what is too small, the kernel is tried with the one that is made of intege
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.dtypes import FLOAT32, NUMPY
-from ...contract import golden, reference
-from ...contract.compare import bits, first_mismatch
+from ...base.dtypes import BFLOAT16, NUMPY
+from ...contract import golden, int32, reference
+from ...contract.compare import first_mismatch
 from ...contract.spec import Contract, Order
 from ...errors import ContractError
+from ...formats.blocks import format_of
+from ...formats.reference import decode, dequantize
 from ...operands.device_array import DeviceId, device_array
 from .adapter import Adapter
 from .array import buffer_of
+from .integers import code_of_block, run_quantize
 from .kernels import KERNELS, LANES, code_of
 from .launch import Walk, run
 
-__all__ = ["ORDERS", "Admissions", "Verdict", "trial"]
+__all__ = ["ORDERS", "Admissions", "Posed", "pose", "trial"]
 
 Array = NDArray[Any]
-ORDERS = {"chain": Order(), "lanes": Order("lanes", LANES)}
+ORDERS = {"chain": Order(), "lanes": Order("lanes", LANES), "integers": Order()}
 POISON = np.uint32(0x7FC0DEAD)
 MARGIN = 3
 # (m, n, k): less than a tile, and several ragged ones; K shorter than the lanes, and with a tail of them.
 SHAPES = ((3, 5, 7), (67, 133, 333))
+SHAPES_OF_BLOCKS = ((3, 5, 256), (9, 133, 768))
 
 
-class Verdict(NamedTuple):
-    """What a trial said: empty where every bit was right."""
+class Posed(NamedTuple):
+    """A product of a trial: operands as they lie on the host, where out starts, and the bits that it must have.
 
-    refused: str
+    Quantized weights are their bytes, in pairs [row bytes / 2, n].
+    """
+
+    a: Array
+    b: Array
+    start: Array | None
+    want: Array
 
 
-@dataclass
 class Admissions:
     """Verdicts of this process on one adapter."""
 
-    adapter: Adapter
-
-    def __post_init__(self) -> None:
-        self._known: dict[str, Verdict] = {}
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self._known: dict[str, str] = {}
 
     def code(self, name: str, types: tuple[str, str], across: bool) -> str:
         """The admitted code of a kernel.
@@ -57,71 +64,135 @@ class Admissions:
         ContractError
             No form of it has the contract's bits on this adapter.
         """
-        made: list[Verdict] = []
+        refused = ""
         for fused in (True, False):
-            if fused and name != "gemv_naive" and not self._fuses(types):
+            if fused and KERNELS[name].order != "integers" and name != "gemv_naive" and not self._fuses(types):
                 continue
             code = code_of(name, types, across=across, subgroup=self.adapter.subgroup, fused=fused)
-            made.append(self.verdict(name, types, code))
-            if not made[-1].refused:
+            refused = self.verdict(name, types, code)
+            if not refused:
                 return code
-        raise ContractError(
-            f"{name} on {self.adapter.name}", limit=f"the bits of fma/{ORDERS[KERNELS[name].order]}",
-            value=made[-1].refused, nearest="the CPU, which has them",
-        )  # fmt: skip
+        raise self._error(name, refused)
 
-    def verdict(self, name: str, types: tuple[str, str], code: str) -> Verdict:
-        """Of a kernel's code: known, or by a trial now."""
+    def verdict(self, name: str, types: tuple[str, str], code: str) -> str:
+        """Of a kernel's code, known or by a trial now: empty where it is admitted, else why not."""
         if code not in self._known:
-            self._known[code] = Verdict(trial(self.adapter, name, types, code))
+            self._known[code] = trial(self.adapter, name, types, code)
         return self._known[code]
+
+    def quantizer(self, dtype: str, block: int) -> str:
+        """The admitted code that quantizes activations.
+
+        Raises
+        ------
+        ContractError
+            Its bits are others on this adapter.
+        """
+        code = code_of_block(dtype, block)
+        if code not in self._known:
+            self._known[code] = _trial_of_quantizer(self.adapter, dtype, code, block)
+        if self._known[code]:
+            raise self._error(f"quantize_x of {dtype}", self._known[code])
+        return code
 
     def _fuses(self, types: tuple[str, str]) -> bool:
         """Whether the device's own fma is exact for these operands, as the plainest kernel shows."""
         code = code_of("gemv_naive", types, across=False, subgroup=self.adapter.subgroup, fused=True)
-        return not self.verdict("gemv_naive", types, code).refused
+        return not self.verdict("gemv_naive", types, code)
+
+    def _error(self, name: str, refused: str) -> ContractError:
+        return ContractError(
+            f"{name} on {self.adapter.name}", limit="the bits of its contract", value=refused,
+            nearest="the CPU, which has them",
+        )  # fmt: skip
 
 
 def trial(adapter: Adapter, name: str, types: tuple[str, str], code: str) -> str:
     """Run a kernel's code on golden operands: empty where every bit was right, else what was wrong."""
-    order = ORDERS[KERNELS[name].order]
-    for m, n, k in SHAPES:
+    order = KERNELS[name].order
+    for m, n, k in SHAPES_OF_BLOCKS if types[1][0] == "Q" else SHAPES:
         for lines in (True, False):
-            started = lines and order.kind == "chain"
-            found = _differs(adapter, name, types, code, (m, n, k), lines, started)
+            found = _differs(adapter, name, types, code, pose(order, types, m, n, k, started=lines), lines)
             if found:
-                return f"{order} over k {k}, {m} x {n}: {found}"
+                return f"{ORDERS[order]} over k {k}, {m} x {n}: {found}"
     return ""
 
 
-def _differs(
-    adapter: Adapter, name: str, types: tuple[str, str], code: str, extents: tuple[int, int, int], lines: bool,
-    started: bool,
-) -> str:  # fmt: skip
-    m, n, k = extents
+def pose(order: str, types: tuple[str, str], m: int, n: int, k: int, *, started: bool) -> Posed:
+    """A golden product of these extents, and its bits by the definition of the order."""
+    started = started and order == "chain"
     case = golden.GoldenCase(Order(), k, started)
-    a, b = (x.view(NUMPY[dtype]) for x, dtype in zip(golden.operands(case, *types), types, strict=True))
-    c = golden.start(case).view(np.float32) if started else None
-    wide = [x.astype(np.float32) for x in (a, b)] if types[0] != types[1] else [a, b]
-    want = reference.evaluate(*wide, Contract("fma", ORDERS[KERNELS[name].order]), c)
+    fmt, _, rounded = types[1].partition(":")
+    blocks = fmt.startswith("Q")
+    words = golden.operands(case, types[0], "float32" if blocks else types[1])
     rows, columns = np.arange(m) % case.rows, np.arange(n) % case.columns
-    room = np.full((m + 2 * MARGIN, n + 2 * MARGIN), POISON, np.uint32).view(np.float32)
-    inside = slice(MARGIN, -MARGIN)
-    if c is not None:
-        room[inside, inside] = c[rows][:, columns]
-    out = _placed(adapter, room)
-    right = b[:, columns]
-    weight = _placed(adapter, np.ascontiguousarray(right.T)).T if lines else _placed(adapter, right)
-    run(adapter, name, code, Walk(_placed(adapter, a[rows]), weight, out[inside, inside], started))
-    expected = np.full(room.shape, POISON, np.uint32).view(np.float32)
-    expected[inside, inside] = want[rows][:, columns]
-    got = adapter.read(buffer_of(out), 0, room.nbytes).view(np.float32)
-    mismatch = first_mismatch(got.reshape(room.shape), expected)
+    a = words[0].view(NUMPY[types[0]])[rows]
+    c = golden.start(case).view(np.float32)[rows][:, columns] if started else None
+    if not blocks:
+        b = words[1].view(NUMPY[types[1]])[:, columns]
+        return Posed(a, b, c, _evaluated(order, a, b, c))
+    stored = golden_blocks(fmt, n, k)
+    pairs = stored.view(np.float16).T
+    if order == "integers":
+        return Posed(a, pairs, None, int32.evaluate(a, decode(stored, format_of(fmt))))
+    with np.errstate(over="ignore"):
+        weight = dequantize(stored, format_of(fmt)).astype(NUMPY[rounded]).T
+    return Posed(a, pairs, c, _evaluated(order, a, weight, c))
+
+
+def _evaluated(order: str, a: Array, b: Array, c: Array | None) -> Array:
+    alike = (a, b) if a.dtype == b.dtype else (a.astype(np.float32), b.astype(np.float32))
+    return reference.evaluate(*alike, Contract("fma", ORDERS[order]), c)
+
+
+def golden_blocks(fmt: str, n: int, k: int) -> Array:
+    """Rows of blocks: every byte that codes can have, and scales of every exponent but those of infinities."""
+    form = format_of(fmt)
+    rng = np.random.default_rng(k)
+    rows = rng.integers(0, 256, (n, form.row_bytes(k)), np.uint8)
+    blocks = rows.reshape(n, -1, form.nbytes).view(form.dtype)[..., 0]
+    for field in form.scales:
+        blocks[field.name] = rng.integers(0, 0x7800, blocks.shape, np.uint16).view(np.float16)
+    return rows
+
+
+def _differs(adapter: Adapter, name: str, types: tuple[str, str], code: str, posed: Posed, lines: bool) -> str:
+    """What a kernel's code makes of a product: empty, or the first bit that is wrong."""
+    (m, n), inside = posed.want.shape, slice(MARGIN, -MARGIN)
+    expected = np.full((m + 2 * MARGIN, n + 2 * MARGIN), POISON, np.uint32).view(np.float32)
+    room = expected.copy()
+    expected[inside, inside] = posed.want
+    if posed.start is not None:
+        room[inside, inside] = posed.start
+    out, a = _placed(adapter, room), _placed(adapter, posed.a)
+    across = types[1][0] != "Q" and not lines
+    b = _placed(adapter, posed.b) if across else _placed(adapter, posed.b.T).T
+    scales = None
+    if KERNELS[name].order == "integers":
+        block = 32 if format_of(types[1]).block == 32 else 256
+        a, scales = run_quantize(adapter, code_of_block(types[0], block), a, block)
+    run(adapter, name, code, Walk(a, b, out[inside, inside], posed.start is not None, scales))
+    got = adapter.read(buffer_of(out), 0, room.nbytes).view(np.float32).reshape(room.shape)
+    mismatch = first_mismatch(got, expected)
     return "" if mismatch is None else str(mismatch)
 
 
+def _trial_of_quantizer(adapter: Adapter, dtype: str, code: str, block: int) -> str:
+    """Compare codes and scales with the definition's, on golden rows."""
+    case = golden.GoldenCase(Order(), 1024)
+    a = golden.operands(case, dtype, dtype)[0].view(NUMPY[dtype])
+    want = int32.quantize_activations(a, block)
+    found = run_quantize(adapter, code, _placed(adapter, a), block)
+    codes, scales = (adapter.read(buffer_of(x), 0, x.nbytes) for x in found)
+    if not np.array_equal(codes.view(np.int8).reshape(a.shape), want.q):
+        return "codes of activations differ"
+    mismatch = first_mismatch(scales.view(np.float32).reshape(want.d.shape), reference.canonical(want.d))
+    return "" if mismatch is None else f"scales of activations: {mismatch}"
+
+
 def _placed(adapter: Adapter, x: Array) -> Array:
-    """A contiguous array of the host on the adapter under trial."""
+    """A contiguous copy of a host's array on the adapter under trial."""
     data = np.ascontiguousarray(x)
     buffer = adapter.upload(data.view(np.uint8).reshape(-1))
-    return device_array(buffer.address, data.shape, None, data.dtype, DeviceId("webgpu"), owner=buffer)
+    dtype = BFLOAT16 if data.dtype == BFLOAT16 else data.dtype
+    return device_array(buffer.address, data.shape, None, dtype, DeviceId("webgpu"), owner=buffer)

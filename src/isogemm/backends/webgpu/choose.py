@@ -34,6 +34,8 @@ class Crossovers:
 
 def choose(order: str, m: int, n: int, across: bool, at: Crossovers) -> str:
     """The name of a kernel for `m` rows and `n` columns; `across`: neighbouring columns of b are neighbours in memory."""
+    if order == "integers":
+        return "gemv_q4_0" if m < at.batch else "gemm_q4_0"
     if m >= at.tiles:
         return "gemm_tiled" if order == "chain" else "gemm_lanes"
     if order == "chain":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base.dtypes import FLOAT32, name_of
+from ...contract.spec import Contract
 from ...errors import ContractError
 from ...operands.device_array import DeviceId
 from ...planner.device import Device
@@ -26,7 +27,9 @@ Array = NDArray[Any]
 
 
 class WebGpuDevice(Device):
-    """One adapter: products under ``fma/chain`` and ``fma/lanes32``."""
+    """One adapter: products under ``fma/chain`` and ``fma/lanes32``, and ``int32/chain`` of quantized weights."""
+
+    columns: ClassVar = {"quant": "isogemm.backends.webgpu.quant"}
 
     def __init__(self, place: DeviceId, adapter: Adapter) -> None:
         self.place, self.adapter = place, adapter
@@ -47,12 +50,24 @@ class WebGpuDevice(Device):
     def gemm(
         self, a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
     ) -> None:
-        order = asked.contract.order
-        if asked.contract.arithmetic != "fma" or order.kind not in ("chain", "lanes"):
+        self.check(asked.contract)
+        types = name_of(a.dtype), name_of(b.dtype)
+        self.serve(asked.contract.order.kind, types, Walk(a, b, out, asked.accumulate), asked, c=c, bias=bias)
+
+    def check(self, contract: Contract) -> None:
+        """Raise `ContractError` unless products of floats have this contract here."""
+        if contract.arithmetic != "fma" or contract.order.kind not in ("chain", "lanes"):
             raise ContractError(
                 f"contract on {self.place}", limit="fma/chain or fma/lanes32, and int32/chain of quantized weights",
-                value=asked.contract, nearest="fma/chain",
+                value=contract, nearest="fma/chain",
             )  # fmt: skip
+
+    def serve(
+        self, order: str, types: tuple[str, str], walk: Walk, asked: Settings, *, c: Array | None = None,
+        bias: Array | None = None,
+    ) -> None:  # fmt: skip
+        """The walk over K by the kernel that is chosen, then what follows it."""
+        a, b, out = walk[:3]
         if not out.size:
             return
         plain = out.dtype == FLOAT32 and asked.alpha == 1 and bias is None and (c is None or asked.accumulate)
@@ -60,16 +75,11 @@ class WebGpuDevice(Device):
         acc = out if here else self.empty(out.shape, FLOAT32)
         if asked.accumulate and c is not None and c is not acc:
             elements.copy(self.adapter, acc, c)
-        self._walk(order.kind, Walk(a, b, acc, asked.accumulate))
+        across = abs(b.strides[1]) < abs(b.strides[0])
+        name = choose(order, *out.shape, across, self.crossovers)
+        run(self.adapter, name, self.admissions.code(name, types, across), walk._replace(out=acc))
         if not here:
             elements.follow(self.adapter, acc, out, asked, None if asked.accumulate else c, bias)
-
-    def _walk(self, order: str, walk: Walk) -> None:
-        m, n = walk.out.shape
-        across = abs(walk.b.strides[1]) < abs(walk.b.strides[0])
-        name = choose(order, m, n, across, self.crossovers)
-        types = name_of(walk.a.dtype), name_of(walk.b.dtype)
-        run(self.adapter, name, self.admissions.code(name, types, across), walk)
 
 
 @cache

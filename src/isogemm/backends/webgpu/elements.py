@@ -97,4 +97,4 @@ def _over(adapter: Adapter, code: str, views: tuple[Array, ...], rest: list[int 
     numbers: list[int | float] = [m, n]
     for x, (_, first, _) in zip(views, places, strict=True):
         numbers += [(offset_of(x) - first) // x.itemsize, *steps(x)]
-    adapter.launch(code, [*numbers, *rest], places, (-(-n // 64), m))
+    adapter.launch(code, [*numbers, *rest], dict(enumerate(places, 1)), (-(-n // 64), m))

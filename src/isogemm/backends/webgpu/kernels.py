@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .source import Constants, assembled, element
+from .source import Constants, assembled, element, operand_b
 
 __all__ = ["KERNELS", "LANES", "Kernel", "code_of"]
 
@@ -20,7 +20,7 @@ class Kernel:
     ----------
     file : str
         In the folder ``wgsl``, without its suffix.
-    order : {"chain", "lanes"}
+    order : {"chain", "lanes", "integers"}
         The order over K, and so the contract.
     rows, columns : int
         Of out, for one workgroup.
@@ -60,8 +60,11 @@ KERNELS: Mapping[str, Kernel] = {
     "gemv_simd_multi": Kernel("gemv_simd_multi", "lanes", **_lanes(4, 64, outputs=4)),  # type: ignore[arg-type]
     "gemv_wide": Kernel("gemv_wide", "lanes", **_lanes(8, 256, outputs=2)),  # type: ignore[arg-type]
     "gemv_batched": Kernel("gemv_batched", "lanes", **_lanes(4, 64, rows=8)),  # type: ignore[arg-type]
+    "gemm_simdgroup": Kernel("gemm_simdgroup", "chain", 32, 16, 256),
     "gemm_tiled": Kernel("gemm_tiled", "chain", 64, 64, 256, constants={"STEP": 1}),
     "gemm_lanes": Kernel("gemm_tiled", "lanes", 64, 64, 256, constants={"STEP": LANES}),
+    "gemv_q4_0": Kernel("gemv_q4_0", "integers", 1, 8, 64, constants={"ROWS": 1}),
+    "gemm_q4_0": Kernel("gemv_q4_0", "integers", 4, 8, 64, constants={"ROWS": 4}),
 }
 
 
@@ -70,6 +73,8 @@ def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, f
 
     Parameters
     ----------
+    types : (str, str)
+        Of a and b; quantized weights are ``Q4_0:float16``, rounded to that type, or for integers ``Q4_0``.
     across : bool
         Neighbouring columns of b are neighbours in memory; else neighbouring k are.
     subgroup : int
@@ -77,7 +82,8 @@ def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, f
     """
     kernel = KERNELS[name]
     constants: dict[str, int | bool] = dict(kernel.constants)
-    parts = ["params", "integers", element("a", types[0]), element("b", types[1]), "strided"]
+    b = ("blocks", types[1].lower()) if kernel.order == "integers" else operand_b(types[1])
+    parts = ["params", "integers", element("a", types[0]), *b]
     if kernel.lanes:
         constants |= {"WORKGROUP": kernel.workgroup, "LANES": kernel.lanes, "THREADS": kernel.threads}
         parts.append("meet_subgroup" if subgroup >= kernel.threads else "meet_workgroup")

@@ -13,30 +13,36 @@ from .adapter import ALIGN, Adapter, Buffer
 from .array import buffer_of, offset_of, span
 from .kernels import KERNELS
 
-__all__ = ["Walk", "bound", "run", "steps"]
+__all__ = ["A", "B", "EXTRA", "OUT", "Walk", "bound", "run", "steps"]
 
 Array = NDArray[Any]
+A, B, OUT, EXTRA = 1, 2, 3, 4  # bindings of products
 
 
 class Walk(NamedTuple):
-    """One launch: out = a @ b, from what out holds where `start`."""
+    """One launch: out = a @ b, from what out holds where `start`.
+
+    Rows of quantized blocks are a `b` of pairs of bytes [row bytes / 2, n]; integers come with the scales of `a`.
+    """
 
     a: Array
     b: Array
     out: Array
-    start: bool
+    start: bool = False
+    scales: Array | None = None
 
 
 def run(adapter: Adapter, name: str, code: str, walk: Walk) -> None:
     """A kernel's code on a product, as many launches as its operands need."""
     kernel = KERNELS[name]
-    for a, b, out, start in _pieces(adapter, kernel.order == "chain", (kernel.rows, kernel.columns), walk):
+    for a, b, out, start, scales in _pieces(adapter, kernel.order == "chain", (kernel.rows, kernel.columns), walk):
         places = [bound(x) for x in (a, b, out)]
+        bindings = dict(zip((A, B, OUT), places, strict=True)) | ({} if scales is None else {EXTRA: bound(scales)})
         numbers = [*out.shape, a.shape[1], int(start)]
         for x, (_, first, _) in zip((a, b, out), places, strict=True):
             numbers += [(offset_of(x) - first) // x.itemsize, *steps(x)]
         grid = -(-out.shape[1] // kernel.columns), -(-out.shape[0] // kernel.rows)
-        adapter.launch(code, [*numbers, 0], places, grid)
+        adapter.launch(code, [*numbers, 0], bindings, grid)
 
 
 def steps(x: Array) -> tuple[int, ...]:
@@ -53,7 +59,7 @@ def bound(x: Array) -> tuple[Buffer, int, int]:
 
 def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: Walk) -> Iterator[Walk]:
     """Products whose operands fit the adapter's limits: of some rows or columns, and for chains of parts of K."""
-    a, b, out, start = walk
+    a, b, out, start, scales = walk
     limits = adapter.limits
     cut = ""
     if _bytes(b) > limits.binding:
@@ -70,7 +76,7 @@ def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: Walk) ->
         yield walk
         return
     extent = {"m": out.shape[0], "n": out.shape[1], "k": a.shape[1]}[cut]
-    if extent < 2 or (cut == "k" and not chain):
+    if extent < 2 or (cut == "k" and (not chain or a.shape[1] != b.shape[0])) or (cut == "m" and scales is not None):
         raise LimitError(
             f"bytes that a kernel sees at once on {adapter.name}", limit=limits.binding,
             value=max(_bytes(x) for x in (a, b, out)), nearest="weights stored [n, k], which are cut by rows",
@@ -79,7 +85,7 @@ def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: Walk) ->
     if cut == "m":
         parts = [Walk(a[x], b, out[x], start) for x in (low, high)]
     elif cut == "n":
-        parts = [Walk(a, b[:, x], out[:, x], start) for x in (low, high)]
+        parts = [Walk(a, b[:, x], out[:, x], start, scales) for x in (low, high)]
     else:
         parts = [Walk(a[:, low], b[low], out, start), Walk(a[:, high], b[high], out, True)]
     for part in parts:

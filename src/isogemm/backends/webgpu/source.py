@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Constants", "assembled", "element", "part", "rounding_store"]
+__all__ = ["Constants", "assembled", "element", "operand_b", "part", "rounding_store"]
 
 FOLDER = Path(__file__).parent / "wgsl"
 Constants = Mapping[str, int | bool]
@@ -26,6 +26,11 @@ STORES = {
     "float16": "write_half(i, narrowed(bits));",
     "bfloat16": "write_half(i, select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, 0x7fffu, "
     "(bits & 0x7fffffffu) > 0x7f800000u));",
+}
+ROUNDED = {
+    "float32": "x",
+    "float16": "widened(narrowed(bitcast<u32>(x)))",
+    "bfloat16": "bitcast<f32>((bitcast<u32>(x) + 0x7fffu + ((bitcast<u32>(x) >> 16u) & 1u)) & 0xffff0000u)",
 }
 # Two threads may own the halves of a word: each changes its own alone.
 WRITE_HALF = """
@@ -47,6 +52,14 @@ def part(name: str) -> str:
 def element(operand: str, dtype: str) -> str:
     """The function that takes element i of an operand, ``a`` or ``b``, from its words."""
     return f"fn element_{operand}(i: u32) -> f32 {{ return {LOADS[dtype].format(words=f'{operand}_words')}; }}"
+
+
+def operand_b(dtype: str) -> tuple[str, ...]:
+    """The parts that take b[k, j]: from elements, or from blocks as ``Q4_0:float16``, rounded to that type."""
+    fmt, _, rounded = dtype.partition(":")
+    if not rounded:
+        return element("b", dtype), "strided"
+    return "blocks", fmt.lower(), f"fn to_type(x: f32) -> f32 {{ return {ROUNDED[rounded]}; }}", "dequantized"
 
 
 def rounding_store(dtype: str) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .backends.cpu.gemm.packed import PackedWeight
     from .backends.cpu.gemm.plan import Plan
     from .backends.cuda.pointers import PointerArray
-    from .backends.webgpu import public as webgpu
+    from .backends.webgpu import public as webgpu  # noqa: F401
     from .base.threads import get_num_threads, set_num_threads
     from .base.tuning import get_tuning, set_tuning
     from .quant.encode import quantize

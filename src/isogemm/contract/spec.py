@@ -234,7 +234,8 @@ def _nearest_arithmetic(name: str) -> str:
     """The arithmetic spelt most like `name`; an order that stands alone gets the default one before it."""
     import difflib
 
-    if re.fullmatch(r"chain|leaf[1-9][0-9]{0,17}", name) or name in {f"lanes{LANES}", *(f"tree{n}" for n in TREE_LEAVES)}:
+    orders = {f"lanes{LANES}", *(f"tree{n}" for n in TREE_LEAVES)}
+    if re.fullmatch(r"chain|leaf[1-9][0-9]{0,17}", name) or name in orders:
         return f"'fma/{name}'"
 
     close = difflib.get_close_matches(name, list(ARITHMETICS), n=1, cutoff=0.0)

@@ -1,4 +1,4 @@
-"""An adapter for these tests: a GPU's, or Mesa's lavapipe, which computes in software (apt install mesa-vulkan-drivers)."""
+"""An adapter for these tests: a GPU's, or Mesa's lavapipe, which computes in software."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An adapter of this machine through wgpu: its limits, memory, compiled kernels and launches. wgpu is imported here alone.
+"""An adapter of this machine through wgpu, which is imported here alone: limits, memory, compiled kernels, launches.
 
 Buffers have no addresses, but all code that checks a product asks for them: each buffer gets a range of numbers of its
 own, and an offset into the buffer is an address less its first.
@@ -174,9 +174,9 @@ class Adapter:
         bound: Mapping[int, tuple[Buffer, int, int]],
         grid: tuple[int, int],
     ) -> None:
-        """Run a kernel on a grid of workgroups: `numbers` are its parameters, `bound` the ranges (buffer, offset, bytes).
+        """Run a kernel on a grid of workgroups, without waiting for it.
 
-        A range goes by the number of its binding. The call does not wait for the kernel.
+        `numbers` are its parameters, `bound` the ranges (buffer, offset, bytes) by the numbers of their bindings.
         """
         import wgpu
 

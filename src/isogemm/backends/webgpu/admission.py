@@ -141,8 +141,9 @@ def pose(order: str, types: tuple[str, str], m: int, n: int, k: int, *, started:
 
 
 def _evaluated(order: str, a: Array, b: Array, c: Array | None) -> Array:
-    alike = (a, b) if a.dtype == b.dtype else (a.astype(np.float32), b.astype(np.float32))
-    return reference.evaluate(*alike, Contract("fma", ORDERS[order]), c)
+    if a.dtype != b.dtype:
+        a, b = a.astype(np.float32), b.astype(np.float32)
+    return reference.evaluate(a, b, Contract("fma", ORDERS[order]), c)
 
 
 def golden_blocks(fmt: str, n: int, k: int) -> Array:

@@ -1,4 +1,4 @@
-"""Arrays on a WebGPU device: `isogemm.webgpu.array` makes them, products take and return them, `numpy` brings them back."""
+"""Arrays on a WebGPU device: `isogemm.webgpu.array` makes them, products take and return them, `numpy` copies back."""
 
 from __future__ import annotations
 

@@ -33,7 +33,15 @@ class Crossovers:
 
 
 def choose(order: str, m: int, n: int, across: bool, at: Crossovers) -> str:
-    """The name of a kernel for `m` rows and `n` columns; `across`: neighbouring columns of b are neighbours in memory."""
+    """The name of a kernel for `m` rows and `n` columns.
+
+    Parameters
+    ----------
+    order : {"chain", "lanes", "integers"}
+    across : bool
+        Neighbouring columns of b are neighbours in memory.
+    at : Crossovers
+    """
     if order == "integers":
         return "gemv_q4_0" if m < at.batch else "gemm_q4_0"
     if m >= at.tiles:

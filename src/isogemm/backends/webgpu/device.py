@@ -76,7 +76,7 @@ class WebGpuDevice(Device):
         if asked.accumulate and c is not None and c is not acc:
             elements.copy(self.adapter, acc, c)
         across = abs(b.strides[1]) < abs(b.strides[0])
-        name = choose(order, *out.shape, across, self.crossovers)
+        name = choose(order, out.shape[0], out.shape[1], across, self.crossovers)
         run(self.adapter, name, self.admissions.code(name, types, across), walk._replace(out=acc))
         if not here:
             elements.follow(self.adapter, acc, out, asked, None if asked.accumulate else c, bias)

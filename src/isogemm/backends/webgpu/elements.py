@@ -1,4 +1,4 @@
-"""What follows the walk over K, and copies: one rounding to a launch, as `isogemm.contract.reference.epilogue` has it."""
+"""What follows the walk over K, one rounding to a launch, as the contract's `epilogue` has it; and copies."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ from .source import WRITE_HALF, element, part, rounding_store
 __all__ = ["copy", "follow"]
 
 Array = NDArray[Any]
+
+# By bytes of an element: the type of a word of out, the element's bits, and how they are written.
+COPIES = {
+    4: ("u32", "x_words[source_at]", "fn write(i: u32, bits: u32) { out_words[i] = bits; }"),
+    2: (
+        "atomic<u32>",
+        "(x_words[source_at >> 1u] >> ((source_at & 1u) << 4u)) & 0xffffu",
+        WRITE_HALF + "fn write(i: u32, bits: u32) { write_half(i, bits); }",
+    ),
+}
 
 
 def follow(adapter: Adapter, acc: Array, out: Array, asked: Settings, c: Array | None, bias: Array | None) -> None:
@@ -73,15 +83,14 @@ def copy(adapter: Adapter, out: Array, x: Array) -> None:
         apart = empty(x.shape, x.dtype, holder_of(x).place)
         copy(adapter, apart, x)
         x = apart
-    wide = out.itemsize == 4
-    words = ("u32", "x_words[source_at]") if wide else ("atomic<u32>", "(x_words[source_at >> 1u] >> ((source_at & 1u) << 4u)) & 0xffffu")
-    store = "fn write(i: u32, bits: u32) { out_words[i] = bits; }" if wide else (
-        WRITE_HALF + "fn write(i: u32, bits: u32) { write_half(i, bits); }"
-    )  # fmt: skip
-    body = part("copy").replace("OUT_WORD", words[0]).replace("WORD", words[1])
+    word, load, store = COPIES[out.itemsize]
+    body = part("copy").replace("OUT_WORD", word).replace("WORD", load)
+    code = f"{store}\n{body}"
+    if out.ndim < 2:
+        _over(adapter, code, (np.atleast_2d(x), np.atleast_2d(out)), [])
+        return
     for i in np.ndindex(out.shape[:-2]):
-        source, target = (np.atleast_2d(x[i]), np.atleast_2d(out[i])) if out.ndim else (x.reshape(1, 1), out.reshape(1, 1))
-        _over(adapter, f"{store}\n{body}", (source, target), [])
+        _over(adapter, code, (x[i], out[i]), [])
 
 
 def _over(adapter: Adapter, code: str, views: tuple[Array, ...], rest: list[int | float]) -> None:

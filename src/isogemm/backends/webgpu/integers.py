@@ -10,7 +10,7 @@ from ...base.dtypes import FLOAT32, name_of
 from ...operands.device_array import holder_of
 from .adapter import Adapter
 from .array import empty, offset_of
-from .launch import A, EXTRA, OUT, bound, steps
+from .launch import EXTRA, OUT, A, bound, steps
 from .source import assembled, element
 
 if TYPE_CHECKING:

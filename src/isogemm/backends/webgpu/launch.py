@@ -13,7 +13,7 @@ from .adapter import ALIGN, Adapter, Buffer
 from .array import buffer_of, offset_of, span
 from .kernels import KERNELS
 
-__all__ = ["A", "B", "EXTRA", "OUT", "Walk", "bound", "run", "steps"]
+__all__ = ["EXTRA", "OUT", "A", "B", "Walk", "bound", "run", "steps"]
 
 Array = NDArray[Any]
 A, B, OUT, EXTRA = 1, 2, 3, 4  # bindings of products

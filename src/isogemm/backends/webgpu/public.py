@@ -1,7 +1,7 @@
 """`isogemm.webgpu`: arrays on any GPU, which the products of isogemm take and return.
 
-    w = isogemm.webgpu.array(weights)          # uploaded once
-    y = isogemm.linear(isogemm.webgpu.array(x), w).numpy()
+w = isogemm.webgpu.array(weights)          # uploaded once
+y = isogemm.linear(isogemm.webgpu.array(x), w).numpy()
 """
 
 from __future__ import annotations

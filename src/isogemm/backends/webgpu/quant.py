@@ -132,5 +132,3 @@ def pieces(how: str, x: Array, w: Any) -> Iterator[tuple[Array, slice, Array]]:
     n, k = w.shape
     dtype = FLOAT32 if how != "same" else x.dtype
     yield x, slice(0, n), empty((k, n), dtype, w._packed.place)
-
-

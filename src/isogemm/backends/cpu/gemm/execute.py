@@ -119,7 +119,7 @@ def _has_kernels(contract: Contract) -> bool:
 
 
 def _by_definition(items: Sequence[Item], asked: Settings, bias: Array | None) -> None:
-    """Leaves of ``fma`` from its chains, and its lanes; any other contract by its executable definition, exact and slower."""
+    """Leaves of ``fma`` from its chains, and its lanes; all else by the executable definition, exact and slower."""
     from ....contract import reference
     from .lanes import sums_of_lanes
     from .leaves import sums_of_leaves

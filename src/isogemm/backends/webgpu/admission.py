@@ -179,9 +179,11 @@ def _differs(adapter: Adapter, name: str, types: tuple[str, str], code: str, pos
 
 
 def _trial_of_quantizer(adapter: Adapter, dtype: str, code: str, block: int) -> str:
-    """Compare codes and scales with the definition's, on golden rows."""
+    """Compare codes and scales with the definition's, on golden rows and on rows of ties."""
     case = golden.GoldenCase(Order(), 1024)
-    a = golden.operands(case, dtype, dtype)[0].view(NUMPY[dtype])
+    with np.errstate(over="ignore"):
+        ties = _ties(block).astype(NUMPY[dtype])
+    a = np.concatenate([golden.operands(case, dtype, dtype)[0].view(NUMPY[dtype]), ties])
     want = int32.quantize_activations(a, block)
     found = run_quantize(adapter, code, _placed(adapter, a), block)
     codes, scales = (adapter.read(buffer_of(x), 0, x.nbytes) for x in found)
@@ -189,6 +191,19 @@ def _trial_of_quantizer(adapter: Adapter, dtype: str, code: str, block: int) -> 
         return "codes of activations differ"
     mismatch = first_mismatch(scales.view(np.float32).reshape(want.d.shape), reference.canonical(want.d))
     return "" if mismatch is None else f"scales of activations: {mismatch}"
+
+
+def _ties(block: int) -> Array:
+    """Rows of 1024 whose quotients lie at halves, or a few ulps beside: an inverse that is off by one changes codes."""
+    rng = np.random.default_rng(block)
+    largest = (rng.uniform(1, 2, (8, 1024 // block, 1)) * np.exp2(rng.integers(-20, 20, (8, 1024 // block, 1)))).astype(
+        np.float32
+    )
+    halves = (rng.integers(0, 126, (8, 1024 // block, block)) + np.float32(0.5)).astype(np.float32)
+    rows = halves * (largest / np.float32(127))
+    rows = (rows.view(np.int32) + rng.integers(-2, 3, rows.shape, np.int32)).view(np.float32)
+    rows[..., :1] = largest
+    return rows.reshape(8, 1024)
 
 
 def _placed(adapter: Adapter, x: Array) -> Array:

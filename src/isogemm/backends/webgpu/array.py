@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.dtypes import check_dtype
+from ...errors import OptionError
 from ...operands.device_array import DeviceId, device_array, holder_of
 from .adapter import Buffer, open_adapter
 
@@ -55,7 +56,22 @@ class WebGpuArray:
         return WebGpuArray(made)
 
     def __getitem__(self, index: Any) -> WebGpuArray:
-        return WebGpuArray(self._view[index])
+        """A view of some elements: slices, whole numbers, ``None`` and ``...``, never a copy.
+
+        Raises
+        ------
+        OptionError
+            Another index, which would have to read elements.
+        """
+        parts = index if isinstance(index, tuple) else (index,)
+        for part in parts:
+            if not (part is None or part is ... or isinstance(part, slice | int)) or isinstance(part, bool):
+                raise OptionError(
+                    "index of an array on a device", limit="slices and whole numbers", value=repr(part),
+                    nearest="x.numpy()[...]",
+                )  # fmt: skip
+        whole = parts if ... in parts else (*parts, ...)  # a view, where an element alone would be read
+        return WebGpuArray(self._view[whole])
 
     def __len__(self) -> int:
         return len(self._view)

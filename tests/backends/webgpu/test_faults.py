@@ -1,4 +1,4 @@
-"""Faults of kernels as they are often written, each put back: it shows at these extents, and the mended one does not."""
+"""Faults of kernels as they are often written, each put back: it shows, and the mended one does not."""
 
 from __future__ import annotations
 

@@ -1,53 +1,83 @@
-"""Which kernel: by M, then by N, then by how b lies. The contract is asked for, and no choice here changes a bit."""
+"""Which kernel: by M, then by N, then by how b lies, as a tree that `isogemm plan` prints. No branch changes a bit."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Crossovers", "choose"]
+__all__ = ["TREE", "Branch", "Case", "Crossovers", "choose"]
 
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:
-    """Where one kernel begins to be faster than another.
+    """Where one kernel begins to be faster than another on a device.
 
     Attributes
     ----------
-    tiles : int
-        Rows from which tiles serve, and below which products go row by row.
+    tiles, tiles_of_lanes : int
+        Rows from which tiles serve, under ``chain`` and under ``lanes32``; below, products go row by row.
     batch : int
         Rows from which a group takes several rows of x.
-    wide : int
-        Columns from which x is staged for a whole workgroup.
     several : int
         Columns from which a group takes several.
+    wide : int
+        Columns from which x is staged for a whole workgroup.
     source : str
-        Measured, or where the numbers are from.
+        Where the numbers are from.
     """
 
     tiles: int = 32
+    tiles_of_lanes: int = 32
     batch: int = 2
-    wide: int = 16384
     several: int = 2048
-    source: str = "not measured: the middle of the chapter's 16 to 64"
+    wide: int = 16384
+    source: str = "not measured here: isogemm.webgpu.measure() does"
 
 
-def choose(order: str, m: int, n: int, across: bool, at: Crossovers) -> str:
-    """The name of a kernel for `m` rows and `n` columns.
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a kernel is chosen by. `across`: neighbouring columns of b are neighbours in memory."""
 
-    Parameters
-    ----------
-    order : {"chain", "lanes", "integers"}
-    across : bool
-        Neighbouring columns of b are neighbours in memory.
-    at : Crossovers
-    """
-    if order == "integers":
-        return "gemv_q4_0" if m < at.batch else "gemm_q4_0"
-    if m >= at.tiles:
-        return "gemm_tiled" if order == "chain" else "gemm_lanes"
-    if order == "chain":
-        return "gemv_transposed" if across else "gemv_naive"
-    if m >= at.batch:
-        return "gemv_batched"
-    return "gemv_wide" if n >= at.wide else "gemv_simd_multi" if n >= at.several else "gemv_simd"
+    m: int
+    n: int
+    across: bool
+    at: Crossovers
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One question of the tree, and the kernel where its answer is yes."""
+
+    question: str
+    holds: Callable[[Case], bool]
+    kernel: str
+
+    def text(self, at: Crossovers) -> str:
+        """The question with a device's numbers."""
+        return self.question.format(at=at)
+
+
+TREE: Mapping[str, tuple[Branch, ...]] = {
+    "chain": (
+        Branch("M >= {at.tiles}", lambda x: x.m >= x.at.tiles, "gemm_tiled"),
+        Branch("b stored [k, n]", lambda x: x.across, "gemv_transposed"),
+        Branch("b stored [n, k]", lambda x: True, "gemv_naive"),
+    ),
+    "lanes": (
+        Branch("M >= {at.tiles_of_lanes}", lambda x: x.m >= x.at.tiles_of_lanes, "gemm_lanes"),
+        Branch("M >= {at.batch}", lambda x: x.m >= x.at.batch, "gemv_batched"),
+        Branch("N >= {at.wide}", lambda x: x.n >= x.at.wide, "gemv_wide"),
+        Branch("N >= {at.several}", lambda x: x.n >= x.at.several, "gemv_simd_multi"),
+        Branch("N < {at.several}", lambda x: True, "gemv_simd"),
+    ),
+    "integers": (
+        Branch("M >= {at.batch}", lambda x: x.m >= x.at.batch, "gemm_q4_0"),
+        Branch("M < {at.batch}", lambda x: True, "gemv_q4_0"),
+    ),
+}
+"""By the order over K; the first question that holds decides."""
+
+
+def choose(order: str, case: Case) -> str:
+    """The name of a kernel."""
+    return next(branch.kernel for branch in TREE[order] if branch.holds(case))

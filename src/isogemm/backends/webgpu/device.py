@@ -18,10 +18,11 @@ from . import elements
 from .adapter import Adapter, adapters, open_adapter
 from .admission import Admissions
 from .array import WebGpuArray, buffer_of, empty
-from .choose import Crossovers, choose
+from .choose import Case, choose
 from .launch import Walk, run
+from .measure import recalled
 
-__all__ = ["WebGpuDevice", "count", "current", "open_device", "usable"]
+__all__ = ["WebGpuDevice", "count", "current", "open_device", "trace", "usable"]
 
 Array = NDArray[Any]
 
@@ -33,7 +34,7 @@ class WebGpuDevice(Device):
 
     def __init__(self, place: DeviceId, adapter: Adapter) -> None:
         self.place, self.adapter = place, adapter
-        self.admissions, self.crossovers = Admissions(adapter), Crossovers()
+        self.admissions, self.crossovers = Admissions(adapter), recalled(adapter.name)
 
     def memory(self) -> int:
         return self.adapter.limits.buffer
@@ -53,6 +54,11 @@ class WebGpuDevice(Device):
         self.check(asked.contract)
         types = name_of(a.dtype), name_of(b.dtype)
         self.serve(asked.contract.order.kind, types, Walk(a, b, out, asked.accumulate), asked, c=c, bias=bias)
+
+    def plan(self, *checked: Any) -> Any:
+        from .plan import plan
+
+        return plan(self, *checked)
 
     def check(self, contract: Contract) -> None:
         """Raise `ContractError` unless products of floats have this contract here."""
@@ -76,7 +82,7 @@ class WebGpuDevice(Device):
         if asked.accumulate and c is not None and c is not acc:
             elements.copy(self.adapter, acc, c)
         across = abs(b.strides[1]) < abs(b.strides[0])
-        name = choose(order, out.shape[0], out.shape[1], across, self.crossovers)
+        name = choose(order, Case(*out.shape, across, self.crossovers))
         run(self.adapter, name, self.admissions.code(name, types, across), walk._replace(out=acc))
         if not here:
             elements.follow(self.adapter, acc, out, asked, None if asked.accumulate else c, bias)
@@ -90,6 +96,13 @@ def _device(place: DeviceId) -> WebGpuDevice:
 def open_device(place: DeviceId, tensors: bool = False) -> WebGpuDevice:
     """The device, which keeps its admissions for the process."""
     return _device(place)
+
+
+def trace(kernel: str, shape: tuple[int, int, int], thread: tuple[int, int, int], dtype: str = "float16") -> Any:
+    """What one thread of a kernel does, for ``isogemm trace``; needs no adapter."""
+    from .trace import trace as traced
+
+    return traced(kernel, shape, thread, dtype)
 
 
 def count() -> int:

@@ -9,10 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from ...operands.device_array import DeviceId
+from .. import find
 from .adapter import open_adapter
 from .array import WebGpuArray, from_numpy
+from .choose import Crossovers
+from .device import open_device
+from .measure import measured
 
-__all__ = ["WebGpuArray", "array", "device"]
+__all__ = ["Crossovers", "WebGpuArray", "array", "device", "measure"]
 
 
 def device(ordinal: int = 0) -> str:
@@ -48,6 +52,17 @@ def array(x: Any, device: str | None = None) -> WebGpuArray:
     DeviceError
         There is no such device.
     """
-    from .. import find
-
     return from_numpy(x, find("webgpu" if device is None else device))
+
+
+def measure(device: str | None = None) -> Crossovers:
+    """Time the kernels of a device against each other, use what was found and keep it for later processes.
+
+    Returns
+    -------
+    Crossovers
+        Rows and columns from which one kernel is faster than another; they never change a bit.
+    """
+    there = open_device(find("webgpu" if device is None else device))
+    there.crossovers = measured(there)
+    return there.crossovers

@@ -8,7 +8,7 @@ from tests.products import F16, values
 
 import isogemm
 from isogemm.backends.webgpu import source
-from isogemm.backends.webgpu.admission import Admissions
+from isogemm.backends.webgpu.admission import AdapterAdmissions
 from isogemm.backends.webgpu.kernels import code_of
 from isogemm.backends.webgpu.public import array
 from isogemm.errors import ContractError
@@ -42,7 +42,7 @@ def test_a_planted_fault_is_refused(device, monkeypatch, fault):
     name, file, line, wrong = FAULTS[fault]
     read = source.part
     assert line in read(file)
-    admissions, types = Admissions(device.adapter), ("float16", "float16")
+    admissions, types = AdapterAdmissions(device.adapter), ("float16", "float16")
     if file == "meet_subgroup" and device.adapter.subgroup < 4:
         pytest.skip("this adapter has no subgroups")
     assert not admissions.verdict(name, types, admissions.code(name, types, False))
@@ -52,7 +52,7 @@ def test_a_planted_fault_is_refused(device, monkeypatch, fault):
 
 
 def test_a_fault_in_the_codes_is_refused(device, monkeypatch):
-    read, admissions = source.part, Admissions(device.adapter)
+    read, admissions = source.part, AdapterAdmissions(device.adapter)
     monkeypatch.setattr(source, "part", lambda part: read(part).replace("divided(1.0, d)", "next(divided(1.0, d))"))
     monkeypatch.setattr(source, "MULTIPLY_ADD", source.MULTIPLY_ADD + NEXT)
     with pytest.raises(ContractError, match="quantize_x of float32"):
@@ -66,7 +66,7 @@ def test_operands_whose_products_are_exact_take_the_devices_own_fma(device):
 
 def test_an_fma_that_rounds_twice_is_replaced_by_integers(device, monkeypatch):
     """What lavapipe does, made sure of on every adapter."""
-    admissions = Admissions(device.adapter)
+    admissions = AdapterAdmissions(device.adapter)
     twice = "fn multiply_add(x: f32, y: f32, z: f32) -> f32 {{ return {name}(x, y, z) + rounded(0.0); }}"
     twice = twice.replace("{name}(x, y, z) + rounded(0.0)", "{name}(rounded(x * y), 1.0, z)")
     monkeypatch.setattr(source, "MULTIPLY_ADD", twice)
@@ -80,7 +80,7 @@ def test_an_fma_that_rounds_twice_is_replaced_by_integers(device, monkeypatch):
 def test_one_trial_for_a_code(device, monkeypatch):
     tried = []
     monkeypatch.setattr("isogemm.backends.webgpu.admission.trial", lambda *args: tried.append(args[1]) or "")
-    monkeypatch.setattr(device, "admissions", Admissions(device.adapter))
+    monkeypatch.setattr(device, "admissions", AdapterAdmissions(device.adapter))
     x = array(values((2, 8), F16))
     for _ in range(3):
         isogemm.linear(x, x)

@@ -10,8 +10,8 @@ from tests.products import poisoned
 
 from isogemm.backends.webgpu import kernels, source
 from isogemm.backends.webgpu.admission import golden_blocks
-from isogemm.backends.webgpu.kernels import KERNELS, Kernel, code_of
-from isogemm.backends.webgpu.launch import Walk, run
+from isogemm.backends.webgpu.kernels import KERNELS, WgslKernel, code_of
+from isogemm.backends.webgpu.launch import KernelCall, run
 from isogemm.backends.webgpu.public import array
 from isogemm.contract import compare, reference
 from isogemm.formats.blocks import format_of
@@ -26,7 +26,7 @@ class Fault:
     file: str
     lines: tuple[tuple[str, str], ...]
     extents: tuple[int, int, int]
-    row: Kernel | None = None
+    row: WgslKernel | None = None
 
 
 ROW = KERNELS["gemv_wide"]
@@ -95,7 +95,7 @@ def wrong_bits(device, fault: Fault) -> int:
     code = code_of(fault.kernel, types, across=False, subgroup=0, fused=True)
     out = array(poisoned(want.shape))
     views = (x.__isogemm_view__("x") for x in (array(a), array(stored).T, out[1:-1, 4:-4]))
-    run(device.adapter, fault.kernel, code, Walk(*views))
+    run(device.adapter, fault.kernel, code, KernelCall(*views))
     return compare.differing(out.numpy(), want)
 
 

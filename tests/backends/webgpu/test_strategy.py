@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import isogemm
 from isogemm.backends.webgpu import measure, source
-from isogemm.backends.webgpu.choose import TREE, Case, Crossovers, choose
+from isogemm.backends.webgpu.choose import TREE, Crossovers, TreeCase, choose
 from isogemm.backends.webgpu.kernels import KERNELS, code_of
-from isogemm.backends.webgpu.launch import Walk, run
+from isogemm.backends.webgpu.launch import KernelCall, run
 from isogemm.backends.webgpu.public import array
 from isogemm.backends.webgpu.trace import trace
 from isogemm.cli.commands import app
@@ -28,8 +28,8 @@ def test_the_tree():
     at = Crossovers(tiles=20, tiles_of_lanes=40, batch=2, several=100, wide=1000)
     shapes = {(1, 50): "gemv_simd", (1, 100): "gemv_simd_multi", (1, 1000): "gemv_wide", (2, 50): "gemv_batched",
               (40, 50): "gemm_lanes"}  # fmt: skip
-    assert {shape: choose("lanes", Case(*shape, False, at)) for shape in shapes} == shapes
-    assert [choose("chain", Case(m, 8, m == 19, at)) for m in (18, 19, 20)] == [
+    assert {shape: choose("lanes", TreeCase(*shape, False, at)) for shape in shapes} == shapes
+    assert [choose("chain", TreeCase(m, 8, m == 19, at)) for m in (18, 19, 20)] == [
         "gemv_naive", "gemv_transposed", "gemm_tiled",
     ]  # fmt: skip
     assert {branch.kernel for branches in TREE.values() for branch in branches} <= set(KERNELS)
@@ -66,13 +66,13 @@ def test_crossovers_are_measured_and_kept(device, monkeypatch, tmp_path):
     speed = {"gemm_tiled": 30, "gemv_naive": 1, "gemm_lanes": 1000, "gemv_batched": 1, "gemv_simd": 1,
              "gemv_simd_multi": 600, "gemv_wide": 9000}  # fmt: skip
     found = measure.measured(
-        device, lambda _, name, m, n: speed[name] + (m + n - 1024 if m > 1 else n) * (speed[name] == 1)
+        device.admissions, lambda _, name, m, n: speed[name] + (m + n - 1024 if m > 1 else n) * (speed[name] == 1)
     )
     assert (found.tiles, found.tiles_of_lanes, found.several, found.wide) == (32, measure.NEVER, 2048, measure.NEVER)
     assert measure.recalled(device.adapter.name) == found
     next((tmp_path / "webgpu").iterdir()).write_bytes(b"{")
     assert measure.recalled(device.adapter.name) == Crossovers()
-    assert measure.seconds(device, "gemv_simd", 1, 8) > 0
+    assert measure.seconds(device.admissions, "gemv_simd", 1, 8) > 0
 
 
 def test_the_chapters_thread():
@@ -130,7 +130,7 @@ def test_the_thread_that_writes_is_the_one_that_is_traced(device, monkeypatch, n
     monkeypatch.setattr(source, "part", telling)
     code = code_of(name, ("float16", "float16"), across=False, subgroup=0, fused=True)
     a, b, out = array(values((m, 3), F16)), array(values((n, 3), F16)), array(np.zeros((m, n), np.float32))
-    run(device.adapter, name, code, Walk(*(x.__isogemm_view__("x") for x in (a, b.T, out))))
+    run(device.adapter, name, code, KernelCall(*(x.__isogemm_view__("x") for x in (a, b.T, out))))
     want = np.empty((m, n), np.uint32)
     for thread in threads(name, m, n):
         for place in trace(name, (m, n, 3), thread).writes:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from ...base.extras import require_extra
 from ...errors import DeviceError, LimitError
+from ...operands.device_array import DeviceId
 
-__all__ = ["Adapter", "Buffer", "Limits", "adapters", "open_adapter"]
+__all__ = ["Adapter", "DeviceBuffer", "Limits", "adapters", "open_adapter"]
 
 ALIGN = 256  # of what is bound: the most that a device may ask for
 FIRST_ADDRESS = 2**32
@@ -43,7 +44,7 @@ class Limits:
     groups: int
 
 
-class Buffer:
+class DeviceBuffer:
     """Memory on an adapter.
 
     Attributes
@@ -88,7 +89,7 @@ def open_adapter(ordinal: int = 0) -> Adapter:
             "WebGPU adapter", limit=f"one of {len(adapters())}, as wgpu finds them", value=ordinal,
             nearest="0" if adapters() else "a driver: on Debian, apt install mesa-vulkan-drivers libvulkan1",
         )  # fmt: skip
-    return Adapter(adapters()[ordinal])
+    return Adapter(adapters()[ordinal], DeviceId("webgpu", ordinal))
 
 
 class Adapter:
@@ -96,6 +97,7 @@ class Adapter:
 
     Attributes
     ----------
+    place : DeviceId
     name : str
         Of the adapter and its driver.
     limits : Limits
@@ -103,7 +105,8 @@ class Adapter:
         Threads that exchange values without memory, at least; 0 where the adapter has no such operations.
     """
 
-    def __init__(self, adapter: Any) -> None:
+    def __init__(self, adapter: Any, place: DeviceId) -> None:
+        self.place = place
         info, features, limits = adapter.info, adapter.features, adapter.limits
         self.name = f"{info.get('device', '')} ({info.get('description', '')}, {info.get('backend_type', '')})"
         self.software = info.get("adapter_type") == "CPU"
@@ -119,7 +122,7 @@ class Adapter:
 
     # Memory.
 
-    def allocate(self, nbytes: int) -> Buffer:
+    def allocate(self, nbytes: int) -> DeviceBuffer:
         """New memory.
 
         Raises
@@ -137,13 +140,13 @@ class Adapter:
             )  # fmt: skip
         usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         try:
-            return Buffer(self._device.create_buffer(size=size, usage=usage), size)
+            return DeviceBuffer(self._device.create_buffer(size=size, usage=usage), size)
         except wgpu.GPUOutOfMemoryError as error:
             raise LimitError(
                 f"memory on {self.name}", limit="what is free", value=nbytes, nearest="smaller arrays"
             ) from error
 
-    def upload(self, data: NDArray[Any]) -> Buffer:
+    def upload(self, data: NDArray[Any]) -> DeviceBuffer:
         """A host's contiguous array in memory of its own."""
         whole = np.zeros(max(4, -(-data.nbytes // 4) * 4), np.uint8)
         whole[: data.nbytes] = np.frombuffer(data, np.uint8) if data.nbytes else ()
@@ -151,7 +154,7 @@ class Adapter:
         self._device.queue.write_buffer(made.handle, 0, whole)
         return made
 
-    def read(self, buffer: Buffer, start: int, stop: int) -> NDArray[np.uint8]:
+    def read(self, buffer: DeviceBuffer, start: int, stop: int) -> NDArray[np.uint8]:
         """Bytes of a buffer on the host; waits for what was launched before."""
         low, high = start // 4 * 4, -(-stop // 4) * 4
         if high <= low:
@@ -159,7 +162,7 @@ class Adapter:
         found = np.frombuffer(self._device.queue.read_buffer(buffer.handle, low, high - low), np.uint8)
         return found[start - low : stop - low]
 
-    def copy(self, source: Buffer, target: Buffer) -> None:
+    def copy(self, source: DeviceBuffer, target: DeviceBuffer) -> None:
         """All bytes of a buffer into another one of its size."""
         encoder = self._device.create_command_encoder()
         encoder.copy_buffer_to_buffer(source.handle, 0, target.handle, 0, source.nbytes)
@@ -171,7 +174,7 @@ class Adapter:
         self,
         code: str,
         numbers: Sequence[int | float],
-        bound: Mapping[int, tuple[Buffer, int, int]],
+        bound: Mapping[int, tuple[DeviceBuffer, int, int]],
         grid: tuple[int, int],
     ) -> None:
         """Run a kernel on a grid of workgroups, without waiting for it.
@@ -214,7 +217,7 @@ class Adapter:
         self.read(self._mark, 0, 4)
 
     @cached_property
-    def _mark(self) -> Buffer:
+    def _mark(self) -> DeviceBuffer:
         return self.allocate(4)
 
 

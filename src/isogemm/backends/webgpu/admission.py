@@ -19,14 +19,14 @@ from ...contract.spec import Contract, Order
 from ...errors import ContractError
 from ...formats.blocks import format_of
 from ...formats.reference import decode, dequantize
-from ...operands.device_array import DeviceId, device_array
+from ...operands.device_array import device_array
 from .adapter import Adapter
 from .array import buffer_of
 from .integers import code_of_block, run_quantize
 from .kernels import KERNELS, LANES, code_of
-from .launch import Walk, run
+from .launch import KernelCall, run
 
-__all__ = ["ORDERS", "Admissions", "Posed", "pose", "trial"]
+__all__ = ["ORDERS", "AdapterAdmissions", "TrialProduct", "pose", "trial"]
 
 Array = NDArray[Any]
 ORDERS = {"chain": Order(), "lanes": Order("lanes", LANES), "integers": Order()}
@@ -37,7 +37,7 @@ SHAPES = ((3, 5, 7), (67, 133, 333))
 SHAPES_OF_BLOCKS = ((3, 5, 256), (9, 133, 768))
 
 
-class Posed(NamedTuple):
+class TrialProduct(NamedTuple):
     """A product of a trial: operands as they lie on the host, where out starts, and the bits that it must have.
 
     Quantized weights are their bytes, in pairs [row bytes / 2, n].
@@ -49,7 +49,7 @@ class Posed(NamedTuple):
     want: Array
 
 
-class Admissions:
+class AdapterAdmissions:
     """Verdicts of this process on one adapter."""
 
     def __init__(self, adapter: Adapter) -> None:
@@ -118,7 +118,7 @@ def trial(adapter: Adapter, name: str, types: tuple[str, str], code: str) -> str
     return ""
 
 
-def pose(order: str, types: tuple[str, str], m: int, n: int, k: int, *, started: bool) -> Posed:
+def pose(order: str, types: tuple[str, str], m: int, n: int, k: int, *, started: bool) -> TrialProduct:
     """A golden product of these extents, and its bits by the definition of the order."""
     started = started and order == "chain"
     case = golden.GoldenCase(Order(), k, started)
@@ -130,14 +130,14 @@ def pose(order: str, types: tuple[str, str], m: int, n: int, k: int, *, started:
     c = golden.start(case).view(np.float32)[rows][:, columns] if started else None
     if not blocks:
         b = words[1].view(NUMPY[types[1]])[:, columns]
-        return Posed(a, b, c, _evaluated(order, a, b, c))
+        return TrialProduct(a, b, c, _evaluated(order, a, b, c))
     stored = golden_blocks(fmt, n, k)
     pairs = stored.view(np.float16).T
     if order == "integers":
-        return Posed(a, pairs, None, int32.evaluate(a, decode(stored, format_of(fmt))))
+        return TrialProduct(a, pairs, None, int32.evaluate(a, decode(stored, format_of(fmt))))
     with np.errstate(over="ignore"):
         weight = dequantize(stored, format_of(fmt)).astype(NUMPY[rounded]).T
-    return Posed(a, pairs, c, _evaluated(order, a, weight, c))
+    return TrialProduct(a, pairs, c, _evaluated(order, a, weight, c))
 
 
 def _evaluated(order: str, a: Array, b: Array, c: Array | None) -> Array:
@@ -157,7 +157,7 @@ def golden_blocks(fmt: str, n: int, k: int) -> Array:
     return rows
 
 
-def _differs(adapter: Adapter, name: str, types: tuple[str, str], code: str, posed: Posed, lines: bool) -> str:
+def _differs(adapter: Adapter, name: str, types: tuple[str, str], code: str, posed: TrialProduct, lines: bool) -> str:
     """What a kernel's code makes of a product: empty, or the first bit that is wrong."""
     (m, n), inside = posed.want.shape, slice(MARGIN, -MARGIN)
     expected = np.full((m + 2 * MARGIN, n + 2 * MARGIN), POISON, np.uint32).view(np.float32)
@@ -172,7 +172,7 @@ def _differs(adapter: Adapter, name: str, types: tuple[str, str], code: str, pos
     if KERNELS[name].order == "integers":
         block = 32 if format_of(types[1]).block == 32 else 256
         a, scales = run_quantize(adapter, code_of_block(types[0], block), a, block)
-    run(adapter, name, code, Walk(a, b, out[inside, inside], posed.start is not None, scales))
+    run(adapter, name, code, KernelCall(a, b, out[inside, inside], posed.start is not None, scales))
     got = adapter.read(buffer_of(out), 0, room.nbytes).view(np.float32).reshape(room.shape)
     mismatch = first_mismatch(got, expected)
     return "" if mismatch is None else str(mismatch)
@@ -201,9 +201,10 @@ def _ties(block: int) -> Array:
     )
     halves = (rng.integers(0, 126, (8, 1024 // block, block)) + np.float32(0.5)).astype(np.float32)
     rows = halves * (largest / np.float32(127))
-    rows = (rows.view(np.int32) + rng.integers(-2, 3, rows.shape, np.int32)).view(np.float32)
+    rows = np.add(rows.view(np.int32), rng.integers(-2, 3, rows.shape, np.int32)).view(np.float32)
     rows[..., :1] = largest
-    return rows.reshape(8, 1024)
+    found: Array = rows.reshape(8, 1024)
+    return found
 
 
 def _placed(adapter: Adapter, x: Array) -> Array:
@@ -211,4 +212,4 @@ def _placed(adapter: Adapter, x: Array) -> Array:
     data = np.ascontiguousarray(x)
     buffer = adapter.upload(data.view(np.uint8).reshape(-1))
     dtype = BFLOAT16 if data.dtype == BFLOAT16 else data.dtype
-    return device_array(buffer.address, data.shape, None, dtype, DeviceId("webgpu"), owner=buffer)
+    return device_array(buffer.address, data.shape, None, dtype, adapter.place, owner=buffer)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...base.dtypes import check_dtype
 from ...errors import OptionError
 from ...operands.device_array import DeviceId, device_array, holder_of
-from .adapter import Buffer, open_adapter
+from .adapter import DeviceBuffer, open_adapter
 
 __all__ = ["WebGpuArray", "buffer_of", "empty", "from_numpy", "offset_of", "span"]
 
@@ -88,9 +88,9 @@ class WebGpuArray:
         return f"WebGpuArray({self.dtype.name} {list(self.shape)} on {self.device})"
 
 
-def buffer_of(view: Array) -> Buffer:
+def buffer_of(view: Array) -> DeviceBuffer:
     """The buffer that a view's elements are in."""
-    owner: Buffer = holder_of(view).owner
+    owner: DeviceBuffer = holder_of(view).owner
     return owner
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["TREE", "Branch", "Case", "Crossovers", "choose"]
+from ...contract.spec import Contract
+from ...errors import ContractError
+from ...operands.device_array import DeviceId
+
+__all__ = ["TREE", "Branch", "Crossovers", "TreeCase", "check_contract", "choose"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Crossovers:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TreeCase:
     """What a kernel is chosen by. `across`: neighbouring columns of b are neighbours in memory."""
 
     m: int
@@ -49,7 +53,7 @@ class Branch:
     """One question of the tree, and the kernel where its answer is yes."""
 
     question: str
-    holds: Callable[[Case], bool]
+    holds: Callable[[TreeCase], bool]
     kernel: str
 
     def text(self, at: Crossovers) -> str:
@@ -78,6 +82,15 @@ TREE: Mapping[str, tuple[Branch, ...]] = {
 """By the order over K; the first question that holds decides."""
 
 
-def choose(order: str, case: Case) -> str:
+def choose(order: str, case: TreeCase) -> str:
     """The name of a kernel."""
     return next(branch.kernel for branch in TREE[order] if branch.holds(case))
+
+
+def check_contract(place: DeviceId, contract: Contract) -> None:
+    """Raise `ContractError` unless products of floats have this contract on WebGPU devices."""
+    if contract.arithmetic != "fma" or contract.order.kind not in ("chain", "lanes"):
+        raise ContractError(
+            f"contract on {place}", limit="fma/chain or fma/lanes32, and int32/chain of quantized weights",
+            value=contract, nearest="fma/chain",
+        )  # fmt: skip

@@ -9,17 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.dtypes import FLOAT32, name_of
-from ...contract.spec import Contract
-from ...errors import ContractError
 from ...operands.device_array import DeviceId
 from ...planner.device import Device
 from ...problem.settings import Settings
 from . import elements
 from .adapter import Adapter, adapters, open_adapter
-from .admission import Admissions
+from .admission import AdapterAdmissions
 from .array import WebGpuArray, buffer_of, empty
-from .choose import Case, choose
-from .launch import Walk, run
+from .choose import TreeCase, check_contract, choose
+from .launch import KernelCall, run
 from .measure import recalled
 
 __all__ = ["WebGpuDevice", "count", "current", "open_device", "trace", "usable"]
@@ -32,9 +30,9 @@ class WebGpuDevice(Device):
 
     columns: ClassVar = {"quant": "isogemm.backends.webgpu.quant"}
 
-    def __init__(self, place: DeviceId, adapter: Adapter) -> None:
-        self.place, self.adapter = place, adapter
-        self.admissions, self.crossovers = Admissions(adapter), recalled(adapter.name)
+    def __init__(self, adapter: Adapter) -> None:
+        self.place, self.adapter = adapter.place, adapter
+        self.admissions, self.crossovers = AdapterAdmissions(adapter), recalled(adapter.name)
 
     def memory(self) -> int:
         return self.adapter.limits.buffer
@@ -51,25 +49,17 @@ class WebGpuDevice(Device):
     def gemm(
         self, a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
     ) -> None:
-        self.check(asked.contract)
+        check_contract(self.place, asked.contract)
         types = name_of(a.dtype), name_of(b.dtype)
-        self.serve(asked.contract.order.kind, types, Walk(a, b, out, asked.accumulate), asked, c=c, bias=bias)
+        self.serve(asked.contract.order.kind, types, KernelCall(a, b, out, asked.accumulate), asked, c=c, bias=bias)
 
     def plan(self, *checked: Any) -> Any:
         from .plan import plan
 
-        return plan(self, *checked)
-
-    def check(self, contract: Contract) -> None:
-        """Raise `ContractError` unless products of floats have this contract here."""
-        if contract.arithmetic != "fma" or contract.order.kind not in ("chain", "lanes"):
-            raise ContractError(
-                f"contract on {self.place}", limit="fma/chain or fma/lanes32, and int32/chain of quantized weights",
-                value=contract, nearest="fma/chain",
-            )  # fmt: skip
+        return plan(self.adapter, self.crossovers, *checked)
 
     def serve(
-        self, order: str, types: tuple[str, str], walk: Walk, asked: Settings, *, c: Array | None = None,
+        self, order: str, types: tuple[str, str], walk: KernelCall, asked: Settings, *, c: Array | None = None,
         bias: Array | None = None,
     ) -> None:  # fmt: skip
         """The walk over K by the kernel that is chosen, then what follows it."""
@@ -82,7 +72,8 @@ class WebGpuDevice(Device):
         if asked.accumulate and c is not None and c is not acc:
             elements.copy(self.adapter, acc, c)
         across = abs(b.strides[1]) < abs(b.strides[0])
-        name = choose(order, Case(*out.shape, across, self.crossovers))
+        m, n = out.shape
+        name = choose(order, TreeCase(m, n, across, self.crossovers))
         run(self.adapter, name, self.admissions.code(name, types, across), walk._replace(out=acc))
         if not here:
             elements.follow(self.adapter, acc, out, asked, None if asked.accumulate else c, bias)
@@ -90,7 +81,7 @@ class WebGpuDevice(Device):
 
 @cache
 def _device(place: DeviceId) -> WebGpuDevice:
-    return WebGpuDevice(place, open_adapter(place.ordinal))
+    return WebGpuDevice(open_adapter(place.ordinal))
 
 
 def open_device(place: DeviceId, tensors: bool = False) -> WebGpuDevice:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from ...base.dtypes import FLOAT32, name_of
+from ...base.dtypes import FLOAT32
 from ...operands.device_array import holder_of
 from .adapter import Adapter
 from .array import empty, offset_of
 from .launch import EXTRA, OUT, A, bound, steps
 from .source import assembled, element
 
-if TYPE_CHECKING:
-    from .admission import Admissions
-
-__all__ = ["Quantized", "code_of_block", "quantized", "run_quantize"]
+__all__ = ["Quantized", "code_of_block", "run_quantize"]
 
 Array = NDArray[Any]
 
@@ -31,18 +28,6 @@ class Quantized(NamedTuple):
 def code_of_block(dtype: str, block: int) -> str:
     """The WGSL that quantizes rows of a type in blocks of 32 or 256."""
     return assembled("quantize_x", ("params", "integers", element("a", dtype)), {"BLOCK": block}, fused=True)
-
-
-def quantized(adapter: Adapter, admissions: Admissions, x: Array, block: int) -> Quantized:
-    """Rows of x, quantized by an admitted kernel.
-
-    Raises
-    ------
-    ContractError
-        The kernel's bits are others on this adapter.
-    """
-    size = 32 if block == 32 else 256
-    return run_quantize(adapter, admissions.quantizer(name_of(x.dtype), size), x, size)
 
 
 def run_quantize(adapter: Adapter, code: str, x: Array, block: int) -> Quantized:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from .source import Constants, assembled, element, operand_b
 
-__all__ = ["KERNELS", "LANES", "Kernel", "code_of"]
+__all__ = ["KERNELS", "LANES", "WgslKernel", "code_of"]
 
 LANES = 32
 
 
 @dataclass(frozen=True)
-class Kernel:
+class WgslKernel:
     """One kernel for out [m, n] = a [m, k] @ b [k, n].
 
     Attributes
@@ -53,18 +53,18 @@ def _lanes(lanes: int, workgroup: int, *, rows: int = 1, outputs: int = 1) -> di
     return {"rows": rows, "columns": columns, "workgroup": workgroup, "lanes": lanes, "constants": constants}
 
 
-KERNELS: Mapping[str, Kernel] = {
-    "gemv_naive": Kernel("gemv_naive", "chain", 1, 64, 64),
-    "gemv_transposed": Kernel("gemv_transposed", "chain", 1, 64, 64),
-    "gemv_simd": Kernel("gemv_simd", "lanes", **_lanes(1, 128)),  # type: ignore[arg-type]
-    "gemv_simd_multi": Kernel("gemv_simd_multi", "lanes", **_lanes(4, 64, outputs=4)),  # type: ignore[arg-type]
-    "gemv_wide": Kernel("gemv_wide", "lanes", **_lanes(8, 256, outputs=2)),  # type: ignore[arg-type]
-    "gemv_batched": Kernel("gemv_batched", "lanes", **_lanes(4, 64, rows=8)),  # type: ignore[arg-type]
-    "gemm_simdgroup": Kernel("gemm_simdgroup", "chain", 32, 16, 256),
-    "gemm_tiled": Kernel("gemm_tiled", "chain", 64, 64, 256, constants={"STEP": 1}),
-    "gemm_lanes": Kernel("gemm_tiled", "lanes", 64, 64, 256, constants={"STEP": LANES}),
-    "gemv_q4_0": Kernel("gemv_q4_0", "integers", 1, 8, 64, constants={"ROWS": 1}),
-    "gemm_q4_0": Kernel("gemv_q4_0", "integers", 4, 8, 64, constants={"ROWS": 4}),
+KERNELS: Mapping[str, WgslKernel] = {
+    "gemv_naive": WgslKernel("gemv_naive", "chain", 1, 64, 64),
+    "gemv_transposed": WgslKernel("gemv_transposed", "chain", 1, 64, 64),
+    "gemv_simd": WgslKernel("gemv_simd", "lanes", **_lanes(1, 128)),  # type: ignore[arg-type]
+    "gemv_simd_multi": WgslKernel("gemv_simd_multi", "lanes", **_lanes(4, 64, outputs=4)),  # type: ignore[arg-type]
+    "gemv_wide": WgslKernel("gemv_wide", "lanes", **_lanes(8, 256, outputs=2)),  # type: ignore[arg-type]
+    "gemv_batched": WgslKernel("gemv_batched", "lanes", **_lanes(4, 64, rows=8)),  # type: ignore[arg-type]
+    "gemm_simdgroup": WgslKernel("gemm_simdgroup", "chain", 32, 16, 256),
+    "gemm_tiled": WgslKernel("gemm_tiled", "chain", 64, 64, 256, constants={"STEP": 1}),
+    "gemm_lanes": WgslKernel("gemm_tiled", "lanes", 64, 64, 256, constants={"STEP": LANES}),
+    "gemv_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 8, 64, constants={"ROWS": 1}),
+    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", 4, 8, 64, constants={"ROWS": 4}),
 }
 
 

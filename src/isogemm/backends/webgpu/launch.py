@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import LimitError
-from .adapter import ALIGN, Adapter, Buffer
+from .adapter import ALIGN, Adapter, DeviceBuffer
 from .array import buffer_of, offset_of, span
 from .kernels import KERNELS
 
-__all__ = ["EXTRA", "OUT", "A", "B", "Walk", "bound", "run", "steps"]
+__all__ = ["EXTRA", "OUT", "A", "B", "KernelCall", "bound", "run", "steps"]
 
 Array = NDArray[Any]
 A, B, OUT, EXTRA = 1, 2, 3, 4  # bindings of products
 
 
-class Walk(NamedTuple):
+class KernelCall(NamedTuple):
     """One launch: out = a @ b, from what out holds where `start`.
 
     Rows of quantized blocks are a `b` of pairs of bytes [row bytes / 2, n]; integers come with the scales of `a`.
@@ -32,7 +32,7 @@ class Walk(NamedTuple):
     scales: Array | None = None
 
 
-def run(adapter: Adapter, name: str, code: str, walk: Walk) -> None:
+def run(adapter: Adapter, name: str, code: str, walk: KernelCall) -> None:
     """A kernel's code on a product, as many launches as its operands need."""
     kernel = KERNELS[name]
     for a, b, out, start, scales in _pieces(adapter, kernel.order == "chain", (kernel.rows, kernel.columns), walk):
@@ -50,14 +50,14 @@ def steps(x: Array) -> tuple[int, ...]:
     return tuple(stride // x.itemsize for stride in x.strides)
 
 
-def bound(x: Array) -> tuple[Buffer, int, int]:
+def bound(x: Array) -> tuple[DeviceBuffer, int, int]:
     """The range of a buffer that a view's elements are in, as a kernel may see it: (buffer, first byte, bytes)."""
     buffer, (start, stop) = buffer_of(x), span(x)
     first = start // ALIGN * ALIGN
     return buffer, first, max(4, -(-(stop - first) // 4) * 4)
 
 
-def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: Walk) -> Iterator[Walk]:
+def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: KernelCall) -> Iterator[KernelCall]:
     """Products whose operands fit the adapter's limits: of some rows or columns, and for chains of parts of K."""
     a, b, out, start, scales = walk
     limits = adapter.limits
@@ -83,11 +83,11 @@ def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: Walk) ->
         )  # fmt: skip
     low, high = slice(0, extent // 2), slice(extent // 2, extent)
     if cut == "m":
-        parts = [Walk(a[x], b, out[x], start) for x in (low, high)]
+        parts = [KernelCall(a[x], b, out[x], start) for x in (low, high)]
     elif cut == "n":
-        parts = [Walk(a, b[:, x], out[:, x], start, scales) for x in (low, high)]
+        parts = [KernelCall(a, b[:, x], out[:, x], start, scales) for x in (low, high)]
     else:
-        parts = [Walk(a[:, low], b[low], out, start), Walk(a[:, high], b[high], out, True)]
+        parts = [KernelCall(a[:, low], b[low], out, start), KernelCall(a[:, high], b[high], out, True)]
     for part in parts:
         yield from _pieces(adapter, chain, tile, part)
 

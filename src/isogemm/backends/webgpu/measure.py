@@ -9,18 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...base.disk import cache_folder, keep, kept
 from ...base.dtypes import FLOAT16, FLOAT32
+from .admission import AdapterAdmissions
 from .array import empty
 from .choose import Crossovers
-from .launch import Walk, run
-
-if TYPE_CHECKING:
-    from .device import WebGpuDevice
+from .launch import KernelCall, run
 
 __all__ = ["measured", "recalled"]
 
@@ -28,40 +25,40 @@ ROWS, COLUMNS = (8, 16, 32, 64, 128), (512, 2048, 8192, 32768)
 DEPTH, BESIDE = 512, 1024  # K of all products, and N of those whose M is looked for
 REPEATS = 5
 NEVER = 2**30
-Timer = Callable[["WebGpuDevice", str, int, int], float]
+Timer = Callable[[AdapterAdmissions, str, int, int], float]
 
 
-def seconds(device: WebGpuDevice, name: str, m: int, n: int) -> float:
+def seconds(admissions: AdapterAdmissions, name: str, m: int, n: int) -> float:
     """The median time of a kernel on [m, DEPTH] x [DEPTH, n] of float16, its launch included."""
-    place = device.place
+    adapter, place = admissions.adapter, admissions.adapter.place
     a, b = empty((m, DEPTH), FLOAT16, place), empty((n, DEPTH), FLOAT16, place)
     out = empty((m, n), FLOAT32, place)
-    code = device.admissions.code(name, ("float16", "float16"), across=False)
+    code = admissions.code(name, ("float16", "float16"), across=False)
     times = []
     for _ in range(REPEATS + 1):
-        device.adapter.wait()
+        adapter.wait()
         begun = time.perf_counter()
-        run(device.adapter, name, code, Walk(a, b.T, out))
-        device.adapter.wait()
+        run(adapter, name, code, KernelCall(a, b.T, out))
+        adapter.wait()
         times.append(time.perf_counter() - begun)
     return statistics.median(times[1:])
 
 
-def measured(device: WebGpuDevice, timer: Timer = seconds) -> Crossovers:
+def measured(admissions: AdapterAdmissions, timer: Timer = seconds) -> Crossovers:
     """Time the kernels on either side of each crossover; the least extent from which the later one stays faster."""
 
     def rows(later: str, before: str) -> int:
-        return _from(ROWS, lambda m: timer(device, later, m, BESIDE) < timer(device, before, m, BESIDE))
+        return _from(ROWS, lambda m: timer(admissions, later, m, BESIDE) < timer(admissions, before, m, BESIDE))
 
     def columns(later: str, before: str) -> int:
-        return _from(COLUMNS, lambda n: timer(device, later, 1, n) < timer(device, before, 1, n))
+        return _from(COLUMNS, lambda n: timer(admissions, later, 1, n) < timer(admissions, before, 1, n))
 
     found = Crossovers(
         tiles=rows("gemm_tiled", "gemv_naive"), tiles_of_lanes=rows("gemm_lanes", "gemv_batched"),
         several=columns("gemv_simd_multi", "gemv_simd"), wide=columns("gemv_wide", "gemv_simd_multi"),
         source=f"measured on {np.datetime64('today')} with float16, K = {DEPTH}",
     )  # fmt: skip
-    place = _place(device.adapter.name)
+    place = _file(admissions.adapter.name)
     if place is not None:
         keep(place, json.dumps(asdict(found)).encode())
     return found
@@ -69,7 +66,7 @@ def measured(device: WebGpuDevice, timer: Timer = seconds) -> Crossovers:
 
 def recalled(name: str) -> Crossovers:
     """What was measured on an adapter before; the defaults where nothing was."""
-    place = _place(name)
+    place = _file(name)
     data = None if place is None else kept(place)
     try:
         found = json.loads(data) if data else {}
@@ -89,6 +86,6 @@ def _from(extents: Sequence[int], faster: Callable[[int], bool]) -> int:
     return found
 
 
-def _place(name: str) -> Path | None:
+def _file(name: str) -> Path | None:
     folder = cache_folder("webgpu")
     return None if folder is None else folder / f"{sha256(name.encode()).hexdigest()[:16]}.json"

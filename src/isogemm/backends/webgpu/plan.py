@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import OptionError
 from ...problem.numeric import AnyPlan, numeric_plan
-from .choose import TREE, Case, Crossovers, choose
-
-if TYPE_CHECKING:
-    from .device import WebGpuDevice
+from .adapter import Adapter
+from .choose import TREE, Crossovers, TreeCase, check_contract, choose
 
 __all__ = ["SCHEMA", "WebGpuPlan", "plan"]
 
@@ -61,7 +59,8 @@ class WebGpuPlan(AnyPlan):
 
 
 def plan(
-    device: WebGpuDevice,
+    adapter: Adapter,
+    crossovers: Crossovers,
     extents: tuple[int, int, int],
     types: tuple[str, str, str],
     trans: str,
@@ -79,10 +78,12 @@ def plan(
         This device does not have the contract.
     """
     if packed or threads is not None:
-        raise OptionError("packed and threads", limit="device='cpu'", value=str(device.place), nearest="leave them out")
+        raise OptionError(
+            "packed and threads", limit="device='cpu'", value=str(adapter.place), nearest="leave them out"
+        )
     m, n, k = extents
     numeric = numeric_plan(k, dtype_a=types[0], dtype_b=types[1], out_dtype=types[2], contract=contract)
-    device.check(numeric.contract)
-    case = Case(m, n, trans[1] == "N", device.crossovers)
+    check_contract(adapter.place, numeric.contract)
+    case = TreeCase(m, n, trans[1] == "N", crossovers)
     kernel = choose(numeric.contract.order.kind, case)
-    return WebGpuPlan(m, n, k, trans[0], trans[1], numeric, device.adapter.name, kernel, device.crossovers)
+    return WebGpuPlan(m, n, k, trans[0], trans[1], numeric, adapter.name, kernel, crossovers)

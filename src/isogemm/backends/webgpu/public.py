@@ -64,5 +64,5 @@ def measure(device: str | None = None) -> Crossovers:
         Rows and columns from which one kernel is faster than another; they never change a bit.
     """
     there = open_device(find("webgpu" if device is None else device))
-    there.crossovers = measured(there)
+    there.crossovers = measured(there.admissions)
     return there.crossovers

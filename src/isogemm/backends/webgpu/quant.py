@@ -16,8 +16,9 @@ from ...operands.shapes import matrices
 from ...problem.settings import Settings
 from .adapter import open_adapter
 from .array import WebGpuArray, empty, from_numpy
-from .integers import quantized
-from .launch import Walk
+from .choose import check_contract
+from .integers import run_quantize
+from .launch import KernelCall
 
 __all__ = ["FORMATS", "BlockCopy", "pieces", "product", "upload"]
 
@@ -88,7 +89,7 @@ def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract
     Raises
     ------
     ContractError
-        An order of integers other than the chain, or one that `WebGpuDevice.check` refuses.
+        An order of integers other than the chain, or one that floats do not have here.
     """
     from .device import open_device
 
@@ -100,18 +101,21 @@ def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract
         raise ContractError(
             f"integer products on {copy.place}", limit="int32/chain", value=contract, nearest="int32/chain"
         )
+    size = 32 if w.format.block == 32 else 256  # of a block of activations
     for rows, into in matrices(x, out):
         asked = Settings(contract, out_dtype=into.dtype)
         if how == "q8":
             for part in _row_parts(device.adapter, rows):
-                given = quantized(device.adapter, device.admissions, rows[part], w.format.block)
-                walk = Walk(given.codes, copy.native.T, into[part], scales=given.scales)
+                given = run_quantize(
+                    device.adapter, device.admissions.quantizer(name_of(x.dtype), size), rows[part], size
+                )
+                walk = KernelCall(given.codes, copy.native.T, into[part], scales=given.scales)
                 device.serve("integers", (name_of(FLOAT32), w.format.name), walk, asked, bias=bias)
         else:
             rounded = name_of(FLOAT32) if how == "fp32" else name_of(x.dtype)
-            device.check(contract)
+            check_contract(device.place, contract)
             types = name_of(x.dtype), f"{w.format.name}:{rounded}"
-            device.serve(contract.order.kind, types, Walk(rows, copy.native.T, into), asked, bias=bias)
+            device.serve(contract.order.kind, types, KernelCall(rows, copy.native.T, into), asked, bias=bias)
     return True
 
 

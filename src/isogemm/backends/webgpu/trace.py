@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from ...base.dtypes import ITEMSIZE
 from ...errors import OptionError, ShapeError
-from .kernels import KERNELS, LANES, Kernel
+from .kernels import KERNELS, LANES, WgslKernel
 
-__all__ = ["Trace", "trace"]
+__all__ = ["ThreadTrace", "trace"]
 
 Output = tuple[int, int]
 GROUP = 32  # threads of what a chapter on Metal calls a SIMD group
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class ThreadTrace:
     """The work of one thread on y[m, n] = x[m, k] @ w[n, k].T.
 
     Attributes
@@ -66,7 +66,9 @@ class Trace:
         return "\n".join(f"{name:<8} {value}" for name, value in self.rows())
 
 
-def trace(kernel: str, shape: tuple[int, int, int], thread: tuple[int, int, int], dtype: str = "float16") -> Trace:
+def trace(
+    kernel: str, shape: tuple[int, int, int], thread: tuple[int, int, int], dtype: str = "float16"
+) -> ThreadTrace:
     """What a thread does for m, n, k = `shape`; weights stored [n, k].
 
     Raises
@@ -92,18 +94,18 @@ def trace(kernel: str, shape: tuple[int, int, int], thread: tuple[int, int, int]
     outputs, walks, writes = _WAYS[made.file](made, group * GROUP + lane, k)
     there = [[(row * made.rows + i, j) for i, j in group_of] for group_of in (outputs, writes)]
     kept = [tuple(x for x in group_of if x[0] < m and x[1] < n) for group_of in there]
-    return Trace(kernel, thread, kept[0], walks, kept[1], k * ITEMSIZE[dtype], ITEMSIZE[dtype])
+    return ThreadTrace(kernel, thread, kept[0], walks, kept[1], k * ITEMSIZE[dtype], ITEMSIZE[dtype])
 
 
 Work = tuple[list[Output], tuple[range, ...], list[Output]]
 
 
-def _alone(kernel: Kernel, index: int, k: int) -> Work:
+def _alone(kernel: WgslKernel, index: int, k: int) -> Work:
     """A thread for an output."""
     return [(0, index)], (range(k),), [(0, index)]
 
 
-def _together(kernel: Kernel, index: int, k: int) -> Work:
+def _together(kernel: WgslKernel, index: int, k: int) -> Work:
     """Some adjacent lanes of a group's outputs; the first thread writes them."""
     group, thread = divmod(index, kernel.threads)
     columns = kernel.constants.get("OUTPUTS", 1)
@@ -113,7 +115,7 @@ def _together(kernel: Kernel, index: int, k: int) -> Work:
     return outputs, walks, [] if thread else outputs
 
 
-def _tiled(kernel: Kernel, index: int, k: int) -> Work:
+def _tiled(kernel: WgslKernel, index: int, k: int) -> Work:
     """4 x 4 outputs of a tile of 64 x 64."""
     tile, local = divmod(index, kernel.workgroup)
     outputs = [(local // 16 * 4 + i, tile * 64 + local % 16 * 4 + j) for i in range(4) for j in range(4)]
@@ -123,7 +125,7 @@ def _tiled(kernel: Kernel, index: int, k: int) -> Work:
     return outputs, tuple(range(lane, k, LANES) for lane in order), outputs
 
 
-def _fragments(kernel: Kernel, index: int, k: int) -> Work:
+def _fragments(kernel: WgslKernel, index: int, k: int) -> Work:
     """Two neighbours of an 8 x 8 fragment."""
     tile, local = divmod(index, kernel.workgroup)
     fragment, thread = divmod(local, GROUP)
@@ -136,7 +138,7 @@ def _listed(items: list[str]) -> str:
     return ", ".join(items) if len(items) <= 4 else f"{', '.join(items[:3])}, ..., {items[-1]}"
 
 
-_WAYS: Mapping[str, Callable[[Kernel, int, int], Work]] = {
+_WAYS: Mapping[str, Callable[[WgslKernel, int, int], Work]] = {
     "gemv_naive": _alone,
     "gemv_transposed": _alone,
     "gemv_simd": _together,

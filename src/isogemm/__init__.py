@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .backends.cpu.gemm.packed import PackedWeight
     from .backends.cpu.gemm.plan import Plan
     from .backends.cuda.pointers import PointerArray
+    from .backends.metal import public as metal  # noqa: F401
     from .backends.webgpu import public as webgpu  # noqa: F401
     from .base.threads import get_num_threads, set_num_threads
     from .base.tuning import get_tuning, set_tuning
@@ -75,8 +76,8 @@ _HOMES = {
     "Warmed": ".api.warm",
 }
 # Not in __all__: a star import would load them.
-_MODULES = ("audit", "blas", "contract", "forms", "lab", "quant", "torch", "webgpu")
-_ELSEWHERE = {"webgpu": ".backends.webgpu.public"}  # of these, what a backend brings
+_MODULES = ("audit", "blas", "contract", "forms", "lab", "metal", "quant", "torch", "webgpu")
+_ELSEWHERE = {"metal": ".backends.metal.public", "webgpu": ".backends.webgpu.public"}  # of these, what a backend brings
 
 
 def __getattr__(name: str) -> Any:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .backends.cpu.gemm.packed import PackedWeight
     from .backends.cpu.gemm.plan import Plan
     from .backends.cuda.pointers import PointerArray
+    from .backends.metal import public as metal  # noqa: F401
+    from .backends.webgpu import public as webgpu  # noqa: F401
     from .base.threads import get_num_threads, set_num_threads
     from .base.tuning import get_tuning, set_tuning
     from .lab import models as models
@@ -100,6 +102,7 @@ _HOMES = {
 # Not in __all__: a star import would load them.
 _MODULES = {name: f".{name}" for name in ("audit", "blas", "contract", "doctor", "forms", "lab", "quant", "torch")}
 _MODULES["models"] = ".lab.models"
+_MODULES |= {name: f".backends.{name}.public" for name in ("metal", "webgpu")}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from tests.contract.draws import ARITHMETICS, Arithmetic, draw, products
 
 from isogemm.contract import Contract
 from isogemm.contract.compare import bits, differing, first_mismatch
-from isogemm.contract.reference import evaluate
+from isogemm.contract.reference import canonical, evaluate
 from isogemm.errors import ContractError, DTypeError, ShapeError
 
 BY_NAME = pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=str)
@@ -36,6 +36,27 @@ def test_one_leaf_is_the_chain(arithmetic: Arithmetic) -> None:
         chain = evaluate(a, b, f"{arithmetic.name}/chain")
         for length in (112, 4096):
             assert_same(evaluate(a, b, f"{arithmetic.name}/leaf{length}"), np.float32(0) + chain)  # -0 becomes +0
+
+
+@pytest.mark.parametrize("k", [0, 1, 31, 32, 33, 100])
+@pytest.mark.parametrize("kind", ["near", "special", "product underflows"])
+def test_lanes_meet_by_xor(kind: str, k: int) -> None:
+    arithmetic = next(a for a in ARITHMETICS if a.name == "fma")
+    a, b = operands(arithmetic, 7, k, 9, kind, seed=k)
+    with np.errstate(all="ignore"):
+        lanes = np.stack([evaluate(a[:, lane::32], b[lane::32], "fma/chain") for lane in range(32)])
+        for mask in (16, 8, 4, 2, 1):
+            lanes = lanes + lanes[np.arange(32) ^ mask]
+    assert (canonical(lanes[0]).view(np.uint32) == canonical(lanes).view(np.uint32)).all()
+    assert_same(evaluate(a, b, "fma/lanes32"), canonical(lanes[0]))
+    if kind == "near" and k == 100:
+        assert differing(evaluate(a, b, "fma/lanes32"), evaluate(a, b, "fma/chain")) > 0
+
+
+def test_lanes_have_no_running_total() -> None:
+    a, b = operands(next(a for a in ARITHMETICS if a.name == "fma"), 2, 40, 3)
+    with pytest.raises(ContractError, match="running total"):
+        evaluate(a, b, "fma/lanes32", np.zeros((2, 3), np.float32))
 
 
 @BY_NAME

@@ -58,6 +58,9 @@ def test_defaults_and_properties() -> None:
         ("fma/leaf-16", "leafL", "leaf4096"),
         ("fma/leaf016", "leafL", "leaf4096"),
         ("fma/tree", "treeN", "tree8"),
+        ("fma/lanes", "lanes32", "lanes32"),
+        ("fma/lanes16", "32", "lanes32"),
+        ("int32/lanes32", "block is 1", "chain"),
         ("fma/tree3", "2, 4, 8, 16", "tree2"),
         ("fma/tree32", "2, 4, 8, 16", "tree16"),
         ("tensor_core:sm90/leaf100", "16", "leaf96"),
@@ -89,6 +92,8 @@ def test_cuts_of_k() -> None:
     assert Order("tree", 4).leaves(100, 16) == ((0, 32), (32, 64), (64, 96), (96, 100))
     assert Order("tree", 8).leaves(20, 16) == ((0, 16), (16, 20), *[(20, 20)] * 6)
     assert Order("tree", 2).leaves(0, 16) == ((0, 0), (0, 0))
+    assert Order("lanes", 32).leaves(34, 1)[:3] == ((0, 2), (2, 4), (4, 5))
+    assert Order("lanes", 32).lane_by_lane(34)[:6] == [0, 32, 1, 33, 2, 3]
 
 
 @given(st.integers(0, 5000), st.sampled_from([1, 8, 16]), st.integers(1, 40), st.sampled_from([2, 4, 8, 16]))

@@ -22,6 +22,7 @@ __all__ = ["BACKENDS", "accelerator", "backend", "find", "of_tensor", "open_devi
 BACKENDS = {
     "cpu": "isogemm.backends.cpu.device",
     "cuda": "isogemm.backends.cuda.device",
+    "webgpu": "isogemm.backends.webgpu.device",
 }
 _ACCELERATOR = "cuda"
 

@@ -195,7 +195,7 @@ def plan_command(
     trans: Annotated[str, typer.Option(help="NN, NT, TN or TT: op(A) and op(B).")] = "NT",
     threads: Annotated[int, typer.Option(min=0, help="Threads to plan for; 0 for the current count.")] = 0,
     device: Annotated[
-        str, typer.Option(help="cpu; cuda or cuda:1. Without a GPU, cuda reads a shipped table.")
+        str, typer.Option(help="cpu; webgpu; cuda or cuda:1. Without a GPU, cuda reads a shipped table.")
     ] = "cpu",
     contract: Annotated[
         str, typer.Option(help="For example fma/chain; the device's default where none is given.")
@@ -227,6 +227,31 @@ def plan_command(
         typer.echo(plan.to_json())
     else:
         Console().print(plan)
+
+
+@app.command("trace", epilog=examples("trace"))
+def trace_command(
+    kernel: Annotated[str, typer.Argument(help="A kernel of the WebGPU backend, for example gemv_simd.")],
+    shape: Annotated[str, typer.Option(help="M,N,K of y[M, N] = x[M, K] @ w[N, K].T.")],
+    thread: Annotated[str, typer.Option(help="ROW,GROUP,LANE: row of workgroups, group of 32 threads, lane.")],
+    dtype: Annotated[str, typer.Option(help="Of w: float16, bfloat16 or float32.")] = "float16",
+) -> None:
+    """Show what one thread of a kernel does: which outputs, which k, which bytes, what it writes. Needs no GPU."""
+    from ..backends import backend
+    from ..base.dtypes import ITEMSIZE, SHORT_NAMES
+
+    dtype = SHORT_NAMES.get(dtype, dtype)
+    if dtype not in ITEMSIZE:
+        raise OptionError("--dtype", limit=", ".join(ITEMSIZE), value=dtype, nearest="float16")
+    found = backend("webgpu").trace(kernel, _three("--shape", shape), _three("--thread", thread), dtype)
+    typer.echo(str(found))
+
+
+def _three(name: str, text: str) -> tuple[int, int, int]:
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        raise OptionError(name, limit="three whole numbers with commas", value=text, nearest="1,4096,4096")
+    return int(parts[0]), int(parts[1]), int(parts[2])
 
 
 @app.command("tune", epilog=examples("tune"))

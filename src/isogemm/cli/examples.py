@@ -28,6 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "isogemm quantize model.safetensors small.gguf --format Q4_K --fallback Q8_0 --keep '*embed*'",
     ),
     "study": ("isogemm study --list", "isogemm study prefill --quick", "isogemm study report h100 h200 --out both"),
+    "trace": ("isogemm trace gemv_simd --shape 1,4096,4096 --thread 0,3,17",),
     "tune": (
         "isogemm tune --model Qwen3-4B",
         "isogemm tune --shapes shapes.json --m 1,16,256 --budget 120",

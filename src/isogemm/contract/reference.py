@@ -61,7 +61,7 @@ def evaluate(
     DTypeError
         The contract is not defined for the operands' dtype, or `c` is not float32.
     ContractError
-        The contract is malformed, has no executable definition, or `c` is given to a tree.
+        The contract is malformed, has no executable definition, or `c` is given to a tree or to lanes.
 
     Notes
     -----
@@ -86,6 +86,9 @@ def evaluate(
     from ..base.floating import ieee_defaults  # loads Numba, which reading a contract should not
 
     with np.errstate(all="ignore"), ieee_defaults():
+        if chosen.order.kind == "lanes":
+            k = chosen.order.lane_by_lane(a.shape[1])
+            a, b = a[:, k], b[k]
         chain = _chain(a, b, chosen, threads)
         return canonical(walk(chain, start, a.shape[1], chosen))
 
@@ -200,8 +203,10 @@ def walk(chain: Chain, start: Floats, k: int, contract: Contract) -> Floats:
             sums.append(total)
     if order.kind == "leaf":
         return start
-    while len(sums) > 1:  # order-critical: neighbours meet, level by level
-        sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+    while len(sums) > 1:  # order-critical: level by level, neighbours of a tree meet, and the halves of the lanes
+        half = len(sums) // 2
+        pairs = (sums[::2], sums[1::2]) if order.kind == "tree" else (sums[:half], sums[half:])
+        sums = [left + right for left, right in zip(*pairs, strict=True)]
     return sums[0]
 
 
@@ -306,9 +311,9 @@ def _check_operands(a: Array, b: Array, contract: Contract) -> None:
 def _check_start(c: Array | None, shape: tuple[int, int], contract: Contract) -> None:
     if c is None:
         return
-    if contract.order.kind == "tree":
+    if contract.order.kind in ("tree", "lanes"):
         raise ContractError(
-            "accumulate with a tree", limit="chain or leafL: a tree has no running total to continue",
+            f"accumulate with {contract.order}", limit="chain or leafL: others have no running total to continue",
             value=str(contract), nearest=f"{contract.arithmetic}/chain",
         )  # fmt: skip
     if c.dtype != np.float32:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, cast
 
 from ..errors import ContractError
 
 __all__ = ["ARITHMETICS", "Arithmetic", "Contract", "ContractLike", "Order", "as_contract"]
 
 TREE_LEAVES = (2, 4, 8, 16)
+LANES = 32  # of a SIMD group on most GPUs; on all others, and on CPUs, they are virtual
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,16 @@ ARITHMETICS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How the blocks of K meet: ``chain``, ``leafL`` or ``treeN``.
+    """How the blocks of K meet: ``chain``, ``leafL``, ``treeN`` or ``lanes32``.
 
     Attributes
     ----------
-    kind : {"chain", "leaf", "tree"}
+    kind : {"chain", "leaf", "tree", "lanes"}
     size : int
-        Leaf length for ``leaf``, number of leaves for ``tree``, 0 for ``chain``.
+        Leaf length for ``leaf``, number of leaves for ``tree``, 32 for ``lanes``, 0 for ``chain``.
     """
 
-    kind: Literal["chain", "leaf", "tree"] = "chain"
+    kind: Literal["chain", "leaf", "tree", "lanes"] = "chain"
     size: int = 0
 
     def __str__(self) -> str:
@@ -79,14 +81,24 @@ class Order:
     def leaves(self, k: int, block: int) -> tuple[tuple[int, int], ...]:
         """Half-open ranges of K, in the order in which they are summed; each is a chain from zero.
 
-        ``tree`` always has ``size`` leaves, the last ones possibly empty: an empty leaf is +0.
+        ``tree`` always has ``size`` leaves, the last ones possibly empty: an empty leaf is +0. So has ``lanes``, whose
+        ranges are those of K in the order of `lane_by_lane`.
         """
         if self.kind == "chain":
             return ((0, k),)
         if self.kind == "leaf":
             return tuple((start, min(start + self.size, k)) for start in range(0, k, self.size))
+        if self.kind == "lanes":
+            ends = [0]
+            for lane in range(self.size):
+                ends.append(ends[-1] + len(range(lane, k, self.size)))
+            return tuple(pairwise(ends))
         length = block * -(-k // (self.size * block))
         return tuple((min(i * length, k), min((i + 1) * length, k)) for i in range(self.size))
+
+    def lane_by_lane(self, k: int) -> list[int]:
+        """All of K, the elements of lane 0 first: lane l has l, l + 32, l + 64 and so on."""
+        return [p for lane in range(self.size) for p in range(lane, k, self.size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +114,8 @@ class Contract:
     Raises
     ------
     ContractError
-        Unknown arithmetic, a leaf length that is not a positive multiple of the block, or a leaf count
-        other than 2, 4, 8, 16.
+        Unknown arithmetic, a leaf length that is not a positive multiple of the block, a leaf count other than 2, 4,
+        8, 16, or lanes of blocks: they are of single elements.
 
     Examples
     --------
@@ -185,15 +197,15 @@ def _parse(text: str) -> Contract:
 def _parse_order(text: str) -> Order:
     if text == "chain":
         return Order()
-    match = re.fullmatch(r"(leaf|tree)([1-9][0-9]{0,17})", text)
+    match = re.fullmatch(r"(leaf|tree|lanes)([1-9][0-9]{0,17})", text)
     if match is None:
         raise ContractError(
             "unknown order",
-            limit="chain, leafL (L a multiple of the block) or treeN (N in 2, 4, 8, 16)",
+            limit=f"chain, leafL (L a multiple of the block), treeN (N in 2, 4, 8, 16) or lanes{LANES}",
             value=repr(text),
-            nearest="leaf4096" if text.startswith("leaf") else "tree8" if text.startswith("tree") else "chain",
+            nearest=next((full for full in ("leaf4096", "tree8", f"lanes{LANES}") if text[:4] == full[:4]), "chain"),
         )
-    return Order("leaf" if match[1] == "leaf" else "tree", int(match[2]))
+    return Order(cast(Literal["leaf", "tree", "lanes"], match[1]), int(match[2]))
 
 
 def _check_order(order: Order, block: int) -> None:
@@ -204,6 +216,11 @@ def _check_order(order: Order, block: int) -> None:
             value=order.size,
             nearest=f"tree{min(TREE_LEAVES, key=lambda n: abs(n - order.size))}",
         )
+    if order.kind == "lanes" and (order.size != LANES or block != 1):
+        raise ContractError(
+            "lanes", limit=f"{LANES}, of an arithmetic whose block is 1", value=f"{order.size}, block {block}",
+            nearest=f"lanes{LANES}" if block == 1 else "chain",
+        )  # fmt: skip
     if order.kind == "leaf" and (order.size <= 0 or order.size % block):
         raise ContractError(
             "leaf length",
@@ -217,7 +234,8 @@ def _nearest_arithmetic(name: str) -> str:
     """The arithmetic spelt most like `name`; an order that stands alone gets the default one before it."""
     import difflib
 
-    if re.fullmatch(r"chain|leaf[1-9][0-9]{0,17}", name) or name in {f"tree{n}" for n in TREE_LEAVES}:
+    orders = {f"lanes{LANES}", *(f"tree{n}" for n in TREE_LEAVES)}
+    if re.fullmatch(r"chain|leaf[1-9][0-9]{0,17}", name) or name in orders:
         return f"'fma/{name}'"
 
     close = difflib.get_close_matches(name, list(ARITHMETICS), n=1, cutoff=0.0)

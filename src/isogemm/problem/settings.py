@@ -67,7 +67,7 @@ class Settings(NamedTuple):
         OptionError
             A scalar is not a finite real number, or `accumulate` is not a bool or comes with a beta.
         ContractError
-            `accumulate` with a tree order: a tree has no running total to start from.
+            `accumulate` with a tree or lanes, which have no running total to start from.
         DTypeError
             `out_dtype` is not float32, bfloat16 or float16.
         """
@@ -76,7 +76,7 @@ class Settings(NamedTuple):
         alpha, beta = _scalar("alpha", alpha), _scalar("beta", beta)
         if accumulate and beta != 0:
             raise OptionError("beta with accumulate=True", limit="0: the walk starts from C", value=beta, nearest=0)
-        if accumulate and contract.order.kind == "tree":
+        if accumulate and contract.order.kind in ("tree", "lanes"):
             raise ContractError(
                 "accumulate=True", limit="an order with a running total", value=str(contract), nearest="chain or leafL"
             )

@@ -373,6 +373,15 @@ def test_items_of_any_size(copies: int, threads: int) -> None:
         room.check(want)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (1, 5, 33), (5, 4, 31), (9, 67, 100), (2, 3, 4097), (3, 2, 0)])
+def test_lanes(dtype, m, n, k):
+    a, b = values((m, k), dtype, seed=k, special=k == 100), values((k, n), dtype, seed=m, special=k == 100)
+    want = product(a, b, "fma/lanes32", out_dtype=np.float32)
+    assert_same(isogemm.matmul(a, b, contract="fma/lanes32", out_dtype="float32"), want)
+    assert_same(isogemm.linear(a, np.ascontiguousarray(b.T), contract="fma/lanes32", out_dtype="float32"), want)
+
+
 @pytest.mark.parametrize("contract", ["fma/leaf8", "fma/leaf1000", "fma/tree4", "fma/tree16"])
 @pytest.mark.parametrize("stored", ["lines", "rows", "packed"])
 def test_orders_of_leaves(contract: str, stored: str) -> None:

@@ -109,7 +109,7 @@ def _accumulated(a: Any, b: Any, bias: Any, out: Any, asked: Settings) -> Any:
     target = _viewed(out)
     if (
         target is None
-        or asked.contract.order.kind == "tree"
+        or asked.contract.order.kind in ("tree", "lanes")
         or target.dtype is not FLOAT32
         or target.shape != (a.shape[0], b.shape[1])
         or not target.flags.carray

@@ -119,14 +119,17 @@ def _has_kernels(contract: Contract) -> bool:
 
 
 def _by_definition(items: Sequence[Item], asked: Settings, bias: Array | None) -> None:
-    """Leaves of ``fma`` from its chains; any other contract by its executable definition, exact and slower."""
+    """Leaves of ``fma`` from its chains, and its lanes; all else by the executable definition, exact and slower."""
     from ....contract import reference
+    from .lanes import sums_of_lanes
     from .leaves import sums_of_leaves
 
     for a, b, out, c in items:
         b = b.unpack().T if isinstance(b, PackedWeight) else b
         start, added = (c, None) if asked.accumulate else (None, c)
-        if asked.contract.arithmetic == "fma":
+        if asked.contract.order.kind == "lanes":
+            sums = sums_of_lanes(a, b)
+        elif asked.contract.arithmetic == "fma":
             sums = sums_of_leaves(gemm, a, b, asked.contract, start)
         else:
             sums = reference.evaluate(a, b, asked.contract, start)

@@ -1,0 +1,239 @@
+"""An adapter of this machine through wgpu, which is imported here alone: limits, memory, compiled kernels, launches.
+
+Buffers have no addresses, but all code that checks a product asks for them: each buffer gets a range of numbers of its
+own, and an offset into the buffer is an address less its first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.extras import require_extra
+from ...errors import DeviceError, LimitError
+from ...operands.device_array import DeviceId
+
+__all__ = ["Adapter", "DeviceBuffer", "Limits", "adapters", "open_adapter"]
+
+ALIGN = 256  # of what is bound: the most that a device may ask for
+FIRST_ADDRESS = 2**32
+_addresses = itertools.count(FIRST_ADDRESS, 2**34)  # further apart than any buffer is long
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one launch may take.
+
+    Attributes
+    ----------
+    binding, buffer : int
+        Bytes that a kernel sees at once, and of a buffer.
+    groups : int
+        Workgroups along one axis.
+    """
+
+    binding: int
+    buffer: int
+    groups: int
+
+
+class DeviceBuffer:
+    """Memory on an adapter.
+
+    Attributes
+    ----------
+    address : int
+        Its number for its first byte.
+    nbytes : int
+        A multiple of 4.
+    """
+
+    def __init__(self, handle: Any, nbytes: int) -> None:
+        self.handle, self.nbytes, self.address = handle, nbytes, next(_addresses)
+
+
+@cache
+def adapters() -> tuple[Any, ...]:
+    """wgpu's adapters: the preferred one first; none where wgpu is not installed or finds no driver."""
+    try:
+        import wgpu
+    except ImportError:
+        return ()
+    try:
+        return (wgpu.gpu.request_adapter_sync(power_preference="high-performance"),)
+    except (RuntimeError, OSError):
+        return ()
+
+
+@cache
+def open_adapter(ordinal: int = 0) -> Adapter:
+    """The adapter of that number, opened once.
+
+    Raises
+    ------
+    OptionError
+        wgpu is not installed.
+    DeviceError
+        There is no such adapter.
+    """
+    require_extra("webgpu", "a WebGPU device", "wgpu")
+    if ordinal >= len(adapters()):
+        raise DeviceError(
+            "WebGPU adapter", limit=f"one of {len(adapters())}, as wgpu finds them", value=ordinal,
+            nearest="0" if adapters() else "a driver: on Debian, apt install mesa-vulkan-drivers libvulkan1",
+        )  # fmt: skip
+    return Adapter(adapters()[ordinal], DeviceId("webgpu", ordinal))
+
+
+class Adapter:
+    """One adapter and its device, queue and compiled kernels.
+
+    Attributes
+    ----------
+    place : DeviceId
+    name : str
+        Of the adapter and its driver.
+    limits : Limits
+    subgroup : int
+        Threads that exchange values without memory, at least; 0 where the adapter has no such operations.
+    """
+
+    def __init__(self, adapter: Any, place: DeviceId) -> None:
+        self.place = place
+        info, features, limits = adapter.info, adapter.features, adapter.limits
+        self.name = f"{info.get('device', '')} ({info.get('description', '')}, {info.get('backend_type', '')})"
+        self.software = info.get("adapter_type") == "CPU"
+        wanted = {name for name in ("subgroup", "timestamp-query") if name in features}
+        asked = {name: limits[name] for name in _ASKED}
+        self._device = adapter.request_device_sync(required_features=sorted(wanted), required_limits=asked)
+        self.limits = Limits(
+            limits["max-storage-buffer-binding-size"] // ALIGN * ALIGN, limits["max-buffer-size"] // 4 * 4,
+            limits["max-compute-workgroups-per-dimension"],
+        )  # fmt: skip
+        self.subgroup = _smallest_subgroup(info) if "subgroup" in features else 0
+        self._pipelines: dict[str, Any] = {}
+
+    # Memory.
+
+    def allocate(self, nbytes: int) -> DeviceBuffer:
+        """New memory.
+
+        Raises
+        ------
+        LimitError
+            More than the adapter's buffers hold.
+        """
+        import wgpu
+
+        size = max(4, -(-nbytes // 4) * 4)
+        if size > self.limits.buffer:
+            raise LimitError(
+                f"bytes of an array on {self.name}", limit=self.limits.buffer, value=nbytes,
+                nearest=f"several arrays of at most {self.limits.buffer} bytes",
+            )  # fmt: skip
+        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+        try:
+            return DeviceBuffer(self._device.create_buffer(size=size, usage=usage), size)
+        except wgpu.GPUOutOfMemoryError as error:
+            raise LimitError(
+                f"memory on {self.name}", limit="what is free", value=nbytes, nearest="smaller arrays"
+            ) from error
+
+    def upload(self, data: NDArray[Any]) -> DeviceBuffer:
+        """A host's contiguous array in memory of its own."""
+        whole = np.zeros(max(4, -(-data.nbytes // 4) * 4), np.uint8)
+        whole[: data.nbytes] = np.frombuffer(data, np.uint8) if data.nbytes else ()
+        made = self.allocate(data.nbytes)
+        self._device.queue.write_buffer(made.handle, 0, whole)
+        return made
+
+    def read(self, buffer: DeviceBuffer, start: int, stop: int) -> NDArray[np.uint8]:
+        """Bytes of a buffer on the host; waits for what was launched before."""
+        low, high = start // 4 * 4, -(-stop // 4) * 4
+        if high <= low:
+            return np.empty(0, np.uint8)
+        found = np.frombuffer(self._device.queue.read_buffer(buffer.handle, low, high - low), np.uint8)
+        return found[start - low : stop - low]
+
+    def copy(self, source: DeviceBuffer, target: DeviceBuffer) -> None:
+        """All bytes of a buffer into another one of its size."""
+        encoder = self._device.create_command_encoder()
+        encoder.copy_buffer_to_buffer(source.handle, 0, target.handle, 0, source.nbytes)
+        self._device.queue.submit([encoder.finish()])
+
+    # Kernels.
+
+    def launch(
+        self,
+        code: str,
+        numbers: Sequence[int | float],
+        bound: Mapping[int, tuple[DeviceBuffer, int, int]],
+        grid: tuple[int, int],
+    ) -> None:
+        """Run a kernel on a grid of workgroups, without waiting for it.
+
+        `numbers` are its parameters, `bound` the ranges (buffer, offset, bytes) by the numbers of their bindings.
+        """
+        import wgpu
+
+        pipeline = self.pipeline(code)
+        words = b"".join(struct.pack("<f" if isinstance(x, float) else "<I", _word(x)) for x in numbers)
+        parameters = self._device.create_buffer_with_data(
+            data=words.ljust(-(-len(words) // 16) * 16, b"\0"), usage=wgpu.BufferUsage.UNIFORM
+        )
+        entries: list[dict[str, Any]] = [{"binding": 0, "resource": {"buffer": parameters}}]
+        for place, (buffer, offset, size) in bound.items():
+            range_of = {"buffer": buffer.handle, "offset": offset, "size": size}
+            entries.append({"binding": place, "resource": range_of})
+        group = self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+        encoder = self._device.create_command_encoder()
+        work = encoder.begin_compute_pass()
+        work.set_pipeline(pipeline)
+        work.set_bind_group(0, group)
+        work.dispatch_workgroups(*grid, 1)
+        work.end()
+        self._device.queue.submit([encoder.finish()])
+
+    def pipeline(self, code: str) -> Any:
+        """WGSL with an entry point `main`, compiled once."""
+        made = self._pipelines.get(code)
+        if made is None:
+            module = self._device.create_shader_module(code=code)
+            made = self._device.create_compute_pipeline(
+                layout="auto", compute={"module": module, "entry_point": "main"}
+            )
+            self._pipelines[code] = made
+        return made
+
+    def wait(self) -> None:
+        """Until all that was launched is done."""
+        self.read(self._mark, 0, 4)
+
+    @cached_property
+    def _mark(self) -> DeviceBuffer:
+        return self.allocate(4)
+
+
+_ASKED = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroup-size-x",
+)
+
+
+def _word(x: int | float) -> int | float:
+    return x if isinstance(x, float) else x & 0xFFFFFFFF
+
+
+def _smallest_subgroup(info: Mapping[str, Any]) -> int:
+    """The least size of a subgroup: wgpu-py 0.32 spells its name in two ways."""
+    return int(info.get("subgroup_min_size") or info.get("stackgroup_min_size") or 0)

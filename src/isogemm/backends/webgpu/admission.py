@@ -1,0 +1,215 @@
+"""Admission: a kernel serves on an adapter only after its bits were seen to be right there, at its first use.
+
+A trial multiplies golden operands, which hold every kind of number, into memory full of NaN with margins around the
+result, and compares every bit with the reference. The device's own ``fma`` is tried first; where it rounds twice, or
+drops what is too small, the kernel is tried with the one that is made of integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.dtypes import BFLOAT16, NUMPY
+from ...contract import golden, int32, reference
+from ...contract.compare import first_mismatch
+from ...contract.spec import Contract, Order
+from ...errors import ContractError
+from ...formats.blocks import format_of
+from ...formats.reference import decode, dequantize
+from ...operands.device_array import device_array
+from .adapter import Adapter
+from .array import buffer_of
+from .integers import code_of_block, run_quantize
+from .kernels import KERNELS, LANES, code_of
+from .launch import KernelCall, run
+
+__all__ = ["ORDERS", "AdapterAdmissions", "TrialProduct", "pose", "trial"]
+
+Array = NDArray[Any]
+ORDERS = {"chain": Order(), "lanes": Order("lanes", LANES), "integers": Order()}
+POISON = np.uint32(0x7FC0DEAD)
+MARGIN = 3
+# (m, n, k): less than a tile, and several ragged ones; K shorter than the lanes, and with a tail of them.
+SHAPES = ((3, 5, 7), (67, 133, 333))
+SHAPES_OF_BLOCKS = ((3, 5, 256), (9, 133, 768))
+
+
+class TrialProduct(NamedTuple):
+    """A product of a trial: operands as they lie on the host, where out starts, and the bits that it must have.
+
+    Quantized weights are their bytes, in pairs [row bytes / 2, n].
+    """
+
+    a: Array
+    b: Array
+    start: Array | None
+    want: Array
+
+
+class AdapterAdmissions:
+    """Verdicts of this process on one adapter."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self._known: dict[str, str] = {}
+
+    def code(self, name: str, types: tuple[str, str], across: bool) -> str:
+        """The admitted code of a kernel.
+
+        Raises
+        ------
+        ContractError
+            No form of it has the contract's bits on this adapter.
+        """
+        refused = ""
+        for fused in (True, False):
+            if fused and KERNELS[name].order != "integers" and name != "gemv_naive" and not self._fuses(types):
+                continue
+            code = code_of(name, types, across=across, subgroup=self.adapter.subgroup, fused=fused)
+            refused = self.verdict(name, types, code)
+            if not refused:
+                return code
+        raise self._error(name, refused)
+
+    def verdict(self, name: str, types: tuple[str, str], code: str) -> str:
+        """Of a kernel's code, known or by a trial now: empty where it is admitted, else why not."""
+        if code not in self._known:
+            self._known[code] = trial(self.adapter, name, types, code)
+        return self._known[code]
+
+    def quantizer(self, dtype: str, block: int) -> str:
+        """The admitted code that quantizes activations.
+
+        Raises
+        ------
+        ContractError
+            Its bits are others on this adapter.
+        """
+        code = code_of_block(dtype, block)
+        if code not in self._known:
+            self._known[code] = _trial_of_quantizer(self.adapter, dtype, code, block)
+        if self._known[code]:
+            raise self._error(f"quantize_x of {dtype}", self._known[code])
+        return code
+
+    def _fuses(self, types: tuple[str, str]) -> bool:
+        """Whether the device's own fma is exact for these operands, as the plainest kernel shows."""
+        code = code_of("gemv_naive", types, across=False, subgroup=self.adapter.subgroup, fused=True)
+        return not self.verdict("gemv_naive", types, code)
+
+    def _error(self, name: str, refused: str) -> ContractError:
+        return ContractError(
+            f"{name} on {self.adapter.name}", limit="the bits of its contract", value=refused,
+            nearest="the CPU, which has them",
+        )  # fmt: skip
+
+
+def trial(adapter: Adapter, name: str, types: tuple[str, str], code: str) -> str:
+    """Run a kernel's code on golden operands: empty where every bit was right, else what was wrong."""
+    order = KERNELS[name].order
+    for m, n, k in SHAPES_OF_BLOCKS if types[1][0] == "Q" else SHAPES:
+        for lines in (True, False):
+            found = _differs(adapter, name, types, code, pose(order, types, m, n, k, started=lines), lines)
+            if found:
+                return f"{ORDERS[order]} over k {k}, {m} x {n}: {found}"
+    return ""
+
+
+def pose(order: str, types: tuple[str, str], m: int, n: int, k: int, *, started: bool) -> TrialProduct:
+    """A golden product of these extents, and its bits by the definition of the order."""
+    started = started and order == "chain"
+    case = golden.GoldenCase(Order(), k, started)
+    fmt, _, rounded = types[1].partition(":")
+    blocks = fmt.startswith("Q")
+    words = golden.operands(case, types[0], "float32" if blocks else types[1])
+    rows, columns = np.arange(m) % case.rows, np.arange(n) % case.columns
+    a = words[0].view(NUMPY[types[0]])[rows]
+    c = golden.start(case).view(np.float32)[rows][:, columns] if started else None
+    if not blocks:
+        b = words[1].view(NUMPY[types[1]])[:, columns]
+        return TrialProduct(a, b, c, _evaluated(order, a, b, c))
+    stored = golden_blocks(fmt, n, k)
+    pairs = stored.view(np.float16).T
+    if order == "integers":
+        return TrialProduct(a, pairs, None, int32.evaluate(a, decode(stored, format_of(fmt))))
+    with np.errstate(over="ignore"):
+        weight = dequantize(stored, format_of(fmt)).astype(NUMPY[rounded]).T
+    return TrialProduct(a, pairs, c, _evaluated(order, a, weight, c))
+
+
+def _evaluated(order: str, a: Array, b: Array, c: Array | None) -> Array:
+    if a.dtype != b.dtype:
+        a, b = a.astype(np.float32), b.astype(np.float32)
+    return reference.evaluate(a, b, Contract("fma", ORDERS[order]), c)
+
+
+def golden_blocks(fmt: str, n: int, k: int) -> Array:
+    """Rows of blocks: every byte that codes can have, and scales of every exponent but those of infinities."""
+    form = format_of(fmt)
+    rng = np.random.default_rng(k)
+    rows = rng.integers(0, 256, (n, form.row_bytes(k)), np.uint8)
+    blocks = rows.reshape(n, -1, form.nbytes).view(form.dtype)[..., 0]
+    for field in form.scales:
+        blocks[field.name] = rng.integers(0, 0x7800, blocks.shape, np.uint16).view(np.float16)
+    return rows
+
+
+def _differs(adapter: Adapter, name: str, types: tuple[str, str], code: str, posed: TrialProduct, lines: bool) -> str:
+    """What a kernel's code makes of a product: empty, or the first bit that is wrong."""
+    (m, n), inside = posed.want.shape, slice(MARGIN, -MARGIN)
+    expected = np.full((m + 2 * MARGIN, n + 2 * MARGIN), POISON, np.uint32).view(np.float32)
+    room = expected.copy()
+    expected[inside, inside] = posed.want
+    if posed.start is not None:
+        room[inside, inside] = posed.start
+    out, a = _placed(adapter, room), _placed(adapter, posed.a)
+    across = types[1][0] != "Q" and not lines
+    b = _placed(adapter, posed.b) if across else _placed(adapter, posed.b.T).T
+    scales = None
+    if KERNELS[name].order == "integers":
+        block = 32 if format_of(types[1]).block == 32 else 256
+        a, scales = run_quantize(adapter, code_of_block(types[0], block), a, block)
+    run(adapter, name, code, KernelCall(a, b, out[inside, inside], posed.start is not None, scales))
+    got = adapter.read(buffer_of(out), 0, room.nbytes).view(np.float32).reshape(room.shape)
+    mismatch = first_mismatch(got, expected)
+    return "" if mismatch is None else str(mismatch)
+
+
+def _trial_of_quantizer(adapter: Adapter, dtype: str, code: str, block: int) -> str:
+    """Compare codes and scales with the definition's, on golden rows and on rows of ties."""
+    case = golden.GoldenCase(Order(), 1024)
+    with np.errstate(over="ignore"):
+        ties = _ties(block).astype(NUMPY[dtype])
+    a = np.concatenate([golden.operands(case, dtype, dtype)[0].view(NUMPY[dtype]), ties])
+    want = int32.quantize_activations(a, block)
+    found = run_quantize(adapter, code, _placed(adapter, a), block)
+    codes, scales = (adapter.read(buffer_of(x), 0, x.nbytes) for x in found)
+    if not np.array_equal(codes.view(np.int8).reshape(a.shape), want.q):
+        return "codes of activations differ"
+    mismatch = first_mismatch(scales.view(np.float32).reshape(want.d.shape), reference.canonical(want.d))
+    return "" if mismatch is None else f"scales of activations: {mismatch}"
+
+
+def _ties(block: int) -> Array:
+    """Rows of 1024 whose quotients lie at halves, or a few ulps beside: an inverse that is off by one changes codes."""
+    rng = np.random.default_rng(block)
+    largest = (rng.uniform(1, 2, (8, 1024 // block, 1)) * np.exp2(rng.integers(-20, 20, (8, 1024 // block, 1)))).astype(
+        np.float32
+    )
+    halves = (rng.integers(0, 126, (8, 1024 // block, block)) + np.float32(0.5)).astype(np.float32)
+    rows = halves * (largest / np.float32(127))
+    rows = np.add(rows.view(np.int32), rng.integers(-2, 3, rows.shape, np.int32)).view(np.float32)
+    rows[..., :1] = largest
+    found: Array = rows.reshape(8, 1024)
+    return found
+
+
+def _placed(adapter: Adapter, x: Array) -> Array:
+    """A contiguous copy of a host's array on the adapter under trial."""
+    data = np.ascontiguousarray(x)
+    buffer = adapter.upload(data.view(np.uint8).reshape(-1))
+    dtype = BFLOAT16 if data.dtype == BFLOAT16 else data.dtype
+    return device_array(buffer.address, data.shape, None, dtype, adapter.place, owner=buffer)

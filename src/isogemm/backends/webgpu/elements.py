@@ -1,0 +1,109 @@
+"""What follows the walk over K, one rounding to a launch, as the contract's `epilogue` has it; and copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.dtypes import FLOAT32, name_of
+from ...operands.device_array import holder_of
+from ...problem.settings import Settings
+from .adapter import Adapter
+from .array import buffer_of, empty, offset_of
+from .launch import bound, steps
+from .source import WRITE_HALF, element, part, rounding_store
+
+__all__ = ["copy", "follow"]
+
+Array = NDArray[Any]
+
+# By bytes of an element: the type of a word of out, the element's bits, and how they are written.
+COPIES = {
+    4: ("u32", "x_words[source_at]", "fn write(i: u32, bits: u32) { out_words[i] = bits; }"),
+    2: (
+        "atomic<u32>",
+        "(x_words[source_at >> 1u] >> ((source_at & 1u) << 4u)) & 0xffffu",
+        WRITE_HALF + "fn write(i: u32, bits: u32) { write_half(i, bits); }",
+    ),
+}
+
+
+def follow(adapter: Adapter, acc: Array, out: Array, asked: Settings, c: Array | None, bias: Array | None) -> None:
+    """out = alpha * acc + beta * c + bias, rounded after each operation; `acc` float32 [m, n], apart from `out`."""
+    ready: list[tuple[str, float, Array]] = []
+    if asked.alpha != 1:
+        ready.append(("p.scale * x", asked.alpha, acc))
+    if asked.beta != 0 and c is not None:
+        ready.append(("x + y", 1.0, _scaled(adapter, _apart(adapter, c, out), asked.beta)))
+    if bias is not None:
+        ready.append(("x + y", 1.0, _apart(adapter, np.broadcast_to(bias, out.shape, subok=True), out)))
+    value = acc
+    for i, (operation, scale, other) in enumerate(ready or [("x", 1.0, acc)]):
+        last = i + 1 >= len(ready)
+        result = out if last else empty(out.shape, FLOAT32, holder_of(out).place)
+        _step(adapter, operation, value, other, result, scale)
+        value = result
+
+
+def _scaled(adapter: Adapter, c: Array, beta: float) -> Array:
+    if beta == 1:
+        return c
+    made = empty(c.shape, FLOAT32, holder_of(c).place)
+    _step(adapter, "p.scale * x", c, c, made, beta)
+    return made
+
+
+def _apart(adapter: Adapter, x: Array, out: Array) -> Array:
+    """`x` in a buffer that `out` is not in: a kernel cannot read and write one buffer."""
+    if buffer_of(x) is not buffer_of(out):
+        return x
+    made = empty(x.shape, x.dtype, holder_of(x).place)
+    copy(adapter, made, x)
+    return made
+
+
+def _step(adapter: Adapter, operation: str, x: Array, y: Array, out: Array, scale: float) -> None:
+    code = _code(name_of(x.dtype), name_of(y.dtype), name_of(out.dtype), operation)
+    _over(adapter, code, (x, y, out), [float(scale), 0])
+
+
+def _code(x: str, y: str, out: str, operation: str) -> str:
+    word = "u32" if out == "float32" else "atomic<u32>"
+    body = part("elements").replace("OUT_WORD", word).replace("OPERATION", operation)
+    return "\n".join([part("integers"), element("a", x), element("b", y), rounding_store(out), body])
+
+
+def copy(adapter: Adapter, out: Array, x: Array) -> None:
+    """out[...] = x, bits as they are; shapes and types are equal."""
+    if not out.size:
+        return
+    if buffer_of(x) is buffer_of(out):
+        apart = empty(x.shape, x.dtype, holder_of(x).place)
+        copy(adapter, apart, x)
+        x = apart
+    word, load, store = COPIES[out.itemsize]
+    body = part("copy").replace("OUT_WORD", word).replace("WORD", load)
+    code = f"{store}\n{body}"
+    if out.ndim < 2:
+        _over(adapter, code, (np.atleast_2d(x), np.atleast_2d(out)), [])
+        return
+    for i in np.ndindex(out.shape[:-2]):
+        _over(adapter, code, (x[i], out[i]), [])
+
+
+def _over(adapter: Adapter, code: str, views: tuple[Array, ...], rest: list[int | float]) -> None:
+    """A kernel of one element to a thread, over matrices of one shape, as many launches as they need."""
+    m, n = views[-1].shape
+    fits = all(bound(x)[2] <= adapter.limits.binding for x in views)
+    if not fits or m > adapter.limits.groups or n > 64 * adapter.limits.groups:
+        half = max(m, 2) // 2 if m > 1 else n // 2
+        for part_of in (slice(0, half), slice(half, None)):
+            _over(adapter, code, tuple(x[part_of] if m > 1 else x[:, part_of] for x in views), rest)
+        return
+    places = [bound(x) for x in views]
+    numbers: list[int | float] = [m, n]
+    for x, (_, first, _) in zip(views, places, strict=True):
+        numbers += [(offset_of(x) - first) // x.itemsize, *steps(x)]
+    adapter.launch(code, [*numbers, *rest], dict(enumerate(places, 1)), (-(-n // 64), m))

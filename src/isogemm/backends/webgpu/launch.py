@@ -1,0 +1,101 @@
+"""Launches of a kernel for a product of any size: strides as parameters, and pieces that fit what a kernel may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import LimitError
+from .adapter import ALIGN, Adapter, DeviceBuffer
+from .array import buffer_of, offset_of, span
+from .kernels import KERNELS
+
+__all__ = ["EXTRA", "OUT", "A", "B", "KernelCall", "bound", "run", "steps"]
+
+Array = NDArray[Any]
+A, B, OUT, EXTRA = 1, 2, 3, 4  # bindings of products
+
+
+class KernelCall(NamedTuple):
+    """One launch: out = a @ b, from what out holds where `start`.
+
+    Rows of quantized blocks are a `b` of pairs of bytes [row bytes / 2, n]; integers come with the scales of `a`.
+    """
+
+    a: Array
+    b: Array
+    out: Array
+    start: bool = False
+    scales: Array | None = None
+
+
+def run(adapter: Adapter, name: str, code: str, walk: KernelCall) -> None:
+    """A kernel's code on a product, as many launches as its operands need."""
+    kernel = KERNELS[name]
+    for a, b, out, start, scales in _pieces(adapter, kernel.order == "chain", (kernel.rows, kernel.columns), walk):
+        places = [bound(x) for x in (a, b, out)]
+        bindings = dict(zip((A, B, OUT), places, strict=True)) | ({} if scales is None else {EXTRA: bound(scales)})
+        numbers = [*out.shape, a.shape[1], int(start)]
+        for x, (_, first, _) in zip((a, b, out), places, strict=True):
+            numbers += [(offset_of(x) - first) // x.itemsize, *steps(x)]
+        grid = -(-out.shape[1] // kernel.columns), -(-out.shape[0] // kernel.rows)
+        adapter.launch(code, [*numbers, 0], bindings, grid)
+
+
+def steps(x: Array) -> tuple[int, ...]:
+    """Strides in elements."""
+    return tuple(stride // x.itemsize for stride in x.strides)
+
+
+def bound(x: Array) -> tuple[DeviceBuffer, int, int]:
+    """The range of a buffer that a view's elements are in, as a kernel may see it: (buffer, first byte, bytes)."""
+    buffer, (start, stop) = buffer_of(x), span(x)
+    first = start // ALIGN * ALIGN
+    return buffer, first, max(4, -(-(stop - first) // 4) * 4)
+
+
+def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: KernelCall) -> Iterator[KernelCall]:
+    """Products whose operands fit the adapter's limits: of some rows or columns, and for chains of parts of K."""
+    a, b, out, start, scales = walk
+    limits = adapter.limits
+    cut = ""
+    if _bytes(b) > limits.binding:
+        cut = "n" if _shrinks(b, b[:, : b.shape[1] // 2]) else "k"
+    elif _bytes(a) > limits.binding:
+        cut = "m" if _shrinks(a, a[: a.shape[0] // 2]) else "k"
+    elif _bytes(out) > limits.binding:
+        cut = "m" if _shrinks(out, out[: out.shape[0] // 2]) else "n"
+    elif out.shape[0] > limits.groups * tile[0]:
+        cut = "m"
+    elif out.shape[1] > limits.groups * tile[1]:
+        cut = "n"
+    if not cut:
+        yield walk
+        return
+    extent = {"m": out.shape[0], "n": out.shape[1], "k": a.shape[1]}[cut]
+    if extent < 2 or (cut == "k" and (not chain or a.shape[1] != b.shape[0])) or (cut == "m" and scales is not None):
+        raise LimitError(
+            f"bytes that a kernel sees at once on {adapter.name}", limit=limits.binding,
+            value=max(_bytes(x) for x in (a, b, out)), nearest="weights stored [n, k], which are cut by rows",
+        )  # fmt: skip
+    low, high = slice(0, extent // 2), slice(extent // 2, extent)
+    if cut == "m":
+        parts = [KernelCall(a[x], b, out[x], start) for x in (low, high)]
+    elif cut == "n":
+        parts = [KernelCall(a, b[:, x], out[:, x], start, scales) for x in (low, high)]
+    else:
+        parts = [KernelCall(a[:, low], b[low], out, start), KernelCall(a[:, high], b[high], out, True)]
+    for part in parts:
+        yield from _pieces(adapter, chain, tile, part)
+
+
+def _bytes(x: Array) -> int:
+    return bound(x)[2] if x.size else 0
+
+
+def _shrinks(whole: Array, half: Array) -> bool:
+    """Whether half of the elements lie in not much more than half of the bytes."""
+    return half.size > 0 and np.subtract(*span(half)[::-1]) < 0.75 * np.subtract(*span(whole)[::-1])

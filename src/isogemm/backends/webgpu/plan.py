@@ -1,0 +1,89 @@
+"""Plans for a WebGPU device: the tree of decisions with this device's crossovers, and where a product goes in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import OptionError
+from ...problem.numeric import AnyPlan, numeric_plan
+from .adapter import Adapter
+from .choose import TREE, Crossovers, TreeCase, check_contract, choose
+
+__all__ = ["SCHEMA", "WebGpuPlan", "plan"]
+
+SCHEMA = "isogemm.webgpu_plan.v1"
+CHAPTER = "16 to 64"
+
+
+@dataclass(frozen=True, slots=True)
+class WebGpuPlan(AnyPlan):
+    """A frozen, printable plan for one product on a WebGPU device.
+
+    Attributes
+    ----------
+    m, n, k, trans_a, trans_b, numeric
+        As in `isogemm.problem.numeric.AnyPlan`.
+    device : str
+        The adapter.
+    kernel : str
+    crossovers : Crossovers
+        The device's; those of the sources of these kernels are 16 to 64 rows.
+    """
+
+    device: str
+    kernel: str
+    crossovers: Crossovers
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"schema": SCHEMA, **AnyPlan.to_dict(self)}
+
+    def _title(self) -> str:
+        return f"{AnyPlan._title(self)} on {self.device}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The plan as (name, value) lines: a question a line, the one that decides with an arrow."""
+        at, taken = self.crossovers, False
+        lines = [*self.heading(), ("device", self.device)]
+        for branch in TREE[self.numeric.contract.order.kind]:
+            decides = branch.kernel == self.kernel and not taken
+            taken = taken or decides
+            lines.append(("-> if" if decides else "   if", f"{branch.text(at)}: {branch.kernel}"))
+        return [
+            *lines,
+            ("kernel", f"{self.kernel}, admitted by its bits at its first use"),
+            ("tiles", f"from M = {at.tiles} (chain) and {at.tiles_of_lanes} (lanes32); elsewhere {CHAPTER} is usual"),
+            ("measured", at.source),
+        ]
+
+
+def plan(
+    adapter: Adapter,
+    crossovers: Crossovers,
+    extents: tuple[int, int, int],
+    types: tuple[str, str, str],
+    trans: str,
+    packed: bool,
+    contract: Any,
+    threads: int | None,
+) -> WebGpuPlan:
+    """The plan of checked arguments of `isogemm.plan`.
+
+    Raises
+    ------
+    OptionError
+        `packed` or `threads`, which a CPU has.
+    ContractError
+        This device does not have the contract.
+    """
+    if packed or threads is not None:
+        raise OptionError(
+            "packed and threads", limit="device='cpu'", value=str(adapter.place), nearest="leave them out"
+        )
+    m, n, k = extents
+    numeric = numeric_plan(k, dtype_a=types[0], dtype_b=types[1], out_dtype=types[2], contract=contract)
+    check_contract(adapter.place, numeric.contract)
+    case = TreeCase(m, n, trans[1] == "N", crossovers)
+    kernel = choose(numeric.contract.order.kind, case)
+    return WebGpuPlan(m, n, k, trans[0], trans[1], numeric, adapter.name, kernel, crossovers)

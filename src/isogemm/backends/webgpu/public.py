@@ -1,0 +1,68 @@
+"""`isogemm.webgpu`: arrays on any GPU, which the products of isogemm take and return.
+
+w = isogemm.webgpu.array(weights)          # uploaded once
+y = isogemm.linear(isogemm.webgpu.array(x), w).numpy()
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...operands.device_array import DeviceId
+from .. import find
+from .adapter import open_adapter
+from .array import WebGpuArray, from_numpy
+from .choose import Crossovers
+from .device import open_device
+from .measure import measured
+
+__all__ = ["Crossovers", "WebGpuArray", "array", "device", "measure"]
+
+
+def device(ordinal: int = 0) -> str:
+    """The name of a device, for `array` and `isogemm.plan`: ``webgpu:0``.
+
+    Raises
+    ------
+    OptionError
+        wgpu is not installed.
+    DeviceError
+        There is no such adapter, or no driver.
+    """
+    open_adapter(ordinal)
+    return str(DeviceId("webgpu", ordinal))
+
+
+def array(x: Any, device: str | None = None) -> WebGpuArray:
+    """A copy of an array on a WebGPU device.
+
+    Parameters
+    ----------
+    x : array
+        float32, float16 or bfloat16, any shape.
+    device : str, optional
+        By default the preferred one.
+
+    Raises
+    ------
+    DTypeError
+        Another element type.
+    LimitError
+        It does not fit into a buffer of the device.
+    DeviceError
+        There is no such device.
+    """
+    return from_numpy(x, find("webgpu" if device is None else device))
+
+
+def measure(device: str | None = None) -> Crossovers:
+    """Time the kernels of a device against each other, use what was found and keep it for later processes.
+
+    Returns
+    -------
+    Crossovers
+        Rows and columns from which one kernel is faster than another; they never change a bit.
+    """
+    there = open_device(find("webgpu" if device is None else device))
+    there.crossovers = measured(there.admissions)
+    return there.crossovers

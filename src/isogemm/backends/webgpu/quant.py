@@ -1,0 +1,138 @@
+"""Products with quantized weights: their bytes are uploaded once, as they are, and kernels read the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.dtypes import FLOAT16, FLOAT32, name_of
+from ...contract.spec import Contract
+from ...errors import ContractError, LimitError, OptionError
+from ...operands.device_array import DeviceId, device_array
+from ...operands.shapes import matrices
+from ...problem.settings import Settings
+from .adapter import open_adapter
+from .array import WebGpuArray, empty, from_numpy
+from .choose import check_contract
+from .integers import run_quantize
+from .launch import KernelCall
+
+__all__ = ["FORMATS", "BlockCopy", "pieces", "product", "upload"]
+
+Array = NDArray[Any]
+FORMATS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
+
+
+class BlockCopy:
+    """The bytes of a quantized matrix on a device.
+
+    Attributes
+    ----------
+    place : DeviceId
+    host : QuantizedMatrix
+        The same rows on the host.
+    native : array
+        The bytes of the rows, in pairs [n, row bytes / 2].
+    nbytes : int
+    """
+
+    def __init__(self, host: Any, place: DeviceId) -> None:
+        self.host, self.place, self.nbytes = host, place, int(host.rows.nbytes)
+        data = np.ascontiguousarray(host.rows)
+        buffer = open_adapter(place.ordinal).upload(data.reshape(-1))
+        shape = data.shape[0], data.shape[1] // 2
+        self.native = device_array(buffer.address, shape, None, FLOAT16, place, owner=buffer)
+
+    def part(self, matrix: Any, rows: range) -> BlockCopy:
+        """The copy of rows that `matrix` holds on the host: another upload."""
+        return BlockCopy(matrix, self.place)
+
+    def dequantize(self, dtype: str) -> WebGpuArray:
+        """The weight as an array of the device; multiplied out on the host."""
+        return from_numpy(self.host.dequantize(dtype), self.place)
+
+    def known(self, x: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> None:
+        """No call is remembered."""
+
+
+def upload(matrix: Any, place: DeviceId, *, native: bool = False) -> BlockCopy:
+    """The bytes of a matrix on a device.
+
+    Raises
+    ------
+    OptionError
+        No kernel reads the format.
+    LimitError
+        They do not fit into a buffer.
+    """
+    if matrix.format.name not in FORMATS:
+        raise OptionError(
+            f"format of weights on {place}", limit=", ".join(FORMATS), value=matrix.format.name,
+            nearest="Q8_0" if matrix.format.quantized else "isogemm.webgpu.array(w.array())",
+        )  # fmt: skip
+    return BlockCopy(matrix, place)
+
+
+def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract: Contract) -> bool:
+    """x @ w.T + bias into out, by kernels that read the blocks.
+
+    Parameters
+    ----------
+    how : {"q8", "fp32", "same"}
+        As `isogemm.api.quantized` has them.
+    w : QuantizedMatrix
+        With a copy on this device.
+
+    Raises
+    ------
+    ContractError
+        An order of integers other than the chain, or one that floats do not have here.
+    """
+    from .device import open_device
+
+    copy: BlockCopy = w._packed
+    device = open_device(copy.place)
+    if not x.shape[-1]:
+        return False
+    if how == "q8" and contract.order.kind != "chain":
+        raise ContractError(
+            f"integer products on {copy.place}", limit="int32/chain", value=contract, nearest="int32/chain"
+        )
+    size = 32 if w.format.block == 32 else 256  # of a block of activations
+    for rows, into in matrices(x, out):
+        asked = Settings(contract, out_dtype=into.dtype)
+        if how == "q8":
+            for part in _row_parts(device.adapter, rows):
+                given = run_quantize(
+                    device.adapter, device.admissions.quantizer(name_of(x.dtype), size), rows[part], size
+                )
+                walk = KernelCall(given.codes, copy.native.T, into[part], scales=given.scales)
+                device.serve("integers", (name_of(FLOAT32), w.format.name), walk, asked, bias=bias)
+        else:
+            rounded = name_of(FLOAT32) if how == "fp32" else name_of(x.dtype)
+            check_contract(device.place, contract)
+            types = name_of(x.dtype), f"{w.format.name}:{rounded}"
+            device.serve(contract.order.kind, types, KernelCall(rows, copy.native.T, into), asked, bias=bias)
+    return True
+
+
+def _row_parts(adapter: Any, x: Array) -> Iterator[slice]:
+    """Rows whose codes a kernel can see at once."""
+    count = min(adapter.limits.binding // max(1, x.shape[1]), adapter.limits.groups)
+    if not count:
+        raise LimitError(
+            f"K of an integer product on {adapter.name}", limit=adapter.limits.binding, value=x.shape[1],
+            nearest="activations='fp32'",
+        )  # fmt: skip
+    for first in range(0, len(x), count):
+        yield slice(first, min(len(x), first + count))
+
+
+def pieces(how: str, x: Array, w: Any) -> Iterator[tuple[Array, slice, Array]]:
+    """x and the weight as they are for an empty K; all else `product` has."""
+    n, k = w.shape
+    dtype = FLOAT32 if how != "same" else x.dtype
+    yield x, slice(0, n), empty((k, n), dtype, w._packed.place)

@@ -1,0 +1,149 @@
+"""Metal's kernels compiled as C++: indices, tails and bits, without Apple's hardware."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tests.products import F16, F32, assert_same, values
+
+import isogemm
+from isogemm.backends.metal import public as metal
+from isogemm.contract import int32, reference
+from isogemm.errors import ContractError, DeviceError, DTypeError, OptionError, ShapeError
+from isogemm.formats.blocks import format_of
+from isogemm.formats.reference import decode
+
+SHIM = Path(__file__).parent / "shim.h"
+FLOATS = [name for name in metal.KERNELS if name != "gemv_q4_0"]
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """All kernels of a type in one library."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++, to compile Metal's kernels as C++")
+    folder, made = tmp_path_factory.mktemp("metal"), {}
+    for dtype in ("float16", "float32"):
+        common = metal.source("gemv_naive", dtype).split("// One thread")[0]
+        bodies = [metal.source(name, dtype).removeprefix(common) for name in metal.KERNELS]
+        entries = [
+            f'extern "C" void run_{name}(const void* x, const void* w, uint* y, const uint* shape, const float* d, '
+            f"uint nx, uint ny, uint threads) {{ launch({name}, x, w, y, shape, d, nx, ny, threads); }}"
+            for name in metal.KERNELS
+        ]
+        text = "\n".join([f'#include "{SHIM}"', common.replace("#include <metal_stdlib>", ""), *bodies, *entries])
+        (folder / f"{dtype}.cpp").write_text(text)
+        command = [compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-mf16c", "-mfma", "-shared", "-fPIC", "-w"]
+        subprocess.run([*command, f"{dtype}.cpp", "-o", f"{dtype}.so"], cwd=folder, check=True)
+        made[dtype] = ctypes.CDLL(str(folder / f"{dtype}.so"))
+    return made
+
+
+def multiplied(libraries, name, x, w, n, scales=None, dtype="float16"):
+    """What a kernel makes of rows, in memory full of NaN with a margin behind."""
+    kernel, (m, k) = metal.KERNELS[name], x.shape
+    y, shape = np.full(m * n + 8, np.nan, np.float32), np.array([m, n, k], np.uint32)
+    pointers = [None if each is None else each.ctypes.data_as(ctypes.c_void_p) for each in (x, w, y, shape, scales)]
+    getattr(libraries[dtype], f"run_{name}")(*pointers, -(-n // kernel.columns), -(-m // kernel.rows), kernel.threads)
+    assert np.isnan(y[m * n :]).all()
+    return y[: m * n].reshape(m, n)
+
+
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+@pytest.mark.parametrize("name", FLOATS)
+def test_bits_of_the_contract(libraries, name, dtype):
+    for m, n, k in ((1, 1, 1), (1, 9, 31), (3, 5, 33), (9, 67, 100), (17, 33, 64), (100, 5, 7)):
+        x, w = values((m, k), dtype, seed=k, special=True), values((n, k), dtype, seed=m)
+        got = multiplied(libraries, name, x, w, n, dtype=dtype.name)
+        assert_same(got, reference.evaluate(x, w.T, metal.KERNELS[name].contract))
+
+
+def test_integers_of_q4_0(libraries):
+    rng = np.random.default_rng(1)
+    form = format_of("Q4_0")
+    rows = rng.integers(0, 256, (70, form.row_bytes(96)), np.uint8)
+    rows.reshape(70, 3, 18)[..., :2] = rng.integers(0, 0x7800, (70, 3, 1), np.uint16).view(np.uint8).reshape(70, 3, 2)
+    x = values((5, 96))
+    given = int32.quantize_activations(x, 32)
+    got = multiplied(libraries, "gemv_q4_0", np.ascontiguousarray(given.q), rows, 70, given.d)
+    assert_same(got, int32.evaluate(x, decode(rows, form)))
+
+
+def test_a_kernel_is_text_that_compiles_by_itself():
+    text = isogemm.metal.source("gemm_simdgroup", "float32")
+    assert text.startswith("#include <metal_stdlib>")
+    assert "typedef float T;" in text
+    assert "simdgroup_float8x8 acc" in text
+    with pytest.raises(OptionError, match="gemv_simd"):
+        metal.source("gemv")
+    with pytest.raises(DTypeError, match="float16 or float32"):
+        metal.source("gemv_simd", "bfloat16")
+
+
+@pytest.fixture
+def mps(libraries, monkeypatch):
+    """torch on a Mac, with the compiled C++ in place of its GPU."""
+    torch = pytest.importorskip("torch")
+    faults = SimpleNamespace(wrong=False)
+
+    class Shader:
+        def __init__(self, text):
+            self.dtype = "float16" if "typedef half" in text else "float32"
+
+        def __getattr__(self, name):
+            def call(x, w, out, shape, threads, group_size):
+                kernel = metal.KERNELS[name]
+                assert group_size == (kernel.threads, 1, 1)
+                assert (threads[0] % kernel.threads, threads[2]) == (0, 1)
+                pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, w, out, shape)]
+                groups = threads[0] // kernel.threads, threads[1], kernel.threads
+                getattr(libraries[self.dtype], f"run_{name}")(*pointers, None, *groups)
+                if faults.wrong:
+                    out[0, 0] += 1
+
+            return call
+
+    host = torch.device("cpu")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "compile_shader", Shader)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_: tensor)
+    monkeypatch.setattr(metal, "HERE", host.type)
+    for known in (metal._refused, metal._compiled):
+        known.cache_clear()
+    yield faults
+    for known in (metal._refused, metal._compiled):
+        known.cache_clear()
+
+
+def test_a_linear_layer_through_torch(mps):
+    import torch
+
+    x, w = values((3, 40), F16), values((9, 40), F16, seed=1)
+    got = metal.linear(torch.from_numpy(x), torch.from_numpy(w)).numpy()
+    assert_same(got, reference.evaluate(x, w.T, "fma/lanes32"))
+    with pytest.raises(ShapeError, match=r"x \[m, k\]"):
+        metal.linear(torch.ones(2, 3), torch.ones(2, 4))
+    with pytest.raises(DTypeError, match="one type"):
+        metal.linear(torch.ones(2, 3), torch.ones(2, 3).half())
+
+
+def test_a_kernel_with_wrong_bits_is_refused(mps):
+    import torch
+
+    mps.wrong = True
+    with pytest.raises(ContractError, match="fma/lanes32"):
+        metal.linear(torch.ones(2, 3), torch.ones(4, 3))
+
+
+def test_without_mps():
+    torch = pytest.importorskip("torch")
+    if not torch.backends.mps.is_available():
+        with pytest.raises(DeviceError, match="tensors on mps"):
+            metal.linear(torch.ones(2, 3), torch.ones(4, 3))

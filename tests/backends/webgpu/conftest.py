@@ -1,0 +1,19 @@
+"""An adapter for these tests: a GPU's, or Mesa's lavapipe, which computes in software."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("wgpu", reason="wgpu is not installed: pip install 'isogemm[webgpu]'")
+
+from isogemm.backends.webgpu import adapter as adapters
+from isogemm.backends.webgpu.device import WebGpuDevice, open_device
+from isogemm.operands.device_array import DeviceId
+
+
+@pytest.fixture(scope="session")
+def device() -> WebGpuDevice:
+    """The preferred adapter."""
+    if not adapters.adapters():
+        pytest.skip("no adapter for WebGPU here: on Debian, apt install mesa-vulkan-drivers libvulkan1")
+    return open_device(DeviceId("webgpu"))

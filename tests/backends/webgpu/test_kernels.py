@@ -1,0 +1,93 @@
+"""Every kernel against the definition of its contract: 0 differing bits, over tails of M, N and K and drawn shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.products import BF16, F16, F32, assert_same, poisoned, values
+
+from isogemm.backends.webgpu.admission import ORDERS, pose, trial
+from isogemm.backends.webgpu.integers import run_quantize
+from isogemm.backends.webgpu.kernels import KERNELS, code_of
+from isogemm.backends.webgpu.launch import KernelCall, run
+from isogemm.backends.webgpu.public import array
+from isogemm.contract import Contract, reference
+
+K = (1, 31, 33)
+FLOATS = [name for name, kernel in KERNELS.items() if kernel.order != "integers"]
+
+
+def assert_bits(device, name, m, n, k, *, dtype=F16, layout="lines", seed=0):
+    """The kernel, into memory full of NaN, has the bits of the definition."""
+    a, b = values((m, k), dtype, seed=seed), values((k, n), dtype, seed=seed + 1)
+    types = np.dtype(dtype).name, np.dtype(dtype).name
+    code = device.admissions.code(name, types, across=layout == "across")
+    out = array(poisoned((m, n)))
+    weight = array(b) if layout == "across" else array(np.ascontiguousarray(b.T)).T
+    run(device.adapter, name, code, KernelCall(*(x.__isogemm_view__("x") for x in (array(a), weight, out)), False))
+    assert_same(out.numpy(), reference.evaluate(a, b, Contract("fma", ORDERS[KERNELS[name].order])))
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_rows_from_1_to_17_and_100(device, name):
+    for m in (*range(1, 18), 100):
+        assert_bits(device, name, m, 4 * m + 1, K[m % 3], seed=m)
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("k", [4096, 4097])
+def test_long_sums(device, name, k):
+    assert_bits(device, name, 2, 9, k)
+
+
+@pytest.mark.parametrize("name", ["gemv_wide", "gemv_transposed"])
+def test_a_vocabulary(device, name):
+    assert_bits(device, name, 1, 32000, 33, layout="across")
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("name", ["gemv_transposed", "gemv_wide", "gemm_tiled"])
+def test_other_types(device, name, dtype):
+    assert_bits(device, name, 3, 70, 65, dtype=dtype)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    name=st.sampled_from(FLOATS), m=st.integers(1, 70), n=st.integers(1, 140), k=st.integers(0, 90),
+    dtype=st.sampled_from([F16, F32]), layout=st.sampled_from(["lines", "across"]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_drawn_shapes(device, name, m, n, k, dtype, layout, seed):
+    assert_bits(device, name, m, n, k, dtype=dtype, layout=layout, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["gemv_q4_0", "gemm_q4_0"])
+@pytest.mark.parametrize("fmt", ["Q4_0", "Q6_K"])
+def test_integers_over_rows_and_lengths(device, name, fmt):
+    types, size = ("float32", fmt), 32 if fmt == "Q4_0" else 256
+    code = device.admissions.code(name, types, across=False)
+    for m, n, k in [(m, 4 * m + 1, size * (1 + m % 3)) for m in (1, 2, 5, 17)] + [(2, 9, 4096)]:
+        posed = pose("integers", types, m, n, k, started=False)
+        out, x = array(poisoned((m, n))), array(posed.a)
+        given = run_quantize(device.adapter, device.admissions.quantizer("float32", size), view(x), size)
+        weight = array(posed.b.T).T
+        run(device.adapter, name, code, KernelCall(given.codes, view(weight), view(out), scales=given.scales))
+        assert_same(out.numpy(), posed.want)
+
+
+@pytest.mark.parametrize("name", ["gemv_simd", "gemv_wide"])
+def test_subgroups_on_and_off(device, name):
+    """Lanes that meet by shuffles and through memory: one order, one code each."""
+    codes = {
+        code_of(name, ("float16", "float16"), across=False, subgroup=size, fused=True)
+        for size in (0, device.adapter.subgroup)
+    }
+    for code in codes:
+        assert trial(device.adapter, name, ("float16", "float16"), code) == ""
+    if device.adapter.subgroup >= KERNELS[name].threads:
+        assert len(codes) == 2
+
+
+def view(x):
+    return x.__isogemm_view__("x")

@@ -1,0 +1,162 @@
+"""The public calls on WebGPU arrays: the bits of the CPU, every form and layout, and typed errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.products import BF16, F16, F32, assert_same, layouts, product, values
+
+import isogemm
+from isogemm.backends.webgpu.admission import golden_blocks
+from isogemm.backends.webgpu.public import WebGpuArray, array
+from isogemm.contract import int32, reference
+from isogemm.errors import ContractError, DeviceError, DTypeError, LimitError, OptionError
+from isogemm.formats.reference import decode, dequantize
+from isogemm.quant.matrix import QuantizedMatrix
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def same(got: object, want: np.ndarray) -> None:
+    assert type(got) is WebGpuArray
+    assert_same(got.numpy(), want)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("contract", ["fma/chain", "fma/lanes32"])
+def test_products_have_the_bits_of_the_cpu(dtype, contract):
+    a, b, c = values((5, 39), seed=1).astype(dtype), values((39, 3), seed=2).astype(dtype), values((5, 3), seed=3)
+    bias = values((3,), seed=4)
+    same(isogemm.matmul(array(a), array(b), contract=contract), isogemm.matmul(a, b, contract=contract))
+    wanted = isogemm.linear(a, b.T, bias, contract=contract)
+    same(isogemm.linear(array(a), array(b.T), array(bias), contract=contract), wanted)
+    options = {"alpha": -0.7, "beta": 0.3, "out_dtype": "float16", "contract": contract}
+    wanted = isogemm.gemm(a, b, c, bias=bias, **options)
+    same(isogemm.gemm(array(a), array(b), array(c), bias=array(bias), **options), wanted)
+
+
+def test_a_chain_goes_on_from_a_sum_in_place():
+    a, b, sums = values((3, 20), F16), values((20, 7), F16, seed=1), values((3, 7), seed=2)
+    out = array(sums)
+    assert isogemm.matmul(array(a), array(b), out=out, accumulate=True) is out
+    same(out, product(a, b, c=sums, accumulate=True, out_dtype=F32))
+    with pytest.raises(ContractError, match="running total"):
+        isogemm.matmul(array(a), array(b), out=out, accumulate=True, contract="fma/lanes32")
+
+
+def test_out_beside_an_operand_in_one_buffer():
+    whole = values((6, 12), F16)
+    there = array(whole)
+    got = isogemm.matmul(there[:3, :4], there[3:, 4:8].T, out=there[:3, 9:], out_dtype=None)
+    same(got, isogemm.matmul(whole[:3, :4], whole[3:, 4:8].T))
+    after = whole.copy()
+    after[:3, 9:] = isogemm.matmul(whole[:3, :4], whole[3:, 4:8].T)
+    same(there, after)
+
+
+@settings(max_examples=10, deadline=None)
+@given(m=st.integers(1, 9), n=st.integers(1, 9), k=st.integers(0, 40), layout=layouts, seed=st.integers(0, 99))
+def test_any_strides(m, n, k, layout, seed):
+    room_a, room_b = values((2 * m, k + 3), F16, seed=seed), values((k, 3 * n), F16, seed=seed + 1)
+    pick = {"reversed": np.s_[::-2, ::-1], "stepped": np.s_[1::2, :]}.get(layout, np.s_[:m, :])
+    a, b = room_a[pick][:, :k], room_b[:, ::3]
+    same(isogemm.matmul(array(room_a)[pick][:, :k], array(room_b)[:, ::3]), product(a, b))
+
+
+def test_batches_and_lists():
+    a, b = values((4, 1, 5, 6), F16, seed=1), values((3, 6, 7), F16, seed=2)
+    same(isogemm.matmul(array(a), array(b)), isogemm.matmul(a, b))
+    items = [array(x) for x in b]
+    for got, x in zip(isogemm.gemm_batched(items, items, trans_b="T"), b, strict=True):
+        same(got, isogemm.matmul(x, x.T))
+    same(isogemm.matmul(array(np.ones((2, 0), F32)), array(np.ones((0, 3), F32))), np.zeros((2, 3), F32))
+
+
+@pytest.mark.parametrize("contract", ["fma/chain", "fma/lanes32"])
+def test_a_row_alone_has_the_bits_of_the_row_in_a_batch(contract):
+    x, w = values((100, 65), F16), values((33, 65), F16, seed=1)
+    there = array(w)
+    whole = isogemm.linear(array(x), there, contract=contract).numpy()
+    for rows in (slice(0, 1), slice(7, 24), slice(90, 100)):
+        assert_same(isogemm.linear(array(x[rows]), there, contract=contract).numpy(), whole[rows])
+
+
+def test_a_large_operand_is_bound_in_pieces(device, monkeypatch):
+    a, b, wide = values((5, 64), F16), values((64, 300), F16, seed=1), values((3, 500), F16, seed=2)
+    want, want_wide = product(a, b), product(wide, wide.T.copy())
+    monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=4096, groups=3))
+    launched = []
+    launch = device.adapter.launch
+    monkeypatch.setattr(device.adapter, "launch", lambda *args: (launched.append(args), launch(*args)))
+    same(isogemm.matmul(array(a), array(np.ascontiguousarray(b.T)).T), want)
+    assert len(launched) > 10
+    assert all(size <= 4096 for args in launched for _, _, size in args[2].values())
+    same(isogemm.matmul(array(a), array(b)), want)
+    monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=512))
+    same(isogemm.matmul(array(wide), array(wide).T), want_wide)
+    with pytest.raises(LimitError, match=r"sees at once.*512.*\[n, k\]"):
+        isogemm.matmul(array(wide), array(wide).T, contract="fma/lanes32")
+
+
+def test_what_is_not_there_is_a_typed_error(device, monkeypatch):
+    a = array(values((2, 32), F16))
+    with pytest.raises(ContractError, match="fma/chain or fma/lanes32"):
+        isogemm.linear(a, a, contract="fma/tree2")
+    with pytest.raises(ContractError, match="fma/chain or fma/lanes32"):
+        isogemm.linear(a, a, contract="tensor_core:sm90/chain")
+    with pytest.raises(DeviceError, match="one device"):
+        isogemm.matmul(a, values((32, 3), F16))
+    with pytest.raises(DTypeError, match="float32, bfloat16 or float16"):
+        array(np.ones(3))
+    with pytest.raises(DeviceError, match="WEBGPU"):
+        array(np.ones(3, F32), "webgpu:7")
+    with pytest.raises(OptionError, match=r"webgpu:0.*Q8_0"):
+        isogemm.quantize(values((4, 256)), "Q5_0").to("webgpu")
+    monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, buffer=64))
+    with pytest.raises(LimitError, match="64"):
+        array(values((5, 5)))
+
+
+def test_arrays_are_views_of_one_buffer():
+    x = values((4, 6), BF16)
+    there = array(x)
+    assert (there.shape, there.dtype, there.device, len(there)) == ((4, 6), BF16, "webgpu:0", 4)
+    assert repr(there) == "WebGpuArray(bfloat16 [4, 6] on webgpu:0)"
+    same(there.T[1:, ::-2], x.T[1:, ::-2])
+    same(there.reshape(3, 8), x.reshape(3, 8))
+    same(there[2, 3], np.asarray(x[2, 3]))
+    with pytest.raises(OptionError, match="slices and whole numbers"):
+        there[[0, 1]]
+
+
+@pytest.mark.parametrize("fmt", ["Q4_0", "Q8_0", "Q4_K", "Q6_K"])
+def test_quantized_weights_have_the_bits_of_their_definitions(fmt):
+    stored = golden_blocks(fmt, 13, 512)
+    w = QuantizedMatrix.from_bytes(stored, shape=(13, 512), format=fmt)
+    there, codes, floats = w.to("webgpu"), decode(stored, w.format), dequantize(stored, w.format)
+    for m in (1, 6):
+        x, bias = values((m, 512), seed=m), values((13,), seed=2)
+        same(isogemm.linear(array(x), there, array(bias)), reference.epilogue(int32.evaluate(x, codes), bias=bias))
+    got = isogemm.linear(array(x.astype(F16)), there, activations="fp32", contract="fma/lanes32", out_dtype="float32")
+    same(got, reference.evaluate(x.astype(F16).astype(F32), floats.T, "fma/lanes32"))
+    with np.errstate(over="ignore"):
+        rounded = floats.astype(F16)
+    got = isogemm.linear(array(x.astype(F16)), there, activations="same", out_dtype="float32")
+    same(got, reference.evaluate(x.astype(F16), rounded.T, "fma/chain"))
+
+
+def test_a_quantized_matrix_on_a_device():
+    w = isogemm.quantize(values((9, 64)), "Q8_0")
+    there = w.to("webgpu")
+    assert (there.device, there.to("cpu") is w) == ("webgpu:0", True)
+    same(there.dequantize(), w.dequantize())
+    x = values((2, 64))
+    same(isogemm.linear(array(x), there[3:7]), isogemm.linear(x, w).copy()[:, 3:7])
+    with pytest.raises(ContractError, match="int32/chain"):
+        isogemm.linear(array(x), there, contract="int32/leaf256")
+    empty = isogemm.quantize(np.ones((3, 0), F32), "Q8_0")
+    same(isogemm.linear(array(np.ones((2, 0), F32)), empty.to("webgpu")), np.zeros((2, 3), F32))

@@ -1,0 +1,149 @@
+"""Which kernel serves what: the tree, its crossovers as measured, and what each thread does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from tests.products import F16, assert_same, values
+from typer.testing import CliRunner
+
+import isogemm
+from isogemm.backends.webgpu import measure, source
+from isogemm.backends.webgpu.choose import TREE, Crossovers, TreeCase, choose
+from isogemm.backends.webgpu.kernels import KERNELS, code_of
+from isogemm.backends.webgpu.launch import KernelCall, run
+from isogemm.backends.webgpu.public import array
+from isogemm.backends.webgpu.trace import trace
+from isogemm.cli.commands import app
+from isogemm.errors import OptionError, ShapeError
+
+FLOATS = [name for name, kernel in KERNELS.items() if kernel.order != "integers"]
+
+
+def test_the_tree():
+    at = Crossovers(tiles=20, tiles_of_lanes=40, batch=2, several=100, wide=1000)
+    shapes = {(1, 50): "gemv_simd", (1, 100): "gemv_simd_multi", (1, 1000): "gemv_wide", (2, 50): "gemv_batched",
+              (40, 50): "gemm_lanes"}  # fmt: skip
+    assert {shape: choose("lanes", TreeCase(*shape, False, at)) for shape in shapes} == shapes
+    assert [choose("chain", TreeCase(m, 8, m == 19, at)) for m in (18, 19, 20)] == [
+        "gemv_naive", "gemv_transposed", "gemm_tiled",
+    ]  # fmt: skip
+    assert {branch.kernel for branches in TREE.values() for branch in branches} <= set(KERNELS)
+
+
+def test_no_branch_changes_a_bit(device, monkeypatch):
+    x, w = values((5, 70), F16), values((66, 70), F16, seed=1)
+    for contract in ("fma/chain", "fma/lanes32"):
+        want = isogemm.linear(x, w, contract=contract)
+        for at in (Crossovers(1, 1), Crossovers(99, 99), Crossovers(99, 99, 99, 1), Crossovers(99, 99, 99, 1, 1)):
+            monkeypatch.setattr(device, "crossovers", at)
+            assert_same(isogemm.linear(array(x), array(w), contract=contract).numpy(), want)
+
+
+def test_a_plan_says_where_a_product_goes(device, monkeypatch):
+    monkeypatch.setattr(device, "crossovers", Crossovers(tiles=24))
+    plan = isogemm.plan(1, 32000, 4096, dtype="float16", contract="fma/lanes32", device="webgpu")
+    assert plan.kernel == "gemv_wide"
+    assert "-> if     N >= 16384: gemv_wide" in str(plan)
+    text = str(isogemm.plan(24, 7, 9, device="webgpu"))
+    assert "-> if     M >= 24: gemm_tiled" in text
+    assert "16 to 64" in text
+    assert json.loads(plan.to_json())["crossovers"]["tiles"] == 24
+    with pytest.raises(OptionError, match="device='cpu'"):
+        isogemm.plan(1, 2, 3, device="webgpu", threads=2)
+    printed = CliRunner().invoke(app, ["plan", "1", "2", "3", "--device", "webgpu"])
+    assert printed.exit_code == 0
+    assert "gemv_naive" in printed.stdout
+
+
+def test_crossovers_are_measured_and_kept(device, monkeypatch, tmp_path):
+    monkeypatch.setattr(measure, "cache_folder", lambda name: tmp_path / name)
+    assert measure.recalled(device.adapter.name) == Crossovers()
+    speed = {"gemm_tiled": 30, "gemv_naive": 1, "gemm_lanes": 1000, "gemv_batched": 1, "gemv_simd": 1,
+             "gemv_simd_multi": 600, "gemv_wide": 9000}  # fmt: skip
+    found = measure.measured(
+        device.admissions, lambda _, name, m, n: speed[name] + (m + n - 1024 if m > 1 else n) * (speed[name] == 1)
+    )
+    assert (found.tiles, found.tiles_of_lanes, found.several, found.wide) == (32, measure.NEVER, 2048, measure.NEVER)
+    assert measure.recalled(device.adapter.name) == found
+    next((tmp_path / "webgpu").iterdir()).write_bytes(b"{")
+    assert measure.recalled(device.adapter.name) == Crossovers()
+    assert measure.seconds(device.admissions, "gemv_simd", 1, 8) > 0
+
+
+def test_the_chapters_thread():
+    found = trace("gemv_simd", (1, 4096, 4096), (0, 3, 17))
+    assert found.outputs == ((0, 3),)
+    assert found.walks == (range(17, 4096, 32),)
+    assert (found.walks[0][0], found.walks[0][1], found.walks[0][-1], found.steps) == (17, 49, 4081, 128)
+    assert found.writes == ()
+    assert "bytes    2 at 24610 of w, then every 64" in str(found)
+    assert trace("gemv_simd", (1, 4096, 4096), (0, 3, 0)).writes == ((0, 3),)
+    printed = CliRunner().invoke(app, ["trace", "gemv_simd", "--shape", "1,4096,4096", "--thread", "0,3,17"])
+    assert printed.stdout == f"{found}\n"
+
+
+def threads(name, m, n):
+    """Every thread that a product launches."""
+    kernel = KERNELS[name]
+    for row in range(-(-m // kernel.rows)):
+        for index in range(-(-n // kernel.columns) * kernel.workgroup):
+            yield row, index // 32, index % 32
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_every_output_is_written_once_and_every_k_added_once(name):
+    m, n, k = 9, 5, 70
+    written, added = Counter(), Counter()
+    for thread in threads(name, m, n):
+        found = trace(name, (m, n, k), thread)
+        written.update(found.writes)
+        added.update((output, step) for output in found.outputs for walk in found.walks for step in walk)
+    assert written == Counter({(i, j): 1 for i in range(m) for j in range(n)})
+    assert added == Counter({((i, j), step): 1 for i in range(m) for j in range(n) for step in range(k)})
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_the_thread_that_writes_is_the_one_that_is_traced(device, monkeypatch, name):
+    """The kernel itself, made to store its thread's number instead of the sum."""
+    m, n = 9, 70
+    read = source.part
+    number = (
+        "group.x * {0}u + local"
+        if "group" in re.search(r"fn main\((.*?)\{", read(KERNELS[name].file), re.S)[1]
+        else "id.x"
+    )
+
+    def telling(part: str) -> str:
+        text = read(part).replace(
+            "out_words[out_index(i, j)] = select", "out_words[out_index(i, j)] = me; let no = select"
+        )
+        text = text.replace("fn rounded", "var<private> me: u32;\nfn rounded")
+        return re.sub(
+            r"(fn main\(.*?\{)", rf"\1 me = {number.format(KERNELS[name].workgroup)};", text, count=1, flags=re.S
+        )
+
+    monkeypatch.setattr(source, "part", telling)
+    code = code_of(name, ("float16", "float16"), across=False, subgroup=0, fused=True)
+    a, b, out = array(values((m, 3), F16)), array(values((n, 3), F16)), array(np.zeros((m, n), np.float32))
+    run(device.adapter, name, code, KernelCall(*(x.__isogemm_view__("x") for x in (a, b.T, out))))
+    want = np.empty((m, n), np.uint32)
+    for thread in threads(name, m, n):
+        for place in trace(name, (m, n, 3), thread).writes:
+            want[place] = thread[1] * 32 + thread[2]
+    np.testing.assert_array_equal(out.numpy().view(np.uint32), want)
+
+
+def test_what_cannot_be_traced():
+    with pytest.raises(OptionError, match="gemv_simd"):
+        trace("gemv_q4_0", (1, 1, 1), (0, 0, 0))
+    with pytest.raises(OptionError, match="0,3,31"):
+        trace("gemv_simd", (1, 1, 1), (0, 3, 32))
+    with pytest.raises(ShapeError, match="at least 1"):
+        trace("gemv_simd", (0, 1, 1), (0, 0, 0))
+    refused = CliRunner().invoke(app, ["trace", "gemv_simd", "--shape", "1,2", "--thread", "0,0,0"])
+    assert isinstance(refused.exception, OptionError)

@@ -178,7 +178,7 @@ def attention_steps(task, chunk, scratch):
     """p = exp2(s * c - m) / l over s, and ds = p * (dp - delta) over dp; row i is a query of token (i % FIRST) // SECOND."""
     task = carray(task, (WORDS,))
     n, c = task[WIDTH], as_float(types.uint32(task[NUMBER]))
-    m, total, delta = (_floats(task, place, task[TOTAL]) for place in (2, 3, 4))
+    m, total, delta = _floats(task, 2, task[TOTAL]), _floats(task, 3, task[TOTAL]), _floats(task, 4, task[TOTAL])
     begin, end = _range(task, chunk)
     for i in range(begin, end):
         seen = (i % task[FIRST]) // task[SECOND] + 1
@@ -225,7 +225,8 @@ def adamw(task, chunk, scratch):
     """w, m and v after one step of AdamW, by elements; the scalars are those of `isogemm.program.executor.scalars`."""
     task = carray(task, (WORDS,))
     n = task[TOTAL]
-    g, s, w, m, v = (_floats(task, place, n) for place in (0, 1, 2, 3, 4))
+    g, s, w = _floats(task, 0, n), _floats(task, 1, 8), _floats(task, 2, n)
+    m, v = _floats(task, 3, n), _floats(task, 4, n)
     decay, b1, c1, b2, c2, root, eps, rate = s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]
     begin, end = _range(task, chunk)
     for i in range(begin, end):

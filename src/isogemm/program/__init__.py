@@ -10,6 +10,6 @@ from __future__ import annotations
 from .executor import AdamW
 from .model import Decoder, decoder
 from .plan import Choices
-from .program import Program, Run, lower
+from .program import Program, Run, load, lower
 
-__all__ = ["AdamW", "Choices", "Decoder", "Program", "Run", "decoder", "lower"]
+__all__ = ["AdamW", "Choices", "Decoder", "Program", "Run", "decoder", "load", "lower"]

@@ -44,23 +44,28 @@ def check_plan(lowered: Lowered, plan: Mapping[str, Any]) -> None:
             tile, extent = ("tile_n", op["shape"]["n"]) if kernel["swapped"] else ("tile_m", op["shape"]["m"])
             if op["dispatch"][tile] < extent:
                 _refuse(f"ops[{i}].dispatch.{tile}", f"{extent}: this kernel takes all", op["dispatch"][tile], extent)
+    _same("ops", [call.name for call in lowered.calls], [op["name"] for op in plan["ops"]])
+    for i, (call, op) in enumerate(zip(lowered.calls, plan["ops"], strict=True)):
+        if call.axis == "none" and (op["dispatch"]["tile_m"] < call.extent or op["dispatch"]["threads"] > 1):
+            limit = f"one chain of {call.extent} rows, by one thread"
+            _refuse(f"ops[{i}].dispatch", limit, op["dispatch"], {"tile_m": call.extent, "threads": 1})
     wanted = make_plan(lowered, choices_of(plan), {k: v for k, v in plan["isogemm"].items() if k != "leaf"})
-    _compare("", wanted, plan)
+    _same("", wanted, plan)
 
 
-def _compare(path: str, wanted: Any, found: Any) -> None:
+def _same(path: str, wanted: Any, found: Any) -> None:
     """Raise at the first field that differs."""
     if isinstance(wanted, Mapping) and isinstance(found, Mapping):
         for name in wanted:
             if name not in found:
                 _refuse(f"{path}.{name}".lstrip("."), "a field", "none", wanted[name])
-            _compare(f"{path}.{name}".lstrip("."), wanted[name], found[name])
+            _same(f"{path}.{name}".lstrip("."), wanted[name], found[name])
         for name in found:
             if name not in wanted:
                 _refuse(f"{path}.{name}".lstrip("."), "no such field", found[name], sorted(wanted))
     elif isinstance(wanted, list) and isinstance(found, list):
         for i, (one, other) in enumerate(zip(wanted, found, strict=False)):
-            _compare(f"{path}[{i}]", one, other)
+            _same(f"{path}[{i}]", one, other)
         if len(wanted) != len(found):
             _refuse(path, f"{len(wanted)} entries", len(found), len(wanted))
     elif type(wanted) is not type(found) or wanted != found:
@@ -98,7 +103,7 @@ def check_layout(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str,
     wanted = make_layout(lowered.values, plan["ops"])
     for want in wanted["tensors"]:
         i, entry = entries[want["name"]]
-        _compare(f"tensors[{i}]", want | {"offset": entry["offset"]}, entry)
+        _same(f"tensors[{i}]", want | {"offset": entry["offset"]}, entry)
         if entry["offset"] % ALIGN:
             _refuse(f"tensors[{i}].offset", f"a multiple of {ALIGN}", entry["offset"], entry["offset"] // ALIGN * ALIGN)
         end = entry["offset"] + -(-entry["bytes"] // ALIGN) * ALIGN + CANARY
@@ -107,7 +112,7 @@ def check_layout(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str,
             _refuse(f"tensors[{i}].offset", limit, entry["offset"], CANARY)
     _check_apart(layout, lives, {name: i for name, (i, _) in entries.items()})
     for name in ("schema", "align", "canary", "lower_bound"):
-        _compare(name, wanted[name], layout[name])
+        _same(name, wanted[name], layout[name])
     _check_sections(layout)
 
 

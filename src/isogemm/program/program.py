@@ -22,10 +22,11 @@ from .graph import Graph
 from .layout import make_layout
 from .lowering import Lowered, lower_graph
 from .model import Decoder, decoder
-from .plan import Choices, make_plan
+from .plan import Choices, choices_of, make_plan
+from .schema import validate
 from .tables import frequencies, rope_tables
 
-__all__ = ["LAYOUT_FILE", "PLAN_FILE", "Program", "Run", "lower"]
+__all__ = ["LAYOUT_FILE", "PLAN_FILE", "Program", "Run", "load", "lower"]
 
 PLAN_FILE = {"train": "train_exec_plan.json", "prefill": "prefill_exec_plan.json"}
 LAYOUT_FILE = {"train": "layout_train.json", "prefill": "layout_prefill.json"}
@@ -226,6 +227,37 @@ def lower(
     lowered = lower_graph(graph, leaf, chosen.groups)
     plan = make_plan(lowered, chosen, about)
     return Program(made, graph, lowered, plan, make_layout(lowered.values, plan["ops"]))
+
+
+def load(folder: str | Path) -> Program:
+    """A program that `Program.save` wrote, or somebody else did, after all checks.
+
+    Raises
+    ------
+    OptionError
+        A field is not what the schemas, the graph or the other fields say; the message names it and the reason.
+    """
+    place = Path(folder)
+    phase = next((phase for phase, name in PLAN_FILE.items() if (place / name).is_file()), None)
+    if phase is None:
+        raise OptionError("folder of a program", limit=" or ".join(PLAN_FILE.values()), value=place, nearest="lower")
+    plan, layout = (json.loads((place / name[phase]).read_text()) for name in (PLAN_FILE, LAYOUT_FILE))
+    return from_data(plan, layout)
+
+
+def from_data(plan: dict[str, Any], layout: dict[str, Any]) -> Program:
+    """A program from the plain data of its plan and its layout, checked as `load` does."""
+    validate("plan", plan)
+    validate("layout", layout)
+    about = plan["isogemm"]
+    names = ("batch", "tokens", "phase", "micro_batches", "recompute", "leaf")
+    runtime = plan["runtime"]
+    made = lower(
+        about["model"], **{name: about[name] for name in names}, **runtime, choices=choices_of(plan)
+    )  # the graph again, which the files do not have
+    found = Program(made.model, made.graph, made.lowered, plan, layout)
+    found.check()
+    return found
 
 
 def _side_by_side(graph: Graph, leaf: int, threads: int) -> dict[str, int]:

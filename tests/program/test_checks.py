@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
+from dataclasses import replace
 
-import numpy as np
 import pytest
-from tests.program.small import differing, program, tokens, trained, weights
+from tests.program.small import MODEL, program, tokens, weights
 
 from isogemm.errors import IsogemmError, LayoutError, OptionError
 from isogemm.program import load
@@ -110,9 +109,12 @@ def mutated(data, draw):
         data[last] = draw.choice([x for x in others if type(x) is not type(old) or x != old])
 
 
-def test_mutations_are_refused_or_are_other_plans_with_the_same_bits(made):
-    wanted, draw, refused = trained(made, 1), random.Random(0), 0
-    for number in range(200):
+def test_mutations_are_refused_or_are_other_plans_with_the_same_bits():
+    model = replace(MODEL, num_hidden_layers=1)
+    made = program(model, batch=2)
+    ids = tokens(batch=2)
+    wanted, draw, refused = made.start(weights(model)).step(*ids), random.Random(0), 0
+    for number in range(40):
         plan, layout = files(made)
         mutated(layout if number % 2 else plan, draw)
         try:
@@ -121,13 +123,5 @@ def test_mutations_are_refused_or_are_other_plans_with_the_same_bits(made):
             assert error.what and str(error.limit)  # the field and the reason
             refused += 1
             continue
-        assert differing(trained(found, 1), wanted) == []
-    assert refused >= 180
-
-
-def test_canaries_do_not_touch_what_they_guard(made):
-    assert np.isfinite(made.start(weights()).step(*tokens()))
-
-
-def test_plans_are_plain_data(made):
-    assert json.loads(json.dumps(made.plan)) == made.plan
+        assert found.start(weights(model)).step(*ids) == wanted
+    assert 30 <= refused < 40

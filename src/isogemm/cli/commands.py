@@ -1,4 +1,4 @@
-"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``admissions``, ``study``, ``quantize`` and others."""
+"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``admissions``, ``study``, ``program``, ``quantize`` and others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..base.disk import check_room
 from ..base.progress import progress_bar
 from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
-from . import quant
+from . import program, quant
 from .study import study_command
 
 if TYPE_CHECKING:
@@ -310,6 +310,7 @@ app.command("admissions")(admissions_command)
 app.command("study")(study_command)
 app.command("quantize")(quant.quantize_command)
 app.command("inspect")(quant.inspect_command)
+app.add_typer(program.app, name="program")
 
 
 def _replay(text: str) -> NoReturn:

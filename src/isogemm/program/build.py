@@ -81,7 +81,9 @@ def _forward(graph: Graph, model: Decoder, sequences: int, tokens: int) -> str:
         x = make.result("x2", (rows, hidden), "add", x, y)
     make.layer, make.phase = "", "forward.head"
     y = make.result("final", (rows, hidden), "rms_norm", x, "norm", eps=eps)
-    return make.result("logits", (rows, model.vocab_size), "linear", y, "embed" if model.tie_word_embeddings else "head")
+    return make.result(
+        "logits", (rows, model.vocab_size), "linear", y, "embed" if model.tie_word_embeddings else "head"
+    )
 
 
 def _attention(make: Maker, found: dict[str, str], sizes: tuple[int, ...]) -> str:
@@ -143,7 +145,8 @@ def _optimizer(graph: Graph) -> None:
             total = graph.value(f"{first}.total", weight.shape, "grad_activations")
             graph.add(total, "add", "optimizer", (first, other), (total,))
         m, v = (
-            graph.value(f"{part}.{weight.name}", weight.shape, "optimizer", given=True, kept=True) for part in ("m", "v")
+            graph.value(f"{part}.{weight.name}", weight.shape, "optimizer", given=True, kept=True)
+            for part in ("m", "v")
         )
         state = (weight.name, m, v)
         graph.add(f"adamw.{weight.name}", "adamw", "optimizer", (total, "scalars", *state), state)

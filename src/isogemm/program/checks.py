@@ -83,7 +83,9 @@ def check_races(plan: Mapping[str, Any]) -> None:
             theirs = set(other["isogemm"]["reads"]), set(other["isogemm"]["writes"])
             shared = sorted((writes & (theirs[0] | theirs[1])) | (reads & theirs[1]))
             if shared:
-                _refuse(f"ops[{j}].barrier", f"a barrier before ops[{i}], which shares {shared[0]} with it", "none", True)
+                _refuse(
+                    f"ops[{j}].barrier", f"a barrier before ops[{i}], which shares {shared[0]} with it", "none", True
+                )
         group = [] if op["barrier"] else [*group, (i, op)]
 
 
@@ -119,7 +121,8 @@ def check_layout(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str,
 def _check_apart(layout: Mapping[str, Any], lives: Mapping[str, tuple[int, int]], place: Mapping[str, int]) -> None:
     """No two tensors that live at once overlap, canaries included."""
     spans = sorted(
-        (e["offset"] - CANARY, e["offset"] + -(-e["bytes"] // ALIGN) * ALIGN + CANARY, e["name"]) for e in layout["tensors"]
+        (e["offset"] - CANARY, e["offset"] + -(-e["bytes"] // ALIGN) * ALIGN + CANARY, e["name"])
+        for e in layout["tensors"]
     )
     active: list[tuple[int, int, str]] = []
     for begin, end, name in spans:
@@ -140,7 +143,9 @@ def _check_sections(layout: Mapping[str, Any]) -> None:
         begin = min((e["offset"] - CANARY for e in some), default=0)
         end = max((e["offset"] + -(-e["bytes"] // ALIGN) * ALIGN + CANARY for e in some), default=0)
         if (section["offset"], section["bytes"]) != (begin, end - begin):
-            _refuse(f"sections[{i}]", "what its tensors cover", (section["offset"], section["bytes"]), (begin, end - begin))
+            _refuse(
+                f"sections[{i}]", "what its tensors cover", (section["offset"], section["bytes"]), (begin, end - begin)
+            )
         last = max(last, end)
     if layout["bytes"] != last:
         _refuse("bytes", "the end of the last tensor", layout["bytes"], last)

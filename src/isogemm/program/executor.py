@@ -145,9 +145,7 @@ def _chunks(call: Call, entry: Mapping[str, Any]) -> tuple[int, int, int]:
     return dispatch["threads"], tile, -(-call.extent // tile)
 
 
-def _launch(
-    keep: list[Any], entry_point: int, task: Array, scratch: int, threads: int, chunks: int
-) -> Step:
+def _launch(keep: list[Any], entry_point: int, task: Array, scratch: int, threads: int, chunks: int) -> Step:
     keep.append(task)
     place, threads = task.ctypes.data, min(threads, chunks)
     return lambda: pool().run(run_chunks, scratch, threads, entry_point, place, chunks)
@@ -166,9 +164,7 @@ def _kernel(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[
     for place, x in enumerate(arrays):
         task[kernels.ADDRESSES + place] = x.ctypes.data
     name = call.kernel
-    return _launch(
-        keep, address_of(kernels.KERNELS[name]), task, kernels.scratch_bytes(call.shape[1]), threads, chunks
-    )
+    return _launch(keep, address_of(kernels.KERNELS[name]), task, kernels.scratch_bytes(call.shape[1]), threads, chunks)
 
 
 def _move(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:

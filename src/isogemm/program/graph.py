@@ -93,7 +93,9 @@ class Graph:
                     raise OptionError(f"{op.name}", limit="values of the graph", value=name, nearest="define it")
             for name in op.reads:
                 if name not in defined:
-                    raise OptionError(f"{op.name} reads", limit="what was defined before", value=name, nearest="reorder")
+                    raise OptionError(
+                        f"{op.name} reads", limit="what was defined before", value=name, nearest="reorder"
+                    )
             for name in op.writes:
                 if name in defined and name not in op.reads:
                     raise OptionError(f"{op.name} writes", limit="one definition", value=name, nearest=f"{name}.1")

@@ -34,7 +34,7 @@ class Choices:
     groups : mapping of str to int
         Leaves of a weight's gradient that are computed side by side; without an entry one, `deterministic`'s choice.
     dispatch : mapping of str to dict
-        Of calls by name: ``tile_m``, ``tile_n`` and ``threads``, each by default the planner's.
+        Of calls by name: ``tile_m``, ``tile_n``, ``threads`` and ``barrier``, each by default the planner's.
     """
 
     threads: int = 0
@@ -74,7 +74,7 @@ def choices_of(plan: Mapping[str, Any]) -> Choices:
     """The choices that a plan was made of."""
     groups, dispatch = {}, {}
     for op in plan["ops"]:
-        dispatch[op["name"]] = op["dispatch"]
+        dispatch[op["name"]] = op["dispatch"] | {"barrier": op["barrier"]}
         if op["kernel_id"] == "leaves" and op["name"].endswith("/meet0"):
             groups[op["isogemm"]["of"]] = op["shape"]["k"]
     return Choices(plan["runtime"]["threads"], plan["runtime"]["mode"], groups, dispatch)

@@ -99,7 +99,9 @@ class Run:
                 raise ShapeError(known, limit=list(shape), value=list(found.shape), nearest=list(shape))
             self.array(name)[...] = found
         known_tables = weights.get("inv_freq")
-        inv_freq = frequencies(program.model.head_dim, program.model.rope_theta) if known_tables is None else known_tables
+        inv_freq = (
+            frequencies(program.model.head_dim, program.model.rope_theta) if known_tables is None else known_tables
+        )
         cos, sin = rope_tables(self._about["tokens"], inv_freq)
         self.array("cos")[...], self.array("sin")[...] = cos, sin
         if program.phase == "train":

@@ -29,7 +29,7 @@ LAYERS = (
     {"quant"},
     {"api"},
     {"blas", "forms", "lab", "torch"},
-    {"audit"},
+    {"audit", "program"},
     {"doctor", "study"},
     {"demo", "cli"},
 )

@@ -1,4 +1,4 @@
-"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``info``, ``study``, ``doctor``, ``quantize`` and others."""
+"""The command line: ``isogemm audit``, ``plan``, ``tune``, ``study``, ``doctor``, ``program`` and others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..base.disk import check_room
 from ..base.progress import progress_bar
 from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
-from . import quant
+from . import program, quant
 from .doctor import doctor_command
 from .examples import examples
 from .info import info_command
@@ -344,6 +344,7 @@ app.command("info", epilog=examples("info"))(info_command)
 app.command("warm", epilog=examples("warm"))(warm_command)
 app.command("quantize", epilog=examples("quantize"))(quant.quantize_command)
 app.command("inspect", epilog=examples("inspect"))(quant.inspect_command)
+app.add_typer(program.app, name="program")
 
 
 def _replay(text: str) -> NoReturn:

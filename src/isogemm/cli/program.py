@@ -1,0 +1,118 @@
+"""``isogemm program``: lower a model, check, explain and run what came of it, and compare two programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..base.progress import progress_bar
+from ..errors import OptionError
+
+__all__ = ["app"]
+
+app = typer.Typer(help="A training step whose every buffer and thread is written down before it runs.")
+Folder = Annotated[Path, typer.Argument(help="A folder that `lower` wrote.")]
+
+
+@app.command("lower")
+def lower_command(
+    config: Annotated[Path, typer.Argument(help="A config.json of a Qwen3 or Llama model, or its folder.")],
+    out: Annotated[Path, typer.Option(help="The folder for plan and layout.")],
+    batch: Annotated[int, typer.Option(help="Sequences of a step.")] = 8,
+    tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 64,
+    phase: Annotated[str, typer.Option(help="train or prefill.")] = "train",
+    threads: Annotated[int, typer.Option(help="By default all.")] = 0,
+    mode: Annotated[str, typer.Option(help="deterministic or fast: the same bits.")] = "deterministic",
+    micro_batches: Annotated[int, typer.Option(help="Parts that a step is computed in.")] = 1,
+    recompute: Annotated[bool, typer.Option("--recompute", help="Compute activations again.")] = False,
+    leaf: Annotated[int, typer.Option(help="Rows of a leaf in gradients of weights.")] = 4096,
+) -> None:
+    """Write a model's execution plan and memory layout."""
+    from ..program import lower
+
+    file = config / "config.json" if config.is_dir() else config
+    made = lower(
+        json.loads(file.read_text()), batch=batch, tokens=tokens, phase=phase, threads=threads or None, mode=mode,
+        micro_batches=micro_batches, recompute=recompute, leaf=leaf,
+    )  # fmt: skip
+    made.check()
+    typer.echo(f"{len(made.plan['ops'])} operations, {made.layout['bytes']} bytes: {made.save(out)}")
+
+
+@app.command("check")
+def check_command(folder: Folder) -> None:
+    """Check a plan and a layout without running them; the first thing that is wrong is named by its field."""
+    from ..program import load
+
+    made = load(folder)
+    typer.echo(f"{len(made.plan['ops'])} operations and {len(made.layout['tensors'])} tensors: nothing is wrong")
+
+
+@app.command("explain")
+def explain_command(folder: Folder) -> None:
+    """Tables of phases and memory, and operations that leave threads without work."""
+    from ..program import load
+    from ..program.explain import explain
+
+    typer.echo(explain(load(folder)))
+
+
+@app.command("run")
+def run_command(
+    folder: Folder,
+    weights: Annotated[Path | None, typer.Option(help="A .safetensors file; by default random numbers.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps, on random tokens.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of tokens and random weights.")] = 0,
+    trace: Annotated[Path | None, typer.Option(help="A Chrome trace of the last step.")] = None,
+) -> None:
+    """Train on random tokens, and say each loss with its bits."""
+    import numpy as np
+
+    from ..program import load
+    from ..program.explain import trace as write_trace
+
+    made, draw = load(folder), np.random.default_rng(seed)
+    if made.phase != "train":
+        raise OptionError("phase", limit="train", value=made.phase, nearest="Program.start(weights).logits(ids)")
+    run = made.start(_weights(made.model, weights, draw))
+    about = made.plan["isogemm"]
+    tokens = draw.integers(0, made.model.vocab_size, (about["batch"], about["tokens"] + 1))
+    with progress_bar() as tell:
+        for step in range(steps):
+            tell(step, steps, "training")
+            run.executor.times = [] if trace is not None and step == steps - 1 else None
+            loss = np.float32(run.step(tokens[:, :-1], tokens[:, 1:]))
+            typer.echo(f"step {step + 1:>4}  loss {loss:.6f}  {loss.view(np.uint32):08x}")
+    if trace is not None and run.executor.times is not None:
+        typer.echo(f"Trace: {write_trace(run.executor.times, trace)}")
+
+
+def _weights(model: Any, path: Path | None, draw: Any) -> Any:
+    if path is None:
+        return {
+            name: 0.02 * draw.standard_normal(shape) if len(shape) > 1 else [1.0] * shape[0]
+            for name, _, shape in model.weights()
+        }
+    from ..base.extras import require_extra
+
+    require_extra("weights", "reading weights", "safetensors")
+    from safetensors.numpy import load_file
+
+    return load_file(path)
+
+
+@app.command("diff")
+def diff_command(one: Folder, other: Folder) -> None:
+    """What two programs differ in, and whether their bits can."""
+    from ..program import load
+    from ..program.explain import differences
+
+    plans, numbers = differences(load(one), load(other))
+    for line in plans:
+        typer.echo(line)
+    for line in numbers:
+        typer.echo(f"numbers: {line}")
+    typer.echo("The bits may differ." if numbers else "The bits cannot differ: both are plans of one graph.")

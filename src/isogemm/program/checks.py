@@ -1,0 +1,155 @@
+"""Static checks of a plan and a layout: nothing is run, and the first thing that is wrong is named by its field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import OptionError
+from .layout import ALIGN, CANARY, lifetimes, make_layout
+from .lowering import Lowered
+from .plan import choices_of, make_plan
+
+__all__ = ["check", "check_layout", "check_plan"]
+
+# Fields of an operation that a planner may choose; everything else follows from the graph.
+FREE = ("tile_m", "tile_n", "threads")
+
+
+def check(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str, Any]) -> None:
+    """Raise the first thing that is wrong.
+
+    Raises
+    ------
+    OptionError
+        It names the field, what it should be and what it is.
+    """
+    check_plan(lowered, plan)
+    check_races(plan)
+    check_layout(lowered, plan, layout)
+
+
+def check_plan(lowered: Lowered, plan: Mapping[str, Any]) -> None:
+    """The plan is one of its graph: what a planner may choose is in range, and all else is as the graph has it."""
+    limit = plan["runtime"]["threads"]
+    for i, op in enumerate(plan["ops"]):
+        for name in FREE:
+            value = op["dispatch"][name]
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                _refuse(f"ops[{i}].dispatch.{name}", "a whole number of at least 1", value, 1)
+        if op["dispatch"]["threads"] > limit:
+            _refuse(f"ops[{i}].dispatch.threads", f"at most runtime.threads, {limit}", op["dispatch"]["threads"], limit)
+        kernel = op["isogemm"].get("kernel") or {}
+        if kernel.get("strategy") in ("gemv", "stream"):
+            tile, extent = ("tile_n", op["shape"]["n"]) if kernel["swapped"] else ("tile_m", op["shape"]["m"])
+            if op["dispatch"][tile] < extent:
+                _refuse(f"ops[{i}].dispatch.{tile}", f"{extent}: this kernel takes all", op["dispatch"][tile], extent)
+    _same("ops", [call.name for call in lowered.calls], [op["name"] for op in plan["ops"]])
+    for i, (call, op) in enumerate(zip(lowered.calls, plan["ops"], strict=True)):
+        if call.axis == "none" and (op["dispatch"]["tile_m"] < call.extent or op["dispatch"]["threads"] > 1):
+            limit = f"one chain of {call.extent} rows, by one thread"
+            _refuse(f"ops[{i}].dispatch", limit, op["dispatch"], {"tile_m": call.extent, "threads": 1})
+    wanted = make_plan(lowered, choices_of(plan), {k: v for k, v in plan["isogemm"].items() if k != "leaf"})
+    _same("", wanted, plan)
+
+
+def _same(path: str, wanted: Any, found: Any) -> None:
+    """Raise at the first field that differs."""
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        for name in wanted:
+            if name not in found:
+                _refuse(f"{path}.{name}".lstrip("."), "a field", "none", wanted[name])
+            _same(f"{path}.{name}".lstrip("."), wanted[name], found[name])
+        for name in found:
+            if name not in wanted:
+                _refuse(f"{path}.{name}".lstrip("."), "no such field", found[name], sorted(wanted))
+    elif isinstance(wanted, list) and isinstance(found, list):
+        for i, (one, other) in enumerate(zip(wanted, found, strict=False)):
+            _same(f"{path}[{i}]", one, other)
+        if len(wanted) != len(found):
+            _refuse(path, f"{len(wanted)} entries", len(found), len(wanted))
+    elif type(wanted) is not type(found) or wanted != found:
+        _refuse(path, "what the graph and the choices say", repr(found), repr(wanted))
+
+
+def check_races(plan: Mapping[str, Any]) -> None:
+    """Operations without a barrier between them may run at once, so none may write what another reads or writes."""
+    group: list[tuple[int, Mapping[str, Any]]] = []
+    for i, op in enumerate(plan["ops"]):
+        reads, writes = set(op["isogemm"]["reads"]), set(op["isogemm"]["writes"])
+        for j, other in group:
+            if op["phase"] != other["phase"]:
+                _refuse(f"ops[{j}].barrier", f"a barrier at the end of phase {other['phase']}", "none", True)
+            theirs = set(other["isogemm"]["reads"]), set(other["isogemm"]["writes"])
+            shared = sorted((writes & (theirs[0] | theirs[1])) | (reads & theirs[1]))
+            if shared:
+                _refuse(
+                    f"ops[{j}].barrier", f"a barrier before ops[{i}], which shares {shared[0]} with it", "none", True
+                )
+        group = [] if op["barrier"] else [*group, (i, op)]
+
+
+def check_layout(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str, Any]) -> None:
+    """Every value has its place, aligned and within bounds, with canaries, apart from all that live when it does."""
+    entries = {}
+    for i, entry in enumerate(layout["tensors"]):
+        if entry["name"] in entries:
+            _refuse(f"tensors[{i}].name", "each tensor once", entry["name"], "drop it")
+        if entry["name"] not in lowered.values:
+            _refuse(f"tensors[{i}].name", "a value of the program", entry["name"], "drop it")
+        entries[entry["name"]] = (i, entry)
+    for name in lowered.values:
+        if name not in entries:
+            _refuse("tensors", "every value of the program", f"no {name}", name)
+    lives = lifetimes(lowered.values, plan["ops"])
+    wanted = make_layout(lowered.values, plan["ops"])
+    for want in wanted["tensors"]:
+        i, entry = entries[want["name"]]
+        _same(f"tensors[{i}]", want | {"offset": entry["offset"]}, entry)
+        if entry["offset"] % ALIGN:
+            _refuse(f"tensors[{i}].offset", f"a multiple of {ALIGN}", entry["offset"], entry["offset"] // ALIGN * ALIGN)
+        end = entry["offset"] + -(-entry["bytes"] // ALIGN) * ALIGN + CANARY
+        if entry["offset"] < CANARY or end > layout["bytes"]:
+            limit = f"within the {layout['bytes']} bytes, canaries included"
+            _refuse(f"tensors[{i}].offset", limit, entry["offset"], CANARY)
+    _check_apart(layout, lives, {name: i for name, (i, _) in entries.items()})
+    for name in ("schema", "align", "canary", "lower_bound"):
+        _same(name, wanted[name], layout[name])
+    _check_sections(layout)
+
+
+def _check_apart(layout: Mapping[str, Any], lives: Mapping[str, tuple[int, int]], place: Mapping[str, int]) -> None:
+    """No two tensors that live at once overlap, canaries included."""
+    spans = sorted(
+        (e["offset"] - CANARY, e["offset"] + -(-e["bytes"] // ALIGN) * ALIGN + CANARY, e["name"])
+        for e in layout["tensors"]
+    )
+    active: list[tuple[int, int, str]] = []
+    for begin, end, name in spans:
+        active = [span for span in active if span[1] > begin]
+        for _, other_end, other in active:
+            first, last = max(lives[name][0], lives[other][0]), min(lives[name][1], lives[other][1])
+            if first <= last:
+                limit = f"apart from {other}, which lives too in operations {first} to {last}"
+                _refuse(f"tensors[{place[name]}].offset", limit, begin + CANARY, other_end + CANARY)
+        active.append((begin, end, name))
+
+
+def _check_sections(layout: Mapping[str, Any]) -> None:
+    """Sections are just what their tensors cover, and the allocation ends with the last."""
+    last = 0
+    for i, section in enumerate(layout["sections"]):
+        some = [e for e in layout["tensors"] if e["section"] == section["name"]]
+        begin = min((e["offset"] - CANARY for e in some), default=0)
+        end = max((e["offset"] + -(-e["bytes"] // ALIGN) * ALIGN + CANARY for e in some), default=0)
+        if (section["offset"], section["bytes"]) != (begin, end - begin):
+            _refuse(
+                f"sections[{i}]", "what its tensors cover", (section["offset"], section["bytes"]), (begin, end - begin)
+            )
+        last = max(last, end)
+    if layout["bytes"] != last:
+        _refuse("bytes", "the end of the last tensor", layout["bytes"], last)
+
+
+def _refuse(where: str, limit: object, value: object, nearest: object) -> None:
+    raise OptionError(where, limit=limit, value=value, nearest=nearest)

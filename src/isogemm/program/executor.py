@@ -1,0 +1,263 @@
+"""Walks a plan: every call is bound once to its memory, its kernel and its chunks, and a step is a walk over them.
+
+Nothing here chooses: who computes what is in the plan, where it lies in the layout. The pool's threads claim the chunks
+that the plan has cut.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.cpu.attention import loops as attention
+from ..backends.cpu.emit.entries import address_of
+from ..backends.cpu.gemm.launch import Batch, launch_single
+from ..backends.cpu.gemm.schedule import Schedule
+from ..backends.cpu.gemm.tasks import Epilogue, float32_bits, task_for
+from ..backends.cpu.pool import pool, run_chunks
+from ..backends.cpu.rows import loops as rows
+from ..backends.cpu.rows.run import _ABSENT, _HEADER, _describe
+from ..base.dtypes import CODE_OF
+from ..contract.attention import factor
+from ..contract.spec import Contract
+from ..problem.settings import Settings
+from . import kernels
+from .lowering import Call, Lowered
+from .memory import Memory
+
+__all__ = ["AdamW", "Executor", "scalars"]
+
+Array = NDArray[Any]
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """Rates of the optimizer, named as torch's."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+
+
+def scalars(rates: AdamW, step: int) -> NDArray[np.float32]:
+    """What `kernels.adamw` reads in step 1, 2, ...: computed in float64 and rounded once.
+
+    ``m = m * b1 + g * (1 - b1)``, ``v = v * b2 + (g * g) * (1 - b2)`` and
+    ``w = w * (1 - lr * decay) - lr / (1 - b1**step) * (m / (sqrt(v) / sqrt(1 - b2**step) + eps))``, each product, sum,
+    quotient and root rounded by itself.
+    """
+    b1, b2 = rates.betas
+    numbers = (
+        1 - rates.lr * rates.weight_decay, b1, 1 - b1, b2, 1 - b2, (1 - b2**step) ** 0.5, rates.eps,
+        rates.lr / (1 - b1**step),
+    )  # fmt: skip
+    return np.array(numbers, np.float32)
+
+
+@dataclass(slots=True)
+class _Bound:
+    """A call with everything it needs: what runs, whose canaries are written before and looked at behind it."""
+
+    name: str
+    phase: str
+    run: Step
+    born: Any
+    dead: Any
+    boundary: Any = None
+
+
+class Executor:
+    """A plan bound to memory.
+
+    Parameters
+    ----------
+    lowered : Lowered
+    plan, layout : mapping
+        That were checked.
+    canaries : bool
+        Look at them; they are there in any case.
+    """
+
+    def __init__(
+        self, lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str, Any], *, canaries: bool = True
+    ) -> None:
+        self.memory = Memory(layout)
+        self._keep: list[Any] = []  # task arrays and tables of addresses, which kernels read
+        self.calls = [
+            self._bound(i, call, entry, layout)
+            for i, (call, entry) in enumerate(zip(lowered.calls, plan["ops"], strict=True))
+        ]
+        self.canaries = canaries
+        self.times: list[tuple[str, str, float, float]] | None = None  # what a trace is made of, when it is a list
+        live = {entry["name"]: (entry["first_op"], entry["last_op"]) for entry in layout["tensors"]}
+        for i, (call, after) in enumerate(zip(self.calls, [*self.calls[1:], None], strict=True)):
+            if after is None or after.phase != call.phase:
+                there = [name for name, (first, last) in live.items() if first <= i <= last]
+                call.boundary = self.memory.some(there)
+
+    def run(self, *phases: str) -> None:
+        """The calls of the phases that begin with one of these names, in the plan's order.
+
+        Raises
+        ------
+        LayoutError
+            A canary was found changed.
+        """
+        memory, times = self.memory, self.times
+        for call in self.calls:
+            if not call.phase.startswith(phases):
+                continue
+            if call.born is not None:
+                memory.arm(call.born)
+            began = time.perf_counter() if times is not None else 0.0
+            call.run()
+            if times is not None:
+                times.append((call.name, call.phase, began, time.perf_counter()))
+            if self.canaries:
+                if call.dead is not None:
+                    memory.check(call.dead, call.phase, call.name)
+                if call.boundary is not None:
+                    memory.check(call.boundary, call.phase, call.name)
+
+    def _bound(self, i: int, call: Call, entry: Mapping[str, Any], layout: Mapping[str, Any]) -> _Bound:
+        last = len(layout["tensors"]) and max(x["last_op"] for x in layout["tensors"])
+        names = layout["tensors"]
+        born = [x["name"] for x in names if x["first_op"] == i and (i or x["last_op"] != last)]
+        dead = [x["name"] for x in names if x["last_op"] == i and i != last]
+        some = self.memory.some
+        arrays = [self.memory.strided(view) for view in call.operands]
+        bind = BINDERS.get(call.kernel, _rows if call.kernel.startswith("rows.") else _kernel)
+        run = bind(self._keep, call, entry, arrays)
+        return _Bound(call.name, call.phase, run, some(born) if born else None, some(dead) if dead else None)
+
+
+def _chunks(call: Call, entry: Mapping[str, Any]) -> tuple[int, int, int]:
+    """(threads, extent of a chunk, chunks), as the plan has cut it."""
+    dispatch = entry["dispatch"]
+    tile = dispatch["tile_n" if call.axis == "n" else "tile_m"]
+    return dispatch["threads"], tile, -(-call.extent // tile)
+
+
+def _launch(keep: list[Any], entry_point: int, task: Array, scratch: int, threads: int, chunks: int) -> Step:
+    keep.append(task)
+    place, threads = task.ctypes.data, min(threads, chunks)
+    return lambda: pool().run(run_chunks, scratch, threads, entry_point, place, chunks)
+
+
+def _kernel(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+    """A kernel of `kernels.KERNELS`."""
+    threads, tile, chunks = _chunks(call, entry)
+    task = np.zeros(kernels.WORDS, np.int64)
+    number = call.options.get("eps", call.options.get("number", 0.0))
+    task[kernels.TOTAL : kernels.ADDRESSES] = (
+        call.extent, tile, call.shape[1], float32_bits(number), call.options.get("first", 0), call.options.get("second", 0),
+    )  # fmt: skip
+    if call.kernel == "attention_steps":
+        task[kernels.NUMBER] = float32_bits(float(factor(None, call.options["width"])))
+    for place, x in enumerate(arrays):
+        task[kernels.ADDRESSES + place] = x.ctypes.data
+    name = call.kernel
+    return _launch(keep, address_of(kernels.KERNELS[name]), task, kernels.scratch_bytes(call.shape[1]), threads, chunks)
+
+
+def _move(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+    """Rows in another order: `take`, with their numbers in a table of the call's own."""
+    source, out = arrays
+    threads, tile, chunks = _chunks(call, entry)
+    index = np.zeros(source.shape[:-1], np.int64)
+    for axis, step in enumerate(source.strides[:-1]):
+        shape = [-1 if i == axis else 1 for i in range(index.ndim)]
+        index += np.arange(source.shape[axis]).reshape(shape) * (step // (source.itemsize * source.shape[-1]))
+    index = np.ascontiguousarray(index.reshape(-1))
+    keep.append(index)
+    task = np.zeros(kernels.WORDS, np.int64)
+    task[kernels.TOTAL], task[kernels.PER_CHUNK], task[kernels.WIDTH] = call.extent, tile, call.shape[1]
+    task[kernels.ADDRESSES : kernels.ADDRESSES + 3] = source.ctypes.data, index.ctypes.data, out.ctypes.data
+    return _launch(keep, address_of(kernels.take), task, kernels.scratch_bytes(0), threads, chunks)
+
+
+def _rows(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+    """An operation along rows of the CPU's column."""
+    threads, tile, chunks = _chunks(call, entry)
+    (x, *others), out = arrays[:-1], arrays[-1]
+    start, kernel = rows.addresses(call.kernel.removeprefix("rows."))
+    n, tables = x.shape[-1], keep
+    described = [_describe(other, tables) for other in others] + [_ABSENT] * (2 - len(others))
+    each = others[0].shape[-1] if others else n
+    task = np.array(
+        (
+            *(*_HEADER, kernel, call.extent, n, tile, float32_bits(call.options.get("eps", 0.0))),
+            *(out.ctypes.data, out.shape[-1], CODE_OF[out.dtype]),
+            *_describe(x, tables), *described[0], *described[1], each,
+        ), np.int64,
+    )  # fmt: skip
+    return _launch(keep, start, task, rows.scratch_bytes(n), threads, chunks)
+
+
+def _gemm(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+    """One product, in the plan's tiles and blocks."""
+    a, b, out = arrays
+    kernel, dispatch, (m, n, _) = dict(entry["isogemm"]["kernel"]), entry["dispatch"], call.shape
+    grid = -(-m // dispatch["tile_m"]), -(-n // dispatch["tile_n"])
+    if kernel.pop("swapped"):
+        grid = grid[::-1]
+    chosen = Schedule(**kernel, grid_m=grid[0], grid_n=grid[1], threads=dispatch["threads"])
+    epilogue = _epilogue(call)
+    task = task_for(a, b, out, epilogue, dispatch["threads"], chosen)
+    keep.append(arrays)
+    return lambda: launch_single(task, a, b, out, epilogue)
+
+
+def _gemm_batched(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+    """Products of one shape, `tile_m` of them to a chunk."""
+    a, b, out = arrays
+    threads, tile, _ = _chunks(call, entry)
+    epilogue = _epilogue(call)
+    first = a[0], b[0], out[0]
+    task = task_for(*first, epilogue, 1)
+    batch = Batch(len(out), tile, a.strides[0], b.strides[0], out.strides[0], 0, threads)
+    keep.append(arrays)
+    return lambda: launch_single(task, *first, epilogue, batch)
+
+
+def _epilogue(call: Call) -> Epilogue | None:
+    alpha = call.options.get("alpha", 1.0)
+    return None if alpha == 1.0 else Epilogue(Settings.checked(Contract(), alpha=alpha))
+
+
+def _attention(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+    """Maxima and powers of leaves, or leaves meeting."""
+    _, shared, groups, t, d = call.options["sizes"]
+    threads, tile, chunks = _chunks(call, entry)
+    task = np.zeros(attention.WORDS, np.int64)
+    leaves = arrays[0].shape[1] if call.kernel == "attention.meeting" else arrays[2].shape[1]
+    if call.kernel == "attention.leaves":
+        products, powers, m, total = arrays[1:]
+        function, scratch = attention.run_leaves, 4 * attention.LANES
+        task[attention.PRODUCTS : attention.HEADS + 1] = (
+            products.ctypes.data, t, powers.ctypes.data, CODE_OF[powers.dtype], float32_bits(float(factor(None, d))), 1, 1,
+            shared,
+        )  # fmt: skip
+    else:
+        parts, m, total, y, out_m, out_l = arrays
+        function, scratch = attention.run_meeting, 4 * d
+        task[attention.PARTS : attention.ALL_TOKENS + 1] = (
+            parts.ctypes.data, d, y.ctypes.data, CODE_OF[y.dtype], out_m.ctypes.data, out_l.ctypes.data, t,
+        )  # fmt: skip
+    task[attention.HEADS_ROWS : attention.LEAF_L + 1] = (
+        call.extent, tile, groups * t, t, 0, leaves, m.ctypes.data, total.ctypes.data,
+    )  # fmt: skip
+    return _launch(keep, address_of(function), task, scratch, threads, chunks)
+
+
+BINDERS: dict[str, Callable[[list[Any], Call, Mapping[str, Any], list[Array]], Step]] = {
+    "gemm": _gemm, "gemm_batched": _gemm_batched, "move": _move,
+    "attention.leaves": _attention, "attention.meeting": _attention,
+}  # fmt: skip

@@ -1,0 +1,106 @@
+"""A program in words: tables of phases and memory, what is odd in a plan, and what two plans differ in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .program import Program
+
+__all__ = ["advice", "busy", "differences", "explain", "trace"]
+
+
+def busy(m: int, n: int, tile_m: int, tile_n: int, threads: int) -> int:
+    """How many of `threads` threads have a tile at all: ``min(threads, ceil(m / tile_m) * ceil(n / tile_n))``."""
+    return min(threads, -(-m // tile_m) * -(-n // tile_n))
+
+
+def advice(plan: Mapping[str, Any]) -> list[str]:
+    """Operations of a ``ck.train.exec.v1`` plan, ours or another's, whose tiles leave threads without work."""
+    found = []
+    runtime = plan["runtime"]["threads"]
+    for op in plan["ops"]:
+        shape, dispatch = op["shape"], op["dispatch"]
+        threads, axis = dispatch.get("threads", runtime), dispatch.get("split_axis", "none")
+        tiles = [dispatch.get(f"tile_{x}") if x in axis else shape[x] for x in "mn"]
+        if axis not in ("m", "n", "mn") or None in tiles:
+            continue
+        working = busy(shape["m"], shape["n"], *tiles, threads)
+        if working < threads:
+            found.append(
+                f"op {op['op_id']} ({op['kernel_id']}): tiles of {tiles[0]} x {tiles[1]} on {shape['m']} x {shape['n']} "
+                f"keep {working} of {threads} threads busy"
+            )
+    return found
+
+
+def explain(program: Program) -> str:
+    """Phases with their operations, memory by section, and what is odd."""
+    plan, layout = program.plan, program.layout
+    about, lines = plan["isogemm"], []
+    lines.append(
+        f"{plan['schema']}: {about['phase']}, {about['batch']} sequences of {about['tokens']} tokens in "
+        f"{about['micro_batches']} parts, {plan['runtime']['threads']} threads, {plan['runtime']['mode']}, leaf {about['leaf']}"
+    )
+    lines += ["", f"{'phase':<18} {'operations':>10} {'products':>9} {'GFLOP':>9} {'threaded':>9}"]
+    for phase in plan["phases"]:
+        ops = [op for op in plan["ops"] if op["phase"] == phase]
+        products = [op for op in ops if op["kernel_id"].startswith("gemm")]
+        calls = {call.name: call for call in program.lowered.calls}
+        flops = sum(
+            2 * op["shape"]["m"] * op["shape"]["n"] * op["shape"]["k"]
+            * (calls[op["name"]].extent if op["kernel_id"] == "gemm_batched" else 1)
+            for op in products
+        )  # fmt: skip
+        threaded = sum(op["dispatch"]["schedule"] != "serial" for op in ops)
+        lines.append(f"{phase:<18} {len(ops):>10} {len(products):>9} {flops / 1e9:>9.4f} {threaded:>9}")
+    lines += ["", f"{'section':<18} {'tensors':>10} {'bytes':>12} {'offset':>12}"]
+    for section in layout["sections"]:
+        count = sum(entry["section"] == section["name"] for entry in layout["tensors"])
+        shared = "  shared" if section["shared"] else ""
+        lines.append(f"{section['name']:<18} {count:>10} {section['bytes']:>12} {section['offset']:>12}{shared}")
+    least = layout["lower_bound"]
+    lines.append(f"{'allocation':<18} {len(layout['tensors']):>10} {layout['bytes']:>12}")
+    lines.append(f"{layout['bytes'] / least:.3f} of the {least} bytes that live at once")
+    return "\n".join([*lines, *(["", *found] if (found := advice(plan)) else [])])
+
+
+def differences(one: Program, other: Program) -> tuple[list[str], list[str]]:
+    """(what differs in who computes and where, what differs in the numbers): without the second bits cannot differ."""
+    numbers = []
+    for name in ("model", "phase", "batch", "tokens", "leaf"):
+        values = one.plan["isogemm"][name], other.plan["isogemm"][name]
+        if values[0] != values[1]:
+            numbers.append(f"{name}: {values[0]} and {values[1]}")
+    found = [
+        f"{name}: {one.plan['isogemm'][name]} and {other.plan['isogemm'][name]}"
+        for name in ("micro_batches", "recompute")
+        if one.plan["isogemm"][name] != other.plan["isogemm"][name]
+    ]
+    ops = [{op["name"]: op for op in program.plan["ops"]} for program in (one, other)]
+    found += _changed("only in one plan", ops[0].keys() ^ ops[1].keys())
+    both = [name for name in ops[0] if name in ops[1]]
+    for field in ("split_axis", "tile_m", "tile_n", "threads", "schedule"):
+        found += _changed(
+            f"dispatch.{field}", [x for x in both if ops[0][x]["dispatch"][field] != ops[1][x]["dispatch"][field]]
+        )
+    places = [{entry["name"]: entry["offset"] for entry in program.layout["tensors"]} for program in (one, other)]
+    found += _changed("offsets", [x for x in places[0] if x in places[1] and places[0][x] != places[1][x]])
+    return found, numbers
+
+
+def _changed(what: str, names: Iterable[str]) -> list[str]:
+    some = sorted(names)
+    return [f"{what}: {len(some)}, as of {', '.join(some[:3])}"] if some else []
+
+
+def trace(times: Iterable[tuple[str, str, float, float]], path: Path) -> Path:
+    """Write what an executor's `times` have as a Chrome trace, which Perfetto opens."""
+    events = [
+        {"name": name, "cat": phase, "ph": "X", "ts": 1e6 * begin, "dur": 1e6 * (end - begin), "pid": 0, "tid": 0}
+        for name, phase, begin, end in times
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path

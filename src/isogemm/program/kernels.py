@@ -1,0 +1,271 @@
+"""Kernels of a training step besides those that the CPU's columns have, one chunk of a task array at a time.
+
+Bits are those of `isogemm.torch`'s gradients: every product, sum and quotient is rounded by itself, rows are summed in
+lanes, and sums over rows go up from the first row. A chunk is a range of rows, of columns or of elements, so how a plan
+cuts them reaches no bit.
+"""
+
+from __future__ import annotations
+
+from numba import carray
+from numba.core import types
+
+from ..backends.cpu.emit.pointers import pointer_to_bytes, pointer_to_floats, pointer_to_words
+from ..backends.cpu.emit.scalars import as_bits, as_float, divide
+from ..backends.cpu.rows.loops import LANES, _exp, _lane_sum, square_root
+from ..base.jit import njit
+from ..contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS
+
+# Words of a task array behind the pool's eight: what is cut, how much of it a chunk has, the other extent, a number as
+# bits, two whole numbers, and addresses.
+TOTAL, PER_CHUNK, WIDTH, NUMBER, FIRST, SECOND, ADDRESSES = 8, 9, 10, 11, 12, 13, 14
+WORDS = ADDRESSES + 10
+ZERO, ONE, INFINITY = types.float32(0), types.float32(1), types.float32(float("inf"))
+LEAST, SHIFT = EXP2_LEAST, EXP2_SHIFT
+F6, F5, F4, F3, F2, F1, F0 = EXP2_TERMS["float32"]
+
+
+@njit(inline="always")
+def _floats(task, place, count):
+    return carray(pointer_to_floats(task[ADDRESSES + place]), (count,))
+
+
+@njit(inline="always")
+def _range(task, chunk):
+    begin = chunk * task[PER_CHUNK]
+    return begin, min(task[TOTAL], begin + task[PER_CHUNK])
+
+
+def zero(task, chunk, scratch):
+    """out = 0, by elements."""
+    task = carray(task, (WORDS,))
+    out = _floats(task, 0, task[TOTAL])
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        out[i] = ZERO
+
+
+def add(task, chunk, scratch):
+    """out = a + b, by elements."""
+    task = carray(task, (WORDS,))
+    a, b, out = _floats(task, 0, task[TOTAL]), _floats(task, 1, task[TOTAL]), _floats(task, 2, task[TOTAL])
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        out[i] = a[i] + b[i]
+
+
+def take(task, chunk, scratch):
+    """out[i] = x[index[i]], by rows."""
+    task = carray(task, (WORDS,))
+    n = task[WIDTH]
+    index = carray(pointer_to_words(task[ADDRESSES + 1]), (task[TOTAL],))
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * index[i]), (n,))
+        out = carray(pointer_to_floats(task[ADDRESSES + 2] + 4 * n * i), (n,))
+        for j in range(n):
+            out[j] = x[j]
+
+
+def scatter(task, chunk, scratch):
+    """out[index[i]] += dy[i], rows in order, by columns."""
+    task = carray(task, (WORDS,))
+    n = task[TOTAL]
+    index = carray(pointer_to_words(task[ADDRESSES + 1]), (task[FIRST],))
+    begin, end = _range(task, chunk)
+    for i in range(task[FIRST]):  # order-critical: ascending
+        dy = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        out = carray(pointer_to_floats(task[ADDRESSES + 2] + 4 * n * index[i]), (n,))
+        for j in range(begin, end):
+            out[j] = out[j] + dy[j]
+
+
+def columns(task, chunk, scratch):
+    """out += x[0] + x[1] + ..., rows in order, by columns."""
+    task = carray(task, (WORDS,))
+    n = task[TOTAL]
+    out = _floats(task, 1, n)
+    begin, end = _range(task, chunk)
+    for i in range(task[FIRST]):  # order-critical: ascending
+        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        for j in range(begin, end):
+            out[j] = out[j] + x[j]
+
+
+def leaves(task, chunk, scratch):
+    """out += part[0] + part[1] + ..., leaves in order, by elements."""
+    task = carray(task, (WORDS,))
+    n = task[TOTAL]
+    out = _floats(task, 1, n)
+    begin, end = _range(task, chunk)
+    for leaf in range(task[FIRST]):  # order-critical: ascending
+        part = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * leaf), (n,))
+        for i in range(begin, end):
+            out[i] = out[i] + part[i]
+
+
+def silu_mul_back(task, chunk, scratch):
+    """Gradients of silu(x) * y, by elements."""
+    task = carray(task, (WORDS,))
+    n = task[TOTAL]
+    dy, x, y = _floats(task, 0, n), _floats(task, 1, n), _floats(task, 2, n)
+    dx, other = _floats(task, 3, n), _floats(task, 4, n)
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        s = divide(ONE, ONE + _exp(-x[i]))
+        dx[i] = (dy[i] * y[i]) * (s * (ONE + x[i] * (ONE - s)))
+        other[i] = dy[i] * (x[i] * s)
+
+
+@njit(inline="always")
+def _padded(scratch, n):
+    lanes = carray(pointer_to_floats(scratch), (LANES,))
+    row = carray(pointer_to_floats(scratch + 4 * LANES), (-(-n // LANES) * LANES,))
+    for i in range(n, row.size):
+        row[i] = ZERO
+    return lanes, row
+
+
+def rms_norm_back(task, chunk, scratch):
+    """dx, and dy * h whose chain over the rows is dw, by rows."""
+    task = carray(task, (WORDS,))
+    n, eps = task[WIDTH], as_float(types.uint32(task[NUMBER]))
+    lanes, row = _padded(scratch, n)
+    w = _floats(task, 2, n)
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        dy = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        x = carray(pointer_to_floats(task[ADDRESSES + 1] + 4 * n * i), (n,))
+        dx = carray(pointer_to_floats(task[ADDRESSES + 3] + 4 * n * i), (n,))
+        terms = carray(pointer_to_floats(task[ADDRESSES + 4] + 4 * n * i), (n,))
+        for j in range(n):
+            row[j] = x[j] * x[j]
+        r = divide(ONE, square_root(divide(_lane_sum(row, lanes), types.float32(n)) + eps))
+        for j in range(n):
+            h = x[j] * r
+            row[j] = (dy[j] * w[j]) * h
+            terms[j] = dy[j] * h
+        mean = divide(_lane_sum(row, lanes), types.float32(n))
+        for j in range(n):
+            dx[j] = (dy[j] * w[j] - (x[j] * r) * mean) * r
+
+
+def row_dot(task, chunk, scratch):
+    """out[i] = sum of x[i] * y[i] in lanes, by rows."""
+    task = carray(task, (WORDS,))
+    n = task[WIDTH]
+    lanes, row = _padded(scratch, n)
+    out = _floats(task, 2, task[TOTAL])
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        y = carray(pointer_to_floats(task[ADDRESSES + 1] + 4 * n * i), (n,))
+        for j in range(n):
+            row[j] = x[j] * y[j]
+        out[i] = _lane_sum(row, lanes)
+
+
+@njit(inline="always")
+def _exp2(x):
+    x = LEAST if x < LEAST else x
+    k = x + SHIFT
+    r = x - (k - SHIFT)
+    y = (((((r * F6 + F5) * r + F4) * r + F3) * r + F2) * r + F1) * r + F0
+    return y * as_float((as_bits(k) & types.uint32(0xFF)) << types.uint32(23))
+
+
+def attention_steps(task, chunk, scratch):
+    """p = exp2(s * c - m) / l over s, and ds = p * (dp - delta) over dp; row i is a query of token (i % FIRST) // SECOND."""
+    task = carray(task, (WORDS,))
+    n, c = task[WIDTH], as_float(types.uint32(task[NUMBER]))
+    m, total, delta = _floats(task, 2, task[TOTAL]), _floats(task, 3, task[TOTAL]), _floats(task, 4, task[TOTAL])
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        seen = (i % task[FIRST]) // task[SECOND] + 1
+        s = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        dp = carray(pointer_to_floats(task[ADDRESSES + 1] + 4 * n * i), (n,))
+        inverse = ZERO if total[i] == ZERO else divide(ONE, total[i])
+        u = ZERO if m[i] == -INFINITY else m[i]
+        for j in range(seen):
+            p = _exp2(s[j] * c - u) * inverse
+            s[j] = p
+            dp[j] = (dp[j] - delta[i]) * p
+        for j in range(seen, n):
+            s[j] = ZERO
+            dp[j] = (dp[j] - delta[i]) * ZERO
+
+
+def loss(task, chunk, scratch):
+    """out[0] += -(x[i, target[i]]) / count in order, one chunk."""
+    task = carray(task, (WORDS,))
+    n, count = task[WIDTH], as_float(types.uint32(task[NUMBER]))
+    target = carray(pointer_to_words(task[ADDRESSES + 1]), (task[TOTAL],))
+    out = _floats(task, 2, 1)
+    for i in range(task[TOTAL]):  # order-critical: ascending
+        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        out[0] = out[0] + divide(-x[target[i]], count)
+
+
+def loss_back(task, chunk, scratch):
+    """In place of p: dy - p * sum(dy), dy being -1 / count at the target and 0 elsewhere; by rows."""
+    task = carray(task, (WORDS,))
+    n, count = task[WIDTH], as_float(types.uint32(task[NUMBER]))
+    target = carray(pointer_to_words(task[ADDRESSES + 1]), (task[TOTAL],))
+    dy = -divide(ONE, count)
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        p = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        at = dy - p[target[i]] * dy
+        for j in range(n):
+            p[j] = ZERO - p[j] * dy
+        p[target[i]] = at
+
+
+def adamw(task, chunk, scratch):
+    """w, m and v after one step of AdamW, by elements; the scalars are those of `isogemm.program.executor.scalars`."""
+    task = carray(task, (WORDS,))
+    n = task[TOTAL]
+    g, s, w = _floats(task, 0, n), _floats(task, 1, 8), _floats(task, 2, n)
+    m, v = _floats(task, 3, n), _floats(task, 4, n)
+    decay, b1, c1, b2, c2, root, eps, rate = s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        m[i] = m[i] * b1 + g[i] * c1
+        v[i] = v[i] * b2 + (g[i] * g[i]) * c2
+        w[i] = w[i] * decay - rate * divide(m[i], divide(square_root(v[i]), root) + eps)
+
+
+@njit
+def arm(spans, which, pattern):
+    """Write the canaries of some tensors; `spans` has the first and last address of each, before and after it."""
+    for w in which:
+        for side in range(2):
+            begin, end = spans[w, 2 * side], spans[w, 2 * side + 1]
+            bytes_ = carray(pointer_to_bytes(begin), (end - begin,))
+            for i in range(end - begin):
+                bytes_[i] = pattern
+
+
+@njit
+def broken(spans, which, pattern):
+    """(tensor, address) of the first changed byte of some tensors' canaries, or (-1, 0)."""
+    for w in which:
+        for side in range(2):
+            begin, end = spans[w, 2 * side], spans[w, 2 * side + 1]
+            bytes_ = carray(pointer_to_bytes(begin), (end - begin,))
+            for i in range(end - begin):
+                if bytes_[i] != pattern:
+                    return w, begin + i
+    return -1, 0
+
+
+KERNELS = {
+    "zero": zero, "add": add, "take": take, "scatter": scatter, "columns": columns, "leaves": leaves,
+    "silu_mul_back": silu_mul_back, "rms_norm_back": rms_norm_back, "row_dot": row_dot,
+    "attention_steps": attention_steps, "loss": loss, "loss_back": loss_back, "adamw": adamw,
+}  # fmt: skip
+
+
+def scratch_bytes(columns: int) -> int:
+    """Scratch of one thread, for rows of `columns` elements."""
+    return 4 * (LANES + -(-max(columns, 1) // LANES) * LANES)

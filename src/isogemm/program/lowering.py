@@ -1,0 +1,357 @@
+"""From operations to kernels' calls: what each reads and writes, temporaries by name, and the axis that may be cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..contract.attention import LEAF
+from .graph import Graph, Operation, Value
+
+__all__ = ["Call", "Lowered", "View", "lower_graph"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor as a kernel sees it: shape, strides and offset in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a kernel. `axis` is what its chunks are cut along: ``m n k head``, or ``mn`` for tiles of a product."""
+
+    name: str
+    kernel: str
+    phase: str
+    of: str
+    operands: tuple[View, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    axis: str
+    extent: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reduction: tuple[str, str, str] | None = None
+
+
+@dataclass(slots=True)
+class Lowered:
+    """Calls in order, and every value with its temporaries."""
+
+    values: dict[str, Value]
+    leaf: int
+    groups: Mapping[str, int]
+    calls: list[Call] = field(default_factory=list)
+
+    def view(self, name: str, *shape: int) -> View:
+        """The whole tensor, contiguous, in its own shape or another one."""
+        return of_shape(name, shape or self.values[name].shape)
+
+    def temporary(self, name: str, *shape: int) -> View:
+        """A new tensor that one operation's calls share."""
+        self.values[name] = Value(name, shape, "temporaries")
+        return of_shape(name, shape)
+
+    def call(
+        self, op: Operation, kernel: str, reads: tuple[View, ...], writes: tuple[View, ...], shape: tuple[int, int, int],
+        axis: str, extent: int, part: str = "", **options: Any,
+    ) -> None:  # fmt: skip
+        """Add a call; a tensor that is written and read before is among both."""
+        reduction = options.pop("reduction", None)
+        names = [tuple(dict.fromkeys(view.name for view in some)) for some in (reads, writes)]
+        name = f"{op.name}/{part}" if part else op.name
+        self.calls.append(
+            Call(name, kernel, op.phase, op.name, (*reads, *writes), *names, shape, axis, extent, options, reduction)  # type: ignore[arg-type]
+        )
+
+
+def of_shape(name: str, shape: tuple[int, ...]) -> View:
+    """A contiguous view."""
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return View(name, shape, strides)
+
+
+def turned(view: View, *order: int) -> View:
+    """The view with its dimensions in another order."""
+    shape, strides = (tuple(x[i] for i in order) for x in (view.shape, view.strides))
+    return View(view.name, shape, strides, view.offset)
+
+
+def lower_graph(graph: Graph, leaf: int, groups: Mapping[str, int]) -> Lowered:
+    """Every call of the graph's operations.
+
+    Parameters
+    ----------
+    graph : Graph
+    leaf : int
+        Rows of a leaf in the gradients of weights: part of the numbers.
+    groups : mapping of str to int
+        How many leaves of a gradient are computed side by side, in as many partial buffers; by default one.
+    """
+    to = Lowered(dict(graph.values), leaf, groups)
+    for value in graph.section("grad_weights"):
+        _zero(to, value.name)
+    if "loss" in graph.values:
+        _zero(to, "loss")
+    for op in graph.operations:
+        LOWERING[op.kind](to, op)
+    return to
+
+
+def _zero(to: Lowered, name: str) -> None:
+    size = math.prod(to.values[name].shape)
+    op = Operation(f"zero.{name}", "zero", "zero", (), (name,))
+    to.call(op, "zero", (), (to.view(name, size),), (1, size, 1), "n", size)
+
+
+def _product(to: Lowered, op: Operation, a: View, b: View, out: View, part: str = "", **options: Any) -> None:
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    if len(out.shape) == 2:
+        to.call(op, "gemm", (a, b), (out,), (m, n, k), "mn", m, part, **options)
+    else:
+        axis = options.pop("axis", "head")
+        to.call(op, "gemm_batched", (a, b), (out,), (m, n, k), axis, out.shape[0], part, **options)
+
+
+def _linear(to: Lowered, op: Operation) -> None:
+    x, w = op.reads
+    _product(to, op, to.view(x), turned(to.view(w), 1, 0), to.view(op.writes[0]))
+
+
+def _linear_dx(to: Lowered, op: Operation) -> None:
+    dy, w = op.reads
+    _product(to, op, to.view(dy), to.view(w), to.view(op.writes[0]))
+
+
+def _linear_dw(to: Lowered, op: Operation) -> None:
+    """Leaves of rows into partial buffers, which meet in ascending order."""
+    dy, x, dw = op.reads
+    rows, n = to.values[dy].shape
+    k, size = to.values[x].shape[1], math.prod(to.values[dw].shape)
+    for i, (start, count, length) in enumerate(_groups(rows, to.leaf, to.groups.get(dw, 1))):
+        name = f"tmp.partial.{dw}" + (f".{i}" if i else "")
+        partial = to.temporary(name, count, n, k)
+        a = View(dy, (count, n, length), (length * n, 1, n), start * n)
+        b = View(x, (count, length, k), (length * k, k, 1), start * k)
+        if count == 1:
+            a, b, out = (View(v.name, v.shape[1:], v.strides[1:], v.offset) for v in (a, b, partial))
+        else:
+            out = partial
+        how = ("leaves", name, "ascending")
+        _product(to, op, a, b, out, f"leaves{i}", axis="k", reduction=how) if count > 1 else _product(
+            to, op, a, b, out, f"leaves{i}", reduction=how
+        )
+        to.call(
+            op, "leaves", (of_shape(name, (count * size,)), to.view(dw, size)), (to.view(dw, size),), (1, size, count),
+            "n", size, f"meet{i}", reduction=how, first=count,
+        )  # fmt: skip
+
+
+def _groups(rows: int, leaf: int, group: int) -> Iterator[tuple[int, int, int]]:
+    """(first row, leaves, rows of each): whole leaves side by side, then what is left."""
+    whole = rows // leaf
+    for start in range(0, whole, group):
+        yield start * leaf, min(group, whole - start), leaf
+    if rows % leaf:
+        yield whole * leaf, 1, rows % leaf
+
+
+def _by_rows(kernel: str, *, width: int = 0) -> Callable[[Lowered, Operation], None]:
+    """An operation along rows of the first operand; vectors stand as they are."""
+
+    def lower(to: Lowered, op: Operation) -> None:
+        n = width or to.values[op.reads[0]].shape[-1]
+        if op.kind == "head_norm":
+            n = to.values[op.reads[1]].shape[0]
+        rows = math.prod(to.values[op.reads[0]].shape) // n
+
+        def seen(name: str) -> View:
+            return to.view(name) if len(to.values[name].shape) == 1 else to.view(name, rows, n)
+
+        reads, writes = (tuple(map(seen, names)) for names in (op.reads, op.writes))
+        to.call(op, kernel, reads, writes, (rows, n, 1), "m", rows, **op.options)
+
+    return lower
+
+
+def _rms_norm_back(to: Lowered, op: Operation) -> None:
+    n = to.values[op.reads[2]].shape[0]
+    rows = math.prod(to.values[op.reads[1]].shape) // n
+    reads = tuple(to.view(name, rows, n) for name in op.reads[:2])
+    writes = tuple(to.view(name, rows, n) for name in op.writes)
+    to.call(op, "rms_norm_back", (*reads, to.view(op.reads[2])), writes, (rows, n, 1), "m", rows, eps=op.options["eps"])
+
+
+def _by_elements(kernel: str) -> Callable[[Lowered, Operation], None]:
+    """An operation on elements."""
+
+    def lower(to: Lowered, op: Operation) -> None:
+        size = math.prod(to.values[op.writes[0]].shape)
+        reads, writes = (
+            tuple(to.view(name, math.prod(to.values[name].shape)) for name in names) for names in (op.reads, op.writes)
+        )
+        to.call(op, kernel, reads, writes, (1, size, 1), "n", size)
+
+    return lower
+
+
+def _embedding(to: Lowered, op: Operation) -> None:
+    (ids, w), (y,) = op.reads, op.writes
+    rows, n = to.values[y].shape
+    to.call(op, "take", (to.view(w), to.view(ids)), (to.view(y),), (rows, n, 1), "m", rows)
+
+
+def _scatter(to: Lowered, op: Operation) -> None:
+    dy, ids, dw = op.reads
+    rows, n = to.values[dy].shape
+    to.call(op, "scatter", (to.view(dy), to.view(ids), to.view(dw)), (to.view(dw),), (rows, n, 1), "n", n, first=rows)
+
+
+def _columns(to: Lowered, op: Operation) -> None:
+    terms, dw = op.reads
+    n = to.values[dw].shape[0]
+    rows = math.prod(to.values[terms].shape) // n
+    to.call(op, "columns", (to.view(terms, rows, n), to.view(dw)), (to.view(dw),), (rows, n, 1), "n", n, first=rows)
+
+
+def _tokens_heads(op: Operation) -> tuple[int, int, int]:
+    return op.options["sequences"], op.options["tokens"], op.options["heads"]
+
+
+def _rope(to: Lowered, op: Operation) -> None:
+    """[tokens, heads] to [heads, tokens], turned."""
+    (x, *angles), (y,) = op.reads, op.writes
+    b, t, h = _tokens_heads(op)
+    out = to.view(y)
+    half = out.shape[-1] // 2
+    source = turned(of_shape(x, (b, t, h, out.shape[-1])), 0, 2, 1, 3)
+    tables = tuple(View(name, (b, h, t, half), (0, 0, half, 1)) for name in angles)
+    to.call(op, "rows.rope", (source, *tables), (out,), (b * h * t, 2 * half, 1), "m", b * h * t)
+
+
+def _rope_back(to: Lowered, op: Operation) -> None:
+    (dy, cos, _), (dx,) = op.reads, op.writes
+    b, t, h = _tokens_heads(op)
+    n = to.values[dy].shape[-1]
+    source = turned(to.view(dy), 0, 2, 1, 3)
+    tables = tuple(View(name, (b, t, h, n // 2), (0, n // 2, 0, 1)) for name in (cos, "minus_sin"))
+    to.call(op, "rows.rope", (source, *tables), (of_shape(dx, (b, t, h, n)),), (b * t * h, n, 1), "m", b * t * h)
+
+
+def _moved(to: Lowered, op: Operation, source: View, out: View, part: str = "") -> None:
+    """A copy of rows in the order of `source`'s dimensions."""
+    rows = math.prod(source.shape[:-1])
+    to.call(op, "move", (source,), (out,), (rows, source.shape[-1], 1), "m", rows, part)
+
+
+def _heads(to: Lowered, op: Operation) -> None:
+    b, t, h = _tokens_heads(op)
+    out = to.view(op.writes[0])
+    _moved(to, op, turned(of_shape(op.reads[0], (b, t, h, out.shape[-1])), 0, 2, 1, 3), out)
+
+
+def _tokens(to: Lowered, op: Operation) -> None:
+    _moved(to, op, turned(to.view(op.reads[0]), 0, 2, 1, 3), to.view(op.writes[0]))
+
+
+def _attention(to: Lowered, op: Operation) -> None:
+    """The steps of `isogemm.contract.attention`, leaf by leaf of the keys."""
+    (b, shared, groups, t, d), (q, k, v) = op.options["sizes"], op.reads
+    heads, rows, leaves = b * shared, groups * t, -(-t // LEAF)
+    scores = to.temporary(f"tmp.scores.{op.name}", heads, rows, t)
+    powers = to.temporary(f"tmp.powers.{op.name}", heads, leaves, rows, LEAF)
+    m, total = (to.temporary(f"tmp.{x}.{op.name}", heads, leaves, rows) for x in ("maxima", "sums"))
+    parts = to.temporary(f"tmp.parts.{op.name}", heads, leaves, rows, d)
+    y = to.temporary(f"tmp.heads.{op.name}", b, shared * groups, t, d)
+    keys, values = (of_shape(name, (heads, t, d)) for name in (k, v))
+    _product(to, op, of_shape(q, (heads, rows, d)), turned(keys, 0, 2, 1), scores, "scores")
+    to.call(
+        op, "attention.leaves", (scores,), (scores, powers, m, total), (heads * rows, t, 1), "head", heads * rows, "leaves",
+        sizes=op.options["sizes"],
+    )  # fmt: skip
+    for n in range(leaves):
+        count = min(LEAF, t - n * LEAF)
+        a = View(powers.name, (heads, rows, count), (leaves * rows * LEAF, LEAF, 1), n * rows * LEAF)
+        some = View(v, (heads, count, d), values.strides, n * LEAF * d)
+        out = View(parts.name, (heads, rows, d), (leaves * rows * d, d, 1), n * rows * d)
+        _product(to, op, a, some, out, f"parts{n}")
+    writes = (y, *(to.view(name) for name in op.writes[1:]))
+    to.call(
+        op, "attention.meeting", (parts, m, total), writes, (heads * rows, d, leaves), "head", heads * rows, "meeting",
+        sizes=op.options["sizes"],
+    )  # fmt: skip
+    _moved(to, op, turned(y, 0, 2, 1, 3), to.view(op.writes[0]), "tokens")
+
+
+def _attention_back(to: Lowered, op: Operation) -> None:
+    """The steps of `isogemm.torch.attention.gradients`; queries of one token, head after head, stand together."""
+    b, shared, groups, t, d = op.options["sizes"]
+    dy, q, k, v, y, m, total = op.reads
+    heads, rows, scale = b * shared, t * groups, d**-0.5
+
+    def rows_of(name: str, part: str, source: View) -> View:
+        found = to.temporary(f"tmp.{part}.{op.name}", b, shared, t, groups, source.shape[-1])
+        _moved(to, op, source, found, part)
+        return of_shape(found.name, (heads, rows, source.shape[-1]))
+
+    by_token = {x: turned(of_shape(x, (b, t, shared, groups, d)), 0, 2, 1, 3, 4) for x in (dy, y)}
+    by_head = {
+        x: turned(of_shape(x, (b, shared, groups, t, w)), 0, 1, 3, 2, 4) for x, w in ((q, d), (m, 1), (total, 1))
+    }
+    dys, ys = rows_of(dy, "dy", by_token[dy]), rows_of(y, "y", by_token[y])
+    queries, largest, sums = (rows_of(x, part, by_head[x]) for x, part in ((q, "q"), (m, "m"), (total, "l")))
+    delta = to.temporary(f"tmp.delta.{op.name}", heads * rows)
+    flat = tuple(of_shape(x.name, (heads * rows, d)) for x in (dys, ys))
+    to.call(op, "row_dot", flat, (delta,), (heads * rows, d, 1), "m", heads * rows, "delta")
+    p, ds = (to.temporary(f"tmp.{x}.{op.name}", heads, rows, t) for x in ("p", "ds"))
+    keys, values = (of_shape(name, (heads, t, d)) for name in (k, v))
+    _product(to, op, queries, turned(keys, 0, 2, 1), p, "scores")
+    _product(to, op, dys, turned(values, 0, 2, 1), ds, "dp")
+    to.call(
+        op, "attention_steps", (p, ds, largest, sums, delta), (p, ds), (heads * rows, t, 1), "m", heads * rows, "steps",
+        first=rows, second=groups, width=d,
+    )  # fmt: skip
+    dq = to.temporary(f"tmp.dq.{op.name}", heads, rows, d)
+    _product(to, op, ds, keys, dq, "dq", alpha=scale)
+    outs = [of_shape(name, (heads, t, d)) for name in op.writes[1:]]
+    _product(to, op, turned(ds, 0, 2, 1), queries, outs[0], "dk", alpha=scale)
+    _product(to, op, turned(p, 0, 2, 1), dys, outs[1], "dv")
+    back = turned(of_shape(dq.name, (b, shared, t, groups, d)), 0, 1, 3, 2, 4)
+    _moved(to, op, back, of_shape(op.writes[0], (b, shared, groups, t, d)), "heads")
+
+
+def _loss(to: Lowered, op: Operation) -> None:
+    logits, targets, loss = op.reads
+    rows, n = to.values[logits].shape
+    log_p = to.temporary("tmp.log_p", rows, n)
+    to.call(op, "rows.log_softmax", (to.view(logits),), (log_p,), (rows, n, 1), "m", rows, "log_p")
+    reads = (log_p, to.view(targets), to.view(loss))
+    count = op.options["count"]
+    to.call(op, "loss", reads, (to.view(loss),), (rows, n, 1), "none", rows, "mean", number=float(count))
+
+
+def _loss_back(to: Lowered, op: Operation) -> None:
+    (logits, targets), (dx,) = op.reads, op.writes
+    rows, n = to.values[logits].shape
+    to.call(op, "rows.softmax", (to.view(logits),), (to.view(dx),), (rows, n, 1), "m", rows, "p")
+    reads = (to.view(dx), to.view(targets))
+    number = float(op.options["count"])
+    to.call(op, "loss_back", reads, (to.view(dx),), (rows, n, 1), "m", rows, number=number)
+
+
+LOWERING: dict[str, Callable[[Lowered, Operation], None]] = {
+    "embedding": _embedding, "linear": _linear, "rms_norm": _by_rows("rows.rms_norm"),
+    "head_norm": _by_rows("rows.rms_norm"), "rope": _rope, "heads": _heads, "attention": _attention,
+    "add": _by_elements("add"), "silu_mul": _by_rows("rows.silu_mul"), "loss": _loss,
+    "linear_dx": _linear_dx, "linear_dw": _linear_dw, "rms_norm_back": _rms_norm_back, "columns": _columns,
+    "rope_back": _rope_back, "tokens": _tokens, "attention_back": _attention_back,
+    "silu_mul_back": _by_elements("silu_mul_back"), "scatter": _scatter, "loss_back": _loss_back,
+    "adamw": _by_elements("adamw"),
+}  # fmt: skip

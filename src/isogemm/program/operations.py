@@ -1,0 +1,136 @@
+"""The operations of a decoder, each with the rule of its gradient beside it.
+
+A rule takes the graph's `Gradients`, the operation and the gradient of its result; it adds operations and says what
+they contribute to the gradients of the operands. Contributions to one value are added in the order in which they
+come, that of the forward operations backwards, as autograd has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .graph import Graph, Operation
+
+__all__ = ["GRADIENTS", "Gradients", "Maker"]
+
+
+@dataclass(slots=True)
+class Maker:
+    """Adds operations of the forward pass; every method gives the name of its result."""
+
+    graph: Graph
+    rows: int  # of activations: sequences times tokens
+    phase: str = "forward"
+    layer: str = ""
+
+    def result(self, name: str, shape: tuple[int, ...], kind: str, *reads: str, **options: object) -> str:
+        """An operation with one result, both called `name`."""
+        whole = f"{self.layer}{name}"
+        self.graph.value(whole, shape, "activations")
+        self.graph.add(whole, kind, self.phase, reads, (whole,), **options)
+        return whole
+
+
+@dataclass(slots=True)
+class Gradients:
+    """The backward pass while it is made: what every value's gradient is the sum of."""
+
+    graph: Graph
+    parts: dict[str, list[str]] = field(default_factory=dict)
+    phase: str = "backward"
+
+    def of(self, name: str) -> str:
+        """The gradient of a value; several contributions are added, the first two first."""
+        parts = self.parts[name]
+        total = parts[0]
+        for i, part in enumerate(parts[1:], 1):
+            last = i == len(parts) - 1
+            added = self._value(f"d.{name}" if last else f"d.{name}.sum{i}", name)
+            self.graph.add(added, "add", self.phase, (total, part), (added,))
+            total = added
+        return total
+
+    def contribute(self, op: Operation, place: int, kind: str, *reads: str, **options: object) -> None:
+        """An operation whose result is a contribution to the gradient of operand `place`."""
+        added = self.contribution(op, place)
+        self.graph.add(added, kind, self.phase, reads, (added,), of=op.name, **options)
+
+    def contribution(self, op: Operation, place: int) -> str:
+        """A new value for a contribution to the gradient of operand `place`."""
+        added = self._value(f"d.{op.reads[place]}.by.{op.name}", op.reads[place])
+        self.parts.setdefault(op.reads[place], []).append(added)
+        return added
+
+    def weight(self, op: Operation, name: str) -> str:
+        """The buffer of a weight's gradient; a weight that is used twice has one for each use, added at the end."""
+        use = f"dw.{name}" if f"dw.{name}" not in self.graph.values else f"dw.{name}.by.{op.name}"
+        shape = self.graph.values[name].shape
+        return self.graph.value(use, shape, "grad_weights", kept=True, given=True)
+
+    def _value(self, name: str, like: str) -> str:
+        return self.graph.value(name, self.graph.values[like].shape, "grad_activations")
+
+
+def _linear(to: Gradients, op: Operation, dy: str) -> None:
+    """``dx = dy @ w``, ``dw += dy.T @ x`` in leaves of rows."""
+    x, w = op.reads
+    to.contribute(op, 0, "linear_dx", dy, w)
+    dw = to.weight(op, w)
+    to.graph.add(dw, "linear_dw", to.phase, (dy, x, dw), (dw,), of=op.name)
+
+
+def _rms_norm(to: Gradients, op: Operation, dy: str) -> None:
+    """``dx = (g - h * mean(g * h)) * r`` with ``h = x * r`` and ``g = dy * w``; ``dw`` is the chain of ``dy * h``."""
+    x, w = op.reads
+    terms = to.graph.value(f"d.{op.name}.terms", to.graph.values[x].shape, "grad_activations")
+    dx = to.contribution(op, 0)
+    to.graph.add(dx, "rms_norm_back", to.phase, (dy, x, w), (dx, terms), of=op.name, **op.options)
+    dw = to.weight(op, w)
+    to.graph.add(dw, "columns", to.phase, (terms, dw), (dw,), of=op.name, **op.options)
+
+
+def _add(to: Gradients, op: Operation, dy: str) -> None:
+    """The gradient itself, for both."""
+    for name in op.reads:
+        to.parts.setdefault(name, []).append(dy)
+
+
+def _silu_mul(to: Gradients, op: Operation, dy: str) -> None:
+    """``s = sigmoid(x)``, ``dx = (dy * y) * (s * (1 + x * (1 - s)))``, ``dy * (x * s)`` for y."""
+    found = tuple(to.contribution(op, place) for place in (0, 1))
+    to.graph.add(found[0], "silu_mul_back", to.phase, (dy, *op.reads), found, of=op.name)
+
+
+def _rope(to: Gradients, op: Operation, dy: str) -> None:
+    """Turned back, and heads behind tokens again."""
+    to.contribute(op, 0, "rope_back", dy, *op.reads[1:], **op.options)
+
+
+def _heads(to: Gradients, op: Operation, dy: str) -> None:
+    """Heads behind tokens again."""
+    to.contribute(op, 0, "tokens", dy, **op.options)
+
+
+def _attention(to: Gradients, op: Operation, dy: str) -> None:
+    """The steps of `isogemm.torch.attention.gradients`."""
+    found = tuple(to.contribution(op, place) for place in range(3))
+    to.graph.add(found[0], "attention_back", to.phase, (dy, *op.reads, *op.writes), found, of=op.name, **op.options)
+
+
+def _embedding(to: Gradients, op: Operation, dy: str) -> None:
+    """Rows of dy added in order to those of their ids."""
+    ids, w = op.reads
+    dw = to.weight(op, w)
+    to.graph.add(dw, "scatter", to.phase, (dy, ids, dw), (dw,), of=op.name)
+
+
+def _loss(to: Gradients, op: Operation, dy: str) -> None:
+    """``(softmax(x) - 1 at the target) / count``: the gradient of the loss itself is 1."""
+    to.contribute(op, 0, "loss_back", *op.reads[:2], **op.options)
+
+
+GRADIENTS: dict[str, Callable[[Gradients, Operation, str], None]] = {
+    "linear": _linear, "rms_norm": _rms_norm, "head_norm": _rms_norm, "add": _add, "silu_mul": _silu_mul,
+    "rope": _rope, "heads": _heads, "attention": _attention, "embedding": _embedding, "loss": _loss,
+}  # fmt: skip

@@ -1,0 +1,268 @@
+"""Programs: a model lowered to a graph, a plan and a layout, which are checked, kept in a folder, and run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.disk import write_whole
+from ..base.threads import get_num_threads
+from ..contract.attention import LEAF
+from ..errors import OptionError, ShapeError
+from .build import build
+from .checks import check
+from .executor import AdamW, Executor, scalars
+from .graph import Graph
+from .layout import make_layout
+from .lowering import Lowered, lower_graph
+from .model import Decoder, decoder
+from .plan import Choices, choices_of, make_plan
+from .schema import validate
+from .tables import frequencies, rope_tables
+
+__all__ = ["LAYOUT_FILE", "PLAN_FILE", "Program", "Run", "load", "lower"]
+
+PLAN_FILE = {"train": "train_exec_plan.json", "prefill": "prefill_exec_plan.json"}
+LAYOUT_FILE = {"train": "layout_train.json", "prefill": "layout_prefill.json"}
+PHASES = ("train", "prefill")
+MODES = ("deterministic", "fast")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A model, lowered.
+
+    Attributes
+    ----------
+    model : Decoder
+    graph : Graph
+        What is computed, for one micro-batch.
+    plan, layout : dict
+        Who computes it and where it lies, as plain data.
+    """
+
+    model: Decoder
+    graph: Graph
+    lowered: Lowered
+    plan: dict[str, Any]
+    layout: dict[str, Any]
+
+    @property
+    def phase(self) -> str:
+        """train or prefill."""
+        return str(self.plan["isogemm"]["phase"])
+
+    def check(self) -> None:
+        """Raise the first thing that is wrong with the plan or the layout; see `isogemm.program.checks`."""
+        check(self.lowered, self.plan, self.layout)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write plan and layout; returns the folder."""
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        for name, data in ((PLAN_FILE, self.plan), (LAYOUT_FILE, self.layout)):
+            write_whole(place / name[self.phase], json.dumps(data, indent=1) + "\n")
+        return place
+
+    def start(self, weights: Mapping[str, Any], *, canaries: bool = True) -> Run:
+        """The program in memory with these weights, by their names in a program or in a checkpoint of transformers.
+
+        Raises
+        ------
+        OptionError, ShapeError
+            A weight is missing, or has another shape.
+        """
+        self.check()
+        return Run(self, weights, canaries=canaries)
+
+
+class Run:
+    """A program in memory."""
+
+    def __init__(self, program: Program, weights: Mapping[str, Any], *, canaries: bool = True) -> None:
+        self.program = program
+        self.steps = 0
+        self._executor = Executor(program.lowered, program.plan, program.layout, canaries=canaries)
+        self._about = program.plan["isogemm"]
+        for name, known, shape in program.model.weights():
+            given = weights.get(name, weights.get(known))
+            if given is None:
+                raise OptionError("weights", limit="every weight of the model", value=f"no {known}", nearest=known)
+            found = np.asarray(given, np.float32)
+            if found.shape != shape:
+                raise ShapeError(known, limit=list(shape), value=list(found.shape), nearest=list(shape))
+            self.array(name)[...] = found
+        known_tables = weights.get("inv_freq")
+        inv_freq = (
+            frequencies(program.model.head_dim, program.model.rope_theta) if known_tables is None else known_tables
+        )
+        cos, sin = rope_tables(self._about["tokens"], inv_freq)
+        self.array("cos")[...], self.array("sin")[...] = cos, sin
+        if program.phase == "train":
+            self.array("minus_sin")[...] = -sin
+
+    @property
+    def executor(self) -> Executor:
+        """What walks the plan."""
+        return self._executor
+
+    def array(self, name: str) -> NDArray[Any]:
+        """A tensor of the layout, as it is now; activations share memory and last as long as they are needed."""
+        return self._executor.memory.array(name)
+
+    def step(self, ids: Any, targets: Any, rates: AdamW | None = None) -> float:
+        """One training step; the mean of -log p(target) before it.
+
+        Parameters
+        ----------
+        ids, targets : array of integers [batch, tokens]
+        rates : AdamW, optional
+
+        Raises
+        ------
+        ShapeError
+            They are not of the program's shape, or out of range.
+        LayoutError
+            Somebody has written beside a tensor.
+        """
+        both = [self._tokens(name, x) for name, x in (("ids", ids), ("targets", targets))]
+        self.steps += 1
+        self.array("scalars")[...] = scalars(rates or AdamW(), self.steps)
+        self._executor.run("zero")
+        each = self._about["batch"] // self._about["micro_batches"]
+        for start in range(0, self._about["batch"], each):
+            for name, x in zip(("ids", "targets"), both, strict=True):
+                self.array(name)[...] = x[start : start + each].reshape(-1)
+            self._executor.run("forward", "backward")
+        self._executor.run("optimizer")
+        return float(self.array("loss")[0])
+
+    def logits(self, ids: Any) -> NDArray[np.float32]:
+        """Logits [batch, tokens, vocabulary] of a prefill."""
+        found = self._tokens("ids", ids)
+        self.array("ids")[...] = found.reshape(-1)
+        self._executor.run("forward")
+        return self.array("logits").reshape(*found.shape, -1).copy()
+
+    def _tokens(self, name: str, given: Any) -> NDArray[np.int64]:
+        found, shape = np.asarray(given), (self._about["batch"], self._about["tokens"])
+        if found.shape != shape:
+            raise ShapeError(name, limit=list(shape), value=list(found.shape), nearest=list(shape))
+        most = self.program.model.vocab_size
+        if found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= most:
+            raise ShapeError(name, limit=f"whole numbers from 0 to {most - 1}", value=found.dtype, nearest=most - 1)
+        return found.astype(np.int64)
+
+
+def lower(
+    model: Any,
+    *,
+    batch: int,
+    tokens: int,
+    phase: str = "train",
+    threads: int | None = None,
+    mode: str = "deterministic",
+    micro_batches: int = 1,
+    recompute: bool = False,
+    leaf: int = 4096,
+    choices: Choices | None = None,
+) -> Program:
+    """Lower a model to its graph, its plan and its layout; nothing is computed.
+
+    Parameters
+    ----------
+    model : Decoder, dict or configuration of transformers
+        Of Qwen3 or Llama.
+    batch, tokens : int
+        Sequences of a step, and tokens of each.
+    phase : {"train", "prefill"}
+    threads : int, optional
+        Default `isogemm.get_num_threads()`.
+    mode : {"deterministic", "fast"}
+        Both have the same bits: `fast` computes leaves of weights' gradients side by side where there are several.
+    micro_batches : int
+        How many parts a step's batch is computed in.
+    recompute : bool
+        The backward pass computes each layer's activations again, instead of keeping them.
+    leaf : int
+        Rows of a leaf in the gradients of weights: part of the numbers. Micro-batches of whole leaves have the bits of
+        one batch.
+    choices : Choices, optional
+        Dispatch of calls by name, instead of the planner's.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    ShapeError, OptionError
+        A value out of range, or micro-batches that are no whole leaves.
+    """
+    made = decoder(model)
+    sizes = {"batch": batch, "tokens": tokens, "micro_batches": micro_batches, "leaf": leaf}
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ShapeError(name, limit="a whole number of at least 1", value=repr(value), nearest=1)
+    for name, value, legal in (("phase", phase, PHASES), ("mode", mode, MODES)):
+        if value not in legal:
+            raise OptionError(name, limit=" or ".join(legal), value=value, nearest=legal[0])
+    if batch % micro_batches:
+        raise ShapeError("micro_batches", limit=f"a divisor of {batch}", value=micro_batches, nearest=1)
+    each = batch // micro_batches
+    if micro_batches > 1 and each * tokens % leaf:
+        limit = f"micro-batches of whole leaves: a divisor of {each * tokens}"
+        raise ShapeError("leaf", limit=limit, value=leaf, nearest=tokens)
+    count = threads or get_num_threads()
+    about = {
+        "model": made.to_dict(), "phase": phase, "batch": batch, "tokens": tokens, "micro_batches": micro_batches,
+        "recompute": recompute, "attention_leaf": LEAF,
+    }  # fmt: skip
+    graph = build(made, each, tokens, phase, count=batch * tokens, recompute=recompute)
+    chosen = choices or Choices(count, mode, _side_by_side(graph, leaf, count) if mode == "fast" else {})
+    lowered = lower_graph(graph, leaf, chosen.groups)
+    plan = make_plan(lowered, chosen, about)
+    return Program(made, graph, lowered, plan, make_layout(lowered.values, plan["ops"]))
+
+
+def load(folder: str | Path) -> Program:
+    """A program that `Program.save` wrote, or somebody else did, after all checks.
+
+    Raises
+    ------
+    OptionError
+        A field is not what the schemas, the graph or the other fields say; the message names it and the reason.
+    """
+    place = Path(folder)
+    phase = next((phase for phase, name in PLAN_FILE.items() if (place / name).is_file()), None)
+    if phase is None:
+        raise OptionError("folder of a program", limit=" or ".join(PLAN_FILE.values()), value=place, nearest="lower")
+    plan, layout = (json.loads((place / name[phase]).read_text()) for name in (PLAN_FILE, LAYOUT_FILE))
+    return from_data(plan, layout)
+
+
+def from_data(plan: dict[str, Any], layout: dict[str, Any]) -> Program:
+    """A program from the plain data of its plan and its layout, checked as `load` does."""
+    validate("plan", plan)
+    validate("layout", layout)
+    about = plan["isogemm"]
+    names = ("batch", "tokens", "phase", "micro_batches", "recompute", "leaf")
+    runtime = plan["runtime"]
+    made = lower(
+        about["model"], **{name: about[name] for name in names}, **runtime, choices=choices_of(plan)
+    )  # the graph again, which the files do not have
+    found = Program(made.model, made.graph, made.lowered, plan, layout)
+    found.check()
+    return found
+
+
+def _side_by_side(graph: Graph, leaf: int, threads: int) -> dict[str, int]:
+    """Leaves of each weight's gradient that are computed at once: as many as threads, where there are so many."""
+    rows = graph.values["ids"].shape[0]
+    return {op.writes[0]: max(1, min(threads, rows // leaf)) for op in graph.operations if op.kind == "linear_dw"}

@@ -1,0 +1,125 @@
+"""Every plan of one graph has the same bits, and those are isogemm.torch's."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.program.small import BATCH, MODEL, TOKENS, differing, program, tokens, trained, weights
+
+import isogemm.torch
+from isogemm.program import AdamW, Choices
+from isogemm.program.executor import scalars
+from isogemm.torch import reductions
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    return trained(program(threads=1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threads": 3}, {"threads": 12, "mode": "fast"}, {"mode": "fast"}, {"recompute": True}, {"micro_batches": 2},
+        {"micro_batches": 4, "recompute": True, "mode": "fast"}, {"micro_batches": 8, "threads": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_choice_has_the_same_bits(options, wanted):
+    made = program(**options)
+    made.check()
+    assert differing(trained(made), wanted) == []
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_drawn_plans_have_the_same_bits(seed, wanted):
+    """Tiles, threads and groups of leaves that no planner would choose, too."""
+    draw = random.Random(seed)
+    groups = {name: draw.randint(1, BATCH) for name in ("dw.L0.wq", "dw.L1.down", "dw.head")}
+    dispatch = {}
+    for call, op in zip(program().lowered.calls, program().plan["ops"], strict=True):
+        whole = op["isogemm"]["kernel"].get("strategy") in ("gemv", "stream") or call.axis == "none"
+        if not whole and draw.random() < 0.5:
+            tiles = {f"tile_{x}": draw.randint(1, op["shape"][x]) for x in "mn"}
+            dispatch[op["name"]] = tiles | {"threads": draw.randint(1, 5)}
+    made = program(threads=5, choices=Choices(5, "deterministic", groups, dispatch))
+    made.check()
+    assert differing(trained(made), wanted) == []
+
+
+def test_a_gradient_depends_on_its_leaf(wanted):
+    """So the test above compares something: other leaves are other numbers."""
+    assert "dw.head" in differing(trained(program(leaf=16)), wanted)
+
+
+def adamw(w, g, m, v, s):
+    """The formula of `isogemm.program.executor.scalars`, an operation at a time."""
+    decay, b1, c1, b2, c2, root, eps, rate = s
+    m, v = m * b1 + g * c1, v * b2 + (g * g) * c2
+    return w * decay - rate * (m / (np.sqrt(v) / root + eps)), m, v
+
+
+@pytest.mark.parametrize(("tied", "norms", "architecture"), [(False, True, "Qwen3"), (True, False, "Llama")])
+def test_a_training_step_is_that_of_isogemm_torch(tied, norms, architecture):
+    """The loss's terms, every gradient and every weight after ten steps; a tied head and heads without norms, too."""
+    transformers = pytest.importorskip("transformers")
+    model = replace(MODEL, tie_word_embeddings=tied, head_norms=norms)
+    sizes = {name: x for name, x in model.to_dict().items() if name not in ("head_norms", "rope_theta")}
+    config = getattr(transformers, f"{architecture}Config")(**sizes, max_position_embeddings=64)
+    peer = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    given, known = weights(model), {name: key for name, key, _ in model.weights()}
+    peer.load_state_dict({known[name]: torch.from_numpy(x.copy()) for name, x in given.items()}, strict=False)
+    parameters = dict(peer.named_parameters())
+    isogemm.torch.convert(peer, grad_order=f"leaf{TOKENS}")
+    made = program(config)
+    run = made.start(given | {"inv_freq": peer.model.rotary_emb.inv_freq.numpy()})
+    state = {name: (np.zeros_like(x), np.zeros_like(x)) for name, x in given.items()}
+    for step in range(10):
+        ids, targets = (torch.from_numpy(x) for x in tokens(step, model))
+        peer.zero_grad()
+        log_p = reductions.log_softmax(peer(ids, use_cache=False).logits)
+        (-log_p.gather(-1, targets[..., None]).sum() / (BATCH * TOKENS)).backward()
+        run.step(ids.numpy(), targets.numpy(), AdamW(lr=1e-2))
+        for name, key in known.items():
+            p = parameters[key]
+            total = made.graph.values.get(f"dw.{name}.by.x")
+            g = run.array(f"dw.{name}") + (run.array(total.name) if total else np.float32(0))
+            assert np.array_equal(p.grad.numpy().view(np.int32), g.view(np.int32)), (step, name)
+            w, *state[name] = adamw(p.detach().numpy(), g, *state[name], scalars(AdamW(lr=1e-2), step + 1))
+            p.data.copy_(torch.from_numpy(w))
+            assert np.array_equal(w.view(np.int32), run.array(name).view(np.int32)), (step, name)
+
+
+def test_a_prefill_has_the_logits_of_isogemm_torch_and_of_a_part():
+    made, part = program(phase="prefill"), program(phase="prefill", batch=1, threads=3)
+    ids = tokens()[0]
+    found = made.start(weights()).logits(ids)
+    for i in (0, 5):
+        alone = part.start(weights()).logits(ids[i : i + 1])
+        assert np.array_equal(alone[0].view(np.int32), found[i].view(np.int32))
+
+
+def test_a_step_is_near_float64():
+    """Every gradient against plain torch in float64."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {name: x for name, x in MODEL.to_dict().items() if name not in ("head_norms", "rope_theta")}
+    peer = transformers.AutoModelForCausalLM.from_config(transformers.Qwen3Config(**sizes), dtype=torch.float64)
+    given = weights()
+    names = {key: name for name, key, _ in MODEL.weights()}
+    peer.load_state_dict({key: torch.from_numpy(given[name].astype(np.float64)) for key, name in names.items()})
+    ids, targets = (torch.from_numpy(x) for x in tokens())
+    logits = peer(ids, use_cache=False).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    run = program().start(given)
+    run.step(ids.numpy(), targets.numpy())
+    for key, p in peer.named_parameters():
+        exact, found = p.grad.numpy(), run.array(f"dw.{names[key]}")
+        bound = 16 * np.finfo(np.float32).eps * np.sqrt(BATCH * TOKENS) * np.abs(exact).max()
+        assert np.abs(found - exact).max() <= bound, key

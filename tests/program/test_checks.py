@@ -1,0 +1,127 @@
+"""What is wrong with a plan, a layout or memory is found, and named."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+
+import pytest
+from tests.program.small import MODEL, program, tokens, weights
+
+from isogemm.errors import IsogemmError, LayoutError, OptionError
+from isogemm.program import load
+from isogemm.program.program import from_data
+
+
+@pytest.fixture(scope="module")
+def made():
+    return program()
+
+
+def files(made):
+    return copy.deepcopy(made.plan), copy.deepcopy(made.layout)
+
+
+def tensor(layout, name):
+    return next(entry for entry in layout["tensors"] if entry["name"] == name)
+
+
+def test_what_is_saved_is_read_again(made, tmp_path):
+    again = load(made.save(tmp_path))
+    assert (again.plan, again.layout) == (made.plan, made.layout)
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_one_byte_beside_any_tensor_is_found_in_its_operation(made, side):
+    """Every tensor, before and behind: written by the first operation of its life, and named with it."""
+    run = made.start(weights())
+    for i, call in enumerate(run.executor.calls):
+        honest = call.run
+        for entry in made.layout["tensors"]:
+            if entry["first_op"] != i:
+                continue
+            at = entry["offset"] - 1 if side < 0 else entry["offset"] + entry["bytes"]
+            call.run = lambda honest=honest, at=at: (honest(), run.executor.memory.bytes.__setitem__(at, 1))
+            phase = "" if not i else call.phase
+            with pytest.raises(LayoutError, match=rf"canary of {entry['name']}, phase {phase}.*byte [01] ") as found:
+                run.step(*tokens())
+            assert f"{at} of the allocation" in str(found.value)
+            run.executor.memory.bytes[at] = 0xC5
+        call.run = honest
+
+
+def test_an_overlap_is_found(made):
+    plan, layout = files(made)
+    one, other = tensor(layout, "L0.q"), tensor(layout, "L0.k")
+    one["offset"] = other["offset"]
+    with pytest.raises(OptionError, match=r"tensors\[\d+\]\.offset: limit: apart from L0\.[qk], which lives too"):
+        from_data(plan, layout)
+
+
+def test_swapped_offsets_are_found(made):
+    plan, layout = files(made)
+    one, other = tensor(layout, "L0.wk"), tensor(layout, "L0.norm1")
+    one["offset"], other["offset"] = other["offset"], one["offset"]
+    with pytest.raises(OptionError, match=r"tensors\[\d+\]\.offset: limit: apart from"):
+        from_data(plan, layout)
+
+
+def test_memory_that_is_reused_too_early_is_found(made):
+    """A temporary in the place of an activation that the backward pass still reads."""
+    plan, layout = files(made)
+    tensor(layout, "L1.d")["offset"] = tensor(layout, "L0.gated")["offset"]
+    with pytest.raises(OptionError, match=r"offset: limit: apart from"):
+        from_data(plan, layout)
+
+
+def test_a_missing_barrier_is_found(made):
+    plan, layout = files(made)
+    number = next(i for i, op in enumerate(plan["ops"]) if op["name"] == "dw.L0.wq/leaves0")
+    plan["ops"][number]["barrier"] = False
+    wanted = rf"ops\[{number}\]\.barrier: .* shares tmp\.partial\.dw\.L0\.wq with it"
+    with pytest.raises(OptionError, match=wanted):
+        from_data(plan, layout)
+
+
+def leaves(data, path=()):
+    """Paths of everything in plain data that is no container."""
+    if isinstance(data, dict | list):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from leaves(value, (*path, key))
+    else:
+        yield path
+
+
+def mutated(data, draw):
+    """Another value in one place, or nothing there."""
+    paths = list(leaves(data))
+    *path, last = paths[draw.randrange(len(paths))]
+    for key in path:
+        data = data[key]
+    old = data[last]
+    others = [None, "x", -1, 0, 1, 2**40, True, 0.5, [], {}]
+    if isinstance(old, int) and not isinstance(old, bool):
+        others += [old + 1, old - 1, old + 64]
+    if isinstance(data, dict) and draw.random() < 0.2:
+        del data[last]
+    else:
+        data[last] = draw.choice([x for x in others if type(x) is not type(old) or x != old])
+
+
+def test_mutations_are_refused_or_are_other_plans_with_the_same_bits():
+    model = replace(MODEL, num_hidden_layers=1)
+    made = program(model, batch=2)
+    ids = tokens(batch=2)
+    wanted, draw, refused = made.start(weights(model)).step(*ids), random.Random(0), 0
+    for number in range(40):
+        plan, layout = files(made)
+        mutated(layout if number % 2 else plan, draw)
+        try:
+            found = from_data(plan, layout)
+        except IsogemmError as error:
+            assert error.what and str(error.limit)  # the field and the reason
+            refused += 1
+            continue
+        assert found.start(weights(model)).step(*ids) == wanted
+    assert 30 <= refused < 40

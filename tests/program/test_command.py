@@ -1,0 +1,60 @@
+"""``isogemm program`` from a config.json to losses."""
+
+from __future__ import annotations
+
+import json
+
+from tests.program.small import MODEL
+from typer.testing import CliRunner
+
+from isogemm.cli import app
+from isogemm.program.explain import advice
+
+
+def called(*words):
+    result = CliRunner().invoke(app, ["program", *map(str, words)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def losses(text):
+    return [line for line in text.splitlines() if line.startswith("step ")]
+
+
+def test_from_a_config_to_the_same_losses_by_two_plans(tmp_path):
+    config, one, other = tmp_path / "config.json", tmp_path / "one", tmp_path / "other"
+    config.write_text(json.dumps(MODEL.to_dict() | {"model_type": "qwen3"}))
+    sizes = (config, "--batch", 4, "--tokens", 8, "--leaf", 8)
+    called("lower", *sizes, "--out", one, "--threads", 1)
+    called("lower", *sizes, "--out", other, "--threads", 3, "--micro-batches", 2, "--recompute", "--mode", "fast")
+    assert "nothing is wrong" in called("check", one)
+    told = called("explain", other)
+    assert "backward.L1" in told
+    assert "live at once" in told
+    assert "The bits cannot differ" in called("diff", one, other)
+    found = [losses(called("run", one, "--steps", 2)), losses(called("run", other, "--steps", 2))]
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
+    called("run", one, "--steps", 1, "--trace", tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {"zero", "forward", "backward.L0", "optimizer"} <= {event["cat"] for event in events}
+
+
+def test_another_leaf_is_other_numbers(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MODEL.to_dict()))
+    for leaf in (8, 16):
+        called("lower", config, "--batch", 4, "--tokens", 8, "--leaf", leaf, "--out", tmp_path / str(leaf))
+    assert "The bits may differ" in called("diff", tmp_path / "8", tmp_path / "16")
+
+
+def test_tiles_that_starve_threads_are_told():
+    """Tiles of 4 rows on 16 keep 4 of 12 threads busy."""
+    op = {
+        "op_id": 37, "phase": "backward", "kernel_id": "gemm", "shape": {"m": 16, "n": 256, "k": 64},
+        "dispatch": {"split_axis": "m", "tile_m": 4, "tile_n": 256, "threads": 12, "schedule": "static"},
+    }  # fmt: skip
+    plan = {"schema": "ck.train.exec.v1", "runtime": {"threads": 12, "mode": "deterministic"}, "ops": [op]}
+    assert advice(plan) == ["op 37 (gemm): tiles of 4 x 256 on 16 x 256 keep 4 of 12 threads busy"]
+    op["dispatch"]["tile_m"] = 1
+    assert advice(plan) == []

@@ -1,14 +1,20 @@
 """Run by test_worlds.py: four processes that compare groups of 1, 2 and 4 with a process alone.
 
-    python -m tests.distributed.worlds layers|models|training
+    python -m tests.distributed.worlds [layers] [models] [training] [broken]
 
-Each rank prints how many elements of its part differ, comparison by comparison.
+Each rank prints how many elements of its part differ, comparison by comparison. All that the processes need is made
+before they are forked.
 """
 
 from __future__ import annotations
 
+import copy
+import os
 import sys
+import time
+from functools import cache
 
+import isogemm
 import torch
 import torch.distributed as dist
 from tests.distributed.launch import ranks
@@ -16,8 +22,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import isogemm.torch as iso
+from isogemm.errors import RankError
 from isogemm.torch import distributed as idist
 from isogemm.torch.distributed import GradientTree, Ranks
+from isogemm.torch.distributed.models import parallelise, plan_of
 
 ORDER = "tree4"
 F32, BF16 = torch.float32, torch.bfloat16
@@ -186,9 +194,17 @@ def build(family, dtype, **options):
     return model.eval().to(dtype)
 
 
-def converted(family, dtype, tp):
+@cache
+def plain(family, dtype):
+    """Converted and whole: made once, before there are processes."""
     model = build(family, dtype)
-    iso.convert(model, tp=tp, grad_order="chain")
+    iso.convert(model, grad_order="chain")
+    return model
+
+
+def converted(family, dtype, tp):
+    model = copy.deepcopy(plain(family, dtype))
+    parallelise(model, plan_of(model), tp)
     return model
 
 
@@ -221,19 +237,25 @@ def _ways(model, ids):
 def training(rank):
     """Losses, gradients and weights of two steps of AdamW; micro-batches within a leaf."""
     shapes = meshes()
-    for family, dtype in (("Qwen3", F32), ("Qwen3", BF16), ("Llama", BF16)):
+    for family, dtype in TRAINED:
         want = _steps(family, dtype, *shapes["tp1"])
         for name, (dp, tp) in shapes.items():
-            for micro in (1, 2) if name in ("tp1", "dp2 tp2") else (1,):
-                found = _steps(family, dtype, dp, tp, micro)
-                for what, x in found.items():
-                    y = want[what]
-                    dim = next((d for d in range(x.dim()) if x.shape[d] != y.shape[d]), None)
-                    same = differing(x, y if dim is None else part(y, tp, dim))
-                    yield {"what": f"{family} {dtype} {name} micro {micro}", "of": what, "differ": same}
-    found = _steps("Llama", BF16, *shapes["dp4"], zero=True)
-    for what, x in found.items():
-        yield {"what": "ZeRO-1", "of": what, "differ": differing(x, want[what])}
+            if name != "tp1":
+                found = _steps(family, dtype, dp, tp, micro=2 if name == "dp2 tp2" else 1)
+                yield from _compared(f"{family} {dtype} {name}", found, want, tp)
+    found = _steps(family, dtype, *shapes["dp4"], zero=True)
+    yield from _compared("ZeRO-1", found, want, shapes["tp1"][1])
+
+
+def _compared(what, found, want, tp):
+    """Gradients and weights with this rank's part of what a process alone has: all at once, and the first that differs."""
+    differ, first = 0, ""
+    for name, x in found.items():
+        y = want[name]
+        dim = next((d for d in range(x.dim()) if x.shape[d] != y.shape[d]), None)
+        here = differing(x, y if dim is None else part(y, tp, dim))
+        differ, first = differ + here, first or (name if here else "")
+    yield {"what": what, "of": len(found), "first": first, "differ": differ}
 
 
 def _steps(family, dtype, dp, tp, micro=1, zero=False):
@@ -262,7 +284,36 @@ def _steps(family, dtype, dp, tp, micro=1, zero=False):
     return found
 
 
-CHECKS = {"layers": parallel_layers, "models": models, "training": training}
+def broken(how):
+    """A check in which rank 2 ends or sleeps before a sum of four ranks, and what the others then say."""
+
+    def check(rank):
+        of = Ranks(dist.group.WORLD, ORDER, timeout=2.0)
+        made, x = layer(idist.RowParallel, of, F32), part(random(8, 32), of, -1)
+        made(x)
+        if rank == 2:
+            if how == "hangs":
+                time.sleep(12)
+            os._exit(0)
+        started = time.monotonic()
+        try:
+            made(x)
+        except RankError as error:
+            yield {"what": f"rank 2 {how}", "error": str(error), "seconds": time.monotonic() - started, "differ": 0}
+        if rank == 0:  # the others' answers are in a store that outlives them
+            time.sleep(1)
+
+    return check
+
+
+TRAINED = (("Qwen3", BF16), ("Llama", F32))
+CHECKS = {"layers": [parallel_layers], "models": [models], "training": [training], "broken": list(map(broken, ("dies", "hangs")))}
 
 if __name__ == "__main__":
-    sys.exit(ranks(4, CHECKS[sys.argv[1]], 240))
+    torch.set_num_threads(1)
+    isogemm.set_num_threads(1)
+    wanted = sys.argv[1:] or list(CHECKS)
+    for family in ("Qwen3", "Llama") if {"models", "training"} & set(wanted) else ():
+        for dtype in (F32, BF16):
+            plain(family, dtype)
+    sys.exit(sum(ranks(4, check, 240) for name in wanted for check in CHECKS[name]))

@@ -58,6 +58,15 @@ def test_sharded_optimizer_states_leave_the_same_weights(lines):
     assert not [line for line in of(lines, "ZeRO-1") if line["differ"]]
 
 
+@pytest.mark.parametrize(("family", "tensors"), [("Qwen3", 24), ("Llama", 21)])
+def test_parts_are_read_from_files(lines, family, tensors):
+    assert not [line for line in of(lines, f"loaded {family}") if line["differ"] or line["of"] != tensors]
+
+
+def test_the_hook_of_data_parallel_models_is_the_tree(lines):
+    assert not [line for line in of(lines, "DDP") if line["differ"]]
+
+
 def test_a_wrong_order_of_ranks_is_seen(lines):
     assert all(line["differ"] for line in of(lines, "swapped ranks"))
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import tempfile
 import time
 from functools import cache
 
-import isogemm
 import torch
 import torch.distributed as dist
 from tests.distributed.launch import ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+import isogemm
 import isogemm.torch as iso
 from isogemm.errors import RankError
 from isogemm.torch import distributed as idist
@@ -129,7 +130,9 @@ def _columns(x, dy, tp, dtype):
     want = iso.linear(x, w, bias)
     want.backward(dy)
     dx = iso.mm(dy, w.detach(), contract=f"fma/{ORDER}")
-    found = differing(y, part(want, tp, -1)) + differing(there.grad, dx) + differing(made.bias.grad, part(bias.grad, tp, 0))
+    found = (
+        differing(y, part(want, tp, -1)) + differing(there.grad, dx) + differing(made.bias.grad, part(bias.grad, tp, 0))
+    )
     return found + differing(made.weight.grad, part(w.grad, tp, 0))
 
 
@@ -234,6 +237,53 @@ def _ways(model, ids):
     yield "decoded", torch.cat(steps, 1)
 
 
+def loaded(rank):
+    """A model that no process holds whole: read by parts from a file that rank 0 wrote."""
+    from safetensors.torch import save_file
+
+    tp, ids = Ranks(dist.group.WORLD, ORDER), torch.arange(9).reshape(1, 9)
+    for family in ("Qwen3", "Llama"):
+        whole = [tempfile.mkdtemp() if rank == 0 else None]
+        dist.broadcast_object_list(whole)
+        if rank == 0:
+            state = plain(family, BF16).state_dict()
+            tied = {"lm_head.weight"} if family == "Qwen3" else set()
+            save_file({k: v for k, v in state.items() if k not in tied}, f"{whole[0]}/model.safetensors")
+        dist.barrier()
+        config = copy.deepcopy(plain(family, BF16).config)
+        config._attn_implementation = "sdpa"
+        with idist.without_weights():
+            model = type(plain(family, BF16))(config).eval().to(BF16)
+        iso.convert(model, tp=tp, grad_order="chain")
+        read = idist.load_shards(model, whole[0])
+        with torch.no_grad():
+            same = differing(model(ids).logits, converted(family, BF16, Ranks(None, ORDER))(ids).logits)
+        yield {"what": f"loaded {family}", "of": len(read), "differ": same}
+
+
+def wrapped(rank):
+    """DistributedDataParallel with the tree as its hook: gradients of four ranks, and of one process."""
+    of, x = Ranks(dist.group.WORLD, ORDER), random(8, 32, seed=8)
+    want = []
+    for rows in x.chunk(4):
+        alone = _small()
+        alone(rows).square().sum().backward()
+        want.append([p.grad.float() for p in alone.parameters()])
+    total = [(first + second) + (third + fourth) for first, second, third, fourth in zip(*want, strict=True)]
+    model = torch.nn.parallel.DistributedDataParallel(_small())
+    model.register_comm_hook(of, idist.tree_hook)
+    model(part(x, of, 0)).square().sum().backward()
+    pairs = zip(model.parameters(), total, strict=True)
+    yield {"what": "DDP", "differ": sum(differing(p.grad, (t / 4).to(p.dtype)) for p, t in pairs)}
+
+
+def _small():
+    torch.manual_seed(0)
+    made = torch.nn.Sequential(torch.nn.Linear(32, 48), torch.nn.SiLU(), torch.nn.Linear(48, 8))
+    iso.convert(made)
+    return made
+
+
 def training(rank):
     """Losses, gradients and weights of two steps of AdamW; micro-batches within a leaf."""
     shapes = meshes()
@@ -248,7 +298,7 @@ def training(rank):
 
 
 def _compared(what, found, want, tp):
-    """Gradients and weights with this rank's part of what a process alone has: all at once, and the first that differs."""
+    """Gradients and weights with this rank's part of what a process alone has, and the first that differs."""
     differ, first = 0, ""
     for name, x in found.items():
         y = want[name]
@@ -307,7 +357,12 @@ def broken(how):
 
 
 TRAINED = (("Qwen3", BF16), ("Llama", F32))
-CHECKS = {"layers": [parallel_layers], "models": [models], "training": [training], "broken": list(map(broken, ("dies", "hangs")))}
+CHECKS = {
+    "layers": [parallel_layers],
+    "models": [models, loaded],
+    "training": [training, wrapped],
+    "broken": [broken("dies"), broken("hangs")],
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -21,7 +21,7 @@ class GradientTree:
 
     The batch is cut along dimension 0 into as many leaves as the order of `ranks` has. Within a leaf gradients go to
     float32 buffers (`isogemm.torch.use_main_grad`), so its micro-batches leave the bits of the whole leaf; leaves meet
-    in float32, in the tree, first those of a rank, then ranks; and each gradient is rounded once to its parameter's dtype.
+    in float32, in the tree, first those of a rank, then ranks; each gradient is rounded once to its parameter's dtype.
 
     Parameters
     ----------
@@ -100,8 +100,8 @@ class GradientTree:
         sums, self._waiting, self._pushed = self._waiting[0][1], [], 0
         for name, p in self.model.named_parameters():
             if name in sums:
-                flat = sum_over_ranks(sums.pop(name).reshape(-1, 1), None, p.dtype, self.ranks, f"the gradient of {name}")
-                p.grad = flat.reshape(p.shape)
+                own, what = sums.pop(name).reshape(-1, 1), f"the gradient of {name}"
+                p.grad = sum_over_ranks(own, None, p.dtype, self.ranks, what).reshape(p.shape)
         return [name for name, p in self.model.named_parameters() if p.grad is not None]
 
     def _norms(self) -> list[Any]:
@@ -142,3 +142,6 @@ def tree_hook(ranks: Ranks, bucket: Any) -> Any:
     future: Any = torch.futures.Future()
     future.set_result((total.reshape(-1) / ranks.size).to(flat.dtype))
     return future
+
+
+tree_hook.__annotations__.clear()  # DistributedDataParallel compares them with types, and here they are text

@@ -36,7 +36,7 @@ class Parallel(Converted):
 
     @classmethod
     def adopt(cls, layer: Any, ranks: Ranks, label: str, cut: set[int]) -> None:
-        """Make `layer` one of this class, in place: its parameters become this rank's part, and stay the objects they are.
+        """Make `layer` one of this class, in place: its parameters keep this rank's part.
 
         `cut` has the ids of parameters that are cut already, since they serve another layer too.
         """
@@ -134,8 +134,8 @@ class ColumnParallel(ParallelLinear):
 class RowParallel(ParallelLinear):
     """A Linear of which each rank has some of the inputs: columns of the weight.
 
-    ``y = x @ w.T + bias`` under the contract with the tree of `Ranks.order`: a rank computes its subtree in float32, the
-    subtrees meet over ranks, the bias is added, and the sum is rounded once. The gradient of x is a chain, as a Linear's.
+    ``y = x @ w.T + bias`` under the contract with the tree of `Ranks.order`: a rank computes its subtree in float32,
+    subtrees meet over ranks, the bias is added, and the sum is rounded once. The gradient of x is a Linear's: a chain.
 
     Attributes
     ----------
@@ -282,9 +282,13 @@ class HeadNorm(Parallel):
     def adopt(cls, layer: Any, ranks: Ranks, label: str, cut: set[int]) -> None:
         """A RowNorm, whose eps stands where it stood."""
         if not isinstance(layer, RowNorm):
-            raise OptionError(label, limit="an RMSNorm that convert knows", value=type(layer).__name__, nearest="RMSNorm")
-        layer.__class__ = mixed(cls, type(layer).made_of[1], eps_name=layer.eps_name)
-        layer.ranks, layer.label = ranks, label
+            found = type(layer).__name__
+            raise OptionError(
+                label, limit="an RMSNorm of transformers, converted", value=found, nearest="convert(model)"
+            )
+        made: Any = layer
+        made.__class__ = mixed(cls, type(made).made_of[1], eps_name=made.eps_name)
+        made.ranks, made.label = ranks, label
 
     def forward(self, x: Any) -> Any:
         """``x / sqrt(mean(x**2) + eps) * weight``, rounded once."""
@@ -296,8 +300,8 @@ class HeadNorm(Parallel):
         groups = self.ranks.own_leaves
         self.ranks.part(f"heads of {self.label}", x.shape[-2] * self.ranks.size)
         aliases = _Leaves.apply(weight, groups, self.ranks, f"the gradient of {self.label}")
-        for i, alias in enumerate(aliases if self.leaf_grads is not None else ()):
-            alias.main_grad = self.leaf_grads[i]
+        for alias, buffer in zip(aliases, () if self.leaf_grads is None else self.leaf_grads, strict=False):
+            alias.main_grad = buffer
         parts = zip(x.chunk(groups, -2), aliases, strict=True)
         return torch.cat([reductions.rms_norm(part, alias, eps, out_dtype=dtype) for part, alias in parts], -2)
 

@@ -1,4 +1,4 @@
-"""A group of processes and the tree that its sums are made in; every transfer, with an error that names who is missing."""
+"""A group of processes, the tree that its sums are made in, and transfers, whose errors name who is missing."""
 
 from __future__ import annotations
 

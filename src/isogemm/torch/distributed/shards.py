@@ -18,7 +18,7 @@ __all__ = ["load_shards", "without_weights"]
 INDEX = "model.safetensors.index.json"
 
 
-class without_weights(TorchFunctionMode):  # noqa: N801 - a context that reads like a function
+class without_weights(TorchFunctionMode):  # type: ignore[misc]
     """A context in which modules are made without memory for their weights: `torch.empty` gives meta tensors.
 
     Buffers, which are computed, are there. ``with without_weights(): model = Model(config)``, then
@@ -84,7 +84,7 @@ def _files(folder: Path) -> dict[str, Path]:
     if (folder / INDEX).is_file():
         names = json.loads((folder / INDEX).read_text())["weight_map"]
         return {name: folder / file for name, file in names.items()}
-    found = {}
+    found: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             found |= dict.fromkeys(file.keys(), path)
@@ -105,5 +105,7 @@ def _read(files: dict[str, Path], name: str, layer: Any, key: str, p: Any) -> An
             place[dim] = layer.ranks.share(f"dimension {dim} of {name}", shape[dim])
         part = whole[tuple(place)]
     if part.shape != p.shape:
-        raise ShapeError(f"{name} in {files[name].name}", limit=list(p.shape), value=list(part.shape), nearest="its model")
+        raise ShapeError(
+            f"{name} in {files[name].name}", limit=list(p.shape), value=list(part.shape), nearest="its model"
+        )
     return part.to(p.dtype).contiguous()

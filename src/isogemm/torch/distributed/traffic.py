@@ -104,5 +104,3 @@ def _bytes_of_sum(m: int, n: int, tp: int, itemsize: int) -> int:
         return (tp - 1) * m * n * 4
     share = -(-m // tp)
     return (tp - 1) * share * n * (4 + itemsize)
-
-

@@ -136,8 +136,9 @@ def convert(
     progress : bool
         Show how far quantizing is; by default for large models on a terminal.
     tp : DeviceMesh, ProcessGroup, Ranks or 1
-        Cut the model between these ranks, by its own ``tp_plan``: `isogemm.torch.distributed`. Parameters keep a part of
-        their values. 1 is a process alone whose sums are in the same tree, and so have the bits of every group.
+        Cut the model between these ranks by its own ``tp_plan``, with `isogemm.torch.distributed`: parameters keep a
+        part of their values. 1 is a process alone, whose sums are in the same tree. A model that the ranks do not
+        divide is an error, and then converted and not cut.
 
     Returns
     -------

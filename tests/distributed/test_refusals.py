@@ -94,3 +94,10 @@ def test_traffic_counts_what_is_sent():
         traffic(1, 64, 64, 3)
     with pytest.raises(ShapeError, match="a multiple of 8"):
         traffic(1, 60, 64, 2)
+
+
+def test_an_audit_of_ranks_needs_a_common_tree():
+    from isogemm.audit import compare_ranks
+
+    with pytest.raises(OptionError, match=r"--tp.*1,2,4"):
+        compare_ranks("nowhere", [2, 3])

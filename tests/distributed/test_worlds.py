@@ -71,6 +71,13 @@ def test_a_wrong_order_of_ranks_is_seen(lines):
     assert all(line["differ"] for line in of(lines, "swapped ranks"))
 
 
+def test_the_audit_names_the_first_module_that_differs(lines):
+    right, wrong = of(lines, "audit of right ranks"), of(lines, "audit of swapped ranks")
+    assert not [line for line in right if line["differ"] or line["first"]]
+    assert {line["first"] for line in wrong} == {"model.layers.0.self_attn.o_proj"}
+    assert all(line["differ"] and line["of"] == 4 * 2 * 9 * 128 for line in wrong)
+
+
 @pytest.mark.parametrize("how", ["dies", "hangs"])
 def test_a_missing_rank_is_named(lines, how):
     found = [line for line in lines if line["what"] == f"rank 2 {how}"]

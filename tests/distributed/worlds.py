@@ -23,6 +23,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import isogemm
 import isogemm.torch as iso
+from isogemm.audit.transformer import ranks as audit
 from isogemm.errors import RankError
 from isogemm.torch import distributed as idist
 from isogemm.torch.distributed import GradientTree, Ranks
@@ -171,14 +172,16 @@ def _losses(tp):
     return differing(found, want) + differing(own.grad, part(there.grad, tp, -1))
 
 
+class Swapped(Ranks):
+    """Two ranks change places."""
+
+    def gather(self, x, what):
+        first, second, third, fourth = super().gather(x, what)
+        return [first, third, second, fourth]
+
+
 def _swapped(tp):
-    """Two ranks change places in the tree: that must be seen, or the comparisons above are worth nothing."""
-
-    class Swapped(Ranks):
-        def gather(self, x, what):
-            first, second, third, fourth = super().gather(x, what)
-            return [first, third, second, fourth]
-
+    """A wrong tree must be seen, or the comparisons above are worth nothing."""
     x, of = random(8, 32, seed=3), Swapped(tp.group, ORDER)
     found = layer(idist.RowParallel, of, F32)(part(x, tp, -1))
     return {"what": "swapped ranks", "differ": differing(found, iso.linear(x, *whole(F32), contract=f"fma/{ORDER}"))}
@@ -237,13 +240,32 @@ def _ways(model, ids):
     yield "decoded", torch.cat(steps, 1)
 
 
+def audited(rank):
+    """The audit's own comparison: of four ranks, and of ranks that changed places in sums of layers alone."""
+    ids, right = torch.arange(18).reshape(2, 9), Ranks(dist.group.WORLD, ORDER)
+    want = audit.outputs(converted("Llama", F32, Ranks(None, ORDER)), ids)
+    model = converted("Llama", F32, right)
+    yield _audit("audit of right ranks", want, model, right, ids)
+    for child in model.modules():
+        if isinstance(child, idist.RowParallel):
+            child.ranks = Swapped(dist.group.WORLD, ORDER)
+    yield _audit("audit of swapped ranks", want, model, right, ids)
+
+
+def _audit(what, want, model, of, ids):
+    places = of.gather(audit.compared(want, audit.outputs(model, ids), of.rank), "places")
+    found = audit.joined(4, ORDER, list(want), places)
+    return {"what": what, "first": found.first, "of": found.logits, "differ": found.differing}
+
+
 def loaded(rank):
     """A model that no process holds whole: read by parts from a file that rank 0 wrote."""
     from safetensors.torch import save_file
 
     tp, ids = Ranks(dist.group.WORLD, ORDER), torch.arange(9).reshape(1, 9)
     for family in ("Qwen3", "Llama"):
-        whole = [tempfile.mkdtemp() if rank == 0 else None]
+        folder = tempfile.TemporaryDirectory() if rank == 0 else None
+        whole = [folder.name if folder else None]
         dist.broadcast_object_list(whole)
         if rank == 0:
             state = plain(family, BF16).state_dict()
@@ -256,6 +278,9 @@ def loaded(rank):
             model = type(plain(family, BF16))(config).eval().to(BF16)
         iso.convert(model, tp=tp, grad_order="chain")
         read = idist.load_shards(model, whole[0])
+        dist.barrier()
+        if folder:
+            folder.cleanup()
         with torch.no_grad():
             same = differing(model(ids).logits, converted(family, BF16, Ranks(None, ORDER))(ids).logits)
         yield {"what": f"loaded {family}", "of": len(read), "differ": same}
@@ -359,7 +384,7 @@ def broken(how):
 TRAINED = (("Qwen3", BF16), ("Llama", F32))
 CHECKS = {
     "layers": [parallel_layers],
-    "models": [models, loaded],
+    "models": [models, loaded, audited],
     "training": [training, wrapped],
     "broken": [broken("dies"), broken("hangs")],
 }

@@ -12,7 +12,7 @@ from ...base.extras import require_extra
 from ...errors import OptionError
 from .load import load
 
-__all__ = ["RanksOutcome", "compare_ranks"]
+__all__ = ["RanksOutcome", "compare_ranks", "compared", "joined", "outputs"]
 
 _TREES = (2, 4, 8, 16)
 _TIMEOUT = 600.0  # seconds for a transfer, in which others load a model
@@ -107,16 +107,16 @@ def _rank(
     whole = load(path, **options)
     convert(whole, tp=Ranks(None, order))
     ids = _prompts(whole, tokens)
-    want = _outputs(whole, ids)
+    want = outputs(whole, ids)
     for size in sizes:
         group = dist.new_group(list(range(size)))
         if rank < size:
             ranks = Ranks(group, order, timeout=_TIMEOUT)
             model = load(path, **options)
             convert(model, tp=ranks)
-            outcomes = ranks.gather(_compared(want, _outputs(model, ids), rank), "the audit's outcomes")
+            outcomes = ranks.gather(compared(want, outputs(model, ids), rank), "the audit's outcomes")
             if rank == 0:
-                found.put(_joined(size, order, list(want), outcomes))
+                found.put(joined(size, order, list(want), outcomes))
     dist.destroy_process_group()
 
 
@@ -126,7 +126,7 @@ def _prompts(model: Any, tokens: int) -> Any:
     return torch.randint(0, model.config.vocab_size, (2, tokens), generator=torch.Generator().manual_seed(1))
 
 
-def _outputs(model: Any, ids: Any) -> dict[str, Any]:
+def outputs(model: Any, ids: Any) -> dict[str, Any]:
     """Outputs of all modules that give one tensor, in the order of their ends; the logits are the last."""
     import torch
 
@@ -148,7 +148,7 @@ def _outputs(model: Any, ids: Any) -> dict[str, Any]:
     return {**found, "logits": logits}
 
 
-def _compared(want: dict[str, Any], found: dict[str, Any], rank: int) -> Any:
+def compared(want: dict[str, Any], found: dict[str, Any], rank: int) -> Any:
     """(place of the first module of other bits, logits that differ, logits) as a tensor that can travel."""
     import torch
 
@@ -168,7 +168,7 @@ def _differing(want: Any, found: Any, rank: int) -> int:
     return int((want.contiguous().view(words) != found.contiguous().view(words)).sum())
 
 
-def _joined(size: int, order: str, names: Sequence[str], outcomes: Sequence[Any]) -> RanksOutcome:
+def joined(size: int, order: str, names: Sequence[str], outcomes: Sequence[Any]) -> RanksOutcome:
     """The outcomes of all ranks as one."""
     places = [int(x[0]) for x in outcomes if int(x[0]) >= 0]
     first = names[min(places)] if places else ""

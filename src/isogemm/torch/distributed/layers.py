@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from ...contract.spec import Contract
 from ...errors import OptionError
@@ -174,6 +175,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         return y.reshape(-1, *x.shape[1:-1], y.shape[-1]) if x.dim() > 1 else y.reshape(-1)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         (x, w), layer = ctx.saved_tensors, ctx.layer
         dy = layer.behind(dy)
@@ -208,6 +210,7 @@ class _GatherColumns(torch.autograd.Function):  # type: ignore[misc]
         return torch.cat(ranks.gather(y, what), -1)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         return dy.narrow(-1, ctx.ranks.rank * ctx.width, ctx.width).contiguous(), None, None
 
@@ -262,6 +265,7 @@ class _FromOwner(torch.autograd.Function):  # type: ignore[misc]
         return found.clone()
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         return dy, None, None, None, None
 
@@ -327,6 +331,7 @@ class _Leaves(torch.autograd.Function):  # type: ignore[misc]
         return tuple(weight.detach().to(torch.float32, copy=True) for _ in range(groups))
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         own = [g for g in grads if g is not None]
         found = over_leaves(own, ctx.ranks, ctx.what).to(ctx.dtype) if own else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from .. import reductions
 from ..operator import Tensor
@@ -77,6 +78,7 @@ class _Rows(torch.autograd.Function):  # type: ignore[misc]
         return found.transpose(0, 1).reshape(share, -1).clone()
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         columns = dy.view(len(dy), ctx.ranks.size, -1).transpose(0, 1).contiguous()
         found = ctx.ranks.exchange(columns, "the gradient of logits")
@@ -92,5 +94,6 @@ class _GatherRows(torch.autograd.Function):  # type: ignore[misc]
         return torch.cat(ranks.gather(x, "losses of tokens"))
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         return dy.narrow(0, ctx.ranks.rank * ctx.rows, ctx.rows), None

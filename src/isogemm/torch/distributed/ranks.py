@@ -72,6 +72,10 @@ class Ranks:
             limit = " or ".join(TRANSPORTS)
             raise OptionError("transport", limit=limit, value=self.transport, nearest="collective")
 
+    def __deepcopy__(self, memo: Any) -> Ranks:
+        """Itself: a copy of a model has the same processes."""
+        return self
+
     @property
     def size(self) -> int:
         """Processes in the group."""

@@ -12,6 +12,7 @@ __all__ = [
     "LayoutError",
     "LimitError",
     "OptionError",
+    "RankError",
     "ShapeError",
 ]
 
@@ -72,3 +73,7 @@ class DeviceError(IsogemmError, ValueError):
 
 class FormatError(IsogemmError, ValueError):
     """Bytes are not what their format says: a file is cut short or damaged, or a block's scale is no number."""
+
+
+class RankError(IsogemmError, RuntimeError):
+    """A process of a group died, or did not answer within the group's time: the message names it and the operation."""

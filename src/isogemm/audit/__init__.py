@@ -15,7 +15,7 @@ from .providers import Absent, CallableProvider, Provider, load_provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation
 from .report import Report
 from .results import SCHEMA, ProviderResult, RelationResult, Speed
-from .transformer import load, model
+from .transformer import RanksOutcome, compare_ranks, load, model
 
 __all__ = [
     "DEFAULT_SHAPES",
@@ -31,11 +31,13 @@ __all__ = [
     "Outcome",
     "Provider",
     "ProviderResult",
+    "RanksOutcome",
     "Relation",
     "RelationResult",
     "Report",
     "Speed",
     "WeightSource",
+    "compare_ranks",
     "load",
     "load_provider",
     "model",

@@ -125,6 +125,9 @@ def audit_command(
         str, typer.Option(help="With --hf and the mode convert: a format of weights, for example Q4_K.")
     ] = "",
     tokens: Annotated[int, typer.Option(min=4, help="With --hf: length of a prompt.")] = 67,
+    tp: Annotated[
+        Several, typer.Option(help="With --hf: launch so many ranks, for example 1,2,4, and compare with one process.")
+    ] = None,
     dtype: Annotated[
         str,
         typer.Option(
@@ -157,6 +160,13 @@ def audit_command(
         named = "--random, --mode, --device, --quantize"
         raise OptionError(named, limit="with --hf", value="alone", nearest="--hf FOLDER")
     _check_outputs(json, html)
+    if tp:
+        if not hf or mode or device or quantize or json or html:
+            others = "--mode, --device, --quantize, --json and --html"
+            raise OptionError(
+                "--tp", limit=f"with --hf, without {others}", value="both", nearest="--hf FOLDER --tp 1,2"
+            )
+        _audit_ranks(hf, _sizes(tp) or [], random=random, dtype=dtype, seed=seed, tokens=tokens)
     if hf:
         if provider or model or shapes or weights or inputs:
             raise OptionError("--hf", limit="--mode instead of providers, no shapes", value="both", nearest="--mode")
@@ -200,6 +210,9 @@ def plan_command(
     contract: Annotated[
         str, typer.Option(help="For example fma/chain; the device's default where none is given.")
     ] = "",
+    tp: Annotated[
+        int, typer.Option(min=0, help="Show instead what each of so many ranks computes and sends (needs torch).")
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show how a product would be computed, without computing it."""
@@ -210,6 +223,9 @@ def plan_command(
 
     if len(trans) != 2:
         raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")
+    if tp:
+        _print_traffic(m, n, k, tp, SHORT_NAMES.get(dtype, dtype), contract or "fma/chain", json)
+        return
     options: dict[str, Any] = {"threads": threads} if threads else {}
     if contract:
         options["contract"] = contract
@@ -227,6 +243,17 @@ def plan_command(
         typer.echo(plan.to_json())
     else:
         Console().print(plan)
+
+
+def _print_traffic(m: int, n: int, k: int, tp: int, dtype: str, contract: str, json: bool) -> None:
+    from dataclasses import asdict
+    from json import dumps
+
+    from ..audit.data import as_dtype
+    from ..torch.distributed import traffic
+
+    found = traffic(m, n, k, tp, contract=contract, itemsize=as_dtype(dtype).itemsize)
+    typer.echo(dumps([asdict(row) for row in found]) if json else "\n".join(map(str, found)))
 
 
 @app.command("trace", epilog=examples("trace"))
@@ -345,6 +372,15 @@ app.command("warm", epilog=examples("warm"))(warm_command)
 app.command("quantize", epilog=examples("quantize"))(quant.quantize_command)
 app.command("inspect", epilog=examples("inspect"))(quant.inspect_command)
 app.add_typer(program.app, name="program")
+
+
+def _audit_ranks(path: str, sizes: list[int], **options: Any) -> NoReturn:
+    from ..audit import compare_ranks
+
+    found = compare_ranks(path, sizes, **options)
+    for outcome in found:
+        typer.echo(str(outcome))
+    raise typer.Exit(1 if any(outcome.first for outcome in found) else 0)
 
 
 def _replay(text: str) -> NoReturn:

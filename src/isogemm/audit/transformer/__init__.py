@@ -2,6 +2,7 @@
 
 from .engine import SCHEMA, model
 from .load import load
+from .ranks import RanksOutcome, compare_ranks
 from .relations import RELATIONS, ModelRelation, ModelScope
 
-__all__ = ["RELATIONS", "SCHEMA", "ModelRelation", "ModelScope", "load", "model"]
+__all__ = ["RELATIONS", "SCHEMA", "ModelRelation", "ModelScope", "RanksOutcome", "compare_ranks", "load", "model"]

@@ -92,6 +92,7 @@ def convert(
     fallback: str | BlockFormat | None = None,
     activations: str | None = None,
     progress: bool | None = None,
+    tp: Any = None,
 ) -> Conversion:
     """Turn what a model is made of into isogemm's layers, in place, or change nothing and say why.
 
@@ -134,6 +135,10 @@ def convert(
         Of quantized weights, as in `isogemm.linear`.
     progress : bool
         Show how far quantizing is; by default for large models on a terminal.
+    tp : DeviceMesh, ProcessGroup, Ranks or 1
+        Cut the model between these ranks by its own ``tp_plan``, with `isogemm.torch.distributed`: parameters keep a
+        part of their values. 1 is a process alone, whose sums are in the same tree. A model that the ranks do not
+        divide is an error, and then converted and not cut.
 
     Returns
     -------
@@ -161,6 +166,8 @@ def convert(
     """
     arguments.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
     fuse = arguments.flag("fuse", fuse)
+    if tp is not None and (fuse or quantize is not None):
+        raise OptionError("tp", limit="without fuse and quantize", value="both", nearest="convert(model, tp=tp)")
     chosen, order = checked(contract, grad_order)
     leave = arguments.strings("leave", leave, "['lm_head']")
     plan = _look(module, _parts(parts), leave)
@@ -184,6 +191,10 @@ def convert(
             child.merge()
     if plan.attention:
         transformers_parts.switch(module)
+    if tp is not None:
+        from ..distributed.models import cut
+
+        cut(module, tp)
     watch(module, NAME)
     return _report(module, plan, quantized)
 

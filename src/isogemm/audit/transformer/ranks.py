@@ -1,0 +1,175 @@
+"""The audit of a model over tensor-parallel ranks: logits of every number of ranks against those of one process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from ...base.extras import require_extra
+from ...errors import OptionError
+from .load import load
+
+__all__ = ["RanksOutcome", "compare_ranks", "compared", "joined", "outputs"]
+
+_TREES = (2, 4, 8, 16)
+_TIMEOUT = 600.0  # seconds for a transfer, in which others load a model
+
+
+@dataclass(frozen=True)
+class RanksOutcome:
+    """What one number of ranks gave.
+
+    Attributes
+    ----------
+    tp : int
+    order : str
+        The tree of sums over ranks.
+    logits, differing : int
+        Elements that were compared, and those of other bits, on all ranks.
+    first : str
+        The first module, as they are called, whose output has other bits; empty where none has.
+    """
+
+    tp: int
+    order: str
+    logits: int
+    differing: int
+    first: str
+
+    def __str__(self) -> str:
+        where = f"; first in {self.first}" if self.first else ""
+        return f"tp={self.tp} ({self.order}): {self.differing:,} of {self.logits:,} logits differ from tp=1{where}"
+
+
+def compare_ranks(
+    path: str, sizes: Sequence[int], *, random: bool = False, dtype: str = "", seed: int = 0, tokens: int = 67
+) -> list[RanksOutcome]:
+    """Launch ranks on this machine's CPUs (gloo), and hold their logits against one process'.
+
+    Parameters
+    ----------
+    path : str
+        A folder with a transformers model, as in `isogemm.audit.load`.
+    sizes : sequence of int
+        Numbers of ranks, each at most 16.
+    random, dtype, seed
+        As in `isogemm.audit.load`.
+    tokens : int
+        Of each of two prompts.
+
+    Returns
+    -------
+    list of RanksOutcome
+
+    Raises
+    ------
+    OptionError
+        No such folder, or sizes that have no common tree. What a rank raises ends the launch with its error.
+    """
+    require_extra("hf", "the audit of a model", "torch", "transformers")
+    import torch.multiprocessing as processes
+
+    most = max(sizes, default=0)
+    order = next((f"tree{n}" for n in _TREES if n >= most and all(size > 0 and n % size == 0 for size in sizes)), "")
+    if not order or not most:
+        raise OptionError("--tp", limit="numbers of ranks that divide 16", value=list(sizes), nearest="1,2,4")
+    with tempfile.TemporaryDirectory() as folder:
+        found = processes.get_context("spawn").SimpleQueue()
+        options = {"random": random, "dtype": dtype, "seed": seed}
+        words = (most, f"file://{folder}/store", path, tuple(sizes), order, options, tokens, found)
+        processes.spawn(_rank, words, nprocs=most)
+        return [found.get() for _ in sizes]
+
+
+def _rank(
+    rank: int,
+    world: int,
+    where: str,
+    path: str,
+    sizes: Sequence[int],
+    order: str,
+    options: Any,
+    tokens: int,
+    found: Any,
+) -> None:
+    """One process: its part of every model, compared with the whole one."""
+    import torch
+    import torch.distributed as dist
+
+    from ...torch import convert
+    from ...torch.distributed import Ranks
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=_TIMEOUT))
+    whole = load(path, **options)
+    convert(whole, tp=Ranks(None, order))
+    ids = _prompts(whole, tokens)
+    want = outputs(whole, ids)
+    for size in sizes:
+        group = dist.new_group(list(range(size)))
+        if rank < size:
+            ranks = Ranks(group, order, timeout=_TIMEOUT)
+            model = load(path, **options)
+            convert(model, tp=ranks)
+            outcomes = ranks.gather(compared(want, outputs(model, ids), rank), "the audit's outcomes")
+            if rank == 0:
+                found.put(joined(size, order, list(want), outcomes))
+    dist.destroy_process_group()
+
+
+def _prompts(model: Any, tokens: int) -> Any:
+    import torch
+
+    return torch.randint(0, model.config.vocab_size, (2, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def outputs(model: Any, ids: Any) -> dict[str, Any]:
+    """Outputs of all modules that give one tensor, in the order of their ends; the logits are the last."""
+    import torch
+
+    found: dict[str, Any] = {}
+
+    def keep(name: str) -> Any:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, torch.Tensor):
+                found[name] = first
+
+        return hook
+
+    hooks = [child.register_forward_hook(keep(name)) for name, child in model.named_modules() if name]
+    with torch.no_grad():
+        logits = model(ids).logits
+    for hook in hooks:
+        hook.remove()
+    return {**found, "logits": logits}
+
+
+def compared(want: dict[str, Any], found: dict[str, Any], rank: int) -> Any:
+    """(place of the first module of other bits, logits that differ, logits) as a tensor that can travel."""
+    import torch
+
+    differ = [_differing(x, found[name], rank) for name, x in want.items()]
+    first = next((i for i, n in enumerate(differ) if n), -1)
+    return torch.tensor([first, differ[-1], want["logits"].numel()])
+
+
+def _differing(want: Any, found: Any, rank: int) -> int:
+    """Elements of other bits; of a tensor that is cut along one dimension, this rank's part is compared."""
+    import torch
+
+    for dim in range(want.dim()):
+        if found.shape[dim] != want.shape[dim]:
+            want = want.narrow(dim, rank * found.shape[dim], found.shape[dim])
+    words = {8: torch.int64, 4: torch.int32, 2: torch.int16}[want.element_size()]
+    return int((want.contiguous().view(words) != found.contiguous().view(words)).sum())
+
+
+def joined(size: int, order: str, names: Sequence[str], outcomes: Sequence[Any]) -> RanksOutcome:
+    """The outcomes of all ranks as one."""
+    places = [int(x[0]) for x in outcomes if int(x[0]) >= 0]
+    first = names[min(places)] if places else ""
+    return RanksOutcome(size, order, sum(int(x[2]) for x in outcomes), sum(int(x[1]) for x in outcomes), first)

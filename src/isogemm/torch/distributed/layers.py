@@ -1,0 +1,338 @@
+"""Layers whose weights are cut between ranks: columns, rows, the vocabulary, and norms that heads share.
+
+All hold the parameters of the layer that they stand for, cut; on one rank they are that layer with tree orders, so a
+process alone is what groups are compared with.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ...contract.spec import Contract
+from ...errors import OptionError
+from .. import reductions
+from ..arguments import autocast
+from ..gemm.products import accumulate, linear, product, resolved, with_order
+from ..model.layers import Converted, Embedding, Linear, RowNorm
+from ..model.recognition import mixed
+from ..operator import Tensor
+from .ranks import Ranks
+from .sums import fixed_sum, rounded, sum_over_ranks
+
+__all__ = ["ColumnParallel", "HeadNorm", "Parallel", "ParallelLinear", "RowParallel", "VocabularyEmbedding"]
+
+
+class Parallel(Converted):
+    """A layer with its part of the weights: mixed into the class of what it stands for.
+
+    `cut` is the dimension of each parameter that the ranks share; parameters that are not in it are whole on each.
+    """
+
+    cut: ClassVar[dict[str, int]] = {}
+    ranks: Ranks
+    label: str = ""
+
+    @classmethod
+    def adopt(cls, layer: Any, ranks: Ranks, label: str, cut: set[int]) -> None:
+        """Make `layer` one of this class, in place: its parameters keep this rank's part.
+
+        `cut` has the ids of parameters that are cut already, since they serve another layer too.
+        """
+        for name, part in cls.parts(layer, ranks, label).items():
+            p = getattr(layer, name)
+            if p is not None and id(p) not in cut:
+                cut.add(id(p))
+                p.data = p.data.narrow(cls.cut[name], part.start, part.stop - part.start).clone()
+        layer.__class__ = cls
+        layer.ranks, layer.label = ranks, label
+
+    @classmethod
+    def parts(cls, layer: Any, ranks: Ranks, label: str) -> dict[str, slice]:
+        """This rank's part of each parameter that is cut, after it was found to fit."""
+        return {}
+
+
+class ParallelLinear(Parallel, Linear):
+    """A Linear whose products are parts of a tree: what columns and rows have in common."""
+
+    @classmethod
+    def parts(cls, layer: Any, ranks: Ranks, label: str) -> dict[str, slice]:
+        """The cut dimension is summed by a tree: in the forward pass, or in the gradient of x."""
+        length = layer.weight.shape[cls.cut["weight"]]
+        block = resolved("" if layer.contract is None else str(layer.contract), layer.weight, layer.weight).block
+        part = ranks.part(f"{('rows', 'columns')[cls.cut['weight']]} of {label}.weight", length, block)
+        return dict.fromkeys(cls.cut, part)
+
+    @classmethod
+    def adopt(cls, layer: Any, ranks: Ranks, label: str, cut: set[int]) -> None:
+        """As for every layer; its sizes become those of the part."""
+        super().adopt(layer, ranks, label, cut)
+        layer.out_features, layer.in_features = layer.weight.shape
+
+    def forward(self, input: Any) -> Any:
+        """input @ weight.T + bias, all of it or this rank's part."""
+        x, w = autocast(input, self.weight)
+        buffers = self._buffer("weight", self.weight), self._buffer("bias", self.bias)
+        return _Product.apply(x, w, self.bias, self, *buffers)
+
+    def ahead(self, x: Tensor) -> Tensor:
+        """The rows that this rank's product takes."""
+        return x
+
+    def forwards(self, x: Tensor, w: Tensor, bias: Tensor | None, contract: Contract) -> Tensor:
+        """The product of rows, outside the gradient's graph."""
+        raise NotImplementedError
+
+    def backwards(self, dy: Tensor, w: Tensor, contract: Contract, dtype: Any) -> Tensor:
+        """The gradient of rows, outside the gradient's graph."""
+        raise NotImplementedError
+
+    def behind(self, dy: Tensor) -> Tensor:
+        """The rows of the gradient that belong to `ahead`'s."""
+        return dy
+
+
+class ColumnParallel(ParallelLinear):
+    """A Linear of which each rank has some of the outputs: rows of the weight.
+
+    Forward, an output sees one column of the weight, so the contract is that of a Linear. The gradient of x sums over
+    all outputs: ``dx = dy @ w`` is the tree of `Ranks.order`, on one rank too.
+
+    Attributes
+    ----------
+    gathered : bool
+        Every rank gets all outputs, and not its part.
+    sequence : bool
+        Every rank has its share of the rows of x (dimension 0), and gathers them.
+    """
+
+    cut: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
+    gathered = False
+    sequence = False
+
+    def forward(self, input: Any) -> Any:
+        """input @ weight.T + bias: this rank's columns, or all."""
+        y = super().forward(input)
+        return _GatherColumns.apply(y, self.ranks, self.label) if self.gathered else y
+
+    def ahead(self, x: Tensor) -> Tensor:
+        """All rows, of the others too."""
+        return torch.cat(self.ranks.gather(x, self.label)) if self.sequence else x
+
+    def forwards(self, x: Tensor, w: Tensor, bias: Tensor | None, contract: Contract) -> Tensor:
+        """A product of its own."""
+        return linear(x, w, bias, str(contract), None)
+
+    def backwards(self, dy: Tensor, w: Tensor, contract: Contract, dtype: Any) -> Tensor:
+        """The sum over all columns, in the tree."""
+        part = product(None, dy, w, 1.0, 0.0, self.ranks.subtree(contract), torch.float32)
+        return sum_over_ranks(part, None, dtype, self.ranks, f"the gradient of {self.label}", scatter=self.sequence)
+
+
+class RowParallel(ParallelLinear):
+    """A Linear of which each rank has some of the inputs: columns of the weight.
+
+    ``y = x @ w.T + bias`` under the contract with the tree of `Ranks.order`: a rank computes its subtree in float32,
+    subtrees meet over ranks, the bias is added, and the sum is rounded once. The gradient of x is a Linear's: a chain.
+
+    Attributes
+    ----------
+    sequence : bool
+        Every rank gets its share of the rows of y (dimension 0), and not all of them.
+    """
+
+    cut: ClassVar[dict[str, int]] = {"weight": 1}
+    sequence = False
+
+    def forwards(self, x: Tensor, w: Tensor, bias: Tensor | None, contract: Contract) -> Tensor:
+        """The sum over all inputs, in the tree."""
+        part = linear(x, w, None, self.ranks.subtree(contract), torch.float32)
+        return sum_over_ranks(part, bias, x.dtype, self.ranks, self.label, scatter=self.sequence)
+
+    def behind(self, dy: Tensor) -> Tensor:
+        """All rows, of the others too."""
+        return torch.cat(self.ranks.gather(dy, f"the gradient of {self.label}")) if self.sequence else dy
+
+    def backwards(self, dy: Tensor, w: Tensor, contract: Contract, dtype: Any) -> Tensor:
+        """A chain over the outputs, all of which are here."""
+        return product(None, dy, w, 1.0, 0.0, str(with_order(contract)), dtype)
+
+
+class _Product(torch.autograd.Function):  # type: ignore[misc]
+    """x @ w.T + bias of a parallel layer; gradients of weight and bias are those of `isogemm.torch.linear`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, layer: Any, *buffers: Tensor | None) -> Tensor:
+        x = layer.ahead(x)
+        ctx.contract = resolved("" if layer.contract is None else str(layer.contract), x, w)
+        ctx.rows = str(with_order(ctx.contract, layer.grad_order))
+        ctx.layer, ctx.buffers, ctx.bias = layer, buffers, None if bias is None else bias.dtype
+        ctx.save_for_backward(x, w)
+        y = layer.forwards(x.reshape(-1, x.shape[-1]), w, bias, ctx.contract)
+        return y.reshape(-1, *x.shape[1:-1], y.shape[-1]) if x.dim() > 1 else y.reshape(-1)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        (x, w), layer = ctx.saved_tensors, ctx.layer
+        dy = layer.behind(dy)
+        rows, flat = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = layer.backwards(rows, w, ctx.contract, x.dtype)
+            dx = dx.reshape(-1, *x.shape[1:]) if x.dim() > 1 else dx.reshape(-1)
+        if ctx.needs_input_grad[1]:
+            dw = _over_rows(rows.mT, flat, ctx.buffers[0], ctx.rows, w.dtype)
+        if ctx.needs_input_grad[2]:
+            buffer = None if ctx.buffers[1] is None else ctx.buffers[1].unsqueeze(0)
+            db = _over_rows(rows.new_ones(1, len(rows)), rows, buffer, ctx.rows, ctx.bias)
+            db = None if db is None else db.reshape(-1)
+        return dx, dw, db, None, None, None
+
+
+def _over_rows(a: Tensor, b: Tensor, buffer: Tensor | None, contract: str, dtype: Any) -> Tensor | None:
+    """a @ b, which sums over rows: a gradient, or nothing where the buffer takes it."""
+    if buffer is None:
+        return product(None, a, b, 1.0, 0.0, contract, dtype)
+    accumulate(a, b, buffer, contract)
+    return None
+
+
+class _GatherColumns(torch.autograd.Function):  # type: ignore[misc]
+    """Columns of all ranks side by side; backward each rank keeps its own, since all have the same gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, ranks: Ranks, what: str) -> Tensor:
+        ctx.ranks, ctx.width = ranks, y.shape[-1]
+        return torch.cat(ranks.gather(y, what), -1)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        return dy.narrow(-1, ctx.ranks.rank * ctx.width, ctx.width).contiguous(), None, None
+
+
+class VocabularyEmbedding(Parallel, Embedding):
+    """An Embedding of which each rank has some of the rows; what is looked up is copied, bit for bit.
+
+    Raises
+    ------
+    OptionError
+        An id that is no row of the whole table, on a CPU; elsewhere it is torch's own assertion.
+    """
+
+    cut: ClassVar[dict[str, int]] = {"weight": 0}
+
+    @classmethod
+    def parts(cls, layer: Any, ranks: Ranks, label: str) -> dict[str, slice]:
+        """Rows are cut; nothing sums over them."""
+        return {"weight": ranks.share(f"rows of {label}.weight", layer.num_embeddings)}
+
+    def forward(self, input: Any) -> Any:
+        """Rows of the whole table."""
+        table: Any = self._operand("weight")
+        _check_ids(input, self.num_embeddings)
+        first = self.ranks.rank * len(table)
+        mine = (input >= first) & (input < first + len(table))
+        found = reductions.embedding(torch.where(mine, input - first, 0), table)
+        # A row that is not here has a gradient of zeros, which adds nothing to a chain from +0.
+        own = torch.where(mine.unsqueeze(-1), found, torch.zeros_like(found))
+        rows = _FromOwner.apply(own, mine, input // len(table), self.ranks, self.label)
+        if self.padding_idx is None:
+            return rows
+        return torch.where((input == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
+
+
+def _check_ids(ids: Tensor, rows: int) -> None:
+    if ids.is_cuda:
+        torch._assert_async(((ids >= 0) & (ids < rows)).all())
+    elif ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= rows):
+        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise OptionError("ids", limit=f"0 to {rows - 1}", value=bad, nearest=min(max(bad, 0), rows - 1))
+
+
+class _FromOwner(torch.autograd.Function):  # type: ignore[misc]
+    """Each row from the rank that has it: a choice, no sum. Backward all ranks have the same gradient already."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, mine: Tensor, owner: Tensor, ranks: Ranks, what: str) -> Tensor:
+        found = own
+        for rank, rows in enumerate(ranks.gather(own, what)):
+            found = torch.where((owner == rank).unsqueeze(-1), rows, found)
+        return found.clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        return dy, None, None, None, None
+
+
+class HeadNorm(Parallel):
+    """An RMSNorm with one weight for all heads, of which each rank has some: [..., heads, width].
+
+    The weight's gradient sums over rows and heads. Its leaves are groups of heads, as many as the tree has; within one
+    it is the chain of every norm, and the groups meet in the tree. `use_main_grad` has a buffer for each group then.
+    """
+
+    part: ClassVar[str] = "norm"
+    leaf_grads: Tensor | None = None
+    eps_name: ClassVar[str] = "eps"
+    weight: Any
+
+    @classmethod
+    def adopt(cls, layer: Any, ranks: Ranks, label: str, cut: set[int]) -> None:
+        """A RowNorm, whose eps stands where it stood."""
+        if not isinstance(layer, RowNorm):
+            found = type(layer).__name__
+            raise OptionError(
+                label, limit="an RMSNorm of transformers, converted", value=found, nearest="convert(model)"
+            )
+        made: Any = layer
+        made.__class__ = mixed(cls, type(made).made_of[1], eps_name=made.eps_name)
+        made.ranks, made.label = ranks, label
+
+    def forward(self, x: Any) -> Any:
+        """``x / sqrt(mean(x**2) + eps) * weight``, rounded once."""
+        weight: Any = self.weight
+        dtype = torch.promote_types(weight.dtype, x.dtype)
+        eps = getattr(self, self.eps_name)
+        if not (torch.is_grad_enabled() and weight.requires_grad):
+            return reductions.rms_norm(x, weight, eps, out_dtype=dtype)
+        groups = self.ranks.own_leaves
+        self.ranks.part(f"heads of {self.label}", x.shape[-2] * self.ranks.size)
+        aliases = _Leaves.apply(weight, groups, self.ranks, f"the gradient of {self.label}")
+        for alias, buffer in zip(aliases, () if self.leaf_grads is None else self.leaf_grads, strict=False):
+            alias.main_grad = buffer
+        parts = zip(x.chunk(groups, -2), aliases, strict=True)
+        return torch.cat([reductions.rms_norm(part, alias, eps, out_dtype=dtype) for part, alias in parts], -2)
+
+    def settle(self) -> None:
+        """The sum of the buffers of all groups, on all ranks, to the parameter's own; theirs become zero."""
+        if self.leaf_grads is not None:
+            self.weight.main_grad.copy_(over_leaves(list(self.leaf_grads), self.ranks, self.label))
+            self.leaf_grads.zero_()
+
+
+def over_leaves(own: list[Tensor], ranks: Ranks, what: str) -> Tensor:
+    """The tree over all leaves, of which this rank has some, in float32."""
+    return rounded(fixed_sum(ranks.gather(fixed_sum(own), what)), None, torch.float32)
+
+
+class _Leaves(torch.autograd.Function):  # type: ignore[misc]
+    """The weight in float32 for each group of heads; backward the groups' gradients meet in the tree."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, groups: int, ranks: Ranks, what: str) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)  # groups whose gradients are in buffers
+        ctx.ranks, ctx.what, ctx.dtype = ranks, what, weight.dtype
+        return tuple(weight.detach().to(torch.float32, copy=True) for _ in range(groups))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        own = [g for g in grads if g is not None]
+        found = over_leaves(own, ctx.ranks, ctx.what).to(ctx.dtype) if own else None
+        return found, None, None, None

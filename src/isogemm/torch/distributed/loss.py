@@ -1,0 +1,99 @@
+"""Losses of logits whose columns are on several ranks, with the bits of whole rows.
+
+A softmax sums along the vocabulary in an order that shards would cut. So columns become rows: an all_to_all gives every
+rank whole rows, as many as it had in parts, and a row is computed where it is, by `isogemm.torch.reductions`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from .. import reductions
+from ..operator import Tensor
+from .ranks import Ranks
+
+__all__ = ["log_softmax", "token_losses"]
+
+
+def log_softmax(logits: Tensor, ranks: Ranks, *, out_dtype: Any = torch.float32) -> Tensor:
+    """Whole rows of `isogemm.torch.reductions.log_softmax`: this rank's share of them.
+
+    Parameters
+    ----------
+    logits : tensor [tokens, vocabulary / ranks]
+        The columns of this rank.
+    ranks : Ranks
+    out_dtype : torch.dtype
+
+    Returns
+    -------
+    tensor [ceil(tokens / ranks), vocabulary]
+        Rows from ``rank * ceil(tokens / ranks)`` on; those behind the last token are of zeros.
+
+    Raises
+    ------
+    RankError
+        A rank died, or did not answer in time.
+    """
+    return reductions.log_softmax(_Rows.apply(logits, ranks), out_dtype=out_dtype)
+
+
+def token_losses(logits: Tensor, targets: Tensor, ranks: Ranks) -> Tensor:
+    """``-log_softmax(logits)[targets]`` for each token, in float32 and on every rank.
+
+    Parameters
+    ----------
+    logits : tensor [tokens, vocabulary / ranks]
+    targets : tensor of integers [tokens]
+        Of the whole vocabulary, the same on every rank.
+    ranks : Ranks
+
+    Returns
+    -------
+    float32 tensor [tokens]
+
+    Raises
+    ------
+    RankError
+        A rank died, or did not answer in time.
+    """
+    rows = log_softmax(logits, ranks)
+    padded = torch.nn.functional.pad(targets, (0, len(rows) * ranks.size - len(targets)))
+    own = padded[ranks.rank * len(rows) : (ranks.rank + 1) * len(rows)]
+    return -_GatherRows.apply(rows.gather(1, own.unsqueeze(1)).squeeze(1), ranks)[: len(targets)]
+
+
+class _Rows(torch.autograd.Function):  # type: ignore[misc]
+    """Columns of all rows to all columns of some rows; backward the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks, ctx.rows = ranks, len(x)
+        share = -(-len(x) // ranks.size)
+        padded = torch.nn.functional.pad(x, (0, 0, 0, share * ranks.size - len(x)))
+        found = ranks.exchange(padded.view(ranks.size, share, -1), "columns of logits")
+        return found.transpose(0, 1).reshape(share, -1).clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        columns = dy.view(len(dy), ctx.ranks.size, -1).transpose(0, 1).contiguous()
+        found = ctx.ranks.exchange(columns, "the gradient of logits")
+        return found.reshape(-1, found.shape[-1])[: ctx.rows], None
+
+
+class _GatherRows(torch.autograd.Function):  # type: ignore[misc]
+    """Rows of all ranks; backward each rank keeps its own, since all have the same gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks, ctx.rows = ranks, len(x)
+        return torch.cat(ranks.gather(x, "losses of tokens"))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        return dy.narrow(0, ctx.ranks.rank * ctx.rows, ctx.rows), None

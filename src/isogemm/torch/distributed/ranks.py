@@ -1,0 +1,210 @@
+"""A group of processes, the tree that its sums are made in, and transfers, whose errors name who is missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...contract.spec import Contract, as_contract
+from ...errors import OptionError, RankError, ShapeError
+from ..operator import Tensor
+
+__all__ = ["TRANSPORTS", "Ranks", "as_ranks"]
+
+TRANSPORTS = ("collective", "symmetric")  # what carries partial sums: the functions of `sums.py`, in this order
+
+MARGIN = 2.0  # seconds beyond the timeout, in which the others of a broken group say that they are alive
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that share a sum, and its tree.
+
+    Parameters
+    ----------
+    group : ProcessGroup or DeviceMesh of one dimension, optional
+        Of torch.distributed; none is this process alone.
+    order : str
+        ``treeT``: the leaves of every sum that ranks share. The number of ranks divides T.
+    transport : str
+        ``collective``: torch.distributed's collectives, gloo on CPUs and NCCL on GPUs. ``symmetric``: one shot through
+        symmetric memory over NVLink, which has not been run yet.
+    timeout : float
+        Seconds that a transfer may take. The error about a rank that does not answer takes as long again.
+
+    Raises
+    ------
+    OptionError
+        The order is no tree, its leaves cannot be shared by so many ranks, or there is no such transport.
+
+    Determinism
+    -----------
+    Groups of every size that divides T leave the same bits, a process alone included.
+    """
+
+    group: Any = None
+    order: str = "tree8"
+    transport: str = "collective"
+    timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        if hasattr(self.group, "get_group"):
+            if self.group.ndim != 1:
+                raise OptionError(
+                    "mesh", limit="one dimension", value=self.group.ndim, nearest=f"mesh[{self.group.mesh_dim_names}]"
+                )
+            object.__setattr__(self, "group", self.group.get_group())
+        order = as_contract(f"fma/{self.order}").order
+        if order.kind != "tree":
+            raise OptionError("order of sums over ranks", limit="treeT", value=self.order, nearest="tree8")
+        if order.size % self.size:
+            raise OptionError(
+                "number of ranks", limit=f"a divisor of the {order.size} leaves of {self.order}", value=self.size,
+                nearest=max(n for n in range(1, order.size + 1) if order.size % n == 0 and n <= self.size),
+            )  # fmt: skip
+        if self.transport not in TRANSPORTS:
+            limit = " or ".join(TRANSPORTS)
+            raise OptionError("transport", limit=limit, value=self.transport, nearest="collective")
+
+    def __deepcopy__(self, memo: Any) -> Ranks:
+        """Itself: a copy of a model has the same processes."""
+        return self
+
+    @property
+    def size(self) -> int:
+        """Processes in the group."""
+        return 1 if self.group is None else int(dist.get_world_size(self.group))
+
+    @property
+    def rank(self) -> int:
+        """This process' place in the group, from 0."""
+        return 0 if self.group is None else int(dist.get_rank(self.group))
+
+    @property
+    def leaves(self) -> int:
+        """Leaves of the tree."""
+        return as_contract(f"fma/{self.order}").order.size
+
+    @property
+    def own_leaves(self) -> int:
+        """Leaves of this rank's subtree."""
+        return self.leaves // self.size
+
+    def subtree(self, contract: Contract) -> str:
+        """The contract of one rank's part of a sum over all ranks, whose whole contract has the tree."""
+        return f"{contract.arithmetic}/{f'tree{self.own_leaves}' if self.own_leaves > 1 else 'chain'}"
+
+    def whole(self, contract: Contract) -> str:
+        """The contract of a sum over all ranks."""
+        return f"{contract.arithmetic}/{self.order}"
+
+    def part(self, what: str, length: int, block: int = 1) -> slice:
+        """This rank's part of a dimension that a tree sums.
+
+        Raises
+        ------
+        ShapeError
+            A leaf would be no whole number of the arithmetic's blocks, so that ranks would cut where one process
+            does not.
+        """
+        step = self.leaves * block
+        if length % step:
+            nearest = max(step, round(length / step) * step)
+            limit = f"a multiple of {step}: {self.leaves} leaves of {self.order}, in blocks of {block}"
+            raise ShapeError(what, limit=limit, value=length, nearest=nearest)
+        return self.share(what, length)
+
+    def share(self, what: str, length: int) -> slice:
+        """This rank's part of a dimension that is cut, and not summed.
+
+        Raises
+        ------
+        ShapeError
+            The ranks do not divide it.
+        """
+        own, rest = divmod(length, self.size)
+        if rest:
+            raise ShapeError(what, limit=f"a multiple of {self.size} ranks", value=length, nearest=length - rest)
+        return slice(self.rank * own, (self.rank + 1) * own)
+
+    def gather(self, x: Tensor, what: str) -> list[Tensor]:
+        """`x` of every rank, in their order: bytes, whatever the dtype.
+
+        Raises
+        ------
+        RankError
+            A rank died, or did not answer within the timeout.
+        """
+        if self.size == 1:
+            return [x]
+        sent = x.detach().contiguous()
+        out = sent.new_empty((self.size, *sent.shape))
+        self._transfer("all_gather", what, lambda: _all_gather(
+            _bytes(out), _bytes(sent), group=self.group, async_op=True))  # fmt: skip
+        return list(out)
+
+    def exchange(self, parts: Tensor, what: str) -> Tensor:
+        """Item j of `parts` goes to rank j; item i of the result is from rank i.
+
+        Raises
+        ------
+        RankError
+            As `gather`.
+        """
+        if self.size == 1:
+            return parts
+        sent = parts.detach().contiguous()
+        out = torch.empty_like(sent)
+        self._transfer("all_to_all", what, lambda: dist.all_to_all_single(
+            _bytes(out), _bytes(sent), group=self.group, async_op=True))  # fmt: skip
+        return out
+
+    def _transfer(self, operation: str, what: str, call: Callable[[], Any]) -> None:
+        try:
+            call().wait(timedelta(seconds=self.timeout))
+        except RuntimeError as error:  # torch's own type of a peer that closed, and of one that let the time pass
+            raise self._broken(f"{operation} of {what}", error) from error
+
+    def _broken(self, what: str, error: RuntimeError) -> RankError:
+        """Who is missing: every rank that sees a transfer fail says so in the group's store, and the others do not."""
+        silent = _silent(self.group, self.rank, self.size, self.timeout + MARGIN)
+        named = ", ".join(map(str, silent)) or "no rank by name"
+        return RankError(
+            what, limit=f"an answer of all {self.size} ranks within {self.timeout:g} s",
+            value=f"none from rank {named} of the group ({str(error).splitlines()[0][:160]})",
+            nearest="start all ranks again: the group is not usable any more",
+        )  # fmt: skip
+
+
+# torch 2.13 gave it another name.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def _silent(group: Any, rank: int, size: int, patience: float) -> list[int]:
+    """Ranks of the group that did not report a broken transfer; all others where the store is gone."""
+    others = [other for other in range(size) if other != rank]
+    try:
+        store, name = dist.distributed_c10d._get_default_store(), f"isogemm/{group.group_name}"
+        store.set(f"{name}/{rank}", "alive")
+        until = time.monotonic() + patience
+        while others and time.monotonic() < until:
+            others = [other for other in others if not store.check([f"{name}/{other}"])]
+            time.sleep(0.05)
+    except RuntimeError:  # the process that held the store is gone
+        return [0]
+    return others
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.reshape(-1).view(torch.uint8)
+
+
+def as_ranks(tp: Any) -> Ranks:
+    """`Ranks` from itself, a mesh, a process group, or 1: this process alone."""
+    return tp if isinstance(tp, Ranks) else Ranks(None if tp is None or tp == 1 else tp)

@@ -1,0 +1,103 @@
+"""What ranks and trees refuse, in one process; and what one process has by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from isogemm.errors import OptionError, ShapeError
+
+torch = pytest.importorskip("torch")
+
+import isogemm.torch as iso  # noqa: E402
+from isogemm.torch.distributed import ColumnParallel, GradientTree, Ranks, RowParallel, VocabularyEmbedding, traffic  # noqa: E402
+from isogemm.torch.distributed.models import parallelise  # noqa: E402
+from isogemm.torch.distributed.sums import fixed_sum, rounded  # noqa: E402
+
+
+def test_an_order_is_a_tree():
+    with pytest.raises(OptionError, match="treeT"):
+        Ranks(order="chain")
+    with pytest.raises(OptionError, match="collective or symmetric"):
+        Ranks(transport="pigeons")
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(RowParallel, (12, 8)), (ColumnParallel, (8, 12))])
+def test_leaves_are_whole(kind, shape):
+    layer = iso.Linear(*shape)
+    with pytest.raises(ShapeError, match=r"got: 12; nearest legal choice: 16"):
+        kind.adopt(layer, Ranks(order="tree8"), "layer", set())
+    assert type(layer) is iso.Linear
+
+
+def test_leaves_are_whole_blocks():
+    layer = iso.Linear(96, 8, dtype=torch.bfloat16, contract="tensor_core:sm90/chain")
+    with pytest.raises(ShapeError, match="a multiple of 64: 4 leaves of tree4, in blocks of 16"):
+        RowParallel.adopt(layer, Ranks(order="tree4"), "layer", set())
+
+
+def test_an_unknown_style_is_refused_before_anything_is_cut():
+    model = torch.nn.Sequential(iso.Linear(8, 8), iso.Linear(8, 8))
+    with pytest.raises(OptionError, match="style of 1"):
+        parallelise(model, {"0": "colwise", "1": "grouped_gemm"}, Ranks())
+    assert [type(child) for child in model] == [iso.Linear, iso.Linear]
+
+
+def test_a_model_is_cut_once():
+    model = torch.nn.Sequential(iso.Linear(8, 8))
+    parallelise(model, {"0": "rowwise"}, Ranks())
+    with pytest.raises(OptionError, match="not cut yet"):
+        parallelise(model, {"0": "rowwise"}, Ranks())
+
+
+def test_a_model_without_a_plan_is_refused():
+    with pytest.raises(OptionError, match="tp_plan"):
+        iso.convert(torch.nn.Sequential(torch.nn.Linear(8, 8)), tp=1)
+    with pytest.raises(OptionError, match="without fuse and quantize"):
+        iso.convert(torch.nn.Sequential(torch.nn.Linear(8, 8)), tp=1, fuse=True)
+
+
+def test_ids_outside_the_whole_table_are_refused():
+    table = iso.Embedding(8, 4)
+    VocabularyEmbedding.adopt(table, Ranks(), "table", set())
+    with pytest.raises(OptionError, match="0 to 7"):
+        table(torch.tensor([3, 8]))
+
+
+def test_leaves_of_a_gradient_are_counted():
+    model = torch.nn.Sequential(iso.Linear(8, 8))
+    tree = GradientTree(model, Ranks(order="tree2"))
+    with pytest.raises(OptionError, match="push"):
+        tree.collect()
+    for rows in tree.parts(torch.ones(4, 8)):
+        model(rows).sum().backward()
+        tree.push()
+    with pytest.raises(OptionError, match="collect"):
+        tree.push()
+    assert tree.collect() == ["0.weight", "0.bias"]
+
+
+def test_sums_have_the_canonical_nan():
+    odd = torch.tensor([[0x7FC0BEEF]], dtype=torch.int32).view(torch.float32)
+    total = fixed_sum([odd, odd])
+    assert rounded(total, None, torch.float32).view(torch.int32).item() == 0x7FFFFFFF
+    assert rounded(total, None, torch.bfloat16).view(torch.int16).item() == 0x7FFF
+
+
+def test_traffic_counts_what_is_sent():
+    columns, rows = traffic(4096, 4096, 14336, 8, contract="tensor_core:sm90/chain")
+    assert (columns.n, columns.sent, rows.k, rows.contract) == (512, 0, 1792, "tensor_core:sm90/chain")
+    assert rows.whole == "tensor_core:sm90/tree8"
+    assert rows.sent == 7 * 512 * 4096 * (4 + 2)  # 7 others: a share of float32 sums, and of rounded rows
+    assert traffic(1, 64, 64, 2)[1].sent == 64 * 4
+    assert [row.sent + row.sent_backward for row in traffic(100, 64, 64, 1)] == [0, 0]
+    with pytest.raises(OptionError, match="a divisor of the 8 leaves"):
+        traffic(1, 64, 64, 3)
+    with pytest.raises(ShapeError, match="a multiple of 8"):
+        traffic(1, 60, 64, 2)
+
+
+def test_an_audit_of_ranks_needs_a_common_tree():
+    from isogemm.audit import compare_ranks
+
+    with pytest.raises(OptionError, match=r"--tp.*1,2,4"):
+        compare_ranks("nowhere", [2, 3])

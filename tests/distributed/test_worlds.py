@@ -1,0 +1,87 @@
+"""Four gloo processes: layers, models and training steps have the bits of a process alone, whatever the groups."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+ROOT = Path(__file__).parents[2]
+DTYPES = ("torch.float32", "torch.bfloat16")
+
+
+@pytest.fixture(scope="module")
+def lines():
+    """What all ranks printed."""
+    command = [sys.executable, "-W", "error::FutureWarning", "-m", "tests.distributed.worlds"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+
+
+def of(lines, what, ranks=4):
+    """Lines whose name begins so, of every rank."""
+    found = [line for line in lines if line["what"].startswith(what)]
+    assert {line["rank"] for line in found} == set(range(ranks)), what
+    return found
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns", "sequence", "table", "losses"])
+@pytest.mark.parametrize("shape", ["tp1", "tp2", "tp4"])
+def test_layers_have_the_bits_of_plain_products(lines, kind, shape):
+    assert not [line for line in of(lines, f"{kind} {shape}") if line["differ"]]
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Llama"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ["tp1", "tp2", "tp4"])
+@pytest.mark.parametrize("how", ["batched", "alone", "in chunks", "decoded"])
+def test_logits_do_not_see_the_ranks(lines, family, dtype, shape, how):
+    assert not [line for line in of(lines, f"{family} {dtype} {shape} {how}") if line["differ"]]
+
+
+@pytest.mark.parametrize("model", ["Qwen3 torch.bfloat16", "Llama torch.float32"])
+@pytest.mark.parametrize("shape", ["tp2", "tp4", "dp2", "dp4", "dp2 tp2"])
+def test_gradients_and_weights_do_not_see_the_ranks(lines, model, shape):
+    found = of(lines, f"{model} {shape}")
+    assert all(line["of"] > 80 for line in found)
+    assert not [line for line in found if line["differ"]]
+
+
+def test_sharded_optimizer_states_leave_the_same_weights(lines):
+    assert not [line for line in of(lines, "ZeRO-1") if line["differ"]]
+
+
+@pytest.mark.parametrize(("family", "tensors"), [("Qwen3", 24), ("Llama", 21)])
+def test_parts_are_read_from_files(lines, family, tensors):
+    assert not [line for line in of(lines, f"loaded {family}") if line["differ"] or line["of"] != tensors]
+
+
+def test_the_hook_of_data_parallel_models_is_the_tree(lines):
+    assert not [line for line in of(lines, "DDP") if line["differ"]]
+
+
+def test_a_wrong_order_of_ranks_is_seen(lines):
+    assert all(line["differ"] for line in of(lines, "swapped ranks"))
+
+
+def test_the_audit_names_the_first_module_that_differs(lines):
+    right, wrong = of(lines, "audit of right ranks"), of(lines, "audit of swapped ranks")
+    assert not [line for line in right if line["differ"] or line["first"]]
+    assert {line["first"] for line in wrong} == {"model.layers.0.self_attn.o_proj"}
+    assert all(line["differ"] and line["of"] == 4 * 2 * 9 * 128 for line in wrong)
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_a_missing_rank_is_named(lines, how):
+    found = [line for line in lines if line["what"] == f"rank 2 {how}"]
+    assert {line["rank"] for line in found} == {0, 1, 3}
+    for line in found:
+        assert "all_gather of layer" in line["error"]
+        assert "none from rank 2 of the group" in line["error"]

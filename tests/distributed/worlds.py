@@ -1,0 +1,399 @@
+"""Run by test_worlds.py: four processes that compare groups of 1, 2 and 4 with a process alone.
+
+    python -m tests.distributed.worlds [layers] [models] [training] [broken]
+
+Each rank prints how many elements of its part differ, comparison by comparison. All that the processes need is made
+before they are forked.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import tempfile
+import time
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from tests.distributed.launch import ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+import isogemm
+import isogemm.torch as iso
+from isogemm.audit.transformer import ranks as audit
+from isogemm.errors import RankError
+from isogemm.torch import distributed as idist
+from isogemm.torch.distributed import GradientTree, Ranks
+from isogemm.torch.distributed.models import parallelise, plan_of
+
+ORDER = "tree4"
+F32, BF16 = torch.float32, torch.bfloat16
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+}
+
+
+def differing(x, y):
+    """Elements of other bits; all of them where shapes or dtypes differ."""
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return max(x.numel(), y.numel(), 1)
+    words = {4: torch.int32, 2: torch.int16}[x.element_size()]
+    return int((x.detach().contiguous().view(words) != y.detach().contiguous().view(words)).sum())
+
+
+def meshes():
+    """Groups of every shape that four processes have: (data-parallel, tensor-parallel), and their names."""
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    two, four, alone = Ranks(both["tp"], ORDER), Ranks(dist.group.WORLD, ORDER), Ranks(None, ORDER)
+    halves = Ranks(both["dp"], ORDER)
+    return {
+        "tp1": (alone, alone),
+        "tp2": (alone, two),
+        "tp4": (alone, four),
+        "dp2": (halves, alone),
+        "dp4": (four, alone),
+        "dp2 tp2": (halves, two),
+    }
+
+
+def random(*shape, seed=0, dtype=F32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def layer(kind, of, dtype, bias=True, **options):
+    """A layer of the kind, with the same weights everywhere, cut between ranks."""
+    made = iso.Linear(32, 48, bias, dtype=dtype)
+    with torch.no_grad():
+        made.weight.copy_(random(48, 32, seed=1))
+        if bias:
+            made.bias.copy_(random(48, seed=2))
+    kind.adopt(made, of, "layer", set())
+    for name, value in options.items():
+        setattr(made, name, value)
+    return made
+
+
+def part(x, of, dim):
+    size = x.shape[dim] // of.size
+    return x.narrow(dim, of.rank * size, size)
+
+
+def parallel_layers(rank):
+    """Columns, rows, sequences, the vocabulary and losses, forward and backward."""
+    shapes = {name: tp for name, (dp, tp) in meshes().items() if dp.size == 1}
+    for dtype in (F32, BF16):
+        for rows in (1, 8, 40):
+            x, dy = random(rows, 32, seed=3, dtype=dtype), random(rows, 48, seed=4, dtype=dtype)
+            want = iso.linear(x, *whole(dtype), contract=f"fma/{ORDER}")
+            for name, tp in shapes.items():
+                what = f"{name} {dtype} {rows} rows"
+                yield {"what": f"rows {what}", "differ": _rows(x, dy, tp, dtype, want)}
+                yield {"what": f"columns {what}", "differ": _columns(x, dy, tp, dtype)}
+                if rows % tp.size == 0:
+                    yield {"what": f"sequence {what}", "differ": _sequence(x, dy, tp, dtype, want)}
+    for name, tp in shapes.items():
+        yield {"what": f"table {name}", "differ": _table(tp)}
+        yield {"what": f"losses {name}", "differ": _losses(tp)}
+    yield _swapped(shapes["tp4"])
+
+
+def whole(dtype):
+    return random(48, 32, seed=1, dtype=dtype), random(48, seed=2, dtype=dtype)
+
+
+def _rows(x, dy, tp, dtype, want):
+    made, own = layer(idist.RowParallel, tp, dtype), part(x, tp, -1).clone().requires_grad_()
+    y = made(own)
+    y.backward(dy)
+    w, bias = (p.requires_grad_() for p in whole(dtype))
+    there = x.clone().requires_grad_()
+    iso.linear(there, w, bias).backward(dy)  # its gradients are those of a plain product
+    found = differing(y, want) + differing(own.grad, part(there.grad, tp, -1)) + differing(made.bias.grad, bias.grad)
+    return found + differing(made.weight.grad, part(w.grad, tp, 1))
+
+
+def _columns(x, dy, tp, dtype):
+    made, there = layer(idist.ColumnParallel, tp, dtype), x.clone().requires_grad_()
+    y = made(there)
+    y.backward(part(dy, tp, -1))
+    w, bias = (p.requires_grad_() for p in whole(dtype))
+    want = iso.linear(x, w, bias)
+    want.backward(dy)
+    dx = iso.mm(dy, w.detach(), contract=f"fma/{ORDER}")
+    found = (
+        differing(y, part(want, tp, -1)) + differing(there.grad, dx) + differing(made.bias.grad, part(bias.grad, tp, 0))
+    )
+    return found + differing(made.weight.grad, part(w.grad, tp, 0))
+
+
+def _sequence(x, dy, tp, dtype, want):
+    """Columns that gather their rows, rows that scatter theirs: what is between tokens is on one rank."""
+    up, down = layer(idist.ColumnParallel, tp, dtype, sequence=True), layer(idist.RowParallel, tp, dtype, sequence=True)
+    own, wide = part(x, tp, 0).clone().requires_grad_(), part(x, tp, -1).clone().requires_grad_()
+    y, z = up(own), down(wide)
+    y.backward(part(dy, tp, -1))
+    z.backward(part(dy, tp, 0))
+    w, bias = whole(dtype)
+    found = differing(y, part(iso.linear(x, w, bias), tp, -1)) + differing(z, part(want, tp, 0))
+    found += differing(own.grad, part(iso.mm(dy, w, contract=f"fma/{ORDER}"), tp, 0))
+    return found + differing(wide.grad, part(iso.mm(dy, w), tp, -1))
+
+
+def _table(tp):
+    ids, table = torch.tensor([[3, 0, 127], [64, 3, 31]]), iso.Embedding(128, 16)
+    with torch.no_grad():
+        table.weight.copy_(random(128, 16, seed=5)).masked_fill_(table.weight.abs() < 0.1, -0.0)
+    want = iso.reductions.embedding(ids, there := table.weight.detach().clone().requires_grad_())
+    want.backward(random(2, 3, 16, seed=6))
+    idist.VocabularyEmbedding.adopt(table, tp, "table", set())
+    found = table(ids)
+    found.backward(random(2, 3, 16, seed=6))
+    return differing(found, want) + differing(table.weight.grad, part(there.grad, tp, 0))
+
+
+def _losses(tp):
+    logits, targets = random(11, 128, seed=7, dtype=BF16), torch.arange(11) * 11
+    there, own = logits.clone().requires_grad_(), part(logits, tp, -1).clone().requires_grad_()
+    want = -iso.reductions.log_softmax(there, out_dtype=F32).gather(1, targets.unsqueeze(1)).squeeze(1)
+    want.sum().backward()
+    found = idist.token_losses(own, targets, tp)
+    found.sum().backward()
+    return differing(found, want) + differing(own.grad, part(there.grad, tp, -1))
+
+
+class Swapped(Ranks):
+    """Two ranks change places."""
+
+    def gather(self, x, what):
+        first, second, third, fourth = super().gather(x, what)
+        return [first, third, second, fourth]
+
+
+def _swapped(tp):
+    """A wrong tree must be seen, or the comparisons above are worth nothing."""
+    x, of = random(8, 32, seed=3), Swapped(tp.group, ORDER)
+    found = layer(idist.RowParallel, of, F32)(part(x, tp, -1))
+    return {"what": "swapped ranks", "differ": differing(found, iso.linear(x, *whole(F32), contract=f"fma/{ORDER}"))}
+
+
+def build(family, dtype, **options):
+    import transformers
+
+    torch.manual_seed(0)
+    tied = {"tie_word_embeddings": family == "Qwen3"}
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **tied, **options})
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for p in model.parameters():  # norms of ones and small weights hide mistakes
+            p.add_(torch.randn_like(p) * 0.1)
+    return model.eval().to(dtype)
+
+
+@cache
+def plain(family, dtype):
+    """Converted and whole: made once, before there are processes."""
+    model = build(family, dtype)
+    iso.convert(model, grad_order="chain")
+    return model
+
+
+def converted(family, dtype, tp):
+    model = copy.deepcopy(plain(family, dtype))
+    parallelise(model, plan_of(model), tp)
+    return model
+
+
+def models(rank):
+    """Logits alone, batched, in chunks and decoded."""
+    ids = torch.randint(1, 128, (3, 11), generator=torch.Generator().manual_seed(1))
+    shapes = {name: tp for name, (dp, tp) in meshes().items() if dp.size == 1}
+    for family in ("Qwen3", "Llama"):
+        for dtype in (F32, BF16):
+            with torch.no_grad():
+                want = converted(family, dtype, shapes["tp1"])(ids).logits
+                for name, tp in shapes.items():
+                    model = converted(family, dtype, tp)
+                    for how, found in _ways(model, ids):
+                        same = differing(found, want[: len(found), -found.shape[1] :])
+                        yield {"what": f"{family} {dtype} {name} {how}", "differ": same}
+
+
+def _ways(model, ids):
+    yield "batched", model(ids).logits
+    yield "alone", model(ids[:1]).logits
+    first = model(ids[:, :8], use_cache=True)
+    yield "in chunks", model(ids[:, 8:], past_key_values=first.past_key_values).logits
+    cache, steps = model(ids[:, :8], use_cache=True).past_key_values, []
+    for i in range(8, 11):
+        steps.append(model(ids[:, i : i + 1], past_key_values=cache).logits)
+    yield "decoded", torch.cat(steps, 1)
+
+
+def audited(rank):
+    """The audit's own comparison: of four ranks, and of ranks that changed places in sums of layers alone."""
+    ids, right = torch.arange(18).reshape(2, 9), Ranks(dist.group.WORLD, ORDER)
+    want = audit.outputs(converted("Llama", F32, Ranks(None, ORDER)), ids)
+    model = converted("Llama", F32, right)
+    yield _audit("audit of right ranks", want, model, right, ids)
+    for child in model.modules():
+        if isinstance(child, idist.RowParallel):
+            child.ranks = Swapped(dist.group.WORLD, ORDER)
+    yield _audit("audit of swapped ranks", want, model, right, ids)
+
+
+def _audit(what, want, model, of, ids):
+    places = of.gather(audit.compared(want, audit.outputs(model, ids), of.rank), "places")
+    found = audit.joined(4, ORDER, list(want), places)
+    return {"what": what, "first": found.first, "of": found.logits, "differ": found.differing}
+
+
+def loaded(rank):
+    """A model that no process holds whole: read by parts from a file that rank 0 wrote."""
+    from safetensors.torch import save_file
+
+    tp, ids = Ranks(dist.group.WORLD, ORDER), torch.arange(9).reshape(1, 9)
+    for family in ("Qwen3", "Llama"):
+        folder = tempfile.TemporaryDirectory() if rank == 0 else None
+        whole = [folder.name if folder else None]
+        dist.broadcast_object_list(whole)
+        if rank == 0:
+            state = plain(family, BF16).state_dict()
+            tied = {"lm_head.weight"} if family == "Qwen3" else set()
+            save_file({k: v for k, v in state.items() if k not in tied}, f"{whole[0]}/model.safetensors")
+        dist.barrier()
+        config = copy.deepcopy(plain(family, BF16).config)
+        config._attn_implementation = "sdpa"
+        with idist.without_weights():
+            model = type(plain(family, BF16))(config).eval().to(BF16)
+        iso.convert(model, tp=tp, grad_order="chain")
+        read = idist.load_shards(model, whole[0])
+        dist.barrier()
+        if folder:
+            folder.cleanup()
+        with torch.no_grad():
+            same = differing(model(ids).logits, converted(family, BF16, Ranks(None, ORDER))(ids).logits)
+        yield {"what": f"loaded {family}", "of": len(read), "differ": same}
+
+
+def wrapped(rank):
+    """DistributedDataParallel with the tree as its hook: gradients of four ranks, and of one process."""
+    of, x = Ranks(dist.group.WORLD, ORDER), random(8, 32, seed=8)
+    want = []
+    for rows in x.chunk(4):
+        alone = _small()
+        alone(rows).square().sum().backward()
+        want.append([p.grad.float() for p in alone.parameters()])
+    total = [(first + second) + (third + fourth) for first, second, third, fourth in zip(*want, strict=True)]
+    model = torch.nn.parallel.DistributedDataParallel(_small())
+    model.register_comm_hook(of, idist.tree_hook)
+    model(part(x, of, 0)).square().sum().backward()
+    pairs = zip(model.parameters(), total, strict=True)
+    yield {"what": "DDP", "differ": sum(differing(p.grad, (t / 4).to(p.dtype)) for p, t in pairs)}
+
+
+def _small():
+    torch.manual_seed(0)
+    made = torch.nn.Sequential(torch.nn.Linear(32, 48), torch.nn.SiLU(), torch.nn.Linear(48, 8))
+    iso.convert(made)
+    return made
+
+
+def training(rank):
+    """Losses, gradients and weights of two steps of AdamW; micro-batches within a leaf."""
+    shapes = meshes()
+    for family, dtype in TRAINED:
+        want = _steps(family, dtype, *shapes["tp1"])
+        for name, (dp, tp) in shapes.items():
+            if name != "tp1":
+                found = _steps(family, dtype, dp, tp, micro=2 if name == "dp2 tp2" else 1)
+                yield from _compared(f"{family} {dtype} {name}", found, want, tp)
+    found = _steps(family, dtype, *shapes["dp4"], zero=True)
+    yield from _compared("ZeRO-1", found, want, shapes["tp1"][1])
+
+
+def _compared(what, found, want, tp):
+    """Gradients and weights with this rank's part of what a process alone has, and the first that differs."""
+    differ, first = 0, ""
+    for name, x in found.items():
+        y = want[name]
+        dim = next((d for d in range(x.dim()) if x.shape[d] != y.shape[d]), None)
+        here = differing(x, y if dim is None else part(y, tp, dim))
+        differ, first = differ + here, first or (name if here else "")
+    yield {"what": what, "of": len(found), "first": first, "differ": differ}
+
+
+def _steps(family, dtype, dp, tp, micro=1, zero=False):
+    model = converted(family, dtype, tp)
+    model.lm_head.gathered = False  # losses take the columns as they are
+    tree = GradientTree(model, dp)
+    named, options = list(model.named_parameters()), {"lr": 0.01, "foreach": False}
+    parameters = [p for _, p in named]
+    if zero:
+        optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, process_group=dp.group, **options)
+    else:
+        optimizer = torch.optim.AdamW(parameters, **options)
+    found = {}
+    for step in range(2):
+        ids = torch.randint(0, 128, (8, 7), generator=torch.Generator().manual_seed(step))
+        for leaf in tree.parts(ids):
+            for rows in leaf.chunk(micro):
+                logits = model(rows[:, :-1]).logits.flatten(0, 1)
+                (idist.token_losses(logits, rows[:, 1:].flatten(), tp).sum() / 48).backward()
+            tree.push()
+        tree.collect()
+        found |= {f"gradient {step} of {name}": p.grad.clone() for name, p in named}
+        optimizer.step()
+        found |= {f"step {step} of {name}": p.detach().clone() for name, p in named}
+        optimizer.zero_grad()
+    return found
+
+
+def broken(how):
+    """A check in which rank 2 ends or sleeps before a sum of four ranks, and what the others then say."""
+
+    def check(rank):
+        of = Ranks(dist.group.WORLD, ORDER, timeout=2.0)
+        made, x = layer(idist.RowParallel, of, F32), part(random(8, 32), of, -1)
+        made(x)
+        if rank == 2:
+            if how == "hangs":
+                time.sleep(12)
+            os._exit(0)
+        started = time.monotonic()
+        try:
+            made(x)
+        except RankError as error:
+            yield {"what": f"rank 2 {how}", "error": str(error), "seconds": time.monotonic() - started, "differ": 0}
+        if rank == 0:  # the others' answers are in a store that outlives them
+            time.sleep(1)
+
+    return check
+
+
+TRAINED = (("Qwen3", BF16), ("Llama", F32))
+CHECKS = {
+    "layers": [parallel_layers],
+    "models": [models, loaded, audited],
+    "training": [training, wrapped],
+    "broken": [broken("dies"), broken("hangs")],
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    isogemm.set_num_threads(1)
+    wanted = sys.argv[1:] or list(CHECKS)
+    for family in ("Qwen3", "Llama") if {"models", "training"} & set(wanted) else ():
+        for dtype in (F32, BF16):
+            plain(family, dtype)
+    sys.exit(sum(ranks(4, check, 240) for name in wanted for check in CHECKS[name]))

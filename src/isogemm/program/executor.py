@@ -27,7 +27,7 @@ from ..contract.attention import factor
 from ..contract.spec import Contract
 from ..problem.settings import Settings
 from . import kernels
-from .lowering import Call, Lowered
+from .lowering import PlannedCall, Lowered
 from .memory import Memory
 
 __all__ = ["AdamW", "Executor", "scalars"]
@@ -126,7 +126,7 @@ class Executor:
                 if call.boundary is not None:
                     memory.check(call.boundary, call.phase, call.name)
 
-    def _bound(self, i: int, call: Call, entry: Mapping[str, Any], layout: Mapping[str, Any]) -> _Bound:
+    def _bound(self, i: int, call: PlannedCall, entry: Mapping[str, Any], layout: Mapping[str, Any]) -> _Bound:
         last = len(layout["tensors"]) and max(x["last_op"] for x in layout["tensors"])
         names = layout["tensors"]
         born = [x["name"] for x in names if x["first_op"] == i and (i or x["last_op"] != last)]
@@ -138,7 +138,7 @@ class Executor:
         return _Bound(call.name, call.phase, run, some(born) if born else None, some(dead) if dead else None)
 
 
-def _chunks(call: Call, entry: Mapping[str, Any]) -> tuple[int, int, int]:
+def _chunks(call: PlannedCall, entry: Mapping[str, Any]) -> tuple[int, int, int]:
     """(threads, extent of a chunk, chunks), as the plan has cut it."""
     dispatch = entry["dispatch"]
     tile = dispatch["tile_n" if call.axis == "n" else "tile_m"]
@@ -151,13 +151,14 @@ def _launch(keep: list[Any], entry_point: int, task: Array, scratch: int, thread
     return lambda: pool().run(run_chunks, scratch, threads, entry_point, place, chunks)
 
 
-def _kernel(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+def _kernel(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
     """A kernel of `kernels.KERNELS`."""
     threads, tile, chunks = _chunks(call, entry)
     task = np.zeros(kernels.WORDS, np.int64)
     number = call.options.get("eps", call.options.get("number", 0.0))
     task[kernels.TOTAL : kernels.ADDRESSES] = (
-        call.extent, tile, call.shape[1], float32_bits(number), call.options.get("first", 0), call.options.get("second", 0),
+        call.extent, tile, call.shape[1], float32_bits(number), call.options.get("first", 0),
+        call.options.get("second", 0),
     )  # fmt: skip
     if call.kernel == "attention_steps":
         task[kernels.NUMBER] = float32_bits(float(factor(None, call.options["width"])))
@@ -167,7 +168,7 @@ def _kernel(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[
     return _launch(keep, address_of(kernels.KERNELS[name]), task, kernels.scratch_bytes(call.shape[1]), threads, chunks)
 
 
-def _move(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+def _move(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
     """Rows in another order: `take`, with their numbers in a table of the call's own."""
     source, out = arrays
     threads, tile, chunks = _chunks(call, entry)
@@ -183,7 +184,7 @@ def _move(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Ar
     return _launch(keep, address_of(kernels.take), task, kernels.scratch_bytes(0), threads, chunks)
 
 
-def _rows(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+def _rows(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
     """An operation along rows of the CPU's column."""
     threads, tile, chunks = _chunks(call, entry)
     (x, *others), out = arrays[:-1], arrays[-1]
@@ -201,7 +202,7 @@ def _rows(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Ar
     return _launch(keep, start, task, rows.scratch_bytes(n), threads, chunks)
 
 
-def _gemm(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+def _gemm(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
     """One product, in the plan's tiles and blocks."""
     a, b, out = arrays
     kernel, dispatch, (m, n, _) = dict(entry["isogemm"]["kernel"]), entry["dispatch"], call.shape
@@ -215,7 +216,7 @@ def _gemm(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Ar
     return lambda: launch_single(task, a, b, out, epilogue)
 
 
-def _gemm_batched(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+def _gemm_batched(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
     """Products of one shape, `tile_m` of them to a chunk."""
     a, b, out = arrays
     threads, tile, _ = _chunks(call, entry)
@@ -227,12 +228,12 @@ def _gemm_batched(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays:
     return lambda: launch_single(task, *first, epilogue, batch)
 
 
-def _epilogue(call: Call) -> Epilogue | None:
+def _epilogue(call: PlannedCall) -> Epilogue | None:
     alpha = call.options.get("alpha", 1.0)
     return None if alpha == 1.0 else Epilogue(Settings.checked(Contract(), alpha=alpha))
 
 
-def _attention(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+def _attention(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
     """Maxima and powers of leaves, or leaves meeting."""
     _, shared, groups, t, d = call.options["sizes"]
     threads, tile, chunks = _chunks(call, entry)
@@ -242,8 +243,8 @@ def _attention(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: li
         products, powers, m, total = arrays[1:]
         function, scratch = attention.run_leaves, 4 * attention.LANES
         task[attention.PRODUCTS : attention.HEADS + 1] = (
-            products.ctypes.data, t, powers.ctypes.data, CODE_OF[powers.dtype], float32_bits(float(factor(None, d))), 1, 1,
-            shared,
+            products.ctypes.data, t, powers.ctypes.data, CODE_OF[powers.dtype], float32_bits(float(factor(None, d))), 1,
+            1, shared,
         )  # fmt: skip
     else:
         parts, m, total, y, out_m, out_l = arrays
@@ -257,7 +258,7 @@ def _attention(keep: list[Any], call: Call, entry: Mapping[str, Any], arrays: li
     return _launch(keep, address_of(function), task, scratch, threads, chunks)
 
 
-BINDERS: dict[str, Callable[[list[Any], Call, Mapping[str, Any], list[Array]], Step]] = {
+BINDERS: dict[str, Callable[[list[Any], PlannedCall, Mapping[str, Any], list[Array]], Step]] = {
     "gemm": _gemm, "gemm_batched": _gemm_batched, "move": _move,
     "attention.leaves": _attention, "attention.meeting": _attention,
 }  # fmt: skip

@@ -27,11 +27,11 @@ def advice(plan: Mapping[str, Any]) -> list[str]:
         tiles = [dispatch.get(f"tile_{x}") if x in axis else shape[x] for x in "mn"]
         if axis not in ("m", "n", "mn") or None in tiles:
             continue
-        working = busy(shape["m"], shape["n"], *tiles, threads)
+        working = busy(shape["m"], shape["n"], tiles[0], tiles[1], threads)
         if working < threads:
             found.append(
-                f"op {op['op_id']} ({op['kernel_id']}): tiles of {tiles[0]} x {tiles[1]} on {shape['m']} x {shape['n']} "
-                f"keep {working} of {threads} threads busy"
+                f"op {op['op_id']} ({op['kernel_id']}): tiles of {tiles[0]} x {tiles[1]} on "
+                f"{shape['m']} x {shape['n']} keep {working} of {threads} threads busy"
             )
     return found
 
@@ -42,7 +42,8 @@ def explain(program: Program) -> str:
     about, lines = plan["isogemm"], []
     lines.append(
         f"{plan['schema']}: {about['phase']}, {about['batch']} sequences of {about['tokens']} tokens in "
-        f"{about['micro_batches']} parts, {plan['runtime']['threads']} threads, {plan['runtime']['mode']}, leaf {about['leaf']}"
+        f"{about['micro_batches']} parts, {plan['runtime']['threads']} threads, "
+        f"{plan['runtime']['mode']}, leaf {about['leaf']}"
     )
     lines += ["", f"{'phase':<18} {'operations':>10} {'products':>9} {'GFLOP':>9} {'threaded':>9}"]
     for phase in plan["phases"]:

@@ -175,7 +175,7 @@ def _exp2(x):
 
 
 def attention_steps(task, chunk, scratch):
-    """p = exp2(s * c - m) / l over s, and ds = p * (dp - delta) over dp; row i is a query of token (i % FIRST) // SECOND."""
+    """p = exp2(s * c - m) / l over s, ds = p * (dp - delta) over dp; row i is of token (i % FIRST) // SECOND."""
     task = carray(task, (WORDS,))
     n, c = task[WIDTH], as_float(types.uint32(task[NUMBER]))
     m, total, delta = _floats(task, 2, task[TOTAL]), _floats(task, 3, task[TOTAL]), _floats(task, 4, task[TOTAL])

@@ -97,6 +97,6 @@ def _section(name: str, values: Mapping[str, Value], places: Mapping[str, int]) 
 
 def _tensor(value: Value, offset: int, life: tuple[int, int]) -> dict[str, Any]:
     return {
-        "name": value.name, "section": value.section, "dtype": value.dtype, "shape": list(value.shape), "offset": offset,
-        "bytes": value.size, "first_op": life[0], "last_op": life[1],
+        "name": value.name, "section": value.section, "dtype": value.dtype, "shape": list(value.shape),
+        "offset": offset, "bytes": value.size, "first_op": life[0], "last_op": life[1],
     }  # fmt: skip

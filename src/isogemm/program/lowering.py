@@ -10,7 +10,7 @@ from typing import Any
 from ..contract.attention import LEAF
 from .graph import Graph, Operation, Value
 
-__all__ = ["Call", "Lowered", "View", "lower_graph"]
+__all__ = ["PlannedCall", "Lowered", "View", "lower_graph"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a kernel. `axis` is what its chunks are cut along: ``m n k head``, or ``mn`` for tiles of a product."""
+class PlannedCall:
+    """One call of a kernel; chunks are cut along `axis`: ``m n k head``, or ``mn`` for tiles of a product."""
 
     name: str
     kernel: str
@@ -48,7 +48,7 @@ class Lowered:
     values: dict[str, Value]
     leaf: int
     groups: Mapping[str, int]
-    calls: list[Call] = field(default_factory=list)
+    calls: list[PlannedCall] = field(default_factory=list)
 
     def view(self, name: str, *shape: int) -> View:
         """The whole tensor, contiguous, in its own shape or another one."""
@@ -60,15 +60,28 @@ class Lowered:
         return of_shape(name, shape)
 
     def call(
-        self, op: Operation, kernel: str, reads: tuple[View, ...], writes: tuple[View, ...], shape: tuple[int, int, int],
-        axis: str, extent: int, part: str = "", **options: Any,
+        self, op: Operation, kernel: str, reads: tuple[View, ...], writes: tuple[View, ...],
+        shape: tuple[int, int, int], axis: str, extent: int, part: str = "", **options: Any,
     ) -> None:  # fmt: skip
         """Add a call; a tensor that is written and read before is among both."""
         reduction = options.pop("reduction", None)
-        names = [tuple(dict.fromkeys(view.name for view in some)) for some in (reads, writes)]
+        before, after = (tuple(dict.fromkeys(view.name for view in some)) for some in (reads, writes))
         name = f"{op.name}/{part}" if part else op.name
         self.calls.append(
-            Call(name, kernel, op.phase, op.name, (*reads, *writes), *names, shape, axis, extent, options, reduction)  # type: ignore[arg-type]
+            PlannedCall(
+                name,
+                kernel,
+                op.phase,
+                op.name,
+                (*reads, *writes),
+                before,
+                after,
+                shape,
+                axis,
+                extent,
+                options,
+                reduction,
+            )
         )
 
 
@@ -273,8 +286,8 @@ def _attention(to: Lowered, op: Operation) -> None:
     keys, values = (of_shape(name, (heads, t, d)) for name in (k, v))
     _product(to, op, of_shape(q, (heads, rows, d)), turned(keys, 0, 2, 1), scores, "scores")
     to.call(
-        op, "attention.leaves", (scores,), (scores, powers, m, total), (heads * rows, t, 1), "head", heads * rows, "leaves",
-        sizes=op.options["sizes"],
+        op, "attention.leaves", (scores,), (scores, powers, m, total), (heads * rows, t, 1), "head", heads * rows,
+        "leaves", sizes=op.options["sizes"],
     )  # fmt: skip
     for n in range(leaves):
         count = min(LEAF, t - n * LEAF)

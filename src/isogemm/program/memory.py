@@ -45,7 +45,7 @@ class Memory:
         """A tensor."""
         entry = self.tensors[name]
         part = self.bytes[entry["offset"] : entry["offset"] + entry["bytes"]]
-        return part.view(entry["dtype"]).reshape(entry["shape"])
+        return np.asarray(part.view(entry["dtype"]).reshape(entry["shape"]))
 
     def strided(self, view: Any) -> NDArray[Any]:
         """A tensor as a kernel sees it."""
@@ -75,5 +75,6 @@ class Memory:
             where = f"byte {address - end} behind its end" if address >= end else f"byte {begin - address} before it"
             raise LayoutError(
                 f"canary of {self.names[number]}, phase {phase}, operation {operation}", limit="nobody writes to it",
-                value=f"{where} changed, {address - self._address} of the allocation", nearest="the operations up to there",
+                value=f"{where} changed, {address - self._address} of the allocation",
+                nearest="the operations up to there",
             )  # fmt: skip

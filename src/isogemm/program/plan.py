@@ -1,7 +1,7 @@
 """Who computes what: the execution plan ``ck.train.exec.v1`` of a lowered graph, from choices that reach no bit.
 
-Fields of the schema are the source's; what it cannot say stands under ``isogemm``: who reads and writes what, the kernel's
-blocks, the contract. Numbers are a function of the graph and the length of a leaf alone.
+Fields of the schema are the source's; what it cannot say stands under ``isogemm``: who reads and writes what, the
+kernel's blocks, the contract. Numbers are a function of the graph and the length of a leaf alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..backends.cpu.gemm.plan import plan as product_plan
 from ..base.threads import get_num_threads
-from .lowering import Call, Lowered
+from .lowering import PlannedCall, Lowered
 
 __all__ = ["SCHEMA", "Choices", "choices_of", "digest", "make_plan"]
 
@@ -80,7 +80,7 @@ def choices_of(plan: Mapping[str, Any]) -> Choices:
     return Choices(plan["runtime"]["threads"], plan["runtime"]["mode"], groups, dispatch)
 
 
-def _entry(number: int, call: Call, choices: Choices, threads: int) -> dict[str, Any]:
+def _entry(number: int, call: PlannedCall, choices: Choices, threads: int) -> dict[str, Any]:
     m, n, k = call.shape
     given = choices.dispatch.get(call.name, {})
     kernel, dispatch = _product(call, given, threads) if call.axis == "mn" else _ranges(call, given, threads)
@@ -101,7 +101,7 @@ def _entry(number: int, call: Call, choices: Choices, threads: int) -> dict[str,
     }  # fmt: skip
 
 
-def _product(call: Call, given: Mapping[str, Any], threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _product(call: PlannedCall, given: Mapping[str, Any], threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Blocks of a product's kernel, and its tiles."""
     m, n, k = call.shape
     wanted = int(given.get("threads", threads))
@@ -116,7 +116,7 @@ def _product(call: Call, given: Mapping[str, Any], threads: int) -> tuple[dict[s
     return kernel, _dispatch(cut or "none", tile_m, tile_n, int(given.get("threads", chosen)))
 
 
-def _ranges(call: Call, given: Mapping[str, Any], threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _ranges(call: PlannedCall, given: Mapping[str, Any], threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Ranges of rows, columns, elements, heads or leaves."""
     m, n, k = call.shape
     work, least = m * n * k, CHUNK

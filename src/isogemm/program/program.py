@@ -207,12 +207,12 @@ def lower(
     """
     made = decoder(model)
     sizes = {"batch": batch, "tokens": tokens, "micro_batches": micro_batches, "leaf": leaf}
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ShapeError(name, limit="a whole number of at least 1", value=repr(value), nearest=1)
-    for name, value, legal in (("phase", phase, PHASES), ("mode", mode, MODES)):
-        if value not in legal:
-            raise OptionError(name, limit=" or ".join(legal), value=value, nearest=legal[0])
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ShapeError(name, limit="a whole number of at least 1", value=repr(size), nearest=1)
+    for name, word, legal in (("phase", phase, PHASES), ("mode", mode, MODES)):
+        if word not in legal:
+            raise OptionError(name, limit=" or ".join(legal), value=word, nearest=legal[0])
     if batch % micro_batches:
         raise ShapeError("micro_batches", limit=f"a divisor of {batch}", value=micro_batches, nearest=1)
     each = batch // micro_batches

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from isogemm.program import AdamW, Decoder, lower
+from isogemm.program import AdamW, DecoderConfig, lower
 
-MODEL = Decoder(
+MODEL = DecoderConfig(
     vocab_size=67, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=16,
 )  # fmt: skip

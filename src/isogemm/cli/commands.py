@@ -371,7 +371,7 @@ app.command("info", epilog=examples("info"))(info_command)
 app.command("warm", epilog=examples("warm"))(warm_command)
 app.command("quantize", epilog=examples("quantize"))(quant.quantize_command)
 app.command("inspect", epilog=examples("inspect"))(quant.inspect_command)
-app.add_typer(program.app, name="program")
+app.add_typer(program.app, name="program", epilog=examples("program"))
 
 
 def _audit_ranks(path: str, sizes: list[int], **options: Any) -> NoReturn:

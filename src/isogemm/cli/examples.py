@@ -23,6 +23,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "isogemm plan 1 4096 4096                               # one row: decoding",
         "isogemm plan 16 2560 4096 --dtype bf16 --device cuda   # needs no GPU",
     ),
+    "program": ("isogemm program lower config.json --out plan", "isogemm program check plan"),
     "quantize": (
         "isogemm quantize model.safetensors model.gguf --format Q4_K",
         "isogemm quantize model.safetensors small.gguf --format Q4_K --fallback Q8_0 --keep '*embed*'",

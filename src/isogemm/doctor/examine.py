@@ -184,6 +184,10 @@ class _Apart:
 
 def _serve(function: Callable[..., Any], torch: bool, pipe: Connection) -> None:
     """Answer calls until the pipe closes."""
+    if torch:
+        import torch as library
+
+        library.set_num_threads(1)  # threads of a parent that forked are not here
     while True:
         try:
             operands, signature, shape = pipe.recv()

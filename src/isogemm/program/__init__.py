@@ -8,8 +8,8 @@ same bits.
 from __future__ import annotations
 
 from .executor import AdamW
-from .model import Decoder, decoder
+from .model import DecoderConfig, decoder
 from .plan import Choices
 from .program import Program, Run, load, lower
 
-__all__ = ["AdamW", "Choices", "Decoder", "Program", "Run", "decoder", "load", "lower"]
+__all__ = ["AdamW", "Choices", "DecoderConfig", "Program", "Run", "decoder", "load", "lower"]

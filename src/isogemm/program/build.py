@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from .graph import Graph, Operation, Value
-from .model import Decoder
+from .graph import Graph, GraphNode, Value
+from .model import DecoderConfig
 from .operations import GRADIENTS, Gradients, Maker
 
 __all__ = ["build"]
 
 
-def build(model: Decoder, sequences: int, tokens: int, phase: str, *, count: int, recompute: bool = False) -> Graph:
+def build(
+    model: DecoderConfig, sequences: int, tokens: int, phase: str, *, count: int, recompute: bool = False
+) -> Graph:
     """The graph of one micro-batch.
 
     Parameters
     ----------
-    model : Decoder
+    model : DecoderConfig
     sequences, tokens : int
         Of the micro-batch.
     phase : {"train", "prefill"}
@@ -46,7 +48,7 @@ def build(model: Decoder, sequences: int, tokens: int, phase: str, *, count: int
     return graph
 
 
-def _forward(graph: Graph, model: Decoder, sequences: int, tokens: int) -> str:
+def _forward(graph: Graph, model: DecoderConfig, sequences: int, tokens: int) -> str:
     rows, hidden, inner, width = sequences * tokens, model.hidden_size, model.intermediate_size, model.head_dim
     make, shared, groups = Maker(graph, rows), model.num_key_value_heads, model.groups
     eps = model.rms_norm_eps
@@ -113,9 +115,9 @@ def _recompute(graph: Graph) -> None:
 
     What a layer reads from outside stays, and so do results of its last operation, which are the next layer's.
     """
-    done: list[Operation] = []
+    done: list[GraphNode] = []
     copies: dict[str, str] = {}
-    forward: dict[str, list[Operation]] = {}
+    forward: dict[str, list[GraphNode]] = {}
     for op in graph.operations:
         layer = op.phase.partition(".")[2]
         if op.phase.startswith("forward.L"):
@@ -131,9 +133,9 @@ def _recompute(graph: Graph) -> None:
     graph.operations[:] = done
 
 
-def _renamed(op: Operation, names: dict[str, str], name: str, phase: str) -> Operation:
+def _renamed(op: GraphNode, names: dict[str, str], name: str, phase: str) -> GraphNode:
     reads, writes = (tuple(names.get(x, x) for x in some) for some in (op.reads, op.writes))
-    return Operation(name, op.kind, phase, reads, writes, op.options)
+    return GraphNode(name, op.kind, phase, reads, writes, op.options)
 
 
 def _optimizer(graph: Graph) -> None:

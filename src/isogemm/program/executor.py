@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.cpu import steps as kernels
 from ..backends.cpu.attention import loops as attention
 from ..backends.cpu.emit.entries import address_of
 from ..backends.cpu.gemm.launch import Batch, launch_single
@@ -26,11 +27,10 @@ from ..base.dtypes import CODE_OF
 from ..contract.attention import factor
 from ..contract.spec import Contract
 from ..problem.settings import Settings
-from . import kernels
-from .lowering import PlannedCall, Lowered
-from .memory import Memory
+from .lowering import Lowered, PlannedCall
+from .memory import ProgramMemory
 
-__all__ = ["AdamW", "Executor", "scalars"]
+__all__ = ["AdamW", "ProgramExecutor", "scalars"]
 
 Array = NDArray[Any]
 Step = Callable[[], None]
@@ -73,7 +73,7 @@ class _Bound:
     boundary: Any = None
 
 
-class Executor:
+class ProgramExecutor:
     """A plan bound to memory.
 
     Parameters
@@ -88,7 +88,7 @@ class Executor:
     def __init__(
         self, lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str, Any], *, canaries: bool = True
     ) -> None:
-        self.memory = Memory(layout)
+        self.memory = ProgramMemory(layout)
         self._keep: list[Any] = []  # task arrays and tables of addresses, which kernels read
         self.calls = [
             self._bound(i, call, entry, layout)

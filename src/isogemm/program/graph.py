@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import OptionError
 
-__all__ = ["SECTIONS", "Graph", "Operation", "Value"]
+__all__ = ["SECTIONS", "Graph", "GraphNode", "Value"]
 
 SECTIONS = ("weights", "activations", "grad_activations", "grad_weights", "optimizer", "temporaries")
 ITEMSIZE = {"float32": 4, "int64": 8}
@@ -36,7 +36,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class GraphNode:
     """One operation. Of `writes`, those that are among `reads` too are changed in place."""
 
     name: str
@@ -52,7 +52,7 @@ class Graph:
     """Values by name and operations in the order of the computation."""
 
     values: dict[str, Value] = field(default_factory=dict)
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[GraphNode] = field(default_factory=list)
 
     def value(self, name: str, shape: tuple[int, ...], section: str, **options: Any) -> str:
         """Add a value.
@@ -71,7 +71,7 @@ class Graph:
         self, name: str, kind: str, phase: str, reads: tuple[str, ...], writes: tuple[str, ...], **options: Any
     ) -> None:
         """Add an operation."""
-        self.operations.append(Operation(name, kind, phase, reads, writes, options))
+        self.operations.append(GraphNode(name, kind, phase, reads, writes, options))
 
     def section(self, name: str) -> Iterator[Value]:
         """The values of one section."""

@@ -64,7 +64,7 @@ def make_layout(values: Mapping[str, Value], ops: Sequence[Mapping[str, Any]]) -
     placed: list[tuple[int, int, int, int]] = []
     base, total = end, end
     for value in shared:
-        places[value.name] = at = _place(placed, lives[value.name], slot(value.size), base)
+        places[value.name] = at = _put(placed, lives[value.name], slot(value.size), base)
         placed.append((at, at + slot(value.size), *lives[value.name]))
         total = max(total, at + slot(value.size))
     return {
@@ -78,7 +78,7 @@ def make_layout(values: Mapping[str, Value], ops: Sequence[Mapping[str, Any]]) -
     }
 
 
-def _place(placed: list[tuple[int, int, int, int]], life: tuple[int, int], size: int, base: int) -> int:
+def _put(placed: list[tuple[int, int, int, int]], life: tuple[int, int], size: int, base: int) -> int:
     """The lowest place that is free while a tensor lives."""
     at = base
     for begin, end in sorted((b, e) for b, e, first, last in placed if first <= life[1] and life[0] <= last):

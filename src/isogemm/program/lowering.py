@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..contract.attention import LEAF
-from .graph import Graph, Operation, Value
+from .graph import Graph, GraphNode, Value
 
-__all__ = ["PlannedCall", "Lowered", "View", "lower_graph"]
+__all__ = ["Lowered", "PlannedCall", "View", "lower_graph"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Lowered:
         return of_shape(name, shape)
 
     def call(
-        self, op: Operation, kernel: str, reads: tuple[View, ...], writes: tuple[View, ...],
+        self, op: GraphNode, kernel: str, reads: tuple[View, ...], writes: tuple[View, ...],
         shape: tuple[int, int, int], axis: str, extent: int, part: str = "", **options: Any,
     ) -> None:  # fmt: skip
         """Add a call; a tensor that is written and read before is among both."""
@@ -120,11 +120,11 @@ def lower_graph(graph: Graph, leaf: int, groups: Mapping[str, int]) -> Lowered:
 
 def _zero(to: Lowered, name: str) -> None:
     size = math.prod(to.values[name].shape)
-    op = Operation(f"zero.{name}", "zero", "zero", (), (name,))
+    op = GraphNode(f"zero.{name}", "zero", "zero", (), (name,))
     to.call(op, "zero", (), (to.view(name, size),), (1, size, 1), "n", size)
 
 
-def _product(to: Lowered, op: Operation, a: View, b: View, out: View, part: str = "", **options: Any) -> None:
+def _product(to: Lowered, op: GraphNode, a: View, b: View, out: View, part: str = "", **options: Any) -> None:
     (m, k), n = a.shape[-2:], b.shape[-1]
     if len(out.shape) == 2:
         to.call(op, "gemm", (a, b), (out,), (m, n, k), "mn", m, part, **options)
@@ -133,17 +133,17 @@ def _product(to: Lowered, op: Operation, a: View, b: View, out: View, part: str 
         to.call(op, "gemm_batched", (a, b), (out,), (m, n, k), axis, out.shape[0], part, **options)
 
 
-def _linear(to: Lowered, op: Operation) -> None:
+def _linear(to: Lowered, op: GraphNode) -> None:
     x, w = op.reads
     _product(to, op, to.view(x), turned(to.view(w), 1, 0), to.view(op.writes[0]))
 
 
-def _linear_dx(to: Lowered, op: Operation) -> None:
+def _linear_dx(to: Lowered, op: GraphNode) -> None:
     dy, w = op.reads
     _product(to, op, to.view(dy), to.view(w), to.view(op.writes[0]))
 
 
-def _linear_dw(to: Lowered, op: Operation) -> None:
+def _linear_dw(to: Lowered, op: GraphNode) -> None:
     """Leaves of rows into partial buffers, which meet in ascending order."""
     dy, x, dw = op.reads
     rows, n = to.values[dy].shape
@@ -176,10 +176,10 @@ def _groups(rows: int, leaf: int, group: int) -> Iterator[tuple[int, int, int]]:
         yield whole * leaf, 1, rows % leaf
 
 
-def _by_rows(kernel: str, *, width: int = 0) -> Callable[[Lowered, Operation], None]:
+def _by_rows(kernel: str, *, width: int = 0) -> Callable[[Lowered, GraphNode], None]:
     """An operation along rows of the first operand; vectors stand as they are."""
 
-    def lower(to: Lowered, op: Operation) -> None:
+    def lower(to: Lowered, op: GraphNode) -> None:
         n = width or to.values[op.reads[0]].shape[-1]
         if op.kind == "head_norm":
             n = to.values[op.reads[1]].shape[0]
@@ -194,7 +194,7 @@ def _by_rows(kernel: str, *, width: int = 0) -> Callable[[Lowered, Operation], N
     return lower
 
 
-def _rms_norm_back(to: Lowered, op: Operation) -> None:
+def _rms_norm_back(to: Lowered, op: GraphNode) -> None:
     n = to.values[op.reads[2]].shape[0]
     rows = math.prod(to.values[op.reads[1]].shape) // n
     reads = tuple(to.view(name, rows, n) for name in op.reads[:2])
@@ -202,10 +202,10 @@ def _rms_norm_back(to: Lowered, op: Operation) -> None:
     to.call(op, "rms_norm_back", (*reads, to.view(op.reads[2])), writes, (rows, n, 1), "m", rows, eps=op.options["eps"])
 
 
-def _by_elements(kernel: str) -> Callable[[Lowered, Operation], None]:
+def _by_elements(kernel: str) -> Callable[[Lowered, GraphNode], None]:
     """An operation on elements."""
 
-    def lower(to: Lowered, op: Operation) -> None:
+    def lower(to: Lowered, op: GraphNode) -> None:
         size = math.prod(to.values[op.writes[0]].shape)
         reads, writes = (
             tuple(to.view(name, math.prod(to.values[name].shape)) for name in names) for names in (op.reads, op.writes)
@@ -215,30 +215,30 @@ def _by_elements(kernel: str) -> Callable[[Lowered, Operation], None]:
     return lower
 
 
-def _embedding(to: Lowered, op: Operation) -> None:
+def _embedding(to: Lowered, op: GraphNode) -> None:
     (ids, w), (y,) = op.reads, op.writes
     rows, n = to.values[y].shape
     to.call(op, "take", (to.view(w), to.view(ids)), (to.view(y),), (rows, n, 1), "m", rows)
 
 
-def _scatter(to: Lowered, op: Operation) -> None:
+def _scatter(to: Lowered, op: GraphNode) -> None:
     dy, ids, dw = op.reads
     rows, n = to.values[dy].shape
     to.call(op, "scatter", (to.view(dy), to.view(ids), to.view(dw)), (to.view(dw),), (rows, n, 1), "n", n, first=rows)
 
 
-def _columns(to: Lowered, op: Operation) -> None:
+def _columns(to: Lowered, op: GraphNode) -> None:
     terms, dw = op.reads
     n = to.values[dw].shape[0]
     rows = math.prod(to.values[terms].shape) // n
     to.call(op, "columns", (to.view(terms, rows, n), to.view(dw)), (to.view(dw),), (rows, n, 1), "n", n, first=rows)
 
 
-def _tokens_heads(op: Operation) -> tuple[int, int, int]:
+def _tokens_heads(op: GraphNode) -> tuple[int, int, int]:
     return op.options["sequences"], op.options["tokens"], op.options["heads"]
 
 
-def _rope(to: Lowered, op: Operation) -> None:
+def _rope(to: Lowered, op: GraphNode) -> None:
     """[tokens, heads] to [heads, tokens], turned."""
     (x, *angles), (y,) = op.reads, op.writes
     b, t, h = _tokens_heads(op)
@@ -249,7 +249,7 @@ def _rope(to: Lowered, op: Operation) -> None:
     to.call(op, "rows.rope", (source, *tables), (out,), (b * h * t, 2 * half, 1), "m", b * h * t)
 
 
-def _rope_back(to: Lowered, op: Operation) -> None:
+def _rope_back(to: Lowered, op: GraphNode) -> None:
     (dy, cos, _), (dx,) = op.reads, op.writes
     b, t, h = _tokens_heads(op)
     n = to.values[dy].shape[-1]
@@ -258,23 +258,23 @@ def _rope_back(to: Lowered, op: Operation) -> None:
     to.call(op, "rows.rope", (source, *tables), (of_shape(dx, (b, t, h, n)),), (b * t * h, n, 1), "m", b * t * h)
 
 
-def _moved(to: Lowered, op: Operation, source: View, out: View, part: str = "") -> None:
+def _moved(to: Lowered, op: GraphNode, source: View, out: View, part: str = "") -> None:
     """A copy of rows in the order of `source`'s dimensions."""
     rows = math.prod(source.shape[:-1])
     to.call(op, "move", (source,), (out,), (rows, source.shape[-1], 1), "m", rows, part)
 
 
-def _heads(to: Lowered, op: Operation) -> None:
+def _heads(to: Lowered, op: GraphNode) -> None:
     b, t, h = _tokens_heads(op)
     out = to.view(op.writes[0])
     _moved(to, op, turned(of_shape(op.reads[0], (b, t, h, out.shape[-1])), 0, 2, 1, 3), out)
 
 
-def _tokens(to: Lowered, op: Operation) -> None:
+def _tokens(to: Lowered, op: GraphNode) -> None:
     _moved(to, op, turned(to.view(op.reads[0]), 0, 2, 1, 3), to.view(op.writes[0]))
 
 
-def _attention(to: Lowered, op: Operation) -> None:
+def _attention(to: Lowered, op: GraphNode) -> None:
     """The steps of `isogemm.contract.attention`, leaf by leaf of the keys."""
     (b, shared, groups, t, d), (q, k, v) = op.options["sizes"], op.reads
     heads, rows, leaves = b * shared, groups * t, -(-t // LEAF)
@@ -303,7 +303,7 @@ def _attention(to: Lowered, op: Operation) -> None:
     _moved(to, op, turned(y, 0, 2, 1, 3), to.view(op.writes[0]), "tokens")
 
 
-def _attention_back(to: Lowered, op: Operation) -> None:
+def _attention_back(to: Lowered, op: GraphNode) -> None:
     """The steps of `isogemm.torch.attention.gradients`; queries of one token, head after head, stand together."""
     b, shared, groups, t, d = op.options["sizes"]
     dy, q, k, v, y, m, total = op.reads
@@ -340,7 +340,7 @@ def _attention_back(to: Lowered, op: Operation) -> None:
     _moved(to, op, back, of_shape(op.writes[0], (b, shared, groups, t, d)), "heads")
 
 
-def _loss(to: Lowered, op: Operation) -> None:
+def _loss(to: Lowered, op: GraphNode) -> None:
     logits, targets, loss = op.reads
     rows, n = to.values[logits].shape
     log_p = to.temporary("tmp.log_p", rows, n)
@@ -350,7 +350,7 @@ def _loss(to: Lowered, op: Operation) -> None:
     to.call(op, "loss", reads, (to.view(loss),), (rows, n, 1), "none", rows, "mean", number=float(count))
 
 
-def _loss_back(to: Lowered, op: Operation) -> None:
+def _loss_back(to: Lowered, op: GraphNode) -> None:
     (logits, targets), (dx,) = op.reads, op.writes
     rows, n = to.values[logits].shape
     to.call(op, "rows.softmax", (to.view(logits),), (to.view(dx),), (rows, n, 1), "m", rows, "p")
@@ -359,7 +359,7 @@ def _loss_back(to: Lowered, op: Operation) -> None:
     to.call(op, "loss_back", reads, (to.view(dx),), (rows, n, 1), "m", rows, number=number)
 
 
-LOWERING: dict[str, Callable[[Lowered, Operation], None]] = {
+LOWERING: dict[str, Callable[[Lowered, GraphNode], None]] = {
     "embedding": _embedding, "linear": _linear, "rms_norm": _by_rows("rows.rms_norm"),
     "head_norm": _by_rows("rows.rms_norm"), "rope": _rope, "heads": _heads, "attention": _attention,
     "add": _by_elements("add"), "silu_mul": _by_rows("rows.silu_mul"), "loss": _loss,

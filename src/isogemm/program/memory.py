@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.cpu import steps as kernels
 from ..errors import LayoutError
-from . import kernels
 
-__all__ = ["PATTERN", "Memory"]
+__all__ = ["PATTERN", "ProgramMemory"]
 
 PATTERN = 0xC5
 
 
-class Memory:
+class ProgramMemory:
     """Tensors of a layout in one block of bytes.
 
     Parameters

@@ -8,13 +8,13 @@ from typing import Any
 
 from ..errors import OptionError, ShapeError
 
-__all__ = ["Decoder", "decoder"]
+__all__ = ["DecoderConfig", "decoder"]
 
 ARCHITECTURES = {"qwen3": True, "llama": False}  # and whether queries and keys have a norm of their own
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
+class DecoderConfig:
     """Sizes of a decoder, named as in the configurations of transformers.
 
     ``x + o(attention(rope(norm(q(norm(x)))), rope(norm(k(norm(x)))), v(norm(x))))`` and then
@@ -83,15 +83,15 @@ class Decoder:
             yield "head", "lm_head.weight", (self.vocab_size, hidden)
 
 
-def decoder(given: Any) -> Decoder:
-    """A `Decoder` from one, from a dict like config.json, or from a configuration of transformers.
+def decoder(given: Any) -> DecoderConfig:
+    """A `DecoderConfig` from one, from a dict like config.json, or from a configuration of transformers.
 
     Raises
     ------
     OptionError
         Another architecture, a bias, a scaled rotation, or a size that is missing.
     """
-    if isinstance(given, Decoder):
+    if isinstance(given, DecoderConfig):
         return given
     data = dict(given) if isinstance(given, dict) else given.to_dict()
     kind = data.get("model_type", "qwen3")
@@ -107,8 +107,10 @@ def decoder(given: Any) -> Decoder:
     for name, value in plain.items():
         if data.get(name, value) != value:
             raise OptionError(name, limit=value, value=data[name], nearest=value)
-    names = {field.name for field in fields(Decoder)}
-    missing = sorted(names - {f.name for f in fields(Decoder) if f.name[:4] in ("rms_", "rope", "tie_")} - set(data))
+    names = {field.name for field in fields(DecoderConfig)}
+    missing = sorted(
+        names - {f.name for f in fields(DecoderConfig) if f.name[:4] in ("rms_", "rope", "tie_")} - set(data)
+    )
     if missing:
         raise OptionError("configuration", limit="every size of a decoder", value=f"no {missing[0]}", nearest=missing)
-    return Decoder(**{name: data[name] for name in names if name in data})
+    return DecoderConfig(**{name: data[name] for name in names if name in data})

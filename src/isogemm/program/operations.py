@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .graph import Graph, Operation
+from .graph import Graph, GraphNode
 
 __all__ = ["GRADIENTS", "Gradients", "Maker"]
 
@@ -51,18 +51,18 @@ class Gradients:
             total = added
         return total
 
-    def contribute(self, op: Operation, place: int, kind: str, *reads: str, **options: object) -> None:
+    def contribute(self, op: GraphNode, place: int, kind: str, *reads: str, **options: object) -> None:
         """An operation whose result is a contribution to the gradient of operand `place`."""
         added = self.contribution(op, place)
         self.graph.add(added, kind, self.phase, reads, (added,), of=op.name, **options)
 
-    def contribution(self, op: Operation, place: int) -> str:
+    def contribution(self, op: GraphNode, place: int) -> str:
         """A new value for a contribution to the gradient of operand `place`."""
         added = self._value(f"d.{op.reads[place]}.by.{op.name}", op.reads[place])
         self.parts.setdefault(op.reads[place], []).append(added)
         return added
 
-    def weight(self, op: Operation, name: str) -> str:
+    def weight(self, op: GraphNode, name: str) -> str:
         """The buffer of a weight's gradient; a weight that is used twice has one for each use, added at the end."""
         use = f"dw.{name}" if f"dw.{name}" not in self.graph.values else f"dw.{name}.by.{op.name}"
         shape = self.graph.values[name].shape
@@ -72,7 +72,7 @@ class Gradients:
         return self.graph.value(name, self.graph.values[like].shape, "grad_activations")
 
 
-def _linear(to: Gradients, op: Operation, dy: str) -> None:
+def _linear(to: Gradients, op: GraphNode, dy: str) -> None:
     """``dx = dy @ w``, ``dw += dy.T @ x`` in leaves of rows."""
     x, w = op.reads
     to.contribute(op, 0, "linear_dx", dy, w)
@@ -80,7 +80,7 @@ def _linear(to: Gradients, op: Operation, dy: str) -> None:
     to.graph.add(dw, "linear_dw", to.phase, (dy, x, dw), (dw,), of=op.name)
 
 
-def _rms_norm(to: Gradients, op: Operation, dy: str) -> None:
+def _rms_norm(to: Gradients, op: GraphNode, dy: str) -> None:
     """``dx = (g - h * mean(g * h)) * r`` with ``h = x * r`` and ``g = dy * w``; ``dw`` is the chain of ``dy * h``."""
     x, w = op.reads
     terms = to.graph.value(f"d.{op.name}.terms", to.graph.values[x].shape, "grad_activations")
@@ -90,47 +90,47 @@ def _rms_norm(to: Gradients, op: Operation, dy: str) -> None:
     to.graph.add(dw, "columns", to.phase, (terms, dw), (dw,), of=op.name, **op.options)
 
 
-def _add(to: Gradients, op: Operation, dy: str) -> None:
+def _add(to: Gradients, op: GraphNode, dy: str) -> None:
     """The gradient itself, for both."""
     for name in op.reads:
         to.parts.setdefault(name, []).append(dy)
 
 
-def _silu_mul(to: Gradients, op: Operation, dy: str) -> None:
+def _silu_mul(to: Gradients, op: GraphNode, dy: str) -> None:
     """``s = sigmoid(x)``, ``dx = (dy * y) * (s * (1 + x * (1 - s)))``, ``dy * (x * s)`` for y."""
     found = tuple(to.contribution(op, place) for place in (0, 1))
     to.graph.add(found[0], "silu_mul_back", to.phase, (dy, *op.reads), found, of=op.name)
 
 
-def _rope(to: Gradients, op: Operation, dy: str) -> None:
+def _rope(to: Gradients, op: GraphNode, dy: str) -> None:
     """Turned back, and heads behind tokens again."""
     to.contribute(op, 0, "rope_back", dy, *op.reads[1:], **op.options)
 
 
-def _heads(to: Gradients, op: Operation, dy: str) -> None:
+def _heads(to: Gradients, op: GraphNode, dy: str) -> None:
     """Heads behind tokens again."""
     to.contribute(op, 0, "tokens", dy, **op.options)
 
 
-def _attention(to: Gradients, op: Operation, dy: str) -> None:
+def _attention(to: Gradients, op: GraphNode, dy: str) -> None:
     """The steps of `isogemm.torch.attention.gradients`."""
     found = tuple(to.contribution(op, place) for place in range(3))
     to.graph.add(found[0], "attention_back", to.phase, (dy, *op.reads, *op.writes), found, of=op.name, **op.options)
 
 
-def _embedding(to: Gradients, op: Operation, dy: str) -> None:
+def _embedding(to: Gradients, op: GraphNode, dy: str) -> None:
     """Rows of dy added in order to those of their ids."""
     ids, w = op.reads
     dw = to.weight(op, w)
     to.graph.add(dw, "scatter", to.phase, (dy, ids, dw), (dw,), of=op.name)
 
 
-def _loss(to: Gradients, op: Operation, dy: str) -> None:
+def _loss(to: Gradients, op: GraphNode, dy: str) -> None:
     """``(softmax(x) - 1 at the target) / count``: the gradient of the loss itself is 1."""
     to.contribute(op, 0, "loss_back", *op.reads[:2], **op.options)
 
 
-GRADIENTS: dict[str, Callable[[Gradients, Operation, str], None]] = {
+GRADIENTS: dict[str, Callable[[Gradients, GraphNode, str], None]] = {
     "linear": _linear, "rms_norm": _rms_norm, "head_norm": _rms_norm, "add": _add, "silu_mul": _silu_mul,
     "rope": _rope, "heads": _heads, "attention": _attention, "embedding": _embedding, "loss": _loss,
 }  # fmt: skip

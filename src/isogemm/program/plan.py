@@ -14,7 +14,7 @@ from typing import Any
 
 from ..backends.cpu.gemm.plan import plan as product_plan
 from ..base.threads import get_num_threads
-from .lowering import PlannedCall, Lowered
+from .lowering import Lowered, PlannedCall
 
 __all__ = ["SCHEMA", "Choices", "choices_of", "digest", "make_plan"]
 

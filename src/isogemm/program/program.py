@@ -17,11 +17,11 @@ from ..contract.attention import LEAF
 from ..errors import OptionError, ShapeError
 from .build import build
 from .checks import check
-from .executor import AdamW, Executor, scalars
+from .executor import AdamW, ProgramExecutor, scalars
 from .graph import Graph
 from .layout import make_layout
 from .lowering import Lowered, lower_graph
-from .model import Decoder, decoder
+from .model import DecoderConfig, decoder
 from .plan import Choices, choices_of, make_plan
 from .schema import validate
 from .tables import frequencies, rope_tables
@@ -40,14 +40,14 @@ class Program:
 
     Attributes
     ----------
-    model : Decoder
+    model : DecoderConfig
     graph : Graph
         What is computed, for one micro-batch.
     plan, layout : dict
         Who computes it and where it lies, as plain data.
     """
 
-    model: Decoder
+    model: DecoderConfig
     graph: Graph
     lowered: Lowered
     plan: dict[str, Any]
@@ -88,7 +88,7 @@ class Run:
     def __init__(self, program: Program, weights: Mapping[str, Any], *, canaries: bool = True) -> None:
         self.program = program
         self.steps = 0
-        self._executor = Executor(program.lowered, program.plan, program.layout, canaries=canaries)
+        self._executor = ProgramExecutor(program.lowered, program.plan, program.layout, canaries=canaries)
         self._about = program.plan["isogemm"]
         for name, known, shape in program.model.weights():
             given = weights.get(name, weights.get(known))
@@ -108,7 +108,7 @@ class Run:
             self.array("minus_sin")[...] = -sin
 
     @property
-    def executor(self) -> Executor:
+    def executor(self) -> ProgramExecutor:
         """What walks the plan."""
         return self._executor
 
@@ -177,7 +177,7 @@ def lower(
 
     Parameters
     ----------
-    model : Decoder, dict or configuration of transformers
+    model : DecoderConfig, dict or configuration of transformers
         Of Qwen3 or Llama.
     batch, tokens : int
         Sequences of a step, and tokens of each.

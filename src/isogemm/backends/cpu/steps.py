@@ -10,11 +10,11 @@ from __future__ import annotations
 from numba import carray
 from numba.core import types
 
-from ..backends.cpu.emit.pointers import pointer_to_bytes, pointer_to_floats, pointer_to_words
-from ..backends.cpu.emit.scalars import as_bits, as_float, divide
-from ..backends.cpu.rows.loops import LANES, _exp, _lane_sum, square_root
-from ..base.jit import njit
-from ..contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS
+from ...base.jit import njit
+from ...contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS
+from .emit.pointers import pointer_to_bytes, pointer_to_floats, pointer_to_words
+from .emit.scalars import as_bits, as_float, divide
+from .rows.loops import LANES, _exp, _lane_sum, square_root
 
 # Words of a task array behind the pool's eight: what is cut, how much of it a chunk has, the other extent, a number as
 # bits, two whole numbers, and addresses.

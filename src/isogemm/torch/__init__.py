@@ -16,8 +16,11 @@ from . import functional, ops, reductions
 from .attention.calls import attention, scaled_dot_product_attention
 from .functional import addmm, baddbmm, bmm, grouped, linear, mm
 from .gemm.main_grad import collect_main_grad, main_grads, use_main_grad
-from .model.convert import Conversion, convert
+from .model.convert import convert
 from .model.layers import Embedding, LayerNorm, Linear, RMSNorm, SiLU
+from .model.report import Conversion, LeftToTorch
+from .model.restore import restore
+from .model.verify import Verification, verify
 from .quant.linear import QuantizedLinear
 from .routing.coverage import Coverage, coverage
 from .routing.scope import active, disable, enable, enabled, invariant
@@ -27,10 +30,12 @@ __all__ = [
     "Coverage",
     "Embedding",
     "LayerNorm",
+    "LeftToTorch",
     "Linear",
     "QuantizedLinear",
     "RMSNorm",
     "SiLU",
+    "Verification",
     "active",
     "addmm",
     "attention",
@@ -50,8 +55,10 @@ __all__ = [
     "mm",
     "ops",
     "reductions",
+    "restore",
     "scaled_dot_product_attention",
     "use_main_grad",
+    "verify",
 ]
 
 

@@ -63,9 +63,9 @@ def use_main_grad(module: Any) -> list[str]:
     for name, parameter, uses in _uses(module):
         for layer, key, first in uses:
             if first:
-                parameter.main_grad = _zeros(parameter)
+                parameter.main_grad = layer.zeros(key)
             else:
-                layer.main_grads = {**(layer.main_grads or {}), key: _zeros(parameter)}
+                layer.main_grads = {**(layer.main_grads or {}), key: layer.zeros(key)}
         found.append(name)
     return found
 
@@ -140,11 +140,6 @@ def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
                     nearest="isogemm.torch.collect_main_grad(model) before the step; with a trainer that has no place "
                     "for it (transformers.Trainer), no use_main_grad",
                 )  # fmt: skip
-
-
-def _zeros(parameter: Tensor) -> Tensor:
-    like = parameter.detach()
-    return torch.zeros_like(like, dtype=torch.float32, memory_format=torch.contiguous_format)
 
 
 def _buffers(parameter: Tensor, uses: list[tuple[Any, str, bool]]) -> list[Tensor]:

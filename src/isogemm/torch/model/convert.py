@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -24,11 +23,12 @@ from . import recognition
 from .huggingface import experts
 from .huggingface import recognition as transformers_parts
 from .huggingface.modules import NAME
-from .layers import Converted, GatedMLP, Linear, Merging, checked
+from .layers import Converted, GatedMLP, Linear, Merging, Transposed, checked
 from .recognition import Looks, Match
+from .report import Conversion, refuse_open, warn_open
 from .watch import watch
 
-__all__ = ["PARTS", "Conversion", "convert"]
+__all__ = ["PARTS", "convert"]
 
 PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope", "experts")
 
@@ -38,48 +38,6 @@ ALREADY = "isogemm's already, as it is"
 _READS_WEIGHTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """What `convert` did.
-
-    Attributes
-    ----------
-    module : torch.nn.Module
-        The model itself.
-    converted : tuple of str
-        Names of the modules that are isogemm's now.
-    left : dict of str to str
-        Names of other modules with weights, with a part in a transformer, or without weights but with kernels that may
-        give an element other bits in another place; and why they are as they were. What they compute is torch's.
-    parts : dict of str to tuple of str
-        Names of the converted modules by part; an attention module may be in two.
-    quantized : dict of str to str
-        Names of the modules whose weights are quantized now, and their formats.
-    floats : dict of str to str
-        Where weights were to be quantized: names of the Linear modules whose weights are as they were, and why.
-    """
-
-    module: Any
-    converted: tuple[str, ...]
-    left: dict[str, str]
-    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    quantized: dict[str, str] = field(default_factory=dict)
-    floats: dict[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{len(names)} {part}" for part, names in self.parts.items() if names) or "nothing"
-        lines = [f"converted {counts}; left {len(self.left)} modules", *_listed(self.left)]
-        if self.quantized or self.floats:
-            formats = Counter(self.quantized.values()).most_common()
-            made = ", ".join(f"{n} linear to {fmt}" for fmt, n in formats) or "nothing"
-            lines += [f"quantized {made}; {len(self.floats)} linear stay floats", *_listed(self.floats)]
-        return "\n".join(lines)
-
-
-def _listed(reasons: dict[str, str]) -> list[str]:
-    return [f"  {name or '(the model)'}: {why}" for name, why in reasons.items()]
-
-
 def convert(
     module: Any,
     *,
@@ -87,6 +45,7 @@ def convert(
     contract: ContractLike | None = None,
     grad_order: str = "leaf4096",
     leave: Sequence[str] = (),
+    strict: bool = False,
     fuse: bool = False,
     quantize: Formats | None = None,
     fallback: str | BlockFormat | None = None,
@@ -120,6 +79,9 @@ def convert(
         As in `Linear`, for all products. Attention takes the arithmetic.
     leave : sequence of str
         Patterns (``"lm_head"``, ``"encoder.*"``) of module names to leave as they are, with all inside them.
+    strict : bool
+        Refuse a model in which anything would stay that may change bits, and that neither `leave` nor `parts` names.
+        Without it such a model is converted as far as it goes, and one warning (`LeftToTorch`) lists the rest by kind.
     fuse : bool
         Without gradients, q_proj, k_proj and v_proj are one product, and gate_proj and up_proj: the same bits, fewer
         launches. Their weights become views of one tensor each. Quantized ones stay apart.
@@ -149,7 +111,8 @@ def convert(
     OptionError
         A Linear that cannot be converted faithfully and is not in `leave`: a subclass, one with a forward method of its
         own or compiled, or one inside a torch module that reads its weights without calling it (MultiheadAttention,
-        TransformerEncoderLayer). The message lists them all. Also an unknown part or format.
+        TransformerEncoderLayer). The message lists them all. Also an unknown part or format, and, with `strict`, what
+        would stay torch's and may change bits.
     ShapeError
         Rows that are no whole number of blocks, without `fallback`; the message lists the modules.
     FormatError
@@ -165,20 +128,22 @@ def convert(
     in the report, which lists modules and cannot see functions: `isogemm.torch.coverage` can.
     """
     arguments.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
-    fuse = arguments.flag("fuse", fuse)
+    fuse, strict = arguments.flag("fuse", fuse), arguments.flag("strict", strict)
     if tp is not None and (fuse or quantize is not None):
         raise OptionError("tp", limit="without fuse and quantize", value="both", nearest="convert(model, tp=tp)")
     chosen, order = checked(contract, grad_order)
     leave = arguments.strings("leave", leave, "['lm_head']")
     plan = _look(module, _parts(parts), leave)
     _refuse(plan.refused)
+    if strict:
+        refuse_open(module, _open(plan))
     for name, child, _ in plan.found:
         _check_dtypes(name, child)
     plan.quantization = _quantization(module, plan, leave, chosen, quantize, fallback, activations)
     halves = plan.rotates and not plan.rotates_otherwise
     for _, child, known in plan.found:
         _become(child, known, halves)
-        if isinstance(child, Linear) or known.part == "experts":
+        if isinstance(child, (Linear, Transposed)) or known.part == "experts":
             child.contract, child.grad_order = chosen, order
     for child in plan.attention.values():
         vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
@@ -189,14 +154,15 @@ def convert(
     for child in module.modules() if fuse else ():
         if isinstance(child, Merging):
             child.merge()
-    if plan.attention:
-        transformers_parts.switch(module)
+    before = transformers_parts.switch(module) if plan.attention else []
     if tp is not None:
         from ..distributed.models import cut
 
         cut(module, tp)
-    watch(module, NAME)
-    return _report(module, plan, quantized)
+    watch(module, NAME, before)
+    report = _report(module, plan, quantized)
+    warn_open(report, type(module).__name__)
+    return report
 
 
 @dataclass(slots=True)
@@ -350,8 +316,8 @@ def _quantization(
             what = "activations" if fallback is None else "fallback"
             raise OptionError(what, limit="with quantize", value="quantize is None", nearest="quantize='Q8_0'")
         return None
-    found = {name: child for name, child, known in plan.found if known.part == "linear"}
-    found |= {n: c for n, c in module.named_modules() if type(c) is Linear and plan.left.get(n) == ALREADY}
+    found = {name: child for name, child, _ in plan.found if isinstance(child, torch.nn.Linear)}
+    found |= {n: c for n, c in module.named_modules() if isinstance(c, Linear) and plan.left.get(n) == ALREADY}
     return quantizing.check(module, found, formats, fallback, activations, contract)
 
 
@@ -367,7 +333,21 @@ def _report(module: Any, plan: _Plan, quantized: dict[str, str]) -> Conversion:
     order = [name for name, _ in module.named_modules() if name in converted]
     floats = plan.quantization.floats if plan.quantization else {}
     by_part = {part: tuple(names) for part, names in parts.items()}
-    return Conversion(module, tuple(order), plan.left, by_part, quantized, floats)
+    return Conversion(module, tuple(order), plan.left, by_part, quantized, floats, _open(plan))
+
+
+def _open(plan: _Plan) -> dict[str, str]:
+    """What is left, unasked, and may change bits.
+
+    The code of an attention module whose function is ours moves numbers between its projections and turns them, each
+    element alone, where nothing else is called in it.
+    """
+    asked = {"in leave", ALREADY, *(f"{part} is not among the parts" for part in PARTS)}
+    found = {name: why for name, why in plan.left.items() if why not in asked}
+    return {
+        name: why for name, why in found.items()
+        if not (name in plan.attention and transformers_parts.moves_alone(plan.attention[name]))
+    }  # fmt: skip
 
 
 def _walk(module: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -390,10 +370,8 @@ def _obstacle(child: Any, outer: Any) -> str | None:
         return "a scripted module, which cannot be looked into"
     if isinstance(child, _READS_WEIGHTS):
         return f"{type(child).__name__} reads weights without calling the modules inside it"
-    if not isinstance(child, torch.nn.Linear) or type(child) is Linear:
+    if not isinstance(child, torch.nn.Linear) or isinstance(child, Linear):
         return None
     if outer is not None:
         return f"inside a {type(outer).__name__}, which reads its weights without calling it"
-    if type(child) is not torch.nn.Linear:
-        return f"a subclass of Linear, {type(child).__module__}.{type(child).__qualname__}"
-    return recognition.touched(child) or None
+    return recognition.touched(child) or recognition.no_linear(child) or None

@@ -20,6 +20,7 @@ from ..ops import Tensor, with_order
 __all__ = [
     "Converted",
     "Embedding",
+    "GatedAct",
     "GatedMLP",
     "LayerNorm",
     "Linear",
@@ -27,6 +28,7 @@ __all__ = [
     "RMSNorm",
     "RowNorm",
     "SiLU",
+    "Transposed",
     "checked",
 ]
 
@@ -46,6 +48,11 @@ class Converted:
         if own is not None and name in own:
             return own[name]
         return getattr(parameter, "main_grad", None)
+
+    def zeros(self, name: str) -> Tensor:
+        """A buffer for the gradient of a parameter, in the memory order that its product writes."""
+        like = self._parameters[name].detach()  # type: ignore[attr-defined]
+        return torch.zeros_like(like, dtype=torch.float32, memory_format=torch.contiguous_format)
 
     def _operand(self, name: str) -> Tensor | None:
         """A parameter as functions of rows take it, which look for its buffer in the tensor itself."""
@@ -131,6 +138,33 @@ class Linear(Converted, torch.nn.Linear):  # type: ignore[misc]
     def extra_repr(self) -> str:
         """torch's, and the contract."""
         return f"{super().extra_repr()}, contract={self.contract or 'default'}, grad_order={self.grad_order}"
+
+
+class Transposed(Converted):
+    """A Linear whose weight is [k, n], as in GPT-2: mixed into its class. x @ weight + bias, with Linear's bits."""
+
+    part = "linear"
+    contract: Contract | None = None
+    grad_order = "leaf4096"
+    weight: Any
+    bias: Any
+
+    def zeros(self, name: str) -> Tensor:
+        """The gradient is that of weight.T, whose rows lie together."""
+        return (
+            torch.zeros(self.weight.mT.shape, device=self.weight.device).mT if name == "weight" else super().zeros(name)
+        )
+
+    def forward(self, x: Any) -> Any:
+        """x @ weight + bias."""
+        weight, buffer = self.weight.mT, self._buffer("weight", self.weight)
+        buffers = {
+            "main_grad": None if buffer is None else buffer.mT,
+            "bias_main_grad": self._buffer("bias", self.bias),
+        }
+        return functional.linear(
+            x, weight, self.bias, contract=self.contract, grad_order=self.grad_order, **buffers
+        )  # fmt: skip
 
 
 def inferred(x: Tensor, weight: Tensor, bias: Tensor | None, contract: Contract | None) -> Tensor:
@@ -289,21 +323,31 @@ class SiLU(Converted, torch.nn.SiLU):  # type: ignore[misc]
 class RowNorm(Converted):
     """An RMSNorm of another library, with a weight or without: `convert` mixes this into its class.
 
-    `eps_name` is where its eps stands.
+    `eps_name` is where its eps stands. With `offset` it multiplies by ``1 + weight``, in float32.
     """
 
     part = "norm"
     eps_name: ClassVar[str] = "eps"
+    offset: ClassVar[bool] = False
 
     def _operand(self, name: str) -> Tensor | None:
         """A parameter; not a buffer of that name, which the module's own forward method was seen to pass over."""
-        return None if name in vars(self)["_buffers"] else super()._operand(name)
+        operand = None if name in vars(self)["_buffers"] else super()._operand(name)
+        if operand is None or not self.offset:
+            return operand
+        scale = 1 + operand.float()  # the gradient of the weight is that of the sum
+        if (buffer := getattr(operand, "main_grad", None)) is not None:
+            scale.main_grad = buffer
+        return scale
 
     def forward(self, hidden_states: Any) -> Any:
-        """``x / sqrt(mean(x**2) + eps) * weight``, rounded once, in the dtype that torch promotes to."""
+        """``x / sqrt(mean(x**2) + eps) * weight``, rounded once, in the dtype that torch promotes to.
+
+        With ``1 + weight`` the result has the dtype of x.
+        """
         weight = self._operand("weight")
-        both = None
-        if weight is not None and weight.dtype != hidden_states.dtype:
+        both = hidden_states.dtype if self.offset else None
+        if weight is not None and not self.offset and weight.dtype != hidden_states.dtype:
             both = torch.promote_types(weight.dtype, hidden_states.dtype)
         return reductions.rms_norm(hidden_states, weight, getattr(self, self.eps_name), out_dtype=both)
 
@@ -320,3 +364,20 @@ class GatedMLP(Merging):
     def forward(self, x: Any) -> Any:
         """The gate is rounded once, behind its product with up_proj(x)."""
         return self.down_proj(reductions.silu_mul(*self._products(x)))
+
+
+class GatedAct(Merging):
+    """A gated block with an activation of its own: ``down_proj(act(gate_proj(x)) * up_proj(x))``.
+
+    `act_name` is where the activation stands, a module that is converted, or left, by itself.
+    """
+
+    part = "mlp"
+    merges = ("gate_proj", "up_proj")
+    act_name: ClassVar[str] = "act_fn"
+    down_proj: Any
+
+    def forward(self, x: Any) -> Any:
+        """As the block's own code; the two products may be one."""
+        gate, up = self._products(x)
+        return self.down_proj(getattr(self, self.act_name)(gate) * up)

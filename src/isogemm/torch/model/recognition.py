@@ -27,11 +27,13 @@ __all__ = [
     "Looks",
     "Match",
     "agrees",
+    "around",
     "differs",
     "is_silu",
     "known",
     "magnitudes",
     "mixed",
+    "no_linear",
     "random",
     "random_linear",
     "stand_in",
@@ -104,6 +106,11 @@ def known(child: Any, looks: Looks) -> Match | None:
         if cls is torchs:
             why = odd(child) or touched(child)
             return Match(part, why=why) if why else Match(part, layer)
+        if torchs is torch.nn.Linear and isinstance(child, torchs):
+            return Match.unless(touched(child) or no_linear(child), part, layers.Linear, cls)
+        if torchs is torch.nn.Embedding and isinstance(child, torchs):
+            why = touched(child) or _lookup(child) or looks.at(_no_scaled_lookup, child)
+            return Match(part, why=why) if why else Match(part, around(cls, layers.Embedding))
         if isinstance(child, torchs):
             return Match(part, why=f"a subclass of {torchs.__name__}, {cls.__module__}.{cls.__qualname__}")
     return _foreign(child, looks)
@@ -118,6 +125,28 @@ def touched(child: Any) -> str:
     return ""
 
 
+def no_linear(child: Any) -> str:
+    """Why a Linear, or a module of a class made of it, does not compute x @ weight.T + bias; empty where it does."""
+    cls = type(child)
+    if cls is torch.nn.Linear:
+        return ""
+    name = f"a subclass of Linear, {cls.__module__}.{cls.__qualname__}"
+    if list(child._parameters) != ["weight", "bias"] or child._modules or child._buffers:
+        return f"{name}, with other parameters"
+    biased = child.bias is not None
+    bias = torch.nn.Parameter(random(12, seed=2), requires_grad=False) if biased else None
+    probe = stand_in(child, weight=random_linear(8, 12, 1).weight, bias=bias)
+    if not biased:
+        probe._parameters["bias"] = None
+    operators = dict.fromkeys(["add", "addmm", "linear", "mm", "t"], ())
+
+    def formula(x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, probe.weight, probe.bias)
+
+    why = _no_function(probe, operators, ((3, 8), (1, 1, 8), (2, 4096, 8)), formula, magnitudes(random(3, 8)))
+    return f"{name}: {why}" if why else ""
+
+
 def _dimensions(norm: Any) -> str:
     count = len(norm.normalized_shape)
     return "" if count == 1 else f"over {count} dimensions; rows have one"
@@ -126,6 +155,36 @@ def _dimensions(norm: Any) -> str:
 def _lookup(table: Any) -> str:
     odd = (name for name in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(table, name))
     return next((f"an Embedding with {name}" for name in odd), "")
+
+
+def _no_scaled_lookup(table: Any) -> str:
+    """Why a subclass of Embedding is not rows times a number; empty where it is."""
+    cls = type(table)
+    name = f"a subclass of Embedding, {cls.__module__}.{cls.__qualname__}"
+    if list(table._parameters) != ["weight"] or table._modules:
+        return f"{name}, with other parameters"
+    probe = _on_cpu(table, weight=torch.nn.Parameter(random(7, 16), requires_grad=False))
+    ids = torch.tensor([[0, 3, 6], [1, 2, 5]], device="cpu")
+    try:
+        with torch.no_grad():
+            scale = float(probe.forward(ids)[0, 0, 0] / probe.weight[0, 0])
+    except Exception as error:  # whatever another library's code raises
+        return f"{name}: {type(error).__name__}"
+
+    def call(empty: Any) -> None:
+        for shape in ((3,), (1, 1), (2, 4096)):
+            probe.forward(empty(*shape, dtype=torch.int64))
+
+    operators: Formula = {"embedding": (-1, table.padding_idx or 0), "mul": (scale,)}
+    why = differs(probe, operators, call, lambda: agrees(probe.forward, lambda ids: probe.weight[ids] * scale, ids))
+    return f"{name}: {why}" if why else ""
+
+
+def _on_cpu(child: Any, **replaced: Any) -> Any:
+    probe = stand_in(child, **replaced)
+    for key, buffer in child._buffers.items():
+        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
+    return probe
 
 
 # Classes of torch: their part, the layer, and why a module of the class has none; empty where it has.
@@ -141,7 +200,7 @@ _TORCH: dict[type, tuple[str, type, Callable[[Any], str]]] = {
 def _foreign(child: Any, looks: Looks) -> Match | None:
     cls, parameters = type(child), child._parameters
     if child._modules.keys() >= set(GATES):
-        return Match.unless(touched(child) or _no_block(child, looks), "mlp", layers.GatedMLP, cls)
+        return _gated(child, looks)
     if child._modules:
         return None
     has_eps = any(isinstance(vars(child).get(name), float) for name in EPS_NAMES)
@@ -202,34 +261,55 @@ def _row_norm(child: Any) -> Match:
         y = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
         return y * probe.weight if weighted else y
 
+    def shifted(x: Tensor) -> Tensor:
+        return formula(x) + x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
+
     # Rows whose mean square is far above, and near, eps: that is where eps shows.
     rows = torch.cat((magnitudes(random(3, 16)), random(3, 16, seed=1) * max(eps, 1e-12) ** 0.5))
     operators = {**NORM, "add": (eps,), "_fused_rms_norm": (eps,)}
-    why = _no_function(probe, operators, ((3, 16), (1, 1, 16), (2, 4096, 3, 16)), formula, rows)
+    shapes = ((3, 16), (1, 1, 16), (2, 4096, 3, 16))
+    why = _no_function(probe, operators, shapes, formula, rows)
+    if why and weighted and not _no_function(probe, {**operators, "add": (eps, 1.0)}, shapes, shifted, rows):
+        narrow = rows[:2].bfloat16()  # Gemma's result has the dtype of x, whatever the weight's
+        if probe.forward(narrow).dtype == narrow.dtype:
+            return Match.unless("", "norm", layers.RowNorm, type(child), eps_name=name, offset=True)
     if why:
         why = f"{type(child).__name__} does not compute x / sqrt(mean(x**2) + {name}) * weight: {why}"
     return Match.unless(why, "norm", layers.RowNorm, type(child), eps_name=name)
 
 
-def _no_block(child: Any, looks: Looks) -> str:
-    """Why a module with a gate is no `GatedMLP`; empty where it is one."""
+def _gated(child: Any, looks: Looks) -> Match:
+    """What a module with a gate is: `GatedMLP` with SiLU, `GatedAct` with an activation that is looked at by itself."""
+    key = next((name for name in ACTIVATIONS if child._modules.get(name) is not None), "")
+    act = child._modules.get(key)
+    why = touched(child) or _no_block(child, key, looks)
+    if why or (is_silu(act, looks) and not touched(act)):
+        return Match.unless(why, "mlp", layers.GatedMLP, type(child))
+    return Match.unless("", "mlp", layers.GatedAct, type(child), act_name=key)
+
+
+def _no_block(child: Any, act_name: str, looks: Looks) -> str:
+    """Why a module with a gate is no gated block; empty where it is one."""
     name = type(child).__name__
-    act = next((child._modules[name] for name in ACTIVATIONS if name in child._modules), None)
-    if act is None or not is_silu(act, looks) or touched(act):
-        return f"the activation of {name} is not SiLU; what is inside is looked at alone"
+    if not act_name:
+        return f"{name} has no module for its activation; what is inside is looked at alone"
     if not all(isinstance(child._modules[gate], torch.nn.Linear) for gate in GATES):
         return f"projections of {name} are no Linear modules"
+    act = child._modules[act_name]
     for key, module in child._modules.items():
         if key not in GATES and module is not None and (module._forward_hooks or module._forward_pre_hooks):
             return f"{'its activation' if module is act else key} has hooks, which would not be called"
-    why = looks.at(_no_gates, child)
-    return f"{name} does not compute down_proj(silu(gate_proj(x)) * up_proj(x)): {why}" if why else ""
+    why = looks.at(_no_gates, child, act_name)
+    return f"{name} does not compute down_proj(act(gate_proj(x)) * up_proj(x)): {why}" if why else ""
 
 
-def _no_gates(child: Any) -> str:
-    """Why a module computes no gated block; empty where it does."""
+def _no_gates(child: Any, act_name: str) -> str:
+    """Why a module computes no gated block; empty where it does.
+
+    Its activation is looked at by itself, so SiLU stands in for it, whose results show where it is called.
+    """
     gate, up, down = (random_linear(k, n, i) for i, (k, n) in enumerate(((8, 12), (8, 12), (12, 8))))
-    probe = stand_in(child, gate_proj=gate, up_proj=up, down_proj=down)
+    probe = stand_in(child, gate_proj=gate, up_proj=up, down_proj=down, **{act_name: torch.nn.SiLU()})
 
     def formula(x: Tensor) -> Tensor:
         y: Tensor = down(torch.nn.functional.silu(gate(x)) * up(x))
@@ -329,6 +409,11 @@ def random_linear(k: int, n: int, seed: int) -> Any:
 def mixed(layer: Any, cls: Any, **attributes: Any) -> Any:
     """`cls` with the forward method of `layer`: a subclass of both, with the name of `cls`; the same one every time."""
     return _mixed(layer, cls, tuple(attributes.items()))
+
+
+def around(cls: Any, layer: Any) -> Any:
+    """`cls` with its own forward method, in which ``super().forward`` is that of `layer`; the same one every time."""
+    return _mixed(cls, layer, ())
 
 
 @cache

@@ -17,29 +17,40 @@ from ...errors import OptionError
 from ..routing.state import run_uncompiled
 from .layers import Converted
 
-__all__ = ["watch"]
+__all__ = ["forget", "watch"]
 
 _NAME = "isogemm_watch"  # in the root's own attributes, so that copies and pickles have one of their own
 _SHOWN = 4  # modules that an error names
 
 
-def watch(root: Any, attention: str) -> None:
-    """Keep what a model is now; `attention` is the name of the attention function that models are given."""
+def watch(root: Any, attention: str, before: Sequence[tuple[Any, str]] = ()) -> None:
+    """Keep what a model is now; `attention` is the name of the attention function that models are given.
+
+    `before` has the modules with a configuration, and the attention function that each had.
+    """
+    had = {id(module): (module, name) for module, name in (*before, *forget(root)) if name != attention}
+    if root._modules:
+        vars(root)[_NAME] = Watch(root, attention, list(had.values()))
+        root.register_forward_pre_hook(_look)
+
+
+def forget(root: Any) -> list[tuple[Any, str]]:
+    """Watch a model and its parts no more; the attention functions that its modules had before `convert`."""
+    had: list[tuple[Any, str]] = []
     for child in root.modules():  # a part that was converted alone is looked at with the whole
-        vars(child).pop(_NAME, None)
+        known = vars(child).pop(_NAME, None)
+        had += known.had if known is not None else ()
         for key, hook in list(child._forward_pre_hooks.items()):
             if hook is _look:
                 del child._forward_pre_hooks[key]
-    if root._modules:
-        vars(root)[_NAME] = Watch(root, attention)
-        root.register_forward_pre_hook(_look)
+    return had
 
 
 class Watch:
     """What a model was when `convert` left it: it holds the modules, whose identity nothing else then takes."""
 
-    def __init__(self, root: Any, attention: str) -> None:
-        self.root, self.attention = root, attention
+    def __init__(self, root: Any, attention: str, had: list[tuple[Any, str]]) -> None:
+        self.root, self.attention, self.had = root, attention, had
         self._keep()
 
     def _keep(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...ops import Tensor
+from ..layers import Transposed
 from ..recognition import (
     PLAIN,
     Looks,
@@ -31,7 +32,17 @@ from ..recognition import (
 from ..traced import Formula, Hidden, Other
 from .modules import NAME, Rotary, RotaryAttention, register, tables
 
-__all__ = ["attention_modules", "halved", "known", "models", "prepare_rotary", "refusal", "rotary_widths", "switch"]
+__all__ = [
+    "attention_modules",
+    "halved",
+    "known",
+    "models",
+    "moves_alone",
+    "prepare_rotary",
+    "refusal",
+    "rotary_widths",
+    "switch",
+]
 
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _ARGUMENTS = ["self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "kwargs"]
@@ -52,7 +63,26 @@ def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match |
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
         why = touched(child) or _turns_otherwise(child)
         return Match.unless(why, "rope", Rotary, type(child))
+    if type(child).__name__ == "Conv1D" and list(child._parameters) == ["weight", "bias"]:
+        return Match.unless(touched(child) or looks.at(_no_product, child), "linear", Transposed, type(child))
     return None
+
+
+def _no_product(child: Any) -> str:
+    """Why a module with a transposed weight does not compute x @ weight + bias; empty where it does."""
+    weight, bias = random_linear(12, 8, 1).weight, torch.nn.Parameter(random(12, seed=2), requires_grad=False)
+    probe = stand_in(child, weight=weight, bias=bias)
+    vars(probe).update(nf=12, nx=8)
+
+    def call(empty: Any) -> None:
+        for shape in ((3, 8), (1, 1, 8), (2, 4096, 8)):
+            probe.forward(empty(*shape))
+
+    def same() -> bool:
+        return agrees(probe.forward, lambda x: x @ weight + bias, magnitudes(random(3, 8)))
+
+    why = differs(probe, dict.fromkeys(["addmm", "mm", "add"], ()), call, same)
+    return f"{type(child).__name__} is not x @ weight + bias: {why}" if why else ""
 
 
 def rotary_widths(module: Any) -> frozenset[int]:
@@ -381,14 +411,35 @@ def _attends_otherwise(child: Any) -> str:
     return differs(probe, {**_ATTENTION, "mul": (scaling,)}, call, lambda: agrees(attend, formula, *given, mask))
 
 
-def switch(module: Any) -> None:
-    """Set the attention function of a model, in a copy of its configuration: others may share the one it had."""
+_ORDERED = re.compile(r"sigmoid|silu|gelu|softmax|matmul|einsum|bmm|\bmean\(|\bsum\(|norm\(|linear\(|topk|conv| @ ")
+_CHILDREN = re.compile(r"self\.\w+\(|\w*attention_interface\w*\(")
+
+
+@cache
+def _computes_by_itself(forward: Any) -> bool:
+    source = _source(forward)
+    return not source or bool(_ORDERED.search(_CHILDREN.sub("", source)))
+
+
+def moves_alone(child: Any) -> bool:
+    """Whether what an attention module computes between its children is additions and products of elements."""
+    return not child._parameters and not touched(child) and not _computes_by_itself(type(child).forward)
+
+
+def switch(module: Any) -> list[tuple[Any, str]]:
+    """Set the attention function of a model, in a copy of its configuration: others may share the one it had.
+
+    Returns the modules with a configuration and the function that each had before.
+    """
     from transformers import PreTrainedConfig
 
     register()
     memo: dict[int, Any] = {}
+    before = []
     for child in module.modules():
         config = vars(child).get("config")
         if isinstance(config, PreTrainedConfig):
+            before.append((child, config._attn_implementation))
             child.config = copy.deepcopy(config, memo)
             child.config._attn_implementation = NAME
+    return before

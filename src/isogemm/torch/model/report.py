@@ -1,0 +1,103 @@
+"""What `convert` says about a model: what it did, what it left, and what of that may change bits."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import OptionError
+
+__all__ = ["Conversion", "LeftToTorch", "refuse_open", "warn_open"]
+
+_SHOWN = 6  # kinds that a warning names
+
+
+class LeftToTorch(UserWarning):
+    """A converted model has modules of torch's in it, whose bits may depend on the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What `convert` did.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The model itself.
+    converted : tuple of str
+        Names of the modules that are isogemm's now.
+    left : dict of str to str
+        Names of other modules with weights, with a part in a transformer, or without weights but with kernels that may
+        give an element other bits in another place; and why they are as they were. What they compute is torch's.
+    parts : dict of str to tuple of str
+        Names of the converted modules by part; an attention module may be in two.
+    quantized : dict of str to str
+        Names of the modules whose weights are quantized now, and their formats.
+    floats : dict of str to str
+        Where weights were to be quantized: names of the Linear modules whose weights are as they were, and why.
+    open : dict of str to str
+        What is in `left` and may change bits: nothing asked for it, and it is not known to keep them.
+    """
+
+    module: Any
+    converted: tuple[str, ...]
+    left: dict[str, str]
+    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    quantized: dict[str, str] = field(default_factory=dict)
+    floats: dict[str, str] = field(default_factory=dict)
+    open: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{len(names)} {part}" for part, names in self.parts.items() if names) or "nothing"
+        lines = [f"converted {counts}; left {len(self.left)} modules", *_listed(self.left)]
+        if self.quantized or self.floats:
+            formats = Counter(self.quantized.values()).most_common()
+            made = ", ".join(f"{n} linear to {fmt}" for fmt, n in formats) or "nothing"
+            lines += [f"quantized {made}; {len(self.floats)} linear stay floats", *_listed(self.floats)]
+        return "\n".join(lines)
+
+
+def _listed(reasons: dict[str, str]) -> list[str]:
+    return [f"  {name or '(the model)'}: {why}" for name, why in reasons.items()]
+
+
+def _kinds(module: Any, found: Mapping[str, str]) -> list[str]:
+    """Modules by class and reason, the most frequent first."""
+    counts = Counter((type(module.get_submodule(name)).__name__, why) for name, why in found.items())
+    return [f"{n} {kind} ({why})" for (kind, why), n in counts.most_common()]
+
+
+def warn_open(report: Conversion, model: str) -> None:
+    """One warning for a model, which lists by kind what may change bits."""
+    if not report.open:
+        return
+    kinds = _kinds(report.module, report.open)
+    more = f"; and {len(kinds) - _SHOWN} more kinds" if len(kinds) > _SHOWN else ""
+    warnings.warn(
+        f"convert left {len(report.open)} modules of {model} to torch, whose bits may depend on the batch: "
+        f"{'; '.join(kinds[:_SHOWN])}{more}. convert(model, strict=True) makes this an error; leave= and parts= "
+        "say that it is meant.",
+        LeftToTorch,
+        stacklevel=3,
+    )
+
+
+def refuse_open(module: Any, found: Mapping[str, str]) -> None:
+    """Raise where modules may change bits, which the message lists by kind.
+
+    Raises
+    ------
+    OptionError
+        `found` is not empty.
+    """
+    if not found:
+        return
+    raise OptionError(
+        "convert(strict=True)",
+        limit="models whose every module is converted or known to keep its bits",
+        value=f"{len(found)} modules: " + "; ".join(_kinds(module, found)),
+        nearest=f"leave={list(found)}, where their bits may change",
+    )

@@ -1,0 +1,129 @@
+"""Nothing silent: what `convert` leaves is refused or said once, a model is verified, and there is a way back."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+
+from isogemm.errors import OptionError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tests.models.small import same  # noqa: E402
+
+import isogemm.torch as iso  # noqa: E402
+
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 97, "bos_token_id": 1}
+GEMMA = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, eos_token_id=2)).eval()
+
+
+class Pictures(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches, self.head = torch.nn.Conv2d(1, 8, 2), torch.nn.Linear(8, 4)
+        self.more = torch.nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        return self.head(self.more(self.patches(x)).flatten(2).mT)
+
+
+class Centred(torch.nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_strict_refuses_what_would_stay_and_changes_nothing():
+    model = Pictures()
+    with pytest.raises(OptionError, match=r"2 modules: 2 Conv2d \(Conv2d is not known here\).*'patches', 'more'"):
+        iso.convert(model, strict=True)
+    assert type(model.head) is torch.nn.Linear
+    report = iso.convert(model, strict=True, leave=["patches", "more"])
+    assert (report.converted, report.open) == (("head",), {})
+
+
+def test_one_warning_lists_what_was_left_by_kind():
+    with pytest.warns(iso.LeftToTorch, match=r"2 modules of Pictures to torch.*2 Conv2d") as seen:
+        report = iso.convert(Pictures())
+    assert len(seen) == 1
+    assert report.open.keys() == {"patches", "more"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        iso.convert(Pictures(), leave=["patches", "more"])
+        iso.convert(Pictures().head, parts=("norm",))
+        iso.convert(gpt2())
+
+
+def test_verify_holds_and_names_the_first_module_that_does_not():
+    model = gpt2()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    modes = model.train().training
+    iso.convert(model, strict=True)
+    found = iso.verify(model)
+    assert found, found
+    assert found.held == ("rerun", "batch", "position", "left-padding", "right-padding", "chunks", "tokens")
+    assert model.training == modes
+    assert not any(child._forward_hooks for child in model.modules())
+    block = model.transformer.h[1].mlp
+    block.c_proj.register_forward_hook(lambda module, x, y: y + x[0].shape[1] * 1e-3)  # it looks at the length
+    found = iso.verify(model)
+    assert not found
+    assert set(found.broken) == {"left-padding", "right-padding", "chunks", "tokens"}
+    assert all(where.startswith("transformer.h.1.mlp.c_proj") for where in found.broken.values()), found
+
+
+def test_verify_of_a_module_by_rows():
+    layer = torch.nn.Sequential(torch.nn.Linear(40, 8), torch.nn.GELU())
+    iso.convert(layer, strict=True)
+    assert iso.verify(layer, torch.randn(5, 40)).held == ("rerun", "batch", "position")
+    over = torch.nn.Sequential(torch.nn.Linear(40, 8), Centred())
+    assert iso.convert(over).open.keys() == {"1"}
+    assert iso.verify(over, torch.randn(5, 40)).broken == {"batch": "1 (Centred)", "position": "1 (Centred)"}
+    with pytest.raises(OptionError, match="inputs"):
+        iso.verify(layer)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma"])
+def test_the_way_back(kind):
+    model = gpt2() if kind == "gpt2" else transformers.GemmaForCausalLM(transformers.GemmaConfig(**GEMMA)).eval()
+    plain, before = copy.deepcopy(model), [type(child) for child in model.modules()]
+    ids = torch.randint(3, 97, (3, 9))
+    names = set(model.state_dict())
+    report = iso.convert(model, strict=True, fuse=True)
+    iso.use_main_grad(model)
+    model.config.pad_token_id = 5  # what is changed in between stays
+    assert set(iso.restore(model)) >= set(report.converted) - set(report.parts["attention"])
+    assert [type(child) for child in model.modules()] == before
+    assert model.config._attn_implementation == plain.config._attn_implementation
+    assert (model.config.pad_token_id, set(model.state_dict())) == (5, names)
+    assert not any(hasattr(p, "main_grad") for p in model.parameters())
+    with torch.no_grad():
+        assert same(model(ids).logits, plain(ids).logits)
+    model.lm_head = torch.nn.Linear(32, 97)  # a converted model would refuse this
+    model(ids)
+    assert iso.convert(model, strict=True).converted
+
+
+def test_quantized_weights_have_no_way_back():
+    model = torch.nn.Sequential(torch.nn.Linear(32, 8))
+    iso.convert(model, quantize="Q8_0")
+    with pytest.raises(OptionError, match="quantized: 0"):
+        iso.restore(model)

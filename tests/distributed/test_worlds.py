@@ -49,7 +49,7 @@ def test_logits_do_not_see_the_ranks(lines, family, dtype, shape, how):
 @pytest.mark.parametrize("model", ["Qwen3 torch.bfloat16", "Llama torch.float32"])
 @pytest.mark.parametrize("shape", ["tp2", "tp4", "dp2", "dp4", "dp2 tp2"])
 def test_gradients_and_weights_do_not_see_the_ranks(lines, model, shape):
-    found = of(lines, f"{model} {shape}")
+    found = of(lines, f"training {model} {shape}")
     assert all(line["of"] > 80 for line in found)
     assert not [line for line in found if line["differ"]]
 

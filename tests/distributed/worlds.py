@@ -93,7 +93,7 @@ def parallel_layers(rank):
     """Columns, rows, sequences, the vocabulary and losses, forward and backward."""
     shapes = {name: tp for name, (dp, tp) in meshes().items() if dp.size == 1}
     for dtype in (F32, BF16):
-        for rows in (1, 8, 40):
+        for rows in (1, 40):
             x, dy = random(rows, 32, seed=3, dtype=dtype), random(rows, 48, seed=4, dtype=dtype)
             want = iso.linear(x, *whole(dtype), contract=f"fma/{ORDER}")
             for name, tp in shapes.items():
@@ -317,8 +317,8 @@ def training(rank):
         for name, (dp, tp) in shapes.items():
             if name != "tp1":
                 found = _steps(family, dtype, dp, tp, micro=2 if name == "dp2 tp2" else 1)
-                yield from _compared(f"{family} {dtype} {name}", found, want, tp)
-    found = _steps(family, dtype, *shapes["dp4"], zero=True)
+                yield from _compared(f"training {family} {dtype} {name}", found, want, tp)
+    found = _steps(family, dtype, *shapes["dp4"], zero=True)  # of the last one
     yield from _compared("ZeRO-1", found, want, shapes["tp1"][1])
 
 
@@ -363,12 +363,12 @@ def broken(how):
     """A check in which rank 2 ends or sleeps before a sum of four ranks, and what the others then say."""
 
     def check(rank):
-        of = Ranks(dist.group.WORLD, ORDER, timeout=2.0)
+        of = Ranks(dist.group.WORLD, ORDER, timeout=1.5)
         made, x = layer(idist.RowParallel, of, F32), part(random(8, 32), of, -1)
         made(x)
         if rank == 2:
             if how == "hangs":
-                time.sleep(12)
+                time.sleep(8)
             os._exit(0)
         started = time.monotonic()
         try:

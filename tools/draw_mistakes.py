@@ -1,0 +1,68 @@
+"""Draw what each mistake of the doctor's bank looks like: where a small product is wrong, and by how much.
+
+    python -m tools.draw_mistakes            # writes docs/pictures/mistakes.svg
+
+Each panel is a corner of the result of one drawn call with the mistake planted: grey is right; the darker, the further off,
+up to the panel's largest error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from isogemm.doctor.bank import MISTAKES
+from isogemm.doctor.selftest import FORMS, drawn, planted
+from isogemm.doctor.simulate import explained, simulate
+
+OUT = Path(__file__).parents[1] / "docs" / "pictures" / "mistakes.svg"
+COLUMNS, CELL, SIDE, GAP, LEVELS = 6, 6, 16, 22, 5
+
+
+def errors(name: str) -> npt.NDArray[np.float64]:
+    """Errors of the last rows and columns of an item, 0 to 1 of their largest; of the first call that shows it."""
+    for turn in range(200):
+        rng = np.random.default_rng(turn)
+        case = drawn(rng, FORMS[turn % len(FORMS)], "float32")
+        some = list(MISTAKES[name].variants(case))
+        if not some or min(case.sizes[:2]) < SIDE:
+            continue
+        for variant, item in itertools.product(some[len(some) // 2 :], range(case.items)):
+            left = planted(variant.case, rng)
+            at = case.c.positions()[item, -SIDE:, -SIDE:].reshape(-1)
+            right = simulate(case, at)
+            with np.errstate(all="ignore"):
+                off = np.abs(left[at] - right.value)
+            off = np.where(explained(left[at], right), 0.0, np.nan_to_num(off, nan=1.0, posinf=1.0))
+            if off.any():
+                return (off / off.max()).reshape(SIDE, SIDE)
+    raise LookupError(name)
+
+
+def picture() -> str:
+    """The panels as one SVG."""
+    width, step = COLUMNS * (SIDE * CELL + 24) + 8, SIDE * CELL + GAP + 8
+    rows = -(-len(MISTAKES) // COLUMNS)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {rows * step + 8}" font-family="sans-serif">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+    ]
+    for place, name in enumerate(MISTAKES):
+        x, y = 8 + place % COLUMNS * (SIDE * CELL + 24), 8 + place // COLUMNS * step
+        parts.append(f'<text x="{x}" y="{y + 12}" font-size="11">{name}</text>')
+        parts.append(f'<rect x="{x}" y="{y + 17}" width="{SIDE * CELL}" height="{SIDE * CELL}" fill="#f4f4f4"/>')
+        top, shades = y + 17, np.ceil(LEVELS * errors(name) ** 0.5)
+        for shade in range(1, LEVELS + 1):
+            cells = [
+                f"M{x + j * CELL} {top + i * CELL}h{CELL}v{CELL}h-{CELL}z" for i, j in np.argwhere(shades == shade)
+            ]
+            parts.append(f'<path fill="#b2182b" fill-opacity="{shade / LEVELS:.2f}" d="{"".join(cells)}"/>')
+    return "\n".join([*parts, "</svg>\n"])
+
+
+if __name__ == "__main__":
+    OUT.write_text(picture())
+    print(OUT)

@@ -2,8 +2,8 @@
 
     python -m tools.draw_mistakes            # writes docs/pictures/mistakes.svg
 
-Each panel is a corner of the result of one drawn call with the mistake planted: grey is right; the darker, the further off,
-up to the panel's largest error.
+Each panel is a corner of the result of one drawn call with the mistake planted: grey is right; the darker, the further
+off, up to the panel's largest error.
 """
 
 from __future__ import annotations

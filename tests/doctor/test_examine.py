@@ -12,7 +12,6 @@ from numpy.lib.stride_tricks import as_strided
 
 from isogemm.doctor import GuardError, examine, guard, guarded_empty
 
-
 RUNS = itertools.count()
 
 

@@ -10,9 +10,9 @@ from isogemm.errors import OptionError
 
 # Every relation of `isogemm.torch.verify` holds after convert(strict=True), and inside invariant().
 HELD = (
-    "Llama", "Mistral", "Qwen2", "Qwen3", "Phi", "Phi3", "GPT2", "GPTBigCode", "GPTNeoX", "StableLm", "Olmo", "Olmo2", "Olmo3",
-    "Gemma", "Gemma3", "Granite", "GraniteMoe", "Starcoder2", "SmolLM3", "Glm4", "Ernie4_5", "Qwen2Moe", "Qwen3Moe",
-    "Mixtral", "DeepseekV3",
+    "Llama", "Mistral", "Qwen2", "Qwen3", "Phi", "Phi3", "GPT2", "GPTBigCode", "GPTNeoX", "StableLm", "Olmo", "Olmo2",
+    "Olmo3", "Gemma", "Gemma3", "Granite", "GraniteMoe", "Starcoder2", "SmolLM3", "Glm4", "Ernie4_5", "Qwen2Moe",
+    "Qwen3Moe", "Mixtral", "DeepseekV3",
 )  # fmt: skip
 
 # What convert(strict=True) says of the others.

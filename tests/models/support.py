@@ -15,12 +15,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 COLUMNS = [(mode, name) for mode in ("convert", "invariant") for name in DTYPES]
 HEAD = """# Which models hold
 
-Made by `python -m tests.models.support`, from tiny models of each family with random weights, on a CPU, eager, without
-gradients, with transformers {version}; `tests/models/test_families.py` holds it. A cell is what `isogemm.torch.verify` saw after
-`isogemm.torch.convert(model, strict=True)`, and of the plain model inside `isogemm.torch.invariant()`: *held* (a prompt alone,
-again, in a batch, at another index, padded on the left and on the right, in chunks and token by token has the same bits in
-every logit), *refused* by name, or the relations in which bits *changed*. CUDA, compiled and captured code, training, LoRA,
-FSDP and quantized weights are not tried for each family. Sliding windows have six keys, and their caches drop the others.
+Made by `python -m tests.models.support`, from tiny models of each family with random weights, on a CPU, eager,
+without gradients, with transformers {version}; `tests/models/test_families.py` holds it. A cell is what
+`isogemm.torch.verify` saw after `isogemm.torch.convert(model, strict=True)`, and of the plain model inside
+`isogemm.torch.invariant()`: *held* (a prompt alone, again, in a batch, at another index, padded on the left and on
+the right, in chunks and token by token has the same bits in every logit), *refused* by name, or the relations in
+which bits *changed*. CUDA, compiled and captured code, training, LoRA, FSDP and quantized weights are not tried for
+each family. Sliding windows have six keys, and their caches drop the others.
 
 """
 
@@ -44,7 +45,11 @@ def page() -> str:
             reasons.append(f"- **{name}**: {cells[0].removeprefix('refused: ')}")
     titles = ["family", *(" ".join(column) for column in COLUMNS)]
     table = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *rows]
-    told = ["", "What is refused, and why. With `leave=` of those names the rest is converted, and their bits may change.", ""]
+    told = [
+        "",
+        "What is refused, and why. With `leave=` of those names the rest is converted, and their bits may change.",
+        "",
+    ]
     return HEAD.format(version=transformers.__version__) + "\n".join([*table, *told, *reasons]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Decoder families of transformers, tiny: each holds every relation after `convert(strict=True)`, or is refused by name.
+"""Families of decoders, tiny: each holds every relation after `convert(strict=True)`, or is refused by name.
 
 `python -m tests.models.support` writes docs/support.md of the same families.
 """

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import isogemm.torch as iso  # noqa: E402
+from isogemm.torch.model.huggingface import masks  # noqa: E402
 
 TINY = {
     "vocab_size": 97,
@@ -131,17 +132,25 @@ def test_caches_that_drop_the_keys_behind_a_window(dtype, pad):
         assert torch.equal(torch.cat(got, 1)[:1, pad:], want)
 
 
-def test_the_window_s_error_names_caches_that_work():
+def test_how_many_keys_were_dropped_has_to_be_known():
+    with pytest.raises(OptionError, match="a number that the host knows"):
+        masks.mask(1, 1, 4, kv_offset=torch.tensor(3))
+
+
+def test_caches_of_a_window():
     model = build("MistralConfig", "MistralForCausalLM", sliding_window=8)
     iso.convert(model)
     with torch.no_grad():
         want = model(IDS[:1]).logits
-        for cache, n in ((transformers.DynamicCache(), 21), (static(model, 8), 8), (static(model, 5), 5)):
+        dynamic, dropping = transformers.DynamicCache(), transformers.DynamicCache(config=model.config)
+        for cache, n in (
+            (dynamic, 21),
+            (dropping, 21),
+            (static(model, 16), 21),
+            (static(model, 8), 8),
+            (static(model, 5), 5),
+        ):
             assert torch.equal(run(model, cache, n), want[:, :n])
-        try:
-            assert torch.equal(run(model, static(model, 16), 21), want)
-        except OptionError as error:
-            assert "DynamicCache(config=model.config)" in str(error)
 
 
 def run(model, cache, n):

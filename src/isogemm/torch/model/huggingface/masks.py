@@ -9,9 +9,10 @@ padding". So a mask here is a uint8 tensor [batch, kind, rows, bytes]:
   are there. Else 16 bytes hold int32 start and stop, the range of keys that are no padding; the bytes behind, if there
   are any, are one bool per key, since padding may have holes.
 - kind is 2. rows are the queries, each with a header like that and a bool per key: any other rule.
-- kind is 3: as 2, for a cache that has dropped keys, a sliding window's. Leaves are counted from a sequence's first key, so
-  the keys that are left are put behind LEAF hidden ones, and the range starts among these where a leaf began. A leaf that
-  is hidden, or the hidden part of one, gives nothing, so the bits are those of a cache that kept all keys.
+- kind is 3: as 2, for a cache that has dropped keys, a sliding window's. Leaves are counted from a sequence's first
+  key, so the keys that are left are put behind LEAF hidden ones, and the range starts among these where a leaf began. A
+  leaf that is hidden, or the hidden part of one, gives nothing where its values are finite, so the bits are those of a
+  cache that kept all keys.
 
 All of it is computed on the device, without waiting for it. The range starts where padding ends, not where a window
 begins: attention counts its leaves from there, and they must not move with the queries.

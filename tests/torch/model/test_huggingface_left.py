@@ -159,3 +159,19 @@ def run(model, cache, n):
 
 def static(model, length):
     return transformers.StaticCache(config=model.config, max_cache_len=length)
+
+
+class Turning(transformers.models.stablelm.modeling_stablelm.StableLmAttention):
+    """Attention with a gate of its own code behind it, whose bits depend on an element's place."""
+
+    def forward(self, *args, **options):
+        y, weights = super().forward(*args, **options)
+        return y * torch.sigmoid(y), weights
+
+
+def test_own_code_of_attention_counts_as_known_where_it_only_moves_numbers():
+    model = build("StableLmConfig", "StableLmForCausalLM", num_key_value_heads=4)
+    assert iso.convert(copy.deepcopy(model), strict=True).left
+    model.model.layers[1].self_attn.__class__ = Turning
+    with pytest.raises(OptionError, match=r"1 modules: 1 Turning.*'model\.layers\.1\.self_attn'"):
+        iso.convert(model, strict=True)

@@ -52,8 +52,16 @@ def test_gradients_are_those_of_the_formula(name):
     assert iso.convert(ours, strict=True).converted == ("0",)
     wide = plain.double()
     dy = torch.randn(7, 3, 24 if name in ("conv1d", "falcon") else 40)
-    wide(x.double() if x.is_floating_point() else x).backward(dy.double())
-    ours(x).backward(dy)
+    x_wide = x.double() if x.is_floating_point() else x
+    if x.is_floating_point():
+        x.requires_grad_()
+        x_wide.requires_grad_()
+    y, want = ours(x), wide(x_wide)
+    y.backward(dy)
+    want.backward(dy.double())
+    torch.testing.assert_close(y.double(), want, rtol=1e-4, atol=1e-4)
+    if x.requires_grad:
+        torch.testing.assert_close(x.grad.double(), x_wide.grad, rtol=1e-4, atol=1e-4)
     assert same(ours(x)[2:3], ours(x[2:3]))
     for p, q in zip(ours.parameters(), wide.parameters(), strict=True):
         torch.testing.assert_close(p.grad.double(), q.grad.double(), rtol=1e-4, atol=1e-4)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import isogemm.torch as iso  # noqa: E402
+from isogemm.torch.model.huggingface import masks  # noqa: E402
 
 TINY = {
     "vocab_size": 97,
@@ -106,15 +107,49 @@ def test_blocks_without_a_gate():
     assert len(report.parts["activation"]) == 2
 
 
-def test_the_window_s_error_names_caches_that_work():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("pad", [0, 29])
+def test_caches_that_drop_the_keys_behind_a_window(dtype, pad):
+    """Leaves of 128 keys begin where they began, after 0, 1 and 2 of them have gone, and with padding before them."""
+    model = build("MistralConfig", "MistralForCausalLM", sliding_window=150, max_position_embeddings=512).to(dtype)
+    iso.convert(model, strict=True)
+    ids = torch.randint(3, 97, (2, 420), generator=torch.Generator().manual_seed(2))
+    rows = torch.nn.functional.pad(ids[:1], (pad, 0))
+    rows = torch.cat((rows, torch.nn.functional.pad(ids[1:], (0, pad))))
+    mask = torch.ones_like(rows)
+    mask[0, :pad] = 0
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        want, got = model(ids[:1], use_cache=False).logits, []
+        cache, done = transformers.DynamicCache(config=model.config), 0
+        for size in (131, 1, 60, 97, 1, 1, 129 + pad):
+            part = slice(done, done + size)
+            options = {"attention_mask": mask[:, : part.stop], "position_ids": places[:, part]}
+            got.append(model(rows[:, part], past_key_values=cache, **options).logits)
+            done = part.stop
+        assert done == rows.shape[1]
+        assert cache.layers[0].keys.shape[2] < 160
+        assert torch.equal(torch.cat(got, 1)[:1, pad:], want)
+
+
+def test_how_many_keys_were_dropped_has_to_be_known():
+    with pytest.raises(OptionError, match="a number that the host knows"):
+        masks.mask(1, 1, 4, kv_offset=torch.tensor(3))
+
+
+def test_caches_of_a_window():
     model = build("MistralConfig", "MistralForCausalLM", sliding_window=8)
     iso.convert(model)
     with torch.no_grad():
         want = model(IDS[:1]).logits
-        cache = static(model, 16)
-        with pytest.raises(OptionError, match=r"DynamicCache\(\) without a config, or a StaticCache no longer than"):
-            run(model, cache, 21)
-        for cache, n in ((transformers.DynamicCache(), 21), (static(model, 8), 8), (static(model, 5), 5)):
+        dynamic, dropping = transformers.DynamicCache(), transformers.DynamicCache(config=model.config)
+        for cache, n in (
+            (dynamic, 21),
+            (dropping, 21),
+            (static(model, 16), 21),
+            (static(model, 8), 8),
+            (static(model, 5), 5),
+        ):
             assert torch.equal(run(model, cache, n), want[:, :n])
 
 
@@ -124,3 +159,19 @@ def run(model, cache, n):
 
 def static(model, length):
     return transformers.StaticCache(config=model.config, max_cache_len=length)
+
+
+class Turning(transformers.models.stablelm.modeling_stablelm.StableLmAttention):
+    """Attention with a gate of its own code behind it, whose bits depend on an element's place."""
+
+    def forward(self, *args, **options):
+        y, weights = super().forward(*args, **options)
+        return y * torch.sigmoid(y), weights
+
+
+def test_own_code_of_attention_counts_as_known_where_it_only_moves_numbers():
+    model = build("StableLmConfig", "StableLmForCausalLM", num_key_value_heads=4)
+    assert iso.convert(copy.deepcopy(model), strict=True).left
+    model.model.layers[1].self_attn.__class__ = Turning
+    with pytest.raises(OptionError, match=r"1 modules: 1 Turning.*'model\.layers\.1\.self_attn'"):
+        iso.convert(model, strict=True)

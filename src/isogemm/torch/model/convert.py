@@ -344,10 +344,13 @@ def _open(plan: _Plan) -> dict[str, str]:
     """
     asked = {"in leave", ALREADY, *(f"{part} is not among the parts" for part in PARTS)}
     found = {name: why for name, why in plan.left.items() if why not in asked}
-    return {
-        name: why for name, why in found.items()
-        if not (name in plan.attention and transformers_parts.moves_alone(plan.attention[name]))
-    }  # fmt: skip
+    kept = {name: child for name, child in plan.attention.items() if name not in {made for made, _, _ in plan.found}}
+    for name, child in kept.items():
+        if transformers_parts.moves_alone(child):
+            found.pop(name, None)
+        elif plan.left.get(name) not in asked:
+            found.setdefault(name, f"the own code of {type(child).__name__} may compute more than it moves")
+    return found
 
 
 def _walk(module: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -9,6 +9,10 @@ padding". So a mask here is a uint8 tensor [batch, kind, rows, bytes]:
   are there. Else 16 bytes hold int32 start and stop, the range of keys that are no padding; the bytes behind, if there
   are any, are one bool per key, since padding may have holes.
 - kind is 2. rows are the queries, each with a header like that and a bool per key: any other rule.
+- kind is 3: as 2, for a cache that has dropped keys, a sliding window's. Leaves are counted from a sequence's first
+  key, so the keys that are left are put behind LEAF hidden ones, and the range starts among these where a leaf began. A
+  leaf that is hidden, or the hidden part of one, gives nothing where its values are finite, so the bits are those of a
+  cache that kept all keys.
 
 All of it is computed on the device, without waiting for it. The range starts where padding ends, not where a window
 begins: attention counts its leaves from there, and they must not move with the queries.
@@ -21,10 +25,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ....contract.attention import LEAF
 from ....errors import OptionError
 from ...ops import Tensor
 
-__all__ = ["Visible", "bind", "mask", "visible"]
+__all__ = ["Visible", "behind_hidden", "bind", "mask", "visible"]
 
 masking_utils: Any = None  # transformers' module, since `bind`: code that torch compiles cannot import a lazy package's
 HEADER = 16  # bytes; a multiple of it keeps rows aligned
@@ -62,20 +67,26 @@ def mask(
     Raises
     ------
     OptionError
-        The cache has dropped keys (a sliding window's): where leaves begin would depend on how many.
+        The cache has dropped keys, and only the device knows how many.
     """
-    if not isinstance(kv_offset, int) or kv_offset != 0:
+    if not isinstance(kv_offset, int) or kv_offset < 0:
         raise OptionError(
             "first key of the cache",
-            limit="0: a cache that keeps all keys, so that leaves of keys stay where they are",
+            limit="a number that the host knows, from which leaves of keys are counted",
             value=kv_offset,
-            nearest="past_key_values=DynamicCache() without a config, or a StaticCache no longer than the window",
+            nearest="past_key_values=DynamicCache(config=model.config), or a StaticCache no longer than the window",
         )
     if torch._C._get_tracing_state() is not None:
         raise OptionError(
             "masks of a converted model under torch.jit.trace", limit="eager code, torch.compile or torch.export",
             value="a trace, which has no bytes of a tensor", nearest="torch.export.export(model, ...)",
         )  # fmt: skip
+    if kv_offset:
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "device": device}
+        table = masking_utils.sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options
+        )
+        return _shifted(table, batch_size, kv_offset, attention_mask)
     keys = masking_utils.prepare_padding_mask(attention_mask, kv_length, 0)
     keys = None if keys is None else keys[:, :kv_length].to(device)
     if mask_function is masking_utils.bidirectional_mask_function:
@@ -108,6 +119,28 @@ def _table(table: Tensor, batch: int, length: int, keys: Tensor | None) -> Tenso
     rows = table.shape[2]
     packed = torch.cat((header.expand(batch, 1, rows, HEADER), _bytes(table.expand(batch, 1, rows, length))), -1)
     return packed.expand(batch, 2, rows, packed.shape[-1])
+
+
+def _shifted(table: Tensor, batch: int, dropped: int, attention_mask: Tensor | None) -> Tensor:
+    """The keys behind the first `dropped`, which stand behind LEAF hidden ones."""
+    rows, length = table.shape[2:]
+    first = torch.zeros(batch, dtype=torch.int64, device=table.device)
+    if attention_mask is not None:
+        place = torch.arange(attention_mask.shape[1], device=table.device)
+        first = torch.where(attention_mask.to(table.device).bool(), place, len(place)).amin(-1)
+    start = LEAF + (first - dropped).clamp(min=0, max=length) - (dropped - first).clamp(min=0) % LEAF
+    none = torch.zeros_like(start)
+    header = torch.stack((start, none + LEAF + length, none, none), -1).to(torch.int32).view(torch.uint8)
+    shown = torch.nn.functional.pad(table.expand(batch, 1, rows, length), (LEAF, 0))
+    packed = torch.cat((header[:, None, None].expand(batch, 1, rows, HEADER), _bytes(shown)), -1)
+    return packed.expand(batch, 3, rows, packed.shape[-1])
+
+
+def behind_hidden(packed: Tensor | None, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values as a mask counts them: of kind 3 behind LEAF rows of zeros."""
+    if packed is None or packed.shape[1] != 3:
+        return key, value
+    return torch.nn.functional.pad(key, (0, 0, LEAF, 0)), torch.nn.functional.pad(value, (0, 0, LEAF, 0))
 
 
 def _header(batch: int, length: int, keys: Tensor | None, last: Any, device: Any) -> Tensor:
@@ -146,7 +179,7 @@ def visible(packed: Tensor | None, length: int, queries: int, is_causal: bool) -
     start, stop = bounds.t().contiguous().unbind(0)  # side by side, as kernels read them: one copy for both
     table = None
     if size > HEADER:
-        shown = packed[:, :1] if kind == 2 else packed[:, :1, :1]
+        shown = packed[:, :1] if kind > 1 else packed[:, :1, :1]
         table = shown[..., HEADER : HEADER + length]
         # Inductor of torch 2.11 cannot lower the view; outside of a compiler a copy would be a kernel a layer.
         table = table.bool() if torch.compiler.is_compiling() else table.view(torch.bool)

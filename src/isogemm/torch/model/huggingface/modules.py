@@ -63,6 +63,7 @@ def attend(
         y = scaled_dot_product_attention(query, key, value, table, scale=scaling, enable_gqa=True, contract=contract)
         return y.transpose(1, 2).contiguous(), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    key, value = masks.behind_hidden(attention_mask, key, value)
     shown, rule, offset, start, stop = masks.visible(attention_mask, key.shape[2], query.shape[2], causal)
     limits: dict[str, Any] = {"mask": shown, "causal": rule, "offset": offset, "start": start, "stop": stop}
     y = attention(query, key, value, **limits, scale=scaling, contract=contract)

@@ -1,0 +1,60 @@
+"""Decoder families of transformers, and what is expected of each."""
+
+from __future__ import annotations
+
+import torch
+from tests.models.sweep import build
+
+import isogemm.torch as iso
+from isogemm.errors import OptionError
+
+# Every relation of `isogemm.torch.verify` holds after convert(strict=True), and inside invariant().
+HELD = (
+    "Llama", "Mistral", "Qwen2", "Qwen3", "Phi", "Phi3", "GPT2", "GPTBigCode", "GPTNeoX", "StableLm", "Olmo", "Olmo2",
+    "Olmo3", "Gemma", "Gemma3", "Granite", "GraniteMoe", "Starcoder2", "SmolLM3", "Glm4", "Ernie4_5", "Qwen2Moe",
+    "Qwen3Moe", "Mixtral", "DeepseekV3",
+)  # fmt: skip
+
+# What convert(strict=True) says of the others.
+REFUSED = {
+    "Bloom": "does not use transformers' attention functions",
+    "Cohere": "CohereLayerNorm",
+    "DeepseekV4": "DeepseekV4GroupedLinear",
+    "Falcon": "does not use transformers' attention functions",
+    "GPTJ": "does not use transformers' attention functions",
+    "GPTNeo": "does not use transformers' attention functions",
+    "Gemma2": "capped logits",
+    "GptOss": "sinks",
+    "Llama4": "Llama4Router",
+    "Mamba": "MambaMixer",
+    "Nemotron": "NemotronLayerNorm1P",
+    "OPT": "OPTLearnedPositionalEmbedding",
+    "Qwen3Next": "Qwen3NextGatedDeltaNet",
+}
+
+
+def family(name: str, dtype: torch.dtype):
+    """A tiny model whose tokens differ and whose numbers do not saturate."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build(f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
+        with torch.no_grad():
+            for p in model.parameters():
+                noise = torch.randn_like(p) * 0.1
+                p.copy_(noise if p.dim() > 1 else p + noise)
+    return model.to(dtype)
+
+
+def judged(name: str, mode: str, dtype: torch.dtype) -> str:
+    """``held``, ``refused: why``, or where bits changed."""
+    model = family(name, dtype)
+    if mode == "convert":
+        try:
+            iso.convert(model, strict=True)
+        except OptionError as error:
+            return f"refused: {error.value}"
+        found = iso.verify(model)
+    else:
+        with iso.invariant():
+            found = iso.verify(model)
+    return "held" if found else f"changed: {', '.join(found.broken)}"

@@ -1,0 +1,66 @@
+"""docs/support.md, from what the tests hold: `python -m tests.models.support` runs all families and writes it again."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import transformers
+from tests.models.families import HELD, REFUSED, judged
+
+PAGE = Path(__file__).parents[2] / "docs" / "support.md"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+COLUMNS = [(mode, name) for mode in ("convert", "invariant") for name in DTYPES]
+HEAD = """# Which models hold
+
+Made by `python -m tests.models.support`, from tiny models of each family with random weights, on a CPU, eager,
+without gradients, with transformers {version}; `tests/models/test_families.py` holds it. A cell is what
+`isogemm.torch.verify` saw after `isogemm.torch.convert(model, strict=True)`, and of the plain model inside
+`isogemm.torch.invariant()`: *held* (a prompt alone, again, in a batch, at another index, padded on the left and on
+the right, in chunks and token by token has the same bits in every logit), *refused* by name, or the relations in
+which bits *changed*. CUDA, compiled and captured code, training, LoRA, FSDP and quantized weights are not tried for
+each family. Sliding windows have six keys, and their caches drop the others.
+
+"""
+
+
+def cell(name: str, mode: str, dtype: str) -> str:
+    """What one family does in one mode."""
+    try:
+        found = judged(name, mode, DTYPES[dtype])
+    except Exception as error:  # a family that transformers itself cannot run in this dtype
+        return f"not run: {type(error).__name__}"
+    return found.replace("|", "/")
+
+
+def page() -> str:
+    """The whole page, as it is now."""
+    rows, reasons = [], []
+    for name in sorted((*HELD, *REFUSED), key=str.lower):
+        cells = [cell(name, *column) for column in COLUMNS]
+        rows.append(f"| {name} | " + " | ".join(x.partition(":")[0] if x[:7] == "refused" else x for x in cells) + " |")
+        if cells[0].startswith("refused"):
+            reasons.append(f"- **{name}**: {cells[0].removeprefix('refused: ')}")
+    titles = ["family", *(" ".join(column) for column in COLUMNS)]
+    table = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *rows]
+    told = [
+        "",
+        "What is refused, and why. With `leave=` of those names the rest is converted, and their bits may change.",
+        "",
+    ]
+    return HEAD.format(version=transformers.__version__) + "\n".join([*table, *told, *reasons]) + "\n"
+
+
+def main() -> int:
+    """Write the page."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

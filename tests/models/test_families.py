@@ -1,0 +1,52 @@
+"""Families of decoders, tiny: each holds every relation after `convert(strict=True)`, or is refused by name.
+
+`python -m tests.models.support` writes docs/support.md of the same families.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tests.models.families import HELD, REFUSED, family, judged  # noqa: E402
+from tests.models.support import PAGE  # noqa: E402
+
+import isogemm.torch as iso  # noqa: E402
+from isogemm.errors import OptionError  # noqa: E402
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+QUIET = pytest.mark.filterwarnings("ignore:.*RoPE scaling", "ignore:.*torch.jit.script")
+
+
+@QUIET
+@DTYPES
+@pytest.mark.parametrize("name", HELD)
+def test_a_family_holds(name, dtype):
+    assert judged(name, "convert", dtype) == "held"
+
+
+@QUIET
+@pytest.mark.parametrize("name", HELD)
+def test_a_family_holds_inside_invariant(name):
+    assert judged(name, "invariant", torch.float32) == "held"
+
+
+@QUIET
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_is_refused_by_name(name):
+    model = family(name, torch.float32)
+    kinds = [type(child) for child in model.modules()]
+    with pytest.raises(OptionError, match=REFUSED[name]):
+        iso.convert(model, strict=True)
+    assert [type(child) for child in model.modules()] == kinds
+
+
+def test_the_page_names_every_family():
+    text = PAGE.read_text()
+    for name in HELD:
+        assert f"| {name} | held | held | held |" in text
+    for name in REFUSED:
+        assert f"| {name} | refused | refused | " in text
+        assert f"- **{name}**: " in text

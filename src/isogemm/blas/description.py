@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..api import dispatch
 from ..api.operands import Operands
+from ..base.dtypes import INT8, INT32
 from ..problem import settings
 from . import calls as blas
 
@@ -119,7 +120,8 @@ class Call:
         """
         a, b, out = self._arrays
         device = self._here.device
-        target = device.empty(self._whole, a.dtype) if out is None or self.out.copy else out
+        kind = INT32 if a.dtype == INT8 else a.dtype
+        target = device.empty(self._whole, kind) if out is None or self.out.copy else out
         given = {"a": a, "b": b, "out": target}
         x, y, z = self.first, self.second, self.out
         fx, fy, fz = (
@@ -175,7 +177,7 @@ def describe(a: Any, b: Any, out: Any = None) -> Call:
     mc = None if xc is None else dispatch.with_axes(xc, shape, xa.ndim == 1, xb.ndim == 1)
     for name, x in (("a", ma), ("b", mb), ("out", mc)):
         if x is not None:
-            settings.check_operand(name, x)
+            settings.check_operand(name, x, INT32 if name == "out" else INT8)
     places = [
         _Matrices.of("a", ma, whole[:-2]),
         _Matrices.of("b", mb, whole[:-2]),

@@ -17,6 +17,7 @@ from ..api.operands import Operands
 from ..base.dtypes import INT8, INT32
 from ..problem import settings
 from . import calls as blas
+from .tensor_cores import Eligibility, tensor_cores
 
 __all__ = ["Call", "Operand", "describe"]
 
@@ -101,6 +102,18 @@ class Call:
         lines += [f"{o.name} begins at element {o.start} of its buffer" for o in (x, y, self.out) if o.start]
         lines += [f"copy needed   {line}" for line in self.copies] or ["no copies"]
         return "\n".join(lines)
+
+    def tensor_cores(self, mode: str = "default") -> Eligibility:
+        """Whether this call could use an NVIDIA GPU's tensor cores: by its types, extents, strides and addresses."""
+        a, b, out = self._arrays
+        if a.dtype != b.dtype:
+            return Eligibility(False, (f"operands of two types: {a.dtype.name} and {b.dtype.name}",))
+        given = [x for x in (a, b, out) if x is not None]
+        m, n = (self.n, self.m) if self.swapped else (self.m, self.n)
+        return tensor_cores(
+            m, n, self.k, dtype=a.dtype.name, mode=mode,
+            leading=(self.first.ld, self.second.ld, self.out.ld), addresses=tuple(x.ctypes.data for x in given),
+        )  # fmt: skip
 
     def _line(self, x: Operand, y: Operand, m: int, n: int, tx: str, ty: str, ldc: int) -> str:
         text = f"{tx!r}, {ty!r}, {m}, {n}, {self.k}, 1.0, {x.name}, {x.ld}, {y.name}, {y.ld}, 0.0, out, {ldc}"

@@ -15,6 +15,7 @@ from ..base.progress import progress_bar
 from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
 from . import program, quant
+from .describe import describe_command
 from .doctor import doctor_command
 from .examples import examples
 from .info import info_command
@@ -365,6 +366,7 @@ def _audit_model(
 
 app.command("admissions", epilog=examples("admissions"))(admissions_command)
 app.command("study", epilog=examples("study"))(study_command)
+app.command("describe", epilog=examples("describe"))(describe_command)
 app.command("doctor", epilog=examples("doctor"))(doctor_command)
 app.command("ops", epilog=examples("ops"))(ops_command)
 app.command("info", epilog=examples("info"))(info_command)

@@ -95,7 +95,7 @@ def audit_command(
             "--provider",
             "-p",
             help="isogemm, numpy, torch, module:function or file.py:function; repeat or "
-            "separate by commas. Default: isogemm,numpy.",
+            "separate by commas. Default: isogemm,numpy; on a GPU isogemm,torch.",
         ),
     ] = None,
     require: Annotated[
@@ -121,7 +121,7 @@ def audit_command(
         Several,
         typer.Option(help="With --hf: plain, invariant, convert; in place of providers. Default: plain,convert."),
     ] = None,
-    device: Annotated[str, typer.Option(help="With --hf: cpu or cuda.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda: where providers compute, or the model of --hf.")] = "",
     quantize: Annotated[
         str, typer.Option(help="With --hf and the mode convert: a format of weights, for example Q4_K.")
     ] = "",
@@ -157,8 +157,8 @@ def audit_command(
 
     if replay:
         _replay(replay)
-    if (random or mode or device or quantize) and not hf:
-        named = "--random, --mode, --device, --quantize"
+    if (random or mode or quantize) and not hf:
+        named = "--random, --mode, --quantize"
         raise OptionError(named, limit="with --hf", value="alone", nearest="--hf FOLDER")
     _check_outputs(json, html)
     if tp:
@@ -182,7 +182,7 @@ def audit_command(
         _finish(found, json, html)
     with progress_bar() as progress:
         report = run(
-            _split(provider, "isogemm,numpy"),
+            _split(provider, "isogemm,torch" if device.startswith("cuda") else "isogemm,numpy"),
             _sources(model, shapes, weights, match, limit),
             require=[name for name in _split(require, "") if name != "none"] if require else None,
             dtype=dtype or "float32",
@@ -192,6 +192,7 @@ def audit_command(
             full=full,
             inputs=inputs,
             speed=speed,
+            device=device or "cpu",
             progress=progress,
         )
     _finish(report, json, html)

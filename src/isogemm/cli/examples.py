@@ -10,6 +10,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "isogemm audit                                          # isogemm beside numpy",
         "isogemm audit -p numpy,torch --require none            # look, demand nothing",
         "isogemm audit -p mymodule:my_linear --html report.html # your own f(x, w)",
+        "isogemm audit -p torch --require none --device cuda    # torch's own kernels, on a GPU",
         "isogemm audit --hf ./Qwen3-0.6B                        # a model in a local folder",
     ),
     "describe": (

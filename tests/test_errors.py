@@ -272,15 +272,25 @@ def test_only_a_list_is_said_to_be_copied(x):
         matmul(A, [[1.0]])
 
 
-@pytest.mark.parametrize("name", ["int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int4"])
-def test_quantized_operands_are_named_as_such(name):
+@pytest.mark.parametrize(
+    ("name", "there_is"),
+    [
+        ("int8", "int8 with int8 on a CPU"),
+        ("uint8", "isogemm.QuantizedMatrix"),
+        ("int4", "isogemm.QuantizedMatrix"),
+        ("float8_e4m3fn", "bfloat16, which holds it exactly"),
+        ("float8_e5m2", "bfloat16, which holds it exactly"),
+    ],
+)
+def test_short_operands_are_told_what_there_is_for_them(name, there_is):
     dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
-    for call in (lambda: matmul(A.astype(dtype), B), lambda: isogemm.pack(A.astype(dtype))):
-        with pytest.raises(DTypeError, match="quantized types are not supported yet"):
-            call()
+    with pytest.raises(DTypeError, match=there_is):
+        isogemm.pack(A.astype(dtype))
+    with pytest.raises(DTypeError, match="float32" if name == "int8" else there_is):
+        matmul(A.astype(dtype), B)
     with pytest.raises(DTypeError) as caught:
         matmul(A.astype(float), B)
-    assert "quantized" not in str(caught.value)
+    assert there_is not in str(caught.value)
 
 
 def test_too_many_threads_in_the_environment(monkeypatch):

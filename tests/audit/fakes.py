@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,52 @@ class ByPacking(CallableProvider):
     def __init__(self) -> None:
         super().__init__("by_packing", honest)
         self.packed = lambda x, w: nudged(honest(x, w))
+
+
+def by_direction(x: Array, w: Array) -> Array:
+    """Gradients of x in a micro-batch of one."""
+    y = honest(x, w)
+    return nudged(y) if len(w) == K and len(x) == 1 else y
+
+
+class ByAccumulation(CallableProvider):
+    """Sums gradients row by row, and rounds each micro-batch's sum by itself."""
+
+    def __init__(self, name: str, *, rounds: bool) -> None:
+        super().__init__(name, honest)
+
+        def accumulate(total: Array | None, dy: Array, x: Array) -> Array:
+            start = np.zeros((dy.shape[1], x.shape[1]), np.float32) if total is None or rounds else total
+            for i in range(len(x)):
+                start = start + np.outer(dy[i], x[i])
+            return start if total is None or not rounds else total + start
+
+        self.accumulate = accumulate
+
+
+class Elsewhere(CallableProvider):
+    """A device with streams and graphs, of which one gives other bits, and whose profiler tells kernels."""
+
+    def __init__(self, name: str, wrong: str) -> None:
+        super().__init__(name, honest)
+        self.streamed = self.captured = honest
+        setattr(self, wrong, lambda x, w: self._tell(nudged(honest(x, w)), "split"))
+        self.watched = self._watched
+        self._seen: list[str] | None = None
+
+    def linear(self, x: Array, w: Array) -> Array:
+        return self._tell(honest(x, w), "plain")
+
+    def _tell(self, y: Array, kernel: str) -> Array:
+        if self._seen is not None:
+            self._seen.append(f"M={len(y)}: {kernel}")
+        return y
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[list[str]]:
+        self._seen = []
+        yield self._seen
+        self._seen = None
 
 
 def one_output(x: Array, w: Array) -> Array:

@@ -19,7 +19,8 @@ SWEEP = [1, 2, 3, 16]
 
 
 def changed(provider: audit.Provider | object, sweep: list[int] = SWEEP) -> set[str]:
-    report = audit.run([provider], [SHAPE], require=[], sweep=sweep, speed=False)  # type: ignore[list-item]
+    relations = list(audit.RELATIONS)
+    report = audit.run([provider], [SHAPE], require=[], sweep=sweep, relations=relations, speed=False)  # type: ignore[list-item]
     (result,) = report.providers.values()
     assert not result.reason
     assert {r.status for r in result.relations.values()} <= {"held", "changed", "n/a"}
@@ -30,8 +31,8 @@ def changed(provider: audit.Provider | object, sweep: list[int] = SWEEP) -> set[
     ("provider", "broken"),
     [
         (fakes.honest, set()),
-        (fakes.by_m, {"population", "padding", "schedule"}),
-        (fakes.by_position, {"population", "position", "schedule"}),
+        (fakes.by_m, {"population", "padding", "schedule", "backward"}),
+        (fakes.by_position, {"population", "position", "schedule", "backward"}),
         (fakes.by_neighbours, {"neighbours"}),
         (fakes.by_padding, {"padding"}),
         (fakes.by_schedule, {"schedule"}),
@@ -39,6 +40,11 @@ def changed(provider: audit.Provider | object, sweep: list[int] = SWEEP) -> set[
         (fakes.by_form, {"form"}),
         (fakes.by_layout, {"layout"}),
         (fakes.ByPacking(), {"packing"}),
+        (fakes.by_direction, {"backward"}),
+        (fakes.ByAccumulation("rounds", rounds=True), {"accumulation"}),
+        (fakes.ByAccumulation("goes on", rounds=False), set()),
+        (fakes.Elsewhere("by_stream", "streamed"), {"stream"}),
+        (fakes.Elsewhere("by_graph", "captured"), {"graph"}),
         (fakes.one_output, {"population", "position"}),  # row 11 of 16; neighbours looks at rows 0, 8 and 15
     ],
     ids=lambda value: getattr(value, "__name__", None) or getattr(value, "name", None),
@@ -180,3 +186,26 @@ def test_large_weights_are_copied_in_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert honest.relations["layout"].outputs == 7 * (1 + 5 + 64) * 10
     assert packs.relations["packing"].status == "changed"
     assert lays.relations["layout"].status == "changed"
+
+
+def test_a_drift_names_the_kernels_of_the_calls_that_disagree() -> None:
+    provider = fakes.Elsewhere("by_graph", "captured")
+    report = audit.run([provider], [SHAPE], require=[], sweep=[1, 2], relations=["graph", "rerun"], speed=False)
+    first, *others = report.drifts("by_graph")
+    assert first.kernels == ("M=1: plain", "M=1: split")
+    assert [drift.kernels for drift in others] == [()] * len(others)  # the first of a relation tells
+    assert str(first).endswith("; M=1: plain; M=1: split")
+    assert first.to_dict()["kernels"] == ["M=1: plain", "M=1: split"]
+    _, outcome = audit.replay(first.case.text(), provider)
+    assert outcome.drift.kernels == first.kernels
+
+
+def test_isogemm_keeps_the_bits_of_gradients_and_numpy_is_asked_too() -> None:
+    report = audit.run(
+        ["isogemm", "numpy"], [(24, 512)], sweep=[1], relations=["backward", "accumulation", "graph"], speed=False
+    )
+    ours, theirs = (report.providers[name].relations for name in ("isogemm", "numpy"))
+    assert ours["backward"].status == ours["accumulation"].status == "held"
+    assert theirs["accumulation"].status == "changed"
+    assert ours["graph"].status == "n/a"
+    assert "captures no graphs" in ours["graph"].inapplicable

@@ -32,7 +32,7 @@ RELATION_KEYS = {
 }
 DRIFT_KEYS = {
     *("provider", "relation", "params", "shape", "m", "dtype", "seed", "row", "column"),
-    *("expected_bits", "got_bits", "expected", "got", "ulps", "replay"),
+    *("expected_bits", "got_bits", "expected", "got", "ulps", "kernels", "replay"),
 }
 
 

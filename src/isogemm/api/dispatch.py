@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.dtypes import as_dtype
+from ..base.dtypes import INT8, as_dtype
 from ..base.limits import check_size
 from ..contract.spec import ContractLike, as_contract
 from ..errors import DTypeError, LimitError, OptionError, ShapeError
@@ -142,6 +142,7 @@ def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: 
     check_linear(xx, weight.shape, xbias, "pack(w.T)" if packed else "w.T")
     chosen = settings(Options(contract, out_dtype=out_dtype), device, xx, weight)
     dtype, shape = chosen.result_dtype(xx.dtype, weight.dtype), (*xx.shape[:-1], weight.shape[0])
+    problem.check_integers(weight.shape[1], xbias, chosen)
     if target is None:
         target = allocate(device, shape, dtype)
     else:
@@ -163,14 +164,14 @@ def _weight(here: Operands, w: Any) -> Any:
             return w
         w = w.array
     weight = here.view("w", w)
-    problem.check_operand("w", weight)
+    problem.check_operand("w", weight, INT8)
     check_ndim("w", weight, 2)
     return weight
 
 
 def check_linear(x: Array, shape: tuple[int, ...], bias: Array | None, turned: str = "") -> None:
     """Raise unless x [..., k] and bias [n] fit a weight [n, k]; `turned`: what a caller has who stored it as [k, n]."""
-    problem.check_operand("x", x)
+    problem.check_operand("x", x, INT8)
     n, k = shape
     if x.ndim == 0 or x.shape[-1] != k:
         other = f", or w is [n, k]: did you mean {turned}?" if turned and x.shape[-1:] == (n,) else ""

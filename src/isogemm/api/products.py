@@ -16,6 +16,7 @@ import numpy as np
 from ..backends import open_device
 from ..base.arguments import beta_of_c
 from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..contract.modes import contract_of
 from ..contract.spec import ContractLike
 from ..errors import OptionError
 from ..operands.device_array import HOST
@@ -42,6 +43,7 @@ def matmul(
     b: Any,
     *,
     contract: ContractLike | None = None,
+    mode: str | None = None,
     out: Any = None,
     out_dtype: Any = None,
     accumulate: bool = False,
@@ -51,10 +53,13 @@ def matmul(
     Parameters
     ----------
     a, b : array [..., m, k] and [..., k, n], or [k]
-        float32, bfloat16 or float16, of any strides; broadcasting copies nothing.
+        float32, bfloat16 or float16, of any strides; broadcasting copies nothing. On a CPU also int8 with int8: the
+        exact product in int32, for K up to 131071.
     contract : Contract or str, optional
         What the bits are. By default ``fma/chain``, and on a CUDA device for two operands of one 16-bit type the
-        chain of its tensor cores, ``tensor_core:sm90/chain`` on Hopper.
+        chain of its tensor cores, ``tensor_core:sm90/chain`` on Hopper; for int8, ``exact/chain``.
+    mode : {"default", "tf32", "tf32x3", "ieee", "pedantic"}, optional
+        A contract by the name that BLAS libraries have for it; see `isogemm.contract.modes`.
     out : array, optional
         Where the result goes; returned. Shares no memory with an operand.
     out_dtype : dtype, optional
@@ -79,6 +84,8 @@ def matmul(
     An element depends on its row, its column, the dtypes and the contract. Each product of a broadcast has
     the bits that it has alone.
     """
+    if mode is not None:
+        contract = contract_of(mode, contract)
     if (
         type(a) is _ndarray
         and type(b) is _ndarray
@@ -124,6 +131,7 @@ def linear(
     bias: Any = None,
     *,
     contract: ContractLike | None = None,
+    mode: str | None = None,
     out: Any = None,
     out_dtype: Any = None,
     activations: str | None = None,
@@ -139,7 +147,7 @@ def linear(
         activations.
     bias : array [n], optional
         Added in float32 before the one rounding to the result's dtype.
-    contract, out, out_dtype
+    contract, mode, out, out_dtype
         As in `matmul`.
     activations : {"q8", "fp32", "same"}, optional
         For a quantized `w`. ``q8``: quantized in blocks of 8-bit integers, with exact integer products (the contract
@@ -160,6 +168,8 @@ def linear(
     -----------
     A row of `x` gives the same bits alone, in any batch, and with packed or plain weights.
     """
+    if mode is not None:
+        contract = contract_of(mode, contract)
     if activations is not None or type(w) is QuantizedMatrix:
         return _quantized(x, w, bias, contract, out_dtype, out, activations)
     plain = type(x) is _ndarray and bias is None and contract is None and out is None and out_dtype is None
@@ -219,6 +229,7 @@ def gemm(
     out: Any = None,
     out_dtype: Any = None,
     contract: ContractLike | None = None,
+    mode: str | None = None,
     accumulate: bool = False,
 ) -> Any:
     """alpha * op(a) @ op(b) + beta * c + bias, for matrices.
@@ -236,7 +247,7 @@ def gemm(
     trans_a, trans_b : {"N", "T", "C"}
         op(a) is `a` or its transpose; C is T for real types.
     bias : array [n], optional
-    out, out_dtype, contract
+    out, out_dtype, contract, mode
         As in `matmul`. `out` may be `c` itself.
     accumulate : bool
         The walk over K starts from the float32 `c` (from `out` when `c` is None); beta has to be 0. The
@@ -256,6 +267,7 @@ def gemm(
     As `matmul`; the four transpositions agree.
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
+    contract = contract if mode is None else contract_of(mode, contract)
     given = Options(contract, alpha, beta, out_dtype, accumulate, trans_a, trans_b)
     return _products("gemm", a, b, c, bias, out, given)
 
@@ -273,6 +285,7 @@ def gemm_strided_batched(
     out: Any = None,
     out_dtype: Any = None,
     contract: ContractLike | None = None,
+    mode: str | None = None,
     accumulate: bool = False,
 ) -> Any:
     """`gemm` on each item i of a[i], b[i], c[i], out[i]: base + i * stride, where a stride of 0 broadcasts.
@@ -281,7 +294,7 @@ def gemm_strided_batched(
     ----------
     a, b, c, out : array [batch, rows, columns]
         A stride of 0 (`numpy.broadcast_to`) gives every item the same matrix; not in `out`.
-    alpha, beta, trans_a, trans_b, bias, out_dtype, contract, accumulate
+    alpha, beta, trans_a, trans_b, bias, out_dtype, contract, mode, accumulate
         As in `gemm`, the same for all items.
 
     Returns
@@ -298,6 +311,7 @@ def gemm_strided_batched(
     Each item has the bits that `gemm` gives it alone.
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
+    contract = contract if mode is None else contract_of(mode, contract)
     given = Options(contract, alpha, beta, out_dtype, accumulate, trans_a, trans_b)
     return _products("gemm_strided_batched", a, b, c, bias, out, given)
 
@@ -315,6 +329,7 @@ def gemm_batched(
     out: Any = None,
     out_dtype: Any = None,
     contract: ContractLike | None = None,
+    mode: str | None = None,
     accumulate: bool = False,
 ) -> Any:
     """`gemm` on each of a list of products of one size: the array of pointers.
@@ -323,7 +338,7 @@ def gemm_batched(
     ----------
     a, b, c, out : list of arrays [rows, columns], PointerArray, or array [batch, rows, columns]
         Items may lie anywhere and have strides of their own; the same matrix may occur often in a, b and c.
-    alpha, beta, trans_a, trans_b, bias, out_dtype, contract, accumulate
+    alpha, beta, trans_a, trans_b, bias, out_dtype, contract, mode, accumulate
         As in `gemm`, the same for all items.
 
     Returns
@@ -341,6 +356,7 @@ def gemm_batched(
     Each item has the bits that `gemm` gives it alone.
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
+    contract = contract if mode is None else contract_of(mode, contract)
     given = Options(contract, alpha, beta, out_dtype, accumulate, trans_a, trans_b)
     lists = any(isinstance(x, list | tuple | MatrixList) for x in (a, b, c, out))
     form = "gemm_batched" if lists else "gemm_strided_batched"
@@ -360,6 +376,7 @@ def gemm_grouped(
     out: Sequence[Any] | None = None,
     out_dtype: Any = None,
     contract: ContractLike | None = None,
+    mode: str | None = None,
     accumulate: bool = False,
 ) -> Any:
     """`gemm` on each of a list of products whose sizes may differ: the experts of a mixture, for example.
@@ -368,7 +385,7 @@ def gemm_grouped(
     ----------
     a, b, c, out : list of arrays [rows, columns], or array [groups, rows, columns]
         m, n and k may differ from item to item; any of them may be 0.
-    alpha, beta, trans_a, trans_b, bias, out_dtype, contract, accumulate
+    alpha, beta, trans_a, trans_b, bias, out_dtype, contract, mode, accumulate
         As in `gemm`, the same for all items; a bias needs the same n in all.
 
     Returns
@@ -385,6 +402,7 @@ def gemm_grouped(
     Each item has the bits that `gemm` gives it alone.
     """
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
+    contract = contract if mode is None else contract_of(mode, contract)
     given = Options(contract, alpha, beta, out_dtype, accumulate, trans_a, trans_b)
     return _products("gemm_grouped", a, b, c, bias, out, given)
 

@@ -11,7 +11,8 @@ True
 from .cases import Case, Drift, Outcome, replay
 from .data import WeightSource, read_shapes, weights_of_file
 from .engine import DEFAULT_SHAPES, FULL_SHAPES, run
-from .providers import Absent, CallableProvider, Provider, load_provider
+from .named import load_provider
+from .providers import Absent, CallableProvider, Provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation
 from .report import Report
 from .results import SCHEMA, ProviderResult, RelationResult, Speed

@@ -138,8 +138,15 @@ class ProviderBench:
         columns = self.operands.columns if columns is None else columns
         return np.array(y) if len(columns) == y.shape[1] else np.array(y[:, columns])
 
-    def call(self, x: Array, w: Array | None = None, run: Callable[[Array, Array], Array] | None = None) -> Array:
-        """``run(x, w)``, by default the provider's linear, with the protocol checked.
+    def call(
+        self,
+        x: Array,
+        w: Array | None = None,
+        run: Callable[[Array, Array], Array] | None = None,
+        *,
+        sums: bool = False,
+    ) -> Array:
+        """``run(x, w)``, by default the provider's linear, with the protocol checked; `sums` may have another dtype.
 
         Raises
         ------
@@ -163,7 +170,7 @@ class ProviderBench:
                 raise ProviderFault("changed its input x")
             if _stamp(w) != stamp:
                 raise Disqualified("changed its input w")
-        return self._checked(y, (x.shape[0], w.shape[0]))
+        return self._checked(y, (x.shape[0], w.shape[0]), sums=sums)
 
     def call_form(self, form: str, x: Array, w: Array, blocks: int) -> Array:
         """The product computed in another form over `blocks` equal blocks of the rows of w."""
@@ -201,7 +208,7 @@ class ProviderBench:
         if self.relative_error > _GARBAGE:
             raise Disqualified(f"is not x @ w.T (relative error {self.relative_error:#.2g})")
 
-    def _checked(self, y: object, shape: tuple[int, int]) -> Array:
+    def _checked(self, y: object, shape: tuple[int, int], *, sums: bool) -> Array:
         if not isinstance(y, np.ndarray):
             raise ProviderFault(f"returned {type(y).__name__}, not a NumPy array")
         if y.shape != shape:
@@ -209,6 +216,8 @@ class ProviderBench:
         allowed = (self.operands.dtype, np.dtype(np.float32))
         if y.dtype not in allowed:
             raise ProviderFault(f"returned dtype {y.dtype}, not {' or '.join(dict.fromkeys(map(str, allowed)))}")
+        if sums:
+            return y
         if self.out_dtype is None:
             self.out_dtype = y.dtype
         if y.dtype != self.out_dtype:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 from urllib.parse import parse_qsl, quote, urlencode
 
 import numpy as np
 
+from ..backends import find
 from ..base import arguments
 from ..contract import compare
 from ..errors import IsogemmError, OptionError, ShapeError
 from ..lab.models import LinearShape
 from ..lab.stamp import VARIABLES
+from ..operands.device_array import HOST
 from .bench import Disqualified, LinearOperands, NotApplicable, ProviderBench, ProviderFault, sampled_columns
 from .data import ActivationSource, Array, WeightSource, as_dtype, portable, weight_named
-from .providers import Provider, load_provider
+from .named import load_provider
+from .providers import Provider
 from .relations import RELATIONS, Pair, Params, Scope
 
 __all__ = ["ULP_BINS", "Case", "Drift", "FirstDifference", "Outcome", "Replayable", "Status", "evaluate", "replay"]
 
 Status = Literal["held", "changed", "failed", "n/a"]
 MAX_COLUMNS = 4096
+_KERNELS = 4  # calls of a case whose kernels are told
 NOT_A_NUMBER = int(np.iinfo(np.int64).max)
 
 ULP_BINS = ("0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "65-128", "129-256", "257-1024", "> 1024", "NaN")
@@ -69,6 +74,8 @@ class Case:
     activations : ActivationSource
     dtype : str
     seed : int
+    device : str
+        Where the provider computes.
     """
 
     provider: str
@@ -78,6 +85,7 @@ class Case:
     activations: ActivationSource
     dtype: str
     seed: int
+    device: str = "cpu"
 
     @property
     def m(self) -> int:
@@ -97,6 +105,7 @@ class Case:
             else {"n": linear.n, "k": linear.k}
         )
         fields |= {"inputs": portable(self.activations.path)} if self.activations.path else {}
+        fields |= {"device": self.device} if self.device != "cpu" else {}
         return urlencode(fields | {"dtype": self.dtype, "seed": self.seed}, safe=":/+,", quote_via=quote)
 
     def command(self) -> str:
@@ -119,6 +128,7 @@ class Case:
             provider, name, dtype = fields.pop("provider"), fields.pop("relation"), fields.pop("dtype")
             seed = int(fields.pop("seed"))
             activations = ActivationSource(fields.pop("inputs", ""))
+            device = fields.pop("device", "cpu")
             if "weights" in fields:
                 source = weight_named(fields.pop("weights"), fields.pop("tensor"))
             else:
@@ -134,7 +144,7 @@ class Case:
             raise ShapeError("replay", limit="n and k of at least 1, seed of at least 0", value=text, nearest="n=1&k=1")
         params: dict[str, int | str] = {key: int(v) if v.isdecimal() else v for key, v in fields.items()}
         _check_params(name, params, text)
-        return cls(provider, name, params, source, activations, as_dtype(dtype).name, seed)
+        return cls(provider, name, params, source, activations, as_dtype(dtype).name, seed, device)
 
 
 def _check_params(name: str, params: Mapping[str, int | str], text: str) -> None:
@@ -164,6 +174,8 @@ class Drift:
         Hexadecimal bit patterns.
     expected, got : float
     ulps : int
+    kernels : tuple of str
+        What the library ran for the calls that disagree, where the profiler tells: those of the case, by their rows.
     """
 
     case: Case
@@ -174,6 +186,7 @@ class Drift:
     expected: float
     got: float
     ulps: int
+    kernels: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         case, linear = self.case, self.case.source.linear
@@ -182,6 +195,7 @@ class Drift:
             f"{case.provider} {case.relation} ({params}) on {linear.name} [n={linear.n}, k={linear.k}] {case.dtype} "
             f"seed {case.seed}: output [{self.row}, {self.column}] is {self.got_bits} ({self.got:.9g}), "
             f"the other call gave {self.expected_bits} ({self.expected:.9g}): {ulps_text(self.ulps)}"
+            + "".join(f"; {kernels}" for kernels in self.kernels)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,6 +216,7 @@ class Drift:
             "expected": json_number(self.expected),
             "got": json_number(self.got),
             "ulps": None if self.ulps == NOT_A_NUMBER else self.ulps,
+            "kernels": list(self.kernels),
             "replay": case.command(),
         }
 
@@ -246,6 +261,15 @@ def evaluate(bench: ProviderBench, case: Case) -> Outcome:
     except ProviderFault as fault:
         return Outcome("failed", reason=str(fault), fatal=isinstance(fault, Disqualified))
     return _compared(pair, case)
+
+
+def with_kernels(outcome: Outcome, bench: ProviderBench, case: Case) -> Outcome:
+    """The outcome of a case that changed, with the kernels that its calls ran; as it is where nobody can tell."""
+    if bench.provider.watched is None or not isinstance(outcome.drift, Drift):
+        return outcome
+    with bench.provider.watched() as seen, contextlib.suppress(NotApplicable, ProviderFault):
+        RELATIONS[case.relation].evaluate(ProviderBench(bench.provider, bench.operands), case.params)
+    return replace(outcome, drift=replace(outcome.drift, kernels=tuple(dict.fromkeys(seen))[:_KERNELS]))
 
 
 def _compared(pair: Pair, case: Case) -> Outcome:
@@ -298,18 +322,30 @@ def replay(text: str, provider: Provider | None = None) -> tuple[Case, Outcome]:
         The line is malformed, or names something that is not there.
     """
     case = Case.parse(text)
-    found = provider or load_provider(case.provider)
+    found = provider or load_provider(case.provider, checked_device(case.device))
     w = case.source.load(as_dtype(case.dtype), case.seed)
     columns = sampled_columns(len(w), MAX_COLUMNS)
     operands = LinearOperands(case.source.linear, w, case.activations, case.seed, columns, max_m=1 << 31)
     try:
         if case.m < 1:
             raise ValueError("no rows")
-        return case, evaluate(ProviderBench(found, operands), case)
+        bench = ProviderBench(found, operands)
+        return case, with_kernels(evaluate(bench, case), bench, case)
     except (KeyError, IndexError, ValueError) as error:
         if isinstance(error, IsogemmError):
             raise
         raise _malformed(text, f"{type(error).__name__}: {error}") from error
+
+
+def checked_device(device: str) -> str:
+    """``cpu``, or torch's name of an accelerator that is there.
+
+    Raises
+    ------
+    DeviceError
+    """
+    place = find(device)
+    return place.kind if place is HOST else f"{place.kind}:{place.ordinal}"
 
 
 def ulps_text(ulps: int) -> str:

@@ -17,9 +17,10 @@ from ..errors import DTypeError, LimitError, OptionError, ShapeError
 from ..lab import Progress, environment
 from ..lab.models import MODELS, PROJECTION_SHAPES, LinearShape
 from .bench import Disqualified, LinearOperands, ProviderBench, copied_rows, sampled_columns
-from .cases import MAX_COLUMNS, Case, evaluate
+from .cases import MAX_COLUMNS, Case, checked_device, evaluate, with_kernels
 from .data import ActivationSource, Array, WeightSource, as_dtype, portable
-from .providers import BUILTIN, Absent, CallableProvider, Provider, load_provider
+from .named import load_provider, provider_of
+from .providers import BUILTIN, Absent, Provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation, Scope
 from .report import Report
 from .results import ProviderResult
@@ -55,6 +56,7 @@ class AuditOptions:
     speed_sizes: tuple[int, ...]
     speed_blocks: int
     memory: int
+    device: str
 
 
 def run(
@@ -69,6 +71,7 @@ def run(
     full: bool = False,
     inputs: str = "",
     speed: bool = True,
+    device: str = "cpu",
     memory: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -92,13 +95,16 @@ def run(
     sweep : sequence of int, optional
         Batch sizes of the population relation and of the agreement map.
     relations : sequence of str, optional
-        Names; all by default.
+        Names; by default all, on a CPU without those of streams and graphs.
     full : bool
         The long sweep (1 to 4096), longer timings, and without `shapes` more of them.
     inputs : str
         A ``.npy`` file of activations [rows, k]; random heavy-tailed rows by default.
     speed : bool
-        Time the providers against each other as well.
+        Time the providers against each other as well; on the CPU alone.
+    device : str
+        Where the providers compute: ``cpu``, or ``cuda`` or ``cuda:1``. There torch and isogemm are given tensors, and
+        so is a function of yours, which returns one.
     memory : int, optional
         Bytes that operands and outputs of a call may take; larger batches are left out and noted. By default 4 GiB or
         40% of what is free.
@@ -111,8 +117,9 @@ def run(
 
     Raises
     ------
-    OptionError, ShapeError, DTypeError
-        An unknown provider, relation or dtype; an empty or malformed list of shapes or sizes.
+    OptionError, ShapeError, DTypeError, DeviceError
+        An unknown provider, relation or dtype; an empty or malformed list of shapes or sizes; a device that is not
+        there.
 
     Examples
     --------
@@ -125,22 +132,24 @@ def run(
     require = None if require is None else arguments.strings("require", require, "'isogemm'")
     if not (providers or require):
         raise OptionError("providers", limit="at least one", value="none", nearest="isogemm")
+    place = checked_device(device)
     settings = AuditOptions(
         sources=_sources(shapes, full),
-        relations=_relations(relations),
+        relations=_relations(relations, place),
         scope=Scope.of(_sizes(sweep, full)),
         dtype=as_dtype(dtype).name,
         seed=_seed(seed),
         activations=ActivationSource(inputs),
-        speed_sizes=(_FULL_SPEED if full else _QUICK_SPEED) if speed else (),
+        speed_sizes=(_FULL_SPEED if full else _QUICK_SPEED) if speed and place == "cpu" else (),
         speed_blocks=_FULL_BLOCKS if full else _QUICK_BLOCKS,
         memory=memory or _memory(),
+        device=place,
     )
-    named = _named(providers)
+    named = _named(providers, place)
     own = [name for name in named if name not in BUILTIN]  # what a user brings is what a user asks about
     required = tuple(require if require is not None else own or ("isogemm",))
     wanted = () if require is not None else tuple(named)
-    named |= _named([name for name in required if name not in named])
+    named |= _named([name for name in required if name not in named], place)
     found = _Audit(settings, named, required, progress or (lambda done, total, text: None)).report()
     found.wanted = wanted
     return found
@@ -183,6 +192,7 @@ class _Audit:
             "relations": [r.name for r in s.relations],
             "inputs": portable(s.activations.path) or "random, heavy-tailed",
             "thread_counts": list(s.scope.thread_counts),
+            "device": s.device,
         }
 
     def _linear(self, source: WeightSource) -> None:
@@ -237,8 +247,10 @@ class _Audit:
             result.relative_error = max(result.relative_error, bench.relative_error)
             for relation, params in cases:
                 self._tell(1, f"{name} {relation.name} on {operands.linear.name}")
-                case = Case(name, relation.name, params, source, s.activations, s.dtype, s.seed)
+                case = Case(name, relation.name, params, source, s.activations, s.dtype, s.seed, s.device)
                 outcome = evaluate(bench, case)
+                if not result.relations[relation.name].drifts:
+                    outcome = with_kernels(outcome, bench, case)
                 result.add(relation.name, outcome)
                 if outcome.fatal:
                     raise Disqualified(outcome.reason)
@@ -265,12 +277,12 @@ class _Audit:
         self.progress(min(self.done, self.total), self.total, text)
 
 
-def _named(providers: Sequence[ProviderLike]) -> dict[str, Provider | Absent]:
+def _named(providers: Sequence[ProviderLike], device: str) -> dict[str, Provider | Absent]:
     named: dict[str, Provider | Absent] = {}
     for provider in providers:
         if isinstance(provider, str):
             try:
-                named.setdefault(provider, load_provider(provider))
+                named.setdefault(provider, load_provider(provider, device))
             except Absent as why:
                 named[provider] = why
         elif isinstance(provider, Provider):
@@ -280,7 +292,7 @@ def _named(providers: Sequence[ProviderLike]) -> dict[str, Provider | Absent]:
                 value, limit = arguments.shown(provider), "a name, a Provider or a function f(x, w)"
                 raise DTypeError("provider", limit=limit, value=value, nearest="'isogemm'")
             name = _name(provider)
-            named[name] = CallableProvider(name, provider)
+            named[name] = provider_of(name, provider, device)
     return named
 
 
@@ -316,8 +328,9 @@ def _source(shape: Any) -> WeightSource:
     return WeightSource(shape if isinstance(shape, LinearShape) else LinearShape(f"{n}x{k}", n, k))
 
 
-def _relations(names: Sequence[str] | None) -> tuple[Relation, ...]:
-    chosen = arguments.strings("relations", names, "'population'") if names is not None else tuple(RELATIONS)
+def _relations(names: Sequence[str] | None, device: str) -> tuple[Relation, ...]:
+    usual = tuple(name for name, relation in RELATIONS.items() if device != "cpu" or not relation.of_devices)
+    chosen = arguments.strings("relations", names, "'population'") if names is not None else usual
     for name in chosen:
         if name not in RELATIONS:
             raise arguments.unknown("relation", name, RELATIONS, "none named, for all")

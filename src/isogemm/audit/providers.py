@@ -25,9 +25,20 @@ from ..errors import OptionError
 from ..lab import limit_threads
 from .data import Array
 
-__all__ = ["BUILTIN", "FORMS", "Absent", "CallableProvider", "Form", "Provider", "function_of", "load_provider"]
+__all__ = [
+    "BUILTIN",
+    "FORMS",
+    "Absent",
+    "CallableProvider",
+    "Form",
+    "Function",
+    "Provider",
+    "TorchProvider",
+    "function_of",
+]
 
 Function = Callable[[Array, Array], Array]
+Accumulate = Callable[[Array | None, Array, Array], Array]
 Form = Callable[[Array, Sequence[Array]], Array]
 """``form(x, blocks)``: the products of x with each block of a weight's rows, side by side."""
 
@@ -58,11 +69,22 @@ class Provider:
         The ways it offers to compute the same product, by name (see `FORMS`).
     packed : callable or None
         ``packed(x, w)``: the product with w prepared first; None where there is no such thing.
+    accumulate : callable or None
+        ``accumulate(total, dy, x)``: ``total + dy.T @ x``, how gradients of a weight [n, k] are summed over
+        micro-batches; `total` is None at first.
+    streamed, captured : callable or None
+        ``(x, w)``: the product on a stream of its own, and captured in a graph and replayed.
+    watched : callable or None
+        A context whose value is a list: each product within appends the kernels that it ran, in words.
     """
 
     name: str = ""
     dtypes: tuple[str, ...] = tuple(NUMPY)
     packed: Function | None = None
+    accumulate: Accumulate | None = None
+    streamed: Function | None = None
+    captured: Function | None = None
+    watched: Callable[[], contextlib.AbstractContextManager[list[str]]] | None = None
 
     def __init__(self) -> None:
         self.forms: dict[str, Form] = {"loop": self._loop}
@@ -77,6 +99,11 @@ class Provider:
         with limit_threads(count):
             yield
 
+    def _added(self, total: Array | None, dy: Array, x: Array) -> Array:
+        """Each micro-batch's gradient added to the sum of those before, as training does."""
+        one = self.linear(dy.T, x.T)
+        return one if total is None else total + one
+
     def _loop(self, x: Array, blocks: Sequence[Array]) -> Array:
         return np.concatenate([self.linear(x, block) for block in blocks], axis=1)
 
@@ -88,6 +115,7 @@ class CallableProvider(Provider):
         super().__init__()
         self.name = name
         self._function = function
+        self.accumulate = getattr(function, "accumulate", None)
 
     def linear(self, x: Array, w: Array) -> Array:
         return self._function(x, w)
@@ -108,7 +136,7 @@ class IsogemmProvider(Provider):
 
         super().__init__()
         self._products, self._pack = products, packing.pack
-        self.packed = self._packed
+        self.packed, self.accumulate = self._packed, self._accumulated
         self.forms |= {"batched": self._batched, "strided": self._strided, "shared": self._shared}
 
     def linear(self, x: Array, w: Array) -> Array:
@@ -116,6 +144,10 @@ class IsogemmProvider(Provider):
 
     def _packed(self, x: Array, w: Array) -> Array:
         return np.asarray(self._products.linear(x, self._pack(w)))
+
+    def _accumulated(self, total: Array | None, dy: Array, x: Array) -> Array:
+        start = np.zeros((dy.shape[1], x.shape[1]), np.float32) if total is None else total
+        return np.asarray(self._products.gemm(dy, x, trans_a="T", out=start, accumulate=True))
 
     def _batched(self, x: Array, blocks: Sequence[Array]) -> Array:
         parts = self._products.gemm_batched([x] * len(blocks), list(blocks), trans_b="T")
@@ -139,6 +171,7 @@ class NumpyProvider(Provider):
 
     def __init__(self) -> None:
         super().__init__()
+        self.accumulate = self._added
         self.forms |= {"strided": self._strided, "shared": self._shared}
 
     def linear(self, x: Array, w: Array) -> Array:
@@ -164,6 +197,7 @@ class TorchProvider(Provider):
         except Exception as error:  # an installation without one of its libraries, for example
             raise Absent(f"importing torch failed: {type(error).__name__}: {error}") from error
         super().__init__()
+        self.accumulate = self._added
         self._torch: Any = torch
         self.forms |= {"strided": self._strided, "shared": self._shared}
 
@@ -199,21 +233,8 @@ BUILTIN: MappingProxyType[str, Callable[[], Provider]] = MappingProxyType(
 )
 
 
-def load_provider(name: str) -> Provider:
-    """The provider of that name: ``isogemm``, ``numpy``, ``torch``, ``module:function`` or ``file.py:function``.
-
-    Raises
-    ------
-    OptionError
-        No such provider: an unknown name, no such module or file, or no such callable in it.
-    Absent
-        It exists but cannot run here: a package is missing, or its module fails when imported.
-    """
-    return BUILTIN[name]() if name in BUILTIN else CallableProvider(name, function_of(name))
-
-
 def function_of(name: str) -> Function:
-    """The callable that ``module:function`` or ``file.py:function`` names; raises as `load_provider` does."""
+    """The callable that ``module:function`` or ``file.py:function`` names; raises as loading a provider does."""
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
         raise _unknown(name, "not a name of ours, nor module:function")

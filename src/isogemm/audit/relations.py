@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .bench import NotApplicable, ProviderBench, concatenated
-from .data import Array, arrange
-from .providers import FORMS
+from .bench import NotApplicable, ProviderBench, concatenated, sampled_columns
+from .data import ActivationSource, Array, arrange
+from .providers import FORMS, Function
 
 __all__ = ["FULL_SWEEP", "QUICK_SWEEP", "RELATIONS", "Pair", "Params", "Relation", "Scope"]
 
@@ -29,6 +29,7 @@ FULL_SWEEP = (
 )
 QUICK_SWEEP = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 100, 127, 128, 129, 256)
 _ALONE_ROWS = 33  # so many first rows of a batch, its middle and its last are compared with themselves alone
+_GRADIENT_ROWS = 256  # rows of a weight whose gradients are summed
 _LAYOUTS = ("F/C", "C/F", "F/F", "padded/padded", "rows/rows", "columns/columns", "unaligned/unaligned")
 _CONTENTS = ("other", "zero", "large", "nan", "inf")
 
@@ -76,12 +77,15 @@ class Relation:
         ``cases(scope)``: the parameters of each case.
     evaluate : callable
         ``evaluate(bench, params)``: the pair of one case.
+    of_devices : bool
+        It is about what a CPU does not have, so there it is evaluated only when it is asked for.
     """
 
     name: str
     meaning: str
     cases: Callable[[Scope], list[Params]]
     evaluate: Evaluate
+    of_devices: bool = False
 
 
 _listed: dict[str, Relation] = {}
@@ -89,11 +93,13 @@ RELATIONS: Mapping[str, Relation] = MappingProxyType(_listed)
 """Every relation, by name, in the order of the report."""
 
 
-def _relation(name: str, meaning: str, cases: Callable[[Scope], list[Params]]) -> Callable[[Evaluate], Evaluate]:
+def _relation(
+    name: str, meaning: str, cases: Callable[[Scope], list[Params]], *, of_devices: bool = False
+) -> Callable[[Evaluate], Evaluate]:
     """List the function that evaluates a relation's cases."""
 
     def listed(evaluate: Evaluate) -> Evaluate:
-        _listed[name] = Relation(name, meaning, cases, evaluate)
+        _listed[name] = Relation(name, meaning, cases, evaluate, of_devices)
         return evaluate
 
     return listed
@@ -255,3 +261,75 @@ def _layout(bench: ProviderBench, params: Params) -> Pair:
     x = arrange(bench.x(m), layout_x)
     got = bench.keep(bench.call(x, arrange(bench.part(), layout_w)), columns)
     return Pair(expected, got, np.arange(m), columns)
+
+
+def _gradients(bench: ProviderBench, m: int, width: int) -> Array:
+    """Gradients [m, width] that come from the layer behind."""
+    operands = bench.operands
+    return ActivationSource().rows(m, width, operands.dtype, operands.seed, stream=5)
+
+
+@_relation(
+    "backward",
+    "gradients of x, whole and in micro-batches",
+    lambda _: [{"m": m, "rows": r} for m, r in ((64, 1), (64, 32), (256, 64), (257, 100))],
+)
+def _backward(bench: ProviderBench, params: Params) -> Pair:
+    """dx = dy @ w of micro-batches of so many rows, against all rows at once."""
+    m, rows = _int(params, "m"), _int(params, "rows")
+    bench.x(m)  # within the memory limit
+    turned = bench.operands.w.T
+    columns = sampled_columns(len(turned), len(bench.operands.columns))
+    dy = arrange(_gradients(bench, m, turned.shape[1]), "C")
+    parts = [bench.keep(bench.call(arrange(dy[i : i + rows], "C"), turned), columns) for i in range(0, m, rows)]
+    return Pair(bench.keep(bench.call(dy, turned), columns), concatenated(parts), np.arange(m), columns)
+
+
+@_relation(
+    "accumulation",
+    "gradients of w, whole and summed over micro-batches",
+    lambda _: [{"m": m, "parts": p} for m, p in ((64, 2), (256, 2), (256, 8), (512, 4))],
+)
+def _accumulation(bench: ProviderBench, params: Params) -> Pair:
+    """dw = dy.T @ x summed over equal micro-batches, multiples of 32 rows, against all rows at once."""
+    m, parts = _int(params, "m"), _int(params, "parts")
+    x, dy = bench.x(m), _gradients(bench, m, min(len(bench.operands.w), _GRADIENT_ROWS))
+    dy = arrange(dy, "C")
+    whole, summed = (_summed(bench, dy, x, count) for count in (1, parts))
+    return Pair(whole, summed, np.arange(len(whole)), np.arange(whole.shape[1]))
+
+
+def _summed(bench: ProviderBench, dy: Array, x: Array, count: int) -> Array:
+    """The gradients of w summed over `count` micro-batches."""
+    accumulate = bench.provider.accumulate
+    if accumulate is None:
+        raise NotApplicable(f"{bench.provider.name} sums no gradients")
+    bounds = [len(x) * i // count for i in range(count + 1)]
+
+    def run(left: Array, right: Array) -> Array:
+        total = None
+        for here in itertools.starmap(slice, itertools.pairwise(bounds)):
+            total = accumulate(total, left.T[here], right.T[here])
+        return total  # type: ignore[return-value]  # of one part at least
+
+    return np.array(bench.call(dy.T, x.T, run, sums=True))
+
+
+@_relation(
+    "stream", "the call on another stream of the device", lambda _: [{"m": m} for m in (1, 16, 256)], of_devices=True
+)
+def _stream(bench: ProviderBench, params: Params) -> Pair:
+    """The product on a stream of its own, against the current stream."""
+    return _elsewhere(bench, _int(params, "m"), bench.provider.streamed, "has no streams here")
+
+
+@_relation("graph", "the call captured and replayed", lambda _: [{"m": m} for m in (1, 16, 256)], of_devices=True)
+def _graph(bench: ProviderBench, params: Params) -> Pair:
+    """The product replayed from a graph that was captured over other values, against the call itself."""
+    return _elsewhere(bench, _int(params, "m"), bench.provider.captured, "captures no graphs here")
+
+
+def _elsewhere(bench: ProviderBench, m: int, run: Function | None, lacks: str) -> Pair:
+    if run is None:
+        raise NotApplicable(f"{bench.provider.name} {lacks}")
+    return _whole(bench, bench.product(m), bench.keep(bench.call(bench.x(m), run=run)))

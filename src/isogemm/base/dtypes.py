@@ -23,6 +23,9 @@ __all__ = [
     "DTYPES",
     "FLOAT16",
     "FLOAT32",
+    "INT8",
+    "INT32",
+    "INTEGERS",
     "ITEMSIZE",
     "NUMPY",
     "PTX",
@@ -41,6 +44,8 @@ DType = np.dtype[Any]
 FLOAT32: DType = np.dtype(np.float32)
 BFLOAT16: DType = np.dtype(ml_dtypes.bfloat16)
 FLOAT16: DType = np.dtype(np.float16)
+INT8: DType = np.dtype(np.int8)
+INT32: DType = np.dtype(np.int32)
 
 
 class ElementType(NamedTuple):
@@ -71,6 +76,7 @@ TYPES = (
 )
 DTYPES = tuple(t.dtype for t in TYPES)
 NUMPY = {t.name: t.dtype for t in TYPES}
+INTEGERS = {"torch.int8": INT8, "torch.int32": INT32}  # operands and results of exact products, on the CPU
 TORCH = {f"torch.{t.name}": t.dtype for t in TYPES}
 ITEMSIZE = {t.name: t.dtype.itemsize for t in TYPES}
 CODE = {t.name: t.code for t in TYPES}
@@ -112,11 +118,19 @@ def as_dtype(dtype: Any) -> DType | None:
         ) from error
 
 
+_NARROW: dict[str | tuple[str, ...], str] = {
+    "int8": "int8 with int8 on a CPU, exactly into int32",
+    "uint8": "int8 with int8 on a CPU, exactly into int32; quantized weights as isogemm.QuantizedMatrix",
+    ("int4", "uint4", "int2", "uint2", "qint", "quint"): "quantized weights as isogemm.QuantizedMatrix",
+    ("float8", "float4_", "float6_"): "8-bit and shorter floats once they are converted, which is exact",
+}  # fmt: skip
+
+
 def supported(dtype: str) -> str:
-    """The legal element types, in words; for an integer or an 8-bit float, that quantized ones are not among them."""
+    """The legal element types, in words; for a short integer or float, what there is for it besides."""
     bare = dtype.removeprefix("torch.")
-    quantized = bare.startswith(("int8", "uint8", "int4", "uint4", "float8", "float4_", "float6_", "qint", "quint"))
-    return "float32, bfloat16 or float16" + ("; quantized types are not supported yet" if quantized else "")
+    beside = next((words for starts, words in _NARROW.items() if bare.startswith(starts)), "")
+    return "float32, bfloat16 or float16" + (f"; {beside}" if beside else "")
 
 
 def check_dtype(name: str, dtype: DType) -> None:
@@ -133,4 +147,6 @@ def _nearest(dtype: DType) -> str:
         return f"{dtype.name} in native byte order"
     if dtype.kind == "c":
         return "float32, one product for each pair of real and imaginary parts"
-    return "bfloat16, which holds it exactly" if dtype.name.startswith("float8") else "float32"
+    if dtype.name.startswith(("float8", "float6_", "float4_")):
+        return "bfloat16, which holds it exactly"
+    return "int8 with int8, or isogemm.quantize(w) for a weight" if dtype.name in ("int8", "uint8") else "float32"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..api import dispatch
 from ..api.operands import Operands
+from ..base.dtypes import INT8, INT32
 from ..contract.spec import ContractLike
 from ..errors import LayoutError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart, check_no_self_overlap
@@ -320,7 +321,7 @@ def _flat(name: str, flat: Array) -> Array:
             value=f"shape {list(flat.shape)}, strides {list(flat.strides)} bytes",
             nearest=f"{name}.reshape(-1) of a contiguous array",
         )
-    problem.check_operand(name, flat)
+    problem.check_operand(name, flat, INT32 if name == "c" else INT8)
     return flat
 
 

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from ..api import dispatch
 from ..api.operands import Operands
+from ..base.dtypes import INT8, INT32
 from ..problem import settings
 from . import calls as blas
+from .tensor_cores import Eligibility, tensor_cores
 
 __all__ = ["Call", "Operand", "describe"]
 
@@ -101,6 +103,18 @@ class Call:
         lines += [f"copy needed   {line}" for line in self.copies] or ["no copies"]
         return "\n".join(lines)
 
+    def tensor_cores(self, mode: str = "default") -> Eligibility:
+        """Whether this call could use an NVIDIA GPU's tensor cores: by its types, extents, strides and addresses."""
+        a, b, out = self._arrays
+        if a.dtype != b.dtype:
+            return Eligibility(False, (f"operands of two types: {a.dtype.name} and {b.dtype.name}",))
+        given = [x for x in (a, b, out) if x is not None]
+        m, n = (self.n, self.m) if self.swapped else (self.m, self.n)
+        return tensor_cores(
+            m, n, self.k, dtype=a.dtype.name, mode=mode,
+            leading=(self.first.ld, self.second.ld, self.out.ld), addresses=tuple(x.ctypes.data for x in given),
+        )  # fmt: skip
+
     def _line(self, x: Operand, y: Operand, m: int, n: int, tx: str, ty: str, ldc: int) -> str:
         text = f"{tx!r}, {ty!r}, {m}, {n}, {self.k}, 1.0, {x.name}, {x.ld}, {y.name}, {y.ld}, 0.0, out, {ldc}"
         if self.routine == "gemm_strided_batched":
@@ -119,7 +133,8 @@ class Call:
         """
         a, b, out = self._arrays
         device = self._here.device
-        target = device.empty(self._whole, a.dtype) if out is None or self.out.copy else out
+        kind = INT32 if a.dtype == INT8 else a.dtype
+        target = device.empty(self._whole, kind) if out is None or self.out.copy else out
         given = {"a": a, "b": b, "out": target}
         x, y, z = self.first, self.second, self.out
         fx, fy, fz = (
@@ -175,7 +190,7 @@ def describe(a: Any, b: Any, out: Any = None) -> Call:
     mc = None if xc is None else dispatch.with_axes(xc, shape, xa.ndim == 1, xb.ndim == 1)
     for name, x in (("a", ma), ("b", mb), ("out", mc)):
         if x is not None:
-            settings.check_operand(name, x)
+            settings.check_operand(name, x, INT32 if name == "out" else INT8)
     places = [
         _Matrices.of("a", ma, whole[:-2]),
         _Matrices.of("b", mb, whole[:-2]),

@@ -15,6 +15,7 @@ from ..base.progress import progress_bar
 from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
 from . import program, quant
+from .describe import describe_command
 from .doctor import doctor_command
 from .examples import examples
 from .info import info_command
@@ -94,7 +95,7 @@ def audit_command(
             "--provider",
             "-p",
             help="isogemm, numpy, torch, module:function or file.py:function; repeat or "
-            "separate by commas. Default: isogemm,numpy.",
+            "separate by commas. Default: isogemm,numpy; on a GPU isogemm,torch.",
         ),
     ] = None,
     require: Annotated[
@@ -120,7 +121,7 @@ def audit_command(
         Several,
         typer.Option(help="With --hf: plain, invariant, convert; in place of providers. Default: plain,convert."),
     ] = None,
-    device: Annotated[str, typer.Option(help="With --hf: cpu or cuda.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda: where providers compute, or the model of --hf.")] = "",
     quantize: Annotated[
         str, typer.Option(help="With --hf and the mode convert: a format of weights, for example Q4_K.")
     ] = "",
@@ -156,8 +157,8 @@ def audit_command(
 
     if replay:
         _replay(replay)
-    if (random or mode or device or quantize) and not hf:
-        named = "--random, --mode, --device, --quantize"
+    if (random or mode or quantize) and not hf:
+        named = "--random, --mode, --quantize"
         raise OptionError(named, limit="with --hf", value="alone", nearest="--hf FOLDER")
     _check_outputs(json, html)
     if tp:
@@ -181,7 +182,7 @@ def audit_command(
         _finish(found, json, html)
     with progress_bar() as progress:
         report = run(
-            _split(provider, "isogemm,numpy"),
+            _split(provider, "isogemm,torch" if device.startswith("cuda") else "isogemm,numpy"),
             _sources(model, shapes, weights, match, limit),
             require=[name for name in _split(require, "") if name != "none"] if require else None,
             dtype=dtype or "float32",
@@ -191,6 +192,7 @@ def audit_command(
             full=full,
             inputs=inputs,
             speed=speed,
+            device=device or "cpu",
             progress=progress,
         )
     _finish(report, json, html)
@@ -365,6 +367,7 @@ def _audit_model(
 
 app.command("admissions", epilog=examples("admissions"))(admissions_command)
 app.command("study", epilog=examples("study"))(study_command)
+app.command("describe", epilog=examples("describe"))(describe_command)
 app.command("doctor", epilog=examples("doctor"))(doctor_command)
 app.command("ops", epilog=examples("ops"))(ops_command)
 app.command("info", epilog=examples("info"))(info_command)

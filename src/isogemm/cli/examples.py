@@ -10,7 +10,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "isogemm audit                                          # isogemm beside numpy",
         "isogemm audit -p numpy,torch --require none            # look, demand nothing",
         "isogemm audit -p mymodule:my_linear --html report.html # your own f(x, w)",
+        "isogemm audit -p torch --require none --device cuda    # torch's own kernels, on a GPU",
         "isogemm audit --hf ./Qwen3-0.6B                        # a model in a local folder",
+    ),
+    "describe": (
+        "isogemm describe 128 512 256                           # the call for rows in memory",
+        "isogemm describe 64 64 64 --batch 8 --shared b --dtype fp16",
+        "isogemm describe gemm_nt_q4_k_q8_k                     # a kernel's name in words",
+        "isogemm describe cublasSgemmStridedBatched             # its names elsewhere",
     ),
     "doctor": (
         "isogemm doctor case.npz --steps                        # a result in hand",

@@ -82,6 +82,8 @@ def evaluate(
         )  # fmt: skip
     _check_operands(a, b, chosen)
     _check_start(c, (a.shape[0], b.shape[1]), chosen)
+    if chosen.arithmetic == "exact":
+        return (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32)
     start = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else np.array(c, np.float32, order="C")
     from ..base.floating import ieee_defaults  # loads Numba, which reading a contract should not
 
@@ -311,6 +313,8 @@ def _check_operands(a: Array, b: Array, contract: Contract) -> None:
 def _check_start(c: Array | None, shape: tuple[int, int], contract: Contract) -> None:
     if c is None:
         return
+    if contract.arithmetic == "exact":
+        raise ContractError("start of an exact product", limit="None", value="c", nearest="the sum of two, in int64")
     if contract.order.kind in ("tree", "lanes"):
         raise ContractError(
             f"accumulate with {contract.order}", limit="chain or leafL: others have no running total to continue",

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal, cast
 
 from ..errors import ContractError
+from .modes import MEANT
 
 __all__ = ["ARITHMETICS", "Arithmetic", "Contract", "ContractLike", "Order", "as_contract"]
 
@@ -30,7 +31,8 @@ class Arithmetic:
     name : str
         Text form.
     operands : tuple of str
-        Operand dtypes it is defined for; none for ``int32``, whose weight is a quantized matrix.
+        Operand dtypes it is defined for; none for ``int32``, whose weight is a quantized matrix. Operands of ``exact``
+        are integers, and so are its results; all others' are floats.
     block : int
         Elements of K that are summed as one step; cuts of K at multiples of it keep the bits.
     fraction_bits : int
@@ -54,6 +56,8 @@ ARITHMETICS = MappingProxyType(
             Arithmetic("tf32x3:sm90", ("float32",), 32, 25),
             # Quantized weights: exact integers inside a block of 32 or 256, see contract/int32.py.
             Arithmetic("int32", (), 256, 0),
+            # Integers into int32: no sum is rounded, so every order has the same bits.
+            Arithmetic("exact", ("int8",), 1, 0),
             # The tensor cores of a device that no model here fits: kernels agree there, but nothing can evaluate it.
             Arithmetic("tensor_core:native", ("bfloat16", "float16"), 16, 0),
         )
@@ -231,8 +235,11 @@ def _check_order(order: Order, block: int) -> None:
 
 
 def _nearest_arithmetic(name: str) -> str:
-    """The arithmetic spelt most like `name`; an order that stands alone gets the default one before it."""
+    """The arithmetic spelt most like `name`, or meant by it; an order alone gets the default one before it."""
     import difflib
+
+    if name.lower() in MEANT:
+        return MEANT[name.lower()]
 
     orders = {f"lanes{LANES}", *(f"tree{n}" for n in TREE_LEAVES)}
     if re.fullmatch(r"chain|leaf[1-9][0-9]{0,17}", name) or name in orders:

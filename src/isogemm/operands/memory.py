@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.dtypes import DTYPES
+from ..base.dtypes import DTYPES, INT32
 from ..errors import LimitError
 
 __all__ = ["empty", "tensor_of", "view"]
@@ -113,7 +113,7 @@ def _learn() -> None:
     global _strided
     torch = sys.modules["torch"]
     _strided = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", _strided)
-    for dtype in DTYPES:
+    for dtype in (*DTYPES, INT32):
         _KINDS[dtype] = getattr(torch, dtype.name)
 
 

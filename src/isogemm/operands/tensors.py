@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.dtypes import BFLOAT16, TORCH, supported
+from ..base.dtypes import BFLOAT16, INTEGERS, TORCH, supported
 from ..errors import DTypeError, LayoutError, OptionError
 from .device_array import foreign_device
 from .memory import tensor_of, view
@@ -95,8 +95,10 @@ def check_untraced(name: str) -> None:
         )
 
 
-def check_tensor(name: str, x: Any) -> None:
+def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
     """Raise unless a torch tensor is dense, outside the gradient's graph and any trace, and of a supported dtype.
+
+    `integers`: so are int8 and int32, as on the CPU.
 
     Raises
     ------
@@ -112,7 +114,7 @@ def check_tensor(name: str, x: Any) -> None:
             value="requires_grad=True",
             nearest=f"{name}.detach(), torch.no_grad(), or isogemm.torch.linear, which records gradients",
         )
-    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16) and not (integers and str(x.dtype) in INTEGERS):
         raise DTypeError(
             f"dtype of {name}",
             limit=supported(str(x.dtype)),
@@ -134,8 +136,8 @@ def from_tensor(name: str, x: Any) -> Array:
     torch = sys.modules["torch"]
     if x.device.type != "cpu":
         raise foreign_device(name, str(x.device))
-    check_tensor(name, x)
-    dtype = TORCH[str(x.dtype)]
+    check_tensor(name, x, integers=True)
+    dtype = (TORCH | INTEGERS)[str(x.dtype)]
     viewed = _plain(x, dtype) if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ else _unwrapped(x)
     if viewed is None:
         raise _no_memory(name, x)

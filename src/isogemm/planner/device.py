@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.dtypes import INT8
 from ..contract.spec import Contract
 from ..errors import DeviceError
 from ..operands.device_array import DeviceId
@@ -38,6 +39,7 @@ from ..problem.settings import Settings
 __all__ = ["LISTS", "Backend", "Device", "Item"]
 
 Array = NDArray[Any]
+EXACT = Contract("exact")
 LISTS = ("gemm_batched", "gemm_grouped")
 """Public functions of lists; others take arrays."""
 
@@ -95,7 +97,7 @@ class Device:
 
     def default(self, dtype_a: np.dtype[Any], dtype_b: np.dtype[Any]) -> Contract:
         """The contract of a product of these types for which none was asked."""
-        return Contract()
+        return EXACT if dtype_a == dtype_b == INT8 else Contract()
 
     def gemm(
         self, a: Array, b: Any, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..base.dtypes import ITEMSIZE
 from ..errors import DeviceError
-from ..problem.numeric import AnyPlan, NumericPlan, is_packed, numeric_key
+from ..problem.numeric import USUAL, AnyPlan, NumericPlan, is_packed, numeric_key
 from ..problem.product import Product
 from .admission import Admission
 from .products import Chooser
@@ -46,6 +46,9 @@ class DevicePlan(AnyPlan):
         from measured ceilings.
     bound : str
         memory, compute, or unknown where no ceilings were measured.
+    tree : tuple of (int, str)
+        The most rows, and the kernel that was the fastest up to them, ascending; the last serves all beyond. Of the
+        table's row for this N, K and type, or the nearest; empty where no table was asked.
     """
 
     batch: int
@@ -58,6 +61,7 @@ class DevicePlan(AnyPlan):
     expected_us: float | None
     bound_us: float | None
     bound: str
+    tree: tuple[tuple[int, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -72,14 +76,27 @@ class DevicePlan(AnyPlan):
         lines = [
             *self.heading(self.batch, "no executable definition" if native else "m plays no part"),
             ("device", self.device if self.here else f"{self.device}, by its shipped table: there is no GPU here"),
+            *self._tree(),
             ("kernel", f"{self.family} [{self.config}]"),
             ("why", self.reason),
             ("admission", self.admission),
             ("expected", "not measured" if self.expected_us is None else _time(self.expected_us)),
         ]
+        if self.tree:
+            lines.append(("crossover", f"as timed there; from vectors to tiles {USUAL} rows are usual elsewhere"))
         if self.bound_us is not None:
             share = f", {self.bound_us / self.expected_us:.0%} of it reached" if self.expected_us else ""
             lines.append(("bound", f"{self.bound}: {_time(self.bound_us)}{share}"))
+        return lines
+
+    def _tree(self) -> list[tuple[str, str]]:
+        """A question for each range of rows, the one that holds with an arrow."""
+        lines, low = [], 1
+        for i, (most, kernel) in enumerate(self.tree):
+            last = i == len(self.tree) - 1
+            here = low <= self.m and (self.m <= most or last)
+            lines.append(("-> if" if here else "   if", f"M {f'>= {low}' if last else f'<= {most}'}: {kernel}"))
+            low = most + 1
         return lines
 
 
@@ -173,8 +190,20 @@ def _plan(product: Product, hint: Hint, admission: str, table: Table | None, dev
     return DevicePlan(
         p.m, p.n, p.k, "N" if p.a.col == 1 else "T", "N" if p.b.col == 1 else "T",
         NumericPlan(p.contract, p.k, p.dtype_a, p.dtype_b, p.dtype_out, leaves), p.batch, device, here,
-        *hint.use, hint.reason, admission, expected, bound_us, bound,
+        *hint.use, hint.reason, admission, expected, bound_us, bound, _crossovers(hint.row),
     )  # fmt: skip
+
+
+def _crossovers(row: TunedRow | None) -> tuple[tuple[int, str], ...]:
+    """The fastest kernel by M, ranges of one kernel joined; an algorithm of a library's goes by its family alone."""
+    found: list[tuple[int, str]] = []
+    for bucket in row.buckets if row is not None else ():
+        family, config = bucket.uses[0]
+        kernel = f"{family} [{config.partition(' #')[0]}]"
+        if found and found[-1][1] == kernel:
+            found.pop()
+        found.append((bucket.m, kernel))
+    return tuple(found)
 
 
 def _roofline(product: Product, ceilings: DeviceLimits) -> tuple[float | None, str]:

@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from .product import Product, Strides
 
 __all__ = [
-    "AnyPlan", "NumericKey", "NumericPlan", "default_contract", "is_packed", "letter", "numeric_key", "numeric_plan",
+    "USUAL", "AnyPlan", "NumericKey", "NumericPlan", "default_contract", "is_packed", "letter", "numeric_key",
+    "numeric_plan",
 ]  # fmt: skip
+
+USUAL = "16 to 64"
+"""Rows at which texts on these kernels put the crossover from matrix by vector to tiles."""
 
 
 @dataclass(frozen=True, slots=True)

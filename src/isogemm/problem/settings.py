@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.dtypes import FLOAT32, check_dtype, name_of
+from ..base.dtypes import FLOAT32, INT8, INT32, check_dtype, name_of
 from ..contract.spec import Contract
-from ..errors import ContractError, DTypeError, LayoutError, OptionError, ShapeError
+from ..errors import ContractError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
 
 __all__ = [
@@ -26,6 +26,8 @@ __all__ = [
 
 Array = NDArray[Any]
 DType = np.dtype[Any]
+LONGEST_EXACT = (2**31 - 1) // 2**14
+"""The K up to which no sum of products of int8 can leave int32."""
 
 
 class Settings(NamedTuple):
@@ -69,7 +71,7 @@ class Settings(NamedTuple):
         ContractError
             `accumulate` with a tree or lanes, which have no running total to start from.
         DTypeError
-            `out_dtype` is not float32, bfloat16 or float16.
+            `out_dtype` is not float32, bfloat16 or float16; under ``exact``, not int32.
         """
         if not isinstance(accumulate, bool | np.bool_):
             raise OptionError("accumulate", limit="True or False", value=repr(accumulate), nearest=bool(accumulate))
@@ -80,7 +82,9 @@ class Settings(NamedTuple):
             raise ContractError(
                 "accumulate=True", limit="an order with a running total", value=str(contract), nearest="chain or leafL"
             )
-        if out_dtype is not None:
+        if contract.arithmetic == "exact":
+            _check_exact(alpha, beta, accumulate, out_dtype)
+        elif out_dtype is not None:
             check_dtype("out_dtype", out_dtype)
         return cls(contract, alpha, beta, bool(accumulate), out_dtype)
 
@@ -110,6 +114,8 @@ class Settings(NamedTuple):
                 value=f"{a.name} and {b.name}",
                 nearest=f"both {a.name}",
             )
+        if self.contract.arithmetic == "exact":
+            return INT32
         if self.out_dtype is not None:
             return self.out_dtype
         return FLOAT32 if self.accumulate or b == FLOAT32 else a
@@ -128,12 +134,13 @@ def check_product(
     ShapeError, DTypeError, LayoutError, AliasError
         As `check_operand`, `check_out` and `check_bias`.
     """
-    check_operand("a", a)
-    check_operand("b", b)
+    check_operand("a", a, INT8)
+    check_operand("b", b, INT8)
     if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise mismatch(a.shape, b.shape)
     shape = (*a.shape[:-1], b.shape[-1])
     dtype = settings.result_dtype(a.dtype, b.dtype)
+    check_integers(a.shape[-1], bias, settings)
     if c is not None:
         _check_c(c, shape, dtype, settings)
     if settings.reads_c and c is None:
@@ -157,9 +164,35 @@ def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:
     return ShapeError("inner dimensions", limit="columns of a = rows of b", value=value, nearest=nearest, said=said)
 
 
-def check_operand(name: str, x: Array) -> None:
-    """Raise unless `x` has a supported dtype and every element lies at a multiple of its alignment."""
-    check_dtype(name, x.dtype)
+def check_integers(k: int, bias: Array | None, settings: Settings) -> None:
+    """Raise where the exact product of integers has a bias, or sums that might not fit into int32.
+
+    Raises
+    ------
+    LimitError, OptionError
+    """
+    if settings.contract.arithmetic != "exact":
+        return
+    if k > LONGEST_EXACT:
+        nearest = f"the int64 sum of products over pieces of K of at most {LONGEST_EXACT}"
+        raise LimitError("K of an int8 product", limit=f"{LONGEST_EXACT}: sums fit int32", value=k, nearest=nearest)
+    if bias is not None:
+        raise OptionError("bias", limit="none under exact: int32 is the product alone", value="a bias", nearest=None)
+
+
+def _check_exact(alpha: float, beta: float, accumulate: bool, out_dtype: DType | None) -> None:
+    limit = "the product alone under exact: alpha=1, beta=0, accumulate=False"
+    if alpha != 1 or beta != 0 or accumulate:
+        value = f"alpha={alpha}, beta={beta}, accumulate={accumulate}"
+        raise OptionError("epilogue of an int8 product", limit=limit, value=value, nearest="NumPy, on the int32 result")
+    if out_dtype is not None and out_dtype != INT32:
+        raise DTypeError("out_dtype", limit="int32 under exact", value=out_dtype.name, nearest="int32")
+
+
+def check_operand(name: str, x: Array, also: DType | None = None) -> None:
+    """Raise unless `x` has a supported dtype, or `also`, and every element lies at a multiple of its alignment."""
+    if also is None or x.dtype != also:
+        check_dtype(name, x.dtype)
     if not x.flags.aligned:
         raise LayoutError(
             f"memory of {name}", limit="aligned elements", value="unaligned", nearest=f"np.require({name}, None, 'A')"
@@ -196,7 +229,7 @@ def check_out(
     """
     if out.shape != shape:
         raise ShapeError("shape of out", limit="that of the product", value=list(out.shape), nearest=list(shape))
-    check_operand("out", out)
+    check_operand("out", out, INT32)
     if out.dtype != dtype:
         raise DTypeError("dtype of out", limit="that of the result", value=out.dtype.name, nearest=dtype.name)
     if not out.flags.writeable:
@@ -244,6 +277,10 @@ def _scalar(name: str, value: Any) -> float:
 
 
 def _nearest_contract(a: DType, b: DType, names: tuple[str, ...]) -> str:
+    if a == b == INT8:
+        return "contract='exact/chain', or None"
     if not names:
         return "isogemm.linear with a QuantizedMatrix, or contract='fma/chain'"
+    if INT8.name in names:
+        return "contract='fma/chain', or int8 operands"
     return "contract='tf32:sm90/chain'" if a == b == FLOAT32 and FLOAT32.name not in names else f"{names[0]} operands"

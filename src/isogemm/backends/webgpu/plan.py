@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import OptionError
-from ...problem.numeric import AnyPlan, numeric_plan
+from ...problem.numeric import USUAL, AnyPlan, numeric_plan
 from .adapter import Adapter
 from .choose import TREE, Crossovers, TreeCase, check_contract, choose
 
 __all__ = ["SCHEMA", "WebGpuPlan", "plan"]
 
 SCHEMA = "isogemm.webgpu_plan.v1"
-CHAPTER = "16 to 64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class WebGpuPlan(AnyPlan):
         return [
             *lines,
             ("kernel", f"{self.kernel}, admitted by its bits at its first use"),
-            ("tiles", f"from M = {at.tiles} (chain) and {at.tiles_of_lanes} (lanes32); elsewhere {CHAPTER} is usual"),
+            ("tiles", f"from M = {at.tiles} (chain) and {at.tiles_of_lanes} (lanes32); elsewhere {USUAL} is usual"),
             ("measured", at.source),
         ]
 

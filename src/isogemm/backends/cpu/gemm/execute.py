@@ -119,12 +119,16 @@ def _has_kernels(contract: Contract) -> bool:
 
 
 def _by_definition(items: Sequence[Item], asked: Settings, bias: Array | None) -> None:
-    """Leaves of ``fma`` from its chains, and its lanes; all else by the executable definition, exact and slower."""
+    """Leaves of ``fma`` from its chains, its lanes, integers; all else by the definition itself, exact and slower."""
     from ....contract import reference
+    from .exact import exact_product
     from .lanes import sums_of_lanes
     from .leaves import sums_of_leaves
 
     for a, b, out, c in items:
+        if asked.contract.arithmetic == "exact":
+            exact_product(gemm, a, b, out)
+            continue
         b = b.unpack().T if isinstance(b, PackedWeight) else b
         start, added = (c, None) if asked.accumulate else (None, c)
         if asked.contract.order.kind == "lanes":

@@ -13,12 +13,12 @@ from ....base.dtypes import ITEMSIZE, NUMPY
 from ....base.threads import get_num_threads
 from ....contract.spec import Contract, ContractLike
 from ....errors import DTypeError, OptionError, ShapeError
-from ....problem.numeric import AnyPlan, NumericPlan, numeric_plan
+from ....problem.numeric import USUAL, AnyPlan, NumericPlan, numeric_plan
 from ....problem.settings import Settings
 from ..emit.target import target
 from .execute import gemm, swap_operands
 from .packed import PackedWeight
-from .schedule import Problem, Schedule, schedule
+from .schedule import GEMV_ROWS, TREE, Problem, Schedule, schedule
 
 __all__ = ["SCHEMA", "Plan", "plan"]
 
@@ -173,6 +173,7 @@ class Plan(AnyPlan):
         lines = [*self.heading(), ("strategy", self.strategy + (", weight prepared once" if self.packed else ""))]
         if self.strategy != "definition":
             lines += [
+                *self._tree(),
                 ("tiles", f"{s.mr} rows a panel; blocks MC {s.mc}, NC {s.nc}, KC {s.kc} ({self.target})"),
                 ("operands", f"A: {s.a_mode}; B: {s.b_mode}" + ("; computed as B^T A^T" if self.swapped else "")),
                 ("threads", f"{s.threads}, split {self.split_axis}, {s.grid_m * s.grid_n} chunks"),
@@ -183,6 +184,21 @@ class Plan(AnyPlan):
             ("digest", self.digest),
         ]
         return lines
+
+    def _tree(self) -> list[tuple[str, str]]:
+        """The questions that choose a strategy, the one that decided with an arrow."""
+        width = target().width
+        taken = "on panels" if self.packed else self.schedule.strategy
+        lines = [
+            ("-> if" if branch.kernel.endswith(taken) else "   if",
+             f"{branch.question.format(rows=GEMV_ROWS[width])}: {branch.kernel}")
+            for branch in TREE
+        ]  # fmt: skip
+        what = f"M is n, {self.n}: the transposed product is computed; " if self.swapped else ""
+        return [
+            *lines,
+            ("crossover", f"{what}of {width} lanes; from vectors to tiles {USUAL} rows are usual elsewhere"),
+        ]
 
 
 def plan(

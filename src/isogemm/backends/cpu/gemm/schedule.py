@@ -6,6 +6,7 @@ of a plan is fixed before a schedule is chosen.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -13,7 +14,7 @@ from typing import Literal
 from ....errors import LayoutError, OptionError
 from ..emit.target import Target
 
-__all__ = ["Problem", "Schedule", "check_legal", "schedule"]
+__all__ = ["GEMV_ROWS", "TREE", "Problem", "Schedule", "ScheduleBranch", "check_legal", "schedule"]
 
 STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
 # Rows up to which transposing weights in registers beats packing them, by lanes of a vector. With 16 of them see
@@ -80,16 +81,7 @@ def schedule(p: Problem, threads: int, cpu: Target) -> Schedule:
     """The schedule for problem `p` on at most `threads` threads."""
     if p.m * p.n * p.k < SERIAL:
         threads = 1
-    few = (p.b_lines and p.m <= GEMV_ROWS[cpu.width]) or (p.b_rows and p.m <= STREAM_ROWS)
-    if few and not p.prepared and p.m * p.k <= DEEP:
-        return _few_rows(p, threads, cpu)
-    if p.prepared:
-        return _prepared(p, threads, cpu)
-    if p.a_place and p.m * p.n * p.k <= SMALL:
-        return _small(p, threads, cpu)
-    if p.m <= SKINNY and max(p.m, cpu.mr) * p.k <= DEEP:
-        return _skinny(p, threads, cpu)
-    return _tiled(p, threads, cpu)
+    return next(branch.make(p, threads, cpu) for branch in TREE if branch.holds(p, cpu))
 
 
 def check_legal(p: Problem, s: Schedule, cpu: Target) -> None:
@@ -134,8 +126,12 @@ def check_legal(p: Problem, s: Schedule, cpu: Target) -> None:
             raise OptionError("schedule", limit=limit, value=s, nearest="plan for this target anew")
 
 
+def _gemv(p: Problem, cpu: Target) -> bool:
+    return p.b_lines and p.m <= GEMV_ROWS[cpu.width] and not p.prepared and p.m * p.k <= DEEP
+
+
 def _few_rows(p: Problem, threads: int, cpu: Target) -> Schedule:
-    gemv = p.b_lines and p.m <= GEMV_ROWS[cpu.width]
+    gemv = _gemv(p, cpu)
     grid = _fine(p, threads, cpu) if gemv else min(-(-p.n // cpu.nr), threads)
     return Schedule("gemv" if gemv else "stream", "in place", "in place", cpu.mr, p.m, p.n, p.k, 1, grid, threads)
 
@@ -206,3 +202,40 @@ def _columns(p: Problem, grid_n: int, cpu: Target) -> int:
     """NC: each block of columns packs A anew, so as few blocks as the last-level cache allows, and equal ones."""
     columns = max(1, -(-p.n // grid_n))
     return -(-columns // -(-columns // NC) // cpu.nr) * cpu.nr
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleBranch:
+    """One question of the tree, and who computes where its answer is yes.
+
+    Attributes
+    ----------
+    question : str
+        With the number of rows up to which ``gemv`` serves in the place of {rows}.
+    kernel : str
+        A strategy, or several.
+    holds, make : callable
+    """
+
+    question: str
+    kernel: str
+    holds: Callable[[Problem, Target], bool]
+    make: Callable[[Problem, int, Target], Schedule]
+
+
+TREE = (
+    ScheduleBranch("M <= {rows}, B stored [n, k]", "gemv", _gemv, _few_rows),
+    ScheduleBranch(
+        f"M <= {STREAM_ROWS}, B stored [k, n]", "stream",
+        lambda p, cpu: p.b_rows and p.m <= STREAM_ROWS and not p.prepared and p.m * p.k <= DEEP, _few_rows,
+    ),
+    ScheduleBranch("B prepared", "gemv, skinny or tiled, on panels", lambda p, cpu: p.prepared, _prepared),
+    ScheduleBranch(
+        "M N K <= 96^3, A of float32", "small", lambda p, cpu: p.a_place and p.m * p.n * p.k <= SMALL, _small
+    ),
+    ScheduleBranch(
+        f"M <= {SKINNY}", "skinny", lambda p, cpu: p.m <= SKINNY and max(p.m, cpu.mr) * p.k <= DEEP, _skinny
+    ),
+    ScheduleBranch(f"M > {SKINNY}", "tiled", lambda p, cpu: True, _tiled),
+)  # fmt: skip
+"""The first question that holds decides; no answer changes a bit."""

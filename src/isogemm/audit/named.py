@@ -1,0 +1,48 @@
+"""Providers by their names, on the CPU or on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .providers import BUILTIN, Absent, CallableProvider, Provider, TorchProvider, function_of
+from .tensors import TensorCalls, TensorProvider, isogemm_calls, torch_calls
+
+__all__ = ["load_provider", "provider_of"]
+
+
+def load_provider(name: str, device: str = "cpu") -> Provider:
+    """The provider of that name: ``isogemm``, ``numpy``, ``torch``, ``module:function`` or ``file.py:function``.
+
+    Parameters
+    ----------
+    name : str
+    device : str
+        ``cpu``, or one of torch's: then a function of one's own is given tensors there, and returns one.
+
+    Raises
+    ------
+    OptionError
+        No such provider: an unknown name, no such module or file, or no such callable in it.
+    Absent
+        It exists but cannot run here: a package is missing, or its module fails when imported.
+    """
+    if device != "cpu":
+        return _load_on(device, name)
+    return BUILTIN[name]() if name in BUILTIN else CallableProvider(name, function_of(name))
+
+
+def provider_of(name: str, function: Callable[..., Any], device: str) -> Provider:
+    """A function of one's own as a provider: of arrays, or on a device of tensors."""
+    if device == "cpu":
+        return CallableProvider(name, function)
+    return TensorProvider(name, device, TensorCalls(function, accumulate=getattr(function, "accumulate", None)))
+
+
+def _load_on(device: str, name: str) -> Provider:
+    if name == "numpy":
+        raise Absent(f"numpy computes on the CPU, not on {device}")
+    TorchProvider()  # says why torch is not there, where it is not
+    if name not in BUILTIN:
+        return provider_of(name, function_of(name), device)
+    return TensorProvider(name, device, torch_calls() if name == "torch" else isogemm_calls())

@@ -1,0 +1,227 @@
+"""Providers whose products are of torch tensors on a device: what drifts on a GPU, audited there.
+
+The audit's arrays are NumPy's. Here each becomes a tensor on the device with the same strides and the same distance
+from an aligned address, so that layouts mean there what they mean on the host; results come back as arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import BFLOAT16
+from ..lab.profiler import KernelLaunch, launches
+from .data import Array
+from .providers import Provider, side_by_side, stacked, whole
+
+__all__ = ["TensorCalls", "TensorProvider", "isogemm_calls", "kernels_text", "split_k", "torch_calls"]
+
+_ALIGNED = 64  # bytes; an audit's arrays begin at multiples of it, or some elements after one
+_WARM_UP = 3  # calls before one is captured: libraries allocate workspaces in their first
+
+Calls = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class TensorCalls:
+    """What a library offers on tensors; None where it does not.
+
+    Attributes
+    ----------
+    linear : callable
+        ``linear(x, w)``: x @ w.T.
+    batched : callable or None
+        ``batched(a, b)``: a[i] @ b[i] of 3-D tensors, strides of 0 included.
+    packed : callable or None
+        `linear` with a weight prepared first.
+    accumulate : callable or None
+        ``accumulate(total, dy, x)``: total + dy.T @ x; `total` is None at first.
+    """
+
+    linear: Calls
+    batched: Calls | None = None
+    packed: Calls | None = None
+    accumulate: Calls | None = None
+
+
+def torch_calls() -> TensorCalls:
+    """torch's own: what a model calls, and gradients that are added as its autograd adds them."""
+    import torch
+
+    linear = torch.nn.functional.linear
+
+    def accumulate(total: Any, dy: Any, x: Any) -> Any:
+        one = linear(dy.T, x.T)
+        return one if total is None else total + one
+
+    return TensorCalls(linear, torch.bmm, None, accumulate)
+
+
+def isogemm_calls() -> TensorCalls:
+    """Ours: gradients continue the walk over K in a float32 tensor."""
+    import torch
+
+    from ..api import packing, products
+
+    def accumulate(total: Any, dy: Any, x: Any) -> Any:
+        if total is None:
+            total = torch.zeros((dy.shape[1], x.shape[1]), dtype=torch.float32, device=x.device)
+        return products.gemm(dy, x, trans_a="T", out=total, accumulate=True)
+
+    def packed(x: Any, w: Any) -> Any:
+        return products.linear(x, packing.pack(w))
+
+    return TensorCalls(products.linear, products.gemm_strided_batched, packed, accumulate)
+
+
+class TensorProvider(Provider):
+    """A library's calls on tensors of one device.
+
+    Parameters
+    ----------
+    name : str
+        The provider's.
+    device : str
+        torch's name of it, for example ``cuda:0``.
+    calls : TensorCalls
+    """
+
+    def __init__(self, name: str, device: str, calls: TensorCalls) -> None:
+        import torch
+
+        super().__init__()
+        self.name, self._torch, self._calls = name, torch, calls
+        self._device = torch.device(device)
+        self._kept: tuple[Any, Any] = (lambda: None, None)  # the last weight's array, weakly, and its tensor
+        self._seen: list[str] | None = None
+        if calls.batched is not None:
+            self.forms |= {"strided": self._strided, "shared": self._shared}
+        if calls.packed is not None:
+            self.packed = lambda x, w: self._run(calls.packed, x, w)
+        if calls.accumulate is not None:
+            self.accumulate = self._accumulated
+        if self._device.type == "cuda":
+            self.streamed, self.captured, self.watched = self._on_a_stream, self._in_a_graph, self._watched
+
+    def linear(self, x: Array, w: Array) -> Array:
+        return self._run(self._calls.linear, x, w)
+
+    def _run(self, call: Any, x: Array, w: Array) -> Array:
+        return self._out(self._called(call, self._in(x), self._weight(w)))
+
+    def _strided(self, x: Array, blocks: Sequence[Array]) -> Array:
+        items = self._in(x).expand(len(blocks), *x.shape)
+        stack = self._in(stacked(blocks))
+        return side_by_side(self._out(self._called(self._calls.batched, items, stack.transpose(1, 2))))
+
+    def _shared(self, x: Array, blocks: Sequence[Array]) -> Array:
+        w = self._in(whole(blocks)).t()
+        items = self._in(x)[:, None, :]
+        return self._out(self._called(self._calls.batched, items, w.expand(len(x), *w.shape)))[:, 0, :]
+
+    def _accumulated(self, total: Array | None, dy: Array, x: Array) -> Array:
+        before = None if total is None else self._in(total)
+        return self._out(self._called(self._calls.accumulate, before, self._in(dy), self._in(x)))
+
+    def _called(self, call: Any, *operands: Any) -> Any:
+        with self._torch.inference_mode():
+            if self._seen is None:
+                return call(*operands)
+            results: list[Any] = []
+            found = launches(lambda: results.append(call(*operands)))
+            rows = next(x for x in operands if x is not None).shape[-2]
+            self._seen.append(f"M={rows}: {kernels_text(found)}")
+            return results[0]
+
+    def _on_a_stream(self, x: Array, w: Array) -> Array:
+        """The product on a stream of its own."""
+        cuda, tx, tw = self._torch.cuda, self._in(x), self._in(w)
+        stream = cuda.Stream(self._device)
+        stream.wait_stream(cuda.current_stream(self._device))
+        with cuda.stream(stream):
+            y = self._called(self._calls.linear, tx, tw)
+        stream.synchronize()
+        return self._out(y)
+
+    def _in_a_graph(self, x: Array, w: Array) -> Array:
+        """The product captured over other values of x, and replayed over these."""
+        cuda, tx, tw = self._torch.cuda, self._in(x), self._in(w)
+        given = self._in(np.zeros_like(x))
+        stream = cuda.Stream(self._device)
+        stream.wait_stream(cuda.current_stream(self._device))
+        with cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._called(self._calls.linear, given, tw)
+        cuda.current_stream(self._device).wait_stream(stream)
+        graph = cuda.CUDAGraph()
+        with self._torch.inference_mode(), cuda.graph(graph):
+            y = self._calls.linear(given, tw)
+        with self._torch.inference_mode():
+            given.copy_(tx)
+        graph.replay()
+        cuda.synchronize(self._device)
+        return self._out(y)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[list[str]]:
+        """Within, each product leaves the kernels that it ran, in words."""
+        seen: list[str] = []
+        self._seen = seen
+        try:
+            yield seen
+        finally:
+            self._seen = None
+
+    def _weight(self, w: Array) -> Any:
+        """The tensor of a weight: the last one's again, where it is the same array, which nobody writes to."""
+        if self._kept[0]() is not w:
+            self._kept = weakref.ref(w), self._in(w)
+        return self._kept[1]
+
+    def _in(self, a: Array) -> Any:
+        """A tensor on the device with the values, the strides and the alignment of an array."""
+        torch, item = self._torch, a.itemsize
+        kind = torch.bfloat16 if a.dtype == BFLOAT16 else getattr(torch, a.dtype.name)
+        steps = [step // item for step in a.strides]
+        reach = 1 + sum((size - 1) * step for size, step in zip(a.shape, steps, strict=True)) if a.size else 0
+        skip = a.ctypes.data % _ALIGNED // item
+        room = torch.full((skip + reach + _ALIGNED,), float("nan"), dtype=kind, device=self._device)
+        first = skip + -room.data_ptr() % _ALIGNED // item
+        placed = room.as_strided(a.shape, steps, first)
+        plain = np.ascontiguousarray(a)
+        source = torch.from_numpy(plain.view(np.int16)).view(kind) if a.dtype == BFLOAT16 else torch.from_numpy(plain)
+        return placed.copy_(source)
+
+    def _out(self, t: Any) -> Array:
+        host = t.detach().cpu()
+        if host.dtype == self._torch.bfloat16:
+            return np.asarray(host.view(self._torch.int16).numpy().view(BFLOAT16))
+        return np.asarray(host.numpy())
+
+
+def split_k(found: Sequence[KernelLaunch]) -> int | None:
+    """Into how many parts a library cut K, by the kernels of one matrix product: 1 for none, None where nobody tells.
+
+    A split shows by a kernel that sums partial results, or by the product's own name. Its parts are the z of the
+    product's grid, unless that is 1: a persistent kernel keeps its parts to itself.
+    """
+    names = [launch.name.lower().replace("_", "") for launch in found]
+    if not any("splitk" in name for name in names):
+        return 1
+    products = [launch for launch, name in zip(found, names, strict=True) if "splitkreduce" not in name]
+    parts = max((launch.grid[2] for launch in products if len(launch.grid) > 2), default=1)
+    return parts if parts > 1 else None
+
+
+def kernels_text(found: Sequence[KernelLaunch]) -> str:
+    """The kernels of one product, with their grids and the splits of K."""
+    if not found:
+        return "the profiler tells no kernels"
+    shown = ", ".join(f"{launch.name} {'x'.join(map(str, launch.grid))}" for launch in found)
+    parts = split_k(found)
+    return shown + ("" if parts == 1 else f" (split-K, {parts or 'an untold number of'} parts)")

@@ -8,7 +8,7 @@ import pytest
 
 from isogemm import quantize
 from isogemm.doctor import MISTAKES, diagnose
-from isogemm.errors import LayoutError, OptionError, ShapeError
+from isogemm.errors import DTypeError, LayoutError, OptionError, ShapeError
 
 BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(7)
@@ -151,6 +151,12 @@ def test_what_operands_cannot_tell():
     assert diagnose(ones.T @ ones, ones, ones).verdict == "right"
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 4, 5), (3, 0, 5), (3, 4, 0)])
+def test_empty_products_are_right(m, n, k):
+    a, b = np.zeros((m, k), np.float32), np.zeros((k, n), np.float32)
+    assert diagnose(a @ b, a, b).verdict == "right"
+
+
 def test_none_of_these_is_said():
     found = diagnose(A @ B + 0.01 * np.arange(41) ** 2, A, B, pairs=False)
     assert (found.verdict, found.causes) == ("wrong", ())
@@ -166,6 +172,14 @@ def test_descriptions_that_contradict_themselves_are_refused():
         diagnose(A @ B, A, B, trans_a="Q")
     with pytest.raises(LayoutError, match="lda"):
         diagnose(A, A, B, m=37, n=41, k=53, lda=3)
+    with pytest.raises(LayoutError, match="elements of b"):
+        diagnose(A, A, B[:50], m=37, n=41, k=53)
+    with pytest.raises(DTypeError, match="observed"):
+        diagnose((A @ B).astype(np.int32), A, B)
+    with pytest.raises(ShapeError, match="bias"):
+        diagnose(A @ B, A, B, bias=BIAS[:5])
+    with pytest.raises(ShapeError, match="runs"):
+        diagnose([], A, B)
     with pytest.raises(OptionError, match="view"):
         diagnose(A, A, B, m=37, n=41, k=53, ldx=3)
 

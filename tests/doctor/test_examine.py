@@ -11,6 +11,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from isogemm.doctor import GuardError, examine, guard, guarded_empty
+from isogemm.errors import OptionError
 
 RUNS = itertools.count()
 
@@ -76,6 +77,8 @@ def test_what_is_wrong_with_it(function, name, signature):
 
 def test_a_right_function_is_right():
     assert examine(lambda a, b: a @ b).verdict == "right"
+    with pytest.raises(OptionError, match="signature"):
+        examine(np.matmul, "b, a")
     refused = examine(lambda a, b: (_ for _ in ()).throw(RuntimeError("no")))
     assert refused.verdict == "undiagnosable"
     assert "RuntimeError: no" in str(refused)

@@ -259,4 +259,10 @@ def resized(name: str, flat: Array, stored: tuple[int, int], ld: int, order: str
     row, column = (1, ld) if order == "F" else (ld, 1)
     if trans != "N":
         rows, columns, row, column = columns, rows, column, row
-    return StoredMatrix(np.asarray(flat).reshape(-1), rows, columns, row, column, tuple(offsets))
+    made = StoredMatrix(np.asarray(flat).reshape(-1), rows, columns, row, column, tuple(offsets))
+    first, last = min(made.offsets, default=0), max(made.offsets, default=0)
+    need = (rows - 1) * row + (columns - 1) * column + 1 if rows and columns else 0
+    if first < 0 or last + need > made.flat.size:
+        limit, value = f"0 to {made.flat.size - 1}, those of its buffer", f"{first} to {last + need - 1}"
+        raise LayoutError(f"elements of {name}", limit=limit, value=value, nearest=f"a buffer of {last + need}")
+    return made

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..base.dtypes import DTYPES, NUMPY
 from ..base.progress import Tell
+from ..errors import OptionError
 from .case import Array
 from .diagnosis import Cause, Diagnosis
 from .results import diagnose, host
@@ -88,11 +89,18 @@ def examine(
     tell : callable, optional
         ``tell(done, total, text)``.
 
+    Raises
+    ------
+    OptionError
+        No such signature.
+
     Returns
     -------
     Diagnosis
         The first that is not right; else right, with what the function refused in ``limits``.
     """
+    if signature not in SIGNATURES:
+        raise OptionError("signature", limit=", ".join(map(repr, SIGNATURES)), value=repr(signature), nearest="a, b")
     probes, refused, seen, accepted = list(_probes()), [], Diagnosis("right"), 0
     with _Apart(function, torch) as apart:
         for done, (kind, extents) in enumerate(probes):

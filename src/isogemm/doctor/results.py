@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from ..base import arguments
+from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..base.progress import Tell
 from ..contract import Contract, compare
-from ..errors import LayoutError, OptionError, ShapeError
+from ..errors import DTypeError, LayoutError, OptionError, ShapeError
 from ..formats import reference
 from ..formats.blocks import format_of
 from .bank import MISTAKES
-from .case import Array, Blocks, GemmCall, StoredMatrix, buffer_of, matrix_of, resized
+from .case import Array, Blocks, GemmCall, StoredMatrix, matrix_of, resized
 from .diagnosis import Cause, Diagnosis
 from .orders import order_of
 from .search import search
+
+FLOATS = (np.dtype(np.float64), FLOAT32, BFLOAT16, FLOAT16)
 
 __all__ = ["call_of", "diagnose", "host"]
 
@@ -100,17 +104,11 @@ def host(x: Any) -> Array:
     if hasattr(x, "detach"):
         x = x.detach().cpu()
         if str(x.dtype) == "torch.bfloat16":
-            import ml_dtypes
+            import torch
 
-            return np.asarray(x.view(_int16(x)).numpy().view(ml_dtypes.bfloat16))
+            return np.asarray(x.view(torch.int16).numpy().view(BFLOAT16))
         return np.asarray(x.numpy())
     return np.asarray(x)
-
-
-def _int16(x: Any) -> Any:
-    import torch
-
-    return torch.int16
 
 
 def call_of(
@@ -135,12 +133,16 @@ def call_of(
         weights = _blocks(b, format, row_stride)
         b, tb = reference.dequantize(weights.rows(weights.stride), weights.fmt), "T"
     x, y = host(a), host(b)
+    _check(runs, x, y)
     if view:
         matrices, flats = _viewed(runs, x, y, ta, tb, dict(view))
     else:
         matrices, flats = _arrays(runs, x, y, ta, tb)
-    before = None if c is None else _before(host(c), runs[0], matrices[2])
+    before = None if c is None else _before(host(c), runs[0])
     added = None if bias is None else host(bias)
+    if added is not None and added.shape != (matrices[2].columns,):
+        want = [matrices[2].columns]
+        raise ShapeError("bias", limit=f"shape {want}", value=list(added.shape), nearest=want)
     case = GemmCall(*matrices, before, float(alpha), float(beta), added, weights=weights)
     if case.a.columns != case.b.rows:
         raise ShapeError(
@@ -152,6 +154,18 @@ def call_of(
             "the observed result", limit=f"shape {want}", value=[case.c.rows, case.c.columns], nearest=want
         )
     return case, flats
+
+
+def _check(runs: list[Array], a: Array, b: Array) -> None:
+    """Raise unless runs have one shape and type, and all numbers are floats."""
+    kinds = {(x.shape, x.dtype) for x in runs}
+    if len(kinds) != 1:
+        value = [f"{x.dtype} {list(x.shape)}" for x in runs]
+        raise ShapeError("runs of a call", limit="one or more of one shape and type", value=value, nearest=value[:1])
+    for name, x in (("observed", runs[0]), ("a", a), ("b", b)):
+        if x.dtype not in FLOATS:
+            legal = ", ".join(kind.name for kind in FLOATS)
+            raise DTypeError(f"dtype of {name}", limit=legal, value=x.dtype.name, nearest="float32")
 
 
 def _letter(name: str, value: str) -> str:
@@ -177,21 +191,13 @@ def _arrays(
     runs: list[Array], a: Array, b: Array, ta: str, tb: str
 ) -> tuple[tuple[StoredMatrix, StoredMatrix, StoredMatrix], list[Array]]:
     first = runs[0]
-    if any(x.shape != first.shape for x in runs):
-        raise ShapeError(
-            "runs of a call", limit="one shape", value=[list(x.shape) for x in runs], nearest=list(first.shape)
-        )
     items = first.shape[0] if first.ndim == 3 else 1
-    packed = [np.ascontiguousarray(x) for x in runs]
-    out = matrix_of("observed", packed[0])
-    flat, start = buffer_of(packed[0])
-    if flat.size != packed[0].size:
-        out, start = matrix_of("observed", packed[0].copy()), 0
-    out = replace(out, flat=packed[0].reshape(-1), offsets=tuple(o - start for o in out.offsets))
-    return (matrix_of("a", a, ta, items), matrix_of("b", b, tb, items), out), [x.reshape(-1) for x in packed]
+    packed = [np.array(x, order="C") for x in runs]
+    matrices = matrix_of("a", a, ta, items), matrix_of("b", b, tb, items), matrix_of("observed", packed[0])
+    return matrices, [x.reshape(-1) for x in packed]
 
 
-def _before(c: Array, observed: Array, out: StoredMatrix) -> Array:
+def _before(c: Array, observed: Array) -> Array:
     if c.size != observed.size:
         raise ShapeError(
             "c", limit=f"the {observed.size} elements of what was observed", value=c.size, nearest=observed.size
@@ -203,11 +209,13 @@ def _viewed(runs: list[Array], a: Array, b: Array, ta: str, tb: str, view: dict[
             ) -> tuple[tuple[StoredMatrix, StoredMatrix, StoredMatrix], list[Array]]:  # fmt: skip
     """Flat buffers, by extents, leading dimensions, offsets and strides."""
     try:
-        m, n, k = (int(view.pop(name)) for name in "mnk")
+        m, n, k = (arguments.whole(name, view.pop(name)) for name in "mnk")
     except KeyError as missing:
         raise OptionError(
             "a view of buffers", limit="m, n and k", value=f"no {missing}", nearest="m=, n=, k="
         ) from missing
+    if min(m, n, k) < 0:
+        raise ShapeError("m, n, k", limit="at least 0", value=[m, n, k], nearest=[max(0, x) for x in (m, n, k)])
     order, count = view.pop("order", "F"), int(view.pop("batch_count", 1))
     stored = {"a": (k, m) if ta == "T" else (m, k), "b": (n, k) if tb == "T" else (k, n), "c": (m, n)}
     matrices = []

@@ -7,7 +7,6 @@ simulated everywhere. So a mistake costs a small fraction of a product, and pair
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
@@ -32,7 +31,7 @@ LUCK = 0.3  # share of right elements among those of which a mistake says nothin
 TOLD = 8  # wrong elements of which it says something are enough
 UNKNOWN = 0.75  # share of wrong elements of which a mistake says nothing
 TINY = 2.0**-149
-PATIENCE = 12.0  # seconds for pairs
+WORK = 2**29  # products of elements that are tried for pairs, whatever else the machine does: some 10 s
 SPECIAL = 2048  # places at which what is computed element by element is verified
 
 
@@ -98,15 +97,16 @@ def search(case: GemmCall, observed: Array, *, pairs: bool = True, tell: Tell | 
     right = simulate(case, at)
     fine = explained(seen, right)
     off = np.where(fine, 0.0, _off(seen, right))
-    residual = float(np.nan_to_num(off, nan=np.inf).max())
+    residual = float(np.nan_to_num(off, nan=np.inf, posinf=np.inf).max())
     correct = Diagnosis("right", elements=at.size, residual=residual, limits=_limits(case))
     if fine.all():
         return correct
     whole = _Seen(case, at, seen, fine)
-    found = _explaining(whole, variants_of(case), tell, float("inf"))
+    found = _explaining(whole, variants_of(case), tell)
     loose = bool((off <= 1).all())
     if not found and pairs and not loose:
-        found = _explaining(whole, joined(case), tell, PATIENCE)
+        some = WORK // (COARSE * max(1, case.sizes[2]))
+        found = _explaining(whole, ((name, both) for name, both, _ in itertools.islice(joined(case), some)), tell)
     causes = _causes(found) or _noise(whole, right)
     if not causes and loose:
         return correct
@@ -148,15 +148,13 @@ def _verified(whole: _Seen, name: str, variant: Variant) -> Found:
     return [(name, variant, fit)] if fit.good else []
 
 
-def _explaining(whole: _Seen, mistakes: Iterator[tuple[str, Variant]], tell: Tell, patience: float) -> Found:
+def _explaining(whole: _Seen, mistakes: Iterator[tuple[str, Variant]], tell: Tell) -> Found:
     """Those that explain a few wrong places, then some hundred of either kind, then all."""
     coarse, sample = _sample(whole, COARSE, 0), _sample(whole, WRONG, OTHERS)
-    found, until = Found(), time.monotonic() + patience
+    found = Found()
     for count, (name, variant) in enumerate(mistakes):
         if count % 64 == 0:
             tell(count, None, name)
-            if time.monotonic() > until:
-                break
         if coarse.plausible(variant.case) and sample.fit(variant.case).good:
             found += _verified(whole, name, variant)
     return found
@@ -166,17 +164,17 @@ def _changed(case: GemmCall, variant: Variant) -> frozenset[str]:
     return frozenset(f.name for f in fields(case) if getattr(case, f.name) is not getattr(variant.case, f.name))
 
 
-def joined(case: GemmCall) -> Iterator[tuple[str, Variant]]:
-    """Two mistakes at once: of different words of the call, or the second made in what the first left."""
+def joined(case: GemmCall) -> Iterator[tuple[str, Variant, tuple[Variant, ...]]]:
+    """Two mistakes at once, and each alone: of different words, or the second made in what the first left."""
     singles = [(name, variant, _changed(case, variant)) for name, variant in variants_of(case)]
     for (one, first, left), (two, second, right) in itertools.combinations(singles, 2):
         if one != two and not left & right:
             both = replace(first.case, **{name: getattr(second.case, name) for name in right})
-            yield f"{one} + {two}", Variant(f"{first.parameter}; {second.parameter}", both)
+            yield f"{one} + {two}", Variant(f"{first.parameter}; {second.parameter}", both), (first, second)
     for one, first, left in singles:
         for two, second in variants_of(first.case) if case.weights is None else ():
             if one < two and _changed(first.case, second) & left:
-                yield f"{one} + {two}", Variant(f"{first.parameter}; {second.parameter}", second.case)
+                yield f"{one} + {two}", Variant(f"{first.parameter}; {second.parameter}", second.case), (first,)
 
 
 def _causes(found: Found) -> tuple[Cause, ...]:

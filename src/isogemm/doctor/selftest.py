@@ -143,19 +143,19 @@ def scores(count: int, *, pairs: bool = False, seed: int = 0, tell: Tell | None 
     rng = np.random.default_rng(seed)
     found: dict[str, Score] = {}
     source = _pairs(rng, count) if pairs else _singles(rng, count)
-    for done, (name, case, variant) in enumerate(source):
+    for done, (name, case, variant, halves) in enumerate(source):
         if tell:
             tell(done, None, name)
         observed = planted(variant.case, rng)
         at = case.c.positions().reshape(-1)
-        wrong = ~explained(observed[at], simulate(case, at))
-        if not wrong.any() or simulate(variant.case, at).known[wrong].mean() < READ:
+        wrong, mistaken = ~explained(observed[at], simulate(case, at)), simulate(variant.case, at)
+        wanted = mistaken.value.tobytes()
+        if not wrong.any() or mistaken.known[wrong].mean() < READ:
             continue  # these operands do not show it, or it would read nothing but other people's memory
         score = found.setdefault("pairs" if pairs else name, Score())
-        said = search(case, observed)
-        halves = {cause.name for cause in said.causes if cause.explained == 1} & set(name.split(" + "))
-        if pairs and halves:
+        if any(simulate(half.case, at).value.tobytes() == wanted for half in halves):
             continue  # one of the two hides the other: nothing is written where a sum was wrong
+        said = search(case, observed)
         score.planted += 1
         best = said.causes[0] if said.causes else None
         score.first += best is not None and best.name == name
@@ -163,7 +163,10 @@ def scores(count: int, *, pairs: bool = False, seed: int = 0, tell: Tell | None 
     return found
 
 
-def _singles(rng: np.random.Generator, count: int) -> Iterator[tuple[str, GemmCall, Variant]]:
+Planted = tuple[str, GemmCall, Variant, tuple[Variant, ...]]
+
+
+def _singles(rng: np.random.Generator, count: int) -> Iterator[Planted]:
     for name, mistake in MISTAKES.items():
         made = 0
         for turn in range(50 * count):
@@ -171,17 +174,17 @@ def _singles(rng: np.random.Generator, count: int) -> Iterator[tuple[str, GemmCa
             some = list(mistake.variants(case))
             if some:
                 made += 1
-                yield name, case, some[int(rng.integers(len(some)))]
+                yield name, case, some[int(rng.integers(len(some)))], ()
             if made == count:
                 break
 
 
-def _pairs(rng: np.random.Generator, count: int) -> Iterator[tuple[str, GemmCall, Variant]]:
+def _pairs(rng: np.random.Generator, count: int) -> Iterator[Planted]:
     for turn in range(count):
         case = drawn(rng, FORMS[turn % len(FORMS)], DTYPES[turn // len(FORMS) % 3].name)
         both = list(joined(case))
-        name, variant = both[int(rng.integers(len(both)))]
-        yield name, case, variant
+        name, variant, halves = both[int(rng.integers(len(both)))]
+        yield name, case, variant, halves
 
 
 PROVIDERS: dict[str, Callable[[Array, Array], Array]] = {

@@ -59,6 +59,20 @@ def test_a_gradient_depends_on_its_leaf(wanted):
     assert "dw.head" in differing(trained(program(leaf=16)), wanted)
 
 
+def converted(model, architecture="Qwen3"):
+    """transformers' model with the same weights by isogemm.torch, its parameters by name, and its configuration."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {name: x for name, x in model.to_dict().items() if name not in ("head_norms", "rope_theta")}
+    config = getattr(transformers, f"{architecture}Config")(**sizes, max_position_embeddings=64)
+    peer = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    known = {name: key for name, key, _ in model.weights()}
+    state = {known[name]: torch.from_numpy(x.copy()) for name, x in weights(model).items()}
+    peer.load_state_dict(state, strict=False)
+    parameters = dict(peer.named_parameters())
+    isogemm.torch.convert(peer, grad_order=f"leaf{TOKENS}")
+    return peer, parameters, config
+
+
 def adamw(w, g, m, v, s):
     """The formula of `isogemm.program.executor.scalars`, an operation at a time."""
     decay, b1, c1, b2, c2, root, eps, rate = s
@@ -69,15 +83,9 @@ def adamw(w, g, m, v, s):
 @pytest.mark.parametrize(("tied", "norms", "architecture"), [(False, True, "Qwen3"), (True, False, "Llama")])
 def test_a_training_step_is_that_of_isogemm_torch(tied, norms, architecture):
     """The loss's terms, every gradient and every weight after ten steps; a tied head and heads without norms, too."""
-    transformers = pytest.importorskip("transformers")
     model = replace(MODEL, tie_word_embeddings=tied, head_norms=norms)
-    sizes = {name: x for name, x in model.to_dict().items() if name not in ("head_norms", "rope_theta")}
-    config = getattr(transformers, f"{architecture}Config")(**sizes, max_position_embeddings=64)
-    peer = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     given, known = weights(model), {name: key for name, key, _ in model.weights()}
-    peer.load_state_dict({known[name]: torch.from_numpy(x.copy()) for name, x in given.items()}, strict=False)
-    parameters = dict(peer.named_parameters())
-    isogemm.torch.convert(peer, grad_order=f"leaf{TOKENS}")
+    peer, parameters, config = converted(model, architecture)
     made = program(config)
     run = made.start(given | {"inv_freq": peer.model.rotary_emb.inv_freq.numpy()})
     state = {name: (np.zeros_like(x), np.zeros_like(x)) for name, x in given.items()}
@@ -98,11 +106,15 @@ def test_a_training_step_is_that_of_isogemm_torch(tied, norms, architecture):
 
 
 def test_a_prefill_has_the_logits_of_isogemm_torch_and_of_a_part():
-    made, part = program(phase="prefill"), program(phase="prefill", batch=1, threads=3)
-    ids = tokens()[0]
-    found = made.start(weights()).logits(ids)
+    peer, _, config = converted(MODEL)
+    made, part = program(config, phase="prefill"), program(config, phase="prefill", batch=1, threads=3)
+    ids, given = tokens()[0], weights() | {"inv_freq": peer.model.rotary_emb.inv_freq.numpy()}
+    found = made.start(given).logits(ids)
+    with torch.no_grad():
+        wanted = peer(torch.from_numpy(ids), use_cache=False).logits.numpy()
+    assert np.array_equal(found.reshape(wanted.shape).view(np.int32), wanted.view(np.int32))
     for i in (0, 5):
-        alone = part.start(weights()).logits(ids[i : i + 1])
+        alone = part.start(given).logits(ids[i : i + 1])
         assert np.array_equal(alone[0].view(np.int32), found[i].view(np.int32))
 
 

@@ -124,12 +124,14 @@ def _zero(to: Lowered, name: str) -> None:
     to.call(op, "zero", (), (to.view(name, size),), (1, size, 1), "n", size)
 
 
-def _product(to: Lowered, op: GraphNode, a: View, b: View, out: View, part: str = "", **options: Any) -> None:
+def _product(
+    to: Lowered, op: GraphNode, a: View, b: View, out: View, part: str = "", axis: str = "head", **options: Any
+) -> None:
+    """One product, or a batch of them, whose items go to threads along `axis`."""
     (m, k), n = a.shape[-2:], b.shape[-1]
     if len(out.shape) == 2:
         to.call(op, "gemm", (a, b), (out,), (m, n, k), "mn", m, part, **options)
     else:
-        axis = options.pop("axis", "head")
         to.call(op, "gemm_batched", (a, b), (out,), (m, n, k), axis, out.shape[0], part, **options)
 
 
@@ -158,11 +160,9 @@ def _linear_dw(to: Lowered, op: GraphNode) -> None:
         else:
             out = partial
         how = ("leaves", name, "ascending")
-        _product(to, op, a, b, out, f"leaves{i}", axis="k", reduction=how) if count > 1 else _product(
-            to, op, a, b, out, f"leaves{i}", reduction=how
-        )
+        _product(to, op, a, b, out, f"leaves{i}", axis="k", reduction=how)
         to.call(
-            op, "leaves", (of_shape(name, (count * size,)), to.view(dw, size)), (to.view(dw, size),), (1, size, count),
+            op, "columns", (of_shape(name, (count * size,)), to.view(dw, size)), (to.view(dw, size),), (1, size, count),
             "n", size, f"meet{i}", reduction=how, first=count,
         )  # fmt: skip
 

@@ -75,7 +75,7 @@ def choices_of(plan: Mapping[str, Any]) -> Choices:
     groups, dispatch = {}, {}
     for op in plan["ops"]:
         dispatch[op["name"]] = op["dispatch"] | {"barrier": op["barrier"]}
-        if op["kernel_id"] == "leaves" and op["name"].endswith("/meet0"):
+        if op["kernel_id"] == "columns" and op["name"].endswith("/meet0"):
             groups[op["isogemm"]["of"]] = op["shape"]["k"]
     return Choices(plan["runtime"]["threads"], plan["runtime"]["mode"], groups, dispatch)
 

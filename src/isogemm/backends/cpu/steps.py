@@ -81,7 +81,7 @@ def scatter(task, chunk, scratch):
 
 
 def columns(task, chunk, scratch):
-    """out += x[0] + x[1] + ..., rows in order, by columns."""
+    """out += x[0] + x[1] + ..., rows in order, by columns; a leaf of a gradient is a row too."""
     task = carray(task, (WORDS,))
     n = task[TOTAL]
     out = _floats(task, 1, n)
@@ -90,18 +90,6 @@ def columns(task, chunk, scratch):
         x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
         for j in range(begin, end):
             out[j] = out[j] + x[j]
-
-
-def leaves(task, chunk, scratch):
-    """out += part[0] + part[1] + ..., leaves in order, by elements."""
-    task = carray(task, (WORDS,))
-    n = task[TOTAL]
-    out = _floats(task, 1, n)
-    begin, end = _range(task, chunk)
-    for leaf in range(task[FIRST]):  # order-critical: ascending
-        part = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * leaf), (n,))
-        for i in range(begin, end):
-            out[i] = out[i] + part[i]
 
 
 def silu_mul_back(task, chunk, scratch):
@@ -260,7 +248,7 @@ def broken(spans, which, pattern):
 
 
 KERNELS = {
-    "zero": zero, "add": add, "take": take, "scatter": scatter, "columns": columns, "leaves": leaves,
+    "zero": zero, "add": add, "take": take, "scatter": scatter, "columns": columns,
     "silu_mul_back": silu_mul_back, "rms_norm_back": rms_norm_back, "row_dot": row_dot,
     "attention_steps": attention_steps, "loss": loss, "loss_back": loss_back, "adamw": adamw,
 }  # fmt: skip

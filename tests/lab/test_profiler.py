@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isogemm.lab.profiler import KernelLaunch, ProfiledClock, _launch
+from isogemm.lab.profiler import KernelLaunch, ProfiledClock, _launch, short_name
 
 EVENT = {
     "cat": "kernel",
@@ -50,3 +50,17 @@ def test_every_library_call_has_a_session_of_its_own(monkeypatch):
     log.clear()
     clock.elapsed(lambda i: log.append(i), 0, 2)
     assert log == ["wait", "begin", 0, "wait", "end", "begin", 1, "wait", "end"]
+
+
+@pytest.mark.parametrize(
+    ("demangled", "short"),
+    [
+        ("void lt::splitKreduce_kernel<32, 16, int>(lt::P<float>, float*)", "lt::splitKreduce_kernel"),
+        ("void cutlass::Kernel2<cutlass_80_sgemm_128x32>(cutlass_80_sgemm_128x32::P)", "cutlass_80_sgemm_128x32"),
+        ("std::enable_if<!(false), void>::type gemvx::kernel<int, P<Q<int>>>(P<Q<int>>)", "gemvx::kernel"),
+        ("nvjet_sm90_tst_64x8_64x16_1x2_h_bz_TNT", "nvjet_sm90_tst_64x8_64x16_1x2_h_bz_TNT"),
+        ("void (anonymous namespace)::softmax<float>(float*)", "softmax"),
+    ],
+)  # fmt: skip
+def test_a_kernel_has_a_name_without_types(demangled, short):
+    assert short_name(demangled) == short

@@ -14,7 +14,7 @@ from isogemm.lab.models import model
 from isogemm.quant.matrix import QuantizedMatrix
 from isogemm.study.catalog import claims, dispatch, why
 from isogemm.study.catalog.decode import crossover, seven, step_bytes
-from isogemm.study.engine import RunOptions, run
+from isogemm.study.engine import RunOptions, StudyRun, run
 from isogemm.study.facts import mended_facts
 from isogemm.study.once import run_once
 from isogemm.study.weights import checked, format_bytes, make_weight
@@ -100,6 +100,22 @@ def test_the_table_has_every_claim_with_a_verdict_a_reason_and_a_command():
     assert [line["here"] for line in measured] == ["4 (isogemm, device time, F16)"]
     assert table.title.startswith("14 published numbers: holds: 1, holds elsewhere: 0")
     assert len(mended.table) == 10
+
+
+def test_claims_are_judged_by_the_rows_of_other_studies_where_none_were_measured():
+    def run(study, name, rows):
+        return StudyRun(study, {"name": name, "device": "cuda"}, rows)
+
+    batch = {"loop torch": 2.4, "strided torch": 1.0}
+    own = row("N=1024 k=4 fp32", {"N": 1024, "mode": "fp32", "k": 4}, batch)
+    wide = row("N=2560 k=32 fp32", {"N": 2560, "mode": "fp32", "k": 32}, batch)
+    other = row("70B", {"model": "Llama-3.1-70B", "phase": "decode", "product": "scores", "T": 1024}, batch)
+    runs = [run("four-methods", "one", [own, wide]), run("attention", "one", [other]), run("claims", "two", [])]
+    (found,) = claims.claims_of([*runs, run("four-methods", "two", [own])])
+    assert (found.study, found.site["name"]) == ("claims", "one")
+    assert [each["name"] for each in found.rows] == ["four-methods: N=1024 k=4 fp32"]
+    assert claims.judge(claim("2.4x"), found.rows)[0] == claims.HOLDS
+    assert own["name"] == "N=1024 k=4 fp32"
 
 
 def test_the_mended_facts_are_worked_out():

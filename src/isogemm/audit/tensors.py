@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import BFLOAT16
-from ..lab.profiler import KernelLaunch, launches
+from ..lab.profiler import KernelLaunch, launches, short_name
 from .data import Array
 from .providers import Provider, side_by_side, stacked, whole
 
@@ -222,6 +222,6 @@ def kernels_text(found: Sequence[KernelLaunch]) -> str:
     """The kernels of one product, with their grids and the splits of K."""
     if not found:
         return "the profiler tells no kernels"
-    shown = ", ".join(f"{launch.name} {'x'.join(map(str, launch.grid))}" for launch in found)
+    shown = ", ".join(f"{short_name(launch.name)} {'x'.join(map(str, launch.grid))}" for launch in found)
     parts = split_k(found)
     return shown + ("" if parts == 1 else f" (split-K, {parts or 'an untold number of'} parts)")

@@ -85,11 +85,13 @@ def _show(found: StudyRun) -> None:
 
 
 def _report(folders: list[Path], out: Path) -> None:
+    from ..study.catalog.claims import claims_of
     from ..study.page import read_runs
 
     if not folders:
         raise OptionError("study report", limit="one folder or more", value="none", nearest="the --out of a study")
-    _write_page(read_runs(folders), out)
+    runs = read_runs(folders)
+    _write_page([*runs, *claims_of(runs)], out)
 
 
 def _write_page(runs: list[StudyRun], folder: Path) -> None:

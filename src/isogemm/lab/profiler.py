@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 from .clock import Run
 
-__all__ = ["KernelLaunch", "ProfiledClock", "launches", "operators"]
+__all__ = ["KernelLaunch", "ProfiledClock", "launches", "operators", "short_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,18 @@ class KernelLaunch:
     shared: int
     seconds: float
     occupancy: float
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without the types in it; of a template over a product by name, that product's."""
+    product = re.search(r"<(\w*gemm\w*)>\(", kernel)
+    if product:
+        return product[1]
+    bare, types = kernel, 1
+    while types:
+        bare, types = re.subn(r"<[^<>]*>|\([^()]*\)", "", bare)
+    words = bare.split()
+    return words[-1].removeprefix("::") if words else kernel
 
 
 def launches(call: Callable[[], Any]) -> list[KernelLaunch]:

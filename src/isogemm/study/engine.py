@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import gc
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -173,6 +173,7 @@ def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) ->
     except Exception as error:
         found, facts["error"] = {"timings": {}}, _words(error)
     finally:
+        site.forget()
         gc.collect()
     if case.inspect and found["timings"] and not options.quick:
         facts |= _counters(study, case, found["timings"], options)
@@ -237,17 +238,13 @@ class _Turns:
 def _by(clock: str, ways: Mapping[str, Way], site: Site, options: RunOptions) -> dict[str, Timing]:
     """All ways by one clock, interleaved."""
     rounds, pause = (QUICK_ROUNDS, QUICK_PAUSE) if options.quick else (ROUNDS, CPU_PAUSE)
-    found = interleave(
+    return interleave(
         [Candidate(name, _Turns(way)) for name, way in ways.items()],
         blocks=rounds[clock],
         block_seconds=BLOCK_SECONDS[clock] * (QUICK_BLOCK if options.quick else 1),
         pause=pause if site.device == "cpu" and clock == "wall" else 0.0,
         clock=site.clocks[clock],
     )
-    forget: Callable[[], None] | None = getattr(site.clocks[clock], "forget", None)
-    if forget:
-        forget()
-    return found
 
 
 def _kernels(made: Ways, site: Site, *, inspect: bool) -> tuple[dict[str, str], dict[str, Any]]:

@@ -102,6 +102,13 @@ class Site:
         chooser = open_device(DeviceId("cuda", 0)).chooser
         chooser.live.warm(posed, lambda done, total, text: None, budget=BUDGET)
 
+    def forget(self) -> None:
+        """Have clocks drop what they keep of calls, and with it the memory of operands."""
+        for clock in self.clocks.values():
+            forget: Callable[[], None] | None = getattr(clock, "forget", None)
+            if forget:
+                forget()
+
     def copies(self, nbytes: int) -> int:
         """How many sets of operands are past the cache when their turn comes again; 1 where one set fills it."""
         return 1 if nbytes > 3 * self.cache else min(64, max(2, -(-3 * self.cache // max(1, nbytes))))

@@ -15,8 +15,9 @@ MOST_NODES = 128
 class GraphClock:
     """Seconds of device time of calls that enqueue on torch's current stream; see `isogemm.lab.Clock`.
 
-    Graphs leave out the host. A ``run`` may have an attribute ``period``, the number of operand sets that it rotates
-    through: a graph then starts where the last one ended, so that no weight is found in a cache by chance.
+    Graphs leave out the host. They share one pool of memory for what their calls allocate, since nobody reads it. A
+    ``run`` may have an attribute ``period``, the number of operand sets that it rotates through: a graph then starts
+    where the last one ended, so that no weight is found in a cache by chance.
     """
 
     def __init__(self, device: int = 0) -> None:
@@ -25,6 +26,7 @@ class GraphClock:
         self._cuda = torch.cuda
         self.device = device
         self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[Run, int, int], Any] = {}
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
@@ -52,6 +54,7 @@ class GraphClock:
         """Drop all graphs, and with them what their calls refer to."""
         self._cuda.synchronize(self.device)
         self._graphs.clear()
+        self._pool = self._cuda.graph_pool_handle()  # the last graph took its pool along
 
     def _graph(self, run: Run, first: int, calls: int) -> Any:
         found = self._graphs.get((run, first, calls))
@@ -62,7 +65,7 @@ class GraphClock:
             run(first)  # whatever a first call does must not be captured
             self._cuda.synchronize(self.device)
             with uncollected():
-                graph.capture_begin(capture_error_mode="thread_local")
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     for i in range(first, first + calls):
                         run(i)

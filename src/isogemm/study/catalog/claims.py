@@ -14,12 +14,13 @@ from typing import Any
 
 from ..charts import measured, times
 from ..declare import Figure, Study, StudyCase
+from ..engine import StudyRun
 from ..facts import mended_facts
 from ..site import Site
 from . import study
 from .decode import crossover
 
-__all__ = ["CLAIMS", "STUDY", "Claim", "Found", "judge"]
+__all__ = ["CLAIMS", "STUDY", "Claim", "Found", "claims_of", "judge"]
 
 Row = Mapping[str, Any]
 Found = tuple[str, float]  # where the number was seen, and the number
@@ -201,9 +202,30 @@ def cases(site: Site, quick: bool) -> list[StudyCase]:
     for name in dict.fromkeys(claim.study for claim in CLAIMS):
         own = [claim for claim in CLAIMS if claim.study == name]
         for case in study(name).cases(site, quick):
-            if case.facts.get("model", FIRST) == FIRST and any(claim.decided_by(case.facts) for claim in own):
+            if _decides(own, case.facts):
                 found.append(replace(case, key=f"{name}: {case.key}", facts={**case.facts, "study": name}))
     return found
+
+
+def _decides(claims: Sequence[Claim], facts: Mapping[str, Any]) -> bool:
+    return facts.get("model", FIRST) == FIRST and any(claim.decided_by(facts) for claim in claims)
+
+
+def claims_of(runs: Sequence[StudyRun]) -> list[StudyRun]:
+    """A run of claims for each machine that has none, out of the rows of its other studies."""
+    found: dict[str, StudyRun] = {}
+    own = {run.site["name"] for run in runs if run.study == STUDY.name}
+    for run in runs:
+        deciding = [claim for claim in CLAIMS if claim.study == run.study]
+        rows = [row for row in measured(run.rows) if _decides(deciding, row["facts"])]
+        if rows and run.site["name"] not in own:
+            known = found.setdefault(run.site["name"], replace(run, study=STUDY.name, rows=[], left_out={}))
+            known.rows.extend(_as_claim(row, run.study) for row in rows)
+    return list(found.values())
+
+
+def _as_claim(row: Row, name: str) -> dict[str, Any]:
+    return {**row, "name": f"{name}: {row['name']}", "facts": {**row["facts"], "study": name}}
 
 
 def judge(claim: Claim, rows: Sequence[Row]) -> tuple[str, list[Found]]:

@@ -44,6 +44,19 @@ def test_rows_and_page_are_written(isogemm, tmp_path):
     assert (tmp_path / "both" / "index.html").read_text().count("<h3>a queue</h3>") == 2
 
 
+def test_a_run_that_was_stopped_is_reported_with_the_rows_it_left(isogemm, tmp_path):
+    pytest.importorskip("vl_convert")
+    isogemm("fake", "--out", str(tmp_path / "fake"))
+    (tmp_path / "fake" / "fake.json").unlink()
+    stamp, *rows = (tmp_path / "fake" / "rows.jsonl").read_text().splitlines()
+    (tmp_path / "fake" / "rows.jsonl").write_text("\n".join([stamp, rows[0], rows[1][:40]]))
+    status, _, _ = isogemm("report", str(tmp_path), "--out", str(tmp_path / "page"))
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert status == 0
+    assert "the run was stopped; its command goes on from here" in text
+    assert text.count("--case") == 1
+
+
 def test_without_the_extra_rows_are_written_and_one_line_says_how_to_get_the_page(isogemm, tmp_path, monkeypatch):
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "altair", None)  # figures need it before the page does

@@ -26,6 +26,7 @@ SCHEMA = "isogemm.study.v1"
 MEMORY_SHARE = 0.8  # of what is free: libraries take workspaces besides
 ROUNDS = {"device": 7, "wall": 7, "submit": 7, "profiled": 3}
 QUICK_ROUNDS = {"device": 5, "wall": 5, "submit": 5, "profiled": 1}
+LEAST_ROUNDS, LONG = 5, 1.0  # for a verdict; seconds of a round from which on they are enough
 BLOCK_SECONDS = {"device": 2e-3, "wall": 5e-3, "submit": 1e-3, "profiled": 1e-9}
 QUICK_BLOCK = 0.4
 CPU_PAUSE, QUICK_PAUSE = 0.02, 0.005  # thread pools of the last block fall asleep
@@ -112,7 +113,7 @@ def run(
         )
     cases, left_out = _chosen(study, site, options)
     stamp = {"schema": SCHEMA, "study": study.name, "options": asdict(options), "machine": site.identity}
-    journal = Journal(folder, stamp) if folder else None
+    journal = Journal(folder, stamp, environment()) if folder else None
     rows = dict(journal.rows) if journal else {}
     with untuned() if options.quick else nullcontext():
         for done, case in enumerate(cases):
@@ -194,10 +195,11 @@ def _timed(case: StudyCase, site: Site, options: RunOptions, facts: dict[str, An
 
 
 def _with(made: Ways, case: StudyCase, site: Site, options: RunOptions, facts: dict[str, Any]) -> dict[str, Any]:
+    spent = 0.0
     for name, way in list(made.ways.items()):
         try:
             way.run(0)  # which compiles
-            site.clocks[site.main_clock].elapsed(_Turns(way), 0, 1)  # a graph does not take every call
+            spent += site.clocks[site.main_clock].elapsed(_Turns(way), 0, 1)  # a graph does not take every call
         except Exception as error:
             facts["absent"][name] = _words(error)
             del made.ways[name]
@@ -205,7 +207,7 @@ def _with(made: Ways, case: StudyCase, site: Site, options: RunOptions, facts: d
         raise RuntimeError("no way of it could run")
     correctness = made.check()
     kernels, launched = _kernels(made, site, inspect=case.inspect)
-    clocks = {name: _by(name, made.ways, site, options) for name in _clocks(case, site)}
+    clocks = {name: _by(name, made.ways, site, options, spent > LONG) for name in _clocks(case, site)}
     timings = clocks.pop(site.main_clock)
     facts["facts"] |= made.facts
     if case.inspect:
@@ -235,12 +237,12 @@ class _Turns:
         return self._run(i)
 
 
-def _by(clock: str, ways: Mapping[str, Way], site: Site, options: RunOptions) -> dict[str, Timing]:
-    """All ways by one clock, interleaved."""
+def _by(clock: str, ways: Mapping[str, Way], site: Site, options: RunOptions, long: bool) -> dict[str, Timing]:
+    """All ways by one clock, interleaved; in fewer rounds where one takes long."""
     rounds, pause = (QUICK_ROUNDS, QUICK_PAUSE) if options.quick else (ROUNDS, CPU_PAUSE)
     return interleave(
         [Candidate(name, _Turns(way)) for name, way in ways.items()],
-        blocks=rounds[clock],
+        blocks=min(rounds[clock], LEAST_ROUNDS) if long else rounds[clock],
         block_seconds=BLOCK_SECONDS[clock] * (QUICK_BLOCK if options.quick else 1),
         pause=pause if site.device == "cpu" and clock == "wall" else 0.0,
         clock=site.clocks[clock],

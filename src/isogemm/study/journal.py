@@ -10,7 +10,9 @@ from typing import Any
 
 from ..errors import OptionError
 
-__all__ = ["Journal"]
+__all__ = ["ROWS", "Journal", "read_rows"]
+
+ROWS = "rows.jsonl"
 
 
 class Journal:
@@ -22,6 +24,8 @@ class Journal:
         Made where it is missing.
     stamp : mapping
         What all rows of a folder have in common: study, options, machine, version.
+    environment : mapping
+        Kept beside the stamp of the first run; it may be another when that goes on.
 
     Raises
     ------
@@ -29,27 +33,17 @@ class Journal:
         The folder has rows of another study, machine, version or option.
     """
 
-    def __init__(self, folder: Path, stamp: Mapping[str, Any]) -> None:
-        self.path = folder / "rows.jsonl"
+    def __init__(self, folder: Path, stamp: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        self.path = folder / ROWS
         self.rows: dict[str, dict[str, Any]] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        lines = self._whole_lines()
+        lines = _whole_lines(self.path)
         if not lines:
-            self._append(stamp)
+            self._append({**stamp, "environment": environment})
             return
         _same(json.loads(lines[0]), stamp, folder)
         for row in map(json.loads, lines[1:]):
             self.rows[row["name"]] = row
-
-    def _whole_lines(self) -> list[str]:
-        """The lines that were written to their end; what a stop cut short is taken away."""
-        if not self.path.exists():
-            return []
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            os.truncate(self.path, len(whole))
-        return whole.decode().splitlines()
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Keep a row; it is on disk, whole, when this returns."""
@@ -62,6 +56,23 @@ class Journal:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
+
+
+def read_rows(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The stamp of a folder, and its rows so far."""
+    stamp, *rows = map(json.loads, _whole_lines(folder / ROWS))
+    return stamp, rows
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines that were written to their end; what a stop cut short is taken away."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        os.truncate(path, len(whole))
+    return whole.decode().splitlines()
 
 
 def _same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:

@@ -14,6 +14,7 @@ from .catalog import study
 from .charts import measured
 from .declare import Figure
 from .engine import SCHEMA, RunOptions, StudyRun
+from .journal import ROWS, read_rows
 
 __all__ = ["page", "read_runs"]
 
@@ -21,7 +22,7 @@ LONG = 32  # characters of a cell that is a sentence
 
 
 def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
-    """The finished runs in some folders and the folders right below them.
+    """The runs in some folders and the folders right below them; of one that was stopped, the rows that it left.
 
     Raises
     ------
@@ -31,7 +32,8 @@ def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
     found = []
     for folder in folders:
         files = sorted({*folder.glob("*.json"), *folder.glob("*/*.json")})
-        if not files:
+        stopped = [x for x in (folder, *sorted(folder.glob("*/"))) if (x / ROWS).exists() and not [*x.glob("*.json")]]
+        if not files and not stopped:
             raise OptionError(
                 "study report", limit="folders of finished studies", value=str(folder), nearest="the --out of a study"
             )
@@ -39,7 +41,14 @@ def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
             content = read_json(path, schema=SCHEMA)
             names = ("study", "site", "rows", "options", "left_out", "environment")
             found.append(StudyRun(**{name: content[name] for name in names}))
+        found += [_unfinished(each) for each in stopped]
     return found
+
+
+def _unfinished(folder: Path) -> StudyRun:
+    stamp, rows = read_rows(folder)
+    left = {"the cases after these": "the run was stopped; its command goes on from here"}
+    return StudyRun(stamp["study"], stamp["machine"], rows, stamp["options"], left, stamp.get("environment", {}))
 
 
 def page(runs: Sequence[StudyRun]) -> str:
@@ -126,5 +135,11 @@ def _machine(run: StudyRun) -> str:
         f"ceiling of {name}": f"{c['fp32_gflop_per_second']:,.0f} GFLOP/s, {c['read_gb_per_second']:,.0f} GB/s"
         for name, c in ceilings.items()
     }
-    facts = {"device": run.site["name"], **limits, **machine_facts(run.environment)}
+    driver = {"driver": run.site["driver"]} if "driver" in run.site else {}
+    facts = {
+        "device": run.site["name"],
+        **driver,
+        **limits,
+        **(machine_facts(run.environment) if run.environment else {}),
+    }
     return f"<details><summary>The machine</summary><dl>{definitions(facts)}</dl></details>"

@@ -45,6 +45,8 @@ class Site:
         The roofline of each arithmetic: ``fp32``, ``tf32``, ``bf16``; what is missing has no roofline.
     synchronize : callable
         Waits until the device has finished.
+    driver : str
+        The GPU's.
     """
 
     device: str
@@ -55,6 +57,7 @@ class Site:
     clocks: Mapping[str, Clock]
     ceilings: Mapping[str, Ceilings] = field(default_factory=dict)
     synchronize: Callable[[], object] = lambda: None
+    driver: str = ""
 
     @property
     def main_clock(self) -> str:
@@ -71,7 +74,8 @@ class Site:
     @property
     def identity(self) -> dict[str, str]:
         """What rows of one folder have in common."""
-        return {"device": self.device, "name": self.name, "version": __version__}
+        known = {"device": self.device, "name": self.name, "driver": self.driver, "version": __version__}
+        return {fact: value for fact, value in known.items() if value}
 
     def normal(self, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
         """Normal values, the same for the same seed: an ndarray, or a tensor on a GPU."""
@@ -81,7 +85,7 @@ class Site:
         import torch
 
         generator = torch.Generator("cuda").manual_seed(seed)
-        return torch.randn(shape, generator=generator, device="cuda").to(getattr(torch, dtype))
+        return torch.randn(shape, generator=generator, device="cuda", dtype=getattr(torch, dtype))
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Memory for a result, filled with NaN."""
@@ -198,4 +202,5 @@ def _cuda(ceilings: bool) -> Site:
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     limits = rooflines() if ceilings else {}
     free = torch.cuda.mem_get_info()[0]
-    return Site("cuda", torch.cuda.get_device_name(), free, cache, True, clocks, limits, wait)
+    driver = open_device(DeviceId("cuda", 0)).chooser.admissions.stamp.get("driver", "")
+    return Site("cuda", torch.cuda.get_device_name(), free, cache, True, clocks, limits, wait, driver)

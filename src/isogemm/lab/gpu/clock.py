@@ -10,6 +10,7 @@ from ..clock import Run, uncollected
 __all__ = ["GraphClock"]
 
 MOST_NODES = 128
+KEPT_SHARE = 1 / 8
 
 
 class GraphClock:
@@ -64,6 +65,7 @@ class GraphClock:
         with self._cuda.device(self.device), self._cuda.stream(self._stream):
             run(first)  # whatever a first call does must not be captured
             self._cuda.synchronize(self.device)
+            self._give_back()
             with uncollected():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
@@ -73,3 +75,10 @@ class GraphClock:
                     graph.capture_end()
         self._graphs[run, first, calls] = graph
         return graph
+
+    def _give_back(self) -> None:
+        """Return what calls outside of graphs have left in the allocator, where it is a large share of the memory."""
+        cuda, device = self._cuda, self.device
+        kept = cuda.memory_reserved(device) - cuda.memory_allocated(device)
+        if kept > KEPT_SHARE * cuda.get_device_properties(device).total_memory:
+            cuda.empty_cache()

@@ -49,11 +49,11 @@ def cases(site: Site, quick: bool) -> list[StudyCase]:
 
 
 def _clocks(n: int, k: int, *, on_gpu: bool, quick: bool) -> Sequence[str]:
-    """Beyond k = 64 a profiling session for each product of a loop would take a minute; where work is a quarter of a
-    second and more, launching is nothing. A quick run profiles one size alone."""
+    """Beyond k = 16 a profiling session for each product of a loop takes most of a row's time; where work is a quarter
+    of a second and more, launching is nothing. A quick run profiles one size alone."""
     if 2 * k * n**3 > (10**13 if on_gpu else 3 * 10**10):
         return CLOCKS[:1]
-    profiled = k <= 64 and (not quick or k == 4)
+    profiled = k <= 16 and (not quick or k == 4)
     return CLOCKS if profiled else CLOCKS[:3] if k <= 64 else CLOCKS[:2]
 
 

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sphinx.util.fileutil import copy_asset
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "src"))
 os.environ.setdefault("ISOGEMM_QUIET", "1")
@@ -38,8 +40,9 @@ LISTED = re.compile(r"^[\w/-]+\*?$", re.M)
 
 
 def setup(app: Any) -> None:
-    """Sphinx's hook: the start page's lists are made of the pages that there are."""
+    """Sphinx's hook: the start page's lists are made of the pages that there are, and one page is HTML already."""
     app.connect("source-read", _complete)
+    app.connect("build-finished", lambda app, error: copy_asset(HERE / "browser", Path(app.outdir) / "browser"))
 
 
 def _complete(app: Any, name: str, source: list[str]) -> None:

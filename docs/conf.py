@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sphinx.util.fileutil import copy_asset
-
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "src"))
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]
 os.environ.setdefault("ISOGEMM_QUIET", "1")
+
+from tools import browser_page  # noqa: E402
 
 from isogemm import __version__  # noqa: E402
 
@@ -40,9 +40,9 @@ LISTED = re.compile(r"^[\w/-]+\*?$", re.M)
 
 
 def setup(app: Any) -> None:
-    """Sphinx's hook: the start page's lists are made of the pages that there are, and one page is HTML already."""
+    """Sphinx's hook: the start page's lists are made of the pages that there are, and one page is made of kernels."""
     app.connect("source-read", _complete)
-    app.connect("build-finished", lambda app, error: copy_asset(HERE / "browser", Path(app.outdir) / "browser"))
+    app.connect("build-finished", lambda app, error: browser_page.write(Path(app.outdir, "browser", "webgpu.html")))
 
 
 def _complete(app: Any, name: str, source: list[str]) -> None:

@@ -1,24 +1,24 @@
-"""Write the page that runs the WebGPU kernels in a visitor's browser: ``python -m tools.browser_page``.
+"""Write the page that runs the WebGPU kernels in a visitor's browser: ``python -m tools.browser_page FILE``.
 
-The page, docs/browser/webgpu.html, holds the kernels as they are assembled for float16 operands, without subgroups,
-which not every browser has. Products of float16 are exact in float32, so the device's own ``fma`` serves everywhere.
+The documentation's site has it as browser/webgpu.html. It holds the kernels as they are assembled for float16 operands,
+without subgroups, which not every browser has. Products of float16 are exact in float32, so the device's own ``fma``
+serves everywhere.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from isogemm.backends.webgpu.kernels import KERNELS, code_of
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "browser" / "webgpu.html"
+TEMPLATE = Path(__file__).with_name("browser.html")
 ACROSS = {"gemv_transposed"}  # wants its weight stored [k, n]
 
 
 def page() -> str:
     """The page's text."""
-    template = (ROOT / "tools" / "browser.html").read_text(encoding="utf-8")
     kernels = {
         name: {
             "order": kernel.order,
@@ -30,15 +30,14 @@ def page() -> str:
         for name, kernel in KERNELS.items()
         if kernel.order != "integers"
     }
-    return template.replace("KERNELS", json.dumps(kernels).replace("</", "<\\/"))
+    return TEMPLATE.read_text(encoding="utf-8").replace("KERNELS", json.dumps(kernels).replace("</", "<\\/"))
 
 
-def main() -> None:
-    """Write the page."""
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"{PAGE.relative_to(ROOT)}: {PAGE.stat().st_size // 1024} KiB")
+def write(path: Path) -> None:
+    """Write the page there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    write(Path(sys.argv[1]))

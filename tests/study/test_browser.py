@@ -23,7 +23,9 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 def written(tmp_path_factory):
     """The page of every study whose rows are kept here."""
     path = tmp_path_factory.mktemp("page") / "index.html"
-    path.write_text(page(read_runs(sorted({path.parent for path in RESULTS.glob("studies-*/*.json")}))), encoding="utf-8")
+    path.write_text(
+        page(read_runs(sorted({path.parent for path in RESULTS.glob("studies-*/*.json")}))), encoding="utf-8"
+    )
     return path
 
 

@@ -53,6 +53,68 @@ def test_dlpack_is_a_view_with_the_same_bits(dtype, old, view):
         assert got.strides == want.strides
 
 
+class Foreign(Producer):
+    """An array of a library that takes results through DLPack, but no bfloat16."""
+
+    dtype = "float32"
+
+    def __array_namespace__(self):
+        return Namespace
+
+    @property
+    def taken(self):
+        return np.asarray(self.x)
+
+
+class Namespace:
+    @staticmethod
+    def from_dlpack(x):
+        return Foreign(np.from_dlpack(x))
+
+
+def test_results_are_arrays_of_the_operands_library_where_it_takes_them():
+    a, b = values((3, 4), "float32", seed=1), values((4, 5), "float32", seed=2)
+    for operands in ((Foreign(a), Foreign(b)), (a, Foreign(b))):
+        got = isogemm.matmul(*operands)
+        assert type(got) is Foreign
+        assert_same(got.taken, isogemm.matmul(a, b))
+    (item,) = isogemm.gemm_batched([Foreign(a)], [Foreign(b)])
+    assert_same(item.taken, isogemm.matmul(a, b))
+    short = [Foreign(tensor(x.astype(BF16))) for x in (a, b)]
+    assert type(isogemm.matmul(*short)) is np.ndarray
+
+
+def test_float64_and_lists_are_cast_where_that_is_asked_for():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((3, 7)), rng.standard_normal((7, 2))
+    want = isogemm.matmul(a.astype(np.float32), b.astype(np.float32))
+    for one, other in ((a, b), (a.tolist(), b.tolist()), (a.astype(np.float32), b)):
+        assert_same(isogemm.matmul(one, other, cast="float32"), want)
+    assert_same(isogemm.linear(a, b.T, b[:2, 0], cast="float32"), isogemm.linear(
+        a.astype(np.float32), np.ascontiguousarray(b.T.astype(np.float32)), b[:2, 0].astype(np.float32)))  # fmt: skip
+    got = isogemm.matmul(torch.from_numpy(a), torch.from_numpy(b), cast="float32")
+    assert isinstance(got, torch.Tensor)
+    assert_same(got.numpy(), want)
+    half = a.astype(np.float16)
+    assert isogemm.matmul(half, b.astype(np.float16), cast="float32").dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    ("a", "cast", "error", "said"),
+    [
+        ([[1.0], [2.0, 3.0]], "float32", DTypeError, "numbers in rows of one length"),
+        ([["one"]], "float32", DTypeError, "numbers in rows of one length"),
+        (np.ones((1, 1)), "float16", OptionError, "float32"),
+        (np.ones((1, 1)), None, DTypeError, 'cast="float32"'),
+        ([[1.0]], None, DTypeError, "copied silently"),
+    ],
+)
+def test_what_cannot_be_cast_is_refused(a, cast, error, said):
+    with pytest.raises(error, match=said):
+        isogemm.matmul(a, np.ones((1, 1), np.float32), cast=cast)
+
+
 def test_dlpack_memory_lives_as_long_as_its_view():
     torch = pytest.importorskip("torch")
     x = torch.arange(1000, dtype=torch.float32).bfloat16()

@@ -21,6 +21,7 @@ from ..contract.spec import ContractLike
 from ..errors import OptionError
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList
+from ..operands.views import to_float32
 from ..planner.device import LISTS
 from ..problem.settings import PLAIN
 from ..quant.matrix import QuantizedMatrix
@@ -47,6 +48,7 @@ def matmul(
     out: Any = None,
     out_dtype: Any = None,
     accumulate: bool = False,
+    cast: str | None = None,
 ) -> Any:
     """a @ b with the shapes of `numpy.matmul`: 1-D operands and broadcast batch dimensions included.
 
@@ -66,13 +68,15 @@ def matmul(
         The result's; by default that of the operands, float32 where one of them or `accumulate` is. Rounded to once.
     accumulate : bool
         The walk over K starts from the float32 values in `out`.
+    cast : {"float32"}, optional
+        Operands of float64, and lists of numbers, are copied and rounded to float32 first; by default they are refused.
 
     Returns
     -------
     array
         `out`, or a new one: a tensor if an operand is one, else an ndarray (0-d for two 1-D operands). On a CUDA
         device an array of the operand's library, which it takes through DLPack (CuPy, JAX), or else a torch tensor
-        (Numba, which reads it as one of its own).
+        (Numba, which reads it as one of its own). On a CPU likewise, or else an ndarray (JAX's bfloat16).
 
     Raises
     ------
@@ -86,6 +90,8 @@ def matmul(
     """
     if mode is not None:
         contract = contract_of(mode, contract)
+    if cast is not None:
+        a, b = (to_float32(name, x, cast) for name, x in (("a", a), ("b", b)))
     if (
         type(a) is _ndarray
         and type(b) is _ndarray
@@ -135,6 +141,7 @@ def linear(
     out: Any = None,
     out_dtype: Any = None,
     activations: str | None = None,
+    cast: str | None = None,
 ) -> Any:
     """x @ w.T + bias: a linear layer with its weights as checkpoints store them.
 
@@ -147,7 +154,7 @@ def linear(
         activations.
     bias : array [n], optional
         Added in float32 before the one rounding to the result's dtype.
-    contract, mode, out, out_dtype
+    contract, mode, out, out_dtype, cast
         As in `matmul`.
     activations : {"q8", "fp32", "same"}, optional
         For a quantized `w`. ``q8``: quantized in blocks of 8-bit integers, with exact integer products (the contract
@@ -170,6 +177,8 @@ def linear(
     """
     if mode is not None:
         contract = contract_of(mode, contract)
+    if cast is not None:
+        x, w, bias = (to_float32(name, each, cast) for name, each in (("x", x), ("w", w), ("bias", bias)))
     if activations is not None or type(w) is QuantizedMatrix:
         return _quantized(x, w, bias, contract, out_dtype, out, activations)
     plain = type(x) is _ndarray and bias is None and contract is None and out is None and out_dtype is None

@@ -149,4 +149,6 @@ def _nearest(dtype: DType) -> str:
         return "float32, one product for each pair of real and imaginary parts"
     if dtype.name.startswith(("float8", "float6_", "float4_")):
         return "bfloat16, which holds it exactly"
-    return "int8 with int8, or isogemm.quantize(w) for a weight" if dtype.name in ("int8", "uint8") else "float32"
+    if dtype.name in ("int8", "uint8"):
+        return "int8 with int8, or isogemm.quantize(w) for a weight"
+    return 'float32; cast="float32" of matmul and linear rounds' if dtype.name == "float64" else "float32"

@@ -11,7 +11,6 @@ work happens on torch's current stream of their device. What another library wro
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 from ..base.dtypes import FLOAT16, FLOAT32, TORCH, supported
 from ..errors import DeviceError, DTypeError, LayoutError, LimitError
 from .device_array import DeviceId, device_array, holder_of
-from .dlpack import exported
-from .tensors import check_tensor
+from .dlpack import exported, handed_over
+from .tensors import check_tensor, is_tensor
 
 __all__ = ["as_kind", "current_stream", "empty", "from_protocols", "from_tensor", "give_back", "tensor", "total_memory"]
 
@@ -230,12 +229,4 @@ def as_kind(x: Array, operand: Any) -> Any:
     if isinstance(operand, np.ndarray):
         return x
     made = tensor(x)
-    library: Any = sys.modules.get(type(operand).__module__.partition(".")[0])
-    if not hasattr(library, "from_dlpack") and hasattr(operand, "__array_namespace__"):
-        library = operand.__array_namespace__()
-    if library is sys.modules.get("torch") or not hasattr(library, "from_dlpack"):
-        return made
-    try:
-        return library.from_dlpack(made)
-    except (BufferError, RuntimeError, TypeError, ValueError):
-        return made
+    return made if is_tensor(operand) else handed_over(made, operand)

@@ -6,6 +6,7 @@ NumPy's own reader refuses bfloat16. A capsule is never marked as consumed: drop
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32, supported
 from ..errors import DTypeError, IsogemmError, LayoutError
 from .device_array import HOST, device_array, foreign_device
 
-__all__ = ["Exported", "exported", "from_dlpack"]
+__all__ = ["Exported", "exported", "from_dlpack", "handed_over"]
 
 Array = NDArray[Any]
 
@@ -142,3 +143,17 @@ def _parse(name: str, capsule: Any) -> tuple[_Tensor, bool]:
     else:
         value = "an unknown capsule"
     raise LayoutError(f"DLPack capsule of {name}", limit="version 0 or 1", value=value, nearest=f"np.asarray({name})")
+
+
+def handed_over(made: Any, operand: Any) -> Any:
+    """A result as an array of an operand's library; as it is where that library does not take it.
+
+    It has no ``from_dlpack`` then, or no such element type (NumPy exports no bfloat16).
+    """
+    library: Any = sys.modules.get(type(operand).__module__.partition(".")[0])
+    if not hasattr(library, "from_dlpack") and hasattr(operand, "__array_namespace__"):
+        library = operand.__array_namespace__()
+    try:
+        return library.from_dlpack(made) if hasattr(library, "from_dlpack") else made
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return made

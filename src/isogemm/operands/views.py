@@ -7,19 +7,20 @@ class say what they are by ``__isogemm_view__(name)``, which returns a `DeviceAr
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DTypeError, LayoutError
+from ..errors import DTypeError, LayoutError, OptionError
 from . import cuda
 from .device_array import HOST, DeviceArray, DeviceId, foreign_device, holder_of
 from .dlpack import from_dlpack
 from .prepared import MatrixList, PreparedWeight
 from .tensors import from_tensor, is_tensor
 
-__all__ = ["array", "view"]
+__all__ = ["array", "to_float32", "view"]
 
 Array = NDArray[Any]
 
@@ -41,6 +42,30 @@ def array(name: str, x: Any) -> Array:
     if place is not HOST:
         raise foreign_device(name, str(place))
     return viewed
+
+
+def to_float32(name: str, x: Any, cast: str) -> Any:
+    """A copy in float32 of float64 elements or of a list of numbers, each rounded once; anything else as it is.
+
+    Raises
+    ------
+    OptionError
+        `cast` is not ``float32``.
+    DTypeError
+        A list of anything but numbers, or of rows of different lengths.
+    """
+    if cast != "float32":
+        raise OptionError("cast", limit="float32", value=repr(cast), nearest="float32")
+    if isinstance(x, list | tuple):
+        try:
+            return np.asarray(x, np.float32)
+        except (TypeError, ValueError):
+            raise DTypeError(
+                name, limit="numbers in rows of one length", value=f"a {type(x).__name__}", nearest="an array"
+            ) from None
+    if str(getattr(x, "dtype", "")).removeprefix("torch.") != "float64":
+        return x
+    return x.to(sys.modules["torch"].float32) if is_tensor(x) else x.astype(np.float32)
 
 
 def view(name: str, x: Any) -> tuple[Array, DeviceId]:

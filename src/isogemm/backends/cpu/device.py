@@ -11,6 +11,7 @@ from ...base.limits import physical_memory
 from ...errors import LimitError
 from ...operands import memory, tensors
 from ...operands.device_array import HOST, DeviceId
+from ...operands.dlpack import handed_over
 from ...planner.device import Device
 from .gemm import execute
 from .gemm.packed import PackedWeight, prepare
@@ -53,7 +54,8 @@ class HostDevice(Device):
         if any(tensors.is_tensor(operand) for operand in operands):
             tensors.learn()
             return tensors.to_tensor(x)
-        return x
+        foreign = next((o for o in operands if not isinstance(o, np.ndarray) and hasattr(o, "__dlpack__")), None)
+        return x if foreign is None else handed_over(x, foreign)
 
     def plan(self, *checked: Any) -> Any:
         from .gemm.plan import plan

@@ -30,7 +30,9 @@ from ..problem.settings import Settings
 from .lowering import Lowered, PlannedCall
 from .memory import ProgramMemory
 
-__all__ = ["AdamW", "ProgramExecutor", "scalars"]
+__all__ = ["CANARIES", "AdamW", "ProgramExecutor", "scalars"]
+
+CANARIES = "canaries"  # what `times` calls their writing and reading
 
 Array = NDArray[Any]
 Step = Callable[[], None]
@@ -110,21 +112,39 @@ class ProgramExecutor:
         LayoutError
             A canary was found changed.
         """
-        memory, times = self.memory, self.times
+        walk = self._walk if self.times is None else self._timed
         for call in self.calls:
-            if not call.phase.startswith(phases):
-                continue
-            if call.born is not None:
-                memory.arm(call.born)
-            began = time.perf_counter() if times is not None else 0.0
-            call.run()
-            if times is not None:
-                times.append((call.name, call.phase, began, time.perf_counter()))
-            if self.canaries:
-                if call.dead is not None:
-                    memory.check(call.dead, call.phase, call.name)
-                if call.boundary is not None:
-                    memory.check(call.boundary, call.phase, call.name)
+            if call.phase.startswith(phases):
+                walk(call)
+
+    def _walk(self, call: _Bound) -> None:
+        self._arm(call)
+        call.run()
+        self._look(call)
+
+    def _arm(self, call: _Bound) -> None:
+        if call.born is not None:
+            self.memory.arm(call.born)
+
+    def _look(self, call: _Bound) -> None:
+        if self.canaries:
+            if call.dead is not None:
+                self.memory.check(call.dead, call.phase, call.name)
+            if call.boundary is not None:
+                self.memory.check(call.boundary, call.phase, call.name)
+
+    def _timed(self, call: _Bound) -> None:
+        """`_walk`, whose three parts are added to `times`."""
+        parts: tuple[tuple[str, Step], ...] = (
+            (CANARIES, lambda: self._arm(call)), (call.name, call.run), (CANARIES, lambda: self._look(call)),
+        )  # fmt: skip
+        began = time.perf_counter()
+        for name, part in parts:
+            part()
+            ended = time.perf_counter()
+            if self.times is not None:
+                self.times.append((name, call.phase, began, ended))
+            began = ended
 
     def _bound(self, i: int, call: PlannedCall, entry: Mapping[str, Any], layout: Mapping[str, Any]) -> _Bound:
         last = len(layout["tensors"]) and max(x["last_op"] for x in layout["tensors"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from tests.program.small import MODEL, program
 from typer.testing import CliRunner
@@ -78,3 +79,16 @@ def test_tiles_that_starve_threads_are_told():
     assert advice(plan) == ["op 37 (gemm): tiles of 4 x 256 on 16 x 256 keep 4 of 12 threads busy"]
     op["dispatch"]["tile_m"] = 1
     assert advice(plan) == []
+
+
+def test_tokens_are_decoded_with_the_same_bits_by_two_plans(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(replace(MODEL, hidden_size=64, intermediate_size=96).to_dict()))
+    for name, threads in (("one", 1), ("other", 3)):
+        words = ("--phase", "decode", "--batch", 2, "--tokens", 8, "--quantize", "Q4_0", "--threads", threads)
+        called("lower", config, *words, "--out", tmp_path / name)
+    found = [called("run", tmp_path / name, "--steps", 3) for name in ("one", "other")]
+    assert len(losses(found[0])) == 3
+    assert found[0] == found[1]
+    called("lower", config, "--phase", "prefill", "--batch", 2, "--tokens", 8, "--out", tmp_path / "prefill")
+    assert len(losses(called("run", tmp_path / "prefill", "--steps", 1))) == 1

@@ -69,22 +69,10 @@ class Lowered:
         reduction = options.pop("reduction", None)
         before, after = (tuple(dict.fromkeys(view.name for view in some)) for some in (reads, writes))
         name = f"{op.name}/{part}" if part else op.name
-        self.calls.append(
-            PlannedCall(
-                name,
-                kernel,
-                op.phase,
-                op.name,
-                (*reads, *writes),
-                before,
-                after,
-                shape,
-                axis,
-                extent,
-                options,
-                reduction,
-            )  # fmt: skip
-        )
+        made = PlannedCall(
+            name, kernel, op.phase, op.name, (*reads, *writes), before, after, shape, axis, extent, options, reduction
+        )  # fmt: skip
+        self.calls.append(made)
 
 
 def of_shape(name: str, shape: tuple[int, ...]) -> View:

@@ -2,11 +2,13 @@
 
 All are float32 on the CPU and start from the same weights: a decoder by `isogemm.program`, and transformers' model with
 torch's AdamW, converted by `isogemm.torch` and plain. Every round times each once, so what other programs take away
-falls on all of them; only ratios are held against bars.
+falls on all of them, and only ratios are held against bars. On a machine that is busy torch's threads wait for each
+other by spinning, and lose more than ours: OMP_WAIT_POLICY=passive, which the rows name, or ``--threads 1 --cpu-time``.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +20,12 @@ from rich.table import Table
 
 from isogemm.base.progress import progress_bar
 from isogemm.contract.compare import differing
-from isogemm.lab import Candidate, Work, environment, interleave, limit_threads, row, verdict, write_json
+from isogemm.lab import WALL, Candidate, Work, environment, interleave, limit_threads, row, verdict, write_json
 from isogemm.program import AdamW, DecoderConfig, Program, lower
 from isogemm.program.executor import CANARIES
 
 from .common import Bar, cpu_name, line_console, ratio_text, repeated, results_path
+from .quant.measure import CpuClock
 
 MODEL = DecoderConfig(
     vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=4, num_attention_heads=8,
@@ -87,8 +90,9 @@ def peer_step(peer: Any, ids: Any, targets: Any, *, converted: bool) -> Step:
 
 
 def measure(
-    model: DecoderConfig, batch: int, tokens: int, threads: int, *, blocks: int, seed: int, report: Any, command: str
-) -> dict[str, Any]:
+    model: DecoderConfig, batch: int, tokens: int, threads: int, *, blocks: int, seed: int, report: Any, command: str,
+    cpu_time: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """The row of a training step."""
     draw = np.random.default_rng(seed + 1)
     ids, targets = draw.integers(0, model.vocab_size, (2, batch, tokens))
@@ -103,13 +107,14 @@ def measure(
         steps[name]()
     correctness = compared(made, ours, peers[CONVERTED])
     candidates = [Candidate(name, lambda i, step=step: step()) for name, step in steps.items()]
-    timings = interleave(candidates, blocks=blocks, pause=0.05, progress=report)
+    clock = CpuClock() if cpu_time else WALL
+    timings = interleave(candidates, blocks=blocks, pause=0.05, progress=report, clock=clock)
     verdicts = [verdict(timings[OURS], timings[name]) for name in (CONVERTED, PLAIN)]
     shares = phases(ours, steps[OURS])
     return row(
         f"train batch={batch} tokens={tokens}", command=command, timings=timings, verdicts=verdicts,
         kernel=made.plan["schema"], correctness=correctness, work=Work(flops(made), made.layout["bytes"]), seed=seed,
-        threads=threads, model=model.to_dict(), batch=batch, tokens=tokens, operations=len(made.plan["ops"]),
+        threads=threads, clock="cpu" if cpu_time else "wall", omp_wait_policy=os.environ.get("OMP_WAIT_POLICY"), model=model.to_dict(), batch=batch, tokens=tokens, operations=len(made.plan["ops"]),
         memory={name: made.layout[name] for name in ("bytes", "lower_bound")},
         phases=shares, bars=judged(made, verdicts, shares),
     )  # fmt: skip
@@ -190,6 +195,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="Tokens of each.", min=1)] = 64,
     divide: Annotated[int, typer.Option(help="Divide the model's extents by this, for a try.", min=1, max=8)] = 1,
     blocks: Annotated[int, typer.Option(help="Rounds; fewer than 5 decide nothing.", min=1)] = 21,
+    cpu_time: Annotated[bool, typer.Option(help="Count CPU time: for 1 thread, on a machine that is busy.")] = False,
     json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights and tokens.", min=0)] = 0,
 ) -> None:
@@ -197,13 +203,24 @@ def main(
 
     Exits with 1 when a bit differed. A bar that was not met is a result, not a failure.
     """
+    if cpu_time and threads != 1:
+        raise typer.BadParameter("waiting threads spin, so CPU time says nothing of several", param_hint="--cpu-time")
     parts = {name: getattr(MODEL, name) // divide for name in ("vocab_size", "hidden_size", "intermediate_size")}
     words = ["--threads", str(threads), "--batch", str(batch), "--tokens", str(tokens)]
-    command = repeated("program", words + ["--divide", str(divide)] * (divide > 1), seed=seed)
+    words += ["--divide", str(divide)] * (divide > 1) + ["--cpu-time"] * cpu_time
+    command = repeated("program", words, seed=seed)
     stamp = environment()
     with limit_threads(threads), progress_bar() as tell:
         found = measure(
-            replace(MODEL, **parts), batch, tokens, threads, blocks=blocks, seed=seed, report=tell, command=command
+            replace(MODEL, **parts),
+            batch,
+            tokens,
+            threads,
+            blocks=blocks,
+            seed=seed,
+            report=tell,
+            command=command,
+            cpu_time=cpu_time,
         )
     path = json or results_path("program", cpu_name(stamp))
     write_json(path, [found], environment=stamp, benchmark="program")

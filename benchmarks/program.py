@@ -111,10 +111,11 @@ def measure(
     timings = interleave(candidates, blocks=blocks, pause=0.05, progress=report, clock=clock)
     verdicts = [verdict(timings[OURS], timings[name]) for name in (CONVERTED, PLAIN)]
     shares = phases(ours, steps[OURS])
+    facts = {"clock": "cpu" if cpu_time else "wall", "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY")}
     return row(
         f"train batch={batch} tokens={tokens}", command=command, timings=timings, verdicts=verdicts,
         kernel=made.plan["schema"], correctness=correctness, work=Work(flops(made), made.layout["bytes"]), seed=seed,
-        threads=threads, clock="cpu" if cpu_time else "wall", omp_wait_policy=os.environ.get("OMP_WAIT_POLICY"), model=model.to_dict(), batch=batch, tokens=tokens, operations=len(made.plan["ops"]),
+        threads=threads, **facts, model=model.to_dict(), batch=batch, tokens=tokens, operations=len(made.plan["ops"]),
         memory={name: made.layout[name] for name in ("bytes", "lower_bound")},
         phases=shares, bars=judged(made, verdicts, shares),
     )  # fmt: skip

@@ -260,15 +260,31 @@ def arm(spans, which, pattern):
 
 
 @njit
+def _changed(begin, end, pattern):
+    """Whether a byte of a canary is not the pattern: words, behind bytes up to the first."""
+    whole = min(end, (begin + 7) // 8 * 8)
+    found = types.uint8(0)
+    head = carray(pointer_to_bytes(begin), (whole - begin,))
+    for i in range(whole - begin):
+        found |= head[i] ^ types.uint8(pattern)
+    wanted = types.int64(types.uint64(pattern) * types.uint64(0x0101010101010101))
+    words, some = carray(pointer_to_words(whole), ((end - whole) // 8,)), types.int64(0)
+    for i in range((end - whole) // 8):
+        some |= words[i] ^ wanted
+    return found != 0 or some != 0
+
+
+@njit
 def broken(spans, which, pattern):
     """(tensor, address) of the first changed byte of some tensors' canaries, or (-1, 0)."""
     for w in which:
         for side in range(2):
             begin, end = spans[w, 2 * side], spans[w, 2 * side + 1]
-            bytes_ = carray(pointer_to_bytes(begin), (end - begin,))
-            for i in range(end - begin):
-                if bytes_[i] != pattern:
-                    return w, begin + i
+            if _changed(begin, end, pattern):
+                bytes_ = carray(pointer_to_bytes(begin), (end - begin,))
+                for i in range(end - begin):
+                    if bytes_[i] != pattern:
+                        return w, begin + i
     return -1, 0
 
 

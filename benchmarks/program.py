@@ -24,7 +24,7 @@ from isogemm.lab import WALL, Candidate, Work, environment, interleave, limit_th
 from isogemm.program import AdamW, DecoderConfig, Program, lower
 from isogemm.program.executor import CANARIES
 
-from .common import Bar, cpu_name, line_console, ratio_text, repeated, results_path
+from .common import Bar, cpu_name, line_console, ratio_text, repeated, results_path, sources_text, wrapped
 from .quant.measure import CpuClock
 
 MODEL = DecoderConfig(
@@ -188,6 +188,34 @@ def table(rows: Sequence[Row]) -> Table:
         correct = found["correctness"]
         result.add_row(*head, "gradients", "", f"{correct['differing']} of {correct['checked']} differ", "")
     return result
+
+
+def program_section(runs: Sequence[Row], sources: Sequence[str]) -> str:
+    """The text of docs/performance.md between its marks, from committed results."""
+    cpu, packages = (runs[0]["environment"][name] for name in ("cpu", "packages"))
+    out = [
+        *wrapped(
+            "A training step of a decoder (hidden 512, 4 layers, float32, AdamW), as a program and by torch "
+            f"{packages['torch']}, interleaved, {cpu['model']} ({cpu['core']}); above 1 the program is faster. Medians "
+            "of rounds and 95 % intervals; the processors were shared with other work."
+        ),
+        "",
+        f"| | threads | program | / {CONVERTED} | / {PLAIN} | memory / live bytes | canaries |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for found in (found for run in runs for found in run["rows"]):
+        ratios = {x["peer"]: ratio_text(x) for x in found["verdicts"]}
+        shares, memory = found["phases"], found["memory"]
+        cells = [
+            found["name"], str(found["threads"]), f"{1e3 * found['timings'][OURS]['median']:.0f} ms", ratios[CONVERTED],
+            ratios[PLAIN], f"{memory['bytes'] / memory['lower_bound']:.4f}",
+            f"{shares[CANARIES] / sum(shares.values()):.2%}",
+        ]  # fmt: skip
+        out.append(f"| {' | '.join(cells)} |")
+    bits = [found["correctness"] for run in runs for found in run["rows"]]
+    differing, checked = (sum(x[name] for x in bits) for name in ("differing", "checked"))
+    text = f"Of {checked:,} elements of gradients compared with {CONVERTED}'s, {differing} differed. From"
+    return "\n".join([*out, "", text, *sources_text(sources), ""])
 
 
 def main(

@@ -3,12 +3,12 @@
 All are float32 on the CPU and start from the same weights: a decoder by `isogemm.program`, and transformers' model with
 torch's AdamW, converted by `isogemm.torch` and plain. Every round times each once, so what other programs take away
 falls on all of them, and only ratios are held against bars. On a machine that is busy torch's threads wait for each
-other by spinning, and lose more than ours: OMP_WAIT_POLICY=passive, which the rows name, or ``--threads 1 --cpu-time``.
+other by spinning, and lose more than ours: set OMP_WAIT_POLICY=passive, which the stamp names, or count CPU time of
+one thread.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -111,11 +111,11 @@ def measure(
     timings = interleave(candidates, blocks=blocks, pause=0.05, progress=report, clock=clock)
     verdicts = [verdict(timings[OURS], timings[name]) for name in (CONVERTED, PLAIN)]
     shares = phases(ours, steps[OURS])
-    facts = {"clock": "cpu" if cpu_time else "wall", "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY")}
     return row(
         f"train batch={batch} tokens={tokens}", command=command, timings=timings, verdicts=verdicts,
         kernel=made.plan["schema"], correctness=correctness, work=Work(flops(made), made.layout["bytes"]), seed=seed,
-        threads=threads, **facts, model=model.to_dict(), batch=batch, tokens=tokens, operations=len(made.plan["ops"]),
+        threads=threads, clock="cpu" if cpu_time else "wall", model=model.to_dict(), batch=batch, tokens=tokens,
+        operations=len(made.plan["ops"]),
         memory={name: made.layout[name] for name in ("bytes", "lower_bound")},
         phases=shares, bars=judged(made, verdicts, shares),
     )  # fmt: skip

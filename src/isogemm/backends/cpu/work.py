@@ -6,7 +6,6 @@ in it reaches a bit.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from ...problem.numeric import AnyPlan, NumericPlan, numeric_plan
 from ...problem.settings import Settings
 from .attention import run as attention
 from .gemm import execute
-from .gemm.plan import Plan, plan
+from .gemm.plan import Plan, plan, word
 from .gemm.schedule import SERIAL
 from .quant import linear as quantized
 from .quant.launch import ACTIVATIONS, panels_task
@@ -32,7 +31,6 @@ from .quant.launch import ACTIVATIONS, panels_task
 __all__ = ["MAKERS", "SCHEMA", "WorkPlan", "WorkStep", "plan_attention", "plan_batch", "plan_groups", "plan_quantized"]
 
 SCHEMA = "isogemm.work_plan.v1"
-FEW = 16  # rows up to which a product is called a batched gemv
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +92,6 @@ class WorkPlan(AnyPlan):
     threads: int
     steps: tuple[WorkStep, ...]
     alternatives: tuple[tuple[str, str], ...]
-
-    @property
-    def digest(self) -> str:
-        """Hash over everything in the plan."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `WorkPlan.from_dict` gives the plan back."""
@@ -180,13 +173,8 @@ def _shape(x: Any) -> Any:
     return tuple(_shape(item) for item in x) if isinstance(x, list | tuple) else tuple(x.shape)
 
 
-def word(m: int) -> str:
-    """The field's word for a product of so many rows."""
-    return "gemv" if m == 1 else "batched gemv" if m <= FEW else "tiled gemm"
-
-
 def _loops(found: Plan) -> str:
-    return f"{word(found.m)} ({found.strategy})"
+    return f"{word(found.m, found.n)} ({found.strategy})"
 
 
 def plan_batch(
@@ -250,7 +238,7 @@ def plan_quantized(
     if pieces >= 4:
         first = WorkStep("quantize", first.kernel, (m, k, 1), m, min(threads, pieces), pieces)
     name = f"gemm_nt_{fmt.name}_{fmt.activations}".lower()
-    product = WorkStep("product", f"{name}, {word(m)}", extents, 1, min(some, chunks), chunks)
+    product = WorkStep("product", f"{name}, {word(m, n)}", extents, 1, min(some, chunks), chunks)
     base = WorkPlan(m, n, k, trans[0], trans[1], numeric, "quantized", (), threads, (), ())
     return _made("quantized", base, extents, {"format": fmt.name}, threads, (first, product), (
         ("w.in_place()", f"the same bits without a second copy of {nbytes} bytes; slower from a few rows on"),

@@ -197,19 +197,19 @@ def program_section(runs: Sequence[Row], sources: Sequence[str]) -> str:
         *wrapped(
             "A training step of a decoder (hidden 512, 4 layers, float32, AdamW), as a program and by torch "
             f"{packages['torch']}, interleaved, {cpu['model']} ({cpu['core']}); above 1 the program is faster. Medians "
-            "of rounds and 95 % intervals, and the least round of each; other work took its turns on both processors, so "
-            "rounds are of two kinds, and intervals are wide."
+            "of rounds and 95 % intervals, and the least round of each; other work took its turns on both processors, "
+            "so rounds are of two kinds, and intervals are wide."
         ),
         "",
         f"| threads | rounds, load before | program | / {CONVERTED} | / {PLAIN} | least of each | memory | canaries |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for run, found in ((run, found) for run in runs for found in run["rows"]):
+    for load, found in ((run["environment"]["load"], found) for run in runs for found in run["rows"]):
         ratios = {x["peer"]: ratio_text(x) for x in found["verdicts"]}
         shares, memory, samples = found["phases"], found["memory"], found["timings"][OURS]["samples"]
         least = ", ".join(f"{1e3 * min(x['samples']):.0f}" for x in found["timings"].values())
         cells = [
-            str(found["threads"]), f"{len(samples)}, {run['environment']['load']}",
+            str(found["threads"]), f"{len(samples)}, {load}",
             f"{1e3 * found['timings'][OURS]['median']:.0f} ms", ratios[CONVERTED], ratios[PLAIN], f"{least} ms",
             f"{memory['bytes'] / memory['lower_bound']:.4f} of live bytes",
             f"{shares[CANARIES] / sum(shares.values()):.2%}",

@@ -16,7 +16,7 @@ from isogemm.program.program import from_data
 
 LENGTH, BATCH = 20, 3
 WIDE = replace(MODEL, hidden_size=256, intermediate_size=512, num_attention_heads=8, head_dim=32)
-FORMATS = ("Q4_0", "Q8_0", "Q4_K", "Q5_1", "Q6_K", "Q3_K")
+FORMATS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
 
 
 def bits(x):

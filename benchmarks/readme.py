@@ -18,6 +18,7 @@ from .cpu.cases import RANDOM
 from .gpu.readme import gpu_section
 from .headlines import headlines
 from .model.readme import model_section
+from .program import program_section
 from .quant.readme import quant_section
 from .quant_gpu.readme import quant_gpu_section
 
@@ -117,6 +118,7 @@ SECTIONS = (
     ("cpu", "", section),
     ("gpu", "gpu ", gpu_section),
     ("model", "model ", model_section),
+    ("program", "program ", program_section),
     ("quant", "quant ", quant_section),
     ("quant_gpu", "quant gpu ", quant_gpu_section),
 )

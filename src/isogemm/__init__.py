@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .api.warm import Warmed, warm
     from .backends.cpu.gemm.packed import PackedWeight
     from .backends.cpu.gemm.plan import Plan
+    from .backends.cpu.work import WorkPlan
     from .backends.cuda.pointers import PointerArray
     from .backends.metal import public as metal  # noqa: F401
     from .backends.webgpu import public as webgpu  # noqa: F401
@@ -60,6 +61,7 @@ __all__ = [
     "QuantizedMatrix",
     "ShapeError",
     "Warmed",
+    "WorkPlan",
     "__version__",
     "gemm",
     "gemm_batched",
@@ -88,6 +90,7 @@ _HOMES = {
     "PackedWeight": ".backends.cpu.gemm.packed",
     "pack": ".api.packing",
     "Plan": ".backends.cpu.gemm.plan",
+    "WorkPlan": ".backends.cpu.work",
     "PointerArray": ".backends.cuda.pointers",
     "plan": ".api.plan",
     "QuantizedMatrix": ".quant.matrix",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from isogemm.program import AdamW, DecoderConfig, lower
 
@@ -41,3 +42,19 @@ def trained(made, steps=2, model=MODEL):
 def differing(found, wanted):
     """Names of tensors with a differing bit."""
     return [name for name in wanted if not np.array_equal(found[name], wanted[name])]
+
+
+def converted(model, architecture="Qwen3", **options):
+    """transformers' model with the same weights by isogemm.torch, its parameters by name, and its configuration."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {name: x for name, x in model.to_dict().items() if name not in ("head_norms", "rope_theta")}
+    import isogemm.torch
+
+    config = getattr(transformers, f"{architecture}Config")(**sizes, max_position_embeddings=64)
+    peer = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    known = {name: key for name, key, _ in model.weights()}
+    state = {known[name]: torch.from_numpy(x.copy()) for name, x in weights(model).items()}
+    peer.load_state_dict(state, strict=False)
+    parameters = dict(peer.named_parameters())
+    isogemm.torch.convert(peer, grad_order=f"leaf{TOKENS}", **options)
+    return peer, parameters, config

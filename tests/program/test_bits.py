@@ -10,9 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.program.small import BATCH, MODEL, TOKENS, differing, program, tokens, trained, weights
+from tests.program.small import BATCH, MODEL, TOKENS, converted, differing, program, tokens, trained, weights
 
-import isogemm.torch
 from isogemm.program import AdamW, Choices
 from isogemm.program.executor import scalars
 from isogemm.torch import reductions
@@ -57,20 +56,6 @@ def test_drawn_plans_have_the_same_bits(seed, wanted):
 def test_a_gradient_depends_on_its_leaf(wanted):
     """So the test above compares something: other leaves are other numbers."""
     assert "dw.head" in differing(trained(program(leaf=16)), wanted)
-
-
-def converted(model, architecture="Qwen3"):
-    """transformers' model with the same weights by isogemm.torch, its parameters by name, and its configuration."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {name: x for name, x in model.to_dict().items() if name not in ("head_norms", "rope_theta")}
-    config = getattr(transformers, f"{architecture}Config")(**sizes, max_position_embeddings=64)
-    peer = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    known = {name: key for name, key, _ in model.weights()}
-    state = {known[name]: torch.from_numpy(x.copy()) for name, x in weights(model).items()}
-    peer.load_state_dict(state, strict=False)
-    parameters = dict(peer.named_parameters())
-    isogemm.torch.convert(peer, grad_order=f"leaf{TOKENS}")
-    return peer, parameters, config
 
 
 def adamw(w, g, m, v, s):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from tests.program.small import MODEL
+from tests.program.small import MODEL, program
 from typer.testing import CliRunner
 
 from isogemm.cli import app
+from isogemm.program.executor import CANARIES
 from isogemm.program.explain import advice
+
+SLACK = 0.002  # microseconds: times are rounded to thousandths
 
 
 def called(*words):
@@ -35,9 +39,26 @@ def test_from_a_config_to_the_same_losses_by_two_plans(tmp_path):
     found = [losses(called("run", one, "--steps", 2)), losses(called("run", other, "--steps", 2))]
     assert len(found[0]) == 2
     assert found[0] == found[1]
-    called("run", one, "--steps", 1, "--trace", tmp_path / "trace.json")
+
+
+def test_a_trace_nests(tmp_path):
+    """Every event lies within the one that it began in: a step, phases, and the operations of the plan in its order."""
+    made = program(batch=2)
+    made.save(tmp_path)
+    called("run", tmp_path, "--steps", 1, "--trace", tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert {"zero", "forward", "backward.L0", "optimizer"} <= {event["cat"] for event in events}
+    assert {event["ph"] for event in events} == {"X"}
+    open_ = []
+    for event in events:
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        depth = {"step": 0, "phase": 1}.get(event["cat"], 2)
+        open_ = open_[:depth]
+        assert len(open_) == depth
+        assert all(a - SLACK <= begin and end <= b + SLACK for a, b in open_), event
+        open_.append((begin, end))
+    assert list(dict.fromkeys(x["name"] for x in events if x["cat"] == "phase")) == made.plan["phases"]
+    found = [event["name"] for event in events if event["cat"] not in ("step", "phase") and event["name"] != CANARIES]
+    assert found == [op["name"] for op in made.plan["ops"]]
 
 
 def test_another_leaf_is_other_numbers(tmp_path):
@@ -58,3 +79,16 @@ def test_tiles_that_starve_threads_are_told():
     assert advice(plan) == ["op 37 (gemm): tiles of 4 x 256 on 16 x 256 keep 4 of 12 threads busy"]
     op["dispatch"]["tile_m"] = 1
     assert advice(plan) == []
+
+
+def test_tokens_are_decoded_with_the_same_bits_by_two_plans(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(replace(MODEL, hidden_size=64, intermediate_size=96).to_dict()))
+    for name, threads in (("one", 1), ("other", 3)):
+        words = ("--phase", "decode", "--batch", 2, "--tokens", 8, "--quantize", "Q4_0", "--threads", threads)
+        called("lower", config, *words, "--out", tmp_path / name)
+    found = [called("run", tmp_path / name, "--steps", 3) for name in ("one", "other")]
+    assert len(losses(found[0])) == 3
+    assert found[0] == found[1]
+    called("lower", config, "--phase", "prefill", "--batch", 2, "--tokens", 8, "--out", tmp_path / "prefill")
+    assert len(losses(called("run", tmp_path / "prefill", "--steps", 1))) == 1

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..backends import BACKENDS, backend, find, open_device
 from ..base.arguments import of_type, shown
 from ..base.dtypes import ITEMSIZE
+from ..base.threads import get_num_threads
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
+from ..formats.blocks import FORMATS, format_of
 from ..operands.device_array import DeviceId
 from ..planner.explain import DevicePlan, explain
 from ..planner.tuning import Wanted, pose
@@ -17,7 +20,7 @@ from ..problem.numeric import numeric_plan
 from ..problem.product import Product
 
 if TYPE_CHECKING:
-    from ..backends import Plan
+    from ..backends import Plan, WorkPlan
 
 __all__ = ["plan"]
 
@@ -52,8 +55,30 @@ def plan(
     trans_a: str = ...,
     trans_b: str = ...,
     contract: ContractLike | None = ...,
+    threads: int | None = ...,
+    device: Literal["cpu"] = ...,
+    batch: int = ...,
+    groups: Sequence[int] | None = ...,
+    format: str | None = ...,
+    heads: tuple[int, int] | None = ...,
+) -> Plan | WorkPlan: ...
+
+
+@overload
+def plan(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    dtype: str = ...,
+    weight_dtype: str | None = ...,
+    out_dtype: str | None = ...,
+    trans_a: str = ...,
+    trans_b: str = ...,
+    contract: ContractLike | None = ...,
     device: str,
-) -> Plan | DevicePlan: ...
+    batch: int = ...,
+) -> Plan | DevicePlan | WorkPlan: ...
 
 
 def plan(
@@ -70,8 +95,12 @@ def plan(
     contract: ContractLike | None = None,
     threads: int | None = None,
     device: str = "cpu",
-) -> Plan | DevicePlan:
-    """Plan C[m, n] = op(A)[m, k] @ op(B)[k, n] without running it.
+    batch: int = 1,
+    groups: Sequence[int] | None = None,
+    format: str | None = None,
+    heads: tuple[int, int] | None = None,
+) -> Plan | DevicePlan | WorkPlan:
+    """Plan C[m, n] = op(A)[m, k] @ op(B)[k, n] without running it: once, in a batch or groups, in blocks, in attention.
 
     Parameters
     ----------
@@ -89,10 +118,18 @@ def plan(
         Default `get_num_threads()`.
     device : str
         ``cpu``, or ``cuda`` or ``cuda:1`` for a GPU. Without one, ``cuda`` reads the table that is shipped.
+    batch : int
+        Items of `gemm_batched` or `gemm_strided_batched`, each [m, n, k]; with `heads` sequences.
+    groups : sequence of int, optional
+        Rows of each product of `gemm_grouped`, of which `m` is the sum. On the CPU, like what follows.
+    format : str, optional
+        Of a quantized weight [n, k], for example Q4_0; activations are quantized.
+    heads : (int, int), optional
+        Of queries, and of keys and values: attention without a mask of m tokens over n keys, of width k.
 
     Returns
     -------
-    Plan, or DevicePlan for a GPU
+    Plan, WorkPlan where several products or blocks were asked for, or DevicePlan for a GPU
 
     Raises
     ------
@@ -117,10 +154,20 @@ def plan(
         raise OptionError("threads", limit="at least 1", value=repr(threads), nearest=1)
     types = (dtype, b_type, out_type)
     kind = device.partition(":")[0]
+    form, about = _several(m, k, batch, groups, format, heads)
+    if form and (packed or (kind != "cpu" and form != "batched")):
+        raise OptionError(f"plan of {form} products", limit="device='cpu', packed=False", value=device, nearest="cpu")
     if kind == "cuda" or kind not in BACKENDS:
         if packed or threads is not None:
             raise OptionError("packed and threads", limit="device='cpu'", value=device, nearest="leave them out")
-        return _on_gpu((m, n, k), types, a_op + b_op, contract, device)
+        return _on_gpu((m, n, k), types, a_op + b_op, contract, device, batch)
+    if form:
+        if 0 in (m, n, k):
+            raise ShapeError(f"plan of {form} products", limit="extents of at least 1", value=(m, n, k), nearest=1)
+        trans = "NT" if form in ("quantized", "attention") else a_op + b_op
+        some = threads or get_num_threads()
+        made: WorkPlan = open_device(find(device)).plan_work(form, (m, n, k), types, trans, contract, some, **about)
+        return made
     found: Plan = open_device(find(device)).plan((m, n, k), types, a_op + b_op, packed, contract, threads)
     return found
 
@@ -131,6 +178,7 @@ def _on_gpu(
     trans: str,
     contract: ContractLike | None,
     device: str,
+    batch: int,
 ) -> DevicePlan:
     """Read the device's tables and verdicts; see `isogemm.planner.explain`."""
     kind, _, ordinal = device.partition(":")
@@ -145,12 +193,49 @@ def _on_gpu(
             k, dtype_a=types[0], dtype_b=types[1], out_dtype=types[2], contract=contract, device="cuda",
             arithmetic=arithmetic,
         )  # fmt: skip
-        posed = pose(Wanted("", n, k, trans), m=m, dtype=types[0], contract=numeric.contract, out_dtype=types[2])
+        posed = pose(Wanted("", n, k, trans, batch), m=m, dtype=types[0], contract=numeric.contract, out_dtype=types[2])
         return replace(posed, dtype_b=types[1])
 
     number = int(ordinal or 0)
     here = open_device(DeviceId(kind, number)).chooser if backend(kind).count() > number else None
     return explain(product, here, number)
+
+
+def _several(
+    m: int, k: int, batch: int, groups: Sequence[int] | None, format: str | None, heads: tuple[int, int] | None
+) -> tuple[str, dict[str, Any]]:
+    """(form, what it is of), empty for one product.
+
+    Raises
+    ------
+    OptionError, ShapeError
+        Two forms at once, or sizes out of range.
+    """
+    asked = [name for name, x in (("groups", groups), ("format", format), ("heads", heads)) if x is not None]
+    if len(asked) > 1 or (asked and asked != ["heads"] and batch != 1):
+        raise OptionError("form of a plan", limit="one of batch, groups, format, heads", value=asked, nearest=asked[0])
+    numbers = {"batch": [batch], "groups": list(groups or ()), "heads": list(heads or ())}
+    for name, sizes in numbers.items():
+        for size in sizes:
+            if isinstance(size, bool) or not isinstance(size, int) or size < (name != "groups"):
+                raise ShapeError(name, limit="whole numbers of at least 1", value=repr(size), nearest=1)
+    if groups is not None:
+        if sum(groups) != m:
+            raise ShapeError("groups", limit=f"rows that sum to m, {m}", value=sum(groups), nearest=f"m={sum(groups)}")
+        return "grouped", {"rows": tuple(groups)}
+    if format is not None:
+        format_of(format).row_bytes(k)
+        if not format_of(format).activations:
+            legal = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.activations)
+            raise OptionError("format", limit=legal, value=format, nearest="Q8_0")
+        return "quantized", {"format": format_of(format).name}
+    if heads is not None:
+        if len(heads) != 2 or heads[0] % heads[1]:
+            raise ShapeError(
+                "heads", limit="two numbers, the first a multiple of the second", value=heads, nearest=(8, 8)
+            )
+        return "attention", {"sequences": batch, "heads": heads[0], "shared": heads[1]}
+    return ("batched", {"items": batch}) if batch > 1 else ("", {})
 
 
 def _operation(name: str, value: str) -> str:

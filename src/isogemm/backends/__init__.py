@@ -16,6 +16,7 @@ from ..planner.device import Device
 
 if TYPE_CHECKING:
     from .cpu.gemm.plan import Plan as Plan
+    from .cpu.work import WorkPlan as WorkPlan
 
 __all__ = ["BACKENDS", "accelerator", "backend", "find", "of_tensor", "open_device"]
 

@@ -215,9 +215,15 @@ def plan_command(
     tp: Annotated[
         int, typer.Option(min=0, help="Show instead what each of so many ranks computes and sends (needs torch).")
     ] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Items of a batch; with --heads sequences.")] = 1,
+    groups: Annotated[str, typer.Option(help="Rows of each product of a group, as 3,100,0,57; M is their sum.")] = "",
+    format: Annotated[str, typer.Option(help="A quantized weight's format, as Q4_0.")] = "",
+    heads: Annotated[
+        str, typer.Option(help="Heads of queries and of keys, as 32,8: attention of M tokens over N keys of width K.")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show how a product would be computed, without computing it."""
+    """Show how a product, a batch, a group, or attention would be computed, without computing it."""
     from rich.console import Console
 
     from ..api.plan import plan as planned
@@ -231,6 +237,9 @@ def plan_command(
     options: dict[str, Any] = {"threads": threads} if threads else {}
     if contract:
         options["contract"] = contract
+    options |= {name: _numbers(f"--{name}", text) for name, text in (("groups", groups), ("heads", heads)) if text}
+    options |= {"format": format} if format else {}
+    options |= {"batch": batch} if batch > 1 else {}
     plan: Any = planned(
         m,
         n,
@@ -245,6 +254,14 @@ def plan_command(
         typer.echo(plan.to_json())
     else:
         Console().print(plan)
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers with commas."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise OptionError(option, limit="whole numbers with commas", value=text, nearest="32,8")
+    return tuple(int(part) for part in parts)
 
 
 def _print_traffic(m: int, n: int, k: int, tp: int, dtype: str, contract: str, json: bool) -> None:

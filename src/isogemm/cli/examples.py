@@ -29,6 +29,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan": (
         "isogemm plan 1 4096 4096                               # one row: decoding",
         "isogemm plan 16 2560 4096 --dtype bf16 --device cuda   # needs no GPU",
+        "isogemm plan 16 2560 4096 --format Q4_0                # a quantized weight",
+        "isogemm plan 512 512 128 --heads 32,8                  # attention",
     ),
     "program": ("isogemm program lower config.json --out plan", "isogemm program check plan"),
     "quantize": (

@@ -13,7 +13,7 @@ from ..errors import OptionError
 
 __all__ = ["app"]
 
-app = typer.Typer(help="A training step whose every buffer and thread is written down before it runs.")
+app = typer.Typer(help="Steps of a model whose every buffer and thread is written down before they run.")
 Folder = Annotated[Path, typer.Argument(help="A folder that `lower` wrote.")]
 
 
@@ -22,13 +22,14 @@ def lower_command(
     config: Annotated[Path, typer.Argument(help="A config.json of a Qwen3 or Llama model, or its folder.")],
     out: Annotated[Path, typer.Option(help="The folder for plan and layout.")],
     batch: Annotated[int, typer.Option(help="Sequences of a step.")] = 8,
-    tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 64,
-    phase: Annotated[str, typer.Option(help="train or prefill.")] = "train",
+    tokens: Annotated[int, typer.Option(help="Tokens of each, or that caches hold.")] = 64,
+    phase: Annotated[str, typer.Option(help="train, prefill or decode.")] = "train",
     threads: Annotated[int, typer.Option(help="By default all.")] = 0,
     mode: Annotated[str, typer.Option(help="deterministic or fast: the same bits.")] = "deterministic",
     micro_batches: Annotated[int, typer.Option(help="Parts that a step is computed in.")] = 1,
     recompute: Annotated[bool, typer.Option("--recompute", help="Compute activations again.")] = False,
     leaf: Annotated[int, typer.Option(help="Rows of a leaf in gradients of weights.")] = 4096,
+    quantize: Annotated[str, typer.Option(help="A format of the weights of prefill and decode, as Q4_0.")] = "",
 ) -> None:
     """Write a model's execution plan and memory layout."""
     from ..program import lower
@@ -36,7 +37,7 @@ def lower_command(
     file = config / "config.json" if config.is_dir() else config
     made = lower(
         json.loads(file.read_text()), batch=batch, tokens=tokens, phase=phase, threads=threads or None, mode=mode,
-        micro_batches=micro_batches, recompute=recompute, leaf=leaf,
+        micro_batches=micro_batches, recompute=recompute, leaf=leaf, quantize=quantize or None,
     )  # fmt: skip
     made.check()
     typer.echo(f"{len(made.plan['ops'])} operations, {made.layout['bytes']} bytes: {made.save(out)}")
@@ -64,28 +65,37 @@ def explain_command(folder: Folder) -> None:
 def run_command(
     folder: Folder,
     weights: Annotated[Path | None, typer.Option(help="A .safetensors file; by default random numbers.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps, on random tokens.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Of training, prefills, or tokens that are decoded.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Of tokens and random weights.")] = 0,
-    trace: Annotated[Path | None, typer.Option(help="A Chrome trace of the last step.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="A Chrome trace of the last step, for Perfetto.")] = None,
 ) -> None:
-    """Train on random tokens, and say each loss with its bits."""
+    """Run steps on random tokens, and say the bits of each: its loss, or the sum of its logits.
+
+    Training repeats one batch, a prefill as well, and decoding goes on with the likeliest token.
+    """
     import numpy as np
 
     from ..program import load
     from ..program.explain import trace as write_trace
 
     made, draw = load(folder), np.random.default_rng(seed)
-    if made.phase != "train":
-        raise OptionError("phase", limit="train", value=made.phase, nearest="Program.start(weights).logits(ids)")
-    run = made.start(_weights(made.model, weights, draw))
-    about = made.plan["isogemm"]
+    run, about = made.start(_weights(made.model, weights, draw)), made.plan["isogemm"]
+    if made.phase == "decode" and steps > about["tokens"]:
+        raise OptionError("steps", limit=f"at most {about['tokens']}", value=steps, nearest=about["tokens"])
     tokens = draw.integers(0, made.model.vocab_size, (about["batch"], about["tokens"] + 1))
+    ids, words = tokens[:, 0], {"train": "loss", "prefill": "sum of logits", "decode": "sum of logits"}
     with progress_bar() as tell:
         for step in range(steps):
-            tell(step, steps, "training")
+            tell(step, steps, made.phase)
             run.executor.times = [] if trace is not None and step == steps - 1 else None
-            loss = np.float32(run.step(tokens[:, :-1], tokens[:, 1:]))
-            typer.echo(f"step {step + 1:>4}  loss {loss:.6f}  {loss.view(np.uint32):08x}")
+            if made.phase == "train":
+                found = np.float32(run.step(tokens[:, :-1], tokens[:, 1:]))
+            elif made.phase == "prefill":
+                found = run.logits(tokens[:, :-1]).sum()
+            else:
+                logits = run.decode(ids, np.full(len(ids), step))
+                ids, found = logits.argmax(-1), logits.sum()
+            typer.echo(f"step {step + 1:>4}  {words[made.phase]} {found:.6f}  {found.view(np.uint32):08x}")
     if trace is not None and run.executor.times is not None:
         typer.echo(f"Trace: {write_trace(run.executor.times, trace)}")
 

@@ -166,6 +166,10 @@ class Device:
         """The plan of checked arguments of `isogemm.plan`, where no chooser has it."""
         raise self.lacks("plans")
 
+    def plan_work(self, form: str, *checked: Any, **about: Any) -> Any:
+        """Likewise of several products, or of one with a quantized weight."""
+        raise self.lacks(f"plans of {form} products")
+
     @property
     def chooser(self) -> Any:
         """Who chooses among kernels here: tables, families, admissions and machine, for plans and tuning."""

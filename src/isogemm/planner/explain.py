@@ -87,7 +87,7 @@ class DevicePlan(AnyPlan):
         if self.bound_us is not None:
             share = f", {self.bound_us / self.expected_us:.0%} of it reached" if self.expected_us else ""
             lines.append(("bound", f"{self.bound}: {_time(self.bound_us)}{share}"))
-        return lines
+        return [*lines, ("digest", self.digest)]
 
     def _tree(self) -> list[tuple[str, str]]:
         """A question for each range of rows, the one that holds with an arrow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,11 @@ class AnyPlan:
     def contract(self) -> Contract:
         """The definition of the bits."""
         return self.numeric.contract
+
+    @property
+    def digest(self) -> str:
+        """Hash over everything in the plan."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -1,102 +1,143 @@
-"""The graph of a decoder: the forward pass, and for training the gradients and AdamW behind it."""
+"""The graph of a decoder: the forward pass, by caches where tokens are decoded; for training gradients and AdamW."""
 
 from __future__ import annotations
 
-from .graph import Graph, GraphNode, Value
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .graph import Graph, GraphNode
 from .model import DecoderConfig
 from .operations import GRADIENTS, Gradients, Maker
 
 __all__ = ["build"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Of a pass: sequences, the tokens of each that are computed, and the keys that they see at most."""
+
+    sequences: int
+    tokens: int
+    keys: int
+    phase: str
+
+    @property
+    def rows(self) -> int:
+        """Of activations."""
+        return self.sequences * self.tokens
+
+
 def build(
-    model: DecoderConfig, sequences: int, tokens: int, phase: str, *, count: int, recompute: bool = False
-) -> Graph:
+    model: DecoderConfig, sequences: int, tokens: int, phase: str, *, count: int, recompute: bool = False,
+    formats: Mapping[str, str] | None = None,
+) -> Graph:  # fmt: skip
     """The graph of one micro-batch.
 
     Parameters
     ----------
     model : DecoderConfig
     sequences, tokens : int
-        Of the micro-batch.
-    phase : {"train", "prefill"}
+        Of the micro-batch; with ``decode`` one token of each sequence is computed, and its caches hold `tokens` keys.
+    phase : {"train", "prefill", "decode"}
     count : int
         Tokens of the whole batch, of which the loss is the mean.
     recompute : bool
         The backward pass computes each layer's activations again, from what went into the layer.
+    formats : mapping of str to str, optional
+        Of quantized weights, by name.
     """
     graph = Graph()
     for name, _, shape in model.weights():
-        graph.value(name, shape, "weights", given=True, kept=True)
-    rows, half = sequences * tokens, model.head_dim // 2
-    graph.value("ids", (rows,), "activations", dtype="int64", given=True)
+        dtype = (formats or {}).get(name, "float32")
+        graph.value(name, shape, "weights", dtype=dtype, given=True, kept=True)
+    extent = _Extent(sequences, 1 if phase == "decode" else tokens, tokens, phase)
+    graph.value("ids", (extent.rows,), "activations", dtype="int64", given=True)
     for name in ("cos", "sin", "minus_sin")[: 3 if phase == "train" else 2]:
-        graph.value(name, (tokens, half), "activations", given=True)
-    logits = _forward(graph, model, sequences, tokens)
+        graph.value(name, (tokens, model.head_dim // 2), "activations", given=True)
+    logits = _forward(graph, model, extent)
     if phase == "train":
-        graph.value("targets", (rows,), "activations", dtype="int64", given=True)
+        graph.value("targets", (extent.rows,), "activations", dtype="int64", given=True)
         graph.value("loss", (1,), "activations", given=True, kept=True)
         graph.add("loss", "loss", "forward", (logits, "targets", "loss"), ("loss",), count=count)
         _backward(graph)
         if recompute:
             _recompute(graph)
         _optimizer(graph)
-    else:
-        value = graph.values[logits]
-        graph.values[logits] = Value(logits, value.shape, value.section, kept=True)
     graph.check()
     return graph
 
 
-def _forward(graph: Graph, model: DecoderConfig, sequences: int, tokens: int) -> str:
-    rows, hidden, inner, width = sequences * tokens, model.hidden_size, model.intermediate_size, model.head_dim
-    make, shared, groups = Maker(graph, rows), model.num_key_value_heads, model.groups
-    eps = model.rms_norm_eps
+def _forward(graph: Graph, model: DecoderConfig, extent: _Extent) -> str:
+    rows, hidden, inner = extent.rows, model.hidden_size, model.intermediate_size
+    make, eps = Maker(graph, rows), model.rms_norm_eps
     x = make.result("x", (rows, hidden), "embedding", "ids", "embed")
+    angles = _angles(make, model, extent)
     for i in range(model.num_hidden_layers):
         make.layer = at = f"L{i}."
         make.phase = f"forward.L{i}"
         y = make.result("normed", (rows, hidden), "rms_norm", x, f"{at}norm1", eps=eps)
-        found = {}
-        heads = {"q": shared * groups, "k": shared, "v": shared}
-        for name, some in heads.items():
-            found[name] = make.result(name, (rows, some * width), "linear", y, f"{at}w{name}")
-        for name in ("q", "k"):
-            if model.head_norms:
-                norm = make.result(
-                    f"{name}.normed", (rows * heads[name], width), "head_norm", found[name], f"{at}{name}norm", eps=eps
-                )
-                found[name] = norm
-            order = {"sequences": sequences, "tokens": tokens, "heads": heads[name]}
-            shape = (sequences, heads[name], tokens, width)
-            found[name] = make.result(f"{name}.turned", shape, "rope", found[name], "cos", "sin", **order)
-        order = {"sequences": sequences, "tokens": tokens, "heads": shared}
-        found["v"] = make.result("v.heads", (sequences, shared, tokens, width), "heads", found["v"], **order)
-        y = _attention(make, found, (sequences, shared, groups, tokens, width))
-        y = make.result("o", (rows, hidden), "linear", y, f"{at}wo")
+        y = make.linear("o", _attention(make, _heads(make, model, extent, y, angles), model, extent), f"{at}wo")
         x = make.result("x1", (rows, hidden), "add", x, y)
         y = make.result("normed2", (rows, hidden), "rms_norm", x, f"{at}norm2", eps=eps)
-        gate = make.result("g", (rows, inner), "linear", y, f"{at}gate")
-        up = make.result("u", (rows, inner), "linear", y, f"{at}up")
+        gate, up = make.linear("g", y, f"{at}gate"), make.linear("u", y, f"{at}up")
         y = make.result("gated", (rows, inner), "silu_mul", gate, up)
-        y = make.result("d", (rows, hidden), "linear", y, f"{at}down")
+        y = make.linear("d", y, f"{at}down")
         x = make.result("x2", (rows, hidden), "add", x, y)
     make.layer, make.phase = "", "forward.head"
     y = make.result("final", (rows, hidden), "rms_norm", x, "norm", eps=eps)
-    return make.result(
-        "logits", (rows, model.vocab_size), "linear", y, "embed" if model.tie_word_embeddings else "head"
-    )
+    logits = make.linear("logits", y, "embed" if model.tie_word_embeddings else "head")
+    if extent.phase != "train":
+        graph.values[logits] = replace(graph.values[logits], kept=True)
+    return logits
 
 
-def _attention(make: Maker, found: dict[str, str], sizes: tuple[int, ...]) -> str:
+def _angles(make: Maker, model: DecoderConfig, extent: _Extent) -> tuple[str, ...]:
+    """Cosines and sines of every token, or of the one that is decoded; then also which keys it sees."""
+    if extent.phase != "decode":
+        return ("cos", "sin")
+    rows, half = extent.rows, model.head_dim // 2
+    make.graph.value("positions", (rows,), "activations", dtype="int64", given=True)
+    make.result("visible", (rows, extent.keys), "visible", "positions", dtype="uint8")
+    return tuple(make.result(f"{name}.now", (rows, half), "embedding", "positions", name) for name in ("cos", "sin"))
+
+
+def _heads(make: Maker, model: DecoderConfig, extent: _Extent, y: str, angles: tuple[str, ...]) -> tuple[str, str, str]:
+    """Queries, keys and values, head by head; keys and values of a prefill are kept, and those of a decoded token put
+    into caches, which are what attention reads."""
+    at, shared, width = make.layer, model.num_key_value_heads, model.head_dim
+    found = {}
+    for name, heads in (("q", shared * model.groups), ("k", shared), ("v", shared)):
+        order: dict[str, Any] = {"sequences": extent.sequences, "tokens": extent.tokens, "heads": heads}
+        shape = (extent.sequences, heads, extent.tokens, width)
+        kept = extent.phase == "prefill" and name != "q"
+        x = make.linear(name, y, f"{at}w{name}")
+        if model.head_norms and name != "v":
+            norm = (extent.rows * heads, width)
+            x = make.result(f"{name}.normed", norm, "head_norm", x, f"{at}{name}norm", eps=model.rms_norm_eps)
+        if name == "v" and extent.phase != "decode":
+            x = make.result("v.heads", shape, "heads", x, kept=kept, **order)
+        elif name != "v":
+            x = make.result(f"{name}.turned", shape, "rope", x, *angles, kept=kept, **order)
+        if name != "q" and extent.phase == "decode":
+            whole = (extent.sequences, shared, extent.keys, width)
+            cache = make.graph.value(f"{at}{name}.cache", whole, "activations", given=True, kept=True)
+            make.graph.add(f"{at}{name}.put", "put", make.phase, (x, "positions", cache), (cache,))
+            x = cache
+        found[name] = x
+    return found["q"], found["k"], found["v"]
+
+
+def _attention(make: Maker, found: tuple[str, str, str], model: DecoderConfig, extent: _Extent) -> str:
     """Causal attention; besides its result the largest exponent and the sum of powers of each query are kept."""
-    sequences, shared, groups, tokens, width = sizes
+    sequences, tokens, shared, groups = extent.sequences, extent.tokens, model.num_key_value_heads, model.groups
     names = tuple(f"{make.layer}attention{end}" for end in ("", ".m", ".l"))
-    make.graph.value(names[0], (sequences * tokens, shared * groups * width), "activations")
+    make.graph.value(names[0], (extent.rows, shared * groups * model.head_dim), "activations")
     for name in names[1:]:
         make.graph.value(name, (sequences, shared * groups, tokens), "activations")
-    reads = (found["q"], found["k"], found["v"])
-    make.graph.add(names[0], "attention", make.phase, reads, names, sizes=sizes)
+    reads = (*found, "visible") if extent.phase == "decode" else found
+    sizes = (sequences, shared, groups, tokens, model.head_dim)
+    make.graph.add(names[0], "attention", make.phase, reads, names, sizes=sizes, keys=extent.keys)
     return names[0]
 
 

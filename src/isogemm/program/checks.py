@@ -49,6 +49,10 @@ def check_plan(lowered: Lowered, plan: Mapping[str, Any]) -> None:
         if call.axis == "none" and (op["dispatch"]["tile_m"] < call.extent or op["dispatch"]["threads"] > 1):
             limit = f"one chain of {call.extent} rows, by one thread"
             _refuse(f"ops[{i}].dispatch", limit, op["dispatch"], {"tile_m": call.extent, "threads": 1})
+        unit, tile = call.options.get("unit", 1), op["dispatch"]["tile_n"]
+        if tile % unit and tile < call.extent:
+            limit = f"a multiple of {unit}, the columns of a panel"
+            _refuse(f"ops[{i}].dispatch.tile_n", limit, tile, -(-tile // unit) * unit)
     wanted = make_plan(lowered, choices_of(plan), {k: v for k, v in plan["isogemm"].items() if k != "leaf"})
     _same("", wanted, plan)
 

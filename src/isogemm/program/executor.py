@@ -16,21 +16,29 @@ from numpy.typing import NDArray
 
 from ..backends.cpu import steps as kernels
 from ..backends.cpu.attention import loops as attention
+from ..backends.cpu.emit import descriptor as f
 from ..backends.cpu.emit.entries import address_of
 from ..backends.cpu.gemm.launch import Batch, launch_single
 from ..backends.cpu.gemm.schedule import Schedule
 from ..backends.cpu.gemm.tasks import Epilogue, float32_bits, task_for
 from ..backends.cpu.pool import pool, run_chunks
+from ..backends.cpu.quant import loops, pack
+from ..backends.cpu.quant.launch import complete, panels_task, quantizing_task
+from ..backends.cpu.quant.layout import COLUMNS
+from ..backends.cpu.quant.linear import ROWS_BYTES
 from ..backends.cpu.rows import loops as rows
 from ..backends.cpu.rows.run import _ABSENT, _HEADER, _describe
 from ..base.dtypes import CODE_OF
 from ..contract.attention import factor
 from ..contract.spec import Contract
+from ..formats.blocks import FORMATS
 from ..problem.settings import Settings
 from .lowering import Lowered, PlannedCall
 from .memory import ProgramMemory
 
-__all__ = ["AdamW", "ProgramExecutor", "scalars"]
+__all__ = ["CANARIES", "AdamW", "ProgramExecutor", "scalars"]
+
+CANARIES = "canaries"  # what `times` calls their writing and reading
 
 Array = NDArray[Any]
 Step = Callable[[], None]
@@ -110,21 +118,39 @@ class ProgramExecutor:
         LayoutError
             A canary was found changed.
         """
-        memory, times = self.memory, self.times
+        walk = self._walk if self.times is None else self._timed
         for call in self.calls:
-            if not call.phase.startswith(phases):
-                continue
-            if call.born is not None:
-                memory.arm(call.born)
-            began = time.perf_counter() if times is not None else 0.0
-            call.run()
-            if times is not None:
-                times.append((call.name, call.phase, began, time.perf_counter()))
-            if self.canaries:
-                if call.dead is not None:
-                    memory.check(call.dead, call.phase, call.name)
-                if call.boundary is not None:
-                    memory.check(call.boundary, call.phase, call.name)
+            if call.phase.startswith(phases):
+                walk(call)
+
+    def _walk(self, call: _Bound) -> None:
+        self._arm(call)
+        call.run()
+        self._look(call)
+
+    def _arm(self, call: _Bound) -> None:
+        if call.born is not None:
+            self.memory.arm(call.born)
+
+    def _look(self, call: _Bound) -> None:
+        if self.canaries:
+            if call.dead is not None:
+                self.memory.check(call.dead, call.phase, call.name)
+            if call.boundary is not None:
+                self.memory.check(call.boundary, call.phase, call.name)
+
+    def _timed(self, call: _Bound) -> None:
+        """`_walk`, whose three parts are added to `times`."""
+        parts: tuple[tuple[str, Step], ...] = (
+            (CANARIES, lambda: self._arm(call)), (call.name, call.run), (CANARIES, lambda: self._look(call)),
+        )  # fmt: skip
+        began = time.perf_counter()
+        for name, part in parts:
+            part()
+            ended = time.perf_counter()
+            if self.times is not None:
+                self.times.append((name, call.phase, began, ended))
+            began = ended
 
     def _bound(self, i: int, call: PlannedCall, entry: Mapping[str, Any], layout: Mapping[str, Any]) -> _Bound:
         last = len(layout["tensors"]) and max(x["last_op"] for x in layout["tensors"])
@@ -134,6 +160,8 @@ class ProgramExecutor:
         some = self.memory.some
         arrays = [self.memory.strided(view) for view in call.operands]
         bind = BINDERS.get(call.kernel, _rows if call.kernel.startswith("rows.") else _kernel)
+        if "format" in call.options:
+            bind = _quantized_linear if call.kernel.startswith("gemm") else _quantize
         run = bind(self._keep, call, entry, arrays)
         return _Bound(call.name, call.phase, run, some(born) if born else None, some(dead) if dead else None)
 
@@ -238,14 +266,17 @@ def _attention(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arr
     _, shared, groups, t, d = call.options["sizes"]
     threads, tile, chunks = _chunks(call, entry)
     task = np.zeros(attention.WORDS, np.int64)
-    leaves = arrays[0].shape[1] if call.kernel == "attention.meeting" else arrays[2].shape[1]
     if call.kernel == "attention.leaves":
-        products, powers, m, total = arrays[1:]
-        function, scratch = attention.run_leaves, 4 * attention.LANES
+        products, powers, m, total = arrays[-4:]
+        function, scratch, keys = attention.run_leaves, 4 * attention.LANES, products.shape[-1]
+        masks = arrays[1:-4]  # by which a decoded token's sequence sees keys; else token i sees i + 1
         task[attention.PRODUCTS : attention.HEADS + 1] = (
-            products.ctypes.data, t, powers.ctypes.data, CODE_OF[powers.dtype], float32_bits(float(factor(None, d))), 1,
-            1, shared,
+            products.ctypes.data, keys, powers.ctypes.data, CODE_OF[powers.dtype], float32_bits(float(factor(None, d))),
+            keys if masks else 1, 1, shared,
         )  # fmt: skip
+        for mask in masks:
+            steps = (mask.strides[0], 0, 0, mask.strides[1])
+            task[attention.MASK : attention.MASK_KEY + 1] = (mask.ctypes.data, attention.BOOLEAN, *steps)
     else:
         parts, m, total, y, out_m, out_l = arrays
         function, scratch = attention.run_meeting, 4 * d
@@ -253,9 +284,32 @@ def _attention(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arr
             parts.ctypes.data, d, y.ctypes.data, CODE_OF[y.dtype], out_m.ctypes.data, out_l.ctypes.data, t,
         )  # fmt: skip
     task[attention.HEADS_ROWS : attention.LEAF_L + 1] = (
-        call.extent, tile, groups * t, t, 0, leaves, m.ctypes.data, total.ctypes.data,
+        call.extent, tile, groups * t, t, 0, m.shape[1], m.ctypes.data, total.ctypes.data,
     )  # fmt: skip
     return _launch(keep, address_of(function), task, scratch, threads, chunks)
+
+
+def _quantize(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+    """Activations into the records of `backends.cpu.quant.pack`, row by row."""
+    (x, out), (m, k, _), fmt = arrays, call.shape, call.options["format"]
+    threads, tile, chunks = _chunks(call, entry)
+    task = quantizing_task(fmt, m, k, x.dtype, tile * (k // FORMATS[fmt].block))
+    task[pack.X], task[pack.X_ROW], task[pack.X_COLUMN], task[pack.OUT] = x.ctypes.data, *x.strides, out.ctypes.data
+    return _launch(keep, address_of(pack.quantize_rows), task, pack.SCRATCH, threads, chunks)
+
+
+def _quantized_linear(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
+    """Records times a weight's own blocks, 16 rows of them at a time."""
+    (x, w, out), (m, n, k), fmt = arrays, call.shape, call.options["format"]
+    threads, tile, chunks = _chunks(call, entry)
+    task = panels_task(fmt, m, n, k, threads)[0].copy()
+    product, words = task[1], task[2]
+    product[f.OUT], product[f.O_RS], product[f.O_CS], product[f.O_E] = out.ctypes.data, *out.strides, CODE_OF[out.dtype]
+    words[loops.RECORDS], words[loops.RECORD_ROW], words[loops.PANELS] = x.ctypes.data, x.strides[0], w.ctypes.data
+    words[loops.PER_CHUNK], words[loops.LANES] = -(-tile // COLUMNS), threads
+    words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // x.strides[0] // 8 * 8)
+    complete(task, fmt, w.strides[0])
+    return _launch(keep, address_of(loops.run_panels), task, loops.SCRATCH, threads, chunks)
 
 
 BINDERS: dict[str, Callable[[list[Any], PlannedCall, Mapping[str, Any], list[Array]], Step]] = {

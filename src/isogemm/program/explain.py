@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def explain(program: Program) -> str:
 def differences(one: Program, other: Program) -> tuple[list[str], list[str]]:
     """(what differs in who computes and where, what differs in the numbers): without the second bits cannot differ."""
     numbers = []
-    for name in ("model", "phase", "batch", "tokens", "leaf"):
+    for name in ("model", "phase", "batch", "tokens", "leaf", "quantize"):
         values = one.plan["isogemm"][name], other.plan["isogemm"][name]
         if values[0] != values[1]:
             numbers.append(f"{name}: {values[0]} and {values[1]}")
@@ -98,10 +99,21 @@ def _changed(what: str, names: Iterable[str]) -> list[str]:
 
 
 def trace(times: Iterable[tuple[str, str, float, float]], path: Path) -> Path:
-    """Write what an executor's `times` have as a Chrome trace, which Perfetto opens."""
-    events = [
-        {"name": name, "cat": phase, "ph": "X", "ts": 1e6 * begin, "dur": 1e6 * (end - begin), "pid": 0, "tid": 0}
-        for name, phase, begin, end in times
-    ]
-    path.write_text(json.dumps({"traceEvents": events}))
+    """Write what an executor's `times` have as a Chrome trace, which Perfetto opens.
+
+    Events lie in each other: a step, its phases one after the other, and in each its operations and canaries.
+    """
+    spans = list(times)
+    start = min(begin for *_, begin, _ in spans)
+
+    def event(name: str, kind: str, begin: float, end: float) -> dict[str, Any]:
+        times = {"ts": round(1e6 * (begin - start), 3), "dur": round(1e6 * (end - begin), 3)}
+        return {"name": name, "cat": kind, "ph": "X", "pid": 0, "tid": 0, **times}
+
+    events = [event("step", "step", start, max(end for *_, end in spans))]
+    for phase, found in groupby(spans, lambda span: span[1]):
+        some = list(found)
+        events.append(event(phase, "phase", some[0][2], some[-1][3]))
+        events += [event(name, phase, begin, end) for name, _, begin, end in some]
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
     return path

@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import OptionError
+from ..formats.blocks import FORMATS
 
 __all__ = ["SECTIONS", "Graph", "GraphNode", "Value"]
 
 SECTIONS = ("weights", "activations", "grad_activations", "grad_weights", "optimizer", "temporaries")
-ITEMSIZE = {"float32": 4, "int64": 8}
+ITEMSIZE = {"float32": 4, "int64": 8, "uint8": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
     """A tensor: its name, shape and dtype, and the section of memory that holds it.
 
-    `given` values are there before the first operation, and `kept` ones after the last.
+    The dtype of a quantized weight is its format. `given` values are there before the first operation, and `kept` ones
+    after the last.
     """
 
     name: str
@@ -32,7 +34,10 @@ class Value:
     @property
     def size(self) -> int:
         """Bytes."""
-        return math.prod(self.shape) * ITEMSIZE[self.dtype]
+        if self.dtype in ITEMSIZE:
+            return math.prod(self.shape) * ITEMSIZE[self.dtype]
+        n, k = self.shape
+        return FORMATS[self.dtype].row_offset(n, k)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..backends.cpu.quant.layout import COLUMNS
 from ..contract.attention import LEAF
+from ..formats.blocks import FORMATS
 from .graph import Graph, GraphNode, Value
 
 __all__ = ["Lowered", "PlannedCall", "View", "lower_graph"]
@@ -67,22 +69,10 @@ class Lowered:
         reduction = options.pop("reduction", None)
         before, after = (tuple(dict.fromkeys(view.name for view in some)) for some in (reads, writes))
         name = f"{op.name}/{part}" if part else op.name
-        self.calls.append(
-            PlannedCall(
-                name,
-                kernel,
-                op.phase,
-                op.name,
-                (*reads, *writes),
-                before,
-                after,
-                shape,
-                axis,
-                extent,
-                options,
-                reduction,
-            )
-        )
+        made = PlannedCall(
+            name, kernel, op.phase, op.name, (*reads, *writes), before, after, shape, axis, extent, options, reduction
+        )  # fmt: skip
+        self.calls.append(made)
 
 
 def of_shape(name: str, shape: tuple[int, ...]) -> View:
@@ -221,6 +211,34 @@ def _embedding(to: Lowered, op: GraphNode) -> None:
     to.call(op, "take", (to.view(w), to.view(ids)), (to.view(y),), (rows, n, 1), "m", rows)
 
 
+def _put(to: Lowered, op: GraphNode) -> None:
+    """Rows of keys or values into the places of their positions."""
+    (x, positions, cache), (b, shared, keys, d) = op.reads, to.values[op.reads[2]].shape
+    reads = (of_shape(x, (b * shared, d)), to.view(positions), to.view(cache))
+    to.call(op, "put", reads, (to.view(cache),), (b * shared, d, 1), "m", b * shared, first=shared, second=keys)
+
+
+def _visible(to: Lowered, op: GraphNode) -> None:
+    rows, n = to.values[op.writes[0]].shape
+    to.call(op, "visible", (to.view(op.reads[0]),), (to.view(op.writes[0]),), (rows, n, 1), "m", rows)
+
+
+def _quantize(to: Lowered, op: GraphNode) -> None:
+    """Activations to blocks of 8-bit integers, as the product with weights of a format takes them."""
+    rows, k = to.values[op.reads[0]].shape
+    fmt = FORMATS[op.options["format"]]
+    reads, writes = (to.view(op.reads[0]),), (to.view(op.writes[0]),)
+    kernel = f"quantize_{fmt.activations.lower()}"
+    to.call(op, kernel, reads, writes, (rows, k, 1), "m", rows, format=fmt.name)
+
+
+def _quantized_linear(to: Lowered, op: GraphNode) -> None:
+    x, w = op.reads
+    (rows, n), k, fmt = to.values[op.writes[0]].shape, to.values[w].shape[1], FORMATS[op.options["format"]]
+    reads, kernel = (to.view(x), to.view(w)), f"gemm_nt_{fmt.name}_{fmt.activations}".lower()
+    to.call(op, kernel, reads, (to.view(op.writes[0]),), (rows, n, k), "n", n, format=fmt.name, unit=COLUMNS)
+
+
 def _scatter(to: Lowered, op: GraphNode) -> None:
     dy, ids, dw = op.reads
     rows, n = to.values[dy].shape
@@ -245,7 +263,8 @@ def _rope(to: Lowered, op: GraphNode) -> None:
     out = to.view(y)
     half = out.shape[-1] // 2
     source = turned(of_shape(x, (b, t, h, out.shape[-1])), 0, 2, 1, 3)
-    tables = tuple(View(name, (b, h, t, half), (0, 0, half, 1)) for name in angles)
+    each = t * half if to.values[angles[0]].shape[0] == b * t else 0  # a table of every sequence, or one of all
+    tables = tuple(View(name, (b, h, t, half), (each, 0, half, 1)) for name in angles)
     to.call(op, "rows.rope", (source, *tables), (out,), (b * h * t, 2 * half, 1), "m", b * h * t)
 
 
@@ -276,21 +295,22 @@ def _tokens(to: Lowered, op: GraphNode) -> None:
 
 def _attention(to: Lowered, op: GraphNode) -> None:
     """The steps of `isogemm.contract.attention`, leaf by leaf of the keys."""
-    (b, shared, groups, t, d), (q, k, v) = op.options["sizes"], op.reads
-    heads, rows, leaves = b * shared, groups * t, -(-t // LEAF)
-    scores = to.temporary(f"tmp.scores.{op.name}", heads, rows, t)
+    (b, shared, groups, t, d), seen, (q, k, v, *mask) = op.options["sizes"], op.options["keys"], op.reads
+    heads, rows, leaves = b * shared, groups * t, -(-seen // LEAF)
+    scores = to.temporary(f"tmp.scores.{op.name}", heads, rows, seen)
     powers = to.temporary(f"tmp.powers.{op.name}", heads, leaves, rows, LEAF)
     m, total = (to.temporary(f"tmp.{x}.{op.name}", heads, leaves, rows) for x in ("maxima", "sums"))
     parts = to.temporary(f"tmp.parts.{op.name}", heads, leaves, rows, d)
-    y = to.temporary(f"tmp.heads.{op.name}", b, shared * groups, t, d)
-    keys, values = (of_shape(name, (heads, t, d)) for name in (k, v))
+    whole = (b, shared * groups, t, d)
+    y = to.temporary(f"tmp.heads.{op.name}", *whole) if t > 1 else of_shape(op.writes[0], whole)
+    keys, values = (of_shape(name, (heads, seen, d)) for name in (k, v))
     _product(to, op, of_shape(q, (heads, rows, d)), turned(keys, 0, 2, 1), scores, "scores")
     to.call(
-        op, "attention.leaves", (scores,), (scores, powers, m, total), (heads * rows, t, 1), "head", heads * rows,
-        "leaves", sizes=op.options["sizes"],
+        op, "attention.leaves", (scores, *map(to.view, mask)), (scores, powers, m, total), (heads * rows, seen, 1),
+        "head", heads * rows, "leaves", sizes=op.options["sizes"],
     )  # fmt: skip
     for n in range(leaves):
-        count = min(LEAF, t - n * LEAF)
+        count = min(LEAF, seen - n * LEAF)
         a = View(powers.name, (heads, rows, count), (leaves * rows * LEAF, LEAF, 1), n * rows * LEAF)
         some = View(v, (heads, count, d), values.strides, n * LEAF * d)
         out = View(parts.name, (heads, rows, d), (leaves * rows * d, d, 1), n * rows * d)
@@ -300,7 +320,8 @@ def _attention(to: Lowered, op: GraphNode) -> None:
         op, "attention.meeting", (parts, m, total), writes, (heads * rows, d, leaves), "head", heads * rows, "meeting",
         sizes=op.options["sizes"],
     )  # fmt: skip
-    _moved(to, op, turned(y, 0, 2, 1, 3), to.view(op.writes[0]), "tokens")
+    if t > 1:
+        _moved(to, op, turned(y, 0, 2, 1, 3), to.view(op.writes[0]), "tokens")
 
 
 def _attention_back(to: Lowered, op: GraphNode) -> None:
@@ -366,5 +387,6 @@ LOWERING: dict[str, Callable[[Lowered, GraphNode], None]] = {
     "linear_dx": _linear_dx, "linear_dw": _linear_dw, "rms_norm_back": _rms_norm_back, "columns": _columns,
     "rope_back": _rope_back, "tokens": _tokens, "attention_back": _attention_back,
     "silu_mul_back": _by_elements("silu_mul_back"), "scatter": _scatter, "loss_back": _loss_back,
-    "adamw": _by_elements("adamw"),
+    "adamw": _by_elements("adamw"), "put": _put, "visible": _visible, "quantize": _quantize,
+    "quantized_linear": _quantized_linear,
 }  # fmt: skip

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..backends.cpu import steps as kernels
 from ..errors import LayoutError
+from ..formats.blocks import FORMATS
 
 __all__ = ["PATTERN", "ProgramMemory"]
 
@@ -42,13 +43,17 @@ class ProgramMemory:
         return begin - layout["canary"], begin, begin + size, end
 
     def array(self, name: str) -> NDArray[Any]:
-        """A tensor."""
+        """A tensor; of a quantized weight the rows of its blocks."""
         entry = self.tensors[name]
         part = self.bytes[entry["offset"] : entry["offset"] + entry["bytes"]]
+        if entry["dtype"] in FORMATS:
+            return np.asarray(part.reshape(entry["shape"][0], -1))
         return np.asarray(part.view(entry["dtype"]).reshape(entry["shape"]))
 
     def strided(self, view: Any) -> NDArray[Any]:
         """A tensor as a kernel sees it."""
+        if self.tensors[view.name]["dtype"] in FORMATS:
+            return self.array(view.name)
         flat = self.array(view.name).reshape(-1)
         strides = tuple(step * flat.itemsize for step in view.strides)
         return np.lib.stride_tricks.as_strided(flat[view.offset :], view.shape, strides)

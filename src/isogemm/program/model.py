@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from fnmatch import fnmatchcase
 from typing import Any
 
+from ..backends.cpu.quant.layout import COLUMNS
 from ..errors import OptionError, ShapeError
+from ..formats.blocks import FORMATS, format_of
 
-__all__ = ["DecoderConfig", "decoder"]
+__all__ = ["DecoderConfig", "decoder", "weight_formats"]
 
 ARCHITECTURES = {"qwen3": True, "llama": False}  # and whether queries and keys have a norm of their own
 
@@ -81,6 +84,40 @@ class DecoderConfig:
         yield "norm", "model.norm.weight", (hidden,)
         if not self.tie_word_embeddings:
             yield "head", "lm_head.weight", (self.vocab_size, hidden)
+
+
+def weight_formats(model: DecoderConfig, patterns: Mapping[str, str | None], phase: str) -> dict[str, str]:
+    """The format of every weight of a product that has one, by patterns of names in a program or in a checkpoint.
+
+    Embeddings stay as they are, and so does a head that is tied to them.
+
+    Raises
+    ------
+    OptionError
+        A pattern that no weight has, a format without an integer product, or a program that trains.
+    ShapeError
+        Rows are no whole number of blocks, or there are fewer than 16 of them.
+    """
+    found: dict[str, str] = {}
+    if patterns and phase == "train":
+        raise OptionError("quantize", limit="None with phase='train'", value=dict(patterns), nearest="phase='prefill'")
+    weights = [entry for entry in model.weights() if len(entry[2]) == 2 and entry[0] != "embed"]
+    for pattern, name in patterns.items():
+        fits = [entry for entry in weights if any(fnmatchcase(x, pattern) for x in entry[:2])]
+        if not fits:
+            raise OptionError("quantize", limit="patterns of weights' names", value=pattern, nearest=weights[0][0])
+        if name is not None and not format_of(name).activations:
+            legal = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.activations)
+            raise OptionError("quantize", limit=legal, value=name, nearest="Q8_0")
+        for weight, known, (n, k) in fits:
+            if name is not None and weight not in found:
+                format_of(name).row_bytes(k, known)
+                if n < COLUMNS:
+                    raise ShapeError(
+                        f"rows of {known} in blocks", limit=f"at least {COLUMNS}", value=n, nearest=COLUMNS
+                    )
+            found.setdefault(weight, "float32" if name is None else format_of(name).name)
+    return found
 
 
 def decoder(given: Any) -> DecoderConfig:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..backends.cpu.quant.layout import record
+from ..formats.blocks import FORMATS
 from .graph import Graph, GraphNode
 
 __all__ = ["GRADIENTS", "Gradients", "Maker"]
@@ -24,12 +26,28 @@ class Maker:
     phase: str = "forward"
     layer: str = ""
 
-    def result(self, name: str, shape: tuple[int, ...], kind: str, *reads: str, **options: object) -> str:
+    def result(
+        self, name: str, shape: tuple[int, ...], kind: str, *reads: str, dtype: str = "float32", kept: bool = False,
+        **options: object,
+    ) -> str:  # fmt: skip
         """An operation with one result, both called `name`."""
         whole = f"{self.layer}{name}"
-        self.graph.value(whole, shape, "activations")
+        self.graph.value(whole, shape, "activations", dtype=dtype, kept=kept)
         self.graph.add(whole, kind, self.phase, reads, (whole,), **options)
         return whole
+
+    def linear(self, name: str, x: str, w: str) -> str:
+        """x @ w.T; for a quantized weight x is quantized first, once for all weights of one format."""
+        weight = self.graph.values[w]
+        shape = (self.rows, weight.shape[0])
+        if weight.dtype == "float32":
+            return self.result(name, shape, "linear", x, w)
+        fmt = FORMATS[weight.dtype]
+        records = f"{x.removeprefix(self.layer)}.for.{fmt.name}"
+        if f"{self.layer}{records}" not in self.graph.values:
+            size = weight.shape[1] // fmt.block * record(fmt).nbytes
+            self.result(records, (self.rows, size), "quantize", x, dtype="uint8", format=fmt.name)
+        return self.result(name, shape, "quantized_linear", f"{self.layer}{records}", w, format=fmt.name)
 
 
 @dataclass(slots=True)

@@ -96,9 +96,16 @@ def _entry(number: int, call: PlannedCall, choices: Choices, threads: int) -> di
         "barrier": bool(given.get("barrier", True)),
         "isogemm": {
             "of": call.of, "reads": list(call.reads), "writes": list(call.writes), "kernel": kernel,
-            "contract": "fma/chain" if call.kernel.startswith("gemm") else "rows",
+            "contract": _contract(call),
         },
     }  # fmt: skip
+
+
+def _contract(call: PlannedCall) -> str:
+    """What a call's numbers are."""
+    if "format" in call.options:
+        return "int32/chain"
+    return "fma/chain" if call.kernel.startswith("gemm") else "rows"
 
 
 def _product(call: PlannedCall, given: Mapping[str, Any], threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -126,7 +133,8 @@ def _ranges(call: PlannedCall, given: Mapping[str, Any], threads: int) -> tuple[
     if "threads" in given:
         some = int(given["threads"])
     part = "tile_n" if call.axis == "n" else "tile_m"
-    tile = int(given.get(part, -(-call.extent // some)))
+    unit = call.options.get("unit", 1)
+    tile = int(given.get(part, min(call.extent, -(-call.extent // (some * unit)) * unit)))
     other = n if part == "tile_m" else m
     cut = call.axis if tile < call.extent else "none"
     tiles = (tile, other) if part == "tile_m" else (other, tile)

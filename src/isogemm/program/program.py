@@ -15,22 +15,24 @@ from ..base.disk import write_whole
 from ..base.threads import get_num_threads
 from ..contract.attention import LEAF
 from ..errors import OptionError, ShapeError
+from ..quant.encode import quantize as encode
+from ..quant.matrix import QuantizedMatrix
 from .build import build
 from .checks import check
 from .executor import AdamW, ProgramExecutor, scalars
 from .graph import Graph
 from .layout import make_layout
 from .lowering import Lowered, lower_graph
-from .model import DecoderConfig, decoder
+from .model import DecoderConfig, decoder, weight_formats
 from .plan import Choices, choices_of, make_plan
 from .schema import validate
 from .tables import frequencies, rope_tables
 
 __all__ = ["LAYOUT_FILE", "PLAN_FILE", "Program", "Run", "load", "lower"]
 
-PLAN_FILE = {"train": "train_exec_plan.json", "prefill": "prefill_exec_plan.json"}
-LAYOUT_FILE = {"train": "layout_train.json", "prefill": "layout_prefill.json"}
-PHASES = ("train", "prefill")
+PHASES = ("train", "prefill", "decode")
+PLAN_FILE = {phase: f"{phase}_exec_plan.json" for phase in PHASES}
+LAYOUT_FILE = {phase: f"layout_{phase}.json" for phase in PHASES}
 MODES = ("deterministic", "fast")
 
 
@@ -55,7 +57,7 @@ class Program:
 
     @property
     def phase(self) -> str:
-        """train or prefill."""
+        """train, prefill or decode."""
         return str(self.plan["isogemm"]["phase"])
 
     def check(self) -> None:
@@ -73,10 +75,12 @@ class Program:
     def start(self, weights: Mapping[str, Any], *, canaries: bool = True) -> Run:
         """The program in memory with these weights, by their names in a program or in a checkpoint of transformers.
 
+        A weight that the program has in blocks is given as a `QuantizedMatrix` of that format, or is quantized.
+
         Raises
         ------
         OptionError, ShapeError
-            A weight is missing, or has another shape.
+            A weight is missing, or has another shape or format.
         """
         self.check()
         return Run(self, weights, canaries=canaries)
@@ -94,10 +98,7 @@ class Run:
             given = weights.get(name, weights.get(known))
             if given is None:
                 raise OptionError("weights", limit="every weight of the model", value=f"no {known}", nearest=known)
-            found = np.asarray(given, np.float32)
-            if found.shape != shape:
-                raise ShapeError(known, limit=list(shape), value=list(found.shape), nearest=list(shape))
-            self.array(name)[...] = found
+            self.array(name)[...] = _stored(known, given, shape, program.graph.values[name].dtype)
         known_tables = weights.get("inv_freq")
         inv_freq = (
             frequencies(program.model.head_dim, program.model.rope_theta) if known_tables is None else known_tables
@@ -117,7 +118,7 @@ class Run:
         return self._executor.memory.array(name)
 
     def step(self, ids: Any, targets: Any, rates: AdamW | None = None) -> float:
-        """One training step; the mean of -log p(target) before it.
+        """One training step of a program of ``train``; the mean of -log p(target) before it.
 
         Parameters
         ----------
@@ -131,7 +132,9 @@ class Run:
         LayoutError
             Somebody has written beside a tensor.
         """
-        both = [self._tokens(name, x) for name, x in (("ids", ids), ("targets", targets))]
+        self._only("train", "step")
+        shape = self._about["batch"], self._about["tokens"]
+        both = [self._tokens(name, x, shape) for name, x in (("ids", ids), ("targets", targets))]
         self.steps += 1
         self.array("scalars")[...] = scalars(rates or AdamW(), self.steps)
         self._executor.run("zero")
@@ -144,17 +147,69 @@ class Run:
         return float(self.array("loss")[0])
 
     def logits(self, ids: Any) -> NDArray[np.float32]:
-        """Logits [batch, tokens, vocabulary] of a prefill."""
-        found = self._tokens("ids", ids)
+        """Logits [batch, tokens, vocabulary] of a program of ``prefill``; keys and values stay until the next call."""
+        self._only("prefill", "logits")
+        found = self._tokens("ids", ids, (self._about["batch"], self._about["tokens"]))
         self.array("ids")[...] = found.reshape(-1)
         self._executor.run("forward")
         return self.array("logits").reshape(*found.shape, -1).copy()
 
-    def _tokens(self, name: str, given: Any) -> NDArray[np.int64]:
-        found, shape = np.asarray(given), (self._about["batch"], self._about["tokens"])
+    def decode(self, ids: Any, positions: Any) -> NDArray[np.float32]:
+        """Logits [batch, vocabulary] behind one more token of each sequence, by a program of ``decode``.
+
+        Its key and value are put into the caches; keys behind its position are not seen, so a sequence may go back.
+
+        Parameters
+        ----------
+        ids, positions : array of integers [batch]
+            Positions count from 0 and are below the program's tokens.
+
+        Raises
+        ------
+        ShapeError
+            They are not of the program's shape, or out of range.
+        LayoutError
+            Somebody has written beside a tensor.
+        """
+        self._only("decode", "decode")
+        shape = (self._about["batch"],)
+        found = self._tokens("ids", ids, shape)
+        self.array("positions")[...] = self._tokens("positions", positions, shape, self._about["tokens"])
+        self.array("ids")[...] = found
+        self._executor.run("forward")
+        return self.array("logits").copy()
+
+    def fill(self, prefill: Run) -> None:
+        """Take the keys and values of a prefill of the same model and batch into the caches of a program of ``decode``.
+
+        Raises
+        ------
+        OptionError, ShapeError
+            It is no such prefill, or has more tokens than the caches.
+        """
+        self._only("decode", "fill")
+        prefill._only("prefill", "keys and values to fill from")
+        theirs, ours = prefill._about, self._about
+        for name in ("model", "batch"):
+            if theirs[name] != ours[name]:
+                raise OptionError(f"{name} of a prefill", limit=ours[name], value=theirs[name], nearest=ours[name])
+        if theirs["tokens"] > ours["tokens"]:
+            limit = f"at most {ours['tokens']}, which the caches hold"
+            raise ShapeError("tokens of a prefill", limit=limit, value=theirs["tokens"], nearest=ours["tokens"])
+        for i in range(self.program.model.num_hidden_layers):
+            for cache, name in (("k.cache", "k.turned"), ("v.cache", "v.heads")):
+                self.array(f"L{i}.{cache}")[:, :, : theirs["tokens"]] = prefill.array(f"L{i}.{name}")
+
+    def _only(self, phase: str, what: str) -> None:
+        if self.program.phase != phase:
+            raise OptionError(
+                f"phase of {what}", limit=phase, value=self.program.phase, nearest=f"lower(phase={phase!r})"
+            )
+
+    def _tokens(self, name: str, given: Any, shape: tuple[int, ...], below: int | None = None) -> NDArray[np.int64]:
+        found, most = np.asarray(given), below or self.program.model.vocab_size
         if found.shape != shape:
             raise ShapeError(name, limit=list(shape), value=list(found.shape), nearest=list(shape))
-        most = self.program.model.vocab_size
         if found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= most:
             raise ShapeError(name, limit=f"whole numbers from 0 to {most - 1}", value=found.dtype, nearest=most - 1)
         return found.astype(np.int64)
@@ -171,6 +226,7 @@ def lower(
     micro_batches: int = 1,
     recompute: bool = False,
     leaf: int = 4096,
+    quantize: str | Mapping[str, str | None] | None = None,
     choices: Choices | None = None,
 ) -> Program:
     """Lower a model to its graph, its plan and its layout; nothing is computed.
@@ -180,8 +236,9 @@ def lower(
     model : DecoderConfig, dict or configuration of transformers
         Of Qwen3 or Llama.
     batch, tokens : int
-        Sequences of a step, and tokens of each.
-    phase : {"train", "prefill"}
+        Sequences of a step, and tokens of each; with ``decode`` those that its caches of keys and values hold.
+    phase : {"train", "prefill", "decode"}
+        ``decode`` computes one more token of each sequence, at positions that are its inputs.
     threads : int, optional
         Default `isogemm.get_num_threads()`.
     mode : {"deterministic", "fast"}
@@ -193,6 +250,9 @@ def lower(
     leaf : int
         Rows of a leaf in the gradients of weights: part of the numbers. Micro-batches of whole leaves have the bits of
         one batch.
+    quantize : str, or mapping of str to str, optional
+        A format of GGUF for the weights of products, or formats by patterns of their names, the first that fits; None
+        leaves them float32. Activations are quantized, too (``int32/chain``). For prefill and decode.
     choices : Choices, optional
         Dispatch of calls by name, instead of the planner's.
 
@@ -203,7 +263,7 @@ def lower(
     Raises
     ------
     ShapeError, OptionError
-        A value out of range, or micro-batches that are no whole leaves.
+        A value out of range, micro-batches that are no whole leaves, or rows that are no whole blocks.
     """
     made = decoder(model)
     sizes = {"batch": batch, "tokens": tokens, "micro_batches": micro_batches, "leaf": leaf}
@@ -213,18 +273,24 @@ def lower(
     for name, word, legal in (("phase", phase, PHASES), ("mode", mode, MODES)):
         if word not in legal:
             raise OptionError(name, limit=" or ".join(legal), value=word, nearest=legal[0])
+    if phase != "train":
+        for name, value, only in (("micro_batches", micro_batches, 1), ("recompute", recompute, False)):
+            if value != only:
+                raise OptionError(f"{name} of phase {phase}", limit=only, value=value, nearest=only)
     if batch % micro_batches:
         raise ShapeError("micro_batches", limit=f"a divisor of {batch}", value=micro_batches, nearest=1)
     each = batch // micro_batches
     if micro_batches > 1 and each * tokens % leaf:
         limit = f"micro-batches of whole leaves: a divisor of {each * tokens}"
         raise ShapeError("leaf", limit=limit, value=leaf, nearest=tokens)
+    patterns = {"*": quantize} if isinstance(quantize, str) else dict(quantize or {})
+    formats = weight_formats(made, patterns, phase)
     count = threads or get_num_threads()
     about = {
         "model": made.to_dict(), "phase": phase, "batch": batch, "tokens": tokens, "micro_batches": micro_batches,
-        "recompute": recompute, "attention_leaf": LEAF,
+        "recompute": recompute, "attention_leaf": LEAF, "quantize": patterns,
     }  # fmt: skip
-    graph = build(made, each, tokens, phase, count=batch * tokens, recompute=recompute)
+    graph = build(made, each, tokens, phase, count=batch * tokens, recompute=recompute, formats=formats)
     chosen = choices or Choices(count, mode, _side_by_side(graph, leaf, count) if mode == "fast" else {})
     lowered = lower_graph(graph, leaf, chosen.groups)
     plan = make_plan(lowered, chosen, about)
@@ -252,7 +318,7 @@ def from_data(plan: dict[str, Any], layout: dict[str, Any]) -> Program:
     validate("plan", plan)
     validate("layout", layout)
     about = plan["isogemm"]
-    names = ("batch", "tokens", "phase", "micro_batches", "recompute", "leaf")
+    names = ("batch", "tokens", "phase", "micro_batches", "recompute", "leaf", "quantize")
     runtime = plan["runtime"]
     made = lower(
         about["model"], **{name: about[name] for name in names}, **runtime, choices=choices_of(plan)
@@ -260,6 +326,21 @@ def from_data(plan: dict[str, Any], layout: dict[str, Any]) -> Program:
     found = Program(made.model, made.graph, made.lowered, plan, layout)
     found.check()
     return found
+
+
+def _stored(known: str, given: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """A weight as the layout has it: float32, or rows of blocks."""
+    found = given if isinstance(given, QuantizedMatrix) else np.asarray(given, np.float32)
+    if found.shape != shape:
+        raise ShapeError(known, limit=list(shape), value=list(found.shape), nearest=list(shape))
+    if isinstance(found, QuantizedMatrix) and found.format.name != dtype:
+        nearest = "lower(quantize=...)" if dtype == "float32" else f"isogemm.quantize(weight, {dtype!r})"
+        raise OptionError(f"format of {known}", limit=dtype, value=found.format.name, nearest=nearest)
+    if dtype == "float32":
+        return np.asarray(found)
+    made = found if isinstance(found, QuantizedMatrix) else encode(found, dtype, name=known)
+    made.check()
+    return np.asarray(made.rows)
 
 
 def _side_by_side(graph: Graph, leaf: int, threads: int) -> dict[str, int]:

@@ -62,6 +62,11 @@ class HostDevice(Device):
 
         return plan(*checked)
 
+    def plan_work(self, form: str, *checked: Any, **about: Any) -> Any:
+        from .work import MAKERS
+
+        return MAKERS[form](*checked, **about)
+
     def pack(self, w: Array) -> PackedWeight:
         return prepare(w)
 

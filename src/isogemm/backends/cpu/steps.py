@@ -67,6 +67,31 @@ def take(task, chunk, scratch):
             out[j] = x[j]
 
 
+def put(task, chunk, scratch):
+    """out[i, index[i // FIRST]] = x[i], by rows; out has SECOND places for each."""
+    task = carray(task, (WORDS,))
+    n, places = task[WIDTH], task[SECOND]
+    index = carray(pointer_to_words(task[ADDRESSES + 1]), (task[TOTAL] // task[FIRST],))
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        out = carray(pointer_to_floats(task[ADDRESSES + 3] + 4 * n * (i * places + index[i // task[FIRST]])), (n,))
+        for j in range(n):
+            out[j] = x[j]
+
+
+def visible(task, chunk, scratch):
+    """out[i, j] = 1 where j <= index[i], else 0, by rows of bytes."""
+    task = carray(task, (WORDS,))
+    n = task[WIDTH]
+    index = carray(pointer_to_words(task[ADDRESSES]), (task[TOTAL],))
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        out = carray(pointer_to_bytes(task[ADDRESSES + 1] + n * i), (n,))
+        for j in range(n):
+            out[j] = 1 if j <= index[i] else 0
+
+
 def scatter(task, chunk, scratch):
     """out[index[i]] += dy[i], rows in order, by columns."""
     task = carray(task, (WORDS,))
@@ -235,20 +260,36 @@ def arm(spans, which, pattern):
 
 
 @njit
+def _changed(begin, end, pattern):
+    """Whether a byte of a canary is not the pattern: words, behind bytes up to the first."""
+    whole = min(end, (begin + 7) // 8 * 8)
+    found = types.uint8(0)
+    head = carray(pointer_to_bytes(begin), (whole - begin,))
+    for i in range(whole - begin):
+        found |= head[i] ^ types.uint8(pattern)
+    wanted = types.int64(types.uint64(pattern) * types.uint64(0x0101010101010101))
+    words, some = carray(pointer_to_words(whole), ((end - whole) // 8,)), types.int64(0)
+    for i in range((end - whole) // 8):
+        some |= words[i] ^ wanted
+    return found != 0 or some != 0
+
+
+@njit
 def broken(spans, which, pattern):
     """(tensor, address) of the first changed byte of some tensors' canaries, or (-1, 0)."""
     for w in which:
         for side in range(2):
             begin, end = spans[w, 2 * side], spans[w, 2 * side + 1]
-            bytes_ = carray(pointer_to_bytes(begin), (end - begin,))
-            for i in range(end - begin):
-                if bytes_[i] != pattern:
-                    return w, begin + i
+            if _changed(begin, end, pattern):
+                bytes_ = carray(pointer_to_bytes(begin), (end - begin,))
+                for i in range(end - begin):
+                    if bytes_[i] != pattern:
+                        return w, begin + i
     return -1, 0
 
 
 KERNELS = {
-    "zero": zero, "add": add, "take": take, "scatter": scatter, "columns": columns,
+    "zero": zero, "add": add, "take": take, "put": put, "visible": visible, "scatter": scatter, "columns": columns,
     "silu_mul_back": silu_mul_back, "rms_norm_back": rms_norm_back, "row_dot": row_dot,
     "attention_steps": attention_steps, "loss": loss, "loss_back": loss_back, "adamw": adamw,
 }  # fmt: skip

@@ -162,11 +162,11 @@ def _run_group(items: Sequence[Item], asked: Settings, bias: Array | None) -> No
         _run_rows(rows, work, largest, scratch)
 
 
-def _chunking(count: int, work: int, largest: int) -> tuple[int, int]:
+def _chunking(count: int, work: int, largest: int, allowed: int | None = None) -> tuple[int, int]:
     """(threads, products per chunk) for `count` products of `work` multiply-adds in all."""
-    if work < 2 * SERIAL or get_num_threads() == 1:
+    threads = get_num_threads() if allowed is None else allowed
+    if work < 2 * SERIAL or threads == 1:
         return 1, count
-    threads = get_num_threads()
     some = max(1, min(count // (4 * threads), CHUNK_WORK // max(1, largest)))
     return threads, max(some, -(-count // MAX_CHUNKS))
 

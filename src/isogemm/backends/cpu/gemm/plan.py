@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,12 +19,20 @@ from .execute import gemm, swap_operands
 from .packed import PackedWeight
 from .schedule import GEMV_ROWS, TREE, Problem, Schedule, schedule
 
-__all__ = ["SCHEMA", "Plan", "plan"]
+__all__ = ["SCHEMA", "Plan", "plan", "word"]
 
 SCHEMA = "isogemm.plan.v1"
 # Flops per byte at which a core's fp32 peak meets its share of memory bandwidth, where nothing was measured:
 # 116 GFLOP/s over 17 GB/s (Zen 4, two threads on one memory channel). Only the word "bound" depends on it.
 DEFAULT_RIDGE = 7.0
+FEW, WIDE = 16, 32000  # rows up to which texts speak of a batched gemv; columns of a vocabulary
+
+
+def word(m: int, n: int) -> str:
+    """The field's word for a product of such an extent, whatever computes it."""
+    if m == 1:
+        return "wide gemv" if n >= WIDE else "gemv"
+    return "batched gemv" if m <= FEW else "tiled gemm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +148,6 @@ class Plan(AnyPlan):
         """A plan from `to_json`'s text."""
         return cls.from_dict(json.loads(text))
 
-    @property
-    def digest(self) -> str:
-        """Hash over everything in the plan."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
-
     def run(self, a: Any, b: Any) -> Any:
         """Replay: the product a[m, k] @ b[k, n] by exactly this schedule, as a new array.
 
@@ -170,7 +172,8 @@ class Plan(AnyPlan):
 
     def rows(self) -> list[tuple[str, str]]:
         s = self.schedule
-        lines = [*self.heading(), ("strategy", self.strategy + (", weight prepared once" if self.packed else ""))]
+        how = f"{self.strategy}, a {word(self.m, self.n)}" + (", weight prepared once" if self.packed else "")
+        lines = [*self.heading(), ("strategy", how)]
         if self.strategy != "definition":
             lines += [
                 *self._tree(),

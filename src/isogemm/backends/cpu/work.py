@@ -1,0 +1,344 @@
+"""Plans of products that are more than one: batches, groups, quantized weights, attention; by what executes them.
+
+Each function asks the executor's own choosers, so a plan says what a call of contiguous operands would launch. Nothing
+in it reaches a bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...base.dtypes import NUMPY
+from ...base.threads import get_num_threads
+from ...contract.attention import LEAF, factor
+from ...contract.spec import ContractLike
+from ...errors import OptionError, ShapeError
+from ...formats.blocks import format_of
+from ...problem.numeric import AnyPlan, NumericPlan, numeric_plan
+from ...problem.settings import Settings
+from .attention import run as attention
+from .gemm import execute
+from .gemm.plan import Plan, plan, word
+from .gemm.schedule import SERIAL
+from .quant import linear as quantized
+from .quant.launch import ACTIVATIONS, panels_task
+
+__all__ = ["MAKERS", "SCHEMA", "WorkPlan", "WorkStep", "plan_attention", "plan_batch", "plan_groups", "plan_quantized"]
+
+SCHEMA = "isogemm.work_plan.v1"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkStep:
+    """A kind of launch.
+
+    Attributes
+    ----------
+    name : str
+    kernel : str
+        Which loops: gemv, batched gemv, tiled gemm and so on, or what is done between products.
+    shape : tuple of int
+        m, n and k of an item; k is 1 where nothing is multiplied.
+    items : int
+        Products, or rows, of a launch.
+    threads, chunks : int
+        Threads that claim so many chunks.
+    launches : int
+        How often.
+    """
+
+    name: str
+    kernel: str
+    shape: tuple[int, int, int]
+    items: int
+    threads: int
+    chunks: int
+    launches: int = 1
+
+    def __str__(self) -> str:
+        m, n, k = self.shape
+        some = f"{self.launches} x " if self.launches > 1 else ""
+        return f"{some}{self.kernel}, {self.items} of {m} x {n} x {k}: {self.chunks} chunks, {self.threads} threads"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPlan(AnyPlan):
+    """A frozen, printable plan for several products, or one of blocks, on the CPU.
+
+    Attributes
+    ----------
+    m, n, k, trans_a, trans_b, numeric
+        As in `isogemm.problem.numeric.AnyPlan`: of an item; m of groups is that of all, and attention's are the
+        tokens, the keys and the width of a head.
+    form : str
+        batched, grouped, quantized or attention.
+    about : tuple of (str, value)
+        What else was asked: items, rows of groups, the format, heads.
+    threads : int
+        At most so many.
+    steps : tuple of WorkStep
+        In the order of the computation.
+    alternatives : tuple of (str, str)
+        What else there is, and why not.
+    """
+
+    form: str
+    about: tuple[tuple[str, Any], ...]
+    threads: int
+    steps: tuple[WorkStep, ...]
+    alternatives: tuple[tuple[str, str], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; `WorkPlan.from_dict` gives the plan back."""
+        return {"schema": SCHEMA, **AnyPlan.to_dict(self)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> WorkPlan:
+        """A plan from `to_dict`'s data, made anew.
+
+        Raises
+        ------
+        OptionError
+            Not a plan of this schema, or this machine plans these products otherwise.
+        """
+        if data.get("schema") != SCHEMA:
+            raise OptionError("plan", limit=f"schema {SCHEMA}", value=data.get("schema"), nearest="isogemm.plan(...)")
+        given, about = data["numeric"], dict(data["about"])
+        extents, trans = (data["m"], data["n"], data["k"]), data["trans_a"] + data["trans_b"]
+        types = given["dtype_a"], given["dtype_b"], given["out_dtype"]
+        found = MAKERS[data["form"]](extents, types, trans, given["contract"], data["threads"], **about)
+        if json.loads(found.to_json()) != json.loads(json.dumps(data)):
+            raise OptionError("plan", limit=f"what this machine plans, {found.digest}", value="another", nearest=found)
+        return found
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkPlan:
+        """A plan from `to_json`'s text."""
+        return cls.from_dict(json.loads(text))
+
+    def run(self, *operands: Any) -> Any:
+        """Replay: the products of a and b, of x and a quantized w, or attention of q, k and v, as new arrays.
+
+        Raises
+        ------
+        ShapeError
+            The operands are not the plan's.
+        OptionError
+            `isogemm.get_num_threads()` is not the plan's.
+        """
+        if get_num_threads() != self.threads:
+            limit = f"{self.threads}, the plan's"
+            raise OptionError("threads of a replay", limit=limit, value=get_num_threads(), nearest="set_num_threads")
+        wanted, found = self._shapes(), tuple(_shape(x) for x in operands)
+        if found != wanted:
+            raise ShapeError("operands of a replay", limit=wanted, value=found, nearest="plan these operands anew")
+        return _RUN[self.form](self, *operands)
+
+    def _shapes(self) -> tuple[Any, ...]:
+        about, m, n, k = dict(self.about), self.m, self.n, self.k
+        if self.form == "batched":
+            return (about["items"], m, k), (about["items"], k, n)
+        if self.form == "grouped":
+            return tuple((rows, k) for rows in about["rows"]), ((k, n),) * len(about["rows"])
+        if self.form == "quantized":
+            return (m, k), (n, k)
+        heads, shared, b = about["heads"], about["shared"], about["sequences"]
+        return (b, heads, m, k), (b, shared, n, k), (b, shared, n, k)
+
+    def _title(self) -> str:
+        return f"plan {self.form} {self.m} x {self.n} x {self.k}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        about = ", ".join(f"{name} {_short(value)}" for name, value in self.about)
+        lines = [*self.heading(), ("form", f"{self.form}: {about}")]
+        shown = self.steps if len(self.steps) <= 8 else self.steps[:7]
+        lines += [("step" if step.name == self.form else step.name, str(step)) for step in shown]
+        if len(shown) < len(self.steps):
+            lines.append(("...", f"{len(self.steps) - len(shown)} more"))
+        lines += [("not", f"{name}: {why}") for name, why in self.alternatives]
+        return [*lines, ("digest", self.digest)]
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _shape(x: Any) -> Any:
+    return tuple(_shape(item) for item in x) if isinstance(x, list | tuple) else tuple(x.shape)
+
+
+def _loops(found: Plan) -> str:
+    return f"{word(found.m, found.n)} ({found.strategy})"
+
+
+def plan_batch(
+    extents: tuple[int, int, int], types: tuple[str, str, str], trans: str, contract: ContractLike | None, threads: int,
+    *, items: int,
+) -> WorkPlan:  # fmt: skip
+    """`items` products of one shape: whole products go to threads, several to a chunk where they are small."""
+    each = plan(extents, types, trans, False, contract, 1)
+    m, n, k = extents
+    work = m * n * k
+    some, per_chunk = execute._chunking(items, work * items, work, threads)
+    chunks = -(-items // per_chunk)
+    step = WorkStep("batched", _loops(each), extents, items, min(some, chunks), chunks)
+    return _made("batched", each, extents, {"items": items}, threads, (step,), (
+        ("a loop of gemm", f"the same bits; {items} calls, each of which is cut for all threads"),
+        ("one wide product", "faster where all items share A or B: `isogemm.forms.advise` sees whether they do"),
+    ))  # fmt: skip
+
+
+def plan_groups(
+    extents: tuple[int, int, int], types: tuple[str, str, str], trans: str, contract: ContractLike | None, threads: int,
+    *, rows: Sequence[int],
+) -> WorkPlan:  # fmt: skip
+    """Products [rows_i, n, k]: each is cut for all threads where there are few, else they are taken whole."""
+    _, n, k = extents
+    alone = threads if len(rows) < 4 * threads else 1
+    each = [plan((m, n, k), types, trans, False, contract, alone) for m in rows]
+    work, largest = sum(m * n * k for m in rows), max(m * n * k for m in rows)
+    cut = len(rows) == 1 or (alone > 1 and work >= 2 * SERIAL)
+    grids = [p.schedule.grid_m * p.schedule.grid_n for p in each]
+    if cut:
+        chunks, some = sum(grids), each[0].threads if len(rows) == 1 else threads
+    else:
+        some, per_chunk = execute._chunking(len(rows), work, largest, threads)
+        chunks = -(-len(rows) // per_chunk)
+    steps = tuple(
+        WorkStep(f"group {i}", _loops(p), (p.m, n, k), 1, min(some, chunks), grids[i] if cut else 1)
+        for i, p in enumerate(each)
+    )
+    why = "the same bits; every group would wait for the one before" if cut else "the same bits; a call for each group"
+    return _made("grouped", each[0], (sum(rows), n, k), {"rows": tuple(rows)}, threads, steps, (
+        ("a loop of gemm", why), ("a padded batch", f"{max(rows) * len(rows)} rows for {sum(rows)}"),
+    ))  # fmt: skip
+
+
+def plan_quantized(
+    extents: tuple[int, int, int], types: tuple[str, str, str], trans: str, contract: ContractLike | None, threads: int,
+    *, format: str,
+) -> WorkPlan:  # fmt: skip
+    """x [m, k] in 8-bit blocks times a weight [n, k] of a format, exact integers and a float32 chain over blocks."""
+    (m, n, k), fmt = extents, format_of(format)
+    nbytes = fmt.row_offset(n, k)
+    numeric = numeric_plan(k, dtype_a=types[0], dtype_b=types[0], out_dtype=types[2], contract="fma/chain")
+    numeric = NumericPlan(quantized_contract(contract), k, types[0], fmt.name, types[2], numeric.leaves)
+    count = m * (k // fmt.block)
+    few = m * k <= quantized.ALONE
+    per_chunk = max(1, count) if few else max(1, ACTIVATIONS // fmt.block, -(-count // 2**16))
+    pieces = -(-count // per_chunk)
+    _, chunks, some = panels_task(fmt.name, m, n, k, threads)
+    first = WorkStep("quantize", f"quantize_{fmt.activations}".lower(), (m, k, 1), m, 1, pieces)
+    if pieces >= 4:
+        first = WorkStep("quantize", first.kernel, (m, k, 1), m, min(threads, pieces), pieces)
+    name = f"gemm_nt_{fmt.name}_{fmt.activations}".lower()
+    product = WorkStep("product", f"{name}, {word(m, n)}", extents, 1, min(some, chunks), chunks)
+    base = WorkPlan(m, n, k, trans[0], trans[1], numeric, "quantized", (), threads, (), ())
+    return _made("quantized", base, extents, {"format": fmt.name}, threads, (first, product), (
+        ("w.in_place()", f"the same bits without a second copy of {nbytes} bytes; slower from a few rows on"),
+        ("activations='fp32'", "other numbers: float32 activations times dequantized weights, fma/chain"),
+    ))  # fmt: skip
+
+
+def quantized_contract(contract: ContractLike | None) -> Any:
+    """``int32/chain``, which is the only one that has this plan.
+
+    Raises
+    ------
+    OptionError
+        Another one was asked for.
+    """
+    from ...contract.spec import Contract, Order, as_contract
+
+    only = Contract("int32", Order())
+    if contract is not None and as_contract(contract) != only:
+        raise OptionError("contract of a plan with a format", limit=only, value=contract, nearest=only)
+    return only
+
+
+def plan_attention(
+    extents: tuple[int, int, int], types: tuple[str, str, str], trans: str, contract: ContractLike | None, threads: int,
+    *, sequences: int, heads: int, shared: int,
+) -> WorkPlan:  # fmt: skip
+    """softmax(q @ k.T / sqrt(d)) @ v by blocks of heads and tokens, whose products stay in a cache."""
+    (tokens, keys, width), groups = extents, heads // shared
+    places, leaves = sequences * shared, -(-keys // LEAF)
+    some = min(places, max(1, attention.BLOCK // (groups * min(tokens, attention.TOKENS) * keys)))
+    rows = min(tokens, max(1, attention.BLOCK // (groups * some * keys)))
+    launches, lines = -(-places // some) * -(-tokens // rows), groups * rows
+    each = plan((lines, keys, width), types, "NT", False, contract, 1)
+
+    def batch(name: str, shape: tuple[int, int, int], items: int, times: int) -> WorkStep:
+        (m, n, k), layout = shape, "NT" if name == "scores" else "NN"
+        used, per_chunk = execute._chunking(items, m * n * k * items, m * n * k, threads)
+        chunks = -(-items // per_chunk)
+        if items == 1:
+            alone = plan(shape, types, layout, False, contract, threads)
+            used, chunks = alone.threads, alone.schedule.grid_m * alone.schedule.grid_n
+        kernel = _loops(plan(shape, types, layout, False, contract, 1))
+        return WorkStep(name, kernel, shape, items, min(used, chunks), chunks, launches * times)
+
+    def between(name: str, kernel: str, columns: int, wide: int) -> WorkStep:
+        per_chunk = max(1, min(some * lines, attention.CHUNK // max(1, wide)))
+        chunks = -(-some * lines // per_chunk)
+        return WorkStep(name, kernel, (1, columns, 1), some * lines, min(threads, chunks), chunks, launches)
+
+    whole, rest = divmod(keys, LEAF)
+    cut = (whole, some) if some < whole else (some, whole)  # in the fewest launches
+    steps = [batch("scores", (lines, keys, width), some, 1)]
+    steps.append(between("leaves", "maxima and powers of leaves", keys, keys))
+    steps += [batch("values", (lines, width, LEAF), *cut)] if whole else []
+    steps += [batch("last leaf", (lines, width, rest), some, 1)] if rest else []
+    steps.append(between("meeting", "leaves meeting", width, leaves * width))
+    about = {"sequences": sequences, "heads": heads, "shared": shared}
+    all_scores, of_block = (4 * count * keys for count in (places * groups * tokens, some * lines))
+    return _made("attention", each, extents, about, threads, tuple(steps), (
+        ("all at once", f"{all_scores} bytes of scores; a block has {of_block}"),
+        ("two batches and a softmax", "other numbers: its sums do not go leaf by leaf"),
+    ))  # fmt: skip
+
+
+def _made(
+    form: str, each: Any, extents: tuple[int, int, int], about: dict[str, Any], threads: int,
+    steps: tuple[WorkStep, ...], alternatives: tuple[tuple[str, str], ...],
+) -> WorkPlan:  # fmt: skip
+    some = tuple(about.items())
+    return WorkPlan(*extents, each.trans_a, each.trans_b, each.numeric, form, some, threads, steps, alternatives)
+
+
+def _batch(p: WorkPlan, a: Any, b: Any) -> Any:
+    out = np.empty((*a.shape[:2], p.n), NUMPY[p.numeric.out_dtype])
+    execute.gemm_batched(a, b, out, Settings(p.contract))
+    return out
+
+
+def _groups(p: WorkPlan, a: Any, b: Any) -> Any:
+    outs = [np.empty((len(x), p.n), NUMPY[p.numeric.out_dtype]) for x in a]
+    execute.gemm_items([(x, y, out, None) for x, y, out in zip(a, b, outs, strict=True)], Settings(p.contract))
+    return outs
+
+
+def _quantized(p: WorkPlan, x: Any, w: Any) -> Any:
+    if w.format.name != dict(p.about)["format"]:
+        raise OptionError("format of a replay", limit=dict(p.about)["format"], value=w.format, nearest="plan it anew")
+    out = np.empty((p.m, p.n), NUMPY[p.numeric.out_dtype])
+    quantized.gemm(x, w.panels(), w.format, out)
+    return out
+
+
+def _attention(p: WorkPlan, q: Any, k: Any, v: Any) -> Any:
+    return attention.forward(q, k, v, c=factor(None, p.k), arithmetic=p.contract.arithmetic)[0]
+
+
+MAKERS: dict[str, Callable[..., WorkPlan]] = {
+    "batched": plan_batch, "grouped": plan_groups, "quantized": plan_quantized, "attention": plan_attention
+}  # fmt: skip
+_RUN: dict[str, Callable[..., Any]] = {
+    "batched": _batch, "grouped": _groups, "quantized": _quantized, "attention": _attention
+}  # fmt: skip

@@ -1,0 +1,169 @@
+"""Plans of several products: what they say is what is launched, and they print, survive JSON and replay."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import isogemm
+from isogemm.backends.cpu import pool as pools
+from isogemm.backends.cpu.attention import run as attention
+from isogemm.backends.cpu.gemm import launch
+from isogemm.backends.cpu.quant import launch as quant_launch
+from isogemm.backends.cpu.quant import run as quant_run
+from isogemm.backends.cpu.work import WorkPlan
+from isogemm.cli import app
+from isogemm.contract.attention import attention as definition
+from isogemm.errors import OptionError, ShapeError
+
+THREADS = 3
+
+
+@pytest.fixture
+def _threads():
+    before = isogemm.get_num_threads()
+    isogemm.set_num_threads(THREADS)
+    yield
+    isogemm.set_num_threads(before)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """(threads, chunks) of every launch; chunks of one that quantizes and multiplies are both of its."""
+    found, honest = [], pools.pool()
+
+    def run(kernel, scratch, threads, *arguments):
+        found.append((threads, arguments[-1]))
+        honest.run(kernel, scratch, threads, *arguments)
+
+    for module in (launch, attention, quant_launch, quant_run):
+        monkeypatch.setattr(module, "pool", lambda: SimpleNamespace(run=run))
+    return found
+
+
+def drawn(*shape):
+    return np.random.default_rng(len(shape)).standard_normal(shape, dtype=np.float32)
+
+
+def same(got, wanted):
+    return all(np.array_equal(x.view(np.int32), y.view(np.int32)) for x, y in zip(got, wanted, strict=True))
+
+
+def said(plan):
+    return [(step.threads, step.chunks) for step in plan.steps for _ in range(step.launches)]
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize(("items", "m", "n", "k"), [(2, 4, 4, 4), (40, 16, 32, 24), (7, 64, 48, 80), (100, 1, 64, 64)])
+def test_a_batch(items, m, n, k, launched):
+    plan = isogemm.plan(m, n, k, batch=items, trans_b="N")
+    a, b = drawn(items, m, k), drawn(items, k, n)
+    out = plan.run(a, b)
+    assert launched == said(plan)
+    assert same(out, [isogemm.matmul(x, y) for x, y in zip(a, b, strict=True)])
+    assert "a loop of gemm" in str(plan)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("rows", [(3, 100, 1, 57), (5,), (200, 64), (1,) * 30, (2, 0, 1)])
+def test_groups(rows, launched):
+    n, k = 40, 56
+    plan = isogemm.plan(sum(rows), n, k, groups=rows, trans_b="N")
+    a, b = [drawn(m, k) for m in rows], [drawn(k, n) for _ in rows]
+    out = plan.run(a, b)
+    assert [threads for threads, _ in launched] == [max(step.threads for step in plan.steps)]
+    if len(rows) < 4 * THREADS and sum(rows) * n * k >= 96 * 1024:
+        assert launched[0][1] == sum(step.chunks for step in plan.steps)
+    assert same(out, isogemm.gemm_grouped(a, b))
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("m", [1, 9, 70])
+@pytest.mark.parametrize("fmt", ["Q4_0", "Q8_0", "Q4_K"])
+def test_quantized(m, fmt, launched):
+    n, k = 200, 512
+    plan, x, w = isogemm.plan(m, n, k, format=fmt), drawn(m, k), isogemm.quantize(drawn(n, k), fmt)
+    w.panels()
+    launched.clear()
+    out = plan.run(x, w)
+    quantizing, product = said(plan)
+    if len(launched) == 1:
+        threads, chunks = launched[0]
+        assert (threads, [int(x) for x in chunks]) == (product[0], [quantizing[1], product[1]])
+    else:
+        assert launched == [quantizing, product]
+    assert same(out, isogemm.linear(x, w))
+    assert str(plan.contract) == "int32/chain"
+    assert f"gemm_nt_{fmt.lower()}_q8_" in str(plan)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("block", [2**20, 2**14])
+@pytest.mark.parametrize(
+    ("sequences", "heads", "shared", "tokens", "keys"),
+    [(2, 4, 2, 9, 130), (1, 8, 8, 100, 300), (2, 2, 1, 1, 700), (1, 2, 1, 40, 256)],
+)
+def test_attention(sequences, heads, shared, tokens, keys, block, launched, monkeypatch):
+    """Also where it goes block by block, of which the last may be smaller."""
+    monkeypatch.setattr(attention, "BLOCK", block)
+    plan = isogemm.plan(tokens, keys, 16, batch=sequences, heads=(heads, shared))
+    q, k, v = drawn(sequences, heads, tokens, 16), *(drawn(sequences, shared, keys, 16) for _ in "kv")
+    out = plan.run(q, k, v)
+    assert same(out, definition(q, k, v)[0])
+    if block == 2**20:
+        assert launched == said(plan)
+        assert plan.steps[0].launches == 1
+
+
+@pytest.mark.usefixtures("_threads")
+def test_a_plan_is_a_value():
+    made = [
+        isogemm.plan(4, 8, 32, batch=5, dtype="bfloat16"), isogemm.plan(9, 8, 32, groups=(4, 5)),
+        isogemm.plan(4, 8, 32, format="Q5_0"), isogemm.plan(4, 8, 32, heads=(4, 2), batch=3),
+    ]  # fmt: skip
+    assert [plan.form for plan in made] == ["batched", "grouped", "quantized", "attention"]
+    for plan in made:
+        again = WorkPlan.from_json(plan.to_json())
+        assert (again, again.digest, hash(again)) == (plan, plan.digest, hash(plan))
+        assert plan.alternatives
+        data = plan.to_dict() | {"steps": []}
+        with pytest.raises(OptionError, match="what this machine plans"):
+            WorkPlan.from_dict(data)
+    assert len({plan.digest for plan in made}) == 4
+    with pytest.raises(ShapeError, match="operands of a replay"):
+        made[0].run(drawn(5, 4, 33), drawn(5, 33, 8))
+    isogemm.set_num_threads(2)
+    with pytest.raises(OptionError, match="threads of a replay"):
+        made[1].run([], [])
+
+
+def test_what_cannot_be_planned_is_refused():
+    with pytest.raises(OptionError, match="form of a plan"):
+        isogemm.plan(4, 8, 32, groups=(4,), format="Q4_0")
+    with pytest.raises(ShapeError, match="rows that sum to m, 4"):
+        isogemm.plan(4, 8, 32, groups=(4, 5))
+    with pytest.raises(ShapeError, match=r"multiple of its block, 32"):
+        isogemm.plan(4, 8, 33, format="Q4_0")
+    with pytest.raises(ShapeError, match="heads"):
+        isogemm.plan(4, 8, 32, heads=(4, 3))
+    with pytest.raises(OptionError, match="contract of a plan with a format"):
+        isogemm.plan(4, 8, 32, format="Q4_0", contract="fma/chain")
+    with pytest.raises(OptionError, match="plan of quantized products"):
+        isogemm.plan(4, 8, 32, format="Q4_0", device="cuda")
+
+
+def test_the_command_plans_all_forms():
+    words = {
+        "batched": "--batch 32", "grouped": "--groups 4,12", "quantized": "--format Q4_K", "attention": "--heads 8,2"
+    }  # fmt: skip
+    for form, option in words.items():
+        result = CliRunner().invoke(app, ["plan", "16", "64", "256", *option.split(), "--json"])
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.output)["form"] == form
+    shown = CliRunner().invoke(app, ["plan", "16", "64", "256", "--batch", "32", "--device", "cuda", "--dtype", "bf16"])
+    assert shown.exit_code == 0
+    assert "batch 32" in shown.output

@@ -164,7 +164,9 @@ class ProviderBench:
                 y = (run or self.provider.linear)(x, w)
         except (Exception, SystemExit) as error:
             text = (str(error).splitlines() or [""])[0]
-            raise ProviderFault(f"raised {type(error).__name__}: {text}"[:300]) from error
+            wants_tensors = isinstance(error, TypeError) and "numpy.ndarray" in text
+            hint = "; on a CPU it is given NumPy arrays: torch.from_numpy(x)" if wants_tensors else ""
+            raise ProviderFault(f"raised {type(error).__name__}: {text}"[:300] + hint) from error
         finally:
             if not np.array_equal(bits(x), bits(x_before)):
                 raise ProviderFault("changed its input x")

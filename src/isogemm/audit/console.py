@@ -44,7 +44,8 @@ def print_report(report: Results, console: Console) -> None:
             _print_speeds(report, result, console)
             _print_drifts(result, console)
         else:
-            console.print(Text.assemble((result.name, "bold"), " ", (f"did not run: {result.reason}", "red")))
+            why = f"{status_word(result.status)}: {result.reason}"
+            console.print(Text.assemble((result.name, "bold"), " ", (why, "red")))
     console.print()
     _line(console, Text.assemble(("Measured: ", "bold"), measured(report)))
     for result in report.providers.values():

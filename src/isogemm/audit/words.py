@@ -44,7 +44,7 @@ def answered(report: Results) -> str:
     kinds = {
         "held": "kept every bit: a result can be compared, cached and replayed, alone or in any batch",
         "changed": "did not: the same input gives other bits in other company, and near ties can turn",
-        "failed": "failed in some cases, so nothing is said of it",
+        "failed": "failed, so nothing is said of it",
         "absent": "did not run",
     }
     names = {status: [p.name for p in report.providers.values() if p.status == status] for status in kinds}
@@ -138,7 +138,7 @@ def not_measured(report: Results) -> list[str]:
     if sampled:
         lines.append("Compared on a sample of the output columns: " + ", ".join(sampled) + ".")
     load, cpus = report.environment.get("load"), report.environment.get("cpu", {}).get("usable")
-    if report.speeds and load is not None and load > cpus + 1:
+    if len({s.provider for s in report.speeds}) > 1 and load is not None and load > cpus + 1:
         lines.append(f"The machine was busy (load {load} on {cpus} CPUs): the times are those of a busy machine.")
     return lines + report.notes
 
@@ -153,7 +153,7 @@ def provider_text(result: ProviderResult) -> str:
         broken, excused = [r.relation for r in excused], []
     failed = [r.relation for r in result.relations.values() if r.status == "failed"]
     if not outputs:
-        return f"did not run: {result.reason}" if result.reason else "nothing applied"
+        return f"{status_word(result.status)}: {result.reason}" if result.reason else "nothing applied"
     compared = f"{outputs:,} outputs compared in {result.cases:,} cases"
     parts = [f"no bit changed{' that is promised' if excused else ''}; {compared}"]
     if broken:

@@ -48,7 +48,7 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
             "--hf",
             limit="a folder on this machine with config.json; nothing is downloaded",
             value=path,
-            nearest=f"the folder made by: hf download {path} --local-dir {folder.name}",
+            nearest=f"the folder made by: hf download OWNER/{folder.name} --local-dir {folder.name}",
         )
     if not random and not any(list(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise OptionError(

@@ -5,6 +5,8 @@ Needs torch (``pip install 'isogemm[torch]'``), which ``import isogemm`` alone n
 
 from __future__ import annotations
 
+from typing import Any as _Any
+
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
@@ -62,6 +64,23 @@ __all__ = [
 ]
 
 
+# Not in __all__: a star import would load transformers.
+_LATE = {"TrainerCallback": ".training"}
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'isogemm.torch' has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        found = getattr(import_module(_LATE[name], __name__), name)
+    except ModuleNotFoundError as error:  # for hasattr, help and inspect, which take an AttributeError alone
+        raise AttributeError(f"isogemm.torch.{name} cannot be imported: {error}") from error
+    globals()[name] = found
+    return found
+
+
 def __dir__() -> list[str]:
     """What is public; the folders that it is made of are not."""
-    return sorted(__all__)
+    return sorted((*__all__, *_LATE))

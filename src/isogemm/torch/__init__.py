@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
 
 from . import functional, ops, reductions
 from .attention.calls import attention, scaled_dot_product_attention
-from .functional import addmm, baddbmm, bmm, grouped, linear, mm
+from .functional import addmm, baddbmm, bmm, grouped, grouped_linear, linear, mm
 from .gemm.main_grad import collect_main_grad, main_grads, use_main_grad
 from .model.convert import convert
 from .model.layers import Embedding, LayerNorm, Linear, RMSNorm, SiLU
@@ -51,6 +51,7 @@ __all__ = [
     "enabled",
     "functional",
     "grouped",
+    "grouped_linear",
     "invariant",
     "linear",
     "main_grads",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from tests.models.small import same
 from tests.models.sweep import build
 
 import isogemm.torch as iso
+from isogemm.audit.transformer.serving import served
 from isogemm.errors import OptionError
 
 # Every relation of `isogemm.torch.verify` holds after convert(strict=True), and inside invariant().
@@ -31,6 +34,9 @@ REFUSED = {
     "OPT": "OPTLearnedPositionalEmbedding",
     "Qwen3Next": "Qwen3NextGatedDeltaNet",
 }
+
+# Families of these that transformers' continuous batching cannot run, whatever computes attention.
+NOT_BATCHED = ("DeepseekV3", "GPTBigCode", "StableLm")
 
 
 def family(name: str, dtype: torch.dtype):
@@ -58,3 +64,23 @@ def judged(name: str, mode: str, dtype: torch.dtype) -> str:
         with iso.invariant():
             found = iso.verify(model)
     return "held" if found else f"changed: {', '.join(found.broken)}"
+
+
+def loaded(name: str, dtype: torch.dtype) -> str:
+    """What continuous batching made of one prompt alone and among others: ``held``, ``changed``, or an error."""
+    model = family(name, dtype).eval()
+    iso.convert(model, strict=True)
+    ids = np.random.default_rng(0).integers(1, model.config.get_text_config().vocab_size - 1, (5, 27))
+    with torch.no_grad():
+        try:
+            alone, among = _logits(model, ids[:1]), _logits(model, ids)
+        except OptionError as error:
+            return f"not batched: {error.value}"
+        once = model(torch.tensor(ids[:1]), use_cache=False).logits[0]
+    return "held" if same(alone[:27], once) and same(alone, among) else "changed"
+
+
+def _logits(model, ids):
+    parts = served(model, ids)
+    order = np.argsort(np.concatenate([positions for positions, _ in parts]))
+    return torch.cat([rows for _, rows in parts])[torch.as_tensor(order)]

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.models.families import HELD, REFUSED, family, judged  # noqa: E402
+from tests.models.families import HELD, NOT_BATCHED, REFUSED, family, judged, loaded  # noqa: E402
 from tests.models.support import PAGE  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
@@ -34,6 +34,12 @@ def test_a_family_holds_inside_invariant(name):
 
 
 @QUIET
+@pytest.mark.parametrize("name", ["GPT2", "Gemma3", "Mixtral"])  # the page has all of them
+def test_a_family_holds_under_load(name):
+    assert loaded(name, torch.bfloat16) == "held"
+
+
+@QUIET
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_family_is_refused_by_name(name):
     model = family(name, torch.float32)
@@ -46,7 +52,7 @@ def test_a_family_is_refused_by_name(name):
 def test_the_page_names_every_family():
     text = PAGE.read_text()
     for name in HELD:
-        assert f"| {name} | held | held | held |" in text
+        assert f"| {name} | held | held | held | held | {'not batched' if name in NOT_BATCHED else 'held'} |" in text
     for name in REFUSED:
         assert f"| {name} | refused | refused | " in text
         assert f"- **{name}**: " in text

@@ -18,6 +18,7 @@ from ...attention.calls import attention, scaled_dot_product_attention
 from ...ops import Tensor
 from ..layers import Converted, Merging, RowNorm
 from . import masks as masks
+from .paged import PAGED, attend_paged
 
 __all__ = ["NAME", "Rotary", "RotaryAttention", "attend", "register", "tables"]
 
@@ -31,6 +32,7 @@ def register() -> None:
 
     masks.bind()
     AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(PAGED, attend_paged)
     AttentionMaskInterface.register(NAME, masks.mask)
 
 

@@ -15,7 +15,7 @@ from ....errors import OptionError
 from ...attention.calls import attention
 from ...ops import Tensor
 
-__all__ = ["PAGED", "attend_paged"]
+__all__ = ["PAGED", "attend_paged", "sinks_of"]
 
 PAGED = "paged|isogemm"  # transformers puts its prefix before the name that a model has
 
@@ -45,9 +45,10 @@ def attend_paged(
         )  # fmt: skip
     if dropout:
         raise OptionError("attention's dropout", limit="0", value=dropout, nearest="model.eval(), or dropout 0")
-    for name in ("block_table", "softcap", "s_aux"):
+    for name in ("block_table", "softcap"):
         if options.get(name) is not None:
             raise OptionError(f"{name} of attention over pages", limit="none", value="one", nearest="paged|eager")
+    contract, sinks = getattr(module, "contract", None), sinks_of(module, options)
     window = cache.sliding_windows[module.layer_idx]  # 1 where a layer has none
     kind = "full_attention" if window == 1 else "sliding_attention"
     ends = options["cu_seq_lens_k"]
@@ -69,8 +70,22 @@ def attend_paged(
             limits: dict[str, Any] = {"causal": True}
             if last is not None:
                 k, v, limits = _windowed(k, v, j - i, last[j - 1] + 1, window)
-            y[:, :, i:j] = attention(q, k, v, scale=scaling, contract=getattr(module, "contract", None), **limits)
+            y[:, :, i:j] = attention(q, k, v, scale=scaling, contract=contract, sinks=sinks, **limits)
     return y.transpose(1, 2).contiguous(), None
+
+
+def sinks_of(module: Any, options: dict[str, Any]) -> Tensor | None:
+    """The sinks that an attention module hands over, which have to be its own.
+
+    Raises
+    ------
+    OptionError
+        Others, of which `convert` has seen nothing.
+    """
+    sinks: Tensor | None = options.get("s_aux")
+    if sinks is not None and sinks is not getattr(module, "sinks", None):
+        raise OptionError("s_aux of attention", limit="the module's sinks", value="others", nearest="eager attention")
+    return sinks
 
 
 def _windowed(key: Tensor, value: Tensor, queries: int, length: int, window: int) -> tuple[Tensor, Tensor, Any]:

@@ -11,7 +11,7 @@ import isogemm.torch as iso
 from isogemm.audit.transformer.serving import served
 from isogemm.errors import OptionError
 
-# Every relation of `isogemm.torch.verify` holds after convert(strict=True), and, but for OWN_SOFTMAX, inside invariant().
+# Every relation of `isogemm.torch.verify` holds after convert(strict=True), and inside invariant() but for OWN_SOFTMAX.
 HELD = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Phi", "Phi3", "GPT2", "GPTBigCode", "GPTNeoX", "StableLm", "Olmo", "Olmo2",
     "Olmo3", "Gemma", "Gemma3", "Granite", "GraniteMoe", "Starcoder2", "SmolLM3", "Glm4", "Ernie4_5", "Qwen2Moe",

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from tests.models.small import same
 from tests.models.sweep import build
 
 import isogemm.torch as iso
+from isogemm.audit.transformer.serving import served
 from isogemm.errors import OptionError
 
-# Every relation of `isogemm.torch.verify` holds after convert(strict=True), and inside invariant().
+# Every relation of `isogemm.torch.verify` holds after convert(strict=True), and inside invariant() but for OWN_SOFTMAX.
 HELD = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Phi", "Phi3", "GPT2", "GPTBigCode", "GPTNeoX", "StableLm", "Olmo", "Olmo2",
     "Olmo3", "Gemma", "Gemma3", "Granite", "GraniteMoe", "Starcoder2", "SmolLM3", "Glm4", "Ernie4_5", "Qwen2Moe",
-    "Qwen3Moe", "Mixtral", "DeepseekV3",
+    "Qwen3Moe", "Mixtral", "DeepseekV3", "GptOss",
 )  # fmt: skip
+
+# Inside invariant() attention with sinks is the model's own softmax, whose lanes move with the number of keys.
+OWN_SOFTMAX = ("GptOss",)
 
 # What convert(strict=True) says of the others.
 REFUSED = {
@@ -24,13 +30,15 @@ REFUSED = {
     "GPTJ": "does not use transformers' attention functions",
     "GPTNeo": "does not use transformers' attention functions",
     "Gemma2": "capped logits",
-    "GptOss": "sinks",
     "Llama4": "Llama4Router",
     "Mamba": "MambaMixer",
     "Nemotron": "NemotronLayerNorm1P",
     "OPT": "OPTLearnedPositionalEmbedding",
     "Qwen3Next": "Qwen3NextGatedDeltaNet",
 }
+
+# Families of these that transformers' continuous batching cannot run, whatever computes attention.
+NOT_BATCHED = ("DeepseekV3", "GPTBigCode", "StableLm")
 
 
 def family(name: str, dtype: torch.dtype):
@@ -58,3 +66,23 @@ def judged(name: str, mode: str, dtype: torch.dtype) -> str:
         with iso.invariant():
             found = iso.verify(model)
     return "held" if found else f"changed: {', '.join(found.broken)}"
+
+
+def loaded(name: str, dtype: torch.dtype) -> str:
+    """What continuous batching made of one prompt alone and among others: ``held``, ``changed``, or an error."""
+    model = family(name, dtype).eval()
+    iso.convert(model, strict=True)
+    ids = np.random.default_rng(0).integers(1, model.config.get_text_config().vocab_size - 1, (5, 27))
+    with torch.no_grad():
+        try:
+            alone, among = _logits(model, ids[:1]), _logits(model, ids)
+        except OptionError as error:
+            return f"not batched: {error.value}"
+        once = model(torch.tensor(ids[:1]), use_cache=False).logits[0]
+    return "held" if same(alone[:27], once) and same(alone, among) else "changed"
+
+
+def _logits(model, ids):
+    parts = served(model, ids)
+    order = np.argsort(np.concatenate([positions for positions, _ in parts]))
+    return torch.cat([rows for _, rows in parts])[torch.as_tensor(order)]

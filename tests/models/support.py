@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from pathlib import Path
 
 import torch
 import transformers
-from tests.models.families import HELD, REFUSED, judged
+from tests.models.families import HELD, REFUSED, judged, loaded
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -20,7 +21,9 @@ without gradients, with transformers {version}; `tests/models/test_families.py` 
 `isogemm.torch.verify` saw after `isogemm.torch.convert(model, strict=True)`, and of the plain model inside
 `isogemm.torch.invariant()`: *held* (a prompt alone, again, in a batch, at another index, padded on the left and on
 the right, in chunks and token by token has the same bits in every logit), *refused* by name, or the relations in
-which bits *changed*. CUDA, compiled and captured code, training, LoRA, FSDP and quantized weights are not tried for
+which bits *changed*. *Under load* is a request of transformers' continuous batching in float32, alone and among
+others, against the prompt at once; *not batched* is what transformers cannot run so itself. CUDA, compiled and
+captured code, training, LoRA, FSDP and quantized weights are not tried for
 each family. Sliding windows have six keys, and their caches drop the others.
 
 """
@@ -40,10 +43,11 @@ def page() -> str:
     rows, reasons = [], []
     for name in sorted((*HELD, *REFUSED), key=str.lower):
         cells = [cell(name, *column) for column in COLUMNS]
+        cells.append(loaded(name, torch.float32).partition(":")[0] if name in HELD else "refused")
         rows.append(f"| {name} | " + " | ".join(x.partition(":")[0] if x[:7] == "refused" else x for x in cells) + " |")
         if cells[0].startswith("refused"):
             reasons.append(f"- **{name}**: {cells[0].removeprefix('refused: ')}")
-    titles = ["family", *(" ".join(column) for column in COLUMNS)]
+    titles = ["family", *(" ".join(column) for column in COLUMNS), "under load"]
     table = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *rows]
     told = [
         "",
@@ -57,6 +61,7 @@ def main() -> int:
     """Write the page."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
+    logging.disable(logging.ERROR)  # of requests that cannot be batched
     torch.set_num_threads(1)
     PAGE.write_text(page())
     return 0

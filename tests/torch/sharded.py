@@ -19,6 +19,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import isogemm
 import isogemm.torch as igt
+from isogemm.errors import OptionError
 
 WORLD = 2
 IDS = torch.tensor([[1, 2, 3], [4, 5, 8]])
@@ -59,6 +60,15 @@ def train(made, scope):
     return losses
 
 
+def refused(made):
+    """Whether float32 buffers of shards are: layers would see other parameters, gathered for a call."""
+    try:
+        igt.use_main_grad(made)
+    except OptionError as error:
+        return "DTensor" in str(error) and not any(hasattr(p, "main_grad") for p in made.parameters())
+    return False
+
+
 def check(rank, file):
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=WORLD)
     for convert, scope in ((True, contextlib.nullcontext), (False, igt.invariant)):
@@ -67,6 +77,7 @@ def check(rank, file):
             found = train(shard(model(convert)), scope)
             line = f"{shard.__name__}, {'converted' if convert else 'in a scope'}, rank {rank}: {found == want}\n"
             os.write(1, line.encode())  # at once, or lines of two processes would mix
+    os.write(1, f"use_main_grad, rank {rank}: {refused(fsdp2(model(True)))}\n".encode())
     dist.destroy_process_group()
 
 

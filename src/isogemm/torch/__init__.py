@@ -5,6 +5,8 @@ Needs torch (``pip install 'isogemm[torch]'``), which ``import isogemm`` alone n
 
 from __future__ import annotations
 
+from typing import Any as _Any
+
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
@@ -14,7 +16,7 @@ except ModuleNotFoundError as error:
 
 from . import functional, ops, reductions
 from .attention.calls import attention, scaled_dot_product_attention
-from .functional import addmm, baddbmm, bmm, grouped, linear, mm
+from .functional import addmm, baddbmm, bmm, grouped, grouped_linear, linear, mm
 from .gemm.main_grad import collect_main_grad, main_grads, use_main_grad
 from .model.convert import convert
 from .model.layers import Embedding, LayerNorm, Linear, RMSNorm, SiLU
@@ -49,6 +51,7 @@ __all__ = [
     "enabled",
     "functional",
     "grouped",
+    "grouped_linear",
     "invariant",
     "linear",
     "main_grads",
@@ -62,6 +65,23 @@ __all__ = [
 ]
 
 
+# Not in __all__: a star import would load transformers.
+_LATE = {"TrainerCallback": ".training"}
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'isogemm.torch' has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        found = getattr(import_module(_LATE[name], __name__), name)
+    except ModuleNotFoundError as error:  # for hasattr, help and inspect, which take an AttributeError alone
+        raise AttributeError(f"isogemm.torch.{name} cannot be imported: {error}") from error
+    globals()[name] = found
+    return found
+
+
 def __dir__() -> list[str]:
     """What is public; the folders that it is made of are not."""
-    return sorted(__all__)
+    return sorted((*__all__, *_LATE))

@@ -18,11 +18,12 @@ from ..errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeErr
 from ..quant.matrix import QuantizedMatrix
 from . import operator
 from .arguments import autocast, check_tensor, options
+from .gemm.grouped_linear import call_grouped_linear
 from .gemm.products import call_grouped, call_linear, call_product
 from .operator import Tensor
 from .quant import ops as quantized
 
-__all__ = ["addmm", "baddbmm", "bmm", "grouped", "linear", "mm"]
+__all__ = ["addmm", "baddbmm", "bmm", "grouped", "grouped_linear", "linear", "mm"]
 
 
 def mm(
@@ -200,6 +201,72 @@ def grouped(
         return []
     both = autocast(*a, *b)
     return call_grouped(list(both[: len(a)]), list(both[len(a) :]), *options(contract, grad_order, out_dtype))
+
+
+def grouped_linear(
+    x: Tensor,
+    w: Tensor,
+    counts: Tensor | Sequence[int],
+    bias: Tensor | None = None,
+    *,
+    contract: ContractLike | None = None,
+    grad_order: str = "leaf4096",
+    out_dtype: Any = None,
+) -> Tensor:
+    """x[i:j] @ w[g].T + bias[g] for groups of rows: the experts of a mixture, as one tensor.
+
+    Parameters
+    ----------
+    x : tensor [m, k]
+        The rows of group 0, then those of group 1, and so on. float32, bfloat16 or float16, any strides.
+    w : tensor [groups, n, k]
+    counts : integer tensor [groups], or a sequence of int
+        How many rows each group has, 0 or more; on any device. Those on a GPU are waited for, once in a call.
+    bias : tensor [groups, n], optional
+    contract, grad_order, out_dtype
+        As in `linear`.
+
+    Returns
+    -------
+    tensor [m, n]
+        Rows behind the last group are zero: `x` may be longer than what `counts` adds up to, so that it can have one
+        shape in all calls. Neither they nor their gradients are read.
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, LimitError, ContractError, DeviceError
+        As `linear`; counts below 0, or of more rows than there are; counts on a GPU while a graph is captured.
+
+    Determinism
+    -----------
+    Results and all gradients have the bits that `linear` gives each group alone, so a row and its dx depend on that row
+    and its group's weight, whatever the other rows are.
+    """
+    _check_dims("grouped_linear", 2, x=x)
+    _check_dims("grouped_linear", 3, w=w)
+    if bias is not None:
+        _check_dims("grouped_linear", 2, bias=bias)
+    if w.shape[2] != x.shape[1]:
+        raise ShapeError("columns of x in grouped_linear", limit=w.shape[2], value=x.shape[1], nearest=w.shape[2])
+    if bias is not None and bias.shape != w.shape[:2]:
+        limit = list(w.shape[:2])
+        raise ShapeError("shape of bias in grouped_linear", limit=limit, value=list(bias.shape), nearest=limit)
+    counts = _counts(counts, len(w))
+    x, w = autocast(x, w)
+    found: Tensor = call_grouped_linear(x, w, bias, counts, *options(contract, grad_order, out_dtype), None, None)
+    return found
+
+
+def _counts(counts: Any, groups: int) -> Tensor:
+    """Lengths of groups as a tensor."""
+    if not isinstance(counts, torch.Tensor):
+        arguments.of_type("counts", counts, (list, tuple), "integers, one for each group", "counts.tolist()")
+        counts = torch.tensor([arguments.whole("counts", n) for n in counts], dtype=torch.int64)
+    if counts.dtype not in (torch.int32, torch.int64):
+        raise DTypeError("counts", limit="int32 or int64", value=counts.dtype, nearest="counts.to(torch.int64)")
+    if tuple(counts.shape) != (groups,):
+        raise ShapeError("shape of counts", limit=[groups], value=list(counts.shape), nearest=[groups])
+    return counts
 
 
 def _product(

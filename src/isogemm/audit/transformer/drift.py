@@ -165,6 +165,8 @@ class Evaluation:
             raise NotApplicable("needs a model on a CUDA device")
         if relation.name == "compiled" and self.subject.mode == "invariant":
             raise NotApplicable("compiled functions run eagerly inside isogemm.torch.invariant()")
+        if relation.name == "load" and self.subject.mode == "invariant":
+            raise NotApplicable("a thread of transformers computes requests, and a scope belongs to its own thread")
         if relation.gradients:
             return self._gradients(relation, case)
         runs = relation.runs(self.prompts, self.scope, case.params)
@@ -216,7 +218,7 @@ class Evaluation:
     def _location(self, runs: tuple[ModelRun, ModelRun]) -> tuple[str, Difference | None, Difference | None, str]:
         """The module, its difference, that of the operator in it, and a note; a failed search is only a note."""
         if any(run.how for run in runs):
-            return "", None, None, "modules of a compiled or captured run cannot be watched"
+            return "", None, None, "modules of a compiled, captured or served run cannot be watched"
         try:
             traces = self._traces(runs, None)
             module = first_difference(*traces)

@@ -74,7 +74,8 @@ def model(
         Modes that `Report.ok` asks for; by default those that are not ``plain``, or all. What a mode does not promise
         (`not_promised`) is reported and does not count.
     relations : sequence of str, optional
-        Names; all by default, but ``compiled`` and ``captured``: these take their time, and the latter a GPU.
+        Names; all by default, but ``compiled``, ``captured`` and ``load``: the first two take their time, ``captured``
+        takes a GPU, and ``load`` continuous batching, which transformers does not have for every model.
     batches, chunks, micro_batches : sequence of int
         What the cases range over.
     tokens : int

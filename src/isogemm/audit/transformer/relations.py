@@ -143,6 +143,12 @@ def _captured(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[Mode
     return eager, run.by("captured")
 
 
+def _load(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
+    requests = int(params["requests"])
+    served = prompts.batch(range(requests)).by("served")
+    return (_alone(prompts) if requests == 1 else _alone(prompts).by("served")), served
+
+
 def _micro(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRun, ModelRun]:
     total = max(scope.micro_batches)
     return prompts.micro_batches(total, total), prompts.micro_batches(int(params["size"]), total)
@@ -188,6 +194,14 @@ def _all() -> Iterator[ModelRelation]:
         _captured,
         decoder=True,
         cuda=True,
+        asked=True,
+    )
+    yield ModelRelation(
+        "load",
+        "the prompt at once, and as a request of continuous batching: alone, and among others that come and go",
+        lambda s: [{"requests": n} for n in (1, *sorted(s.batches))],
+        _load,
+        decoder=True,
         asked=True,
     )
     yield ModelRelation(

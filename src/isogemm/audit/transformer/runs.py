@@ -56,9 +56,9 @@ class ModelRun:
     steps : tuple of Step
     cache : {"", "dynamic", "static"}
         What carries keys and values from step to step.
-    how : {"", "compiled", "captured"}
-        Eager; by torch.compile; steps behind the first by replaying a CUDA graph. With a cache, the first step is
-        eager in any case.
+    how : {"", "compiled", "captured", "served"}
+        Eager; by torch.compile; steps behind the first by replaying a CUDA graph; the rows of the one step as requests
+        of continuous batching. With a cache, the first step is eager in any case.
     """
 
     text: str

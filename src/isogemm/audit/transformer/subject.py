@@ -16,6 +16,7 @@ from ...torch import reductions
 from ..data import Array
 from ..providers import Absent
 from .runs import ModelRun, Prompts, Step
+from .serving import served
 from .trace import Trace
 
 __all__ = ["MODES", "Rows", "Subject"]
@@ -95,6 +96,8 @@ class Subject:
         with self.scope(), torch.no_grad(), _recording(trace):
             if run.how == "captured":
                 return _sorted(self._captured(run))
+            if run.how == "served":
+                return _sorted(served(self.model, run.steps[0].ids))
             return _sorted([self._call(step, cache, run, trace)[1] for step, cache in self._steps(run)])
 
     def gradients(self, run: ModelRun, prompts: Prompts, trace: Trace | None = None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..arguments import autocast, contract_text
 from ..device import DTYPES
 from ..operator import Tensor
 from .ops import attend
+from .sinks import attend_with_sinks
 
 __all__ = ["attention", "scaled_dot_product_attention"]
 
@@ -34,6 +35,7 @@ def attention(
     scale: float | None = None,
     contract: ContractLike | None = None,
     out_dtype: Any = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q @ k.T + mask) @ v, for each head.
 
@@ -59,6 +61,8 @@ def attention(
         A chain, whose arithmetic is that of both products. By default as in `isogemm.matmul`.
     out_dtype : torch.dtype, optional
         By default that of `q`.
+    sinks : tensor [hq], optional
+        One more term of each head's softmax, which has no value: ``exp(sinks)`` is added to the sum of the keys'.
 
     Returns
     -------
@@ -77,12 +81,13 @@ def attention(
     Values of hidden keys between `start` and `stop` have to be finite. The gradients' orders are in docs/attention.md.
     """
     causal = arguments.flag("causal", causal)
-    return _checked(q, k, v, mask, causal, offset, start, stop, False, scale, contract, out_dtype)
+    return _checked(q, k, v, mask, causal, offset, start, stop, False, scale, contract, out_dtype, sinks)
 
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, offset: int | None, start: Any, stop: Any,
     ranged: bool, scale: float | None, contract: ContractLike | None, out_dtype: Any = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`attention`; `ranged` is whether every query has the range of keys that its mask shows it."""
     _check_operands(q, k, v)
@@ -102,7 +107,14 @@ def _checked(
         mask = mask.masked_fill(mask <= torch.finfo(torch.float16).min, -math.inf)
     bounds = _bound("start", start, q), _bound("stop", stop, q)
     shown = _expanded(mask, (b, hq, tq, tk), q)
-    return attend(q, k, v, shown, offset, *bounds, ranged, scale, contract_text(contract), out_dtype)
+    options = (shown, offset, *bounds, ranged, scale, contract_text(contract))
+    if sinks is None:
+        return attend(q, k, v, *options, out_dtype)
+    if not isinstance(sinks, torch.Tensor) or sinks.dtype not in DTYPES or sinks.device != q.device:
+        raise DTypeError("sinks", limit="floats beside q", value=getattr(sinks, "dtype", sinks), nearest="sinks.to(q)")
+    if tuple(sinks.shape) != (hq,):
+        raise ShapeError("shape of sinks", limit="[heads of q]", value=list(sinks.shape), nearest=[hq])
+    return attend_with_sinks(q, k, v, sinks, *options, out_dtype=out_dtype)
 
 
 def scaled_dot_product_attention(

@@ -23,7 +23,7 @@ from ..operator import Operator, Tensor, define, define_forward, needs_gradient,
 from ..routing.elementwise import subnormals_kept
 from .gradients import Forward, gradients
 
-__all__ = ["attend", "chosen", "forward"]
+__all__ = ["attend", "chosen", "differentiate", "forward"]
 
 
 def chosen(contract: str, q: Tensor, k: Tensor) -> Contract:
@@ -236,3 +236,9 @@ def attend(*arguments: Any) -> Tensor:
     if watched(q, k, v) == "direct" and not needs_gradient(q, k, v):
         return forward(*arguments)[0]
     return _attention(*arguments)[0]
+
+
+def differentiate(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) for dy, the arguments of `forward` up to the contract, y, m and l as one tensor, and needs."""
+    found: tuple[Tensor, Tensor, Tensor] = _gradient(*arguments)
+    return found

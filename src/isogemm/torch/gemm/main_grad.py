@@ -41,7 +41,8 @@ def use_main_grad(module: Any) -> list[str]:
     ------
     OptionError
         There is no layer of isogemm's in the model, or it is inside of DistributedDataParallel, which averages
-        ``.grad`` and would not see the buffers; a model that is wrapped later raises in its forward pass.
+        ``.grad`` and would not see the buffers; a model that is wrapped later raises in its forward pass. Or its
+        parameters are sharded (FSDP2): layers see others then, gathered for a call, which have no buffers.
 
     Notes
     -----
@@ -58,9 +59,16 @@ def use_main_grad(module: Any) -> list[str]:
     for child in module.modules() if isinstance(module, torch.nn.Module) else ():
         if isinstance(child, torch.nn.parallel.DistributedDataParallel):
             refuse_ddp()
+    uses_of = _uses(module)
+    for name, parameter, _ in uses_of:
+        if hasattr(parameter, "device_mesh"):  # a DTensor
+            raise OptionError(
+                f"main_grad of {name}", limit="parameters that one process holds", value=type(parameter.data).__name__,
+                nearest="no use_main_grad: micro-batches add up in .grad; or isogemm.torch.distributed.GradientTree",
+            )  # fmt: skip
     if not _watching:  # steps that trainers make read ``.grad`` alone
         _watching.append(optimizers.register_optimizer_step_pre_hook(_check_step))
-    for name, parameter, uses in _uses(module):
+    for name, parameter, uses in uses_of:
         for layer, key, first in uses:
             if first:
                 parameter.main_grad = layer.zeros(key)
@@ -137,8 +145,8 @@ def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
                 raise OptionError(
                     f"step of {type(optimizer).__name__}", limit="gradients in .grad",
                     value="a parameter whose gradient is in its float32 buffer alone, which use_main_grad gave it",
-                    nearest="isogemm.torch.collect_main_grad(model) before the step; with a trainer that has no place "
-                    "for it (transformers.Trainer), no use_main_grad",
+                    nearest="isogemm.torch.collect_main_grad(model) before the step; with transformers.Trainer "
+                    "isogemm.torch.TrainerCallback, and no use_main_grad of your own",
                 )  # fmt: skip
 
 

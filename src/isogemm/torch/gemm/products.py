@@ -45,6 +45,7 @@ __all__ = [
     "call_grouped",
     "call_linear",
     "call_product",
+    "fit",
     "grouped",
     "grouped_op",
     "linear",
@@ -53,9 +54,12 @@ __all__ = [
     "mm_op",
     "product",
     "product_forward_op",
+    "refuse_recorded",
+    "remember_orders",
     "resolved",
     "walk",
     "walk_op",
+    "wider",
     "with_order",
 ]
 
@@ -115,9 +119,7 @@ def grouped(a: list[Tensor], b: list[Tensor], contract: str, out_dtype: Any) -> 
     """a[i] @ b[i], outside the gradient's graph; memory of their own, as an operator's results must have."""
     with torch.no_grad():
         # Allocated one by one: an operator may not return views of one allocation.
-        outs = [
-            x.new_empty(x.shape[0], y.shape[-1], dtype=out_dtype or _wider(x, y)) for x, y in zip(a, b, strict=True)
-        ]
+        outs = [x.new_empty(x.shape[0], y.shape[-1], dtype=out_dtype or wider(x, y)) for x, y in zip(a, b, strict=True)]
         return list(api.gemm_grouped(a, b, out=outs, contract=contract or None, out_dtype=out_dtype))
 
 
@@ -128,12 +130,12 @@ def walk(a: Tensor, b: Tensor, out: Tensor, contract: str) -> None:
         torch.autograd.graph.increment_version(out)  # kernels write behind torch's back
 
 
-def _wider(a: Tensor, b: Tensor) -> Any:
+def wider(a: Tensor, b: Tensor) -> Any:
     """The result's dtype where none is asked for."""
     return b.dtype if b.dtype is torch.float32 else a.dtype
 
 
-def _fit(x: Tensor, other: Tensor, contract: Contract) -> Tensor:
+def fit(x: Tensor, other: Tensor, contract: Contract) -> Tensor:
     """`x` in a dtype that the contract multiplies with `other`: itself, float32 (exact), or rounded to that of `other`.
 
     Only a gradient of another dtype than the operands', which `out_dtype` makes, is ever changed.
@@ -155,9 +157,9 @@ def _factors_back(ctx: Any, dy: Tensor, needs: tuple[bool, bool]) -> Any:
     (a, b), contract, order = ctx.saved_tensors, ctx.contract, ctx.grad_order
     da = db = None
     if needs[0]:
-        da = call_product(None, _fit(dy, b, contract), b.mT, ctx.alpha, 0.0, ctx.chain, order, a.dtype)
+        da = call_product(None, fit(dy, b, contract), b.mT, ctx.alpha, 0.0, ctx.chain, order, a.dtype)
     if needs[1]:
-        db = call_product(None, a.mT, _fit(dy, a, contract), ctx.alpha, 0.0, ctx.rows, order, b.dtype)
+        db = call_product(None, a.mT, fit(dy, a, contract), ctx.alpha, 0.0, ctx.rows, order, b.dtype)
     return da, db
 
 
@@ -201,6 +203,11 @@ def _scaled(dy: Tensor, scale: float) -> Tensor:
 
 def _remember(ctx: Any, a: Tensor, b: Tensor, contract: str, grad_order: str) -> None:
     ctx.save_for_backward(a, b)
+    remember_orders(ctx, a, b, contract, grad_order)
+
+
+def remember_orders(ctx: Any, a: Tensor, b: Tensor, contract: str, grad_order: str) -> None:
+    """The forward product's contract, and those of its gradients: `ctx.chain` of dA, `ctx.rows` of dB."""
     ctx.grad_order = grad_order
     key = (contract, grad_order, a.dtype, b.dtype, a.device)
     found = _orders.get(key)
@@ -236,8 +243,8 @@ def _linear_back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     dx = dw = db = None
     rows, flat = dy.reshape(-1, w.shape[0]), x.reshape(-1, w.shape[1])
     if ctx.needs_input_grad[0]:
-        dx = call_product(None, _fit(rows, w, contract), w, 1.0, 0.0, ctx.chain, order, x.dtype).reshape(x.shape)
-    rows = _fit(rows, flat, contract)
+        dx = call_product(None, fit(rows, w, contract), w, 1.0, 0.0, ctx.chain, order, x.dtype).reshape(x.shape)
+    rows = fit(rows, flat, contract)
     if ctx.needs_input_grad[1]:
         if ctx.main_grad is None:
             dw = call_product(None, rows.mT, flat, 1.0, 0.0, ctx.rows, order, w.dtype)
@@ -259,12 +266,17 @@ def accumulate(a: Tensor, b: Tensor, out: Tensor, contract: str) -> None:
     OptionError
         The pass is recorded itself.
     """
+    refuse_recorded()
+    (walk if operator.watched(a, b, out) == "direct" else walk_op)(a, b, out, contract)
+
+
+def refuse_recorded() -> None:
+    """Raise where a backward pass that writes to buffers is recorded itself."""
     if torch.is_grad_enabled():
         raise OptionError(
             "main_grad with create_graph=True", limit="one derivative: a buffer is not part of a graph",
             value="a second one", nearest="main_grad=None",
         )  # fmt: skip
-    (walk if operator.watched(a, b, out) == "direct" else walk_op)(a, b, out, contract)
 
 
 def _setup_grouped(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -279,7 +291,7 @@ def _setup_grouped(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _grouped_grads(ctx: Any, dys: Any) -> tuple[list[Any], list[Any]]:
     contract, order = ctx.contract, ctx.grad_order
     a, b = _halves(ctx.saved_tensors)
-    dys = [_fit(dy, x, contract) for dy, x in zip(dys, a, strict=True)]
+    dys = [fit(dy, x, contract) for dy, x in zip(dys, a, strict=True)]
     da: list[Any] = [None] * len(a)
     db: list[Any] = [None] * len(a)
     if ctx.needs[0]:
@@ -352,7 +364,7 @@ def _fake_product(
     refuse_meta(a, b, c)
     with_order(resolved(contract, a, b), order)  # an unknown contract or order is an error while tracing
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"inner dimensions differ: {tuple(a.shape)} and {tuple(b.shape)}")
-    return a.new_empty(*a.shape[:-1], b.shape[-1], dtype=out_dtype or _wider(a, b))
+    return a.new_empty(*a.shape[:-1], b.shape[-1], dtype=out_dtype or wider(a, b))
 
 
 def _fake_linear(

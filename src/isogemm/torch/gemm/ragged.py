@@ -22,7 +22,7 @@ from ...api import products as api
 from ...contract.spec import Contract
 from ...errors import DeviceError, OptionError, ShapeError
 
-__all__ = ["grouped_mm", "spans"]
+__all__ = ["grouped_mm", "on_host", "spans"]
 
 Tensor = Any  # torch is untyped to mypy
 
@@ -80,12 +80,7 @@ def spans(offs: Tensor, length: int) -> list[tuple[int, int]]:
     ShapeError
         Offsets that fall, or end behind what they divide.
     """
-    if offs.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise DeviceError(
-            "grouped_mm in graph capture", limit="lengths of groups that the host knows", value="offsets on the device",
-            nearest="eager code, or torch.bmm of weights that were gathered by row",
-        )  # fmt: skip
-    ends = offs.tolist()
+    ends = on_host(offs)
     starts = [0, *ends[:-1]]
     if any(i > j for i, j in zip(starts, ends, strict=True)) or (ends and ends[-1] > length):
         nearest = [min(max(ends[: g + 1]), length) for g in range(len(ends))]
@@ -96,6 +91,23 @@ def spans(offs: Tensor, length: int) -> list[tuple[int, int]]:
             nearest=[max(x, 0) for x in nearest],
         )
     return list(zip(starts, ends, strict=True))
+
+
+def on_host(lengths: Tensor) -> list[int]:
+    """Offsets or counts as numbers.
+
+    Raises
+    ------
+    DeviceError
+        A stream is captured, in which nothing can be waited for.
+    """
+    if lengths.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise DeviceError(
+            "groups of rows in graph capture", limit="lengths that the host knows", value="a tensor on the device",
+            nearest="eager code, or torch.bmm of weights that were gathered by row",
+        )  # fmt: skip
+    found: list[int] = lengths.tolist()
+    return found
 
 
 def _check(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None) -> None:

@@ -2,8 +2,8 @@
 
 A formula of ours in the place of another library's would have to be that library's in every version and mode. Here the
 module's own forward method runs, and the functions that it calls, above autograd, are isogemm's with isogemm's
-gradients: products, softmax, sums along rows, sigmoid and silu. Which modules that is enough for is seen in a run of
-their code, in which every operator has to be known not to look at the batch.
+gradients: products, softmax, sums along rows, sigmoid and silu. Of equal numbers topk takes the first. Which modules
+that is enough for is seen in a run of their code, in which every operator has to be known not to look at the batch.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ class own(TorchFunctionMode):  # type: ignore[misc]
             x = x.clone()  # torch's sum remembers no operand, which may be divided by its result in place
         return reductions.sum(x, keepdim=keepdim, out_dtype=dtype)
 
+    def topk(self, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        """The first of equals first, which torch leaves to its kernels."""
+        values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
+        return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
+
     def sigmoid(self, x: Tensor) -> Tensor:
         return reductions.sigmoid(x)
 
@@ -82,6 +87,7 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.sum, torch.Tensor.sum), own.sum),
     **dict.fromkeys((_F.sigmoid, torch.sigmoid, torch.Tensor.sigmoid), own.sigmoid),
     _F.silu: own.silu,
+    **dict.fromkeys((torch.topk, torch.Tensor.topk), own.topk),
 }
 
 

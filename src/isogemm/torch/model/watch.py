@@ -60,7 +60,8 @@ class Watch:
         self.attending = [module for module in named.values() if self._attention(module) == self.attention]
 
     def _attention(self, module: Any) -> Any:
-        return getattr(module.config, "_attn_implementation", None)
+        name = getattr(module.config, "_attn_implementation", None)
+        return name.removeprefix("paged|") if isinstance(name, str) else name  # while requests are batched
 
     def check(self) -> None:
         """Raise unless the model is as it was, or has only more around what is converted."""

@@ -16,7 +16,7 @@ from ...ops import Tensor
 from ..layers import Converted
 from ..own_code import OwnBlock, OwnCode, own, unsafe
 from ..recognition import PLAIN, Match, agrees, mixed, random, stand_in, touched
-from .mixture import Sorting, combined, multiplied, sent, sorting
+from .mixture import Sorting, combined, in_order, multiplied, sent, sorting
 
 __all__ = ["Experts", "mixtures"]
 
@@ -26,7 +26,8 @@ _FLAGS = {"has_gate", "has_bias", "is_transposed", "is_concatenated", "num_exper
 class Experts(Converted):
     """The experts of a mixture: mixed into transformers' class.
 
-    The gradients of the weights are chains over an expert's rows, in the order of the tokens.
+    A token's sum is a chain in the order of the experts. The gradients of the weights are chains over an expert's
+    rows, in the order of the tokens.
     """
 
     part: ClassVar[str] = "experts"
@@ -38,6 +39,7 @@ class Experts(Converted):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """The sum over a token's experts of their results by their weights."""
+        top_k_index, top_k_weights = in_order(top_k_index, top_k_weights)
         by = sorting(top_k_index, self.num_experts)
         x = self._times("gate_up_proj" if self.has_gate else "up_proj", sent(hidden_states, by), by)
         known: Any = self

@@ -2,8 +2,8 @@
 
 Rows are in the order of their experts, and of the tokens within one. Everything that adds has a pinned order: a product
 is that of its row alone with its expert; a token's sum over its experts, forward and backward, is a chain in the order
-of its choices, in float32; the gradient of an expert's weight is a chain over its rows in ascending order, from +0 or
-from a float32 buffer, so that micro-batches continue it wherever they cut.
+of the experts, in float32, however a router sorts its choices; the gradient of an expert's weight is a chain over its
+rows in ascending order, from +0 or from a float32 buffer, so that micro-batches continue it wherever they cut.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from ... import ops, reductions
-from ...gemm.products import accumulate
-from ...gemm.ragged import grouped_mm, spans
-from ...ops import Tensor, resolved, with_order
+from ... import reductions
+from ...gemm.grouped_linear import call_grouped_linear, call_outer, continued
+from ...operator import Operator, Tensor, define, refuse_vmap
 
-__all__ = ["Sorting", "combined", "multiplied", "sent", "sorting"]
+__all__ = ["Sorting", "combined", "in_order", "multiplied", "sent", "sorting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,8 @@ class Sorting:
         The row of each choice.
     experts : tensor [tokens * choices]
         The expert of each row; one that there is not stands behind all others.
-    ends : int32 tensor [experts]
-        Where each expert's rows end.
+    counts : tensor [experts]
+        How many rows each expert has.
     """
 
     tokens: int
@@ -42,7 +41,13 @@ class Sorting:
     order: Tensor
     inverse: Tensor
     experts: Tensor
-    ends: Tensor
+    counts: Tensor
+
+
+def in_order(index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The choices [tokens, choices] of each token and their weights, in the order of the experts."""
+    index, order = torch.sort(index, dim=1, stable=True)
+    return index, weights.gather(1, order)
 
 
 def sorting(index: Tensor, experts: int) -> Sorting:
@@ -50,17 +55,18 @@ def sorting(index: Tensor, experts: int) -> Sorting:
     tokens, choices = index.shape
     found, order = torch.sort(index.reshape(-1), stable=True)
     numbers = torch.arange(experts, device=index.device, dtype=found.dtype)
-    ends = torch.searchsorted(found, numbers, right=True, out_int32=True)
+    counts = torch.searchsorted(found, numbers, right=True) - torch.searchsorted(found, numbers)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=index.device)
-    return Sorting(tokens, choices, order, inverse, found, ends)
+    return Sorting(tokens, choices, order, inverse, found, counts)
 
 
 def sent(x: Tensor, by: Sorting) -> Tensor:
     """The rows of tokens [tokens, n], each as often as it has experts, in the order of the experts."""
     if not torch.is_grad_enabled():
         return x.index_select(0, by.order // by.choices)
-    return _Sent.apply(x, by.order, by.inverse, by.choices)
+    found: Tensor = _call_sent(x, by.order, by.inverse, by.choices)
+    return found
 
 
 def multiplied(
@@ -70,24 +76,23 @@ def multiplied(
 
     `buffers` are those of weight and bias, which then take their gradients.
     """
-    records = torch.is_grad_enabled()
-    if records:
-        product = _Multiplied.apply(x, weight, by.ends, contract, transposed, buffers[0])
-    else:
-        product = _product(x, weight if transposed else weight.mT, by.ends, contract)
-    if bias is None:
-        return product
-    experts = by.experts.clamp(max=len(bias) - 1)
-    if records:
-        return _Biased.apply(product, bias, experts, by.ends, buffers[1])
-    return product + bias.index_select(0, experts)
+    if transposed:
+        weight, buffers = weight.mT, (None if buffers[0] is None else buffers[0].mT, buffers[1])
+    product: Tensor = call_grouped_linear(x, weight, None, by.counts, contract, "chain", None, buffers[0], None)
+    if bias is not None:
+        experts = by.experts.clamp(max=len(bias) - 1)
+        if not torch.is_grad_enabled():
+            return product + bias.index_select(0, experts)
+        product = _call_biased(product, bias, experts, by.counts, buffers[1])
+    return product
 
 
 def combined(y: Tensor, weights: Tensor, by: Sorting) -> Tensor:
     """The sum over a token's experts of ``y * weight``, each product rounded, in the dtype that torch promotes to."""
     if not torch.is_grad_enabled():
-        return _chain(y.index_select(0, by.inverse).view(*weights.shape, y.shape[1]) * weights.unsqueeze(-1))
-    return _Combined.apply(y, weights, by.order, by.inverse)
+        return _weighted(y, weights, by.order, by.inverse)
+    found: Tensor = _call_combined(y, weights, by.order, by.inverse)
+    return found
 
 
 def _chain(slots: Tensor) -> Tensor:
@@ -98,118 +103,86 @@ def _chain(slots: Tensor) -> Tensor:
     return total.to(slots.dtype)
 
 
-class _Sent(ops.Reverse):
-    """Rows copied."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, choices: int) -> Tensor:
-        ctx.save_for_backward(inverse)
-        ctx.choices = choices
-        return x.index_select(0, order // choices)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        (inverse,) = ctx.saved_tensors
-        return _chain(dy.index_select(0, inverse).view(-1, ctx.choices, dy.shape[1])), None, None, None
+# Rows copied.
 
 
-class _Multiplied(ops.Reverse):
-    """The experts' products."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, ends: Tensor, contract: str, transposed: bool, buffer: Tensor | None
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, ends)
-        ctx.transposed, ctx.buffer, ctx.contract = transposed, buffer, contract
-        return _product(x, weight if transposed else weight.mT, ends, contract)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        x, weight, ends = ctx.saved_tensors
-        contract = str(with_order(resolved(ctx.contract, x, weight)))
-        dx = dw = None
-        if ctx.needs_input_grad[0]:
-            dx = grouped_mm(contract, dy, weight.mT if ctx.transposed else weight, ends)
-        if ctx.needs_input_grad[1]:
-            a, b = (x, dy) if ctx.transposed else (dy, x)
-            if ctx.buffer is None:
-                dw = grouped_mm(contract, a.mT, b, ends)
-            else:
-                _continued(a, b, ends, ctx.buffer, contract)
-        return dx, dw, None, None, None, None
+def _copied(x: Tensor, order: Tensor, inverse: Tensor, choices: int) -> Tensor:
+    return x.index_select(0, order // choices)
 
 
-class _Biased(ops.Reverse):
-    """A row of bias added to the rows of its expert."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, experts: Tensor, ends: Tensor, buffer: Tensor | None) -> Tensor:
-        ctx.save_for_backward(ends)
-        ctx.buffer, ctx.dtype = buffer, bias.dtype
-        return x + bias.index_select(0, experts)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        (ends,) = ctx.saved_tensors
-        db = None
-        if ctx.needs_input_grad[1]:
-            rows, ones = dy.float(), dy.new_ones(len(dy), 1, dtype=torch.float32)
-            if ctx.buffer is None:
-                db = grouped_mm("fma/chain", ones.mT, rows, ends).squeeze(1).to(ctx.dtype)
-            else:
-                _continued(ones, rows, ends, ctx.buffer.unsqueeze(1), "fma/chain")
-        return dy, db, None, None, None
+def _setup_sent(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[2])
+    ctx.choices = inputs[3]
 
 
-def _continued(a: Tensor, b: Tensor, ends: Tensor, buffer: Tensor, contract: str) -> None:
-    """``a.T @ b`` of each expert's rows, added to its part of a float32 buffer row by row."""
-    for g, (i, j) in enumerate(spans(ends, len(a))):
-        if i < j:
-            accumulate(a[i:j].mT, b[i:j], buffer[g], contract)
+def _back_sent(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (inverse,) = ctx.saved_tensors
+    return _chain(dy.index_select(0, inverse).view(-1, ctx.choices, dy.shape[1])), None, None, None
 
 
-class _Combined(ops.Reverse):
-    """Rows weighted and added up."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, weights: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        slots = y.index_select(0, inverse).view(*weights.shape, y.shape[1])
-        ctx.save_for_backward(slots, weights, order)
-        return _chain(slots * weights.unsqueeze(-1))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        slots, weights, order = ctx.saved_tensors
-        dy = dy.unsqueeze(1)
-        dx = (dy * weights.unsqueeze(-1)).to(slots.dtype).flatten(0, 1).index_select(0, order)
-        return dx, reductions.sum(dy * slots, out_dtype=torch.float32).to(weights.dtype), None, None
+# A row of bias added to the rows of its expert.
 
 
-def _product(a: Tensor, b: Tensor, offs: Tensor, contract: str) -> Tensor:
-    """As an operator where something has to see it."""
-    if not torch.compiler.is_compiling() and ops.is_plain(a, b):
-        return _grouped(a, b, offs, contract)
-    return torch.ops.isogemm.grouped_mm_forward(a, b, offs, contract)
+def _biased(x: Tensor, bias: Tensor, experts: Tensor, counts: Tensor, buffer: Tensor | None) -> Tensor:
+    return x + bias.index_select(0, experts)
 
 
-def _grouped(a: Tensor, b: Tensor, offs: Tensor, contract: str) -> Tensor:
-    with torch.no_grad():
-        return grouped_mm(contract or None, a, b, offs)
+def _setup_biased(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, bias, _, counts, ctx.buffer = inputs
+    ctx.save_for_backward(counts)
+    ctx.dtype = bias.dtype
 
 
-def _fake_grouped(a: Tensor, b: Tensor, offs: Tensor, contract: str) -> Tensor:
-    ops.refuse_meta(a, b, offs)
-    return a.new_empty(a.shape[0], b.shape[2])
+def _back_biased(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (counts,) = ctx.saved_tensors
+    db = None
+    if ctx.needs_input_grad[1]:
+        rows, ones = dy.float(), dy.new_ones(len(dy), 1, dtype=torch.float32)
+        if ctx.buffer is None:
+            db = call_outer(ones, rows, counts, "fma/chain", "chain", ctx.dtype).squeeze(1)
+        else:
+            continued(ones, rows, counts, ctx.buffer.unsqueeze(1), "fma/chain")
+    return dy, db, None, None, None
 
 
-ops.define_forward(
-    "grouped_mm",
-    "(Tensor a, Tensor b, Tensor offs, str contract) -> Tensor",
-    {"CompositeExplicitAutograd": _grouped},
-    _fake_grouped,
-)
+# Rows weighted and added up.
+
+
+def _weighted(y: Tensor, weights: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    return _chain(y.index_select(0, inverse).view(*weights.shape, y.shape[1]) * weights.unsqueeze(-1))
+
+
+def _setup_combined(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _back_combined(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    y, weights, order, inverse = ctx.saved_tensors
+    slots, dy = y.index_select(0, inverse).view(*weights.shape, y.shape[1]), dy.unsqueeze(1)
+    dx = (dy * weights.unsqueeze(-1)).to(slots.dtype).flatten(0, 1).index_select(0, order)
+    return dx, reductions.sum(dy * slots, out_dtype=torch.float32).to(weights.dtype), None, None
+
+
+def _row(name: str, schema: str, operands: slice, body: Any, fake: Any, setup: Any, back: Any) -> Operator:
+    """The call isogemm::{name}, with a gradient."""
+    vmap = refuse_vmap(name, "one call with the rows of all items")
+    op = define(name, schema, body, fake, setup=setup, backward=back, vmap=vmap)
+    return Operator(name, operands, body, op, None, setup, back, vmap)
+
+
+_call_sent = _row(
+    "experts_sent", "(Tensor x, Tensor order, Tensor inverse, int choices) -> Tensor", slice(3), _copied,
+    lambda x, order, inverse, choices: x.new_empty(order.shape[0], x.shape[1]), _setup_sent, _back_sent,
+)  # fmt: skip
+_call_biased = _row(
+    "experts_biased", "(Tensor x, Tensor bias, Tensor experts, Tensor counts, Tensor? buffer) -> Tensor", slice(4),
+    _biased, lambda x, bias, *_: x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype)),
+    _setup_biased, _back_biased,
+)  # fmt: skip
+_call_combined = _row(
+    "experts_combined", "(Tensor y, Tensor weights, Tensor order, Tensor inverse) -> Tensor", slice(4), _weighted,
+    lambda y, weights, order, inverse: y.new_empty(
+        weights.shape[0], y.shape[1], dtype=torch.promote_types(y.dtype, weights.dtype)
+    ),
+    _setup_combined, _back_combined,
+)  # fmt: skip

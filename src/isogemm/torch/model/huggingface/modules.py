@@ -18,6 +18,7 @@ from ...attention.calls import attention, scaled_dot_product_attention
 from ...ops import Tensor
 from ..layers import Converted, Merging, RowNorm
 from . import masks as masks
+from .paged import PAGED, attend_paged, sinks_of
 
 __all__ = ["NAME", "Rotary", "RotaryAttention", "attend", "register", "tables"]
 
@@ -31,6 +32,7 @@ def register() -> None:
 
     masks.bind()
     AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(PAGED, attend_paged)
     AttentionMaskInterface.register(NAME, masks.mask)
 
 
@@ -54,11 +56,13 @@ def attend(
     """
     if dropout:
         raise OptionError("attention's dropout", limit="0", value=dropout, nearest="model.eval(), or dropout 0")
-    for name in ("softcap", "s_aux", "position_bias", "output_attentions"):
+    for name in ("softcap", "position_bias", "output_attentions"):
         if options.get(name) is not None and options[name] is not False:
             raise OptionError(f"{name} of attention", limit="none", value="one", nearest='attn_implementation="eager"')
-    contract = getattr(module, "contract", None)
+    contract, sinks = getattr(module, "contract", None), sinks_of(module, options)
     if attention_mask is not None and attention_mask.dtype != torch.uint8:  # a user's own table: its range is found
+        if sinks is not None:
+            raise OptionError("mask of attention with sinks", limit="[batch, keys]", value="a table", nearest="None")
         table = attention_mask[..., : key.shape[2]]
         y = scaled_dot_product_attention(query, key, value, table, scale=scaling, enable_gqa=True, contract=contract)
         return y.transpose(1, 2).contiguous(), None
@@ -66,7 +70,7 @@ def attend(
     key, value = masks.behind_hidden(attention_mask, key, value)
     shown, rule, offset, start, stop = masks.visible(attention_mask, key.shape[2], query.shape[2], causal)
     limits: dict[str, Any] = {"mask": shown, "causal": rule, "offset": offset, "start": start, "stop": stop}
-    y = attention(query, key, value, **limits, scale=scaling, contract=contract)
+    y = attention(query, key, value, **limits, scale=scaling, contract=contract, sinks=sinks)
     return y.transpose(1, 2).contiguous(), None
 
 
@@ -153,12 +157,14 @@ class Rotary(Converted):
     """A rotary embedding of transformers: mixed into its class. Rows of a table, one for each position.
 
     `table` is [positions, width] float32: the cosines, then the sines, of half a head. `halves` is whether those are
-    handed out as they are, which `RotaryAttention` takes, or doubled and in the model's dtype, as in transformers.
+    handed out as they are, which `RotaryAttention` takes, or doubled and in the model's dtype, as in transformers; with
+    `once`, not doubled, as in gpt-oss.
     """
 
     part: ClassVar[str] = "rope"
     table: Tensor
     halves: bool = False
+    once: ClassVar[bool] = False
     inv_freq: Tensor
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,6 +183,8 @@ class Rotary(Converted):
         cos, sin = torch.nn.functional.embedding(position_ids, self.table).chunk(2, -1)
         if self.halves:
             return cos, sin
+        if self.once:
+            return cos.to(x.dtype), sin.to(x.dtype)
         return torch.cat((cos, cos), -1).to(x.dtype), torch.cat((sin, sin), -1).to(x.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

@@ -62,7 +62,8 @@ def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match |
         return Match.unless(why, "rope", RotaryAttention, type(child))
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
         why = touched(child) or _turns_otherwise(child)
-        return Match.unless(why, "rope", Rotary, type(child))
+        once = bool(why) and not (touched(child) or _turns_otherwise(child, 1))
+        return Match.unless("" if once else why, "rope", Rotary, type(child), once=once)
     if type(child).__name__ == "Conv1D" and list(child._parameters) == ["weight", "bias"]:
         return Match.unless(touched(child) or looks.at(_no_product, child), "linear", Transposed, type(child))
     return None
@@ -271,8 +272,8 @@ def _rotary_probe(child: Any) -> Any:
     return probe
 
 
-def _turns_otherwise(child: Any) -> str:
-    """Why a rotary embedding cannot be a table; empty where it can."""
+def _turns_otherwise(child: Any, times: int = 2) -> str:
+    """Why a rotary embedding cannot be a table, with each half so many times; empty where it can."""
     name, kind = type(child).__name__, vars(child).get("rope_type", "default")
     if list(inspect.signature(type(child).forward).parameters) != ["self", "x", "position_ids"]:
         return f"the forward method of {name} takes other arguments"
@@ -292,7 +293,7 @@ def _turns_otherwise(child: Any) -> str:
 
     def formula(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions[..., None].float() * w
-        both = torch.cat((angles, angles), -1)
+        both = torch.cat((angles,) * times, -1)
         return both.cos() * scale, both.sin() * scale
 
     why = differs(probe, {**_ANGLES, "mul": (scale,)}, call, lambda: agrees(probe.forward, formula, x, positions))
@@ -340,12 +341,13 @@ def refusal(module: Any, looks: Looks) -> str:
     for child in attention_modules(module).values():
         if vars(child).get("attn_logit_softcapping") is not None:
             return "attention with capped logits, which is not part of the definition"
-        if "sinks" in child._parameters:
-            return "attention with sinks, which are not part of the definition"
+        if "sinks" in child._parameters and "s_aux=self.sinks" not in _source(type(child).forward):
+            return f"{type(child).__name__} does not hand its sinks to the attention function"
         if more := _hands_more(type(child).forward):
             return f"{type(child).__name__} {more}, which is not part of the definition"
         if why := looks.at(_attends_otherwise, child, without=("layer_idx",)):
-            return f"the attention of {type(child).__name__} is not softmax(q @ k.T * scaling + mask) @ v: {why}"
+            what = "softmax(q @ k.T * scaling + mask) @ v" + (" with sinks" if "sinks" in child._parameters else "")
+            return f"the attention of {type(child).__name__} is not {what}: {why}"
     return ""
 
 
@@ -387,10 +389,12 @@ def _attends_otherwise(child: Any) -> str:
     eager = getattr(sys.modules[type(child).__module__], _EAGER, None)
     if eager is None:
         return ""
-    probe, width, scaling = stand_in(child), 8, 0.3
+    groups, made = getattr(child, "num_key_value_groups", None) or 1, {}
+    if "sinks" in child._parameters:
+        made["sinks"] = torch.nn.Parameter(random(2 * groups, seed=4), requires_grad=False)
+    probe, width, scaling = stand_in(child, **made), 8, 0.3
     if "layer_idx" in vars(probe):
         vars(probe)["layer_idx"] = Hidden()
-    groups = getattr(child, "num_key_value_groups", None) or 1
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Any:
         return eager(probe, query, key, value, mask, scaling=scaling, dropout=0.0)[0]
@@ -402,13 +406,17 @@ def _attends_otherwise(child: Any) -> str:
 
     def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        return (torch.softmax(query @ key.mT * scaling + mask, -1) @ value).transpose(1, 2)
+        scores = query @ key.mT * scaling + mask
+        for sinks in made.values():
+            scores = torch.cat((scores, sinks.view(-1, 1, 1).expand(*scores.shape[:3], 1)), -1)
+        return (torch.softmax(scores, -1)[..., : key.shape[2]] @ value).transpose(1, 2)
 
     heads = ((2 * groups, 3), (2, 5), (2, 5))
     given = [random(6, n, tokens, width, seed=i) for i, (n, tokens) in enumerate(heads)]
     given[0] *= torch.tensor([1e-3, 1.0, 30.0, 1e3, 1e6, 1.0], **PLAIN)[:, None, None, None]
     mask = torch.tensor([[0, 0, 0, -1e9, -1e9], [0, 0, 0, 0, -1e9], [-1e9, 0, 0, 0, 0]], **PLAIN)[None, None]
-    return differs(probe, {**_ATTENTION, "mul": (scaling,)}, call, lambda: agrees(attend, formula, *given, mask))
+    operators: Formula = {**_ATTENTION, "mul": (scaling,)} | ({"max": (-1,), "sub": ()} if made else {})
+    return differs(probe, operators, call, lambda: agrees(attend, formula, *given, mask))
 
 
 _ORDERED = re.compile(r"sigmoid|silu|gelu|softmax|matmul|einsum|bmm|\bmean\(|\bsum\(|norm\(|linear\(|topk|conv| @ ")
@@ -423,7 +431,7 @@ def _computes_by_itself(forward: Any) -> bool:
 
 def moves_alone(child: Any) -> bool:
     """Whether what an attention module computes between its children is additions and products of elements."""
-    return not child._parameters and not touched(child) and not _computes_by_itself(type(child).forward)
+    return set(child._parameters) <= {"sinks"} and not touched(child) and not _computes_by_itself(type(child).forward)
 
 
 def switch(module: Any) -> list[tuple[Any, str]]:

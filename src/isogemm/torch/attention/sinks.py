@@ -1,0 +1,93 @@
+"""Attention with sinks: a number for each head that takes part in the softmax, and has no value.
+
+With m and l of `isogemm.contract.attention`, and a sink s of the query's head, each step rounded to float32:
+
+1. ``e = exp((s * LOG2E - m) * LN2)``, the pinned exp of `isogemm.contract.rows`
+2. ``f = l / (l + e)``; ``y = f * y0``, with the y0 that attention has without sinks, in float32; rounded once more
+
+So a query's result depends on what it depends on without sinks, and on its head's sink.
+
+The gradients are those of attention for ``f * dy`` in the place of dy and this y in the place of y0, since p sums up to
+f now: ``ds = p * (dp - delta)`` with ``delta = sum of dy * y``. The gradient of a sink is ``-sum of e / (l + e) *
+delta``, a chain over batch entries and queries in ascending order.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from ...contract.attention import LOG2E
+from .. import reductions
+from ..gemm.products import call_product
+from ..operator import Operator, Tensor, define, refuse_vmap
+from ..routing.elementwise import subnormals_kept
+from .ops import chosen, differentiate, forward
+
+__all__ = ["attend_with_sinks"]
+
+_LOG2E, _LN2 = float(LOG2E), 0.6931471824645996  # ln 2 rounded to float32
+
+
+def _shares(sinks: Tensor, stats: Tensor) -> tuple[Tensor, Tensor]:
+    """(l, e) over their sum: what the keys have of each query's probability, and the sink."""
+    m, total = stats.unbind(0)
+    e = reductions.exp((sinks.float() * _LOG2E).view(-1, 1).sub(m).mul_(_LN2))
+    whole = total + e
+    # Without a key m is -inf, e and the sum are infinite, and the share of nothing is 0; the sink has it all.
+    return total / whole, torch.where(m == float("-inf"), 1.0, e / whole)
+
+
+def _body(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    y, m, total = forward(q, k, v, *options, torch.float32)  # type: ignore[call-arg]
+    stats = torch.stack((m, total))
+    with torch.no_grad(), nullcontext() if q.is_cuda else subnormals_kept():
+        return y * _shares(sinks, stats)[0].unsqueeze(-1), stats
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    chosen(options[-1], q, k)
+    y = q.new_empty(*q.shape[:3], v.shape[3], dtype=torch.float32)
+    return y, q.new_empty(2, *q.shape[:3], dtype=torch.float32)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, sinks, mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, contract = inputs
+    ctx.contract = str(chosen(contract, q, k))
+    ctx.save_for_backward(q, k, v, sinks, mask, start, stop, *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _back(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 11
+    q, k, v, sinks, mask, start, stop, y, stats = ctx.saved_tensors
+    keys, sink = _shares(sinks, stats)
+    options = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.contract)
+    needs = list(ctx.needs_input_grad[:3])
+    found = differentiate(dy * keys.unsqueeze(-1), q, k, v, *options, y, stats, needs)
+    dsinks = None
+    if ctx.needs_input_grad[3]:
+        rows = (reductions.sum(dy * y) * sink).neg().transpose(1, 2).flatten(0, 1)  # [batch and queries, heads]
+        dsinks = call_product(None, rows.new_ones(1, len(rows)), rows, 1.0, 0.0, "fma/chain", "chain", torch.float32)
+        dsinks = dsinks.reshape(sinks.shape).to(sinks.dtype)
+    return *[g if need else None for g, need in zip(found, needs, strict=True)], dsinks, *[None] * 7
+
+
+_VMAP = refuse_vmap("attention with sinks", "a longer batch")
+_op = define(
+    "attention_with_sinks",
+    "(Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, "
+    "bool ranged, float? scale, str contract) -> (Tensor, Tensor)",
+    _body, _fake, mutates=(), setup=_setup, backward=_back, vmap=_VMAP,
+)  # fmt: skip
+_call = Operator("AttentionWithSinks", slice(4), _body, _op, None, _setup, _back, _VMAP)
+
+
+def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *options: Any, out_dtype: Any) -> Tensor:
+    """y with the sinks [heads of q]; `options` are those of `ops.forward` from the mask to the contract."""
+    y: Tensor = _call(q, k, v, sinks, *options)[0]
+    return y.to(out_dtype or q.dtype)

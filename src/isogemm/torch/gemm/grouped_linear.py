@@ -1,0 +1,192 @@
+"""Linear layers of groups of rows, a weight for each group: isogemm::grouped_linear, grouped_outer and grouped_walk_.
+
+Rows stand in the order of their groups, and `counts` says how many each has. For group g with the rows i up to j
+
+- ``grouped_linear``: out[i:j] = x[i:j] @ w[g].T + bias[g], each row with the bits that `linear` gives it alone;
+- ``grouped_outer``: out[g] = a[i:j].T @ b[i:j], the gradient of a weight;
+- ``grouped_walk_``: the same, continued from float32 values, so that micro-batches may cut a group anywhere.
+
+Each is the other's gradient: dx is a grouped_linear by w[g].T, a `chain`; dw and dbias are grouped_outers in
+`grad_order`. Rows behind the last group belong to none: they are zero in a result, and are not read.
+
+Lengths are read by the kernels' host alone, once in a call, so operators are traced with any counts.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate as running
+from typing import Any
+
+import torch
+
+from ...api import products as api
+from ...contract.spec import Contract
+from ...errors import ShapeError
+from .. import operator
+from ..operator import Operator, Tensor, define, refuse_meta, refuse_vmap
+from .products import fit, refuse_recorded, remember_orders, resolved, walk, wider, with_order
+from .ragged import on_host
+
+__all__ = ["call_grouped_linear", "call_outer", "continued", "grouped_linear", "grouped_outer", "grouped_walk"]
+
+
+def grouped_linear(x: Tensor, w: Tensor, bias: Tensor | None, counts: Tensor, contract: str, out_dtype: Any) -> Tensor:
+    """x[i:j] @ w[g].T + bias[g] for the rows of each group, outside the gradient's graph."""
+    with torch.no_grad():
+        groups = _groups(counts, len(x))
+        out = x.new_empty(x.shape[0], w.shape[1], dtype=out_dtype or wider(x, w))
+        out[groups[-1][1] if groups else 0 :].zero_()
+        rows = [(g, i, j) for g, (i, j) in enumerate(groups) if i < j]
+        if rows:
+            outs = [out[i:j] for _, i, j in rows]
+            c = None if bias is None else [bias[g].expand(j - i, -1) for g, i, j in rows]
+            a, b = [x[i:j] for _, i, j in rows], [w[g].mT for g, _, _ in rows]
+            beta = None if c is None else 1.0
+            api.gemm_grouped(a, b, c, beta=beta, out=outs, contract=contract or None, out_dtype=out_dtype)
+        return out
+
+
+def grouped_outer(a: Tensor, b: Tensor, counts: Tensor, contract: str, out_dtype: Any) -> Tensor:
+    """a[i:j].T @ b[i:j] of each group, outside the gradient's graph; zeros where a group has no rows."""
+    with torch.no_grad():
+        groups = _groups(counts, len(a))
+        out = a.new_empty(len(groups), a.shape[1], b.shape[1], dtype=out_dtype or wider(a, b))
+        if groups:
+            left, right = [a[i:j].mT for i, j in groups], [b[i:j] for i, j in groups]
+            api.gemm_grouped(left, right, out=list(out), contract=contract or None, out_dtype=out_dtype)
+        return out
+
+
+def grouped_walk(a: Tensor, b: Tensor, counts: Tensor, out: Tensor, contract: str) -> None:
+    """`grouped_outer` continued from the float32 values in `out`."""
+    for g, (i, j) in enumerate(_groups(counts, len(a))):
+        if i < j:
+            walk(a[i:j].mT, b[i:j], out[g], contract)
+    torch.autograd.graph.increment_version(out)  # also where no group has rows
+
+
+def continued(a: Tensor, b: Tensor, counts: Tensor, out: Tensor, contract: str) -> None:
+    """`grouped_walk` as part of a backward pass.
+
+    Raises
+    ------
+    OptionError
+        The pass is recorded itself.
+    """
+    refuse_recorded()
+    (grouped_walk if operator.watched(a, b, out) == "direct" else walk_op)(a, b, counts, out, contract)
+
+
+def _groups(counts: Tensor, rows: int) -> list[tuple[int, int]]:
+    """Where each group begins and ends.
+
+    Raises
+    ------
+    ShapeError
+        A group of fewer rows than none, or groups of more rows than there are.
+    """
+    lengths = on_host(counts)
+    if any(n < 0 for n in lengths) or sum(lengths) > rows:
+        raise ShapeError(
+            "counts", limit=f"from 0 on, {rows} together at most", value=lengths, nearest=_nearest(lengths, rows)
+        )
+    ends = list(running(lengths))
+    return list(zip([0, *ends[:-1]], ends, strict=False)) if ends else []
+
+
+def _nearest(lengths: list[int], rows: int) -> list[int]:
+    found = []
+    for n in lengths:
+        found.append(min(max(n, 0), rows))
+        rows -= found[-1]
+    return found
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, bias, counts, contract, order, _, ctx.main_grad, ctx.bias_main_grad = inputs
+    ctx.save_for_backward(x, w, counts)
+    remember_orders(ctx, x, w, contract, order)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (x, w, counts), order = ctx.saved_tensors, ctx.grad_order
+    dx = dw = db = None
+    if ctx.needs_input_grad[0]:
+        dx = call_grouped_linear(fit(dy, w, ctx.contract), w.mT, None, counts, ctx.chain, order, x.dtype, None, None)
+    rows = fit(dy, x, ctx.contract)
+    if ctx.needs_input_grad[1]:
+        if ctx.main_grad is None:
+            dw = call_outer(rows, x, counts, ctx.rows, order, w.dtype)
+        else:
+            continued(rows, x, counts, ctx.main_grad, ctx.rows)
+    if ctx.needs_input_grad[2]:
+        ones, sums = rows.new_ones(len(rows), 1), ctx.rows
+        if str(rows.dtype).removeprefix("torch.") not in ctx.contract.operands:
+            sums = str(with_order(Contract(), order))
+        if ctx.bias_main_grad is None:
+            db = call_outer(ones, rows, counts, sums, order, ctx.bias_dtype).squeeze(1)
+        else:
+            continued(ones, rows, counts, ctx.bias_main_grad.unsqueeze(1), sums)
+    return dx, dw, db, *[None] * 6
+
+
+def _setup_outer(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    a, b, counts, contract, order, _ = inputs
+    ctx.save_for_backward(a, b, counts)
+    remember_orders(ctx, a, b, contract, order)
+
+
+def _back_outer(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (a, b, counts), order = ctx.saved_tensors, ctx.grad_order
+    da = db = None
+    if ctx.needs_input_grad[0]:
+        da = call_grouped_linear(b, fit(dy, b, ctx.contract), None, counts, ctx.chain, order, a.dtype, None, None)
+    if ctx.needs_input_grad[1]:
+        db = call_grouped_linear(a, fit(dy, a, ctx.contract).mT, None, counts, ctx.chain, order, b.dtype, None, None)
+    return da, db, *[None] * 4
+
+
+def _body(
+    x: Tensor, w: Tensor, bias: Any, counts: Tensor, contract: str, order: str, out_dtype: Any, *_: Any
+) -> Tensor:
+    return grouped_linear(x, w, bias, counts, contract, out_dtype)
+
+
+def _body_outer(a: Tensor, b: Tensor, counts: Tensor, contract: str, order: str, out_dtype: Any) -> Tensor:
+    return grouped_outer(a, b, counts, contract, out_dtype)
+
+
+def _fake(
+    x: Tensor, w: Tensor, bias: Any, counts: Tensor, contract: str, order: str, out_dtype: Any, *_: Any
+) -> Tensor:
+    refuse_meta(x, w, bias)
+    with_order(resolved(contract, x, w), order)
+    torch._check(x.shape[1] == w.shape[2], lambda: f"inner dimensions differ: {tuple(x.shape)} and {tuple(w.shape)}")
+    return x.new_empty(x.shape[0], w.shape[1], dtype=out_dtype or wider(x, w))
+
+
+def _fake_outer(a: Tensor, b: Tensor, counts: Tensor, contract: str, order: str, out_dtype: Any) -> Tensor:
+    refuse_meta(a, b)
+    torch._check(a.shape[0] == b.shape[0], lambda: f"rows differ: {tuple(a.shape)} and {tuple(b.shape)}")
+    return a.new_empty(counts.shape[0], a.shape[1], b.shape[1], dtype=out_dtype or wider(a, b))
+
+
+_NO_VMAP = refuse_vmap("grouped_linear", "one call whose rows are those of all items, with counts of all")
+_OPTIONS = 'str contract="", str grad_order="leaf4096", ScalarType? out_dtype=None'
+linear_op = define(
+    "grouped_linear",
+    f"(Tensor x, Tensor w, Tensor? bias, Tensor counts, {_OPTIONS}, Tensor? main_grad=None, "
+    "Tensor? bias_main_grad=None) -> Tensor",
+    _body, _fake, setup=_setup, backward=_back, vmap=_NO_VMAP,
+)  # fmt: skip
+outer_op = define(
+    "grouped_outer", f"(Tensor a, Tensor b, Tensor counts, {_OPTIONS}) -> Tensor", _body_outer, _fake_outer,
+    setup=_setup_outer, backward=_back_outer, vmap=_NO_VMAP,
+)  # fmt: skip
+walk_op = define(
+    "grouped_walk_", "(Tensor a, Tensor b, Tensor counts, Tensor(a!) out, str contract) -> ()", grouped_walk,
+    lambda a, b, counts, out, contract: None, mutates=("out",), vmap=_NO_VMAP,
+)  # fmt: skip
+call_grouped_linear = Operator("GroupedLinear", slice(4), _body, linear_op, None, _setup, _back, _NO_VMAP)
+call_outer = Operator("GroupedOuter", slice(3), _body_outer, outer_op, None, _setup_outer, _back_outer, _NO_VMAP)

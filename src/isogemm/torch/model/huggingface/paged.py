@@ -1,0 +1,105 @@
+"""Attention over transformers' paged cache, as its continuous batching calls it: requests side by side in one row.
+
+Each request is a call of `attention` of its own, over its own keys in their order, so a request's bits do not depend on
+which others are served with it, on how its prompt is cut into chunks, or on the pages that its keys lie in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ....contract.attention import LEAF
+from ....errors import OptionError
+from ...attention.calls import attention
+from ...ops import Tensor
+
+__all__ = ["PAGED", "attend_paged", "sinks_of"]
+
+PAGED = "paged|isogemm"  # transformers puts its prefix before the name that a model has
+
+
+def attend_paged(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of continuous batching: [1, queries, heads, width] of all requests, no weights.
+
+    Raises
+    ------
+    OptionError
+        A call outside of continuous batching, a table of blocks, or something that is not part of the definition.
+    """
+    cache = options.get("cache")
+    if cache is None:
+        raise OptionError(
+            "attention over pages", limit="calls of continuous batching", value="a call without its cache",
+            nearest='model.set_attn_implementation("isogemm")',
+        )  # fmt: skip
+    if dropout:
+        raise OptionError("attention's dropout", limit="0", value=dropout, nearest="model.eval(), or dropout 0")
+    for name in ("block_table", "softcap"):
+        if options.get(name) is not None:
+            raise OptionError(f"{name} of attention over pages", limit="none", value="one", nearest="paged|eager")
+    contract, sinks = getattr(module, "contract", None), sinks_of(module, options)
+    window = cache.sliding_windows[module.layer_idx]  # 1 where a layer has none
+    kind = "full_attention" if window == 1 else "sliding_attention"
+    ends = options["cu_seq_lens_k"]
+    ends = (ends[kind] if isinstance(ends, dict) else ends).tolist()
+    last = options["position_ids"][0].tolist() if window > 1 else None
+    key, value = cache.update(
+        key_states=key,
+        value_states=value,
+        layer_idx=module.layer_idx,
+        read_index=options["read_index"],
+        write_index=options["write_index"],
+    )
+    key, value = key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
+    y = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device)
+    queries = options["cu_seq_lens_q"].tolist()
+    for i, j, a, b in zip(queries, queries[1:], ends, ends[1:], strict=False):
+        if i < j:
+            q, k, v = query[:, :, i:j], key[:, :, a:b], value[:, :, a:b]
+            limits: dict[str, Any] = {"causal": True}
+            if last is not None:
+                k, v, limits = _windowed(k, v, j - i, last[j - 1] + 1, window)
+            y[:, :, i:j] = attention(q, k, v, scale=scaling, contract=contract, sinks=sinks, **limits)
+    return y.transpose(1, 2).contiguous(), None
+
+
+def sinks_of(module: Any, options: dict[str, Any]) -> Tensor | None:
+    """The sinks that an attention module hands over, which have to be its own.
+
+    Raises
+    ------
+    OptionError
+        Others, of which `convert` has seen nothing.
+    """
+    sinks: Tensor | None = options.get("s_aux")
+    if sinks is not None and sinks is not getattr(module, "sinks", None):
+        raise OptionError("s_aux of attention", limit="the module's sinks", value="others", nearest="eager attention")
+    return sinks
+
+
+def _windowed(key: Tensor, value: Tensor, queries: int, length: int, window: int) -> tuple[Tensor, Tensor, Any]:
+    """A request's keys, of which the cache has dropped those before its window, and what its queries see.
+
+    Leaves are counted from the first key of the request, dropped or not: the keys stand behind LEAF hidden ones, as in
+    `masks`.
+    """
+    dropped = length - key.shape[2]
+    place = torch.arange(dropped, length, device=key.device)
+    own = torch.arange(length - queries, length, device=key.device)[:, None]
+    shown = (place <= own) & (place > own - window)
+    if not dropped:
+        return key, value, {"mask": shown}
+    front = (0, 0, LEAF, 0)
+    key, value = torch.nn.functional.pad(key, front), torch.nn.functional.pad(value, front)
+    return key, value, {"mask": torch.nn.functional.pad(shown, (LEAF, 0)), "start": LEAF - dropped % LEAF}

@@ -86,16 +86,17 @@ def _case(path: str, steps: bool, tell: Any) -> Any:
 
 def _selftest(count: int) -> int:
     """Print the counts; 1 where a bar is missed."""
-    from ..doctor.selftest import alarms, scores
+    from ..doctor.selftest import alarms, chances, scores
 
     with progress_bar() as tell:
-        single, pairs, right = (
-            scores(count, tell=tell),
-            scores(4 * count, pairs=True, tell=tell),
-            alarms(50 * count, tell=tell),
-        )
+        single = scores(count, tell=tell) | chances(count, tell=tell)
+        pairs = scores(4 * count, pairs=True, tell=tell)
+        right = alarms(50 * count, tell=tell)
     for name, score in (single | pairs).items():
-        typer.echo(f"{name:<20} {score.planted:>5} planted  {score.first:>5} named first  {score.found:7.1%} found")
+        alike = f"; {score.alike} more are like one mistake" if score.alike else ""
+        typer.echo(
+            f"{name:<20} {score.planted:>5} planted  {score.first:>5} named first  {score.found:7.1%} found{alike}"
+        )
     drawn, wrong = (sum(x[i] for x in right.values()) for i in (0, 1))
     typer.echo(f"{drawn} right results of {len(right)} providers: {wrong} called wrong")
     missed = [name for name, score in single.items() if score.found < 0.99] + [

@@ -18,7 +18,7 @@ from ..formats.blocks import format_of
 from .bank import MISTAKES
 from .case import Array, Blocks, GemmCall, StoredMatrix, matrix_of, resized
 from .diagnosis import Cause, Diagnosis
-from .orders import order_of
+from .orders import follows, order_of
 from .search import search
 
 FLOATS = (np.dtype(np.float64), FLOAT32, BFLOAT16, FLOAT16)
@@ -93,10 +93,12 @@ def diagnose(
     case, buffers = call_of(runs, a, b, c, **said, format=format, row_stride=row_stride, **view)
     if contract and Contract.parse(contract).arithmetic.startswith("tf32:"):
         case = replace(case, rounded="tf32")
-    found = search(case, buffers[0], pairs=pairs, tell=tell)
+    at = case.c.positions().reshape(-1)
+    moved = max((compare.differing(buffers[0][at], x[at]) for x in buffers[1:]), default=0)
+    found = search(case, buffers[0], pairs=pairs and not moved, tell=tell)
     if found.verdict == "right":
-        found = replace(found, order=order_of(case, buffers[0]))
-    return _compared(found, case, buffers)
+        found = _ordered(found, case, buffers[0], contract)
+    return _compared(found, case, buffers, f"{moved} of {at.size} elements differ from run to run") if moved else found
 
 
 def host(x: Any) -> Array:
@@ -240,24 +242,26 @@ def _offsets(offset: int | Sequence[int], step: int, count: int) -> Sequence[int
     return list(offset) if isinstance(offset, Sequence) else [int(offset) + step * p for p in range(count)]
 
 
-def _compared(found: Diagnosis, case: GemmCall, buffers: list[Array]) -> Diagnosis:
-    """What several runs show beside the first."""
-    at = case.c.positions().reshape(-1)
-    moved = [compare.differing(buffers[0][at], x[at]) for x in buffers[1:]]
-    if not any(moved):
+def _ordered(found: Diagnosis, case: GemmCall, buffer: Array, contract: str | None) -> Diagnosis:
+    """A right result with the order of its sum, which is a cause where it is not that of the contract."""
+    found = replace(found, order=order_of(case, buffer))
+    if contract is None or follows(case, buffer, contract):
         return found
+    words = f"right within rounding, but not the bits of {contract}: {found.order or 'an order that is not known'}"
+    return replace(found, causes=(_by_chance("other-order", words, found.residual),))
+
+
+def _compared(found: Diagnosis, case: GemmCall, buffers: list[Array], moved: str) -> Diagnosis:
+    """What several runs that differ show beside the first."""
     others = [search(case, x, pairs=False) for x in buffers[1:]]
-    words = f"{max(moved)} of {at.size} elements differ from run to run"
     if {found.verdict, *(x.verdict for x in others)} == {"right"}:
-        cause = Cause(
-            "other-order",
-            f"{words}, within rounding: sums meet in an order of chance, as atomics do",
-            found.residual,
-            1.0,
-            "sum in a fixed order",
-        )
-        return replace(found, causes=(cause,))
+        words = f"{moved}, within rounding: sums meet in an order of chance, as atomics do"
+        return replace(found, causes=(_by_chance("other-order", words, found.residual),))
     worst = max([found, *others], key=lambda x: x.wrong)
-    mend = "wait before memory is read or written again: a barrier between the last read and the next write"
-    race = Cause("race", f"{words}, beyond rounding", worst.residual, 1.0, mend)
-    return replace(worst, verdict="wrong", causes=(race, *(x for x in worst.causes if x.name not in MISTAKES)))
+    seen = "".join(f"; {cause.parameter}" for cause in worst.causes if cause.name == "race")
+    race = _by_chance("race", f"{moved}, beyond rounding{seen}", worst.residual)
+    return replace(worst, verdict="wrong", causes=(race,))
+
+
+def _by_chance(name: str, words: str, residual: float) -> Cause:
+    return Cause(name, words, residual, 1.0, MISTAKES[name].mend)

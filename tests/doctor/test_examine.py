@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from isogemm.doctor import GuardError, examine, guard, guarded_empty
+from isogemm.doctor import MISTAKES, GuardError, examine, guard, guarded_empty
+from isogemm.doctor.faulty import examined
 from isogemm.errors import OptionError
 
 RUNS = itertools.count()
@@ -73,6 +74,41 @@ def test_what_is_wrong_with_it(function, name, signature):
     found = examine(function, signature, seconds=0.5)
     assert found.verdict == "wrong"
     assert name in (found.causes[0].name, *found.causes[0].indistinguishable_from)
+
+
+PARTS = {"nothing": slice(0, None), "multiples of 16": slice(0, None, 5), "n of 256": slice(1, None, 5),
+         "float16": slice(2, None, 5)}  # fmt: skip
+
+
+@pytest.mark.parametrize("insists", PARTS)
+def test_every_mistake_of_the_bank_is_found_in_a_function(insists):
+    """A drawn one of each; many of each are ``isogemm doctor --selftest``."""
+    names = [name for name in MISTAKES if insists == "nothing" or name not in ("tf32-rounding", "fp16-rounding")]
+    found = examined(names[PARTS[insists]], insists=insists)
+    assert {x.name: x.said for x in found if not x.found} == {}
+    assert max(x.seconds for x in found) < 10
+
+
+def test_extents_that_a_function_insists_on():
+    def only(a, b):
+        if b.shape != (72, 136):
+            raise ValueError("72 x 136")
+        return a[:, :64] @ b[:64]
+
+    assert examine(only).verdict == "undiagnosable"
+    found = examine(only, n=136, k=72)
+    assert (found.verdict, found.causes[0].name) == ("wrong", "k-tail")
+
+
+def test_padded_views_are_asked_too():
+    """A function that takes the memory behind a view for contiguous."""
+
+    def contiguous(a, b):
+        return as_strided(a, a.shape, (a.shape[1] * a.itemsize, a.itemsize)) @ b
+
+    found = examine(contiguous)
+    assert found.causes[0].name == "lda"
+    assert "padded" in found.first[0]
 
 
 def test_a_right_function_is_right():

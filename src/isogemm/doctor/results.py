@@ -257,6 +257,9 @@ def _compared(found: Diagnosis, case: GemmCall, buffers: list[Array], moved: str
     if {found.verdict, *(x.verdict for x in others)} == {"right"}:
         words = f"{moved}, within rounding: sums meet in an order of chance, as atomics do"
         return replace(found, causes=(_by_chance("other-order", words, found.residual),))
+    alike = set.intersection(*({(x.name, x.parameter) for x in y.causes} for y in (found, *others)))
+    if alike:  # what it left unwritten differs, or what it read of other people's memory
+        return replace(found, causes=tuple(x for x in found.causes if (x.name, x.parameter) in alike))
     worst = max([found, *others], key=lambda x: x.wrong)
     seen = "".join(f"; {cause.parameter}" for cause in worst.causes if cause.name == "race")
     race = _by_chance("race", f"{moved}, beyond rounding{seen}", worst.residual)

@@ -24,11 +24,12 @@ from .bank import MISTAKES, variants_of
 from .bank.variant import Variant
 from .case import Array, Blocks, GemmCall, StoredMatrix
 from .diagnosis import Diagnosis
+from .probes import random_blocks
 from .results import diagnose
 from .search import joined, search
 from .simulate import explained, round_to, simulate
 
-__all__ = ["Score", "alarms", "chances", "drawn", "planted", "scores"]
+__all__ = ["Score", "alarms", "chances", "drawn", "planted", "raced", "scores"]
 
 PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 DEPTHS = (59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 131)
@@ -109,14 +110,12 @@ def _laid(
 
 
 def _weights(rng: np.random.Generator, n: int) -> Blocks:
-    """Random blocks with sensible scales."""
+    """Random blocks, and others behind them."""
     fmt = FORMATS[str(rng.choice(CODED))]
-    k = fmt.block * (7 if fmt.block == 32 else 2)
-    raw = rng.integers(0, 256, (n, fmt.row_bytes(k)), dtype=np.uint8)
-    blocks = raw.reshape(-1, fmt.nbytes).view(fmt.dtype)[..., 0]
-    for scale in fmt.scales:
-        blocks[scale.name] = rng.uniform(0.01, 0.1, blocks.shape).astype(scale.dtype)
-    return Blocks(np.concatenate([raw.reshape(-1), raw.reshape(-1)[::-1]]), fmt, n, k, fmt.row_bytes(k))
+    blocks = 7 if fmt.block == 32 else 2
+    rows = random_blocks(rng, fmt, n, blocks)
+    k = blocks * fmt.block
+    return Blocks(np.concatenate([rows.reshape(-1), rows.reshape(-1)[::-1]]), fmt, n, k, fmt.row_bytes(k))
 
 
 def planted(case: GemmCall, garbage: np.random.Generator) -> Array:
@@ -191,7 +190,7 @@ def chances(count: int, *, seed: int = 0, tell: Tell | None = None) -> dict[str,
             tell(turn, count, "race")
         dtype = DTYPES[turn // len(FORMS) % 3].name
         case = drawn(rng, FORMS[turn % len(FORMS)], dtype)
-        observed, at = _raced(case, rng), case.c.positions().reshape(-1)
+        observed, at = raced(case, rng), case.c.positions().reshape(-1)
         if not explained(observed[at], simulate(case, at)).all():
             found["race"].count("race", search(case, observed, pairs=False))
         a, b = (rng.standard_normal(shape).astype(NUMPY[dtype]) for shape in ((12, 300), (300, 12)))
@@ -202,7 +201,7 @@ def chances(count: int, *, seed: int = 0, tell: Tell | None = None) -> dict[str,
     return found
 
 
-def _raced(case: GemmCall, rng: np.random.Generator) -> Array:
+def raced(case: GemmCall, rng: np.random.Generator) -> Array:
     """The right result, but for some tiles whose sums lack a block of K, each its own."""
     m, n, k = case.sizes
     left, at = planted(case, rng), case.c.positions()

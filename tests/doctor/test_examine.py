@@ -83,8 +83,8 @@ PARTS = {"nothing": slice(0, None), "multiples of 16": slice(0, None, 5), "n of 
 @pytest.mark.parametrize("insists", PARTS)
 def test_every_mistake_of_the_bank_is_found_in_a_function(insists):
     """A drawn one of each; many of each are ``isogemm doctor --selftest``."""
-    names = [name for name in MISTAKES if insists == "nothing" or name not in ("tf32-rounding", "fp16-rounding")]
-    found = examined(names[PARTS[insists]], insists=insists)
+    found = examined(list(MISTAKES)[PARTS[insists]], insists=insists)
+    assert len(found) >= 6
     assert {x.name: x.said for x in found if not x.found} == {}
     assert max(x.seconds for x in found) < 10
 

@@ -14,6 +14,8 @@ from .simulate import explained, simulate
 
 __all__ = ["recipe"]
 
+ALIGNED = 16  # bytes that vector loads and tensor cores take at a time
+
 
 def recipe(observed: Any, a: Any, b: Any, c: Any = None, **call: Any) -> Iterator[str]:
     """The eight steps for a call, with the arguments of `isogemm.doctor.diagnose`; yields lines."""
@@ -84,8 +86,12 @@ def _by_hand(case: GemmCall, seen: Array) -> Iterator[str]:
 
 
 def _layout(name: str, x: StoredMatrix) -> str:
-    lines = x.rows if x.by_rows else x.columns
-    return f"{name}: ld {x.ld}, {lines} stored lines: a matrix takes ld * lines = {x.ld * lines}"
+    lines, size = x.rows if x.by_rows else x.columns, x.ld * x.flat.itemsize
+    slow = f", which {ALIGNED} does not divide: slow, not wrong" if size % ALIGNED else ""
+    return (
+        f"{name}: ld {x.ld}, {lines} stored lines: a matrix takes ld * lines = {x.ld * lines}; lines {size} bytes "
+        f"apart{slow}"
+    )
 
 
 def _strides(case: GemmCall, seen: Array) -> Iterator[str]:

@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
+import isogemm
 from isogemm.doctor import MISTAKES, GuardError, examine, guard, guarded_empty
 from isogemm.doctor.faulty import examined
 from isogemm.errors import OptionError
+from isogemm.formats.blocks import format_of
+from isogemm.formats.reference import dequantize
 
 RUNS = itertools.count()
+
+
+def wide(x):
+    return x.astype(np.float32)
 
 
 def only_multiples(a, b):
@@ -109,6 +116,24 @@ def test_padded_views_are_asked_too():
     found = examine(contiguous)
     assert found.causes[0].name == "lda"
     assert "padded" in found.first[0]
+
+
+@pytest.mark.parametrize(
+    ("signature", "function"),
+    [
+        ("x, w", lambda x, w: isogemm.linear(x, w)),
+        ("a, b, out", lambda a, b, out: np.copyto(out, a @ b)),
+        ("x, w, bias", lambda x, w, bias: (wide(x) @ wide(w).T + wide(bias)).astype(x.dtype)),
+        ("a, b, c, alpha, beta", lambda a, b, c, alpha, beta: (
+            alpha * (wide(a) @ wide(b)) + beta * wide(c)).astype(a.dtype)),
+        ("a[i], b[i]", np.matmul),
+        ("a[h], b[h // group]", lambda a, b: a @ np.repeat(b, len(a) // len(b), 0)),
+        ("x, blocks", lambda x, rows: wide(x) @ dequantize(rows, format_of("Q4_K")).T),
+    ],
+)  # fmt: skip
+def test_right_functions_of_every_signature(signature, function):
+    found = examine(function, signature, format="Q4_K" if signature == "x, blocks" else "")
+    assert found.verdict == "right", str(found)
 
 
 def test_a_right_function_is_right():

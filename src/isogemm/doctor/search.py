@@ -29,6 +29,7 @@ Tell = Callable[[int, int | None, str], None]
 COARSE, WRONG, OTHERS = 24, 192, 128  # places of samples
 GAIN, LOSS = 0.97, 0.03  # shares of wrong elements that are explained, and of others that no longer are
 LUCK = 0.3  # share of right elements among those of which a mistake says nothing
+RARE = 0.02  # the same, where the mistake says nothing of any wrong element
 TOLD = 8  # wrong elements of which it says something are enough
 SPREAD = 0.2  # share of elements that are wrong where all have few digits
 UNKNOWN = 0.75  # share of wrong elements of which a mistake says nothing
@@ -80,7 +81,7 @@ class _Seen:
         if told.any():
             gain, share = float(np.mean(ok[told])), min(share, 0.5) if told.sum() >= TOLD else share
         else:  # it left exactly the wrong elements as they were, or says nothing
-            gain, share = float(self.fine.any() and not lucky.any()), 0.5
+            gain, share = float(self.fine.any() and lucky.sum() <= RARE * unknown), 0.5
         off = _off(self.observed, found)
         with np.errstate(all="ignore"):
             steps = off * found.bound / (found.noise + TINY)

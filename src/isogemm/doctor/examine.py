@@ -17,6 +17,7 @@ import numpy as np
 
 from ..base.progress import Tell
 from ..errors import OptionError
+from ..lab import limit_threads
 from .case import Array
 from .diagnosis import Cause, Diagnosis
 from .probes import SIGNATURES, Probe, around, common, probes
@@ -120,7 +121,7 @@ class _Asked:
 
     def _took(self, probe: Probe, runs: list[Array], trouble: str) -> bool:
         """Take an answer; whether more are wanted."""
-        found = probe.diagnosed(runs, pairs=False) if runs else Diagnosis("wrong")
+        found = _said(probe, runs, pairs=False) if runs else Diagnosis("wrong")
         if trouble:
             cause = Cause(trouble.split(":")[0], f"{trouble} ({probe})", 0.0, 1.0, "see the words of the guard")
             found = replace(found, verdict="wrong", causes=(cause, *found.causes))
@@ -155,8 +156,13 @@ class _Asked:
             return min(named, key=lambda x: _vague(x[1]))
         for probe, _, runs in self.wrong:
             if max(probe.extents) <= SMALL:
-                return probe, probe.diagnosed(runs, pairs=True)
+                return probe, _said(probe, runs, pairs=True)
         return self.wrong[0][:2]
+
+
+def _said(probe: Probe, runs: list[Array], *, pairs: bool) -> Diagnosis:
+    with limit_threads(1):  # probes are small: a BLAS that waits for its threads takes several times as long
+        return probe.diagnosed(runs, pairs=pairs)
 
 
 def _names(found: Diagnosis) -> frozenset[str]:

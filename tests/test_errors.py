@@ -19,6 +19,7 @@ import isogemm
 from isogemm import blas
 from isogemm.base import jit, threads
 from isogemm.errors import (
+    DOCTOR,
     AliasError,
     ContractError,
     DTypeError,
@@ -383,6 +384,24 @@ def check(row: Row, c: np.ndarray, *, words: bool = True) -> None:
     assert row.value in match[2]
     if words:
         assert row.nearest in match[3] or row.nearest in match[0].partition("limit:")[0]
+
+
+def test_what_other_libraries_let_pass_points_to_the_doctor():
+    """Memory that two share and places of elements do; other errors have no notes."""
+    said = {}
+    c = ones(4, 4)
+    calls = {
+        "alias": lambda: matmul(c, ones(4, 4), out=c),
+        "overlap": lambda: matmul(A, B, out=as_strided(c, (4, 4), (0, 4))),
+        "ld": lambda: bgemm(c, lda=3),
+        "shape": lambda: matmul(A, A),
+        "dtype": lambda: matmul(A.astype(int), B),
+    }
+    for name, call in calls.items():
+        with pytest.raises(IsogemmError) as caught:
+            call()
+        said[name] = getattr(caught.value, "__notes__", [])
+    assert said == {"alias": [DOCTOR], "overlap": [DOCTOR], "ld": [DOCTOR], "shape": [], "dtype": []}
 
 
 def test_the_rows_are_one_mistake_away_from_working():

@@ -17,6 +17,10 @@ __all__ = [
 ]
 
 
+DOCTOR = "A result that such a call left elsewhere: isogemm.doctor.diagnose names the mistake in it, docs/doctor.md"
+"""A note under errors about memory that two matrices share, and about where their elements lie."""
+
+
 class IsogemmError(Exception):
     """Base of every error that isogemm raises on purpose. When one is raised nothing was computed or written.
 
@@ -34,9 +38,13 @@ class IsogemmError(Exception):
         The problem in a whole sentence, which then comes first in the message.
     """
 
+    _elsewhere: tuple[str, ...] = ()  # beginnings of `what` that other libraries do not refuse: the doctor is named
+
     def __init__(self, what: str, *, limit: object, value: object, nearest: object, said: str = "") -> None:
         self.what, self.limit, self.value, self.nearest = what, limit, value, nearest
         super().__init__(f"{said or what}: limit: {limit}; got: {value}; nearest legal choice: {nearest}")
+        if what.startswith(self._elsewhere):
+            self.add_note(DOCTOR)
 
 
 class ShapeError(IsogemmError, ValueError):
@@ -50,9 +58,13 @@ class DTypeError(IsogemmError, TypeError):
 class LayoutError(IsogemmError, ValueError):
     """Leading dimensions, strides, offsets or writability are not usable."""
 
+    _elsewhere = ("ld", "stride", "offset", "elements of")
+
 
 class AliasError(IsogemmError, ValueError):
     """An output shares memory with an operand or with itself."""
+
+    _elsewhere = ("",)
 
 
 class ContractError(IsogemmError, ValueError):

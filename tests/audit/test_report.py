@@ -128,6 +128,17 @@ def test_page_says_what_a_name_is_not_markup() -> None:
     assert "&lt;b&gt;&amp;" in markup
 
 
+def test_drifts_of_ones_own_function_name_the_doctor(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n\n\ndef f(x, w):\n    return x @ w.T * np.float32(1 + len(x) * 2.0**-20)\n"
+    )
+    name = f"{tmp_path}/mine.py:f"
+    found = audit.run([name], [SHAPE], require=[], sweep=[1, 2], speed=False)
+    assert words.examination(next(iter(found.providers))) in str(found)
+    assert "isogemm doctor --call " in page(found)
+    assert words.examination("numpy") == ""
+
+
 def test_page_without_drift_or_speed_says_so() -> None:
     text = page(audit.run([fakes.honest], [SHAPE], require=[], sweep=[1, 2], speed=False))
     assert "No output changed, so there is no distance to show." in text

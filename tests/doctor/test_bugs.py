@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from isogemm import quantize
-from isogemm.doctor import diagnose
+from isogemm.doctor import diagnose, examine
 
 RNG = np.random.default_rng(11)
 
@@ -110,11 +110,26 @@ def offset_in_32_bits():
     return diagnose(wrong.reshape(-1), a, b.reshape(-1), **call)
 
 
+def unread_output():
+    """An epilogue that reads fresh memory though beta is 0: https://github.com/flashinfer-ai/flashinfer/issues/4724"""
+    return examine(lambda a, b, c, alpha, beta: alpha * (a @ b) + (beta or 1) * c, "a, b, c, alpha, beta")
+
+
+def padded_output():
+    """An output of padded rows that is written as if it had none: https://github.com/sonots/cumo/pull/302"""
+    a, b, c = drawn(37, 53), drawn(53, 41), drawn(37 * 48)
+    wrong = c.copy()
+    wrong[: 37 * 41] = (a @ b).reshape(-1)
+    call = {"m": 37, "n": 41, "k": 53, "order": "C", "ldc": 48}
+    return diagnose(wrong, a.reshape(-1), b.reshape(-1), c, **call)
+
+
 BUGS = {
     batched_stride: "stride-a", tf32_by_default: "tf32-rounding", missing_tail: "k-tail",
     nibbles_as_neighbours: "nibble-order", signed_nibbles: "signedness", half_accumulator: "half-accumulator",
     heads_tiled: "gqa-mapping", alpha_of_another_type: "alpha-type", beta_times_nan: "beta-garbage",
     shared_memory_race: "race", offset_in_32_bits: "pointer-offset",
+    unread_output: "beta-garbage", padded_output: "ldc",
 }  # fmt: skip
 
 

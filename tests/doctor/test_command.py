@@ -26,6 +26,25 @@ def test_a_case(tmp_path):
     assert [line[0] for line in steps] == list("12345678")
 
 
+def test_a_case_with_a_contract(tmp_path):
+    np.savez(tmp_path / "case.npz", observed=A[:, ::-1] @ B[::-1], a=A, b=B, contract="fma/chain", pairs=False)
+    found = run(tmp_path / "case.npz", "--steps")
+    assert found.exit_code == 0
+    assert "other-order: right within rounding, but not the bits of fma/chain" in found.output
+
+
+def test_a_function_of_blocks_and_of_one_size(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom isogemm.formats import blocks, reference\n\n"
+        "def f(x, rows):\n    w = reference.dequantize(rows, blocks.format_of('Q8_0'))\n"
+        "    assert w.shape == (24, 96)\n    return (x.astype('f4') @ w.T[:, ::-1]).astype(x.dtype)\n"
+    )
+    words = ("--signature", "x, blocks", "--format", "Q8_0", "--n", 24, "--k", 96)
+    found = run("--call", f"{tmp_path}/mine.py:f", *words)
+    assert found.exit_code == 1
+    assert "n, k = (37, 24, 96)" in found.output
+
+
 def test_a_function(tmp_path):
     (tmp_path / "mine.py").write_text("def f(a, b):\n    return a[:, :-1] @ b[:-1]\n\ndef g(a, b):\n    return a @ b\n")
     wrong, right = run("--call", f"{tmp_path}/mine.py:f"), run("--call", f"{tmp_path}/mine.py:g")

@@ -8,7 +8,7 @@ import pytest
 
 from isogemm import quantize
 from isogemm.doctor import MISTAKES, diagnose
-from isogemm.errors import DTypeError, LayoutError, OptionError, ShapeError
+from isogemm.errors import ContractError, DTypeError, LayoutError, OptionError, ShapeError
 
 BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(7)
@@ -138,6 +138,36 @@ def test_runs_that_differ():
     assert (found.verdict, found.causes[0].name) == ("right", "other-order")
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float16, BF16])
+def test_a_race_is_seen_in_one_run(kind):
+    """Tiles whose sums lack blocks, each its own, or that lie where others belong; one bad element is no race."""
+    a, b = A.astype(kind), B.astype(kind)
+    x, y = a.astype(np.float32), b.astype(np.float32)
+    late, over, bad = x @ y, x @ y, x @ y
+    for i, j, block in ((0, 16, 0), (16, 0, 2), (16, 32, 1)):
+        rows, columns, k = (slice(start, start + 16) for start in (i, j, 16 * block))
+        late[rows, columns] -= x[rows, k] @ y[k, columns]
+    over[16:32, :16] = over[:16, 16:32]
+    bad[3, 5] += 9
+    for observed, words in ((late, "3 of 9 tiles of 16 x 16"), (over, "holds what belongs to the one at [0, 16]")):
+        found = diagnose(observed.astype(kind), a, b)
+        assert (found.verdict, [cause.name for cause in found.causes]) == ("wrong", ["race"])
+        assert words in found.causes[0].parameter
+    assert diagnose(bad.astype(kind), a, b, pairs=False).causes == ()
+
+
+def test_another_order_than_the_contract_is_named():
+    from isogemm.contract import reference
+
+    tree = reference.evaluate(A, B, "fma/tree4")
+    assert diagnose(tree, A, B, contract="fma/tree4").causes == ()
+    found = diagnose(tree, A, B, contract="fma/chain")
+    assert (found.verdict, found.exit_status, found.causes[0].name) == ("right", 0, "other-order")
+    assert "not the bits of fma/chain: fma/tree4" in str(found)
+    with pytest.raises(ContractError):
+        diagnose(tree, A, B, contract="fma/no-such-order")
+
+
 def test_what_operands_cannot_tell():
     """Square, symmetric, constant: the mistake is among those that explain as much, and no false one is named alone."""
     square = drawn(32, 32)
@@ -185,5 +215,5 @@ def test_descriptions_that_contradict_themselves_are_refused():
 
 
 def test_every_name_of_the_bank_has_a_mend():
-    assert len(MISTAKES) == 33
+    assert len(MISTAKES) == 35
     assert all(row.mend for row in MISTAKES.values())

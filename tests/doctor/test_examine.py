@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from isogemm.doctor import GuardError, examine, guard, guarded_empty
+import isogemm
+from isogemm.doctor import MISTAKES, GuardError, examine, guard, guarded_empty
+from isogemm.doctor.faulty import examined
 from isogemm.errors import OptionError
+from isogemm.formats.blocks import format_of
+from isogemm.formats.reference import dequantize
 
 RUNS = itertools.count()
+
+
+def wide(x):
+    return x.astype(np.float32)
 
 
 def only_multiples(a, b):
@@ -73,6 +81,58 @@ def test_what_is_wrong_with_it(function, name, signature):
     found = examine(function, signature, seconds=0.5)
     assert found.verdict == "wrong"
     assert name in (found.causes[0].name, *found.causes[0].indistinguishable_from)
+
+
+PARTS = {"nothing": slice(0, None, 2), "multiples of 16": slice(1, None, 4), "float16": slice(3, None, 8),
+         "n of 256": slice(7, None, 8)}  # fmt: skip
+
+
+@pytest.mark.parametrize("insists", PARTS)
+def test_every_mistake_of_the_bank_is_found_in_a_function(insists):
+    """Each once; in functions that insist on all of those by ``isogemm doctor --selftest``."""
+    found = examined(list(MISTAKES)[PARTS[insists]], insists=insists)
+    assert len(found) >= 4
+    assert {x.name: x.said for x in found if not x.found} == {}
+
+
+def test_extents_that_a_function_insists_on():
+    def only(a, b):
+        if b.shape != (72, 136):
+            raise ValueError("72 x 136")
+        return a[:, :64] @ b[:64]
+
+    assert examine(only).verdict == "undiagnosable"
+    found = examine(only, n=136, k=72)
+    assert (found.verdict, found.causes[0].name) == ("wrong", "k-tail")
+
+
+def test_padded_views_are_asked_too():
+    """A function that takes the memory behind a view for contiguous."""
+
+    def contiguous(a, b):
+        return as_strided(a, a.shape, (a.shape[1] * a.itemsize, a.itemsize)) @ b
+
+    found = examine(contiguous)
+    assert found.causes[0].name == "lda"
+    assert "padded" in found.first[0]
+
+
+@pytest.mark.parametrize(
+    ("signature", "function"),
+    [
+        ("x, w", lambda x, w: isogemm.linear(x, w)),
+        ("a, b, out", lambda a, b, out: np.copyto(out, a @ b)),
+        ("x, w, bias", lambda x, w, bias: (wide(x) @ wide(w).T + wide(bias)).astype(x.dtype)),
+        ("a, b, c, alpha, beta", lambda a, b, c, alpha, beta: (
+            alpha * (wide(a) @ wide(b)) + beta * wide(c)).astype(a.dtype)),
+        ("a[i], b[i]", np.matmul),
+        ("a[h], b[h // group]", lambda a, b: a @ np.repeat(b, len(a) // len(b), 0)),
+        ("x, blocks", lambda x, rows: wide(x) @ dequantize(rows, format_of("Q4_K")).T),
+    ],
+)  # fmt: skip
+def test_right_functions_of_every_signature(signature, function):
+    found = examine(function, signature, format="Q4_K" if signature == "x, blocks" else "")
+    assert found.verdict == "right", str(found)
 
 
 def test_a_right_function_is_right():

@@ -5,13 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from isogemm.doctor import MISTAKES
-from isogemm.doctor.selftest import alarms, scores
+from isogemm.doctor.selftest import alarms, chances, scores
 
 
 def test_planted_mistakes_are_named():
     found = scores(1, seed=3)
     assert len(found) > 0.8 * len(MISTAKES)
     assert [name for name, score in found.items() if score.found < 1] == []
+
+
+def test_what_chance_decides_is_named():
+    found = chances(12, seed=3)
+    assert {name: score.found for name, score in found.items()} == {"race": 1, "other-order": 1}
+    assert min(score.planted for score in found.values()) > 3
 
 
 def test_right_results_are_right():

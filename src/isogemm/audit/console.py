@@ -12,6 +12,7 @@ from .results import ProviderResult, Results
 from .words import (
     answered,
     asked,
+    examination,
     inapplicable,
     measured,
     not_measured,
@@ -112,6 +113,9 @@ def _print_drifts(result: ProviderResult, console: Console) -> None:
     if len(firsts) > _DRIFTS_SHOWN:
         more = ", ".join(d.case.relation for d in firsts[_DRIFTS_SHOWN:])
         _line(console, Text(f"  likewise: {more} (--json and --html have them all)", "dim"))
+    if firsts and examination(result.name):
+        _line(console, Text("  whether a mistake is behind it:"))
+        _line(console, Text(f"    {examination(result.name)}", "cyan"))
 
 
 def _line(console: Console, text: Text) -> None:

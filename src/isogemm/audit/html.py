@@ -11,7 +11,7 @@ from typing import Any
 from ..lab.page import chart_spec, definitions, machine_facts, require_packages, whole_page
 from .cases import FirstDifference, median_ulps, ulps_text
 from .results import ProviderResult, RelationResult, Results
-from .words import measured, not_measured, not_required, not_run, provider_text, speed_by_m, status_word
+from .words import examination, measured, not_measured, not_required, not_run, provider_text, speed_by_m, status_word
 
 __all__ = ["page", "require_packages"]
 
@@ -131,6 +131,9 @@ def _drifts(report: Results) -> str:
         firsts = [r.drifts[0] for r in result.relations.values() if r.drifts]
         if firsts:
             items = "".join(_drift(drift) for drift in firsts)
+            if examination(result.name):
+                command = escape(examination(result.name))
+                items += f"<p>Whether a mistake is behind it:</p><pre><code>{command}</code></pre>"
             parts.append(f"<details open><summary>{escape(result.name)}</summary>{items}</details>")
     return "".join(parts) or '<p class="quiet">No output changed.</p>'
 

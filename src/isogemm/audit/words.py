@@ -13,6 +13,7 @@ __all__ = [
     "agreement_text",
     "answered",
     "asked",
+    "examination",
     "inapplicable",
     "measured",
     "not_measured",
@@ -31,6 +32,11 @@ _WORDS = {"held": "held", "changed": "bits changed", "failed": "failed", "absent
 def status_word(status: str) -> str:
     """A status as it is shown."""
     return _WORDS[status]
+
+
+def examination(provider: str) -> str:
+    """The command that looks for a mistake in a provider of one's own; "" for ours."""
+    return f'isogemm doctor --call {provider} --signature "x, w"' if ":" in provider else ""
 
 
 def asked(report: Results) -> str:

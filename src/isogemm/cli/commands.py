@@ -58,11 +58,12 @@ def main() -> None:
 
 
 def command_line() -> None:
-    """Run the command line in this process; a typed error is bad usage: one line and exit status 2."""
+    """Run the command line in this process; a typed error is bad usage: a line, its notes and exit status 2."""
     try:
         app(prog_name="isogemm")
     except IsogemmError as error:
-        typer.echo(f"isogemm: {error}", err=True)
+        for line in (f"isogemm: {error}", *getattr(error, "__notes__", ())):
+            typer.echo(line, err=True)
         sys.exit(2)
 
 

@@ -19,7 +19,11 @@ def doctor_command(
         str, typer.Argument(help="A .npz file with observed, a, b and the other arguments of `diagnose`.")
     ] = "",
     call: Annotated[str, typer.Option(help="module:function or file.py:function, to be examined with probes.")] = "",
-    signature: Annotated[str, typer.Option(help="With --call: 'a, b', 'x, w', 'a, b, out' or 'x, w, bias'.")] = "a, b",
+    signature: Annotated[str, typer.Option(help="With --call: 'a, b', 'x, w' or another of the manual.")] = "a, b",
+    format: Annotated[str, typer.Option(help="With --signature 'x, blocks': of the blocks, Q4_0 for example.")] = "",
+    m: Annotated[int | None, typer.Option("--m", min=1, help="With --call: the only m that it takes.")] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="With --call: the only n that it takes.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="With --call: the only k that it takes.")] = None,
     torch: Annotated[bool, typer.Option("--torch", help="With --call: it takes torch tensors.")] = False,
     steps: Annotated[
         bool, typer.Option("--steps", help="With CASE: the eight steps of the recipe, one by one.")
@@ -46,7 +50,7 @@ def doctor_command(
             from ..audit.providers import function_of
             from ..doctor import examine
 
-            found = examine(function_of(call), signature, torch=torch, tell=tell)
+            found = examine(function_of(call), signature, format=format, m=m, n=n, k=k, torch=torch, tell=tell)
         else:
             found = _case(case, steps, tell)
     typer.echo(found)
@@ -86,19 +90,29 @@ def _case(path: str, steps: bool, tell: Any) -> Any:
 
 def _selftest(count: int) -> int:
     """Print the counts; 1 where a bar is missed."""
-    from ..doctor.selftest import alarms, scores
+    from ..doctor.faulty import INSISTS, examined
+    from ..doctor.selftest import alarms, chances, scores
 
     with progress_bar() as tell:
-        single, pairs, right = (
-            scores(count, tell=tell),
-            scores(4 * count, pairs=True, tell=tell),
-            alarms(50 * count, tell=tell),
-        )
+        single = scores(count, tell=tell) | chances(count, tell=tell)
+        pairs = scores(4 * count, pairs=True, tell=tell)
+        right = alarms(50 * count, tell=tell)
+        functions = [x for insists in INSISTS for x in examined(insists=insists, tell=tell)]
     for name, score in (single | pairs).items():
-        typer.echo(f"{name:<20} {score.planted:>5} planted  {score.first:>5} named first  {score.found:7.1%} found")
+        alike = f"; {score.alike} more are like one mistake" if score.alike else ""
+        typer.echo(
+            f"{name:<20} {score.planted:>5} planted  {score.first:>5} named first  {score.found:7.1%} found{alike}"
+        )
     drawn, wrong = (sum(x[i] for x in right.values()) for i in (0, 1))
     typer.echo(f"{drawn} right results of {len(right)} providers: {wrong} called wrong")
-    missed = [name for name, score in single.items() if score.found < 0.99] + [
-        name for name, score in pairs.items() if score.found < 0.9
-    ]
+    slowest = max(x.seconds for x in functions)
+    unseen = [f"{x.name} in a function that insists on {x.insists}" for x in functions if not x.found]
+    typer.echo(f"{len(functions) - len(unseen)} of {len(functions)} functions, each in at most {slowest:.1f} s")
+    for words in unseen:
+        typer.echo(f"not found: {words}")
+    missed = (
+        unseen
+        + [name for name, score in single.items() if score.found < 0.99]
+        + [name for name, score in pairs.items() if score.found < 0.9]
+    )
     return int(bool(missed) or wrong > 0)

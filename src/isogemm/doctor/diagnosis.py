@@ -43,7 +43,8 @@ class Diagnosis:
     ----------
     verdict : {"right", "wrong", "undiagnosable"}
     causes : tuple of Cause
-        The likeliest first; none where nothing in the bank explains the result.
+        The likeliest first; none where nothing in the bank explains the result. Of a right result ``other-order``,
+        where its bits are not those of the contract that was asked for, or differ from run to run.
     elements, wrong : int
         Of the result, and those outside of what any order of a right sum gives.
     residual : float
@@ -78,6 +79,7 @@ class Diagnosis:
         if self.verdict == "right":
             if self.order:
                 lines.append(f"  order of the sum over K: {self.order}")
+            lines += [f"  {cause.name}: {cause.parameter}; mend: {cause.mend}" for cause in self.causes]
             return [*lines, *(f"  note: {text}" for text in self.limits)]
         lines += [f"  {text}" for text in self.first]
         for i, cause in enumerate(self.causes[:3]):

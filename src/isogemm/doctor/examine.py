@@ -15,62 +15,31 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DTYPES, NUMPY
 from ..base.progress import Tell
 from ..errors import OptionError
+from ..lab import limit_threads
 from .case import Array
 from .diagnosis import Cause, Diagnosis
-from .results import diagnose, host
+from .probes import SIGNATURES, Probe, around, common, probes
+from .results import host
 
 __all__ = ["SIGNATURES", "examine"]
 
-SIGNATURES = {
-    "a, b": "a [m, k] @ b [k, n]",
-    "x, w": "x [m, k] @ w [n, k].T, as a linear layer",
-    "a, b, out": "the first, written to out [m, n]",
-    "x, w, bias": "the second, plus bias [n]",
-}
 SECONDS = 5.0  # for one call
-# Coprime extents first; then multiples, for functions that insist on them.
-EXTENTS = (
-    (37, 41, 53),
-    (33, 65, 97),
-    (129, 67, 301),
-    (16, 32, 48),
-    (32, 48, 80),
-    (64, 128, 192),
-    (128, 256, 384),
-    (64, 64, 64),
-)
-
-
-def _probes() -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Element type and extents; the small ones of every type first."""
-    for extents in EXTENTS:
-        for kind in DTYPES:
-            yield kind.name, extents
-
-
-def _coded(rng: np.random.Generator, rows: int, columns: int) -> Array:
-    """Small whole numbers, exact in every type, no two rows or columns alike."""
-    return rng.integers(-4, 5, (rows, columns)).astype(np.float32)
-
-
-def _operands(kind: str, extents: tuple[int, int, int], signature: str, exact: bool) -> dict[str, Array]:
-    m, n, k = extents
-    rng = np.random.default_rng([m, n, k, exact])
-    draw = (lambda r, c: _coded(rng, r, c)) if exact else (lambda r, c: rng.standard_normal((r, c)).astype(np.float32))
-    a, b = draw(m, k), draw(k, n)
-    found = {"a": a, "b": b if signature.startswith("a") else np.ascontiguousarray(b.T)}
-    if "bias" in signature:
-        found["bias"] = draw(1, n)[0]
-    return {name: x.astype(NUMPY[kind]) for name, x in found.items()}
+ENOUGH = 15  # right answers
+WRONG = 4  # wrong answers without a cause after which no more are asked for
+TWICE = 2  # wrong answers in one size, of which none was clear
+SMALL = 64  # extents up to which two mistakes at once are tried
 
 
 def examine(
     function: Callable[..., Any],
     signature: str = "a, b",
     *,
+    format: str = "",
+    m: int | None = None,
+    n: int | None = None,
+    k: int | None = None,
     torch: bool = False,
     seconds: float = SECONDS,
     tell: Tell | None = None,
@@ -80,8 +49,14 @@ def examine(
     Parameters
     ----------
     function : callable
-    signature : {"a, b", "x, w", "a, b, out", "x, w, bias"}
+    signature : {"a, b", "x, w", "a, b, out", "x, w, bias", "a, b, c, alpha, beta", "a[i], b[i]", \
+            "a[h], b[h // group]", "x, blocks"}
         What it takes; see `SIGNATURES`.
+    format : str, optional
+        Of the blocks of "x, blocks", for example Q4_0.
+    m, n, k : int, optional
+        Extents that it insists on. Without them multiples of 16 are tried, and sizes that functions are often written
+        for, where it refuses others.
     torch : bool
         Whether it takes torch tensors; NumPy arrays otherwise.
     seconds : float
@@ -92,54 +67,115 @@ def examine(
     Raises
     ------
     OptionError
-        No such signature.
+        No such signature, or a format without blocks, or blocks without a format.
 
     Returns
     -------
     Diagnosis
-        The first that is not right; else right, with what the function refused in ``limits``.
+        Of the wrong answer that says most; else right, with what the function refused in ``limits``.
     """
     if signature not in SIGNATURES:
         raise OptionError("signature", limit=", ".join(map(repr, SIGNATURES)), value=repr(signature), nearest="a, b")
-    probes, refused, seen, accepted = list(_probes()), [], Diagnosis("right"), 0
+    if bool(format) != (signature == "x, blocks"):
+        raise OptionError("format", limit="with the signature 'x, blocks'", value=repr(format), nearest="Q4_0")
+    fixed = (m, n, k)
+    asked = _Asked(tell or (lambda done, total, text: None), seconds)
     with _Apart(function, torch) as apart:
-        for done, (kind, extents) in enumerate(probes):
-            for exact in (True, False):
-                if tell:
-                    tell(done, len(probes), f"{kind} {extents}")
-                operands = _operands(kind, extents, signature, exact)
-                runs, trouble = apart.call(operands, signature, extents, seconds)
-                if trouble.startswith("refused"):
-                    refused.append(f"{kind} m, n, k = {extents}: {trouble}")
-                    break
-                if trouble:
-                    mend = "see the words of the guard"
-                    return Diagnosis(
-                        "wrong",
-                        (Cause(trouble.split(":")[0], f"{trouble} ({kind}, m, n, k = {extents})", 0.0, 1.0, mend),),
-                    )
-                accepted += 1
-                found = _looked_at(runs, operands, signature, pairs=max(extents) <= 64)
-                if found.verdict != "right":
-                    return replace(
-                        found,
-                        first=(
-                            f"{kind}, m, n, k = {extents}, numbers {'exact in every type' if exact else 'random'}",
-                            *found.first,
-                        ),
-                    )
-                seen = found
-            if accepted >= 12 and done >= 12:
+        if not asked.answers(apart, probes(signature, format, fixed)):
+            asked.answers(apart, common(signature, format, fixed))
+        if len(asked.sizes) == 1:
+            asked.answers(apart, around(signature, format, *asked.sizes))
+    return asked.verdict()
+
+
+class _Asked:
+    """What was asked so far, and what came of it."""
+
+    def __init__(self, tell: Tell, seconds: float) -> None:
+        self.tell, self.seconds = tell, seconds
+        self.refused: list[str] = []
+        self.right: list[Diagnosis] = []
+        self.wrong: list[tuple[Probe, Diagnosis, list[Array]]] = []
+        self.sizes: set[tuple[int, int, int]] = set()
+        self.asked: set[Probe] = set()
+        self.known = False
+
+    def answers(self, apart: _Apart, some: Iterator[Probe]) -> bool:
+        """Ask until enough is known; whether anything was answered."""
+        skipped = None
+        for done, probe in enumerate(some):
+            if self.known:
                 break
-    if not accepted:
-        return Diagnosis("undiagnosable", limits=("the function took none of the probes", *refused[:3]))
-    words = (f"it refused {len(refused)} of the probes, the first {refused[0]}",) if refused else ()
-    return replace(seen, limits=(*words, *(x for x in seen.limits if "not all different" not in x)))
+            if (probe.kind, probe.extents) == skipped or probe in self.asked or self._vainly(probe):
+                continue
+            self.tell(done, None, str(probe))
+            self.asked.add(probe)
+            runs, trouble = apart.call(probe, self.seconds)
+            if trouble.startswith("refused"):
+                self.refused.append(f"{probe}: {trouble}")
+                skipped = probe.kind, probe.extents
+            else:
+                self.sizes.add(probe.extents)
+                self.known = not self._took(probe, runs, trouble)
+        return bool(self.sizes)
+
+    def _took(self, probe: Probe, runs: list[Array], trouble: str) -> bool:
+        """Take an answer; whether more are wanted."""
+        found = _said(probe, runs, pairs=False) if runs else Diagnosis("wrong")
+        if trouble:
+            cause = Cause(trouble.split(":")[0], f"{trouble} ({probe})", 0.0, 1.0, "see the words of the guard")
+            found = replace(found, verdict="wrong", causes=(cause, *found.causes))
+        if found.verdict == "right":
+            self.right.append(found)
+            return len(self.right) < ENOUGH
+        said = _names(found)
+        again = bool(said) and any(said == _names(other) for _, other, _ in self.wrong)
+        self.wrong.append((probe, found, runs))
+        unnamed = sum(not found.causes for _, found, _ in self.wrong)
+        return not (trouble or _vague(found) == (False, 0) or again or unnamed >= WRONG)
+
+    def _vainly(self, probe: Probe) -> bool:
+        """Whether these extents were asked for often enough, and did not tell."""
+        return sum(other.extents == probe.extents for other, _, _ in self.wrong) >= TWICE
+
+    def verdict(self) -> Diagnosis:
+        """The wrong answer whose causes are the fewest, of those that explain the others too; else right."""
+        if self.wrong:
+            probe, found = self._clearest()
+            return replace(found, first=(str(probe), *found.first))
+        if not self.right:
+            limits = ("the function took none of the probes", *self.refused[:3])
+            return Diagnosis("undiagnosable", limits=limits)
+        seen = next((found for found in self.right if found.causes), self.right[-1])
+        words = (f"it refused {len(self.refused)} of the probes, the first {self.refused[0]}",) if self.refused else ()
+        return replace(seen, limits=(*words, *(x for x in seen.limits if "not all different" not in x)))
+
+    def _clearest(self) -> tuple[Probe, Diagnosis]:
+        named = [(probe, found) for probe, found, _ in self.wrong if found.causes]
+        if named:
+            return min(named, key=lambda x: _vague(x[1]))
+        for probe, _, runs in self.wrong:
+            if max(probe.extents) <= SMALL:
+                return probe, _said(probe, runs, pairs=True)
+        return self.wrong[0][:2]
 
 
-def _looked_at(runs: list[Array], operands: dict[str, Array], signature: str, *, pairs: bool) -> Diagnosis:
-    trans = "N" if signature.startswith("a") else "T"
-    return diagnose(runs, operands["a"], operands["b"], trans_b=trans, bias=operands.get("bias"), pairs=pairs)
+def _said(probe: Probe, runs: list[Array], *, pairs: bool) -> Diagnosis:
+    with limit_threads(1):  # probes are small: a BLAS that waits for its threads takes several times as long
+        return probe.diagnosed(runs, pairs=pairs)
+
+
+def _names(found: Diagnosis) -> frozenset[str]:
+    """Those that explain it best; none where nobody wrote anything, which looks like a race."""
+    if not found.causes or (found.causes[0].name == "race" and found.wrong == found.elements):
+        return frozenset()
+    return frozenset({found.causes[0].name, *found.causes[0].indistinguishable_from})
+
+
+def _vague(found: Diagnosis) -> tuple[bool, int]:
+    """Least where a wrong answer has one cause."""
+    names = _names(found)
+    return found.verdict != "wrong" or not names, len(names) - 1
 
 
 class _Apart:
@@ -169,13 +205,11 @@ class _Apart:
         self.process.start()
         theirs.close()
 
-    def call(
-        self, operands: dict[str, Array], signature: str, extents: tuple[int, int, int], seconds: float
-    ) -> tuple[list[Array], str]:
-        """Two runs' results, or what happened instead."""
+    def call(self, probe: Probe, seconds: float) -> tuple[list[Array], str]:
+        """Two runs' results, and what went wrong."""
         if self.process is None:
             self._start()
-        self.pipe.send((operands, signature, extents[:2]))
+        self.pipe.send(probe)
         if not self.pipe.poll(2 * seconds):
             self._end()
             return [], f"hangs: no result within {seconds:g} s"
@@ -198,44 +232,49 @@ def _serve(function: Callable[..., Any], torch: bool, pipe: Connection) -> None:
         library.set_num_threads(1)  # threads of a parent that forked are not here
     while True:
         try:
-            operands, signature, shape = pipe.recv()
+            probe = pipe.recv()
         except EOFError:
             return
-        pipe.send(_run(function, torch, operands, signature, shape))
+        pipe.send(_run(function, torch, probe))
 
 
-def _run(
-    function: Callable[..., Any], torch: bool, operands: dict[str, Array], signature: str, shape: tuple[int, int]
-) -> tuple[list[Array], str]:
+def _run(function: Callable[..., Any], torch: bool, probe: Probe) -> tuple[list[Array], str]:
+    """Results of two calls, and what is wrong with them beside their values."""
     from .guard import GuardError, guarded_empty
 
     runs = []
+    operands = probe.operands()
     for _ in range(2):
-        given = {name: _tensor(x) if torch else x.copy() for name, x in operands.items()}
-        kind = operands["a"].dtype.name
-        out = guarded_empty(shape, kind, device="cpu" if torch else None) if "out" in signature else None
+        given = {name: _tensor(x) if torch else x for name, x in probe.operands().items()}
+        out = (
+            guarded_empty(probe.shape, probe.kind, device="cpu" if torch else None)
+            if "out" in probe.signature
+            else None
+        )
         try:
             result = function(*given.values(), *((out.array,) if out else ()))
             found = host(out.array if out else result)
         except Exception as error:  # whatever it raises is what it says to this probe
             return [], f"refused: {type(error).__name__}: {error or traceback.format_exc(limit=1)}"
-        if any(host(given[name]).tobytes() != x.tobytes() for name, x in operands.items()):
+        if any(host(given[name]).tobytes() != host(x).tobytes() for name, x in operands.items()):
             return [], "writes into its operands: they have other bytes after the call"
+        if not isinstance(found, np.ndarray) or found.shape != probe.shape or found.dtype.kind not in "fV":
+            got = f"{type(found).__name__} {getattr(found, 'dtype', '')} {list(getattr(found, 'shape', ()))}"
+            return [], f"returns something else: {got} where floats {list(probe.shape)} were due"
+        runs.append(np.array(found))
         try:
             if out:
                 out.check()
         except GuardError as error:
-            return [], f"{error.what}: {error.value}"
-        if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype.kind not in "fV":
-            got = f"{type(found).__name__} {getattr(found, 'dtype', '')} {list(getattr(found, 'shape', ()))}"
-            return [], f"returns something else: {got} where floats {list(shape)} were due"
-        runs.append(np.array(found))
+            return runs, f"{error.what}: {error.value}"
     return runs, ""
 
 
-def _tensor(x: Array) -> Any:
+def _tensor(x: Any) -> Any:
     import torch
 
+    if not isinstance(x, np.ndarray):
+        return x
     if x.dtype.name == "bfloat16":
-        return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(x.copy())
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)

@@ -11,7 +11,7 @@ from ..contract import reference
 from ..errors import IsogemmError
 from .case import Array, GemmCall
 
-__all__ = ["order_of"]
+__all__ = ["follows", "order_of"]
 
 CORNER = 12  # rows and columns
 SPLITS = (2, 3, 4, 8, 16)
@@ -19,12 +19,9 @@ SPLITS = (2, 3, 4, 8, 16)
 
 def order_of(case: GemmCall, observed: Array) -> str:
     """The first known order that gives the bits of a corner of the result; "" where none does, or nothing was asked."""
-    if case.alpha != 1 or case.beta != 0 or case.bias is not None or case.weights is not None or not case.sizes[2]:
+    if not _plain(case):
         return ""
-    a, b = case.a.values()[0][:CORNER], case.b.values()[0][:, :CORNER]
-    a, b = a.astype(case.a.flat.dtype), b.astype(case.b.flat.dtype)
-    at = case.c.positions()[0, :CORNER, :CORNER]
-    want = observed[at]
+    a, b, want = _corner(case, observed)
     for words, sums in _orders(a, b):
         try:
             found = sums()
@@ -33,6 +30,33 @@ def order_of(case: GemmCall, observed: Array) -> str:
         if found.astype(want.dtype).tobytes() == want.tobytes():
             return words
     return ""
+
+
+def follows(case: GemmCall, observed: Array, contract: str) -> bool:
+    """Whether a right result has the bits of a contract; True too where that cannot be told from a call.
+
+    Raises
+    ------
+    ContractError, DTypeError
+        No such contract, or not for these operands.
+    """
+    if not _plain(case):
+        return True
+    a, b, want = _corner(case, observed)
+    return bool(reference.evaluate(a, b, contract).astype(want.dtype).tobytes() == want.tobytes())
+
+
+def _plain(case: GemmCall) -> bool:
+    """Whether the call is a sum and nothing else."""
+    scaled = case.alpha != 1 or case.beta != 0 or case.bias is not None
+    return not (scaled or case.weights is not None) and min(case.sizes) > 0
+
+
+def _corner(case: GemmCall, observed: Array) -> tuple[Array, Array, Array]:
+    """Some rows of A, columns of B and what was seen there."""
+    a, b = case.a.values()[0][:CORNER], case.b.values()[0][:, :CORNER]
+    at = case.c.positions()[0, :CORNER, :CORNER]
+    return a.astype(case.a.flat.dtype), b.astype(case.b.flat.dtype), observed[at]
 
 
 def _orders(a: Array, b: Array) -> Iterator[tuple[str, Callable[[], Array]]]:

@@ -18,7 +18,8 @@ from ..formats.blocks import format_of
 from .bank import MISTAKES
 from .case import Array, Blocks, GemmCall, StoredMatrix, matrix_of, resized
 from .diagnosis import Cause, Diagnosis
-from .orders import order_of
+from .groups import Product, diagnosed
+from .orders import follows, order_of
 from .search import search
 
 FLOATS = (np.dtype(np.float64), FLOAT32, BFLOAT16, FLOAT16)
@@ -50,8 +51,10 @@ def diagnose(
     ----------
     observed : array [m, n] or [items, m, n], flat buffer, or a list of them
         What the call left. Several runs of the same call, in a list, show a race.
-    a : array [m, k] or [items, m, k]
-        [k, m] for ``trans_a="T"``. NumPy's, or a torch tensor on any device (copied to the host).
+    a : array [m, k] or [items, m, k], or list of arrays
+        [k, m] for ``trans_a="T"``. NumPy's, or a torch tensor on any device (copied to the host). A list is a list of
+        products whose sizes may differ, as of `isogemm.gemm_grouped`: `observed`, `b` and `c` then are lists as long,
+        and several runs are a list of such lists.
     b : array [k, n] or [items, k, n]
         [n, k] for ``trans_b="T"``; fewer items than A's for groups of heads that share one; a QuantizedMatrix
         [n, k], or with `format` its bytes.
@@ -88,15 +91,39 @@ def diagnose(
     -----
     The cost is a few float64 products of the same size, and a small fraction of one for each mistake of the bank.
     """
-    runs = [host(x) for x in observed] if isinstance(observed, list | tuple) else [host(observed)]
     said: dict[str, Any] = {"alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "bias": bias}
-    case, buffers = call_of(runs, a, b, c, **said, format=format, row_stride=row_stride, **view)
-    if contract and Contract.parse(contract).arithmetic.startswith("tf32:"):
-        case = replace(case, rounded="tf32")
-    found = search(case, buffers[0], pairs=pairs, tell=tell)
+    said |= {"format": format, "row_stride": row_stride, **view}
+    tf32 = contract is not None and Contract.parse(contract).arithmetic.startswith("tf32:")
+
+    def alone(case: GemmCall, buffers: list[Array], both: bool) -> Diagnosis:
+        return _diagnosed(replace(case, rounded="tf32") if tf32 else case, buffers, contract, both, tell)
+
+    if isinstance(a, list | tuple):
+        return diagnosed(_listed(observed, a, b, c, said), alone, pairs=pairs)
+    runs = [host(x) for x in observed] if isinstance(observed, list | tuple) else [host(observed)]
+    return alone(*call_of(runs, a, b, c, **said), pairs)
+
+
+def _diagnosed(case: GemmCall, buffers: list[Array], contract: str | None, pairs: bool, tell: Tell | None) -> Diagnosis:
+    """Of one call, and what its runs left."""
+    at = case.c.positions().reshape(-1)
+    moved = max((compare.differing(buffers[0][at], x[at]) for x in buffers[1:]), default=0)
+    found = search(case, buffers[0], pairs=pairs and not moved, tell=tell)
     if found.verdict == "right":
-        found = replace(found, order=order_of(case, buffers[0]))
-    return _compared(found, case, buffers)
+        found = _ordered(found, case, buffers[0], contract)
+    return _compared(found, case, buffers, f"{moved} of {at.size} elements differ from run to run") if moved else found
+
+
+def _listed(observed: Any, a: Any, b: Any, c: Any, said: dict[str, Any]) -> list[Product]:
+    """The calls of a list of products, whose runs are lists too."""
+    runs = list(observed) if len(observed) and isinstance(observed[0], list | tuple) else [observed]
+    for name, x in (("b", b), ("c", c), *(("observed", run) for run in runs)):
+        if x is not None and len(x) != len(a):
+            limit = f"{len(a)}, one for each product"
+            raise ShapeError(f"items of {name}", limit=limit, value=len(x), nearest=len(a))
+    return [
+        call_of([host(run[g]) for run in runs], a[g], b[g], None if c is None else c[g], **said) for g in range(len(a))
+    ]
 
 
 def host(x: Any) -> Array:
@@ -240,24 +267,29 @@ def _offsets(offset: int | Sequence[int], step: int, count: int) -> Sequence[int
     return list(offset) if isinstance(offset, Sequence) else [int(offset) + step * p for p in range(count)]
 
 
-def _compared(found: Diagnosis, case: GemmCall, buffers: list[Array]) -> Diagnosis:
-    """What several runs show beside the first."""
-    at = case.c.positions().reshape(-1)
-    moved = [compare.differing(buffers[0][at], x[at]) for x in buffers[1:]]
-    if not any(moved):
+def _ordered(found: Diagnosis, case: GemmCall, buffer: Array, contract: str | None) -> Diagnosis:
+    """A right result with the order of its sum, which is a cause where it is not that of the contract."""
+    found = replace(found, order=order_of(case, buffer))
+    if contract is None or follows(case, buffer, contract):
         return found
+    words = f"right within rounding, but not the bits of {contract}: {found.order or 'an order that is not known'}"
+    return replace(found, causes=(_by_chance("other-order", words, found.residual),))
+
+
+def _compared(found: Diagnosis, case: GemmCall, buffers: list[Array], moved: str) -> Diagnosis:
+    """What several runs that differ show beside the first."""
     others = [search(case, x, pairs=False) for x in buffers[1:]]
-    words = f"{max(moved)} of {at.size} elements differ from run to run"
     if {found.verdict, *(x.verdict for x in others)} == {"right"}:
-        cause = Cause(
-            "other-order",
-            f"{words}, within rounding: sums meet in an order of chance, as atomics do",
-            found.residual,
-            1.0,
-            "sum in a fixed order",
-        )
-        return replace(found, causes=(cause,))
+        words = f"{moved}, within rounding: sums meet in an order of chance, as atomics do"
+        return replace(found, causes=(_by_chance("other-order", words, found.residual),))
+    alike = set.intersection(*({(x.name, x.parameter) for x in y.causes} for y in (found, *others)))
+    if alike:  # what it left unwritten differs, or what it read of other people's memory
+        return replace(found, causes=tuple(x for x in found.causes if (x.name, x.parameter) in alike))
     worst = max([found, *others], key=lambda x: x.wrong)
-    mend = "wait before memory is read or written again: a barrier between the last read and the next write"
-    race = Cause("race", f"{words}, beyond rounding", worst.residual, 1.0, mend)
-    return replace(worst, verdict="wrong", causes=(race, *(x for x in worst.causes if x.name not in MISTAKES)))
+    seen = "".join(f"; {cause.parameter}" for cause in worst.causes if cause.name == "race")
+    race = _by_chance("race", f"{moved}, beyond rounding{seen}", worst.residual)
+    return replace(worst, verdict="wrong", causes=(race,))
+
+
+def _by_chance(name: str, words: str, residual: float) -> Cause:
+    return Cause(name, words, residual, 1.0, MISTAKES[name].mend)

@@ -19,6 +19,7 @@ from .bank.variant import Variant
 from .case import Array, GemmCall
 from .diagnosis import Cause, Diagnosis
 from .simulate import EPS, Simulated, explained, simulate
+from .tiles import race
 
 __all__ = ["joined", "search"]
 
@@ -28,7 +29,9 @@ Tell = Callable[[int, int | None, str], None]
 COARSE, WRONG, OTHERS = 24, 192, 128  # places of samples
 GAIN, LOSS = 0.97, 0.03  # shares of wrong elements that are explained, and of others that no longer are
 LUCK = 0.3  # share of right elements among those of which a mistake says nothing
+RARE = 0.02  # the same, where the mistake says nothing of any wrong element
 TOLD = 8  # wrong elements of which it says something are enough
+SPREAD = 0.2  # share of elements that are wrong where all have few digits
 UNKNOWN = 0.75  # share of wrong elements of which a mistake says nothing
 TINY = 2.0**-149
 WORK = 2**29  # products of elements that are tried for pairs, whatever else the machine does: some 10 s
@@ -78,7 +81,7 @@ class _Seen:
         if told.any():
             gain, share = float(np.mean(ok[told])), min(share, 0.5) if told.sum() >= TOLD else share
         else:  # it left exactly the wrong elements as they were, or says nothing
-            gain, share = float(self.fine.any() and not lucky.any()), 0.5
+            gain, share = float(self.fine.any() and lucky.sum() <= RARE * unknown), 0.5
         off = _off(self.observed, found)
         with np.errstate(all="ignore"):
             steps = off * found.bound / (found.noise + TINY)
@@ -104,10 +107,14 @@ def search(case: GemmCall, observed: Array, *, pairs: bool = True, tell: Tell | 
     whole = _Seen(case, at, seen, fine)
     found = _explaining(whole, variants_of(case), tell)
     loose = bool((off <= 1).all())
-    if not found and pairs and not loose:
+    causes = _causes(found)
+    if not causes and not loose:
+        causes = race(case, seen.astype(np.float64), right, fine)
+    if not causes and pairs and not loose:
         some = WORK // (COARSE * max(1, case.sizes[2]))
-        found = _explaining(whole, ((name, both) for name, both, _ in itertools.islice(joined(case), some)), tell)
-    causes = _causes(found) or _noise(whole, right)
+        found = _explaining(whole, itertools.islice(joined(case), some), tell)
+        causes = _causes(found)
+    causes = causes or _noise(whole, right)
     if not causes and loose:
         return correct
     tied = bool(causes) and len({name for name, _, _ in found}) > 1 and bool(correct.limits)
@@ -164,17 +171,17 @@ def _changed(case: GemmCall, variant: Variant) -> frozenset[str]:
     return frozenset(f.name for f in fields(case) if getattr(case, f.name) is not getattr(variant.case, f.name))
 
 
-def joined(case: GemmCall) -> Iterator[tuple[str, Variant, tuple[Variant, ...]]]:
-    """Two mistakes at once, and each alone: of different words, or the second made in what the first left."""
+def joined(case: GemmCall) -> Iterator[tuple[str, Variant]]:
+    """Two mistakes at once: of different words, or the second made in what the first left."""
     singles = [(name, variant, _changed(case, variant)) for name, variant in variants_of(case)]
     for (one, first, left), (two, second, right) in itertools.combinations(singles, 2):
         if one != two and not left & right:
             both = replace(first.case, **{name: getattr(second.case, name) for name in right})
-            yield f"{one} + {two}", Variant(f"{first.parameter}; {second.parameter}", both), (first, second)
+            yield f"{one} + {two}", Variant(f"{first.parameter}; {second.parameter}", both)
     for one, first, left in singles:
         for two, second in variants_of(first.case) if case.weights is None else ():
             if one < two and _changed(first.case, second) & left:
-                yield f"{one} + {two}", Variant(f"{first.parameter}; {second.parameter}", second.case), (first,)
+                yield f"{one} + {two}", Variant(f"{first.parameter}; {second.parameter}", second.case)
 
 
 def _causes(found: Found) -> tuple[Cause, ...]:
@@ -198,7 +205,7 @@ def _noise(whole: _Seen, right: Simulated) -> tuple[Cause, ...]:
     """Errors like those of a sum in a type of few digits, in an order that nobody simulated."""
     wide = whole.observed.astype(np.float64)
     error = wide - right.value
-    if not np.isfinite(error).all() or error.size < 16:
+    if not np.isfinite(error).all() or error.size < 16 or np.mean(~whole.fine) < SPREAD:
         return ()
     sums = right.noise / EPS  # sqrt(K) times what a sum passes through
     follows = abs(np.corrcoef(error, right.value)[0, 1]) if right.value.std() and error.std() else 1.0

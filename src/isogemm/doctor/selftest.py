@@ -7,7 +7,7 @@ by NumPy's float32 product, rounded, written. Extents are coprime, buffers hold 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,17 +20,21 @@ from ..contract.spec import ARITHMETICS
 from ..errors import IsogemmError
 from ..formats import reference as formats
 from ..formats.blocks import FORMATS
-from .bank import MISTAKES
+from .bank import MISTAKES, variants_of
 from .bank.variant import Variant
 from .case import Array, Blocks, GemmCall, StoredMatrix
+from .diagnosis import Diagnosis
+from .probes import random_blocks
+from .results import diagnose
 from .search import joined, search
 from .simulate import explained, round_to, simulate
 
-__all__ = ["Score", "alarms", "drawn", "planted", "scores"]
+__all__ = ["Score", "alarms", "chances", "drawn", "planted", "raced", "scores"]
 
 PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 DEPTHS = (59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 131)
 READ = 0.3  # share of the wrong elements that come of what the buffers hold
+ORDERS = ("chain", "tree2", "tree4", "tree8", "leaf256")
 CODED = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K")
 
 
@@ -42,11 +46,21 @@ class Score:
     ----------
     planted, first, listed : int
         Drawn; named first; named among those that explain as much as the first.
+    alike : int
+        Pairs that were drawn and left the values of one mistake alone, at every place: nothing can tell them.
     """
 
     planted: int = 0
     first: int = 0
     listed: int = 0
+    alike: int = 0
+
+    def count(self, name: str, said: Diagnosis) -> None:
+        """Count a finding where `name` was planted."""
+        best = said.causes[0] if said.causes else None
+        self.planted += 1
+        self.first += best is not None and best.name == name
+        self.listed += best is not None and name in best.indistinguishable_from
 
     @property
     def found(self) -> float:
@@ -96,14 +110,12 @@ def _laid(
 
 
 def _weights(rng: np.random.Generator, n: int) -> Blocks:
-    """Random blocks with sensible scales."""
+    """Random blocks, and others behind them."""
     fmt = FORMATS[str(rng.choice(CODED))]
-    k = fmt.block * (7 if fmt.block == 32 else 2)
-    raw = rng.integers(0, 256, (n, fmt.row_bytes(k)), dtype=np.uint8)
-    blocks = raw.reshape(-1, fmt.nbytes).view(fmt.dtype)[..., 0]
-    for scale in fmt.scales:
-        blocks[scale.name] = rng.uniform(0.01, 0.1, blocks.shape).astype(scale.dtype)
-    return Blocks(np.concatenate([raw.reshape(-1), raw.reshape(-1)[::-1]]), fmt, n, k, fmt.row_bytes(k))
+    blocks = 7 if fmt.block == 32 else 2
+    rows = random_blocks(rng, fmt, n, blocks)
+    k = blocks * fmt.block
+    return Blocks(np.concatenate([rows.reshape(-1), rows.reshape(-1)[::-1]]), fmt, n, k, fmt.row_bytes(k))
 
 
 def planted(case: GemmCall, garbage: np.random.Generator) -> Array:
@@ -143,27 +155,71 @@ def scores(count: int, *, pairs: bool = False, seed: int = 0, tell: Tell | None 
     rng = np.random.default_rng(seed)
     found: dict[str, Score] = {}
     source = _pairs(rng, count) if pairs else _singles(rng, count)
-    for done, (name, case, variant, halves) in enumerate(source):
+    for done, (name, case, variant) in enumerate(source):
         if tell:
             tell(done, None, name)
         observed = planted(variant.case, rng)
         at = case.c.positions().reshape(-1)
         wrong, mistaken = ~explained(observed[at], simulate(case, at)), simulate(variant.case, at)
-        wanted = mistaken.value.tobytes()
         if not wrong.any() or mistaken.known[wrong].mean() < READ:
             continue  # these operands do not show it, or it would read nothing but other people's memory
         score = found.setdefault("pairs" if pairs else name, Score())
-        if any(simulate(half.case, at).value.tobytes() == wanted for half in halves):
-            continue  # one of the two hides the other: nothing is written where a sum was wrong
-        said = search(case, observed)
-        score.planted += 1
-        best = said.causes[0] if said.causes else None
-        score.first += best is not None and best.name == name
-        score.listed += best is not None and name in best.indistinguishable_from
+        if pairs and _like_one(case, at, mistaken.value):
+            score.alike += 1
+            continue
+        score.count(name, search(case, observed))
     return found
 
 
-Planted = tuple[str, GemmCall, Variant, tuple[Variant, ...]]
+def _like_one(case: GemmCall, at: Array, wanted: Array) -> bool:
+    """Whether one mistake of the bank leaves these values, and the same memory unwritten."""
+    few = slice(None, None, 1 + at.size // 64)
+    return any(
+        np.array_equal(simulate(one.case, at[few]).value, wanted[few], equal_nan=True)
+        and np.array_equal(simulate(one.case, at).value, wanted, equal_nan=True)
+        for _, one in variants_of(case)
+    )
+
+
+def chances(count: int, *, seed: int = 0, tell: Tell | None = None) -> dict[str, Score]:
+    """What no call describes, in drawn calls: tiles of one run without their blocks of K; sums of other contracts."""
+    rng = np.random.default_rng(seed)
+    found = {"race": Score(), "other-order": Score()}
+    for turn in range(count):
+        if tell:
+            tell(turn, count, "race")
+        dtype = DTYPES[turn // len(FORMS) % 3].name
+        case = drawn(rng, FORMS[turn % len(FORMS)], dtype)
+        observed, at = raced(case, rng), case.c.positions().reshape(-1)
+        if not explained(observed[at], simulate(case, at)).all():
+            found["race"].count("race", search(case, observed, pairs=False))
+        a, b = (rng.standard_normal(shape).astype(NUMPY[dtype]) for shape in ((12, 300), (300, 12)))
+        asked, given = (f"fma/{order}" for order in rng.choice(ORDERS, 2, replace=False))
+        want, have = (reference.evaluate(a, b, order).astype(a.dtype) for order in (asked, given))
+        if want.tobytes() != have.tobytes():
+            found["other-order"].count("other-order", diagnose(have, a, b, contract=asked))
+    return found
+
+
+def raced(case: GemmCall, rng: np.random.Generator) -> Array:
+    """The right result, but for some tiles whose sums lack a block of K, each its own."""
+    m, n, k = case.sizes
+    left, at = planted(case, rng), case.c.positions()
+    side, block = int(rng.choice([8, 16])), int(rng.choice([16, 32]))
+    for _ in range(int(rng.integers(1, 5))):
+        p, i, j = (
+            int(rng.integers(case.items)),
+            side * int(rng.integers(m // side)),
+            side * int(rng.integers(n // side)),
+        )
+        start = block * int(rng.integers(-(-k // block)))
+        late = planted(replace(case, counts=((start, min(k, start + block), 0),)), rng)
+        places = at[p, i : i + side, j : j + side]
+        left[places] = late[places]
+    return left
+
+
+Planted = tuple[str, GemmCall, Variant]
 
 
 def _singles(rng: np.random.Generator, count: int) -> Iterator[Planted]:
@@ -174,7 +230,7 @@ def _singles(rng: np.random.Generator, count: int) -> Iterator[Planted]:
             some = list(mistake.variants(case))
             if some:
                 made += 1
-                yield name, case, some[int(rng.integers(len(some)))], ()
+                yield name, case, some[int(rng.integers(len(some)))]
             if made == count:
                 break
 
@@ -183,8 +239,8 @@ def _pairs(rng: np.random.Generator, count: int) -> Iterator[Planted]:
     for turn in range(count):
         case = drawn(rng, FORMS[turn % len(FORMS)], DTYPES[turn // len(FORMS) % 3].name)
         both = list(joined(case))
-        name, variant, halves = both[int(rng.integers(len(both)))]
-        yield name, case, variant, halves
+        name, variant = both[int(rng.integers(len(both)))]
+        yield name, case, variant
 
 
 PROVIDERS: dict[str, Callable[[Array, Array], Array]] = {

@@ -14,9 +14,12 @@ from .simulate import explained, simulate
 
 __all__ = ["recipe"]
 
+ALIGNED = 16  # bytes that vector loads and tensor cores take at a time
+
 
 def recipe(observed: Any, a: Any, b: Any, c: Any = None, **call: Any) -> Iterator[str]:
     """The eight steps for a call, with the arguments of `isogemm.doctor.diagnose`; yields lines."""
+    call = {name: value for name, value in call.items() if name not in ("contract", "pairs")}  # of no step
     case, buffers = call_of([host(observed)], a, b, c, **call)
     seen = buffers[0]
     steps = (_shapes, _corners, _strict, _without_beta, _first_item, _by_hand, _strides, _offsets)
@@ -84,8 +87,12 @@ def _by_hand(case: GemmCall, seen: Array) -> Iterator[str]:
 
 
 def _layout(name: str, x: StoredMatrix) -> str:
-    lines = x.rows if x.by_rows else x.columns
-    return f"{name}: ld {x.ld}, {lines} stored lines: a matrix takes ld * lines = {x.ld * lines}"
+    lines, size = x.rows if x.by_rows else x.columns, x.ld * x.flat.itemsize
+    slow = f", which {ALIGNED} does not divide: slow, not wrong" if size % ALIGNED else ""
+    return (
+        f"{name}: ld {x.ld}, {lines} stored lines: a matrix takes ld * lines = {x.ld * lines}; lines {size} bytes "
+        f"apart{slow}"
+    )
 
 
 def _strides(case: GemmCall, seen: Array) -> Iterator[str]:

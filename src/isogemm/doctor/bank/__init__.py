@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..case import GemmCall
-from . import bias, extents, heads, layout, quantized, rounding, scalars
+from . import bias, chance, extents, heads, layout, quantized, rounding, scalars
 from .variant import Variant
 
 __all__ = ["MISTAKES", "Mistake", "Variant", "variants_of"]
@@ -19,7 +19,7 @@ class Mistake(NamedTuple):
     Attributes
     ----------
     variants : callable
-        From the call as it was meant to the calls that this mistake could have made of it.
+        From the call as it was meant to the calls that this mistake could have made of it; none where chance decides.
     mend : str
         What to do, in one line.
     """
@@ -63,6 +63,8 @@ MISTAKES = MappingProxyType(
         "zero-point": Mistake(quantized.zero, "subtract the zero point, or add the block's minimum"),
         "signedness": Mistake(quantized.sign, "read codes with the sign that the format gives them"),
         "sub-block-scale": Mistake(quantized.sub_block, "each sub-block has a scale of its own"),
+        "race": Mistake(chance.unforeseen, "a barrier between the last read of memory and the next write to it"),
+        "other-order": Mistake(chance.unforeseen, "sum in a fixed order, the one that was asked for"),
     }
 )  # fmt: skip
 """By name, the simpler ones first: of two that explain equally well the first is named."""

@@ -54,6 +54,14 @@ def test_there_is_something_to_test():
     assert {"README.md", "docs/determinism.md"} <= {_id(page) for page in WITH_PYTHON}
 
 
+def test_the_first_example_fails_without_its_one_line():
+    pytest.importorskip("transformers")
+    (_, body), *_ = _blocks(ROOT / "README.md", "python")
+    line = next(line for line in body.splitlines() if line.startswith("isogemm.torch.convert"))
+    with pytest.raises(AssertionError):
+        exec(compile(body.replace(line, ""), "README.md", "exec"), {})
+
+
 @pytest.fixture
 def _levels() -> Iterator[None]:
     """Pages show how loggers are silenced: for a reader's process, not for this one."""

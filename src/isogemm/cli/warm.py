@@ -101,7 +101,7 @@ def _quantized() -> Iterator[Step]:
 
 
 def _torch() -> Iterator[Step]:
-    """A small layer of each kind, forward and backward; nothing where torch is not installed."""
+    """A small layer of each kind and a small model, forward and backward; nothing where torch is not installed."""
     if find_spec("torch") is None:
         return
     import torch
@@ -122,9 +122,26 @@ def _torch() -> Iterator[Step]:
         x = torch.ones(8, 64, requires_grad=True)
         ours.reductions.log_softmax(x).sum().backward()
 
+    def model(dtype: Any) -> None:
+        import transformers
+
+        config = transformers.Qwen3Config(
+            hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, vocab_size=64,
+        )  # fmt: skip
+        whole = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        ours.convert(whole)
+        ids = torch.ones(2, 8, dtype=torch.int64)
+        whole(ids, labels=ids).loss.backward()
+        with torch.no_grad():
+            whole(ids[:, :1], past_key_values=transformers.DynamicCache(config=config))
+
+    whole_models = find_spec("transformers") is not None
     for dtype in (torch.float32, torch.bfloat16):
         yield f"layers in {dtype}", partial(block, dtype)
         yield f"attention in {dtype}", partial(attention, dtype)
+        if whole_models:
+            yield f"a model in {dtype}", partial(model, dtype)
     yield "softmax", softmax
 
 

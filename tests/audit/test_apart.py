@@ -48,7 +48,14 @@ def started(folder: Path, name: str) -> subprocess.Popen[str]:
     words = ["audit", "-p", f"mine.py:{provider}", "--no-speed", "--m", "1,2", "--shapes", "s.csv"]
     command = [sys.executable, "-m", "isogemm", *words, "--relation", "population", "--json", "out/r.json"]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True, preexec_fn=hears_interrupts
+    )
+
+
+def hears_interrupts() -> None:
+    """A job in the background of a shell ignores them, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(path: Path) -> None:

@@ -302,7 +302,7 @@ def test_terminal_says_what_does_not_apply_and_omits_empty_tables() -> None:
     assert "n/a: cases that do not apply here" in text
     assert "packing: tests.audit.fakes:honest prepares no weights" in text
     assert text.count("population") == 2  # a table for each of those that ran
-    assert "tests.audit.fakes:zeros did not run: fake: is not x @ w.T (relative error 1.0)" in text
+    assert "tests.audit.fakes:zeros failed: fake: is not x @ w.T (relative error 1.0)" in text
     assert "M = 4." in text
     assert page(report).count("<th colspan=2>") == 2
     isogemm_alone = audit.run(["isogemm"], [LinearShape("whole", 40, 40)], sweep=[1, 2], speed=False)

@@ -16,13 +16,14 @@ from isogemm.backends.cpu.quant.dot import instructions
 from isogemm.formats import reference
 from isogemm.formats.blocks import FORMATS
 
-FLOATS = "Q4_K"  # float activations have no code of their own for a CPU
+FLOATS = "Q6_K"  # float activations have no code of their own for a CPU
 # One format of each shape of blocks: what a format unpacks is the same on every CPU, and what multiplies it is not.
 SHAPES = ("Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K")
 
 
 def main() -> None:
-    for fmt in map(FORMATS.__getitem__, SHAPES):
+    shapes = SHAPES if instructions() != "generic" else SHAPES[::2]  # without vectors of its own, loops are the same
+    for fmt in map(FORMATS.__getitem__, shapes):
         w = weight(fmt, 33, 2)
         for m in (1, 2, 5, 9):
             x = values("heavy", m, w.shape[1], seed=m)

@@ -26,6 +26,7 @@ SCHEMA = "isogemm.study.v1"
 MEMORY_SHARE = 0.8  # of what is free: libraries take workspaces besides
 ROUNDS = {"device": 7, "wall": 7, "submit": 7, "profiled": 3}
 QUICK_ROUNDS = {"device": 5, "wall": 5, "submit": 5, "profiled": 1}
+LARGE = 2**28  # bytes of a case that are not left to the collector's own time
 LEAST_ROUNDS, LONG = 5, 1.0  # for a verdict; seconds of a round from which on they are enough
 BLOCK_SECONDS = {"device": 2e-3, "wall": 5e-3, "submit": 1e-3, "profiled": 1e-9}
 QUICK_BLOCK = 0.4
@@ -175,7 +176,8 @@ def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) ->
         found, facts["error"] = {"timings": {}}, _words(error)
     finally:
         site.forget()
-        gc.collect()
+        if case.nbytes > LARGE:
+            gc.collect()
     if case.inspect and found["timings"] and not options.quick:
         facts |= _counters(study, case, found["timings"], options)
     return row(

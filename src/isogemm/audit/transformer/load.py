@@ -48,7 +48,7 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
             "--hf",
             limit="a folder on this machine with config.json; nothing is downloaded",
             value=path,
-            nearest=f"the folder made by: hf download OWNER/{folder.name} --local-dir {folder.name}",
+            nearest=f"the folder made by: hf download {_hub_name(path)} --local-dir {folder.name}",
         )
     if not random and not any(list(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise OptionError(
@@ -72,6 +72,11 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
             f"the model in {path}", limit="one that transformers reads", value=text, nearest="its folder"
         ) from error
     return model.eval().to(place)
+
+
+def _hub_name(path: str) -> str:
+    """A model's name where `path` is one; of a folder's path its last part, whose owner nobody knows."""
+    return path if not path.startswith((".", "/", "~")) else f"OWNER/{Path(path).name}"
 
 
 def _device(name: str) -> Any:

@@ -197,19 +197,20 @@ def program_section(runs: Sequence[Row], sources: Sequence[str]) -> str:
         *wrapped(
             "A training step of a decoder (hidden 512, 4 layers, float32, AdamW), as a program and by torch "
             f"{packages['torch']}, interleaved, {cpu['model']} ({cpu['core']}); above 1 the program is faster. Medians "
-            "of rounds and 95 % intervals, and the least round of each; other work took its turns on both processors, "
-            "so rounds are of two kinds, and intervals are wide."
+            "of rounds and 95 % intervals, and the least round of each. torch's threads spin while they wait, or with "
+            "OMP_WAIT_POLICY=passive sleep."
         ),
         "",
-        f"| threads | rounds, load before | program | / {CONVERTED} | / {PLAIN} | least of each | memory | canaries |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| threads | wait | rounds, load | program | / {CONVERTED} | / {PLAIN} | least of each | memory | canaries |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for load, found in ((run["environment"]["load"], found) for run in runs for found in run["rows"]):
+    for stamp, found in ((run["environment"], found) for run in runs for found in run["rows"]):
         ratios = {x["peer"]: ratio_text(x) for x in found["verdicts"]}
         shares, memory, samples = found["phases"], found["memory"], found["timings"][OURS]["samples"]
         least = ", ".join(f"{1e3 * min(x['samples']):.0f}" for x in found["timings"].values())
+        wait = stamp["variables"].get("OMP_WAIT_POLICY", "active")
         cells = [
-            str(found["threads"]), f"{len(samples)}, {load}",
+            str(found["threads"]), wait, f"{len(samples)}, {stamp['load']}",
             f"{1e3 * found['timings'][OURS]['median']:.0f} ms", ratios[CONVERTED], ratios[PLAIN], f"{least} ms",
             f"{memory['bytes'] / memory['lower_bound']:.4f} of live bytes",
             f"{shares[CANARIES] / sum(shares.values()):.2%}",

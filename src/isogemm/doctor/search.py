@@ -34,7 +34,9 @@ TOLD = 8  # wrong elements of which it says something are enough
 SPREAD = 0.2  # share of elements that are wrong where all have few digits
 UNKNOWN = 0.75  # share of wrong elements of which a mistake says nothing
 TINY = 2.0**-149
-WORK = 2**29  # products of elements that are tried for pairs, whatever else the machine does: some 10 s
+WORK = 3 * 2**27  # products of elements that are tried for pairs, whatever else the machine does: some 10 s
+SLOW = 8  # times as long as the others, or so
+EARLY = 32  # lines
 SPECIAL = 2048  # places at which what is computed element by element is verified
 
 
@@ -111,8 +113,7 @@ def search(case: GemmCall, observed: Array, *, pairs: bool = True, tell: Tell | 
     if not causes and not loose:
         causes = race(case, seen.astype(np.float64), right, fine)
     if not causes and pairs and not loose:
-        some = WORK // (COARSE * max(1, case.sizes[2]))
-        found = _explaining(whole, itertools.islice(joined(case), some), tell)
+        found = _explaining(whole, _affordable(joined(case), case.sizes), tell)
         causes = _causes(found)
     causes = causes or _noise(whole, right)
     if not causes and loose:
@@ -146,6 +147,13 @@ def _sample(seen: _Seen, wrong: int, others: int) -> _Seen:
     return seen.some(np.concatenate(parts))
 
 
+def _early(whole: _Seen) -> _Seen | None:
+    """Wrong places of the first lines: what is written over its own operands is computed line by line."""
+    m, n, _ = whole.case.sizes
+    early = whole.some(np.flatnonzero(whole.case.c.owner[whole.at] % (m * n) < EARLY * n))
+    return None if early.fine.all() else _sample(early, COARSE, 0)
+
+
 Found = list[tuple[str, Variant, Fit]]
 
 
@@ -158,10 +166,13 @@ def _verified(whole: _Seen, name: str, variant: Variant) -> Found:
 def _explaining(whole: _Seen, mistakes: Iterator[tuple[str, Variant]], tell: Tell) -> Found:
     """Those that explain a few wrong places, then some hundred of either kind, then all."""
     coarse, sample = _sample(whole, COARSE, 0), _sample(whole, WRONG, OTHERS)
+    first = _early(whole)
     found = Found()
     for count, (name, variant) in enumerate(mistakes):
         if count % 64 == 0:
             tell(count, None, name)
+        if variant.case.alias and first is not None and not first.plausible(variant.case):
+            continue
         if coarse.plausible(variant.case) and sample.fit(variant.case).good:
             found += _verified(whole, name, variant)
     return found
@@ -182,6 +193,19 @@ def joined(case: GemmCall) -> Iterator[tuple[str, Variant]]:
         for two, second in variants_of(first.case) if case.weights is None else ():
             if one < two and _changed(first.case, second) & left:
                 yield f"{one} + {two}", Variant(f"{first.parameter}; {second.parameter}", second.case)
+
+
+def _affordable(mistakes: Iterator[tuple[str, Variant]], sizes: tuple[int, int, int]) -> Iterator[tuple[str, Variant]]:
+    """As many as `WORK` pays for. What is computed step by step costs more; what is written over its own operands is
+    left out where the operands are large."""
+    left, (_, n, k) = WORK, sizes
+    for name, variant in mistakes:
+        if variant.case.alias and EARLY * n * k > WORK // 256:
+            continue
+        left -= COARSE * max(1, k) * (SLOW if variant.case.sums or variant.case.alias else 1)
+        if left < 0:
+            return
+        yield name, variant
 
 
 def _causes(found: Found) -> tuple[Cause, ...]:

@@ -34,9 +34,10 @@ TOLD = 8  # wrong elements of which it says something are enough
 SPREAD = 0.2  # share of elements that are wrong where all have few digits
 UNKNOWN = 0.75  # share of wrong elements of which a mistake says nothing
 TINY = 2.0**-149
-WORK = 3 * 2**27  # products of elements that are tried for pairs, whatever else the machine does: some 10 s
-SLOW = 8  # times as long as the others, or so
+WORK = 2**29  # products of elements that are tried for pairs, whatever else the machine does: some 10 s
+SLOW = 256  # steps of a sum that take as long as a pair does otherwise
 EARLY = 32  # lines
+LARGE = 2**18  # elements of an operand
 SPECIAL = 2048  # places at which what is computed element by element is verified
 
 
@@ -113,7 +114,7 @@ def search(case: GemmCall, observed: Array, *, pairs: bool = True, tell: Tell | 
     if not causes and not loose:
         causes = race(case, seen.astype(np.float64), right, fine)
     if not causes and pairs and not loose:
-        found = _explaining(whole, _affordable(joined(case), case.sizes), tell)
+        found = _explaining(whole, _affordable(joined(case), case), tell)
         causes = _causes(found)
     causes = causes or _noise(whole, right)
     if not causes and loose:
@@ -166,7 +167,7 @@ def _verified(whole: _Seen, name: str, variant: Variant) -> Found:
 def _explaining(whole: _Seen, mistakes: Iterator[tuple[str, Variant]], tell: Tell) -> Found:
     """Those that explain a few wrong places, then some hundred of either kind, then all."""
     coarse, sample = _sample(whole, COARSE, 0), _sample(whole, WRONG, OTHERS)
-    first = _early(whole)
+    first = _early(whole) if _large(whole.case) else None
     found = Found()
     for count, (name, variant) in enumerate(mistakes):
         if count % 64 == 0:
@@ -195,17 +196,21 @@ def joined(case: GemmCall) -> Iterator[tuple[str, Variant]]:
                 yield f"{one} + {two}", Variant(f"{first.parameter}; {second.parameter}", second.case)
 
 
-def _affordable(mistakes: Iterator[tuple[str, Variant]], sizes: tuple[int, int, int]) -> Iterator[tuple[str, Variant]]:
-    """As many as `WORK` pays for. What is computed step by step costs more; what is written over its own operands is
-    left out where the operands are large."""
-    left, (_, n, k) = WORK, sizes
+def _affordable(mistakes: Iterator[tuple[str, Variant]], case: GemmCall) -> Iterator[tuple[str, Variant]]:
+    """As many as `WORK` pays for. Of large operands, sums that go step by step cost more, and what is written over its
+    own operands is left out."""
+    left, k, large = WORK, max(1, case.sizes[2]), _large(case)
     for name, variant in mistakes:
-        if variant.case.alias and EARLY * n * k > WORK // 256:
-            continue
-        left -= COARSE * max(1, k) * (SLOW if variant.case.sums or variant.case.alias else 1)
-        if left < 0:
-            return
-        yield name, variant
+        if not (large and variant.case.alias):
+            left -= COARSE * k * (1 + k // SLOW if large and variant.case.sums else 1)
+            if left < 0:
+                return
+            yield name, variant
+
+
+def _large(case: GemmCall) -> bool:
+    _, n, k = case.sizes
+    return n * k > LARGE
 
 
 def _causes(found: Found) -> tuple[Cause, ...]:

@@ -84,7 +84,8 @@ class _Seen:
         if told.any():
             gain, share = float(np.mean(ok[told])), min(share, 0.5) if told.sum() >= TOLD else share
         else:  # it left exactly the wrong elements as they were, or says nothing
-            gain, share = float(self.fine.any() and lucky.sum() <= RARE * unknown), 0.5
+            rare = RARE * unknown if tuple(case.written) != tuple(case.sizes[:2]) else 0  # memory nobody wrote
+            gain, share = float(self.fine.any() and lucky.sum() <= rare), 0.5
         off = _off(self.observed, found)
         with np.errstate(all="ignore"):
             steps = off * found.bound / (found.noise + TINY)

@@ -43,6 +43,8 @@ def served(model: Any, ids: Array) -> list[tuple[Array, Any]]:
     rows = [_LOOKED_AT, *(f"beside {i}" for i in range(1, len(ids)))]
     lengths = [ids.shape[1], *(1 + (11 * i) % ids.shape[1] for i in range(1, len(ids)))]
     pages = sum(-(-(n + GENERATED) // _BLOCK) for n in lengths) + len(ids)
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or [""]
+    pages *= len(kinds) if len(set(kinds)) > 1 else 1  # layers of each kind take pages of their own
     settings = transformers.ContinuousBatchingConfig(block_size=_BLOCK, num_blocks=pages, max_batch_tokens=_CALL)
     greedy = transformers.GenerationConfig(max_new_tokens=GENERATED, do_sample=False, eos_token_id=-1)
     found: list[tuple[Array, Any]] = []

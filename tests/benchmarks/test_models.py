@@ -1,0 +1,42 @@
+"""The benchmark of whole models at tiny sizes: a part runs, is limited, and keeps its rows."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.models import __main__ as models
+from benchmarks.models.ledger import Ledger, Sizes
+from typer import Typer
+from typer.testing import CliRunner
+
+from isogemm.lab import read_json
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+def test_a_part_writes_its_rows(tmp_path):
+    app = Typer()
+    app.command()(models.main)
+    out = tmp_path / "rows.json"
+    result = CliRunner().invoke(app, ["--tiny", "--device", "cpu", "--parts", "backward", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    (row,) = read_json(out)["rows"]
+    assert row["error"] is None
+    assert row["differing"] == 0 < row["checked"]
+    assert row["verdicts"][0]["ours"] == "isogemm"
+
+
+def test_errors_and_the_limit_of_a_part_are_rows(tmp_path):
+    def endless():
+        while True:
+            pass
+
+    def broken():
+        raise ValueError("no such thing")
+
+    ledger = Ledger(tmp_path / "rows.json", Sizes("cpu", True), {})
+    ledger.part("some", iter([("broken", broken), ("fine", lambda: {"differing": 0}), ("endless", endless)]), 0.3)
+    found = [(row["name"], row["error"]) for row in read_json(ledger.path)["rows"]]
+    assert found[:2] == [("broken", "ValueError: no such thing"), ("fine", None)]
+    assert found[2][0] == "endless"
+    assert "over" in found[2][1]

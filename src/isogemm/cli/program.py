@@ -19,7 +19,7 @@ Folder = Annotated[Path, typer.Argument(help="A folder that `lower` wrote.")]
 
 @app.command("lower")
 def lower_command(
-    config: Annotated[Path, typer.Argument(help="A config.json of a Qwen3 or Llama model, or its folder.")],
+    config: Annotated[Path, typer.Argument(help="A config.json of a Qwen3, Llama or GPT-2 model, or its folder.")],
     out: Annotated[Path, typer.Option(help="The folder for plan and layout.")],
     batch: Annotated[int, typer.Option(help="Sequences of a step.")] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens of each, or that caches hold.")] = 64,
@@ -102,8 +102,12 @@ def run_command(
 
 def _weights(model: Any, path: Path | None, draw: Any) -> Any:
     if path is None:
+        import numpy as np
+
         return {
-            name: 0.02 * draw.standard_normal(shape) if len(shape) > 1 else [1.0] * shape[0]
+            name: 0.02 * draw.standard_normal(shape)
+            if len(shape) > 1
+            else np.full(shape, float(not name.endswith(".bias")))
             for name, _, shape in model.weights()
         }
     from ..base.extras import require_extra

@@ -53,7 +53,9 @@ def build(
         graph.value(name, shape, "weights", dtype=dtype, given=True, kept=True)
     extent = _Extent(sequences, 1 if phase == "decode" else tokens, tokens, phase)
     graph.value("ids", (extent.rows,), "activations", dtype="int64", given=True)
-    for name in ("cos", "sin", "minus_sin")[: 3 if phase == "train" else 2]:
+    if model.positions or phase == "decode":
+        graph.value("positions", (extent.rows,), "activations", dtype="int64", given=True)
+    for name in () if model.positions else ("cos", "sin", "minus_sin")[: 3 if phase == "train" else 2]:
         graph.value(name, (tokens, model.head_dim // 2), "activations", given=True)
     logits = _forward(graph, model, extent)
     if phase == "train":
@@ -70,35 +72,46 @@ def build(
 
 def _forward(graph: Graph, model: DecoderConfig, extent: _Extent) -> str:
     rows, hidden, inner = extent.rows, model.hidden_size, model.intermediate_size
-    make, eps = Maker(graph, rows), model.rms_norm_eps
+    make = Maker(graph, rows)
     x = make.result("x", (rows, hidden), "embedding", "ids", "embed")
+    if model.positions:
+        place = make.result("x.positions", (rows, hidden), "embedding", "positions", "embed.positions")
+        x = make.result("x0", (rows, hidden), "add", x, place)
     angles = _angles(make, model, extent)
     for i in range(model.num_hidden_layers):
         make.layer = at = f"L{i}."
         make.phase = f"forward.L{i}"
-        y = make.result("normed", (rows, hidden), "rms_norm", x, f"{at}norm1", eps=eps)
+        y = _norm(make, model, "normed", x, f"{at}norm1")
         y = make.linear("o", _attention(make, _heads(make, model, extent, y, angles), model, extent), f"{at}wo")
         x = make.result("x1", (rows, hidden), "add", x, y)
-        y = make.result("normed2", (rows, hidden), "rms_norm", x, f"{at}norm2", eps=eps)
-        gate, up = make.linear("g", y, f"{at}gate"), make.linear("u", y, f"{at}up")
-        y = make.result("gated", (rows, inner), "silu_mul", gate, up)
+        y = _norm(make, model, "normed2", x, f"{at}norm2")
+        names = (("g", "gate"), ("u", "up"))[model.mlp == "gelu" :]
+        sides = [make.linear(name, y, f"{at}{w}") for name, w in names]
+        y = make.result("gated", (rows, inner), model.mlp, *sides)
         y = make.linear("d", y, f"{at}down")
         x = make.result("x2", (rows, hidden), "add", x, y)
     make.layer, make.phase = "", "forward.head"
-    y = make.result("final", (rows, hidden), "rms_norm", x, "norm", eps=eps)
+    y = _norm(make, model, "final", x, "norm")
     logits = make.linear("logits", y, "embed" if model.tie_word_embeddings else "head")
     if extent.phase != "train":
         graph.values[logits] = replace(graph.values[logits], kept=True)
     return logits
 
 
+def _norm(make: Maker, model: DecoderConfig, name: str, x: str, w: str) -> str:
+    bias = (f"{w}.bias",) if model.norm == "layer_norm" else ()
+    return make.result(name, (make.rows, model.hidden_size), model.norm, x, w, *bias, eps=model.rms_norm_eps)
+
+
 def _angles(make: Maker, model: DecoderConfig, extent: _Extent) -> tuple[str, ...]:
     """Cosines and sines of every token, or of the one that is decoded; then also which keys it sees."""
+    rows, half = extent.rows, model.head_dim // 2
+    if extent.phase == "decode":
+        make.result("visible", (rows, extent.keys), "visible", "positions", dtype="uint8")
+    if model.positions:
+        return ()
     if extent.phase != "decode":
         return ("cos", "sin")
-    rows, half = extent.rows, model.head_dim // 2
-    make.graph.value("positions", (rows,), "activations", dtype="int64", given=True)
-    make.result("visible", (rows, extent.keys), "visible", "positions", dtype="uint8")
     return tuple(make.result(f"{name}.now", (rows, half), "embedding", "positions", name) for name in ("cos", "sin"))
 
 
@@ -107,17 +120,21 @@ def _heads(make: Maker, model: DecoderConfig, extent: _Extent, y: str, angles: t
     into caches, which are what attention reads."""
     at, shared, width = make.layer, model.num_key_value_heads, model.head_dim
     found = {}
+    if model.fused_qkv:
+        found = _split(make, model, extent, make.linear("qkv", y, f"{at}wqkv"))
     for name, heads in (("q", shared * model.groups), ("k", shared), ("v", shared)):
         order: dict[str, Any] = {"sequences": extent.sequences, "tokens": extent.tokens, "heads": heads}
         shape = (extent.sequences, heads, extent.tokens, width)
         kept = extent.phase == "prefill" and name != "q"
-        x = make.linear(name, y, f"{at}w{name}")
+        x = found.get(name) or make.linear(name, y, f"{at}w{name}")
         if model.head_norms and name != "v":
             norm = (extent.rows * heads, width)
             x = make.result(f"{name}.normed", norm, "head_norm", x, f"{at}{name}norm", eps=model.rms_norm_eps)
-        if name == "v" and extent.phase != "decode":
-            x = make.result("v.heads", shape, "heads", x, kept=kept, **order)
-        elif name != "v":
+        if model.fused_qkv:
+            pass
+        elif (name == "v" or model.positions) and extent.phase != "decode":
+            x = make.result(f"{name}.heads", shape, "heads", x, kept=kept, **order)
+        elif name != "v" and not model.positions:
             x = make.result(f"{name}.turned", shape, "rope", x, *angles, kept=kept, **order)
         if name != "q" and extent.phase == "decode":
             whole = (extent.sequences, shared, extent.keys, width)
@@ -126,6 +143,19 @@ def _heads(make: Maker, model: DecoderConfig, extent: _Extent, y: str, angles: t
             x = cache
         found[name] = x
     return found["q"], found["k"], found["v"]
+
+
+def _split(make: Maker, model: DecoderConfig, extent: _Extent, joined: str) -> dict[str, str]:
+    """Queries, keys and values of one product, head by head."""
+    shared, width = model.num_key_value_heads, model.head_dim
+    each = {"q": shared * model.groups, "k": shared, "v": shared}
+    found = {name: f"{make.layer}{name}.heads" for name in each}
+    for name, heads in each.items():
+        shape = (extent.sequences, heads, extent.tokens, width)
+        make.graph.value(found[name], shape, "activations", kept=extent.phase == "prefill" and name != "q")
+    options = {"sequences": extent.sequences, "tokens": extent.tokens, "heads": tuple(each.values()), "width": width}
+    make.graph.add(f"{make.layer}split", "split", make.phase, (joined,), tuple(found.values()), **options)
+    return found
 
 
 def _attention(make: Maker, found: tuple[str, str, str], model: DecoderConfig, extent: _Extent) -> str:

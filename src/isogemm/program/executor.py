@@ -32,7 +32,7 @@ from ..base.dtypes import CODE_OF
 from ..contract.attention import factor
 from ..contract.spec import Contract
 from ..formats.blocks import FORMATS
-from ..problem.settings import Settings
+from ..problem.settings import PLAIN, Settings
 from .lowering import Lowered, PlannedCall
 from .memory import ProgramMemory
 
@@ -197,19 +197,20 @@ def _kernel(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays
 
 
 def _move(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
-    """Rows in another order: `take`, with their numbers in a table of the call's own."""
+    """Rows in another order: `take`, or `spread` where they go apart, with their numbers in a table of the call's."""
     source, out = arrays
     threads, tile, chunks = _chunks(call, entry)
-    index = np.zeros(source.shape[:-1], np.int64)
-    for axis, step in enumerate(source.strides[:-1]):
+    kernel, apart = (kernels.take, source) if out.flags.c_contiguous else (kernels.spread, out)
+    index = np.zeros(apart.shape[:-1], np.int64)
+    for axis, step in enumerate(apart.strides[:-1]):
         shape = [-1 if i == axis else 1 for i in range(index.ndim)]
-        index += np.arange(source.shape[axis]).reshape(shape) * (step // (source.itemsize * source.shape[-1]))
+        index += np.arange(apart.shape[axis]).reshape(shape) * (step // (apart.itemsize * apart.shape[-1]))
     index = np.ascontiguousarray(index.reshape(-1))
     keep.append(index)
     task = np.zeros(kernels.WORDS, np.int64)
     task[kernels.TOTAL], task[kernels.PER_CHUNK], task[kernels.WIDTH] = call.extent, tile, call.shape[1]
     task[kernels.ADDRESSES : kernels.ADDRESSES + 3] = source.ctypes.data, index.ctypes.data, out.ctypes.data
-    return _launch(keep, address_of(kernels.take), task, kernels.scratch_bytes(0), threads, chunks)
+    return _launch(keep, address_of(kernel), task, kernels.scratch_bytes(0), threads, chunks)
 
 
 def _rows(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
@@ -232,13 +233,13 @@ def _rows(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: 
 
 def _gemm(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
     """One product, in the plan's tiles and blocks."""
-    a, b, out = arrays
+    a, b, *bias, out = arrays
     kernel, dispatch, (m, n, _) = dict(entry["isogemm"]["kernel"]), entry["dispatch"], call.shape
     grid = -(-m // dispatch["tile_m"]), -(-n // dispatch["tile_n"])
     if kernel.pop("swapped"):
         grid = grid[::-1]
     chosen = Schedule(**kernel, grid_m=grid[0], grid_n=grid[1], threads=dispatch["threads"])
-    epilogue = _epilogue(call)
+    epilogue = Epilogue(PLAIN, bias=bias[0]) if bias else _epilogue(call)
     task = task_for(a, b, out, epilogue, dispatch["threads"], chosen)
     keep.append(arrays)
     return lambda: launch_single(task, a, b, out, epilogue)
@@ -300,11 +301,13 @@ def _quantize(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arra
 
 def _quantized_linear(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
     """Records times a weight's own blocks, 16 rows of them at a time."""
-    (x, w, out), (m, n, k), fmt = arrays, call.shape, call.options["format"]
+    (x, w, *biases, out), (m, n, k), fmt = arrays, call.shape, call.options["format"]
     threads, tile, chunks = _chunks(call, entry)
     task = panels_task(fmt, m, n, k, threads)[0].copy()
     product, words = task[1], task[2]
     product[f.OUT], product[f.O_RS], product[f.O_CS], product[f.O_E] = out.ctypes.data, *out.strides, CODE_OF[out.dtype]
+    for bias in biases:
+        product[f.BIAS], product[f.BIAS_CS], product[f.BIAS_E] = bias.ctypes.data, 4, CODE_OF[bias.dtype]
     words[loops.RECORDS], words[loops.RECORD_ROW], words[loops.PANELS] = x.ctypes.data, x.strides[0], w.ctypes.data
     words[loops.PER_CHUNK], words[loops.LANES] = -(-tile // COLUMNS), threads
     words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // x.strides[0] // 8 * 8)

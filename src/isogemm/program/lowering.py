@@ -115,19 +115,20 @@ def _zero(to: Lowered, name: str) -> None:
 
 
 def _product(
-    to: Lowered, op: GraphNode, a: View, b: View, out: View, part: str = "", axis: str = "head", **options: Any
-) -> None:
+    to: Lowered, op: GraphNode, a: View, b: View, out: View, part: str = "", axis: str = "head",
+    bias: tuple[View, ...] = (), **options: Any,
+) -> None:  # fmt: skip
     """One product, or a batch of them, whose items go to threads along `axis`."""
     (m, k), n = a.shape[-2:], b.shape[-1]
     if len(out.shape) == 2:
-        to.call(op, "gemm", (a, b), (out,), (m, n, k), "mn", m, part, **options)
+        to.call(op, "gemm", (a, b, *bias), (out,), (m, n, k), "mn", m, part, **options)
     else:
         to.call(op, "gemm_batched", (a, b), (out,), (m, n, k), axis, out.shape[0], part, **options)
 
 
 def _linear(to: Lowered, op: GraphNode) -> None:
-    x, w = op.reads
-    _product(to, op, to.view(x), turned(to.view(w), 1, 0), to.view(op.writes[0]))
+    x, w, *bias = op.reads
+    _product(to, op, to.view(x), turned(to.view(w), 1, 0), to.view(op.writes[0]), bias=tuple(map(to.view, bias)))
 
 
 def _linear_dx(to: Lowered, op: GraphNode) -> None:
@@ -157,6 +158,22 @@ def _linear_dw(to: Lowered, op: GraphNode) -> None:
         )  # fmt: skip
 
 
+def _linear_db(to: Lowered, op: GraphNode) -> None:
+    """Sums of leaves of rows, which meet in ascending order."""
+    dy, db = op.reads
+    rows, n = to.values[dy].shape
+    leaves, name = -(-rows // to.leaf), f"tmp.partial.{db}"
+    partial, how = to.temporary(name, leaves, n), ("leaves", name, "ascending")
+    to.call(
+        op, "leaf_columns", (to.view(dy),), (partial,), (rows, n, 1), "n", n, "leaves", reduction=how, first=rows,
+        second=to.leaf,
+    )  # fmt: skip
+    to.call(
+        op, "columns", (partial, to.view(db)), (to.view(db),), (leaves, n, 1), "n", n, "meet", reduction=how,
+        first=leaves,
+    )  # fmt: skip
+
+
 def _groups(rows: int, leaf: int, group: int) -> Iterator[tuple[int, int, int]]:
     """(first row, leaves, rows of each): whole leaves side by side, then what is left."""
     whole = rows // leaf
@@ -184,12 +201,12 @@ def _by_rows(kernel: str, *, width: int = 0) -> Callable[[Lowered, GraphNode], N
     return lower
 
 
-def _rms_norm_back(to: Lowered, op: GraphNode) -> None:
+def _norm_back(to: Lowered, op: GraphNode) -> None:
     n = to.values[op.reads[2]].shape[0]
     rows = math.prod(to.values[op.reads[1]].shape) // n
     reads = tuple(to.view(name, rows, n) for name in op.reads[:2])
     writes = tuple(to.view(name, rows, n) for name in op.writes)
-    to.call(op, "rms_norm_back", (*reads, to.view(op.reads[2])), writes, (rows, n, 1), "m", rows, eps=op.options["eps"])
+    to.call(op, op.kind, (*reads, to.view(op.reads[2])), writes, (rows, n, 1), "m", rows, eps=op.options["eps"])
 
 
 def _by_elements(kernel: str) -> Callable[[Lowered, GraphNode], None]:
@@ -233,9 +250,9 @@ def _quantize(to: Lowered, op: GraphNode) -> None:
 
 
 def _quantized_linear(to: Lowered, op: GraphNode) -> None:
-    x, w = op.reads
+    w = op.reads[1]
     (rows, n), k, fmt = to.values[op.writes[0]].shape, to.values[w].shape[1], FORMATS[op.options["format"]]
-    reads, kernel = (to.view(x), to.view(w)), f"gemm_nt_{fmt.name}_{fmt.activations}".lower()
+    reads, kernel = tuple(map(to.view, op.reads)), f"gemm_nt_{fmt.name}_{fmt.activations}".lower()
     to.call(op, kernel, reads, (to.view(op.writes[0]),), (rows, n, k), "n", n, format=fmt.name, unit=COLUMNS)
 
 
@@ -287,6 +304,27 @@ def _heads(to: Lowered, op: GraphNode) -> None:
     b, t, h = _tokens_heads(op)
     out = to.view(op.writes[0])
     _moved(to, op, turned(of_shape(op.reads[0], (b, t, h, out.shape[-1])), 0, 2, 1, 3), out)
+
+
+def _columns_of_heads(to: Lowered, op: GraphNode, joined: str, first: int, heads: int) -> View:
+    """Some heads of rows that hold those of queries, keys and values, in the order [sequences, heads, tokens]."""
+    b, t, d = (op.options[name] for name in ("sequences", "tokens", "width"))
+    whole = to.values[joined].shape[1]
+    return View(joined, (b, heads, t, d), (t * whole, d, whole, 1), first * d)
+
+
+def _split(to: Lowered, op: GraphNode) -> None:
+    first = 0
+    for name, heads, part in zip(op.writes, op.options["heads"], "qkv", strict=True):
+        _moved(to, op, _columns_of_heads(to, op, op.reads[0], first, heads), to.view(name), part)
+        first += heads
+
+
+def _join(to: Lowered, op: GraphNode) -> None:
+    first = 0
+    for name, heads, part in zip(op.reads, op.options["heads"], "qkv", strict=True):
+        _moved(to, op, to.view(name), _columns_of_heads(to, op, op.writes[0], first, heads), part)
+        first += heads
 
 
 def _tokens(to: Lowered, op: GraphNode) -> None:
@@ -384,9 +422,10 @@ LOWERING: dict[str, Callable[[Lowered, GraphNode], None]] = {
     "embedding": _embedding, "linear": _linear, "rms_norm": _by_rows("rows.rms_norm"),
     "head_norm": _by_rows("rows.rms_norm"), "rope": _rope, "heads": _heads, "attention": _attention,
     "add": _by_elements("add"), "silu_mul": _by_rows("rows.silu_mul"), "loss": _loss,
-    "linear_dx": _linear_dx, "linear_dw": _linear_dw, "rms_norm_back": _rms_norm_back, "columns": _columns,
-    "rope_back": _rope_back, "tokens": _tokens, "attention_back": _attention_back,
+    "linear_dx": _linear_dx, "linear_dw": _linear_dw, "rms_norm_back": _norm_back, "layer_norm_back": _norm_back,
+    "columns": _columns, "rope_back": _rope_back, "tokens": _tokens, "attention_back": _attention_back,
     "silu_mul_back": _by_elements("silu_mul_back"), "scatter": _scatter, "loss_back": _loss_back,
     "adamw": _by_elements("adamw"), "put": _put, "visible": _visible, "quantize": _quantize,
-    "quantized_linear": _quantized_linear,
+    "quantized_linear": _quantized_linear, "layer_norm": _by_rows("rows.layer_norm"), "gelu": _by_elements("gelu"),
+    "gelu_back": _by_elements("gelu_back"), "linear_db": _linear_db, "split": _split, "join": _join,
 }  # fmt: skip

@@ -1,9 +1,9 @@
-"""Models that programs are made of: a decoder with RMSNorm, rotary embeddings, grouped heads and gated blocks."""
+"""Models that programs are made of: decoders as Qwen3 and Llama are, and as GPT-2 is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,7 +13,31 @@ from ..formats.blocks import FORMATS, format_of
 
 __all__ = ["DecoderConfig", "decoder", "weight_formats"]
 
-ARCHITECTURES = {"qwen3": True, "llama": False}  # and whether queries and keys have a norm of their own
+ARCHITECTURES = {"qwen3": {"head_norms": True}, "llama": {"head_norms": False}}  # and what else they are
+NORMS, MLPS = ("rms_norm", "layer_norm"), ("silu_mul", "gelu")
+# Names in a checkpoint of transformers, by the norm; those of TURNED are stored [k, n] there, as Conv1D has them.
+KNOWN = {
+    "rms_norm": {
+        "embed": "model.embed_tokens", "embed.positions": "model.embed_positions",
+        "norm1": "model.layers.{}.input_layernorm", "wqkv": "model.layers.{}.self_attn.qkv_proj",
+        "wq": "model.layers.{}.self_attn.q_proj", "wk": "model.layers.{}.self_attn.k_proj",
+        "wv": "model.layers.{}.self_attn.v_proj", "qnorm": "model.layers.{}.self_attn.q_norm",
+        "knorm": "model.layers.{}.self_attn.k_norm", "wo": "model.layers.{}.self_attn.o_proj",
+        "norm2": "model.layers.{}.post_attention_layernorm", "gate": "model.layers.{}.mlp.gate_proj",
+        "up": "model.layers.{}.mlp.up_proj", "down": "model.layers.{}.mlp.down_proj", "norm": "model.norm",
+        "head": "lm_head",
+    },
+    "layer_norm": {
+        "embed": "transformer.wte", "embed.positions": "transformer.wpe", "norm1": "transformer.h.{}.ln_1",
+        "wqkv": "transformer.h.{}.attn.c_attn", "wq": "transformer.h.{}.attn.q_proj",
+        "wk": "transformer.h.{}.attn.k_proj", "wv": "transformer.h.{}.attn.v_proj",
+        "qnorm": "transformer.h.{}.attn.q_norm", "knorm": "transformer.h.{}.attn.k_norm",
+        "wo": "transformer.h.{}.attn.c_proj", "norm2": "transformer.h.{}.ln_2", "gate": "transformer.h.{}.mlp.c_gate",
+        "up": "transformer.h.{}.mlp.c_fc", "down": "transformer.h.{}.mlp.c_proj", "norm": "transformer.ln_f",
+        "head": "lm_head",
+    },
+}  # fmt: skip
+TURNED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +45,33 @@ class DecoderConfig:
     """Sizes of a decoder, named as in the configurations of transformers.
 
     ``x + o(attention(rope(norm(q(norm(x)))), rope(norm(k(norm(x)))), v(norm(x))))`` and then
-    ``x + down(silu(gate(norm(x))) * up(norm(x)))`` in each layer, a norm and the head behind the last.
+    ``x + down(silu(gate(norm(x))) * up(norm(x)))`` in each layer, a norm and the head behind the last. With
+    ``positions`` learned embeddings are added to the first x instead of rope, with ``mlp="gelu"`` the second is
+    ``x + down(gelu(up(norm(x))))``; ``norm="layer_norm"`` is one with a bias.
+
+    Attributes
+    ----------
+    rms_norm_eps : float
+        Of either norm.
+    norm : {"rms_norm", "layer_norm"}
+    mlp : {"silu_mul", "gelu"}
+        gelu is that by tanh, as ``x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x**3))``, with the pinned exp of
+        `isogemm.contract.rows`.
+    bias : bool
+        Linear layers have one, but for the head.
+    fused_qkv : bool
+        One weight gives queries, keys and values: part of the numbers of gradients. For learned positions.
+    positions : int
+        Rows of the table of learned positions; 0 for rope.
+    dropout : float
+        The largest of the model, which has to be 0 where a program trains.
 
     Raises
     ------
     ShapeError
         A size is not a whole number of at least 1, heads are no multiple of the heads of keys, or a head is odd.
+    OptionError
+        A norm or MLP of no such kind, or queries, keys and values in one weight with rope or norms of heads.
     """
 
     vocab_size: int
@@ -40,6 +85,12 @@ class DecoderConfig:
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = False
     head_norms: bool = True
+    norm: str = "rms_norm"
+    mlp: str = "silu_mul"
+    bias: bool = False
+    fused_qkv: bool = False
+    positions: int = 0
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -50,7 +101,15 @@ class DecoderConfig:
         heads, shared = self.num_attention_heads, self.num_key_value_heads
         if heads % shared:
             raise ShapeError("num_attention_heads", limit=f"a multiple of {shared}", value=heads, nearest=shared)
-        if self.head_dim % 2:
+        for name, legal in (("norm", NORMS), ("mlp", MLPS)):
+            if getattr(self, name) not in legal:
+                raise OptionError(name, limit=" or ".join(legal), value=getattr(self, name), nearest=legal[0])
+        if isinstance(self.positions, bool) or not isinstance(self.positions, int) or self.positions < 0:
+            raise ShapeError("positions", limit="a whole number of at least 0", value=repr(self.positions), nearest=0)
+        if self.fused_qkv and (self.head_norms or not self.positions):
+            limit = "False with rope or norms of heads"
+            raise OptionError("fused_qkv", limit=limit, value=True, nearest=False)
+        if self.head_dim % 2 and not self.positions:
             raise ShapeError("head_dim", limit="even", value=self.head_dim, nearest=self.head_dim + 1)
 
     @property
@@ -63,27 +122,59 @@ class DecoderConfig:
         return asdict(self)
 
     def weights(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """(name in a program, name in a checkpoint of transformers, shape) of every weight."""
+        """(name in a program, name in a checkpoint of transformers, shape) of every weight.
+
+        Weights of products are [n, k] in a program; `is_turned` says which are [k, n] in a checkpoint.
+        """
+        for name, shape in self._weights():
+            layer, _, part = name.partition(".") if name[0] == "L" else ("", "", name)
+            whole = part.removesuffix(".bias")
+            known = KNOWN[self.norm][whole].format(layer[1:])
+            yield name, f"{known}.bias" if part != whole else f"{known}.weight", shape
+
+    def _weights(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        hidden = self.hidden_size
+        yield "embed", (self.vocab_size, hidden)
+        if self.positions:
+            yield "embed.positions", (self.positions, hidden)
+        for i in range(self.num_hidden_layers):
+            for name, shape in self._of_layer():
+                yield f"L{i}.{name}", shape
+        yield from self._normed("norm", hidden)
+        if not self.tie_word_embeddings:
+            yield "head", (self.vocab_size, hidden)
+
+    def _of_layer(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         hidden, inner, width = self.hidden_size, self.intermediate_size, self.head_dim
         queries, keys = self.num_attention_heads * width, self.num_key_value_heads * width
-        yield "embed", "model.embed_tokens.weight", (self.vocab_size, hidden)
-        for i in range(self.num_hidden_layers):
-            at, block = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
-            yield f"L{i}.norm1", f"model.layers.{i}.input_layernorm.weight", (hidden,)
-            yield f"L{i}.wq", f"{at}.q_proj.weight", (queries, hidden)
-            yield f"L{i}.wk", f"{at}.k_proj.weight", (keys, hidden)
-            yield f"L{i}.wv", f"{at}.v_proj.weight", (keys, hidden)
-            if self.head_norms:
-                yield f"L{i}.qnorm", f"{at}.q_norm.weight", (width,)
-                yield f"L{i}.knorm", f"{at}.k_norm.weight", (width,)
-            yield f"L{i}.wo", f"{at}.o_proj.weight", (hidden, queries)
-            yield f"L{i}.norm2", f"model.layers.{i}.post_attention_layernorm.weight", (hidden,)
-            yield f"L{i}.gate", f"{block}.gate_proj.weight", (inner, hidden)
-            yield f"L{i}.up", f"{block}.up_proj.weight", (inner, hidden)
-            yield f"L{i}.down", f"{block}.down_proj.weight", (hidden, inner)
-        yield "norm", "model.norm.weight", (hidden,)
-        if not self.tie_word_embeddings:
-            yield "head", "lm_head.weight", (self.vocab_size, hidden)
+        yield from self._normed("norm1", hidden)
+        for name, n in (
+            (("wqkv", queries + 2 * keys),) if self.fused_qkv else (("wq", queries), ("wk", keys), ("wv", keys))
+        ):
+            yield from self._linear(name, n, hidden)
+        if self.head_norms:
+            yield "qnorm", (width,)
+            yield "knorm", (width,)
+        yield from self._linear("wo", hidden, queries)
+        yield from self._normed("norm2", hidden)
+        for name in ("gate", "up")[self.mlp == "gelu" :]:
+            yield from self._linear(name, inner, hidden)
+        yield from self._linear("down", hidden, inner)
+
+    def _normed(self, name: str, n: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield name, (n,)
+        if self.norm == "layer_norm":
+            yield f"{name}.bias", (n,)
+
+    def _linear(self, name: str, n: int, k: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield name, (n, k)
+        if self.bias:
+            yield f"{name}.bias", (n,)
+
+
+def is_turned(known: str) -> bool:
+    """Whether a checkpoint of transformers has this weight as [k, n]."""
+    return known.endswith(TURNED)
 
 
 def weight_formats(model: DecoderConfig, patterns: Mapping[str, str | None], phase: str) -> dict[str, str]:
@@ -101,7 +192,7 @@ def weight_formats(model: DecoderConfig, patterns: Mapping[str, str | None], pha
     found: dict[str, str] = {}
     if patterns and phase == "train":
         raise OptionError("quantize", limit="None with phase='train'", value=dict(patterns), nearest="phase='prefill'")
-    weights = [entry for entry in model.weights() if len(entry[2]) == 2 and entry[0] != "embed"]
+    weights = [entry for entry in model.weights() if len(entry[2]) == 2 and entry[0].partition(".")[0] != "embed"]
     for pattern, name in patterns.items():
         fits = [entry for entry in weights if any(fnmatchcase(x, pattern) for x in entry[:2])]
         if not fits:
@@ -126,28 +217,54 @@ def decoder(given: Any) -> DecoderConfig:
     Raises
     ------
     OptionError
-        Another architecture, a bias, a scaled rotation, or a size that is missing.
+        Another architecture or activation, a bias of Qwen3 or Llama, a scaled rotation, or a size that is missing.
     """
     if isinstance(given, DecoderConfig):
         return given
     data = dict(given) if isinstance(given, dict) else given.to_dict()
     kind = data.get("model_type", "qwen3")
+    if kind == "gpt2":
+        return _gpt2(data)
     if kind not in ARCHITECTURES:
-        raise OptionError("model_type", limit=" or ".join(ARCHITECTURES), value=kind, nearest="qwen3")
-    data.setdefault("head_norms", ARCHITECTURES[kind])
+        raise OptionError("model_type", limit=", ".join([*ARCHITECTURES, "gpt2"]), value=kind, nearest="qwen3")
+    data = ARCHITECTURES[kind] | data
+    data.setdefault("dropout", float(data.get("attention_dropout") or 0.0))
     rotation = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if rotation.get("rope_type", "default") != "default":
         raise OptionError("rope_type", limit="default", value=rotation["rope_type"], nearest="default")
     data["rope_theta"] = float(data.get("rope_theta") or rotation.get("rope_theta", 10000.0))
-    plain = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "attention_dropout": 0.0,
-             "use_sliding_window": False}  # fmt: skip
-    for name, value in plain.items():
-        if data.get(name, value) != value:
-            raise OptionError(name, limit=value, value=data[name], nearest=value)
+    _check_plain(data, {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "use_sliding_window": False})
     names = {field.name for field in fields(DecoderConfig)}
-    missing = sorted(
-        names - {f.name for f in fields(DecoderConfig) if f.name[:4] in ("rms_", "rope", "tie_")} - set(data)
-    )
+    missing = sorted({f.name for f in fields(DecoderConfig) if f.default is MISSING} - set(data))
     if missing:
         raise OptionError("configuration", limit="every size of a decoder", value=f"no {missing[0]}", nearest=missing)
     return DecoderConfig(**{name: data[name] for name in names if name in data})
+
+
+def _check_plain(data: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    """Raise where a configuration asks for what programs do not have."""
+    for name, value in plain.items():
+        if data.get(name, value) != value:
+            raise OptionError(name, limit=value, value=data[name], nearest=value)
+
+
+def _gpt2(data: Mapping[str, Any]) -> DecoderConfig:
+    """The decoder of a configuration of GPT-2."""
+    _check_plain(data, {
+        "activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    })  # fmt: skip
+    for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
+        if name not in data:
+            raise OptionError("configuration", limit="every size of a decoder", value=f"no {name}", nearest=name)
+    hidden, heads = data["n_embd"], data["n_head"]
+    if hidden % heads:
+        raise ShapeError(
+            "n_embd", limit=f"a multiple of {heads}, its heads", value=hidden, nearest=hidden // heads * heads
+        )
+    return DecoderConfig(
+        data["vocab_size"], hidden, data.get("n_inner") or 4 * hidden, data["n_layer"], heads, heads, hidden // heads,
+        rms_norm_eps=data.get("layer_norm_epsilon", 1e-5), tie_word_embeddings=data.get("tie_word_embeddings", True),
+        positions=data["n_positions"], dropout=max(data.get(f"{x}_pdrop", 0.0) for x in ("embd", "attn", "resid")),
+        head_norms=False, norm="layer_norm", mlp="gelu", bias=True, fused_qkv=True,
+    )  # fmt: skip

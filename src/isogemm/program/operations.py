@@ -37,17 +37,17 @@ class Maker:
         return whole
 
     def linear(self, name: str, x: str, w: str) -> str:
-        """x @ w.T; for a quantized weight x is quantized first, once for all weights of one format."""
-        weight = self.graph.values[w]
+        """x @ w.T, plus w's bias if it has one; for a quantized weight x is quantized, once for all of one format."""
+        weight, bias = self.graph.values[w], tuple(b for b in (f"{w}.bias",) if b in self.graph.values)
         shape = (self.rows, weight.shape[0])
         if weight.dtype == "float32":
-            return self.result(name, shape, "linear", x, w)
+            return self.result(name, shape, "linear", x, w, *bias)
         fmt = FORMATS[weight.dtype]
         records = f"{x.removeprefix(self.layer)}.for.{fmt.name}"
         if f"{self.layer}{records}" not in self.graph.values:
             size = weight.shape[1] // fmt.block * record(fmt).nbytes
             self.result(records, (self.rows, size), "quantize", x, dtype="uint8", format=fmt.name)
-        return self.result(name, shape, "quantized_linear", f"{self.layer}{records}", w, format=fmt.name)
+        return self.result(name, shape, "quantized_linear", f"{self.layer}{records}", w, *bias, format=fmt.name)
 
 
 @dataclass(slots=True)
@@ -80,6 +80,11 @@ class Gradients:
         self.parts.setdefault(op.reads[place], []).append(added)
         return added
 
+    def rows_sum(self, op: GraphNode, name: str, terms: str, **options: object) -> None:
+        """The gradient of a vector that all rows share: the chain of `terms` over them."""
+        dw = self.weight(op, name)
+        self.graph.add(dw, "columns", self.phase, (terms, dw), (dw,), of=op.name, **options)
+
     def weight(self, op: GraphNode, name: str) -> str:
         """The buffer of a weight's gradient; a weight that is used twice has one for each use, added at the end."""
         use = f"dw.{name}" if f"dw.{name}" not in self.graph.values else f"dw.{name}.by.{op.name}"
@@ -91,21 +96,28 @@ class Gradients:
 
 
 def _linear(to: Gradients, op: GraphNode, dy: str) -> None:
-    """``dx = dy @ w``, ``dw += dy.T @ x`` in leaves of rows."""
-    x, w = op.reads
+    """``dx = dy @ w``, ``dw += dy.T @ x`` and the bias's ``dy`` summed over rows, both in leaves of rows."""
+    x, w, *bias = op.reads
     to.contribute(op, 0, "linear_dx", dy, w)
     dw = to.weight(op, w)
     to.graph.add(dw, "linear_dw", to.phase, (dy, x, dw), (dw,), of=op.name)
+    for name in bias:
+        db = to.weight(op, name)
+        to.graph.add(db, "linear_db", to.phase, (dy, db), (db,), of=op.name)
 
 
 def _rms_norm(to: Gradients, op: GraphNode, dy: str) -> None:
-    """``dx = (g - h * mean(g * h)) * r`` with ``h = x * r`` and ``g = dy * w``; ``dw`` is the chain of ``dy * h``."""
-    x, w = op.reads
+    """``dx = (g - h * mean(g * h)) * r`` with ``h = x * r`` and ``g = dy * w``; ``dw`` is the chain of ``dy * h``.
+
+    For a layer norm x is ``x - mean(x)`` and the first g ``g - mean(g)``; the bias's is the chain of dy.
+    """
+    x, w, *bias = op.reads
     terms = to.graph.value(f"d.{op.name}.terms", to.graph.values[x].shape, "grad_activations")
     dx = to.contribution(op, 0)
-    to.graph.add(dx, "rms_norm_back", to.phase, (dy, x, w), (dx, terms), of=op.name, **op.options)
-    dw = to.weight(op, w)
-    to.graph.add(dw, "columns", to.phase, (terms, dw), (dw,), of=op.name, **op.options)
+    kind = "layer_norm_back" if bias else "rms_norm_back"
+    to.graph.add(dx, kind, to.phase, (dy, x, w), (dx, terms), of=op.name, **op.options)
+    for name, some in ((w, terms), *((name, dy) for name in bias)):
+        to.rows_sum(op, name, some, **op.options)
 
 
 def _add(to: Gradients, op: GraphNode, dy: str) -> None:
@@ -120,6 +132,11 @@ def _silu_mul(to: Gradients, op: GraphNode, dy: str) -> None:
     to.graph.add(found[0], "silu_mul_back", to.phase, (dy, *op.reads), found, of=op.name)
 
 
+def _gelu(to: Gradients, op: GraphNode, dy: str) -> None:
+    """``s = sigmoid(2 * u)``, ``dy * (s + (x * (s * (1 - s))) * (2 * du/dx))``."""
+    to.contribute(op, 0, "gelu_back", dy, *op.reads)
+
+
 def _rope(to: Gradients, op: GraphNode, dy: str) -> None:
     """Turned back, and heads behind tokens again."""
     to.contribute(op, 0, "rope_back", dy, *op.reads[1:], **op.options)
@@ -128,6 +145,11 @@ def _rope(to: Gradients, op: GraphNode, dy: str) -> None:
 def _heads(to: Gradients, op: GraphNode, dy: str) -> None:
     """Heads behind tokens again."""
     to.contribute(op, 0, "tokens", dy, **op.options)
+
+
+def _split(to: Gradients, op: GraphNode, dy: str) -> None:
+    """Heads behind tokens again, beside each other."""
+    to.contribute(op, 0, "join", dy, *map(to.of, op.writes[1:]), **op.options)
 
 
 def _attention(to: Gradients, op: GraphNode, dy: str) -> None:
@@ -150,5 +172,6 @@ def _loss(to: Gradients, op: GraphNode, dy: str) -> None:
 
 GRADIENTS: dict[str, Callable[[Gradients, GraphNode, str], None]] = {
     "linear": _linear, "rms_norm": _rms_norm, "head_norm": _rms_norm, "add": _add, "silu_mul": _silu_mul,
+    "layer_norm": _rms_norm, "gelu": _gelu, "split": _split,
     "rope": _rope, "heads": _heads, "attention": _attention, "embedding": _embedding, "loss": _loss,
 }  # fmt: skip

@@ -23,7 +23,7 @@ from .executor import AdamW, ProgramExecutor, scalars
 from .graph import Graph
 from .layout import make_layout
 from .lowering import Lowered, lower_graph
-from .model import DecoderConfig, decoder, weight_formats
+from .model import DecoderConfig, decoder, is_turned, weight_formats
 from .plan import Choices, choices_of, make_plan
 from .schema import validate
 from .tables import frequencies, rope_tables
@@ -95,10 +95,17 @@ class Run:
         self._executor = ProgramExecutor(program.lowered, program.plan, program.layout, canaries=canaries)
         self._about = program.plan["isogemm"]
         for name, known, shape in program.model.weights():
-            given = weights.get(name, weights.get(known))
+            given = weights.get(name)
+            if given is None and (given := weights.get(known)) is not None and is_turned(known):
+                given = np.asarray(given).T
             if given is None:
                 raise OptionError("weights", limit="every weight of the model", value=f"no {known}", nearest=known)
             self.array(name)[...] = _stored(known, given, shape, program.graph.values[name].dtype)
+        if program.model.positions:
+            if program.phase != "decode":
+                times = self.array("positions").size // self._about["tokens"]
+                self.array("positions")[...] = np.tile(np.arange(self._about["tokens"]), times)
+            return
         known_tables = weights.get("inv_freq")
         inv_freq = (
             frequencies(program.model.head_dim, program.model.rope_theta) if known_tables is None else known_tables
@@ -197,7 +204,8 @@ class Run:
             limit = f"at most {ours['tokens']}, which the caches hold"
             raise ShapeError("tokens of a prefill", limit=limit, value=theirs["tokens"], nearest=ours["tokens"])
         for i in range(self.program.model.num_hidden_layers):
-            for cache, name in (("k.cache", "k.turned"), ("v.cache", "v.heads")):
+            keys = "k.heads" if self.program.model.positions else "k.turned"
+            for cache, name in (("k.cache", keys), ("v.cache", "v.heads")):
                 self.array(f"L{i}.{cache}")[:, :, : theirs["tokens"]] = prefill.array(f"L{i}.{name}")
 
     def _only(self, phase: str, what: str) -> None:
@@ -234,7 +242,7 @@ def lower(
     Parameters
     ----------
     model : DecoderConfig, dict or configuration of transformers
-        Of Qwen3 or Llama.
+        Of Qwen3, Llama or GPT-2.
     batch, tokens : int
         Sequences of a step, and tokens of each; with ``decode`` those that its caches of keys and values hold.
     phase : {"train", "prefill", "decode"}
@@ -277,6 +285,11 @@ def lower(
         for name, value, only in (("micro_batches", micro_batches, 1), ("recompute", recompute, False)):
             if value != only:
                 raise OptionError(f"{name} of phase {phase}", limit=only, value=value, nearest=only)
+    if made.positions and tokens > made.positions:
+        limit = f"at most {made.positions}, the learned positions"
+        raise ShapeError("tokens", limit=limit, value=tokens, nearest=made.positions)
+    if phase == "train" and made.dropout:
+        raise OptionError("dropout of a model that is trained", limit=0.0, value=made.dropout, nearest=0.0)
     if batch % micro_batches:
         raise ShapeError("micro_batches", limit=f"a divisor of {batch}", value=micro_batches, nearest=1)
     each = batch // micro_batches

@@ -23,6 +23,9 @@ WORDS = ADDRESSES + 10
 ZERO, ONE, INFINITY = types.float32(0), types.float32(1), types.float32(float("inf"))
 LEAST, SHIFT = EXP2_LEAST, EXP2_SHIFT
 F6, F5, F4, F3, F2, F1, F0 = EXP2_TERMS["float32"]
+# Of GELU by tanh: 2 * sqrt(2 / pi), 0.044715, and three times their product.
+GELU_SCALE, GELU_CUBE = types.float32(1.5957691216057308), types.float32(0.044715)
+GELU_SLOPE = types.float32(0.21406444881780073)
 
 
 @njit(inline="always")
@@ -63,6 +66,19 @@ def take(task, chunk, scratch):
     for i in range(begin, end):
         x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * index[i]), (n,))
         out = carray(pointer_to_floats(task[ADDRESSES + 2] + 4 * n * i), (n,))
+        for j in range(n):
+            out[j] = x[j]
+
+
+def spread(task, chunk, scratch):
+    """out[index[i]] = x[i], by rows."""
+    task = carray(task, (WORDS,))
+    n = task[WIDTH]
+    index = carray(pointer_to_words(task[ADDRESSES + 1]), (task[TOTAL],))
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        out = carray(pointer_to_floats(task[ADDRESSES + 2] + 4 * n * index[i]), (n,))
         for j in range(n):
             out[j] = x[j]
 
@@ -117,6 +133,47 @@ def columns(task, chunk, scratch):
             out[j] = out[j] + x[j]
 
 
+def leaf_columns(task, chunk, scratch):
+    """out[l] = +0 + x[l * SECOND] + x[l * SECOND + 1] + ..., the FIRST rows in leaves of SECOND, by columns."""
+    task = carray(task, (WORDS,))
+    n, leaf = task[TOTAL], task[SECOND]
+    begin, end = _range(task, chunk)
+    for i in range(task[FIRST]):  # order-critical: ascending
+        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        out = carray(pointer_to_floats(task[ADDRESSES + 1] + 4 * n * (i // leaf)), (n,))
+        if i % leaf == 0:
+            for j in range(begin, end):
+                out[j] = ZERO
+        for j in range(begin, end):
+            out[j] = out[j] + x[j]
+
+
+@njit(inline="always")
+def _gate(x):
+    """sigmoid(2 * u) with GELU's u = sqrt(2 / pi) * (x + 0.044715 * x**3)."""
+    return divide(ONE, ONE + _exp(-((x + ((x * x) * x) * GELU_CUBE) * GELU_SCALE)))
+
+
+def gelu(task, chunk, scratch):
+    """x * sigmoid(2 * u), which is 0.5 * x * (1 + tanh(u)), by elements."""
+    task = carray(task, (WORDS,))
+    x, out = _floats(task, 0, task[TOTAL]), _floats(task, 1, task[TOTAL])
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        out[i] = x[i] * _gate(x[i])
+
+
+def gelu_back(task, chunk, scratch):
+    """dy * (s + (x * (s * (1 - s))) * (x**2 * GELU_SLOPE + GELU_SCALE)) with s = sigmoid(2 * u), by elements."""
+    task = carray(task, (WORDS,))
+    n = task[TOTAL]
+    dy, x, dx = _floats(task, 0, n), _floats(task, 1, n), _floats(task, 2, n)
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        s = _gate(x[i])
+        dx[i] = dy[i] * (s + (x[i] * (s * (ONE - s))) * ((x[i] * x[i]) * GELU_SLOPE + GELU_SCALE))
+
+
 def silu_mul_back(task, chunk, scratch):
     """Gradients of silu(x) * y, by elements."""
     task = carray(task, (WORDS,))
@@ -161,6 +218,36 @@ def rms_norm_back(task, chunk, scratch):
         mean = divide(_lane_sum(row, lanes), types.float32(n))
         for j in range(n):
             dx[j] = (dy[j] * w[j] - (x[j] * r) * mean) * r
+
+
+def layer_norm_back(task, chunk, scratch):
+    """dx, and dy * h whose chain over the rows is dw, by rows: `rms_norm_back` of x - mean(x), and dx centered."""
+    task = carray(task, (WORDS,))
+    n, eps = task[WIDTH], as_float(types.uint32(task[NUMBER]))
+    lanes, row = _padded(scratch, n)
+    w, count = _floats(task, 2, n), types.float32(n)
+    begin, end = _range(task, chunk)
+    for i in range(begin, end):
+        dy = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
+        x = carray(pointer_to_floats(task[ADDRESSES + 1] + 4 * n * i), (n,))
+        dx = carray(pointer_to_floats(task[ADDRESSES + 3] + 4 * n * i), (n,))
+        terms = carray(pointer_to_floats(task[ADDRESSES + 4] + 4 * n * i), (n,))
+        for j in range(n):
+            row[j] = x[j]
+        middle = divide(_lane_sum(row, lanes), count)
+        for j in range(n):
+            row[j] = (x[j] - middle) * (x[j] - middle)
+        r = divide(ONE, square_root(divide(_lane_sum(row, lanes), count) + eps))
+        for j in range(n):
+            row[j] = dy[j] * w[j]
+        centre = divide(_lane_sum(row, lanes), count)
+        for j in range(n):
+            h = (x[j] - middle) * r
+            row[j] = (dy[j] * w[j]) * h
+            terms[j] = dy[j] * h
+        mean = divide(_lane_sum(row, lanes), count)
+        for j in range(n):
+            dx[j] = ((dy[j] * w[j] - centre) - ((x[j] - middle) * r) * mean) * r
 
 
 def row_dot(task, chunk, scratch):
@@ -290,8 +377,9 @@ def broken(spans, which, pattern):
 
 KERNELS = {
     "zero": zero, "add": add, "take": take, "put": put, "visible": visible, "scatter": scatter, "columns": columns,
-    "silu_mul_back": silu_mul_back, "rms_norm_back": rms_norm_back, "row_dot": row_dot,
-    "attention_steps": attention_steps, "loss": loss, "loss_back": loss_back, "adamw": adamw,
+    "spread": spread, "leaf_columns": leaf_columns, "gelu": gelu, "gelu_back": gelu_back,
+    "silu_mul_back": silu_mul_back, "rms_norm_back": rms_norm_back, "layer_norm_back": layer_norm_back,
+    "row_dot": row_dot, "attention_steps": attention_steps, "loss": loss, "loss_back": loss_back, "adamw": adamw,
 }  # fmt: skip
 
 

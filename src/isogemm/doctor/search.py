@@ -30,7 +30,7 @@ COARSE, WRONG, OTHERS = 24, 192, 128  # places of samples
 GAIN, LOSS = 0.97, 0.03  # shares of wrong elements that are explained, and of others that no longer are
 LUCK = 0.3  # share of right elements among those of which a mistake says nothing
 RARE = 0.02  # the same, where the mistake says nothing of any wrong element
-TOLD = 8  # wrong elements of which it says something are enough
+TOLD = 8  # elements of which it says something are enough
 SPREAD = 0.2  # share of elements that are wrong where all have few digits
 UNKNOWN = 0.75  # share of wrong elements of which a mistake says nothing
 TINY = 2.0**-149
@@ -83,9 +83,11 @@ class _Seen:
         share = 1 - float(told.sum() / max(1, (~self.fine).sum()))
         if told.any():
             gain, share = float(np.mean(ok[told])), min(share, 0.5) if told.sum() >= TOLD else share
-        else:  # it left exactly the wrong elements as they were, or says nothing
-            rare = RARE * unknown if tuple(case.written) != tuple(case.sizes[:2]) else 0  # memory nobody wrote
-            gain, share = float(self.fine.any() and lucky.sum() <= rare), 0.5
+        else:  # it left exactly the wrong elements as they were, or read them where nobody knows what lies
+            unwritten = bool((~self.fine & found.kept).any())
+            enough = unwritten or (self.fine & found.known).sum() >= TOLD  # right ones that it had to tell from them
+            rare = RARE * unknown if unwritten else 0
+            gain, share = float(enough and self.fine.any() and lucky.sum() <= rare), 0.5
         off = _off(self.observed, found)
         with np.errstate(all="ignore"):
             steps = off * found.bound / (found.noise + TINY)

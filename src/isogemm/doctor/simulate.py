@@ -46,6 +46,8 @@ class Simulated:
         Of the sum, before it is rounded to the output's type.
     known : bool array
         Where it can be told.
+    kept : bool array
+        Where nothing is written.
     """
 
     value: Floats
@@ -54,6 +56,7 @@ class Simulated:
     bound: Floats
     noise: Floats
     known: npt.NDArray[np.bool_]
+    kept: npt.NDArray[np.bool_]
 
 
 def simulate(case: GemmCall, at: Places) -> Simulated:
@@ -184,7 +187,7 @@ def _finished(case: GemmCall, at: Places, kept: Array, i: Places, j: Places, ter
     value = _rounded(case, value, kept)
     eps = max(float(ml_dtypes.finfo(kind).eps) for kind in (case.out, NUMPY.get(case.between, case.out)))
     last = eps * np.abs(value) + float(ml_dtypes.finfo(case.out).smallest_subnormal)
-    return Simulated(value, low, high, bound + noise + last, noise, known)
+    return Simulated(value, low, high, bound + noise + last, noise, known, kept)
 
 
 def _rounded(case: GemmCall, x: Floats, kept: Array) -> Floats:

@@ -7,7 +7,7 @@ compared with the definition on rows that are drawn, where the definition is not
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ from .common import line_console, results_path
 
 GEMV = ((4096, 4096), (32000, 4096))
 SQUARE = (1024, 2048, 4096)
-CHECKED = 64  # columns that are compared
+CHECKED = 64  # rows and columns that are compared
 ROTATED = 2**28  # bytes of weights that launches take in turn: more than a cache holds
 
 
@@ -84,11 +84,23 @@ def product(device: Any, m: int, n: int, k: int, contract: str, fmt: str = "floa
     weights = [make() for _ in range(max(1, min(16, ROTATED // nbytes)))]
     asked = {"contract": contract}
     got = isogemm.linear(there, weights[0], out_dtype="float32", **asked).numpy()
-    wrong = differing(got[:, :CHECKED], evaluate(x, w[:CHECKED].T, contract)) if fmt == "float16" else 0
-    if fmt != "float16":
+    if fmt == "float16":
+        wrong = differing(got[:CHECKED, :CHECKED], evaluate(x[:CHECKED], w[:CHECKED].T, contract))
+    else:
         wrong = differing(got, isogemm.linear(x, stored, **asked))
     spent = best(device, lambda i: isogemm.linear(there, weights[i % len(weights)], **asked))
     return Timed(f"{fmt} {contract}", m, n, k, spent, nbytes / spent / 1e9, 2 * m * n * k / spent / 1e9, wrong)
+
+
+def _cases(divide: int) -> Iterator[tuple[int, int, int, str, str]]:
+    """m, n, k, contract and format: floats first, since blocks are made on the host."""
+    gemv = [(n // divide, max(256, k // divide // 256 * 256)) for n, k in GEMV]
+    for n, k in gemv:
+        yield from ((m, n, k, "fma/lanes32", "float16") for m in (1, 4))
+    for size in (size // divide for size in SQUARE):
+        yield from ((size, size, size, f"fma/{order}", "float16") for order in ("chain", "lanes32"))
+    for n, k in gemv:
+        yield from ((1, n, k, "int32/chain", fmt) for fmt in ("Q4_0", "Q8_0", "Q4_K", "Q6_K"))
 
 
 def main(
@@ -98,15 +110,15 @@ def main(
     """Time the kernels on the preferred adapter. Exits with 1 when a bit differed."""
     device = open_device(DeviceId("webgpu"))
     isogemm.webgpu.measure()
-    bandwidth, rows = copied(device), []
-    for n, k in GEMV:
-        n, k = n // divide, max(256, k // divide // 256 * 256)
-        rows += [product(device, m, n, k, "fma/lanes32") for m in (1, 4)]
-        rows += [product(device, 1, n, k, "int32/chain", fmt) for fmt in ("Q4_0", "Q8_0", "Q4_K", "Q6_K")]
-    for size in SQUARE:
-        rows += [
-            product(device, size // divide, size // divide, size // divide, f"fma/{o}") for o in ("chain", "lanes32")
-        ]
+    bandwidth, rows = copied(device), list[Timed]()
+    path = json or results_path("webgpu", device.adapter.name)
+    for case in _cases(divide):
+        rows.append(product(device, *case))
+        typer.echo(f"{rows[-1].name} {case[:3]}: {rows[-1].seconds * 1e6:.1f} us", err=True)
+        write_json(
+            path, [asdict(row) for row in rows], environment=environment(), adapter=device.adapter.name,
+            copy_gb_per_second=bandwidth, crossovers=asdict(device.crossovers),
+        )  # fmt: skip
     table = Table(title=f"{device.adapter.name}: a copy moves {bandwidth:.3g} GB/s")
     for heading in ("product", "m", "n", "k", "us", "GB/s", "of a copy", "GFLOP/s", "bits"):
         table.add_column(heading, justify="left" if heading == "product" else "right")
@@ -116,11 +128,6 @@ def main(
             f"{row.gigabytes / bandwidth:.2f}", f"{row.gflops:.1f}", str(row.differing),
         )  # fmt: skip
     line_console(120).print(table)
-    path = json or results_path("webgpu", device.adapter.name)
-    write_json(
-        path, [asdict(row) for row in rows], environment=environment(), adapter=device.adapter.name,
-        copy_gb_per_second=bandwidth, crossovers=asdict(device.crossovers),
-    )  # fmt: skip
     typer.echo(f"rows: {path}")
     if any(row.differing for row in rows):
         raise typer.Exit(1)

@@ -161,6 +161,8 @@ class Subject:
         """A run's outputs, its third step captured and replayed for all that follow; the second warms up."""
         first, second, *rest = run.steps
         cache = self._cache(run)
+        if any(layer.is_sliding and layer.max_cache_len < static_length(run) for layer in cache.layers):
+            raise Absent("a static cache with a window counts its tokens on the host: a captured step cannot move it")
         rows = [self._call(first, cache, run, None)[1]]
         inputs = self._inputs(second, cache) | {"position_ids": self._position(second)}
         side = torch.cuda.Stream(self.device)

@@ -9,6 +9,9 @@ transformers = pytest.importorskip("transformers")
 
 import isogemm.audit  # noqa: E402
 import isogemm.torch as iso  # noqa: E402
+from isogemm.audit.bench import NotApplicable  # noqa: E402
+from isogemm.audit.transformer.runs import Prompts  # noqa: E402
+from isogemm.audit.transformer.subject import Subject  # noqa: E402
 from isogemm.errors import OptionError  # noqa: E402
 
 from .small import causal, prompts, same  # noqa: E402
@@ -68,3 +71,25 @@ def test_pages_are_for_continuous_batching():
     model.set_attn_implementation("paged|sdpa")
     with pytest.raises(OptionError, match="the attention function is"):
         model(prompts(1, 4))
+
+
+@pytest.fixture(scope="module")
+def windowed():
+    """A model whose layers see all keys or a window of 8."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, sliding_window=8, max_position_embeddings=256,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.Gemma3ForCausalLM(config).eval()
+
+
+def test_load_counts_the_pages_of_layers_of_each_kind(windowed):
+    report = isogemm.audit.model(windowed, mode=["convert"], relations=["load"], batches=(3,))
+    assert report.providers["convert"].relations["load"].status == "held"
+
+
+def test_a_captured_step_does_not_apply_to_a_cache_that_counts_on_the_host(windowed):
+    run = Prompts.draw(1, 12, 257, seed=0).chunks([6, 1, 1, 1, 1, 1, 1], "static").by("captured")
+    with pytest.raises(NotApplicable, match="on the host"):
+        Subject("plain", windowed).outputs(run)

@@ -13,6 +13,7 @@ import torch
 
 from ... import torch as routed
 from ...torch import reductions
+from ..bench import NotApplicable
 from ..data import Array
 from ..providers import Absent
 from .runs import ModelRun, Prompts, Step
@@ -162,7 +163,7 @@ class Subject:
         first, second, *rest = run.steps
         cache = self._cache(run)
         if any(layer.is_sliding and layer.max_cache_len < static_length(run) for layer in cache.layers):
-            raise Absent("a static cache with a window counts its tokens on the host: a captured step cannot move it")
+            raise NotApplicable("a static cache with a window counts tokens on the host, which no graph replays")
         rows = [self._call(first, cache, run, None)[1]]
         inputs = self._inputs(second, cache) | {"position_ids": self._position(second)}
         side = torch.cuda.Stream(self.device)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +21,9 @@ from numpy.typing import NDArray
 from ...base.extras import require_extra
 from ...errors import DeviceError, LimitError
 from ...operands.device_array import DeviceId
+from .trusted import trusted_module
 
-__all__ = ["Adapter", "DeviceBuffer", "Limits", "adapters", "open_adapter"]
+__all__ = ["Adapter", "DeviceBuffer", "Limits", "ReadyLaunch", "adapters", "open_adapter"]
 
 ALIGN = 256  # of what is bound: the most that a device may ask for
 FIRST_ADDRESS = 2**32
@@ -57,6 +60,14 @@ class DeviceBuffer:
 
     def __init__(self, handle: Any, nbytes: int) -> None:
         self.handle, self.nbytes, self.address = handle, nbytes, next(_addresses)
+
+
+class ReadyLaunch(NamedTuple):
+    """A kernel with its operands and grid, ready to run any number of times."""
+
+    pipeline: Any
+    group: Any
+    grid: tuple[int, int]
 
 
 @cache
@@ -103,6 +114,10 @@ class Adapter:
     limits : Limits
     subgroup : int
         Threads that exchange values without memory, at least; 0 where the adapter has no such operations.
+    timestamps : bool
+        It says when work began and ended.
+    checked : bool
+        Kernels compiled from now on have wgpu's checks of indices and loops.
     """
 
     def __init__(self, adapter: Any, place: DeviceId) -> None:
@@ -118,7 +133,9 @@ class Adapter:
             limits["max-compute-workgroups-per-dimension"],
         )  # fmt: skip
         self.subgroup = _smallest_subgroup(info) if "subgroup" in features else 0
-        self._pipelines: dict[str, Any] = {}
+        self.timestamps, self.checked = "timestamp-query" in wanted, True
+        self._pipelines: dict[tuple[str, bool], Any] = {}
+        self._recorded: list[ReadyLaunch] | None = None
 
     # Memory.
 
@@ -193,23 +210,74 @@ class Adapter:
             range_of = {"buffer": buffer.handle, "offset": offset, "size": size}
             entries.append({"binding": place, "resource": range_of})
         group = self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+        ready = ReadyLaunch(pipeline, group, grid)
+        if self._recorded is not None:
+            self._recorded.append(ready)
+        else:
+            self.submit([ready])
+
+    def submit(self, launches: Sequence[ReadyLaunch], stamps: Mapping[str, Any] | None = None) -> None:
+        """Launches one after another in one pass, without waiting for them."""
         encoder = self._device.create_command_encoder()
-        work = encoder.begin_compute_pass()
-        work.set_pipeline(pipeline)
-        work.set_bind_group(0, group)
-        work.dispatch_workgroups(*grid, 1)
+        work = encoder.begin_compute_pass(timestamp_writes=stamps)
+        for pipeline, group, grid in launches:
+            work.set_pipeline(pipeline)
+            work.set_bind_group(0, group)
+            work.dispatch_workgroups(*grid, 1)
         work.end()
+        if stamps is not None:
+            encoder.resolve_query_set(stamps["query_set"], 0, 2, self._ticks, 0)
         self._device.queue.submit([encoder.finish()])
+
+    @contextmanager
+    def recording(self) -> Iterator[list[ReadyLaunch]]:
+        """Within it launches are kept in a list, and nothing runs."""
+        before, self._recorded = self._recorded, []
+        try:
+            yield self._recorded
+        finally:
+            self._recorded = before
+
+    def seconds(self, launches: Sequence[ReadyLaunch]) -> float:
+        """Of launches one after another: by the adapter's clock, or where it has none, their submission included."""
+        if not self.timestamps:
+            self.wait()
+            begun = time.perf_counter()
+            self.submit(launches)
+            self.wait()
+            return time.perf_counter() - begun
+        self.submit(launches, self._stamps)
+        first, last = np.frombuffer(self._device.queue.read_buffer(self._ticks, 0, 16), np.uint64)
+        return float(int(last) - int(first)) * self._tick * 1e-9
+
+    @cached_property
+    def _stamps(self) -> dict[str, Any]:
+        made = self._device.create_query_set(type="timestamp", count=2)
+        return {"query_set": made, "beginning_of_pass_write_index": 0, "end_of_pass_write_index": 1}
+
+    @cached_property
+    def _ticks(self) -> Any:
+        import wgpu
+
+        return self._device.create_buffer(size=16, usage=wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC)
+
+    @cached_property
+    def _tick(self) -> float:
+        """Nanoseconds of one tick of the adapter's clock."""
+        from wgpu.backends.wgpu_native import _api as native
+
+        return float(native.libf.wgpuQueueGetTimestampPeriod(self._device.queue._internal))
 
     def pipeline(self, code: str) -> Any:
         """WGSL with an entry point `main`, compiled once."""
-        made = self._pipelines.get(code)
+        made = self._pipelines.get((code, self.checked))
         if made is None:
-            module = self._device.create_shader_module(code=code)
+            checked = self.checked
+            module = self._device.create_shader_module(code=code) if checked else trusted_module(self._device, code)
             made = self._device.create_compute_pipeline(
                 layout="auto", compute={"module": module, "entry_point": "main"}
             )
-            self._pipelines[code] = made
+            self._pipelines[code, self.checked] = made
         return made
 
     def wait(self) -> None:

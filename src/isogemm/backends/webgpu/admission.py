@@ -7,6 +7,7 @@ drops what is too small, the kernel is tried with the one that is made of intege
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from ...operands.device_array import device_array
 from .adapter import Adapter
 from .array import buffer_of
 from .integers import code_of_block, run_quantize
-from .kernels import KERNELS, LANES, code_of
+from .kernels import LANES, code_of, kernel_of
 from .launch import KernelCall, run
 
 __all__ = ["ORDERS", "AdapterAdmissions", "TrialProduct", "pose", "trial"]
@@ -34,6 +35,8 @@ POISON = np.uint32(0x7FC0DEAD)
 MARGIN = 3
 # (m, n, k): less than a tile, and several ragged ones; K shorter than the lanes, and with a tail of them.
 SHAPES = ((3, 5, 7), (67, 133, 333))
+# Of vectors: several tiles of the largest, steps of K in flight at once, and a tail of them.
+SHAPES_OF_VECTORS = ((3, 8, 8), (9, 72, 1064), (133, 264, 72))
 SHAPES_OF_BLOCKS = ((3, 5, 256), (9, 133, 768))
 
 
@@ -66,7 +69,7 @@ class AdapterAdmissions:
         """
         refused = ""
         for fused in (True, False):
-            if fused and KERNELS[name].order != "integers" and name != "gemv_naive" and not self._fuses(types):
+            if fused and kernel_of(name).order != "integers" and name != "gemv_naive" and not self._fuses(types):
                 continue
             code = code_of(name, types, across=across, subgroup=self.adapter.subgroup, fused=fused)
             refused = self.verdict(name, types, code)
@@ -109,15 +112,43 @@ class AdapterAdmissions:
 
 def trial(adapter: Adapter, name: str, types: tuple[str, str], code: str) -> str:
     """Run a kernel's code on golden operands: empty where every bit was right, else what was wrong."""
-    order = KERNELS[name].order
-    for m, n, k in SHAPES_OF_BLOCKS if types[1][0] == "Q" else SHAPES:
-        for lines in (True, False):
-            found = _differs(adapter, name, types, code, pose(order, types, m, n, k, started=lines), lines)
+    order = kernel_of(name).order
+    for m, n, k in _shapes(name, types):
+        for lines in _layouts(name, code):
+            found = _differs(
+                adapter,
+                name,
+                types,
+                code,
+                pose(
+                    order,
+                    types,
+                    m,
+                    n,
+                    k,
+                    started=not (len(_layouts(name, code)) == 1 and k == 8) if kernel_of(name).words else lines,
+                ),
+                lines,
+            )
             if found:
                 return f"{ORDERS[order]} over k {k}, {m} x {n}: {found}"
     return ""
 
 
+def _shapes(name: str, types: tuple[str, str]) -> tuple[tuple[int, int, int], ...]:
+    if kernel_of(name).words:
+        return SHAPES_OF_VECTORS
+    return SHAPES_OF_BLOCKS if types[1][0] == "Q" else SHAPES
+
+
+def _layouts(name: str, code: str) -> tuple[bool, ...]:
+    """Whether b lies along K, in the products of a trial: both ways, or the one that a code of vectors is for."""
+    if not kernel_of(name).words:
+        return True, False
+    return ("const ACROSS = true;" not in code,)
+
+
+@lru_cache(maxsize=64)
 def pose(order: str, types: tuple[str, str], m: int, n: int, k: int, *, started: bool) -> TrialProduct:
     """A golden product of these extents, and its bits by the definition of the order."""
     started = started and order == "chain"
@@ -169,7 +200,7 @@ def _differs(adapter: Adapter, name: str, types: tuple[str, str], code: str, pos
     across = types[1][0] != "Q" and not lines
     b = _placed(adapter, posed.b) if across else _placed(adapter, posed.b.T).T
     scales = None
-    if KERNELS[name].order == "integers":
+    if kernel_of(name).order == "integers":
         block = 32 if format_of(types[1]).block == 32 else 256
         a, scales = run_quantize(adapter, code_of_block(types[0], block), a, block)
     run(adapter, name, code, KernelCall(a, b, out[inside, inside], posed.start is not None, scales))

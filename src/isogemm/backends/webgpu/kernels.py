@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
-from .source import Constants, assembled, element, operand_b
+from ...errors import OptionError
+from .source import Constants, assembled, element, operand_b, vectors
 
-__all__ = ["KERNELS", "LANES", "WgslKernel", "code_of"]
+__all__ = ["KERNELS", "LANES", "VECTORS", "WgslKernel", "code_of", "kernel_of"]
 
 LANES = 32
 
@@ -30,6 +32,8 @@ class WgslKernel:
         Threads.
     constants : mapping of str to int
         Of its file.
+    words : int
+        To a load, 2 or 4, where operands must lie at whole vectors of them; 0 where any strides serve.
     """
 
     file: str
@@ -39,6 +43,14 @@ class WgslKernel:
     workgroup: int
     lanes: int = 0
     constants: Mapping[str, int] = field(default_factory=dict)
+    words: int = 0
+
+    def columns_of(self, dtype: str) -> int:
+        """Columns of one workgroup for operands of a type: of vectors, it says how many lanes a thread has."""
+        if self.words and self.order == "lanes":
+            each = self.words * (1 if dtype == "float32" else 2)
+            return self.workgroup * each // LANES * self.constants["OUTPUTS"]
+        return self.columns
 
     @property
     def threads(self) -> int:
@@ -68,6 +80,31 @@ KERNELS: Mapping[str, WgslKernel] = {
 }
 
 
+_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 8, "WORKGROUP": 128}
+_GEMM = {"TILE_M": 128, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 2, "SPREAD": 1}
+VECTORS: Mapping[str, WgslKernel] = {
+    "gemv_vector": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_GEMV, words=4),
+    "gemm_vector": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM, words=4),
+}
+"""Kernels for operands at whole vectors of words, as families: `kernel_of` has one of each for any constants."""
+
+
+@cache
+def _of_vectors(name: str) -> WgslKernel:
+    family, *words = name.split()
+    row = VECTORS[family]
+    at = dict(row.constants) | {key: int(value) for key, value in (word.split("=") for word in words)}
+    if row.order == "lanes":
+        return replace(row, rows=at["ROWS"], constants=at, words=at["WORDS"], workgroup=at["WORKGROUP"])
+    threads = at["TILE_M"] // at["REG_M"] * (at["TILE_N"] // at["REG_N"])
+    return replace(row, rows=at["TILE_M"], columns=at["TILE_N"], workgroup=threads, constants=at)
+
+
+def kernel_of(name: str) -> WgslKernel:
+    """The row of a kernel; one for vectors may name constants: ``gemv_vector OUTPUTS=2 UNROLL=4``."""
+    return KERNELS[name] if name in KERNELS else _of_vectors(name)
+
+
 def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, fused: bool) -> str:
     """The WGSL of a kernel for operands of these types.
 
@@ -80,7 +117,9 @@ def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, f
     subgroup : int
         The least size of a subgroup; 0 without subgroups.
     """
-    kernel = KERNELS[name]
+    kernel = kernel_of(name)
+    if kernel.words:
+        return _vector_code(kernel, types, across=across, subgroup=subgroup, fused=fused)
     constants: dict[str, int | bool] = dict(kernel.constants)
     b = ("blocks", types[1].lower()) if kernel.order == "integers" else operand_b(types[1])
     parts = ["params", "integers", element("a", types[0]), *b]
@@ -90,6 +129,30 @@ def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, f
     if kernel.file == "gemm_tiled":
         constants["ACROSS"] = across
     return assembled(kernel.file, tuple(parts), _constants(constants), fused=fused)
+
+
+def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, subgroup: int, fused: bool) -> str:
+    """The code of a kernel whose operands lie at whole vectors; both have one type."""
+    held = 1 if types[0] == "float32" else 2
+    at = dict(kernel.constants)
+    each = kernel.words * held
+    at |= {"WORDS": kernel.words, "HELD": held, "EACH": each, "WORKGROUP": kernel.workgroup}
+    constants: dict[str, int | bool | str] = {"Word": f"vec{kernel.words}<u32>"}
+    parts = ["params", "integers", *vectors(types[0], kernel.words)]
+    if kernel.order == "lanes":
+        at |= {"LANES": each, "THREADS": LANES // each}
+        parts.append("meet_subgroup" if subgroup >= LANES // each else "meet_workgroup")
+    else:
+        at |= {"GROUPS": at["REG_M"] // 4, "FOURS": at["REG_N"] // 4, "FOUR": 4, "QUADS": each // 4}
+        at |= {f"LOADS_{x}": at[f"TILE_{t}"] * at["DEPTH"] // each // kernel.workgroup for x, t in ("AM", "BN")}
+        constants |= {"ACROSS": across, "SPREAD": bool(at.pop("SPREAD"))}
+        vectors_of = [at[f"TILE_{t}"] * at["DEPTH"] // each for t in "MN"]
+        if any(count % kernel.workgroup for count in vectors_of) or at["DEPTH"] % each or each % at["INNER"]:
+            raise OptionError(
+                "tiles of gemm_vector", limit=f"whole vectors of {each} for each of {kernel.workgroup} threads",
+                value=dict(kernel.constants), nearest="gemm_vector",
+            )  # fmt: skip
+    return assembled(kernel.file, tuple(parts), constants | at, fused=fused)
 
 
 def _constants(given: Constants) -> Constants:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import LimitError
+from ...base.dtypes import name_of
+from ...errors import LimitError, ShapeError
 from .adapter import ALIGN, Adapter, DeviceBuffer
 from .array import buffer_of, offset_of, span
-from .kernels import KERNELS
+from .kernels import WgslKernel, kernel_of
 
 __all__ = ["EXTRA", "OUT", "A", "B", "KernelCall", "bound", "run", "steps"]
 
@@ -34,15 +35,30 @@ class KernelCall(NamedTuple):
 
 def run(adapter: Adapter, name: str, code: str, walk: KernelCall) -> None:
     """A kernel's code on a product, as many launches as its operands need."""
-    kernel = KERNELS[name]
-    for a, b, out, start, scales in _pieces(adapter, kernel.order == "chain", (kernel.rows, kernel.columns), walk):
+    kernel = kernel_of(name)
+    columns = kernel.columns_of(name_of(walk.b.dtype))
+    _check_vectors(name, kernel, walk)
+    for a, b, out, start, scales in _pieces(adapter, kernel.order == "chain", (kernel.rows, columns), walk):
         places = [bound(x) for x in (a, b, out)]
         bindings = dict(zip((A, B, OUT), places, strict=True)) | ({} if scales is None else {EXTRA: bound(scales)})
         numbers = [*out.shape, a.shape[1], int(start)]
         for x, (_, first, _) in zip((a, b, out), places, strict=True):
             numbers += [(offset_of(x) - first) // x.itemsize, *steps(x)]
-        grid = -(-out.shape[1] // kernel.columns), -(-out.shape[0] // kernel.rows)
+        grid = -(-out.shape[1] // columns), -(-out.shape[0] // kernel.rows)
         adapter.launch(code, [*numbers, 0], bindings, grid)
+
+
+def _check_vectors(name: str, kernel: WgslKernel, walk: KernelCall) -> None:
+    """Raise `ShapeError` unless operands lie at whole vectors, where the kernel takes those."""
+    each = kernel.words * (4 // walk.a.itemsize) if kernel.words else 1
+    along = [walk.a, walk.b.T] if abs(walk.b.strides[0]) <= abs(walk.b.strides[1]) else [walk.a, walk.b]
+    for x in along if kernel.words and walk.out.size else ():
+        places = (x.shape[1], x.strides[0] // x.itemsize, offset_of(x) // x.itemsize)
+        if x.strides[1] != x.itemsize or any(place % each for place in places):
+            raise ShapeError(
+                f"operands of {name}", limit=f"extents, strides and offsets in multiples of {each}, side by side",
+                value=(x.shape, x.strides), nearest="a kernel for any strides",
+            )  # fmt: skip
 
 
 def steps(x: Array) -> tuple[int, ...]:

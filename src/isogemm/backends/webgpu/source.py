@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Constants", "assembled", "element", "operand_b", "part", "rounding_store"]
+__all__ = ["Constants", "assembled", "element", "operand_b", "part", "repeated", "rounding_store", "vectors"]
 
 FOLDER = Path(__file__).parent / "wgsl"
-Constants = Mapping[str, int | bool]
+Constants = Mapping[str, int | bool | str]  # text: the name of a type
 
 _HALF = "({words}[i >> 1u] >> ((i & 1u) << 4u))"
 LOADS = {
@@ -40,6 +40,34 @@ fn write_half(i: u32, half: u32) {
   atomicOr(&out_words[i >> 1u], half << up);
 }
 """
+# What one word holds, as floats; the conversion of halves is the device's own here, and is admitted by its bits.
+_PAIR = """
+alias Held = vec2<f32>;
+fn multiply_add_held(x: Held, y: Held, z: Held) -> Held {{
+  return Held(multiply_add(x.x, y.x, z.x), multiply_add(x.y, y.y, z.y));
+}}
+fn one_of(x: Held, h: u32) -> f32 {{ return x[h]; }}
+fn place(lanes: ptr<function, array<f32, EACH>>, w: u32, x: Held) {{ lanes[2u * w] = x.x; lanes[2u * w + 1u] = x.y; }}
+fn held(w: u32) -> Held {{ return {held}; }}
+"""
+_ONE = """
+alias Held = f32;
+fn multiply_add_held(x: Held, y: Held, z: Held) -> Held { return multiply_add(x, y, z); }
+fn one_of(x: Held, h: u32) -> f32 { return x; }
+fn place(lanes: ptr<function, array<f32, EACH>>, w: u32, x: Held) { lanes[w] = x; }
+fn held(w: u32) -> f32 { return bitcast<f32>(w); }
+"""
+HELD = {
+    "float32": _ONE,
+    "float16": _PAIR.format(held="unpack2x16float(w)"),
+    "bfloat16": _PAIR.format(held="bitcast<vec2<f32>>(vec2<u32>(w << 16u, w & 0xffff0000u))"),
+}
+# Four neighbours of a vector, and one element, for operands of whole vectors.
+_QUADS = {
+    1: "fn quad(v: Word, f: u32) -> vec4<f32> { return bitcast<vec4<f32>>(v); }",
+    2: "fn quad(v: Word, f: u32) -> vec4<f32> { return vec4<f32>(held(v[2u * f]), held(v[2u * f + 1u])); }",
+}
+_OF_VECTOR = "fn element_a(i: u32) -> f32 { return one_of(held(a_words[i / EACH][(i / HELD) % WORDS]), i % HELD); }"
 MULTIPLY_ADD = "fn multiply_add(x: f32, y: f32, z: f32) -> f32 {{ return {name}(x, y, z); }}"
 
 
@@ -47,6 +75,43 @@ MULTIPLY_ADD = "fn multiply_add(x: f32, y: f32, z: f32) -> f32 {{ return {name}(
 def part(name: str) -> str:
     """A file of the folder ``wgsl``."""
     return (FOLDER / f"{name}.wgsl").read_text(encoding="utf-8")
+
+
+def vectors(dtype: str, words: int) -> tuple[str, ...]:
+    """The parts by which a kernel takes whole vectors of words: the floats of a word, and their multiply-add."""
+    quad = _QUADS[1 if dtype == "float32" else 2]
+    return HELD[dtype], *([quad] if words == 4 else []), _OF_VECTOR
+
+
+def repeated(text: str, constants: Constants) -> str:
+    """Lines between ``#for x in N`` and ``#end`` as often as the constant N says, with 0, 1, ... for ``$x``.
+
+    Registers have names and no indices: what a compiler unrolls or not, and which index it checks, is not left to it.
+    """
+    lines, at = text.split("\n"), 0
+
+    def block(values: dict[str, int]) -> list[str]:
+        nonlocal at
+        made: list[str] = []
+        while at < len(lines):
+            words = lines[at].split()
+            if words[:1] == ["#end"]:
+                break
+            at += 1
+            if words[:1] == ["#for"]:
+                begun, count = at, constants[words[3]]
+                for value in range(int(count)):
+                    at = begun
+                    made += block(values | {words[1]: value})
+                at += 1
+            else:
+                line = lines[at - 1]
+                for name, value in values.items():
+                    line = line.replace(f"${name}", str(value))
+                made.append(line)
+        return made
+
+    return "\n".join(block({}))
 
 
 def element(operand: str, dtype: str) -> str:
@@ -78,7 +143,13 @@ def assembled(kernel: str, parts: tuple[str, ...], constants: Constants, *, fuse
     fused : bool
         The device's own ``fma`` serves.
     """
-    head = [f"const {name} = {str(value).lower() if isinstance(value, bool) else f'{value}u'};" for name, value in
-            constants.items()]  # fmt: skip
-    body = [text if text.endswith("}") else part(text) for text in parts]
-    return "\n".join([*head, *body, MULTIPLY_ADD.format(name="fma" if fused else "fused"), part(kernel)])
+    head = [_declared(name, value) for name, value in ({"Word": "u32"} | dict(constants)).items()]
+    body = [text if text.rstrip().endswith("}") else part(text) for text in parts]
+    text = repeated(part(kernel), constants)
+    return "\n".join([*head, *body, MULTIPLY_ADD.format(name="fma" if fused else "fused"), text])
+
+
+def _declared(name: str, value: int | bool | str) -> str:
+    if isinstance(value, str):
+        return f"alias {name} = {value};"
+    return f"const {name} = {str(value).lower() if isinstance(value, bool) else f'{value}u'};"

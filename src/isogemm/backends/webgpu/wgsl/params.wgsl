@@ -17,8 +17,8 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
-@group(0) @binding(1) var<storage, read> a_words: array<u32>;
-@group(0) @binding(2) var<storage, read> b_words: array<u32>;
+@group(0) @binding(1) var<storage, read> a_words: array<Word>;
+@group(0) @binding(2) var<storage, read> b_words: array<Word>;
 @group(0) @binding(3) var<storage, read_write> out_words: array<u32>;
 
 // x, already rounded: a compiler may fuse or reorder float operations, but not across integers that it cannot foresee.

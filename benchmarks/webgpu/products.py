@@ -1,0 +1,183 @@
+"""Products by one kernel after another, and as `isogemm.linear` has them, with the bits of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product as combined
+from typing import Any
+
+import numpy as np
+
+import isogemm
+from isogemm.backends.webgpu.adapter import ReadyLaunch
+from isogemm.backends.webgpu.kernels import KERNELS, kernel_of
+from isogemm.backends.webgpu.launch import KernelCall, run
+from isogemm.contract.compare import differing
+from isogemm.contract.reference import evaluate
+
+from ..common import words_of
+from .rounds import Bench, Make, Timed, told
+
+CHECKED = 64  # columns that are compared, and rows
+ROTATED = 2**28  # bytes of weights that launches take in turn: more than a cache holds
+
+
+@dataclass
+class Operands:
+    """One product's: x, and as many weights [n, k] (or [k, n]) as a cache does not hold."""
+
+    x: np.ndarray[Any, Any]
+    w: np.ndarray[Any, Any]
+    there: Any
+    weights: list[Any]
+    across: bool
+    nbytes: int
+    stored: Any = None
+
+
+def operands(m: int, n: int, k: int, dtype: str, *, across: bool = False) -> Operands:
+    """Drawn operands; a format's name instead of a type quantizes the weight."""
+    rng = np.random.default_rng(m)
+    floats = "float32" if dtype[0] == "Q" else dtype
+    x = rng.standard_normal((m, k), np.float32).astype(floats)
+    w = rng.standard_normal((n, k), np.float32).astype(floats)
+    if dtype[0] == "Q":
+        stored = isogemm.quantize(w, dtype)
+        nbytes, make = stored.nbytes, lambda: stored.to("cpu").to("webgpu")
+    else:
+        stored, nbytes = None, w.nbytes
+        lying = np.ascontiguousarray(w.T) if across else w
+        make = lambda: isogemm.webgpu.array(lying)  # noqa: E731
+    weights = [make() for _ in range(max(1, min(12, ROTATED // nbytes)))]
+    return Operands(x, w, isogemm.webgpu.array(x), weights, across, nbytes, stored)
+
+
+def kernel_make(bench: Bench, row: Timed, held: Operands, code: str, outs: list[Any], own: Any) -> Make:
+    """Launches of one kernel; every call has an out of its own (the first one `own`), so that none waits."""
+    view = lambda x: x.__isogemm_view__("x")  # noqa: E731
+
+    def make(i: int) -> list[ReadyLaunch]:
+        while len(outs) <= i and (row.m * row.n < 2**20 or len(outs) < len(held.weights)):
+            outs.append(bench.device.empty((row.m, row.n), np.dtype(np.float32)))
+        b = view(held.weights[i % len(held.weights)])
+        bench.adapter.checked = row.checked
+        with bench.adapter.recording() as found:
+            run(bench.adapter, row.kernel, code,
+                KernelCall(view(held.there), b if held.across else b.T, outs[i % len(outs)] if i else own))  # fmt: skip
+        return list(found)
+
+    return make
+
+
+def check(bench: Bench, row: Timed, held: Operands, contract: str, out: Any) -> None:
+    """Bits of some rows and columns of what was computed."""
+    rows, columns = min(row.m, 8), min(row.n, CHECKED)
+    want = evaluate(held.x[:rows], held.w[:columns].T, contract)
+    row.differing = differing(out[:rows, :columns].numpy(), want)
+
+
+def kernels(
+    bench: Bench,
+    product: str,
+    held: Operands,
+    names: Sequence[str],
+    dtype: str,
+    *,
+    modes: Sequence[bool] = (True, False),
+) -> list[Timed]:
+    """Kernels of one product by name, with and without wgpu's checks."""
+    (m, k), n = held.x.shape, len(held.w)
+    contract = {"chain": "fma/chain", "lanes": "fma/lanes32"}
+    found: list[Timed] = []
+    outs: list[Any] = []
+    asked = list(combined(names, modes))
+    for first in range(0, len(asked), 8):  # so many outs and launches at once
+        candidates = []
+        for name, checked in asked[first : first + 8] if not bench.late() else ():
+            row = Timed(product, name, m, n, k, held.nbytes, checked)
+            own = bench.device.empty((m, n), np.dtype(np.float32))
+            try:
+                make = kernel_make(bench, row, held, bench.code(row, (dtype, dtype), held.across), outs, own)
+                bench.adapter.submit(make(0))
+                check(bench, row, held, contract[kernel_of(name).order], isogemm.webgpu.WebGpuArray(own))
+            except Exception as error:
+                row.error = words_of(error)
+                bench.rows.append(row)
+                bench.say(f"{product} {name}: {row.error}")
+                continue
+            found.append(row)
+            candidates.append((row, make))
+        bench.timed(candidates, len(held.weights))
+    if bench.late():
+        bench.say(f"{product}: {len(asked) - len(found)} of {len(asked)} kernels left out")
+    bench.adapter.checked = True
+    told(bench, product, found)
+    bench.save()
+    return sorted((row for row in found if row.seconds and row.fused), key=lambda x: x.best)  # refused ones too
+
+
+def library(bench: Bench, m: int, n: int, k: int, dtype: str, contract: str) -> Timed | None:
+    """What `isogemm.linear` launches, and what one call of it costs with its wait."""
+    product = f"linear {dtype} {m}x{n}x{k} {contract}"
+    if bench.late():
+        return None
+    held = operands(m, n, k, dtype)
+    row = Timed(product, "isogemm.linear", m, n, k, held.nbytes)
+    kept: list[Any] = []
+
+    def call(i: int) -> Any:
+        kept.append(isogemm.linear(
+            held.there, held.weights[i % len(held.weights)], out_dtype="float32", contract=contract
+        ))  # fmt: skip
+        return kept[-1]
+
+    def make(i: int) -> list[ReadyLaunch]:
+        with bench.adapter.recording() as found:
+            call(i)
+        return list(found)
+
+    def do() -> None:
+        out = call(0)
+        if held.stored is None:
+            check(bench, row, held, contract, out)
+        else:
+            row.differing = differing(out.numpy(), isogemm.linear(held.x, held.stored, contract=contract))
+        bench.timed([(row, make)], len(held.weights))
+        bench.adapter.wait()
+        begun = time.perf_counter()
+        for i in range(20):
+            call(i)
+        bench.adapter.wait()
+        row.in_turn = (time.perf_counter() - begun) / 20
+        if held.stored is not None:  # the kernel alone, without that which quantizes x
+            alone = Timed(f"{product}, kernel alone", "isogemm.linear", m, n, k, held.nbytes, differing=row.differing)
+            bench.timed([(alone, lambda i: make(i)[-1:])], len(held.weights))
+            told(bench, alone.product, [alone])
+
+    bench.tried(product, do)
+    told(bench, product, [row])
+    bench.save()
+    return row
+
+
+def admissions(bench: Bench) -> None:
+    """The verdict of every kernel on this adapter, by type."""
+    found: dict[str, str] = {}
+    names = [*KERNELS, "gemv_vector", "gemm_vector"]
+    for name, dtype in combined(names, ("float16", "float32", "bfloat16")):
+        integers = kernel_of(name).order == "integers"
+        if integers and dtype != "float32":
+            continue
+        for b in ("Q4_0", "Q8_0", "Q4_K", "Q6_K") if integers else (dtype,):
+            row = Timed("", name, 0, 0, 0)
+            begun = time.perf_counter()
+            bench.tried(f"admission {name} {b}", lambda row=row, types=(dtype, b): bench.code(row, types, False))
+            spent = time.perf_counter() - begun
+            verdict = row.verdict or ("admitted" if row.fused or integers else "admitted by integers")
+            found[f"{name} {b}"] = f"{verdict} ({spent:.2f} s)"
+            if row.verdict or spent > 2:
+                bench.say(f"{name} {b}: {verdict} ({spent:.1f} s)")
+    bench.facts["admission"] = found
+    bench.save()

@@ -1,0 +1,168 @@
+"""Rows that are saved as they are found: passes of many launches in interleaved rounds, by the adapter's clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import isogemm
+from isogemm.backends import open_device
+from isogemm.backends.webgpu.adapter import ReadyLaunch
+from isogemm.backends.webgpu.admission import AdapterAdmissions
+from isogemm.backends.webgpu.kernels import code_of, kernel_of
+from isogemm.lab import environment, write_json
+from isogemm.operands.device_array import DeviceId
+
+from ..common import results_path, words_of
+
+PASS = 0.006  # seconds of one pass
+ROUNDS = 5
+SLOW = 0.1  # seconds of one product, from which on a GPU one pass is enough
+
+
+@dataclass
+class Timed:
+    """One candidate of one product.
+
+    Attributes
+    ----------
+    seconds : list of float
+        Of one product, a round each.
+    verdict : str
+        Of admission, empty where the kernel was admitted.
+    checked : bool
+        With wgpu's checks of indices and loops.
+    in_turn : float
+        Seconds of one product where each waits for the one before.
+    """
+
+    product: str
+    kernel: str
+    m: int
+    n: int
+    k: int
+    nbytes: int = 0
+    checked: bool = True
+    fused: bool = True
+    verdict: str = ""
+    differing: int | None = None
+    error: str = ""
+    seconds: list[float] = field(default_factory=list)
+    in_turn: float | None = None
+
+    @property
+    def best(self) -> float:
+        return median(self.seconds) if self.seconds else float("inf")
+
+    def row(self) -> dict[str, Any]:
+        """Plain data, with GB/s of the weights and GFLOP/s."""
+        found = asdict(self)
+        if self.seconds:
+            found |= {"median": self.best, "gb_per_second": self.nbytes / self.best / 1e9,
+                      "gflops": 2 * self.m * self.n * self.k / self.best / 1e9}  # fmt: skip
+        return found
+
+
+Make = Callable[[int], list[ReadyLaunch]]  # the launches of call i
+
+
+class Bench:
+    """Rows that are saved as they are found, within a number of seconds."""
+
+    def __init__(self, seconds: float, path: Path | None) -> None:
+        self.device: Any = open_device(DeviceId("webgpu"))
+        self.adapter = self.device.adapter
+        self.ends, self.rows, self.facts = time.monotonic() + seconds, [], {}  # type: ignore[var-annotated]
+        self.path = path or results_path("webgpu", self.adapter.name)
+        self.stamp = environment()
+        self.admissions = {checked: AdapterAdmissions(self.adapter) for checked in (True, False)}
+
+    def say(self, text: str) -> None:
+        print(f"{self.ends - time.monotonic():6.0f} s left  {text}", flush=True)
+
+    def late(self) -> bool:
+        return time.monotonic() > self.ends
+
+    def save(self) -> None:
+        write_json(
+            self.path, [row.row() for row in self.rows], environment=self.stamp, schema="isogemm.webgpu.v2",
+            adapter=self.adapter.name, subgroup=self.adapter.subgroup, timestamps=self.adapter.timestamps,
+            limits=asdict(self.adapter.limits), **self.facts,
+        )  # fmt: skip
+
+    def tried(self, what: str, call: Callable[[], Any]) -> Any:
+        """A step that may fail: then the error is kept, and None returned."""
+        try:
+            return call()
+        except Exception as error:  # one run on a borrowed machine: a failure must not end it
+            self.facts.setdefault("errors", {})[what] = words_of(error)
+            self.say(f"{what}: {words_of(error)}")
+            return None
+
+    def code(self, row: Timed, types: tuple[str, str], across: bool) -> str:
+        """An admitted code; where none is, the plain one, with the verdict in the row."""
+        self.adapter.checked = row.checked
+        admissions = self.admissions[row.checked]
+        code = code_of(row.kernel, types, across=across, subgroup=self.adapter.subgroup, fused=True)
+        if kernel_of(row.kernel).words:  # with integers in the place of fma it takes a minute to compile
+            row.verdict = admissions.verdict(row.kernel, types, code)
+            return code
+        try:
+            code = admissions.code(row.kernel, types, across)
+        except isogemm.errors.ContractError as error:
+            row.verdict = words_of(error)
+        row.fused = "return fma(" in code
+        return code
+
+    def timed(self, candidates: Sequence[tuple[Timed, Make]], sets: int, rounds: int = ROUNDS) -> None:
+        """Rounds of all candidates in turn; `sets` calls have different operands."""
+        ready: list[tuple[Timed, list[ReadyLaunch]]] = []
+        for row, make in candidates:
+            self.rows.append(row)
+            try:
+                launches = [x for i in range(max(sets, 1)) for x in make(i)]
+                each = len(launches) / max(sets, 1)
+                spent = min(self.adapter.seconds(launches) for _ in range(2)) / max(sets, 1)
+                if spent > SLOW and not self.adapter.software:
+                    row.seconds = [spent]
+                    continue
+                calls = int(min(max(PASS / max(spent, 1e-7), sets), 400))
+                launches = [x for i in range(calls) for x in make(i)]
+                if len(launches) != round(calls * each):
+                    raise ValueError("calls of one product differ in their launches")
+                self.adapter.seconds(launches)
+                ready.append((row, launches))
+                one = make(0)
+                row.in_turn = self.adapter.seconds(one * calls) / calls if sets == 1 or spent > 1e-4 else None
+                row.seconds = [calls]
+            except Exception as error:
+                row.error = words_of(error)
+                self.say(f"{row.product} {row.kernel}: {row.error}")
+        counts = [int(row.seconds.pop()) for row, _ in ready]
+        for _ in range(rounds):
+            for (row, launches), calls in zip(ready, counts, strict=True):
+                row.seconds.append(self.adapter.seconds(launches) / calls)
+
+
+def bound_launch(adapter: Any, code: str, buffers: dict[int, Any], grid: tuple[int, int]) -> ReadyLaunch:
+    """A launch of a kernel that is none of ours."""
+    pipeline = adapter.pipeline(code)
+    entries = [{"binding": at, "resource": {"buffer": getattr(buffer, "handle", buffer)}} for at, buffer in
+               buffers.items()]  # fmt: skip
+    group = adapter._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+    return ReadyLaunch(pipeline, group, grid)
+
+
+def told(bench: Bench, product: str, rows: Sequence[Timed], most: int = 6) -> None:
+    copy = bench.facts.get("copy_gb_per_second") or float("nan")
+    for row in sorted(rows, key=lambda x: x.best)[:most]:
+        bench.say(
+            f"{product:30} {row.kernel}{'' if row.checked else ' unchecked'}: {row.best * 1e6:.1f} us, "
+            f"{row.nbytes / row.best / 1e9:.0f} GB/s = {row.nbytes / row.best / 1e9 / copy:.2f} of a copy, "
+            f"{2 * row.m * row.n * row.k / row.best / 1e12:.2f} TFLOP/s, bits {row.differing}"
+            f"{' REFUSED' if row.verdict else ''}{'' if row.fused else ' by integers'}"
+        )

@@ -1,0 +1,90 @@
+"""Kernels for operands at whole vectors: bits of any constants, what they refuse, and launches kept and timed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.products import BF16, F16, assert_same, poisoned, values
+
+import isogemm
+from isogemm.backends.webgpu import source
+from isogemm.backends.webgpu.admission import AdapterAdmissions
+from isogemm.backends.webgpu.kernels import code_of, kernel_of
+from isogemm.backends.webgpu.launch import KernelCall, run
+from isogemm.backends.webgpu.public import array
+from isogemm.contract import reference
+from isogemm.errors import OptionError, ShapeError
+
+NAMES = (
+    "gemv_vector",
+    "gemv_vector WORDS=2 ROWS=4 OUTPUTS=2 UNROLL=4 WORKGROUP=64",
+    "gemm_vector TILE_M=64 TILE_N=64 REG_M=8 REG_N=4 BUFFERS=1",
+    "gemm_vector TILE_M=64 TILE_N=32 DEPTH=16 REG_M=4 REG_N=8 INNER=2 SPREAD=0",
+)
+# What is planted: the kernel, its file, and the text before and after.
+FAULTS = {
+    "a load is used twice": ("gemv_vector", "gemv_vector", "(step + $uu)", "(step + $uu / 2u)"),
+    "the tail of loads is lost": ("gemv_vector", "gemv_vector", "for (; step < steps; step++)", "for (; step < 0u;)"),
+    "the steps beyond K are added": (NAMES[2], "gemm_vector", "min(DEPTH, p.k - at)", "DEPTH"),
+    "a column beside the result is written": (NAMES[2], "gemm_vector", "j + $cu < p.n", "j + $cu < p.n + 1u"),
+}
+
+
+def view(x):
+    return x.__isogemm_view__("x")
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_bits(device, monkeypatch, name, checked):
+    monkeypatch.setattr(device.adapter, "checked", checked)
+    admissions, order = AdapterAdmissions(device.adapter), kernel_of(name).order
+    for across in (False, True) if order == "chain" else (False,):
+        code = admissions.code(name, ("float16", "float16"), across)
+        for m, n, k in ((1, 8, 16), (5, 72, 264)):
+            a, b, out = values((m, k), F16), values((k, n), F16, seed=1), array(poisoned((m, n)))
+            weight = array(b) if across else array(np.ascontiguousarray(b.T)).T
+            run(device.adapter, name, code, KernelCall(view(array(a)), view(weight), view(out)))
+            assert_same(out.numpy(), reference.evaluate(a, b, "fma/lanes32" if order == "lanes" else "fma/chain"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_types(device, dtype):
+    """On adapters whose fma rounds twice, as integers."""
+    assert device.admissions.code("gemv_vector UNROLL=1", (dtype, dtype), across=False)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_refused(device, monkeypatch, fault):
+    name, file, before, after = FAULTS[fault]
+    read, types = source.part, ("float16", "float16")
+    assert before in read(file)
+    monkeypatch.setattr(source, "part", lambda part: read(part).replace(before, after) if part == file else read(part))
+    code = code_of(name, types, across=False, subgroup=device.adapter.subgroup, fused=True)
+    assert AdapterAdmissions(device.adapter).verdict(name, types, code)
+
+
+def test_what_is_not_at_whole_vectors_is_refused(device):
+    x, w, out = array(values((2, 24), F16)), array(values((8, 24), F16)), array(poisoned((2, 8)))
+    code = device.admissions.code("gemv_vector", ("float16", "float16"), across=False)
+    for a, b in ((x[:, :12], w[:, :12]), (x[:, 4:20], w[:, 4:20])):
+        with pytest.raises(ShapeError, match="multiples of 8"):
+            run(device.adapter, "gemv_vector", code, KernelCall(view(a), view(b.T), view(out)))
+    with pytest.raises(OptionError, match="whole vectors of 8"):
+        code_of("gemm_vector TILE_M=16 TILE_N=16 REG_M=4 REG_N=4 DEPTH=8 BUFFERS=1 INNER=3", ("float16",) * 2,
+                across=False, subgroup=0, fused=True)  # fmt: skip
+
+
+def test_launches_are_kept_and_timed(device):
+    x = array(values((3, 8), BF16))
+    before = isogemm.linear(x, x, out_dtype="float32").numpy()
+    with device.adapter.recording() as launches:
+        out = isogemm.linear(x, x, out_dtype="float32")
+    assert len(launches) == 1
+    assert device.adapter.seconds(launches) > 0
+    assert_same(out.numpy(), before)
+
+
+def test_lines_that_are_repeated():
+    text = "#for x in N\n#for y in TWO\nf$x_$y\n#end\n#end\nlast"
+    assert source.repeated(text, {"N": 2, "TWO": 2}) == "f0_0\nf0_1\nf1_0\nf1_1\nlast"

@@ -53,7 +53,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   #end
   if (p.start == 1u) {
     #for g in GROUPS
-  #for c in FOUR
+    #for c in FOUR
     #for q in FOURS
     acc_$g_$c_$q = begun(i + $gu * DOWN_M * 4u + ty * 4u + $cu, j + $qu * ACROSS_N * 4u + tx * 4u);
     #end
@@ -113,7 +113,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       let r_$u_$q = tile_b[base_b + (k + $uu) * FOURS_N + $qu * ACROSS_N + tx];
       #end
       #for g in GROUPS
-  #for c in FOUR
+      #for c in FOUR
       #for q in FOURS
       acc_$g_$c_$q = multiply_add_4(l_$u_$g[$c], r_$u_$q, acc_$g_$c_$q);
       #end

@@ -11,7 +11,7 @@ from isogemm.lab import Work
 from ..common import Bar, Group, Row, Worded
 from ..draw import of_gpus
 
-__all__ = ["GROUPS", "LLM", "RANDOM", "ROWS", "SUITES", "Case", "cases"]
+__all__ = ["CHAIN", "GROUPS", "LLM", "RANDOM", "ROWS", "SUITES", "Case", "cases"]
 
 Form = Literal["linear", "gradient", "batched", "drawn", "host", "wall", "replay"]
 
@@ -22,6 +22,7 @@ DECODE = tuple(m for m in ROWS if m <= 16)
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEFAULTS = {"float32": "fma/chain", "bfloat16": "tensor_core:sm90/chain", "float16": "tensor_core:sm90/chain"}
 PEER = "batch_invariant_ops"
+CHAIN = "isogemm chain"  # the same product under the default contract
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,22 @@ def _leaf() -> list[Case]:
     return [forward, gradient]
 
 
+def _trees() -> list[Case]:
+    """Leaves that can be walked side by side against the chain, and where a chain has to wait, against torch."""
+    found = []
+    for m in (1, 16, 64, 256, 1024, 4096):
+        bars = (Bar(CHAIN, round(1 / (1.05 if m < 64 else 1.1), 3)),)
+        for order in ("tree2", "tree4", "tree8"):
+            found.append(Case("trees", "linear", m, 4096, 14336, contract=f"tensor_core:sm90/{order}", bars=bars))
+    few = ((2, 1216, 24960), (16, 1024, 31040), (64, 512, 25472), (128, 832, 6912), (256, 768, 14912))
+    bars = (Bar("torch", 1.0),)
+    found += [Case("trees", "linear", m, n, k, contract="tensor_core:sm90/tree8", bars=bars) for m, n, k in few]
+    few = ((1, 1024, 18816), (8, 1584, 13664), (32, 1536, 30784), (128, 2560, 2176))
+    return found + [
+        Case("trees", "linear", m, n, k, dtype="float32", contract="fma/tree8", bars=bars) for m, n, k in few
+    ]
+
+
 def _fp32() -> list[Case]:
     ieee = Case("fp32", "linear", 4096, 4096, 4096, dtype="float32", label="ieee", bars=(Bar("torch", 0.6),))
     bars = (Bar("torch", 1.7),)
@@ -162,7 +179,7 @@ def _overhead() -> list[Case]:
 
 
 RANDOM = "random"
-SUITES = {"llm": _llm, "leaf": _leaf, "fp32": _fp32, "batched": _batched, "overhead": _overhead}
+SUITES = {"llm": _llm, "leaf": _leaf, "trees": _trees, "fp32": _fp32, "batched": _batched, "overhead": _overhead}
 
 
 def cases(suites: Iterable[str], *, seed: int = 0, count: int = 200) -> list[Case]:

@@ -12,7 +12,7 @@ import isogemm
 from isogemm.lab import rotate
 
 from .bits import Sample, differing, relative_error
-from .cases import PEER, ROWS, Case
+from .cases import CHAIN, PEER, ROWS, Case
 from .peers import without_split_k
 
 __all__ = ["Call", "Setup", "Shelf", "build", "few_rows"]
@@ -138,7 +138,7 @@ def _linear(case: Case, shelf: Shelf, peer: Peer) -> Setup:
         if peer is not None:
             calls[PEER] = lambda i: peer(x, columns[i % count])
     elif case.contract:
-        calls["isogemm chain"] = lambda i: isogemm.linear(x, weights[i % count])
+        calls[CHAIN] = lambda i: isogemm.linear(x, weights[i % count])
     scratch = torch.zeros(1024, device=x.device)
     setup = Setup(calls, count, dict, under, (lambda: scratch.add_(1.0)) if case.spaced else None)
     return Setup(calls, count, lambda: _check_linear(case, layer, setup), under, setup.spacer)

@@ -11,7 +11,7 @@ from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.planner.fingerprint import PACKAGE, fingerprint, made_of
 
 FOLDERS = ("rows", "attention", "quant")
-COMPILED_HERE = ("gemm/hopper", "gemm/padded", "gemm/sgemm", "gemm/tf32", *FOLDERS)  # CUDA C++
+COMPILED_HERE = ("gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/sgemm", "gemm/tf32", *FOLDERS)  # CUDA C++
 BY_TRITON = ("gemm/tile", "gemm/lists")
 EVERY = (*COMPILED_HERE, *BY_TRITON, "gemm/cublaslt")
 
@@ -62,16 +62,17 @@ def test_the_compiler_s_options_are_part_of_it(package: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "homes"),
     [
-        ("gemm/hopper/hopper.cu", {"gemm/hopper", "gemm/padded"}),
-        ("gemm/sgemm/ring.cu", {"gemm/sgemm"}),
-        ("gemm/tf32/split.cu", {"gemm/tf32", "gemm/sgemm"}),
+        ("gemm/hopper/hopper.cu", {"gemm/hopper", "gemm/padded", "gemm/leaves"}),
+        ("gemm/sgemm/ring.cu", {"gemm/sgemm", "gemm/leaves"}),
+        ("gemm/meet.cu", {"gemm/tf32", "gemm/leaves"}),
+        ("gemm/tf32/split.cu", {"gemm/tf32", "gemm/sgemm", "gemm/leaves"}),
         ("gemm/tile/tile.py", {"gemm/tile", "gemm/lists"}),
         ("gemm/lists/items.py", {"gemm/lists"}),
         ("gemm/cublaslt/search.py", {"gemm/cublaslt"}),
-        ("include/fp32_epilogue.cu", {"gemm/sgemm", "gemm/tf32"}),
-        ("include/hopper_ptx.cu", {"gemm/hopper", "gemm/padded", "gemm/tf32", "gemm/sgemm"}),
-        ("driver/wgmma.py", {"gemm/hopper", "gemm/padded", "gemm/tf32"}),
-        ("driver/tensormap.py", {"gemm/hopper", "gemm/padded", "gemm/tf32", *BY_TRITON}),
+        ("include/fp32_epilogue.cu", {"gemm/sgemm", "gemm/tf32", "gemm/leaves"}),
+        ("include/hopper_ptx.cu", {"gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32", "gemm/sgemm"}),
+        ("driver/wgmma.py", {"gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32"}),
+        ("driver/tensormap.py", {"gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32", *BY_TRITON}),
         ("driver/triton_build.py", {"gemm/tile", "gemm/lists"}),
         ("rows/ops.cu", {"rows"}),
         ("attention/common.cu", {"attention"}),

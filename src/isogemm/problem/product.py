@@ -97,10 +97,11 @@ class Product:
         pairs = ((self.a, self.dtype_a), (self.b, self.dtype_b), (self.out, self.dtype_out))
         return all(s * ITEMSIZE[dtype] % nbytes == 0 or s == 1 for x, dtype in pairs for s in x)
 
-    def sums(self, batch: int) -> Product:
-        """The float32 sums alone of `batch` items, one after the other: what a tree meets."""
+    def sums(self, batch: int, pitch: int = 0) -> Product:
+        """The float32 sums alone of `batch` items, one after the other, rows `pitch` apart: what a tree meets."""
+        row = pitch or self.n
         return replace(
-            self, dtype_out="float32", out=Strides(self.n, 1, self.m * self.n), batch=batch, c=None, dtype_c=None,
+            self, dtype_out="float32", out=Strides(row, 1, self.m * row), batch=batch, c=None, dtype_c=None,
             dtype_bias=None, alpha=1.0, beta=0.0,
         )  # fmt: skip
 

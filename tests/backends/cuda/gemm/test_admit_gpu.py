@@ -12,6 +12,7 @@ import pytest
 from tests.backends.cuda.device import draw, same
 from tests.backends.cuda.poison import poisoned
 
+import isogemm
 from isogemm.backends.cuda.attention import run as attention
 from isogemm.backends.cuda.attention import steps
 from isogemm.backends.cuda.driver import machine, nvrtc
@@ -120,6 +121,27 @@ def test_broken_steps_of_gradients(fresh, damage):
     m, total, delta = (draw((2, 3, 1), "float32", i).abs() for i in (2, 3, 4))
     with pytest.raises(ContractError, match=r"attention backward .*: refused .* differ, first ds\["):
         steps.steps(s, m, total, c=0.1, dtype=torch.float32, dp=s, delta=delta)
+
+
+def test_leaves_that_meet_in_another_order_are_not_used(fresh, damage):
+    """Halves far apart meet first: the same sums to a reader, other bits."""
+    from isogemm.backends.cuda.gemm.choose import forget
+
+    x, w = draw((64, 4096), "bfloat16", 1), draw((256, 4096), "bfloat16", 2)
+    forget()
+    want = isogemm.linear(x, w, contract="tensor_core:sm90/tree8")
+    assert "leaves" in {known.name for known in fresh.known() if known.admission.state == "admitted"}
+    forget()
+    seen.forget()
+    damage(
+        "gemm/meet.cu", "for (int step = 1; step < LEAVES; step *= 2)", "for (int step = LEAVES / 2; step; step /= 2)"
+    )
+    damage("gemm/meet.cu", "for (int i = 0; i < LEAVES; i += 2 * step)", "for (int i = 0; i < step; ++i)")
+    same(isogemm.linear(x, w, contract="tensor_core:sm90/tree8"), want)
+    known = [(known.name, known.admission.state) for known in fresh.known()]
+    assert ("leaves", "refused") in known
+    assert ("chain", "admitted") in known
+    forget()
 
 
 ROWS = [

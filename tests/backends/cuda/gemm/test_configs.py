@@ -50,7 +50,17 @@ MODEL = (
     (4096, 4096, 4096),
 )
 PARTS = 8
-KINDS = (BF16, FP16, IEEE, TF32, TF32X3, BF16.ordered("leaf256"), BF16.ordered("tree4"), TF32X3.ordered("leaf256"))
+KINDS = (
+    BF16,
+    FP16,
+    IEEE,
+    TF32,
+    TF32X3,
+    BF16.ordered("leaf256"),
+    BF16.ordered("tree4"),
+    IEEE.ordered("tree8"),
+    TF32X3.ordered("leaf256"),
+)
 
 
 @cache

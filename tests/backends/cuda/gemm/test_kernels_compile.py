@@ -238,7 +238,7 @@ def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels, config, l
 )
 def test_tf32_splits_multiplies_and_joins(kernels: Kernels, config, contract):
     made = kernels.build("tf32", config, full(pose("TN", "float32", contract)))
-    assert [kernel.name for kernel in made] == ["split", "split", "tf32"] + ["tree"] * ("tree" in contract)
+    assert [kernel.name for kernel in made] == ["split", "split", "tf32"] + ["meet"] * ("tree" in contract)
     products = [line for line in made[2].machine_code if line.startswith("HGMMA")]
     columns = config.split(" ")[0].split("x")[1]
     assert {line.split("_")[0].rstrip(".") for line in products} == {f"HGMMA.64x{columns}x8.F32.TF32"}

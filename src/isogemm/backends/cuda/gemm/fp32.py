@@ -63,7 +63,7 @@ def epilogue(p: Product) -> tuple[list[tuple[str, int]], int]:
     flags = START if p.accumulate else ADD_C if p.c is not None else 0
     flags |= ADD_BIAS if p.dtype_bias is not None else 0
     whole = p.out.row % 4 == 0 and (p.batch == 1 or p.out.batch % 4 == 0)
-    if p.dtype_out == "float32" and p.align >= 16 and (p.out.col == 1 or p.n == 1) and whole:
+    if p.align >= 16 and (p.out.col == 1 or p.n == 1) and whole:
         flags |= VECTOR
     kinds = [0 if name is None else CODE[name] for name in (p.dtype_out, p.dtype_c, p.dtype_bias)]
     types = kinds[0] | kinds[1] << 4 | kinds[2] << 8 | flags << 12

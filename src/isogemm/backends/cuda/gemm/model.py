@@ -18,13 +18,14 @@ from ....base.dtypes import ITEMSIZE
 from ....problem.product import Product
 from ..driver import facts
 
-__all__ = ["H200", "Gpu", "Tiling", "copying", "gpu_of", "microseconds", "together"]
+__all__ = ["H200", "Gpu", "Tiling", "copying", "gpu_of", "joining", "microseconds", "together"]
 
 CYCLES = 1900.0  # of a microsecond: an H200 under load
 POWER = 2.87
 L2 = 4520.0 / 132  # bytes a cycle, for each multiprocessor
 MEMORY = 3820.0 / 4917  # bytes a cycle, for each GB/s that the bus could carry
 LAUNCH, COPIED = 2.0, 700.0  # of a copy: microseconds; bytes a microsecond for each GB/s of the bus
+JOINED = 1.5  # microseconds of a kernel that meets sums
 
 
 class Gpu(NamedTuple):
@@ -83,6 +84,12 @@ def together(*cycles: float) -> float:
 def copying(nbytes: int, gpu: Gpu) -> float:
     """Time of a kernel that reads and writes `nbytes` in all."""
     return LAUNCH + nbytes / (COPIED * gpu.memory)
+
+
+def joining(p: Product, leaves: int, gpu: Gpu) -> float:
+    """Time of the kernel that meets the sums of leaves, whose launch hides behind theirs."""
+    nbytes = p.batch * p.m * p.n * (4 * leaves + ITEMSIZE[p.dtype_out])
+    return JOINED + nbytes / (COPIED * gpu.memory)
 
 
 def gpu_of(device: int) -> Gpu:

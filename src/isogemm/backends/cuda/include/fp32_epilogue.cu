@@ -1,7 +1,7 @@
 // What follows the walk over K of a float32 product: alpha, C, bias, one rounding, one NaN.
 //
 // `types` packs small numbers, 4 bits each: the types of out, C and bias (0 float32, 1 bf16, 2 fp16), then flags: 1 the walk
-// starts from C, 2 C is added, 4 there is a bias, 8 rows of out are float32 at multiples of 16 bytes.
+// starts from C, 2 C is added, 4 there is a bias, 8 rows of out are contiguous, at multiples of 4 elements.
 
 struct Epilogue {
   void* out;
@@ -24,6 +24,9 @@ struct Epilogue {
     else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
     return v == v ? h : 0x7fff;
   }
+  __device__ __forceinline__ unsigned two(float low, float high) const {
+    return narrow(low, types & 15) | (unsigned)narrow(high, types & 15) << 16;
+  }
   // Whether and where the walk starts from C.
   __device__ __forceinline__ bool starts() const { return types >> 12 & 1; }
   __device__ __forceinline__ float start(int row, int col) const { return ((const float*)c)[c_at + row * c_r + col * c_c]; }
@@ -44,12 +47,13 @@ struct Epilogue {
 #pragma unroll
     for (int j = 0; j < W; ++j)
       if (col + j < n) v[j] = finish(v[j], row, col + j);
-    if (W == 4 && types >> 12 & 8 && col + 4 <= n) {
-      *(float4*)((float*)out + at) = make_float4(v[0], v[1 % W], v[2 % W], v[3 % W]);
-      return;
-    }
-    if (W == 2 && types >> 12 & 8 && col + 2 <= n) {
-      *(float2*)((float*)out + at) = make_float2(v[0], v[1 % W]);
+    if (W > 1 && types >> 12 & 8 && col + W <= n) {
+      if (types & 15) {
+        const unsigned low = two(v[0], v[1 % W]), high = two(v[2 % W], v[3 % W]);
+        if (W == 4) *(uint2*)((unsigned short*)out + at) = make_uint2(low, high);
+        else *(unsigned*)((unsigned short*)out + at) = low;
+      } else if (W == 4) *(float4*)((float*)out + at) = make_float4(v[0], v[1 % W], v[2 % W], v[3 % W]);
+      else *(float2*)((float*)out + at) = make_float2(v[0], v[1 % W]);
       return;
     }
 #pragma unroll

@@ -2,7 +2,7 @@
 
 A first kernel writes both operands as tf32 numbers into a workspace, K contiguous and aligned whatever their strides
 (split.cu); the second one multiplies (tf32.cu). Leaves of a tree are items of their own, which a third kernel joins
-(gemm/tf32/tree.cu).
+(gemm/meet.cu).
 
 A configuration is ``128x128 s3 c2 t``: the tile of a block, the stages of its ring and, where given, clusters of two
 blocks that share B, and consumers that take turns. It does not reach the bits.
@@ -24,6 +24,7 @@ from ...driver.tensormap import encoder
 from ...driver.wgmma import mma
 from ...driver.workspace import workspace
 from ..fp32 import Fp32Side, epilogue, serves, sides
+from ..meet import meet_of, pitched
 from .split import STEP, Cut, chain_cut, split_of
 
 __all__ = ["Tf32"]
@@ -161,8 +162,8 @@ def _bind(p: Product, c: Tf32Config, device: int) -> Launch:
         for side, box in zip(sides(p), (ROWS, c.columns // c.cluster), strict=True)
     )
     multiply = _product(p, k, c, (a.items, b.items), device)
-    join = _tree(p, k.chunks, device) if k.chunks > 1 else None
-    nbytes = a.nbytes + b.nbytes + (4 * p.batch * k.chunks * p.m * p.n if join else 0)
+    join = meet_of(p, k.chunks, device) if k.chunks > 1 else None
+    nbytes = a.nbytes + b.nbytes + (4 * p.batch * k.chunks * p.m * pitched(p.n) if join else 0)
 
     def enqueue(at: Addresses, stream: int) -> None:
         memory = workspace(nbytes, device)
@@ -183,7 +184,7 @@ def _bind(p: Product, c: Tf32Config, device: int) -> Launch:
 def _product(p: Product, k: Cut, c: Tf32Config, items: tuple[int, int], device: int) -> Bound:
     """The multiplication; of a tree, its leaves, one after the other."""
     passes = ARITHMETICS[p.contract.arithmetic]
-    seen = replace(p.sums(p.batch * k.chunks), align=128) if k.chunks > 1 else p
+    seen = replace(p.sums(p.batch * k.chunks, pitched(p.n)), align=128) if k.chunks > 1 else p
     strides, types = epilogue(seen)
     defines = {
         "PASSES": passes,
@@ -201,16 +202,5 @@ def _product(p: Product, k: Cut, c: Tf32Config, items: tuple[int, int], device: 
         block=(384,),
         shared=_ring(passes, c),
         cluster=(c.cluster,),
-        pdl=True,
-    )
-
-
-def _tree(p: Product, leaves: int, device: int) -> Bound:
-    strides, types = epilogue(p)
-    counts = [("i32", x) for x in (p.m, p.n, p.batch, types)]
-    return function_of("gemm/tf32/tree.cu", "tree", device, {"LEAVES": leaves}).bind(
-        ["ptr", "ptr", "ptr", "ptr", *strides, *counts, ("f32", p.alpha), ("f32", p.beta)],
-        grid=(min(-(-p.batch * p.m * p.n // 256), 132 * 16),),
-        block=(256,),
         pdl=True,
     )

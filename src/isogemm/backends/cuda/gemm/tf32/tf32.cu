@@ -13,8 +13,8 @@
 //            issue slots, do not meet, and the tensor cores always have work.
 // Registers decide BN: a consumer holds 1, 3 or, with leaves, one more times BN / 2 accumulators.
 
-// With `chunks` > 1 an item is one leaf of a tree: `blocks` of K beginning at chunk * blocks, written as it is; tree.cu joins
-// them. The host writes `mma` before this text: one wgmma of 64 x BN x 8 on BN / 2 accumulators, scale 0 from zero.
+// With `chunks` > 1 an item is one leaf of a tree: `blocks` of K beginning at chunk * blocks, written as it is; meet.cu joins them.
+// The host writes `mma` before this text: one wgmma of 64 x BN x 8 on BN / 2 accumulators, scale 0 from zero.
 
 #include "include/hopper_ptx.cu"
 #include "include/fp32_epilogue.cu"

@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from .....base.dtypes import ITEMSIZE, TRITON
+from .....contract.spec import Contract
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver.facts import device as facts
 from ...driver.workspace import workspace
-from ..model import Tiling, gpu_of, microseconds
+from ..model import Tiling, gpu_of, joining, microseconds
 
 __all__ = ["CHAIN", "IEEE", "Tile", "TileFamily", "arch", "flags", "unit"]
 
@@ -128,7 +129,12 @@ class TileFamily(ProductFamily):
         tile = Tile.parse(config)
         if tile is None or self.fma:
             return None
-        gpu = gpu_of(device)
+        gpu, order = gpu_of(device), product.contract.order
+        if order.kind == "tree":
+            walks = product.sums(product.batch * order.size)
+            walk = replace(walks, k=order.leaves(product.k, 16)[0][1], contract=Contract(product.contract.arithmetic))
+            expected = self.microseconds(walk, config, device)
+            return None if expected is None else expected + joining(product, order.size, gpu)
         tiles = -(-product.m // tile.block_m) * -(-product.n // tile.block_n) * product.batch
         resident = max(1, min(SHARED // (tile.shared(2) + 1024), WARPS // tile.warps))
         waves = -(-tiles // (gpu.multiprocessors * resident))

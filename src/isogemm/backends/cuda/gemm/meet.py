@@ -1,0 +1,33 @@
+"""The kernel that adds sums of leaves in the order of a contract, and finishes: gemm/meet.cu."""
+
+from __future__ import annotations
+
+from ....problem.product import Product
+from ..driver import facts
+from ..driver.kernel import Bound
+from ..driver.nvrtc import function_of
+from .fp32 import epilogue
+
+__all__ = ["meet_of", "pitched"]
+
+VALUES, THREADS, BLOCKS = 4, 256, 8  # of a thread at once; of a block; blocks to a multiprocessor
+
+
+def pitched(n: int) -> int:
+    """Columns of a row of sums: whole words of 16 bytes."""
+    return -(-n // VALUES) * VALUES
+
+
+def meet_of(p: Product, leaves: int, device: int) -> Bound:
+    """``launch(stream, sums, out, c, bias)``; `sums` is [batch, leaves, m, pitched(n)] in float32."""
+    order = p.contract.order
+    strides, types = epilogue(p)
+    words = p.batch * p.m * pitched(p.n) // VALUES
+    counts = [("i32", x) for x in (p.m, p.n, p.batch, pitched(p.n), leaves, types)]
+    size = {"LEAVES": order.size if order.kind == "tree" else 0}
+    return function_of("gemm/meet.cu", "meet", device, size).bind(
+        ["ptr", "ptr", "ptr", "ptr", *strides, *counts, ("f32", p.alpha), ("f32", p.beta)],
+        grid=(min(-(-words // THREADS), BLOCKS * facts.device(device).multiprocessors),),
+        block=(THREADS,),
+        pdl=True,
+    )

@@ -140,9 +140,9 @@ def _leaf() -> list[Case]:
 def _trees() -> list[Case]:
     """Leaves that can be walked side by side against the chain, and where a chain has to wait, against torch."""
     found = []
-    for m in (1, 16, 64, 256, 1024, 4096):
-        bars = (Bar(CHAIN, round(1 / (1.05 if m < 64 else 1.1), 3)),)
-        for order in ("tree2", "tree4", "tree8"):
+    for order in ("tree2", "tree4", "tree8"):
+        for m in (1, 16, 64, 256, 1024, 4096):
+            bars = (Bar(CHAIN, round(1 / (1.05 if m < 64 else 1.1), 3)),)
             found.append(Case("trees", "linear", m, 4096, 14336, contract=f"tensor_core:sm90/{order}", bars=bars))
     few = ((2, 1216, 24960), (16, 1024, 31040), (64, 512, 25472), (128, 832, 6912), (256, 768, 14912))
     bars = (Bar("torch", 1.0),)

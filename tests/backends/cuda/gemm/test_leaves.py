@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,6 +55,20 @@ def test_chains_are_the_leaves_of_the_contract(m: int, n: int, k: int, order: st
         assert chain.out.row >= n
 
 
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_neighbours_of_a_tree_are_walked_in_pairs(size: int) -> None:
+    p = pose(contract=f"tensor_core:sm90/tree{size}", m=64, n=100, k=size * 192)
+    found = walks(p, pairs=True)
+    assert found is not None
+    assert (found.even.batch, found.number, found.rest) == (size // 2, size // 2, None)
+    assert str(found.met.contract.order) == f"tree{size // 2}"
+    first = [2 * begin for begin, _ in p.contract.order.leaves(p.k, 16)[: size // 2]]
+    assert first == [item * found.even.a.batch for item in range(size // 2)]
+    assert [end for _, end in found.even.contract.order.leaves(found.even.k, 16)] == [192, 384]
+    for k in (size * 192 + 16, size * 48):  # a leaf that is shorter; leaves that end within a stage
+        assert walks(replace(p, k=k), pairs=True) is None
+
+
 @pytest.mark.parametrize(
     "product",
     [
@@ -71,16 +87,18 @@ def test_what_is_left_to_others(product) -> None:
 
 
 @pytest.mark.parametrize(
-    ("product", "names", "sums"),
+    ("product", "names", "sums", "pairs"),
     [
-        (full(pose(contract="tensor_core:sm90/tree8", m=64, n=1000, k=5000)), ["hopper", "hopper", "meet"], 7),
-        (full(pose("NN", contract="tensor_core:sm90/tree4", m=5, n=72)), ["hopper", "meet"], 3),
-        (begun(pose(contract="tensor_core:sm90/leaf256", out="float32")), ["hopper", "meet"], 8),
-        (full(pose(dtype="float32", contract="fma/tree8", k=4096, m=4, n=64)), ["sgemm", "meet"], 7),
+        (full(pose(contract="tensor_core:sm90/tree8", m=64, n=1000, k=5000)), ["hopper", "hopper", "meet"], 7, False),
+        (full(pose(contract="tensor_core:sm90/tree8", m=64, n=1000, k=4096)), ["hopper", "meet"], 3, True),
+        (full(pose("NN", contract="tensor_core:sm90/tree4", m=5, n=72)), ["hopper", "meet"], 3, False),
+        (begun(pose(contract="tensor_core:sm90/leaf256", out="float32")), ["hopper", "meet"], 8, False),
+        (full(pose(dtype="float32", contract="fma/tree8", k=4096, m=4, n=64)), ["sgemm", "meet"], 7, False),
     ],
 )
-def test_sums_meet_one_rounding_at_a_time(kernels: Kernels, product, names, sums) -> None:
-    made = kernels.build("leaves", LEAVES.configs(product)[0], product)
+def test_sums_meet_one_rounding_at_a_time(kernels: Kernels, product, names, sums, pairs) -> None:
+    config = next(c for c in LEAVES.configs(product) if c.startswith("pairs") == pairs)
+    made = kernels.build("leaves", config, product)
     assert [kernel.name for kernel in made] == names
     added, fused = made[-1].machine_counts("FADD", "FFMA")
     # Of four values each; beta * C and the bias are two more, and every way to store has its own.

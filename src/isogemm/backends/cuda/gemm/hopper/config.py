@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .....base.dtypes import CODE
 from .....problem.product import Product, Strides
 
-__all__ = ["OPERANDS", "SHARED", "Geometry", "HopperConfig", "HopperSide", "fits", "geometry", "serves"]
+__all__ = ["OPERANDS", "SHARED", "Geometry", "HopperConfig", "HopperSide", "fits", "geometry", "leaf_of", "serves"]
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
@@ -185,6 +185,12 @@ def geometry(p: Product, c: HopperConfig) -> Geometry | None:
     return None
 
 
+def leaf_of(p: Product) -> int:
+    """Elements of K in a leaf; 0 of a chain. A tree of two leaves is walked as its leaves are."""
+    order = p.contract.order
+    return {"chain": 0, "leaf": order.size, "tree": p.k // 2}.get(order.kind, 0)
+
+
 def serves(p: Product, c: HopperConfig | None = None) -> bool:
     """Whether these kernels serve a product at all, or with a configuration."""
     return _product_ok(p) and (c is None or fits(p, c))
@@ -192,7 +198,7 @@ def serves(p: Product, c: HopperConfig | None = None) -> bool:
 
 def _product_ok(p: Product) -> bool:
     order = p.contract.order
-    if p.contract.arithmetic != "tensor_core:sm90" or order.kind == "tree":
+    if p.contract.arithmetic != "tensor_core:sm90" or (order.kind == "tree" and (order.size != 2 or p.k % 32)):
         return False
     if p.dtype_a != p.dtype_b or p.dtype_a not in OPERANDS or p.dtype_out not in CODE:
         return False
@@ -215,8 +221,8 @@ def fits(p: Product, c: HopperConfig) -> bool:
     if g is None or c.depth % 64 or c.stages < 2 or c.cluster > 8 or not {c.cm, c.cn} <= {1, 2, 4, 8}:
         return False
     tiles = (64, 128) if c.pingpong else (64, 128, 192, 256)
-    leaf = p.contract.order.kind == "leaf"
-    registers = c.accumulators + c.totals(leaf)
+    leaf = leaf_of(p)
+    registers = c.accumulators + c.totals(leaf > 0)
     room = {1: 192, 2: 192, 3: 96}[c.warpgroups] if c.occupancy == 1 else 80
     if c.rows not in tiles or c.cols % 8 or not 8 <= c.cols <= 256 or registers > room:
         return False
@@ -224,6 +230,6 @@ def fits(p: Product, c: HopperConfig) -> bool:
         return False
     if (g.x_rows // c.cn) % 8 or (not g.y.across and c.cols % (8 * c.cm)):
         return False
-    if leaf and p.contract.order.size % c.depth:
+    if leaf % c.depth:
         return False
-    return c.occupancy * (g.shared(leaf) + 1024) <= SHARED + 1024
+    return c.occupancy * (g.shared(leaf > 0) + 1024) <= SHARED + 1024

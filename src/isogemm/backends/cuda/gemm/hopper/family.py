@@ -10,7 +10,8 @@ where given, its options:
 ``gN``       groups of N tiles along the first operand, walked together for the sake of L2
 ``e``        weights are the first to leave L2, tokens the last
 
-None of it reaches the bits: every element walks K in ascending blocks of 16 in one accumulator, or in leaves of them.
+None of it reaches the bits: every element walks K in ascending blocks of 16 in one accumulator, or in leaves of them,
+a tree of two among these.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
 from ..model import gpu_of
-from .config import OPERANDS, Geometry, HopperConfig, HopperSide, geometry, serves
+from .config import OPERANDS, Geometry, HopperConfig, HopperSide, geometry, leaf_of, serves
 from .model import expected, ranked, resident
 from .palette import PALETTE
 
@@ -64,7 +65,7 @@ class Hopper(ProductFamily):
 
 
 def _defines(p: Product, g: Geometry) -> dict[str, object]:
-    c, leaf = g.config, p.contract.order.kind == "leaf"
+    c, leaf = g.config, leaf_of(p) > 0
     out_bytes = ITEMSIZE[p.dtype_out]
     return {
         "BN": c.cols,
@@ -81,6 +82,7 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
         "COLUMNS": g.columns,
         "LEAF": leaf,
         "TOTALS": c.totals(leaf),
+        "FIRST": "-0.0f" if p.contract.order.kind == "tree" else "0.0f",
         "ACCUMULATE": p.accumulate,
         "EPILOGUE": p.alpha != 1 or p.dtype_bias is not None or (p.c is not None and not p.accumulate),
         "C_KIND": -1 if p.dtype_c is None else CODE[p.dtype_c],
@@ -117,14 +119,12 @@ def _scalars(p: Product, g: Geometry) -> list[tuple[str, object]]:
     strides = p.c or Strides(0, 0)
     of_c = (strides.col, strides.row) if c.swapped else (strides.row, strides.col)
     tiles = g.tiles()
-    order = p.contract.order
-    leaf = order.size // c.depth if order.kind == "leaf" else 0
     longs = (g.out_step, p.out.batch, *of_c, strides.batch, p.bias_stride)
     # All of X where it fits beside the rest in L2: Y is then read once.
     rows = 24 * 2**20 // (2 * p.k * c.rows * c.cm)
     group = min(c.group or max(8 // c.cm, rows), tiles[0])
     shared = int(g.x.batch > 0), int(g.y.batch > 0)
-    ints = (g.x.size, g.y.size, -(-p.k // c.depth), leaf, *tiles, p.batch, group, *shared)
+    ints = (g.x.size, g.y.size, -(-p.k // c.depth), leaf_of(p) // c.depth, *tiles, p.batch, group, *shared)
     return [*(("i64", v) for v in longs), *(("i32", v) for v in ints), ("f32", p.alpha), ("f32", p.beta)]
 
 
@@ -137,7 +137,7 @@ def _bind(p: Product, g: Geometry, device: int) -> Launch:
         ["map", "map", "ptr", "ptr", "ptr", *_scalars(p, g)],
         grid=(clusters * c.cluster,),
         block=(c.threads,),
-        shared=g.shared(p.contract.order.kind == "leaf"),
+        shared=g.shared(leaf_of(p) > 0),
         cluster=(c.cluster,),
         pdl=True,
     )

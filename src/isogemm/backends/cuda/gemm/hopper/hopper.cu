@@ -3,7 +3,8 @@
 // Operands   X and Y of bf16 or fp16, three-dimensional maps (row, k, item), K-major or, with X_MN and Y_MN, MN-major. Which of A and B is X is the caller's affair; D lies with its columns contiguous, or its
 //            rows (COLUMNS 1), so weights or tokens can be the 64 rows of an instruction.
 // Order      every element walks K in ascending blocks of 16, one instruction each, in one float32 accumulator; with
-//            LEAF it starts again from zero every `leaf` stages, and leaf sums are added to a total in ascending order.
+//            LEAF it starts again from zero every `leaf` stages, and leaf sums are added in ascending order to a total that
+//            begins with FIRST: +0, or -0, which leaves the first sum as it is, where two leaves are a tree.
 // Roles      WARPGROUPS consumers, each with MW blocks of 64 rows and BN columns; one thread of the last warp(group) fills
 //            a ring of STAGES buffers of KS * 128 bytes of K. PINGPONG: the two consumers own alternate tiles, so that
 //            one's epilogue hides behind the other's products; else they share a tile of BM rows.
@@ -127,7 +128,7 @@ struct Totals {
     }
   }
   static __device__ __forceinline__ void first(const Epilogue& e, int i, int row, int col, int item, float& x, float& y) {
-    const float2 c = ACCUMULATE ? load_c(e, i % NACC, row + i / NACC * 64, col, item) : make_float2(0.0f, 0.0f);
+    const float2 c = ACCUMULATE ? load_c(e, i % NACC, row + i / NACC * 64, col, item) : make_float2(FIRST, FIRST);
     x = c.x, y = c.y;
   }
   static __device__ __forceinline__ void read(u32 a, float (&t)[4]) {

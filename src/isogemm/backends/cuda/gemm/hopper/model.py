@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from .....base.dtypes import ITEMSIZE
 from .....problem.product import Product
 from ..model import H200, Gpu, Tiling, microseconds
-from .config import SHARED, HopperConfig, fits, geometry, serves
+from .config import SHARED, HopperConfig, fits, geometry, leaf_of, serves
 
 __all__ = ["expected", "ranked", "resident"]
 
@@ -65,7 +65,7 @@ def _filled(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
     if g is None:
         return
     lines = g.x_rows + g.y_rows
-    room = SHARED - g.beside_the_ring(p.contract.order.kind == "leaf")
+    room = SHARED - g.beside_the_ring(leaf_of(p) > 0)
     once = g.tiles()[1 if c.swapped else 0] == 1 and p.batch == 1
     for depth in (64, 128, 256):
         stages = min(room // (depth * 2 * lines), max(2, 2 * -(-p.k // depth)), 24)

@@ -103,7 +103,8 @@ def cases(arithmetic: str, *, small: bool = False) -> tuple[GoldenCase, ...]:
     chain = [one(Order(), k) for k in (512, 333, 100, 16, 7, 1)]
     chain += [one(Order(), 2568, False, rows, columns), one(Order(), 2568, True), one(Order(), 100, True)]
     leaf = [one(long, 2568), one(long, 2568, True), one(Order("leaf", 4096), 4168), one(short, 100)]
-    tree = [one(Order("tree", n), 333) for n in (2, 4, 16)] + [one(Order("tree", 8), 2568)]
+    tree = [one(Order("tree", n), k) for n, k in ((2, 333), (4, 333), (16, 333), (8, 2568))]
+    tree += [one(Order("tree", n), 4096) for n in (2, 4, 8, 16)]  # leaves of whole stages, whatever their depth
     return (*chain, *leaf, *tree)
 
 

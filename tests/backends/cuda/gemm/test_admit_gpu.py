@@ -123,11 +123,12 @@ def test_broken_steps_of_gradients(fresh, damage):
         steps.steps(s, m, total, c=0.1, dtype=torch.float32, dp=s, delta=delta)
 
 
-def test_leaves_that_meet_in_another_order_are_not_used(fresh, damage):
+def test_leaves_that_meet_in_another_order_are_not_used(fresh, damage, monkeypatch):
     """Halves far apart meet first: the same sums to a reader, other bits."""
     from isogemm.backends.cuda.gemm.choose import forget
 
-    x, w = draw((64, 4096), "bfloat16", 1), draw((256, 4096), "bfloat16", 2)
+    monkeypatch.setattr("isogemm.planner.products.get_tuning", lambda: False)  # the first choice serves, no other
+    x, w = draw((64, 4112), "bfloat16", 1), draw((256, 4112), "bfloat16", 2)
     forget()
     want = isogemm.linear(x, w, contract="tensor_core:sm90/tree8")
     assert "leaves" in {known.name for known in fresh.known() if known.admission.state == "admitted"}
@@ -138,9 +139,8 @@ def test_leaves_that_meet_in_another_order_are_not_used(fresh, damage):
     )
     damage("gemm/meet.cu", "for (int i = 0; i < LEAVES; i += 2 * step)", "for (int i = 0; i < step; ++i)")
     same(isogemm.linear(x, w, contract="tensor_core:sm90/tree8"), want)
-    known = [(known.name, known.admission.state) for known in fresh.known()]
-    assert ("leaves", "refused") in known
-    assert ("chain", "admitted") in known
+    known = {(known.name, known.admission.state) for known in fresh.known()}
+    assert known >= {("leaves", "refused"), ("chain", "admitted")}
     forget()
 
 

@@ -1,8 +1,6 @@
-"""Leaves side by side: the chains of a product, where their sums wait, and how they meet. Bits: tests on a GPU."""
+"""Leaves side by side, and trees in one walk: what is walked, where sums wait, how they meet. Bits: tests on a GPU."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from tests.backends.cuda.compiled import Kernels, kernels
 from tests.backends.cuda.gemm.test_kernels_compile import begun, full, pose
 
 from isogemm.backends.cuda.gemm.choose import FAMILIES
+from isogemm.backends.cuda.gemm.hopper.config import HopperConfig
 from isogemm.backends.cuda.gemm.leaves.family import MOST, walks
 from isogemm.problem.product import Strides
 
@@ -55,20 +54,6 @@ def test_chains_are_the_leaves_of_the_contract(m: int, n: int, k: int, order: st
         assert chain.out.row >= n
 
 
-@pytest.mark.parametrize("size", [4, 8, 16])
-def test_neighbours_of_a_tree_are_walked_in_pairs(size: int) -> None:
-    p = pose(contract=f"tensor_core:sm90/tree{size}", m=64, n=100, k=size * 192)
-    found = walks(p, pairs=True)
-    assert found is not None
-    assert (found.even.batch, found.number, found.rest) == (size // 2, size // 2, None)
-    assert str(found.met.contract.order) == f"tree{size // 2}"
-    first = [2 * begin for begin, _ in p.contract.order.leaves(p.k, 16)[: size // 2]]
-    assert first == [item * found.even.a.batch for item in range(size // 2)]
-    assert [end for _, end in found.even.contract.order.leaves(found.even.k, 16)] == [192, 384]
-    for k in (size * 192 + 16, size * 48):  # a leaf that is shorter; leaves that end within a stage
-        assert walks(replace(p, k=k), pairs=True) is None
-
-
 @pytest.mark.parametrize(
     "product",
     [
@@ -87,24 +72,49 @@ def test_what_is_left_to_others(product) -> None:
 
 
 @pytest.mark.parametrize(
-    ("product", "names", "sums", "pairs"),
+    ("product", "names", "sums"),
     [
-        (full(pose(contract="tensor_core:sm90/tree8", m=64, n=1000, k=5000)), ["hopper", "hopper", "meet"], 7, False),
-        (full(pose(contract="tensor_core:sm90/tree8", m=64, n=1000, k=4096)), ["hopper", "meet"], 3, True),
-        (full(pose("NN", contract="tensor_core:sm90/tree4", m=5, n=72)), ["hopper", "meet"], 3, False),
-        (begun(pose(contract="tensor_core:sm90/leaf256", out="float32")), ["hopper", "meet"], 8, False),
-        (full(pose(dtype="float32", contract="fma/tree8", k=4096, m=4, n=64)), ["sgemm", "meet"], 7, False),
+        (full(pose(contract="tensor_core:sm90/tree8", m=64, n=1000, k=5000)), ["hopper", "hopper", "meet"], 7),
+        (full(pose("NN", contract="tensor_core:sm90/tree4", m=5, n=72)), ["hopper", "meet"], 3),
+        (begun(pose(contract="tensor_core:sm90/leaf256", out="float32")), ["hopper", "meet"], 8),
+        (full(pose(dtype="float32", contract="fma/tree8", k=4096, m=4, n=64)), ["sgemm", "meet"], 7),
     ],
 )
-def test_sums_meet_one_rounding_at_a_time(kernels: Kernels, product, names, sums, pairs) -> None:
-    config = next(c for c in LEAVES.configs(product) if c.startswith("pairs") == pairs)
-    made = kernels.build("leaves", config, product)
+def test_sums_meet_one_rounding_at_a_time(kernels: Kernels, product, names, sums) -> None:
+    made = kernels.build("leaves", LEAVES.configs(product)[0], product)
     assert [kernel.name for kernel in made] == names
     added, fused = made[-1].machine_counts("FADD", "FFMA")
     # Of four values each; beta * C and the bias are two more, and every way to store has its own.
     assert added >= 4 * (sums + (product.c is not None and not product.accumulate) + (product.dtype_bias is not None))
     assert fused == 0
     assert all(kernel.spilled == 0 for kernel in made)
+
+
+@pytest.mark.parametrize(
+    ("order", "k", "config", "served"),
+    [
+        ("tree2", 4096, "128x192x64 s5", True),
+        ("tree8", 4096, "128x192x64 s5", True),
+        ("tree8", 4096, "w64x16x256 s5", True),
+        ("tree8", 4096, "64x128x64 s4 pp", True),
+        ("tree8", 1024, "w64x16x256 s5", False),  # a leaf ends within a stage
+        ("tree8", 4096 + 16, "128x192x64 s5", False),  # leaves of two lengths
+        ("tree8", 4096, "128x256x64 s4", False),  # totals that registers do not hold
+    ],
+)
+def test_a_tree_in_one_walk(kernels: Kernels, order: str, k: int, config: str, served: bool) -> None:
+    product = pose(contract=f"tensor_core:sm90/{order}", m=256, k=k)
+    assert FAMILIES.found["hopper"].supports(product, config) == served
+    if not served:
+        return
+    (kernel,) = kernels.build("hopper", config, product)
+    parsed = HopperConfig.parse(config)
+    added, fused, read, written = kernel.machine_counts("FADD", "FFMA", "LDG", "STG")
+    assert kernel.spilled == fused == 0
+    # A value of each thread's is added once to its pair and once to what waits.
+    waits = order != "tree2"
+    assert added == parsed.accumulators * (1 + waits)
+    assert (read, written >= read) == (waits * parsed.accumulators // 4, True)
 
 
 def test_a_tree_of_few_tiles_is_walked_leaf_by_leaf_at_once(monkeypatch) -> None:

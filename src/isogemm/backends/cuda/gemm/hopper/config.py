@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from .....base.dtypes import CODE
 from .....problem.product import Product, Strides
 
-__all__ = ["OPERANDS", "SHARED", "Geometry", "HopperConfig", "HopperSide", "fits", "geometry", "leaf_of", "serves"]
+__all__ = [
+    "OPERANDS",
+    "SHARED",
+    "Geometry",
+    "HopperConfig",
+    "HopperSide",
+    "fits",
+    "geometry",
+    "leaf_of",
+    "levels_of",
+    "serves",
+]
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
@@ -186,9 +197,17 @@ def geometry(p: Product, c: HopperConfig) -> Geometry | None:
 
 
 def leaf_of(p: Product) -> int:
-    """Elements of K in a leaf; 0 of a chain. A tree of two leaves is walked as its leaves are."""
+    """Elements of K in a leaf; 0 of a chain."""
     order = p.contract.order
-    return {"chain": 0, "leaf": order.size, "tree": p.k // 2}.get(order.kind, 0)
+    if order.kind == "tree":
+        return p.k // order.size
+    return order.size if order.kind == "leaf" else 0
+
+
+def levels_of(p: Product) -> int:
+    """Levels of a tree above its pairs of leaves: sums of each wait in memory."""
+    order = p.contract.order
+    return order.size.bit_length() - 2 if order.kind == "tree" else 0
 
 
 def serves(p: Product, c: HopperConfig | None = None) -> bool:
@@ -198,7 +217,7 @@ def serves(p: Product, c: HopperConfig | None = None) -> bool:
 
 def _product_ok(p: Product) -> bool:
     order = p.contract.order
-    if p.contract.arithmetic != "tensor_core:sm90" or (order.kind == "tree" and (order.size != 2 or p.k % 32)):
+    if p.contract.arithmetic != "tensor_core:sm90" or (order.kind == "tree" and p.k % (64 * order.size)):
         return False
     if p.dtype_a != p.dtype_b or p.dtype_a not in OPERANDS or p.dtype_out not in CODE:
         return False
@@ -230,6 +249,6 @@ def fits(p: Product, c: HopperConfig) -> bool:
         return False
     if (g.x_rows // c.cn) % 8 or (not g.y.across and c.cols % (8 * c.cm)):
         return False
-    if leaf % c.depth:
+    if leaf % c.depth or (levels_of(p) and c.totals(True) < c.accumulators):
         return False
     return c.occupancy * (g.shared(leaf > 0) + 1024) <= SHARED + 1024

@@ -11,7 +11,7 @@ where given, its options:
 ``e``        weights are the first to leave L2, tokens the last
 
 None of it reaches the bits: every element walks K in ascending blocks of 16 in one accumulator, or in leaves of them,
-a tree of two among these.
+which are added in ascending order or meet in a tree.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from ...driver import facts
 from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
+from ...driver.workspace import workspace
 from ..model import gpu_of
-from .config import OPERANDS, Geometry, HopperConfig, HopperSide, geometry, leaf_of, serves
+from .config import OPERANDS, Geometry, HopperConfig, HopperSide, geometry, leaf_of, levels_of, serves
 from .model import expected, ranked, resident
 from .palette import PALETTE
 
@@ -82,6 +83,7 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
         "COLUMNS": g.columns,
         "LEAF": leaf,
         "TOTALS": c.totals(leaf),
+        "LEVELS": levels_of(p),
         "FIRST": "-0.0f" if p.contract.order.kind == "tree" else "0.0f",
         "ACCUMULATE": p.accumulate,
         "EPILOGUE": p.alpha != 1 or p.dtype_bias is not None or (p.c is not None and not p.accumulate),
@@ -133,9 +135,11 @@ def _bind(p: Product, g: Geometry, device: int) -> Launch:
     instruction, defines = source(p, g)
     kernel = function_of("gemm/hopper/hopper.cu", "hopper", device, defines, before=instruction)
     clusters = min(math.prod(g.tiles()) * p.batch, resident(c, facts.device(device).multiprocessors))
+    blocks = clusters * c.cluster
+    waiting = levels_of(p) * blocks * 512 * c.warpgroups * c.accumulators  # bytes: a value of each thread's
     bound = kernel.bind(
-        ["map", "map", "ptr", "ptr", "ptr", *_scalars(p, g)],
-        grid=(clusters * c.cluster,),
+        ["map", "map", "ptr", "ptr", "ptr", *["ptr"] * (waiting > 0), *_scalars(p, g)],
+        grid=(blocks,),
         block=(c.threads,),
         shared=g.shared(leaf_of(p) > 0),
         cluster=(c.cluster,),
@@ -143,7 +147,13 @@ def _bind(p: Product, g: Geometry, device: int) -> Launch:
     )
     map_x, map_y = _encoder(p, g.x, g.x_rows, c.cn), _encoder(p, g.y, c.cols, c.cm)
 
-    if c.swapped:
+    if waiting:
+
+        def launch(at: Addresses, stream: int) -> None:
+            x, y = (at.b, at.a) if c.swapped else (at.a, at.b)
+            memory = workspace(waiting, device)
+            bound(stream, map_x(x), map_y(y), at.out, at.c, at.bias, memory.data_ptr())
+    elif c.swapped:
 
         def launch(at: Addresses, stream: int) -> None:
             bound(stream, map_x(at.b), map_y(at.a), at.out, at.c, at.bias)

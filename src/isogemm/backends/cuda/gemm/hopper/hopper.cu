@@ -4,7 +4,8 @@
 //            rows (COLUMNS 1), so weights or tokens can be the 64 rows of an instruction.
 // Order      every element walks K in ascending blocks of 16, one instruction each, in one float32 accumulator; with
 //            LEAF it starts again from zero every `leaf` stages, and leaf sums are added in ascending order to a total that
-//            begins with FIRST: +0, or -0, which leaves the first sum as it is, where two leaves are a tree.
+//            begins with FIRST: +0, or -0, which leaves the first sum as it is. LEVELS: two leaves and their total are a pair of
+//            a tree; pairs meet level by level, as a binary counter carries, and wait in memory meanwhile.
 // Roles      WARPGROUPS consumers, each with MW blocks of 64 rows and BN columns; one thread of the last warp(group) fills
 //            a ring of STAGES buffers of KS * 128 bytes of K. PINGPONG: the two consumers own alternate tiles, so that
 //            one's epilogue hides behind the other's products; else they share a tile of BM rows.
@@ -127,6 +128,26 @@ struct Totals {
       for (int j = 0; j < 4; ++j) v[(i + j) / NACC][(i + j) % NACC] = t[j];
     }
   }
+#if LEVELS
+  // The pair that is complete meets those that wait for it; order-critical: what came before is the left operand's.
+  __device__ __forceinline__ void carry(float4* waiting, int pair, bool last) {
+    constexpr int LANES = 128 * WARPGROUPS;
+    for (; pair & 1; pair >>= 1, waiting += TOTALS / 4 * LANES) {
+#pragma unroll
+      for (int i = 0; i < TOTALS; i += 4) {
+        const float4 w = waiting[i / 4 * LANES];
+        kept[i] = __fadd_rn(w.x, kept[i]), kept[i + 1] = __fadd_rn(w.y, kept[i + 1]);
+        kept[i + 2] = __fadd_rn(w.z, kept[i + 2]), kept[i + 3] = __fadd_rn(w.w, kept[i + 3]);
+      }
+    }
+    if (last) return;
+#pragma unroll
+    for (int i = 0; i < TOTALS; i += 4) {
+      waiting[i / 4 * LANES] = make_float4(kept[i], kept[i + 1], kept[i + 2], kept[i + 3]);
+      kept[i] = kept[i + 1] = kept[i + 2] = kept[i + 3] = FIRST;
+    }
+  }
+#endif
   static __device__ __forceinline__ void first(const Epilogue& e, int i, int row, int col, int item, float& x, float& y) {
     const float2 c = ACCUMULATE ? load_c(e, i % NACC, row + i / NACC * 64, col, item) : make_float2(FIRST, FIRST);
     x = c.x, y = c.y;
@@ -141,6 +162,9 @@ struct Totals {
 
 extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8* out, const void* c, const void* bias,
+#if LEVELS
+       float4* waiting,
+#endif
        i64 out_ld, i64 out_batch, i64 c_row, i64 c_col, i64 c_batch, i64 bias_step, int rows, int cols, int iters,
        int leaf, int tiles_x, int tiles_y, int items, int group, int x_item, int y_item, float alpha, float beta) {
   extern __shared__ u8 memory[];
@@ -196,6 +220,9 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     Totals total;
     total.rest = ring + STAGES * STAGE_BYTES + 16 * threadIdx.x;
 #endif
+#if LEVELS
+    waiting += blockIdx.x * (LEVELS * TOTALS / 4 * 128 * WARPGROUPS) + threadIdx.x;
+#endif
     for (int t = cluster_id() + (PINGPONG ? warpgroup * cluster_count() : 0); t < grid.count(); t += step) {
       const Tile tile = grid[t];
       const int row = tile.row + 64 * block;
@@ -245,6 +272,9 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
 #if LEAF
         total.add(acc);
         scale = 0;
+#endif
+#if LEVELS
+        if (begin / span & 1) total.carry(waiting, begin / span >> 1, begin + span >= iters);
 #endif
       }
       count += (PINGPONG ? 2 : 1) * iters;

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from .....base.dtypes import ITEMSIZE
 from .....problem.product import Product
 from ..model import H200, Gpu, Tiling, microseconds
-from .config import SHARED, HopperConfig, fits, geometry, leaf_of, serves
+from .config import SHARED, HopperConfig, fits, geometry, leaf_of, levels_of, serves
 
 __all__ = ["expected", "ranked", "resident"]
 
@@ -78,6 +78,7 @@ def _filled(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
 # and cycles before it does.
 STAGE, CLUSTERED, STORE, EPILOGUE = 184.0, 6.05, 5.83, 1428.0
 START, COLUMN = 17.1, 0.606  # cycles of an instruction, and of each of its columns
+L2_EACH = 34.0  # bytes a cycle, for each multiprocessor
 BIASED = 0.07  # cycles of a value whose bias is another in every column
 
 
@@ -88,13 +89,14 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     tiles = math.prod(g.tiles()) * p.batch
     waves = -(-tiles // resident(c, gpu.multiprocessors))
     biased = p.dtype_bias is not None and not c.swapped
+    carried = max(0, p.contract.order.size - 2) if levels_of(p) else 0  # sums of a tree that wait, and are met
     cut = Tiling(
         tiles=tiles * c.cluster,
         waves=waves,
         lines=g.x_rows / c.cn + g.y_rows / c.cm,
         work=(START + COLUMN * c.cols) * (c.rows // 64) * 4,
         stage=STAGE * (CLUSTERED if c.cluster > 1 else 1) * 64 / c.depth,
-        store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased) + EPILOGUE,
+        store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased + 4 * carried / L2_EACH) + EPILOGUE,
         stores=1 if c.pingpong else waves,
     )
     # Tiles shared by all consumers where one wave is all there is, weights not swapped, pairs of blocks.

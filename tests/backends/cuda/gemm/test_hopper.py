@@ -73,7 +73,7 @@ def test_what_the_machine_cannot_do_is_refused(text, why):
     [
         {"contract": Contract.parse("fma/chain")},
         {"contract": Contract.parse("tensor_core:sm80/chain")},
-        {"contract": Contract.parse("tensor_core:sm90/tree4")},
+        {"contract": Contract.parse("tensor_core:sm90/tree4"), "k": 1008},
         {"dtype_a": "float32", "dtype_b": "float32"},
         {"dtype_b": "float16"},
         {"align": 8},

@@ -83,6 +83,7 @@ DEVICE void release(u32 empty, u32 lane) {
   }
 }
 
+#if LEAF
 // Totals of leaves: TOTALS of them in registers, the rest in shared memory, 16 bytes a thread at a time.
 struct Totals {
   float kept[TOTALS > 0 ? TOTALS : 1];
@@ -159,6 +160,7 @@ struct Totals {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
   }
 };
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8* out, const void* c, const void* bias,

@@ -55,10 +55,9 @@ class Experts(Converted):
         if not torch.is_grad_enabled() or all(self._buffer(key, p) is None for key, p in parameters.items()):
             return 1, 0
         weight = parameters["down_proj"]
-        found = with_order(
-            resolved("" if self.contract is None else str(self.contract), weight, weight), self.grad_order
-        )
-        return found.block, found.order.size if found.order.kind == "leaf" and found.block > 1 else 0
+        contract = "" if self.contract is None else str(self.contract)
+        found: tuple[int, int] = _blocks(contract, self.grad_order, weight.device, weight.dtype)
+        return found
 
     def _times(self, name: str, x: Tensor, by: Sorting) -> Tensor:
         parameters = vars(self)["_parameters"]
@@ -68,6 +67,13 @@ class Experts(Converted):
             buffers = self._buffer(name, weight), self._buffer(f"{name}_bias", bias)
         x = x.to(weight.dtype)
         return multiplied(x, weight, bias, by, contract=contract, transposed=self.is_transposed, buffers=buffers)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _blocks(contract: str, order: str, device: Any, dtype: Any) -> tuple[int, int]:
+    like = torch.empty(0, device=device, dtype=dtype)
+    found = with_order(resolved(contract, like, like), order)
+    return found.block, found.order.size if found.order.kind == "leaf" and found.block > 1 else 0
 
 
 def mixtures(module: Any) -> dict[str, Match]:

@@ -300,17 +300,10 @@ def test_the_order_of_choices_does_not_matter():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, about itself
-@pytest.mark.parametrize(
-    ("dtype", "contract", "order", "buffers"),
-    [
-        (torch.float32, "fma/chain", "chain", False),
-        (torch.float32, "fma/chain", "chain", True),
-        (torch.bfloat16, "tensor_core:sm90/chain", "leaf16", True),
-    ],
-)
-def test_a_compiled_step_of_a_mixture_has_the_same_gradients(dtype, contract, order, buffers):
-    model, x = build("Qwen3Moe", dtype), torch.randn(2, 9, 64).to(dtype)
-    iso.convert(model, contract=contract, grad_order=order)
+@pytest.mark.parametrize("buffers", [False, True])
+def test_a_compiled_step_of_a_mixture_has_the_same_gradients(buffers):
+    model, x = build("Qwen3Moe"), torch.randn(2, 9, 64)
+    iso.convert(model, grad_order="chain")
     block = model.model.layers[0].mlp
 
     def gradients(call):

@@ -30,7 +30,15 @@ from ..operator import Operator, Tensor, define, refuse_meta, refuse_vmap
 from .products import fit, refuse_recorded, remember_orders, resolved, walk, wider, with_order
 from .ragged import on_host
 
-__all__ = ["call_grouped_linear", "call_outer", "continued", "grouped_linear", "grouped_outer", "grouped_walk"]
+__all__ = [
+    "call_grouped_linear",
+    "call_outer",
+    "continued",
+    "grouped_linear",
+    "grouped_outer",
+    "grouped_walk",
+    "recalled",
+]
 
 
 def grouped_linear(x: Tensor, w: Tensor, bias: Tensor | None, counts: Tensor, contract: str, out_dtype: Any) -> Tensor:
@@ -45,7 +53,7 @@ def grouped_linear(x: Tensor, w: Tensor, bias: Tensor | None, counts: Tensor, co
             return out
     with torch.no_grad():
         groups = _groups(counts, len(x))
-        out = x.new_empty(x.shape[0], w.shape[1], dtype=dtype)
+        out = x.new_empty(x.shape[0], w.shape[1], dtype=out_dtype or wider(x, w))
         out[groups[-1][1] if groups else 0 :].zero_()
         rows = [(g, i, j) for g, (i, j) in enumerate(groups) if i < j]
         if rows:
@@ -104,6 +112,19 @@ def on_device(counts: Tensor, x: Tensor) -> Tensor | None:
 
 
 _HALVES = (torch.bfloat16, torch.float16)
+
+
+def recalled(x: Tensor, w: Tensor, bias: Any, counts: Any, contract: Any, out_dtype: Any) -> Tensor | None:
+    """The result of a call like one before on a GPU, which nothing watches and nothing records; else None."""
+    try:
+        there = x.is_cuda and operator.is_direct(x, w, bias) and counts.is_cuda
+    except AttributeError:  # no tensor: who checks says so
+        return None
+    if not there:
+        return None
+    asked = "" if contract is None else contract
+    found: Tensor | None = column("grouped", "cuda").recalled(x, w, bias, counts, asked, out_dtype)
+    return found
 
 
 def continued(a: Tensor, b: Tensor, counts: Tensor, out: Tensor, contract: str) -> None:

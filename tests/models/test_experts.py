@@ -17,6 +17,8 @@ import isogemm.audit  # noqa: E402
 import isogemm.torch as iso  # noqa: E402
 from isogemm.errors import DTypeError  # noqa: E402
 from isogemm.torch import reductions  # noqa: E402
+from isogemm.torch.gemm.main_grad import main_grads  # noqa: E402
+from isogemm.torch.model.huggingface.mixture import in_order, sorting  # noqa: E402
 
 SIZES = {
     "vocab_size": 131,
@@ -118,6 +120,44 @@ def test_nothing_of_a_converted_mixture_is_left(kind):
     with torch.no_grad():
         left = {row.op for row in iso.coverage(model, ids, scope=False).not_routed}
     assert not left
+
+
+@pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
+def test_micro_batches_of_whole_leaves_on_tensor_cores(kind):
+    model, ids = build(kind, torch.bfloat16), tokens(4, 17)
+    iso.convert(model, contract="tensor_core:sm90/chain", grad_order="leaf16")
+
+    def gradients(size):
+        iso.use_main_grad(model)
+        for part in ids.split(size):
+            log_p = reductions.log_softmax(model(part[:, :-1], use_cache=False).logits)
+            (-log_p.gather(-1, part[:, 1:, None]).sum() / 64).backward()
+        return {name: total.clone() for name, _, total in main_grads(model) if "experts" in name}
+
+    whole, parts = gradients(4), [gradients(size) for size in (2, 1)]
+    assert whole
+    assert all(same(each[name], total) for each in parts for name, total in whole.items())
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16, 17, 50])
+def test_rows_of_an_expert_begin_a_block_at_every_leaf(tokens):
+    index = torch.randint(0, 6, (tokens, 3), generator=torch.Generator().manual_seed(tokens))  # 5: there is none
+    index, _ = in_order(index, torch.ones(tokens, 3))
+    by = sorting(index, 5, 16, 16)
+    begin = 0
+    for expert, count in enumerate(by.counts.tolist()):
+        rows = by.order[begin : begin + count]
+        begin += count
+        wanted = [i for i, e in enumerate(index.flatten().tolist()) if e == expert]
+        assert rows[rows < 3 * tokens].tolist() == wanted
+        leaves = [[i for i in wanted if i // 48 == leaf] for leaf in range(-(-tokens // 16))]
+        at = 0
+        for leaf in leaves:
+            assert rows[at : at + len(leaf)].tolist() == leaf
+            at += len(leaf) if tokens <= 16 else -(-len(leaf) // 16) * 16
+        assert at == count
+    assert torch.equal(by.order[by.inverse], torch.arange(3 * tokens))
+    assert torch.equal(by.experts[by.inverse], index.flatten())
 
 
 def test_gradients_over_micro_batches_are_those_of_the_whole():

@@ -18,7 +18,7 @@ from ..errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeErr
 from ..quant.matrix import QuantizedMatrix
 from . import operator
 from .arguments import autocast, check_tensor, options
-from .gemm.grouped_linear import call_grouped_linear
+from .gemm.grouped_linear import call_grouped_linear, recalled
 from .gemm.products import call_grouped, call_linear, call_product
 from .operator import Tensor
 from .quant import ops as quantized
@@ -221,7 +221,8 @@ def grouped_linear(
         The rows of group 0, then those of group 1, and so on. float32, bfloat16 or float16, any strides.
     w : tensor [groups, n, k]
     counts : integer tensor [groups], or a sequence of int
-        How many rows each group has, 0 or more; on any device. Those on a GPU are waited for, once in a call.
+        How many rows each group has, 0 or more; on any device. Hopper's tensor cores read those on the GPU there: one
+        below 0 is 0, one of more rows than there are is cut. Else they are waited for, once in a call.
     bias : tensor [groups, n], optional
     contract, grad_order, out_dtype
         As in `linear`.
@@ -235,13 +236,17 @@ def grouped_linear(
     Raises
     ------
     ShapeError, DTypeError, LayoutError, LimitError, ContractError, DeviceError
-        As `linear`; counts below 0, or of more rows than there are; counts on a GPU while a graph is captured.
+        As `linear`; counts that the host reads below 0, or of more rows than there are; counts that have to be waited
+        for while a graph is captured.
 
     Determinism
     -----------
     Results and all gradients have the bits that `linear` gives each group alone, so a row and its dx depend on that row
     and its group's weight, whatever the other rows are.
     """
+    known = recalled(x, w, bias, counts, contract, out_dtype)
+    if known is not None:
+        return known
     _check_dims("grouped_linear", 2, x=x)
     _check_dims("grouped_linear", 3, w=w)
     if bias is not None:

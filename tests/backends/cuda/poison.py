@@ -38,12 +38,14 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         from isogemm.backends.cuda.attention import meet
         from isogemm.backends.cuda.attention import run as attention
+        from isogemm.backends.cuda.gemm.grouped import run as grouped
         from isogemm.backends.cuda.rows import run as rows
 
+        grouped._learn()
         attention._load()
         rows._learn()
         for module, name in (
             (torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (attention, "_empty"),
-            (rows, "_like"), (rows, "_strided"), (meet, "workspace"),
+            (grouped, "_memory"), (rows, "_like"), (rows, "_strided"), (meet, "workspace"),
         ):  # fmt: skip
             monkeypatch.setattr(module, name, filled(getattr(module, name)))

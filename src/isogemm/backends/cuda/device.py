@@ -32,6 +32,7 @@ COLUMNS = {
     "attention": "attention.run",
     "row_sums": "rows.sums",
     "attention_steps": "attention.steps",
+    "grouped": "gemm.grouped.run",
 }
 
 recall, recall_items = calls.call, list_calls.call

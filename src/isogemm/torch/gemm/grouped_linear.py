@@ -9,7 +9,9 @@ Rows stand in the order of their groups, and `counts` says how many each has. Fo
 Each is the other's gradient: dx is a grouped_linear by w[g].T, a `chain`; dw and dbias are grouped_outers in
 `grad_order`. Rows behind the last group belong to none: they are zero in a result, and are not read.
 
-Lengths are read by the kernels' host alone, once in a call, so operators are traced with any counts.
+Lengths are no part of what is traced, so compiled code takes any counts. On Hopper's tensor cores kernels read them on
+the device (the column `grouped` of CUDA's backend): nothing is waited for, and a graph may be captured. Elsewhere they
+are read by the host, once in a call.
 """
 
 from __future__ import annotations
@@ -23,15 +25,32 @@ from ...api import products as api
 from ...contract.spec import Contract
 from ...errors import ShapeError
 from .. import operator
+from ..device import column
 from ..operator import Operator, Tensor, define, refuse_meta, refuse_vmap
 from .products import fit, refuse_recorded, remember_orders, resolved, walk, wider, with_order
 from .ragged import on_host
 
-__all__ = ["call_grouped_linear", "call_outer", "continued", "grouped_linear", "grouped_outer", "grouped_walk"]
+__all__ = [
+    "call_grouped_linear",
+    "call_outer",
+    "continued",
+    "grouped_linear",
+    "grouped_outer",
+    "grouped_walk",
+    "recalled",
+]
 
 
 def grouped_linear(x: Tensor, w: Tensor, bias: Tensor | None, counts: Tensor, contract: str, out_dtype: Any) -> Tensor:
     """x[i:j] @ w[g].T + bias[g] for the rows of each group, outside the gradient's graph."""
+    dtype = out_dtype or wider(x, w)
+    lengths = on_device(counts, x)
+    if lengths is not None:
+        out = column("grouped", "cuda").multiplied(
+            x, w, bias, lengths, contract, dtype, lambda: resolved(contract, x, w)
+        )
+        if out is not None:
+            return out
     with torch.no_grad():
         groups = _groups(counts, len(x))
         out = x.new_empty(x.shape[0], w.shape[1], dtype=out_dtype or wider(x, w))
@@ -48,9 +67,16 @@ def grouped_linear(x: Tensor, w: Tensor, bias: Tensor | None, counts: Tensor, co
 
 def grouped_outer(a: Tensor, b: Tensor, counts: Tensor, contract: str, out_dtype: Any) -> Tensor:
     """a[i:j].T @ b[i:j] of each group, outside the gradient's graph; zeros where a group has no rows."""
+    dtype = out_dtype or wider(a, b)
+    lengths = on_device(counts, a)
+    if lengths is not None:
+        kernel = column("grouped", "cuda").outer
+        out = kernel(a, b, lengths, contract, dtype, lambda: resolved(contract, a, b))
+        if out is not None:
+            return out
     with torch.no_grad():
         groups = _groups(counts, len(a))
-        out = a.new_empty(len(groups), a.shape[1], b.shape[1], dtype=out_dtype or wider(a, b))
+        out = a.new_empty(len(groups), a.shape[1], b.shape[1], dtype=dtype)
         if groups:
             left, right = [a[i:j].mT for i, j in groups], [b[i:j] for i, j in groups]
             api.gemm_grouped(left, right, out=list(out), contract=contract or None, out_dtype=out_dtype)
@@ -59,10 +85,46 @@ def grouped_outer(a: Tensor, b: Tensor, counts: Tensor, contract: str, out_dtype
 
 def grouped_walk(a: Tensor, b: Tensor, counts: Tensor, out: Tensor, contract: str) -> None:
     """`grouped_outer` continued from the float32 values in `out`."""
-    for g, (i, j) in enumerate(_groups(counts, len(a))):
-        if i < j:
-            walk(a[i:j].mT, b[i:j], out[g], contract)
+    lengths = on_device(counts, a)
+    if lengths is None or not column("grouped", "cuda").continued(
+        a, b, out, lengths, contract, lambda: resolved(contract, a, b)
+    ):
+        for g, (i, j) in enumerate(_groups(counts, len(a))):
+            if i < j:
+                walk(a[i:j].mT, b[i:j], out[g], contract)
     torch.autograd.graph.increment_version(out)  # also where no group has rows
+
+
+def on_device(counts: Tensor, x: Tensor) -> Tensor | None:
+    """Lengths as kernels read them, beside `x`; None where kernels of the host's lengths are to run.
+
+    Those that the host has are checked, as it costs nothing. A graph that is captured would read them from memory of
+    the host again, wherever they are by then.
+    """
+    if not x.is_cuda or x.dtype not in _HALVES or not len(x):
+        return None
+    if counts.device != x.device:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        _groups(counts, len(x))
+        counts = counts.to(x.device, non_blocking=True)
+    return counts if counts.is_contiguous() else counts.contiguous()
+
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def recalled(x: Tensor, w: Tensor, bias: Any, counts: Any, contract: Any, out_dtype: Any) -> Tensor | None:
+    """The result of a call like one before on a GPU, which nothing watches and nothing records; else None."""
+    try:
+        there = x.is_cuda and operator.is_direct(x, w, bias) and counts.is_cuda
+    except AttributeError:  # no tensor: who checks says so
+        return None
+    if not there:
+        return None
+    asked = "" if contract is None else contract
+    found: Tensor | None = column("grouped", "cuda").recalled(x, w, bias, counts, asked, out_dtype)
+    return found
 
 
 def continued(a: Tensor, b: Tensor, counts: Tensor, out: Tensor, contract: str) -> None:
@@ -112,16 +174,20 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     (x, w, counts), order = ctx.saved_tensors, ctx.grad_order
     dx = dw = db = None
+    # The usual pass, which nobody records or watches, is looked at once.
+    usual = not torch.is_grad_enabled() and operator.watched(dy, x, w, counts) == "direct"
+    linear, outer = (_body, _body_outer) if usual else (call_grouped_linear, call_outer)
     if ctx.needs_input_grad[0]:
-        dx = call_grouped_linear(fit(dy, w, ctx.contract), w.mT, None, counts, ctx.chain, order, x.dtype, None, None)
+        dx = linear(fit(dy, w, ctx.contract), w.mT, None, counts, ctx.chain, order, x.dtype, None, None)
     rows = fit(dy, x, ctx.contract)
     if ctx.needs_input_grad[1]:
         if ctx.main_grad is None:
-            dw = call_outer(rows, x, counts, ctx.rows, order, w.dtype)
+            dw = outer(rows, x, counts, ctx.rows, order, w.dtype)
         else:
             continued(rows, x, counts, ctx.main_grad, ctx.rows)
     if ctx.needs_input_grad[2]:
-        ones, sums = rows.new_ones(len(rows), 1), ctx.rows
+        # A column of eight: lines of a whole word of the copy engine's.
+        ones, sums = rows.new_ones(len(rows), 8)[:, :1], ctx.rows
         if str(rows.dtype).removeprefix("torch.") not in ctx.contract.operands:
             sums = str(with_order(Contract(), order))
         if ctx.bias_main_grad is None:

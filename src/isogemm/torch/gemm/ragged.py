@@ -8,8 +8,8 @@
 where group g is the rows or columns from i up to j, and j is its offset.
 
 A group is one item of `isogemm.gemm_grouped`, so a row of it has the bits of that row alone. What no group holds is
-zero, where torch leaves memory as it was found. How long groups are is needed on the host: offsets on a CUDA device
-are waited for, once in a call.
+zero, where torch leaves memory as it was found. The first and the third form read offsets on a GPU where they are, on
+tensor cores of Hopper's; else how long groups are is needed on the host, which waits for it once in a call.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import torch
 from ...api import products as api
 from ...contract.spec import Contract
 from ...errors import DeviceError, OptionError, ShapeError
+from ..device import column
+from .products import resolved
 
 __all__ = ["grouped_mm", "on_host", "spans"]
 
@@ -50,6 +52,9 @@ def grouped_mm(
     _check(a, b, offs, bias)
     if offs is None:
         return api.gemm_strided_batched(a, b, contract=contract, out_dtype=out_dtype)
+    out = _by_device(contract, a, b, offs, out_dtype or a.dtype)
+    if out is not None:
+        return out
     rows, columns = a.dim() == 2, b.dim() == 2  # which of the operands is one tensor for all groups
     length = a.shape[-1] if rows and columns else a.shape[0] if rows else b.shape[1]
     groups = spans(offs, length)
@@ -68,6 +73,18 @@ def grouped_mm(
         left, right, outs = (list(x) for x in zip(*items, strict=True))
         api.gemm_grouped(left, right, out=outs, contract=contract, out_dtype=out_dtype)
     return out
+
+
+def _by_device(contract: Contract | str | None, a: Tensor, b: Tensor, offs: Tensor, out_dtype: Any) -> Tensor | None:
+    """The first and the third form by kernels that read offsets on the device; None where there are none."""
+    half = a.is_cuda and a.dtype == b.dtype and a.dtype in (torch.bfloat16, torch.float16)
+    if not half or offs.device != a.device or a.dim() == 3 or not a.numel() or not offs.is_contiguous():
+        return None
+    asked = "" if contract is None else str(contract)
+    kernels, rest = column("grouped", "cuda"), (offs, asked, out_dtype, lambda: resolved(asked, a, b))
+    if b.dim() == 2:
+        return kernels.outer(a.mT, b, *rest, ends=True)
+    return kernels.multiplied(a, b.mT, None, *rest, ends=True)
 
 
 def spans(offs: Tensor, length: int) -> list[tuple[int, int]]:

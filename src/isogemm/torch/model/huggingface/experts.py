@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ....contract.spec import Contract
+from ...gemm.products import resolved, with_order
 from ...ops import Tensor
 from ..layers import Converted
 from ..own_code import OwnBlock, OwnCode, own, unsafe
@@ -27,11 +28,12 @@ class Experts(Converted):
     """The experts of a mixture: mixed into transformers' class.
 
     A token's sum is a chain in the order of the experts. The gradients of the weights are chains over an expert's
-    rows, in the order of the tokens.
+    rows, in the order of the tokens; those in buffers begin with a new block of the contract's at every leaf of tokens.
     """
 
     part: ClassVar[str] = "experts"
     contract: Contract | None = None
+    grad_order = "leaf4096"
     num_experts: int
     has_gate: bool
     has_bias: bool
@@ -40,12 +42,22 @@ class Experts(Converted):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """The sum over a token's experts of their results by their weights."""
         top_k_index, top_k_weights = in_order(top_k_index, top_k_weights)
-        by = sorting(top_k_index, self.num_experts)
+        by = sorting(top_k_index, self.num_experts, *self._blocks())
         x = self._times("gate_up_proj" if self.has_gate else "up_proj", sent(hidden_states, by), by)
         known: Any = self
         with own(self.contract):
             x = known._apply_gate(x) if self.has_gate else known.act_fn(x)
         return combined(self._times("down_proj", x, by), top_k_weights, by).to(hidden_states.dtype)
+
+    def _blocks(self) -> tuple[int, int]:
+        """Rows that the contract adds at once, and tokens of a leaf where that matters, else 0."""
+        parameters = vars(self)["_parameters"]
+        if not torch.is_grad_enabled() or all(self._buffer(key, p) is None for key, p in parameters.items()):
+            return 1, 0
+        weight = parameters["down_proj"]
+        contract = "" if self.contract is None else str(self.contract)
+        found: tuple[int, int] = _blocks(contract, self.grad_order, weight.device, weight.dtype)
+        return found
 
     def _times(self, name: str, x: Tensor, by: Sorting) -> Tensor:
         parameters = vars(self)["_parameters"]
@@ -55,6 +67,13 @@ class Experts(Converted):
             buffers = self._buffer(name, weight), self._buffer(f"{name}_bias", bias)
         x = x.to(weight.dtype)
         return multiplied(x, weight, bias, by, contract=contract, transposed=self.is_transposed, buffers=buffers)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _blocks(contract: str, order: str, device: Any, dtype: Any) -> tuple[int, int]:
+    like = torch.empty(0, device=device, dtype=dtype)
+    found = with_order(resolved(contract, like, like), order)
+    return found.block, found.order.size if found.order.kind == "leaf" and found.block > 1 else 0
 
 
 def mixtures(module: Any) -> dict[str, Match]:

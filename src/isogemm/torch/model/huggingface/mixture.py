@@ -4,6 +4,10 @@ Rows are in the order of their experts, and of the tokens within one. Everything
 is that of its row alone with its expert; a token's sum over its experts, forward and backward, is a chain in the order
 of the experts, in float32, however a router sorts its choices; the gradient of an expert's weight is a chain over its
 rows in ascending order, from +0 or from a float32 buffer, so that micro-batches continue it wherever they cut.
+
+Tensor cores add sixteen rows at once, counted from an expert's first. For gradients in buffers, an expert's rows of
+every leaf of tokens therefore begin with a sixteen of their own, behind rows of zeros: micro-batches of whole leaves
+continue the chain where they cut it.
 """
 
 from __future__ import annotations
@@ -26,11 +30,11 @@ class Sorting:
 
     Attributes
     ----------
-    order : tensor [tokens * choices]
-        The choice that stands in each row.
+    order : tensor [rows]
+        The choice that stands in each row; tokens * choices in a row of zeros.
     inverse : tensor [tokens * choices]
         The row of each choice.
-    experts : tensor [tokens * choices]
+    experts : tensor [rows]
         The expert of each row; one that there is not stands behind all others.
     counts : tensor [experts]
         How many rows each expert has.
@@ -50,15 +54,32 @@ def in_order(index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return index, weights.gather(1, order)
 
 
-def sorting(index: Tensor, experts: int) -> Sorting:
-    """The order of rows for the choices [tokens, choices]."""
+def sorting(index: Tensor, experts: int, block: int = 1, leaf: int = 0) -> Sorting:
+    """The order of rows for the choices [tokens, choices].
+
+    With a `leaf`, an expert's rows of each leaf of so many tokens are filled up with rows of zeros to a multiple of
+    `block`. How many rows there are does not depend on the choices.
+    """
     tokens, choices = index.shape
-    found, order = torch.sort(index.reshape(-1), stable=True)
-    numbers = torch.arange(experts, device=index.device, dtype=found.dtype)
+    flat, leaves = index.reshape(-1), -(-tokens // leaf) if leaf else 1
+    if leaves > 1:
+        at = torch.arange(len(flat), device=index.device) // (choices * leaf)
+        flat = flat * leaves + at.to(flat.dtype)
+    found, order = torch.sort(flat, stable=True)
+    numbers = torch.arange(experts * leaves, device=index.device, dtype=found.dtype)
     counts = torch.searchsorted(found, numbers, right=True) - torch.searchsorted(found, numbers)
+    row = torch.arange(len(order), device=index.device)
+    if leaves > 1:
+        filled = (counts + block - 1) // block * block
+        before = torch.nn.functional.pad((filled - counts).cumsum(0), (1, 0))
+        row = row + before[found.clamp(max=len(numbers))]
+        spread = order.new_full((len(order) + (block - 1) * min(len(numbers), len(order)),), len(order))
+        spread[row], counts = order, filled.view(experts, leaves).sum(1)
+        places = torch.arange(len(spread), device=index.device)
+        found = torch.searchsorted(counts.cumsum(0), places, right=True)
     inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order), device=index.device)
-    return Sorting(tokens, choices, order, inverse, found, counts)
+    inverse[order] = row
+    return Sorting(tokens, choices, spread if leaves > 1 else order, inverse, found, counts)
 
 
 def sent(x: Tensor, by: Sorting) -> Tensor:
@@ -107,7 +128,12 @@ def _chain(slots: Tensor) -> Tensor:
 
 
 def _copied(x: Tensor, order: Tensor, inverse: Tensor, choices: int) -> Tensor:
-    return x.index_select(0, order // choices)
+    return _rows(x, order // choices, len(inverse))
+
+
+def _rows(x: Tensor, order: Tensor, choices: int) -> Tensor:
+    """Rows of x, and zeros where `order`, longer than there are choices, names the one behind."""
+    return torch.nn.functional.pad(x, (0, 0, 0, int(len(order) > choices))).index_select(0, order)
 
 
 def _setup_sent(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -159,7 +185,7 @@ def _setup_combined(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _back_combined(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     y, weights, order, inverse = ctx.saved_tensors
     slots, dy = y.index_select(0, inverse).view(*weights.shape, y.shape[1]), dy.unsqueeze(1)
-    dx = (dy * weights.unsqueeze(-1)).to(slots.dtype).flatten(0, 1).index_select(0, order)
+    dx = _rows((dy * weights.unsqueeze(-1)).to(slots.dtype).flatten(0, 1), order, len(inverse))
     return dx, reductions.sum(dy * slots, out_dtype=torch.float32).to(weights.dtype), None, None
 
 

@@ -1,0 +1,1 @@
+"""Products of groups of rows whose lengths the device alone knows."""

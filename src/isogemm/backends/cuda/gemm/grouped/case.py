@@ -1,0 +1,74 @@
+"""A grouped product but for its addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .....contract.spec import Contract
+from ..hopper.config import HopperConfig, HopperSide
+
+__all__ = ["ENDS", "GroupedCase"]
+
+ENDS = 2  # `GroupedCase.lengths` of int32 offsets; of int32 and int64 counts: 0 and 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedCase:
+    """A call but for its addresses.
+
+    Attributes
+    ----------
+    groups, rows : int
+    depth : int
+        K of ``x @ w.T``; 0 of ``a.T @ b``.
+    x : HopperSide
+        Weights, an item a group; or `a`.
+    y : HopperSide
+        Rows; or `b`.
+    dtype, dtype_out : str
+    dtype_bias : str or None
+    contract : Contract
+    out_step, out_batch : int
+        Elements from line to line and from group to group.
+    columns : bool
+        Lines of out are the columns of D = X @ Y.T, as those of ``x @ w.T`` are.
+    bias_step, bias_batch : int
+    accumulate : bool
+        Walks start from out, of float32.
+    lengths : int
+        How they are written; see `ENDS`.
+    """
+
+    groups: int
+    rows: int
+    depth: int
+    x: HopperSide
+    y: HopperSide
+    dtype: str
+    dtype_out: str
+    contract: Contract
+    out_step: int
+    out_batch: int = 0
+    columns: bool = True
+    dtype_bias: str | None = None
+    bias_step: int = 1
+    bias_batch: int = 0
+    accumulate: bool = False
+    lengths: int = 1
+
+    @property
+    def outer(self) -> bool:
+        """Whether K are rows."""
+        return self.depth == 0
+
+    @property
+    def mean(self) -> float:
+        """Rows of a group."""
+        return self.rows / self.groups
+
+    def tiles(self, c: HopperConfig) -> tuple[int, int, int]:
+        """Tiles of clusters along X and, where groups have equally many, along Y; and in all, at most."""
+        x, y = -(-self.x.size // (c.rows * c.cm)), -(-self.y.size // (c.cols * c.cn))
+        if self.outer:
+            return x, y, x * y * self.groups
+        return x, 0, x * (self.rows // (c.cols * c.cn) + min(self.groups, self.rows) + 1)

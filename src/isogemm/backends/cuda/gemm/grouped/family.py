@@ -1,0 +1,184 @@
+"""Products of groups of rows in one launch, their lengths read on the device: nothing is waited for.
+
+Rows of all groups stand in one matrix. Of group g with the rows i up to j, a kernel computes
+
+- ``out[i:j] = x[i:j] @ w[g].T + bias[g]``, an order of K as any product's, zeros behind the last group; or
+- ``out[g] = a[i:j].T @ b[i:j]``, whose K are the rows, blocks and leaves counted from i; or continues that from out.
+
+The contract is that of Hopper's products, whose device code it is (grouped.cu and `isogemm.backends.cuda.gemm.hopper`).
+Configurations are texts as there. The first operand, 64 rows to an instruction, are the weights (or `a`, transposed);
+a tile's columns are rows of x, so that few rows of a group waste little. Which tile serves is chosen by the mean of
+rows a group has, which the host knows, and cannot reach a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .....base.dtypes import CODE, ITEMSIZE
+from .....planner.bench import Bench
+from ...driver import facts
+from ...driver.kernel import Bound
+from ...driver.nvrtc import function_of
+from ...driver.tensormap import Encoder, encoder
+from ...driver.wgmma import mma
+from ..hopper.config import OPERANDS, SHARED, HopperConfig, HopperSide
+from ..hopper.model import resident
+from .case import GroupedCase
+from .trial import try_grouped
+
+__all__ = ["Grouped", "GroupedLaunch"]
+
+MOST = 1024  # groups: their tables lie in shared memory, beside the ring
+ROOM = SHARED - 1024 - 8 * (MOST + 2)
+LARGEST = 2**30  # of an extent, and of all tiles: the kernel counts in 32 bits
+
+# By rows a group, on the average; the first that holds, then the others. Timed on an H200: docs/design/0006.
+ROWS = {
+    12.0: "64x32x128 s6",
+    27.0: "128x32x128 s5",
+    80.0: "128x64x64 s8 pp",
+    float(LARGEST): "128x128x64 s6 pp",
+}
+OUTER = {float(LARGEST): "128x128x64 s6 pp"}
+CONTINUED = {float(LARGEST): "128x128x64 s6"}  # sums to start from take registers
+
+
+class GroupedLaunch:
+    """``launch(stream, x, y, counts, out, bias)`` with addresses."""
+
+    __slots__ = ("bound", "map_x", "map_y")
+
+    def __init__(self, bound: Bound, map_x: Encoder, map_y: Encoder) -> None:
+        self.bound, self.map_x, self.map_y = bound, map_x, map_y
+
+    def __call__(self, stream: int, x: int, y: int, counts: int, out: int, bias: int = 0) -> None:
+        """Enqueue."""
+        self.bound(stream, self.map_x(x), self.map_y(y), counts, out, bias)
+
+
+class Grouped:
+    """The family; see the text of this module."""
+
+    name, home = "grouped", "backends/cuda/gemm/grouped"
+
+    def configs(self, case: GroupedCase) -> Sequence[str]:
+        """The one for so many rows a group, then the others."""
+        table = CONTINUED if case.accumulate else OUTER if case.outer else ROWS
+        best = next(config for limit, config in table.items() if case.mean <= limit)
+        return tuple(dict.fromkeys((best, *table.values()))) if _served(case) else ()
+
+    def supports(self, case: GroupedCase, config: str) -> bool:
+        """Whether a configuration is legal: contract, types, layouts, shared memory, registers."""
+        c = HopperConfig.parse(config)
+        return c is not None and _served(case) and _fits(case, c)
+
+    def code(self, case: GroupedCase, config: str) -> str:
+        """The macros, and the instruction's type."""
+        defines = " ".join(f"{key}={int(v)}" for key, v in _defines(case, _parsed(config)).items())
+        return f"{case.contract.arithmetic} {case.dtype} {defines}"
+
+    def trial(self, bench: Bench, case: GroupedCase, config: str) -> str:
+        """See `isogemm.backends.cuda.gemm.grouped.trial`."""
+        return try_grouped(bench, self, case, config)
+
+    def bind(self, case: GroupedCase, config: str, device: int, clusters: int = LARGEST) -> GroupedLaunch:
+        """Compile and bind; a launch of `clusters` clusters at most, which trials say."""
+        c, (tiles_x, tiles_y, tiles) = _parsed(config), case.tiles(_parsed(config))
+        kernel = function_of(
+            "gemm/grouped/grouped.cu", "grouped", device, _defines(case, c),
+            before=mma(OPERANDS[case.dtype], c.cols, x_across=case.x.across, y_across=case.y.across),
+        )  # fmt: skip
+        bias = ITEMSIZE[case.dtype_bias] * case.bias_batch if case.dtype_bias else 0
+        longs = case.out_step, case.out_batch, case.bias_step, bias
+        leaf = case.contract.order.size // c.depth
+        iters = -(-case.depth // c.depth)
+        ints = case.x.size, case.y.size, case.rows, case.groups, iters, leaf, tiles_x, tiles_y, case.lengths
+        count = min(clusters, tiles, resident(c, facts.device(device).multiprocessors))
+        bound = kernel.bind(
+            ["map", "map", "ptr", "ptr", "ptr", *(("i64", v) for v in longs), *(("i32", v) for v in ints)],
+            grid=(count * c.cluster,), block=(c.threads,), cluster=(c.cluster,), pdl=True, shared=_shared(case, c),
+        )  # fmt: skip
+        depth = case.depth or case.rows
+        map_x = _encoder(case.dtype, case.x, depth, 1 if case.outer else case.groups, c.rows, c.cn)
+        return GroupedLaunch(bound, map_x, _encoder(case.dtype, case.y, depth, 1, c.cols, c.cm))
+
+
+def _parsed(config: str) -> HopperConfig:
+    found = HopperConfig.parse(config)
+    assert found is not None, config
+    return found
+
+
+def _served(case: GroupedCase) -> bool:
+    order, names = case.contract.order, (case.dtype_out, case.dtype_bias or "float32")
+    if case.contract.arithmetic != "tensor_core:sm90" or order.kind not in ("chain", "leaf"):
+        return False
+    if order.kind == "leaf" and not case.outer:
+        return False
+    if case.dtype not in OPERANDS or any(name not in CODE for name in names):
+        return False
+    if case.accumulate and (not case.outer or case.dtype_out != "float32"):
+        return False
+    if not 1 <= case.groups <= MOST or not all(1 <= n < LARGEST for n in (case.rows, case.x.size, case.y.size)):
+        return False
+    lines = case.depth or case.rows
+    return all(_readable(side, lines) for side in (case.x, case.y)) and (case.y.across == case.outer)
+
+
+def _readable(side: HopperSide, k: int) -> bool:
+    """The copy engine steps by multiples of 16 bytes, from line to line and from item to item."""
+    least = side.size if side.across else k
+    return side.step % 8 == 0 and side.batch % 8 == 0 and least <= side.step < 2**38 and 0 <= side.batch < 2**38
+
+
+def _fits(case: GroupedCase, c: HopperConfig) -> bool:
+    if c.swapped or c.stages < 2 or c.depth % 64 or c.cluster > 8 or not {c.cm, c.cn} <= {1, 2, 4}:
+        return False
+    if c.rows not in ((64, 128) if c.pingpong else (64, 128, 192, 256)) or c.cols % 8 or not 8 <= c.cols <= 256:
+        return False
+    if (c.occupancy > 1 and c.warpgroups > 1) or c.accumulators > {1: 160, 2: 160, 3: 96}[c.warpgroups] // c.occupancy:
+        return False
+    if (c.rows // c.cn) % 8 or (not case.y.across and c.cols % (8 * c.cm)):
+        return False
+    if case.outer and (c.warpgroups < 2 or c.stages > 32):  # a warp zeroes rows, and has a bit for each stage
+        return False
+    if case.contract.order.size % c.depth:
+        return False
+    if case.tiles(c)[2] >= LARGEST:
+        return False
+    return c.occupancy * (_shared(case, c) + 1024) <= SHARED + 1024
+
+
+def _ring(case: GroupedCase, c: HopperConfig) -> int:
+    cols = -(-c.cols // 64) * 64 if case.y.across else c.cols
+    return c.stages * c.depth * 2 * (c.rows + cols)
+
+
+def _shared(case: GroupedCase, c: HopperConfig) -> int:
+    """Bytes of dynamic shared memory: the ring, at a multiple of 1024, and two tables of the groups."""
+    return 1024 + _ring(case, c) + 8 * (case.groups + 2)
+
+
+def _defines(case: GroupedCase, c: HopperConfig) -> dict[str, Any]:
+    size = ITEMSIZE[case.dtype_out]
+    return {
+        "BN": c.cols, "KS": c.depth // 64, "STAGES": c.stages, "WARPGROUPS": c.warpgroups, "MW": c.blocks,
+        "PINGPONG": c.pingpong, "CM": c.cm, "CN": c.cn, "X_MN": case.x.across, "Y_MN": case.y.across,
+        "X_ROWS": c.rows, "COLUMNS": case.columns, "LEAF": 0, "TOTALS": 0, "ACCUMULATE": case.accumulate,
+        "EPILOGUE": case.dtype_bias is not None, "C_KIND": 0 if case.accumulate else -1,
+        "BIAS_KIND": CODE[case.dtype_bias] if case.dtype_bias else -1, "BIAS_ROWS": 1, "OUT": CODE[case.dtype_out],
+        "VECTOR": case.out_step * size % 16 == 0 and case.out_batch * size % 16 == 0, "OCCUPANCY": c.occupancy,
+        "PRODUCER_REGISTERS": 32 if c.warpgroups == 3 else 40,
+        "CONSUMER_REGISTERS": 160 if c.warpgroups == 3 else 232, "X_POLICY": c.evict, "Y_POLICY": 2 * c.evict,
+        "OUTER": case.outer, "LEAVES": case.contract.order.kind == "leaf",
+    }  # fmt: skip
+
+
+def _encoder(dtype: str, side: HopperSide, depth: int, items: int, rows: int, split: int) -> Encoder:
+    """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous."""
+    lines, inner = (depth, side.size) if side.across else (side.size, depth)
+    box = (1, 64 // split, 64) if side.across else (1, rows // split, 64)
+    strides = (side.batch or side.step * lines, side.step, 1)
+    return encoder(dtype, sizes=(items, lines, inner), strides=strides, box=box, swizzle=128, promotion=256)

@@ -88,7 +88,8 @@ def against_torch(given: Mapping[str, Any], ids: Any) -> dict[str, int]:
 
     steps, _, batch, tokens = ids.shape
     peer = peer_of(MODEL, given, convert=True, leaf=tokens)
-    run = lower(MODEL, batch=batch, tokens=tokens, leaf=tokens).start(given)
+    angles = {"inv_freq": peer.model.rotary_emb.inv_freq.numpy()}  # torch's powers have bits of their own
+    run = lower(MODEL, batch=batch, tokens=tokens, leaf=tokens).start({**given, **angles})
     parameters, known = dict(peer.named_parameters()), {name: key for name, key, _ in MODEL.weights()}
     state = {name: (np.zeros_like(x), np.zeros_like(x)) for name, x in given.items()}
     found = {"checked": 0, "differing": 0}
@@ -122,6 +123,7 @@ def main(
     given, rows, wanted = weights_of(MODEL, seed), [], None
     stamp, console = environment(), line_console(160)
     count = len(THREADS) * len(MICRO_BATCHES) * len(MODES) * len(RECOMPUTE) + drawn
+    converted = against_torch(given, ids)
     with progress_bar() as tell:
         for i, (chosen, made) in enumerate(plans(batch, tokens, drawn, seed)):
             tell(i, count, str(chosen))
@@ -133,7 +135,6 @@ def main(
             wrong = {name: n for name, x in wanted.items() if (n := differing(found[name], x))}
             checked = sum(x.size for x in wanted.values())
             rows.append({"name": "train", "chosen": chosen, "checked": checked, "differing": wrong, "seconds": seconds})
-    converted = against_torch(given, ids)
     rows.append({"name": "isogemm.torch.convert and AdamW, every step", **converted})
     path = json or results_path("program-bits", cpu_name(stamp))
     words = ["--batch", str(batch), "--tokens", str(tokens), "--steps", str(steps), "--drawn", str(drawn)]

@@ -34,7 +34,7 @@ def test_every_plan_s_bits_are_compared(tmp_path, monkeypatch):
     """On one choice of each kind, and on an optimizer that is not the formula's."""
     for name, some in (("THREADS", (1, 3)), ("MICRO_BATCHES", (1, 8)), ("MODES", ("fast",)), ("RECOMPUTE", (True,))):
         monkeypatch.setattr(program_bits, name, some)
-    monkeypatch.setattr(program_bits, "MODEL", replace(program_bits.MODEL, vocab_size=64, hidden_size=32, head_dim=8))
+    monkeypatch.setattr(program_bits, "MODEL", replace(program_bits.MODEL, vocab_size=64, hidden_size=32))
     app, path = Typer(), tmp_path / "rows.json"
     app.command()(program_bits.main)
     words = ["--tokens", "4", "--steps", "2", "--drawn", "1", "--json", str(path)]

@@ -16,6 +16,7 @@ from ..formats.blocks import FORMATS, format_of
 from ..operands.device_array import DeviceId
 from ..planner.explain import DevicePlan, explain
 from ..planner.tuning import Wanted, pose
+from ..problem.masks import Mask
 from ..problem.numeric import numeric_plan
 from ..problem.product import Product
 
@@ -61,6 +62,7 @@ def plan(
     groups: Sequence[int] | None = ...,
     format: str | None = ...,
     heads: tuple[int, int] | None = ...,
+    mask: str = ...,
 ) -> Plan | WorkPlan: ...
 
 
@@ -99,6 +101,7 @@ def plan(
     groups: Sequence[int] | None = None,
     format: str | None = None,
     heads: tuple[int, int] | None = None,
+    mask: str = "",
 ) -> Plan | DevicePlan | WorkPlan:
     """Plan C[m, n] = op(A)[m, k] @ op(B)[k, n] without running it: once, in a batch or groups, in blocks, in attention.
 
@@ -125,7 +128,9 @@ def plan(
     format : str, optional
         Of a quantized weight [n, k], for example Q4_0; activations are quantized.
     heads : (int, int), optional
-        Of queries, and of keys and values: attention without a mask of m tokens over n keys, of width k.
+        Of queries, and of keys and values: attention of m tokens over n keys, of width k.
+    mask : {"", "causal", "window:W", "bool", "added"}
+        Of attention: none; the last query sees the last key; likewise and the W - 1 keys before; or a tensor.
 
     Returns
     -------
@@ -154,7 +159,7 @@ def plan(
         raise OptionError("threads", limit="at least 1", value=repr(threads), nearest=1)
     types = (dtype, b_type, out_type)
     kind = device.partition(":")[0]
-    form, about = _several(m, k, batch, groups, format, heads)
+    form, about = _several(m, k, batch, groups, format, heads, mask)
     if form and (packed or (kind != "cpu" and form != "batched")):
         raise OptionError(f"plan of {form} products", limit="device='cpu', packed=False", value=device, nearest="cpu")
     if kind == "cuda" or kind not in BACKENDS:
@@ -202,7 +207,13 @@ def _on_gpu(
 
 
 def _several(
-    m: int, k: int, batch: int, groups: Sequence[int] | None, format: str | None, heads: tuple[int, int] | None
+    m: int,
+    k: int,
+    batch: int,
+    groups: Sequence[int] | None,
+    format: str | None,
+    heads: tuple[int, int] | None,
+    mask: str,
 ) -> tuple[str, dict[str, Any]]:
     """(form, what it is of), empty for one product.
 
@@ -211,6 +222,8 @@ def _several(
     OptionError, ShapeError
         Two forms at once, or sizes out of range.
     """
+    if Mask.parse(mask).kind and heads is None:
+        raise OptionError("mask", limit="with heads", value=mask, nearest="heads=(1, 1)")
     asked = [name for name, x in (("groups", groups), ("format", format), ("heads", heads)) if x is not None]
     if len(asked) > 1 or (asked and asked != ["heads"] and batch != 1):
         raise OptionError("form of a plan", limit="one of batch, groups, format, heads", value=asked, nearest=asked[0])
@@ -234,7 +247,7 @@ def _several(
             raise ShapeError(
                 "heads", limit="two numbers, the first a multiple of the second", value=heads, nearest=(8, 8)
             )
-        return "attention", {"sequences": batch, "heads": heads[0], "shared": heads[1]}
+        return "attention", {"sequences": batch, "heads": heads[0], "shared": heads[1], "mask": mask}
     return ("batched", {"items": batch}) if batch > 1 else ("", {})
 
 

@@ -222,6 +222,7 @@ def plan_command(
     heads: Annotated[
         str, typer.Option(help="Heads of queries and of keys, as 32,8: attention of M tokens over N keys of width K.")
     ] = "",
+    mask: Annotated[str, typer.Option(help="With --heads: causal, window:W, bool or added.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show how a product, a batch, a group, or attention would be computed, without computing it."""
@@ -239,7 +240,7 @@ def plan_command(
     if contract:
         options["contract"] = contract
     options |= {name: _numbers(f"--{name}", text) for name, text in (("groups", groups), ("heads", heads)) if text}
-    options |= {"format": format} if format else {}
+    options |= {name: text for name, text in (("format", format), ("mask", mask)) if text}
     options |= {"batch": batch} if batch > 1 else {}
     plan: Any = planned(
         m,

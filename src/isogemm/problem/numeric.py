@@ -15,11 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "USUAL", "AnyPlan", "NumericKey", "NumericPlan", "default_contract", "is_packed", "letter", "numeric_key",
-    "numeric_plan",
+    "numeric_plan", "word",
 ]  # fmt: skip
 
 USUAL = "16 to 64"
 """Rows at which texts on these kernels put the crossover from matrix by vector to tiles."""
+FEW, WIDE = 16, 32000  # rows up to which they speak of a batched gemv; columns of a vocabulary
+
+
+def word(m: int, n: int) -> str:
+    """The field's word for a product of such an extent, whatever computes it."""
+    if m == 1:
+        return "wide gemv" if n >= WIDE else "gemv"
+    return "batched gemv" if m <= FEW else "tiled gemm"
 
 
 @dataclass(frozen=True, slots=True)

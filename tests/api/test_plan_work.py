@@ -188,8 +188,8 @@ def test_what_cannot_be_planned_is_refused():
         isogemm.plan(4, 8, 32, mask="causal")
     with pytest.raises(OptionError, match="contract of a plan with a format"):
         isogemm.plan(4, 8, 32, format="Q4_0", contract="fma/chain")
-    with pytest.raises(OptionError, match="plan of quantized products"):
-        isogemm.plan(4, 8, 32, format="Q4_0", device="cuda")
+    with pytest.raises(OptionError, match="plan of batched products: limit: packed=False"):
+        isogemm.plan(4, 8, 32, batch=3, packed=True, device="cuda")  # type: ignore[call-overload]
 
 
 def test_the_command_plans_all_forms():

@@ -49,6 +49,13 @@ class Mask:
         """Of the causal rule: key j is hidden from query i where j > i + offset."""
         return n - m if self.kind == "causal" else None
 
+    def pairs(self, m: int, n: int) -> int:
+        """Queries and keys that see each other, as far as no tensor says it."""
+        if self.kind in ("causal", "window"):
+            last = np.minimum(n, np.maximum(0, np.arange(m) + n - m + 1))
+            return int(np.minimum(last, self.width or n).sum())
+        return m * n
+
     def shown(self, m: int, n: int) -> NDArray[np.bool_]:
         """[m, n] of a window: True where a query sees a key."""
         last = np.arange(m)[:, None] + n - m

@@ -21,7 +21,7 @@ from ...contract.spec import ContractLike
 from ...errors import DTypeError, OptionError, ShapeError
 from ...formats.blocks import format_of
 from ...problem.masks import Mask
-from ...problem.numeric import AnyPlan, NumericPlan, numeric_plan, word
+from ...problem.numeric import AnyPlan, NumericPlan, integer_contract, numeric_plan, word
 from ...problem.settings import Settings
 from .attention import run as attention
 from .gemm import execute
@@ -233,7 +233,7 @@ def plan_quantized(
     (m, n, k), fmt = extents, format_of(format)
     nbytes = fmt.row_offset(n, k)
     numeric = numeric_plan(k, dtype_a=types[0], dtype_b=types[0], out_dtype=types[2], contract="fma/chain")
-    numeric = NumericPlan(quantized_contract(contract), k, types[0], fmt.name, types[2], numeric.leaves)
+    numeric = NumericPlan(integer_contract(contract), k, types[0], fmt.name, types[2], numeric.leaves)
     count = m * (k // fmt.block)
     few = m * k <= quantized.ALONE
     per_chunk = max(1, count) if few else max(1, ACTIVATIONS // fmt.block, -(-count // 2**16))
@@ -249,22 +249,6 @@ def plan_quantized(
         ("w.in_place()", f"the same bits without a second copy of {nbytes} bytes; slower from a few rows on"),
         ("activations='fp32'", "other numbers: float32 activations times dequantized weights, fma/chain"),
     ))  # fmt: skip
-
-
-def quantized_contract(contract: ContractLike | None) -> Any:
-    """``int32/chain``, which is the only one that has this plan.
-
-    Raises
-    ------
-    OptionError
-        Another one was asked for.
-    """
-    from ...contract.spec import Contract, Order, as_contract
-
-    only = Contract("int32", Order())
-    if contract is not None and as_contract(contract) != only:
-        raise OptionError("contract of a plan with a format", limit=only, value=contract, nearest=only)
-    return only
 
 
 def plan_attention(

@@ -50,7 +50,7 @@ def weights_of(model: DecoderConfig, seed: int) -> dict[str, Any]:
     }
 
 
-def peer_of(model: DecoderConfig, weights: Mapping[str, Any], *, convert: bool) -> Any:
+def peer_of(model: DecoderConfig, weights: Mapping[str, Any], *, convert: bool, leaf: int = 4096) -> Any:
     """transformers' model with the weights; converted, its gradients have the program's bits."""
     import torch
     import transformers
@@ -62,7 +62,7 @@ def peer_of(model: DecoderConfig, weights: Mapping[str, Any], *, convert: bool) 
     made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     made.load_state_dict({key: torch.from_numpy(x.copy()) for key, x in weights.items()}, strict=False)
     if convert:
-        isogemm.torch.convert(made, grad_order="leaf4096")
+        isogemm.torch.convert(made, grad_order=f"leaf{leaf}")
     return made
 
 

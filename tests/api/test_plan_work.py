@@ -18,7 +18,9 @@ from isogemm.backends.cpu.quant import run as quant_run
 from isogemm.backends.cpu.work import WorkPlan
 from isogemm.cli import app
 from isogemm.contract.attention import attention as definition
-from isogemm.errors import OptionError, ShapeError
+from isogemm.contract.attention import ranges
+from isogemm.errors import DTypeError, OptionError, ShapeError
+from isogemm.problem.masks import Mask
 
 THREADS = 3
 
@@ -120,6 +122,35 @@ def test_attention(sequences, heads, shared, tokens, keys, block, launched, monk
 
 
 @pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("mask", ["causal", "bool", "added", "window:40"])
+@pytest.mark.parametrize(("tokens", "keys"), [(9, 130), (100, 300), (1, 700)])
+def test_attention_with_a_mask(tokens, keys, mask, launched, monkeypatch):
+    """Keys that nobody sees are in no step; blocks are cut so small that there are several."""
+    monkeypatch.setattr(attention, "BLOCK", 2**14)
+    plan = isogemm.plan(tokens, keys, 16, batch=2, heads=(4, 2), mask=mask)
+    q, k, v = drawn(2, 4, tokens, 16), *(drawn(2, 2, keys, 16) for _ in "kv")
+    given = {"bool": drawn(tokens, keys) > 0, "added": drawn(tokens, keys)}.get(mask)
+    out = plan.run(q, k, v, *(() if given is None else (given,)))
+    assert sorted(launched) == sorted(said(plan))
+    wanted = {"causal_offset": keys - tokens} if mask == "causal" else {"mask": given}
+    if mask == "window:40":
+        wanted = dict(zip(("start", "stop"), ranges(Mask("window", 40).shown(tokens, keys)[None, None]), strict=True))
+        rows = [{name: x[0, 0, i : i + 1] for name, x in wanted.items()} for i in range(tokens)]
+        for i, row in enumerate(rows):
+            alone = definition(q[:1, :, i : i + 1], k[:1], v[:1], **row)[0]
+            assert same(out[:1, :, i : i + 1], alone)
+    else:
+        assert same(out, definition(q, k, v, **wanted)[0])
+    assert mask in str(plan)
+    assert WorkPlan.from_json(plan.to_json()) == plan
+    if given is not None:
+        with pytest.raises(ShapeError, match="operands of a replay"):
+            plan.run(q, k, v)
+        with pytest.raises(DTypeError, match="mask of a replay"):
+            plan.run(q, k, v, given.astype(bool if mask == "added" else np.float32))
+
+
+@pytest.mark.usefixtures("_threads")
 def test_a_plan_is_a_value():
     made = [
         isogemm.plan(4, 8, 32, batch=5, dtype="bfloat16"), isogemm.plan(9, 8, 32, groups=(4, 5)),
@@ -150,10 +181,15 @@ def test_what_cannot_be_planned_is_refused():
         isogemm.plan(4, 8, 33, format="Q4_0")
     with pytest.raises(ShapeError, match="heads"):
         isogemm.plan(4, 8, 32, heads=(4, 3))
+    for mask in ("windows:3", "window:0", "causal:4", 7):
+        with pytest.raises(OptionError, match=r"mask: limit: causal, window:W, bool or added"):
+            isogemm.plan(4, 8, 32, heads=(4, 2), mask=mask)
+    with pytest.raises(OptionError, match="mask: limit: with heads"):
+        isogemm.plan(4, 8, 32, mask="causal")
     with pytest.raises(OptionError, match="contract of a plan with a format"):
         isogemm.plan(4, 8, 32, format="Q4_0", contract="fma/chain")
-    with pytest.raises(OptionError, match="plan of quantized products"):
-        isogemm.plan(4, 8, 32, format="Q4_0", device="cuda")
+    with pytest.raises(OptionError, match="plan of batched products: limit: packed=False"):
+        isogemm.plan(4, 8, 32, batch=3, packed=True, device="cuda")  # type: ignore[call-overload]
 
 
 def test_the_command_plans_all_forms():

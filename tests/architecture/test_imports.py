@@ -39,7 +39,7 @@ CUDA = (
     {"calls", "pointers"},
     {"gemm"},
     {"quant", "rows", "attention"},
-    {"device"},
+    {"device", "plans"},
 )
 GROUND = {"errors", "_version"}  # of the root: anybody's
 ROOF = {"isogemm", "isogemm.__main__"}  # the public names: nobody's

@@ -294,10 +294,10 @@ def test_a_script_audits_its_own_function_and_the_command_line_replays_it(tmp_pa
 
 def test_plan_for_a_gpu_without_one_and_without_a_table(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     from isogemm.backends.cuda.driver import facts as device
-    from isogemm.planner import explain
+    from isogemm.backends.cuda.plans import work
 
     monkeypatch.setattr(device, "count", lambda: 0)
-    monkeypatch.setattr(explain, "shipped_tables", lambda: ())
+    monkeypatch.setattr(work, "shipped_tables", lambda: ())
     status, _, err = run("plan", "16", "2560", "4096", "--device", "cuda", "--dtype", "bf16")
     assert status == 2
     assert "a GPU, or a shipped tuning table" in err
@@ -316,13 +316,13 @@ def test_plan_for_a_gpu_reads_the_shipped_table(run, monkeypatch: pytest.MonkeyP
     from tests.planner.test_explain import TABLE
 
     from isogemm.backends.cuda.driver import facts as device
-    from isogemm.planner import explain
+    from isogemm.backends.cuda.plans import work
 
     monkeypatch.setattr(device, "count", lambda: 0)
-    monkeypatch.setattr(explain, "shipped_tables", lambda: (TABLE,))
+    monkeypatch.setattr(work, "shipped_tables", lambda: (TABLE,))
     status, out, _ = run("plan", "16", "4096", "2560", "--device", "cuda", "--dtype", "bf16")
     assert status == 0
-    assert "there is no GPU here" in " ".join(out.split())
+    assert "that GPU is not here" in " ".join(out.split())
     status, out, _ = run("plan", "16", "4096", "2560", "--device", "cuda", "--dtype", "bf16", "--json")
     assert json.loads(out)["config"] == "small"
     contract = "tensor_core:sm90/leaf4096"

@@ -13,10 +13,10 @@ from tests.planner.fakes import H200, FakeFamily, FakeMachine, linear
 import isogemm
 from isogemm.backends.cuda.driver import facts as device_module
 from isogemm.backends.cuda.gemm import choose as choose_module
+from isogemm.backends.cuda.plans import work as module
+from isogemm.backends.cuda.plans.plan import DevicePlan, explain_offline, explain_on
 from isogemm.errors import DeviceError, OptionError, ShapeError
-from isogemm.planner import explain as module
 from isogemm.planner.admission import Admissions, golden_digest
-from isogemm.planner.explain import DevicePlan, explain_offline, explain_on
 from isogemm.planner.products import Chooser
 from isogemm.planner.records import Records
 from isogemm.planner.tables import Admitted, Bucket, DeviceLimits, LibraryRange, Table, TunedRow, Use
@@ -66,7 +66,7 @@ def test_a_plan_without_a_gpu_is_the_shipped_table_s(without_gpu: None) -> None:
     assert str(p.contract) == "tensor_core:sm90/chain"
     text = str(p)
     for part in (
-        "NVIDIA H200, by its shipped table: there is no GPU here",
+        "NVIDIA H200, as described: that GPU is not here",
         "f [small]",
         "8 us",
         "memory: 5.",
@@ -110,7 +110,7 @@ def test_a_plan_is_data(without_gpu: None) -> None:
 
     p = isogemm.plan(16, 4096, 2560, dtype="bfloat16", device="cuda")
     content = json.loads(p.to_json())
-    assert content["schema"] == "isogemm.device_plan.v1"
+    assert content["schema"] == "isogemm.device_plan.v2"
     assert content["numeric"]["contract"] == "tensor_core:sm90/chain"
     assert (content["family"], content["expected_us"], content["here"]) == ("f", 8.0, False)
     console = Console(width=120)

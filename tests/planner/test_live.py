@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, compute, flip, linear, view
 
+from isogemm.backends.cuda.plans.plan import explain_on
 from isogemm.base import tuning
 from isogemm.base.tuning import set_tuning
 from isogemm.planner import records
 from isogemm.planner.admission import Admissions
-from isogemm.planner.explain import explain_on
 from isogemm.planner.family import NotCompiledError
 from isogemm.planner.live import Live
 from isogemm.planner.products import Chooser

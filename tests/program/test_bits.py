@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from benchmarks.program_bits import adamw, drawn_choices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.program.small import BATCH, MODEL, TOKENS, converted, differing, program, tokens, trained, weights
 
-from isogemm.program import AdamW, Choices
+from isogemm.program import AdamW
 from isogemm.program.executor import scalars
 from isogemm.torch import reductions
 
@@ -40,15 +41,8 @@ def test_every_choice_has_the_same_bits(options, wanted):
 @given(seed=st.integers(0, 2**32))
 def test_drawn_plans_have_the_same_bits(seed, wanted):
     """Tiles, threads and groups of leaves that no planner would choose, too."""
-    draw = random.Random(seed)
-    groups = {name: draw.randint(1, BATCH) for name in ("dw.L0.wq", "dw.L1.down", "dw.head")}
-    dispatch = {}
-    for call, op in zip(program().lowered.calls, program().plan["ops"], strict=True):
-        whole = op["isogemm"]["kernel"].get("strategy") in ("gemv", "stream") or call.axis == "none"
-        if not whole and draw.random() < 0.5:
-            tiles = {f"tile_{x}": draw.randint(1, op["shape"][x]) for x in "mn"}
-            dispatch[op["name"]] = tiles | {"threads": draw.randint(1, 5)}
-    made = program(threads=5, choices=Choices(5, "deterministic", groups, dispatch))
+    choices = drawn_choices(program(), random.Random(seed), 5)
+    made = program(threads=5, choices=choices)
     made.check()
     assert differing(trained(made), wanted) == []
 
@@ -56,13 +50,6 @@ def test_drawn_plans_have_the_same_bits(seed, wanted):
 def test_a_gradient_depends_on_its_leaf(wanted):
     """So the test above compares something: other leaves are other numbers."""
     assert "dw.head" in differing(trained(program(leaf=16)), wanted)
-
-
-def adamw(w, g, m, v, s):
-    """The formula of `isogemm.program.executor.scalars`, an operation at a time."""
-    decay, b1, c1, b2, c2, root, eps, rate = s
-    m, v = m * b1 + g * c1, v * b2 + (g * g) * c2
-    return w * decay - rate * (m / (np.sqrt(v) / root + eps)), m, v
 
 
 @pytest.mark.parametrize(("tied", "norms", "architecture"), [(False, True, "Qwen3"), (True, False, "Llama")])

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ..backends import BACKENDS, backend, find, open_device
+from ..backends import planner
 from ..base.arguments import of_type, shown
 from ..base.dtypes import ITEMSIZE
-from ..base.threads import get_num_threads
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
 from ..formats.blocks import FORMATS, format_of
-from ..operands.device_array import DeviceId
-from ..planner.explain import DevicePlan, explain
-from ..planner.tuning import Wanted, pose
-from ..problem.numeric import numeric_plan
-from ..problem.product import Product
+from ..problem.masks import Mask
 
 if TYPE_CHECKING:
-    from ..backends import Plan, WorkPlan
+    from ..backends import DevicePlan, Plan, WorkPlan
 
 __all__ = ["plan"]
 
@@ -61,6 +55,7 @@ def plan(
     groups: Sequence[int] | None = ...,
     format: str | None = ...,
     heads: tuple[int, int] | None = ...,
+    mask: str = ...,
 ) -> Plan | WorkPlan: ...
 
 
@@ -78,6 +73,10 @@ def plan(
     contract: ContractLike | None = ...,
     device: str,
     batch: int = ...,
+    groups: Sequence[int] | None = ...,
+    format: str | None = ...,
+    heads: tuple[int, int] | None = ...,
+    mask: str = ...,
 ) -> Plan | DevicePlan | WorkPlan: ...
 
 
@@ -99,6 +98,7 @@ def plan(
     groups: Sequence[int] | None = None,
     format: str | None = None,
     heads: tuple[int, int] | None = None,
+    mask: str = "",
 ) -> Plan | DevicePlan | WorkPlan:
     """Plan C[m, n] = op(A)[m, k] @ op(B)[k, n] without running it: once, in a batch or groups, in blocks, in attention.
 
@@ -117,15 +117,18 @@ def plan(
     threads : int, optional
         Default `get_num_threads()`.
     device : str
-        ``cpu``, or ``cuda`` or ``cuda:1`` for a GPU. Without one, ``cuda`` reads the table that is shipped.
+        ``cpu``, or ``cuda`` or ``cuda:1`` for a GPU. ``h200`` and ``h100`` are described: a plan needs none here, and
+        neither does ``cuda``, which is the first of them then.
     batch : int
         Items of `gemm_batched` or `gemm_strided_batched`, each [m, n, k]; with `heads` sequences.
     groups : sequence of int, optional
-        Rows of each product of `gemm_grouped`, of which `m` is the sum. On the CPU, like what follows.
+        Rows of each product of `gemm_grouped`, of which `m` is the sum.
     format : str, optional
         Of a quantized weight [n, k], for example Q4_0; activations are quantized.
     heads : (int, int), optional
-        Of queries, and of keys and values: attention without a mask of m tokens over n keys, of width k.
+        Of queries, and of keys and values: attention of m tokens over n keys, of width k.
+    mask : {"", "causal", "window:W", "bool", "added"}
+        Of attention: none; the last query sees the last key; likewise and the W - 1 keys before; or a tensor.
 
     Returns
     -------
@@ -148,61 +151,34 @@ def plan(
     for name in (dtype, b_type, out_type):
         if not isinstance(name, str) or name not in ITEMSIZE:
             raise DTypeError("dtype", limit=", ".join(ITEMSIZE), value=shown(name), nearest="float32")
-    of_type("device", device, str, "text: cpu, cuda or cuda:N", "'cpu'")
+    of_type("device", device, str, "text: cpu, cuda, cuda:N, h200 and the like", "'cpu'")
     a_op, b_op = _operation("trans_a", trans_a), _operation("trans_b", trans_b)
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise OptionError("threads", limit="at least 1", value=repr(threads), nearest=1)
-    types = (dtype, b_type, out_type)
-    kind = device.partition(":")[0]
-    form, about = _several(m, k, batch, groups, format, heads)
-    if form and (packed or (kind != "cpu" and form != "batched")):
-        raise OptionError(f"plan of {form} products", limit="device='cpu', packed=False", value=device, nearest="cpu")
-    if kind == "cuda" or kind not in BACKENDS:
-        if packed or threads is not None:
-            raise OptionError("packed and threads", limit="device='cpu'", value=device, nearest="leave them out")
-        return _on_gpu((m, n, k), types, a_op + b_op, contract, device, batch)
-    if form:
-        if 0 in (m, n, k):
-            raise ShapeError(f"plan of {form} products", limit="extents of at least 1", value=(m, n, k), nearest=1)
-        trans = "NT" if form in ("quantized", "attention") else a_op + b_op
-        some = threads or get_num_threads()
-        made: WorkPlan = open_device(find(device)).plan_work(form, (m, n, k), types, trans, contract, some, **about)
-        return made
-    found: Plan = open_device(find(device)).plan((m, n, k), types, a_op + b_op, packed, contract, threads)
-    return found
-
-
-def _on_gpu(
-    extents: tuple[int, int, int],
-    types: tuple[str, str, str],
-    trans: str,
-    contract: ContractLike | None,
-    device: str,
-    batch: int,
-) -> DevicePlan:
-    """Read the device's tables and verdicts; see `isogemm.planner.explain`."""
-    kind, _, ordinal = device.partition(":")
-    if kind != "cuda" or (ordinal and not ordinal.isdecimal()):
-        raise OptionError("device", limit="cpu, cuda or cuda:N", value=repr(device), nearest="cuda")
-    if 0 in extents:
-        raise ShapeError("plan for cuda", limit="extents of at least 1", value=extents, nearest=1)
-    m, n, k = extents
-
-    def product(arithmetic: str) -> Product:
-        numeric = numeric_plan(
-            k, dtype_a=types[0], dtype_b=types[1], out_dtype=types[2], contract=contract, device="cuda",
-            arithmetic=arithmetic,
-        )  # fmt: skip
-        posed = pose(Wanted("", n, k, trans, batch), m=m, dtype=types[0], contract=numeric.contract, out_dtype=types[2])
-        return replace(posed, dtype_b=types[1])
-
-    number = int(ordinal or 0)
-    here = open_device(DeviceId(kind, number)).chooser if backend(kind).count() > number else None
-    return explain(product, here, number)
+    form, about = _several(m, k, batch, groups, format, heads, mask)
+    if form and packed:
+        raise OptionError(f"plan of {form} products", limit="packed=False", value=packed, nearest=False)
+    if form and 0 in (m, n, k):
+        raise ShapeError(f"plan of {form} products", limit="extents of at least 1", value=(m, n, k), nearest=1)
+    owner, given = planner(device), ((m, n, k), (dtype, b_type, out_type))
+    trans = "NT" if form in ("quantized", "attention") else a_op + b_op
+    found: Any = (
+        owner.plan_work(form, *given, trans, contract, threads, **about)
+        if form
+        else owner.plan(*given, trans, packed, contract, threads)
+    )
+    made: Plan | DevicePlan | WorkPlan = found
+    return made
 
 
 def _several(
-    m: int, k: int, batch: int, groups: Sequence[int] | None, format: str | None, heads: tuple[int, int] | None
+    m: int,
+    k: int,
+    batch: int,
+    groups: Sequence[int] | None,
+    format: str | None,
+    heads: tuple[int, int] | None,
+    mask: str,
 ) -> tuple[str, dict[str, Any]]:
     """(form, what it is of), empty for one product.
 
@@ -211,6 +187,8 @@ def _several(
     OptionError, ShapeError
         Two forms at once, or sizes out of range.
     """
+    if Mask.parse(mask).kind and heads is None:
+        raise OptionError("mask", limit="with heads", value=mask, nearest="heads=(1, 1)")
     asked = [name for name, x in (("groups", groups), ("format", format), ("heads", heads)) if x is not None]
     if len(asked) > 1 or (asked and asked != ["heads"] and batch != 1):
         raise OptionError("form of a plan", limit="one of batch, groups, format, heads", value=asked, nearest=asked[0])
@@ -234,7 +212,7 @@ def _several(
             raise ShapeError(
                 "heads", limit="two numbers, the first a multiple of the second", value=heads, nearest=(8, 8)
             )
-        return "attention", {"sequences": batch, "heads": heads[0], "shared": heads[1]}
+        return "attention", {"sequences": batch, "heads": heads[0], "shared": heads[1], "mask": mask}
     return ("batched", {"items": batch}) if batch > 1 else ("", {})
 
 

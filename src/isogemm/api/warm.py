@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..backends import find, of_tensor, open_device
 from ..base.dtypes import FLOAT32, NUMPY, TORCH, as_dtype, check_dtype
@@ -16,10 +16,12 @@ from ..base.tuning import BUDGET, get_tuning
 from ..contract.spec import ContractLike, as_contract
 from ..errors import DeviceError, OptionError, ShapeError
 from ..operands.device_array import DeviceId
-from ..planner.explain import DevicePlan, explain_on
 from ..planner.timed import ProductClass
 from ..planner.tuning import Wanted, pose
 from ..problem.product import Product
+
+if TYPE_CHECKING:
+    from ..backends import DevicePlan
 
 __all__ = ["Warmed", "warm"]
 
@@ -105,7 +107,8 @@ def warm(
     plans, ranges = [], (0, 0)
     with progress_bar(shown=progress and sys.stderr.isatty()) as tell:
         for place, products in posed.items():
-            chooser = open_device(place).chooser
+            device = open_device(place)
+            chooser, explain_on = device.chooser, device.column("plans").explain_on
             chooser.live.warm(list(products.values()), tell, budget=max(get_tuning(), BUDGET))
             plans += [explain_on(product, chooser) for product in products.values()]
             found = [chooser.live.found(each) for each in products]

@@ -17,8 +17,9 @@ from ..planner.device import Device
 if TYPE_CHECKING:
     from .cpu.gemm.plan import Plan as Plan
     from .cpu.work import WorkPlan as WorkPlan
+    from .cuda.plans.plan import DevicePlan as DevicePlan
 
-__all__ = ["BACKENDS", "accelerator", "backend", "find", "of_tensor", "open_device"]
+__all__ = ["BACKENDS", "accelerator", "backend", "find", "of_tensor", "open_device", "planner"]
 
 BACKENDS = {
     "cpu": "isogemm.backends.cpu.device",
@@ -51,6 +52,18 @@ def open_device(place: DeviceId, tensors: bool = False) -> Device:
     """The device of a call; `tensors`: results are to lie in memory that torch allocates."""
     found: Device = backend(place.kind).open_device(place, tensors)
     return found
+
+
+def planner(device: str) -> Any:
+    """Who plans for a device: one that is here, or a GPU of that name, which need not be.
+
+    Raises
+    ------
+    DeviceError, OptionError
+        No such device.
+    """
+    kind = device.partition(":")[0]
+    return open_device(find(device)) if kind in BACKENDS and kind != _ACCELERATOR else accelerator().planner(device)
 
 
 def of_tensor(x: Any) -> DeviceId:

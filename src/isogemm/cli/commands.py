@@ -208,7 +208,7 @@ def plan_command(
     trans: Annotated[str, typer.Option(help="NN, NT, TN or TT: op(A) and op(B).")] = "NT",
     threads: Annotated[int, typer.Option(min=0, help="Threads to plan for; 0 for the current count.")] = 0,
     device: Annotated[
-        str, typer.Option(help="cpu; webgpu; cuda or cuda:1. Without a GPU, cuda reads a shipped table.")
+        str, typer.Option(help="cpu; webgpu; cuda or cuda:1; h200 or h100, described, which cuda is without a GPU.")
     ] = "cpu",
     contract: Annotated[
         str, typer.Option(help="For example fma/chain; the device's default where none is given.")
@@ -222,6 +222,7 @@ def plan_command(
     heads: Annotated[
         str, typer.Option(help="Heads of queries and of keys, as 32,8: attention of M tokens over N keys of width K.")
     ] = "",
+    mask: Annotated[str, typer.Option(help="With --heads: causal, window:W, bool or added.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show how a product, a batch, a group, or attention would be computed, without computing it."""
@@ -239,7 +240,7 @@ def plan_command(
     if contract:
         options["contract"] = contract
     options |= {name: _numbers(f"--{name}", text) for name, text in (("groups", groups), ("heads", heads)) if text}
-    options |= {"format": format} if format else {}
+    options |= {name: text for name, text in (("format", format), ("mask", mask)) if text}
     options |= {"batch": batch} if batch > 1 else {}
     plan: Any = planned(
         m,

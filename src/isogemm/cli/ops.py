@@ -111,10 +111,9 @@ def _line(op: Op, dtype: str, device: str, ceilings: Ceilings) -> _Line:
 def _planned(op: Op, dtype: str, device: str) -> tuple[str, float | None]:
     """The kernel of one product by its plan, and its expected time where the call is that one product."""
     from ..api.plan import plan
-    from ..planner.explain import DevicePlan
 
     found: Any = plan(op.each, op.n, op.k, dtype=dtype, trans_b=op.layout[1], device=device)
-    if isinstance(found, DevicePlan):
+    if hasattr(found, "family"):  # of a GPU
         config = found.config.partition(" #")[0]  # what follows is a library's algorithm, word by word
         return f"{found.family} [{config}]", found.expected_us if op.form == "linear" else None
     return found.strategy, None

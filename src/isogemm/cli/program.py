@@ -29,15 +29,19 @@ def lower_command(
     micro_batches: Annotated[int, typer.Option(help="Parts that a step is computed in.")] = 1,
     recompute: Annotated[bool, typer.Option("--recompute", help="Compute activations again.")] = False,
     leaf: Annotated[int, typer.Option(help="Rows of a leaf in gradients of weights.")] = 4096,
-    quantize: Annotated[str, typer.Option(help="A format of the weights of prefill and decode, as Q4_0.")] = "",
+    quantize: Annotated[
+        str, typer.Option(help="A format of the weights of prefill and decode, as Q4_0, or a .gguf file.")
+    ] = "",
 ) -> None:
     """Write a model's execution plan and memory layout."""
     from ..program import lower
+    from ..quant import load
 
+    formats: Any = load(quantize) if quantize.endswith(".gguf") else quantize or None
     file = config / "config.json" if config.is_dir() else config
     made = lower(
         json.loads(file.read_text()), batch=batch, tokens=tokens, phase=phase, threads=threads or None, mode=mode,
-        micro_batches=micro_batches, recompute=recompute, leaf=leaf, quantize=quantize or None,
+        micro_batches=micro_batches, recompute=recompute, leaf=leaf, quantize=formats,
     )  # fmt: skip
     made.check()
     typer.echo(f"{len(made.plan['ops'])} operations, {made.layout['bytes']} bytes: {made.save(out)}")
@@ -64,7 +68,9 @@ def explain_command(folder: Folder) -> None:
 @app.command("run")
 def run_command(
     folder: Folder,
-    weights: Annotated[Path | None, typer.Option(help="A .safetensors file; by default random numbers.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="A .safetensors or .gguf file; by default random numbers.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Of training, prefills, or tokens that are decoded.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Of tokens and random weights.")] = 0,
     trace: Annotated[Path | None, typer.Option(help="A Chrome trace of the last step, for Perfetto.")] = None,
@@ -110,12 +116,9 @@ def _weights(model: Any, path: Path | None, draw: Any) -> Any:
             else np.full(shape, float(not name.endswith(".bias")))
             for name, _, shape in model.weights()
         }
-    from ..base.extras import require_extra
+    from ..quant import load
 
-    require_extra("weights", "reading weights", "safetensors")
-    from safetensors.numpy import load_file
-
-    return load_file(path)
+    return load(path)
 
 
 @app.command("diff")

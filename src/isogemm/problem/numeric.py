@@ -7,19 +7,27 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..contract.spec import Contract, ContractLike, as_contract
-from ..errors import ContractError
+from ..contract.spec import Contract, ContractLike, Order, as_contract
+from ..errors import ContractError, OptionError
 
 if TYPE_CHECKING:
     from .product import Product, Strides
 
 __all__ = [
-    "USUAL", "AnyPlan", "NumericKey", "NumericPlan", "default_contract", "is_packed", "letter", "numeric_key",
-    "numeric_plan",
+    "USUAL", "AnyPlan", "NumericKey", "NumericPlan", "default_contract", "integer_contract", "is_packed", "letter",
+    "numeric_key", "numeric_plan", "word",
 ]  # fmt: skip
 
 USUAL = "16 to 64"
 """Rows at which texts on these kernels put the crossover from matrix by vector to tiles."""
+FEW, WIDE = 16, 32000  # rows up to which they speak of a batched gemv; columns of a vocabulary
+
+
+def word(m: int, n: int) -> str:
+    """The field's word for a product of such an extent, whatever computes it."""
+    if m == 1:
+        return "wide gemv" if n >= WIDE else "gemv"
+    return "batched gemv" if m <= FEW else "tiled gemm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +193,20 @@ def numeric_plan(
                 nearest=chosen.operands[0] if chosen.operands else "contract fma/chain",
             )
     return NumericPlan(chosen, k, dtype_a, dtype_b, out_dtype, len(chosen.order.leaves(k, chosen.block)))
+
+
+def integer_contract(contract: ContractLike | None) -> Contract:
+    """``int32/chain``, which is the only one that plans of quantized weights have.
+
+    Raises
+    ------
+    OptionError
+        Another one was asked for.
+    """
+    only = Contract("int32", Order())
+    if contract is not None and as_contract(contract) != only:
+        raise OptionError("contract of a plan with a format", limit=only, value=contract, nearest=only)
+    return only
 
 
 def letter(x: Strides) -> str:

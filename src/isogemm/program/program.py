@@ -15,18 +15,18 @@ from ..base.disk import write_whole
 from ..base.threads import get_num_threads
 from ..contract.attention import LEAF
 from ..errors import OptionError, ShapeError
-from ..quant.encode import quantize as encode
-from ..quant.matrix import QuantizedMatrix
+from ..quant.tensor_file import TensorFile
 from .build import build
 from .checks import check
 from .executor import AdamW, ProgramExecutor, scalars
 from .graph import Graph
 from .layout import make_layout
 from .lowering import Lowered, lower_graph
-from .model import DecoderConfig, decoder, is_turned, weight_formats
+from .model import DecoderConfig, decoder, weight_formats
 from .plan import Choices, choices_of, make_plan
 from .schema import validate
 from .tables import frequencies, rope_tables
+from .weights import file_formats, stored_weights
 
 __all__ = ["LAYOUT_FILE", "PLAN_FILE", "Program", "Run", "load", "lower"]
 
@@ -75,12 +75,13 @@ class Program:
     def start(self, weights: Mapping[str, Any], *, canaries: bool = True) -> Run:
         """The program in memory with these weights, by their names in a program or in a checkpoint of transformers.
 
-        A weight that the program has in blocks is given as a `QuantizedMatrix` of that format, or is quantized.
+        A weight that the program has in blocks is given as a `QuantizedMatrix` of that format, or is quantized. What
+        `isogemm.quant.load` gives of a GGUF file goes by that file's names, and llama's rows are brought in order.
 
         Raises
         ------
         OptionError, ShapeError
-            A weight is missing, or has another shape or format.
+            A weight is missing, has another shape or format, or the file is of another model.
         """
         self.check()
         return Run(self, weights, canaries=canaries)
@@ -94,13 +95,9 @@ class Run:
         self.steps = 0
         self._executor = ProgramExecutor(program.lowered, program.plan, program.layout, canaries=canaries)
         self._about = program.plan["isogemm"]
-        for name, known, shape in program.model.weights():
-            given = weights.get(name)
-            if given is None and (given := weights.get(known)) is not None and is_turned(known):
-                given = np.asarray(given).T
-            if given is None:
-                raise OptionError("weights", limit="every weight of the model", value=f"no {known}", nearest=known)
-            self.array(name)[...] = _stored(known, given, shape, program.graph.values[name].dtype)
+        dtypes = {value.name: value.dtype for value in program.graph.section("weights")}
+        for name, stored in stored_weights(program.model, weights, dtypes, train=program.phase == "train"):
+            self.array(name)[...] = stored
         if program.model.positions:
             if program.phase != "decode":
                 times = self.array("positions").size // self._about["tokens"]
@@ -234,7 +231,7 @@ def lower(
     micro_batches: int = 1,
     recompute: bool = False,
     leaf: int = 4096,
-    quantize: str | Mapping[str, str | None] | None = None,
+    quantize: str | Mapping[str, str | None] | TensorFile | None = None,
     choices: Choices | None = None,
 ) -> Program:
     """Lower a model to its graph, its plan and its layout; nothing is computed.
@@ -258,9 +255,10 @@ def lower(
     leaf : int
         Rows of a leaf in the gradients of weights: part of the numbers. Micro-batches of whole leaves have the bits of
         one batch.
-    quantize : str, or mapping of str to str, optional
+    quantize : str, mapping of str to str, or TensorFile, optional
         A format of GGUF for the weights of products, or formats by patterns of their names, the first that fits; None
-        leaves them float32. Activations are quantized, too (``int32/chain``). For prefill and decode.
+        leaves them float32. A GGUF file stands for its own formats. Activations are quantized, too
+        (``int32/chain``). For prefill and decode.
     choices : Choices, optional
         Dispatch of calls by name, instead of the planner's.
 
@@ -296,6 +294,8 @@ def lower(
     if micro_batches > 1 and each * tokens % leaf:
         limit = f"micro-batches of whole leaves: a divisor of {each * tokens}"
         raise ShapeError("leaf", limit=limit, value=leaf, nearest=tokens)
+    if isinstance(quantize, TensorFile):
+        quantize = file_formats(made, quantize)
     patterns = {"*": quantize} if isinstance(quantize, str) else dict(quantize or {})
     formats = weight_formats(made, patterns, phase)
     count = threads or get_num_threads()
@@ -339,21 +339,6 @@ def from_data(plan: dict[str, Any], layout: dict[str, Any]) -> Program:
     found = Program(made.model, made.graph, made.lowered, plan, layout)
     found.check()
     return found
-
-
-def _stored(known: str, given: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """A weight as the layout has it: float32, or rows of blocks."""
-    found = given if isinstance(given, QuantizedMatrix) else np.asarray(given, np.float32)
-    if found.shape != shape:
-        raise ShapeError(known, limit=list(shape), value=list(found.shape), nearest=list(shape))
-    if isinstance(found, QuantizedMatrix) and found.format.name != dtype:
-        nearest = "lower(quantize=...)" if dtype == "float32" else f"isogemm.quantize(weight, {dtype!r})"
-        raise OptionError(f"format of {known}", limit=dtype, value=found.format.name, nearest=nearest)
-    if dtype == "float32":
-        return np.asarray(found)
-    made = found if isinstance(found, QuantizedMatrix) else encode(found, dtype, name=known)
-    made.check()
-    return np.asarray(made.rows)
 
 
 def _side_by_side(graph: Graph, leaf: int, threads: int) -> dict[str, int]:

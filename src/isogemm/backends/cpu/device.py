@@ -63,9 +63,11 @@ class HostDevice(Device):
         return plan(*checked)
 
     def plan_work(self, form: str, *checked: Any, **about: Any) -> Any:
+        from ...base.threads import get_num_threads
         from .work import MAKERS
 
-        return MAKERS[form](*checked, **about)
+        *product, threads = checked
+        return MAKERS[form](*product, threads or get_num_threads(), **about)
 
     def pack(self, w: Array) -> PackedWeight:
         return prepare(w)

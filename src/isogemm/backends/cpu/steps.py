@@ -39,6 +39,16 @@ def _range(task, chunk):
     return begin, min(task[TOTAL], begin + task[PER_CHUNK])
 
 
+@njit(inline="always")
+def _copy(task, row, place, to):
+    """Row `row` of the first array into row `to` of array `place`."""
+    n = task[WIDTH]
+    x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * row), (n,))
+    out = carray(pointer_to_floats(task[ADDRESSES + place] + 4 * n * to), (n,))
+    for j in range(n):
+        out[j] = x[j]
+
+
 def zero(task, chunk, scratch):
     """out = 0, by elements."""
     task = carray(task, (WORDS,))
@@ -60,40 +70,28 @@ def add(task, chunk, scratch):
 def take(task, chunk, scratch):
     """out[i] = x[index[i]], by rows."""
     task = carray(task, (WORDS,))
-    n = task[WIDTH]
     index = carray(pointer_to_words(task[ADDRESSES + 1]), (task[TOTAL],))
     begin, end = _range(task, chunk)
     for i in range(begin, end):
-        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * index[i]), (n,))
-        out = carray(pointer_to_floats(task[ADDRESSES + 2] + 4 * n * i), (n,))
-        for j in range(n):
-            out[j] = x[j]
+        _copy(task, index[i], 2, i)
 
 
 def spread(task, chunk, scratch):
     """out[index[i]] = x[i], by rows."""
     task = carray(task, (WORDS,))
-    n = task[WIDTH]
     index = carray(pointer_to_words(task[ADDRESSES + 1]), (task[TOTAL],))
     begin, end = _range(task, chunk)
     for i in range(begin, end):
-        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
-        out = carray(pointer_to_floats(task[ADDRESSES + 2] + 4 * n * index[i]), (n,))
-        for j in range(n):
-            out[j] = x[j]
+        _copy(task, i, 2, index[i])
 
 
 def put(task, chunk, scratch):
     """out[i, index[i // FIRST]] = x[i], by rows; out has SECOND places for each."""
     task = carray(task, (WORDS,))
-    n, places = task[WIDTH], task[SECOND]
     index = carray(pointer_to_words(task[ADDRESSES + 1]), (task[TOTAL] // task[FIRST],))
     begin, end = _range(task, chunk)
     for i in range(begin, end):
-        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
-        out = carray(pointer_to_floats(task[ADDRESSES + 3] + 4 * n * (i * places + index[i // task[FIRST]])), (n,))
-        for j in range(n):
-            out[j] = x[j]
+        _copy(task, i, 3, i * task[SECOND] + index[i // task[FIRST]])
 
 
 def visible(task, chunk, scratch):

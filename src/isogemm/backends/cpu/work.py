@@ -7,6 +7,7 @@ in it reaches a bit.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,14 @@ from ...base.dtypes import NUMPY
 from ...base.threads import get_num_threads
 from ...contract.attention import LEAF, factor
 from ...contract.spec import ContractLike
-from ...errors import OptionError, ShapeError
+from ...errors import DTypeError, OptionError, ShapeError
 from ...formats.blocks import format_of
-from ...problem.numeric import AnyPlan, NumericPlan, numeric_plan
+from ...problem.masks import Mask
+from ...problem.numeric import AnyPlan, NumericPlan, integer_contract, numeric_plan, word
 from ...problem.settings import Settings
 from .attention import run as attention
 from .gemm import execute
-from .gemm.plan import Plan, plan, word
+from .gemm.plan import Plan, plan
 from .gemm.schedule import SERIAL
 from .quant import linear as quantized
 from .quant.launch import ACTIVATIONS, panels_task
@@ -124,6 +126,8 @@ class WorkPlan(AnyPlan):
     def run(self, *operands: Any) -> Any:
         """Replay: the products of a and b, of x and a quantized w, or attention of q, k and v, as new arrays.
 
+        Where the mask is a tensor, it comes last, [m, n].
+
         Raises
         ------
         ShapeError
@@ -148,7 +152,8 @@ class WorkPlan(AnyPlan):
         if self.form == "quantized":
             return (m, k), (n, k)
         heads, shared, b = about["heads"], about["shared"], about["sequences"]
-        return (b, heads, m, k), (b, shared, n, k), (b, shared, n, k)
+        masked = ((m, n),) if about.get("mask") in ("bool", "added") else ()
+        return (b, heads, m, k), (b, shared, n, k), (b, shared, n, k), *masked
 
     def _title(self) -> str:
         return f"plan {self.form} {self.m} x {self.n} x {self.k}"
@@ -228,7 +233,7 @@ def plan_quantized(
     (m, n, k), fmt = extents, format_of(format)
     nbytes = fmt.row_offset(n, k)
     numeric = numeric_plan(k, dtype_a=types[0], dtype_b=types[0], out_dtype=types[2], contract="fma/chain")
-    numeric = NumericPlan(quantized_contract(contract), k, types[0], fmt.name, types[2], numeric.leaves)
+    numeric = NumericPlan(integer_contract(contract), k, types[0], fmt.name, types[2], numeric.leaves)
     count = m * (k // fmt.block)
     few = m * k <= quantized.ALONE
     per_chunk = max(1, count) if few else max(1, ACTIVATIONS // fmt.block, -(-count // 2**16))
@@ -246,35 +251,18 @@ def plan_quantized(
     ))  # fmt: skip
 
 
-def quantized_contract(contract: ContractLike | None) -> Any:
-    """``int32/chain``, which is the only one that has this plan.
-
-    Raises
-    ------
-    OptionError
-        Another one was asked for.
-    """
-    from ...contract.spec import Contract, Order, as_contract
-
-    only = Contract("int32", Order())
-    if contract is not None and as_contract(contract) != only:
-        raise OptionError("contract of a plan with a format", limit=only, value=contract, nearest=only)
-    return only
-
-
 def plan_attention(
     extents: tuple[int, int, int], types: tuple[str, str, str], trans: str, contract: ContractLike | None, threads: int,
-    *, sequences: int, heads: int, shared: int,
+    *, sequences: int, heads: int, shared: int, mask: str = "",
 ) -> WorkPlan:  # fmt: skip
-    """softmax(q @ k.T / sqrt(d)) @ v by blocks of heads and tokens, whose products stay in a cache."""
+    """softmax(q @ k.T / sqrt(d) + mask) @ v by blocks of heads and tokens, whose products stay in a cache."""
     (tokens, keys, width), groups = extents, heads // shared
-    places, leaves = sequences * shared, -(-keys // LEAF)
-    some = min(places, max(1, attention.BLOCK // (groups * min(tokens, attention.TOKENS) * keys)))
-    rows = min(tokens, max(1, attention.BLOCK // (groups * some * keys)))
-    launches, lines = -(-places // some) * -(-tokens // rows), groups * rows
-    each = plan((lines, keys, width), types, "NT", False, contract, 1)
+    each = plan((groups * tokens, keys, width), types, "NT", False, contract, 1)
+    cut = _cut(extents, Mask.parse(mask), sequences, heads, shared)
+    masked = f", {mask}" if mask else ""
+    steps: list[WorkStep] = []
 
-    def batch(name: str, shape: tuple[int, int, int], items: int, times: int) -> WorkStep:
+    def batch(name: str, shape: tuple[int, int, int], items: int, times: int) -> None:
         (m, n, k), layout = shape, "NT" if name == "scores" else "NN"
         used, per_chunk = execute._chunking(items, m * n * k * items, m * n * k, threads)
         chunks = -(-items // per_chunk)
@@ -282,26 +270,47 @@ def plan_attention(
             alone = plan(shape, types, layout, False, contract, threads)
             used, chunks = alone.threads, alone.schedule.grid_m * alone.schedule.grid_n
         kernel = _loops(plan(shape, types, layout, False, contract, 1))
-        return WorkStep(name, kernel, shape, items, min(used, chunks), chunks, launches * times)
+        steps.append(WorkStep(name, kernel, shape, items, min(used, chunks), chunks, times))
 
-    def between(name: str, kernel: str, columns: int, wide: int) -> WorkStep:
-        per_chunk = max(1, min(some * lines, attention.CHUNK // max(1, wide)))
-        chunks = -(-some * lines // per_chunk)
-        return WorkStep(name, kernel, (1, columns, 1), some * lines, min(threads, chunks), chunks, launches)
+    def between(name: str, kernel: str, columns: int, rows: int, wide: int, times: int) -> None:
+        per_chunk = max(1, min(rows, attention.CHUNK // max(1, wide)))
+        chunks = -(-rows // per_chunk)
+        steps.append(WorkStep(name, kernel, (1, columns, 1), rows, min(threads, chunks), chunks, times))
 
-    whole, rest = divmod(keys, LEAF)
-    cut = (whole, some) if some < whole else (some, whole)  # in the fewest launches
-    steps = [batch("scores", (lines, keys, width), some, 1)]
-    steps.append(between("leaves", "maxima and powers of leaves", keys, keys))
-    steps += [batch("values", (lines, width, LEAF), *cut)] if whole else []
-    steps += [batch("last leaf", (lines, width, rest), some, 1)] if rest else []
-    steps.append(between("meeting", "leaves meeting", width, leaves * width))
-    about = {"sequences": sequences, "heads": heads, "shared": shared}
-    all_scores, of_block = (4 * count * keys for count in (places * groups * tokens, some * lines))
+    for (some, rows, seen), times in cut.items():
+        lines, leaves, (whole, rest) = groups * rows, -(-seen // LEAF), divmod(seen, LEAF)
+        batch("scores", (lines, seen, width), some, times)
+        between("leaves", f"maxima and powers of leaves{masked}", seen, some * lines, seen, times)
+        if whole:
+            items, again = (whole, some) if some < whole else (some, whole)  # in the fewest launches
+            batch("values", (lines, width, LEAF), items, times * again)
+        if rest:
+            batch("last leaf", (lines, width, rest), some, times)
+        between("meeting", "leaves meeting", width, some * lines, leaves * width, times)
+    about = {"sequences": sequences, "heads": heads, "shared": shared} | ({"mask": mask} if mask else {})
+    of_block = max((4 * some * groups * rows * seen for some, rows, seen in cut), default=0)
     return _made("attention", each, extents, about, threads, tuple(steps), (
-        ("all at once", f"{all_scores} bytes of scores; a block has {of_block}"),
+        ("all at once", f"{4 * sequences * heads * tokens * keys} bytes of scores; a block has {of_block}"),
         ("two batches and a softmax", "other numbers: its sums do not go leaf by leaf"),
     ))  # fmt: skip
+
+
+def _cut(
+    extents: tuple[int, int, int], mask: Mask, sequences: int, heads: int, shared: int
+) -> Counter[tuple[int, int, int]]:
+    """Blocks (places, tokens, keys) and how many there are of each, in the order of the executor."""
+    tokens, keys, _ = extents
+    parts = [(tokens, keys)]
+    if mask.kind == "window":
+        shown = np.broadcast_to(mask.shown(tokens, keys), (sequences, heads, tokens, keys))
+        start, stop, apart = attention.sharing(shown)
+        parts = [(len(x.tokens), x.stop - x.start) for x in apart] or [(tokens, int(stop[0] - start[0]))]
+    offset = mask.offset(tokens, keys)
+    return Counter(
+        (places, some, seen)
+        for rows, wide in parts
+        for _, places, _, some, seen in attention.blocks(sequences * shared, heads // shared, rows, wide, offset)
+    )
 
 
 def _made(
@@ -332,8 +341,15 @@ def _quantized(p: WorkPlan, x: Any, w: Any) -> Any:
     return out
 
 
-def _attention(p: WorkPlan, q: Any, k: Any, v: Any) -> Any:
-    return attention.forward(q, k, v, c=factor(None, p.k), arithmetic=p.contract.arithmetic)[0]
+def _attention(p: WorkPlan, q: Any, k: Any, v: Any, shown: Any = None) -> Any:
+    mask, sizes = Mask.parse(dict(p.about).get("mask", "")), (*q.shape[:3], p.n)
+    if shown is not None and (shown.dtype == bool) != (mask.kind == "bool"):
+        raise DTypeError("mask of a replay", limit=mask.kind, value=shown.dtype, nearest="the plan's")
+    shown = mask.shown(p.m, p.n) if mask.kind == "window" else shown
+    return attention.forward(
+        q, k, v, c=factor(None, p.k), mask=None if shown is None else np.broadcast_to(shown, sizes),
+        causal_offset=mask.offset(p.m, p.n), ranged=mask.kind == "window", arithmetic=p.contract.arithmetic,
+    )[0]  # fmt: skip
 
 
 MAKERS: dict[str, Callable[..., WorkPlan]] = {

@@ -6,6 +6,7 @@ What chooses kernels loads late: it brings tables and trials, which nobody on a 
 from __future__ import annotations
 
 import functools
+from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from .driver import facts
 from .gemm import list_calls
 from .gemm.execute import Executor
 
-__all__ = ["CudaDevice", "count", "current", "open_device", "recall", "recall_items", "reload", "usable"]
+__all__ = ["CudaDevice", "count", "current", "open_device", "planner", "recall", "recall_items", "reload", "usable"]
 
 Array = NDArray[Any]
 COLUMNS = {
@@ -33,6 +34,7 @@ COLUMNS = {
     "row_sums": "rows.sums",
     "attention_steps": "attention.steps",
     "grouped": "gemm.grouped.run",
+    "plans": "plans.work",
 }
 
 recall, recall_items = calls.call, list_calls.call
@@ -89,6 +91,11 @@ class CudaDevice(Executor, Device):
 def open_device(place: DeviceId, tensors: bool = False) -> CudaDevice:
     """A device for one call; its results are torch's memory always."""
     return CudaDevice(place)
+
+
+def planner(name: str) -> Any:
+    """Plans for ``cuda``, ``cuda:1``, or a GPU that is described."""
+    return import_module(CudaDevice.columns["plans"]).GpuPlanner(name)
 
 
 def reload() -> None:

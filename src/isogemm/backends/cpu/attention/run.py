@@ -7,6 +7,7 @@ ranges begin whole leaves apart can share a block, too: those of a sliding windo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ..gemm.execute import gemm_batched
 from ..pool import pool, run_chunks
 from . import loops
 
-__all__ = ["forward"]
+__all__ = ["blocks", "forward", "sharing"]
 
 Array = NDArray[Any]
 
@@ -87,9 +88,9 @@ def forward(
         return y, m, total
     queries = np.ascontiguousarray(q).reshape(b, hkv, hq // hkv, tq, d)
     call = _Call(queries, (y, m, total), c, mask, causal_offset, Contract(arithmetic))
-    apart: list[_Sharing] = []
+    apart: list[Sharing] = []
     if ranged and mask is not None:
-        start, stop, apart = _found(mask)
+        start, stop, apart = sharing(mask)
     first = [0] * b if start is None else [int(x) for x in start]
     last = [tk] * b if stop is None else [int(x) for x in stop]
     for some, heads, tokens, begin, end in apart:
@@ -110,7 +111,7 @@ def forward(
     return y, m, total
 
 
-class _Sharing(NamedTuple):
+class Sharing(NamedTuple):
     """Queries of batch entries whose leaves end at the same keys, and the range of keys that they see together."""
 
     entries: slice
@@ -120,7 +121,7 @@ class _Sharing(NamedTuple):
     stop: int
 
 
-def _found(mask: Array) -> tuple[NDArray[np.int64], NDArray[np.int64], list[_Sharing]]:
+def sharing(mask: Array) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Sharing]]:
     """(start, stop, the rest) from a mask [b, hq, tq, tk]: ranges of entries whose queries share their leaves, empty
     ones for other entries, and the queries of those."""
     each = tuple(slice(None) if step else slice(1) for step in mask.strides[:3])
@@ -140,7 +141,7 @@ def _found(mask: Array) -> tuple[NDArray[np.int64], NDArray[np.int64], list[_Sha
             for place in np.unique(begin[begin < end] % LEAF):
                 rows = np.flatnonzero((begin % LEAF == place) & (begin < end))
                 of = slice(h, h + 1) if each_head else slice(0, heads)
-                apart.append(_Sharing(some, of, rows, int(begin[rows].min()), int(end[rows].max())))
+                apart.append(Sharing(some, of, rows, int(begin[rows].min()), int(end[rows].max())))
     return first, last, apart
 
 
@@ -160,17 +161,28 @@ def _entries(call: _Call, begin: int, end: int, k: Array, v: Array, first: int) 
     keys = k.shape[1]
     if keys == 0:
         return
-    heads = min(len(k), max(1, BLOCK // (groups * min(tq, TOKENS) * keys)))
-    tokens = min(tq, max(1, BLOCK // (groups * heads * keys)))
     q = call.q[begin:end].reshape(len(k), groups, tq, d)
-    for h in range(0, len(k), heads):
+    offset = None if call.offset is None else call.offset - first
+    for h, heads, t, tokens, seen in blocks(len(k), groups, tq, keys, offset):
+        where = (begin * hkv + h, t, first)
+        _block(call, q[h : h + heads, :, t : t + tokens], k[h : h + heads, :seen], v[h : h + heads, :seen], where)
+
+
+def blocks(
+    places: int, groups: int, tq: int, keys: int, offset: int | None
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """(first place, places, first token, tokens, keys that the last of them sees) of every block that sees a key.
+
+    A place is a key head of a batch entry.
+    """
+    heads = min(places, max(1, BLOCK // (groups * min(tq, TOKENS) * keys)))
+    tokens = min(tq, max(1, BLOCK // (groups * heads * keys)))
+    for h in range(0, places, heads):
         for t in range(0, tq, tokens):
-            rows, seen = q[h : h + heads, :, t : t + tokens], keys
-            if call.offset is not None:
-                seen = min(keys, t + rows.shape[2] + call.offset - first)
+            some = min(tokens, tq - t)
+            seen = keys if offset is None else min(keys, t + some + offset)
             if seen > 0:
-                where = (begin * hkv + h, t, first)
-                _block(call, rows, k[h : h + heads, :seen], v[h : h + heads, :seen], where)
+                yield h, min(heads, places - h), t, some, seen
 
 
 def _block(call: _Call, q: Array, k: Array, v: Array, where: tuple[int, int, int]) -> None:

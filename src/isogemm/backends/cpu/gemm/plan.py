@@ -12,27 +12,19 @@ from ....base.dtypes import ITEMSIZE, NUMPY
 from ....base.threads import get_num_threads
 from ....contract.spec import Contract, ContractLike
 from ....errors import DTypeError, OptionError, ShapeError
-from ....problem.numeric import USUAL, AnyPlan, NumericPlan, numeric_plan
+from ....problem.numeric import USUAL, AnyPlan, NumericPlan, numeric_plan, word
 from ....problem.settings import Settings
 from ..emit.target import target
 from .execute import gemm, swap_operands
 from .packed import PackedWeight
 from .schedule import GEMV_ROWS, TREE, Problem, Schedule, schedule
 
-__all__ = ["SCHEMA", "Plan", "plan", "word"]
+__all__ = ["SCHEMA", "Plan", "plan"]
 
 SCHEMA = "isogemm.plan.v1"
 # Flops per byte at which a core's fp32 peak meets its share of memory bandwidth, where nothing was measured:
 # 116 GFLOP/s over 17 GB/s (Zen 4, two threads on one memory channel). Only the word "bound" depends on it.
 DEFAULT_RIDGE = 7.0
-FEW, WIDE = 16, 32000  # rows up to which texts speak of a batched gemv; columns of a vocabulary
-
-
-def word(m: int, n: int) -> str:
-    """The field's word for a product of such an extent, whatever computes it."""
-    if m == 1:
-        return "wide gemv" if n >= WIDE else "gemv"
-    return "batched gemv" if m <= FEW else "tiled gemm"
 
 
 @dataclass(frozen=True, slots=True)

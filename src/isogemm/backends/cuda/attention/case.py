@@ -135,7 +135,12 @@ class AttentionCase:
     @property
     def hopper(self) -> bool:
         """Whether Hopper's own kernels can."""
-        return facts.device(self.device).capability[0] == 9 and self.boxes
+        return self.on.capability[0] == 9 and self.boxes
+
+    @property
+    def on(self) -> facts.DeviceFacts:
+        """The device."""
+        return facts.device(self.device)
 
     @property
     def short(self) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 from ....base.dtypes import CODE
 from ....contract.attention import LEAF
-from ..driver import facts
 from .case import MOST_SUMS, AttentionCase, steps_of
 from .family import Run, ints, loaded, longs, mask_defines
 from .hopper import CHUNK, HopperAttention, chunks_of, map_of
@@ -87,7 +86,7 @@ def _rows(case: AttentionCase) -> int:
 
 
 def _processors(case: AttentionCase) -> int:
-    return facts.device(case.device).multiprocessors
+    return case.on.multiprocessors
 
 
 def _units(case: AttentionCase) -> int:

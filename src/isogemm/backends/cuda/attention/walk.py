@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 from ....base.dtypes import CODE, TRITON
-from ..driver import facts
 from .case import MOST_SUMS, AttentionCase, steps_of
 from .family import Attention, Run, mask_defines, terms
 from .meet import meet_defines, met
@@ -98,7 +97,7 @@ def triton_facts(case: AttentionCase, walk: int, block: int) -> TypesAndValues:
         "ROWS": block, "D": d, "DV": dv, "TERMS": terms(case.dtype), "MASK": case.masks,
         "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops,
         "WALK": walk, "EVEN_D": d == case.d, "EVEN_DV": dv == case.dv,
-        "STATS": case.stats, "PDL": facts.device(case.device).capability[0] >= 9,
+        "STATS": case.stats, "PDL": case.on.capability[0] >= 9,
     }  # fmt: skip
     hints = ["y", "stats", "sums"] + (["q", "k", "v"] if case.aligned else [])
     hints += [key for key, step in steps.items() if step % 16 == 0] + [

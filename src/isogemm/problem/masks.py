@@ -1,0 +1,64 @@
+"""Masks of attention by name, for plans: what is hidden from a query, without the tensor that says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError
+
+__all__ = ["MASKS", "Mask"]
+
+MASKS = "causal, window:W, bool or added"
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask over [m, n] queries and keys, the same for all heads and sequences.
+
+    Attributes
+    ----------
+    kind : {"", "causal", "window", "bool", "added"}
+        The last query sees the last key; of a window also the W - 1 before it. `bool` and `added` are tensors.
+    width : int
+        Keys of a window.
+    """
+
+    kind: str
+    width: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Mask:
+        """From ``window:128`` and the like; empty for none.
+
+        Raises
+        ------
+        OptionError
+            No such mask.
+        """
+        kind, _, width = text.partition(":") if isinstance(text, str) else ("none", "", "")
+        if kind == "window" and width.isdecimal() and int(width):
+            return cls(kind, int(width))
+        if kind not in ("", "causal", "bool", "added") or width:
+            raise OptionError("mask", limit=MASKS, value=repr(text), nearest="causal")
+        return cls(kind)
+
+    def offset(self, m: int, n: int) -> int | None:
+        """Of the causal rule: key j is hidden from query i where j > i + offset."""
+        return n - m if self.kind == "causal" else None
+
+    def pairs(self, m: int, n: int) -> int:
+        """Queries and keys that see each other, as far as no tensor says it."""
+        if self.kind in ("causal", "window"):
+            last = np.minimum(n, np.maximum(0, np.arange(m) + n - m + 1))
+            return int(np.minimum(last, self.width or n).sum())
+        return m * n
+
+    def shown(self, m: int, n: int) -> NDArray[np.bool_]:
+        """[m, n] of a window: True where a query sees a key."""
+        last = np.arange(m)[:, None] + n - m
+        keys = np.arange(n)
+        found: NDArray[np.bool_] = (keys <= last) & (keys > last - self.width)
+        return found

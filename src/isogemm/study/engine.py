@@ -27,7 +27,7 @@ SCHEMA = "isogemm.study.v1"
 MEMORY_SHARE = 0.8  # of what is free: libraries take workspaces besides
 ROUNDS = {"device": 7, "wall": 7, "submit": 7, "profiled": 3}
 QUICK_ROUNDS = {"device": 5, "wall": 5, "submit": 5, "profiled": 1}
-LARGE = 2**28  # bytes of a case that are not left to the collector's own time
+LARGE = 2**28  # bytes of a case that are not left to the collector's own time, and from which on time grows with them
 LEAST_ROUNDS, LONG = 5, 0.5  # for a verdict; seconds of a round from which on they are enough
 BLOCK_SECONDS = {"device": 2e-3, "wall": 5e-3, "submit": 1e-3, "profiled": 1e-9}
 QUICK_BLOCK = 0.4
@@ -106,8 +106,9 @@ def run(
     ----------
     study, site, options, folder, tell
     limit : float
-        Seconds after which the run ends in order: a case is not begun when it is expected to take longer than is left,
-        by the two before it and by its memory beside theirs. What was not measured is in `StudyRun.left_out`.
+        Seconds after which the run ends in order: after the first, a case is not begun when it is expected to take
+        longer than is left, by the two before it and, where it is large, by its memory beside theirs. What was not
+        measured is in `StudyRun.left_out`.
 
     Raises
     ------
@@ -160,9 +161,9 @@ class _Pace:
         self._last: list[tuple[int, float]] = []  # bytes and seconds of the two before
 
     def allows(self, case: StudyCase) -> bool:
-        """Whether the case is expected to end in time."""
-        expected = max((s * max(1.0, case.nbytes / max(1, nbytes)) for nbytes, s in self._last), default=0.0)
-        return time.monotonic() + expected <= self._end
+        """Whether the case is expected to end in time, or nothing was measured yet."""
+        expected = [s * max(1.0, case.nbytes / max(LARGE, nbytes)) for nbytes, s in self._last]
+        return not expected or time.monotonic() + max(expected) <= self._end
 
     @contextmanager
     def of(self, case: StudyCase) -> Iterator[None]:

@@ -65,7 +65,8 @@ def test_without_the_extra_rows_are_written_and_one_line_says_how_to_get_the_pag
     status, out, _ = isogemm("fake", "--out", str(tmp_path))
     assert status == 0
     assert json.loads((tmp_path / "fake.json").read_text())["rows"]
-    assert "No page: the page needs altair" in out
+    assert "No page yet: the page needs altair" in out
+    assert "the same command writes it" in out
     assert 'pip install "isogemm[report]"' in out
     assert not (tmp_path / "index.html").exists()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["study_command"]
 
 INTERRUPTED = 130
+BUSY = 2.0  # times the cores: a study's own threads are as many as these
 
 
 def study_command(
@@ -79,6 +81,15 @@ def _run(name: str, device: str, out: str, options: RunOptions, limit: float) ->
     if folder:
         typer.echo(f"Rows: {folder / name}.json{_slowest(found)}")
         _write_page([found], folder)
+    if device == "cpu":
+        _say_busy(found.environment)
+
+
+def _say_busy(environment: Mapping[str, Any]) -> None:
+    load, cores = environment["load"], environment["cpu"]["usable"]
+    if load and load > BUSY * cores:
+        said = f"load {load:.3g} on {cores} cores: times are rough, bits are not; --threads 1 suffers least"
+        typer.echo(f"isogemm: this machine was busy, {said}", err=True)
 
 
 def _slowest(found: StudyRun) -> str:
@@ -121,6 +132,6 @@ def _write_page(runs: list[StudyRun], folder: Path) -> None:
     try:
         text = page(runs)
     except OptionError as error:
-        typer.echo(f"No page: {error}")
+        typer.echo(f"No page yet: {error}; then the same command writes it from these rows")
         return
     typer.echo(f"Page: {write_whole(folder / 'index.html', text)}")

@@ -19,7 +19,7 @@ from ...api.products import gemm_batched, gemm_strided_batched, matmul
 from ...lab import Work
 from ...planner.tuning import Wanted
 from ..bits import judged
-from ..charts import lines, measured, points, times, words
+from ..charts import lines, measured, number, points, times, words
 from ..cublas import pointer_products
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..site import Site, tensor
@@ -204,7 +204,7 @@ def _growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     k, start = max(point["k"] for point in data), least["facts"]["k"]
     last = {point["way"]: point["growth"] for point in data if point["k"] == k}
     slow, fast = max(last, key=last.__getitem__), min(last, key=last.__getitem__)
-    ends = f"{last[fast]:.3g} ({fast}) to {last[slow]:.3g} times ({slow}) as long"
+    ends = f"{number(last[fast])} ({fast}) to {number(last[slow])} times ({slow}) as long"
     title = f"{_name(rows)}: {k // start} times the work takes {ends}"
     text = f"Time against k, divided by each method's own at k = {start}: work alone would give {k / start:g}."
     chart = lines(data, "k", "growth", titles=("k", f"time / time at k = {start}"), log=(True, True))

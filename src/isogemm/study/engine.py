@@ -28,9 +28,10 @@ MEMORY_SHARE = 0.8  # of what is free: libraries take workspaces besides
 ROUNDS = {"device": 7, "wall": 7, "submit": 7, "profiled": 3}
 QUICK_ROUNDS = {"device": 5, "wall": 5, "submit": 5, "profiled": 1}
 LARGE = 2**28  # bytes of a case that are not left to the collector's own time, and from which on time grows with them
-LEAST_ROUNDS, LONG = 5, 0.5  # for a verdict; seconds of a round from which on they are enough
+LEAST_ROUNDS, LONG = 5, 0.2  # for a verdict; seconds of a round from which on they are enough
 BLOCK_SECONDS = {"device": 2e-3, "wall": 5e-3, "submit": 1e-3, "profiled": 1e-9}
 QUICK_BLOCK = 0.4
+INTERRUPTED = 0.05  # seconds that a busy host may add to a call
 SUBMITTED = 5e-3  # seconds of the device's work that are enqueued at once by the clock that does not wait for it
 CPU_PAUSE, QUICK_PAUSE = 0.02, 0.005  # thread pools of the last block fall asleep
 
@@ -305,10 +306,13 @@ class _Turns:
 
 
 def _first(turn: _Turns, site: Site) -> float:
-    """Seconds of a call by the main clock, after one that compiles."""
-    if site.main_clock == "wall":
-        turn(0)  # a graph is captured after a call of its own
-    return site.clocks[site.main_clock].elapsed(turn, 0, 1)
+    """Seconds of a call by the main clock, after one that compiles; on the host, the least of three short ones."""
+    clock = site.clocks[site.main_clock]
+    if site.main_clock != "wall":
+        return clock.elapsed(turn, 0, 1)  # a graph, captured after a call of its own
+    turn(0)
+    seconds = clock.elapsed(turn, 0, 1)
+    return seconds if seconds > INTERRUPTED else min(seconds, *(clock.elapsed(turn, 0, 1) for _ in range(2)))
 
 
 def _by(
@@ -317,11 +321,12 @@ def _by(
     """All ways by one clock, interleaved; in fewer rounds where one takes long.
 
     What a call takes by the main clock it takes at least by the wall. Where only submissions count the device works
-    all the same, and a block of them is as short as it needs: a hundred calls of 50 ms took 70 s of a row.
+    all the same, and a block of them is as short as that needs: a hundred calls of 50 ms took 70 s of a row.
     """
     rounds, pause = (QUICK_ROUNDS, QUICK_PAUSE) if options.quick else (ROUNDS, CPU_PAUSE)
     known = once if clock in (site.main_clock, "wall") else {}
     most = {name: max(1, int(SUBMITTED / max(s, 1e-9))) for name, s in once.items()} if clock == "submit" else {}
+    known |= {name: BLOCK_SECONDS[clock] for name, calls in most.items() if calls == 1}  # the block is that call
     return interleave(
         [Candidate(name, turn, known.get(name, 0.0), most.get(name, 0)) for name, turn in turns.items()],
         blocks=min(rounds[clock], LEAST_ROUNDS) if sum(once.values()) > LONG else rounds[clock],

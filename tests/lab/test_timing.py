@@ -91,6 +91,23 @@ def test_an_interruption_while_calibrating_does_not_shorten_the_blocks(interrupt
     assert interleave(candidates("a"), blocks=1, block_seconds=0.02, clock=clock)["a"].calls == 2000
 
 
+def test_what_is_known_of_a_long_call_is_not_measured_again():
+    clock = FakeClock({"long": 1.0, "short": 1e-4})
+    known = [Candidate("long", lambda i: "long", seconds=1.0), Candidate("short", lambda i: "short", seconds=1e-4)]
+    interleave(known, blocks=2, block_seconds=0.02, clock=clock)
+    assert [calls for name, _, calls in clock.log if name == "long"] == [1, 1]
+    assert [calls for name, _, calls in clock.log if name == "short"][-4:] == [50, 200, 50, 200]
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1, [1, 1, 1]), (16, [16] * 6)])
+def test_a_block_has_no_more_calls_than_it_may(most, expected):
+    clock = FakeClock({"a": 1e-5})
+    found = interleave([Candidate("a", lambda i: "a", most=most)], blocks=3, block_seconds=0.02, clock=clock)
+    assert max(calls for _, _, calls in clock.log) == most
+    assert [calls for _, _, calls in clock.log][-len(expected) :] == expected
+    assert found["a"].median == pytest.approx(1e-5)
+
+
 def test_every_block_follows_a_pause():
     clock = FakeClock({"a": 1e-2, "b": 1e-2})
     interleave(candidates("a", "b"), blocks=3, pause=0.04, clock=clock)

@@ -38,7 +38,9 @@ def test_rows_and_page_are_written(isogemm, tmp_path):
     status, out, _ = isogemm("fake", "--out", str(tmp_path))
     assert status == 0
     assert {path.name for path in tmp_path.iterdir()} == {"fake.json", "rows.jsonl", "index.html"}
-    assert f"Rows: {tmp_path}/fake.json\nPage: {tmp_path}/index.html\n" == out
+    rows, written = out.splitlines()
+    assert rows.startswith(f"Rows: {tmp_path}/fake.json (3 in 0 s; the longest, k=")
+    assert written == f"Page: {tmp_path}/index.html"
     status, out, _ = isogemm("report", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "both"))
     assert status == 0
     assert (tmp_path / "both" / "index.html").read_text().count("<h3>a queue</h3>") == 2
@@ -63,7 +65,8 @@ def test_without_the_extra_rows_are_written_and_one_line_says_how_to_get_the_pag
     status, out, _ = isogemm("fake", "--out", str(tmp_path))
     assert status == 0
     assert json.loads((tmp_path / "fake.json").read_text())["rows"]
-    assert "No page: the page needs altair" in out
+    assert "No page yet: the page needs altair" in out
+    assert "the same command writes it" in out
     assert 'pip install "isogemm[report]"' in out
     assert not (tmp_path / "index.html").exists()
 
@@ -79,6 +82,20 @@ def test_a_stop_keeps_whole_rows_and_the_same_command_goes_on(isogemm, tmp_path)
     isogemm.fails.clear()
     assert isogemm("fake", "--out", str(tmp_path))[0] == 0
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_run_ends_at_its_time_limit_and_goes_on(isogemm, tmp_path, monkeypatch):
+    pytest.importorskip("vl_convert")
+    now = [0.0]
+    monkeypatch.setattr("isogemm.study.engine.time.monotonic", lambda: now[0])
+    isogemm.fails.append(lambda: now.__setitem__(0, 100.0))  # k=2 takes 100 s
+    status, out, _ = isogemm("fake", "--out", str(tmp_path), "--time-limit", "150")
+    assert status == 0
+    assert "fake.json (2 in 100 s, 1 left out; the longest, k=2, 100.0 s: made 100.0)" in out
+    assert "k=3: not reached within the time limit" in (tmp_path / "index.html").read_text()
+    status, out, _ = isogemm("fake", "--out", str(tmp_path))
+    assert "(3 in 100 s; " in out
+    assert len(json.loads((tmp_path / "fake.json").read_text())["rows"]) == 3
 
 
 def test_one_case_is_printed(isogemm, tmp_path, monkeypatch):

@@ -40,6 +40,15 @@ def test_clocks_nest(queue, seconds):
     assert median(last, "device", "loop") == pytest.approx(median(last, "device", "batch"))
 
 
+def test_a_clock_of_submissions_leaves_a_slow_device_little_to_do(queue):
+    found = run(fakes.study(queue, seconds=0.05, sizes=(1,)), fakes.site(queue))
+    assert set(found.rows[0]["clocks"]) == {"wall", "submit"}
+    assert found.rows[0]["clocks"]["submit"]["batch"]["calls"] == 1
+    assert found.rows[0]["seconds"].keys() == {"made", "called", "checked", "named", "device", "wall", "submit"}
+    calls_of_both_ways = queue.worked / 0.05
+    assert calls_of_both_ways <= 2 * (3 * 7 + 3)  # rounds of three clocks, and three calls before
+
+
 def test_a_row_has_all_that_is_needed_to_judge_and_repeat_it(queue):
     row = run(fakes.study(queue), fakes.site(queue), RunOptions(quick=True, seed=3, case="k=2")).rows[0]
     assert row["command"] == "isogemm study fake --device cpu --seed 3 --quick --case k=2"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["study_command"]
 
 INTERRUPTED = 130
+BUSY = 2.0  # times the cores: a study's own threads are as many as these
 
 
 def study_command(
@@ -31,11 +34,15 @@ def study_command(
     threads: Annotated[
         int, typer.Option(min=0, help="Of every library on a CPU; 0 leaves each its own. On a busy machine, 1.")
     ] = 0,
+    time_limit: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which no row is begun that would not end in time.")
+    ] = float("inf"),
     listed: Annotated[bool, typer.Option("--list", help="Name the studies.")] = False,
 ) -> None:
     """Measure how products behave on this machine: rows that repeat, and a page of figures that opens offline.
 
-    A run that was stopped goes on with the same command. ``isogemm study report DIR...`` joins runs on one page.
+    A run that was stopped, or that ended at its time limit, goes on with the same command. ``isogemm study report
+    DIR...`` joins runs on one page.
     """
     from ..study.catalog import STUDIES, study
     from ..study.engine import RunOptions
@@ -48,30 +55,53 @@ def study_command(
     elif folders:
         raise OptionError("study", limit="one name", value=[name, *map(str, folders)], nearest=name)
     elif name:
-        _run(name, device, out, RunOptions(quick, seed, case, threads))
+        _run(name, device, out, RunOptions(quick, seed, case, threads), time_limit)
     else:
         raise OptionError("study", limit="a name, report or --list", value="none", nearest="--list")
 
 
-def _run(name: str, device: str, out: str, options: RunOptions) -> None:
+def _run(name: str, device: str, out: str, options: RunOptions, limit: float) -> None:
     from ..study.catalog import study
     from ..study.engine import run
     from ..study.site import limited, open_site
 
-    chosen, case = study(name), options.case
+    started, chosen, case = time.monotonic(), study(name), options.case
     folder = Path(out) if out else None if case else Path("studies") / f"{name}-{device}"
     try:
         with progress_bar() as tell, limited(options.threads):
             tell(0, None, "measuring the machine's ceilings")
-            found = run(chosen, open_site(device), options, folder, tell)
+            site = open_site(device)
+            left = limit - (time.monotonic() - started)
+            found = run(chosen, site, options, folder, tell, limit=left)
     except KeyboardInterrupt:
         typer.echo("isogemm: stopped; the same command goes on from here" if folder else "isogemm: stopped", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if case:
         _show(found)
     if folder:
-        typer.echo(f"Rows: {folder / name}.json")
+        typer.echo(f"Rows: {folder / name}.json{_slowest(found)}")
         _write_page([found], folder)
+    if device == "cpu":
+        _say_busy(found.environment)
+
+
+def _say_busy(environment: Mapping[str, Any]) -> None:
+    load, cores = environment["load"], environment["cpu"]["usable"]
+    if load and load > BUSY * cores:
+        said = f"load {load:.3g} on {cores} cores: times are rough, bits are not; --threads 1 suffers least"
+        typer.echo(f"isogemm: this machine was busy, {said}", err=True)
+
+
+def _slowest(found: StudyRun) -> str:
+    """How many rows there are, what was left out, and which row took the longest and for what."""
+    seconds = {row["name"]: row["seconds"] for row in found.rows if row.get("seconds")}
+    if not seconds:
+        return ""
+    name = max(seconds, key=lambda row: sum(seconds[row].values()))
+    parts = ", ".join(f"{part} {s:.1f}" for part, s in seconds[name].items() if s >= 0.1)
+    whole = f"{len(found.rows)} in {sum(sum(parts.values()) for parts in seconds.values()):.0f} s"
+    left = f", {len(found.left_out)} left out" if found.left_out else ""
+    return f" ({whole}{left}; the longest, {name}, {sum(seconds[name].values()):.1f} s{': ' * bool(parts)}{parts})"
 
 
 def _show(found: StudyRun) -> None:
@@ -102,6 +132,6 @@ def _write_page(runs: list[StudyRun], folder: Path) -> None:
     try:
         text = page(runs)
     except OptionError as error:
-        typer.echo(f"No page: {error}")
+        typer.echo(f"No page yet: {error}; then the same command writes it from these rows")
         return
     typer.echo(f"Page: {write_whole(folder / 'index.html', text)}")

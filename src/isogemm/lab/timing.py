@@ -31,10 +31,16 @@ class Candidate:
         Unique among the candidates of one comparison.
     run : callable
         ``run(i)`` makes one call; `i` counts up over all calls of this candidate, to rotate operands with.
+    seconds : float
+        Of a call, where that is known: where it takes much of a block, it is not called again to be calibrated.
+    most : int
+        Calls in a block at most, for a clock that does not see all that a call costs; 0 for no limit.
     """
 
     name: str
     run: Run
+    seconds: float = 0.0
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +103,26 @@ class _Runner:
 
     def calibrate(self, block_seconds: float) -> None:
         """Choose how many calls make a block. The very first call may compile and is not counted."""
+        calls, most = 1, self.candidate.most or MAX_CALLS
+        if (seconds := self.candidate.seconds) >= block_seconds / 4:
+            self._settle(seconds, block_seconds, most)
+            return
         self.take(1)
-        calls = 1
-        while (seconds := self.attempt(calls, block_seconds)) < block_seconds / 4:
-            if calls >= MAX_CALLS:
-                raise LimitError(
-                    f"time of {self.candidate.name!r}",
-                    limit=f"measurable within {MAX_CALLS} calls",
-                    value=f"{seconds} s",
-                    nearest="a candidate that works longer",
-                )
-            calls *= 2
-        per_call = seconds / calls
-        self.calls = max(1, round(block_seconds / per_call))
+        while (seconds := self.attempt(calls, block_seconds)) < block_seconds / 4 and calls < most:
+            calls = min(2 * calls, most)
+        if calls == MAX_CALLS and seconds < block_seconds / 4:
+            raise LimitError(
+                f"time of {self.candidate.name!r}",
+                limit=f"measurable within {MAX_CALLS} calls",
+                value=f"{seconds} s",
+                nearest="a candidate that works longer",
+            )
+        self._settle(max(seconds, 1e-12) / calls, block_seconds, most)
+
+    def _settle(self, per_call: float, block_seconds: float, most: int) -> None:
+        self.calls = max(1, min(most, round(block_seconds / per_call)))
         long = per_call >= LONG_CALL_BLOCKS * block_seconds
-        self.warm = 0 if long else math.ceil(block_seconds / 4 / per_call)
+        self.warm = 0 if long or most == 1 else min(most, math.ceil(block_seconds / 4 / per_call))
 
     def attempt(self, calls: int, block_seconds: float) -> float:
         """Seconds that `calls` take. Where they seem to fill a block they are repeated and the least counts: one

@@ -15,6 +15,7 @@ __all__ = ["differing", "judged", "on_host"]
 
 Array = NDArray[Any]
 Item = tuple[Any, Any]
+AT_ONCE = 1 << 26  # elements that are compared at once: more would take memory that results fill
 ROWS, COLUMNS = 3, 32  # of each product in the sample, both ends among them
 
 
@@ -34,18 +35,23 @@ def on_host(x: Any) -> Array:
 
 
 def differing(x: Any, y: Any) -> int:
-    """Elements of two results of one shape and dtype whose bits differ."""
+    """Elements of two results of one shape and dtype whose bits differ, counted where the results lie."""
     if isinstance(x, np.ndarray):
         return compare.differing(x, y)
     import torch
 
     word = torch.int16 if x.element_size() == 2 else torch.int32
-    return int((x.contiguous().view(word) != y.contiguous().view(word)).sum())
+    x, y = x.view(word), y.view(word)
+    count = torch.zeros((), dtype=torch.int64, device=x.device)
+    step = max(1, AT_ONCE * len(x) // max(1, x.numel()))
+    for i in range(0, len(x), step):
+        count += (x[i : i + step] != y[i : i + step]).sum()
+    return int(count)
 
 
 def judged(
     ways: Mapping[str, Way],
-    results: Mapping[str, Callable[[], Sequence[Any]]],
+    results: Mapping[str, Callable[[], Any]],
     items: Sequence[Item],
     contract: str,
 ) -> dict[str, dict[str, Any]]:
@@ -55,7 +61,7 @@ def judged(
     ----------
     ways : mapping of str to Way
     results : mapping of str to callable
-        Each runs its way and gives the products one by one, [m, n] each.
+        Each runs its way and gives all products, [items, m, n].
     items : sequence of (a, b)
         The operands of each product.
     contract : str
@@ -70,23 +76,23 @@ def judged(
     """
     picked = sorted({0, len(items) - 1})
     samples = [_Sample(*items[i], contract) for i in picked]
-    first: list[Any] = []
-    own: list[Any] = []  # of one library at a time: results may fill the memory
+    first = own = None  # of one library at a time: results may fill the memory
     library, found = "", {}
     for name, way in ways.items():
-        got = list(results[name]())
+        got = results[name]()
         if way.library != library:
-            library, own = way.library, [x.copy() if isinstance(x, np.ndarray) else x.clone() for x in got]
-        first = first or own
+            own = None  # before the next takes as much
+            library, own = way.library, got.copy() if isinstance(got, np.ndarray) else got.clone()
+        first = own if first is None else first
         ours = way.library == "isogemm"
         parts = [sample.of(got[i]) for sample, i in zip(samples, picked, strict=True)]
         found[name] = {
             "contract": contract if ours else None,
             "checked": sum(x.size for x in parts),
             "differing": sum(map(_Sample.differing, samples, parts)) if ours else None,
-            "from_first": sum(map(differing, got, first)),
-            "from_own": sum(map(differing, got, own)),
-            "outputs": sum(int(np.prod(x.shape)) for x in got),
+            "from_first": differing(got, first),
+            "from_own": differing(got, own),
+            "outputs": int(np.prod(got.shape)),
             "error": _relative(parts, [sample.exact for sample in samples]),
         }
     return found

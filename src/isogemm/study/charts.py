@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["COLOURS", "Point", "bars", "best", "lines", "measured", "points", "roof", "times", "words"]
+__all__ = ["COLOURS", "Point", "bars", "best", "lines", "measured", "number", "points", "roof", "times", "words"]
 
 Point = dict[str, Any]
 Row = Mapping[str, Any]
@@ -141,7 +141,12 @@ def words(ratio: float, other: str) -> str:
     """A ratio of speeds in words: ``2.4x faster than X``, ``1.3x slower than X``, ``as fast as X``."""
     if 1 / 1.02 <= ratio <= 1.02:
         return f"as fast as {other}"
-    return f"{ratio:.3g}x faster than {other}" if ratio > 1 else f"{1 / ratio:.3g}x slower than {other}"
+    return f"{number(ratio)}x faster than {other}" if ratio > 1 else f"{number(1 / ratio)}x slower than {other}"
+
+
+def number(value: float) -> str:
+    """Three digits, or a whole number of thousands: ``0.0123``, ``5,270``."""
+    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def best(row: Row, chosen: Callable[[str], bool], clock: str = "") -> float | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import gc
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,12 @@ SCHEMA = "isogemm.study.v1"
 MEMORY_SHARE = 0.8  # of what is free: libraries take workspaces besides
 ROUNDS = {"device": 7, "wall": 7, "submit": 7, "profiled": 3}
 QUICK_ROUNDS = {"device": 5, "wall": 5, "submit": 5, "profiled": 1}
-LARGE = 2**28  # bytes of a case that are not left to the collector's own time
-LEAST_ROUNDS, LONG = 5, 1.0  # for a verdict; seconds of a round from which on they are enough
+LARGE = 2**28  # bytes of a case that are not left to the collector's own time, and from which on time grows with them
+LEAST_ROUNDS, LONG = 5, 0.2  # for a verdict; seconds of a round from which on they are enough
 BLOCK_SECONDS = {"device": 2e-3, "wall": 5e-3, "submit": 1e-3, "profiled": 1e-9}
 QUICK_BLOCK = 0.4
+INTERRUPTED = 0.05  # seconds that a busy host may add to a call
+SUBMITTED = 5e-3  # seconds of the device's work that are enqueued at once by the clock that does not wait for it
 CPU_PAUSE, QUICK_PAUSE = 0.02, 0.005  # thread pools of the last block fall asleep
 
 
@@ -93,10 +96,20 @@ def run(
     options: RunOptions | None = None,
     folder: Path | None = None,
     tell: Tell = lambda done, total, text: None,
+    *,
+    limit: float = float("inf"),
 ) -> StudyRun:
     """Measure every case that memory holds, or the one that was asked for.
 
     With a folder, rows are kept as they come, a run that was stopped goes on, and ``NAME.json`` is written at the end.
+
+    Parameters
+    ----------
+    study, site, options, folder, tell
+    limit : float
+        Seconds after which the run ends in order: after the first, a case is not begun when it is expected to take
+        longer than is left, by the two before it and, where it is large, by its memory beside theirs. What was not
+        measured is in `StudyRun.left_out`.
 
     Raises
     ------
@@ -116,19 +129,49 @@ def run(
     stamp = {"schema": SCHEMA, "study": study.name, "options": asdict(options), "machine": site.identity}
     journal = Journal(folder, stamp, environment()) if folder else None
     rows = dict(journal.rows) if journal else {}
+    pace = _Pace(limit)
     with untuned() if options.quick else nullcontext():
         for done, case in enumerate(cases):
             tell(done, len(cases), case.key)
-            if case.key not in rows:
+            if case.key in rows:
+                continue
+            if not pace.allows(case):
+                left_out[case.key] = LATE
+                continue
+            with pace.of(case):
                 rows[case.key] = _measured(study, case, site, options)
-                if journal:
-                    journal.add(rows[case.key])
+            if journal:
+                journal.add(rows[case.key])
     facts = site.identity | {"ceilings": {name: c.to_dict() for name, c in site.ceilings.items()}}
-    found = StudyRun(study.name, facts, [rows[case.key] for case in cases], asdict(options), left_out, environment())
+    measured = [rows[case.key] for case in cases if case.key in rows]
+    found = StudyRun(study.name, facts, measured, asdict(options), left_out, environment())
     if folder:
         content = {"study": study.name, "site": found.site, "options": found.options, "left_out": left_out}
         write_json(folder / f"{study.name}.json", found.rows, environment=found.environment, schema=SCHEMA, **content)
     return found
+
+
+LATE = "not reached within the time limit; the same command goes on from here"
+
+
+class _Pace:
+    """How long cases take, and whether another may be begun."""
+
+    def __init__(self, limit: float) -> None:
+        self._end = time.monotonic() + limit
+        self._last: list[tuple[int, float]] = []  # bytes and seconds of the two before
+
+    def allows(self, case: StudyCase) -> bool:
+        """Whether the case is expected to end in time, or nothing was measured yet."""
+        expected = [s * max(1.0, case.nbytes / max(LARGE, nbytes)) for nbytes, s in self._last]
+        return not expected or time.monotonic() + max(expected) <= self._end
+
+    @contextmanager
+    def of(self, case: StudyCase) -> Iterator[None]:
+        """Take the time of a case."""
+        start = time.monotonic()
+        yield
+        self._last = [*self._last, (case.nbytes, time.monotonic() - start)][-2:]
 
 
 def _chosen(study: Study, site: Site, options: RunOptions) -> tuple[list[StudyCase], dict[str, str]]:
@@ -170,8 +213,9 @@ def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) ->
     """The row of a case; one that cannot be measured has the error in words and no times."""
     command = ["isogemm", "study", study.name, "--device", site.device, *options.words, "--case", case.key]
     facts: dict[str, Any] = {"facts": dict(case.facts), "clock": site.main_clock, "error": None, "absent": {}}
+    spent = facts["seconds"] = _Spent()
     try:
-        found = _timed(case, site, options, facts)
+        found = _timed(case, site, options, facts, spent)
     except Exception as error:
         found, facts["error"] = {"timings": {}}, _words(error)
     finally:
@@ -180,6 +224,7 @@ def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) ->
             gc.collect()
     if case.inspect and found["timings"] and not options.quick:
         facts |= _counters(study, case, found["timings"], options)
+        spent.on("counted")
     return row(
         case.key,
         command=shlex.join(command),
@@ -190,26 +235,47 @@ def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) ->
     )
 
 
-def _timed(case: StudyCase, site: Site, options: RunOptions, facts: dict[str, Any]) -> dict[str, Any]:
+class _Spent(dict[str, float]):
+    """Seconds of each part of a row: operands made, first calls, results checked, kernels named, each clock."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def on(self, part: str) -> None:
+        """What was done since the last part was this one."""
+        now = time.monotonic()
+        self[part], self._last = round(now - self._last, 3), now
+
+
+def _timed(case: StudyCase, site: Site, options: RunOptions, facts: dict[str, Any], spent: _Spent) -> dict[str, Any]:
     made = case.make(site, options.seed)
-    with made.under():
-        return _with(made, case, site, options, facts)
+    spent.on("made")
+    with made.under(), untuned():  # kernels were chosen while it was made: no search may run beside a clock
+        return _with(made, case, site, options, facts, spent)
 
 
-def _with(made: Ways, case: StudyCase, site: Site, options: RunOptions, facts: dict[str, Any]) -> dict[str, Any]:
-    spent = 0.0
-    for name, way in list(made.ways.items()):
+def _with(
+    made: Ways, case: StudyCase, site: Site, options: RunOptions, facts: dict[str, Any], spent: _Spent
+) -> dict[str, Any]:
+    turns = {name: _Turns(way) for name, way in made.ways.items()}
+    once: dict[str, float] = {}
+    for name, turn in turns.items():
         try:
-            way.run(0)  # which compiles
-            spent += site.clocks[site.main_clock].elapsed(_Turns(way), 0, 1)  # a graph does not take every call
-        except Exception as error:
+            once[name] = _first(turn, site)
+        except Exception as error:  # a graph does not take every call
             facts["absent"][name] = _words(error)
             del made.ways[name]
     if not made.ways:
         raise RuntimeError("no way of it could run")
+    spent.on("called")
     correctness = made.check()
+    spent.on("checked")
     kernels, launched = _kernels(made, site, inspect=case.inspect)
-    clocks = {name: _by(name, made.ways, site, options, spent > LONG) for name in _clocks(case, site)}
+    spent.on("named")
+    clocks = {}
+    for clock in _clocks(case, site):
+        clocks[clock] = _by(clock, {name: turns[name] for name in made.ways}, once, site, options)
+        spent.on(clock)
     timings = clocks.pop(site.main_clock)
     facts["facts"] |= made.facts
     if case.inspect:
@@ -239,12 +305,31 @@ class _Turns:
         return self._run(i)
 
 
-def _by(clock: str, ways: Mapping[str, Way], site: Site, options: RunOptions, long: bool) -> dict[str, Timing]:
-    """All ways by one clock, interleaved; in fewer rounds where one takes long."""
+def _first(turn: _Turns, site: Site) -> float:
+    """Seconds of a call by the main clock, after one that compiles; on the host, the least of three short ones."""
+    clock = site.clocks[site.main_clock]
+    if site.main_clock != "wall":
+        return clock.elapsed(turn, 0, 1)  # a graph, captured after a call of its own
+    turn(0)
+    seconds = clock.elapsed(turn, 0, 1)
+    return seconds if seconds > INTERRUPTED else min(seconds, *(clock.elapsed(turn, 0, 1) for _ in range(2)))
+
+
+def _by(
+    clock: str, turns: Mapping[str, _Turns], once: Mapping[str, float], site: Site, options: RunOptions
+) -> dict[str, Timing]:
+    """All ways by one clock, interleaved; in fewer rounds where one takes long.
+
+    What a call takes by the main clock it takes at least by the wall. Where only submissions count the device works
+    all the same, and a block of them is as short as that needs: a hundred calls of 50 ms took 70 s of a row.
+    """
     rounds, pause = (QUICK_ROUNDS, QUICK_PAUSE) if options.quick else (ROUNDS, CPU_PAUSE)
+    known = once if clock in (site.main_clock, "wall") else {}
+    most = {name: max(1, int(SUBMITTED / max(s, 1e-9))) for name, s in once.items()} if clock == "submit" else {}
+    known |= {name: BLOCK_SECONDS[clock] for name, calls in most.items() if calls == 1}  # the block is that call
     return interleave(
-        [Candidate(name, _Turns(way)) for name, way in ways.items()],
-        blocks=min(rounds[clock], LEAST_ROUNDS) if long else rounds[clock],
+        [Candidate(name, turn, known.get(name, 0.0), most.get(name, 0)) for name, turn in turns.items()],
+        blocks=min(rounds[clock], LEAST_ROUNDS) if sum(once.values()) > LONG else rounds[clock],
         block_seconds=BLOCK_SECONDS[clock] * (QUICK_BLOCK if options.quick else 1),
         pause=pause if site.device == "cpu" and clock == "wall" else 0.0,
         clock=site.clocks[clock],

@@ -1,17 +1,21 @@
-"""One call of each way of a case, for a profiler that runs a program: ``python -m isogemm.study.once STUDY KEY SEED``.
+"""A call of each way of a case, for a profiler that runs a program: ``python -m isogemm.study.once STUDY KEY SEED``.
 
-Each call is in an NVTX range of the way's name, between `cudaProfilerStart` and `cudaProfilerStop`.
+Each call is in an NVTX range of the way's name, between `cudaProfilerStart` and `cudaProfilerStop`. Of a loop its first
+products alone are called: they are alike, and a profiler replays each some tens of times.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from .declare import StudyCase
-from .site import Site, open_site
+from .site import Site, open_site, untuned
 
 __all__ = ["command_of", "main", "run_once"]
+
+STEPS = 2  # of a loop
 
 
 def command_of(study: str, key: str, seed: int) -> list[str]:
@@ -22,8 +26,9 @@ def command_of(study: str, key: str, seed: int) -> list[str]:
 def run_once(case: StudyCase, site: Site, seed: int, cuda: Any) -> list[str]:
     """Call every way twice, and once more where the profiler looks; `cuda` is torch's module of that name."""
     made = case.make(site, seed)
-    with made.under():
-        for name, way in made.ways.items():
+    with made.under(), untuned():
+        for name, whole in made.ways.items():
+            way = replace(whole, steps=whole.steps[:STEPS])
             way.run(0)
             way.run(0)
             cuda.synchronize()

@@ -86,7 +86,7 @@ def _torch(x: Any, weights: list[Any], out: Any) -> Step:
     return lambda i: torch.mm(left, columns[i % count], out=target)
 
 
-def _result(way: Way, out: Any) -> list[Any]:
+def _result(way: Way, out: Any) -> Any:
     out[:] = float("nan")
     way.run(0)
-    return [out]
+    return out[None]

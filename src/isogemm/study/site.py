@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -98,11 +99,15 @@ class Site:
     def settle(self, *products: Wanted, m: int, dtype: str, contract: str) -> None:
         """Have isogemm compile and time kernels for some products of m rows, which first calls on a GPU would do.
 
-        Nothing where tuning is off, as it is in quick runs.
+        Nothing where tuning is off, as it is in quick runs, and none so large that its budget does not hold two calls.
         """
         if self.device == "cpu" or not get_tuning():
             return
-        posed = [pose(x, m=m, dtype=dtype, contract=Contract.parse(contract)) for x in products]
+        asked = Contract.parse(contract)
+        unit = asked.arithmetic.partition(":")[0]
+        rate = self.limits({"fma": "fp32", "tensor_core": "bf16"}.get(unit, unit)).get("flops_per_second", math.inf)
+        few = [x for x in products if 2 * m * x.n * x.k * x.batch <= rate * BUDGET / 2e3]
+        posed = [pose(x, m=m, dtype=dtype, contract=asked) for x in few]
         chooser = open_device(DeviceId("cuda", 0)).chooser
         chooser.live.warm(posed, lambda done, total, text: None, budget=BUDGET)
 

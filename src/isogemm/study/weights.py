@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ FLOATS = {"F32": "float32", "F16": "float16"}
 PATTERN = 64  # rows that are drawn and encoded; a weight repeats them, since encoding millions of blocks takes minutes
 SAMPLE = 16  # columns of a result that are held against the contract
 
-Weight = NDArray[Any] | QuantizedMatrix
+Array = NDArray[Any]
+Weight = Array | QuantizedMatrix
 
 
 def format_bytes(kind: str, n: int, k: int) -> int:
@@ -34,12 +36,16 @@ def format_bytes(kind: str, n: int, k: int) -> int:
 
 def make_weight(kind: str, n: int, k: int, seed: int) -> Weight:
     """A weight [n, k] in memory of its own, on the host."""
-    few = np.random.default_rng(seed).standard_normal((min(n, PATTERN), k), np.float32)
-    repeats = -(-n // len(few))
-    if kind in FLOATS:
-        return np.tile(few.astype(NUMPY[FLOATS[kind]]), (repeats, 1))[:n]
-    rows = np.ascontiguousarray(np.tile(quantize(few, kind).rows, (repeats, 1))[:n])
-    return QuantizedMatrix.from_bytes(rows, shape=(n, k), format=kind)
+    few = _pattern(kind, min(n, PATTERN), k, seed)
+    rows = np.tile(few, (-(-n // len(few)), 1))[:n]
+    return rows if kind in FLOATS else QuantizedMatrix.from_bytes(rows, shape=(n, k), format=kind)
+
+
+@lru_cache(8)  # the sizes of a model's layer: a step has hundreds of weights of four sizes
+def _pattern(kind: str, n: int, k: int, seed: int) -> Array:
+    """The rows that a weight repeats: numbers, or bytes of blocks."""
+    few = np.random.default_rng(seed).standard_normal((n, k), np.float32)
+    return few.astype(NUMPY[FLOATS[kind]]) if kind in FLOATS else quantize(few, kind).rows
 
 
 def ready(site: Site, weight: Weight) -> Any:

@@ -76,8 +76,8 @@ def _judged(ways: dict[str, Way], operands: Sequence[Any]) -> dict[str, dict[str
 def _exact(operands: Sequence[Any]) -> NDArray[np.float64]:
     results = []
     for h in (0, -1):
-        q, k, v = (on_host(x[h]).astype(np.float64) for x in operands)
-        scores = q[:SAMPLE] @ k.T / WIDTH**0.5
+        q, k, v = (on_host(x).astype(np.float64) for x in (operands[0][h][:SAMPLE], operands[1][h], operands[2][h]))
+        scores = q @ k.T / WIDTH**0.5
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         results.append(weights / weights.sum(axis=1, keepdims=True) @ v)
     return np.stack(results)

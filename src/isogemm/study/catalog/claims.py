@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..charts import measured, times
+from ..charts import measured, number, times
 from ..declare import Figure, Study, StudyCase
 from ..engine import StudyRun
 from ..facts import mended_facts
@@ -248,7 +248,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         counts[verdict] += 1
         command = next((row["command"] for row in own if claim.decided_by(row["facts"])), "isogemm study claims")
         on_cpu = bool(seen) and own[0]["clock"] == "wall"  # a GPU's rows have the device's clock
-        said = "; ".join(f"{number:.3g} ({where})" for where, number in seen) or MISSING
+        said = "; ".join(f"{number(value)} ({where})" for where, value in seen) or MISSING
         table.append(
             {
                 "claim": claim.text,

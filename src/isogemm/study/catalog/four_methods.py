@@ -19,7 +19,7 @@ from ...api.products import gemm_batched, gemm_strided_batched, matmul
 from ...lab import Work
 from ...planner.tuning import Wanted
 from ..bits import judged
-from ..charts import lines, measured, points, times, words
+from ..charts import lines, measured, number, points, times, words
 from ..cublas import pointer_products
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..site import Site, tensor
@@ -29,6 +29,7 @@ __all__ = ["STUDY", "method_case", "torch_mode", "works"]
 METHODS = ("wide", "loop", "pointers", "strided")
 CONTRACTS = {"fp32": "fma/chain", "tf32": "tf32:sm90/chain"}
 CLOCKS = ("device", "wall", "submit", "profiled")
+KS = (2, 4, 8, 16, 32, 128, 512, 2048, 8192)
 
 
 def works(n: int, k: int) -> dict[str, Work]:
@@ -38,23 +39,27 @@ def works(n: int, k: int) -> dict[str, Work]:
 
 
 def cases(site: Site, quick: bool) -> list[StudyCase]:
-    """N and k from 2, doubled past what a GPU's memory holds; on a CPU until a product takes seconds."""
+    """N and k from 2 past what a GPU's memory holds, the least work first; on a CPU until a product takes seconds."""
     on_gpu = site.device == "cuda"
-    most = {1024: 8192, 2560: 1024, 4096: 512} if on_gpu else {256: 64, 1024: 8, 2560: 2}
+    most = {1024: 8192, 2560: 2048, 4096: 512} if on_gpu else {256: 128, 1024: 8, 2560: 2}
     if quick:
         most = {1024: 4, 4096: 2} if on_gpu else {64: 8, 256: 4}
-    ks = [(n, 2**e) for n, last in most.items() for e in range(1, last.bit_length())]
+    ks = [(n, k) for n, last in most.items() for k in KS if k <= last]
     modes = ("fp32", "tf32") if on_gpu else ("fp32",)
-    return [method_case(n, k, mode, clocks=_clocks(n, k, on_gpu=on_gpu, quick=quick)) for n, k in ks for mode in modes]
+    return [
+        method_case(n, k, mode, clocks=_clocks(n, k, on_gpu=on_gpu, quick=quick))
+        for n, k in sorted(ks, key=lambda nk: nk[1] * nk[0] ** 3)
+        for mode in modes
+    ]
 
 
 def _clocks(n: int, k: int, *, on_gpu: bool, quick: bool) -> Sequence[str]:
-    """Beyond k = 16 a profiling session for each product of a loop takes most of a row's time; where work is a quarter
-    of a second and more, launching is nothing. A quick run profiles one size alone."""
-    if 2 * k * n**3 > (10**13 if on_gpu else 3 * 10**10):
+    """Beyond k = 16 a profiling session for each product of a loop takes most of a row's time; where work is 50 ms and
+    more, launching is nothing. A quick run profiles one size alone."""
+    if 2 * k * n**3 > (25 * 10**11 if on_gpu else 3 * 10**10):
         return CLOCKS[:1]
     profiled = k <= 16 and (not quick or k == 4)
-    return CLOCKS if profiled else CLOCKS[:3] if k <= 64 else CLOCKS[:2]
+    return CLOCKS if profiled else CLOCKS[:3]
 
 
 def method_case(
@@ -81,8 +86,7 @@ def _make(site: Site, seed: int, *, n: int, k: int, mode: str, methods: Sequence
     wide = site.normal((n, k * n), "float32", seed + 1)
     left, right = site.empty((k, n, n), "float32"), site.empty((k, n, n), "float32")
     left[:] = site.normal((n, n), "float32", seed)
-    for i in range(k):
-        right[i] = wide[:, i * n : (i + 1) * n]
+    right[:] = _items(wide, k)
     out, out_wide = site.empty((k, n, n), "float32"), site.empty((n, k * n), "float32")
     operands = left, right, out, wide, out_wide
     calls = _isogemm(operands, CONTRACTS[mode])
@@ -95,11 +99,11 @@ def _make(site: Site, seed: int, *, n: int, k: int, mode: str, methods: Sequence
     named = {name: name.split() for name in calls if name.split()[0] in methods}
     ways = {name: Way(calls[name], work[method], library) for name, (method, library) in named.items()}
 
-    def results(name: str) -> Callable[[], Sequence[Any]]:
-        def run() -> Sequence[Any]:
+    def results(name: str) -> Callable[[], Any]:
+        def run() -> Any:
             out[:], out_wide[:] = np.nan, np.nan
             ways[name].run(0)
-            return [out_wide[:, i * n : (i + 1) * n] for i in range(k)] if name.startswith("wide") else list(out)
+            return _items(out_wide, k) if name.startswith("wide") else out
 
         return run
 
@@ -110,6 +114,12 @@ def _make(site: Site, seed: int, *, n: int, k: int, mode: str, methods: Sequence
         {"operands": "not rotated"},
         lambda: torch_mode(site, tf32=mode == "tf32"),
     )
+
+
+def _items(wide: Any, k: int) -> Any:
+    """The k square matrices side by side in a wide one, as a stack: a view."""
+    n = len(wide)
+    return wide.reshape(n, k, n).swapaxes(0, 1)
 
 
 Calls = dict[str, Sequence[Callable[[int], Any]]]
@@ -194,7 +204,7 @@ def _growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     k, start = max(point["k"] for point in data), least["facts"]["k"]
     last = {point["way"]: point["growth"] for point in data if point["k"] == k}
     slow, fast = max(last, key=last.__getitem__), min(last, key=last.__getitem__)
-    ends = f"{last[fast]:.3g} ({fast}) to {last[slow]:.3g} times ({slow}) as long"
+    ends = f"{number(last[fast])} ({fast}) to {number(last[slow])} times ({slow}) as long"
     title = f"{_name(rows)}: {k // start} times the work takes {ends}"
     text = f"Time against k, divided by each method's own at k = {start}: work alone would give {k / start:g}."
     chart = lines(data, "k", "growth", titles=("k", f"time / time at k = {start}"), log=(True, True))

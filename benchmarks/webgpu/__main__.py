@@ -25,23 +25,50 @@ from .ceilings import ceilings
 from .peers import beside
 from .products import admissions, kernels, library, operands
 from .rounds import Bench, Timed
-from .sweep import gemm_names, gemv_names
+from .sweep import block_names, gemm_names, gemv_names, narrow_names
 
 GEMV = ((4096, 4096), (32000, 4096))
 SQUARE = (1024, 2048, 4096)
 
 
 def gemvs(bench: Bench, divide: int, sweep: bool) -> None:
-    """A few rows of x times two weights, in halves."""
-    best: dict[int, list[str]] = {}
+    """A few rows of x times two weights, in halves and in blocks."""
     for n, k in GEMV:
         n, k = n // divide, max(256, k // divide // 256 * 256)
-        for m in (1, 4):
+        for dtype in ("float16", "Q4_0"):
+            for m in (1, 4):
+                bench.tried(f"gemv {dtype} {m}", partial(gemv, bench, (m, n, k), dtype, sweep))
+
+
+def others(bench: Bench, divide: int, sweep: bool) -> None:
+    """A row of x times one weight, in other types."""
+    n, k = GEMV[0][0] // divide, max(256, GEMV[0][1] // divide // 256 * 256)
+    for dtype in ("float32", "bfloat16", "Q8_0", "Q4_K", "Q6_K"):
+        bench.tried(f"gemv {dtype}", partial(gemv, bench, (1, n, k), dtype, sweep))
+
+
+def gemv(bench: Bench, extents: tuple[int, int, int], dtype: str, sweep: bool) -> None:
+    """All kernels of one product."""
+    m, n, k = extents
+    if bench.late():
+        return
+    held = operands(m, n, k, dtype)
+    names = block_names(m, sweep) if dtype[0] == "Q" else gemv_names(m, sweep)
+    if sweep and dtype not in ("float16", "Q4_0"):
+        names = names[::3]
+    product = f"gemv {dtype} {m}x{n}x{k}"
+    found = kernels(bench, product, held, names, dtype, modes=(False,) if sweep else (True, False))
+    if sweep:
+        kernels(bench, product, held, [x.kernel for x in found[:3]], dtype, modes=(True,))
+
+
+def narrow(bench: Bench, divide: int, sweep: bool) -> None:
+    """A few rows of x in the order of a chain, the default."""
+    n, k = GEMV[0][0] // divide, max(256, GEMV[0][1] // divide // 256 * 256)
+    for m in (1, 16):
+        if not bench.late():
             held = operands(m, n, k, "float16")
-            names = best.get(m) or gemv_names(m, sweep)
-            modes = (False,) if sweep and m not in best else (True, False)
-            found = kernels(bench, f"gemv float16 {m}x{n}x{k}", held, names, "float16", modes=modes)
-            best.setdefault(m, list(dict.fromkeys([*names[:1], *(x.kernel for x in found)]))[:6])
+            kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(sweep), "float16", modes=(False,))
 
 
 def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:
@@ -49,14 +76,16 @@ def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:
     best: dict[str, list[str]] = {}
     for size in (SQUARE[1], SQUARE[0], SQUARE[2]):
         size //= divide
-        for dtype, across in (("float32", False), ("float32", True), ("float16", False)):
+        for dtype, across in (("float16", False), ("float32", False), ("float32", True)):
             if bench.late():
                 return
             product = f"gemm {dtype} {size} {'[k, n]' if across else '[n, k]'}"
             held = operands(size, size, size, dtype, across=across)
-            modes = (False,) if sweep and dtype not in best else (True, False)
-            found = kernels(bench, product, held, best.get(dtype) or gemm_names(sweep), dtype, modes=modes)
-            best.setdefault(dtype, list(dict.fromkeys(["gemm_tiled", *(x.kernel for x in found)]))[:6])
+            names = best.get(f"{dtype}{across}") if size > SQUARE[1] // divide else None
+            modes = (False,) if sweep else (True, False)
+            found = kernels(bench, product, held, names or gemm_names(sweep), dtype, modes=modes)
+            if size == SQUARE[1] // divide:
+                best[f"{dtype}{across}"] = [x.kernel for x in found][:8]
             if across and peers is not None:
                 bench.tried("peers", partial(beside, bench, held, product, peers))
 
@@ -73,8 +102,8 @@ def met(bench: Bench) -> Iterator[tuple[str, float | None, float]]:
         return min(found, key=lambda x: x.best, default=None)
 
     for n in sorted({row.n for row in right if "gemv" in row.product}):
-        one, four = best("gemv", n=n, m=1), best("gemv", n=n, m=4)
-        quantized = best("Q4_0", n=n, m=1)
+        one, four = best("gemv float16", n=n, m=1), best("gemv float16", n=n, m=4)
+        quantized = best("gemv Q4_0", n=n, m=1)
         yield f"gemv float16 n={n} of a copy", one and one.nbytes / one.best / 1e9 / copy, 0.6
         yield f"gemv n={n}: M=4 over M=1 (at most)", one and four and four.best / one.best, 1.25
         yield f"Q4_0 n={n}: times float16", one and quantized and one.best / quantized.best, 2.2
@@ -99,13 +128,15 @@ def main(
     bench = Bench(seconds, json)
     bench.say(f"{bench.adapter.name}, subgroups of {bench.adapter.subgroup}, timestamps {bench.adapter.timestamps}")
     bench.tried("ceilings", lambda: ceilings(bench, divide > 1))
-    bench.tried("gemv", lambda: gemvs(bench, divide, sweep))
-    for n, k in GEMV:
+    gemvs(bench, divide, sweep)
+    bench.tried("gemm", lambda: gemms(bench, divide, sweep, peers))
+    others(bench, divide, sweep)
+    bench.tried("chain", lambda: narrow(bench, divide, sweep))
+    for n, k in () if sweep else GEMV:
         n, k = n // divide, max(256, k // divide // 256 * 256)
         for dtype, contract in (("float16", "fma/lanes32"), ("Q4_0", "int32/chain")):
             bench.tried(dtype, partial(library, bench, 1, n, k, dtype, contract))
-    bench.tried("gemm", lambda: gemms(bench, divide, sweep, peers))
-    for dtype in ("Q8_0", "Q4_K", "Q6_K"):
+    for dtype in () if sweep else ("Q8_0", "Q4_K", "Q6_K"):
         n, k = GEMV[0][0] // divide, max(256, 4096 // divide // 256 * 256)
         bench.tried(dtype, partial(library, bench, 1, n, k, dtype, "int32/chain"))
     bench.tried("admissions", lambda: admissions(bench))

@@ -31,13 +31,28 @@ GEMV = ((4096, 4096), (32000, 4096))
 SQUARE = (1024, 2048, 4096)
 
 
-def gemvs(bench: Bench, divide: int, sweep: bool) -> None:
-    """A few rows of x times two weights, in halves and in blocks."""
+def gemvs(bench: Bench, divide: int, sweep: bool, dtype: str) -> None:
+    """A few rows of x times two weights."""
     for n, k in GEMV:
         n, k = n // divide, max(256, k // divide // 256 * 256)
-        for dtype in ("float16", "Q4_0"):
-            for m in (1, 4):
-                bench.tried(f"gemv {dtype} {m}", partial(gemv, bench, (m, n, k), dtype, sweep))
+        for m in (1, 4):
+            bench.tried(f"gemv {dtype} {m}", partial(gemv, bench, (m, n, k), dtype, sweep))
+
+
+def called(bench: Bench, divide: int) -> None:
+    """What `isogemm.linear` takes and costs."""
+    for n, k in GEMV:
+        n, k = n // divide, max(256, k // divide // 256 * 256)
+        for m, dtype, contract in ((1, "float16", "fma/lanes32"), (4, "float16", "fma/lanes32"),
+                                   (1, "float16", "fma/chain"), (1, "Q4_0", "int32/chain")):  # fmt: skip
+            bench.tried(dtype, partial(library, bench, m, n, k, dtype, contract))
+    n, k = GEMV[0][0] // divide, max(256, 4096 // divide // 256 * 256)
+    for dtype in ("Q8_0", "Q4_K", "Q6_K"):
+        bench.tried(dtype, partial(library, bench, 1, n, k, dtype, "int32/chain"))
+    for size in SQUARE:
+        size //= divide
+        for dtype in ("float16", "float32"):
+            bench.tried(dtype, partial(library, bench, size, size, size, dtype, "fma/chain"))
 
 
 def others(bench: Bench, divide: int, sweep: bool) -> None:
@@ -55,11 +70,9 @@ def gemv(bench: Bench, extents: tuple[int, int, int], dtype: str, sweep: bool) -
     held = operands(m, n, k, dtype)
     names = block_names(m, sweep) if dtype[0] == "Q" else gemv_names(m, sweep)
     if sweep and dtype not in ("float16", "Q4_0"):
-        names = names[::3]
+        names = names[:6]
     product = f"gemv {dtype} {m}x{n}x{k}"
-    found = kernels(bench, product, held, names, dtype, modes=(False,) if sweep else (True, False))
-    if sweep:
-        kernels(bench, product, held, [x.kernel for x in found[:3]], dtype, modes=(True,))
+    kernels(bench, product, held, names, dtype)
 
 
 def narrow(bench: Bench, divide: int, sweep: bool) -> None:
@@ -68,7 +81,7 @@ def narrow(bench: Bench, divide: int, sweep: bool) -> None:
     for m in (1, 16):
         if not bench.late():
             held = operands(m, n, k, "float16")
-            kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(sweep), "float16", modes=(False,))
+            kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(sweep), "float16")
 
 
 def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:
@@ -82,8 +95,7 @@ def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:
             product = f"gemm {dtype} {size} {'[k, n]' if across else '[n, k]'}"
             held = operands(size, size, size, dtype, across=across)
             names = best.get(f"{dtype}{across}") if size > SQUARE[1] // divide else None
-            modes = (False,) if sweep else (True, False)
-            found = kernels(bench, product, held, names or gemm_names(sweep), dtype, modes=modes)
+            found = kernels(bench, product, held, names or gemm_names(sweep), dtype)
             if size == SQUARE[1] // divide:
                 best[f"{dtype}{across}"] = [x.kernel for x in found][:8]
             if across and peers is not None:
@@ -122,24 +134,25 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     seconds: Annotated[float, typer.Option(help="No further kernel is begun after so long.")] = 180,
     sweep: Annotated[bool, typer.Option("--sweep", help="Time alternatives of tiles and vectors.")] = False,
+    parts: Annotated[str, typer.Option(help="Some of gemv,blocks,gemm,others,chain,library,admissions.")] = "",
+    checked: Annotated[bool, typer.Option("--checked", help="Only with wgpu's checks of indices and loops.")] = False,
     peers: Annotated[Path | None, typer.Option(help="A folder with peers.json, see above.")] = None,
 ) -> None:
     """Time the kernels on the preferred adapter. Exits with 1 when a bit differed."""
-    bench = Bench(seconds, json)
+    bench = Bench(seconds, json, (True,) if checked else (False,) if sweep else (True, False))
     bench.say(f"{bench.adapter.name}, subgroups of {bench.adapter.subgroup}, timestamps {bench.adapter.timestamps}")
     bench.tried("ceilings", lambda: ceilings(bench, divide > 1))
-    gemvs(bench, divide, sweep)
-    bench.tried("gemm", lambda: gemms(bench, divide, sweep, peers))
-    others(bench, divide, sweep)
-    bench.tried("chain", lambda: narrow(bench, divide, sweep))
-    for n, k in () if sweep else GEMV:
-        n, k = n // divide, max(256, k // divide // 256 * 256)
-        for dtype, contract in (("float16", "fma/lanes32"), ("Q4_0", "int32/chain")):
-            bench.tried(dtype, partial(library, bench, 1, n, k, dtype, contract))
-    for dtype in () if sweep else ("Q8_0", "Q4_K", "Q6_K"):
-        n, k = GEMV[0][0] // divide, max(256, 4096 // divide // 256 * 256)
-        bench.tried(dtype, partial(library, bench, 1, n, k, dtype, "int32/chain"))
-    bench.tried("admissions", lambda: admissions(bench))
+    steps = {
+        "gemv": lambda: gemvs(bench, divide, sweep, "float16"),
+        "blocks": lambda: gemvs(bench, divide, sweep, "Q4_0"),
+        "gemm": lambda: gemms(bench, divide, sweep, peers),
+        "others": lambda: others(bench, divide, sweep),
+        "chain": lambda: narrow(bench, divide, sweep),
+        "library": lambda: called(bench, divide),
+        "admissions": lambda: admissions(bench),
+    }
+    for name in parts.split(",") if parts else steps:
+        bench.tried(name, steps[name])
     bench.facts["targets"] = [{"what": what, "figure": figure, "bar": bar} for what, figure, bar in met(bench)]
     for target in bench.facts["targets"]:
         bench.say(f"{target['what']}: {target['figure'] and round(target['figure'], 3)} (bar {target['bar']})")

@@ -104,22 +104,14 @@ def check(bench: Bench, row: Timed, held: Operands, contract: str, out: Any) -> 
     row.differing = differing(out[:rows, :columns].numpy(), want)
 
 
-def kernels(
-    bench: Bench,
-    product: str,
-    held: Operands,
-    names: Sequence[str],
-    dtype: str,
-    *,
-    modes: Sequence[bool] = (True, False),
-) -> list[Timed]:
+def kernels(bench: Bench, product: str, held: Operands, names: Sequence[str], dtype: str) -> list[Timed]:
     """Kernels of one product by name, with and without wgpu's checks."""
     (m, k), n = held.x.shape, held.n
     contract = {"chain": "fma/chain", "lanes": "fma/lanes32", "integers": "int32/chain"}
     types = ("float32" if held.w is None else dtype, dtype)
     found: list[Timed] = []
     outs: list[Any] = []
-    asked = list(combined(names, modes))
+    asked = list(combined(names, bench.modes))
     for first in range(0, len(asked), 8):  # so many outs and launches at once
         candidates = []
         for name, checked in asked[first : first + 8] if not bench.late() else ():

@@ -74,7 +74,8 @@ Make = Callable[[int], list[ReadyLaunch]]  # the launches of call i
 class Bench:
     """Rows that are saved as they are found, within a number of seconds."""
 
-    def __init__(self, seconds: float, path: Path | None) -> None:
+    def __init__(self, seconds: float, path: Path | None, modes: tuple[bool, ...] = (True, False)) -> None:
+        self.modes = modes
         self.device: Any = open_device(DeviceId("webgpu"))
         self.adapter = self.device.adapter
         self.ends, self.rows, self.facts = time.monotonic() + seconds, [], {}  # type: ignore[var-annotated]

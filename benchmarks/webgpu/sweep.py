@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from itertools import product as combined
-
 __all__ = ["block_names", "gemm_names", "gemv_names", "narrow_names"]
+
+
+ONE = (  # WORDS, OUTPUTS, UNROLL, WORKGROUP, AHEAD
+    (4, 1, 4, 128, 1), (4, 1, 8, 128, 1), (4, 2, 2, 128, 1), (4, 2, 4, 128, 1), (4, 4, 2, 128, 1), (4, 1, 16, 128, 0),
+    (4, 2, 8, 128, 0), (4, 4, 8, 128, 0), (4, 1, 4, 256, 1), (4, 2, 2, 64, 1), (4, 1, 2, 128, 1),
+)  # fmt: skip
+FOUR = (
+    (2, 2, 16, 128, 0), (2, 2, 8, 128, 0), (2, 2, 4, 128, 1), (2, 2, 2, 128, 1), (2, 4, 2, 128, 0), (2, 4, 2, 128, 1),
+    (2, 4, 4, 128, 0), (4, 2, 4, 128, 0), (4, 2, 2, 128, 1), (2, 2, 8, 64, 0), (2, 2, 8, 256, 0), (2, 8, 2, 128, 0),
+)  # fmt: skip
 
 
 def gemv_names(rows: int, sweep: bool) -> list[str]:
     """Kernels for a few rows of x, with lanes."""
-    listed = ["gemv_batched" if rows > 1 else "gemv_simd", "gemv_vector" if rows == 1 else "gemv_vector_batched"]
+    listed = ["gemv_simd", "gemv_vector"] if rows == 1 else ["gemv_batched", "gemv_vectors"]
     if not sweep:
         return listed
-    made = [(words, outputs, unroll, threads, ahead) for words, outputs, unroll, threads, ahead in combined(
-        (4,) if rows == 1 else (2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16), (64, 128), (0, 1)
-    ) if _sensible(rows, words, outputs, unroll, threads, ahead)]  # fmt: skip
-    return [listed[0], *(
-        f"gemv_vector WORDS={words} ROWS={rows} OUTPUTS={outputs} UNROLL={unroll} WORKGROUP={threads} AHEAD={ahead}"
-        for words, outputs, unroll, threads, ahead in made
-    )]  # fmt: skip
-
-
-def _sensible(rows: int, words: int, outputs: int, unroll: int, threads: int, ahead: int) -> bool:
-    """Loads that registers hold, and enough of them; other groups than 128 threads for a few of those."""
-    loads, sums = outputs * unroll * words, rows * outputs * words
-    if threads != 128 and (ahead or outputs != 4):
-        return False
-    if rows == 1:
-        return 32 <= loads * (1 + ahead) <= 128 and unroll >= 2
-    return 8 <= sums <= 64 and 16 <= loads * (1 + ahead) <= 64 and outputs >= 2 and (threads == 128 or unroll == 2)
+    keys = ("WORDS", "OUTPUTS", "UNROLL", "WORKGROUP", "AHEAD")
+    return [
+        f"gemv_vector ROWS={rows} " + " ".join(f"{key}={value}" for key, value in zip(keys, made, strict=True))
+        for made in (ONE if rows == 1 else FOUR)
+    ]
 
 
 def block_names(rows: int, sweep: bool) -> list[str]:
@@ -39,8 +35,8 @@ def block_names(rows: int, sweep: bool) -> list[str]:
     return [
         f"{name} ALONG={along} DOWN={down} OUTPUTS={outputs}"
         for along, down, outputs in (
-            (128, 1, 4), (128, 1, 8), (128, 1, 16), (128, 1, 32), (128, 2, 8), (128, 2, 16), (64, 2, 8), (64, 1, 16),
-            (64, 4, 8), (64, 2, 16), (32, 4, 8), (32, 4, 4), (64, 4, 4),
+            (128, 1, 4), (128, 1, 8), (128, 1, 16), (128, 2, 8), (128, 2, 16), (64, 2, 8), (64, 1, 16), (64, 4, 8),
+            (32, 4, 8),
         )
     ]  # fmt: skip
 
@@ -48,7 +44,7 @@ def block_names(rows: int, sweep: bool) -> list[str]:
 def narrow_names(sweep: bool) -> list[str]:
     """Kernels for a few rows of x, in the order of a chain: small tiles."""
     if not sweep:
-        return ["gemv_naive", "gemm_narrow"]
+        return ["gemv_naive", "gemm_small"]
     tiles = (
         (8, 32, 32, 4, 4, 1), (8, 64, 32, 4, 4, 1), (8, 64, 32, 4, 4, 2), (8, 64, 64, 4, 4, 1), (16, 32, 32, 4, 4, 1),
         (16, 32, 32, 4, 4, 2), (16, 64, 32, 4, 4, 2), (32, 32, 32, 4, 4, 1),
@@ -56,23 +52,18 @@ def narrow_names(sweep: bool) -> list[str]:
     return ["gemv_naive", *(_tiles(*tile) for tile in tiles)]
 
 
-TILES = (  # TILE_M, TILE_N, DEPTH, REG_M, REG_N
-    (128, 128, 16, 8, 8), (128, 128, 32, 8, 8), (64, 128, 16, 8, 8), (128, 64, 16, 8, 8), (64, 64, 16, 8, 4),
-    (64, 64, 16, 8, 8), (64, 64, 32, 8, 4), (64, 128, 16, 4, 8), (128, 128, 16, 16, 8),
+TILES = (  # TILE_M, TILE_N, DEPTH, REG_M, REG_N, BUFFERS, SPREAD
+    (128, 128, 16, 8, 8, 1, 1), (128, 128, 16, 8, 8, 1, 0), (128, 128, 16, 8, 8, 2, 0), (128, 128, 16, 16, 8, 1, 0),
+    (64, 128, 16, 8, 8, 1, 1), (64, 128, 16, 8, 8, 1, 0), (64, 64, 16, 8, 4, 1, 1), (64, 64, 16, 8, 4, 1, 0),
+    (64, 64, 16, 8, 8, 1, 1), (64, 64, 32, 8, 8, 1, 0), (64, 64, 32, 8, 4, 1, 1),
 )  # fmt: skip
 
 
-def _tiles(m: int, n: int, depth: int, reg_m: int, reg_n: int, buffers: int, more: str = "") -> str:
+def _tiles(m: int, n: int, depth: int, reg_m: int, reg_n: int, buffers: int, spread: int = 1) -> str:
     sizes = f"TILE_M={m} TILE_N={n} DEPTH={depth} REG_M={reg_m} REG_N={reg_n} BUFFERS={buffers}"
-    return f"gemm_vector {sizes}{more}"
+    return f"gemm_vector {sizes} SPREAD={spread}"
 
 
 def gemm_names(sweep: bool) -> list[str]:
     """Tilings of a product of matrices."""
-    if not sweep:
-        return ["gemm_tiled", "gemm_vector", "gemm_small"]
-    listed = []
-    for m, n, depth, reg_m, reg_n in TILES:
-        listed += [_tiles(m, n, depth, reg_m, reg_n, 1)]
-        listed += [_tiles(m, n, depth, reg_m, reg_n, 1, " SPREAD=0")]
-    return [*listed, _tiles(128, 128, 16, 8, 8, 2), _tiles(64, 64, 16, 8, 4, 2), _tiles(64, 64, 16, 8, 8, 2)]
+    return [_tiles(*tile) for tile in TILES] if sweep else ["gemm_tiled", "gemm_vector", "gemm_small"]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from ...errors import OptionError
-from .source import Constants, assembled, element, operand_b, vectors
+from ...formats.blocks import format_of
+from .source import assembled, element, operand_b, vectors
 
 __all__ = ["KERNELS", "LANES", "VECTORS", "WgslKernel", "code_of", "kernel_of"]
 
@@ -127,20 +128,28 @@ def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, f
     kernel = kernel_of(name)
     if kernel.words:
         return _vector_code(kernel, types, across=across, subgroup=subgroup, fused=fused)
+    if kernel.order == "integers":
+        return _block_code(kernel, types[1], fused=fused)
     constants: dict[str, int | bool | str] = dict(kernel.constants)
-    integers = kernel.order == "integers"
-    b = (types[1].lower(), "blocks") if integers else operand_b(types[1])
     if types[1].startswith("Q"):
-        constants |= {"WordB": "vec4<u32>", "K_EACH": 4 if integers else 1}
-    if integers:
-        constants |= {"WordA": "vec4<u32>", "WORKGROUP": kernel.workgroup, "AHEAD": 8 if fused else 1}
-    parts = ["params", "integers", *(() if integers else (element("a", types[0]), "rows")), *b]
+        constants |= {"WordB": "vec4<u32>", "K_EACH": 1}
+    parts = ["params", "integers", element("a", types[0]), "rows", *operand_b(types[1])]
     if kernel.lanes:
         constants |= {"WORKGROUP": kernel.workgroup, "LANES": kernel.lanes, "THREADS": kernel.threads}
         parts.append("meet_subgroup" if subgroup >= kernel.threads else "meet_workgroup")
     if kernel.file == "gemm_tiled":
         constants["ACROSS"] = across
-    return assembled(kernel.file, tuple(parts), _constants(constants), fused=fused, trusted=integers)
+    return assembled(kernel.file, tuple(parts), constants, fused=fused)
+
+
+def _block_code(kernel: WgslKernel, fmt: str, *, fused: bool) -> str:
+    """The code of a kernel for codes of x and blocks of a format."""
+    words = dict.fromkeys(("WordA", "WordB"), "vec4<u32>")
+    constants = (
+        dict(kernel.constants) | words | {"K_EACH": 4, "WORKGROUP": kernel.workgroup, "AHEAD": 8 if fused else 1}
+    )
+    parts = ("params", "integers", fmt.lower(), "blocks", "runs", f"walk_{format_of(fmt).block}")
+    return assembled(kernel.file, parts, constants, fused=fused, trusted=True)
 
 
 def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, subgroup: int, fused: bool) -> str:
@@ -167,7 +176,3 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
                 value=dict(kernel.constants), nearest="gemm_vector",
             )  # fmt: skip
     return assembled(kernel.file, tuple(parts), constants | at, fused=fused, trusted=True)
-
-
-def _constants(given: Constants) -> Constants:
-    return dict(sorted(given.items()))

@@ -1,8 +1,8 @@
 """Rows of quantized blocks as kernels of the device load them: 16 bytes at once, at whole multiples of 16 bytes.
 
 A block of 18, 34 or 210 bytes begins where no such load may. So a row has all codes of its blocks side by side, then
-what stands for several of them, the scales last: the fields of a format, the largest first. Blocks that are multiples of
-16 bytes stay as they are. Rows are filled up to 16 bytes.
+what stands for several of them, the scales last: the fields of a format, the largest first. Blocks of a multiple of 16
+bytes stay as they are. Rows are filled up to 16 bytes.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def assembled(kernel: str, parts: tuple[str, ...], constants: Constants, *, fuse
         Compiled without wgpu's checks.
     """
     head = [_declared(name, value) for name, value in ({"WordA": "u32", "WordB": "u32"} | dict(constants)).items()]
-    body = [text if text.rstrip().endswith("}") else part(text) for text in parts]
+    body = [text if text.rstrip().endswith("}") else repeated(part(text), constants) for text in parts]
     arithmetic = [MULTIPLY_ADD.format(name="fma" if fused else "fused"), ADDED[fused], HALF_OF[fused]]
     return (TRUSTED if trusted else "") + "\n".join([*head, *body, *arithmetic, repeated(part(kernel), constants)])
 

@@ -15,7 +15,8 @@ fn row_of(j: u32) -> u32 {
 }
 
 fn word(i: u32) -> u32 {
-  return b_words[i / 4u][i % 4u];
+  let four = b_words[i / 4u];
+  return four[i % 4u];
 }
 
 fn half_at(i: u32) -> u32 {

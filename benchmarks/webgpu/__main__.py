@@ -25,23 +25,63 @@ from .ceilings import ceilings
 from .peers import beside
 from .products import admissions, kernels, library, operands
 from .rounds import Bench, Timed
-from .sweep import gemm_names, gemv_names
+from .sweep import block_names, gemm_names, gemv_names, narrow_names
 
 GEMV = ((4096, 4096), (32000, 4096))
 SQUARE = (1024, 2048, 4096)
 
 
-def gemvs(bench: Bench, divide: int, sweep: bool) -> None:
-    """A few rows of x times two weights, in halves."""
-    best: dict[int, list[str]] = {}
+def gemvs(bench: Bench, divide: int, sweep: bool, dtype: str) -> None:
+    """A few rows of x times two weights."""
     for n, k in GEMV:
         n, k = n // divide, max(256, k // divide // 256 * 256)
         for m in (1, 4):
+            bench.tried(f"gemv {dtype} {m}", partial(gemv, bench, (m, n, k), dtype, sweep))
+
+
+def called(bench: Bench, divide: int) -> None:
+    """What `isogemm.linear` takes and costs."""
+    for n, k in GEMV:
+        n, k = n // divide, max(256, k // divide // 256 * 256)
+        for m, dtype, contract in ((1, "float16", "fma/lanes32"), (4, "float16", "fma/lanes32"),
+                                   (1, "float16", "fma/chain"), (1, "Q4_0", "int32/chain")):  # fmt: skip
+            bench.tried(dtype, partial(library, bench, m, n, k, dtype, contract))
+    n, k = GEMV[0][0] // divide, max(256, 4096 // divide // 256 * 256)
+    for dtype in ("Q8_0", "Q4_K", "Q6_K"):
+        bench.tried(dtype, partial(library, bench, 1, n, k, dtype, "int32/chain"))
+    for size in SQUARE:
+        size //= divide
+        for dtype in ("float16", "float32"):
+            bench.tried(dtype, partial(library, bench, size, size, size, dtype, "fma/chain"))
+
+
+def others(bench: Bench, divide: int, sweep: bool) -> None:
+    """A row of x times one weight, in other types."""
+    n, k = GEMV[0][0] // divide, max(256, GEMV[0][1] // divide // 256 * 256)
+    for dtype in ("float32", "bfloat16", "Q8_0", "Q4_K", "Q6_K"):
+        bench.tried(f"gemv {dtype}", partial(gemv, bench, (1, n, k), dtype, sweep))
+
+
+def gemv(bench: Bench, extents: tuple[int, int, int], dtype: str, sweep: bool) -> None:
+    """All kernels of one product."""
+    m, n, k = extents
+    if bench.late():
+        return
+    held = operands(m, n, k, dtype)
+    names = block_names(m, sweep) if dtype[0] == "Q" else gemv_names(m, sweep)
+    if sweep and dtype not in ("float16", "Q4_0"):
+        names = names[:6]
+    product = f"gemv {dtype} {m}x{n}x{k}"
+    kernels(bench, product, held, names, dtype)
+
+
+def narrow(bench: Bench, divide: int, sweep: bool) -> None:
+    """A few rows of x in the order of a chain, the default."""
+    n, k = GEMV[0][0] // divide, max(256, GEMV[0][1] // divide // 256 * 256)
+    for m in (1, 16):
+        if not bench.late():
             held = operands(m, n, k, "float16")
-            names = best.get(m) or gemv_names(m, sweep)
-            modes = (False,) if sweep and m not in best else (True, False)
-            found = kernels(bench, f"gemv float16 {m}x{n}x{k}", held, names, "float16", modes=modes)
-            best.setdefault(m, list(dict.fromkeys([*names[:1], *(x.kernel for x in found)]))[:6])
+            kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(sweep), "float16")
 
 
 def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:
@@ -49,14 +89,15 @@ def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:
     best: dict[str, list[str]] = {}
     for size in (SQUARE[1], SQUARE[0], SQUARE[2]):
         size //= divide
-        for dtype, across in (("float32", False), ("float32", True), ("float16", False)):
+        for dtype, across in (("float16", False), ("float32", False), ("float32", True)):
             if bench.late():
                 return
             product = f"gemm {dtype} {size} {'[k, n]' if across else '[n, k]'}"
             held = operands(size, size, size, dtype, across=across)
-            modes = (False,) if sweep and dtype not in best else (True, False)
-            found = kernels(bench, product, held, best.get(dtype) or gemm_names(sweep), dtype, modes=modes)
-            best.setdefault(dtype, list(dict.fromkeys(["gemm_tiled", *(x.kernel for x in found)]))[:6])
+            names = best.get(f"{dtype}{across}") if size > SQUARE[1] // divide else None
+            found = kernels(bench, product, held, names or gemm_names(sweep), dtype)
+            if size == SQUARE[1] // divide:
+                best[f"{dtype}{across}"] = [x.kernel for x in found][:8]
             if across and peers is not None:
                 bench.tried("peers", partial(beside, bench, held, product, peers))
 
@@ -73,8 +114,8 @@ def met(bench: Bench) -> Iterator[tuple[str, float | None, float]]:
         return min(found, key=lambda x: x.best, default=None)
 
     for n in sorted({row.n for row in right if "gemv" in row.product}):
-        one, four = best("gemv", n=n, m=1), best("gemv", n=n, m=4)
-        quantized = best("Q4_0", n=n, m=1)
+        one, four = best("gemv float16", n=n, m=1), best("gemv float16", n=n, m=4)
+        quantized = best("gemv Q4_0", n=n, m=1)
         yield f"gemv float16 n={n} of a copy", one and one.nbytes / one.best / 1e9 / copy, 0.6
         yield f"gemv n={n}: M=4 over M=1 (at most)", one and four and four.best / one.best, 1.25
         yield f"Q4_0 n={n}: times float16", one and quantized and one.best / quantized.best, 2.2
@@ -93,22 +134,25 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     seconds: Annotated[float, typer.Option(help="No further kernel is begun after so long.")] = 180,
     sweep: Annotated[bool, typer.Option("--sweep", help="Time alternatives of tiles and vectors.")] = False,
+    parts: Annotated[str, typer.Option(help="Some of gemv,blocks,gemm,others,chain,library,admissions.")] = "",
+    checked: Annotated[bool, typer.Option("--checked", help="Only with wgpu's checks of indices and loops.")] = False,
     peers: Annotated[Path | None, typer.Option(help="A folder with peers.json, see above.")] = None,
 ) -> None:
     """Time the kernels on the preferred adapter. Exits with 1 when a bit differed."""
-    bench = Bench(seconds, json)
+    bench = Bench(seconds, json, (True,) if checked else (False,) if sweep else (True, False))
     bench.say(f"{bench.adapter.name}, subgroups of {bench.adapter.subgroup}, timestamps {bench.adapter.timestamps}")
     bench.tried("ceilings", lambda: ceilings(bench, divide > 1))
-    bench.tried("gemv", lambda: gemvs(bench, divide, sweep))
-    for n, k in GEMV:
-        n, k = n // divide, max(256, k // divide // 256 * 256)
-        for dtype, contract in (("float16", "fma/lanes32"), ("Q4_0", "int32/chain")):
-            bench.tried(dtype, partial(library, bench, 1, n, k, dtype, contract))
-    bench.tried("gemm", lambda: gemms(bench, divide, sweep, peers))
-    for dtype in ("Q8_0", "Q4_K", "Q6_K"):
-        n, k = GEMV[0][0] // divide, max(256, 4096 // divide // 256 * 256)
-        bench.tried(dtype, partial(library, bench, 1, n, k, dtype, "int32/chain"))
-    bench.tried("admissions", lambda: admissions(bench))
+    steps = {
+        "gemv": lambda: gemvs(bench, divide, sweep, "float16"),
+        "blocks": lambda: gemvs(bench, divide, sweep, "Q4_0"),
+        "gemm": lambda: gemms(bench, divide, sweep, peers),
+        "others": lambda: others(bench, divide, sweep),
+        "chain": lambda: narrow(bench, divide, sweep),
+        "library": lambda: called(bench, divide),
+        "admissions": lambda: admissions(bench),
+    }
+    for name in parts.split(",") if parts else steps:
+        bench.tried(name, steps[name])
     bench.facts["targets"] = [{"what": what, "figure": figure, "bar": bar} for what, figure, bar in met(bench)]
     for target in bench.facts["targets"]:
         bench.say(f"{target['what']}: {target['figure'] and round(target['figure'], 3)} (bar {target['bar']})")

@@ -11,6 +11,7 @@ import numpy as np
 
 from isogemm.backends.webgpu.adapter import ReadyLaunch
 from isogemm.backends.webgpu.array import buffer_of
+from isogemm.backends.webgpu.trusted import TRUSTED
 
 from ..common import words_of
 from .products import Operands
@@ -19,7 +20,7 @@ from .rounds import Bench, Make, Timed, bound_launch, told
 
 def beside(bench: Bench, held: Operands, product: str, folder: Path) -> None:
     """Peers on the same operands, with wgpu's checks and without."""
-    size, adapter, candidates = len(held.w), bench.adapter, []
+    size, adapter, candidates = held.n, bench.adapter, []
     for peer in json_of.loads((folder / "peers.json").read_text()):
         if peer.get("sizes") and size not in peer["sizes"]:
             continue
@@ -28,10 +29,10 @@ def beside(bench: Bench, held: Operands, product: str, folder: Path) -> None:
             code = code.replace(text, str(size))
         name = f"{peer['name']} {peer['version']}"
         for checked in (True, False):
+            text = ("" if checked else TRUSTED) + code
             row = Timed(product, name, size, size, size, held.nbytes, checked)
             try:
-                adapter.checked = checked
-                make, out = peer_make(adapter, peer, code, held, size)
+                make, out = peer_make(adapter, peer, text, held, size)
                 adapter.submit(make(0))
                 got = np.frombuffer(adapter.read(out, 0, 4 * 8 * size), np.float32).reshape(8, size)
                 want = held.x[:8].astype(np.float64) @ held.w.T.astype(np.float64)
@@ -44,7 +45,6 @@ def beside(bench: Bench, held: Operands, product: str, folder: Path) -> None:
                 bench.rows.append(row)
                 bench.say(f"{name}: {row.error}")
     bench.timed(candidates, len(held.weights))
-    adapter.checked = True
     told(bench, product, [row for row, _ in candidates], 12)
     bench.save()
 

@@ -12,60 +12,83 @@ import numpy as np
 
 import isogemm
 from isogemm.backends.webgpu.adapter import ReadyLaunch
-from isogemm.backends.webgpu.kernels import KERNELS, kernel_of
+from isogemm.backends.webgpu.integers import run_quantize
+from isogemm.backends.webgpu.kernels import KERNELS, VECTORS, kernel_of
 from isogemm.backends.webgpu.launch import KernelCall, run
+from isogemm.contract import int32
 from isogemm.contract.compare import differing
 from isogemm.contract.reference import evaluate
+from isogemm.formats.blocks import format_of
+from isogemm.formats.reference import decode
+from isogemm.quant.matrix import QuantizedMatrix
 
 from ..common import words_of
 from .rounds import Bench, Make, Timed, told
 
 CHECKED = 64  # columns that are compared, and rows
-ROTATED = 2**28  # bytes of weights that launches take in turn: more than a cache holds
+ROTATED = 2**29  # bytes of weights that launches take in turn: more than a cache holds
 
 
 @dataclass
 class Operands:
-    """One product's: x, and as many weights [n, k] (or [k, n]) as a cache does not hold."""
+    """One product's: x, and as many weights [n, k] (or [k, n]) as a cache does not hold.
+
+    Attributes
+    ----------
+    w : array or None
+        None where the weight is quantized: then it is `stored`.
+    """
 
     x: np.ndarray[Any, Any]
-    w: np.ndarray[Any, Any]
+    w: np.ndarray[Any, Any] | None
     there: Any
     weights: list[Any]
     across: bool
     nbytes: int
+    n: int
     stored: Any = None
 
 
 def operands(m: int, n: int, k: int, dtype: str, *, across: bool = False) -> Operands:
-    """Drawn operands; a format's name instead of a type quantizes the weight."""
+    """Drawn operands; a format's name instead of a type has blocks of drawn codes and scales."""
     rng = np.random.default_rng(m)
-    floats = "float32" if dtype[0] == "Q" else dtype
-    x = rng.standard_normal((m, k), np.float32).astype(floats)
-    w = rng.standard_normal((n, k), np.float32).astype(floats)
+    x = rng.standard_normal((m, k), np.float32)
     if dtype[0] == "Q":
-        stored = isogemm.quantize(w, dtype)
+        form, w = format_of(dtype), None
+        rows = rng.integers(0, 256, (n, form.row_bytes(k)), np.uint8)
+        for field in form.scales:
+            blocks = rows.reshape(n, -1, form.nbytes).view(form.dtype)[..., 0]
+            blocks[field.name] = rng.uniform(1e-3, 1e-2, blocks.shape)
+        stored: Any = QuantizedMatrix.from_bytes(rows, shape=(n, k), format=form)
         nbytes, make = stored.nbytes, lambda: stored.to("cpu").to("webgpu")
     else:
-        stored, nbytes = None, w.nbytes
+        stored, x = None, x.astype(dtype)
+        w = rng.standard_normal((n, k), np.float32).astype(dtype)
         lying = np.ascontiguousarray(w.T) if across else w
-        make = lambda: isogemm.webgpu.array(lying)  # noqa: E731
-    weights = [make() for _ in range(max(1, min(12, ROTATED // nbytes)))]
-    return Operands(x, w, isogemm.webgpu.array(x), weights, across, nbytes, stored)
+        nbytes, make = w.nbytes, lambda: isogemm.webgpu.array(lying)
+    weights = [make() for _ in range(max(2, min(24, ROTATED // nbytes)))]
+    return Operands(x, w, isogemm.webgpu.array(x), weights, across, nbytes, n, stored)
+
+
+def view(x: Any) -> Any:
+    """What kernels are told of an array, or of a quantized matrix's copy."""
+    return x._packed.native if isinstance(x, QuantizedMatrix) else x.__isogemm_view__("x")
 
 
 def kernel_make(bench: Bench, row: Timed, held: Operands, code: str, outs: list[Any], own: Any) -> Make:
     """Launches of one kernel; every call has an out of its own (the first one `own`), so that none waits."""
-    view = lambda x: x.__isogemm_view__("x")  # noqa: E731
+    a, scales = view(held.there), None
+    if held.stored is not None:
+        block = 32 if held.stored.format.block == 32 else 256
+        a, scales = run_quantize(bench.adapter, bench.device.admissions.quantizer("float32", block), a, block)
 
     def make(i: int) -> list[ReadyLaunch]:
         while len(outs) <= i and (row.m * row.n < 2**20 or len(outs) < len(held.weights)):
             outs.append(bench.device.empty((row.m, row.n), np.dtype(np.float32)))
         b = view(held.weights[i % len(held.weights)])
-        bench.adapter.checked = row.checked
         with bench.adapter.recording() as found:
             run(bench.adapter, row.kernel, code,
-                KernelCall(view(held.there), b if held.across else b.T, outs[i % len(outs)] if i else own))  # fmt: skip
+                KernelCall(a, b if held.across else b.T, outs[i % len(outs)] if i else own, False, scales))  # fmt: skip
         return list(found)
 
     return make
@@ -74,32 +97,28 @@ def kernel_make(bench: Bench, row: Timed, held: Operands, code: str, outs: list[
 def check(bench: Bench, row: Timed, held: Operands, contract: str, out: Any) -> None:
     """Bits of some rows and columns of what was computed."""
     rows, columns = min(row.m, 8), min(row.n, CHECKED)
-    want = evaluate(held.x[:rows], held.w[:columns].T, contract)
+    if held.w is None:
+        want = int32.evaluate(held.x[:rows], decode(held.stored.rows[:columns], held.stored.format))
+    else:
+        want = evaluate(held.x[:rows], held.w[:columns].T, contract)
     row.differing = differing(out[:rows, :columns].numpy(), want)
 
 
-def kernels(
-    bench: Bench,
-    product: str,
-    held: Operands,
-    names: Sequence[str],
-    dtype: str,
-    *,
-    modes: Sequence[bool] = (True, False),
-) -> list[Timed]:
+def kernels(bench: Bench, product: str, held: Operands, names: Sequence[str], dtype: str) -> list[Timed]:
     """Kernels of one product by name, with and without wgpu's checks."""
-    (m, k), n = held.x.shape, len(held.w)
-    contract = {"chain": "fma/chain", "lanes": "fma/lanes32"}
+    (m, k), n = held.x.shape, held.n
+    contract = {"chain": "fma/chain", "lanes": "fma/lanes32", "integers": "int32/chain"}
+    types = ("float32" if held.w is None else dtype, dtype)
     found: list[Timed] = []
     outs: list[Any] = []
-    asked = list(combined(names, modes))
+    asked = list(combined(names, bench.modes))
     for first in range(0, len(asked), 8):  # so many outs and launches at once
         candidates = []
         for name, checked in asked[first : first + 8] if not bench.late() else ():
             row = Timed(product, name, m, n, k, held.nbytes, checked)
             own = bench.device.empty((m, n), np.dtype(np.float32))
             try:
-                make = kernel_make(bench, row, held, bench.code(row, (dtype, dtype), held.across), outs, own)
+                make = kernel_make(bench, row, held, bench.code(row, types, held.across), outs, own)
                 bench.adapter.submit(make(0))
                 check(bench, row, held, contract[kernel_of(name).order], isogemm.webgpu.WebGpuArray(own))
             except Exception as error:
@@ -112,7 +131,6 @@ def kernels(
         bench.timed(candidates, len(held.weights))
     if bench.late():
         bench.say(f"{product}: {len(asked) - len(found)} of {len(asked)} kernels left out")
-    bench.adapter.checked = True
     told(bench, product, found)
     bench.save()
     return sorted((row for row in found if row.seconds and row.fused), key=lambda x: x.best)  # refused ones too
@@ -140,10 +158,7 @@ def library(bench: Bench, m: int, n: int, k: int, dtype: str, contract: str) -> 
 
     def do() -> None:
         out = call(0)
-        if held.stored is None:
-            check(bench, row, held, contract, out)
-        else:
-            row.differing = differing(out.numpy(), isogemm.linear(held.x, held.stored, contract=contract))
+        check(bench, row, held, contract, out)
         bench.timed([(row, make)], len(held.weights))
         bench.adapter.wait()
         begun = time.perf_counter()
@@ -165,7 +180,7 @@ def library(bench: Bench, m: int, n: int, k: int, dtype: str, contract: str) -> 
 def admissions(bench: Bench) -> None:
     """The verdict of every kernel on this adapter, by type."""
     found: dict[str, str] = {}
-    names = [*KERNELS, "gemv_vector", "gemm_vector"]
+    names = [*KERNELS, *VECTORS]
     for name, dtype in combined(names, ("float16", "float32", "bfloat16")):
         integers = kernel_of(name).order == "integers"
         if integers and dtype != "float32":

@@ -2,40 +2,68 @@
 
 from __future__ import annotations
 
-from itertools import product as combined
+__all__ = ["block_names", "gemm_names", "gemv_names", "narrow_names"]
+
+
+ONE = (  # WORDS, OUTPUTS, UNROLL, WORKGROUP, AHEAD
+    (4, 1, 4, 128, 1), (4, 1, 8, 128, 1), (4, 2, 2, 128, 1), (4, 2, 4, 128, 1), (4, 4, 2, 128, 1), (4, 1, 16, 128, 0),
+    (4, 2, 8, 128, 0), (4, 4, 8, 128, 0), (4, 1, 4, 256, 1), (4, 2, 2, 64, 1), (4, 1, 2, 128, 1),
+)  # fmt: skip
+FOUR = (
+    (2, 2, 16, 128, 0), (2, 2, 8, 128, 0), (2, 2, 4, 128, 1), (2, 2, 2, 128, 1), (2, 4, 2, 128, 0), (2, 4, 2, 128, 1),
+    (2, 4, 4, 128, 0), (4, 2, 4, 128, 0), (4, 2, 2, 128, 1), (2, 2, 8, 64, 0), (2, 2, 8, 256, 0), (2, 8, 2, 128, 0),
+)  # fmt: skip
 
 
 def gemv_names(rows: int, sweep: bool) -> list[str]:
-    """Kernels for a few rows of x."""
-    listed = ["gemv_batched" if rows > 1 else "gemv_simd_multi", "gemv_simd"]
+    """Kernels for a few rows of x, with lanes."""
+    listed = ["gemv_simd", "gemv_vector"] if rows == 1 else ["gemv_batched", "gemv_vectors"]
     if not sweep:
-        return [*listed, f"gemv_vector ROWS={rows} OUTPUTS={min(rows, 2)} UNROLL={8 if rows == 1 else 2}"]
-    unrolls = (4, 8, 16) if rows == 1 else (1, 2, 4)
-    return [*listed, *(
-        f"gemv_vector WORDS={words} ROWS={rows} OUTPUTS={outputs} UNROLL={unroll} WORKGROUP={threads}"
-        for words, outputs, unroll, threads in combined((2, 4), (1, 2, 4), unrolls, (64, 128))
-        if outputs * unroll <= 32 and (threads == 128 or outputs == 1)
-    )]  # fmt: skip
+        return listed
+    keys = ("WORDS", "OUTPUTS", "UNROLL", "WORKGROUP", "AHEAD")
+    return [
+        f"gemv_vector ROWS={rows} " + " ".join(f"{key}={value}" for key, value in zip(keys, made, strict=True))
+        for made in (ONE if rows == 1 else FOUR)
+    ]
 
 
-TILES = (  # TILE_M, TILE_N, DEPTH, REG_M, REG_N
-    (128, 128, 16, 8, 8), (128, 128, 32, 8, 8), (64, 128, 16, 8, 8), (128, 64, 16, 8, 8), (64, 64, 16, 8, 4),
-    (64, 64, 16, 4, 4), (64, 64, 32, 8, 8), (64, 128, 16, 4, 8), (128, 128, 16, 8, 4), (64, 64, 32, 4, 4),
-    (256, 128, 16, 8, 8), (128, 128, 16, 16, 8),
+def block_names(rows: int, sweep: bool) -> list[str]:
+    """Kernels for quantized weights."""
+    name = "gemv_q4_0" if rows == 1 else "gemm_q4_0"
+    if not sweep:
+        return [name]
+    return [
+        f"{name} ALONG={along} DOWN={down} OUTPUTS={outputs}"
+        for along, down, outputs in (
+            (128, 1, 4), (128, 1, 8), (128, 1, 16), (128, 2, 8), (128, 2, 16), (64, 2, 8), (64, 1, 16), (64, 4, 8),
+            (32, 4, 8),
+        )
+    ]  # fmt: skip
+
+
+def narrow_names(sweep: bool) -> list[str]:
+    """Kernels for a few rows of x, in the order of a chain: small tiles."""
+    if not sweep:
+        return ["gemv_naive", "gemm_small"]
+    tiles = (
+        (8, 32, 32, 4, 4, 1), (8, 64, 32, 4, 4, 1), (8, 64, 32, 4, 4, 2), (8, 64, 64, 4, 4, 1), (16, 32, 32, 4, 4, 1),
+        (16, 32, 32, 4, 4, 2), (16, 64, 32, 4, 4, 2), (32, 32, 32, 4, 4, 1),
+    )  # fmt: skip
+    return ["gemv_naive", *(_tiles(*tile) for tile in tiles)]
+
+
+TILES = (  # TILE_M, TILE_N, DEPTH, REG_M, REG_N, BUFFERS, SPREAD
+    (128, 128, 16, 8, 8, 1, 1), (128, 128, 16, 8, 8, 1, 0), (128, 128, 16, 8, 8, 2, 0), (128, 128, 16, 16, 8, 1, 0),
+    (64, 128, 16, 8, 8, 1, 1), (64, 128, 16, 8, 8, 1, 0), (64, 64, 16, 8, 4, 1, 1), (64, 64, 16, 8, 4, 1, 0),
+    (64, 64, 16, 8, 8, 1, 1), (64, 64, 32, 8, 8, 1, 0), (64, 64, 32, 8, 4, 1, 1),
 )  # fmt: skip
+
+
+def _tiles(m: int, n: int, depth: int, reg_m: int, reg_n: int, buffers: int, spread: int = 1) -> str:
+    sizes = f"TILE_M={m} TILE_N={n} DEPTH={depth} REG_M={reg_m} REG_N={reg_n} BUFFERS={buffers}"
+    return f"gemm_vector {sizes} SPREAD={spread}"
 
 
 def gemm_names(sweep: bool) -> list[str]:
     """Tilings of a product of matrices."""
-    if not sweep:
-        return ["gemm_tiled", "gemm_vector", "gemm_vector TILE_M=64 TILE_N=64 REG_M=8 REG_N=4"]
-    keys = ("TILE_M", "TILE_N", "DEPTH", "REG_M", "REG_N")
-    tiles = [" ".join(f"{key}={value}" for key, value in zip(keys, tile, strict=True)) for tile in TILES]
-    listed = ["gemm_tiled"]
-    for i, tile in enumerate(tiles):
-        shared = (TILES[i][0] + TILES[i][1]) * TILES[i][2] * 4
-        for buffers in (1, 2):
-            if buffers * shared <= 48 * 1024:
-                listed.append(f"gemm_vector {tile} BUFFERS={buffers}")
-    listed += [f"gemm_vector {tiles[0]} INNER={inner} SPREAD={spread}" for inner, spread in ((1, 1), (2, 1), (4, 0))]
-    return listed
+    return [_tiles(*tile) for tile in TILES] if sweep else ["gemm_tiled", "gemm_vector", "gemm_small"]

@@ -31,7 +31,6 @@ FAULTS = {
         "gemm_tiled", "gemm_tiled", "acc[r * EACH + c]);", "widened(narrowed(bitcast<u32>(acc[r * EACH + c]))));",
     ),
     "the tail of K is lost": ("gemv_simd_multi", "gemv_simd_multi", "k < p.k;", "k < p.k / 32u * 32u;"),
-    "lanes wait in their own order": ("gemm_lanes", "gemm_tiled", "reverseBits(q / steps) >> 27u", "q / steps"),
     "a sum begins anew": ("gemv_transposed", "gemv_transposed", "acc = first(i, j);", "acc = 0.0;"),
     "a column beside the result is written": ("gemv_naive", "gemv_naive", "j >= p.n", "j >= p.n + 1u"),
 }  # fmt: skip

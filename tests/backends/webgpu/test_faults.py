@@ -12,6 +12,7 @@ from isogemm.backends.webgpu import kernels, source
 from isogemm.backends.webgpu.admission import golden_blocks
 from isogemm.backends.webgpu.kernels import KERNELS, WgslKernel, code_of
 from isogemm.backends.webgpu.launch import KernelCall, run
+from isogemm.backends.webgpu.planes import laid
 from isogemm.backends.webgpu.public import array
 from isogemm.contract import compare, reference
 from isogemm.formats.blocks import format_of
@@ -67,9 +68,9 @@ FAULTS = {
     ),
     "a byte's nibbles as neighbours": Fault(
         "gemv_naive", "q4_0",
-        (("(word_at(at + 2u + 4u * (group & 3u)) >> (group & 4u)) & 0x0f0f0f0fu",
-          "(half_at(at + 2u + 2u * group) & 0xfu) | ((half_at(at + 2u + 2u * group) & 0xf0u) << 4u) | "
-          "((half_at(at + 2u + 2u * group) & 0xf00u) << 8u) | ((half_at(at + 2u + 2u * group) & 0xf000u) << 12u)"),),
+        (("word(row + 4u * (group / 8u) + (group & 3u)) >> (group & 4u)) & 0x0f0f0f0fu",
+          "half_at(2u * row + group) & 0xfu) | ((half_at(2u * row + group) & 0xf0u) << 4u) | "
+          "((half_at(2u * row + group) & 0xf00u) << 8u) | ((half_at(2u * row + group) & 0xf000u) << 12u)"),),
         (1, 3, 32),
     ),
 }  # fmt: skip
@@ -86,7 +87,7 @@ def wrong_bits(device, fault: Fault) -> int:
     if quantized:
         rows = golden_blocks("Q4_0", n, k)
         weight = dequantize(rows, format_of("Q4_0")).astype(np.float16).T
-        stored = rows.view(np.float16)
+        stored = laid(rows, format_of("Q4_0"))
     else:
         stored = rng.standard_normal((n, k)).astype(np.float16)
         weight = stored.T

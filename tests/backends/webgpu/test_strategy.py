@@ -13,40 +13,65 @@ from typer.testing import CliRunner
 
 import isogemm
 from isogemm.backends.webgpu import measure, source
-from isogemm.backends.webgpu.choose import TREE, Crossovers, TreeCase, choose
-from isogemm.backends.webgpu.kernels import KERNELS, code_of
+from isogemm.backends.webgpu.admission import AdapterAdmissions
+from isogemm.backends.webgpu.choose import TREE, Crossovers, TreeCase, choices
+from isogemm.backends.webgpu.kernels import KERNELS, VECTORS, code_of, kernel_of
 from isogemm.backends.webgpu.launch import KernelCall, run
 from isogemm.backends.webgpu.public import array
 from isogemm.backends.webgpu.trace import trace
 from isogemm.cli.commands import app
-from isogemm.errors import OptionError, ShapeError
+from isogemm.errors import ContractError, OptionError, ShapeError
 
 FLOATS = [name for name, kernel in KERNELS.items() if kernel.order != "integers"]
 
 
 def test_the_tree():
-    at = Crossovers(tiles=20, tiles_of_lanes=40, batch=2, several=100, wide=1000)
-    shapes = {(1, 50): "gemv_simd", (1, 100): "gemv_simd_multi", (1, 1000): "gemv_wide", (2, 50): "gemv_batched",
-              (40, 50): "gemm_lanes"}  # fmt: skip
-    assert {shape: choose("lanes", TreeCase(*shape, False, at)) for shape in shapes} == shapes
-    assert [choose("chain", TreeCase(m, 8, m == 19, at)) for m in (18, 19, 20)] == [
+    at = Crossovers(tiles=20, batch=2, several=100, wide=1000, large=10**6)
+
+    def choose(order, m, n, *, across=False, whole=False):
+        return next(choices(order, TreeCase(m, n, across, whole, at)))
+
+    shapes = {(1, 50): "gemv_simd", (1, 100): "gemv_simd_multi", (1, 1000): "gemv_wide", (2, 50): "gemv_batched"}
+    assert {shape: choose("lanes", *shape) for shape in shapes} == shapes
+    assert [choose("lanes", m, 50, whole=True) for m in (1, 2)] == ["gemv_vector", "gemv_vectors"]
+    assert choose("lanes", 1, 50, whole=True, across=True) == "gemv_simd"
+    assert [choose("chain", m, 8, across=m == 19) for m in (18, 19, 20)] == [
         "gemv_naive", "gemv_transposed", "gemm_tiled",
     ]  # fmt: skip
-    assert {branch.kernel for branches in TREE.values() for branch in branches} <= set(KERNELS)
+    assert [choose("chain", m, 10**4, whole=True) for m in (19, 20, 100)] == ["gemv_naive", "gemm_small", "gemm_vector"]
+    named = {branch.kernel for branches in TREE.values() for branch in branches}
+    assert named | {"gemm_simdgroup"} == {*KERNELS, *VECTORS}
 
 
 def test_no_branch_changes_a_bit(device, monkeypatch):
-    x, w = values((5, 70), F16), values((66, 70), F16, seed=1)
-    for contract in ("fma/chain", "fma/lanes32"):
-        want = isogemm.linear(x, w, contract=contract)
-        for at in (Crossovers(1, 1), Crossovers(99, 99), Crossovers(99, 99, 99, 1), Crossovers(99, 99, 99, 1, 1)):
-            monkeypatch.setattr(device, "crossovers", at)
-            assert_same(isogemm.linear(array(x), array(w), contract=contract).numpy(), want)
+    """A row alone, in few and in many, at whole vectors and beside them."""
+    for k in (72, 70):
+        x, w = values((5, k), F16), values((66, k), F16, seed=1)
+        for contract in ("fma/chain", "fma/lanes32"):
+            want = isogemm.linear(x, w, contract=contract)
+            for at in (
+                Crossovers(1), Crossovers(1, 1), Crossovers(99), Crossovers(99, 1, 99, 1), Crossovers(99, 1, 99, 1, 1)
+            ):  # fmt: skip
+                monkeypatch.setattr(device, "crossovers", at)
+                assert_same(isogemm.linear(array(x), array(w), contract=contract).numpy(), want)
+                assert_same(isogemm.linear(array(x[:1]), array(w), contract=contract).numpy(), want[:1])
+
+
+def test_a_kernel_that_is_refused_is_passed_over(device, monkeypatch):
+    """float32 where fma rounds twice: made sure of on every adapter."""
+    admissions, types = AdapterAdmissions(device.adapter), ("float32", "float32")
+    tried = admissions.verdict
+    monkeypatch.setattr(admissions, "verdict", lambda name, *x: "no" if kernel_of(name).words else tried(name, *x))
+    assert admissions.first(["gemv_vector", "gemv_simd"], types, across=False)[0] == "gemv_simd"
+    with pytest.raises(ContractError, match="gemm_vector"):
+        admissions.first(["gemm_vector"], types, across=False)
 
 
 def test_a_plan_says_where_a_product_goes(device, monkeypatch):
     monkeypatch.setattr(device, "crossovers", Crossovers(tiles=24))
     plan = isogemm.plan(1, 32000, 4096, dtype="float16", contract="fma/lanes32", device="webgpu")
+    assert plan.kernel == "gemv_vector"
+    plan = isogemm.plan(1, 32000, 4097, dtype="float16", contract="fma/lanes32", device="webgpu")
     assert plan.kernel == "gemv_wide"
     assert "-> if     N >= 16384: gemv_wide" in str(plan)
     text = str(isogemm.plan(24, 7, 9, device="webgpu"))
@@ -63,12 +88,14 @@ def test_a_plan_says_where_a_product_goes(device, monkeypatch):
 def test_crossovers_are_measured_and_kept(device, monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "cache_folder", lambda name: tmp_path / name)
     assert measure.recalled(device.adapter.name) == Crossovers()
-    speed = {"gemm_tiled": 30, "gemv_naive": 1, "gemm_lanes": 1000, "gemv_batched": 1, "gemv_simd": 1,
-             "gemv_simd_multi": 600, "gemv_wide": 9000}  # fmt: skip
-    found = measure.measured(
-        device.admissions, lambda _, name, m, n: speed[name] + (m + n - 1024 if m > 1 else n) * (speed[name] == 1)
-    )
-    assert (found.tiles, found.tiles_of_lanes, found.several, found.wide) == (32, measure.NEVER, 2048, measure.NEVER)
+    speed = {"gemm_small": 30, "gemv_naive": 1, "gemm_vector": 1500, "gemv_simd": 1, "gemv_simd_multi": 600,
+             "gemv_wide": 90000}  # fmt: skip
+
+    def timed(_, name, m, n):
+        return speed[name] + (speed[name] == 1) * (n if m == 1 else m) + (name == "gemm_small") * (m == n) * m
+
+    found = measure.measured(device.admissions, timed)
+    assert (found.tiles, found.large, found.several, found.wide) == (32, 2048**2, 2048, measure.NEVER)
     assert measure.recalled(device.adapter.name) == found
     next((tmp_path / "webgpu").iterdir()).write_bytes(b"{")
     assert measure.recalled(device.adapter.name) == Crossovers()

@@ -12,12 +12,14 @@ from isogemm.backends.webgpu.admission import AdapterAdmissions
 from isogemm.backends.webgpu.kernels import code_of, kernel_of
 from isogemm.backends.webgpu.launch import KernelCall, run
 from isogemm.backends.webgpu.public import array
+from isogemm.backends.webgpu.trusted import TRUSTED
 from isogemm.contract import reference
 from isogemm.errors import OptionError, ShapeError
 
 NAMES = (
     "gemv_vector",
     "gemv_vector WORDS=2 ROWS=4 OUTPUTS=2 UNROLL=4 WORKGROUP=64",
+    "gemv_vectors AHEAD=1",
     "gemm_vector TILE_M=64 TILE_N=64 REG_M=8 REG_N=4 BUFFERS=1",
     "gemm_vector TILE_M=64 TILE_N=32 DEPTH=16 REG_M=4 REG_N=8 INNER=2 SPREAD=0",
 )
@@ -25,8 +27,8 @@ NAMES = (
 FAULTS = {
     "a load is used twice": ("gemv_vector", "gemv_vector", "(step + $uu)", "(step + $uu / 2u)"),
     "the tail of loads is lost": ("gemv_vector", "gemv_vector", "for (; step < steps; step++)", "for (; step < 0u;)"),
-    "the steps beyond K are added": (NAMES[2], "gemm_vector", "min(DEPTH, p.k - at)", "DEPTH"),
-    "a column beside the result is written": (NAMES[2], "gemm_vector", "j + $cu < p.n", "j + $cu < p.n + 1u"),
+    "the steps beyond K are added": ("gemm_small", "gemm_vector", "min(DEPTH, p.k - at)", "DEPTH"),
+    "a column beside the result is written": ("gemm_small", "gemm_vector", "j + $cu < p.n", "j + $cu < p.n + 1u"),
 }
 
 
@@ -36,11 +38,12 @@ def view(x):
 
 @pytest.mark.parametrize("checked", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_bits(device, monkeypatch, name, checked):
-    monkeypatch.setattr(device.adapter, "checked", checked)
+def test_bits(device, name, checked):
     admissions, order = AdapterAdmissions(device.adapter), kernel_of(name).order
     for across in (False, True) if order == "chain" else (False,):
         code = admissions.code(name, ("float16", "float16"), across)
+        assert code.startswith(TRUSTED)
+        code = code.removeprefix(TRUSTED) if checked else code
         for m, n, k in ((1, 8, 16), (5, 72, 264)):
             a, b, out = values((m, k), F16), values((k, n), F16, seed=1), array(poisoned((m, n)))
             weight = array(b) if across else array(np.ascontiguousarray(b.T)).T
@@ -48,10 +51,41 @@ def test_bits(device, monkeypatch, name, checked):
             assert_same(out.numpy(), reference.evaluate(a, b, "fma/lanes32" if order == "lanes" else "fma/chain"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_other_types(device, dtype):
-    """On adapters whose fma rounds twice, as integers."""
-    assert device.admissions.code("gemv_vector UNROLL=1", (dtype, dtype), across=False)
+@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_small"])
+def test_small_numbers_are_kept(device, name):
+    """What a device may drop is summed by integers; of bfloat16, whose other products are exact in float32."""
+    admissions, order = AdapterAdmissions(device.adapter), kernel_of(name).order
+    code = admissions.code(name, ("bfloat16", "bfloat16"), across=False)
+    a, b = values((3, 40), BF16), values((8, 40), BF16, seed=1)
+    a[1] *= BF16.type(2.0**-100)
+    b[3] *= BF16.type(2.0**-30)
+    out = array(poisoned((3, 8)))
+    run(device.adapter, name, code, KernelCall(view(array(a)), view(array(b).T), view(out)))
+    want = reference.evaluate(a, b.T, "fma/lanes32" if order == "lanes" else "fma/chain")
+    assert 0 < np.abs(want[1, 3]) < 2.0**-126
+    assert_same(out.numpy(), want)
+
+
+@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_small"])
+def test_a_device_that_drops_small_numbers_is_made_up_for(device, name):
+    """Made sure of on every adapter, with an fma that takes subnormal operands and results for zero."""
+    flushed = "fn kept(x: f32) -> f32 { return select(x, 0.0, abs(x) < 0x1p-126f); }\n"
+    given = "return fma(x, y, z);"
+    code = code_of(name, ("bfloat16", "bfloat16"), across=False, subgroup=device.adapter.subgroup, fused=True)
+    assert given in code
+    code = flushed + code.replace(given, "return kept(fma(kept(x), kept(y), kept(z)));")
+    assert not AdapterAdmissions(device.adapter).verdict(name, ("bfloat16", "bfloat16"), code)
+    unseen = code.replace("return min(s, t) == 0u || s + t < 174u;", "return false;")
+    assert unseen != code
+    assert AdapterAdmissions(device.adapter).verdict(name, ("bfloat16", "bfloat16"), unseen)
+
+
+def test_an_fma_that_rounds_twice_is_refused(device):
+    """Of float32; made sure of on every adapter."""
+    for name in ("gemv_vector UNROLL=1", "gemm_small"):
+        code = code_of(name, ("float32", "float32"), across=False, subgroup=device.adapter.subgroup, fused=True)
+        code = code.replace("return fma(x, y, z);", "return rounded(x * y) + z;")
+        assert AdapterAdmissions(device.adapter).verdict(name, ("float32", "float32"), code)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

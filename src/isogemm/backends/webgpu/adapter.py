@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...base.extras import require_extra
 from ...errors import DeviceError, LimitError
 from ...operands.device_array import DeviceId
-from .trusted import trusted_module
+from .trusted import TRUSTED, trusted_module
 
 __all__ = ["Adapter", "DeviceBuffer", "Limits", "ReadyLaunch", "adapters", "open_adapter"]
 
@@ -116,8 +116,6 @@ class Adapter:
         Threads that exchange values without memory, at least; 0 where the adapter has no such operations.
     timestamps : bool
         It says when work began and ended.
-    checked : bool
-        Kernels compiled from now on have wgpu's checks of indices and loops.
     """
 
     def __init__(self, adapter: Any, place: DeviceId) -> None:
@@ -133,8 +131,8 @@ class Adapter:
             limits["max-compute-workgroups-per-dimension"],
         )  # fmt: skip
         self.subgroup = _smallest_subgroup(info) if "subgroup" in features else 0
-        self.timestamps, self.checked = "timestamp-query" in wanted, True
-        self._pipelines: dict[tuple[str, bool], Any] = {}
+        self.timestamps = "timestamp-query" in wanted
+        self._pipelines: dict[str, Any] = {}
         self._recorded: list[ReadyLaunch] | None = None
 
     # Memory.
@@ -270,14 +268,14 @@ class Adapter:
 
     def pipeline(self, code: str) -> Any:
         """WGSL with an entry point `main`, compiled once."""
-        made = self._pipelines.get((code, self.checked))
+        made = self._pipelines.get(code)
         if made is None:
-            checked = self.checked
-            module = self._device.create_shader_module(code=code) if checked else trusted_module(self._device, code)
+            trusted = code.startswith(TRUSTED)
+            module = trusted_module(self._device, code) if trusted else self._device.create_shader_module(code=code)
             made = self._device.create_compute_pipeline(
                 layout="auto", compute={"module": module, "entry_point": "main"}
             )
-            self._pipelines[code, self.checked] = made
+            self._pipelines[code] = made
         return made
 
     def wait(self) -> None:

@@ -7,6 +7,7 @@ drops what is too small, the kernel is tried with the one that is made of intege
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from .array import buffer_of
 from .integers import code_of_block, run_quantize
 from .kernels import LANES, code_of, kernel_of
 from .launch import KernelCall, run
+from .planes import laid
 
 __all__ = ["ORDERS", "AdapterAdmissions", "TrialProduct", "pose", "trial"]
 
@@ -43,7 +45,7 @@ SHAPES_OF_BLOCKS = ((3, 5, 256), (9, 133, 768))
 class TrialProduct(NamedTuple):
     """A product of a trial: operands as they lie on the host, where out starts, and the bits that it must have.
 
-    Quantized weights are their bytes, in pairs [row bytes / 2, n].
+    Quantized weights are their bytes in pairs, as `planes.laid` has them [a row's pairs, n].
     """
 
     a: Array
@@ -68,14 +70,36 @@ class AdapterAdmissions:
             No form of it has the contract's bits on this adapter.
         """
         refused = ""
-        for fused in (True, False):
-            if fused and kernel_of(name).order != "integers" and name != "gemv_naive" and not self._fuses(types):
+        kernel = kernel_of(name)
+        for fused in (True,) if kernel.words else (True, False):
+            if (
+                fused
+                and kernel.order != "integers"
+                and not (kernel.words or name == "gemv_naive" or self._fuses(types))
+            ):
                 continue
             code = code_of(name, types, across=across, subgroup=self.adapter.subgroup, fused=fused)
             refused = self.verdict(name, types, code)
             if not refused:
                 return code
         raise self._error(name, refused)
+
+    def first(self, names: Iterable[str], types: tuple[str, str], across: bool) -> tuple[str, str]:
+        """The first of some kernels that is admitted, and its code.
+
+        Raises
+        ------
+        ContractError
+            Of the last one: none has the contract's bits on this adapter.
+        """
+        refused: ContractError | None = None
+        for name in names:
+            try:
+                return name, self.code(name, types, across)
+            except ContractError as error:
+                refused = error
+        assert refused is not None, "a tree ends with a kernel for everything"
+        raise refused
 
     def verdict(self, name: str, types: tuple[str, str], code: str) -> str:
         """Of a kernel's code, known or by a trial now: empty where it is admitted, else why not."""
@@ -116,9 +140,13 @@ def trial(adapter: Adapter, name: str, types: tuple[str, str], code: str) -> str
     for m, n, k in _shapes(name, types):
         for lines in _layouts(name, code):
             started = m > 3 if kernel.words else lines  # of vectors there is one layout: both ways by the shapes
-            found = _differs(adapter, name, types, code, pose(kernel.order, types, m, n, k, started=started), lines)
-            if found:
-                return f"{ORDERS[kernel.order]} over k {k}, {m} x {n}: {found}"
+            posed = [pose(kernel.order, types, m, n, k, started=started)]
+            if kernel.words and types[0] != "float16":
+                posed.append(pose_ordinary(kernel.order, types, m, n, k, started=started))
+            for product in posed:
+                found = _differs(adapter, name, types, code, product, lines)
+                if found:
+                    return f"{ORDERS[kernel.order]} over k {k}, {m} x {n}: {found}"
     return ""
 
 
@@ -150,12 +178,34 @@ def pose(order: str, types: tuple[str, str], m: int, n: int, k: int, *, started:
         b = words[1].view(NUMPY[types[1]])[:, columns]
         return TrialProduct(a, b, c, _evaluated(order, a, b, c))
     stored = golden_blocks(fmt, n, k)
-    pairs = stored.view(np.float16).T
+    pairs = laid(stored, format_of(fmt)).T
     if order == "integers":
+        if types[0] == "float32":  # a row whose sums are so small that a device may drop them
+            low = np.random.default_rng(k).standard_normal((1, k)) * 2.0**-110
+            a = np.concatenate([a[1:], low.astype(np.float32)])
         return TrialProduct(a, pairs, None, int32.evaluate(a, decode(stored, format_of(fmt))))
     with np.errstate(over="ignore"):
         weight = dequantize(stored, format_of(fmt)).astype(NUMPY[rounded]).T
     return TrialProduct(a, pairs, c, _evaluated(order, a, weight, c))
+
+
+@lru_cache(maxsize=64)
+def pose_ordinary(order: str, types: tuple[str, str], m: int, n: int, k: int, *, started: bool) -> TrialProduct:
+    """A product without numbers that a device may drop: kernels that look for those take the device's fma throughout.
+
+    Exponents reach down to where nothing can be dropped yet, and sums cancel.
+    """
+    rng = np.random.default_rng(k)
+
+    def drawn(shape: tuple[int, int]) -> Array:
+        return rng.standard_normal(shape) * np.exp2(rng.integers(-30, 8, shape))
+
+    a, b = drawn((m, k)), drawn((k, n))
+    a[:, k // 2 :], b[k // 2 :] = -a[:, : k - k // 2], b[: k - k // 2] * (1 + np.exp2(-12))
+    a, b = (np.where(np.abs(x) < np.exp2(-39), 0, x) for x in (a, b))
+    left, right = a.astype(NUMPY[types[0]]), b.astype(NUMPY[types[1]])
+    c = drawn((m, n)).astype(np.float32) if started and order == "chain" else None
+    return TrialProduct(left, right, c, _evaluated(order, left, right, c))
 
 
 def _evaluated(order: str, a: Array, b: Array, c: Array | None) -> Array:
@@ -221,6 +271,9 @@ def _ties(block: int) -> Array:
     rows = halves * (largest / np.float32(127))
     rows = np.add(rows.view(np.int32), rng.integers(-2, 3, rows.shape, np.int32)).view(np.float32)
     rows[..., :1] = largest
+    rows[0] = (
+        rows[0] / largest[0] * np.float32(2.0**-120)
+    )  # elements may be subnormal, and their inverse scale is finite
     found: Array = rows.reshape(8, 1024)
     return found
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...contract.spec import Contract
 from ...errors import ContractError
 from ...operands.device_array import DeviceId
 
-__all__ = ["TREE", "Branch", "Crossovers", "TreeCase", "check_contract", "choose"]
+__all__ = ["TREE", "Branch", "Crossovers", "TreeCase", "check_contract", "choices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,10 @@ class Crossovers:
 
     Attributes
     ----------
-    tiles, tiles_of_lanes : int
-        Rows from which tiles serve, under ``chain`` and under ``lanes32``; below, products go row by row.
+    tiles : int
+        Rows from which tiles serve under ``chain``; below, products go row by row.
+    large : int
+        Outputs from which tiles are the largest; fewer outputs keep more of a device busy in smaller ones.
     batch : int
         Rows from which a group takes several rows of x.
     several : int
@@ -31,7 +33,7 @@ class Crossovers:
     """
 
     tiles: int = 32
-    tiles_of_lanes: int = 32
+    large: int = 2**21
     batch: int = 2
     several: int = 2048
     wide: int = 16384
@@ -40,11 +42,22 @@ class Crossovers:
 
 @dataclass(frozen=True, slots=True)
 class TreeCase:
-    """What a kernel is chosen by. `across`: neighbouring columns of b are neighbours in memory."""
+    """What a kernel is chosen by.
+
+    Attributes
+    ----------
+    m, n : int
+    across : bool
+        Neighbouring columns of b are neighbours in memory.
+    whole : bool
+        Both operands have one type and lie at whole vectors of 16 bytes.
+    at : Crossovers
+    """
 
     m: int
     n: int
     across: bool
+    whole: bool
     at: Crossovers
 
 
@@ -63,12 +76,15 @@ class Branch:
 
 TREE: Mapping[str, tuple[Branch, ...]] = {
     "chain": (
+        Branch("whole vectors, M >= {at.tiles}, M * N >= {at.large}", lambda x: _tiled(x, x.at.large), "gemm_vector"),
+        Branch("whole vectors, M >= {at.tiles}", lambda x: _tiled(x, 0), "gemm_small"),
         Branch("M >= {at.tiles}", lambda x: x.m >= x.at.tiles, "gemm_tiled"),
         Branch("b stored [k, n]", lambda x: x.across, "gemv_transposed"),
         Branch("b stored [n, k]", lambda x: True, "gemv_naive"),
     ),
     "lanes": (
-        Branch("M >= {at.tiles_of_lanes}", lambda x: x.m >= x.at.tiles_of_lanes, "gemm_lanes"),
+        Branch("whole vectors along K, M >= {at.batch}", lambda x: _along(x) and x.m >= x.at.batch, "gemv_vectors"),
+        Branch("whole vectors along K", lambda x: _along(x), "gemv_vector"),
         Branch("M >= {at.batch}", lambda x: x.m >= x.at.batch, "gemv_batched"),
         Branch("N >= {at.wide}", lambda x: x.n >= x.at.wide, "gemv_wide"),
         Branch("N >= {at.several}", lambda x: x.n >= x.at.several, "gemv_simd_multi"),
@@ -79,12 +95,20 @@ TREE: Mapping[str, tuple[Branch, ...]] = {
         Branch("M < {at.batch}", lambda x: True, "gemv_q4_0"),
     ),
 }
-"""By the order over K; the first question that holds decides."""
+"""By the order over K; the first question that holds decides, unless its kernel is refused on the device."""
 
 
-def choose(order: str, case: TreeCase) -> str:
-    """The name of a kernel."""
-    return next(branch.kernel for branch in TREE[order] if branch.holds(case))
+def _tiled(case: TreeCase, outputs: int) -> bool:
+    return case.whole and case.m >= case.at.tiles and case.m * case.n >= outputs
+
+
+def _along(case: TreeCase) -> bool:
+    return case.whole and not case.across
+
+
+def choices(order: str, case: TreeCase) -> Iterator[str]:
+    """The names of kernels that serve, the best first."""
+    return (branch.kernel for branch in TREE[order] if branch.holds(case))
 
 
 def check_contract(place: DeviceId, contract: Contract) -> None:

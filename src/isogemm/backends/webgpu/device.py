@@ -16,8 +16,8 @@ from . import elements
 from .adapter import Adapter, adapters, open_adapter
 from .admission import AdapterAdmissions
 from .array import WebGpuArray, buffer_of, empty
-from .choose import TreeCase, check_contract, choose
-from .launch import KernelCall, run
+from .choose import TreeCase, check_contract, choices
+from .launch import KernelCall, run, whole
 from .measure import recalled
 
 __all__ = ["WebGpuDevice", "count", "current", "open_device", "trace", "usable"]
@@ -73,8 +73,9 @@ class WebGpuDevice(Device):
             elements.copy(self.adapter, acc, c)
         across = abs(b.strides[1]) < abs(b.strides[0])
         m, n = out.shape
-        name = choose(order, TreeCase(m, n, across, self.crossovers))
-        run(self.adapter, name, self.admissions.code(name, types, across), walk._replace(out=acc))
+        case = TreeCase(m, n, across, types[0] == types[1] and whole(a, b), self.crossovers)
+        name, code = self.admissions.first(choices(order, case), types, across)
+        run(self.adapter, name, code, walk._replace(out=acc))
         if not here:
             elements.follow(self.adapter, acc, out, asked, None if asked.accumulate else c, bias)
 

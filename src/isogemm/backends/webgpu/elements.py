@@ -19,6 +19,8 @@ __all__ = ["copy", "follow"]
 
 Array = NDArray[Any]
 
+# By integers, since a device's own may drop what is small; -0 + -0 is -0, so that a product keeps its sign.
+SCALED, ADDED = "fused(p.scale, x, bitcast<f32>(0x80000000u))", "fused(1.0, x, y)"
 # By bytes of an element: the type of a word of out, the element's bits, and how they are written.
 COPIES = {
     4: ("u32", "x_words[source_at]", "fn write(i: u32, bits: u32) { out_words[i] = bits; }"),
@@ -34,11 +36,11 @@ def follow(adapter: Adapter, acc: Array, out: Array, asked: Settings, c: Array |
     """out = alpha * acc + beta * c + bias, rounded after each operation; `acc` float32 [m, n], apart from `out`."""
     ready: list[tuple[str, float, Array]] = []
     if asked.alpha != 1:
-        ready.append(("p.scale * x", asked.alpha, acc))
+        ready.append((SCALED, asked.alpha, acc))
     if asked.beta != 0 and c is not None:
-        ready.append(("x + y", 1.0, _scaled(adapter, _apart(adapter, c, out), asked.beta)))
+        ready.append((ADDED, 1.0, _scaled(adapter, _apart(adapter, c, out), asked.beta)))
     if bias is not None:
-        ready.append(("x + y", 1.0, _apart(adapter, np.broadcast_to(bias, out.shape, subok=True), out)))
+        ready.append((ADDED, 1.0, _apart(adapter, np.broadcast_to(bias, out.shape, subok=True), out)))
     value = acc
     for i, (operation, scale, other) in enumerate(ready or [("x", 1.0, acc)]):
         last = i + 1 >= len(ready)
@@ -51,7 +53,7 @@ def _scaled(adapter: Adapter, c: Array, beta: float) -> Array:
     if beta == 1:
         return c
     made = empty(c.shape, FLOAT32, holder_of(c).place)
-    _step(adapter, "p.scale * x", c, c, made, beta)
+    _step(adapter, SCALED, c, c, made, beta)
     return made
 
 

@@ -27,7 +27,7 @@ class Quantized(NamedTuple):
 
 def code_of_block(dtype: str, block: int) -> str:
     """The WGSL that quantizes rows of a type in blocks of 32 or 256."""
-    return assembled("quantize_x", ("params", "integers", element("a", dtype)), {"BLOCK": block}, fused=True)
+    return assembled("quantize_x", ("params", "integers", element("a", dtype), "rows"), {"BLOCK": block}, fused=True)
 
 
 def run_quantize(adapter: Adapter, code: str, x: Array, block: int) -> Quantized:
@@ -38,5 +38,5 @@ def run_quantize(adapter: Adapter, code: str, x: Array, block: int) -> Quantized
     for view in (x, x, made.codes):
         numbers += [(offset_of(view) - bound(view)[1]) // view.itemsize, *steps(view)]
     places = {A: bound(x), OUT: bound(made.codes), EXTRA: bound(made.scales)}
-    adapter.launch(code, [*numbers, 0], places, (-(-(k // block) // 64), m))
+    adapter.launch(code, [*numbers, 0], places, (-(-k // 256), m))
     return made

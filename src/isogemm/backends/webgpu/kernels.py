@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from ...errors import OptionError
-from .source import Constants, assembled, element, operand_b, vectors
+from ...formats.blocks import format_of
+from .source import assembled, element, operand_b, vectors
 
 __all__ = ["KERNELS", "LANES", "VECTORS", "WgslKernel", "code_of", "kernel_of"]
 
@@ -73,18 +74,22 @@ KERNELS: Mapping[str, WgslKernel] = {
     "gemv_wide": WgslKernel("gemv_wide", "lanes", **_lanes(8, 256, outputs=2)),  # type: ignore[arg-type]
     "gemv_batched": WgslKernel("gemv_batched", "lanes", **_lanes(4, 64, rows=8)),  # type: ignore[arg-type]
     "gemm_simdgroup": WgslKernel("gemm_simdgroup", "chain", 32, 16, 256),
-    "gemm_tiled": WgslKernel("gemm_tiled", "chain", 64, 64, 256, constants={"STEP": 1}),
-    "gemm_lanes": WgslKernel("gemm_tiled", "lanes", 64, 64, 256, constants={"STEP": LANES}),
-    "gemv_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 8, 64, constants={"ROWS": 1}),
-    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", 4, 8, 64, constants={"ROWS": 4}),
+    "gemm_tiled": WgslKernel("gemm_tiled", "chain", 64, 64, 256),
 }
 
 
-_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 8, "WORKGROUP": 128}
+_BLOCKS = {"ALONG": 128, "DOWN": 1, "OUTPUTS": 16, "ROWS": 1}
+_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 8, "WORKGROUP": 128, "AHEAD": 0}
+_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 2, "UNROLL": 2}
+_SMALL = {"TILE_M": 64, "TILE_N": 64, "REG_N": 4, "BUFFERS": 1}
 _GEMM = {"TILE_M": 128, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 2, "SPREAD": 1}
 VECTORS: Mapping[str, WgslKernel] = {
     "gemv_vector": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_GEMV, words=4),
+    "gemv_vectors": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_GEMV | _ROWS, words=2),
     "gemm_vector": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM, words=4),
+    "gemm_small": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM | _SMALL, words=4),
+    "gemv_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS),
+    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS | {"OUTPUTS": 4, "ROWS": 4}),
 }
 """Kernels for operands at whole vectors of words, as families: `kernel_of` has one of each for any constants."""
 
@@ -94,6 +99,9 @@ def _of_vectors(name: str) -> WgslKernel:
     family, *words = name.split()
     row = VECTORS[family]
     at = dict(row.constants) | {key: int(value) for key, value in (word.split("=") for word in words)}
+    if row.order == "integers":
+        columns, threads = at["DOWN"] * at["OUTPUTS"], at["ALONG"] * at["DOWN"]
+        return replace(row, rows=at["ROWS"], columns=columns, workgroup=threads, constants=at)
     if row.order == "lanes":
         return replace(row, rows=at["ROWS"], constants=at, words=at["WORDS"], workgroup=at["WORKGROUP"])
     threads = at["TILE_M"] // at["REG_M"] * (at["TILE_N"] // at["REG_N"])
@@ -120,15 +128,28 @@ def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, f
     kernel = kernel_of(name)
     if kernel.words:
         return _vector_code(kernel, types, across=across, subgroup=subgroup, fused=fused)
-    constants: dict[str, int | bool] = dict(kernel.constants)
-    b = ("blocks", types[1].lower()) if kernel.order == "integers" else operand_b(types[1])
-    parts = ["params", "integers", element("a", types[0]), *b]
+    if kernel.order == "integers":
+        return _block_code(kernel, types[1], fused=fused)
+    constants: dict[str, int | bool | str] = dict(kernel.constants)
+    if types[1].startswith("Q"):
+        constants |= {"WordB": "vec4<u32>", "K_EACH": 1}
+    parts = ["params", "integers", element("a", types[0]), "rows", *operand_b(types[1])]
     if kernel.lanes:
         constants |= {"WORKGROUP": kernel.workgroup, "LANES": kernel.lanes, "THREADS": kernel.threads}
         parts.append("meet_subgroup" if subgroup >= kernel.threads else "meet_workgroup")
     if kernel.file == "gemm_tiled":
         constants["ACROSS"] = across
-    return assembled(kernel.file, tuple(parts), _constants(constants), fused=fused)
+    return assembled(kernel.file, tuple(parts), constants, fused=fused)
+
+
+def _block_code(kernel: WgslKernel, fmt: str, *, fused: bool) -> str:
+    """The code of a kernel for codes of x and blocks of a format."""
+    words = dict.fromkeys(("WordA", "WordB"), "vec4<u32>")
+    constants = (
+        dict(kernel.constants) | words | {"K_EACH": 4, "WORKGROUP": kernel.workgroup, "AHEAD": 8 if fused else 1}
+    )
+    parts = ("params", "integers", fmt.lower(), "blocks", "runs", f"walk_{format_of(fmt).block}")
+    return assembled(kernel.file, parts, constants, fused=fused, trusted=True)
 
 
 def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, subgroup: int, fused: bool) -> str:
@@ -137,10 +158,12 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
     at = dict(kernel.constants)
     each = kernel.words * held
     at |= {"WORDS": kernel.words, "HELD": held, "EACH": each, "WORKGROUP": kernel.workgroup}
-    constants: dict[str, int | bool | str] = {"Word": f"vec{kernel.words}<u32>"}
-    parts = ["params", "integers", *vectors(types[0], kernel.words)]
+    guarded = types[0] != "float16"
+    at |= {"GUARDS": int(guarded)}
+    constants: dict[str, int | bool | str] = dict.fromkeys(("WordA", "WordB"), f"vec{kernel.words}<u32>")
+    parts = ["params", "integers", "rows", "strided", *vectors(types[0], kernel.words), "guard"]
     if kernel.order == "lanes":
-        at |= {"LANES": each, "THREADS": LANES // each}
+        at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"]}
         parts.append("meet_subgroup" if subgroup >= LANES // each else "meet_workgroup")
     else:
         at |= {"GROUPS": at["REG_M"] // 4, "FOURS": at["REG_N"] // 4, "FOUR": 4, "QUADS": each // 4}
@@ -152,8 +175,4 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
                 "tiles of gemm_vector", limit=f"whole vectors of {each} for each of {kernel.workgroup} threads",
                 value=dict(kernel.constants), nearest="gemm_vector",
             )  # fmt: skip
-    return assembled(kernel.file, tuple(parts), constants | at, fused=fused)
-
-
-def _constants(given: Constants) -> Constants:
-    return dict(sorted(given.items()))
+    return assembled(kernel.file, tuple(parts), constants | at, fused=fused, trusted=True)

@@ -12,11 +12,13 @@ from ...base.dtypes import name_of
 from ...errors import LimitError, ShapeError
 from .adapter import ALIGN, Adapter, DeviceBuffer
 from .array import buffer_of, offset_of, span
-from .kernels import WgslKernel, kernel_of
+from .kernels import kernel_of
+from .planes import WHOLE
 
-__all__ = ["EXTRA", "OUT", "A", "B", "KernelCall", "bound", "run", "steps"]
+__all__ = ["EXTRA", "OUT", "A", "B", "KernelCall", "bound", "run", "steps", "whole"]
 
 Array = NDArray[Any]
+CUT = 256  # pieces are multiples of it, where they are longer: those of whole vectors stay whole
 A, B, OUT, EXTRA = 1, 2, 3, 4  # bindings of products
 
 
@@ -37,7 +39,7 @@ def run(adapter: Adapter, name: str, code: str, walk: KernelCall) -> None:
     """A kernel's code on a product, as many launches as its operands need."""
     kernel = kernel_of(name)
     columns = kernel.columns_of(name_of(walk.b.dtype))
-    _check_vectors(name, kernel, walk)
+    _check_vectors(name, kernel.words, walk)
     for a, b, out, start, scales in _pieces(adapter, kernel.order == "chain", (kernel.rows, columns), walk):
         places = [bound(x) for x in (a, b, out)]
         bindings = dict(zip((A, B, OUT), places, strict=True)) | ({} if scales is None else {EXTRA: bound(scales)})
@@ -48,17 +50,24 @@ def run(adapter: Adapter, name: str, code: str, walk: KernelCall) -> None:
         adapter.launch(code, [*numbers, 0], bindings, grid)
 
 
-def _check_vectors(name: str, kernel: WgslKernel, walk: KernelCall) -> None:
-    """Raise `ShapeError` unless operands lie at whole vectors, where the kernel takes those."""
-    each = kernel.words * (4 // walk.a.itemsize) if kernel.words else 1
-    along = [walk.a, walk.b.T] if abs(walk.b.strides[0]) <= abs(walk.b.strides[1]) else [walk.a, walk.b]
-    for x in along if kernel.words and walk.out.size else ():
-        places = (x.shape[1], x.strides[0] // x.itemsize, offset_of(x) // x.itemsize)
+def whole(a: Array, b: Array, nbytes: int = WHOLE) -> bool:
+    """Whether operands of one type lie at whole vectors: along K, or where b's columns are neighbours, along N."""
+    each = nbytes // a.itemsize
+    for x in (a, b.T if abs(b.strides[0]) <= abs(b.strides[1]) else b):
+        places = x.shape[1], x.strides[0] // x.itemsize, offset_of(x) // x.itemsize
         if x.strides[1] != x.itemsize or any(place % each for place in places):
-            raise ShapeError(
-                f"operands of {name}", limit=f"extents, strides and offsets in multiples of {each}, side by side",
-                value=(x.shape, x.strides), nearest="a kernel for any strides",
-            )  # fmt: skip
+            return False
+    return True
+
+
+def _check_vectors(name: str, words: int, walk: KernelCall) -> None:
+    """Raise `ShapeError` unless operands lie at whole vectors, where the kernel takes those."""
+    if words and walk.out.size and not whole(walk.a, walk.b, 4 * words):
+        raise ShapeError(
+            f"operands of {name}", value=[(x.shape, x.strides) for x in (walk.a, walk.b)],
+            limit=f"extents, strides and offsets in multiples of {4 * words // walk.a.itemsize}, side by side",
+            nearest="a kernel for any strides",
+        )  # fmt: skip
 
 
 def steps(x: Array) -> tuple[int, ...]:
@@ -97,7 +106,8 @@ def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: KernelCa
             f"bytes that a kernel sees at once on {adapter.name}", limit=limits.binding,
             value=max(_bytes(x) for x in (a, b, out)), nearest="weights stored [n, k], which are cut by rows",
         )  # fmt: skip
-    low, high = slice(0, extent // 2), slice(extent // 2, extent)
+    half = extent // 2 - (extent // 2 % CUT if extent >= 2 * CUT else 0)
+    low, high = slice(0, half), slice(half, extent)
     if cut == "m":
         parts = [KernelCall(a[x], b, out[x], start) for x in (low, high)]
     elif cut == "n":

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...base.dtypes import ITEMSIZE
 from ...errors import OptionError
 from ...problem.numeric import USUAL, AnyPlan, numeric_plan
 from .adapter import Adapter
-from .choose import TREE, Crossovers, TreeCase, check_contract, choose
+from .choose import TREE, Crossovers, TreeCase, check_contract, choices
+from .planes import WHOLE
 
 __all__ = ["SCHEMA", "WebGpuPlan", "plan"]
 
@@ -51,8 +53,8 @@ class WebGpuPlan(AnyPlan):
             lines.append(("-> if" if decides else "   if", f"{branch.text(at)}: {branch.kernel}"))
         return [
             *lines,
-            ("kernel", f"{self.kernel}, admitted by its bits at its first use"),
-            ("tiles", f"from M = {at.tiles} (chain) and {at.tiles_of_lanes} (lanes32); elsewhere {USUAL} is usual"),
+            ("kernel", f"{self.kernel}, admitted by its bits at its first use; refused, the next that holds"),
+            ("tiles", f"from M = {at.tiles}; elsewhere {USUAL} is usual"),
             ("measured", at.source),
         ]
 
@@ -83,6 +85,7 @@ def plan(
     m, n, k = extents
     numeric = numeric_plan(k, dtype_a=types[0], dtype_b=types[1], out_dtype=types[2], contract=contract)
     check_contract(adapter.place, numeric.contract)
-    case = TreeCase(m, n, trans[1] == "N", crossovers)
-    kernel = choose(numeric.contract.order.kind, case)
+    across, each = trans[1] == "N", WHOLE // ITEMSIZE[types[0]]
+    whole = types[0] == types[1] and trans[0] == "N" and not (k % each or (across and n % each))
+    kernel = next(choices(numeric.contract.order.kind, TreeCase(m, n, across, whole, crossovers)))
     return WebGpuPlan(m, n, k, trans[0], trans[1], numeric, adapter.name, kernel, crossovers)

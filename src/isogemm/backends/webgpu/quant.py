@@ -19,6 +19,7 @@ from .array import WebGpuArray, empty, from_numpy
 from .choose import check_contract
 from .integers import run_quantize
 from .launch import KernelCall
+from .planes import laid
 
 __all__ = ["FORMATS", "BlockCopy", "pieces", "product", "upload"]
 
@@ -35,16 +36,15 @@ class BlockCopy:
     host : QuantizedMatrix
         The same rows on the host.
     native : array
-        The bytes of the rows, in pairs [n, row bytes / 2].
+        The bytes of the rows as `planes.laid` has them, in pairs [n, a row's pairs].
     nbytes : int
     """
 
     def __init__(self, host: Any, place: DeviceId) -> None:
         self.host, self.place, self.nbytes = host, place, int(host.rows.nbytes)
-        data = np.ascontiguousarray(host.rows)
-        buffer = open_adapter(place.ordinal).upload(data.reshape(-1))
-        shape = data.shape[0], data.shape[1] // 2
-        self.native = device_array(buffer.address, shape, None, FLOAT16, place, owner=buffer)
+        data = laid(np.ascontiguousarray(host.rows), host.format)
+        buffer = open_adapter(place.ordinal).upload(data.reshape(-1).view(np.uint8))
+        self.native = device_array(buffer.address, data.shape, None, FLOAT16, place, owner=buffer)
 
     def part(self, matrix: Any, rows: range) -> BlockCopy:
         """The copy of rows that `matrix` holds on the host: another upload."""

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from .trusted import TRUSTED
+
 __all__ = ["Constants", "assembled", "element", "operand_b", "part", "repeated", "rounding_store", "vectors"]
 
 FOLDER = Path(__file__).parent / "wgsl"
@@ -49,6 +51,9 @@ fn multiply_add_held(x: Held, y: Held, z: Held) -> Held {{
 fn one_of(x: Held, h: u32) -> f32 {{ return x[h]; }}
 fn place(lanes: ptr<function, array<f32, EACH>>, w: u32, x: Held) {{ lanes[2u * w] = x.x; lanes[2u * w + 1u] = x.y; }}
 fn held(w: u32) -> Held {{ return {held}; }}
+alias Low = vec2<u32>;
+fn lower(low: Low, x: Held) -> Low {{ return min(low, (bitcast<Low>(x) << Low(1u)) - Low(1u)); }}
+fn least(low: Low) -> u32 {{ return min(low.x, low.y); }}
 """
 _ONE = """
 alias Held = f32;
@@ -56,6 +61,9 @@ fn multiply_add_held(x: Held, y: Held, z: Held) -> Held { return multiply_add(x,
 fn one_of(x: Held, h: u32) -> f32 { return x; }
 fn place(lanes: ptr<function, array<f32, EACH>>, w: u32, x: Held) { lanes[w] = x; }
 fn held(w: u32) -> f32 { return bitcast<f32>(w); }
+alias Low = u32;
+fn lower(low: Low, x: Held) -> Low { return min(low, (bitcast<u32>(x) << 1u) - 1u); }
+fn least(low: Low) -> u32 { return low; }
 """
 HELD = {
     "float32": _ONE,
@@ -64,11 +72,22 @@ HELD = {
 }
 # Four neighbours of a vector, and one element, for operands of whole vectors.
 _QUADS = {
-    1: "fn quad(v: Word, f: u32) -> vec4<f32> { return bitcast<vec4<f32>>(v); }",
-    2: "fn quad(v: Word, f: u32) -> vec4<f32> { return vec4<f32>(held(v[2u * f]), held(v[2u * f + 1u])); }",
+    1: "fn quad(v: WordB, f: u32) -> vec4<f32> { return bitcast<vec4<f32>>(v); }",
+    2: "fn quad(v: WordB, f: u32) -> vec4<f32> { return vec4<f32>(held(v[2u * f]), held(v[2u * f + 1u])); }",
 }
-_OF_VECTOR = "fn element_a(i: u32) -> f32 { return one_of(held(a_words[i / EACH][(i / HELD) % WORDS]), i % HELD); }"
+_OF_VECTOR = (
+    "fn element_{x}(i: u32) -> f32 {{ return one_of(held({x}_words[i / EACH][(i / HELD) % WORDS]), i % HELD); }}"
+)
 MULTIPLY_ADD = "fn multiply_add(x: f32, y: f32, z: f32) -> f32 {{ return {name}(x, y, z); }}"
+# Where the device's own arithmetic is not the definition's, sums and conversions are made of integers, too.
+ADDED = {
+    True: "fn added(x: f32, y: f32) -> f32 { return x + y; }",
+    False: "fn added(x: f32, y: f32) -> f32 { return fused(1.0, x, y); }",
+}
+HALF_OF = {
+    True: "fn half_of(half: u32) -> f32 { return unpack2x16float(half).x; }",
+    False: "fn half_of(half: u32) -> f32 { return widened(half); }",
+}
 
 
 @cache
@@ -80,7 +99,7 @@ def part(name: str) -> str:
 def vectors(dtype: str, words: int) -> tuple[str, ...]:
     """The parts by which a kernel takes whole vectors of words: the floats of a word, and their multiply-add."""
     quad = _QUADS[1 if dtype == "float32" else 2]
-    return HELD[dtype], *([quad] if words == 4 else []), _OF_VECTOR
+    return HELD[dtype], *([quad] if words == 4 else []), *(_OF_VECTOR.format(x=x) for x in "ab")
 
 
 def repeated(text: str, constants: Constants) -> str:
@@ -99,10 +118,11 @@ def repeated(text: str, constants: Constants) -> str:
                 break
             at += 1
             if words[:1] == ["#for"]:
-                begun, count = at, constants[words[3]]
-                for value in range(int(count)):
+                begun, count = at, int(constants[words[3]])
+                for value in range(max(count, 1)):
                     at = begun
-                    made += block(values | {words[1]: value})
+                    lines_of = block(values | {words[1]: value})
+                    made += lines_of if count else []
                 at += 1
             else:
                 line = lines[at - 1]
@@ -124,7 +144,7 @@ def operand_b(dtype: str) -> tuple[str, ...]:
     fmt, _, rounded = dtype.partition(":")
     if not rounded:
         return element("b", dtype), "strided"
-    return "blocks", fmt.lower(), f"fn to_type(x: f32) -> f32 {{ return {ROUNDED[rounded]}; }}", "dequantized"
+    return fmt.lower(), "blocks", f"fn to_type(x: f32) -> f32 {{ return {ROUNDED[rounded]}; }}", "dequantized"
 
 
 def rounding_store(dtype: str) -> str:
@@ -133,7 +153,7 @@ def rounding_store(dtype: str) -> str:
     return f"{halves}\nfn write(i: u32, bits: u32) {{ {STORES[dtype]} }}"
 
 
-def assembled(kernel: str, parts: tuple[str, ...], constants: Constants, *, fused: bool) -> str:
+def assembled(kernel: str, parts: tuple[str, ...], constants: Constants, *, fused: bool, trusted: bool = False) -> str:
     """A kernel for a product.
 
     Parameters
@@ -142,11 +162,13 @@ def assembled(kernel: str, parts: tuple[str, ...], constants: Constants, *, fuse
         Names of files, and texts that end with a brace.
     fused : bool
         The device's own ``fma`` serves.
+    trusted : bool
+        Compiled without wgpu's checks.
     """
-    head = [_declared(name, value) for name, value in ({"Word": "u32"} | dict(constants)).items()]
-    body = [text if text.rstrip().endswith("}") else part(text) for text in parts]
-    text = repeated(part(kernel), constants)
-    return "\n".join([*head, *body, MULTIPLY_ADD.format(name="fma" if fused else "fused"), text])
+    head = [_declared(name, value) for name, value in ({"WordA": "u32", "WordB": "u32"} | dict(constants)).items()]
+    body = [text if text.rstrip().endswith("}") else repeated(part(text), constants) for text in parts]
+    arithmetic = [MULTIPLY_ADD.format(name="fma" if fused else "fused"), ADDED[fused], HALF_OF[fused]]
+    return (TRUSTED if trusted else "") + "\n".join([*head, *body, *arithmetic, repeated(part(kernel), constants)])
 
 
 def _declared(name: str, value: int | bool | str) -> str:

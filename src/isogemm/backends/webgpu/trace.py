@@ -119,10 +119,7 @@ def _tiled(kernel: WgslKernel, index: int, k: int) -> Work:
     """4 x 4 outputs of a tile of 64 x 64."""
     tile, local = divmod(index, kernel.workgroup)
     outputs = [(local // 16 * 4 + i, tile * 64 + local % 16 * 4 + j) for i in range(4) for j in range(4)]
-    if kernel.constants["STEP"] == 1:
-        return outputs, (range(k),), outputs
-    order = [int(f"{lane:05b}"[::-1], 2) for lane in range(LANES)]
-    return outputs, tuple(range(lane, k, LANES) for lane in order), outputs
+    return outputs, (range(k),), outputs
 
 
 def _fragments(kernel: WgslKernel, index: int, k: int) -> Work:

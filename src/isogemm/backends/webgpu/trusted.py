@@ -1,14 +1,18 @@
-"""Shaders without the checks that wgpu puts into them: indices are bounded by our own code, which admission tries.
+"""Shaders without the checks that wgpu puts into them, for code whose first line says so.
 
-wgpu clamps every index of private and workgroup arrays and counts the rounds of every loop. wgpu-py has no name for a
-module without that; the library below it has.
+wgpu clamps every index of arrays and counts the rounds of every loop. Kernels of whole vectors are without that: their
+indices of arrays are made of constants and of a thread's number, rows and columns of operands are clamped by their own
+code, K is a whole number of loads, and every loop ends with K. The chapter's kernels, which anybody may edit and run,
+are checked. wgpu-py has no name for a module without checks; the library below it has.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["trusted_module"]
+__all__ = ["TRUSTED", "trusted_module"]
+
+TRUSTED = "// Without checks of indices and loops.\n"
 
 
 def trusted_module(device: Any, code: str) -> Any:

@@ -5,7 +5,8 @@
 // As gemm_tiled, for operands that lie at whole vectors of words: a along K, b along K or, where ACROSS, along N. The
 // next step's vectors are loaded before a step is computed and put into the other buffer after it, so that one barrier a
 // step is enough; tiles are read in fours, which neighbouring threads find side by side. What is beyond M or N is read
-// as the last and not stored; steps beyond K are left out. Contract: chain.
+// as the last and not stored; steps beyond K are left out. Where a number may be dropped (see guard), the sums of a tile
+// are made by integers instead. Contract: chain.
 const FOURS_M = TILE_M / 4u;
 const FOURS_N = TILE_N / 4u;
 const ACROSS_N = TILE_N / REG_N;  // threads side by side
@@ -13,6 +14,9 @@ const DOWN_M = TILE_M / REG_M;
 
 var<workgroup> tile_a: array<vec4<f32>, BUFFERS * DEPTH * FOURS_M>;
 var<workgroup> tile_b: array<vec4<f32>, BUFFERS * DEPTH * FOURS_N>;
+
+var<workgroup> greatest_a: atomic<u32>;  // ~Low
+var<workgroup> greatest_b: atomic<u32>;
 
 // Vector e of a tile of `side` rows along K: its row and its place along K, in vectors.
 fn row_of(e: u32, side: u32) -> u32 {
@@ -51,11 +55,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   #end
   #end
   #end
+  #for g in GUARDS
+  var drops = false;
+  #end
   if (p.start == 1u) {
     #for g in GROUPS
     #for c in FOUR
     #for q in FOURS
     acc_$g_$c_$q = begun(i + $gu * DOWN_M * 4u + ty * 4u + $cu, j + $qu * ACROSS_N * 4u + tx * 4u);
+    #for h in GUARDS
+    drops = drops || may_drop_start(acc_$g_$c_$q);
+    #end
     #end
     #end
     #end
@@ -66,6 +76,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   #for l in LOADS_B
   var y_$l = b_words[b_$l + select(min(piece_b_$l, pieces - 1u), min(piece_b_$l, p.k - 1u) * (u32(p.b_row) / EACH), ACROSS)];
   #end
+  #for g in GUARDS
+  if (local == 0u) {
+    atomicStore(&greatest_a, 0u);
+    atomicStore(&greatest_b, 0u);
+  }
+  var low_a = Low(0xffffffffu);
+  var low_b = Low(0xffffffffu);
+  #end
   var buffer = 0u;
   for (var at = 0u; at < p.k; at += DEPTH) {
     if (BUFFERS == 1u) {
@@ -73,6 +91,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let base_a = buffer * DEPTH * FOURS_M;
     let base_b = buffer * DEPTH * FOURS_N;
+    #for g in GUARDS
+    #for w in WORDS
+    #for l in LOADS_A
+    low_a = lower(low_a, held(x_$l[$w]));
+    #end
+    #for l in LOADS_B
+    low_b = lower(low_b, held(y_$l[$w]));
+    #end
+    #end
+    #end
     #for l in LOADS_A
     #for w in WORDS
     #for h in HELD
@@ -125,6 +153,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       buffer = 1u - buffer;
     }
   }
+  #for g in GUARDS
+  atomicMax(&greatest_a, ~least(low_a));
+  atomicMax(&greatest_b, ~least(low_b));
+  workgroupBarrier();
+  if (any_drops(drops || may_drop(~atomicLoad(&greatest_a), ~atomicLoad(&greatest_b)), local)) {
+    exact_sums(i, j, local);
+    return;
+  }
+  #end
   #for g in GROUPS
   #for c in FOUR
   #for q in FOURS
@@ -157,5 +194,20 @@ fn finished(i: u32, j: u32, x: vec4<f32>) {
       store(i, j + $cu, x[$c]);
     }
     #end
+  }
+}
+
+// All outputs of a tile by integers.
+fn exact_sums(i: u32, j: u32, local: u32) {
+  for (var e = local; e < TILE_M * TILE_N; e += WORKGROUP) {
+    let row = i + e / TILE_N;
+    let column = j + e % TILE_N;
+    if (row < p.m && column < p.n) {
+      var acc = first(row, column);
+      for (var k = 0u; k < p.k; k++) {
+        acc = fused(load_a(row, k), load_b(k, column), acc);
+      }
+      store(row, column, acc);
+    }
   }
 }

@@ -3,83 +3,54 @@
 //     S = sum of s * q * a over a block,  T = sum of t * a
 //     acc = fma(float(S), d_w * d_x, acc);  acc = fma(float(T), o_w * d_x, acc) where the format has an offset
 //
-// blocks ascending. 64 threads take 8 columns times 8 blocks, then one thread to an output walks the 8 sums. The bits
-// are those of isogemm.contract.int32 on every device: integers have one sum. Contract: int32/chain.
-const OUTPUTS = 8u;
-const BLOCKS = 8u;
-
+// blocks ascending. ALONG threads have a run of 32 elements each: its codes of x stay in registers for OUTPUTS columns,
+// whose blocks are loaded before the first is used. What each run gives meets in workgroup memory, where one thread to
+// an output walks the blocks. The bits are those of isogemm.contract.int32 on every device: integers have one sum.
+// Contract: int32/chain.
 @group(0) @binding(4) var<storage, read> a_scales: array<f32>;
 
-struct Term {
-  sum: f32,
-  factor: f32,
-  offset_sum: f32,
-  offset_factor: f32,
-}
-
-var<workgroup> terms: array<Term, 64 * ROWS>;
-
-fn exactly_rounded(x: i32) -> f32 {
-  if (x == 0) {
-    return 0.0;
-  }
-  return together(Wide(0u, u32(abs(x))), 0, select(0u, 0x80000000u, x < 0));
-}
-
-fn term(block: u32, i: u32, at: u32) -> Term {
-  let x = u32(p.a_at + i32(i) * p.a_row) + block * (BLOCK / 4u);
-  var s = 0;
-  var t = 0;
-  for (var sub = 0u; sub < BLOCK / SUB; sub++) {
-    var dot = 0;
-    var total = 0;
-    for (var g = sub * (SUB / 4u); g < (sub + 1u) * (SUB / 4u); g++) {
-      let a = a_words[x + g];
-      dot += dot4I8Packed(codes(at, g), a);
-      total += dot4I8Packed(0x01010101u, a);
-    }
-    s += scale_of(at, sub) * (dot - ZERO * total);
-    t += min_of(at, sub) * total;
-  }
-  let d = a_scales[i * (p.k * 4u / BLOCK) + block];
-  var found = Term(exactly_rounded(s), rounded(d_of(at) * d), 0.0, 0.0);
-  if (OFFSET) {
-    found.offset_sum = exactly_rounded(t);
-    found.offset_factor = rounded(offset_of(at) * d);
-  }
-  return found;
-}
-
-@compute @workgroup_size(64)
+@compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+  let thread = local % ALONG;
+  let side = local / ALONG;
   let i = group.y * ROWS;
-  let j = group.x * OUTPUTS;
-  let rows = min(ROWS, p.m - i);
-  let blocks = p.k * 4u / BLOCK;
-  let walker = local < OUTPUTS * rows && j + local % OUTPUTS < p.n;
+  let j = (group.x * DOWN + side) * OUTPUTS;
+  let runs = p.k / 8u;
+  let blocks = runs / RUNS;
+  let own_row = i + local / (DOWN * OUTPUTS);
+  let own_column = group.x * DOWN * OUTPUTS + local % (DOWN * OUTPUTS);
+  let walker = local < WALKERS && own_row < p.m && own_column < p.n;
+  #for o in OUTPUTS
+  let row_$o = row_of(min(j + $ou, p.n - 1u));
+  #end
   var acc = 0.0;
-  for (var begin = 0u; begin < blocks; begin += BLOCKS) {
-    let block = begin + local % BLOCKS;
-    let column = j + local / BLOCKS;
+  for (var begin = 0u; begin < runs; begin += ALONG) {
+    let run = min(begin + thread, runs - 1u);
+    #for o in OUTPUTS
+    let w_$o = eight(row_$o, run);
+    #end
+    #for r in ROWS
+    let at_$r = u32(p.a_at + i32(min(i + $ru, p.m - 1u)) * p.a_row) / 4u + 2u * run;
+    let low_$r = a_words[at_$r];
+    let high_$r = a_words[at_$r + 1u];
+    let d_$r = a_scales[min(i + $ru, p.m - 1u) * blocks + run / RUNS];
+    let ones_$r = vec4<u32>(0x01010101u);
+    let totals_$r = vec2<i32>(dot(ones_$r, low_$r), dot(ones_$r, high_$r));
+    #end
     workgroupBarrier();
-    if (block < blocks && column < p.n) {
-      let at = block_at(block, column);
-      for (var r = 0u; r < rows; r++) {
-        terms[r * 64u + local] = term(block, i + r, at);
-      }
+    if (begin + thread < runs) {
+      #for r in ROWS
+      #for o in OUTPUTS
+      placed(($ru * DOWN + side) * OUTPUTS + $ou, run, row_$o, w_$o, low_$r, high_$r, totals_$r, d_$r);
+      #end
+      #end
     }
     workgroupBarrier();
     if (walker) {
-      for (var b = 0u; b < min(BLOCKS, blocks - begin); b++) {
-        let next = terms[(local / OUTPUTS) * 64u + (local % OUTPUTS) * BLOCKS + b];
-        acc = multiply_add(next.sum, next.factor, acc);
-        if (OFFSET) {
-          acc = multiply_add(next.offset_sum, next.offset_factor, acc);
-        }
-      }
+      acc = walked(acc, local, min(ALONG, runs - begin));
     }
   }
   if (walker) {
-    store(i + local / OUTPUTS, j + local % OUTPUTS, acc);
+    store(own_row, own_column, acc);
   }
 }

@@ -4,12 +4,12 @@ fn meet(given: array<f32, LANES>, local: u32) -> f32 {
   var lanes = given;
   for (var mask = THREADS / 2u; mask > 0u; mask >>= 1u) {  // order-critical: the largest first
     for (var l = 0u; l < LANES; l++) {
-      lanes[l] += subgroupShuffleXor(lanes[l], mask);
+      lanes[l] = added(lanes[l], subgroupShuffleXor(lanes[l], mask));
     }
   }
   for (var mask = LANES / 2u; mask > 0u; mask >>= 1u) {
     for (var l = 0u; l < mask; l++) {
-      lanes[l] += lanes[l + mask];
+      lanes[l] = added(lanes[l], lanes[l + mask]);
     }
   }
   return lanes[0];

@@ -9,12 +9,12 @@ fn meet(given: array<f32, LANES>, local: u32) -> f32 {
     room[local] = lanes;
     workgroupBarrier();
     for (var l = 0u; l < LANES; l++) {
-      lanes[l] += room[local ^ mask][l];
+      lanes[l] = added(lanes[l], room[local ^ mask][l]);
     }
   }
   for (var mask = LANES / 2u; mask > 0u; mask >>= 1u) {
     for (var l = 0u; l < mask; l++) {
-      lanes[l] += lanes[l + mask];
+      lanes[l] = added(lanes[l], lanes[l + mask]);
     }
   }
   return lanes[0];

@@ -17,17 +17,13 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> p: Params;
-@group(0) @binding(1) var<storage, read> a_words: array<Word>;
-@group(0) @binding(2) var<storage, read> b_words: array<Word>;
+@group(0) @binding(1) var<storage, read> a_words: array<WordA>;
+@group(0) @binding(2) var<storage, read> b_words: array<WordB>;
 @group(0) @binding(3) var<storage, read_write> out_words: array<u32>;
 
 // x, already rounded: a compiler may fuse or reorder float operations, but not across integers that it cannot foresee.
 fn rounded(x: f32) -> f32 {
   return bitcast<f32>(bitcast<u32>(x) ^ p.zero);
-}
-
-fn load_a(i: u32, k: u32) -> f32 {
-  return element_a(u32(p.a_at + i32(i) * p.a_row + i32(k) * p.a_col));
 }
 
 fn out_index(i: u32, j: u32) -> u32 {

@@ -1,30 +1,41 @@
-// 256 codes of 6 bits: four bits in 128 bytes, two more in 64, then sixteen signed scales and d.
+// 256 codes of 6 bits: four bits in 128 bytes, two more in 64, sixteen signed scales and d. In a row each of these lies
+// before the next.
 const BLOCK = 256u;
 const SUB = 16u;
-const BYTES = 210u;
 const ZERO = 32;
 const OFFSET = false;
 
-fn codes(at: u32, group: u32) -> u32 {
+fn codes(row: u32, group: u32) -> u32 {
   let half = group / 32u;
   let inside = group & 31u;
-  let low = (word_at(at + 64u * half + 4u * (inside & 15u)) >> ((inside & 16u) >> 2u)) & 0x0f0f0f0fu;
-  let high = (word_at(at + 128u + 32u * half + 4u * (inside & 7u)) >> (2u * (inside / 8u))) & 0x03030303u;
+  let low = (word(row + 16u * half + (inside & 15u)) >> ((inside & 16u) >> 2u)) & 0x0f0f0f0fu;
+  let high = (word(row + 32u * blocks_of() + 8u * half + (inside & 7u)) >> (2u * (inside / 8u))) & 0x03030303u;
   return low | (high << 4u);
 }
 
-fn scale_of(at: u32, sub: u32) -> i32 {
-  return signed_byte(byte_at(at + 192u + sub));
+fn eight(row: u32, run: u32) -> Eight {
+  let at = row / 4u + 4u * (run / 4u) + 2u * (run & 1u);
+  let above = row / 4u + 8u * blocks_of() + 2u * (run / 4u);
+  let up = vec4<u32>(2u * (run & 2u));
+  let high_up = vec4<u32>(2u * (run & 3u));
+  let nibbles = vec4<u32>(0x0f0f0f0fu);
+  let pairs = vec4<u32>(0x03030303u);
+  return Eight(((b_words[at] >> up) & nibbles) | (((b_words[above] >> high_up) & pairs) << vec4<u32>(4u)),
+               ((b_words[at + 1u] >> up) & nibbles) | (((b_words[above + 1u] >> high_up) & pairs) << vec4<u32>(4u)));
 }
 
-fn min_of(at: u32, sub: u32) -> i32 {
+fn scale_of(row: u32, sub: u32) -> i32 {
+  return signed_byte(word(row + 48u * blocks_of() + sub / 4u) >> (8u * (sub & 3u)));
+}
+
+fn min_of(row: u32, sub: u32) -> i32 {
   return 0;
 }
 
-fn d_of(at: u32) -> f32 {
-  return widened(half_at(at + 208u));
+fn d_of(row: u32, block: u32) -> f32 {
+  return half_of(half_at(2u * row + 104u * blocks_of() + block));
 }
 
-fn offset_of(at: u32) -> f32 {
+fn offset_of(row: u32, block: u32) -> f32 {
   return 0.0;
 }

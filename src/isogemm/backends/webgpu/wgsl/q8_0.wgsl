@@ -1,26 +1,29 @@
-// 32 signed bytes behind their scale.
+// 32 signed bytes; the codes of a row lie before its scales.
 const BLOCK = 32u;
 const SUB = 32u;
-const BYTES = 34u;
 const ZERO = 0;
 const OFFSET = false;
 
-fn codes(at: u32, group: u32) -> u32 {
-  return word_at(at + 2u + 4u * group);
+fn codes(row: u32, group: u32) -> u32 {
+  return word(row + group);
 }
 
-fn scale_of(at: u32, sub: u32) -> i32 {
+fn eight(row: u32, run: u32) -> Eight {
+  return Eight(b_words[row / 4u + 2u * run], b_words[row / 4u + 2u * run + 1u]);
+}
+
+fn scale_of(row: u32, sub: u32) -> i32 {
   return 1;
 }
 
-fn min_of(at: u32, sub: u32) -> i32 {
+fn min_of(row: u32, sub: u32) -> i32 {
   return 0;
 }
 
-fn d_of(at: u32) -> f32 {
-  return widened(half_at(at));
+fn d_of(row: u32, block: u32) -> f32 {
+  return half_of(half_at(2u * row + 16u * blocks_of() + block));
 }
 
-fn offset_of(at: u32) -> f32 {
+fn offset_of(row: u32, block: u32) -> f32 {
   return 0.0;
 }

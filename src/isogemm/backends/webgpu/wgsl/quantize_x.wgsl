@@ -6,16 +6,42 @@ fn magnitude(x: f32) -> u32 {
   return bitcast<u32>(x) & 0x7fffffffu;
 }
 
-@compute @workgroup_size(64)
-fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-  let blocks = p.k / BLOCK;
-  if (id.x >= blocks) {
-    return;
+const WORDS = BLOCK / 4u;  // of a block: a thread has one
+var<workgroup> greatest: array<u32, 64>;
+
+fn product(x: f32, r: f32) -> f32 {
+  if (magnitude(x) < 0x00800000u) {
+    return fused(x, r, 0.0);  // what a device may take for zero
   }
-  let begin = id.x * BLOCK;
+  return rounded(x * r);
+}
+
+fn code_of(x: f32, r: f32) -> i32 {
+  let y = product(x, r);
+  if (BLOCK != 32u) {
+    return i32(round(y));
+  }
+  let below = floor(abs(y));
+  let code = i32(below) + select(0, 1, abs(y) - below >= 0.5);
+  return select(code, -code, y < 0.0);
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+  let blocks = p.k / BLOCK;
+  let block = min(id.x / WORDS, blocks - 1u);
+  let begin = block * BLOCK + id.x % WORDS * 4u;
+  var x: array<f32, 4>;
+  var most = 0u;
+  for (var e = 0u; e < 4u; e++) {
+    x[e] = load_a(id.y, begin + e);
+    most = max(most, magnitude(x[e]));
+  }
+  greatest[local] = most;
+  workgroupBarrier();
   var largest = 0u;
-  for (var e = 0u; e < BLOCK; e++) {
-    largest = max(largest, magnitude(load_a(id.y, begin + e)));
+  for (var w = 0u; w < WORDS; w++) {
+    largest = max(largest, greatest[local / WORDS * WORDS + w]);
   }
   let finite = largest < 0x7f800000u;
   var d = 0.0;
@@ -40,23 +66,14 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   if (BLOCK == 32u) {
     d = widened(narrowed(bitcast<u32>(d)));
   }
-  scales_out[id.y * blocks + id.x] = select(bitcast<f32>(0x7fffffffu + p.zero), d, finite);
-  for (var word = 0u; word < BLOCK / 4u; word++) {
-    var packed = 0u;
-    for (var e = 0u; e < 4u; e++) {
-      let y = rounded(load_a(id.y, begin + 4u * word + e) * r);
-      var code = 0;
-      if (finite) {
-        if (BLOCK == 32u) {
-          let below = floor(abs(y));
-          code = i32(below) + select(0, 1, abs(y) - below >= 0.5);
-          code = select(code, -code, y < 0.0);
-        } else {
-          code = i32(round(y));
-        }
-      }
-      packed |= (u32(code) & 0xffu) << (8u * e);
+  var packed = 0u;
+  for (var e = 0u; e < 4u; e++) {
+    packed |= select(0u, u32(code_of(x[e], r)) & 0xffu, finite) << (8u * e);
+  }
+  if (id.x < blocks * WORDS) {
+    out_words[out_index(id.y, id.x)] = packed;
+    if (id.x % WORDS == 0u) {
+      scales_out[id.y * blocks + block] = select(bitcast<f32>(0x7fffffffu + p.zero), d, finite);
     }
-    out_words[out_index(id.y, id.x * (BLOCK / 4u) + word)] = packed;
   }
 }

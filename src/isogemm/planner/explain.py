@@ -77,7 +77,7 @@ class DevicePlan(AnyPlan):
             *self.heading(self.batch, "no executable definition" if native else "m plays no part"),
             ("device", self.device if self.here else f"{self.device}, by its shipped table: there is no GPU here"),
             *self._tree(),
-            ("kernel", f"{self.family} [{self.config}]"),
+            ("kernel", f"{self.family} [{self.config}]{self._instead()}"),
             ("why", self.reason),
             ("admission", self.admission),
             ("expected", "not measured" if self.expected_us is None else _time(self.expected_us)),
@@ -88,6 +88,14 @@ class DevicePlan(AnyPlan):
             share = f", {self.bound_us / self.expected_us:.0%} of it reached" if self.expected_us else ""
             lines.append(("bound", f"{self.bound}: {_time(self.bound_us)}{share}"))
         return [*lines, ("digest", self.digest)]
+
+    def _instead(self) -> str:
+        """Where the arrow points to another kernel than the plan's, what that means."""
+        branch = next((line for mark, line in self._tree() if mark.startswith("->")), "")
+        mine = f"{self.family} [{self.config.partition(' #')[0]}]"
+        if self.here or not branch or branch.endswith(mine):
+            return ""
+        return ", as the branch's was admitted for the timed n and k alone, or does not take these"
 
     def _tree(self) -> list[tuple[str, str]]:
         """A question for each range of rows, the one that holds with an arrow."""

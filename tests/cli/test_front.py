@@ -102,7 +102,8 @@ def test_progress_in_a_log_is_a_line_now_and_then(monkeypatch):
 
 
 @pytest.mark.parametrize(("value", "lines"), [("1", 0), ("0", 1), ("", 1)])
-def test_it_can_be_told_to_be_quiet(value, lines, monkeypatch, capsys):
+def test_it_can_be_told_to_be_quiet(value, lines, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path / "kernels")
     monkeypatch.setenv("ISOGEMM_QUIET", value)
     monkeypatch.setattr(jit, "_said", False)
     jit.announce()

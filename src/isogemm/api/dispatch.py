@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -366,7 +366,17 @@ def as_matrices(name: str, group: Any, here: Operands) -> list[Array]:
         for i, x in enumerate(found):
             check_ndim(f"{name}[{i}]", x, 2)
         return found
+    if isinstance(group, Iterator):
+        limit = "a list of matrices, or an array of three dimensions"
+        raise DTypeError(name, limit=limit, value=f"a {type(group).__name__}", nearest=f"list({name})")
     whole = here.view(name, group)
+    if whole.ndim == 2:
+        raise ShapeError(
+            name,
+            limit="a list of matrices, or an array of three dimensions",
+            value=f"one matrix {list(whole.shape)}",
+            nearest=f"[{name}], or gemm for one product",
+        )
     check_ndim(name, whole, 3)
     return list(whole)
 

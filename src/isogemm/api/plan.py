@@ -143,7 +143,7 @@ def plan(
     """
     for name, value in (("m", m), ("n", n), ("k", k)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ShapeError(name, limit="a whole number of at least 0", value=repr(value), nearest=0)
+            raise ShapeError(name, limit="a whole number of at least 0", value=repr(value), nearest=_whole(value))
     b_type = dtype if weight_dtype is None else weight_dtype
     out_type = (
         ("float32" if isinstance(b_type, str) and b_type == "float32" else dtype) if out_dtype is None else out_dtype
@@ -221,3 +221,11 @@ def _operation(name: str, value: str) -> str:
     if text not in ("N", "T", "C"):
         raise OptionError(name, limit="N, T or C", value=repr(value), nearest="N")
     return "T" if text == "C" else text
+
+
+def _whole(value: Any) -> int:
+    """The whole number that was meant by text or by a float, or 0."""
+    try:
+        return max(0, int(value))
+    except (TypeError, ValueError, OverflowError):
+        return 0

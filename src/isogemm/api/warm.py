@@ -139,7 +139,11 @@ def _layers(x: Any, dtype: str, device: Any) -> Iterator[tuple[DeviceId, int, in
                 n, k = weight.shape
                 yield _on_gpu(of_tensor(weight)), n, k, kind.name, None if bias is None else TORCH[str(bias.dtype)].name
         return
-    place, found = _on_gpu(find(device)), as_dtype(dtype) or FLOAT32
+    try:
+        place = _on_gpu(find(device))
+    except DeviceError as error:
+        raise _without_gpu(error.value) from error
+    found = as_dtype(dtype) or FLOAT32
     check_dtype("weights", found)
     pairs = list(x) if isinstance(x, Iterable) else [x]
     for pair in pairs:
@@ -154,5 +158,10 @@ def _layers(x: Any, dtype: str, device: Any) -> Iterator[tuple[DeviceId, int, in
 
 def _on_gpu(place: DeviceId) -> DeviceId:
     if place.kind != "cuda":
-        raise DeviceError("warm", limit="a GPU", value=str(place), nearest="a model moved to 'cuda'")
+        raise _without_gpu(place)
     return place
+
+
+def _without_gpu(value: object) -> DeviceError:
+    nearest = "a model moved to 'cuda'; a CPU's kernels are compiled ahead by the command isogemm warm"
+    return DeviceError("warm", limit="a GPU that can be used here", value=value, nearest=nearest)

@@ -212,7 +212,8 @@ class ProviderBench:
 
     def _checked(self, y: object, shape: tuple[int, int], *, sums: bool) -> Array:
         if not isinstance(y, np.ndarray):
-            raise ProviderFault(f"returned {type(y).__name__}, not a NumPy array")
+            tensor = ": torch's tensors end with .numpy()" if type(y).__name__ == "Tensor" else ""
+            raise ProviderFault(f"returned {type(y).__name__}, not a NumPy array{tensor}")
         if y.shape != shape:
             raise ProviderFault(f"returned shape {list(y.shape)} where {list(shape)} was due")
         allowed = (self.operands.dtype, np.dtype(np.float32))

@@ -236,6 +236,8 @@ BUILTIN: MappingProxyType[str, Callable[[], Provider]] = MappingProxyType(
 def function_of(name: str) -> Function:
     """The callable that ``module:function`` or ``file.py:function`` names; raises as loading a provider does."""
     place, colon, attribute = name.rpartition(":")
+    if name.endswith(".py") and Path(name).is_file():
+        raise _unknown(name, "a file, of which it takes one function", f"{name}:your_function")
     if not colon or not place or not attribute:
         raise _unknown(name, "not a name of ours, nor module:function")
     function: Any = _import(place, name)
@@ -280,12 +282,12 @@ def _importable_here() -> Iterator[None]:
             sys.path.remove(here)
 
 
-def _unknown(name: str, why: str) -> OptionError:
+def _unknown(name: str, why: str, otherwise: str = "module:function of a module that can be imported") -> OptionError:
     return OptionError(
         f"unknown provider ({why})",
         limit=", ".join(BUILTIN) + ", or module:function",
         value=repr(name),
-        nearest=nearest(name, BUILTIN, "module:function of a module that can be imported"),
+        nearest=nearest(name, BUILTIN, otherwise),
     )
 
 

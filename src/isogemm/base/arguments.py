@@ -29,8 +29,10 @@ __all__ = [
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The known name that is spelt most like `name`, or `otherwise` where none is."""
-    return (difflib.get_close_matches(name, list(known), n=1) or [otherwise])[0]
+    """The known name that is spelt most like `name`, or begins like it, or `otherwise` where none does."""
+    known = list(known)
+    begin = [each for each in known if name and each.startswith(name)]
+    return (difflib.get_close_matches(name, known, n=1) or begin or [otherwise])[0]
 
 
 def unknown(what: str, name: str, known: Iterable[str], otherwise: str) -> OptionError:

@@ -18,6 +18,7 @@ from .arguments import shown
 
 __all__ = [
     "BFLOAT16",
+    "CASTABLE",
     "CODE",
     "CODE_OF",
     "DTYPES",
@@ -118,6 +119,9 @@ def as_dtype(dtype: Any) -> DType | None:
         ) from error
 
 
+CASTABLE = ("a", "b", "x", "w", "bias")
+"""The operands that ``cast="float32"`` of matmul and linear rounds."""
+
 _NARROW: dict[str | tuple[str, ...], str] = {
     "int8": "int8 with int8 on a CPU, exactly into int32",
     "uint8": "int8 with int8 on a CPU, exactly into int32; quantized weights as isogemm.QuantizedMatrix",
@@ -139,10 +143,10 @@ def check_dtype(name: str, dtype: DType) -> None:
         what = "out_dtype" if name == "out_dtype" else f"dtype of {name}"
         value = dtype.name if dtype.isnative else f"{dtype.name} in foreign byte order"
         said = f"{what} is {value}, and products here are of float32, bfloat16 or float16"
-        raise DTypeError(what, limit=supported(dtype.name), value=value, nearest=_nearest(dtype), said=said)
+        raise DTypeError(what, limit=supported(dtype.name), value=value, nearest=_nearest(name, dtype), said=said)
 
 
-def _nearest(dtype: DType) -> str:
+def _nearest(name: str, dtype: DType) -> str:
     if not dtype.isnative and dtype.newbyteorder("=") in DTYPES:
         return f"{dtype.name} in native byte order"
     if dtype.kind == "c":
@@ -151,4 +155,5 @@ def _nearest(dtype: DType) -> str:
         return "bfloat16, which holds it exactly"
     if dtype.name in ("int8", "uint8"):
         return "int8 with int8, or isogemm.quantize(w) for a weight"
-    return 'float32; cast="float32" of matmul and linear rounds' if dtype.name == "float64" else "float32"
+    castable = dtype.name == "float64" and name in CASTABLE
+    return 'float32; cast="float32" of matmul and linear rounds' if castable else "float32"

@@ -20,12 +20,14 @@ from typing import Any
 
 from .disk import cache_folder, check_room
 
-__all__ = ["cache_directory", "compile_entry", "compile_seconds", "dispatcher", "njit"]
+__all__ = ["cache_directory", "can_keep", "compile_entry", "compile_seconds", "dispatcher", "njit"]
 
 _SOURCES = ("base", "contract", "backends/cpu")
 _seconds = 0.0
 _listening = _said = False
 ANNOUNCE_AFTER = 0.6
+SAID_SECONDS = 300.0
+"""So long a word to one process of a command counts for the others."""
 
 
 @functools.cache
@@ -79,9 +81,13 @@ def dispatcher(function: Callable[..., Any], **options: Any) -> Any:
     return CPUDispatcher(py_func=function, locals={}, targetoptions=given)
 
 
+def _quiet() -> bool:
+    return os.environ.get("ISOGEMM_QUIET", "0") not in ("", "0")
+
+
 def say(text: str) -> None:
     """One line to standard error, where a user waits and should know why; none where ISOGEMM_QUIET is set."""
-    if os.environ.get("ISOGEMM_QUIET", "0") in ("", "0"):
+    if not _quiet():
         print(f"isogemm: {text}", file=sys.stderr, flush=True)
 
 
@@ -108,17 +114,37 @@ def compile_entry(signature: Any, function: Callable[..., Any]) -> Any:
 
 
 def announce() -> None:
-    """Say, once per process, that kernels are being compiled."""
+    """Say that kernels are being compiled: once per process, and once for all processes of one command."""
     global _said
-    if not _said:
+    if not _said and not _quiet():
         _said = True
         folder = cache_directory()
-        kept = f", once; they are kept in {folder} (isogemm warm does it ahead)" if _can_keep(folder) else ""
-        say(f"compiling kernels for this CPU{kept}")
+        if folder is None or not can_keep():
+            say("compiling kernels for this CPU")
+        elif _is_first(folder.parent):
+            say(f"compiling kernels for this CPU, once; they are kept in {folder} (isogemm warm does it ahead)")
 
 
-def _can_keep(folder: Path | None) -> bool:
-    """Whether a file can be written to `folder`, or it can be made: tried, because rights do not say it of root."""
+def _is_first(folder: Path) -> bool:
+    """Whether no process of this command has had the word lately: a file says so, named by the group of processes."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return False  # torchrun gives every rank a group of its own
+    mark = folder / f".said-{os.getpgrp() if hasattr(os, 'getpgrp') else os.getpid()}"
+    try:
+        for old in folder.glob(".said-*"):
+            if time.time() - old.stat().st_mtime > SAID_SECONDS:
+                old.unlink(missing_ok=True)
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    except FileExistsError:
+        return False
+    except OSError:
+        pass  # said twice at worst
+    return True
+
+
+def can_keep() -> bool:
+    """Whether a file can be written to the kernels' folder: tried, because rights do not say it of root."""
+    folder = cache_directory()
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)

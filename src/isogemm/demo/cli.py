@@ -24,6 +24,7 @@ from .minilm import MissingModelError
 from .sentences import SENTENCES
 
 if TYPE_CHECKING:
+    from .ahead import Rehearsal
     from .speed import Timings
     from .story import Compared
     from .trials import EmbeddingDrift, RowDrift
@@ -112,8 +113,10 @@ def _read(path: Path | None) -> tuple[str, ...]:
 def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: Path) -> bool:
     started = time.perf_counter()
     from . import story
+    from .ahead import Rehearsal
 
     _step(console, 1, "reading the model")
+    rehearsal = Rehearsal(folder)
     model = minilm.load(folder)
     batch = minilm.tokenize(minilm.tokenizer(folder), sentences)
     parameters = sum(linear.weight.size for linear in model.linears)
@@ -122,9 +125,9 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
         f"{len(batch)} sentences of {min(map(len, batch))} to {max(map(len, batch))} tokens"
     )
     # A BLAS with several threads waits for all of them at every product: on a busy machine that is most of the time.
-    with threadpoolctl.threadpool_limits(1, user_api="blas"):
-        drifts, row_drifts, errors, inputs = _compare(console, folder, model, batch, sentences)
-        answers = _ask(console)
+    with threadpoolctl.threadpool_limits(1, user_api="blas"), rehearsal:
+        drifts, row_drifts, errors, inputs = _compare(console, folder, model, batch, sentences, rehearsal)
+        answers = _ask(console, rehearsal)
     speeds = _time(console, model, batch, inputs)
     findings = Findings(drifts, row_drifts, speeds, errors, len(inputs[0][1]), answers)
     stamped = findings.to_dict() | {"environment": lab.environment()}
@@ -136,7 +139,7 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
     console.print("\nNext:")
     for line in _next_steps(folder):
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\n{_took(started)} All figures: {summary}", highlight=False, soft_wrap=True)
+    console.print(f"\n{_took(started, rehearsal.seconds)} All figures: {summary}", highlight=False, soft_wrap=True)
     return findings.held
 
 
@@ -158,7 +161,12 @@ def python_command() -> str:
 
 
 def _compare(
-    console: Console, folder: Path, model: minilm.MiniLM, batch: list[Any], sentences: Sequence[str]
+    console: Console,
+    folder: Path,
+    model: minilm.MiniLM,
+    batch: list[Any],
+    sentences: Sequence[str],
+    rehearsal: Rehearsal,
 ) -> tuple[list[EmbeddingDrift], list[RowDrift], dict[str, float], list[tuple[Any, Any]]]:
     from . import trials
     from .forward import ISOGEMM, NUMPY, embed
@@ -170,6 +178,8 @@ def _compare(
     schedules = trials.trials(len(batch))
     providers = (NUMPY, ISOGEMM)
     for provider in providers:
+        if provider is ISOGEMM:
+            rehearsal.wait()
         expected = trials.alone(model, batch, provider)
         errors[provider.name] = float(np.abs(expected - exact).max())
         for trial in _progress(console, schedules, provider.name):
@@ -207,7 +217,7 @@ def _time(console: Console, model: minilm.MiniLM, batch: list[Any], inputs: list
     return speeds
 
 
-def _ask(console: Console) -> list[Compared]:
+def _ask(console: Console, rehearsal: Rehearsal) -> list[Compared]:
     """Questions to a language model, alone and in one batch; nothing where its package is not installed."""
     from . import decode, story
 
@@ -223,10 +233,12 @@ def _ask(console: Console) -> list[Compared]:
         "likeliest token (temperature 0). In a batch only the linears are shared.",
         highlight=False,
     )
+    rehearsal.wait()
+    model, words = story.read(path)
     rows = [
         row
         for provider in _progress(console, (decode.NUMPY, decode.ISOGEMM), "answering")
-        for row in story.tell(path, provider)
+        for row in story.tell(model, words, provider)
     ]
     console.print(story.table(rows))
     for line in story.lines(rows):
@@ -234,11 +246,12 @@ def _ask(console: Console) -> list[Compared]:
     return rows
 
 
-def _took(started: float) -> str:
+def _took(started: float, ahead: float) -> str:
+    """What the demo took, and the seconds of compiling in it, in this process and in the one beside it."""
     from ..base.jit import compile_seconds
 
-    text = f"Took {time.perf_counter() - started:.0f} s"
-    return f"{text}, {compile_seconds():.0f} s of it compiling kernels, once." if compile_seconds() >= 1 else f"{text}."
+    text, compiled = f"Took {time.perf_counter() - started:.0f} s", compile_seconds() + ahead
+    return f"{text}; kernels were compiled meanwhile, {compiled:.0f} s, once." if compiled >= 1 else f"{text}."
 
 
 def _step(console: Console, number: int, title: str) -> None:

@@ -14,8 +14,9 @@ from .decode import Answer, Decoder, Linears
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from tokenizers import Tokenizer
 
-__all__ = ["QUESTIONS", "STEPS", "Compared", "compare", "counts", "lines", "table", "tell"]
+__all__ = ["QUESTIONS", "STEPS", "Compared", "compare", "counts", "lines", "read", "table", "tell"]
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -65,20 +66,26 @@ class Compared:
         return asdict(self)
 
 
-def tell(path: Path, provider: Linears, questions: Sequence[str] = QUESTIONS, steps: int = STEPS) -> list[Compared]:
-    """Ask every question alone and all of them together; a BLAS with one thread, which small products want."""
-    import threadpoolctl
-
+def read(path: Path) -> tuple[smollm.SmolLM, Tokenizer]:
+    """The model and its words, from its file."""
     from ..quant import load
 
     file = load(path)
-    words = smollm.tokenizer(file)
+    return smollm.load(file), smollm.tokenizer(file)
+
+
+def tell(
+    model: smollm.SmolLM, words: Tokenizer, provider: Linears, questions: Sequence[str] = QUESTIONS, steps: int = STEPS
+) -> list[Compared]:
+    """Ask every question alone and all of them together; a BLAS with one thread, which small products want."""
+    import threadpoolctl
+
     prompts = [smollm.with_question(words, question) for question in questions]
-    decoder = Decoder(smollm.load(file), provider)
+    decoder = Decoder(model, provider)
     with threadpoolctl.threadpool_limits(1, user_api="blas"):
         together = decoder.answers(prompts, steps)
         alone = [decoder.answers([prompt], steps)[0] for prompt in prompts]
-    end = decoder.model.end
+    end = model.end
     return [
         compare(provider.name, question, words, one, other, end)
         for question, one, other in zip(questions, alone, together, strict=True)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ..base.arguments import nearest
 from ..base.dtypes import ITEMSIZE
 from ..errors import OptionError, ShapeError
 from .ceilings import Work
@@ -88,7 +89,9 @@ def ops(model: Model, phase: str, tokens: int, *, tp: int = 1, batch: int = 1) -
         `tokens` or `batch` is less than 1.
     """
     if phase not in PHASES:
-        raise OptionError("phase", limit=" or ".join(PHASES), value=repr(phase), nearest=PHASES[0])
+        raise OptionError(
+            "phase", limit=" or ".join(PHASES), value=repr(phase), nearest=nearest(str(phase), PHASES, PHASES[0])
+        )
     for name, value in (("tokens", tokens), ("batch", batch)):
         if value < 1:
             raise ShapeError(name, limit="at least 1", value=value, nearest=1)

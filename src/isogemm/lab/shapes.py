@@ -50,7 +50,7 @@ def unreadable(path: str, error: Exception) -> OptionError:
     form = "a .safetensors file" if path.endswith(".safetensors") else "[[4096, 2560]] as JSON, 4096,2560 as CSV"
     return OptionError(
         "cannot read",
-        limit="a readable file of the documented form",
+        limit="a file of shapes, as JSON or CSV, or of weights",
         value=f"{path} ({error})",
         nearest=nearest_file(path, "a path that exists") if not os.path.exists(path) else form,
     )

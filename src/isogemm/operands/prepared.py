@@ -6,12 +6,31 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ..errors import DTypeError
 from .device_array import HOST, DeviceId
 
-__all__ = ["MatrixList", "PreparedWeight"]
+__all__ = ["MatrixList", "PreparedWeight", "Weight"]
 
 
-class PreparedWeight:
+class Weight:
+    """What `isogemm.linear` takes as w, and no other product: neither an array nor an operand of ``@``."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # so that NumPy's @ asks below, and does not look for numbers in it
+
+    def refused(self, name: str) -> DTypeError:
+        """The error of a product that takes arrays alone."""
+        limit = "an array: such a weight is for isogemm.linear alone"
+        return DTypeError(name, limit=limit, value=repr(self), nearest="isogemm.linear(x, w), which is x @ w.T")
+
+    def __matmul__(self, other: Any) -> Any:
+        raise self.refused("left of @")
+
+    def __rmatmul__(self, other: Any) -> Any:
+        raise self.refused("right of @")
+
+
+class PreparedWeight(Weight):
     """A weight [n, k] as `isogemm.pack` returns it.
 
     Attributes

@@ -119,7 +119,8 @@ def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
             f"dtype of {name}",
             limit=supported(str(x.dtype)),
             value=str(x.dtype),
-            nearest="torch.float32",
+            nearest=f"torch.float32, by {name}.float()",
+            said=f"{name} is {x.dtype}, and products here are of float32, bfloat16 or float16",
         )
     watched = torch._C  # most calls look no further
     if watched._get_tracing_state() is not None or watched._len_torch_dispatch_stack():

@@ -8,16 +8,18 @@ class say what they are by ``__isogemm_view__(name)``, which returns a `DeviceAr
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.dtypes import CASTABLE
 from ..errors import DTypeError, LayoutError, OptionError
 from . import cuda
 from .device_array import HOST, DeviceArray, DeviceId, foreign_device, holder_of
 from .dlpack import from_dlpack
-from .prepared import MatrixList, PreparedWeight
+from .prepared import MatrixList, Weight
 from .tensors import from_tensor, is_tensor
 
 __all__ = ["array", "to_float32", "view"]
@@ -55,7 +57,8 @@ def to_float32(name: str, x: Any, cast: str) -> Any:
         A list of anything but numbers, or of rows of different lengths.
     """
     if cast != "float32":
-        raise OptionError("cast", limit="float32", value=repr(cast), nearest="float32")
+        limit = "'float32', to which it rounds float64 and lists of numbers"
+        raise OptionError("cast", limit=limit, value=repr(cast), nearest="cast='float32'")
     if isinstance(x, list | tuple):
         try:
             return np.asarray(x, np.float32)
@@ -107,6 +110,7 @@ def _no_array(name: str, x: Any) -> DTypeError:
     limit, nearest = "an array", f"np.asarray({name}, dtype=np.float32)"
     if isinstance(x, list | tuple):
         limit = "an array (a list would be copied silently)"
+        nearest += '; cast="float32" of matmul and linear copies' if name in CASTABLE else ""
     elif x is None or isinstance(x, str | bytes):
         nearest = "an array of float32, bfloat16 or float16"
     return DTypeError(name, limit=limit, value="None" if x is None else type(x).__name__, nearest=nearest)
@@ -114,16 +118,20 @@ def _no_array(name: str, x: Any) -> DTypeError:
 
 def _from_protocols(name: str, x: Any) -> Array:
     """`x` through the buffer protocol, ``__array_interface__`` or ``__array__``."""
-    if isinstance(x, PreparedWeight | MatrixList):
-        raise DTypeError(
-            name, limit="an array: linear takes packed weights", value=repr(x), nearest="linear(x, packed)"
-        )
+    if isinstance(x, Weight):
+        raise x.refused(name)
+    if isinstance(x, MatrixList):
+        raise DTypeError(name, limit="an array: gemm_batched takes lists", value=repr(x), nearest="gemm_batched(a, b)")
     try:
         viewed = np.asarray(x, copy=False)
     except (TypeError, ValueError) as error:
-        raise LayoutError(
-            f"{name}", limit="memory that NumPy can view", value=type(x).__name__, nearest=f"np.asarray({name})"
-        ) from error
+        nearest = f"np.asarray({name})"
+        if hasattr(x, "weight"):  # a layer
+            nearest = f"{name}.weight"
+        elif isinstance(x, Iterable) and not hasattr(x, "__array__"):
+            nearest = f"np.asarray(list({name}), dtype=np.float32)"
+        limit = "an array or a tensor"
+        raise LayoutError(f"{name}", limit=limit, value=type(x).__name__, nearest=nearest) from error
     if viewed.dtype.hasobject:
         raise DTypeError(f"{name}", limit="an array of numbers", value=type(x).__name__, nearest="an array of float32")
     return viewed.view(np.ndarray)

@@ -13,6 +13,7 @@ from ..errors import DeviceError, DTypeError, FormatError, OptionError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import check_into, checked_shape, prefix, rows_of, writable, wrong_stride
 from ..operands.device_array import HOST, DeviceId
+from ..operands.prepared import Weight
 from ..operands.tensors import is_tensor
 
 __all__ = ["QuantizedMatrix"]
@@ -21,7 +22,7 @@ Array = npt.NDArray[Any]
 PLAIN = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 
 
-class QuantizedMatrix:
+class QuantizedMatrix(Weight):
     """A weight [n, k] in a block format, over bytes that it does not own.
 
     Rows are runs of blocks; ``row_offset(i) = i * k / block * bytes per block``, as llama.cpp reads them. Build one

@@ -44,11 +44,12 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
 
     folder = Path(arguments.path("--hf", path, "a model's folder"))
     if not (folder / "config.json").is_file():
+        made = f"the folder made by: hf download {_hub_name(path)} --local-dir {folder.name}"
         raise OptionError(
             "--hf",
             limit="a folder on this machine with config.json; nothing is downloaded",
-            value=path,
-            nearest=f"the folder made by: hf download {_hub_name(path)} --local-dir {folder.name}",
+            value=f"{path}, without one" if folder.is_dir() else path,
+            nearest="a folder with config.json and the weights" if folder.is_dir() else made,
         )
     if not random and not any(list(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise OptionError(

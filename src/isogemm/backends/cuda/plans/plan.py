@@ -133,7 +133,7 @@ class DevicePlan(AnyPlan):
             ("device", self.device if self.here else f"{self.device}, as described: that GPU is not here"),
             *([("form", f"{self.form}: {shortened(self.about)}")] if self.form else []),
             *self._tree(),
-            ("kernel", f"{self.family} [{self.config}]" + self._word()),
+            ("kernel", f"{self.family} [{self.config}]{self._word()}{self._instead()}"),
             ("why", self.reason),
             ("admission", self.admission),
             ("expected", "not measured" if self.expected_us is None else _time(self.expected_us)),
@@ -149,6 +149,14 @@ class DevicePlan(AnyPlan):
         """The field's word for a product; of groups that of their mean."""
         rows = len(dict(self.about).get("rows", "1"))
         return "" if self.form == "attention" else f", a {word(-(-self.m // rows), self.n)}"
+
+    def _instead(self) -> str:
+        """Where the arrow points to another kernel than the plan's, what that means."""
+        branch = next((line for mark, line in self._tree() if mark.startswith("->")), "")
+        mine = f"{self.family} [{self.config.partition(' #')[0]}]"
+        if self.here or not branch or branch.endswith(mine):
+            return ""
+        return ", as the branch's was admitted for the timed n and k alone, or does not take these"
 
     def _tree(self) -> list[tuple[str, str]]:
         """A question for each range of rows, the one that holds with an arrow."""

@@ -55,7 +55,10 @@ def compile_seconds() -> float:
 
 
 def njit(function: Callable[..., Any] | None = None, *, signature: Any = None, **options: Any) -> Any:
-    """``numba.njit`` without the GIL, cached in `cache_directory`; compiled when called, or now for `signature`."""
+    """``numba.njit`` without the GIL; compiled when called, or now for `signature`, and cached in `cache_directory`.
+
+    Called from another kernel it is compiled as a part of that, each time (`inlined`).
+    """
     if function is None:
         return functools.partial(njit, signature=signature, **options)
     from .kernel_cache import KernelCache
@@ -75,10 +78,10 @@ def dispatcher(function: Callable[..., Any], **options: Any) -> Any:
     That setting is there to step through a user's functions in Python. Kernels are made of instructions, which Python
     has not.
     """
-    from numba.core.registry import CPUDispatcher
+    from .inlined import Kernel
 
     given = {"nopython": True, "boundscheck": None, "nogil": True} | options
-    return CPUDispatcher(py_func=function, locals={}, targetoptions=given)
+    return Kernel(py_func=function, locals={}, targetoptions=given)
 
 
 def _quiet() -> bool:

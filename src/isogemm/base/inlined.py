@@ -1,0 +1,75 @@
+"""Functions that kernels call, compiled as parts of the kernels.
+
+Numba makes each function ready to run by itself: it optimizes the function together with all that it calls, emits code
+for all of them, and does that again in each caller. A kernel that is six calls deep was compiled six times over. Here
+what is called from compiled code is only translated and linked; the entry that it ends up in is optimized once, whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.core import compiler
+from numba.core.codegen import JITCodeLibrary
+from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
+from numba.core.registry import CPUDispatcher
+
+__all__ = ["Kernel"]
+
+
+class Part(JITCodeLibrary):  # type: ignore[misc]
+    """A function's code as it was translated, beside that of the functions it calls; nothing that runs."""
+
+    def finalize(self) -> None:
+        """Link what is called; its callers optimize."""
+        for library in dict.fromkeys(self._linking_libraries):
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalized = True
+
+
+class PartCompiler(_FunctionCompiler):  # type: ignore[misc]
+    """Numba's compiler up to the code of one function, without what Python or C would call it by."""
+
+    def _compile_core(self, args: Any, return_type: Any) -> Any:
+        flags = compiler.Flags()
+        self.targetdescr.options.parse_as_flags(flags, self.targetoptions)
+        flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+        context = self.targetdescr.target_context
+        library = Part(context.codegen(), self.py_func.__qualname__)
+        library.enable_object_caching()
+        made = compiler.compile_extra(
+            self.targetdescr.typing_context, context, self.py_func, args, return_type, flags, self.locals, library
+        )
+        key = object()  # what callers find it by
+        context.insert_user_function(key, made.fndesc, [library])
+        return made._replace(entry_point=key)
+
+
+class Called(CPUDispatcher):  # type: ignore[misc]
+    """A function as other compiled functions see it; Python cannot call it."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._compiler = PartCompiler(
+            self.py_func, self.targetdescr, self.targetoptions, self.locals, compiler.Compiler
+        )
+
+    def add_overload(self, cres: Any) -> None:
+        """For callers that are being compiled alone."""
+        self.overloads[tuple(cres.signature.args)] = cres
+
+
+class Kernel(CPUDispatcher):  # type: ignore[misc]
+    """A compiled function. Called from Python it is compiled whole, from another one as a part of that."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._called = Called(*given, **named)
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """The types of a call from compiled code."""
+        return self._called.get_call_template(args, kws)
+
+    def get_overload(self, sig: Any) -> Any:
+        """What a call from compiled code is linked to."""
+        return self._called.get_overload(sig)

@@ -73,6 +73,12 @@ def test_a_tile_is_chosen_by_the_mean_of_rows(case, mean):
     assert all(FAMILY.supports(each, config) for config in configs)
 
 
+def test_a_weight_s_gradient_is_not_cut_beside_its_matrix():
+    few = replace(WEIGHTS, rows=G)
+    wide = replace(few, y=HopperSide(2880, 2880, 0, True), out_step=2880, out_batch=2880 * N)
+    assert [FAMILY.configs(case)[0] for case in (few, wide)] == [*OUTER.values()]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -22,7 +22,7 @@ from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.backends.cuda.gemm.tile import family as triton_tile
 from isogemm.problem.product import Product
 
-__all__ = ["Compiled", "Kernels", "kernels"]
+__all__ = ["Compiled", "Kernels", "kernels", "said_of"]
 
 H200 = device.DeviceFacts(0, "NVIDIA H200", (9, 0), 132, 62914560, 232448, 4917.0, None)
 KERNEL_PARAMETER, SIZED = 0x17, 4  # of the kinds of facts, and of their forms, in a cubin's .nv.info
@@ -43,7 +43,7 @@ class Compiled:
     @cached_property
     def resources(self) -> dict[str, int]:
         """REG, STACK, LOCAL, SHARED."""
-        said = _said_of(self.cubin, "cuobjdump", "-res-usage")
+        said = said_of(self.cubin, "cuobjdump", "-res-usage")
         return {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", said)}
 
     @property
@@ -54,7 +54,7 @@ class Compiled:
     @cached_property
     def machine_code(self) -> list[str]:
         """Mnemonics with their modifiers, in order."""
-        said = _said_of(self.cubin, "nvdisasm", "-c")
+        said = said_of(self.cubin, "nvdisasm", "-c")
         return re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]+)", said, re.MULTILINE)
 
     def machine_counts(self, *names: str) -> tuple[int, ...]:
@@ -88,7 +88,8 @@ class Compiled:
         raise KeyError(wanted)
 
 
-def _said_of(cubin: bytes, tool: str, *options: str) -> str:
+def said_of(cubin: bytes, tool: str, *options: str) -> str:
+    """What a tool of Triton's says of a cubin."""
     from triton import knobs
 
     path = getattr(knobs.nvidia, tool).path

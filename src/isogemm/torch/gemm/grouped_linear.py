@@ -43,12 +43,10 @@ __all__ = [
 
 def grouped_linear(x: Tensor, w: Tensor, bias: Tensor | None, counts: Tensor, contract: str, out_dtype: Any) -> Tensor:
     """x[i:j] @ w[g].T + bias[g] for the rows of each group, outside the gradient's graph."""
-    dtype = out_dtype or wider(x, w)
     lengths = on_device(counts, x)
     if lengths is not None:
-        out = column("grouped", "cuda").multiplied(
-            x, w, bias, lengths, contract, dtype, lambda: resolved(contract, x, w)
-        )
+        kernel = column("grouped", "cuda").multiplied
+        out = kernel(x, w, bias, lengths, contract, out_dtype, lambda: resolved(contract, x, w))
         if out is not None:
             return out
     with torch.no_grad():

@@ -77,14 +77,18 @@ def grouped_mm(
 
 def _by_device(contract: Contract | str | None, a: Tensor, b: Tensor, offs: Tensor, out_dtype: Any) -> Tensor | None:
     """The first and the third form by kernels that read offsets on the device; None where there are none."""
-    half = a.is_cuda and a.dtype == b.dtype and a.dtype in (torch.bfloat16, torch.float16)
-    if not half or offs.device != a.device or a.dim() == 3 or not a.numel() or not offs.is_contiguous():
+    if not _on_gpu(a, b, offs) or a.dim() == 3 or not a.numel() or not offs.is_contiguous():
         return None
     asked = "" if contract is None else str(contract)
     kernels, rest = column("grouped", "cuda"), (offs, asked, out_dtype, lambda: resolved(asked, a, b))
     if b.dim() == 2:
         return kernels.outer(a.mT, b, *rest, ends=True)
     return kernels.multiplied(a, b.mT, None, *rest, ends=True)
+
+
+def _on_gpu(a: Tensor, b: Tensor, offs: Tensor) -> bool:
+    """Whether all lies on one GPU, and operands are of a type that tensor cores multiply."""
+    return a.is_cuda and offs.device == a.device and a.dtype == b.dtype and a.dtype in (torch.bfloat16, torch.float16)
 
 
 def spans(offs: Tensor, length: int) -> list[tuple[int, int]]:

@@ -68,18 +68,19 @@ struct Walk {
   }
 };
 
+// The first sixteens of a stage's rows of K, where a group has no more: one box of 16 rows for each of a chunk's.
+template <int CHUNKS> DEVICE void load_sixteens(const Map* map, u32 to, u32 bar, int row, int k, int sixteens, u64 policy) {
+  for (int j = 0; j < CHUNKS; ++j)
+    for (int i = 0; i < sixteens; ++i) tma_load(to + j * 8192 + i * 2048, map, bar, row + 64 * j, k + 16 * i, 0, policy);
+}
+
 // A warp sets rows of K from `valid` on to zero in a stage, which holds 64 of them in each chunk of 8192 bytes.
 DEVICE void zero_behind(u32 at, int valid, u32 lane) {
-  constexpr u32 CHUNKS = STAGE_BYTES / KS / 8192, X = X_BYTES / 8192;
 #pragma unroll 1
-  for (u32 i = 0; i < KS * CHUNKS; ++i) {
-    const u32 depth = i / CHUNKS, c = i % CHUNKS;
-    const u32 chunk = at + (c < X ? depth * X_BYTES + c * 8192 : KS * X_BYTES + depth * Y_BYTES + (c - X) * 8192);
-    const u32 kept = 128 * min(max(valid - (int)depth * KE, 0), KE);
+  for (u32 chunk = at; chunk < at + STAGE_BYTES; chunk += 8192)
 #pragma unroll 4
-    for (u32 byte = kept + 16 * lane; byte < 8192; byte += 512)
+    for (u32 byte = 128 * valid + 16 * lane; byte < 8192; byte += 512)
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(chunk + byte), "r"(0) : "memory");
-  }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
@@ -91,8 +92,8 @@ DEVICE void zero_behind(u32 at, int valid, u32 lane) {
 static __device__ const u32 NOTHING = 0;  // the bias of rows that belong to no group
 
 extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
-grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, const void* counts, u8* out, const u8* bias,
-        i64 out_ld, i64 out_batch, i64 bias_step, i64 bias_batch, int high, int wide, int rows, int groups, int iters,
+grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, const __grid_constant__ Map sixteens_x,
+        const __grid_constant__ Map sixteens_y, const void* counts, u8* out, const u8* bias, i64 out_ld, i64 out_batch, i64 bias_step, i64 bias_batch, int high, int wide, int rows, int groups, int iters,
         int leaf, int tiles_x, int tiles_y, int kind) {
   extern __shared__ u8 memory[];
   __shared__ alignas(8) u64 barriers[(OUTER ? 3 : 2) * STAGES];
@@ -128,12 +129,18 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
       for (int t = cluster_id(); t < tiles; t += cluster_count()) {
         const Piece p = walk.at(t);
         for (int i = 0; i < p.iters; ++i) {
-          const u32 bar = (p.rest() && i == p.iters - 1 ? landed : full) + 8 * stage, at = ring + stage * STAGE_BYTES;
-          const int k = (OUTER ? p.begin : 0) + i * KS * KE;
+          const int rest = i == p.iters - 1 ? p.rest() : 0, k = (OUTER ? p.begin : 0) + i * KS * KE;
+          const int sixteens = rest && CLUSTER == 1 ? (rest + 15) / 16 : 4;
+          const u32 bar = (rest ? landed : full) + 8 * stage, at = ring + stage * STAGE_BYTES;
           barrier_wait(empty + 8 * stage, parity);
-          barrier_expect(bar, STAGE_BYTES);
-          load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, p.row, k, OUTER ? 0 : p.group, rank / CM, mask_x, POLICY[X_POLICY]);
-          load_operand<Y_MN, BN, CM>(&map_y, at + KS * X_BYTES, bar, p.col, k, 0, rank % CM, mask_y, POLICY[Y_POLICY]);
+          barrier_expect(bar, STAGE_BYTES / 4 * sixteens);
+          if (OUTER && sixteens < 4) {
+            load_sixteens<X_BYTES / 8192>(&sixteens_x, at, bar, p.row, k, sixteens, POLICY[X_POLICY]);
+            load_sixteens<Y_BYTES / 8192>(&sixteens_y, at + X_BYTES, bar, p.col, k, sixteens, POLICY[Y_POLICY]);
+          } else {
+            load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, p.row, k, OUTER ? 0 : p.group, rank / CM, mask_x, POLICY[X_POLICY]);
+            load_operand<Y_MN, BN, CM>(&map_y, at + KS * X_BYTES, bar, p.col, k, 0, rank % CM, mask_y, POLICY[Y_POLICY]);
+          }
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
       }

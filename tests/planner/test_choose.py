@@ -12,6 +12,7 @@ import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip, linear
 
 from isogemm.backends.cuda.gemm import choose as module
+from isogemm.contract.spec import Contract
 from isogemm.errors import ContractError, DeviceError, LayoutError
 from isogemm.planner import admission, records
 from isogemm.planner.admission import Admissions
@@ -105,6 +106,16 @@ def test_wrong_bits_are_never_chosen_however_fast(caplog: pytest.LogCaptureFixtu
         choice = chooser(f, tables=[table(Use("f", "fast"), Use("f", "plain"))]).choose(LINEAR)
     assert choice.config == "plain"
     assert "f [fast; tensor_core:sm90" in caplog.text
+
+
+@pytest.mark.parametrize("order", ["tree4", "leaf512"])
+def test_an_order_of_leaves_has_to_be_right_in_the_sums_too(order: str) -> None:
+    """One in thousands of 16-bit results shows how leaves met, so trials of such results alone let a wrong order pass."""
+    f = FakeFamily("f", faults={"fast": flip(lambda p: p.dtype_out == "float32")})
+    product = replace(LINEAR, contract=Contract.parse(f"tensor_core:sm90/{order}"))
+    assert product.dtype_out == "bfloat16"
+    assert chooser(f).choose(product).config == "plain"
+    assert chooser(f).choose(LINEAR).config == "fast"
 
 
 def test_nothing_right_is_an_error_that_names_what_was_refused() -> None:

@@ -59,7 +59,9 @@ def _named(file: str, package: Path) -> tuple[str, ...]:
     device = "/".join(Path(file).parts[:2])
     code = {f"{device}/{name}" for name in DEVICE_CODE.findall(text)}
     modules = set(_imported(file, text, package)) if file.endswith(".py") else set()
-    return tuple(x for x in sorted(code | modules) if x.startswith(REACHING) and x not in TIMES and (package / x).is_file())
+    return tuple(
+        x for x in sorted(code | modules) if x.startswith(REACHING) and x not in TIMES and (package / x).is_file()
+    )
 
 
 def _imported(file: str, text: str, package: Path) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""What a first minute costs, kernels not compiled yet: ``python -m benchmarks.first_calls``; needs torch and transformers.
+"""What first calls cost, whose kernels are not compiled yet: ``python -m benchmarks.first_calls``.
 
-Each row is a process of its own with an empty cache: a product as in docs/start.md, the README's model, `isogemm warm`, and
-`make demo` in a fresh clone of the commit, its installation included. Run it on an idle machine: compiling is CPU time.
+Each row is a process of its own with an empty cache: a product as in docs/start.md, the README's model, `isogemm warm`,
+and `make demo` in a fresh clone of the commit, its installation included. Run it on an idle machine: compiling takes a
+CPU's time, and nothing else does.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def run(
     for row in rows:
         first, again = row["first"], row["again"]
         typer.echo(
-            f"{row['name']}: {first['seconds']:.0f} s ({first['cpu_seconds']:.0f} of CPUs), again {again['seconds']:.1f}"
+            f"{row['name']}: {first['seconds']:.0f} s, {first['cpu_seconds']:.0f} of CPUs; again {again['seconds']:.1f}"
         )
     typer.echo(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -29,6 +30,27 @@ def test_the_readme_is_short_and_says_words_that_people_search_for():
 def test_the_readme_has_the_figures_of_the_committed_files():
     begin, end = readme.HEADLINES
     assert README.split(begin)[1].split(end)[0] == headlines()
+
+
+def test_the_readme_s_times_and_answers_are_those_of_the_committed_files():
+    results = ROOT / "benchmarks" / "results"
+    rows = json.loads((results / "first-calls-znver4-2026-11-24.json").read_text())["rows"]
+    first, again = ({row["name"]: round(row[when]["seconds"]) for row in rows} for when in ("first", "again"))
+    answers = json.loads((results / "demo-znver4-2026-11-24.json").read_text())["answers"]
+    changed = {
+        name: sum(row["shared"] < row["tokens"] for row in answers if row["provider"] == name)
+        for name in ("numpy", "isogemm")
+    }
+    told = " ".join(README.split())
+    for words in (
+        f"a first product took {first['product']} s, the model above {first['model']} s",
+        f"as in an image, in {first['warm']} s",
+        f"`make demo` took {first['demo']} s there the first time, on two cores, downloads apart, "
+        f"and {again['demo']} s again",
+        f"NumPy's products {changed['numpy']} of {len(answers) // 2} answers",
+        f"with isogemm's {changed['isogemm']} of {len(answers) // 2}",
+    ):
+        assert words in told, words
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def _read(path: Path | None) -> tuple[str, ...]:
 
 def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: Path) -> bool:
     started = time.perf_counter()
+    from ..base.jit import compile_seconds
     from . import story
     from .ahead import Rehearsal
 
@@ -130,7 +131,8 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
         answers = _ask(console, rehearsal)
     speeds = _time(console, model, batch, inputs)
     findings = Findings(drifts, row_drifts, speeds, errors, len(inputs[0][1]), answers)
-    stamped = findings.to_dict() | {"environment": lab.environment()}
+    seconds = {"demo": time.perf_counter() - started, "compiling": compile_seconds() + rehearsal.seconds}
+    stamped = findings.to_dict() | {"seconds": seconds, "environment": lab.environment()}
     summary = write_whole(report_dir / "demo.json", json.dumps(stamped, indent=1) + "\n")
     console.print()
     for line in [*story.counts(answers), *show.conclusions(drifts, row_drifts)]:
@@ -139,7 +141,7 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
     console.print("\nNext:")
     for line in _next_steps(folder):
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\n{_took(started, rehearsal.seconds)} All figures: {summary}", highlight=False, soft_wrap=True)
+    console.print(f"\n{_took(**seconds)} All figures: {summary}", highlight=False, soft_wrap=True)
     return findings.held
 
 
@@ -246,12 +248,10 @@ def _ask(console: Console, rehearsal: Rehearsal) -> list[Compared]:
     return rows
 
 
-def _took(started: float, ahead: float) -> str:
+def _took(demo: float, compiling: float) -> str:
     """What the demo took, and the seconds of compiling in it, in this process and in the one beside it."""
-    from ..base.jit import compile_seconds
-
-    text, compiled = f"Took {time.perf_counter() - started:.0f} s", compile_seconds() + ahead
-    return f"{text}; kernels were compiled meanwhile, {compiled:.0f} s, once." if compiled >= 1 else f"{text}."
+    compiled = f"; kernels were compiled meanwhile, {compiling:.0f} s, once" if compiling >= 1 else ""
+    return f"Took {demo:.0f} s{compiled}."
 
 
 def _step(console: Console, number: int, title: str) -> None:

@@ -1,0 +1,89 @@
+"""What first calls cost, whose kernels are not compiled yet: ``python -m benchmarks.first_calls``.
+
+Each row is a process of its own with an empty cache: a product as in docs/start.md, the README's model, `isogemm warm`,
+and `make demo` in a fresh clone of the commit, its installation included. Run it on an idle machine: compiling takes a
+CPU's time, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from isogemm.base.progress import progress_bar
+from isogemm.lab import environment, write_json
+
+from .common import cpu_name, results_path
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = """
+import numpy as np
+import isogemm
+x, w = np.ones((64, 4096), np.float32), np.ones((1024, 4096), np.float32)
+isogemm.linear(x, w), isogemm.linear(x[5:6], w)
+"""
+
+
+def cold(command: list[str], folder: Path, where: Path = ROOT) -> dict[str, Any]:
+    """The seconds of a command whose cache is empty, by the clock and of the CPUs, and of the same one again."""
+    cache = folder / "cache"
+    env = os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(where / "src")}
+    found: dict[str, Any] = {}
+    for name in ("first", "again"):
+        started, before = time.perf_counter(), os.times()
+        subprocess.run(command, cwd=where, env=env, check=True, stdout=subprocess.DEVNULL)
+        after = os.times()
+        used = after.children_user + after.children_system - before.children_user - before.children_system
+        found[name] = {"seconds": time.perf_counter() - started, "cpu_seconds": used}
+    return found
+
+
+def measure(folder: Path) -> list[dict[str, Any]]:
+    """All of them, by name; ``again`` of the demo is with everything installed and compiled."""
+    readme = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert readme
+    clone = folder / "clone"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    rows: Mapping[str, tuple[list[str], Path]] = {
+        "product": ([sys.executable, "-c", PRODUCT], ROOT),
+        "model": ([sys.executable, "-c", readme[1]], ROOT),
+        "warm": ([sys.executable, "-m", "isogemm", "warm"], ROOT),
+        "demo": (["make", "demo"], clone),
+    }
+    found = []
+    with progress_bar() as tell:
+        for done, (name, (command, where)) in enumerate(rows.items()):
+            tell(done, len(rows), name)
+            found.append({"name": name, **cold(command, folder / name, where)})
+    return found
+
+
+def run(
+    out: Annotated[Path | None, typer.Option(help="Where the JSON goes. Default: benchmarks/results.")] = None,
+) -> None:
+    """Time first calls, each in a process of its own with an empty cache, and the same calls again."""
+    stamp = environment()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(Path(folder))
+    path = write_json(
+        out or results_path("first-calls", cpu_name(stamp)), rows, environment=stamp, benchmark="first_calls"
+    )
+    for row in rows:
+        first, again = row["first"], row["again"]
+        typer.echo(
+            f"{row['name']}: {first['seconds']:.0f} s, {first['cpu_seconds']:.0f} of CPUs; again {again['seconds']:.1f}"
+        )
+    typer.echo(path)
+
+
+if __name__ == "__main__":
+    typer.run(run)

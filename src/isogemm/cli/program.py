@@ -57,12 +57,20 @@ def check_command(folder: Folder) -> None:
 
 
 @app.command("explain")
-def explain_command(folder: Folder) -> None:
+def explain_command(
+    folder: Folder,
+    html: Annotated[Path | None, typer.Option(help="A page with pictures of memory and threads, for offline.")] = None,
+) -> None:
     """Tables of phases and memory, and operations that leave threads without work."""
+    from ..base.disk import write_whole
     from ..program import load
-    from ..program.explain import explain
+    from ..program.picture import page
 
-    typer.echo(explain(load(folder)))
+    made = load(folder)
+    typer.echo(made.explain())
+    if html is not None:
+        write_whole(html, page(made))
+        typer.echo(f"Pictures: {html}")
 
 
 @app.command("run")

@@ -46,7 +46,7 @@ def explain(program: Program) -> str:
         f"{about['micro_batches']} parts, {plan['runtime']['threads']} threads, "
         f"{plan['runtime']['mode']}, leaf {about['leaf']}"
     )
-    lines += ["", f"{'phase':<18} {'operations':>10} {'products':>9} {'GFLOP':>9} {'threaded':>9}"]
+    lines += ["", f"{'phase':<18} {'operations':>10} {'products':>9} {'GFLOP':>9} {'threaded':>9} {'expected us':>12}"]
     for phase in plan["phases"]:
         ops = [op for op in plan["ops"] if op["phase"] == phase]
         products = [op for op in ops if op["kernel_id"].startswith("gemm")]
@@ -57,7 +57,8 @@ def explain(program: Program) -> str:
             for op in products
         )  # fmt: skip
         threaded = sum(op["dispatch"]["schedule"] != "serial" for op in ops)
-        lines.append(f"{phase:<18} {len(ops):>10} {len(products):>9} {flops / 1e9:>9.4f} {threaded:>9}")
+        us = sum(op["isogemm"]["expected_us"] for op in ops)
+        lines.append(f"{phase:<18} {len(ops):>10} {len(products):>9} {flops / 1e9:>9.4f} {threaded:>9} {us:>12.0f}")
     lines += ["", f"{'section':<18} {'tensors':>10} {'bytes':>12} {'offset':>12}"]
     for section in layout["sections"]:
         count = sum(entry["section"] == section["name"] for entry in layout["tensors"])

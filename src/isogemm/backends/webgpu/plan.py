@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import OptionError
-from ...problem.numeric import USUAL, AnyPlan, numeric_plan
+from ...problem.numeric import USUAL, AnyPlan, numeric_plan, word
 from .adapter import Adapter
 from .choose import TREE, Crossovers, TreeCase, check_contract, choose
 
@@ -51,7 +51,7 @@ class WebGpuPlan(AnyPlan):
             lines.append(("-> if" if decides else "   if", f"{branch.text(at)}: {branch.kernel}"))
         return [
             *lines,
-            ("kernel", f"{self.kernel}, admitted by its bits at its first use"),
+            ("kernel", f"{self.kernel}, a {word(self.m, self.n)}, admitted by its bits at its first use"),
             ("tiles", f"from M = {at.tiles} (chain) and {at.tiles_of_lanes} (lanes32); elsewhere {USUAL} is usual"),
             ("measured", at.source),
         ]

@@ -84,6 +84,16 @@ def test_a_missing_barrier_is_found(made):
         from_data(plan, layout)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("rms_norm_eps", 0.5), ("rms_norm_eps", []), ("rope_theta", "x"), ("bias", 1)]
+)
+def test_a_model_of_other_numbers_is_found(made, name, value):
+    plan, layout = files(made)
+    plan["isogemm"]["model"][name] = value
+    with pytest.raises(OptionError, match=rf"isogemm.numbers: limit: |{name}: limit: "):
+        from_data(plan, layout)
+
+
 def leaves(data, path=()):
     """Paths of everything in plain data that is no container."""
     if isinstance(data, dict | list):

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from .plan import NUMBERS
 from .program import Program
 
 __all__ = ["advice", "busy", "differences", "explain", "trace"]
@@ -73,7 +74,7 @@ def explain(program: Program) -> str:
 def differences(one: Program, other: Program) -> tuple[list[str], list[str]]:
     """(what differs in who computes and where, what differs in the numbers): without the second bits cannot differ."""
     numbers = []
-    for name in ("model", "phase", "batch", "tokens", "leaf", "quantize"):
+    for name in (*NUMBERS, "leaf"):
         values = one.plan["isogemm"][name], other.plan["isogemm"][name]
         if values[0] != values[1]:
             numbers.append(f"{name}: {values[0]} and {values[1]}")

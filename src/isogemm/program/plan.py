@@ -17,13 +17,16 @@ from ..base.jit import source_stamp
 from ..base.threads import get_num_threads
 from .lowering import Lowered, PlannedCall
 
-__all__ = ["SCHEMA", "Choices", "choices_of", "digest", "make_plan"]
+__all__ = ["NUMBERS", "SCHEMA", "Choices", "choices_of", "digest", "make_plan"]
 
 SCHEMA = "ck.train.exec.v1"
 CHUNK = 2**15  # elements below which waking a thread costs more than it saves
 ITEM_WORK = 48 * 1024  # fused multiply-adds, likewise
 # Of a core: GFLOP/s of products, GB/s that other kernels read and write; medians of a training step, Zen 4.
 GFLOPS, GBYTES = 83.0, 6.0
+
+
+NUMBERS = ("model", "phase", "batch", "tokens", "attention_leaf", "quantize")  # and leaf: what bits are a function of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ def make_plan(lowered: Lowered, choices: Choices, about: Mapping[str, Any]) -> d
         What else belongs to it: the model, sizes, how often the phases of a micro-batch run.
     """
     threads = choices.threads or get_num_threads()
+    numbers = {name: about[name] for name in NUMBERS} | {"leaf": lowered.leaf}
     ops = [_entry(i, call, choices, threads, lowered) for i, call in enumerate(lowered.calls)]
     phases = list(dict.fromkeys(call.phase for call in lowered.calls))
     return {
@@ -69,7 +73,7 @@ def make_plan(lowered: Lowered, choices: Choices, about: Mapping[str, Any]) -> d
         "runtime": {"threads": threads, "mode": choices.mode},
         "phases": phases,
         "ops": ops,
-        "isogemm": dict(about) | {"leaf": lowered.leaf, "kernels": source_stamp()},
+        "isogemm": dict(about) | {"leaf": lowered.leaf, "kernels": source_stamp(), "numbers": digest(numbers)},
     }
 
 

@@ -37,7 +37,9 @@ def test_from_a_config_to_the_same_losses_by_two_plans(tmp_path):
     config.write_text(json.dumps(MODEL.to_dict() | {"model_type": "qwen3"}))
     sizes = (config, "--batch", 4, "--tokens", 8, "--leaf", 8)
     called("lower", *sizes, "--out", one, "--threads", 1)
-    called("lower", *sizes, "--out", other, "--threads", 3, "--micro-batches", 2, "--recompute", "--mode", "fast")
+    called(
+        "lower", *sizes, "--out", other, "--threads", 3, "--micro-batches", 2, "--recompute", "--mode", "fast", "--tune"
+    )
     assert "nothing is wrong" in called("check", one)
     told = called("explain", other, "--html", tmp_path / "page.html")
     pictures((tmp_path / "page.html").read_text(), load(other))

@@ -345,15 +345,16 @@ def from_data(plan: dict[str, Any], layout: dict[str, Any]) -> Program:
     """A program from the plain data of its plan and its layout, checked as `load` does."""
     validate("plan", plan)
     validate("layout", layout)
-    about = plan["isogemm"]
-    names = ("batch", "tokens", "phase", "micro_batches", "recompute", "leaf", "quantize")
-    runtime = plan["runtime"]
-    made = lower(
-        about["model"], **{name: about[name] for name in names}, **runtime, choices=choices_of(plan)
-    )  # the graph again, which the files do not have
+    made = relowered(plan, choices_of(plan))  # the graph again, which the files do not have
     found = Program(made.model, made.graph, made.lowered, plan, layout)
     found.check()
     return found
+
+
+def relowered(plan: Mapping[str, Any], choices: Choices) -> Program:
+    """What `plan` is a plan of, lowered by other choices."""
+    about, names = plan["isogemm"], ("batch", "tokens", "phase", "micro_batches", "recompute", "leaf", "quantize")
+    return lower(about["model"], **{name: about[name] for name in names}, **plan["runtime"], choices=choices)
 
 
 def _side_by_side(graph: Graph, leaf: int, threads: int) -> dict[str, int]:

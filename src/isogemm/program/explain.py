@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from .plan import NUMBERS
-from .program import Program
 
 __all__ = ["advice", "busy", "differences", "explain", "trace"]
 
@@ -38,7 +37,7 @@ def advice(plan: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def explain(program: Program) -> str:
+def explain(program: Any) -> str:
     """Phases with their operations, memory by section, and what is odd."""
     plan, layout = program.plan, program.layout
     about, lines = plan["isogemm"], []
@@ -71,7 +70,7 @@ def explain(program: Program) -> str:
     return "\n".join([*lines, *(["", *found] if (found := advice(plan)) else [])])
 
 
-def differences(one: Program, other: Program) -> tuple[list[str], list[str]]:
+def differences(one: Any, other: Any) -> tuple[list[str], list[str]]:
     """(what differs in who computes and where, what differs in the numbers): without the second bits cannot differ."""
     numbers = []
     for name in (*NUMBERS, "leaf"):

@@ -20,7 +20,7 @@ from isogemm.cli import app
 from isogemm.contract.attention import attention as definition
 from isogemm.contract.attention import ranges
 from isogemm.errors import DTypeError, OptionError, ShapeError
-from isogemm.problem.masks import Mask
+from isogemm.problem.forms import Mask
 
 THREADS = 3
 

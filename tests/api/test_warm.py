@@ -11,6 +11,7 @@ from tests.planner.test_live import Here
 
 import isogemm
 from isogemm.api import warm as module
+from isogemm.backends.cuda.device import CudaDevice
 from isogemm.base import tuning
 from isogemm.contract.spec import Contract
 from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
@@ -28,7 +29,7 @@ def here(monkeypatch):
     submit = found.bench.submit
     found.bench.submit = lambda task, rank: submit(task, rank) or found.bench.work()
     contract = Contract.parse("tensor_core:sm90/chain")
-    device = SimpleNamespace(chooser=found.chooser, default=lambda a, b: contract)
+    device = SimpleNamespace(chooser=found.chooser, default=lambda a, b: contract, column=CudaDevice(GPU).column)
     monkeypatch.setattr(module, "open_device", lambda place: device)
     monkeypatch.setattr(module, "find", lambda device: HOST if device == "cpu" else GPU)
     return found

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.program.small import BATCH, MODEL, TOKENS, converted, differing, program, tokens, trained, weights
 
-from isogemm.program import AdamW
+from isogemm.program import AdamW, tuned, tuning
 from isogemm.program.executor import scalars
 from isogemm.torch import reductions
 
@@ -45,6 +45,25 @@ def test_drawn_plans_have_the_same_bits(seed, wanted):
     made = program(threads=5, choices=choices)
     made.check()
     assert differing(trained(made), wanted) == []
+
+
+def test_a_tuned_plan_has_the_same_bits(wanted, monkeypatch):
+    """Operations that took less by one thread go to it, and others stay: of times that are made up."""
+    made, honest = program(threads=3, batch=BATCH), tuning._once
+    threaded = [op["name"] for op in made.plan["ops"] if op["dispatch"]["threads"] > 1]
+    slow = set(threaded[::2])
+
+    def once(run):
+        honest(run)
+        threads = {op["name"]: op["dispatch"]["threads"] for op in run.program.plan["ops"]}
+        run.executor.times = [(name, "", 0.0, 2.0 - ((n == 1) == (name in slow))) for name, n in threads.items()]
+
+    monkeypatch.setattr(tuning, "_once", once)
+    found = tuned(made, rounds=1)
+    found.check()
+    assert {op["name"] for op in found.plan["ops"] if op["dispatch"]["threads"] > 1} == set(threaded) - slow
+    assert slow
+    assert differing(trained(found), wanted) == []
 
 
 def test_a_gradient_depends_on_its_leaf(wanted):

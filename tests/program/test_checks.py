@@ -84,6 +84,16 @@ def test_a_missing_barrier_is_found(made):
         from_data(plan, layout)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("rms_norm_eps", 0.5), ("rms_norm_eps", []), ("rope_theta", "x"), ("bias", 1)]
+)
+def test_a_model_of_other_numbers_is_found(made, name, value):
+    plan, layout = files(made)
+    plan["isogemm"]["model"][name] = value
+    with pytest.raises(OptionError, match=rf"isogemm.numbers: limit: |{name}: limit: "):
+        from_data(plan, layout)
+
+
 def leaves(data, path=()):
     """Paths of everything in plain data that is no container."""
     if isinstance(data, dict | list):
@@ -123,7 +133,7 @@ def decoded(made, model):
 def test_mutations_are_refused_or_are_other_plans_with_the_same_bits(options, call):
     model = replace(MODEL, num_hidden_layers=1, hidden_size=64, intermediate_size=96)
     made = program(model, batch=2, **options)
-    wanted, draw, refused = call(made, model), random.Random(0), 0
+    wanted, draw, refused = call(made, model), random.Random(1), 0
     for number in range(40):
         plan, layout = files(made)
         mutated(layout if number % 2 else plan, draw)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
-from tests.program.small import MODEL, program
+import pytest
+from tests.program.small import MODEL, program, tokens, weights
 from typer.testing import CliRunner
 
 from isogemm.cli import app
+from isogemm.errors import OptionError
+from isogemm.program import load
 from isogemm.program.executor import CANARIES
 from isogemm.program.explain import advice
+from isogemm.program.picture import LINES, MAP, WIDTH
+from isogemm.program.program import from_data
 
 SLACK = 0.002  # microseconds: times are rounded to thousandths
 
@@ -30,15 +37,55 @@ def test_from_a_config_to_the_same_losses_by_two_plans(tmp_path):
     config.write_text(json.dumps(MODEL.to_dict() | {"model_type": "qwen3"}))
     sizes = (config, "--batch", 4, "--tokens", 8, "--leaf", 8)
     called("lower", *sizes, "--out", one, "--threads", 1)
-    called("lower", *sizes, "--out", other, "--threads", 3, "--micro-batches", 2, "--recompute", "--mode", "fast")
+    called(
+        "lower", *sizes, "--out", other, "--threads", 3, "--micro-batches", 2, "--recompute", "--mode", "fast", "--tune"
+    )
     assert "nothing is wrong" in called("check", one)
-    told = called("explain", other)
+    told = called("explain", other, "--html", tmp_path / "page.html")
+    pictures((tmp_path / "page.html").read_text(), load(other))
     assert "backward.L1" in told
     assert "live at once" in told
     assert "The bits cannot differ" in called("diff", one, other)
     found = [losses(called("run", one, "--steps", 2)), losses(called("run", other, "--steps", 2))]
     assert len(found[0]) == 2
     assert found[0] == found[1]
+
+
+def pictures(text, made):
+    """A rectangle for each tensor and each operation, inside of their picture; nothing is brought from elsewhere."""
+    assert "http" not in text
+    assert "src=" not in text
+    memory, timeline = (ElementTree.fromstring(x) for x in re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert [x[0].text.split()[0] for x in memory] == [x["name"] for x in made.layout["tensors"]]
+    assert [x[0].text.split()[0] for x in timeline] == [op["name"] for op in made.plan["ops"]]
+    for picture, high in ((memory, MAP), (timeline, LINES)):
+        for one in picture:
+            x, y, width, height = (float(one.get(name)) for name in ("x", "y", "width", "height"))
+            assert 0 <= x <= x + width <= WIDTH + 0.3
+            assert 0 <= y <= y + height <= high + 0.3
+
+
+def test_a_plan_says_its_kernels_and_times():
+    """The time falls with the threads that have work; a plan of other kernels is refused."""
+    one, many = (program(threads=threads) for threads in (1, 3))
+    times = [sum(op["isogemm"]["expected_us"] for op in made.plan["ops"]) for made in (one, many)]
+    assert 0 < times[1] < times[0]
+    alone = next(op["isogemm"]["expected_us"] for op in many.plan["ops"] if op["kernel_id"] == "loss")
+    assert alone == next(op["isogemm"]["expected_us"] for op in one.plan["ops"] if op["kernel_id"] == "loss")
+    one.plan["isogemm"]["kernels"] = "0" * 16
+    with pytest.raises(OptionError, match=r"isogemm\.kernels: limit: what the graph and the choices say"):
+        from_data(one.plan, one.layout)
+    with pytest.raises(OptionError, match="optimizer: limit: adamw; got: sgd"):
+        program(optimizer="sgd")
+
+
+def test_a_program_runs_once():
+    given, (ids, targets) = weights(), tokens()
+    assert program().run(given, (ids, targets)) == program(threads=1).start(given).step(ids, targets)
+    prefill = program(phase="prefill").run(given, (ids,))
+    decoded = program(phase="decode").run(given, (ids[:, 0], [0] * len(ids)))
+    assert (prefill[:, 0].view("u4") == decoded.view("u4")).all()
+    assert "live at once" in program().explain()
 
 
 def test_a_trace_nests(tmp_path):

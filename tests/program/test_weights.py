@@ -129,6 +129,15 @@ def test_a_file_of_another_model_is_refused_by_name(tmp_path):
         made.start(load(path))
 
 
+def test_blocks_along_the_other_dimension_are_refused():
+    model = MODELS["gpt2"]
+    given = weights(model) | {"L0.wo": None}
+    given["transformer.h.0.attn.c_proj.weight"] = isogemm.quantize(weights(model)["L0.wo"].T, "Q4_0")
+    made = program(model, phase="prefill", quantize="Q4_0")
+    with pytest.raises(OptionError, match=r"attn.c_proj.weight in blocks: limit: \[n, k\]"):
+        made.start(given)
+
+
 def test_blocks_do_not_train(tmp_path):
     path = tmp_path / "w.gguf"
     blocks = isogemm.quantize(weights(LLAMA)["embed"], "Q8_0").rows, gguf.GGMLQuantizationType.Q8_0

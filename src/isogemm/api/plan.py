@@ -11,7 +11,7 @@ from ..base.dtypes import ITEMSIZE
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
 from ..formats.blocks import FORMATS, format_of
-from ..problem.masks import Mask
+from ..problem.forms import Mask
 
 if TYPE_CHECKING:
     from ..backends import DevicePlan, Plan, WorkPlan
@@ -50,28 +50,7 @@ def plan(
     trans_b: str = ...,
     contract: ContractLike | None = ...,
     threads: int | None = ...,
-    device: Literal["cpu"] = ...,
-    batch: int = ...,
-    groups: Sequence[int] | None = ...,
-    format: str | None = ...,
-    heads: tuple[int, int] | None = ...,
-    mask: str = ...,
-) -> Plan | WorkPlan: ...
-
-
-@overload
-def plan(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    dtype: str = ...,
-    weight_dtype: str | None = ...,
-    out_dtype: str | None = ...,
-    trans_a: str = ...,
-    trans_b: str = ...,
-    contract: ContractLike | None = ...,
-    device: str,
+    device: str = ...,
     batch: int = ...,
     groups: Sequence[int] | None = ...,
     format: str | None = ...,

@@ -107,8 +107,8 @@ def warm(
     plans, ranges = [], (0, 0)
     with progress_bar(shown=progress and sys.stderr.isatty()) as tell:
         for place, products in posed.items():
-            device = open_device(place)
-            chooser, explain_on = device.chooser, device.column("plans").explain_on
+            here = open_device(place)
+            chooser, explain_on = here.chooser, here.column("plans").explain_on
             chooser.live.warm(list(products.values()), tell, budget=max(get_tuning(), BUDGET))
             plans += [explain_on(product, chooser) for product in products.values()]
             found = [chooser.live.found(each) for each in products]

@@ -29,12 +29,13 @@ def lower_command(
     micro_batches: Annotated[int, typer.Option(help="Parts that a step is computed in.")] = 1,
     recompute: Annotated[bool, typer.Option("--recompute", help="Compute activations again.")] = False,
     leaf: Annotated[int, typer.Option(help="Rows of a leaf in gradients of weights.")] = 4096,
+    tune: Annotated[bool, typer.Option("--tune", help="Time each operation by one thread and by several.")] = False,
     quantize: Annotated[
         str, typer.Option(help="A format of the weights of prefill and decode, as Q4_0, or a .gguf file.")
     ] = "",
 ) -> None:
     """Write a model's execution plan and memory layout."""
-    from ..program import lower
+    from ..program import lower, tuned
     from ..quant import load
 
     formats: Any = load(quantize) if quantize.endswith(".gguf") else quantize or None
@@ -43,6 +44,7 @@ def lower_command(
         json.loads(file.read_text()), batch=batch, tokens=tokens, phase=phase, threads=threads or None, mode=mode,
         micro_batches=micro_batches, recompute=recompute, leaf=leaf, quantize=formats,
     )  # fmt: skip
+    made = tuned(made) if tune else made
     made.check()
     typer.echo(f"{len(made.plan['ops'])} operations, {made.layout['bytes']} bytes: {made.save(out)}")
 
@@ -57,12 +59,20 @@ def check_command(folder: Folder) -> None:
 
 
 @app.command("explain")
-def explain_command(folder: Folder) -> None:
+def explain_command(
+    folder: Folder,
+    html: Annotated[Path | None, typer.Option(help="A page with pictures of memory and threads, for offline.")] = None,
+) -> None:
     """Tables of phases and memory, and operations that leave threads without work."""
+    from ..base.disk import write_whole
     from ..program import load
-    from ..program.explain import explain
+    from ..program.picture import page
 
-    typer.echo(explain(load(folder)))
+    made = load(folder)
+    typer.echo(made.explain())
+    if html is not None:
+        write_whole(html, page(made))
+        typer.echo(f"Pictures: {html}")
 
 
 @app.command("run")
@@ -108,14 +118,9 @@ def run_command(
 
 def _weights(model: Any, path: Path | None, draw: Any) -> Any:
     if path is None:
-        import numpy as np
+        from ..program.tuning import random_weights
 
-        return {
-            name: 0.02 * draw.standard_normal(shape)
-            if len(shape) > 1
-            else np.full(shape, float(not name.endswith(".bias")))
-            for name, _, shape in model.weights()
-        }
+        return random_weights(model, draw)
     from ..quant import load
 
     return load(path)

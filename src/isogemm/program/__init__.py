@@ -11,5 +11,6 @@ from .executor import AdamW
 from .model import DecoderConfig, decoder
 from .plan import Choices
 from .program import Program, Run, load, lower
+from .tuning import tuned
 
-__all__ = ["AdamW", "Choices", "DecoderConfig", "Program", "Run", "decoder", "load", "lower"]
+__all__ = ["AdamW", "Choices", "DecoderConfig", "Program", "Run", "decoder", "load", "lower", "tuned"]

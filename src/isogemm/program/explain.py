@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from .program import Program
+from .plan import NUMBERS
 
 __all__ = ["advice", "busy", "differences", "explain", "trace"]
 
@@ -37,7 +37,7 @@ def advice(plan: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def explain(program: Program) -> str:
+def explain(program: Any) -> str:
     """Phases with their operations, memory by section, and what is odd."""
     plan, layout = program.plan, program.layout
     about, lines = plan["isogemm"], []
@@ -46,7 +46,7 @@ def explain(program: Program) -> str:
         f"{about['micro_batches']} parts, {plan['runtime']['threads']} threads, "
         f"{plan['runtime']['mode']}, leaf {about['leaf']}"
     )
-    lines += ["", f"{'phase':<18} {'operations':>10} {'products':>9} {'GFLOP':>9} {'threaded':>9}"]
+    lines += ["", f"{'phase':<18} {'operations':>10} {'products':>9} {'GFLOP':>9} {'threaded':>9} {'expected us':>12}"]
     for phase in plan["phases"]:
         ops = [op for op in plan["ops"] if op["phase"] == phase]
         products = [op for op in ops if op["kernel_id"].startswith("gemm")]
@@ -57,7 +57,8 @@ def explain(program: Program) -> str:
             for op in products
         )  # fmt: skip
         threaded = sum(op["dispatch"]["schedule"] != "serial" for op in ops)
-        lines.append(f"{phase:<18} {len(ops):>10} {len(products):>9} {flops / 1e9:>9.4f} {threaded:>9}")
+        us = sum(op["isogemm"]["expected_us"] for op in ops)
+        lines.append(f"{phase:<18} {len(ops):>10} {len(products):>9} {flops / 1e9:>9.4f} {threaded:>9} {us:>12.0f}")
     lines += ["", f"{'section':<18} {'tensors':>10} {'bytes':>12} {'offset':>12}"]
     for section in layout["sections"]:
         count = sum(entry["section"] == section["name"] for entry in layout["tensors"])
@@ -69,10 +70,10 @@ def explain(program: Program) -> str:
     return "\n".join([*lines, *(["", *found] if (found := advice(plan)) else [])])
 
 
-def differences(one: Program, other: Program) -> tuple[list[str], list[str]]:
+def differences(one: Any, other: Any) -> tuple[list[str], list[str]]:
     """(what differs in who computes and where, what differs in the numbers): without the second bits cannot differ."""
     numbers = []
-    for name in ("model", "phase", "batch", "tokens", "leaf", "quantize"):
+    for name in (*NUMBERS, "leaf"):
         values = one.plan["isogemm"][name], other.plan["isogemm"][name]
         if values[0] != values[1]:
             numbers.append(f"{name}: {values[0]} and {values[1]}")

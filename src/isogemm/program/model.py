@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from fnmatch import fnmatchcase
+from math import inf
 from typing import Any
 
 from ..backends.cpu.quant.layout import COLUMNS
@@ -71,7 +72,8 @@ class DecoderConfig:
     ShapeError
         A size is not a whole number of at least 1, heads are no multiple of the heads of keys, or a head is odd.
     OptionError
-        A norm or MLP of no such kind, or queries, keys and values in one weight with rope or norms of heads.
+        A number or flag that is none, a norm or MLP of no such kind, or queries, keys and values in one weight with
+        rope or norms of heads.
     """
 
     vocab_size: int
@@ -101,6 +103,13 @@ class DecoderConfig:
         heads, shared = self.num_attention_heads, self.num_key_value_heads
         if heads % shared:
             raise ShapeError("num_attention_heads", limit=f"a multiple of {shared}", value=heads, nearest=shared)
+        for name in ("rms_norm_eps", "rope_theta", "dropout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+                raise OptionError(name, limit="a number of at least 0", value=repr(value), nearest=0.0)
+        for name in ("tie_word_embeddings", "head_norms", "bias", "fused_qkv"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(name, limit="True or False", value=repr(getattr(self, name)), nearest=False)
         for name, legal in (("norm", NORMS), ("mlp", MLPS)):
             if getattr(self, name) not in legal:
                 raise OptionError(name, limit=" or ".join(legal), value=getattr(self, name), nearest=legal[0])
@@ -228,11 +237,12 @@ def decoder(given: Any) -> DecoderConfig:
     if kind not in ARCHITECTURES:
         raise OptionError("model_type", limit=", ".join([*ARCHITECTURES, "gpt2"]), value=kind, nearest="qwen3")
     data = ARCHITECTURES[kind] | data
-    data.setdefault("dropout", float(data.get("attention_dropout") or 0.0))
+    data.setdefault("dropout", data.get("attention_dropout") or 0.0)
     rotation = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if rotation.get("rope_type", "default") != "default":
         raise OptionError("rope_type", limit="default", value=rotation["rope_type"], nearest="default")
-    data["rope_theta"] = float(data.get("rope_theta") or rotation.get("rope_theta", 10000.0))
+    theta = data.get("rope_theta") or rotation.get("rope_theta", 10000.0)
+    data["rope_theta"] = float(theta) if isinstance(theta, int) else theta
     _check_plain(data, {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "use_sliding_window": False})
     names = {field.name for field in fields(DecoderConfig)}
     missing = sorted({f.name for f in fields(DecoderConfig) if f.default is MISSING} - set(data))

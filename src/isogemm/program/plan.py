@@ -13,14 +13,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..backends.cpu.gemm.plan import plan as product_plan
+from ..base.jit import source_stamp
 from ..base.threads import get_num_threads
 from .lowering import Lowered, PlannedCall
 
-__all__ = ["SCHEMA", "Choices", "choices_of", "digest", "make_plan"]
+__all__ = ["NUMBERS", "SCHEMA", "Choices", "choices_of", "digest", "make_plan"]
 
 SCHEMA = "ck.train.exec.v1"
 CHUNK = 2**15  # elements below which waking a thread costs more than it saves
 ITEM_WORK = 48 * 1024  # fused multiply-adds, likewise
+# Of a core: GFLOP/s of products, GB/s that other kernels read and write; medians of a training step, Zen 4.
+GFLOPS, GBYTES = 83.0, 6.0
+
+
+NUMBERS = ("model", "phase", "batch", "tokens", "attention_leaf", "quantize")  # and leaf: what bits are a function of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +65,15 @@ def make_plan(lowered: Lowered, choices: Choices, about: Mapping[str, Any]) -> d
         What else belongs to it: the model, sizes, how often the phases of a micro-batch run.
     """
     threads = choices.threads or get_num_threads()
-    ops = [_entry(i, call, choices, threads) for i, call in enumerate(lowered.calls)]
+    numbers = {name: about[name] for name in NUMBERS} | {"leaf": lowered.leaf}
+    ops = [_entry(i, call, choices, threads, lowered) for i, call in enumerate(lowered.calls)]
     phases = list(dict.fromkeys(call.phase for call in lowered.calls))
     return {
         "schema": SCHEMA,
         "runtime": {"threads": threads, "mode": choices.mode},
         "phases": phases,
         "ops": ops,
-        "isogemm": dict(about) | {"leaf": lowered.leaf},
+        "isogemm": dict(about) | {"leaf": lowered.leaf, "kernels": source_stamp(), "numbers": digest(numbers)},
     }
 
 
@@ -80,7 +87,7 @@ def choices_of(plan: Mapping[str, Any]) -> Choices:
     return Choices(plan["runtime"]["threads"], plan["runtime"]["mode"], groups, dispatch)
 
 
-def _entry(number: int, call: PlannedCall, choices: Choices, threads: int) -> dict[str, Any]:
+def _entry(number: int, call: PlannedCall, choices: Choices, threads: int, lowered: Lowered) -> dict[str, Any]:
     m, n, k = call.shape
     given = choices.dispatch.get(call.name, {})
     kernel, dispatch = _product(call, given, threads) if call.axis == "mn" else _ranges(call, given, threads)
@@ -96,9 +103,22 @@ def _entry(number: int, call: PlannedCall, choices: Choices, threads: int) -> di
         "barrier": bool(given.get("barrier", True)),
         "isogemm": {
             "of": call.of, "reads": list(call.reads), "writes": list(call.writes), "kernel": kernel,
-            "contract": _contract(call),
+            "contract": _contract(call), "expected_us": _expected_us(call, dispatch, lowered),
         },
     }  # fmt: skip
+
+
+def _expected_us(call: PlannedCall, dispatch: Mapping[str, Any], lowered: Lowered) -> float:
+    """Time on cores like the one that was measured, which share the work where there is some for each."""
+    (m, n, k), chunks, threads = call.shape, 1, int(dispatch["threads"])
+    for axis, tile, extent in (("m", dispatch["tile_m"], m), ("n", dispatch["tile_n"], n)):
+        chunks *= -(-(extent if call.axis == "mn" else call.extent) // tile) if axis in dispatch["split_axis"] else 1
+    if dispatch["split_axis"] not in ("none", "m", "n", "mn"):
+        chunks = -(-call.extent // dispatch["tile_m"])
+    work = 2 * m * n * k * (call.extent if call.kernel == "gemm_batched" else 1) / GFLOPS
+    if not call.kernel.startswith("gemm"):
+        work = sum(lowered.values[name].size for name in {*call.reads, *call.writes}) / GBYTES
+    return round(work / min(chunks, threads) / 1e3, 3)
 
 
 def _contract(call: PlannedCall) -> str:

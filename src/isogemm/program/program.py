@@ -72,6 +72,18 @@ class Program:
             write_whole(place / name[self.phase], json.dumps(data, indent=1) + "\n")
         return place
 
+    def explain(self) -> str:
+        """Tables of phases and memory; see `isogemm.program.explain`."""
+        from .explain import explain
+
+        return explain(self)
+
+    def run(self, weights: Mapping[str, Any], inputs: tuple[Any, ...]) -> Any:
+        """Once: `Run.step` of (ids, targets), `Run.logits` of (ids,), or `Run.decode` of (ids, positions)."""
+        run = self.start(weights)
+        once: Any = {"train": run.step, "prefill": run.logits, "decode": run.decode}[self.phase]
+        return once(*inputs)
+
     def start(self, weights: Mapping[str, Any], *, canaries: bool = True) -> Run:
         """The program in memory with these weights, by their names in a program or in a checkpoint of transformers.
 
@@ -228,6 +240,7 @@ def lower(
     phase: str = "train",
     threads: int | None = None,
     mode: str = "deterministic",
+    optimizer: str = "adamw",
     micro_batches: int = 1,
     recompute: bool = False,
     leaf: int = 4096,
@@ -248,6 +261,8 @@ def lower(
         Default `isogemm.get_num_threads()`.
     mode : {"deterministic", "fast"}
         Both have the same bits: `fast` computes leaves of weights' gradients side by side where there are several.
+    optimizer : {"adamw"}
+        Of training; its rates are arguments of a step.
     micro_batches : int
         How many parts a step's batch is computed in.
     recompute : bool
@@ -276,7 +291,7 @@ def lower(
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ShapeError(name, limit="a whole number of at least 1", value=repr(size), nearest=1)
-    for name, word, legal in (("phase", phase, PHASES), ("mode", mode, MODES)):
+    for name, word, legal in (("phase", phase, PHASES), ("mode", mode, MODES), ("optimizer", optimizer, ("adamw",))):
         if word not in legal:
             raise OptionError(name, limit=" or ".join(legal), value=word, nearest=legal[0])
     if phase != "train":
@@ -330,15 +345,16 @@ def from_data(plan: dict[str, Any], layout: dict[str, Any]) -> Program:
     """A program from the plain data of its plan and its layout, checked as `load` does."""
     validate("plan", plan)
     validate("layout", layout)
-    about = plan["isogemm"]
-    names = ("batch", "tokens", "phase", "micro_batches", "recompute", "leaf", "quantize")
-    runtime = plan["runtime"]
-    made = lower(
-        about["model"], **{name: about[name] for name in names}, **runtime, choices=choices_of(plan)
-    )  # the graph again, which the files do not have
+    made = relowered(plan, choices_of(plan))  # the graph again, which the files do not have
     found = Program(made.model, made.graph, made.lowered, plan, layout)
     found.check()
     return found
+
+
+def relowered(plan: Mapping[str, Any], choices: Choices) -> Program:
+    """What `plan` is a plan of, lowered by other choices."""
+    about, names = plan["isogemm"], ("batch", "tokens", "phase", "micro_batches", "recompute", "leaf", "quantize")
+    return lower(about["model"], **{name: about[name] for name in names}, **plan["runtime"], choices=choices)
 
 
 def _side_by_side(graph: Graph, leaf: int, threads: int) -> dict[str, int]:

@@ -50,6 +50,8 @@ def stored_weights(
         label = names.get(name, known)
         found = given.get(label if names else name)
         if found is None and not names and (found := given.get(known)) is not None and is_turned(known):
+            if isinstance(found, QuantizedMatrix):  # its blocks lie along the other dimension
+                raise OptionError(f"{known} in blocks", limit="[n, k]", value="[k, n]", nearest=f"{name}, [n, k]")
             found = np.asarray(found).T
         if found is None:
             raise OptionError("weights", limit="every weight of the model", value=f"no {label}", nearest=label)

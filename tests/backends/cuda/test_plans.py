@@ -93,7 +93,7 @@ def test_a_described_device_is_asked_what_a_live_one_is(device, monkeypatch, tmp
         (1, 8192, 128),
         ("bfloat16",) * 3,
         wanted["attention", "bfloat16"].numeric,
-        isogemm.problem.masks.Mask(""),
+        isogemm.problem.forms.Mask(""),
         4,
         32,
         8,

@@ -71,7 +71,7 @@ def test_attention(tokens, keys, mask):
     given = {"bool": drawn(tokens, keys) > 0, "added": drawn(tokens, keys)}.get(mask)
     found = replayed(plan, q, k, v, *(() if given is None else (given,)))
     if mask.startswith("window"):
-        from isogemm.problem.masks import Mask
+        from isogemm.problem.forms import Mask
 
         shown = torch.from_numpy(Mask.parse(mask).shown(tokens, keys)).cuda()
         wanted = isogemm.torch.scaled_dot_product_attention(q, k, v, shown, enable_gqa=True)

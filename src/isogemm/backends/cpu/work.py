@@ -20,7 +20,7 @@ from ...contract.attention import LEAF, factor
 from ...contract.spec import ContractLike
 from ...errors import DTypeError, OptionError, ShapeError
 from ...formats.blocks import format_of
-from ...problem.masks import Mask
+from ...problem.forms import Mask, asked, operand_shapes, shape_of
 from ...problem.numeric import AnyPlan, NumericPlan, integer_contract, numeric_plan, word
 from ...problem.settings import Settings
 from .attention import run as attention
@@ -138,44 +138,22 @@ class WorkPlan(AnyPlan):
         if get_num_threads() != self.threads:
             limit = f"{self.threads}, the plan's"
             raise OptionError("threads of a replay", limit=limit, value=get_num_threads(), nearest="set_num_threads")
-        wanted, found = self._shapes(), tuple(_shape(x) for x in operands)
+        wanted, found = operand_shapes(self.form, dict(self.about), (self.m, self.n, self.k)), shape_of(operands)
         if found != wanted:
             raise ShapeError("operands of a replay", limit=wanted, value=found, nearest="plan these operands anew")
         return _RUN[self.form](self, *operands)
-
-    def _shapes(self) -> tuple[Any, ...]:
-        about, m, n, k = dict(self.about), self.m, self.n, self.k
-        if self.form == "batched":
-            return (about["items"], m, k), (about["items"], k, n)
-        if self.form == "grouped":
-            return tuple((rows, k) for rows in about["rows"]), ((k, n),) * len(about["rows"])
-        if self.form == "quantized":
-            return (m, k), (n, k)
-        heads, shared, b = about["heads"], about["shared"], about["sequences"]
-        masked = ((m, n),) if about.get("mask") in ("bool", "added") else ()
-        return (b, heads, m, k), (b, shared, n, k), (b, shared, n, k), *masked
 
     def _title(self) -> str:
         return f"plan {self.form} {self.m} x {self.n} x {self.k}"
 
     def rows(self) -> list[tuple[str, str]]:
-        about = ", ".join(f"{name} {_short(value)}" for name, value in self.about)
-        lines = [*self.heading(), ("form", f"{self.form}: {about}")]
+        lines = [*self.heading(), ("form", f"{self.form}: {asked(dict(self.about))}")]
         shown = self.steps if len(self.steps) <= 8 else self.steps[:7]
         lines += [("step" if step.name == self.form else step.name, str(step)) for step in shown]
         if len(shown) < len(self.steps):
             lines.append(("...", f"{len(self.steps) - len(shown)} more"))
         lines += [("not", f"{name}: {why}") for name, why in self.alternatives]
         return [*lines, ("digest", self.digest)]
-
-
-def _short(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _shape(x: Any) -> Any:
-    return tuple(_shape(item) for item in x) if isinstance(x, list | tuple) else tuple(x.shape)
 
 
 def _loops(found: Plan) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...base.dtypes import ITEMSIZE
 from ...errors import OptionError
-from ...problem.numeric import USUAL, AnyPlan, numeric_plan
+from ...problem.numeric import USUAL, AnyPlan, numeric_plan, word
 from .adapter import Adapter
 from .choose import TREE, Crossovers, TreeCase, check_contract, choices
 from .planes import WHOLE
@@ -53,7 +53,10 @@ class WebGpuPlan(AnyPlan):
             lines.append(("-> if" if decides else "   if", f"{branch.text(at)}: {branch.kernel}"))
         return [
             *lines,
-            ("kernel", f"{self.kernel}, admitted by its bits at its first use; refused, the next that holds"),
+            (
+                "kernel",
+                f"{self.kernel}, a {word(self.m, self.n)}, admitted by its bits at its first use; refused, the next that holds",
+            ),
             ("tiles", f"from M = {at.tiles}; elsewhere {USUAL} is usual"),
             ("measured", at.source),
         ]

@@ -15,6 +15,7 @@ from ....planner.admission import Admission
 from ....planner.products import Chooser
 from ....planner.tables import DeviceLimits, Hint, Table, TunedRow, recommended
 from ....planner.trials import NATIVE, variant_of
+from ....problem.forms import asked
 from ....problem.numeric import USUAL, AnyPlan, NumericPlan, is_packed, numeric_key, word
 from ....problem.product import Product
 
@@ -131,7 +132,7 @@ class DevicePlan(AnyPlan):
         lines = [
             *self.heading(self.batch, "no executable definition" if native else "m plays no part"),
             ("device", self.device if self.here else f"{self.device}, as described: that GPU is not here"),
-            *([("form", f"{self.form}: {shortened(self.about)}")] if self.form else []),
+            *([("form", f"{self.form}: {asked(dict(self.about))}")] if self.form else []),
             *self._tree(),
             ("kernel", f"{self.family} [{self.config}]{self._word()}{self._instead()}"),
             ("why", self.reason),
@@ -171,12 +172,6 @@ class DevicePlan(AnyPlan):
 
 def _frozen(x: Any) -> Any:
     return tuple(_frozen(item) for item in x) if isinstance(x, list) else x
-
-
-def shortened(about: tuple[tuple[str, Any], ...]) -> str:
-    """What was asked, in one line."""
-    words = (f"{name} {', '.join(map(str, x)) if isinstance(x, tuple) else x}" for name, x in about if x != "")
-    return ", ".join(text if len(text) <= 60 else f"{text[:57]}..." for text in words)
 
 
 def explain_on(product: Product, chooser: Chooser) -> DevicePlan:

@@ -12,7 +12,7 @@ from ....operands import cuda as arrays
 from ....operands.device_array import HOST, DeviceId
 from ....operands.tensors import is_tensor
 from ....planner.family import Family
-from ....problem.masks import Mask
+from ....problem.forms import Mask, operand_shapes, shape_of
 from ....problem.settings import Settings
 from ..driver import facts
 from ..driver.machine import admissions
@@ -25,30 +25,15 @@ __all__ = ["run"]
 
 def run(plan: Any, *operands: Any) -> Any:
     """See `DevicePlan.run`."""
-    several = plan.form == "grouped"
-    about, (m, n, k) = dict(plan.about), (plan.m, plan.n, plan.k)
-    item = (plan.batch,) if plan.batch > 1 else ()
-    wanted: tuple[Any, ...] = (*item, m, k), (*item, k, n)
-    if several:
-        wanted = tuple((rows, k) for rows in about["rows"]), ((k, n),) * len(about["rows"])
-    elif plan.form == "quantized":
-        wanted = (m, k), (n, k)
-    elif plan.form == "attention":
-        keys = (about["sequences"], about["shared"], n, k)
-        masked = ((m, n),) if about["mask"] in ("bool", "added") else ()
-        wanted = (about["sequences"], about["heads"], m, k), keys, keys, *masked
-    found = tuple(tuple(map(_shape, some)) if several else _shape(some) for some in operands)
+    wanted, found = operand_shapes(plan.form, dict(plan.about), (plan.m, plan.n, plan.k)), shape_of(operands)
     if found != wanted:
         raise ShapeError("operands of a replay", limit=wanted, value=found, nearest="plan these operands anew")
     replays: dict[str, Callable[..., Any]] = {
         "": _product, "batched": _product, "grouped": _groups, "quantized": _quantized, "attention": _attention
     }  # fmt: skip
-    place = _device_of(plan, [x for some in operands for x in (some if several else (some,))])
+    each = [x for some in operands for x in (some if isinstance(some, list | tuple) else (some,))]
+    place = _device_of(plan, each)
     return replays[plan.form](plan, place, *operands)
-
-
-def _shape(x: Any) -> tuple[int, ...]:
-    return tuple(getattr(x, "shape", ()))
 
 
 def _device_of(plan: Any, each: Sequence[Any]) -> DeviceId:
@@ -140,7 +125,7 @@ def _attention(plan: Any, place: DeviceId, q: Any, k: Any, v: Any, shown: Any = 
 
     from ..attention import run as attention
 
-    mask = Mask.parse(dict(plan.about)["mask"])
+    mask = Mask.parse(dict(plan.about).get("mask", ""))
     if mask.kind == "window":
         shown = torch.from_numpy(mask.shown(plan.m, plan.n)).to(q.device)
     if shown is not None and (shown.dtype is torch.bool) != (mask.kind in ("bool", "window")):

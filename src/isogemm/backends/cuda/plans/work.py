@@ -21,7 +21,7 @@ from ....planner.family import Family
 from ....planner.products import Chooser
 from ....planner.tables import DeviceLimits, Table, shipped_tables
 from ....planner.tuning import Wanted, pose
-from ....problem.masks import Mask
+from ....problem.forms import Mask
 from ....problem.numeric import NumericPlan, integer_contract, numeric_plan
 from ....problem.product import Product
 from ..attention.case import AttentionCase, Strided
@@ -223,7 +223,10 @@ class GpuPlanner:
         others.append(("products and a softmax", "other numbers: its sums do not go leaf by leaf"))
         why = f"ranked first on {self.facts.multiprocessors} multiprocessors"
         why += "; behind it attention ranged, for ranges that begin apart" if ranged else ""
-        (m, n, k), about = extents, {"sequences": sequences, "heads": heads, "shared": shared, "mask": mask}
+        (m, n, k), about = (
+            extents,
+            {"sequences": sequences, "heads": heads, "shared": shared} | ({"mask": mask} if mask else {}),
+        )
         sizes = (sequences * (heads * m + 2 * shared * n) * k, sequences * heads * m * k)
         config = kernel.configs(together(case) if ranged else case)[0]
         return self._made(

@@ -1,15 +1,17 @@
-"""Masks of attention by name, for plans: what is hidden from a query, without the tensor that says it."""
+"""What plans of more than one product share: what was asked, the operands of a replay, and masks by name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError
 
-__all__ = ["MASKS", "Mask"]
+__all__ = ["MASKS", "Mask", "asked", "operand_shapes", "shape_of"]
 
 MASKS = "causal, window:W, bool or added"
 
@@ -62,3 +64,29 @@ class Mask:
         keys = np.arange(n)
         found: NDArray[np.bool_] = (keys <= last) & (keys > last - self.width)
         return found
+
+
+def asked(about: Mapping[str, Any]) -> str:
+    """What was asked besides the extents, in one line."""
+    words = (f"{name} {', '.join(map(str, x)) if isinstance(x, tuple | list) else x}" for name, x in about.items())
+    return ", ".join(text if len(text) <= 60 else f"{text[:57]}..." for text in words)
+
+
+def operand_shapes(form: str, about: Mapping[str, Any], extents: tuple[int, int, int]) -> tuple[Any, ...]:
+    """Shapes of a replay's operands, in their order; lists of shapes for groups."""
+    m, n, k = extents
+    if form == "grouped":
+        return tuple((rows, k) for rows in about["rows"]), ((k, n),) * len(about["rows"])
+    if form == "quantized":
+        return (m, k), (n, k)
+    if form == "attention":
+        heads, keys = about["heads"], (about["sequences"], about["shared"], n, k)
+        masked = ((m, n),) if about.get("mask") in ("bool", "added") else ()
+        return (about["sequences"], heads, m, k), keys, keys, *masked
+    item = (about["items"],) if about.get("items", 1) > 1 else ()
+    return (*item, m, k), (*item, k, n)
+
+
+def shape_of(x: Any) -> Any:
+    """The shape of an array, or those of a list's."""
+    return tuple(map(shape_of, x)) if isinstance(x, list | tuple) else tuple(getattr(x, "shape", ()))

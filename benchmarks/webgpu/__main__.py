@@ -77,11 +77,12 @@ def gemv(bench: Bench, extents: tuple[int, int, int], dtype: str, sweep: bool) -
 
 def narrow(bench: Bench, divide: int, sweep: bool) -> None:
     """A few rows of x in the order of a chain, the default."""
-    n, k = GEMV[0][0] // divide, max(256, GEMV[0][1] // divide // 256 * 256)
-    for m in (1, 16):
-        if not bench.late():
-            held = operands(m, n, k, "float16")
-            kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(sweep), "float16")
+    for n, k in GEMV:
+        n, k = n // divide, max(256, k // divide // 256 * 256)
+        for m in (1, 16) if n <= GEMV[0][0] else (1,):
+            if not bench.late():
+                held = operands(m, n, k, "float16")
+                kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(m, sweep), "float16")
 
 
 def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:

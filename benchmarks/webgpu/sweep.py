@@ -41,15 +41,16 @@ def block_names(rows: int, sweep: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def narrow_names(sweep: bool) -> list[str]:
-    """Kernels for a few rows of x, in the order of a chain: small tiles."""
+def narrow_names(rows: int, sweep: bool) -> list[str]:
+    """Kernels for a few rows of x, in the order of a chain."""
     if not sweep:
-        return ["gemv_naive", "gemm_small"]
-    tiles = (
-        (8, 32, 32, 4, 4, 1), (8, 64, 32, 4, 4, 1), (8, 64, 32, 4, 4, 2), (8, 64, 64, 4, 4, 1), (16, 32, 32, 4, 4, 1),
-        (16, 32, 32, 4, 4, 2), (16, 64, 32, 4, 4, 2), (32, 32, 32, 4, 4, 1),
-    )  # fmt: skip
-    return ["gemv_naive", *(_tiles(*tile) for tile in tiles)]
+        return ["gemv_naive", "gemv_chain" if rows == 1 else "gemv_chains", "gemm_small"]
+    made = [(32, 16, 128), (32, 32, 128), (64, 16, 128), (32, 16, 64), (32, 16, 256), (64, 16, 256), (32, 8, 128)]
+    held = (1,) if rows == 1 else (4, 8)
+    return ["gemv_naive", "gemm_small", *(
+        f"gemv_chain COLUMNS={columns} PIECES={pieces} WORKGROUP={threads} ROWS={r}"
+        for columns, pieces, threads in made for r in held if threads // pieces >= r
+    )]  # fmt: skip
 
 
 TILES = (  # TILE_M, TILE_N, DEPTH, REG_M, REG_N, BUFFERS, SPREAD

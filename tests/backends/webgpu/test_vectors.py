@@ -20,6 +20,8 @@ NAMES = (
     "gemv_vector",
     "gemv_vector WORDS=2 ROWS=4 OUTPUTS=2 UNROLL=4 WORKGROUP=64",
     "gemv_vectors AHEAD=1",
+    "gemv_chain",
+    "gemv_chains COLUMNS=64 PIECES=8",
     "gemm_vector TILE_M=64 TILE_N=64 REG_M=8 REG_N=4 BUFFERS=1",
     "gemm_vector TILE_M=64 TILE_N=32 DEPTH=16 REG_M=4 REG_N=8 INNER=2 SPREAD=0",
 )
@@ -27,6 +29,7 @@ NAMES = (
 FAULTS = {
     "a load is used twice": ("gemv_vector", "gemv_vector", "(step + $uu)", "(step + $uu / 2u)"),
     "the tail of loads is lost": ("gemv_vector", "gemv_vector", "for (; step < steps; step++)", "for (; step < 0u;)"),
+    "a walk goes on beyond K": ("gemv_chain", "gemv_chain", "min(PIECES, pieces - at)", "PIECES"),
     "the steps beyond K are added": ("gemm_small", "gemm_vector", "min(DEPTH, p.k - at)", "DEPTH"),
     "a column beside the result is written": ("gemm_small", "gemm_vector", "j + $cu < p.n", "j + $cu < p.n + 1u"),
 }
@@ -40,7 +43,7 @@ def view(x):
 @pytest.mark.parametrize("name", NAMES)
 def test_bits(device, name, checked):
     admissions, order = AdapterAdmissions(device.adapter), kernel_of(name).order
-    for across in (False, True) if order == "chain" else (False,):
+    for across in (False, True) if name.startswith("gemm") else (False,):
         code = admissions.code(name, ("float16", "float16"), across)
         assert code.startswith(TRUSTED)
         code = code.removeprefix(TRUSTED) if checked else code
@@ -51,7 +54,7 @@ def test_bits(device, name, checked):
             assert_same(out.numpy(), reference.evaluate(a, b, "fma/lanes32" if order == "lanes" else "fma/chain"))
 
 
-@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_small"])
+@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_small", "gemv_chain"])
 def test_small_numbers_are_kept(device, name):
     """What a device may drop is summed by integers; of bfloat16, whose other products are exact in float32."""
     admissions, order = AdapterAdmissions(device.adapter), kernel_of(name).order
@@ -66,7 +69,7 @@ def test_small_numbers_are_kept(device, name):
     assert_same(out.numpy(), want)
 
 
-@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_small"])
+@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_small", "gemv_chain"])
 def test_a_device_that_drops_small_numbers_is_made_up_for(device, name):
     """Made sure of on every adapter, with an fma that takes subnormal operands and results for zero."""
     flushed = "fn kept(x: f32) -> f32 { return select(x, 0.0, abs(x) < 0x1p-126f); }\n"
@@ -82,7 +85,7 @@ def test_a_device_that_drops_small_numbers_is_made_up_for(device, name):
 
 def test_an_fma_that_rounds_twice_is_refused(device):
     """Of float32; made sure of on every adapter."""
-    for name in ("gemv_vector UNROLL=1", "gemm_small"):
+    for name in ("gemv_vector UNROLL=1", "gemm_small", "gemv_chain"):
         code = code_of(name, ("float32", "float32"), across=False, subgroup=device.adapter.subgroup, fused=True)
         code = code.replace("return fma(x, y, z);", "return rounded(x * y) + z;")
         assert AdapterAdmissions(device.adapter).verdict(name, ("float32", "float32"), code)

@@ -74,17 +74,27 @@ class Branch:
         return self.question.format(at=at)
 
 
+def _tiled(case: TreeCase, outputs: int) -> bool:
+    return case.whole and case.m >= case.at.tiles and case.m * case.n >= outputs
+
+
+def _along(case: TreeCase) -> bool:
+    return case.whole and not case.across
+
+
 TREE: Mapping[str, tuple[Branch, ...]] = {
     "chain": (
         Branch("whole vectors, M >= {at.tiles}, M * N >= {at.large}", lambda x: _tiled(x, x.at.large), "gemm_vector"),
         Branch("whole vectors, M >= {at.tiles}", lambda x: _tiled(x, 0), "gemm_small"),
         Branch("M >= {at.tiles}", lambda x: x.m >= x.at.tiles, "gemm_tiled"),
+        Branch("whole vectors along K, M >= {at.batch}", lambda x: _along(x) and x.m >= x.at.batch, "gemv_chains"),
+        Branch("whole vectors along K", _along, "gemv_chain"),
         Branch("b stored [k, n]", lambda x: x.across, "gemv_transposed"),
         Branch("b stored [n, k]", lambda x: True, "gemv_naive"),
     ),
     "lanes": (
         Branch("whole vectors along K, M >= {at.batch}", lambda x: _along(x) and x.m >= x.at.batch, "gemv_vectors"),
-        Branch("whole vectors along K", lambda x: _along(x), "gemv_vector"),
+        Branch("whole vectors along K", _along, "gemv_vector"),
         Branch("M >= {at.batch}", lambda x: x.m >= x.at.batch, "gemv_batched"),
         Branch("N >= {at.wide}", lambda x: x.n >= x.at.wide, "gemv_wide"),
         Branch("N >= {at.several}", lambda x: x.n >= x.at.several, "gemv_simd_multi"),
@@ -96,14 +106,6 @@ TREE: Mapping[str, tuple[Branch, ...]] = {
     ),
 }
 """By the order over K; the first question that holds decides, unless its kernel is refused on the device."""
-
-
-def _tiled(case: TreeCase, outputs: int) -> bool:
-    return case.whole and case.m >= case.at.tiles and case.m * case.n >= outputs
-
-
-def _along(case: TreeCase) -> bool:
-    return case.whole and not case.across
 
 
 def choices(order: str, case: TreeCase) -> Iterator[str]:

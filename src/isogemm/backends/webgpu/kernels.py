@@ -82,10 +82,13 @@ _BLOCKS = {"ALONG": 128, "DOWN": 1, "OUTPUTS": 16, "ROWS": 1}
 _GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 8, "WORKGROUP": 128, "AHEAD": 0}
 _ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 2, "UNROLL": 2}
 _SMALL = {"TILE_M": 64, "TILE_N": 64, "REG_N": 4, "BUFFERS": 1}
+_CHAIN = {"COLUMNS": 32, "ROWS": 1, "PIECES": 16, "WORKGROUP": 128}
 _GEMM = {"TILE_M": 128, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 2, "SPREAD": 1}
 VECTORS: Mapping[str, WgslKernel] = {
     "gemv_vector": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_GEMV, words=4),
     "gemv_vectors": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_GEMV | _ROWS, words=2),
+    "gemv_chain": WgslKernel("gemv_chain", "chain", 1, 1, 1, constants=_CHAIN, words=4),
+    "gemv_chains": WgslKernel("gemv_chain", "chain", 1, 1, 1, constants=_CHAIN | {"ROWS": 8}, words=4),
     "gemm_vector": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM, words=4),
     "gemm_small": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM | _SMALL, words=4),
     "gemv_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS),
@@ -104,6 +107,8 @@ def _of_vectors(name: str) -> WgslKernel:
         return replace(row, rows=at["ROWS"], columns=columns, workgroup=threads, constants=at)
     if row.order == "lanes":
         return replace(row, rows=at["ROWS"], constants=at, words=at["WORDS"], workgroup=at["WORKGROUP"])
+    if row.file == "gemv_chain":
+        return replace(row, rows=at["ROWS"], columns=at["COLUMNS"], workgroup=at["WORKGROUP"], constants=at)
     threads = at["TILE_M"] // at["REG_M"] * (at["TILE_N"] // at["REG_N"])
     return replace(row, rows=at["TILE_M"], columns=at["TILE_N"], workgroup=threads, constants=at)
 
@@ -165,7 +170,11 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
     if kernel.order == "lanes":
         at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"]}
         parts.append("meet_subgroup" if subgroup >= LANES // each else "meet_workgroup")
+    elif kernel.file == "gemv_chain":
+        at |= {"LOADS": at["COLUMNS"] * at["PIECES"] // kernel.workgroup}
+        parts.append("guard_chain")
     else:
+        parts.append("guard_chain")
         at |= {"GROUPS": at["REG_M"] // 4, "FOURS": at["REG_N"] // 4, "FOUR": 4, "QUADS": each // 4}
         at |= {f"LOADS_{x}": at[f"TILE_{t}"] * at["DEPTH"] // each // kernel.workgroup for x, t in ("AM", "BN")}
         constants |= {"ACROSS": across, "SPREAD": bool(at.pop("SPREAD"))}

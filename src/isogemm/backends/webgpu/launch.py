@@ -53,6 +53,8 @@ def run(adapter: Adapter, name: str, code: str, walk: KernelCall) -> None:
 def whole(a: Array, b: Array, nbytes: int = WHOLE) -> bool:
     """Whether operands of one type lie at whole vectors: along K, or where b's columns are neighbours, along N."""
     each = nbytes // a.itemsize
+    if not a.size:
+        return False
     for x in (a, b.T if abs(b.strides[0]) <= abs(b.strides[1]) else b):
         places = x.shape[1], x.strides[0] // x.itemsize, offset_of(x) // x.itemsize
         if x.strides[1] != x.itemsize or any(place % each for place in places):

@@ -19,9 +19,7 @@ class Crossovers:
     Attributes
     ----------
     tiles : int
-        Rows from which tiles serve under ``chain``; below, products go row by row.
-    large : int
-        Outputs from which tiles are the largest; fewer outputs keep more of a device busy in smaller ones.
+        Rows from which large tiles serve under ``chain``; below, products go row by row or in small ones.
     batch : int
         Rows from which a group takes several rows of x.
     several : int
@@ -33,7 +31,6 @@ class Crossovers:
     """
 
     tiles: int = 32
-    large: int = 2**21
     batch: int = 2
     several: int = 2048
     wide: int = 16384
@@ -74,21 +71,16 @@ class Branch:
         return self.question.format(at=at)
 
 
-def _tiled(case: TreeCase, outputs: int) -> bool:
-    return case.whole and case.m >= case.at.tiles and case.m * case.n >= outputs
-
-
 def _along(case: TreeCase) -> bool:
     return case.whole and not case.across
 
 
 TREE: Mapping[str, tuple[Branch, ...]] = {
     "chain": (
-        Branch("whole vectors, M >= {at.tiles}, M * N >= {at.large}", lambda x: _tiled(x, x.at.large), "gemm_vector"),
-        Branch("whole vectors, M >= {at.tiles}", lambda x: _tiled(x, 0), "gemm_small"),
+        Branch("whole vectors, M >= {at.tiles}", lambda x: x.whole and x.m >= x.at.tiles, "gemm_vector"),
+        Branch("whole vectors along K, M < {at.batch}", lambda x: _along(x) and x.m < x.at.batch, "gemv_chain"),
+        Branch("whole vectors", lambda x: x.whole, "gemm_narrow"),
         Branch("M >= {at.tiles}", lambda x: x.m >= x.at.tiles, "gemm_tiled"),
-        Branch("whole vectors along K, M >= {at.batch}", lambda x: _along(x) and x.m >= x.at.batch, "gemv_chains"),
-        Branch("whole vectors along K", _along, "gemv_chain"),
         Branch("b stored [k, n]", lambda x: x.across, "gemv_transposed"),
         Branch("b stored [n, k]", lambda x: True, "gemv_naive"),
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.products import BF16, F16, assert_same, poisoned, values
@@ -148,3 +150,17 @@ def test_launches_are_kept_and_timed(device):
 def test_lines_that_are_repeated():
     text = "#for x in N\n#for y in TWO\nf$x_$y\n#end\n#end\nlast"
     assert source.repeated(text, {"N": 2, "TWO": 2}) == "f0_0\nf0_1\nf1_0\nf1_1\nlast"
+
+
+def test_pieces_of_whole_vectors_are_whole(device, monkeypatch):
+    """K is cut where b does not fit, at multiples of a vector: 220 is none of 8."""
+    a, b = values((3, 440), F16), values((440, 8), F16, seed=1)
+    want = reference.evaluate(a, b, "fma/chain")
+    there = array(b)
+    assert_same(isogemm.matmul(array(a), there, out_dtype="float32").numpy(), want)
+    monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=4096))
+    launched, launch = [], device.adapter.launch
+    monkeypatch.setattr(device.adapter, "launch", lambda *args: (launched.append(args), launch(*args)))
+    assert_same(isogemm.matmul(array(a), there, out_dtype="float32").numpy(), want)
+    assert len(launched) > 1
+    assert all(args[0].startswith(TRUSTED) and args[1][2] % 8 == 0 for args in launched)

@@ -18,7 +18,7 @@ from .planes import WHOLE
 __all__ = ["EXTRA", "OUT", "A", "B", "KernelCall", "bound", "run", "steps", "whole"]
 
 Array = NDArray[Any]
-CUT = 256  # pieces are multiples of it, where they are longer: those of whole vectors stay whole
+CUT = WHOLE // 2  # elements: pieces are multiples of it, so that those of whole vectors are such, too
 A, B, OUT, EXTRA = 1, 2, 3, 4  # bindings of products
 
 
@@ -108,7 +108,8 @@ def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: KernelCa
             f"bytes that a kernel sees at once on {adapter.name}", limit=limits.binding,
             value=max(_bytes(x) for x in (a, b, out)), nearest="weights stored [n, k], which are cut by rows",
         )  # fmt: skip
-    half = extent // 2 - (extent // 2 % CUT if extent >= 2 * CUT else 0)
+    half = extent // 2
+    half -= half % CUT if half >= CUT else 0
     low, high = slice(0, half), slice(half, extent)
     if cut == "m":
         parts = [KernelCall(a[x], b, out[x], start) for x in (low, high)]

@@ -83,7 +83,7 @@ def narrow(bench: Bench, divide: int, sweep: bool) -> None:
         for m in (1, 16, 32, 64) if n <= GEMV[0][0] else (1,):
             if not bench.late():
                 held = operands(m, n, k, "float16")
-                kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(m, sweep), "float16")
+                kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(sweep), "float16")
 
 
 def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:

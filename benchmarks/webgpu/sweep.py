@@ -42,17 +42,10 @@ def block_names(rows: int, sweep: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def narrow_names(rows: int, sweep: bool) -> list[str]:
+def narrow_names(sweep: bool) -> list[str]:
     """Kernels for a few rows of x, in the order of a chain."""
-    if not sweep:
-        return ["gemv_naive", *(["gemv_chain"] if rows == 1 else []), "gemm_narrow", "gemm_vector"]
-    made = [(32, 8, 128), (32, 8, 64), (32, 8, 256), (16, 16, 128), (16, 16, 64), (64, 4, 128), (16, 8, 64)]
-    tiles = ((16, 32, 32), (8, 64, 32), (16, 64, 32), (32, 64, 16), (32, 32, 32))
-    narrow = [_tiles(*tile, 4, 4, 1) for tile in tiles]
-    return [
-        "gemv_naive", "gemm_vector", *narrow, *(f"gemv_chain COLUMNS={columns} PIECES={pieces} WORKGROUP={threads}"
-                                 for columns, pieces, threads in (made if rows == 1 else ())),
-    ]  # fmt: skip
+    tiles = ((16, 32, 32), (8, 64, 32), (16, 64, 32), (32, 64, 16), (32, 32, 32)) if sweep else ()
+    return ["gemv_naive", "gemm_narrow", "gemm_vector", *(_tiles(*tile, 4, 4, 1) for tile in tiles)]
 
 
 TILES = (  # TILE_M, TILE_N, DEPTH, REG_M, REG_N, BUFFERS, SPREAD

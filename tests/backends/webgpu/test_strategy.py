@@ -26,7 +26,7 @@ FLOATS = [name for name, kernel in KERNELS.items() if kernel.order != "integers"
 
 
 def test_the_tree():
-    at = Crossovers(tiles=20, batch=2, several=100, wide=1000)
+    at = Crossovers(tiles=20, large=30, batch=2, several=100, wide=1000)
 
     def choose(order, m, n, *, across=False, whole=False):
         return next(choices(order, TreeCase(m, n, across, whole, at)))
@@ -38,8 +38,8 @@ def test_the_tree():
     assert [choose("chain", m, 8, across=m == 19) for m in (18, 19, 20)] == [
         "gemv_naive", "gemv_transposed", "gemm_tiled",
     ]  # fmt: skip
-    assert [choose("chain", m, 50, whole=True) for m in (1, 2, 19, 20)] == [
-        "gemv_chain", "gemm_narrow", "gemm_narrow", "gemm_vector",
+    assert [choose("chain", m, 50, whole=True) for m in (1, 20, 29, 30)] == [
+        "gemm_narrow", "gemm_narrow", "gemm_narrow", "gemm_vector",
     ]  # fmt: skip
     assert choose("chain", 1, 8, whole=True, across=True) == "gemm_narrow"
     named = {branch.kernel for branches in TREE.values() for branch in branches}
@@ -52,7 +52,13 @@ def test_no_branch_changes_a_bit(device, monkeypatch):
         x, w = values((5, k), F16), values((66, k), F16, seed=1)
         for contract in ("fma/chain", "fma/lanes32"):
             want = isogemm.linear(x, w, contract=contract)
-            for at in (Crossovers(1), Crossovers(99), Crossovers(99, 99, 1), Crossovers(99, 99, 1, 1)):
+            for at in (
+                Crossovers(1, 1),
+                Crossovers(1),
+                Crossovers(99),
+                Crossovers(99, 99, 99, 1),
+                Crossovers(99, 99, 99, 1, 1),
+            ):
                 monkeypatch.setattr(device, "crossovers", at)
                 assert_same(isogemm.linear(array(x), array(w), contract=contract).numpy(), want)
                 assert_same(isogemm.linear(array(x[:1]), array(w), contract=contract).numpy(), want[:1])
@@ -89,11 +95,19 @@ def test_a_plan_says_where_a_product_goes(device, monkeypatch):
 def test_crossovers_are_measured_and_kept(device, monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "cache_folder", lambda name: tmp_path / name)
     assert measure.recalled(device.adapter.name) == Crossovers()
-    speed = {"gemm_vector": 30, "gemm_narrow": 1, "gemv_simd": 1, "gemv_simd_multi": 600, "gemv_wide": 90000}
+    speed = {
+        "gemm_tiled": 30,
+        "gemv_naive": 1,
+        "gemm_vector": 60,
+        "gemm_narrow": 1,
+        "gemv_simd": 1,
+        "gemv_simd_multi": 600,
+        "gemv_wide": 90000,
+    }
     found = measure.measured(
         device.admissions, lambda _, name, m, n: speed[name] + (speed[name] == 1) * (n if m == 1 else m)
     )
-    assert (found.tiles, found.several, found.wide) == (32, 2048, measure.NEVER)
+    assert (found.tiles, found.large, found.several, found.wide) == (32, 64, 2048, measure.NEVER)
     assert measure.recalled(device.adapter.name) == found
     next((tmp_path / "webgpu").iterdir()).write_bytes(b"{")
     assert measure.recalled(device.adapter.name) == Crossovers()

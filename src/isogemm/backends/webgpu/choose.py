@@ -19,7 +19,9 @@ class Crossovers:
     Attributes
     ----------
     tiles : int
-        Rows from which large tiles serve under ``chain``; below, products go row by row or in small ones.
+        Rows from which tiles serve under ``chain``; below, products go row by row.
+    large : int
+        Rows from which tiles are large, at whole vectors; below, there are more and narrow ones.
     batch : int
         Rows from which a group takes several rows of x.
     several : int
@@ -31,6 +33,7 @@ class Crossovers:
     """
 
     tiles: int = 32
+    large: int = 64
     batch: int = 2
     several: int = 2048
     wide: int = 16384
@@ -77,8 +80,7 @@ def _along(case: TreeCase) -> bool:
 
 TREE: Mapping[str, tuple[Branch, ...]] = {
     "chain": (
-        Branch("whole vectors, M >= {at.tiles}", lambda x: x.whole and x.m >= x.at.tiles, "gemm_vector"),
-        Branch("whole vectors along K, M < {at.batch}", lambda x: _along(x) and x.m < x.at.batch, "gemv_chain"),
+        Branch("whole vectors, M >= {at.large}", lambda x: x.whole and x.m >= x.at.large, "gemm_vector"),
         Branch("whole vectors", lambda x: x.whole, "gemm_narrow"),
         Branch("M >= {at.tiles}", lambda x: x.m >= x.at.tiles, "gemm_tiled"),
         Branch("b stored [k, n]", lambda x: x.across, "gemv_transposed"),

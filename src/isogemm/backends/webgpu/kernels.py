@@ -84,13 +84,11 @@ KERNELS: Mapping[str, WgslKernel] = {
 _BLOCKS = {"ALONG": 128, "DOWN": 1, "OUTPUTS": 4, "ROWS": 1}
 _GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 4, "WORKGROUP": 256, "AHEAD": 1}
 _ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 2, "UNROLL": 8, "WORKGROUP": 64, "AHEAD": 0}
-_CHAIN = {"COLUMNS": 32, "ROWS": 1, "PIECES": 8, "WORKGROUP": 128}
 _GEMM = {"TILE_M": 64, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 1, "SPREAD": 0}
 _NARROW = {"TILE_M": 16, "TILE_N": 32, "DEPTH": 32, "REG_M": 4, "REG_N": 4, "SPREAD": 1}
 VECTORS: Mapping[str, WgslKernel] = {
     "gemv_vector": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_GEMV, words=4),
     "gemv_vectors": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_ROWS, words=2),
-    "gemv_chain": WgslKernel("gemv_chain", "chain", 1, 1, 1, constants=_CHAIN, words=4),
     "gemm_vector": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM, words=4),
     "gemm_narrow": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM | _NARROW, words=4),
     "gemv_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS),
@@ -109,8 +107,6 @@ def _of_vectors(name: str) -> WgslKernel:
         return replace(row, rows=at["ROWS"], columns=columns, workgroup=threads, constants=at)
     if row.order == "lanes":
         return replace(row, rows=at["ROWS"], constants=at, words=at["WORDS"], workgroup=at["WORKGROUP"])
-    if row.file == "gemv_chain":
-        return replace(row, rows=at["ROWS"], columns=at["COLUMNS"], workgroup=at["WORKGROUP"], constants=at)
     threads = at["TILE_M"] // at["REG_M"] * (at["TILE_N"] // at["REG_N"])
     return replace(row, rows=at["TILE_M"], columns=at["TILE_N"], workgroup=threads, constants=at)
 
@@ -166,21 +162,14 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
     at = dict(kernel.constants)
     each = kernel.words * held
     at |= {"WORDS": kernel.words, "HELD": held, "EACH": each, "WORKGROUP": kernel.workgroup}
-    guarded = types[0] != "float16"
-    at |= {"GUARDS": int(guarded)}
+    at |= {"GUARDS": int(types[0] != "float16")}
     constants: dict[str, int | bool | str] = dict.fromkeys(("WordA", "WordB"), f"vec{kernel.words}<u32>")
     parts = ["params", "integers", "rows", "strided", *vectors(types[0], kernel.words), "guard"]
     if kernel.order == "lanes":
         at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"]}
         parts.append("meet_subgroup" if subgroup >= LANES // each else "meet_workgroup")
-    elif kernel.file == "gemv_chain":
-        line, x = at["PIECES"] * kernel.words + 1, at["ROWS"] * at["PIECES"] * each
-        _check_memory(kernel, 8 * (at["COLUMNS"] * line + x) + 16)
-        at |= {"LOADS": at["COLUMNS"] * at["PIECES"] // kernel.workgroup}
-        parts.append("guard_chain")
     else:
         _check_memory(kernel, 4 * at["BUFFERS"] * at["DEPTH"] * (at["TILE_M"] + at["TILE_N"]))
-        parts.append("guard_chain")
         at |= {"GROUPS": at["REG_M"] // 4, "FOURS": at["REG_N"] // 4, "FOUR": 4, "QUADS": each // 4}
         at |= {f"LOADS_{x}": at[f"TILE_{t}"] * at["DEPTH"] // each // kernel.workgroup for x, t in ("AM", "BN")}
         constants |= {"ACROSS": across, "SPREAD": bool(at.pop("SPREAD"))}

@@ -54,7 +54,7 @@ def measured(admissions: AdapterAdmissions, timer: Timer = seconds) -> Crossover
         return _from(COLUMNS, lambda n: timer(admissions, later, 1, n) < timer(admissions, before, 1, n))
 
     found = Crossovers(
-        tiles=rows("gemm_vector", "gemm_narrow"),
+        tiles=rows("gemm_tiled", "gemv_naive"), large=rows("gemm_vector", "gemm_narrow"),
         several=columns("gemv_simd_multi", "gemv_simd"), wide=columns("gemv_wide", "gemv_simd_multi"),
         source=f"measured on {np.datetime64('today')} with float16, K = {DEPTH}",
     )  # fmt: skip

@@ -54,7 +54,7 @@ class WebGpuPlan(AnyPlan):
         return [
             *lines,
             ("kernel", f"{self.kernel}, admitted by its bits at its first use; refused, the next that holds"),
-            ("tiles", f"from M = {at.tiles}; elsewhere {USUAL} is usual"),
+            ("tiles", f"from M = {at.tiles}, large ones from {at.large}; elsewhere {USUAL} is usual"),
             ("measured", at.source),
         ]
 

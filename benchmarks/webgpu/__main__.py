@@ -22,6 +22,7 @@ import typer
 from isogemm.backends.webgpu.kernels import KERNELS
 
 from .ceilings import ceilings
+from .chapter import chapter
 from .peers import beside
 from .products import admissions, kernels, library, operands
 from .rounds import Bench, Timed
@@ -77,11 +78,12 @@ def gemv(bench: Bench, extents: tuple[int, int, int], dtype: str, sweep: bool) -
 
 def narrow(bench: Bench, divide: int, sweep: bool) -> None:
     """A few rows of x in the order of a chain, the default."""
-    n, k = GEMV[0][0] // divide, max(256, GEMV[0][1] // divide // 256 * 256)
-    for m in (1, 16):
-        if not bench.late():
-            held = operands(m, n, k, "float16")
-            kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(sweep), "float16")
+    for n, k in GEMV:
+        n, k = n // divide, max(256, k // divide // 256 * 256)
+        for m in (1, 16, 32, 64) if n <= GEMV[0][0] else (1,):
+            if not bench.late():
+                held = operands(m, n, k, "float16")
+                kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(sweep), "float16")
 
 
 def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:
@@ -95,7 +97,9 @@ def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:
             product = f"gemm {dtype} {size} {'[k, n]' if across else '[n, k]'}"
             held = operands(size, size, size, dtype, across=across)
             names = best.get(f"{dtype}{across}") if size > SQUARE[1] // divide else None
-            found = kernels(bench, product, held, names or gemm_names(sweep), dtype)
+            found = kernels(
+                bench, product, held, names or gemm_names(sweep)[size > SQUARE[0] // divide and not sweep :], dtype
+            )
             if size == SQUARE[1] // divide:
                 best[f"{dtype}{across}"] = [x.kernel for x in found][:8]
             if across and peers is not None:
@@ -134,12 +138,12 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     seconds: Annotated[float, typer.Option(help="No further kernel is begun after so long.")] = 180,
     sweep: Annotated[bool, typer.Option("--sweep", help="Time alternatives of tiles and vectors.")] = False,
-    parts: Annotated[str, typer.Option(help="Some of gemv,blocks,gemm,others,chain,library,admissions.")] = "",
+    parts: Annotated[str, typer.Option(help="Some of gemv,blocks,gemm,others,chain,library,chapter,admissions.")] = "",
     checked: Annotated[bool, typer.Option("--checked", help="Only with wgpu's checks of indices and loops.")] = False,
     peers: Annotated[Path | None, typer.Option(help="A folder with peers.json, see above.")] = None,
 ) -> None:
     """Time the kernels on the preferred adapter. Exits with 1 when a bit differed."""
-    bench = Bench(seconds, json, (True,) if checked else (False,) if sweep else (True, False))
+    bench = Bench(seconds, json, checked=checked)
     bench.say(f"{bench.adapter.name}, subgroups of {bench.adapter.subgroup}, timestamps {bench.adapter.timestamps}")
     bench.tried("ceilings", lambda: ceilings(bench, divide > 1))
     steps = {
@@ -149,6 +153,7 @@ def main(
         "others": lambda: others(bench, divide, sweep),
         "chain": lambda: narrow(bench, divide, sweep),
         "library": lambda: called(bench, divide),
+        "chapter": lambda: chapter(bench, divide),
         "admissions": lambda: admissions(bench),
     }
     for name in parts.split(",") if parts else steps:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product as combined
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from ..common import words_of
 from .rounds import Bench, Make, Timed, told
 
 CHECKED = 64  # columns that are compared, and rows
+DRAWN = 2**23 + 1  # numbers of a weight, which it repeats
 ROTATED = 2**29  # bytes of weights that launches take in turn: more than a cache holds
 
 
@@ -51,23 +53,37 @@ class Operands:
 
 def operands(m: int, n: int, k: int, dtype: str, *, across: bool = False) -> Operands:
     """Drawn operands; a format's name instead of a type has blocks of drawn codes and scales."""
-    rng = np.random.default_rng(m)
-    x = rng.standard_normal((m, k), np.float32)
+    x = np.random.default_rng(m).standard_normal((m, k), np.float32)
+    x = x if dtype[0] == "Q" else x.astype(dtype)
+    weight = _weight(n, k, dtype, across)
+    return Operands(x, weight.w, isogemm.webgpu.array(x), weight.there, across, weight.nbytes, n, weight.stored)
+
+
+class _Weight(NamedTuple):
+    w: np.ndarray[Any, Any] | None
+    stored: Any
+    nbytes: int
+    there: list[Any]
+
+
+@lru_cache(maxsize=2)
+def _weight(n: int, k: int, dtype: str, across: bool) -> _Weight:
+    """A weight, and as many copies on the device as a cache does not hold."""
+    rng = np.random.default_rng(0)
+    w, stored = None, None
     if dtype[0] == "Q":
-        form, w = format_of(dtype), None
+        form = format_of(dtype)
         rows = rng.integers(0, 256, (n, form.row_bytes(k)), np.uint8)
         for field in form.scales:
             blocks = rows.reshape(n, -1, form.nbytes).view(form.dtype)[..., 0]
             blocks[field.name] = rng.uniform(1e-3, 1e-2, blocks.shape)
-        stored: Any = QuantizedMatrix.from_bytes(rows, shape=(n, k), format=form)
+        stored = QuantizedMatrix.from_bytes(rows, shape=(n, k), format=form)
         nbytes, make = stored.nbytes, lambda: stored.to("cpu").to("webgpu")
     else:
-        stored, x = None, x.astype(dtype)
-        w = rng.standard_normal((n, k), np.float32).astype(dtype)
+        w = np.resize(rng.standard_normal(DRAWN, np.float32).astype(dtype), (n, k))
         lying = np.ascontiguousarray(w.T) if across else w
         nbytes, make = w.nbytes, lambda: isogemm.webgpu.array(lying)
-    weights = [make() for _ in range(max(2, min(24, ROTATED // nbytes)))]
-    return Operands(x, w, isogemm.webgpu.array(x), weights, across, nbytes, n, stored)
+    return _Weight(w, stored, nbytes, [make() for _ in range(max(2, min(24, ROTATED // nbytes)))])
 
 
 def view(x: Any) -> Any:
@@ -105,17 +121,17 @@ def check(bench: Bench, row: Timed, held: Operands, contract: str, out: Any) -> 
 
 
 def kernels(bench: Bench, product: str, held: Operands, names: Sequence[str], dtype: str) -> list[Timed]:
-    """Kernels of one product by name, with and without wgpu's checks."""
+    """Kernels of one product by name."""
     (m, k), n = held.x.shape, held.n
     contract = {"chain": "fma/chain", "lanes": "fma/lanes32", "integers": "int32/chain"}
     types = ("float32" if held.w is None else dtype, dtype)
     found: list[Timed] = []
     outs: list[Any] = []
-    asked = list(combined(names, bench.modes))
+    asked = list(names)
     for first in range(0, len(asked), 8):  # so many outs and launches at once
         candidates = []
-        for name, checked in asked[first : first + 8] if not bench.late() else ():
-            row = Timed(product, name, m, n, k, held.nbytes, checked)
+        for name in asked[first : first + 8] if not bench.late() else ():
+            row = Timed(product, name, m, n, k, held.nbytes)
             own = bench.device.empty((m, n), np.dtype(np.float32))
             try:
                 make = kernel_make(bench, row, held, bench.code(row, types, held.across), outs, own)

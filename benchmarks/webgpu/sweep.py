@@ -6,12 +6,13 @@ __all__ = ["block_names", "gemm_names", "gemv_names", "narrow_names"]
 
 
 ONE = (  # WORDS, OUTPUTS, UNROLL, WORKGROUP, AHEAD
-    (4, 1, 4, 128, 1), (4, 1, 8, 128, 1), (4, 2, 2, 128, 1), (4, 2, 4, 128, 1), (4, 4, 2, 128, 1), (4, 1, 16, 128, 0),
-    (4, 2, 8, 128, 0), (4, 4, 8, 128, 0), (4, 1, 4, 256, 1), (4, 2, 2, 64, 1), (4, 1, 2, 128, 1),
+    (4, 1, 4, 256, 1), (4, 1, 4, 128, 1), (4, 1, 8, 128, 1), (4, 2, 2, 64, 1), (4, 1, 16, 128, 0), (4, 2, 8, 128, 0),
+    (4, 1, 4, 64, 1), (4, 1, 2, 256, 1),
 )  # fmt: skip
 FOUR = (
-    (2, 2, 16, 128, 0), (2, 2, 8, 128, 0), (2, 2, 4, 128, 1), (2, 2, 2, 128, 1), (2, 4, 2, 128, 0), (2, 4, 2, 128, 1),
-    (2, 4, 4, 128, 0), (4, 2, 4, 128, 0), (4, 2, 2, 128, 1), (2, 2, 8, 64, 0), (2, 2, 8, 256, 0), (2, 8, 2, 128, 0),
+    (2, 2, 8, 64, 0), (2, 2, 16, 128, 0), (2, 2, 8, 32, 0), (2, 2, 16, 64, 0), (2, 2, 4, 64, 1), (2, 4, 4, 64, 0),
+    (2, 4, 2, 64, 1), (4, 2, 2, 64, 1), (4, 2, 4, 64, 0), (4, 1, 4, 64, 1), (4, 1, 8, 64, 0), (2, 1, 8, 64, 1),
+    (4, 4, 2, 64, 0), (2, 2, 8, 64, 1),
 )  # fmt: skip
 
 
@@ -35,27 +36,21 @@ def block_names(rows: int, sweep: bool) -> list[str]:
     return [
         f"{name} ALONG={along} DOWN={down} OUTPUTS={outputs}"
         for along, down, outputs in (
-            (128, 1, 4), (128, 1, 8), (128, 1, 16), (128, 2, 8), (128, 2, 16), (64, 2, 8), (64, 1, 16), (64, 4, 8),
-            (32, 4, 8),
+            (128, 1, 4), (128, 1, 2), (128, 1, 8), (128, 2, 2), (128, 2, 4), (64, 2, 4), (64, 1, 4), (64, 2, 8),
+            (32, 4, 4),
         )
     ]  # fmt: skip
 
 
 def narrow_names(sweep: bool) -> list[str]:
-    """Kernels for a few rows of x, in the order of a chain: small tiles."""
-    if not sweep:
-        return ["gemv_naive", "gemm_small"]
-    tiles = (
-        (8, 32, 32, 4, 4, 1), (8, 64, 32, 4, 4, 1), (8, 64, 32, 4, 4, 2), (8, 64, 64, 4, 4, 1), (16, 32, 32, 4, 4, 1),
-        (16, 32, 32, 4, 4, 2), (16, 64, 32, 4, 4, 2), (32, 32, 32, 4, 4, 1),
-    )  # fmt: skip
-    return ["gemv_naive", *(_tiles(*tile) for tile in tiles)]
+    """Kernels for a few rows of x, in the order of a chain."""
+    tiles = ((16, 32, 32), (8, 64, 32), (16, 64, 32), (32, 64, 16), (32, 32, 32)) if sweep else ()
+    return ["gemv_naive", "gemm_narrow", "gemm_vector", *(_tiles(*tile, 4, 4, 1) for tile in tiles)]
 
 
 TILES = (  # TILE_M, TILE_N, DEPTH, REG_M, REG_N, BUFFERS, SPREAD
-    (128, 128, 16, 8, 8, 1, 1), (128, 128, 16, 8, 8, 1, 0), (128, 128, 16, 8, 8, 2, 0), (128, 128, 16, 16, 8, 1, 0),
-    (64, 128, 16, 8, 8, 1, 1), (64, 128, 16, 8, 8, 1, 0), (64, 64, 16, 8, 4, 1, 1), (64, 64, 16, 8, 4, 1, 0),
-    (64, 64, 16, 8, 8, 1, 1), (64, 64, 32, 8, 8, 1, 0), (64, 64, 32, 8, 4, 1, 1),
+    (64, 128, 16, 8, 8, 1, 0), (64, 128, 16, 8, 8, 1, 1), (64, 64, 16, 8, 8, 1, 1), (64, 64, 16, 8, 4, 1, 0),
+    (64, 64, 32, 8, 8, 1, 0), (64, 64, 16, 8, 4, 2, 0), (128, 64, 16, 8, 8, 1, 0), (32, 128, 16, 8, 8, 1, 0),
 )  # fmt: skip
 
 
@@ -66,4 +61,4 @@ def _tiles(m: int, n: int, depth: int, reg_m: int, reg_n: int, buffers: int, spr
 
 def gemm_names(sweep: bool) -> list[str]:
     """Tilings of a product of matrices."""
-    return [_tiles(*tile) for tile in TILES] if sweep else ["gemm_tiled", "gemm_vector", "gemm_small"]
+    return [_tiles(*tile) for tile in TILES] if sweep else ["gemm_tiled", "gemm_vector"]

@@ -110,7 +110,7 @@ def test_wrong_bits_are_never_chosen_however_fast(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("order", ["tree4", "leaf512"])
 def test_an_order_of_leaves_has_to_be_right_in_the_sums_too(order: str) -> None:
-    """One in thousands of 16-bit results shows how leaves met, so trials of such results alone let a wrong order pass."""
+    """One in thousands of 16-bit results shows how leaves met: trials of these alone let a wrong order pass."""
     f = FakeFamily("f", faults={"fast": flip(lambda p: p.dtype_out == "float32")})
     product = replace(LINEAR, contract=Contract.parse(f"tensor_core:sm90/{order}"))
     assert product.dtype_out == "bfloat16"

@@ -176,8 +176,8 @@ class Chooser:
     def verdict(self, family: Family[Product, Any], product: Product, config: str, *, trial: bool = True) -> Admission:
         """Whether the kernel may serve `product`; ours without a record are tried now, except in a capture.
 
-        How leaves meet moves float32 sums by a unit in the last place, which one in thousands of 16-bit results shows: a
-        kernel of such results has to be admitted for the sums as well.
+        How leaves meet moves float32 sums by a unit in the last place, which one in thousands of 16-bit results shows:
+        a kernel of such results has to be admitted for the sums as well.
         """
         if not getattr(family, "library", False):
             if product.contract.order.kind in ("leaf", "tree") and product.dtype_out != "float32":

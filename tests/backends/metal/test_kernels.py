@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tests.products import F16, F32, assert_same, values
+from tests.quant.draws import KINDS
 
 import isogemm
 from isogemm.backends.metal import public as metal
@@ -19,6 +20,7 @@ from isogemm.errors import ContractError, DeviceError, DTypeError, OptionError, 
 from isogemm.formats.blocks import format_of
 from isogemm.formats.reference import decode
 
+GOLDEN = Path(__file__).parents[2] / "golden"
 SHIM = Path(__file__).parent / "shim.h"
 FLOATS = [name for name in metal.KERNELS if name != "gemv_q4_0"]
 
@@ -74,6 +76,28 @@ def test_integers_of_q4_0(libraries):
     given = int32.quantize_activations(x, 32)
     got = multiplied(libraries, "gemv_q4_0", np.ascontiguousarray(given.q), rows, 70, given.d)
     assert_same(got, int32.evaluate(x, decode(rows, form)))
+
+
+def test_bits_that_an_nvidia_gpu_recorded(libraries):
+    """The golden vectors of fma/lanes32 and of int32."""
+    with np.load(GOLDEN / "lanes32.npz") as recorded:
+        cases = [name.removesuffix(".out") for name in recorded if name.endswith(".out") and name[0] == "f"]
+        for case in cases:
+            dtype = case.split("-")[0]
+            a, b = (recorded[f"{case}.{x}"].view(dtype) for x in "ab")
+            w = np.ascontiguousarray(b.T)
+            for name in FLOATS:
+                if metal.KERNELS[name].contract == "fma/lanes32":
+                    assert_same(
+                        multiplied(libraries, name, a, w, len(w), dtype=dtype), recorded[f"{case}.out"].view(F32)
+                    )
+    with np.load(GOLDEN / "int32.npz") as recorded:
+        rows = recorded["Q4_0.w"]
+        for kind in KINDS:
+            x = recorded[f"{kind}-32.x"]
+            given = int32.quantize_activations(x, 32)
+            got = multiplied(libraries, "gemv_q4_0", np.ascontiguousarray(given.q), rows, len(rows), given.d)
+            assert_same(got, recorded[f"Q4_0-{kind}.int32"].view(F32))
 
 
 def test_a_kernel_is_text_that_compiles_by_itself():

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.products import BF16, F16, assert_same, poisoned, values
 
 import isogemm
 from isogemm.backends.webgpu import source
-from isogemm.backends.webgpu.admission import AdapterAdmissions
-from isogemm.backends.webgpu.kernels import code_of, kernel_of
+from isogemm.backends.webgpu.admission import ORDERS, AdapterAdmissions
+from isogemm.backends.webgpu.kernels import VECTORS, code_of, kernel_of
 from isogemm.backends.webgpu.launch import KernelCall, run
 from isogemm.backends.webgpu.public import array
 from isogemm.backends.webgpu.trusted import TRUSTED
-from isogemm.contract import reference
+from isogemm.contract import Contract, reference
 from isogemm.errors import OptionError, ShapeError
 
 NAMES = (
     "gemv_vector",
     "gemv_vector WORDS=2 ROWS=4 OUTPUTS=2 UNROLL=4 WORKGROUP=64",
     "gemv_vectors AHEAD=1",
+    "gemm_narrow",
     "gemm_vector TILE_M=64 TILE_N=64 REG_M=8 REG_N=4 BUFFERS=1",
     "gemm_vector TILE_M=64 TILE_N=32 DEPTH=16 REG_M=4 REG_N=8 INNER=2 SPREAD=0",
 )
@@ -27,8 +30,8 @@ NAMES = (
 FAULTS = {
     "a load is used twice": ("gemv_vector", "gemv_vector", "(step + $uu)", "(step + $uu / 2u)"),
     "the tail of loads is lost": ("gemv_vector", "gemv_vector", "for (; step < steps; step++)", "for (; step < 0u;)"),
-    "the steps beyond K are added": ("gemm_small", "gemm_vector", "min(DEPTH, p.k - at)", "DEPTH"),
-    "a column beside the result is written": ("gemm_small", "gemm_vector", "j + $cu < p.n", "j + $cu < p.n + 1u"),
+    "the steps beyond K are added": ("gemm_narrow", "gemm_vector", "min(DEPTH, p.k - at)", "DEPTH"),
+    "a column beside the result is written": ("gemm_narrow", "gemm_vector", "j + $cu < p.n", "j + $cu < p.n + 1u"),
 }
 
 
@@ -36,22 +39,43 @@ def view(x):
     return x.__isogemm_view__("x")
 
 
+def assert_bits(device, name, code, m, n, k, *, across=False):
+    """The kernel, into memory full of NaN, has the bits of the definition."""
+    a, b, out = values((m, k), F16, seed=m), values((k, n), F16, seed=1), array(poisoned((m, n)))
+    weight = array(b) if across else array(np.ascontiguousarray(b.T)).T
+    run(device.adapter, name, code, KernelCall(view(array(a)), view(weight), view(out)))
+    assert_same(out.numpy(), reference.evaluate(a, b, Contract("fma", ORDERS[kernel_of(name).order])))
+
+
 @pytest.mark.parametrize("checked", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_bits(device, name, checked):
-    admissions, order = AdapterAdmissions(device.adapter), kernel_of(name).order
-    for across in (False, True) if order == "chain" else (False,):
-        code = admissions.code(name, ("float16", "float16"), across)
+    for across in (False, True) if name.startswith("gemm") else (False,):
+        code = AdapterAdmissions(device.adapter).code(name, ("float16", "float16"), across)
         assert code.startswith(TRUSTED)
         code = code.removeprefix(TRUSTED) if checked else code
         for m, n, k in ((1, 8, 16), (5, 72, 264)):
-            a, b, out = values((m, k), F16), values((k, n), F16, seed=1), array(poisoned((m, n)))
-            weight = array(b) if across else array(np.ascontiguousarray(b.T)).T
-            run(device.adapter, name, code, KernelCall(view(array(a)), view(weight), view(out)))
-            assert_same(out.numpy(), reference.evaluate(a, b, "fma/lanes32" if order == "lanes" else "fma/chain"))
+            assert_bits(device, name, code, m, n, k, across=across)
 
 
-@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_small"])
+@pytest.mark.parametrize("name", [name for name, kernel in VECTORS.items() if kernel.order != "integers"])
+def test_rows_from_1_to_17_and_100(device, name):
+    code = device.admissions.code(name, ("float16", "float16"), across=False)
+    for m in (*range(1, 18), 100):
+        assert_bits(device, name, code, m, 4 * m + 1, (8, 32, 40)[m % 3])
+    assert_bits(device, name, code, 2, 9, 4096)
+    assert_bits(device, name, code, 1, 32000, 40)
+
+
+@pytest.mark.parametrize("name", ["gemv_vector", "gemv_vectors", "gemv_vector WORDS=2 WORKGROUP=64"])
+def test_lanes_without_subgroups(device, name):
+    code = code_of(name, ("float16", "float16"), across=False, subgroup=0, fused=True)
+    assert "subgroupShuffleXor" not in code
+    for m, n, k in ((1, 9, 8), (3, 70, 264), (9, 5, 4096)):
+        assert_bits(device, name, code, m, n, k)
+
+
+@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_narrow"])
 def test_small_numbers_are_kept(device, name):
     """What a device may drop is summed by integers; of bfloat16, whose other products are exact in float32."""
     admissions, order = AdapterAdmissions(device.adapter), kernel_of(name).order
@@ -66,7 +90,7 @@ def test_small_numbers_are_kept(device, name):
     assert_same(out.numpy(), want)
 
 
-@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_small"])
+@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_narrow"])
 def test_a_device_that_drops_small_numbers_is_made_up_for(device, name):
     """Made sure of on every adapter, with an fma that takes subnormal operands and results for zero."""
     flushed = "fn kept(x: f32) -> f32 { return select(x, 0.0, abs(x) < 0x1p-126f); }\n"
@@ -82,7 +106,7 @@ def test_a_device_that_drops_small_numbers_is_made_up_for(device, name):
 
 def test_an_fma_that_rounds_twice_is_refused(device):
     """Of float32; made sure of on every adapter."""
-    for name in ("gemv_vector UNROLL=1", "gemm_small"):
+    for name in ("gemv_vector UNROLL=1", "gemm_narrow"):
         code = code_of(name, ("float32", "float32"), across=False, subgroup=device.adapter.subgroup, fused=True)
         code = code.replace("return fma(x, y, z);", "return rounded(x * y) + z;")
         assert AdapterAdmissions(device.adapter).verdict(name, ("float32", "float32"), code)
@@ -104,6 +128,8 @@ def test_what_is_not_at_whole_vectors_is_refused(device):
     for a, b in ((x[:, :12], w[:, :12]), (x[:, 4:20], w[:, 4:20])):
         with pytest.raises(ShapeError, match="multiples of 8"):
             run(device.adapter, "gemv_vector", code, KernelCall(view(a), view(b.T), view(out)))
+    with pytest.raises(OptionError, match=r"workgroup memory of gemv_q4_0.*16384"):
+        code_of("gemv_q4_0 OUTPUTS=16", ("float32", "Q4_0"), across=False, subgroup=0, fused=True)
     with pytest.raises(OptionError, match="whole vectors of 8"):
         code_of("gemm_vector TILE_M=16 TILE_N=16 REG_M=4 REG_N=4 DEPTH=8 BUFFERS=1 INNER=3", ("float16",) * 2,
                 across=False, subgroup=0, fused=True)  # fmt: skip
@@ -122,3 +148,31 @@ def test_launches_are_kept_and_timed(device):
 def test_lines_that_are_repeated():
     text = "#for x in N\n#for y in TWO\nf$x_$y\n#end\n#end\nlast"
     assert source.repeated(text, {"N": 2, "TWO": 2}) == "f0_0\nf0_1\nf1_0\nf1_1\nlast"
+
+
+def test_pieces_of_whole_vectors_are_whole(device, monkeypatch):
+    """K is cut where b does not fit, at multiples of a vector: 220 is none of 8."""
+    a, b = values((3, 440), F16), values((440, 8), F16, seed=1)
+    want = reference.evaluate(a, b, "fma/chain")
+    there = array(b)
+    assert_same(isogemm.matmul(array(a), there, out_dtype="float32").numpy(), want)
+    monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=4096))
+    launched, launch = [], device.adapter.launch
+    monkeypatch.setattr(device.adapter, "launch", lambda *args: (launched.append(args), launch(*args)))
+    assert_same(isogemm.matmul(array(a), there, out_dtype="float32").numpy(), want)
+    assert len(launched) > 1
+    assert all(args[0].startswith(TRUSTED) and args[1][2] % 8 == 0 for args in launched)
+
+
+def test_scales_of_long_blocks_whose_sums_may_be_dropped(device):
+    """An fma that takes subnormals for zero, made of integers so that nothing else is wrong on any adapter."""
+    types = ("float32", "Q4_K")
+    code = code_of("gemv_q4_0", types, across=False, subgroup=0, fused=False)
+    flushed = "fn kept(x: f32) -> f32 { return select(x, 0.0, abs(x) < 0x1p-126f); }\n"
+    given = "fn multiply_add(x: f32, y: f32, z: f32) -> f32 { return fused(x, y, z); }"
+    assert given in code
+    code = flushed + code.replace(given, given.replace("fused(x, y, z)", "kept(fused(kept(x), kept(y), kept(z)))"))
+    assert not AdapterAdmissions(device.adapter).verdict("gemv_q4_0", types, code)
+    unseen = code.replace("const SMALL = 0x1p-78f;", "const SMALL = 0.0;")
+    assert unseen != code
+    assert AdapterAdmissions(device.adapter).verdict("gemv_q4_0", types, unseen)

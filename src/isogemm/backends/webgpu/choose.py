@@ -21,7 +21,7 @@ class Crossovers:
     tiles : int
         Rows from which tiles serve under ``chain``; below, products go row by row.
     large : int
-        Outputs from which tiles are the largest; fewer outputs keep more of a device busy in smaller ones.
+        Rows from which tiles are large, at whole vectors; below, there are more and narrow ones.
     batch : int
         Rows from which a group takes several rows of x.
     several : int
@@ -33,7 +33,7 @@ class Crossovers:
     """
 
     tiles: int = 32
-    large: int = 2**21
+    large: int = 64
     batch: int = 2
     several: int = 2048
     wide: int = 16384
@@ -74,17 +74,21 @@ class Branch:
         return self.question.format(at=at)
 
 
+def _along(case: TreeCase) -> bool:
+    return case.whole and not case.across
+
+
 TREE: Mapping[str, tuple[Branch, ...]] = {
     "chain": (
-        Branch("whole vectors, M >= {at.tiles}, M * N >= {at.large}", lambda x: _tiled(x, x.at.large), "gemm_vector"),
-        Branch("whole vectors, M >= {at.tiles}", lambda x: _tiled(x, 0), "gemm_small"),
+        Branch("whole vectors, M >= {at.large}", lambda x: x.whole and x.m >= x.at.large, "gemm_vector"),
+        Branch("whole vectors", lambda x: x.whole, "gemm_narrow"),
         Branch("M >= {at.tiles}", lambda x: x.m >= x.at.tiles, "gemm_tiled"),
         Branch("b stored [k, n]", lambda x: x.across, "gemv_transposed"),
         Branch("b stored [n, k]", lambda x: True, "gemv_naive"),
     ),
     "lanes": (
         Branch("whole vectors along K, M >= {at.batch}", lambda x: _along(x) and x.m >= x.at.batch, "gemv_vectors"),
-        Branch("whole vectors along K", lambda x: _along(x), "gemv_vector"),
+        Branch("whole vectors along K", _along, "gemv_vector"),
         Branch("M >= {at.batch}", lambda x: x.m >= x.at.batch, "gemv_batched"),
         Branch("N >= {at.wide}", lambda x: x.n >= x.at.wide, "gemv_wide"),
         Branch("N >= {at.several}", lambda x: x.n >= x.at.several, "gemv_simd_multi"),
@@ -96,14 +100,6 @@ TREE: Mapping[str, tuple[Branch, ...]] = {
     ),
 }
 """By the order over K; the first question that holds decides, unless its kernel is refused on the device."""
-
-
-def _tiled(case: TreeCase, outputs: int) -> bool:
-    return case.whole and case.m >= case.at.tiles and case.m * case.n >= outputs
-
-
-def _along(case: TreeCase) -> bool:
-    return case.whole and not case.across
 
 
 def choices(order: str, case: TreeCase) -> Iterator[str]:

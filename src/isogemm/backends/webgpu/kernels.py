@@ -13,6 +13,7 @@ from .source import assembled, element, operand_b, vectors
 __all__ = ["KERNELS", "LANES", "VECTORS", "WgslKernel", "code_of", "kernel_of"]
 
 LANES = 32
+MEMORY = 16384  # bytes of workgroup memory that every adapter has; beyond what it has, a driver was seen to hang
 
 
 @dataclass(frozen=True)
@@ -78,18 +79,20 @@ KERNELS: Mapping[str, WgslKernel] = {
 }
 
 
-_BLOCKS = {"ALONG": 128, "DOWN": 1, "OUTPUTS": 16, "ROWS": 1}
-_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 8, "WORKGROUP": 128, "AHEAD": 0}
-_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 2, "UNROLL": 2}
-_SMALL = {"TILE_M": 64, "TILE_N": 64, "REG_N": 4, "BUFFERS": 1}
-_GEMM = {"TILE_M": 128, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 2, "SPREAD": 1}
+# Found by ``python -m benchmarks.webgpu --sweep`` on an H200 through Vulkan; all fit the least workgroup memory that an
+# adapter has.
+_BLOCKS = {"ALONG": 128, "DOWN": 1, "OUTPUTS": 4, "ROWS": 1}
+_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 4, "WORKGROUP": 256, "AHEAD": 1}
+_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 2, "UNROLL": 8, "WORKGROUP": 64, "AHEAD": 0}
+_GEMM = {"TILE_M": 64, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 1, "SPREAD": 0}
+_NARROW = {"TILE_M": 16, "TILE_N": 32, "DEPTH": 32, "REG_M": 4, "REG_N": 4, "SPREAD": 1}
 VECTORS: Mapping[str, WgslKernel] = {
     "gemv_vector": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_GEMV, words=4),
-    "gemv_vectors": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_GEMV | _ROWS, words=2),
+    "gemv_vectors": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_ROWS, words=2),
     "gemm_vector": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM, words=4),
-    "gemm_small": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM | _SMALL, words=4),
+    "gemm_narrow": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM | _NARROW, words=4),
     "gemv_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS),
-    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS | {"OUTPUTS": 4, "ROWS": 4}),
+    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS | {"OUTPUTS": 2, "ROWS": 4}),
 }
 """Kernels for operands at whole vectors of words, as families: `kernel_of` has one of each for any constants."""
 
@@ -144,6 +147,7 @@ def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, f
 
 def _block_code(kernel: WgslKernel, fmt: str, *, fused: bool) -> str:
     """The code of a kernel for codes of x and blocks of a format."""
+    _check_memory(kernel, 8 * kernel.rows * kernel.columns * (kernel.constants["ALONG"] + 3))
     words = dict.fromkeys(("WordA", "WordB"), "vec4<u32>")
     constants = (
         dict(kernel.constants) | words | {"K_EACH": 4, "WORKGROUP": kernel.workgroup, "AHEAD": 8 if fused else 1}
@@ -158,14 +162,14 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
     at = dict(kernel.constants)
     each = kernel.words * held
     at |= {"WORDS": kernel.words, "HELD": held, "EACH": each, "WORKGROUP": kernel.workgroup}
-    guarded = types[0] != "float16"
-    at |= {"GUARDS": int(guarded)}
+    at |= {"GUARDS": int(types[0] != "float16")}
     constants: dict[str, int | bool | str] = dict.fromkeys(("WordA", "WordB"), f"vec{kernel.words}<u32>")
     parts = ["params", "integers", "rows", "strided", *vectors(types[0], kernel.words), "guard"]
     if kernel.order == "lanes":
         at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"]}
         parts.append("meet_subgroup" if subgroup >= LANES // each else "meet_workgroup")
     else:
+        _check_memory(kernel, 4 * at["BUFFERS"] * at["DEPTH"] * (at["TILE_M"] + at["TILE_N"]))
         at |= {"GROUPS": at["REG_M"] // 4, "FOURS": at["REG_N"] // 4, "FOUR": 4, "QUADS": each // 4}
         at |= {f"LOADS_{x}": at[f"TILE_{t}"] * at["DEPTH"] // each // kernel.workgroup for x, t in ("AM", "BN")}
         constants |= {"ACROSS": across, "SPREAD": bool(at.pop("SPREAD"))}
@@ -176,3 +180,11 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
                 value=dict(kernel.constants), nearest="gemm_vector",
             )  # fmt: skip
     return assembled(kernel.file, tuple(parts), constants | at, fused=fused, trusted=True)
+
+
+def _check_memory(kernel: WgslKernel, nbytes: int) -> None:
+    if nbytes > MEMORY:
+        raise OptionError(
+            f"bytes of workgroup memory of {kernel.file}", limit=MEMORY, value=nbytes,
+            nearest="fewer outputs to a workgroup",
+        )  # fmt: skip

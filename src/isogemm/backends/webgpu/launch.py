@@ -18,7 +18,7 @@ from .planes import WHOLE
 __all__ = ["EXTRA", "OUT", "A", "B", "KernelCall", "bound", "run", "steps", "whole"]
 
 Array = NDArray[Any]
-CUT = 256  # pieces are multiples of it, where they are longer: those of whole vectors stay whole
+CUT = WHOLE // 2  # elements: pieces are multiples of it, so that those of whole vectors are such, too
 A, B, OUT, EXTRA = 1, 2, 3, 4  # bindings of products
 
 
@@ -53,6 +53,8 @@ def run(adapter: Adapter, name: str, code: str, walk: KernelCall) -> None:
 def whole(a: Array, b: Array, nbytes: int = WHOLE) -> bool:
     """Whether operands of one type lie at whole vectors: along K, or where b's columns are neighbours, along N."""
     each = nbytes // a.itemsize
+    if not a.size:
+        return False
     for x in (a, b.T if abs(b.strides[0]) <= abs(b.strides[1]) else b):
         places = x.shape[1], x.strides[0] // x.itemsize, offset_of(x) // x.itemsize
         if x.strides[1] != x.itemsize or any(place % each for place in places):
@@ -106,7 +108,8 @@ def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: KernelCa
             f"bytes that a kernel sees at once on {adapter.name}", limit=limits.binding,
             value=max(_bytes(x) for x in (a, b, out)), nearest="weights stored [n, k], which are cut by rows",
         )  # fmt: skip
-    half = extent // 2 - (extent // 2 % CUT if extent >= 2 * CUT else 0)
+    half = extent // 2
+    half -= half % CUT if half >= CUT else 0
     low, high = slice(0, half), slice(half, extent)
     if cut == "m":
         parts = [KernelCall(a[x], b, out[x], start) for x in (low, high)]

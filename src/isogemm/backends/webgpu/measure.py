@@ -21,7 +21,7 @@ from .launch import KernelCall, run
 
 __all__ = ["measured", "recalled"]
 
-ROWS, COLUMNS, SIDES = (8, 16, 32, 64, 128), (512, 2048, 8192, 32768), (512, 1024, 2048, 4096)
+ROWS, COLUMNS = (8, 16, 32, 64, 128), (512, 2048, 8192, 32768)
 DEPTH, BESIDE = 512, 1024  # K of all products, and N of those whose M is looked for
 REPEATS = 5
 NEVER = 2**30
@@ -53,12 +53,8 @@ def measured(admissions: AdapterAdmissions, timer: Timer = seconds) -> Crossover
     def columns(later: str, before: str) -> int:
         return _from(COLUMNS, lambda n: timer(admissions, later, 1, n) < timer(admissions, before, 1, n))
 
-    def sides(later: str, before: str) -> int:
-        return _from(SIDES, lambda n: timer(admissions, later, n, n) < timer(admissions, before, n, n))
-
-    side = sides("gemm_vector", "gemm_small")
     found = Crossovers(
-        tiles=rows("gemm_small", "gemv_naive"), large=side if side == NEVER else side * side,
+        tiles=rows("gemm_tiled", "gemv_naive"), large=rows("gemm_vector", "gemm_narrow"),
         several=columns("gemv_simd_multi", "gemv_simd"), wide=columns("gemv_wide", "gemv_simd_multi"),
         source=f"measured on {np.datetime64('today')} with float16, K = {DEPTH}",
     )  # fmt: skip

@@ -53,11 +53,9 @@ class WebGpuPlan(AnyPlan):
             lines.append(("-> if" if decides else "   if", f"{branch.text(at)}: {branch.kernel}"))
         return [
             *lines,
-            (
-                "kernel",
-                f"{self.kernel}, a {word(self.m, self.n)}, admitted by its bits at its first use; refused, the next that holds",
-            ),
-            ("tiles", f"from M = {at.tiles}; elsewhere {USUAL} is usual"),
+            ("kernel", f"{self.kernel}, a {word(self.m, self.n)}"),
+            ("admission", "by its bits at its first use; refused, the next that holds"),
+            ("tiles", f"from M = {at.tiles}, large ones from {at.large}; elsewhere {USUAL} is usual"),
             ("measured", at.source),
         ]
 

@@ -15,9 +15,6 @@ const DOWN_M = TILE_M / REG_M;
 var<workgroup> tile_a: array<vec4<f32>, BUFFERS * DEPTH * FOURS_M>;
 var<workgroup> tile_b: array<vec4<f32>, BUFFERS * DEPTH * FOURS_N>;
 
-var<workgroup> greatest_a: atomic<u32>;  // ~Low
-var<workgroup> greatest_b: atomic<u32>;
-
 // Vector e of a tile of `side` rows along K: its row and its place along K, in vectors.
 fn row_of(e: u32, side: u32) -> u32 {
   return select(e / (DEPTH / EACH), e % side, SPREAD);
@@ -77,10 +74,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   var y_$l = b_words[b_$l + select(min(piece_b_$l, pieces - 1u), min(piece_b_$l, p.k - 1u) * (u32(p.b_row) / EACH), ACROSS)];
   #end
   #for g in GUARDS
-  if (local == 0u) {
-    atomicStore(&greatest_a, 0u);
-    atomicStore(&greatest_b, 0u);
-  }
   var low_a = Low(0xffffffffu);
   var low_b = Low(0xffffffffu);
   #end
@@ -154,11 +147,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
   }
   #for g in GUARDS
-  atomicMax(&greatest_a, ~least(low_a));
-  atomicMax(&greatest_b, ~least(low_b));
-  workgroupBarrier();
-  if (any_drops(drops || may_drop(~atomicLoad(&greatest_a), ~atomicLoad(&greatest_b)), local)) {
-    exact_sums(i, j, local);
+  if (chain_drops(drops, least(low_a), least(low_b), local)) {
+    exact_chains(i, j, TILE_M, TILE_N, local);
     return;
   }
   #end
@@ -197,11 +187,28 @@ fn finished(i: u32, j: u32, x: vec4<f32>) {
   }
 }
 
+// Whether sums of a workgroup may drop a number, by the least numbers that each of its threads has seen: those of one
+// thread meet those of the others.
+var<workgroup> greatest_a: atomic<u32>;  // ~Low
+var<workgroup> greatest_b: atomic<u32>;
+
+fn chain_drops(drops: bool, low_a: u32, low_b: u32, local: u32) -> bool {
+  if (local == 0u) {
+    atomicStore(&greatest_a, 0u);
+    atomicStore(&greatest_b, 0u);
+  }
+  workgroupBarrier();
+  atomicMax(&greatest_a, ~low_a);
+  atomicMax(&greatest_b, ~low_b);
+  workgroupBarrier();
+  return any_drops(drops || may_drop(~atomicLoad(&greatest_a), ~atomicLoad(&greatest_b)), local);
+}
+
 // All outputs of a tile by integers.
-fn exact_sums(i: u32, j: u32, local: u32) {
-  for (var e = local; e < TILE_M * TILE_N; e += WORKGROUP) {
-    let row = i + e / TILE_N;
-    let column = j + e % TILE_N;
+fn exact_chains(i: u32, j: u32, rows: u32, columns: u32, local: u32) {
+  for (var e = local; e < rows * columns; e += WORKGROUP) {
+    let row = i + e / columns;
+    let column = j + e % columns;
     if (row < p.m && column < p.n) {
       var acc = first(row, column);
       for (var k = 0u; k < p.k; k++) {

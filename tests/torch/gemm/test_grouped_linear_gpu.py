@@ -18,7 +18,8 @@ from isogemm.torch.gemm.grouped_linear import call_grouped_linear  # noqa: E402
 
 __all__ = ["poisoned"]  # the fixture
 
-pytestmark = pytest.mark.gpu
+# torch says so once in a process, after it has set the mode.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 COUNTS = ([5, 0, 130, 1, 17, 300], [0, 0, 0, 1, 0, 0], [64] * 6, [0, 5000, 33, 0, 16, 15], [1] * 6)
 
 
@@ -64,8 +65,8 @@ def test_a_group_has_the_bits_of_linear(counts, dtype, order):
 @contextmanager
 def no_waiting():
     """An error for whatever waits for the device."""
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -14,7 +14,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 from numba.core.registry import CPUDispatcher
 
-__all__ = ["Kernel"]
+__all__ = ["CpuKernel"]
 
 
 class Part(JITCodeLibrary):  # type: ignore[misc]
@@ -59,7 +59,7 @@ class Called(CPUDispatcher):  # type: ignore[misc]
         self.overloads[tuple(cres.signature.args)] = cres
 
 
-class Kernel(CPUDispatcher):  # type: ignore[misc]
+class CpuKernel(CPUDispatcher):  # type: ignore[misc]
     """A compiled function. Called from Python it is compiled whole, from another one as a part of that."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -67,7 +67,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         self._called = Called(*given, **named)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """The types of a call from compiled code."""
+        """The types of a call from compiled code; each constant among the arguments is a type, so a part of its own."""
         return self._called.get_call_template(args, kws)
 
     def get_overload(self, sig: Any) -> Any:

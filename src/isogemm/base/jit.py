@@ -78,10 +78,10 @@ def dispatcher(function: Callable[..., Any], **options: Any) -> Any:
     That setting is there to step through a user's functions in Python. Kernels are made of instructions, which Python
     has not.
     """
-    from .inlined import Kernel
+    from .inlined import CpuKernel
 
     given = {"nopython": True, "boundscheck": None, "nogil": True} | options
-    return Kernel(py_func=function, locals={}, targetoptions=given)
+    return CpuKernel(py_func=function, locals={}, targetoptions=given)
 
 
 def _quiet() -> bool:

@@ -251,5 +251,6 @@ def test_the_package_alone_does_not_import_torch():
         "assert 'torch' not in sys.modules\n"
         "isogemm.torch.Linear\n"
         "assert isogemm.torch is sys.modules['isogemm.torch'] and 'torch' in sys.modules\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

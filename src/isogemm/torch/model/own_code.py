@@ -117,7 +117,8 @@ class OwnBlock(OwnCode):
         return super().forward(*args, **kwargs)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+# As torch.compiler.disable, which would import the whole compiler now rather than at the first call.
+@torch._disable_dynamo  # type: ignore[untyped-decorator]
 def _eagerly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return call(*args, **kwargs)
 

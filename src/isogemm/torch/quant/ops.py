@@ -61,7 +61,6 @@ def blocks_of(w: QuantizedMatrix) -> Tensor:
     return w._tensor
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _make_blocks(w: QuantizedMatrix) -> int:
     """Make it where there is none, before a compiler looks at the matrix: nothing of this is traced."""
     if w._tensor is None:
@@ -79,6 +78,10 @@ def _make_blocks(w: QuantizedMatrix) -> int:
             w._show(torch.from_numpy(np.asarray(_Bytes(w.rows))) if there is None else there.tensor)
         _alive[_key(w._tensor, w.format.name, *w.shape)] = w
     return 0
+
+
+# As torch.compiler.assume_constant_result, which would import the whole compiler: as much time as torch itself takes.
+_make_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:

@@ -184,8 +184,9 @@ def _scale(acc, columns, alpha):
 
 
 @njit
-def _add(acc, columns, source, stride, element, unit, factor):
-    """acc += factor * source, two roundings; `unit` leaves the product out."""
+def _add(acc, columns, source, stride, element, factor):
+    """acc += factor * source, two roundings; a factor of 1 leaves the product out."""
+    unit = factor == types.float32(1.0)
     if element == FLOAT32 and stride == 4:
         for j in range(columns):
             x = _lane(source, j)
@@ -228,8 +229,8 @@ def epilogue_tile(d, acc, acc_rs, i0, rows, j0, columns):
             _scale(row, columns, alpha)
         if beta != types.float32(0.0):
             c = d[f.C] + (i0 + i) * d[f.C_RS] + j0 * d[f.C_CS]
-            _add(row, columns, c, d[f.C_CS], d[f.C_E], d[f.BETA] == f.ONE, beta)
+            _add(row, columns, c, d[f.C_CS], d[f.C_E], beta)
         if d[f.BIAS] != 0:
             b = d[f.BIAS] + (i0 + i) * d[f.BIAS_RS] + j0 * d[f.BIAS_CS]
-            _add(row, columns, b, d[f.BIAS_CS], d[f.BIAS_E], True, one)
+            _add(row, columns, b, d[f.BIAS_CS], d[f.BIAS_E], one)
         round_row(row, columns, d[f.OUT] + (i0 + i) * d[f.O_RS] + j0 * d[f.O_CS], d[f.O_CS], d[f.O_E])

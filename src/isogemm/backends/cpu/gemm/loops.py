@@ -7,6 +7,8 @@ a time, comes from the schedule and never changes a bit.
 
 from __future__ import annotations
 
+from numba import types
+
 from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.scalars import epilogue_tile, peek32, poke32
@@ -141,7 +143,7 @@ def product_block(d, m0, m1, n0, n1, scratch, a_ready):
             pack_rows(d, a_buffer + p0 * rows * 4, m0, rows, p0, min(kc, k - p0))
     for j0 in range(n0, n1, nc):
         columns = min(nc, n1 - j0)
-        p0 = 0
+        p0 = types.int64(0)  # not a constant, for which everything below would be compiled once more
         while True:  # once even for k = 0: an empty sum is +0, and the epilogue still applies
             kb = min(kc, k - p0)
             if d[f.B_MODE] == f.PACK:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from numba import carray
+from numba import carray, types
 
 from ....base.jit import compile_entry, njit
 from ..emit import descriptor as f
@@ -49,19 +49,23 @@ def run_block(d, job, item, gi, gj, scratch):
 @njit
 def run_tasks(tasks, chunk, scratch):
     """Chunk number `chunk` of a task array."""
+    first = types.int64(0)  # as a constant it would be compiled for, beside the blocks of a grid
     items, per_chunk, job = tasks[0, ITEMS], tasks[0, ITEMS_PER_CHUNK], tasks[0, JOB]
     if tasks[0, STEPS] != 0:
         # One descriptor for the whole batch: addresses advance by constant steps.
         d = carray(pointer_to_words(scratch + 64), (f.FIELDS,))
         for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):
-            d[:] = tasks[1]
+            for j in range(
+                f.FIELDS
+            ):  # as slices, the words of a mismatch would take a fifth of the time to compile all
+                d[j] = tasks[1, j]
             for word, field in ((STEP_A, f.A), (STEP_B, f.B), (STEP_OUT, f.OUT), (STEP_C, f.C)):
                 d[field] += item * tasks[0, word]
-            run_block(d, job, item, 0, 0, scratch)
+            run_block(d, job, item, first, first, scratch)
         return
     if per_chunk > 0:
         for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):
-            run_block(tasks[1 + item], job, item, 0, 0, scratch)
+            run_block(tasks[1 + item], job, item, first, first, scratch)
         return
     # Products with grids of their own: walk to the one that owns the chunk.
     for item in range(items):
@@ -81,8 +85,6 @@ def address() -> int:
 
 @cache
 def _entry():
-    from numba import types
-
     return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), run_chunk)
 
 

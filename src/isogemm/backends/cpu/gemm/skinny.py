@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numba import types
+
 from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.scalars import as_bits, epilogue_tile, load_element, peek32, poke32, poke32_at, round_row
@@ -95,7 +97,7 @@ def _in_turns(d, rows, acc, acc_rs, x, x_rs, w, count, turns):
             poke32_at(turns + i * WIDTH * 4, j, peek32(acc + i * acc_rs + j * 4) if start else 0)
     call10(d[f.FEW], rows % GROUP, rows // GROUP, turns, x, x_rs, w, d[f.B_CS], d[f.K], count, 0)
     for i in range(rows):
-        round_row(turns + i * WIDTH * 4, count, acc + i * acc_rs, 4, FLOAT32)
+        round_row(turns + i * WIDTH * 4, count, acc + i * acc_rs, types.int64(4), types.int64(FLOAT32))
 
 
 @njit

@@ -324,9 +324,10 @@ def _by(
     all the same, and a block of them is as short as that needs: a hundred calls of 50 ms took 70 s of a row.
     """
     rounds, pause = (QUICK_ROUNDS, QUICK_PAUSE) if options.quick else (ROUNDS, CPU_PAUSE)
-    known = once if clock in (site.main_clock, "wall") else {}
-    most = {name: max(1, int(SUBMITTED / max(s, 1e-9))) for name, s in once.items()} if clock == "submit" else {}
-    known |= {name: BLOCK_SECONDS[clock] for name, calls in most.items() if calls == 1}  # the block is that call
+    known, most = once if clock in (site.main_clock, "wall") else {}, dict[str, int]()
+    if clock == "submit":
+        most = {name: max(1, int(SUBMITTED / max(seconds, 1e-9))) for name, seconds in once.items()}
+        known = {name: BLOCK_SECONDS[clock] for name, calls in most.items() if calls == 1}  # the block is that call
     return interleave(
         [Candidate(name, turn, known.get(name, 0.0), most.get(name, 0)) for name, turn in turns.items()],
         blocks=min(rounds[clock], LEAST_ROUNDS) if sum(once.values()) > LONG else rounds[clock],

@@ -88,13 +88,13 @@ def test_a_run_ends_at_its_time_limit_and_goes_on(isogemm, tmp_path, monkeypatch
     pytest.importorskip("vl_convert")
     now = [0.0]
     monkeypatch.setattr("isogemm.study.engine.time.monotonic", lambda: now[0])
-    isogemm.fails.append(lambda: now.__setitem__(0, 100.0))  # k=2 takes 100 s
+    isogemm.fails.append(lambda: now.__setitem__(0, 200.0))  # k=2 takes 200 s
     status, out, _ = isogemm("fake", "--out", str(tmp_path), "--time-limit", "150")
     assert status == 0
-    assert "fake.json (2 in 100 s, 1 left out; the longest, k=2, 100.0 s: made 100.0)" in out
+    assert "fake.json (2 in 200 s, 1 left out; the longest, k=2, 200.0 s: made 200.0)" in out
     assert "k=3: not reached within the time limit" in (tmp_path / "index.html").read_text()
     status, out, _ = isogemm("fake", "--out", str(tmp_path))
-    assert "(3 in 100 s; " in out
+    assert "(3 in 200 s; " in out
     assert len(json.loads((tmp_path / "fake.json").read_text())["rows"]) == 3
 
 

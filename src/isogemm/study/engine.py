@@ -21,7 +21,7 @@ from .declare import Study, StudyCase, Way, Ways
 from .journal import Journal
 from .site import Site, untuned
 
-__all__ = ["SCHEMA", "RunOptions", "StudyRun", "run"]
+__all__ = ["LATER", "SCHEMA", "RunOptions", "StudyRun", "run"]
 
 SCHEMA = "isogemm.study.v1"
 MEMORY_SHARE = 0.8  # of what is free: libraries take workspaces besides
@@ -152,7 +152,8 @@ def run(
     return found
 
 
-LATE = "not reached within the time limit; the same command goes on from here"
+LATER = "goes on from here"
+LATE = f"not reached within the time limit; the same command {LATER}"
 
 
 class _Pace:

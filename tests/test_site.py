@@ -85,7 +85,9 @@ def test_on_a_package_index_every_link_is_whole_and_leads_to_a_file_that_is_here
 
 
 def _anchors(page: Path) -> set[str]:
-    """Of a page's headings, as a forge and MyST make them."""
+    """Of a page's headings, as a forge and MyST make them; of an HTML page, its sections'."""
+    if page.suffix == ".html":
+        return set(re.findall(r'<section id="([^"]+)"', page.read_text()))
     titles = re.findall(r"^#{1,6} (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

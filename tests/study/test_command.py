@@ -57,6 +57,8 @@ def test_a_run_that_was_stopped_is_reported_with_the_rows_it_left(isogemm, tmp_p
     assert status == 0
     assert "the run was stopped; its command goes on from here" in text
     assert text.count("--case") == 1
+    assert "One row finds nothing." in text
+    assert "a finding" not in text
 
 
 def test_without_the_extra_rows_are_written_and_one_line_says_how_to_get_the_page(isogemm, tmp_path, monkeypatch):
@@ -88,13 +90,15 @@ def test_a_run_ends_at_its_time_limit_and_goes_on(isogemm, tmp_path, monkeypatch
     pytest.importorskip("vl_convert")
     now = [0.0]
     monkeypatch.setattr("isogemm.study.engine.time.monotonic", lambda: now[0])
-    isogemm.fails.append(lambda: now.__setitem__(0, 100.0))  # k=2 takes 100 s
+    isogemm.fails.append(lambda: now.__setitem__(0, 200.0))  # k=2 takes 200 s
     status, out, _ = isogemm("fake", "--out", str(tmp_path), "--time-limit", "150")
     assert status == 0
-    assert "fake.json (2 in 100 s, 1 left out; the longest, k=2, 100.0 s: made 100.0)" in out
-    assert "k=3: not reached within the time limit" in (tmp_path / "index.html").read_text()
+    assert "fake.json (2 in 200 s, 1 left out; the longest, k=2, 200.0 s: made 200.0)" in out
+    text = (tmp_path / "index.html").read_text()
+    assert "k=3: not reached within the time limit" in text
+    assert "Not whole. Rows: 2; not reached: k=3. What is found is of these rows alone." in text
     status, out, _ = isogemm("fake", "--out", str(tmp_path))
-    assert "(3 in 100 s; " in out
+    assert "(3 in 200 s; " in out
     assert len(json.loads((tmp_path / "fake.json").read_text())["rows"]) == 3
 
 

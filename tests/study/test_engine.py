@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.study import fakes
@@ -77,6 +78,26 @@ def test_a_run_that_was_stopped_goes_on(queue, tmp_path):
         assert made == [2, 3]
     assert [row["name"] for row in found.rows] == ["k=1", "k=2", "k=3"]
     assert read_json(tmp_path / "fake.json", schema=SCHEMA)["rows"] == found.rows
+
+
+def test_a_row_is_begun_where_it_is_expected_to_end_in_time(queue, monkeypatch):
+    monkeypatch.setattr("isogemm.study.engine.time", SimpleNamespace(monotonic=lambda: queue.now))
+    declared = fakes.study(queue, seconds=1.0)
+    took = [sum(row["seconds"].values()) for row in run(declared, fakes.site(queue)).rows]
+    for share, left_out in ((0.9, ["k=3"]), (1.1, [])):
+        found = run(declared, fakes.site(queue), limit=took[0] + (1 + share) * took[1])
+        assert list(found.left_out) == left_out
+
+
+def test_what_a_first_row_pays_once_is_not_expected_of_the_next(queue, monkeypatch):
+    monkeypatch.setattr("isogemm.study.engine.time", SimpleNamespace(monotonic=lambda: queue.now))
+
+    def compiles(k):
+        queue.now += 1000.0 if k == 1 else 0.0
+
+    found = run(fakes.study(queue, fails=compiles), fakes.site(queue), limit=1100.0)
+    assert [row["name"] for row in found.rows] == ["k=1", "k=2", "k=3"]
+    assert found.rows[0]["seconds"]["made"] == 1000.0
 
 
 @pytest.mark.parametrize("options", [RunOptions(seed=1), RunOptions(quick=True)])

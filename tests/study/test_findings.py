@@ -150,16 +150,17 @@ def test_without_ncu_a_row_that_is_inspected_says_so(monkeypatch, tmp_path):
     assert found.rows[0]["error"] is None
 
 
-def test_a_profiler_sees_one_call_of_each_way_in_its_range():
+def test_a_profiler_sees_one_call_of_each_way_in_its_range_and_of_a_loop_two_products():
     queue, said = fakes.Queue(), []
-    case = fakes.study(queue, sizes=(2,)).cases(None, False)[0]
+    case = fakes.study(queue, sizes=(3,)).cases(None, False)[0]
     cuda = SimpleNamespace(
         synchronize=lambda: said.append(round(queue.worked, 9)),
         profiler=SimpleNamespace(start=lambda: said.append("start"), stop=lambda: said.append("stop")),
         nvtx=SimpleNamespace(range_push=said.append, range_pop=lambda: said.append("end")),
     )
     assert run_once(case, fakes.site(queue), 0, cuda) == ["batch", "loop"]
-    assert said[:6] == [4e-4, "start", "batch", 6e-4, "end", "stop"]
+    batch, loop = ["start", "batch", 9e-4, "end", "stop"], ["start", "loop", 15e-4, "end", "stop"]
+    assert said == [6e-4, *batch, 13e-4, *loop]
 
 
 def test_spellings_of_one_product_agree_and_say_what_ran():

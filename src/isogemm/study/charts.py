@@ -49,7 +49,7 @@ def lines(
 
     values = sorted({point[x] for point in data})
     kinds = ["log" if each else "linear" for each in log]
-    axis = alt.Axis(values=values, format="~s", labelOverlap="greedy", grid=False) if log[0] else alt.Axis(grid=False)
+    axis = alt.Axis(values=values, format=",", labelOverlap="greedy", grid=False) if log[0] else alt.Axis(grid=False)
     base = {"base": 2} if log[0] else {}
     encoding: dict[str, Any] = {
         "x": alt.X(f"{x}:Q", title=titles[0], axis=axis, scale=alt.Scale(type=kinds[0], nice=False, **base)),

@@ -6,8 +6,8 @@ import difflib
 import gc
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,11 @@ from .declare import Study, StudyCase, Way, Ways
 from .journal import Journal
 from .site import Site, untuned
 
-__all__ = ["SCHEMA", "RunOptions", "StudyRun", "run"]
+__all__ = ["LATER", "SCHEMA", "RunOptions", "StudyRun", "run"]
 
 SCHEMA = "isogemm.study.v1"
 MEMORY_SHARE = 0.8  # of what is free: libraries take workspaces besides
+COUNTED = "counted"  # the part of a row in which a profiler counts
 ROUNDS = {"device": 7, "wall": 7, "submit": 7, "profiled": 3}
 QUICK_ROUNDS = {"device": 5, "wall": 5, "submit": 5, "profiled": 1}
 LARGE = 2**28  # bytes of a case that are not left to the collector's own time, and from which on time grows with them
@@ -108,8 +109,8 @@ def run(
     study, site, options, folder, tell
     limit : float
         Seconds after which the run ends in order: after the first, a case is not begun when it is expected to take
-        longer than is left, by the two before it and, where it is large, by its memory beside theirs. What was not
-        measured is in `StudyRun.left_out`.
+        longer than is left, by what was timed of the two before it and, where it is large, by its memory beside
+        theirs. What was not measured is in `StudyRun.left_out`.
 
     Raises
     ------
@@ -138,8 +139,8 @@ def run(
             if not pace.allows(case):
                 left_out[case.key] = LATE
                 continue
-            with pace.of(case):
-                rows[case.key] = _measured(study, case, site, options)
+            rows[case.key] = _measured(study, case, site, options)
+            pace.add(case, rows[case.key]["seconds"])
             if journal:
                 journal.add(rows[case.key])
     facts = site.identity | {"ceilings": {name: c.to_dict() for name, c in site.ceilings.items()}}
@@ -151,27 +152,34 @@ def run(
     return found
 
 
-LATE = "not reached within the time limit; the same command goes on from here"
+LATER = "goes on from here"
+LATE = f"not reached within the time limit; the same command {LATER}"
 
 
 class _Pace:
-    """How long cases take, and whether another may be begun."""
+    """How long cases take, and whether another may be begun.
+
+    What is timed or counted takes as long again; of all else the lesser of the two before counts, nothing after the
+    first: it compiles, and starts a profiler, which took 7 to 14 s of first rows on an H100.
+    """
 
     def __init__(self, limit: float) -> None:
         self._end = time.monotonic() + limit
-        self._last: list[tuple[int, float]] = []  # bytes and seconds of the two before
+        self._last: list[tuple[int, float, float]] = []  # of the two before: bytes, seconds timed, and of all else
 
     def allows(self, case: StudyCase) -> bool:
         """Whether the case is expected to end in time, or nothing was measured yet."""
-        expected = [s * max(1.0, case.nbytes / max(LARGE, nbytes)) for nbytes, s in self._last]
-        return not expected or time.monotonic() + max(expected) <= self._end
+        if not self._last:
+            return True
+        more = [max(1.0, case.nbytes / max(LARGE, nbytes)) for nbytes, _, _ in self._last]
+        timed, rest = ([m * row[i] for m, row in zip(more, self._last, strict=True)] for i in (1, 2))
+        expected = max(timed) + (min(rest) if len(rest) > 1 else 0.0)
+        return time.monotonic() + expected <= self._end
 
-    @contextmanager
-    def of(self, case: StudyCase) -> Iterator[None]:
-        """Take the time of a case."""
-        start = time.monotonic()
-        yield
-        self._last = [*self._last, (case.nbytes, time.monotonic() - start)][-2:]
+    def add(self, case: StudyCase, seconds: Mapping[str, float]) -> None:
+        """Note what a case took."""
+        timed = sum(s for part, s in seconds.items() if part in (*ROUNDS, COUNTED))
+        self._last = [*self._last, (case.nbytes, timed, sum(seconds.values()) - timed)][-2:]
 
 
 def _chosen(study: Study, site: Site, options: RunOptions) -> tuple[list[StudyCase], dict[str, str]]:
@@ -224,7 +232,7 @@ def _measured(study: Study, case: StudyCase, site: Site, options: RunOptions) ->
             gc.collect()
     if case.inspect and found["timings"] and not options.quick:
         facts |= _counters(study, case, found["timings"], options)
-        spent.on("counted")
+        spent.on(COUNTED)
     return row(
         case.key,
         command=shlex.join(command),
@@ -324,9 +332,10 @@ def _by(
     all the same, and a block of them is as short as that needs: a hundred calls of 50 ms took 70 s of a row.
     """
     rounds, pause = (QUICK_ROUNDS, QUICK_PAUSE) if options.quick else (ROUNDS, CPU_PAUSE)
-    known = once if clock in (site.main_clock, "wall") else {}
-    most = {name: max(1, int(SUBMITTED / max(s, 1e-9))) for name, s in once.items()} if clock == "submit" else {}
-    known |= {name: BLOCK_SECONDS[clock] for name, calls in most.items() if calls == 1}  # the block is that call
+    known, most = once if clock in (site.main_clock, "wall") else {}, dict[str, int]()
+    if clock == "submit":
+        most = {name: max(1, int(SUBMITTED / max(seconds, 1e-9))) for name, seconds in once.items()}
+        known = {name: BLOCK_SECONDS[clock] for name, calls in most.items() if calls == 1}  # the block is that call
     return interleave(
         [Candidate(name, turn, known.get(name, 0.0), most.get(name, 0)) for name, turn in turns.items()],
         blocks=min(rounds[clock], LEAST_ROUNDS) if sum(once.values()) > LONG else rounds[clock],

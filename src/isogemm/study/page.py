@@ -13,12 +13,13 @@ from ..lab.page import chart_spec, definitions, machine_facts, require_packages,
 from .catalog import study
 from .charts import measured
 from .declare import Figure
-from .engine import SCHEMA, RunOptions, StudyRun
+from .engine import LATER, SCHEMA, RunOptions, StudyRun
 from .journal import ROWS, read_rows
 
 __all__ = ["page", "read_runs"]
 
 LONG = 32  # characters of a cell that is a sentence
+FEW = 3  # cases that are named
 
 
 def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
@@ -47,7 +48,7 @@ def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
 
 def _unfinished(folder: Path) -> StudyRun:
     stamp, rows = read_rows(folder)
-    left = {"the cases after these": "the run was stopped; its command goes on from here"}
+    left = {"the cases after these": f"the run was stopped; its command {LATER}"}
     return StudyRun(stamp["study"], stamp["machine"], rows, stamp["options"], left, stamp.get("environment", {}))
 
 
@@ -80,11 +81,21 @@ def _run(run: StudyRun, specs: dict[str, Any]) -> str:
     words = ["isogemm", "study", run.study, "--device", run.site["device"], *RunOptions(**run.options).words]
     command = " ".join(words)
     parts = [f"<h3>{escape(run.site['name'])}</h3><pre><code>{escape(command)}</code></pre>"]
-    for figure in study(run.study).figures(measured(run.rows)) if measured(run.rows) else ():
+    rows, unreached = measured(run.rows), [key for key, why in run.left_out.items() if LATER in why]
+    if unreached:
+        parts.append(f"<p><strong>{escape(_not_whole(len(run.rows), unreached))}</strong></p>")
+    for figure in study(run.study).figures(rows) if len(rows) > bool(unreached) else ():
         parts.append(_figure(figure, f"figure{len(specs)}"))
         if figure.chart is not None:
             specs[f"figure{len(specs)}"] = chart_spec(figure.chart)
     return "".join([*parts, _missing(run), _commands(run), _machine(run)])
+
+
+def _not_whole(count: int, unreached: Sequence[str]) -> str:
+    """What a run that ended early has, and that one row of many shows nothing."""
+    more = f" and {len(unreached) - FEW} more" if len(unreached) > FEW else ""
+    shown = "What is found is of these rows alone." if count > 1 else "One row finds nothing."
+    return f"Not whole. Rows: {count}; not reached: {', '.join(unreached[:FEW])}{more}. {shown}"
 
 
 def _figure(figure: Figure, name: str) -> str:

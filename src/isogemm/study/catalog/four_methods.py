@@ -181,7 +181,10 @@ def torch_mode(site: Site, *, tf32: bool) -> Iterator[None]:
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Growth with k, and speed-up over the loop, by each clock."""
-    found = [_growth(group) for group in _groups(rows) if len(group) > 1]
+    found: list[Figure] = []
+    for clock in dict.fromkeys([*(row["clock"] for row in measured(rows)), "wall"]):
+        timed = [row for row in measured(rows) if times(row, clock)]
+        found += [_growth(group, clock) for group in _groups(timed) if len(group) > 1]
     for clock in ("device", "wall", "submit", "profiled"):
         timed = [row for row in measured(rows) if times(row, clock)]
         found += [_over_loop(group, clock) for group in _groups(timed)]
@@ -194,18 +197,18 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     return [[row for row in measured(rows) if (row["facts"]["N"], row["facts"]["mode"]) == key] for key in keys]
 
 
-def _growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _growth(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure:
     least = min(rows, key=lambda row: row["facts"]["k"])
     data = [
-        point | {"growth": point["seconds"] / times(least)[point["way"]]["median"]}
-        for point in points(rows)
-        if point["way"] in times(least)
+        point | {"growth": point["seconds"] / times(least, clock)[point["way"]]["median"]}
+        for point in points(rows, clock)
+        if point["way"] in times(least, clock)
     ]
     k, start = max(point["k"] for point in data), least["facts"]["k"]
     last = {point["way"]: point["growth"] for point in data if point["k"] == k}
     slow, fast = max(last, key=last.__getitem__), min(last, key=last.__getitem__)
     ends = f"{number(last[fast])} ({fast}) to {number(last[slow])} times ({slow}) as long"
-    title = f"{_name(rows)}: {k // start} times the work takes {ends}"
+    title = f"{_name(rows)}, {CLOCK_WORDS[clock]}: {k // start} times the work takes {ends}"
     text = f"Time against k, divided by each method's own at k = {start}: work alone would give {k / start:g}."
     chart = lines(data, "k", "growth", titles=("k", f"time / time at k = {start}"), log=(True, True))
     return Figure(title, chart, text)

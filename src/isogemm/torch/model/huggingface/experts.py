@@ -69,11 +69,13 @@ class Experts(Converted):
         return multiplied(x, weight, bias, by, contract=contract, transposed=self.is_transposed, buffers=buffers)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _blocks(contract: str, order: str, device: Any, dtype: Any) -> tuple[int, int]:
     like = torch.empty(0, device=device, dtype=dtype)
     found = with_order(resolved(contract, like, like), order)
     return found.block, found.order.size if found.order.kind == "leaf" and found.block > 1 else 0
+
+
+_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `isogemm.torch.quant.ops`
 
 
 def mixtures(module: Any) -> dict[str, Match]:

@@ -387,3 +387,10 @@ def test_subpackages_are_there_after_a_plain_import(name):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'gemmm'"):
         isogemm.gemmm  # noqa: B018
+
+
+@pytest.mark.parametrize(("op", "nearest"), [(True, "'T'"), (False, "'N'"), ("n ", "'N'")])
+def test_an_operation_that_is_no_letter_is_told_the_one_that_was_meant(op, nearest):
+    x = np.ones((3, 3), np.float32)
+    with pytest.raises(isogemm.errors.OptionError, match=rf"trans_b.*nearest legal choice: {nearest}$"):
+        isogemm.gemm(x, x, trans_b=op)

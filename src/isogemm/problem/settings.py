@@ -255,7 +255,7 @@ def transposed(name: str, x: Array, op: object) -> Array:
         return x
     if letter in ("T", "C"):
         return x.swapaxes(-1, -2)
-    raise OptionError(name, limit="'N', 'T' or 'C'", value=repr(op), nearest="'N'")
+    raise OptionError(name, limit="'N', 'T' or 'C'", value=repr(op), nearest="'T'" if op is True else "'N'")
 
 
 def _scalar(name: str, value: Any) -> float:

@@ -43,7 +43,7 @@ def _gradients() -> str:
     return (
         "**The same gradients, however the batch is cut.** In two halves "
         f"{changed(rows, 'train', TORCH)} weight gradients change in torch, "
-        f"{changed(rows, 'train', MAIN_GRAD)} with isogemm ({_link('H200', MODEL)})."
+        f"{changed(rows, 'train', MAIN_GRAD)} with `use_main_grad` ({_link('H200', MODEL)})."
     )
 
 

@@ -149,7 +149,8 @@ def linear(
     ShapeError, DTypeError, LayoutError, LimitError, ContractError, DeviceError
         As `isogemm.linear`, and for a buffer that does not fit.
     OptionError
-        `main_grad` with hooks on the parameter, which would not be called; in the backward pass, with create_graph.
+        `main_grad` with hooks on the parameter, which would not be called; in the backward pass, with create_graph, or
+        where the sum so far ends inside of a leaf.
 
     Determinism
     -----------

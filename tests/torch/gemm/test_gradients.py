@@ -237,13 +237,43 @@ def test_chain_takes_micro_batches_of_any_size(cuts):
 def test_cuts_inside_a_leaf_do_change_bits():
     """What the page on this says has to be so: else the tests above show nothing."""
     x, dy, w, bias = values((128, 40), seed=1), values((128, 24), seed=2), values((24, 40)), values((24,))
-    whole, parts = (accumulated(x, dy, w, bias, cuts, "leaf16")[0] for cuts in ((128,), (24, 128)))
-    assert compare.differing(whole, parts) > 0
+    whole, _ = accumulated(x, dy, w, bias, (128,), "leaf16")
+    parts = torch.zeros(w.shape)
+    for rows in (slice(24), slice(24, None)):  # the second one begins in the middle of a leaf
+        products.walk(tensor(dy[rows]).mT, tensor(x[rows]), parts, "fma/leaf16")
+    assert compare.differing(whole, array(parts)) > 0
     halves = [leaf(w.astype(BF16)) for _ in range(2)]
     for tw, size in zip(halves, (128, 16), strict=True):
         for p, q in zip(tensor(x.astype(BF16)).split(size), tensor(dy.astype(BF16)).split(size), strict=True):
             iso.linear(p, tw, grad_order="leaf16").backward(q)
     assert not torch.equal(halves[0].grad, halves[1].grad)  # .grad in bfloat16 is rounded by torch at each step
+
+
+@pytest.mark.parametrize(
+    ("order", "contract", "cuts", "nearest"),
+    [
+        ("leaf16", None, (16, 40, 64), r'got: 40 rows.*grad_order="leaf8".*48, before.*grad_order="chain"'),
+        ("leaf16", None, (5, 64), r"got: 5 rows.*leaf1\""),
+        ("leaf4096", None, (32, 64), r'got: 32 rows.*nearest legal choice: grad_order="leaf32"; or.*4096, before'),
+        ("leaf32", "tensor_core:sm90", (24, 64), r"nearest legal choice: a multiple of 32 rows, such as 32, before"),
+        ("chain", "tensor_core:sm90", (16, 24, 64), r"middle of a block.*multiples of 16 rows.*such as 32, before"),
+    ],
+)
+def test_a_micro_batch_that_begins_inside_of_a_leaf_is_refused(order, contract, cuts, nearest):
+    dtype = F32 if contract is None else BF16
+    x, dy, w = (values(shape, dtype) for shape in ((64, 16), (64, 8), (8, 16)))
+    total, tw, *starts = torch.zeros(8, 16), leaf(w), 0, *cuts
+    options = {"grad_order": order, "contract": contract, "main_grad": total}
+    for start, stop in itertools.pairwise(starts[:-1]):
+        iso.linear(tensor(x[start:stop]), tw, **options).backward(tensor(dy[start:stop]))
+    kept = total.clone()
+    last = iso.linear(tensor(x[starts[-2] :]), tw, **options)
+    with pytest.raises(OptionError, match=nearest):
+        last.backward(tensor(dy[starts[-2] :]))
+    assert torch.equal(total, kept)
+    total.zero_()  # a loop of one's own begins its next step
+    iso.linear(tensor(x), tw, **options).backward(tensor(dy))
+    assert_same(array(total), product(dy.T, x, f"{contract or 'fma'}/{order}", out_dtype=F32))
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)

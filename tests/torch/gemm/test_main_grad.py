@@ -92,6 +92,58 @@ def test_a_step_without_gradients_is_an_error(cls):
     optimizer.step()
 
 
+@pytest.mark.parametrize("forgotten", [2, 3])
+@pytest.mark.parametrize("which", ["all", "norms alone", "embeddings alone"])
+def test_a_later_step_is_told_too(forgotten, which):
+    """Gradients of an earlier step stand in .grad then, which zero_grad(set_to_none=False) keeps as zeros."""
+    model, x = build(), X
+    if which == "norms alone":
+        model[0].requires_grad_(False)
+        model[2].requires_grad_(False)
+    elif which == "embeddings alone":
+        model, x = torch.nn.Sequential(torch.nn.Embedding(8, 8)), torch.tensor([1, 2, 1])
+        iso.convert(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    iso.use_main_grad(model)
+    for _ in range(1, forgotten):
+        model(x).square().sum().backward()
+        iso.collect_main_grad(model)
+        optimizer.step()
+        optimizer.step()  # once more with what was collected
+        optimizer.zero_grad(set_to_none=False)
+    before = [p.detach().clone() for p in model.parameters()]
+    model(x).square().sum().backward()
+    with pytest.raises(OptionError, match=r"that nobody has collected.*an earlier step.*collect_main_grad"):
+        optimizer.step()
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), before, strict=True))
+    iso.collect_main_grad(model, zero=False)  # collected, though the sums stay
+    optimizer.step()
+    iso.use_main_grad(model)
+    optimizer.step()
+    model(x).square().sum().backward()
+    for _, p, total in iso.main_grads(model):
+        p.grad = total.to(p.dtype)
+    optimizer.step()
+
+
+def test_a_model_of_micro_batches_inside_of_leaves_is_told_at_the_second():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
+    iso.convert(model, grad_order="leaf16")
+    iso.use_main_grad(model)
+    x = torch.randn(40, 8)
+    for part in (x[:16], x[16:32], x[32:]):  # the last one may be shorter
+        model(part).square().sum().backward()
+    kept = [p.main_grad.clone() for p in model.parameters()]
+    with pytest.raises(OptionError, match=r"multiples of 16 rows.*got: 40 rows, of which the last 8.*leaf8.*48"):
+        model(x).square().sum().backward()
+    assert all(torch.equal(p.main_grad, k) for p, k in zip(model.parameters(), kept, strict=True))
+    iso.collect_main_grad(model)
+    for part in (x[:32], x[32:]):  # the next step begins anew
+        model(part).square().sum().backward()
+    assert all(torch.equal(p.main_grad, k) for p, k in zip(model.parameters(), kept, strict=True))
+
+
 def test_other_models_and_frozen_parameters_step_as_always():
     ours, other = build(), torch.nn.Linear(8, 4)
     iso.use_main_grad(ours)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...errors import OptionError
+from ..gemm.buffers import clear
 from ..gemm.main_grad import main_grads, use_main_grad
 from ..operator import Tensor
 from .layers import HeadNorm
@@ -118,10 +119,10 @@ class GradientTree:
             p.grad = None
         for _, p in self.model.named_parameters():
             if getattr(p, "main_grad", None) is not None:
-                p.main_grad.zero_()
+                clear(p.main_grad)
         for child in self.model.modules():
             for buffer in (getattr(child, "main_grads", None) or {}).values():
-                buffer.zero_()
+                clear(buffer)
         return found
 
 

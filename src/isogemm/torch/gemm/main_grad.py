@@ -20,6 +20,7 @@ from ...errors import OptionError
 from ..model.layers import Converted, Linear
 from ..operator import Tensor, refuse_ddp
 from ..routing.elementwise import subnormals_kept
+from .buffers import clear, is_unread, mark_read
 
 __all__ = ["collect_main_grad", "main_grads", "use_main_grad"]
 
@@ -46,14 +47,16 @@ def use_main_grad(module: Any) -> list[str]:
 
     Notes
     -----
-    An optimizer's step with gradients that are in buffers alone would leave their parameters as they are, so it is an
-    OptionError, in every torch.optim.Optimizer of the process from the first call of this function on. One that reads
-    ``main_grad`` itself says so: ``optimizer.reads_main_grad = True``.
+    An optimizer's step with sums in buffers that nobody has collected would leave their parameters as they are, or move
+    them by gradients of an earlier step, so it is an OptionError, in every torch.optim.Optimizer of the process from
+    the first call of this function on. One that reads ``main_grad`` itself says so: ``optimizer.reads_main_grad =
+    True``.
 
     Determinism
     -----------
     Micro-batches of whole leaves (of ``grad_order``) leave the bits of the whole batch, if each layer is called once
-    in a forward pass. A layer that is called several times sums its calls in the order in which autograd reaches them.
+    in a forward pass. One that begins in the middle of a leaf is an OptionError in its backward pass. A layer
+    that is called several times sums its calls in the order in which autograd reaches them.
     """
     found = []
     for child in module.modules() if isinstance(module, torch.nn.Module) else ():
@@ -88,6 +91,8 @@ def main_grads(module: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
         buffers = _buffers(parameter, uses)
         if not buffers:
             continue
+        for buffer in buffers:
+            mark_read(buffer)
         total = buffers[0]
         with nullcontext() if total.is_cuda else subnormals_kept():
             for other in buffers[1:]:
@@ -127,7 +132,7 @@ def collect_main_grad(module: Any, *, zero: bool = True) -> list[str]:
     if zero:
         for _, parameter, uses in _uses(module):
             for buffer in _buffers(parameter, uses):
-                buffer.zero_()
+                clear(buffer)
     return found
 
 
@@ -141,10 +146,13 @@ def _check_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         for p in group["params"]:
             buffer = getattr(p, "main_grad", None)
-            if buffer is not None and p.grad is None and p.requires_grad and bool(buffer.any()):
+            if buffer is None or not p.requires_grad or not (p.grad is None or is_unread(buffer)):
+                continue
+            if bool(buffer.any()):
                 raise OptionError(
                     f"step of {type(optimizer).__name__}", limit="gradients in .grad",
-                    value="a parameter whose gradient is in its float32 buffer alone, which use_main_grad gave it",
+                    value="a parameter with sums in the float32 buffer of use_main_grad that nobody has collected; its "
+                    f".grad is {'None' if p.grad is None else 'that of an earlier step'}",
                     nearest="isogemm.torch.collect_main_grad(model) before the step; with transformers.Trainer "
                     "isogemm.torch.TrainerCallback, and no use_main_grad of your own",
                 )  # fmt: skip

@@ -36,6 +36,7 @@ from ...operands.device_array import DeviceId
 from .. import operator
 from ..operator import Operator, Tensor, define, define_forward, refuse_meta, refuse_vmap
 from ..routing.elementwise import subnormals_kept
+from .buffers import advance
 
 __all__ = [
     "accumulate",
@@ -264,10 +265,16 @@ def accumulate(a: Tensor, b: Tensor, out: Tensor, contract: str) -> None:
     Raises
     ------
     OptionError
-        The pass is recorded itself.
+        The pass is recorded itself, or begins in the middle of a leaf.
     """
     refuse_recorded()
-    (walk if operator.watched(a, b, out) == "direct" else walk_op)(a, b, out, contract)
+    (_continue if operator.watched(a, b, out) == "direct" else walk_op)(a, b, out, contract)
+
+
+def _continue(a: Tensor, b: Tensor, out: Tensor, contract: str) -> None:
+    """`walk`, from the beginning of a leaf."""
+    advance(out, a.shape[1], contract)
+    walk(a, b, out, contract)
 
 
 def refuse_recorded() -> None:
@@ -431,7 +438,7 @@ grouped_op = define(
     vmap=refuse_vmap("grouped", "bmm, or one longer list"),
 )  # fmt: skip
 walk_op = define(
-    "walk_", "(Tensor a, Tensor b, Tensor(a!) out, str contract) -> ()", walk, _fake_walk, mutates=("out",),
+    "walk_", "(Tensor a, Tensor b, Tensor(a!) out, str contract) -> ()", _continue, _fake_walk, mutates=("out",),
     vmap=refuse_vmap("walk_", "a loop over the batch, which has an order"),
 )  # fmt: skip
 product_forward_op = define_forward(

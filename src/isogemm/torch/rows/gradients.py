@@ -66,6 +66,8 @@ class Recording(NamedTuple):
             value = f"{found.dtype} {tuple(found.shape)}"
             limit, nearest = "float32, the parameter's shape", tuple(like.shape)
             raise ShapeError("main_grad", limit=limit, value=value, nearest=nearest)
+        if found is not None:
+            torch.autograd.graph.increment_version(found)  # kernels write behind torch's back
         return found
 
 

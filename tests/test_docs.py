@@ -148,6 +148,26 @@ def test_every_option_of_our_commands_exists(page):
         assert used <= known, f"{_id(page)}: {sorted(used - known)} of {command}"
 
 
+def test_the_legend_of_a_plan_has_every_line_and_every_kernel():
+    import isogemm
+    from isogemm.backends.cuda.gemm.choose import FAMILIES
+
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    legend = page.split("### A plan, word by word", 1)[1].split("\n## ", 1)[0]
+    cells = [re.findall(r"`([^`]+)`", row) for row in re.findall(r"^\| (`[^|]+) \|", legend, re.M)]
+    words = {word for cell in cells for word in cell}
+    extents = {"m": 16, "n": 256, "k": 256, "dtype": "bfloat16"}
+    forms = ({}, {"batch": 2}, {"groups": (4, 12)}, {"format": "Q4_K"}, {"heads": (8, 2), "k": 64})
+    lines = {
+        name.strip().partition(" 0")[0] for device in ("cpu", "H200") for form in forms
+        for name, _ in isogemm.plan(device=device, **extents | form).rows() if not name.startswith("...")
+    }  # fmt: skip
+    lines -= {"group 1"}
+    assert len(lines) > 20
+    assert lines <= words, lines - words
+    assert set(FAMILIES.rows) <= words, set(FAMILIES.rows) - words
+
+
 def test_the_audit_page_lists_every_relation():
     from isogemm.audit import RELATIONS
 

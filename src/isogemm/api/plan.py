@@ -97,7 +97,7 @@ def plan(
         Default `get_num_threads()`.
     device : str
         ``cpu``, or ``cuda`` or ``cuda:1`` for a GPU. ``h200`` and ``h100`` are described: a plan needs none here, and
-        neither does ``cuda``, which is the first of them then.
+        neither does ``cuda``, which is the first of them then. Names may be in capitals.
     batch : int
         Items of `gemm_batched` or `gemm_strided_batched`, each [m, n, k]; with `heads` sequences.
     groups : sequence of int, optional

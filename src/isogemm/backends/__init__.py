@@ -55,13 +55,14 @@ def open_device(place: DeviceId, tensors: bool = False) -> Device:
 
 
 def planner(device: str) -> Any:
-    """Who plans for a device: one that is here, or a GPU of that name, which need not be.
+    """Who plans for a device: one that is here, or a GPU of that name, in any case of letters, which need not be.
 
     Raises
     ------
     DeviceError, OptionError
         No such device.
     """
+    device = device.lower()
     kind = device.partition(":")[0]
     return open_device(find(device)) if kind in BACKENDS and kind != _ACCELERATOR else accelerator().planner(device)
 

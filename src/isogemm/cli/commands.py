@@ -208,7 +208,11 @@ def plan_command(
     trans: Annotated[str, typer.Option(help="NN, NT, TN or TT: op(A) and op(B).")] = "NT",
     threads: Annotated[int, typer.Option(min=0, help="Threads to plan for; 0 for the current count.")] = 0,
     device: Annotated[
-        str, typer.Option(help="cpu; webgpu; cuda or cuda:1; h200 or h100, described, which cuda is without a GPU.")
+        str,
+        typer.Option(
+            help="cpu; webgpu; cuda or cuda:1, a GPU of this machine; h200 or h100, which need not be here. "
+            "Without a GPU cuda is h200."
+        ),
     ] = "cpu",
     contract: Annotated[
         str, typer.Option(help="For example fma/chain; the device's default where none is given.")

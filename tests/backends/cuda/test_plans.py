@@ -58,6 +58,12 @@ def test_a_plan_needs_no_gpu(form, device):
     assert plan.form == {"causal": "attention", "window": "attention", "added": "attention"}.get(form, form)
 
 
+def test_names_of_devices_may_be_in_capitals():
+    assert isogemm.plan(16, 64, 64, device="CPU") == isogemm.plan(16, 64, 64)
+    for name in ("h200", "h100"):
+        assert planned("", name.swapcase()).digest == planned("", name).digest
+
+
 def test_the_same_words_everywhere():
     for m, n, word in (
         (1, 4096, "gemv"),
@@ -152,8 +158,10 @@ def test_what_no_gpu_plans_is_refused():
         planned("attention", "h200", contract="tensor_core:sm90/leaf64")
     with pytest.raises(OptionError, match="contract of a plan with a format"):
         planned("quantized", "h100", contract="fma/chain")
-    with pytest.raises(OptionError, match="device: limit: cpu, webgpu, cuda, cuda:N, h200, h100"):
-        planned("", "h300")
+    for name, nearest in (("h300", "h100, a plan"), ("A100", "h100, a plan of another GPU"), ("cuda:x", "cuda$")):
+        legal = "limit: cpu, webgpu; cuda or cuda:N, a GPU of this machine; h200 and h100, which need not be here"
+        with pytest.raises(OptionError, match=f"no device is called '{name.lower()}'.*{legal}.*choice: ({nearest})"):
+            planned("", name)
     with pytest.raises(OptionError, match="packed and threads"):
         planned("attention", "h100", threads=2)
     data = planned("grouped", "h100").to_dict()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from ....base.dtypes import ITEMSIZE
 from ....contract.attention import factor
@@ -46,6 +46,16 @@ Extents = tuple[int, int, int]
 Types = tuple[str, str, str]
 
 
+def _refuse_name(name: str) -> NoReturn:
+    kind, described = name.partition(":")[0], " and ".join(DESCRIBED)
+    other = f"{list(DESCRIBED)[-1]}, a plan of another GPU; on a machine with the one that you mean, cuda"
+    raise OptionError(
+        "device", limit=f"cpu, webgpu; cuda or cuda:N, a GPU of this machine; {described}, which need not be here",
+        value=repr(name), nearest=kind if kind in ("cpu", "webgpu", "cuda", *DESCRIBED) else other,
+        said=f"no device is called {name!r}, and of GPUs that are not here {described} alone are described",
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class DescribedCase(AttentionCase):
     """An attention on a device whose facts are at hand."""
@@ -72,8 +82,7 @@ class GpuPlanner:
         kind, _, ordinal = name.partition(":")
         described, self.number = name in DESCRIBED, int(ordinal) if ordinal.isdecimal() else 0
         if not described and (kind != "cuda" or (ordinal and not ordinal.isdecimal())):
-            limit = f"cpu, webgpu, cuda, cuda:N, {', '.join(DESCRIBED)}"
-            raise OptionError("device", limit=limit, value=repr(name), nearest="cuda")
+            _refuse_name(name)
         here = not described and facts.count() > self.number
         self.chooser: Chooser | None = products.chooser(self.number) if here else None
         self.name, self.tables = name if described else next(iter(DESCRIBED)), shipped_tables()

@@ -125,7 +125,10 @@ def announce() -> None:
         if folder is None or not can_keep():
             say("compiling kernels for this CPU")
         elif _is_first(folder.parent):
-            say(f"compiling kernels for this CPU, once; they are kept in {folder} (isogemm warm does it ahead)")
+            say(
+                "compiling kernels for this CPU, once: some 10 s for a first product, half a minute for a model; they "
+                f"are kept in {folder} (isogemm warm does it ahead)"
+            )
 
 
 def _is_first(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 
@@ -90,6 +91,44 @@ def test_convert_keeps_everything():
     assert again.converted == ()
     assert again.left["up"] == "isogemm's already, as it is"
     assert model.up.contract is None
+
+
+def test_the_report_is_told_from_the_model():
+    """Who writes ``model = convert(model)``, as of functions that return a model, is told what to write."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    report = iso.convert(model)
+    with pytest.raises(
+        OptionError, match=r"convert changes the model in place.*convert\(model\) on a line.*report\.module"
+    ):
+        report(torch.zeros(1, 4))
+    for name in ("to", "eval", "parameters", "state_dict", "forward"):
+        with pytest.raises(
+            AttributeError, match=rf"the model has: convert changes the model in place.*then model\.{name}"
+        ):
+            getattr(report, name)
+    with pytest.raises(AttributeError, match=r"'Conversion' object has no attribute 'generate'$"):
+        _ = report.generate
+    assert not hasattr(report, "to")
+    for other in (copy.copy(report), copy.deepcopy(report), pickle.loads(pickle.dumps(report))):
+        assert other.converted == report.converted == ("0",)
+        assert type(other.module[0]) is iso.Linear
+    assert repr(report).startswith("Conversion(module=Sequential")
+
+
+def test_the_report_says_what_was_not_looked_at():
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.softmax(self.up(x) @ x.mT, -1)
+
+    model = Own()
+    said = str(iso.convert(model))
+    assert "left 0 modules" in said
+    assert said.endswith("(x @ w, softmax) stays torch's, and isogemm.torch.coverage(model, inputs) lists it")
+    assert iso.coverage(model, torch.ones(3, 4))
 
 
 def test_a_converted_model_calls_our_products(monkeypatch):

@@ -6,13 +6,14 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from ...errors import OptionError
 
 __all__ = ["Conversion", "LeftToTorch", "refuse_open", "warn_open"]
 
 _SHOWN = 6  # kinds that a warning names
+_IN_PLACE = "convert changes the model in place and returns a report about it"
 
 
 class LeftToTorch(UserWarning):
@@ -21,7 +22,7 @@ class LeftToTorch(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What `convert` did.
+    """What `convert` did. It is not the model, which is changed in place; see `module`.
 
     Attributes
     ----------
@@ -50,6 +51,27 @@ class Conversion:
     floats: dict[str, str] = field(default_factory=dict)
     open: dict[str, str] = field(default_factory=dict)
 
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: this is the report, and the model is where it was.
+
+        Raises
+        ------
+        OptionError
+        """
+        kind = type(self.module).__name__
+        raise OptionError(
+            "a call of convert's report", limit=f"a call of the {kind} itself", value="Conversion", said=_IN_PLACE,
+            nearest="convert(model) on a line of its own, then model(...); or model = report.module",
+        )  # fmt: skip
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if not name.startswith("__") and name not in self.__slots__ and hasattr(self.module, name):
+            raise AttributeError(
+                f"a Conversion has no {name!r}, the model has: {_IN_PLACE}. Write convert(model) on a line of its own, "
+                f"then model.{name}; or model = report.module"
+            )
+        raise AttributeError(f"'Conversion' object has no attribute {name!r}")
+
     def __str__(self) -> str:
         counts = ", ".join(f"{len(names)} {part}" for part, names in self.parts.items() if names) or "nothing"
         lines = [f"converted {counts}; left {len(self.left)} modules", *_listed(self.left)]
@@ -57,6 +79,10 @@ class Conversion:
             formats = Counter(self.quantized.values()).most_common()
             made = ", ".join(f"{n} linear to {fmt}" for fmt, n in formats) or "nothing"
             lines += [f"quantized {made}; {len(self.floats)} linear stay floats", *_listed(self.floats)]
+        lines.append(
+            "looked at: modules; what a forward method calls by itself (x @ w, softmax) stays torch's, and "
+            "isogemm.torch.coverage(model, inputs) lists it"
+        )
         return "\n".join(lines)
 
 

@@ -120,6 +120,9 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda: isogemm.matmul(A8, A8.T.astype(np.float32)), DTypeError, "float32 and|int8 and float32"),
     (lambda: isogemm.matmul(A8.astype(np.float32), A8.T.astype(np.float32), contract="exact"), DTypeError, "fma/chain"),
     (lambda: isogemm.matmul(A8.astype(np.int32), A8.T.astype(np.int32)), DTypeError, "int32"),
+    (lambda: isogemm.matmul(A8.astype(np.int64), A8.T.astype(np.int64)), DTypeError, "or int8 where every .*CPU$"),
+    (lambda: isogemm.linear(np.ones((2, 3), np.float32), np.ones((2, 3), np.float32), np.ones(2, int)), DTypeError,
+     "choice: float32$"),
     (lambda: isogemm.matmul(A8, A8), ShapeError, "inner"),
     (lambda: isogemm.matmul(A8.astype(np.float32), A8.T.astype(np.float32), out_dtype="int32"), DTypeError, "float32"),
 ]  # fmt: skip

@@ -78,6 +78,28 @@ def test_a_module_that_fails_on_import_is_reported(tmp_path: Path) -> None:
     assert "a_package_that_is_not_there" in report.providers[name].reason
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("mymodule.my_linear", r"nor module:function.*nearest legal choice: mymodule:my_linear, with a colon"),
+        ("mymodule:my_linear", r"no module mymodule here.*where mymodule\.py lies, or path/to/mymodule\.py:my_linear"),
+        ("no.package:f", r"where no/package\.py lies, or path/to/no/package\.py:f"),
+        ("nonsense", r"nearest legal choice: module:function of a module that can be imported"),
+    ],
+)
+def test_a_name_that_cannot_be_imported_is_told_what_to_write(name: str, why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        audit.run([name], [SHAPE], require=[], sweep=[1, 2], speed=False)
+
+
+def test_a_function_for_weights_that_lie_the_other_way_is_told_how_they_lie() -> None:
+    report = audit.run(
+        [audit.CallableProvider("mine", lambda x, w: x @ w)], [SHAPE], require=[], sweep=[1], speed=False
+    )
+    said = report.providers["mine"].relations["population"].reason or report.providers["mine"].reason
+    assert "it is given x [rows, k] and w [n, k], as a linear layer has them, and returns x @ w.T" in said
+
+
 def test_a_dtype_that_a_provider_does_not_take_is_reported() -> None:
     provider = audit.CallableProvider("only fp32", fakes.honest)
     provider.dtypes = ("float32",)

@@ -32,6 +32,29 @@ def test_operands_that_are_no_tensors(grad, buffer):
             isogemm.torch.linear(*operands, **options)
 
 
+def test_a_list_of_tensors_is_told_the_functions_for_those():
+    items, w = [torch.ones(4), torch.ones(4)], torch.ones(3, 4)
+    for call in (isogemm.linear, isogemm.torch.linear):
+        with pytest.raises(
+            DTypeError, match=r"^x.*got: list of tensors; nearest legal choice: torch\.stack\(x\).*grouped"
+        ):
+            call(items, w)
+
+
+def test_integers_are_told_of_int8():
+    with pytest.raises(DTypeError, match=r"by x\.float\(\), or torch\.int8 where every value fits, exactly, on a CPU"):
+        isogemm.linear(torch.ones(3, 4, dtype=torch.int64), torch.ones(3, 4, dtype=torch.int64))
+
+
+def test_a_double_linear_has_a_name():
+    for module, what in (
+        (torch.nn.Linear(4, 4).double(), "^dtype of the Linear's weight"),
+        (torch.nn.Sequential(torch.nn.Linear(4, 4)).double(), "^dtype of 0.weight"),
+    ):
+        with pytest.raises(DTypeError, match=what + r".*by model\.float\(\) before convert"):
+            isogemm.torch.convert(module)
+
+
 def test_without_torch_the_import_says_what_to_install():
     code = "import sys; sys.modules['torch'] = None; import isogemm; import isogemm.torch"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ __all__ = ["Disqualified", "LinearOperands", "NotApplicable", "ProviderBench", "
 
 _LARGE_BYTES = 128 << 20  # copies of a weight (layouts, packing) take at most so much of it
 _GARBAGE = 0.25  # of the norm of a sample: far above the rounding of any dtype here; zeros are off by 1
+# Of NumPy, and of torch: rows of w taken for its columns.
+_OTHER_WAY = re.compile("core dimension|not aligned|cannot be multiplied")
 
 
 class ProviderFault(Exception):
@@ -166,6 +169,8 @@ class ProviderBench:
             text = (str(error).splitlines() or [""])[0]
             wants_tensors = isinstance(error, TypeError) and "numpy.ndarray" in text
             hint = "; on a CPU it is given NumPy arrays: torch.from_numpy(x)" if wants_tensors else ""
+            if isinstance(error, (ValueError, RuntimeError)) and _OTHER_WAY.search(text):
+                hint = "; it is given x [rows, k] and w [n, k], as a linear layer has them, and returns x @ w.T"
             raise ProviderFault(f"raised {type(error).__name__}: {text}"[:300] + hint) from error
         finally:
             if not np.array_equal(bits(x), bits(x_before)):

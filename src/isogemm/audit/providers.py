@@ -233,13 +233,18 @@ BUILTIN: MappingProxyType[str, Callable[[], Provider]] = MappingProxyType(
 )
 
 
+_FUNCTION = "module:function of a module that can be imported"
+
+
 def function_of(name: str) -> Function:
     """The callable that ``module:function`` or ``file.py:function`` names; raises as loading a provider does."""
     place, colon, attribute = name.rpartition(":")
     if name.endswith(".py") and Path(name).is_file():
         raise _unknown(name, "a file, of which it takes one function", f"{name}:your_function")
     if not colon or not place or not attribute:
-        raise _unknown(name, "not a name of ours, nor module:function")
+        module, dot, last = name.rpartition(".")
+        meant = f"{module}:{last}, with a colon" if dot and module and last else _FUNCTION
+        raise _unknown(name, "not a name of ours, nor module:function", meant)
     function: Any = _import(place, name)
     for part in attribute.split("."):
         function = getattr(function, part, None)
@@ -264,7 +269,8 @@ def _import(place: str, name: str) -> Any:
             return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
-            raise _unknown(name, f"no module {place}") from error
+            here = "where {0}.py lies, or path/to/{0}.py:{1}".format(place.replace(".", "/"), name.rpartition(":")[2])
+            raise _unknown(name, f"no module {place} here, nor among those installed", f"run {here}") from error
         raise Absent(f"importing {place} failed: {error}") from error
     except (Exception, SystemExit) as error:
         raise Absent(f"importing {place} failed: {type(error).__name__}: {error}") from error
@@ -282,7 +288,7 @@ def _importable_here() -> Iterator[None]:
             sys.path.remove(here)
 
 
-def _unknown(name: str, why: str, otherwise: str = "module:function of a module that can be imported") -> OptionError:
+def _unknown(name: str, why: str, otherwise: str = _FUNCTION) -> OptionError:
     return OptionError(
         f"unknown provider ({why})",
         limit=", ".join(BUILTIN) + ", or module:function",

@@ -22,6 +22,7 @@ __all__ = [
     "CODE",
     "CODE_OF",
     "DTYPES",
+    "FACTORS",
     "FLOAT16",
     "FLOAT32",
     "INT8",
@@ -29,6 +30,7 @@ __all__ = [
     "INTEGERS",
     "ITEMSIZE",
     "NUMPY",
+    "OR_INT8",
     "PTX",
     "SHORT_NAMES",
     "TORCH",
@@ -119,12 +121,16 @@ def as_dtype(dtype: Any) -> DType | None:
         ) from error
 
 
-CASTABLE = ("a", "b", "x", "w", "bias")
+FACTORS = ("a", "b", "x", "w")
+CASTABLE = (*FACTORS, "bias")
 """The operands that ``cast="float32"`` of matmul and linear rounds."""
+
+OR_INT8 = "int8 where every value fits, exactly, on a CPU"
 
 _NARROW: dict[str | tuple[str, ...], str] = {
     "int8": "int8 with int8 on a CPU, exactly into int32",
     "uint8": "int8 with int8 on a CPU, exactly into int32; quantized weights as isogemm.QuantizedMatrix",
+    ("int16", "int32", "int64", "uint16", "uint32", "uint64", "bool"): "int8 with int8 on a CPU, exactly into int32",
     ("int4", "uint4", "int2", "uint2", "qint", "quint"): "quantized weights as isogemm.QuantizedMatrix",
     ("float8", "float4_", "float6_"): "8-bit and shorter floats once they are converted, which is exact",
 }  # fmt: skip
@@ -155,5 +161,7 @@ def _nearest(name: str, dtype: DType) -> str:
         return "bfloat16, which holds it exactly"
     if dtype.name in ("int8", "uint8"):
         return "int8 with int8, or isogemm.quantize(w) for a weight"
+    if dtype.kind in "biu" and name in FACTORS:
+        return f"float32, or {OR_INT8}"
     castable = dtype.name == "float64" and name in CASTABLE
     return 'float32; cast="float32" of matmul and linear rounds' if castable else "float32"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.dtypes import BFLOAT16, INTEGERS, TORCH, supported
+from ..base.dtypes import BFLOAT16, FACTORS, INTEGERS, OR_INT8, TORCH, supported
 from ..errors import DTypeError, LayoutError, OptionError
 from .device_array import foreign_device
 from .memory import tensor_of, view
@@ -95,6 +95,11 @@ def check_untraced(name: str) -> None:
         )
 
 
+def stacked(name: str) -> str:
+    """What to write in the place of a list of tensors."""
+    return f"torch.stack({name}) for one product, isogemm.gemm_grouped or isogemm.torch.grouped for one with each"
+
+
 def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
     """Raise unless a torch tensor is dense, outside the gradient's graph and any trace, and of a supported dtype.
 
@@ -119,7 +124,8 @@ def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
             f"dtype of {name}",
             limit=supported(str(x.dtype)),
             value=str(x.dtype),
-            nearest=f"torch.float32, by {name}.float()",
+            nearest=f"torch.float32, by {name}.float()"
+            + ("" if x.is_floating_point() or name not in FACTORS else f", or torch.{OR_INT8}"),
             said=f"{name} is {x.dtype}, and products here are of float32, bfloat16 or float16",
         )
     watched = torch._C  # most calls look no further

@@ -20,7 +20,7 @@ from . import cuda
 from .device_array import HOST, DeviceArray, DeviceId, foreign_device, holder_of
 from .dlpack import from_dlpack
 from .prepared import MatrixList, Weight
-from .tensors import from_tensor, is_tensor
+from .tensors import from_tensor, is_tensor, stacked
 
 __all__ = ["array", "to_float32", "view"]
 
@@ -110,6 +110,8 @@ def _no_array(name: str, x: Any) -> DTypeError:
     limit, nearest = "an array", f"np.asarray({name}, dtype=np.float32)"
     if isinstance(x, list | tuple):
         limit = "an array (a list would be copied silently)"
+        if x and is_tensor(x[0]):
+            return DTypeError(name, limit=limit, value=f"{type(x).__name__} of tensors", nearest=stacked(name))
         nearest += '; cast="float32" of matmul and linear copies' if name in CASTABLE else ""
     elif x is None or isinstance(x, str | bytes):
         nearest = "an array of float32, bfloat16 or float16"

@@ -9,6 +9,7 @@ import torch
 from ..base import arguments
 from ..contract.spec import ContractLike
 from ..errors import DTypeError
+from ..operands.tensors import stacked
 from .device import DTYPES
 from .operator import Tensor
 from .rows.signature import dtype_of
@@ -39,4 +40,8 @@ def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
 def check_tensor(name: str, x: Any, nearest: str = "torch.as_tensor") -> None:
     """Raise unless `x` is a tensor."""
     if not isinstance(x, torch.Tensor):
-        raise DTypeError(name, limit="a tensor", value=type(x).__name__, nearest=nearest)
+        tensors = isinstance(x, list | tuple) and x and isinstance(x[0], torch.Tensor)
+        value, nearest = (f"{type(x).__name__} of tensors", stacked(name.split()[0])) if tensors else (
+            type(x).__name__, nearest
+        )  # fmt: skip
+        raise DTypeError(name, limit="a tensor", value=value, nearest=nearest)

@@ -294,8 +294,11 @@ def _refuse(refused: dict[str, str]) -> None:
 def _check_dtypes(name: str, child: Any) -> None:
     for key, p in child._parameters.items():
         if p is not None and p.dtype not in DTYPES:
-            what, limit = f"dtype of {name}.{key}", "float32, bfloat16 or float16"
-            raise DTypeError(what, limit=limit, value=p.dtype, nearest="torch.float32")
+            what = f"dtype of {name}.{key}" if name else f"dtype of the {type(child).__name__}'s {key}"
+            raise DTypeError(
+                what, limit="float32, bfloat16 or float16", value=p.dtype,
+                nearest="torch.float32, by model.float() before convert(model)",
+            )  # fmt: skip
 
 
 def _become(child: Any, known: Match, halves: bool) -> None:

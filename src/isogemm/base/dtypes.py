@@ -159,7 +159,7 @@ def _nearest(name: str, dtype: DType) -> str:
         return "float32, one product for each pair of real and imaginary parts"
     if dtype.name.startswith(("float8", "float6_", "float4_")):
         return "bfloat16, which holds it exactly"
-    if dtype.name in ("int8", "uint8"):
+    if dtype.name in ("int8", "uint8") and name != "bias":
         return "int8 with int8, or isogemm.quantize(w) for a weight"
     if dtype.kind in "biu" and name in FACTORS:
         return f"float32, or {OR_INT8}"

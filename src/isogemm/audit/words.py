@@ -41,8 +41,8 @@ def examination(provider: str) -> str:
 
 def asked(report: Results) -> str:
     """The question of an audit, in one sentence."""
-    what = "a model's numbers for a prompt" if report.described else "a row of a matrix product"
-    return f"Asked: does {what} keep its bits, whatever else is computed with it and however the work is cut?"
+    what = "do a model's numbers for a prompt keep their" if report.described else "does a row of a product keep its"
+    return f"Asked: {what} bits, whatever else is computed with it and however the work is cut?"
 
 
 def answered(report: Results) -> str:

@@ -31,12 +31,12 @@ def advance(out: Tensor, rows: int, contract: str) -> None:
     if step == 1 or (out.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
     summed, place = _rows(out), out.storage_offset()
-    before = summed.get(place, 0)
+    before, divisor = summed.get(place, (0, 0))
     if before % step and rows:
         if bool(out.any()):
-            _refuse(before, step, contract)
-        before = 0  # somebody else has set the buffer to zero
-    summed[place] = before + rows
+            _refuse(before, divisor, contract)
+        before = divisor = 0  # somebody else has set the buffer to zero
+    summed[place] = before + rows, gcd(divisor, rows)
 
 
 def clear(buffer: Tensor) -> None:
@@ -56,10 +56,10 @@ def is_unread(buffer: Tensor) -> bool:
     return bool(buffer._version != getattr(buffer, "isogemm_read", 0))
 
 
-def _rows(buffer: Tensor) -> dict[int, int]:
-    """How many rows the buffers in a tensor's memory sum, by where they begin."""
+def _rows(buffer: Tensor) -> dict[int, tuple[int, int]]:
+    """How many rows the buffers in a tensor's memory sum, and what divides all their parts, by where they begin."""
     owner = buffer if buffer._base is None else buffer._base
-    found: dict[int, int] | None = getattr(owner, "isogemm_rows", None)
+    found: dict[int, tuple[int, int]] | None = getattr(owner, "isogemm_rows", None)
     if found is None:
         found = owner.isogemm_rows = {}
     return found
@@ -71,11 +71,11 @@ def _step(contract: str) -> int:
     return found.order.size if found.order.kind == "leaf" else found.block
 
 
-def _refuse(before: int, step: int, contract: str) -> None:
-    found = as_contract(contract)
+def _refuse(before: int, divisor: int, contract: str) -> None:
+    found, step = as_contract(contract), _step(contract)
     end = -(-before // step) * step
-    leaf, shorter = found.order.kind == "leaf", gcd(before, step)
-    choices = [f'grad_order="leaf{shorter}"'] if leaf and shorter % found.block == 0 else []
+    leaf = found.order.kind == "leaf"
+    choices = [f'grad_order="leaf{divisor}" of the layer, or of convert'] if leaf and not divisor % found.block else []
     choices.append(f"a multiple of {step} rows, such as {end}, before this micro-batch")
     if leaf and found.block == 1:
         choices.append('grad_order="chain", which takes any number')

@@ -14,7 +14,6 @@ import isogemm
 
 ROOT = Path(isogemm.__file__).parent
 MODULES = modules(ROOT)
-EDGES = graph(MODULES)
 FILES = sorted(ROOT.rglob("*.py"))
 
 # The package's folders, the lowest first. A folder imports those below it, and none beside it.
@@ -47,6 +46,11 @@ ROOF = {"isogemm", "isogemm.__main__"}  # the public names: nobody's
 LONGEST_BEFORE = 67
 
 
+@pytest.fixture(scope="module")
+def edges() -> dict[str, set[str]]:
+    return graph(MODULES)
+
+
 def floors(layers: Sequence[set[str]]) -> dict[str, int]:
     """The floor of each folder."""
     return {name: floor for floor, names in enumerate(layers) for name in names}
@@ -77,45 +81,45 @@ def test_the_root_has_the_public_names_and_errors_alone():
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "_version.py", "errors.py"}
 
 
-def test_imports_point_down():
-    assert not against("isogemm", LAYERS, GROUND | {"__main__"}, EDGES)
+def test_imports_point_down(edges):
+    assert not against("isogemm", LAYERS, GROUND | {"__main__"}, edges)
 
 
-def test_imports_within_cuda_point_down():
-    assert not against("isogemm.backends.cuda", CUDA, {"__init__"}, EDGES)
+def test_imports_within_cuda_point_down(edges):
+    assert not against("isogemm.backends.cuda", CUDA, {"__init__"}, edges)
 
 
-def test_backends_know_nothing_of_each_other():
-    for name in EDGES:
+def test_backends_know_nothing_of_each_other(edges):
+    for name in edges:
         own = name.split(".")[2:3] if name.startswith("isogemm.backends.") else []
-        for other in EDGES[name] if own else ():
+        for other in edges[name] if own else ():
             if other.startswith("isogemm.backends."):
                 assert other.split(".")[2:3] == own, f"{name} imports {other}"
 
 
-def test_nothing_above_the_backends_names_one():
+def test_nothing_above_the_backends_names_one(edges):
     # A program is of the CPU: its plan names that backend's kernels and blocks, and its executor chooses nothing.
     above = {name for names in LAYERS[floors(LAYERS)["backends"] + 1 :] for name in names} - {"program"}
     named = [
         f"{name} imports {other}"
-        for name in EDGES
+        for name in edges
         if name.split(".")[1:2] and name.split(".")[1] in above
-        for other in EDGES[name]
+        for other in edges[name]
         if other.startswith("isogemm.backends.")
     ]
     assert not named
 
 
-def test_nothing_imports_the_roof():
-    assert not [name for name in EDGES if EDGES[name] & ROOF and name not in ROOF]
+def test_nothing_imports_the_roof(edges):
+    assert not [name for name in edges if edges[name] & ROOF and name not in ROOF]
 
 
-def test_there_is_no_circle():
-    assert not circles({name: others - ROOF for name, others in EDGES.items()})
+def test_there_is_no_circle(edges):
+    assert not circles({name: others - ROOF for name, others in edges.items()})
 
 
-def test_the_longest_chain_is_shorter_than_it_was(capsys):
-    chain = longest_chain({name: others - ROOF for name, others in EDGES.items() if name not in ROOF})
+def test_the_longest_chain_is_shorter_than_it_was(capsys, edges):
+    chain = longest_chain({name: others - ROOF for name, others in edges.items() if name not in ROOF})
     with capsys.disabled():
         print(f" {len(chain)} files, from {chain[0]} to {chain[-1]}")
     assert len(chain) < LONGEST_BEFORE

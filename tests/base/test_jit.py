@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -144,3 +145,41 @@ def test_without_any_cache_kernels_work_and_it_is_said(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[1]) > 0
     assert "isogemm: kernels are not cached, every process compiles them anew" in done.stderr
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_collector_waits_for_the_compiler_and_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, collects: bool, fails: bool
+) -> None:
+    from numba import types
+    from numba.core import event
+
+    monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
+    seen = []
+
+    class Watch(event.Listener):
+        def on_start(self, record: object) -> None:
+            seen.append(gc.isenabled())
+
+        def on_end(self, record: object) -> None:
+            pass
+
+    def entry(x):  # type: ignore[no-untyped-def]
+        return missing(x) if fails else x  # type: ignore[name-defined]  # noqa: F821
+
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with event.install_listener("numba:run_pass", Watch()):
+            for compile_it in (lambda: jit.njit(entry)(3), lambda: jit.compile_entry(types.int64(types.int64), entry)):
+                seen.clear()
+                try:
+                    compile_it()
+                except Exception:
+                    assert fails
+                assert seen
+                assert not any(seen)
+                assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -7,6 +7,9 @@ what is called from compiled code is only translated and linked; the entry that 
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from numba.core import compiler
@@ -14,7 +17,19 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 from numba.core.registry import CPUDispatcher
 
-__all__ = ["CpuKernel"]
+__all__ = ["CpuKernel", "uncollected"]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Python's cyclic collector waits: a compiler makes millions of objects, and most of them live until it is done."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Part(JITCodeLibrary):  # type: ignore[misc]
@@ -65,6 +80,11 @@ class CpuKernel(CPUDispatcher):  # type: ignore[misc]
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._called = Called(*given, **named)
+
+    def compile(self, sig: Any) -> Any:
+        """The form for a signature: from the cache, or compiled."""
+        with uncollected():
+            return super().compile(sig)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """The types of a call from compiled code; each constant among the arguments is a type, so a part of its own."""

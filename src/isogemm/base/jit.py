@@ -99,6 +99,7 @@ def compile_entry(signature: Any, function: Callable[..., Any]) -> Any:
     from numba.core.ccallback import CFunc
     from numba.core.sigutils import normalize_signature
 
+    from .inlined import uncollected
     from .kernel_cache import KernelCache
 
     global _seconds
@@ -108,7 +109,8 @@ def compile_entry(signature: Any, function: Callable[..., Any]) -> Any:
     compiled: Any = CFunc(function, normalize_signature(signature), locals={}, options={})
     compiled._cache = KernelCache(function, cache_directory(), missed=soon.start)
     try:
-        compiled.compile()
+        with uncollected():
+            compiled.compile()
     finally:
         soon.cancel()
     if not compiled.cache_hits:

@@ -224,7 +224,11 @@ def test_sgemm_rounds_each_step_of_an_epilogue(kernels: Kernels, config):
     assert kernel.spilled == 0
 
 
-@pytest.mark.parametrize(("config", "layout"), list(zip(RINGS, itertools.cycle(["NT", "SS", "TN"]), strict=False)))
+# Rings that the table prefers come with NT, as they do there: they are compiled once for both tests.
+RING_LAYOUTS = ("NT", "SS", "TN", "SS", "NT")
+
+
+@pytest.mark.parametrize(("config", "layout"), list(zip(RINGS, itertools.cycle(RING_LAYOUTS), strict=False)))
 def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels, config, layout):
     (kernel,) = kernels.build("sgemm", config, pose(layout, "float32", "fma/chain"))
     fused, copied, stored = kernel.machine_counts("FFMA", "LDGSTS", "STS")

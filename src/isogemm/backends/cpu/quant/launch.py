@@ -136,11 +136,15 @@ def _start(control, threads, scratch, stride, entries, call, product, x, panels,
     """Fill in the addresses; quantize; run the product. Or return 1: a kernel for `Pool.run`."""
     at = (room.ctypes.data + ALIGN - 1) // ALIGN * ALIGN
     first, second, records = carray(pointer_to_words(at), (pack.WORDS,)), at + TASK_AT, at + RECORDS_AT
-    first[:] = call
+    # Element by element: an assignment of arrays brings the words of its error, which compile for seconds.
+    for i in range(pack.WORDS):
+        first[i] = call[i]
     first[pack.X], first[pack.X_ROW], first[pack.X_COLUMN] = x.ctypes.data, x.strides[0], x.strides[1]
     first[pack.OUT] = records
     rows = carray(pointer_to_words(second), (3, f.FIELDS))
-    rows[:] = product
+    for i in range(3):
+        for j in range(f.FIELDS):
+            rows[i, j] = product[i, j]
     rows[1, f.OUT], rows[1, f.O_RS], rows[1, f.O_CS] = out.ctypes.data, out.strides[0], out.strides[1]
     rows[1, f.BIAS], rows[1, f.BIAS_CS], rows[1, f.BIAS_E] = bias
     rows[2, loops.RECORDS], rows[2, loops.PANELS] = records, panels.ctypes.data

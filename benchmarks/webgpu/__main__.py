@@ -80,7 +80,7 @@ def narrow(bench: Bench, divide: int, sweep: bool) -> None:
     """A few rows of x in the order of a chain, the default."""
     for n, k in GEMV:
         n, k = n // divide, max(256, k // divide // 256 * 256)
-        for m in (1, 16, 32, 64) if n <= GEMV[0][0] else (1,):
+        for m in (1, 16, 32, 64, 128) if n <= GEMV[0][0] else (1,):
             if not bench.late():
                 held = operands(m, n, k, "float16")
                 kernels(bench, f"chain float16 {m}x{n}x{k}", held, narrow_names(sweep), "float16")
@@ -89,19 +89,18 @@ def narrow(bench: Bench, divide: int, sweep: bool) -> None:
 def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:
     """Squares, in halves and floats; weights [n, k], and [k, n] beside the peers."""
     best: dict[str, list[str]] = {}
-    for size in (SQUARE[1], SQUARE[0], SQUARE[2]):
+    for size in SQUARE:
+        largest = size == SQUARE[-1]
         size //= divide
         for dtype, across in (("float16", False), ("float32", False), ("float32", True)):
             if bench.late():
                 return
             product = f"gemm {dtype} {size} {'[k, n]' if across else '[n, k]'}"
             held = operands(size, size, size, dtype, across=across)
-            names = best.get(f"{dtype}{across}") if size > SQUARE[1] // divide else None
-            found = kernels(
-                bench, product, held, names or gemm_names(sweep)[size > SQUARE[0] // divide and not sweep :], dtype
-            )
-            if size == SQUARE[1] // divide:
-                best[f"{dtype}{across}"] = [x.kernel for x in found][:8]
+            first = 0 if sweep or size == SQUARE[0] // divide else 1  # the chapter's kernel once
+            names = best.get(f"{dtype}{across}") if sweep and largest else None
+            found = kernels(bench, product, held, names or gemm_names(sweep, dtype)[first:], dtype)
+            best[f"{dtype}{across}"] = [x.kernel for x in found][:6]
             if across and peers is not None:
                 bench.tried("peers", partial(beside, bench, held, product, peers))
 

@@ -112,8 +112,6 @@ class Adapter:
     name : str
         Of the adapter and its driver.
     limits : Limits
-    subgroup : int
-        Threads that exchange values without memory, at least; 0 where the adapter has no such operations.
     timestamps : bool
         It says when work began and ended.
     """
@@ -130,10 +128,26 @@ class Adapter:
             limits["max-storage-buffer-binding-size"] // ALIGN * ALIGN, limits["max-buffer-size"] // 4 * 4,
             limits["max-compute-workgroups-per-dimension"],
         )  # fmt: skip
-        self.subgroup = _smallest_subgroup(info) if "subgroup" in features else 0
+        self._subgroups = "subgroup" in wanted
         self.timestamps = "timestamp-query" in wanted
         self._pipelines: dict[str, Any] = {}
         self._recorded: list[ReadyLaunch] | None = None
+
+    @cached_property
+    def subgroup(self) -> int:
+        """Threads that exchange values without memory; 0 where the adapter has no such operations.
+
+        As a small kernel finds it: wgpu reports the least that any adapter may have. Where a device compiles another
+        kernel for fewer, that one's bits are wrong, and its admission finds so.
+        """
+        if not self._subgroups:
+            return 0
+        least = self.upload(np.full(1, 2**32 - 1, np.uint32))
+        pipeline = self.pipeline(_SUBGROUP)
+        entries = [{"binding": 0, "resource": {"buffer": least.handle}}]
+        group = self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+        self.submit([ReadyLaunch(pipeline, group, (1, 1))])
+        return int(self.read(least, 0, 4).view(np.uint32)[0])
 
     # Memory.
 
@@ -294,12 +308,11 @@ _ASKED = (
     "max-compute-invocations-per-workgroup",
     "max-compute-workgroup-size-x",
 )
+_SUBGROUP = """
+@group(0) @binding(0) var<storage, read_write> least: atomic<u32>;
+@compute @workgroup_size(128) fn main(@builtin(subgroup_size) size: u32) { atomicMin(&least, size); }
+"""
 
 
 def _word(x: int | float) -> int | float:
     return x if isinstance(x, float) else x & 0xFFFFFFFF
-
-
-def _smallest_subgroup(info: Mapping[str, Any]) -> int:
-    """The least size of a subgroup: wgpu-py 0.32 spells its name in two ways."""
-    return int(info.get("subgroup_min_size") or info.get("stackgroup_min_size") or 0)

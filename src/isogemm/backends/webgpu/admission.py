@@ -78,10 +78,11 @@ class AdapterAdmissions:
                 and not (kernel.words or name == "gemv_naive" or self._fuses(types))
             ):
                 continue
-            code = code_of(name, types, across=across, subgroup=self.adapter.subgroup, fused=fused)
-            refused = self.verdict(name, types, code)
-            if not refused:
-                return code
+            for subgroup in (self.adapter.subgroup, 0):
+                code = code_of(name, types, across=across, subgroup=subgroup, fused=fused)
+                refused = self.verdict(name, types, code)
+                if not refused:
+                    return code
         raise self._error(name, refused)
 
     def first(self, names: Iterable[str], types: tuple[str, str], across: bool) -> tuple[str, str]:

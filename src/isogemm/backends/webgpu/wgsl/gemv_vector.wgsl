@@ -48,9 +48,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     #end
     #end
     #end
+    #for q in EARLY
     #for u in UNROLL
     #for r in ROWS
     let x_$u_$r = a_words[a_$r + (step + $uu) * THREADS];
+    #end
     #end
     #end
     #for q in AHEAD
@@ -62,6 +64,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     #end
     #end
     #for u in UNROLL
+    #for q in LATE
+    #for r in ROWS
+    let x_$u_$r = a_words[a_$r + (step + $uu) * THREADS];
+    #end
+    #end
     #for w in WORDS
     #for o in OUTPUTS
     let v_$u_$o_$w = held(y_$u_$o[$w]);

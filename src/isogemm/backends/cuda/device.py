@@ -33,6 +33,7 @@ COLUMNS = {
     "attention": "attention.run",
     "row_sums": "rows.sums",
     "attention_steps": "attention.steps",
+    "attention_gradients": "attention.gradient.run",
     "grouped": "gemm.grouped.run",
     "plans": "plans.work",
 }

@@ -10,7 +10,8 @@ With t, m and l as in `isogemm.contract.attention`, u = m or 0 where that is -in
    token, head after head, stand together in it: so zeros for tokens behind the last change nothing
 
 No step adds across batch entries, and none is atomic. A row of dq depends on its own query and its keys, counted from
-the first of the tensor.
+the first of the tensor. Of a hidden pair p and ds are zeros, which no fused sum sees, so kernels may leave it out;
+what it adds where its dp or its score is no finite number is no part of this.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from ...contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS, LOG2E, factor
+from ...contract.spec import Contract
 from .. import reductions
 from ..device import column
 from ..gemm import products
@@ -60,6 +62,9 @@ def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Ten
     found = [x.new_zeros(x.shape) if need else x.new_empty(0) for x, need in zip((q, k, v), needs, strict=True)]
     if not (call.m.numel() and tk):
         return found[0], found[1], found[2]
+    fused = _fused(dy, call, needs) if q.is_cuda and call.mask is None else None
+    if fused is not None:
+        return fused
     groups = hq // hkv
     outside = _outside(call)
     if outside is not None:  # what is not read may be anything: not even times 0
@@ -82,6 +87,21 @@ def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Ten
                 some = out[entries, heads]
                 some.copy_(part.view(some.shape))
     return found[0], found[1], found[2]
+
+
+def _fused(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The same by kernels that hold no scores, where they serve."""
+    start, stop = (x if x is None else x.clamp(0, call.k.shape[2]).int().contiguous() for x in (call.start, call.stop))
+    d = call.q.shape[3]
+    found = column("attention_gradients", "cuda").gradients(
+        dy, call.q, call.k, call.v, call.y, call.m, call.total, c=float(factor(call.scale, d)),
+        scale=d**-0.5 if call.scale is None else call.scale, causal_offset=call.offset, start=start, stop=stop,
+        arithmetic=Contract.parse(call.contract).arithmetic, needs=needs,
+    )  # fmt: skip
+    if found is None:
+        return None
+    dq, dk, dv = (x if need else call.q.new_empty(0) for x, need in zip(found, needs, strict=True))
+    return dq, dk, dv
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from isogemm.errors import ContractError, DeviceError
 from isogemm.planner.admission import Admissions
 from isogemm.planner.records import Records
 
-TYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32, "bool": bool}
+TYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32, "bool": bool, "int32": np.int32}
 
 
 def at(address: int, shape: Any, strides: Any, dtype: str) -> np.ndarray:

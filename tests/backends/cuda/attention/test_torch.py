@@ -12,6 +12,7 @@ __all__ = ["poisoned"]  # the fixture
 
 torch = pytest.importorskip("torch")
 calls = pytest.importorskip("isogemm.torch.attention.calls")
+gradients = pytest.importorskip("isogemm.torch.attention.gradients")
 
 from tests.torch.attention.test_forward import attention, drawn, masked, operands, same, sdpa  # noqa: E402
 
@@ -52,6 +53,42 @@ def test_results_and_gradients_are_those_of_a_cpu(dtype, contract, kind):
     want = taken(tensors, dy, **options)
     got = taken([up(x) for x in tensors], up(dy), **{name: up(x) for name, x in options.items()})
     for one, other in zip(got, want, strict=True):
+        same(one, other)
+
+
+SHAPES = [  # b, hq, hkv, tq, tk, d, causal, start, stop
+    (2, 4, 2, 200, 200, 128, True, None, None),
+    (1, 8, 8, 333, 333, 64, True, None, None),
+    (1, 3, 1, 100, 170, 80, True, None, None),
+    (2, 2, 2, 257, 515, 128, False, None, None),
+    (2, 4, 2, 300, 300, 64, True, [0, 70], [300, 201]),
+    (1, 16, 1, 130, 130, 32, False, None, [99]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_without_scores_are_those_of_products(shape, dtype, monkeypatch):
+    *sizes, d, causal, start, stop = shape
+    tensors = cuda_operands(*sizes, d, dtype=dtype)
+    b, hq, _, tq, _ = sizes
+    dy = up(drawn(b, hq, tq, d, seed=9, dtype=dtype))
+    options = {name: up(torch.tensor(x)) for name, x in (("start", start), ("stop", stop)) if x is not None}
+    real, served = gradients._fused, []
+    monkeypatch.setattr(gradients, "_fused", lambda *call: served.append(real(*call)) or served[-1])
+    got = taken(tensors, dy, causal=causal, **options)
+    assert served[-1] is not None
+    monkeypatch.setattr(gradients, "_fused", lambda *call: None)
+    for one, other in zip(got, taken(tensors, dy, causal=causal, **options), strict=True):
+        same(one, other)
+
+
+def test_gradients_of_a_broadcast_and_of_heads_inside_tokens():
+    tensors = cuda_operands(2, 4, 2, 70, 70, 64)
+    dy = torch.ones((), dtype=torch.bfloat16).cuda().expand(2, 4, 70, 64)
+    want = taken(tensors, dy.contiguous(), causal=True)
+    laid = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
+    for one, other in zip(taken(laid, dy, causal=True), want, strict=True):
         same(one, other)
 
 

@@ -1,0 +1,1 @@
+"""Gradients of attention by kernels that hold no scores in memory."""

@@ -1,0 +1,311 @@
+"""Gradients of attention without scores in memory, on tensor cores: attention/gradient/tile.py.
+
+    found = gradients(dy, q, k, v, y, m, total, c=factor(None, 128), scale=128**-0.5, arithmetic="tensor_core:sm90")
+
+The bits are those of products by contract with `isogemm.contract.attention.gradient_steps` between them. What is not
+served here (masks, float32, other head sizes, a device where no kernel has the bits) gets None, and is left to those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .....base.dtypes import TRITON
+from .....contract.attention import EXP2_TERMS, factor
+from .....errors import ContractError
+from .....planner.bench import Bench
+from .....planner.choose import Option, choose
+from ...driver import facts
+from ...driver.machine import admissions
+from ..case import Strided
+from .trial import BackRun, by_definition, contents, differs, posed
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["KERNEL", "Back", "BackCase", "BackTile", "bind", "gradients"]
+
+MAX_HEAD = 128
+STATS_ROWS = 16
+Launch = Callable[..., None]
+
+
+class BackTile(NamedTuple):
+    """How a kernel cuts its work; none of it reaches a bit."""
+
+    rows: int
+    keys: int
+    stages: int
+    warps: int
+    across: bool = False
+    early: bool = True
+
+
+class BackCase(NamedTuple):
+    """Gradients but for their addresses: `dy` is as products read it, `wide` what it was rounded from."""
+
+    q: Strided
+    k: Strided
+    v: Strided
+    dy: tuple[int, ...]
+    wide: tuple[int, ...]
+    y: tuple[int, ...]
+    dtype: str
+    dtype_wide: str
+    dtype_y: str
+    c: float
+    scale: float
+    offset: int | None
+    starts: bool
+    stops: bool
+    arithmetic: str
+    device: int
+
+    @property
+    def d(self) -> int:
+        return self.q.shape[3]
+
+    @property
+    def dv(self) -> int:
+        return self.v.shape[3]
+
+    @property
+    def group(self) -> int:
+        """Query heads to a key head."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    @property
+    def rows(self) -> int:
+        """Queries that share a key head."""
+        return self.q.shape[2] * self.group
+
+    @property
+    def width(self) -> int:
+        """Rows with those that are zeros."""
+        return -(-self.rows // 128) * 128
+
+
+class BackTiles(NamedTuple):
+    """The tiles of the kernel for dk and dv, and of the one for dq."""
+
+    keys: BackTile
+    rows: BackTile
+
+
+# The likeliest first, by whether a head has more than 64 elements.
+PAIRS = {
+    False: (BackTiles(BackTile(64, 64, 2, 4, early=False), BackTile(64, 64, 3, 4)),),
+    True: (BackTiles(BackTile(32, 128, 3, 8, early=False), BackTile(128, 64, 3, 8)),),
+}
+
+
+class Back:
+    """The family of both kernels, and of the one that prepares what they need of each row."""
+
+    name = "attention back"
+    home = "backends/cuda/attention"
+
+    def supports(self, case: BackCase, config: BackTiles) -> bool:
+        """Head sizes that the tiles hold, of 16 elements each; tensor cores whose arithmetic is defined."""
+        sizes = all(size % 16 == 0 and 0 < size <= MAX_HEAD for size in (case.d, case.dv))
+        tiles = max(-(-case.k.shape[2] // config.keys.keys), -(-case.rows // config.rows.rows))
+        return sizes and case.arithmetic not in ("fma", "tensor_core:native") and tiles <= 65535
+
+    def configs(self, case: BackCase) -> Sequence[BackTiles]:
+        """Pairs of tiles."""
+        found = PAIRS[max(case.d, case.dv) > 64]
+        return [pair for pair in found if self.supports(case, pair)]
+
+    def code(self, case: BackCase, config: BackTiles) -> str:
+        """Tiles, dtypes and sizes: all that is compiled in."""
+        chosen = _constants(case, config.keys) | {"WIDE": case.dtype_wide, "Y": case.dtype_y, "KIND": case.dtype}
+        text = " ".join(f"{key}={value}" for key, value in chosen.items() if key not in ("TERMS", *_TILED))
+        return f"{text} keys={tuple(config.keys)} rows={tuple(config.rows)}"
+
+    def bind(self, case: BackCase, config: BackTiles, device: int) -> Launch:
+        """``launch(stream, q, k, v, dy, wide, y, m, total, start, stop, stats, dq, dk, dv)``."""
+        return bind(case, config.keys, config.rows)
+
+    def trial(self, bench: Bench, case: BackCase, config: BackTiles) -> str:
+        """Empty where every bit of every gradient was right, else the first difference."""
+        causal = case.offset is not None
+        for each in posed(case.group, case.d, case.dv, causal, case.starts, case.stops):
+            held = contents(each, case.dtype)
+            run = self.bind(_made(case, each, bench.device), config, bench.device)
+            want = by_definition(each, held, case.arithmetic)
+            found = differs(bench, run, each, held, want, (case.dtype_wide, case.dtype_y))
+            if found:
+                return found
+        return ""
+
+
+def _made(case: BackCase, each: BackRun, device: int) -> BackCase:
+    """The case of a run of the trial."""
+
+    def laid(heads: int, tokens: int, size: int) -> Strided:
+        return Strided((each.b, heads, tokens, size), (heads * tokens * size, tokens * size, size, 1))
+
+    q, k = laid(each.heads * each.group, each.tq, each.d), laid(each.heads, each.tk, each.d)
+    v, dy = laid(each.heads, each.tk, each.dv), laid(each.heads * each.group, each.tq, each.dv).strides[:3]
+    c, scale = float(factor(None, each.d)), each.d**-0.5
+    return case._replace(q=q, k=k, v=v, dy=dy, wide=dy, y=dy, c=c, scale=scale, offset=each.offset, device=device)
+
+
+def _power_of_two(n: int) -> int:
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def _constants(case: BackCase, tile: BackTile) -> dict[str, Any]:
+    d, dv = _power_of_two(case.d), _power_of_two(case.dv)
+    return {
+        "ROWS": tile.rows, "KEYS": tile.keys, "D": d, "DV": dv, "GROUP": case.group,
+        "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops, "EVEN_D": d == case.d,
+        "EVEN_DV": dv == case.dv, "TERMS": tuple(float(x) for x in EXP2_TERMS["float32"]),
+        "STAGES": tile.stages, "ACROSS": tile.across, "EARLY": tile.early, "EVEN_ROWS": case.rows % tile.rows == 0,
+        "PDL": facts.device(case.device).capability[0] >= 9,
+    }  # fmt: skip
+
+
+def _values(case: BackCase) -> dict[str, Any]:
+    steps = {f"{x}_{axis}": step for x, strides in zip(("q", "k", "v", "dy"),
+             (case.q.strides, case.k.strides, case.v.strides, case.dy), strict=True)
+             for axis, step in zip("bht", strides, strict=False)}  # fmt: skip
+    sizes = {"rows": case.rows, "tk": case.k.shape[2], "d": case.d, "dv": case.dv,
+             "heads": case.k.shape[1], "offset": case.offset or 0}  # fmt: skip
+    return {**steps, **sizes, "c": case.c, "scale": case.scale}
+
+
+def _built(function: Any, case: BackCase, tile: BackTile, outs: Sequence[str]) -> Any:
+    from ...driver.triton_build import build
+    from ...gemm.tile.family import arch
+
+    values, kind = _values(case), f"*{TRITON[case.dtype]}"
+    types = dict.fromkeys(("q", "k", "v", "dy", *outs), kind) | {"stats": "*fp32", "start": "*i32", "stop": "*i32"}
+    hints = [name for name in types if name not in ("start", "stop")]
+    types |= {name: "fp32" if name in ("c", "scale") else "i64" if "_" in name else "i32" for name in values}
+    hints += [name for name in values if "_" in name or name in ("d", "dv")]
+    constants = {name: x for name, x in _constants(case, tile).items() if name in function.arg_names}
+    return build(function, types, constants, aligned=hints, capability=arch(case.device), num_warps=tile.warps,
+                 launch_pdl=True)  # fmt: skip
+
+
+_TILED = ("ROWS", "KEYS", "STAGES", "ACROSS", "EARLY")
+
+
+def bind(case: BackCase, keys: BackTile, rows: BackTile) -> Launch:
+    """``launch(stream, q, k, v, dy, wide, y, m, total, start, stop, stats, dq, dk, dv)``."""
+    from ...driver.triton_build import build
+    from ...gemm.tile.family import arch
+    from . import tile as kernels
+
+    b, heads, tk, _ = case.k.shape
+    steps = {f"{x}_{axis}": step for x, strides in (("dy", case.wide), ("y", case.y))
+             for axis, step in zip("bht", strides, strict=False)}  # fmt: skip
+    values = {**steps, "rows": case.rows, "dv": case.dv, "heads": heads}
+    types = {"dy": f"*{TRITON[case.dtype_wide]}", "y": f"*{TRITON[case.dtype_y]}", **dict.fromkeys(
+        ("m", "total", "stats"), "*fp32"), **{name: "i64" if "_" in name else "i32" for name in values}}  # fmt: skip
+    constants = {"ROWS": STATS_ROWS, "GROUP": case.group, "PDL": True}
+    first = build(kernels.attention_back_stats, types, constants, aligned=[*list(types)[:2], *steps, "dv"],
+                  capability=arch(case.device), num_warps=4, launch_pdl=True)  # fmt: skip
+    prepare = first.bind(case.device, (case.width // STATS_ROWS, heads, b), values, pdl=True)
+    values = _values(case)
+    of_keys = _built(kernels.attention_back_keys, case, keys, ("dk", "dv_")).bind(
+        case.device, (heads, b, -(-tk // keys.keys)), values, pdl=True
+    )
+    of_rows = _built(kernels.attention_back_rows, case, rows, ("dq",)).bind(
+        case.device, (heads, b, -(-case.rows // rows.rows)), values, pdl=True
+    )
+
+    def launch(stream: int, q: int, k: int, v: int, dy: int, wide: int, y: int, m: int, total: int, start: int,
+               stop: int, stats: int, dq: int, dk: int, dv: int) -> None:  # fmt: skip
+        prepare(stream, wide, y, m, total, stats)
+        if dk:
+            of_keys(stream, q, k, v, dy, stats, start, stop, dk, dv)
+        if dq:
+            of_rows(stream, q, k, v, dy, stats, start, stop, dq)
+
+    return launch
+
+
+KERNEL = Back()
+
+
+@lru_cache(maxsize=1024)
+def _launch(case: BackCase) -> Launch | None:
+    """The launch of the first admitted pair, None where there is none."""
+    options = [Option(KERNEL, pair) for pair in KERNEL.configs(case)]
+    what = f"the gradients of attention, {case.arithmetic}/chain on {case.dtype}"
+    try:
+        return choose(options, case, admissions(case.device), what=what).launch
+    except ContractError:
+        return None
+
+
+def gradients(
+    dy: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    y: torch.Tensor,
+    m: torch.Tensor,
+    total: torch.Tensor,
+    *,
+    c: float,
+    scale: float,
+    arithmetic: str,
+    causal_offset: int | None = None,
+    start: torch.Tensor | None = None,
+    stop: torch.Tensor | None = None,
+    needs: Sequence[bool] = (True, True, True),
+) -> tuple[Any, Any, Any] | None:
+    """``(dq, dk, dv)`` of attention without a mask, None for what is not needed; or None where nothing here serves.
+
+    Parameters
+    ----------
+    dy, y : CUDA tensors [b, hq, tq, dv] of bfloat16, float16 or float32
+    q, k, v : CUDA tensors [b, hq, tq, d], [b, hkv, tk, d], [b, hkv, tk, dv] of bfloat16 or float16
+    m, total : float32 CUDA tensors [b, hq, tq]
+    c, scale : float
+        `contract.attention.factor` of the scale, and the scale itself.
+    arithmetic : str
+    causal_offset, start, stop
+        As in `run.forward`.
+    needs : sequence of bool
+    """
+    import torch
+
+    device = q.get_device()
+    q, k, v, narrow, wide, y = (_laid(x) for x in (q, k, v, dy.to(v.dtype), dy, y))
+    m, total = m.contiguous(), total.contiguous()
+    of_q, of_k, of_v = (Strided(tuple(x.shape), _steps(x)) for x in (q, k, v))
+    of_dy, of_wide, of_y = (_steps(x)[:3] for x in (narrow, wide, y))
+    dtype, dtype_wide, dtype_y = (str(x.dtype).removeprefix("torch.") for x in (q, wide, y))
+    case = BackCase(
+        of_q, of_k, of_v, of_dy, of_wide, of_y, dtype, dtype_wide, dtype_y, float(c), float(scale), causal_offset,
+        start is not None, stop is not None, arithmetic, device,
+    )  # fmt: skip
+    launch = _launch(case)
+    if launch is None:
+        return None
+    stats = torch.empty((3, *k.shape[:2], case.width), dtype=torch.float32, device=q.device)
+    wanted = needs[0], needs[1] or needs[2], needs[1] or needs[2]
+    outs = [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if w else None
+        for x, w in zip((q, k, v), wanted, strict=True)
+    ]
+    places = (q, k, v, narrow, wide, y, m, total, start, stop, stats, *outs)
+    launch(torch._C._cuda_getCurrentRawStream(device), *(0 if x is None else x.data_ptr() for x in places))
+    return outs[0], outs[1], outs[2]
+
+
+def _laid(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy whose rows begin at multiples of 16 elements."""
+    odd = x.data_ptr() % 16 or x.stride(3) != 1 or any(step % 16 for step in _steps(x)[:3])
+    return x.new_empty(x.shape).copy_(x) if odd else x
+
+
+def _steps(x: torch.Tensor) -> tuple[int, ...]:
+    """Strides, 0 where there is no step to take."""
+    return tuple([0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)])

@@ -83,7 +83,7 @@ KERNELS: Mapping[str, WgslKernel] = {
 # adapter has.
 _BLOCKS = {"ALONG": 128, "DOWN": 1, "OUTPUTS": 4, "ROWS": 1}
 _GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 4, "WORKGROUP": 256, "AHEAD": 1, "LATE": 0}
-_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 2, "UNROLL": 8, "WORKGROUP": 64, "AHEAD": 0, "LATE": 0}
+_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 4, "UNROLL": 2, "WORKGROUP": 64, "AHEAD": 0, "LATE": 0}
 _GEMM = {
     "TILE_M": 64, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 1, "SPREAD": 0, "TURN": 0,
 }  # fmt: skip

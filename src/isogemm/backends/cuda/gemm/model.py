@@ -25,7 +25,7 @@ POWER = 2.87
 L2 = 4520.0 / 132  # bytes a cycle, for each multiprocessor
 MEMORY = 3820.0 / 4917  # bytes a cycle, for each GB/s that the bus could carry
 LAUNCH, COPIED = 2.0, 700.0  # of a copy: microseconds; bytes a microsecond for each GB/s of the bus
-JOINED, PASSES = 3.0, 4  # of sums that meet: microseconds, and how often a copy would take them along
+JOINED = 1.5  # microseconds of a kernel that meets sums
 
 
 class Gpu(NamedTuple):
@@ -87,8 +87,8 @@ def copying(nbytes: int, gpu: Gpu) -> float:
 
 
 def joining(p: Product, leaves: int, gpu: Gpu) -> float:
-    """What sums of leaves cost: to be written, and the kernel that meets them, whose launch hides behind theirs."""
-    nbytes = p.batch * p.m * p.n * (4 * PASSES * leaves + ITEMSIZE[p.dtype_out])
+    """Time of the kernel that meets the sums of leaves, whose launch hides behind theirs."""
+    nbytes = p.batch * p.m * p.n * (4 * leaves + ITEMSIZE[p.dtype_out])
     return JOINED + nbytes / (COPIED * gpu.memory)
 
 

@@ -131,6 +131,10 @@ def test_arrays_are_views_of_one_buffer():
     same(there[2, 3], np.asarray(x[2, 3]))
     with pytest.raises(OptionError, match="slices and whole numbers"):
         there[[0, 1]]
+    with pytest.raises(OptionError, match="without a copy"):
+        there.T.reshape(24)
+    with pytest.raises(OptionError, match="the same elements"):
+        there.reshape(5, 5)
 
 
 @pytest.mark.parametrize("fmt", ["Q4_0", "Q8_0", "Q4_K", "Q6_K"])

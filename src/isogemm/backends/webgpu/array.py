@@ -48,12 +48,16 @@ class WebGpuArray:
 
         Raises
         ------
-        ValueError
-            That takes a copy.
+        OptionError
+            A shape of other elements, or that takes a copy.
         """
-        made = self._view.view()
-        made.shape = shape  # raises rather than copies
-        return WebGpuArray(made)
+        try:
+            return WebGpuArray(self._view.reshape(shape, copy=False))
+        except ValueError:
+            raise OptionError(
+                f"shape of a view of {list(self.shape)}", limit="the same elements, without a copy", value=list(shape),
+                nearest="isogemm.webgpu.array(x.numpy().reshape(...))",
+            ) from None  # fmt: skip
 
     def __getitem__(self, index: Any) -> WebGpuArray:
         """A view of some elements: slices, whole numbers, ``None`` and ``...``, never a copy.

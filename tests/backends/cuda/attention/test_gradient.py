@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.backends.cuda.attention.test_admit import TYPES, at
-from tests.backends.cuda.compiled import Kernels, kernels
+from tests.backends.cuda.compiled import H200, Kernels, kernels
 from tests.planner.fakes import FakeMachine
 
 from isogemm.backends.cuda.attention.case import Strided
 from isogemm.backends.cuda.attention.gradient.run import KERNEL, PAIRS, Back, BackCase
+from isogemm.backends.cuda.driver import facts
+from isogemm.backends.cuda.gemm.tile import family
 from isogemm.contract.attention import factor, gradient_steps
 from isogemm.contract.reference import epilogue, evaluate
 from isogemm.contract.rows import lane_sum
@@ -47,6 +50,16 @@ def test_kernels_take_blocks_of_16_and_round_each_step(kernels: Kernels, case: B
             assert kernel.count(r"max\.NaN\.f32") > 0
         assert stats.spilled == rows.spilled == 0
         assert keys.spilled <= 512
+
+
+def test_a_gpu_before_hopper_gets_kernels_without_its_instructions(kernels: Kernels, monkeypatch):
+    ampere = replace(H200, name="NVIDIA A100", capability=(8, 0))
+    monkeypatch.setattr(facts, "device", lambda _: ampere)
+    monkeypatch.setattr(family, "facts", lambda _: ampere)
+    case = pose(64, 1, arithmetic="tensor_core:sm80")
+    KERNEL.bind(case, PAIRS[False][0], 0)
+    assert all(kernel.count("griddepcontrol|wgmma") == 0 for kernel in kernels.loaded)
+    assert len(kernels.loaded) == 3
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,13 @@ def _constants(case: BackCase, tile: BackTile) -> dict[str, Any]:
         "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops, "EVEN_D": d == case.d,
         "EVEN_DV": dv == case.dv, "TERMS": tuple(float(x) for x in EXP2_TERMS["float32"]),
         "STAGES": tile.stages, "ACROSS": tile.across, "EARLY": tile.early, "EVEN_ROWS": case.rows % tile.rows == 0,
-        "PDL": facts.device(case.device).capability[0] >= 9,
+        "PDL": _overlaps(case),
     }  # fmt: skip
+
+
+def _overlaps(case: BackCase) -> bool:
+    """Whether a launch may begin while the one before it ends: from Hopper on."""
+    return bool(facts.device(case.device).capability[0] >= 9)
 
 
 def _values(case: BackCase) -> dict[str, Any]:
@@ -188,7 +193,7 @@ def _built(function: Any, case: BackCase, tile: BackTile, outs: Sequence[str]) -
     hints += [name for name in values if "_" in name or name in ("d", "dv")]
     constants = {name: x for name, x in _constants(case, tile).items() if name in function.arg_names}
     return build(function, types, constants, aligned=hints, capability=arch(case.device), num_warps=tile.warps,
-                 launch_pdl=True)  # fmt: skip
+                 launch_pdl=_overlaps(case))  # fmt: skip
 
 
 _TILED = ("ROWS", "KEYS", "STAGES", "ACROSS", "EARLY")
@@ -206,16 +211,16 @@ def bind(case: BackCase, keys: BackTile, rows: BackTile) -> Launch:
     values = {**steps, "rows": case.rows, "dv": case.dv, "heads": heads}
     types = {"dy": f"*{TRITON[case.dtype_wide]}", "y": f"*{TRITON[case.dtype_y]}", **dict.fromkeys(
         ("m", "total", "stats"), "*fp32"), **{name: "i64" if "_" in name else "i32" for name in values}}  # fmt: skip
-    constants = {"ROWS": STATS_ROWS, "GROUP": case.group, "PDL": True}
+    constants = {"ROWS": STATS_ROWS, "GROUP": case.group, "PDL": _overlaps(case)}
     first = build(kernels.attention_back_stats, types, constants, aligned=[*list(types)[:2], *steps, "dv"],
-                  capability=arch(case.device), num_warps=4, launch_pdl=True)  # fmt: skip
-    prepare = first.bind(case.device, (case.width // STATS_ROWS, heads, b), values, pdl=True)
+                  capability=arch(case.device), num_warps=4, launch_pdl=_overlaps(case))  # fmt: skip
+    prepare = first.bind(case.device, (case.width // STATS_ROWS, heads, b), values)
     values = _values(case)
     of_keys = _built(kernels.attention_back_keys, case, keys, ("dk", "dv_")).bind(
-        case.device, (heads, b, -(-tk // keys.keys)), values, pdl=True
+        case.device, (heads, b, -(-tk // keys.keys)), values
     )
     of_rows = _built(kernels.attention_back_rows, case, rows, ("dq",)).bind(
-        case.device, (heads, b, -(-case.rows // rows.rows)), values, pdl=True
+        case.device, (heads, b, -(-case.rows // rows.rows)), values
     )
 
     def launch(stream: int, q: int, k: int, v: int, dy: int, wide: int, y: int, m: int, total: int, start: int,

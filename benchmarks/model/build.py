@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..common import words_of
-from .cases import LINEARS, ROUTED, WHOLE, Case, Sizes
+from .cases import LINEARS, ROUTED, TORCH, TREE, WHOLE, Case, Sizes
 
-__all__ = ["TORCH", "Scoped", "Shelf", "Step"]
+__all__ = ["Scoped", "Shelf", "Step"]
 
-TORCH = "torch"
 Call = Callable[[int], Any]
 Scope = Callable[[], AbstractContextManager[None]]
 
@@ -77,12 +76,21 @@ def _whole(model: Any) -> None:
     isogemm.torch.convert(model)
 
 
+def _tree(model: Any) -> None:
+    """As on each number of ranks up to eight: sums over what they would divide are trees."""
+    import isogemm.torch
+    from isogemm.torch.distributed import Ranks
+
+    isogemm.torch.convert(model, tp=Ranks(order="tree8"))
+
+
 # What is done to a copy of the model, and the scope that it runs in.
 WAYS: Mapping[str, tuple[Callable[[Any], None] | None, Scope]] = {
     TORCH: (None, nullcontext),
     LINEARS: (_linears, nullcontext),
     ROUTED: (None, _routed),
     WHOLE: (_whole, nullcontext),
+    TREE: (_tree, nullcontext),
 }
 
 

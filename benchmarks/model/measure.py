@@ -13,12 +13,12 @@ from ..common import repeated, words_of
 from ..gpu.bits import differing
 from . import parts as model_parts
 from . import train as model_train
-from .build import TORCH, Scoped, Shelf, Step
-from .cases import MAIN_GRAD, WHOLE, Case
+from .build import Scoped, Shelf, Step
+from .cases import MAIN_GRAD, TORCH, TREE, WHOLE, Case
 
 __all__ = ["OURS", "Settings", "measure", "wrong"]
 
-OURS = (WHOLE, MAIN_GRAD)  # the variants whose bits must not change
+OURS = (WHOLE, TREE, MAIN_GRAD)  # the variants whose bits must not change
 MICRO_BATCHES = 2
 SKIPPED = "not compiled"
 
@@ -179,12 +179,15 @@ def _timed(runs: Mapping[str, Any], settings: Settings, engine: Any, case: Case)
 def _row(
     case: Case, settings: Settings, timings: Mapping[str, Timing], made: Made, error: str | None
 ) -> dict[str, Any]:
-    plain = timings.get(TORCH)
-    verdicts = [verdict(t, plain) for name, t in timings.items() if name != TORCH] if plain else []
-    judged = {v.ours: v for v in verdicts}
+    pairs = {(name, TORCH): None for name in timings if name != TORCH}
+    pairs |= {(bar.variant, bar.peer): None for bar in case.bars}
+    judged = {
+        (ours, peer): verdict(timings[ours], timings[peer]) for ours, peer in pairs if {ours, peer} <= timings.keys()
+    }
+    verdicts = list(judged.values())
     bars = []
     for bar in case.bars:
-        found = judged.get(bar.variant)
+        found = judged.get((bar.variant, bar.peer))
         bars.append({"bar": str(bar), "result": found.against(bar.value) if found else "NOT MEASURED"})
     facts = {key: value for key, value in asdict(case).items() if key != "bars"}
     return row(

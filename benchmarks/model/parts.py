@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..common import words_of
-from .build import TORCH, Step
-from .cases import PART, Case, Sizes
+from .build import Step
+from .cases import PART, TORCH, Case, Sizes
 
 __all__ = ["build"]
 

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..common import seconds_text, sources_text, wrapped
-from .build import TORCH
-from .cases import GRAD, LINEARS, MAIN_GRAD, PART, ROUTED, WHOLE
+from .cases import GRAD, LINEARS, MAIN_GRAD, PART, ROUTED, TORCH, WHOLE
 
 __all__ = ["changed", "model_section"]
 

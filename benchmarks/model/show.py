@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..common import STYLES, ratio_text, seconds_text
-from .build import TORCH
+from .cases import TORCH
 from .measure import OURS
 
 __all__ = ["line", "summary", "table"]
@@ -37,7 +37,7 @@ def table(rows: Sequence[Row]) -> Table:
 def _judged(row: Row, variant: str) -> tuple[Text | str, Text, Text | str]:
     ratio: Text | str = ""
     for v in row["verdicts"]:
-        if v["ours"] == variant:
+        if (v["ours"], v["peer"]) == (variant, TORCH):
             ratio = ratio_text(v, 3)
     bars = [b for b in row["bars"] if b["bar"].startswith(f"{variant} ")]
     judged = [Text(f"{b['bar'].removeprefix(variant)}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in bars]
@@ -52,7 +52,9 @@ def line(row: Row) -> str:
     """One row as it is measured: speed against plain torch, and how long first calls took."""
     if TORCH not in row["timings"]:
         return f"{row['name']}: {row['error'] or row['absent'].get(TORCH, '')}"
-    ratios = ", ".join(f"{v['ours']} {v['ratio']:.3f}" for v in row["verdicts"])
+    ratios = ", ".join(
+        f"{v['ours']} {v['ratio']:.3f}" + f" of {v['peer']}" * (v["peer"] != TORCH) for v in row["verdicts"]
+    )
     plain = seconds_text(row["timings"][TORCH]["median"])
     first = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["first_call_seconds"].items() if seconds > 1)
     return f"{row['name']}: torch {plain}; {ratios or 'no other variant'}" + (f"; first calls {first} s" * bool(first))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common import words_of
-from .build import TORCH, Call, Step
-from .cases import GRAD, MAIN_GRAD, Case, Sizes
+from .build import Call, Step
+from .cases import GRAD, MAIN_GRAD, TORCH, Case, Sizes
 
 __all__ = ["Layers", "build", "micro_batches"]
 

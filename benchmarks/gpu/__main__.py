@@ -15,8 +15,8 @@ from ..common import groups_text, line_console, listed, named_of, results_path, 
 from .cases import GROUPS, RANDOM, SUITES, Case, cases
 from .engine import CudaEngine, Engine
 from .measure import Settings, against, measure
-from .operands import Peer, Shelf
-from .peers import load_peer
+from .operands import Peers, Shelf
+from .peers import PEERS, load_peers
 from .show import summary, tables
 
 WIDTH = 200  # of the tables, where the output is a file or a pipe
@@ -25,7 +25,7 @@ WIDTH = 200  # of the tables, where the output is a file or a pipe
 def main(
     suite: Annotated[str, typer.Option(help=f"{', '.join(SUITES)}, all of these, or {RANDOM}.")] = "all",
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'm=1 n=4096'.")] = "",
-    peer: Annotated[Path | None, typer.Option(help="A checkout of batch_invariant_ops.")] = None,
+    peers: Annotated[Path | None, typer.Option(help=f"A folder that holds {', '.join(PEERS)}, or some.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
     seed: Annotated[int, typer.Option(help="Of the operands, and of the products that are drawn.", min=0)] = 0,
@@ -39,18 +39,18 @@ def main(
     names = list(SUITES) if suite == "all" else named_of(suite, [*SUITES, RANDOM], "--suite")
     chosen, console = selected(cases(names, seed=seed, count=count), only), line_console(WIDTH)
     engine = _engine()
-    called, words = load_peer(peer)
+    called, words = load_peers(peers)
     console.print(words, soft_wrap=True)
-    settings = Settings(seed=seed, peer=str(peer or ""))
+    settings = Settings(seed=seed, peers=str(peers or ""))
     if quick:
-        settings = Settings(rounds=5, replay_seconds=3e-4, seed=seed, peer=str(peer or ""), quick=True)
+        settings = Settings(rounds=5, replay_seconds=3e-4, seed=seed, peers=str(peers or ""), quick=True)
     set_tuning("off")  # what is measured does not change meanwhile
     drawn = [case for case in chosen if case.suite == RANDOM]
     if drawn:
         engine.prepare(drawn)
     if drawn and tuned:
         engine.tune(drawn)
-    content, path = run(chosen, settings, engine, called, out, {"peer": words, "tuned": tuned})
+    content, path = run(chosen, settings, engine, called, out, {"peers": words, "tuned": tuned})
     rows = content["rows"]
     for table in tables(rows):
         console.print(table)
@@ -66,7 +66,7 @@ def _wrong(correctness: Mapping[str, Any]) -> int:
 
 
 def run(
-    chosen: list[Case], settings: Settings, engine: Engine, peer: Peer, out: Path | None, facts: Mapping[str, Any]
+    chosen: list[Case], settings: Settings, engine: Engine, peers: Peers, out: Path | None, facts: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Path]:
     """Measure and write after every case, so that an interrupted run keeps what it had."""
     before, ceilings = engine.facts(), engine.ceilings()
@@ -74,7 +74,7 @@ def run(
     stamp, shelf = environment(), Shelf(engine.device, settings.seed)
     target, extra = out or results_path("gpu", str(before["name"])), dict[str, Any]()
     for case, report in listed(chosen):
-        rows.append(measure(case, settings, engine, shelf, ceilings, peer, report))
+        rows.append(measure(case, settings, engine, shelf, ceilings, peers, report))
         after = engine.facts() if case is chosen[-1] else None
         extra = {"benchmark": "gpu", "device": {"before": before, "after": after}, **facts}
         extra |= {"ceilings": ceilings, "groups": summarize(rows, GROUPS, against)}

@@ -22,6 +22,7 @@ DECODE = tuple(m for m in ROWS if m <= 16)
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEFAULTS = {"float32": "fma/chain", "bfloat16": "tensor_core:sm90/chain", "float16": "tensor_core:sm90/chain"}
 PEER = "batch_invariant_ops"
+TBIK, SGLANG = "tbik", "tp_invariant_ops"  # the same sums in a tree of K, whatever the number of GPUs
 CHAIN = "isogemm chain"  # the same product under the default contract
 
 

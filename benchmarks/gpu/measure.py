@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from isogemm.lab import Candidate, Ceilings, Clock, Timing, fastest, interleave, row, verdict
@@ -12,7 +13,7 @@ from ..common import Bar, graph_calls, repeated, words_of
 from .cases import Case
 from .engine import Engine
 from .kernels import kernel_of
-from .operands import Peer, Setup, Shelf, build
+from .operands import Peers, Setup, Shelf, build
 from .peers import fastest_torch
 
 __all__ = ["OURS", "Settings", "against", "judge", "measure"]
@@ -34,20 +35,20 @@ class Settings:
     replay_seconds : float
         About how long one replay of a graph is, and the least length of a block.
     seed : int
-    peer : str
-        The ``--peer`` that the command was given, for the line that repeats a row.
+    peers : str
+        The ``--peers`` that the command was given, for the line that repeats a row.
     """
 
     rounds: int = 7
     replay_seconds: float = 1.5e-3
     seed: int = 0
-    peer: str = ""
+    peers: str = ""
     quick: bool = False
 
     def command(self, case: Case) -> str:
         """The line that measures one row again."""
         words = ["--suite", case.suite, "--only", " ".join(case.words[1:])]
-        words += ["--peer", self.peer] if self.peer else []
+        words += ["--peers", self.peers] if self.peers else []
         return repeated("gpu", words, seed=self.seed, quick=self.quick)
 
 
@@ -57,12 +58,12 @@ def measure(
     engine: Engine,
     shelf: Shelf,
     ceilings: Mapping[str, float],
-    peer: Peer = None,
+    peers: Peers = MappingProxyType({}),
     report: Report | None = None,
 ) -> dict[str, Any]:
     """The row of a case. An error of ours becomes a row that says so; a peer that cannot is named in ``absent``."""
     try:
-        setup = build(case, shelf, peer)
+        setup = build(case, shelf, peers)
         absent = _drop_unable(setup)
         if OURS in absent:
             return _row(case, settings, {}, None, ceilings, setup, absent, absent.pop(OURS))

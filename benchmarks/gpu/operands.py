@@ -6,19 +6,20 @@ import gc
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import isogemm
 from isogemm.lab import rotate
 
 from .bits import Sample, differing, relative_error
-from .cases import CHAIN, PEER, ROWS, Case
-from .peers import without_split_k
+from .cases import CHAIN, ITEMSIZE, ROWS, Case
+from .peers import PEERS, without_split_k
 
 __all__ = ["Call", "Setup", "Shelf", "build", "few_rows"]
 
 Call = Callable[[int], Any]
-Peer = Callable[[Any, Any], Any] | None
+Peers = Mapping[str, Callable[[Any, Any], Any]]
 L2_BYTES = 60 << 20  # of an H200; operands are rotated past three times as much
 ERROR_LENGTHS = (4096, 16384, 65536)  # of K, over which an order's error should be flat
 
@@ -102,7 +103,7 @@ def _layer(case: Case, device: str, seed: int) -> Layer:
     return Layer(x, weights, Sample.of(x, w.T, case.definition, ends))
 
 
-def build(case: Case, shelf: Shelf, peer: Peer = None) -> Setup:
+def build(case: Case, shelf: Shelf, peers: Peers = MappingProxyType({})) -> Setup:
     """Make operands and candidates of a case."""
     if case.form == "gradient":
         return _gradient(case, shelf)
@@ -110,14 +111,14 @@ def build(case: Case, shelf: Shelf, peer: Peer = None) -> Setup:
         return _batched(case, shelf)
     if case.form == "drawn":
         return _drawn(case, shelf)
-    return _linear(case, shelf, peer)
+    return _linear(case, shelf, peers)
 
 
 def _options(case: Case) -> dict[str, Any]:
     return {"contract": case.contract} if case.contract else {}
 
 
-def _linear(case: Case, shelf: Shelf, peer: Peer) -> Setup:
+def _linear(case: Case, shelf: Shelf, peers: Peers) -> Setup:
     import torch
 
     layer, options = shelf.layer(case), _options(case)
@@ -135,10 +136,11 @@ def _linear(case: Case, shelf: Shelf, peer: Peer) -> Setup:
         calls["mm out="] = lambda i: torch.mm(x, columns[i % count], out=out)
     elif case.suite == "llm":
         calls["cublaslt"], under["cublaslt"] = (lambda i: torch.mm(x, columns[i % count])), without_split_k
-        if peer is not None:
-            calls[PEER] = lambda i: peer(x, columns[i % count])
     elif case.contract:
         calls[CHAIN] = lambda i: isogemm.linear(x, weights[i % count])
+    for name, peer in peers.items():
+        if PEERS[name][-1] == case.suite and ITEMSIZE[case.dtype] == 2:
+            calls[name] = lambda i, peer=peer: peer(x, columns[i % count])
     scratch = torch.zeros(1024, device=x.device)
     setup = Setup(calls, count, dict, under, (lambda: scratch.add_(1.0)) if case.spaced else None)
     return Setup(calls, count, lambda: _check_linear(case, layer, setup), under, setup.spacer)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from .cases import PEER
+from .cases import PEER, SGLANG, TBIK
 
-__all__ = ["fastest_torch", "load_peer", "without_split_k"]
+__all__ = ["PEERS", "fastest_torch", "load_peers", "without_split_k"]
+
+PEERS = {
+    PEER: (PEER, "matmul_persistent", "llm"),
+    TBIK: ("tree_based_matmul", "matmul_tp_persistent", "trees"),
+    SGLANG: (SGLANG, "matmul_tp_persistent", "trees"),
+}
+"""Packages with products of 16 bits: the module, its function of a and b, and the suite that times it."""
 
 
 @contextmanager
@@ -36,37 +46,40 @@ def without_split_k() -> Iterator[None]:
         library(chosen)
 
 
-def load_peer(folder: Path | None) -> tuple[Callable[[Any, Any], Any] | None, str]:
-    """batch_invariant_ops' product from a checkout, and where it came from or why it is absent."""
+def load_peers(folder: Path | None) -> tuple[dict[str, Callable[[Any, Any], Any]], str]:
+    """The products of the packages of `PEERS` that lie in a folder, and what each is or why it is absent."""
+    found, words = {}, []
+    for name in PEERS:
+        try:
+            found[name] = _product(folder, name)
+            words.append(f"{name}: {_revision(cast(Path, folder), name)}")
+        except ImportError as error:
+            words.append(f"{name}: absent ({error})")
+    return found, "; ".join(words)
+
+
+def _product(folder: Path | None, name: str) -> Callable[[Any, Any], Any]:
     if folder is None:
-        return None, f"{PEER}: absent (no --peer)"
-    package = folder / PEER
-    if not (package / "__init__.py").is_file():
-        return None, f"{PEER}: absent ({folder} holds no {PEER})"
+        raise ImportError("no --peers")
+    if not (folder / name / "__init__.py").is_file():
+        raise ImportError(f"{folder} holds no {name}")
+    module, function, _ = PEERS[name]
     sys.path.insert(0, str(folder))
     try:
-        import importlib
-
-        module = importlib.import_module(f"{PEER}.{PEER}")
-    except ImportError as error:
-        return None, f"{PEER}: absent ({error})"
+        return cast("Callable[[Any, Any], Any]", getattr(import_module(f"{name}.{module}"), function))
     finally:
         sys.path.remove(str(folder))
-    return module.matmul_persistent, f"{PEER}: {_revision(folder)}"
 
 
-def _revision(folder: Path) -> str:
-    """What identifies a checkout: its commit, or a hash of the source where there is no repository."""
-    import hashlib
-    import subprocess
-
+def _revision(folder: Path, name: str) -> str:
+    """What identifies a package: the commit of its checkout, or a hash of its source where there is no repository."""
     if (folder / ".git").exists():
         words = ["git", "-C", str(folder), "rev-parse", "HEAD"]
         answer = subprocess.run(words, capture_output=True, text=True, check=False)
         if answer.returncode == 0:
             return f"commit {answer.stdout.strip()}"
-    source = (folder / PEER / f"{PEER}.py").read_bytes()
-    return f"sha256 of {PEER}.py {hashlib.sha256(source).hexdigest()[:16]}"
+    source = folder / name / f"{PEERS[name][0]}.py"
+    return f"sha256 of {source.name} {hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
 
 
 def fastest_torch(names: Iterator[str] | list[str]) -> list[str]:

@@ -12,10 +12,10 @@ from benchmarks.common import Bar, groups_text, selected, summarize
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import measure as gpu_measure
 from benchmarks.gpu.bits import Sample, differing
-from benchmarks.gpu.cases import GROUPS, LLM, PEER, RANDOM, ROWS, SUITES, Case, cases
+from benchmarks.gpu.cases import GROUPS, LLM, PEER, RANDOM, ROWS, SGLANG, SUITES, TBIK, Case, cases
 from benchmarks.gpu.measure import Settings, against, calls_in_a_graph, judge, measure
 from benchmarks.gpu.operands import Shelf
-from benchmarks.gpu.peers import fastest_torch, load_peer
+from benchmarks.gpu.peers import PEERS, fastest_torch, load_peers
 from benchmarks.gpu.readme import OTHERS, gpu_section
 from benchmarks.gpu.show import summary, tables
 from rich.console import Console
@@ -31,6 +31,7 @@ CHAIN = "tensor_core:sm90/chain"
 TINY = {
     "linear": Case("llm", "linear", 3, 5, 16, contract=CHAIN, bars=(Bar("torch", 1e-9),), spaced=True),
     "leaf": Case("leaf", "linear", 3, 5, 16, contract="tensor_core:sm90/leaf16"),
+    "trees": Case("trees", "linear", 3, 5, 128, contract="tensor_core:sm90/tree8"),
     "fp32": Case("fp32", "linear", 3, 5, 16, dtype="float32", label="ieee", error_ratio=1e9),
     "gradient": Case("leaf", "gradient", 5, 4, 32, out_dtype="float32", layout="TN", contract=CHAIN),
     "batched": Case("batched", "batched", 3, 4, 16, batch=2, contract=CHAIN),
@@ -160,7 +161,7 @@ def test_a_graph_is_whole_passes_over_the_copies(monkeypatch):
 @pytest.mark.parametrize("case", TINY.values(), ids=TINY)
 def test_a_row_of_every_form(case):
     engine = HostEngine()
-    row = measure(case, quick(), engine, Shelf("cpu", 3), CEILINGS, lambda x, w: x @ w)
+    row = measure(case, quick(), engine, Shelf("cpu", 3), CEILINGS, dict.fromkeys(PEERS, lambda x, w: x @ w))
     assert row["error"] is None
     assert "isogemm" in row["timings"]
     assert any("mm" in name for name in row["timings"])
@@ -172,6 +173,7 @@ def test_a_row_of_every_form(case):
         assert {"cublaslt", PEER, "isogemm, spaced", "torch.mm, spaced"} <= set(row["timings"])
         assert row["correctness"]["batch_differing"] == 0
         assert row["correctness"]["peers"]["torch.mm"]["checked"] == 15
+    assert {TBIK, SGLANG}.isdisjoint(row["timings"]) == (case.suite != "trees")
     if case.suite == "fp32":
         assert set(row["correctness"]["errors"]) == set(row["timings"])
         assert row["bars"][-1] == {"bar": "error ≤ 1e+09 torch", "result": "MET"}
@@ -220,7 +222,7 @@ def test_an_error_of_ours_is_a_row_and_peers_that_cannot_are_named(monkeypatch):
     def fail(*_, **__):
         raise NotImplementedError("no kernel")
 
-    row = measure(TINY["linear"], quick(), HostEngine(), Shelf("cpu", 3), CEILINGS, fail)
+    row = measure(TINY["linear"], quick(), HostEngine(), Shelf("cpu", 3), CEILINGS, {PEER: fail})
     assert row["absent"] == {PEER: "NotImplementedError: no kernel"}
     monkeypatch.setattr("benchmarks.gpu.operands.isogemm.linear", fail)
     row = measure(TINY["linear"], quick(), HostEngine(), Shelf("cpu", 3), CEILINGS)
@@ -269,15 +271,16 @@ def test_settings_of_a_peer_are_put_back():
 
 
 def test_an_absent_peer_is_said(tmp_path):
-    assert load_peer(None) == (None, f"{PEER}: absent (no --peer)")
-    assert "absent" in load_peer(tmp_path)[1]
+    called, words = load_peers(None)
+    assert (called, words.count("absent (no --peers)")) == ({}, 3)
+    assert load_peers(tmp_path)[1].count("holds no") == 3
     package = tmp_path / PEER
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / f"{PEER}.py").write_text("def matmul_persistent(a, b):\n    return a @ b\n")
-    call, words = load_peer(tmp_path)
-    assert callable(call)
-    assert "sha256" in words
+    called, words = load_peers(tmp_path)
+    assert list(called) == [PEER]
+    assert (words.count("sha256"), words.count(": absent (")) == (1, 2)
     assert str(tmp_path) not in sys.path
 
 

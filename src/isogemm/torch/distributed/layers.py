@@ -45,7 +45,8 @@ class Parallel(Converted):
             p = getattr(layer, name)
             if p is not None and id(p) not in cut:
                 cut.add(id(p))
-                p.data = p.data.narrow(cls.cut[name], part.start, part.stop - part.start).clone()
+                if ranks.size > 1:
+                    p.data = p.data.narrow(cls.cut[name], part.start, part.stop - part.start).clone()
         layer.__class__ = cls
         layer.ranks, layer.label = ranks, label
 
@@ -116,7 +117,7 @@ class ColumnParallel(ParallelLinear):
     def forward(self, input: Any) -> Any:
         """input @ weight.T + bias: this rank's columns, or all."""
         y = super().forward(input)
-        return _GatherColumns.apply(y, self.ranks, self.label) if self.gathered else y
+        return _GatherColumns.apply(y, self.ranks, self.label) if self.gathered and self.ranks.size > 1 else y
 
     def ahead(self, x: Tensor) -> Tensor:
         """All rows, of the others too."""
@@ -128,7 +129,10 @@ class ColumnParallel(ParallelLinear):
 
     def backwards(self, dy: Tensor, w: Tensor, contract: Contract, dtype: Any) -> Tensor:
         """The sum over all columns, in the tree."""
-        part = product(None, dy, w, 1.0, 0.0, self.ranks.subtree(contract), torch.float32)
+        order = self.ranks.subtree(contract)
+        if self.ranks.size == 1:
+            return product(None, dy, w, 1.0, 0.0, order, dtype)
+        part = product(None, dy, w, 1.0, 0.0, order, torch.float32)
         return sum_over_ranks(part, None, dtype, self.ranks, f"the gradient of {self.label}", scatter=self.sequence)
 
 
@@ -149,7 +153,10 @@ class RowParallel(ParallelLinear):
 
     def forwards(self, x: Tensor, w: Tensor, bias: Tensor | None, contract: Contract) -> Tensor:
         """The sum over all inputs, in the tree."""
-        part = linear(x, w, None, self.ranks.subtree(contract), torch.float32)
+        order = self.ranks.subtree(contract)
+        if self.ranks.size == 1:
+            return linear(x, w, bias, order, x.dtype)
+        part = linear(x, w, None, order, torch.float32)
         return sum_over_ranks(part, bias, x.dtype, self.ranks, self.label, scatter=self.sequence)
 
     def behind(self, dy: Tensor) -> Tensor:
@@ -233,8 +240,10 @@ class VocabularyEmbedding(Parallel, Embedding):
 
     def forward(self, input: Any) -> Any:
         """Rows of the whole table."""
-        table: Any = self._operand("weight")
         _check_ids(input, self.num_embeddings)
+        if self.ranks.size == 1:
+            return super().forward(input)
+        table: Any = self._operand("weight")
         first = self.ranks.rank * len(table)
         mine = (input >= first) & (input < first + len(table))
         found = reductions.embedding(torch.where(mine, input - first, 0), table)

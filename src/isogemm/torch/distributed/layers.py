@@ -279,44 +279,46 @@ class _FromOwner(torch.autograd.Function):  # type: ignore[misc]
         return dy, None, None, None, None
 
 
-class HeadNorm(Parallel):
+class HeadNorm(Parallel, RowNorm):
     """An RMSNorm with one weight for all heads, of which each rank has some: [..., heads, width].
 
     The weight's gradient sums over rows and heads. Its leaves are groups of heads, as many as the tree has; within one
     it is the chain of every norm, and the groups meet in the tree. `use_main_grad` has a buffer for each group then.
     """
 
-    part: ClassVar[str] = "norm"
     leaf_grads: Tensor | None = None
-    eps_name: ClassVar[str] = "eps"
     weight: Any
 
     @classmethod
     def adopt(cls, layer: Any, ranks: Ranks, label: str, cut: set[int]) -> None:
-        """A RowNorm, whose eps stands where it stood."""
+        """A RowNorm, whose formula stays what it was."""
         if not isinstance(layer, RowNorm):
             found = type(layer).__name__
             raise OptionError(
                 label, limit="an RMSNorm of transformers, converted", value=found, nearest="convert(model)"
             )
         made: Any = layer
-        made.__class__ = mixed(cls, type(made).made_of[1], eps_name=made.eps_name)
+        _, norm, formula = type(made).made_of
+        made.__class__ = mixed(cls, norm, **dict(formula))
         made.ranks, made.label = ranks, label
+
+    def is_whole(self) -> bool:
+        """Whether no gradient of the weight is recorded."""
+        return not (torch.is_grad_enabled() and self.weight.requires_grad)
 
     def forward(self, x: Any) -> Any:
         """``x / sqrt(mean(x**2) + eps) * weight``, rounded once."""
-        weight: Any = self.weight
-        dtype = torch.promote_types(weight.dtype, x.dtype)
-        eps = getattr(self, self.eps_name)
-        if not (torch.is_grad_enabled() and weight.requires_grad):
-            return reductions.rms_norm(x, weight, eps, out_dtype=dtype)
+        if self.is_whole():
+            return super().forward(x)
+        weight, eps = self.weight, getattr(self, self.eps_name)
+        dtype = x.dtype if self.offset else torch.promote_types(weight.dtype, x.dtype)
         groups = self.ranks.own_leaves
         self.ranks.part(f"heads of {self.label}", x.shape[-2] * self.ranks.size)
         aliases = _Leaves.apply(weight, groups, self.ranks, f"the gradient of {self.label}")
         for alias, buffer in zip(aliases, () if self.leaf_grads is None else self.leaf_grads, strict=False):
             alias.main_grad = buffer
         parts = zip(x.chunk(groups, -2), aliases, strict=True)
-        return torch.cat([reductions.rms_norm(part, alias, eps, out_dtype=dtype) for part, alias in parts], -2)
+        return torch.cat([reductions.rms_norm(y, self._scale(w), eps, out_dtype=dtype) for y, w in parts], -2)
 
     def settle(self) -> None:
         """The sum of the buffers of all groups, on all ranks, to the parameter's own; theirs become zero."""

@@ -333,12 +333,20 @@ class RowNorm(Converted):
     def _operand(self, name: str) -> Tensor | None:
         """A parameter; not a buffer of that name, which the module's own forward method was seen to pass over."""
         operand = None if name in vars(self)["_buffers"] else super()._operand(name)
-        if operand is None or not self.offset:
-            return operand
-        scale = 1 + operand.float()  # the gradient of the weight is that of the sum
-        if (buffer := getattr(operand, "main_grad", None)) is not None:
+        return None if operand is None else self._scale(operand)
+
+    def _scale(self, weight: Tensor) -> Tensor:
+        """What a row is multiplied by."""
+        if not self.offset:
+            return weight
+        scale = 1 + weight.float()  # the gradient of the weight is that of the sum
+        if (buffer := getattr(weight, "main_grad", None)) is not None:
             scale.main_grad = buffer
         return scale
+
+    def is_whole(self) -> bool:
+        """Whether the gradient of the weight, if there is one, is a single sum over all rows."""
+        return True
 
     def forward(self, hidden_states: Any) -> Any:
         """``x / sqrt(mean(x**2) + eps) * weight``, rounded once, in the dtype that torch promotes to.

@@ -146,7 +146,7 @@ def turned(query: Tensor, key: Tensor, q_norm: Any, k_norm: Any, cos: Tensor, si
 
 def _is_row_norm(norm: Any, x: Tensor) -> bool:
     """Whether a norm is one of ours whose result has the dtype of x, and nothing waits for its call."""
-    if not isinstance(norm, RowNorm):
+    if not isinstance(norm, RowNorm) or not norm.is_whole():
         return False
     known: Any = norm
     weight = known._operand("weight")

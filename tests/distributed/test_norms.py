@@ -1,0 +1,80 @@
+"""A norm that heads share: the formula of the norm that it stands for, and its gradient in leaves of heads."""
+
+from __future__ import annotations
+
+import copy
+from importlib import import_module
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import isogemm.torch as iso  # noqa: E402
+from isogemm.torch.distributed import Ranks  # noqa: E402
+from isogemm.torch.distributed.layers import HeadNorm  # noqa: E402
+from isogemm.torch.distributed.sums import fixed_sum  # noqa: E402
+
+HEADS, WIDTH = 8, 16
+NORMS = ("Qwen3", "Gemma3, which multiplies by 1 + weight")
+
+
+def norms(name):
+    """A converted norm of transformers and its copy that heads share."""
+    family = name.split(",")[0]
+    modeling = import_module(f"transformers.models.{family.lower()}.modeling_{family.lower()}")
+    whole = torch.nn.ModuleList([getattr(modeling, f"{family}RMSNorm")(WIDTH)])
+    torch.nn.init.normal_(whole[0].weight)
+    iso.convert(whole)
+    shared = copy.deepcopy(whole[0])
+    HeadNorm.adopt(shared, Ranks(order="tree8"), "q_norm", set())
+    return whole[0], shared
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_are_those_of_the_norm(name, dtype):
+    whole, shared = (norm.to(dtype) for norm in norms(name))
+    x = torch.randn(3, 5, HEADS, WIDTH, dtype=dtype)
+    want = whole(x)
+    recorded = shared(x)
+    with torch.no_grad():
+        inferred = shared(x)
+    assert recorded.dtype == inferred.dtype == want.dtype
+    assert torch.equal(recorded, want)
+    assert torch.equal(inferred, want)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_weight_s_gradient_is_a_tree_over_heads(name):
+    whole, shared = norms(name)
+    x, dy = torch.randn(3, 5, HEADS, WIDTH), torch.randn(3, 5, HEADS, WIDTH)
+    shared(x).backward(dy)
+    leaves = []
+    for head in range(HEADS):
+        whole.weight.grad = None
+        whole(x[:, :, head]).backward(dy[:, :, head])
+        leaves.append(whole.weight.grad)
+    assert torch.equal(shared.weight.grad, fixed_sum(leaves))
+
+
+def test_norms_that_nothing_records_are_turned_with_their_heads(monkeypatch):
+    """One pass over queries and keys in place of three, where the bits are those of the three."""
+    from isogemm.torch import reductions
+    from isogemm.torch.model.huggingface import modules
+
+    calls = []
+    pair = reductions.norm_rope_pair
+    monkeypatch.setattr(reductions, "norm_rope_pair", lambda *given: calls.append(1) or pair(*given))
+    (q_norm, shared_q), (k_norm, shared_k) = norms("Qwen3"), norms("Qwen3")
+    query, key = torch.randn(2, 3, HEADS, WIDTH), torch.randn(2, 3, HEADS, WIDTH)
+    cos, sin = torch.randn(2, 3, 1, WIDTH // 2), torch.randn(2, 3, 1, WIDTH // 2)
+    want = modules.turned(query, key, q_norm, k_norm, cos, sin)
+    assert len(calls) == 1
+    recorded = modules.turned(query, key, shared_q, shared_k, cos, sin)
+    assert len(calls) == 1
+    with torch.no_grad():
+        inferred = modules.turned(query, key, shared_q, shared_k, cos, sin)
+    assert len(calls) == 2
+    for found in (recorded, inferred):
+        assert all(torch.equal(x, y) for x, y in zip(found, want, strict=True))

@@ -17,7 +17,7 @@ from .. import reductions
 from ..arguments import autocast
 from ..gemm.products import accumulate, linear, product, resolved, with_order
 from ..model.layers import Converted, Embedding, Linear, RowNorm
-from ..model.recognition import mixed
+from ..model.recognition import around, mixed
 from ..operator import Tensor
 from .ranks import Ranks
 from .sums import fixed_sum, rounded, sum_over_ranks
@@ -234,8 +234,21 @@ class VocabularyEmbedding(Parallel, Embedding):
     cut: ClassVar[dict[str, int]] = {"weight": 0}
 
     @classmethod
+    def adopt(cls, layer: Any, ranks: Ranks, label: str, cut: set[int]) -> None:
+        """As for every layer; a class whose own forward method scales what it looks up keeps that method."""
+        made_of = getattr(type(layer), "made_of", None)
+        super().adopt(layer, ranks, label, cut)
+        if made_of is not None:
+            layer.__class__ = around(made_of[0], cls)
+
+    @classmethod
     def parts(cls, layer: Any, ranks: Ranks, label: str) -> dict[str, slice]:
         """Rows are cut; nothing sums over them."""
+        if not isinstance(layer, Embedding):
+            found = type(layer).__name__
+            raise OptionError(
+                f"{label}, which the plan cuts", limit="isogemm.torch.Embedding", value=found, nearest="convert(model)"
+            )
         return {"weight": ranks.share(f"rows of {label}.weight", layer.num_embeddings)}
 
     def forward(self, input: Any) -> Any:

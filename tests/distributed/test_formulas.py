@@ -1,4 +1,4 @@
-"""A norm that heads share: the formula of the norm that it stands for, and its gradient in leaves of heads."""
+"""Layers that ranks share have the formula of what they stand for, whatever class transformers gave it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import isogemm.torch as iso  # noqa: E402
-from isogemm.torch.distributed import Ranks  # noqa: E402
+from isogemm.errors import OptionError  # noqa: E402
+from isogemm.torch.distributed import Ranks, VocabularyEmbedding  # noqa: E402
 from isogemm.torch.distributed.layers import HeadNorm  # noqa: E402
 from isogemm.torch.distributed.sums import fixed_sum  # noqa: E402
 
@@ -78,3 +79,34 @@ def test_norms_that_nothing_records_are_turned_with_their_heads(monkeypatch):
     assert len(calls) == 2
     for found in (recorded, inferred):
         assert all(torch.equal(x, y) for x, y in zip(found, want, strict=True))
+
+
+def tables(padding=None):
+    """Gemma 3's table, whose rows are multiplied by a number, converted, and its copy that ranks share."""
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+
+    whole = torch.nn.ModuleList([Gemma3TextScaledWordEmbedding(24, WIDTH, padding, embed_scale=7.3)])
+    iso.convert(whole)
+    shared = copy.deepcopy(whole[0])
+    VocabularyEmbedding.adopt(shared, Ranks(), "embed_tokens", set())
+    return whole[0], shared
+
+
+@pytest.mark.parametrize("padding", [None, 5])
+def test_a_scaled_table_stays_one(padding):
+    whole, shared = tables(padding)
+    ids = torch.tensor([[3, 5, 3], [0, 23, 5]])
+    with torch.no_grad():
+        assert torch.equal(shared(ids), whole(ids))
+    dy = torch.randn(2, 3, WIDTH)
+    for table in (whole, shared):
+        table(ids).backward(dy)
+    assert torch.equal(shared.weight.grad, whole.weight.grad)
+    assert torch.equal(copy.deepcopy(shared)(ids), whole(ids))
+    with pytest.raises(OptionError, match=r"ids.*0 to 23"):
+        shared(torch.tensor([24]))
+
+
+def test_a_table_that_was_left_is_refused():
+    with pytest.raises(OptionError, match=r"isogemm\.torch\.Embedding"):
+        VocabularyEmbedding.adopt(torch.nn.Embedding(8, 4), Ranks(), "embed_tokens", set())

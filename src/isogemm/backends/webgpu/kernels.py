@@ -82,10 +82,10 @@ KERNELS: Mapping[str, WgslKernel] = {
 # Found by ``python -m benchmarks.webgpu --sweep`` on an H200 through Vulkan; all fit the least workgroup memory that an
 # adapter has.
 _BLOCKS = {"ALONG": 128, "DOWN": 1, "OUTPUTS": 4, "ROWS": 1}
-_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 4, "WORKGROUP": 256, "AHEAD": 1, "LATE": 0}
-_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 4, "UNROLL": 2, "WORKGROUP": 64, "AHEAD": 0, "LATE": 0}
+_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 4, "WORKGROUP": 256, "AHEAD": 1}
+_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 4, "UNROLL": 2, "WORKGROUP": 64, "AHEAD": 0}
 _GEMM = {
-    "TILE_M": 64, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 1, "SPREAD": 0, "TURN": 0,
+    "TILE_M": 64, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 1, "SPREAD": 0,
 }  # fmt: skip
 _NARROW = {"TILE_M": 16, "TILE_N": 32, "DEPTH": 32, "REG_M": 4, "REG_N": 4, "SPREAD": 1}
 VECTORS: Mapping[str, WgslKernel] = {
@@ -168,14 +168,12 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
     constants: dict[str, int | bool | str] = dict.fromkeys(("WordA", "WordB"), f"vec{kernel.words}<u32>")
     parts = ["params", "integers", "rows", "strided", *vectors(types[0], kernel.words), "guard"]
     if kernel.order == "lanes":
-        at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"], "EARLY": 1 - at["LATE"]}
+        at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"]}
         parts.append("meet_subgroup" if subgroup >= LANES // each else "meet_workgroup")
     else:
         _check_memory(kernel, 4 * at["BUFFERS"] * at["DEPTH"] * (at["TILE_M"] + at["TILE_N"]))
         at |= {"GROUPS": at["REG_M"] // 4, "FOURS": at["REG_N"] // 4, "FOUR": 4, "QUADS": each // 4}
         at |= {f"LOADS_{x}": at[f"TILE_{t}"] * at["DEPTH"] // each // kernel.workgroup for x, t in ("AM", "BN")}
-        turn = at.pop("TURN")
-        at |= {"TURNS_M": turn * _turns(at["TILE_M"]), "TURNS_N": turn * _turns(at["TILE_N"]) * (not across)}
         constants |= {"ACROSS": across, "SPREAD": bool(at.pop("SPREAD"))}
         vectors_of = [at[f"TILE_{t}"] * at["DEPTH"] // each for t in "MN"]
         if any(count % kernel.workgroup for count in vectors_of) or at["DEPTH"] % each or each % at["INNER"]:
@@ -184,12 +182,6 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
                 value=dict(kernel.constants), nearest="gemm_vector",
             )  # fmt: skip
     return assembled(kernel.file, tuple(parts), constants | at, fused=fused, trusted=True)
-
-
-def _turns(tile: int) -> int:
-    """By how many fours of a tile a vector may lie aside, less one: a power of two that divides their number."""
-    fours = tile // 4
-    return min(8, fours & -fours) - 1
 
 
 def _check_memory(kernel: WgslKernel, nbytes: int) -> None:

@@ -48,11 +48,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     #end
     #end
     #end
-    #for q in EARLY
     #for u in UNROLL
     #for r in ROWS
     let x_$u_$r = a_words[a_$r + (step + $uu) * THREADS];
-    #end
     #end
     #end
     #for q in AHEAD
@@ -64,11 +62,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     #end
     #end
     #for u in UNROLL
-    #for q in LATE
-    #for r in ROWS
-    let x_$u_$r = a_words[a_$r + (step + $uu) * THREADS];
-    #end
-    #end
     #for w in WORDS
     #for o in OUTPUTS
     let v_$u_$o_$w = held(y_$u_$o[$w]);
@@ -141,7 +134,7 @@ fn exact_sums(i: u32, j: u32, local: u32) {
     let row = i + e / COLUMNS;
     let column = j + e % COLUMNS;
     if (row < p.m && column < p.n) {
-      var lanes: array<f32, 32>;
+      var lanes = array<f32, 32>();  // said, as wgpu clears what a loop declares but once
       for (var k = 0u; k < p.k; k++) {
         lanes[k % 32u] = fused(load_a(row, k), load_b(k, column), lanes[k % 32u]);
       }

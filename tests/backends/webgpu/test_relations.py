@@ -1,4 +1,4 @@
-"""All relations of the audit hold for products on the device: what surrounds a row, and how it is asked for, changes no bit."""
+"""Every relation of the audit holds on the device: what surrounds a row, and how it is asked for, changes no bit."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def there(x: Any) -> Any:
         return x
     low, high = np.lib.array_utils.byte_bounds(x)
     low -= low % 64
-    lines = array(np.frombuffer((ctypes.c_uint8 * (-(-(high - low) // 64) * 64)).from_address(low), np.float32))
-    held, address = holder_of(lines.__isogemm_view__("x")), lines.__isogemm_view__("x").ctypes.data + x.ctypes.data - low
+    lines = (ctypes.c_uint8 * (-(-(high - low) // 64) * 64)).from_address(low)
+    copy = array(np.frombuffer(lines, np.float32)).__isogemm_view__("x")
+    address, held = copy.ctypes.data + x.ctypes.data - low, holder_of(copy)
     return WebGpuArray(device_array(address, x.shape, x.strides, x.dtype, held.place, owner=held.owner))
 
 

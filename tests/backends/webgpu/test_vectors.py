@@ -23,6 +23,7 @@ NAMES = (
     "gemv_vector WORDS=2 ROWS=4 OUTPUTS=2 UNROLL=4 WORKGROUP=64",
     "gemv_vectors AHEAD=1",
     "gemv_vectors WORDS=4 OUTPUTS=1",
+    "gemv_vectors ROWS=3 OUTPUTS=2",
     "gemm_narrow",
     "gemm_vector TILE_M=64 TILE_N=64 REG_M=8 REG_N=4 BUFFERS=1",
     "gemm_vector TILE_M=64 TILE_N=32 DEPTH=16 REG_M=4 REG_N=8 INNER=2 SPREAD=0",

@@ -67,16 +67,27 @@ class AdapterAdmissions:
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self._known: dict[str, str] = {}
+        self._codes: dict[tuple[Any, ...], tuple[str, str]] = {}
 
     def code(self, name: str, types: tuple[str, str], across: bool) -> str:
-        """The admitted code of a kernel.
+        """The admitted code of a kernel; put together and tried once.
 
         Raises
         ------
         ContractError
             No form of it has the contract's bits on this adapter.
         """
-        refused = ""
+        key = name, types, across, self.adapter.subgroup
+        if key not in self._codes:
+            self._codes[key] = self._tried(name, types, across)
+        code, refused = self._codes[key]
+        if refused:
+            raise self._error(name, refused)
+        return code
+
+    def _tried(self, name: str, types: tuple[str, str], across: bool) -> tuple[str, str]:
+        """The first code of a kernel that is admitted, and nothing; else why the last one is not."""
+        code = refused = ""
         kernel = kernel_of(name)
         for fused in (True,) if kernel.words else (True, False):
             if (
@@ -89,8 +100,8 @@ class AdapterAdmissions:
                 code = code_of(name, types, across=across, subgroup=subgroup, fused=fused)
                 refused = self.verdict(name, types, code)
                 if not refused:
-                    return code
-        raise self._error(name, refused)
+                    return code, ""
+        return code, refused
 
     def first(self, names: Iterable[str], types: tuple[str, str], across: bool) -> tuple[str, str]:
         """The first of some kernels that is admitted, and its code.
@@ -123,11 +134,13 @@ class AdapterAdmissions:
         ContractError
             Its bits are others on this adapter.
         """
-        code = code_of_block(dtype, block)
-        if code not in self._known:
-            self._known[code] = _trial_of_quantizer(self.adapter, dtype, code, block)
-        if self._known[code]:
-            raise self._error(f"quantize_x of {dtype}", self._known[code])
+        key = dtype, block
+        if key not in self._codes:
+            code = code_of_block(dtype, block)
+            self._codes[key] = code, _trial_of_quantizer(self.adapter, dtype, code, block)
+        code, refused = self._codes[key]
+        if refused:
+            raise self._error(f"quantize_x of {dtype}", refused)
         return code
 
     def _fuses(self, types: tuple[str, str]) -> bool:

@@ -169,6 +169,7 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
     parts = ["params", "integers", "rows", "strided", *vectors(types[0], kernel.words), "guard"]
     if kernel.order == "lanes":
         at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"]}
+        at |= _meetings(at["ROWS"] * at["OUTPUTS"], each)
         parts.append("meet_subgroup" if subgroup >= LANES // each else "meet_workgroup")
     else:
         _check_memory(kernel, 4 * at["BUFFERS"] * at["DEPTH"] * (at["TILE_M"] + at["TILE_N"]))
@@ -182,6 +183,19 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
                 value=dict(kernel.constants), nearest="gemm_vector",
             )  # fmt: skip
     return assembled(kernel.file, tuple(parts), constants | at, fused=fused, trusted=True)
+
+
+def _meetings(outputs: int, each: int) -> dict[str, int]:
+    """Of the threads of a group: with which mask each meets another, how many numbers it keeps, halved or all."""
+    found: dict[str, int] = {}
+    threads, level = LANES // each, 0
+    while threads > 1:
+        threads, even = threads // 2, outputs % 2 == 0
+        outputs //= 1 + even
+        found |= {f"MASK_{level}": threads, f"HALVED_{level}": even * outputs * each}
+        found[f"KEPT_{level}"] = (not even) * outputs * each
+        level += 1
+    return found | {"LEVELS": level, "LEFT": outputs}
 
 
 def _check_memory(kernel: WgslKernel, nbytes: int) -> None:

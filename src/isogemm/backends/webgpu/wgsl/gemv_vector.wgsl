@@ -112,19 +112,46 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     return;
   }
   #end
-  var lanes: array<f32, LANES>;
-  var sum: f32;
+  var sums: array<f32, ROWS * OUTPUTS * LANES>;
   #for r in ROWS
   #for o in OUTPUTS
   #for w in WORDS
-  place(&lanes, $wu, s_$r_$o_$w);
+  #for h in HELD
+  sums[($ru * OUTPUTS + $ou) * LANES + $wu * HELD + $hu] = one_of(s_$r_$o_$w, $hu);
   #end
-  sum = meet(lanes, local);
-  if (thread == 0u && i + $ru < p.m && j + $ou < p.n) {
-    store(i + $ru, j + $ou, sum);
+  #end
+  #end
+  #end
+  // Lanes meet by XOR, order-critical: those furthest apart first. Two threads that meet share their outputs out, where
+  // there is more than one: each adds up half of them, and so each thread ends with LEFT outputs of its own.
+  var output = 0u;
+  var writes = true;
+  #for n in LEVELS
+  #for q in HALVED_$n
+  sums[$q] = half_met(sums[$q], sums[$qu + HALVED_$n], MASK_$n, local);
+  #end
+  #for q in KEPT_$n
+  sums[$q] = added(sums[$q], other(sums[$q], MASK_$n, local));
+  #end
+  output += select(0u, HALVED_$n / LANES, (thread & MASK_$n) != 0u);
+  writes = writes && (HALVED_$n != 0u || (thread & MASK_$n) == 0u);
+  #end
+  #for q in LEFT
+  for (var mask = LANES / 2u; mask > 0u; mask >>= 1u) {
+    for (var l = $qu * LANES; l < $qu * LANES + mask; l++) {
+      sums[l] = added(sums[l], sums[l + mask]);
+    }
+  }
+  if (writes && i + (output + $qu) / OUTPUTS < p.m && j + (output + $qu) % OUTPUTS < p.n) {
+    store(i + (output + $qu) / OUTPUTS, j + (output + $qu) % OUTPUTS, sums[$qu * LANES]);
   }
   #end
-  #end
+}
+
+// What a thread keeps of two numbers, with the same of the thread that it meets.
+fn half_met(low: f32, high: f32, mask: u32, local: u32) -> f32 {
+  let up = (local & mask) != 0u;
+  return added(select(low, high, up), other(select(high, low, up), mask, local));
 }
 
 // All outputs of a workgroup by integers, a thread for each.

@@ -5,11 +5,11 @@ from __future__ import annotations
 __all__ = ["block_names", "gemm_names", "gemv_names", "narrow_names"]
 
 
-ONE = (  # WORDS, OUTPUTS, UNROLL, WORKGROUP, AHEAD
-    (4, 1, 4, 256, 1), (4, 1, 4, 128, 1), (4, 2, 2, 64, 1), (4, 1, 4, 64, 1),
+ONE = (  # WORDS, OUTPUTS, UNROLL, WORKGROUP, AHEAD, CHUNK
+    (4, 1, 4, 256, 1, 0), (4, 1, 4, 32, 1, 0), (2, 1, 4, 64, 1, 0), (2, 1, 8, 64, 1, 0),
 )  # fmt: skip
 FOUR = (
-    (2, 2, 8, 64, 0), (2, 2, 8, 32, 0), (2, 4, 4, 64, 0), (2, 4, 2, 64, 0), (4, 2, 4, 64, 0), (2, 1, 8, 64, 1),
+    (2, 2, 4, 128, 1, 512), (2, 2, 4, 128, 0, 512), (2, 4, 2, 64, 0, 0), (2, 2, 4, 64, 1, 0), (2, 4, 2, 128, 0, 256),
 )  # fmt: skip
 
 
@@ -18,7 +18,7 @@ def gemv_names(rows: int, sweep: bool) -> list[str]:
     listed = ["gemv_simd", "gemv_vector"] if rows == 1 else ["gemv_batched", "gemv_vectors"]
     if not sweep:
         return listed
-    keys = ("WORDS", "OUTPUTS", "UNROLL", "WORKGROUP", "AHEAD")
+    keys = ("WORDS", "OUTPUTS", "UNROLL", "WORKGROUP", "AHEAD", "CHUNK")
     return [
         f"gemv_vector ROWS={rows} " + " ".join(f"{key}={value}" for key, value in zip(keys, made, strict=True))
         for made in (ONE if rows == 1 else FOUR)
@@ -30,12 +30,11 @@ def block_names(rows: int, sweep: bool) -> list[str]:
     name = "gemv_q4_0" if rows == 1 else "gemm_q4_0"
     if not sweep:
         return [name]
-    return [
-        f"{name} ALONG={along} DOWN={down} OUTPUTS={outputs}"
-        for along, down, outputs in (
-            (128, 1, 4), (128, 1, 2), (64, 2, 4), (64, 1, 4), (32, 4, 4),
-        )
-    ]  # fmt: skip
+    one, four = (
+        ((128, 1, 4), (128, 1, 2), (64, 2, 4), (64, 1, 4), (32, 4, 4)),
+        ((128, 1, 2), (64, 1, 4), (64, 2, 2), (32, 4, 2)),
+    )
+    return [f"{name} ALONG={along} DOWN={down} OUTPUTS={each}" for along, down, each in (one if rows == 1 else four)]
 
 
 def narrow_names(sweep: bool) -> list[str]:

@@ -21,9 +21,9 @@ from isogemm.errors import OptionError, ShapeError
 NAMES = (
     "gemv_vector",
     "gemv_vector WORDS=2 ROWS=4 OUTPUTS=2 UNROLL=4 WORKGROUP=64",
-    "gemv_vectors AHEAD=1",
-    "gemv_vectors WORDS=4 OUTPUTS=1",
-    "gemv_vectors ROWS=3 OUTPUTS=2",
+    "gemv_vectors AHEAD=0 CHUNK=128",
+    "gemv_vectors WORDS=4 OUTPUTS=1 CHUNK=256",
+    "gemv_vectors ROWS=3 OUTPUTS=2 CHUNK=0",
     "gemm_narrow",
     "gemm_vector TILE_M=64 TILE_N=64 REG_M=8 REG_N=4 BUFFERS=1",
     "gemm_vector TILE_M=64 TILE_N=32 DEPTH=16 REG_M=4 REG_N=8 INNER=2 SPREAD=0",
@@ -32,7 +32,8 @@ NAMES = (
 # What is planted: the kernel, its file, and the text before and after.
 FAULTS = {
     "a load is used twice": ("gemv_vector", "gemv_vector", "(step + $uu)", "(step + $uu / 2u)"),
-    "the tail of loads is lost": ("gemv_vector", "gemv_vector", "for (; step < steps; step++)", "for (; step < 0u;)"),
+    "the tail of loads is lost": ("gemv_vector", "gemv_vector", "for (; step < stop; step++)", "for (; step < 0u;)"),
+    "x is that of the chunk before": ("gemv_vectors", "gemv_vector", "begin * THREADS + e", "begin / 2u * THREADS + e"),
     "the steps beyond K are added": ("gemm_narrow", "gemm_vector", "min(DEPTH, p.k - at)", "DEPTH"),
     "a column beside the result is written": ("gemm_narrow", "gemm_vector", "j + $cu < p.n", "j + $cu < p.n + 1u"),
 }
@@ -162,6 +163,8 @@ def test_what_is_not_at_whole_vectors_is_refused(device):
             run(device.adapter, "gemv_vector", code, KernelCall(view(a), view(b.T), view(out)))
     with pytest.raises(OptionError, match=r"workgroup memory of gemv_q4_0.*16384"):
         code_of("gemv_q4_0 OUTPUTS=16", ("float32", "Q4_0"), across=False, subgroup=0, fused=True)
+    with pytest.raises(OptionError, match="whole steps of 32, 4 at a time"):
+        code_of("gemv_vectors CHUNK=192", ("float16", "float16"), across=False, subgroup=0, fused=True)
     with pytest.raises(OptionError, match="whole vectors of 8"):
         code_of("gemm_vector TILE_M=16 TILE_N=16 REG_M=4 REG_N=4 DEPTH=8 BUFFERS=1 INNER=3", ("float16",) * 2,
                 across=False, subgroup=0, fused=True)  # fmt: skip

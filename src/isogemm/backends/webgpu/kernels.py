@@ -82,8 +82,8 @@ KERNELS: Mapping[str, WgslKernel] = {
 # Found by ``python -m benchmarks.webgpu --sweep`` on an H200 through Vulkan; all fit the least workgroup memory that an
 # adapter has.
 _BLOCKS = {"ALONG": 128, "DOWN": 1, "OUTPUTS": 4, "ROWS": 1}
-_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 4, "WORKGROUP": 256, "AHEAD": 1}
-_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 4, "UNROLL": 2, "WORKGROUP": 64, "AHEAD": 0}
+_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 4, "WORKGROUP": 256, "AHEAD": 1, "CHUNK": 0}
+_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 2, "UNROLL": 4, "WORKGROUP": 128, "AHEAD": 1, "CHUNK": 512}
 _GEMM = {
     "TILE_M": 64, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 1, "SPREAD": 0,
 }  # fmt: skip
@@ -168,7 +168,14 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
     constants: dict[str, int | bool | str] = dict.fromkeys(("WordA", "WordB"), f"vec{kernel.words}<u32>")
     parts = ["params", "integers", "rows", "strided", *vectors(types[0], kernel.words), "guard"]
     if kernel.order == "lanes":
-        at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"]}
+        at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"], "TWO": 2, "TWOS": kernel.words // 2}
+        at |= {"STAGED": int(at["CHUNK"] > 0), "DIRECT": int(not at["CHUNK"])}
+        _check_memory(kernel, 4 * at["ROWS"] * at["CHUNK"])
+        if at["CHUNK"] % (LANES * at["UNROLL"]):
+            raise OptionError(
+                "CHUNK of gemv_vector", limit=f"whole steps of {LANES}, {at['UNROLL']} at a time", value=at["CHUNK"],
+                nearest="gemv_vectors",
+            )  # fmt: skip
         at |= _meetings(at["ROWS"] * at["OUTPUTS"], each)
         parts.append("meet_subgroup" if subgroup >= LANES // each else "meet_workgroup")
     else:

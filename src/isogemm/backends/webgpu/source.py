@@ -50,6 +50,9 @@ fn multiply_add_held(x: Held, y: Held, z: Held) -> Held {{
 }}
 fn one_of(x: Held, h: u32) -> f32 {{ return x[h]; }}
 fn held(w: u32) -> Held {{ return {held}; }}
+alias Two = vec4<f32>;
+fn two(x: Held, y: Held) -> Two {{ return Two(x, y); }}
+fn one_of_two(x: Two, h: u32) -> Held {{ return Held(x[2u * h], x[2u * h + 1u]); }}
 alias Low = vec2<u32>;
 fn lower(low: Low, x: Held) -> Low {{ return min(low, (bitcast<Low>(x) << Low(1u)) - Low(1u)); }}
 fn least(low: Low) -> u32 {{ return min(low.x, low.y); }}
@@ -59,6 +62,9 @@ alias Held = f32;
 fn multiply_add_held(x: Held, y: Held, z: Held) -> Held { return multiply_add(x, y, z); }
 fn one_of(x: Held, h: u32) -> f32 { return x; }
 fn held(w: u32) -> f32 { return bitcast<f32>(w); }
+alias Two = vec2<f32>;
+fn two(x: Held, y: Held) -> Two { return Two(x, y); }
+fn one_of_two(x: Two, h: u32) -> Held { return x[h]; }
 alias Low = u32;
 fn lower(low: Low, x: Held) -> Low { return min(low, (bitcast<u32>(x) << 1u) - 1u); }
 fn least(low: Low) -> u32 { return low; }

@@ -1,12 +1,30 @@
 // As gemv_simd_multi and gemv_batched, for rows that lie along K at whole vectors of words: what a thread loads at once
 // are its LANES lanes, and UNROLL loads of each row are under way before the first is used; with AHEAD, those of the
-// next steps are, before these are used.
+// next steps are, before these are used. With STAGED, CHUNK elements of each row of x at a time are floats in workgroup
+// memory, from which all groups take them.
 //
 //     lane[l] = fma(a[i, k], b[k, j], lane[l])        k = l, l + 32, l + 64, ...
 //
 // A group of THREADS threads takes OUTPUTS columns and ROWS rows of x. Rows and columns beyond the last are read as the
 // last and not stored. K is a multiple of LANES, as strides are. Where a number may be dropped (see guard), the sums of
 // a workgroup are made by integers instead. Contract: lanes32.
+const IN_CHUNK = CHUNK / 32u;  // steps
+#for q in STAGED
+var<workgroup> staged: array<Two, ROWS * CHUNK / (2u * HELD)>;  // words by twos
+
+fn stage(i: u32, begin: u32, local: u32) {
+  workgroupBarrier();
+  for (var e = local; e < ROWS * IN_CHUNK * THREADS; e += WORKGROUP) {
+    let row = u32(p.a_at + i32(min(i + e / (IN_CHUNK * THREADS), p.m - 1u)) * p.a_row) / LANES;
+    let x = a_words[row + min(begin * THREADS + e % (IN_CHUNK * THREADS), p.k / LANES - 1u)];
+    #for f in TWOS
+    staged[e * TWOS + $fu] = two(held(x[2u * $fu]), held(x[2u * $fu + 1u]));
+    #end
+  }
+  workgroupBarrier();
+}
+#end
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
   let thread = local % THREADS;
@@ -24,8 +42,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   #end
   #for r in ROWS
   #for o in OUTPUTS
-  #for w in WORDS
-  var s_$r_$o_$w = Held();
+  #for f in TWOS
+  #for h in TWO
+  var s_$r_$o_$f_$h = Held();
+  #end
   #end
   #end
   #end
@@ -40,7 +60,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   #end
   #end
   #end
-  for (; step + UNROLL <= steps; step += UNROLL) {
+  #for q in STAGED
+  for (var begin = 0u; begin * THREADS < pieces; begin += IN_CHUNK) {
+    stage(i, begin, local);
+    let stop = min(steps, begin + IN_CHUNK);
+  #end
+  #for q in DIRECT
+  {
+    let stop = steps;
+  #end
+  for (; step + UNROLL <= stop; step += UNROLL) {
     #for q in BEHIND
     #for u in UNROLL
     #for o in OUTPUTS
@@ -48,9 +77,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     #end
     #end
     #end
+    #for q in DIRECT
     #for u in UNROLL
     #for r in ROWS
     let x_$u_$r = a_words[a_$r + (step + $uu) * THREADS];
+    #end
     #end
     #end
     #for q in AHEAD
@@ -62,43 +93,58 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     #end
     #end
     #for u in UNROLL
-    #for w in WORDS
+    #for f in TWOS
+    #for q in STAGED
+    #for r in ROWS
+    let x_$u_$r_$f = staged[(($ru * IN_CHUNK + step - begin + $uu) * THREADS + thread) * TWOS + $fu];
+    #end
+    #end
+    #for h in TWO
     #for o in OUTPUTS
-    let v_$u_$o_$w = held(y_$u_$o[$w]);
+    let v_$u_$o_$f_$h = held(y_$u_$o[2u * $fu + $hu]);
     #for g in GUARDS
-    low_b_$o = lower(low_b_$o, v_$u_$o_$w);
+    low_b_$o = lower(low_b_$o, v_$u_$o_$f_$h);
     #end
     #end
     #for r in ROWS
-    let h_$u_$r_$w = held(x_$u_$r[$w]);
+    #for q in STAGED
+    let h_$u_$r_$f_$h = one_of_two(x_$u_$r_$f, $hu);
+    #end
+    #for q in DIRECT
+    let h_$u_$r_$f_$h = held(x_$u_$r[2u * $fu + $hu]);
+    #end
     #for g in GUARDS
-    low_a_$r = lower(low_a_$r, h_$u_$r_$w);
+    low_a_$r = lower(low_a_$r, h_$u_$r_$f_$h);
     #end
     #for o in OUTPUTS
-    s_$r_$o_$w = multiply_add_held(h_$u_$r_$w, v_$u_$o_$w, s_$r_$o_$w);
+    s_$r_$o_$f_$h = multiply_add_held(h_$u_$r_$f_$h, v_$u_$o_$f_$h, s_$r_$o_$f_$h);
+    #end
     #end
     #end
     #end
     #end
   }
-  for (; step < steps; step++) {
+  for (; step < stop; step++) {
     #for o in OUTPUTS
     let y_$o = b_words[b_$o + step * THREADS];
     #end
     #for r in ROWS
     let x_$r = a_words[a_$r + step * THREADS];
-    #for w in WORDS
+    #for f in TWOS
+    #for h in TWO
     #for g in GUARDS
-    low_a_$r = lower(low_a_$r, held(x_$r[$w]));
+    low_a_$r = lower(low_a_$r, held(x_$r[2u * $fu + $hu]));
     #end
     #for o in OUTPUTS
     #for g in GUARDS
-    low_b_$o = lower(low_b_$o, held(y_$o[$w]));
+    low_b_$o = lower(low_b_$o, held(y_$o[2u * $fu + $hu]));
     #end
-    s_$r_$o_$w = multiply_add_held(held(x_$r[$w]), held(y_$o[$w]), s_$r_$o_$w);
+    s_$r_$o_$f_$h = multiply_add_held(held(x_$r[2u * $fu + $hu]), held(y_$o[2u * $fu + $hu]), s_$r_$o_$f_$h);
     #end
     #end
     #end
+    #end
+  }
   }
   #for g in GUARDS
   var drops = false;
@@ -115,9 +161,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   var sums: array<f32, ROWS * OUTPUTS * LANES>;
   #for r in ROWS
   #for o in OUTPUTS
-  #for w in WORDS
-  #for h in HELD
-  sums[($ru * OUTPUTS + $ou) * LANES + $wu * HELD + $hu] = one_of(s_$r_$o_$w, $hu);
+  #for f in TWOS
+  #for h in TWO
+  #for e in HELD
+  sums[($ru * OUTPUTS + $ou) * LANES + (2u * $fu + $hu) * HELD + $eu] = one_of(s_$r_$o_$f_$h, $eu);
+  #end
   #end
   #end
   #end

@@ -19,7 +19,7 @@ from .rounds import Bench, Make, Timed, bound_launch, told
 
 
 def beside(bench: Bench, held: Operands, product: str, folder: Path) -> None:
-    """Peers on the same operands, without wgpu's checks, with which they are 15 times slower and more."""
+    """Peers on the same operands, without wgpu's checks, with which they are 40 times slower and more."""
     size, adapter, candidates = held.n, bench.adapter, []
     for peer in json_of.loads((folder / "peers.json").read_text()):
         if peer.get("sizes") and size not in peer["sizes"]:

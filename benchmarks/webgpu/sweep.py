@@ -32,7 +32,7 @@ def block_names(rows: int, sweep: bool) -> list[str]:
         return [name]
     one, four = (
         ((128, 1, 4), (128, 1, 2), (64, 2, 4), (64, 1, 4), (32, 4, 4)),
-        ((128, 1, 2), (64, 1, 4), (64, 2, 2), (32, 4, 2)),
+        ((32, 4, 2), (64, 2, 2), (128, 1, 2), (64, 1, 4)),
     )
     return [f"{name} ALONG={along} DOWN={down} OUTPUTS={each}" for along, down, each in (one if rows == 1 else four)]
 

@@ -82,6 +82,7 @@ KERNELS: Mapping[str, WgslKernel] = {
 # Found by ``python -m benchmarks.webgpu --sweep`` on an H200 through Vulkan; all fit the least workgroup memory that an
 # adapter has.
 _BLOCKS = {"ALONG": 128, "DOWN": 1, "OUTPUTS": 4, "ROWS": 1}
+_BLOCKS_OF_ROWS = {"ALONG": 32, "DOWN": 4, "OUTPUTS": 2, "ROWS": 4}
 _GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 4, "WORKGROUP": 256, "AHEAD": 1, "CHUNK": 0}
 _ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 2, "UNROLL": 4, "WORKGROUP": 128, "AHEAD": 1, "CHUNK": 512}
 _GEMM = {
@@ -94,7 +95,7 @@ VECTORS: Mapping[str, WgslKernel] = {
     "gemm_vector": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM, words=4),
     "gemm_narrow": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM | _NARROW, words=4),
     "gemv_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS),
-    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS | {"OUTPUTS": 2, "ROWS": 4}),
+    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS | _BLOCKS_OF_ROWS),
 }
 """Kernels for operands at whole vectors of words, as families: `kernel_of` has one of each for any constants."""
 

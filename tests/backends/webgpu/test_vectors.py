@@ -170,6 +170,19 @@ def test_what_is_not_at_whole_vectors_is_refused(device):
                 across=False, subgroup=0, fused=True)  # fmt: skip
 
 
+@pytest.mark.parametrize("name", [name for name, kernel in VECTORS.items() if kernel.order != "integers"])
+def test_other_lengths_are_for_other_kernels(device, name):
+    """K of 1, 31, 33 and 4097 is no whole vector: refused here, and served by the kernels for any strides."""
+    code = device.admissions.code(name, ("float16", "float16"), across=False)
+    contract = Contract("fma", ORDERS[kernel_of(name).order])
+    for k in (1, 31, 33, 4097):
+        x, w, out = values((2, k), F16), values((8, k), F16, seed=1), array(poisoned((2, 8)))
+        with pytest.raises(ShapeError, match="a kernel for any strides"):
+            run(device.adapter, name, code, KernelCall(view(array(x)), view(array(w).T), view(out)))
+        isogemm.linear(array(x), array(w), contract=contract, out_dtype="float32", out=out)
+        assert_same(out.numpy(), reference.evaluate(x, w.T, contract))
+
+
 def test_launches_are_kept_and_timed(device):
     x = array(values((3, 8), BF16))
     before = isogemm.linear(x, x, out_dtype="float32").numpy()

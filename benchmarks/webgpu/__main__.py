@@ -45,11 +45,10 @@ def called(bench: Bench, divide: int) -> None:
     for n, k in GEMV:
         n, k = n // divide, max(256, k // divide // 256 * 256)
         for m, dtype, contract in ((1, "float16", "fma/lanes32"), (4, "float16", "fma/lanes32"),
-                                   (1, "float16", "fma/chain"), (1, "Q4_0", "int32/chain")):  # fmt: skip
+                                   (1, "float16", "fma/chain"), (1, "Q4_0", "int32/chain"),
+                                   (1, "Q8_0", "int32/chain"), (1, "Q4_K", "int32/chain"),
+                                   (1, "Q6_K", "int32/chain")):  # fmt: skip
             bench.tried(dtype, partial(library, bench, m, n, k, dtype, contract))
-    n, k = GEMV[0][0] // divide, max(256, 4096 // divide // 256 * 256)
-    for dtype in ("Q8_0", "Q4_K", "Q6_K"):
-        bench.tried(dtype, partial(library, bench, 1, n, k, dtype, "int32/chain"))
     for size in SQUARE:
         size //= divide
         for dtype in ("float16", "float32"):

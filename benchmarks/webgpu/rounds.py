@@ -21,7 +21,8 @@ from ..common import results_path, words_of
 
 PASS = 0.006  # seconds of one pass
 ROUNDS = 5
-WARM = 2.0  # seconds of work before a round at most, since clocks fall where there was none
+WARM = 2.0  # seconds of work before rounds at most, since clocks fall where there was none
+HELD = 2  # runs of that work before each pass
 SLOW = 0.1  # seconds of one product, from which on a GPU one pass is enough
 
 
@@ -39,6 +40,8 @@ class Timed:
         With wgpu's checks of indices and loops.
     in_turn : float
         Seconds of one product where each waits for the one before.
+    clock : float
+        The device's, as a share of its best in this run: the lower one of before and after the rounds.
     """
 
     product: str
@@ -54,6 +57,7 @@ class Timed:
     error: str = ""
     seconds: list[float] = field(default_factory=list)
     in_turn: float | None = None
+    clock: float | None = None
 
     @property
     def best(self) -> float:
@@ -116,44 +120,53 @@ class Bench:
                 break
         return code
 
-    def warm(self) -> None:
-        """Work until the device's clock is where it was at its best, as the multiply-adds of `ceilings` tell."""
-        ends = time.monotonic() + (0 if self.adapter.software else WARM)
-        while self.probe is not None and time.monotonic() < ends:
+    def warm(self) -> float:
+        """Work until the device's clock is where it was at its best, as the multiply-adds of `ceilings` tell.
+
+        The share of the best clock that was reached.
+        """
+        if self.probe is None:
+            return float("nan")
+        ends, share = time.monotonic() + (0 if self.adapter.software else WARM), 0.0
+        while share < 0.97:
             spent = self.adapter.seconds(self.probe)
             self.fastest = min(self.fastest or spent, spent)
-            if spent < 1.03 * self.fastest:
-                return
+            share = self.fastest / spent
+            if time.monotonic() > ends:
+                break
+        return share
+
+    def seconds(self, launches: Sequence[ReadyLaunch]) -> float:
+        """Of launches that follow work without a pause: after one, clocks are lower."""
+        return self.adapter.seconds(launches, (self.probe or []) * (1 if self.adapter.software else HELD))
 
     def timed(self, candidates: Sequence[tuple[Timed, Make]], sets: int, rounds: int = ROUNDS) -> None:
         """Rounds of all candidates in turn; `sets` calls have different operands."""
-        self.warm()
-        ready: list[tuple[Timed, list[ReadyLaunch]]] = []
+        ready: list[tuple[Timed, list[ReadyLaunch], int]] = []
         for row, make in candidates:
             self.rows.append(row)
             try:
-                launches = [x for i in range(max(sets, 1)) for x in make(i)]
-                each = len(launches) / max(sets, 1)
-                spent = min(self.adapter.seconds(launches) for _ in range(2)) / max(sets, 1)
+                one = make(0)
+                spent = min(self.seconds(one) for _ in range(2))
                 if spent > SLOW and not self.adapter.software:
                     row.seconds = [spent]
                     continue
                 calls = int(min(max(PASS / max(spent, 1e-7), sets), 400))
                 launches = [x for i in range(calls) for x in make(i)]
-                if len(launches) != round(calls * each):
+                if len(launches) != calls * len(one):
                     raise ValueError("calls of one product differ in their launches")
-                self.adapter.seconds(launches)
-                ready.append((row, launches))
-                one = make(0)
-                row.in_turn = self.adapter.seconds(one * calls) / calls if sets == 1 or spent > 1e-4 else None
-                row.seconds = [calls]
+                row.in_turn = self.seconds(one * calls) / calls if sets == 1 or spent > 1e-4 else None
+                ready.append((row, launches, calls))
             except Exception as error:
                 row.error = words_of(error)
                 self.say(f"{row.product} {row.kernel}: {row.error}")
-        counts = [int(row.seconds.pop()) for row, _ in ready]
+        clock = self.warm()
         for _ in range(rounds):
-            for (row, launches), calls in zip(ready, counts, strict=True):
-                row.seconds.append(self.adapter.seconds(launches) / calls)
+            for row, launches, calls in ready:
+                row.seconds.append(self.seconds(launches) / calls)
+        clock = min(clock, self.warm())
+        for row, _, _ in ready:
+            row.clock = clock
 
 
 def bound_launch(adapter: Any, code: str, buffers: dict[int, Any], grid: tuple[int, int]) -> ReadyLaunch:

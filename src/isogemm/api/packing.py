@@ -17,8 +17,8 @@ def pack(w: Any) -> PreparedWeight:
     """Prepare a weight w [n, k] once, for `isogemm.linear`.
 
     On the CPU: panels that every kernel reads as one stream. The result holds a copy of `w` in its dtype; later
-    changes of `w` do not reach it. On a CUDA device: a reference, with all that a call asks of a weight looked up once.
-    Kernels read the weight where it lies, so values written into `w` later are seen.
+    changes of `w` do not reach it. On a device of CUDA or WebGPU: a reference, with what a call asks of a weight looked
+    up once. Kernels read the weight where it lies, so values written into `w` later are seen.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def pack(w: Any) -> PreparedWeight:
 
     Returns
     -------
-    PackedWeight or DeviceWeight
+    PackedWeight, DeviceWeight or WebGpuWeight
 
     Raises
     ------

@@ -7,7 +7,7 @@ import pytest
 from tests.products import F16, values
 
 import isogemm
-from isogemm.backends.webgpu import source
+from isogemm.backends.webgpu import admission, source
 from isogemm.backends.webgpu.admission import AdapterAdmissions
 from isogemm.backends.webgpu.kernels import code_of
 from isogemm.backends.webgpu.public import array
@@ -44,7 +44,7 @@ def test_a_planted_fault_is_refused(device, monkeypatch, fault):
     assert not admissions.verdict(name, types, admissions.code(name, types, False))
     monkeypatch.setattr(source, "part", lambda part: read(part).replace(line, wrong) if part == file else read(part))
     with pytest.raises(ContractError, match=f"{name} on .*the CPU, which has them"):
-        admissions.code(name, types, across=False)
+        AdapterAdmissions(device.adapter).code(name, types, across=False)
 
 
 def test_shuffles_that_are_refused_are_passed_over(device, monkeypatch):
@@ -56,7 +56,7 @@ def test_shuffles_that_are_refused_are_passed_over(device, monkeypatch):
     line, wrong = LARGEST_FIRST, "var mask = 1u; mask < THREADS; mask <<= 1u"
     monkeypatch.setattr(source, "part", lambda x: read(x).replace(line, wrong) if x == "meet_subgroup" else read(x))
     assert admissions.verdict("gemv_wide", types, code_of("gemv_wide", types, across=False, subgroup=8, fused=True))
-    assert "subgroupShuffleXor" not in admissions.code("gemv_wide", types, across=False)
+    assert "subgroupShuffleXor" not in AdapterAdmissions(device.adapter).code("gemv_wide", types, across=False)
 
 
 def test_a_fault_in_the_codes_is_refused(device, monkeypatch):
@@ -85,12 +85,13 @@ def test_an_fma_that_rounds_twice_is_replaced_by_integers(device, monkeypatch):
     assert not admissions.verdict("gemv_naive", ("float32", "float32"), both[1])
 
 
-def test_one_trial_for_a_code(device, monkeypatch):
-    tried = []
-    monkeypatch.setattr("isogemm.backends.webgpu.admission.trial", lambda *args: tried.append(args[1]) or "")
+def test_one_trial_for_a_code_that_is_put_together_once(device, monkeypatch):
+    tried, made = [], []
+    monkeypatch.setattr(admission, "code_of", lambda *args, **which: made.append(args[0]) or code_of(*args, **which))
+    monkeypatch.setattr(admission, "trial", lambda *args: tried.append(args[1]) or "")
     monkeypatch.setattr(device, "admissions", AdapterAdmissions(device.adapter))
     x = array(values((2, 7), F16))
     for _ in range(3):
         isogemm.linear(x, x)
-    assert tried == ["gemv_naive"]
+    assert (tried, made) == (["gemv_naive"], ["gemv_naive"])
     np.testing.assert_array_equal(isogemm.linear(x, x).numpy(), isogemm.linear(x.numpy(), x.numpy()))

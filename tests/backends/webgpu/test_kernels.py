@@ -42,9 +42,10 @@ def test_long_sums(device, name, k):
     assert_bits(device, name, 2, 9, k)
 
 
-@pytest.mark.parametrize("name", ["gemv_wide", "gemv_transposed"])
+@pytest.mark.parametrize("name", FLOATS)
 def test_a_vocabulary(device, name):
-    assert_bits(device, name, 1, 32000, 33, layout="across")
+    for layout in ("lines", "across"):
+        assert_bits(device, name, 1, 32000, 33, layout=layout)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -67,7 +68,8 @@ def test_drawn_shapes(device, name, m, n, k, dtype, layout, seed):
 def test_integers_over_rows_and_lengths(device, name, fmt):
     types, size = ("float32", fmt), 32 if fmt == "Q4_0" else 256
     code = device.admissions.code(name, types, across=False)
-    for m, n, k in [(m, 4 * m + 1, size * (1 + m % 3)) for m in (1, 2, 5, 17)] + [(2, 9, 4096)]:
+    rows = [(m, 4 * m + 1, size * (1 + m % 3)) for m in (*range(1, 18), 100)]
+    for m, n, k in [*rows, (2, 9, 4096), (1, 32000, size)]:
         posed = pose("integers", types, m, n, k, started=False)
         out, x = array(poisoned((m, n))), array(posed.a)
         given = run_quantize(device.adapter, device.admissions.quantizer("float32", size), view(x), size)
@@ -76,9 +78,9 @@ def test_integers_over_rows_and_lengths(device, name, fmt):
         assert_same(out.numpy(), posed.want)
 
 
-@pytest.mark.parametrize("name", ["gemv_simd", "gemv_wide"])
+@pytest.mark.parametrize("name", [name for name in FLOATS if KERNELS[name].order == "lanes"])
 def test_subgroups_on_and_off(device, name):
-    """Lanes that meet by shuffles and through memory: one order, one code each."""
+    """Lanes that meet by shuffles and through memory: one order, one code each; no other kernel knows of subgroups."""
     codes = {
         code_of(name, ("float16", "float16"), across=False, subgroup=size, fused=True)
         for size in (0, device.adapter.subgroup)

@@ -137,6 +137,16 @@ def test_arrays_are_views_of_one_buffer():
         there.reshape(5, 5)
 
 
+def test_a_packed_weight_is_the_array_there():
+    x, w = values((3, 20), F16), values((7, 20), F16, seed=1)
+    there = array(w)
+    packed = isogemm.pack(there)
+    assert (packed.shape, packed.dtype, repr(packed)) == ((7, 20), F16, "WebGpuWeight(7 x 20, float16 on webgpu:0)")
+    same(isogemm.linear(array(x), packed), isogemm.linear(x, w))
+    with pytest.raises(DeviceError, match="one device"):
+        isogemm.linear(x, packed)
+
+
 @pytest.mark.parametrize("fmt", ["Q4_0", "Q8_0", "Q4_K", "Q6_K"])
 def test_quantized_weights_have_the_bits_of_their_definitions(fmt):
     stored = golden_blocks(fmt, 13, 512)

@@ -21,17 +21,19 @@ from isogemm.errors import OptionError, ShapeError
 NAMES = (
     "gemv_vector",
     "gemv_vector WORDS=2 ROWS=4 OUTPUTS=2 UNROLL=4 WORKGROUP=64",
-    "gemv_vectors AHEAD=1",
-    "gemv_vectors WORDS=4 OUTPUTS=1 LATE=1",
+    "gemv_vectors AHEAD=0 CHUNK=128",
+    "gemv_vectors WORDS=4 OUTPUTS=1 CHUNK=256",
+    "gemv_vectors ROWS=3 OUTPUTS=2 CHUNK=0",
     "gemm_narrow",
     "gemm_vector TILE_M=64 TILE_N=64 REG_M=8 REG_N=4 BUFFERS=1",
     "gemm_vector TILE_M=64 TILE_N=32 DEPTH=16 REG_M=4 REG_N=8 INNER=2 SPREAD=0",
-    "gemm_vector TILE_M=32 TILE_N=64 DEPTH=32 REG_M=8 REG_N=4 TURN=1",
+    "gemm_vector TILE_M=32 TILE_N=64 DEPTH=32 REG_M=8 REG_N=4",
 )
 # What is planted: the kernel, its file, and the text before and after.
 FAULTS = {
     "a load is used twice": ("gemv_vector", "gemv_vector", "(step + $uu)", "(step + $uu / 2u)"),
-    "the tail of loads is lost": ("gemv_vector", "gemv_vector", "for (; step < steps; step++)", "for (; step < 0u;)"),
+    "the tail of loads is lost": ("gemv_vector", "gemv_vector", "for (; step < stop; step++)", "for (; step < 0u;)"),
+    "x is that of the chunk before": ("gemv_vectors", "gemv_vector", "begin * THREADS + e", "begin / 2u * THREADS + e"),
     "the steps beyond K are added": ("gemm_narrow", "gemm_vector", "min(DEPTH, p.k - at)", "DEPTH"),
     "a column beside the result is written": ("gemm_narrow", "gemm_vector", "j + $cu < p.n", "j + $cu < p.n + 1u"),
 }
@@ -92,18 +94,47 @@ def test_small_numbers_are_kept(device, name):
     assert_same(out.numpy(), want)
 
 
-@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_narrow"])
-def test_a_device_that_drops_small_numbers_is_made_up_for(device, name):
-    """Made sure of on every adapter, with an fma that takes subnormal operands and results for zero."""
-    flushed = "fn kept(x: f32) -> f32 { return select(x, 0.0, abs(x) < 0x1p-126f); }\n"
+# By integers: a compiler that drops subnormals itself may take a comparison of floats for the identity.
+FLUSHED = """fn kept(x: f32) -> f32 {
+  let bits = bitcast<u32>(x);
+  return bitcast<f32>(select(bits, bits & 0x80000000u, (bits & 0x7fffffffu) < 0x00800000u));
+}
+"""
+SEEN = "return min(s, t) == 0u || s + t < 174u;"
+BEGUN = "return any((magnitude != vec4<u32>()) & (magnitude < vec4<u32>(0x0c000000u)));"
+# What a kernel that looks for small numbers does not look for: what it should, and what is left of that.
+UNSEEN = {
+    "any operands": (SEEN, "return false;"),
+    "small operands": (SEEN, "return s + t < 174u;"),
+    "small products": (SEEN, "return min(s, t) == 0u;"),
+    "small sums": (SEEN, "return min(s, t) == 0u || s + t < 120u;"),
+    "what sums begin with": (BEGUN, "return false;"),
+}
+
+
+def dropping(device, name, types):
+    """A kernel's code on a device whose fma takes subnormal operands and results for zero, made sure of on each."""
     given = "return fma(x, y, z);"
-    code = code_of(name, ("bfloat16", "bfloat16"), across=False, subgroup=device.adapter.subgroup, fused=True)
+    code = code_of(name, types, across=False, subgroup=device.adapter.subgroup, fused=True)
     assert given in code
-    code = flushed + code.replace(given, "return kept(fma(kept(x), kept(y), kept(z)));")
-    assert not AdapterAdmissions(device.adapter).verdict(name, ("bfloat16", "bfloat16"), code)
-    unseen = code.replace("return min(s, t) == 0u || s + t < 174u;", "return false;")
-    assert unseen != code
-    assert AdapterAdmissions(device.adapter).verdict(name, ("bfloat16", "bfloat16"), unseen)
+    return code.replace(given, "return kept(fma(kept(x), kept(y), kept(z)));") + FLUSHED
+
+
+@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemv_vectors", "gemm_narrow"])
+def test_a_device_that_drops_small_numbers_is_made_up_for(device, name):
+    types = ("bfloat16", "bfloat16")
+    assert not AdapterAdmissions(device.adapter).verdict(name, types, dropping(device, name, types))
+
+
+@pytest.mark.parametrize("unseen", UNSEEN)
+@pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemv_vectors", "gemm_narrow"])
+def test_a_kernel_that_does_not_look_for_small_numbers_is_refused(device, name, unseen):
+    types, (before, after) = ("bfloat16", "bfloat16"), UNSEEN[unseen]
+    if unseen == "what sums begin with" and not name.startswith("gemm"):
+        pytest.skip("sums of lanes begin with zero")
+    code = dropping(device, name, types)
+    assert before in code
+    assert AdapterAdmissions(device.adapter).verdict(name, types, code.replace(before, after))
 
 
 def test_an_fma_that_rounds_twice_is_refused(device):
@@ -132,9 +163,24 @@ def test_what_is_not_at_whole_vectors_is_refused(device):
             run(device.adapter, "gemv_vector", code, KernelCall(view(a), view(b.T), view(out)))
     with pytest.raises(OptionError, match=r"workgroup memory of gemv_q4_0.*16384"):
         code_of("gemv_q4_0 OUTPUTS=16", ("float32", "Q4_0"), across=False, subgroup=0, fused=True)
+    with pytest.raises(OptionError, match="whole steps of 32, 4 at a time"):
+        code_of("gemv_vectors CHUNK=192", ("float16", "float16"), across=False, subgroup=0, fused=True)
     with pytest.raises(OptionError, match="whole vectors of 8"):
         code_of("gemm_vector TILE_M=16 TILE_N=16 REG_M=4 REG_N=4 DEPTH=8 BUFFERS=1 INNER=3", ("float16",) * 2,
                 across=False, subgroup=0, fused=True)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, kernel in VECTORS.items() if kernel.order != "integers"])
+def test_other_lengths_are_for_other_kernels(device, name):
+    """K of 1, 31, 33 and 4097 is no whole vector: refused here, and served by the kernels for any strides."""
+    code = device.admissions.code(name, ("float16", "float16"), across=False)
+    contract = Contract("fma", ORDERS[kernel_of(name).order])
+    for k in (1, 31, 33, 4097):
+        x, w, out = values((2, k), F16), values((8, k), F16, seed=1), array(poisoned((2, 8)))
+        with pytest.raises(ShapeError, match="a kernel for any strides"):
+            run(device.adapter, name, code, KernelCall(view(array(x)), view(array(w).T), view(out)))
+        isogemm.linear(array(x), array(w), contract=contract, out_dtype="float32", out=out)
+        assert_same(out.numpy(), reference.evaluate(x, w.T, contract))
 
 
 def test_launches_are_kept_and_timed(device):

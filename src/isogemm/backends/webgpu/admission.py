@@ -7,7 +7,7 @@ drops what is too small, the kernel is tried with the one that is made of intege
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -40,6 +40,13 @@ SHAPES = ((3, 5, 7), (67, 133, 333))
 # Of vectors: several tiles of the largest, steps of K in flight at once, and a tail of them.
 SHAPES_OF_VECTORS = ((3, 8, 8), (9, 72, 1064), (133, 264, 72))
 SHAPES_OF_BLOCKS = ((3, 5, 256), (9, 133, 768))
+# What alone is below 2^-126 in products of a trial, each for itself, as one kind may hide another; and the exponents of
+# the numbers of a and of b.
+SMALL = {
+    "left": ((50, 60), (50, 60)), "right": ((50, 60), (50, 60)), "products": ((-70, -60), (-66, -60)),
+    "sums": ((-62, -61), (-60, -59)), "start": ((-3, 3), (-3, 3)),
+}  # fmt: skip
+SHAPE_OF_SMALL = (9, 72, 72)
 
 
 class TrialProduct(NamedTuple):
@@ -60,16 +67,27 @@ class AdapterAdmissions:
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self._known: dict[str, str] = {}
+        self._codes: dict[tuple[Any, ...], tuple[str, str]] = {}
 
     def code(self, name: str, types: tuple[str, str], across: bool) -> str:
-        """The admitted code of a kernel.
+        """The admitted code of a kernel; put together and tried once.
 
         Raises
         ------
         ContractError
             No form of it has the contract's bits on this adapter.
         """
-        refused = ""
+        key = name, types, across, self.adapter.subgroup
+        if key not in self._codes:
+            self._codes[key] = self._tried(name, types, across)
+        code, refused = self._codes[key]
+        if refused:
+            raise self._error(name, refused)
+        return code
+
+    def _tried(self, name: str, types: tuple[str, str], across: bool) -> tuple[str, str]:
+        """The first code of a kernel that is admitted, and nothing; else why the last one is not."""
+        code = refused = ""
         kernel = kernel_of(name)
         for fused in (True,) if kernel.words else (True, False):
             if (
@@ -82,8 +100,8 @@ class AdapterAdmissions:
                 code = code_of(name, types, across=across, subgroup=subgroup, fused=fused)
                 refused = self.verdict(name, types, code)
                 if not refused:
-                    return code
-        raise self._error(name, refused)
+                    return code, ""
+        return code, refused
 
     def first(self, names: Iterable[str], types: tuple[str, str], across: bool) -> tuple[str, str]:
         """The first of some kernels that is admitted, and its code.
@@ -116,11 +134,13 @@ class AdapterAdmissions:
         ContractError
             Its bits are others on this adapter.
         """
-        code = code_of_block(dtype, block)
-        if code not in self._known:
-            self._known[code] = _trial_of_quantizer(self.adapter, dtype, code, block)
-        if self._known[code]:
-            raise self._error(f"quantize_x of {dtype}", self._known[code])
+        key = dtype, block
+        if key not in self._codes:
+            code = code_of_block(dtype, block)
+            self._codes[key] = code, _trial_of_quantizer(self.adapter, dtype, code, block)
+        code, refused = self._codes[key]
+        if refused:
+            raise self._error(f"quantize_x of {dtype}", refused)
         return code
 
     def _fuses(self, types: tuple[str, str]) -> bool:
@@ -137,18 +157,27 @@ class AdapterAdmissions:
 
 def trial(adapter: Adapter, name: str, types: tuple[str, str], code: str) -> str:
     """Run a kernel's code on golden operands: empty where every bit was right, else what was wrong."""
+    for product, lines in _posed(name, types, code):
+        found = _differs(adapter, name, types, code, product, lines)
+        if found:
+            (m, k), n = product.a.shape, product.want.shape[1]
+            return f"{ORDERS[kernel_of(name).order]} over k {k}, {m} x {n}: {found}"
+    return ""
+
+
+def _posed(name: str, types: tuple[str, str], code: str) -> Iterator[tuple[TrialProduct, bool]]:
+    """The products of a kernel's trial, and whether b lies along K in each."""
     kernel = kernel_of(name)
+    guarded = kernel.words and types[0] != "float16"
     for m, n, k in _shapes(name, types):
         for lines in _layouts(name, code):
             started = m > 3 if kernel.words else lines  # of vectors there is one layout: both ways by the shapes
-            posed = [pose(kernel.order, types, m, n, k, started=started)]
-            if kernel.words and types[0] != "float16":
-                posed.append(pose_ordinary(kernel.order, types, m, n, k, started=started))
-            for product in posed:
-                found = _differs(adapter, name, types, code, product, lines)
-                if found:
-                    return f"{ORDERS[kernel.order]} over k {k}, {m} x {n}: {found}"
-    return ""
+            yield pose(kernel.order, types, m, n, k, started=started), lines
+            if guarded:
+                yield pose_ordinary(kernel.order, types, m, n, k, started=started), lines
+    for small in SMALL if guarded else ():
+        if small != "start" or kernel.order == "chain":
+            yield pose_small(kernel.order, types, small), _layouts(name, code)[0]
 
 
 def _shapes(name: str, types: tuple[str, str]) -> tuple[tuple[int, int, int], ...]:
@@ -206,6 +235,31 @@ def pose_ordinary(order: str, types: tuple[str, str], m: int, n: int, k: int, *,
     a, b = (np.where(np.abs(x) < np.exp2(-39), 0, x) for x in (a, b))
     left, right = a.astype(NUMPY[types[0]]), b.astype(NUMPY[types[1]])
     c = drawn((m, n)).astype(np.float32) if started and order == "chain" else None
+    return TrialProduct(left, right, c, _evaluated(order, left, right, c))
+
+
+@lru_cache(maxsize=64)
+def pose_small(order: str, types: tuple[str, str], small: str) -> TrialProduct:
+    """A product of finite numbers of which a device may drop those that `small` names, and whose bits show that."""
+    rng, (m, n, k) = np.random.default_rng(len(small)), SHAPE_OF_SMALL
+
+    def drawn(shape: tuple[int, int], exponents: tuple[int, int]) -> Array:
+        found: Array = rng.choice([-1, 1], shape) * rng.uniform(1, 2, shape) * np.exp2(rng.integers(*exponents, shape))
+        return found
+
+    a, b, c = drawn((m, k), SMALL[small][0]), drawn((k, n), SMALL[small][1]), None
+    if small in ("left", "right"):
+        flat = a if small == "left" else b
+        flat[:] = rng.integers(1, 128, flat.shape) * 2.0**-133  # subnormal in float32 and bfloat16
+    elif small == "sums":  # each product meets its negative, but for the last bits, as the next term of its sum
+        step = 1 if order == "chain" else LANES
+        for first in range(0, k - 2 * step + 1, 2 * step):
+            here, there = slice(first, first + step), slice(first + step, first + 2 * step)
+            a[:, there], b[there] = a[:, here], -b[here] * (1 + 2.0**-7)
+        b[k // (2 * step) * 2 * step :] = 0
+    elif small == "start":
+        a[::2], c = 0, (rng.integers(1, 2**23, (m, n)) * 2.0**-149).astype(np.float32)
+    left, right = a.astype(NUMPY[types[0]]), b.astype(NUMPY[types[1]])
     return TrialProduct(left, right, c, _evaluated(order, left, right, c))
 
 

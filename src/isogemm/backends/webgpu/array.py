@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from ...base.dtypes import check_dtype
 from ...errors import OptionError
 from ...operands.device_array import DeviceId, device_array, holder_of
+from ...operands.prepared import PreparedWeight
 from .adapter import DeviceBuffer, open_adapter
 
-__all__ = ["WebGpuArray", "buffer_of", "empty", "from_numpy", "offset_of", "span"]
+__all__ = ["WebGpuArray", "WebGpuWeight", "buffer_of", "empty", "from_numpy", "offset_of", "span"]
 
 Array = NDArray[Any]
 
@@ -90,6 +91,35 @@ class WebGpuArray:
 
     def __repr__(self) -> str:
         return f"WebGpuArray({self.dtype.name} {list(self.shape)} on {self.device})"
+
+
+class WebGpuWeight(PreparedWeight):
+    """A weight [n, k] on a device: a reference, as kernels read weights as they lie.
+
+    Attributes
+    ----------
+    shape : (int, int)
+    dtype : numpy.dtype
+    """
+
+    __slots__ = ("_array", "dtype", "shape")
+
+    def __init__(self, view: Array) -> None:
+        self._array, self.dtype = WebGpuArray(view), view.dtype
+        self.shape = view.shape[0], view.shape[1]
+
+    @property
+    def place(self) -> DeviceId:
+        """The weight's device."""
+        return holder_of(self._array._view).place
+
+    @property
+    def array(self) -> WebGpuArray:
+        """The weight."""
+        return self._array
+
+    def __repr__(self) -> str:
+        return f"WebGpuWeight({self.n} x {self.k}, {self.dtype.name} on {self.place})"
 
 
 def buffer_of(view: Array) -> DeviceBuffer:

@@ -15,7 +15,7 @@ from ...problem.settings import Settings
 from . import elements
 from .adapter import Adapter, adapters, open_adapter
 from .admission import AdapterAdmissions
-from .array import WebGpuArray, buffer_of, empty
+from .array import WebGpuArray, WebGpuWeight, buffer_of, empty
 from .choose import TreeCase, check_contract, choices
 from .launch import KernelCall, run, whole
 from .measure import recalled
@@ -45,6 +45,9 @@ class WebGpuDevice(Device):
 
     def result(self, x: Array, operands: tuple[Any, ...]) -> WebGpuArray:
         return WebGpuArray(x)
+
+    def pack(self, w: Array) -> WebGpuWeight:
+        return WebGpuWeight(w)
 
     def gemm(
         self, a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None

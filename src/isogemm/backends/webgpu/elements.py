@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ def _step(adapter: Adapter, operation: str, x: Array, y: Array, out: Array, scal
     _over(adapter, code, (x, y, out), [float(scale), 0])
 
 
+@cache
 def _code(x: str, y: str, out: str, operation: str) -> str:
     word = "u32" if out == "float32" else "atomic<u32>"
     body = part("elements").replace("OUT_WORD", word).replace("OPERATION", operation)

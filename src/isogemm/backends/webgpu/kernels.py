@@ -82,10 +82,11 @@ KERNELS: Mapping[str, WgslKernel] = {
 # Found by ``python -m benchmarks.webgpu --sweep`` on an H200 through Vulkan; all fit the least workgroup memory that an
 # adapter has.
 _BLOCKS = {"ALONG": 128, "DOWN": 1, "OUTPUTS": 4, "ROWS": 1}
-_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 4, "WORKGROUP": 256, "AHEAD": 1, "LATE": 0}
-_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 4, "UNROLL": 2, "WORKGROUP": 64, "AHEAD": 0, "LATE": 0}
+_BLOCKS_OF_ROWS = {"ALONG": 32, "DOWN": 4, "OUTPUTS": 2, "ROWS": 4}
+_GEMV = {"WORDS": 4, "ROWS": 1, "OUTPUTS": 1, "UNROLL": 4, "WORKGROUP": 256, "AHEAD": 1, "CHUNK": 0}
+_ROWS = {"WORDS": 2, "ROWS": 4, "OUTPUTS": 2, "UNROLL": 4, "WORKGROUP": 128, "AHEAD": 1, "CHUNK": 512}
 _GEMM = {
-    "TILE_M": 64, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 1, "SPREAD": 0, "TURN": 0,
+    "TILE_M": 64, "TILE_N": 128, "DEPTH": 16, "REG_M": 8, "REG_N": 8, "INNER": 4, "BUFFERS": 1, "SPREAD": 0,
 }  # fmt: skip
 _NARROW = {"TILE_M": 16, "TILE_N": 32, "DEPTH": 32, "REG_M": 4, "REG_N": 4, "SPREAD": 1}
 VECTORS: Mapping[str, WgslKernel] = {
@@ -94,7 +95,7 @@ VECTORS: Mapping[str, WgslKernel] = {
     "gemm_vector": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM, words=4),
     "gemm_narrow": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM | _NARROW, words=4),
     "gemv_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS),
-    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS | {"OUTPUTS": 2, "ROWS": 4}),
+    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS | _BLOCKS_OF_ROWS),
 }
 """Kernels for operands at whole vectors of words, as families: `kernel_of` has one of each for any constants."""
 
@@ -168,14 +169,20 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
     constants: dict[str, int | bool | str] = dict.fromkeys(("WordA", "WordB"), f"vec{kernel.words}<u32>")
     parts = ["params", "integers", "rows", "strided", *vectors(types[0], kernel.words), "guard"]
     if kernel.order == "lanes":
-        at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"], "EARLY": 1 - at["LATE"]}
+        at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"], "TWO": 2, "TWOS": kernel.words // 2}
+        at |= {"STAGED": int(at["CHUNK"] > 0), "DIRECT": int(not at["CHUNK"])}
+        _check_memory(kernel, 4 * at["ROWS"] * at["CHUNK"])
+        if at["CHUNK"] % (LANES * at["UNROLL"]):
+            raise OptionError(
+                "CHUNK of gemv_vector", limit=f"whole steps of {LANES}, {at['UNROLL']} at a time", value=at["CHUNK"],
+                nearest="gemv_vectors",
+            )  # fmt: skip
+        at |= _meetings(at["ROWS"] * at["OUTPUTS"], each)
         parts.append("meet_subgroup" if subgroup >= LANES // each else "meet_workgroup")
     else:
         _check_memory(kernel, 4 * at["BUFFERS"] * at["DEPTH"] * (at["TILE_M"] + at["TILE_N"]))
         at |= {"GROUPS": at["REG_M"] // 4, "FOURS": at["REG_N"] // 4, "FOUR": 4, "QUADS": each // 4}
         at |= {f"LOADS_{x}": at[f"TILE_{t}"] * at["DEPTH"] // each // kernel.workgroup for x, t in ("AM", "BN")}
-        turn = at.pop("TURN")
-        at |= {"TURNS_M": turn * _turns(at["TILE_M"]), "TURNS_N": turn * _turns(at["TILE_N"]) * (not across)}
         constants |= {"ACROSS": across, "SPREAD": bool(at.pop("SPREAD"))}
         vectors_of = [at[f"TILE_{t}"] * at["DEPTH"] // each for t in "MN"]
         if any(count % kernel.workgroup for count in vectors_of) or at["DEPTH"] % each or each % at["INNER"]:
@@ -186,10 +193,17 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
     return assembled(kernel.file, tuple(parts), constants | at, fused=fused, trusted=True)
 
 
-def _turns(tile: int) -> int:
-    """By how many fours of a tile a vector may lie aside, less one: a power of two that divides their number."""
-    fours = tile // 4
-    return min(8, fours & -fours) - 1
+def _meetings(outputs: int, each: int) -> dict[str, int]:
+    """Of the threads of a group: with which mask each meets another, how many numbers it keeps, halved or all."""
+    found: dict[str, int] = {}
+    threads, level = LANES // each, 0
+    while threads > 1:
+        threads, even = threads // 2, outputs % 2 == 0
+        outputs //= 1 + even
+        found |= {f"MASK_{level}": threads, f"HALVED_{level}": even * outputs * each}
+        found[f"KEPT_{level}"] = (not even) * outputs * each
+        level += 1
+    return found | {"LEVELS": level, "LEFT": outputs}
 
 
 def _check_memory(kernel: WgslKernel, nbytes: int) -> None:

@@ -49,8 +49,10 @@ fn multiply_add_held(x: Held, y: Held, z: Held) -> Held {{
   return Held(multiply_add(x.x, y.x, z.x), multiply_add(x.y, y.y, z.y));
 }}
 fn one_of(x: Held, h: u32) -> f32 {{ return x[h]; }}
-fn place(lanes: ptr<function, array<f32, EACH>>, w: u32, x: Held) {{ lanes[2u * w] = x.x; lanes[2u * w + 1u] = x.y; }}
 fn held(w: u32) -> Held {{ return {held}; }}
+alias Two = vec4<f32>;
+fn two(x: Held, y: Held) -> Two {{ return Two(x, y); }}
+fn one_of_two(x: Two, h: u32) -> Held {{ return Held(x[2u * h], x[2u * h + 1u]); }}
 alias Low = vec2<u32>;
 fn lower(low: Low, x: Held) -> Low {{ return min(low, (bitcast<Low>(x) << Low(1u)) - Low(1u)); }}
 fn least(low: Low) -> u32 {{ return min(low.x, low.y); }}
@@ -59,8 +61,10 @@ _ONE = """
 alias Held = f32;
 fn multiply_add_held(x: Held, y: Held, z: Held) -> Held { return multiply_add(x, y, z); }
 fn one_of(x: Held, h: u32) -> f32 { return x; }
-fn place(lanes: ptr<function, array<f32, EACH>>, w: u32, x: Held) { lanes[w] = x; }
 fn held(w: u32) -> f32 { return bitcast<f32>(w); }
+alias Two = vec2<f32>;
+fn two(x: Held, y: Held) -> Two { return Two(x, y); }
+fn one_of_two(x: Two, h: u32) -> Held { return x[h]; }
 alias Low = u32;
 fn lower(low: Low, x: Held) -> Low { return min(low, (bitcast<u32>(x) << 1u) - 1u); }
 fn least(low: Low) -> u32 { return low; }
@@ -109,6 +113,11 @@ def repeated(text: str, constants: Constants) -> str:
     """
     lines, at = text.split("\n"), 0
 
+    def filled(line: str, values: dict[str, int]) -> str:
+        for name, value in values.items():
+            line = line.replace(f"${name}", str(value))
+        return line
+
     def block(values: dict[str, int]) -> list[str]:
         nonlocal at
         made: list[str] = []
@@ -118,17 +127,14 @@ def repeated(text: str, constants: Constants) -> str:
                 break
             at += 1
             if words[:1] == ["#for"]:
-                begun, count = at, int(constants[words[3]])
+                begun, count = at, int(constants[filled(words[3], values)])
                 for value in range(max(count, 1)):
                     at = begun
                     lines_of = block(values | {words[1]: value})
                     made += lines_of if count else []
                 at += 1
             else:
-                line = lines[at - 1]
-                for name, value in values.items():
-                    line = line.replace(f"${name}", str(value))
-                made.append(line)
+                made.append(filled(lines[at - 1], values))
         return made
 
     return "\n".join(block({}))

@@ -24,12 +24,6 @@ fn piece_of(e: u32, side: u32) -> u32 {
   return select(e % (DEPTH / EACH), e / side, SPREAD);
 }
 
-// Where a four of a row lies: vectors of neighbouring threads, which lie along K, are turned apart, so that what they
-// store meets no bank of memory twice.
-fn turned(four: u32, piece: u32, mask: u32) -> u32 {
-  return four ^ ((piece * max(8u * EACH / DEPTH, 1u)) & mask);
-}
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
   let i = group.y * TILE_M;
@@ -41,7 +35,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let row_$l = row_of(local + $lu * WORKGROUP, TILE_M);
   let piece_a_$l = piece_of(local + $lu * WORKGROUP, TILE_M);
   let a_$l = u32(p.a_at + i32(min(i + row_$l, p.m - 1u)) * p.a_row) / EACH;
-  let to_a_$l = piece_a_$l * EACH * FOURS_M + turned(row_$l / 4u, piece_a_$l, TURNS_M);
+  let to_a_$l = piece_a_$l * EACH * FOURS_M + row_$l / 4u;
   #end
   #for l in LOADS_B
   let e_$l = local + $lu * WORKGROUP;
@@ -49,7 +43,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let piece_b_$l = select(piece_of(e_$l, TILE_N), e_$l / (TILE_N / EACH), ACROSS);
   let b_$l = select(u32(p.b_at + i32(min(j + column_$l, p.n - 1u)) * p.b_col) / EACH,
                     u32(p.b_at) / EACH + min(j / EACH + column_$l, p.n / EACH - 1u), ACROSS);
-  let to_b_$l = select(piece_b_$l * EACH * FOURS_N + turned(column_$l / 4u, piece_b_$l, TURNS_N), piece_b_$l * FOURS_N + column_$l * (EACH / 4u), ACROSS);
+  let to_b_$l = select(piece_b_$l * EACH * FOURS_N + column_$l / 4u, piece_b_$l * FOURS_N + column_$l * (EACH / 4u), ACROSS);
   #end
   #for g in GROUPS
   #for c in FOUR
@@ -134,10 +128,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var k = 0u; k < depth; k += INNER) {
       #for u in INNER
       #for g in GROUPS
-      let l_$u_$g = tile_a[base_a + (k + $uu) * FOURS_M + turned($gu * DOWN_M + ty, k / EACH, TURNS_M)];
+      let l_$u_$g = tile_a[base_a + (k + $uu) * FOURS_M + $gu * DOWN_M + ty];
       #end
       #for q in FOURS
-      let r_$u_$q = tile_b[base_b + (k + $uu) * FOURS_N + turned($qu * ACROSS_N + tx, k / EACH, TURNS_N)];
+      let r_$u_$q = tile_b[base_b + (k + $uu) * FOURS_N + $qu * ACROSS_N + tx];
       #end
       #for g in GROUPS
       #for c in FOUR

@@ -14,3 +14,8 @@ fn meet(given: array<f32, LANES>, local: u32) -> f32 {
   }
   return lanes[0];
 }
+
+// The number of the thread that a thread meets.
+fn other(x: f32, mask: u32, local: u32) -> f32 {
+  return subgroupShuffleXor(x, mask);
+}

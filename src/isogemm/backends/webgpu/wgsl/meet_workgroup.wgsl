@@ -19,3 +19,11 @@ fn meet(given: array<f32, LANES>, local: u32) -> f32 {
   }
   return lanes[0];
 }
+
+// The number of the thread that a thread meets.
+fn other(x: f32, mask: u32, local: u32) -> f32 {
+  workgroupBarrier();
+  room[local][0] = x;
+  workgroupBarrier();
+  return room[local ^ mask][0];
+}

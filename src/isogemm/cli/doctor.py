@@ -71,7 +71,7 @@ def _case(path: str, steps: bool, tell: Any) -> Any:
             "a case",
             limit="a .npz file of arrays",
             value=f"{path}: {error}",
-            nearest="numpy.savez(path, observed=..., a=..., b=...)",
+            nearest=f"--call {path}" if ":" in path else "numpy.savez(path, observed=..., a=..., b=...)",
         ) from error
     missing = {"observed", "a", "b"} - set(given)
     if missing:

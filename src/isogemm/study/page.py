@@ -124,9 +124,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = "".join(f"<th{LEFT * (name in long)}>{escape(str(name))}</th>" for name in rows[0])
     lines = []
     for row in rows:
-        first, *others = (str(value) for value in row.values())
-        cells = "".join(f"<td{_kind(value)}>{escape(value)}</td>" for value in others)
-        lines.append(f"<tr><th scope=row{_kind(first)}>{escape(first)}</th>{cells}</tr>")
+        first, *others = ((str(value), _kind(str(value)) or LEFT * (name in long)) for name, value in row.items())
+        cells = "".join(f"<td{kind}>{escape(text)}</td>" for text, kind in others)
+        lines.append(f"<tr><th scope=row{first[1]}>{escape(first[0])}</th>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 

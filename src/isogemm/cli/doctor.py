@@ -37,10 +37,10 @@ def doctor_command(
 
     Examples: ``isogemm doctor case.npz``; ``isogemm doctor --call mine.py:matmul``; ``isogemm doctor --selftest``.
     """
-    if (bool(case) + bool(call) + selftest) != 1:
-        raise OptionError(
-            "doctor", limit="one of CASE, --call, --selftest", value="none or several", nearest="CASE.npz"
-        )
+    asked = [case] * bool(case) + ["--call"] * bool(call) + ["--selftest"] * selftest
+    if len(asked) != 1:
+        value = " and ".join(asked) or "none"
+        raise OptionError("doctor", limit="one of CASE, --call, --selftest", value=value, nearest="CASE.npz")
     if steps and not case:
         raise OptionError("--steps", limit="with CASE", value="alone", nearest="CASE.npz --steps")
     if selftest:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -132,6 +134,7 @@ DTYPES = [
     Row("out dtype", lambda c: matmul(A.astype(F16), B.astype(F16), out=c), DTypeError, "float32", "float16"),
     Row("out_dtype", lambda c: matmul(A, B, out_dtype=np.int32), DTypeError, "int32", "float32"),
     Row("out_dtype text", lambda c: matmul(A, B, out_dtype="quux"), DTypeError, "quux", "float32"),
+    Row("out_dtype misspelt", lambda c: matmul(A, B, out_dtype="blfoat16"), DTypeError, "blfoat16", "bfloat16"),
     Row("c dtype", lambda c: gemm(A, B, c.astype(F16), beta=1.0, out=c), DTypeError, "float16", "float32"),
     Row("bias dtype", lambda c: gemm(A, B, bias=np.ones(4), out=c), DTypeError, "float64", "float32"),
     Row("list dtypes", lambda c: grouped([A, A.astype(F16)], [B, B.astype(F16)]), DTypeError, "float16", "float32"),
@@ -434,3 +437,13 @@ def test_no_memory_is_asked_for_before_the_limit_is_checked(monkeypatch):
     monkeypatch.setattr(np, "empty", lambda *_: pytest.fail("allocated"))
     with pytest.raises(LimitError):
         matmul(huge(2**30, 1), huge(1, 2**30))
+
+
+@pytest.mark.parametrize(
+    "call", ["isogemm.webgpu.array(np.ones((2, 2), 'f'))", "isogemm.plan(1, 64, 64, device='webgpu')"]
+)
+def test_webgpu_that_is_not_installed_is_told_by_its_extra(call: str) -> None:
+    lines = f"import sys; sys.modules['wgpu'] = None; import numpy as np, isogemm; {call}"
+    said = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
+    assert "OptionError: a WebGPU device needs wgpu: limit: the extra isogemm[webgpu]; " in said.stderr
+    assert said.stderr.rstrip().endswith('nearest legal choice: pip install "isogemm[webgpu]"')

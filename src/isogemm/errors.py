@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 __all__ = [
     "AliasError",
     "ContractError",
@@ -69,6 +71,24 @@ class AliasError(IsogemmError, ValueError):
 
 class ContractError(IsogemmError, ValueError):
     """A contract is malformed, or is not implemented where it was asked for."""
+
+    def __init__(self, what: str, *, limit: object, value: object, nearest: object, said: str = "") -> None:
+        if what == "unknown arithmetic" and f" {nearest}," in f"{limit},":  # a whole contract was meant, and is kept
+            nearest = _arithmetic_meant(str(value).strip("'"), str(limit).removeprefix("one of ").split(", "))
+        super().__init__(what, limit=limit, value=value, nearest=nearest, said=said)
+
+
+_ORDERS = {"chain": "chain", "leaf": "leaf4096", "leaf4096": "leaf4096", "tree": "tree8", "lanes": "lanes32"}
+
+
+def _arithmetic_meant(name: str, known: list[str]) -> str:
+    """The arithmetic that a misspelt name is like, the default one before an order's name, or else the default."""
+    spelt = name.lower()
+    order = difflib.get_close_matches(spelt, _ORDERS, n=1)
+    likest = difflib.get_close_matches(spelt, [*known, *order], n=1)
+    if likest and likest[0] in known:
+        return likest[0]
+    return f"'fma/{_ORDERS[order[0]]}'" if order else "'fma/chain'"
 
 
 class OptionError(IsogemmError, ValueError):

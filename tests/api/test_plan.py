@@ -9,6 +9,7 @@ import re
 import sys
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -104,8 +105,11 @@ ERRORS: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"n": 2.5}, ShapeError, "n: "),
     ({"k": True}, ShapeError, "k: "),
     ({"dtype": "float64"}, DTypeError, "float32, bfloat16, float16; got: 'float64'; nearest legal choice: float32"),
-    ({"weight_dtype": "int8"}, DTypeError, "'int8'"),
-    ({"out_dtype": "float8"}, DTypeError, "'float8'"),
+    ({"dtype": "blfoat16"}, DTypeError, "got: 'blfoat16'; nearest legal choice: bfloat16"),
+    ({"dtype": np.int8}, DTypeError, "got: 'int8'; nearest legal choice: float32"),
+    ({"dtype": None}, DTypeError, "got: None; nearest legal choice: float32"),
+    ({"weight_dtype": "int8"}, DTypeError, "weight_dtype: .*'int8'"),
+    ({"out_dtype": "float8"}, DTypeError, "out_dtype: .*'float8'"),
     ({"trans_a": "X"}, OptionError, "trans_a: .*N, T or C"),
     ({"trans_b": None}, OptionError, "trans_b"),
     ({"threads": 0}, OptionError, "threads: .*at least 1; got: 0; nearest legal choice: 1"),
@@ -121,6 +125,12 @@ def test_errors_name_the_nearest_choice(wrong: dict[str, Any], error: type[Excep
     given = {"m": 3, "n": 4, "k": 5} | wrong
     with pytest.raises(error, match=words):
         isogemm.plan(given.pop("m"), given.pop("n"), given.pop("k"), **given)
+
+
+def test_a_type_has_one_name_however_it_is_given() -> None:
+    short = isogemm.plan(3, 4, 5, dtype=ml_dtypes.bfloat16, weight_dtype=np.float32, out_dtype="fp16")
+    assert short.digest == isogemm.plan(3, 4, 5, dtype="bfloat16", weight_dtype="float32", out_dtype="float16").digest
+    assert short.numeric.out_dtype == "float16"
 
 
 def test_another_schema_is_refused() -> None:

@@ -84,12 +84,19 @@ def test_a_module_that_fails_on_import_is_reported(tmp_path: Path) -> None:
         ("mymodule.my_linear", r"nor module:function.*nearest legal choice: mymodule:my_linear, with a colon"),
         ("mymodule:my_linear", r"no module mymodule here.*where mymodule\.py lies, or path/to/mymodule\.py:my_linear"),
         ("no.package:f", r"where no/package\.py lies, or path/to/no/package\.py:f"),
+        ("tests.audit.fakes:honets", r"has no callable honets.*nearest legal choice: tests\.audit\.fakes:honest$"),
+        ("tests.audit.fakes:quux", r"nearest legal choice: module:function of a module that can be imported"),
         ("nonsense", r"nearest legal choice: module:function of a module that can be imported"),
     ],
 )
 def test_a_name_that_cannot_be_imported_is_told_what_to_write(name: str, why: str) -> None:
     with pytest.raises(OptionError, match=why):
         audit.run([name], [SHAPE], require=[], sweep=[1, 2], speed=False)
+
+
+def test_one_shape_without_its_list_is_told_so() -> None:
+    with pytest.raises(ShapeError, match=r"limit: a list of \(n, k\); .*nearest legal choice: \[\(96, 64\)\]"):
+        audit.run([fakes.honest], (96, 64), sweep=[1], speed=False)  # type: ignore[arg-type]
 
 
 def test_a_function_for_weights_that_lie_the_other_way_is_told_how_they_lie() -> None:

@@ -341,8 +341,8 @@ def test_plan_on_the_cpu_takes_a_contract(run) -> None:  # type: ignore[no-untyp
     ("words", "what"),
     [
         (["--model", "Qwen3-4B"], "an NVIDIA GPU; got: none here"),
-        ([], "one of --model, --shapes"),
-        (["--model", "Qwen3-4B", "--shapes", "x.csv"], "one of --model, --shapes"),
+        ([], "one of --model, --shapes; got: none"),
+        (["--model", "Qwen3-4B", "--shapes", "x.csv"], "one of --model, --shapes; got: both"),
         (["--shapes", "x.csv", "--attention", "4096"], "with --model"),
         (["--model", "Qwen3-4B", "--dtype", "int4"], "int4"),
         (["--model", "Qwen3-4B", "--m", "many"], "--m"),

@@ -49,8 +49,18 @@ def test_defaults_and_properties() -> None:
     ("text", "limit", "nearest"),
     [
         ("fmaa/chain", "fma", "fma"),
-        ("tensor_core:sm91/chain", "tensor_core:sm90", "tensor_core:sm9"),
-        ("", "fma", ""),
+        ("tensor_core:sm91/chain", "tensor_core:sm90", "tensor_core:sm90"),
+        ("FMA/chain", "fma", "fma"),
+        ("Tensor_Core:SM90/chain", "tensor_core:sm90", "tensor_core:sm90"),
+        ("chian", "fma", "'fma/chain'"),
+        ("chain", "fma", "'fma/chain'"),
+        ("leafs", "fma", "'fma/leaf4096'"),
+        ("tree", "fma", "'fma/tree8'"),
+        ("lanes", "fma", "'fma/lanes32'"),
+        ("int", "int32", "int32"),
+        ("ieee", "fma", "fma/chain"),
+        ("default", "fma", "'fma/chain'"),
+        ("", "fma", "'fma/chain'"),
         ("fma/", "chain", "chain"),
         ("fma/chains", "chain", "chain"),
         ("fma/leaf", "leafL", "leaf4096"),
@@ -76,6 +86,9 @@ def test_malformed_contracts_name_limit_value_and_nearest(text: str, limit: str,
         Contract.parse(text)
     assert limit in str(caught.value.limit)
     assert str(caught.value.nearest).startswith(nearest)
+    if "arithmetic" in caught.value.what:  # whole: what is offered is a contract
+        assert str(caught.value.nearest).removesuffix("/chain") == nearest.removesuffix("/chain")
+        Contract.parse(str(caught.value.nearest).strip("'"))
     assert "nearest legal choice" in str(caught.value)
 
 

@@ -55,5 +55,8 @@ def test_a_function(tmp_path):
 def test_bad_usage(tmp_path):
     for words in ((), ("x.npz",), ("x.npz", "--selftest"), ("--steps", "--selftest")):
         assert "Error" in type(run(*words).exception).__name__
+    assert "got: none" in str(run().exception)
+    assert "got: x.npz and --selftest" in str(run("x.npz", "--selftest").exception)
+    assert "nearest legal choice: --call mine.py:f" in str(run("mine.py:f").exception)
     np.savez(tmp_path / "half.npz", a=A)
     assert "observed" in str(run(tmp_path / "half.npz").exception)

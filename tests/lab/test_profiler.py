@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from isogemm.lab.profiler import KernelLaunch, ProfiledClock, _launch, short_name
+from isogemm.lab.profiler import KernelLaunch, ProfiledClock, _launch, _quiet, short_name
 
 EVENT = {
     "cat": "kernel",
@@ -43,6 +47,7 @@ def test_every_library_call_has_a_session_of_its_own(monkeypatch):
     class Loop:
         steps = (lambda i: log.append(("first", i)), lambda i: log.append(("second", i)))
 
+    _quiet()  # which has a session, too
     monkeypatch.setattr(profiler, "profile", Session)
     clock = ProfiledClock(lambda: log.append("wait"), cuda=False)
     clock.elapsed(Loop(), 3, 1)
@@ -50,6 +55,23 @@ def test_every_library_call_has_a_session_of_its_own(monkeypatch):
     log.clear()
     clock.elapsed(lambda i: log.append(i), 0, 2)
     assert log == ["wait", "begin", 0, "wait", "end", "begin", 1, "wait", "end"]
+
+
+SESSIONS = """
+import os, torch
+from isogemm.lab.profiler import ProfiledClock, operators
+ProfiledClock(lambda: None, cuda=False).elapsed(lambda i: torch.ones(3) + i, 0, 2)
+print(*operators(lambda: torch.ones(3) + 1), "KINETO_LOG_LEVEL" in os.environ)
+"""
+
+
+def test_the_profilers_own_lines_do_not_bury_a_studys():
+    pytest.importorskip("torch")
+    environment = {key: value for key, value in os.environ.items() if key != "KINETO_LOG_LEVEL"}
+    said = subprocess.run([sys.executable, "-c", SESSIONS], capture_output=True, text=True, env=environment, check=True)
+    assert said.stderr == ""
+    assert "aten::add" in said.stdout
+    assert said.stdout.endswith(" False\n")  # the environment is as it was
 
 
 @pytest.mark.parametrize(

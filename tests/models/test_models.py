@@ -145,3 +145,39 @@ def test_one_optimizer_step(name):
     for size in (1, 2, 4):
         found = stepped(size)
         assert [key for key, p in whole.items() if not same(p, found[key])] == []
+
+
+def test_a_cache_by_the_name_that_transformers_5_24_gives_it():
+    """There the argument is called `cache`, its former name is taken too, and it is handed what attention is told."""
+    from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+    told = []
+
+    class Named(qwen3.Qwen3Attention):
+        def forward(self, hidden_states, position_embeddings, attention_mask, cache=None, **kwargs):
+            return super().forward(hidden_states, position_embeddings, attention_mask, cache, **kwargs)
+
+    class Cache(transformers.DynamicCache):
+        def update(self, key, value, layer, *rest, kwargs=None):
+            told.append(kwargs)
+            return super().update(key, value, layer)
+
+    Named.__module__ = qwen3.__name__  # where attention's functions are looked for
+    ids, model = prompts(3, 12), causal("qwen3", torch.bfloat16)
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Named
+    assert len(it.convert(model).parts["rope"]) == 3
+    cache = Cache(config=model.config)
+    with torch.no_grad():
+        steps = [model(part, past_key_values=cache).logits for part in ids.split(4, 1)]
+        whole = it.convert(causal("qwen3", torch.bfloat16)).module(ids).logits
+        x, angles = torch.randn(3, 4, 96).bfloat16(), torch.randn(3, 4, 16)
+        tables = tuple(torch.cat((t, t), -1).bfloat16() for t in (angles.cos(), angles.sin()))
+        attention, caches = model.model.layers[0].self_attn, [Cache(config=model.config) for _ in range(2)]
+        former = attention(x, tables, None, past_key_values=caches[0])[0]
+        new = attention(x, tables, None, cache=caches[1])[0]
+    assert same(torch.cat(steps, 1), whole)
+    assert same(former, new)
+    assert [each.get_seq_length() for each in caches] == [4, 4]
+    assert len(told) == 2 * 3 + 2
+    assert all(isinstance(options, dict) for options in told)

@@ -102,6 +102,33 @@ def test_a_run_ends_at_its_time_limit_and_goes_on(isogemm, tmp_path, monkeypatch
     assert len(json.loads((tmp_path / "fake.json").read_text())["rows"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("others", "options", "said"),
+    [
+        (None, (), ""),
+        (0.05, (), ""),
+        (0.5, (), "Other programs kept 0.5 of 2 CPUs busy meanwhile: times are rough, bits are not; with --threads 1 "),
+        (1.0, ("--threads", "1"), "Other programs kept 1 of 2 CPUs busy meanwhile: times are rough, bits are not"),
+    ],
+)
+def test_other_programs_are_told_of(isogemm, tmp_path, monkeypatch, others, options, said):
+    pytest.importorskip("vl_convert")
+    monkeypatch.setattr("isogemm.study.engine.Others.mean", lambda self: others)
+    stamp = {"cpu": {"usable": 2, "model": "", "core": ""}, "pools": [], "packages": {}}
+    stamp |= {"date": "", "load": 0, "command": ""}
+    monkeypatch.setattr("isogemm.study.engine.environment", lambda: stamp)
+    status, _, err = isogemm("fake", "--out", str(tmp_path), *options)
+    text = (tmp_path / "index.html").read_text()
+    assert status == 0
+    assert ("Other programs" in err, "Other programs" in text) == (bool(said), bool(said))
+    assert said in err
+    assert said in text
+    assert ("suffer least" in text) == (bool(said) and not options)
+    monkeypatch.setattr("isogemm.study.engine.Others.mean", lambda self: 0.0)  # a report has what was measured then
+    isogemm("report", str(tmp_path), "--out", str(tmp_path / "page"))
+    assert ("Other programs" in (tmp_path / "page" / "index.html").read_text()) == bool(said)
+
+
 def test_one_case_is_printed(isogemm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, _ = isogemm("fake", "--case", "k=2")

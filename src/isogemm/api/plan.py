@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..backends import planner
-from ..base.arguments import of_type, shown
-from ..base.dtypes import ITEMSIZE
+from ..base.arguments import of_type
+from ..base.dtypes import DTYPES, ITEMSIZE, as_dtype, name_of
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
 from ..formats.blocks import FORMATS, format_of
@@ -25,9 +25,9 @@ def plan(
     n: int,
     k: int,
     *,
-    dtype: str = ...,
-    weight_dtype: str | None = ...,
-    out_dtype: str | None = ...,
+    dtype: Any = ...,
+    weight_dtype: Any = ...,
+    out_dtype: Any = ...,
     trans_a: str = ...,
     trans_b: str = ...,
     packed: bool = ...,
@@ -43,9 +43,9 @@ def plan(
     n: int,
     k: int,
     *,
-    dtype: str = ...,
-    weight_dtype: str | None = ...,
-    out_dtype: str | None = ...,
+    dtype: Any = ...,
+    weight_dtype: Any = ...,
+    out_dtype: Any = ...,
     trans_a: str = ...,
     trans_b: str = ...,
     contract: ContractLike | None = ...,
@@ -64,9 +64,9 @@ def plan(
     n: int,
     k: int,
     *,
-    dtype: str = "float32",
-    weight_dtype: str | None = None,
-    out_dtype: str | None = None,
+    dtype: Any = "float32",
+    weight_dtype: Any = None,
+    out_dtype: Any = None,
     trans_a: str = "N",
     trans_b: str = "T",
     packed: bool = False,
@@ -87,6 +87,7 @@ def plan(
         Extents, at least 0.
     dtype : {"float32", "bfloat16", "float16"}
         Element type of A, and of B and C unless `weight_dtype` or `out_dtype` say otherwise; C is float32 where B is.
+        A short name, as ``bf16``, or NumPy's or torch's own type is the same.
     trans_a, trans_b : {"N", "T", "C"}
         How the operands are stored; the default is a linear layer's: weights stored [n, k].
     packed : bool
@@ -123,13 +124,9 @@ def plan(
     for name, value in (("m", m), ("n", n), ("k", k)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ShapeError(name, limit="a whole number of at least 0", value=repr(value), nearest=_whole(value))
-    b_type = dtype if weight_dtype is None else weight_dtype
-    out_type = (
-        ("float32" if isinstance(b_type, str) and b_type == "float32" else dtype) if out_dtype is None else out_dtype
-    )
-    for name in (dtype, b_type, out_type):
-        if not isinstance(name, str) or name not in ITEMSIZE:
-            raise DTypeError("dtype", limit=", ".join(ITEMSIZE), value=shown(name), nearest="float32")
+    dtype = _element("dtype", dtype)
+    b_type = dtype if weight_dtype is None else _element("weight_dtype", weight_dtype)
+    out_type = ("float32" if b_type == "float32" else dtype) if out_dtype is None else _element("out_dtype", out_dtype)
     of_type("device", device, str, "text: cpu, cuda, cuda:N, h200 and the like", "'cpu'")
     a_op, b_op = _operation("trans_a", trans_a), _operation("trans_b", trans_b)
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
@@ -193,6 +190,20 @@ def _several(
             )
         return "attention", {"sequences": batch, "heads": heads[0], "shared": heads[1], "mask": mask}
     return ("batched", {"items": batch}) if batch > 1 else ("", {})
+
+
+def _element(name: str, dtype: Any) -> str:
+    """The element type's name, from whatever names one.
+
+    Raises
+    ------
+    DTypeError
+    """
+    found = as_dtype(dtype, name)
+    if found not in DTYPES:
+        value = None if found is None else repr(name_of(found))
+        raise DTypeError(name, limit=", ".join(ITEMSIZE), value=value, nearest="float32")
+    return name_of(found)
 
 
 def _operation(name: str, value: str) -> str:

@@ -311,6 +311,8 @@ def _sources(shapes: Iterable[ShapeLike] | None, full: bool) -> tuple[WeightSour
     listed = arguments.items(shapes)
     if listed is None:
         raise ShapeError("shapes", limit="a list of (n, k)", value=arguments.shown(shapes), nearest=[(4096, 2560)])
+    if len(listed) == 2 and all(isinstance(size, int | np.integer) for size in listed):
+        raise ShapeError("shapes", limit="a list of (n, k)", value=arguments.shown(shapes), nearest=[tuple(listed)])
     sources = [shape if isinstance(shape, WeightSource) else _source(shape) for shape in listed]
     if not sources:
         raise ShapeError("shapes", limit="at least one", value="none", nearest=(4096, 2560))

@@ -246,10 +246,12 @@ def function_of(name: str) -> Function:
         meant = f"{module}:{last}, with a colon" if dot and module and last else _FUNCTION
         raise _unknown(name, "not a name of ours, nor module:function", meant)
     function: Any = _import(place, name)
-    for part in attribute.split("."):
+    parts, named = attribute.split("."), [x for x, found in vars(function).items() if callable(found)]
+    for part in parts:
         function = getattr(function, part, None)
     if not callable(function):
-        raise _unknown(name, f"{place} has no callable {attribute}")
+        like = nearest(parts[0], named, "") if len(parts) == 1 else ""
+        raise _unknown(name, f"{place} has no callable {attribute}", f"{place}:{like}" if like else _FUNCTION)
     return function  # type: ignore[no-any-return]
 
 

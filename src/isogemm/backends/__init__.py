@@ -79,6 +79,8 @@ def find(device: Any, what: str = "device") -> DeviceId:
     ------
     DeviceError
         There is none, or it cannot be used.
+    OptionError
+        The package that it needs is not installed; the error names the extra.
     """
     if isinstance(device, DeviceId):
         kind, index = device.kind, str(device.ordinal)
@@ -90,6 +92,8 @@ def find(device: Any, what: str = "device") -> DeviceId:
         return HOST
     known = kind if kind in BACKENDS else _ACCELERATOR
     count = backend(known).usable()
+    if kind == known != _ACCELERATOR and not count:
+        open_device(DeviceId(kind, 0))  # its error says what is missing: a package, or a driver
     if kind != known or not (index.isdecimal() or not index) or int(index or 0) >= count:
         limit = f"{HOST}, or one of {count} {known.upper()} devices that can be used here"
         raise DeviceError(what, limit=limit, value=str(device), nearest=repr(known if count else str(HOST)))

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import DTypeError
-from .arguments import shown
+from .arguments import nearest, shown
 
 __all__ = [
     "BFLOAT16",
@@ -97,7 +97,7 @@ def name_of(dtype: DType) -> str:
     return _NAMES.get(dtype) or dtype.name
 
 
-def as_dtype(dtype: Any) -> DType | None:
+def as_dtype(dtype: Any, name: str = "out_dtype") -> DType | None:
     """A NumPy dtype from whatever names one: NumPy's, ml_dtypes', torch's, or a string, such as ``bf16``.
 
     Raises
@@ -116,9 +116,8 @@ def as_dtype(dtype: Any) -> DType | None:
     try:
         return np.dtype(text)
     except (TypeError, ValueError) as error:  # ValueError: an array of another library, say
-        raise DTypeError(
-            "out_dtype", limit="float32, bfloat16 or float16", value=shown(dtype), nearest="float32"
-        ) from error
+        meant = nearest(text, NUMPY, "float32") if isinstance(text, str) else "float32"
+        raise DTypeError(name, limit="float32, bfloat16 or float16", value=shown(dtype), nearest=meant) from error
 
 
 FACTORS = ("a", "b", "x", "w")

@@ -330,7 +330,9 @@ def tune_command(
     from ..lab.tune import linears, read_wanted, tune_device
 
     if bool(model) == bool(shapes):
-        raise OptionError("products", limit="one of --model, --shapes", value="both or none", nearest="--model")
+        raise OptionError(
+            "products", limit="one of --model, --shapes", value="both" if model else "none", nearest="--model"
+        )
     if attention and not model:
         raise OptionError("--attention", limit="with --model", value="alone", nearest="--model NAME")
     wanted = linears(named(model)) if model else read_wanted(shapes)

@@ -37,10 +37,10 @@ def doctor_command(
 
     Examples: ``isogemm doctor case.npz``; ``isogemm doctor --call mine.py:matmul``; ``isogemm doctor --selftest``.
     """
-    if (bool(case) + bool(call) + selftest) != 1:
-        raise OptionError(
-            "doctor", limit="one of CASE, --call, --selftest", value="none or several", nearest="CASE.npz"
-        )
+    asked = [case] * bool(case) + ["--call"] * bool(call) + ["--selftest"] * selftest
+    if len(asked) != 1:
+        value = " and ".join(asked) or "none"
+        raise OptionError("doctor", limit="one of CASE, --call, --selftest", value=value, nearest="CASE.npz")
     if steps and not case:
         raise OptionError("--steps", limit="with CASE", value="alone", nearest="CASE.npz --steps")
     if selftest:
@@ -71,7 +71,7 @@ def _case(path: str, steps: bool, tell: Any) -> Any:
             "a case",
             limit="a .npz file of arrays",
             value=f"{path}: {error}",
-            nearest="numpy.savez(path, observed=..., a=..., b=...)",
+            nearest=f"--call {path}" if ":" in path else "numpy.savez(path, observed=..., a=..., b=...)",
         ) from error
     missing = {"observed", "a", "b"} - set(given)
     if missing:

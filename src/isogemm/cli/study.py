@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["study_command"]
 
 INTERRUPTED = 130
-BUSY = 2.0  # times the cores: a study's own threads are as many as these
 
 
 def study_command(
@@ -63,6 +61,7 @@ def study_command(
 def _run(name: str, device: str, out: str, options: RunOptions, limit: float) -> None:
     from ..study.catalog import study
     from ..study.engine import run
+    from ..study.page import disturbed
     from ..study.site import limited, open_site
 
     started, chosen, case = time.monotonic(), study(name), options.case
@@ -81,15 +80,9 @@ def _run(name: str, device: str, out: str, options: RunOptions, limit: float) ->
     if folder:
         typer.echo(f"Rows: {folder / name}.json{_slowest(found)}")
         _write_page([found], folder)
-    if device == "cpu":
-        _say_busy(found.environment)
-
-
-def _say_busy(environment: Mapping[str, Any]) -> None:
-    load, cores = environment["load"], environment["cpu"]["usable"]
-    if load and load > BUSY * cores:
-        said = f"load {load:.3g} on {cores} cores: times are rough, bits are not; --threads 1 suffers least"
-        typer.echo(f"isogemm: this machine was busy, {said}", err=True)
+    said = disturbed(found)
+    if said:
+        typer.echo(f"isogemm: {said}", err=True)
 
 
 def _slowest(found: StudyRun) -> str:

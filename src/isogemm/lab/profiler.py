@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .clock import Run
@@ -53,11 +54,31 @@ def short_name(kernel: str) -> str:
     return words[-1].removeprefix("::") if words else kernel
 
 
+@cache
+def _quiet() -> None:
+    """An empty session of torch's profiler, whose library reads once in a process what it is to log.
+
+    By itself torch 2.13's writes two lines to stderr for every session, hundreds in a study, and nobody reads them.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    level = "KINETO_LOG_LEVEL"
+    if level in os.environ:
+        return
+    os.environ[level] = "6"  # above those lines' own
+    try:
+        with profile(activities=[ProfilerActivity.CPU]):
+            pass
+    finally:
+        del os.environ[level]
+
+
 def launches(call: Callable[[], Any]) -> list[KernelLaunch]:
     """The kernels that one call runs on the current CUDA device, in their order; none where no profiler may run."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    _quiet()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         call()
@@ -95,6 +116,7 @@ class ProfiledClock:
     def __init__(self, synchronize: Callable[[], object], *, cuda: bool) -> None:
         from torch.profiler import ProfilerActivity
 
+        _quiet()
         self._synchronize = synchronize
         self._activities = [ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]
 
@@ -119,6 +141,7 @@ def operators(call: Callable[[], Any]) -> list[str]:
     """Operators of torch's that one call computes with on the CPU, in their order, and copies; no views."""
     from torch.profiler import ProfilerActivity, profile
 
+    _quiet()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         call()
     found = [event for event in profiler.events() if event.name.partition("::")[2] not in _BOOKKEEPING]

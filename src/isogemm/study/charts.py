@@ -12,6 +12,9 @@ Row = Mapping[str, Any]
 # Told apart by people who see few colours, on a light page and on a dark one.
 COLOURS = ("#2f9e8f", "#e07b39", "#5b7fdb", "#c2549d", "#8a8f98", "#b8a03a", "#8d6bc9", "#d1495b")
 
+SHAPES = ("circle", "diamond", "triangle-up", "cross")
+DASHES = ([1, 0], [6, 4], [2, 2], [8, 3, 2, 3])
+
 
 def measured(rows: Sequence[Row]) -> list[Row]:
     """Rows that have times."""
@@ -49,7 +52,11 @@ def lines(
 
     values = sorted({point[x] for point in data})
     kinds = ["log" if each else "linear" for each in log]
-    axis = alt.Axis(values=values, format=",", labelOverlap="greedy", grid=False) if log[0] else alt.Axis(grid=False)
+    axis = (
+        alt.Axis(values=values, format=",", labelOverlap="greedy", labelSeparation=8, grid=False)
+        if log[0]
+        else alt.Axis(grid=False)
+    )
     base = {"base": 2} if log[0] else {}
     encoding: dict[str, Any] = {
         "x": alt.X(f"{x}:Q", title=titles[0], axis=axis, scale=alt.Scale(type=kinds[0], nice=False, **base)),
@@ -57,6 +64,7 @@ def lines(
             f"{y}:Q", title=titles[1], scale=alt.Scale(type=kinds[1], zero=not log[1]), axis=alt.Axis(tickCount=6)
         ),
         "color": _colour(data, colour),
+        **_again(data, colour),
         "tooltip": [f"{colour}:N", f"{x}:Q", alt.Tooltip(f"{y}:Q", format=".4~g")],
     }
     if dash:
@@ -72,7 +80,7 @@ def bars(
     import altair as alt
 
     order = list(dict.fromkeys(point[x] for point in data))
-    names = list(dict.fromkeys(point[colour] for point in data))
+    names = _names(data, colour)
     chart = _only(data, {x, y, colour})
     chart = chart.mark_point(filled=True, size=70) if log else chart.mark_bar()
     scale = alt.Scale(type="log" if log else "linear")
@@ -122,9 +130,28 @@ def _short(value: Any) -> Any:
 def _colour(data: Sequence[Point], field: str) -> Any:
     import altair as alt
 
-    names = list(dict.fromkeys(point[field] for point in data))
+    names = _names(data, field)
     chosen = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
     return alt.Color(f"{field}:N", scale=alt.Scale(domain=names, range=chosen), legend=_legend())
+
+
+def _again(data: Sequence[Point], field: str) -> dict[str, Any]:
+    """Where there are more names than colours, shapes and dashes for those that have a colour of the first ones."""
+    import altair as alt
+
+    names = _names(data, field)
+    if len(names) <= len(COLOURS):
+        return {}
+    turns = [i // len(COLOURS) % len(SHAPES) for i in range(len(names))]
+    shapes, dashes = (alt.Scale(domain=names, range=[of[i] for i in turns]) for of in (SHAPES, DASHES))
+    return {
+        "shape": alt.Shape(f"{field}:N", scale=shapes, legend=_legend()),
+        "strokeDash": alt.StrokeDash(f"{field}:N", scale=dashes, legend=_legend()),
+    }
+
+
+def _names(data: Sequence[Point], field: str) -> list[Any]:
+    return list(dict.fromkeys(point[field] for point in data))
 
 
 def _legend() -> Any:
@@ -144,9 +171,10 @@ def words(ratio: float, other: str) -> str:
     return f"{number(ratio)}x faster than {other}" if ratio > 1 else f"{number(1 / ratio)}x slower than {other}"
 
 
-def number(value: float) -> str:
-    """Three digits, or a whole number of thousands: ``0.0123``, ``5,270``."""
-    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def number(value: float, digits: int = 3) -> str:
+    """Some digits, or a whole number of thousands: ``0.0123``, ``5,270``."""
+    text = f"{value:.{digits}g}"
+    return f"{float(text):,.0f}" if abs(float(text)) >= 1000 else text
 
 
 def best(row: Row, chosen: Callable[[str], bool], clock: str = "") -> float | None:

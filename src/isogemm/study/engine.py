@@ -16,6 +16,7 @@ from typing import Any
 from ..base.progress import Tell
 from ..errors import DeviceError, LimitError, OptionError
 from ..lab import Candidate, Timing, environment, interleave, row, verdict, write_json
+from ..lab.others import Others
 from ..lab.stamp import code_of_libraries
 from .declare import Study, StudyCase, Way, Ways
 from .journal import Journal
@@ -81,6 +82,7 @@ class StudyRun:
     left_out : dict of str to str
         Cases that memory does not hold, and why.
     environment : dict
+        `isogemm.lab.environment`, and ``others``, the CPUs that other programs kept busy, or None.
     """
 
     study: str
@@ -130,7 +132,7 @@ def run(
     stamp = {"schema": SCHEMA, "study": study.name, "options": asdict(options), "machine": site.identity}
     journal = Journal(folder, stamp, environment()) if folder else None
     rows = dict(journal.rows) if journal else {}
-    pace = _Pace(limit)
+    pace, others = _Pace(limit), Others()
     with untuned() if options.quick else nullcontext():
         for done, case in enumerate(cases):
             tell(done, len(cases), case.key)
@@ -145,7 +147,8 @@ def run(
                 journal.add(rows[case.key])
     facts = site.identity | {"ceilings": {name: c.to_dict() for name, c in site.ceilings.items()}}
     measured = [rows[case.key] for case in cases if case.key in rows]
-    found = StudyRun(study.name, facts, measured, asdict(options), left_out, environment())
+    stamped = environment() | {"others": others.mean()}
+    found = StudyRun(study.name, facts, measured, asdict(options), left_out, stamped)
     if folder:
         content = {"study": study.name, "site": found.site, "options": found.options, "left_out": left_out}
         write_json(folder / f"{study.name}.json", found.rows, environment=found.environment, schema=SCHEMA, **content)

@@ -16,10 +16,12 @@ from .declare import Figure
 from .engine import LATER, SCHEMA, RunOptions, StudyRun
 from .journal import ROWS, read_rows
 
-__all__ = ["page", "read_runs"]
+__all__ = ["disturbed", "page", "read_runs"]
 
 LONG = 32  # characters of a cell that is a sentence
+LEFT = " class=left"  # a column that has one
 FEW = 3  # cases that are named
+BUSY = 0.1  # of a machine's CPUs: a thread that waits for another, whose CPU another program has, takes milliseconds
 
 
 def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
@@ -82,6 +84,8 @@ def _run(run: StudyRun, specs: dict[str, Any]) -> str:
     command = " ".join(words)
     parts = [f"<h3>{escape(run.site['name'])}</h3><pre><code>{escape(command)}</code></pre>"]
     rows, unreached = measured(run.rows), [key for key, why in run.left_out.items() if LATER in why]
+    if disturbed(run):
+        parts.append(f"<p><strong>{escape(disturbed(run))}.</strong></p>")
     if unreached:
         parts.append(f"<p><strong>{escape(_not_whole(len(run.rows), unreached))}</strong></p>")
     for figure in study(run.study).figures(rows) if len(rows) > bool(unreached) else ():
@@ -89,6 +93,16 @@ def _run(run: StudyRun, specs: dict[str, Any]) -> str:
         if figure.chart is not None:
             specs[f"figure{len(specs)}"] = chart_spec(figure.chart)
     return "".join([*parts, _missing(run), _commands(run), _machine(run)])
+
+
+def disturbed(run: StudyRun) -> str:
+    """That other programs ran while a CPU was measured, and what to do; empty where none are known of."""
+    others = run.environment.get("others")
+    if run.site["device"] != "cpu" or others is None or others < BUSY * run.environment["cpu"]["usable"]:
+        return ""
+    said = f"Other programs kept {others:.2g} of {run.environment['cpu']['usable']} CPUs busy meanwhile"
+    advice = "" if run.options.get("threads") == 1 else "; with --threads 1 they suffer least"
+    return f"{said}: times are rough, bits are not{advice}"
 
 
 def _not_whole(count: int, unreached: Sequence[str]) -> str:
@@ -106,12 +120,13 @@ def _figure(figure: Figure, name: str) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = "".join(f"<th>{escape(str(name))}</th>" for name in rows[0])
+    long = {name for row in rows for name, value in row.items() if _kind(str(value))}
+    head = "".join(f"<th{LEFT * (name in long)}>{escape(str(name))}</th>" for name in rows[0])
     lines = []
     for row in rows:
-        first, *others = (str(value) for value in row.values())
-        cells = "".join(f"<td{_kind(value)}>{escape(value)}</td>" for value in others)
-        lines.append(f"<tr><th scope=row{_kind(first)}>{escape(first)}</th>{cells}</tr>")
+        first, *others = ((str(value), _kind(str(value)) or LEFT * (name in long)) for name, value in row.items())
+        cells = "".join(f"<td{kind}>{escape(text)}</td>" for text, kind in others)
+        lines.append(f"<tr><th scope=row{first[1]}>{escape(first[0])}</th>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 

@@ -69,6 +69,9 @@ def test_a_decorated_generator_is_inside_only_while_it_runs():
         return a @ b
 
     assert same(product(), gemm(a, b))
+    for instead in (torch.nn.Linear(2, 2), product):
+        with pytest.raises(OptionError, match=r"neither a model nor a function.*`with isogemm.torch.invariant\(\):`"):
+            invariant(instead)
     with pytest.raises(OptionError, match="coroutine"):
 
         @invariant()

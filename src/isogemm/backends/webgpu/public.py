@@ -49,8 +49,10 @@ def array(x: Any, device: str | None = None) -> WebGpuArray:
         Another element type.
     LimitError
         It does not fit into a buffer of the device.
+    OptionError
+        wgpu is not installed.
     DeviceError
-        There is no such device.
+        There is no such device, or no driver.
     """
     return from_numpy(x, find("webgpu" if device is None else device))
 

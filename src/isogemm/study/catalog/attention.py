@@ -17,7 +17,7 @@ from ...lab import Work
 from ...lab.models import model
 from ...planner.tuning import Wanted
 from ..bits import judged
-from ..charts import best, lines, measured, points, times, words
+from ..charts import best, lines, measured, number, points, times, words
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
 from ..site import Site, tensor
 from ..whole_attention import whole_case
@@ -170,7 +170,7 @@ def _growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     facts = rows[0]["facts"]
     title = (
         f"{facts['phase'].capitalize()}, {facts['product']}: {top['T'] // start} times the tokens take "
-        f"{top['model']} {top['growth']:.3g} times as long"
+        f"{top['model']} {number(top['growth'])} times as long"
     )
     grows = "T squared" if facts["phase"] == "training" else "T"
     return Figure(

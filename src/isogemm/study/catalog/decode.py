@@ -16,7 +16,7 @@ from ...base.dtypes import ITEMSIZE
 from ...lab import Work
 from ...lab.models import Model, model
 from ...planner.tuning import Wanted
-from ..charts import bars, lines, measured, times, words
+from ..charts import bars, lines, measured, number, times, words
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
 from ..site import Site, tensor
 from ..weights import FLOATS, checked, contract_of, format_bytes, make_weight, ready, resident_bytes
@@ -185,7 +185,9 @@ def _formats(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     ratio = format_bytes("F16", 32, 32) / format_bytes("Q4_0", 32, 32)
     title = f"One row: {', '.join(found)}, with {ratio:.3g} times fewer bytes"
     chart = bars(alone, "format", "us", "shape", titles=("", "microseconds"), log=True)
-    slow = ", ".join(f"{p['format']} {p['MiB']:.4g} MiB {p['us']:.4g} us" for p in alone if p["n"] == alone[0]["n"])
+    slow = ", ".join(
+        f"{p['format']} {number(p['MiB'], 4)} MiB {number(p['us'], 4)} us" for p in alone if p["n"] == alone[0]["n"]
+    )
     return Figure(title, chart, f"Time follows bytes as long as memory is what is waited for. {slow}.")
 
 
@@ -246,7 +248,7 @@ def _intensity(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     chart = lines(data, "M", "intensity", "format", titles=("rows M", "FLOP / byte"), log=(True, True))
     over = {kind: [p["M"] for p in data if p["format"] == kind and p["intensity"] > ridge] for kind in _swept(rows)}
     said = ", ".join(f"{kind} {f'from M = {min(ms)} on' if ms else 'never here'}" for kind, ms in over.items())
-    title = f"The ridge of the ceilings is at {ridge:.3g} FLOP a byte: products lie beyond it {said}"
+    title = f"The ridge of the ceilings is at {number(ridge)} FLOP a byte: products lie beyond it {said}"
     return Figure(title, chart, "The ceilings say where arithmetic could take over; the times above, where it does.")
 
 
@@ -262,9 +264,9 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
                 "model": f"{facts['model']} {facts['format']}",
                 "products": facts["products"],
                 "MiB of weights": f"{facts['weight_bytes'] / 2**20:.5g}",
-                "tokens/s from bytes": f"{rate / facts['weight_bytes']:.3g}" if rate else "no ceiling measured",
-                "tokens/s measured": f"{1 / seconds:.3g}",
-                "GB/s": f"{facts['weight_bytes'] / seconds / 1e9:.3g}",
+                "tokens/s from bytes": number(rate / facts["weight_bytes"]) if rate else "no ceiling measured",
+                "tokens/s measured": number(1 / seconds),
+                "GB/s": number(facts["weight_bytes"] / seconds / 1e9),
             }
         )
     got, told = table[0]["tokens/s measured"], table[0]["tokens/s from bytes"]

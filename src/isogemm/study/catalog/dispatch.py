@@ -16,7 +16,7 @@ from ...base.dtypes import ITEMSIZE
 from ...base.extras import require_extra
 from ...lab import Work
 from ..bits import differing, on_host
-from ..charts import measured, times
+from ..charts import measured, number, times
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..site import Site, tensor
 
@@ -177,7 +177,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 {
                     "rows": f"M = {row['facts']['m']}, {row['facts']['dtype']}",
                     "call": way,
-                    "us": f"{1e6 * timing['median']:.4g}",
+                    "us": number(1e6 * timing["median"], 4),
                     "elements with other bits than the first": f"{bits['from_first']} of {bits['outputs']}",
                     "what ran": row["kernel"][way][:160],
                 }

@@ -15,7 +15,7 @@ import numpy as np
 from ...api.products import gemm, gemm_strided_batched
 from ...lab import Work
 from ..bits import differing, on_host
-from ..charts import bars, measured, points, words
+from ..charts import bars, measured, number, points, words
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..products import LinearProduct
 from ..site import Site
@@ -112,7 +112,7 @@ def _errors(rows: Sequence[Mapping[str, Any]]) -> Figure:
     ]
     ours = {p["mode"]: p["error"] for p in data if p["way"] == "isogemm"}
     low, high = min(ours, key=ours.__getitem__), max(ours, key=ours.__getitem__)
-    title = f"{high} is {ours[high] / ours[low]:.3g} times as far from float64 as {low}"
+    title = f"{high} is {number(ours[high] / ours[low])} times as far from float64 as {low}"
     chart = bars(data, "mode", "error", titles=("", "relative error against float64"), log=True)
     return Figure(title, chart, "Of a sample's elements, in Frobenius' norm; operands are rounded to the mode first.")
 

@@ -16,7 +16,7 @@ from ...lab.models import model
 from ...lab.ops import PHASES, Op, ops
 from ...planner.tuning import Wanted
 from ..bits import judged
-from ..charts import measured, roof, times
+from ..charts import measured, number, roof, times
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS, LinearProduct
 from ..site import Site, tensor
@@ -113,9 +113,9 @@ def _points(rows: Sequence[Mapping[str, Any]], way: str) -> Figure:
         reached.append(f"{phase} {min(share):.3g} to {max(share):.3g} % ({beyond} of {len(own)} beyond the ridge)")
     title = f"{way}, {facts['model']}: of the roofline {', '.join(reached)}"
     sentence = (
-        f"Measured ceilings: {memory / 1e9:.4g} GB/s, {peak / 1e9:.4g} GFLOP/s; they meet at {peak / memory:.3g} "
-        "FLOP a byte, the ridge. Left of it memory is waited for, right of it arithmetic. Above the line operands were "
-        "cached."
+        f"Measured ceilings: {number(memory / 1e9, 4)} GB/s, {number(peak / 1e9, 4)} GFLOP/s; they meet at "
+        f"{number(peak / memory)} FLOP a byte, the ridge. Left of it memory is waited for, right of it arithmetic. "
+        "Above the line operands were cached."
     )
     return Figure(title, roof(data, (memory, peak), "phase", "product"), sentence)
 
@@ -130,15 +130,15 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 "product": f"{facts['phase']} {facts['product']}",
                 "calls": facts["count"],
                 "FLOP/byte": f"{facts['intensity']:.4g}",
-                "ms": f"{1e3 * timing['median']:.4g}",
-                "GFLOP/s": f"{timing['gflop_per_second']:.4g}",
-                "GB/s": f"{timing['gb_per_second']:.4g}",
+                "ms": number(1e3 * timing["median"], 4),
+                "GFLOP/s": number(timing["gflop_per_second"], 4),
+                "GB/s": number(timing["gb_per_second"], 4),
                 "of the roofline": f"{100 * timing['roofline']:.3g} %" if "roofline" in timing else "",
             }
         )
     facts = rows[0]["facts"]
     title = f"All products of {facts['model']} together: " + ", ".join(
-        f"{phase} {seconds:.3g} s" for phase, seconds in whole.items()
+        f"{phase} {number(seconds)} s" for phase, seconds in whole.items()
     )
     return Figure(
         title, None, f"isogemm; prefill and context of {facts['T']} tokens, calls counted, measured rows alone.", table

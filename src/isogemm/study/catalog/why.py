@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..charts import bars, measured, points
+from ..charts import bars, measured, number, points
 from ..declare import Figure, Study, StudyCase, Ways
 from ..site import Site
 from .four_methods import method_case
@@ -104,9 +104,9 @@ def _cache(rows: Sequence[Mapping[str, Any]]) -> Figure:
         table.append(
             {
                 "case": row["name"],
-                "one product": f"{one / 2**20:.4g} MiB",
-                "all": f"{facts['k'] * one / 2**20:.4g} MiB",
-                "last cache": f"{cache / 2**20:.4g} MiB",
+                "one product": f"{number(one / 2**20, 4)} MiB",
+                "all": f"{number(facts['k'] * one / 2**20, 4)} MiB",
+                "last cache": f"{number(cache / 2**20, 4)} MiB",
                 "of the loop": "stays" if one <= cache else "does not fit",
                 "of the batch": "stays" if facts["k"] * one <= cache else "does not fit",
             }
@@ -150,7 +150,7 @@ def _launches(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
 def _counters(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """What ncu read, or why it did not."""
     table = [
-        {"case": row["name"], "way": way, **{name: f"{value:.3g}" for name, value in values.items()}}
+        {"case": row["name"], "way": way, **{name: number(value) for name, value in values.items()}}
         for row in rows
         for way, values in row.get("counters", {}).items()
     ]

@@ -315,8 +315,9 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
     ContractError
         No such contract; or a product whose dtype the contract does not define.
     OptionError
-        A backward outside of the scope of what was recorded inside; a product that `strict` forbids; torch.compile of a
-        function that enters the scope; a coroutine function as decorated function; threads that flush subnormals.
+        A model or a function in the contract's place; a backward outside of the scope of what was recorded inside; a
+        product that `strict` forbids; torch.compile of a function that enters the scope; a coroutine function as
+        decorated function; threads that flush subnormals.
 
     Determinism
     -----------
@@ -331,6 +332,13 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
         super().__init__()
         if torch.compiler.is_dynamo_compiling():
             raise _compiled()
+        if callable(contract):
+            raise OptionError(
+                "isogemm.torch.invariant",
+                limit="a scope: it takes a contract, and neither a model nor a function",
+                value=type(contract).__name__,
+                nearest="`with isogemm.torch.invariant():` around the calls, or `@isogemm.torch.invariant()`",
+            )
         self.contract = None if contract is None else as_contract(contract)
         self.strict, self.rows, self.attention = strict, rows, attention
         # By thread, each of which changes its own alone.

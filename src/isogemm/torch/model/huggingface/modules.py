@@ -7,6 +7,8 @@ model gets it in a configuration of its own; modules change their classes, as ev
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +22,7 @@ from ..layers import Converted, Merging, RowNorm
 from . import masks as masks
 from .paged import PAGED, attend_paged, sinks_of
 
-__all__ = ["NAME", "Rotary", "RotaryAttention", "attend", "register", "tables"]
+__all__ = ["NAME", "CachedAttention", "Rotary", "RotaryAttention", "attend", "register", "tables"]
 
 NAME = "isogemm"
 BLOCK = 4096  # positions that are computed at once, always as many: a row's bits cannot depend on the table's length
@@ -100,6 +102,17 @@ class RotaryAttention(Merging):
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
         """As transformers' own, with one rounding where it has several."""
+        update = None if past_key_values is None else past_key_values.update
+        return self._attended(hidden_states, position_embeddings, attention_mask, update, kwargs)
+
+    def _attended(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None,
+        attention_mask: Tensor | None,
+        update: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Tensor, Any]:
         assert position_embeddings is not None
         shape, width = hidden_states.shape[:-1], self.head_dim
         heads = (*shape, -1, width)
@@ -108,8 +121,8 @@ class RotaryAttention(Merging):
         modules = vars(self)["_modules"]
         query, key = turned(query, key, modules.get("q_norm"), modules.get("k_norm"), cos, sin)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        if update is not None:
+            key, value = update(key, value, self.layer_idx)
         dropout = self.attention_dropout if self.training else 0.0
         call = _function(type(self), self.config._attn_implementation)
         y, weights = call(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
@@ -119,6 +132,24 @@ class RotaryAttention(Merging):
         """Loaded, perhaps by a process that has converted nothing."""
         register()
         super().__setstate__(state)
+
+
+class CachedAttention(RotaryAttention):
+    """The same for transformers from 5.24 on, where a cache is called that, and is handed what attention is told."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        cache: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        """As transformers' own, which still takes the cache by its former name, too."""
+        former = kwargs.pop("past_key_values", None)
+        cache = former if cache is None else cache
+        update = None if cache is None else partial(cache.update, kwargs=kwargs)  # one of pages changes them
+        return self._attended(hidden_states, position_embeddings, attention_mask, update, kwargs)
 
 
 def _function(cls: type, name: str) -> Any:

@@ -30,7 +30,7 @@ from ..recognition import (
     touched,
 )
 from ..traced import Formula, Hidden, Other
-from .modules import NAME, Rotary, RotaryAttention, register, tables
+from .modules import NAME, CachedAttention, Rotary, RotaryAttention, register, tables
 
 __all__ = [
     "attention_modules",
@@ -45,7 +45,8 @@ __all__ = [
 ]
 
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_ARGUMENTS = ["self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "kwargs"]
+_ARGUMENTS = ["hidden_states", "position_embeddings", "attention_mask"]
+_BY_CACHE = {"past_key_values": RotaryAttention, "cache": CachedAttention}  # what is mixed in, by the cache's name
 _TURNS: Formula = dict.fromkeys(["add", "addmm", "linear", "mm", "mul", "neg", "sub"], ())
 _ANGLES: Formula = dict.fromkeys(["bmm", "cos", "mm", "mul", "sin"], ())
 _ATTENTION: Formula = dict.fromkeys(["_softmax", "add", "bmm", "mm", "mul", "softmax"], ())
@@ -59,7 +60,7 @@ def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match |
     """
     if set(child._modules) >= _PROJECTIONS and vars(child).keys() >= {"head_dim", "scaling", "config"}:
         why = touched(child) or _turns_a_part(child, widths) or odd or _differs(child, looks)
-        return Match.unless(why, "rope", RotaryAttention, type(child))
+        return Match.unless(why, "rope", _by_cache(child), type(child))
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
         why = touched(child) or _turns_otherwise(child)
         once = bool(why) and not (touched(child) or _turns_otherwise(child, 1))
@@ -109,10 +110,19 @@ def _dictionaries(rope: Any) -> list[dict[str, Any]]:
     return [rope, *(x for x in rope.values() if isinstance(x, dict))] if isinstance(rope, dict) else []
 
 
+def _arguments(child: Any) -> list[str]:
+    """Names of what its forward method takes."""
+    return list(inspect.signature(type(child).forward).parameters)
+
+
+def _by_cache(child: Any) -> type[RotaryAttention]:
+    return next((_BY_CACHE[name] for name in _arguments(child) if name in _BY_CACHE), RotaryAttention)
+
+
 def _differs(child: Any, looks: Looks) -> str:
     """What an attention module has that `RotaryAttention` has not; empty where there is nothing."""
     cls = type(child)
-    if list(inspect.signature(cls.forward).parameters) != _ARGUMENTS:
+    if _arguments(child) not in [["self", *_ARGUMENTS, cache, "kwargs"] for cache in _BY_CACHE]:
         return f"the forward method of {cls.__name__} takes other arguments"
     if not set(child._modules) <= _PROJECTIONS | {"q_norm", "k_norm"} or child._parameters:
         return f"{cls.__name__} has other modules or parameters"

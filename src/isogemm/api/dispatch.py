@@ -23,8 +23,6 @@ from ..problem import settings as problem
 from ..problem.settings import Settings
 from .operands import Operands
 
-__all__ = ["Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
-
 Array = NDArray[Any]
 DType = np.dtype[Any]
 

@@ -15,8 +15,6 @@ from ..lab.models import LinearShape
 from .data import ActivationSource, Array, aligned, arrange
 from .providers import Provider
 
-__all__ = ["Disqualified", "LinearOperands", "NotApplicable", "ProviderBench", "ProviderFault"]
-
 _LARGE_BYTES = 128 << 20  # copies of a weight (layouts, packing) take at most so much of it
 _GARBAGE = 0.25  # of the norm of a sample: far above the rounding of any dtype here; zeros are off by 1
 # Of NumPy, and of torch: rows of w taken for its columns.

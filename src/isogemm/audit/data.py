@@ -22,17 +22,6 @@ from ..errors import DTypeError, LayoutError, OptionError, ShapeError
 from ..lab import shapes
 from ..lab.models import LinearShape
 
-__all__ = [
-    "ActivationSource",
-    "Array",
-    "WeightSource",
-    "aligned",
-    "arrange",
-    "as_dtype",
-    "read_shapes",
-    "weights_of_file",
-]
-
 Array = NDArray[Any]
 
 LAYOUTS = ("C", "F", "padded", "rows", "columns", "unaligned")

@@ -26,8 +26,6 @@ from .report import Report
 from .results import ProviderResult
 from .speed import measure
 
-__all__ = ["DEFAULT_SHAPES", "FULL_SHAPES", "ProviderLike", "ShapeLike", "run"]
-
 ProviderLike = str | Provider | Callable[[Array, Array], Array]
 ShapeLike = WeightSource | LinearShape | tuple[int, int]
 

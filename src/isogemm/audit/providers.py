@@ -25,18 +25,6 @@ from ..errors import OptionError
 from ..lab import limit_threads
 from .data import Array
 
-__all__ = [
-    "BUILTIN",
-    "FORMS",
-    "Absent",
-    "CallableProvider",
-    "Form",
-    "Function",
-    "Provider",
-    "TorchProvider",
-    "function_of",
-]
-
 Function = Callable[[Array, Array], Array]
 Accumulate = Callable[[Array | None, Array, Array], Array]
 Form = Callable[[Array, Sequence[Array]], Array]

@@ -18,8 +18,6 @@ from .bench import NotApplicable, ProviderBench, concatenated, sampled_columns
 from .data import ActivationSource, Array, arrange
 from .providers import FORMS, Function
 
-__all__ = ["FULL_SWEEP", "QUICK_SWEEP", "RELATIONS", "Pair", "Params", "Relation", "Scope"]
-
 Params = Mapping[str, int | str]
 Evaluate = Callable[[ProviderBench, Params], "Pair"]
 

@@ -19,8 +19,6 @@ from ..lab.profiler import KernelLaunch, launches, short_name
 from .data import Array
 from .providers import Provider, side_by_side, stacked, whole
 
-__all__ = ["TensorCalls", "TensorProvider", "isogemm_calls", "kernels_text", "split_k", "torch_calls"]
-
 _ALIGNED = 64  # bytes; an audit's arrays begin at multiples of it, or some elements after one
 _WARM_UP = 3  # calls before one is captured: libraries allocate workspaces in their first
 

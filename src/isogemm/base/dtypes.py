@@ -16,32 +16,6 @@ import numpy as np
 from ..errors import DTypeError
 from .arguments import shown
 
-__all__ = [
-    "BFLOAT16",
-    "CASTABLE",
-    "CODE",
-    "CODE_OF",
-    "DTYPES",
-    "FACTORS",
-    "FLOAT16",
-    "FLOAT32",
-    "INT8",
-    "INT32",
-    "INTEGERS",
-    "ITEMSIZE",
-    "NUMPY",
-    "OR_INT8",
-    "PTX",
-    "SHORT_NAMES",
-    "TORCH",
-    "TRITON",
-    "ElementType",
-    "as_dtype",
-    "check_dtype",
-    "name_of",
-    "supported",
-]
-
 DType = np.dtype[Any]
 
 FLOAT32: DType = np.dtype(np.float32)

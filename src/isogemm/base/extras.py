@@ -6,8 +6,6 @@ import importlib.util
 
 from ..errors import OptionError
 
-__all__ = ["require_extra"]
-
 
 def require_extra(extra: str, what: str, *packages: str) -> None:
     """Check that packages are installed, without importing them.

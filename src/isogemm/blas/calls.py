@@ -27,8 +27,6 @@ from ..errors import LayoutError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart, check_no_self_overlap
 from ..problem import settings as problem
 
-__all__ = ["gemm", "gemm_batched", "gemm_strided_batched"]
-
 Array = NDArray[Any]
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..audit import Report, WeightSource
     from ..lab.models import LinearShape
 
-__all__ = ["app", "command_line", "main"]
-
 DID_NOT_RUN = 3
 
 app = typer.Typer(

@@ -11,8 +11,6 @@ import typer
 from ..base.progress import progress_bar
 from ..errors import OptionError
 
-__all__ = ["doctor_command"]
-
 
 def doctor_command(
     case: Annotated[

@@ -15,8 +15,6 @@ from ..errors import OptionError
 if TYPE_CHECKING:
     from ..study.engine import RunOptions, StudyRun
 
-__all__ = ["study_command"]
-
 INTERRUPTED = 130
 BUSY = 2.0  # times the cores: a study's own threads are as many as these
 

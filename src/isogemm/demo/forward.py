@@ -14,8 +14,6 @@ from ..api import products
 from . import rows
 from .minilm import Dense, Layer, MiniLM
 
-__all__ = ["ISOGEMM", "NUMPY", "Multiplier", "embed", "row_by_row"]
-
 Array = NDArray[Any]
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from tokenizers import Tokenizer
 
-__all__ = ["QUESTIONS", "STEPS", "Compared", "compare", "counts", "lines", "read", "table", "tell"]
-
 QUESTIONS = (
     "Why is the sky blue?",
     "What is a good name for a grey cat?",

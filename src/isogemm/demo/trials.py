@@ -13,20 +13,6 @@ from ..contract import compare
 from .forward import Multiplier, embed, row_by_row
 from .minilm import Dense, MiniLM
 
-__all__ = [
-    "ROWS",
-    "EmbeddingDrift",
-    "RowDrift",
-    "Trial",
-    "activations",
-    "alone",
-    "attention_share",
-    "drift",
-    "one_batch",
-    "row_drift",
-    "trials",
-]
-
 Array = NDArray[Any]
 Embedder = Callable[[MiniLM, Sequence[Array], Multiplier], Array]
 

@@ -15,8 +15,6 @@ from .case import Array
 from .diagnosis import Cause, Diagnosis
 from .results import host
 
-__all__ = ["MENDS", "diagnose_attention"]
-
 MENDS = {
     "softmax-scale": "multiply scores by 1 / sqrt(head dimension), once, before the softmax",
     "mask-transposed": "rows of a mask are queries, columns are keys; True takes part",

@@ -21,8 +21,6 @@ from ..errors import LayoutError, ShapeError
 from ..formats import reference
 from ..formats.blocks import BlockFormat
 
-__all__ = ["Array", "Blocks", "GemmCall", "StoredMatrix", "buffer_of", "matrix_of", "resized"]
-
 Array = npt.NDArray[Any]
 
 

@@ -16,8 +16,6 @@ from .examine import examine
 from .results import call_of
 from .selftest import planted, raced
 
-__all__ = ["INSISTS", "Examined", "examined", "faulty"]
-
 SIGNATURE_OF = {
     "stride-a": "a[i], b[i]", "stride-b": "a[i], b[i]", "stride-c": "a[i], b[i]", "pointer-offset": "a[i], b[i]",
     "alpha-type": "a, b, c, alpha, beta", "beta-type": "a, b, c, alpha, beta", "beta-garbage": "a, b, c, alpha, beta",

@@ -11,8 +11,6 @@ import numpy as np
 
 from ..errors import IsogemmError
 
-__all__ = ["GuardError", "Guarded", "guard", "guarded_empty"]
-
 ROOM = 64  # elements before and behind
 
 

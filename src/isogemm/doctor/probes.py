@@ -14,8 +14,6 @@ from .case import Array
 from .diagnosis import Diagnosis
 from .results import diagnose
 
-__all__ = ["SIGNATURES", "Probe", "around", "common", "probes", "random_blocks"]
-
 SIGNATURES = {
     "a, b": "a [m, k] @ b [k, n]",
     "x, w": "x [m, k] @ w [n, k].T, as a linear layer",

@@ -24,8 +24,6 @@ from .search import search
 
 FLOATS = (np.dtype(np.float64), FLOAT32, BFLOAT16, FLOAT16)
 
-__all__ = ["call_of", "diagnose", "host"]
-
 
 def diagnose(
     observed: Any,

@@ -29,8 +29,6 @@ from .results import diagnose
 from .search import joined, search
 from .simulate import explained, round_to, simulate
 
-__all__ = ["Score", "alarms", "chances", "drawn", "planted", "raced", "scores"]
-
 PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 DEPTHS = (59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 131)
 READ = 0.3  # share of the wrong elements that come of what the buffers hold

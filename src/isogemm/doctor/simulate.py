@@ -21,8 +21,6 @@ from ..base.dtypes import NUMPY
 from ..contract.reference import round_tf32
 from .case import Array, GemmCall
 
-__all__ = ["Simulated", "explained", "round_to", "simulate"]
-
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 

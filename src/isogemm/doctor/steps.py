@@ -12,8 +12,6 @@ from .case import Array, GemmCall, StoredMatrix
 from .results import call_of, host
 from .simulate import explained, simulate
 
-__all__ = ["recipe"]
-
 ALIGNED = 16  # bytes that vector loads and tensor cores take at a time
 
 

@@ -24,8 +24,6 @@ from ..contract.spec import ContractLike
 from ..errors import LayoutError, OptionError, ShapeError
 from ..operands.shapes import merge
 
-__all__ = ["Advice", "Condition", "advise", "gqa_scores", "pointer_array", "strided", "wide"]
-
 Array = NDArray[Any]
 Stack = Sequence[Any] | Any
 

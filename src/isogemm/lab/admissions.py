@@ -12,8 +12,6 @@ import typer
 from ..base.disk import cache_folder
 from ..planner.records import Records
 
-__all__ = ["AdmissionRecord", "admissions_command", "folder", "read"]
-
 
 class AdmissionRecord(NamedTuple):
     """A verdict as it was kept.

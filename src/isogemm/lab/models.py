@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from ..errors import OptionError
 
-__all__ = ["MODELS", "PROJECTION_SHAPES", "LinearShape", "Model", "model", "read_config"]
-
 
 class LinearShape(NamedTuple):
     """A linear layer's shape.

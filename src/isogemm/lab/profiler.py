@@ -13,8 +13,6 @@ from typing import Any
 
 from .clock import Run
 
-__all__ = ["KernelLaunch", "ProfiledClock", "launches", "operators", "short_name"]
-
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:

@@ -13,8 +13,6 @@ from ..base import arguments
 from ..errors import OptionError, ShapeError
 from .models import LinearShape
 
-__all__ = ["nearest_file", "read_shapes", "unreadable"]
-
 
 def read_shapes(path: str) -> list[LinearShape]:
     """Linears from a shapes file.

@@ -11,8 +11,6 @@ import numpy as np
 from ..errors import LimitError, OptionError
 from .clock import WALL, Clock, Run
 
-__all__ = ["Candidate", "Progress", "Timing", "interleave"]
-
 Progress = Callable[[int, int, str], None]
 
 MAX_CALLS = 1 << 26

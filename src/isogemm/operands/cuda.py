@@ -22,8 +22,6 @@ from .device_array import DeviceId, device_array, holder_of
 from .dlpack import exported, handed_over
 from .tensors import check_tensor, is_tensor
 
-__all__ = ["as_kind", "current_stream", "empty", "from_protocols", "from_tensor", "give_back", "tensor", "total_memory"]
-
 Array = NDArray[Any]
 
 _INTERFACE_TYPES = {"<f4": FLOAT32, "<f2": FLOAT16}

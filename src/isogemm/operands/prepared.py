@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from ..errors import DTypeError
 from .device_array import HOST, DeviceId
 
-__all__ = ["MatrixList", "PreparedWeight", "Weight"]
-
 
 class Weight:
     """What `isogemm.linear` takes as w, and no other product: neither an array nor an operand of ``@``."""

@@ -14,20 +14,6 @@ from ..errors import DTypeError, LayoutError, OptionError
 from .device_array import foreign_device
 from .memory import tensor_of, view
 
-__all__ = [
-    "KINDS",
-    "check_tensor",
-    "check_untraced",
-    "from_tensor",
-    "is_tensor",
-    "is_traced",
-    "learn",
-    "memory",
-    "ready",
-    "to_tensor",
-    "when_seen",
-]
-
 Array = NDArray[Any]
 
 

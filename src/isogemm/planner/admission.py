@@ -22,8 +22,6 @@ from .family import Family, NotCompiledError
 from .fingerprint import fingerprint
 from .records import Records, log, notice, today
 
-__all__ = ["TOO_SHORT", "Admission", "Admissions", "Known", "golden_digest", "relevant", "same_stamp"]
-
 TOO_SHORT = "supports no golden product that is long enough to tell"
 # Parts of a stamp that can change bits. torch only lends memory and streams, and is no part of either.
 GENERIC_PARTS = ("device", "capability", "driver", "cuda", "triton", "nvrtc", "golden")

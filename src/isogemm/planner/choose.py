@@ -15,8 +15,6 @@ from .admission import Admission, Admissions
 from .family import Family
 from .records import notice
 
-__all__ = ["Choice", "Option", "choose", "first"]
-
 C = TypeVar("C")
 L = TypeVar("L")
 Judge = Callable[..., Admission]

@@ -16,25 +16,6 @@ from ..errors import IsogemmError
 from ..problem.numeric import NumericKey, numeric_key
 from ..problem.product import Product
 
-__all__ = [
-    "SCHEMA",
-    "Admitted",
-    "Bucket",
-    "DeviceLimits",
-    "Hint",
-    "LibraryRange",
-    "Table",
-    "TableError",
-    "TunedRow",
-    "Use",
-    "dump",
-    "load",
-    "nearest_rows",
-    "recommended",
-    "shipped_tables",
-    "user_table_path",
-]  # fmt: skip
-
 SCHEMA = "isogemm.tuning.v1"
 
 

@@ -14,8 +14,6 @@ from .relay import Relay, Round
 from .tables import Use
 from .trials import variant_of
 
-__all__ = ["Pending", "ProductClass", "Timed"]
-
 
 class ProductClass(NamedTuple):
     """Products that one kernel serves best: all but M are equal, and M lies between `low` and `high`."""

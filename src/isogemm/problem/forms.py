@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 
-__all__ = ["MASKS", "Mask", "asked", "operand_shapes", "shape_of"]
-
 MASKS = "causal, window:W, bool or added"
 
 

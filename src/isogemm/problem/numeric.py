@@ -13,11 +13,6 @@ from ..errors import ContractError, OptionError
 if TYPE_CHECKING:
     from .product import Product, Strides
 
-__all__ = [
-    "USUAL", "AnyPlan", "NumericKey", "NumericPlan", "default_contract", "integer_contract", "is_packed", "letter",
-    "numeric_key", "numeric_plan", "word",
-]  # fmt: skip
-
 USUAL = "16 to 64"
 """Rows at which texts on these kernels put the crossover from matrix by vector to tiles."""
 FEW, WIDE = 16, 32000  # rows up to which they speak of a batched gemv; columns of a vocabulary

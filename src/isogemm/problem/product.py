@@ -12,8 +12,6 @@ from typing import NamedTuple, Protocol
 from ..base.dtypes import ITEMSIZE
 from ..contract.spec import Contract
 
-__all__ = ["Addresses", "Launch", "Product", "Strides", "alignment"]
-
 
 class Strides(NamedTuple):
     """Steps in elements between rows, columns and batch items; 0 broadcasts."""

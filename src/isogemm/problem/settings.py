@@ -14,16 +14,6 @@ from ..contract.spec import Contract
 from ..errors import ContractError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
 
-__all__ = [
-    "PLAIN",
-    "Settings",
-    "check_bias",
-    "check_operand",
-    "check_out",
-    "check_product",
-    "transposed",
-]
-
 Array = NDArray[Any]
 DType = np.dtype[Any]
 LONGEST_EXACT = (2**31 - 1) // 2**14

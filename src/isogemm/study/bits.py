@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from ..contract import compare, reference
 from .declare import Way
 
-__all__ = ["differing", "judged", "on_host"]
-
 Array = NDArray[Any]
 Item = tuple[Any, Any]
 AT_ONCE = 1 << 26  # elements that are compared at once: more would take memory that results fill

@@ -10,8 +10,6 @@ from typing import Any
 from ..lab import Work
 from .site import Site
 
-__all__ = ["Figure", "Step", "Study", "StudyCase", "Way", "Ways"]
-
 Row = Mapping[str, Any]
 Step = Callable[[int], Any]
 ROOFLINES = {"float32": "fp32", "bfloat16": "bf16", "float16": "bf16"}

@@ -13,8 +13,6 @@ from ..lab import Work
 from ..lab.models import MODELS
 from ..quant.encode import quantize
 
-__all__ = ["mended_facts"]
-
 
 def mended_facts() -> list[dict[str, str]]:
     """Each statement, what is so, and the value that was computed here."""

@@ -16,8 +16,6 @@ from .declare import Figure
 from .engine import LATER, SCHEMA, RunOptions, StudyRun
 from .journal import ROWS, read_rows
 
-__all__ = ["page", "read_runs"]
-
 LONG = 32  # characters of a cell that is a sentence
 FEW = 3  # cases that are named
 

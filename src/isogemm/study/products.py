@@ -18,8 +18,6 @@ from .bits import judged
 from .declare import Step, StudyCase, Way, Ways
 from .site import Site, tensor
 
-__all__ = ["LinearProduct"]
-
 DEFAULTS = {"cpu": "fma/chain", "cuda": "tensor_core:sm90/chain"}
 
 

@@ -22,8 +22,6 @@ from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, cache_sizes, li
 from ..operands.device_array import DeviceId
 from ..planner.tuning import Wanted, pose
 
-__all__ = ["Site", "limited", "open_site", "tensor", "untuned"]
-
 
 @dataclass(frozen=True, slots=True)
 class Site:

@@ -19,8 +19,6 @@ from ..quant.matrix import QuantizedMatrix
 from .bits import on_host
 from .site import Site
 
-__all__ = ["FLOATS", "checked", "contract_of", "format_bytes", "make_weight", "ready", "resident_bytes"]
-
 FLOATS = {"F32": "float32", "F16": "float16"}
 PATTERN = 64  # rows that are drawn and encoded; a weight repeats them, since encoding millions of blocks takes minutes
 SAMPLE = 16  # columns of a result that are held against the contract

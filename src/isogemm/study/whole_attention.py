@@ -16,8 +16,6 @@ from .bits import differing, on_host
 from .declare import StudyCase, Way, Ways
 from .site import Site, tensor
 
-__all__ = ["whole_case"]
-
 WIDTH = 128
 SAMPLE = 3  # queries of the first and the last head
 

@@ -20,8 +20,6 @@ from .runs import STRIDE, ModelRun, Prompts
 from .subject import Rows, Subject
 from .trace import Difference, Trace, called_more, first_difference
 
-__all__ = ["ModelCase", "ModelDrift", "evaluate"]
-
 
 @dataclass(frozen=True)
 class ModelCase:

@@ -23,8 +23,6 @@ from ..words import plural
 from .relations import RELATIONS, ModelRelation, ModelScope, not_promised
 from .runs import Prompts, prompt_length
 
-__all__ = ["SCHEMA", "model"]
-
 SCHEMA = "isogemm.model_audit.v1"
 _TRAINING_LENGTH = 64
 _TITLE = "Does the model keep its bits?"

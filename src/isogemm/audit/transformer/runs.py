@@ -15,8 +15,6 @@ import numpy as np
 
 from ..data import Array
 
-__all__ = ["STRIDE", "ModelRun", "Prompts", "Step", "prompt_length"]
-
 STRIDE = 1 << 20
 """Tokens of one sequence are numbered from its number times this."""
 

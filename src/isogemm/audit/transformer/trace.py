@@ -23,8 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...torch.routing.coverage import MOVES
 from .runs import STRIDE, Step
 
-__all__ = ["Difference", "Key", "Trace", "called_more", "first_difference"]
-
 Tensor = Any  # torch is untyped to mypy
 _Read = Callable[[Tensor, "_Positions"], Tensor]
 

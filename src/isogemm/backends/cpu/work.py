@@ -30,8 +30,6 @@ from .gemm.schedule import SERIAL
 from .quant import linear as quantized
 from .quant.launch import ACTIVATIONS, panels_task
 
-__all__ = ["MAKERS", "SCHEMA", "WorkPlan", "WorkStep", "plan_attention", "plan_batch", "plan_groups", "plan_quantized"]
-
 SCHEMA = "isogemm.work_plan.v1"
 
 

@@ -22,8 +22,6 @@ from ..declare import Figure, Step, Study, StudyCase, Way, Ways
 from ..site import Site, tensor
 from ..whole_attention import whole_case
 
-__all__ = ["STUDY", "intensity", "work"]
-
 WIDTH = 128
 MODELS = ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B")
 PHASES = ("training", "decode")

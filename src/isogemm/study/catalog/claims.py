@@ -20,8 +20,6 @@ from ..site import Site
 from . import study
 from .decode import crossover
 
-__all__ = ["CLAIMS", "STUDY", "Claim", "Found", "claims_of", "judge"]
-
 Row = Mapping[str, Any]
 Found = tuple[str, float]  # where the number was seen, and the number
 HOLDS, ELSEWHERE, NOT, MISSING = "holds", "holds elsewhere", "does not hold", "not measured on this machine"

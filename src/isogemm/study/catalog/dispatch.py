@@ -20,8 +20,6 @@ from ..charts import measured, times
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..site import Site, tensor
 
-__all__ = ["STUDY", "Spelled"]
-
 Call = Callable[[Any, Any], Any]
 
 

@@ -24,8 +24,6 @@ from ..cublas import pointer_products
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..site import Site, tensor
 
-__all__ = ["STUDY", "method_case", "torch_mode", "works"]
-
 METHODS = ("wide", "loop", "pointers", "strided")
 CONTRACTS = {"fp32": "fma/chain", "tf32": "tf32:sm90/chain"}
 CLOCKS = ("device", "wall", "submit", "profiled")

@@ -23,8 +23,6 @@ from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS
 from ..site import Site, tensor
 
-__all__ = ["STUDY"]
-
 N, K = 4096, 4096
 SWEEP = {"cpu": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "cuda": tuple(2**e for e in range(13))}
 

@@ -21,8 +21,6 @@ from ..products import LinearProduct
 from ..site import Site
 from .four_methods import torch_mode
 
-__all__ = ["STUDY", "worked_example"]
-
 ALPHA, BETA = 1.5, 0.5
 MODES = {
     "ieee": ("float32", "fma/chain", "fp32"),

@@ -21,8 +21,6 @@ from ..declare import Figure, Step, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS, LinearProduct
 from ..site import Site, tensor
 
-__all__ = ["STUDY", "packed"]
-
 MODEL, TOKENS = "Qwen3-4B", 512
 SMALL, FEW, QUICK_WEIGHT = "Qwen2.5-0.5B", 64, 1 << 24  # elements: the LM head of a quick run would take seconds
 

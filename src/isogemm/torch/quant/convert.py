@@ -22,8 +22,6 @@ from ...quant.matrix import QuantizedMatrix
 from ..model.layers import Merging
 from .linear import QuantizedLinear
 
-__all__ = ["Formats", "Quantization", "check", "prefixes"]
-
 Formats = str | BlockFormat | Mapping[str, str | BlockFormat | None]
 """One format, or patterns of modules' names with theirs; None leaves weights as they are."""
 

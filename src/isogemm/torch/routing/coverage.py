@@ -21,8 +21,6 @@ from .rows import REDUCTIONS
 from .scope import invariant, subclasses
 from .state import enabled, pushed
 
-__all__ = ["MOVES", "Coverage", "CoverageRow", "coverage"]
-
 ROUTED, ELEMENTWISE, NOT_ROUTED = "routed", "elementwise", "not routed"
 
 # Operators that move, make or compare numbers and add none: by name, without an underscore at the end.

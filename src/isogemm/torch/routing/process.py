@@ -21,8 +21,6 @@ from .products import PRODUCTS, is_composite, replaced
 from .rows import REDUCTIONS, reduced
 from .state import Process
 
-__all__ = ["disable", "enable"]
-
 Tensor = Any  # torch is untyped to mypy
 _COMPOSITE = "CompositeImplicitAutograd"
 _SUMS = frozenset({"add", "sub", "rsub", "floor_divide"})

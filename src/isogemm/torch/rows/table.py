@@ -19,8 +19,6 @@ from . import gradients
 from .gradients import Grads, Recording
 from .signature import OPTION_TYPES, signature
 
-__all__ = ["ROWS", "Along", "differentiated", "fake", "schema"]
-
 
 class Along(NamedTuple):
     """What torch adds to one operation.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-__all__ = ["Target", "target"]
-
 _PROBE = """
 declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
 define void @fma(ptr %a, ptr %b) {

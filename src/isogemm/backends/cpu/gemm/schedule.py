@@ -14,8 +14,6 @@ from typing import Literal
 from ....errors import LayoutError, OptionError
 from ..emit.target import Target
 
-__all__ = ["GEMV_ROWS", "TREE", "Problem", "Schedule", "ScheduleBranch", "check_legal", "schedule"]
-
 STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
 # Rows up to which transposing weights in registers beats packing them, by lanes of a vector. With 16 of them see
 # benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit of 16 rows; with 8, by hand, packing is

@@ -26,8 +26,6 @@ from .routines import routine
 from .schedule import Problem, Schedule, check_legal, schedule
 from .skinny import few_rows_scratch
 
-__all__ = ["Epilogue", "Task", "swap_operands", "task_for"]
-
 Array = NDArray[Any]
 
 _A_MODES = {"block": f.PACK_BLOCK, "all": f.PACK_ALL, "in place": f.A_IN_PLACE}

@@ -20,8 +20,6 @@ from .blocks import decoder
 from .launch import ACTIVATIONS, activations_task, panels_task, quantizing_task
 from .run import run_task
 
-__all__ = ["Panels", "gemm", "gemm_floats", "prepare", "rounds_to", "values"]
-
 Array = npt.NDArray[Any]
 
 ALIGN = 64

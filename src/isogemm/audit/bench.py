@@ -35,27 +35,14 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class LinearOperands:
-    """One linear's operands, shared by the providers.
-
-    Attributes
-    ----------
-    linear : LinearShape
-    w : array [n, k]
-        Dense and aligned.
-    activations : ActivationSource
-    seed : int
-    columns : int array
-        The output columns that are compared, ascending.
-    max_m : int
-        The most rows that fit the memory limit.
-    """
+    """One linear's operands, shared by the providers."""
 
     linear: LinearShape
-    w: Array
+    w: Array  # array [n, k]: dense and aligned
     activations: ActivationSource
     seed: int
-    columns: Array
-    max_m: int
+    columns: Array  # int array: the output columns that are compared, ascending
+    max_m: int  # the most rows that fit the memory limit
 
     @property
     def dtype(self) -> np.dtype[Any]:

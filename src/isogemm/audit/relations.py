@@ -47,21 +47,13 @@ class Scope:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two arrays that must have equal bits.
+    """Two arrays that must have equal bits."""
 
-    Attributes
-    ----------
-    expected, got : array [rows, columns]
-    rows : int array
-        Row numbers in the batch of `x`.
-    columns : int array
-        Output column numbers.
-    """
-
+    # expected, got: array [rows, columns]
     expected: Array
     got: Array
-    rows: Array
-    columns: Array
+    rows: Array  # int array: row numbers in the batch of `x`
+    columns: Array  # int array: output column numbers
 
 
 @dataclass(frozen=True)

@@ -27,24 +27,12 @@ Calls = Callable[..., Any]
 
 @dataclass(frozen=True)
 class TensorCalls:
-    """What a library offers on tensors; None where it does not.
+    """What a library offers on tensors; None where it does not."""
 
-    Attributes
-    ----------
-    linear : callable
-        ``linear(x, w)``: x @ w.T.
-    batched : callable or None
-        ``batched(a, b)``: a[i] @ b[i] of 3-D tensors, strides of 0 included.
-    packed : callable or None
-        `linear` with a weight prepared first.
-    accumulate : callable or None
-        ``accumulate(total, dy, x)``: total + dy.T @ x; `total` is None at first.
-    """
-
-    linear: Calls
-    batched: Calls | None = None
-    packed: Calls | None = None
-    accumulate: Calls | None = None
+    linear: Calls  # ``linear(x, w)``: x @ w.T
+    batched: Calls | None = None  # ``batched(a, b)``: a[i] @ b[i] of 3-D tensors, strides of 0 included
+    packed: Calls | None = None  # `linear` with a weight prepared first
+    accumulate: Calls | None = None  # ``accumulate(total, dy, x)``: total + dy.T @ x; `total` is None at first
 
 
 def torch_calls() -> TensorCalls:

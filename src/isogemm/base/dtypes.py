@@ -26,22 +26,12 @@ INT32: DType = np.dtype(np.int32)
 
 
 class ElementType(NamedTuple):
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes
-    ----------
-    name : str
-        NumPy's and torch's.
-    dtype : numpy.dtype
-    code : int
-        In macros and constants of our kernels.
-    triton, ptx : str
-        In signatures of Triton's kernels, and in PTX.
-    """
-
-    name: str
+    name: str  # NumPy's and torch's
     dtype: DType
-    code: int
+    code: int  # in macros and constants of our kernels
+    # triton, ptx: in signatures of Triton's kernels, and in PTX
     triton: str
     ptx: str
 

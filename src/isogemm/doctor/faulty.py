@@ -80,20 +80,11 @@ def _case(signature: str, fmt: str, a: Array, b: Array, *rest: Any) -> tuple[Gem
 
 @dataclass(frozen=True)
 class Examined:
-    """What `examine` said of a faulty function.
-
-    Attributes
-    ----------
-    name, insists : str
-    found : bool
-        Whether the mistake was named first, alone or with those that cannot be told from it.
-    said : str
-    seconds : float
-    """
+    """What `examine` said of a faulty function."""
 
     name: str
     insists: str
-    found: bool
+    found: bool  # whether the mistake was named first, alone or with those that cannot be told from it
     said: str
     seconds: float
 

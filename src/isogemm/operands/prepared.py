@@ -62,13 +62,7 @@ class PreparedWeight(Weight):
 
 
 class MatrixList:
-    """Matrices of one shape by their addresses, for `isogemm.gemm_batched`.
-
-    Attributes
-    ----------
-    place : DeviceId
-    views : list of arrays [rows, columns]
-    """
+    """Matrices of one shape by their addresses, for `isogemm.gemm_batched`."""
 
     place: DeviceId
-    views: list[NDArray[Any]]
+    views: list[NDArray[Any]]  # list of arrays [rows, columns]

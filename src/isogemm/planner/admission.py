@@ -30,24 +30,15 @@ LIBRARY_PARTS = ("device", "capability", "driver", "cublaslt")
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether a kernel may serve.
+    """Whether a kernel may serve."""
 
-    Attributes
-    ----------
-    state : {"admitted", "refused", "unknown", "stale", "absent"}
-        ``unknown`` where nothing is on record and nothing may be run now. Of a library's algorithm, which no trial can
-        admit: ``stale`` where a table's record is void, ``absent`` where there is none.
-    source : str
-        Where the verdict comes from.
-    date : str
-    detail : str
-        Why it was refused.
-    """
-
+    # {"admitted", "refused", "unknown", "stale", "absent"}: ``unknown`` where nothing is on record and nothing may be
+    # run now. Of a library's algorithm, which no trial can admit: ``stale`` where a table's record is void, ``absent``
+    # where there is none.
     state: Literal["admitted", "refused", "unknown", "stale", "absent"]
-    source: str = ""
+    source: str = ""  # where the verdict comes from
     date: str = ""
-    detail: str = ""
+    detail: str = ""  # why it was refused
 
 
 class Known(NamedTuple):

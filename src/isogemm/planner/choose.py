@@ -33,25 +33,13 @@ class Option(NamedTuple, Generic[C, L]):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[L]):
-    """The kernel for a call.
-
-    Attributes
-    ----------
-    family : str
-    config : object
-    launch : L
-        Compiled and bound.
-    reason : str
-        Why this one.
-    expected_us : float or None
-        Microseconds, as timed or by a model.
-    """
+    """The kernel for a call."""
 
     family: str
     config: Any
-    launch: L
-    reason: str
-    expected_us: float | None
+    launch: L  # compiled and bound
+    reason: str  # why this one
+    expected_us: float | None  # microseconds, as timed or by a model
 
 
 def choose(

@@ -39,24 +39,12 @@ CPU_PAUSE, QUICK_PAUSE = 0.02, 0.005  # thread pools of the last block fall asle
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What may be chosen for a run.
+    """What may be chosen for a run."""
 
-    Attributes
-    ----------
-    quick : bool
-        Fewer cases and rounds.
-    seed : int
-        Of the operands.
-    case : str
-        The key of the only case; empty for all.
-    threads : int
-        Of every library on a CPU, which the caller has set; 0 where each has its own count.
-    """
-
-    quick: bool = False
-    seed: int = 0
-    case: str = ""
-    threads: int = 0
+    quick: bool = False  # fewer cases and rounds
+    seed: int = 0  # of the operands
+    case: str = ""  # the key of the only case; empty for all
+    threads: int = 0  # of every library on a CPU, which the caller has set; 0 where each has its own count
 
     @property
     def words(self) -> list[str]:
@@ -67,27 +55,13 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class StudyRun:
-    """What a run left.
-
-    Attributes
-    ----------
-    study : str
-    site : dict
-        The machine: device, name, version.
-    rows : list of dict
-        From `isogemm.lab.row`.
-    options : dict
-        See `RunOptions`.
-    left_out : dict of str to str
-        Cases that memory does not hold, and why.
-    environment : dict
-    """
+    """What a run left."""
 
     study: str
-    site: dict[str, Any]
-    rows: list[dict[str, Any]]
-    options: dict[str, Any] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    site: dict[str, Any]  # the machine: device, name, version
+    rows: list[dict[str, Any]]  # from `isogemm.lab.row`
+    options: dict[str, Any] = field(default_factory=dict)  # see `RunOptions`
+    left_out: dict[str, str] = field(default_factory=dict)  # cases that memory does not hold, and why
     environment: dict[str, Any] = field(default_factory=dict)
 
 

@@ -23,26 +23,15 @@ DEFAULTS = {"cpu": "fma/chain", "cuda": "tensor_core:sm90/chain"}
 
 @dataclass(frozen=True, slots=True)
 class LinearProduct:
-    """x[m, k] @ w[n, k].T, weights rotated past the cache.
-
-    Attributes
-    ----------
-    m, n, k : int
-    dtype : str
-    contract : str
-        Empty for the device's default.
-    roofline : str
-        The ceiling's name; empty for the dtype's.
-    under : callable
-        Settings that the other libraries are called under.
-    """
+    """x[m, k] @ w[n, k].T, weights rotated past the cache."""
 
     m: int
     n: int
     k: int
     dtype: str
-    contract: str = ""
-    roofline: str = ""
+    contract: str = ""  # empty for the device's default
+    roofline: str = ""  # the ceiling's name; empty for the dtype's
+    # settings that the other libraries are called under
     under: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @property

@@ -25,38 +25,18 @@ from ..planner.tuning import Wanted, pose
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A machine, as studies see it.
+    """A machine, as studies see it."""
 
-    Attributes
-    ----------
-    device : {"cpu", "cuda"}
-    name : str
-        Of the processor or the GPU.
-    memory : int
-        Bytes that are free on the device.
-    cache : int
-        Bytes of its last cache before memory.
-    torch : bool
-        Whether torch can be used.
-    clocks : mapping of str to Clock
-        By name; ``device`` is there on a GPU alone, ``profiled`` with torch alone.
-    ceilings : mapping of str to Ceilings
-        The roofline of each arithmetic: ``fp32``, ``tf32``, ``bf16``; what is missing has no roofline.
-    synchronize : callable
-        Waits until the device has finished.
-    driver : str
-        The GPU's.
-    """
-
-    device: str
-    name: str
-    memory: int
-    cache: int
-    torch: bool
-    clocks: Mapping[str, Clock]
+    device: str  # {"cpu", "cuda"}
+    name: str  # of the processor or the GPU
+    memory: int  # bytes that are free on the device
+    cache: int  # bytes of its last cache before memory
+    torch: bool  # whether torch can be used
+    clocks: Mapping[str, Clock]  # by name; ``device`` is there on a GPU alone, ``profiled`` with torch alone
+    # the roofline of each arithmetic: ``fp32``, ``tf32``, ``bf16``; what is missing has no roofline
     ceilings: Mapping[str, Ceilings] = field(default_factory=dict)
-    synchronize: Callable[[], object] = lambda: None
-    driver: str = ""
+    synchronize: Callable[[], object] = lambda: None  # waits until the device has finished
+    driver: str = ""  # the GPU's
 
     @property
     def main_clock(self) -> str:

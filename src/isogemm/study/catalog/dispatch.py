@@ -25,25 +25,14 @@ Call = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """One computation, and the calls that mean it.
-
-    Attributes
-    ----------
-    name : str
-    left, right : tuple of int
-        Shapes of the operands.
-    calls : mapping of str to callable
-        ``call(left, right)``; the first is the one that the others' bits are compared with.
-    exact : callable
-        The same in float64, on NumPy arrays.
-    flops : int
-    """
+    """One computation, and the calls that mean it."""
 
     name: str
+    # left, right: shapes of the operands
     left: tuple[int, ...]
     right: tuple[int, ...]
-    calls: Mapping[str, Call]
-    exact: Call
+    calls: Mapping[str, Call]  # ``call(left, right)``; the first is the one that the others' bits are compared with
+    exact: Call  # the same in float64, on NumPy arrays
     flops: int
 
 

@@ -5,6 +5,7 @@ And what keeps the whole suite short where several processes share a few cores.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -48,14 +49,28 @@ FIRST = (
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What collecting makes lives to the end: Python's cyclic collector need not look at it, now or later."""
     gc.disable()
     try:
+        if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+            _import_from_the_end(session)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _import_from_the_end(session: pytest.Session) -> None:
+    """Two processes meet in the middle: each finds compiled, asserts rewritten, what the other has imported before.
+
+    In the same order both would compile every file at the same time: of a fresh clone that took 18 s of each, this 13.
+    What cannot be imported is said when it is collected.
+    """
+    for folder in reversed([session.config.rootpath / name for name in session.config.args]):
+        for path in sorted(folder.rglob("test_*.py"), reverse=True):
+            with contextlib.suppress(Exception, pytest.skip.Exception):
+                pytest.Module.from_parent(session, path=path).obj  # noqa: B018
 
 
 @pytest.hookimpl(trylast=True)

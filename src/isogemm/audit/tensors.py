@@ -16,6 +16,7 @@ import numpy as np
 
 from ..base.dtypes import BFLOAT16
 from ..lab.profiler import KernelLaunch, launches, short_name
+from ..operands.tensors import as_tensor, on_host
 from .data import Array
 from .providers import Provider, side_by_side, stacked, whole
 
@@ -179,15 +180,10 @@ class TensorProvider(Provider):
         room = torch.full((skip + reach + _ALIGNED,), float("nan"), dtype=kind, device=self._device)
         first = skip + -room.data_ptr() % _ALIGNED // item
         placed = room.as_strided(a.shape, steps, first)
-        plain = np.ascontiguousarray(a)
-        source = torch.from_numpy(plain.view(np.int16)).view(kind) if a.dtype == BFLOAT16 else torch.from_numpy(plain)
-        return placed.copy_(source)
+        return placed.copy_(as_tensor(np.ascontiguousarray(a)))
 
     def _out(self, t: Any) -> Array:
-        host = t.detach().cpu()
-        if host.dtype == self._torch.bfloat16:
-            return np.asarray(host.view(self._torch.int16).numpy().view(BFLOAT16))
-        return np.asarray(host.numpy())
+        return on_host(t.detach())  # an error where it is no tensor
 
 
 def split_k(found: Sequence[KernelLaunch]) -> int | None:

@@ -182,12 +182,26 @@ def _unwrapped(x: Any) -> Array | None:
     return viewed
 
 
+def on_host(x: Any) -> Array:
+    """An array of a tensor on any device, bfloat16 included, or of what NumPy takes; the memory where it can be."""
+    if not hasattr(x, "detach"):
+        return np.asarray(x)
+    x = x.detach().cpu()
+    if str(x.dtype) == "torch.bfloat16":
+        return np.asarray(x.view(sys.modules["torch"].uint16).numpy().view(BFLOAT16))
+    return np.asarray(x.numpy())
+
+
+def as_tensor(x: Any) -> Any:
+    """A torch tensor over an array's memory; a tensor as it is. Loads torch."""
+    import torch
+
+    if not isinstance(x, np.ndarray):
+        return x
+    return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_numpy(x)
+
+
 def to_tensor(x: Array) -> Any:
     """A torch tensor over the memory of an array that this package made: torch's own, where `memory` made it."""
-    torch = sys.modules["torch"]
     found = tensor_of(x)
-    if found is not None:
-        return found
-    if x.dtype == BFLOAT16:
-        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
+    return as_tensor(x) if found is None else found

@@ -74,6 +74,10 @@ class Site:
 
         return torch.full(shape, float("nan"), dtype=getattr(torch, dtype), device="cuda")
 
+    def alike(self, x: Any, count: int) -> list[Any]:
+        """An operand and copies of it, `count` in all."""
+        return [x, *(x.copy() if self.device == "cpu" else x.clone() for _ in range(count - 1))]
+
     def settle(self, *products: Wanted, m: int, dtype: str, contract: str) -> None:
         """Have isogemm compile and time kernels for some products of m rows, which first calls on a GPU would do.
 
@@ -99,17 +103,6 @@ class Site:
     def copies(self, nbytes: int) -> int:
         """How many sets of operands are past the cache when their turn comes again; 1 where one set fills it."""
         return 1 if nbytes > 3 * self.cache else min(64, max(2, -(-3 * self.cache // max(1, nbytes))))
-
-
-def tensor(x: Any) -> Any:
-    """A tensor over the same memory: torch's view of an operand."""
-    if not isinstance(x, np.ndarray):
-        return x
-    import torch
-
-    return (
-        torch.from_numpy(x) if x.dtype.name != "bfloat16" else torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    )
 
 
 @contextmanager

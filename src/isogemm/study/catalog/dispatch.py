@@ -15,10 +15,11 @@ import numpy as np
 from ...base.dtypes import ITEMSIZE
 from ...base.extras import require_extra
 from ...lab import Work
-from ..bits import differing, on_host
+from ...operands.tensors import as_tensor, on_host
+from ..bits import apart, unpromised
 from ..charts import measured, times
 from ..declare import Figure, Study, StudyCase, Way, Ways
-from ..site import Site, tensor
+from ..site import Site
 
 Call = Callable[[Any, Any], Any]
 
@@ -105,7 +106,7 @@ def cases(site: Site, quick: bool) -> list[StudyCase]:
 
 
 def _make(site: Site, seed: int, *, spelled: Spelled, dtype: str) -> Ways:
-    x, y = (tensor(site.normal(s, dtype, seed + i)) for i, s in enumerate((spelled.left, spelled.right)))
+    x, y = (as_tensor(site.normal(s, dtype, seed + i)) for i, s in enumerate((spelled.left, spelled.right)))
     outputs = next(iter(spelled.calls.values()))(x, y).numel()
     work, ways = Work(spelled.flops, ITEMSIZE[dtype] * (x.numel() + y.numel() + outputs)), {}
     for name, call in spelled.calls.items():
@@ -116,14 +117,7 @@ def _make(site: Site, seed: int, *, spelled: Spelled, dtype: str) -> Ways:
         exact = spelled.exact(*(on_host(each).astype(np.float64) for each in (x, y)))
         results = {name: way.run(0) for name, way in ways.items()}
         first = next(iter(results.values()))
-        return {
-            name: {
-                "contract": None, "checked": got.numel(), "differing": None, "from_first": differing(got, first),
-                "outputs": got.numel(),
-                "error": float(np.linalg.norm(on_host(got).astype(np.float64) - exact) / np.linalg.norm(exact)),
-            }
-            for name, got in results.items()
-        }  # fmt: skip
+        return {name: unpromised(got, first, got.numel(), apart(on_host(got), exact)) for name, got in results.items()}
 
     return Ways(ways, check, {"operands": "not rotated"})
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from ...api.products import gemm, gemm_strided_batched
 from ...lab import Work
-from ..bits import differing, on_host
+from ...operands.tensors import on_host
+from ..bits import apart, differing
 from ..charts import bars, measured, points, words
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..products import LinearProduct
@@ -77,7 +78,7 @@ def _example(site: Site, seed: int) -> Ways:
             name: {
                 "contract": "fma/chain", "checked": 48, "differing": differing(out, outs["strided"]), "outputs": 48,
                 "from_first": differing(out, outs["strided"]),
-                "error": float(np.linalg.norm(on_host(out) - exact) / np.linalg.norm(exact)),
+                "error": apart(on_host(out), exact),
             }
             for name, out in outs.items()
         }  # fmt: skip

@@ -73,12 +73,8 @@ def diagnose_attention(
     x, y, z = (on_host(t).astype(np.float64) for t in (q, k, v))
     if x.ndim != 3 or y.ndim != 3 or y.shape[:2] != z.shape[:2] or x.shape[0] % y.shape[0] or x.shape[2] != y.shape[2]:
         shapes = [list(t.shape) for t in (x, y, z)]
-        raise ShapeError(
-            "attention",
-            limit="q [heads, queries, d], k and v [kv_heads, keys, d]",
-            value=shapes,
-            nearest=[shapes[0]] * 3,
-        )
+        limit = "q [heads, queries, d], k and v [kv_heads, keys, d]"
+        raise ShapeError("attention", limit=limit, value=shapes, nearest=[shapes[0]] * 3)
     allowed = None if mask is None else on_host(mask)
     if causal:
         lower = np.tri(x.shape[1], y.shape[1], y.shape[1] - x.shape[1], dtype=bool)

@@ -242,12 +242,8 @@ def _viewed(runs: list[Array], a: Array, b: Array, ta: str, tb: str, view: dict[
             resized(name, flat, stored[name], ld, order, trans, _offsets(view.pop(f"offset_{name}", 0), step, count))
         )
     if view:
-        raise OptionError(
-            "a view of buffers",
-            limit="m, n, k, ld, offset, stride of a, b, c, batch_count, order",
-            value=sorted(view),
-            nearest="lda",
-        )
+        limit = "m, n, k, ld, offset, stride of a, b, c, batch_count, order"
+        raise OptionError("a view of buffers", limit=limit, value=sorted(view), nearest="lda")
     return (matrices[0], matrices[1], matrices[2]), [x.reshape(-1) for x in runs]
 
 

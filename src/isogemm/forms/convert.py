@@ -295,9 +295,5 @@ def _few(values: list[int]) -> str:
 
 
 def _refused(why: str) -> LayoutError:
-    return LayoutError(
-        "items as one view",
-        limit="one shape, one buffer, even spacing",
-        value=why,
-        nearest="gemm_batched, a pointer array",
-    )
+    limit = "one shape, one buffer, even spacing"
+    return LayoutError("items as one view", limit=limit, value=why, nearest="gemm_batched, a pointer array")

@@ -73,12 +73,9 @@ def check_untraced(name: str) -> None:
     OptionError
     """
     if is_traced():
-        raise OptionError(
-            f"{name} under torch.jit.trace or make_fx",
-            limit="eager code: the result would be a constant of the trace",
-            value="a trace",
-            nearest="functions and layers of isogemm.torch, which are operators there; or torch.compile",
-        )
+        limit = "eager code: the result would be a constant of the trace"
+        nearest = "functions and layers of isogemm.torch, which are operators there; or torch.compile"
+        raise OptionError(f"{name} under torch.jit.trace or make_fx", limit=limit, value="a trace", nearest=nearest)
 
 
 def stacked(name: str) -> str:
@@ -99,12 +96,9 @@ def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
     if x.layout is not torch.strided:
         raise LayoutError(f"{name}", limit="a dense tensor", value=str(x.layout), nearest=f"{name}.to_dense()")
     if x.requires_grad and torch.is_grad_enabled():
-        raise OptionError(
-            f"{name}",
-            limit="a tensor outside the gradient's graph",
-            value="requires_grad=True",
-            nearest=f"{name}.detach(), torch.no_grad(), or isogemm.torch.linear, which records gradients",
-        )
+        limit = "a tensor outside the gradient's graph"
+        nearest = f"{name}.detach(), torch.no_grad(), or isogemm.torch.linear, which records gradients"
+        raise OptionError(f"{name}", limit=limit, value="requires_grad=True", nearest=nearest)
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16) and not (integers and str(x.dtype) in INTEGERS):
         raise DTypeError(
             f"dtype of {name}",

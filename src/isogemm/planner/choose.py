@@ -113,10 +113,7 @@ def first(
             notice(text, about=f"unbuilt for {what}")
         return Choice(family.name, config, launch, reason, expected)
     if waiting and admissions.machine.capturing():
-        raise DeviceError(
-            "graph capture",
-            limit="kernels that were admitted before: a trial cannot run while a stream is captured",
-            value=f"first call of {what}",
-            nearest="call once with these shapes before capturing",
-        )
+        limit = "kernels that were admitted before: a trial cannot run while a stream is captured"
+        nearest = "call once with these shapes before capturing"
+        raise DeviceError("graph capture", limit=limit, value=f"first call of {what}", nearest=nearest)
     return None

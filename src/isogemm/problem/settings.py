@@ -98,11 +98,9 @@ class Settings(NamedTuple):
                 nearest=_nearest_contract(a, b, names),
             )
         if a != b and (self.contract.arithmetic != "fma" or FLOAT32 not in (a, b)):
+            limit, nearest = "equal, or under fma one of them float32", f"both {a.name}"
             raise DTypeError(
-                f"operand dtypes under {self.contract}",
-                limit="equal, or under fma one of them float32",
-                value=f"{a.name} and {b.name}",
-                nearest=f"both {a.name}",
+                f"operand dtypes under {self.contract}", limit=limit, value=f"{a.name} and {b.name}", nearest=nearest
             )
         if self.contract.arithmetic == "exact":
             return INT32

@@ -82,12 +82,9 @@ def _give_back(stance: Any) -> None:
 
 def _registered(rows: bool, attention: bool) -> Any:
     if not hasattr(torch.library, "get_kernel"):  # torch's own kernels could not be reached any more
-        raise OptionError(
-            "isogemm.torch.enable()",
-            limit="torch 2.9 or newer, which has torch.library.get_kernel",
-            value=f"torch {torch.__version__}",
-            nearest="with isogemm.torch.invariant():, or a newer torch",
-        )
+        limit = "torch 2.9 or newer, which has torch.library.get_kernel"
+        nearest = "with isogemm.torch.invariant():, or a newer torch"
+        raise OptionError("isogemm.torch.enable()", limit=limit, value=f"torch {torch.__version__}", nearest=nearest)
     library = torch.library.Library("aten", "IMPL")
     devices = ["CPU", *(["CUDA"] if torch.cuda.is_available() else [])]
     for func, (function, name) in PRODUCTS.items():

@@ -78,6 +78,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = config.rootpath / "tests"
     order = {here / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.path, len(FIRST)))
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    reason = _no_gpu() if marked else None
+    for item in marked if reason else ():
+        item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
+
+
+def _no_gpu() -> str | None:
+    """What keeps tests of GPUs, which `pytest -m gpu` runs, from running here; None where they can."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if torch.version.cuda is None:
+        return "this torch was built without CUDA"
+    return None if torch.cuda.is_available() else "no CUDA GPU"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,10 +6,12 @@ import difflib
 import gc
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,7 @@ def run(
     return found
 
 
+_size = attrgetter("nbytes")
 LATER = "goes on from here"
 LATE = f"not reached within the time limit; the same command {LATER}"
 
@@ -181,10 +184,6 @@ def _no_room(study: Study, site: Site, options: RunOptions, wanted: StudyCase, r
     near = f"--case {max(fitting, key=_size).key!r}" if fitting else f"{_gib(int(least.nbytes / MEMORY_SHARE))} free"
     limit = f"{_gib(room)} of {site.device}"
     return LimitError(f"memory for {wanted.key}", limit=limit, value=_gib(wanted.nbytes), nearest=near)
-
-
-def _size(case: StudyCase) -> int:
-    return case.nbytes
 
 
 def _gib(nbytes: int) -> str:
@@ -333,7 +332,8 @@ def _kernels(made: Ways, site: Site, *, inspect: bool) -> tuple[dict[str, str], 
         names[name] = "; ".join(each) if each else way.kernel or f"{way.library}: no profiler may run here"
         if inspect:
             unique = {(x.name, x.grid): x for x in found}
-            launched[name] = [asdict(x) | {"count": _count(found, x)} for x in unique.values()]
+            counts = Counter((x.name, x.grid) for x in found)
+            launched[name] = [asdict(x) | {"count": counts[key]} for key, x in unique.items()]
     return names, launched
 
 
@@ -346,10 +346,6 @@ def _counters(study: Study, case: StudyCase, ways: Sequence[str], options: RunOp
         return {"counters": read_counters(command_of(study.name, case.key, options.seed), list(ways))}
     except DeviceError as error:
         return {"counters": {}, "no_counters": _words(error)}
-
-
-def _count(found: Sequence[Any], wanted: Any) -> int:
-    return sum((x.name, x.grid) == (wanted.name, wanted.grid) for x in found)
 
 
 def _words(error: BaseException) -> str:

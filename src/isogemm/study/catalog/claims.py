@@ -202,12 +202,10 @@ def claims_of(runs: Sequence[StudyRun]) -> list[StudyRun]:
         rows = [row for row in measured(run.rows) if _decides(deciding, row["facts"])]
         if rows and run.site["name"] not in own:
             known = found.setdefault(run.site["name"], replace(run, study=STUDY.name, rows=[], left_out={}))
-            known.rows.extend(_as_claim(row, run.study) for row in rows)
+            for row in rows:
+                facts = {**row["facts"], "study": run.study}
+                known.rows.append({**row, "name": f"{run.study}: {row['name']}", "facts": facts})
     return list(found.values())
-
-
-def _as_claim(row: Row, name: str) -> dict[str, Any]:
-    return {**row, "name": f"{name}: {row['name']}", "facts": {**row["facts"], "study": name}}
 
 
 def judge(claim: Claim, rows: Sequence[Row]) -> tuple[str, list[Found]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...api.products import gemm, gemm_strided_batched
 from ...lab import Work
-from ...operands.tensors import on_host
+from ...operands.tensors import as_tensor, on_host
 from ..bits import apart, differing
 from ..charts import bars, measured, points, words
 from ..declare import Figure, Study, StudyCase, Way, Ways
@@ -60,7 +60,7 @@ def _example(site: Site, seed: int) -> Ways:
     host = worked_example()
     a, b = (site.empty(x.shape, "float32") for x in host)
     for target, x in zip((a, b), host, strict=True):
-        target[:] = x if site.device == "cpu" else _from(x)
+        target[:] = x if site.device == "cpu" else as_tensor(x)
     c = a + b
     work = Work.gemm(4, 4, 4, itemsize=4, batch=3)
     outs = {name: site.empty((3, 4, 4), "float32") for name in ("strided", "loop")}
@@ -84,12 +84,6 @@ def _example(site: Site, seed: int) -> Ways:
         }  # fmt: skip
 
     return Ways(ways, check, {"alpha": ALPHA, "beta": BETA})
-
-
-def _from(x: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(x)
 
 
 def _one(a: Any, b: Any, c: Any, out: Any, i: int) -> Any:

@@ -14,7 +14,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
-from tests.backends.cuda.conftest import missing
 from tests.backends.cuda.pretend import nowhere, pretended  # noqa: F401
 from tests.products import BF16, F16, F32
 
@@ -367,9 +366,6 @@ TENSORS_CANNOT = HOST_ALONE - {"float64", "complex", "int8", "bool", "int buffer
 @pytest.mark.parametrize("row", [row for row in ROWS if row.name not in TENSORS_CANNOT], ids=lambda row: row.name)
 def test_bad_input_on_a_gpu(row: Row, monkeypatch: Any) -> None:
     """The same errors for torch's tensors, and C untouched."""
-    reason = missing()
-    if reason is not None:
-        pytest.skip(f"needs a GPU: {reason}")
     import torch
 
     c = np.full((4, 4), POISON, np.uint32).view(F32)

@@ -23,8 +23,6 @@ from ..problem import settings as problem
 from ..problem.settings import Settings
 from .operands import Operands
 
-__all__ = ["Options", "items", "linear", "matmul", "run_rows", "settings", "uniform"]
-
 Array = NDArray[Any]
 DType = np.dtype[Any]
 
@@ -101,11 +99,9 @@ def matrices(a: Array, b: Array) -> tuple[Array, Array, tuple[int, ...], tuple[i
     # Not numpy.broadcast_shapes, which refuses products of sizes beyond 2**63 in words of its own.
     pairs = list(zip_longest(reversed(ma.shape[:-2]), reversed(mb.shape[:-2]), fillvalue=1))
     if any(x != y and 1 not in (x, y) for x, y in pairs):
+        limit, nearest = "equal or 1, aligned at the last", f"b {[*ma.shape[:-2], *mb.shape[-2:]]}"
         raise ShapeError(
-            "batch dimensions",
-            limit="equal or 1, aligned at the last",
-            value=f"a {list(a.shape)} and b {list(b.shape)}",
-            nearest=f"b {[*ma.shape[:-2], *mb.shape[-2:]]}",
+            "batch dimensions", limit=limit, value=f"a {list(a.shape)} and b {list(b.shape)}", nearest=nearest
         )
     batch = tuple(y if x == 1 else x for x, y in reversed(pairs))
     whole = (*batch, ma.shape[-2], mb.shape[-1])
@@ -175,12 +171,8 @@ def check_linear(x: Array, shape: tuple[int, ...], bias: Array | None, turned: s
     n, k = shape
     if x.ndim == 0 or x.shape[-1] != k:
         other = f", or w is [n, k]: did you mean {turned}?" if turned and x.shape[-1:] == (n,) else ""
-        raise ShapeError(
-            "columns of x and w",
-            limit="equal: x [..., k] and w [n, k]",
-            value=f"x {list(x.shape)} and w {[n, k]}",
-            nearest=f"x {[*x.shape[:-1], k]}{other}",
-        )
+        limit, nearest = "equal: x [..., k] and w [n, k]", f"x {[*x.shape[:-1], k]}{other}"
+        raise ShapeError("columns of x and w", limit=limit, value=f"x {list(x.shape)} and w {[n, k]}", nearest=nearest)
     if bias is not None:
         problem.check_bias(bias, n)
 
@@ -286,19 +278,15 @@ def _check_alike(form: str, a: Sequence[Array], b: Sequence[Array]) -> None:
     """One dtype triple in every list, one size in a pointer array."""
     for i, (x, y) in enumerate(zip(a[1:], b[1:], strict=True), 1):
         if (x.dtype, y.dtype) != (a[0].dtype, b[0].dtype):
+            limit, nearest = "those of item 0", f"{a[0].dtype.name} and {b[0].dtype.name}"
             raise DTypeError(
-                f"dtypes of item {i}",
-                limit="those of item 0",
-                value=f"{x.dtype.name} and {y.dtype.name}",
-                nearest=f"{a[0].dtype.name} and {b[0].dtype.name}",
+                f"dtypes of item {i}", limit=limit, value=f"{x.dtype.name} and {y.dtype.name}", nearest=nearest
             )
         if form == "gemm_batched" and (x.shape, y.shape) != (a[0].shape, b[0].shape):
             (m, k), n = a[0].shape, b[0].shape[1]
+            limit, nearest = f"those of item 0, {(m, n, k)}", "gemm_grouped, where sizes differ"
             raise ShapeError(
-                f"m, n, k of item {i}",
-                limit=f"those of item 0, {(m, n, k)}",
-                value=(x.shape[0], y.shape[1], x.shape[1]),
-                nearest="gemm_grouped, where sizes differ",
+                f"m, n, k of item {i}", limit=limit, value=(x.shape[0], y.shape[1], x.shape[1]), nearest=nearest
             )
 
 

@@ -14,8 +14,6 @@ from ..operands.device_array import HOST, DeviceId, holder_of
 from ..operands.tensors import is_tensor
 from ..planner.device import Device
 
-__all__ = ["Operands"]
-
 Array = NDArray[Any]
 
 

@@ -10,8 +10,6 @@ from ..errors import ShapeError
 from ..operands.prepared import PreparedWeight
 from ..operands.views import view
 
-__all__ = ["pack"]
-
 
 def pack(w: Any) -> PreparedWeight:
     """Prepare a weight w [n, k] once, for `isogemm.linear`.

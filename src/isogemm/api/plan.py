@@ -16,8 +16,6 @@ from ..problem.forms import Mask
 if TYPE_CHECKING:
     from ..backends import DevicePlan, Plan, WorkPlan
 
-__all__ = ["plan"]
-
 
 @overload
 def plan(

@@ -28,8 +28,6 @@ from ..quant.matrix import QuantizedMatrix
 from . import dispatch, short
 from .dispatch import Options
 
-__all__ = ["gemm", "gemm_batched", "gemm_grouped", "gemm_strided_batched", "linear", "matmul"]
-
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
 _ndarray, _empty = np.ndarray, np.empty
 _host = open_device(HOST)

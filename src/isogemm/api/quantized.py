@@ -20,8 +20,6 @@ from ..quant.matrix import QuantizedMatrix
 from . import dispatch
 from .operands import Operands
 
-__all__ = ["ACTIVATIONS", "linear"]
-
 Array = NDArray[Any]
 
 _host = open_device(HOST)

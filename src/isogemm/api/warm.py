@@ -23,8 +23,6 @@ from ..problem.product import Product
 if TYPE_CHECKING:
     from ..backends import DevicePlan
 
-__all__ = ["Warmed", "warm"]
-
 ROWS = range(1, 257)
 log = logging.getLogger("isogemm")
 

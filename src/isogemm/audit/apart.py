@@ -19,8 +19,6 @@ from pathlib import Path
 from ..base.disk import stoppable, write_whole
 from ..errors import IsogemmError
 
-__all__ = ["AuditEnded", "apart", "judged"]
-
 _CODE = """import sys
 sys.path[:], sys.argv[:], sys.orig_argv[:] = {path!r}, {argv!r}, {orig!r}
 from isogemm.audit.apart import judged

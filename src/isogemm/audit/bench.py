@@ -15,8 +15,6 @@ from ..lab.models import LinearShape
 from .data import ActivationSource, Array, aligned, arrange
 from .providers import Provider
 
-__all__ = ["Disqualified", "LinearOperands", "NotApplicable", "ProviderBench", "ProviderFault"]
-
 _LARGE_BYTES = 128 << 20  # copies of a weight (layouts, packing) take at most so much of it
 _GARBAGE = 0.25  # of the norm of a sample: far above the rounding of any dtype here; zeros are off by 1
 # Of NumPy, and of torch: rows of w taken for its columns.
@@ -37,27 +35,14 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class LinearOperands:
-    """One linear's operands, shared by the providers.
-
-    Attributes
-    ----------
-    linear : LinearShape
-    w : array [n, k]
-        Dense and aligned.
-    activations : ActivationSource
-    seed : int
-    columns : int array
-        The output columns that are compared, ascending.
-    max_m : int
-        The most rows that fit the memory limit.
-    """
+    """One linear's operands, shared by the providers."""
 
     linear: LinearShape
-    w: Array
+    w: Array  # array [n, k]: dense and aligned
     activations: ActivationSource
     seed: int
-    columns: Array
-    max_m: int
+    columns: Array  # int array: the output columns that are compared, ascending
+    max_m: int  # the most rows that fit the memory limit
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -25,8 +25,6 @@ from .named import load_provider
 from .providers import Provider
 from .relations import RELATIONS, Pair, Params, Scope
 
-__all__ = ["ULP_BINS", "Case", "Drift", "FirstDifference", "Outcome", "Replayable", "Status", "evaluate", "replay"]
-
 Status = Literal["held", "changed", "failed", "n/a"]
 MAX_COLUMNS = 4096
 _KERNELS = 4  # calls of a case whose kernels are told

@@ -24,8 +24,6 @@ from .words import (
     status_word,
 )
 
-__all__ = ["print_outcome", "print_report"]
-
 _STYLES = {"held": "green", "changed": "yellow", "failed": "red", "absent": "red", "n/a": "dim"}
 _DRIFTS_SHOWN = 3
 

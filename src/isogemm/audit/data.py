@@ -22,17 +22,6 @@ from ..errors import DTypeError, LayoutError, OptionError, ShapeError
 from ..lab import shapes
 from ..lab.models import LinearShape
 
-__all__ = [
-    "ActivationSource",
-    "Array",
-    "WeightSource",
-    "aligned",
-    "arrange",
-    "as_dtype",
-    "read_shapes",
-    "weights_of_file",
-]
-
 Array = NDArray[Any]
 
 LAYOUTS = ("C", "F", "padded", "rows", "columns", "unaligned")
@@ -144,13 +133,9 @@ class ActivationSource:
 
     Random rows are ``z + z**5 / 32`` of normal z, with 0.4% of the channels 20 times larger, as the residual stream of
     a language model has them. The first rows do not depend on how many are asked for.
-
-    Attributes
-    ----------
-    path : str
-        A ``.npy`` file of shape [rows, k]; its rows repeat where more are needed. Empty for random values.
     """
 
+    # A ``.npy`` file of shape [rows, k]; its rows repeat where more are needed. Empty for random values.
     path: str = ""
 
     def rows(self, m: int, k: int, dtype: np.dtype[Any], seed: int, stream: int = 2) -> Array:

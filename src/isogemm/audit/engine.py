@@ -26,8 +26,6 @@ from .report import Report
 from .results import ProviderResult
 from .speed import measure
 
-__all__ = ["DEFAULT_SHAPES", "FULL_SHAPES", "ProviderLike", "ShapeLike", "run"]
-
 ProviderLike = str | Provider | Callable[[Array, Array], Array]
 ShapeLike = WeightSource | LinearShape | tuple[int, int]
 
@@ -346,12 +344,8 @@ def _sizes(sweep: Sequence[int] | None, full: bool) -> tuple[int, ...]:
         return FULL_SWEEP if full else QUICK_SWEEP
     found = arguments.items(sweep)
     if not found or not all(isinstance(m, int | np.integer) and 1 <= m <= 1 << 20 for m in found):
-        raise OptionError(
-            "sweep of M",
-            limit="whole numbers from 1 to 2**20",
-            value=found or arguments.shown(sweep),
-            nearest=[1, 2, 16],
-        )
+        limit = "whole numbers from 1 to 2**20"
+        raise OptionError("sweep of M", limit=limit, value=found or arguments.shown(sweep), nearest=[1, 2, 16])
     return tuple(int(m) for m in found)
 
 

@@ -14,8 +14,6 @@ import altair as alt
 from .cases import ULP_BINS
 from .results import ProviderResult, Results
 
-__all__ = ["EQUAL_COLOUR", "agreement_map", "drift_histogram", "provider_colours", "speed_bars"]
-
 EQUAL_COLOUR = "#3b9c8f"
 _CHANGED_COLOURS = ("#f4cf7c", "#ec8f52", "#d1495b", "#8c2155")
 # Away from the map's colours: teal is equal bits and warm is changed bits, whoever's they are.

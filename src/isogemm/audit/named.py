@@ -8,8 +8,6 @@ from typing import Any
 from .providers import BUILTIN, Absent, CallableProvider, Provider, TorchProvider, function_of
 from .tensors import TensorCalls, TensorProvider, isogemm_calls, torch_calls
 
-__all__ = ["load_provider", "provider_of"]
-
 
 def load_provider(name: str, device: str = "cpu") -> Provider:
     """The provider of that name: ``isogemm``, ``numpy``, ``torch``, ``module:function`` or ``file.py:function``.

@@ -20,22 +20,11 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import nearest
-from ..base.dtypes import BFLOAT16, NUMPY
+from ..base.dtypes import NUMPY
 from ..errors import OptionError
 from ..lab import limit_threads
+from ..operands.tensors import as_tensor, on_host
 from .data import Array
-
-__all__ = [
-    "BUILTIN",
-    "FORMS",
-    "Absent",
-    "CallableProvider",
-    "Form",
-    "Function",
-    "Provider",
-    "TorchProvider",
-    "function_of",
-]
 
 Function = Callable[[Array, Array], Array]
 Accumulate = Callable[[Array | None, Array, Array], Array]
@@ -203,29 +192,19 @@ class TorchProvider(Provider):
 
     def linear(self, x: Array, w: Array) -> Array:
         with self._torch.inference_mode():
-            return self._out(self._torch.nn.functional.linear(self._in(x), self._in(w)), x.dtype)
+            return on_host(self._torch.nn.functional.linear(as_tensor(x), as_tensor(w)))
 
     def _strided(self, x: Array, blocks: Sequence[Array]) -> Array:
         with self._torch.inference_mode():
-            stack = self._in(stacked(blocks))
-            items = self._in(x).expand(len(blocks), *x.shape)
-            return side_by_side(self._out(self._torch.bmm(items, stack.transpose(1, 2)), x.dtype))
+            stack = as_tensor(stacked(blocks))
+            items = as_tensor(x).expand(len(blocks), *x.shape)
+            return side_by_side(on_host(self._torch.bmm(items, stack.transpose(1, 2))))
 
     def _shared(self, x: Array, blocks: Sequence[Array]) -> Array:
         with self._torch.inference_mode():
-            w = self._in(whole(blocks)).t()
-            items = self._in(x)[:, None, :]
-            return self._out(self._torch.bmm(items, w.expand(len(x), *w.shape)), x.dtype)[:, 0, :]
-
-    def _in(self, a: Array) -> Any:
-        if a.dtype == BFLOAT16:
-            return self._torch.from_numpy(a.view(np.int16)).view(self._torch.bfloat16)
-        return self._torch.from_numpy(a)
-
-    def _out(self, t: Any, dtype: np.dtype[Any]) -> Array:
-        if t.dtype == self._torch.bfloat16:
-            return np.asarray(t.view(self._torch.int16).numpy().view(dtype))
-        return np.asarray(t.numpy())
+            w = as_tensor(whole(blocks)).t()
+            items = as_tensor(x)[:, None, :]
+            return on_host(self._torch.bmm(items, w.expand(len(x), *w.shape)))[:, 0, :]
 
 
 BUILTIN: MappingProxyType[str, Callable[[], Provider]] = MappingProxyType(

@@ -18,8 +18,6 @@ from .bench import NotApplicable, ProviderBench, concatenated, sampled_columns
 from .data import ActivationSource, Array, arrange
 from .providers import FORMS, Function
 
-__all__ = ["FULL_SWEEP", "QUICK_SWEEP", "RELATIONS", "Pair", "Params", "Relation", "Scope"]
-
 Params = Mapping[str, int | str]
 Evaluate = Callable[[ProviderBench, Params], "Pair"]
 
@@ -49,21 +47,13 @@ class Scope:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two arrays that must have equal bits.
+    """Two arrays that must have equal bits."""
 
-    Attributes
-    ----------
-    expected, got : array [rows, columns]
-    rows : int array
-        Row numbers in the batch of `x`.
-    columns : int array
-        Output column numbers.
-    """
-
+    # expected, got: array [rows, columns]
     expected: Array
     got: Array
-    rows: Array
-    columns: Array
+    rows: Array  # int array: row numbers in the batch of `x`
+    columns: Array  # int array: output column numbers
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from ..base.disk import write_whole
 from .html import page
 from .results import Results
 
-__all__ = ["Report"]
-
 
 class Report(Results):
     """What an audit found, with the attributes of `isogemm.audit.results.Results`; prints as `isogemm audit` does."""

@@ -12,8 +12,6 @@ from ..contract.compare import bits
 from .cases import NOT_A_NUMBER, ULP_BINS, FirstDifference, Outcome, Status
 from .data import Array
 
-__all__ = ["SCHEMA", "Agreement", "ProviderResult", "RelationResult", "Results", "Speed"]
-
 SCHEMA = "isogemm.audit.v1"
 _KEPT_DRIFTS = 3
 

@@ -13,8 +13,6 @@ from .data import Array, arrange
 from .providers import Provider
 from .results import Speed
 
-__all__ = ["measure"]
-
 _MOST_CACHE = 64 << 20  # rotation past a larger cache would take more memory than an audit should
 _FILLS = 3  # a weight this many caches large needs no copies
 

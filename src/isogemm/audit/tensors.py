@@ -16,10 +16,9 @@ import numpy as np
 
 from ..base.dtypes import BFLOAT16
 from ..lab.profiler import KernelLaunch, launches, short_name
+from ..operands.tensors import as_tensor, on_host
 from .data import Array
 from .providers import Provider, side_by_side, stacked, whole
-
-__all__ = ["TensorCalls", "TensorProvider", "isogemm_calls", "kernels_text", "split_k", "torch_calls"]
 
 _ALIGNED = 64  # bytes; an audit's arrays begin at multiples of it, or some elements after one
 _WARM_UP = 3  # calls before one is captured: libraries allocate workspaces in their first
@@ -29,24 +28,12 @@ Calls = Callable[..., Any]
 
 @dataclass(frozen=True)
 class TensorCalls:
-    """What a library offers on tensors; None where it does not.
+    """What a library offers on tensors; None where it does not."""
 
-    Attributes
-    ----------
-    linear : callable
-        ``linear(x, w)``: x @ w.T.
-    batched : callable or None
-        ``batched(a, b)``: a[i] @ b[i] of 3-D tensors, strides of 0 included.
-    packed : callable or None
-        `linear` with a weight prepared first.
-    accumulate : callable or None
-        ``accumulate(total, dy, x)``: total + dy.T @ x; `total` is None at first.
-    """
-
-    linear: Calls
-    batched: Calls | None = None
-    packed: Calls | None = None
-    accumulate: Calls | None = None
+    linear: Calls  # ``linear(x, w)``: x @ w.T
+    batched: Calls | None = None  # ``batched(a, b)``: a[i] @ b[i] of 3-D tensors, strides of 0 included
+    packed: Calls | None = None  # `linear` with a weight prepared first
+    accumulate: Calls | None = None  # ``accumulate(total, dy, x)``: total + dy.T @ x; `total` is None at first
 
 
 def torch_calls() -> TensorCalls:
@@ -193,15 +180,10 @@ class TensorProvider(Provider):
         room = torch.full((skip + reach + _ALIGNED,), float("nan"), dtype=kind, device=self._device)
         first = skip + -room.data_ptr() % _ALIGNED // item
         placed = room.as_strided(a.shape, steps, first)
-        plain = np.ascontiguousarray(a)
-        source = torch.from_numpy(plain.view(np.int16)).view(kind) if a.dtype == BFLOAT16 else torch.from_numpy(plain)
-        return placed.copy_(source)
+        return placed.copy_(as_tensor(np.ascontiguousarray(a)))
 
     def _out(self, t: Any) -> Array:
-        host = t.detach().cpu()
-        if host.dtype == self._torch.bfloat16:
-            return np.asarray(host.view(self._torch.int16).numpy().view(BFLOAT16))
-        return np.asarray(host.numpy())
+        return on_host(t.detach())  # an error where it is no tensor
 
 
 def split_k(found: Sequence[KernelLaunch]) -> int | None:

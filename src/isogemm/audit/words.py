@@ -9,23 +9,6 @@ from pathlib import PurePath
 from .cases import median_ulps, ulps_text
 from .results import Agreement, ProviderResult, RelationResult, Results, Speed
 
-__all__ = [
-    "agreement_text",
-    "answered",
-    "asked",
-    "examination",
-    "inapplicable",
-    "measured",
-    "not_measured",
-    "not_required",
-    "not_run",
-    "provider_text",
-    "quantized",
-    "relation_cases",
-    "speed_by_m",
-    "status_word",
-]
-
 _WORDS = {"held": "held", "changed": "bits changed", "failed": "failed", "absent": "did not run", "n/a": "n/a"}
 
 

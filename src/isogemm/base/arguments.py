@@ -12,21 +12,6 @@ import numpy as np
 
 from ..errors import DTypeError, OptionError
 
-__all__ = [
-    "beta_of_c",
-    "flag",
-    "items",
-    "nearest",
-    "number",
-    "of_type",
-    "one_of",
-    "path",
-    "shown",
-    "strings",
-    "unknown",
-    "whole",
-]
-
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
     """The known name that is spelt most like `name`, or begins like it, or `otherwise` where none does."""

@@ -13,19 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "cache_folder",
-    "check_room",
-    "data_folder",
-    "keep",
-    "kept",
-    "read_own",
-    "replacing",
-    "say_not_kept",
-    "stoppable",
-    "write_whole",
-]
-
 _CHECK = hashlib.sha256().digest_size
 # Where a name stands for something that is open already, nothing can be replaced.
 _OPEN_ALREADY = ("/dev/std", "/dev/fd/", "/proc/")

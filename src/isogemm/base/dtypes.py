@@ -16,32 +16,6 @@ import numpy as np
 from ..errors import DTypeError
 from .arguments import nearest, shown
 
-__all__ = [
-    "BFLOAT16",
-    "CASTABLE",
-    "CODE",
-    "CODE_OF",
-    "DTYPES",
-    "FACTORS",
-    "FLOAT16",
-    "FLOAT32",
-    "INT8",
-    "INT32",
-    "INTEGERS",
-    "ITEMSIZE",
-    "NUMPY",
-    "OR_INT8",
-    "PTX",
-    "SHORT_NAMES",
-    "TORCH",
-    "TRITON",
-    "ElementType",
-    "as_dtype",
-    "check_dtype",
-    "name_of",
-    "supported",
-]
-
 DType = np.dtype[Any]
 
 FLOAT32: DType = np.dtype(np.float32)
@@ -52,22 +26,12 @@ INT32: DType = np.dtype(np.int32)
 
 
 class ElementType(NamedTuple):
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes
-    ----------
-    name : str
-        NumPy's and torch's.
-    dtype : numpy.dtype
-    code : int
-        In macros and constants of our kernels.
-    triton, ptx : str
-        In signatures of Triton's kernels, and in PTX.
-    """
-
-    name: str
+    name: str  # NumPy's and torch's
     dtype: DType
-    code: int
+    code: int  # in macros and constants of our kernels
+    # triton, ptx: in signatures of Triton's kernels, and in PTX
     triton: str
     ptx: str
 

@@ -6,8 +6,6 @@ import importlib.util
 
 from ..errors import OptionError
 
-__all__ = ["require_extra"]
-
 
 def require_extra(extra: str, what: str, *packages: str) -> None:
     """Check that packages are installed, without importing them.
@@ -19,9 +17,5 @@ def require_extra(extra: str, what: str, *packages: str) -> None:
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise OptionError(
-                f"{what} needs {package}",
-                limit=f"the extra isogemm[{extra}]",
-                value="not installed",
-                nearest=f'pip install "isogemm[{extra}]"',
-            )
+            limit, nearest = f"the extra isogemm[{extra}]", f'pip install "isogemm[{extra}]"'
+            raise OptionError(f"{what} needs {package}", limit=limit, value="not installed", nearest=nearest)

@@ -17,8 +17,6 @@ from numba.extending import intrinsic
 
 from .jit import njit
 
-__all__ = ["enter_default_rounding", "flushes", "ieee_defaults", "leave_default_rounding"]
-
 # Elsewhere the control word is left alone.
 _MODES = 0xFFC0  # the control word without what it remembers of past operations
 X86 = platform.machine().lower() in ("x86_64", "amd64")

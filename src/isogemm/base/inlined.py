@@ -17,8 +17,6 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 from numba.core.registry import CPUDispatcher
 
-__all__ = ["CpuKernel", "uncollected"]
-
 
 @contextmanager
 def uncollected() -> Iterator[None]:

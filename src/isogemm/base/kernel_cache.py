@@ -27,8 +27,6 @@ from numba.core.serialize import dumps
 from ..errors import OptionError
 from .disk import keep, kept, say_not_kept
 
-__all__ = ["KernelCache"]
-
 
 @functools.lru_cache(maxsize=256)
 def _digest(path: str, mtime: int, size: int) -> str:

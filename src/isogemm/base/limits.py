@@ -8,8 +8,6 @@ from functools import lru_cache
 
 from ..errors import LimitError
 
-__all__ = ["check_size", "physical_memory"]
-
 _ADDRESSABLE = 2**63 - 1
 
 

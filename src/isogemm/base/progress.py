@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Tell", "progress_bar"]
-
 Tell = Callable[[int, int | None, str], None]
 """``tell(done, total, text)``; a total of None is not known yet."""
 

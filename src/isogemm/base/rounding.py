@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-__all__ = ["has_defaults", "ieee_defaults"]
-
 _ONE, _STEP, _TINY = np.float32(1), np.float32(2.0**-23), np.float32(2.0**-149)
 _SMALL, _HALF = np.float32(2.0**-126), np.float32(0.5)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-__all__ = ["Seen", "forget"]
-
 V = TypeVar("V")
 
 

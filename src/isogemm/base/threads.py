@@ -7,8 +7,6 @@ from typing import Any
 
 from ..errors import OptionError
 
-__all__ = ["get_num_threads", "join_threadpoolctl", "set_num_threads"]
-
 _FEW = 8  # threads that may share one CPU
 _count = 0
 _joined = False

@@ -9,8 +9,6 @@ from typing import Any
 
 from ..errors import OptionError
 
-__all__ = ["get_tuning", "set_tuning"]
-
 BUDGET = 30.0  # milliseconds of the device's time for each new product
 _budget: float | None = None
 

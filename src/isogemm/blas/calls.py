@@ -27,8 +27,6 @@ from ..errors import LayoutError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart, check_no_self_overlap
 from ..problem import settings as problem
 
-__all__ = ["gemm", "gemm_batched", "gemm_strided_batched"]
-
 Array = NDArray[Any]
 
 
@@ -198,12 +196,8 @@ def gemm_batched(
         for name, offsets in (("offsets_a", offsets_a), ("offsets_b", offsets_b), ("offsets_c", offsets_c))
     ]
     if len({len(x) for x in lists}) > 1:
-        raise ShapeError(
-            "offsets",
-            limit="one of A, B and C for each item",
-            value=[len(x) for x in lists],
-            nearest=[len(lists[0])] * 3,
-        )
+        limit = "one of A, B and C for each item"
+        raise ShapeError("offsets", limit=limit, value=[len(x) for x in lists], nearest=[len(lists[0])] * 3)
     views = [[w.at(offset) for offset in offsets] for w, offsets in zip(stored.windows, lists, strict=True)]
     stored.run_items(*views)
     return c
@@ -328,12 +322,8 @@ def _flat(name: str, flat: Array) -> Array:
 def _ld(name: str, ld: Any, rows: int) -> int:
     value = _whole(f"ld{name}", ld)
     if value < max(1, rows):
-        raise LayoutError(
-            f"ld{name}",
-            limit=f"at least the {rows} rows of the stored {name.upper()}",
-            value=value,
-            nearest=max(1, rows),
-        )
+        limit = f"at least the {rows} rows of the stored {name.upper()}"
+        raise LayoutError(f"ld{name}", limit=limit, value=value, nearest=max(1, rows))
     return value
 
 

@@ -19,8 +19,6 @@ from ..problem import settings
 from . import calls as blas
 from .tensor_cores import Eligibility, tensor_cores
 
-__all__ = ["Call", "Operand", "describe"]
-
 Array = NDArray[Any]
 
 

@@ -17,8 +17,6 @@ from ..base.dtypes import PTX, SHORT_NAMES
 from ..errors import OptionError
 from ..formats.blocks import FORMATS
 
-__all__ = ["KernelName", "KernelProduct", "parse_kernel"]
-
 LOOPS = {
     "naive": "three plain loops",
     "blocked": "cut into blocks that stay in a cache",

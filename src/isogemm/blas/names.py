@@ -8,8 +8,6 @@ from dataclasses import astuple, dataclass, fields
 from ..base.arguments import nearest, of_type
 from ..errors import DTypeError, OptionError
 
-__all__ = ["CALLS", "LIBRARIES", "CallNames", "names_of"]
-
 LIBRARIES = ("cuBLAS", "rocBLAS", "MKL", "Accelerate", "isogemm")
 
 

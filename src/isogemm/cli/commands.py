@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..audit import Report, WeightSource
     from ..lab.models import LinearShape
 
-__all__ = ["app", "command_line", "main"]
-
 DID_NOT_RUN = 3
 
 app = typer.Typer(
@@ -173,12 +171,8 @@ def audit_command(
         if provider or model or shapes or weights or inputs:
             raise OptionError("--hf", limit="--mode instead of providers, no shapes", value="both", nearest="--mode")
         if full or match:
-            raise OptionError(
-                "--full, --match",
-                limit="without --hf",
-                value=f"--hf {hf}",
-                nearest="--m 2,7,32, the batches of a model",
-            )
+            nearest = "--m 2,7,32, the batches of a model"
+            raise OptionError("--full, --match", limit="without --hf", value=f"--hf {hf}", nearest=nearest)
         found = _audit_model(hf, random, mode, require, relation, m, dtype, device, quantize, seed, tokens)
         _finish(found, json, html)
     with progress_bar() as progress:

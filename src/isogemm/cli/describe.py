@@ -9,8 +9,6 @@ import typer
 
 from ..errors import IsogemmError, OptionError, ShapeError
 
-__all__ = ["describe_command"]
-
 
 def describe_command(
     what: Annotated[

@@ -11,8 +11,6 @@ import typer
 from ..base.progress import progress_bar
 from ..errors import OptionError
 
-__all__ = ["doctor_command"]
-
 
 def doctor_command(
     case: Annotated[
@@ -67,20 +65,12 @@ def _case(path: str, steps: bool, tell: Any) -> Any:
         with np.load(Path(path), allow_pickle=False) as file:
             given = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise OptionError(
-            "a case",
-            limit="a .npz file of arrays",
-            value=f"{path}: {error}",
-            nearest=f"--call {path}" if ":" in path else "numpy.savez(path, observed=..., a=..., b=...)",
-        ) from error
+        nearest = f"--call {path}" if ":" in path else "numpy.savez(path, observed=..., a=..., b=...)"
+        raise OptionError("a case", limit="a .npz file of arrays", value=f"{path}: {error}", nearest=nearest) from error
     missing = {"observed", "a", "b"} - set(given)
     if missing:
-        raise OptionError(
-            "a case",
-            limit="observed, a and b",
-            value=f"without {', '.join(sorted(missing))}",
-            nearest="numpy.savez(path, observed=..., a=..., b=...)",
-        )
+        limit, nearest = "observed, a and b", "numpy.savez(path, observed=..., a=..., b=...)"
+        raise OptionError("a case", limit=limit, value=f"without {', '.join(sorted(missing))}", nearest=nearest)
     options = {name: x.item() if x.ndim == 0 else x for name, x in given.items()}
     if steps:
         for line in recipe(**options):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EXAMPLES", "examples"]
-
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "admissions": ("isogemm admissions --refused", "isogemm admissions --json"),
     "audit": (

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["facts", "info_command"]
-
 KERNELS = "*.kernel"
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..lab.models import Model
     from ..lab.ops import Op
 
-__all__ = ["ops_command"]
-
 
 def ops_command(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="A named model, or a config.json of transformers.")],

@@ -11,8 +11,6 @@ import typer
 from ..base.progress import progress_bar
 from ..errors import OptionError
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Steps of a model whose every buffer and thread is written down before they run.")
 Folder = Annotated[Path, typer.Argument(help="A folder that `lower` wrote.")]
 

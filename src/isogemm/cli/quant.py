@@ -25,8 +25,6 @@ from ..quant.files import load
 from ..quant.matrix import QuantizedMatrix
 from ..quant.tensor_file import TensorEntry, TensorFile
 
-__all__ = ["inspect_command", "quantize_command"]
-
 Several = list[str] | None
 _FLOATS = ("F32", "F16", "BF16")
 _NO_GGUF = (".safetensors", ".json", ".bin", ".pt", ".pth", ".npz", ".npy", ".onnx")

@@ -14,8 +14,6 @@ from ..errors import OptionError
 if TYPE_CHECKING:
     from ..study.engine import RunOptions, StudyRun
 
-__all__ = ["study_command"]
-
 INTERRUPTED = 130
 
 

@@ -15,8 +15,6 @@ from ..base.arguments import unknown
 from ..base.progress import progress_bar
 from ..errors import OptionError
 
-__all__ = ["PARTS", "warm_command"]
-
 Step = tuple[str, Callable[[], object]]
 # Rows at which other code computes: one, a few, many.
 ROWS = (1, 8, 64)

@@ -18,8 +18,6 @@ from ..base.jit import ANNOUNCE_AFTER, announce, can_keep, compile_seconds
 from . import decode, forward, minilm, smollm, story, trials
 from .sentences import SENTENCES
 
-__all__ = ["Rehearsal"]
-
 
 class Rehearsal:
     """The process; nothing where what it compiles could not be kept.

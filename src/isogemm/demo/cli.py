@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from .story import Compared
     from .trials import EmbeddingDrift, RowDrift
 
-__all__ = ["main"]
-
 T = TypeVar("T")
 STEPS = 5
 MAX_SENTENCES = 512

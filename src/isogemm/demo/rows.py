@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from ..base.jit import njit
 
-__all__ = ["attend", "gelu", "layer_norm", "mean_pool", "rms_norm", "silu_mul", "softmax", "unit"]
-
 Array = NDArray[Any]
 
 

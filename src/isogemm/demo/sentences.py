@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SENTENCES"]
-
 # Sentences 2i and 2i+1 are paraphrases, so a working encoder finds one from the other.
 SENTENCES = (
     "The train to Lyon leaves at half past six in the morning.",

@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     from .speed import Timings
     from .trials import EmbeddingDrift, RowDrift
 
-__all__ = [
-    "attention",
-    "conclusions",
-    "drift_table",
-    "loud",
-    "meaning",
-    "row_table",
-    "speed_table",
-    "speed_words",
-    "table",
-]
-
 Array = NDArray[Any]
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ..quant import TensorFile
 
-__all__ = ["Block", "SmolLM", "find", "load", "tokenizer", "with_question"]
-
 Array = NDArray[Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -15,8 +15,6 @@ from .forward import Multiplier, embed
 from .minilm import Dense, MiniLM
 from .trials import alone
 
-__all__ = ["Timings", "Workload", "conditions", "judge", "measure", "workloads"]
-
 Array = NDArray[Any]
 
 # A pass takes tens of milliseconds, so every block is a call or a few. Five is the fewest that can decide a verdict.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from tokenizers import Tokenizer
 
-__all__ = ["QUESTIONS", "STEPS", "Compared", "compare", "counts", "lines", "read", "table", "tell"]
-
 QUESTIONS = (
     "Why is the sky blue?",
     "What is a good name for a grey cat?",
@@ -32,29 +30,18 @@ SHOWN = 40  # characters of the common words before two answers part
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """An answer given alone and the same one given in a batch.
-
-    Attributes
-    ----------
-    provider, question : str
-    alone, together : str
-        The words.
-    tokens, shared : int
-        How many there are, and how many are the same before the first that is not.
-    leads : tuple of float
-        By how much the logit of each shared word was ahead of the next best's, alone.
-    moved : tuple of float
-        By how much that lead was another one in the batch.
-    """
+    """An answer given alone and the same one given in a batch."""
 
     provider: str
     question: str
+    # alone, together: the words
     alone: str
     together: str
+    # tokens, shared: how many there are, and how many are the same before the first that is not
     tokens: int
     shared: int
-    leads: tuple[float, ...]
-    moved: tuple[float, ...]
+    leads: tuple[float, ...]  # by how much the logit of each shared word was ahead of the next best's, alone
+    moved: tuple[float, ...]  # by how much that lead was another one in the batch
 
     @property
     def changed(self) -> bool:

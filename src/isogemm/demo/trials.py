@@ -13,20 +13,6 @@ from ..contract import compare
 from .forward import Multiplier, embed, row_by_row
 from .minilm import Dense, MiniLM
 
-__all__ = [
-    "ROWS",
-    "EmbeddingDrift",
-    "RowDrift",
-    "Trial",
-    "activations",
-    "alone",
-    "attention_share",
-    "drift",
-    "one_batch",
-    "row_drift",
-    "trials",
-]
-
 Array = NDArray[Any]
 Embedder = Callable[[MiniLM, Sequence[Array], Multiplier], Array]
 
@@ -45,32 +31,19 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingDrift:
-    """How far embeddings moved from those of the sentences alone.
-
-    Attributes
-    ----------
-    provider, trial : str
-    sentences, sentences_changed : int
-        Embeddings compared, and those with at least one changed bit.
-    outputs, outputs_changed : int
-        The same for single numbers.
-    largest_ulps : int
-        Largest distance of two numbers in representable fp32 values between them.
-    largest_difference : float
-        Largest absolute difference of two numbers of unit-length embeddings.
-    largest_cosine_distance : float
-        Largest 1 - cosine of an embedding with itself, in float64.
-    """
+    """How far embeddings moved from those of the sentences alone."""
 
     provider: str
     trial: str
+    # sentences, sentences_changed: embeddings compared, and those with at least one changed bit
     sentences: int
     sentences_changed: int
+    # outputs, outputs_changed: the same for single numbers
     outputs: int
     outputs_changed: int
-    largest_ulps: int
-    largest_difference: float
-    largest_cosine_distance: float
+    largest_ulps: int  # largest distance of two numbers in representable fp32 values between them
+    largest_difference: float  # largest absolute difference of two numbers of unit-length embeddings
+    largest_cosine_distance: float  # largest 1 - cosine of an embedding with itself, in float64
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,10 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import ShapeError
+from ..operands.tensors import on_host
 from .bank import MISTAKES
 from .case import Array
 from .diagnosis import Cause, Diagnosis
-from .results import host
-
-__all__ = ["MENDS", "diagnose_attention"]
 
 MENDS = {
     "softmax-scale": "multiply scores by 1 / sqrt(head dimension), once, before the softmax",
@@ -72,16 +70,12 @@ def diagnose_attention(
     ShapeError
         Shapes do not fit.
     """
-    x, y, z = (host(t).astype(np.float64) for t in (q, k, v))
+    x, y, z = (on_host(t).astype(np.float64) for t in (q, k, v))
     if x.ndim != 3 or y.ndim != 3 or y.shape[:2] != z.shape[:2] or x.shape[0] % y.shape[0] or x.shape[2] != y.shape[2]:
         shapes = [list(t.shape) for t in (x, y, z)]
-        raise ShapeError(
-            "attention",
-            limit="q [heads, queries, d], k and v [kv_heads, keys, d]",
-            value=shapes,
-            nearest=[shapes[0]] * 3,
-        )
-    allowed = None if mask is None else host(mask)
+        limit = "q [heads, queries, d], k and v [kv_heads, keys, d]"
+        raise ShapeError("attention", limit=limit, value=shapes, nearest=[shapes[0]] * 3)
+    allowed = None if mask is None else on_host(mask)
     if causal:
         lower = np.tri(x.shape[1], y.shape[1], y.shape[1] - x.shape[1], dtype=bool)
         allowed = lower if allowed is None else allowed & lower
@@ -89,7 +83,7 @@ def diagnose_attention(
     call = _Call(
         x, y, z, allowed, x.shape[2] ** -0.5 if scale is None else scale, tuple(h // group for h in range(len(x)))
     )
-    out = host(observed)
+    out = on_host(observed)
     seen, eps = out.astype(np.float64), float(ml_dtypes.finfo(out.dtype).eps)
     unit = (eps + ROUNDED * (out.dtype.itemsize == 2) + 2.0**-18) * np.abs(z).max(initial=0)
     right = _off(seen, call.result(), unit)

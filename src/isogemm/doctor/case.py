@@ -21,32 +21,21 @@ from ..errors import LayoutError, ShapeError
 from ..formats import reference
 from ..formats.blocks import BlockFormat
 
-__all__ = ["Array", "Blocks", "GemmCall", "StoredMatrix", "buffer_of", "matrix_of", "resized"]
-
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """op(A), op(B) or C of every item, as they lie in one buffer.
+    """op(A), op(B) or C of every item, as they lie in one buffer."""
 
-    Attributes
-    ----------
-    flat : array [elements]
-    rows, columns : int
-        Of op's result.
-    row, column : int
-        Elements from one row, one column to the next.
-    offsets : tuple of int
-        Where element (0, 0) of each item lies.
-    """
-
-    flat: Array
+    flat: Array  # array [elements]
+    # rows, columns: of op's result
     rows: int
     columns: int
+    # row, column: elements from one row, one column to the next
     row: int
     column: int
-    offsets: tuple[int, ...] = (0,)
+    offsets: tuple[int, ...] = (0,)  # where element (0, 0) of each item lies
 
     @property
     def ld(self) -> int:
@@ -101,18 +90,11 @@ class StoredMatrix:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Quantized weights [n, k] behind B: their bytes, and how they were meant to be read.
+    """Quantized weights [n, k] behind B: their bytes, and how they were meant to be read."""
 
-    Attributes
-    ----------
-    data : uint8 array [bytes]
-    fmt : BlockFormat
-    n, k, stride : int
-        `stride` bytes lie between rows.
-    """
-
-    data: Array
+    data: Array  # uint8 array [bytes]
     fmt: BlockFormat
+    # n, k, stride: `stride` bytes lie between rows
     n: int
     k: int
     stride: int

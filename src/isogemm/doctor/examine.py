@@ -18,10 +18,10 @@ import numpy as np
 from ..base.progress import Tell
 from ..errors import OptionError
 from ..lab import limit_threads
+from ..operands.tensors import as_tensor, on_host
 from .case import Array
 from .diagnosis import Cause, Diagnosis
 from .probes import SIGNATURES, Probe, around, common, probes
-from .results import host
 
 __all__ = ["SIGNATURES", "examine"]
 
@@ -245,7 +245,7 @@ def _run(function: Callable[..., Any], torch: bool, probe: Probe) -> tuple[list[
     runs = []
     operands = probe.operands()
     for _ in range(2):
-        given = {name: _tensor(x) if torch else x for name, x in probe.operands().items()}
+        given = {name: as_tensor(x) if torch else x for name, x in probe.operands().items()}
         out = (
             guarded_empty(probe.shape, probe.kind, device="cpu" if torch else None)
             if "out" in probe.signature
@@ -253,10 +253,10 @@ def _run(function: Callable[..., Any], torch: bool, probe: Probe) -> tuple[list[
         )
         try:
             result = function(*given.values(), *((out.array,) if out else ()))
-            found = host(out.array if out else result)
+            found = on_host(out.array if out else result)
         except Exception as error:  # whatever it raises is what it says to this probe
             return [], f"refused: {type(error).__name__}: {error or traceback.format_exc(limit=1)}"
-        if any(host(given[name]).tobytes() != host(x).tobytes() for name, x in operands.items()):
+        if any(on_host(given[name]).tobytes() != on_host(x).tobytes() for name, x in operands.items()):
             return [], "writes into its operands: they have other bytes after the call"
         if not isinstance(found, np.ndarray) or found.shape != probe.shape or found.dtype.kind not in "fV":
             got = f"{type(found).__name__} {getattr(found, 'dtype', '')} {list(getattr(found, 'shape', ()))}"
@@ -268,13 +268,3 @@ def _run(function: Callable[..., Any], torch: bool, probe: Probe) -> tuple[list[
         except GuardError as error:
             return runs, f"{error.what}: {error.value}"
     return runs, ""
-
-
-def _tensor(x: Any) -> Any:
-    import torch
-
-    if not isinstance(x, np.ndarray):
-        return x
-    if x.dtype.name == "bfloat16":
-        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x)

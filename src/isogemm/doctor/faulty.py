@@ -16,8 +16,6 @@ from .examine import examine
 from .results import call_of
 from .selftest import planted, raced
 
-__all__ = ["INSISTS", "Examined", "examined", "faulty"]
-
 SIGNATURE_OF = {
     "stride-a": "a[i], b[i]", "stride-b": "a[i], b[i]", "stride-c": "a[i], b[i]", "pointer-offset": "a[i], b[i]",
     "alpha-type": "a, b, c, alpha, beta", "beta-type": "a, b, c, alpha, beta", "beta-garbage": "a, b, c, alpha, beta",
@@ -82,20 +80,11 @@ def _case(signature: str, fmt: str, a: Array, b: Array, *rest: Any) -> tuple[Gem
 
 @dataclass(frozen=True)
 class Examined:
-    """What `examine` said of a faulty function.
-
-    Attributes
-    ----------
-    name, insists : str
-    found : bool
-        Whether the mistake was named first, alone or with those that cannot be told from it.
-    said : str
-    seconds : float
-    """
+    """What `examine` said of a faulty function."""
 
     name: str
     insists: str
-    found: bool
+    found: bool  # whether the mistake was named first, alone or with those that cannot be told from it
     said: str
     seconds: float
 

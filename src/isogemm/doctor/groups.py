@@ -16,8 +16,6 @@ from .case import Array, GemmCall
 from .diagnosis import Cause, Diagnosis
 from .simulate import explained, simulate
 
-__all__ = ["Product", "diagnosed"]
-
 Product = tuple[GemmCall, list[Array]]
 Named = dict[str, tuple[str, float]]
 Alone = Callable[[GemmCall, list[Array], bool], Diagnosis]

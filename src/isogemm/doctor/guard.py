@@ -11,8 +11,6 @@ import numpy as np
 
 from ..errors import IsogemmError
 
-__all__ = ["GuardError", "Guarded", "guard", "guarded_empty"]
-
 ROOM = 64  # elements before and behind
 
 
@@ -46,11 +44,9 @@ class Guarded:
             if dead.size:
                 at = int(dead[-1 if where == "before" else 0])
                 away = ROOM - at if where == "before" else at + 1
+                limit, nearest = "its own elements", "mask the last tile"
                 raise GuardError(
-                    f"{what} was written outside",
-                    limit="its own elements",
-                    value=f"{away} elements {where} it",
-                    nearest="mask the last tile",
+                    f"{what} was written outside", limit=limit, value=f"{away} elements {where} it", nearest=nearest
                 )
         left = np.flatnonzero(bits[ROOM:-ROOM] == self._pattern)
         if left.size:
@@ -143,11 +139,9 @@ def guard(function: Callable[..., Any]) -> Callable[..., Any]:
         kept = _bits(first).copy() if hasattr(first, "dtype") else None
         for name, x in operands.items():
             if _digest(x) != before[name]:
+                limit, nearest = "operands are read", "an output of its own"
                 raise GuardError(
-                    f"{name} was changed",
-                    limit="operands are read",
-                    value=f"other bytes after {function.__name__}",
-                    nearest="an output of its own",
+                    f"{name} was changed", limit=limit, value=f"other bytes after {function.__name__}", nearest=nearest
                 )
         if isinstance(out, Guarded):
             out.check()

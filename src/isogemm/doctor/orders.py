@@ -11,8 +11,6 @@ from ..contract import reference
 from ..errors import IsogemmError
 from .case import Array, GemmCall
 
-__all__ = ["follows", "order_of"]
-
 CORNER = 12  # rows and columns
 SPLITS = (2, 3, 4, 8, 16)
 

@@ -14,8 +14,6 @@ from .case import Array
 from .diagnosis import Diagnosis
 from .results import diagnose
 
-__all__ = ["SIGNATURES", "Probe", "around", "common", "probes", "random_blocks"]
-
 SIGNATURES = {
     "a, b": "a [m, k] @ b [k, n]",
     "x, w": "x [m, k] @ w [n, k].T, as a linear layer",
@@ -48,27 +46,15 @@ SCALARS = {"exact": (1.5, 0.5), "random": (1.0, 0.0), "padded": (-0.75, 1.0)}  #
 
 @dataclass(frozen=True)
 class Probe:
-    """One call.
-
-    Attributes
-    ----------
-    signature : str
-    kind : str
-        Type of the elements.
-    extents : tuple of int
-        m, n, k.
-    numbers : {"exact", "random", "padded"}
-        Small whole numbers, exact in every type, no two rows or columns alike; normal ones; normal ones in views
-        whose rows have something behind them.
-    format : str
-        Of quantized rows.
-    """
+    """One call."""
 
     signature: str
-    kind: str
-    extents: tuple[int, int, int]
+    kind: str  # type of the elements
+    extents: tuple[int, int, int]  # m, n, k
+    # {"exact", "random", "padded"}: small whole numbers, exact in every type, no two rows or columns alike; normal
+    # ones; normal ones in views whose rows have something behind them
     numbers: str
-    format: str = ""
+    format: str = ""  # of quantized rows
 
     def __str__(self) -> str:
         said = {"exact": "exact in every type", "padded": "random, in views whose rows are padded"}

@@ -15,6 +15,7 @@ from ..contract import Contract, compare
 from ..errors import DTypeError, LayoutError, OptionError, ShapeError
 from ..formats import reference
 from ..formats.blocks import format_of
+from ..operands.tensors import on_host
 from .bank import MISTAKES
 from .case import Array, Blocks, GemmCall, StoredMatrix, matrix_of, resized
 from .diagnosis import Cause, Diagnosis
@@ -23,8 +24,6 @@ from .orders import follows, order_of
 from .search import search
 
 FLOATS = (np.dtype(np.float64), FLOAT32, BFLOAT16, FLOAT16)
-
-__all__ = ["call_of", "diagnose", "host"]
 
 
 def diagnose(
@@ -100,7 +99,7 @@ def diagnose(
 
     if isinstance(a, list | tuple):
         return diagnosed(_listed(observed, a, b, c, said), alone, pairs=pairs)
-    runs = [host(x) for x in observed] if isinstance(observed, list | tuple) else [host(observed)]
+    runs = [on_host(x) for x in observed] if isinstance(observed, list | tuple) else [on_host(observed)]
     return alone(*call_of(runs, a, b, c, **said), pairs)
 
 
@@ -122,20 +121,9 @@ def _listed(observed: Any, a: Any, b: Any, c: Any, said: dict[str, Any]) -> list
             limit = f"{len(a)}, one for each product"
             raise ShapeError(f"items of {name}", limit=limit, value=len(x), nearest=len(a))
     return [
-        call_of([host(run[g]) for run in runs], a[g], b[g], None if c is None else c[g], **said) for g in range(len(a))
+        call_of([on_host(run[g]) for run in runs], a[g], b[g], None if c is None else c[g], **said)
+        for g in range(len(a))
     ]
-
-
-def host(x: Any) -> Array:
-    """A NumPy array of a tensor on any device, or of what NumPy takes."""
-    if hasattr(x, "detach"):
-        x = x.detach().cpu()
-        if str(x.dtype) == "torch.bfloat16":
-            import torch
-
-            return np.asarray(x.view(torch.int16).numpy().view(BFLOAT16))
-        return np.asarray(x.numpy())
-    return np.asarray(x)
 
 
 def call_of(
@@ -159,14 +147,14 @@ def call_of(
     if hasattr(b, "row_offset") or format:
         weights = _blocks(b, format, row_stride)
         b, tb = reference.dequantize(weights.rows(weights.stride), weights.fmt), "T"
-    x, y = host(a), host(b)
+    x, y = on_host(a), on_host(b)
     _check(runs, x, y)
     if view:
         matrices, flats = _viewed(runs, x, y, ta, tb, dict(view))
     else:
         matrices, flats = _arrays(runs, x, y, ta, tb)
-    before = None if c is None else _before(host(c), runs[0])
-    added = None if bias is None else host(bias)
+    before = None if c is None else _before(on_host(c), runs[0])
+    added = None if bias is None else on_host(bias)
     if added is not None and added.shape != (matrices[2].columns,):
         want = [matrices[2].columns]
         raise ShapeError("bias", limit=f"shape {want}", value=list(added.shape), nearest=want)
@@ -205,7 +193,7 @@ def _blocks(b: Any, format: str, row_stride: int | None) -> Blocks:
     if hasattr(b, "row_offset"):
         fmt, (n, k), data = b.format, b.shape, np.ascontiguousarray(b.rows).reshape(-1)
         return Blocks(data, fmt, n, k, row_stride or fmt.row_bytes(k))
-    fmt, data = format_of(format), host(b)
+    fmt, data = format_of(format), on_host(b)
     if data.dtype != np.uint8 or data.ndim != 2:
         value = f"{data.dtype} {list(data.shape)}"
         raise LayoutError("quantized weights", limit="uint8 [n, row bytes]", value=value, nearest="a QuantizedMatrix")
@@ -254,12 +242,8 @@ def _viewed(runs: list[Array], a: Array, b: Array, ta: str, tb: str, view: dict[
             resized(name, flat, stored[name], ld, order, trans, _offsets(view.pop(f"offset_{name}", 0), step, count))
         )
     if view:
-        raise OptionError(
-            "a view of buffers",
-            limit="m, n, k, ld, offset, stride of a, b, c, batch_count, order",
-            value=sorted(view),
-            nearest="lda",
-        )
+        limit = "m, n, k, ld, offset, stride of a, b, c, batch_count, order"
+        raise OptionError("a view of buffers", limit=limit, value=sorted(view), nearest="lda")
     return (matrices[0], matrices[1], matrices[2]), [x.reshape(-1) for x in runs]
 
 

@@ -21,8 +21,6 @@ from .diagnosis import Cause, Diagnosis
 from .simulate import EPS, Simulated, explained, simulate
 from .tiles import race
 
-__all__ = ["joined", "search"]
-
 Places = npt.NDArray[np.int64]
 Tell = Callable[[int, int | None, str], None]
 

@@ -29,8 +29,6 @@ from .results import diagnose
 from .search import joined, search
 from .simulate import explained, round_to, simulate
 
-__all__ = ["Score", "alarms", "chances", "drawn", "planted", "raced", "scores"]
-
 PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 DEPTHS = (59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 131)
 READ = 0.3  # share of the wrong elements that come of what the buffers hold
@@ -40,19 +38,13 @@ CODED = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K")
 
 @dataclass
 class Score:
-    """How often a mistake was found.
+    """How often a mistake was found."""
 
-    Attributes
-    ----------
-    planted, first, listed : int
-        Drawn; named first; named among those that explain as much as the first.
-    alike : int
-        Pairs that were drawn and left the values of one mistake alone, at every place: nothing can tell them.
-    """
-
+    # planted, first, listed: drawn; named first; named among those that explain as much as the first
     planted: int = 0
     first: int = 0
     listed: int = 0
+    # pairs that were drawn and left the values of one mistake alone, at every place: nothing can tell them
     alike: int = 0
 
     def count(self, name: str, said: Diagnosis) -> None:

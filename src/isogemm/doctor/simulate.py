@@ -21,8 +21,6 @@ from ..base.dtypes import NUMPY
 from ..contract.reference import round_tf32
 from .case import Array, GemmCall
 
-__all__ = ["Simulated", "explained", "round_to", "simulate"]
-
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 
@@ -33,30 +31,16 @@ GATHERED = 2**22  # elements of K up to which single elements are computed, not 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Values at places of the output.
+    """Values at places of the output."""
 
-    Attributes
-    ----------
-    value : float64 array
-    low, high : float64 array
-        Ends of the interval of sensible orders.
-    bound : float64 array
-        Of the error of a right result.
-    noise : float64 array
-        Of the sum, before it is rounded to the output's type.
-    known : bool array
-        Where it can be told.
-    kept : bool array
-        Where nothing is written.
-    """
-
-    value: Floats
+    value: Floats  # float64 array
+    # low, high: float64 array: ends of the interval of sensible orders
     low: Floats
     high: Floats
-    bound: Floats
-    noise: Floats
-    known: npt.NDArray[np.bool_]
-    kept: npt.NDArray[np.bool_]
+    bound: Floats  # float64 array: of the error of a right result
+    noise: Floats  # float64 array: of the sum, before it is rounded to the output's type
+    known: npt.NDArray[np.bool_]  # bool array: where it can be told
+    kept: npt.NDArray[np.bool_]  # bool array: where nothing is written
 
 
 def simulate(case: GemmCall, at: Places) -> Simulated:

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..operands.tensors import on_host
 from .case import Array, GemmCall, StoredMatrix
-from .results import call_of, host
+from .results import call_of
 from .simulate import explained, simulate
-
-__all__ = ["recipe"]
 
 ALIGNED = 16  # bytes that vector loads and tensor cores take at a time
 
@@ -20,7 +19,7 @@ ALIGNED = 16  # bytes that vector loads and tensor cores take at a time
 def recipe(observed: Any, a: Any, b: Any, c: Any = None, **call: Any) -> Iterator[str]:
     """The eight steps for a call, with the arguments of `isogemm.doctor.diagnose`; yields lines."""
     call = {name: value for name, value in call.items() if name not in ("contract", "pairs")}  # of no step
-    case, buffers = call_of([host(observed)], a, b, c, **call)
+    case, buffers = call_of([on_host(observed)], a, b, c, **call)
     seen = buffers[0]
     steps = (_shapes, _corners, _strict, _without_beta, _first_item, _by_hand, _strides, _offsets)
     for number, step in enumerate(steps, 1):

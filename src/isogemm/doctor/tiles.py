@@ -21,8 +21,6 @@ from .case import GemmCall
 from .diagnosis import Cause
 from .simulate import WIDTH, Simulated, round_to
 
-__all__ = ["race"]
-
 Floats = npt.NDArray[np.float64]
 Tile = tuple[int, slice, slice]
 

@@ -24,8 +24,6 @@ from ..contract.spec import ContractLike
 from ..errors import LayoutError, OptionError, ShapeError
 from ..operands.shapes import merge
 
-__all__ = ["Advice", "Condition", "advise", "gqa_scores", "pointer_array", "strided", "wide"]
-
 Array = NDArray[Any]
 Stack = Sequence[Any] | Any
 
@@ -297,9 +295,5 @@ def _few(values: list[int]) -> str:
 
 
 def _refused(why: str) -> LayoutError:
-    return LayoutError(
-        "items as one view",
-        limit="one shape, one buffer, even spacing",
-        value=why,
-        nearest="gemm_batched, a pointer array",
-    )
+    limit = "one shape, one buffer, even spacing"
+    return LayoutError("items as one view", limit=limit, value=why, nearest="gemm_batched, a pointer array")

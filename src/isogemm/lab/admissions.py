@@ -12,32 +12,17 @@ import typer
 from ..base.disk import cache_folder
 from ..planner.records import Records
 
-__all__ = ["AdmissionRecord", "admissions_command", "folder", "read"]
-
 
 class AdmissionRecord(NamedTuple):
-    """A verdict as it was kept.
+    """A verdict as it was kept."""
 
-    Attributes
-    ----------
-    kernel : str
-        The family's name.
-    code : str
-        What selected the compiled code; of a product: the configuration, and the variant of products.
-    state : str
-        admitted or refused.
-    date, device, driver : str
-    detail : str
-        The first element that differed.
-    """
-
-    kernel: str
-    code: str
-    state: str
+    kernel: str  # the family's name
+    code: str  # what selected the compiled code; of a product: the configuration, and the variant of products
+    state: str  # admitted or refused
     date: str
     device: str
     driver: str
-    detail: str
+    detail: str  # the first element that differed
 
 
 def folder() -> Path | None:

@@ -22,45 +22,24 @@ ARCHITECTURES = ("tensor_core:sm80/chain", "tensor_core:sm90/chain")
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureResult:
-    """One architecture's product.
-
-    Attributes
-    ----------
-    contract : str
-    differing : int
-        Elements whose bits are not those of the first architecture.
-    max_ulp : int
-        The largest distance from the first, in units in the last place.
-    first : str
-        The first element that differs; empty where none does.
-    error : float
-        Of the whole result against float64, in Frobenius' norm.
-    """
+    """One architecture's product."""
 
     contract: str
-    differing: int
-    max_ulp: int
-    first: str
-    error: float
+    differing: int  # elements whose bits are not those of the first architecture
+    max_ulp: int  # the largest distance from the first, in units in the last place
+    first: str  # the first element that differs; empty where none does
+    error: float  # of the whole result against float64, in Frobenius' norm
 
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """The report; ``str()`` is a table.
-
-    Attributes
-    ----------
-    m, n, k : int
-    dtype : str
-    results : tuple of ArchitectureResult
-        In the order asked for; the others are compared with the first.
-    """
+    """The report; ``str()`` is a table."""
 
     m: int
     n: int
     k: int
     dtype: str
-    results: tuple[ArchitectureResult, ...]
+    results: tuple[ArchitectureResult, ...]  # in the order asked for; the others are compared with the first
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

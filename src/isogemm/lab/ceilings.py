@@ -15,8 +15,6 @@ from .probes import ACCUMULATORS, add_kernel, multiply_add_kernel
 from .rotation import last_level_cache
 from .timing import Candidate, Timing, interleave
 
-__all__ = ["Ceilings", "StreamingRead", "Work", "fp32_peak", "measure_ceilings", "streaming_read"]
-
 # Handing a slice to a thread costs up to 0.1 ms; reading this much takes 4 ms and more.
 READ_BYTES = 256 << 20
 PEAK_ROUNDS = 1 << 18

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["WALL", "Clock", "Run", "SubmitClock", "SyncClock", "WallClock", "uncollected"]
-
 Run = Callable[[int], object]
 
 

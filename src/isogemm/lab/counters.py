@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import DeviceError
 
-__all__ = ["METRICS", "read_counters"]
-
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 METRICS = {
     "tensor pipe %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",

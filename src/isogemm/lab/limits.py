@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["limit_threads"]
-
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:

@@ -15,57 +15,36 @@ from typing import Any, NamedTuple
 
 from ..errors import OptionError
 
-__all__ = ["MODELS", "PROJECTION_SHAPES", "LinearShape", "Model", "model", "read_config"]
-
 
 class LinearShape(NamedTuple):
-    """A linear layer's shape.
+    """A linear layer's shape."""
 
-    Attributes
-    ----------
-    name : str
-        What it is in its model.
-    n, k : int
-        Outputs and inputs: the weight is [n, k].
-    """
-
-    name: str
+    name: str  # what it is in its model
+    # n, k: outputs and inputs: the weight is [n, k]
     n: int
     k: int
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The sizes of a decoder-only transformer that its linears follow from.
-
-    Attributes
-    ----------
-    name : str
-    hidden, intermediate : int
-        Width of the residual stream and of the gated feed-forward block.
-    heads, kv_heads, head_dim : int
-        Query heads, key and value heads, and the width of a head (never assumed to be hidden / heads).
-    layers, vocabulary : int
-    tied : bool
-        Whether the LM head shares the embedding's weight.
-    experts, experts_used : int
-        Feed-forward experts of a layer, and how many a token visits; 0 for a dense model.
-    expert_intermediate : int
-        Width of one expert; 0 for a dense model.
-    """
+    """The sizes of a decoder-only transformer that its linears follow from."""
 
     name: str
+    # hidden, intermediate: width of the residual stream and of the gated feed-forward block
     hidden: int
     intermediate: int
+    # heads, kv_heads, head_dim: query heads, key and value heads, and the width of a head (never assumed to be hidden /
+    # heads)
     heads: int
     kv_heads: int
     head_dim: int
     layers: int
     vocabulary: int
-    tied: bool = False
+    tied: bool = False  # whether the LM head shares the embedding's weight
+    # experts, experts_used: feed-forward experts of a layer, and how many a token visits; 0 for a dense model
     experts: int = 0
     experts_used: int = 0
-    expert_intermediate: int = 0
+    expert_intermediate: int = 0  # width of one expert; 0 for a dense model
 
     def linears(self) -> tuple[LinearShape, ...]:
         """The distinct linears of one layer, with Q, K and V as one product and gate and up as one, and the LM head.

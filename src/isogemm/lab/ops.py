@@ -20,35 +20,18 @@ PHASES = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One kind of product of a model: C[m, n] = A[m, k] @ op(B), `batch` of them a call, `count` calls a pass.
+    """One kind of product of a model: C[m, n] = A[m, k] @ op(B), `batch` of them a call, `count` calls a pass."""
 
-    Attributes
-    ----------
-    name : str
-        What it is in its model.
-    form : str
-        How it is called: ``linear``, ``strided batch``, ``pointer array`` or ``grouped``.
-    m, n, k : int
-        Of one product; of a grouped one, m is the rows of all groups together.
-    layout : str
-        ``NT`` or ``NN``: how B is stored.
-    batch : int
-        Products of one call.
-    distinct : int
-        Different B among them: query heads that share a key head read the same one.
-    count : int
-        Calls in one pass through the model.
-    """
-
-    name: str
-    form: str
+    name: str  # what it is in its model
+    form: str  # how it is called: ``linear``, ``strided batch``, ``pointer array`` or ``grouped``
+    # m, n, k: of one product; of a grouped one, m is the rows of all groups together
     m: int
     n: int
     k: int
-    layout: str = "NT"
-    batch: int = 1
-    distinct: int = 1
-    count: int = 1
+    layout: str = "NT"  # ``NT`` or ``NN``: how B is stored
+    batch: int = 1  # products of one call
+    distinct: int = 1  # different B among them: query heads that share a key head read the same one
+    count: int = 1  # calls in one pass through the model
 
     def work(self, dtype: str) -> Work:
         """Operations, and bytes that one call has to move: 2 m n k and every operand once, for the batch."""

@@ -11,8 +11,6 @@ from typing import Any
 
 from ..base.extras import require_extra
 
-__all__ = ["chart_spec", "definitions", "machine_facts", "require_packages", "theme", "whole_page"]
-
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ..base.jit import dispatcher
 
-__all__ = ["ACCUMULATORS", "add_kernel", "multiply_add_kernel"]
-
 # Independent accumulators: at least latency (4-5 cycles) times pipes (2), and within 16 registers with two operands.
 ACCUMULATORS = 12
 

@@ -14,31 +14,19 @@ from typing import Any
 
 from .clock import Run
 
-__all__ = ["KernelLaunch", "ProfiledClock", "launches", "operators", "short_name"]
-
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """A kernel as the driver ran it.
-
-    Attributes
-    ----------
-    name : str
-    grid, block : tuple of int
-    registers, shared : int
-        Of a thread; bytes of a block.
-    seconds : float
-        On the device.
-    occupancy : float
-        Share of a multiprocessor's warps that the launch can keep resident, as the profiler estimates it.
-    """
+    """A kernel as the driver ran it."""
 
     name: str
     grid: tuple[int, ...]
     block: tuple[int, ...]
+    # registers, shared: of a thread; bytes of a block
     registers: int
     shared: int
-    seconds: float
+    seconds: float  # on the device
+    # share of a multiprocessor's warps that the launch can keep resident, as the profiler estimates it
     occupancy: float
 
 

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from ..errors import LimitError, OptionError
 
-__all__ = ["cache_sizes", "last_level_cache", "rotate"]
-
 T = TypeVar("T")
 
 # Caches do not replace strictly in order: with just one cache's worth of copies part of each would survive.

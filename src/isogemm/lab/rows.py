@@ -14,8 +14,6 @@ from .ceilings import Ceilings, Work
 from .timing import Timing
 from .verdicts import Verdict
 
-__all__ = ["SCHEMA", "read_json", "row", "write_json"]
-
 SCHEMA = "isogemm.lab.v1"
 
 

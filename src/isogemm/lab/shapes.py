@@ -13,8 +13,6 @@ from ..base import arguments
 from ..errors import OptionError, ShapeError
 from .models import LinearShape
 
-__all__ = ["nearest_file", "read_shapes", "unreadable"]
-
 
 def read_shapes(path: str) -> list[LinearShape]:
     """Linears from a shapes file.
@@ -85,10 +83,6 @@ def _linear(row: object, path: str) -> LinearShape:
 def _size(value: object, row: object, path: str) -> int:
     text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
     if not text.isdecimal() or not 1 <= int(text) < 2**31:
-        raise ShapeError(
-            f"malformed shape in {path}",
-            limit="n,k[,name] with n and k from 1 to 2**31 - 1",
-            value=row,
-            nearest=[4096, 2560],
-        )
+        limit = "n,k[,name] with n and k from 1 to 2**31 - 1"
+        raise ShapeError(f"malformed shape in {path}", limit=limit, value=row, nearest=[4096, 2560])
     return int(text)

@@ -15,8 +15,6 @@ from typing import Any
 
 from .rotation import cache_sizes
 
-__all__ = ["code_of_libraries", "command_line", "cpu_model", "environment"]
-
 PACKAGES = ("isogemm", "numpy", "ml_dtypes", "numba", "llvmlite", "threadpoolctl", "torch")
 VARIABLES = (
     *("ISOGEMM_NUM_THREADS", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER"),

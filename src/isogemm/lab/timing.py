@@ -11,8 +11,6 @@ import numpy as np
 from ..errors import LimitError, OptionError
 from .clock import WALL, Clock, Run
 
-__all__ = ["Candidate", "Progress", "Timing", "interleave"]
-
 Progress = Callable[[int, int, str], None]
 
 MAX_CALLS = 1 << 26
@@ -111,12 +109,8 @@ class _Runner:
         while (seconds := self.attempt(calls, block_seconds)) < block_seconds / 4 and calls < most:
             calls = min(2 * calls, most)
         if calls == MAX_CALLS and seconds < block_seconds / 4:
-            raise LimitError(
-                f"time of {self.candidate.name!r}",
-                limit=f"measurable within {MAX_CALLS} calls",
-                value=f"{seconds} s",
-                nearest="a candidate that works longer",
-            )
+            limit, nearest = f"measurable within {MAX_CALLS} calls", "a candidate that works longer"
+            raise LimitError(f"time of {self.candidate.name!r}", limit=limit, value=f"{seconds} s", nearest=nearest)
         self._settle(max(seconds, 1e-12) / calls, block_seconds, most)
 
     def _settle(self, per_call: float, block_seconds: float, most: int) -> None:

@@ -21,8 +21,6 @@ from .gpu.bench import GpuBench, prepare_in_processes
 from .models import Model
 from .shapes import read_shapes
 
-__all__ = ["attention", "linears", "read_wanted", "tune_device"]
-
 FIELDS = {"name", "n", "k", "batch", "trans", "m"}
 
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from ..errors import OptionError
 from .timing import Timing
 
-__all__ = ["Bar", "Verdict", "Word", "fastest", "verdict"]
-
 Word = Literal["FASTER", "SLOWER", "EQUAL", "AMBIGUOUS"]
 Bar = Literal["MET", "NOT MET", "AMBIGUOUS"]
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from ..errors import AliasError
 
-__all__ = ["check_apart", "check_items_apart", "check_no_self_overlap", "overlaps_itself", "same_elements"]
-
 Array = NDArray[Any]
 
 _MAX_WORK = 100_000  # of NumPy's exact overlap search, which is exponential in the worst case

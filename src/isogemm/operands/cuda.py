@@ -22,8 +22,6 @@ from .device_array import DeviceId, device_array, holder_of
 from .dlpack import exported, handed_over
 from .tensors import check_tensor, is_tensor
 
-__all__ = ["as_kind", "current_stream", "empty", "from_protocols", "from_tensor", "give_back", "tensor", "total_memory"]
-
 Array = NDArray[Any]
 
 _INTERFACE_TYPES = {"<f4": FLOAT32, "<f2": FLOAT16}
@@ -107,11 +105,9 @@ def _from_dlpack(name: str, x: Any) -> tuple[Array, DeviceId]:
 def _from_interface(name: str, x: Any, interface: dict[str, Any]) -> tuple[Array, DeviceId]:
     typestr, (address, read_only) = interface["typestr"], interface["data"]
     if typestr not in _INTERFACE_TYPES:
+        nearest = "float32; bfloat16 through DLPack"
         raise DTypeError(
-            f"dtype of {name}",
-            limit=supported(np.dtype(typestr).name),
-            value=np.dtype(typestr).name,
-            nearest="float32; bfloat16 through DLPack",
+            f"dtype of {name}", limit=supported(np.dtype(typestr).name), value=np.dtype(typestr).name, nearest=nearest
         )
     if interface.get("mask") is not None:
         raise DTypeError(f"{name}", limit="an array without a mask", value="a masked array", nearest="its values")
@@ -146,12 +142,8 @@ def _wrapped(name: str, wrapped: _Interface, dtype: np.dtype[Any], place: Device
     """A torch tensor over the memory; torch asks the driver which device an address belongs to."""
     strides, torch = wrapped.strides, _torch()
     if strides is not None and any(s < 0 or s % dtype.itemsize for s in strides):
-        raise LayoutError(
-            f"strides of {name}",
-            limit="whole elements, not negative, on a CUDA device",
-            value=f"{list(strides)} bytes",
-            nearest="a contiguous copy",
-        )
+        limit, nearest = "whole elements, not negative, on a CUDA device", "a contiguous copy"
+        raise LayoutError(f"strides of {name}", limit=limit, value=f"{list(strides)} bytes", nearest=nearest)
     try:
         viewed = torch.as_tensor(wrapped, device=None if place is None else str(place))
     except (RuntimeError, ValueError) as error:

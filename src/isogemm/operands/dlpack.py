@@ -16,8 +16,6 @@ from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32, supported
 from ..errors import DTypeError, IsogemmError, LayoutError
 from .device_array import HOST, device_array, foreign_device
 
-__all__ = ["Exported", "exported", "from_dlpack", "handed_over"]
-
 Array = NDArray[Any]
 
 _CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost: page-locked host memory

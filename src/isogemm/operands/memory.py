@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from ..base.dtypes import DTYPES, INT32
 from ..errors import LimitError
 
-__all__ = ["empty", "tensor_of", "view"]
-
 Array = NDArray[Any]
 
 

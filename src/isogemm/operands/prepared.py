@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from ..errors import DTypeError
 from .device_array import HOST, DeviceId
 
-__all__ = ["MatrixList", "PreparedWeight", "Weight"]
-
 
 class Weight:
     """What `isogemm.linear` takes as w, and no other product: neither an array nor an operand of ``@``."""
@@ -64,13 +62,7 @@ class PreparedWeight(Weight):
 
 
 class MatrixList:
-    """Matrices of one shape by their addresses, for `isogemm.gemm_batched`.
-
-    Attributes
-    ----------
-    place : DeviceId
-    views : list of arrays [rows, columns]
-    """
+    """Matrices of one shape by their addresses, for `isogemm.gemm_batched`."""
 
     place: DeviceId
-    views: list[NDArray[Any]]
+    views: list[NDArray[Any]]  # list of arrays [rows, columns]

@@ -14,20 +14,6 @@ from ..errors import DTypeError, LayoutError, OptionError
 from .device_array import foreign_device
 from .memory import tensor_of, view
 
-__all__ = [
-    "KINDS",
-    "check_tensor",
-    "check_untraced",
-    "from_tensor",
-    "is_tensor",
-    "is_traced",
-    "learn",
-    "memory",
-    "ready",
-    "to_tensor",
-    "when_seen",
-]
-
 Array = NDArray[Any]
 
 
@@ -87,12 +73,9 @@ def check_untraced(name: str) -> None:
     OptionError
     """
     if is_traced():
-        raise OptionError(
-            f"{name} under torch.jit.trace or make_fx",
-            limit="eager code: the result would be a constant of the trace",
-            value="a trace",
-            nearest="functions and layers of isogemm.torch, which are operators there; or torch.compile",
-        )
+        limit = "eager code: the result would be a constant of the trace"
+        nearest = "functions and layers of isogemm.torch, which are operators there; or torch.compile"
+        raise OptionError(f"{name} under torch.jit.trace or make_fx", limit=limit, value="a trace", nearest=nearest)
 
 
 def stacked(name: str) -> str:
@@ -113,12 +96,9 @@ def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
     if x.layout is not torch.strided:
         raise LayoutError(f"{name}", limit="a dense tensor", value=str(x.layout), nearest=f"{name}.to_dense()")
     if x.requires_grad and torch.is_grad_enabled():
-        raise OptionError(
-            f"{name}",
-            limit="a tensor outside the gradient's graph",
-            value="requires_grad=True",
-            nearest=f"{name}.detach(), torch.no_grad(), or isogemm.torch.linear, which records gradients",
-        )
+        limit = "a tensor outside the gradient's graph"
+        nearest = f"{name}.detach(), torch.no_grad(), or isogemm.torch.linear, which records gradients"
+        raise OptionError(f"{name}", limit=limit, value="requires_grad=True", nearest=nearest)
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16) and not (integers and str(x.dtype) in INTEGERS):
         raise DTypeError(
             f"dtype of {name}",
@@ -196,12 +176,26 @@ def _unwrapped(x: Any) -> Array | None:
     return viewed
 
 
+def on_host(x: Any) -> Array:
+    """An array of a tensor on any device, bfloat16 included, or of what NumPy takes; the memory where it can be."""
+    if not hasattr(x, "detach"):
+        return np.asarray(x)
+    x = x.detach().cpu()
+    if str(x.dtype) == "torch.bfloat16":
+        return np.asarray(x.view(sys.modules["torch"].uint16).numpy().view(BFLOAT16))
+    return np.asarray(x.numpy())
+
+
+def as_tensor(x: Any) -> Any:
+    """A torch tensor over an array's memory; a tensor as it is. Loads torch."""
+    import torch
+
+    if not isinstance(x, np.ndarray):
+        return x
+    return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_numpy(x)
+
+
 def to_tensor(x: Array) -> Any:
     """A torch tensor over the memory of an array that this package made: torch's own, where `memory` made it."""
-    torch = sys.modules["torch"]
     found = tensor_of(x)
-    if found is not None:
-        return found
-    if x.dtype == BFLOAT16:
-        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
+    return as_tensor(x) if found is None else found

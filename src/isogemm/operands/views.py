@@ -22,8 +22,6 @@ from .dlpack import from_dlpack
 from .prepared import MatrixList, Weight
 from .tensors import from_tensor, is_tensor, stacked
 
-__all__ = ["array", "to_float32", "view"]
-
 Array = NDArray[Any]
 
 _NO_ARRAYS = (list, tuple, str, bytes, bool, int, float, complex, np.generic)

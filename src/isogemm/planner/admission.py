@@ -22,8 +22,6 @@ from .family import Family, NotCompiledError
 from .fingerprint import fingerprint
 from .records import Records, log, notice, today
 
-__all__ = ["TOO_SHORT", "Admission", "Admissions", "Known", "golden_digest", "relevant", "same_stamp"]
-
 TOO_SHORT = "supports no golden product that is long enough to tell"
 # Parts of a stamp that can change bits. torch only lends memory and streams, and is no part of either.
 GENERIC_PARTS = ("device", "capability", "driver", "cuda", "triton", "nvrtc", "golden")
@@ -32,24 +30,15 @@ LIBRARY_PARTS = ("device", "capability", "driver", "cublaslt")
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether a kernel may serve.
+    """Whether a kernel may serve."""
 
-    Attributes
-    ----------
-    state : {"admitted", "refused", "unknown", "stale", "absent"}
-        ``unknown`` where nothing is on record and nothing may be run now. Of a library's algorithm, which no trial can
-        admit: ``stale`` where a table's record is void, ``absent`` where there is none.
-    source : str
-        Where the verdict comes from.
-    date : str
-    detail : str
-        Why it was refused.
-    """
-
+    # {"admitted", "refused", "unknown", "stale", "absent"}: ``unknown`` where nothing is on record and nothing may be
+    # run now. Of a library's algorithm, which no trial can admit: ``stale`` where a table's record is void, ``absent``
+    # where there is none.
     state: Literal["admitted", "refused", "unknown", "stale", "absent"]
-    source: str = ""
+    source: str = ""  # where the verdict comes from
     date: str = ""
-    detail: str = ""
+    detail: str = ""  # why it was refused
 
 
 class Known(NamedTuple):

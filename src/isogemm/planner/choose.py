@@ -15,8 +15,6 @@ from .admission import Admission, Admissions
 from .family import Family
 from .records import notice
 
-__all__ = ["Choice", "Option", "choose", "first"]
-
 C = TypeVar("C")
 L = TypeVar("L")
 Judge = Callable[..., Admission]
@@ -35,25 +33,13 @@ class Option(NamedTuple, Generic[C, L]):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[L]):
-    """The kernel for a call.
-
-    Attributes
-    ----------
-    family : str
-    config : object
-    launch : L
-        Compiled and bound.
-    reason : str
-        Why this one.
-    expected_us : float or None
-        Microseconds, as timed or by a model.
-    """
+    """The kernel for a call."""
 
     family: str
     config: Any
-    launch: L
-    reason: str
-    expected_us: float | None
+    launch: L  # compiled and bound
+    reason: str  # why this one
+    expected_us: float | None  # microseconds, as timed or by a model
 
 
 def choose(
@@ -127,10 +113,7 @@ def first(
             notice(text, about=f"unbuilt for {what}")
         return Choice(family.name, config, launch, reason, expected)
     if waiting and admissions.machine.capturing():
-        raise DeviceError(
-            "graph capture",
-            limit="kernels that were admitted before: a trial cannot run while a stream is captured",
-            value=f"first call of {what}",
-            nearest="call once with these shapes before capturing",
-        )
+        limit = "kernels that were admitted before: a trial cannot run while a stream is captured"
+        nearest = "call once with these shapes before capturing"
+        raise DeviceError("graph capture", limit=limit, value=f"first call of {what}", nearest=nearest)
     return None

@@ -27,18 +27,11 @@ class NotCompiledError(Exception):
 
 
 class Family(Protocol[C, L]):
-    """Kernels for cases of a kind `C`; bound to one, a kernel is an `L`.
+    """Kernels for cases of a kind `C`; bound to one, a kernel is an `L`."""
 
-    Attributes
-    ----------
-    name : str
-        In tables, records and messages; no two families of a device share one.
-    home : str
-        Its folder in the package, or its file: what a verdict's fingerprint is made from, with all that is imported
-        and included there; see `isogemm.planner.fingerprint`.
-    """
-
-    name: str
+    name: str  # in tables, records and messages; no two families of a device share one
+    # its folder in the package, or its file: what a verdict's fingerprint is made from, with all that is imported and
+    # included there; see `isogemm.planner.fingerprint`
     home: str
 
     def configs(self, case: C) -> Sequence[Any]:

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-__all__ = ["PACKAGE", "fingerprint", "made_of"]
-
 PACKAGE = Path(__file__).parents[1]
 # What can reach a kernel's bits, or the verdict on them: kernels and their hosts, the definitions, and the trials.
 REACHING = ("backends", "contract", "formats", "planner/bench.py", "planner/trials.py")

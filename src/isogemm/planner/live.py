@@ -37,8 +37,6 @@ from .tuning import pose_rows
 if TYPE_CHECKING:
     from .products import Chooser
 
-__all__ = ["Live"]
-
 Task = Callable[[], None]
 
 READY = 2.0  # times the best by the models: a kernel that is ready serves meanwhile

@@ -29,8 +29,6 @@ from .trials import NATIVE, ProductFamily, code_of, try_config, variant_of
 if TYPE_CHECKING:
     from .family import Family
 
-__all__ = ["Chooser"]
-
 MODELS = ("tensor_core:sm90", "tensor_core:sm80")
 ALIKE = 0.97  # of a time: kernels that were timed for some more rows serve where these are expected to take as long
 PROBES = 3  # kernels of a family that are asked for the device's arithmetic

@@ -12,8 +12,6 @@ from typing import Any
 
 from ..base.disk import read_own, write_whole
 
-__all__ = ["SCHEMA", "Records", "notice", "today"]
-
 SCHEMA = "isogemm.admission.v2"
 
 log = logging.getLogger("isogemm")

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from ..problem.product import Addresses, Launch, Product
 
-__all__ = ["LiveBench", "Relay", "Round"]
-
 
 class Relay:
     """A launch that may be replaced by one with the same bits while others hold it: they call `now`.

@@ -16,25 +16,6 @@ from ..errors import IsogemmError
 from ..problem.numeric import NumericKey, numeric_key
 from ..problem.product import Product
 
-__all__ = [
-    "SCHEMA",
-    "Admitted",
-    "Bucket",
-    "DeviceLimits",
-    "Hint",
-    "LibraryRange",
-    "Table",
-    "TableError",
-    "TunedRow",
-    "Use",
-    "dump",
-    "load",
-    "nearest_rows",
-    "recommended",
-    "shipped_tables",
-    "user_table_path",
-]  # fmt: skip
-
 SCHEMA = "isogemm.tuning.v1"
 
 
@@ -114,28 +95,12 @@ class DeviceLimits:
 
 @dataclass(frozen=True)
 class Table:
-    """One device's measurements.
+    """One device's measurements."""
 
-    Attributes
-    ----------
-    name : str
-        The file's name.
-    stamp : mapping of str to str
-        Device, driver and libraries of the run that made it.
-    made : str
-        Date.
-    arithmetic : str
-        The tensor cores' arithmetic as found by its bits; empty where it was not looked for.
-    ceilings : DeviceLimits
-    rows : tuple of TunedRow
-    admitted : tuple of Admitted
-    library : tuple of LibraryRange
-    """
-
-    name: str
-    stamp: Mapping[str, str]
-    made: str
-    arithmetic: str = ""
+    name: str  # the file's name
+    stamp: Mapping[str, str]  # device, driver and libraries of the run that made it
+    made: str  # date
+    arithmetic: str = ""  # the tensor cores' arithmetic as found by its bits; empty where it was not looked for
     ceilings: DeviceLimits = field(default_factory=lambda: DeviceLimits(0.0, {}))
     rows: tuple[TunedRow, ...] = ()
     admitted: tuple[Admitted, ...] = ()
@@ -162,25 +127,13 @@ class Table:
 
 
 class Hint(NamedTuple):
-    """A kernel that may be right for a product.
-
-    Attributes
-    ----------
-    use : Use
-    reason : str
-        Why it is considered.
-    table : Table or None
-        Where it stands.
-    row : TunedRow or None
-        Its row: of exactly this product, or of one nearby.
-    expected_us : float or None
-        Microseconds, where exactly this N and K were timed and it was the fastest, or where a model says them.
-    """
+    """A kernel that may be right for a product."""
 
     use: Use
-    reason: str
-    table: Table | None = None
-    row: TunedRow | None = None
+    reason: str  # why it is considered
+    table: Table | None = None  # where it stands
+    row: TunedRow | None = None  # its row: of exactly this product, or of one nearby
+    # microseconds, where exactly this N and K were timed and it was the fastest, or where a model says them
     expected_us: float | None = None
 
 

@@ -14,8 +14,6 @@ from .relay import Relay, Round
 from .tables import Use
 from .trials import variant_of
 
-__all__ = ["Pending", "ProductClass", "Timed"]
-
 
 class ProductClass(NamedTuple):
     """Products that one kernel serves best: all but M are equal, and M lies between `low` and `high`."""
@@ -41,21 +39,12 @@ class ProductClass(NamedTuple):
 
 @dataclass(frozen=True)
 class Timed:
-    """What was found for a class.
+    """What was found for a class."""
 
-    Attributes
-    ----------
-    m : int
-        Rows that were timed; 0 where nothing was.
-    us : mapping of Use to float
-        The fastest first.
-    admitted, refused : mapping of Use to (int, int)
-        Algorithms of libraries with rows, from and to, for which their bits were right, or some bit was not.
-    date : str
-    """
-
-    m: int = 0
-    us: Mapping[Use, float] = field(default_factory=dict)
+    m: int = 0  # rows that were timed; 0 where nothing was
+    us: Mapping[Use, float] = field(default_factory=dict)  # the fastest first
+    # admitted, refused: mapping of Use to (int, int): algorithms of libraries with rows, from and to, for which their
+    # bits were right, or some bit was not
     admitted: Mapping[Use, tuple[int, int]] = field(default_factory=dict)
     refused: Mapping[Use, tuple[int, int]] = field(default_factory=dict)
     date: str = ""

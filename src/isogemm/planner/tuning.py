@@ -23,8 +23,6 @@ from .records import notice, today
 from .tables import Admitted, Bucket, DeviceLimits, LibraryRange, Table, TunedRow, Use
 from .trials import config_of, product_of, variant_of
 
-__all__ = ["SWEEP", "Job", "Offers", "Prepare", "TuningBench", "Wanted", "merge", "pose", "pose_key", "readmit", "tune"]
-
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 PRECISE = 7  # kernels that are timed precisely: rough times are off by some percent
 KEPT = 4  # the length of a bucket's list

@@ -11,25 +11,17 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 
-__all__ = ["MASKS", "Mask", "asked", "operand_shapes", "shape_of"]
-
 MASKS = "causal, window:W, bool or added"
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A mask over [m, n] queries and keys, the same for all heads and sequences.
+    """A mask over [m, n] queries and keys, the same for all heads and sequences."""
 
-    Attributes
-    ----------
-    kind : {"", "causal", "window", "bool", "added"}
-        The last query sees the last key; of a window also the W - 1 before it. `bool` and `added` are tensors.
-    width : int
-        Keys of a window.
-    """
-
+    # {"", "causal", "window", "bool", "added"}: the last query sees the last key; of a window also the W - 1 before it.
+    # `bool` and `added` are tensors.
     kind: str
-    width: int = 0
+    width: int = 0  # keys of a window
 
     @classmethod
     def parse(cls, text: str) -> Mask:

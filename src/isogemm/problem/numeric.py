@@ -13,11 +13,6 @@ from ..errors import ContractError, OptionError
 if TYPE_CHECKING:
     from .product import Product, Strides
 
-__all__ = [
-    "USUAL", "AnyPlan", "NumericKey", "NumericPlan", "default_contract", "integer_contract", "is_packed", "letter",
-    "numeric_key", "numeric_plan", "word",
-]  # fmt: skip
-
 USUAL = "16 to 64"
 """Rows at which texts on these kernels put the crossover from matrix by vector to tiles."""
 FEW, WIDE = 16, 32000  # rows up to which they speak of a batched gemv; columns of a vocabulary
@@ -32,47 +27,29 @@ def word(m: int, n: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NumericPlan:
-    """What the numbers are: one output element is a function of this and of its row and column alone.
-
-    Attributes
-    ----------
-    contract : Contract
-    k : int
-        Length of the sum.
-    dtype_a, dtype_b, out_dtype : str
-        Operand and output element types.
-    leaves : int
-        Chains from zero that the order cuts K into.
-    """
+    """What the numbers are: one output element is a function of this and of its row and column alone."""
 
     contract: Contract
-    k: int
+    k: int  # length of the sum
+    # dtype_a, dtype_b, out_dtype: operand and output element types
     dtype_a: str
     dtype_b: str
     out_dtype: str
-    leaves: int
+    leaves: int  # chains from zero that the order cuts K into
 
 
 @dataclass(frozen=True, slots=True)
 class AnyPlan:
-    """A frozen, printable plan for one product.
+    """A frozen, printable plan for one product."""
 
-    Attributes
-    ----------
-    m, n, k : int
-        C[m, n] = op(A)[m, k] @ op(B)[k, n].
-    trans_a, trans_b : {"N", "T"}
-        How the operands are stored.
-    numeric : NumericPlan
-        What the numbers are; made without M.
-    """
-
+    # m, n, k: C[m, n] = op(A)[m, k] @ op(B)[k, n]
     m: int
     n: int
     k: int
+    # trans_a, trans_b: {"N", "T"}: how the operands are stored
     trans_a: str
     trans_b: str
-    numeric: NumericPlan
+    numeric: NumericPlan  # what the numbers are; made without M
 
     @property
     def contract(self) -> Contract:
@@ -123,29 +100,15 @@ class AnyPlan:
 
 @dataclass(frozen=True, slots=True)
 class NumericKey:
-    """What a tuning table is looked up by: a product without M. The schedule then looks M up in the row found.
-
-    Attributes
-    ----------
-    contract : str
-    types : str
-        ``bfloat16*bfloat16>bfloat16``: operands and output.
-    layout : str
-        ``NT>N``: letters of A, B and out; N rows contiguous, T columns contiguous, S neither.
-    epilogue : {"plain", "epilogue", "accumulate"}
-        The product alone; with alpha, C or bias; or starting from C.
-    n, k : int
-    batch : int
-        Items of a strided batch.
-    """
+    """What a tuning table is looked up by: a product without M. The schedule then looks M up in the row found."""
 
     contract: str
-    types: str
-    layout: str
-    epilogue: str
+    types: str  # ``bfloat16*bfloat16>bfloat16``: operands and output
+    layout: str  # ``NT>N``: letters of A, B and out; N rows contiguous, T columns contiguous, S neither
+    epilogue: str  # {"plain", "epilogue", "accumulate"}: the product alone; with alpha, C or bias; or starting from C
     n: int
     k: int
-    batch: int = 1
+    batch: int = 1  # items of a strided batch
 
     @property
     def arithmetic(self) -> str:

@@ -12,8 +12,6 @@ from typing import NamedTuple, Protocol
 from ..base.dtypes import ITEMSIZE
 from ..contract.spec import Contract
 
-__all__ = ["Addresses", "Launch", "Product", "Strides", "alignment"]
-
 
 class Strides(NamedTuple):
     """Steps in elements between rows, columns and batch items; 0 broadcasts."""
@@ -43,28 +41,10 @@ def alignment(*addresses: int, most: int = 128) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """out = alpha * A[m, k] @ B[k, n] + beta * C + bias, once or for each item of a strided batch.
+    """out = alpha * A[m, k] @ B[k, n] + beta * C + bias, once or for each item of a strided batch."""
 
-    Attributes
-    ----------
-    m, n, k, batch : int
-        ``m`` counts the rows that a caller batches (tokens); nothing that reaches the bits may look at m, n or batch.
-    dtype_a, dtype_b, dtype_out : str
-    contract : Contract
-    a, b, out : Strides
-        A[i, p] lies at ``a.row * i + a.col * p + a.batch * item`` elements, B[p, j] at ``b.row * p + b.col * j + ...``.
-    c : Strides or None
-        None unless C is read: beta != 0, or `accumulate`, where the walk over K starts from the float32 C.
-    dtype_c, dtype_bias : str or None
-    bias_stride : int
-        Elements between values of the bias, which is indexed by column.
-    alpha, beta : float
-        Values of float32.
-    accumulate : bool
-    align : int
-        The largest power of two up to 128 that divides every address of the operands and of out, in bytes.
-    """
-
+    # m, n, k, batch: ``m`` counts the rows that a caller batches (tokens); nothing that reaches the bits may look at m,
+    # n or batch
     m: int
     n: int
     k: int
@@ -72,17 +52,22 @@ class Product:
     dtype_b: str
     dtype_out: str
     contract: Contract
+    # a, b, out: A[i, p] lies at ``a.row * i + a.col * p + a.batch * item`` elements, B[p, j] at ``b.row * p + b.col * j
+    # + ...``
     a: Strides
     b: Strides
     out: Strides
     batch: int = 1
+    # None unless C is read: beta != 0, or `accumulate`, where the walk over K starts from the float32 C
     c: Strides | None = None
     dtype_c: str | None = None
     dtype_bias: str | None = None
-    bias_stride: int = 1
+    bias_stride: int = 1  # elements between values of the bias, which is indexed by column
+    # alpha, beta: values of float32
     alpha: float = 1.0
     beta: float = 0.0
     accumulate: bool = False
+    # the largest power of two up to 128 that divides every address of the operands and of out, in bytes
     align: int = 128
 
     @property

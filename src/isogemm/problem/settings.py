@@ -14,16 +14,6 @@ from ..contract.spec import Contract
 from ..errors import ContractError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
 
-__all__ = [
-    "PLAIN",
-    "Settings",
-    "check_bias",
-    "check_operand",
-    "check_out",
-    "check_product",
-    "transposed",
-]
-
 Array = NDArray[Any]
 DType = np.dtype[Any]
 LONGEST_EXACT = (2**31 - 1) // 2**14
@@ -108,11 +98,9 @@ class Settings(NamedTuple):
                 nearest=_nearest_contract(a, b, names),
             )
         if a != b and (self.contract.arithmetic != "fma" or FLOAT32 not in (a, b)):
+            limit, nearest = "equal, or under fma one of them float32", f"both {a.name}"
             raise DTypeError(
-                f"operand dtypes under {self.contract}",
-                limit="equal, or under fma one of them float32",
-                value=f"{a.name} and {b.name}",
-                nearest=f"both {a.name}",
+                f"operand dtypes under {self.contract}", limit=limit, value=f"{a.name} and {b.name}", nearest=nearest
             )
         if self.contract.arithmetic == "exact":
             return INT32

@@ -10,8 +10,6 @@ from .graph import Graph, GraphNode
 from .model import DecoderConfig
 from .operations import GRADIENTS, Gradients, Maker
 
-__all__ = ["build"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Extent:

@@ -10,8 +10,6 @@ from .layout import ALIGN, CANARY, lifetimes, make_layout
 from .lowering import Lowered
 from .plan import choices_of, make_plan
 
-__all__ = ["check", "check_layout", "check_plan"]
-
 # Fields of an operation that a planner may choose; everything else follows from the graph.
 FREE = ("tile_m", "tile_n", "threads")
 

@@ -36,8 +36,6 @@ from ..problem.settings import PLAIN, Settings
 from .lowering import Lowered, PlannedCall
 from .memory import ProgramMemory
 
-__all__ = ["CANARIES", "AdamW", "ProgramExecutor", "scalars"]
-
 CANARIES = "canaries"  # what `times` calls their writing and reading
 
 Array = NDArray[Any]

@@ -10,8 +10,6 @@ from typing import Any
 from ..errors import OptionError
 from ..formats.blocks import FORMATS
 
-__all__ = ["SECTIONS", "Graph", "GraphNode", "Value"]
-
 SECTIONS = ("weights", "activations", "grad_activations", "grad_weights", "optimizer", "temporaries")
 ITEMSIZE = {"float32": 4, "int64": 8, "uint8": 1}
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from .graph import SECTIONS, Value
 
-__all__ = ["ALIGN", "CANARY", "SCHEMA", "lifetimes", "lower_bound", "make_layout"]
-
 SCHEMA = "ck.train.layout.v1"
 ALIGN = 64
 CANARY = 64  # bytes before every tensor, and at least as many behind it

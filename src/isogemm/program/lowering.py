@@ -12,8 +12,6 @@ from ..contract.attention import LEAF
 from ..formats.blocks import FORMATS
 from .graph import Graph, GraphNode, Value
 
-__all__ = ["Lowered", "PlannedCall", "View", "lower_graph"]
-
 
 @dataclass(frozen=True, slots=True)
 class View:

@@ -12,8 +12,6 @@ from ..backends.cpu import steps as kernels
 from ..errors import LayoutError
 from ..formats.blocks import FORMATS
 
-__all__ = ["PATTERN", "ProgramMemory"]
-
 PATTERN = 0xC5
 
 

@@ -12,8 +12,6 @@ from ..backends.cpu.quant.layout import COLUMNS
 from ..errors import OptionError, ShapeError
 from ..formats.blocks import FORMATS, format_of
 
-__all__ = ["DecoderConfig", "decoder", "weight_formats"]
-
 ARCHITECTURES = {"qwen3": {"head_norms": True}, "llama": {"head_norms": False}}  # and what else they are
 NORMS, MLPS = ("rms_norm", "layer_norm"), ("silu_mul", "gelu")
 # Names in a checkpoint of transformers, by the norm; those of TURNED are stored [k, n] there, as Conv1D has them.

@@ -14,8 +14,6 @@ from ..backends.cpu.quant.layout import record
 from ..formats.blocks import FORMATS
 from .graph import Graph, GraphNode
 
-__all__ = ["GRADIENTS", "Gradients", "Maker"]
-
 
 @dataclass(slots=True)
 class Maker:

@@ -11,8 +11,6 @@ from .explain import explain
 from .graph import SECTIONS
 from .program import Program
 
-__all__ = ["page"]
-
 WIDTH, MAP, LINES = 1000, 420, 160  # of the pictures
 HUES = dict(zip(SECTIONS, (210, 140, 30, 350, 270, 60), strict=True))
 PAGE = """<!doctype html>

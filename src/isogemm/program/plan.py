@@ -17,8 +17,6 @@ from ..base.jit import source_stamp
 from ..base.threads import get_num_threads
 from .lowering import Lowered, PlannedCall
 
-__all__ = ["NUMBERS", "SCHEMA", "Choices", "choices_of", "digest", "make_plan"]
-
 SCHEMA = "ck.train.exec.v1"
 CHUNK = 2**15  # elements below which waking a thread costs more than it saves
 ITEM_WORK = 48 * 1024  # fused multiply-adds, likewise

@@ -10,8 +10,6 @@ from typing import Any
 from ..base.extras import require_extra
 from ..errors import OptionError
 
-__all__ = ["schema", "validate"]
-
 
 @cache
 def schema(name: str) -> dict[str, Any]:

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["frequencies", "rope_tables"]
-
 BLOCK = 4096  # positions that are computed at once, always as many: a row's bits cannot depend on the table's length
 
 

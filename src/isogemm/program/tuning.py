@@ -10,8 +10,6 @@ from .model import DecoderConfig
 from .plan import Choices, choices_of
 from .program import Program, Run, relowered
 
-__all__ = ["random_weights", "tuned"]
-
 GAIN = 0.95  # of the time: what is not that much shorter is taken for chance
 ROUNDS = 5
 

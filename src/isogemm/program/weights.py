@@ -15,8 +15,6 @@ from ..quant.matrix import QuantizedMatrix
 from ..quant.tensor_file import TensorFile
 from .model import DecoderConfig, is_turned
 
-__all__ = ["file_formats", "stored_weights"]
-
 ARCHITECTURE = "general.architecture"
 # What a GGUF file says of its model, for what would be other numbers without other shapes.
 SAID = {

@@ -16,8 +16,6 @@ from ..operands.device_array import HOST
 from ..operands.views import array
 from .matrix import PLAIN, QuantizedMatrix
 
-__all__ = ["quantize"]
-
 Array = npt.NDArray[Any]
 
 

@@ -26,8 +26,6 @@ from ..formats.gguf_reader import read
 from . import shards
 from .tensor_file import PLAIN, TensorEntry, TensorFile
 
-__all__ = ["load"]
-
 Array = npt.NDArray[Any]
 _MOST_DIMENSIONS = 32
 _LARGEST_HEADER = 100_000_000  # safetensors' own limit

@@ -16,8 +16,6 @@ from ..operands.device_array import HOST, DeviceId
 from ..operands.prepared import Weight
 from ..operands.tensors import is_tensor
 
-__all__ = ["QuantizedMatrix"]
-
 Array = npt.NDArray[Any]
 PLAIN = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from ..errors import FormatError, OptionError
 from .tensor_file import Tensor, TensorFile
 
-__all__ = ["Shards", "load_folder", "load_index"]
-
 INDEX = "*.safetensors.index.json"
 _KINDS = ("*.safetensors", "*.gguf")
 Load = Callable[[Path], TensorFile]

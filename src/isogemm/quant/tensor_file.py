@@ -14,8 +14,6 @@ from ..errors import FormatError
 from ..formats.blocks import FORMATS
 from .matrix import QuantizedMatrix
 
-__all__ = ["PLAIN", "Tensor", "TensorEntry", "TensorFile"]
-
 Array = npt.NDArray[Any]
 Tensor = Any  # an ndarray, a QuantizedMatrix, or a list of them
 

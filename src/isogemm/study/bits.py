@@ -9,29 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..contract import compare, reference
+from ..operands.tensors import on_host
 from .declare import Way
-
-__all__ = ["differing", "judged", "on_host"]
 
 Array = NDArray[Any]
 Item = tuple[Any, Any]
 AT_ONCE = 1 << 26  # elements that are compared at once: more would take memory that results fill
 ROWS, COLUMNS = 3, 32  # of each product in the sample, both ends among them
-
-
-def on_host(x: Any) -> Array:
-    """A copy of a tensor as an ndarray, bfloat16 included; an ndarray as it is."""
-    found: Array
-    if isinstance(x, np.ndarray):
-        found = x
-        return found
-    import ml_dtypes
-    import torch
-
-    host = x.detach().cpu().contiguous()
-    bfloat = host.dtype is torch.bfloat16
-    found = host.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if bfloat else host.numpy()
-    return found
 
 
 def differing(x: Any, y: Any) -> int:
@@ -47,6 +31,26 @@ def differing(x: Any, y: Any) -> int:
     for i in range(0, len(x), step):
         count += (x[i : i + step] != y[i : i + step]).sum()
     return int(count)
+
+
+def apart(got: Array, exact: Array) -> float:
+    """Relative error, in Frobenius' norm."""
+    return float(np.linalg.norm(got.astype(np.float64) - exact) / np.linalg.norm(exact))
+
+
+def unpromised(got: Any, first: Any, checked: int, error: float) -> dict[str, Any]:
+    """A result of which no bits are asked, as `judged` has others."""
+    return {
+        "contract": None, "checked": checked, "differing": None, "from_first": differing(got, first),
+        "outputs": got.numel(), "error": error,
+    }  # fmt: skip
+
+
+def poisoned(way: Way, out: Any) -> Any:
+    """What a way writes to `out`, which is filled with NaN before."""
+    out[:] = float("nan")
+    way.run(0)
+    return out
 
 
 def judged(
@@ -93,7 +97,7 @@ def judged(
             "from_first": differing(got, first),
             "from_own": differing(got, own),
             "outputs": int(np.prod(got.shape)),
-            "error": _relative(parts, [sample.exact for sample in samples]),
+            "error": apart(np.concatenate(parts, axis=None), np.concatenate([x.exact for x in samples], axis=None)),
         }
     return found
 
@@ -113,8 +117,3 @@ class _Sample:
 
     def differing(self, got: Array) -> int:
         return compare.differing(got, reference.epilogue(self._accumulators, out_dtype=got.dtype))
-
-
-def _relative(got: Sequence[Array], exact: Sequence[Array]) -> float:
-    off = sum(float(((x.astype(np.float64) - y) ** 2).sum()) for x, y in zip(got, exact, strict=True))
-    return float(np.sqrt(off / sum(float((y**2).sum()) for y in exact)))

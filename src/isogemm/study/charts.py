@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["COLOURS", "Point", "bars", "best", "lines", "measured", "number", "points", "roof", "times", "words"]
-
 Point = dict[str, Any]
 Row = Mapping[str, Any]
 # Told apart by people who see few colours, on a light page and on a dark one.

@@ -6,8 +6,6 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["pointer_products"]
-
 
 def pointer_products(left: Any, right: Any, out: Any, *, tf32: bool) -> Callable[[int], Any] | None:
     """out[i] = left[i] @ right[i] for stacks of contiguous float32 matrices; None where nvmath is not installed.

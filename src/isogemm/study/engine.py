@@ -6,10 +6,12 @@ import difflib
 import gc
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +42,12 @@ CPU_PAUSE, QUICK_PAUSE = 0.02, 0.005  # thread pools of the last block fall asle
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What may be chosen for a run.
+    """What may be chosen for a run."""
 
-    Attributes
-    ----------
-    quick : bool
-        Fewer cases and rounds.
-    seed : int
-        Of the operands.
-    case : str
-        The key of the only case; empty for all.
-    threads : int
-        Of every library on a CPU, which the caller has set; 0 where each has its own count.
-    """
-
-    quick: bool = False
-    seed: int = 0
-    case: str = ""
-    threads: int = 0
+    quick: bool = False  # fewer cases and rounds
+    seed: int = 0  # of the operands
+    case: str = ""  # the key of the only case; empty for all
+    threads: int = 0  # of every library on a CPU, which the caller has set; 0 where each has its own count
 
     @property
     def words(self) -> list[str]:
@@ -68,29 +58,14 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class StudyRun:
-    """What a run left.
-
-    Attributes
-    ----------
-    study : str
-    site : dict
-        The machine: device, name, version.
-    rows : list of dict
-        From `isogemm.lab.row`.
-    options : dict
-        See `RunOptions`.
-    left_out : dict of str to str
-        Cases that memory does not hold, and why.
-    environment : dict
-        `isogemm.lab.environment`, and ``others``, the CPUs that other programs kept busy, or None.
-    """
+    """What a run left."""
 
     study: str
-    site: dict[str, Any]
-    rows: list[dict[str, Any]]
-    options: dict[str, Any] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
+    site: dict[str, Any]  # the machine: device, name, version
+    rows: list[dict[str, Any]]  # from `isogemm.lab.row`
+    options: dict[str, Any] = field(default_factory=dict)  # see `RunOptions`
+    left_out: dict[str, str] = field(default_factory=dict)  # cases that memory does not hold, and why
+    environment: dict[str, Any] = field(default_factory=dict)  # the lab's, and `others`, the CPUs that others kept busy
 
 
 def run(
@@ -155,6 +130,7 @@ def run(
     return found
 
 
+_size = attrgetter("nbytes")
 LATER = "goes on from here"
 LATE = f"not reached within the time limit; the same command {LATER}"
 
@@ -210,10 +186,6 @@ def _no_room(study: Study, site: Site, options: RunOptions, wanted: StudyCase, r
     near = f"--case {max(fitting, key=_size).key!r}" if fitting else f"{_gib(int(least.nbytes / MEMORY_SHARE))} free"
     limit = f"{_gib(room)} of {site.device}"
     return LimitError(f"memory for {wanted.key}", limit=limit, value=_gib(wanted.nbytes), nearest=near)
-
-
-def _size(case: StudyCase) -> int:
-    return case.nbytes
 
 
 def _gib(nbytes: int) -> str:
@@ -362,7 +334,8 @@ def _kernels(made: Ways, site: Site, *, inspect: bool) -> tuple[dict[str, str], 
         names[name] = "; ".join(each) if each else way.kernel or f"{way.library}: no profiler may run here"
         if inspect:
             unique = {(x.name, x.grid): x for x in found}
-            launched[name] = [asdict(x) | {"count": _count(found, x)} for x in unique.values()]
+            counts = Counter((x.name, x.grid) for x in found)
+            launched[name] = [asdict(x) | {"count": counts[key]} for key, x in unique.items()]
     return names, launched
 
 
@@ -375,10 +348,6 @@ def _counters(study: Study, case: StudyCase, ways: Sequence[str], options: RunOp
         return {"counters": read_counters(command_of(study.name, case.key, options.seed), list(ways))}
     except DeviceError as error:
         return {"counters": {}, "no_counters": _words(error)}
-
-
-def _count(found: Sequence[Any], wanted: Any) -> int:
-    return sum((x.name, x.grid) == (wanted.name, wanted.grid) for x in found)
 
 
 def _words(error: BaseException) -> str:

@@ -13,8 +13,6 @@ from ..lab import Work
 from ..lab.models import MODELS
 from ..quant.encode import quantize
 
-__all__ = ["mended_facts"]
-
 
 def mended_facts() -> list[dict[str, str]]:
     """Each statement, what is so, and the value that was computed here."""
@@ -58,7 +56,7 @@ def mended_facts() -> list[dict[str, str]]:
         _fact(
             "a wrong type of alpha shows as noise",
             "float32 1.0 read as float16 is one of its halves; float16 1.0 read as float32 is next to nothing",
-            f"{_halves()} and {_widened():.3g}",
+            f"{_halves()} and {np.array([1.0, 0.0], np.float16).view(np.float32)[0]:.3g}",
         ),
         _fact("head_dim = hidden / heads", "a model's configuration names it", _heads()),
     ]
@@ -109,10 +107,6 @@ def _intensity(itemsize: int) -> float:
 
 def _halves() -> str:
     return " or ".join(f"{x:g}" for x in np.array([1.0], np.float32).view(np.float16))
-
-
-def _widened() -> float:
-    return float(np.array([1.0, 0.0], np.float16).view(np.float32)[0])
 
 
 def _heads() -> str:

@@ -10,8 +10,6 @@ from typing import Any
 
 from ..errors import OptionError
 
-__all__ = ["ROWS", "Journal", "read_rows"]
-
 ROWS = "rows.jsonl"
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from .declare import StudyCase
 from .site import Site, open_site, untuned
 
-__all__ = ["command_of", "main", "run_once"]
-
 STEPS = 2  # of a loop
 
 

@@ -16,8 +16,6 @@ from .declare import Figure
 from .engine import LATER, SCHEMA, RunOptions, StudyRun
 from .journal import ROWS, read_rows
 
-__all__ = ["disturbed", "page", "read_runs"]
-
 LONG = 32  # characters of a cell that is a sentence
 LEFT = " class=left"  # a column that has one
 FEW = 3  # cases that are named

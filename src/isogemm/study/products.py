@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,38 +13,26 @@ import numpy as np
 from ..api.products import linear
 from ..base.dtypes import ITEMSIZE
 from ..lab import Work
+from ..operands.tensors import as_tensor
 from ..planner.tuning import Wanted
-from .bits import judged
+from .bits import judged, poisoned
 from .declare import Step, StudyCase, Way, Ways
-from .site import Site, tensor
-
-__all__ = ["LinearProduct"]
+from .site import Site
 
 DEFAULTS = {"cpu": "fma/chain", "cuda": "tensor_core:sm90/chain"}
 
 
 @dataclass(frozen=True, slots=True)
 class LinearProduct:
-    """x[m, k] @ w[n, k].T, weights rotated past the cache.
-
-    Attributes
-    ----------
-    m, n, k : int
-    dtype : str
-    contract : str
-        Empty for the device's default.
-    roofline : str
-        The ceiling's name; empty for the dtype's.
-    under : callable
-        Settings that the other libraries are called under.
-    """
+    """x[m, k] @ w[n, k].T, weights rotated past the cache."""
 
     m: int
     n: int
     k: int
     dtype: str
-    contract: str = ""
-    roofline: str = ""
+    contract: str = ""  # empty for the device's default
+    roofline: str = ""  # the ceiling's name; empty for the dtype's
+    # settings that the other libraries are called under
     under: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @property
@@ -64,29 +52,32 @@ class LinearProduct:
     def _make(self, site: Site, seed: int, *, copies: int) -> Ways:
         x = site.normal((self.m, self.k), self.dtype, seed)
         first = site.normal((self.n, self.k), self.dtype, seed + 1)
-        weights = [first, *(first.copy() if site.device == "cpu" else first.clone() for _ in range(copies - 1))]
+        weights = site.alike(first, copies)
         out = site.empty((self.m, self.n), self.dtype)
         contract = self.contract or ("fma/chain" if self.dtype == "float32" else DEFAULTS[site.device])
         site.settle(Wanted("", self.n, self.k), m=self.m, dtype=self.dtype, contract=contract)
         calls: dict[str, Step] = {"isogemm": lambda i: linear(x, weights[i % copies], out=out, contract=contract)}
         if site.torch:
-            calls["torch"] = _torch(x, weights, out)
+            calls["torch"] = torch_product(x, weights, out)
         if site.device == "cpu" and self.dtype == "float32":
             calls["numpy"] = lambda i: np.matmul(x, weights[i % copies].T, out=out)
         ways = {name: Way((step,), self.work, name, copies=copies) for name, step in calls.items()}
-        results = {name: partial(_result, way, out) for name, way in ways.items()}
+        results = {name: partial(poisoned, way, out[None]) for name, way in ways.items()}
         rotated = {"operands": f"weights rotated over {copies} copies", "contract": contract}
         return Ways(ways, lambda: judged(ways, results, [(x, first.T)], contract), rotated, self.under)
 
 
-def _torch(x: Any, weights: list[Any], out: Any) -> Step:
+def torch_product(x: Any, weights: Sequence[Any], out: Any) -> Step:
+    """torch's x @ w.T with each of the weights in turn."""
     import torch
 
-    left, columns, target, count = tensor(x), [tensor(w).T for w in weights], tensor(out), len(weights)
+    left, columns, target, count = as_tensor(x), [as_tensor(w).T for w in weights], as_tensor(out), len(weights)
     return lambda i: torch.mm(left, columns[i % count], out=target)
 
 
-def _result(way: Way, out: Any) -> Any:
-    out[:] = float("nan")
-    way.run(0)
-    return out[None]
+def torch_batch(pairs: Sequence[tuple[Any, Any]], out: Any) -> Step:
+    """torch's strided batch of each of the pairs of stacks in turn."""
+    import torch
+
+    stacks, target = [(as_tensor(a), as_tensor(b)) for a, b in pairs], as_tensor(out)
+    return lambda i: torch.bmm(*stacks[i % len(stacks)], out=target)

@@ -22,43 +22,21 @@ from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, cache_sizes, li
 from ..operands.device_array import DeviceId
 from ..planner.tuning import Wanted, pose
 
-__all__ = ["Site", "limited", "open_site", "tensor", "untuned"]
-
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A machine, as studies see it.
+    """A machine, as studies see it."""
 
-    Attributes
-    ----------
-    device : {"cpu", "cuda"}
-    name : str
-        Of the processor or the GPU.
-    memory : int
-        Bytes that are free on the device.
-    cache : int
-        Bytes of its last cache before memory.
-    torch : bool
-        Whether torch can be used.
-    clocks : mapping of str to Clock
-        By name; ``device`` is there on a GPU alone, ``profiled`` with torch alone.
-    ceilings : mapping of str to Ceilings
-        The roofline of each arithmetic: ``fp32``, ``tf32``, ``bf16``; what is missing has no roofline.
-    synchronize : callable
-        Waits until the device has finished.
-    driver : str
-        The GPU's.
-    """
-
-    device: str
-    name: str
-    memory: int
-    cache: int
-    torch: bool
-    clocks: Mapping[str, Clock]
+    device: str  # {"cpu", "cuda"}
+    name: str  # of the processor or the GPU
+    memory: int  # bytes that are free on the device
+    cache: int  # bytes of its last cache before memory
+    torch: bool  # whether torch can be used
+    clocks: Mapping[str, Clock]  # by name; ``device`` is there on a GPU alone, ``profiled`` with torch alone
+    # the roofline of each arithmetic: ``fp32``, ``tf32``, ``bf16``; what is missing has no roofline
     ceilings: Mapping[str, Ceilings] = field(default_factory=dict)
-    synchronize: Callable[[], object] = lambda: None
-    driver: str = ""
+    synchronize: Callable[[], object] = lambda: None  # waits until the device has finished
+    driver: str = ""  # the GPU's
 
     @property
     def main_clock(self) -> str:
@@ -96,6 +74,10 @@ class Site:
 
         return torch.full(shape, float("nan"), dtype=getattr(torch, dtype), device="cuda")
 
+    def alike(self, x: Any, count: int) -> list[Any]:
+        """An operand and copies of it, `count` in all."""
+        return [x, *(x.copy() if self.device == "cpu" else x.clone() for _ in range(count - 1))]
+
     def settle(self, *products: Wanted, m: int, dtype: str, contract: str) -> None:
         """Have isogemm compile and time kernels for some products of m rows, which first calls on a GPU would do.
 
@@ -121,17 +103,6 @@ class Site:
     def copies(self, nbytes: int) -> int:
         """How many sets of operands are past the cache when their turn comes again; 1 where one set fills it."""
         return 1 if nbytes > 3 * self.cache else min(64, max(2, -(-3 * self.cache // max(1, nbytes))))
-
-
-def tensor(x: Any) -> Any:
-    """A tensor over the same memory: torch's view of an operand."""
-    if not isinstance(x, np.ndarray):
-        return x
-    import torch
-
-    return (
-        torch.from_numpy(x) if x.dtype.name != "bfloat16" else torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    )
 
 
 @contextmanager

@@ -14,12 +14,11 @@ from ..base.dtypes import NUMPY
 from ..contract import compare, int32, reference
 from ..formats.blocks import format_of
 from ..formats.reference import decode
+from ..operands.tensors import on_host
 from ..quant.encode import quantize
 from ..quant.matrix import QuantizedMatrix
-from .bits import on_host
+from .bits import apart
 from .site import Site
-
-__all__ = ["FLOATS", "checked", "contract_of", "format_bytes", "make_weight", "ready", "resident_bytes"]
 
 FLOATS = {"F32": "float32", "F16": "float16"}
 PATTERN = 64  # rows that are drawn and encoded; a weight repeats them, since encoding millions of blocks takes minutes
@@ -104,7 +103,7 @@ def checked(weight: Weight, x: Any, results: Sequence[Any], contract: str) -> li
                 "differing": compare.differing(got, wanted),
                 "from_first": compare.differing(result, first),
                 "outputs": result.size,
-                "error": float(np.linalg.norm(got.astype(np.float64) - exact) / np.linalg.norm(exact)),
+                "error": apart(got, exact),
             }
         )
     return found

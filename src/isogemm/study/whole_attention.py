@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from ..api.products import gemm_strided_batched
 from ..base.dtypes import ITEMSIZE
 from ..lab import Work
-from .bits import differing, on_host
+from ..operands.tensors import as_tensor, on_host
+from .bits import apart, unpromised
 from .declare import StudyCase, Way, Ways
-from .site import Site, tensor
-
-__all__ = ["whole_case"]
+from .site import Site
 
 WIDTH = 128
 SAMPLE = 3  # queries of the first and the last head
@@ -38,7 +37,7 @@ def _make(site: Site, seed: int, *, sizes: tuple[int, int, int], dtype: str, wor
 
     heads, queries, tokens = sizes
     shapes = (heads, queries, WIDTH), (heads, tokens, WIDTH), (heads, tokens, WIDTH)
-    q, k, v = (tensor(site.normal(shape, dtype, seed + i)) for i, shape in enumerate(shapes))
+    q, k, v = (as_tensor(site.normal(shape, dtype, seed + i)) for i, shape in enumerate(shapes))
     whole = q[None], k[None], v[None]
     fused = torch.nn.functional.scaled_dot_product_attention
 
@@ -65,11 +64,8 @@ def _judged(ways: dict[str, Way], operands: Sequence[Any]) -> dict[str, dict[str
     for name, way in ways.items():
         got = way.run(0)
         first = got if first is None else first
-        off = np.stack([on_host(got[h][:SAMPLE]).astype(np.float64) for h in (0, -1)]) - exact
-        found[name] = {
-            "contract": None, "checked": exact.size, "differing": None, "from_first": differing(got, first),
-            "outputs": got.numel(), "error": float(np.linalg.norm(off) / np.linalg.norm(exact)),
-        }  # fmt: skip
+        sample = np.stack([on_host(got[h][:SAMPLE]) for h in (0, -1)])
+        found[name] = unpromised(got, first, exact.size, apart(sample, exact))
     return found
 
 

@@ -14,8 +14,6 @@ from .device import DTYPES
 from .operator import Tensor
 from .rows.signature import dtype_of
 
-__all__ = ["autocast", "check_tensor", "contract_text", "options"]
-
 
 def contract_text(contract: ContractLike | None) -> str:
     """The contract's name; empty for the device's default."""

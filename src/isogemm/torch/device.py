@@ -10,8 +10,6 @@ import torch
 from ..backends import open_device
 from ..operands.device_array import DeviceId
 
-__all__ = ["DTYPES", "column"]
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -24,8 +24,6 @@ except ModuleNotFoundError as error:
         'isogemm.torch.TrainerCallback needs transformers: pip install "isogemm[hf]"', name="transformers"
     ) from error
 
-__all__ = ["TrainerCallback"]
-
 
 class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
     """Gradients of `transformers.Trainer` with the bits of the whole step, however it is accumulated.

@@ -20,29 +20,17 @@ from .runs import STRIDE, ModelRun, Prompts
 from .subject import Rows, Subject
 from .trace import Difference, Trace, called_more, first_difference
 
-__all__ = ["ModelCase", "ModelDrift", "evaluate"]
-
 
 @dataclass(frozen=True)
 class ModelCase:
-    """Everything that one comparison depends on.
+    """Everything that one comparison depends on."""
 
-    Attributes
-    ----------
-    mode, relation : str
-        Names.
-    params : mapping
-        The relation's own parameters.
-    model : str
-        Its class and dtype.
-    words : tuple of str
-        The options of `isogemm audit` that set up the same model and prompts; empty for a model without a path.
-    """
-
+    # mode, relation: names
     mode: str
     relation: str
-    params: Params
-    model: str
+    params: Params  # the relation's own parameters
+    model: str  # its class and dtype
+    # the options of `isogemm audit` that set up the same model and prompts; empty for a model without a path
     words: tuple[str, ...] = ()
 
     def command(self) -> str:
@@ -54,44 +42,28 @@ class ModelCase:
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """The first outputs whose bits differ between two runs of a model.
-
-    Attributes
-    ----------
-    case : ModelCase
-    runs : tuple of str
-        What was compared.
-    module, kind, operator : str
-        The first module whose output (or what it hands to a module in it) differs, its class, and the first such
-        operator in it; empty where it is none that torch dispatches. For gradients the first on the way back.
-    what : str
-        ``output``, ``gradient`` (of the module's output) or ``parameter`` (the gradient of one).
-    largest : float
-        Largest absolute difference there.
-    outputs_largest : float
-        Largest absolute difference of the logits, or of the parameters' gradients.
-    tokens, tokens_changed, argmax_changed : int
-        Tokens compared, those whose outputs differ, those whose most likely next token does (None without logits).
-    sequence, token : int
-        The first token that differs; -1 where none does.
-    note : str
-        What else is known, such as operators that only one of the runs calls.
-    """
+    """The first outputs whose bits differ between two runs of a model."""
 
     case: ModelCase
-    runs: tuple[str, str]
+    runs: tuple[str, str]  # what was compared
+    # module, kind, operator: the first module whose output (or what it hands to a module in it) differs, its class, and
+    # the first such operator in it; empty where it is none that torch dispatches. For gradients the first on the way
+    # back.
     module: str
     kind: str
     operator: str
-    what: str
-    largest: float
-    outputs_largest: float
+    what: str  # ``output``, ``gradient`` (of the module's output) or ``parameter`` (the gradient of one)
+    largest: float  # largest absolute difference there
+    outputs_largest: float  # largest absolute difference of the logits, or of the parameters' gradients
+    # tokens, tokens_changed, argmax_changed: tokens compared, those whose outputs differ, those whose most likely next
+    # token does (None without logits)
     tokens: int = 0
     tokens_changed: int = 0
     argmax_changed: int | None = None
+    # sequence, token: the first token that differs; -1 where none does
     sequence: int = -1
     token: int = -1
-    note: str = ""
+    note: str = ""  # what else is known, such as operators that only one of the runs calls
 
     def __str__(self) -> str:
         params = ", ".join(f"{key} {value}" for key, value in self.case.params.items())
@@ -129,25 +101,16 @@ class ModelDrift:
 
 @dataclass
 class Evaluation:
-    """Cases of one model in one mode; reference runs are computed once.
-
-    Attributes
-    ----------
-    subject : Subject
-    scope : ModelScope
-    prompts, training : Prompts
-        For outputs, and for gradients.
-    kept : dict
-        Outputs of the batches of the population, for the agreement map.
-    located : set of str
-        Relations whose first difference was looked for: the first changed case of each.
-    """
+    """Cases of one model in one mode; reference runs are computed once."""
 
     subject: Subject
     scope: ModelScope
+    # prompts, training: for outputs, and for gradients
     prompts: Prompts
     training: Prompts
+    # outputs of the batches of the population, for the agreement map
     kept: dict[int, Array] = field(default_factory=dict)
+    # relations whose first difference was looked for: the first changed case of each
     located: set[str] = field(default_factory=set)
     _last: tuple[ModelRun, Any] | None = None
 

@@ -23,8 +23,6 @@ from ..words import plural
 from .relations import RELATIONS, ModelRelation, ModelScope, not_promised
 from .runs import Prompts, prompt_length
 
-__all__ = ["SCHEMA", "model"]
-
 SCHEMA = "isogemm.model_audit.v1"
 _TRAINING_LENGTH = 64
 _TITLE = "Does the model keep its bits?"
@@ -116,11 +114,9 @@ def model(
 
     arguments.of_type("model", model, torch.nn.Module, "a torch.nn.Module", "a transformers model")
     if next(model.parameters(), None) is None:
+        nearest = "a model with weights"
         raise OptionError(
-            "model",
-            limit="a transformers model",
-            value=f"{type(model).__name__} without parameters",
-            nearest="a model with weights",
+            "model", limit="a transformers model", value=f"{type(model).__name__} without parameters", nearest=nearest
         )
     modes = tuple(dict.fromkeys(arguments.strings("mode", mode, "'convert'")))
     usual = [name for name, relation in RELATIONS.items() if not relation.asked]

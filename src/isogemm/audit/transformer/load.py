@@ -10,8 +10,6 @@ from ...base.extras import require_extra
 from ...errors import DeviceError, OptionError
 from ..data import as_dtype
 
-__all__ = ["load"]
-
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 

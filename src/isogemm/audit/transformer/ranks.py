@@ -12,8 +12,6 @@ from ...base.extras import require_extra
 from ...errors import OptionError
 from .load import load
 
-__all__ = ["RanksOutcome", "compare_ranks", "compared", "joined", "outputs"]
-
 _TREES = (2, 4, 8, 16)
 _TIMEOUT = 600.0  # seconds for a transfer, in which others load a model
 

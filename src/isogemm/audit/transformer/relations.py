@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from .runs import ModelRun, Prompts
 
-__all__ = ["RELATIONS", "ModelRelation", "ModelScope", "Params", "not_promised"]
-
 Params = Mapping[str, int | str]
 _PADS = (3, 29)
 

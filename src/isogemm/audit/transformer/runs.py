@@ -15,55 +15,30 @@ import numpy as np
 
 from ..data import Array
 
-__all__ = ["STRIDE", "ModelRun", "Prompts", "Step", "prompt_length"]
-
 STRIDE = 1 << 20
 """Tokens of one sequence are numbered from its number times this."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call of the model.
+    """One call of the model."""
 
-    Attributes
-    ----------
-    ids : int array [batch, tokens]
-    tokens : int array [batch, tokens]
-        Numbers of the tokens, -1 for those that are not compared.
-    keys : int array [batch, past + tokens]
-        The same for everything that attention can see, earlier steps first.
-    mask : int array [batch, past + tokens], optional
-        1 for tokens, 0 for padding.
-    positions : int array [batch, tokens], optional
-        Position ids, where the default is wrong.
-    """
-
-    ids: Array
-    tokens: Array
-    keys: Array
-    mask: Array | None = None
-    positions: Array | None = None
+    ids: Array  # int array [batch, tokens]
+    tokens: Array  # int array [batch, tokens]: numbers of the tokens, -1 for those that are not compared
+    keys: Array  # int array [batch, past + tokens]: the same for everything that attention can see, earlier steps first
+    mask: Array | None = None  # int array [batch, past + tokens], optional: 1 for tokens, 0 for padding
+    positions: Array | None = None  # int array [batch, tokens], optional: position ids, where the default is wrong
 
 
 @dataclass(frozen=True)
 class ModelRun:
-    """Calls of the model, one after the other.
+    """Calls of the model, one after the other."""
 
-    Attributes
-    ----------
-    text : str
-        What it is; equal texts are equal runs.
-    steps : tuple of Step
-    cache : {"", "dynamic", "static"}
-        What carries keys and values from step to step.
-    how : {"", "compiled", "captured", "served"}
-        Eager; by torch.compile; steps behind the first by replaying a CUDA graph; the rows of the one step as requests
-        of continuous batching. With a cache, the first step is eager in any case.
-    """
-
-    text: str
+    text: str  # what it is; equal texts are equal runs
     steps: tuple[Step, ...] = field(compare=False)
-    cache: str = ""
+    cache: str = ""  # {"", "dynamic", "static"}: what carries keys and values from step to step
+    # {"", "compiled", "captured", "served"}: Eager; by torch.compile; steps behind the first by replaying a CUDA graph;
+    # the rows of the one step as requests of continuous batching. With a cache, the first step is eager in any case.
     how: str = ""
 
     def by(self, how: str) -> ModelRun:
@@ -73,20 +48,13 @@ class ModelRun:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids, and the runs that are made of them.
+    """Token ids, and the runs that are made of them."""
 
-    Attributes
-    ----------
-    ids : int array [sequences, at least 2 * length + 1]
-        Prompts are the first `length` of each; the rest is for longer neighbours and for labels.
-    length : int
-    pad : int
-        Id of padding.
-    """
-
+    # int array [sequences, at least 2 * length + 1]: prompts are the first `length` of each; the rest is for longer
+    # neighbours and for labels
     ids: Array
     length: int
-    pad: int = 0
+    pad: int = 0  # id of padding
 
     @classmethod
     def draw(cls, sequences: int, length: int, vocabulary: int, seed: int, pad: int = 0) -> Prompts:

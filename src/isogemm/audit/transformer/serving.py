@@ -16,8 +16,6 @@ from ...errors import OptionError
 from ..bench import NotApplicable
 from ..data import Array
 
-__all__ = ["GENERATED", "served"]
-
 GENERATED = 6
 """Tokens that each request generates, greedily."""
 

@@ -20,8 +20,6 @@ from .runs import ModelRun, Prompts, Step
 from .serving import served
 from .trace import Trace
 
-__all__ = ["MODES", "Rows", "Subject"]
-
 MODES = {
     "plain": "torch as it is; micro-batches add up in .grad",
     "invariant": "inside isogemm.torch.invariant(); micro-batches add up in .grad",

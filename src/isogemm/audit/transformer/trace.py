@@ -23,54 +23,29 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...torch.routing.coverage import MOVES
 from .runs import STRIDE, Step
 
-__all__ = ["Difference", "Key", "Trace", "called_more", "first_difference"]
-
 Tensor = Any  # torch is untyped to mypy
 _Read = Callable[[Tensor, "_Positions"], Tensor]
 
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What a tensor is: input or output of a module, the output of an operator inside it, or an output's gradient.
+    """What a tensor is: input or output of a module, the output of an operator inside it, or an output's gradient."""
 
-    Attributes
-    ----------
-    module : str
-        Its name in the model.
-    kind : {"input", "output", "operator", "gradient"}
-    operator : str
-    count : int
-        How many of the same came before in the same step.
-    index : int
-        Which tensor of several.
-    """
-
-    module: str
-    kind: str
+    module: str  # its name in the model
+    kind: str  # {"input", "output", "operator", "gradient"}
     operator: str = ""
-    count: int = 0
-    index: int = 0
+    count: int = 0  # how many of the same came before in the same step
+    index: int = 0  # which tensor of several
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first output that differs.
-
-    Attributes
-    ----------
-    key : Key
-    largest : float
-        Largest absolute difference.
-    tokens : int
-        Tokens whose rows differ.
-    token : int
-        The first of them; -1 where rows were compared by what went in.
-    """
+    """The first output that differs."""
 
     key: Key
-    largest: float
-    tokens: int
-    token: int
+    largest: float  # largest absolute difference
+    tokens: int  # tokens whose rows differ
+    token: int  # the first of them; -1 where rows were compared by what went in
 
 
 @dataclass

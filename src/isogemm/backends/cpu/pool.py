@@ -40,8 +40,6 @@ from .emit.atomics import (
 from .emit.scalars import poke64
 from .gemm.routines import call3
 
-__all__ = ["Pool", "give", "pool", "run_chunks", "run_part", "take"]
-
 # Control words, a cache line apart where threads write them. Of a worker's own line the second word is its lock.
 TICKET, FINISHED, FUNCTION, TASKS, SCRATCH, STRIDE, JOBS, BUSY, HIRED, WANTED, SLEEPING = (
     *(0, 8, 16, 17, 18, 19),

@@ -15,8 +15,6 @@ from ...operands.tensors import KINDS, when_seen
 from ...problem.settings import PLAIN, Settings
 from .gemm.execute import gemm, gemm_batched
 
-__all__ = ["recall"]
-
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
 _DTYPES: dict[Any, np.dtype[Any]] = {}
 when_seen(lambda torch: _DTYPES.update({getattr(torch, name): dtype for name, dtype in NUMPY.items()}))

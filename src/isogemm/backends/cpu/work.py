@@ -30,37 +30,21 @@ from .gemm.schedule import SERIAL
 from .quant import linear as quantized
 from .quant.launch import ACTIVATIONS, panels_task
 
-__all__ = ["MAKERS", "SCHEMA", "WorkPlan", "WorkStep", "plan_attention", "plan_batch", "plan_groups", "plan_quantized"]
-
 SCHEMA = "isogemm.work_plan.v1"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkStep:
-    """A kind of launch.
-
-    Attributes
-    ----------
-    name : str
-    kernel : str
-        Which loops: gemv, batched gemv, tiled gemm and so on, or what is done between products.
-    shape : tuple of int
-        m, n and k of an item; k is 1 where nothing is multiplied.
-    items : int
-        Products, or rows, of a launch.
-    threads, chunks : int
-        Threads that claim so many chunks.
-    launches : int
-        How often.
-    """
+    """A kind of launch."""
 
     name: str
-    kernel: str
-    shape: tuple[int, int, int]
-    items: int
+    kernel: str  # which loops: gemv, batched gemv, tiled gemm and so on, or what is done between products
+    shape: tuple[int, int, int]  # m, n and k of an item; k is 1 where nothing is multiplied
+    items: int  # products, or rows, of a launch
+    # threads, chunks: threads that claim so many chunks
     threads: int
     chunks: int
-    launches: int = 1
+    launches: int = 1  # how often
 
     def __str__(self) -> str:
         m, n, k = self.shape

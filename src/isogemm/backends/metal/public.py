@@ -19,8 +19,6 @@ from ...contract.compare import first_mismatch
 from ...contract.spec import Order
 from ...errors import ContractError, DeviceError, DTypeError, ShapeError
 
-__all__ = ["KERNELS", "MslKernel", "linear", "source"]
-
 FOLDER = Path(__file__).parent / "msl"
 HERE = "mps"  # the device of torch's tensors
 TYPES = {"float16": "half", "float32": "float"}

@@ -8,8 +8,6 @@ from dataclasses import replace
 from ..case import GemmCall
 from .variant import Variant
 
-__all__ = ["axis", "times"]
-
 
 def axis(case: GemmCall) -> Iterator[Variant]:
     """A number for each row."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from ..case import GemmCall
 from .variant import Variant
 
-__all__ = ["unforeseen"]
-
 
 def unforeseen(case: GemmCall) -> Iterator[Variant]:
     """No call: `isogemm.doctor.tiles` and `isogemm.doctor.orders` look at what was seen."""

@@ -9,8 +9,6 @@ from functools import partial
 from ..case import GemmCall
 from .variant import Variant
 
-__all__ = ["k_missing", "k_repeated", "k_tail", "m_tail", "n_tail"]
-
 TILES = (256, 192, 128, 96, 64, 48, 32, 16, 8, 4, 2)
 BLOCKS = (256, 128, 64, 32, 16, 8, 4)
 

@@ -8,8 +8,6 @@ from dataclasses import replace
 from ..case import GemmCall
 from .variant import Variant
 
-__all__ = ["mapping"]
-
 
 def mapping(case: GemmCall) -> Iterator[Variant]:
     """Heads tiled where they should be repeated, or groups of another size."""

@@ -9,8 +9,6 @@ from functools import partial
 from ..case import GemmCall, StoredMatrix
 from .variant import Variant
 
-__all__ = ["lda", "ldb", "ldc", "offsets", "order", "stride_a", "stride_b", "stride_c", "trans_a", "trans_b"]
-
 PADDINGS = (4, 8, 16, 32, 64, 128)
 BYTES = 4
 

@@ -13,8 +13,6 @@ from ...formats import reference
 from ..case import Array, GemmCall
 from .variant import Variant
 
-__all__ = ["multiplied", "neighbour", "nibbles", "sign", "stride", "sub_block", "zero"]
-
 NIBBLES = ("Q4_0", "Q4_1", "Q4_K")
 
 

@@ -12,8 +12,6 @@ from ..case import GemmCall
 from ..simulate import round_to
 from .variant import Variant
 
-__all__ = ["accumulator", "bf16", "fp16", "tf32", "twice"]
-
 STEPS = (1, 0, 4, 8, 16, 32)
 NARROW = ("float16", "bfloat16")
 

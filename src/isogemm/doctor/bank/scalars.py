@@ -12,8 +12,6 @@ import numpy as np
 from ..case import GemmCall
 from .variant import Variant
 
-__all__ = ["alias", "alpha_type", "beta_garbage", "beta_type", "misread"]
-
 LEAST = 5e-324  # as a factor of what is finite it is 0
 TYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

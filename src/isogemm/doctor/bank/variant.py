@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from ..case import GemmCall
 
-__all__ = ["Variant"]
-
 
 class Variant(NamedTuple):
     """One way to make a mistake.

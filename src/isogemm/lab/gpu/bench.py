@@ -22,8 +22,6 @@ from ..rotation import CACHES_TO_FILL
 from ..timing import Candidate, interleave
 from .clock import GraphClock
 
-__all__ = ["GpuBench", "prepare_in_processes", "rooflines"]
-
 ROUGH_SECONDS = 300e-6  # of calls in a rough time: enough to see the slow ones
 
 

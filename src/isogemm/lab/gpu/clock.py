@@ -7,8 +7,6 @@ from typing import Any
 
 from ..clock import Run, uncollected
 
-__all__ = ["GraphClock"]
-
 MOST_NODES = 128
 KEPT_SHARE = 1 / 8
 

@@ -15,14 +15,14 @@ from ...api.products import gemm_batched, gemm_strided_batched, matmul
 from ...base.dtypes import ITEMSIZE
 from ...lab import Work
 from ...lab.models import model
+from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
-from ..bits import judged
+from ..bits import judged, poisoned
 from ..charts import best, lines, measured, number, points, times, words
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
-from ..site import Site, tensor
+from ..products import torch_batch
+from ..site import Site
 from ..whole_attention import whole_case
-
-__all__ = ["STUDY", "intensity", "work"]
 
 WIDTH = 128
 MODELS = ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B")
@@ -96,17 +96,11 @@ def _make(site: Site, seed: int, case: Mapping[str, Any], copies: int) -> Ways:
     done = work(case["phase"], case["product"], case["T"], itemsize=ITEMSIZE[dtype], heads=heads)
     calls = _isogemm(stacks, out) | (_torch(stacks, out) if site.torch else {})
     ways = {name: Way(steps, done, name.split()[1], copies=copies) for name, steps in calls.items()}
-    results = {name: partial(_result, way, out) for name, way in ways.items()}
+    results = {name: partial(poisoned, way, out) for name, way in ways.items()}
     items = list(zip(*stacks[0], strict=True))
     return Ways(
         ways, lambda: judged(ways, results, items, CONTRACTS[dtype]), {"operands": f"rotated over {copies} copies"}
     )
-
-
-def _result(way: Way, out: Any) -> Any:
-    out[:] = float("nan")
-    way.run(0)
-    return out
 
 
 def _operands(site: Site, seed: int, sizes: tuple[int, int, int, int], dtype: str, product: str) -> tuple[Any, Any]:
@@ -137,13 +131,13 @@ def _isogemm(stacks: Stacks, out: Any) -> dict[str, list[Step]]:
 def _torch(stacks: Stacks, out: Any) -> dict[str, list[Step]]:
     import torch
 
-    pairs, target, count = [(tensor(a), tensor(b)) for a, b in stacks], tensor(out), len(stacks)
+    pairs, target, count = [(as_tensor(a), as_tensor(b)) for a, b in stacks], as_tensor(out), len(stacks)
 
     def head(h: int) -> Step:
         return lambda i: torch.mm(pairs[i % count][0][h], pairs[i % count][1][h], out=target[h])
 
     return {
-        "strided torch": [lambda i: torch.bmm(*pairs[i % count], out=target)],
+        "strided torch": [torch_batch(stacks, out)],
         "loop torch": [head(h) for h in range(len(target))],
     }
 

@@ -20,8 +20,6 @@ from ..site import Site
 from . import study
 from .decode import crossover
 
-__all__ = ["CLAIMS", "STUDY", "Claim", "Found", "claims_of", "judge"]
-
 Row = Mapping[str, Any]
 Found = tuple[str, float]  # where the number was seen, and the number
 HOLDS, ELSEWHERE, NOT, MISSING = "holds", "holds elsewhere", "does not hold", "not measured on this machine"
@@ -29,34 +27,18 @@ HOLDS, ELSEWHERE, NOT, MISSING = "holds", "holds elsewhere", "does not hold", "n
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A number that somebody published.
+    """A number that somebody published."""
 
-    Attributes
-    ----------
-    text : str
-        As the sources state it.
-    study : str
-        Whose rows decide it.
-    wants : mapping
-        Facts that those rows have; a tuple is any of its values.
-    low, high : float
-        The range in which it holds: a quarter around a number, half to double around those by the wall.
-    values : callable
-        ``values(rows)`` gives where a number was seen, and the number; the first is the claim's own.
-    reason : str
-        Why it holds here and not there.
-    on_cpu : str
-        The same for a CPU, where that is another reason.
-    """
-
-    text: str
-    study: str
-    wants: Mapping[str, Any]
+    text: str  # as the sources state it
+    study: str  # whose rows decide it
+    wants: Mapping[str, Any]  # facts that those rows have; a tuple is any of its values
+    # low, high: the range in which it holds: a quarter around a number, half to double around those by the wall
     low: float
     high: float
+    # ``values(rows)`` gives where a number was seen, and the number; the first is the claim's own
     values: Callable[[Sequence[Row]], Iterator[Found]]
-    reason: str
-    on_cpu: str = ""
+    reason: str  # why it holds here and not there
+    on_cpu: str = ""  # the same for a CPU, where that is another reason
 
     def decided_by(self, facts: Mapping[str, Any]) -> bool:
         """Whether a row with these facts is one that decides it."""
@@ -220,12 +202,10 @@ def claims_of(runs: Sequence[StudyRun]) -> list[StudyRun]:
         rows = [row for row in measured(run.rows) if _decides(deciding, row["facts"])]
         if rows and run.site["name"] not in own:
             known = found.setdefault(run.site["name"], replace(run, study=STUDY.name, rows=[], left_out={}))
-            known.rows.extend(_as_claim(row, run.study) for row in rows)
+            for row in rows:
+                facts = {**row["facts"], "study": run.study}
+                known.rows.append({**row, "name": f"{run.study}: {row['name']}", "facts": facts})
     return list(found.values())
-
-
-def _as_claim(row: Row, name: str) -> dict[str, Any]:
-    return {**row, "name": f"{name}: {row['name']}", "facts": {**row["facts"], "study": name}}
 
 
 def judge(claim: Claim, rows: Sequence[Row]) -> tuple[str, list[Found]]:

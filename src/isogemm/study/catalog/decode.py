@@ -15,10 +15,13 @@ from ...api.products import linear
 from ...base.dtypes import ITEMSIZE
 from ...lab import Work
 from ...lab.models import Model, model
+from ...operands.tensors import on_host
 from ...planner.tuning import Wanted
+from ..bits import poisoned
 from ..charts import bars, lines, measured, number, times, words
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
-from ..site import Site, tensor
+from ..products import torch_product
+from ..site import Site
 from ..weights import FLOATS, checked, contract_of, format_bytes, make_weight, ready, resident_bytes
 
 __all__ = ["STUDY", "crossover", "decode_case", "seven", "step_bytes"]
@@ -74,12 +77,12 @@ def _make(site: Site, seed: int, *, kind: str, sizes: tuple[int, int, int], copi
     if 1 < m <= max(FEW):
         calls["one by one isogemm"] = [_one(x[j : j + 1], weights, out[j : j + 1]) for j in range(m)]
     if site.torch and FLOATS.get(kind) == dtype:
-        calls["together torch"] = [_torch(x, plain if site.device == "cpu" else weights, out)]
+        calls["together torch"] = [torch_product(x, plain if site.device == "cpu" else weights, out)]
     work = Work(2 * m * n * k, format_bytes(kind, n, k) + ITEMSIZE[dtype] * m * (n + k))
     ways = {name: Way(steps, work, name.split()[-1], copies=copies) for name, steps in calls.items()}
 
     def check() -> dict[str, dict[str, Any]]:
-        results = [_result(way, out) for way in ways.values()]
+        results = [on_host(poisoned(way, out)).copy() for way in ways.values()]
         found = dict(zip(ways, checked(first, x, results, contract), strict=True))
         for name, way in ways.items():
             if way.library != "isogemm":
@@ -91,19 +94,6 @@ def _make(site: Site, seed: int, *, kind: str, sizes: tuple[int, int, int], copi
 
 def _one(x: Any, weights: Sequence[Any], out: Any) -> Step:
     return lambda i: linear(x, weights[i % len(weights)], out=out)
-
-
-def _torch(x: Any, weights: Sequence[Any], out: Any) -> Step:
-    import torch
-
-    left, right, target = tensor(x), [tensor(w).T for w in weights], tensor(out)
-    return lambda i: torch.mm(left, right[i % len(right)], out=target)
-
-
-def _result(way: Way, out: Any) -> Any:
-    out[:] = float("nan")
-    way.run(0)
-    return out.copy() if hasattr(out, "copy") else out.clone()
 
 
 def _limits(site: Site) -> dict[str, Any]:
@@ -144,7 +134,7 @@ def _make_step(site: Site, seed: int, *, sizes: Model, kind: str) -> Ways:
     way = Way(steps, work)
 
     def check() -> dict[str, dict[str, Any]]:
-        last = _result(way, out[sizes.vocabulary])
+        last = poisoned(way, out[sizes.vocabulary])
         return {"isogemm": checked(plain[-1], x[sizes.hidden], [last], contract_of(site, kind))[0]}
 
     return Ways({"isogemm": way}, check, _limits(site))

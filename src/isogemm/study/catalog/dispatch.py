@@ -15,37 +15,25 @@ import numpy as np
 from ...base.dtypes import ITEMSIZE
 from ...base.extras import require_extra
 from ...lab import Work
-from ..bits import differing, on_host
+from ...operands.tensors import as_tensor, on_host
+from ..bits import apart, unpromised
 from ..charts import measured, number, times
 from ..declare import Figure, Study, StudyCase, Way, Ways
-from ..site import Site, tensor
-
-__all__ = ["STUDY", "Spelled"]
+from ..site import Site
 
 Call = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """One computation, and the calls that mean it.
-
-    Attributes
-    ----------
-    name : str
-    left, right : tuple of int
-        Shapes of the operands.
-    calls : mapping of str to callable
-        ``call(left, right)``; the first is the one that the others' bits are compared with.
-    exact : callable
-        The same in float64, on NumPy arrays.
-    flops : int
-    """
+    """One computation, and the calls that mean it."""
 
     name: str
+    # left, right: shapes of the operands
     left: tuple[int, ...]
     right: tuple[int, ...]
-    calls: Mapping[str, Call]
-    exact: Call
+    calls: Mapping[str, Call]  # ``call(left, right)``; the first is the one that the others' bits are compared with
+    exact: Call  # the same in float64, on NumPy arrays
     flops: int
 
 
@@ -118,7 +106,7 @@ def cases(site: Site, quick: bool) -> list[StudyCase]:
 
 
 def _make(site: Site, seed: int, *, spelled: Spelled, dtype: str) -> Ways:
-    x, y = (tensor(site.normal(s, dtype, seed + i)) for i, s in enumerate((spelled.left, spelled.right)))
+    x, y = (as_tensor(site.normal(s, dtype, seed + i)) for i, s in enumerate((spelled.left, spelled.right)))
     outputs = next(iter(spelled.calls.values()))(x, y).numel()
     work, ways = Work(spelled.flops, ITEMSIZE[dtype] * (x.numel() + y.numel() + outputs)), {}
     for name, call in spelled.calls.items():
@@ -129,14 +117,7 @@ def _make(site: Site, seed: int, *, spelled: Spelled, dtype: str) -> Ways:
         exact = spelled.exact(*(on_host(each).astype(np.float64) for each in (x, y)))
         results = {name: way.run(0) for name, way in ways.items()}
         first = next(iter(results.values()))
-        return {
-            name: {
-                "contract": None, "checked": got.numel(), "differing": None, "from_first": differing(got, first),
-                "outputs": got.numel(),
-                "error": float(np.linalg.norm(on_host(got).astype(np.float64) - exact) / np.linalg.norm(exact)),
-            }
-            for name, got in results.items()
-        }  # fmt: skip
+        return {name: unpromised(got, first, got.numel(), apart(on_host(got), exact)) for name, got in results.items()}
 
     return Ways(ways, check, {"operands": "not rotated"})
 

@@ -17,14 +17,13 @@ import numpy as np
 
 from ...api.products import gemm_batched, gemm_strided_batched, matmul
 from ...lab import Work
+from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
 from ..bits import judged
 from ..charts import lines, measured, number, points, times, words
 from ..cublas import pointer_products
 from ..declare import Figure, Study, StudyCase, Way, Ways
-from ..site import Site, tensor
-
-__all__ = ["STUDY", "method_case", "torch_mode", "works"]
+from ..site import Site
 
 METHODS = ("wide", "loop", "pointers", "strided")
 CONTRACTS = {"fp32": "fma/chain", "tf32": "tf32:sm90/chain"}
@@ -140,7 +139,7 @@ def _isogemm(operands: Sequence[Any], contract: str) -> Calls:
 def _torch(operands: Sequence[Any]) -> Calls:
     import torch
 
-    left, right, out, wide, out_wide = map(tensor, operands)
+    left, right, out, wide, out_wide = map(as_tensor, operands)
     triples = list(zip(left, right, out, strict=True))
     return {
         "strided torch": [lambda i: torch.bmm(left, right, out=out)],

@@ -16,14 +16,13 @@ import numpy as np
 from ...api.products import linear
 from ...base.dtypes import ITEMSIZE
 from ...lab import Work
+from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
 from ..bits import differing, judged
 from ..charts import lines, measured, times, words
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS
-from ..site import Site, tensor
-
-__all__ = ["STUDY"]
+from ..site import Site
 
 N, K = 4096, 4096
 SWEEP = {"cpu": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "cuda": tuple(2**e for e in range(13))}
@@ -54,7 +53,7 @@ def _make(site: Site, seed: int, *, sizes: tuple[int, int, int], dtype: str, cop
     site.settle(Wanted("", n, k), m=m, dtype=dtype, contract=contract)
     x, out = site.normal((m, k), dtype, seed), site.empty((m, n), dtype)
     first = site.normal((n, k), dtype, seed + 1)
-    weights = [first, *(first.copy() if site.device == "cpu" else first.clone() for _ in range(copies - 1))]
+    weights = site.alike(first, copies)
     products = _products(site, contract)
     work = Work.gemm(m, n, k, itemsize=ITEMSIZE[dtype])
     ways = {
@@ -103,7 +102,7 @@ def _products(site: Site, contract: str) -> dict[str, Product]:
     import torch
 
     def plain(x: Any, w: Any, out: Any) -> None:
-        torch.mm(tensor(x), tensor(w).T, out=tensor(out))
+        torch.mm(as_tensor(x), as_tensor(w).T, out=as_tensor(out))
 
     found["torch"] = plain
     found["torch deterministic"] = partial(_under, _deterministic, plain)

@@ -14,14 +14,13 @@ import numpy as np
 
 from ...api.products import gemm, gemm_strided_batched
 from ...lab import Work
-from ..bits import differing, on_host
+from ...operands.tensors import as_tensor, on_host
+from ..bits import apart, differing
 from ..charts import bars, measured, number, points, words
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..products import LinearProduct
 from ..site import Site
 from .four_methods import torch_mode
-
-__all__ = ["STUDY", "worked_example"]
 
 ALPHA, BETA = 1.5, 0.5
 MODES = {
@@ -61,7 +60,7 @@ def _example(site: Site, seed: int) -> Ways:
     host = worked_example()
     a, b = (site.empty(x.shape, "float32") for x in host)
     for target, x in zip((a, b), host, strict=True):
-        target[:] = x if site.device == "cpu" else _from(x)
+        target[:] = x if site.device == "cpu" else as_tensor(x)
     c = a + b
     work = Work.gemm(4, 4, 4, itemsize=4, batch=3)
     outs = {name: site.empty((3, 4, 4), "float32") for name in ("strided", "loop")}
@@ -79,18 +78,12 @@ def _example(site: Site, seed: int) -> Ways:
             name: {
                 "contract": "fma/chain", "checked": 48, "differing": differing(out, outs["strided"]), "outputs": 48,
                 "from_first": differing(out, outs["strided"]),
-                "error": float(np.linalg.norm(on_host(out) - exact) / np.linalg.norm(exact)),
+                "error": apart(on_host(out), exact),
             }
             for name, out in outs.items()
         }  # fmt: skip
 
     return Ways(ways, check, {"alpha": ALPHA, "beta": BETA})
-
-
-def _from(x: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(x)
 
 
 def _one(a: Any, b: Any, c: Any, out: Any, i: int) -> Any:

@@ -10,8 +10,6 @@ from ..declare import Figure, Study, StudyCase
 from ..site import Site
 from .four_methods import method_case
 
-__all__ = ["STUDY"]
-
 SIZE, BATCHES = 64, (4, 64, 1024)
 METHODS = ("strided", "pointers", "loop")
 

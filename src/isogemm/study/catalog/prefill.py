@@ -11,8 +11,6 @@ from ..declare import Figure, Study, StudyCase
 from ..products import LinearProduct
 from ..site import Site
 
-__all__ = ["STUDY", "saturation"]
-
 N, K = 6144, 2560  # Q, K and V of Qwen3-4B
 TOKENS = (1, 4, 16, 64, 256, 1024)
 EXTENTS = (256, 251)

@@ -15,13 +15,11 @@ from ...base.dtypes import ITEMSIZE
 from ...lab.models import model
 from ...lab.ops import PHASES, Op, ops
 from ...planner.tuning import Wanted
-from ..bits import judged
+from ..bits import judged, poisoned
 from ..charts import measured, number, roof, times
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
-from ..products import DEFAULTS, LinearProduct
-from ..site import Site, tensor
-
-__all__ = ["STUDY", "packed"]
+from ..products import DEFAULTS, LinearProduct, torch_batch
+from ..site import Site
 
 MODEL, TOKENS = "Qwen3-4B", 512
 SMALL, FEW, QUICK_WEIGHT = "Qwen2.5-0.5B", 64, 1 << 24  # elements: the LM head of a quick run would take seconds
@@ -65,24 +63,11 @@ def _make(site: Site, seed: int, *, op: Op, dtype: str, copies: int) -> Ways:
         pairs.append((left, right.swapaxes(1, 2) if op.layout == "NT" else right))
     calls: dict[str, Step] = {"isogemm": lambda i: gemm_strided_batched(*pairs[i % copies], out=out)}
     if site.torch:
-        calls["torch"] = _torch(pairs, out)
+        calls["torch"] = torch_batch(pairs, out)
     ways = {name: Way((call,), op.work(dtype), name, copies=copies) for name, call in calls.items()}
-    results = {name: partial(_result, way, out) for name, way in ways.items()}
+    results = {name: partial(poisoned, way, out) for name, way in ways.items()}
     rotated = {"operands": f"rotated over {copies} copies"}
     return Ways(ways, lambda: judged(ways, results, list(zip(*pairs[0], strict=True)), contract), rotated)
-
-
-def _torch(pairs: Sequence[tuple[Any, Any]], out: Any) -> Step:
-    import torch
-
-    items, target = [(tensor(a), tensor(b)) for a, b in pairs], tensor(out)
-    return lambda i: torch.bmm(*items[i % len(items)], out=target)
-
-
-def _result(way: Way, out: Any) -> Any:
-    out[:] = float("nan")
-    way.run(0)
-    return out
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:

@@ -14,8 +14,6 @@ from .layers import HeadNorm
 from .ranks import Ranks
 from .sums import fixed_sum, sum_over_ranks
 
-__all__ = ["GradientTree", "tree_hook"]
-
 
 class GradientTree:
     """The gradient of a batch as a tree over its parts, of which each rank computes some.

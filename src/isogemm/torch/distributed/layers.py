@@ -22,8 +22,6 @@ from ..operator import Tensor
 from .ranks import Ranks
 from .sums import fixed_sum, rounded, sum_over_ranks
 
-__all__ = ["ColumnParallel", "HeadNorm", "Parallel", "ParallelLinear", "RowParallel", "VocabularyEmbedding"]
-
 
 class Parallel(Converted):
     """A layer with its part of the weights: mixed into the class of what it stands for.

@@ -15,8 +15,6 @@ from .. import reductions
 from ..operator import Tensor
 from .ranks import Ranks
 
-__all__ = ["log_softmax", "token_losses"]
-
 
 def log_softmax(logits: Tensor, ranks: Ranks, *, out_dtype: Any = torch.float32) -> Tensor:
     """Whole rows of `isogemm.torch.reductions.log_softmax`: this rank's share of them.

@@ -11,8 +11,6 @@ from ..model.layers import Embedding, Linear
 from .layers import ColumnParallel, HeadNorm, Parallel, ParallelLinear, RowParallel, VocabularyEmbedding
 from .ranks import Ranks, as_ranks
 
-__all__ = ["STYLES", "cut", "parallelise", "plan_of"]
-
 # transformers' words for how a module is cut, and whether every rank gets all of its outputs.
 STYLES: dict[str, tuple[type[Parallel], bool]] = {
     "colwise": (ColumnParallel, False),

@@ -15,8 +15,6 @@ from ...contract.spec import Contract, as_contract
 from ...errors import OptionError, RankError, ShapeError
 from ..operator import Tensor
 
-__all__ = ["TRANSPORTS", "Ranks", "as_ranks"]
-
 TRANSPORTS = ("collective", "symmetric")  # what carries partial sums: the functions of `sums.py`, in this order
 
 MARGIN = 2.0  # seconds beyond the timeout, in which the others of a broken group say that they are alive

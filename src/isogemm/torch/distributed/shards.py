@@ -13,8 +13,6 @@ from ...base.extras import require_extra
 from ...errors import OptionError, ShapeError
 from .layers import Parallel
 
-__all__ = ["load_shards", "without_weights"]
-
 INDEX = "model.safetensors.index.json"
 
 

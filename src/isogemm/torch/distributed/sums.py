@@ -12,8 +12,6 @@ from ..operator import Tensor
 from ..routing.elementwise import subnormals_kept
 from .ranks import TRANSPORTS, Ranks
 
-__all__ = ["fixed_sum", "rounded", "sum_over_ranks"]
-
 FEW_ROWS = 16  # up to here every rank takes all partial sums: one transfer in place of two
 
 

@@ -9,8 +9,6 @@ from ...contract.spec import ContractLike, as_contract
 from ...errors import OptionError, ShapeError
 from .sums import FEW_ROWS
 
-__all__ = ["Transfer", "traffic"]
-
 
 @dataclass(frozen=True)
 class Transfer:

@@ -16,8 +16,6 @@ from ...contract.spec import as_contract
 from ...errors import OptionError
 from ..operator import Tensor
 
-__all__ = ["advance", "clear", "is_unread", "mark_read"]
-
 
 def advance(out: Tensor, rows: int, contract: str) -> None:
     """Note that `rows` more are summed in a buffer under a contract; call it before they are.

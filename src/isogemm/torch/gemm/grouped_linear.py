@@ -30,16 +30,6 @@ from ..operator import Operator, Tensor, define, refuse_meta, refuse_vmap
 from .products import fit, refuse_recorded, remember_orders, resolved, walk, wider, with_order
 from .ragged import on_host
 
-__all__ = [
-    "call_grouped_linear",
-    "call_outer",
-    "continued",
-    "grouped_linear",
-    "grouped_outer",
-    "grouped_walk",
-    "recalled",
-]
-
 
 def grouped_linear(x: Tensor, w: Tensor, bias: Tensor | None, counts: Tensor, contract: str, out_dtype: Any) -> Tensor:
     """x[i:j] @ w[g].T + bias[g] for the rows of each group, outside the gradient's graph."""

@@ -22,8 +22,6 @@ from ..operator import Tensor, refuse_ddp
 from ..routing.elementwise import subnormals_kept
 from .buffers import clear, is_unread, mark_read
 
-__all__ = ["collect_main_grad", "main_grads", "use_main_grad"]
-
 
 def use_main_grad(module: Any) -> list[str]:
     """Give every parameter of a model's converted layers a float32 buffer of zeros for its gradient.

@@ -24,8 +24,6 @@ from ...errors import DeviceError, OptionError, ShapeError
 from ..device import column
 from .products import resolved
 
-__all__ = ["grouped_mm", "on_host", "spans"]
-
 Tensor = Any  # torch is untyped to mypy
 
 

@@ -22,8 +22,6 @@ from ...quant.matrix import QuantizedMatrix
 from ..model.layers import Merging
 from .linear import QuantizedLinear
 
-__all__ = ["Formats", "Quantization", "check", "prefixes"]
-
 Formats = str | BlockFormat | Mapping[str, str | BlockFormat | None]
 """One format, or patterns of modules' names with theirs; None leaves weights as they are."""
 
@@ -35,23 +33,14 @@ KEEP = "keep"
 
 @dataclass(slots=True)
 class Quantization:
-    """What is to be quantized.
+    """What is to be quantized."""
 
-    Attributes
-    ----------
-    chosen : dict of str to (Linear, BlockFormat)
-    floats : dict of str to str
-        Names of Linear modules that stay as they are, and why.
-    activations, contract
-        As in `QuantizedLinear`.
-    early : dict of str to QuantizedMatrix
-        Weights that might not have been quantizable, and are.
-    """
-
-    chosen: dict[str, tuple[Any, BlockFormat]]
-    floats: dict[str, str]
+    chosen: dict[str, tuple[Any, BlockFormat]]  # dict of str to (Linear, BlockFormat)
+    floats: dict[str, str]  # names of Linear modules that stay as they are, and why
+    # activations, contract: as in `QuantizedLinear`
     activations: str | None
     contract: Contract | None
+    # weights that might not have been quantizable, and are
     early: dict[str, QuantizedMatrix] = field(default_factory=dict)
 
     def run(self, model: Any, progress: bool | None) -> dict[str, str]:

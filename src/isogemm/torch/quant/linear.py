@@ -15,8 +15,6 @@ from ..model.layers import Converted
 from ..operator import Tensor, is_plain
 from .ops import blocks_of, call, call_blocks, checked
 
-__all__ = ["QuantizedLinear"]
-
 
 class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
     """x @ weight.T + bias with a quantized weight, which is no parameter: gradients go to x and to the bias.

@@ -29,17 +29,6 @@ from ...quant.matrix import QuantizedMatrix
 from ..gemm.products import call_product, resolved, with_order
 from ..operator import Operator, Tensor, define, define_forward, refuse_meta, refuse_vmap, way
 
-__all__ = [
-    "blocks_of",
-    "call",
-    "call_blocks",
-    "checked",
-    "linear_forward_op",
-    "linear_op",
-    "matrix_of",
-    "weight_op",
-]
-
 _alive: weakref.WeakValueDictionary[tuple[Any, ...], QuantizedMatrix] = weakref.WeakValueDictionary()
 
 

@@ -17,8 +17,6 @@ from torch import overrides
 from ...errors import OptionError
 from .state import active
 
-__all__ = ["BACKWARD", "differentiated", "mark", "position"]
-
 Tensor = Any  # torch is untyped to mypy
 _SEQUENCES = (tuple, list)
 position = torch.autograd._get_sequence_nr  # of the next node that this thread records

@@ -21,8 +21,6 @@ from .. import reductions
 from ..attention.calls import scaled_dot_product_attention
 from ..device import DTYPES
 
-__all__ = ["WHOLE", "attention", "folded", "layer_norm", "linear", "linear_direct", "refusal", "rms_norm"]
-
 Tensor = Any  # torch is untyped to mypy
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

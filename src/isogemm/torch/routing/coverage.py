@@ -21,8 +21,6 @@ from .rows import REDUCTIONS
 from .scope import invariant, subclasses
 from .state import enabled, pushed
 
-__all__ = ["MOVES", "Coverage", "CoverageRow", "coverage"]
-
 ROUTED, ELEMENTWISE, NOT_ROUTED = "routed", "elementwise", "not routed"
 
 # Operators that move, make or compare numbers and add none: by name, without an underscore at the end.
@@ -47,32 +45,17 @@ _RANDOM = frozenset(_DRAWING.split())
 
 @dataclass(frozen=True, slots=True)
 class CoverageRow:
-    """One operator with one dtype in one phase.
+    """One operator with one dtype in one phase."""
 
-    Attributes
-    ----------
-    op : str
-        Its name with the overload: ``aten.addmm.default``.
-    dtype : str
-        Of its first tensor operand, or of its result where it has none.
-    phase : {"forward", "backward"}
-        Whether one of autograd's nodes called it.
-    status : {"routed", "elementwise", "not routed"}
-        Computed by isogemm; row-wise safe (it adds nothing up, or exactly, and gives an element the same bits
-        everywhere); a product or a reduction of torch's, or an operator that this list does not know, that may depend
-        on the batch.
-    count : int
-        Calls.
-    why : str
-        What the status rests on.
-    """
-
-    op: str
-    dtype: str
-    phase: str
+    op: str  # its name with the overload: ``aten.addmm.default``
+    dtype: str  # of its first tensor operand, or of its result where it has none
+    phase: str  # {"forward", "backward"}: whether one of autograd's nodes called it
+    # {"routed", "elementwise", "not routed"}: computed by isogemm; row-wise safe (it adds nothing up, or exactly, and
+    # gives an element the same bits everywhere); a product or a reduction of torch's, or an operator that this list
+    # does not know, that may depend on the batch
     status: str
-    count: int
-    why: str
+    count: int  # calls
+    why: str  # what the status rests on
 
 
 @dataclass(frozen=True, slots=True)

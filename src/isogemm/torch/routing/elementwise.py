@@ -20,8 +20,6 @@ import torch
 from ...base.floating import flushes, ieee_defaults
 from ...errors import OptionError
 
-__all__ = ["EXACT", "blocked", "form", "refuse_flushing", "subnormals_kept", "written"]
-
 Tensor = Any  # torch is untyped to mypy
 
 # Elements that any of torch's CPU kernels takes in one step are a divisor of this: two vectors of 32 16-bit numbers.

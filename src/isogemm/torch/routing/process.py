@@ -21,8 +21,6 @@ from .products import PRODUCTS, is_composite, replaced
 from .rows import REDUCTIONS, reduced
 from .state import Process
 
-__all__ = ["disable", "enable"]
-
 Tensor = Any  # torch is untyped to mypy
 _COMPOSITE = "CompositeImplicitAutograd"
 _SUMS = frozenset({"add", "sub", "rsub", "floor_divide"})
@@ -84,12 +82,9 @@ def _give_back(stance: Any) -> None:
 
 def _registered(rows: bool, attention: bool) -> Any:
     if not hasattr(torch.library, "get_kernel"):  # torch's own kernels could not be reached any more
-        raise OptionError(
-            "isogemm.torch.enable()",
-            limit="torch 2.9 or newer, which has torch.library.get_kernel",
-            value=f"torch {torch.__version__}",
-            nearest="with isogemm.torch.invariant():, or a newer torch",
-        )
+        limit = "torch 2.9 or newer, which has torch.library.get_kernel"
+        nearest = "with isogemm.torch.invariant():, or a newer torch"
+        raise OptionError("isogemm.torch.enable()", limit=limit, value=f"torch {torch.__version__}", nearest=nearest)
     library = torch.library.Library("aten", "IMPL")
     devices = ["CPU", *(["CUDA"] if torch.cuda.is_available() else [])]
     for func, (function, name) in PRODUCTS.items():

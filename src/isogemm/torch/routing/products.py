@@ -18,8 +18,6 @@ from ..device import DTYPES
 from ..gemm.ragged import grouped_mm
 from .elementwise import written
 
-__all__ = ["PRODUCTS", "contained", "is_composite", "is_served", "operands", "product_of", "replaced"]
-
 Tensor = Any  # torch is untyped to mypy
 _aten: Any = torch.ops.aten
 

@@ -23,8 +23,6 @@ from ..rows.signature import signature
 from ..rows.table import ROWS
 from .elementwise import written
 
-__all__ = ["REDUCTIONS", "is_whole", "reduced"]
-
 Tensor = Any  # torch is untyped to mypy
 _FLOAT32 = torch.float32
 _FEW = 8  # sums that are worth a launch each

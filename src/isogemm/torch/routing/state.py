@@ -12,8 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...contract.spec import Contract
 
-__all__ = ["Process", "active", "aside", "enabled", "pushed", "removed", "run_uncompiled"]
-
 
 class Process:
     """What `isogemm.torch.enable` has registered."""

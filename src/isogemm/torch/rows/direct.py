@@ -18,8 +18,6 @@ from ...operands import memory
 from ..device import DTYPES, column
 from .signature import check_eps, check_extent, dtype_of, integers, looked_at, named, on_device, on_host, signature
 
-__all__ = ["direct", "fused", "launched"]
-
 
 def direct(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:
     """The result of an operation."""

@@ -21,26 +21,6 @@ from ...operands.tensors import memory
 from ..device import column
 from .direct import direct, launched
 
-__all__ = [
-    "Grads",
-    "Recording",
-    "add",
-    "embedding",
-    "exp",
-    "log_softmax_back",
-    "norm",
-    "norm_back",
-    "over_row",
-    "rope",
-    "scattered",
-    "sigmoid",
-    "silu",
-    "silu_mul",
-    "softmax",
-    "softmax_back",
-    "total",
-]
-
 Grads = tuple[Tensor | None, ...]
 _FLOAT32 = torch.float32
 

@@ -31,8 +31,6 @@ from .gradients import Grads, Recording
 from .signature import signature
 from .table import ROWS, differentiated, fake, schema
 
-__all__ = ["OPERATORS", "along", "define_row", "together"]
-
 Pair = tuple[Tensor, Tensor]
 OPERATORS: dict[str, Any] = {}
 # Of an operation: eps, keepdim, interleaved or ""; compilers trace calls, and warn of a function with a cache.

@@ -13,8 +13,6 @@ from ...errors import ShapeError
 from .ops import along, together
 from .signature import integers
 
-__all__ = ["norm_rope_pair", "rope", "rope_pair", "rope_tables"]
-
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, out_dtype: Any = None) -> Tensor:
     """Rotary position embedding: pairs (a, b) of a row become ``(a * cos - b * sin, b * cos + a * sin)``.

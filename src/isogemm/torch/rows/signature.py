@@ -19,22 +19,6 @@ from ...errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeEr
 from ...operands.tensors import check_tensor
 from ...operands.views import array
 
-__all__ = [
-    "MOST_OPERANDS",
-    "OPTION_TYPES",
-    "Signature",
-    "check_eps",
-    "check_extent",
-    "dtype_of",
-    "integers",
-    "looked_at",
-    "named",
-    "on_device",
-    "on_host",
-    "signature",
-]
-
-
 MOST_OPERANDS = 3  # that the host's kernels take
 # The option besides ``out_dtype`` as schemas have it.
 OPTION_TYPES = {"": "", "eps": ", float eps", "keepdim": ", bool keepdim", "interleaved": ", bool interleaved"}

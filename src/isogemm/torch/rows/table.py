@@ -19,22 +19,13 @@ from . import gradients
 from .gradients import Grads, Recording
 from .signature import OPTION_TYPES, signature
 
-__all__ = ["ROWS", "Along", "differentiated", "fake", "schema"]
-
 
 class Along(NamedTuple):
-    """What torch adds to one operation.
+    """What torch adds to one operation."""
 
-    Attributes
-    ----------
-    gradient : callable
-        ``gradient(recording, dy, *operands)``, of each operand.
-    aten : tuple of str
-        Operators of torch's, with their overloads, that are this along any dimensions: elements where the operation
-        has as many results as elements, else reductions.
-    """
-
-    gradient: Callable[..., Grads]
+    gradient: Callable[..., Grads]  # ``gradient(recording, dy, *operands)``, of each operand
+    # operators of torch's, with their overloads, that are this along any dimensions: elements where the operation has
+    # as many results as elements, else reductions
     aten: tuple[str, ...] = ()
 
 

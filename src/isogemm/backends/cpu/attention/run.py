@@ -24,8 +24,6 @@ from ..gemm.execute import gemm_batched
 from ..pool import pool, run_chunks
 from . import loops
 
-__all__ = ["blocks", "forward", "sharing"]
-
 Array = NDArray[Any]
 
 BLOCK = 2**20  # products of one block: 4 MiB, most of a second-level cache

@@ -10,8 +10,6 @@ from numba.core import types
 
 from ....base.jit import compile_entry
 
-__all__ = ["CHUNK", "SEVEN_WORDS", "address_of"]
-
 CHUNK = types.void(types.CPointer(types.int64), types.int64, types.int64)  # type: ignore[attr-defined]
 """``void (i64 *task, i64 chunk, i64 scratch)``: one chunk of a task array, a kernel for the pool's threads."""
 

@@ -8,11 +8,6 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-__all__ = [
-    "pointer_to_bytes", "pointer_to_codes", "pointer_to_floats", "pointer_to_ints", "pointer_to_shorts",
-    "pointer_to_words",
-]  # fmt: skip
-
 
 def _pointer_to(element: Any) -> Any:
     """An address as a pointer to numbers of a type."""

@@ -17,8 +17,6 @@ from ....base.jit import njit
 from . import descriptor as f
 from .vectors import BFLOAT16, CANONICAL_NAN, FLOAT16, FLOAT32
 
-__all__ = ["epilogue_tile", "load_element", "round_row", "store_element"]
-
 
 def _memory(kind: Any, write: bool) -> Any:
     """Load or store of one scalar at an address."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-__all__ = ["Target", "target"]
-
 _PROBE = """
 declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
 define void @fma(ptr %a, ptr %b) {
@@ -31,31 +29,16 @@ define void @half(ptr %a, ptr %b) {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Shape of the vector code.
+    """Shape of the vector code."""
 
-    Attributes
-    ----------
-    name : str
-        Processor as the compiler names it.
-    isa : {"avx512", "avx2", "generic"}
-    width : int
-        fp32 lanes of a vector.
-    mr, nr : int
-        Most rows, and columns, of the register tile.
-    mr_direct : int
-        Most rows when A is walked in place: each row wants an address register.
-    half : bool
-        The target converts fp16 in hardware.
-    x86 : bool
-    """
-
-    name: str
-    isa: str
-    width: int
+    name: str  # processor as the compiler names it
+    isa: str  # {"avx512", "avx2", "generic"}
+    width: int  # fp32 lanes of a vector
+    # mr, nr: most rows, and columns, of the register tile
     mr: int
     nr: int
-    mr_direct: int
-    half: bool
+    mr_direct: int  # most rows when A is walked in place: each row wants an address register
+    half: bool  # the target converts fp16 in hardware
     x86: bool
 
 

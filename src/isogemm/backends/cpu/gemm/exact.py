@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from ....base.dtypes import FLOAT32
 from ....problem.settings import PLAIN
 
-__all__ = ["PIECE", "exact_product"]
-
 Array = NDArray[Any]
 PIECE = 2**24 // 2**14
 

@@ -27,8 +27,6 @@ from ..emit.target import target
 from ..emit.vectors import ELEMENT_BYTES, F32_BYTES, I32, Emitter, define
 from ..pool import pool, run_chunks
 
-__all__ = ["sums_of_lanes"]
-
 # Outputs at once: as many as leave registers for operands beside four (or two) of them to an output.
 ROWS, COLUMNS = (4, 2) if target().width == 16 else (1, 2)
 WORK = 2**18  # multiply-adds of a chunk, at least: some tens of microseconds

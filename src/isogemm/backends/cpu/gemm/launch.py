@@ -18,8 +18,6 @@ from .packed import PackedWeight
 from .run_chunk import address
 from .tasks import Epilogue, Task, add_epilogue
 
-__all__ = ["launch_rows", "launch_single", "starter"]
-
 Array = NDArray[Any]
 
 

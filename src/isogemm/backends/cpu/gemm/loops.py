@@ -16,8 +16,6 @@ from ..emit.vectors import FLOAT32
 from .micro import MR, NR, WIDTH
 from .routines import call7, call10
 
-__all__ = ["product_block", "scratch_bytes"]
-
 TILE_BYTES = 4 * MR * NR
 PAD = 256  # stores of whole vectors may run past a panel's end
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from ....operands.prepared import PreparedWeight
 from ..emit.target import target
 
-__all__ = ["PackedWeight", "prepare"]
-
 ALIGN = 64
 
 

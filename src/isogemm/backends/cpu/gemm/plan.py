@@ -19,8 +19,6 @@ from .execute import gemm, swap_operands
 from .packed import PackedWeight
 from .schedule import GEMV_ROWS, TREE, Problem, Schedule, schedule
 
-__all__ = ["SCHEMA", "Plan", "plan"]
-
 SCHEMA = "isogemm.plan.v1"
 # Flops per byte at which a core's fp32 peak meets its share of memory bandwidth, where nothing was measured:
 # 116 GFLOP/s over 17 GB/s (Zen 4, two threads on one memory channel). Only the word "bound" depends on it.

@@ -23,8 +23,6 @@ from .panels import panel_strips
 from .quads import quad_strips
 from .stream import stream_rows
 
-__all__ = ["call3", "call7", "call10", "routine"]
-
 ARGUMENTS = {"pack": 7}  # of 64 bits; all others have 10
 _alive: list[Any] = []
 

@@ -14,8 +14,6 @@ from typing import Literal
 from ....errors import LayoutError, OptionError
 from ..emit.target import Target
 
-__all__ = ["GEMV_ROWS", "TREE", "Problem", "Schedule", "ScheduleBranch", "check_legal", "schedule"]
-
 STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
 # Rows up to which transposing weights in registers beats packing them, by lanes of a vector. With 16 of them see
 # benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit of 16 rows; with 8, by hand, packing is
@@ -33,31 +31,19 @@ NC = 4096  # columns of a packed block of B: 8 MiB of fp32 beside KC
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a CPU schedule depends on; strides only as far as they choose a walk.
+    """What a CPU schedule depends on; strides only as far as they choose a walk."""
 
-    Attributes
-    ----------
-    m, n, k : int
-        Extents, after operands were swapped if that suits the output.
-    a_place, b_lines, b_rows : bool
-        A is fp32 (any strides); B's columns are contiguous in k; B's rows are contiguous in n.
-    b_bytes : int
-        Bytes of an element of B.
-    prepared : bool
-        B is a prepared weight.
-    plain : bool
-        fp32 output with unit column stride and no epilogue.
-    """
-
+    # m, n, k: extents, after operands were swapped if that suits the output
     m: int
     n: int
     k: int
+    # a_place, b_lines, b_rows: A is fp32 (any strides); B's columns are contiguous in k; B's rows are contiguous in n
     a_place: bool
     b_lines: bool
     b_rows: bool
-    b_bytes: int
-    prepared: bool
-    plain: bool
+    b_bytes: int  # bytes of an element of B
+    prepared: bool  # B is a prepared weight
+    plain: bool  # fp32 output with unit column stride and no epilogue
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +192,10 @@ def _columns(p: Problem, grid_n: int, cpu: Target) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleBranch:
-    """One question of the tree, and who computes where its answer is yes.
+    """One question of the tree, and who computes where its answer is yes."""
 
-    Attributes
-    ----------
-    question : str
-        With the number of rows up to which ``gemv`` serves in the place of {rows}.
-    kernel : str
-        A strategy, or several.
-    holds, make : callable
-    """
-
-    question: str
-    kernel: str
+    question: str  # with the number of rows up to which ``gemv`` serves in the place of {rows}
+    kernel: str  # A strategy, or several
     holds: Callable[[Problem, Target], bool]
     make: Callable[[Problem, int, Target], Schedule]
 

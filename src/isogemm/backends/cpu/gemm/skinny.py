@@ -14,9 +14,6 @@ from .quads import IN_CACHE
 from .routines import call7, call10
 from .stream import DEPTH
 
-__all__ = ["few_rows", "few_rows_scratch"]
-
-
 LINE = 16  # fp32 in a cache line
 CACHED_BYTES = 2**20  # of weights in place, up to which they need not be asked for when the last call read them too
 

@@ -26,8 +26,6 @@ from .routines import routine
 from .schedule import Problem, Schedule, check_legal, schedule
 from .skinny import few_rows_scratch
 
-__all__ = ["Epilogue", "Task", "swap_operands", "task_for"]
-
 Array = NDArray[Any]
 
 _A_MODES = {"block": f.PACK_BLOCK, "all": f.PACK_ALL, "in place": f.A_IN_PLACE}
@@ -60,30 +58,16 @@ class Epilogue:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A descriptor without addresses, and how it is run.
+    """A descriptor without addresses, and how it is run."""
 
-    Attributes
-    ----------
-    rows : int64 [2, FIELDS]
-        Header and descriptor, ready for a single product.
-    swapped : bool
-        A and B have changed places.
-    copies_c : bool
-        The output is the accumulator and has to hold C before the walk starts (accumulate).
-    work : int
-        Multiply-adds.
-    narrow : tuple of bool
-        Which of A, B and the output have 16-bit elements, in the caller's order.
-    """
-
-    rows: NDArray[np.int64]
-    swapped: bool
-    copies_c: bool
-    work: int
+    rows: NDArray[np.int64]  # int64 [2, FIELDS]: header and descriptor, ready for a single product
+    swapped: bool  # A and B have changed places
+    copies_c: bool  # the output is the accumulator and has to hold C before the walk starts (accumulate)
+    work: int  # multiply-adds
     chunks: int
     scratch: int
     threads: int
-    narrow: tuple[bool, bool, bool]
+    narrow: tuple[bool, bool, bool]  # which of A, B and the output have 16-bit elements, in the caller's order
 
     def row_at(self, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue) -> NDArray[np.int64]:
         """The descriptor with addresses."""

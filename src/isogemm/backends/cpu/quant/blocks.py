@@ -19,10 +19,6 @@ from ..emit.vectors import FLOAT32
 from ..gemm.routines import call7
 from .records import multiply_out
 
-__all__ = [
-    "CODE", "decoder", "dequantize_blocks", "finite", "half", "put_half", "scales_of_q3", "scales_of_q4",
-]  # fmt: skip
-
 CODE = {name: code for code, name in enumerate(FORMATS)}
 """The loops' number of a format."""
 

@@ -22,8 +22,6 @@ from ..emit.target import target
 from ..emit.vectors import F32, FLOAT16, I32, Emitter, declare, define, switch_over
 from . import layout
 
-__all__ = ["KINDS", "ROWS", "Walk", "codes_of_chunk", "dot_rows", "instructions"]
-
 KINDS = ("vnni", "avx2", "generic")
 """Instruction sets, all exact."""
 

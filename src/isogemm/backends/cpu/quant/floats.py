@@ -23,8 +23,6 @@ from ..emit.vectors import F32, F32_BYTES, FLOAT16, FLOAT32, Emitter, define, sw
 from . import layout
 from .dot import ROWS, codes_of_chunk
 
-__all__ = ["float_rows"]
-
 WIDTH = target().width
 I8 = ir.IntType(8)
 

@@ -23,8 +23,6 @@ from ..pool import ALIGN, give, pool, run_part, take
 from . import layout, loops, pack
 from .blocks import CODE, decoder
 
-__all__ = ["PreparedCall", "activations_task", "complete", "launch", "panels_task", "prepared"]
-
 Array = npt.NDArray[Any]
 
 SERIAL = 2**19  # multiply-adds below which a second thread costs more than it saves

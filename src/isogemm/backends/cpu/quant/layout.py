@@ -22,10 +22,6 @@ from typing import NamedTuple
 
 from ....formats.blocks import BlockFormat
 
-__all__ = [
-    "COLUMNS", "FAR", "LINE", "NEAR", "SPANS", "ActivationRecord", "Panel", "panel", "planes", "record", "stored_zero",
-]  # fmt: skip
-
 COLUMNS = 16
 LINE = 64
 SPANS = 4  # of a block of 256

@@ -20,8 +20,6 @@ from .blocks import decoder
 from .launch import ACTIVATIONS, activations_task, panels_task, quantizing_task
 from .run import run_task
 
-__all__ = ["Panels", "gemm", "gemm_floats", "prepare", "rounds_to", "values"]
-
 Array = npt.NDArray[Any]
 
 ALIGN = 64
@@ -32,24 +30,12 @@ ALONE = 3 * ACTIVATIONS  # elements of activations that one thread quantizes soo
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Panels:
-    """A quantized weight as the kernels read it: laid out for them, a second copy of its bytes; or its own bytes.
+    """A quantized weight as the kernels read it: laid out for them, a second copy of its bytes; or its own bytes."""
 
-    Attributes
-    ----------
-    data : uint8 array
-        The copy; or row 0 of the blocks, where they are read in place.
-    seconds : float
-        What it took to make.
-    row : int
-        Bytes from row to row of blocks that are read in place; 0 for a copy.
-    nbytes : int
-        Bytes of the copy; 0 where there is none.
-    """
-
-    data: Array
-    seconds: float
-    row: int = 0
-    nbytes: int = 0
+    data: Array  # uint8 array: the copy; or row 0 of the blocks, where they are read in place
+    seconds: float  # what it took to make
+    row: int = 0  # bytes from row to row of blocks that are read in place; 0 for a copy
+    nbytes: int = 0  # bytes of the copy; 0 where there is none
 
     def __repr__(self) -> str:
         how = "read in place" if self.row else f"made in {1e3 * self.seconds:.1f} ms"

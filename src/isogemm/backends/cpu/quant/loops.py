@@ -17,8 +17,6 @@ from .dot import KINDS, dot_rows, instructions
 from .floats import float_rows
 from .native import native_rows
 
-__all__ = ["float_routine", "native_routine", "routine", "run_panels", "write_values"]
-
 # Words behind the header row and the epilogue's descriptor.
 # ROW: bytes from a row of weights to the next where blocks are read in place; 0 for panels.
 # LANES: chunks are claimed in turn from so many stretches of the panels.

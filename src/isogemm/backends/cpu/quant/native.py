@@ -20,8 +20,6 @@ from ..emit.vectors import FLOAT16, I32, Emitter, define, switch_over
 from . import layout
 from .dot import KINDS, ROWS, Walk
 
-__all__ = ["native_rows"]
-
 WIDTH = target().width
 NIBBLES, PAIRS, ONES = 0x0F0F0F0F, 0x03030303, 0x01010101
 # Where the 16 bytes begin that hold the block's floats, which of their four lanes, and which half; o, if there is one,

@@ -16,8 +16,6 @@ from ..gemm.routines import call7
 from .blocks import Q2_K, put_half
 from .records import codes_of, largest_of
 
-__all__ = ["pack_panel", "quantize_rows"]
-
 F = types.float32
 U = types.uint32
 ZERO, ONE = F(0), F(1)

@@ -17,8 +17,6 @@ from numba.extending import intrinsic
 from ..emit.target import target
 from ..emit.vectors import F32, I16, I32, Emitter, declare
 
-__all__ = ["codes_of", "largest_of", "multiply_out"]
-
 WIDTH = target().width
 I8 = ir.IntType(8)
 

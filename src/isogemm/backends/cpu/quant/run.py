@@ -15,8 +15,6 @@ from ..pool import pool, run_chunks
 from . import blocks
 from .encode import entry
 
-__all__ = ["dequantize", "quantize", "run_task"]
-
 Array = npt.NDArray[Any]
 
 _CHUNK = 2**14  # elements: tens of microseconds, many times what it costs to claim one

@@ -15,8 +15,6 @@ from ..gemm.tasks import float32_bits
 from ..pool import pool, run_chunks
 from . import loops
 
-__all__ = ["run"]
-
 Array = npt.NDArray[Any]
 
 # Elements of a chunk: some tens of microseconds, many times what it costs to claim one.

@@ -14,8 +14,6 @@ from .. import blocks
 from ..blocks import finite
 from . import long, short
 
-__all__ = ["NOT_FINITE", "OVERFLOW", "SCRATCH", "encoder", "quantize_blocks"]
-
 # Scratch of one thread: a block of float32, then what the super-blocks need.
 X_AT, WORK_AT, SCRATCH = 0, 1024, 4096
 NOT_FINITE, OVERFLOW = 1, 2

@@ -18,8 +18,6 @@ from .....base.jit import njit
 from ...emit.scalars import add32, as_bits
 from ..blocks import finite, half, put_half, scales_of_q3, scales_of_q4
 
-__all__ = ["q2", "q3", "q6", "q8k", "q45"]
-
 F = types.float32
 ZERO, ONE = F(0), F(1)
 SMALLEST = F(1e-15)  # sub-blocks below are zero

@@ -14,8 +14,6 @@ from numba.core import types
 from .....base.jit import njit
 from ..blocks import finite, half, put_half
 
-__all__ = ["q8", "symmetric", "with_minimum"]
-
 F = types.float32
 ONE, HALF, ZERO = F(1), F(0.5), F(0)
 

@@ -59,12 +59,13 @@ def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Ten
     """(dq, dk, dv), an empty tensor where it is not needed."""
     q, k, v = call.q, call.k, call.v
     (b, hq, tq), (hkv, tk) = q.shape[:3], k.shape[1:3]
-    found = [x.new_zeros(x.shape) if need else x.new_empty(0) for x, need in zip((q, k, v), needs, strict=True)]
-    if not (call.m.numel() and tk):
-        return found[0], found[1], found[2]
-    fused = _fused(dy, call, needs) if q.is_cuda and call.mask is None else None
+    empty = not (call.m.numel() and tk)
+    fused = _fused(dy, call, needs) if q.is_cuda and call.mask is None and not empty else None
     if fused is not None:
         return fused
+    found = [x.new_zeros(x.shape) if need else x.new_empty(0) for x, need in zip((q, k, v), needs, strict=True)]
+    if empty:
+        return found[0], found[1], found[2]
     groups = hq // hkv
     outside = _outside(call)
     if outside is not None:  # what is not read may be anything: not even times 0

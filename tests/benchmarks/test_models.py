@@ -40,3 +40,9 @@ def test_errors_and_the_limit_of_a_part_are_rows(tmp_path):
     assert found[:2] == [("broken", "ValueError: no such thing"), ("fine", None)]
     assert found[2][0] == "endless"
     assert "over" in found[2][1]
+
+
+def test_cases_that_are_asked_for_in_their_order():
+    known = [(name, dict) for name in ("a, eager", "b, eager", "a, captured")]
+    assert list(models._named(iter(known), None)) == known
+    assert [name for name, _ in models._named(iter(known), ["captured", "a,"])] == ["a, captured", "a, eager"]

@@ -36,6 +36,7 @@ def attention(
     contract: ContractLike | None = None,
     out_dtype: Any = None,
     sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """softmax(scale * q @ k.T + mask) @ v, for each head.
 
@@ -63,6 +64,9 @@ def attention(
         By default that of `q`.
     sinks : tensor [hq], optional
         One more term of each head's softmax, which has no value: ``exp(sinks)`` is added to the sum of the keys'.
+    softcap : float, optional
+        Positive: the scaled products x become ``softcap * tanh(x / softcap)``, before the mask. No kernel has it:
+        scores of some heads are held in memory.
 
     Returns
     -------
@@ -81,19 +85,20 @@ def attention(
     Values of hidden keys between `start` and `stop` have to be finite. The gradients' orders are in docs/attention.md.
     """
     causal = arguments.flag("causal", causal)
-    return _checked(q, k, v, mask, causal, offset, start, stop, False, scale, contract, out_dtype, sinks)
+    return _checked(q, k, v, mask, causal, offset, start, stop, False, scale, contract, out_dtype, sinks, softcap)
 
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, offset: int | None, start: Any, stop: Any,
     ranged: bool, scale: float | None, contract: ContractLike | None, out_dtype: Any = None,
-    sinks: Tensor | None = None,
+    sinks: Tensor | None = None, softcap: float | None = None,
 ) -> Tensor:  # fmt: skip
     """`attention`; `ranged` is whether every query has the range of keys that its mask shows it."""
     _check_operands(q, k, v)
     q, k, v = autocast(q, k, v)
-    if scale is not None and not 0 < arguments.number("scale", scale) < math.inf:
-        raise OptionError("scale", limit="a positive number", value=scale, nearest="None, for 1 / sqrt(d)")
+    for name, x, none in (("scale", scale, "None, for 1 / sqrt(d)"), ("softcap", softcap, "None, for no cap")):
+        if x is not None and not 0 < arguments.number(name, x) < math.inf:
+            raise OptionError(name, limit="a positive number", value=x, nearest=none)
     b, hq, tq, _ = q.shape
     tk = k.shape[2]
     if offset is not None and not causal:
@@ -107,7 +112,7 @@ def _checked(
         mask = mask.masked_fill(mask <= torch.finfo(torch.float16).min, -math.inf)
     bounds = _bound("start", start, q), _bound("stop", stop, q)
     shown = _expanded(mask, (b, hq, tq, tk), q)
-    options = (shown, offset, *bounds, ranged, scale, contract_text(contract))
+    options = (shown, offset, *bounds, ranged, scale, softcap, contract_text(contract))
     if sinks is None:
         return attend(q, k, v, *options, out_dtype)
     if not isinstance(sinks, torch.Tensor) or sinks.dtype not in DTYPES or sinks.device != q.device:

@@ -56,13 +56,14 @@ def attend(
     """
     if dropout:
         raise OptionError("attention's dropout", limit="0", value=dropout, nearest="model.eval(), or dropout 0")
-    for name in ("softcap", "position_bias", "output_attentions"):
+    for name in ("position_bias", "output_attentions"):
         if options.get(name) is not None and options[name] is not False:
             raise OptionError(f"{name} of attention", limit="none", value="one", nearest='attn_implementation="eager"')
-    contract, sinks = getattr(module, "contract", None), sinks_of(module, options)
+    contract = getattr(module, "contract", None)
+    more: dict[str, Any] = {"sinks": sinks_of(module, options), "softcap": options.get("softcap")}
     if attention_mask is not None and attention_mask.dtype != torch.uint8:  # a user's own table: its range is found
-        if sinks is not None:
-            raise OptionError("mask of attention with sinks", limit="[batch, keys]", value="a table", nearest="None")
+        for name in [name for name, x in more.items() if x is not None]:
+            raise OptionError(f"mask of attention with {name}", limit="[batch, keys]", value="a table", nearest="None")
         table = attention_mask[..., : key.shape[2]]
         y = scaled_dot_product_attention(query, key, value, table, scale=scaling, enable_gqa=True, contract=contract)
         return y.transpose(1, 2).contiguous(), None
@@ -70,7 +71,7 @@ def attend(
     key, value = masks.behind_hidden(attention_mask, key, value)
     shown, rule, offset, start, stop = masks.visible(attention_mask, key.shape[2], query.shape[2], causal)
     limits: dict[str, Any] = {"mask": shown, "causal": rule, "offset": offset, "start": start, "stop": stop}
-    y = attention(query, key, value, **limits, scale=scaling, contract=contract, sinks=sinks)
+    y = attention(query, key, value, **limits, scale=scaling, contract=contract, **more)
     return y.transpose(1, 2).contiguous(), None
 
 
@@ -112,6 +113,8 @@ class RotaryAttention(Merging):
             key, value = past_key_values.update(key, value, self.layer_idx)
         dropout = self.attention_dropout if self.training else 0.0
         call = _function(type(self), self.config._attn_implementation)
+        if (cap := vars(self).get("attn_logit_softcapping")) is not None:
+            kwargs["softcap"] = cap
         y, weights = call(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
         return self.o_proj(y.reshape(*shape, -1)), weights
 

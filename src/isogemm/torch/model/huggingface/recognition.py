@@ -127,7 +127,7 @@ def _differs(child: Any, looks: Looks) -> str:
 
 
 _EAGER = "eager_attention_forward"
-_TOLD = ("dropout", "scaling", "sliding_window", "position_ids")  # `sliding_window` is in the mask
+_TOLD = ("dropout", "scaling", "softcap", "sliding_window", "position_ids")  # `sliding_window` is in the mask
 
 
 def _computes_otherwise(child: Any, anywhere: bool) -> str:
@@ -178,6 +178,8 @@ def _check_told(probe: Any, mask: Any) -> None:
         raise Other("hands another mask to attention")
     if told.get("scaling") != probe.scaling:
         raise Other("scales otherwise")
+    if told.get("softcap") != vars(probe).get("attn_logit_softcapping"):
+        raise Other("caps logits otherwise")
     if told.get("dropout", 0.0) != (probe.attention_dropout if probe.training else 0.0):
         raise Other("has another dropout")
     if more := [name for name, value in told.items() if name not in _TOLD and value is not None]:
@@ -339,8 +341,6 @@ def refusal(module: Any, looks: Looks) -> str:
         if not isinstance(child, PreTrainedModel) and _reads_masks(type(child).forward):
             return f"{type(child).__name__} reads the numbers of masks by itself"
     for child in attention_modules(module).values():
-        if vars(child).get("attn_logit_softcapping") is not None:
-            return "attention with capped logits, which is not part of the definition"
         if "sinks" in child._parameters and "s_aux=self.sinks" not in _source(type(child).forward):
             return f"{type(child).__name__} does not hand its sinks to the attention function"
         if more := _hands_more(type(child).forward):
@@ -392,12 +392,13 @@ def _attends_otherwise(child: Any) -> str:
     groups, made = getattr(child, "num_key_value_groups", None) or 1, {}
     if "sinks" in child._parameters:
         made["sinks"] = torch.nn.Parameter(random(2 * groups, seed=4), requires_grad=False)
-    probe, width, scaling = stand_in(child, **made), 8, 0.3
+    probe, width, scaling, cap = stand_in(child, **made), 8, 0.3, vars(child).get("attn_logit_softcapping")
+    more = {} if cap is None else {"softcap": cap}
     if "layer_idx" in vars(probe):
         vars(probe)["layer_idx"] = Hidden()
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Any:
-        return eager(probe, query, key, value, mask, scaling=scaling, dropout=0.0)[0]
+        return eager(probe, query, key, value, mask, scaling=scaling, dropout=0.0, **more)[0]
 
     def call(empty: Any) -> None:
         for rows, tokens in ((1, 1), (2, 3), (1, 300)):
@@ -406,7 +407,8 @@ def _attends_otherwise(child: Any) -> str:
 
     def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = query @ key.mT * scaling + mask
+        scores = query @ key.mT * scaling
+        scores = (scores if cap is None else torch.tanh(scores / cap) * cap) + mask
         for sinks in made.values():
             scores = torch.cat((scores, sinks.view(-1, 1, 1).expand(*scores.shape[:3], 1)), -1)
         return (torch.softmax(scores, -1)[..., : key.shape[2]] @ value).transpose(1, 2)
@@ -416,6 +418,8 @@ def _attends_otherwise(child: Any) -> str:
     given[0] *= torch.tensor([1e-3, 1.0, 30.0, 1e3, 1e6, 1.0], **PLAIN)[:, None, None, None]
     mask = torch.tensor([[0, 0, 0, -1e9, -1e9], [0, 0, 0, 0, -1e9], [-1e9, 0, 0, 0, 0]], **PLAIN)[None, None]
     operators: Formula = {**_ATTENTION, "mul": (scaling,)} | ({"max": (-1,), "sub": ()} if made else {})
+    if cap is not None:
+        operators = {**operators, "mul": (scaling, cap), "div": (cap,), "tanh": ()}
     return differs(probe, operators, call, lambda: agrees(attend, formula, *given, mask))
 
 

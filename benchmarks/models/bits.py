@@ -59,11 +59,11 @@ def _made(sizes: Sizes, name: str, mode: str) -> Any:
     from isogemm.audit.transformer.subject import Subject
 
     model = causal(name, sizes)
-    windowed, wanted = getattr(model.config, "sliding_window", None), 21 if sizes.tiny else 67
+    windowed, wanted = getattr(model.config, "sliding_window", None), 21 if sizes.tiny else 80
     if sizes.tiny:
         scope = ModelScope(prompt_length(wanted, model.config), (2, 3), (7, 16), (1, 2))
     elif windowed:  # keys fall out of the window, and of the cache
-        scope = ModelScope(prompt_length(windowed + 19, model.config), (2, 7), (64, 200), (2, 4))
+        scope = ModelScope(prompt_length(windowed + 64, model.config), (2, 7), (64, 200), (2, 4))
     else:
         scope = ModelScope(prompt_length(wanted, model.config), (2, 7, 32), micro_batches=(2, 4))
     tokens = 16 if sizes.tiny else 64

@@ -150,6 +150,10 @@ class Subject:
         mask, positions = step.mask, step.positions
         if mask is not None and run.how and run.cache == "static":  # one shape for all steps
             mask = np.pad(mask, ((0, 0), (0, static_length(run) - mask.shape[1])))
+        if mask is None and run.how == "captured" and cache is None:
+            mask = np.ones_like(
+                step.ids
+            )  # without one transformers makes a table, in captures alone: none is tried before
         if positions is None and run.how == "captured" and cache is not None:
             past, length = step.keys.shape[1] - step.ids.shape[1], step.keys.shape[1]
             positions = np.arange(past, length)[None]

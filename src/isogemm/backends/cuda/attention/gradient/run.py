@@ -96,7 +96,7 @@ class BackTiles(NamedTuple):
 
 # The likeliest first, by whether a head has more than 64 elements.
 PAIRS = {
-    False: (BackTiles(BackTile(64, 64, 2, 4, early=False), BackTile(64, 64, 3, 4)),),
+    False: (BackTiles(BackTile(64, 64, 2, 4, early=False), BackTile(64, 32, 3, 4)),),
     True: (BackTiles(BackTile(32, 128, 3, 8, early=False), BackTile(128, 64, 3, 8)),),
 }
 

@@ -180,9 +180,9 @@ def scaled_dot_product_attention(
         raise ShapeError("dimensions of query, key and value", limit="all 2, 3 or 4", value=dims, nearest=(4, 4, 4))
     whole = (None,) * lead
     q, k, v = query[whole], key[whole], value[whole]
-    if not enable_gqa and q.shape[1] != k.shape[1]:
+    if not enable_gqa and k.shape[1] not in (1, q.shape[1]):  # one is broadcast
         raise ShapeError(
-            "heads of key", limit="those of query without enable_gqa", value=k.shape[1],
+            "heads of key", limit="those of query, or 1, without enable_gqa", value=k.shape[1],
             nearest=f"{q.shape[1]}, or enable_gqa=True",
         )  # fmt: skip
     if lead == 1 and attn_mask is not None and attn_mask.dim() == 3:

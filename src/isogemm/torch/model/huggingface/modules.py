@@ -161,16 +161,17 @@ class Rotary(Converted):
 
     `table` is [positions, width] float32: the cosines, then the sines, of half a head. `halves` is whether those are
     handed out as they are, which `RotaryAttention` takes, or doubled and in the model's dtype, as in transformers; with
-    `once`, not doubled, as in gpt-oss.
+    `once`, not doubled, as in gpt-oss; with `joined`, as complex numbers, as in Llama 4.
     """
 
     part: ClassVar[str] = "rope"
     table: Tensor
     halves: bool = False
     once: ClassVar[bool] = False
+    joined: ClassVar[bool] = False
     inv_freq: Tensor
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
         """Cosines and sines for [batch, tokens] positions.
 
         Raises
@@ -184,6 +185,8 @@ class Rotary(Converted):
                 limit = f"below max_position_embeddings, {len(self.table)}"
                 raise OptionError("position", limit=limit, value=last, nearest=len(self.table) - 1)
         cos, sin = torch.nn.functional.embedding(position_ids, self.table).chunk(2, -1)
+        if self.joined:
+            return torch.complex(cos, sin)
         if self.halves:
             return cos, sin
         if self.once:

@@ -48,6 +48,7 @@ _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _ARGUMENTS = ["self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "kwargs"]
 _TURNS: Formula = dict.fromkeys(["add", "addmm", "linear", "mm", "mul", "neg", "sub"], ())
 _ANGLES: Formula = dict.fromkeys(["bmm", "cos", "mm", "mul", "sin"], ())
+_JOINED: Formula = dict.fromkeys(["ones_like", "polar"], ())
 _ATTENTION: Formula = dict.fromkeys(["_softmax", "add", "bmm", "mm", "mul", "softmax"], ())
 _FIXED = ("default", "linear", "llama3", "yarn")  # kinds of rotary embedding whose frequencies never change
 
@@ -62,8 +63,12 @@ def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match |
         return Match.unless(why, "rope", RotaryAttention, type(child))
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
         why = touched(child) or _turns_otherwise(child)
-        once = bool(why) and not (touched(child) or _turns_otherwise(child, 1))
-        return Match.unless("" if once else why, "rope", Rotary, type(child), once=once)
+        if not why or touched(child):
+            return Match.unless(why, "rope", Rotary, type(child))
+        for way in ("once", "joined"):
+            if not _turns_otherwise(child, way):
+                return Match.unless("", "rope", Rotary, type(child), **{way: True})
+        return Match("rope", why=why)
     if type(child).__name__ == "Conv1D" and list(child._parameters) == ["weight", "bias"]:
         return Match.unless(touched(child) or looks.at(_no_product, child), "linear", Transposed, type(child))
     return None
@@ -274,8 +279,8 @@ def _rotary_probe(child: Any) -> Any:
     return probe
 
 
-def _turns_otherwise(child: Any, times: int = 2) -> str:
-    """Why a rotary embedding cannot be a table, with each half so many times; empty where it can."""
+def _turns_otherwise(child: Any, way: str = "twice") -> str:
+    """Why a rotary embedding cannot be a table, with each half twice, once or joined; empty where it can."""
     name, kind = type(child).__name__, vars(child).get("rope_type", "default")
     if list(inspect.signature(type(child).forward).parameters) != ["self", "x", "position_ids"]:
         return f"the forward method of {name} takes other arguments"
@@ -293,12 +298,18 @@ def _turns_otherwise(child: Any, times: int = 2) -> str:
         for rows, tokens in ((1, 1), (2, 3), (1, 4096)):
             probe.forward(empty(rows, tokens, 8), empty(rows, tokens, dtype=torch.int64))
 
-    def formula(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def formula(x: Tensor, positions: Tensor) -> Any:
         angles = positions[..., None].float() * w
-        both = torch.cat((angles,) * times, -1)
-        return both.cos() * scale, both.sin() * scale
+        both = torch.cat((angles,) * (2 if way == "twice" else 1), -1)
+        cos, sin = both.cos() * scale, both.sin() * scale
+        return torch.stack((cos, sin), -1) if way == "joined" else (cos, sin)
 
-    why = differs(probe, {**_ANGLES, "mul": (scale,)}, call, lambda: agrees(probe.forward, formula, x, positions))
+    def theirs(x: Tensor, positions: Tensor) -> Any:
+        found = probe.forward(x, positions)
+        return torch.view_as_real(found) if way == "joined" else found
+
+    operators: Formula = {**_ANGLES, "mul": (scale,), **(_JOINED if way == "joined" else {})}
+    why = differs(probe, operators, call, lambda: agrees(theirs, formula, x, positions))
     return f"{name} is not cos and sin: {why}" if why else ""
 
 

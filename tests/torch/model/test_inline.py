@@ -71,7 +71,7 @@ def test_attention_of_its_own_that_is_something_else(changes):
     for name, value in changes.items():
         setattr(config, name, value)
     found = transformers.FalconForCausalLM._from_config(config, **{k: v for k, v in changes.items() if k[:4] == "attn"})
-    with pytest.raises(OptionError, match="ALiBi|eager"):
+    with pytest.raises(OptionError, match=r"ALiBi|eager"):
         iso.convert(found, strict=True)
 
 
@@ -85,7 +85,7 @@ def test_a_block_that_looks_at_the_batch_is_left():
 
     Centred.__module__ = type(block).__module__
     block.__class__ = Centred
-    with pytest.raises(OptionError, match="Centred calls aten.mean"):
+    with pytest.raises(OptionError, match=r"Centred calls aten\.mean"):
         iso.convert(found, strict=True)
 
 

@@ -66,7 +66,7 @@ __all__ = [
 
 
 # Not in __all__: a star import would load transformers.
-_LATE = {"TrainerCallback": ".training"}
+_LATE = {"TrainerCallback": ".training", "register_quantizer": ".checkpoint"}
 
 
 def __getattr__(name: str) -> _Any:

@@ -161,6 +161,10 @@ def convert(
 
         cut(module, tp)
     watch(module, NAME, before)
+    if quantized and transformers_parts.models(module)[:1] == [""]:
+        from ..checkpoint import remember
+
+        remember(module, own=bool(plan.attention))
     report = _report(module, plan, quantized)
     warn_open(report, type(module).__name__)
     return report

@@ -22,7 +22,7 @@ from ...quant.matrix import QuantizedMatrix
 from ..model.layers import Merging
 from .linear import QuantizedLinear
 
-__all__ = ["Formats", "Quantization", "check", "prefixes"]
+__all__ = ["Formats", "Quantization", "check", "prefixes", "put"]
 
 Formats = str | BlockFormat | Mapping[str, str | BlockFormat | None]
 """One format, or patterns of modules' names with theirs; None leaves weights as they are."""
@@ -234,6 +234,12 @@ def _swapped(old: Any, weight: QuantizedMatrix, activations: str | None, contrac
         if "hook" in key:
             vars(made)[key] = value  # the dicts themselves: handles of hooks refer to them
     return made.train(old.training)
+
+
+def put(model: Any, name: str, new: Any) -> None:
+    """Put a module into a model, under a name."""
+    parent, _, key = name.rpartition(".")
+    _put(model.get_submodule(parent), key, new)
 
 
 def _put(parent: Any, key: str, new: Any) -> None:

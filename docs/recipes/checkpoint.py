@@ -22,7 +22,7 @@ model = transformers.AutoModelForCausalLM.from_config(CONFIG, dtype=torch.bfloat
 isogemm.torch.convert(model, strict=True, quantize={"lm_head": "Q8_0", "*": "Q4_0"})
 ids = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(1))
 
-isogemm.torch.register_quantizer()  # in the process that loads; convert with quantize has done it here
+isogemm.torch.register_quantizer()  # in the process that loads
 with tempfile.TemporaryDirectory() as folder:
     model.save_pretrained(folder)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")

@@ -1,12 +1,11 @@
 """Checkpoints of transformers with quantized weights: `from_pretrained` gives the converted model back, bit for bit.
 
-`convert(model, quantize=...)` writes the formats into the configuration that `save_pretrained` saves. `register` makes
-them known to transformers, in the process that loads.
+`convert(model, quantize=...)` writes the formats into the configuration that `save_pretrained` saves, and
+`register_quantizer` makes them known to transformers, in the process that loads.
 """
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ..formats.blocks import format_of
 from ..quant.matrix import QuantizedMatrix
 from .model.convert import convert
 from .operator import Tensor
-from .quant.convert import put
+from .quant.convert import METHOD, put
 from .quant.linear import QuantizedLinear
 
 try:
@@ -29,19 +28,17 @@ except ModuleNotFoundError as error:
         'isogemm.torch.register_quantizer needs transformers: pip install "isogemm[hf]"', name="transformers"
     ) from error
 
-__all__ = ["register_quantizer", "remember"]
-
-NAME = "isogemm"
+__all__ = ["register_quantizer"]
 
 
 def register_quantizer() -> None:
     """Make checkpoints with isogemm's quantized weights known to transformers, in this process.
 
     ``from_pretrained`` then builds the model, converts it (`isogemm.torch.convert`) and puts a `QuantizedLinear` over
-    the saved bytes where one was saved. `convert` with `quantize` does this, too.
+    the saved bytes where one was saved.
     """
-    auto.AUTO_QUANTIZATION_CONFIG_MAPPING.setdefault(NAME, SavedFormats)
-    auto.AUTO_QUANTIZER_MAPPING.setdefault(NAME, Loader)
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING.setdefault(METHOD, SavedFormats)
+    auto.AUTO_QUANTIZER_MAPPING.setdefault(METHOD, Loader)
 
 
 class SavedFormats(QuantizationConfigMixin):  # type: ignore[misc]
@@ -50,22 +47,8 @@ class SavedFormats(QuantizationConfigMixin):  # type: ignore[misc]
     def __init__(
         self, formats: dict[str, str], activations: str | None = None, contract: str | None = None, **_: Any
     ) -> None:
-        self.quant_method = NAME
+        self.quant_method = METHOD
         self.formats, self.activations, self.contract = dict(formats), activations, contract
-
-
-def remember(model: Any, *, own: bool) -> None:
-    """Say in a model's configuration which of its weights are quantized; in a copy, unless it is the model's own."""
-    layers = {name: child for name, child in model.named_modules() if isinstance(child, QuantizedLinear)}
-    register_quantizer()
-    first = next(iter(layers.values()))
-    contract = None if first.contract is None else str(first.contract)
-    if not own:
-        model.config = copy.deepcopy(model.config)
-    formats = {name: layer.format for name, layer in layers.items()}
-    model.config.quantization_config = SavedFormats(formats, first.activations, contract)
-    if model.get_output_embeddings() in layers.values():
-        model.config.tie_word_embeddings = False  # it has a copy of its own
 
 
 class Stored(torch.nn.Module):  # type: ignore[misc]

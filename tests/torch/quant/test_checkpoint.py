@@ -16,6 +16,7 @@ from tests.models.small import causal, prompts, same  # noqa: E402
 import isogemm.torch as iso  # noqa: E402
 from isogemm.errors import FormatError  # noqa: E402
 
+iso.register_quantizer()
 FORMATS = {"lm_head": "Q6_K", "*.down_proj": "Q8_0", "*.layers.1.*": None, "*": "Q4_0"}
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 READ = """
@@ -59,7 +60,7 @@ def test_the_configuration_of_another_model_stays(tmp_path):
     models = [transformers.AutoModelForCausalLM.from_config(config) for _ in range(2)]
     for parts in (("linear",), ("linear", "attention")):
         iso.convert(models[0], parts=parts, quantize="Q8_0")
-        assert models[0].config.quantization_config.formats
+        assert models[0].config.quantization_config["formats"]
         assert not hasattr(models[1].config, "quantization_config")
 
 

@@ -162,9 +162,7 @@ def convert(
         cut(module, tp)
     watch(module, NAME, before)
     if quantized and transformers_parts.models(module)[:1] == [""]:
-        from ..checkpoint import remember
-
-        remember(module, own=bool(plan.attention))
+        quantizing.remember(module, own=bool(plan.attention))
     report = _report(module, plan, quantized)
     warn_open(report, type(module).__name__)
     return report
@@ -199,7 +197,7 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     _check_patterns(module, leave)
     attention, widths = transformers_parts.attention_modules(module), transformers_parts.rotary_widths(module)
     odd = transformers_parts.halved(module) if attention else ""
-    mixtures = experts.mixtures(module) | inline.stacks(module) if "transformers" in sys.modules else {}
+    mixtures = experts.mixtures(module) | inline.stacked(module) if "transformers" in sys.modules else {}
     for name, child, outer in _walk(module):
         known = mixtures.get(name) or _known(child, widths, odd, looks)
         why = None if name in mixtures else _obstacle(child, outer)

@@ -22,7 +22,7 @@ from ..layers import Converted
 from ..own_code import OwnBlock, unsafe
 from ..recognition import Match, mixed, random, touched
 
-__all__ = ["attends_itself", "stacks"]
+__all__ = ["attends_itself", "stacked"]
 
 _SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "ffn_hidden_size": 48, "num_attention_heads": 4, "num_kv_heads": 2,
@@ -73,7 +73,7 @@ def _attends_otherwise(child: Any) -> str:
     )
 
 
-def stacks(module: Any) -> dict[str, Match]:
+def stacked(module: Any) -> dict[str, Match]:
     """What the blocks, experts and routers of mixtures that are stacks become, by their names."""
     found: dict[str, Match] = {}
     for name, block in module.named_modules():

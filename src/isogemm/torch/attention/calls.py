@@ -16,6 +16,7 @@ from ...errors import DeviceError, DTypeError, LayoutError, LimitError, OptionEr
 from ..arguments import autocast, contract_text
 from ..device import DTYPES
 from ..operator import Tensor
+from .dropout import attend_with_dropout
 from .ops import attend
 from .sinks import attend_with_sinks
 
@@ -37,6 +38,8 @@ def attention(
     out_dtype: Any = None,
     sinks: Tensor | None = None,
     softcap: float | None = None,
+    dropout: float = 0.0,
+    seeds: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q @ k.T + mask) @ v, for each head.
 
@@ -67,6 +70,11 @@ def attention(
     softcap : float, optional
         Positive: the scaled products x become ``softcap * tanh(x / softcap)``, before the mask. No kernel has it:
         scores of some heads are held in memory.
+    dropout : float
+        0 to below 1: the share of probabilities that are dropped, chosen by the entry's seed, the head and the
+        positions of query and key, counted from `start`; the others grow. Without a kernel, and not with `sinks`.
+    seeds : tensor [b] of int64, optional
+        With `dropout`, of which each sequence has its own: another one for each step and layer.
 
     Returns
     -------
@@ -85,13 +93,14 @@ def attention(
     Values of hidden keys between `start` and `stop` have to be finite. The gradients' orders are in docs/attention.md.
     """
     causal = arguments.flag("causal", causal)
-    return _checked(q, k, v, mask, causal, offset, start, stop, False, scale, contract, out_dtype, sinks, softcap)
+    more = {"sinks": sinks, "softcap": softcap, "dropout": dropout, "seeds": seeds}
+    return _checked(q, k, v, mask, causal, offset, start, stop, False, scale, contract, out_dtype, **more)
 
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, offset: int | None, start: Any, stop: Any,
     ranged: bool, scale: float | None, contract: ContractLike | None, out_dtype: Any = None,
-    sinks: Tensor | None = None, softcap: float | None = None,
+    sinks: Tensor | None = None, softcap: float | None = None, dropout: Any = 0.0, seeds: Any = None,
 ) -> Tensor:  # fmt: skip
     """`attention`; `ranged` is whether every query has the range of keys that its mask shows it."""
     _check_operands(q, k, v)
@@ -113,6 +122,9 @@ def _checked(
     bounds = _bound("start", start, q), _bound("stop", stop, q)
     shown = _expanded(mask, (b, hq, tq, tk), q)
     options = (shown, offset, *bounds, ranged, scale, softcap, contract_text(contract))
+    if dropout != 0:
+        _check_dropout(dropout, seeds, sinks, q)
+        return attend_with_dropout(q, k, v, seeds, *options, rate=float(dropout), out_dtype=out_dtype)
     if sinks is None:
         return attend(q, k, v, *options, out_dtype)
     if not isinstance(sinks, torch.Tensor) or sinks.dtype not in DTYPES or sinks.device != q.device:
@@ -193,6 +205,18 @@ def scaled_dot_product_attention(
     for _ in range(lead):
         found = found.squeeze(0)
     return found
+
+
+def _check_dropout(rate: Any, seeds: Any, sinks: Any, q: Tensor) -> None:
+    if not 0 <= arguments.number("dropout", rate) < 1:
+        raise OptionError("dropout", limit="0 to below 1", value=rate, nearest=0.0)
+    if sinks is not None:
+        raise OptionError("dropout of attention with sinks", limit="0", value=rate, nearest=0.0)
+    if not isinstance(seeds, torch.Tensor) or seeds.dtype is not torch.int64 or seeds.device != q.device:
+        value = seeds.dtype if isinstance(seeds, torch.Tensor) else type(seeds).__name__
+        raise DTypeError("seeds", limit="with dropout a tensor of int64 beside q", value=value, nearest="torch.int64")
+    if tuple(seeds.shape) != (q.shape[0],):
+        raise ShapeError("shape of seeds", limit="[batch]", value=list(seeds.shape), nearest=[q.shape[0]])
 
 
 def _check_operands(q: Any, k: Any, v: Any) -> None:

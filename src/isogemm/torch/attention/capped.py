@@ -8,10 +8,13 @@ Step 1 of `isogemm.contract.attention` is here, each step rounded to float32:
 The other steps are those of the definition, with products and sums rounded one by one. So a query's result depends on
 what it depends on without a cap. In the gradients ``ds`` is multiplied by ``1 - h`` and by ``1 + h``.
 
-There is no kernel of its own: scores of some heads are held at a time, and products compute the rest.
+No kernel has it: scores of some heads are held at a time, and products compute the rest. Nor dropout, whose forward pass
+this is, too (`isogemm.torch.attention.dropout`).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -39,24 +42,29 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = (x[entries, heads].flatten(0, 1) for x in (k, v))
         s = product_of(side_by_side(queries[entries, heads]), keys.mT, call, out_dtype=torch.float32)
         t, _ = logits(s, *hidden_and_added(call, entries, heads, groups, outside), call)
+        keep = None if call.kept is None else call.kept(entries, heads)
         if call.start is not None:
             each = len(t) // len(call.start[entries])
-            t, values = _from_start(t, values, call.start[entries].clamp(0, tk).repeat_interleave(each))
-        for out, part in zip(into, _leaves(t, values, call), strict=True):
+            place, none = _from_start(tk, call.start[entries].clamp(0, tk).repeat_interleave(each))
+            at = place.unsqueeze(1).expand_as(t)
+            t, keep = (
+                t.gather(2, at).masked_fill(none.unsqueeze(1), -torch.inf),
+                keep and (keep[0].gather(2, at), keep[1]),
+            )
+            values = values.gather(1, place.unsqueeze(2).expand_as(values))
+        for out, part in zip(into, _leaves(t, values, keep, call), strict=True):
             some = out[entries, heads]
             some.copy_(part.view(some.shape))
     return y, stats[0], stats[1]
 
 
-def _from_start(t: Tensor, v: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys counted from where each item begins; behind the last ones are some that are hidden."""
-    place = start.unsqueeze(1) + torch.arange(t.shape[2], device=t.device)
-    none, place = place >= t.shape[2], place.clamp(max=t.shape[2] - 1)
-    t = t.gather(2, place.unsqueeze(1).expand_as(t)).masked_fill(none.unsqueeze(1), -torch.inf)
-    return t, v.gather(1, place.unsqueeze(2).expand_as(v))
+def _from_start(keys: int, start: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, keys] of keys counted from where each item begins, and which of them are behind the last one."""
+    place = start.unsqueeze(1) + torch.arange(keys, device=start.device)
+    return place.clamp(max=keys - 1), place >= keys
 
 
-def _leaves(t: Tensor, v: Tensor, call: Forward) -> tuple[Tensor, Tensor, Tensor]:
+def _leaves(t: Tensor, v: Tensor, keep: Any, call: Forward) -> tuple[Tensor, Tensor, Tensor]:
     """(y, m, l) [n, rows, ...] of logits [n, rows, keys] and values [n, keys, dv]: steps 2 to 5.
 
     Order-critical: leaves ascending, counted from the first key.
@@ -64,10 +72,17 @@ def _leaves(t: Tensor, v: Tensor, call: Forward) -> tuple[Tensor, Tensor, Tensor
     n, rows, keys = t.shape
     count, behind = -(-keys // LEAF), -keys % LEAF
     t = torch.nn.functional.pad(t, (0, behind), value=-torch.inf).view(n, rows, count, LEAF).transpose(1, 2)
-    v = torch.nn.functional.pad(torch.cat((v, torch.ones_like(v[..., :1])), -1), (0, 0, 0, behind))
+    v = torch.nn.functional.pad(v, (0, 0, 0, behind)).view(n * count, LEAF, -1)
     largest = t.masked_fill(t.isnan(), -torch.inf).amax(-1, keepdim=True).ceil()  # [n, count, rows, 1]
     p = exp2(t - _finite(largest)).to(v.dtype).flatten(0, 1)
-    some = product_of(p, v.view(n * count, LEAF, -1), call, out_dtype=torch.float32).view(n, count, rows, -1)
+    parts = [product_of(p, torch.ones_like(v[..., :1]), call, out_dtype=torch.float32)]
+    if keep is not None:
+        dropped = (
+            torch.nn.functional.pad(~keep[0], (0, behind)).view(n, rows, count, LEAF).transpose(1, 2).flatten(0, 1)
+        )
+        p = p.masked_fill(dropped, 0)
+    parts.insert(0, product_of(p, v, call, out_dtype=torch.float32))
+    some = torch.cat(parts, -1).view(n, count, rows, -1)
     o, m = torch.zeros_like(some[:, 0]), torch.full_like(largest[:, 0], -torch.inf)
     for i in range(count):
         own = largest[:, i]
@@ -76,6 +91,7 @@ def _leaves(t: Tensor, v: Tensor, call: Forward) -> tuple[Tensor, Tensor, Tensor
         o, m = some[:, i] * b + o * a, top  # a and b are powers of two
     total = o[..., -1:]
     y = (o[..., :-1] * (1 / total) + 0.0).masked_fill(total == 0, 0.0)
+    y = y if keep is None else y * keep[1]
     return y, m + 0.0, total
 
 

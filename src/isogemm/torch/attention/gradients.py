@@ -58,6 +58,7 @@ class Forward:
     y: Tensor
     m: Tensor
     total: Tensor
+    kept: Any = None  # of dropout: (entries, heads) to which probabilities stay, and the factor of those
 
 
 def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +66,7 @@ def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Ten
     q, k, v = call.q, call.k, call.v
     (b, hq, tq), (hkv, tk) = q.shape[:3], k.shape[1:3]
     empty = not (call.m.numel() and tk)
-    plain = q.is_cuda and call.mask is None and call.softcap is None and not empty
+    plain = q.is_cuda and call.mask is None and call.softcap is None and call.kept is None and not empty
     fused = _fused(dy, call, needs) if plain else None
     if fused is not None:
         return fused
@@ -89,7 +90,8 @@ def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Ten
         rows = [side_by_side(x[entries, heads]) for x in parts]
         keys = [x[entries, heads].flatten(0, 1) for x in (k, v)]
         hidden, added = hidden_and_added(call, entries, heads, groups, outside)
-        for out, part in zip(into, _block(rows, keys, hidden, added, call, needs), strict=True):
+        keep = None if call.kept is None else call.kept(entries, heads)
+        for out, part in zip(into, _block(rows, keys, hidden, added, keep, call, needs), strict=True):
             if part is not None:
                 some = out[entries, heads]
                 some.copy_(part.view(some.shape))
@@ -170,14 +172,17 @@ def hidden_and_added(
 
 
 def _block(
-    rows: list[Tensor], keys: list[Tensor], hidden: Any, added: Any, call: Forward, needs: list[bool]
+    rows: list[Tensor], keys: list[Tensor], hidden: Any, added: Any, keep: Any, call: Forward, needs: list[bool]
 ) -> tuple[Tensor | None, ...]:
     """(dq, dk, dv) of some heads: rows are [n, tq * groups, ...], keys [n, tk, ...]."""
     (q, dy, *_), (k, v) = rows, keys
     scale = call.q.shape[3] ** -0.5 if call.scale is None else call.scale
     s = product_of(q, k.mT, call, out_dtype=torch.float32)
     dp = product_of(dy, v.mT, call, out_dtype=torch.float32) if needs[0] or needs[1] else None
-    p, ds = (_steps_on_cuda if s.is_cuda and call.softcap is None else _steps)(s, dp, rows, hidden, added, call)
+    if s.is_cuda and call.softcap is None and keep is None:
+        p, ds = _steps_on_cuda(s, dp, rows, hidden, added, call)
+    else:
+        p, ds = _steps(s, dp, rows, hidden, added, keep, call)
     return (
         product_of(ds, k, call, scale) if needs[0] else None,
         product_of(ds.mT, q, call, scale) if needs[1] else None,
@@ -185,16 +190,20 @@ def _block(
     )
 
 
-def _steps(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Forward) -> tuple[Any, Any]:
+def _steps(
+    s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, keep: Any, call: Forward
+) -> tuple[Any, Any]:
     """(p, ds), overwriting s and dp; no ds without dp."""
     *_, delta, m, total = rows
     t, h = logits(s, hidden, added, call)
     inverse = torch.where(total == 0, 0.0, 1 / total)
     p = exp2(t.sub_(torch.where(m == float("-inf"), 0.0, m))).mul_(inverse)
     if dp is not None:
-        dp = dp.sub_(delta).mul_(p)
+        dp = (dp if keep is None else dp.mul_(keep[1]).masked_fill_(~keep[0], 0)).sub_(delta).mul_(p)
         if h is not None:
             dp = dp.mul_(1 - h).mul_(1 + h)
+    if keep is not None:
+        p = p.mul_(keep[1]).masked_fill_(~keep[0], 0)
     return p.to(call.v.dtype), None if dp is None else dp.to(call.q.dtype)
 
 

@@ -15,6 +15,7 @@ from ....contract.spec import Contract
 from ....errors import OptionError
 from ... import reductions
 from ...attention.calls import attention, scaled_dot_product_attention
+from ...attention.dropout import seeds_of
 from ...ops import Tensor
 from ..layers import Converted, Merging, RowNorm
 from . import masks as masks
@@ -52,15 +53,15 @@ def attend(
     Raises
     ------
     OptionError
-        Dropout, or something that changes the result and is not part of the definition.
+        Dropout outside of `sequence_seeds`, or something that changes the result and is not part of the definition.
     """
-    if dropout:
-        raise OptionError("attention's dropout", limit="0", value=dropout, nearest="model.eval(), or dropout 0")
     for name in ("position_bias", "output_attentions"):
         if options.get(name) is not None and options[name] is not False:
             raise OptionError(f"{name} of attention", limit="none", value="one", nearest='attn_implementation="eager"')
     contract = getattr(module, "contract", None)
     more: dict[str, Any] = {"sinks": sinks_of(module, options), "softcap": options.get("softcap")}
+    if dropout:
+        more |= {"dropout": dropout, "seeds": seeds_of(module.layer_idx, dropout)}
     if attention_mask is not None and attention_mask.dtype != torch.uint8:  # a user's own table: its range is found
         for name in [name for name, x in more.items() if x is not None]:
             raise OptionError(f"mask of attention with {name}", limit="[batch, keys]", value="a table", nearest="None")

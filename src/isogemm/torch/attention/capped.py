@@ -8,8 +8,8 @@ Step 1 of `isogemm.contract.attention` is here, each step rounded to float32:
 The other steps are those of the definition, with products and sums rounded one by one. So a query's result depends on
 what it depends on without a cap. In the gradients ``ds`` is multiplied by ``1 - h`` and by ``1 + h``.
 
-No kernel has it: scores of some heads are held at a time, and products compute the rest. Nor dropout, whose forward pass
-this is, too (`isogemm.torch.attention.dropout`).
+No kernel has it: scores of some heads are held at a time, and products compute the rest. Nor has one dropout, whose
+forward pass this is, too (`isogemm.torch.attention.dropout`).
 """
 
 from __future__ import annotations

@@ -73,6 +73,8 @@ def test_attention_of_its_own_that_is_something_else(changes):
     found = transformers.FalconForCausalLM._from_config(config, **{k: v for k, v in changes.items() if k[:4] == "attn"})
     with pytest.raises(OptionError, match=r"ALiBi|eager"):
         iso.convert(found, strict=True)
+    with iso.invariant():
+        assert iso.verify(found.eval())
 
 
 def test_a_block_that_looks_at_the_batch_is_left():

@@ -12,7 +12,7 @@ import typer
 from ..common import geometric_mean, named_of, results_path
 from .ledger import Case, Ledger, Sizes
 
-PARTS = {"serving": 130.0, "train": 100.0, "grouped": 60.0, "backward": 40.0, "bits": 240.0}
+PARTS = {"serving": 130.0, "train": 100.0, "grouped": 60.0, "backward": 40.0, "bits": 240.0, "prefill": 60.0}
 """Seconds that a part may take."""
 BARS = {"grouped": 0.95, "backward": 0.8}
 

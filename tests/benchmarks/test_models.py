@@ -14,11 +14,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-def test_a_part_writes_its_rows(tmp_path):
+@pytest.mark.parametrize("part", ["backward", "prefill"])
+def test_a_part_writes_its_rows(tmp_path, part):
     app = Typer()
     app.command()(models.main)
     out = tmp_path / "rows.json"
-    result = CliRunner().invoke(app, ["--tiny", "--device", "cpu", "--parts", "backward", "--out", str(out)])
+    result = CliRunner().invoke(app, ["--tiny", "--device", "cpu", "--parts", part, "--out", str(out)])
     assert result.exit_code == 0, result.output
     (row,) = read_json(out)["rows"]
     assert row["error"] is None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..common import geometric_mean, named_of, results_path
-from .ledger import Ledger, Sizes
+from .ledger import Case, Ledger, Sizes
 
-PARTS = {"serving": 130.0, "train": 100.0, "grouped": 60.0, "backward": 40.0, "bits": 170.0}
+PARTS = {"serving": 130.0, "train": 100.0, "grouped": 60.0, "backward": 40.0, "bits": 240.0, "prefill": 60.0}
 """Seconds that a part may take."""
 BARS = {"grouped": 0.95, "backward": 0.8}
 
@@ -20,6 +21,7 @@ def main(
     parts: Annotated[str, typer.Option(help=f"{', '.join(PARTS)}; several with commas, or all.")] = "all",
     seconds: Annotated[float, typer.Option(help="For each part, instead of its own limit.")] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Cases whose names have these words, in this order.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, tokens, counts and requests.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     tiny: Annotated[bool, typer.Option("--tiny", help="Sizes that show that everything runs.")] = False,
@@ -31,7 +33,7 @@ def main(
     ledger.say(f"rows: {ledger.path}")
     for name in chosen:
         module = importlib.import_module(f".{name}", __package__)
-        ledger.part(name, module.cases(sizes), seconds or PARTS[name])
+        ledger.part(name, _named(module.cases(sizes), only), seconds or PARTS[name])
     for name, bar in BARS.items():
         ratios = _ratios(ledger.rows, name)
         for what, values in ratios.items():
@@ -43,6 +45,14 @@ def main(
     )
     if wrong or failed:
         raise typer.Exit(1)
+
+
+def _named(cases: Iterator[Case], only: Sequence[str] | None) -> Iterator[Case]:
+    """All cases, or those that are asked for."""
+    if not only:
+        return cases
+    known = list(cases)
+    return iter(dict.fromkeys(case for words in only for case in known if words in case[0]))
 
 
 def _plain(row: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from .ledger import Case, Sizes
@@ -12,29 +13,30 @@ from .shapes import SHAPES, causal
 
 __all__ = ["cases"]
 
-FIRST = "qwen3-0.6b"
-USUAL = (
-    *("rerun", "population", "position", "neighbours", "left-padding", "right-padding", "prefill", "decode"),
-    "captured",
-)
+USUAL = ("rerun", "population", "position", "neighbours", "left-padding", "right-padding", "prefill", "decode")
+WAYS = ("eager", "captured", "compiled")
+LARGE = "qwen3-0.6b"  # its gradients are gigabytes on the host; the part "train" has them
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
     """What has to hold first, in the order of what it costs; then plain torch."""
     held: dict[tuple[str, str], Any] = {}
-    names = list(SHAPES)
     for mode in ("convert", "plain"):
-        for name in names:
-            for relation in USUAL:
-                yield _case(held, sizes, name, mode, relation)
-        for name in [*(n for n in names if n != FIRST), *([FIRST] if mode == "convert" or sizes.tiny else [])]:
-            for relation in ("micro-batches", "load", "compiled"):
-                if (name, relation) != (FIRST, "micro-batches"):  # gigabytes on the host; the part "train" has them
-                    yield _case(held, sizes, name, mode, relation)
+        for way in WAYS:
+            for name in SHAPES:
+                for relation in USUAL:
+                    yield _case(held, sizes, name, mode, way, relation)
+        for name in SHAPES:
+            for relation in ("load", "micro-batches"):
+                if (name, relation) != (LARGE, "micro-batches"):
+                    yield _case(held, sizes, name, mode, "eager", relation)
 
 
-def _case(held: dict[tuple[str, str], Any], sizes: Sizes, name: str, mode: str, relation: str) -> Case:
-    return f"{name}, {mode}, {relation}", lambda: _facts(_evaluation(held, sizes, name, mode), name, mode, relation)
+def _case(held: dict[tuple[str, str], Any], sizes: Sizes, name: str, mode: str, way: str, relation: str) -> Case:
+    def made() -> Mapping[str, Any]:
+        return _facts(_evaluation(held, sizes, name, mode), name, mode, way, relation)
+
+    return f"{name}, {mode}, {way}, {relation}", made
 
 
 def _evaluation(held: dict[tuple[str, str], Any], sizes: Sizes, name: str, mode: str) -> Any:
@@ -57,12 +59,13 @@ def _made(sizes: Sizes, name: str, mode: str) -> Any:
     from isogemm.audit.transformer.subject import Subject
 
     model = causal(name, sizes)
-    windowed, wanted = getattr(model.config, "sliding_window", None), 21 if sizes.tiny else 67
-    scope = ModelScope(prompt_length(wanted, model.config), (2, 3) if sizes.tiny else (2, 7, 32))
+    windowed, wanted = getattr(model.config, "sliding_window", None), 21 if sizes.tiny else 80
     if sizes.tiny:
-        scope = ModelScope(scope.length, scope.batches, (7, 16), (1, 2))
+        scope = ModelScope(prompt_length(wanted, model.config), (2, 3), (7, 16), (1, 2))
     elif windowed:  # keys fall out of the window, and of the cache
-        scope = ModelScope(prompt_length(windowed + 19, model.config), (2, 7), (64, 200))
+        scope = ModelScope(prompt_length(windowed + 64, model.config), (2, 7), (64, 200), (2, 4))
+    else:
+        scope = ModelScope(prompt_length(wanted, model.config), (2, 7, 32), micro_batches=(2, 4))
     tokens = 16 if sizes.tiny else 64
     drawn = Prompts.draw(scope.sequences, max(scope.length, tokens), model.config.vocab_size, sizes.seed)
     subject = Subject(mode, model, grad_order=f"leaf{tokens}")
@@ -74,27 +77,44 @@ def _made(sizes: Sizes, name: str, mode: str) -> Any:
     return found
 
 
-def _facts(evaluation: Any, name: str, mode: str, relation: str) -> Mapping[str, Any]:
+def _by(relation: Any, way: str) -> Any:
+    """A relation whose second run is compiled or captured; the first is eager."""
+    if way == "eager":
+        return relation
+
+    def runs(*given: Any) -> Any:
+        first, second = relation.runs(*given)
+        return first, second.by(way)
+
+    return replace(relation, runs=runs, cuda=way == "captured")
+
+
+def _some(scope: Any, way: str, params: Mapping[str, Any]) -> bool:
+    """Whether a case is run: a graph has one shape, so no growing cache, and of compiled ones few."""
+    few = params.get("batch", scope.batch) in (1, scope.batch) and params.get("pad") in (None, 0, 29)
+    alone = params.get("batch") == 1 and len(params) > 1
+    return way == "eager" or (params.get("cache") != "dynamic" and (way == "captured" or (few and not alone)))
+
+
+def _facts(evaluation: Any, name: str, mode: str, way: str, relation: str) -> Mapping[str, Any]:
     """All cases of a relation together."""
     import torch
 
     from isogemm.audit.transformer.drift import ModelCase, evaluate
     from isogemm.audit.transformer.relations import RELATIONS
 
-    known, outcomes = RELATIONS[relation], []
-    if relation == "compiled":
-        torch._dynamo.reset()  # its limit of recompilations is for all models together
-    windowed = getattr(evaluation.subject.model.config, "sliding_window", None)
+    torch._dynamo.config.recompile_limit = 64  # all shapes of a model
+    known, outcomes = _by(RELATIONS[relation], way), []
     for params in known.cases(evaluation.scope):
-        if windowed and relation == "compiled" and params["cache"] == "static":
-            continue  # transformers' cache of a window counts on the host: another graph for each token
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            outcomes.append(evaluate(evaluation, known, ModelCase(mode, relation, params, name)))
+        if _some(evaluation.scope, way, params):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                outcomes.append(evaluate(evaluation, known, ModelCase(mode, relation, params, name)))
     reasons = list(dict.fromkeys(o.reason for o in outcomes if o.reason))
     return {
         "model": name,
         "mode": mode,
+        "way": way,
         "relation": relation,
         "tokens": evaluation.scope.length,
         "status": ", ".join(f"{n} {word}" for word, n in Counter(o.status for o in outcomes).items()),

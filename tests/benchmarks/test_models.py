@@ -14,11 +14,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-def test_a_part_writes_its_rows(tmp_path):
+@pytest.mark.parametrize("part", ["backward", "prefill"])
+def test_a_part_writes_its_rows(tmp_path, part):
     app = Typer()
     app.command()(models.main)
     out = tmp_path / "rows.json"
-    result = CliRunner().invoke(app, ["--tiny", "--device", "cpu", "--parts", "backward", "--out", str(out)])
+    result = CliRunner().invoke(app, ["--tiny", "--device", "cpu", "--parts", part, "--out", str(out)])
     assert result.exit_code == 0, result.output
     (row,) = read_json(out)["rows"]
     assert row["error"] is None
@@ -40,3 +41,9 @@ def test_errors_and_the_limit_of_a_part_are_rows(tmp_path):
     assert found[:2] == [("broken", "ValueError: no such thing"), ("fine", None)]
     assert found[2][0] == "endless"
     assert "over" in found[2][1]
+
+
+def test_cases_that_are_asked_for_in_their_order():
+    known = [(name, dict) for name in ("a, eager", "b, eager", "a, captured")]
+    assert list(models._named(iter(known), None)) == known
+    assert [name for name, _ in models._named(iter(known), ["captured", "a,"])] == ["a, captured", "a, eager"]

@@ -8,14 +8,15 @@ from tests.models.small import same
 from tests.models.sweep import build
 
 import isogemm.torch as iso
+from isogemm.audit.bench import NotApplicable
 from isogemm.audit.transformer.serving import served
 from isogemm.errors import OptionError
 
 # Every relation of `isogemm.torch.verify` holds after convert(strict=True), and inside invariant() but for OWN_SOFTMAX.
 HELD = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Phi", "Phi3", "GPT2", "GPTBigCode", "GPTNeoX", "StableLm", "Olmo", "Olmo2",
-    "Olmo3", "Gemma", "Gemma3", "Granite", "GraniteMoe", "Starcoder2", "SmolLM3", "Glm4", "Ernie4_5", "Qwen2Moe",
-    "Qwen3Moe", "Mixtral", "DeepseekV3", "GptOss",
+    "Olmo3", "Gemma", "Gemma2", "Gemma3", "Granite", "GraniteMoe", "Starcoder2", "SmolLM3", "Glm4", "Ernie4_5",
+    "Falcon", "Llama4", "Qwen2Moe", "Qwen3Moe", "Mixtral", "DeepseekV3", "GptOss",
 )  # fmt: skip
 
 # Inside invariant() attention with sinks is the model's own softmax, whose lanes move with the number of keys.
@@ -26,11 +27,8 @@ REFUSED = {
     "Bloom": "does not use transformers' attention functions",
     "Cohere": "CohereLayerNorm",
     "DeepseekV4": "DeepseekV4GroupedLinear",
-    "Falcon": "does not use transformers' attention functions",
     "GPTJ": "does not use transformers' attention functions",
     "GPTNeo": "does not use transformers' attention functions",
-    "Gemma2": "capped logits",
-    "Llama4": "Llama4Router",
     "Mamba": "MambaMixer",
     "Nemotron": "NemotronLayerNorm1P",
     "OPT": "OPTLearnedPositionalEmbedding",
@@ -38,7 +36,7 @@ REFUSED = {
 }
 
 # Families of these that transformers' continuous batching cannot run, whatever computes attention.
-NOT_BATCHED = ("DeepseekV3", "GPTBigCode", "StableLm")
+NOT_BATCHED = ("DeepseekV3", "Falcon", "GPTBigCode", "Llama4", "StableLm")
 
 
 def family(name: str, dtype: torch.dtype):
@@ -76,8 +74,8 @@ def loaded(name: str, dtype: torch.dtype) -> str:
     with torch.no_grad():
         try:
             alone, among = _logits(model, ids[:1]), _logits(model, ids)
-        except OptionError as error:
-            return f"not batched: {error.value}"
+        except (OptionError, NotApplicable) as error:
+            return f"not batched: {getattr(error, 'value', error)}"
         once = model(torch.tensor(ids[:1]), use_cache=False).logits[0]
     return "held" if same(alone[:27], once) and same(alone, among) else "changed"
 

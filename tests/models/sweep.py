@@ -266,6 +266,8 @@ def judge(name: str, scales: tuple[float, ...] = SCALES) -> Verdict:
     verdict = Verdict(name)
     try:
         model = build(name)
+        if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+            model.set_attn_implementation("eager")  # transformers' sdpa drops the cap
         run(model, False)
     except Exception as error:
         return Verdict(name, "unbuilt", f"{type(error).__name__}: {' '.join(str(error).split())[:120]}")

@@ -329,3 +329,20 @@ def test_a_compiled_mixture_has_the_same_bits():
         torch._dynamo.reset()
         with torch.no_grad():
             assert same(torch.compile(block, fullgraph=whole, backend="aot_eager")(x), block(x))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about itself
+def test_compilers_round_between_no_products_of_a_mixture():
+    """Fused, a product in bfloat16 and the sum behind it would have one rounding: an operator has both."""
+    block, called = build("Qwen3Moe").bfloat16(), []
+    iso.convert(block)
+    block = block.model.layers[0].mlp
+
+    def backend(graph, inputs):
+        called.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(block, fullgraph=True, backend=backend)(torch.randn(2, 9, 64).bfloat16())
+    assert any("experts_combined" in name for name in called)

@@ -9,9 +9,6 @@ transformers = pytest.importorskip("transformers")
 
 import isogemm.audit  # noqa: E402
 import isogemm.torch as iso  # noqa: E402
-from isogemm.audit.bench import NotApplicable  # noqa: E402
-from isogemm.audit.transformer.runs import Prompts  # noqa: E402
-from isogemm.audit.transformer.subject import Subject  # noqa: E402
 from isogemm.errors import OptionError  # noqa: E402
 
 from .small import causal, prompts, same  # noqa: E402
@@ -87,9 +84,3 @@ def windowed():
 def test_load_counts_the_pages_of_layers_of_each_kind(windowed):
     report = isogemm.audit.model(windowed, mode=["convert"], relations=["load"], batches=(3,))
     assert report.providers["convert"].relations["load"].status == "held"
-
-
-def test_a_captured_step_does_not_apply_to_a_cache_that_counts_on_the_host(windowed):
-    run = Prompts.draw(1, 12, 257, seed=0).chunks([6, 1, 1, 1, 1, 1, 1], "static").by("captured")
-    with pytest.raises(NotApplicable, match="on the host"):
-        Subject("plain", windowed).outputs(run)

@@ -22,6 +22,7 @@ from isogemm.errors import OptionError  # noqa: E402
 RECIPES = Path(__file__).parents[2] / "docs" / "recipes"
 # What a recipe needs besides transformers, and whether it starts processes of its own.
 NEEDS = {
+    "checkpoint": ((), False),
     "compiled_step": ((), False),
     "fsdp2": ((), True),
     "lora": (("peft",), False),

@@ -16,6 +16,7 @@ except ModuleNotFoundError as error:
 
 from . import functional, ops, reductions
 from .attention.calls import attention, scaled_dot_product_attention
+from .attention.dropout import sequence_seeds
 from .functional import addmm, baddbmm, bmm, grouped, grouped_linear, linear, mm
 from .gemm.main_grad import collect_main_grad, main_grads, use_main_grad
 from .model.convert import convert
@@ -60,13 +61,14 @@ __all__ = [
     "reductions",
     "restore",
     "scaled_dot_product_attention",
+    "sequence_seeds",
     "use_main_grad",
     "verify",
 ]
 
 
 # Not in __all__: a star import would load transformers.
-_LATE = {"TrainerCallback": ".training"}
+_LATE = {"TrainerCallback": ".training", "register_quantizer": ".checkpoint"}
 
 
 def __getattr__(name: str) -> _Any:

@@ -302,14 +302,27 @@ def test_gemma_multiplies_by_one_more_than_the_weight():
 
 
 def test_attention_that_is_something_else_is_left():
-    torch.manual_seed(0)
-    gemma = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**TINY))
-    report = iso.convert(gemma)
-    assert report.parts["attention"] == ()
-    assert "capped logits" in report.left["model.layers.0.self_attn"]
     config = transformers.BloomConfig(vocab_size=97, hidden_size=64, n_layer=1, n_head=4)
     report = iso.convert(transformers.BloomForCausalLM(config))
     assert "does not use transformers' attention functions" in report.left[""]
+
+
+def test_capped_logits():
+    """Weights so large that caps are reached."""
+    torch.manual_seed(0)
+    config = transformers.Gemma2Config(**TINY, attn_logit_softcapping=0.5, final_logit_softcapping=0.3)
+    theirs = transformers.Gemma2ForCausalLM(config).eval()
+    for p in theirs.parameters():
+        p.data.normal_(std=0.5)
+    ours = copy.deepcopy(theirs)
+    assert iso.convert(ours, strict=True).left == {}
+    theirs.set_attn_implementation("eager")  # torch's own fast attention has no cap, and transformers drops it there
+    for model in (ours, theirs):
+        model(tokens(2, 9), labels=tokens(2, 9)).loss.backward()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens(2, 9)).logits, theirs(tokens(2, 9)).logits, rtol=1e-4, atol=1e-4)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4 * float(other.grad.abs().max()))
 
 
 def test_torch_s_defaults_change_nothing():

@@ -37,7 +37,8 @@ def served(model: Any, ids: Array) -> list[tuple[Array, Any]]:
 
     if not hasattr(model, "continuous_batching_context_manager"):
         raise NotApplicable("needs a model of a transformers that has continuous batching")
-
+    if not model._can_set_attn_implementation():  # transformers warns, and computes requests without their pages
+        raise NotApplicable(f"{type(model).__name__} computes attention by its own code, which reads no pages")
     rows = [_LOOKED_AT, *(f"beside {i}" for i in range(1, len(ids)))]
     lengths = [ids.shape[1], *(1 + (11 * i) % ids.shape[1] for i in range(1, len(ids)))]
     pages = sum(-(-(n + GENERATED) // _BLOCK) for n in lengths) + len(ids)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import torch
 
 from ... import torch as routed
 from ...torch import reductions
-from ..bench import NotApplicable
 from ..data import Array
 from ..providers import Absent
 from .runs import ModelRun, Prompts, Step
@@ -132,19 +132,30 @@ class Subject:
         import transformers
 
         if run.cache == "static":
-            return transformers.StaticCache(config=self.model.config, max_cache_len=static_length(run))
+            config = _whole(self.model.config) if run.how else self.model.config
+            return transformers.StaticCache(config=config, max_cache_len=static_length(run))
         return transformers.DynamicCache(config=self.model.config)
 
     def _call(self, step: Step, cache: Any, run: ModelRun, trace: Trace | None) -> tuple[Any, Rows]:
         if trace is not None:
             trace.step(step, static_length(run) if run.cache == "static" else step.keys.shape[1], self.device)
-        inputs = self._inputs(step, cache)
+        inputs = self._inputs(step, cache, run)
         first = cache is not None and step is run.steps[0]
         y = _outputs((self._compiled() if run.how == "compiled" and not first else self.model)(**inputs))
         return y, _compared(step, y)
 
-    def _inputs(self, step: Step, cache: Any) -> dict[str, Any]:
-        arrays = {"input_ids": step.ids, "attention_mask": step.mask, "position_ids": step.positions}
+    def _inputs(self, step: Step, cache: Any, run: ModelRun) -> dict[str, Any]:
+        mask, positions = step.mask, step.positions
+        if mask is not None and run.how and run.cache == "static":  # one shape for all steps
+            mask = np.pad(mask, ((0, 0), (0, static_length(run) - mask.shape[1])))
+        if mask is None and run.how == "captured" and cache is None:
+            mask = np.ones_like(
+                step.ids
+            )  # without one transformers makes a table, in captures alone: none is tried before
+        if positions is None and run.how == "captured" and cache is not None:
+            past, length = step.keys.shape[1] - step.ids.shape[1], step.keys.shape[1]
+            positions = np.arange(past, length)[None]
+        arrays = {"input_ids": step.ids, "attention_mask": mask, "position_ids": positions}
         inputs: dict[str, Any] = {k: torch.as_tensor(a, device=self.device) for k, a in arrays.items() if a is not None}
         if cache is not None:
             return inputs | {"past_key_values": cache, "use_cache": True}
@@ -157,31 +168,41 @@ class Subject:
         return self._graphs
 
     def _captured(self, run: ModelRun) -> list[Rows]:
-        """A run's outputs, its third step captured and replayed for all that follow; the second warms up."""
-        first, second, *rest = run.steps
-        cache = self._cache(run)
-        if any(layer.is_sliding and layer.max_cache_len < static_length(run) for layer in cache.layers):
-            raise NotApplicable("a static cache with a window counts tokens on the host, which no graph replays")
-        rows = [self._call(first, cache, run, None)[1]]
-        inputs = self._inputs(second, cache) | {"position_ids": self._position(second)}
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            rows.append(_compared(second, _outputs(self.model(**inputs))))
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = _outputs(self.model(**inputs))
-        for step in rest:
-            inputs["input_ids"].copy_(torch.as_tensor(step.ids))
-            inputs["position_ids"].copy_(self._position(step))
+        """A run's outputs: of shapes that a call has first eagerly, then by a graph, captured once and replayed.
+
+        With a cache the first step fills it, and the second is the one that warms up; without, it is a call with other
+        tokens.
+        """
+        cache, rows = self._cache(run), []
+        steps = list(run.steps)
+        if cache is None:
+            steps = [replace(steps[0], ids=np.roll(steps[0].ids, 1)), *steps]
+        held: dict[str, Any] = {}
+        graph: Any = None
+        for i, step in enumerate(steps):
+            inputs = self._inputs(step, cache, run)
+            if i < 1 + (cache is not None) or _shapes(inputs) != _shapes(held):
+                held, graph = inputs, None
+                rows.append(_compared(step, self._aside(held)))
+                continue
+            for name in _shapes(held):
+                held[name].copy_(inputs[name])
+            if graph is None:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    y = _outputs(self.model(**held))
             graph.replay()
             rows.append(_compared(step, y))
-        return rows
+        return rows if cache is not None else rows[1:]
 
-    def _position(self, step: Step) -> Any:
-        """The position of a step's one token."""
-        return torch.tensor([[step.keys.shape[1] - 1]], device=self.device)
+    def _aside(self, inputs: dict[str, Any]) -> Any:
+        """Outputs computed on another stream, as a capture needs it before."""
+        side, own = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        side.wait_stream(own)
+        with torch.cuda.stream(side):
+            y = _outputs(self.model(**inputs))
+        own.wait_stream(side)
+        return y
 
     def _gradients(self) -> Iterator[tuple[str, Any]]:
         found = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
@@ -220,6 +241,25 @@ def _compared(step: Step, y: Any) -> Rows:
 def static_length(run: ModelRun) -> int:
     """Slots of a static cache: some more than the run fills."""
     return int(run.steps[-1].keys.shape[1]) + 5
+
+
+def _whole(config: Any) -> Any:
+    """A configuration whose static cache keeps all keys, and counts them on the device.
+
+    transformers' static cache of a sliding window counts on the host: a captured step stands still there, and each
+    compiled one is another graph. What a query sees is in the mask.
+    """
+    config = copy.deepcopy(config)
+    known = config.get_text_config(decoder=True)
+    if getattr(known, "layer_types", None) is None:
+        known.sliding_window = None
+    else:
+        known.layer_types = ["full_attention" if x == "sliding_attention" else x for x in known.layer_types]
+    return config
+
+
+def _shapes(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: x.shape for name, x in inputs.items() if isinstance(x, torch.Tensor)}
 
 
 def _is_causal(model: Any) -> bool:

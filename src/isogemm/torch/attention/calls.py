@@ -16,6 +16,7 @@ from ...errors import DeviceError, DTypeError, LayoutError, LimitError, OptionEr
 from ..arguments import autocast, contract_text
 from ..device import DTYPES
 from ..operator import Tensor
+from .dropout import attend_with_dropout
 from .ops import attend
 from .sinks import attend_with_sinks
 
@@ -36,6 +37,9 @@ def attention(
     contract: ContractLike | None = None,
     out_dtype: Any = None,
     sinks: Tensor | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    seeds: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q @ k.T + mask) @ v, for each head.
 
@@ -63,6 +67,14 @@ def attention(
         By default that of `q`.
     sinks : tensor [hq], optional
         One more term of each head's softmax, which has no value: ``exp(sinks)`` is added to the sum of the keys'.
+    softcap : float, optional
+        Positive: the scaled products x become ``softcap * tanh(x / softcap)``, before the mask. No kernel has it:
+        scores of some heads are held in memory.
+    dropout : float
+        0 to below 1: the share of probabilities that are dropped, chosen by the entry's seed, the head and the
+        positions of query and key, counted from `start`; the others grow. Without a kernel, and not with `sinks`.
+    seeds : tensor [b] of int64, optional
+        With `dropout`, of which each sequence has its own: another one for each step and layer.
 
     Returns
     -------
@@ -81,19 +93,21 @@ def attention(
     Values of hidden keys between `start` and `stop` have to be finite. The gradients' orders are in docs/attention.md.
     """
     causal = arguments.flag("causal", causal)
-    return _checked(q, k, v, mask, causal, offset, start, stop, False, scale, contract, out_dtype, sinks)
+    more = {"sinks": sinks, "softcap": softcap, "dropout": dropout, "seeds": seeds}
+    return _checked(q, k, v, mask, causal, offset, start, stop, False, scale, contract, out_dtype, **more)
 
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, offset: int | None, start: Any, stop: Any,
     ranged: bool, scale: float | None, contract: ContractLike | None, out_dtype: Any = None,
-    sinks: Tensor | None = None,
+    sinks: Tensor | None = None, softcap: float | None = None, dropout: Any = 0.0, seeds: Any = None,
 ) -> Tensor:  # fmt: skip
     """`attention`; `ranged` is whether every query has the range of keys that its mask shows it."""
     _check_operands(q, k, v)
     q, k, v = autocast(q, k, v)
-    if scale is not None and not 0 < arguments.number("scale", scale) < math.inf:
-        raise OptionError("scale", limit="a positive number", value=scale, nearest="None, for 1 / sqrt(d)")
+    for name, x, none in (("scale", scale, "None, for 1 / sqrt(d)"), ("softcap", softcap, "None, for no cap")):
+        if x is not None and not 0 < arguments.number(name, x) < math.inf:
+            raise OptionError(name, limit="a positive number", value=x, nearest=none)
     b, hq, tq, _ = q.shape
     tk = k.shape[2]
     if offset is not None and not causal:
@@ -107,7 +121,10 @@ def _checked(
         mask = mask.masked_fill(mask <= torch.finfo(torch.float16).min, -math.inf)
     bounds = _bound("start", start, q), _bound("stop", stop, q)
     shown = _expanded(mask, (b, hq, tq, tk), q)
-    options = (shown, offset, *bounds, ranged, scale, contract_text(contract))
+    options = (shown, offset, *bounds, ranged, scale, softcap, contract_text(contract))
+    if dropout != 0:
+        _check_dropout(dropout, seeds, sinks, q)
+        return attend_with_dropout(q, k, v, seeds, *options, rate=float(dropout), out_dtype=out_dtype)
     if sinks is None:
         return attend(q, k, v, *options, out_dtype)
     if not isinstance(sinks, torch.Tensor) or sinks.dtype not in DTYPES or sinks.device != q.device:
@@ -175,9 +192,9 @@ def scaled_dot_product_attention(
         raise ShapeError("dimensions of query, key and value", limit="all 2, 3 or 4", value=dims, nearest=(4, 4, 4))
     whole = (None,) * lead
     q, k, v = query[whole], key[whole], value[whole]
-    if not enable_gqa and q.shape[1] != k.shape[1]:
+    if not enable_gqa and k.shape[1] not in (1, q.shape[1]):  # one is broadcast
         raise ShapeError(
-            "heads of key", limit="those of query without enable_gqa", value=k.shape[1],
+            "heads of key", limit="those of query, or 1, without enable_gqa", value=k.shape[1],
             nearest=f"{q.shape[1]}, or enable_gqa=True",
         )  # fmt: skip
     if lead == 1 and attn_mask is not None and attn_mask.dim() == 3:
@@ -188,6 +205,18 @@ def scaled_dot_product_attention(
     for _ in range(lead):
         found = found.squeeze(0)
     return found
+
+
+def _check_dropout(rate: Any, seeds: Any, sinks: Any, q: Tensor) -> None:
+    if not 0 <= arguments.number("dropout", rate) < 1:
+        raise OptionError("dropout", limit="0 to below 1", value=rate, nearest=0.0)
+    if sinks is not None:
+        raise OptionError("dropout of attention with sinks", limit="0", value=rate, nearest=0.0)
+    if not isinstance(seeds, torch.Tensor) or seeds.dtype is not torch.int64 or seeds.device != q.device:
+        value = seeds.dtype if isinstance(seeds, torch.Tensor) else type(seeds).__name__
+        raise DTypeError("seeds", limit="with dropout a tensor of int64 beside q", value=value, nearest="torch.int64")
+    if tuple(seeds.shape) != (q.shape[0],):
+        raise ShapeError("shape of seeds", limit="[batch]", value=list(seeds.shape), nearest=[q.shape[0]])
 
 
 def _check_operands(q: Any, k: Any, v: Any) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS, LOG2E, factor
@@ -29,7 +30,10 @@ from ..device import column
 from ..gemm import products
 from ..operator import Tensor
 
-__all__ = ["Forward", "gradients"]
+__all__ = [
+    "Forward", "exp2", "gradients", "hidden_and_added", "in_blocks", "logits", "outside_of", "product_of",
+    "side_by_side",
+]  # fmt: skip
 
 _BUDGET = {"cpu": 2**22, "cuda": 2**27}  # elements of one matrix of probabilities that is held at a time
 _SHIFT, _LEAST = float(EXP2_SHIFT), float(EXP2_LEAST)
@@ -49,24 +53,28 @@ class Forward:
     stop: Tensor | None
     ranged: bool
     scale: float | None
+    softcap: float | None
     contract: str
     y: Tensor
     m: Tensor
     total: Tensor
+    kept: Any = None  # of dropout: (entries, heads) to which probabilities stay, and the factor of those
 
 
 def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), an empty tensor where it is not needed."""
     q, k, v = call.q, call.k, call.v
     (b, hq, tq), (hkv, tk) = q.shape[:3], k.shape[1:3]
-    found = [x.new_zeros(x.shape) if need else x.new_empty(0) for x, need in zip((q, k, v), needs, strict=True)]
-    if not (call.m.numel() and tk):
-        return found[0], found[1], found[2]
-    fused = _fused(dy, call, needs) if q.is_cuda and call.mask is None else None
+    empty = not (call.m.numel() and tk)
+    plain = q.is_cuda and call.mask is None and call.softcap is None and call.kept is None and not empty
+    fused = _fused(dy, call, needs) if plain else None
     if fused is not None:
         return fused
+    found = [x.new_zeros(x.shape) if need else x.new_empty(0) for x, need in zip((q, k, v), needs, strict=True)]
+    if empty:
+        return found[0], found[1], found[2]
     groups = hq // hkv
-    outside = _outside(call)
+    outside = outside_of(call)
     if outside is not None:  # what is not read may be anything: not even times 0
         k, v = (x.masked_fill(outside.view(b, 1, tk, 1), 0) for x in (k, v))
     delta = reductions.sum(dy.float() * call.y.float(), keepdim=True)
@@ -78,11 +86,12 @@ def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Ten
 
     parts = [grouped(x) for x in (q, dy, delta, call.m.unsqueeze(-1), call.total.unsqueeze(-1))]
     into = grouped(found[0]).transpose(2, 3) if needs[0] else None, found[1], found[2]  # as the blocks have them
-    for entries, heads in _blocks(b, hkv, groups * tq * tk, q.device.type):
-        rows = [_rows(x[entries, heads]) for x in parts]
+    for entries, heads in in_blocks(b, hkv, groups * tq * tk, q.device.type):
+        rows = [side_by_side(x[entries, heads]) for x in parts]
         keys = [x[entries, heads].flatten(0, 1) for x in (k, v)]
-        hidden, added = _masks(call, entries, heads, groups, outside)
-        for out, part in zip(into, _block(rows, keys, hidden, added, call, needs), strict=True):
+        hidden, added = hidden_and_added(call, entries, heads, groups, outside)
+        keep = None if call.kept is None else call.kept(entries, heads)
+        for out, part in zip(into, _block(rows, keys, hidden, added, keep, call, needs), strict=True):
             if part is not None:
                 some = out[entries, heads]
                 some.copy_(part.view(some.shape))
@@ -104,12 +113,12 @@ def _fused(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Tensor
     return dq, dk, dv
 
 
-def _rows(x: Tensor) -> Tensor:
+def side_by_side(x: Tensor) -> Tensor:
     """[b, hkv, groups, tq, ...] as [b * hkv, tq * groups, ...]."""
     return x.transpose(2, 3).flatten(2, 3).flatten(0, 1)
 
 
-def _blocks(b: int, heads: int, size: int, device: str) -> Iterator[tuple[slice, slice]]:
+def in_blocks(b: int, heads: int, size: int, device: str) -> Iterator[tuple[slice, slice]]:
     """Slices of batch entries and of heads whose matrices fit."""
     room = max(1, _BUDGET.get(device, 2**22) // size)
     each, entries = min(heads, room), max(1, room // heads)
@@ -118,7 +127,7 @@ def _blocks(b: int, heads: int, size: int, device: str) -> Iterator[tuple[slice,
             yield slice(i, i + entries), slice(h, h + each)
 
 
-def _outside(call: Forward) -> Tensor | None:
+def outside_of(call: Forward) -> Tensor | None:
     """[b, tk]: keys that no query of a batch entry reads."""
     if call.ranged and call.mask is not None:
         return ~_seen(call.mask).any(2).any(1).expand(len(call.k), -1)
@@ -138,12 +147,14 @@ def _seen(mask: Tensor) -> Tensor:
     return mask if mask.dtype is torch.bool else ~(mask <= torch.finfo(mask.dtype).min)
 
 
-def _masks(call: Forward, entries: slice, heads: slice, groups: int, outside: Tensor | None) -> tuple[Any, Any]:
+def hidden_and_added(
+    call: Forward, entries: slice, heads: slice, groups: int, outside: Tensor | None
+) -> tuple[Any, Any]:
     """(hidden, added) that broadcast to [entries * heads, tq * groups, tk], or None."""
     tq, tk = call.q.shape[2], call.k.shape[2]
     hidden = added = None
     if call.mask is not None:
-        mask = _rows(call.mask.unflatten(1, (-1, groups))[entries, heads])
+        mask = side_by_side(call.mask.unflatten(1, (-1, groups))[entries, heads])
         if mask.dtype is torch.bool:
             hidden = ~mask
         else:
@@ -161,32 +172,55 @@ def _masks(call: Forward, entries: slice, heads: slice, groups: int, outside: Te
 
 
 def _block(
-    rows: list[Tensor], keys: list[Tensor], hidden: Any, added: Any, call: Forward, needs: list[bool]
+    rows: list[Tensor], keys: list[Tensor], hidden: Any, added: Any, keep: Any, call: Forward, needs: list[bool]
 ) -> tuple[Tensor | None, ...]:
     """(dq, dk, dv) of some heads: rows are [n, tq * groups, ...], keys [n, tk, ...]."""
     (q, dy, *_), (k, v) = rows, keys
     scale = call.q.shape[3] ** -0.5 if call.scale is None else call.scale
-    s = _product(q, k.mT, call, out_dtype=torch.float32)
-    dp = _product(dy, v.mT, call, out_dtype=torch.float32) if needs[0] or needs[1] else None
-    p, ds = (_steps_on_cuda if s.is_cuda else _steps)(s, dp, rows, hidden, added, call)
+    s = product_of(q, k.mT, call, out_dtype=torch.float32)
+    dp = product_of(dy, v.mT, call, out_dtype=torch.float32) if needs[0] or needs[1] else None
+    if s.is_cuda and call.softcap is None and keep is None:
+        p, ds = _steps_on_cuda(s, dp, rows, hidden, added, call)
+    else:
+        p, ds = _steps(s, dp, rows, hidden, added, keep, call)
     return (
-        _product(ds, k, call, scale) if needs[0] else None,
-        _product(ds.mT, q, call, scale) if needs[1] else None,
-        _product(p.mT, dy, call) if needs[2] else None,
+        product_of(ds, k, call, scale) if needs[0] else None,
+        product_of(ds.mT, q, call, scale) if needs[1] else None,
+        product_of(p.mT, dy, call) if needs[2] else None,
     )
 
 
-def _steps(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Forward) -> tuple[Any, Any]:
+def _steps(
+    s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, keep: Any, call: Forward
+) -> tuple[Any, Any]:
     """(p, ds), overwriting s and dp; no ds without dp."""
     *_, delta, m, total = rows
-    t = s.mul_(float(factor(call.scale, call.q.shape[3])))
+    t, h = logits(s, hidden, added, call)
+    inverse = torch.where(total == 0, 0.0, 1 / total)
+    p = exp2(t.sub_(torch.where(m == float("-inf"), 0.0, m))).mul_(inverse)
+    if dp is not None:
+        dp = (dp if keep is None else dp.mul_(keep[1]).masked_fill_(~keep[0], 0)).sub_(delta).mul_(p)
+        if h is not None:
+            dp = dp.mul_(1 - h).mul_(1 + h)
+    if keep is not None:
+        p = p.mul_(keep[1]).masked_fill_(~keep[0], 0)
+    return p.to(call.v.dtype), None if dp is None else dp.to(call.q.dtype)
+
+
+def logits(s: Tensor, hidden: Any, added: Any, call: Forward) -> tuple[Tensor, Tensor | None]:
+    """t of step 1, perhaps overwriting s; and tanh where logits are capped."""
+    d, h = call.q.shape[3], None
+    if call.softcap is None:
+        t = s.mul_(float(factor(call.scale, d)))
+    else:
+        scale = d**-0.5 if call.scale is None else call.scale
+        h = reductions.sigmoid(s.mul_(float(np.float32(2 * scale / call.softcap)))).mul_(2).sub_(1)
+        t = h * float(np.float32(call.softcap * float(LOG2E)))
     if added is not None:
         t += added
     if hidden is not None:
         t.masked_fill_(hidden, float("-inf"))
-    inverse = torch.where(total == 0, 0.0, 1 / total)
-    p = _exp2(t.sub_(torch.where(m == float("-inf"), 0.0, m))).mul_(inverse)
-    return p.to(call.v.dtype), None if dp is None else dp.sub_(delta).mul_(p).to(call.q.dtype)
+    return t, h
 
 
 def _steps_on_cuda(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any, added: Any, call: Forward) -> Any:
@@ -197,11 +231,11 @@ def _steps_on_cuda(s: Tensor, dp: Tensor | None, rows: list[Tensor], hidden: Any
     return steps(s, m, total, c=c, dtype=call.q.dtype, hidden=hidden, added=added, dp=dp, delta=delta)
 
 
-def _product(a: Tensor, b: Tensor, call: Forward, alpha: float = 1.0, out_dtype: Any = None) -> Tensor:
+def product_of(a: Tensor, b: Tensor, call: Forward, alpha: float = 1.0, out_dtype: Any = None) -> Tensor:
     return products.product(None, a, b, float(alpha), 0.0, call.contract, out_dtype)
 
 
-def _exp2(x: Tensor) -> Tensor:
+def exp2(x: Tensor) -> Tensor:
     """2**x for x of at most 0, overwriting it: `isogemm.contract.attention.exp2` with products and sums rounded."""
     x = x.clamp_(min=_LEAST)  # NaN stays
     k = x + _SHIFT

@@ -21,6 +21,7 @@ from ..device import column
 from ..gemm.products import resolved
 from ..operator import Operator, Tensor, define, define_forward, needs_gradient, refuse_second, watched
 from ..routing.elementwise import subnormals_kept
+from . import capped
 from .gradients import Forward, gradients
 
 __all__ = ["attend", "chosen", "differentiate", "forward"]
@@ -68,6 +69,7 @@ def forward(
     stop: Tensor | None = None,
     ranged: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     contract: str = "",
     out_dtype: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,11 +77,17 @@ def forward(
 
     `ranged`: every query has the range of keys that the mask shows it; then without offset, `start` and `stop`.
     """
-    arithmetic = chosen(contract, q, k).arithmetic
+    known = chosen(contract, q, k)
+    if softcap is not None:
+        nothing = q.new_empty(0)
+        call = Forward(q, k, v, mask, causal_offset, start, stop, ranged, scale, softcap, str(known), *[nothing] * 3)
+        with torch.no_grad(), nullcontext() if q.is_cuda else subnormals_kept():
+            y, m, total = capped.forward(call)
+            return y.to(out_dtype or q.dtype), m, total
     options = {
         "c": factor(scale, q.shape[3]),
         "causal_offset": causal_offset,
-        "arithmetic": arithmetic,
+        "arithmetic": known.arithmetic,
         "ranged": ranged,
     }
     run = _on_cuda if q.is_cuda else _on_cpu
@@ -128,7 +136,7 @@ def _bounds(name: str, x: Tensor | None, keys: int) -> Any:
 
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, bool ranged, "
-    "float? scale, str contract"
+    "float? scale, float? softcap, str contract"
 )
 
 
@@ -162,7 +170,7 @@ def _fake_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> t
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, contract, _ = inputs
+    q, k, v, mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.softcap, contract, _ = inputs
     ctx.contract = str(chosen(contract, q, k))
     ctx.save_for_backward(q, k, v, mask, start, stop, *output)
     ctx.mark_non_differentiable(output[1])
@@ -171,12 +179,12 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 
 def _differentiate(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
-        return (None,) * 11
+        return (None,) * 12
     q, k, v, mask, start, stop, *outputs = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:3])
-    options = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.contract)
+    options = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.softcap, ctx.contract)
     found = _gradient(dy, q, k, v, *options, *outputs, needs)
-    return *[g if need else None for g, need in zip(found, needs, strict=True)], *[None] * 8
+    return *[g if need else None for g, need in zip(found, needs, strict=True)], *[None] * 9
 
 
 def _folded(x: Any, dim: int | None, size: int, at: int = 0) -> Any:

@@ -54,7 +54,7 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *options: Any) -> tupl
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, sinks, mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, contract = inputs
+    q, k, v, sinks, mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.softcap, contract = inputs
     ctx.contract = str(chosen(contract, q, k))
     ctx.save_for_backward(q, k, v, sinks, mask, start, stop, *output)
     ctx.mark_non_differentiable(output[1])
@@ -63,10 +63,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 def _back(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
-        return (None,) * 11
+        return (None,) * 12
     q, k, v, sinks, mask, start, stop, y, stats = ctx.saved_tensors
     keys, sink = _shares(sinks, stats)
-    options = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.contract)
+    options = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.softcap, ctx.contract)
     needs = list(ctx.needs_input_grad[:3])
     found = differentiate(dy * keys.unsqueeze(-1), q, k, v, *options, y, stats, needs)
     dsinks = None
@@ -74,14 +74,14 @@ def _back(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
         rows = (reductions.sum(dy * y) * sink).neg().transpose(1, 2).flatten(0, 1)  # [batch and queries, heads]
         dsinks = call_product(None, rows.new_ones(1, len(rows)), rows, 1.0, 0.0, "fma/chain", "chain", torch.float32)
         dsinks = dsinks.reshape(sinks.shape).to(sinks.dtype)
-    return *[g if need else None for g, need in zip(found, needs, strict=True)], dsinks, *[None] * 7
+    return *[g if need else None for g, need in zip(found, needs, strict=True)], dsinks, *[None] * 8
 
 
 _VMAP = refuse_vmap("attention with sinks", "a longer batch")
 _op = define(
     "attention_with_sinks",
     "(Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, "
-    "bool ranged, float? scale, str contract) -> (Tensor, Tensor)",
+    "bool ranged, float? scale, float? softcap, str contract) -> (Tensor, Tensor)",
     _body, _fake, mutates=(), setup=_setup, backward=_back, vmap=_VMAP,
 )  # fmt: skip
 _call = Operator("AttentionWithSinks", slice(4), _body, _op, None, _setup, _back, _VMAP)

@@ -20,10 +20,11 @@ from ..quant import convert as quantizing
 from ..quant.convert import Formats, prefixes
 from . import activations as functions
 from . import recognition
-from .huggingface import experts
+from .huggingface import experts, inline
 from .huggingface import recognition as transformers_parts
 from .huggingface.modules import NAME
 from .layers import Converted, GatedMLP, Linear, Merging, Transposed, checked
+from .own_code import OwnCode
 from .recognition import Looks, Match
 from .report import Conversion, refuse_open, warn_open
 from .watch import watch
@@ -143,7 +144,7 @@ def convert(
     halves = plan.rotates and not plan.rotates_otherwise
     for _, child, known in plan.found:
         _become(child, known, halves)
-        if isinstance(child, (Linear, Transposed)) or known.part == "experts":
+        if isinstance(child, (Linear, Transposed, OwnCode)) or known.part == "experts":
             child.contract, child.grad_order = chosen, order
     for child in plan.attention.values():
         vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
@@ -160,6 +161,8 @@ def convert(
 
         cut(module, tp)
     watch(module, NAME, before)
+    if quantized and transformers_parts.models(module)[:1] == [""]:
+        quantizing.remember(module, own=bool(plan.attention))
     report = _report(module, plan, quantized)
     warn_open(report, type(module).__name__)
     return report
@@ -194,7 +197,7 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     _check_patterns(module, leave)
     attention, widths = transformers_parts.attention_modules(module), transformers_parts.rotary_widths(module)
     odd = transformers_parts.halved(module) if attention else ""
-    mixtures = experts.mixtures(module) if "transformers" in sys.modules else {}
+    mixtures = experts.mixtures(module) | inline.stacked(module) if "transformers" in sys.modules else {}
     for name, child, outer in _walk(module):
         known = mixtures.get(name) or _known(child, widths, odd, looks)
         why = None if name in mixtures else _obstacle(child, outer)
@@ -274,6 +277,11 @@ def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tupl
     if not why:
         plan.attention = found
         return
+    own, odd = inline.attends_itself(module, found)
+    if own and "attention" in parts and not any(plan.left.get(name) == "in leave" for name in found):
+        plan.found += [(name, found[name], known) for name, known in own.items()]
+        return
+    why = odd or why
     for name in found:
         if name not in plan.left:
             plan.left[name] = why

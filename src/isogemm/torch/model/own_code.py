@@ -15,7 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...contract.spec import Contract
+from ...errors import OptionError
 from .. import functional, reductions
+from ..attention.calls import scaled_dot_product_attention
 from ..device import DTYPES
 from ..ops import Tensor
 from .layers import Converted
@@ -49,12 +51,27 @@ class own(TorchFunctionMode):  # type: ignore[misc]
             return None
         return functional.linear(a, b.mT, contract=self.contract, grad_order=self.grad_order)
 
+    def bmm(self, a: Tensor, b: Tensor) -> Tensor:
+        if getattr(b, "main_grad", None) is not None:
+            raise OptionError(
+                "main_grad of stacked experts", limit="gradients in .grad", value="a stack with a buffer",
+                nearest="no use_main_grad: micro-batches add up in .grad",
+            )  # fmt: skip
+        return functional.bmm(a, b, contract=self.contract, grad_order=self.grad_order)
+
+    def attention(self, *args: Any, **kwargs: Any) -> Tensor:
+        chain = None if self.contract is None else f"{self.contract.arithmetic}/chain"
+        return scaled_dot_product_attention(*args, **kwargs, contract=chain)
+
     def softmax(self, x: Tensor, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor | None:
         return reductions.softmax(x, out_dtype=dtype) if _is_last(x, dim) and dtype in _RESULTS else None
 
     def sum(self, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
-        if not _is_last(x, dim) or dtype not in _RESULTS:
+        if dtype not in _RESULTS or (type(dim) is not int and not _is_last(x, dim)):
             return None
+        if not _is_last(x, dim):
+            y = self.sum(x.movedim(dim, -1), -1, dtype=dtype)
+            return y.unsqueeze(dim) if keepdim and y is not None else y
         if torch.is_grad_enabled() and x.requires_grad:
             x = x.clone()  # torch's sum remembers no operand, which may be divided by its result in place
         return reductions.sum(x, keepdim=keepdim, out_dtype=dtype)
@@ -87,6 +104,8 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.sum, torch.Tensor.sum), own.sum),
     **dict.fromkeys((_F.sigmoid, torch.sigmoid, torch.Tensor.sigmoid), own.sigmoid),
     _F.silu: own.silu,
+    _F.scaled_dot_product_attention: own.attention,
+    **dict.fromkeys((torch.bmm, torch.Tensor.bmm), own.bmm),
     **dict.fromkeys((torch.topk, torch.Tensor.topk), own.topk),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from .linear import QuantizedLinear
 Formats = str | BlockFormat | Mapping[str, str | BlockFormat | None]
 """One format, or patterns of modules' names with theirs; None leaves weights as they are."""
 
+METHOD = "isogemm"  # to transformers, of quantized checkpoints
 LARGE = 2**28  # weights from which progress is shown
 # Above, a scale may be too large for float16: such a weight is quantized before anything is changed.
 SAFE = 2.0**14
@@ -223,6 +225,26 @@ def _swapped(old: Any, weight: QuantizedMatrix, activations: str | None, contrac
         if "hook" in key:
             vars(made)[key] = value  # the dicts themselves: handles of hooks refer to them
     return made.train(old.training)
+
+
+def remember(model: Any, *, own: bool) -> None:
+    """Say in the configuration of a transformers model which weights are quantized; in a copy, unless it is its own."""
+    layers = {name: child for name, child in model.named_modules() if isinstance(child, QuantizedLinear)}
+    first = next(iter(layers.values()))
+    if not own:
+        model.config = copy.deepcopy(model.config)
+    model.config.quantization_config = {
+        "quant_method": METHOD, "formats": {name: layer.format for name, layer in layers.items()},
+        "activations": first.activations, "contract": None if first.contract is None else str(first.contract),
+    }  # fmt: skip
+    if model.get_output_embeddings() in layers.values():
+        model.config.tie_word_embeddings = False  # it has a copy of its own
+
+
+def put(model: Any, name: str, new: Any) -> None:
+    """Put a module into a model, under a name."""
+    parent, _, key = name.rpartition(".")
+    _put(model.get_submodule(parent), key, new)
 
 
 def _put(parent: Any, key: str, new: Any) -> None:

@@ -12,9 +12,11 @@ from tests.backends.cuda.compiled import H200, Kernels, kernels
 from tests.planner.fakes import FakeMachine
 
 from isogemm.backends.cuda.attention.case import Strided
+from isogemm.backends.cuda.attention.gradient import run
 from isogemm.backends.cuda.attention.gradient.run import KERNEL, PAIRS, Back, BackCase
 from isogemm.backends.cuda.driver import facts
 from isogemm.backends.cuda.gemm.tile import family
+from isogemm.base.seen import Seen
 from isogemm.contract.attention import factor, gradient_steps
 from isogemm.contract.reference import epilogue, evaluate
 from isogemm.contract.rows import lane_sum
@@ -215,3 +217,43 @@ def test_one_wrong_bit_is_found(monkeypatch, which):
         outs[which].view(np.uint16)[-1, -1, -1, -1] ^= 1
 
     assert " differ, first d" in tried(monkeypatch, CASES[1], Host(fault))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """`gradients` of tensors of the host: what it was asked for, and the addresses of each launch."""
+    torch = pytest.importorskip("torch")
+    asked, launched = [], []
+
+    def found(case: BackCase):
+        asked.append(case)
+        return (lambda stream, *places: launched.append(places)), case.width
+
+    monkeypatch.setattr(run, "_planned", found)
+    monkeypatch.setattr(run, "_plans", Seen(4))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    return torch, asked, launched
+
+
+def test_a_call_like_one_before_is_a_look_up(launches):
+    torch, asked, launched = launches
+    room = torch.zeros(2 * 4 * 32 * 64 + 8, dtype=torch.bfloat16)
+    whole, moved = (room[at:][: 2 * 4 * 32 * 64].view(2, 4, 32, 64) for at in (0, 4))
+    k, y, m = torch.zeros_like(whole), torch.zeros_like(whole), torch.zeros(2, 4, 32)
+    options = {"c": 0.25, "scale": 0.125, "arithmetic": "tensor_core:sm90"}
+
+    def called(q, **more):
+        assert run.gradients(y, q, k, k, y, m, m, **(options | more)) is not None
+        return launched[-1]
+
+    first, again = called(whole), called(whole)
+    assert len(asked) == 1
+    assert first[:8] == again[:8] == tuple(x.data_ptr() for x in (whole, k, k, y, y, y, m, m))
+    assert called(moved)[0] % 16 == 0  # a copy
+    assert launched[-1][0] != moved.data_ptr()
+    assert called(whole.mT.contiguous().mT)[0] % 16 == 0
+    assert len(asked) == 1
+    for more in ({"causal_offset": 0}, {"c": 0.5}, {"scale": 0.5}, {"start": m[:, 0, 0].int()}, {"arithmetic": "x"}):
+        called(whole, **more)
+    assert len(asked) == 6
+    assert [case.offset for case in asked[:2]] == [None, 0]

@@ -146,7 +146,7 @@ def test_a_captured_graph_reads_its_range():
 
 def test_the_operator_keeps_torchs_rules():
     leaves = [x.requires_grad_() for x in cuda_operands(2, 4, 2, 33, 200, 64)]
-    arguments = (*leaves, None, 3, None, None, False, None, "", None)
+    arguments = (*leaves, None, 3, None, None, False, None, None, "", None)
     torch.library.opcheck(torch.ops.isogemm.attention.default, arguments)
 
 

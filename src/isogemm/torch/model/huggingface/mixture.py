@@ -19,7 +19,7 @@ import torch
 
 from ... import reductions
 from ...gemm.grouped_linear import call_grouped_linear, call_outer, continued
-from ...operator import Operator, Tensor, define, refuse_vmap
+from ...operator import Operator, Tensor, define, is_compiling, refuse_vmap
 
 __all__ = ["Sorting", "combined", "in_order", "multiplied", "sent", "sorting"]
 
@@ -109,8 +109,11 @@ def multiplied(
 
 
 def combined(y: Tensor, weights: Tensor, by: Sorting) -> Tensor:
-    """The sum over a token's experts of ``y * weight``, each product rounded, in the dtype that torch promotes to."""
-    if not torch.is_grad_enabled():
+    """The sum over a token's experts of ``y * weight``, each product rounded, in the dtype that torch promotes to.
+
+    An operator to compilers, which would not round the products between.
+    """
+    if not torch.is_grad_enabled() and not is_compiling():
         return _weighted(y, weights, by.order, by.inverse)
     found: Tensor = _call_combined(y, weights, by.order, by.inverse)
     return found

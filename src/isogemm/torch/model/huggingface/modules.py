@@ -17,6 +17,7 @@ from ....contract.spec import Contract
 from ....errors import OptionError
 from ... import reductions
 from ...attention.calls import attention, scaled_dot_product_attention
+from ...attention.dropout import seeds_of
 from ...ops import Tensor
 from ..layers import Converted, Merging, RowNorm
 from . import masks as masks
@@ -54,17 +55,18 @@ def attend(
     Raises
     ------
     OptionError
-        Dropout, or something that changes the result and is not part of the definition.
+        Dropout outside of `sequence_seeds`, or something that changes the result and is not part of the definition.
     """
-    if dropout:
-        raise OptionError("attention's dropout", limit="0", value=dropout, nearest="model.eval(), or dropout 0")
-    for name in ("softcap", "position_bias", "output_attentions"):
+    for name in ("position_bias", "output_attentions"):
         if options.get(name) is not None and options[name] is not False:
             raise OptionError(f"{name} of attention", limit="none", value="one", nearest='attn_implementation="eager"')
-    contract, sinks = getattr(module, "contract", None), sinks_of(module, options)
+    contract = getattr(module, "contract", None)
+    more: dict[str, Any] = {"sinks": sinks_of(module, options), "softcap": options.get("softcap")}
+    if dropout:
+        more |= {"dropout": dropout, "seeds": seeds_of(module.layer_idx, dropout)}
     if attention_mask is not None and attention_mask.dtype != torch.uint8:  # a user's own table: its range is found
-        if sinks is not None:
-            raise OptionError("mask of attention with sinks", limit="[batch, keys]", value="a table", nearest="None")
+        for name in [name for name, x in more.items() if x is not None]:
+            raise OptionError(f"mask of attention with {name}", limit="[batch, keys]", value="a table", nearest="None")
         table = attention_mask[..., : key.shape[2]]
         y = scaled_dot_product_attention(query, key, value, table, scale=scaling, enable_gqa=True, contract=contract)
         return y.transpose(1, 2).contiguous(), None
@@ -72,7 +74,7 @@ def attend(
     key, value = masks.behind_hidden(attention_mask, key, value)
     shown, rule, offset, start, stop = masks.visible(attention_mask, key.shape[2], query.shape[2], causal)
     limits: dict[str, Any] = {"mask": shown, "causal": rule, "offset": offset, "start": start, "stop": stop}
-    y = attention(query, key, value, **limits, scale=scaling, contract=contract, sinks=sinks)
+    y = attention(query, key, value, **limits, scale=scaling, contract=contract, **more)
     return y.transpose(1, 2).contiguous(), None
 
 
@@ -125,6 +127,8 @@ class RotaryAttention(Merging):
             key, value = update(key, value, self.layer_idx)
         dropout = self.attention_dropout if self.training else 0.0
         call = _function(type(self), self.config._attn_implementation)
+        if (cap := vars(self).get("attn_logit_softcapping")) is not None:
+            kwargs["softcap"] = cap
         y, weights = call(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
         return self.o_proj(y.reshape(*shape, -1)), weights
 
@@ -189,16 +193,17 @@ class Rotary(Converted):
 
     `table` is [positions, width] float32: the cosines, then the sines, of half a head. `halves` is whether those are
     handed out as they are, which `RotaryAttention` takes, or doubled and in the model's dtype, as in transformers; with
-    `once`, not doubled, as in gpt-oss.
+    `once`, not doubled, as in gpt-oss; with `joined`, as complex numbers, as in Llama 4.
     """
 
     part: ClassVar[str] = "rope"
     table: Tensor
     halves: bool = False
     once: ClassVar[bool] = False
+    joined: ClassVar[bool] = False
     inv_freq: Tensor
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
         """Cosines and sines for [batch, tokens] positions.
 
         Raises
@@ -212,6 +217,8 @@ class Rotary(Converted):
                 limit = f"below max_position_embeddings, {len(self.table)}"
                 raise OptionError("position", limit=limit, value=last, nearest=len(self.table) - 1)
         cos, sin = torch.nn.functional.embedding(position_ids, self.table).chunk(2, -1)
+        if self.joined:
+            return torch.complex(cos, sin)
         if self.halves:
             return cos, sin
         if self.once:

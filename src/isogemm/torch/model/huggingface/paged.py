@@ -45,10 +45,10 @@ def attend_paged(
         )  # fmt: skip
     if dropout:
         raise OptionError("attention's dropout", limit="0", value=dropout, nearest="model.eval(), or dropout 0")
-    for name in ("block_table", "softcap"):
-        if options.get(name) is not None:
-            raise OptionError(f"{name} of attention over pages", limit="none", value="one", nearest="paged|eager")
-    contract, sinks = getattr(module, "contract", None), sinks_of(module, options)
+    if options.get("block_table") is not None:
+        raise OptionError("block_table of attention over pages", limit="none", value="one", nearest="paged|eager")
+    told: dict[str, Any] = {"scale": scaling, "contract": getattr(module, "contract", None)}
+    told |= {"sinks": sinks_of(module, options), "softcap": options.get("softcap")}
     window = cache.sliding_windows[module.layer_idx]  # 1 where a layer has none
     kind = "full_attention" if window == 1 else "sliding_attention"
     ends = options["cu_seq_lens_k"]
@@ -70,7 +70,7 @@ def attend_paged(
             limits: dict[str, Any] = {"causal": True}
             if last is not None:
                 k, v, limits = _windowed(k, v, j - i, last[j - 1] + 1, window)
-            y[:, :, i:j] = attention(q, k, v, scale=scaling, contract=contract, sinks=sinks, **limits)
+            y[:, :, i:j] = attention(q, k, v, **told, **limits)
     return y.transpose(1, 2).contiguous(), None
 
 

@@ -49,6 +49,7 @@ _ARGUMENTS = ["hidden_states", "position_embeddings", "attention_mask"]
 _BY_CACHE = {"past_key_values": RotaryAttention, "cache": CachedAttention}  # what is mixed in, by the cache's name
 _TURNS: Formula = dict.fromkeys(["add", "addmm", "linear", "mm", "mul", "neg", "sub"], ())
 _ANGLES: Formula = dict.fromkeys(["bmm", "cos", "mm", "mul", "sin"], ())
+_JOINED: Formula = dict.fromkeys(["ones_like", "polar"], ())
 _ATTENTION: Formula = dict.fromkeys(["_softmax", "add", "bmm", "mm", "mul", "softmax"], ())
 _FIXED = ("default", "linear", "llama3", "yarn")  # kinds of rotary embedding whose frequencies never change
 
@@ -63,8 +64,12 @@ def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match |
         return Match.unless(why, "rope", _by_cache(child), type(child))
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
         why = touched(child) or _turns_otherwise(child)
-        once = bool(why) and not (touched(child) or _turns_otherwise(child, 1))
-        return Match.unless("" if once else why, "rope", Rotary, type(child), once=once)
+        if not why or touched(child):
+            return Match.unless(why, "rope", Rotary, type(child))
+        for way in ("once", "joined"):
+            if not _turns_otherwise(child, way):
+                return Match.unless("", "rope", Rotary, type(child), **{way: True})
+        return Match("rope", why=why)
     if type(child).__name__ == "Conv1D" and list(child._parameters) == ["weight", "bias"]:
         return Match.unless(touched(child) or looks.at(_no_product, child), "linear", Transposed, type(child))
     return None
@@ -137,7 +142,7 @@ def _differs(child: Any, looks: Looks) -> str:
 
 
 _EAGER = "eager_attention_forward"
-_TOLD = ("dropout", "scaling", "sliding_window", "position_ids")  # `sliding_window` is in the mask
+_TOLD = ("dropout", "scaling", "softcap", "sliding_window", "position_ids")  # `sliding_window` is in the mask
 
 
 def _computes_otherwise(child: Any, anywhere: bool) -> str:
@@ -188,6 +193,8 @@ def _check_told(probe: Any, mask: Any) -> None:
         raise Other("hands another mask to attention")
     if told.get("scaling") != probe.scaling:
         raise Other("scales otherwise")
+    if told.get("softcap") != vars(probe).get("attn_logit_softcapping"):
+        raise Other("caps logits otherwise")
     if told.get("dropout", 0.0) != (probe.attention_dropout if probe.training else 0.0):
         raise Other("has another dropout")
     if more := [name for name, value in told.items() if name not in _TOLD and value is not None]:
@@ -282,8 +289,8 @@ def _rotary_probe(child: Any) -> Any:
     return probe
 
 
-def _turns_otherwise(child: Any, times: int = 2) -> str:
-    """Why a rotary embedding cannot be a table, with each half so many times; empty where it can."""
+def _turns_otherwise(child: Any, way: str = "twice") -> str:
+    """Why a rotary embedding cannot be a table, with each half twice, once or joined; empty where it can."""
     name, kind = type(child).__name__, vars(child).get("rope_type", "default")
     if list(inspect.signature(type(child).forward).parameters) != ["self", "x", "position_ids"]:
         return f"the forward method of {name} takes other arguments"
@@ -301,12 +308,18 @@ def _turns_otherwise(child: Any, times: int = 2) -> str:
         for rows, tokens in ((1, 1), (2, 3), (1, 4096)):
             probe.forward(empty(rows, tokens, 8), empty(rows, tokens, dtype=torch.int64))
 
-    def formula(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def formula(x: Tensor, positions: Tensor) -> Any:
         angles = positions[..., None].float() * w
-        both = torch.cat((angles,) * times, -1)
-        return both.cos() * scale, both.sin() * scale
+        both = torch.cat((angles,) * (2 if way == "twice" else 1), -1)
+        cos, sin = both.cos() * scale, both.sin() * scale
+        return torch.stack((cos, sin), -1) if way == "joined" else (cos, sin)
 
-    why = differs(probe, {**_ANGLES, "mul": (scale,)}, call, lambda: agrees(probe.forward, formula, x, positions))
+    def theirs(x: Tensor, positions: Tensor) -> Any:
+        found = probe.forward(x, positions)
+        return torch.view_as_real(found) if way == "joined" else found
+
+    operators: Formula = {**_ANGLES, "mul": (scale,), **(_JOINED if way == "joined" else {})}
+    why = differs(probe, operators, call, lambda: agrees(theirs, formula, x, positions))
     return f"{name} is not cos and sin: {why}" if why else ""
 
 
@@ -349,8 +362,6 @@ def refusal(module: Any, looks: Looks) -> str:
         if not isinstance(child, PreTrainedModel) and _reads_masks(type(child).forward):
             return f"{type(child).__name__} reads the numbers of masks by itself"
     for child in attention_modules(module).values():
-        if vars(child).get("attn_logit_softcapping") is not None:
-            return "attention with capped logits, which is not part of the definition"
         if "sinks" in child._parameters and "s_aux=self.sinks" not in _source(type(child).forward):
             return f"{type(child).__name__} does not hand its sinks to the attention function"
         if more := _hands_more(type(child).forward):
@@ -402,12 +413,13 @@ def _attends_otherwise(child: Any) -> str:
     groups, made = getattr(child, "num_key_value_groups", None) or 1, {}
     if "sinks" in child._parameters:
         made["sinks"] = torch.nn.Parameter(random(2 * groups, seed=4), requires_grad=False)
-    probe, width, scaling = stand_in(child, **made), 8, 0.3
+    probe, width, scaling, cap = stand_in(child, **made), 8, 0.3, vars(child).get("attn_logit_softcapping")
+    more = {} if cap is None else {"softcap": cap}
     if "layer_idx" in vars(probe):
         vars(probe)["layer_idx"] = Hidden()
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Any:
-        return eager(probe, query, key, value, mask, scaling=scaling, dropout=0.0)[0]
+        return eager(probe, query, key, value, mask, scaling=scaling, dropout=0.0, **more)[0]
 
     def call(empty: Any) -> None:
         for rows, tokens in ((1, 1), (2, 3), (1, 300)):
@@ -416,7 +428,8 @@ def _attends_otherwise(child: Any) -> str:
 
     def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = query @ key.mT * scaling + mask
+        scores = query @ key.mT * scaling
+        scores = (scores if cap is None else torch.tanh(scores / cap) * cap) + mask
         for sinks in made.values():
             scores = torch.cat((scores, sinks.view(-1, 1, 1).expand(*scores.shape[:3], 1)), -1)
         return (torch.softmax(scores, -1)[..., : key.shape[2]] @ value).transpose(1, 2)
@@ -426,6 +439,8 @@ def _attends_otherwise(child: Any) -> str:
     given[0] *= torch.tensor([1e-3, 1.0, 30.0, 1e3, 1e6, 1.0], **PLAIN)[:, None, None, None]
     mask = torch.tensor([[0, 0, 0, -1e9, -1e9], [0, 0, 0, 0, -1e9], [-1e9, 0, 0, 0, 0]], **PLAIN)[None, None]
     operators: Formula = {**_ATTENTION, "mul": (scaling,)} | ({"max": (-1,), "sub": ()} if made else {})
+    if cap is not None:
+        operators = {**operators, "mul": (scaling, cap), "div": (cap,), "tanh": ()}
     return differs(probe, operators, call, lambda: agrees(attend, formula, *given, mask))
 
 

@@ -9,10 +9,10 @@ served here (masks, float32, other head sizes, a device where no kernel has the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .....base.dtypes import TRITON
+from .....base.seen import Seen
 from .....contract.attention import EXP2_TERMS, factor
 from .....errors import ContractError
 from .....planner.bench import Bench
@@ -96,7 +96,7 @@ class BackTiles(NamedTuple):
 
 # The likeliest first, by whether a head has more than 64 elements.
 PAIRS = {
-    False: (BackTiles(BackTile(64, 64, 2, 4, early=False), BackTile(64, 64, 3, 4)),),
+    False: (BackTiles(BackTile(64, 64, 2, 4, early=False), BackTile(64, 32, 3, 4)),),
     True: (BackTiles(BackTile(32, 128, 3, 8, early=False), BackTile(128, 64, 3, 8)),),
 }
 
@@ -237,13 +237,16 @@ def bind(case: BackCase, keys: BackTile, rows: BackTile) -> Launch:
 KERNEL = Back()
 
 
-@lru_cache(maxsize=1024)
-def _launch(case: BackCase) -> Launch | None:
-    """The launch of the first admitted pair, None where there is none."""
+_plans: Seen[tuple[Launch, int] | None] = Seen(1024)
+"""What `_planned` gave, by all that it depends on."""
+
+
+def _planned(case: BackCase) -> tuple[Launch, int] | None:
+    """The launch of the first admitted pair, and the rows of its numbers; None where there is none."""
     options = [Option(KERNEL, pair) for pair in KERNEL.configs(case)]
     what = f"the gradients of attention, {case.arithmetic}/chain on {case.dtype}"
     try:
-        return choose(options, case, admissions(case.device), what=what).launch
+        return choose(options, case, admissions(case.device), what=what).launch, case.width
     except ContractError:
         return None
 
@@ -281,28 +284,44 @@ def gradients(
     """
     import torch
 
-    device = q.get_device()
-    q, k, v, narrow, wide, y = (_laid(x) for x in (q, k, v, dy.to(v.dtype), dy, y))
-    m, total = m.contiguous(), total.contiguous()
-    of_q, of_k, of_v = (Strided(tuple(x.shape), _steps(x)) for x in (q, k, v))
-    of_dy, of_wide, of_y = (_steps(x)[:3] for x in (narrow, wide, y))
-    dtype, dtype_wide, dtype_y = (str(x.dtype).removeprefix("torch.") for x in (q, wide, y))
-    case = BackCase(
-        of_q, of_k, of_v, of_dy, of_wide, of_y, dtype, dtype_wide, dtype_y, float(c), float(scale), causal_offset,
-        start is not None, stop is not None, arithmetic, device,
-    )  # fmt: skip
-    launch = _launch(case)
-    if launch is None:
+    device, narrow = q.get_device(), dy if dy.dtype is v.dtype else dy.to(v.dtype)
+    operands = [q, k, v, narrow, dy, y]
+    facts = c, scale, causal_offset, start is not None, stop is not None, arithmetic, device
+    plan = _plans.get(_key(operands, facts), ()) if all(x.data_ptr() % 16 == 0 for x in operands) else ()
+    if plan == ():
+        operands = [_laid(x) for x in operands]
+        key = _key(operands, facts)
+        plan = _plans[key] if key in _plans else _plans.keep(key, _planned(_case(operands, *facts)))
+    if not plan:
         return None
-    stats = torch.empty((3, *k.shape[:2], case.width), dtype=torch.float32, device=q.device)
+    launch, width = plan
+    stats = torch.empty((3, *k.shape[:2], width), dtype=torch.float32, device=q.device)
     wanted = needs[0], needs[1] or needs[2], needs[1] or needs[2]
     outs = [
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if w else None
         for x, w in zip((q, k, v), wanted, strict=True)
     ]
-    places = (q, k, v, narrow, wide, y, m, total, start, stop, stats, *outs)
+    places = (*operands, m.contiguous(), total.contiguous(), start, stop, stats, *outs)
     launch(torch._C._cuda_getCurrentRawStream(device), *(0 if x is None else x.data_ptr() for x in places))
     return outs[0], outs[1], outs[2]
+
+
+def _case(
+    operands: Sequence[torch.Tensor], c: float, scale: float, offset: int | None, starts: bool, stops: bool,
+    arithmetic: str, device: int,
+) -> BackCase:  # fmt: skip
+    """What is asked of kernels: q, k, v, dy as products read it, dy and y, laid as these need it."""
+    q, k, v = [Strided(tuple(x.shape), _steps(x)) for x in operands[:3]]
+    narrow, wide, y = [_steps(x)[:3] for x in operands[3:]]
+    kind, of_dy, of_y = [str(operands[i].dtype).removeprefix("torch.") for i in (0, 4, 5)]
+    return BackCase(
+        q, k, v, narrow, wide, y, kind, of_dy, of_y, float(c), float(scale), offset, starts, stops, arithmetic, device
+    )
+
+
+def _key(operands: Sequence[torch.Tensor], facts: tuple[Any, ...]) -> tuple[Any, ...]:
+    q, k, v, _, dy, y = operands
+    return q.shape, k.shape, v.shape, *[x.stride() for x in operands], q.dtype, dy.dtype, y.dtype, facts
 
 
 def _laid(x: torch.Tensor) -> torch.Tensor:

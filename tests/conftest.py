@@ -12,6 +12,11 @@ import os
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import settings
+
+# Examples have no time limit: a first call compiles, and other programs run beside the tests.
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
 
 # Read when OpenMP's library is loaded. Its threads would otherwise spin while they wait, on cores that others need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

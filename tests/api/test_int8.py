@@ -36,7 +36,7 @@ def same(got: Any, want: Array) -> bool:
     return got.dtype == np.int32 and bool((got == want).all()) and got.shape == want.shape
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(m=EXTENT, n=EXTENT, k=K, trans=st.sampled_from(["NN", "NT", "TN", "TT", "CN"]), seed=st.integers(0, 99))
 def test_every_form_and_transposition_is_exact(m: int, n: int, k: int, trans: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -55,7 +55,7 @@ def test_every_form_and_transposition_is_exact(m: int, n: int, k: int, trans: st
         assert all(map(same, form(list(stored_a), list(stored_b), **ops), want))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(m=st.integers(1, 9), n=st.integers(1, 9), k=st.integers(1, 40), pad=st.integers(0, 3), seed=st.integers(0, 99))
 def test_the_blas_view_and_what_describe_runs_are_exact(m: int, n: int, k: int, pad: int, seed: int) -> None:
     from isogemm import blas

@@ -41,7 +41,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(plans)
 def test_a_plan_is_a_value(p: isogemm.Plan) -> None:
     again = isogemm.Plan.from_json(p.to_json())
@@ -219,7 +219,7 @@ problems = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(problems, st.integers(1, 1100))
 def test_schedules_keep_the_kernels_limits(p: Problem, threads: int) -> None:
     s = schedule(p, threads, CPU)

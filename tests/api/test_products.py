@@ -18,7 +18,7 @@ from isogemm.errors import OptionError
 from isogemm.operands.device_array import HOST
 
 CONTRACTS = ("fma/chain", "fma/leaf8", "fma/tree4")
-fast = settings(max_examples=60, deadline=None)
+fast = settings(max_examples=60)
 
 
 @fast

@@ -33,7 +33,7 @@ def read(flat: np.ndarray, rows: int, columns: int, ld: int, offset: int) -> np.
 sizes = st.integers(0, 7)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     m=sizes,
     n=sizes,
@@ -136,7 +136,7 @@ def test_torch_buffers():
     assert (c == 2).all()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     m=st.integers(0, 5),
     n=st.integers(0, 5),

@@ -44,7 +44,7 @@ def by_steps(acc: Any, alpha: float, beta: float, c: Any, bias: Any, dtype: Any)
         return round_once(v, dtype)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(CLASSES),
     st.sampled_from([1.0, 0.0, 0.1, -2.5, 3e38, 1e-40, float("inf")]),

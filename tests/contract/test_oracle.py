@@ -32,7 +32,7 @@ def test_every_class_of_numbers(arithmetic: Arithmetic, kind: str) -> None:
         assert_agrees(arithmetic, a, b, "chain", draw(rng, (4, 5), kind, FLOAT32))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(products(), st.sampled_from(["chain", "leaf1", "leaf2", "tree2", "tree4", "tree8", "tree16"]), st.booleans())
 def test_random_products(case: Any, order: str, started: bool) -> None:
     arithmetic, a, b, c = case

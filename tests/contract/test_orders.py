@@ -99,7 +99,7 @@ def test_arithmetics_are_different_contracts(dtype: Any) -> None:
     assert differing(sm80, fma) > 16
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(products(most=60), st.integers(0, 40))
 def test_zero_padding_of_k_changes_nothing(case: Any, extra: int) -> None:
     arithmetic, a, b, c = case
@@ -115,7 +115,7 @@ def test_zero_padding_of_k_changes_nothing(case: Any, extra: int) -> None:
     assert_same(*results)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(products(most=60), st.data())
 def test_a_product_cut_along_k_continues_from_its_accumulator(case: Any, data: Any) -> None:
     arithmetic, a, b, c = case

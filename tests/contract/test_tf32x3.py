@@ -81,7 +81,7 @@ def by_fractions(a: Any, b: Any, order: str, c: Any = None) -> Any:
     return out
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 2**32 - 1))
 def test_split(bits: int) -> None:
     hi, lo = (int(x.view(np.uint32)[0]) for x in split_tf32(np.array([bits], np.uint32).view(np.float32)))
@@ -116,7 +116,7 @@ def test_hi_and_lo_together_hold_22_bits() -> None:
     assert (rest == 0).mean() > 0.5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 80)),
     st.tuples(*[st.sampled_from(CLASSES)] * 3),

@@ -62,7 +62,7 @@ def test_quantize_is_the_packages(fmt, kind):
     same(quantize(x, fmt).rows, want)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(SHORT), st.integers(0, 2**32 - 1), st.integers(-126, 14))
 def test_quantize_any_bits(fmt, seed, exponent):
     """Every significand, signs and magnitudes mixed over a block."""

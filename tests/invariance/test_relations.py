@@ -150,7 +150,7 @@ def test_layout(layout_w: str, m: int, dtype: np.dtype[Any]) -> None:
         assert_same(isogemm.linear(laid(rows(dtype)[:m], layout_x), isogemm.pack(w)), whole(dtype)[:m])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data())
 def test_a_row_alone_and_in_any_batch(data: st.DataObject) -> None:
     """Any shape, layout, dtype, thread count and contract: a row and column decide, and the definition says what."""

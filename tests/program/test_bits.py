@@ -37,7 +37,7 @@ def test_every_choice_has_the_same_bits(options, wanted):
     assert differing(trained(made), wanted) == []
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32))
 def test_drawn_plans_have_the_same_bits(seed, wanted):
     """Tiles, threads and groups of leaves that no planner would choose, too."""

@@ -90,7 +90,7 @@ def test_no_panel_is_left_out(n, threads):
     same(want[:, -40:], np.ascontiguousarray(defined(x, w)[:, -40:]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(WEIGHTS),
     st.integers(0, 20),

@@ -49,7 +49,7 @@ def legal(draw: st.DrawFn, m: int, n: int, k: int, mix: str, stored: str) -> Sch
     return Schedule("tiled", a_mode, b_mode, mr, mc, nc, kc, grid_m, grid_n, threads)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(st.data())
 def test_any_schedule_has_the_bits_of_the_definition(data: st.DataObject) -> None:
     m, n, k = data.draw(st.integers(0, 45), "m"), data.draw(st.integers(0, 110), "n"), data.draw(depths, "k")
@@ -80,7 +80,7 @@ def _as_run(s: Schedule, m: int, n: int, stored: str) -> Schedule:
     return replace(s, strategy="tiled", a_mode="block", b_mode="block")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 600), st.integers(1, 5), st.sampled_from(list(MIXES)))
 def test_the_planner_s_own_schedules(m: int, n: int, k: int, threads: int, mix: str) -> None:
     da, db, dtype = MIXES[mix]

@@ -54,7 +54,7 @@ def test_other_types(device, name, dtype):
     assert_bits(device, name, 3, 70, 65, dtype=dtype)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     name=st.sampled_from(FLOATS), m=st.integers(1, 70), n=st.integers(1, 140), k=st.integers(0, 90),
     dtype=st.sampled_from([F16, F32]), layout=st.sampled_from(["lines", "across"]), seed=st.integers(0, 99),

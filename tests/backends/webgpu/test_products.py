@@ -58,7 +58,7 @@ def test_out_beside_an_operand_in_one_buffer():
     same(there, after)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(m=st.integers(1, 9), n=st.integers(1, 9), k=st.integers(0, 40), layout=layouts, seed=st.integers(0, 99))
 def test_any_strides(m, n, k, layout, seed):
     room_a, room_b = values((2 * m, k + 3), F16, seed=seed), values((k, 3 * n), F16, seed=seed + 1)

@@ -96,7 +96,7 @@ def test_other_arithmetics_by_name(contract, dtype):
     assert_same(as_array(got), defined(q, k, v, contract, causal_offset=132))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     b=st.integers(1, 3), groups=st.integers(1, 3), heads=st.integers(1, 3), tq=st.integers(0, 20),
     tk=st.integers(0, 280), d=st.integers(1, 20), dv=st.integers(0, 20), dtype=st.sampled_from(DTYPES),
@@ -228,7 +228,7 @@ def drawn_mask(kind: str, b: int, heads: int, tq: int, tk: int, seed: int, dtype
     return torch.randn(b, heads, tq, tk, generator=random).to(dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     b=st.integers(1, 2), groups=st.integers(1, 2), heads=st.integers(1, 2), tq=st.integers(1, 5),
     tk=st.integers(1, 300), kind=st.sampled_from(["window", "bool", "added"]), shared=st.booleans(),

@@ -378,7 +378,7 @@ def test_without_a_model_of_the_tensor_cores_kernels_are_compared_with_the_plain
 STRIDES = st.sampled_from([0, 8, 24, 64, 96, 128, 136, 33, 4096, 4100, 1 << 20])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(1, 5), st.integers(1, 9), st.sampled_from([1, 2, 3, 8, 16]), st.integers(1, 300), st.integers(1, 5000),
     st.sampled_from([1, 8, 33, 64, 80, 100, 128, 192, 256]), st.lists(STRIDES, min_size=9, max_size=9),

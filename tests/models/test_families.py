@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.models.families import HELD, NOT_BATCHED, OWN_SOFTMAX, REFUSED, family, judged, loaded  # noqa: E402
+from tests.models.families import HELD, NOT_BATCHED, REFUSED, family, judged, loaded  # noqa: E402
 from tests.models.support import PAGE  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
@@ -28,7 +28,7 @@ def test_a_family_holds(name, dtype):
 
 
 @QUIET
-@pytest.mark.parametrize("name", [name for name in HELD if name not in OWN_SOFTMAX])
+@pytest.mark.parametrize("name", [*HELD, "DeepseekV4"])
 def test_a_family_holds_inside_invariant(name):
     assert judged(name, "invariant", torch.float32) == "held"
 
@@ -52,9 +52,8 @@ def test_a_family_is_refused_by_name(name):
 def test_the_page_names_every_family():
     text = PAGE.read_text()
     for name in HELD:
-        scope = "changed: right-padding, chunks, tokens" if name in OWN_SOFTMAX else "held"
         load = "not batched" if name in NOT_BATCHED else "held"
-        assert f"| {name} | held | held | {scope} | held | {load} |" in text
+        assert f"| {name} | held | held | held | held | {load} |" in text
     for name in REFUSED:
         assert f"| {name} | refused | refused | " in text
         assert f"- **{name}**: " in text

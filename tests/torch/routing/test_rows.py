@@ -281,6 +281,36 @@ def test_enable_again_changes_the_options():
         routing.disable()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scores_of_attention_are_added_up_in_a_chain(dtype):
+    x = 3 * randn(2, 3, 5, N, dtype=dtype)
+    wide = x.float()
+    e = torch.from_numpy(contract.exp((wide - wide.amax(-1, keepdim=True)).numpy()))
+    with invariant(strict=True) as scope:
+        got, wider = x.softmax(-1), F.softmax(x[None], -1, dtype=torch.float32)
+        empty, nothing = x[:, :0].softmax(-1), torch.full_like(x, -torch.inf).softmax(-1)
+    expected = e / chain(e.movedim(-1, 0))[..., None]
+    assert same(got, expected.to(dtype))
+    assert same(wider[0], expected)
+    assert scope.routed == {"_softmax": 4}
+    assert empty.shape == (2, 0, 5, N)
+    assert nothing.isnan().all()
+    error = (expected.double() / wide.double().softmax(-1) - 1).abs().max()
+    assert float(error) < 2 * N**0.5 * 2.0**-23
+
+
+def test_masked_keys_and_a_sink_may_stand_anywhere():
+    x, sinks = 3 * randn(2, 3, 5, N), randn(2, 3, 5, 1)
+    hidden = torch.full((2, 3, 5, 7), float(torch.finfo(torch.float32).min))
+    with invariant():
+        alone = torch.cat((x, sinks), -1).softmax(-1)
+        padded = torch.cat((hidden[..., :3], x, hidden, sinks), -1).softmax(-1)
+    assert same(padded[..., 3 : N + 3], alone[..., :N])
+    assert same(padded[..., -1:], alone[..., -1:])
+    assert not padded[..., :3].any()
+    assert not padded[..., N + 3 : -1].any()
+
+
 def test_what_is_not_isogemms_is_torchs_and_counted():
     x = randn(3, 4, 6, dtype=torch.float64)
     numbers = torch.arange(12).view(3, 4)

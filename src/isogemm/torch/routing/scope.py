@@ -321,9 +321,9 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
 
     Determinism
     -----------
-    A product has the bits of the same call of isogemm, a reduction along rows those of `isogemm.torch.reductions`, and
-    attention those of `isogemm.torch.scaled_dot_product_attention`. `isogemm.torch.coverage` lists what of a model is
-    torch's.
+    A product has the bits of the same call of isogemm, a reduction along rows those of `isogemm.torch.reductions` (but
+    for a softmax of four dimensions or more: a chain), and attention those of
+    `isogemm.torch.scaled_dot_product_attention`. `isogemm.torch.coverage` lists what of a model is torch's.
     """
 
     def __init__(

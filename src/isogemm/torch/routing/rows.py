@@ -243,6 +243,14 @@ def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = Non
     return direct("rms_norm", (_flat(x, shape), weight), (eps, None)).view(x.shape)
 
 
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor] | None:
+    """The first of equals first, which torch leaves to its kernels and to how long a row is."""
+    if not x.dim() or k > x.shape[dim]:  # a number; torch's own error
+        return None
+    values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
+    return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
+
+
 def is_whole(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     """Whether a reduction is exact in any order: one of integers into integers, or one that adds nothing twice."""
     x, dtype = args[0], _wanted(kwargs)
@@ -274,7 +282,7 @@ def reduced(function: Callable[..., Any], contract: Any, args: Any, kwargs: Any)
         if isinstance(x, torch.Tensor):
             if not (x.is_cpu or x.is_cuda) or x.layout is not torch.strided or x.is_nested:
                 return None
-            if x is args[0] and x.dtype not in DTYPES:
+            if x is args[0] and x.dtype not in DTYPES and function is not _topk:
                 x = None if x.is_floating_point() else _floating(function, args, kwargs)
                 if x is None:
                     return None
@@ -323,6 +331,7 @@ def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
         "index_put_": _index_put_,
         "_index_put_impl_": _index_put_,
         "rms_norm": _rms_norm,
+        "topk": _topk,
     }
     table = {}
     for name, function in functions.items():

@@ -12,15 +12,15 @@ from isogemm.audit.bench import NotApplicable
 from isogemm.audit.transformer.serving import served
 from isogemm.errors import OptionError
 
-# Every relation of `isogemm.torch.verify` holds after convert(strict=True), and inside invariant() but for OWN_SOFTMAX.
+# Every relation of `isogemm.torch.verify` holds after convert(strict=True), and inside invariant().
 HELD = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Phi", "Phi3", "GPT2", "GPTBigCode", "GPTNeoX", "StableLm", "Olmo", "Olmo2",
     "Olmo3", "Gemma", "Gemma2", "Gemma3", "Granite", "GraniteMoe", "Starcoder2", "SmolLM3", "Glm4", "Ernie4_5",
     "Falcon", "Llama4", "Qwen2Moe", "Qwen3Moe", "Mixtral", "DeepseekV3", "GptOss",
 )  # fmt: skip
 
-# Inside invariant() attention with sinks is the model's own softmax, whose lanes move with the number of keys.
-OWN_SOFTMAX = ("GptOss",)
+# Inside invariant() of those that convert refuses: all but padding on the left, which its compressors take for tokens.
+HELD_INSIDE = ("DeepseekV4",)
 
 # What convert(strict=True) says of the others.
 REFUSED = {

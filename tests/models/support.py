@@ -24,7 +24,8 @@ the right, in chunks and token by token has the same bits in every logit), *refu
 which bits *changed*. *Under load* is a request of transformers' continuous batching in float32, alone and among
 others, against the prompt at once; *not batched* is what transformers cannot run so itself. CUDA, compiled and
 captured code, training, LoRA, FSDP and quantized weights are not tried for
-each family. Sliding windows have six keys, and their caches drop the others.
+each family. Sliding windows have six keys, and their caches drop the others. DeepSeek-V4's compressors take padding on
+the left for tokens, and have another result then, not another rounding of it.
 
 """
 

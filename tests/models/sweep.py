@@ -115,6 +115,11 @@ CHANGES: dict[str, dict[str, Any]] = {
         "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "DeepseekV4ForCausalLM": {
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 8},
+        "mlp_layer_types": ["hash_moe", "moe"],
+    },
     "Dots1ForCausalLM": {"n_shared_experts": 1},
     "FalconH1ForCausalLM": {"mamba_d_ssm": 64},
     "GPTJForCausalLM": {"rotary_dim": 4},

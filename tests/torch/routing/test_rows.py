@@ -102,6 +102,10 @@ CALLS = {
     ),
     "rms_norm": (lambda x, w: F.rms_norm(x, (N,), w, 1e-3), lambda x, w: reductions.rms_norm(x, w, 1e-3)),
     "rms_norm without": (lambda x, w: torch.rms_norm(x, [N]), lambda x, w: reductions.rms_norm(x, None, 2.0**-23)),
+    "topk": (
+        lambda x, w: x.topk(7).values,
+        lambda x, w: torch.sort(x, descending=True).values[..., :7],
+    ),
     "attention": (
         lambda x, w: F.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True),
         lambda x, w: isogemm.torch.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True),
@@ -281,6 +285,36 @@ def test_enable_again_changes_the_options():
         routing.disable()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scores_of_attention_are_added_up_in_a_chain(dtype):
+    x = 3 * randn(2, 3, 5, N, dtype=dtype)
+    wide = x.float()
+    e = torch.from_numpy(contract.exp((wide - wide.amax(-1, keepdim=True)).numpy()))
+    with invariant(strict=True) as scope:
+        got, wider = x.softmax(-1), F.softmax(x[None], -1, dtype=torch.float32)
+        empty, nothing = x[:, :0].softmax(-1), torch.full_like(x, -torch.inf).softmax(-1)
+    expected = e / chain(e.movedim(-1, 0))[..., None]
+    assert same(got, expected.to(dtype))
+    assert same(wider[0], expected)
+    assert scope.routed == {"_softmax": 4}
+    assert empty.shape == (2, 0, 5, N)
+    assert nothing.isnan().all()
+    error = (expected.double() / wide.double().softmax(-1) - 1).abs().max()
+    assert float(error) < 2 * N**0.5 * 2.0**-23
+
+
+def test_masked_keys_and_a_sink_may_stand_anywhere():
+    x, sinks = 3 * randn(2, 3, 5, N), randn(2, 3, 5, 1)
+    hidden = torch.full((2, 3, 5, 7), float(torch.finfo(torch.float32).min))
+    with invariant():
+        alone = torch.cat((x, sinks), -1).softmax(-1)
+        padded = torch.cat((hidden[..., :3], x, hidden, sinks), -1).softmax(-1)
+    assert same(padded[..., 3 : N + 3], alone[..., :N])
+    assert same(padded[..., -1:], alone[..., -1:])
+    assert not padded[..., :3].any()
+    assert not padded[..., N + 3 : -1].any()
+
+
 def test_what_is_not_isogemms_is_torchs_and_counted():
     x = randn(3, 4, 6, dtype=torch.float64)
     numbers = torch.arange(12).view(3, 4)
@@ -299,11 +333,30 @@ def test_what_is_not_isogemms_is_torchs_and_counted():
         assert int(numbers.sum()) == 66
 
 
+def test_of_equals_topk_takes_the_first_whatever_follows():
+    for dtype in (*DTYPES, torch.float64, torch.int64):
+        x = torch.zeros(2, 40, dtype=dtype)
+        x[:, 11] = 1
+        with invariant(strict=True):
+            alone, least = x[:, :20].topk(5), x.topk(3, dim=-1, largest=False)
+            wide, down = x.topk(5), x.T.topk(5, 0)
+        assert alone.indices.tolist() == wide.indices.tolist() == down.indices.T.tolist() == [[11, 0, 1, 2, 3]] * 2
+        assert alone.values.tolist() == [[1, 0, 0, 0, 0]] * 2
+        assert least.indices.tolist() == [[0, 1, 2]] * 2
+    leaf = torch.zeros(2, 40, requires_grad=True)
+    with invariant():
+        leaf.topk(2).values.sum().backward()
+    assert leaf.grad.nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
 def test_errors_and_odd_shapes_are_torchs():
     x = randn(3, 4)
     with invariant():
+        assert x[0, 0].topk(1).indices == 0
         for call in (
             lambda: x.sum(5),
+            lambda: x.topk(5),
+            lambda: x.topk(1, 5),
             lambda: F.rms_norm(x, (5,)),
             lambda: F.layer_norm(x, (3,)),
             lambda: F.scaled_dot_product_attention(x, x[:, :3], x),

@@ -226,5 +226,5 @@ def not_promised(mode: str, relation: str, params: Params, attention: str) -> st
     if relation == "micro-batches":
         return "micro-batches add up in .grad, another sum for every cut; convert has an order for it"
     if attention == "eager" and relation in ("left-padding", "decode") and params.get("pad"):
-        return "with eager attention padding on the left moves keys to other lanes of a softmax; sdpa has no such limit"
+        return "with eager attention padding on the left moves keys in a contract's blocks; sdpa has no such limit"
     return ""

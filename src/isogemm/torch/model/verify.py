@@ -151,8 +151,11 @@ def _pieces(model: Any, ids: Tensor, sizes: list[int]) -> list[_Call]:
     return [_Call(part, 0, 0, lambda: {"past_key_values": cache, "use_cache": True}) for part in ids.split(sizes, 1)]
 
 
-def _run(model: Any, calls: _Calls) -> dict[str, list[Tensor]]:
-    """The prompt's part of every module's output, in the order in which modules returned; "" is the model."""
+def _run(model: Any, calls: _Calls) -> dict[str, Tensor]:
+    """The prompt's part of every module's output, in the order in which modules returned; "" is the model.
+
+    Without those whose outputs have as many columns as there are keys.
+    """
     seen: dict[str, list[Tensor]] = {}
     made = calls()
     place: list[_Call] = []
@@ -172,8 +175,8 @@ def _run(model: Any, calls: _Calls) -> dict[str, list[Tensor]]:
             model(call.rows, **call.options())
     tokens = made[0].first is not None
     whole = sum(call.rows.shape[1] - call.first for call in made if call.first is not None)
-    joined = {name: torch.cat(parts)[: whole or None] if tokens else parts[0] for name, parts in seen.items()}
-    return {name: [x] for name, x in joined.items()}
+    alike = {name: parts for name, parts in seen.items() if len({x.shape[1:] for x in parts}) == 1}
+    return {name: torch.cat(parts)[: whole or None] if tokens else parts[0] for name, parts in alike.items()}
 
 
 def _part(output: Any, call: _Call) -> Tensor | None:
@@ -193,16 +196,16 @@ def _part(output: Any, call: _Call) -> Tensor | None:
     return output[call.row, call.first :].clone()
 
 
-def _difference(model: Any, calls: _Calls, want: dict[str, list[Tensor]]) -> str:
+def _difference(model: Any, calls: _Calls, want: dict[str, Tensor]) -> str:
     """Where a run's bits are others; empty where they are not."""
     try:
         got = _run(model, calls)
     except Exception as error:  # whatever a model of another library raises: it is what the caller wants to know
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    if _same(got[""][0], want[""][0]):
+    if _same(got[""], want[""]):
         return ""
-    for name, (x,) in got.items():
-        if name in want and not _same(x, want[name][0]):
+    for name, x in got.items():
+        if name in want and x.shape[1:] == want[name].shape[1:] and not _same(x, want[name]):
             return f"{name or 'the model'} ({type(model.get_submodule(name)).__name__})"
     return "the model"
 

@@ -25,7 +25,9 @@ Tensor = Any  # torch is untyped to mypy
 _COMPOSITE = "CompositeImplicitAutograd"
 _SUMS = frozenset({"add", "sub", "rsub", "floor_divide"})
 # One kernel for all devices, which a device's own goes before.
-_EXPLICIT = frozenset({torch.ops.aten.logsumexp.default, torch.ops.aten._grouped_mm.default})
+_EXPLICIT = frozenset(
+    {torch.ops.aten.logsumexp.default, torch.ops.aten._grouped_mm.default, torch.ops.aten.convolution.default}
+)
 
 
 def enable(contract: ContractLike | None = None, *, rows: bool = True, attention: bool = True) -> None:

@@ -140,6 +140,33 @@ def linear(contract: Contract | None, x: Tensor, w: Tensor, bias: Tensor | None 
     return api.linear(x, w, bias, contract=contract)
 
 
+def convolution(
+    contract: Contract | None, x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int,
+) -> Tensor | None:  # fmt: skip
+    """What w lies upon, as rows of a product with it: along one dimension, or of patches that do not overlap.
+
+    Others would be written out several times over in each dimension, and are torch's.
+    """
+    rank, extents = w.dim() - 2, w.shape[2:]
+    wide = [n + 2 * p for n, p in zip(x.shape[2:], padding, strict=False)]
+    if (
+        transposed
+        or groups != 1
+        or any(d != 1 for d in dilation)
+        or not len(stride) == len(padding) == rank == x.dim() - 2
+        or (rank > 1 and any(step < n for step, n in zip(stride, extents, strict=True)))
+        or any(n > all_ for n, all_ in zip(extents, wide, strict=True))
+        or x.shape[1] != w.shape[1]
+    ):
+        return None
+    patches = torch.nn.functional.pad(x, [p for p in reversed(padding) for _ in range(2)])
+    for d in range(rank):
+        patches = patches.unfold(d + 2, extents[d], stride[d])
+    rows = patches.movedim(1, rank + 1).flatten(rank + 1)
+    return api.linear(rows, w.flatten(1), bias, contract=contract).movedim(-1, 1).contiguous()
+
+
 def _table() -> dict[Any, tuple[Callable[..., Tensor], str]]:
     sums: dict[str, Callable[..., Tensor]] = {"addmm": addmm, "baddbmm": addmm, "addmv": addmv, "addbmm": addbmm}
     functions: dict[str, Callable[..., Tensor]] = {
@@ -153,6 +180,7 @@ def _table() -> dict[Any, tuple[Callable[..., Tensor], str]]:
         "_addmm_activation": addmm_activation,
         "linear": linear,
         "_grouped_mm": grouped_mm,
+        "convolution": convolution,
     }
     table = {}
     for name, function in functions.items():

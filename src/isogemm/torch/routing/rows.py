@@ -42,6 +42,21 @@ def _elements(kind: str) -> Callable[..., Tensor]:
     return call
 
 
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Along the last of four dimensions or more, as attention's scores are, exponentials are added up in a chain.
+
+    ``e = exp(x - max)``, the sum over e in ascending order, in float32 from +0, ``e / sum``. Masked keys add 0 to it,
+    wherever they stand: padding on the left, and between the keys and a sink, whose place moves with their number.
+    """
+    if x.dim() < 4 or dim not in (-1, x.dim() - 1) or not x.numel():
+        return _ALONG["softmax"](x, dim, half_to_float)
+    wide = x.float()
+    e = direct("exp", (wide - wide.amax(-1, keepdim=True),), (None,))
+    total = api.matmul(e.view(-1, e.shape[-1]), e.new_ones(e.shape[-1], 1), contract="fma/chain")
+    found = e.div_(total.view(*e.shape[:-1], 1))
+    return found if half_to_float else found.to(x.dtype)
+
+
 def _of_rows(gradient: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A gradient along any dimension; a number is a row of one."""
 
@@ -228,6 +243,14 @@ def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = Non
     return direct("rms_norm", (_flat(x, shape), weight), (eps, None)).view(x.shape)
 
 
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor] | None:
+    """The first of equals first, which torch leaves to its kernels and to how long a row is."""
+    if not x.dim() or k > x.shape[dim]:  # a number; torch's own error
+        return None
+    values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
+    return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
+
+
 def is_whole(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     """Whether a reduction is exact in any order: one of integers into integers, or one that adds nothing twice."""
     x, dtype = args[0], _wanted(kwargs)
@@ -259,7 +282,7 @@ def reduced(function: Callable[..., Any], contract: Any, args: Any, kwargs: Any)
         if isinstance(x, torch.Tensor):
             if not (x.is_cpu or x.is_cuda) or x.layout is not torch.strided or x.is_nested:
                 return None
-            if x is args[0] and x.dtype not in DTYPES:
+            if x is args[0] and x.dtype not in DTYPES and function is not _topk:
                 x = None if x.is_floating_point() else _floating(function, args, kwargs)
                 if x is None:
                     return None
@@ -297,6 +320,7 @@ def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
             lambda dy, y: log_softmax_back(direct("softmax", (y,), (_FLOAT32,)), dy.float())
         ),
         **{name: _ALONG[kind] for kind, row in ROWS.items() for name in row.aten},
+        **dict.fromkeys(ROWS["softmax"].aten, _softmax),
         "logsumexp": _logsumexp,
         "linalg_vector_norm": _vector_norm,
         "nll_loss_forward": _nll_loss,
@@ -307,6 +331,7 @@ def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
         "index_put_": _index_put_,
         "_index_put_impl_": _index_put_,
         "rms_norm": _rms_norm,
+        "topk": _topk,
     }
     table = {}
     for name, function in functions.items():

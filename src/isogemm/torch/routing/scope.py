@@ -290,8 +290,8 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
     ``with isogemm.torch.invariant(): ...``, or ``@isogemm.torch.invariant()`` on a function or a generator. aten's mm,
     addmm, bmm, baddbmm, mv, addmv, dot, addbmm, grouped_mm, their in-place and ``out=`` variants, and so matmul, linear
     and einsum, for float32, bfloat16 and float16 on CPUs and CUDA devices; softmax, log_softmax, logsumexp, layer_norm,
-    rms_norm, sum and mean; scaled_dot_product_attention. On a CPU, functions of elements whose kernels have several
-    forms get one. Everything else stays torch's.
+    rms_norm, sum and mean; scaled_dot_product_attention; convolutions along one dimension, and of patches. On a CPU,
+    functions of elements whose kernels have several forms get one. Everything else stays torch's.
 
     Parameters
     ----------
@@ -299,7 +299,7 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
         The products' bits; by default those of `isogemm.matmul`.
     strict : bool
         Raise at a product or one of these reductions that isogemm does not compute (float64, complex, integers, a
-        convolution, a fused attention) instead of leaving it to torch.
+        convolution with groups, a fused attention) instead of leaving it to torch.
     rows : bool
         False leaves reductions, norms and functions of elements to torch.
     attention : bool
@@ -321,9 +321,9 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
 
     Determinism
     -----------
-    A product has the bits of the same call of isogemm, a reduction along rows those of `isogemm.torch.reductions`, and
-    attention those of `isogemm.torch.scaled_dot_product_attention`. `isogemm.torch.coverage` lists what of a model is
-    torch's.
+    A product has the bits of the same call of isogemm, a reduction along rows those of `isogemm.torch.reductions` (but
+    for a softmax of four dimensions or more: a chain), and attention those of
+    `isogemm.torch.scaled_dot_product_attention`. `isogemm.torch.coverage` lists what of a model is torch's.
     """
 
     def __init__(

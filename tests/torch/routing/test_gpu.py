@@ -107,3 +107,24 @@ def test_a_gradient_of_a_table_is_added_in_order():
         F.embedding(ids, table).backward(dy)
     assert scope.routed == {"embedding_dense_backward": 1}
     assert same(table.grad, torch.stack([chain(dy[ids == i]) for i in range(7)]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scores_ties_and_convolutions_do_not_see_the_batch(dtype):
+    scores = torch.randn(3, 4, 20, N, device="cuda").to(dtype)
+    sink, hidden = scores[..., :1], torch.full_like(scores, -torch.inf)
+    tied = torch.zeros(3, N, device="cuda", dtype=dtype)
+    tied[:, 11] = 1
+    x, w = (torch.randn(*shape, device="cuda").to(dtype) for shape in ((3, 20, N), (7, 20, 3)))
+    with isogemm.torch.invariant(strict=True):
+        weights = torch.cat([scores, sink], -1).softmax(-1, dtype=torch.float32)
+        later = torch.cat([scores, hidden, sink], -1)[1:2].softmax(-1, dtype=torch.float32)
+        chosen, fewer = tied.topk(5).indices, tied[1:2, :20].topk(5).indices
+        laid, alone = F.conv1d(x, w, padding=1), F.conv1d(x[1:2], w, padding=1)
+    assert same(later[..., :N].contiguous(), weights[1:2, ..., :N].contiguous())
+    assert same(later[..., -1:].contiguous(), weights[1:2, ..., -1:].contiguous())
+    torch.testing.assert_close(weights, torch.cat([scores, sink], -1).softmax(-1, dtype=torch.float32))
+    assert chosen.tolist() == [[11, 0, 1, 2, 3]] * 3
+    assert fewer.tolist() == [[11, 0, 1, 2, 3]]
+    assert same(alone, laid[1:2])
+    torch.testing.assert_close(laid, F.conv1d(x, w, padding=1), rtol=3e-2, atol=3e-1)

@@ -23,8 +23,6 @@ from ...errors import DeviceError, LimitError
 from ...operands.device_array import DeviceId
 from .trusted import TRUSTED, trusted_module
 
-__all__ = ["Adapter", "DeviceBuffer", "Limits", "ReadyLaunch", "adapters", "open_adapter"]
-
 ALIGN = 256  # of what is bound: the most that a device may ask for
 FIRST_ADDRESS = 2**32
 _addresses = itertools.count(FIRST_ADDRESS, 2**34)  # further apart than any buffer is long

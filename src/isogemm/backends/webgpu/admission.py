@@ -29,8 +29,6 @@ from .kernels import LANES, code_of, kernel_of
 from .launch import KernelCall, run
 from .planes import laid
 
-__all__ = ["ORDERS", "AdapterAdmissions", "TrialProduct", "pose", "trial"]
-
 Array = NDArray[Any]
 ORDERS = {"chain": Order(), "lanes": Order("lanes", LANES), "integers": Order()}
 POISON = np.uint32(0x7FC0DEAD)

@@ -13,8 +13,6 @@ from ...operands.device_array import DeviceId, device_array, holder_of
 from ...operands.prepared import PreparedWeight
 from .adapter import DeviceBuffer, open_adapter
 
-__all__ = ["WebGpuArray", "WebGpuWeight", "buffer_of", "empty", "from_numpy", "offset_of", "span"]
-
 Array = NDArray[Any]
 
 

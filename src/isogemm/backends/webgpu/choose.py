@@ -9,8 +9,6 @@ from ...contract.spec import Contract
 from ...errors import ContractError
 from ...operands.device_array import DeviceId
 
-__all__ = ["TREE", "Branch", "Crossovers", "TreeCase", "check_contract", "choices"]
-
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:

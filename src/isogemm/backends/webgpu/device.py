@@ -20,8 +20,6 @@ from .choose import TreeCase, check_contract, choices
 from .launch import KernelCall, run, whole
 from .measure import recalled
 
-__all__ = ["WebGpuDevice", "count", "current", "open_device", "trace", "usable"]
-
 Array = NDArray[Any]
 
 

@@ -16,8 +16,6 @@ from .array import buffer_of, empty, offset_of
 from .launch import bound, steps
 from .source import WRITE_HALF, element, part, rounding_store
 
-__all__ = ["copy", "follow"]
-
 Array = NDArray[Any]
 
 # By integers, since a device's own may drop what is small; -0 + -0 is -0, so that a product keeps its sign.

@@ -13,8 +13,6 @@ from .array import empty, offset_of
 from .launch import EXTRA, OUT, A, bound, steps
 from .source import assembled, element
 
-__all__ = ["Quantized", "code_of_block", "run_quantize"]
-
 Array = NDArray[Any]
 
 

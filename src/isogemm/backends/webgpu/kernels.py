@@ -10,8 +10,6 @@ from ...errors import OptionError
 from ...formats.blocks import format_of
 from .source import assembled, element, operand_b, vectors
 
-__all__ = ["KERNELS", "LANES", "VECTORS", "WgslKernel", "code_of", "kernel_of"]
-
 LANES = 32
 MEMORY = 16384  # bytes of workgroup memory that every adapter has; beyond what it has, a driver was seen to hang
 

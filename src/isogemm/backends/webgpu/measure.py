@@ -19,8 +19,6 @@ from .array import empty
 from .choose import Crossovers
 from .launch import KernelCall, run
 
-__all__ = ["measured", "recalled"]
-
 ROWS, COLUMNS = (8, 16, 32, 64, 128), (512, 2048, 8192, 32768)
 DEPTH, BESIDE = 512, 1024  # K of all products, and N of those whose M is looked for
 REPEATS = 5

@@ -12,8 +12,6 @@ from .adapter import Adapter
 from .choose import TREE, Crossovers, TreeCase, check_contract, choices
 from .planes import WHOLE
 
-__all__ = ["SCHEMA", "WebGpuPlan", "plan"]
-
 SCHEMA = "isogemm.webgpu_plan.v1"
 
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from ...formats.blocks import BlockFormat
 
-__all__ = ["WHOLE", "laid"]
-
 WHOLE = 16  # bytes
 
 

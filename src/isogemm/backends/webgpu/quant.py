@@ -21,8 +21,6 @@ from .integers import run_quantize
 from .launch import KernelCall
 from .planes import laid
 
-__all__ = ["FORMATS", "BlockCopy", "pieces", "product", "upload"]
-
 Array = NDArray[Any]
 FORMATS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from .trusted import TRUSTED
 
-__all__ = ["Constants", "assembled", "element", "operand_b", "part", "repeated", "rounding_store", "vectors"]
-
 FOLDER = Path(__file__).parent / "wgsl"
 Constants = Mapping[str, int | bool | str]  # text: the name of a type
 

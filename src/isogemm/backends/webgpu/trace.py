@@ -9,8 +9,6 @@ from ...base.dtypes import ITEMSIZE
 from ...errors import OptionError, ShapeError
 from .kernels import KERNELS, LANES, WgslKernel
 
-__all__ = ["ThreadTrace", "trace"]
-
 Output = tuple[int, int]
 GROUP = 32  # threads of what a chapter on Metal calls a SIMD group
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["TRUSTED", "trusted_module"]
-
 TRUSTED = "// Without checks of indices and loops.\n"
 
 

@@ -20,8 +20,6 @@ from .dropout import attend_with_dropout
 from .ops import attend
 from .sinks import attend_with_sinks
 
-__all__ = ["attention", "scaled_dot_product_attention"]
-
 
 def attention(
     q: Tensor,

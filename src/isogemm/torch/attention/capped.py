@@ -22,8 +22,6 @@ from ...contract.attention import LEAF
 from ..operator import Tensor
 from .gradients import Forward, exp2, hidden_and_added, in_blocks, logits, outside_of, product_of, side_by_side
 
-__all__ = ["forward"]
-
 
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor]:
     """(y, m, l) in float32 of a call that has none yet; ranges are those of batch entries."""

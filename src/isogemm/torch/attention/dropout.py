@@ -26,8 +26,6 @@ from . import capped
 from .gradients import Forward, gradients
 from .ops import chosen
 
-__all__ = ["attend_with_dropout", "seeds_of", "sequence_seeds", "threefry"]
-
 _MASK, _TURNS = 0xFFFFFFFF, ((13, 15, 26, 6), (17, 29, 16, 24))
 
 

@@ -30,11 +30,6 @@ from ..device import column
 from ..gemm import products
 from ..operator import Tensor
 
-__all__ = [
-    "Forward", "exp2", "gradients", "hidden_and_added", "in_blocks", "logits", "outside_of", "product_of",
-    "side_by_side",
-]  # fmt: skip
-
 _BUDGET = {"cpu": 2**22, "cuda": 2**27}  # elements of one matrix of probabilities that is held at a time
 _SHIFT, _LEAST = float(EXP2_SHIFT), float(EXP2_LEAST)
 _FIRST, *_TERMS = (float(x) for x in EXP2_TERMS["float32"])

@@ -24,8 +24,6 @@ from ..routing.elementwise import subnormals_kept
 from . import capped
 from .gradients import Forward, gradients
 
-__all__ = ["attend", "chosen", "differentiate", "forward"]
-
 
 def chosen(contract: str, q: Tensor, k: Tensor) -> Contract:
     """The contract of a call: the one asked for, or that of products.

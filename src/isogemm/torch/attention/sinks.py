@@ -26,8 +26,6 @@ from ..operator import Operator, Tensor, define, refuse_vmap
 from ..routing.elementwise import subnormals_kept
 from .ops import chosen, differentiate, forward
 
-__all__ = ["attend_with_sinks"]
-
 _LOG2E, _LN2 = float(LOG2E), 0.6931471824645996  # ln 2 rounded to float32
 
 

@@ -26,8 +26,6 @@ from .layers import Converted
 from .recognition import Looks, Match, agrees, magnitudes, random, stand_in, touched
 from .traced import other, train
 
-__all__ = ["Activation", "known"]
-
 # What the operator that compilers see calls. Modules of one class and one state share a place, so that compiled blocks
 # of a model share their code; the others have one each.
 _OWN: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

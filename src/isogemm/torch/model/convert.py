@@ -29,8 +29,6 @@ from .recognition import Looks, Match
 from .report import Conversion, refuse_open, warn_open
 from .watch import watch
 
-__all__ = ["PARTS", "convert"]
-
 PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope", "experts")
 
 ALREADY = "isogemm's already, as it is"

@@ -17,21 +17,6 @@ from ...contract.spec import Contract, ContractLike, as_contract
 from .. import functional, ops, reductions
 from ..ops import Tensor, with_order
 
-__all__ = [
-    "Converted",
-    "Embedding",
-    "GatedAct",
-    "GatedMLP",
-    "LayerNorm",
-    "Linear",
-    "Merging",
-    "RMSNorm",
-    "RowNorm",
-    "SiLU",
-    "Transposed",
-    "checked",
-]
-
 
 class Converted:
     """What every layer of isogemm's is: its part of a model, and where the gradients of its parameters go.

@@ -22,8 +22,6 @@ from ..device import DTYPES
 from ..ops import Tensor
 from .layers import Converted
 
-__all__ = ["OwnBlock", "OwnCode", "own", "unsafe"]
-
 _F = torch.nn.functional
 
 

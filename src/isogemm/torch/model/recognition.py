@@ -22,24 +22,6 @@ from . import layers, traced
 from .layers import Converted
 from .traced import Formula
 
-__all__ = [
-    "PLAIN",
-    "Looks",
-    "Match",
-    "agrees",
-    "around",
-    "differs",
-    "is_silu",
-    "known",
-    "magnitudes",
-    "mixed",
-    "no_linear",
-    "random",
-    "random_linear",
-    "stand_in",
-    "touched",
-]
-
 PLAIN: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}  # whatever torch's defaults are
 EPS_NAMES = ("variance_epsilon", "eps")
 GATES = ("gate_proj", "up_proj", "down_proj")

@@ -10,8 +10,6 @@ from typing import Any, NoReturn
 
 from ...errors import OptionError
 
-__all__ = ["Conversion", "LeftToTorch", "refuse_open", "warn_open"]
-
 _SHOWN = 6  # kinds that a warning names
 _IN_PLACE = "convert changes the model in place and returns a report about it"
 

@@ -12,8 +12,6 @@ from ..quant.linear import QuantizedLinear
 from .layers import Converted
 from .watch import forget
 
-__all__ = ["restore"]
-
 # What isogemm keeps in a module, and torch's has not.
 _KEPT = ("contract", "grad_order", "halves", "main_grads", "merged_number", "place")
 _BUFFERS = ("merged_bias", "merged_weight", "table")

@@ -18,8 +18,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..ops import Tensor
 
-__all__ = ["Formula", "Hidden", "Other", "other", "train"]
-
 # What moves elements and makes none; so do views.
 _MOVES = frozenset({"_unsafe_view", "cat", "clone", "contiguous"})
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}

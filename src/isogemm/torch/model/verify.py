@@ -16,8 +16,6 @@ from ...base import arguments
 from ...errors import OptionError
 from ..ops import Tensor
 
-__all__ = ["Verification", "verify"]
-
 _TOKENS, _BATCH, _PAD = 21, 5, 3  # a prompt has a length that is no size of a model
 
 

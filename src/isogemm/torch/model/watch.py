@@ -17,8 +17,6 @@ from ...errors import OptionError
 from ..routing.state import run_uncompiled
 from .layers import Converted
 
-__all__ = ["forget", "watch"]
-
 _NAME = "isogemm_watch"  # in the root's own attributes, so that copies and pickles have one of their own
 _SHOWN = 4  # modules that an error names
 

@@ -19,8 +19,6 @@ from ..own_code import OwnBlock, OwnCode, own, unsafe
 from ..recognition import PLAIN, Match, agrees, mixed, random, stand_in, touched
 from .mixture import Sorting, combined, in_order, multiplied, sent, sorting
 
-__all__ = ["Experts", "mixtures"]
-
 _FLAGS = {"has_gate", "has_bias", "is_transposed", "is_concatenated", "num_experts", "config"}
 
 

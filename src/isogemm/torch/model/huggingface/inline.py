@@ -22,8 +22,6 @@ from ..layers import Converted
 from ..own_code import OwnBlock, unsafe
 from ..recognition import Match, mixed, random, touched
 
-__all__ = ["attends_itself", "stacked"]
-
 _SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "ffn_hidden_size": 48, "num_attention_heads": 4, "num_kv_heads": 2,
     "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,

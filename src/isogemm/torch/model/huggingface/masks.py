@@ -29,8 +29,6 @@ from ....contract.attention import LEAF
 from ....errors import OptionError
 from ...ops import Tensor
 
-__all__ = ["Visible", "behind_hidden", "bind", "mask", "visible"]
-
 masking_utils: Any = None  # transformers' module, since `bind`: code that torch compiles cannot import a lazy package's
 HEADER = 16  # bytes; a multiple of it keeps rows aligned
 

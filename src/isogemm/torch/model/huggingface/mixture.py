@@ -21,8 +21,6 @@ from ... import reductions
 from ...gemm.grouped_linear import call_grouped_linear, call_outer, continued
 from ...operator import Operator, Tensor, define, is_compiling, refuse_vmap
 
-__all__ = ["Sorting", "combined", "in_order", "multiplied", "sent", "sorting"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sorting:

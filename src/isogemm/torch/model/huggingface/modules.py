@@ -23,8 +23,6 @@ from ..layers import Converted, Merging, RowNorm
 from . import masks as masks
 from .paged import PAGED, attend_paged, sinks_of
 
-__all__ = ["NAME", "CachedAttention", "Rotary", "RotaryAttention", "attend", "register", "tables"]
-
 NAME = "isogemm"
 BLOCK = 4096  # positions that are computed at once, always as many: a row's bits cannot depend on the table's length
 

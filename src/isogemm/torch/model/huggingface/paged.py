@@ -15,8 +15,6 @@ from ....errors import OptionError
 from ...attention.calls import attention
 from ...ops import Tensor
 
-__all__ = ["PAGED", "attend_paged", "sinks_of"]
-
 PAGED = "paged|isogemm"  # transformers puts its prefix before the name that a model has
 
 

@@ -32,18 +32,6 @@ from ..recognition import (
 from ..traced import Formula, Hidden, Other
 from .modules import NAME, CachedAttention, Rotary, RotaryAttention, register, tables
 
-__all__ = [
-    "attention_modules",
-    "halved",
-    "known",
-    "models",
-    "moves_alone",
-    "prepare_rotary",
-    "refusal",
-    "rotary_widths",
-    "switch",
-]
-
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _ARGUMENTS = ["hidden_states", "position_embeddings", "attention_mask"]
 _BY_CACHE = {"past_key_values": RotaryAttention, "cache": CachedAttention}  # what is mixed in, by the cache's name

@@ -39,7 +39,7 @@ REFUSED = {
 NOT_BATCHED = ("DeepseekV3", "Falcon", "GPTBigCode", "Llama4", "StableLm")
 
 
-def family(name: str, dtype: torch.dtype):
+def family(name: str, dtype: torch.dtype, device: str = "cpu"):
     """A tiny model whose tokens differ and whose numbers do not saturate."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -48,12 +48,12 @@ def family(name: str, dtype: torch.dtype):
             for p in model.parameters():
                 noise = torch.randn_like(p) * 0.1
                 p.copy_(noise if p.dim() > 1 else p + noise)
-    return model.to(dtype)
+    return model.to(device, dtype)
 
 
-def judged(name: str, mode: str, dtype: torch.dtype) -> str:
+def judged(name: str, mode: str, dtype: torch.dtype, device: str = "cpu") -> str:
     """``held``, ``refused: why``, or where bits changed."""
-    model = family(name, dtype)
+    model = family(name, dtype, device)
     if mode == "convert":
         try:
             iso.convert(model, strict=True)

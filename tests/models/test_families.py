@@ -17,20 +17,23 @@ import isogemm.torch as iso  # noqa: E402
 from isogemm.errors import OptionError  # noqa: E402
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 QUIET = pytest.mark.filterwarnings("ignore:.*RoPE scaling", "ignore:.*torch.jit.script")
 
 
 @QUIET
 @DTYPES
+@DEVICES
 @pytest.mark.parametrize("name", HELD)
-def test_a_family_holds(name, dtype):
-    assert judged(name, "convert", dtype) == "held"
+def test_a_family_holds(name, dtype, device):
+    assert judged(name, "convert", dtype, device) == "held"
 
 
 @QUIET
+@DEVICES
 @pytest.mark.parametrize("name", HELD)
-def test_a_family_holds_inside_invariant(name):
-    assert judged(name, "invariant", torch.float32) == "held"
+def test_a_family_holds_inside_invariant(name, device):
+    assert judged(name, "invariant", torch.float32, device) == "held"
 
 
 @QUIET

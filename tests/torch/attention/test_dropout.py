@@ -18,12 +18,13 @@ from isogemm.torch.attention import dropout  # noqa: E402
 RATE, TOKENS = 0.3, 150  # more keys than a leaf has
 SEEDS = torch.tensor([5, -(2**62) + 1])
 MORE = {"dropout": RATE, "causal": True}
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
-def operands(dtype=torch.float32):
+def operands(dtype=torch.float32, device="cpu"):
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 4, TOKENS, 16), (2, 2, TOKENS, 16), (2, 2, TOKENS, 24))
-    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    return [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
 
 
 def words(*numbers):
@@ -58,38 +59,41 @@ def formula(q, k, v):
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 4e-6), (torch.bfloat16, 3e-2)], ids=str)
-def test_values_and_gradients(dtype, error):
+@DEVICES
+def test_values_and_gradients(dtype, error, device):
     assert 0.69 < float(chosen().float().mean()) < 0.71
-    ours = operands(dtype)
-    exact = [x.detach().double().requires_grad_() for x in ours]
-    y, want = iso.attention(*ours, **MORE, seeds=SEEDS), formula(*exact)
-    torch.testing.assert_close(y.double(), want, rtol=error, atol=error)
+    ours = operands(dtype, device)
+    exact = [x.detach().cpu().double().requires_grad_() for x in ours]
+    y, want = iso.attention(*ours, **MORE, seeds=SEEDS.to(device)), formula(*exact)
+    torch.testing.assert_close(y.cpu().double(), want, rtol=error, atol=error)
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(7))
-    pairs = torch.autograd.grad(y, ours, dy.to(dtype)), torch.autograd.grad(want, exact, dy.to(dtype).double())
+    pairs = torch.autograd.grad(y, ours, dy.to(device, dtype)), torch.autograd.grad(want, exact, dy.to(dtype).double())
     for a, b in zip(*pairs, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=error, atol=error * float(b.abs().max()))
+        torch.testing.assert_close(a.cpu().double(), b, rtol=error, atol=error * float(b.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_choices_belong_to_tokens(dtype):
-    q, k, v = (x.detach() for x in operands(dtype))
-    whole = iso.attention(q, k, v, **MORE, seeds=SEEDS)
-    assert same(iso.attention(q, k, v, **MORE, seeds=SEEDS), whole)
-    assert not same(iso.attention(q, k, v, **MORE, seeds=SEEDS + 1), whole)
-    assert same(iso.attention(q[1:], k[1:], v[1:], **MORE, seeds=SEEDS[1:]), whole[1:])
+@DEVICES
+def test_choices_belong_to_tokens(dtype, device):
+    (q, k, v), seeds = (x.detach() for x in operands(dtype, device)), SEEDS.to(device)
+    whole = iso.attention(q, k, v, **MORE, seeds=seeds)
+    assert same(iso.attention(q, k, v, **MORE, seeds=seeds), whole)
+    assert not same(iso.attention(q, k, v, **MORE, seeds=seeds + 1), whole)
+    assert same(iso.attention(q[1:], k[1:], v[1:], **MORE, seeds=seeds[1:]), whole[1:])
     for i in (0, 1, 127, 128, TOKENS - 1):
-        token = iso.attention(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1], dropout=RATE, seeds=SEEDS)
+        token = iso.attention(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1], dropout=RATE, seeds=seeds)
         assert same(token, whole[:, :, i : i + 1])
     for pad in (33, 8):
         padded = [torch.nn.functional.pad(x, (0, 0, pad, 0), value=torch.nan) for x in (q, k, v)]
-        behind = iso.attention(*padded, **MORE, start=torch.tensor([pad, pad]), seeds=SEEDS)
+        behind = iso.attention(*padded, **MORE, start=torch.tensor([pad, pad], device=device), seeds=seeds)
         assert same(behind[:, :, pad:], whole)
 
 
-def test_gradients_do_not_see_the_batch():
-    given = operands(torch.bfloat16)
+@DEVICES
+def test_gradients_do_not_see_the_batch(device):
+    given, seeds = operands(torch.bfloat16, device), SEEDS.to(device)
     alone = [x.detach()[1:].requires_grad_() for x in given]
-    sums = [iso.attention(*x, **MORE, seeds=s).sum() for x, s in ((given, SEEDS), (alone, SEEDS[1:]))]
+    sums = [iso.attention(*x, **MORE, seeds=s).sum() for x, s in ((given, seeds), (alone, seeds[1:]))]
     for x, y in zip(*(torch.autograd.grad(s, z) for s, z in zip(sums, (given, alone), strict=True)), strict=True):
         assert same(x[1:], y)
 

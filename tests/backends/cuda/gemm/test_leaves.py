@@ -10,7 +10,7 @@ from tests.backends.cuda.compiled import Kernels, kernels
 from tests.backends.cuda.gemm.test_kernels_compile import begun, full, pose
 
 from isogemm.backends.cuda.gemm.choose import FAMILIES
-from isogemm.backends.cuda.gemm.hopper.config import HopperConfig
+from isogemm.backends.cuda.gemm.hopper.config import HopperConfig, geometry, levels_of, quads_of
 from isogemm.backends.cuda.gemm.leaves.family import MOST, walks
 from isogemm.problem.product import Strides
 
@@ -94,12 +94,14 @@ def test_sums_meet_one_rounding_at_a_time(kernels: Kernels, product, names, sums
     ("order", "k", "config", "served"),
     [
         ("tree2", 4096, "128x192x64 s5", True),
-        ("tree8", 4096, "128x192x64 s5", True),
+        ("tree4", 4096, "128x128x64 s7", True),
+        ("tree8", 4096, "128x128x64 s7", True),
+        ("tree8", 4096, "128x128x64 s5", True),
         ("tree8", 4096, "w64x16x256 s5", True),
-        ("tree8", 4096, "64x128x64 s4 pp", True),
+        ("tree16", 4096, "64x128x64 s4 pp", True),
         ("tree8", 1024, "w64x16x256 s5", False),  # a leaf ends within a stage
-        ("tree8", 4096 + 16, "128x192x64 s5", False),  # leaves of two lengths
-        ("tree8", 4096, "128x256x64 s4", False),  # totals that registers do not hold
+        ("tree8", 4096 + 16, "128x128x64 s5", False),  # leaves of two lengths
+        ("tree8", 4096, "128x192x64 s5", False),  # three sums that registers do not hold
     ],
 )
 def test_a_tree_in_one_walk(kernels: Kernels, order: str, k: int, config: str, served: bool) -> None:
@@ -109,12 +111,14 @@ def test_a_tree_in_one_walk(kernels: Kernels, order: str, k: int, config: str, s
         return
     (kernel,) = kernels.build("hopper", config, product)
     parsed = HopperConfig.parse(config)
-    added, fused, read, written = kernel.machine_counts("FADD", "FFMA", "LDG", "STG")
+    quads, levels, near = quads_of(product), levels_of(product), geometry(product, parsed).inside(product)
+    added, fused, read, written, waits = kernel.machine_counts("FADD", "FFMA", "LDG", "STG", "WARPGROUP")
     assert kernel.spilled == fused == 0
-    # A value of each thread's is added once to its pair and once to what waits.
-    waits = order != "tree2"
-    assert added == parsed.accumulators * (1 + waits)
-    assert (read, written >= read) == (waits * parsed.accumulators // 4, True)
+    # Three times two meet in a quad, once at each level above; a pair is a total that both leaves are added to.
+    assert added == parsed.accumulators * (3 + levels if quads else 1)
+    assert (read, written >= read) == ((levels - near) * parsed.accumulators // 4, True)
+    # No instruction waits for the one before: those that do have a fence and a wait each.
+    assert waits <= kernel.machine_counts("HGMMA")[0]
 
 
 def test_a_tree_of_few_tiles_is_walked_leaf_by_leaf_at_once(monkeypatch) -> None:

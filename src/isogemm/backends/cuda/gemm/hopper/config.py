@@ -16,8 +16,10 @@ __all__ = [
     "HopperSide",
     "fits",
     "geometry",
+    "has_totals",
     "leaf_of",
     "levels_of",
+    "quads_of",
     "serves",
 ]
 
@@ -93,15 +95,26 @@ class HopperConfig:
         """Of a thread."""
         return self.blocks * self.cols // 2
 
-    def totals(self, leaf: bool) -> int:
+    @property
+    def sums(self) -> int:
+        """Bytes of a float32 for each of a block's accumulators."""
+        return 512 * self.warpgroups * self.accumulators
+
+    @property
+    def totals(self) -> int:
         """Leaf totals that stay in registers; the others lie in shared memory.
 
         Registers hold 96 + 96; of 128 accumulators, 64 totals leave no spill inside the walk.
         """
-        if not leaf:
-            return 0
         room = 96 if self.warpgroups < 3 else 48
         return self.accumulators if self.accumulators <= room else room - 32
+
+    @property
+    def registers(self) -> int:
+        """Sums that a thread has room for."""
+        if self.occupancy > 1:
+            return 80
+        return 192 if self.warpgroups < 3 else 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +178,23 @@ class Geometry:
         """Rows of 128 bytes that Y fills in a block of a stage."""
         return -(-self.config.cols // 64) * 64 if self.y.across else self.config.cols
 
-    def shared(self, leaf: bool) -> int:
+    def shared(self, p: Product) -> int:
         """Bytes of dynamic shared memory of a block."""
-        c = self.config
-        return self.beside_the_ring(leaf) + c.stages * c.depth * 2 * (self.x_rows + self.y_rows)
+        return self._ring(p) + self.inside(p) * self.config.sums
 
-    def beside_the_ring(self, leaf: bool) -> int:
-        """Bytes of `shared` that no stage holds."""
+    def inside(self, p: Product) -> int:
+        """Levels of a tree whose sums wait in shared memory, where the ring leaves room for them."""
+        room = (SHARED + 1024) // self.config.occupancy - 1024 - self._ring(p)
+        return min(levels_of(p), max(0, room) // self.config.sums)
+
+    def _ring(self, p: Product) -> int:
         c = self.config
-        spilled = (c.accumulators - c.totals(leaf)) * 512 * c.warpgroups if leaf else 0
+        return self.beside_the_ring(p) + c.stages * c.depth * 2 * (self.x_rows + self.y_rows)
+
+    def beside_the_ring(self, p: Product) -> int:
+        """Bytes that the ring cannot have."""
+        c = self.config
+        spilled = (c.accumulators - c.totals) * 512 * c.warpgroups if has_totals(p) else 0
         over = max(0, c.rows - self.x_rows) * 128  # what the last instructions read beyond a short operand
         return 1024 + spilled + over
 
@@ -204,10 +225,20 @@ def leaf_of(p: Product) -> int:
     return order.size if order.kind == "leaf" else 0
 
 
-def levels_of(p: Product) -> int:
-    """Levels of a tree above its pairs of leaves: sums of each wait in memory."""
+def quads_of(p: Product) -> int:
+    """Fours of leaves in a tree, which meet in registers; 0 of another order, and of a tree of two."""
     order = p.contract.order
-    return order.size.bit_length() - 2 if order.kind == "tree" else 0
+    return order.size // 4 if order.kind == "tree" else 0
+
+
+def levels_of(p: Product) -> int:
+    """Levels of a tree above its quads: sums of each wait for their neighbours'."""
+    return max(1, quads_of(p)).bit_length() - 1
+
+
+def has_totals(p: Product) -> bool:
+    """Whether leaves are added up, one after the other."""
+    return leaf_of(p) > 0 and not quads_of(p)
 
 
 def serves(p: Product, c: HopperConfig | None = None) -> bool:
@@ -240,15 +271,11 @@ def fits(p: Product, c: HopperConfig) -> bool:
     if g is None or c.depth % 64 or c.stages < 2 or c.cluster > 8 or not {c.cm, c.cn} <= {1, 2, 4, 8}:
         return False
     tiles = (64, 128) if c.pingpong else (64, 128, 192, 256)
-    leaf = leaf_of(p)
-    registers = c.accumulators + c.totals(leaf > 0)
-    room = {1: 192, 2: 192, 3: 96}[c.warpgroups] if c.occupancy == 1 else 80
-    if c.rows not in tiles or c.cols % 8 or not 8 <= c.cols <= 256 or registers > room:
+    sums = c.accumulators * (3 if quads_of(p) else 1) + c.totals * has_totals(p)
+    if c.rows not in tiles or c.cols % 8 or not 8 <= c.cols <= 256 or sums > c.registers:
         return False
     if c.occupancy > 1 and c.warpgroups > 1:
         return False
     if (g.x_rows // c.cn) % 8 or (not g.y.across and c.cols % (8 * c.cm)):
         return False
-    if leaf % c.depth or (levels_of(p) and c.totals(True) < c.accumulators):
-        return False
-    return c.occupancy * (g.shared(leaf > 0) + 1024) <= SHARED + 1024
+    return leaf_of(p) % c.depth == 0 and c.occupancy * (g.shared(p) + 1024) <= SHARED + 1024

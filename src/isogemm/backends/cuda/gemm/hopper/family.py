@@ -27,7 +27,18 @@ from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
 from ...driver.workspace import workspace
 from ..model import gpu_of
-from .config import OPERANDS, Geometry, HopperConfig, HopperSide, geometry, leaf_of, levels_of, serves
+from .config import (
+    OPERANDS,
+    Geometry,
+    HopperConfig,
+    HopperSide,
+    geometry,
+    has_totals,
+    leaf_of,
+    levels_of,
+    quads_of,
+    serves,
+)
 from .model import expected, ranked, resident
 from .palette import PALETTE
 
@@ -66,7 +77,7 @@ class Hopper(ProductFamily):
 
 
 def _defines(p: Product, g: Geometry) -> dict[str, object]:
-    c, leaf = g.config, leaf_of(p) > 0
+    c = g.config
     out_bytes = ITEMSIZE[p.dtype_out]
     return {
         "BN": c.cols,
@@ -81,9 +92,11 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
         "Y_MN": g.y.across,
         "X_ROWS": g.x_rows,
         "COLUMNS": g.columns,
-        "LEAF": leaf,
-        "TOTALS": c.totals(leaf),
+        "LEAF": has_totals(p),
+        "TOTALS": c.totals * has_totals(p),
+        "QUADS": quads_of(p),
         "LEVELS": levels_of(p),
+        "INSIDE": g.inside(p),
         "FIRST": "-0.0f" if p.contract.order.kind == "tree" else "0.0f",
         "ACCUMULATE": p.accumulate,
         "EPILOGUE": p.alpha != 1 or p.dtype_bias is not None or (p.c is not None and not p.accumulate),
@@ -136,12 +149,12 @@ def _bind(p: Product, g: Geometry, device: int) -> Launch:
     kernel = function_of("gemm/hopper/hopper.cu", "hopper", device, defines, before=instruction)
     clusters = min(math.prod(g.tiles()) * p.batch, resident(c, facts.device(device).multiprocessors))
     blocks = clusters * c.cluster
-    waiting = levels_of(p) * blocks * 512 * c.warpgroups * c.accumulators  # bytes: a value of each thread's
+    waiting = (levels_of(p) - g.inside(p)) * blocks * c.sums  # bytes
     bound = kernel.bind(
         ["map", "map", "ptr", "ptr", "ptr", *["ptr"] * (waiting > 0), *_scalars(p, g)],
         grid=(blocks,),
         block=(c.threads,),
-        shared=g.shared(leaf_of(p) > 0),
+        shared=g.shared(p),
         cluster=(c.cluster,),
         pdl=True,
     )

@@ -4,8 +4,8 @@
 //            rows (COLUMNS 1), so weights or tokens can be the 64 rows of an instruction.
 // Order      every element walks K in ascending blocks of 16, one instruction each, in one float32 accumulator; with
 //            LEAF it starts again from zero every `leaf` stages, and leaf sums are added in ascending order to a total that
-//            begins with FIRST: +0, or -0, which leaves the first sum as it is. LEVELS: two leaves and their total are a pair of
-//            a tree; pairs meet level by level, as a binary counter carries, and wait in memory meanwhile.
+//            begins with FIRST: +0, or -0, which leaves the first sum as it is (two leaves of a tree). QUADS: a tree of as
+//            many times four leaves; four meet in registers, quads level by level, as a binary counter carries.
 // Roles      WARPGROUPS consumers, each with MW blocks of 64 rows and BN columns; one thread of the last warp(group) fills
 //            a ring of STAGES buffers of KS * 128 bytes of K. PINGPONG: the two consumers own alternate tiles, so that
 //            one's epilogue hides behind the other's products; else they share a tile of BM rows.
@@ -73,6 +73,41 @@ template <class F> DEVICE void multiply(float (&acc)[MW][NACC], u64 dx, u64 dy, 
   }
 }
 
+// Sums of neighbours meet; order-critical: what came before is the left operand.
+DEVICE void meet(float (&left)[MW][NACC], float (&right)[MW][NACC]) {
+#pragma unroll
+  for (int m = 0; m < MW; ++m) {
+    pin(left[m]), pin(right[m]);
+#pragma unroll
+    for (int i = 0; i < NACC; ++i) left[m][i] = __fadd_rn(left[m][i], right[m][i]);
+    pin(left[m]);  // here, not later: `right` is needed again
+  }
+}
+
+#if LEVELS
+// What is complete meets what waits for it, or waits: INSIDE levels in shared memory, others in memory, 16 bytes a
+// thread at a time. Order-critical as `meet`.
+DEVICE void carry(float (&sum)[MW][NACC], int quad, float4* near, float4* far) {
+  constexpr int LANES = 128 * WARPGROUPS, EACH = MW * NACC / 4;
+#pragma unroll
+  for (int level = 0; level < LEVELS; ++level) {
+    float4* at = level < INSIDE ? near + level * EACH * LANES : far + (level - INSIDE) * EACH * LANES;
+    const bool waits = quad >> level & 1;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      float* v = &sum[4 * i / NACC][4 * i % NACC];
+      if (waits) {
+        const float4 w = at[i * LANES];
+        v[0] = __fadd_rn(w.x, v[0]), v[1] = __fadd_rn(w.y, v[1]), v[2] = __fadd_rn(w.z, v[2]), v[3] = __fadd_rn(w.w, v[3]);
+      } else {
+        at[i * LANES] = make_float4(v[0], v[1], v[2], v[3]);
+      }
+    }
+    if (!waits) return;
+  }
+}
+#endif
+
 // A warp has left a buffer: tell every block that writes into it.
 DEVICE void release(u32 empty, u32 lane) {
   if (CLUSTER == 1) {
@@ -129,26 +164,6 @@ struct Totals {
       for (int j = 0; j < 4; ++j) v[(i + j) / NACC][(i + j) % NACC] = t[j];
     }
   }
-#if LEVELS
-  // The pair that is complete meets those that wait for it; order-critical: what came before is the left operand's.
-  __device__ __forceinline__ void carry(float4* waiting, int pair, bool last) {
-    constexpr int LANES = 128 * WARPGROUPS;
-    for (; pair & 1; pair >>= 1, waiting += TOTALS / 4 * LANES) {
-#pragma unroll
-      for (int i = 0; i < TOTALS; i += 4) {
-        const float4 w = waiting[i / 4 * LANES];
-        kept[i] = __fadd_rn(w.x, kept[i]), kept[i + 1] = __fadd_rn(w.y, kept[i + 1]);
-        kept[i + 2] = __fadd_rn(w.z, kept[i + 2]), kept[i + 3] = __fadd_rn(w.w, kept[i + 3]);
-      }
-    }
-    if (last) return;
-#pragma unroll
-    for (int i = 0; i < TOTALS; i += 4) {
-      waiting[i / 4 * LANES] = make_float4(kept[i], kept[i + 1], kept[i + 2], kept[i + 3]);
-      kept[i] = kept[i + 1] = kept[i + 2] = kept[i + 3] = FIRST;
-    }
-  }
-#endif
   static __device__ __forceinline__ void first(const Epilogue& e, int i, int row, int col, int item, float& x, float& y) {
     const float2 c = ACCUMULATE ? load_c(e, i % NACC, row + i / NACC * 64, col, item) : make_float2(FIRST, FIRST);
     x = c.x, y = c.y;
@@ -164,7 +179,7 @@ struct Totals {
 
 extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8* out, const void* c, const void* bias,
-#if LEVELS
+#if LEVELS > INSIDE
        float4* waiting,
 #endif
        i64 out_ld, i64 out_batch, i64 c_row, i64 c_col, i64 c_batch, i64 bias_step, int rows, int cols, int iters,
@@ -218,12 +233,17 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     const u64 first_x = descriptor<X_MN>(ring + block * 8192), first_y = descriptor<Y_MN>(ring + KS * X_BYTES);
     u32 count = PINGPONG ? warpgroup * iters : 0;
     float acc[MW][NACC];
-#if LEAF
+#if QUADS
+    float second[MW][NACC], third[MW][NACC];
+    float4* const near = (float4*)(memory + (ring - shared(memory)) + STAGES * STAGE_BYTES) + threadIdx.x;
+#if LEVELS > INSIDE
+    waiting += blockIdx.x * ((LEVELS - INSIDE) * (MW * NACC / 4) * 128 * WARPGROUPS) + threadIdx.x;
+#else
+    float4* const waiting = nullptr;
+#endif
+#elif LEAF
     Totals total;
     total.rest = ring + STAGES * STAGE_BYTES + 16 * threadIdx.x;
-#endif
-#if LEVELS
-    waiting += blockIdx.x * (LEVELS * TOTALS / 4 * 128 * WARPGROUPS) + threadIdx.x;
 #endif
     for (int t = cluster_id() + (PINGPONG ? warpgroup * cluster_count() : 0); t < grid.count(); t += step) {
       const Tile tile = grid[t];
@@ -247,38 +267,62 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
       if (PINGPONG) turn_take(1 + warpgroup);
       u32 stage = count % STAGES, parity = count / STAGES & 1, previous = 0, ahead = stage * (STAGE_BYTES >> 4);
       bool filled = false;
+      // A stage into one set of accumulators. What the one before it left is complete once half of it, or all, is issued.
+      const auto take = [&](float (&sum)[MW][NACC], bool held) {
+        if (!filled) barrier_wait(full + 8 * stage, parity);
+        multiply(sum, further(first_x, ahead), further(first_y, ahead), scale, [&] {
+          const u32 here = stage;
+          ahead += STAGE_BYTES >> 4;
+          if (++stage == STAGES) stage = 0, ahead = 0, parity ^= 1;
+          filled = barrier_passed(full + 8 * stage, parity);
+          wgmma_commit();
+          wgmma_wait<1>();
+          release(empty + 8 * previous, held ? lane : ~0u);
+          previous = here;
+        });
+        if (ASIDE < LAST) wgmma_commit();
+      };
+      const auto finish = [&](bool last) {
+        if (PINGPONG && last) turn_give(2 - warpgroup);
+        wgmma_wait<0>();
+        release(empty + 8 * previous, lane);
+      };
+#if QUADS
+      // Of four leaves each is issued while the one before is under way, and two meet behind the third one's products.
+      const auto walk = [&](float (&sum)[MW][NACC], int of_quad) {
+        wgmma_fence();
+        scale = 0;
+        take(sum, of_quad);
+        if (of_quad == 2) meet(acc, second);
+#pragma unroll 1
+        for (int i = 1; i < leaf; ++i) take(sum, true);
+      };
+#pragma unroll 1
+      for (int quad = 0; quad < QUADS; ++quad) {
+        walk(acc, 0), walk(second, 1), walk(third, 2), walk(second, 3);
+        finish(quad + 1 == QUADS);
+        meet(third, second);
+        meet(acc, third);
+#if LEVELS
+        carry(acc, quad, near, waiting);
+#endif
+      }
+#else
 #pragma unroll 1
       for (int begin = 0; begin < iters; begin += span) {
         const int n = min(span, iters - begin);
         wgmma_fence();
 #pragma unroll 1
-        for (int i = 0; i < n; ++i) {
-          if (!filled) barrier_wait(full + 8 * stage, parity);
-          multiply(acc, further(first_x, ahead), further(first_y, ahead), scale, [&] {
-            const u32 here = stage;
-            ahead += STAGE_BYTES >> 4;
-            if (++stage == STAGES) stage = 0, ahead = 0, parity ^= 1;
-            filled = barrier_passed(full + 8 * stage, parity);
-            wgmma_commit();
-            wgmma_wait<1>();
-            release(empty + 8 * previous, i ? lane : ~0u);
-            previous = here;
-          });
-          if (ASIDE < LAST) wgmma_commit();
-        }
-        if (PINGPONG && begin + span >= iters) turn_give(2 - warpgroup);
-        wgmma_wait<0>();
-        release(empty + 8 * previous, lane);
+        for (int i = 0; i < n; ++i) take(acc, i);
+        finish(begin + span >= iters);
 #pragma unroll
         for (int m = 0; m < MW; ++m) pin(acc[m]);
 #if LEAF
         total.add(acc);
         scale = 0;
 #endif
-#if LEVELS
-        if (begin / span & 1) total.carry(waiting, begin / span >> 1, begin + span >= iters);
-#endif
       }
+#endif
       count += (PINGPONG ? 2 : 1) * iters;
 #if LEAF
       float sum[MW][NACC];

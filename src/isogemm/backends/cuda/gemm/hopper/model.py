@@ -7,6 +7,7 @@ stream for more than 15 us; clusters of four lose half, because fewer of them fi
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from .....base.dtypes import ITEMSIZE
 from .....problem.product import Product
 from ..model import H200, Gpu, Tiling, microseconds
-from .config import SHARED, HopperConfig, fits, geometry, leaf_of, levels_of, serves
+from .config import SHARED, HopperConfig, fits, geometry, levels_of, serves
 
 __all__ = ["expected", "ranked", "resident"]
 
@@ -60,14 +61,17 @@ def _candidates(p: Product) -> Iterator[HopperConfig]:
 
 
 def _filled(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
-    """With K of a stage, stages that fill shared memory, and weights that leave L2 first where they are read once."""
+    """With K of a stage, stages that fill shared memory, and weights that leave L2 first where they are read once.
+
+    A tree has configurations with fewer stages, too, beside which sums can wait.
+    """
     g = geometry(p, c)
     if g is None:
         return
     lines = g.x_rows + g.y_rows
-    room = SHARED - g.beside_the_ring(leaf_of(p) > 0)
+    rooms = [SHARED - g.beside_the_ring(p) - i * c.sums for i in range(levels_of(p) + 1)]
     once = g.tiles()[1 if c.swapped else 0] == 1 and p.batch == 1
-    for depth in (64, 128, 256):
+    for room, depth in itertools.product(rooms, (64, 128, 256)):
         stages = min(room // (depth * 2 * lines), max(2, 2 * -(-p.k // depth)), 24)
         deep = depth > 64 and depth < 2 * p.k and depth * lines <= 128 * 136
         if stages >= (4 if deep else 2) and (deep or depth == 64):
@@ -89,7 +93,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     tiles = math.prod(g.tiles()) * p.batch
     waves = -(-tiles // resident(c, gpu.multiprocessors))
     biased = p.dtype_bias is not None and not c.swapped
-    carried = max(0, p.contract.order.size - 2) if levels_of(p) else 0  # sums of a tree that wait, and are met
+    carried = 2 * (2 ** (levels_of(p) - g.inside(p)) - 1)  # sums of a tree that wait in memory, and are met
     cut = Tiling(
         tiles=tiles * c.cluster,
         waves=waves,

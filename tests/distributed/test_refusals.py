@@ -101,3 +101,20 @@ def test_an_audit_of_ranks_needs_a_common_tree():
 
     with pytest.raises(OptionError, match=r"--tp.*1,2,4"):
         compare_ranks("nowhere", [2, 3])
+    with pytest.raises(OptionError, match=r"--device: .*cuda:1; nearest legal choice: cuda"):
+        compare_ranks("nowhere", [2], device="cuda:1")
+
+
+@pytest.mark.gpu
+def test_ranks_that_share_a_gpu_have_the_bits_of_one(tmp_path):
+    """Logits of two and of four processes, whose sums travel through the host's memory."""
+    transformers = pytest.importorskip("transformers")
+    from isogemm.audit import compare_ranks
+
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4}
+    config = transformers.Qwen3Config(vocab_size=2048, num_hidden_layers=2, head_dim=64, **sizes)
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    for outcome in compare_ranks(str(tmp_path), [1, 2, 4], random=True, dtype="bfloat16", device="cuda"):
+        assert (outcome.differing, outcome.first) == (0, "")
+        assert outcome.logits == 2 * 67 * 2048

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -161,12 +161,13 @@ def audit_command(
         raise OptionError(named, limit="with --hf", value="alone", nearest="--hf FOLDER")
     _check_outputs(json, html)
     if tp:
-        if not hf or mode or device or quantize or json or html:
-            others = "--mode, --device, --quantize, --json and --html"
+        if not hf or mode or quantize or html:
+            others = "--mode, --quantize and --html"
             raise OptionError(
                 "--tp", limit=f"with --hf, without {others}", value="both", nearest="--hf FOLDER --tp 1,2"
             )
-        _audit_ranks(hf, _sizes(tp) or [], random=random, dtype=dtype, seed=seed, tokens=tokens)
+        options = {"random": random, "dtype": dtype, "device": device, "seed": seed, "tokens": tokens}
+        _audit_ranks(hf, _sizes(tp) or [], json, options)
     if hf:
         if provider or model or shapes or weights or inputs:
             raise OptionError("--hf", limit="--mode instead of providers, no shapes", value="both", nearest="--mode")
@@ -396,12 +397,17 @@ app.command("inspect", epilog=examples("inspect"))(quant.inspect_command)
 app.add_typer(program.app, name="program", epilog=examples("program"))
 
 
-def _audit_ranks(path: str, sizes: list[int], **options: Any) -> NoReturn:
+def _audit_ranks(path: str, sizes: list[int], json: str, options: Mapping[str, Any]) -> NoReturn:
+    from dataclasses import asdict
+
     from ..audit import compare_ranks
+    from ..lab import environment, write_json
 
     found = compare_ranks(path, sizes, **options)
     for outcome in found:
         typer.echo(str(outcome))
+    if json:
+        write_json(Path(json), [asdict(outcome) for outcome in found], environment=environment(), options=options)
     raise typer.Exit(1 if any(outcome.first for outcome in found) else 0)
 
 

@@ -29,6 +29,8 @@ class RanksOutcome:
         Elements that were compared, and those of other bits, on all ranks.
     first : str
         The first module, as they are called, whose output has other bits; empty where none has.
+    device : str
+        What ranks computed on, and what carried their sums.
     """
 
     tp: int
@@ -36,6 +38,7 @@ class RanksOutcome:
     logits: int
     differing: int
     first: str
+    device: str = "cpu, gloo"
 
     def __str__(self) -> str:
         where = f"; first in {self.first}" if self.first else ""
@@ -43,9 +46,16 @@ class RanksOutcome:
 
 
 def compare_ranks(
-    path: str, sizes: Sequence[int], *, random: bool = False, dtype: str = "", seed: int = 0, tokens: int = 67
+    path: str,
+    sizes: Sequence[int],
+    *,
+    random: bool = False,
+    dtype: str = "",
+    device: str = "",
+    seed: int = 0,
+    tokens: int = 67,
 ) -> list[RanksOutcome]:
-    """Launch ranks on this machine's CPUs (gloo), and hold their logits against one process'.
+    """Launch ranks on this machine, and hold their logits against one process'.
 
     Parameters
     ----------
@@ -55,6 +65,9 @@ def compare_ranks(
         Numbers of ranks, each at most 16.
     random, dtype, seed
         As in `isogemm.audit.load`.
+    device : {"", "cpu", "cuda"}
+        Of all ranks, the CPU by default. With a GPU for each of them NCCL carries their sums; ranks that have to share
+        GPUs hold them in gloo's place, through the host's memory: the same bits, at no speed to speak of.
     tokens : int
         Of each of two prompts.
 
@@ -65,7 +78,7 @@ def compare_ranks(
     Raises
     ------
     OptionError
-        No such folder, or sizes that have no common tree. What a rank raises ends the launch with its error.
+        No such folder or device, or sizes that have no common tree. What a rank raises ends the launch with its error.
     """
     require_extra("hf", "the audit of a model", "torch", "transformers")
     import torch.multiprocessing as processes
@@ -74,9 +87,11 @@ def compare_ranks(
     order = next((f"tree{n}" for n in _TREES if n >= most and all(size > 0 and n % size == 0 for size in sizes)), "")
     if not order or not most:
         raise OptionError("--tp", limit="numbers of ranks that divide 16", value=list(sizes), nearest="1,2,4")
+    if device not in ("", "cpu", "cuda"):
+        raise OptionError("--device", limit="cpu or cuda with --tp", value=device, nearest="cuda, for all GPUs")
     with tempfile.TemporaryDirectory() as folder:
         found = processes.get_context("spawn").SimpleQueue()
-        options = {"random": random, "dtype": dtype, "seed": seed}
+        options = {"random": random, "dtype": dtype, "device": device, "seed": seed}
         words = (most, f"file://{folder}/store", path, tuple(sizes), order, options, tokens, found)
         processes.spawn(_rank, words, nprocs=most)
         return [found.get() for _ in sizes]
@@ -101,10 +116,17 @@ def _rank(
     from ...torch.distributed import Ranks
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=_TIMEOUT))
+    carrier, device = "gloo", "cpu, gloo"
+    if options["device"] == "cuda" and torch.cuda.is_available():
+        there = torch.cuda.device_count()
+        torch.cuda.set_device(rank % there)
+        carrier = "nccl" if there >= world else "gloo"
+        device = f"{min(there, world)} x {torch.cuda.get_device_name()}, {carrier}"
+    limit = timedelta(seconds=_TIMEOUT)
+    dist.init_process_group(carrier, init_method=where, rank=rank, world_size=world, timeout=limit)
     whole = load(path, **options)
     convert(whole, tp=Ranks(None, order))
-    ids = _prompts(whole, tokens)
+    ids = _prompts(whole, tokens).to(whole.device)
     want = outputs(whole, ids)
     for size in sizes:
         group = dist.new_group(list(range(size)))
@@ -112,9 +134,10 @@ def _rank(
             ranks = Ranks(group, order, timeout=_TIMEOUT)
             model = load(path, **options)
             convert(model, tp=ranks)
-            outcomes = ranks.gather(compared(want, outputs(model, ids), rank), "the audit's outcomes")
+            outcome = compared(want, outputs(model, ids), rank).to(whole.device)
+            outcomes = ranks.gather(outcome, "the audit's outcomes")
             if rank == 0:
-                found.put(joined(size, order, list(want), outcomes))
+                found.put(joined(size, order, list(want), outcomes, device))
     dist.destroy_process_group()
 
 
@@ -166,8 +189,8 @@ def _differing(want: Any, found: Any, rank: int) -> int:
     return int((want.contiguous().view(words) != found.contiguous().view(words)).sum())
 
 
-def joined(size: int, order: str, names: Sequence[str], outcomes: Sequence[Any]) -> RanksOutcome:
+def joined(size: int, order: str, names: Sequence[str], outcomes: Sequence[Any], device: str = "") -> RanksOutcome:
     """The outcomes of all ranks as one."""
     places = [int(x[0]) for x in outcomes if int(x[0]) >= 0]
     first = names[min(places)] if places else ""
-    return RanksOutcome(size, order, sum(int(x[2]) for x in outcomes), sum(int(x[1]) for x in outcomes), first)
+    return RanksOutcome(size, order, sum(int(x[2]) for x in outcomes), sum(int(x[1]) for x in outcomes), first, device)

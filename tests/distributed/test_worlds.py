@@ -75,7 +75,7 @@ def test_the_audit_names_the_first_module_that_differs(lines):
     right, wrong = of(lines, "audit of right ranks"), of(lines, "audit of swapped ranks")
     assert not [line for line in right if line["differ"] or line["first"]]
     assert {line["first"] for line in wrong} == {"model.layers.0.self_attn.o_proj"}
-    assert all(line["differ"] and line["of"] == 4 * 2 * 9 * 128 for line in wrong)
+    assert all(line["differ"] and line["of"] == 4 * 2 * 9 * 132 for line in wrong)
 
 
 @pytest.mark.parametrize("how", ["dies", "hangs"])

@@ -60,7 +60,7 @@ class ParallelLinear(Parallel, Linear):
     @classmethod
     def parts(cls, layer: Any, ranks: Ranks, label: str) -> dict[str, slice]:
         """The cut dimension is summed by a tree: in the forward pass, or in the gradient of x."""
-        length = layer.weight.shape[cls.cut["weight"]]
+        length = (layer.out_features, layer.in_features)[cls.cut["weight"]]  # a table may have cut the weight
         block = resolved("" if layer.contract is None else str(layer.contract), layer.weight, layer.weight).block
         part = ranks.part(f"{('rows', 'columns')[cls.cut['weight']]} of {label}.weight", length, block)
         return dict.fromkeys(cls.cut, part)

@@ -104,5 +104,6 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
         stores=1 if c.pingpong else waves,
     )
     # Tiles shared by all consumers where one wave is all there is, weights not swapped, pairs of blocks.
-    ties = 0.105 * (c.pingpong and waves == 1) + 0.047 * c.swapped + 0.001 * (c.cluster == 1 and c.rows > 64)
+    # A tree in one walk takes two thirds of what leaves side by side do where the rest of the model says as much.
+    ties = -0.33 * (p.contract.order.kind == "tree") + 0.105 * (c.pingpong and waves == 1) + 0.047 * c.swapped + 0.001 * (c.cluster == 1 and c.rows > 64)
     return microseconds(p, cut, gpu) * (1 + ties)

@@ -74,6 +74,11 @@ class DeviceFacts:
         major, minor = self.capability
         return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a launch may begin while the one before it ends: from Hopper on."""
+        return self.capability >= (9, 0)
+
 
 def count() -> int:
     """How many GPUs there are; 0 without a CUDA driver, or with one that cannot start."""

@@ -16,8 +16,9 @@ from .....base.dtypes import TRITON
 from .....planner.choose import Option, choose
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
-from ...driver.facts import is_capturing
-from ..tile.family import Tile, arch, flags, unit
+from ...driver import facts
+from ...driver.triton_build import build
+from ..tile.family import Tile, flags, unit
 
 __all__ = ["FAMILY", "fill", "run_items", "uniform"]
 
@@ -115,7 +116,7 @@ def _enqueue(items: Sequence[tuple[Product, Addresses]], config: str, device: in
     host = torch.empty(words.size, dtype=torch.int64, pin_memory=True)
     host.numpy()[:] = words
     table = host.to(torch.device("cuda", device), non_blocking=True)
-    if is_capturing(device):
+    if facts.is_capturing(device):
         _kept.append(host)
     where = table.data_ptr()
     run = _bound(tuple(products), tile, device, programs)
@@ -148,7 +149,7 @@ def _bound(products: tuple[Product, ...], tile: Tile, device: int, programs: int
     }
     kernel = _compiled(
         (first.dtype_a, first.dtype_b, first.dtype_out, first.dtype_c or "float32", first.dtype_bias or "float32"),
-        tuple(constants.items()), tile, arch(device),
+        tuple(constants.items()), tile, facts.device(device).capability,
     )  # fmt: skip
     fixed = {
         "bias_step": first.bias_stride,
@@ -175,10 +176,11 @@ def _steps(product: Product) -> Iterator[int]:
         yield from (step for step, place in ((x.col, 0), (x.row, 1)) if place != known)
 
 
-def _compiled(types: tuple[str, ...], constants: tuple[tuple[str, Any], ...], tile: Tile, capability: int) -> Any:
+def _compiled(
+    types: tuple[str, ...], constants: tuple[tuple[str, Any], ...], tile: Tile, capability: tuple[int, int]
+) -> Any:
     import triton.language as tl
 
-    from ...driver.triton_build import build
     from .items import FIELDS as fields
     from .items import items as kernel
 

@@ -36,45 +36,24 @@ SHORT, LONG = 32, 256
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A quantized weight [n, k] as integers and floats.
+    """A quantized weight [n, k] as integers and floats."""
 
-    Attributes
-    ----------
-    block, sub : int
-        Elements of a block, and of a sub-block, which share an integer scale and offset.
-    q : int32 array [n, k]
-        Codes, the zero point taken off.
-    scales : int32 array [n, k / sub]
-        s; 1 where the format has none.
-    d : float32 array [n, k / block]
-        Scales of blocks.
-    mins : int32 array [n, k / sub] or None
-        t, where there is an offset.
-    offset : float32 array [n, k / block] or None
-        o, with the sign with which it is added.
-    """
-
+    # block, sub: elements of a block, and of a sub-block, which share an integer scale and offset
     block: int
     sub: int
-    q: Ints
-    scales: Ints
-    d: Floats
-    mins: Ints | None
-    offset: Floats | None
+    q: Ints  # [n, k]: codes, the zero point taken off
+    scales: Ints  # [n, k / sub]: s; 1 where the format has none
+    d: Floats  # [n, k / block]: scales of blocks
+    mins: Ints | None  # [n, k / sub]: t, where there is an offset
+    offset: Floats | None  # [n, k / block]: o, with the sign with which it is added
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationCodes:
-    """Quantized activations [m, k].
+    """Quantized activations [m, k]."""
 
-    Attributes
-    ----------
-    q : int8 array [m, k]
-    d : float32 array [m, k / block]
-    """
-
-    q: npt.NDArray[np.int8]
-    d: Floats
+    q: npt.NDArray[np.int8]  # [m, k]
+    d: Floats  # [m, k / block]
 
 
 def quantize_activations(x: Array, block: int) -> ActivationCodes:
@@ -87,17 +66,7 @@ def quantize_activations(x: Array, block: int) -> ActivationCodes:
     - 256: ``r = 127 / A``, ``d = 1 / r``; codes are ``x * r`` rounded to the nearest integer, halves to even.
 
     Where 1 / d (or r) is not finite, every code is 0, and so is a d of 256. A block that holds an infinity or a NaN has
-    zero codes and d = NaN, so that the row's results are NaN.
-
-    Parameters
-    ----------
-    x : array [m, k]
-        float32; bfloat16 and float16 are widened, which is exact.
-    block : {32, 256}
-
-    Returns
-    -------
-    ActivationCodes
+    zero codes and d = NaN, so that the row's results are NaN. bfloat16 and float16 are widened, which is exact.
     """
     from ..base.floating import ieee_defaults
 

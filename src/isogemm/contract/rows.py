@@ -381,26 +381,16 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes
-    ----------
-    formula : callable
-        ``formula(*operands, **options)`` of one row of each operand; a tuple where results are several.
-    operands : tuple of RowOperand
-    kernels : str
-        Which of a backend's kernels: ``reduce``, whose rows have sums; ``each``, of elements alone; or ``rope``.
-    options : tuple of str
-        Names: ``eps``, ``interleaved``, and ``dtype`` where something between is rounded to that of an operand.
-    results : tuple of Result
-        A caller's out_dtype is the first one's.
-    """
-
+    # ``formula(*operands, **options)`` of one row of each operand; a tuple where results are several
     formula: Callable[..., Any]
     operands: tuple[RowOperand, ...] = (RowOperand("x"),)
+    # which of a backend's kernels: ``reduce``, whose rows have sums; ``each``, of elements alone; or ``rope``
     kernels: Literal["reduce", "each", "rope"] = "reduce"
+    # names: ``eps``, ``interleaved``, and ``dtype`` where something between is rounded to that of an operand
     options: tuple[str, ...] = ()
-    results: tuple[Result, ...] = (Result(),)
+    results: tuple[Result, ...] = (Result(),)  # a caller's out_dtype is the first one's
 
     @_pinned
     def results_of(self, *operands: Row | None, **options: Any) -> tuple[Any, ...]:

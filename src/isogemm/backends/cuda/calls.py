@@ -161,16 +161,7 @@ def _learn(torch: Any) -> None:
 def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], result: Any, device: Any) -> None:
     """Enter a call that took the long way, if it was one launch on the operands' own addresses.
 
-    Parameters
-    ----------
-    operands : (a, b, bias, out)
-        As given to the public call.
-    options : tuple
-        As `call` gets them.
-    result : object
-        What the call returned.
-    device : Executor
-        With the trace of the call.
+    `operands` and `options` are as `call` gets them, `result` is what the call returned, `device` has its trace.
     """
     a, b, bias, out = operands
     if len(device.trace) != 1 or device.trace[0][0] is None or device.trace[0][2] is None or not ready():

@@ -20,18 +20,11 @@ Run = Callable[..., None]  # (stream, q, k, v, mask, start, stop, y, stats)
 
 
 class Attention:
-    """A family of one kernel; what is here fits most of them.
-
-    Attributes
-    ----------
-    name : str
-    plain : Attention or None
-        Whose bits it has to have where a device's arithmetic has no definition.
-    """
+    """A family of one kernel; what is here fits most of them."""
 
     name: str
     home = "backends/cuda/attention"
-    plain: Attention | None = None
+    plain: Attention | None = None  # whose bits it has to have where a device's arithmetic has no definition
 
     def supports(self, case: AttentionCase, config: str = "") -> bool:
         """Whether it can compute this; `config` is the text of its code."""

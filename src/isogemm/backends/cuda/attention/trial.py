@@ -74,21 +74,10 @@ class Contents:
 
 
 def try_kernel(bench: Bench, kernel: TriedAttention, case: AttentionCase, plain: TriedAttention | None) -> str:
-    """Run the code that `case` would run on every posed case that has it.
+    """Run a case's code on every posed case that has it: empty where all bits were right, else the first difference.
 
-    Parameters
-    ----------
-    bench : Bench
-    kernel : TriedAttention
-    case : AttentionCase
-        Its arithmetic says what the bits have to be. ``tensor_core:native`` has no definition: there kernels are
-        compared with `plain`.
-    plain : TriedAttention or None
-
-    Returns
-    -------
-    str
-        Empty where every bit was right, else the first difference.
+    The case's arithmetic says what the bits have to be. ``tensor_core:native`` has no definition: there kernels are
+    compared with `plain`.
     """
     tried = 0
     for each in posed(kernel, case):

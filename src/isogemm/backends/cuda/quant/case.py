@@ -16,25 +16,9 @@ __all__ = ["QuantCase", "case_of", "dtype_of"]
 
 @dataclass(frozen=True, slots=True)
 class QuantCase:
-    """A product x @ W.T + bias but for its addresses; matrices are contiguous and aligned where nothing else is said.
+    """x @ W.T + bias but for its addresses; matrices are contiguous and aligned where nothing else is said."""
 
-    Attributes
-    ----------
-    path : str
-        ``same``: x times weights rounded to its type; ``q8``: codes of x times codes; ``fp32``: x times weights in
-        float32.
-    format, dtype, dtype_out : str
-    dtype_bias : str or None
-    m, n, k : int
-    arithmetic : str
-        What the bits have to be; empty where nobody asks.
-    x_strides, out_strides : (int, int) or None
-        Elements from row to row and from column to column; None: contiguous.
-    bias_stride : int
-    x_align, out_align : int
-        What divides the addresses of x and of out: a power of two up to 16.
-    """
-
+    # ``same``: x times weights rounded to its type; ``q8``: codes of x times codes; ``fp32``: x and weights in float32
     path: str
     format: str
     dtype: str
@@ -43,10 +27,13 @@ class QuantCase:
     m: int
     n: int
     k: int
-    arithmetic: str = field(default="", compare=False)  # it selects no code
+    # what the bits have to be, empty where nobody asks; it selects no code
+    arithmetic: str = field(default="", compare=False)
+    # x_strides, out_strides: elements from row to row and from column to column; None: contiguous
     x_strides: tuple[int, int] | None = None
     out_strides: tuple[int, int] | None = None
     bias_stride: int = 1
+    # x_align, out_align: what divides the addresses of x and of out: a power of two up to 16
     x_align: int = 16
     out_align: int = 16
 

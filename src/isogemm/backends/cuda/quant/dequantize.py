@@ -32,10 +32,7 @@ WAVES = 8  # blocks to a multiprocessor
 def dequantize(packed: Packed, out: Any, first: int, rows: Callable[[], Any]) -> None:
     """Rows of the weights from `first` on, a multiple of 16, into a contiguous tensor [rows, k].
 
-    Parameters
-    ----------
-    rows : callable
-        Those floats from the host, in the type of `out`, where no kernel serves.
+    `rows` gives those floats from the host, in the type of `out`, where no kernel serves.
 
     Raises
     ------
@@ -57,16 +54,8 @@ def dequantize(packed: Packed, out: Any, first: int, rows: Callable[[], Any]) ->
 def run(packed: Packed, out: Any, first: int = 0) -> None:
     """out[i, :] = W[first + i, :], with the bits of ``QuantizedMatrix.dequantize(out.dtype)``.
 
-    Enqueued on torch's current stream of the device; nothing is allocated, nothing waits.
-
-    Parameters
-    ----------
-    packed : Packed
-        W [n, k].
-    out : torch.Tensor
-        [rows, k] of bfloat16, float16 or float32 on the same device, rows of whole 16 bytes.
-    first : int
-        A multiple of 16.
+    `out` is [rows, k] of bfloat16, float16 or float32 on the weight's device, rows of whole 16 bytes; `first` a
+    multiple of 16. Enqueued on torch's current stream of the device; nothing is allocated, nothing waits.
 
     Raises
     ------

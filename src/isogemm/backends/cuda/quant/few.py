@@ -31,29 +31,17 @@ NARROW = 4  # tiles of a multiprocessor, up to which all have two warps
 
 @dataclass(frozen=True, slots=True)
 class FewConfig:
-    """How a multiprocessor shares out the work; nothing here reaches the bits.
+    """How a multiprocessor shares out the work; nothing here reaches the bits."""
 
-    Attributes
-    ----------
-    whole, split : int
-        Tiles of 16 rows of W that a block walks at once: with a warp each, and with two warps, of eight rows each.
-    chunk, stages : int
-        K of a buffer of a tile's ring, and buffers.
-    xstages : int
-        Chunks of x that fit; 0: all of it, which is brought once.
-    part : int
-        K for which code is unrolled.
-    rows : int
-        Of x, that a block has; 0: all of them.
-    """
-
+    # whole, split: tiles of 16 rows of W that a block walks at once: with a warp each, and with two, of eight rows each
     whole: int
     split: int
+    # chunk, stages: K of a buffer of a tile's ring, and buffers
     chunk: int
     stages: int = 2
-    xstages: int = 0
-    part: int = 256
-    rows: int = 0
+    xstages: int = 0  # chunks of x that fit; 0: all of it, which is brought once
+    part: int = 256  # K for which code is unrolled
+    rows: int = 0  # of x, that a block has; 0: all of them
 
     @property
     def warps(self) -> int:

@@ -26,18 +26,9 @@ PIECE = 2**27  # dequantized elements at a time
 
 
 def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract: Contract) -> QuantRun | bool:
-    """x @ w.T + bias into out, all views of device memory, by kernels that read the blocks.
+    """x @ w.T + bias into out, all views of device memory, by kernels that read the blocks; `how`: q8, fp32 or same.
 
-    Parameters
-    ----------
-    how : {"q8", "fp32", "same"}
-    w : QuantizedMatrix
-        With a copy on this device.
-
-    Returns
-    -------
-    QuantRun or bool
-        The kernel's launch, where one kernel did it all; whether it is done, else.
+    The kernel's launch, where one kernel did it all; whether it is done, else.
 
     Raises
     ------

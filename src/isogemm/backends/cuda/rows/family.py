@@ -14,23 +14,15 @@ __all__ = ["RowsKernel"]
 
 
 class RowsKernel:
-    """A family: one file of device code. What is here fits most of them.
-
-    Attributes
-    ----------
-    file : str
-        Its name, without ``.cu``.
-    function : {"rows", "each", "rope", "columns", "table"}
-        In that file. It fixes the parameters (pointers, places, columns, `numbers`) and which trial runs: those of the
-        other kernels with a function of that name.
-    rows : pair of tuple of int
-        Leading dimensions of operands in trials: of code that counts one of them, and of code that counts four.
-    """
+    """A family: one file of device code. What is here fits most of them."""
 
     name: str
-    file: str
+    file: str  # its name, without ``.cu``
+    # rows, each, rope, columns or table: in that file. It fixes the parameters (pointers, places, columns, `numbers`)
+    # and which trial runs: those of the other kernels with a function of that name
     function: str
     home = "backends/cuda/rows"
+    # leading dimensions of operands in trials: of code that counts one of them, and of code that counts four
     rows: tuple[tuple[int, ...], tuple[int, ...]] = (31,), (2, 3, 2, 3)
 
     def __init_subclass__(cls) -> None:

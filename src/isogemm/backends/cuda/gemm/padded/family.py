@@ -32,17 +32,12 @@ WORDS = 2**31  # of 16 bytes, in an operand: more than the kernel counts
 
 
 class Copy(NamedTuple):
-    """An operand as lines that are copied: `number` lines of `inner` elements for each of `items`.
-
-    Attributes
-    ----------
-    step, unit, each : int
-        Elements from line to line, along a line, from item to item.
-    """
+    """An operand as lines that are copied: `number` lines of `inner` elements for each of `items`."""
 
     number: int
     inner: int
     items: int
+    # step, unit, each: elements from line to line, along a line, from item to item
     step: int
     unit: int
     each: int

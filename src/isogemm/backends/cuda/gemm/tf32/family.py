@@ -129,19 +129,10 @@ def _ring(passes: int, c: Tf32Config) -> int:
 
 @dataclass(frozen=True)
 class SplitOperand:
-    """One operand in the workspace.
+    """One operand in the workspace."""
 
-    Attributes
-    ----------
-    launch : callable
-        ``launch(stream, from, to)``: the split.
-    encode : callable
-        Address in the workspace to tensor map.
-    nbytes, items : int
-    """
-
-    launch: Bound
-    encode: Callable[[int], bytes]
+    launch: Bound  # ``launch(stream, from, to)``: the split
+    encode: Callable[[int], bytes]  # address in the workspace to tensor map
     nbytes: int
     items: int
 

@@ -21,33 +21,19 @@ FUSED = 1  # rows of x up to which every block makes its own codes
 
 
 class FewCodes(NamedTuple):
-    """How quant/integers/few.cu shares out few rows of x.
+    """How quant/integers/few.cu shares out few rows of x."""
 
-    Attributes
-    ----------
-    tiles : int
-        Of 8 rows of x.
-    group, teams, stages, span : int
-        Warps of a team, teams of a block, stages of a warp's ring, K of a stage.
-    x : str
-        Where the codes of x are: in "memory", "staged" in shared memory, or made there by every block: "fused".
-    rows : int
-        Of x, which a fused kernel is compiled for; 0 for any.
-    split : int
-        Teams that are two, each with half of the tiles of x; only where x is "staged".
-    each : int
-        Rows of x of a part, where blocks side by side have different ones; 0: all of them.
-    """
-
-    tiles: int
+    tiles: int  # of 8 rows of x
+    # group, teams, stages, span: warps of a team, teams of a block, stages of a warp's ring, K of a stage
     group: int
     teams: int
     stages: int
     span: int = 256
+    # where the codes of x are: in "memory", "staged" in shared memory, or made there by every block: "fused"
     x: str = "memory"
-    rows: int = 0
-    split: int = 0
-    each: int = 0
+    rows: int = 0  # of x, which a fused kernel is compiled for; 0 for any
+    split: int = 0  # teams that are two, each with half of the tiles of x; only where x is "staged"
+    each: int = 0  # rows of x of a part, where blocks side by side have different ones; 0: all of them
 
     def ring(self, lay: PackedLayout) -> int:
         """Bytes of shared memory for weights."""

@@ -18,27 +18,18 @@ SHARED = 224 * 1024
 
 
 class ManyCodes(NamedTuple):
-    """How quant/integers/many.cu shares out many rows of x.
+    """How quant/integers/many.cu shares out many rows of x."""
 
-    Attributes
-    ----------
-    tiles_w, tiles_x : int
-        A warp's tiles of 16 rows of W and of 8 rows of x.
-    warps_w, warps_x : int
-        Warps along both.
-    stages, span : int
-        Stages of the ring, and K of a stage.
-    blocks : int
-        Of a multiprocessor at once.
-    """
-
+    # tiles_w, tiles_x: a warp's tiles of 16 rows of W and of 8 rows of x
     tiles_w: int
     tiles_x: int
+    # warps_w, warps_x: warps along both
     warps_w: int
     warps_x: int
+    # stages, span: stages of the ring, and K of a stage
     stages: int
     span: int = 256
-    blocks: int = 1
+    blocks: int = 1  # of a multiprocessor at once
 
     @property
     def producer(self) -> bool:

@@ -38,21 +38,11 @@ Product = Callable[[int, int, int, int, int, int, int], None]
 
 
 class WideCodes(NamedTuple):
-    """How quant/integers/wide.cu shares out rows.
+    """How quant/integers/wide.cu shares out rows."""
 
-    Attributes
-    ----------
-    warpgroups : int
-        Consumers, each with 64 rows of W.
-    cols : int
-        Rows of x of a tile.
-    stages : int
-        Of the ring, each with 64 of K.
-    """
-
-    warpgroups: int
-    cols: int
-    stages: int
+    warpgroups: int  # consumers, each with 64 rows of W
+    cols: int  # rows of x of a tile
+    stages: int  # of the ring, each with 64 of K
 
     @property
     def rows(self) -> int:

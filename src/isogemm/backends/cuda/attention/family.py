@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ....base.dtypes import CODE
@@ -12,11 +12,21 @@ from ..driver import facts
 from ..driver.kernel import Kernel, Parameter
 from ..driver.nvrtc import function_of
 from .case import AttentionCase
-from .trial import try_kernel
+from .trial import Run, try_kernel
 
-__all__ = ["Attention", "Run", "blocks_of", "ints", "loaded", "longs", "macros", "mask_defines", "terms"]
-
-Run = Callable[..., None]  # (stream, q, k, v, mask, start, stop, y, stats)
+__all__ = [
+    "Attention",
+    "Run",
+    "blocks_of",
+    "edges",
+    "ints",
+    "loaded",
+    "longs",
+    "macros",
+    "mask_defines",
+    "padded",
+    "terms",
+]
 
 
 class Attention:
@@ -71,6 +81,18 @@ def macros(defines: Mapping[str, Any]) -> str:
 def terms(dtype: str) -> tuple[float, ...]:
     """Coefficients of exp2 for results of `dtype`."""
     return tuple(float(x) for x in EXP2_TERMS[dtype])
+
+
+def padded(size: int) -> int:
+    """Columns of a tile of Triton's for heads of that size."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def edges(case: AttentionCase, whole: tuple[int, int], ragged: tuple[int, int]) -> Iterator[AttentionCase]:
+    """Cases of two head sizes, as tiles have them and not: all rows and keys; bounds; lines farther apart."""
+    yield case.made((2, 2, 67, 2, 300, *whole), bounds=False, stats=True, offset=300 - 67, pad=0)
+    yield case.made((3, 2, 70, 3, 300, *ragged), bounds=True, stats=case.masks == 2, offset=40, pad=8)
+    yield case.made((3, 2, 70, 3, 300, *ragged), bounds=True, stats=False, offset=-3, pad=24)
 
 
 def loaded(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ....base.dtypes import CODE, NUMPY
+from ....base.dtypes import CODE, NUMPY, torch_name
 from ....contract.attention import gradient_steps
 from ....contract.reference import canonical
 from ....planner.bench import Bench, beside, difference
@@ -71,7 +71,7 @@ def steps(
     ds = None if dp is None else torch.empty(s.shape, dtype=dtype, device=s.device)
     if s.numel():
         seen = _steps_over(hidden, s), _steps_over(added, s)
-        run = launch(StepsCase(tuple(s.shape), *seen, float(c), str(dtype).removeprefix("torch."), device))
+        run = launch(StepsCase(tuple(s.shape), *seen, float(c), torch_name(dtype), device))
         values = (s, dp, m, total, delta, hidden, added, p, ds)
         run(torch._C._cuda_getCurrentRawStream(device), *(0 if x is None else x.data_ptr() for x in values))
     return p, ds

@@ -8,7 +8,7 @@ from typing import Any
 from ....base.dtypes import CODE, TRITON
 from ..driver.triton_build import build
 from .case import MOST_SUMS, AttentionCase, steps_of
-from .family import Attention, Run, mask_defines, terms
+from .family import Attention, Run, mask_defines, padded, terms
 from .meet import meet_defines, met
 
 __all__ = ["LeafAttention", "SplitAttention", "WalkAttention", "triton_facts", "triton_text"]
@@ -70,10 +70,6 @@ class SplitAttention(WalkAttention):
         return super().defines(case) | meet_defines(case, True)
 
 
-def _power_of_two(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
-
-
 def _rows_of(case: AttentionCase) -> int:
     """Rows of a Triton tile."""
     return 16 if case.rows <= 16 else 64  # tiles of 32 rows have not shown their bits on a device
@@ -93,7 +89,7 @@ def triton_facts(case: AttentionCase, walk: int, block: int) -> TypesAndValues:
     types = {"q": dtype, "k": dtype, "v": dtype, "mask": f"*{mask}", "start": "*i32", "stop": "*i32",
              "y": f"*{TRITON[case.dtype_out]}", "stats": "*fp32", "sums": "*fp32"}  # fmt: skip
     types |= dict.fromkeys(steps, "i64") | dict.fromkeys(sizes, "i32") | {"c": "fp32"}
-    d, dv = _power_of_two(case.d), _power_of_two(case.dv)
+    d, dv = padded(case.d), padded(case.dv)
     constants: dict[str, Any] = {
         "ROWS": block, "D": d, "DV": dv, "TERMS": terms(case.dtype), "MASK": case.masks,
         "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....base.dtypes import CODE, ITEMSIZE
+from ....base.dtypes import CODE, ITEMSIZE, torch_name
 from ....errors import DeviceError, DTypeError, ShapeError
 from ....problem.product import alignment
 from ..gemm.fp32 import ADD_BIAS
 from .layout import Packed
 
-__all__ = ["QuantCase", "case_of", "dtype_of"]
+__all__ = ["QuantCase", "case_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,6 @@ class QuantCase:
         return [("i64", v) for v in (*self.out, 0 if self.dtype_bias is None else self.bias_stride)]
 
 
-def dtype_of(tensor: Any) -> str:
-    """Name of a tensor's element type."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def case_of(path: str, x: Any, packed: Packed, out: Any, bias: Any) -> QuantCase:
     """The case of tensors x [m, k], out [m, n] and bias [n] or None.
 
@@ -90,14 +85,16 @@ def case_of(path: str, x: Any, packed: Packed, out: Any, bias: Any) -> QuantCase
             limit = f"[m, {k}]" if name == "x" else str(shape)
             raise ShapeError(f"{name} of a quantized product", limit=limit, value=list(tensor.shape), nearest=limit)
     for name, tensor in (("x", x), ("out", out), ("bias", bias)):
-        if tensor is not None and dtype_of(tensor) not in CODE:
-            raise DTypeError(name, limit="float32, bfloat16 or float16", value=dtype_of(tensor), nearest="float32")
+        if tensor is not None and torch_name(tensor.dtype) not in CODE:
+            value = torch_name(tensor.dtype)
+            raise DTypeError(name, limit="float32, bfloat16 or float16", value=value, nearest="float32")
         if tensor is not None and tensor.device != where:
             raise DeviceError(
                 f"device of {name}", limit=f"the weight's, {where}", value=tensor.device, nearest=str(where)
             )
     return QuantCase(
-        path, packed.format, dtype_of(x), dtype_of(out), None if bias is None else dtype_of(bias), m, n, k, "",
+        path, packed.format, torch_name(x.dtype), torch_name(out.dtype),
+        None if bias is None else torch_name(bias.dtype), m, n, k, "",
         _strides(x), _strides(out), 1 if bias is None else bias.stride(0),
         *(alignment(matrix.data_ptr(), most=16) for matrix in (x, out)),
     )  # fmt: skip

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ....base.dtypes import CODE
+from ....base.dtypes import CODE, torch_name
 from ....errors import DTypeError, LayoutError, ShapeError
 from ....planner.bench import Bench
 from ..driver import facts
 from ..driver.nvrtc import function_of
-from .case import dtype_of
 from .layout import ROWS, Packed, PackedLayout, macros
 from .pack import lay_out
 from .single import Single, serves
@@ -41,7 +40,7 @@ def dequantize(packed: Packed, out: Any, first: int, rows: Callable[[], Any]) ->
     """
     if not out.numel():
         return
-    if serves(KERNEL, f"{packed.format} > {dtype_of(out)}", out.get_device()):
+    if serves(KERNEL, f"{packed.format} > {torch_name(out.dtype)}", out.get_device()):
         run(packed, out, first)
         return
     import torch
@@ -62,7 +61,7 @@ def run(packed: Packed, out: Any, first: int = 0) -> None:
     DTypeError, LayoutError, ShapeError
         `out` is none that can be written.
     """
-    dtype = dtype_of(out)
+    dtype = torch_name(out.dtype)
     if dtype not in CODE:
         raise DTypeError(
             "type of dequantized weights", limit=f"one of {', '.join(CODE)}", value=dtype, nearest="float32"

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....base.dtypes import FLOAT32
+from ....base.dtypes import FLOAT32, torch_name
 from ....contract.spec import Contract
 from ....errors import ContractError
 from ....operands import cuda as arrays
 from ....operands.shapes import matrices
 from . import family, orders
-from .case import QuantCase, dtype_of
+from .case import QuantCase
 from .copy import DeviceCopy, adopt, upload
 from .family import QuantRun
 
@@ -70,7 +70,7 @@ def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, contrac
     if path == "same" and contract.arithmetic == "fma":
         return None
     case = QuantCase(
-        path, copy.format, x.dtype.name, out.dtype.name, None if bias is None else dtype_of(bias),
+        path, copy.format, x.dtype.name, out.dtype.name, None if bias is None else torch_name(bias.dtype),
         len(x), *copy.shape, contract.arithmetic,
     )  # fmt: skip
     return family.choose(case, packed, copy.place.ordinal)

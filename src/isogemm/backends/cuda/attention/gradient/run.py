@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .....base.dtypes import TRITON
+from .....base.dtypes import TRITON, torch_name
 from .....base.seen import Seen
 from .....contract.attention import EXP2_TERMS, factor
 from .....errors import ContractError
@@ -21,6 +21,7 @@ from ...driver import facts
 from ...driver.machine import admissions
 from ...driver.triton_build import Built, build
 from ..case import Strided
+from ..family import padded
 from .trial import BackRun, by_definition, contents, differs, posed
 
 if TYPE_CHECKING:
@@ -154,12 +155,8 @@ def _made(case: BackCase, each: BackRun, device: int) -> BackCase:
     return case._replace(q=q, k=k, v=v, dy=dy, wide=dy, y=dy, c=c, scale=scale, offset=each.offset, device=device)
 
 
-def _power_of_two(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
-
-
 def _constants(case: BackCase, tile: BackTile) -> dict[str, Any]:
-    d, dv = _power_of_two(case.d), _power_of_two(case.dv)
+    d, dv = padded(case.d), padded(case.dv)
     return {
         "ROWS": tile.rows, "KEYS": tile.keys, "D": d, "DV": dv, "GROUP": case.group,
         "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops, "EVEN_D": d == case.d,
@@ -304,7 +301,7 @@ def _case(
     """What is asked of kernels: q, k, v, dy as products read it, dy and y, laid as these need it."""
     q, k, v = [Strided(tuple(x.shape), _steps(x)) for x in operands[:3]]
     narrow, wide, y = [_steps(x)[:3] for x in operands[3:]]
-    kind, of_dy, of_y = [str(operands[i].dtype).removeprefix("torch.") for i in (0, 4, 5)]
+    kind, of_dy, of_y = [torch_name(operands[i].dtype) for i in (0, 4, 5)]
     return BackCase(
         q, k, v, narrow, wide, y, kind, of_dy, of_y, float(c), float(scale), offset, starts, stops, arithmetic, device
     )

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from ml_dtypes import finfo
 
 from .reference import canonical, evaluate
-from .rows import _fma, _pinned
+from .rows import _fma, _horner, _pinned
 
 __all__ = ["EXP2_SHIFT", "EXP2_TERMS", "LEAF", "LOG2E", "attention", "exp2", "factor", "gradient_steps", "ranges"]
 
@@ -83,11 +83,7 @@ def exp2(x: Any, dtype: str = "float32") -> Floats:
     4. ``y * e``, e the float whose bits are those of k shifted left by 23
     """
     r, e = _parts(np.asarray(x, np.float32))
-    first, *rest = EXP2_TERMS[dtype]
-    y = np.full_like(r, first)
-    for term in rest:
-        y = _fma(y, r, term)
-    return np.asarray(y * e, np.float32)
+    return np.asarray(_horner(EXP2_TERMS[dtype], r) * e, np.float32)
 
 
 def _parts(x: Floats) -> tuple[Floats, Floats]:

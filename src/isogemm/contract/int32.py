@@ -137,6 +137,8 @@ def evaluate(x: Array, w: Codes, contract: ContractLike = "int32/chain", c: Floa
 
 def _chain(a: ActivationCodes, w: Codes, acc: Floats, start: int, stop: int) -> Floats:
     """Blocks of [start, stop) in ascending order."""
+    from .rows import _fma  # loads Numba, which reading a contract should not
+
     for first in range(start, stop, w.block):
         b, span = first // w.block, slice(first, first + w.block)
         subs = slice(first // w.sub, (first + w.block) // w.sub)
@@ -148,15 +150,6 @@ def _chain(a: ActivationCodes, w: Codes, acc: Floats, start: int, stop: int) -> 
             exact = x.sum(-1) @ w.mins[:, subs].astype(np.int64).T
             acc = _fma(exact.astype(np.float32), a.d[:, b, None] * w.offset[None, :, b], acc)
     return acc
-
-
-def _fma(x: Floats, y: Floats, z: Floats) -> Floats:
-    """x * y + z, rounded once."""
-    from .arithmetic import fma_elements
-
-    out = np.empty_like(z)
-    fma_elements(*(np.ascontiguousarray(v).reshape(-1) for v in (x, y, z)), out.reshape(-1))
-    return out
 
 
 def _check(x: Array, w: Codes, contract: Contract) -> None:

@@ -28,20 +28,11 @@ class DeviceWeight(PreparedWeight):
 
     The kernels read weights as checkpoints store them, so there is nothing to rearrange; what is prepared is all that
     a call would ask the tensor. Values written into `w` later are seen; `w` may not be resized.
-
-    Attributes
-    ----------
-    shape : (int, int)
-        n and k.
-    tensor : torch.Tensor
-        The weight, detached.
-    facts : tuple
-        What a call's key says of the weight.
     """
 
-    shape: tuple[int, int]
-    tensor: Any
-    facts: tuple[Any, ...]
+    shape: tuple[int, int]  # n and k
+    tensor: Any  # the weight, detached
+    facts: tuple[Any, ...]  # what a call's key says of the weight
 
     def __repr__(self) -> str:
         return f"DeviceWeight({self.n} x {self.k}, {self.dtype}, {self.tensor.device})"

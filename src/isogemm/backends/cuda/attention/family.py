@@ -9,24 +9,12 @@ from ....base.dtypes import CODE
 from ....contract.attention import EXP2_TERMS
 from ....planner.bench import Bench
 from ..driver import facts
-from ..driver.kernel import Kernel, Parameter
+from ..driver.kernel import Kernel
 from ..driver.nvrtc import function_of
 from .case import AttentionCase
 from .trial import Run, try_kernel
 
-__all__ = [
-    "Attention",
-    "Run",
-    "blocks_of",
-    "edges",
-    "ints",
-    "loaded",
-    "longs",
-    "macros",
-    "mask_defines",
-    "padded",
-    "terms",
-]
+__all__ = ["Attention", "Run", "blocks_of", "edges", "loaded", "macros", "mask_defines", "padded", "terms"]
 
 
 class Attention:
@@ -114,16 +102,6 @@ def mask_defines(case: AttentionCase) -> dict[str, Any]:
     """Macros of the mask, the rule and the result."""
     kind = CODE.get(case.dtype_mask or "", 0)
     return {"MASK": case.masks, "MASK_KIND": kind, "CAUSAL": case.offset is not None, "OUT": CODE[case.dtype_out]}
-
-
-def longs(*values: int) -> list[Parameter]:
-    """Parameters of 64 bits that are fixed when bound."""
-    return [("i64", value) for value in values]
-
-
-def ints(*values: int) -> list[Parameter]:
-    """Those of 32 bits."""
-    return [("i32", value) for value in values]
 
 
 def blocks_of(groups: int, device: int) -> int:

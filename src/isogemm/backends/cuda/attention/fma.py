@@ -7,9 +7,9 @@ from typing import Any
 
 from ....base.dtypes import CODE
 from ....contract.attention import LEAF
-from ..driver.kernel import Parameter
+from ..driver.kernel import Parameter, ints, longs
 from .case import AttentionCase
-from .family import Attention, Run, blocks_of, edges, ints, loaded, longs, mask_defines
+from .family import Attention, Run, blocks_of, edges, loaded, mask_defines
 
 __all__ = ["ROWS", "FmaAttention"]
 

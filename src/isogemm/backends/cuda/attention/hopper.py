@@ -7,10 +7,11 @@ from typing import Any
 
 from ....base.dtypes import CODE, PTX
 from ..driver import facts
+from ..driver.kernel import ints, longs
 from ..driver.tensormap import Encoder, encoder
 from ..driver.wgmma import mma
 from .case import AttentionCase, Strided, steps_of
-from .family import Attention, Run, edges, ints, loaded, longs, mask_defines
+from .family import Attention, Run, edges, loaded, mask_defines
 from .walk import WalkAttention
 
 __all__ = ["CHUNK", "HopperAttention", "chunks_of", "map_of"]

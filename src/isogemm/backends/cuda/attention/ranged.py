@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from ....base.dtypes import CODE
 from ....contract.attention import LEAF, ranges
 from ....planner.bench import Bench
+from ..driver.kernel import ints, longs
 from ..driver.triton_build import build
 from ..driver.workspace import workspace
 from .case import AttentionCase
-from .family import Attention, Run, blocks_of, ints, loaded, longs, mask_defines
+from .family import Attention, Run, blocks_of, loaded, mask_defines
 from .fma import ROWS, FmaAttention
 from .trial import NATIVE, Contents, by_definition, compared, contents, outputs, shrunk, windows
 from .walk import WalkAttention, triton_facts

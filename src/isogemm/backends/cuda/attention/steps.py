@@ -16,9 +16,9 @@ from ....contract.attention import gradient_steps
 from ....contract.reference import canonical
 from ....planner.bench import Bench, beside, difference
 from ....planner.choose import Option, choose
-from ..driver.kernel import Bound
+from ..driver.kernel import Bound, ints, longs
 from ..driver.machine import admissions
-from .family import compiled, ints, longs, macros
+from .family import compiled, macros
 
 if TYPE_CHECKING:
     import torch

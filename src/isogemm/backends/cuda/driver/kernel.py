@@ -36,9 +36,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ....errors import DeviceError, LimitError
-from .libcuda import INVALID_CONTEXT, Driver, DriverError, context, driver, relaxed
+from .libcuda import INVALID_CONTEXT, Driver, context, driver, relaxed
 
-__all__ = ["TYPES", "Bound", "Driver", "DriverError", "Kernel", "Parameter", "context", "driver", "load", "relaxed"]
+__all__ = ["TYPES", "Bound", "Kernel", "Parameter", "ints", "load", "longs"]
 
 TYPES = {
     "ptr": "Q",
@@ -57,6 +57,17 @@ TYPES = {
 }
 Parameter = str | tuple[str, Any]
 Bound = Callable[..., None]
+
+
+def longs(*values: int) -> list[Parameter]:
+    """Parameters of 64 bits that are fixed when bound."""
+    return [("i64", value) for value in values]
+
+
+def ints(*values: int) -> list[Parameter]:
+    """Those of 32 bits."""
+    return [("i32", value) for value in values]
+
 
 INVALID_VALUE, INVALID_HANDLE = 1, 400  # CUresult
 MAX_SHARED_OPTIN = 97  # CUdevice_attribute

@@ -8,6 +8,7 @@ from typing import Any
 from ....base.dtypes import CODE, ITEMSIZE, torch_name
 from ....errors import DeviceError, DTypeError, ShapeError
 from ....problem.product import alignment
+from ..driver.kernel import Parameter, longs
 from ..gemm.fp32 import ADD_BIAS
 from .layout import Packed
 
@@ -65,9 +66,9 @@ class QuantCase:
         return CODE[self.dtype_out] | bias
 
     @property
-    def steps(self) -> list[tuple[str, int]]:
+    def steps(self) -> list[Parameter]:
         """Strides of the result and of the bias, as kernels take them."""
-        return [("i64", v) for v in (*self.out, 0 if self.dtype_bias is None else self.bias_stride)]
+        return longs(*self.out, 0 if self.dtype_bias is None else self.bias_stride)
 
 
 def case_of(path: str, x: Any, packed: Packed, out: Any, bias: Any) -> QuantCase:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from ....base.dtypes import CODE
 from ....errors import LayoutError, LimitError
 from ..driver import facts
+from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
 from ..gemm.model import H200, Gpu, gpu_of, together
 from .case import QuantCase
@@ -187,7 +188,7 @@ class QuantFew(RoundedKernel):
         made = function_of("quant/few.cu", "quant_few", device, defines)
         counts = (m, n, k, rows, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))
         return made.bind(
-            [*["ptr"] * 4, ("i64", case.x[0]), ("i64", case.out[0]), *[("i32", x) for x in counts]],
+            [*["ptr"] * 4, *longs(case.x[0], case.out[0]), *ints(*counts)],
             grid=(across, parts), block=(chosen.threads,),
             shared=chosen.shared(lay, rows, k), pdl=True,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from ....base.dtypes import CODE, ITEMSIZE, torch_name
 from ....contract.spec import Contract, Order
 from ....problem.product import Addresses, Product, Strides, alignment
 from ..driver import facts
+from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
 from ..gemm.execute import choose
 from . import dequantize
@@ -58,7 +59,7 @@ class QuantFloats(QuantKernel):
         }  # fmt: skip
         made = function_of("quant/floats.cu", "quant_floats", device, defines)
         return made.bind(
-            [*["ptr"] * 4, ("i64", row), ("i64", column), *case.steps, *(("i32", v) for v in (m, n, k))],
+            [*["ptr"] * 4, *longs(row, column), *case.steps, *ints(m, n, k)],
             grid=(-(-n // (2 * ROWS * WARPS)), -(-m // rows)), block=(32 * WARPS,),
             shared=WARPS * stages * _stage_bytes(lay), pdl=True,
         )  # fmt: skip

@@ -83,6 +83,21 @@ class PackedLayout:
         return self.step_bytes // 128
 
     @property
+    def span(self) -> int:
+        """Steps of 64 of K in a record."""
+        return self.record_k // STEP
+
+    @property
+    def code_bytes(self) -> int:
+        """What a ring of steps brings with each: its codes, and in records of one step their scales."""
+        return self.step_bytes if self.span > 1 else self.record_bytes
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a record, behind its codes."""
+        return self.record_bytes - self.floats
+
+    @property
     def blocks(self) -> int:
         """Blocks of a row in a record."""
         return self.record_k // self.format.block

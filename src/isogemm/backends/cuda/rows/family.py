@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....planner.bench import Bench
-from ..driver.kernel import Bound, Parameter
+from ..driver.kernel import Bound, Parameter, longs
 from .code import Code, RowsCase
 from .trial import try_code
 
@@ -68,6 +68,6 @@ class RowsKernel:
     def bind(self, case: RowsCase, config: Code, device: int) -> Bound:
         """``launch(stream, addresses...)`` of pointers that are not absent, inputs first."""
         params: list[Parameter] = ["ptr" if kind >= 0 else ("ptr", 0) for kind in case.kinds]
-        params += [("map", place) for place in case.places] + [("i64", step) for step in case.columns]
+        params += [("map", place) for place in case.places] + longs(*case.columns)
         params += self.numbers(config, case)
         return config.load(device).bind(params, pdl=True, **self.launch(config, case))

@@ -19,7 +19,7 @@ from typing import Any
 from .....base.dtypes import CODE, ITEMSIZE
 from .....planner.bench import Bench
 from ...driver import facts
-from ...driver.kernel import Bound
+from ...driver.kernel import Bound, ints, longs
 from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
@@ -82,13 +82,13 @@ class Grouped:
             before=mma(OPERANDS[case.dtype], c.cols, x_across=case.x.across, y_across=case.y.across),
         )  # fmt: skip
         bias = ITEMSIZE[case.dtype_bias] * case.bias_batch if case.dtype_bias else 0
-        longs = case.out_step, case.out_batch, case.bias_step, bias
+        steps = case.out_step, case.out_batch, case.bias_step, bias
         leaf = case.contract.order.size // c.depth
         iters = -(-case.depth // c.depth)
-        ints = case.x.size, case.y.size, case.rows, case.groups, iters, leaf, tiles_x, tiles_y, case.lengths
+        sizes = case.x.size, case.y.size, case.rows, case.groups, iters, leaf, tiles_x, tiles_y, case.lengths
         count = min(clusters, tiles, resident(c, facts.device(device).multiprocessors))
         bound = kernel.bind(
-            [*["map"] * 4, *["ptr"] * 3, *(("i64", v) for v in longs), *(("i32", v) for v in ints)],
+            [*["map"] * 4, *["ptr"] * 3, *longs(*steps), *ints(*sizes)],
             grid=(count * c.cluster,), block=(c.threads,), cluster=(c.cluster,), pdl=True, shared=_shared(case, c),
         )  # fmt: skip
         depth, items = case.depth or case.rows, 1 if case.outer else case.groups

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product
 from ...driver import facts
-from ...driver.kernel import Bound
+from ...driver.kernel import Bound, ints
 from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
@@ -175,7 +175,7 @@ def _product(p: Product, k: Cut, c: Tf32Config, items: tuple[int, int], device: 
         "LEAF": int(k.leaf_blocks > 0),
     }
     slots = facts.device(device).multiprocessors // c.cluster * c.cluster
-    counts = [("i32", x) for x in (p.m, p.n, k.blocks, k.chunks, seen.batch, *items, k.leaf_blocks, types)]
+    counts = ints(p.m, p.n, k.blocks, k.chunks, seen.batch, *items, k.leaf_blocks, types)
     return function_of("gemm/tf32/tf32.cu", "tf32", device, defines, before=mma("tf32", c.columns)).bind(
         ["map", "map", "ptr", "ptr", "ptr", *strides, *counts, ("f32", seen.alpha), ("f32", seen.beta)],
         grid=(min(_tiles(p, c) * seen.batch, slots),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...driver.kernel import Bound, Parameter
+from ...driver.kernel import Bound, Parameter, ints, longs
 from ...driver.nvrtc import function_of
 from ...gemm.model import Gpu, together
 from ..case import QuantCase
@@ -57,7 +57,7 @@ class FewCodes(NamedTuple):
         parts: list[Parameter] = []
         if not fused:
             parts = [("i32", each), ("i64", activations.places(lay, each, k, form_of(lay)).nbytes)]
-        x: list[Parameter] = [("i64", v) for v in case.x] if fused else ["ptr", "ptr"]
+        x: list[Parameter] = longs(*case.x) if fused else ["ptr", "ptr"]
         defines: dict[str, object] = {
             **macros(lay), "SUMS": activations.sums_kind(lay), "TYPES": case.types, "STAGES": self.stages,
             "SPAN_K": self.span, "NT": self.tiles, "SPLIT": self.split, "GROUP": self.group, "TEAMS": self.teams,
@@ -66,7 +66,7 @@ class FewCodes(NamedTuple):
         }  # fmt: skip
         made = function_of("quant/integers/few.cu", "quant_int", device, defines)
         return made.bind(
-            ["ptr", "ptr", *x, "ptr", "ptr", *case.steps, *(("i32", v) for v in (m, n, k)), *parts],
+            ["ptr", "ptr", *x, "ptr", "ptr", *case.steps, *ints(m, n, k), *parts],
             grid=(-(-n // (ROWS * self.teams)), -(-each // (8 * self.tiles)), -(-m // each)),
             block=(32 * self.group * (self.teams + self.split),), shared=self.ring(lay) + x_bytes(lay, each, k, self.x),
             pdl=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...driver.kernel import Bound
+from ...driver.kernel import Bound, ints
 from ...driver.nvrtc import function_of
 from ...gemm.model import H200, Gpu, together
 from ..case import QuantCase
@@ -51,7 +51,7 @@ class ManyCodes(NamedTuple):
         made = function_of("quant/integers/many.cu", "quant_int_many", device, defines)
         tiles = -(-n // (ROWS * self.tiles_w * self.warps_w)) * -(-m // (8 * self.tiles_x * self.warps_x))
         return made.bind(
-            [*["ptr"] * 6, *case.steps, *(("i32", v) for v in (m, n, k))], grid=(tiles, 1),
+            [*["ptr"] * 6, *case.steps, *ints(m, n, k)], grid=(tiles, 1),
             block=(32 * self.warps_w * self.warps_x + (128 if self.producer else 0),),
             shared=self.stages * stage_bytes(lay, self), pdl=True,
         )  # fmt: skip

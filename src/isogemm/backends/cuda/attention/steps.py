@@ -41,8 +41,7 @@ def steps(
     added: torch.Tensor | None = None,
     dp: torch.Tensor | None = None,
     delta: torch.Tensor | None = None,
-    want_p: bool = True,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(p, ds) of `isogemm.contract.attention.gradient_steps`.
 
     Parameters
@@ -54,11 +53,10 @@ def steps(
     dtype : torch dtype
     hidden : bool tensor that broadcasts to s, optional
     added : float32 tensor that broadcasts to s, optional
-    want_p : bool
 
     Returns
     -------
-    p : tensor [n, rows, keys], or None without `want_p`
+    p : tensor [n, rows, keys]
     ds : tensor [n, rows, keys], or None without `dp`
     """
     import torch
@@ -67,7 +65,7 @@ def steps(
     s, m, total = s.contiguous(), m.contiguous(), total.contiguous()
     dp = None if dp is None else dp.contiguous()
     delta = None if delta is None else delta.contiguous()
-    p = torch.empty(s.shape, dtype=dtype, device=s.device) if want_p else None
+    p = torch.empty(s.shape, dtype=dtype, device=s.device)
     ds = None if dp is None else torch.empty(s.shape, dtype=dtype, device=s.device)
     if s.numel():
         seen = _steps_over(hidden, s), _steps_over(added, s)

@@ -72,7 +72,7 @@ def test_the_compiler_s_options_are_part_of_it(package: Path) -> None:
         ("include/fp32_epilogue.cu", {"gemm/sgemm", "gemm/tf32", "gemm/leaves"}),
         ("include/hopper_ptx.cu", {"gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32", "gemm/sgemm"}),
         ("driver/wgmma.py", {"gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32"}),
-        ("driver/tensormap.py", {"gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32", *BY_TRITON}),
+        ("driver/tensormap.py", {"gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32"}),
         ("driver/triton_build.py", {"gemm/tile", "gemm/lists"}),
         ("rows/ops.cu", {"rows"}),
         ("attention/common.cu", {"attention"}),

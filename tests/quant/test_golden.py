@@ -14,6 +14,7 @@ from tests.quant.draws import KINDS, WEIGHTS
 import isogemm
 from isogemm.contract import int32, reference
 from isogemm.contract.compare import first_mismatch
+from isogemm.contract.rows import _fma
 from isogemm.formats.reference import decode, dequantize
 from isogemm.quant import QuantizedMatrix
 
@@ -91,7 +92,7 @@ def mistaken(x: Any, codes: int32.Codes, what: str) -> Any:
                 span, subs = slice(b * block, (b + 1) * block), block // codes.sub
                 weights = w[:, span] * np.repeat(s[:, b * subs : (b + 1) * subs], codes.sub, axis=1)
                 exact = q[:, span].astype(np.int64) @ weights.T.astype(np.int64)
-                acc = int32._fma(exact.astype(F32), d[:, b, None] * scale[None, :, b], acc)
+                acc = _fma(exact.astype(F32), d[:, b, None] * scale[None, :, b], acc)
     return reference.canonical(acc)
 
 

@@ -61,6 +61,11 @@ def name_of(dtype: DType) -> str:
     return _NAMES.get(dtype) or dtype.name
 
 
+def torch_name(dtype: Any) -> str:
+    """A torch dtype's name, as NumPy has it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def as_dtype(dtype: Any, name: str = "out_dtype") -> DType | None:
     """A NumPy dtype from whatever names one: NumPy's, ml_dtypes', torch's, or a string, such as ``bf16``.
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from ml_dtypes import finfo
 
 from .reference import canonical, evaluate
-from .rows import _fma, _pinned
+from .rows import _fma, _horner, _pinned
 
 __all__ = ["EXP2_SHIFT", "EXP2_TERMS", "LEAF", "LOG2E", "attention", "exp2", "factor", "gradient_steps", "ranges"]
 
@@ -82,16 +82,15 @@ def exp2(x: Any, dtype: str = "float32") -> Floats:
     3. ``y = EXP2_TERMS[dtype]`` in r by Horner's rule in fma
     4. ``y * e``, e the float whose bits are those of k shifted left by 23
     """
-    x = np.asarray(x, np.float32)
+    r, e = _parts(np.asarray(x, np.float32))
+    return np.asarray(_horner(EXP2_TERMS[dtype], r) * e, np.float32)
+
+
+def _parts(x: Floats) -> tuple[Floats, Floats]:
+    """Steps 1 and 2 of `exp2`: r, and e of step 4."""
     x = np.where(x < EXP2_LEAST, EXP2_LEAST, x)
-    k = x + EXP2_SHIFT
-    r = x - (k - EXP2_SHIFT)
-    first, *rest = EXP2_TERMS[dtype]
-    y = np.full_like(r, first)
-    for term in rest:
-        y = _fma(y, r, term)
-    e = (k.view(np.uint32) << np.uint32(23)).view(np.float32)
-    return np.asarray(y * e, np.float32)
+    k: Floats = x + EXP2_SHIFT
+    return x - (k - EXP2_SHIFT), (k.view(np.uint32) << np.uint32(23)).view(np.float32)
 
 
 def ranges(mask: Array) -> tuple[Places, Places]:
@@ -244,15 +243,11 @@ def gradient_steps(
         t = t + added
     if hidden is not None:
         t = np.where(hidden, f32(-np.inf), t)
-    x = t - _finite(m)[..., None]
-    x = np.where(x < EXP2_LEAST, EXP2_LEAST, x)
-    k: Floats = x + EXP2_SHIFT
-    r = x - (k - EXP2_SHIFT)
+    r, e = _parts(t - _finite(m)[..., None])
     first, *rest = EXP2_TERMS["float32"]
     y = np.full_like(r, first)
     for term in rest:
         y = y * r + term
-    y = y * (k.view(np.uint32) << np.uint32(23)).view(np.float32)
-    p = y * np.where(total == 0, f32(0), f32(1) / total)[..., None]
+    p = y * e * np.where(total == 0, f32(0), f32(1) / total)[..., None]
     ds = None if dp is None or delta is None else canonical(((dp - delta[..., None]) * p).astype(np.dtype(dtype)))
     return canonical(p.astype(np.dtype(dtype))), ds

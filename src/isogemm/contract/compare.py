@@ -25,25 +25,16 @@ _UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The first element, in row-major order, whose bits differ.
-
-    Attributes
-    ----------
-    index : tuple of int
-    left_bits, right_bits : str
-        Bit patterns in hexadecimal.
-    left, right : float
-        Values.
-    ulps : int
-        `ulp_distance` of the two.
-    """
+    """The first element, in row-major order, whose bits differ."""
 
     index: tuple[int, ...]
+    # left_bits, right_bits: bit patterns in hexadecimal
     left_bits: str
     right_bits: str
+    # left, right: values
     left: float
     right: float
-    ulps: int
+    ulps: int  # `ulp_distance` of the two
 
     def __str__(self) -> str:
         where = ", ".join(map(str, self.index))

@@ -69,21 +69,12 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class GoldenCase:
-    """A product with known bits.
-
-    Attributes
-    ----------
-    order : Order
-    k : int
-    started : bool
-        The walk over K starts from `start`.
-    rows, columns : int
-        Size of the block of different rows and columns.
-    """
+    """A product with known bits."""
 
     order: Order
     k: int
-    started: bool = False
+    started: bool = False  # the walk over K starts from `start`
+    # rows, columns: size of the block of different rows and columns
     rows: int = FEW_ROWS
     columns: int = FEW_COLUMNS
 

@@ -36,45 +36,24 @@ SHORT, LONG = 32, 256
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A quantized weight [n, k] as integers and floats.
+    """A quantized weight [n, k] as integers and floats."""
 
-    Attributes
-    ----------
-    block, sub : int
-        Elements of a block, and of a sub-block, which share an integer scale and offset.
-    q : int32 array [n, k]
-        Codes, the zero point taken off.
-    scales : int32 array [n, k / sub]
-        s; 1 where the format has none.
-    d : float32 array [n, k / block]
-        Scales of blocks.
-    mins : int32 array [n, k / sub] or None
-        t, where there is an offset.
-    offset : float32 array [n, k / block] or None
-        o, with the sign with which it is added.
-    """
-
+    # block, sub: elements of a block, and of a sub-block, which share an integer scale and offset
     block: int
     sub: int
-    q: Ints
-    scales: Ints
-    d: Floats
-    mins: Ints | None
-    offset: Floats | None
+    q: Ints  # [n, k]: codes, the zero point taken off
+    scales: Ints  # [n, k / sub]: s; 1 where the format has none
+    d: Floats  # [n, k / block]: scales of blocks
+    mins: Ints | None  # [n, k / sub]: t, where there is an offset
+    offset: Floats | None  # [n, k / block]: o, with the sign with which it is added
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationCodes:
-    """Quantized activations [m, k].
+    """Quantized activations [m, k]."""
 
-    Attributes
-    ----------
-    q : int8 array [m, k]
-    d : float32 array [m, k / block]
-    """
-
-    q: npt.NDArray[np.int8]
-    d: Floats
+    q: npt.NDArray[np.int8]  # [m, k]
+    d: Floats  # [m, k / block]
 
 
 def quantize_activations(x: Array, block: int) -> ActivationCodes:
@@ -87,17 +66,7 @@ def quantize_activations(x: Array, block: int) -> ActivationCodes:
     - 256: ``r = 127 / A``, ``d = 1 / r``; codes are ``x * r`` rounded to the nearest integer, halves to even.
 
     Where 1 / d (or r) is not finite, every code is 0, and so is a d of 256. A block that holds an infinity or a NaN has
-    zero codes and d = NaN, so that the row's results are NaN.
-
-    Parameters
-    ----------
-    x : array [m, k]
-        float32; bfloat16 and float16 are widened, which is exact.
-    block : {32, 256}
-
-    Returns
-    -------
-    ActivationCodes
+    zero codes and d = NaN, so that the row's results are NaN. bfloat16 and float16 are widened, which is exact.
     """
     from ..base.floating import ieee_defaults
 
@@ -168,6 +137,8 @@ def evaluate(x: Array, w: Codes, contract: ContractLike = "int32/chain", c: Floa
 
 def _chain(a: ActivationCodes, w: Codes, acc: Floats, start: int, stop: int) -> Floats:
     """Blocks of [start, stop) in ascending order."""
+    from .rows import _fma  # loads Numba, which reading a contract should not
+
     for first in range(start, stop, w.block):
         b, span = first // w.block, slice(first, first + w.block)
         subs = slice(first // w.sub, (first + w.block) // w.sub)
@@ -179,15 +150,6 @@ def _chain(a: ActivationCodes, w: Codes, acc: Floats, start: int, stop: int) -> 
             exact = x.sum(-1) @ w.mins[:, subs].astype(np.int64).T
             acc = _fma(exact.astype(np.float32), a.d[:, b, None] * w.offset[None, :, b], acc)
     return acc
-
-
-def _fma(x: Floats, y: Floats, z: Floats) -> Floats:
-    """x * y + z, rounded once."""
-    from .arithmetic import fma_elements
-
-    out = np.empty_like(z)
-    fma_elements(*(np.ascontiguousarray(v).reshape(-1) for v in (x, y, z)), out.reshape(-1))
-    return out
 
 
 def _check(x: Array, w: Codes, contract: Contract) -> None:

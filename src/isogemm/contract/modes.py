@@ -17,27 +17,13 @@ __all__ = ["MEANT", "MODES", "Mode", "contract_of"]
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A math mode.
-
-    Attributes
-    ----------
-    name : str
-    contract : str
-        What it is here; empty for the device's default, which depends on the operands' type.
-    operands : str
-        What it is defined for.
-    cublas : str
-        The mode or compute type of cuBLAS that it stands for; empty where there is none.
-    torch : str
-        The value of ``torch.backends.cuda.matmul.fp32_precision``; empty where there is none.
-    meaning : str
-    """
+    """A math mode."""
 
     name: str
-    contract: str
-    operands: str
-    cublas: str
-    torch: str
+    contract: str  # what it is here; empty for the device's default, which depends on the operands' type
+    operands: str  # what it is defined for
+    cublas: str  # the mode or compute type of cuBLAS that it stands for; empty where there is none
+    torch: str  # the value of ``torch.backends.cuda.matmul.fp32_precision``; empty where there is none
     meaning: str
 
 

@@ -11,7 +11,7 @@ torch's operators have their operands and results from it. Gradients are operati
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.floating import ieee_defaults
-from ..base.jit import njit
 from . import arithmetic
 from .reference import canonical
 
@@ -88,18 +87,22 @@ LOG_TERMS = tuple(f32(c) for c in (
 ))  # fmt: skip
 
 
-@njit
-def _fma_each(x, y, z, out):  # type: ignore[no-untyped-def]
-    for i in range(out.size):
-        out[i] = arithmetic.fma(x[i], y[i], z[i])
-
-
 def _fma(x: Any, y: Any, z: Any) -> Row:
     """x * y + z for each element, rounded once."""
     shape = np.broadcast_shapes(*map(np.shape, (x, y, z)))
     out = np.empty(shape, np.float32)
-    _fma_each(*(np.array(np.broadcast_to(a, shape), np.float32).reshape(-1) for a in (x, y, z)), out.reshape(-1))
+    arithmetic.fma_elements(
+        *(np.array(np.broadcast_to(a, shape), np.float32).reshape(-1) for a in (x, y, z)), out.reshape(-1)
+    )
     return out
+
+
+def _horner(terms: Sequence[np.float32], x: Row) -> Row:
+    """The polynomial with these coefficients, highest power first, by Horner's rule in fma."""
+    y = np.full_like(x, terms[0])
+    for term in terms[1:]:
+        y = _fma(y, x, term)
+    return y
 
 
 def _pinned(function: Callable[P, R]) -> Callable[P, R]:
@@ -128,10 +131,7 @@ def exp(x: Any) -> Row:
     k = _fma(inside, LOG2E, SHIFT) - SHIFT
     r = _fma(k, -LN2_HIGH, inside)
     r = _fma(k, -LN2_LOW, r)
-    p = np.full_like(r, EXP_TERMS[0])
-    for term in EXP_TERMS[1:]:
-        p = _fma(p, r, term)
-    y = _fma(p, r * r, r) + f32(1)
+    y = _fma(_horner(EXP_TERMS, r), r * r, r) + f32(1)
     half = np.floor(k * f32(0.5))
     y = np.ldexp(np.ldexp(y, half.astype(np.int32)), (k - half).astype(np.int32))
     y = np.where(x < EXP_LEAST, f32(0), np.where(x > EXP_MOST, f32(np.inf), y))
@@ -151,10 +151,7 @@ def log(s: Any) -> Row:
     k = (offset >> 23).astype(np.float32)
     t = ((offset & 0x7FFFFF) + np.int32(SQRT_HALF)).astype(np.int32).view(np.float32) - f32(1)
     z = t * t
-    p = np.full_like(t, LOG_TERMS[0])
-    for term in LOG_TERMS[1:]:
-        p = _fma(p, t, term)
-    y = _fma(k, LOG_LOW, (t * z) * p)
+    y = _fma(k, LOG_LOW, (t * z) * _horner(LOG_TERMS, t))
     y = _fma(f32(-0.5), z, y)
     return np.where(np.isnan(s), s, _fma(k, LOG_HIGH, t + y)).astype(np.float32)
 
@@ -381,26 +378,16 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes
-    ----------
-    formula : callable
-        ``formula(*operands, **options)`` of one row of each operand; a tuple where results are several.
-    operands : tuple of RowOperand
-    kernels : str
-        Which of a backend's kernels: ``reduce``, whose rows have sums; ``each``, of elements alone; or ``rope``.
-    options : tuple of str
-        Names: ``eps``, ``interleaved``, and ``dtype`` where something between is rounded to that of an operand.
-    results : tuple of Result
-        A caller's out_dtype is the first one's.
-    """
-
+    # ``formula(*operands, **options)`` of one row of each operand; a tuple where results are several
     formula: Callable[..., Any]
     operands: tuple[RowOperand, ...] = (RowOperand("x"),)
+    # which of a backend's kernels: ``reduce``, whose rows have sums; ``each``, of elements alone; or ``rope``
     kernels: Literal["reduce", "each", "rope"] = "reduce"
+    # names: ``eps``, ``interleaved``, and ``dtype`` where something between is rounded to that of an operand
     options: tuple[str, ...] = ()
-    results: tuple[Result, ...] = (Result(),)
+    results: tuple[Result, ...] = (Result(),)  # a caller's out_dtype is the first one's
 
     @_pinned
     def results_of(self, *operands: Row | None, **options: Any) -> tuple[Any, ...]:

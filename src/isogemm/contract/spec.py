@@ -24,25 +24,14 @@ LANES = 32  # of a SIMD group on most GPUs; on all others, and on CPUs, they are
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What happens inside one block of K.
+    """What happens inside one block of K."""
 
-    Attributes
-    ----------
-    name : str
-        Text form.
-    operands : tuple of str
-        Operand dtypes it is defined for; none for ``int32``, whose weight is a quantized matrix. Operands of ``exact``
-        are integers, and so are its results; all others' are floats.
-    block : int
-        Elements of K that are summed as one step; cuts of K at multiples of it keep the bits.
-    fraction_bits : int
-        Fractional bits that the terms of a fused sum are truncated to; 0 where there is no fused sum.
-    """
-
-    name: str
+    name: str  # text form
+    # operand dtypes it is defined for; none for ``int32``, whose weight is a quantized matrix. Operands of ``exact``
+    # are integers, and so are its results; all others' are floats
     operands: tuple[str, ...]
-    block: int
-    fraction_bits: int
+    block: int  # elements of K that are summed as one step; cuts of K at multiples of it keep the bits
+    fraction_bits: int  # fractional bits that the terms of a fused sum are truncated to; 0 where there is no fused sum
 
 
 ARITHMETICS = MappingProxyType(
@@ -67,17 +56,10 @@ ARITHMETICS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How the blocks of K meet: ``chain``, ``leafL``, ``treeN`` or ``lanes32``.
-
-    Attributes
-    ----------
-    kind : {"chain", "leaf", "tree", "lanes"}
-    size : int
-        Leaf length for ``leaf``, number of leaves for ``tree``, 32 for ``lanes``, 0 for ``chain``.
-    """
+    """How the blocks of K meet: ``chain``, ``leafL``, ``treeN`` or ``lanes32``."""
 
     kind: Literal["chain", "leaf", "tree", "lanes"] = "chain"
-    size: int = 0
+    size: int = 0  # leaf length for ``leaf``, number of leaves for ``tree``, 32 for ``lanes``, 0 for ``chain``
 
     def __str__(self) -> str:
         return self.kind if self.kind == "chain" else f"{self.kind}{self.size}"

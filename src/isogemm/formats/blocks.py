@@ -27,23 +27,12 @@ __all__ = ["FORMATS", "BlockFormat", "Field", "format_of"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a block.
-
-    Attributes
-    ----------
-    name : str
-    offset : int
-        Bytes from the start of the block.
-    dtype : str
-        A NumPy type, little endian.
-    count : int
-        Elements.
-    """
+    """One field of a block."""
 
     name: str
-    offset: int
-    dtype: str
-    count: int = 1
+    offset: int  # bytes from the start of the block
+    dtype: str  # a NumPy type, little endian
+    count: int = 1  # elements
 
     @property
     def nbytes(self) -> int:
@@ -53,43 +42,21 @@ class Field:
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """A block format.
+    """A block format."""
 
-    Attributes
-    ----------
-    name : str
-        GGUF's name.
-    block : int
-        Elements of a block.
-    nbytes : int
-        Bytes of a block.
-    fields : tuple of Field
-        In the order of their offsets, without gaps.
-    sub : int
-        Elements that share an integer scale and offset.
-    zero : int
-        Zero point: what is subtracted from a stored code.
-    low, high : int
-        Least and greatest code, after the zero point.
-    offset : str
-        Which field is o: "" where there is none; a leading "-" where it is subtracted.
-    activations : str
-        The format that activations are quantized to for the integer product; "" where there is none.
-    fallback : str
-        The format to fall back to for rows that are no whole number of blocks.
-    """
-
-    name: str
-    block: int
-    nbytes: int
-    fields: tuple[Field, ...]
-    sub: int = 1
-    zero: int = 0
+    name: str  # GGUF's name
+    block: int  # elements of a block
+    nbytes: int  # bytes of a block
+    fields: tuple[Field, ...]  # in the order of their offsets, without gaps
+    sub: int = 1  # elements that share an integer scale and offset
+    zero: int = 0  # zero point: what is subtracted from a stored code
+    # low, high: least and greatest code, after the zero point
     low: int = 0
     high: int = 0
-    offset: str = ""
+    offset: str = ""  # which field is o: "" where there is none; a leading "-" where it is subtracted
+    # the format that activations are quantized to for the integer product; "" where there is none
     activations: str = ""
-    fallback: str = ""
+    fallback: str = ""  # the format to fall back to for rows that are no whole number of blocks
 
     def __str__(self) -> str:
         return self.name

@@ -22,18 +22,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def decode(rows: Array, fmt: BlockFormat) -> Codes:
-    """Rows of blocks [n, row bytes] as integers and floats.
-
-    Parameters
-    ----------
-    rows : uint8 array [n, k / block * nbytes]
-    fmt : BlockFormat
-        A quantized one.
-
-    Returns
-    -------
-    Codes
-    """
+    """Rows of blocks, uint8 [n, row bytes] of a quantized format, as integers and floats."""
     n = rows.shape[0]
     blocks = np.ascontiguousarray(rows).reshape(n, rows.shape[1] // fmt.nbytes, fmt.nbytes).view(fmt.dtype)[..., 0]
     q = _CODES[fmt.name](blocks).astype(np.int32).reshape(n, blocks.shape[1] * fmt.block) - fmt.zero
@@ -56,13 +45,7 @@ def decode(rows: Array, fmt: BlockFormat) -> Codes:
 
 
 def dequantize(rows: Array, fmt: BlockFormat) -> Floats:
-    """Rows of blocks as float32 [n, k], with the bits of the ``gguf`` package.
-
-    Parameters
-    ----------
-    rows : uint8 array [n, row bytes]
-    fmt : BlockFormat
-    """
+    """Rows of blocks, uint8 [n, row bytes], as float32 [n, k], with the bits of the ``gguf`` package."""
     if not fmt.quantized:
         raw = np.ascontiguousarray(rows).view(fmt.dtype)["x"]
         return (raw.astype(np.uint32) << 16).view(np.float32) if fmt.name == "BF16" else raw.astype(np.float32)

@@ -14,6 +14,7 @@ from ..errors import DTypeError, FormatError, LayoutError, LimitError, ShapeErro
 from .blocks import BlockFormat
 
 __all__ = [
+    "Unmarked",
     "check_into",
     "checked_shape",
     "in_blocks",
@@ -121,6 +122,14 @@ def writable(rows: Array) -> bool:
             return bool(base.mode == "c")
         base = base.base
     return False
+
+
+class Unmarked:
+    """An array's memory for `numpy.asarray`, without the mark that it is read-only."""
+
+    def __init__(self, rows: Array) -> None:
+        self.owner = rows
+        self.__array_interface__ = {**rows.__array_interface__, "data": (rows.ctypes.data, False)}
 
 
 def check_into(out: Any, shape: tuple[int, int]) -> None:

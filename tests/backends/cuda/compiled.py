@@ -19,7 +19,6 @@ from isogemm.backends.cuda.driver import kernel as driver
 from isogemm.backends.cuda.driver import nvrtc, tensormap, triton_build
 from isogemm.backends.cuda.driver.libcuda import Driver
 from isogemm.backends.cuda.gemm.choose import FAMILIES
-from isogemm.backends.cuda.gemm.tile import family as triton_tile
 from isogemm.problem.product import Product
 
 __all__ = ["Compiled", "Kernels", "kernels", "said_of"]
@@ -130,8 +129,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Kernels:
     fake = Driver(FakeCuda())
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setattr(nvrtc, "cache_directory", lambda: tmp_path / "cubins")
-    for module, name in ((device, "device"), (triton_tile, "facts")):
-        monkeypatch.setattr(module, name, lambda ordinal: H200)
+    monkeypatch.setattr(device, "device", lambda ordinal: H200)
     monkeypatch.setattr(driver, "load", made.load)
     monkeypatch.setattr(
         triton_build.Built, "load", lambda built, ordinal: made.load(built.cubin, built.name, ordinal, built.ptx)

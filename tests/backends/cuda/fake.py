@@ -101,7 +101,7 @@ class FakeCuda:
         return 0
 
     def _cuFuncGetAttribute(self, out: Any, attribute: int, function: int) -> int:
-        out[0] = {0: 1024, 1: 1024, 3: 16, 4: 40}[attribute]
+        out[0] = {0: 1024, 1: 1024}[attribute]
         return 0
 
     def _cuFuncSetAttribute(self, function: int, attribute: int, value: int) -> int:
@@ -125,10 +125,6 @@ class FakeCuda:
         values = [ctypes.string_at(pointers[i], size) for i, size in enumerate(self.sizes)]
         self.launches.append((head[:7], head[7], values, attributes, function, extra))
         return self.result
-
-    def _cuOccupancyMaxActiveBlocksPerMultiprocessor(self, out: Any, function: int, threads: int, shared: int) -> int:
-        out[0] = 2048 // threads
-        return 0
 
     def _cuTensorMapEncodeTiled(self, out: int, kind: int, rank: int, address: int, *rest: Any) -> int:
         sizes, steps, box, ones, *options = rest

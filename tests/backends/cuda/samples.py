@@ -44,8 +44,6 @@ extern "C" __global__ void tile(const __grid_constant__ Map map, unsigned short*
 try:
     import triton
     import triton.language as tl
-    from triton.experimental import gluon
-    from triton.experimental.gluon import language as gl
 except ImportError:
     pass
 else:
@@ -54,15 +52,6 @@ else:
     def add(x, out, n, value, BLOCK: tl.constexpr):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at, mask=at < n) + value, mask=at < n)
-
-    @triton.jit
-    def dot(a, b, out, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-        row, column = tl.program_id(0) * BM, tl.program_id(1) * BN
-        acc = tl.zeros((BM, BN), tl.float32)
-        for p in range(0, k, BK):
-            acc = tl.dot(a.load([row, p]), b.load([column, p]).T, acc)
-        rows, columns = row + tl.arange(0, BM), column + tl.arange(0, BN)
-        tl.store(out + rows[:, None] * n + columns[None, :], acc)
 
     @triton.jit
     def scale(x, out, a):
@@ -75,9 +64,3 @@ else:
         tile = tl.make_tensor_descriptor(x, [n, k], [k, 1], [ROWS, 64]).load([at, 0])
         to = (at + tl.arange(0, ROWS))[:, None] * 64 + tl.arange(0, 64)[None, :]
         tl.store(out + to, tile)
-
-    @gluon.jit
-    def add_gluon(x, out, n, value, BLOCK: gl.constexpr):
-        layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-        at = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, layout)
-        gl.store(out + at, gl.load(x + at, mask=at < n) + value, mask=at < n)

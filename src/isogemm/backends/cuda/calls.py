@@ -28,20 +28,11 @@ class DeviceWeight(PreparedWeight):
 
     The kernels read weights as checkpoints store them, so there is nothing to rearrange; what is prepared is all that
     a call would ask the tensor. Values written into `w` later are seen; `w` may not be resized.
-
-    Attributes
-    ----------
-    shape : (int, int)
-        n and k.
-    tensor : torch.Tensor
-        The weight, detached.
-    facts : tuple
-        What a call's key says of the weight.
     """
 
-    shape: tuple[int, int]
-    tensor: Any
-    facts: tuple[Any, ...]
+    shape: tuple[int, int]  # n and k
+    tensor: Any  # the weight, detached
+    facts: tuple[Any, ...]  # what a call's key says of the weight
 
     def __repr__(self) -> str:
         return f"DeviceWeight({self.n} x {self.k}, {self.dtype}, {self.tensor.device})"
@@ -161,16 +152,7 @@ def _learn(torch: Any) -> None:
 def remember(kind: str, operands: tuple[Any, ...], options: tuple[Any, ...], result: Any, device: Any) -> None:
     """Enter a call that took the long way, if it was one launch on the operands' own addresses.
 
-    Parameters
-    ----------
-    operands : (a, b, bias, out)
-        As given to the public call.
-    options : tuple
-        As `call` gets them.
-    result : object
-        What the call returned.
-    device : Executor
-        With the trace of the call.
+    `operands` and `options` are as `call` gets them, `result` is what the call returned, `device` has its trace.
     """
     a, b, bias, out = operands
     if len(device.trace) != 1 or device.trace[0][0] is None or device.trace[0][2] is None or not ready():

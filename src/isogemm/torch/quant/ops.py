@@ -24,20 +24,13 @@ from ...base import arguments
 from ...contract.spec import Contract, as_contract
 from ...errors import LayoutError, ShapeError
 from ...formats.blocks import format_of
+from ...formats.stored import Unmarked
 from ...operands.tensors import to_tensor
 from ...quant.matrix import QuantizedMatrix
 from ..gemm.products import call_product, resolved, with_order
 from ..operator import Operator, Tensor, define, define_forward, refuse_meta, refuse_vmap, way
 
 _alive: weakref.WeakValueDictionary[tuple[Any, ...], QuantizedMatrix] = weakref.WeakValueDictionary()
-
-
-class _Bytes:
-    """Bytes of a private mapping, which NumPy's flags call read-only and a write does not harm."""
-
-    def __init__(self, rows: Any) -> None:
-        self.owner = rows
-        self.__array_interface__ = {**rows.__array_interface__, "data": (rows.ctypes.data, False)}
 
 
 def blocks_of(w: QuantizedMatrix) -> Tensor:
@@ -64,7 +57,7 @@ def _make_blocks(w: QuantizedMatrix) -> int:
             w._own()
         # In inference mode autograd could never save it; inside a transform it would be a tensor of that transform.
         with torch.inference_mode(False), torch._C._DisableFuncTorch():
-            w._show(torch.from_numpy(np.asarray(_Bytes(w.rows))) if there is None else there.tensor)
+            w._show(torch.from_numpy(np.asarray(Unmarked(w.rows))) if there is None else there.tensor)
         _alive[_key(w._tensor, w.format.name, *w.shape)] = w
     return 0
 

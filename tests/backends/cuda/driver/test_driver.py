@@ -45,10 +45,10 @@ def test_a_launch_carries_shape_stream_values_and_zero_scratch():
 
 def test_attributes_are_those_of_the_header():
     fake = FakeCuda(sizes=(8,))
-    launch = kernel_of(fake).bind(["ptr"], grid=(4,), block=(64,), cluster=(2,), pdl=True, cooperative=True)
+    launch = kernel_of(fake).bind(["ptr"], grid=(4,), block=(64,), cluster=(2,), pdl=True)
     launch(0, 5)
     ids = [struct.unpack("<I4x3I52x", a) for a in fake.launches[0][3]]
-    assert ids == [(6, 1, 0, 0), (2, 1, 0, 0), (4, 2, 1, 1)]
+    assert ids == [(6, 1, 0, 0), (4, 2, 1, 1)]
 
 
 def test_maps_and_small_values_are_aligned_and_whole():
@@ -184,13 +184,13 @@ def test_an_empty_grid_launches_nothing():
 
 
 def test_an_older_driver_that_knows_less_still_launches():
-    fake = FakeCuda(cuFuncGetParamInfo=None, cuFuncLoad=None, cuOccupancyMaxActiveBlocksPerMultiprocessor=None)
+    fake = FakeCuda(cuFuncGetParamInfo=None, cuFuncLoad=None, cuPointerGetAttributes=None)
     kernel = kernel_of(fake)
     assert kernel.parameter_sizes is None
     kernel.bind(PARAMS, grid=(1,), block=(32,))(1, 2, 3)
     assert len(fake.launches) == 1
     with pytest.raises(DeviceError, match="newer driver"):
-        kernel.occupancy(32)
+        pointer(0x7F00, Driver(fake))
 
 
 def test_the_table_matches_ctypes_widths():
@@ -200,12 +200,6 @@ def test_the_table_matches_ctypes_widths():
     for name, argtypes in libcuda.SIGNATURES.items():
         for kind in argtypes:
             assert kind in wide | narrow | {c_char_p} or hasattr(kind, "contents"), name
-
-
-def test_occupancy_is_asked_in_the_kernels_context():
-    fake = FakeCuda()
-    assert kernel_of(fake).occupancy(256, shared=100_000) == 8
-    assert MAX_DYNAMIC_SHARED in fake.attributes
 
 
 def test_pointers_of_others_are_unknown():

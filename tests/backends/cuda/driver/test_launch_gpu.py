@@ -61,8 +61,6 @@ def test_a_kernel_of_nvrtc(torch, axpy, pdl):
     launch(device.current_stream(0), x.data_ptr(), y.data_ptr(), -1.5)
     np.testing.assert_array_equal(bits(y), want)
     assert axpy.parameter_sizes in (None, (8, 8, 4, 4))
-    assert axpy.registers > 0
-    assert axpy.occupancy(256) == 8
 
 
 def test_dependent_launches_keep_their_order(torch, axpy):
@@ -97,32 +95,15 @@ def test_a_tile_arrives_through_a_tensor_map(torch, fixed):
 
 
 ADD = {"x": "*fp32", "out": "*fp32", "n": "i32", "value": "fp32"}
-DOT = {"a": "tensordesc<bf16[64,64]>", "b": "tensordesc<bf16[32,64]>", "out": "*fp32", "n": "i32", "k": "i32"}
 
 
 @pytest.mark.parametrize("pdl", [False, True])
-@pytest.mark.parametrize("name", ["add", "add_gluon"])
-def test_a_kernel_of_triton(torch, name, pdl):
+def test_a_kernel_of_triton(torch, pdl):
     pytest.importorskip("triton")
     x, out = torch.randn(1000, device="cuda"), torch.full((1000,), float("nan"), device="cuda")
-    built = triton_build.build(getattr(samples, name), ADD, {"BLOCK": 256}, launch_pdl=pdl)
+    built = triton_build.build(samples.add, ADD, {"BLOCK": 256}, launch_pdl=pdl)
     built.bind(0, (4,), {"n": 1000})(device.current_stream(0), x.data_ptr(), out.data_ptr(), 0.25)
     assert torch.equal(out, x + 0.25)
-
-
-@pytest.mark.parametrize("ctas", [1, 2])
-def test_a_kernel_of_triton_with_tensor_maps(torch, ctas):
-    """Small integers have exact products and sums, whatever the order; one cluster of blocks, or blocks alone."""
-    pytest.importorskip("triton")
-    m, n, k = 128, 96, 320
-    a, b = (torch.randint(-4, 5, (rows, k), device="cuda").bfloat16() for rows in (m, n))
-    out = torch.full((m, n), float("nan"), device="cuda")
-    built = triton_build.build(samples.dot, DOT, {"BM": 64, "BN": 32, "BK": 64}, num_ctas=ctas)
-    shapes = {"a": ((m, k), (k, 1)), "b": ((n, k), (k, 1))}
-    launch = built.bind(0, (m // 64, n // 32), {"n": n, "k": k}, descriptors=shapes)
-    maps = [built.encoder(name, *shapes[name])(x.data_ptr()) for name, x in (("a", a), ("b", b))]
-    launch(device.current_stream(0), *maps, out.data_ptr())
-    assert torch.equal(out, a.float() @ b.float().T)
 
 
 def test_a_kernel_of_triton_that_needs_scratch(torch):

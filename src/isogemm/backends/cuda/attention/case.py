@@ -22,39 +22,21 @@ class Strided(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """An attention but for its addresses.
+    """An attention but for its addresses."""
 
-    Attributes
-    ----------
-    operands : (q, k, v)
-    mask : strides over [b, hq, tq, tk], or None
-    dtype, dtype_out, dtype_mask : str
-    c : float
-    offset : int or None
-        Of the causal rule.
-    starts, stops : bool
-        Whether there are such.
-    arithmetic : str
-        ``fma``, or that of the device's tensor cores; ``tensor_core:native`` where it has no definition.
-    aligned : bool
-        Addresses of q, k and v are multiples of 16 bytes.
-    stats : bool
-        Whether m and l are wanted; without, their address is 0.
-    device : int
-    """
-
-    operands: tuple[Strided, ...]
-    mask: tuple[int, ...] | None
+    operands: tuple[Strided, ...]  # q, k, v
+    mask: tuple[int, ...] | None  # strides over [b, hq, tq, tk]
     dtype: str
     dtype_out: str
     dtype_mask: str | None
     c: float
-    offset: int | None
+    offset: int | None  # of the causal rule
+    # starts, stops: whether there are such
     starts: bool
     stops: bool
-    arithmetic: str
-    aligned: bool
-    stats: bool = True
+    arithmetic: str  # ``fma``, or that of the device's tensor cores; ``tensor_core:native`` where it has no definition
+    aligned: bool  # addresses of q, k and v are multiples of 16 bytes
+    stats: bool = True  # whether m and l are wanted; without, their address is 0
     device: int = 0
 
     @property

@@ -12,21 +12,28 @@ constexpr float LOG2E = 0x1.715476p+0f, LEAST = -127.0f, SHIFT = 12583039.0f;
 DEVICE float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
 DEVICE float finite(float m) { return m == NONE ? 0.0f : m; }
 
-// 2**x for x of at most 0.
-DEVICE float exp2_of(float x) {
-  constexpr float terms[] = {TERMS};
+// 2**x for x of at most 0: k are its whole part and SHIFT, r is the rest.
+struct Parts { float k, r; };
+DEVICE Parts parts_of(float x) {
   x = max_nan(x, LEAST);
-  const float k = x + SHIFT, r = x - (k - SHIFT);
+  const float k = x + SHIFT;
+  return {k, x - (k - SHIFT)};
+}
+DEVICE float scaled(float y, float k) { return y * __int_as_float(__float_as_int(k) << 23); }
+// Horner's rule, in fused multiply-adds, or where it is PLAIN in products and sums, as gradients have it.
+template <bool PLAIN = false> DEVICE float exp2_of(float x) {
+  constexpr float terms[] = {TERMS};
+  const Parts p = parts_of(x);
   float y = terms[0];
 #pragma unroll
-  for (int i = 1; i < (int)(sizeof(terms) / sizeof(float)); ++i) y = __fmaf_rn(y, r, terms[i]);
-  return y * __int_as_float(__float_as_int(k) << 23);
+  for (int i = 1; i < (int)(sizeof(terms) / sizeof(float)); ++i)
+    y = PLAIN ? __fadd_rn(__fmul_rn(y, p.r), terms[i]) : __fmaf_rn(y, p.r, terms[i]);
+  return scaled(y, p.k);
 }
 // The same for whole x, NaN and -inf.
 DEVICE float power_of(float x) {
-  x = max_nan(x, LEAST);
-  const float k = x + SHIFT, r = x - (k - SHIFT);
-  return (r + 1.0f) * __int_as_float(__float_as_int(k) << 23);
+  const Parts p = parts_of(x);
+  return scaled(p.r + 1.0f, p.k);
 }
 
 // One leaf joins: o = fma(o_n, b, o * a) and l likewise.

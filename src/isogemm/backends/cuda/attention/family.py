@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ....base.dtypes import CODE
 from ....contract.attention import EXP2_TERMS
 from ....planner.bench import Bench
 from ..driver import facts
-from ..driver.kernel import Kernel, Parameter
+from ..driver.kernel import Kernel
 from ..driver.nvrtc import function_of
 from .case import AttentionCase
-from .trial import try_kernel
+from .trial import Run, try_kernel
 
-__all__ = ["Attention", "Run", "blocks_of", "ints", "loaded", "longs", "macros", "mask_defines", "terms"]
-
-Run = Callable[..., None]  # (stream, q, k, v, mask, start, stop, y, stats)
+__all__ = ["Attention", "Run", "blocks_of", "edges", "loaded", "macros", "mask_defines", "padded", "terms"]
 
 
 class Attention:
-    """A family of one kernel; what is here fits most of them.
-
-    Attributes
-    ----------
-    name : str
-    plain : Attention or None
-        Whose bits it has to have where a device's arithmetic has no definition.
-    """
+    """A family of one kernel; what is here fits most of them."""
 
     name: str
     home = "backends/cuda/attention"
-    plain: Attention | None = None
+    plain: Attention | None = None  # whose bits it has to have where a device's arithmetic has no definition
 
     def supports(self, case: AttentionCase, config: str = "") -> bool:
         """Whether it can compute this; `config` is the text of its code."""
@@ -80,6 +71,18 @@ def terms(dtype: str) -> tuple[float, ...]:
     return tuple(float(x) for x in EXP2_TERMS[dtype])
 
 
+def padded(size: int) -> int:
+    """Columns of a tile of Triton's for heads of that size."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def edges(case: AttentionCase, whole: tuple[int, int], ragged: tuple[int, int]) -> Iterator[AttentionCase]:
+    """Cases of two head sizes, as tiles have them and not: all rows and keys; bounds; lines farther apart."""
+    yield case.made((2, 2, 67, 2, 300, *whole), bounds=False, stats=True, offset=300 - 67, pad=0)
+    yield case.made((3, 2, 70, 3, 300, *ragged), bounds=True, stats=case.masks == 2, offset=40, pad=8)
+    yield case.made((3, 2, 70, 3, 300, *ragged), bounds=True, stats=False, offset=-3, pad=24)
+
+
 def loaded(
     name: str, case: AttentionCase, defines: Mapping[str, Any], *, function: str = "", before: str = ""
 ) -> Kernel:
@@ -99,16 +102,6 @@ def mask_defines(case: AttentionCase) -> dict[str, Any]:
     """Macros of the mask, the rule and the result."""
     kind = CODE.get(case.dtype_mask or "", 0)
     return {"MASK": case.masks, "MASK_KIND": kind, "CAUSAL": case.offset is not None, "OUT": CODE[case.dtype_out]}
-
-
-def longs(*values: int) -> list[Parameter]:
-    """Parameters of 64 bits that are fixed when bound."""
-    return [("i64", value) for value in values]
-
-
-def ints(*values: int) -> list[Parameter]:
-    """Those of 32 bits."""
-    return [("i32", value) for value in values]
 
 
 def blocks_of(groups: int, device: int) -> int:

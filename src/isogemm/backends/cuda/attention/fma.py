@@ -7,9 +7,9 @@ from typing import Any
 
 from ....base.dtypes import CODE
 from ....contract.attention import LEAF
-from ..driver.kernel import Parameter
+from ..driver.kernel import Parameter, ints, longs
 from .case import AttentionCase
-from .family import Attention, Run, blocks_of, ints, loaded, longs, mask_defines
+from .family import Attention, Run, blocks_of, edges, loaded, mask_defines
 
 __all__ = ["ROWS", "FmaAttention"]
 
@@ -47,7 +47,4 @@ class FmaAttention(Attention):
         return kernel.bind(params, grid=(case.heads, tiles, case.batch), block=(256,), shared=shared, pdl=True)
 
     def reaching(self, case: AttentionCase) -> Iterator[AttentionCase]:
-        d, dv = case.d, case.dv
-        yield case.made((2, 2, 67, 2, 300, d, dv), bounds=False, stats=True, offset=300 - 67, pad=0)
-        yield case.made((3, 2, 70, 3, 300, d, dv), bounds=True, stats=case.masks == 2, offset=40, pad=8)
-        yield case.made((3, 2, 70, 3, 300, d, dv), bounds=True, stats=False, offset=-3, pad=24)
+        return edges(case, (case.d, case.dv), (case.d, case.dv))

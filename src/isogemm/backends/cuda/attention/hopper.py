@@ -7,10 +7,11 @@ from typing import Any
 
 from ....base.dtypes import CODE, PTX
 from ..driver import facts
+from ..driver.kernel import ints, longs
 from ..driver.tensormap import Encoder, encoder
 from ..driver.wgmma import mma
 from .case import AttentionCase, Strided, steps_of
-from .family import Attention, Run, ints, loaded, longs, mask_defines
+from .family import Attention, Run, edges, loaded, mask_defines
 from .walk import WalkAttention
 
 __all__ = ["CHUNK", "HopperAttention", "chunks_of", "map_of"]
@@ -68,9 +69,6 @@ class HopperAttention(Attention):
 
     def reaching(self, case: AttentionCase) -> Iterator[AttentionCase]:
         wide = 64 * chunks_of(case)
-        ragged = wide - 24, wide - 8
-        yield case.made((2, 2, 67, 2, 300, wide, wide), bounds=False, stats=True, offset=300 - 67, pad=0)
-        yield case.made((3, 2, 70, 3, 300, *ragged), bounds=True, stats=case.masks == 2, offset=40, pad=8)
-        yield case.made((3, 2, 70, 3, 300, *ragged), bounds=True, stats=False, offset=-3, pad=24)
+        yield from edges(case, (wide, wide), (wide - 24, wide - 8))
         if case.mask is None:  # more tiles of 128 queries than multiprocessors
             yield case.made((2, 34, 200, 2, 300, wide, wide), bounds=False, stats=False, offset=100, pad=0)

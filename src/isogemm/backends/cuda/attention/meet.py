@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ....base.dtypes import CODE
-from ..driver.kernel import Parameter
+from ..driver.kernel import Parameter, ints, longs
 from ..driver.workspace import workspace
 from .case import AttentionCase
-from .family import Run, ints, loaded, longs
+from .family import Run, loaded
 
 __all__ = ["meet_defines", "met"]
 

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from ....base.dtypes import CODE
 from ....contract.attention import LEAF, ranges
 from ....planner.bench import Bench
+from ..driver.kernel import ints, longs
+from ..driver.triton_build import build
 from ..driver.workspace import workspace
 from .case import AttentionCase
-from .family import Attention, Run, blocks_of, ints, loaded, longs, mask_defines
+from .family import Attention, Run, blocks_of, loaded, mask_defines
 from .fma import ROWS, FmaAttention
 from .trial import NATIVE, Contents, by_definition, compared, contents, outputs, shrunk, windows
 from .walk import WalkAttention, triton_facts
@@ -216,13 +218,11 @@ def _walk(case: AttentionCase) -> Callable[..., None]:
 
 @functools.lru_cache(maxsize=256)
 def _triton_walk(case: AttentionCase) -> Callable[..., None]:
-    from ..driver.triton_build import build
-    from ..gemm.tile.family import arch
     from .windows import attention_ranged
 
     types, constants, hints, options, values = _facts(case)
-    device, pdl = case.device, constants["PDL"]
-    built = build(attention_ranged, types, constants, aligned=hints, capability=arch(device), launch_pdl=pdl, **options)
+    pdl, capability = constants["PDL"], case.on.capability
+    built = build(attention_ranged, types, constants, aligned=hints, capability=capability, launch_pdl=pdl, **options)
     bundles = case.heads // _pack(case)
-    grid = (min(_tiles(case), blocks_of(bundles * case.batch, device)), bundles, case.batch)
-    return built.bind(device, grid, values, pdl=True)
+    grid = (min(_tiles(case), blocks_of(bundles * case.batch, case.device)), bundles, case.batch)
+    return built.bind(case.device, grid, values)

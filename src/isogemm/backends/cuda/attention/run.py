@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ....base.dtypes import torch_name
 from ....base.seen import Seen
 from ....errors import ContractError, DTypeError, LayoutError, LimitError, ShapeError
 from .case import AttentionCase, Strided
@@ -148,7 +149,7 @@ def _plan(
 
 
 def _name(x: Any) -> str:
-    return str(getattr(x, "dtype", x)).removeprefix("torch.")
+    return torch_name(getattr(x, "dtype", x))
 
 
 def _check(q: Any, k: Any, v: Any, mask: Any, start: Any, stop: Any, out: Any) -> None:

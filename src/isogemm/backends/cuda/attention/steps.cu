@@ -7,17 +7,6 @@
 // p, ds      as s, of OUT; either may be null. A block owns 4 * THREADS keys of a row.
 #include "attention/common.cu"
 
-// exp2 as gradients have it: Horner's rule in products and sums.
-DEVICE float exp2_plain(float x) {
-  constexpr float terms[] = {TERMS};
-  x = max_nan(x, LEAST);
-  const float k = x + SHIFT, r = x - (k - SHIFT);
-  float y = terms[0];
-#pragma unroll
-  for (int i = 1; i < (int)(sizeof(terms) / sizeof(float)); ++i) y = __fadd_rn(__fmul_rn(y, r), terms[i]);
-  return y * __int_as_float(__float_as_int(k) << 23);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_backward(const float* s, const float* dp, const float* m, const float* l, const float* delta,
                    const unsigned char* hidden, const float* added, void* p, void* ds, i64 hidden_b, i64 hidden_r,
@@ -34,7 +23,7 @@ attention_backward(const float* s, const float* dp, const float* m, const float*
     float t = __fmul_rn(s[at + key], c);
     if (added) t = __fadd_rn(t, added[item * added_b + row * added_r + key * added_k]);
     if (hidden && hidden[item * hidden_b + row * hidden_r + key * hidden_k]) t = NONE;
-    const float x = __fmul_rn(exp2_plain(__fsub_rn(t, u)), over);
+    const float x = __fmul_rn(exp2_of<true>(__fsub_rn(t, u)), over);
     if (p) put<OUT>(p, at + key, x);
     if (ds) put<OUT>(ds, at + key, __fmul_rn(__fsub_rn(dp[at + key], less), x));
   }

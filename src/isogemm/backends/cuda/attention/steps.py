@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ....base.dtypes import CODE, NUMPY
+from ....base.dtypes import CODE, NUMPY, torch_name
 from ....contract.attention import gradient_steps
 from ....contract.reference import canonical
 from ....planner.bench import Bench, beside, difference
 from ....planner.choose import Option, choose
-from ..driver.kernel import Bound
+from ..driver.kernel import Bound, ints, longs
 from ..driver.machine import admissions
-from .family import compiled, ints, longs, macros
+from .family import compiled, macros
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +41,7 @@ def steps(
     added: torch.Tensor | None = None,
     dp: torch.Tensor | None = None,
     delta: torch.Tensor | None = None,
-    want_p: bool = True,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(p, ds) of `isogemm.contract.attention.gradient_steps`.
 
     Parameters
@@ -54,11 +53,10 @@ def steps(
     dtype : torch dtype
     hidden : bool tensor that broadcasts to s, optional
     added : float32 tensor that broadcasts to s, optional
-    want_p : bool
 
     Returns
     -------
-    p : tensor [n, rows, keys], or None without `want_p`
+    p : tensor [n, rows, keys]
     ds : tensor [n, rows, keys], or None without `dp`
     """
     import torch
@@ -67,11 +65,11 @@ def steps(
     s, m, total = s.contiguous(), m.contiguous(), total.contiguous()
     dp = None if dp is None else dp.contiguous()
     delta = None if delta is None else delta.contiguous()
-    p = torch.empty(s.shape, dtype=dtype, device=s.device) if want_p else None
+    p = torch.empty(s.shape, dtype=dtype, device=s.device)
     ds = None if dp is None else torch.empty(s.shape, dtype=dtype, device=s.device)
     if s.numel():
         seen = _steps_over(hidden, s), _steps_over(added, s)
-        run = launch(StepsCase(tuple(s.shape), *seen, float(c), str(dtype).removeprefix("torch."), device))
+        run = launch(StepsCase(tuple(s.shape), *seen, float(c), torch_name(dtype), device))
         values = (s, dp, m, total, delta, hidden, added, p, ds)
         run(torch._C._cuda_getCurrentRawStream(device), *(0 if x is None else x.data_ptr() for x in values))
     return p, ds

@@ -61,18 +61,29 @@ def is_seen(mask_at, inside):
 
 
 @triton.jit
+def between(start, stop, item, tk, STARTS: tl.constexpr, STOPS: tl.constexpr):
+    """The first key that an item reads, and the one behind the last."""
+    lo, hi = 0, tk
+    if STARTS:
+        lo = tl.maximum(tl.load(start + item), 0)
+    if STOPS:
+        hi = tl.minimum(tl.load(stop + item), tk)
+    return lo, hi
+
+
+@triton.jit
+def load(at, seen, inside, EVEN: tl.constexpr):
+    """Lines that are `seen`, elements that are `inside` of them; EVEN: whole lines are."""
+    return tl.load(at, mask=seen if EVEN else seen & inside, other=0.0)
+
+
+@triton.jit
 def leaf(q, k_at, v_at, mask_at, in_d, in_dv, left, limit, inside, c, TERMS: tl.constexpr, MASK: tl.constexpr,
          EVEN_D: tl.constexpr, EVEN_DV: tl.constexpr):  # fmt: skip
     """(o_n, l_n, m_n) of one leaf. `left` keys are read; a row sees those before its `limit`; both from the first."""
     j = tl.arange(0, LEAF)
-    if EVEN_D:
-        k = tl.load(k_at, mask=(j < left)[None, :], other=0.0)
-    else:
-        k = tl.load(k_at, mask=(j < left)[None, :] & in_d[:, None], other=0.0)
-    if EVEN_DV:
-        v = tl.load(v_at, mask=(j < left)[:, None], other=0.0)
-    else:
-        v = tl.load(v_at, mask=(j < left)[:, None] & in_dv[None, :], other=0.0)
+    k = load(k_at, (j < left)[None, :], in_d[:, None], EVEN_D)
+    v = load(v_at, (j < left)[:, None], in_dv[None, :], EVEN_DV)
     t = tl.dot(q, k) * c
     if MASK == 1:
         t = tl.where(is_seen(mask_at, inside[:, None] & (j < left)[None, :]), t, float("-inf"))
@@ -142,11 +153,7 @@ def attention(q, k, v, mask, start, stop, y, stats, sums,
     if WALK == 0:
         tile, only = tl.program_id(0) // leaves, tl.program_id(0) % leaves
     item, bundle = tl.program_id(2), tl.program_id(1)
-    lo, hi = 0, tk
-    if STARTS:
-        lo = tl.maximum(tl.load(start + item), 0)
-    if STOPS:
-        hi = tl.minimum(tl.load(stop + item), tk)
+    lo, hi = between(start, stop, item, tk, STARTS, STOPS)
 
     r = tile * ROWS + tl.arange(0, ROWS)
     inside = r < rows

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ....base.dtypes import NUMPY
 from ....contract.attention import LEAF, attention, factor
 from ....planner.bench import POISON, Bench, among_poison, beside, difference, words_of
+from ....planner.family import Family
 from .case import AttentionCase, Strided, steps_of
 
 __all__ = [
@@ -33,29 +34,17 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-Run = Callable[..., None]
+Run = Callable[..., None]  # (stream, q, k, v, mask, start, stop, y, stats)
 Masks = Callable[[np.random.Generator, AttentionCase, tuple[int, ...]], Array]
 COLUMNS = 13  # different columns of v: a result's column depends on its own of v alone
 NATIVE = "tensor_core:native"
 
 
-class TriedAttention(Protocol):
+class TriedAttention(Family[AttentionCase, Run], Protocol):
     """A kernel, as its trial needs it."""
-
-    def supports(self, case: AttentionCase) -> bool:
-        """Whether it can compute this."""
-        ...
-
-    def configs(self, case: AttentionCase) -> Sequence[str]:
-        """The text of the code of a case."""
-        ...
 
     def reaching(self, case: AttentionCase) -> Iterable[AttentionCase]:
         """Cases that every verdict on the code of `case` rests on."""
-        ...
-
-    def bind(self, case: AttentionCase, config: str, device: int) -> Run:
-        """Its launch."""
         ...
 
 
@@ -74,21 +63,10 @@ class Contents:
 
 
 def try_kernel(bench: Bench, kernel: TriedAttention, case: AttentionCase, plain: TriedAttention | None) -> str:
-    """Run the code that `case` would run on every posed case that has it.
+    """Run a case's code on every posed case that has it: empty where all bits were right, else the first difference.
 
-    Parameters
-    ----------
-    bench : Bench
-    kernel : TriedAttention
-    case : AttentionCase
-        Its arithmetic says what the bits have to be. ``tensor_core:native`` has no definition: there kernels are
-        compared with `plain`.
-    plain : TriedAttention or None
-
-    Returns
-    -------
-    str
-        Empty where every bit was right, else the first difference.
+    The case's arithmetic says what the bits have to be. ``tensor_core:native`` has no definition: there kernels are
+    compared with `plain`.
     """
     tried = 0
     for each in posed(kernel, case):
@@ -121,7 +99,7 @@ def posed(kernel: TriedAttention, case: AttentionCase) -> Iterator[AttentionCase
     """Cases with the code of `case`: the call itself made small, and others where layouts and sizes are no code."""
     wanted = kernel.configs(case)
     for each in (shrunk(case), *kernel.reaching(case)):
-        if kernel.supports(each) and kernel.configs(each) == wanted:
+        if kernel.supports(each, "") and kernel.configs(each) == wanted:
             yield each
 
 

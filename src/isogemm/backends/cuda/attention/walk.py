@@ -6,8 +6,9 @@ import functools
 from typing import Any
 
 from ....base.dtypes import CODE, TRITON
+from ..driver.triton_build import build
 from .case import MOST_SUMS, AttentionCase, steps_of
-from .family import Attention, Run, mask_defines, terms
+from .family import Attention, Run, mask_defines, padded, terms
 from .meet import meet_defines, met
 
 __all__ = ["LeafAttention", "SplitAttention", "WalkAttention", "triton_facts", "triton_text"]
@@ -33,7 +34,7 @@ class WalkAttention(Attention):
         block = _rows_of(case)
         built, values = _built(case, self.index, block)
         tiles = -(-case.rows // block) * (1 if self.index else case.leaves)
-        walk = built.bind(case.device, (tiles, case.heads // case.group, case.batch), values, pdl=True)
+        walk = built.bind(case.device, (tiles, case.heads // case.group, case.batch), values)
         return met(case, walk, not self.index)
 
 
@@ -69,10 +70,6 @@ class SplitAttention(WalkAttention):
         return super().defines(case) | meet_defines(case, True)
 
 
-def _power_of_two(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
-
-
 def _rows_of(case: AttentionCase) -> int:
     """Rows of a Triton tile."""
     return 16 if case.rows <= 16 else 64  # tiles of 32 rows have not shown their bits on a device
@@ -92,12 +89,12 @@ def triton_facts(case: AttentionCase, walk: int, block: int) -> TypesAndValues:
     types = {"q": dtype, "k": dtype, "v": dtype, "mask": f"*{mask}", "start": "*i32", "stop": "*i32",
              "y": f"*{TRITON[case.dtype_out]}", "stats": "*fp32", "sums": "*fp32"}  # fmt: skip
     types |= dict.fromkeys(steps, "i64") | dict.fromkeys(sizes, "i32") | {"c": "fp32"}
-    d, dv = _power_of_two(case.d), _power_of_two(case.dv)
+    d, dv = padded(case.d), padded(case.dv)
     constants: dict[str, Any] = {
         "ROWS": block, "D": d, "DV": dv, "TERMS": terms(case.dtype), "MASK": case.masks,
         "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops,
         "WALK": walk, "EVEN_D": d == case.d, "EVEN_DV": dv == case.dv,
-        "STATS": case.stats, "PDL": case.on.capability[0] >= 9,
+        "STATS": case.stats, "PDL": case.on.overlaps,
     }  # fmt: skip
     hints = ["y", "stats", "sums"] + (["q", "k", "v"] if case.aligned else [])
     hints += [key for key, step in steps.items() if step % 16 == 0] + [
@@ -118,12 +115,9 @@ def triton_text(case: AttentionCase, found: TypesAndValues) -> dict[str, Any]:
 @functools.lru_cache(maxsize=256)
 def _built(case: AttentionCase, walk: int, block: int) -> tuple[Any, dict[str, float]]:
     """The Triton kernel, and the values of its parameters that are fixed."""
-    from ..driver.triton_build import build
-    from ..gemm.tile.family import arch
     from .tile import attention
 
     types, constants, hints, options, values = triton_facts(case, walk, block)
-    capability = arch(case.device)
-    pdl = constants["PDL"]
+    pdl, capability = constants["PDL"], case.on.capability
     built = build(attention, types, constants, aligned=hints, capability=capability, launch_pdl=pdl, **options)
     return built, values

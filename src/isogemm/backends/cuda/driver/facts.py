@@ -42,37 +42,27 @@ KINDS = {1: "host", 2: "device", 4: "managed"}
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """A GPU.
-
-    Attributes
-    ----------
-    ordinal : int
-    name : str
-    capability : (int, int)
-    multiprocessors : int
-    l2_bytes : int
-    max_shared : int
-        Bytes of shared memory that a block may have.
-    memory : float
-        GB/s that the memory's bus could carry; 0 where the driver does not say.
-    driver : str or None
-        Version of the kernel driver, as "580.159.04"; None where the system does not say.
-    """
+    """A GPU."""
 
     ordinal: int
     name: str
     capability: tuple[int, int]
     multiprocessors: int
     l2_bytes: int
-    max_shared: int
-    memory: float
-    driver: str | None
+    max_shared: int  # bytes of shared memory that a block may have
+    memory: float  # GB/s that the memory's bus could carry; 0 where the driver does not say
+    driver: str | None  # version of the kernel driver, as "580.159.04"; None where the system does not say
 
     @property
     def arch(self) -> str:
         """What compilers call it, as "sm_90a": with its own instructions where there are any."""
         major, minor = self.capability
         return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a launch may begin while the one before it ends: from Hopper on."""
+        return self.capability >= (9, 0)
 
 
 def count() -> int:
@@ -216,20 +206,12 @@ def _capture_getter() -> Callable[[], bool]:
 
 @dataclass(frozen=True)
 class Pointer:
-    """What the driver knows about an address.
+    """What the driver knows about an address."""
 
-    Attributes
-    ----------
-    kind : {"device", "host", "managed", "unknown"}
-        "unknown": not from CUDA, or null. A kernel can read managed and registered host memory too.
-    ordinal : int
-        The device it belongs to; -1 when unknown.
-    start, nbytes : int
-        The allocation around the address, which may hold many tensors: that of the allocator, not of a tensor.
-    """
-
+    # device, host, managed or unknown: not from CUDA, or null. A kernel can read managed and registered host memory too
     kind: str
-    ordinal: int
+    ordinal: int  # the device it belongs to; -1 when unknown
+    # start, nbytes: the allocator's memory around the address, which may hold many tensors
     start: int
     nbytes: int
 

@@ -36,9 +36,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ....errors import DeviceError, LimitError
-from .libcuda import INVALID_CONTEXT, Driver, DriverError, context, driver, relaxed
+from .libcuda import INVALID_CONTEXT, Driver, context, driver, relaxed
 
-__all__ = ["TYPES", "Bound", "Driver", "DriverError", "Kernel", "Parameter", "context", "driver", "load", "relaxed"]
+__all__ = ["TYPES", "Bound", "Kernel", "Parameter", "ints", "load", "longs"]
 
 TYPES = {
     "ptr": "Q",
@@ -58,11 +58,22 @@ TYPES = {
 Parameter = str | tuple[str, Any]
 Bound = Callable[..., None]
 
+
+def longs(*values: int) -> list[Parameter]:
+    """Parameters of 64 bits that are fixed when bound."""
+    return [("i64", value) for value in values]
+
+
+def ints(*values: int) -> list[Parameter]:
+    """Those of 32 bits."""
+    return [("i32", value) for value in values]
+
+
 INVALID_VALUE, INVALID_HANDLE = 1, 400  # CUresult
 MAX_SHARED_OPTIN = 97  # CUdevice_attribute
 # CUfunction_attribute
-MAX_THREADS, STATIC_SHARED, LOCAL_BYTES, REGISTERS, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 0, 1, 3, 4, 8, 14
-CLUSTER, COOPERATIVE, PROGRAMMATIC = 4, 2, 6  # CUlaunchAttributeID
+MAX_THREADS, STATIC_SHARED, MAX_DYNAMIC_SHARED = 0, 1, 8
+CLUSTER, PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 # Triton's kernels take pointers to scratch memory after their own parameters: two in 3.6, none or one in others.
 SPARE = 4
@@ -82,13 +93,13 @@ def load_into(on: Driver, cubin: bytes, name: str, device: int) -> Kernel:
         function = on.handle("cuModuleGetFunction", module, name.encode(), doing=doing)
         if on.has("cuFuncLoad"):
             on.call("cuFuncLoad", function, doing=doing)  # now, not lazily at a launch that is captured
-        threads, static, local, registers = (
+        threads, static = (
             on.integer("cuFuncGetAttribute", attribute, function, doing=doing)
-            for attribute in (MAX_THREADS, STATIC_SHARED, LOCAL_BYTES, REGISTERS)
+            for attribute in (MAX_THREADS, STATIC_SHARED)
         )
         sizes = _parameter_sizes(on, function, doing)
         room = on.device_attribute(MAX_SHARED_OPTIN, device) - static
-    return Kernel(on, name, device, function, threads, static, local, registers, sizes, room)
+    return Kernel(on, name, device, function, threads, static, sizes, room)
 
 
 def _parameter_sizes(on: Driver, function: int, doing: str) -> tuple[int, ...] | None:
@@ -108,42 +119,16 @@ def _parameter_sizes(on: Driver, function: int, doing: str) -> tuple[int, ...] |
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A loaded kernel.
-
-    Attributes
-    ----------
-    name : str
-    device : int
-    function : int
-        The CUfunction.
-    max_threads : int
-        Threads that a block of it may have.
-    static_shared, local_bytes, registers : int
-        Bytes of static shared memory a block; bytes of local memory (spills and stack) and registers a thread.
-    parameter_sizes : tuple of int, or None
-        As the driver reports them; None where it is too old to.
-    max_shared : int
-        Bytes of dynamic shared memory that a block may ask for.
-    """
+    """A loaded kernel."""
 
     driver: Driver
     name: str
     device: int
-    function: int
-    max_threads: int
-    static_shared: int
-    local_bytes: int
-    registers: int
-    parameter_sizes: tuple[int, ...] | None
-    max_shared: int
-
-    def occupancy(self, threads: int, shared: int = 0) -> int:
-        """Blocks of so many threads and bytes of dynamic shared memory that a multiprocessor holds at once."""
-        self._allow_shared(shared)
-        doing = f"asking for the occupancy of {self.name}"
-        with context(self.device, self.driver):
-            name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-            return self.driver.integer(name, self.function, threads, shared, doing=doing)
+    function: int  # the CUfunction
+    max_threads: int  # that a block of it may have
+    static_shared: int  # bytes of a block
+    parameter_sizes: tuple[int, ...] | None  # as the driver reports them; None where it is too old to
+    max_shared: int  # bytes of dynamic shared memory that a block may ask for
 
     def bind(
         self,
@@ -154,7 +139,6 @@ class Kernel:
         shared: int = 0,
         cluster: Sequence[int] = (1,),
         pdl: bool = False,
-        cooperative: bool = False,
     ) -> Bound:
         """Fix everything about a launch but the stream and the values of those parameters that are not pairs.
 
@@ -168,8 +152,6 @@ class Kernel:
             Bytes of dynamic shared memory.
         pdl : bool
             Let the kernel start before its predecessor in the stream ends; it has to execute griddepcontrol.wait.
-        cooperative : bool
-            All blocks are resident at once, or the driver refuses the launch.
 
         Returns
         -------
@@ -187,12 +169,10 @@ class Kernel:
         self._check_shape(grid, block)
         self._check_parameters(params)
         self._allow_shared(shared)
-        if math.prod(cluster) > 8:
-            self._set(NON_PORTABLE_CLUSTER, 1, "allowing a cluster of more than 8 blocks")
         if 0 in grid:
             return lambda stream, *values: None
         head = struct.pack("<7I4x", *grid, *block, shared)
-        return _bound(self, head, _attributes(cluster, pdl, cooperative), params)
+        return _bound(self, head, _attributes(cluster, pdl), params)
 
     def _check_shape(self, grid: tuple[int, ...], block: tuple[int, ...]) -> None:
         for axis, size, limit in zip("xyz", grid, GRID_LIMITS, strict=True):
@@ -231,11 +211,9 @@ class Kernel:
             )
         # The attribute is a limit, not a request: setting it to the most there is once allows every launch.
         if shared + self.static_shared > 48 * 1024:
-            self._set(MAX_DYNAMIC_SHARED, self.max_shared, f"allowing {shared} bytes of shared memory")
-
-    def _set(self, attribute: int, value: int, doing: str) -> None:
-        with context(self.device, self.driver), relaxed(self.driver):
-            self.driver.call("cuFuncSetAttribute", self.function, attribute, value, doing=f"{doing} for {self.name}")
+            doing = f"allowing {shared} bytes of shared memory for {self.name}"
+            with context(self.device, self.driver), relaxed(self.driver):
+                self.driver.call("cuFuncSetAttribute", self.function, MAX_DYNAMIC_SHARED, self.max_shared, doing=doing)
 
 
 def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
@@ -247,13 +225,11 @@ def _type(parameter: Parameter) -> str:
     return parameter if isinstance(parameter, str) else parameter[0]
 
 
-def _attributes(cluster: tuple[int, ...], pdl: bool, cooperative: bool) -> list[bytes]:
+def _attributes(cluster: tuple[int, ...], pdl: bool) -> list[bytes]:
     """The CUlaunchAttributes: an id, 4 bytes of padding and a union of 64 bytes each."""
     chosen = []
     if pdl:
         chosen.append(struct.pack("<I4xi60x", PROGRAMMATIC, 1))
-    if cooperative:
-        chosen.append(struct.pack("<I4xi60x", COOPERATIVE, 1))
     if math.prod(cluster) > 1:
         chosen.append(struct.pack("<I4x3I52x", CLUSTER, *cluster))
     return chosen

@@ -38,7 +38,6 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuFuncGetAttribute": (_Int, c_int, c_void_p),
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuFuncGetParamInfo": (c_void_p, c_size_t, _Size, _Size),
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor": (_Int, c_void_p, c_int, c_size_t),
     "cuPointerGetAttributes": (c_uint, c_void_p, c_void_p, c_uint64),
     "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_uint64, *[c_void_p] * 4, *[c_int] * 4),
 }

@@ -40,15 +40,7 @@ class SeenList(NamedTuple):
 
 
 def call(form: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> list[Any] | None:
-    """The products of lists like those of a call before; None where the long way has to look.
-
-    Parameters
-    ----------
-    form : str
-    a, b, bias, out : object
-    options : (accumulate, ...)
-        As in `isogemm.backends.cuda.calls.call`.
-    """
+    """The products of lists like those of a call before; None where the long way has to look. See `calls.call`."""
     groups = (a, b) if out is None else (a, b, out)
     try:
         looked = _look(groups, bias)
@@ -132,15 +124,7 @@ def _apart(where: Counts, spans: Counts, at_bias: int, bias: Any) -> bool:
 
 
 def remember(form: str, operands: tuple[Any, ...], options: tuple[Any, ...], results: Any, device: Any) -> None:
-    """Enter a call that took the long way, if all its items went to the device together.
-
-    Parameters
-    ----------
-    operands : (a, b, bias, out)
-    results : object
-        What the call returned.
-    device : Executor
-    """
+    """Enter a call that took the long way, if all its items went to the device together; as `calls.remember`."""
     a, b, bias, out = operands
     if len(device.trace) != 1 or device.trace[0][0] is None or not ready():
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....problem.product import Product
 from ..driver import facts
-from ..driver.kernel import Bound
+from ..driver.kernel import Bound, ints
 from ..driver.nvrtc import function_of
 from .fp32 import epilogue
 
@@ -23,7 +23,7 @@ def meet_of(p: Product, leaves: int, device: int) -> Bound:
     order = p.contract.order
     strides, types = epilogue(p)
     words = p.batch * p.m * pitched(p.n) // VALUES
-    counts = [("i32", x) for x in (p.m, p.n, p.batch, pitched(p.n), leaves, types)]
+    counts = ints(p.m, p.n, p.batch, pitched(p.n), leaves, types)
     size = {"LEAVES": order.size if order.kind == "tree" else 0}
     return function_of("gemm/meet.cu", "meet", device, size).bind(
         ["ptr", "ptr", "ptr", "ptr", *strides, *counts, ("f32", p.alpha), ("f32", p.beta)],

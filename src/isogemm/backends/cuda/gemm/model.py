@@ -39,31 +39,16 @@ H200 = Gpu(132, 4917.0)
 
 
 class Tiling(NamedTuple):
-    """How a kernel cuts a product.
+    """How a kernel cuts a product."""
 
-    Attributes
-    ----------
-    tiles, waves : int
-        Tiles in all, and one after the other on the busiest multiprocessor.
-    lines : float
-        Rows of A and of B (its columns) whose values a tile takes from the second-level cache.
-    work : float
-        Cycles of a tile for 64 of K: its instructions, or the way into shared memory.
-    stage : float
-        Cycles for 64 of K that a block waits for its stages.
-    store : float
-        Cycles of a tile's epilogue.
-    stores : int
-        Epilogues that nothing hides.
-    """
-
+    # tiles, waves: tiles in all, and one after the other on the busiest multiprocessor
     tiles: int
     waves: int
-    lines: float
-    work: float
-    stage: float
-    store: float
-    stores: int
+    lines: float  # rows of A and of B (its columns) whose values a tile takes from the second-level cache
+    work: float  # cycles of a tile for 64 of K: its instructions, or the way into shared memory
+    stage: float  # cycles for 64 of K that a block waits for its stages
+    store: float  # cycles of a tile's epilogue
+    stores: int  # epilogues that nothing hides
 
 
 def microseconds(p: Product, cut: Tiling, gpu: Gpu) -> float:

@@ -28,54 +28,27 @@ NEAR = 4.0  # ratio of bounds within which a measured time is scaled: below, wha
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan(AnyPlan):
-    """A frozen, printable plan for one product of packed matrices on a GPU, or for what goes there as one.
+    """A frozen, printable plan for one product of packed matrices on a GPU, or for what goes there as one."""
 
-    Attributes
-    ----------
-    m, n, k, trans_a, trans_b, numeric
-        As in `isogemm.problem.numeric.AnyPlan`.
-    batch : int
-        Items of a batch.
-    device : str
-        The GPU that the plan is for.
-    here : bool
-        Whether that GPU is in this machine; else the plan is made of its description, and of a shipped table.
-    family, config : str
-        The kernel.
-    reason : str
-        Why this one.
-    admission : str
-        What admitted it, and when.
-    expected_us, bound_us : float or None
-        Time as measured, as a model expects it, or drawn from a near product (`reason` says which), and the roofline's
-        from measured ceilings.
-    bound : str
-        memory, compute, or unknown where no ceilings were measured.
-    tree : tuple of (int, str)
-        The most rows, and the kernel that was the fastest up to them, ascending; the last serves all beyond. Of the
-        table's row for this N, K and type, or the nearest; empty where no table was asked.
-    form : str
-        Empty, or grouped, quantized or attention.
-    about : tuple of (str, value)
-        What else was asked: rows of groups, the format, heads and mask.
-    alternatives : tuple of (str, str)
-        What else there is, and why not.
-    """
-
-    batch: int
-    device: str
-    here: bool
+    batch: int  # items of a batch
+    device: str  # the GPU that the plan is for
+    here: bool  # whether that GPU is in this machine; else the plan is made of its description, and of a shipped table
+    # family, config: the kernel
     family: str
     config: str
-    reason: str
-    admission: str
+    reason: str  # why this one
+    admission: str  # what admitted it, and when
+    # expected_us, bound_us: time as measured, as a model expects it, or drawn from a near product (`reason` says
+    # which), and the roofline's from measured ceilings
     expected_us: float | None
     bound_us: float | None
-    bound: str
+    bound: str  # memory, compute, or unknown where no ceilings were measured
+    # the most rows, and the kernel that was the fastest up to them, ascending; the last serves all beyond. Of the
+    # table's row for this N, K and type, or the nearest; empty where no table was asked
     tree: tuple[tuple[int, str], ...] = ()
-    form: str = ""
-    about: tuple[tuple[str, Any], ...] = ()
-    alternatives: tuple[tuple[str, str], ...] = ()
+    form: str = ""  # empty, or grouped, quantized or attention
+    about: tuple[tuple[str, Any], ...] = ()  # what else was asked: rows of groups, the format, heads and mask
+    alternatives: tuple[tuple[str, str], ...] = ()  # what else there is, and why not
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `DevicePlan.from_dict` gives the plan back."""

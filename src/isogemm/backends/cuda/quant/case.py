@@ -5,36 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....base.dtypes import CODE, ITEMSIZE
+from ....base.dtypes import CODE, ITEMSIZE, torch_name
 from ....errors import DeviceError, DTypeError, ShapeError
 from ....problem.product import alignment
+from ..driver.kernel import Parameter, longs
 from ..gemm.fp32 import ADD_BIAS
 from .layout import Packed
 
-__all__ = ["QuantCase", "case_of", "dtype_of"]
+__all__ = ["QuantCase", "case_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class QuantCase:
-    """A product x @ W.T + bias but for its addresses; matrices are contiguous and aligned where nothing else is said.
+    """x @ W.T + bias but for its addresses; matrices are contiguous and aligned where nothing else is said."""
 
-    Attributes
-    ----------
-    path : str
-        ``same``: x times weights rounded to its type; ``q8``: codes of x times codes; ``fp32``: x times weights in
-        float32.
-    format, dtype, dtype_out : str
-    dtype_bias : str or None
-    m, n, k : int
-    arithmetic : str
-        What the bits have to be; empty where nobody asks.
-    x_strides, out_strides : (int, int) or None
-        Elements from row to row and from column to column; None: contiguous.
-    bias_stride : int
-    x_align, out_align : int
-        What divides the addresses of x and of out: a power of two up to 16.
-    """
-
+    # ``same``: x times weights rounded to its type; ``q8``: codes of x times codes; ``fp32``: x and weights in float32
     path: str
     format: str
     dtype: str
@@ -43,10 +28,13 @@ class QuantCase:
     m: int
     n: int
     k: int
-    arithmetic: str = field(default="", compare=False)  # it selects no code
+    # what the bits have to be, empty where nobody asks; it selects no code
+    arithmetic: str = field(default="", compare=False)
+    # x_strides, out_strides: elements from row to row and from column to column; None: contiguous
     x_strides: tuple[int, int] | None = None
     out_strides: tuple[int, int] | None = None
     bias_stride: int = 1
+    # x_align, out_align: what divides the addresses of x and of out: a power of two up to 16
     x_align: int = 16
     out_align: int = 16
 
@@ -78,14 +66,9 @@ class QuantCase:
         return CODE[self.dtype_out] | bias
 
     @property
-    def steps(self) -> list[tuple[str, int]]:
+    def steps(self) -> list[Parameter]:
         """Strides of the result and of the bias, as kernels take them."""
-        return [("i64", v) for v in (*self.out, 0 if self.dtype_bias is None else self.bias_stride)]
-
-
-def dtype_of(tensor: Any) -> str:
-    """Name of a tensor's element type."""
-    return str(tensor.dtype).removeprefix("torch.")
+        return longs(*self.out, 0 if self.dtype_bias is None else self.bias_stride)
 
 
 def case_of(path: str, x: Any, packed: Packed, out: Any, bias: Any) -> QuantCase:
@@ -103,14 +86,16 @@ def case_of(path: str, x: Any, packed: Packed, out: Any, bias: Any) -> QuantCase
             limit = f"[m, {k}]" if name == "x" else str(shape)
             raise ShapeError(f"{name} of a quantized product", limit=limit, value=list(tensor.shape), nearest=limit)
     for name, tensor in (("x", x), ("out", out), ("bias", bias)):
-        if tensor is not None and dtype_of(tensor) not in CODE:
-            raise DTypeError(name, limit="float32, bfloat16 or float16", value=dtype_of(tensor), nearest="float32")
+        if tensor is not None and torch_name(tensor.dtype) not in CODE:
+            value = torch_name(tensor.dtype)
+            raise DTypeError(name, limit="float32, bfloat16 or float16", value=value, nearest="float32")
         if tensor is not None and tensor.device != where:
             raise DeviceError(
                 f"device of {name}", limit=f"the weight's, {where}", value=tensor.device, nearest=str(where)
             )
     return QuantCase(
-        path, packed.format, dtype_of(x), dtype_of(out), None if bias is None else dtype_of(bias), m, n, k, "",
+        path, packed.format, torch_name(x.dtype), torch_name(out.dtype),
+        None if bias is None else torch_name(bias.dtype), m, n, k, "",
         _strides(x), _strides(out), 1 if bias is None else bias.stride(0),
         *(alignment(matrix.data_ptr(), most=16) for matrix in (x, out)),
     )  # fmt: skip

@@ -14,6 +14,7 @@ import numpy as np
 
 from ....base.seen import Seen
 from ....errors import DeviceError, LimitError, OptionError
+from ....formats.stored import Unmarked
 from ....operands.device_array import DeviceId
 from ....operands.tensors import is_traced
 from .. import calls
@@ -263,16 +264,8 @@ def _uploaded(rows: Any, place: DeviceId) -> Any:
     if not whole.size:
         return torch.empty(whole.shape, dtype=torch.uint8, device=str(place))
     if not whole.flags.writeable:  # torch would warn, and only reads
-        whole = np.asarray(_Readable(whole))
+        whole = np.asarray(Unmarked(whole))
     return torch.from_numpy(whole).to(str(place))
-
-
-class _Readable:
-    """An array's memory without its flags."""
-
-    def __init__(self, rows: Any) -> None:
-        self.owner = rows
-        self.__array_interface__ = {**rows.__array_interface__, "data": (rows.ctypes.data, False)}
 
 
 def _no_memory(what: str, value: Any) -> LimitError:

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ....base.dtypes import CODE
+from ....base.dtypes import CODE, torch_name
 from ....errors import DTypeError, LayoutError, ShapeError
 from ....planner.bench import Bench
 from ..driver import facts
 from ..driver.nvrtc import function_of
-from .case import dtype_of
 from .layout import ROWS, Packed, PackedLayout, macros
 from .pack import lay_out
 from .single import Single, serves
@@ -32,10 +31,7 @@ WAVES = 8  # blocks to a multiprocessor
 def dequantize(packed: Packed, out: Any, first: int, rows: Callable[[], Any]) -> None:
     """Rows of the weights from `first` on, a multiple of 16, into a contiguous tensor [rows, k].
 
-    Parameters
-    ----------
-    rows : callable
-        Those floats from the host, in the type of `out`, where no kernel serves.
+    `rows` gives those floats from the host, in the type of `out`, where no kernel serves.
 
     Raises
     ------
@@ -44,7 +40,7 @@ def dequantize(packed: Packed, out: Any, first: int, rows: Callable[[], Any]) ->
     """
     if not out.numel():
         return
-    if serves(KERNEL, f"{packed.format} > {dtype_of(out)}", out.get_device()):
+    if serves(KERNEL, f"{packed.format} > {torch_name(out.dtype)}", out.get_device()):
         run(packed, out, first)
         return
     import torch
@@ -57,23 +53,15 @@ def dequantize(packed: Packed, out: Any, first: int, rows: Callable[[], Any]) ->
 def run(packed: Packed, out: Any, first: int = 0) -> None:
     """out[i, :] = W[first + i, :], with the bits of ``QuantizedMatrix.dequantize(out.dtype)``.
 
-    Enqueued on torch's current stream of the device; nothing is allocated, nothing waits.
-
-    Parameters
-    ----------
-    packed : Packed
-        W [n, k].
-    out : torch.Tensor
-        [rows, k] of bfloat16, float16 or float32 on the same device, rows of whole 16 bytes.
-    first : int
-        A multiple of 16.
+    `out` is [rows, k] of bfloat16, float16 or float32 on the weight's device, rows of whole 16 bytes; `first` a
+    multiple of 16. Enqueued on torch's current stream of the device; nothing is allocated, nothing waits.
 
     Raises
     ------
     DTypeError, LayoutError, ShapeError
         `out` is none that can be written.
     """
-    dtype = dtype_of(out)
+    dtype = torch_name(out.dtype)
     if dtype not in CODE:
         raise DTypeError(
             "type of dequantized weights", limit=f"one of {', '.join(CODE)}", value=dtype, nearest="float32"

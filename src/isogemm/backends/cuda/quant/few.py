@@ -13,6 +13,7 @@ from functools import lru_cache
 from ....base.dtypes import CODE
 from ....errors import LayoutError, LimitError
 from ..driver import facts
+from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
 from ..gemm.model import H200, Gpu, gpu_of, together
 from .case import QuantCase
@@ -31,29 +32,17 @@ NARROW = 4  # tiles of a multiprocessor, up to which all have two warps
 
 @dataclass(frozen=True, slots=True)
 class FewConfig:
-    """How a multiprocessor shares out the work; nothing here reaches the bits.
+    """How a multiprocessor shares out the work; nothing here reaches the bits."""
 
-    Attributes
-    ----------
-    whole, split : int
-        Tiles of 16 rows of W that a block walks at once: with a warp each, and with two warps, of eight rows each.
-    chunk, stages : int
-        K of a buffer of a tile's ring, and buffers.
-    xstages : int
-        Chunks of x that fit; 0: all of it, which is brought once.
-    part : int
-        K for which code is unrolled.
-    rows : int
-        Of x, that a block has; 0: all of them.
-    """
-
+    # whole, split: tiles of 16 rows of W that a block walks at once: with a warp each, and with two, of eight rows each
     whole: int
     split: int
+    # chunk, stages: K of a buffer of a tile's ring, and buffers
     chunk: int
     stages: int = 2
-    xstages: int = 0
-    part: int = 256
-    rows: int = 0
+    xstages: int = 0  # chunks of x that fit; 0: all of it, which is brought once
+    part: int = 256  # K for which code is unrolled
+    rows: int = 0  # of x, that a block has; 0: all of them
 
     @property
     def warps(self) -> int:
@@ -199,7 +188,7 @@ class QuantFew(RoundedKernel):
         made = function_of("quant/few.cu", "quant_few", device, defines)
         counts = (m, n, k, rows, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))
         return made.bind(
-            [*["ptr"] * 4, ("i64", case.x[0]), ("i64", case.out[0]), *[("i32", x) for x in counts]],
+            [*["ptr"] * 4, *longs(case.x[0], case.out[0]), *ints(*counts)],
             grid=(across, parts), block=(chosen.threads,),
             shared=chosen.shared(lay, rows, k), pdl=True,
         )  # fmt: skip

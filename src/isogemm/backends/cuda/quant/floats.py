@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....base.dtypes import CODE, ITEMSIZE
+from ....base.dtypes import CODE, ITEMSIZE, torch_name
 from ....contract.spec import Contract, Order
 from ....problem.product import Addresses, Product, Strides, alignment
 from ..driver import facts
+from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
 from ..gemm.execute import choose
 from . import dequantize
-from .case import QuantCase, dtype_of
+from .case import QuantCase
 from .kernel import Launch, QuantKernel
 from .layout import ROWS, STEP, Packed, PackedLayout, layout, macros
 
@@ -58,7 +59,7 @@ class QuantFloats(QuantKernel):
         }  # fmt: skip
         made = function_of("quant/floats.cu", "quant_floats", device, defines)
         return made.bind(
-            [*["ptr"] * 4, ("i64", row), ("i64", column), *case.steps, *(("i32", v) for v in (m, n, k))],
+            [*["ptr"] * 4, *longs(row, column), *case.steps, *ints(m, n, k)],
             grid=(-(-n // (2 * ROWS * WARPS)), -(-m // rows)), block=(32 * WARPS,),
             shared=WARPS * stages * _stage_bytes(lay), pdl=True,
         )  # fmt: skip
@@ -72,6 +73,7 @@ class QuantFloats(QuantKernel):
         rows = min(packed.n, max(ROWS, PIECE // k // 128 * 128))
         step = -(-k // 4) * 4
         room = torch.empty((rows, step), dtype=torch.float32, device=out.device)[:, :k]
+        dtype_bias, bias_stride = (None, 1) if bias is None else (torch_name(bias.dtype), bias.stride(0))
         for first in range(0, packed.n, rows):
             count = min(rows, packed.n - first)
             dequantize.run(packed, room[:count], first)
@@ -80,10 +82,9 @@ class QuantFloats(QuantKernel):
                 wide.data_ptr(), room.data_ptr(), into.data_ptr(), 0, 0 if bias is None else bias[first:].data_ptr()
             )
             product = Product(
-                m, count, k, "float32", "float32", dtype_of(out), Contract("fma", Order()),
+                m, count, k, "float32", "float32", torch_name(out.dtype), Contract("fma", Order()),
                 a=Strides(*wide.stride()), b=Strides(1, step), out=Strides(*out.stride()),
-                dtype_bias=None if bias is None else dtype_of(bias), bias_stride=1 if bias is None else bias.stride(0),
-                align=alignment(at.a, at.b, at.out),
+                dtype_bias=dtype_bias, bias_stride=bias_stride, align=alignment(at.a, at.b, at.out),
             )  # fmt: skip
             choose(product, device)(at, facts.current_stream(device))
 

@@ -39,17 +39,10 @@ def filling(blocks: int, parts: int, multiprocessors: int) -> int:
 
 
 class QuantKernel:
-    """A kernel; its subclasses say how it computes.
-
-    Attributes
-    ----------
-    name : str
-    path : str
-        Of the cases that it computes.
-    """
+    """A kernel; its subclasses say how it computes."""
 
     name: str
-    path: str
+    path: str  # of the cases that it computes
     home = HOME
 
     def takes(self, case: QuantCase) -> bool:

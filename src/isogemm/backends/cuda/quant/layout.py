@@ -62,32 +62,16 @@ FORMATS = tuple(_PLANES)
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Sizes of a format's records, in bytes where nothing else is said.
-
-    Attributes
-    ----------
-    format : BlockFormat
-    planes : tuple of (int, int)
-        Bits of a code that a plane holds, and the lowest of them.
-    zero : int
-        What was added to a code.
-    record_k : int
-        K of a record: 64 or 256.
-    step_bytes : int
-        Codes of 64 of K.
-    floats, ints : int
-        Where d and o, and where s and t begin in a record.
-    floats_each, ints_each : int
-        Numbers of a block and a row: 1, d alone, or 2; bytes of a sub-block and a row: 0, 1 or 2.
-    record_bytes : int
-    """
+    """Sizes of a format's records, in bytes where nothing else is said."""
 
     format: BlockFormat
-    planes: tuple[tuple[int, int], ...]
-    zero: int
-    record_k: int
-    step_bytes: int
+    planes: tuple[tuple[int, int], ...]  # bits of a code that a plane holds, and the lowest of them
+    zero: int  # what was added to a code
+    record_k: int  # K of a record: 64 or 256
+    step_bytes: int  # codes of 64 of K
+    # floats, ints: where d and o, and where s and t begin in a record
     floats: int
+    # floats_each, ints_each: numbers of a block and a row: 1, d alone, or 2; bytes of a sub-block and a row: 0, 1 or 2
     floats_each: int
     ints: int
     ints_each: int
@@ -97,6 +81,21 @@ class PackedLayout:
     def bits(self) -> int:
         """Bits of a code, which are the words that a lane has of 64 of K."""
         return self.step_bytes // 128
+
+    @property
+    def span(self) -> int:
+        """Steps of 64 of K in a record."""
+        return self.record_k // STEP
+
+    @property
+    def code_bytes(self) -> int:
+        """What a ring of steps brings with each: its codes, and in records of one step their scales."""
+        return self.step_bytes if self.span > 1 else self.record_bytes
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a record, behind its codes."""
+        return self.record_bytes - self.floats
 
     @property
     def blocks(self) -> int:
@@ -127,17 +126,9 @@ class PackedLayout:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight in this layout, on the device.
+    """A weight in this layout, on the device."""
 
-    Attributes
-    ----------
-    data : torch.Tensor
-        uint8 [nbytes], aligned to 128.
-    layout : PackedLayout
-    n, k : int
-    """
-
-    data: Any
+    data: Any  # tensor of uint8 [nbytes], aligned to 128
     layout: PackedLayout
     n: int
     k: int
@@ -177,16 +168,7 @@ def layout(fmt: str | BlockFormat) -> PackedLayout:
 
 
 def pack(rows: Bytes, fmt: str | BlockFormat) -> Bytes:
-    """Rows of blocks in the layout of the device: what `pack.lay_out` has to write, and does faster.
-
-    Parameters
-    ----------
-    rows : uint8 array [n, row bytes]
-    fmt : str or BlockFormat
-
-    Returns
-    -------
-    uint8 array [PackedLayout.nbytes(n, k)]
+    """Rows of blocks, uint8 [n, row bytes], in the device's layout: what `pack.lay_out` has to write, and does faster.
 
     Raises
     ------

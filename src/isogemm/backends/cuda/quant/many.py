@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ....base.dtypes import CODE, ITEMSIZE, PTX
 from ....errors import OptionError
 from ..driver import facts
+from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
 from ..driver.tensormap import Encoder, encoder
 from ..driver.wgmma import mma
@@ -25,7 +26,7 @@ from .case import QuantCase
 from .kernel import Launch, RoundedKernel, filling
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 
-__all__ = ["KERNEL", "ManyConfig", "RowsOfW", "best", "legal", "parts", "tiles_map"]
+__all__ = ["KERNEL", "ManyConfig", "RowsOfW", "best", "grouped", "legal", "maps_of", "parts"]
 
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}  # of the producer and of consumers, by warpgroups
@@ -59,11 +60,10 @@ class ManyConfig:
 
     def shared(self, lay: PackedLayout) -> int:
         """Bytes of dynamic shared memory."""
-        span, tiles = lay.record_k // STEP, self.rows // ROWS
-        codes = lay.step_bytes if span > 1 else lay.record_bytes
+        span, tiles = lay.span, self.rows // ROWS
         slots = (self.stages + 2 * span - 2) // span if span > 1 else 0
-        stage = self.cols * 128 + -(-tiles * codes // 1024) * 1024
-        slot = -(-tiles * (lay.record_bytes - lay.floats) // 128) * 128
+        stage = self.cols * 128 + -(-tiles * lay.code_bytes // 1024) * 1024
+        slot = -(-tiles * lay.scale_bytes // 128) * 128
         return 1024 + self.stages * stage + slots * slot
 
 
@@ -82,9 +82,9 @@ def legal(lay: PackedLayout, c: ManyConfig) -> bool:
     )
 
 
-def deepest(lay: PackedLayout, warpgroups: int, blocks: int, cols: int, cluster: int = 1) -> ManyConfig | None:
+def deepest(lay: PackedLayout, warpgroups: int, blocks: int, cols: int) -> ManyConfig | None:
     """With as many stages as there is room for; None where no ring of three fits."""
-    several = (ManyConfig(warpgroups, blocks, cols, stages, cluster) for stages in range(16, 2, -1))
+    several = (ManyConfig(warpgroups, blocks, cols, stages) for stages in range(16, 2, -1))
     return next((c for c in several if legal(lay, c)), None)
 
 
@@ -234,12 +234,11 @@ def _bind_part(case: QuantCase, part: RowsOfW, device: int, *, late: bool) -> La
     tiles_w, tiles_x = -(-part.rows // (c.rows * c.cluster)), -(-case.m // c.cols)
     most = here.multiprocessors // c.cluster
     clusters = filling(min(tiles_w * tiles_x, most), 1, most)
-    group = max(1, min(tiles_x, 16 * 2**20 // (2 * case.k * c.cols)))  # x of these stays in L2
-    ints = (part.rows, case.m, -(-case.k // STEP), tiles_w, tiles_x, group, int(late))
+    sizes = (part.rows, case.m, -(-case.k // STEP), tiles_w, tiles_x, grouped(tiles_x, case.k, c.cols), int(late))
     bias_step = 0 if bias is None else case.bias_stride
     out_step, x_step = (case.out[0], case.x[0]) if case.m > 1 else (case.n, -(-case.k // 8) * 8)
     bound = made.bind(
-        ["map", "map", "map", "ptr", "ptr", ("i64", out_step), ("i64", bias_step), *(("i32", v) for v in ints)],
+        [*["map"] * 3, "ptr", "ptr", *longs(out_step, bias_step), *ints(*sizes)],
         grid=(clusters * c.cluster,), block=(128 * (c.warpgroups + 1),), shared=c.shared(lay), cluster=(c.cluster,),
         pdl=True,
     )  # fmt: skip
@@ -247,9 +246,7 @@ def _bind_part(case: QuantCase, part: RowsOfW, device: int, *, late: bool) -> La
         case.dtype, sizes=(1, case.m, case.k), strides=(x_step * case.m, x_step, 1), box=(1, c.cols // c.cluster, STEP),
         promotion=256,
     )  # fmt: skip
-    together = lay.record_k == STEP
-    map_w = tiles_map(lay, part.rows, case.k, c.rows, lay.record_bytes if together else lay.step_bytes)
-    map_s = map_w if together else tiles_map(lay, part.rows, case.k, c.rows, lay.record_bytes - lay.floats)
+    map_w, map_s = maps_of(lay, part.rows, case.k, c.rows)
     of_data, of_out = part.first // ROWS * lay.tile_bytes(case.k), part.first * ITEMSIZE[case.dtype_out]
     of_bias = 0 if bias is None else part.first * bias_step * ITEMSIZE[bias]
 
@@ -260,10 +257,20 @@ def _bind_part(case: QuantCase, part: RowsOfW, device: int, *, late: bool) -> La
     return launch
 
 
-def tiles_map(lay: PackedLayout, rows: int, k: int, block_rows: int, nbytes: int) -> Encoder:
-    """The map of W: tiles of 16 rows, each a run of bytes, of which the rows of a block take `nbytes` at a time."""
+def grouped(tiles_x: int, k: int, cols: int) -> int:
+    """Tiles whose rows of x stay in the second-level cache together."""
+    return max(1, min(tiles_x, 16 * 2**20 // (2 * k * cols)))
+
+
+def maps_of(lay: PackedLayout, rows: int, k: int, block_rows: int) -> tuple[Encoder, Encoder]:
+    """Maps of W's codes and of their scales: tiles of 16 rows, each a run of bytes, of which a block takes some."""
     tiles, words = lay.tiles(rows), lay.tile_bytes(k) // 8
-    return encoder(
-        "float64", sizes=(1, tiles, words), strides=(tiles * words, words, 1), box=(1, block_rows // ROWS, nbytes // 8),
-        swizzle=0, promotion=256,
-    )  # fmt: skip
+
+    def of(nbytes: int) -> Encoder:
+        return encoder(
+            "float64", sizes=(1, tiles, words), strides=(tiles * words, words, 1),
+            box=(1, block_rows // ROWS, nbytes // 8), swizzle=0, promotion=256,
+        )  # fmt: skip
+
+    codes = of(lay.code_bytes)
+    return codes, of(lay.scale_bytes) if lay.span > 1 else codes

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....base.dtypes import torch_name
 from ....contract.spec import Contract
 from ....errors import ContractError
 from . import family
-from .case import QuantCase, dtype_of
+from .case import QuantCase
 from .copy import DeviceCopy
 from .layout import Packed
 from .pack import settle
@@ -59,7 +60,7 @@ def _leaf(copy: DeviceCopy, x: Any, start: int, stop: int) -> Any:
     whole = packed.data.view(lay.tiles(n), lay.records(packed.k), size)
     part = whole[:, start // lay.record_k : -(-stop // lay.record_k)].contiguous().view(-1)
     leaf = settle(Packed(part, lay, n, stop - start))
-    case = QuantCase("q8", copy.format, dtype_of(x), "float32", None, m, n, stop - start, "int32")
+    case = QuantCase("q8", copy.format, torch_name(x.dtype), "float32", None, m, n, stop - start, "int32")
     run = family.choose(case, leaf, copy.place.ordinal)
     if run is None:
         raise ContractError(

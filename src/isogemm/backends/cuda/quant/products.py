@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....base.dtypes import FLOAT32
+from ....base.dtypes import FLOAT32, torch_name
 from ....contract.spec import Contract
 from ....errors import ContractError
 from ....operands import cuda as arrays
 from ....operands.shapes import matrices
 from . import family, orders
-from .case import QuantCase, dtype_of
+from .case import QuantCase
 from .copy import DeviceCopy, adopt, upload
 from .family import QuantRun
 
@@ -26,18 +26,9 @@ PIECE = 2**27  # dequantized elements at a time
 
 
 def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract: Contract) -> QuantRun | bool:
-    """x @ w.T + bias into out, all views of device memory, by kernels that read the blocks.
+    """x @ w.T + bias into out, all views of device memory, by kernels that read the blocks; `how`: q8, fp32 or same.
 
-    Parameters
-    ----------
-    how : {"q8", "fp32", "same"}
-    w : QuantizedMatrix
-        With a copy on this device.
-
-    Returns
-    -------
-    QuantRun or bool
-        The kernel's launch, where one kernel did it all; whether it is done, else.
+    The kernel's launch, where one kernel did it all; whether it is done, else.
 
     Raises
     ------
@@ -79,7 +70,7 @@ def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, contrac
     if path == "same" and contract.arithmetic == "fma":
         return None
     case = QuantCase(
-        path, copy.format, x.dtype.name, out.dtype.name, None if bias is None else dtype_of(bias),
+        path, copy.format, x.dtype.name, out.dtype.name, None if bias is None else torch_name(bias.dtype),
         len(x), *copy.shape, contract.arithmetic,
     )  # fmt: skip
     return family.choose(case, packed, copy.place.ordinal)

@@ -16,17 +16,10 @@ __all__ = ["Single", "serves"]
 
 @dataclass
 class Single:
-    """Such a family; a case is a text that says what is compiled.
-
-    Attributes
-    ----------
-    name : str
-    tried : callable
-        ``tried(bench, case)``: see `isogemm.planner.family.Family`.
-    """
+    """Such a family; a case is a text that says what is compiled."""
 
     name: str
-    tried: Callable[[Bench, str], str]
+    tried: Callable[[Bench, str], str]  # (bench, case): see `isogemm.planner.family.Family`
     home: str = HOME
 
     def configs(self, case: str) -> list[str]:

@@ -94,24 +94,10 @@ def expected(path: str, fmt: str, dtype: str, k: int, arithmetic: str) -> Array:
 
 
 def try_product(bench: Bench, case: QuantCase, tile: int, run: Callable[..., None], pack: Callable[..., Packed]) -> str:
-    """Run a kernel in the configuration of a case on products that have it.
+    """Run a kernel on products with the case's configuration: empty where all bits were right, else the difference.
 
-    Parameters
-    ----------
-    bench : Bench
-    case : QuantCase
-        With the arithmetic that its bits have to be of.
-    tile : int
-        Rows of x of which the kernel makes one tile.
-    run : callable
-        ``run(x, packed, out, bias)``.
-    pack : callable
-        ``pack(raw, format, n, k)``.
-
-    Returns
-    -------
-    str
-        Empty where every bit was right, else the first difference.
+    `tile` are the rows of x of which it makes one tile, `run` is ``run(x, packed, out, bias)`` and `pack`
+    ``pack(raw, format, n, k)``.
     """
     k = min(case.k, LONGEST + case.k % 256)
     acc = expected(case.path, case.format, case.dtype, k, case.arithmetic)

@@ -16,11 +16,6 @@ struct Held {
   int n, steps, rank;
 };
 
-DEVICE u32 rank_in_cluster() {
-  u32 r;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-  return r;
-}
 DEVICE void arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 DEVICE void wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 // To the same place in the shared memory of every block.
@@ -78,8 +73,7 @@ template <int P> DEVICE float total(const Held& held, int groups) {
 #pragma unroll 16
     for (int k = 0; k < steps; ++k) {
       const int at = k * LANES + threadIdx.x;
-      const float t = TERMS ? held.terms[at] : term<P>(held.v[at], TWO ? held.g[at] : 0.0f);
-      sum = fold<P>() == SQUARED ? fma_(t, t, sum) : add(sum, t);
+      sum = step<P>(sum, TERMS ? held.terms[at] : term<P>(held.v[at], TWO ? held.g[at] : 0.0f));
     }
     tell(held.lanes + 128 * P + lane, sum);
   }
@@ -107,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 rows(const void* x, const void* other, const void* weight, const void* bias, void* out, void* second,
      const __grid_constant__ Place place, i64 x_c, i64 g_c, i64 w_c, i64 b_c, int n, float eps) {
   const int steps = (n + 127) / 128, groups = steps * LANES / 4, size = steps * LANES;
-  const Held held = {memory, memory + size, memory + size, memory + size * (TWO || TERMS ? 2 : 1), n, steps, (int)rank_in_cluster()};
+  const Held held = {memory, memory + size, memory + size, memory + size * (TWO || TERMS ? 2 : 1), n, steps, (int)cluster_rank()};
   const u32 row = blockIdx.x / BLOCKS;
   arrive();
   wait_for_predecessor();
@@ -131,11 +125,7 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
       if (TWO) {
         open<TG>(b[k], g);
         if (BACK) several<TW>(weight, 0, w_c, element(held, q), n, w);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (BACK && TW != NONE) g[j] = mul(g[j], w[j]);
-          if (OP == ADD_RMS_NORM) v[j] = rounded<TG>(add(v[j], g[j]));
-        }
+        both(v, g, w);
         if (OP == ADD_RMS_NORM) give<TG>(second, to + element(held, q), element(held, q), n, v);
         set(held.g, q, g);
       }

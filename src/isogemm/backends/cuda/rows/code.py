@@ -47,33 +47,15 @@ class Code(NamedTuple):
 
 @dataclass(frozen=True)
 class RowsCase:
-    """A launch but for its addresses.
+    """A launch but for its addresses."""
 
-    Attributes
-    ----------
-    kinds : sequence of int
-        Element codes of the pointers; a negative one is absent, and null for good.
-    places : sequence of bytes
-        Where rows lie: see `isogemm.backends.cuda.rows.sides.packed`.
-    columns : sequence of int
-        Steps from element to element, as the function takes them.
-    count, n : int
-        Rows, and their elements.
-    eps : float
-    start : bool
-        Whether sums over rows go on from what their result holds.
-    macros : mapping
-        What types, layouts and the operation select.
-    vector : bool
-        Whether neighbours can be read at once; then there is code that does, and code that does not.
-    """
-
-    kinds: tuple[int, ...]
-    places: tuple[bytes, ...]
-    columns: tuple[int, ...]
+    kinds: tuple[int, ...]  # element codes of the pointers; a negative one is absent, and null for good
+    places: tuple[bytes, ...]  # where rows lie: see `isogemm.backends.cuda.rows.sides.packed`
+    columns: tuple[int, ...]  # steps from element to element, as the function takes them
+    # count, n: rows, and their elements
     count: int
     n: int
     eps: float = 0.0
-    start: bool = False
-    macros: Mapping[str, Any] | None = None
-    vector: bool = False
+    start: bool = False  # whether sums over rows go on from what their result holds
+    macros: Mapping[str, Any] | None = None  # what types, layouts and the operation select
+    vector: bool = False  # whether neighbours can be read at once; then there is code that does, and code that does not

@@ -252,3 +252,12 @@ DEVICE float most(float v) {
   for (int step = 16; step >= 1; step /= 2) v = fmaxf(v, __shfl_xor_sync(EVERY, v, step));
   return v;
 }
+// The same of a block of WARPS, by way of as many floats in shared memory.
+template <int WARPS> DEVICE float most_of_block(float v, float* warps) {
+  v = most(v);
+  if ((threadIdx.x & 31) == 0) warps[threadIdx.x >> 5] = v;
+  __syncthreads();
+  v = most((threadIdx.x & 31) < WARPS ? warps[threadIdx.x & 31] : -infinity());
+  __syncthreads();
+  return v;
+}

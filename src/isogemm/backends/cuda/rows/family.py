@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....planner.bench import Bench
-from ..driver.kernel import Bound, Parameter
+from ..driver.kernel import Bound, Parameter, longs
 from .code import Code, RowsCase
 from .trial import try_code
 
@@ -14,23 +14,15 @@ __all__ = ["RowsKernel"]
 
 
 class RowsKernel:
-    """A family: one file of device code. What is here fits most of them.
-
-    Attributes
-    ----------
-    file : str
-        Its name, without ``.cu``.
-    function : {"rows", "each", "rope", "columns", "table"}
-        In that file. It fixes the parameters (pointers, places, columns, `numbers`) and which trial runs: those of the
-        other kernels with a function of that name.
-    rows : pair of tuple of int
-        Leading dimensions of operands in trials: of code that counts one of them, and of code that counts four.
-    """
+    """A family: one file of device code. What is here fits most of them."""
 
     name: str
-    file: str
+    file: str  # its name, without ``.cu``
+    # rows, each, rope, columns or table: in that file. It fixes the parameters (pointers, places, columns, `numbers`)
+    # and which trial runs: those of the other kernels with a function of that name
     function: str
     home = "backends/cuda/rows"
+    # leading dimensions of operands in trials: of code that counts one of them, and of code that counts four
     rows: tuple[tuple[int, ...], tuple[int, ...]] = (31,), (2, 3, 2, 3)
 
     def __init_subclass__(cls) -> None:
@@ -76,6 +68,6 @@ class RowsKernel:
     def bind(self, case: RowsCase, config: Code, device: int) -> Bound:
         """``launch(stream, addresses...)`` of pointers that are not absent, inputs first."""
         params: list[Parameter] = ["ptr" if kind >= 0 else ("ptr", 0) for kind in case.kinds]
-        params += [("map", place) for place in case.places] + [("i64", step) for step in case.columns]
+        params += [("map", place) for place in case.places] + longs(*case.columns)
         params += self.numbers(config, case)
         return config.load(device).bind(params, pdl=True, **self.launch(config, case))

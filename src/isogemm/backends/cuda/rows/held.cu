@@ -17,8 +17,6 @@ DEVICE int first_of(int h) { return (h * W + (W == 1 ? 0 : threadIdx.x >> 5)) * 
 
 DEVICE bool beyond(int i, int j, int n) { return !FULL && (VEC ? i : i + j) >= n; }
 
-template <int P> DEVICE float step(float total, float t) { return fold<P>() == SQUARED ? fma_(t, t, total) : add(total, t); }
-
 template <int P> DEVICE float largest(const Row& row, int n) {
   float m = -infinity();
 #pragma unroll
@@ -26,14 +24,7 @@ template <int P> DEVICE float largest(const Row& row, int n) {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       if (!beyond(first_of(h), j, n)) m = fmaxf(m, row.v[h][j]);
-  m = most(m);
-  if (W == 1) return m;
-  float* lanes = memory + 128 * W * H;
-  if ((threadIdx.x & 31) == 0) lanes[threadIdx.x >> 5] = m;
-  __syncthreads();
-  m = most((threadIdx.x & 31) < W ? lanes[threadIdx.x & 31] : -infinity());
-  __syncthreads();
-  return m;
+  return W == 1 ? most(m) : most_of_block<W>(m, memory + 128 * W * H);
 }
 
 template <int P> DEVICE float total(const Row& row, int n) {

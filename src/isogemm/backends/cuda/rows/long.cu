@@ -37,11 +37,7 @@ struct Part {
         float w[4];
         if (BACK) fetch<TW>(s.weight, 0, s.column.w, place_of(c, u), s.n, w);
         open<TG>(other[u], g[u]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (BACK && TW != NONE) g[u][j] = mul(g[u][j], w[j]);
-          if (OP == ADD_RMS_NORM) v[u][j] = rounded<TG>(add(v[u][j], g[u][j]));
-        }
+        both(v[u], g[u], w);
       }
     }
   }
@@ -64,13 +60,7 @@ template <int P> DEVICE float largest(const Source& source) {
       for (int j = 0; j < 4; ++j)
         if (place_of(c, u) + j < source.n) m = fmaxf(m, part.v[u][j]);
   }
-  float* lanes = memory + 2 * CHUNK;
-  m = most(m);
-  if ((threadIdx.x & 31) == 0) lanes[threadIdx.x >> 5] = m;
-  __syncthreads();
-  m = most((threadIdx.x & 31) < THREADS / 32 ? lanes[threadIdx.x & 31] : -infinity());
-  __syncthreads();
-  return m;
+  return most_of_block<THREADS / 32>(m, memory + 2 * CHUNK);
 }
 
 template <int P> DEVICE float total(const Source& source, const float* s) {
@@ -98,10 +88,7 @@ template <int P> DEVICE float total(const Source& source, const float* s) {
     if (threadIdx.x < 128) {
       const int steps = min((n - c * CHUNK + 127) / 128, CHUNK / 128);
 #pragma unroll 16
-      for (int k = 0; k < steps; ++k) {
-        const float t = terms[k * 128 + threadIdx.x];
-        lane = fold<P>() == SQUARED ? fma_(t, t, lane) : add(lane, t);
-      }
+      for (int k = 0; k < steps; ++k) lane = step<P>(lane, terms[k * 128 + threadIdx.x]);
     }
   }
   float* lanes = memory + 2 * CHUNK;

@@ -21,6 +21,17 @@ template <int P> __device__ constexpr Fold fold() {
   return ADDED;
 }
 
+template <int P> DEVICE float step(float total, float t) { return fold<P>() == SQUARED ? fma_(t, t, total) : add(total, t); }
+
+// What a second operand does before the first pass: it is weighted, or added to the first one.
+DEVICE void both(float (&v)[4], float (&g)[4], const float (&w)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (BACK && TW != NONE) g[j] = mul(g[j], w[j]);
+    if (OP == ADD_RMS_NORM) v[j] = rounded<TG>(add(v[j], g[j]));
+  }
+}
+
 struct Columns {
   i64 x, g, w, b;
 };

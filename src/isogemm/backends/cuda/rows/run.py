@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ....base.dtypes import CODE
+from ....base.dtypes import CODE, torch_name
 from ....base.seen import Seen
 from ....contract.rows import OPERATIONS
 from ..driver.kernel import Bound
@@ -168,7 +168,7 @@ def run(
     key, at = _key(tag or kind, tuple(t for t in plain if t is not None), options)
     entry = _entries.get(key)  # there may be one: tensors of a subclass always come this way
     if entry is None:
-        codes = [CODE[_name(dtype)] for _, dtype in outs]
+        codes = [CODE[torch_name(dtype)] for _, dtype in outs]
         launch = _built(kind, plain, codes, key[-1], x.get_device(), rest)
         if launch is None:
             return None
@@ -191,16 +191,12 @@ def _results(x: Any, outs: Sequence[Any]) -> Any:
     return tuple(found)
 
 
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def side(x: Any) -> Side:
     """An operand as the kernels see it."""
     if x is None:
         return ABSENT
     steps = x.stride()
-    return Side(CODE[_name(x.dtype)], steps[:-1], steps[-1])
+    return Side(CODE[torch_name(x.dtype)], steps[:-1], steps[-1])
 
 
 def _built(

@@ -14,21 +14,11 @@ DIMENSIONS = 4  # leading ones that a kernel counts
 
 
 class Side(NamedTuple):
-    """An operand.
+    """An operand."""
 
-    Attributes
-    ----------
-    kind : int
-        The element type's code in `isogemm.base.dtypes`; -1 where there is none.
-    steps : tuple of int
-        Along the leading dimensions, in elements.
-    column : int
-        Along the last one.
-    """
-
-    kind: int
-    steps: tuple[int, ...] = ()
-    column: int = 1
+    kind: int  # the element type's code in `isogemm.base.dtypes`; -1 where there is none
+    steps: tuple[int, ...] = ()  # along the leading dimensions, in elements
+    column: int = 1  # along the last one
 
 
 ABSENT = Side(-1)

@@ -17,6 +17,7 @@ from ....base.dtypes import TYPES
 from ....contract.reference import canonical
 from ....contract.rows import OPERATIONS, chain
 from ....planner.bench import POISON, Bench, Buffer, Output, among_poison, beside, difference, words_of
+from ....planner.family import Family
 from ..driver.kernel import Bound
 from .code import Code, RowsCase
 from .sides import collapse, packed
@@ -28,17 +29,13 @@ EPS = 1e-5
 KINDS = 24  # of rows
 
 
-class TriedRows(Protocol):
+class TriedRows(Family[RowsCase, Bound], Protocol):
     """A kernel, as its trial needs it."""
 
     rows: tuple[tuple[int, ...], tuple[int, ...]]
 
     def lengths(self, code: Code) -> tuple[int, ...]:
         """Of rows: what fills the code, and what just needs it."""
-        ...
-
-    def bind(self, case: RowsCase, config: Code, device: int) -> Bound:
-        """Its launch."""
         ...
 
 

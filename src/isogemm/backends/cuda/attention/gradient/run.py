@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .....base.dtypes import TRITON
+from .....base.dtypes import TRITON, torch_name
 from .....base.seen import Seen
 from .....contract.attention import EXP2_TERMS, factor
 from .....errors import ContractError
@@ -19,7 +19,9 @@ from .....planner.bench import Bench
 from .....planner.choose import Option, choose
 from ...driver import facts
 from ...driver.machine import admissions
+from ...driver.triton_build import Built, build
 from ..case import Strided
+from ..family import padded
 from .trial import BackRun, by_definition, contents, differs, posed
 
 if TYPE_CHECKING:
@@ -153,24 +155,15 @@ def _made(case: BackCase, each: BackRun, device: int) -> BackCase:
     return case._replace(q=q, k=k, v=v, dy=dy, wide=dy, y=dy, c=c, scale=scale, offset=each.offset, device=device)
 
 
-def _power_of_two(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
-
-
 def _constants(case: BackCase, tile: BackTile) -> dict[str, Any]:
-    d, dv = _power_of_two(case.d), _power_of_two(case.dv)
+    d, dv = padded(case.d), padded(case.dv)
     return {
         "ROWS": tile.rows, "KEYS": tile.keys, "D": d, "DV": dv, "GROUP": case.group,
         "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops, "EVEN_D": d == case.d,
         "EVEN_DV": dv == case.dv, "TERMS": tuple(float(x) for x in EXP2_TERMS["float32"]),
         "STAGES": tile.stages, "ACROSS": tile.across, "EARLY": tile.early, "EVEN_ROWS": case.rows % tile.rows == 0,
-        "PDL": _overlaps(case),
+        "PDL": facts.device(case.device).overlaps,
     }  # fmt: skip
-
-
-def _overlaps(case: BackCase) -> bool:
-    """Whether a launch may begin while the one before it ends: from Hopper on."""
-    return bool(facts.device(case.device).capability[0] >= 9)
 
 
 def _values(case: BackCase) -> dict[str, Any]:
@@ -182,18 +175,15 @@ def _values(case: BackCase) -> dict[str, Any]:
     return {**steps, **sizes, "c": case.c, "scale": case.scale}
 
 
-def _built(function: Any, case: BackCase, tile: BackTile, outs: Sequence[str]) -> Any:
-    from ...driver.triton_build import build
-    from ...gemm.tile.family import arch
-
-    values, kind = _values(case), f"*{TRITON[case.dtype]}"
+def _built(function: Any, case: BackCase, tile: BackTile, outs: Sequence[str]) -> Built:
+    on, values, kind = facts.device(case.device), _values(case), f"*{TRITON[case.dtype]}"
     types = dict.fromkeys(("q", "k", "v", "dy", *outs), kind) | {"stats": "*fp32", "start": "*i32", "stop": "*i32"}
     hints = [name for name in types if name not in ("start", "stop")]
     types |= {name: "fp32" if name in ("c", "scale") else "i64" if "_" in name else "i32" for name in values}
     hints += [name for name in values if "_" in name or name in ("d", "dv")]
     constants = {name: x for name, x in _constants(case, tile).items() if name in function.arg_names}
-    return build(function, types, constants, aligned=hints, capability=arch(case.device), num_warps=tile.warps,
-                 launch_pdl=_overlaps(case))  # fmt: skip
+    return build(function, types, constants, aligned=hints, capability=on.capability, num_warps=tile.warps,
+                 launch_pdl=on.overlaps)  # fmt: skip
 
 
 _TILED = ("ROWS", "KEYS", "STAGES", "ACROSS", "EARLY")
@@ -201,19 +191,17 @@ _TILED = ("ROWS", "KEYS", "STAGES", "ACROSS", "EARLY")
 
 def bind(case: BackCase, keys: BackTile, rows: BackTile) -> Launch:
     """``launch(stream, q, k, v, dy, wide, y, m, total, start, stop, stats, dq, dk, dv)``."""
-    from ...driver.triton_build import build
-    from ...gemm.tile.family import arch
     from . import tile as kernels
 
-    b, heads, tk, _ = case.k.shape
+    (b, heads, tk, _), on = case.k.shape, facts.device(case.device)
     steps = {f"{x}_{axis}": step for x, strides in (("dy", case.wide), ("y", case.y))
              for axis, step in zip("bht", strides, strict=False)}  # fmt: skip
     values = {**steps, "rows": case.rows, "dv": case.dv, "heads": heads}
     types = {"dy": f"*{TRITON[case.dtype_wide]}", "y": f"*{TRITON[case.dtype_y]}", **dict.fromkeys(
         ("m", "total", "stats"), "*fp32"), **{name: "i64" if "_" in name else "i32" for name in values}}  # fmt: skip
-    constants = {"ROWS": STATS_ROWS, "GROUP": case.group, "PDL": _overlaps(case)}
+    constants = {"ROWS": STATS_ROWS, "GROUP": case.group, "PDL": on.overlaps}
     first = build(kernels.attention_back_stats, types, constants, aligned=[*list(types)[:2], *steps, "dv"],
-                  capability=arch(case.device), num_warps=4, launch_pdl=_overlaps(case))  # fmt: skip
+                  capability=on.capability, num_warps=4, launch_pdl=on.overlaps)  # fmt: skip
     prepare = first.bind(case.device, (case.width // STATS_ROWS, heads, b), values)
     values = _values(case)
     of_keys = _built(kernels.attention_back_keys, case, keys, ("dk", "dv_")).bind(
@@ -313,7 +301,7 @@ def _case(
     """What is asked of kernels: q, k, v, dy as products read it, dy and y, laid as these need it."""
     q, k, v = [Strided(tuple(x.shape), _steps(x)) for x in operands[:3]]
     narrow, wide, y = [_steps(x)[:3] for x in operands[3:]]
-    kind, of_dy, of_y = [str(operands[i].dtype).removeprefix("torch.") for i in (0, 4, 5)]
+    kind, of_dy, of_y = [torch_name(operands[i].dtype) for i in (0, 4, 5)]
     return BackCase(
         q, k, v, narrow, wide, y, kind, of_dy, of_y, float(c), float(scale), offset, starts, stops, arithmetic, device
     )

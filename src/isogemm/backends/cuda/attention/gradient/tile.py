@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..tile import LEAST, SHIFT, canonical, finite
+from ..tile import LEAST, SHIFT, between, canonical, finite, load
 
 __all__ = ["attention_back_keys", "attention_back_rows", "attention_back_stats"]
 
@@ -143,11 +143,7 @@ def attention_back_keys(q, k, v, dy, stats, start, stop, dk, dv_,
         gdc_wait()
         gdc_launch_dependents()
     bundle, item, tile = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    lo, hi = 0, tk
-    if STARTS:
-        lo = tl.maximum(tl.load(start + item), 0)
-    if STOPS:
-        hi = tl.minimum(tl.load(stop + item), tk)
+    lo, hi = between(start, stop, item, tk, STARTS, STOPS)
     j = tile * KEYS + tl.arange(0, KEYS)
     rd, rdv = tl.arange(0, D), tl.arange(0, DV)
     in_d, in_dv, seen = rd < d, rdv < dv, (j >= lo) & (j < hi)
@@ -194,14 +190,8 @@ def walk_keys(dq, q, dy, u, over, delta, k, v, begin, end, lo, hi, reach, k_t, v
         j = n + first
         seen = (j >= lo) & (j < hi)
         at_k, at_v = k + n * k_t, v + n * v_t
-        if EVEN_D:
-            ks = tl.load(at_k + first[:, None] * k_t + rd[None, :], mask=seen[:, None], other=0.0)
-        else:
-            ks = tl.load(at_k + first[:, None] * k_t + rd[None, :], mask=seen[:, None] & in_d[None, :], other=0.0)
-        if EVEN_DV:
-            vs = tl.load(at_v + first[:, None] * v_t + rdv[None, :], mask=seen[:, None], other=0.0)
-        else:
-            vs = tl.load(at_v + first[:, None] * v_t + rdv[None, :], mask=seen[:, None] & in_dv[None, :], other=0.0)
+        ks = load(at_k + first[:, None] * k_t + rd[None, :], seen[:, None], in_d[None, :], EVEN_D)
+        vs = load(at_v + first[:, None] * v_t + rdv[None, :], seen[:, None], in_dv[None, :], EVEN_DV)
         s = tl.dot(q, tl.trans(ks))
         dp = tl.dot(dy, tl.trans(vs))
         hidden = (j[None, :] >= reach[:, None]) | (j < lo)[None, :]
@@ -224,11 +214,7 @@ def attention_back_rows(q, k, v, dy, stats, start, stop, dq,
         gdc_launch_dependents()
     bundle, item = tl.program_id(0), tl.program_id(1).to(tl.int64)
     tile = tl.num_programs(2) - 1 - tl.program_id(2)
-    lo, hi = 0, tk
-    if STARTS:
-        lo = tl.maximum(tl.load(start + item), 0)
-    if STOPS:
-        hi = tl.minimum(tl.load(stop + item), tk)
+    lo, hi = between(start, stop, item, tk, STARTS, STOPS)
     r = tile * ROWS + tl.arange(0, ROWS)
     inside = r < rows
     rd, rdv = tl.arange(0, D), tl.arange(0, DV)

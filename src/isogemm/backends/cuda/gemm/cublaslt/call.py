@@ -40,25 +40,15 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class CublasCall:
-    """out[m, n] = op(first)[m, k] @ op(second)[k, n] (+ C), column-major.
+    """out[m, n] = op(first)[m, k] @ op(second)[k, n] (+ C), column-major."""
 
-    Attributes
-    ----------
-    swapped : bool
-        Whether `first` is B: what a row-major out takes.
-    trans_first, trans_second : {"N", "T"}
-    first, second, out, c : Matrix
-        ``c`` is `out` where no C is read.
-    batch : int
-    """
-
-    swapped: bool
-    trans_first: str
+    swapped: bool  # whether `first` is B: what a row-major out takes
+    trans_first: str  # N or T
     trans_second: str
     first: Matrix
     second: Matrix
     out: Matrix
-    c: Matrix
+    c: Matrix  # `out` where no C is read
     batch: int
 
     @property

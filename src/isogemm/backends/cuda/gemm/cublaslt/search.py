@@ -22,6 +22,7 @@ from .call import COMPUTE_32F, DATA_TYPE, CublasCall, Descriptors, binding, set_
 __all__ = ["Algorithm", "Found", "check", "enumerate_algorithms", "heuristic", "settings", "shortlist"]
 
 ALGORITHM_BYTES = 64  # cublasLtMatmulAlgo_t
+PROCESSORS = 132  # of an H200; for the order of trials alone
 WORKSPACES = (0, 4 << 20, 32 << 20)
 CLUSTERS = (0, 2, 3, 5)  # automatic, 1x1, 2x1, 1x2: a tile that none of them suits is not looked at further
 WORST = 2.5  # times the least cost: tiles beyond are not looked at; in 91 cells the fastest were within 1.9
@@ -247,7 +248,7 @@ def shortlist(listed: list[Found], more: list[Found], most: int) -> list[Found]:
     return both[:most]
 
 
-def cost(tile: tuple[int, int] | None, call: CublasCall, processors: int = 132) -> float:
+def cost(tile: tuple[int, int] | None, call: CublasCall) -> float:
     """A guess at the time that a tile takes, in clocks for each element of K: for the order of trials alone.
 
     Waves of tiles, each bound by the tensor cores (2048 multiply-adds a clock on Hopper) or by its operands' way
@@ -257,7 +258,7 @@ def cost(tile: tuple[int, int] | None, call: CublasCall, processors: int = 132) 
         return math.inf
     rows, columns = tile
     tiles = call.batch * math.ceil(call.out.rows / rows) * math.ceil(call.out.columns / columns)
-    return math.ceil(tiles / processors) * max(rows * columns / 2048, (rows + columns) * 2 / 40)
+    return math.ceil(tiles / PROCESSORS) * max(rows * columns / 2048, (rows + columns) * 2 / 40)
 
 
 @cache

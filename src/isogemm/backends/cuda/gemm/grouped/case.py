@@ -14,47 +14,25 @@ ENDS = 2  # `GroupedCase.lengths` of int32 offsets; of int32 and int64 counts: 0
 
 @dataclass(frozen=True, slots=True)
 class GroupedCase:
-    """A call but for its addresses.
-
-    Attributes
-    ----------
-    groups, rows : int
-    depth : int
-        K of ``x @ w.T``; 0 of ``a.T @ b``.
-    x : HopperSide
-        Weights, an item a group; or `a`.
-    y : HopperSide
-        Rows; or `b`.
-    dtype, dtype_out : str
-    dtype_bias : str or None
-    contract : Contract
-    out_step, out_batch : int
-        Elements from line to line and from group to group.
-    columns : bool
-        Lines of out are the columns of D = X @ Y.T, as those of ``x @ w.T`` are.
-    bias_step, bias_batch : int
-    accumulate : bool
-        Walks start from out, of float32.
-    lengths : int
-        How they are written; see `ENDS`.
-    """
+    """A call but for its addresses."""
 
     groups: int
     rows: int
-    depth: int
-    x: HopperSide
-    y: HopperSide
+    depth: int  # K of ``x @ w.T``; 0 of ``a.T @ b``
+    x: HopperSide  # weights, an item a group; or `a`
+    y: HopperSide  # rows; or `b`
     dtype: str
     dtype_out: str
     contract: Contract
+    # out_step, out_batch: elements from line to line and from group to group
     out_step: int
     out_batch: int = 0
-    columns: bool = True
+    columns: bool = True  # lines of out are the columns of D = X @ Y.T, as those of ``x @ w.T`` are
     dtype_bias: str | None = None
     bias_step: int = 1
     bias_batch: int = 0
-    accumulate: bool = False
-    lengths: int = 1
+    accumulate: bool = False  # walks start from out, of float32
+    lengths: int = 1  # how they are written; see `ENDS`
 
     @property
     def outer(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from .....base.dtypes import CODE, ITEMSIZE
 from .....planner.bench import Bench
 from ...driver import facts
-from ...driver.kernel import Bound
+from ...driver.kernel import Bound, ints, longs
 from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
@@ -28,7 +28,7 @@ from ..hopper.model import resident
 from .case import GroupedCase
 from .trial import try_grouped
 
-__all__ = ["Grouped", "GroupedLaunch"]
+__all__ = ["Grouped"]
 
 MOST = 1024  # groups: their tables lie in shared memory, beside the ring
 ROOM = SHARED - 1024 - 8 * (MOST + 2)
@@ -43,23 +43,6 @@ ROWS = {
 }
 OUTER = {200.0: "128x256x64 s4", float(LARGEST): "128x128x64 s6 pp"}
 CONTINUED = {float(LARGEST): "128x128x64 s6"}  # sums to start from take registers
-
-
-class GroupedLaunch:
-    """``launch(stream, x, y, counts, out, bias)`` with addresses.
-
-    Maps of each operand are of a stage's rows of K and, where those are a group's, of sixteen.
-    """
-
-    __slots__ = ("bound", "map_x", "map_y", "sixteens_x", "sixteens_y")
-
-    def __init__(self, bound: Bound, map_x: Encoder, map_y: Encoder, sixteens_x: Encoder, sixteens_y: Encoder) -> None:
-        self.bound, self.map_x, self.map_y = bound, map_x, map_y
-        self.sixteens_x, self.sixteens_y = sixteens_x, sixteens_y
-
-    def __call__(self, stream: int, x: int, y: int, counts: int, out: int, bias: int = 0) -> None:
-        """Enqueue."""
-        self.bound(stream, self.map_x(x), self.map_y(y), self.sixteens_x(x), self.sixteens_y(y), counts, out, bias)
 
 
 class Grouped:
@@ -91,28 +74,34 @@ class Grouped:
         """See `isogemm.backends.cuda.gemm.grouped.trial`."""
         return try_grouped(bench, self, case, config)
 
-    def bind(self, case: GroupedCase, config: str, device: int, clusters: int = LARGEST) -> GroupedLaunch:
-        """Compile and bind; a launch of `clusters` clusters at most, which trials say."""
+    def bind(self, case: GroupedCase, config: str, device: int, clusters: int = LARGEST) -> Bound:
+        """``launch(stream, x, y, counts, out, bias)`` with addresses; `clusters`, the most, is for trials."""
         c, (tiles_x, tiles_y, tiles) = _parsed(config), case.tiles(_parsed(config))
         kernel = function_of(
             "gemm/grouped/grouped.cu", "grouped", device, _defines(case, c),
             before=mma(OPERANDS[case.dtype], c.cols, x_across=case.x.across, y_across=case.y.across),
         )  # fmt: skip
         bias = ITEMSIZE[case.dtype_bias] * case.bias_batch if case.dtype_bias else 0
-        longs = case.out_step, case.out_batch, case.bias_step, bias
+        steps = case.out_step, case.out_batch, case.bias_step, bias
         leaf = case.contract.order.size // c.depth
         iters = -(-case.depth // c.depth)
-        ints = case.x.size, case.y.size, case.rows, case.groups, iters, leaf, tiles_x, tiles_y, case.lengths
+        sizes = case.x.size, case.y.size, case.rows, case.groups, iters, leaf, tiles_x, tiles_y, case.lengths
         count = min(clusters, tiles, resident(c, facts.device(device).multiprocessors))
         bound = kernel.bind(
-            [*["map"] * 4, *["ptr"] * 3, *(("i64", v) for v in longs), *(("i32", v) for v in ints)],
+            [*["map"] * 4, *["ptr"] * 3, *longs(*steps), *ints(*sizes)],
             grid=(count * c.cluster,), block=(c.threads,), cluster=(c.cluster,), pdl=True, shared=_shared(case, c),
         )  # fmt: skip
         depth, items = case.depth or case.rows, 1 if case.outer else case.groups
         sides = (case.x, items, c.rows, c.cn), (case.y, 1, c.cols, c.cm)
+        # Of a stage's rows of K and, where those are a group's, of sixteen.
         whole = [_encoder(case.dtype, side, depth, n, rows, split) for side, n, rows, split in sides]
         few = [_encoder(case.dtype, side, depth, n, rows, 4) for side, n, rows, _ in sides] if case.outer else whole
-        return GroupedLaunch(bound, *whole, *few)
+        (map_x, map_y), (few_x, few_y) = whole, few
+
+        def launch(stream: int, x: int, y: int, counts: int, out: int, bias: int) -> None:
+            bound(stream, map_x(x), map_y(y), few_x(x), few_y(y), counts, out, bias)
+
+        return launch
 
 
 def _beyond(case: GroupedCase, config: str) -> float:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .....base.dtypes import torch_name
 from .....base.seen import Seen
 from .....contract.spec import Contract
 from .....planner.choose import Option, first
+from ...driver.kernel import Bound
 from ...driver.machine import admissions
 from ..hopper.config import HopperSide
 from .case import ENDS, GroupedCase
-from .family import Grouped, GroupedLaunch
+from .family import Grouped
 
 __all__ = ["FAMILY", "continued", "multiplied", "outer", "recalled"]
 
@@ -26,7 +28,7 @@ Tensor = Any  # torch is untyped to mypy
 class GroupedReady(NamedTuple):
     """A launch, its device, the result's shape, and torch's keywords for its memory."""
 
-    launch: GroupedLaunch
+    launch: Bound  # (stream, x, y, counts, out, bias)
     device: int
     shape: tuple[int, ...]
     options: dict[str, Any]
@@ -100,13 +102,7 @@ def outer(
 ) -> Tensor | None:
     """``a[i:j].T @ b[i:j]`` of each group; zeros where one has no rows. As `multiplied`."""
     ready = _outer(a, b, None, lengths, contract, out_dtype, resolve, ends)
-    at, to = a.data_ptr(), b.data_ptr()
-    if ready is None or (at | to) & 15:
-        return None
-    launch, device, shape, options = ready
-    out = _memory(shape, **options)
-    launch(_stream(device), at, to, lengths.data_ptr(), out.data_ptr())
-    return out
+    return None if ready is None else _launched(ready, b, a, None, lengths)
 
 
 def continued(a: Tensor, b: Tensor, out: Tensor, lengths: Tensor, contract: str, resolve: Resolve) -> bool:
@@ -115,7 +111,7 @@ def continued(a: Tensor, b: Tensor, out: Tensor, lengths: Tensor, contract: str,
     at, to, start = a.data_ptr(), b.data_ptr(), out.data_ptr()
     if ready is None or (at | to | start) & 15:
         return False
-    ready.launch(_stream(ready.device), at, to, lengths.data_ptr(), start)
+    ready.launch(_stream(ready.device), at, to, lengths.data_ptr(), start, 0)
     return True
 
 
@@ -170,8 +166,9 @@ def _case(
     if weights is None or x.dtype != w.dtype or (steps[1] != 1 and k > 1) or not _plain(x, w):
         return None
     return GroupedCase(
-        groups, rows, k, weights, HopperSide(rows, steps[0] if rows > 1 else -(-k // 8) * 8, 0, False), _name(x.dtype),
-        _name(out_dtype), contract, n, dtype_bias=None if bias is None else _name(bias.dtype),
+        groups, rows, k, weights, HopperSide(rows, steps[0] if rows > 1 else -(-k // 8) * 8, 0, False),
+        torch_name(x.dtype), torch_name(out_dtype), contract, n,
+        dtype_bias=None if bias is None else torch_name(bias.dtype),
         bias_step=1 if bias is None else bias.stride(1), bias_batch=0 if bias is None else bias.stride(0),
         lengths=_kind(lengths, ends),
     )  # fmt: skip
@@ -192,8 +189,8 @@ def _outer_case(
         return None
     columns = col != 1
     return GroupedCase(
-        len(lengths), rows, 0, sides[0], sides[1], _name(a.dtype), _name(out_dtype), contract, col if columns else row,
-        batch, columns, accumulate=out is not None, lengths=_kind(lengths, ends),
+        len(lengths), rows, 0, sides[0], sides[1], torch_name(a.dtype), torch_name(out_dtype), contract,
+        col if columns else row, batch, columns, accumulate=out is not None, lengths=_kind(lengths, ends),
     )  # fmt: skip
 
 
@@ -211,7 +208,3 @@ def _plain(*tensors: Tensor) -> bool:
 
 def _kind(lengths: Tensor, ends: bool) -> int:
     return ENDS if ends else int(lengths.element_size() == 8)
-
-
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")

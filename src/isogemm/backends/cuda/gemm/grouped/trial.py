@@ -18,6 +18,8 @@ from .....base.dtypes import ITEMSIZE, NUMPY
 from .....contract.reference import epilogue, evaluate
 from .....contract.spec import Contract, Order
 from .....planner.bench import Bench, among_poison, words_of
+from .....planner.family import Family
+from ...driver.kernel import Bound
 from ..hopper.config import HopperConfig, HopperSide
 from .case import ENDS, GroupedCase
 
@@ -29,19 +31,11 @@ COUNTS, OUTER_COUNTS = (0, 1, 17, 300, 0, 16, 70, 5), (0, 1, 17, 700, 0, 16, 129
 BEHIND, DEPTH, LEAF, FEW = 9, 552, 256, 3
 
 
-class TriedGroups(Protocol):
+class TriedGroups(Family[GroupedCase, Bound], Protocol):
     """A family, as its trial needs it."""
 
-    def supports(self, case: GroupedCase, config: str) -> bool:
-        """Whether a configuration is legal."""
-        ...
-
-    def code(self, case: GroupedCase, config: str) -> str:
-        """What selects compiled code."""
-        ...
-
-    def bind(self, case: GroupedCase, config: str, device: int, clusters: int) -> Any:
-        """The launch."""
+    def bind(self, case: GroupedCase, config: str, device: int, clusters: int = ...) -> Bound:
+        """The launch of so many clusters at most."""
         ...
 
 

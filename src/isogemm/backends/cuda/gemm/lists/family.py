@@ -16,12 +16,14 @@ from .....base.dtypes import TRITON
 from .....planner.choose import Option, choose
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
-from ...driver.facts import is_capturing
-from ..tile.family import Tile, arch, flags, unit
+from ...driver import facts
+from ...driver.kernel import Bound
+from ...driver.triton_build import build
+from ..tile.family import Tile, flags, unit
 
 __all__ = ["FAMILY", "fill", "run_items", "uniform"]
 
-FIELDS = 15  # of kernels.items, which is not imported here: it needs Triton
+FIELDS = 15  # of a row of the table
 # By mean rows an item; measured on an H200, 2026-11-21, as strided products of the same tiles.
 CONFIGS = {16: "w64 x16 k128 s4 n4", 32: "w64 x32 k64 s4 n4", 64: "w64 x64 k64 s4 n4", 2**62: "x128 w128 k64 s4 n8"}
 FMA_CONFIGS = {16: "w64 x16 k32 s3 n4", 2**62: "x64 w64 k16 s3 n4"}
@@ -115,7 +117,7 @@ def _enqueue(items: Sequence[tuple[Product, Addresses]], config: str, device: in
     host = torch.empty(words.size, dtype=torch.int64, pin_memory=True)
     host.numpy()[:] = words
     table = host.to(torch.device("cuda", device), non_blocking=True)
-    if is_capturing(device):
+    if facts.is_capturing(device):
         _kept.append(host)
     where = table.data_ptr()
     run = _bound(tuple(products), tile, device, programs)
@@ -136,27 +138,37 @@ def fill(items: Sequence[tuple[Product, Addresses]], block_m: int, block_n: int)
     return np.concatenate([rows.ravel(), pairs.view(np.int64).ravel()]), programs
 
 
-def _bound(products: tuple[Product, ...], tile: Tile, device: int, programs: int) -> Any:
+def _bound(products: tuple[Product, ...], tile: Tile, device: int, programs: int) -> Bound:
+    """The launch of products of one variant, compiled for what all of them have in common."""
+    import triton.language as tl
+
+    from .items import items as kernel
+
     first = products[0]
     order = first.contract.order
+    kinds = {"TYPE": first.dtype_a, "TYPE_B": first.dtype_b, "TYPE_OUT": first.dtype_out, "TYPE_C": first.dtype_c}
     constants = flags(first, tile, first.contract.arithmetic == "fma") | {
+        **{name: getattr(tl, kind or "float32") for name, kind in kinds.items()},
+        "FIELDS": FIELDS,
         "A_UNIT": _common(unit(p.a) for p in products),
         "B_UNIT": _common(unit(p.b) for p in products),
         "OUT_UNIT": _common(unit(p.out) for p in products),
         "ALIGNED": all(_aligned(p) for p in products),
         "EVEN_K": all(flags(p, tile, False)["EVEN_K"] for p in products),
     }
-    kernel = _compiled(
-        (first.dtype_a, first.dtype_b, first.dtype_out, first.dtype_c or "float32", first.dtype_bias or "float32"),
-        tuple(constants.items()), tile, arch(device),
-    )  # fmt: skip
     fixed = {
         "bias_step": first.bias_stride,
         "leaf": min(order.size, 2**30) if order.kind == "leaf" else 0,
         "alpha": first.alpha,
         "beta": first.beta,
     }
-    return kernel.bind(device, (programs,), fixed)
+    signature = {"table": "*i64", "tiles": "*i32", "bias": f"*{TRITON[first.dtype_bias or 'float32']}"}
+    signature |= {"bias_step": "i64", "leaf": "i32", "alpha": "fp32", "beta": "fp32"}
+    built = build(
+        kernel, signature, constants, aligned=("table",), capability=facts.device(device).capability,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
+    )  # fmt: skip
+    return built.bind(device, (programs,), fixed)
 
 
 def _common(units: Any) -> int:
@@ -173,22 +185,3 @@ def _steps(product: Product) -> Iterator[int]:
     for x in (product.a, product.b, product.out):
         known = unit(x)
         yield from (step for step, place in ((x.col, 0), (x.row, 1)) if place != known)
-
-
-def _compiled(types: tuple[str, ...], constants: tuple[tuple[str, Any], ...], tile: Tile, capability: int) -> Any:
-    import triton.language as tl
-
-    from ...driver.triton_build import build
-    from .items import FIELDS as fields
-    from .items import items as kernel
-
-    assert fields == FIELDS
-    of = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
-    a, b, out, c, bias = types
-    signature = {"table": "*i64", "tiles": "*i32", "bias": f"*{TRITON[bias]}", "bias_step": "i64", "leaf": "i32"}
-    signature |= {"alpha": "fp32", "beta": "fp32"}
-    named = dict(constants) | {"TYPE": of[a], "TYPE_B": of[b], "TYPE_OUT": of[out], "TYPE_C": of[c]}
-    return build(
-        kernel, signature, named, aligned=("table",), capability=capability,
-        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
-    )  # fmt: skip

@@ -10,12 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..tile.tile import order_tiles, tile
+from ..tile.tile import order_tiles, strides, tile
 
-__all__ = ["FIELDS", "items"]
-
-FIELDS = 15
-_FIELDS = tl.constexpr(FIELDS)
+__all__ = ["items"]
 
 
 @triton.jit
@@ -24,10 +21,10 @@ def items(table, tiles, bias, bias_step, leaf, alpha, beta,
           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
           SWAP: tl.constexpr, A_UNIT: tl.constexpr, B_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr,
           ALIGNED: tl.constexpr, FMA: tl.constexpr, EVEN_K: tl.constexpr, LEAVES: tl.constexpr, START: tl.constexpr,
-          ALPHA: tl.constexpr, BETA: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+          ALPHA: tl.constexpr, BETA: tl.constexpr, BIAS: tl.constexpr, FIELDS: tl.constexpr):  # fmt: skip
     """ALIGNED: addresses are multiples of 16 bytes and all strides but those of 1, and every k, of 16 elements."""
     pid = tl.program_id(0)
-    row = table + tl.load(tiles + 2 * pid).to(tl.int64) * _FIELDS
+    row = table + tl.load(tiles + 2 * pid).to(tl.int64) * FIELDS
     within = tl.load(tiles + 2 * pid + 1)
     a = tl.load(row).to(tl.pointer_type(TYPE))
     b = tl.load(row + 1).to(tl.pointer_type(TYPE_B))
@@ -43,18 +40,9 @@ def items(table, tiles, bias, bias_step, leaf, alpha, beta,
         a_row, a_col, k = tl.multiple_of(a_row, 16), tl.multiple_of(a_col, 16), tl.multiple_of(k, 16)
         b_row, b_col = tl.multiple_of(b_row, 16), tl.multiple_of(b_col, 16)
         out_row, out_col = tl.multiple_of(out_row, 16), tl.multiple_of(out_col, 16)
-    if A_UNIT == 0:
-        a_col = tl.full((), 1, tl.int64)
-    elif A_UNIT == 1:
-        a_row = tl.full((), 1, tl.int64)
-    if B_UNIT == 0:
-        b_col = tl.full((), 1, tl.int64)
-    elif B_UNIT == 1:
-        b_row = tl.full((), 1, tl.int64)
-    if OUT_UNIT == 0:
-        out_col = tl.full((), 1, tl.int64)
-    elif OUT_UNIT == 1:
-        out_row = tl.full((), 1, tl.int64)
+    a_row, a_col = strides(a_row, a_col, A_UNIT)
+    b_row, b_col = strides(b_row, b_col, B_UNIT)
+    out_row, out_col = strides(out_row, out_col, OUT_UNIT)
     tile_m, tile_n = order_tiles(within, tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP)
     tile(a, b, out, c, bias, m, n, k, a_row, a_col, b_row, b_col, out_row, out_col, c_row, c_col, bias_step, leaf,
          alpha, beta, tile_m, tile_n, BLOCK_M, BLOCK_N, BLOCK_K, SWAP, FMA, EVEN_K, LEAVES, START, ALPHA, BETA, BIAS,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver import facts
-from ...driver.kernel import Bound, Parameter
+from ...driver.kernel import Bound, Parameter, ints, longs
 from ...driver.nvrtc import function_of
 from ...driver.workspace import workspace
 from ..hopper.config import OPERANDS, HopperConfig, serves
@@ -32,17 +32,12 @@ WORDS = 2**31  # of 16 bytes, in an operand: more than the kernel counts
 
 
 class Copy(NamedTuple):
-    """An operand as lines that are copied: `number` lines of `inner` elements for each of `items`.
-
-    Attributes
-    ----------
-    step, unit, each : int
-        Elements from line to line, along a line, from item to item.
-    """
+    """An operand as lines that are copied: `number` lines of `inner` elements for each of `items`."""
 
     number: int
     inner: int
     items: int
+    # step, unit, each: elements from line to line, along a line, from item to item
     step: int
     unit: int
     each: int
@@ -153,8 +148,7 @@ def _bind(sides: list[Copy], device: int) -> Bound:
     """The copies of one operand or of both: ``launch(stream, from, to, from, to)``."""
     params: list[Parameter] = []
     for x in (sides + sides)[:2]:
-        longs, ints = (x.step, x.unit, x.each), (x.number, x.inner, x.words, x.items)
-        params += ["ptr", "ptr", *(("i64", v) for v in longs), *(("i32", v) for v in ints)]
+        params += ["ptr", "ptr", *longs(x.step, x.unit, x.each), *ints(x.number, x.inner, x.words, x.items)]
     most = BLOCKS * facts.device(device).multiprocessors
     blocks = min(most, max(-(-x.nbytes // (16 * THREADS)) for x in sides))
     kernel = function_of("gemm/padded/pad.cu", "pad", device)

@@ -11,21 +11,20 @@ blocks that share B, and consumers that take turns. It does not reach the bits.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product
 from ...driver import facts
-from ...driver.kernel import Bound
+from ...driver.kernel import Bound, ints
 from ...driver.nvrtc import function_of
-from ...driver.tensormap import encoder
+from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
 from ...driver.workspace import workspace
 from ..fp32 import Fp32Side, epilogue, serves, sides
 from ..meet import meet_of, pitched
-from .split import STEP, Cut, chain_cut, split_of
+from .split import STEP, Cut, Split, chain_cut, split_of
 
 __all__ = ["Tf32"]
 
@@ -127,37 +126,18 @@ def _ring(passes: int, c: Tf32Config) -> int:
     return 1024 + c.stages * (2 if passes == 3 else 1) * (ROWS + c.columns) * 128
 
 
-@dataclass(frozen=True)
-class SplitOperand:
-    """One operand in the workspace.
-
-    Attributes
-    ----------
-    launch : callable
-        ``launch(stream, from, to)``: the split.
-    encode : callable
-        Address in the workspace to tensor map.
-    nbytes, items : int
-    """
-
-    launch: Bound
-    encode: Callable[[int], bytes]
-    nbytes: int
-    items: int
-
-
-def _part(p: Product, side: Fp32Side, k: Cut, parts: int, box: int, device: int) -> SplitOperand:
+def _part(p: Product, side: Fp32Side, k: Cut, parts: int, box: int, device: int) -> tuple[Split, Encoder]:
+    """One operand in the workspace: its split, and the map of it there."""
     split = split_of(p, side, k, parts, device)
     shape = (parts * split.items, side.rows, k.pitch)
     strides = (side.rows * k.pitch, k.pitch, 1)
-    encode = encoder("float32", sizes=shape, strides=strides, box=(1, box, STEP), promotion=256)
-    return SplitOperand(split.launch, encode, split.nbytes, split.items)
+    return split, encoder("float32", sizes=shape, strides=strides, box=(1, box, STEP), promotion=256)
 
 
 def _bind(p: Product, c: Tf32Config, device: int) -> Launch:
     k = cut(p)
     passes = ARITHMETICS[p.contract.arithmetic]
-    a, b = (
+    (a, map_a), (b, map_b) = (
         _part(p, side, k, 2 if passes == 3 else 1, box, device)
         for side, box in zip(sides(p), (ROWS, c.columns // c.cluster), strict=True)
     )
@@ -172,10 +152,10 @@ def _bind(p: Product, c: Tf32Config, device: int) -> Launch:
         a.launch(stream, at.a, left)
         b.launch(stream, at.b, right)
         if join is None:
-            multiply(stream, a.encode(left), b.encode(right), at.out, at.c, at.bias)
+            multiply(stream, map_a(left), map_b(right), at.out, at.c, at.bias)
         else:
             leaves = right + b.nbytes
-            multiply(stream, a.encode(left), b.encode(right), leaves, 0, 0)
+            multiply(stream, map_a(left), map_b(right), leaves, 0, 0)
             join(stream, leaves, at.out, at.c, at.bias)
 
     return enqueue
@@ -195,7 +175,7 @@ def _product(p: Product, k: Cut, c: Tf32Config, items: tuple[int, int], device: 
         "LEAF": int(k.leaf_blocks > 0),
     }
     slots = facts.device(device).multiprocessors // c.cluster * c.cluster
-    counts = [("i32", x) for x in (p.m, p.n, k.blocks, k.chunks, seen.batch, *items, k.leaf_blocks, types)]
+    counts = ints(p.m, p.n, k.blocks, k.chunks, seen.batch, *items, k.leaf_blocks, types)
     return function_of("gemm/tf32/tf32.cu", "tf32", device, defines, before=mma("tf32", c.columns)).bind(
         ["map", "map", "ptr", "ptr", "ptr", *strides, *counts, ("f32", seen.alpha), ("f32", seen.beta)],
         grid=(min(_tiles(p, c) * seen.batch, slots),),

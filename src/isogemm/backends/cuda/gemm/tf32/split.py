@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .....problem.product import Product
-from ...driver.kernel import Bound
+from ...driver.kernel import Bound, ints, longs
 from ...driver.nvrtc import function_of
 from ..fp32 import Fp32Side, aligned_side
 
@@ -48,9 +48,9 @@ def split_of(p: Product, side: Fp32Side, k: Cut, parts: int, device: int) -> Spl
     rows = abs(side.row) < abs(side.k) and side.rows > 1
     vector = not rows and k.leaf == k.padded and aligned_side(side, p.align)
     defines = {"PARTS": parts, "ROWS": rows, "VECTOR": vector}
-    sizes = [("i32", x) for x in (side.rows, p.k, k.pitch, items, k.leaf, k.padded)]
+    sizes = ints(side.rows, p.k, k.pitch, items, k.leaf, k.padded)
     launch = function_of("gemm/tf32/split.cu", "split", device, defines).bind(
-        ["ptr", "ptr", ("i64", side.row), ("i64", side.k), ("i64", side.batch), *sizes],
+        ["ptr", "ptr", *longs(side.row, side.k, side.batch), *sizes],
         grid=(-(-k.pitch // 128), min(-(-side.rows // 32), 65535), min(items, 65535)),
         block=(256,),
         pdl=True,

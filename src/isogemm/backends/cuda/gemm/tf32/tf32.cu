@@ -67,10 +67,6 @@ DEVICE void release(u32 empty, u32 lane) {
   }
 }
 
-// Named barriers 1 and 2, one for the turn of each consumer.
-DEVICE void await_turn(u32 warpgroup) { asm volatile("bar.sync %0, 256;" ::"r"(1 + warpgroup) : "memory"); }
-DEVICE void give_turn(u32 warpgroup) { asm volatile("bar.arrive %0, 256;" ::"r"(2 - warpgroup) : "memory"); }
-
 DEVICE void product(float (&acc)[NACC], u64 a, u64 b, int scale) {  // 32 of K
 #pragma unroll
   for (int kk = 0; kk < 4; ++kk) mma(acc, a + 2 * kk, b + 2 * kk, kk ? 1 : scale);
@@ -86,7 +82,7 @@ DEVICE void consume(Epilogue e, i64 out_batch, i64 c_batch, u32 ring, u32 full, 
 #pragma unroll
   for (int i = 0; i < NACC; ++i) small[i] = large[i] = 0.0f;
 #endif
-  if (PASSES == 3 && TURNS && warpgroup == 1) give_turn(1);
+  if (PASSES == 3 && TURNS && warpgroup == 1) turn_give(1);  // named barriers 1 and 2, one for the turn of each consumer
   u32 stage = 0, parity = 0;
   for (int t = blockIdx.x / CLUSTER; t < count; t += gridDim.x / CLUSTER) {
     int row, col, item;
@@ -107,7 +103,7 @@ DEVICE void consume(Epilogue e, i64 out_batch, i64 c_batch, u32 ring, u32 full, 
         const u64 a = descriptor<false>(at + warpgroup * (A_BYTES / 2)), b = descriptor<false>(at + PARTS * A_BYTES);
         barrier_wait(full + 8 * stage, parity);
 #if PASSES == 3
-        if (TURNS) await_turn(warpgroup);
+        if (TURNS) turn_take(1 + warpgroup);
         wgmma_fence();
         const u64 low_a = a + (A_BYTES >> 4), low_b = b + (B_BYTES >> 4);
         product(small, low_a, b, 0);  // order-critical: lo * hi, hi * lo
@@ -116,7 +112,7 @@ DEVICE void consume(Epilogue e, i64 out_batch, i64 c_batch, u32 ring, u32 full, 
         product(large, a, b, 0);
         wgmma_commit();
         wgmma_wait<1>();
-        if (TURNS && !(warpgroup == 1 && i + 1 == blocks && t + gridDim.x / CLUSTER >= count)) give_turn(warpgroup);
+        if (TURNS && !(warpgroup == 1 && i + 1 == blocks && t + gridDim.x / CLUSTER >= count)) turn_give(2 - warpgroup);
         pin(small);
 #pragma unroll
         for (int j = 0; j < NACC; ++j) small[j] = fabsf(small[j]) < __uint_as_float(0x7f800000) ? small[j] : 0.0f;

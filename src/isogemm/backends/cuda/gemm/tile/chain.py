@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import order_tiles, tile
+from .tile import order_tiles, strides, tile
 
 __all__ = ["chain"]
 
@@ -22,21 +22,12 @@ def chain(a, b, out, c, bias, m, n, k, a_row, a_col, b_row, b_col, out_row, out_
           EVEN_K: tl.constexpr, LEAVES: tl.constexpr, SPLIT: tl.constexpr, START: tl.constexpr, ALPHA: tl.constexpr,
           BETA: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
           STREAM: tl.constexpr):  # fmt: skip
-    """UNIT: which stride of a matrix is 1, that of its columns (0) or of its rows (1); 2 for neither."""
+    """One tile; see `strides` for UNIT."""
     item = tl.program_id(1).to(tl.int64)
     tile_m, tile_n = order_tiles(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP)
-    if A_UNIT == 0:
-        a_col = tl.full((), 1, tl.int64)
-    elif A_UNIT == 1:
-        a_row = tl.full((), 1, tl.int64)
-    if B_UNIT == 0:
-        b_col = tl.full((), 1, tl.int64)
-    elif B_UNIT == 1:
-        b_row = tl.full((), 1, tl.int64)
-    if OUT_UNIT == 0:
-        out_col = tl.full((), 1, tl.int64)
-    elif OUT_UNIT == 1:
-        out_row = tl.full((), 1, tl.int64)
+    a_row, a_col = strides(a_row, a_col, A_UNIT)
+    b_row, b_col = strides(b_row, b_col, B_UNIT)
+    out_row, out_col = strides(out_row, out_col, OUT_UNIT)
     source = item
     if SPLIT > 0:
         source = item // SPLIT

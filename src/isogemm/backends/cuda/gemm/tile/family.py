@@ -24,11 +24,12 @@ from .....base.dtypes import ITEMSIZE, TRITON
 from .....contract.spec import Contract
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
-from ...driver.facts import device as facts
+from ...driver import facts
+from ...driver.triton_build import build
 from ...driver.workspace import workspace
 from ..model import Tiling, gpu_of, joining, microseconds
 
-__all__ = ["CHAIN", "IEEE", "Tile", "TileFamily", "arch", "flags", "unit"]
+__all__ = ["CHAIN", "IEEE", "Tile", "TileFamily", "flags", "unit"]
 
 MAX_ITEMS = 65535  # of a batch in one launch: the second dimension of a grid
 TREE_TILE = (4, 256)
@@ -190,11 +191,6 @@ def unit(x: Strides) -> int:
     return 0 if x.col == 1 else 1 if x.row == 1 else 2
 
 
-def arch(device: int) -> int:
-    major, minor = facts(device).capability
-    return 10 * major + minor
-
-
 def flags(product: Product, tile: Tile, fma: bool) -> dict[str, Any]:
     """Constants that every kernel over `kernels.tile` takes."""
     order = product.contract.order
@@ -255,10 +251,10 @@ def divisible(values: dict[str, int | float]) -> Iterable[str]:
 
 def _bind(product: Product, tile: Tile, device: int, *, fma: bool, split: int = 0, leaf: int = 0) -> Launch:
     """One launch; a batch beyond a grid's limit is cut into several."""
-    from ...driver.triton_build import build
     from .chain import chain
 
-    pdl = tile.lines is not None and arch(device) >= 90
+    on = facts.device(device)
+    pdl = tile.lines is not None and on.overlaps
     order = product.contract.order
     length = min(order.size, product.k) if order.kind == "leaf" else leaf
     values = _values(product, length)
@@ -274,7 +270,7 @@ def _bind(product: Product, tile: Tile, device: int, *, fma: bool, split: int = 
     signature = _signature(product, {"a": product.dtype_a, "b": product.dtype_b}, values)
     hints = {*divisible(values), *(("a", "b", "out", "c", "bias") if product.align >= 16 else ())}
     built = build(
-        chain, signature, constants, aligned=tuple(sorted(hints)), capability=arch(device),
+        chain, signature, constants, aligned=tuple(sorted(hints)), capability=on.capability,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl, enable_fp_fusion=True,
     )  # fmt: skip
     tiles = -(-product.m // tile.block_m) * -(-product.n // tile.block_n)
@@ -282,7 +278,7 @@ def _bind(product: Product, tile: Tile, device: int, *, fma: bool, split: int = 
     step = MAX_ITEMS - MAX_ITEMS % max(1, split)
 
     def part(count: int) -> Callable[..., None]:
-        return built.bind(device, (tiles, count), values, pdl=pdl)
+        return built.bind(device, (tiles, count), values)
 
     if items <= step:
         run = part(items)
@@ -334,7 +330,6 @@ def _tree(product: Product, tile: Tile, device: int, fma: bool) -> Launch:
 
 
 def _meet(product: Product, device: int) -> Callable[[int, Addresses, int], None]:
-    from ...driver.triton_build import build
     from .tree import tree
 
     c = product.c or Strides(0, 0, 0)
@@ -345,7 +340,9 @@ def _meet(product: Product, device: int) -> Callable[[int, Addresses, int], None
     }  # fmt: skip
     constants = {"LEAVES": product.contract.order.size, "BLOCK_M": TREE_TILE[0], "BLOCK_N": TREE_TILE[1]}
     signature = _signature(product, {"sums": "float32"}, values)
-    built = build(tree, signature, constants | _epilogue(product), capability=arch(device), num_warps=4)
+    built = build(
+        tree, signature, constants | _epilogue(product), capability=facts.device(device).capability, num_warps=4
+    )
     tiles = -(-product.m // TREE_TILE[0]) * -(-product.n // TREE_TILE[1])
     sizes = (ITEMSIZE[product.dtype_out] * product.out.batch, ITEMSIZE[product.dtype_c or "float32"] * c.batch)
     step_sums = 4 * product.m * product.n * product.contract.order.size

@@ -54,6 +54,16 @@ def order_tiles(pid, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 
 @triton.jit
+def strides(row, col, UNIT: tl.constexpr):
+    """(row, col) of a matrix, of which one is 1 by its compiled code: that of its columns (0), of its rows (1)."""
+    if UNIT == 0:
+        col = tl.full((), 1, tl.int64)
+    elif UNIT == 1:
+        row = tl.full((), 1, tl.int64)
+    return row, col
+
+
+@triton.jit
 def walk(acc, at_a, at_b, a_k, b_k, in_a, in_b, lo, hi, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, FMA: tl.constexpr,
          EVEN_K: tl.constexpr, STREAM: tl.constexpr):  # fmt: skip
     """acc continued over K in [lo, hi). `at_a` and `at_b` point to K = 0; `in_a` and `in_b` mask their other axis."""

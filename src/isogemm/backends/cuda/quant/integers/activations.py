@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .....base.dtypes import CODE, ITEMSIZE
-from ...driver.kernel import Bound, Parameter
+from ...driver.kernel import Bound, Parameter, ints, longs
 from ...driver.nvrtc import function_of
 from ..case import QuantCase
 from ..layout import STEP, PackedLayout, layout
@@ -79,6 +79,6 @@ def bind(case: QuantCase, form: str, device: int, each: int = 0) -> Bound:
         rows = each or case.m
         parts = [("i32", rows), ("i64", places(layout(case.format), rows, case.k, form).nbytes)]
     return made.bind(
-        ["ptr", *(("i64", stride) for stride in case.x), "ptr", "ptr", "ptr", ("i32", case.m), ("i32", case.k), *parts],
+        ["ptr", *longs(*case.x), *["ptr"] * 3, *ints(case.m, case.k), *parts],
         grid=(-(-case.m * -(-case.k // SPAN) // WARPS),), block=(32 * WARPS,), pdl=True,
     )  # fmt: skip

@@ -45,13 +45,6 @@ DEVICE void bulk_load_once(u32 to, const u8* from, u32 bytes, u32 bar) {
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], once;\n}" ::"r"(to), "l"(from),
       "r"(bytes), "r"(bar) : "memory");
 }
-// Whether a barrier's first phase is complete.
-DEVICE bool barrier_passed(u32 bar) {
-  u32 passed;
-  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
-               : "=r"(passed) : "r"(bar) : "memory");
-  return passed;
-}
 // Whether the other warp that reads a stage has done so.
 DEVICE bool last_of(u32 at) {
   u32 before;
@@ -189,7 +182,7 @@ quant_int(const u8* w, const u8* x_codes, const float* x_scales, const int* x_su
   } else if (lane == 0 && half == 0 && !idle) {
     // One after the other: a long queue for W would hold up the kernel before this one, which makes the codes of x.
     for (int s = 1; s < STAGES; ++s) {
-      while (!barrier_passed(full + 8 * (s - 1)) && !barrier_passed(there)) {}
+      while (!barrier_passed(full + 8 * (s - 1), 0) && !barrier_passed(there, 0)) {}
       fill(s);
     }
   }

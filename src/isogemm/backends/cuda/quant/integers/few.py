@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...driver.kernel import Bound, Parameter
+from ...driver.kernel import Bound, Parameter, ints, longs
 from ...driver.nvrtc import function_of
 from ...gemm.model import Gpu, together
 from ..case import QuantCase
@@ -21,33 +21,19 @@ FUSED = 1  # rows of x up to which every block makes its own codes
 
 
 class FewCodes(NamedTuple):
-    """How quant/integers/few.cu shares out few rows of x.
+    """How quant/integers/few.cu shares out few rows of x."""
 
-    Attributes
-    ----------
-    tiles : int
-        Of 8 rows of x.
-    group, teams, stages, span : int
-        Warps of a team, teams of a block, stages of a warp's ring, K of a stage.
-    x : str
-        Where the codes of x are: in "memory", "staged" in shared memory, or made there by every block: "fused".
-    rows : int
-        Of x, which a fused kernel is compiled for; 0 for any.
-    split : int
-        Teams that are two, each with half of the tiles of x; only where x is "staged".
-    each : int
-        Rows of x of a part, where blocks side by side have different ones; 0: all of them.
-    """
-
-    tiles: int
+    tiles: int  # of 8 rows of x
+    # group, teams, stages, span: warps of a team, teams of a block, stages of a warp's ring, K of a stage
     group: int
     teams: int
     stages: int
     span: int = 256
+    # where the codes of x are: in "memory", "staged" in shared memory, or made there by every block: "fused"
     x: str = "memory"
-    rows: int = 0
-    split: int = 0
-    each: int = 0
+    rows: int = 0  # of x, which a fused kernel is compiled for; 0 for any
+    split: int = 0  # teams that are two, each with half of the tiles of x; only where x is "staged"
+    each: int = 0  # rows of x of a part, where blocks side by side have different ones; 0: all of them
 
     def ring(self, lay: PackedLayout) -> int:
         """Bytes of shared memory for weights."""
@@ -71,7 +57,7 @@ class FewCodes(NamedTuple):
         parts: list[Parameter] = []
         if not fused:
             parts = [("i32", each), ("i64", activations.places(lay, each, k, form_of(lay)).nbytes)]
-        x: list[Parameter] = [("i64", v) for v in case.x] if fused else ["ptr", "ptr"]
+        x: list[Parameter] = longs(*case.x) if fused else ["ptr", "ptr"]
         defines: dict[str, object] = {
             **macros(lay), "SUMS": activations.sums_kind(lay), "TYPES": case.types, "STAGES": self.stages,
             "SPAN_K": self.span, "NT": self.tiles, "SPLIT": self.split, "GROUP": self.group, "TEAMS": self.teams,
@@ -80,7 +66,7 @@ class FewCodes(NamedTuple):
         }  # fmt: skip
         made = function_of("quant/integers/few.cu", "quant_int", device, defines)
         return made.bind(
-            ["ptr", "ptr", *x, "ptr", "ptr", *case.steps, *(("i32", v) for v in (m, n, k)), *parts],
+            ["ptr", "ptr", *x, "ptr", "ptr", *case.steps, *ints(m, n, k), *parts],
             grid=(-(-n // (ROWS * self.teams)), -(-each // (8 * self.tiles)), -(-m // each)),
             block=(32 * self.group * (self.teams + self.split),), shared=self.ring(lay) + x_bytes(lay, each, k, self.x),
             pdl=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...driver.kernel import Bound
+from ...driver.kernel import Bound, ints
 from ...driver.nvrtc import function_of
 from ...gemm.model import H200, Gpu, together
 from ..case import QuantCase
@@ -18,27 +18,18 @@ SHARED = 224 * 1024
 
 
 class ManyCodes(NamedTuple):
-    """How quant/integers/many.cu shares out many rows of x.
+    """How quant/integers/many.cu shares out many rows of x."""
 
-    Attributes
-    ----------
-    tiles_w, tiles_x : int
-        A warp's tiles of 16 rows of W and of 8 rows of x.
-    warps_w, warps_x : int
-        Warps along both.
-    stages, span : int
-        Stages of the ring, and K of a stage.
-    blocks : int
-        Of a multiprocessor at once.
-    """
-
+    # tiles_w, tiles_x: a warp's tiles of 16 rows of W and of 8 rows of x
     tiles_w: int
     tiles_x: int
+    # warps_w, warps_x: warps along both
     warps_w: int
     warps_x: int
+    # stages, span: stages of the ring, and K of a stage
     stages: int
     span: int = 256
-    blocks: int = 1
+    blocks: int = 1  # of a multiprocessor at once
 
     @property
     def producer(self) -> bool:
@@ -60,7 +51,7 @@ class ManyCodes(NamedTuple):
         made = function_of("quant/integers/many.cu", "quant_int_many", device, defines)
         tiles = -(-n // (ROWS * self.tiles_w * self.warps_w)) * -(-m // (8 * self.tiles_x * self.warps_x))
         return made.bind(
-            [*["ptr"] * 6, *case.steps, *(("i32", v) for v in (m, n, k))], grid=(tiles, 1),
+            [*["ptr"] * 6, *case.steps, *ints(m, n, k)], grid=(tiles, 1),
             block=(32 * self.warps_w * self.warps_x + (128 if self.producer else 0),),
             shared=self.stages * stage_bytes(lay, self), pdl=True,
         )  # fmt: skip

@@ -6,23 +6,24 @@ kernel for codes of x is one of its own, quant/integers/codes_wide.cu. No config
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...driver import facts
+from ...driver.kernel import Bound, ints
 from ...driver.nvrtc import function_of
 from ...driver.tensormap import encoder
 from ...driver.wgmma import mma
 from ...gemm.model import H200, Gpu, together
 from ..case import QuantCase
 from ..layout import ROWS, STEP, PackedLayout, layout, macros
-from ..many import tiles_map
+from ..many import REGISTERS as FEWER
+from ..many import SHARED, grouped, maps_of
 from .activations import FLOAT, PAIRS, sums_kind
 
 __all__ = ["WideCodes", "legal", "options"]
 
-SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
-REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}  # of the producer and of consumers, by warpgroups
+REGISTERS = FEWER | {4: (24, 112)}
 # A model of the time, fitted to 1,372 timings of 180 products on an H200, in us: to 64 of K of a wave of tiles, by
 # warpgroups, and for each row of x in it. True: super-blocks.
 COSTS = {
@@ -34,25 +35,12 @@ CODES, MEMORY = 8e5, 600.0  # values of x a us that become codes; bytes a us of 
 NONE = ("Q5_K", "Q6_K")  # products s q too large for sums over much of K: `ManyCodes`
 
 
-Product = Callable[[int, int, int, int, int, int, int], None]
-
-
 class WideCodes(NamedTuple):
-    """How quant/integers/wide.cu shares out rows.
+    """How quant/integers/wide.cu shares out rows."""
 
-    Attributes
-    ----------
-    warpgroups : int
-        Consumers, each with 64 rows of W.
-    cols : int
-        Rows of x of a tile.
-    stages : int
-        Of the ring, each with 64 of K.
-    """
-
-    warpgroups: int
-    cols: int
-    stages: int
+    warpgroups: int  # consumers, each with 64 rows of W
+    cols: int  # rows of x of a tile
+    stages: int  # of the ring, each with 64 of K
 
     @property
     def rows(self) -> int:
@@ -78,10 +66,10 @@ class WideCodes(NamedTuple):
         """Of the codes of x that it takes."""
         return "float16"
 
-    def bind(self, case: QuantCase, device: int) -> Product:
+    def bind(self, case: QuantCase, device: int) -> Bound:
         """``launch(stream, w, codes, scales, sums, out, bias)``."""
         (m, n, k), lay, here = (case.m, case.n, case.k), layout(case.format), facts.device(device)
-        span, kind, pieces = lay.record_k // STEP, sums_kind(lay), self.pieces(lay)
+        span, kind, pieces = lay.span, sums_kind(lay), self.pieces(lay)
         producer, consumer = REGISTERS[self.warpgroups]
         defines: dict[str, object] = {
             "WARPGROUPS": self.warpgroups, "BN": self.cols, "STAGES": self.stages, "SUMS": kind, "TYPES": case.types,
@@ -90,15 +78,13 @@ class WideCodes(NamedTuple):
         before = mma("f16", self.cols // pieces["HALVES"], registers=True)
         made = function_of("quant/integers/wide.cu", "quant_int_wide", device, defines, before=before)
         tiles_w, tiles_x = -(-n // self.rows), -(-m // self.cols)
-        group = max(1, min(tiles_x, 16 * 2**20 // (2 * k * self.cols)))  # x of these stays in L2
-        ints = (m, n, -(-k // STEP), tiles_w, tiles_x, group)
+        sizes = (m, n, -(-k // STEP), tiles_w, tiles_x, grouped(tiles_x, k, self.cols))
         bound = made.bind(
-            [*["map"] * 5, "ptr", "ptr", *case.steps, *(("i32", v) for v in ints)],
+            [*["map"] * 5, "ptr", "ptr", *case.steps, *ints(*sizes)],
             grid=(min(tiles_w * tiles_x, here.multiprocessors),), block=(128 * (self.warpgroups + 1),),
             shared=shared(lay, self), pdl=True,
         )  # fmt: skip
-        map_w = tiles_map(lay, n, k, self.rows, lay.step_bytes if span > 1 else lay.record_bytes)
-        map_s = tiles_map(lay, n, k, self.rows, lay.record_bytes - lay.floats) if span > 1 else map_w
+        map_w, map_s = maps_of(lay, n, k, self.rows)
         map_x = encoder("float16", sizes=(1, m, k), strides=(m * k, k, 1), box=(1, self.cols, STEP), promotion=256)
         doubled = 2 if kind == FLOAT else 1
         lines, rows = -(-k // lay.format.block) * doubled, _up(m, 16)
@@ -123,13 +109,12 @@ def _up(value: int, step: int) -> int:
 
 def shared(lay: PackedLayout, c: WideCodes) -> int:
     """Bytes of dynamic shared memory."""
-    span, tiles, kind = lay.record_k // STEP, c.rows // ROWS, sums_kind(lay)
-    codes = lay.step_bytes if span > 1 else lay.record_bytes
+    span, tiles, kind = lay.span, c.rows // ROWS, sums_kind(lay)
     lines = 0 if span > 1 else 4 if kind == FLOAT else 2
-    stage = _up(c.cols * 128 + _up(tiles * codes, 128) + lines * c.cols * 4, 1024)
+    stage = _up(c.cols * 128 + _up(tiles * lay.code_bytes, 128) + lines * c.cols * 4, 1024)
     slots = (c.stages + 2 * span) // span if span > 1 else 0
     sums = c.cols * 32 if kind == PAIRS else 0
-    slot = _up(sums + _up(c.cols * 4, 128) + tiles * (lay.record_bytes - lay.floats), 256)
+    slot = _up(sums + _up(c.cols * 4, 128) + tiles * lay.scale_bytes, 256)
     return 1024 + c.stages * stage + slots * slot
 
 

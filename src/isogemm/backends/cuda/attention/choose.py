@@ -13,8 +13,6 @@ from .hopper import HopperAttention
 from .ranged import RangedAttention, together
 from .walk import LeafAttention, SplitAttention, WalkAttention
 
-__all__ = ["KERNELS", "admitted_run", "ranged_run", "ranked"]
-
 # A new kernel is its file and a row here.
 KERNELS: dict[str, Attention] = {
     "hopper": HopperAttention(),

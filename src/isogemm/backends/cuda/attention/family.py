@@ -14,8 +14,6 @@ from ..driver.nvrtc import function_of
 from .case import AttentionCase
 from .trial import try_kernel
 
-__all__ = ["Attention", "Run", "blocks_of", "ints", "loaded", "longs", "macros", "mask_defines", "terms"]
-
 Run = Callable[..., None]  # (stream, q, k, v, mask, start, stop, y, stats)
 
 

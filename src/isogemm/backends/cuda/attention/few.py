@@ -12,8 +12,6 @@ from .family import Run, ints, loaded, longs, mask_defines
 from .hopper import CHUNK, HopperAttention, chunks_of, map_of
 from .meet import meet_defines, met
 
-__all__ = ["FewAttention"]
-
 
 class FewAttention(HopperAttention):
     """Sums of leaves go to memory, for their meeting, unless there is but one leaf."""

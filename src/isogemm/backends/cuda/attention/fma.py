@@ -11,8 +11,6 @@ from ..driver.kernel import Parameter
 from .case import AttentionCase
 from .family import Attention, Run, blocks_of, ints, loaded, longs, mask_defines
 
-__all__ = ["ROWS", "FmaAttention"]
-
 ROWS = 32  # queries of a block
 
 

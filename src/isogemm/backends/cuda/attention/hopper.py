@@ -13,8 +13,6 @@ from .case import AttentionCase, Strided, steps_of
 from .family import Attention, Run, ints, loaded, longs, mask_defines
 from .walk import WalkAttention
 
-__all__ = ["CHUNK", "HopperAttention", "chunks_of", "map_of"]
-
 CHUNK = 16384
 WARPGROUPS = 2
 

@@ -11,8 +11,6 @@ from ..driver.workspace import workspace
 from .case import AttentionCase
 from .family import Run, ints, loaded, longs
 
-__all__ = ["meet_defines", "met"]
-
 
 def meet_defines(case: AttentionCase, meets: bool) -> dict[str, Any]:
     """Its macros, for the text of the code of a kernel; none where nothing meets."""

@@ -25,8 +25,6 @@ from .fma import ROWS, FmaAttention
 from .trial import NATIVE, Contents, by_definition, compared, contents, outputs, shrunk, windows
 from .walk import WalkAttention, triton_facts
 
-__all__ = ["Lines", "RangedAttention", "lines_of", "one_range", "together"]
-
 
 class Lines(NamedTuple):
     """Lines of a mask that are different: [batch entries, heads, tokens], 1 where one serves all."""

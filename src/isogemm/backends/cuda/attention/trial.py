@@ -20,18 +20,6 @@ from ....contract.attention import LEAF, attention, factor
 from ....planner.bench import POISON, Bench, among_poison, beside, difference, words_of
 from .case import AttentionCase, Strided, steps_of
 
-__all__ = [
-    "TriedAttention",
-    "by_definition",
-    "compared",
-    "contents",
-    "outputs",
-    "posed",
-    "shrunk",
-    "try_kernel",
-    "windows",
-]
-
 Array = NDArray[Any]
 Run = Callable[..., None]
 Masks = Callable[[np.random.Generator, AttentionCase, tuple[int, ...]], Array]

@@ -10,8 +10,6 @@ from .case import MOST_SUMS, AttentionCase, steps_of
 from .family import Attention, Run, mask_defines, terms
 from .meet import meet_defines, met
 
-__all__ = ["LeafAttention", "SplitAttention", "WalkAttention", "triton_facts", "triton_text"]
-
 TypesAndValues = tuple[
     dict[str, str], dict[str, Any], tuple[str, ...], dict[str, Any], dict[str, float]
 ]  # of parameters, constants, what is a multiple of 16, options, and values that are fixed

@@ -32,8 +32,6 @@ from .nvrtc import CompileError
 from .tensormap import Encoder, encoder
 from .waiting import waits
 
-__all__ = ["Built", "Descriptor", "Resources", "build"]
-
 SCALARS = {"fp32": "f32", "f32": "f32", "fp64": "f64", "i1": "i1", "u1": "i1"} | {
     f"{sign}{bits}": f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64)
 }

@@ -11,8 +11,6 @@ from ....problem.product import alignment
 from ..gemm.fp32 import ADD_BIAS
 from .layout import Packed
 
-__all__ = ["QuantCase", "case_of", "dtype_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class QuantCase:

@@ -19,8 +19,6 @@ from typing import Any
 from .....errors import OptionError
 from .call import COMPUTE_32F, DATA_TYPE, CublasCall, Descriptors, binding, set_attribute
 
-__all__ = ["Algorithm", "Found", "check", "enumerate_algorithms", "heuristic", "settings", "shortlist"]
-
 ALGORITHM_BYTES = 64  # cublasLtMatmulAlgo_t
 WORKSPACES = (0, 4 << 20, 32 << 20)
 CLUSTERS = (0, 2, 3, 5)  # automatic, 1x1, 2x1, 1x2: a tile that none of them suits is not looked at further

@@ -28,8 +28,6 @@ from ..hopper.model import resident
 from .case import GroupedCase
 from .trial import try_grouped
 
-__all__ = ["Grouped", "GroupedLaunch"]
-
 MOST = 1024  # groups: their tables lie in shared memory, beside the ring
 ROOM = SHARED - 1024 - 8 * (MOST + 2)
 LARGEST = 2**30  # of an extent, and of all tiles: the kernel counts in 32 bits

@@ -8,19 +8,6 @@ from dataclasses import dataclass
 from .....base.dtypes import CODE
 from .....problem.product import Product, Strides
 
-__all__ = [
-    "OPERANDS",
-    "SHARED",
-    "Geometry",
-    "HopperConfig",
-    "HopperSide",
-    "fits",
-    "geometry",
-    "leaf_of",
-    "levels_of",
-    "serves",
-]
-
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
 TEXT = re.compile(r"(w?)(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d)x(\d))?( pp)?(?: o(\d))?(?: g(\d+))?( e)?")

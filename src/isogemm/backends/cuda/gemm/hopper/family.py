@@ -31,8 +31,6 @@ from .config import OPERANDS, Geometry, HopperConfig, HopperSide, geometry, leaf
 from .model import expected, ranked, resident
 from .palette import PALETTE
 
-__all__ = ["Hopper", "source"]
-
 
 class Hopper(ProductFamily):
     """The family; see the text of this module."""

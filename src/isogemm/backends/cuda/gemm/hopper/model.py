@@ -16,8 +16,6 @@ from .....problem.product import Product
 from ..model import H200, Gpu, Tiling, microseconds
 from .config import SHARED, HopperConfig, fits, geometry, leaf_of, levels_of, serves
 
-__all__ = ["expected", "ranked", "resident"]
-
 
 def resident(c: HopperConfig, multiprocessors: int) -> int:
     """Clusters that run at once: multiprocessors come in groups of 16 or 18, and a cluster stays inside of one."""

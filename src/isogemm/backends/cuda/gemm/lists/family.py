@@ -19,8 +19,6 @@ from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver.facts import is_capturing
 from ..tile.family import Tile, arch, flags, unit
 
-__all__ = ["FAMILY", "fill", "run_items", "uniform"]
-
 FIELDS = 15  # of kernels.items, which is not imported here: it needs Triton
 # By mean rows an item; measured on an H200, 2026-11-21, as strided products of the same tiles.
 CONFIGS = {16: "w64 x16 k128 s4 n4", 32: "w64 x32 k64 s4 n4", 64: "w64 x64 k64 s4 n4", 2**62: "x128 w128 k64 s4 n8"}

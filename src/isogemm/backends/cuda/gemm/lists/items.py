@@ -12,8 +12,6 @@ import triton.language as tl
 
 from ..tile.tile import order_tiles, tile
 
-__all__ = ["FIELDS", "items"]
-
 FIELDS = 15
 _FIELDS = tl.constexpr(FIELDS)
 

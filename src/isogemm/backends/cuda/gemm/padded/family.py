@@ -24,8 +24,6 @@ from ..hopper.family import Hopper
 from ..hopper.model import expected
 from ..model import copying, gpu_of
 
-__all__ = ["Copy", "Padded", "padded"]
-
 HOPPER = Hopper()
 THREADS, BLOCKS = 256, 16  # of a block; blocks to a multiprocessor
 WORDS = 2**31  # of 16 bytes, in an operand: more than the kernel counts

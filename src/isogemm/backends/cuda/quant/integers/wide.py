@@ -19,8 +19,6 @@ from ..layout import ROWS, STEP, PackedLayout, layout, macros
 from ..many import tiles_map
 from .activations import FLOAT, PAIRS, sums_kind
 
-__all__ = ["WideCodes", "legal", "options"]
-
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}  # of the producer and of consumers, by warpgroups
 # A model of the time, fitted to 1,372 timings of 180 products on an H200, in us: to 64 of K of a wave of tiles, by

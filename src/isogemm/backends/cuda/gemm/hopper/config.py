@@ -22,7 +22,7 @@ class HopperConfig:
     swapped : bool
         B is the kernel's first operand: its rows are the product's columns.
     rows, cols, depth : int
-        Of a block's tile; `depth` in elements of 2 bytes.
+        Of a block's tile; fewer than 64 rows are part of an instruction's. `depth` in elements of 2 bytes.
     stages, cm, cn, pingpong, occupancy, group, evict
         As in the text of hopper.py.
     """
@@ -63,12 +63,12 @@ class HopperConfig:
     @property
     def warpgroups(self) -> int:
         """Consumers: one for 64 rows, up to three; two own 128 rows each where there are 256, or alternate tiles."""
-        return 2 if self.pingpong or self.rows == 256 else self.rows // 64
+        return 2 if self.pingpong or self.rows == 256 else -(-self.rows // 64)
 
     @property
     def blocks(self) -> int:
         """Blocks of 64 rows that one consumer holds."""
-        return self.rows // 64 // (1 if self.pingpong else self.warpgroups)
+        return -(-self.rows // 64) // (1 if self.pingpong else self.warpgroups)
 
     @property
     def threads(self) -> int:
@@ -161,7 +161,7 @@ class Geometry:
         """Bytes of `shared` that no stage holds."""
         c = self.config
         spilled = (c.accumulators - c.totals(leaf)) * 512 * c.warpgroups if leaf else 0
-        over = max(0, c.rows - self.x_rows) * 128  # what the last instructions read beyond a short operand
+        over = max(0, max(64, c.rows) - self.x_rows) * 128  # what the last instructions read beyond a short operand
         return 1024 + spilled + over
 
     def tiles(self) -> tuple[int, int]:
@@ -226,7 +226,8 @@ def fits(p: Product, c: HopperConfig) -> bool:
     g = geometry(p, c)
     if g is None or c.depth % 64 or c.stages < 2 or c.cluster > 8 or not {c.cm, c.cn} <= {1, 2, 4, 8}:
         return False
-    tiles = (64, 128) if c.pingpong else (64, 128, 192, 256)
+    short = () if g.x.across else (16, 32)
+    tiles = (64, 128) if c.pingpong else (*short, 64, 128, 192, 256)
     leaf = leaf_of(p)
     registers = c.accumulators + c.totals(leaf > 0)
     room = {1: 192, 2: 192, 3: 96}[c.warpgroups] if c.occupancy == 1 else 80

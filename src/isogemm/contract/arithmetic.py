@@ -15,8 +15,6 @@ from numba.extending import intrinsic
 
 from ..base.jit import njit
 
-__all__ = ["EXPONENT_FLOOR", "fma_chain", "fma_elements", "fused_chain"]
-
 # Terms are never aligned to a smaller exponent than this: measured on an H200 with sums about 2**-149, where -134 and
 # -132 both miss bits. See docs/design/0002-tensor-core-model.md.
 EXPONENT_FLOOR = -133

@@ -32,8 +32,6 @@ from ml_dtypes import finfo
 from .reference import canonical, evaluate
 from .rows import _fma, _horner, _pinned
 
-__all__ = ["EXP2_SHIFT", "EXP2_TERMS", "LEAF", "LOG2E", "attention", "exp2", "factor", "gradient_steps", "ranges"]
-
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Places = npt.NDArray[np.int64]

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from .spec import ARITHMETICS, Order
 
-__all__ = ["GoldenCase", "cases", "combinations", "data_path", "epilogue_operands", "expected", "operands", "start"]
-
 Array = NDArray[Any]
 Words = NDArray[np.uint64]
 

@@ -23,37 +23,6 @@ from ..base.floating import ieee_defaults
 from . import arithmetic
 from .reference import canonical
 
-__all__ = [
-    "LANES",
-    "OPERATIONS",
-    "Operation",
-    "Result",
-    "RowOperand",
-    "add",
-    "add_rms_norm",
-    "chain",
-    "exp",
-    "lane_sum",
-    "layer_norm",
-    "layer_norm_back",
-    "log",
-    "log_softmax",
-    "log_softmax_back",
-    "mean",
-    "norm_rope",
-    "rms_norm",
-    "rms_norm_back",
-    "rope",
-    "rounded",
-    "sigmoid",
-    "silu",
-    "silu_mul",
-    "silu_mul_back",
-    "softmax",
-    "softmax_back",
-    "sum_row",
-]
-
 Row = npt.NDArray[np.float32]
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,8 +16,6 @@ from typing import Literal, cast
 from ..errors import ContractError
 from .modes import MEANT
 
-__all__ = ["ARITHMETICS", "Arithmetic", "Contract", "ContractLike", "Order", "as_contract"]
-
 TREE_LEAVES = (2, 4, 8, 16)
 LANES = 32  # of a SIMD group on most GPUs; on all others, and on CPUs, they are virtual
 

@@ -22,8 +22,6 @@ import numpy as np
 from ..base import arguments
 from ..errors import OptionError, ShapeError
 
-__all__ = ["FORMATS", "BlockFormat", "Field", "format_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Field:

@@ -13,8 +13,6 @@ from ..base.extras import require_extra
 from ..errors import FormatError, IsogemmError, ShapeError
 from .blocks import FORMATS, format_of
 
-__all__ = ["package", "read"]
-
 
 def package() -> Any:
     """The ``gguf`` package.

@@ -15,8 +15,6 @@ import numpy.typing as npt
 from ..contract.int32 import Codes
 from .blocks import BlockFormat
 
-__all__ = ["decode", "dequantize"]
-
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 

@@ -13,19 +13,6 @@ from ..base.dtypes import BFLOAT16, DTYPES
 from ..errors import DTypeError, FormatError, LayoutError, LimitError, ShapeError
 from .blocks import BlockFormat
 
-__all__ = [
-    "Unmarked",
-    "check_into",
-    "checked_shape",
-    "in_blocks",
-    "prefix",
-    "rows_of",
-    "too_large",
-    "unquantizable",
-    "writable",
-    "wrong_stride",
-]
-
 Array = npt.NDArray[Any]
 
 

@@ -24,8 +24,6 @@ from .driver import facts
 from .gemm import list_calls
 from .gemm.execute import Executor
 
-__all__ = ["CudaDevice", "count", "current", "open_device", "planner", "recall", "recall_items", "reload", "usable"]
-
 Array = NDArray[Any]
 COLUMNS = {
     "quant": "quant.products",

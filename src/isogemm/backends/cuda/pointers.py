@@ -16,8 +16,6 @@ from ...operands.prepared import MatrixList
 from ...operands.views import view
 from .driver.facts import Pointer, pointer
 
-__all__ = ["PointerArray"]
-
 Array = NDArray[Any]
 
 

@@ -26,6 +26,8 @@ TEXTS = (
     "64x48x128 s4 c1x2 g4",
     "128x128x64 s4 pp",
     "64x32x256 s2 o2 e",
+    "16x16x256 s8",
+    "w32x48x256 s5 c2x4 e",
 )
 
 
@@ -56,6 +58,9 @@ def test_configurations_of_the_text_are_legal(text):
         ("256x256x64 s2", "registers"),
         ("192x256x64 s2", "registers of three consumers"),
         ("96x64x64 s4", "rows in blocks of 64"),
+        ("8x64x64 s4", "a tile of eight rows"),
+        ("16x64x64 s4 pp", "alternate tiles of 16 rows"),
+        ("16x64x64 s4 c1x4", "quarters of 16 rows in eights"),
         ("128x72x64 s4 c2x1", "halves of a tile in eights"),
         ("128x64x96 s4", "K in lines of 128 bytes"),
         ("128x64x64 s1", "one stage"),
@@ -95,6 +100,29 @@ def test_products_that_the_kernels_cannot_read_are_refused(change):
     assert HOPPER.configs(product) == ()
 
 
+def test_short_tiles_are_of_rows_along_k():
+    assert HOPPER.supports(PLAIN, "16x64x64 s4")
+    assert not HOPPER.supports(replace(PLAIN, a=Strides(1, 512)), "16x64x64 s4")
+    assert HOPPER.supports(replace(PLAIN, a=Strides(1, 512)), "w16x64x64 s4")
+
+
+def _narrow(m: int, n: int, k: int, b: Strides) -> Product:
+    return replace(PLAIN, m=m, n=n, k=k, a=Strides(k, 1), b=b, out=Strides(n, 1))
+
+
+def test_a_long_walk_of_few_tiles_is_offered_short_tiles_and_clusters():
+    listed = [HopperConfig.parse(text) for text in HOPPER.configs(_narrow(56, 512, 25472, Strides(1, 25472)))]
+    assert min(c.rows for c in listed) < 64
+    assert any(c.cluster > 2 for c in listed)
+    for product in (_narrow(56, 512, 1024, Strides(1, 1024)), _narrow(2000, 8192, 8192, Strides(1, 8192))):
+        listed = [HopperConfig.parse(text) for text in HOPPER.configs(product)]
+        assert min(c.rows for c in listed) >= 64
+        assert all(c.cluster <= 2 for c in listed)
+    # What lies across K was no faster in clusters.
+    across = HOPPER.configs(_narrow(56, 512, 25472, Strides(512, 1)))
+    assert all(HopperConfig.parse(text).cluster == 1 for text in across)
+
+
 def test_leaves_need_whole_stages_and_room_for_their_totals():
     leaf = replace(PLAIN, contract=LEAF)
     assert HOPPER.supports(leaf, "128x256x64 s3")
@@ -128,7 +156,8 @@ def test_listed_configurations_are_legal_and_fit(size, contract):
 def test_clusters_stay_inside_their_group_of_multiprocessors():
     assert resident(HopperConfig.parse("128x256x64 s4"), 132) == 132
     assert resident(HopperConfig.parse("128x256x64 s4 c2x1"), 132) == 66
-    assert resident(HopperConfig.parse("64x64x64 s4 c2x2"), 132) == 32
+    assert resident(HopperConfig.parse("64x64x64 s4 c2x2"), 132) == 30
+    assert resident(HopperConfig.parse("64x64x64 s4 c2x4"), 132) == 15
     assert resident(HopperConfig.parse("64x32x64 s4 o2"), 132) == 264
 
 
@@ -166,6 +195,10 @@ CONFIGS = (
     "w128x160x64 s4 c1x2",
     "64x32x128 s4 o2",
     "192x96x64 s4",
+    "16x24x256 s6 c1x2",
+    "32x48x128 s4 c2x4",
+    "w32x64x256 s2 e",
+    "w64x24x128 s6 c1x8",
 )
 
 
@@ -268,5 +301,6 @@ def test_walks_that_start_from_c(config, contract):
             same(got, expected(a, b, str(contract), c=c, out_dtype="float32"), config)
             ran += 1
     # Columns of B that are contiguous come in lines of 64; a narrower tile has no room for one.
-    narrow = config in ("64x24x128 s8", "w64x16x128 s8 e", "64x32x128 s4 o2")
+    # Nor have tiles of fewer than 64 rows.
+    narrow = config in CONFIGS[-4:] or config in ("64x24x128 s8", "w64x16x128 s8 e", "64x32x128 s4 o2")
     assert bool(ran) != narrow

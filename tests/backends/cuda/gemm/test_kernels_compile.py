@@ -193,6 +193,8 @@ HOPPER = {
     "256x64x64 s5 c1x2": begun(pose("NN")),
     "192x128x64 s4": pose("TT", "float16"),
     "64x48x128 s4 c1x2 g4": full(pose(dtype="float16", batch=3)),
+    "16x24x256 s6 c1x2": full(pose()),
+    "w32x48x128 s4 c2x4": begun(pose("TT")),
 }
 
 

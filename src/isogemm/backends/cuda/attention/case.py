@@ -8,8 +8,6 @@ from typing import NamedTuple
 from ....contract.attention import LEAF, factor
 from ..driver import facts
 
-__all__ = ["AttentionCase", "Strided", "steps_of"]
-
 MOST_SUMS = 2**28  # bytes of leaves' sums
 
 

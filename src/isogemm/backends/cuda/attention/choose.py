@@ -6,14 +6,13 @@ from ....errors import OptionError
 from ....planner.choose import Option, choose
 from ..driver.machine import admissions
 from .case import AttentionCase
-from .family import Attention, Run
+from .family import Attention
 from .few import FewAttention
 from .fma import FmaAttention
 from .hopper import HopperAttention
 from .ranged import RangedAttention, together
+from .trial import Run
 from .walk import LeafAttention, SplitAttention, WalkAttention
-
-__all__ = ["KERNELS", "admitted_run", "ranged_run", "ranked"]
 
 # A new kernel is its file and a row here.
 KERNELS: dict[str, Attention] = {

@@ -14,8 +14,6 @@ from ..driver.nvrtc import function_of
 from .case import AttentionCase
 from .trial import Run, try_kernel
 
-__all__ = ["Attention", "Run", "blocks_of", "edges", "loaded", "macros", "mask_defines", "padded", "terms"]
-
 
 class Attention:
     """A family of one kernel; what is here fits most of them."""

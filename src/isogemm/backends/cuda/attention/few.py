@@ -9,11 +9,10 @@ from ....base.dtypes import CODE
 from ....contract.attention import LEAF
 from ..driver.kernel import ints, longs
 from .case import MOST_SUMS, AttentionCase, steps_of
-from .family import Run, loaded, mask_defines
+from .family import loaded, mask_defines
 from .hopper import CHUNK, HopperAttention, chunks_of, map_of
 from .meet import meet_defines, met
-
-__all__ = ["FewAttention"]
+from .trial import Run
 
 
 class FewAttention(HopperAttention):

@@ -9,9 +9,8 @@ from ....base.dtypes import CODE
 from ....contract.attention import LEAF
 from ..driver.kernel import Parameter, ints, longs
 from .case import AttentionCase
-from .family import Attention, Run, blocks_of, edges, loaded, mask_defines
-
-__all__ = ["ROWS", "FmaAttention"]
+from .family import Attention, blocks_of, edges, loaded, mask_defines
+from .trial import Run
 
 ROWS = 32  # queries of a block
 

@@ -11,10 +11,9 @@ from ..driver.kernel import ints, longs
 from ..driver.tensormap import Encoder, encoder
 from ..driver.wgmma import mma
 from .case import AttentionCase, Strided, steps_of
-from .family import Attention, Run, edges, loaded, mask_defines
+from .family import Attention, edges, loaded, mask_defines
+from .trial import Run
 from .walk import WalkAttention
-
-__all__ = ["CHUNK", "HopperAttention", "chunks_of", "map_of"]
 
 CHUNK = 16384
 WARPGROUPS = 2

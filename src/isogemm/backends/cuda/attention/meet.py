@@ -9,9 +9,8 @@ from ....base.dtypes import CODE
 from ..driver.kernel import Parameter, ints, longs
 from ..driver.workspace import workspace
 from .case import AttentionCase
-from .family import Run, loaded
-
-__all__ = ["meet_defines", "met"]
+from .family import loaded
+from .trial import Run
 
 
 def meet_defines(case: AttentionCase, meets: bool) -> dict[str, Any]:

@@ -22,12 +22,10 @@ from ..driver.kernel import ints, longs
 from ..driver.triton_build import build
 from ..driver.workspace import workspace
 from .case import AttentionCase
-from .family import Attention, Run, blocks_of, loaded, mask_defines
+from .family import Attention, blocks_of, loaded, mask_defines
 from .fma import ROWS, FmaAttention
-from .trial import NATIVE, Contents, by_definition, compared, contents, outputs, shrunk, windows
+from .trial import NATIVE, Contents, Run, by_definition, compared, contents, outputs, shrunk, windows
 from .walk import WalkAttention, triton_facts
-
-__all__ = ["Lines", "RangedAttention", "lines_of", "one_range", "together"]
 
 
 class Lines(NamedTuple):

@@ -21,8 +21,6 @@ from .choose import admitted_run, ranged_run
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["forward"]
-
 MAX_HEAD = 256
 MOST = 2**31 - 2**10  # queries and keys that the kernels can count
 _plans: Seen[Callable[..., None]] = Seen(4096)

@@ -23,8 +23,6 @@ from .family import compiled, macros
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KERNEL", "Steps", "StepsCase", "launch", "steps"]
-
 THREADS = 256
 SHAPES = ((2, 3, 1), (3, 5, 1300))  # of trials: items, rows, keys; a block owns 1024 keys
 C = 0.18033688

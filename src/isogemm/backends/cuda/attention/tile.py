@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["attention"]
-
 LEAF = tl.constexpr(128)
 LEAST = tl.constexpr(-127.0)
 SHIFT = tl.constexpr(12583039.0)  # 1.5 * 2**23 + 127

@@ -21,18 +21,6 @@ from ....planner.bench import POISON, Bench, among_poison, beside, difference, w
 from ....planner.family import Family
 from .case import AttentionCase, Strided, steps_of
 
-__all__ = [
-    "TriedAttention",
-    "by_definition",
-    "compared",
-    "contents",
-    "outputs",
-    "posed",
-    "shrunk",
-    "try_kernel",
-    "windows",
-]
-
 Array = NDArray[Any]
 Run = Callable[..., None]  # (stream, q, k, v, mask, start, stop, y, stats)
 Masks = Callable[[np.random.Generator, AttentionCase, tuple[int, ...]], Array]

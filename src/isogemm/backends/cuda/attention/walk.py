@@ -8,10 +8,9 @@ from typing import Any
 from ....base.dtypes import CODE, TRITON
 from ..driver.triton_build import build
 from .case import MOST_SUMS, AttentionCase, steps_of
-from .family import Attention, Run, mask_defines, padded, terms
+from .family import Attention, mask_defines, padded, terms
 from .meet import meet_defines, met
-
-__all__ = ["LeafAttention", "SplitAttention", "WalkAttention", "triton_facts", "triton_text"]
+from .trial import Run
 
 TypesAndValues = tuple[
     dict[str, str], dict[str, Any], tuple[str, ...], dict[str, Any], dict[str, float]

@@ -15,8 +15,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .tile import LEAF, finish, fold, leaf
 
-__all__ = ["attention_ranged"]
-
 
 @triton.jit
 def attention_ranged(q, k, v, mask, start, stop, y, stats, apart, order,

@@ -15,18 +15,6 @@ from typing import Any
 from ....errors import DeviceError
 from .libcuda import Driver, context, driver
 
-__all__ = [
-    "DeviceFacts",
-    "Pointer",
-    "count",
-    "current_stream",
-    "device",
-    "is_capturing",
-    "pointer",
-    "stamp",
-    "stream_getter",
-]
-
 MULTIPROCESSORS, L2_BYTES, MAJOR, MINOR, MAX_SHARED, MEMORY_KHZ, BUS_BITS = (
     16,
     38,

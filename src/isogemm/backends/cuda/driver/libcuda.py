@@ -12,8 +12,6 @@ from typing import Any
 
 from ....errors import DeviceError
 
-__all__ = ["Driver", "DriverError", "context", "driver", "relaxed"]
-
 _Pointer = POINTER(c_void_p)
 _Int, _Size = POINTER(c_int), POINTER(c_size_t)
 # Versioned names are the ones that cuda.h maps the plain names to.

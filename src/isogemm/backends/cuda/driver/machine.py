@@ -14,8 +14,6 @@ from ....planner.admission import Admissions
 from ....planner.records import Records
 from .facts import current_stream, is_capturing, stamp
 
-__all__ = ["Memory", "TorchMachine", "admissions", "forget"]
-
 _admissions: dict[int, Admissions] = {}
 _lock = threading.Lock()
 

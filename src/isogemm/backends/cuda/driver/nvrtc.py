@@ -23,8 +23,6 @@ from ....planner.family import NotCompiledError
 from . import facts, kernel
 from .waiting import waits
 
-__all__ = ["CompileError", "cache_directory", "compile_text", "function_of"]
-
 KERNELS = Path(__file__).parents[1]
 # Products and sums stay two operations, with two roundings, unless a kernel says fma.
 ALWAYS = ("--fmad=false",)

@@ -16,8 +16,6 @@ from ctypes import addressof, c_char, c_uint, c_uint64
 from ....errors import DTypeError, LayoutError, LimitError
 from .libcuda import INVALID_CONTEXT, Driver, DriverError, context, driver
 
-__all__ = ["Encoder", "encoder"]
-
 Encoder = Callable[[int], bytes]
 
 DTYPES = {  # CUtensorMapDataType and bytes

@@ -24,8 +24,6 @@ from .kernel import Bound, Kernel, Parameter, load
 from .nvrtc import CompileError
 from .waiting import waits
 
-__all__ = ["Built", "build"]
-
 SCALARS = {"fp32": "f32", "f32": "f32", "fp64": "f64", "i1": "i1", "u1": "i1"} | {
     f"{sign}{bits}": f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64)
 }

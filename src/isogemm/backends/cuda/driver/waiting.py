@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from ....base.background import ending
 
-__all__ = ["compiled_alone", "waits"]
-
 _this_thread = threading.local()
 
 

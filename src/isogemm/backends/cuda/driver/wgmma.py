@@ -7,8 +7,6 @@ registers.
 
 from __future__ import annotations
 
-__all__ = ["mma"]
-
 
 def mma(
     operand: str, n: int, *, name: str = "mma", registers: bool = False, x_across: bool = False, y_across: bool = False

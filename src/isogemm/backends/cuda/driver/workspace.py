@@ -10,8 +10,6 @@ from ....errors import LimitError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["workspace"]
-
 
 @functools.cache
 def _made_of(device: int) -> tuple[Any, Any, Any, type[Exception]]:

@@ -16,8 +16,6 @@ from ....problem.product import Launch, Product
 from ..driver.machine import admissions
 from .live import CudaLive
 
-__all__ = ["FAMILIES", "arithmetic_of", "choose", "chooser", "default_contract_of", "expected_us", "forget"]
-
 # The plain families first: in this order they are the last resort.
 FAMILIES: Families[ProductFamily] = Families(
     __package__,

@@ -20,8 +20,6 @@ from ....planner.relay import Relay
 from ....problem.product import Addresses, Product, Strides, alignment
 from ....problem.settings import Settings
 
-__all__ = ["Executor", "choose", "pose", "run_loop", "runner"]
-
 Array = NDArray[Any]
 
 

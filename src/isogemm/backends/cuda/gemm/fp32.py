@@ -8,8 +8,6 @@ from typing import NamedTuple
 from ....base.dtypes import CODE
 from ....problem.product import Product, Strides
 
-__all__ = ["Fp32Side", "aligned_side", "epilogue", "grid", "serves", "sides"]
-
 START, ADD_C, ADD_BIAS, VECTOR = 1, 2, 4, 8  # flags of include/fp32_epilogue.cu
 LIMIT = 2**31 - 256  # sizes are int in the kernels, and tiles may reach beyond them
 

@@ -20,8 +20,6 @@ from ....problem.product import Addresses, Product
 from .. import calls
 from ..pointers import PointerArray
 
-__all__ = ["call", "remember"]
-
 Counts = NDArray[np.int64]
 _entries: Seen[SeenList] = Seen(512)
 

@@ -27,8 +27,6 @@ from ..driver.nvrtc import function_of
 from ..driver.waiting import compiled_alone
 from .cublaslt import compare
 
-__all__ = ["CudaLive"]
-
 COLD = 2  # times the second-level cache
 PAUSE, EACH = 300_000, 80_000  # nanoseconds of a round, and for each kernel: enqueueing one took some 40 us
 SWITCH = 2e-5  # seconds that another thread may keep the GIL for, while a round is enqueued: each call gives it up

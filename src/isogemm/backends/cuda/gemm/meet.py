@@ -8,8 +8,6 @@ from ..driver.kernel import Bound, ints
 from ..driver.nvrtc import function_of
 from .fp32 import epilogue
 
-__all__ = ["meet_of", "pitched"]
-
 VALUES, THREADS, BLOCKS = 4, 256, 8  # of a thread at once; of a block; blocks to a multiprocessor
 
 

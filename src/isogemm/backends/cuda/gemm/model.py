@@ -18,8 +18,6 @@ from ....base.dtypes import ITEMSIZE
 from ....problem.product import Product
 from ..driver import facts
 
-__all__ = ["H200", "Gpu", "Tiling", "copying", "gpu_of", "joining", "microseconds", "together"]
-
 CYCLES = 1900.0  # of a microsecond: an H200 under load
 POWER = 2.87
 L2 = 4520.0 / 132  # bytes a cycle, for each multiprocessor

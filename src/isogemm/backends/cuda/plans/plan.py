@@ -19,8 +19,6 @@ from ....problem.forms import asked
 from ....problem.numeric import USUAL, AnyPlan, NumericPlan, is_packed, numeric_key, word
 from ....problem.product import Product
 
-__all__ = ["SCHEMA", "DevicePlan", "explain_offline", "explain_on", "roofline", "said"]
-
 SCHEMA = "isogemm.device_plan.v2"
 OTHERS = 3  # alternatives that are named on either side of the kernel
 NEAR = 4.0  # ratio of bounds within which a measured time is scaled: below, what a launch costs would be scaled too

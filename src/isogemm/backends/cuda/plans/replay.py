@@ -20,8 +20,6 @@ from ..gemm import choose as products
 from ..gemm.execute import pose
 from ..gemm.lists import family as lists
 
-__all__ = ["run"]
-
 
 def run(plan: Any, *operands: Any) -> Any:
     """See `DevicePlan.run`."""

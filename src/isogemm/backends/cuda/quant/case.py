@@ -12,8 +12,6 @@ from ..driver.kernel import Parameter, longs
 from ..gemm.fp32 import ADD_BIAS
 from .layout import Packed
 
-__all__ = ["QuantCase", "case_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class QuantCase:

@@ -23,8 +23,6 @@ from .family import QuantRun
 from .layout import FORMATS, ROWS, Packed, layout
 from .pack import pack, settle
 
-__all__ = ["DeviceCopy", "adopt", "upload"]
-
 ALIGN = 128  # of a copy's address
 
 

@@ -22,8 +22,6 @@ from .pack import lay_out
 from .single import Single, serves
 from .trial import try_dequantize
 
-__all__ = ["KERNEL", "bind", "dequantize", "run"]
-
 WARPS = 8
 WAVES = 8  # blocks to a multiprocessor
 

@@ -17,8 +17,6 @@ from .case import QuantCase
 from .kernel import QuantKernel
 from .layout import Packed
 
-__all__ = ["FAMILIES", "QuantRun", "choose"]
-
 # Of a path, and without models of their time, the fastest first.
 FAMILIES: Families[QuantKernel] = Families(
     __package__,

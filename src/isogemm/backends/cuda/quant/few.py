@@ -20,8 +20,6 @@ from .case import QuantCase
 from .kernel import Launch, RoundedKernel, filling
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 
-__all__ = ["KERNEL", "MOST", "FewConfig", "configure"]
-
 MOST = 32  # rows of x of a block
 PARTS = 8  # of rows of x, side by side
 SHARED = 227 * 1024  # bytes of dynamic shared memory that a block may have

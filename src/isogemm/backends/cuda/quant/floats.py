@@ -20,8 +20,6 @@ from .case import QuantCase
 from .kernel import Launch, QuantKernel
 from .layout import ROWS, STEP, Packed, PackedLayout, layout, macros
 
-__all__ = ["FEW", "KERNEL"]
-
 FEW = 8
 """Rows of x up to which weights are dequantized in registers."""
 

@@ -19,8 +19,6 @@ from .layout import FORMATS, Packed, layout
 from .pack import lay_out
 from .trial import HOME, try_product
 
-__all__ = ["Launch", "QuantKernel", "RoundedKernel", "filling"]
-
 Launch = Callable[[int, int, int, int, int], None]
 """``launch(stream, x, w, out, bias)``: raw handles and addresses, 0 where there is no bias."""
 

@@ -37,8 +37,6 @@ from ....errors import OptionError, ShapeError
 from ....formats.blocks import BlockFormat, format_of
 from ....formats.reference import decode
 
-__all__ = ["FORMATS", "ROWS", "STEP", "Packed", "PackedLayout", "layout", "macros", "pack"]
-
 Bytes = npt.NDArray[np.uint8]
 
 ROWS = 16

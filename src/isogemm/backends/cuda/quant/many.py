@@ -26,8 +26,6 @@ from .case import QuantCase
 from .kernel import Launch, RoundedKernel, filling
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 
-__all__ = ["KERNEL", "ManyConfig", "RowsOfW", "best", "grouped", "legal", "maps_of", "parts"]
-
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}  # of the producer and of consumers, by warpgroups
 TEXT = re.compile(r"(\d)x(\d)x(\d+) s(\d+)(?: c(\d))?")

@@ -16,8 +16,6 @@ from .copy import DeviceCopy
 from .layout import Packed
 from .pack import settle
 
-__all__ = ["integers"]
-
 
 def integers(copy: DeviceCopy, x: Any, out: Any, bias: Any, contract: Contract) -> None:
     """out = x @ W.T + bias for matrices of tensors, under ``int32`` with any order.

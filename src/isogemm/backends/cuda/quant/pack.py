@@ -19,8 +19,6 @@ from .layout import pack as packed_by_host
 from .single import Single, serves
 from .trial import try_pack
 
-__all__ = ["KERNEL", "lay_out", "pack", "settle"]
-
 INTS = 2**31
 
 

@@ -11,8 +11,6 @@ from ....planner.choose import Option, first
 from ..driver import machine
 from .trial import HOME
 
-__all__ = ["Single", "serves"]
-
 
 @dataclass
 class Single:

@@ -23,8 +23,6 @@ from .case import QuantCase
 from .layout import ROWS, Packed, layout
 from .layout import pack as packed_by_host
 
-__all__ = ["HOME", "activations", "expected", "try_dequantize", "try_pack", "try_product", "weights"]
-
 HOME = "backends/cuda/quant"
 """Where all lies that reaches the bits of these kernels: what verdicts on them are about."""
 

@@ -16,8 +16,6 @@ from .code import RowsCase
 from .kernels import serve
 from .sides import ABSENT, DIMENSIONS, Side, collapse, dimensions_of, packed, size_of, whole
 
-__all__ = ["columns", "each", "reduce", "rope", "table"]
-
 INTS = 2**31
 
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from ..driver.kernel import Kernel
 from ..driver.nvrtc import function_of
 
-__all__ = ["Code", "RowsCase"]
-
 
 class Code(NamedTuple):
     """A file of this folder without its suffix, the function in it, and the macros that it is compiled with."""

@@ -10,8 +10,6 @@ from ..driver.kernel import Bound, Parameter, longs
 from .code import Code, RowsCase
 from .trial import try_code
 
-__all__ = ["RowsKernel"]
-
 
 class RowsKernel:
     """A family: one file of device code. What is here fits most of them."""

@@ -16,8 +16,6 @@ from ..driver.machine import admissions
 from .code import Code, RowsCase
 from .family import RowsKernel
 
-__all__ = ["KERNELS", "serve", "team"]
-
 LONGEST = 16384  # elements of a row that a block holds
 CLUSTER_BYTES = 226 * 1024  # of a row's eighth
 CLUSTERS = 16  # of eight blocks, that an H200 runs at once

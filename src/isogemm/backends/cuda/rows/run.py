@@ -15,8 +15,6 @@ from ..driver.kernel import Bound
 from .build import Turned, each, reduce, rope
 from .sides import ABSENT, Side
 
-__all__ = ["known", "known_one", "known_two", "run", "side"]
-
 
 class Ready(NamedTuple):
     """A launch, its device, and of each result shape, strides and torch's keywords; None for one that is as x is."""

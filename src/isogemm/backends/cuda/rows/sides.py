@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from ....base.dtypes import TYPES
 
-__all__ = ["ABSENT", "DIMENSIONS", "Side", "collapse", "dimensions_of", "divider", "packed", "size_of", "whole"]
-
 DIMENSIONS = 4  # leading ones that a kernel counts
 
 

@@ -10,8 +10,6 @@ from . import build
 from .run import side
 from .sides import ABSENT
 
-__all__ = ["columns", "table"]
-
 _columns = lru_cache(maxsize=4096)(build.columns)
 _table = lru_cache(maxsize=4096)(build.table)
 

@@ -22,8 +22,6 @@ from ..driver.kernel import Bound
 from .code import Code, RowsCase
 from .sides import collapse, packed
 
-__all__ = ["TriedRows", "dtype_of", "try_code"]
-
 Array = NDArray[Any]
 EPS = 1e-5
 KINDS = 24  # of rows

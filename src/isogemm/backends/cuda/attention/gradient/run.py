@@ -27,8 +27,6 @@ from .trial import BackRun, by_definition, contents, differs, posed
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KERNEL", "Back", "BackCase", "BackTile", "bind", "gradients"]
-
 MAX_HEAD = 128
 STATS_ROWS = 16
 Launch = Callable[..., None]

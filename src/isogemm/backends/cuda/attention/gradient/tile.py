@@ -18,8 +18,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..tile import LEAST, SHIFT, between, canonical, finite, load
 
-__all__ = ["attention_back_keys", "attention_back_rows", "attention_back_stats"]
-
 
 @triton.jit
 def attention_back_stats(dy, y, m, total, stats, dy_b, dy_h, dy_t, y_b, y_h, y_t, rows, dv, heads,

@@ -19,8 +19,6 @@ from .....contract.reference import epilogue, evaluate
 from .....contract.rows import lane_sum
 from .....planner.bench import Bench, beside, difference
 
-__all__ = ["BackRun", "by_definition", "contents", "differs", "posed"]
-
 Array = NDArray[Any]
 LARGE, ACROSS_ROWS, ACROSS_KEYS, ALIKE = 32768.0, 9, 10, 11  # columns of q, of k, and of dy
 

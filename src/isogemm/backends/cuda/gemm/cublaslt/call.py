@@ -19,8 +19,6 @@ from .....errors import DeviceError
 from .....problem.product import Product, Strides
 from ...driver.libcuda import context, relaxed
 
-__all__ = ["CublasCall", "Descriptors", "Matrix", "as_call", "binding", "handle", "set_attribute"]
-
 DATA_TYPE = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType
 COMPUTE_32F = 68  # cublasComputeType: products and sums in float32, operands as they are
 LARGEST = 2**31 - 1  # of an extent or a count; cuBLASLt indexes rows and columns by int

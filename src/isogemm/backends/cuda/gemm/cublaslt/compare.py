@@ -13,8 +13,6 @@ from .....base.dtypes import ITEMSIZE
 from .....problem.product import Addresses, Launch, Product
 from ...driver.facts import current_stream
 
-__all__ = ["differing", "nbytes", "operands"]
-
 KINDS = ("normal", "cancelling", "ones")
 SEED = 1
 

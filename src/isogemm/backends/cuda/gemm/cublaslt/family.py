@@ -33,8 +33,6 @@ from . import search as cublaslt_search
 from .call import CublasCall, Descriptors, as_call, binding, handle
 from .search import Algorithm, Found
 
-__all__ = ["CublasLt"]
-
 OPERANDS = ("bfloat16", "float16")
 MOST = 64  # configurations that are offered
 LISTED = 8  # by the heuristic, for each size of workspace, at first use

@@ -19,8 +19,6 @@ from typing import Any
 from .....errors import OptionError
 from .call import COMPUTE_32F, DATA_TYPE, CublasCall, Descriptors, binding, set_attribute
 
-__all__ = ["Algorithm", "Found", "check", "enumerate_algorithms", "heuristic", "settings", "shortlist"]
-
 ALGORITHM_BYTES = 64  # cublasLtMatmulAlgo_t
 PROCESSORS = 132  # of an H200; for the order of trials alone
 WORKSPACES = (0, 4 << 20, 32 << 20)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from .....contract.spec import Contract
 from ..hopper.config import HopperConfig, HopperSide
 
-__all__ = ["ENDS", "GroupedCase"]
-
 ENDS = 2  # `GroupedCase.lengths` of int32 offsets; of int32 and int64 counts: 0 and 1
 
 

@@ -28,8 +28,6 @@ from ..hopper.model import resident
 from .case import GroupedCase
 from .trial import try_grouped
 
-__all__ = ["Grouped"]
-
 MOST = 1024  # groups: their tables lie in shared memory, beside the ring
 ROOM = SHARED - 1024 - 8 * (MOST + 2)
 LARGEST = 2**30  # of an extent, and of all tiles: the kernel counts in 32 bits
@@ -171,7 +169,8 @@ def _defines(case: GroupedCase, c: HopperConfig) -> dict[str, Any]:
     return {
         "BN": c.cols, "KS": c.depth // 64, "STAGES": c.stages, "WARPGROUPS": c.warpgroups, "MW": c.blocks,
         "PINGPONG": c.pingpong, "CM": c.cm, "CN": c.cn, "X_MN": case.x.across, "Y_MN": case.y.across,
-        "X_ROWS": c.rows, "COLUMNS": case.columns, "LEAF": 0, "TOTALS": 0, "ACCUMULATE": case.accumulate,
+        "TILE_ROWS": c.rows, "X_ROWS": c.rows, "COLUMNS": case.columns,
+        "LEAF": 0, "TOTALS": 0, "ACCUMULATE": case.accumulate,
         "EPILOGUE": case.dtype_bias is not None, "C_KIND": 0 if case.accumulate else -1,
         "BIAS_KIND": CODE[case.dtype_bias] if case.dtype_bias else -1, "BIAS_ROWS": 1, "OUT": CODE[case.dtype_out],
         "VECTOR": case.out_step * size % 16 == 0 and case.out_batch * size % 16 == 0, "OCCUPANCY": c.occupancy,

@@ -18,8 +18,6 @@ from ..hopper.config import HopperSide
 from .case import ENDS, GroupedCase
 from .family import Grouped
 
-__all__ = ["FAMILY", "continued", "multiplied", "outer", "recalled"]
-
 FAMILY = Grouped()
 Resolve = Callable[[], Contract]
 Tensor = Any  # torch is untyped to mypy

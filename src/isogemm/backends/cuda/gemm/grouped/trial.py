@@ -23,8 +23,6 @@ from ...driver.kernel import Bound
 from ..hopper.config import HopperConfig, HopperSide
 from .case import ENDS, GroupedCase
 
-__all__ = ["try_grouped"]
-
 Array = NDArray[Any]
 PERIOD, TIMES = 41, 8  # features: more than a tile has
 COUNTS, OUTER_COUNTS = (0, 1, 17, 300, 0, 16, 70, 5), (0, 1, 17, 700, 0, 16, 129, 5)

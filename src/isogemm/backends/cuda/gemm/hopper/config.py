@@ -8,21 +8,6 @@ from dataclasses import dataclass
 from .....base.dtypes import CODE
 from .....problem.product import Product, Strides
 
-__all__ = [
-    "OPERANDS",
-    "SHARED",
-    "Geometry",
-    "HopperConfig",
-    "HopperSide",
-    "fits",
-    "geometry",
-    "has_totals",
-    "leaf_of",
-    "levels_of",
-    "quads_of",
-    "serves",
-]
-
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
 TEXT = re.compile(r"(w?)(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d)x(\d))?( pp)?(?: o(\d))?(?: g(\d+))?( e)?")
@@ -37,7 +22,7 @@ class HopperConfig:
     swapped : bool
         B is the kernel's first operand: its rows are the product's columns.
     rows, cols, depth : int
-        Of a block's tile; `depth` in elements of 2 bytes.
+        Of a block's tile; fewer than 64 rows are part of an instruction's. `depth` in elements of 2 bytes.
     stages, cm, cn, pingpong, occupancy, group, evict
         As in the text of hopper.py.
     """
@@ -78,12 +63,12 @@ class HopperConfig:
     @property
     def warpgroups(self) -> int:
         """Consumers: one for 64 rows, up to three; two own 128 rows each where there are 256, or alternate tiles."""
-        return 2 if self.pingpong or self.rows == 256 else self.rows // 64
+        return 2 if self.pingpong or self.rows == 256 else -(-self.rows // 64)
 
     @property
     def blocks(self) -> int:
         """Blocks of 64 rows that one consumer holds."""
-        return self.rows // 64 // (1 if self.pingpong else self.warpgroups)
+        return -(-self.rows // 64) // (1 if self.pingpong else self.warpgroups)
 
     @property
     def threads(self) -> int:
@@ -195,7 +180,7 @@ class Geometry:
         """Bytes that the ring cannot have."""
         c = self.config
         spilled = (c.accumulators - c.totals) * 512 * c.warpgroups if has_totals(p) else 0
-        over = max(0, c.rows - self.x_rows) * 128  # what the last instructions read beyond a short operand
+        over = max(0, max(64, c.rows) - self.x_rows) * 128  # what the last instructions read beyond a short operand
         return 1024 + spilled + over
 
     def tiles(self) -> tuple[int, int]:
@@ -270,7 +255,8 @@ def fits(p: Product, c: HopperConfig) -> bool:
     g = geometry(p, c)
     if g is None or c.depth % 64 or c.stages < 2 or c.cluster > 8 or not {c.cm, c.cn} <= {1, 2, 4, 8}:
         return False
-    tiles = (64, 128) if c.pingpong else (64, 128, 192, 256)
+    short = () if g.x.across else (16, 32)
+    tiles = (64, 128) if c.pingpong else (*short, 64, 128, 192, 256)
     sums = c.accumulators * (3 if quads_of(p) else 1) + c.totals * has_totals(p)
     if c.rows not in tiles or c.cols % 8 or not 8 <= c.cols <= 256 or sums > c.registers:
         return False

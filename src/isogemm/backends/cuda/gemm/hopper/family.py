@@ -1,7 +1,7 @@
 """Hopper's own instructions: a persistent, warp-specialised chain on wgmma, fed by the tensor copy engine.
 
 A configuration is a text such as ``128x256x64 s4 c2x1``: rows, columns and K of a block's tile, stages of its ring and,
-where given, its options:
+where given, its options (16 or 32 rows are part of an instruction's 64: more tiles where N is small and K long):
 
 ``w``        (in front) the weights are the 64 rows of an instruction, the tokens its columns: tiles of 64 x 8 and up
 ``cMxN``     clusters of M x N blocks: blocks in a row of it share the first operand, blocks in a column the second
@@ -41,8 +41,6 @@ from .config import (
 )
 from .model import expected, ranked, resident
 from .palette import PALETTE
-
-__all__ = ["Hopper", "source"]
 
 
 class Hopper(ProductFamily):
@@ -85,6 +83,7 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
         "STAGES": c.stages,
         "WARPGROUPS": c.warpgroups,
         "MW": c.blocks,
+        "TILE_ROWS": c.rows,
         "PINGPONG": c.pingpong,
         "CM": c.cm,
         "CN": c.cn,

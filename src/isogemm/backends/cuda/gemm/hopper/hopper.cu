@@ -9,6 +9,7 @@
 // Roles      WARPGROUPS consumers, each with MW blocks of 64 rows and BN columns; one thread of the last warp(group) fills
 //            a ring of STAGES buffers of KS * 128 bytes of K. PINGPONG: the two consumers own alternate tiles, so that
 //            one's epilogue hides behind the other's products; else they share a tile of BM rows.
+// Short      a tile of 16 or 32 rows is one block of 64 whose other rows are nobody's: neither loaded nor stored.
 // Clusters   CM x CN blocks take neighbouring tiles. Blocks in a row of it share X and each loads 1 / CN of it for all of them;
 //            blocks in a column share Y. A buffer is free once the consumers of every block that shares either have left it.
 
@@ -16,7 +17,7 @@
 #include "include/hopper_epilogue.cu"
 
 constexpr int THREADS = WARPGROUPS == 1 ? 160 : 128 * (WARPGROUPS + 1);
-constexpr int BM = 64 * MW * (PINGPONG ? 1 : WARPGROUPS);
+constexpr int BM = TILE_ROWS;
 constexpr int KE = 64;                          // elements of K in 128 bytes
 constexpr int X_BYTES = X_ROWS * 128;           // X_ROWS < BM: the rest of an instruction's rows reads whatever follows
 constexpr int Y_BYTES = (Y_MN ? (BN + 63) / 64 * 64 : BN) * 128;
@@ -227,7 +228,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     if (WARPGROUPS > 1) more_registers<CONSUMER_REGISTERS>();
     wait_for_predecessor();
     if (PINGPONG && warpgroup == 1) turn_give(1);  // the first turn is warpgroup 0's
-    const Epilogue e{out, c, bias, out_ld, out_batch, c_row, c_col, c_batch, bias_step, rows, cols, alpha, beta};
+    Epilogue e{out, c, bias, out_ld, out_batch, c_row, c_col, c_batch, bias_step, rows, cols, alpha, beta};
     const int block = PINGPONG ? 0 : warpgroup * MW, span = LEAF ? leaf : iters;
     const int step = cluster_count() * (PINGPONG ? 2 : 1);
     const u64 first_x = descriptor<X_MN>(ring + block * 8192), first_y = descriptor<Y_MN>(ring + KS * X_BYTES);
@@ -248,6 +249,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     for (int t = cluster_id() + (PINGPONG ? warpgroup * cluster_count() : 0); t < grid.count(); t += step) {
       const Tile tile = grid[t];
       const int row = tile.row + 64 * block;
+      if (BM < 64) e.rows = min(rows, tile.row + BM);
 #if LEAF || ACCUMULATE
       const int thread_row = row + 16 * (warp & 3) + (lane >> 2), thread_col = tile.col + 2 * (lane & 3);
 #endif

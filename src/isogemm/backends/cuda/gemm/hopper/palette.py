@@ -7,8 +7,6 @@ that is least in the sum of logarithms. The first 6 of them have one that the mo
 
 from __future__ import annotations
 
-__all__ = ["PALETTE"]
-
 PALETTE = (
     "64x64x128 s7",
     "128x192x64 s5 pp",

@@ -24,8 +24,6 @@ from ..meet import meet_of, pitched
 from ..model import gpu_of, joining
 from ..sgemm.family import Sgemm
 
-__all__ = ["Leaves", "Walks", "walks"]
-
 CHAINS: dict[str, ProductFamily] = {"tensor_core:sm90": Hopper(), "fma": Sgemm()}
 MOST = 64  # leaves: with more, their sums take more bytes than what is multiplied
 GRAIN = 16  # bytes that a leaf begins at a multiple of, wherever its matrix does

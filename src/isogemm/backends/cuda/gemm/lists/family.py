@@ -21,8 +21,6 @@ from ...driver.kernel import Bound
 from ...driver.triton_build import build
 from ..tile.family import Tile, flags, unit
 
-__all__ = ["FAMILY", "fill", "run_items", "uniform"]
-
 FIELDS = 15  # of a row of the table
 # By mean rows an item; measured on an H200, 2026-11-21, as strided products of the same tiles.
 CONFIGS = {16: "w64 x16 k128 s4 n4", 32: "w64 x32 k64 s4 n4", 64: "w64 x64 k64 s4 n4", 2**62: "x128 w128 k64 s4 n8"}

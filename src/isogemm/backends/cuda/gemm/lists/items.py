@@ -12,8 +12,6 @@ import triton.language as tl
 
 from ..tile.tile import order_tiles, strides, tile
 
-__all__ = ["items"]
-
 
 @triton.jit
 def items(table, tiles, bias, bias_step, leaf, alpha, beta,

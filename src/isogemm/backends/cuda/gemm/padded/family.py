@@ -24,10 +24,9 @@ from ..hopper.family import Hopper
 from ..hopper.model import expected
 from ..model import copying, gpu_of
 
-__all__ = ["Copy", "Padded", "padded"]
-
 HOPPER = Hopper()
 THREADS, BLOCKS = 256, 16  # of a block; blocks to a multiprocessor
+FEW = 16  # rows of A or columns of B, below which the copy has K contiguous: a box across K is 64 of them wide
 WORDS = 2**31  # of 16 bytes, in an operand: more than the kernel counts
 
 
@@ -41,6 +40,7 @@ class Copy(NamedTuple):
     step: int
     unit: int
     each: int
+    along: bool
 
     @property
     def words(self) -> int:
@@ -53,22 +53,26 @@ class Copy(NamedTuple):
         return 16 * self.items * self.number * self.words
 
 
-def _lines(x: Strides, rows: int, columns: int, batch: int) -> Copy | None:
-    """What has to be copied of a stored matrix [rows, columns]; None where it can be read as it lies."""
+def _lines(x: Strides, rows: int, columns: int, batch: int, few: bool | None) -> Copy | None:
+    """What has to be copied of a stored matrix [rows, columns]; None where it can be read as it lies.
+
+    `few` says which way the lines of the copy lie; None: as they do.
+    """
     items, each = (batch, x.batch) if batch > 1 and x.batch else (1, 0)
     along = x.col != 1 and x.row == 1  # lines are its columns
     step, unit = (x.col, x.row) if along else (x.row, x.col)
-    count, inner = (columns, rows) if along else (rows, columns)
-    if unit == 1 and (step % 8 == 0 or count == 1) and each % 8 == 0:
+    if unit == 1 and (step % 8 == 0 or (columns if along else rows) == 1) and each % 8 == 0:
         return None
-    return Copy(count, inner, items, step, unit, each)
+    if few is not None and few != along:
+        along, step, unit = few, unit, step
+    return Copy(*((columns, rows) if along else (rows, columns)), items, step, unit, each, along)
 
 
-def _strides(x: Strides, lines: Copy) -> Strides:
+def _strides(lines: Copy) -> Strides:
     """Strides of the copy."""
     step = 8 * lines.words
     item = step * lines.number if lines.each else 0
-    return Strides(1, step, item) if x.col != 1 and x.row == 1 else Strides(step, 1, item)
+    return Strides(1, step, item) if lines.along else Strides(step, 1, item)
 
 
 class Readable(NamedTuple):
@@ -84,10 +88,11 @@ def padded(p: Product) -> Readable | None:
     """None where nothing has to be copied, or Hopper's kernels do not serve the product even then."""
     if p.dtype_a not in OPERANDS or p.dtype_b not in OPERANDS or min(p.m, p.n, p.k, p.batch) < 1:
         return None
-    a, b = _lines(p.a, p.m, p.k, p.batch), _lines(p.b, p.k, p.n, p.batch)
+    a = _lines(p.a, p.m, p.k, p.batch, False if p.m < FEW else None)
+    b = _lines(p.b, p.k, p.n, p.batch, True if p.n < FEW else None)
     if a is None and b is None:
         return None
-    copied = replace(p, a=_strides(p.a, a) if a else p.a, b=_strides(p.b, b) if b else p.b)
+    copied = replace(p, a=_strides(a) if a else p.a, b=_strides(b) if b else p.b)
     fits = all(x is None or x.nbytes // 16 < WORDS for x in (a, b))
     return Readable(copied, a, b) if fits and serves(copied) else None
 

@@ -23,8 +23,6 @@ from ...driver.workspace import workspace
 from ..fp32 import Fp32Side, aligned_side, epilogue, grid, serves, sides
 from ..tf32.split import chain_cut, split_of
 
-__all__ = ["COPIED", "RINGS", "TILES", "BlockTile", "RingTile", "Sgemm", "copies", "microseconds"]
-
 
 class BlockTile(NamedTuple):
     """A block's tile, its panel of K, a thread's part of the tile, and blocks to a multiprocessor.

@@ -26,8 +26,6 @@ from ..fp32 import Fp32Side, epilogue, serves, sides
 from ..meet import meet_of, pitched
 from .split import STEP, Cut, Split, chain_cut, split_of
 
-__all__ = ["Tf32"]
-
 ARITHMETICS = {"tf32:sm90": 1, "tf32x3:sm90": 3}
 CONFIGS = {
     1: ("128x128 s6", "128x256 s4", "128x64 s8", "128x32 s8"),

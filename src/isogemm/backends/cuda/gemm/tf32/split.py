@@ -9,8 +9,6 @@ from ...driver.kernel import Bound, ints, longs
 from ...driver.nvrtc import function_of
 from ..fp32 import Fp32Side, aligned_side
 
-__all__ = ["STEP", "Cut", "Split", "chain_cut", "split_of"]
-
 STEP = 32  # values in a row of shared memory
 
 

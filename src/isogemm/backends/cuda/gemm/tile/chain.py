@@ -11,8 +11,6 @@ import triton.language as tl
 
 from .tile import order_tiles, strides, tile
 
-__all__ = ["chain"]
-
 
 @triton.jit
 def chain(a, b, out, c, bias, m, n, k, a_row, a_col, b_row, b_col, out_row, out_col, c_row, c_col, bias_step,

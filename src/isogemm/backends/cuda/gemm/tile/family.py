@@ -29,8 +29,6 @@ from ...driver.triton_build import build
 from ...driver.workspace import workspace
 from ..model import Tiling, gpu_of, joining, microseconds
 
-__all__ = ["CHAIN", "IEEE", "Tile", "TileFamily", "flags", "unit"]
-
 MAX_ITEMS = 65535  # of a batch in one launch: the second dimension of a grid
 TREE_TILE = (4, 256)
 SHARED, WARPS = 227 * 1024, 64  # of a multiprocessor

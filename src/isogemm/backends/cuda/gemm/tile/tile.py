@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["tile"]
-
 
 @triton.jit
 def mul(x, y):

@@ -10,8 +10,6 @@ import triton.language as tl
 
 from .tile import add, canonical, epilogue
 
-__all__ = ["tree"]
-
 
 @triton.jit
 def meet(base, inside, step, FIRST: tl.constexpr, LEAVES: tl.constexpr):

@@ -14,8 +14,6 @@ from ...driver.nvrtc import function_of
 from ..case import QuantCase
 from ..layout import STEP, PackedLayout, layout
 
-__all__ = ["FLOAT", "PAIRS", "Places", "bind", "places", "reading", "sums_kind"]
-
 WARPS = 4  # of a block, each with SPAN elements of a row
 SPAN = 256
 NONE, FLOAT, PAIRS = 0, 2, 4

@@ -11,8 +11,6 @@ from ..case import QuantCase
 from ..layout import ROWS, STEP, PackedLayout, layout, macros
 from . import activations
 
-__all__ = ["FewCodes", "form_of", "microseconds", "usual", "x_bytes"]
-
 MULTIPROCESSORS = 132  # of an H200; sizes teams and rings, nothing else
 SHARED = 224 * 1024
 BLOCK = 227 * 1024  # bytes of shared memory that a block may have, what the kernel declares included

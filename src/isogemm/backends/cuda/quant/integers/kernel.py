@@ -20,8 +20,6 @@ from .few import FewCodes
 from .many import ManyCodes
 from .wide import WideCodes
 
-__all__ = ["KERNEL", "config"]
-
 FEW = 32  # rows of x for quant/integers/few.cu, where codes of so many fit into shared memory
 EACH, PARTS = (8, 16, 24, 32), 16  # rows of x of a part, and parts
 

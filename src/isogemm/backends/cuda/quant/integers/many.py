@@ -12,8 +12,6 @@ from ..case import QuantCase
 from ..layout import ROWS, STEP, PackedLayout, layout, macros
 from . import activations
 
-__all__ = ["ManyCodes", "options", "stage_bytes"]
-
 SHARED = 224 * 1024
 
 

@@ -21,8 +21,6 @@ from ..many import REGISTERS as FEWER
 from ..many import SHARED, grouped, maps_of
 from .activations import FLOAT, PAIRS, sums_kind
 
-__all__ = ["WideCodes", "legal", "options"]
-
 REGISTERS = FEWER | {4: (24, 112)}
 # A model of the time, fitted to 1,372 timings of 180 products on an H200, in us: to 64 of K of a wave of tiles, by
 # warpgroups, and for each row of x in it. True: super-blocks.

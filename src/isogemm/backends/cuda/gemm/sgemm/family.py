@@ -3,7 +3,7 @@
 Configurations
 --------------
 ``128x128 k8``     tiles of 128 x 128 and panels of 8 of K through registers: gemm/sgemm/sgemm.cu
-``32x64 k64 s4``   tiles of 32 x 64 and panels of 64 of K through a ring of 4 buffers: gemm/sgemm/ring.cu
+``32x64 k64 s3``   tiles of 32 x 64 and panels of 64 of K through a ring of 3 buffers: gemm/sgemm/ring.cu
 ``... copied``     either, of copies of the operands that it would load or copy in pieces of less than 16 bytes, because
                    of an odd K or odd strides (gemm/tf32/split.cu)
 
@@ -21,6 +21,7 @@ from ...driver import facts
 from ...driver.nvrtc import function_of
 from ...driver.workspace import workspace
 from ..fp32 import Fp32Side, aligned_side, epilogue, grid, serves, sides
+from ..model import together
 from ..tf32.split import chain_cut, split_of
 
 
@@ -28,7 +29,7 @@ class BlockTile(NamedTuple):
     """A block's tile, its panel of K, a thread's part of the tile, and blocks to a multiprocessor.
 
     Then what `microseconds` counts with, in cycles for one of K: of a block alone on its multiprocessor, which waits,
-    and of each of several, which share what bounds them; and how many times that where operands are not aligned.
+    and of each of several, which share what bounds them.
     """
 
     m: int
@@ -39,7 +40,6 @@ class BlockTile(NamedTuple):
     blocks: int
     alone: float
     each: float
-    odd: float
 
 
 class RingTile(NamedTuple):
@@ -56,36 +56,34 @@ class RingTile(NamedTuple):
     blocks: int
     alone: float
     each: float
-    odd: float
 
 
-# Cycles fitted to 150 products of all shapes on an H200, where the first by them takes 1.4 % more than the fastest.
+# Cycles fitted to timings of 32 products, most of them slow ones, on an H200: docs/design/0011-cost-model.md.
 TILES = {
-    "128x128 k8": BlockTile(128, 128, 8, 8, 8, 2, 225, 186, 1.26),
-    "64x128 k16": BlockTile(64, 128, 16, 8, 4, 2, 108, 97, 1.7),
-    "64x64 k16": BlockTile(64, 64, 16, 8, 4, 4, 95, 51, 1.9),
-    "128x64 k8": BlockTile(128, 64, 8, 8, 8, 4, 180, 96, 1.35),
+    "128x128 k8": BlockTile(128, 128, 8, 8, 8, 2, 200, 167),
+    "64x128 k8": BlockTile(64, 128, 8, 8, 8, 3, 150, 84.7),
+    "64x64 k16": BlockTile(64, 64, 16, 8, 4, 4, 101, 44.4),
 }
 RINGS = {
-    "2x32 k64 s8": RingTile(2, 32, 1, 1, 2, 64, 8, 3, 3, 9.5, 4.5, 1.7),
-    "4x16 k64 s8": RingTile(4, 16, 1, 1, 4, 64, 8, 3, 5, 8.6, 4.2, 1.3),
-    "8x16 k64 s8": RingTile(8, 16, 2, 1, 4, 64, 8, 3, 4, 10, 5.3, 1.3),
-    "8x32 k64 s4": RingTile(8, 32, 2, 2, 4, 64, 4, 1, 5, 14.6, 8.4, 1.4),
-    "16x16 k64 s8": RingTile(16, 16, 2, 2, 8, 64, 8, 3, 3, 13.3, 7.8, 1.4),
-    "16x32 k64 s4": RingTile(16, 32, 4, 2, 4, 64, 4, 1, 4, 20.8, 11.3, 1.3),
-    "16x64 k64 s4": RingTile(16, 64, 4, 2, 4, 64, 4, 1, 2, 24.2, 19.2, 1.3),
-    "32x16 k64 s4": RingTile(32, 16, 4, 2, 4, 64, 4, 1, 4, 23.7, 10.8, 1.4),
-    "32x32 k64 s4": RingTile(32, 32, 4, 2, 4, 64, 4, 1, 3, 25, 19.2, 1.2),
-    "32x48 k64 s3": RingTile(32, 48, 4, 2, 4, 64, 3, 1, 3, 36.7, 29.6, 1.15),
-    "32x64 k32 s4": RingTile(32, 64, 4, 4, 4, 32, 4, 1, 4, 43.7, 32.2, 1.15),
-    "32x64 k64 s4": RingTile(32, 64, 4, 4, 4, 64, 4, 1, 2, 42, 30.7, 1.2),
-    "64x32 k32 s4": RingTile(64, 32, 4, 4, 4, 32, 4, 1, 4, 43.7, 31.9, 1.15),
-    "64x64 k32 s4": RingTile(64, 64, 8, 4, 4, 32, 4, 1, 3, 68.5, 55, 1.15),
-    "64x128 k32 s3": RingTile(64, 128, 8, 4, 4, 32, 3, 1, 2, 115, 105, 1.1),
+    "2x16 k128 s5": RingTile(2, 16, 1, 1, 2, 128, 5, 3, 4, 4.3, 2.66),
+    "4x8 k128 s6": RingTile(4, 8, 1, 1, 4, 128, 6, 3, 6, 4.6, 1.92),
+    "4x16 k64 s8": RingTile(4, 16, 1, 1, 4, 64, 8, 3, 5, 5.6, 3.2),
+    "8x8 k128 s5": RingTile(8, 8, 2, 1, 4, 128, 5, 3, 5, 6.2, 2.3),
+    "8x16 k64 s8": RingTile(8, 16, 2, 1, 4, 64, 8, 3, 4, 10.5, 3.4),
+    "8x32 k64 s4": RingTile(8, 32, 2, 2, 4, 64, 4, 1, 5, 13, 6.5),
+    "16x32 k64 s4": RingTile(16, 32, 2, 2, 8, 64, 4, 1, 3, 14.8, 9),
+    "32x12 k64 s6": RingTile(32, 12, 4, 1, 8, 64, 6, 3, 3, 9.4, 9.2),
+    "32x32 k64 s4": RingTile(32, 32, 4, 2, 8, 64, 4, 1, 3, 16.4, 15.6),
+    "32x64 k64 s3": RingTile(32, 64, 4, 4, 4, 64, 3, 1, 3, 36.6, 26.4),
+    "48x64 k32 s4": RingTile(48, 64, 6, 4, 8, 32, 4, 1, 3, 45.1, 39.5),
+    "56x64 k32 s4": RingTile(56, 64, 7, 4, 8, 32, 4, 1, 3, 47.7, 46.3),
 }
 COPIED = " copied"
 MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
-CYCLES, BYTES, START = 1980, 3.6e6, 2.5  # of a microsecond: of a multiprocessor, from memory; microseconds of a launch
+CYCLES, BYTES = 1980, 3.9e6  # of a microsecond: of a multiprocessor, from memory
+START, ROUND = 3.5, 1.0  # microseconds of a launch, and of filling and storing a round of tiles
+# Times as long: a ring's copies of 4 bytes; of tiles, single loads along rows, and along K, and copies of such operands.
+RING_ODD, ACROSS, ALONG, COPY_ALONG = 1.2, 1.08, 2.0, 1.3
 
 
 class Sgemm(ProductFamily):
@@ -133,7 +131,7 @@ class Sgemm(ProductFamily):
         launch = function_of(f"gemm/sgemm/{'ring' if ring else 'sgemm'}.cu", "sgemm", device, defines).bind(
             [*["ptr"] * 5, *steps, *strides, *sizes, ("f32", product.alpha), ("f32", product.beta)],
             grid=grid(_blocks(product, tile), product.batch),
-            block=(tile.m * tile.n // (tile.thread_m * tile.thread_n),),
+            block=(tile.m * tile.n // (tile.thread_m * tile.thread_n) + 32 * int(defines.get("COPIERS", 0)),),
             shared=(ring.m + ring.n) * ring.k * 4 * ring.stages if ring else 0,
             pdl=True,
         )
@@ -195,15 +193,23 @@ def microseconds(p: Product, config: str, multiprocessors: int) -> float:
         name = config.removesuffix(COPIED)
         inner, (a, b) = _in_step(p, name)
         copied = 8 * p.k * p.batch * (p.m * a + p.n * b)
-        return microseconds(inner, name, multiprocessors) + START + copied / BYTES
+        slower = COPY_ALONG if name in TILES and max(_modes(p)) == 3 else 1.0
+        return slower * microseconds(inner, name, multiprocessors) + START + copied / BYTES
     tile = RINGS.get(config) or TILES[config]
-    odd = any(_out_of_step(p, config))
     rounds, rest = divmod(_blocks(p, tile) * p.batch, multiprocessors * tile.blocks)
-    cycles = rounds * max(tile.alone, tile.blocks * tile.each)
+    cycles = rounds * together(tile.alone, tile.blocks * tile.each)
     if rest:
-        cycles += max(tile.alone, -(-rest // multiprocessors) * tile.each)
+        cycles += together(tile.alone, -(-rest // multiprocessors) * tile.each)
     nbytes = 4 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
-    return START + max(p.k * cycles * (tile.odd if odd else 1) / CYCLES, nbytes / BYTES)
+    fixed = START + ROUND * (rounds + (rest > 0))
+    return fixed + together(p.k * cycles * _slower(p, config) / CYCLES, nbytes / BYTES)
+
+
+def _slower(p: Product, config: str) -> float:
+    """How many times as long the walk takes where operands are out of step."""
+    if config in RINGS:
+        return RING_ODD if any(_out_of_step(p, config)) else 1.0
+    return {2: ACROSS, 3: ALONG}.get(max(_modes(p)), 1.0)
 
 
 def _modes(p: Product) -> list[int]:
@@ -223,7 +229,8 @@ def _mode(side: Fp32Side, p: Product) -> int:
 def _ringed(p: Product, tile: RingTile) -> dict[str, int]:
     """What gemm/sgemm/ring.cu wants to know beside the tile."""
     (deep_a, v_a), (deep_b, v_b) = copies(p, tile)
-    made = {"DEEP_A": deep_a, "V_A": v_a, "DEEP_B": deep_b, "V_B": v_b}
+    copiers = 1 if min(v_a, v_b) == 4 else 2
+    made = {"COPIERS": copiers, "DEEP_A": deep_a, "V_A": v_a, "DEEP_B": deep_b, "V_B": v_b}
     return {"LANES_M": tile.lanes, "STAGES": tile.stages, "AHEAD": tile.ahead, **made}
 
 

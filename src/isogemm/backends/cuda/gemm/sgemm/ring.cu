@@ -5,8 +5,9 @@
 // fma(0, 0, -0) is +0; rows and columns beyond the edge are whatever shared memory holds, and are not stored.
 //
 // A block computes BM x BN, a warp LANES_M * TM by LANES_N * TN, a thread TM x TN in registers. Panels of BK of K go
-// through a ring of STAGES buffers, which asynchronous copies fill while earlier panels are multiplied. What bounds it is
-// what shared memory hands to registers, 32 values a cycle: TM + TN of them a thread for TM * TN products.
+// through a ring of STAGES buffers, which COPIERS warps of their own fill by asynchronous copies: a warp that multiplies
+// issues in order, so a copy among its products would hold up the chain. What bounds it is what shared memory hands to
+// registers, 64 values a cycle: TM + TN of them a thread for TM * TN products.
 //
 // An operand lies in shared memory as it lies in memory (strides `_r` along m or n, `_k` along k), and is copied in pieces
 // of V values, as many as addresses and strides allow:
@@ -18,53 +19,79 @@
 #include "include/fp32_epilogue.cu"
 
 constexpr int LANES_N = 32 / LANES_M, WARPS_M = BM / (LANES_M * TM), WARPS_N = BN / (LANES_N * TN);
-constexpr int THREADS = 32 * WARPS_M * WARPS_N, STEPS = BK / 4, BUFFER = (BM + BN) * BK * 4;
+constexpr int WALKERS = 32 * WARPS_M * WARPS_N, COPYING = 32 * COPIERS, STEPS = BK / 4, BUFFER = (BM + BN) * BK * 4;
+static_assert(!(DEEP_A || DEEP_B) || (BK & BK - 1) == 0);
 constexpr int GROUP = 8;  // tiles of m that share columns of B in L2
 
-// `bytes` of 4 * V, at least 4; the rest becomes zeros.
-template <int V>
+// All of 4 * V bytes if WHOLE, else `bytes` of them, at least 4; the rest becomes zeros, at the price of ten instructions.
+template <int V, bool WHOLE>
 __device__ __forceinline__ void copy_async(u32 to, const float* from, int bytes) {
-  if (V == 4)
+  if (V == 4 && WHOLE)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  else if (V == 2 && WHOLE)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+  else if (V == 4)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   else if (V == 2)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+// A thread's arrival at a barrier, once all that it has asked for is there.
+__device__ __forceinline__ void arrive_behind_copies(u32 bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // One operand: ROWS of a block, of which a thread multiplies T; LANES of a warp lie along them, `warp` warps before it.
 template <bool DEEP, int V, int ROWS, int T, int LANES>
 struct Side {
   static constexpr int LINES = DEEP ? ROWS : BK, LENGTH = DEEP ? BK : ROWS;
-  static constexpr int ACROSS = LENGTH / V, EVERY = THREADS / ACROSS, COPIES = (LINES + EVERY - 1) / EVERY;
-  static constexpr int W = T < 4 ? T : 4, X = LANES < 8 ? LANES : 8;
-  static_assert(EVERY > 0 && (LANES * T % 8 == 0 || LANES * T == ROWS));
+  static constexpr int PIECES = LENGTH / V, ACROSS = PIECES < COPYING ? PIECES : COPYING, TIMES = (PIECES + ACROSS - 1) / ACROSS;
+  static constexpr int EVERY = COPYING / ACROSS, COPIES = (LINES + EVERY - 1) / EVERY;
+  static constexpr int W = T % 4 == 0 ? 4 : T % 2 == 0 ? 2 : 1;
+  static constexpr bool EVEN = LANES * T % 8 == 0 || LANES * T == ROWS;  // a warp's rows begin at multiples of 8
+  static constexpr int X = EVEN && LANES < 8 ? LANES : 8;  // of a row's number modulo 8, what a thread has to find out
+  static_assert(EVEN || LANES % 4 == 0);
 
   const float* from;
-  i64 line, panel;  // elements from one of a thread's copies to the next, and from panel to panel
+  i64 line, across, panel;  // elements from one of a thread's copies to the next, down and along lines; from panel to panel
   int rows, first, read;
 
   __device__ __forceinline__ Side(const float* p, i64 r, i64 k, int row0, int rows, int warp, int lane)
-      : line(EVERY * (DEEP ? r : k)), panel(BK * k), rows(rows - row0), first(warp * LANES * T + lane * (DEEP ? 1 : W)) {
-    const int l = threadIdx.x / ACROSS, x = threadIdx.x % ACROSS * V;
+      : line(EVERY * (DEEP ? r : k)), across(ACROSS * V * (DEEP ? k : r)), panel(BK * k), rows(rows - row0),
+        first(warp * LANES * T + lane * (DEEP ? 1 : W)) {
+    const int thread = threadIdx.x % COPYING, l = thread / ACROSS, x = thread % ACROSS * V;
     from = p + (row0 + (DEEP ? l : x)) * r + (DEEP ? x : l) * k;
-    read = DEEP ? first * BK * 4 + lane % X * 16 : first * 4;
+    read = DEEP ? first * BK * 4 + first % X * 16 : first * 4;
   }
   // The next panel, of which `left` of K are there.
   __device__ __forceinline__ void copy(u32 to, int left) {
-    const int l = threadIdx.x / ACROSS, x = threadIdx.x % ACROSS * V;
-    const int lines = min(DEEP ? rows : left, LINES), bytes = 4 * min((DEEP ? left : rows) - x, V);
-    if (bytes > 0 && (THREADS % ACROSS == 0 || l < EVERY)) {
+    if (left >= BK && (DEEP || rows >= ROWS)) copy<true>(to, left);
+    else copy<false>(to, left);
+    from += panel;
+  }
+  template <bool WHOLE>
+  __device__ __forceinline__ void copy(u32 to, int left) const {
+    const int thread = threadIdx.x % COPYING, l = thread / ACROSS, lines = min(DEEP ? rows : WHOLE ? BK : left, LINES);
+    if (COPYING % ACROSS && l >= EVERY) return;
 #pragma unroll
-      for (int i = 0; i < COPIES; ++i) {
-        const int at = l + i * EVERY;
-        if (at < lines) copy_async<V>(to + 4 * (at * LENGTH + (DEEP ? x ^ (at & 7) * 4 : x)), from + i * line, bytes);
+    for (int j = 0; j < TIMES; ++j) {
+      const int x = (thread % ACROSS + j * ACROSS) * V, bytes = 4 * min(min(DEEP ? left : rows, LENGTH) - x, V);
+      if (WHOLE ? PIECES % ACROSS && x >= LENGTH : bytes <= 0) continue;
+      const float* p = from + j * across;
+      u32 at = to + 4 * l * LENGTH;
+      int mine = (lines - l + EVERY - 1) / EVERY;
+#pragma unroll 1
+      for (int done = 0; done < COPIES; done += 8, mine -= 8, at += 32 * EVERY * LENGTH) {
+#pragma unroll
+        for (int i = 0; i < 8 && i < COPIES; ++i, p += line) {
+          asm volatile("" : "+l"(p));  // one sum each, not a product
+          const int place = DEEP ? (x ^ (l & 7) * 4) ^ (i * EVERY & 7) * 4 : x;
+          if (i < mine) copy_async<V, WHOLE>(at + 4 * (i * EVERY * LENGTH + place), p, bytes);
+        }
       }
     }
-    from += panel;
   }
   // A thread's row t, among those of the block.
   __device__ __forceinline__ int row(int t) const { return first + (DEEP ? t * LANES : t / W * W * LANES + t % W); }
@@ -83,11 +110,12 @@ struct Fragment {
   }
   template <class S, int LANES>
   __device__ __forceinline__ void load(const u8* buffer, const S& s, int step) {
-    if (DEEP) {  // a step is a piece; the lane gives the lowest bits of a row, the others are constants
-      const u8* p = buffer + (s.read ^ step % S::X * 16);
+    if (DEEP) {  // a step is a piece; the thread gives the lowest bits of a row, the others are constants
 #pragma unroll
-      for (int t = 0; t < T; ++t)
+      for (int t = 0; t < T; ++t) {
+        const u8* p = buffer + (s.read ^ (step ^ t * LANES) % S::X * 16);
         read<4>(v + t * 4, p + t * LANES * BK * 4 + ((t * LANES & 7 ^ step) & ~(S::X - 1)) * 16);
+      }
     } else {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -126,33 +154,68 @@ __device__ __forceinline__ void settle(float (&total)[LEAF ? TM : 1][TN], float 
   }
 }
 
+// Where a warp is in the ring, which copiers fill and the others empty; every barrier counts both in turns.
+struct Turn {
+  u32 ring, bars, at = 0, parity = 0;
+  __device__ __forceinline__ u32 buffer() const { return ring + at * BUFFER; }
+  __device__ __forceinline__ u32 full() const { return bars + at * 8; }
+  __device__ __forceinline__ u32 empty() const { return bars + (STAGES + at) * 8; }
+  __device__ __forceinline__ void next() {
+    if (++at == STAGES) at = 0, parity ^= 1;
+  }
+};
+
+// What copiers do of a walk.
+__device__ __forceinline__ void copy(A& a, B& b, Turn& turn, int count) {
+#pragma unroll 1
+  for (int left = count; left > 0; left -= BK) {
+    barrier_wait(turn.empty(), turn.parity ^ 1);
+    a.copy(turn.buffer(), left), b.copy(turn.buffer() + BM * BK * 4, left);
+    arrive_behind_copies(turn.full());
+    turn.next();
+  }
+}
+
+// Where a lane stands among those of its warp. Shared memory hands out 16 bytes to two lanes at once where all pairs
+// (i, i ^ 1) or all pairs (i, i ^ 2) want the same: neighbours share rows of A, the next but one columns of B.
+struct Lane {
+  int m, n;
+  __device__ __forceinline__ Lane() {
+    const int lane = threadIdx.x % 32;
+    m = LANES_N == 1 ? lane : lane / 2 % LANES_M, n = LANES_N == 1 ? 0 : lane % 2 + lane / (2 * LANES_M) * 2;
+  }
+};
+
+// This warp has read what it wants of a buffer.
+__device__ __forceinline__ void leave(Turn& turn) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier_arrive(turn.empty());
+  turn.next();
+}
+
 // The chain over `count` of K, continued in acc; a leaf ends with every `panels` of them where that is not 0.
 __device__ __forceinline__ void walk(
-    float (&acc)[TM][TN], float (&total)[LEAF ? TM : 1][TN], u8* ring, A& a, B& b, int count, int panels) {
-  int left = count, filled = 0, used = 0;  // of K still to copy; where in the ring
-  const auto fill = [&] {
-    if (left > 0) a.copy(shared(ring + filled), left), b.copy(shared(ring + filled) + BM * BK * 4, left);
-    commit_copies();
-    left -= BK, filled = filled == (STAGES - 1) * BUFFER ? 0 : filled + BUFFER;
-  };
-#pragma unroll 1
-  for (int s = 0; s < STAGES; ++s) fill();
-  wait_for_copies<STAGES - 1>();
-  __syncthreads();
+    float (&acc)[TM][TN], float (&total)[LEAF ? TM : 1][TN], const u8* ring, A& a, B& b, Turn& turn, int count, int panels) {
+  barrier_wait(turn.full(), turn.parity);
+  static_assert(STEPS % (AHEAD + 1) == 0);
   Step f[AHEAD + 1];
 #pragma unroll
-  for (int s = 0; s < AHEAD; ++s) f[s].load(ring, a, b, s);
+  for (int s = 0; s < AHEAD; ++s) f[s].load(ring + turn.at * BUFFER, a, b, s);
 #pragma unroll 1
   for (int i = 0; i < count / BK; ++i) {
+    bool ready = true;
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-      if (s + AHEAD == STEPS) {  // all of this panel is in registers or on its way there
-        wait_for_copies<STAGES - 2>();
-        __syncthreads();
-        fill();
-        used = used == (STAGES - 1) * BUFFER ? 0 : used + BUFFER;
+      if (s + AHEAD + 2 == STEPS && (i + 1) * BK < count) {  // asked well before it has to be known
+        Turn then = turn;
+        then.next();
+        ready = barrier_passed(then.full(), then.parity);
       }
-      f[(s + AHEAD) % (AHEAD + 1)].load(ring + used, a, b, (s + AHEAD) % STEPS);
+      if (s + AHEAD == STEPS) {  // all of this panel is in registers or on its way there
+        leave(turn);
+        if (!ready) barrier_wait(turn.full(), turn.parity);
+      }
+      f[(s + AHEAD) % (AHEAD + 1)].load(ring + turn.at * BUFFER, a, b, (s + AHEAD) % STEPS);
 #pragma unroll
       for (int k = 0; k < 4; ++k) f[s % (AHEAD + 1)].multiply(acc, k);  // order-critical: k outside, ascending
     }
@@ -161,28 +224,45 @@ __device__ __forceinline__ void walk(
   const int rest = count % BK;
 #pragma unroll 1
   for (int s = 0; s * 4 < rest; ++s) {
-    f[0].load(ring + used, a, b, s);
+    f[0].load(ring + turn.at * BUFFER, a, b, s);
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       if (s * 4 + k < rest) f[0].multiply(acc, k);
   }
+  if (rest) leave(turn);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(WALKERS + COPYING, MIN_BLOCKS)
 sgemm(const float* a, const float* b, void* out, const void* c, const void* bias, i64 a_r, i64 a_k, i64 a_batch, i64 b_r,
       i64 b_k, i64 b_batch, i64 out_r, i64 out_c, i64 out_batch, i64 c_r, i64 c_c, i64 c_batch, i64 bias_stride, int m, int n,
       int k, int batch, int leaf, int types, float alpha, float beta) {
   extern __shared__ __align__(128) u8 ring[];
+  __shared__ u64 bars[2 * STAGES];
   const int tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
   const int first = blockIdx.x / (GROUP * tiles_n) * GROUP, high = min(tiles_m - first, GROUP), in = blockIdx.x - first * tiles_n;
   const int m0 = (first + in % high) * BM, n0 = in / high * BN;
   const i64 item = blockIdx.y + (i64)blockIdx.z * gridDim.y;
   if (item >= batch) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  A x(a + item * a_batch, a_r, a_k, m0, m, warp / WARPS_N, lane / LANES_N);
-  B y(b + item * b_batch, b_r, b_k, n0, n, warp % WARPS_N, lane % LANES_N);
+  const int warp = threadIdx.x / 32;
+  const Lane lane;
+  Turn turn{shared(ring), shared(bars)};
+  for (int i = threadIdx.x; i < 2 * STAGES; i += WALKERS + COPYING) barrier_init(turn.bars + i * 8, i < STAGES ? COPYING : WALKERS / 32);
+  __syncthreads();
+  A x(a + item * a_batch, a_r, a_k, m0, m, warp / WARPS_N, lane.m);
+  B y(b + item * b_batch, b_r, b_k, n0, n, warp % WARPS_N, lane.n);
+  const float *const from_a = x.from, *const from_b = y.from;
+  const bool parts = LEAF && leaf % BK;  // leaves that end within a panel are walked one by one
   const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, types, alpha, beta};
   wait_for_predecessor();
+  if (threadIdx.x >= WALKERS) {
+    for (int begin = 0; begin < k; begin += leaf) {
+      x.from = from_a + begin * a_k, y.from = from_b + begin * b_k;
+      copy(x, y, turn, parts ? min(k - begin, leaf) : k);
+      if (!parts || k - begin <= leaf) break;  // begin + leaf may not fit an int
+    }
+    wait_for_copies();
+    return release_successor();
+  }
   float acc[TM][TN] = {}, total[LEAF ? TM : 1][TN] = {};
   if (e.starts()) {
 #pragma unroll
@@ -193,17 +273,13 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
           (LEAF ? total[LEAF ? i : 0][j] : acc[i][j]) = e.start(m0 + x.row(i), n0 + y.row(j));
     }
   }
-  if (LEAF && leaf % BK) {  // leaves that end within a panel are walked one by one
-    const float *const from_a = x.from, *const from_b = y.from;
-    for (int begin = 0; begin < k; begin += leaf) {
-      x.from = from_a + begin * a_k, y.from = from_b + begin * b_k;
-      walk(acc, total, ring, x, y, min(k - begin, leaf), 0);
+  if (parts) {
+    for (int left = k; left > 0; left -= leaf) {
+      walk(acc, total, ring, x, y, turn, min(left, leaf), 0);
       settle(total, acc);
-      if (k - begin <= leaf) break;  // begin + leaf may not fit an int
-      __syncthreads();
     }
   } else {
-    walk(acc, total, ring, x, y, k, LEAF ? leaf / BK : 0);
+    walk(acc, total, ring, x, y, turn, k, LEAF ? leaf / BK : 0);
     if (LEAF && k % leaf) settle(total, acc);
   }
   release_successor();

@@ -6,7 +6,9 @@
 //
 // A block of (BM / TM) * (BN / TN) threads computes BM x BN, a thread TM x TN in registers. Panels of BK of K go through
 // registers into two buffers in shared memory, [k][row], so that fragments are read 16 bytes at a time without bank
-// conflicts: lanes form a 4 x 8 grid, and a thread's rows and columns lie in groups of 4 that far apart.
+// conflicts: lanes form a 4 x 8 grid, and a thread's rows and columns lie in groups of 4 that far apart. 16 bytes go to two
+// lanes at once where all pairs (i, i ^ 1) or all pairs (i, i ^ 2) want the same: neighbours share rows, the next but one
+// columns.
 //
 // Operands, by MODE_A and MODE_B (strides `_r` along m or n, `_k` along k):
 //   0  16-byte loads along k, transposed on the way: row-major A, and weights [n, k]
@@ -124,7 +126,7 @@ struct Thread {
   int row, col, lane_row, lane_col;
   __device__ __forceinline__ Thread() {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    row = warp / WARPS_N * (4 * TM), col = warp % WARPS_N * (8 * TN), lane_row = lane / 8, lane_col = lane % 8;
+    row = warp / WARPS_N * (4 * TM), col = warp % WARPS_N * (8 * TN), lane_row = lane / 2 % 4, lane_col = lane % 2 + lane / 8 * 2;
   }
   __device__ __forceinline__ int m(int i) const {
     constexpr int W = TM < 4 ? TM : 4;

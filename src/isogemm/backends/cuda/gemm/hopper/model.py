@@ -92,7 +92,7 @@ STAGE, CLUSTERED, SHARED_STAGE, STORE, EPILOGUE = 176.0, 5.24, 1.71, 5.83, 1428.
 START, COLUMN = 16.1, 0.558  # cycles of an instruction, and of each of its columns
 # Cycles from a buffer's release until it is full again, and how many times as many where a cluster fills it.
 REFILL, SHARED_REFILL = 1490.0, 1.73
-L2_EACH = 34.0  # bytes a cycle, for each multiprocessor
+CARRY = 14.0  # bytes a cycle of sums that wait in memory: put there, and taken back
 # Of the model's for a line; more of the larger operand's, which comes from memory, where several tiles read it.
 LINE, REREAD = 0.863, 0.0906
 BIASED = 0.07  # cycles of a value whose bias is another in every column
@@ -114,7 +114,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
         lines=LINE * (x + y) + REREAD * larger * (readers > 1),
         work=(START + COLUMN * c.cols) * -(-c.rows // 64) * 4,
         stage=_stage(c) * 64 / c.depth,
-        store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased + 4 * carried / L2_EACH) + EPILOGUE,
+        store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased + 4 * carried / CARRY) + EPILOGUE,
         stores=1 if c.pingpong else waves,
     )
     # Tiles shared by all consumers where one wave is all there is, weights not swapped, pairs of blocks.

@@ -82,7 +82,7 @@ COPIED = " copied"
 MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
 CYCLES, BYTES = 1980, 3.9e6  # of a microsecond: of a multiprocessor, from memory
 START, ROUND = 3.5, 1.0  # microseconds of a launch, and of filling and storing a round of tiles
-# Times as long: a ring's copies of 4 bytes; of tiles, single loads along rows, and along K, and copies of such operands.
+# Times as long: a ring's copies of 4 bytes; single loads of tiles along rows, and along K; copies of such operands.
 RING_ODD, ACROSS, ALONG, COPY_ALONG = 1.2, 1.08, 2.0, 1.3
 
 

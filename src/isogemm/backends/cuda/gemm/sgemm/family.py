@@ -125,13 +125,15 @@ class Sgemm(ProductFamily):
         strides, types = epilogue(product)
         defines = _ringed(product, ring) if ring else dict(zip(("MODE_A", "MODE_B"), _modes(product), strict=True))
         defines |= {"BM": tile.m, "BN": tile.n, "BK": tile.k, "TM": tile.thread_m, "TN": tile.thread_n}
-        defines |= {"MIN_BLOCKS": 1 if leaf else tile.blocks, "LEAF": leaf > 0}
+        copiers = int(defines.get("COPIERS", 0))
+        fewer = copiers > 1 and tile.blocks < 4  # registers, of wide tiles, for the second warp that copies
+        defines |= {"MIN_BLOCKS": 1 if leaf else tile.blocks - fewer, "LEAF": leaf > 0}
         steps = [("i64", x) for x in (a.row, a.k, a.batch, b.row, b.k, b.batch)]
         sizes = [("i32", x) for x in (product.m, product.n, product.k, product.batch, leaf, types)]
         launch = function_of(f"gemm/sgemm/{'ring' if ring else 'sgemm'}.cu", "sgemm", device, defines).bind(
             [*["ptr"] * 5, *steps, *strides, *sizes, ("f32", product.alpha), ("f32", product.beta)],
             grid=grid(_blocks(product, tile), product.batch),
-            block=(tile.m * tile.n // (tile.thread_m * tile.thread_n) + 32 * int(defines.get("COPIERS", 0)),),
+            block=(tile.m * tile.n // (tile.thread_m * tile.thread_n) + 32 * copiers,),
             shared=(ring.m + ring.n) * ring.k * 4 * ring.stages if ring else 0,
             pdl=True,
         )

@@ -246,7 +246,8 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
   const int warp = threadIdx.x / 32;
   const Lane lane;
   Turn turn{shared(ring), shared(bars)};
-  for (int i = threadIdx.x; i < 2 * STAGES; i += WALKERS + COPYING) barrier_init(turn.bars + i * 8, i < STAGES ? COPYING : WALKERS / 32);
+  for (int i = threadIdx.x; i < 2 * STAGES; i += WALKERS + COPYING)
+    barrier_init(turn.bars + i * 8, i < STAGES ? COPYING : WALKERS / 32);
   __syncthreads();
   A x(a + item * a_batch, a_r, a_k, m0, m, warp / WARPS_N, lane.m);
   B y(b + item * b_batch, b_r, b_k, n0, n, warp % WARPS_N, lane.n);

@@ -47,6 +47,12 @@ class attending(own):
     ascending order: a hidden key adds 0, wherever it stands.
     """
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Where such code chooses float32 by itself, and the contract is one of 16 bits, float32's default counts."""
+        if self.contract is None or str(x.dtype).removeprefix("torch.") in self.contract.operands:
+            return super().linear(x, weight, bias)
+        return own(None, self.grad_order).linear(x, weight, bias)
+
     def matmul(self, a: Tensor, b: Tensor) -> Tensor | None:
         if min(a.dim(), b.dim()) < 2 or b.dim() == 2:
             return super().matmul(a, b)
@@ -70,11 +76,9 @@ class attending(own):
         return found
 
 
-attending.ours = own.ours | {
-    **{func: attending.matmul for func, ours in own.ours.items() if ours is own.matmul},
-    **{func: attending.softmax for func, ours in own.ours.items() if ours is own.softmax},
-    **dict.fromkeys((torch.baddbmm, torch.Tensor.baddbmm), attending.baddbmm),
-}
+attending.ours = {func: getattr(attending, ours.__name__) for func, ours in own.ours.items()} | dict.fromkeys(
+    (torch.baddbmm, torch.Tensor.baddbmm), attending.baddbmm
+)
 
 
 class _Chained(torch.autograd.Function):  # type: ignore[misc]

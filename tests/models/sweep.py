@@ -132,6 +132,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.5, 0.0],
     },
     "GraniteMoeHybridForCausalLM": {"layer_types": ["mamba", "attention"]},
+    "HYV4ForCausalLM": {"index_topk": 64},  # of scores as good as equal, a rounding decides
     "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "KimiLinearForCausalLM": {
         "num_experts": 8,

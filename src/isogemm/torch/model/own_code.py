@@ -68,14 +68,7 @@ class own(TorchFunctionMode):  # type: ignore[misc]
         return reductions.softmax(x, out_dtype=dtype) if is_last(x, dim) and dtype in RESULTS else None
 
     def sum(self, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
-        if dtype not in RESULTS or (type(dim) is not int and not is_last(x, dim)):
-            return None
-        if not is_last(x, dim):
-            y = self.sum(x.movedim(dim, -1), -1, dtype=dtype)
-            return y.unsqueeze(dim) if keepdim and y is not None else y
-        if torch.is_grad_enabled() and x.requires_grad:
-            x = x.clone()  # torch's sum remembers no operand, which may be divided by its result in place
-        return reductions.sum(x, keepdim=keepdim, out_dtype=dtype)
+        return along(reductions.sum, x, dim, keepdim, dtype)
 
     def topk(self, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
         """The first of equals first, which torch leaves to its kernels."""
@@ -94,6 +87,18 @@ def is_last(x: Tensor, dim: Any) -> bool:
     if isinstance(dim, (tuple, list)) and len(dim) == 1:
         (dim,) = dim
     return x.dim() > 0 and type(dim) is int and dim in (-1, x.dim() - 1)
+
+
+def along(kind: Callable[..., Tensor], x: Tensor, dim: Any, keepdim: bool, dtype: Any) -> Tensor | None:
+    """What an operation along rows makes of one dimension, whichever it is; None where that is torch's."""
+    if dtype not in RESULTS or (type(dim) is not int and not is_last(x, dim)):
+        return None
+    if not is_last(x, dim):
+        y = along(kind, x.movedim(dim, -1), -1, False, dtype)
+        return y.unsqueeze(dim) if keepdim and y is not None else y
+    if torch.is_grad_enabled() and x.requires_grad:
+        x = x.clone()  # torch's sum remembers no operand, which may be divided by its result in place
+    return kind(x, keepdim=keepdim, out_dtype=dtype)
 
 
 RESULTS = (*DTYPES, None)

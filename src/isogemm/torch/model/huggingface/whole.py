@@ -26,7 +26,7 @@ from ...ops import Tensor
 from ...routing.rows import chained_softmax
 from ...rows.gradients import softmax_back
 from ..layers import Converted
-from ..own_code import RESULTS, OwnBlock, is_last, own, unsafe
+from ..own_code import RESULTS, OwnBlock, along, is_last, own, unsafe
 from ..recognition import Match, mixed, random, touched
 from ..verify import verify
 
@@ -41,7 +41,7 @@ _PADDING, _EAGER = "left-padding", "eager"
 
 
 class attending(own):
-    """`own` where attention is written out: products of stacks, and softmax along any dimension.
+    """`own` where attention is written out: products of stacks, softmax along any dimension, and means.
 
     A stack may be the values of keys, and a row the scores of a query. Terms are therefore added one at a time, in
     ascending order: a hidden key adds 0, wherever it stands.
@@ -75,10 +75,15 @@ class attending(own):
         found: Tensor = _Chained.apply(x, dtype or x.dtype)
         return found
 
+    def mean(self, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
+        return along(reductions.mean, x, dim, keepdim, dtype)
 
-attending.ours = {func: getattr(attending, ours.__name__) for func, ours in own.ours.items()} | dict.fromkeys(
-    (torch.baddbmm, torch.Tensor.baddbmm), attending.baddbmm
-)
+
+attending.ours = {
+    **{func: getattr(attending, ours.__name__) for func, ours in own.ours.items()},
+    **dict.fromkeys((torch.baddbmm, torch.Tensor.baddbmm), attending.baddbmm),
+    **dict.fromkeys((torch.mean, torch.Tensor.mean), attending.mean),
+}
 
 
 class _Chained(torch.autograd.Function):  # type: ignore[misc]

@@ -16,19 +16,17 @@ from isogemm.errors import OptionError
 HELD = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Phi", "Phi3", "GPT2", "GPTBigCode", "GPTNeoX", "StableLm", "Olmo", "Olmo2",
     "Olmo3", "Gemma", "Gemma2", "Gemma3", "Granite", "GraniteMoe", "Starcoder2", "SmolLM3", "Glm4", "Ernie4_5",
-    "Falcon", "Llama4", "Qwen2Moe", "Qwen3Moe", "Mixtral", "DeepseekV3", "GptOss",
+    "Falcon", "Llama4", "Qwen2Moe", "Qwen3Moe", "Mixtral", "DeepseekV3", "GptOss", "GPTJ", "GPTNeo",
 )  # fmt: skip
 
-# Inside invariant() of those that convert refuses: all but padding on the left, which its compressors take for tokens.
-HELD_INSIDE = ("DeepseekV4",)
+# All but padding on the left, which its compressors take for tokens: refused after convert, and other results inside
+# invariant().
+HELD_BUT_LEFT = ("DeepseekV4",)
 
 # What convert(strict=True) says of the others.
 REFUSED = {
     "Bloom": "does not use transformers' attention functions",
     "Cohere": "CohereLayerNorm",
-    "DeepseekV4": "DeepseekV4GroupedLinear",
-    "GPTJ": "does not use transformers' attention functions",
-    "GPTNeo": "does not use transformers' attention functions",
     "Mamba": "MambaMixer",
     "Nemotron": "NemotronLayerNorm1P",
     "OPT": "OPTLearnedPositionalEmbedding",
@@ -36,7 +34,7 @@ REFUSED = {
 }
 
 # Families of these that transformers' continuous batching cannot run, whatever computes attention.
-NOT_BATCHED = ("DeepseekV3", "Falcon", "GPTBigCode", "Llama4", "StableLm")
+NOT_BATCHED = ("DeepseekV3", "Falcon", "GPTBigCode", "GPTJ", "GPTNeo", "Llama4", "StableLm")
 
 
 def family(name: str, dtype: torch.dtype, device: str = "cpu"):
@@ -52,7 +50,7 @@ def family(name: str, dtype: torch.dtype, device: str = "cpu"):
 
 
 def judged(name: str, mode: str, dtype: torch.dtype, device: str = "cpu") -> str:
-    """``held``, ``refused: why``, or where bits changed."""
+    """``held``, ``refused: why``, where bits changed, or ``held,`` and which relations the model then refused."""
     model = family(name, dtype, device)
     if mode == "convert":
         try:
@@ -63,7 +61,9 @@ def judged(name: str, mode: str, dtype: torch.dtype, device: str = "cpu") -> str
     else:
         with iso.invariant():
             found = iso.verify(model)
-    return "held" if found else f"changed: {', '.join(found.broken)}"
+    if all(where.startswith("OptionError") for where in found.broken.values()):
+        return ", ".join(["held", *(f"{relation} refused" for relation in found.broken)])
+    return f"changed: {', '.join(found.broken)}"
 
 
 def loaded(name: str, dtype: torch.dtype) -> str:

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.models.families import HELD, HELD_INSIDE, NOT_BATCHED, REFUSED, family, judged, loaded  # noqa: E402
+from tests.models.families import HELD, HELD_BUT_LEFT, NOT_BATCHED, REFUSED, family, judged, loaded  # noqa: E402
 from tests.models.support import PAGE  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
@@ -38,8 +38,9 @@ def test_a_family_holds_inside_invariant(name, device):
 
 @QUIET
 @DTYPES
-@pytest.mark.parametrize("name", HELD_INSIDE)
+@pytest.mark.parametrize("name", HELD_BUT_LEFT)
 def test_a_family_whose_padding_is_tokens_holds_but_for_it(name, dtype):
+    assert judged(name, "convert", dtype) == "held, left-padding refused"
     assert judged(name, "invariant", dtype) == "changed: left-padding"
     if dtype is torch.float32:  # another result, not another rounding of one
         model, ids = family(name, torch.float32), torch.arange(21)[None] + 3
@@ -71,6 +72,9 @@ def test_the_page_names_every_family():
     for name in HELD:
         load = "not batched" if name in NOT_BATCHED else "held"
         assert f"| {name} | held | held | held | held | {load} |" in text
+    for name in HELD_BUT_LEFT:
+        cells = ["held, left-padding refused"] * 2 + ["changed: left-padding"] * 2
+        assert f"| {name} | {' | '.join(cells)} | not batched |" in text
     for name in REFUSED:
         assert f"| {name} | refused | refused | " in text
         assert f"- **{name}**: " in text

@@ -65,16 +65,14 @@ def test_one_head_of_keys_is_broadcast_as_in_torch():
         assert same(torch.nn.functional.scaled_dot_product_attention(q, k, k, mask), whole)
 
 
-@pytest.mark.parametrize("changes", [{"alibi": True}, {"attn_implementation": "eager"}], ids=str)
-def test_attention_of_its_own_that_is_something_else(changes):
+def test_attention_of_its_own_that_is_something_else():
     config = copy.deepcopy(build("FalconForCausalLM").config)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    found = transformers.FalconForCausalLM._from_config(config, **{k: v for k, v in changes.items() if k[:4] == "attn"})
-    with pytest.raises(OptionError, match=r"ALiBi|eager"):
+    config.alibi = True
+    found = transformers.FalconForCausalLM._from_config(config).eval()
+    with pytest.raises(OptionError, match="ALiBi"):
         iso.convert(found, strict=True)
     with iso.invariant():
-        assert iso.verify(found.eval())
+        assert iso.verify(found)
 
 
 def test_a_block_that_looks_at_the_batch_is_left():

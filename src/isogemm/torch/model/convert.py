@@ -20,7 +20,7 @@ from ..quant import convert as quantizing
 from ..quant.convert import Formats, prefixes
 from . import activations as functions
 from . import recognition
-from .huggingface import experts, inline
+from .huggingface import experts, inline, whole
 from .huggingface import recognition as transformers_parts
 from .huggingface.modules import NAME
 from .layers import Converted, GatedMLP, Linear, Merging, Transposed, checked
@@ -71,7 +71,8 @@ def convert(
         - ``activation``: modules that compute a function of each element whose kernels on a CPU have several forms
           (GELU, Sigmoid, Mish, ELU, Softplus and others, also transformers').
         - ``attention``: the attention function of a transformers model and its masks. The model gets a copy of its
-          configuration, since others may share that.
+          configuration, since others may share that. Where attention cannot be that function: the model and its layers,
+          whose own code stays.
         - ``rope``: rotary embeddings of transformers models, and the attention modules that use them.
         - ``experts``: mixtures of experts of transformers models: experts, routers, and what a block has besides.
     contract, grad_order
@@ -133,7 +134,7 @@ def convert(
     chosen, order = checked(contract, grad_order)
     leave = arguments.strings("leave", leave, "['lm_head']")
     plan = _look(module, _parts(parts), leave)
-    _refuse(plan.refused)
+    _refuse(plan.refused, plan.unlike)
     if strict:
         refuse_open(module, _open(plan))
     for name, child, _ in plan.found:
@@ -174,6 +175,7 @@ class _Plan:
     refused: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     attention: dict[str, Any] = field(default_factory=dict)
+    unlike: str = ""  # why a model that computes attention by itself does not keep its own code
     rotates: bool = False  # attention modules that become RotaryAttention
     rotates_otherwise: bool = False  # others
     quantization: quantizing.Quantization | None = None
@@ -196,18 +198,23 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     attention, widths = transformers_parts.attention_modules(module), transformers_parts.rotary_widths(module)
     odd = transformers_parts.halved(module) if attention else ""
     mixtures = experts.mixtures(module) | inline.stacked(module) if "transformers" in sys.modules else {}
+    own, plan.unlike = _own(module, parts, leave, looks)
+    mixtures |= own
+    covered = whole.inside(module, own)
     for name, child, outer in _walk(module):
         known = mixtures.get(name) or _known(child, widths, odd, looks)
         why = None if name in mixtures else _obstacle(child, outer)
         if any(fnmatchcase(part, pattern) for part in prefixes(name) for pattern in leave):
             if _has_weights(child) or known or child in attention.values():
                 plan.left[name] = "in leave"
-        elif why is not None and "linear" in parts:
-            plan.refused[name] = why
         elif isinstance(child, Converted):
             plan.left[name] = ALREADY
             if isinstance(child, GatedMLP):
                 inside |= _gates(name, child)
+        elif name in covered and (why is not None or known is None or known.layer is None):
+            pass  # its own code runs in that of a layer or model around it
+        elif why is not None and "linear" in parts:
+            plan.refused[name] = why
         elif known is None:
             if _has_weights(child):
                 plan.left[name] = f"{type(child).__name__} is not known here"
@@ -223,8 +230,19 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
                 inside |= {id(m) for m in child.children() if recognition.is_silu(m, looks)}
         if name in attention and known is not None and known.part == "rope":
             plan.rotates, plan.rotates_otherwise = True, plan.rotates_otherwise or name in plan.left
-    _plan_attention(module, plan, attention, parts, looks)
+    if not covered or not covered.issuperset(attention):
+        _plan_attention(module, plan, {n: x for n, x in attention.items() if n not in covered}, parts, looks)
     return plan
+
+
+def _own(module: Any, parts: Sequence[str], leave: Sequence[str], looks: Looks) -> tuple[dict[str, Match], str]:
+    """Models and layers that keep their own code, as their attention cannot have isogemm's function; or why not."""
+    asked = "attention" in parts and transformers_parts.models(module)
+    if not asked or not transformers_parts.refusal(module, looks):
+        return {}, ""
+    found, why = whole.whole(module, convert)
+    left = [n for n in found if any(fnmatchcase(part, pattern) for part in prefixes(n) for pattern in leave)]
+    return ({}, f"{left[0]} is in leave, and a model keeps its own code whole") if left else (found, why)
 
 
 def _gates(name: str, block: Any) -> set[int]:
@@ -261,7 +279,7 @@ def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tupl
     """All attention modules of a model, or none: they share a mask."""
     if not found:
         if (names := transformers_parts.models(module)) and (why := transformers_parts.refusal(module, looks)):
-            plan.left.setdefault(names[0], why)
+            plan.left.setdefault(names[0], "; ".join(filter(None, (why, plan.unlike))))
         return
     if "attention" not in parts:
         why = "attention is not among the parts"
@@ -279,7 +297,7 @@ def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tupl
     if own and "attention" in parts and not any(plan.left.get(name) == "in leave" for name in found):
         plan.found += [(name, found[name], known) for name, known in own.items()]
         return
-    why = odd or why
+    why = "; ".join(filter(None, (odd or why, plan.unlike)))
     for name in found:
         if name not in plan.left:
             plan.left[name] = why
@@ -287,12 +305,13 @@ def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tupl
             plan.left[name] += f"; {why}"
 
 
-def _refuse(refused: dict[str, str]) -> None:
+def _refuse(refused: dict[str, str], unlike: str) -> None:
     if refused:
+        reasons = [f"{name or '(the model)'}: {why}" for name, why in refused.items()]
         raise OptionError(
             "modules that cannot be converted",
             limit="torch.nn.Linear itself, called as a module",
-            value="; ".join(f"{name or '(the model)'}: {why}" for name, why in refused.items()),
+            value="; ".join([*reasons, *filter(None, [unlike])]),
             nearest=f"leave={list(refused)}",
         )
 

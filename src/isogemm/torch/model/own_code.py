@@ -1,15 +1,16 @@
-"""The own code of a small module, a router above all: torch's functions in it computed by isogemm.
+"""The own code of a module, from a router to a whole model: torch's functions in it computed by isogemm.
 
 A formula of ours in the place of another library's would have to be that library's in every version and mode. Here the
 module's own forward method runs, and the functions that it calls, above autograd, are isogemm's with isogemm's
-gradients: products, softmax, sums along rows, sigmoid and silu. Of equal numbers topk takes the first. Which modules
-that is enough for is seen in a run of their code, in which every operator has to be known not to look at the batch.
+gradients: products, softmax, sums along rows, sigmoid and silu. Of equal numbers topk takes the first.
+Which modules that is enough for is seen in a run of their code, in which every operator has to be known not to look at
+the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -28,13 +29,15 @@ _F = torch.nn.functional
 class own(TorchFunctionMode):  # type: ignore[misc]
     """A scope in which torch's functions are isogemm's, with their gradients, where isogemm has them."""
 
+    ours: ClassVar[dict[Any, Callable[..., Any]]]  # of torch's functions, what is called in their place
+
     def __init__(self, contract: Contract | None = None, grad_order: str = "leaf4096") -> None:
         super().__init__()
         self.contract, self.grad_order = contract, grad_order
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        ours, kwargs = _OURS.get(func), kwargs or {}
-        if ours is not None and isinstance(args[0], torch.Tensor) and args[0].dtype in DTYPES:
+        ours, kwargs = self.ours.get(func), kwargs or {}
+        if ours is not None and args and isinstance(args[0], torch.Tensor) and args[0].dtype in DTYPES:
             result = ours(self, *args, **kwargs)
             if result is not None:
                 return result
@@ -62,17 +65,10 @@ class own(TorchFunctionMode):  # type: ignore[misc]
         return scaled_dot_product_attention(*args, **kwargs, contract=chain)
 
     def softmax(self, x: Tensor, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor | None:
-        return reductions.softmax(x, out_dtype=dtype) if _is_last(x, dim) and dtype in _RESULTS else None
+        return reductions.softmax(x, out_dtype=dtype) if is_last(x, dim) and dtype in RESULTS else None
 
     def sum(self, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
-        if dtype not in _RESULTS or (type(dim) is not int and not _is_last(x, dim)):
-            return None
-        if not _is_last(x, dim):
-            y = self.sum(x.movedim(dim, -1), -1, dtype=dtype)
-            return y.unsqueeze(dim) if keepdim and y is not None else y
-        if torch.is_grad_enabled() and x.requires_grad:
-            x = x.clone()  # torch's sum remembers no operand, which may be divided by its result in place
-        return reductions.sum(x, keepdim=keepdim, out_dtype=dtype)
+        return along(reductions.sum, x, dim, keepdim, dtype)
 
     def topk(self, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
         """The first of equals first, which torch leaves to its kernels."""
@@ -86,14 +82,27 @@ class own(TorchFunctionMode):  # type: ignore[misc]
         return None if inplace else reductions.silu(x)
 
 
-def _is_last(x: Tensor, dim: Any) -> bool:
+def is_last(x: Tensor, dim: Any) -> bool:
+    """Whether `dim` is the last dimension of x and no other."""
     if isinstance(dim, (tuple, list)) and len(dim) == 1:
         (dim,) = dim
     return x.dim() > 0 and type(dim) is int and dim in (-1, x.dim() - 1)
 
 
-_RESULTS = (*DTYPES, None)
-_OURS: dict[Any, Callable[..., Any]] = {
+def along(kind: Callable[..., Tensor], x: Tensor, dim: Any, keepdim: bool, dtype: Any) -> Tensor | None:
+    """What an operation along rows makes of one dimension, whichever it is; None where that is torch's."""
+    if dtype not in RESULTS or (type(dim) is not int and not is_last(x, dim)):
+        return None
+    if not is_last(x, dim):
+        y = along(kind, x.movedim(dim, -1), -1, False, dtype)
+        return y.unsqueeze(dim) if keepdim and y is not None else y
+    if torch.is_grad_enabled() and x.requires_grad:
+        x = x.clone()  # torch's sum remembers no operand, which may be divided by its result in place
+    return kind(x, keepdim=keepdim, out_dtype=dtype)
+
+
+RESULTS = (*DTYPES, None)
+own.ours = {
     _F.linear: own.linear,
     **dict.fromkeys(
         (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.mm), own.matmul
@@ -112,12 +121,13 @@ class OwnCode(Converted):
     """A module whose own forward method runs in the scope of `own`: mixed into its class."""
 
     part = "experts"
+    scope: ClassVar[type[own]] = own
     contract: Contract | None = None
     grad_order = "leaf4096"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
-        with own(self.contract, self.grad_order):
+        with self.scope(self.contract, self.grad_order):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 

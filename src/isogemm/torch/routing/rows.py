@@ -42,18 +42,23 @@ def _elements(kind: str) -> Callable[..., Tensor]:
     return call
 
 
-def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Along the last of four dimensions or more, as attention's scores are, exponentials are added up in a chain.
+def chained_softmax(x: Tensor) -> Tensor:
+    """softmax along the last dimension in float32, its exponentials added up in a chain.
 
     ``e = exp(x - max)``, the sum over e in ascending order, in float32 from +0, ``e / sum``. Masked keys add 0 to it,
     wherever they stand: padding on the left, and between the keys and a sink, whose place moves with their number.
     """
-    if x.dim() < 4 or dim not in (-1, x.dim() - 1) or not x.numel():
-        return _ALONG["softmax"](x, dim, half_to_float)
     wide = x.float()
     e = direct("exp", (wide - wide.amax(-1, keepdim=True),), (None,))
     total = api.matmul(e.view(-1, e.shape[-1]), e.new_ones(e.shape[-1], 1), contract="fma/chain")
-    found = e.div_(total.view(*e.shape[:-1], 1))
+    return e.div_(total.view(*e.shape[:-1], 1))
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """`chained_softmax` along the last of four dimensions or more, as attention's scores are."""
+    if x.dim() < 4 or dim not in (-1, x.dim() - 1) or not x.numel():
+        return _ALONG["softmax"](x, dim, half_to_float)
+    found = chained_softmax(x)
     return found if half_to_float else found.to(x.dtype)
 
 

@@ -50,7 +50,11 @@ FIRST = (
     "models/test_experts.py",
     "models/test_serving.py",
     "test_site.py",
-    "planner/test_admission.py",
+    "torch/model/test_huggingface.py",
+    "backends/webgpu/test_vectors.py",
+    "doctor/test_examine.py",
+    "torch/quant/test_linear.py",
+    "torch/test_storage.py",
     "benchmarks/test_quant_gpu.py",
 )
 

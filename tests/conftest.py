@@ -20,6 +20,8 @@ settings.load_profile("untimed")
 
 # Read when OpenMP's library is loaded. Its threads would otherwise spin while they wait, on cores that others need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Inductor takes the vectors that the CPU names at its word: else a compiler and a process that imports torch try each.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Kernels are those that a test asks for; threads that compile better ones would take the cores of other tests.
 os.environ.setdefault("ISOGEMM_TUNING", "off")
 
@@ -48,7 +50,11 @@ FIRST = (
     "models/test_experts.py",
     "models/test_serving.py",
     "test_site.py",
-    "planner/test_admission.py",
+    "torch/model/test_huggingface.py",
+    "backends/webgpu/test_vectors.py",
+    "doctor/test_examine.py",
+    "torch/quant/test_linear.py",
+    "torch/test_storage.py",
     "benchmarks/test_quant_gpu.py",
 )
 

@@ -23,13 +23,13 @@ def report(**found: Any) -> None:
     os.write(1, (json.dumps(found) + "\n").encode())
 
 
-def ranks(world: int, check: Callable[[int], Iterator[dict[str, Any]]], limit: float) -> int:
-    """Run `check` in as many processes of one gloo group; the exit status is the number of those that failed."""
+def ranks(world: int, checks: list[Callable[[int], Iterator[dict[str, Any]]]], limit: float) -> int:
+    """Run each check, all at once, in as many processes of a gloo group of its own; the number of those that failed."""
     torch.set_num_threads(1)
     isogemm.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        children = [_forked(rank, world, f"file://{folder}/store", check) for rank in range(world)]
-        return _waited(children, limit)
+        stores = [(check, f"file://{folder}/{i}") for i, check in enumerate(checks)]
+        return _waited([_forked(rank, world, at, check) for check, at in stores for rank in range(world)], limit)
 
 
 def _forked(rank: int, world: int, where: str, check: Callable[[int], Iterator[dict[str, Any]]]) -> int:

@@ -99,12 +99,17 @@ def _one(p: Product, contract: Contract, a: Any, b: Any, c: Any, bias: Any) -> n
     if p.accumulate:
         acc = reference.evaluate(a, b, contract, c)
     else:
-        bits = f"u{a.itemsize}"
-        rows, left = np.unique(np.ascontiguousarray(a).view(bits), axis=0, return_inverse=True)
-        columns, right = np.unique(np.ascontiguousarray(b.T).view(bits), axis=0, return_inverse=True)
-        acc = reference.evaluate(rows.view(a.dtype), columns.view(b.dtype).T, contract)[np.ix_(left, right)]
+        (rows, left), (columns, right) = _distinct(a), _distinct(b.T)
+        acc = reference.evaluate(rows, columns.T, contract)[np.ix_(left, right)]
     beta = 0.0 if p.accumulate else p.beta
     return reference.epilogue(acc, alpha=p.alpha, beta=beta, c=c, bias=bias, out_dtype=TYPES[p.dtype_out])
+
+
+def _distinct(x: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Rows of different bits, and which of them each row is; NumPy's `unique` of rows sorts them, 20 times slower."""
+    places: dict[bytes, int] = {}
+    which = [places.setdefault(row.tobytes(), len(places)) for row in x]
+    return np.frombuffer(b"".join(places), x.dtype).reshape(len(places), x.shape[1]), which
 
 
 @dataclass

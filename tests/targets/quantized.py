@@ -16,14 +16,15 @@ from isogemm.backends.cpu.quant.dot import instructions
 from isogemm.formats import reference
 from isogemm.formats.blocks import FORMATS
 
-FLOATS = "Q6_K"  # float activations have no code of their own for a CPU
-# One format of each shape of blocks: what a format unpacks is the same on every CPU, and what multiplies it is not.
-SHAPES = ("Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K")
+FLOATS = "Q4_K"  # float activations have no code of their own for a CPU
+# One format of each way to multiply: what a format unpacks is the same on every CPU. Codes of eight bits, of fewer
+# with and without offsets, and scales with signs; without vectors of its own a CPU has one way for short blocks and
+# one for long ones, which adds offsets in pairs.
+SHAPES = {"generic": ("Q8_0", "Q4_K")}.get(instructions(), ("Q8_0", "Q5_1", "Q4_K", "Q6_K"))
 
 
 def main() -> None:
-    shapes = SHAPES if instructions() != "generic" else SHAPES[::2]  # without vectors of its own, loops are the same
-    for fmt in map(FORMATS.__getitem__, shapes):
+    for fmt in map(FORMATS.__getitem__, SHAPES):
         w = weight(fmt, 33, 2)
         for m in (1, 2, 5, 9):
             x = values("heavy", m, w.shape[1], seed=m)

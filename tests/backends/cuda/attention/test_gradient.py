@@ -14,6 +14,7 @@ from tests.planner.fakes import FakeMachine
 from isogemm.backends.cuda.attention.case import Strided
 from isogemm.backends.cuda.attention.gradient import run
 from isogemm.backends.cuda.attention.gradient.run import KERNEL, PAIRS, Back, BackCase
+from isogemm.backends.cuda.attention.gradient.trial import by_definition
 from isogemm.backends.cuda.driver import facts
 from isogemm.backends.cuda.gemm.tile import family
 from isogemm.base.seen import Seen
@@ -153,7 +154,19 @@ class Host:
         outs[1][i, h], outs[2][i, h] = found[1:]
 
 
+def defined(case: Any, held: dict[str, np.ndarray], arithmetic: str) -> Any:
+    """The definition's gradients of a trial's operands, which are drawn from the case: computed once for all hosts."""
+    key = case, held["q"].dtype, arithmetic
+    if key not in _defined:
+        _defined[key] = by_definition(case, held, arithmetic)
+    return _defined[key]
+
+
+_defined: dict[Any, Any] = {}
+
+
 def tried(monkeypatch: pytest.MonkeyPatch, case: BackCase, host: Host) -> str:
+    monkeypatch.setattr(run, "by_definition", defined)
     monkeypatch.setattr(Back, "bind", lambda self, case, config, device: host.bind(case))
     return KERNEL.trial(Bench(FakeMachine()), case, PAIRS[case.d > 64][0])
 

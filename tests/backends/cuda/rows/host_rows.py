@@ -94,14 +94,16 @@ class HostKernel:
         assert x is not None
         if self.turned:
             x, g, w, b = (None if a is None else backwards(a) for a in (x, g, w, b))
-        rows = {"weight": w, "bias": b}
-        found = [
-            operation.results_of(
-                *(x[i] if o.name == "x" else rows[o.name] if o.extent == "row" else g[i] for o in operation.operands),
-                eps=eps, dtype=dtype_of(max(code.tg, 0)),
-            )
-            for i in range(place.rows)
-        ]  # fmt: skip
+        rows, found, operands = {"weight": w, "bias": b}, [], operation.operands
+        known: dict[bytes, Any] = {}  # rows that repeat are computed once
+        for i in range(place.rows):
+            key = b"".join(a[i].tobytes() for a in (x, g) if a is not None)
+            if key not in known:
+                known[key] = operation.results_of(
+                    *(x[i] if o.name == "x" else rows[o.name] if o.extent == "row" else g[i] for o in operands),
+                    eps=eps, dtype=dtype_of(max(code.tg, 0)),
+                )  # fmt: skip
+            found.append(known[key])
         made = [(p[4], np.concatenate([backwards(y[0]) if self.turned and y[0].size > 1 else y[0] for y in found]),
                  dtype_of(code.to))]  # fmt: skip
         if p[5]:

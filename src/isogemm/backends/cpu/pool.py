@@ -189,11 +189,11 @@ class Pool:
         self._threads = 1  # that are known to be there, the calling one included
         self._memory: tuple[int, int, NDArray[np.uint8]] = 0, 0, np.empty(0, np.uint8)
 
-    def run(self, kernel: Any, scratch: int, threads: int, *arguments: Any) -> None:
+    def run(self, kernel: Any, scratch: int, threads: int, *arguments: Any) -> Any:
         """``kernel(control, threads, scratch address, scratch stride, *arguments)`` with `scratch` bytes per thread.
 
-        It must take and give back the pool as `run_chunks` does. When it is another's, the kernel is called again
-        with 0 threads and memory of its own: the caller runs all chunks itself.
+        It must take and give back the pool as `run_chunks` does. When it is another's, and the kernel returns 1, it is
+        called again with 0 threads and memory of its own: the caller runs all chunks itself. Returns what it returned.
         """
         if threads > self._threads:
             threads = min(threads, MAX_THREADS)
@@ -203,9 +203,11 @@ class Pool:
         memory = self._memory
         if memory[0] < stride * threads:
             memory = self._memory = _room(stride * threads)
-        if kernel(self._words, threads, memory[1], stride, *arguments):
+        found = kernel(self._words, threads, memory[1], stride, *arguments)
+        if found == 1:
             memory = _room(stride)
-            kernel(self._words, 0, memory[1], stride, *arguments)
+            found = kernel(self._words, 0, memory[1], stride, *arguments)
+        return found
 
     def _hire(self, threads: int) -> None:
         """See to it that `threads` threads, the calling one included, are there or on their way."""

@@ -19,7 +19,7 @@ from ....planner.device import Item
 from ....problem.settings import Settings
 from ..emit import descriptor as f
 from ..pool import MAX_CHUNKS, pool
-from .launch import Batch, launch_rows, launch_single, starter
+from .launch import CHECKED, Batch, launch_rows, launch_single, starter
 from .packed import PackedWeight
 from .run_chunk import address
 from .schedule import SERIAL, Schedule
@@ -59,26 +59,29 @@ def layer(x: Array, w: Array | PackedWeight) -> Array | None:
 
     One look-up stands for all that is checked and chosen: small products take no longer than that.
     """
-    lines: Array = w if type(w) is _ndarray else w.lines  # type: ignore[union-attr]
+    if type(w) is _ndarray:
+        lines, strides = w, w.strides
+    else:
+        lines, strides = w.lines, None  # type: ignore[union-attr]
     if x.dtype is not FLOAT32 or lines.dtype is not FLOAT32:
         return None
-    known = _layers.get((x.shape, x.strides, w.shape, lines.strides, type(w), get_num_threads()))
-    if known is None or not (x.flags.aligned and lines.flags.aligned):
+    known = _layers.get((x.shape, x.strides, w.shape, strides, get_num_threads()))
+    if known is None:
         return None
-    shape, run, scratch, threads, start, rows, swapped, chunks = known
+    shape, run, scratch, threads, start, rows, flags, chunks = known
     result = _empty(shape, FLOAT32)
-    pool().run(run, scratch, threads, start, rows, x, lines, result, swapped, chunks)
-    return result
+    missed = pool().run(run, scratch, threads, start, id(rows), id(x), id(lines), id(result), flags, chunks)
+    return None if missed else result
 
 
 def learn(x: Array, w: Array | PackedWeight, result: Array) -> None:
     """Let `layer` take calls like this one, which was checked and computed without bias."""
-    lines, b = (w, w.T) if isinstance(w, np.ndarray) else (w.lines, w)
+    b, strides = (w.T, w.strides) if isinstance(w, np.ndarray) else (w, None)
     if x.dtype is FLOAT32:
         task = task_for(x, b, result, None, get_num_threads())
-        run = starter(*task.narrow)
-        known = result.shape, run, task.scratch, task.threads, address(), task.rows, task.swapped, task.chunks
-        _layers.keep((x.shape, x.strides, w.shape, lines.strides, type(w), get_num_threads()), known)
+        flags = CHECKED | int(task.swapped)
+        known = result.shape, starter(), task.scratch, task.threads, address(), task.rows, flags, task.chunks
+        _layers.keep((x.shape, x.strides, w.shape, strides, get_num_threads()), known)
 
 
 def gemm_batched(

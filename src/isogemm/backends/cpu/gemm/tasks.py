@@ -67,7 +67,6 @@ class Task:
     chunks: int
     scratch: int
     threads: int
-    narrow: tuple[bool, bool, bool]  # which of A, B and the output have 16-bit elements, in the caller's order
 
     def row_at(self, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue) -> NDArray[np.int64]:
         """The descriptor with addresses."""
@@ -171,9 +170,8 @@ def _make(
     rows = np.zeros((2, f.FIELDS), np.int64)
     rows[0, 0], rows[1] = 1, row
     chunks = s.grid_m * s.grid_n
-    narrow = (a.itemsize == 2, b.dtype.itemsize == 2, out.itemsize == 2)
     copies_c = bool(plain and asked.accumulate)
-    return Task(rows, swapped, copies_c, m * n * k, chunks, _scratch(problem, s), min(s.threads, chunks), narrow)
+    return Task(rows, swapped, copies_c, m * n * k, chunks, _scratch(problem, s), min(s.threads, chunks))
 
 
 def float32_bits(value: float) -> int:

@@ -19,10 +19,12 @@ from ....planner.device import Item
 from ....problem.settings import Settings
 from ..emit import descriptor as f
 from ..pool import MAX_CHUNKS, pool
+from . import measure  # noqa: F401  # which is asked for what decides
+from .facts import facts
 from .launch import CHECKED, Batch, launch_rows, launch_single, starter
 from .packed import PackedWeight
 from .run_chunk import address
-from .schedule import SERIAL, Schedule
+from .schedule import Schedule
 from .tasks import Epilogue, swap_operands, task_for
 
 __all__ = ["gemm", "gemm_batched", "gemm_items", "layer", "learn", "swap_operands"]
@@ -156,7 +158,7 @@ def _run_group(items: Sequence[Item], asked: Settings, bias: Array | None) -> No
         rows[1 + i] = task.row_at(a, b, out, epilogue)
         work, largest = work + task.work, max(largest, task.work)
         scratch, chunks = max(scratch, task.scratch), chunks + task.chunks
-    if alone > 1 and work >= 2 * SERIAL:
+    if alone > 1 and work >= 2 * facts().serial:
         rows[0] = 0
         rows[0, 0] = len(items)
         launch_rows(rows, chunks, scratch, get_num_threads())
@@ -168,7 +170,7 @@ def _run_group(items: Sequence[Item], asked: Settings, bias: Array | None) -> No
 def _chunking(count: int, work: int, largest: int, allowed: int | None = None) -> tuple[int, int]:
     """(threads, products per chunk) for `count` products of `work` multiply-adds in all."""
     threads = get_num_threads() if allowed is None else allowed
-    if work < 2 * SERIAL or threads == 1:
+    if work < 2 * facts().serial or threads == 1:
         return 1, count
     some = max(1, min(count // (4 * threads), CHUNK_WORK // max(1, largest)))
     return threads, max(some, -(-count // MAX_CHUNKS))

@@ -51,7 +51,8 @@ def _start(control, threads, scratch, stride, function, template, a, b, out, fla
     # Another thread may write its own address between these two: then weights are asked for, or not, in vain.
     weights = rows[1, f.B]
     rows[1, f.SEEN] = 1 if known[1, f.SEEN] == weights else 0
-    known[1, f.SEEN] = weights
+    if known[1, f.SEEN] != f.NEVER_SEEN:
+        known[1, f.SEEN] = weights
     run_part(control, threads, scratch, stride, function, scratch - TASK_BYTES, chunks)
     give(control, threads)
     return 0

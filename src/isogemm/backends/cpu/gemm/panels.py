@@ -27,7 +27,6 @@ UNROLL = 4
 # The panels that come next are asked for meanwhile, into the second-level cache; where they are too large, so far ahead
 # in each.
 AHEAD_BYTES = 2048
-NEAR_BYTES = 2**21  # of weights; with more of them one panel at a time, one stream from memory, is as fast
 
 
 def _walk(e: Emitter, element: int, rows: int, panels: int, args: tuple[Any, ...]) -> None:

@@ -18,10 +18,10 @@ from ....contract.spec import Contract
 from ....planner.device import Item
 from ....problem.settings import Settings
 from ..emit import descriptor as f
-from ..pool import MAX_CHUNKS, pool
+from ..pool import MAX_CHUNKS, pool, stride_of
 from . import measure  # noqa: F401  # which is asked for what decides
 from .facts import facts
-from .launch import CHECKED, Batch, launch_rows, launch_single, starter
+from .launch import BUSY, CHECKED, Batch, launch_rows, launch_single, starter
 from .packed import PackedWeight
 from .run_chunk import address
 from .schedule import Schedule
@@ -70,9 +70,15 @@ def layer(x: Array, w: Array | PackedWeight) -> Array | None:
     known = _layers.get((x.shape, x.strides, w.shape, strides, get_num_threads()))
     if known is None:
         return None
-    shape, run, scratch, threads, start, rows, flags, chunks = known
-    result = _empty(shape, FLOAT32)
-    missed = pool().run(run, scratch, threads, start, id(rows), id(x), id(lines), id(result), flags, chunks)
+    shape, run, room, threads, start, _rows, place, flags, chunks = known
+    result, own = _empty(shape, FLOAT32), pool()
+    memory = own.memory  # kept in this frame, as `Pool.run` does, of which this is the usual way
+    if memory[0] >= room * threads and threads <= own.threads:
+        missed = run(own.words, threads, memory[1], room, start, place, id(x), id(lines), id(result), flags, chunks)
+    else:
+        missed = BUSY
+    if missed == BUSY:
+        missed = own.run(run, room, threads, start, place, id(x), id(lines), id(result), flags, chunks)
     return None if missed else result
 
 
@@ -82,7 +88,8 @@ def learn(x: Array, w: Array | PackedWeight, result: Array) -> None:
     if x.dtype is FLOAT32:
         task = task_for(x, b, result, None, get_num_threads())
         flags = CHECKED | int(task.swapped)
-        known = result.shape, starter(), task.scratch, task.threads, address(), task.rows, flags, task.chunks
+        room, rows = stride_of(task.scratch), task.rows
+        known = result.shape, starter(), room, task.threads, address(), rows, id(rows), flags, task.chunks
         _layers.keep((x.shape, x.strides, w.shape, strides, get_num_threads()), known)
 
 

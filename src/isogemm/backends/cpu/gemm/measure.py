@@ -92,7 +92,7 @@ def _panel_bytes(store: Array, usual: Facts, rows: int) -> int:
     for limit in (ANY_BYTES, 0):
         each = [_product(rows, w, replace(usual, panel_bytes=limit, panel_bytes_few=limit)) for w in weights]
         ways.append(partial(_all, each))
-    at_once, in_turn = times(ways, 4)
+    at_once, in_turn = times(ways, 10)
     as_usual = usual.panel_bytes if rows == 1 else usual.panel_bytes_few
     return ANY_BYTES if at_once <= in_turn * _margin(as_usual == ANY_BYTES) else 2**21
 

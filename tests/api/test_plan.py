@@ -250,7 +250,7 @@ def test_schedules_keep_the_kernels_limits(p: Problem, threads: int) -> None:
     ("shape", "options", "strategy", "split"),
     [
         ((1, 4096, 2560), {}, "gemv", "n"),
-        ((16, 4096, 2560), {}, "gemv", "n"),
+        ((8, 4096, 2560), {}, "gemv", "n"),
         ((1, 4096, 2560), {"trans_b": "N"}, "stream", "n"),
         ((40, 400, 40), {"trans_b": "N"}, "small", "n"),
         ((72, 40, 40), {}, "small", "m"),

@@ -18,21 +18,21 @@ from tests.products import F32, assert_same, product, values
 import isogemm
 from isogemm.backends.cpu.emit import descriptor as f
 from isogemm.backends.cpu.gemm import execute, facts, measure
-from isogemm.backends.cpu.gemm.facts import ANY_BYTES, Facts
+from isogemm.backends.cpu.gemm.facts import Facts
 from isogemm.backends.cpu.gemm.tasks import task_for
 from isogemm.base.disk import keep
 from isogemm.base.tuning import set_tuning
 from isogemm.problem.settings import PLAIN
 
 USUAL = facts.usual()
-LEAST = Facts(0, 0, 0, 0, 0, 0.0, "least")
-MOST = Facts(64, ANY_BYTES, ANY_BYTES, ANY_BYTES, ANY_BYTES, 1e9, "most")
+LEAST = Facts(0, 0, 0, 0.0, "least")
+MOST = Facts(64, 2**62, 2**62, 1e9, "most")
 CHOICES = {
     "usual": USUAL,
     "least": LEAST,
     "most": MOST,
     "packed early": replace(USUAL, gemv_rows=3, serial=0),
-    "panel by panel": replace(MOST, panel_bytes=0, panel_bytes_few=0, seen_bytes=0),
+    "asked for": replace(MOST, seen_bytes=0),
 }
 
 
@@ -73,20 +73,20 @@ def test_no_choice_reaches_a_bit(name: str) -> None:
 
 def test_choices_choose() -> None:
     """Else the bits above would be equal for no reason."""
-    x, few, w = values((1, 40)), values((3, 40)), values((256, 40))
-    rows, packed, out = values((12, 40)), isogemm.pack(w), np.empty((12, 256), F32)
+    x, w = values((1, 40)), values((256, 40))
+    rows, out = values((12, 40)), np.empty((12, 256), F32)
 
     def walks(name: str) -> list[Any]:
         facts.set_facts(CHOICES[name])
-        found = [task_for(a, b, out[: len(a)], None, 2) for a, b in ((x, packed), (few, packed), (x, w.T), (rows, w.T))]
+        one, many = (task_for(a, w.T, out[: len(a)], None, 2) for a in (x, rows))
         return [
-            *(int(task.rows[1, f.STRATEGY]) for task in found), int(found[2].rows[1, f.SEEN]), found[3].threads > 1
+            *(int(task.rows[1, f.STRATEGY]) for task in (one, many)), int(one.rows[1, f.SEEN]), many.threads > 1
         ]  # fmt: skip
 
-    assert walks("most") == [f.PANELS, f.PANELS, f.QUADS, f.GEMV, 0, False]
-    assert walks("least") == [f.TILED, f.TILED, f.TILED, f.TILED, 0, True]
-    assert walks("panel by panel") == [f.TILED, f.TILED, f.QUADS, f.GEMV, f.NEVER_SEEN, False]
-    assert walks("packed early")[2:4] == [f.QUADS, f.TILED]
+    assert walks("most") == [f.QUADS, f.GEMV, 0, False]
+    assert walks("least") == [f.TILED, f.TILED, 0, True]
+    assert walks("asked for") == [f.QUADS, f.GEMV, f.NEVER_SEEN, False]
+    assert walks("packed early") == [f.QUADS, f.TILED, 0, True]
 
 
 def test_what_was_measured_is_read_again(allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +181,6 @@ def test_the_faster_way_is_chosen(wins: int, monkeypatch: pytest.MonkeyPatch) ->
     found = measure.measure(USUAL)
     assert set(ran) == {2}
     assert found.source == "measured"
-    assert (found.gemv_rows, found.panel_bytes, found.seen_bytes) == (
-        (64, ANY_BYTES, 2**18) if wins == 0 else (8, 2**21, 2**21)
-    )
+    assert (found.gemv_rows, found.seen_bytes) == ((64, 2**18) if wins == 0 else (8, 2**21))
     assert found.serial == (2**23 if wins == 0 else 2**14)
     assert facts.facts() == USUAL

@@ -22,9 +22,8 @@ from ....base.threads import get_num_threads
 from ....base.tuning import get_tuning
 from ..emit.target import target
 
-ANY_BYTES = 2**62
 # Routines for float32 that are timed; whoever has them all waits for no compiler.
-NEEDED = frozenset({"gemv", "gemv_groups", "quads", "panels", "pack", "tile_packed", "tile_direct"})
+NEEDED = frozenset({"gemv", "gemv_groups", "quads", "panels", "pack", "tile_packed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +31,22 @@ class Facts:
     """Thresholds between kernels."""
 
     gemv_rows: int  # rows up to which transposing weights in registers beats packing them
-    # Bytes of prepared weights up to which one row, and two to four, walk several panels at once: they have shorter
-    # chains, and more streams from memory.
-    panel_bytes: int
-    panel_bytes_few: int
     seen_bytes: int  # of weights in place, up to which the same ones need not be asked for when they come again
     serial: int  # multiply-adds below which waking a thread costs more than it saves
     ridge: float  # flops per byte where all threads' peak meets their memory's bandwidth; only the word "bound" has it
     source: str = "usual"  # or "measured"
 
     def __str__(self) -> str:
-        few, one = (_bytes(x) for x in (self.panel_bytes_few, self.panel_bytes))
         return (
-            f"{self.source}: transposed in registers up to {self.gemv_rows} rows; panels at once up to {one} "
-            f"(2 to 4 rows: {few}) of weights; not asked for again up to {_bytes(self.seen_bytes)}; "
-            f"one thread below {self.serial} multiply-adds; ridge {self.ridge:.3g} flop/byte"
+            f"{self.source}: transposed in registers up to {self.gemv_rows} rows; weights not asked for again up to "
+            f"{self.seen_bytes / 2**20:g} MiB; one thread below {self.serial} multiply-adds; "
+            f"ridge {self.ridge:.3g} flop/byte"
         )
 
 
-def _bytes(count: int) -> str:
-    return "any size" if count >= ANY_BYTES else f"{count / 2**20:g} MiB"
-
-
-# By lanes of a vector, on a Zen 4 with two threads on one memory channel: 116 GFLOP/s a core over 17 GB/s. Rows with 16
-# lanes: benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit of 16.
-_ROWS = {16: 64}
-_FEW_BYTES = {16: 2**21}
+# By lanes of a vector. With 16 of them see benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit
+# of 16 rows; with 8, packing takes 0.88 of the time at 12 rows (Zen 4). The ridge: its 116 GFLOP/s a core over 17 GB/s.
+_ROWS = {16: 64, 8: 8, 4: 16}
 _facts: Facts | None = None
 _measuring = False
 measurer: Callable[[Facts], Facts] | None = None
@@ -66,8 +55,7 @@ measurer: Callable[[Facts], Facts] | None = None
 
 def usual() -> Facts:
     """The numbers where nothing is measured."""
-    width = target().width
-    return Facts(_ROWS.get(width, 16), ANY_BYTES, _FEW_BYTES.get(width, ANY_BYTES), 2**20, 48 * 1024, 7.0)
+    return Facts(_ROWS[target().width], 2**20, 48 * 1024, 7.0)
 
 
 def facts() -> Facts:

@@ -15,12 +15,12 @@ from ....base.threads import get_num_threads
 from ..emit import descriptor as f
 from ..emit.target import target
 from . import facts
-from .facts import ANY_BYTES, Facts, set_facts
+from .facts import Facts, set_facts
 from .launch import launch_single
 from .packed import ALIGN, PackedWeight
 from .tasks import Task, task_for
 
-ROUNDS = 5
+ROUNDS = 9
 STORE = 2**26  # bytes of weights that are walked one after another, so that none of them lies in a cache
 Array = NDArray[np.float32]
 Run = Callable[[], object]
@@ -34,7 +34,6 @@ def measure(usual: Facts) -> Facts:
     store = store[first : first + STORE // 4]
     try:
         found = replace(found, gemv_rows=_gemv_rows(store, usual))
-        found = replace(found, panel_bytes=_panel_bytes(store, usual, 1), panel_bytes_few=_panel_bytes(store, usual, 4))
         found = replace(found, seen_bytes=_seen_bytes(store, usual), serial=_serial(usual), ridge=_ridge(store, usual))
     finally:
         set_facts(usual)
@@ -83,23 +82,6 @@ def _panels(store: Array, n: int, k: int) -> list[PackedWeight]:
     each = n // nr * k * nr
     pieces = store[: len(store) // each * each].reshape(-1, n // nr, k, nr)
     return [PackedWeight((n, k), piece) for piece in pieces]
-
-
-def _panel_bytes(store: Array, usual: Facts, rows: int) -> int:
-    """Any size, where several panels at once are as fast from memory as one after another; else two MiB."""
-    weights = _panels(store, 1024, 1024)
-    ways = []
-    for limit in (ANY_BYTES, 0):
-        each = [_product(rows, w, replace(usual, panel_bytes=limit, panel_bytes_few=limit)) for w in weights]
-        ways.append(partial(_all, each))
-    at_once, in_turn = times(ways, 10)
-    as_usual = usual.panel_bytes if rows == 1 else usual.panel_bytes_few
-    return ANY_BYTES if at_once <= in_turn * _margin(as_usual == ANY_BYTES) else 2**21
-
-
-def _all(runs: Sequence[Run]) -> None:
-    for run in runs:
-        run()
 
 
 def _seen_bytes(store: Array, usual: Facts) -> int:

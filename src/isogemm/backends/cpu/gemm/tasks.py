@@ -15,11 +15,11 @@ from ....problem.settings import PLAIN, Settings
 from ..emit import descriptor as f
 from ..emit.target import target
 from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
+from . import panels
 from .facts import facts, learn_facts
 from .gemv import GROUP
 from .loops import scratch_bytes
 from .packed import PackedWeight
-from .panels import MAX_ROWS as PANELS_ROWS
 from .quads import MAX_ROWS as QUADS_ROWS
 from .quads import fits
 from .routines import made, routine
@@ -212,8 +212,7 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
         return f.TILED
     m, nbytes = int(row[f.M]), int(row[f.N] * row[f.K]) * (4 if row[f.B_E] == FLOAT32 else 2)
     if s.b_mode == "prepared":
-        most = facts().panel_bytes if m == 1 else facts().panel_bytes_few
-        return f.PANELS if 0 < m <= PANELS_ROWS and nbytes <= most else f.TILED
+        return f.PANELS if panels.serves(m, nbytes) else f.TILED
     if s.strategy == "gemv" and 0 < m <= QUADS_ROWS and fits(m, int(row[f.B_CS])):
         row[f.SEEN] = 0 if nbytes <= facts().seen_bytes else f.NEVER_SEEN
         return f.QUADS

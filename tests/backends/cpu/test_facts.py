@@ -132,6 +132,12 @@ def test_a_folder_that_cannot_be_written_costs_nothing_else(allowed: Path, monke
     assert facts.learn_facts() == found
 
 
+def test_a_machine_without_memory_computes_as_usual(allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "STORE", 2**62)
+    assert facts.learn_facts() == facts.facts() == USUAL
+    assert not allowed.exists()
+
+
 def test_a_race_and_a_kill_leave_no_half_file(allowed: Path) -> None:
     writer = (
         "import sys; from isogemm.base.disk import keep; from pathlib import Path\n"

@@ -96,8 +96,8 @@ def _drawn(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         *wrapped(
             "Layers of float32 drawn at random (N and K from 128 to 4096, M from 1 to 2048), one thread, "
-            f"{busy}against the faster of both: geometric mean, 5th percentile and least of so many, compiled for these "
-            "vectors:"
+            f"{busy}against the faster of both: geometric mean, 5th percentile and least of so many, compiled for "
+            "these vectors:"
         ),
         "",
         f"| | {' | '.join(targets)} |",

@@ -91,11 +91,13 @@ def _drawn(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     if not runs:
         return []
     targets = [run["rows"][0]["plan"]["target"].split(",")[0].upper().replace("AVX512", "AVX-512") for run in runs]
+    busy = any(run.get("clock") == "cpu" for run in runs) * "in the processors' time on a busy machine, "
     out = [
         "",
         *wrapped(
-            "Layers of float32 drawn at random (N and K from 128 to 4096, M from 1 to 2048), one thread, against the "
-            "faster of both: geometric mean, 5th percentile and least of so many, compiled for these vectors:"
+            "Layers of float32 drawn at random (N and K from 128 to 4096, M from 1 to 2048), one thread, "
+            f"{busy}against the faster of both: geometric mean, 5th percentile and least of so many, compiled for "
+            "these vectors:"
         ),
         "",
         f"| | {' | '.join(targets)} |",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from ..common import (
     summarize,
 )  # fmt: skip
 from .cases import GROUPS, RANDOM, SUITES, Case, cases
-from .measure import Machine, Settings, against, measure
+from .measure import CLOCKS, Machine, Settings, against, measure
 from .operands import PEERS, have_torch
 from .show import summary, table
 
@@ -37,6 +38,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     quick: Annotated[bool, typer.Option(help="Few short blocks: shows that all runs, decides little.")] = False,
     seed: Annotated[int, typer.Option(help="Of the operands, and of the layers that are drawn.", min=0)] = 0,
+    clock: Annotated[str, typer.Option(help="wall, or cpu: the process's, for 1 thread on a busy machine.")] = "wall",
     count: Annotated[int, typer.Option(help="Layers to draw.", min=1)] = 60,
 ) -> None:
     """Time isogemm against its peers in interleaved blocks, check its bits, and hold both against the bars.
@@ -47,7 +49,11 @@ def main(
     chosen = selected(cases(wanted, seed=seed, count=count), only)
     names = tuple(name for name in named_of(peers, PEERS, "--peers") if name != "torch" or have_torch())
     counts = counts_of(threads, "--threads")
+    named_of(clock, CLOCKS, "--clock")
+    if clock == "cpu" and counts != (1,):
+        raise typer.BadParameter("cpu is for --threads 1: threads' times would be added", param_hint="--clock")
     settings = Settings.quickly(names, counts, seed) if quick else Settings(names, counts, seed=seed)
+    settings = replace(settings, clock=clock)
     rows, path = _run(chosen, settings, json)
     console = line_console(WIDTH)
     console.print(table(rows))
@@ -66,7 +72,7 @@ def _run(chosen: list[Case], settings: Settings, path: Path | None) -> tuple[lis
     for case, report in listed(chosen):
         for row in measure(case, settings, machine, report):
             rows.append(row)
-            extra = {"ceilings": machine.to_dict(), "groups": summarize(rows, GROUPS, against)}
+            extra = {"clock": settings.clock, "ceilings": machine.to_dict(), "groups": summarize(rows, GROUPS, against)}
             write_json(target, rows, environment=stamp, benchmark="cpu", **extra)
     return rows, target
 

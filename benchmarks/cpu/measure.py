@@ -13,6 +13,7 @@ import isogemm
 from isogemm.lab import (
     Candidate,
     Ceilings,
+    CpuClock,
     StreamingRead,
     Timing,
     Verdict,
@@ -30,8 +31,9 @@ from .cases import Case
 from .operands import PEERS, Setup, build, compare
 from .processes import ReportedClock, process_candidates
 
-__all__ = ["Machine", "Settings", "against", "judge", "measure"]
+__all__ = ["CLOCKS", "Machine", "Settings", "against", "judge", "measure"]
 
+CLOCKS = {"wall": WallClock, "cpu": CpuClock}
 Report = Callable[[int, int, str], None]
 
 
@@ -46,6 +48,7 @@ class Settings:
     pause: float = 0.08
     seed: int = 0
     quick: bool = False
+    clock: str = "wall"
 
     @classmethod
     def quickly(cls, peers: tuple[str, ...], threads: tuple[int, ...], seed: int) -> Settings:
@@ -57,6 +60,7 @@ class Settings:
         words = ["--suite", case.suite, "--only", " ".join(case.words[1:])]
         words += ["--threads", str(threads)] if threads else []
         words += ["--peers", ",".join(self.peers)] if self.peers != PEERS else []
+        words += ["--clock", self.clock] if self.clock != "wall" else []
         return repeated("cpu", words, seed=self.seed, quick=self.quick)
 
 
@@ -142,7 +146,7 @@ def _timed(
         block_seconds=settings.block_seconds,
         pause=settings.pause,
         progress=report,
-        clock=WallClock(),
+        clock=CLOCKS[settings.clock](),
     )
     if read and case.work:
         timings["read"] = timings["read"].scaled(case.work.nbytes / read.nbytes)

@@ -18,8 +18,9 @@ from tests.products import BF16, F32, assert_same, product, values
 
 import isogemm
 from isogemm.backends.cpu.emit.target import target
+from isogemm.backends.cpu.gemm.facts import facts
 from isogemm.backends.cpu.gemm.plan import SCHEMA
-from isogemm.backends.cpu.gemm.schedule import GEMV_ROWS, Problem, Schedule, schedule
+from isogemm.backends.cpu.gemm.schedule import Problem, Schedule, schedule
 from isogemm.errors import ContractError, DTypeError, OptionError, ShapeError
 from isogemm.problem.numeric import NumericPlan, default_contract, numeric_plan
 
@@ -241,7 +242,7 @@ def test_schedules_keep_the_kernels_limits(p: Problem, threads: int) -> None:
     assert s.b_mode != "in place" or few or (p.b_rows and p.b_bytes == 4)
     assert few or s.grid_n == 1 or s.nc % CPU.nr == 0 or s.nc == p.n
     if few:
-        assert p.m <= (GEMV_ROWS[CPU.width] if s.strategy == "gemv" else 4)
+        assert p.m <= (facts().gemv_rows if s.strategy == "gemv" else 4)
         assert p.b_lines if s.strategy == "gemv" else p.b_rows
 
 
@@ -249,7 +250,7 @@ def test_schedules_keep_the_kernels_limits(p: Problem, threads: int) -> None:
     ("shape", "options", "strategy", "split"),
     [
         ((1, 4096, 2560), {}, "gemv", "n"),
-        ((16, 4096, 2560), {}, "gemv", "n"),
+        ((8, 4096, 2560), {}, "gemv", "n"),
         ((1, 4096, 2560), {"trans_b": "N"}, "stream", "n"),
         ((40, 400, 40), {"trans_b": "N"}, "small", "n"),
         ((72, 40, 40), {}, "small", "m"),
@@ -314,12 +315,10 @@ def test_blocks_of_a_deep_product_have_its_bits(monkeypatch):
     calls = [lambda: isogemm.matmul(a, b), lambda: isogemm.linear(a, w), lambda: isogemm.matmul(wide, b)]
     calls.append(lambda: isogemm.linear(a, isogemm.pack(w)))
     want = [call() for call in calls]
-    schedule.cache_clear()
     tasks._tasks.clear()
     monkeypatch.setattr(module, "DEEP", 1000)
     try:
         for call, before in zip(calls, want, strict=True):
             assert_same(call(), before)
     finally:
-        schedule.cache_clear()
         tasks._tasks.clear()

@@ -164,9 +164,22 @@ def test_an_error_of_ours_is_a_row_and_fails_the_run(quick, tmp_path, monkeypatc
     assert set(row["timings"]) == {"numpy"}  # the peers are still timed
 
 
-@pytest.mark.parametrize(
-    "words", [("--suite", "none"), ("--only", "m=3"), ("--threads", "0"), ("--threads", "1;2"), ("--peers", "mkl")]
-)
+def test_a_busy_machine_has_a_clock_of_its_own(quick, tmp_path, monkeypatch):
+    asked = []
+    elapsed = measure.CpuClock.elapsed
+    monkeypatch.setattr(measure.CpuClock, "elapsed", lambda *args: asked.append(args) or elapsed(*args))
+    assert quick("--json", str(tmp_path / "r.json"), "--clock", "cpu").exit_code == 0
+    content = read_json(tmp_path / "r.json")
+    assert asked
+    assert content["clock"] == "cpu"
+    assert content["rows"][0]["command"].endswith("--quick")
+    assert "--clock cpu" in content["rows"][0]["command"]
+
+
+BAD = ["--suite none", "--only m=3", "--threads 0", "--threads 1;2", "--peers mkl", "--clock sun"]
+
+
+@pytest.mark.parametrize("words", [*map(str.split, BAD), ["--clock", "cpu", "--threads", "1,2"]], ids=" ".join)
 def test_bad_usage_exits_with_2(quick, words, tmp_path):
     assert quick("--json", str(tmp_path / "r.json"), *words).exit_code == 2
     assert not list(tmp_path.iterdir())

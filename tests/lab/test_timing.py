@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from isogemm.errors import LimitError, OptionError
-from isogemm.lab import Candidate, Timing, WallClock, interleave
+from isogemm.lab import Candidate, CpuClock, Timing, WallClock, interleave
 from isogemm.lab.timing import MAX_CALLS
 
 
@@ -177,6 +179,21 @@ def test_the_wall_clock_holds_the_collector_off_and_lets_it_go_again():
     with pytest.raises(ValueError, match="stop"):
         clock.elapsed(run, 7, 1)
     assert gc.isenabled()
+
+
+def test_a_clock_of_the_processors_leaves_out_what_others_took(monkeypatch):
+    """Of two seconds that passed, one was this process's."""
+    now = [0.0, 0.0]
+    monkeypatch.setattr(WallClock, "now", lambda self: now[0])
+    monkeypatch.setattr(CpuClock, "now", lambda self: now[1])
+
+    def run(i):
+        now[0] += 2.0
+        now[1] += 1.0
+
+    assert (WallClock().elapsed(run, 0, 3), CpuClock().elapsed(run, 0, 3)) == (6.0, 3.0)
+    monkeypatch.undo()
+    assert CpuClock.now is time.process_time
 
 
 def test_summary_of_samples():

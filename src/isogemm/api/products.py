@@ -173,17 +173,19 @@ def linear(
     -----------
     A row of `x` gives the same bits alone, in any batch, and with packed or plain weights.
     """
+    plain = type(x) is _ndarray and (type(w) is _Packed or type(w) is _ndarray) and bias is contract is mode is cast
+    if plain and bias is out is out_dtype is activations is None:
+        found = _layer(x, w)
+        if found is not None:
+            return found
+    else:
+        plain = False
     if mode is not None:
         contract = contract_of(mode, contract)
     if cast is not None:
         x, w, bias = (to_float32(name, each, cast) for name, each in (("x", x), ("w", w), ("bias", bias)))
     if activations is not None or type(w) is QuantizedMatrix:
         return _quantized(x, w, bias, contract, out_dtype, out, activations)
-    plain = type(x) is _ndarray and bias is None and contract is None and out is None and out_dtype is None
-    if plain and (type(w) is _ndarray or type(w) is _Packed):
-        found = _layer(x, w)
-        if found is not None:
-            return found
     if (
         type(x) is _ndarray
         and contract is None

@@ -36,6 +36,7 @@ def facts() -> dict[str, Any]:
         "CPU": f"{cpu['model']}, {cpu['usable']} usable of {cpu['logical']}",
         "compiled for": plan(1, 64, 64).target,
         "threads": stamp["threads"],
+        "thresholds": plan(1, 64, 64).thresholds,
         "settings": ", ".join(f"{name}={value}" for name, value in stamp["variables"].items()) or "none",
         "kernels": _kernels(),
         "GPU": _gpus(),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import typer
@@ -65,7 +65,11 @@ def _on_gpu(model: str, m: str, device: str) -> None:
 
 
 def _products() -> Iterator[Step]:
-    return _floats(np.dtype(np.float32))
+    from ..backends import open_device
+    from ..operands.device_array import HOST
+
+    yield from _floats(np.dtype(np.float32))
+    yield "which kernels are the fastest here", cast(Any, open_device(HOST)).learn_facts
 
 
 def _half() -> Iterator[Step]:

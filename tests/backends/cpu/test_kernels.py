@@ -12,8 +12,9 @@ from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, product, v
 import isogemm
 from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.gemm import execute
+from isogemm.backends.cpu.gemm.facts import facts
 from isogemm.backends.cpu.gemm.gemv import GROUP
-from isogemm.backends.cpu.gemm.schedule import GEMV_ROWS, SKINNY, STREAM_ROWS
+from isogemm.backends.cpu.gemm.schedule import SKINNY, STREAM_ROWS
 from isogemm.contract import reference
 from isogemm.problem.settings import PLAIN, Settings
 
@@ -45,7 +46,7 @@ class Walk:
         return a, isogemm.pack(w) if self.stored == "packed" else b[self.stored], dtype
 
 
-GEMV = GEMV_ROWS[target().width]
+GEMV = facts().gemv_rows
 WIDE_A = ("f32", "f32 x bf16", "f32 x f16")
 WIDE_B = ("f32", "f16 x f32")
 NARROW_A = ("bf16", "f16", "bf16 x f16", "f16 x f32")

@@ -209,13 +209,13 @@ def test_a_caller_that_flushes_subnormals_gets_the_same_bits() -> None:
 def test_a_failed_call_leaves_the_pool_free() -> None:
     with pytest.raises(AttributeError):
         execute.gemm(values((300, 300)), values((300, 300)), None, PLAIN)  # type: ignore[arg-type]
-    assert take(pool()._words, 2)
+    assert take(pool().words, 2)
     try:
         for shape in SHAPES:  # the pool is busy: these work alone
             check(*prepared(shape))
-        assert not take(pool()._words, 2)
+        assert not take(pool().words, 2)
     finally:
-        give(pool()._words, 2)
+        give(pool().words, 2)
     check(*prepared(SHAPES[0]))
 
 
@@ -232,7 +232,7 @@ def test_surplus_workers_end_at_once() -> None:
     workers, before = pool(), {t.ident for t in threading.enumerate()}
     hired = int(workers._control[HIRED])
     for _ in range(4):
-        _worker(workers._control, workers._words)
+        _worker(workers._control, workers.words)
     assert int(workers._control[HIRED]) == hired
     assert {t.ident for t in threading.enumerate()} <= before
 

@@ -189,7 +189,9 @@ def steps(module, x):
 
 
 @pytest.mark.parametrize(
-    ("forward", "why"), [(sums, "has other bits in batch: model"), (steps, r"calls aten\.cumsum")], ids=["sums", "steps"]
+    ("forward", "why"),
+    [(sums, "has other bits in batch: model"), (steps, r"calls aten\.cumsum")],
+    ids=["sums", "steps"],
 )
 def test_a_model_that_looks_at_the_batch_is_left(monkeypatch, forward, why):
     theirs = v4()

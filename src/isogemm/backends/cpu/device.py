@@ -14,6 +14,7 @@ from ...operands.device_array import HOST, DeviceId
 from ...operands.dlpack import handed_over
 from ...planner.device import Device
 from .gemm import execute
+from .gemm.facts import learn_facts
 from .gemm.packed import PackedWeight, prepare
 from .short import recall
 
@@ -32,6 +33,7 @@ class HostDevice(Device):
     layer, learn = staticmethod(execute.layer), staticmethod(execute.learn)
     gemm_batched = staticmethod(execute.gemm_batched)
     gemm_items = staticmethod(execute.gemm_items)
+    learn_facts = staticmethod(learn_facts)
 
     def memory(self) -> int:
         return physical_memory()

@@ -185,27 +185,29 @@ class Pool:
         first = -room.ctypes.data % ALIGN // 8
         self._control: NDArray[np.int64] = room[first : first + WORDS]
         self._control[JOBS] = 1
-        self._words = int(self._control.ctypes.data)
-        self._threads = 1  # that are known to be there, the calling one included
-        self._memory: tuple[int, int, NDArray[np.uint8]] = 0, 0, np.empty(0, np.uint8)
+        self.words = int(self._control.ctypes.data)
+        self.threads = 1  # that are known to be there, the calling one included
+        self.memory: tuple[int, int, NDArray[np.uint8]] = 0, 0, np.empty(0, np.uint8)
 
-    def run(self, kernel: Any, scratch: int, threads: int, *arguments: Any) -> None:
+    def run(self, kernel: Any, scratch: int, threads: int, *arguments: Any) -> Any:
         """``kernel(control, threads, scratch address, scratch stride, *arguments)`` with `scratch` bytes per thread.
 
-        It must take and give back the pool as `run_chunks` does. When it is another's, the kernel is called again
-        with 0 threads and memory of its own: the caller runs all chunks itself.
+        It must take and give back the pool as `run_chunks` does. When it is another's, and the kernel returns 1, it is
+        called again with 0 threads and memory of its own: the caller runs all chunks itself. Returns what it returned.
         """
-        if threads > self._threads:
+        if threads > self.threads:
             threads = min(threads, MAX_THREADS)
             self._hire(threads)
-        stride = (scratch | 4095) + 65  # an odd line: threads' buffers fall in different cache sets
+        stride = stride_of(scratch)
         # Calls that are under way keep the memory they began with, which others may have replaced, in this frame.
-        memory = self._memory
+        memory = self.memory
         if memory[0] < stride * threads:
-            memory = self._memory = _room(stride * threads)
-        if kernel(self._words, threads, memory[1], stride, *arguments):
+            memory = self.memory = _room(stride * threads)
+        found = kernel(self.words, threads, memory[1], stride, *arguments)
+        if found == 1:
             memory = _room(stride)
-            kernel(self._words, 0, memory[1], stride, *arguments)
+            found = kernel(self.words, 0, memory[1], stride, *arguments)
+        return found
 
     def _hire(self, threads: int) -> None:
         """See to it that `threads` threads, the calling one included, are there or on their way."""
@@ -220,8 +222,16 @@ class Pool:
         with contextlib.suppress(RuntimeError):
             for _ in range(missing):
                 # A `threading.Thread` is two threads' business, and left half made by an exception in its `start`.
-                _thread.start_new_thread(_worker, (control, self._words))
-        self._threads = 1 + int(control[HIRED])
+                _thread.start_new_thread(_worker, (control, self.words))
+        self.threads = 1 + int(control[HIRED])
+
+
+def stride_of(scratch: int) -> int:
+    """Bytes from one thread's scratch to the next one's: an odd number of lines, for different cache sets.
+
+    It is its own stride.
+    """
+    return (scratch - 65 | 4095) + 65
 
 
 def _room(size: int) -> tuple[int, int, NDArray[np.uint8]]:

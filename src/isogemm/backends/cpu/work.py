@@ -25,8 +25,8 @@ from ...problem.numeric import AnyPlan, NumericPlan, integer_contract, numeric_p
 from ...problem.settings import Settings
 from .attention import run as attention
 from .gemm import execute
+from .gemm.facts import facts
 from .gemm.plan import Plan, plan
-from .gemm.schedule import SERIAL
 from .quant import linear as quantized
 from .quant.launch import ACTIVATIONS, panels_task
 
@@ -170,7 +170,7 @@ def plan_groups(
     alone = threads if len(rows) < 4 * threads else 1
     each = [plan((m, n, k), types, trans, False, contract, alone) for m in rows]
     work, largest = sum(m * n * k for m in rows), max(m * n * k for m in rows)
-    cut = len(rows) == 1 or (alone > 1 and work >= 2 * SERIAL)
+    cut = len(rows) == 1 or (alone > 1 and work >= 2 * facts().serial)
     grids = [p.schedule.grid_m * p.schedule.grid_n for p in each]
     if cut:
         chunks, some = sum(grids), each[0].threads if len(rows) == 1 else threads

@@ -27,7 +27,8 @@ FIELDS = 41
 # PACK_A, PACK_B, TILE, FEW: addresses of the routines that the schedule needs (routines.py); 0 where it needs none.
 
 # SEEN: 1 where the last call of this kind had the same weights (B), which may then lie in a cache. In a template that
-# calls share: the address of those weights.
+# calls share: the address of those weights, or NEVER_SEEN where they have no room in a cache.
+NEVER_SEEN = -1
 
 # STRATEGY
 TILED, GEMV, STREAM, QUADS, PANELS = 0, 1, 2, 3, 4

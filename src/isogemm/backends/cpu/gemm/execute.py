@@ -18,11 +18,13 @@ from ....contract.spec import Contract
 from ....planner.device import Item
 from ....problem.settings import Settings
 from ..emit import descriptor as f
-from ..pool import MAX_CHUNKS, pool
-from .launch import Batch, launch_rows, launch_single, starter
+from ..pool import MAX_CHUNKS, pool, stride_of
+from . import measure  # noqa: F401  # which is asked for what decides
+from .facts import facts
+from .launch import BUSY, CHECKED, Batch, launch_rows, launch_single, starter
 from .packed import PackedWeight
 from .run_chunk import address
-from .schedule import SERIAL, Schedule
+from .schedule import Schedule
 from .tasks import Epilogue, swap_operands, task_for
 
 __all__ = ["gemm", "gemm_batched", "gemm_items", "layer", "learn", "swap_operands"]
@@ -59,26 +61,36 @@ def layer(x: Array, w: Array | PackedWeight) -> Array | None:
 
     One look-up stands for all that is checked and chosen: small products take no longer than that.
     """
-    lines: Array = w if type(w) is _ndarray else w.lines  # type: ignore[union-attr]
+    if type(w) is _ndarray:
+        lines, strides = w, w.strides
+    else:
+        lines, strides = w.lines, None  # type: ignore[union-attr]
     if x.dtype is not FLOAT32 or lines.dtype is not FLOAT32:
         return None
-    known = _layers.get((x.shape, x.strides, w.shape, lines.strides, type(w), get_num_threads()))
-    if known is None or not (x.flags.aligned and lines.flags.aligned):
+    known = _layers.get((x.shape, x.strides, w.shape, strides, get_num_threads()))
+    if known is None:
         return None
-    shape, run, scratch, threads, start, rows, swapped, chunks = known
-    result = _empty(shape, FLOAT32)
-    pool().run(run, scratch, threads, start, rows, x, lines, result, swapped, chunks)
-    return result
+    shape, run, room, threads, start, _rows, place, flags, chunks = known
+    result, own = _empty(shape, FLOAT32), pool()
+    memory = own.memory  # kept in this frame, as `Pool.run` does, of which this is the usual way
+    if memory[0] >= room * threads and threads <= own.threads:
+        missed = run(own.words, threads, memory[1], room, start, place, id(x), id(lines), id(result), flags, chunks)
+    else:
+        missed = BUSY
+    if missed == BUSY:
+        missed = own.run(run, room, threads, start, place, id(x), id(lines), id(result), flags, chunks)
+    return None if missed else result
 
 
 def learn(x: Array, w: Array | PackedWeight, result: Array) -> None:
     """Let `layer` take calls like this one, which was checked and computed without bias."""
-    lines, b = (w, w.T) if isinstance(w, np.ndarray) else (w.lines, w)
+    b, strides = (w.T, w.strides) if isinstance(w, np.ndarray) else (w, None)
     if x.dtype is FLOAT32:
         task = task_for(x, b, result, None, get_num_threads())
-        run = starter(*task.narrow)
-        known = result.shape, run, task.scratch, task.threads, address(), task.rows, task.swapped, task.chunks
-        _layers.keep((x.shape, x.strides, w.shape, lines.strides, type(w), get_num_threads()), known)
+        flags = CHECKED | int(task.swapped)
+        room, rows = stride_of(task.scratch), task.rows
+        known = result.shape, starter(), room, task.threads, address(), rows, id(rows), flags, task.chunks
+        _layers.keep((x.shape, x.strides, w.shape, strides, get_num_threads()), known)
 
 
 def gemm_batched(
@@ -153,7 +165,7 @@ def _run_group(items: Sequence[Item], asked: Settings, bias: Array | None) -> No
         rows[1 + i] = task.row_at(a, b, out, epilogue)
         work, largest = work + task.work, max(largest, task.work)
         scratch, chunks = max(scratch, task.scratch), chunks + task.chunks
-    if alone > 1 and work >= 2 * SERIAL:
+    if alone > 1 and work >= 2 * facts().serial:
         rows[0] = 0
         rows[0, 0] = len(items)
         launch_rows(rows, chunks, scratch, get_num_threads())
@@ -165,7 +177,7 @@ def _run_group(items: Sequence[Item], asked: Settings, bias: Array | None) -> No
 def _chunking(count: int, work: int, largest: int, allowed: int | None = None) -> tuple[int, int]:
     """(threads, products per chunk) for `count` products of `work` multiply-adds in all."""
     threads = get_num_threads() if allowed is None else allowed
-    if work < 2 * SERIAL or threads == 1:
+    if work < 2 * facts().serial or threads == 1:
         return 1, count
     some = max(1, min(count // (4 * threads), CHUNK_WORK // max(1, largest)))
     return threads, max(some, -(-count // MAX_CHUNKS))

@@ -3,7 +3,9 @@ than a small product."""
 
 from __future__ import annotations
 
+from ctypes import c_void_p
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.pointers import pointer_to_words
+from ..emit.scalars import peek64
 from ..pool import TASK_BYTES, give, pool, run_chunks, run_part, take
 from .packed import PackedWeight
 from .run_chunk import address
@@ -21,50 +24,59 @@ from .tasks import Epilogue, Task, add_epilogue
 Array = NDArray[Any]
 
 
-def _start(control, threads, scratch, stride, function, template, a, b, out, swapped, chunks):
-    """Fill in the addresses of a single product and run it, or return 1: a kernel for `Pool.run`."""
+CHECKED = 2  # a flag beside `swapped`: float32 operands of which nobody has seen whether they are aligned
+BUSY, CROOKED = 1, 2  # what `_start` returns where it did nothing
+# NumPy's public struct of an array begins with an object's head, then the address of its data (`starter` tries it).
+_DATA = object.__basicsize__
+
+
+def _start(control, threads, scratch, stride, function, template, a, b, out, flags, chunks):
+    """Fill in the addresses of a single product and run it, or return BUSY or CROOKED: a kernel for `Pool.run`.
+
+    Arrays come as the addresses of their objects (`id`), which the caller keeps.
+    """
+    template, a, b, out = peek64(template + _DATA), peek64(a + _DATA), peek64(b + _DATA), peek64(out + _DATA)
+    if flags & CHECKED and (a | b) & 3:
+        return CROOKED
     if not take(control, threads):
-        return 1
+        return BUSY
     # The room before the scratch belongs to this call until its last chunk is done. Nothing here may raise.
     rows = carray(pointer_to_words(scratch - TASK_BYTES), (2, f.FIELDS))
+    known = carray(pointer_to_words(template), (2, f.FIELDS))
     for i in range(2):
         for j in range(f.FIELDS):
-            rows[i, j] = template[i, j]
-    first, second = (f.B, f.A) if swapped else (f.A, f.B)
-    rows[1, first], rows[1, second], rows[1, f.OUT] = a.ctypes.data, b.ctypes.data, out.ctypes.data
+            rows[i, j] = known[i, j]
+    first, second = (f.B, f.A) if flags & 1 else (f.A, f.B)
+    rows[1, first], rows[1, second], rows[1, f.OUT] = a, b, out
     # Another thread may write its own address between these two: then weights are asked for, or not, in vain.
     weights = rows[1, f.B]
-    rows[1, f.SEEN] = 1 if template[1, f.SEEN] == weights else 0
-    template[1, f.SEEN] = weights
+    rows[1, f.SEEN] = 1 if known[1, f.SEEN] == weights else 0
+    if known[1, f.SEEN] != f.NEVER_SEEN:
+        known[1, f.SEEN] = weights
     run_part(control, threads, scratch, stride, function, scratch - TASK_BYTES, chunks)
     give(control, threads)
     return 0
 
 
-_starters: dict[tuple[bool, bool, bool], Any] = {}
+@cache
+def starter() -> Any:
+    """`_start`, compiled.
 
+    It is the compiled function itself: Numba's dispatcher would look at the type of each argument in every call, and
+    taking arrays apart in another's way, four of them, takes as long as a small product.
 
-def starter(a: bool, b: bool, out: bool) -> Any:
-    """`_start` for fp32 or 16-bit (narrow) elements; any strides, one compilation each.
-
-    It is the compiled function itself: Numba's dispatcher would look at the type of each argument in every call, which
-    takes as long as a small product. Callers see to the types.
+    Raises
+    ------
+    RuntimeError
+        Arrays of this NumPy do not begin as its published struct does.
     """
-    if (a, b, out) in _starters:
-        return _starters[a, b, out]
     from numba import types
 
-    def view(narrow: bool, readonly: bool) -> Any:
-        return types.Array(types.uint16 if narrow else types.float32, 2, "A", readonly=readonly, aligned=False)
-
-    i64 = types.int64
-    signature = i64(
-        *(i64, i64, i64, i64, i64),
-        *(types.Array(i64, 2, "C"), view(a, True), view(b, True), view(out, False), i64, i64),
-    )
-    made = njit(_start, signature=signature).overloads[signature.args].entry_point
-    _starters[a, b, out] = made
-    return made
+    probe = np.empty(1, np.int64)
+    if c_void_p.from_address(id(probe) + _DATA).value != probe.ctypes.data:
+        raise RuntimeError(f"NumPy {np.__version__} does not keep the address of an array behind its object's head")
+    signature = types.int64(*[types.int64] * 11)
+    return njit(_start, signature=signature).overloads[signature.args].entry_point
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +112,8 @@ def launch_single(
         add_epilogue(rows[1], epilogue)
         if batch is None and task.copies_c and not _is_same(epilogue.c, out):
             out[...] = epilogue.c
-    narrow_a, narrow_b, narrow_out = task.narrow
-    if narrow_a:
-        a = a.view(np.uint16)
-    if narrow_b:
-        b = b.view(np.uint16)
-    if narrow_out:
-        out = out.view(np.uint16)
-    run = _starters.get(task.narrow) or starter(*task.narrow)
-    pool().run(run, task.scratch, wanted, address(), rows, a, b, out, task.swapped, chunks)
+    flags, entry = int(task.swapped), address()
+    pool().run(starter(), task.scratch, wanted, entry, id(rows), id(a), id(b), id(out), flags, chunks)
 
 
 def launch_rows(rows: NDArray[np.int64], chunks: int, scratch: int, threads: int) -> None:

@@ -16,13 +16,11 @@ from ....problem.numeric import USUAL, AnyPlan, NumericPlan, numeric_plan, word
 from ....problem.settings import Settings
 from ..emit.target import target
 from .execute import gemm, swap_operands
+from .facts import facts
 from .packed import PackedWeight
-from .schedule import GEMV_ROWS, TREE, Problem, Schedule, schedule
+from .schedule import TREE, Problem, Schedule, schedule
 
 SCHEMA = "isogemm.plan.v1"
-# Flops per byte at which a core's fp32 peak meets its share of memory bandwidth, where nothing was measured:
-# 116 GFLOP/s over 17 GB/s (Zen 4, two threads on one memory channel). Only the word "bound" depends on it.
-DEFAULT_RIDGE = 7.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,11 @@ class Plan(AnyPlan):
         return self.schedule.threads
 
     @property
+    def thresholds(self) -> str:
+        """What decided between kernels, and whether it was measured on this machine."""
+        return str(facts())
+
+    @property
     def flops(self) -> int:
         """2 m n k."""
         return 2 * self.m * self.n * self.k
@@ -92,7 +95,7 @@ class Plan(AnyPlan):
         """What should limit it: memory, compute, or the call itself for tiny products."""
         if self.flops < 2 * 32**3:
             return "call"
-        return "memory" if self.intensity < DEFAULT_RIDGE else "compute"
+        return "memory" if self.intensity < facts().ridge else "compute"
 
     def expected_seconds(self, *, gflops: float, gbytes: float) -> float:
         """Roofline time from measured ceilings: GFLOP/s and GB/s of the threads in use."""
@@ -184,13 +187,14 @@ class Plan(AnyPlan):
         taken = "on panels" if self.packed else self.schedule.strategy
         lines = [
             ("-> if" if branch.kernel.endswith(taken) else "   if",
-             f"{branch.question.format(rows=GEMV_ROWS[width])}: {branch.kernel}")
+             f"{branch.question.format(rows=facts().gemv_rows)}: {branch.kernel}")
             for branch in TREE
         ]  # fmt: skip
         what = f"M is n, {self.n}: the transposed product is computed; " if self.swapped else ""
         return [
             *lines,
             ("crossover", f"{what}of {width} lanes; from vectors to tiles {USUAL} rows are usual elsewhere"),
+            ("thresholds", self.thresholds),
         ]
 
 

@@ -15,7 +15,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from ....base.jit import compile_entry
-from ..emit.vectors import I64
+from ..emit.vectors import FLOAT32, I64
 from .gemv import gemv_groups, gemv_tile
 from .micro import tile
 from .pack import pack_lines
@@ -25,6 +25,8 @@ from .stream import stream_rows
 
 ARGUMENTS = {"pack": 7}  # of 64 bits; all others have 10
 _alive: list[Any] = []
+made: set[str] = set()
+"""Kinds of routines for float32 that this process has."""
 
 
 @cache
@@ -33,6 +35,8 @@ def routine(kind: str, element: int) -> int:
     signature = types.void(*[types.int64] * ARGUMENTS.get(kind, 10))
     compiled = compile_entry(signature, _MAKERS[kind](element))
     _alive.append(compiled)
+    if element == FLOAT32:
+        made.add(kind)
     return int(compiled.address)
 
 

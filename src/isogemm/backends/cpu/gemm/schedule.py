@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 from ....errors import LayoutError, OptionError
 from ..emit.target import Target
+from .facts import facts
 
 STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
-# Rows up to which transposing weights in registers beats packing them, by lanes of a vector. With 16 of them see
-# benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit of 16 rows; with 8, by hand, packing is
-# ahead from some 24 rows on.
-GEMV_ROWS = {16: 64, 8: 16, 4: 16}
 SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
-SERIAL = 48 * 1024  # fused multiply-adds below which waking a thread costs more than it saves
 SKINNY = 192  # rows up to which all of A is packed once and B panels are consumed as soon as they are packed
 DEEP = 2**28  # elements that a thread may have room for along the whole of K, 1 GiB; beyond, it takes blocks of K
 KC = 512
@@ -62,10 +57,9 @@ class Schedule:
     threads: int
 
 
-@lru_cache(maxsize=4096)
 def schedule(p: Problem, threads: int, cpu: Target) -> Schedule:
-    """The schedule for problem `p` on at most `threads` threads."""
-    if p.m * p.n * p.k < SERIAL:
+    """The schedule for problem `p` on at most `threads` threads, by this machine's `facts`."""
+    if p.m * p.n * p.k < facts().serial:
         threads = 1
     return next(branch.make(p, threads, cpu) for branch in TREE if branch.holds(p, cpu))
 
@@ -113,7 +107,7 @@ def check_legal(p: Problem, s: Schedule, cpu: Target) -> None:
 
 
 def _gemv(p: Problem, cpu: Target) -> bool:
-    return p.b_lines and p.m <= GEMV_ROWS[cpu.width] and not p.prepared and p.m * p.k <= DEEP
+    return p.b_lines and p.m <= facts().gemv_rows and not p.prepared and p.m * p.k <= DEEP
 
 
 def _few_rows(p: Problem, threads: int, cpu: Target) -> Schedule:

@@ -15,7 +15,6 @@ from .routines import call7, call10
 from .stream import DEPTH
 
 LINE = 16  # fp32 in a cache line
-CACHED_BYTES = 2**20  # of weights in place, up to which they need not be asked for when the last call read them too
 
 
 @njit
@@ -66,7 +65,7 @@ def few_rows(d, m0, m1, n0, n1, scratch, ready):
         _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs)
     elif d[f.STRATEGY] == f.QUADS:
         w, start = d[f.B] + n0 * d[f.B_CS], d[f.START]
-        if d[f.SEEN] == 1 and d[f.N] * d[f.K] * _size(d) <= CACHED_BYTES:
+        if d[f.SEEN] == 1:
             start |= IN_CACHE
         call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], columns, start)
     elif d[f.STRATEGY] == f.PANELS:

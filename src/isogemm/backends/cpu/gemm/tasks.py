@@ -15,14 +15,14 @@ from ....problem.settings import PLAIN, Settings
 from ..emit import descriptor as f
 from ..emit.target import target
 from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
+from . import panels
+from .facts import facts, learn_facts
 from .gemv import GROUP
 from .loops import scratch_bytes
 from .packed import PackedWeight
-from .panels import MAX_ROWS as PANELS_ROWS
-from .panels import NEAR_BYTES
 from .quads import MAX_ROWS as QUADS_ROWS
 from .quads import fits
-from .routines import routine
+from .routines import made, routine
 from .schedule import Problem, Schedule, check_legal, schedule
 from .skinny import few_rows_scratch
 
@@ -67,7 +67,6 @@ class Task:
     chunks: int
     scratch: int
     threads: int
-    narrow: tuple[bool, bool, bool]  # which of A, B and the output have 16-bit elements, in the caller's order
 
     def row_at(self, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue) -> NDArray[np.int64]:
         """The descriptor with addresses."""
@@ -110,7 +109,10 @@ def task_for(
         None if epilogue is None else epilogue.key(),
     )
     task = _tasks.get(key)
-    return _tasks.keep(key, _make(a, b, out, epilogue, threads, chosen)) if task is None else task
+    if task is None:
+        learn_facts(made)
+        task = _tasks.keep(key, _make(a, b, out, epilogue, threads, chosen))
+    return task
 
 
 def swap_operands(m: int, n: int, row_stride: int, column_stride: int, itemsize: int) -> bool:
@@ -171,9 +173,8 @@ def _make(
     rows = np.zeros((2, f.FIELDS), np.int64)
     rows[0, 0], rows[1] = 1, row
     chunks = s.grid_m * s.grid_n
-    narrow = (a.itemsize == 2, b.dtype.itemsize == 2, out.itemsize == 2)
     copies_c = bool(plain and asked.accumulate)
-    return Task(rows, swapped, copies_c, m * n * k, chunks, _scratch(problem, s), min(s.threads, chunks), narrow)
+    return Task(rows, swapped, copies_c, m * n * k, chunks, _scratch(problem, s), min(s.threads, chunks))
 
 
 def float32_bits(value: float) -> int:
@@ -211,8 +212,9 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
         return f.TILED
     m, nbytes = int(row[f.M]), int(row[f.N] * row[f.K]) * (4 if row[f.B_E] == FLOAT32 else 2)
     if s.b_mode == "prepared":
-        return f.PANELS if 0 < m <= PANELS_ROWS and nbytes <= NEAR_BYTES else f.TILED
+        return f.PANELS if panels.serves(m, nbytes) else f.TILED
     if s.strategy == "gemv" and 0 < m <= QUADS_ROWS and fits(m, int(row[f.B_CS])):
+        row[f.SEEN] = 0 if nbytes <= facts().seen_bytes else f.NEVER_SEEN
         return f.QUADS
     return _STRATEGIES[s.strategy]
 

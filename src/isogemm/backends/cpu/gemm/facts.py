@@ -1,0 +1,119 @@
+"""What decides between kernels on this machine: measured once and kept beside the kernels, else the usual numbers.
+
+No fact reaches a bit: each chooses between kernels that evaluate one contract. Measuring takes part of a second (see
+`isogemm.backends.cpu.gemm.measure`). It is left to `isogemm warm`, or to the first process that has the kernels it
+needs anyway, so that nobody waits for their compilation; where ``ISOGEMM_TUNING=off`` nothing is measured, and what
+was measured before is not looked at, so that what a process does is known ahead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ....base import seen
+from ....base.disk import keep, kept
+from ....base.jit import cache_directory
+from ....base.threads import get_num_threads
+from ....base.tuning import get_tuning
+from ..emit.target import target
+
+# Routines for float32 that are timed; whoever has them all waits for no compiler.
+NEEDED = frozenset({"gemv", "gemv_groups", "quads", "panels", "pack", "tile_packed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Thresholds between kernels."""
+
+    gemv_rows: int  # rows up to which transposing weights in registers beats packing them
+    seen_bytes: int  # of weights in place, up to which the same ones need not be asked for when they come again
+    serial: int  # multiply-adds below which waking a thread costs more than it saves
+    ridge: float  # flops per byte where all threads' peak meets their memory's bandwidth; only the word "bound" has it
+    source: str = "usual"  # or "measured"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source}: transposed in registers up to {self.gemv_rows} rows; weights not asked for again up to "
+            f"{self.seen_bytes / 2**20:g} MiB; one thread below {self.serial} multiply-adds; "
+            f"ridge {self.ridge:.3g} flop/byte"
+        )
+
+
+# By lanes of a vector. With 16 of them see benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit
+# of 16 rows; with 8, packing takes 0.88 of the time at 12 rows (Zen 4). The ridge: its 116 GFLOP/s a core over 17 GB/s.
+_ROWS = {16: 64, 8: 8, 4: 16}
+_facts: Facts | None = None
+_measuring = False
+measurer: Callable[[Facts], Facts] | None = None
+"""What measures, from the usual facts: `isogemm.backends.cpu.gemm.measure`; it runs products, so it is above this."""
+
+
+def usual() -> Facts:
+    """The numbers where nothing is measured."""
+    return Facts(_ROWS[target().width], 2**20, 48 * 1024, 7.0)
+
+
+def facts() -> Facts:
+    """This machine's."""
+    global _facts
+    if _facts is None:
+        _facts = (_read() if get_tuning() else None) or usual()
+    return _facts
+
+
+def set_facts(given: Facts | None) -> None:
+    """Choose by these; by the machine's own with None. Kinds of calls that came before are planned anew."""
+    global _facts
+    _facts = given
+    seen.forget()
+
+
+def learn_facts(made: Collection[str] | None = None) -> Facts:
+    """Measure and keep the facts where that has not been done and may be: now, or if `made` has the kernels."""
+    global _measuring
+    known = facts()
+    lacking = made is not None and not NEEDED.issubset(made)
+    if known.source == "measured" or _measuring or lacking or measurer is None or not get_tuning():
+        return known
+    _measuring = True
+    try:
+        found = measurer(usual())
+        path = facts_file()
+        if path is not None:
+            with suppress(OSError):  # a full disk or a folder of somebody else's: the next process measures again
+                keep(path, json.dumps(asdict(found)).encode())
+        set_facts(found)
+    except MemoryError:  # of the weights that are timed: the caller's product needs none of it
+        return known
+    finally:
+        _measuring = False
+    return found
+
+
+def facts_file() -> Path | None:
+    """The file of this machine: its processor as the compiler sees it, and the threads that a call may use."""
+    folder = cache_directory()
+    about = json.dumps([asdict(target()), _processor(), get_num_threads()])
+    return folder and folder / f"machine-{hashlib.sha256(about.encode()).hexdigest()[:16]}.facts"
+
+
+def _processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        return next((line.strip() for line in file if line.startswith("model name")), "")
+    return ""
+
+
+def _read() -> Facts | None:
+    path = facts_file()
+    data = None if path is None else kept(path)
+    if data is None:
+        return None
+    try:
+        return Facts(**json.loads(data))
+    except (ValueError, TypeError):  # whole, but not of this kind
+        return None

@@ -1,0 +1,138 @@
+"""The facts of this machine, by timing kernels beside one another: some tenths of a second, once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....base.threads import get_num_threads
+from ..emit import descriptor as f
+from ..emit.target import target
+from . import facts
+from .facts import Facts, set_facts
+from .launch import launch_single
+from .packed import ALIGN, PackedWeight
+from .tasks import Task, task_for
+
+ROUNDS = 9
+STORE = 2**26  # bytes of weights that are walked one after another, so that none of them lies in a cache
+Array = NDArray[np.float32]
+Run = Callable[[], object]
+
+
+def measure(usual: Facts) -> Facts:
+    """What is the fastest here; `usual` where nothing decides."""
+    found = replace(usual, source="measured")
+    store = np.ones(STORE // 4 + ALIGN, np.float32)
+    first = -store.ctypes.data % ALIGN // 4
+    store = store[first : first + STORE // 4]
+    try:
+        found = replace(found, gemv_rows=_gemv_rows(store, usual))
+        found = replace(found, seen_bytes=_seen_bytes(store, usual), serial=_serial(usual), ridge=_ridge(store, usual))
+    finally:
+        set_facts(usual)
+    return found
+
+
+def _margin(usual: bool) -> float:
+    """How much slower a way may be: where it is what is usual, a twentieth decides nothing against it, nor for it."""
+    return 1.05 if usual else 0.95
+
+
+def times(runs: Sequence[Run], rounds: int = ROUNDS) -> list[float]:
+    """The least seconds of each, taken in turns: what disturbs one round disturbs all."""
+    least = [float("inf")] * len(runs)
+    for _ in range(rounds):
+        for i, run in enumerate(runs):
+            started = time.perf_counter()
+            run()
+            least[i] = min(least[i], time.perf_counter() - started)
+    return least
+
+
+def _product(m: int, w: Array | PackedWeight, facts: Facts, threads: int = 1) -> Run:
+    """x @ w.T as these facts have it."""
+    set_facts(facts)
+    n, k = w.shape
+    x, out, b = np.ones((m, k), np.float32), np.empty((m, n), np.float32), w.T if isinstance(w, np.ndarray) else w
+    task = task_for(x, b, out, None, threads)
+    return lambda: launch_single(task, x, b, out, None)
+
+
+def _gemv_rows(store: Array, usual: Facts) -> int:
+    """Where packing begins to win, between 8 rows and 64."""
+    w, best = store[: 509 * 510].reshape(509, 510), 8
+    for rows in (12, 16, 24, 32, 48, 64):
+        walked, packed = times([_product(rows, w, replace(usual, gemv_rows=r)) for r in (rows, 0)])
+        if walked > packed * _margin(rows <= usual.gemv_rows):
+            break
+        best = rows
+    return best
+
+
+def _panels(store: Array, n: int, k: int) -> list[PackedWeight]:
+    """As many weights as `store` has room for."""
+    nr = target().nr
+    each = n // nr * k * nr
+    pieces = store[: len(store) // each * each].reshape(-1, n // nr, k, nr)
+    return [PackedWeight((n, k), piece) for piece in pieces]
+
+
+def _seen_bytes(store: Array, usual: Facts) -> int:
+    """The largest of some sizes, up to which asking for weights that lie in a cache is no help."""
+    best = 2**18
+    for size in (2**18, 2**19, 2**20, 2**21):
+        n, k = size // (4 * 1430), 1430
+        w, x, out = store[: n * k].reshape(n, k), np.ones((1, k), np.float32), np.empty((1, n), np.float32)
+        ways = []
+        for seen in (f.NEVER_SEEN, 0):
+            task = task_for(x, w.T, out, None, 1)
+            task = replace(task, rows=task.rows.copy())
+            task.rows[1, f.SEEN] = seen
+            ways.append(partial(_again, task, x, w, out))
+        asked, not_asked = times(ways, 7)
+        if not_asked > asked * _margin(size <= usual.seen_bytes):
+            break
+        best = size
+    return best
+
+
+def _again(task: Task, x: Array, w: Array, out: Array) -> None:
+    for _ in range(4):
+        launch_single(task, x, w.T, out, None)
+
+
+def _serial(usual: Facts) -> int:
+    """Where all threads together begin to win for good; as usual where other programs take a part."""
+    threads, sizes = get_num_threads(), [2**i for i in range(14, 23)]
+    if threads == 1 or _busy(threads):
+        return usual.serial
+    found: int = sizes[0]
+    for size in sizes:
+        w = _panels(np.ones(size, np.float32), size // 256, 256)[0]
+        alone, together = times([_product(1, w, replace(usual, serial=0), t) for t in (1, threads)], 9)
+        if together > 0.95 * alone:
+            found = 2 * size
+    return found
+
+
+def _busy(threads: int) -> bool:
+    """Whether other programs want these CPUs: a thread that waits for one of them says nothing about this machine."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) - threads + 1.5
+
+
+def _ridge(store: Array, usual: Facts) -> float:
+    """Flops of a square product over bytes of one row's, on all threads, per second each."""
+    threads, square = get_num_threads(), store[: 384 * 384].reshape(384, 384)
+    rows = _panels(store, len(store) // 1024, 1024)[0]
+    compute, memory = times([_product(384, square, usual, threads), _product(1, rows, usual, threads)])
+    return (2 * 384**3 / compute) / (store.nbytes / memory)
+
+
+facts.measurer = measure

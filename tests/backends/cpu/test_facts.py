@@ -1,0 +1,192 @@
+"""What decides between kernels on a machine: no choice of it reaches a bit, and it is kept whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.products import F32, assert_same, product, values
+
+import isogemm
+from isogemm.backends.cpu.emit import descriptor as f
+from isogemm.backends.cpu.gemm import execute, facts, measure
+from isogemm.backends.cpu.gemm.facts import Facts
+from isogemm.backends.cpu.gemm.tasks import task_for
+from isogemm.base.disk import keep
+from isogemm.base.tuning import set_tuning
+from isogemm.problem.settings import PLAIN
+
+USUAL = facts.usual()
+LEAST = Facts(0, 0, 0, 0.0, "least")
+MOST = Facts(64, 2**62, 2**62, 1e9, "most")
+CHOICES = {
+    "usual": USUAL,
+    "least": LEAST,
+    "most": MOST,
+    "packed early": replace(USUAL, gemv_rows=3, serial=0),
+    "asked for": replace(MOST, seen_bytes=0),
+}
+
+
+@pytest.fixture(autouse=True)
+def own() -> Iterator[None]:
+    yield
+    set_tuning("off")
+    facts.set_facts(None)
+
+
+@pytest.fixture
+def allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Measuring is allowed, and what is found is kept in a folder of this test."""
+    path = tmp_path / "a folder" / "machine.facts"
+    monkeypatch.setattr(facts, "facts_file", lambda: path)
+    set_tuning("on")
+    facts.set_facts(None)
+    return path
+
+
+def never(usual: Facts) -> Facts:
+    raise AssertionError("measured")
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_no_choice_reaches_a_bit(name: str) -> None:
+    facts.set_facts(CHOICES[name])
+    for m, n, k in ((1, 71, 43), (1, 259, 130), (2, 130, 37), (4, 97, 64), (7, 150, 129), (30, 66, 75), (65, 40, 33)):
+        x, w = values((m, k), seed=1, special=True), values((n, k), seed=2)
+        wanted, packed = product(x, w.T), isogemm.pack(w)
+        for _ in range(3):  # the same weights again are not asked for
+            for weight in (w, packed):
+                assert_same(isogemm.linear(x, weight), wanted)
+            out = np.full((m, n), np.nan, F32)
+            execute.gemm(x, w.T, out, PLAIN)
+            assert_same(out, wanted)
+
+
+def test_choices_choose() -> None:
+    """Else the bits above would be equal for no reason."""
+    x, w = values((1, 40)), values((256, 40))
+    rows, out = values((12, 40)), np.empty((12, 256), F32)
+
+    def walks(name: str) -> list[Any]:
+        facts.set_facts(CHOICES[name])
+        one, many = (task_for(a, w.T, out[: len(a)], None, 2) for a in (x, rows))
+        return [
+            *(int(task.rows[1, f.STRATEGY]) for task in (one, many)), int(one.rows[1, f.SEEN]), many.threads > 1
+        ]  # fmt: skip
+
+    assert walks("most") == [f.QUADS, f.GEMV, 0, False]
+    assert walks("least") == [f.TILED, f.TILED, 0, True]
+    assert walks("asked for") == [f.QUADS, f.GEMV, f.NEVER_SEEN, False]
+    assert walks("packed early") == [f.QUADS, f.TILED, 0, True]
+
+
+def test_what_was_measured_is_read_again(allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = replace(LEAST, source="measured", ridge=3.5)
+    monkeypatch.setattr(facts, "measurer", lambda usual: found)
+    assert facts.facts() == USUAL
+    assert facts.learn_facts() == found == facts.facts()
+    monkeypatch.setattr(facts, "measurer", never)  # once
+    assert facts.learn_facts() == found
+    facts.set_facts(None)
+    assert facts.facts() == found
+    assert "measured" in str(isogemm.plan(1, 64, 64))
+    set_tuning("off")
+    facts.set_facts(None)
+    assert facts.facts() == USUAL
+
+
+def test_nothing_is_measured_where_that_is_refused_or_would_compile(
+    allowed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "measurer", never)
+    assert facts.learn_facts({"panels", "pack"}) == USUAL
+    set_tuning("off")
+    assert facts.learn_facts() == facts.learn_facts(facts.NEEDED) == USUAL
+    assert not allowed.exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"gemv_rows": 8}', None])
+def test_what_is_damaged_is_not_taken(allowed: Path, data: bytes | None) -> None:
+    keep(allowed, json.dumps(asdict(LEAST)).encode() if data is None else data)
+    if data is None:
+        facts.set_facts(None)
+        assert facts.facts() == LEAST
+        allowed.write_bytes(allowed.read_bytes()[:-9])
+    facts.set_facts(None)
+    assert facts.facts() == USUAL
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_else(allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed.parent.write_bytes(b"a file where the folder would be")
+    found = replace(LEAST, source="measured")
+    monkeypatch.setattr(facts, "measurer", lambda usual: found)
+    assert facts.learn_facts() == found
+
+
+def test_a_machine_without_memory_computes_as_usual(allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "STORE", 2**62)
+    assert facts.learn_facts() == facts.facts() == USUAL
+    assert not allowed.exists()
+
+
+def test_a_race_and_a_kill_leave_no_half_file(allowed: Path) -> None:
+    writer = (
+        "import sys; from isogemm.base.disk import keep; from pathlib import Path\n"
+        "print('begun', flush=True)\n"
+        "while True: keep(Path(sys.argv[1]), sys.argv[2].encode())"
+    )
+    texts = [json.dumps(asdict(replace(LEAST, serial=i, source="x" * 60000))) for i in (1, 2)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", writer, str(allowed), text], stdout=subprocess.PIPE, env=environment)
+        for text in texts
+    ]
+    try:
+        for each in writers:
+            assert each.stdout is not None
+            assert each.stdout.readline() == b"begun\n"
+        while facts._read() is None:
+            pass
+        for i in range(300):
+            if i == 150:
+                writers[0].kill()
+            found = facts._read()
+            assert found is not None
+            assert found.serial in (1, 2)
+    finally:
+        for each in writers:
+            each.kill()
+            each.communicate()
+    assert facts._read() is not None
+
+
+@pytest.mark.parametrize("wins", [0, 1])
+def test_the_faster_way_is_chosen(wins: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By clocks of this test's own: what is timed are real kernels, on few weights."""
+    ran = []
+
+    def clock(runs: Any, rounds: int = 1) -> list[float]:
+        for run in runs:
+            run()
+        ran.append(len(runs))
+        return [1.0, 2.0] if wins == 0 else [2.0, 1.0]
+
+    monkeypatch.setattr(measure, "times", clock)
+    monkeypatch.setattr(measure, "STORE", 2**23)
+    monkeypatch.setattr(measure, "_busy", lambda threads: False)
+    monkeypatch.setattr(measure, "get_num_threads", lambda: 2)
+    found = measure.measure(USUAL)
+    assert set(ran) == {2}
+    assert found.source == "measured"
+    assert (found.gemv_rows, found.seen_bytes) == ((64, 2**18) if wins == 0 else (8, 2**21))
+    assert found.serial == (2**23 if wins == 0 else 2**14)
+    assert facts.facts() == USUAL

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -132,3 +133,12 @@ def loggers_are_left_as_they_were() -> Iterator[None]:
         ours.level, ours.disabled, ours.propagate, logging.root.level, logging.root.manager.disable = before
         logging.root.manager._clear_cache()  # type: ignore[attr-defined]  # what loggers remember of levels
         pytest.fail(f"loggers' state {before} was left as {after}")
+
+
+@pytest.fixture(autouse=True)
+def the_cpu_keeps_its_usual_facts() -> Iterator[None]:
+    """Where a test allows tuning, thresholds of this machine are read or measured, and would choose in the next one."""
+    yield
+    facts = sys.modules.get("isogemm.backends.cpu.gemm.facts")
+    if facts is not None and facts.facts().source == "measured":
+        facts.set_facts(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isogemm.errors import OptionError, ShapeError
+from isogemm.errors import DeviceError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
 
@@ -103,6 +103,9 @@ def test_an_audit_of_ranks_needs_a_common_tree():
         compare_ranks("nowhere", [2, 3])
     with pytest.raises(OptionError, match=r"--device: .*cuda:1; nearest legal choice: cuda"):
         compare_ranks("nowhere", [2], device="cuda:1")
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceError, match=r"--device: .*without one; nearest legal choice: cpu"):
+            compare_ranks("nowhere", [2], device="cuda")
 
 
 @pytest.mark.gpu

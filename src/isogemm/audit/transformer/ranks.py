@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from ...base.extras import require_extra
-from ...errors import OptionError
+from ...errors import DeviceError, OptionError
 from .load import load
 
 _TREES = (2, 4, 8, 16)
@@ -79,8 +79,11 @@ def compare_ranks(
     ------
     OptionError
         No such folder or device, or sizes that have no common tree. What a rank raises ends the launch with its error.
+    DeviceError
+        torch has no GPU that it can use.
     """
     require_extra("hf", "the audit of a model", "torch", "transformers")
+    import torch
     import torch.multiprocessing as processes
 
     most = max(sizes, default=0)
@@ -89,6 +92,8 @@ def compare_ranks(
         raise OptionError("--tp", limit="numbers of ranks that divide 16", value=list(sizes), nearest="1,2,4")
     if device not in ("", "cpu", "cuda"):
         raise OptionError("--device", limit="cpu or cuda with --tp", value=device, nearest="cuda, for all GPUs")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("--device", limit="a GPU that torch can use", value="cuda, without one", nearest="cpu")
     with tempfile.TemporaryDirectory() as folder:
         found = processes.get_context("spawn").SimpleQueue()
         options = {"random": random, "dtype": dtype, "device": device, "seed": seed}

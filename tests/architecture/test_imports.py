@@ -37,7 +37,7 @@ CUDA = (
     {"driver", "include"},
     {"calls", "pointers"},
     {"gemm"},
-    {"quant", "rows", "attention"},
+    {"quant", "ranks", "rows", "attention"},
     {"device", "plans"},
 )
 GROUND = {"errors", "_version"}  # of the root: anybody's

@@ -33,6 +33,7 @@ COLUMNS = {
     "attention_steps": "attention.steps",
     "attention_gradients": "attention.gradient.run",
     "grouped": "gemm.grouped.run",
+    "ranks": "ranks.mailbox",
     "plans": "plans.work",
 }
 

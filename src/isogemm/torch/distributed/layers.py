@@ -20,7 +20,7 @@ from ..model.layers import Converted, Embedding, Linear, RowNorm
 from ..model.recognition import around, mixed
 from ..operator import Tensor
 from .ranks import Ranks
-from .sums import fixed_sum, rounded, sum_over_ranks
+from .sums import fixed_sum, product_over_ranks, rounded
 
 
 class Parallel(Converted):
@@ -130,8 +130,10 @@ class ColumnParallel(ParallelLinear):
         order = self.ranks.subtree(contract)
         if self.ranks.size == 1:
             return product(None, dy, w, 1.0, 0.0, order, dtype)
-        part = product(None, dy, w, 1.0, 0.0, order, torch.float32)
-        return sum_over_ranks(part, None, dtype, self.ranks, f"the gradient of {self.label}", scatter=self.sequence)
+        return product_over_ranks(
+            lambda rows: product(None, rows, w, 1.0, 0.0, order, torch.float32),
+            dy, w.shape[1], None, dtype, self.ranks, f"the gradient of {self.label}", scatter=self.sequence,
+        )  # fmt: skip
 
 
 class RowParallel(ParallelLinear):
@@ -154,8 +156,10 @@ class RowParallel(ParallelLinear):
         order = self.ranks.subtree(contract)
         if self.ranks.size == 1:
             return linear(x, w, bias, order, x.dtype)
-        part = linear(x, w, None, order, torch.float32)
-        return sum_over_ranks(part, bias, x.dtype, self.ranks, self.label, scatter=self.sequence)
+        return product_over_ranks(
+            lambda rows: linear(rows, w, None, order, torch.float32),
+            x, len(w), bias, x.dtype, self.ranks, self.label, scatter=self.sequence,
+        )  # fmt: skip
 
     def behind(self, dy: Tensor) -> Tensor:
         """All rows, of the others too."""

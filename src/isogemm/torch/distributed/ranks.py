@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,10 +13,11 @@ import torch
 import torch.distributed as dist
 
 from ...contract.spec import Contract, as_contract
-from ...errors import OptionError, RankError, ShapeError
+from ...errors import DeviceError, OptionError, RankError, ShapeError
 from ..operator import Tensor
+from . import symmetric
 
-TRANSPORTS = ("collective", "symmetric")  # what carries partial sums: the functions of `sums.py`, in this order
+TRANSPORTS = ("auto", "collective", "symmetric")  # what carries partial sums
 
 MARGIN = 2.0  # seconds beyond the timeout, in which the others of a broken group say that they are alive
 
@@ -31,10 +33,12 @@ class Ranks:
     order : str
         ``treeT``: the leaves of every sum that ranks share. The number of ranks divides T.
     transport : str
-        ``collective``: torch.distributed's collectives, gloo on CPUs and NCCL on GPUs. ``symmetric``: one shot through
-        symmetric memory over NVLink, which has not been run yet.
+        ``collective``: torch.distributed's collectives, gloo on CPUs and NCCL on GPUs. ``symmetric``: memory that GPUs
+        of one machine map of one another, over NVLink or PCIe. ``auto``: that where it can be, else collectives. The
+        bits are the same.
     timeout : float
-        Seconds that a transfer may take. The error about a rank that does not answer takes as long again.
+        Seconds that a transfer may take. The error about a rank that does not answer takes as long again. A kernel that
+        waits for another rank's memory stops after it, and torch raises its error of a failed launch.
 
     Raises
     ------
@@ -48,7 +52,7 @@ class Ranks:
 
     group: Any = None
     order: str = "tree8"
-    transport: str = "collective"
+    transport: str = "auto"
     timeout: float = 300.0
 
     def __post_init__(self) -> None:
@@ -68,7 +72,7 @@ class Ranks:
             )  # fmt: skip
         if self.transport not in TRANSPORTS:
             limit = " or ".join(TRANSPORTS)
-            raise OptionError("transport", limit=limit, value=self.transport, nearest="collective")
+            raise OptionError("transport", limit=limit, value=self.transport, nearest="auto")
 
     def __deepcopy__(self, memo: Any) -> Ranks:
         """Itself: a copy of a model has the same processes."""
@@ -131,6 +135,37 @@ class Ranks:
             raise ShapeError(what, limit=f"a multiple of {self.size} ranks", value=length, nearest=length - rest)
         return slice(self.rank * own, (self.rank + 1) * own)
 
+    def maps(self, on: Any, shape: Sequence[int], what: str) -> bool:
+        """Whether sums of that shape, on a device, go through memory that the ranks' GPUs map of one another.
+
+        Raises
+        ------
+        DeviceError, ShapeError
+            `transport` asks for that, and it cannot be.
+        """
+        if self.transport == "collective" or self.size == 1:
+            return False
+        reachable = on.type == "cuda" and symmetric.reaches(self.group)
+        if reachable and shape[-1] % 8 == 0 and math.prod(shape) < 2**31:
+            return True
+        if self.transport == "symmetric":
+            if not reachable:
+                limit = "ranks with a GPU each, of one machine, that map one another's memory, and NCCL"
+                raise DeviceError(f"transport of {what}", limit=limit, value=str(on), nearest="collective")
+            limit = "columns in multiples of 8, fewer than 2**31 elements"
+            raise ShapeError(f"sum of {what}", limit=limit, value=list(shape), nearest="transport='auto'")
+        return False
+
+    def shared(self, share: int = 0, results: int = 0) -> symmetric.Shared:
+        """That memory, with room for bytes of partial sums from each rank, and of results."""
+        return symmetric.shared(self.group, self.timeout, share, results)
+
+    def _gathers(self, x: Tensor) -> bool:
+        """Whether `x` of all ranks travels so: few bytes, in whole words."""
+        if self.transport == "collective" or not x.is_cuda or not 0 < x.nbytes <= symmetric.gather_bytes():
+            return False
+        return x.nbytes % 8 == 0 and symmetric.reaches(self.group)
+
     def gather(self, x: Tensor, what: str) -> list[Tensor]:
         """`x` of every rank, in their order: bytes, whatever the dtype.
 
@@ -143,6 +178,9 @@ class Ranks:
             return [x]
         sent = x.detach().contiguous()
         out = sent.new_empty((self.size, *sent.shape))
+        if self._gathers(sent):
+            self.shared().box.gather(sent, out)
+            return list(out)
         self._transfer("all_gather", what, lambda: _all_gather(
             _bytes(out), _bytes(sent), group=self.group, async_op=True))  # fmt: skip
         return list(out)
@@ -165,7 +203,10 @@ class Ranks:
 
     def _transfer(self, operation: str, what: str, call: Callable[[], Any]) -> None:
         try:
-            call().wait(timedelta(seconds=self.timeout))
+            limit = (
+                () if symmetric.captures() else (timedelta(seconds=self.timeout),)
+            )  # a graph's stream waits, no thread does
+            call().wait(*limit)
         except RuntimeError as error:  # torch's own type of a peer that closed, and of one that let the time pass
             raise self._broken(f"{operation} of {what}", error) from error
 

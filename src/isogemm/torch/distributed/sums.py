@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from ..device import column
 from ..operator import Tensor
 from ..routing.elementwise import subnormals_kept
-from .ranks import TRANSPORTS, Ranks
+from .ranks import Ranks
 
 FEW_ROWS = 16  # up to here every rank takes all partial sums: one transfer in place of two
+OVERLAP_ROWS = 512  # of each rank: with fewer, one product of all rows is faster than one for each rank
 
 
 def fixed_sum(parts: Sequence[Tensor]) -> Tensor:
@@ -62,7 +64,32 @@ def sum_over_ranks(
         ranks.share(f"rows of {what}", len(partial))
     if ranks.size == 1:
         return rounded(partial, bias, dtype)
-    return _FUNCTIONS[ranks.transport](partial, bias, dtype, ranks, what, scatter)
+    if ranks.maps(partial.device, partial.shape, what):
+        return _mapped(partial, bias, dtype, ranks, scatter)
+    return _collective(partial, bias, dtype, ranks, what, scatter)
+
+
+def product_over_ranks(
+    multiply: Callable[[Tensor], Tensor], x: Tensor, n: int, bias: Tensor | None, dtype: Any,
+    ranks: Ranks, what: str, *, scatter: bool = False,
+) -> Tensor:  # fmt: skip
+    """`sum_over_ranks` of a product whose float32 partial sums are still to be made.
+
+    Where rows are many and memory is shared, each rank's rows are a product of their own, and travel beside the next.
+
+    Parameters
+    ----------
+    multiply : callable
+        Partial sums [rows, n] of some rows of x.
+    x : tensor [rows, k]
+    n, bias, dtype, ranks, what, scatter
+        As in `sum_over_ranks`.
+    """
+    if scatter:
+        ranks.share(f"rows of {what}", len(x))
+    if ranks.size > 1 and len(x) >= OVERLAP_ROWS * ranks.size and ranks.maps(x.device, (len(x), n), what):
+        return _overlapped(multiply, x, n, bias, dtype, ranks, scatter)
+    return sum_over_ranks(multiply(x), bias, dtype, ranks, what, scatter=scatter)
 
 
 def _collective(partial: Tensor, bias: Tensor | None, dtype: Any, ranks: Ranks, what: str, scatter: bool) -> Tensor:
@@ -77,21 +104,47 @@ def _collective(partial: Tensor, bias: Tensor | None, dtype: Any, ranks: Ranks, 
     return y if scatter else torch.cat(ranks.gather(y, what))[:rows]
 
 
-def _symmetric(partial: Tensor, bias: Tensor | None, dtype: Any, ranks: Ranks, what: str, scatter: bool) -> Tensor:
-    """One shot through symmetric memory: every rank reads the others' sums over NVLink. It has not been run yet."""
-    from torch.distributed import _symmetric_memory as symmetric
-
-    name = ranks.group.group_name
-    shared = symmetric.empty(partial.shape, dtype=partial.dtype, device=partial.device)
-    handle = symmetric.rendezvous(shared, name)
-    shared.copy_(partial)
-    handle.barrier()
-    rows = ranks.share(f"rows of {what}", len(partial)) if scatter else slice(None)
-    parts = [handle.get_buffer(rank, partial.shape, partial.dtype)[rows] for rank in range(ranks.size)]
-    y = rounded(fixed_sum(parts), bias, dtype)
-    handle.barrier()  # nobody writes again before all have read
-    return y
+def _mapped(partial: Tensor, bias: Tensor | None, dtype: Any, ranks: Ranks, scatter: bool) -> Tensor:
+    """Through mapped memory: in one step where the ranks take all partial sums, else in two."""
+    rows, n = partial.shape
+    sent = (ranks.size - 1) * partial.nbytes
+    if scatter or sent > column("ranks", "cuda").ONE_SHOT_BYTES:
+        return _two_shot(ranks, partial.contiguous(), rows, bias, dtype, there=False, scatter=scatter)
+    out = partial.new_empty(rows, n, dtype=dtype)
+    if out.numel():
+        ranks.shared().box.one_shot(partial.contiguous(), out, _flat(bias))
+    return out
 
 
-Transport = Callable[[Tensor, "Tensor | None", Any, Ranks, str, bool], Tensor]
-_FUNCTIONS: dict[str, Transport] = dict(zip(TRANSPORTS, (_collective, _symmetric), strict=True))
+def _overlapped(
+    multiply: Callable[[Tensor], Tensor], x: Tensor, n: int, bias: Tensor | None, dtype: Any,
+    ranks: Ranks, scatter: bool,
+) -> Tensor:  # fmt: skip
+    """The others' rows first: they travel to the rank that adds them, by the copy engine, beside the next product."""
+    parts = x.split(-(-len(x) // ranks.size))
+    shared, main = ranks.shared(len(parts[0]) * n * 4, len(x) * n * 4), torch.cuda.current_stream()
+    sent = []  # whose memory is not another tensor's before the copies are over
+    for step in range(1, ranks.size):
+        to = (ranks.rank + step) % ranks.size
+        sent.append(multiply(parts[to]))
+        shared.copies.wait_stream(main)
+        with torch.cuda.stream(shared.copies):
+            shared.inbox(to, sent[-1].shape).copy_(sent[-1])
+    own = multiply(parts[ranks.rank])
+    main.wait_stream(shared.copies)
+    return _two_shot(ranks, own, len(x), bias, dtype, there=True, scatter=scatter)
+
+
+def _two_shot(
+    ranks: Ranks, partial: Tensor, rows: int, bias: Tensor | None, dtype: Any, *, there: bool, scatter: bool
+) -> Tensor:
+    n, share = partial.shape[1], -(-rows // ranks.size)
+    out = partial.new_empty(share if scatter else rows, n, dtype=dtype)
+    if out.numel():
+        box = ranks.shared(share * n * 4, rows * n * 4).box
+        box.two_shot(partial, out, _flat(bias), rows, there=there, scatter=scatter)
+    return out
+
+
+def _flat(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().contiguous()

@@ -253,6 +253,23 @@ def test_a_kernel_that_raises_is_left_out_but_not_recorded(tmp_path: Path, caplo
     assert not list(tmp_path.iterdir())
 
 
+def test_a_trial_that_a_capture_interrupts_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    machine = FakeMachine()
+
+    def interrupted(product: Product, value: np.ndarray) -> None:
+        machine.captures = True
+        raise RuntimeError("nothing is copied while a stream is captured")
+
+    family = FakeFamily("f", faults={"fast": interrupted})
+    mine = admissions(family, machine=machine, folder=tmp_path)
+    with caplog.at_level(logging.WARNING, "isogemm"):
+        assert mine.of("f", "fast", LINEAR).state == "unknown"
+    assert "cannot run" not in caplog.text
+    machine.captures = False
+    family.faults = {}
+    assert mine.of("f", "fast", LINEAR).state == "admitted"
+
+
 def shipped(**changes: Any) -> Table:
     stamp = {**H200, "golden": admission.golden_digest()}
     entry = Admitted("f", "f-v1", variant_of(LINEAR), ("fast",), "2026-11-21")

@@ -92,7 +92,8 @@ class Admissions:
             return Admission("unknown")
         with self._trying.setdefault(key, threading.RLock()):  # other kernels are tried meanwhile, by other threads
             known = self._known.get(key) or self._try(key, family, case, config)
-            self._known[key] = known
+            if known.state != "unknown":
+                self._known[key] = known
         return known
 
     def fingerprint(self, family: Family[Any, Any]) -> str:
@@ -134,6 +135,8 @@ class Admissions:
         except NotCompiledError:  # the process is about to end: nothing was found
             raise
         except Exception as error:
+            if self.machine.capturing():  # which began on this stream behind the trial's back
+                return Admission("unknown")
             # Not a wrong bit, and perhaps not this kernel's fault (a device out of memory, one broken by another
             # kernel): it does not serve in this process, and nothing is recorded.
             said = cannot_run(name, code, error)

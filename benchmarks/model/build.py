@@ -11,7 +11,7 @@ from typing import Any
 from ..common import words_of
 from .cases import LINEARS, ROUTED, TORCH, TREE, WHOLE, Case, Sizes
 
-__all__ = ["Scoped", "Shelf", "Step"]
+__all__ = ["Scoped", "Shelf", "Step", "cache_of", "forward", "random_model"]
 
 Call = Callable[[int], Any]
 Scope = Callable[[], AbstractContextManager[None]]
@@ -128,7 +128,7 @@ class Shelf:
                 if name == ROUTED:
                     continue  # compiled functions run eagerly while enable() is in force
                 model = self.compiled(case.layers, name, model)
-            found[name] = Step(_forward(model, inputs), WAYS[name][1])
+            found[name] = Step(forward(model, inputs), WAYS[name][1])
         return found
 
     def compiled(self, layers: int, name: str, model: Any) -> Any:
@@ -158,7 +158,7 @@ class Shelf:
         }
 
     def _variants(self, layers: int) -> dict[str, Any]:
-        base = _model(self.sizes, layers, self.device, self.seed)
+        base = random_model(self.sizes, layers, self.device, self.seed)
         shared = {id(p): p for p in base.parameters()}
         found = {}
         for name, (change, scope) in WAYS.items():
@@ -187,13 +187,13 @@ class Shelf:
             data = torch.empty(shape, dtype=dtype, device=self.device).normal_(generator=generator)
             self._cache = (size, data[:depth], data[depth:])
         _, keys, values = self._cache
-        return _cache_of(keys[:, :batch], values[:, :batch], positions)
+        return cache_of(keys[:, :batch], values[:, :batch], positions)
 
 
 KEYS = ("num_key_value_heads", "head_dim", "num_hidden_layers")
 
 
-def _model(sizes: Sizes, layers: int, device: str, seed: int) -> Any:
+def random_model(sizes: Sizes, layers: int, device: str, seed: int) -> Any:
     """The model in evaluation mode, with random weights that are drawn on the device."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -213,7 +213,7 @@ def _model(sizes: Sizes, layers: int, device: str, seed: int) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def _forward(model: Any, inputs: Mapping[str, Any]) -> Call:
+def forward(model: Any, inputs: Mapping[str, Any]) -> Call:
     import torch
 
     def call(i: int) -> Any:
@@ -223,7 +223,7 @@ def _forward(model: Any, inputs: Mapping[str, Any]) -> Call:
     return call
 
 
-def _cache_of(keys: Any, values: Any, positions: Any) -> Any:
+def cache_of(keys: Any, values: Any, positions: Any) -> Any:
     """A preallocated cache whose new tokens always go to the same places, so that a step can be repeated."""
     from transformers.cache_utils import Cache
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import isogemm
 from isogemm.errors import DeviceError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
@@ -12,6 +13,7 @@ import isogemm.torch as iso  # noqa: E402
 from isogemm.torch.distributed import ColumnParallel, GradientTree, Ranks, RowParallel, VocabularyEmbedding, traffic  # noqa: E402
 from isogemm.torch.distributed.models import parallelise  # noqa: E402
 from isogemm.torch.distributed.sums import fixed_sum, rounded  # noqa: E402
+from isogemm.torch.distributed.traffic import LINK  # noqa: E402
 
 
 def test_an_order_is_a_tree():
@@ -52,8 +54,8 @@ def test_a_model_is_cut_once():
 def test_a_model_without_a_plan_is_refused():
     with pytest.raises(OptionError, match="tp_plan"):
         iso.convert(torch.nn.Sequential(torch.nn.Linear(8, 8)), tp=1)
-    with pytest.raises(OptionError, match="without fuse and quantize"):
-        iso.convert(torch.nn.Sequential(torch.nn.Linear(8, 8)), tp=1, fuse=True)
+    with pytest.raises(OptionError, match="without quantize"):
+        iso.convert(torch.nn.Sequential(torch.nn.Linear(8, 8)), tp=1, quantize="Q8_0")
 
 
 def test_ids_outside_the_whole_table_are_refused():
@@ -87,6 +89,7 @@ def test_traffic_counts_what_is_sent():
     columns, rows = traffic(4096, 4096, 14336, 8, contract="tensor_core:sm90/chain")
     assert (columns.n, columns.sent, rows.k, rows.contract) == (512, 0, 1792, "tensor_core:sm90/chain")
     assert rows.whole == "tensor_core:sm90/tree8"
+    assert "no time" in str(rows)
     assert rows.sent == 7 * 512 * 4096 * (4 + 2)  # 7 others: a share of float32 sums, and of rounded rows
     assert traffic(1, 64, 64, 2)[1].sent == 64 * 4
     assert [row.sent + row.sent_backward for row in traffic(100, 64, 64, 1)] == [0, 0]
@@ -94,6 +97,27 @@ def test_traffic_counts_what_is_sent():
         traffic(1, 64, 64, 3)
     with pytest.raises(ShapeError, match="a multiple of 8"):
         traffic(1, 60, 64, 2)
+
+
+def test_traffic_expects_a_time_where_products_have_a_model():
+    def over(nbytes):
+        return nbytes / LINK.bytes_per_second * 1e6
+
+    columns, rows = traffic(256, 4096, 14336, 8, device="h200")
+    product = isogemm.plan(256, 4096, 1792, dtype="bfloat16", out_dtype="float32", device="h200")
+    assert (rows.product_us, rows.whole) == (product.expected_us, "tensor_core:sm90/tree8")
+    assert rows.sent == 7 * 32 * 4096 * (4 + 2)  # as by collectives: more than goes in one step
+    assert rows.transfer_us == pytest.approx(over(rows.sent) + 2 * LINK.latency_us)
+    assert columns.transfer_us == 0
+    assert f"over {LINK}" in str(rows)
+    assert str(LINK) not in str(columns)
+    few = traffic(64, 4096, 14336, 2, device="h200")[1]  # in one step, where collectives take two
+    assert few.sent == 64 * 4096 * 4
+    assert few.transfer_us == pytest.approx(over(few.sent) + LINK.latency_us)
+    many = traffic(4096, 4096, 14336, 2, device="h200")[1]
+    late = over(2048 * 4096 * 4) - many.product_us / 2  # half of the rows travel beside the other half's product
+    assert many.transfer_us == pytest.approx(max(0, late) + over(2048 * 4096 * 2) + 2 * LINK.latency_us)
+    assert [row.product_us for row in traffic(4096, 4096, 14336, 8)] == [None, None]
 
 
 def test_an_audit_of_ranks_needs_a_common_tree():

@@ -41,9 +41,16 @@ def test_layers_have_the_bits_of_plain_products(lines, kind, shape):
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ["tp1", "tp2", "tp4"])
-@pytest.mark.parametrize("how", ["batched", "alone", "in chunks", "decoded"])
+@pytest.mark.parametrize("how", ["batched", "alone", "in chunks", "decoded", "fused"])
 def test_logits_do_not_see_the_ranks(lines, family, dtype, shape, how):
     assert not [line for line in of(lines, f"{family} {dtype} {shape} {how}") if line["differ"]]
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Llama"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ["tp1", "tp2", "tp4"])
+def test_parts_of_projections_become_one_product(lines, family, dtype, shape):
+    assert all(line["of"] == 4 for line in of(lines, f"{family} {dtype} {shape} fused"))  # two in each layer
 
 
 @pytest.mark.parametrize("model", ["Qwen3 torch.bfloat16", "Llama torch.float32"])
@@ -60,7 +67,8 @@ def test_sharded_optimizer_states_leave_the_same_weights(lines):
 
 @pytest.mark.parametrize(("family", "tensors"), [("Qwen3", 24), ("Llama", 21)])
 def test_parts_are_read_from_files(lines, family, tensors):
-    assert not [line for line in of(lines, f"loaded {family}") if line["differ"] or line["of"] != tensors]
+    found = of(lines, f"loaded {family}")
+    assert not [line for line in found if line["differ"] or (line["of"], line["merged"]) != (tensors, 4)]
 
 
 def test_the_hook_of_data_parallel_models_is_the_tree(lines):
@@ -85,3 +93,18 @@ def test_a_missing_rank_is_named(lines, how):
     for line in found:
         assert "all_gather of layer" in line["error"]
         assert "none from rank 2 of the group" in line["error"]
+
+
+def test_the_benchmark_of_two_ranks_compares_and_times(lines):
+    found = {line["what"]: line for line in of(lines, "benchmark", 2)}
+    assert not [line for line in found.values() if line.get("error") or line.get("differ")]
+    ways = ("isogemm, one GPU", "isogemm, collective", "isogemm, collective, projections apart")
+    for phase in ("decode", "prefill"):
+        for how in [f"{phase} {replayed}: {way}" for replayed in ("eager", "graph") for way in ways][1:]:
+            assert found[f"benchmark {how}"]["of"] > 1000
+        (near,) = found[f"benchmark {phase} near: torch, nccl"]["said"]
+        assert 0 < float(near.split()[-1].rstrip(".")) < 0.05  # other roundings, one model
+    timed = found["benchmark ranks decode graph batch=1 tokens=1"]
+    assert timed["of"] == len(ways) + 1
+    assert [line.split("  ")[0] for line in timed["said"][1:]] == [*ways, "torch, nccl"]
+    assert found["benchmark table"]["rows"] == len(ways)

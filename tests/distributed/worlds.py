@@ -1,6 +1,6 @@
 """Run by test_worlds.py: four processes that compare groups of 1, 2 and 4 with a process alone.
 
-    python -m tests.distributed.worlds [layers] [models] [training] [broken]
+    python -m tests.distributed.worlds [layers] [models] [training] [broken] [benchmark]
 
 Each rank prints how many elements of its part differ, comparison by comparison. All that the processes need is made
 before they are forked.
@@ -28,6 +28,7 @@ from isogemm.errors import RankError
 from isogemm.torch import distributed as idist
 from isogemm.torch.distributed import GradientTree, Ranks
 from isogemm.torch.distributed.models import parallelise, plan_of
+from isogemm.torch.model.layers import Merging, _is_whole
 
 ORDER = "tree4"
 F32, BF16 = torch.float32, torch.bfloat16
@@ -215,7 +216,7 @@ def converted(family, dtype, tp):
 
 
 def models(rank):
-    """Logits alone, batched, in chunks and decoded."""
+    """Logits alone, batched, in chunks and decoded, with projections apart and as one product."""
     ids = torch.randint(1, 128, (3, 11), generator=torch.Generator().manual_seed(1))
     shapes = {name: tp for name, (dp, tp) in meshes().items() if dp.size == 1}
     for family in ("Qwen3", "Llama"):
@@ -227,6 +228,11 @@ def models(rank):
                     for how, found in _ways(model, ids):
                         same = differing(found, want[: len(found), -found.shape[1] :])
                         yield {"what": f"{family} {dtype} {name} {how}", "differ": same}
+                    merged = sum(
+                        child.merge() and _is_whole(child) for child in model.modules() if isinstance(child, Merging)
+                    )
+                    same = differing(model(ids).logits, want)
+                    yield {"what": f"{family} {dtype} {name} fused", "of": merged, "differ": same}
 
 
 def _ways(model, ids):
@@ -276,14 +282,15 @@ def loaded(rank):
         config._attn_implementation = "sdpa"
         with idist.without_weights():
             model = type(plain(family, BF16))(config).eval().to(BF16)
-        iso.convert(model, tp=tp, grad_order="chain")
+        iso.convert(model, tp=tp, grad_order="chain", fuse=True)
         read = idist.load_shards(model, whole[0])
         dist.barrier()
         if folder:
             folder.cleanup()
         with torch.no_grad():
             same = differing(model(ids).logits, converted(family, BF16, Ranks(None, ORDER))(ids).logits)
-        yield {"what": f"loaded {family}", "of": len(read), "differ": same}
+        merged = sum(child._buffers.get("merged_weight") is not None for child in model.modules())
+        yield {"what": f"loaded {family}", "of": len(read), "merged": merged, "differ": same}
 
 
 def wrapped(rank):
@@ -388,12 +395,32 @@ def broken(how):
     return check
 
 
+def benchmarked(rank):
+    """benchmarks.ranks of two processes: its equality, and times of isogemm's and torch's ways."""
+    from benchmarks.model.cases import Sizes, tiny
+    from benchmarks.ranks.bench import Bench, Settings
+    from benchmarks.ranks.launch import World
+    from benchmarks.ranks.model import CASES, EQUAL
+    from benchmarks.ranks.show import lines, table
+
+    world, short = World(rank, 2, "cpu", dist.group.WORLD), {"rounds": 5, "block_seconds": 1e-3}
+    bench = Bench(world, Settings(2, "cpu", ("collective",), Sizes.of_tests(), (), (), **short))
+    rows = [row for case in EQUAL for row in bench.compared(tiny(case))]
+    rows.append(bench.timed(tiny(CASES[0])))
+    for row in rows:
+        of = len(row["timings"]) if "timings" in row else row["compared"]
+        said = {"error": row["error"], "said": lines(row)}
+        yield {"what": f"benchmark {row['name']}", "of": of, "differ": row["differing"], **said}
+    yield {"what": "benchmark table", "rows": table(rows).row_count}
+
+
 TRAINED = (("Qwen3", BF16), ("Llama", F32))
 CHECKS = {
     "layers": [parallel_layers],
     "models": [models, loaded, audited],
     "training": [training, wrapped],
     "broken": [broken("dies"), broken("hangs")],
+    "benchmark": [benchmarked],
 }
 
 
@@ -417,6 +444,7 @@ if __name__ == "__main__":
             plain(family, dtype)
     for family, dtype in TRAINED if {"models", "training"} & set(wanted) else ():
         alone(family, dtype)
-    lasting = together([name for name in wanted if name != "broken"])
+    lasting = together([name for name in wanted if name not in ("broken", "benchmark")])
     waiting = CHECKS["broken"] if "broken" in wanted else []  # together: they do nothing but wait
-    sys.exit(sum(ranks(4, checks, 240) for checks in ([lasting], waiting)))
+    two = CHECKS["benchmark"] if "benchmark" in wanted else []
+    sys.exit(sum(ranks(*each, 240) for each in ((4, [lasting]), (4, waiting), (2, two))))

@@ -233,7 +233,7 @@ def plan_command(
     if len(trans) != 2:
         raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")
     if tp:
-        _print_traffic(m, n, k, tp, SHORT_NAMES.get(dtype, dtype), contract or "fma/chain", json)
+        _print_traffic((m, n, k, tp), SHORT_NAMES.get(dtype, dtype), contract, device, json=json)
         return
     options: dict[str, Any] = {"threads": threads} if threads else {}
     if contract:
@@ -265,14 +265,13 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _print_traffic(m: int, n: int, k: int, tp: int, dtype: str, contract: str, json: bool) -> None:
+def _print_traffic(sizes: tuple[int, int, int, int], dtype: str, contract: str, device: str, *, json: bool) -> None:
     from dataclasses import asdict
     from json import dumps
 
-    from ..audit.data import as_dtype
     from ..torch.distributed import traffic
 
-    found = traffic(m, n, k, tp, contract=contract, itemsize=as_dtype(dtype).itemsize)
+    found = traffic(*sizes, contract=contract or None, dtype=dtype, device=device)
     typer.echo(dumps([asdict(row) for row in found]) if json else "\n".join(map(str, found)))
 
 

@@ -117,6 +117,10 @@ class ColumnParallel(ParallelLinear):
         y = super().forward(input)
         return _GatherColumns.apply(y, self.ranks, self.label) if self.gathered and self.ranks.size > 1 else y
 
+    def is_plain(self) -> bool:
+        """As of every Linear, where nothing travels."""
+        return type(self).forward is ColumnParallel.forward and not (self.gathered or self.sequence)
+
     def ahead(self, x: Tensor) -> Tensor:
         """All rows, of the others too."""
         return torch.cat(self.ranks.gather(x, self.label)) if self.sequence else x
@@ -216,7 +220,7 @@ class _GatherColumns(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, y: Tensor, ranks: Ranks, what: str) -> Tensor:
         ctx.ranks, ctx.width = ranks, y.shape[-1]
-        return torch.cat(ranks.gather(y, what), -1)
+        return ranks.stacked(y, what).movedim(0, -2).flatten(-2)  # one row is where it has to be already
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -255,43 +259,48 @@ class VocabularyEmbedding(Parallel, Embedding):
 
     def forward(self, input: Any) -> Any:
         """Rows of the whole table."""
-        _check_ids(input, self.num_embeddings)
+        if not input.is_cuda:  # there torch's own lookups look at ids
+            _check_ids(input, self.num_embeddings)
         if self.ranks.size == 1:
             return super().forward(input)
-        table: Any = self._operand("weight")
-        first = self.ranks.rank * len(table)
-        mine = (input >= first) & (input < first + len(table))
-        found = reductions.embedding(torch.where(mine, input - first, 0), table)
-        # A row that is not here has a gradient of zeros, which adds nothing to a chain from +0.
-        own = torch.where(mine.unsqueeze(-1), found, torch.zeros_like(found))
-        rows = _FromOwner.apply(own, mine, input // len(table), self.ranks, self.label)
-        if self.padding_idx is None:
+        records = torch.is_grad_enabled() and self.weight.requires_grad
+        # Every rank looks up a row for every id, its own or another one: what is not its own is not taken.
+        own = input % len(self.weight)
+        found = (
+            reductions.embedding(own, self._operand("weight"))
+            if records
+            else torch.nn.functional.embedding(own, self.weight)
+        )
+        rows = _FromOwner.apply(found, input // len(self.weight), self.ranks, self.label)
+        if self.padding_idx is None or not records:
             return rows
         return torch.where((input == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
 def _check_ids(ids: Tensor, rows: int) -> None:
-    if ids.is_cuda:
-        torch._assert_async(((ids >= 0) & (ids < rows)).all())
-    elif ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= rows):
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= rows):
         bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
         raise OptionError("ids", limit=f"0 to {rows - 1}", value=bad, nearest=min(max(bad, 0), rows - 1))
 
 
 class _FromOwner(torch.autograd.Function):  # type: ignore[misc]
-    """Each row from the rank that has it: a choice, no sum. Backward all ranks have the same gradient already."""
+    """Each row from the rank that has it: a choice, no sum. Backward all ranks have the same gradient already.
+
+    A row that is not here has a gradient of zeros, which adds nothing to a chain from +0.
+    """
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, mine: Tensor, owner: Tensor, ranks: Ranks, what: str) -> Tensor:
-        found = own
-        for rank, rows in enumerate(ranks.gather(own, what)):
-            found = torch.where((owner == rank).unsqueeze(-1), rows, found)
-        return found.clone()
+    def forward(ctx: Any, found: Tensor, owner: Tensor, ranks: Ranks, what: str) -> Tensor:
+        ctx.rank = ranks.rank
+        ctx.save_for_backward(owner)
+        places = owner.unsqueeze(-1).expand_as(found).unsqueeze(0)
+        return ranks.stacked(found, what).gather(0, places).squeeze(0)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return dy, None, None, None, None
+        (owner,) = ctx.saved_tensors
+        return dy.masked_fill((owner != ctx.rank).unsqueeze(-1), 0), None, None, None
 
 
 class HeadNorm(Parallel, RowNorm):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -167,7 +168,11 @@ class Ranks:
         return x.nbytes % 8 == 0 and symmetric.reaches(self.group)
 
     def gather(self, x: Tensor, what: str) -> list[Tensor]:
-        """`x` of every rank, in their order: bytes, whatever the dtype.
+        """`stacked`, one by one."""
+        return [x] if self.size == 1 else list(self.stacked(x, what))
+
+    def stacked(self, x: Tensor, what: str) -> Tensor:
+        """`x` of every rank, in their order, along a new first dimension: bytes, whatever the dtype.
 
         Raises
         ------
@@ -175,15 +180,14 @@ class Ranks:
             A rank died, or did not answer within the timeout.
         """
         if self.size == 1:
-            return [x]
+            return x.unsqueeze(0)
         sent = x.detach().contiguous()
         out = sent.new_empty((self.size, *sent.shape))
         if self._gathers(sent):
             self.shared().box.gather(sent, out)
-            return list(out)
-        self._transfer("all_gather", what, lambda: _all_gather(
-            _bytes(out), _bytes(sent), group=self.group, async_op=True))  # fmt: skip
-        return list(out)
+        else:
+            self._transfer("all_gather", what, partial(_all_gather, _bytes(out), _bytes(sent), group=self.group))
+        return out
 
     def exchange(self, parts: Tensor, what: str) -> Tensor:
         """Item j of `parts` goes to rank j; item i of the result is from rank i.
@@ -197,16 +201,17 @@ class Ranks:
             return parts
         sent = parts.detach().contiguous()
         out = torch.empty_like(sent)
-        self._transfer("all_to_all", what, lambda: dist.all_to_all_single(
-            _bytes(out), _bytes(sent), group=self.group, async_op=True))  # fmt: skip
+        call = partial(dist.all_to_all_single, _bytes(out), _bytes(sent), group=self.group)
+        self._transfer("all_to_all", what, call)
         return out
 
-    def _transfer(self, operation: str, what: str, call: Callable[[], Any]) -> None:
+    def _transfer(self, operation: str, what: str, call: Callable[..., Any]) -> None:
+        """A collective, waited for; one that a CUDA graph records is ordered by its stream, and has nobody to wait."""
+        if symmetric.captures():
+            call(async_op=False)
+            return
         try:
-            limit = (
-                () if symmetric.captures() else (timedelta(seconds=self.timeout),)
-            )  # a graph's stream waits, no thread does
-            call().wait(*limit)
+            call(async_op=True).wait(timedelta(seconds=self.timeout))
         except RuntimeError as error:  # torch's own type of a peer that closed, and of one that let the time pass
             raise self._broken(f"{operation} of {what}", error) from error
 

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...base.extras import require_extra
 from ...errors import OptionError, ShapeError
+from ..model.layers import Merging
 from .layers import Parallel
 
 INDEX = "model.safetensors.index.json"
@@ -62,6 +63,9 @@ def load_shards(model: Any, folder: str | Path, *, device: Any = "cpu") -> list[
                 made[id(p)] = (p, torch.nn.Parameter(_read(files, name, layer, key, p).to(device), p.requires_grad))
                 found.append(name)
             layer._parameters[key] = made[id(p)][1]
+    for child in model.modules():
+        if isinstance(child, Merging) and "merged_weight" in child._buffers:  # type: ignore[attr-defined]
+            child.merge()
     return found
 
 

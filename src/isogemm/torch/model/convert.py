@@ -84,7 +84,8 @@ def convert(
         Without it such a model is converted as far as it goes, and one warning (`LeftToTorch`) lists the rest by kind.
     fuse : bool
         Without gradients, q_proj, k_proj and v_proj are one product, and gate_proj and up_proj: the same bits, fewer
-        launches. Their weights become views of one tensor each. Quantized ones stay apart.
+        launches. Their weights become views of one tensor each, with `tp` a rank's parts of them. Quantized ones stay
+        apart.
     quantize : str, BlockFormat, or dict of patterns to these and None
         The format of the weights of Linear modules (also of those that are isogemm's already), which become
         `QuantizedLinear`: ``"Q4_K"``, or ``{"lm_head": "Q6_K", "*": "Q4_K"}``; the first pattern that fits a module's
@@ -129,8 +130,8 @@ def convert(
     """
     arguments.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
     fuse, strict = arguments.flag("fuse", fuse), arguments.flag("strict", strict)
-    if tp is not None and (fuse or quantize is not None):
-        raise OptionError("tp", limit="without fuse and quantize", value="both", nearest="convert(model, tp=tp)")
+    if tp is not None and quantize is not None:
+        raise OptionError("tp", limit="without quantize", value="both", nearest="convert(model, tp=tp)")
     chosen, order = checked(contract, grad_order)
     leave = arguments.strings("leave", leave, "['lm_head']")
     plan = _look(module, _parts(parts), leave)
@@ -151,14 +152,14 @@ def convert(
     if plan.quantization:
         plan.found, child = [(name, None, known) for name, _, known in plan.found], None  # weights go one by one
         quantized = plan.quantization.run(module, progress)
-    for child in module.modules() if fuse else ():
-        if isinstance(child, Merging):
-            child.merge()
     before = transformers_parts.switch(module) if plan.attention else []
     if tp is not None:
         from ..distributed.models import cut
 
         cut(module, tp)
+    for child in module.modules() if fuse else ():
+        if isinstance(child, Merging):
+            child.merge()
     watch(module, NAME, before)
     if quantized and transformers_parts.models(module)[:1] == [""]:
         quantizing.remember(module, own=bool(plan.attention))

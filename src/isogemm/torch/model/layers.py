@@ -120,6 +120,10 @@ class Linear(Converted, torch.nn.Linear):  # type: ignore[misc]
             )
         return inferred(input, weight, bias, contract)
 
+    def is_plain(self) -> bool:
+        """Whether the layer is its product and nothing else: no method around it, and no kind of its own."""
+        return type(self).forward is Linear.forward
+
     def extra_repr(self) -> str:
         """torch's, and the contract."""
         return f"{super().extra_repr()}, contract={self.contract or 'default'}, grad_order={self.grad_order}"
@@ -170,14 +174,22 @@ class Merging(Converted):
     merged_number: int
 
     def merge(self) -> bool:
-        """Merge, or merge again after the parameters got new memory. False where the layers do not fit."""
+        """Merge, or merge again after the parameters got new memory. False where the layers do not fit.
+
+        Weights without memory wait: they are merged when they get some, by ``module.to_empty`` or `load_shards`.
+        """
         # torch traces no addresses, and 2.11 takes no module for a constant: while it compiles it asks by number.
         torch.compiler.assume_constant_result(_is_whole_now)
         layers = self._layers()
-        if not all(isinstance(layer, Linear) and layer.contract == layers[0].contract for layer in layers):
+        if not all(isinstance(layer, Linear) and layer.is_plain() for layer in layers):
             return False  # quantized ones, too
+        if len({layer.contract for layer in layers}) > 1:
+            return False
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        if len({(w.dtype, w.device, w.shape[1]) for w in weights}) > 1 or weights[0].is_meta:
+        if len({(w.dtype, w.device, w.shape[1]) for w in weights}) > 1:
+            return False
+        if weights[0].is_meta:
+            self.register_buffer("merged_weight", None, persistent=False)  # type: ignore[attr-defined]
             return False
         if len({b is None for b in biases}) > 1:
             return False
@@ -220,7 +232,8 @@ class Merging(Converted):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moved or cast: merged again."""
         buffers = vars(self)["_buffers"]
-        was = buffers.pop("merged_weight", None) is not None
+        was = "merged_weight" in buffers
+        buffers.pop("merged_weight", None)
         buffers.pop("merged_bias", None)
         found = super()._apply(fn, recurse)  # type: ignore[misc]
         if was:
@@ -240,7 +253,7 @@ def _is_whole_now(number: int) -> bool:
 def _is_whole(module: Any) -> bool:
     """Whether the layers are those that were merged, and their parameters still lie in the merged tensors."""
     for layer in module._layers():
-        if type(layer).forward is not Linear.forward:  # something around it, or a kind of its own
+        if not (isinstance(layer, Linear) and layer.is_plain()):
             return False
     for name in ("weight", "bias"):
         whole = module._buffers[f"merged_{name}"]

@@ -1,4 +1,4 @@
-"""Ranks on GPUs against one process, by bits: ``python -m benchmarks.ranks --hf FOLDER``.
+"""Ranks on GPUs against one process, by bits: ``python -m benchmarks.ranks bits --hf FOLDER``.
 
 Logits of tensor-parallel ranks by `isogemm.audit.compare_ranks`, and gradients of a training step of data-parallel
 ones. With fewer GPUs than ranks these share them, and gloo carries what NCCL would: bits, and no times.
@@ -17,7 +17,7 @@ import typer
 from isogemm.audit import compare_ranks, load
 from isogemm.lab import environment, write_json
 
-from .common import results_path
+from ..common import results_path
 
 ORDER, SEQUENCES = "tree8", 8
 
@@ -109,7 +109,3 @@ def _step(model: Any, ranks: Any, length: int) -> list[Any]:
 
 def _numbers(words: str) -> list[int]:
     return [int(word) for word in words.split(",")]
-
-
-if __name__ == "__main__":
-    typer.run(main)

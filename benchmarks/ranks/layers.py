@@ -1,7 +1,7 @@
 """One layer whose inputs are cut between GPUs: isogemm's row-parallel product against torch's mm and all_reduce.
 
-``python -m benchmarks.ranks layers``: in CUDA graphs of several calls with weights of their own, interleaved, torch's sums
-by NCCL and by symmetric memory, in place.
+``python -m benchmarks.ranks layers``: in CUDA graphs of several calls with weights of their own, interleaved; torch
+sums by NCCL and by symmetric memory, in place.
 """
 
 from __future__ import annotations

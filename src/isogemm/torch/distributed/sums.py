@@ -88,7 +88,8 @@ def product_over_ranks(
     if scatter:
         ranks.share(f"rows of {what}", len(x))
     if ranks.size > 1 and len(x) >= OVERLAP_ROWS * ranks.size and ranks.maps(x.device, (len(x), n), what):
-        return _overlapped(multiply, x, n, bias, dtype, ranks, scatter)
+        parts = x.split(-(-len(x) // ranks.size))
+        return _copied(lambda to: multiply(parts[to]), len(x), n, bias, dtype, ranks, scatter)
     return sum_over_ranks(multiply(x), bias, dtype, ranks, what, scatter=scatter)
 
 
@@ -107,42 +108,40 @@ def _collective(partial: Tensor, bias: Tensor | None, dtype: Any, ranks: Ranks, 
 def _mapped(partial: Tensor, bias: Tensor | None, dtype: Any, ranks: Ranks, scatter: bool) -> Tensor:
     """Through mapped memory: in one step where the ranks take all partial sums, else in two."""
     rows, n = partial.shape
-    sent = (ranks.size - 1) * partial.nbytes
-    if scatter or sent > column("ranks", "cuda").ONE_SHOT_BYTES:
-        return _two_shot(ranks, partial.contiguous(), rows, bias, dtype, there=False, scatter=scatter)
-    out = partial.new_empty(rows, n, dtype=dtype)
-    if out.numel():
-        ranks.shared().box.one_shot(partial.contiguous(), out, _flat(bias))
+    kernels, share, partial = column("ranks", "cuda"), -(-rows // ranks.size), partial.contiguous()
+    one_shot = not scatter and (ranks.size - 1) * partial.nbytes <= kernels.ONE_SHOT_BYTES
+    if not one_shot and share * n * 4 * ranks.size > kernels.TWO_SHOT_BYTES:
+        parts = partial.split(share)
+        return _copied(lambda to: parts[to] if to < len(parts) else partial[:0], rows, n, bias, dtype, ranks, scatter)
+    out = partial.new_empty(share if scatter else rows, n, dtype=dtype)
+    if out.numel() and one_shot:
+        ranks.shared().box.one_shot(partial, out, _flat(bias))
+    elif out.numel():
+        box = ranks.shared(0, rows * n * 4).box
+        box.two_shot(partial, out, _flat(bias), rows, there=False, scatter=scatter)
     return out
 
 
-def _overlapped(
-    multiply: Callable[[Tensor], Tensor], x: Tensor, n: int, bias: Tensor | None, dtype: Any,
-    ranks: Ranks, scatter: bool,
-) -> Tensor:  # fmt: skip
-    """The others' rows first: they travel to the rank that adds them, by the copy engine, beside the next product."""
-    parts = x.split(-(-len(x) // ranks.size))
-    shared, main = ranks.shared(len(parts[0]) * n * 4, len(x) * n * 4), torch.cuda.current_stream()
+def _copied(
+    part: Callable[[int], Tensor], rows: int, n: int, bias: Tensor | None, dtype: Any, ranks: Ranks, scatter: bool
+) -> Tensor:
+    """Partial sums travel by the copy engine to the rank that adds them: ``part(to)``, one's own last.
+
+    Where they are products still to be made, the next one is under way meanwhile.
+    """
+    share = -(-rows // ranks.size)
+    shared, main = ranks.shared(share * n * 4, rows * n * 4), torch.cuda.current_stream()
     sent = []  # whose memory is not another tensor's before the copies are over
     for step in range(1, ranks.size):
         to = (ranks.rank + step) % ranks.size
-        sent.append(multiply(parts[to]))
+        sent.append(part(to))
         shared.copies.wait_stream(main)
         with torch.cuda.stream(shared.copies):
             shared.inbox(to, sent[-1].shape).copy_(sent[-1])
-    own = multiply(parts[ranks.rank])
+    own = part(ranks.rank)
     main.wait_stream(shared.copies)
-    return _two_shot(ranks, own, len(x), bias, dtype, there=True, scatter=scatter)
-
-
-def _two_shot(
-    ranks: Ranks, partial: Tensor, rows: int, bias: Tensor | None, dtype: Any, *, there: bool, scatter: bool
-) -> Tensor:
-    n, share = partial.shape[1], -(-rows // ranks.size)
-    out = partial.new_empty(share if scatter else rows, n, dtype=dtype)
-    if out.numel():
-        box = ranks.shared(share * n * 4, rows * n * 4).box
-        box.two_shot(partial, out, _flat(bias), rows, there=there, scatter=scatter)
+    out = own.new_empty(share if scatter else rows, n, dtype=dtype)
+    shared.box.two_shot(own, out, _flat(bias), rows, there=True, scatter=scatter)
     return out
 
 

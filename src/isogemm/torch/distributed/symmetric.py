@@ -26,7 +26,7 @@ class Shared(NamedTuple):
 
     def inbox(self, to: int, shape: Any) -> Tensor:
         """Where this rank leaves float32 partial sums for rank `to`."""
-        found: Tensor = self.handle.get_buffer(to, tuple(shape), torch.float32, self.box.box(self.box.rank) // 4)
+        found: Tensor = self.handle.get_buffer(to, tuple(shape), torch.float32, self.box.copied(self.box.rank) // 4)
         return found
 
 
@@ -94,13 +94,13 @@ def shared(group: Any, timeout: float, share: int = 0, results: int = 0) -> Shar
         kernels.nbytes(world, share, results), dtype=torch.uint8, device=torch.device("cuda", device)
     )
     handle = symmetric.rendezvous(memory, group.group_name)
-    kernels.prepare(memory, world)
+    box = kernels(tuple(handle.buffer_ptrs), dist.get_rank(group), device, share, results, timeout)
+    box.prepare(memory)
     torch.cuda.synchronize()
     dist.barrier(group, device_ids=[device])  # nobody sends before all are prepared
     torch.cuda.synchronize()
     if known is not None:
         _kept.append(known)
-    box = kernels(tuple(handle.buffer_ptrs), dist.get_rank(group), device, share, results, timeout)
     made = _made[group, device] = Shared(memory, handle, box, torch.cuda.Stream(device))
     return made
 

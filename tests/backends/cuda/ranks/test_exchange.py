@@ -29,9 +29,9 @@ def test_boxes_do_not_overlap() -> None:
     box = Mailbox((0,) * world, 0, 0, share, results, 1.0)
     assert max(mailbox.COUNTS.values()) + 8 <= mailbox.FLAGS
     assert mailbox.FLAGS + 2 * 16 * mailbox.BLOCKS * 4 <= mailbox.BOXES
-    assert box._gathers == mailbox.BOXES + 2 * world * mailbox.ONE_SHOT_BYTES
-    assert box.box(0) == box._gathers + 2 * world * 2 * mailbox.GATHER_BYTES  # a word and its number, twice the bytes
-    assert box.box(world) + results == Mailbox.nbytes(world, share, results)
+    assert box._results == mailbox.BOXES + 2 * (world * mailbox.ONE_SHOT_BYTES + mailbox.TWO_SHOT_BYTES)
+    assert box.copied(0) == box._gathers + 2 * world * 2 * mailbox.GATHER_BYTES  # with its number
+    assert box.copied(world) == Mailbox.nbytes(world, share, results)
 
 
 class Group:
@@ -44,10 +44,10 @@ class Group:
         self.memory = [
             torch.empty(Mailbox.nbytes(world, share, results), dtype=torch.uint8, device="cuda") for _ in range(world)
         ]
-        for memory in self.memory:
-            Mailbox.prepare(memory, world)
         at = tuple(memory.data_ptr() for memory in self.memory)
         self.boxes = [Mailbox(at, rank, 0, share, results, 20.0) for rank in range(world)]
+        for box, memory in zip(self.boxes, self.memory, strict=True):
+            box.prepare(memory)
         self.streams = [torch.cuda.Stream() for _ in range(world)]
         torch.cuda.synchronize()
 
@@ -67,14 +67,14 @@ class Group:
             own = parts[rank]
             if how == "one shot":
                 return box.one_shot(own, outs[rank], bias)
-            if how == "there":
+            if "there" in how:
                 n = own.shape[1]
                 for to, there in enumerate(own.split(share)):
                     if to != rank:
-                        at = box.box(rank)
+                        at = box.copied(rank)
                         self.memory[to][at : at + there.nbytes].view(own.dtype).view(-1, n).copy_(there)
                 own = own.split(share)[rank]
-            return box.two_shot(own, outs[rank], bias, rows, there=how == "there", scatter=how == "scatter")
+            return box.two_shot(own, outs[rank], bias, rows, there="there" in how, scatter="scatter" in how)
 
         self.each(call)
 
@@ -100,6 +100,7 @@ CASES = [
     ("one shot", 2, 1, 1024), ("one shot", 2, 64, 4096), ("one shot", 4, 5, 1000), ("one shot", 8, 16, 512),
     ("two shot", 2, 300, 1024), ("two shot", 2, 3, 40), ("two shot", 4, 65, 512), ("two shot", 8, 9, 64),
     ("scatter", 2, 256, 1024), ("scatter", 4, 64, 256), ("there", 2, 257, 1024), ("there", 4, 128, 256),
+    ("there, scatter", 2, 128, 1024), ("there, scatter", 4, 64, 256),
 ]  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def test_sums_have_the_bits_of_the_tree(how: str, world: int, rows: int, n: int)
     torch = pytest.importorskip("torch")
     from isogemm.torch.distributed.sums import fixed_sum, rounded
 
-    group, share = Group(world), rows // world if how == "scatter" else rows
+    group, share = Group(world), rows // world if "scatter" in how else rows
     types = itertools.product((torch.float32, torch.bfloat16, torch.float16), (None, torch.float32, torch.bfloat16))
     for call, (dtype, bias_dtype) in enumerate(types):
         parts = numbers(world, rows, n, call)
@@ -121,7 +122,7 @@ def test_sums_have_the_bits_of_the_tree(how: str, world: int, rows: int, n: int)
         torch.cuda.synchronize()
         want = rounded(fixed_sum(parts), bias, dtype)
         for rank, out in enumerate(outs):
-            own = want[rank * share : (rank + 1) * share] if how == "scatter" else want
+            own = want[rank * share : (rank + 1) * share] if "scatter" in how else want
             assert wrong(out, own) == 0
 
 

@@ -12,7 +12,7 @@ struct alignas(64) Peers { char* of[16]; };  // the memory of each rank, as this
 constexpr int W = 8;                          // floats of a word: what a thread takes at once
 constexpr int PARTS = W / 4;                  // 16 bytes each, of partial sums
 constexpr int RESULTS = OUT ? 1 : 2;          // likewise, of the result
-constexpr u32 ABSENT = 0xffffffff;            // what a box holds before a number arrives: a NaN that is never sent
+constexpr u32 ABSENT = 0xffffffff;            // what a box holds before numbers arrive: a NaN, or two, that are never sent
 constexpr int ARRIVED = 0, RETURNED = 1;      // kinds of flags
 
 // Waiting for another rank, at most `patience` nanoseconds: then the kernel ends with an error of the device.
@@ -75,19 +75,40 @@ DEVICE void finish(float (&v)[WORLD][W], const void* bias, int col, uint4 (&y)[R
   for (int i = 0; i < RESULTS; ++i) y[i] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
 }
 
-// Every rank gets all partial sums: a number that has arrived is no ABSENT any more, and becomes one again when it was read.
-// Two boxes take turns: a rank that fills one a second time has had this rank's next call, so the first was read.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// A box is a row of words that another rank fills. A number that has arrived is no ABSENT any more, and becomes one again
+// when it was read.
+DEVICE uint4 received(char* from, Patience& waiting) {
+  uint4 found;
+  while (absent(found = read_through(from))) waiting.turn();
+  write_through(from, make_uint4(ABSENT, ABSENT, ABSENT, ABSENT));
+  return found;
+}
+DEVICE void send(char* to, uint4 x) { write_through(to, make_uint4(sent(x.x), sent(x.y), sent(x.z), sent(x.w))); }
+
+// Pieces of 16 bytes of a thread's words, P to a word, side by side within a warp: a block exchanges what the same block of
+// another rank does, so ranks never wait for a block that has no room yet.
+template <int P, class F> DEVICE void each_piece(int first, int step, int words, const F& call) {
+  const int lane = threadIdx.x & 31;
+  for (int x = first - lane; x < words; x += step) {
+#pragma unroll
+    for (int i = 0; i < P; ++i)
+      if (const int k = P * x + 32 * i + lane; k < P * words) call(k);
+  }
+}
+
+// Every rank gets all partial sums. Two boxes of each rank take turns: who fills one a second time has had this rank's
+// next call, so the first was read.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 one_shot(const __grid_constant__ Peers peers, const uint4* partial, uint4* out, const void* bias, int words, int across, int rank,
          i64 boxes, i64 box, u64 patience) {
   u32* count = (u32*)(peers.of[rank] + ONE_SHOT);
   const i64 at = boxes + (begun(count) & 1) * WORLD * box;
   const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-  for (int x = first; x < PARTS * words; x += step) {
-    const uint4 v = partial[x], y = make_uint4(sent(v.x), sent(v.y), sent(v.z), sent(v.w));
+  each_piece<PARTS>(first, step, words, [&](int k) {
+    const uint4 v = partial[k];
 #pragma unroll
-    for (int p = 1; p < WORLD; ++p) write_through(peers.of[(rank + p) % WORLD] + at + rank * box + 16ll * x, y);
-  }
+    for (int p = 1; p < WORLD; ++p) send(peers.of[(rank + p) % WORLD] + at + rank * box + 16ll * k, v);
+  });
   Patience waiting(patience);
   for (int x = first; x < words; x += step) {
     float v[WORLD][W];
@@ -95,13 +116,8 @@ one_shot(const __grid_constant__ Peers peers, const uint4* partial, uint4* out, 
     for (int r = 0; r < WORLD; ++r) {
 #pragma unroll
       for (int i = 0; i < PARTS; ++i) {
-        uint4 part = partial[PARTS * x + i];
-        char* from = peers.of[rank] + at + r * box + 16ll * (PARTS * x + i);
-        if (r != rank) {
-          while (absent(part = read_through(from))) waiting.turn();
-          write_through(from, make_uint4(ABSENT, ABSENT, ABSENT, ABSENT));
-        }
-        keep(v[r] + 4 * i, part);
+        const int k = PARTS * x + i;
+        keep(v[r] + 4 * i, r == rank ? partial[k] : received(peers.of[rank] + at + r * box + 16ll * k, waiting));
       }
     }
     uint4 y[RESULTS];
@@ -115,16 +131,11 @@ one_shot(const __grid_constant__ Peers peers, const uint4* partial, uint4* out, 
 DEVICE u32* flag(const Peers& peers, int of, int kind, int from) {
   return (u32*)(peers.of[of] + FLAGS) + (kind * WORLD + from) * BLOCKS + blockIdx.x;
 }
-// What this block wrote is there: said to the same block of every other rank.
-DEVICE void say(const Peers& peers, int kind, int rank, u32 call) {
+// What was written before is there: said to the same block of every other rank, and heard from it.
+DEVICE void meet(const Peers& peers, int kind, int rank, u32 call, Patience& waiting) {
   __syncthreads();
   if (threadIdx.x < WORLD && threadIdx.x != rank) {
-    __threadfence_system();
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag(peers, threadIdx.x, kind, rank)), "r"(call) : "memory");
-  }
-}
-DEVICE void hear(const Peers& peers, int kind, int rank, u32 call, Patience& waiting) {
-  if (threadIdx.x < WORLD && threadIdx.x != rank) {
     u32 said;
     while (true) {
       asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(said) : "l"(flag(peers, rank, kind, threadIdx.x)) : "memory");
@@ -135,62 +146,65 @@ DEVICE void hear(const Peers& peers, int kind, int rank, u32 call, Patience& wai
   __syncthreads();
 }
 
-// Every rank sums its share of the words, and sends it rounded. With `there` the others' boxes have the partial sums, and
-// `partial` is this rank's share alone; with `scatter` the results stay where they were summed.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// Every rank sums its share of the words, and sends it rounded; with `scatter` it keeps it. Partial sums go to boxes that
+// take turns, as in `one_shot`; or, with `there`, they were copied to one place, and `partial` is this rank's share alone.
+// Results go to one place: a rank sends them when it has this rank's partial sums, so those before were read.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 two_shot(const __grid_constant__ Peers peers, const uint4* partial, uint4* out, const void* bias, int words, int share,
          int across, int rank, i64 boxes, i64 box, i64 results, int there, int scatter, u64 patience) {
   u32* count = (u32*)(peers.of[rank] + TWO_SHOT);
   const u32 call = begun(count) + 1;
   const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+  const int begin = rank * share, own = min(share, words - begin);
+  const i64 at = boxes + (there ? 0 : (call & 1) * WORLD * box);
   Patience waiting(patience);
-  if (!there) {
+  if (there) {
+    meet(peers, ARRIVED, rank, call, waiting);
+  } else {
     for (int p = 1; p < WORLD; ++p) {
       const int to = (rank + p) % WORLD, from = to * share, many = min(share, words - from);
-      uint4* inbox = (uint4*)(peers.of[to] + boxes + rank * box);
-#pragma unroll 4
-      for (int x = first; x < PARTS * many; x += step) inbox[x] = partial[(i64)PARTS * from + x];
+      char* inbox = peers.of[to] + at + rank * box;
+      each_piece<PARTS>(first, step, many, [&](int k) { send(inbox + 16ll * k, partial[(i64)PARTS * from + k]); });
     }
   }
-  say(peers, ARRIVED, rank, call);
-  hear(peers, ARRIVED, rank, call, waiting);
-  const int begin = rank * share, own = min(share, words - begin);
   const uint4* mine = partial + (there ? 0 : (i64)PARTS * begin);
   uint4* to = out + (scatter ? 0 : (i64)RESULTS * begin);
+#pragma unroll 2
   for (int x = first; x < own; x += step) {
     float v[WORLD][W];
 #pragma unroll
     for (int r = 0; r < WORLD; ++r) {
-      const uint4* from = r == rank ? mine : (const uint4*)(peers.of[rank] + boxes + r * box);
 #pragma unroll
-      for (int i = 0; i < PARTS; ++i) keep(v[r] + 4 * i, __ldcg(from + PARTS * x + i));
+      for (int i = 0; i < PARTS; ++i) {
+        const int k = PARTS * x + i;
+        char* from = peers.of[rank] + at + r * box + 16ll * k;
+        keep(v[r] + 4 * i, r == rank ? __ldcs(mine + k) : there ? __ldcs((const uint4*)from) : received(from, waiting));
+      }
     }
     uint4 y[RESULTS];
     finish(v, bias, (begin + x) % across * W, y);
 #pragma unroll
     for (int i = 0; i < RESULTS; ++i) {
+      const i64 k = (i64)RESULTS * (begin + x) + i;
       to[RESULTS * x + i] = y[i];
 #pragma unroll
       for (int p = 1; p < WORLD; ++p)
-        if (!scatter) ((uint4*)(peers.of[(rank + p) % WORLD] + results))[(i64)RESULTS * (begin + x) + i] = y[i];
+        if (!scatter) write_through(peers.of[(rank + p) % WORLD] + results + 16 * k, y[i]);
     }
   }
-  say(peers, RETURNED, rank, call);
-  hear(peers, RETURNED, rank, call, waiting);
-  const uint4* returned = (const uint4*)(peers.of[rank] + results);
+  if (scatter && there) meet(peers, RETURNED, rank, call, waiting);  // nobody copies anew before all have read
   for (int p = 1; p < WORLD && !scatter; ++p) {
     const int of = (rank + p) % WORLD, many = min(share, words - of * share);
     const i64 from = (i64)RESULTS * of * share;
-    for (int x = first; x < many; x += step) {
-#pragma unroll
-      for (int i = 0; i < RESULTS; ++i) out[from + RESULTS * x + i] = __ldcg(returned + from + RESULTS * x + i);
-    }
+    each_piece<RESULTS>(first, step, many, [&](int k) {
+      out[from + k] = received(peers.of[rank] + results + 16 * (from + k), waiting);
+    });
   }
   ended(count);
 }
 
 // out[r] = words of rank r, 8 bytes each, that travel with the number of the call: 4 bytes of data, 4 of number, twice.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 gather(const __grid_constant__ Peers peers, const uint2* words, uint2* out, int many, int rank, i64 boxes, i64 box, u64 patience) {
   u32* count = (u32*)(peers.of[rank] + GATHER);
   const u32 call = begun(count) + 1;

@@ -1,7 +1,8 @@
 """Memory in which ranks leave partial sums for one another, and the kernels that do it: ranks/exchange.cu.
 
-One allocation per rank, which all the others map, in this order: counts of calls, flags, boxes of `one_shot`, of
-`gather` and of `two_shot`, and results of `two_shot`. Calls of one group follow one another on one stream.
+One allocation per rank, which all the others map, in this order: counts of calls and flags; the boxes of `one_shot` and
+of `two_shot`, and its results, whose words are all ones before they arrive; the boxes of `gather`; and a place for
+partial sums that were copied. Calls of one group follow one another on one stream.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ BLOCKS, FEW_THREADS = 128, 128  # of every rank alike: a block hears from the sa
 COUNTS = {"ONE_SHOT": 0, "TWO_SHOT": 128, "GATHER": 256}
 FLAGS, BOXES = 4096, 4096 + 2 * 16 * BLOCKS * 4
 ONE_SHOT_BYTES, GATHER_BYTES = 4 << 20, 1 << 20  # most that one rank sends another in one call
+TWO_SHOT_BYTES = 16 << 20  # most that all ranks send one; more is copied
 NOTHING = 3  # the type of a bias that is not there
 
 
@@ -36,7 +38,7 @@ class Mailbox:
     device : int
         Its GPU.
     share, results : int
-        Bytes of partial sums that one rank may leave another for `two_shot`, and of a whole result.
+        Bytes of partial sums that one rank may copy to another for `two_shot`, and of a whole result.
     timeout : float
         Seconds that a kernel waits for another rank before it stops with an error of the device.
     """
@@ -51,13 +53,12 @@ class Mailbox:
     @staticmethod
     def nbytes(world: int, share: int, results: int) -> int:
         """Bytes of one rank's allocation."""
-        return BOXES + 2 * world * (ONE_SHOT_BYTES + 2 * GATHER_BYTES) + world * share + results
+        return _ones(world) + results + 4 * world * GATHER_BYTES + world * share
 
-    @staticmethod
-    def prepare(memory: Any, world: int) -> None:
-        """Set a new allocation, a tensor of bytes, to what it holds before the first call."""
+    def prepare(self, memory: Any) -> None:
+        """Set this rank's new allocation, a tensor of bytes, to what it holds before the first call."""
         memory.zero_()
-        memory[BOXES : BOXES + 2 * world * ONE_SHOT_BYTES].fill_(0xFF)
+        memory[BOXES : self._gathers].fill_(0xFF)
 
     @property
     def world(self) -> int:
@@ -65,16 +66,16 @@ class Mailbox:
         return len(self.addresses)
 
     @property
-    def _gathers(self) -> int:
-        return BOXES + 2 * self.world * ONE_SHOT_BYTES
+    def _results(self) -> int:
+        return _ones(self.world)
 
     @property
-    def _shares(self) -> int:
-        return self._gathers + 2 * self.world * 2 * GATHER_BYTES
+    def _gathers(self) -> int:
+        return self._results + self.results
 
-    def box(self, source: int) -> int:
-        """The offset, in the memory of every rank, of what rank `source` leaves there for `two_shot`."""
-        return self._shares + source * self.share
+    def copied(self, source: int) -> int:
+        """The offset, in the memory of every rank, of what rank `source` copies there for `two_shot`."""
+        return self._gathers + 4 * self.world * GATHER_BYTES + source * self.share
 
     def one_shot(self, partial: Any, out: Any, bias: Any) -> None:
         """``out = round(tree(partial of every rank) + bias)``; all partial sums travel to all ranks.
@@ -96,7 +97,8 @@ class Mailbox:
         Parameters
         ----------
         partial, bias
-            As in `one_shot`. With `there`, this rank's share of the rows alone: products wrote the others' to `box`.
+            As in `one_shot`. With `there`, this rank's share of the rows alone: the others' were copied to `copied`.
+            Else a share has at most `TWO_SHOT_BYTES` over the number of ranks.
         out : tensor
             All rows, or with `scatter` this rank's share of them.
         """
@@ -106,6 +108,11 @@ class Mailbox:
     def gather(self, x: Any, out: Any) -> None:
         """``out[r]`` is the contiguous `x` of rank r, bit for bit: whole words of 8 bytes, at most `GATHER_BYTES`."""
         _gather(self, x.numel() * x.element_size() // 8)(current_stream(self.device), x.data_ptr(), out.data_ptr())
+
+
+def _ones(world: int) -> int:
+    """The end of the boxes, of which a rank has two from each."""
+    return BOXES + 2 * (world * ONE_SHOT_BYTES + TWO_SHOT_BYTES)
 
 
 def _types(out: Any, bias: Any) -> tuple[int, int]:
@@ -136,8 +143,10 @@ def _two_shot(box: Mailbox, rows: int, n: int, out: int, bias: int, there: bool,
     """``launch(stream, partial, out, bias)``."""
     across = n // WORD
     share = -(-rows // box.world) * across
-    results = box.box(box.world)
-    rest = [*ints(rows * across, share, across, box.rank), *longs(box.box(0), box.share, results)]
+    boxes = (
+        (box.copied(0), box.share) if there else (BOXES + 2 * box.world * ONE_SHOT_BYTES, TWO_SHOT_BYTES // box.world)
+    )
+    rest = [*ints(rows * across, share, across, box.rank), *longs(*boxes, box._results)]
     flags = ints(int(there), int(scatter))
     return _bind(box, "two_shot", (out, bias), share, ["ptr", "ptr", "ptr", *rest, *flags])
 

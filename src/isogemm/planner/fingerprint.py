@@ -15,7 +15,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1]
 # What can reach a kernel's bits, or the verdict on them: kernels and their hosts, the definitions, and the trials.
 REACHING = ("backends", "contract", "formats", "planner/bench.py", "planner/trials.py")
-TIMES = ("backends/cuda/gemm/model.py",)  # how long kernels take: constants that nothing else than a choice sees
+# How long kernels take, and which are worth timing: nothing else than a choice sees it.
+TIMES = tuple(f"backends/cuda/gemm/{x}.py" for x in ("model", "hopper/model", "hopper/palette", "sgemm/model"))
 IMPORT = re.compile(r"^\s*from (\.+)([\w.]*) import (\([^)]*\)|[^\n#]+)", re.MULTILINE)
 DEVICE_CODE = re.compile(r"[\w/]+\.cu\b")
 
@@ -40,7 +41,7 @@ def made_of(home: str, package: Path = PACKAGE) -> set[str]:
     files = [start] if start.is_file() else [f for kind in ("*.py", "*.cu") for f in start.rglob(kind)]
     if not files:
         raise FileNotFoundError(f"no sources under {start}")
-    waiting = [file.relative_to(package).as_posix() for file in files]
+    waiting = [x for file in files if (x := file.relative_to(package).as_posix()) not in TIMES]
     found: set[str] = set()
     while waiting:
         file = waiting.pop()

@@ -11,6 +11,7 @@ from tests.backends.cuda import samples
 from isogemm.backends.cuda.driver import facts as device
 from isogemm.backends.cuda.driver import kernel as driver
 from isogemm.backends.cuda.driver import nvrtc, triton_build
+from isogemm.backends.cuda.driver.libcuda import DriverError
 from isogemm.backends.cuda.driver.tensormap import encoder
 from isogemm.backends.cuda.driver.workspace import workspace
 from isogemm.errors import DeviceError, LimitError
@@ -217,11 +218,11 @@ def test_what_the_device_cannot_take_is_refused_before_the_launch(torch, axpy):
 def test_the_drivers_own_errors_have_its_words(torch, axpy):
     launch = axpy.bind(PARAMS, grid=(3,), block=(32,), cluster=(2,))  # three blocks do not make clusters of two
     x, y = operands(torch)
-    with pytest.raises(driver.DriverError, match=r"launching axpy on device 0.*CUDA_ERROR_INVALID"):
+    with pytest.raises(DriverError, match=r"launching axpy on device 0.*CUDA_ERROR_INVALID"):
         launch(0, x.data_ptr(), y.data_ptr(), 1.0)
-    with pytest.raises(driver.DriverError, match="loading kernel nothing"):
+    with pytest.raises(DriverError, match="loading kernel nothing"):
         driver.load(nvrtc.compile_text(samples.AXPY, name="axpy.cu", arch=device.device(0).arch), "nothing", 0)
-    with pytest.raises(driver.DriverError, match="CUDA_ERROR_"):
+    with pytest.raises(DriverError, match="CUDA_ERROR_"):
         driver.load(b"not a cubin" * 10, "nothing", 0)
     torch.cuda.synchronize()
 

@@ -17,7 +17,7 @@ import isogemm
 from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.backends.cuda.gemm.hopper.config import HopperConfig
 from isogemm.backends.cuda.gemm.lists import family as grouped
-from isogemm.backends.cuda.gemm.sgemm.family import RINGS, TILES
+from isogemm.backends.cuda.gemm.sgemm.tiles import RINGS, TILES
 from isogemm.backends.cuda.gemm.tile.family import Tile
 from isogemm.contract.spec import Contract
 from isogemm.problem.product import Product, Strides

@@ -23,8 +23,7 @@ from ...driver.kernel import Bound, ints, longs
 from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
-from ..hopper.config import OPERANDS, SHARED, HopperConfig, HopperSide
-from ..hopper.model import resident
+from ..hopper.config import OPERANDS, SHARED, HopperConfig, HopperSide, resident
 from .case import GroupedCase
 from .trial import try_grouped
 

@@ -265,3 +265,9 @@ def fits(p: Product, c: HopperConfig) -> bool:
     if (g.x_rows // c.cn) % 8 or (not g.y.across and c.cols % (8 * c.cm)):
         return False
     return leaf_of(p) % c.depth == 0 and c.occupancy * (g.shared(p) + 1024) <= SHARED + 1024
+
+
+def resident(c: HopperConfig, multiprocessors: int) -> int:
+    """Clusters that run at once: multiprocessors come in groups of at most 18, and a cluster stays inside of one."""
+    room = multiprocessors if c.cluster <= 2 else multiprocessors // 11 * 10
+    return room * c.occupancy // c.cluster

@@ -37,9 +37,10 @@ from .config import (
     leaf_of,
     levels_of,
     quads_of,
+    resident,
     serves,
 )
-from .model import expected, ranked, resident
+from .model import expected, ranked
 from .palette import PALETTE
 
 

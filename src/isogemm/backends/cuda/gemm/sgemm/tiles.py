@@ -1,0 +1,108 @@
+"""Tiles of the float32 kernels, and a product as they see it: how each operand is loaded, and what is copied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from .....problem.product import Product, Strides
+from ..fp32 import Fp32Side, aligned_side, sides
+
+
+class BlockTile(NamedTuple):
+    """A block's tile, its panel of K, a thread's part of the tile, and blocks to a multiprocessor."""
+
+    m: int
+    n: int
+    k: int
+    thread_m: int
+    thread_n: int
+    blocks: int
+
+
+class RingTile(NamedTuple):
+    """As above; lanes of a warp along m, buffers of the ring, and steps of 4 of K that are read ahead."""
+
+    m: int
+    n: int
+    thread_m: int
+    thread_n: int
+    lanes: int
+    k: int
+    stages: int
+    ahead: int
+    blocks: int
+
+
+TILES = {
+    "128x128 k8": BlockTile(128, 128, 8, 8, 8, 2),
+    "64x128 k8": BlockTile(64, 128, 8, 8, 8, 3),
+    "64x64 k16": BlockTile(64, 64, 16, 8, 4, 4),
+}
+RINGS = {
+    "2x16 k128 s5": RingTile(2, 16, 1, 1, 2, 128, 5, 3, 4),
+    "4x8 k128 s6": RingTile(4, 8, 1, 1, 4, 128, 6, 3, 6),
+    "4x16 k64 s8": RingTile(4, 16, 1, 1, 4, 64, 8, 3, 5),
+    "8x8 k128 s5": RingTile(8, 8, 2, 1, 4, 128, 5, 3, 5),
+    "8x16 k64 s8": RingTile(8, 16, 2, 1, 4, 64, 8, 3, 4),
+    "8x32 k64 s4": RingTile(8, 32, 2, 2, 4, 64, 4, 1, 5),
+    "16x32 k64 s4": RingTile(16, 32, 2, 2, 8, 64, 4, 1, 3),
+    "32x12 k64 s6": RingTile(32, 12, 4, 1, 8, 64, 6, 3, 3),
+    "32x32 k64 s4": RingTile(32, 32, 4, 2, 8, 64, 4, 1, 3),
+    "32x64 k64 s3": RingTile(32, 64, 4, 4, 4, 64, 3, 1, 3),
+    "48x64 k32 s4": RingTile(48, 64, 6, 4, 8, 32, 4, 1, 3),
+    "56x64 k32 s4": RingTile(56, 64, 7, 4, 8, 32, 4, 1, 3),
+}
+COPIED = " copied"
+
+
+def out_of_step(p: Product, config: str) -> tuple[bool, bool]:
+    """Of A and B: whether a kernel has to load or copy less than 16 bytes at once."""
+    if config in TILES:
+        a, b = (mode > 1 for mode in modes(p))
+    else:
+        a, b = (values < 4 for _, values in copies(p, RINGS[config]))
+    return a, b
+
+
+def in_step(p: Product, config: str) -> tuple[Product, tuple[bool, bool]]:
+    """The product of copies whose rows of K lie a multiple of 16 bytes apart, and which of A and B are copied."""
+    a, b = out_of_step(p, config)
+    pitch = -(-p.k // 4) * 4
+    x = Strides(pitch, 1, p.m * pitch if p.batch > 1 and p.a.batch else 0) if a else p.a
+    y = Strides(1, pitch, p.n * pitch if p.batch > 1 and p.b.batch else 0) if b else p.b
+    return replace(p, a=x, b=y), (a, b)
+
+
+def blocks_of(p: Product, tile: BlockTile | RingTile) -> int:
+    """Tiles of one item of a batch."""
+    return -(-p.m // tile.m) * -(-p.n // tile.n)
+
+
+def modes(p: Product) -> list[int]:
+    """How each operand's panels are loaded; the numbers of gemm/sgemm/sgemm.cu."""
+    return [_mode(side, p) for side in sides(p)]
+
+
+def _mode(side: Fp32Side, p: Product) -> int:
+    order = p.contract.order
+    if aligned_side(side, p.align) and (order.kind == "chain" or order.size % 4 == 0):
+        return 0
+    if aligned_side(side, p.align, across=True) and side.rows % 4 == 0:
+        return 1
+    return 3 if abs(side.k) < abs(side.row) else 2
+
+
+def copies(p: Product, tile: RingTile) -> list[tuple[bool, int]]:
+    """Of A and B: whether a ring copies it along k, and how many values at once."""
+    a, b = sides(p)
+    return [_copied(a, p, tile.m), _copied(b, p, tile.n)]
+
+
+def _copied(side: Fp32Side, p: Product, rows: int) -> tuple[bool, int]:
+    order = p.contract.order
+    deep = side.rows == 1 or abs(side.k) < abs(side.row)
+    step, unit = (side.row if side.rows > 1 else 0, side.k) if deep else (side.k, side.row)
+    cut = (order.size if order.kind == "leaf" else 0) if deep else rows
+    values = next((v for v in (4, 2) if p.align >= 4 * v and not any(x % v for x in (step, side.batch, cut))), 1)
+    return deep, values if unit == 1 else 1

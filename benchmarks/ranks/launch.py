@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import gc
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -68,10 +69,17 @@ def _started(rank: int, size: int, device: str, where: str, body: Callable[..., 
         torch.cuda.set_device(rank)
     carrier, limit = ("nccl" if device == "cuda" else "gloo"), timedelta(seconds=PATIENCE)
     dist.init_process_group(carrier, init_method=where, rank=rank, world_size=size, timeout=limit)
-    answer = body(World(rank, size, device, dist.new_group(backend="gloo", timeout=limit)), *words)
+    world = World(rank, size, device, dist.new_group(backend="gloo", timeout=limit))
+    answer = body(world, *words)
     if rank == 0:
         found.put(answer)
-    gc.collect()  # graphs go before the communicators that they call
+    world.agree(True)
+    if device == "cuda":
+        # Communicators that graphs call, a compiler's processes and a profiler end late, or wait for one another.
+        torch.cuda.synchronize()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     dist.destroy_process_group()
 
 

@@ -53,11 +53,11 @@ def main(
         tuple(frozenset(words.split()) for words in profile.split(",") if words),
         compile_until=compile_until, quick=quick, **({"rounds": 5, "block_seconds": 2e-3} if quick else {}),
     )  # fmt: skip
-    if not launch(tp, device, measure, settings, out):
+    if not launch(tp, device, measure, settings, out, environment()):
         raise typer.Exit(1)
 
 
-def measure(world: World, settings: Settings, out: Path | None) -> bool:
+def measure(world: World, settings: Settings, out: Path | None, stamp: dict[str, Any]) -> bool:
     """What each rank does, and whether all was well; the first prints and writes."""
     import torch
 
@@ -65,8 +65,7 @@ def measure(world: World, settings: Settings, out: Path | None) -> bool:
     name = torch.cuda.get_device_name().removeprefix("NVIDIA ") if world.device == "cuda" else "cpu"
     target = out or RESULTS / f"ranks-{slug(name)}-{datetime.now(UTC):%Y-%m-%d}-model.json"
     facts = {"benchmark": "ranks model", "device": f"{world.size} x {name}", "model": settings.sizes.model}
-    stamp, rows = environment(), []
-    console = Console(width=200)
+    rows, console = [], Console(width=200)
     for done in _rows(bench, settings):
         rows.append(done)
         if world.rank == 0:

@@ -24,7 +24,7 @@ from .launch import World, interleaved, launch
 
 WIDE, SMALL = (4096, 14336), ((1024, 3072), (1024, 2048))  # N and K: of a layer, and of Qwen3-0.6B's two
 ROWS = (1, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096)
-WARM = 12  # calls before a graph: kernels are chosen and timed in them
+WARM = 64  # calls before a graph: kernels are chosen and timed in them
 CALLS = 12  # of a graph
 L2 = 400 << 20  # bytes of weights, so that a call finds none in the cache
 
@@ -55,18 +55,18 @@ def main(
     quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
 ) -> None:
     """Time row-parallel products on two GPUs. Exits with 1 when a bit differs."""
-    if not launch(2, "cuda", measure, tuple(selected(CASES, only)), quick, out):
+    if not launch(2, "cuda", measure, tuple(selected(CASES, only)), quick, out, environment()):
         raise typer.Exit(1)
 
 
-def measure(world: World, cases: tuple[Layer, ...], quick: bool, out: Path | None) -> bool:
+def measure(world: World, cases: tuple[Layer, ...], quick: bool, out: Path | None, stamp: dict[str, Any]) -> bool:
     """What each rank does, and whether no bit differed; the first prints and writes."""
     import torch
 
     name = torch.cuda.get_device_name().removeprefix("NVIDIA ")
     target = out or RESULTS / f"ranks-{slug(name)}-{datetime.now(UTC):%Y-%m-%d}-layers.json"
     facts = {"benchmark": "ranks layers", "device": f"{world.size} x {name}"}
-    stamp, engine, rows, console = environment(), CudaEngine(), [], Console(width=200)
+    engine, rows, console = CudaEngine(), [], Console(width=200)
     for case in cases:
         rows.append(_timed(world, engine, case, quick))
         if world.rank == 0:

@@ -10,7 +10,15 @@ from isogemm.errors import DeviceError, OptionError, ShapeError
 torch = pytest.importorskip("torch")
 
 import isogemm.torch as iso  # noqa: E402
-from isogemm.torch.distributed import ColumnParallel, GradientTree, Ranks, RowParallel, VocabularyEmbedding, traffic  # noqa: E402
+from isogemm.torch.distributed import (  # noqa: E402
+    ColumnParallel,
+    GradientTree,
+    Ranks,
+    RowParallel,
+    VocabularyEmbedding,
+    symmetric,
+    traffic,
+)
 from isogemm.torch.distributed.models import parallelise  # noqa: E402
 from isogemm.torch.distributed.sums import fixed_sum, rounded  # noqa: E402
 from isogemm.torch.distributed.traffic import LINK  # noqa: E402
@@ -19,8 +27,28 @@ from isogemm.torch.distributed.traffic import LINK  # noqa: E402
 def test_an_order_is_a_tree():
     with pytest.raises(OptionError, match="treeT"):
         Ranks(order="chain")
-    with pytest.raises(OptionError, match="collective or symmetric"):
+    with pytest.raises(OptionError, match="auto or collective or symmetric"):
         Ranks(transport="pigeons")
+
+
+class Two(Ranks):
+    """As far as anybody asks."""
+
+    size = property(lambda self: 2)
+
+
+def test_memory_that_cannot_be_mapped_is_refused_where_it_was_asked_for(monkeypatch):
+    here, there = torch.device("cpu"), torch.device("cuda")
+    assert not Ranks(transport="symmetric").maps(here, (4, 8), "layer")
+    assert not Two().maps(here, (4, 8), "layer")
+    with pytest.raises(DeviceError, match=r"transport of layer: .*a GPU each.*nearest legal choice: collective"):
+        Two(transport="symmetric").maps(here, (4, 8), "layer")
+    monkeypatch.setattr(symmetric, "reaches", lambda group: True)
+    assert Two().maps(there, (4, 8), "layer")
+    assert not Two(transport="collective").maps(there, (4, 8), "layer")
+    assert not Two().maps(there, (4, 12), "layer")
+    with pytest.raises(ShapeError, match=r"sum of layer: .*multiples of 8.*\[4, 12\].*transport='auto'"):
+        Two(transport="symmetric").maps(there, (4, 12), "layer")
 
 
 @pytest.mark.parametrize(("kind", "shape"), [(RowParallel, (12, 8)), (ColumnParallel, (8, 12))])

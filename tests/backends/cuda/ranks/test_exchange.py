@@ -17,8 +17,8 @@ WORLDS = (2, 4, 8, 16)
 @pytest.mark.parametrize("world", WORLDS)
 def test_kernels_compile_without_spilling(kernels: Kernels, world: int) -> None:  # noqa: F811
     box = Mailbox(tuple(4096 * (i + 1) for i in range(world)), 1, 0, 1 << 20, 1 << 20, 1.0)
-    mailbox._one_shot.__wrapped__(box, 3, 64, 1, 1)
-    mailbox._two_shot.__wrapped__(box, 64, 64, 0, mailbox.NOTHING, False, True)
+    mailbox._one_shot.__wrapped__(box, 3, 64, 1, mailbox.NOTHING)
+    mailbox._two_shot.__wrapped__(box, 64, 64, 1, mailbox.NOTHING, False, True)
     mailbox._gather.__wrapped__(box, 8)
     assert [made.name for made in kernels.loaded] == ["one_shot", "two_shot", "gather"]
     assert not any(made.spilled for made in kernels.loaded)

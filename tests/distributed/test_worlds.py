@@ -53,6 +53,10 @@ def test_parts_of_projections_become_one_product(lines, family, dtype, shape):
     assert all(line["of"] == 4 for line in of(lines, f"{family} {dtype} {shape} fused"))  # two in each layer
 
 
+def test_layers_are_compiled_into_one_graph(lines):
+    assert all((line["of"], line["differ"]) == (24 * 128, 0) for line in of(lines, "compiled"))
+
+
 @pytest.mark.parametrize("model", ["Qwen3 torch.bfloat16", "Llama torch.float32"])
 @pytest.mark.parametrize("shape", ["tp2", "tp4", "dp2", "dp4", "dp2 tp2"])
 def test_gradients_and_weights_do_not_see_the_ranks(lines, model, shape):

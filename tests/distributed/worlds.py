@@ -293,6 +293,36 @@ def loaded(rank):
         yield {"what": f"loaded {family}", "of": len(read), "merged": merged, "differ": same}
 
 
+class Cut(torch.nn.Module):
+    """Every kind of layer that is cut, one behind the other; rows are shared in the middle."""
+
+    def __init__(self, of):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(
+            iso.Embedding(128, 16), iso.Linear(16, 32), iso.Linear(32, 16), iso.Linear(16, 32), iso.Linear(32, 128)
+        )
+        styles = ("embedding_rowwise", "colwise", "rowwise", "colwise", "rowwise")
+        parallelise(self.layers, {str(i): style for i, style in enumerate(styles)}, of)
+        self.layers[1].gathered = self.layers[2].sequence = self.layers[3].sequence = True
+        self.width = 32 // of.size
+
+    def forward(self, ids):
+        rows = self.layers[0](ids).flatten(0, 1)
+        wide = self.layers[1](rows).chunk(32 // self.width, -1)[self.layers[1].ranks.rank]
+        return self.layers[4](self.layers[3](self.layers[2](wide)))
+
+
+def compiled(rank):
+    """A graph without a break where no gradient is recorded; a copy of a model is compiled with layers of its own."""
+    ids, four = torch.arange(24).reshape(3, 8) * 5, Ranks(dist.group.WORLD, ORDER)
+    with torch.no_grad():
+        want = Cut(Ranks(None, ORDER))(ids)
+        model = copy.deepcopy(Cut(four))
+        found = torch.compile(model, fullgraph=True, backend="aot_eager")(ids)
+    yield {"what": "compiled", "of": found.numel(), "differ": differing(found, want) + differing(model(ids), want)}
+
+
 def wrapped(rank):
     """DistributedDataParallel with the tree as its hook: gradients of four ranks, and of one process."""
     of, x = Ranks(dist.group.WORLD, ORDER), random(8, 32, seed=8)
@@ -417,7 +447,7 @@ def benchmarked(rank):
 TRAINED = (("Qwen3", BF16), ("Llama", F32))
 CHECKS = {
     "layers": [parallel_layers],
-    "models": [models, loaded, audited],
+    "models": [models, loaded, audited, compiled],
     "training": [training, wrapped],
     "broken": [broken("dies"), broken("hangs")],
     "benchmark": [benchmarked],

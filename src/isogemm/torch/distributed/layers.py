@@ -18,7 +18,8 @@ from ..arguments import autocast
 from ..gemm.products import accumulate, linear, product, resolved, with_order
 from ..model.layers import Converted, Embedding, Linear, RowNorm
 from ..model.recognition import around, mixed
-from ..operator import Tensor
+from ..operator import Tensor, forward_alone
+from .compiled import linear_op, numbered, stacked_op
 from .ranks import Ranks
 from .sums import fixed_sum, product_over_ranks, rounded
 
@@ -32,6 +33,7 @@ class Parallel(Converted):
     cut: ClassVar[dict[str, int]] = {}
     ranks: Ranks
     label: str = ""
+    number: int  # by which compiled code knows the layer
 
     @classmethod
     def adopt(cls, layer: Any, ranks: Ranks, label: str, cut: set[int]) -> None:
@@ -46,12 +48,21 @@ class Parallel(Converted):
                 if ranks.size > 1:
                     p.data = p.data.narrow(cls.cut[name], part.start, part.stop - part.start).clone()
         layer.__class__ = cls
-        layer.ranks, layer.label = ranks, label
+        layer.ranks, layer.label, layer.number = ranks, label, numbered(layer)
 
     @classmethod
     def parts(cls, layer: Any, ranks: Ranks, label: str) -> dict[str, slice]:
         """This rank's part of each parameter that is cut, after it was found to fit."""
         return {}
+
+    def __setstate__(self, state: Any) -> None:
+        """Copied or loaded: another layer, with a number of its own."""
+        super().__setstate__(state)  # type: ignore[misc]
+        self.number = numbered(self)
+
+    def stacked(self, x: Tensor) -> Tensor:
+        """`x` of every rank, along a new first dimension."""
+        return stacked_op(x, self.number) if forward_alone() else self.ranks.stacked(x, self.label)
 
 
 class ParallelLinear(Parallel, Linear):
@@ -74,8 +85,21 @@ class ParallelLinear(Parallel, Linear):
     def forward(self, input: Any) -> Any:
         """input @ weight.T + bias, all of it or this rank's part."""
         x, w = autocast(input, self.weight)
+        if forward_alone():
+            return linear_op(x, w, self.bias, self.number)
         buffers = self._buffer("weight", self.weight), self._buffer("bias", self.bias)
         return _Product.apply(x, w, self.bias, self, *buffers)
+
+    def computed(self, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Contract]:
+        """The result, the rows that its product took, and their contract, outside the gradient's graph."""
+        x = self.ahead(x)
+        contract = resolved("" if self.contract is None else str(self.contract), x, w)
+        y = self.forwards(x.reshape(-1, x.shape[-1]), w, bias, contract)
+        return y.reshape(-1, *x.shape[1:-1], y.shape[-1]) if x.dim() > 1 else y.reshape(-1), x, contract
+
+    def shape_of(self, x: Tensor) -> list[Any]:
+        """Leading dimensions of the result for `x`."""
+        return list(x.shape[:-1])
 
     def ahead(self, x: Tensor) -> Tensor:
         """The rows that this rank's product takes."""
@@ -115,11 +139,18 @@ class ColumnParallel(ParallelLinear):
     def forward(self, input: Any) -> Any:
         """input @ weight.T + bias: this rank's columns, or all."""
         y = super().forward(input)
-        return _GatherColumns.apply(y, self.ranks, self.label) if self.gathered and self.ranks.size > 1 else y
+        if not self.gathered or self.ranks.size == 1:
+            return y
+        return _beside(self.stacked(y)) if forward_alone() else _GatherColumns.apply(y, self)
 
     def is_plain(self) -> bool:
         """As of every Linear, where nothing travels."""
         return type(self).forward is ColumnParallel.forward and not (self.gathered or self.sequence)
+
+    def shape_of(self, x: Tensor) -> list[Any]:
+        """With the rows of the others."""
+        first, *rest = x.shape[:-1]
+        return [first * self.ranks.size, *rest] if self.sequence else [first, *rest]
 
     def ahead(self, x: Tensor) -> Tensor:
         """All rows, of the others too."""
@@ -165,6 +196,11 @@ class RowParallel(ParallelLinear):
             x, len(w), bias, x.dtype, self.ranks, self.label, scatter=self.sequence,
         )  # fmt: skip
 
+    def shape_of(self, x: Tensor) -> list[Any]:
+        """Without the rows of the others."""
+        first, *rest = x.shape[:-1]
+        return [first // self.ranks.size, *rest] if self.sequence else [first, *rest]
+
     def behind(self, dy: Tensor) -> Tensor:
         """All rows, of the others too."""
         return torch.cat(self.ranks.gather(dy, f"the gradient of {self.label}")) if self.sequence else dy
@@ -179,13 +215,11 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, layer: Any, *buffers: Tensor | None) -> Tensor:
-        x = layer.ahead(x)
-        ctx.contract = resolved("" if layer.contract is None else str(layer.contract), x, w)
+        y, x, ctx.contract = layer.computed(x, w, bias)
         ctx.rows = str(with_order(ctx.contract, layer.grad_order))
         ctx.layer, ctx.buffers, ctx.bias = layer, buffers, None if bias is None else bias.dtype
         ctx.save_for_backward(x, w)
-        y = layer.forwards(x.reshape(-1, x.shape[-1]), w, bias, ctx.contract)
-        return y.reshape(-1, *x.shape[1:-1], y.shape[-1]) if x.dim() > 1 else y.reshape(-1)
+        return y
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -218,14 +252,19 @@ class _GatherColumns(torch.autograd.Function):  # type: ignore[misc]
     """Columns of all ranks side by side; backward each rank keeps its own, since all have the same gradient."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, ranks: Ranks, what: str) -> Tensor:
-        ctx.ranks, ctx.width = ranks, y.shape[-1]
-        return ranks.stacked(y, what).movedim(0, -2).flatten(-2)  # one row is where it has to be already
+    def forward(ctx: Any, y: Tensor, layer: Any) -> Tensor:
+        ctx.rank, ctx.width = layer.ranks.rank, y.shape[-1]
+        return _beside(layer.stacked(y))
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return dy.narrow(-1, ctx.ranks.rank * ctx.width, ctx.width).contiguous(), None, None
+        return dy.narrow(-1, ctx.rank * ctx.width, ctx.width).contiguous(), None
+
+
+def _beside(stacked: Tensor) -> Tensor:
+    """Columns of all ranks, side by side; one row is where it has to be already."""
+    return stacked.movedim(0, -2).flatten(-2)
 
 
 class VocabularyEmbedding(Parallel, Embedding):
@@ -259,7 +298,7 @@ class VocabularyEmbedding(Parallel, Embedding):
 
     def forward(self, input: Any) -> Any:
         """Rows of the whole table."""
-        if not input.is_cuda:  # there torch's own lookups look at ids
+        if not (input.is_cuda or torch.compiler.is_compiling()):  # there torch's own lookups look at ids
             _check_ids(input, self.num_embeddings)
         if self.ranks.size == 1:
             return super().forward(input)
@@ -271,7 +310,8 @@ class VocabularyEmbedding(Parallel, Embedding):
             if records
             else torch.nn.functional.embedding(own, self.weight)
         )
-        rows = _FromOwner.apply(found, input // len(self.weight), self.ranks, self.label)
+        owner = input // len(self.weight)
+        rows = _taken(self.stacked(found), owner) if forward_alone() else _FromOwner.apply(found, owner, self)
         if self.padding_idx is None or not records:
             return rows
         return torch.where((input == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
@@ -290,17 +330,22 @@ class _FromOwner(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, owner: Tensor, ranks: Ranks, what: str) -> Tensor:
-        ctx.rank = ranks.rank
+    def forward(ctx: Any, found: Tensor, owner: Tensor, layer: Any) -> Tensor:
+        ctx.rank = layer.ranks.rank
         ctx.save_for_backward(owner)
-        places = owner.unsqueeze(-1).expand_as(found).unsqueeze(0)
-        return ranks.stacked(found, what).gather(0, places).squeeze(0)
+        return _taken(layer.stacked(found), owner)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         (owner,) = ctx.saved_tensors
-        return dy.masked_fill((owner != ctx.rank).unsqueeze(-1), 0), None, None, None
+        return dy.masked_fill((owner != ctx.rank).unsqueeze(-1), 0), None, None
+
+
+def _taken(stacked: Tensor, owner: Tensor) -> Tensor:
+    """Each row from the rank that has it."""
+    places = owner.unsqueeze(-1).expand_as(stacked[0]).unsqueeze(0)
+    return stacked.gather(0, places).squeeze(0)
 
 
 class HeadNorm(Parallel, RowNorm):
@@ -324,7 +369,7 @@ class HeadNorm(Parallel, RowNorm):
         made: Any = layer
         _, norm, formula = type(made).made_of
         made.__class__ = mixed(cls, norm, **dict(formula))
-        made.ranks, made.label = ranks, label
+        made.ranks, made.label, made.number = ranks, label, numbered(made)
 
     def is_whole(self) -> bool:
         """Whether no gradient of the weight is recorded."""

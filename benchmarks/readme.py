@@ -90,17 +90,23 @@ def _drawn(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Layers that nobody chose, by the vectors that they were compiled for; nothing where none were measured."""
     if not runs:
         return []
-    targets = [run["rows"][0]["plan"]["target"].split(",")[0].upper().replace("AVX512", "AVX-512") for run in runs]
-    busy = any(run.get("clock") == "cpu" for run in runs) * "in the processors' time on a busy machine, "
+    first = [run["rows"][0] for run in runs]
+    targets = [row["plan"]["target"].split(",")[0].upper().replace("AVX512", "AVX-512") for row in first]
+    counts = [f"{row['threads']} thread{'s' * (row['threads'] > 1)}" for row in first]
+    how = {
+        "cpu": "one thread in the processors' time",
+        "quiet": "two by blocks in which they waited for no other program",
+    }
+    busy = ", ".join(words for clock, words in how.items() if clock in {run.get("clock") for run in runs})
     out = [
         "",
         *wrapped(
-            "Layers of float32 drawn at random (N and K from 128 to 4096, M from 1 to 2048), one thread, "
-            f"{busy}against the faster of both: geometric mean, 5th percentile and least of so many, compiled for "
-            "these vectors:"
+            "Layers of float32 drawn at random (N and K from 128 to 4096, M from 1 to 2048), against the faster of "
+            "both: geometric mean, 5th percentile and least of so many, compiled for these vectors"
+            f"{'; on a busy machine, ' if busy else ''}{busy}:"
         ),
         "",
-        f"| | {' | '.join(targets)} |",
+        f"| | {' | '.join(map(', '.join, zip(targets, counts, strict=True)))} |",
         "|---" * (1 + len(runs)) + "|",
     ]
     for group in runs[0]["groups"]:

@@ -59,6 +59,10 @@ BREAKS = (
         "for i, column in enumerate(columns):", "for i, column in reversed(list(enumerate(columns))):",
     ),
     Break(
+        "steps of a turn of instructions in descending order", "turn", "backends/cpu/gemm/turn.py",
+        "return turn // BLOCKS", "return STEPS - 1 - turn // BLOCKS",
+    ),
+    Break(
         "steps along prepared panels in descending order", "prepared", "backends/cpu/gemm/panels.py",
         "for u in range(UNROLL):", "for u in reversed(range(UNROLL)):",
     ),
@@ -126,7 +130,8 @@ def check() -> dict[str, int]:
         # Panels of 3: no unrolled group. Leaves of 1: no order inside one.
         "panels": lambda: differing(20, 30, True, replace(tiled, kc=3)),
         "gemv": lambda: differing(1, 1024, True),  # weight rows that fall into one cache set
-        "quads": lambda: differing(1, 96, True),
+        "quads": lambda: differing(2, 96, True),
+        "turn": lambda: differing(1, 96, True),
         "prepared": lambda: differing(1, 96, True, ready=True),
         "turns": lambda: differing(13, 96, True),
         "stream": lambda: differing(2, 96, False),

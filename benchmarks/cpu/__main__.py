@@ -38,7 +38,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     quick: Annotated[bool, typer.Option(help="Few short blocks: shows that all runs, decides little.")] = False,
     seed: Annotated[int, typer.Option(help="Of the operands, and of the layers that are drawn.", min=0)] = 0,
-    clock: Annotated[str, typer.Option(help="wall, or cpu: the process's, for 1 thread on a busy machine.")] = "wall",
+    clock: Annotated[str, typer.Option(help="wall; on a busy machine cpu for 1 thread, quiet for more.")] = "wall",
     count: Annotated[int, typer.Option(help="Layers to draw.", min=1)] = 60,
 ) -> None:
     """Time isogemm against its peers in interleaved blocks, check its bits, and hold both against the bars.

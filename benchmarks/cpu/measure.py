@@ -13,7 +13,9 @@ import isogemm
 from isogemm.lab import (
     Candidate,
     Ceilings,
+    Clock,
     CpuClock,
+    QuietClock,
     StreamingRead,
     Timing,
     Verdict,
@@ -33,7 +35,7 @@ from .processes import ReportedClock, process_candidates
 
 __all__ = ["CLOCKS", "Machine", "Settings", "against", "judge", "measure"]
 
-CLOCKS = {"wall": WallClock, "cpu": CpuClock}
+CLOCKS = {"wall": WallClock, "cpu": CpuClock, "quiet": QuietClock}
 Report = Callable[[int, int, str], None]
 
 
@@ -104,9 +106,13 @@ def measure(case: Case, settings: Settings, machine: Machine, report: Report) ->
         with limit_threads(threads):
             correctness, broken = _checked(setup, settings.seed)
             candidates = setup.peers if broken else (setup.ours, *setup.peers)
-            timings = _timed(case, candidates, threads, settings, machine, report) if candidates else {}
+            clock = CLOCKS[settings.clock]()
+            timings = _timed(case, candidates, threads, settings, machine, report, clock) if candidates else {}
             ceilings = machine.ceilings(threads)
-            yield _row(case, threads, settings, timings, correctness, ceilings, setup.operands, broken)
+            found = _row(case, threads, settings, timings, correctness, ceilings, setup.operands, broken)
+            if isinstance(clock, QuietClock) and clock.held_up:
+                found["held_up"] = sum(clock.held_up) / len(clock.held_up)
+            yield found
     del setup
     gc.collect()  # a case holds up to a gigabyte; the next one needs it
 
@@ -137,7 +143,13 @@ def _checked(setup: Setup, seed: int) -> tuple[dict[str, Any] | None, str | None
 
 
 def _timed(
-    case: Case, candidates: Sequence[Candidate], threads: int, settings: Settings, machine: Machine, report: Report
+    case: Case,
+    candidates: Sequence[Candidate],
+    threads: int,
+    settings: Settings,
+    machine: Machine,
+    report: Report,
+    clock: Clock,
 ) -> dict[str, Timing]:
     read = machine.read(threads) if case.streams else None
     timings = interleave(
@@ -146,7 +158,7 @@ def _timed(
         block_seconds=settings.block_seconds,
         pause=settings.pause,
         progress=report,
-        clock=CLOCKS[settings.clock](),
+        clock=clock,
     )
     if read and case.work:
         timings["read"] = timings["read"].scaled(case.work.nbytes / read.nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from ctypes import cast, py_object
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import isogemm
 from isogemm.backends.cpu import pool as pools
 from isogemm.backends.cpu.attention import run as attention
+from isogemm.backends.cpu.emit import descriptor
 from isogemm.backends.cpu.gemm import launch
 from isogemm.backends.cpu.quant import launch as quant_launch
 from isogemm.backends.cpu.quant import run as quant_run
@@ -39,7 +41,10 @@ def launched(monkeypatch):
     found, honest = [], pools.pool()
 
     def run(kernel, scratch, threads, *arguments):
-        found.append((threads, arguments[-1]))
+        chunks = arguments[-1]
+        if kernel is launch.starter():  # of a product, whose template has them
+            chunks = int(cast(arguments[0], py_object).value[0, descriptor.CHUNKS])
+        found.append((threads, chunks))
         honest.run(kernel, scratch, threads, *arguments)
 
     for module in (launch, attention, quant_launch, quant_run):

@@ -128,19 +128,72 @@ def test_a_call_like_one_before_sees_its_own_operands(packed):
     for seed in (1, 2):
         x, w = values((3, 21), seed=seed), values((19, 21), seed=seed + 5)
         assert_same(isogemm.linear(x, ready(w)), product(x, w.T))
-    assert execute.layer(x, ready(w)) is not None
+    assert execute.again(execute.LINEAR, x, ready(w)) is not None
     bias = values((19,))
     assert_same(isogemm.linear(x, ready(w), bias), product(x, w.T, bias=bias))
     assert_same(isogemm.linear(laid(x, "padded"), ready(w)), product(x, w.T))
     for other in (x.view(np.int32), x.view(">f4")):
-        assert execute.layer(other, ready(w)) is None
+        assert execute.again(execute.LINEAR, other, ready(w)) is None
     room = np.zeros(x.nbytes + 4, np.uint8)
     crooked = room[1 : 1 + x.nbytes].view(F32).reshape(x.shape)
     crooked[...] = x
-    assert execute.layer(crooked, ready(w)) is None
+    assert execute.again(execute.LINEAR, crooked, ready(w)) is None
     if not packed:
         with pytest.raises(isogemm.errors.DTypeError):
             isogemm.linear(x.view(np.int32), w)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_calls_of_equal_sizes_are_told_apart(packed):
+    """One look-up goes by sizes: extents, strides and axes are compared behind it."""
+    from isogemm.backends.cpu.gemm import execute
+
+    ready = isogemm.pack if packed else (lambda w: w)
+    shapes = [((6, 20), (40, 20)), ((12, 10), (80, 10)), ((3, 40), (20, 40)), ((2, 3, 20), (40, 20))]
+    calls = [(values(x, seed=1), values(w, seed=2)) for x, w in shapes]
+    calls.append((laid(calls[0][0], "stepped"), calls[0][1]))
+    calls.append((calls[0][0], laid(calls[0][1], "padded")))
+    x, w = values((6, 40), seed=3), values((40, 40), seed=4)  # of equal strides
+    calls += [(x[:, :20], w[:, :20]), (x[:3], w[:20])]
+    kept = [(x, w, ready(w), product(x.reshape(-1, x.shape[-1]), w.T).reshape(*x.shape[:-1], len(w))) for x, w in calls]
+    for _ in range(3):
+        for x, _w, w, want in kept:
+            assert_same(isogemm.linear(x, w), want)
+    assert all(execute.again(execute.LINEAR, x, w) is not None for x, _w, w, _want in kept if x.ndim == 2)
+    for x, w in ((kept[0][0], kept[2][2]), (kept[1][0], kept[0][2])):  # sizes that some call had, no product
+        assert execute.again(execute.LINEAR, x, w) is None
+
+
+def test_an_output_is_looked_at_in_calls_like_one_before_too():
+    """Of other strides, read-only, and in the memory of an operand: as the first call has it, so every other."""
+    from isogemm.backends.cpu.gemm import execute
+
+    a, b, room = values((6, 20), seed=1), values((20, 20), seed=2), poisoned((40, 20))
+    want = product(a, b)
+    for _ in range(2):
+        assert_same(isogemm.matmul(a, b), want)
+        assert_same(isogemm.matmul(a, b, out=poisoned((6, 20))), want)
+        assert_same(isogemm.matmul(a, b.T, out=poisoned((6, 20))), product(a, b.T))
+    outs = [room[:6], room[::2][:6], poisoned((20, 6)).T, poisoned((6, 40))[:, ::2]]
+    assert [execute.again(execute.INTO, a, b, out) is out for out in outs] == [True, False, False, False]
+    for out in outs:
+        assert isogemm.matmul(a, b, out=out) is out
+        assert_same(out, want)
+    fixed = poisoned((6, 20))
+    fixed.flags.writeable = False
+    with pytest.raises(isogemm.errors.LayoutError):
+        isogemm.matmul(a, b, out=fixed)
+    assert np.isnan(fixed).all()
+    held = np.concatenate([a, b, a])
+    for x, w, out in ((held[:6], b, held[5:11]), (held[:6], b, held[:6]), (a, held[6:26], held[25:31]), (a, b, b[14:])):
+        before = held.copy(), b.copy()
+        assert execute.again(execute.INTO, x, w, out) is None
+        with pytest.raises(isogemm.errors.AliasError):
+            isogemm.matmul(x, w, out=out)
+        assert_same(held, before[0])
+        assert_same(b, before[1])
+    assert execute.again(execute.INTO, held[:6], b, held[6:12]) is not None
+    assert_same(held[6:12], want)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])

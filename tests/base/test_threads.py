@@ -21,7 +21,7 @@ NAME = "ISOGEMM_NUM_THREADS"
 def _unset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a fresh process."""
     before = isogemm.get_num_threads()
-    monkeypatch.setattr(threads, "_count", 0)
+    monkeypatch.setattr(threads, "chosen", 0)
     monkeypatch.delenv(NAME, raising=False)
     yield
     monkeypatch.undo()
@@ -43,7 +43,7 @@ def test_environment(text: str, count: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_empty_environment_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     default = isogemm.get_num_threads()
-    monkeypatch.setattr(threads, "_count", 0)
+    monkeypatch.setattr(threads, "chosen", 0)
     monkeypatch.setenv(NAME, " ")
     assert isogemm.get_num_threads() == default
 
@@ -68,7 +68,7 @@ def test_more_threads_than_cpus_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
         isogemm.set_num_threads(1000)
         assert isogemm.get_num_threads() == min(most, 1000)
         assert isogemm.plan(4096, 4096, 4096).threads == min(most, 1000)
-        monkeypatch.setattr(threads, "_count", 0)
+        monkeypatch.setattr(threads, "chosen", 0)
         monkeypatch.setenv(NAME, "500")
         assert isogemm.get_num_threads() == min(most, 500)
 

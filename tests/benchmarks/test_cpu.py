@@ -176,6 +176,14 @@ def test_a_busy_machine_has_a_clock_of_its_own(quick, tmp_path, monkeypatch):
     assert "--clock cpu" in content["rows"][0]["command"]
 
 
+def test_a_quiet_clock_says_how_much_was_held_up(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure.QuietClock, "SHARE", -1.0)  # nothing is so quiet
+    monkeypatch.setattr(measure.QuietClock, "MOST", 2)
+    monkeypatch.setattr("isogemm.lab.clock._waited", lambda: 0.0)
+    assert quick("--json", str(tmp_path / "r.json"), "--clock", "quiet", "--threads", "1,2").exit_code == 0
+    assert [row["held_up"] for row in read_json(tmp_path / "r.json")["rows"]] == [1.0, 1.0]
+
+
 BAD = ["--suite none", "--only m=3", "--threads 0", "--threads 1;2", "--peers mkl", "--clock sun"]
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from isogemm.errors import LimitError, OptionError
-from isogemm.lab import Candidate, CpuClock, Timing, WallClock, interleave
+from isogemm.lab import Candidate, CpuClock, QuietClock, Timing, WallClock, interleave
+from isogemm.lab import clock as clocks
 from isogemm.lab.timing import MAX_CALLS
 
 
@@ -194,6 +199,46 @@ def test_a_clock_of_the_processors_leaves_out_what_others_took(monkeypatch):
     assert (WallClock().elapsed(run, 0, 3), CpuClock().elapsed(run, 0, 3)) == (6.0, 3.0)
     monkeypatch.undo()
     assert CpuClock.now is time.process_time
+
+
+def test_a_run_that_was_held_up_is_taken_again_by_the_calls_that_come_next(monkeypatch):
+    """Of three attempts the first two wait for a CPU, most of the time and a tenth of it."""
+    now, waited, held, seen = [0.0], [0.0], [0.6, 0.6, 0.1, 0.1, 0.0, 0.0], []
+    monkeypatch.setattr(WallClock, "now", lambda self: now[0])
+    monkeypatch.setattr(clocks, "_waited", lambda: waited[0])
+
+    def run(i):
+        seen.append(i)
+        share = held[len(seen) - 1] if len(seen) <= len(held) else 0.5
+        now[0] += 1.0 + share
+        waited[0] += share
+
+    quiet = QuietClock()
+    monkeypatch.setattr(QuietClock, "SECONDS", 100.0)
+    assert quiet.elapsed(run, 5, 2) == 2.0
+    assert seen == [5, 6, 7, 8, 9, 10]
+    assert quiet.held_up == [False]
+    assert quiet.elapsed(run, 7, 1) == 1.5  # never quiet
+    assert len(seen) == 6 + QuietClock.MOST
+    monkeypatch.setattr(QuietClock, "SECONDS", 4.0)
+    assert quiet.elapsed(run, 7, 1) == 1.5
+    assert len(seen) == 6 + QuietClock.MOST + 3
+    assert quiet.held_up == [False, True, True]
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="Linux counts how long threads wait")
+def test_threads_that_share_a_cpu_have_waited():
+    before, end = clocks._waited(), time.perf_counter() + 10
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        while clocks._waited() - before < 0.01:
+            assert time.perf_counter() < end
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, cpus)
 
 
 def test_summary_of_samples():

@@ -32,7 +32,8 @@ _SMALL = 2**26  # elements; results below are allocated without asking how much 
 _ndarray, _empty = np.ndarray, np.empty
 _host = open_device(HOST)
 _Packed: Any = _host.packed
-_layer, _learn = cast(Any, _host).layer, cast(Any, _host).learn
+_again, _learn = cast(Any, _host).again, cast(Any, _host).learn
+_LINEAR, _PRODUCT, _INTO = range(3)  # forms of a call, for `_again`
 _TENSORS = short.KINDS
 _may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
 
@@ -86,6 +87,16 @@ def matmul(
     An element depends on its row, its column, the dtypes and the contract. Each product of a broadcast has
     the bits that it has alone.
     """
+    form = _PRODUCT if out is None else _INTO
+    if (
+        contract is mode is out_dtype is cast is None
+        and accumulate is False
+        and type(a) is type(b) is _ndarray
+        and (out is None or type(out) is _ndarray)
+    ):
+        found = _again(form, a, b, out)
+        if found is not None:
+            return found
     if mode is not None:
         contract = contract_of(mode, contract)
     if cast is not None:
@@ -121,6 +132,7 @@ def matmul(
             ):
                 return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
             _host.gemm(a, b, out, PLAIN)
+            _learn(form, a, b, out)
             return out
     elif type(a) in _TENSORS:
         found = short.call("matmul", a, b, None, out, (accumulate, contract, out_dtype))
@@ -173,13 +185,10 @@ def linear(
     -----------
     A row of `x` gives the same bits alone, in any batch, and with packed or plain weights.
     """
-    plain = type(x) is _ndarray and (type(w) is _Packed or type(w) is _ndarray) and bias is contract is mode is cast
-    if plain and bias is out is out_dtype is activations is None:
-        found = _layer(x, w)
+    if bias is contract is mode is cast is out is out_dtype is activations is None and type(x) is _ndarray:
+        found = _again(_LINEAR, x, w, None) if type(w) is _ndarray or type(w) is _Packed else None
         if found is not None:
             return found
-    else:
-        plain = False
     if mode is not None:
         contract = contract_of(mode, contract)
     if cast is not None:
@@ -207,8 +216,8 @@ def linear(
         ):
             result = _empty((m, n), dtype)
             _host.gemm(x, w.T if type(w) is _ndarray else w, result, PLAIN, bias=bias)
-            if plain:
-                _learn(x, w, result)
+            if bias is None:
+                _learn(_LINEAR, x, w, result)
             return result
     elif type(x) in _TENSORS:
         found = short.call("linear", x, w, bias, out, (False, contract, out_dtype))

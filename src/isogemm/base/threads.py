@@ -8,7 +8,8 @@ from typing import Any
 from ..errors import OptionError
 
 _FEW = 8  # threads that may share one CPU
-_count = 0
+chosen = 0
+"""Threads that a call may use, as `get_num_threads` says; 0 before anyone has asked."""
 _joined = False
 
 
@@ -47,10 +48,10 @@ def get_num_threads() -> int:
 
     Of what was asked for, no more than the process has CPUs, or 8 where it has fewer.
     """
-    global _count
-    if not _count:
-        _count = _from_environment()
-    return _count
+    global chosen
+    if not chosen:
+        chosen = _from_environment()
+    return chosen
 
 
 def set_num_threads(count: int) -> None:
@@ -64,10 +65,10 @@ def set_num_threads(count: int) -> None:
     OptionError
         `count` is not a whole number from 1 to 1023, or to 4 for each CPU of the process where that is more.
     """
-    global _count
+    global chosen
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise OptionError("thread count", limit="a whole number of at least 1", value=repr(count), nearest=_available())
-    _count = _useful("thread count", count)
+    chosen = _useful("thread count", count)
 
 
 def join_threadpoolctl() -> None:

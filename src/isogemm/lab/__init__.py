@@ -11,7 +11,7 @@ Examples
 """
 
 from .ceilings import Ceilings, StreamingRead, Work, fp32_peak, measure_ceilings, streaming_read
-from .clock import WALL, Clock, CpuClock, Run, SubmitClock, SyncClock, WallClock, uncollected
+from .clock import WALL, Clock, CpuClock, QuietClock, Run, SubmitClock, SyncClock, WallClock, uncollected
 from .limits import limit_threads
 from .rotation import cache_sizes, last_level_cache, rotate
 from .rows import SCHEMA, read_json, row, write_json
@@ -28,6 +28,7 @@ __all__ = [
     "Clock",
     "CpuClock",
     "Progress",
+    "QuietClock",
     "Run",
     "StreamingRead",
     "SubmitClock",

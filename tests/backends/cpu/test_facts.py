@@ -73,8 +73,8 @@ def test_no_choice_reaches_a_bit(name: str) -> None:
 
 def test_choices_choose() -> None:
     """Else the bits above would be equal for no reason."""
-    x, w = values((1, 40)), values((256, 40))
-    rows, out = values((12, 40)), np.empty((12, 256), F32)
+    x, w = values((1, 300)), values((256, 300))
+    rows, out = values((12, 300)), np.empty((12, 256), F32)
 
     def walks(name: str) -> list[Any]:
         facts.set_facts(CHOICES[name])
@@ -181,12 +181,12 @@ def test_the_faster_way_is_chosen(wins: int, monkeypatch: pytest.MonkeyPatch) ->
         return [1.0, 2.0] if wins == 0 else [2.0, 1.0]
 
     monkeypatch.setattr(measure, "times", clock)
-    monkeypatch.setattr(measure, "STORE", 2**23)
+    monkeypatch.setattr(measure, "STORE", 2**24)
     monkeypatch.setattr(measure, "_busy", lambda threads: False)
     monkeypatch.setattr(measure, "get_num_threads", lambda: 2)
     found = measure.measure(USUAL)
     assert set(ran) == {2}
     assert found.source == "measured"
-    assert (found.gemv_rows, found.seen_bytes) == ((64, 2**18) if wins == 0 else (8, 2**21))
+    assert (found.gemv_rows, found.seen_bytes) == ((64, 2**18) if wins == 0 else (8, 2**24))
     assert found.serial == (2**23 if wins == 0 else 2**14)
     assert facts.facts() == USUAL

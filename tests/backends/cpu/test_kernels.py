@@ -131,7 +131,8 @@ def test_short_sums(k: int, stored: str) -> None:
 def test_few_rows_end_anywhere(mix: str, stored: str) -> None:
     """Strips of columns and turns of k that are whole, cut and missing, from zero and from C."""
     da, db, dtype = MIXES[mix]
-    for m, n, k in ((1, 32, 64), (1, 71, 43), (2, 130, 37), (3, 16, 129), (4, 15, 71), (4, 97, 16)):
+    one_row = ((1, 24, 16), (1, 32, 64), (1, 71, 43), (1, 49, 37), (1, 73, 6), (1, 25, 257))
+    for m, n, k in (*one_row, (2, 130, 37), (3, 16, 129), (4, 15, 71), (4, 97, 16)):
         a, w, c = values((m, k), da, seed=1, special=True), values((n, k), db, seed=2), values((m, n), seed=3)
         b = isogemm.pack(w) if stored == "packed" else w.T
         check_gemm(a, b, dtype)
@@ -145,6 +146,16 @@ def test_which_walk_takes_few_rows_in_place() -> None:
     one_set = 2 * quads.SET_BYTES
     assert quads.fits(1, one_set) == (quads.BLOCKS[1] * quads.WIDTH <= quads.WAYS)
     assert quads.fits(1, quads.NEXT_BYTES + 4) == quads.fits(1, -quads.NEXT_BYTES - 4) == (target().width < 16)
+
+
+@pytest.mark.parametrize("line", [75, 96, -75, 600])
+def test_turns_begin_anywhere_and_go_either_way(line: int) -> None:
+    """Weight rows with room between them, last to first too, from an address that is no multiple of a vector."""
+    n, k = 53, 71
+    room = values((n * abs(line) + 3,), seed=6, special=True)
+    w = np.lib.stride_tricks.as_strided(room[3:], (n, k), (4 * abs(line), 4))[:: 1 if line > 0 else -1]
+    assert w.strides[0] == 4 * line
+    check_gemm(values((1, k), seed=5), w.T, F32)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 7), (5, 0, 7), (0, 0, 0)])

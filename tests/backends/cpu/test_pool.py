@@ -242,7 +242,7 @@ def test_a_system_without_more_threads_gets_results(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
-    monkeypatch.setattr("isogemm.backends.cpu.pool._pool", Pool())
+    monkeypatch.setattr("isogemm.backends.cpu.pool.current", Pool())
     isogemm.set_num_threads(4)
     for shape in SHAPES:
         check(*prepared(shape))

@@ -30,7 +30,7 @@ class HostDevice(Device):
     place, packed = HOST, PackedWeight
     columns: ClassVar = {name: f"isogemm.backends.cpu.{name}.{module}" for name, module in COLUMNS}
     gemm = staticmethod(execute.gemm)
-    layer, learn = staticmethod(execute.layer), staticmethod(execute.learn)
+    again, learn = staticmethod(execute.again), staticmethod(execute.learn)
     gemm_batched = staticmethod(execute.gemm_batched)
     gemm_items = staticmethod(execute.gemm_items)
     learn_facts = staticmethod(learn_facts)

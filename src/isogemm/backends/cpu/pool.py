@@ -248,17 +248,17 @@ def _worker(control: NDArray[np.int64], words: int) -> None:
         _serve(words, slot, SPINS)
 
 
-_pool = Pool()
+current = Pool()
 
 
 def pool() -> Pool:
     """The process's pool. A forked child has none of its parent's threads and gets a new one."""
-    return _pool
+    return current
 
 
 def _after_fork() -> None:
-    global _pool
-    _pool = Pool()
+    global current
+    current = Pool()
 
 
 if hasattr(os, "register_at_fork"):

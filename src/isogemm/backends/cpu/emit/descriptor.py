@@ -30,6 +30,12 @@ FIELDS = 41
 # calls share: the address of those weights, or NEVER_SEEN where they have no room in a cache.
 NEVER_SEEN = -1
 
+# Words of a header behind the pool's, in the template of a single product: the entry and how many chunks it is called
+# for, flags, and what its operands are like where the call that brings them has looked at nothing else.
+FUNCTION, CHUNKS, FLAGS, LIKE_A, LIKE_B, LIKE_OUT = 8, 9, 10, 11, 17, 23
+# Flags: A and B have changed places; A and B are compared; so is the output, which may not be written or be theirs.
+SWAPPED, COMPARED, INTO = 1, 2, 4
+
 # STRATEGY
 TILED, GEMV, STREAM, QUADS, PANELS = 0, 1, 2, 3, 4
 # A_MODE: pack a block at a time, pack all rows once per thread, or walk in place.

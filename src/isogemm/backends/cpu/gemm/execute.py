@@ -11,26 +11,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....base import threads as counts
 from ....base.dtypes import FLOAT32
 from ....base.seen import Seen
 from ....base.threads import get_num_threads
 from ....contract.spec import Contract
 from ....planner.device import Item
 from ....problem.settings import Settings
+from .. import pool as pools
 from ..emit import descriptor as f
-from ..pool import MAX_CHUNKS, pool, stride_of
+from ..pool import MAX_CHUNKS, stride_of
 from . import measure  # noqa: F401  # which is asked for what decides
 from .facts import facts
-from .launch import BUSY, CHECKED, Batch, launch_rows, launch_single, starter
+from .launch import BUSY, Batch, launch_rows, launch_single, likeness, starter
 from .packed import PackedWeight
-from .run_chunk import address
 from .schedule import Schedule
 from .tasks import Epilogue, swap_operands, task_for
 
-__all__ = ["gemm", "gemm_batched", "gemm_items", "layer", "learn", "swap_operands"]
+__all__ = ["again", "gemm", "gemm_batched", "gemm_items", "learn", "swap_operands"]
 
 Array = NDArray[Any]
-_layers: Seen[tuple[Any, ...]] = Seen(1024)
+LINEAR, PRODUCT, INTO = range(3)  # forms of a call: x @ w.T, a @ b, and that in an array of the caller's
+_known: Seen[tuple[Any, ...]] = Seen(1024)
+_kinds: Seen[tuple[Any, ...]] = Seen(1024)
 _ndarray, _empty = np.ndarray, np.empty
 CHUNK_WORK = 2**22  # multiply-adds in a chunk of a batch: enough to hide the claim, small enough to balance
 
@@ -56,41 +59,58 @@ def gemm(
         _by_definition([(a, b, out, c)], asked, bias)
 
 
-def layer(x: Array, w: Array | PackedWeight) -> Array | None:
-    """x @ w.T as a new array, where float32 operands like these came before (`learn`); else None.
+def again(form: int, a: Array, b: Array | PackedWeight, out: Array | None = None) -> Array | None:
+    """The product, where one of float32 operands like these came before (`learn`); else None, and nothing was written.
 
-    One look-up stands for all that is checked and chosen: small products take no longer than that.
+    One look-up stands for all that is checked and chosen: small products take no longer than that. It goes by sizes
+    alone, since Python makes extents and strides anew whenever they are asked for; compiled code compares those.
     """
-    if type(w) is _ndarray:
-        lines, strides = w, w.strides
-    else:
-        lines, strides = w.lines, None  # type: ignore[union-attr]
-    if x.dtype is not FLOAT32 or lines.dtype is not FLOAT32:
-        return None
-    known = _layers.get((x.shape, x.strides, w.shape, strides, get_num_threads()))
+    lines, size = (b, b.size) if type(b) is _ndarray else (b.lines, b.shape)  # type: ignore[union-attr]
+    known = _known.get((form, a.size, size, counts.chosen))
     if known is None:
         return None
-    shape, run, room, threads, start, _rows, place, flags, chunks = known
-    result, own = _empty(shape, FLOAT32), pool()
+    shape, run, room, threads, needed, template, _rows = known
+    result, own = _empty(shape, FLOAT32) if out is None else out, pools.current
     memory = own.memory  # kept in this frame, as `Pool.run` does, of which this is the usual way
-    if memory[0] >= room * threads and threads <= own.threads:
-        missed = run(own.words, threads, memory[1], room, start, place, id(x), id(lines), id(result), flags, chunks)
+    if memory[0] >= needed and threads <= own.threads:
+        missed = run(own.words, threads, memory[1], room, template, id(a), id(lines), id(result))
     else:
         missed = BUSY
     if missed == BUSY:
-        missed = own.run(run, room, threads, start, place, id(x), id(lines), id(result), flags, chunks)
-    return None if missed else result
+        missed = own.run(run, room, threads, template, id(a), id(lines), id(result))
+    if missed:
+        other = _kinds.get(_kind(form, a, b, out))
+        if other is None or other is known:
+            return None
+        _known.keep((form, a.size, size, counts.chosen), other)
+        return again(form, a, b, out)
+    return result
 
 
-def learn(x: Array, w: Array | PackedWeight, result: Array) -> None:
-    """Let `layer` take calls like this one, which was checked and computed without bias."""
-    b, strides = (w.T, w.strides) if isinstance(w, np.ndarray) else (w, None)
-    if x.dtype is FLOAT32:
-        task = task_for(x, b, result, None, get_num_threads())
-        flags = CHECKED | int(task.swapped)
-        room, rows = stride_of(task.scratch), task.rows
-        known = result.shape, starter(), room, task.threads, address(), rows, id(rows), flags, task.chunks
-        _layers.keep((x.shape, x.strides, w.shape, strides, get_num_threads()), known)
+def _kind(form: int, a: Array, b: Array | PackedWeight, out: Array | None) -> tuple[Any, ...]:
+    """What calls of one kind have in common: other kinds may have operands of the same sizes."""
+    matrices = a, b.lines if isinstance(b, PackedWeight) else b, out
+    likes = (None if x is None else (x.shape, x.strides, x.dtype) for x in matrices)
+    return form, b.shape, *likes, get_num_threads()
+
+
+def learn(form: int, a: Array, b: Array | PackedWeight, out: Array) -> None:
+    """Let `again` take calls like this one, a plain product that was checked and computed; `out` is new, or INTO."""
+    lines, size = (b, b.size) if isinstance(b, np.ndarray) else (b.lines, b.shape)
+    if not a.dtype is lines.dtype is out.dtype is FLOAT32:
+        return
+    likes = [likeness(x) for x in (a, lines, out)]
+    if form == INTO and min(min(like) for like in likes) < 0:
+        return
+    threads = get_num_threads()
+    task = task_for(a, b.T if form == LINEAR and isinstance(b, np.ndarray) else b, out, None, threads)
+    rows = task.rows.copy()
+    rows[0, f.FLAGS] |= f.COMPARED | (f.INTO if form == INTO else 0)
+    rows[0, f.LIKE_A : f.LIKE_OUT + 6] = np.ravel(likes)
+    room = stride_of(task.scratch)
+    known = out.shape, starter(), room, task.threads, room * task.threads, id(rows), rows
+    _kinds.keep(_kind(form, a, b, out if form == INTO else None), known)
+    _known.keep((form, a.size, size, threads), known)
 
 
 def gemm_batched(

@@ -55,7 +55,7 @@ measurer: Callable[[Facts], Facts] | None = None
 
 def usual() -> Facts:
     """The numbers where nothing is measured."""
-    return Facts(_ROWS[target().width], 2**20, 48 * 1024, 7.0)
+    return Facts(_ROWS[target().width], 2**22, 48 * 1024, 7.0)
 
 
 def facts() -> Facts:

@@ -3,7 +3,7 @@ than a small product."""
 
 from __future__ import annotations
 
-from ctypes import c_void_p
+from ctypes import c_int64
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.pointers import pointer_to_words
-from ..emit.scalars import peek64
+from ..emit.scalars import peek32, peek64
 from ..pool import TASK_BYTES, give, pool, run_chunks, run_part, take
 from .packed import PackedWeight
 from .run_chunk import address
@@ -24,36 +24,69 @@ from .tasks import Epilogue, Task, add_epilogue
 Array = NDArray[Any]
 
 
-CHECKED = 2  # a flag beside `swapped`: float32 operands of which nobody has seen whether they are aligned
-BUSY, CROOKED = 1, 2  # what `_start` returns where it did nothing
-# NumPy's public struct of an array begins with an object's head, then the address of its data (`starter` tries it).
+BUSY, UNLIKE = 1, 2  # what `_start` returns where it did nothing
+# NumPy's public struct of an array: behind an object's head the address of its data, the number of its axes, addresses
+# of extents and strides, its base, its type and flags (`starter` tries them).
 _DATA = object.__basicsize__
+_AXES, _EXTENTS, _STRIDES, _TYPE, _FLAGS = (_DATA + offset for offset in (8, 16, 24, 40, 48))
+_WRITEABLE = 0x400
 
 
-def _start(control, threads, scratch, stride, function, template, a, b, out, flags, chunks):
-    """Fill in the addresses of a single product and run it, or return BUSY or CROOKED: a kernel for `Pool.run`.
+@njit
+def _is_like(array, known, at):
+    """Whether an array has the extents, strides and type that are `known` (`likeness`), and whole words."""
+    if peek32(array + _AXES) != 2 or peek64(array + _DATA) & 3 or peek64(array + _TYPE) != known[0, at + 4]:
+        return False
+    extents, strides = peek64(array + _EXTENTS), peek64(array + _STRIDES)
+    same = peek64(extents) == known[0, at] and peek64(extents + 8) == known[0, at + 1]
+    return same and peek64(strides) == known[0, at + 2] and peek64(strides + 8) == known[0, at + 3]
+
+
+@njit
+def _are_apart(x, out, known, at):
+    """Whether no byte between an operand's first and last element is between those of the output."""
+    x, out = peek64(x + _DATA), peek64(out + _DATA)
+    return x + known[0, at + 5] <= out or out + known[0, f.LIKE_OUT + 5] <= x
+
+
+def likeness(array: Array) -> tuple[int, ...]:
+    """What `_is_like` compares of a matrix, and, where its strides are not negative, how many bytes it lies in."""
+    (rows, columns), (down, along) = array.shape, array.strides
+    return rows, columns, down, along, id(array.dtype), (rows - 1) * down + (columns - 1) * along + array.itemsize
+
+
+def _start(control, threads, scratch, stride, template, a, b, out):
+    """Fill in the addresses of a single product and run it, or return BUSY or UNLIKE: a kernel for `Pool.run`.
 
     Arrays come as the addresses of their objects (`id`), which the caller keeps.
     """
-    template, a, b, out = peek64(template + _DATA), peek64(a + _DATA), peek64(b + _DATA), peek64(out + _DATA)
-    if flags & CHECKED and (a | b) & 3:
-        return CROOKED
+    known = carray(pointer_to_words(peek64(template + _DATA)), (2, f.FIELDS))
+    flags = known[0, f.FLAGS]
+    if flags & f.COMPARED and not (_is_like(a, known, f.LIKE_A) and _is_like(b, known, f.LIKE_B)):
+        return UNLIKE
+    if flags & f.INTO and not (
+        _is_like(out, known, f.LIKE_OUT)
+        and peek32(out + _FLAGS) & _WRITEABLE
+        and _are_apart(a, out, known, f.LIKE_A)
+        and _are_apart(b, out, known, f.LIKE_B)
+    ):
+        return UNLIKE
     if not take(control, threads):
         return BUSY
+    a, b, out = peek64(a + _DATA), peek64(b + _DATA), peek64(out + _DATA)
     # The room before the scratch belongs to this call until its last chunk is done. Nothing here may raise.
     rows = carray(pointer_to_words(scratch - TASK_BYTES), (2, f.FIELDS))
-    known = carray(pointer_to_words(template), (2, f.FIELDS))
     for i in range(2):
         for j in range(f.FIELDS):
             rows[i, j] = known[i, j]
-    first, second = (f.B, f.A) if flags & 1 else (f.A, f.B)
+    first, second = (f.B, f.A) if flags & f.SWAPPED else (f.A, f.B)
     rows[1, first], rows[1, second], rows[1, f.OUT] = a, b, out
     # Another thread may write its own address between these two: then weights are asked for, or not, in vain.
     weights = rows[1, f.B]
     rows[1, f.SEEN] = 1 if known[1, f.SEEN] == weights else 0
     if known[1, f.SEEN] != f.NEVER_SEEN:
         known[1, f.SEEN] = weights
-    run_part(control, threads, scratch, stride, function, scratch - TASK_BYTES, chunks)
+    run_part(control, threads, scratch, stride, known[0, f.FUNCTION], scratch - TASK_BYTES, known[0, f.CHUNKS])
     give(control, threads)
     return 0
 
@@ -72,10 +105,13 @@ def starter() -> Any:
     """
     from numba import types
 
-    probe = np.empty(1, np.int64)
-    if c_void_p.from_address(id(probe) + _DATA).value != probe.ctypes.data:
-        raise RuntimeError(f"NumPy {np.__version__} does not keep the address of an array behind its object's head")
-    signature = types.int64(*[types.int64] * 11)
+    probe = np.empty((3, 5), np.int64)[:2, ::2]
+    words = (c_int64 * 7).from_address(id(probe) + _DATA)
+    lists = [(c_int64 * 2).from_address(words[i])[:] for i in (2, 3)]
+    found = words[0], words[1] & 0xFFFFFFFF, *lists, words[5], words[6] & 0xFFFFFFFF
+    if found != (probe.ctypes.data, 2, [2, 3], [40, 16], id(probe.dtype), probe.flags.num):
+        raise RuntimeError(f"NumPy {np.__version__} does not keep an array's address, extents and type as published")
+    signature = types.int64(*[types.int64] * 8)
     return njit(_start, signature=signature).overloads[signature.args].entry_point
 
 
@@ -98,22 +134,21 @@ def launch_single(
     """Run one product, or a batch of which these are the first operands."""
     if isinstance(b, PackedWeight):
         b = b.lines
-    rows, chunks, wanted = task.rows, task.chunks, task.threads
+    rows, wanted = task.rows, task.threads
     if batch is not None:
         rows = rows.copy()
         steps = (batch.step_b, batch.step_a) if task.swapped else (batch.step_a, batch.step_b)
         rows[0, :8] = (batch.count, batch.per_chunk, 0, 1, *steps, batch.step_out, batch.step_c)
         rows[1, f.GRID_M : f.GRID_N + 1] = 1
         rows[1, f.SEEN] = 0  # of one item's weights at most
-        chunks = -(-batch.count // batch.per_chunk)
-        wanted = min(batch.threads, chunks)
+        rows[0, f.CHUNKS] = -(-batch.count // batch.per_chunk)
+        wanted = min(batch.threads, int(rows[0, f.CHUNKS]))
     if epilogue is not None:
         rows = rows.copy()
         add_epilogue(rows[1], epilogue)
         if batch is None and task.copies_c and not _is_same(epilogue.c, out):
             out[...] = epilogue.c
-    flags, entry = int(task.swapped), address()
-    pool().run(starter(), task.scratch, wanted, entry, id(rows), id(a), id(b), id(out), flags, chunks)
+    pool().run(starter(), task.scratch, wanted, id(rows), id(a), id(b), id(out))
 
 
 def launch_rows(rows: NDArray[np.int64], chunks: int, scratch: int, threads: int) -> None:

@@ -87,7 +87,7 @@ def _panels(store: Array, n: int, k: int) -> list[PackedWeight]:
 def _seen_bytes(store: Array, usual: Facts) -> int:
     """The largest of some sizes, up to which asking for weights that lie in a cache is no help."""
     best = 2**18
-    for size in (2**18, 2**19, 2**20, 2**21):
+    for size in (2**18, 2**19, 2**20, 2**21, 2**22, 2**23, 2**24):
         n, k = size // (4 * 1430), 1430
         w, x, out = store[: n * k].reshape(n, k), np.ones((1, k), np.float32), np.empty((1, n), np.float32)
         ways = []

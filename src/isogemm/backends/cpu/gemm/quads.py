@@ -10,7 +10,7 @@ the latter. x is fp32, contiguous in k. Contract: ``fma/chain``.
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from typing import Any
 
 from llvmlite import ir
@@ -18,7 +18,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from ..emit.target import target
-from ..emit.vectors import ELEMENT_BYTES, F32, F32_BYTES, I64, Emitter, define, switch_over
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, FLOAT32, I64, Emitter, define, switch_over
+from . import turn
 
 WIDTH = min(8, target().width)
 MAX_ROWS = 4
@@ -26,13 +27,19 @@ QUAD = 4  # 32-bit lanes that one transposition takes from each weight row
 STEPS = 4  # transpositions in one turn of the loop: a cache line of each weight row
 # Vectors of columns at once, by rows of x: as many as the compiler keeps in 32 registers, or in 16.
 BLOCKS = {1: 3, 2: 3, 3: 2, 4: 2} if target().width == 16 else {1: 2, 2: 2, 3: 2, 4: 1}
+IN_ORDER = target().x86 and target().width >= turn.WIDTH  # one row of float32 has a turn of its own
+if IN_ORDER:
+    BLOCKS[1] = turn.BLOCKS
 # While a strip is walked the next one is asked for, into the second-level cache, if it has room for both. Asked for by
 # some hundred bytes ahead in each row, weights came from memory at two thirds of that speed: short rows end before.
 NEXT_BYTES = 2**19
 AHEAD_BYTES = 384  # in each weight row, where the next strip is too large
-# A flag beside `load_c`: weights lie in the second-level cache, where asking for them costs as much as loading them.
+# A flag beside `load_c`: weights lie in a cache, where asking for them costs as much as loading them. Of shorter rows
+# the next strip is asked for all the same: a processor that follows a row finds its end too soon.
 IN_CACHE = 2
+LONG_BYTES = 1024
 SET_BYTES, WAYS = 4096, 8  # lines so far apart fall into one set of a first-level cache, and so many stay there
+LINES = 3  # of each weight row that are there at once: the one that is read, and those that were asked for
 
 
 def fits(rows: int, line: int) -> bool:
@@ -42,12 +49,15 @@ def fits(rows: int, line: int) -> bool:
     strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time.
     """
     at_once = BLOCKS[rows] * WIDTH
-    stays = at_once * math.gcd(line, SET_BYTES) <= SET_BYTES * WAYS
+    places = (i * line % SET_BYTES // CACHE_LINE + ahead for i in range(at_once) for ahead in range(LINES))
+    stays = max(Counter(place % (SET_BYTES // CACHE_LINE) for place in places).values()) <= WAYS
     return stays and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
 
 
 class _Strip:
     """Some vectors of columns: where their weight rows are, and the sums."""
+
+    multiples: tuple[Any, ...] = ()  # of the bytes between weight rows, where turns are taken in instructions
 
     def __init__(self, e: Emitter, element: int, bases: list[Any], lines: list[Any], x: list[Any], ahead: Any) -> None:
         self.e, self.element, self.lines, self.x, self.ahead = e, element, lines, x, ahead
@@ -58,13 +68,15 @@ class _Strip:
         for base, slot in zip(bases, self.at, strict=True):
             e.b.store(base, slot)
 
-    def _add(self, columns: list[Any], k: Any, u: int, block: int) -> None:
-        """Columns of one block into all rows' sums, from element k + u on."""
+    def _add(self, columns: list[Any], k: Any, u: int, block: int, where: Any | None = None) -> None:
+        """Columns of one block into all rows' sums, from element k + u on; or nothing, unless `where` holds."""
         e = self.e
         for i, column in enumerate(columns):
             for x, acc in zip(self.x, self.acc, strict=True):
                 s = e.splat(e.load(e.at(x, e.times(k, F32_BYTES), (u + i) * F32_BYTES), F32))
-                e.b.store(e.fma(s, column, e.b.load(acc[block], typ=e.vec)), acc[block])
+                before = e.b.load(acc[block], typ=e.vec)
+                after = e.fma(s, column, before)
+                e.b.store(after if where is None else e.b.select(where, after, before), acc[block])
 
     def _columns(self, base: Any) -> list[Any]:
         """The columns of `depth` elements of k."""
@@ -81,12 +93,41 @@ class _Strip:
         e, step = self.e, STEPS * self.depth
         whole, rest = e.b.and_(k, e.i64(-step)), e.b.and_(k, e.i64(-self.depth))
         with e.loop(whole, step=step) as kk:
-            self._quads(kk, STEPS)
+            if self.multiples:
+                self._in_order(kk)
+            else:
+                self._quads(kk, STEPS)
         with e.loop(rest, start=whole, step=self.depth) as kk:
             self._quads(kk, 1)
-        with e.loop(k, start=rest) as kk:
-            for block, base in enumerate(self._bases(1)):
-                self._add([e.gather([e.at(base, line) for line in self.lines], self.element)], kk, 0, block)
+        left = e.b.sub(k, rest)
+        some, none_before = e.b.icmp_signed(">", left, e.i64(0)), e.b.icmp_signed("==", rest, e.i64(0))
+        with e.b.if_then(some), e.b.if_else(none_before) as (alone, again):
+            with alone, e.loop(k) as kk:
+                for block, base in enumerate(self._bases(1)):
+                    self._add([e.gather([e.at(base, line) for line in self.lines], self.element)], kk, 0, block)
+            with again:
+                self._last(k, left)
+
+    def _last(self, k: Any, left: Any) -> None:
+        """The `left` elements before k, less than a transposition has: with those before them, which are done."""
+        e = self.e
+        back = e.b.sub(left, e.i64(self.depth))
+        first = e.b.sub(k, e.i64(self.depth))
+        for block, base in enumerate(self._bases(0)):
+            for i, column in enumerate(self._columns(e.at(base, e.times(back, self.size)))):
+                new = e.b.icmp_signed(">=", e.i64(i), e.b.neg(back))
+                self._add([column], first, i, block, new)
+
+    def _in_order(self, k: Any) -> None:
+        """A turn in instructions (`turn`)."""
+        e, [acc] = self.e, self.acc
+        bases, x = self._bases(STEPS * self.depth), e.at(self.x[0], e.times(k, F32_BYTES))
+        with e.b.if_else(e.b.icmp_signed("!=", self.ahead, e.i64(0))) as (asks, asks_not):
+            for branch, ahead in ((asks, self.ahead), (asks_not, None)):
+                with branch:
+                    sums = turn.sums_after(e, [e.b.load(s, typ=e.vec) for s in acc], bases, ahead, x, self.multiples)
+                    for value, slot in zip(sums, acc, strict=True):
+                        e.b.store(value, slot)
 
     def _bases(self, depth: int) -> list[Any]:
         """Where each block is, in registers of their own; and on by `depth` elements of k."""
@@ -115,6 +156,17 @@ def distance(e: Emitter, far: Any, near: int, flags: Any) -> Any:
     return e.kept(e.b.select(needed, ahead, e.i64(0)))
 
 
+def _store_some(e: Emitter, places: list[Any], sums: list[list[Any]], skip: Any, end: Any) -> None:
+    """Columns skip .. end of the sums, one at a time."""
+    for place, acc in zip(places, sums, strict=True):
+        base = e.b.ptrtoint(e.slot(ir.ArrayType(e.vec, len(acc))), I64)
+        for b, slot in enumerate(acc):
+            e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(base, b * WIDTH * F32_BYTES))
+        with e.loop(end, start=skip) as j:
+            offset = e.times(j, F32_BYTES)
+            e.store(e.load(e.at(base, offset), F32), e.at(place, offset))
+
+
 def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
     out, out_rs, x, x_rs, w, line, k, columns, flags = args
     load_c = e.b.and_(flags, e.i64(1))
@@ -127,6 +179,8 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
         start = e.at(w, e.b.mul(first, line))
         bases = [e.at(start, e.times(line, b)) for b in range(0, count, WIDTH)]
         s = _Strip(e, element, bases, lines, inputs, ahead)
+        if in_order and count == wide:
+            s.multiples = multiples
         places = [e.at(o, e.times(first, F32_BYTES)) for o in outputs]
         for place, acc in zip(places, s.acc, strict=True):
             for b, slot in enumerate(acc):
@@ -138,17 +192,19 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
                     else:
                         e.b.store(e.masked_load(place, end, e.vec, 4), slot)
         s.walk(k)
-        held = [e.slot(ir.ArrayType(e.vec, len(acc))) for acc in s.acc]
-        for place, acc, room in zip(places, s.acc, held, strict=True):
-            base = e.b.ptrtoint(room, I64)
-            for b, slot in enumerate(acc):
-                e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(base, b * WIDTH * F32_BYTES))
-            with e.loop(end, start=skip) as j:
-                offset = e.times(j, F32_BYTES)
-                e.store(e.load(e.at(base, offset), F32), e.at(place, offset))
+        whole = e.b.icmp_signed("==", e.b.sub(end, skip), e.i64(count))
+        with e.b.if_else(whole) as (at_once, singly):
+            with at_once:
+                for place, acc in zip(places, s.acc, strict=True):
+                    for b, slot in enumerate(acc):
+                        e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(place, b * WIDTH * F32_BYTES))
+            with singly:
+                _store_some(e, places, s.acc, skip, end)
 
     far = e.times(line, wide)
     ahead = distance(e, far, AHEAD_BYTES, flags)
+    in_order = IN_ORDER and rows == 1 and element == FLOAT32
+    multiples = turn.multiples(e, line) if in_order else ()
     lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
     enough = e.b.icmp_signed(">=", columns, e.i64(wide))
     with e.b.if_else(enough) as (many, few):

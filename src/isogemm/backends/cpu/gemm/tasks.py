@@ -20,9 +20,10 @@ from .facts import facts, learn_facts
 from .gemv import GROUP
 from .loops import scratch_bytes
 from .packed import PackedWeight
+from .quads import LONG_BYTES, fits
 from .quads import MAX_ROWS as QUADS_ROWS
-from .quads import fits
 from .routines import made, routine
+from .run_chunk import address
 from .schedule import Problem, Schedule, check_legal, schedule
 from .skinny import few_rows_scratch
 
@@ -171,8 +172,9 @@ def _make(
     _apply(row, s)
     _routines(row, s)
     rows = np.zeros((2, f.FIELDS), np.int64)
-    rows[0, 0], rows[1] = 1, row
     chunks = s.grid_m * s.grid_n
+    rows[0, 0], rows[1] = 1, row
+    rows[0, f.FUNCTION], rows[0, f.CHUNKS], rows[0, f.FLAGS] = address(), chunks, f.SWAPPED if swapped else 0
     copies_c = bool(plain and asked.accumulate)
     return Task(rows, swapped, copies_c, m * n * k, chunks, _scratch(problem, s), min(s.threads, chunks))
 
@@ -214,7 +216,8 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
     if s.b_mode == "prepared":
         return f.PANELS if panels.serves(m, nbytes) else f.TILED
     if s.strategy == "gemv" and 0 < m <= QUADS_ROWS and fits(m, int(row[f.B_CS])):
-        row[f.SEEN] = 0 if nbytes <= facts().seen_bytes else f.NEVER_SEEN
+        stays = nbytes <= facts().seen_bytes and row[f.B_CS] >= LONG_BYTES
+        row[f.SEEN] = 0 if stays else f.NEVER_SEEN
         return f.QUADS
     return _STRATEGIES[s.strategy]
 

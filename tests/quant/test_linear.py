@@ -12,6 +12,8 @@ from tests.products import BF16, F16, F32, laid, layouts, product
 from tests.quant.draws import KINDS, WEIGHTS, blocks, values
 
 import isogemm
+from isogemm.backends.cpu.quant import launch, loops
+from isogemm.cli import warm
 from isogemm.contract import int32, reference
 from isogemm.errors import AliasError, ContractError, DTypeError, FormatError, OptionError, ShapeError
 from isogemm.formats.reference import decode
@@ -238,3 +240,20 @@ def test_a_plain_call_has_the_bits_of_the_general_one(m):
     whole = np.empty(2048, F32)
     with pytest.raises(AliasError):
         isogemm.linear(whole[:1024].reshape(1, 1024), w, out=whole[7:44].reshape(1, 37))
+
+
+@pytest.mark.parametrize("way", loops.WAYS)
+def test_rows_compile_the_passes_that_they_take(monkeypatch, way):
+    """Rows are walked 8, 4, 2 and 1 at a time: first calls wait for those that run, and `isogemm warm` makes all."""
+    asked: list[int] = []
+    of = loops.routine
+    monkeypatch.setattr(loops, "routine", lambda way, name, rows, *to: asked.append(rows) or of(way, name, rows, *to))
+    w = weight(FORMATS["Q8_0"], 37, 2)
+    w = w.in_place() if way == "blocks" else w
+    activations = "fp32" if way == "floats" else "q8"
+    for m in (1, 2, 5, 8, 15, 24, 64, *warm.QUANTIZED_ROWS[:1]):
+        launch.prepared.cache_clear()
+        asked.clear()
+        isogemm.linear(values("normal", m, w.shape[1]), w, activations=activations)
+        assert sorted(asked) == [rows for rows in (1, 2, 4, 8) if rows & m or (rows == 8 and m >= 8)]
+    assert len(asked) == 4

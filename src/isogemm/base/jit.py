@@ -94,19 +94,21 @@ def say(text: str) -> None:
         print(f"isogemm: {text}", file=sys.stderr, flush=True)
 
 
-def compile_entry(signature: Any, function: Callable[..., Any]) -> Any:
-    """``numba.cfunc`` in `cache_directory`: `function` compiled for C callers, with its address."""
-    from numba.core.ccallback import CFunc
+def compile_entry(signature: Any, function: Callable[..., Any], *, emitted: bool = False) -> Any:
+    """``numba.cfunc`` in `cache_directory`: `function` compiled for C callers, with its address.
+
+    `emitted` tells that it only calls code which an intrinsic emits, in vectors.
+    """
     from numba.core.sigutils import normalize_signature
 
-    from .inlined import uncollected
+    from .inlined import entry, uncollected
     from .kernel_cache import KernelCache
 
     global _seconds
     started, before = time.perf_counter(), _seconds
     soon = threading.Timer(ANNOUNCE_AFTER, announce)  # what is compiled sooner needs no word
     soon.daemon = True
-    compiled: Any = CFunc(function, normalize_signature(signature), locals={}, options={})
+    compiled: Any = entry(function, normalize_signature(signature), emitted=emitted)
     compiled._cache = KernelCache(function, cache_directory(), missed=soon.start)
     try:
         with uncollected():

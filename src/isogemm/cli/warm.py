@@ -18,6 +18,7 @@ from ..errors import OptionError
 Step = tuple[str, Callable[[], object]]
 # Rows at which other code computes: one, a few, many.
 ROWS = (1, 8, 64)
+QUANTIZED_ROWS = (15, 64)  # 8, 4, 2 and 1 at a time; and more than one compiled call takes
 QUANTIZED = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
 
 
@@ -98,7 +99,7 @@ def _quantized() -> Iterator[Step]:
         return linear(np.ones((rows, 256), np.float32), quantize(np.ones((32, 256), np.float32), name))
 
     for name in QUANTIZED:
-        for rows in ROWS:
+        for rows in QUANTIZED_ROWS:
             yield f"{name}, {rows} rows", partial(run, name, rows)
 
 

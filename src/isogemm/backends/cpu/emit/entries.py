@@ -20,8 +20,8 @@ _alive: list[Any] = []
 
 
 @cache
-def address_of(function: Callable[..., Any], signature: Any = CHUNK) -> int:
-    """The address of a function, compiled when it is first asked for."""
-    compiled = compile_entry(signature, function)
+def address_of(function: Callable[..., Any], signature: Any = CHUNK, *, emitted: bool = False) -> int:
+    """The address of a function, compiled when it is first asked for; `emitted` as in `compile_entry`."""
+    compiled = compile_entry(signature, function, emitted=emitted)
     _alive.append(compiled)
     return int(compiled.address)

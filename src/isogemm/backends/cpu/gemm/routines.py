@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from ....base.jit import compile_entry
+from ..emit.entries import address_of
 from ..emit.vectors import FLOAT32, I64
 from .gemv import gemv_groups, gemv_tile
 from .micro import tile
@@ -24,7 +24,6 @@ from .quads import quad_strips
 from .stream import stream_rows
 
 ARGUMENTS = {"pack": 7}  # of 64 bits; all others have 10
-_alive: list[Any] = []
 made: set[str] = set()
 """Kinds of routines for float32 that this process has."""
 
@@ -33,11 +32,10 @@ made: set[str] = set()
 def routine(kind: str, element: int) -> int:
     """Address of a routine for one element type of B (of the packed operand for ``pack``)."""
     signature = types.void(*[types.int64] * ARGUMENTS.get(kind, 10))
-    compiled = compile_entry(signature, _MAKERS[kind](element))
-    _alive.append(compiled)
+    address = address_of(_MAKERS[kind](element), signature, emitted=True)
     if element == FLOAT32:
         made.add(kind)
-    return int(compiled.address)
+    return address
 
 
 def _tile_packed(element: int) -> Callable[..., Any]:

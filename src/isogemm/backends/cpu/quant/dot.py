@@ -14,19 +14,11 @@ from functools import cache
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
-from ....formats.blocks import FORMATS, BlockFormat
+from ....formats.blocks import BlockFormat
 from ..emit.target import target
-from ..emit.vectors import F32, FLOAT16, I32, Emitter, declare, define, switch_over
+from ..emit.vectors import F32, FLOAT16, I32, Emitter, declare
 from . import layout
-
-KINDS = ("vnni", "avx2", "generic")
-"""Instruction sets, all exact."""
-
-ROWS = (1, 2, 4, 8)
-"""Rows of one pass over a panel; each reads it anew from the cache."""
 
 _WIDE = {2: 320, 4: 400, 8: 512}  # bytes of 32 of K, by rows: from where lines are asked for just before they are read
 
@@ -36,7 +28,7 @@ I8, I16 = ir.IntType(8), ir.IntType(16)
 
 @cache
 def instructions() -> str:
-    """The instruction set of this process's target."""
+    """The instruction set of this process's target: vnni, avx2 or generic, all exact."""
     from numba.core.registry import cpu_target
 
     features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
@@ -101,13 +93,13 @@ class _Dots:
 
 
 class Walk:
-    """One pass: `rows` rows of activations over one panel."""
+    """One pass: acc[rows, 16] for `rows` records of activations, x_rs bytes apart, over one panel."""
 
-    def __init__(self, e: Emitter, fmt: BlockFormat, rows: int, kind: str, args: tuple[Any, ...]) -> None:
+    def __init__(self, e: Emitter, fmt: BlockFormat, rows: int, args: tuple[Any, ...]) -> None:
         self.e, self.fmt, self.rows = e, fmt, rows
         self.acc, self.x, self.x_rs, self.panel, self.blocks = args
         self.panel_layout, self.record = layout.panel(fmt), layout.record(fmt)
-        self.dots = _Dots(e, kind, fmt.name == "Q8_0")
+        self.dots = _Dots(e, instructions(), fmt.name == "Q8_0")
         self.parts = layout.COLUMNS // WIDTH
 
     def run(self) -> None:
@@ -293,21 +285,3 @@ def codes_of_chunk(e: Emitter, fmt: BlockFormat, at: Any) -> Any:
         return kept[g]
 
     return once
-
-
-@intrinsic(prefer_literal=True)
-def dot_rows(typingctx, code, kind, rows, acc, x, x_rs, panel, blocks):
-    """acc[rows, 16] for `rows` records of activations, x_rs bytes apart; the format's code and `kind` are constants."""
-    fmt, what = list(FORMATS.values())[code.literal_value], KINDS[kind.literal_value]
-
-    def codegen(context, builder, signature, args):
-        name = f"isogemm_quant_{fmt.name}_{what}"
-        routines = {
-            n: define(builder.module, f"{name}_{n}", 5, lambda e, *xs, n=n: Walk(e, fmt, n, what, xs).run())
-            for n in ROWS
-        }
-        for routine in routines.values():
-            routine.attributes.alignstack = layout.LINE
-        switch_over(builder, args[2], routines, args[3:])
-
-    return types.void(code, kind, *[types.int64] * 6), codegen

@@ -14,21 +14,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
-from ....formats.blocks import FORMATS, BlockFormat
+from ....formats.blocks import BlockFormat
 from ..emit.target import target
-from ..emit.vectors import F32, F32_BYTES, FLOAT16, FLOAT32, Emitter, define, switch_over
+from ..emit.vectors import F32, F32_BYTES, FLOAT16, FLOAT32, Emitter
 from . import layout
-from .dot import ROWS, codes_of_chunk
+from .dot import codes_of_chunk
 
 WIDTH = target().width
 I8 = ir.IntType(8)
 
 
-class _Walk:
-    """One pass: `rows` rows of float32 activations over one panel."""
+class FloatWalk:
+    """One pass: acc[rows, 16] for `rows` rows of adjacent float32, x_rs bytes apart, over one panel.
+
+    Weights are rounded to `element`, FLOAT32 for none.
+    """
 
     def __init__(self, e: Emitter, fmt: BlockFormat, element: int, args: tuple[Any, ...]) -> None:
         self.e, self.fmt, self.p, self.element = e, fmt, layout.panel(fmt), element
@@ -37,6 +38,10 @@ class _Walk:
         self.kept: Any = None  # where a chunk's weights go, when they are the result
 
     def run(self, count: int) -> None:
+        """`count` rows; with none, the dequantized weights themselves."""
+        if not count:
+            self._run_values()
+            return
         e = self.e
         sums = [e.slot(e.vec) for _ in range(count)]
         with self._each_part() as part:
@@ -49,7 +54,7 @@ class _Walk:
             for i, s in enumerate(sums):
                 e.store(e.canonical(e.b.load(s, typ=e.vec)), e.at(self.acc, 64 * i, e.times(part, 4 * WIDTH)))
 
-    def run_values(self) -> None:
+    def _run_values(self) -> None:
         """The weights themselves, [k][16] with rows x_rs bytes apart, to `acc`."""
         e = self.e
         with self._each_part() as part, e.loop(self.blocks) as b:
@@ -135,24 +140,3 @@ class _Walk:
         odd = b.and_(b.lshr(bits, e.constant(16)), e.constant(1))
         up = b.add(b.add(bits, e.constant(0x7FFF)), odd)
         return b.bitcast(b.and_(up, e.constant(0xFFFF0000)), e.vec)
-
-
-@intrinsic(prefer_literal=True)
-def float_rows(typingctx, code, element, rows, acc, x, x_rs, panel, blocks):
-    """acc[rows, 16] for `rows` rows of adjacent float32, x_rs bytes apart; the format's code is a constant.
-
-    So is `element`, what weights are rounded to: FLOAT32 for none.
-
-    With no rows: the dequantized weights [k][16] themselves to `acc`, rows x_rs bytes apart.
-    """
-    fmt, to = list(FORMATS.values())[code.literal_value], element.literal_value
-
-    def codegen(context, builder, signature, args):
-        name = f"isogemm_floats_{fmt.name}_{to}"
-        routines = {
-            n: define(builder.module, f"{name}_{n}", 5, lambda e, *xs, n=n: _Walk(e, fmt, to, xs).run(n)) for n in ROWS
-        }
-        routines[0] = define(builder.module, f"{name}_values", 5, lambda e, *xs: _Walk(e, fmt, to, xs).run_values())
-        switch_over(builder, args[2], routines, args[3:])
-
-    return types.void(code, element, *[types.int64] * 6), codegen

@@ -102,13 +102,11 @@ def panels_task(name: str, m: int, n: int, k: int, allowed: int, least: int = 1)
 
 
 def complete(task: Array, name: str, row: int) -> None:
-    """Who computes a task of `panels_task`: panels' routine, or, for rows of blocks `row` bytes apart, theirs."""
+    """Who computes a task of `panels_task`: panels' routines, or, for rows of blocks `row` bytes apart, theirs."""
     words = task[2]
     if row:
         words[loops.ROW], words[loops.PANEL_BYTES] = row, layout.COLUMNS * row
-        words[loops.ROUTINE] = loops.native_routine(name)
-    else:
-        words[loops.ROUTINE] = loops.routine(name)
+    loops.put_routines(words, int(task[1, f.M]), "blocks" if row else "panels", name)
 
 
 @lru_cache(maxsize=1024)

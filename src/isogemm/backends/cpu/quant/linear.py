@@ -164,7 +164,7 @@ def values(panels: Panels, fmt: BlockFormat, k: int, first: int, out: Array) -> 
     words[loops.RECORDS], words[loops.RECORD_ROW] = out.ctypes.data, out.strides[0]
     words[loops.PANELS] = panels.data.ctypes.data + first // layout.COLUMNS * blocks * size
     words[loops.BLOCKS], words[loops.COUNT], words[loops.PER_CHUNK] = blocks, count, 1
-    words[loops.PANEL_BYTES], words[loops.ROUTINE] = blocks * size, loops.float_routine(fmt.name)
+    words[loops.PANEL_BYTES], words[loops.ROUTINE] = blocks * size, loops.routine("floats", fmt.name, 0)
     run_task(address_of(loops.write_values), task, count, loops.SCRATCH)
 
 
@@ -188,5 +188,5 @@ def _run(
     if element is None:
         launch.complete(task, fmt.name, panels.row)
     else:
-        words[loops.ROUTINE] = loops.float_routine(fmt.name, element)
+        loops.put_routines(words, m, "floats", fmt.name, element)
     run_task(address_of(loops.run_panels), task, chunks, loops.SCRATCH, threads)

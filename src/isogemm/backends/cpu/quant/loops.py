@@ -5,22 +5,29 @@ from __future__ import annotations
 from functools import cache
 
 from numba import carray
+from numba.core import types
+from numba.extending import intrinsic
 
 from ....base.jit import njit
+from ....formats.blocks import FORMATS
 from ..emit import descriptor as f
 from ..emit.entries import SEVEN_WORDS, address_of
 from ..emit.scalars import epilogue_tile
-from ..emit.vectors import FLOAT32
+from ..emit.vectors import FLOAT32, define
 from ..gemm.routines import call7
+from . import layout
 from .blocks import CODE
-from .dot import KINDS, dot_rows, instructions
-from .floats import float_rows
-from .native import native_rows
+from .dot import Walk
+from .floats import FloatWalk
+from .native import NativeWalk
 
 # Words behind the header row and the epilogue's descriptor.
 # ROW: bytes from a row of weights to the next where blocks are read in place; 0 for panels.
 # LANES: chunks are claimed in turn from so many stretches of the panels.
-RECORDS, RECORD_ROW, ROWS_PER_BLOCK, PANELS, PANEL_BYTES, BLOCKS, COUNT, PER_CHUNK, ROUTINE, ROW, LANES = range(11)
+# ROUTINE, plus a number of rows: a pass of so many; of none, a panel's dequantized weights.
+RECORDS, RECORD_ROW, ROWS_PER_BLOCK, PANELS, PANEL_BYTES, BLOCKS, COUNT, PER_CHUNK, ROW, LANES, ROUTINE = range(11)
+PASSES = (8, 4, 2, 1)  # rows; each pass reads a panel anew from the cache
+WAYS = ("panels", "blocks", "floats")
 WORDS = 3 * f.FIELDS
 SCRATCH = 64 * 16
 COLUMNS = 16
@@ -57,12 +64,12 @@ def run_panels(task, chunk, scratch):
             panel, i = w[PANELS] + p * w[PANEL_BYTES] - back * w[ROW], i0
             while i < stop:
                 rows = 8 if stop - i >= 8 else (4 if stop - i >= 4 else (2 if stop - i >= 2 else 1))
-                x = w[RECORDS] + i * w[RECORD_ROW]
+                one_pass, x = w[ROUTINE + rows], w[RECORDS] + i * w[RECORD_ROW]
                 if direct and rows == 1 and columns == COLUMNS:  # sums are the result
                     out = d[f.OUT] + i * d[f.O_RS] + 4 * COLUMNS * p
-                    call7(w[ROUTINE], rows, out, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW])
+                    call7(one_pass, out, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW], 0)
                 else:
-                    call7(w[ROUTINE], rows, scratch, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW])
+                    call7(one_pass, scratch, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW], 0)
                     epilogue_tile(d, scratch + 4 * back, 64, i, rows, p * COLUMNS, columns)
                 i += rows
 
@@ -72,37 +79,48 @@ def write_values(task, chunk, scratch):
     w = carray(task, (WORDS,))[2 * f.FIELDS :]
     for p in range(chunk * w[PER_CHUNK], min(w[COUNT], (chunk + 1) * w[PER_CHUNK])):
         panel = w[PANELS] + p * w[PANEL_BYTES]
-        call7(w[ROUTINE], 0, w[RECORDS] + p * COLUMNS * 4, 0, w[RECORD_ROW], panel, w[BLOCKS], 0)
+        call7(w[ROUTINE], w[RECORDS] + p * COLUMNS * 4, 0, w[RECORD_ROW], panel, w[BLOCKS], 0, 0)
+
+
+@intrinsic(prefer_literal=True)
+def _pass(typingctx, way, code, rows, element, acc, x, x_rs, weights, blocks, stride):
+    """One pass, of which all but addresses, strides and the number of blocks are constants."""
+    how, fmt, n = WAYS[way.literal_value], list(FORMATS.values())[code.literal_value], rows.literal_value
+
+    def emit(e, *given):
+        if how == "blocks":
+            NativeWalk(e, fmt, n, given).run()
+        elif how == "floats":
+            FloatWalk(e, fmt, element.literal_value, given[:5]).run(n)
+        else:
+            Walk(e, fmt, n, given[:5]).run()
+
+    def codegen(context, builder, signature, args):
+        made = define(builder.module, "isogemm_pass", 6, emit)
+        if how == "panels" or (how == "blocks" and n > 1):
+            # Vectors that are kept there would straddle lines: up to 25 % slower; one row of blocks has room for all.
+            made.attributes.alignstack = layout.LINE
+        builder.call(made, args[4:])
+
+    return types.void(way, code, rows, element, *[types.int64] * 6), codegen
 
 
 @cache
-def routine(name: str) -> int:
-    """Address of the passes over panels of a format."""
-    code, what = CODE[name], KINDS.index(instructions())
+def routine(way: str, name: str, rows: int, element: int = FLOAT32) -> int:
+    """Address of the pass of `rows` rows over a format's panels or its own blocks, which `ROW` keeps apart.
 
-    def passes(rows, acc, x, x_rs, panel, blocks, unused):
-        dot_rows(code, what, rows, acc, x, x_rs, panel, blocks)
+    Of "floats", activations are floats and weights are rounded to a type of elements.
+    """
+    how, code = WAYS.index(way), CODE[name]
 
-    return address_of(passes, SEVEN_WORDS)
+    def one_pass(acc, x, x_rs, weights, blocks, stride, unused):
+        _pass(how, code, rows, element, acc, x, x_rs, weights, blocks, stride)
 
-
-@cache
-def native_routine(name: str) -> int:
-    """Address of the passes over rows of blocks, which `ROW` keeps apart."""
-    code, what = CODE[name], KINDS.index(instructions())
-
-    def native_passes(rows, acc, x, x_rs, panel, blocks, stride):
-        native_rows(code, what, rows, acc, x, x_rs, panel, blocks, stride)
-
-    return address_of(native_passes, SEVEN_WORDS)
+    return address_of(one_pass, SEVEN_WORDS, emitted=True)
 
 
-@cache
-def float_routine(name: str, element: int = FLOAT32) -> int:
-    """Address of the passes of float activations, with weights rounded to a type of elements."""
-    code = CODE[name]
-
-    def float_passes(rows, acc, x, x_rs, panel, blocks, unused):
-        float_rows(code, element, rows, acc, x, x_rs, panel, blocks)
-
-    return address_of(float_passes, SEVEN_WORDS)
+def put_routines(words, m: int, way: str, name: str, element: int = FLOAT32) -> None:
+    """Into a task's words, the passes that `m` rows take: the others are not compiled."""
+    for rows in PASSES:
+        if m & rows if rows < PASSES[0] else m >= rows:
+            words[ROUTINE + rows] = routine(way, name, rows, element)

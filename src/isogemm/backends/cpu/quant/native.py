@@ -11,14 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
-from ....formats.blocks import FORMATS, BlockFormat
+from ....formats.blocks import BlockFormat
 from ..emit.target import target
-from ..emit.vectors import FLOAT16, I32, Emitter, define, switch_over
+from ..emit.vectors import FLOAT16, I32, Emitter
 from . import layout
-from .dot import KINDS, ROWS, Walk
+from .dot import Walk
 
 WIDTH = target().width
 NIBBLES, PAIRS, ONES = 0x0F0F0F0F, 0x03030303, 0x01010101
@@ -174,19 +172,19 @@ def _turned(e: Emitter, tiles: list[Any]) -> list[Any]:
     return [unpack(ab[i // 2], cd[i // 2], odd if i % 2 else even) for i in range(4)]
 
 
-class _NativeWalk(Walk):
+class NativeWalk(Walk):
     """One pass: `rows` rows of activations over 16 rows of weights, `stride` bytes apart."""
 
-    def __init__(self, e: Emitter, fmt: BlockFormat, rows: int, kind: str, args: tuple[Any, ...]) -> None:
-        super().__init__(e, fmt, rows, kind, args[:5])
+    def __init__(self, e: Emitter, fmt: BlockFormat, rows: int, args: tuple[Any, ...]) -> None:
+        super().__init__(e, fmt, rows, args[:5])
         self.stride = args[5]
         self.ahead = e.at(self.panel, e.b.mul(self.stride, e.i64(layout.COLUMNS)))
         self.asked = layout.COLUMNS * fmt.nbytes
 
     def run(self) -> None:
-        """Four vectors of rows of long blocks one after another: code for each takes four times as long to make."""
+        """Vectors of rows of long blocks one after another: two have more sums than AVX2 registers, and more code."""
         e, parts, first, acc = self.e, self.parts, self.panel, self.acc
-        if parts < 4 or self.fmt.block == 32:
+        if parts == 1 or self.fmt.block == 32:
             super().run()
             return
         self.parts, self.asked = 1, self.asked // parts
@@ -232,22 +230,3 @@ class _NativeWalk(Walk):
         sums = [e.at(x, self.record.sums) for x in rows]
         totals = self.offsets(offsets, sums, [ir.Constant(e.ivec, None)] * len(rows))
         return exact, [e.b.sitofp(t, e.vec) for t in totals]
-
-
-@intrinsic(prefer_literal=True)
-def native_rows(typingctx, code, kind, rows, acc, x, x_rs, w, blocks, stride):
-    """As `dot.dot_rows`, for 16 rows of blocks `stride` bytes apart in place of a panel."""
-    fmt, what = list(FORMATS.values())[code.literal_value], KINDS[kind.literal_value]
-
-    def codegen(context, builder, signature, args):
-        name = f"isogemm_native_{fmt.name}_{what}"
-        routines = {
-            n: define(builder.module, f"{name}_{n}", 6, lambda e, *xs, n=n: _NativeWalk(e, fmt, n, what, xs).run())
-            for n in ROWS
-        }
-        for n, routine in routines.items():
-            if n > 1:  # vectors that are kept there would straddle lines: up to 25 % slower; one row has room for all
-                routine.attributes.alignstack = layout.LINE
-        switch_over(builder, args[2], routines, args[3:])
-
-    return types.void(code, kind, *[types.int64] * 7), codegen

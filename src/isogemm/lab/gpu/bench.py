@@ -191,10 +191,12 @@ def _prepare(device: int, job: Job) -> tuple[str, tuple[str, ...]]:
         here = open_device(DeviceId("cuda", device)).chooser
         if not config:
             return "", tuple(here.families[name].configs(products[0]))
+        family = here.families[name]
         for product in products:
-            here.families[name].bind(product, config, device)
+            if family.supports(product, config):  # a table's ring may have room for few rows alone
+                family.bind(product, config, device)
         for variant, product in {variant_of(p): p for p in products}.items():
-            found = here.verdict(here.families[name], product, config)
+            found = here.verdict(family, product, config)
             if found.state == "refused":
                 return f"kernel {name} [{config}] is not used for {variant}: {found.detail}", ()
     except Exception as error:

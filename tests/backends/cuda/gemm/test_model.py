@@ -13,7 +13,7 @@ from tools.time_kernels import regret
 
 from isogemm.backends.cuda.driver import facts
 from isogemm.backends.cuda.gemm.choose import FAMILIES
-from isogemm.backends.cuda.gemm.hopper.config import fits, serves
+from isogemm.backends.cuda.gemm.hopper.config import HopperConfig, fits, serves
 from isogemm.backends.cuda.gemm.hopper.model import expected, ranked
 from isogemm.backends.cuda.gemm.model import H200, Gpu, copying, gpu_of
 from isogemm.problem.product import Product
@@ -53,6 +53,17 @@ def test_more_to_do_and_less_to_do_it_with_take_longer(product: Product) -> None
     assert expected(product, config, Gpu(132, 2000.0)) > here
 
 
+def test_tiles_that_begin_off_a_line_of_the_cache_pay_for_two() -> None:
+    """Columns of B that are contiguous: 64 of them are a line of 128 bytes, 56 mostly lie in two."""
+    across = posed(Case("random", "drawn", 58, 2048, 28352, layout="NN"))
+    along = posed(Case("random", "drawn", 58, 2048, 28352))
+    narrow, whole = (HopperConfig.parse(f"64x{cols}x128 s7 e") for cols in (56, 64))
+    assert narrow is not None
+    assert whole is not None
+    assert expected(across, narrow, H200) > 1.1 * expected(along, narrow, H200)
+    assert expected(across, whole, H200) == pytest.approx(expected(along, whole, H200), rel=0.01)
+
+
 @pytest.mark.parametrize("product", DRAWN, ids=lambda p: f"{p.m}x{p.n}x{p.k}")
 def test_every_drawn_product_has_a_kernel_with_a_time(product: Product) -> None:
     """Odd ones too: one of Hopper's, as it lies or after a copy, besides the plain ones."""
@@ -69,14 +80,16 @@ def test_every_drawn_product_has_a_kernel_with_a_time(product: Product) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("hopper-seed1", "37 products: 3.2% in the mean"),
-        ("hopper-seed2", "48 products: 4.9% in the mean"),
-        ("unaligned-seed3", "50 products: 6.4% in the mean"),
+        ("23-hopper-seed1", "37 products: 4.7% in the mean"),
+        ("23-hopper-seed2", "48 products: 4.3% in the mean"),
+        ("23-unaligned-seed3", "50 products: 6.3% in the mean"),
+        ("24-kernels-801", "126 products: 3.5% in the mean"),
+        ("24-kernels-803", "106 products: 4.7% in the mean"),
     ],
 )
 def test_the_figures_of_the_design_are_those_of_the_model(name: str, said: str) -> None:
     """What is on file is what the model expects, and what it puts first there costs what docs/design/0011 says."""
-    lines = (RESULTS / f"gpu-h200-2026-11-23-{name}.jsonl").read_text().splitlines()[1:]
+    lines = (RESULTS / f"gpu-h200-2026-11-{name}.jsonl").read_text().splitlines()[1:]
     rows = [json.loads(line) for line in lines]
     for row in rows:
         case = Case("random", "drawn", row["m"], row["n"], row["k"], dtype=row["dtype"], layout=row["layout"])

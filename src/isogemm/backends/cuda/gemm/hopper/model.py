@@ -2,6 +2,7 @@
 
 What was seen beyond the model (H200, bf16, November 2026): weights that leave L2 first (``e``) give 1 to 5 % where they
 stream for more than 15 us. An H200 holds 66 clusters of two, 30 of four and 15 of eight: one more is a second wave.
+Constants are fitted to 164 products: docs/design/0011-cost-model.md.
 """
 
 from __future__ import annotations

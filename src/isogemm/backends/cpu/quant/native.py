@@ -182,9 +182,9 @@ class NativeWalk(Walk):
         self.asked = layout.COLUMNS * fmt.nbytes
 
     def run(self) -> None:
-        """Vectors of rows of long blocks one after another: two have more sums than AVX2 registers, and more code."""
+        """Vectors of rows one after another: two have more sums than AVX2 registers, and more code."""
         e, parts, first, acc = self.e, self.parts, self.panel, self.acc
-        if parts == 1 or self.fmt.block == 32:
+        if parts == 1:
             super().run()
             return
         self.parts, self.asked = 1, self.asked // parts

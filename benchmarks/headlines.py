@@ -19,7 +19,7 @@ __all__ = ["headlines"]
 
 MODEL = "gpu-h200-2026-11-21-model.json"
 GPU = "gpu-h200-2026-11-21.json"
-CPU = {"AVX-512": "cpu-znver4-2026-11-24-random.json", "AVX2": "cpu-znver4-2026-11-24-random-avx2.json"}
+CPU = {"AVX-512": "cpu-znver4-2026-11-24-random-2027.json", "AVX2": "cpu-znver4-2026-11-24-random-2027-avx2.json"}
 DRAWN = "drawn layers"
 COMPILED = "compiled decode compile-graph batch=8 tokens=1 layers=all"
 

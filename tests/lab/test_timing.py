@@ -202,27 +202,31 @@ def test_a_clock_of_the_processors_leaves_out_what_others_took(monkeypatch):
 
 
 def test_a_run_that_was_held_up_is_taken_again_by_the_calls_that_come_next(monkeypatch):
-    """Of three attempts the first two wait for a CPU, most of the time and a tenth of it."""
-    now, waited, held, seen = [0.0], [0.0], [0.6, 0.6, 0.1, 0.1, 0.0, 0.0], []
+    """Each of four calls waits for a CPU so long; a fifth call, between attempts, finds its caches again."""
+    now, waited, seen = [0.0], [0.0], []
+    held = dict.fromkeys(range(5, 9), 0.5) | dict.fromkeys(range(10, 14), 0.125)
     monkeypatch.setattr(WallClock, "now", lambda self: now[0])
+    monkeypatch.setattr(WallClock, "pause", lambda self, seconds: seen.append(None))
     monkeypatch.setattr(clocks, "_waited", lambda: waited[0])
+    monkeypatch.setattr(QuietClock, "SECONDS", 1000.0)
 
     def run(i):
         seen.append(i)
-        share = held[len(seen) - 1] if len(seen) <= len(held) else 0.5
-        now[0] += 1.0 + share
-        waited[0] += share
+        now[0] += 1.0 + held.get(i, 0.0)
+        waited[0] += held.get(i, 0.0)
 
     quiet = QuietClock()
-    monkeypatch.setattr(QuietClock, "SECONDS", 100.0)
-    assert quiet.elapsed(run, 5, 2) == 2.0
-    assert seen == [5, 6, 7, 8, 9, 10]
+    assert quiet.elapsed(run, 5, 4) == 4.0
+    assert seen == [5, 6, 7, 8, None, 9, 10, 11, 12, 13, None, 14, 15, 16, 17, 18]
     assert quiet.held_up == [False]
-    assert quiet.elapsed(run, 7, 1) == 1.5  # never quiet
-    assert len(seen) == 6 + QuietClock.MOST
-    monkeypatch.setattr(QuietClock, "SECONDS", 4.0)
-    assert quiet.elapsed(run, 7, 1) == 1.5
-    assert len(seen) == 6 + QuietClock.MOST + 3
+    held = dict.fromkeys(range(1000), 0.5)
+    del seen[:]
+    assert quiet.elapsed(run, 0, 4) == 6.0  # never quiet
+    assert len(seen) == 6 * QuietClock.MOST
+    monkeypatch.setattr(QuietClock, "SECONDS", 10.0)
+    del seen[:]
+    assert quiet.elapsed(run, 0, 4) == 6.0
+    assert len(seen) == 4 + 2 + 4
     assert quiet.held_up == [False, True, True]
 
 

@@ -137,8 +137,12 @@ def loggers_are_left_as_they_were() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def the_cpu_keeps_its_usual_facts() -> Iterator[None]:
-    """Where a test allows tuning, thresholds of this machine are read or measured, and would choose in the next one."""
+    """Where a test or a page allows tuning, thresholds are measured then, or in the next test, and would choose."""
+    tuning = sys.modules.get("isogemm.base.tuning")
+    before = None if tuning is None else tuning._budget
     yield
+    if (tuning := sys.modules.get("isogemm.base.tuning")) is not None:
+        tuning._budget = before
     facts = sys.modules.get("isogemm.backends.cpu.gemm.facts")
     if facts is not None and facts.facts().source == "measured":
         facts.set_facts(None)

@@ -219,6 +219,8 @@ def test_packed_and_plain_weights_of_one_shape_are_calls_of_two_kinds():
     packed = isogemm.pack(w)
     assert packed.lines.strides == w.strides
     for _ in range(2):
+        others = values((4, k // 2), seed=3), values((6 * k, k // 2), seed=4)  # of the same sizes: looked up before w
+        assert_same(isogemm.linear(*others), product(others[0], others[1].T))
         assert_same(isogemm.linear(x, packed), product(x, w.T))
         assert_same(isogemm.linear(x, w), product(x, w.T))
 

@@ -88,10 +88,13 @@ def again(form: int, a: Array, b: Array | PackedWeight, out: Array | None = None
 
 
 def _kind(form: int, a: Array, b: Array | PackedWeight, out: Array | None) -> tuple[Any, ...]:
-    """What calls of one kind have in common: other kinds may have operands of the same sizes."""
+    """What calls of one kind have in common: other kinds may have operands of the same sizes.
+
+    Plain and packed weights are two kinds, also where their matrices are alike.
+    """
     matrices = a, b.lines if isinstance(b, PackedWeight) else b, out
     likes = (None if x is None else (x.shape, x.strides, x.dtype) for x in matrices)
-    return form, b.shape, *likes, get_num_threads()
+    return form, type(b), b.shape, *likes, get_num_threads()
 
 
 def learn(form: int, a: Array, b: Array | PackedWeight, out: Array) -> None:

@@ -14,7 +14,7 @@ import isogemm.torch as iso  # noqa: E402
 from isogemm.errors import OptionError  # noqa: E402
 from isogemm.torch.distributed import Ranks, VocabularyEmbedding  # noqa: E402
 from isogemm.torch.distributed.layers import HeadNorm  # noqa: E402
-from isogemm.torch.distributed.sums import fixed_sum  # noqa: E402
+from isogemm.torch.distributed.tree import fixed_sum  # noqa: E402
 
 HEADS, WIDTH = 8, 16
 NORMS = ("Qwen3", "Gemma3, which multiplies by 1 + weight")

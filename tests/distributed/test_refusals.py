@@ -20,8 +20,8 @@ from isogemm.torch.distributed import (  # noqa: E402
     traffic,
 )
 from isogemm.torch.distributed.models import parallelise  # noqa: E402
-from isogemm.torch.distributed.sums import fixed_sum, rounded  # noqa: E402
 from isogemm.torch.distributed.traffic import LINK  # noqa: E402
+from isogemm.torch.distributed.tree import fixed_sum, rounded  # noqa: E402
 
 
 def test_an_order_is_a_tree():

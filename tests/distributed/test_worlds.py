@@ -38,6 +38,31 @@ def test_layers_have_the_bits_of_plain_products(lines, kind, shape):
     assert not [line for line in of(lines, f"{kind} {shape}") if line["differ"]]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_of_right_bits_sum_through_memory(lines, dtype):
+    """Every way is tried, on every kind of bias, before the first sum; then the size of a sum decides."""
+    by_rows = {
+        1: ["one_shot", "two_shot, copied", "two_shot, sent"],  # the trial's
+        4: ["one_shot", "two_shot, sent"],
+        17: ["two_shot, sent"],
+        24: ["two_shot, copied", "two_shot, sent"],
+        40: ["two_shot, copied"],
+    }
+    for rows, ways in by_rows.items():
+        for line in of(lines, f"through memory True {dtype} {rows} rows"):
+            assert (line["differ"], line["ways"], sum(line["tried"])) == (0, ways, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_of_wrong_bits_are_tried_and_left(lines, dtype):
+    """Their tree is another one: collectives serve, from the first sum on."""
+    for rows in (1, 4, 17, 24, 40):
+        for line in of(lines, f"through memory False {dtype} {rows} rows"):
+            assert line["differ"] == 0
+            assert min(line["tried"]) > 0
+            assert rows == 1 or line["ways"] == []
+
+
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ["tp1", "tp2", "tp4"])

@@ -12,7 +12,8 @@ from ..gemm.main_grad import main_grads, use_main_grad
 from ..operator import Tensor
 from .layers import HeadNorm
 from .ranks import Ranks
-from .sums import fixed_sum, sum_over_ranks
+from .sums import sum_over_ranks
+from .tree import fixed_sum
 
 
 class GradientTree:

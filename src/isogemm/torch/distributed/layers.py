@@ -21,7 +21,8 @@ from ..model.recognition import around, mixed
 from ..operator import Tensor, forward_alone
 from .compiled import linear_op, numbered, stacked_op
 from .ranks import Ranks
-from .sums import fixed_sum, product_over_ranks, rounded
+from .sums import product_over_ranks
+from .tree import fixed_sum, rounded
 
 
 class Parallel(Converted):

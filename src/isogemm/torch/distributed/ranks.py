@@ -165,7 +165,7 @@ class Ranks:
         """Whether `x` of all ranks travels so: few bytes, in whole words."""
         if self.transport == "collective" or not x.is_cuda or not 0 < x.nbytes <= symmetric.gather_bytes():
             return False
-        return x.nbytes % 8 == 0 and symmetric.reaches(self.group)
+        return x.nbytes % 8 == 0 and symmetric.reaches(self.group) and self.shared().gathers
 
     def gather(self, x: Tensor, what: str) -> list[Tensor]:
         """`stacked`, one by one."""

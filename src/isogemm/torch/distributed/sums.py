@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..device import column
 from ..operator import Tensor
-from ..routing.elementwise import subnormals_kept
+from . import mapped
 from .ranks import Ranks
+from .tree import fixed_sum, rounded
 
 FEW_ROWS = 16  # up to here every rank takes all partial sums: one transfer in place of two
 OVERLAP_ROWS = 512  # of each rank: with fewer, one product of all rows is faster than one for each rank
-
-
-def fixed_sum(parts: Sequence[Tensor]) -> Tensor:
-    """float32 tensors added in a tree: neighbours meet, level by level. Their number is a power of two."""
-    with nullcontext() if parts[0].is_cuda else subnormals_kept():
-        while len(parts) > 1:  # order-critical: as the contract's tree, whose upper levels these are
-            parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
-
-
-def rounded(total: Tensor, bias: Tensor | None, dtype: Any) -> Tensor:
-    """The contract's epilogue: ``total + bias`` in float32, rounded once to `dtype`, every NaN the canonical one."""
-    if bias is not None:
-        with nullcontext() if total.is_cuda else subnormals_kept():
-            total = total + bias.detach().float()
-    y = total.to(dtype, copy=True)
-    words, nan = (torch.int32, 0x7FFFFFFF) if dtype is torch.float32 else (torch.int16, 0x7FFF)
-    y.view(words).masked_fill_(y.isnan(), nan)
-    return y
 
 
 def sum_over_ranks(
@@ -64,8 +44,8 @@ def sum_over_ranks(
         ranks.share(f"rows of {what}", len(partial))
     if ranks.size == 1:
         return rounded(partial, bias, dtype)
-    if ranks.maps(partial.device, partial.shape, what):
-        return _mapped(partial, bias, dtype, ranks, scatter)
+    if mapped.serves(ranks, partial.device, partial.shape, dtype, bias, what):
+        return mapped.total(partial, bias, dtype, ranks, scatter)
     return _collective(partial, bias, dtype, ranks, what, scatter)
 
 
@@ -87,9 +67,12 @@ def product_over_ranks(
     """
     if scatter:
         ranks.share(f"rows of {what}", len(x))
-    if ranks.size > 1 and len(x) >= OVERLAP_ROWS * ranks.size and ranks.maps(x.device, (len(x), n), what):
+    many = ranks.size > 1 and len(x) >= OVERLAP_ROWS * ranks.size
+    if many and mapped.serves(ranks, x.device, (len(x), n), dtype, bias, what):
         parts = x.split(-(-len(x) // ranks.size))
-        return _copied(lambda to: multiply(parts[to]), len(x), n, bias, dtype, ranks, scatter)
+        out = mapped.result(x, len(x), n, dtype, ranks, scatter)
+        mapped.copied(lambda to: multiply(parts[to]), len(x), bias, out, ranks, scatter)
+        return out
     return sum_over_ranks(multiply(x), bias, dtype, ranks, what, scatter=scatter)
 
 
@@ -103,47 +86,3 @@ def _collective(partial: Tensor, bias: Tensor | None, dtype: Any, ranks: Ranks, 
     own = fixed_sum(list(ranks.exchange(padded.view(ranks.size, share, n), what)))
     y = rounded(own, bias, dtype)
     return y if scatter else torch.cat(ranks.gather(y, what))[:rows]
-
-
-def _mapped(partial: Tensor, bias: Tensor | None, dtype: Any, ranks: Ranks, scatter: bool) -> Tensor:
-    """Through mapped memory: in one step where the ranks take all partial sums, else in two."""
-    rows, n = partial.shape
-    kernels, share, partial = column("ranks", "cuda"), -(-rows // ranks.size), partial.contiguous()
-    one_shot = not scatter and (ranks.size - 1) * partial.nbytes <= kernels.ONE_SHOT_BYTES
-    if not one_shot and share * n * 4 * ranks.size > kernels.TWO_SHOT_BYTES:
-        parts = partial.split(share)
-        return _copied(lambda to: parts[to] if to < len(parts) else partial[:0], rows, n, bias, dtype, ranks, scatter)
-    out = partial.new_empty(share if scatter else rows, n, dtype=dtype)
-    if out.numel() and one_shot:
-        ranks.shared().box.one_shot(partial, out, _flat(bias))
-    elif out.numel():
-        box = ranks.shared(0, rows * n * 4).box
-        box.two_shot(partial, out, _flat(bias), rows, there=False, scatter=scatter)
-    return out
-
-
-def _copied(
-    part: Callable[[int], Tensor], rows: int, n: int, bias: Tensor | None, dtype: Any, ranks: Ranks, scatter: bool
-) -> Tensor:
-    """Partial sums travel by the copy engine to the rank that adds them: ``part(to)``, one's own last.
-
-    Where they are products still to be made, the next one is under way meanwhile.
-    """
-    share = -(-rows // ranks.size)
-    shared, main = ranks.shared(share * n * 4, rows * n * 4), torch.cuda.current_stream()
-    sent = []  # whose memory is not another tensor's before the copies are over
-    for step in range(1, ranks.size):
-        to = (ranks.rank + step) % ranks.size
-        sent.append(part(to))
-        shared.copies.wait_stream(main)
-        with torch.cuda.stream(shared.copies):
-            shared.inbox(to, sent[-1].shape).copy_(sent[-1])
-    own = part(ranks.rank)
-    main.wait_stream(shared.copies)
-    out = own.new_empty(share if scatter else rows, n, dtype=dtype)
-    shared.box.two_shot(own, out, _flat(bias), rows, there=True, scatter=scatter)
-    return out
-
-
-def _flat(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.detach().contiguous()

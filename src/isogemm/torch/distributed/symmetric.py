@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import DeviceError
+from ...planner.records import notice
 from ..device import column
 from ..operator import Tensor
 
@@ -17,17 +18,27 @@ _LEAST = 8 << 20  # bytes of the first allocation's parts
 
 
 class Shared(NamedTuple):
-    """One allocation of every rank, and the kernels on it."""
+    """One allocation of every rank, and the kernels on it.
+
+    `gathers` is whether rows of all ranks come by its kernel: where all ranks saw the right bits, when it was made.
+    """
 
     memory: Tensor
     handle: Any
     box: Any
     copies: Any  # a stream
+    gathers: bool = False
 
-    def inbox(self, to: int, shape: Any) -> Tensor:
-        """Where this rank leaves float32 partial sums for rank `to`."""
-        found: Tensor = self.handle.get_buffer(to, tuple(shape), torch.float32, self.box.copied(self.box.rank) // 4)
-        return found
+    def send(self, to: int, partial: Tensor) -> None:
+        """Copy float32 partial sums to where rank `to` adds them, beside what the current stream does next."""
+        there = self.handle.get_buffer(to, tuple(partial.shape), torch.float32, self.box.copied(self.box.rank) // 4)
+        self.copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.copies):
+            there.copy_(partial)
+
+    def wait(self) -> None:
+        """Let the current stream wait for all that was sent."""
+        torch.cuda.current_stream().wait_stream(self.copies)
 
 
 _made: dict[tuple[Any, int], Shared] = {}
@@ -45,7 +56,7 @@ def reaches(group: Any) -> bool:
     """
     if dist.get_backend(group) != "nccl":
         return False
-    _check_eager("the first sum of a group")
+    check_eager("the first sum of a group")
     own = torch.cuda.current_device()
     places: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(places, (socket.gethostname(), own), group=group)
@@ -61,11 +72,12 @@ def captures() -> bool:
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def _check_eager(what: str) -> None:
+def check_eager(what: str) -> None:
+    """Raise while a graph is captured: what the ranks do together once has to come before."""
     if captures():
         raise DeviceError(
-            f"{what} over ranks", limit="memory that is shared before a graph is captured", value="a capture",
-            nearest="the same call once outside of it",
+            f"{what} over ranks", limit="memory that is shared and kernels that are tried before a graph is captured",
+            value="a capture", nearest="the same call once outside of it",
         )  # fmt: skip
 
 
@@ -85,7 +97,7 @@ def shared(group: Any, timeout: float, share: int = 0, results: int = 0) -> Shar
         if known.box.share >= share and known.box.results >= results:
             return known
         share, results = max(share, known.box.share), max(results, known.box.results)
-    _check_eager("a larger sum")
+    check_eager("a larger sum")
     from torch.distributed import _symmetric_memory as symmetric
 
     kernels, world = column("ranks", "cuda").Mailbox, dist.get_world_size(group)
@@ -101,8 +113,25 @@ def shared(group: Any, timeout: float, share: int = 0, results: int = 0) -> Shar
     torch.cuda.synchronize()
     if known is not None:
         _kept.append(known)
-    made = _made[group, device] = Shared(memory, handle, box, torch.cuda.Stream(device))
+    made = Shared(memory, handle, box, torch.cuda.Stream(device))
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, wrongly_gathered(box, memory.device), group=group)
+    if sum(found):
+        notice(f"the kernel that gathers rows of all ranks is not used: {sum(found)} words of a trial differ")
+    made = _made[group, device] = made._replace(gathers=not sum(found))
     return made
+
+
+def wrongly_gathered(box: Any, on: Any) -> int:
+    """Words of 8 bytes that differ from the other ranks', of a trial: some, and more than all threads take at once."""
+    differing = 0
+    for turn, words in enumerate((1, 333, 100_000)):
+        generator = torch.Generator().manual_seed(turn)
+        want = torch.randint(-(2**62), 2**62, (box.world, words), generator=generator).to(on)
+        found = torch.full_like(want, -2)
+        box.gather(want[box.rank].clone(), found)
+        differing += int((found != want).sum())
+    return differing
 
 
 def gather_bytes() -> int:

@@ -109,7 +109,7 @@ CASES = [
 def test_sums_have_the_bits_of_the_tree(how: str, world: int, rows: int, n: int) -> None:
     """Call after call in the same memory; results are poisoned before each."""
     torch = pytest.importorskip("torch")
-    from isogemm.torch.distributed.sums import fixed_sum, rounded
+    from isogemm.torch.distributed.tree import fixed_sum, rounded
 
     group, share = Group(world), rows // world if "scatter" in how else rows
     types = itertools.product((torch.float32, torch.bfloat16, torch.float16), (None, torch.float32, torch.bfloat16))
@@ -131,7 +131,7 @@ def test_sums_have_the_bits_of_the_tree(how: str, world: int, rows: int, n: int)
 def test_graphs_are_replayed(how: str) -> None:
     """A graph with one sum: replays follow one another in the same memory, and count as calls of their own."""
     torch = pytest.importorskip("torch")
-    from isogemm.torch.distributed.sums import fixed_sum, rounded
+    from isogemm.torch.distributed.tree import fixed_sum, rounded
 
     rows, n, world = 64, 1024, 2
     share = rows // world if how == "scatter" else rows

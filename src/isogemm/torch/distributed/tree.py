@@ -1,0 +1,31 @@
+"""The upper levels of a fixed tree, in float32, and the one rounding behind them: what every way of a sum computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from ..operator import Tensor
+from ..routing.elementwise import subnormals_kept
+
+
+def fixed_sum(parts: Sequence[Tensor]) -> Tensor:
+    """float32 tensors added in a tree: neighbours meet, level by level. Their number is a power of two."""
+    with nullcontext() if parts[0].is_cuda else subnormals_kept():
+        while len(parts) > 1:  # order-critical: as the contract's tree, whose upper levels these are
+            parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def rounded(total: Tensor, bias: Tensor | None, dtype: Any) -> Tensor:
+    """The contract's epilogue: ``total + bias`` in float32, rounded once to `dtype`, every NaN the canonical one."""
+    if bias is not None:
+        with nullcontext() if total.is_cuda else subnormals_kept():
+            total = total + bias.detach().float()
+    y = total.to(dtype, copy=True)
+    words, nan = (torch.int32, 0x7FFFFFFF) if dtype is torch.float32 else (torch.int16, 0x7FFF)
+    y.view(words).masked_fill_(y.isnan(), nan)
+    return y

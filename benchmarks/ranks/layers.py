@@ -50,7 +50,7 @@ CASES = (
 
 
 def main(
-    only: Annotated[str, typer.Option(help="Words that a case has to have: 'm=64 n=4096,m=1024'.")] = "",
+    only: Annotated[str, typer.Option(help="Words that a case has to have: 'm=64 n=4096'.")] = "",
     out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
 ) -> None:

@@ -12,7 +12,7 @@ from isogemm import set_tuning
 from isogemm.lab import environment, write_json
 
 from ..common import groups_text, line_console, listed, named_of, results_path, selected, summarize
-from .cases import GROUPS, RANDOM, SUITES, Case, cases
+from .cases import GROUPS, RANDOM, SUITES, TUNED_GROUPS, Case, cases
 from .engine import CudaEngine, Engine
 from .measure import Settings, against, measure
 from .operands import Peers, Shelf
@@ -31,6 +31,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the operands, and of the products that are drawn.", min=0)] = 0,
     count: Annotated[int, typer.Option(help="Products to draw.", min=1)] = 200,
     tuned: Annotated[bool, typer.Option(help="Time kernels of drawn products ahead; else models choose.")] = False,
+    bare: Annotated[bool, typer.Option(help="Without tables' rows: linears are chosen as drawn products are.")] = False,
 ) -> None:
     """Time isogemm against its peers in interleaved CUDA graphs, check its bits, and hold both against the bars.
 
@@ -45,12 +46,14 @@ def main(
     if quick:
         settings = Settings(rounds=5, replay_seconds=3e-4, seed=seed, peers=str(peers or ""), quick=True)
     set_tuning("off")  # what is measured does not change meanwhile
-    drawn = [case for case in chosen if case.suite == RANDOM]
+    if bare:
+        engine.forget_tables()
+    drawn = [case for case in chosen if case.suite == RANDOM or (bare and case.form == "linear")]
     if drawn:
         engine.prepare(drawn)
     if drawn and tuned:
         engine.tune(drawn)
-    content, path = run(chosen, settings, engine, called, out, {"peers": words, "tuned": tuned})
+    content, path = run(chosen, settings, engine, called, out, {"peers": words, "tuned": tuned, "bare": bare})
     rows = content["rows"]
     for table in tables(rows):
         console.print(table)
@@ -77,7 +80,7 @@ def run(
         rows.append(measure(case, settings, engine, shelf, ceilings, peers, report))
         after = engine.facts() if case is chosen[-1] else None
         extra = {"benchmark": "gpu", "device": {"before": before, "after": after}, **facts}
-        extra |= {"ceilings": ceilings, "groups": summarize(rows, GROUPS, against)}
+        extra |= {"ceilings": ceilings, "groups": summarize(rows, TUNED_GROUPS if facts["tuned"] else GROUPS, against)}
         write_json(target, rows, environment=stamp, **extra)
     return {"rows": rows, **extra}, target
 

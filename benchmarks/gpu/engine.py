@@ -68,6 +68,10 @@ class Engine(Protocol):
         """Wait for the device."""
         ...
 
+    def forget_tables(self) -> None:
+        """Let no row of a table say what serves a product."""
+        ...
+
     def prepare(self, drawn: Sequence[Case]) -> None:
         """Compile, side by side, the kernels that will be chosen for drawn products."""
         ...
@@ -157,13 +161,16 @@ class CudaEngine:
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph
 
+    def forget_tables(self) -> None:
+        """See `Engine`. Verdicts on kernels of ours stay; those on a library's algorithms are rows' own."""
+        here = _chooser()
+        here.tables, here.shipped = [], ()
+
     def prepare(self, drawn: Sequence[Case]) -> None:
         """See `Engine`. Nothing is timed: what is chosen is what a first call would choose."""
-        from isogemm.backends import open_device
         from isogemm.lab.gpu.bench import prepare_in_processes
-        from isogemm.operands.device_array import DeviceId
 
-        here = open_device(DeviceId("cuda", 0)).chooser
+        here = _chooser()
         jobs: dict[tuple[str, str], list[Product]] = {}
         for product in dict.fromkeys(itertools.chain.from_iterable(map(compared, drawn))):
             uses = (hint.use for hint in here.hints(product) if hint.use.family in here.families)
@@ -174,13 +181,11 @@ class CudaEngine:
 
     def tune(self, drawn: Sequence[Case]) -> None:
         """See `Engine`."""
-        from isogemm.backends import open_device
         from isogemm.base.progress import progress_bar
         from isogemm.base.tuning import BUDGET
-        from isogemm.operands.device_array import DeviceId
 
         with progress_bar() as tell:
-            open_device(DeviceId("cuda", 0)).chooser.live.warm(list(map(posed, drawn)), tell, budget=BUDGET)
+            _chooser().live.warm(list(map(posed, drawn)), tell, budget=BUDGET)
 
     def ceilings(self) -> dict[str, float]:
         """Copy bandwidth (bytes read and written), and the best products of 8192 cubed by torch as peaks.
@@ -238,6 +243,13 @@ class CudaEngine:
             return found
         values = [value.strip() for value in answer.stdout.strip().split(",")]
         return found | (dict(zip(FIELDS, values, strict=True)) if len(values) == len(FIELDS) else {})
+
+
+def _chooser() -> Any:
+    from isogemm.backends import open_device
+    from isogemm.operands.device_array import DeviceId
+
+    return open_device(DeviceId("cuda", 0)).chooser
 
 
 def _versions(*names: str) -> dict[str, str]:

@@ -307,20 +307,31 @@ def test_a_run_prints_tables_and_writes_rows(command, tmp_path):
     assert row["command"].endswith("--seed 5 --quick")
 
 
-@pytest.mark.parametrize("words", [(), ("--tuned",)])
-def test_drawn_products_are_timed_ahead_if_asked_for_and_never_meanwhile(words, command, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("suite", "words", "steps"),
+    [
+        (RANDOM, (), ["prepare"]),
+        (RANDOM, ("--tuned",), ["prepare", "tune"]),
+        ("llm", (), []),
+        ("llm", ("--bare", "--tuned"), ["forget_tables", "prepare", "tune"]),
+    ],
+)
+def test_products_are_timed_ahead_if_asked_for_and_never_meanwhile(suite, words, steps, command, tmp_path, monkeypatch):
     import isogemm
 
     done = []
-    drawn = replace(TINY["linear"], suite=RANDOM)
+    drawn = replace(TINY["linear"], suite=suite)
     monkeypatch.setattr(gpu, "cases", lambda suites, **_: [drawn])
-    monkeypatch.setattr(HostEngine, "prepare", lambda self, cases: done.append(cases), raising=False)
-    monkeypatch.setattr(HostEngine, "tune", lambda self, cases: done.append(cases), raising=False)
-    result = command("--suite", RANDOM, "--out", str(tmp_path / "r.json"), *words)
+    for step in ("forget_tables", "prepare", "tune"):
+        monkeypatch.setattr(HostEngine, step, lambda self, *of, step=step: done.append((step, *of)), raising=False)
+    result = command("--suite", suite, "--out", str(tmp_path / "r.json"), *words)
     assert result.exit_code == 0, result.output
-    assert done == [[drawn]] * (1 + len(words))
+    assert done == [(step, *[[drawn]] * (step != "forget_tables")) for step in steps]
     assert isogemm.get_tuning() == 0
-    assert read_json(tmp_path / "r.json")["tuned"] == bool(words)
+    kept = read_json(tmp_path / "r.json")
+    assert [kept["tuned"], kept["bare"]] == ["--tuned" in words, "--bare" in words]
+    aligned = next(group for group in kept["groups"] if group["group"].startswith("drawn, 16 bits, N and K"))
+    assert aligned["bars"] == ([1.05, 0.95, 0.85] if "--tuned" in words else [1.0, 0.9, 0.0])
 
 
 def test_wrong_bits_fail_the_run(command, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ sums by NCCL and by symmetric memory, in place.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,11 @@ from .launch import World, interleaved, launch
 
 WIDE, SMALL = (4096, 14336), ((1024, 3072), (1024, 2048))  # N and K: of a layer, and of Qwen3-0.6B's two
 ROWS = (1, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096)
-WARM = 64  # calls before a graph: kernels are chosen and timed in them
+WARM, TURNS, PAUSE = (
+    16,
+    4,
+    0.75,
+)  # calls, and seconds for other kernels to be compiled meanwhile: a graph is captured then
 CALLS = 12  # of a graph
 L2 = 400 << 20  # bytes of weights, so that a call finds none in the cache
 
@@ -89,9 +94,7 @@ def _timed(world: World, engine: CudaEngine, case: Layer, quick: bool) -> dict[s
     x = torch.randn(case.m, own, device="cuda", dtype=torch.bfloat16)
     ways, runs = _ways(case, x), {}
     for name, call in ways.items():
-        for i in range(WARM):
-            call(weights[i % copies])
-            engine.synchronize()
+        _warm(lambda i, call=call: call(weights[i % copies]), engine, PAUSE * name.startswith("isogemm, "))
         runs[name] = engine.capture([lambda call=call, i=i: call(weights[i % copies]) for i in range(CALLS)])
     wrong = differing(ways["isogemm, symmetric"](weights[0]), ways["isogemm, collective"](weights[0]))
     rounds = {"rounds": 3, "block_seconds": 1e-3} if quick else {"rounds": 15, "block_seconds": 3e-3}
@@ -106,6 +109,15 @@ def _timed(world: World, engine: CudaEngine, case: Layer, quick: bool) -> dict[s
         differing=sum(world.together(wrong)), compared=case.m * case.n * world.size, seed=0, calls=CALLS,
         m=case.m, n=case.n, k=case.k, order=case.order, tp=world.size,
     )  # fmt: skip
+
+
+def _warm(call: Callable[[int], Any], engine: CudaEngine, pause: float) -> None:
+    """Call so often that what is chosen at run time is settled."""
+    for _ in range(TURNS):
+        for i in range(WARM):
+            call(i)
+            engine.synchronize()
+        time.sleep(pause)
 
 
 def _ways(case: Layer, x: Any) -> dict[str, Callable[[Any], Any]]:

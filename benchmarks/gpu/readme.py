@@ -34,14 +34,9 @@ def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> st
     """The page's text between the marks."""
     # A case that a later file measured again counts there alone.
     device = runs[0]["device"]["before"]
-    here = [run for run in runs if _name(run) == device["name"]]
-    rows = _latest(run for run in here if not run.get("tuned"))
-    tuned = _latest(run for run in here if run.get("tuned"))
-    others = {
-        f"chosen by the models, {name}": _latest(run for run in runs if _name(run) == name)
-        for name in dict.fromkeys(map(_name, runs))
-        if name != device["name"]
-    }
+    ways = [_way(run, device["name"]) for run in runs]
+    measured = {way: _latest(run for run, own in zip(runs, ways, strict=True) if own == way) for way in ways}
+    rows = measured[ways[0]]
     llm = [row for row in rows if row["suite"] == "llm"]
     shapes = len({(row["n"], row["k"]) for row in llm})
     packages = device.get("packages", {})
@@ -69,13 +64,16 @@ def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> st
         found = [row for row in rows if set(key.split()) <= set(row["name"].split())]
         if found:
             out.append(f"| {words} | {_cell(found, 'torch')} |")
-    out += _drawn({"chosen by the models": rows, "after live tuning": tuned, **others})
-    every = [*rows, *tuned, *(row for found in others.values() for row in found)]
+    out += _drawn(measured)
+    every = [row for some in measured.values() for row in some]
     return "\n".join([*out, "", _bits(every), *sources_text(sources), ""])
 
 
-def _name(run: Mapping[str, Any]) -> str:
-    return str(run["device"]["before"]["name"])
+def _way(run: Mapping[str, Any], here: str) -> str:
+    """How a run's products were chosen, and on which other device."""
+    name = str(run["device"]["before"]["name"])
+    how = "after live tuning" if run.get("tuned") else "chosen by the models"
+    return how if name == here else f"{how}, {name}"
 
 
 def _latest(runs: Iterable[Mapping[str, Any]]) -> list[Row]:

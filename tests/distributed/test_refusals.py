@@ -172,4 +172,4 @@ def test_ranks_that_share_a_gpu_have_the_bits_of_one(tmp_path):
     config.save_pretrained(tmp_path)
     for outcome in compare_ranks(str(tmp_path), [1, 2, 4], random=True, dtype="bfloat16", device="cuda"):
         assert (outcome.differing, outcome.first) == (0, "")
-        assert outcome.logits == 2 * 67 * 2048
+        assert outcome.logits == outcome.tp * 2 * 67 * 2048  # every rank has them all

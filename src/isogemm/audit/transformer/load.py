@@ -60,7 +60,8 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
         causal = any(name.endswith("ForCausalLM") for name in config.architectures or ["ForCausalLM"])
         auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
         if random:
-            with torch.random.fork_rng(), place:  # made where it will be: a GPU draws in a moment
+            drawing = [place] if place.type == "cuda" else []
+            with torch.random.fork_rng(drawing), place:  # made where it will be: a GPU draws in a moment
                 torch.manual_seed(seed)
                 model = auto.from_config(config, dtype=chosen or config.dtype or torch.float32)
         else:

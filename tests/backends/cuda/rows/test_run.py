@@ -222,7 +222,7 @@ def test_refusals():
 
     x = torch.ones(3, 4, device="cuda")
     cases: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        (DTypeError, "dtype of x", lambda: reductions.softmax(x.double())),
+        (DTypeError, "x is torch.float64", lambda: reductions.softmax(x.double())),
         (DTypeError, "out_dtype", lambda: reductions.softmax(x, out_dtype=torch.float64)),
         (ShapeError, "dimensions of x", lambda: reductions.mean(x[0, 0])),
         (ShapeError, "shape of weight", lambda: reductions.rms_norm(x, x[0, :3])),

@@ -30,6 +30,8 @@ BLOCKS = {1: 3, 2: 3, 3: 2, 4: 2} if target().width == 16 else {1: 2, 2: 2, 3: 2
 IN_ORDER = target().x86 and target().width >= turn.WIDTH  # one row of float32 has a turn of its own
 if IN_ORDER:
     BLOCKS[1] = turn.BLOCKS
+# And where weights may come from memory.
+FROM_MEMORY = {**BLOCKS, 1: turn.WAY.from_memory} if IN_ORDER else BLOCKS
 # While a strip is walked the next one is asked for, into the second-level cache, if it has room for both. Asked for by
 # some hundred bytes ahead in each row, weights came from memory at two thirds of that speed: short rows end before.
 NEXT_BYTES = 2**19
@@ -45,19 +47,29 @@ LINES = 3  # of each weight row that are there at once: the one that is read, an
 def fits(rows: int, line: int) -> bool:
     """Whether this is the faster walk for weight rows `line` bytes apart.
 
-    Each line of a weight row is read four times, and has to stay in the first-level cache meanwhile. Where the next
-    strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time.
+    Where the next strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time.
     """
-    at_once = BLOCKS[rows] * WIDTH
+    at_once = FROM_MEMORY[rows] * WIDTH
+    return _stay(at_once, line) and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
+
+
+def fits_in_cache(rows: int, line: int) -> bool:
+    """Whether weights that lie in a cache are walked another way, faster, than those that may come from memory."""
+    long = line >= LONG_BYTES or (IN_ORDER and rows == 1 and turn.WAY.goes_on)
+    return long and _stay(BLOCKS[rows] * WIDTH, line)
+
+
+def _stay(at_once: int, line: int) -> bool:
+    """Each line of a weight row is read four times, and has to stay in the first-level cache meanwhile."""
     places = (i * line % SET_BYTES // CACHE_LINE + ahead for i in range(at_once) for ahead in range(LINES))
-    stays = max(Counter(place % (SET_BYTES // CACHE_LINE) for place in places).values()) <= WAYS
-    return stays and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
+    return max(Counter(place % (SET_BYTES // CACHE_LINE) for place in places).values()) <= WAYS
 
 
 class _Strip:
     """Some vectors of columns: where their weight rows are, and the sums."""
 
-    multiples: tuple[Any, ...] = ()  # of the bytes between weight rows, where turns are taken in instructions
+    line: Any = None  # bytes between weight rows,
+    multiples: tuple[Any, ...] = ()  # and some times that, where turns are taken in instructions
 
     def __init__(self, e: Emitter, element: int, bases: list[Any], lines: list[Any], x: list[Any], ahead: Any) -> None:
         self.e, self.element, self.lines, self.x, self.ahead = e, element, lines, x, ahead
@@ -94,7 +106,7 @@ class _Strip:
         whole, rest = e.b.and_(k, e.i64(-step)), e.b.and_(k, e.i64(-self.depth))
         with e.loop(whole, step=step) as kk:
             if self.multiples:
-                self._in_order(kk)
+                self._in_order(kk, k)
             else:
                 self._quads(kk, STEPS)
         with e.loop(rest, start=whole, step=self.depth) as kk:
@@ -118,16 +130,24 @@ class _Strip:
                 new = e.b.icmp_signed(">=", e.i64(i), e.b.neg(back))
                 self._add([column], first, i, block, new)
 
-    def _in_order(self, k: Any) -> None:
+    def _in_order(self, here: Any, k: Any) -> None:
         """A turn in instructions (`turn`)."""
         e, [acc] = self.e, self.acc
-        bases, x = self._bases(STEPS * self.depth), e.at(self.x[0], e.times(k, F32_BYTES))
+        bases, x = self._bases(STEPS * self.depth), e.at(self.x[0], e.times(here, F32_BYTES))
+
+        def take(ahead: Any | None) -> None:
+            sums = turn.sums_after(e, [e.b.load(s, typ=e.vec) for s in acc], bases, ahead, x, self.multiples)
+            for value, slot in zip(sums, acc, strict=True):
+                e.b.store(value, slot)
+
+        if turn.WAY.goes_on:
+            take(turn.going_on(e, here, k, self.line, len(acc)))
+            return
         with e.b.if_else(e.b.icmp_signed("!=", self.ahead, e.i64(0))) as (asks, asks_not):
-            for branch, ahead in ((asks, self.ahead), (asks_not, None)):
-                with branch:
-                    sums = turn.sums_after(e, [e.b.load(s, typ=e.vec) for s in acc], bases, ahead, x, self.multiples)
-                    for value, slot in zip(sums, acc, strict=True):
-                        e.b.store(value, slot)
+            with asks:
+                take(self.ahead)
+            with asks_not:
+                take(None)
 
     def _bases(self, depth: int) -> list[Any]:
         """Where each block is, in registers of their own; and on by `depth` elements of k."""
@@ -170,7 +190,6 @@ def _store_some(e: Emitter, places: list[Any], sums: list[list[Any]], skip: Any,
 def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
     out, out_rs, x, x_rs, w, line, k, columns, flags = args
     load_c = e.b.and_(flags, e.i64(1))
-    wide = BLOCKS[rows] * WIDTH
     inputs = [e.at(x, e.b.mul(x_rs, e.i64(i))) for i in range(rows)]
     outputs = [e.at(out, e.b.mul(out_rs, e.i64(i))) for i in range(rows)]
 
@@ -179,8 +198,8 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
         start = e.at(w, e.b.mul(first, line))
         bases = [e.at(start, e.times(line, b)) for b in range(0, count, WIDTH)]
         s = _Strip(e, element, bases, lines, inputs, ahead)
-        if in_order and count == wide:
-            s.multiples = multiples
+        if in_order and count > WIDTH:
+            s.line, s.multiples = line, multiples
         places = [e.at(o, e.times(first, F32_BYTES)) for o in outputs]
         for place, acc in zip(places, s.acc, strict=True):
             for b, slot in enumerate(acc):
@@ -201,17 +220,32 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
             with singly:
                 _store_some(e, places, s.acc, skip, end)
 
-    far = e.times(line, wide)
+    far = e.times(line, BLOCKS[rows] * WIDTH)
     ahead = distance(e, far, AHEAD_BYTES, flags)
     in_order = IN_ORDER and rows == 1 and element == FLOAT32
     multiples = turn.multiples(e, line) if in_order else ()
     lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
-    enough = e.b.icmp_signed(">=", columns, e.i64(wide))
-    with e.b.if_else(enough) as (many, few):
-        with many, e.loop(columns, step=wide) as j:
+
+    def strips(wide: int) -> None:
+        with e.loop(columns, step=wide) as j:
             # The last strip reaches back over columns that are done, and leaves them as they are.
             first = e.minimum(j, e.b.sub(columns, e.i64(wide)))
             strip(first, wide, lines, e.b.sub(j, first), e.i64(wide))
+
+    def have(blocks: int) -> Any:
+        return e.b.icmp_signed(">=", columns, e.i64(blocks * WIDTH))
+
+    with e.b.if_else(have(FROM_MEMORY[rows])) as (many, few):
+        with many:
+            if FROM_MEMORY[rows] == BLOCKS[rows]:
+                strips(BLOCKS[rows] * WIDTH)
+            else:
+                in_cache = e.b.icmp_signed(">=", flags, e.i64(IN_CACHE))
+                with e.b.if_else(e.b.and_(in_cache, have(BLOCKS[rows]))) as (here, far_away):
+                    with here:
+                        strips(BLOCKS[rows] * WIDTH)
+                    with far_away:
+                        strips(FROM_MEMORY[rows] * WIDTH)
         with few, e.loop(columns, step=WIDTH) as j:
             left = e.minimum(e.b.sub(columns, j), e.i64(WIDTH))
             last = e.b.sub(left, e.i64(1))

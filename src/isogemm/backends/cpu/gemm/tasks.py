@@ -20,8 +20,8 @@ from .facts import facts, learn_facts
 from .gemv import GROUP
 from .loops import scratch_bytes
 from .packed import PackedWeight
-from .quads import LONG_BYTES, fits
 from .quads import MAX_ROWS as QUADS_ROWS
+from .quads import fits, fits_in_cache
 from .routines import made, routine
 from .run_chunk import address
 from .schedule import Problem, Schedule, check_legal, schedule
@@ -216,7 +216,7 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
     if s.b_mode == "prepared":
         return f.PANELS if panels.serves(m, nbytes) else f.TILED
     if s.strategy == "gemv" and 0 < m <= QUADS_ROWS and fits(m, int(row[f.B_CS])):
-        stays = nbytes <= facts().seen_bytes and row[f.B_CS] >= LONG_BYTES
+        stays = nbytes <= facts().seen_bytes and fits_in_cache(m, int(row[f.B_CS]))
         row[f.SEEN] = 0 if stays else f.NEVER_SEEN
         return f.QUADS
     return _STRATEGIES[s.strategy]

@@ -1,25 +1,59 @@
-"""A turn of one row's walk over weights in place, in x86 instructions: 16 k of three vectors of weight rows.
+"""A turn of one row's walk over weights in place, in x86 instructions: 16 k of two or three vectors of weight rows.
 
 What `quads` emits through the compiler for other targets and more rows. The compiler has room for two vectors' sums in
 16 registers, not three: a chain waits four steps for its next sum, so that 16 sums leave the multipliers idle. Weights
 of 0.3 to 6 MB in a cache take 0.73 to 0.92 of its code's time so (Zen 4, told that it had AVX2 alone), and 0.84 to 0.98
 where it has 32 registers. A block's loads stand between the shuffles and sums of the block before. Of 96 weights'
-68 instructions 48 have three ports to go to: 6 weights a step at most, of which 5 are reached. Contract: ``fma/chain``.
+68 instructions 48 have three ports to go to: 6 weights a step at most, of which 5 are reached. What processors differ
+in is a row of `WAYS`. Contract: ``fma/chain``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import binding, ir
 
-from ..emit.vectors import Emitter
+from ..emit.target import target
+from ..emit.vectors import CACHE_LINE, F32_BYTES, Emitter
 
 WIDTH, BLOCKS, QUAD, STEPS = 8, 3, 4, 4
-# So far ahead each weight row is asked for, into the first-level cache: 24 rows are more than a processor follows by
-# itself. Where a row ends so, the next one begins.
-NEAR_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a processor takes its turns.
+
+    Attributes
+    ----------
+    near : int
+        So many bytes ahead each weight row is asked for, into the first-level cache: 24 rows are more than a processor
+        follows by itself.
+    blends : bool
+        The halves of a vector meet by a load into both of them and a blend with a whole vector of the other row, where
+        an insertion has one port to go to.
+    goes_on : bool
+        Where a row ends, what is asked for is the line that the next strip begins with. Else it is what lies behind the
+        row; and all lines of the next strip are asked for as well, while one is walked that may come from memory.
+    from_memory : int
+        Blocks at once where weights may come from memory: fewer rows, which the processor then follows by itself.
+    near_from_memory : int
+        Bytes ahead there.
+    """
+
+    near: int = 128
+    blends: bool = False
+    goes_on: bool = False
+    from_memory: int = BLOCKS
+    near_from_memory: int = 128
+
+
+# By the compiler's name of a processor. Zen 3 begins one insertion in a step and four blends, and it reads 16 rows from
+# memory as fast as one array, 24 at 0.8 of that; asked for a strip ahead they come at half of it.
+WAYS = {"znver3": Way(blends=True, goes_on=True, from_memory=2, near_from_memory=256)}
+WAY = WAYS.get(target().name, Way())
 # Registers: rows as loaded, pairs of them, one to spare, broadcasts of x; the compiler has the first three for sums.
 ROWS, PAIRS, SPARE, X = range(3, 7), range(7, 11), 11, range(12, 16)
 # Weight rows j behind a block's first, as index and scale of an address: multiples 1, 3, 5, 7 of a line have registers.
@@ -27,28 +61,72 @@ MULTIPLES = (1, 3, 5, 7)
 _OFFSETS = ((0, 0), (1, 1), (1, 2), (3, 1), (1, 4), (5, 1), (3, 2), (7, 1))
 
 
-def _address(base: int, row: int, offset: int) -> str:
-    """Address of a weight row: `base` is the operand that holds the block's first row."""
-    multiple, scale = _OFFSETS[row]
-    index = f",${LINES + MULTIPLES.index(multiple)},{scale}" if scale else ""
-    return f"{offset}(${base}{index})"
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The instructions for some blocks, in a processor's way; `asks` for what its operands name."""
 
+    blocks: int
+    way: Way
+    asks: bool
 
-# Operands: sums out, sums in (tied), then bases of blocks, bases of what is asked for, x, multiples of the line.
-BASES, AHEAD, INPUT, LINES = 2 * BLOCKS, 3 * BLOCKS, 4 * BLOCKS, 4 * BLOCKS + 1
+    # Operands: sums out, sums in (tied), then bases of blocks, bases of what is asked for, x, multiples of the line.
+    @property
+    def _bases(self) -> int:
+        return 2 * self.blocks
 
+    @property
+    def _x(self) -> int:
+        return 4 * self.blocks
 
-def _step(turn: int) -> int:
-    """Which four of the 16 k a block takes in its turn."""
-    return turn // BLOCKS
+    def _address(self, base: int, row: int, offset: int) -> str:
+        """Address of a weight row: `base` is the operand that holds the block's first row."""
+        multiple, scale = _OFFSETS[row]
+        index = f",${self._x + 1 + MULTIPLES.index(multiple)},{scale}" if scale else ""
+        return f"{offset}(${base}{index})"
 
+    def _step(self, turn: int) -> int:
+        """Which four of the 16 k a block takes in its turn."""
+        return turn // self.blocks
 
-def _loads(turn: int) -> Iterator[str]:
-    """Four k of eight weight rows: rows j and j + 4 in the halves of a vector."""
-    base, offset = BASES + turn % BLOCKS, 16 * _step(turn)
-    for j, r in enumerate(ROWS):
-        yield f"vmovups {_address(base, j, offset)}, %xmm{r}"
-        yield f"vinsertf128 $$1, {_address(base, j + 4, offset)}, %ymm{r}, %ymm{r}"
+    def _loads(self, turn: int) -> Iterator[str]:
+        """Four k of eight weight rows: rows j and j + 4 in the halves of a vector."""
+        base, step = self._bases + turn % self.blocks, self._step(turn)
+        offset = 4 * QUAD * step
+        for j, r in enumerate(ROWS):
+            low, high = (self._address(base, row, offset) for row in (j, j + 4))
+            if not self.way.blends:
+                yield f"vmovups {low}, %xmm{r}"
+                yield f"vinsertf128 $$1, {high}, %ymm{r}, %ymm{r}"
+            elif step % 2 == 0:  # whole vectors are those of the turn: nothing behind it is read, nor before it
+                yield f"vbroadcastf128 {high}, %ymm{r}"
+                yield f"vblendps $$0x0f, {low}, %ymm{r}, %ymm{r}"
+            else:
+                yield f"vbroadcastf128 {low}, %ymm{r}"
+                yield f"vblendps $$0xf0, {self._address(base, j + 4, offset - 4 * QUAD)}, %ymm{r}, %ymm{r}"
+
+    def _asked(self, block: int, row: int) -> Iterator[str]:
+        ahead = self._address(3 * self.blocks + block, row, 0)
+        if self.way.goes_on:
+            yield f"prefetcht0 {ahead}"
+            return
+        yield f"prefetcht0 {self._address(self._bases + block, row, self.way.near)}"
+        if self.asks:
+            yield f"prefetcht2 {ahead}"
+
+    def text(self) -> str:
+        turns = self.blocks * STEPS
+        lines, rows = list(self._loads(0)), [(b, j) for b in range(self.blocks) for j in range(WIDTH)]
+        for turn in range(turns):
+            lines += _pairs()
+            if turn % self.blocks == 0:
+                first = QUAD * self._step(turn)
+                lines += [f"vbroadcastss {4 * (first + i)}(${self._x}), %ymm{r}" for i, r in enumerate(X)]
+            for block, row in rows[turn * len(rows) // turns : (turn + 1) * len(rows) // turns]:
+                lines += self._asked(block, row)
+            loads = self._loads(turn + 1) if turn + 1 < turns else iter(())
+            for line in _sums(turn % self.blocks):
+                lines += [line, *([load] if (load := next(loads, "")) else [])]
+        return "\n".join(lines)
 
 
 def _pairs() -> Iterator[str]:
@@ -71,25 +149,18 @@ def _sums(block: int) -> Iterator[str]:
     yield from (add(1, a), column("h", d, b, d), add(2, c), add(3, d))
 
 
-def _text(asks: bool) -> str:
-    turns = BLOCKS * STEPS
-    lines, asked = list(_loads(0)), [(b, j) for b in range(BLOCKS) for j in range(WIDTH)]
-    for turn in range(turns):
-        lines += _pairs()
-        if turn % BLOCKS == 0:
-            lines += [f"vbroadcastss {4 * (QUAD * _step(turn) + i)}(${INPUT}), %ymm{r}" for i, r in enumerate(X)]
-        for b, j in asked[turn * len(asked) // turns : (turn + 1) * len(asked) // turns]:
-            lines.append(f"prefetcht0 {_address(BASES + b, j, NEAR_BYTES)}")
-            lines += [f"prefetcht2 {_address(AHEAD + b, j, 0)}"] if asks else []
-        loads = _loads(turn + 1) if turn + 1 < turns else iter(())
-        for line in _sums(turn % BLOCKS):
-            lines += [line, *([load] if (load := next(loads, "")) else [])]
-    return "\n".join(lines)
-
-
 def multiples(e: Emitter, line: Any) -> tuple[Any, ...]:
     """Of the bytes between weight rows, as `sums_after` takes them: in registers."""
     return tuple(e.kept(e.times(line, i)) for i in MULTIPLES)
+
+
+def going_on(e: Emitter, here: Any, k: Any, line: Any, blocks: int) -> Any:
+    """How far behind the line at element `here` of its row the line is that `Way.goes_on` asks for."""
+    near = WAY.near if blocks == BLOCKS else WAY.near_from_memory
+    row = e.times(k, F32_BYTES)
+    lines = e.b.and_(e.at(row, CACHE_LINE - 1), e.i64(-CACHE_LINE))
+    inside = e.b.icmp_signed("<", e.at(e.times(here, F32_BYTES), near), row)
+    return e.b.select(inside, e.i64(near), e.at(e.b.sub(e.times(line, blocks * WIDTH), lines), near))
 
 
 def sums_after(
@@ -97,11 +168,12 @@ def sums_after(
 ) -> list[Any]:
     """The sums after 16 more k of every block; asks for what is `ahead` bytes behind, where that is given."""
     binding.initialize_native_asmparser()  # which Numba does not
+    blocks = len(sums)
     asked = [e.at(base, ahead) for base in bases] if ahead is not None else bases
     arguments = [*sums, *bases, *asked, x, *lines]
-    inputs = [*map(str, range(BLOCKS)), *["r"] * (len(arguments) - BLOCKS)]
+    inputs = [*map(str, range(blocks)), *["r"] * (len(arguments) - blocks)]
     used = [f"~{{xmm{r}}}" for r in (*ROWS, *PAIRS, SPARE, *X)]
-    constraints = ",".join([*["=x"] * BLOCKS, *inputs, *used, "~{memory}"])
-    kind = ir.FunctionType(ir.LiteralStructType([e.vec] * BLOCKS), [v.type for v in arguments])
-    found = e.b.asm(kind, _text(ahead is not None), constraints, arguments, True)
-    return [e.b.extract_value(found, i) for i in range(BLOCKS)]
+    constraints = ",".join([*["=x"] * blocks, *inputs, *used, "~{memory}"])
+    kind = ir.FunctionType(ir.LiteralStructType([e.vec] * blocks), [v.type for v in arguments])
+    found = e.b.asm(kind, _Turn(blocks, WAY, ahead is not None).text(), constraints, arguments, True)
+    return [e.b.extract_value(found, i) for i in range(blocks)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import CFUNCTYPE, c_int64
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, product, v
 
 import isogemm
 from isogemm.backends.cpu.emit.target import target
+from isogemm.backends.cpu.emit.vectors import BFLOAT16, FLOAT32
 from isogemm.backends.cpu.gemm import execute
 from isogemm.backends.cpu.gemm.facts import facts
 from isogemm.backends.cpu.gemm.gemv import GROUP
@@ -142,11 +144,44 @@ def test_few_rows_end_anywhere(mix: str, stored: str) -> None:
 def test_which_walk_takes_few_rows_in_place() -> None:
     from isogemm.backends.cpu.gemm import quads
 
-    assert quads.fits(1, 1500)
-    one_set = 2 * quads.SET_BYTES
-    assert quads.fits(1, one_set) == (quads.BLOCKS[1] * quads.WIDTH <= quads.WAYS)
+    def fits(line: int, row: int = 1000, element: int = FLOAT32) -> bool:
+        return quads.fits(1, line, row, element)
+
+    assert fits(1500)
+    one_set, turns = 2 * quads.SET_BYTES, quads.GOES_ON
+    assert fits(one_set) == (quads.FROM_MEMORY * quads.WIDTH <= quads.WAYS)
+    assert fits(one_set, one_set, BFLOAT16) == (quads.BLOCKS[1] * quads.WIDTH <= quads.WAYS)
+    assert fits(one_set, one_set) == fits(one_set) or turns  # beside one another
+    assert fits(8 * one_set, 8 * one_set) == fits(8 * one_set)  # eight such rows have no room
     wide = quads.NEXT_BYTES + 1500  # over as many sets of the cache
-    assert quads.fits(1, wide) == quads.fits(1, -wide) == (target().width < 16)
+    assert fits(wide) == fits(-wide) == (target().width < 16)
+    for line, row, short in ((800, 800, True), (800, 750, True), (860, 750, False), (3000, 3000, False)):
+        assert quads.narrow(1, line, row, FLOAT32) == (short and turns)
+        assert not quads.narrow(1, line, row, BFLOAT16)
+        assert not quads.narrow(2, line, row, FLOAT32)
+
+
+@pytest.mark.parametrize("between", [0, 3, 16, -5])
+def test_walks_of_one_row_have_the_same_bits(between: int) -> None:
+    """Weights that lie in a cache, may come from memory, and are taken one vector at a time: what is around is NaN."""
+    from isogemm.backends.cpu.gemm import quads
+    from isogemm.backends.cpu.gemm.routines import routine
+
+    walk = CFUNCTYPE(None, *[c_int64] * 10)(routine("quads", FLOAT32))
+    for n, k in ((1, 5), (7, 16), (8, 17), (15, 64), (16, 66), (17, 31), (24, 48), (25, 79), (41, 3), (49, 129)):
+        line = k + abs(between)
+        room = np.full(16 + n * line, np.nan, F32)
+        w = np.lib.stride_tricks.as_strided(room[8:], (n, k), (4 * line, 4))[:: -1 if between < 0 else 1]
+        x, w[...], c = values((1, k), seed=1, special=True), values((n, k), seed=2), values((1, n), seed=3)
+        x = np.concatenate([x[0], np.full(16, np.nan, F32)])
+        for start in (None, c):
+            want = product(x[None, :k], w.T, c=start, accumulate=start is not None)
+            for flags in (0, quads.IN_CACHE, quads.NARROW):
+                out = Guarded((1, n), F32)
+                out.view[...] = np.nan if start is None else start
+                places = out.view.ctypes.data, 0, x.ctypes.data, 0, w.ctypes.data
+                walk(1, *places, w.strides[0], k, n, flags | (start is not None))
+                out.check(want)
 
 
 @pytest.mark.parametrize("line", [75, 96, -75, 600])

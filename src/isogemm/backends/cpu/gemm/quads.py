@@ -11,6 +11,7 @@ the latter. x is fp32, contiguous in k. Contract: ``fma/chain``.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -30,8 +31,8 @@ BLOCKS = {1: 3, 2: 3, 3: 2, 4: 2} if target().width == 16 else {1: 2, 2: 2, 3: 2
 IN_ORDER = target().x86 and target().width >= turn.WIDTH  # one row of float32 has a turn of its own
 if IN_ORDER:
     BLOCKS[1] = turn.BLOCKS
-# And where weights may come from memory.
-FROM_MEMORY = {**BLOCKS, 1: turn.WAY.from_memory} if IN_ORDER else BLOCKS
+GOES_ON = IN_ORDER and turn.WAY.goes_on
+FROM_MEMORY = 2 if GOES_ON else BLOCKS[1]  # vectors at once, for one row of float32 where they may lie there
 # While a strip is walked the next one is asked for, into the second-level cache, if it has room for both. Asked for by
 # some hundred bytes ahead in each row, weights came from memory at two thirds of that speed: short rows end before.
 NEXT_BYTES = 2**19
@@ -39,24 +40,45 @@ AHEAD_BYTES = 384  # in each weight row, where the next strip is too large
 # A flag beside `load_c`: weights lie in a cache, where asking for them costs as much as loading them. Of shorter rows
 # the next strip is asked for all the same: a processor that follows a row finds its end too soon.
 IN_CACHE = 2
+# Another: one vector of columns at once, unless the weights lie in a cache (`narrow`).
+NARROW = 4
+THROUGH_BYTES = 2**17  # of a strip so narrow, which has to stay in the second-level cache until it is walked
 LONG_BYTES = 1024
 SET_BYTES, WAYS = 4096, 8  # lines so far apart fall into one set of a first-level cache, and so many stay there
 LINES = 3  # of each weight row that are there at once: the one that is read, and those that were asked for
 
 
-def fits(rows: int, line: int) -> bool:
-    """Whether this is the faster walk for weight rows `line` bytes apart.
+def fits(rows: int, line: int, row: int, element: int) -> bool:
+    """Whether this is the faster walk for weight rows of `row` bytes, `line` bytes apart.
 
     Where the next strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time.
     """
-    at_once = FROM_MEMORY[rows] * WIDTH
-    return _stay(at_once, line) and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
+    at_once = (FROM_MEMORY if _is_in_order(rows, element) else BLOCKS[rows]) * WIDTH
+    wide = _stay(at_once, line) and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
+    return wide or narrow(rows, line, row, element)
 
 
-def fits_in_cache(rows: int, line: int) -> bool:
+def narrow(rows: int, line: int, row: int, element: int) -> bool:
+    """Whether weights that may come from memory are walked one vector of columns at a time.
+
+    They are where a strip's rows are short, or push one another out of the first-level cache, if they lie beside one
+    another, so that the next strip can be asked for from one end to the other.
+    """
+    if not (GOES_ON and _is_in_order(rows, element) and 0 <= line - row < CACHE_LINE):
+        return False
+    pushed = WIDTH * line <= THROUGH_BYTES and not _stay(FROM_MEMORY * WIDTH, line)
+    return line < turn.WAY.short or pushed
+
+
+def fits_in_cache(rows: int, line: int, element: int) -> bool:
     """Whether weights that lie in a cache are walked another way, faster, than those that may come from memory."""
-    long = line >= LONG_BYTES or (IN_ORDER and rows == 1 and turn.WAY.goes_on)
+    long = line >= LONG_BYTES or (GOES_ON and _is_in_order(rows, element))
     return long and _stay(BLOCKS[rows] * WIDTH, line)
+
+
+def _is_in_order(rows: int, element: int) -> bool:
+    """Whether turns are taken in instructions."""
+    return IN_ORDER and rows == 1 and element == FLOAT32
 
 
 def _stay(at_once: int, line: int) -> bool:
@@ -140,7 +162,7 @@ class _Strip:
             for value, slot in zip(sums, acc, strict=True):
                 e.b.store(value, slot)
 
-        if turn.WAY.goes_on:
+        if GOES_ON:
             take(turn.going_on(e, here, k, self.line, len(acc)))
             return
         with e.b.if_else(e.b.icmp_signed("!=", self.ahead, e.i64(0))) as (asks, asks_not):
@@ -198,7 +220,7 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
         start = e.at(w, e.b.mul(first, line))
         bases = [e.at(start, e.times(line, b)) for b in range(0, count, WIDTH)]
         s = _Strip(e, element, bases, lines, inputs, ahead)
-        if in_order and count > WIDTH:
+        if in_order and lines is all_lines:
             s.line, s.multiples = line, multiples
         places = [e.at(o, e.times(first, F32_BYTES)) for o in outputs]
         for place, acc in zip(places, s.acc, strict=True):
@@ -222,35 +244,42 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
 
     far = e.times(line, BLOCKS[rows] * WIDTH)
     ahead = distance(e, far, AHEAD_BYTES, flags)
-    in_order = IN_ORDER and rows == 1 and element == FLOAT32
+    in_order = _is_in_order(rows, element)
     multiples = turn.multiples(e, line) if in_order else ()
-    lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
+    all_lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
 
-    def strips(wide: int) -> None:
+    def strips(blocks: int) -> None:
+        wide = blocks * WIDTH
         with e.loop(columns, step=wide) as j:
             # The last strip reaches back over columns that are done, and leaves them as they are.
             first = e.minimum(j, e.b.sub(columns, e.i64(wide)))
-            strip(first, wide, lines, e.b.sub(j, first), e.i64(wide))
+            strip(first, wide, all_lines, e.b.sub(j, first), e.i64(wide))
 
-    def have(blocks: int) -> Any:
-        return e.b.icmp_signed(">=", columns, e.i64(blocks * WIDTH))
-
-    with e.b.if_else(have(FROM_MEMORY[rows])) as (many, few):
-        with many:
-            if FROM_MEMORY[rows] == BLOCKS[rows]:
-                strips(BLOCKS[rows] * WIDTH)
-            else:
-                in_cache = e.b.icmp_signed(">=", flags, e.i64(IN_CACHE))
-                with e.b.if_else(e.b.and_(in_cache, have(BLOCKS[rows]))) as (here, far_away):
-                    with here:
-                        strips(BLOCKS[rows] * WIDTH)
-                    with far_away:
-                        strips(FROM_MEMORY[rows] * WIDTH)
-        with few, e.loop(columns, step=WIDTH) as j:
+    def few_columns() -> None:
+        with e.loop(columns, step=WIDTH) as j:
             left = e.minimum(e.b.sub(columns, j), e.i64(WIDTH))
             last = e.b.sub(left, e.i64(1))
             some = [e.b.mul(line, e.minimum(e.i64(i), last)) for i in range(WIDTH)]
             strip(j, WIDTH, some, e.i64(0), left)
+
+    def first_of(cases: Sequence[tuple[int, Any]]) -> None:
+        """Strips of so many blocks, by the first case that holds, where there are columns for one."""
+        if not cases:
+            few_columns()
+            return
+        (blocks, holds), *others = cases
+        enough = e.b.icmp_signed(">=", columns, e.i64(blocks * WIDTH))
+        with e.b.if_else(enough if holds is None else e.b.and_(enough, holds)) as (many, few):
+            with many:
+                strips(blocks)
+            with few:
+                first_of(others)
+
+    if in_order and GOES_ON:
+        is_narrow, in_cache = (e.b.icmp_signed(">=", flags, e.i64(flag)) for flag in (NARROW, IN_CACHE))
+        first_of([(1, is_narrow), (BLOCKS[1], in_cache), (FROM_MEMORY, None)])
+    else:
+        first_of([(BLOCKS[rows], None)])
 
 
 @intrinsic(prefer_literal=True)

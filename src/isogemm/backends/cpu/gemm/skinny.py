@@ -10,7 +10,7 @@ from ..emit.scalars import as_bits, epilogue_tile, load_element, peek32, poke32,
 from ..emit.vectors import FLOAT32
 from .gemv import GROUP
 from .micro import NR, WIDTH
-from .quads import IN_CACHE
+from .quads import IN_CACHE, NARROW
 from .routines import call7, call10
 from .stream import DEPTH
 
@@ -67,6 +67,8 @@ def few_rows(d, m0, m1, n0, n1, scratch, ready):
         w, start = d[f.B] + n0 * d[f.B_CS], d[f.START]
         if d[f.SEEN] == 1:
             start |= IN_CACHE
+        elif d[f.NARROW] == 1:
+            start |= NARROW
         call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], columns, start)
     elif d[f.STRATEGY] == f.PANELS:
         w, start = d[f.B] + n0 * d[f.K] * _size(d), d[f.START]

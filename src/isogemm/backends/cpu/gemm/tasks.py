@@ -21,7 +21,7 @@ from .gemv import GROUP
 from .loops import scratch_bytes
 from .packed import PackedWeight
 from .quads import MAX_ROWS as QUADS_ROWS
-from .quads import fits, fits_in_cache
+from .quads import fits, fits_in_cache, narrow
 from .routines import made, routine
 from .run_chunk import address
 from .schedule import Problem, Schedule, check_legal, schedule
@@ -212,12 +212,14 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
     """The kernel of a schedule: few rows have several, and which is fastest depends on where their weights lie."""
     if s.strategy not in _STRATEGIES:
         return f.TILED
-    m, nbytes = int(row[f.M]), int(row[f.N] * row[f.K]) * (4 if row[f.B_E] == FLOAT32 else 2)
+    m, line, element = int(row[f.M]), int(row[f.B_CS]), int(row[f.B_E])
+    of_row = int(row[f.K]) * (4 if element == FLOAT32 else 2)
+    nbytes = int(row[f.N]) * of_row
     if s.b_mode == "prepared":
         return f.PANELS if panels.serves(m, nbytes) else f.TILED
-    if s.strategy == "gemv" and 0 < m <= QUADS_ROWS and fits(m, int(row[f.B_CS])):
-        stays = nbytes <= facts().seen_bytes and fits_in_cache(m, int(row[f.B_CS]))
-        row[f.SEEN] = 0 if stays else f.NEVER_SEEN
+    if s.strategy == "gemv" and 0 < m <= QUADS_ROWS and fits(m, line, of_row, element):
+        stays = nbytes <= facts().seen_bytes and fits_in_cache(m, line, element)
+        row[f.SEEN], row[f.NARROW] = 0 if stays else f.NEVER_SEEN, narrow(m, line, of_row, element)
         return f.QUADS
     return _STRATEGIES[s.strategy]
 

@@ -28,32 +28,30 @@ class Way:
 
     Attributes
     ----------
-    near : int
-        So many bytes ahead each weight row is asked for, into the first-level cache: 24 rows are more than a processor
-        follows by itself.
     blends : bool
         The halves of a vector meet by a load into both of them and a blend with a whole vector of the other row, where
         an insertion has one port to go to.
     goes_on : bool
-        Where a row ends, what is asked for is the line that the next strip begins with. Else it is what lies behind the
-        row; and all lines of the next strip are asked for as well, while one is walked that may come from memory.
-    from_memory : int
-        Blocks at once where weights may come from memory: fewer rows, which the processor then follows by itself.
-    near_from_memory : int
-        Bytes ahead there.
+        Each weight row is asked for some bytes ahead, and where it ends, the line that the next strip begins with; rows
+        that may come from memory are fewer, which the processor then follows by itself. Else what lies behind a row
+        is asked for, and all lines of the next strip as well, unless the weights lie in a cache.
+    short : int
+        Weights that may come from memory, with rows of less bytes than this beside one another, are walked one block
+        at a time, and the next strip is asked for from one end to the other: what follows a row finds its end too soon.
     """
 
-    near: int = 128
     blends: bool = False
     goes_on: bool = False
-    from_memory: int = BLOCKS
-    near_from_memory: int = 128
+    short: int = 0
 
 
 # By the compiler's name of a processor. Zen 3 begins one insertion in a step and four blends, and it reads 16 rows from
 # memory as fast as one array, 24 at 0.8 of that; asked for a strip ahead they come at half of it.
-WAYS = {"znver3": Way(blends=True, goes_on=True, from_memory=2, near_from_memory=256)}
+WAYS = {"znver3": Way(blends=True, goes_on=True, short=2048)}
 WAY = WAYS.get(target().name, Way())
+# What is asked for meanwhile, by blocks: each row so many bytes ahead, into the first-level cache, because 24 rows are
+# more than a processor follows by itself; or, with one block, the next strip through.
+NEAR_BYTES = {3: 128, 2: 256}
 # Registers: rows as loaded, pairs of them, one to spare, broadcasts of x; the compiler has the first three for sums.
 ROWS, PAIRS, SPARE, X = range(3, 7), range(7, 11), 11, range(12, 16)
 # Weight rows j behind a block's first, as index and scale of an address: multiples 1, 3, 5, 7 of a line have registers.
@@ -106,12 +104,14 @@ class _Turn:
 
     def _asked(self, block: int, row: int) -> Iterator[str]:
         ahead = self._address(3 * self.blocks + block, row, 0)
-        if self.way.goes_on:
+        if self.blocks == 1:
+            yield f"prefetcht2 {CACHE_LINE * row}(${3 * self.blocks})"
+        elif self.way.goes_on:
             yield f"prefetcht0 {ahead}"
-            return
-        yield f"prefetcht0 {self._address(self._bases + block, row, self.way.near)}"
-        if self.asks:
-            yield f"prefetcht2 {ahead}"
+        else:
+            yield f"prefetcht0 {self._address(self._bases + block, row, NEAR_BYTES[self.blocks])}"
+            if self.asks:
+                yield f"prefetcht2 {ahead}"
 
     def text(self) -> str:
         turns = self.blocks * STEPS
@@ -155,12 +155,14 @@ def multiples(e: Emitter, line: Any) -> tuple[Any, ...]:
 
 
 def going_on(e: Emitter, here: Any, k: Any, line: Any, blocks: int) -> Any:
-    """How far behind the line at element `here` of its row the line is that `Way.goes_on` asks for."""
-    near = WAY.near if blocks == BLOCKS else WAY.near_from_memory
-    row = e.times(k, F32_BYTES)
+    """How far behind the line at element `here` of its row the one is that `Way.goes_on` asks for; in the first row."""
+    at, row, strip = e.times(here, F32_BYTES), e.times(k, F32_BYTES), e.times(line, blocks * WIDTH)
+    if blocks == 1:
+        return e.at(strip, e.times(at, WIDTH - 1))
+    near = NEAR_BYTES[blocks]
     lines = e.b.and_(e.at(row, CACHE_LINE - 1), e.i64(-CACHE_LINE))
-    inside = e.b.icmp_signed("<", e.at(e.times(here, F32_BYTES), near), row)
-    return e.b.select(inside, e.i64(near), e.at(e.b.sub(e.times(line, blocks * WIDTH), lines), near))
+    inside = e.b.icmp_signed("<", e.at(at, near), row)
+    return e.b.select(inside, e.i64(near), e.at(e.b.sub(strip, lines), near))
 
 
 def sums_after(
@@ -174,6 +176,7 @@ def sums_after(
     inputs = [*map(str, range(blocks)), *["r"] * (len(arguments) - blocks)]
     used = [f"~{{xmm{r}}}" for r in (*ROWS, *PAIRS, SPARE, *X)]
     constraints = ",".join([*["=x"] * blocks, *inputs, *used, "~{memory}"])
-    kind = ir.FunctionType(ir.LiteralStructType([e.vec] * blocks), [v.type for v in arguments])
+    result = ir.LiteralStructType([e.vec] * blocks) if blocks > 1 else e.vec
+    kind = ir.FunctionType(result, [v.type for v in arguments])
     found = e.b.asm(kind, _Turn(blocks, WAY, ahead is not None).text(), constraints, arguments, True)
-    return [e.b.extract_value(found, i) for i in range(blocks)]
+    return [e.b.extract_value(found, i) for i in range(blocks)] if blocks > 1 else [found]

@@ -155,10 +155,11 @@ def test_which_walk_takes_few_rows_in_place() -> None:
     assert fits(8 * one_set, 8 * one_set) == fits(8 * one_set)  # eight such rows have no room
     wide = quads.NEXT_BYTES + 1500  # over as many sets of the cache
     assert fits(wide) == fits(-wide) == (target().width < 16)
-    for line, row, short in ((800, 800, True), (800, 750, True), (860, 750, False), (3000, 3000, False)):
-        assert quads.narrow(1, line, row, FLOAT32) == (short and turns)
-        assert not quads.narrow(1, line, row, BFLOAT16)
-        assert not quads.narrow(2, line, row, FLOAT32)
+    through, narrow = (quads.THROUGH, quads.THROUGH | quads.NARROW) if turns else (0, 0)
+    flags = {(800, 800): through, (800, 750): through, (860, 750): 0, (3000, 3000): 0, (4096, 4096): narrow}
+    for (line, row), flag in flags.items():
+        assert quads.from_memory(1, line, row, FLOAT32) == flag
+        assert quads.from_memory(1, line, row, BFLOAT16) == quads.from_memory(2, line, row, FLOAT32) == 0
 
 
 @pytest.mark.parametrize("between", [0, 3, 16, -5])
@@ -176,7 +177,7 @@ def test_walks_of_one_row_have_the_same_bits(between: int) -> None:
         x = np.concatenate([x[0], np.full(16, np.nan, F32)])
         for start in (None, c):
             want = product(x[None, :k], w.T, c=start, accumulate=start is not None)
-            for flags in (0, quads.IN_CACHE, quads.NARROW):
+            for flags in (0, quads.IN_CACHE, quads.THROUGH, quads.THROUGH | quads.NARROW):
                 out = Guarded((1, n), F32)
                 out.view[...] = np.nan if start is None else start
                 places = out.view.ctypes.data, 0, x.ctypes.data, 0, w.ctypes.data

@@ -17,7 +17,7 @@ from __future__ import annotations
     STRATEGY, A_MODE, B_MODE, MC, NC, KC,
     GRID_M, GRID_N, MR_PANEL,
     PACK_A, PACK_B, TILE, FEW,
-    SEEN, NARROW,
+    SEEN, FROM_MEMORY,
 ) = range(42)  # fmt: skip
 FIELDS = 42
 
@@ -29,7 +29,7 @@ FIELDS = 42
 # SEEN: 1 where the last call of this kind had the same weights (B), which may then lie in a cache. In a template that
 # calls share: the address of those weights, or NEVER_SEEN where they have no room in a cache.
 NEVER_SEEN = -1
-# NARROW: 1 where one row walks one vector of columns at a time, unless its weights may lie in a cache.
+# FROM_MEMORY: flags for the walk of few rows where SEEN is not 1.
 
 # Words of a header behind the pool's, in the template of a single product: the entry and how many chunks it is called
 # for, flags, and what its operands are like where the call that brings them has looked at nothing else.

@@ -40,9 +40,9 @@ AHEAD_BYTES = 384  # in each weight row, where the next strip is too large
 # A flag beside `load_c`: weights lie in a cache, where asking for them costs as much as loading them. Of shorter rows
 # the next strip is asked for all the same: a processor that follows a row finds its end too soon.
 IN_CACHE = 2
-# Another: one vector of columns at once, unless the weights lie in a cache (`narrow`).
-NARROW = 4
-THROUGH_BYTES = 2**17  # of a strip so narrow, which has to stay in the second-level cache until it is walked
+# Others, of weights that may come from memory: the next strip is asked for through, and is one vector of columns.
+THROUGH, NARROW = 4, 8
+THROUGH_BYTES = 2**16  # of the next strip, which has to stay in the second-level cache until it is walked
 LONG_BYTES = 1024
 SET_BYTES, WAYS = 4096, 8  # lines so far apart fall into one set of a first-level cache, and so many stay there
 LINES = 3  # of each weight row that are there at once: the one that is read, and those that were asked for
@@ -55,19 +55,20 @@ def fits(rows: int, line: int, row: int, element: int) -> bool:
     """
     at_once = (FROM_MEMORY if _is_in_order(rows, element) else BLOCKS[rows]) * WIDTH
     wide = _stay(at_once, line) and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
-    return wide or narrow(rows, line, row, element)
+    return wide or from_memory(rows, line, row, element) != 0
 
 
-def narrow(rows: int, line: int, row: int, element: int) -> bool:
-    """Whether weights that may come from memory are walked one vector of columns at a time.
+def from_memory(rows: int, line: int, row: int, element: int) -> int:
+    """Flags for weights that may come from memory.
 
-    They are where a strip's rows are short, or push one another out of the first-level cache, if they lie beside one
-    another, so that the next strip can be asked for from one end to the other.
+    Where rows lie beside one another, the next strip can be asked for from one end to the other: so it is where they
+    are short, or where more than eight of them push one another out of the first-level cache.
     """
     if not (GOES_ON and _is_in_order(rows, element) and 0 <= line - row < CACHE_LINE):
-        return False
-    pushed = WIDTH * line <= THROUGH_BYTES and not _stay(FROM_MEMORY * WIDTH, line)
-    return line < turn.WAY.short or pushed
+        return 0
+    if not _stay(FROM_MEMORY * WIDTH, line):
+        return THROUGH | NARROW if WIDTH * line <= THROUGH_BYTES else 0
+    return THROUGH if line < turn.WAY.short else 0
 
 
 def fits_in_cache(rows: int, line: int, element: int) -> bool:
@@ -92,6 +93,7 @@ class _Strip:
 
     line: Any = None  # bytes between weight rows,
     multiples: tuple[Any, ...] = ()  # and some times that, where turns are taken in instructions
+    through = False  # the next strip is asked for from one end to the other
 
     def __init__(self, e: Emitter, element: int, bases: list[Any], lines: list[Any], x: list[Any], ahead: Any) -> None:
         self.e, self.element, self.lines, self.x, self.ahead = e, element, lines, x, ahead
@@ -157,19 +159,20 @@ class _Strip:
         e, [acc] = self.e, self.acc
         bases, x = self._bases(STEPS * self.depth), e.at(self.x[0], e.times(here, F32_BYTES))
 
-        def take(ahead: Any | None) -> None:
-            sums = turn.sums_after(e, [e.b.load(s, typ=e.vec) for s in acc], bases, ahead, x, self.multiples)
+        def take(asks: str, ahead: Any | None) -> None:
+            sums = turn.sums_after(e, asks, [e.b.load(s, typ=e.vec) for s in acc], bases, ahead, x, self.multiples)
             for value, slot in zip(sums, acc, strict=True):
                 e.b.store(value, slot)
 
         if GOES_ON:
-            take(turn.going_on(e, here, k, self.line, len(acc)))
+            asks = turn.THROUGH if self.through else turn.ON
+            take(asks, turn.ahead(e, asks, here, k, self.line, len(acc)))
             return
-        with e.b.if_else(e.b.icmp_signed("!=", self.ahead, e.i64(0))) as (asks, asks_not):
-            with asks:
-                take(self.ahead)
+        with e.b.if_else(e.b.icmp_signed("!=", self.ahead, e.i64(0))) as (asks_strip, asks_not):
+            with asks_strip:
+                take(turn.STRIP, self.ahead)
             with asks_not:
-                take(None)
+                take(turn.NEAR, None)
 
     def _bases(self, depth: int) -> list[Any]:
         """Where each block is, in registers of their own; and on by `depth` elements of k."""
@@ -215,13 +218,13 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
     inputs = [e.at(x, e.b.mul(x_rs, e.i64(i))) for i in range(rows)]
     outputs = [e.at(out, e.b.mul(out_rs, e.i64(i))) for i in range(rows)]
 
-    def strip(first: Any, count: int, lines: list[Any], skip: Any, end: Any) -> None:
+    def strip(first: Any, count: int, lines: list[Any], skip: Any, end: Any, through: bool = False) -> None:
         """Columns first .. first + count, of which skip .. end are written."""
         start = e.at(w, e.b.mul(first, line))
         bases = [e.at(start, e.times(line, b)) for b in range(0, count, WIDTH)]
         s = _Strip(e, element, bases, lines, inputs, ahead)
         if in_order and lines is all_lines:
-            s.line, s.multiples = line, multiples
+            s.line, s.multiples, s.through = line, multiples, through
         places = [e.at(o, e.times(first, F32_BYTES)) for o in outputs]
         for place, acc in zip(places, s.acc, strict=True):
             for b, slot in enumerate(acc):
@@ -248,12 +251,12 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
     multiples = turn.multiples(e, line) if in_order else ()
     all_lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
 
-    def strips(blocks: int) -> None:
+    def strips(blocks: int, through: bool = False) -> None:
         wide = blocks * WIDTH
         with e.loop(columns, step=wide) as j:
             # The last strip reaches back over columns that are done, and leaves them as they are.
             first = e.minimum(j, e.b.sub(columns, e.i64(wide)))
-            strip(first, wide, all_lines, e.b.sub(j, first), e.i64(wide))
+            strip(first, wide, all_lines, e.b.sub(j, first), e.i64(wide), through)
 
     def few_columns() -> None:
         with e.loop(columns, step=WIDTH) as j:
@@ -262,24 +265,27 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
             some = [e.b.mul(line, e.minimum(e.i64(i), last)) for i in range(WIDTH)]
             strip(j, WIDTH, some, e.i64(0), left)
 
-    def first_of(cases: Sequence[tuple[int, Any]]) -> None:
-        """Strips of so many blocks, by the first case that holds, where there are columns for one."""
+    def first_of(cases: Sequence[tuple[int, int, bool]]) -> None:
+        """Strips of so many blocks, by the first case whose flag is set, where there are columns for one."""
         if not cases:
             few_columns()
             return
-        (blocks, holds), *others = cases
-        enough = e.b.icmp_signed(">=", columns, e.i64(blocks * WIDTH))
-        with e.b.if_else(enough if holds is None else e.b.and_(enough, holds)) as (many, few):
+        (blocks, flag, through), *others = cases
+        holds = e.b.icmp_signed(">=", columns, e.i64(blocks * WIDTH))
+        if flag:
+            holds = e.b.and_(holds, e.b.icmp_signed(">=", flags, e.i64(flag)))
+        with e.b.if_else(holds) as (many, few):
             with many:
-                strips(blocks)
+                strips(blocks, through)
             with few:
                 first_of(others)
 
     if in_order and GOES_ON:
-        is_narrow, in_cache = (e.b.icmp_signed(">=", flags, e.i64(flag)) for flag in (NARROW, IN_CACHE))
-        first_of([(1, is_narrow), (BLOCKS[1], in_cache), (FROM_MEMORY, None)])
+        first_of(
+            [(1, NARROW, True), (FROM_MEMORY, THROUGH, True), (BLOCKS[1], IN_CACHE, False), (FROM_MEMORY, 0, False)]
+        )
     else:
-        first_of([(BLOCKS[rows], None)])
+        first_of([(BLOCKS[rows], 0, False)])
 
 
 @intrinsic(prefer_literal=True)

@@ -10,7 +10,7 @@ from ..emit.scalars import as_bits, epilogue_tile, load_element, peek32, poke32,
 from ..emit.vectors import FLOAT32
 from .gemv import GROUP
 from .micro import NR, WIDTH
-from .quads import IN_CACHE, NARROW
+from .quads import IN_CACHE
 from .routines import call7, call10
 from .stream import DEPTH
 
@@ -64,11 +64,8 @@ def few_rows(d, m0, m1, n0, n1, scratch, ready):
     if d[f.STRATEGY] == f.STREAM:
         _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs)
     elif d[f.STRATEGY] == f.QUADS:
-        w, start = d[f.B] + n0 * d[f.B_CS], d[f.START]
-        if d[f.SEEN] == 1:
-            start |= IN_CACHE
-        elif d[f.NARROW] == 1:
-            start |= NARROW
+        w = d[f.B] + n0 * d[f.B_CS]
+        start = d[f.START] | (IN_CACHE if d[f.SEEN] == 1 else d[f.FROM_MEMORY])
         call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], columns, start)
     elif d[f.STRATEGY] == f.PANELS:
         w, start = d[f.B] + n0 * d[f.K] * _size(d), d[f.START]

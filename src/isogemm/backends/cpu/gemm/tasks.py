@@ -21,7 +21,7 @@ from .gemv import GROUP
 from .loops import scratch_bytes
 from .packed import PackedWeight
 from .quads import MAX_ROWS as QUADS_ROWS
-from .quads import fits, fits_in_cache, narrow
+from .quads import fits, fits_in_cache, from_memory
 from .routines import made, routine
 from .run_chunk import address
 from .schedule import Problem, Schedule, check_legal, schedule
@@ -219,7 +219,7 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
         return f.PANELS if panels.serves(m, nbytes) else f.TILED
     if s.strategy == "gemv" and 0 < m <= QUADS_ROWS and fits(m, line, of_row, element):
         stays = nbytes <= facts().seen_bytes and fits_in_cache(m, line, element)
-        row[f.SEEN], row[f.NARROW] = 0 if stays else f.NEVER_SEEN, narrow(m, line, of_row, element)
+        row[f.SEEN], row[f.FROM_MEMORY] = 0 if stays else f.NEVER_SEEN, from_memory(m, line, of_row, element)
         return f.QUADS
     return _STRATEGIES[s.strategy]
 

@@ -36,8 +36,8 @@ class Way:
         that may come from memory are fewer, which the processor then follows by itself. Else what lies behind a row
         is asked for, and all lines of the next strip as well, unless the weights lie in a cache.
     short : int
-        Weights that may come from memory, with rows of less bytes than this beside one another, are walked one block
-        at a time, and the next strip is asked for from one end to the other: what follows a row finds its end too soon.
+        Of weights that may come from memory, with rows of less bytes than this beside one another, the next strip is
+        asked for instead, from one end to the other: what follows a row finds its end too soon.
     """
 
     blends: bool = False
@@ -47,11 +47,12 @@ class Way:
 
 # By the compiler's name of a processor. Zen 3 begins one insertion in a step and four blends, and it reads 16 rows from
 # memory as fast as one array, 24 at 0.8 of that; asked for a strip ahead they come at half of it.
-WAYS = {"znver3": Way(blends=True, goes_on=True, short=2048)}
+WAYS = {"znver3": Way(blends=True, goes_on=True, short=1536)}
 WAY = WAYS.get(target().name, Way())
-# What is asked for meanwhile, by blocks: each row so many bytes ahead, into the first-level cache, because 24 rows are
-# more than a processor follows by itself; or, with one block, the next strip through.
+# What is asked for meanwhile: each row so many bytes ahead, by blocks, into the first-level cache, because 24 rows are
+# more than a processor follows by itself; all lines of the next strip as well, or those alone, in the order of memory.
 NEAR_BYTES = {3: 128, 2: 256}
+NEAR, STRIP, ON, THROUGH = "near", "near and the strip", "on into the next strip", "the strip through"
 # Registers: rows as loaded, pairs of them, one to spare, broadcasts of x; the compiler has the first three for sums.
 ROWS, PAIRS, SPARE, X = range(3, 7), range(7, 11), 11, range(12, 16)
 # Weight rows j behind a block's first, as index and scale of an address: multiples 1, 3, 5, 7 of a line have registers.
@@ -61,11 +62,11 @@ _OFFSETS = ((0, 0), (1, 1), (1, 2), (3, 1), (1, 4), (5, 1), (3, 2), (7, 1))
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The instructions for some blocks, in a processor's way; `asks` for what its operands name."""
+    """The instructions for some blocks, in a processor's way, and what they ask for."""
 
     blocks: int
     way: Way
-    asks: bool
+    asks: str
 
     # Operands: sums out, sums in (tied), then bases of blocks, bases of what is asked for, x, multiples of the line.
     @property
@@ -103,15 +104,17 @@ class _Turn:
                 yield f"vblendps $$0xf0, {self._address(base, j + 4, offset - 4 * QUAD)}, %ymm{r}, %ymm{r}"
 
     def _asked(self, block: int, row: int) -> Iterator[str]:
+        near = self._address(self._bases + block, row, NEAR_BYTES[BLOCKS])
         ahead = self._address(3 * self.blocks + block, row, 0)
-        if self.blocks == 1:
-            yield f"prefetcht2 {CACHE_LINE * row}(${3 * self.blocks})"
-        elif self.way.goes_on:
-            yield f"prefetcht0 {ahead}"
-        else:
-            yield f"prefetcht0 {self._address(self._bases + block, row, NEAR_BYTES[self.blocks])}"
-            if self.asks:
-                yield f"prefetcht2 {ahead}"
+        match self.asks:
+            case "near":
+                yield f"prefetcht0 {near}"
+            case "near and the strip":
+                yield from (f"prefetcht0 {near}", f"prefetcht2 {ahead}")
+            case "on into the next strip":
+                yield f"prefetcht0 {ahead}"
+            case "the strip through":
+                yield f"prefetcht2 {CACHE_LINE * (WIDTH * block + row)}(${3 * self.blocks})"
 
     def text(self) -> str:
         turns = self.blocks * STEPS
@@ -154,11 +157,11 @@ def multiples(e: Emitter, line: Any) -> tuple[Any, ...]:
     return tuple(e.kept(e.times(line, i)) for i in MULTIPLES)
 
 
-def going_on(e: Emitter, here: Any, k: Any, line: Any, blocks: int) -> Any:
-    """How far behind the line at element `here` of its row the one is that `Way.goes_on` asks for; in the first row."""
+def ahead(e: Emitter, asks: str, here: Any, k: Any, line: Any, blocks: int) -> Any:
+    """How far behind the line at element `here` of its row the one is that is asked for; THROUGH in its strip."""
     at, row, strip = e.times(here, F32_BYTES), e.times(k, F32_BYTES), e.times(line, blocks * WIDTH)
-    if blocks == 1:
-        return e.at(strip, e.times(at, WIDTH - 1))
+    if asks == THROUGH:
+        return e.at(strip, e.times(at, blocks * WIDTH - 1))
     near = NEAR_BYTES[blocks]
     lines = e.b.and_(e.at(row, CACHE_LINE - 1), e.i64(-CACHE_LINE))
     inside = e.b.icmp_signed("<", e.at(at, near), row)
@@ -166,7 +169,7 @@ def going_on(e: Emitter, here: Any, k: Any, line: Any, blocks: int) -> Any:
 
 
 def sums_after(
-    e: Emitter, sums: list[Any], bases: list[Any], ahead: Any | None, x: Any, lines: tuple[Any, ...]
+    e: Emitter, asks: str, sums: list[Any], bases: list[Any], ahead: Any | None, x: Any, lines: tuple[Any, ...]
 ) -> list[Any]:
     """The sums after 16 more k of every block; asks for what is `ahead` bytes behind, where that is given."""
     binding.initialize_native_asmparser()  # which Numba does not
@@ -178,5 +181,5 @@ def sums_after(
     constraints = ",".join([*["=x"] * blocks, *inputs, *used, "~{memory}"])
     result = ir.LiteralStructType([e.vec] * blocks) if blocks > 1 else e.vec
     kind = ir.FunctionType(result, [v.type for v in arguments])
-    found = e.b.asm(kind, _Turn(blocks, WAY, ahead is not None).text(), constraints, arguments, True)
+    found = e.b.asm(kind, _Turn(blocks, WAY, asks).text(), constraints, arguments, True)
     return [e.b.extract_value(found, i) for i in range(blocks)] if blocks > 1 else [found]

@@ -47,8 +47,8 @@ class Facts:
 # By lanes of a vector. With 16 of them see benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit
 # of 16 rows; with 8, packing takes 0.88 of the time at 12 rows (Zen 4). The ridge: its 116 GFLOP/s a core over 17 GB/s.
 _ROWS = {16: 64, 8: 8, 4: 16}
-# By the compiler's name of a processor: Zen 3 walks what comes again faster from its last cache of 32 MiB (0.94 of the
-# time at 8 MiB), and from memory little slower.
+# By the compiler's name of a processor: Zen 3, with a last cache of 32 MiB, walks what comes again in 0.94 of the time
+# at 8 MiB and in 0.98 at 16 MiB, and what is not there after all little slower.
 _SEEN_BYTES = {"znver3": 2**24}
 _facts: Facts | None = None
 _measuring = False

@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 from ..emit.target import target
 from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, FLOAT32, I64, Emitter, define, switch_over
 from . import turn
+from .turn import Asks
 
 WIDTH = min(8, target().width)
 MAX_ROWS = 4
@@ -40,7 +41,8 @@ AHEAD_BYTES = 384  # in each weight row, where the next strip is too large
 # A flag beside `load_c`: weights lie in a cache, where asking for them costs as much as loading them. Of shorter rows
 # the next strip is asked for all the same: a processor that follows a row finds its end too soon.
 IN_CACHE = 2
-# Others, of weights that may come from memory: the next strip is asked for through, and is one vector of columns.
+# Others, of weights that may come from memory: the next strip is asked for from one end to the other; and it is one
+# vector of columns.
 THROUGH, NARROW = 4, 8
 THROUGH_BYTES = 2**16  # of the next strip, which has to stay in the second-level cache until it is walked
 LONG_BYTES = 1024
@@ -91,9 +93,11 @@ def _stay(at_once: int, line: int) -> bool:
 class _Strip:
     """Some vectors of columns: where their weight rows are, and the sums."""
 
-    line: Any = None  # bytes between weight rows,
-    multiples: tuple[Any, ...] = ()  # and some times that, where turns are taken in instructions
-    through = False  # the next strip is asked for from one end to the other
+    # Where turns are taken in instructions: bytes between weight rows, some times that, and whether the next strip is
+    # asked for through.
+    line: Any = None
+    multiples: tuple[Any, ...] = ()
+    through = False
 
     def __init__(self, e: Emitter, element: int, bases: list[Any], lines: list[Any], x: list[Any], ahead: Any) -> None:
         self.e, self.element, self.lines, self.x, self.ahead = e, element, lines, x, ahead
@@ -159,20 +163,20 @@ class _Strip:
         e, [acc] = self.e, self.acc
         bases, x = self._bases(STEPS * self.depth), e.at(self.x[0], e.times(here, F32_BYTES))
 
-        def take(asks: str, ahead: Any | None) -> None:
+        def take(asks: Asks, ahead: Any | None) -> None:
             sums = turn.sums_after(e, asks, [e.b.load(s, typ=e.vec) for s in acc], bases, ahead, x, self.multiples)
             for value, slot in zip(sums, acc, strict=True):
                 e.b.store(value, slot)
 
         if GOES_ON:
-            asks = turn.THROUGH if self.through else turn.ON
+            asks = Asks.THROUGH if self.through else Asks.ON
             take(asks, turn.ahead(e, asks, here, k, self.line, len(acc)))
             return
         with e.b.if_else(e.b.icmp_signed("!=", self.ahead, e.i64(0))) as (asks_strip, asks_not):
             with asks_strip:
-                take(turn.STRIP, self.ahead)
+                take(Asks.STRIP, self.ahead)
             with asks_not:
-                take(turn.NEAR, None)
+                take(Asks.NEAR, None)
 
     def _bases(self, depth: int) -> list[Any]:
         """Where each block is, in registers of their own; and on by `depth` elements of k."""

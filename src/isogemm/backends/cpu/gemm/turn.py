@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from llvmlite import binding, ir
@@ -49,15 +50,23 @@ class Way:
 # memory as fast as one array, 24 at 0.8 of that; asked for a strip ahead they come at half of it.
 WAYS = {"znver3": Way(blends=True, goes_on=True, short=1536)}
 WAY = WAYS.get(target().name, Way())
-# What is asked for meanwhile: each row so many bytes ahead, by blocks, into the first-level cache, because 24 rows are
-# more than a processor follows by itself; all lines of the next strip as well, or those alone, in the order of memory.
+# So many bytes ahead, by blocks, each row is asked for, into the first-level cache: 24 rows are more than a processor
+# follows by itself.
 NEAR_BYTES = {3: 128, 2: 256}
-NEAR, STRIP, ON, THROUGH = "near", "near and the strip", "on into the next strip", "the strip through"
 # Registers: rows as loaded, pairs of them, one to spare, broadcasts of x; the compiler has the first three for sums.
 ROWS, PAIRS, SPARE, X = range(3, 7), range(7, 11), 11, range(12, 16)
 # Weight rows j behind a block's first, as index and scale of an address: multiples 1, 3, 5, 7 of a line have registers.
 MULTIPLES = (1, 3, 5, 7)
 _OFFSETS = ((0, 0), (1, 1), (1, 2), (3, 1), (1, 4), (5, 1), (3, 2), (7, 1))
+
+
+class Asks(Enum):
+    """What a turn asks for meanwhile."""
+
+    NEAR = "each row, near by"
+    STRIP = "each row, near by, and all rows of the next strip"
+    ON = "each row, near by and on into the next strip"
+    THROUGH = "the next strip, in the order of memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ class _Turn:
 
     blocks: int
     way: Way
-    asks: str
+    asks: Asks
 
     # Operands: sums out, sums in (tied), then bases of blocks, bases of what is asked for, x, multiples of the line.
     @property
@@ -107,13 +116,13 @@ class _Turn:
         near = self._address(self._bases + block, row, NEAR_BYTES[BLOCKS])
         ahead = self._address(3 * self.blocks + block, row, 0)
         match self.asks:
-            case "near":
+            case Asks.NEAR:
                 yield f"prefetcht0 {near}"
-            case "near and the strip":
+            case Asks.STRIP:
                 yield from (f"prefetcht0 {near}", f"prefetcht2 {ahead}")
-            case "on into the next strip":
+            case Asks.ON:
                 yield f"prefetcht0 {ahead}"
-            case "the strip through":
+            case Asks.THROUGH:
                 yield f"prefetcht2 {CACHE_LINE * (WIDTH * block + row)}(${3 * self.blocks})"
 
     def text(self) -> str:
@@ -157,10 +166,10 @@ def multiples(e: Emitter, line: Any) -> tuple[Any, ...]:
     return tuple(e.kept(e.times(line, i)) for i in MULTIPLES)
 
 
-def ahead(e: Emitter, asks: str, here: Any, k: Any, line: Any, blocks: int) -> Any:
-    """How far behind the line at element `here` of its row the one is that is asked for; THROUGH in its strip."""
+def ahead(e: Emitter, asks: Asks, here: Any, k: Any, line: Any, blocks: int) -> Any:
+    """How far behind the line at element `here` of its row the one is that is asked for; THROUGH, in its strip."""
     at, row, strip = e.times(here, F32_BYTES), e.times(k, F32_BYTES), e.times(line, blocks * WIDTH)
-    if asks == THROUGH:
+    if asks is Asks.THROUGH:
         return e.at(strip, e.times(at, blocks * WIDTH - 1))
     near = NEAR_BYTES[blocks]
     lines = e.b.and_(e.at(row, CACHE_LINE - 1), e.i64(-CACHE_LINE))
@@ -169,7 +178,7 @@ def ahead(e: Emitter, asks: str, here: Any, k: Any, line: Any, blocks: int) -> A
 
 
 def sums_after(
-    e: Emitter, asks: str, sums: list[Any], bases: list[Any], ahead: Any | None, x: Any, lines: tuple[Any, ...]
+    e: Emitter, asks: Asks, sums: list[Any], bases: list[Any], ahead: Any | None, x: Any, lines: tuple[Any, ...]
 ) -> list[Any]:
     """The sums after 16 more k of every block; asks for what is `ahead` bytes behind, where that is given."""
     binding.initialize_native_asmparser()  # which Numba does not

@@ -44,7 +44,7 @@ class Call:
     w: str = "c"
     out: str = "c"
     contract: str = ""
-    alpha: float = 1.0
+    alpha: str = "1.0"  # as text: 0.0 equals -0.0, and the definition's results are kept by calls
     bias: bool = False
     threads: int = 1
     library: str = "numpy"
@@ -60,7 +60,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "w": ("c", "f", "padded", "stepped", "reversed", "broadcast"),
     "out": ("c", "f", "padded", "reversed"),
     "contract": ("", *CONTRACTS),
-    "alpha": (1.0, 0.0, -0.0, -2.5),
+    "alpha": ("1.0", "0.0", "-0.0", "-2.5"),
     "bias": (False, True),
     "threads": (1, 2),
     "library": ("numpy", "torch") if find_spec("torch") else ("numpy",),
@@ -72,13 +72,13 @@ KEPT = ("form", "weight", "k", "contract", "dtype")  # of which most tables have
 def legal(call: Call) -> Call:
     """The nearest call that is not refused for another reason than the one that it is there for."""
     if call.weight.startswith("Q"):
-        call = replace(call, form="linear", k=2 * NR, w="c", contract="", alpha=1.0)
+        call = replace(call, form="linear", k=2 * NR, w="c", contract="", alpha="1.0")
     elif call.weight == "packed":
         call = replace(call, form="linear", w="c")
     if call.form in ("onto", "locked"):
-        call = replace(call, contract="", alpha=1.0, library="numpy", out="c")
+        call = replace(call, contract="", alpha="1.0", library="numpy", out="c")
     if call.form in ("linear", "matmul", "into"):
-        call = replace(call, alpha=1.0)
+        call = replace(call, alpha="1.0")
     if call.form not in ("linear", "gemm"):
         call = replace(call, bias=False)
     if call.contract.startswith("tensor") and call.dtype == "float32":
@@ -86,7 +86,7 @@ def legal(call: Call) -> Call:
     if call.form == "walk" and call.contract.endswith(("tree4", "lanes32")):
         call = replace(call, contract="fma/leaf8")
     if call.contract.endswith("lanes32"):
-        call = replace(call, alpha=1.0, bias=False)
+        call = replace(call, alpha="1.0", bias=False)
     return call
 
 
@@ -140,8 +140,8 @@ def expected(call: Call) -> np.ndarray:
         w = quantized(call.weight, call.seed).dequantize(x.dtype)
     b, contract = w.T if call.form == "linear" else w, call.contract or "fma/chain"
     if call.form == "walk":
-        return product(x, b, contract, c=start(m, n), alpha=call.alpha, out_dtype=F32, accumulate=True)
-    return product(x, b, contract, alpha=call.alpha, bias=bias)
+        return product(x, b, contract, c=start(m, n), alpha=float(call.alpha), out_dtype=F32, accumulate=True)
+    return product(x, b, contract, alpha=float(call.alpha), bias=bias)
 
 
 def start(m: int, n: int) -> np.ndarray:
@@ -184,10 +184,10 @@ def run(call: Call) -> Any:
         return isogemm.matmul(x, w, out=given(room(call, DTYPES[call.dtype])), **options)
     if call.form == "walk":
         out = laid(start(m, n), call.out)
-        return isogemm.gemm(x, w, alpha=call.alpha, out=given(out), accumulate=True, **options)
+        return isogemm.gemm(x, w, alpha=float(call.alpha), out=given(out), accumulate=True, **options)
     if call.form == "gemm":
-        return isogemm.gemm(x, w, alpha=call.alpha, bias=bias, **options)
-    both = isogemm.gemm_strided_batched(x[None], w[None], alpha=call.alpha, **options)
+        return isogemm.gemm(x, w, alpha=float(call.alpha), bias=bias, **options)
+    both = isogemm.gemm_strided_batched(x[None], w[None], alpha=float(call.alpha), **options)
     return both[0]
 
 

@@ -30,7 +30,7 @@ from isogemm.torch import distributed as idist
 from isogemm.torch.distributed import GradientTree, Ranks, mapped, sums
 from isogemm.torch.distributed.models import parallelise, plan_of
 from isogemm.torch.distributed.tree import fixed_sum, rounded
-from isogemm.torch.model.layers import Merging, _is_whole
+from isogemm.torch.model.layers import Merging
 
 ORDER = "tree4"
 F32, BF16 = torch.float32, torch.bfloat16
@@ -298,7 +298,7 @@ def models(rank):
                         same = differing(found, want[: len(found), -found.shape[1] :])
                         yield {"what": f"{family} {dtype} {name} {how}", "differ": same}
                     merged = sum(
-                        child.merge() and _is_whole(child) for child in model.modules() if isinstance(child, Merging)
+                        child.merge() and child.is_merged() for child in model.modules() if isinstance(child, Merging)
                     )
                     same = differing(model(ids).logits, want)
                     yield {"what": f"{family} {dtype} {name} fused", "of": merged, "differ": same}

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from isogemm.contract.spec import as_contract
 from isogemm.errors import OptionError
 
 torch = pytest.importorskip("torch")
@@ -420,6 +421,49 @@ def test_merged_products_have_the_same_bits(family, dtype):
     assert calls == [1]
     assert same(merged(ids).logits, apart(ids).logits)  # with gradients: apart
     check()
+
+
+CHANGES = {
+    "nothing": lambda layer: None,
+    "numbers": lambda layer: layer.weight.data.mul_(2),
+    "memory": lambda layer: setattr(layer.weight, "data", -layer.weight.data),
+    "strides": lambda layer: setattr(layer.weight, "data", layer.weight.data.mT),
+    "parameter": lambda layer: setattr(layer, "weight", torch.nn.Parameter(-layer.weight.detach())),
+    "assigned": lambda layer: layer.load_state_dict({"weight": -layer.weight.detach()}, assign=True),
+    "bias": lambda layer: setattr(layer, "bias", torch.nn.Parameter(torch.ones(len(layer.weight)))),
+}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_merged_layers_may_change(place):
+    """What is one product is seen anew in each call: by the compiled code of before, too."""
+    model = build(num_hidden_layers=1, intermediate_size=TINY["hidden_size"])
+    iso.convert(model, fuse=True)
+    mlp = model.model.layers[0].mlp
+    layers, x = [mlp.gate_proj, mlp.up_proj], torch.randn(3, mlp.gate_proj.in_features)
+    torch._dynamo.reset()
+    compiled = torch.compile(mlp, fullgraph=True, backend="aot_eager")
+
+    def check(what):
+        with torch.no_grad():
+            apart = [layer(x) for layer in layers]
+            assert all(same(*pair) for pair in zip(mlp._products(x), apart, strict=True)), what
+            want = mlp.down_proj(iso.reductions.silu_mul(*apart))
+            assert same(compiled(x), want), what
+
+    for what, change in CHANGES.items():
+        check("as they were merged")
+        change(layers[place])
+        check(what)
+        layers[place].bias = None
+        mlp.merge()
+        assert mlp.is_merged()
+    layers[place].contract = as_contract("fma/leaf8")
+    with torch.no_grad():
+        assert all(same(y, layer(x)) for y, layer in zip(mlp._products(x), layers, strict=True))
+    layers[place].contract = None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert all(same(y, layer(x)) for y, layer in zip(mlp._products(x), layers, strict=True))
 
 
 def test_hooks_of_norms_are_called():

@@ -6,8 +6,6 @@ object as it is. Gradients of parameters go to ``.grad``, or to float32 buffers 
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +13,7 @@ import torch
 from ...base import arguments
 from ...contract.spec import Contract, ContractLike, as_contract
 from .. import functional, ops, reductions
+from ..gemm.merged import are_rows_of, merged_op
 from ..ops import Tensor, with_order
 
 
@@ -171,15 +170,12 @@ class Merging(Converted):
     """
 
     merges: ClassVar[tuple[str, ...]] = ()
-    merged_number: int
 
     def merge(self) -> bool:
         """Merge, or merge again after the parameters got new memory. False where the layers do not fit.
 
         Weights without memory wait: they are merged when they get some, by ``module.to_empty`` or `load_shards`.
         """
-        # torch traces no addresses, and 2.11 takes no module for a constant: while it compiles it asks by number.
-        torch.compiler.assume_constant_result(_is_whole_now)
         layers = self._layers()
         if not all(isinstance(layer, Linear) and layer.is_plain() for layer in layers):
             return False  # quantized ones, too
@@ -199,8 +195,6 @@ class Merging(Converted):
                 for p, place in zip(parts, whole.split([len(p) for p in parts]), strict=True):
                     p.data = place
             self.register_buffer(f"merged_{name}", whole, persistent=False)  # type: ignore[attr-defined]
-        self.merged_number = next(_numbers)
-        _merged[self.merged_number] = self
         return True
 
     def _layers(self) -> list[Any]:
@@ -209,19 +203,50 @@ class Merging(Converted):
         modules = vars(self)["_modules"]
         return [modules[name] for name in self.merges]
 
+    def is_merged(self) -> bool:
+        """Whether the layers are one product: nothing else than products, of one contract, with the merged tensors."""
+        buffers = vars(self)["_buffers"]
+        return self._are_alike() and all(
+            are_rows_of(buffers[f"merged_{x}"], self._parts(x)) for x in ("weight", "bias")
+        )
+
+    def _are_alike(self) -> bool:
+        layers = self._layers()
+        for layer in layers:
+            if not (isinstance(layer, Linear) and layer.is_plain()) or layer.contract != layers[0].contract:
+                return False
+            if layer._forward_hooks or layer._forward_pre_hooks:  # they wait for the layer's own call
+                return False
+        return True
+
+    def _parts(self, name: str) -> list[Tensor | None]:
+        return [layer._parameters.get(name) for layer in self._layers()]
+
     def _products(self, x: Tensor) -> Any:
         """What each of the layers makes of x."""
         layers, buffers = self._layers(), vars(self)["_buffers"]
-        whole = buffers.get("merged_weight")
-        if whole is None or torch.is_grad_enabled():
+        whole, y = buffers.get("merged_weight"), None
+        if not (whole is None or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type)):
+            if torch.compiler.is_compiling():
+                y = self._merged_later(x, whole, buffers["merged_bias"])
+            elif ops.is_plain(x) and self.is_merged():
+                y = inferred(x, whole, buffers["merged_bias"], layers[0].contract)
+        if y is None:
             return [layer(x) for layer in layers]
-        if not (_is_whole_now(self.merged_number) if torch.compiler.is_compiling() else _is_whole(self)):
-            return [layer(x) for layer in layers]
-        for layer in layers:
-            if layer._forward_hooks or layer._forward_pre_hooks:  # they wait for the layer's own call
-                return [layer(x) for layer in layers]
-        y = inferred(x, whole, buffers["merged_bias"], layers[0].contract)
         return y.split([layer.out_features for layer in layers], -1)
+
+    def _merged_later(self, x: Tensor, whole: Tensor, bias: Tensor | None) -> Tensor | None:
+        """The operator that sees by the memory that parameters have then, which is not traced; None where none fits."""
+        weights, biases = self._parts("weight"), self._parts("bias")
+        for layer, w, b in zip(self._layers(), weights, biases, strict=True):
+            if w is None or len(w) != layer.out_features or (b is None) is not (bias is None):
+                return None
+        contract = self._layers()[0].contract
+        if not self._are_alike():
+            return None
+        return merged_op(
+            x, whole, bias, weights, [] if bias is None else biases, "" if contract is None else str(contract)
+        )
 
     def __setstate__(self, state: Any) -> None:
         """Copied or loaded: merged again."""
@@ -239,31 +264,6 @@ class Merging(Converted):
         if was:
             self.merge()
         return found
-
-
-_numbers = itertools.count()
-_merged: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-
-def _is_whole_now(number: int) -> bool:
-    """`_is_whole` of the module with that number."""
-    return _is_whole(_merged[number])
-
-
-def _is_whole(module: Any) -> bool:
-    """Whether the layers are those that were merged, and their parameters still lie in the merged tensors."""
-    for layer in module._layers():
-        if not (isinstance(layer, Linear) and layer.is_plain()):
-            return False
-    for name in ("weight", "bias"):
-        whole = module._buffers[f"merged_{name}"]
-        place = 0 if whole is None else whole.data_ptr()
-        for layer in module._layers() if whole is not None else ():
-            p = layer._parameters.get(name)
-            if p is None or p.data_ptr() != place:
-                return False
-            place += p.numel() * p.element_size()
-    return True
 
 
 class RMSNorm(Converted, torch.nn.RMSNorm):  # type: ignore[misc]

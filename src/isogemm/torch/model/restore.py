@@ -13,7 +13,7 @@ from .layers import Converted
 from .watch import forget
 
 # What isogemm keeps in a module, and torch's has not.
-_KEPT = ("contract", "grad_order", "halves", "main_grads", "merged_number", "place")
+_KEPT = ("contract", "grad_order", "halves", "main_grads", "place")
 _BUFFERS = ("merged_bias", "merged_weight", "table")
 
 

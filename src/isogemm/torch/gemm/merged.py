@@ -19,14 +19,14 @@ def are_rows_of(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
     """Whether tensors are all the rows of `whole`, in their order and in its memory; no tensors where that is None."""
     if whole is None:
         return all(p is None for p in parts)
-    place, item = whole.data_ptr(), whole.element_size()
-    end = place + whole.numel() * item
+    place, dtype, steps = whole.data_ptr(), whole.dtype, whole.stride()
+    end = place + whole.nbytes
     for p in parts:
-        if p is None or p.data_ptr() != place or p.dtype is not whole.dtype:
+        if p is None or p.data_ptr() != place or p.dtype is not dtype:
             return False
-        if p.stride() != whole.stride() or p.shape[1:] != whole.shape[1:]:
+        if p.stride() != steps or not p.is_contiguous():
             return False
-        place += p.numel() * item
+        place += p.nbytes
     return bool(place == end)
 
 

@@ -205,22 +205,11 @@ class Merging(Converted):
 
     def is_merged(self) -> bool:
         """Whether the layers are one product: nothing else than products, of one contract, with the merged tensors."""
-        buffers = vars(self)["_buffers"]
-        return self._are_alike() and all(
-            are_rows_of(buffers[f"merged_{x}"], self._parts(x)) for x in ("weight", "bias")
+        layers, buffers = self._layers(), vars(self)["_buffers"]
+        return _are_alike(layers) and all(
+            are_rows_of(buffers[f"merged_{name}"], [layer._parameters.get(name) for layer in layers])
+            for name in ("weight", "bias")
         )
-
-    def _are_alike(self) -> bool:
-        layers = self._layers()
-        for layer in layers:
-            if not (isinstance(layer, Linear) and layer.is_plain()) or layer.contract != layers[0].contract:
-                return False
-            if layer._forward_hooks or layer._forward_pre_hooks:  # they wait for the layer's own call
-                return False
-        return True
-
-    def _parts(self, name: str) -> list[Tensor | None]:
-        return [layer._parameters.get(name) for layer in self._layers()]
 
     def _products(self, x: Tensor) -> Any:
         """What each of the layers makes of x."""
@@ -228,25 +217,12 @@ class Merging(Converted):
         whole, y = buffers.get("merged_weight"), None
         if not (whole is None or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type)):
             if torch.compiler.is_compiling():
-                y = self._merged_later(x, whole, buffers["merged_bias"])
+                y = _merged_later(x, layers, whole, buffers["merged_bias"])
             elif ops.is_plain(x) and self.is_merged():
                 y = inferred(x, whole, buffers["merged_bias"], layers[0].contract)
         if y is None:
             return [layer(x) for layer in layers]
         return y.split([layer.out_features for layer in layers], -1)
-
-    def _merged_later(self, x: Tensor, whole: Tensor, bias: Tensor | None) -> Tensor | None:
-        """The operator that sees by the memory that parameters have then, which is not traced; None where none fits."""
-        weights, biases = self._parts("weight"), self._parts("bias")
-        for layer, w, b in zip(self._layers(), weights, biases, strict=True):
-            if w is None or len(w) != layer.out_features or (b is None) is not (bias is None):
-                return None
-        contract = self._layers()[0].contract
-        if not self._are_alike():
-            return None
-        return merged_op(
-            x, whole, bias, weights, [] if bias is None else biases, "" if contract is None else str(contract)
-        )
 
     def __setstate__(self, state: Any) -> None:
         """Copied or loaded: merged again."""
@@ -264,6 +240,29 @@ class Merging(Converted):
         if was:
             self.merge()
         return found
+
+
+def _are_alike(layers: list[Any]) -> bool:
+    """Whether layers are products and nothing else, of one contract."""
+    contract = getattr(layers[0], "contract", None)
+    for layer in layers:
+        if not (isinstance(layer, Linear) and layer.is_plain() and layer.contract == contract):
+            return False
+        if layer._forward_hooks or layer._forward_pre_hooks:  # they wait for the layer's own call
+            return False
+    return True
+
+
+def _merged_later(x: Tensor, layers: list[Any], whole: Tensor, bias: Tensor | None) -> Tensor | None:
+    """The operator that looks, when it runs, where the parameters lie, which no compiler traces; None: not these."""
+    if not _are_alike(layers):
+        return None
+    weights, biases = ([layer._parameters.get(name) for layer in layers] for name in ("weight", "bias"))
+    for layer, w, b in zip(layers, weights, biases, strict=True):
+        if w is None or len(w) != layer.out_features or (b is None) is not (bias is None):
+            return None
+    contract = "" if layers[0].contract is None else str(layers[0].contract)
+    return merged_op(x, whole, bias, weights, [] if bias is None else biases, contract)
 
 
 class RMSNorm(Converted, torch.nn.RMSNorm):  # type: ignore[misc]

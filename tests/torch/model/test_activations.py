@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -132,6 +133,58 @@ def test_a_state_that_changes_is_seen_by_compiled_code():
         before, model[0].beta = model(x), 3.0
         assert not torch.equal(model(x), before)
         assert torch.equal(compiled(x), model(x))
+
+
+def test_compiled_code_takes_no_module_for_another_one():
+    """Those whose functions have one name, and whose partial functions one set of names; and one of two modes."""
+    functions = functools.partial(shift, x0=0.5, x1=2.0), functools.partial(shift, x1=0.5, x0=2.0)
+    model = nn.ModuleList([Calls(FIRST), Calls(SECOND), *map(Calls, functions), Modes(), Shift0()])
+    report = iso.convert(model)
+    assert len(report.converted) == len(model)
+    x = torch.randn(5, 37)
+    torch._dynamo.reset()
+    compiled = [torch.compile(child, fullgraph=True, backend="aot_eager") for child in model]
+
+    def check():
+        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=32):  # of one method, which all share
+            want = [child(x) for child in model]
+            assert [i for i, y in enumerate(want) if not torch.equal(compiled[i](x), y)] == []
+        return want
+
+    trained = check()
+    for training in (False, True, False):
+        model.train(training)
+        evaluated = check()
+    assert not torch.equal(trained[4], evaluated[4])
+    model[4]._scale = 3.0
+    model[5].shift[0] = 0.25
+    check()
+
+
+FIRST = lambda x: torch.sigmoid(x)  # noqa: E731  # of one name, as transformers has some
+SECOND = lambda x: torch.sigmoid(x) * x  # noqa: E731
+
+
+def shift(x, x0, x1):
+    return torch.sigmoid(x + x0) * x1
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Modes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self._scale = 2.0
+
+    def forward(self, x):
+        return self._scale * (nn.functional.gelu(x) if self.training else torch.sigmoid(x))
 
 
 def test_compiled_they_have_the_eager_bits():

@@ -50,6 +50,7 @@ class Activation(Converted):
     part = "activation"
     rule: str = ""
     place: int = -1
+    training: bool
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """The module's own function of each element, by one of its kernel's forms."""
@@ -66,6 +67,8 @@ class Activation(Converted):
     def keep(self) -> None:
         """Let the operator that compilers see find this module, or one like it."""
         key = _state(self)
+        if key is None and _OWN.get(self.place) is self:
+            return
         place = _SHARED.get(key) if key is not None else None
         if place is None:
             place = next(_PLACES)
@@ -73,6 +76,7 @@ class Activation(Converted):
                 _OWN[place] = self
             else:
                 _SHARED[key], _STAND_INS[place] = place, stand_in(self)
+                train(_STAND_INS[place], self.training)
         vars(self)["place"] = place
 
     def __setstate__(self, state: Any) -> None:
@@ -83,25 +87,29 @@ class Activation(Converted):
     def __setattr__(self, name: str, value: Any) -> None:
         """With another state it is another function, which compiled code has to notice."""
         super().__setattr__(name, value)
-        if "place" in vars(self) and not name.startswith("_"):
+        if "place" in vars(self) and name not in _INNER:
             self.keep()
 
 
 def _state(module: Any) -> Any:
     """A module's class and attributes as a key; None where an attribute is none of the plain types."""
-    inner = vars(torch.nn.Module()).keys() | {"place"}
-    state = {name: _value(x) for name, x in vars(module).items() if name not in inner}
-    return None if None in state.values() else (type(module), *sorted((name, *value) for name, value in state.items()))
+    state = {name: _value(x) for name, x in vars(module).items() if name not in _INNER}
+    return None if None in state.values() else (type(module), *sorted(state.items(), key=lambda item: item[0]))
+
+
+_INNER = vars(torch.nn.Module()).keys() - {"training"} | {"place"}
 
 
 def _value(x: Any) -> Any:
+    """What is equal where attributes are: functions are themselves, for others may have their names."""
     if x is None or isinstance(x, (bool, int, float, str)):
-        return type(x).__name__, repr(x)
+        return type(x), repr(x)
     if isinstance(x, functools.partial):
-        inside = [_value(y) for y in (x.func, *x.args, *x.keywords.values())]
-        return None if None in inside else ("partial", repr(sorted(x.keywords)), repr(inside))
+        names = tuple(sorted(x.keywords))
+        inside = tuple(_value(y) for y in (x.func, *x.args, *(x.keywords[name] for name in names)))
+        return None if None in inside else (functools.partial, names, inside)
     is_global = isinstance(x, (types.FunctionType, types.BuiltinFunctionType)) and "<locals>" not in x.__qualname__
-    return (str(x.__module__), x.__qualname__) if is_global else None
+    return x if is_global else None
 
 
 def _module(place: int) -> Any:

@@ -120,6 +120,30 @@ def test_compiled_layers_see_what_is_written():
         same(layer(x), isogemm.linear(x, other))
 
 
+def test_writes_through_several_tensors_of_one_memory_are_seen():
+    """Each has a count of its own, and these counts may meet."""
+    memory, x = np.array(weight("Q4_0", 40).rows), drawn(3, 64, seed=1)
+    one, other = torch.from_numpy(memory), torch.from_numpy(memory)
+    for turn, blocks in enumerate((one, other, one, other, other, one)):
+        want = weight("Q4_0", 40, seed=turn)
+        blocks.copy_(torch.from_numpy(want.rows))
+        same(quantized_ops.linear_forward_op(x, blocks, None, "Q4_0", 40, 64, "", "", None), isogemm.linear(x, want))
+
+
+@pytest.mark.parametrize("n", [40, 7])
+def test_writes_in_inference_mode_are_seen(n):
+    """torch does not count them."""
+    x = drawn(3, 64, seed=1)
+    with torch.inference_mode():
+        blocks = torch.from_numpy(weight("Q4_0", n).rows).clone()
+        for seed in range(3):
+            want = weight("Q4_0", n, seed=seed)
+            blocks.copy_(torch.from_numpy(want.rows))
+            for x_ in (x, x.bfloat16()):
+                got = quantized_ops.linear_forward_op(x_, blocks, None, "Q4_0", n, 64, "", "", None)
+                same(got, isogemm.linear(x_, want))
+
+
 def test_weights_in_place_and_slices_of_them():
     """What is read from the blocks themselves needs no copy anew."""
     w, other, x = weight("Q4_0", 40), weight("Q4_0", 40, seed=7), drawn(3, 64)

@@ -83,17 +83,23 @@ def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
             found = QuantizedMatrix.adopt(blocks.detach(), shape=(n, k), format=fmt)
         else:
             found = QuantizedMatrix.from_bytes(blocks.detach().numpy(), shape=(n, k), format=fmt)
+        if blocks.is_inference() and not blocks.is_cuda:
+            found = found.in_place()
         found._show(blocks.detach())
         blocks._isogemm_matrix = found  # not a cycle: the matrix holds another tensor of the same memory
         _alive[key] = found
+    if blocks.is_inference():  # torch counts no writes into it, so nothing that is made of its bytes is kept
+        found.forget()
     return found
 
 
 def _key(blocks: Tensor, fmt: str, n: int, k: int) -> tuple[Any, ...]:
     layout = blocks.shape, blocks.stride()  # w[:n] and w[::2] begin at the same byte
-    # torch counts writes: what was made of older bytes is not found again.
+    # torch counts writes: what was made of older bytes is not found again. Tensors that somebody made of one memory
+    # have counts of their own, and storages.
     written = 0 if blocks.is_inference() else blocks._version
-    return blocks.data_ptr(), layout, blocks.get_device(), fmt, n, k, written
+    storage = blocks.untyped_storage()._cdata
+    return blocks.data_ptr(), storage, layout, blocks.get_device(), fmt, n, k, written
 
 
 def product(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, activations: str, out_dtype: Any) -> Any:

@@ -312,3 +312,15 @@ def test_arrays_never_import_torch():
         "assert not [m for m in sys.modules if m.split('.')[0] == 'torch']\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_arrays_are_multiplied_while_another_thread_imports_torch():
+    """Which has none of its names until then."""
+    code = (
+        "import sys, types, numpy as np\n"
+        "import isogemm\n"
+        "sys.modules['torch'] = types.ModuleType('torch')\n"
+        "a = np.ones((2, 2), np.float32)\n"
+        "isogemm.matmul(a, a, contract='fma/leaf8', out_dtype='bfloat16'); isogemm.gemm_batched([a], [a])\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -76,8 +76,8 @@ def as_dtype(dtype: Any, name: str = "out_dtype") -> DType | None:
     """
     if dtype is None:
         return None
-    torch = sys.modules.get("torch")
-    text = str(dtype).removeprefix("torch.") if torch is not None and isinstance(dtype, torch.dtype) else dtype
+    torchs = getattr(sys.modules.get("torch"), "dtype", ())  # nothing of it, or not all yet: another thread imports it
+    text = str(dtype).removeprefix("torch.") if isinstance(dtype, torchs) else dtype
     if isinstance(text, str):
         text = SHORT_NAMES.get(text, text)
     if isinstance(text, str) and text == "bfloat16":

@@ -46,9 +46,8 @@ def ready() -> bool:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x` is a torch tensor. Never imports torch: who has none of its modules has no tensors."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
+    """Whether `x` is a torch tensor. Never imports torch: who has none of it, or not all yet, has no tensors."""
+    return isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ()))  # another thread may import it now
 
 
 def is_traced() -> bool:

@@ -269,6 +269,27 @@ def test_a_tensor_as_out(dtype):
         isogemm.matmul(a, b, out=torch.zeros(1, 3, dtype=out.dtype).expand(4, 3))
 
 
+def test_what_is_written_to_a_tensor_is_no_more_what_autograd_saved():
+    """Gradients of older numbers would be those of newer ones."""
+    torch = pytest.importorskip("torch")
+    a, q = torch.ones(2, 32), isogemm.quantize(np.ones((2, 32), np.float32), "Q8_0")
+    writes = (
+        lambda out: isogemm.matmul(a, a.T, out=out),
+        lambda out: isogemm.matmul(a, a.T, out=out, accumulate=True),  # by the short path
+        lambda out: isogemm.gemm(a, a.T, out, beta=1.0, out=out),
+        lambda out: isogemm.linear(a, q, out=out),
+        lambda out: isogemm.gemm_batched([a], [a.T], out=[out]),
+    )
+    for write in writes:
+        saved, x = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
+        y = (saved * x).sum()
+        write(saved)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+    with torch.inference_mode():
+        isogemm.matmul(a, a.T, out=torch.ones(2, 2))
+
+
 def test_results_share_no_hidden_copy():
     torch = pytest.importorskip("torch")
     got = isogemm.matmul(torch.ones(3, 4), torch.ones(4, 2))

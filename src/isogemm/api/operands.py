@@ -11,7 +11,7 @@ from ..backends import open_device
 from ..errors import DeviceError
 from ..operands import views
 from ..operands.device_array import HOST, DeviceId, holder_of
-from ..operands.tensors import is_tensor
+from ..operands.tensors import is_tensor, wrote
 from ..planner.device import Device
 
 Array = NDArray[Any]
@@ -84,11 +84,13 @@ class Operands:
     def result(self, x: Array, out: Any, *operands: Any) -> Any:
         """What a call returns: `out` where it was given, else the new array as the operands' kind."""
         self.done()
+        wrote(out)
         return out if out is not None else self.device.result(x, operands)
 
     def results(self, group: list[Array], out: Any, *operands: Any) -> Any:
         """The same for a list."""
         self.done()
+        wrote(out)
         return out if out is not None else [self.device.result(x, operands) for x in group]
 
     def public(self, x: Array, operand: Any) -> Any:

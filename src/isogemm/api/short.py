@@ -10,19 +10,29 @@ from typing import Any
 
 from ..backends import accelerator, backend
 from ..operands.device_array import HOST
-from ..operands.tensors import KINDS, is_traced, when_seen
+from ..operands.tensors import KINDS, is_traced, when_seen, wrote
 
 __all__ = ["KINDS", "call", "call_items"]
 
-_host, _device = backend(HOST.kind).recall, accelerator().recall
-call_items = accelerator().recall_items
+_host, _device, _items = backend(HOST.kind).recall, accelerator().recall, accelerator().recall_items
 
 
 def call(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
     """The product, or None where the long way has to look; `a` is a tensor of a type in `KINDS`."""
     if _trace() is not None or (_depth() and is_traced()):
         return None
-    return (_device if a.get_device() >= 0 else _host)(kind, a, b, bias, out, options)
+    found = (_device if a.get_device() >= 0 else _host)(kind, a, b, bias, out, options)
+    if out is not None and found is not None:
+        wrote(out)
+    return found
+
+
+def call_items(form: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
+    """`call` for lists."""
+    found = _items(form, a, b, bias, out, options)
+    if out is not None and found is not None:
+        wrote(out)
+    return found
 
 
 _trace: Any = None  # what is under a trace takes the long way, which refuses it

@@ -77,6 +77,18 @@ def check_untraced(name: str) -> None:
         raise OptionError(f"{name} under torch.jit.trace or make_fx", limit=limit, value="a trace", nearest=nearest)
 
 
+def wrote(out: Any) -> None:
+    """Count a write into a tensor, or into each of a list: torch does not see what kernels do to its memory.
+
+    By its count autograd finds that what it saved for a gradient is no more.
+    """
+    if isinstance(out, list | tuple):
+        for x in out:
+            wrote(x)
+    elif is_tensor(out) and not out.is_inference():  # which have no count
+        sys.modules["torch"].autograd.graph.increment_version(out)
+
+
 def stacked(name: str) -> str:
     """What to write in the place of a list of tensors."""
     return f"torch.stack({name}) for one product, isogemm.gemm_grouped or isogemm.torch.grouped for one with each"

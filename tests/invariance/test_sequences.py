@@ -27,6 +27,7 @@ from isogemm.errors import AliasError, LayoutError
 from isogemm.formats.reference import decode
 
 NR = target().nr  # columns of a panel: weights [n, NR] and their panels are matrices of one shape
+LONG = max(2 * NR, 32)  # a whole number of quantized blocks
 A_SIZE, B_SIZE = 4 * NR, 3 * NR * NR  # elements of x [m, k] and of w [n, k]
 DTYPES = {"float32": F32, "bfloat16": BF16, "float16": F16}
 CONTRACTS = ("fma/chain", "fma/leaf8", "fma/tree4", "fma/lanes32", "tensor_core:sm90/chain")
@@ -54,7 +55,7 @@ class Call:
 CHOICES: dict[str, tuple[Any, ...]] = {
     "form": ("linear", "matmul", "into", "gemm", "walk", "stack", "onto", "locked"),
     "weight": ("plain", "packed", "Q8_0", "Q4_1"),
-    "k": (NR, NR // 2, 2 * NR),
+    "k": (NR, NR // 2, LONG),
     "dtype": tuple(DTYPES),
     "x": ("c", "f", "padded", "stepped", "reversed", "broadcast"),
     "w": ("c", "f", "padded", "stepped", "reversed", "broadcast"),
@@ -73,7 +74,7 @@ KEPT = ("weight", "k", "dtype", "contract")  # of which most tables have keys
 def legal(call: Call) -> Call:
     """The nearest call that is not refused for another reason than the one that it is there for."""
     if call.weight.startswith("Q"):
-        call = replace(call, form="linear", k=2 * NR, w="c", contract="", alpha="1.0")
+        call = replace(call, form="linear", k=LONG, w="c", contract="", alpha="1.0")
     elif call.weight == "packed":
         call = replace(call, form="linear", w="c")
     if call.form in ("onto", "locked"):
@@ -126,7 +127,7 @@ def operands(call: Call) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def quantized(fmt: str, seed: int) -> isogemm.QuantizedMatrix:
-    return isogemm.quantize(values((B_SIZE // (2 * NR), 2 * NR), seed=4 + seed), fmt)
+    return isogemm.quantize(values((B_SIZE // LONG, LONG), seed=4 + seed), fmt)
 
 
 def bias_of(call: Call) -> np.ndarray | None:

@@ -267,7 +267,10 @@ class QuantizedMatrix(Weight):
             if self._packed is not None:
                 raise DeviceError("panels()", limit="a matrix on the host", value=self.device, nearest="w.to('cpu')")
             self.check()
-            kept = self._kept = _column(HOST).prepare(self.rows, self.format, self.shape[1], self.layout == "blocks")
+            seen = self._seen
+            kept = _column(HOST).prepare(self.rows, self.format, self.shape[1], self.layout == "blocks")
+            if seen == self._seen and (seen is None or seen == self._tensor._version):  # else others wrote meanwhile
+                self._kept = kept
         return kept
 
     def in_place(self) -> QuantizedMatrix:

@@ -144,6 +144,25 @@ def test_writes_in_inference_mode_are_seen(n):
                 same(got, isogemm.linear(x_, want))
 
 
+def test_what_is_made_while_another_thread_writes_is_not_kept(monkeypatch):
+    """The product that is under way may have either weight; those after it have the new one."""
+    from isogemm.backends.cpu.quant import products
+
+    layer, other, x = iso.QuantizedLinear(weight("Q4_0", 40)), weight("Q4_0", 40, seed=7), drawn(3, 64)
+    prepare = products.prepare
+
+    def slowly(*given):
+        made = prepare(*given)
+        monkeypatch.setattr(products, "prepare", prepare)
+        layer.blocks.copy_(torch.from_numpy(other.rows))  # and another product
+        same(layer(x), isogemm.linear(x, other))
+        return made
+
+    monkeypatch.setattr(products, "prepare", slowly)
+    layer(x)
+    same(layer(x), isogemm.linear(x, other))
+
+
 def test_weights_in_place_and_slices_of_them():
     """What is read from the blocks themselves needs no copy anew."""
     w, other, x = weight("Q4_0", 40), weight("Q4_0", 40, seed=7), drawn(3, 64)

@@ -97,7 +97,7 @@ def _state(module: Any) -> Any:
     return None if None in state.values() else (type(module), *sorted(state.items(), key=lambda item: item[0]))
 
 
-_INNER = vars(torch.nn.Module()).keys() - {"training"} | {"place"}
+_INNER = vars(torch.nn.Module()).keys() - {"training"} | {"place", "__class__"}
 
 
 def _value(x: Any) -> Any:

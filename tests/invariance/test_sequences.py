@@ -61,7 +61,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "w": ("c", "f", "padded", "stepped", "reversed", "broadcast"),
     "out": ("c", "f", "padded", "reversed"),
     "contract": ("", *CONTRACTS),
-    "alpha": ("1.0", "0.0", "-0.0", "-2.5"),
+    "alpha": ("1.0", "0.0", "-0.0"),
     "bias": (False, True),
     "threads": (1, 2),
     "library": ("numpy", "torch") if find_spec("torch") else ("numpy",),

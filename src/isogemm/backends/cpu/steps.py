@@ -28,18 +28,18 @@ GELU_SCALE, GELU_CUBE = types.float32(1.5957691216057308), types.float32(0.04471
 GELU_SLOPE = types.float32(0.21406444881780073)
 
 
-@njit(inline="always")
+@njit
 def _floats(task, place, count):
     return carray(pointer_to_floats(task[ADDRESSES + place]), (count,))
 
 
-@njit(inline="always")
+@njit
 def _range(task, chunk):
     begin = chunk * task[PER_CHUNK]
     return begin, min(task[TOTAL], begin + task[PER_CHUNK])
 
 
-@njit(inline="always")
+@njit
 def _copy(task, row, place, to):
     """Row `row` of the first array into row `to` of array `place`."""
     n = task[WIDTH]
@@ -146,7 +146,7 @@ def leaf_columns(task, chunk, scratch):
             out[j] = out[j] + x[j]
 
 
-@njit(inline="always")
+@njit
 def _gate(x):
     """sigmoid(2 * u) with GELU's u = sqrt(2 / pi) * (x + 0.044715 * x**3)."""
     return divide(ONE, ONE + _exp(-((x + ((x * x) * x) * GELU_CUBE) * GELU_SCALE)))
@@ -185,7 +185,7 @@ def silu_mul_back(task, chunk, scratch):
         other[i] = dy[i] * (x[i] * s)
 
 
-@njit(inline="always")
+@njit
 def _padded(scratch, n):
     lanes = carray(pointer_to_floats(scratch), (LANES,))
     row = carray(pointer_to_floats(scratch + 4 * LANES), (-(-n // LANES) * LANES,))
@@ -263,7 +263,7 @@ def row_dot(task, chunk, scratch):
         out[i] = _lane_sum(row, lanes)
 
 
-@njit(inline="always")
+@njit
 def _exp2(x):
     x = LEAST if x < LEAST else x
     k = x + SHIFT

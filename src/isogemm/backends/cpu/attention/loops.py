@@ -43,7 +43,7 @@ ZERO, ONE, MINUS_ZERO, INFINITY = (types.float32(x) for x in (0.0, 1.0, -0.0, fl
 _largest = largest_in(LANES)
 
 
-@njit(inline="always")
+@njit
 def _power(x, element):
     """exp2 of the definition, for results that are rounded to `element`."""
     x = LEAST if x < LEAST else x  # NaN stays

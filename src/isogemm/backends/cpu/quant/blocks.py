@@ -35,19 +35,19 @@ CODES_AT, SCALES_AT, MINS_AT, FLOATS_AT, SCRATCH = 0, 256, 320, 384, 384 + 4 * 2
 ZERO = types.float32(0)
 
 
-@njit(inline="always")
+@njit
 def half(p, at):
     """The float16 in bytes at, at + 1."""
     return as_float(half_to_float_bits(types.uint32(p[at]) | (types.uint32(p[at + 1]) << types.uint32(8))))
 
 
-@njit(inline="always")
+@njit
 def finite(x):
     """Whether x is neither infinite nor NaN."""
     return (as_bits(x) & types.uint32(0x7F800000)) != types.uint32(0x7F800000)
 
 
-@njit(inline="always")
+@njit
 def put_half(p, at, x):
     """x as float16 into bytes at, at + 1."""
     h = float_to_half_bits(as_bits(x))
@@ -136,7 +136,7 @@ def scales_of_q4(p, s, t):
 # and o in `floats`.
 
 
-@njit(inline="always")
+@njit
 def _open(p, q, s, t, size):
     return (
         carray(pointer_to_bytes(p), (size,)),
@@ -146,7 +146,7 @@ def _open(p, q, s, t, size):
     )
 
 
-@njit(inline="always")
+@njit
 def _close(floats, d, o):
     poke32(floats, as_bits(d))
     poke32(floats + 4, as_bits(o))
@@ -232,7 +232,7 @@ def decoder(name: str) -> int:
     return address_of(_DECODERS[name], SEVEN_WORDS) if name in _DECODERS else 0
 
 
-@njit(inline="always")
+@njit
 def has_offset(code):
     """Whether blocks have an o."""
     return code in (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K)

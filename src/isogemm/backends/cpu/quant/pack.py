@@ -90,7 +90,7 @@ def _scale(largest, block):
     return (ONE / r, r) if as_bits(r) < U(0x7F800000) else (ZERO, ZERO)
 
 
-@njit(inline="always")
+@njit
 def _record(task, x, record, block, sub, short):
     """One block of adjacent float32 into its record."""
     d, r = _scale(largest_of(block, x), block)

@@ -55,7 +55,7 @@ def square_root(typingctx, x):
     return types.float32(types.float32), codegen
 
 
-@njit(inline="always")
+@njit
 def _exp(x):
     low = x if x >= EXP_LEAST else EXP_LEAST  # NaN too
     inside = low if low <= EXP_MOST else EXP_MOST
@@ -167,7 +167,7 @@ def largest_in(width):
 _lane_sum, _sum_of_squares, _largest = _folded(False), _folded(True), largest_in(LANES)
 
 
-@njit(inline="always")
+@njit
 def _scratch(scratch, n):
     """Lanes, the row, the two operands beside it, and a row to spare."""
     padded = -(-n // LANES) * LANES

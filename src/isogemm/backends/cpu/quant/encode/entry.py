@@ -22,7 +22,7 @@ NOT_FINITE, OVERFLOW = 1, 2
 # whether the block's scales are finite.
 
 
-@njit(inline="always")
+@njit
 def _open(x, p, work, size):
     return (
         carray(pointer_to_floats(x), (256,)),
@@ -45,7 +45,7 @@ def _short(five, minimum):
     return quantize
 
 
-@njit(inline="always")
+@njit
 def _open_long(x, p, work, size):
     at = work + 8
     return (

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from numba.core import compiler
+from numba.core import compiler, typed_passes, untyped_passes
 from numba.core.ccallback import CFunc, _CFuncCompiler  # type: ignore[attr-defined]
 from numba.core.codegen import JITCodeLibrary
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
@@ -56,10 +56,36 @@ class Emitted(JITCodeLibrary):  # type: ignore[misc]
         passes.run(self._final_module, builder)
 
 
+_IDLE = (
+    untyped_passes.WithLifting,
+    untyped_passes.InlineClosureLikes,
+    untyped_passes.RewriteDynamicRaises,
+    untyped_passes.MakeFunctionToJitFunction,
+    untyped_passes.FindLiterallyCalls,
+    untyped_passes.LiteralUnroll,
+    untyped_passes.LiteralPropagationSubPipelinePass,
+    typed_passes.InlineOverloads,
+    typed_passes.AnnotateTypes,
+)
+"""Passes that no kernel has work for: those for closures, ``with``, errors that are made at run time, what is known of
+lists' elements, and reports. Numba looks all code of a function through again after most of them."""
+
+
+class Compiler(compiler.Compiler):  # type: ignore[misc]
+    """Numba's, without `_IDLE`."""
+
+    def define_pipelines(self) -> list[Any]:
+        """One pipeline."""
+        found = super().define_pipelines()
+        for each in found:
+            each.passes = [given for given in each.passes if given[0] not in _IDLE]
+        return list(found)
+
+
 class _Into(_FunctionCompiler):  # type: ignore[misc]
     """Numba's compiler into a library of a class of ours."""
 
-    library: type[JITCodeLibrary]
+    library: type[JITCodeLibrary] = JITCodeLibrary
 
     def _compile_core(self, args: Any, return_type: Any) -> Any:
         flags = compiler.Flags()
@@ -69,11 +95,23 @@ class _Into(_FunctionCompiler):  # type: ignore[misc]
         library = self.library(context.codegen(), self.py_func.__qualname__)
         library.enable_object_caching()
         return compiler.compile_extra(
-            self.targetdescr.typing_context, context, self.py_func, args, return_type, flags, self.locals, library
+            self.targetdescr.typing_context,
+            context,
+            self.py_func,
+            args,
+            return_type,
+            flags,
+            self.locals,
+            library,
+            self.pipeline_class,
         )
 
 
-class EmittedCompiler(_Into, _CFuncCompiler):  # type: ignore[misc]
+class EntryCompiler(_Into, _CFuncCompiler):  # type: ignore[misc]
+    """For an entry."""
+
+
+class EmittedCompiler(EntryCompiler):
     """For an entry that only calls emitted code."""
 
     library = Emitted
@@ -98,8 +136,7 @@ class PartCompiler(_Into):
 def entry(function: Any, signature: Any, *, emitted: bool) -> Any:
     """``numba.cfunc`` that is still to be compiled."""
     made: Any = CFunc(function, signature, locals={}, options={})
-    if emitted:
-        made._compiler = EmittedCompiler(function, cpu_target, {}, {}, compiler.Compiler)
+    made._compiler = (EmittedCompiler if emitted else EntryCompiler)(function, cpu_target, {}, {}, Compiler)
     return made
 
 
@@ -108,9 +145,7 @@ class Called(CPUDispatcher):  # type: ignore[misc]
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._compiler = PartCompiler(
-            self.py_func, self.targetdescr, self.targetoptions, self.locals, compiler.Compiler
-        )
+        self._compiler = PartCompiler(self.py_func, self.targetdescr, self.targetoptions, self.locals, Compiler)
 
     def add_overload(self, cres: Any) -> None:
         """For callers that are being compiled alone."""
@@ -122,6 +157,7 @@ class CpuKernel(CPUDispatcher):  # type: ignore[misc]
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self._compiler = _Into(self.py_func, self.targetdescr, self.targetoptions, self.locals, Compiler)
         self._called = Called(*given, **named)
 
     def compile(self, sig: Any) -> Any:

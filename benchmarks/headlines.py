@@ -19,7 +19,10 @@ __all__ = ["headlines"]
 
 MODEL = "gpu-h200-2026-11-21-model.json"
 GPU = "gpu-h200-2026-11-21.json"
-CPU = {"AVX-512": "cpu-znver4-2026-11-24-random-2027.json", "AVX2": "cpu-znver4-2026-11-24-random-2027-avx2.json"}
+CPU = {
+    "AVX-512 (Zen 4)": "cpu-znver4-2026-11-24-random-2027.json",
+    "AVX2 (Zen 3)": "cpu-znver3-2026-11-25-random-3032.json",
+}
 DRAWN = "drawn layers"
 COMPILED = "compiled decode compile-graph batch=8 tokens=1 layers=all"
 

@@ -92,6 +92,7 @@ def _drawn(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     first = [run["rows"][0] for run in runs]
     targets = [row["plan"]["target"].split(",")[0].upper().replace("AVX512", "AVX-512") for row in first]
+    cores = [run["environment"]["cpu"]["core"] for run in runs]
     counts = [f"{row['threads']} thread{'s' * (row['threads'] > 1)}" for row in first]
     how = {
         "cpu": "one thread in the processors' time",
@@ -106,7 +107,7 @@ def _drawn(runs: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{'; on a busy machine, ' if busy else ''}{busy}:"
         ),
         "",
-        f"| | {' | '.join(map(', '.join, zip(targets, counts, strict=True)))} |",
+        f"| | {' | '.join(map(', '.join, zip(targets, cores, counts, strict=True)))} |",
         "|---" * (1 + len(runs)) + "|",
     ]
     for group in runs[0]["groups"]:

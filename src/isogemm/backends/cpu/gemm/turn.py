@@ -1,11 +1,10 @@
 """A turn of one row's walk over weights in place, in x86 instructions: 16 k of two or three vectors of weight rows.
 
 What `quads` emits through the compiler for other targets and more rows. The compiler has room for two vectors' sums in
-16 registers, not three: a chain waits four steps for its next sum, so that 16 sums leave the multipliers idle. Weights
-of 0.3 to 6 MB in a cache take 0.73 to 0.92 of its code's time so (Zen 4, told that it had AVX2 alone), and 0.84 to 0.98
-where it has 32 registers. A block's loads stand between the shuffles and sums of the block before. Of 96 weights'
-68 instructions 48 have three ports to go to: 6 weights a step at most, of which 5 are reached. What processors differ
-in is a row of `WAYS`. Contract: ``fma/chain``.
+16 registers, not three: a chain waits four steps for its next sum, so that 16 sums leave the multipliers idle. The
+loads of a block stand between the shuffles and sums of the block before. Of 96 weights' 68 instructions 48 have three
+ports to go to: 6 weights a step at most, of which 5 are reached. What processors differ in is a row of `WAYS`. Contract:
+``fma/chain``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ WIDTH, BLOCKS, QUAD, STEPS = 8, 3, 4, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class TurnWay:
     """How a processor takes its turns.
 
     Attributes
@@ -48,8 +47,8 @@ class Way:
 
 # By the compiler's name of a processor. Zen 3 begins one insertion in a step and four blends, and it reads 16 rows from
 # memory as fast as one array, 24 at 0.8 of that; asked for a strip ahead they come at half of it.
-WAYS = {"znver3": Way(blends=True, goes_on=True, short=1536)}
-WAY = WAYS.get(target().name, Way())
+WAYS = {"znver3": TurnWay(blends=True, goes_on=True, short=1536)}
+WAY = WAYS.get(target().name, TurnWay())
 # So many bytes ahead, by blocks, each row is asked for, into the first-level cache: 24 rows are more than a processor
 # follows by itself.
 NEAR_BYTES = {3: 128, 2: 256}
@@ -74,7 +73,7 @@ class _Turn:
     """The instructions for some blocks, in a processor's way, and what they ask for."""
 
     blocks: int
-    way: Way
+    way: TurnWay
     asks: Asks
 
     # Operands: sums out, sums in (tied), then bases of blocks, bases of what is asked for, x, multiples of the line.

@@ -543,6 +543,9 @@ if __name__ == "__main__":
             plain(family, dtype)
     for family, dtype in TRAINED if {"models", "training"} & set(wanted) else ():
         alone(family, dtype)
+    if "models" in wanted:
+        import torch._dynamo.backends.debugging  # torch's compiler: each process would import it
+        import torch._inductor.compile_fx
     lasting = together([name for name in wanted if name not in ("broken", "benchmark")])
     waiting = CHECKS["broken"] if "broken" in wanted else []  # together: they do nothing but wait
     two = CHECKS["benchmark"] if "benchmark" in wanted else []

@@ -16,6 +16,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from tests.backends.cuda.pretend import nowhere, pretended  # noqa: F401
 from tests.products import BF16, F16, F32
+from tests.quant.draws import encoded
 
 import isogemm
 from isogemm import blas
@@ -252,7 +253,7 @@ BLAS = [
 
 F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 PACKED = isogemm.pack(ones(4, 6))
-QUANTIZED = isogemm.quantize(ones(4, 32), "Q8_0")
+QUANTIZED = encoded(ones(4, 32), "Q8_0")
 LAYER = SimpleNamespace(weight=B)
 HINTS = [
     Row("packed in matmul", lambda c: matmul(A, PACKED, out=c), DTypeError, "PackedWeight(4", "isogemm.linear(x, w)"),

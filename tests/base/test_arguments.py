@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.quant.draws import encoded
 
 import isogemm
 from isogemm.base.arguments import number
@@ -22,7 +23,7 @@ import isogemm.torch as iso  # noqa: E402
 
 W, X = np.ones((4, 64), np.float32), np.ones((3, 64), np.float32)
 TW, TX = torch.ones(4, 64), torch.ones(3, 64)
-QUANTIZED = isogemm.quantize(W, "Q4_0")
+QUANTIZED = encoded(W, "Q4_0")
 from_bytes = isogemm.QuantizedMatrix.from_bytes
 
 

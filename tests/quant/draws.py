@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
+from gguf import quants
 
 from isogemm.formats.blocks import FORMATS, BlockFormat
+from isogemm.quant import QuantizedMatrix
 
 QUANTIZED = tuple(f for f in FORMATS.values() if f.quantized)
 WEIGHTS = tuple(f for f in QUANTIZED if f.activations)
@@ -33,6 +36,12 @@ def values(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
     elif kind == "large":
         x = np.clip(x, -2, 2) * 2.0**14
     return x.astype(np.float32)
+
+
+def encoded(x: np.ndarray, name: str) -> QuantizedMatrix:
+    """What `isogemm.quantize` gives, by another package: nothing is compiled while tests are collected."""
+    rows = quants.quantize(x, gguf.GGMLQuantizationType[name])
+    return QuantizedMatrix.from_bytes(rows, shape=x.shape, format=name)
 
 
 def blocks(fmt: BlockFormat, n: int, count: int, seed: int = 0) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.quant.draws import encoded
 
 import isogemm
 from isogemm.errors import OptionError
@@ -20,7 +21,7 @@ def randn(*shape, seed=0):
 
 
 W, LONG = randn(5, 32, seed=1), randn(33, 32, seed=2)
-Q8 = isogemm.quantize(randn(8, 32, seed=3).numpy(), "Q8_0")
+Q8 = encoded(randn(8, 32, seed=3).numpy(), "Q8_0")
 MODEL = torch.nn.Sequential(
     torch.nn.Linear(32, 32), torch.nn.LayerNorm(32), torch.nn.SiLU(), torch.nn.GELU(), torch.nn.RMSNorm(32)
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.quant.draws import encoded
 
 import isogemm
 from isogemm.errors import LayoutError, OptionError
+from isogemm.formats import reference
 
 torch = pytest.importorskip("torch")
 
@@ -21,8 +23,8 @@ def drawn(*shape: int, seed: int = 0):
 
 
 W, B, X = drawn(5, 64), drawn(5, seed=1), drawn(3, 64, seed=2)
-QUANTIZED = isogemm.quantize(W, "Q4_0")
-FLOATS = torch.from_numpy(QUANTIZED.dequantize())
+QUANTIZED = encoded(W.numpy(), "Q4_0")
+FLOATS = torch.from_numpy(reference.dequantize(QUANTIZED.rows, QUANTIZED.format))
 LAYER = iso.QuantizedLinear(QUANTIZED, B.clone(), activations="fp32")
 
 # A function, and the matrix that it multiplies with.

@@ -3,8 +3,8 @@
 What `quads` emits through the compiler for other targets and more rows. The compiler has room for two vectors' sums in
 16 registers, not three: a chain waits four steps for its next sum, so that 16 sums leave the multipliers idle. The
 loads of a block stand between the shuffles and sums of the block before. Of 96 weights' 68 instructions 48 have three
-ports to go to: 6 weights a step at most, of which 5 are reached. What processors differ in is a row of `WAYS`. Contract:
-``fma/chain``.
+ports to go to: 6 weights a step at most, of which 5 are reached. What processors differ in is a row of `WAYS`.
+Contract: ``fma/chain``.
 """
 
 from __future__ import annotations

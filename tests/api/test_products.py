@@ -358,6 +358,35 @@ def test_batched_forms_agree_with_the_loop(dtype, as_list):
     assert_same(np.stack(out), want)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_stacks_whose_items_lie_no_one_step_apart(dtype):
+    """Heads of several sentences, as attention has them: reversed, shared, of few columns, into every second place."""
+    heads = values((3, 9, 5, 16), dtype, seed=1).transpose(0, 2, 1, 3)
+    for a, b in (
+        (heads, heads.swapaxes(2, 3)),
+        (heads[::-1, 1:], heads[:1, 1:].swapaxes(2, 3)),
+        (heads, heads[:, :, ::5].swapaxes(2, 3)),
+        (heads[:, ::2, :1], heads[:, ::2].swapaxes(2, 3)),
+    ):
+        want = stacked(a, b)
+        assert_same(isogemm.matmul(a, b), want)
+        whole = poisoned((*want.shape[:-1], 2 * want.shape[-1]), dtype)
+        isogemm.matmul(a, b, out=whole[..., ::2])
+        assert_same(np.ascontiguousarray(whole[..., ::2]), want)
+        assert np.isnan(whole[..., 1::2].astype(np.float32)).all()
+    w, bias = values((4, 16), dtype, seed=2), values((4,), seed=3)
+    want = np.array([[product(x, w.T, bias=bias) for x in some] for some in heads])
+    assert_same(isogemm.linear(heads, w, bias), want)
+
+
+def test_a_stack_goes_on_from_sums():
+    heads = values((3, 9, 5, 16), seed=1).transpose(0, 2, 1, 3)
+    sums = np.asfortranarray(poisoned((3, 5, 9, 9)))
+    isogemm.matmul(heads[..., :8], heads[..., :8].swapaxes(2, 3), out=sums)
+    isogemm.matmul(heads[..., 8:], heads[..., 8:].swapaxes(2, 3), out=sums, accumulate=True)
+    assert_same(np.ascontiguousarray(sums), stacked(heads, heads.swapaxes(2, 3)))
+
+
 def test_stride_zero_broadcasts():
     a, b = values((5, 3, 20), seed=1), values((20, 4), seed=2)
     shared = np.broadcast_to(b, (5, 20, 4))
@@ -403,7 +432,7 @@ def test_broadcasting_copies_nothing(monkeypatch):
     host = open_device(HOST)
 
     seen = []
-    for name in ("gemm", "gemm_batched"):
+    for name in ("gemm", "gemm_batched", "gemm_stack"):
         monkeypatch.setattr(host, name, lambda a, b, out, *_, **__: seen.append((a, b)))
     monkeypatch.setattr(host, "gemm_items", lambda items, *_, **__: seen.extend((a, b) for a, b, _, _ in items))
     a, b = values((6, 1, 3, 8), seed=1), values((4, 8, 5), seed=2)

@@ -318,9 +318,7 @@ def run(device: Device, a: Array, b: Array, c: Array | None, out: Array, bias: A
     if a3 is not None and b3 is not None and out3 is not None and (c is None or c3 is not None):
         device.gemm_batched(a3, b3, out3, chosen, c=c3, bias=bias)
         return
-    where = list(np.ndindex(out.shape[:-2]))  # no constant stride: an array of pointers
-    work = [(a[i], b[i], out[i], None if c is None else c[i]) for i in where]
-    device.gemm_items(work, chosen, bias=bias)
+    device.gemm_stack(a, b, out, chosen, c=c, bias=bias)
 
 
 def allocate(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -118,7 +118,14 @@ class Device:
         self, a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
     ) -> None:
         """`gemm` on each item of 3-D operands; strides of 0 share an item."""
-        items = [(a[i], b[i], out[i], None if c is None else c[i]) for i in range(len(out))]
+        self.gemm_stack(a, b, out, asked, c=c, bias=bias)
+
+    def gemm_stack(
+        self, a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
+    ) -> None:
+        """`gemm` on each item of operands with leading dimensions, whatever steps lie between items."""
+        where = np.ndindex(out.shape[:-2])
+        items = [(a[i], b[i], out[i], None if c is None else c[i]) for i in where]
         self.gemm_items(items, asked, bias=bias)
 
     def gemm_items(self, items: Sequence[Item], asked: Settings, *, bias: Array | None = None) -> None:

@@ -32,7 +32,7 @@ class HostDevice(Device):
     gemm = staticmethod(execute.gemm)
     again, learn = staticmethod(execute.again), staticmethod(execute.learn)
     gemm_batched = staticmethod(execute.gemm_batched)
-    gemm_items = staticmethod(execute.gemm_items)
+    gemm_stack, gemm_items = staticmethod(execute.gemm_stack), staticmethod(execute.gemm_items)
     learn_facts = staticmethod(learn_facts)
 
     def memory(self) -> int:

@@ -5,6 +5,7 @@ Contracts with the ``fma`` arithmetic have kernels. All others are served by the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,13 +29,17 @@ from .packed import PackedWeight
 from .schedule import Schedule
 from .tasks import Epilogue, swap_operands, task_for
 
-__all__ = ["again", "gemm", "gemm_batched", "gemm_items", "learn", "swap_operands"]
+__all__ = ["again", "gemm", "gemm_batched", "gemm_items", "gemm_stack", "learn", "swap_operands"]
 
 Array = NDArray[Any]
 LINEAR, PRODUCT, INTO = range(3)  # forms of a call: x @ w.T, a @ b, and that in an array of the caller's
 _known: Seen[tuple[Any, ...]] = Seen(1024)
 _kinds: Seen[tuple[Any, ...]] = Seen(1024)
 _ndarray, _empty = np.ndarray, np.empty
+SMALL_ITEM, FEW_ITEMS = (
+    2**18,
+    4,
+)  # multiply-adds of an item, some 10 us, and items: what a stack's addresses cost counts
 CHUNK_WORK = 2**22  # multiply-adds in a chunk of a batch: enough to hide the claim, small enough to balance
 
 
@@ -138,6 +143,36 @@ def gemm_batched(
     launch_single(task, a0, b0, out0, epilogue, batch)
 
 
+def gemm_stack(
+    a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
+) -> None:
+    """`gemm` on each item of a stack whose items lie no constant step apart; all addresses are made at once."""
+    where, count = np.ndindex(out.shape[:-2]), math.prod(out.shape[:-2])
+    if not _has_kernels(asked.contract) or count < 4 * get_num_threads():  # threads share large items, too
+        gemm_items([(a[i], b[i], out[i], None if c is None else c[i]) for i in where], asked, bias=bias)
+        return
+    first = (0,) * (out.ndim - 2)
+    a0, b0, out0, c0 = a[first], b[first], out[first], None if c is None else c[first]
+    epilogue = Epilogue(asked, c0, bias)
+    task = task_for(a0, b0, out0, epilogue, 1)
+    if task.copies_c:
+        out[...] = c
+    rows = np.empty((count + 1, f.FIELDS), np.int64)
+    rows[1:] = task.row_at(a0, b0, out0, epilogue)
+    for field, x in zip((f.A, f.B, f.OUT, f.C), (b, a, out, c) if task.swapped else (a, b, out, c), strict=True):
+        if x is not None:
+            rows[1:, field] += _steps(x)
+    _run_rows(rows, task.work * count, task.work, task.scratch)
+
+
+def _steps(x: Array) -> NDArray[np.int64]:
+    """Bytes from the first item of a stack to each."""
+    found = np.zeros(1, np.int64)
+    for extent, stride in zip(x.shape[:-2], x.strides[:-2], strict=True):
+        found = np.add.outer(found, np.arange(extent) * stride).ravel()
+    return found
+
+
 def gemm_items(items: Sequence[Item], asked: Settings, *, bias: Array | None = None) -> None:
     """`gemm` on each (a, b, out, c); sizes may differ."""
     if not _has_kernels(asked.contract):
@@ -193,7 +228,6 @@ def _run_group(items: Sequence[Item], asked: Settings, bias: Array | None) -> No
         rows[0, 0] = len(items)
         launch_rows(rows, chunks, scratch, get_num_threads())
     else:
-        rows[1:, f.GRID_M] = rows[1:, f.GRID_N] = 1
         _run_rows(rows, work, largest, scratch)
 
 
@@ -209,6 +243,7 @@ def _chunking(count: int, work: int, largest: int, allowed: int | None = None) -
 def _run_rows(rows: NDArray[np.int64], work: int, largest: int, scratch: int) -> None:
     """Whole products, several to a chunk when they are small."""
     count = len(rows) - 1
+    rows[1:, f.GRID_M] = rows[1:, f.GRID_N] = 1
     threads, per_chunk = _chunking(count, work, largest)
     rows[0] = 0
     rows[0, 0], rows[0, 1] = count, per_chunk

@@ -30,13 +30,16 @@ OTHERS = (
 )
 
 
+MODELS = "chosen by the models"
+
+
 def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     """The page's text between the marks."""
     # A case that a later file measured again counts there alone.
     device = runs[0]["device"]["before"]
     ways = [_way(run, device["name"]) for run in runs]
     measured = {way: _latest(run for run, own in zip(runs, ways, strict=True) if own == way) for way in ways}
-    rows = measured[ways[0]]
+    rows = measured.get(MODELS, [])
     llm = [row for row in rows if row["suite"] == "llm"]
     shapes = len({(row["n"], row["k"]) for row in llm})
     packages = device.get("packages", {})
@@ -72,7 +75,7 @@ def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> st
 def _way(run: Mapping[str, Any], here: str) -> str:
     """How a run's products were chosen, and on which other device."""
     name = str(run["device"]["before"]["name"])
-    how = "after live tuning" if run.get("tuned") else "chosen by the models"
+    how = "after live tuning" if run.get("tuned") else MODELS
     return how if name == here else f"{how}, {name}"
 
 

@@ -25,11 +25,8 @@ from .launch import World, interleaved, launch
 
 WIDE, SMALL = (4096, 14336), ((1024, 3072), (1024, 2048))  # N and K: of a layer, and of Qwen3-0.6B's two
 ROWS = (1, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096)
-WARM, TURNS, PAUSE = (
-    16,
-    4,
-    0.75,
-)  # calls, and seconds for other kernels to be compiled meanwhile: a graph is captured then
+# Before a graph is captured: calls in so many turns, and seconds behind each, in which other kernels are compiled.
+WARM, TURNS, PAUSE = 16, 4, 0.75
 CALLS = 12  # of a graph
 L2 = 400 << 20  # bytes of weights, so that a call finds none in the cache
 

@@ -36,10 +36,6 @@ LINEAR, PRODUCT, INTO = range(3)  # forms of a call: x @ w.T, a @ b, and that in
 _known: Seen[tuple[Any, ...]] = Seen(1024)
 _kinds: Seen[tuple[Any, ...]] = Seen(1024)
 _ndarray, _empty = np.ndarray, np.empty
-SMALL_ITEM, FEW_ITEMS = (
-    2**18,
-    4,
-)  # multiply-adds of an item, some 10 us, and items: what a stack's addresses cost counts
 CHUNK_WORK = 2**22  # multiply-adds in a chunk of a batch: enough to hide the claim, small enough to balance
 
 

@@ -42,7 +42,7 @@ class Round(Protocol):
         ...
 
     def whole(self) -> float:
-        """Milliseconds of the device, all in all."""
+        """Milliseconds of the device, all in all; without those in which it waited for the host."""
         ...
 
 

@@ -62,7 +62,7 @@ class CudaLive:
 
     def round(
         self, product: Product, launches: Sequence[Launch], at: Addresses, stream: int, patience: int = 1
-    ) -> _Round | None:
+    ) -> CudaRound | None:
         """Enqueue one cold run of each; an output that is read as well is left alone, another gets the bits it has."""
         import torch
 
@@ -91,7 +91,7 @@ class CudaLive:
                     begin.record()
                     launch(at, stream)
                     end.record()
-                return _Round(pairs, 1e-6 * waiting, not gate.query())
+                return CudaRound(pairs, 1e-6 * waiting, not gate.query())
             finally:
                 sys.setswitchinterval(before)
 
@@ -128,7 +128,7 @@ class CudaLive:
             return None
 
 
-class _Round:
+class CudaRound:
     """Pairs of events, one for each launch."""
 
     def __init__(self, pairs: list[list[Any]], waiting: float, valid: bool) -> None:
@@ -149,7 +149,9 @@ class _Round:
             return [1e3 * float(begin.elapsed_time(end)) for begin, end in self.pairs]
 
     def whole(self) -> float:
-        """Milliseconds of the pause, and from the first event to the last."""
+        """Milliseconds of the pause, and from the first event to the last where the host was ahead of them."""
+        if not self._valid:
+            return self._waiting
         with relaxed():
             return self._waiting + float(self.pairs[0][0].elapsed_time(self.pairs[-1][1]))
 

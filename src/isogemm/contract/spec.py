@@ -149,7 +149,7 @@ class Contract:
         return as_contract(text)
 
     def __str__(self) -> str:
-        return f"{self.arithmetic}/{self.order}"
+        return self.arithmetic + "/" + str(self.order)  # torch.compile follows this, not a format of objects
 
     def __repr__(self) -> str:
         return f"Contract({str(self)!r})"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.products import BF16, DTYPES, F32, assert_same, laid, product, stacked, values
 from tests.products import LAYOUTS as laid_out
 
+from isogemm.contract.spec import Contract
 from isogemm.errors import ContractError, DTypeError, IsogemmError, OptionError, ShapeError
 from isogemm.operands import views
 
@@ -146,6 +147,14 @@ def test_compiled_has_the_same_bits(name, backend):
     for _ in range(2):
         for got, expected in zip(run(compiled, names), want, strict=True):
             assert_same(got, expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_with_a_contract_of_its_own():
+    torch._dynamo.reset()
+    x, w, contract = tensor((3, 40), seed=1), tensor((7, 40), seed=2), Contract.parse("fma/tree4")
+    compiled = torch.compile(lambda x: iso.linear(x, w, contract=contract), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), iso.linear(x, w, contract="fma/tree4"))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isogemm.backends.cuda.gemm.hopper.config import serves
+from isogemm.backends.cuda.gemm.padded import family
 from isogemm.backends.cuda.gemm.padded.family import FEW, Padded, padded
 from isogemm.contract.spec import Contract
 from isogemm.problem.product import Product, Strides
@@ -90,3 +91,13 @@ def test_what_hopper_s_kernels_cannot_do_is_left_to_others(product: Product) -> 
     assert padded(product) is None
     assert not PADDED.configs(product)
     assert not PADDED.supports(product, "128x128x64 s4")
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
+def test_equal_zeros_keep_their_signs(monkeypatch, zeros) -> None:
+    bound: list[float] = []
+    monkeypatch.setattr(family, "_bind", lambda sides, device: None)
+    monkeypatch.setattr(family.HOPPER, "bind", lambda product, config, device: bound.append(product.alpha))
+    for alpha in zeros:
+        PADDED.bind(replace(pose(8, 77, 123), alpha=alpha), "", 0)
+    assert [str(alpha) for alpha in bound] == [str(alpha) for alpha in zeros]

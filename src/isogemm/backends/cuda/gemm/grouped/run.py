@@ -79,10 +79,11 @@ def multiplied(
 def _key(
     x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tensor, contract: Any, out_dtype: Any, ends: bool
 ) -> tuple[Any, ...]:
-    about = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device())
-    return (x.shape, x.stride(), x.dtype, w.shape, w.stride(), w.dtype, about, lengths.shape, lengths.stride(),
-            lengths.dtype, contract, out_dtype, ends, x.get_device(), w.get_device(),
-            lengths.get_device())  # fmt: skip
+    return *map(_about, (x, w, bias, lengths)), contract, out_dtype, ends
+
+
+def _about(x: Tensor | None) -> tuple[Any, ...] | None:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.get_device())
 
 
 def _launched(ready: GroupedReady, x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tensor) -> Tensor | None:
@@ -117,9 +118,7 @@ def _outer(
     a: Tensor, b: Tensor, out: Tensor | None, lengths: Tensor, contract: str, out_dtype: Any, resolve: Resolve,
     ends: bool,
 ) -> GroupedReady | None:  # fmt: skip
-    about = None if out is None else (out.stride(), out.dtype)
-    key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, about, lengths.shape, lengths.dtype, ends,
-           contract, out_dtype, a.get_device(), b.get_device())  # fmt: skip
+    key = (*map(_about, (a, b, out, lengths)), contract, out_dtype, ends, "outer")
     found: GroupedReady | None = _calls.get(key, _UNKNOWN)
     if found is _UNKNOWN:
         found = _calls.keep(key, _ready(_outer_case(a, b, out, lengths, resolve(), out_dtype, ends), a, out_dtype))

@@ -133,7 +133,9 @@ class Padded(ProductFamily):
         sides = [x for x in (found.a, found.b) if x]
         first = -(-sides[0].nbytes // 512) * 512
         nbytes = first + (sides[1].nbytes if len(sides) > 1 else 0)
-        copy, multiply = _bind(sides, device), HOPPER.bind(found.product, config, device)
+        # alpha is the product's own: -0.0 and 0.0 are equal, so what is remembered of one may be the other's.
+        readable = replace(found.product, alpha=product.alpha)
+        copy, multiply = _bind(sides, device), HOPPER.bind(readable, config, device)
         has_a, has_b = found.a is not None, found.b is not None
 
         def enqueue(at: Addresses, stream: int) -> None:

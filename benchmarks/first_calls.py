@@ -3,12 +3,17 @@
 Each row is a process of its own with an empty cache: a product as in docs/start.md, the README's model, `isogemm warm`,
 and `make demo` in a fresh clone of the commit, its installation included. Run it on an idle machine: compiling takes a
 CPU's time, and nothing else does.
+
+``--gpu``: one process with an empty cache and without tables, in which drawn products are called for the first time,
+one after the other, each until the device has its result.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +28,7 @@ from isogemm.base.progress import progress_bar
 from isogemm.lab import environment, write_json
 
 from .common import cpu_name, results_path
+from .gpu.engine import CudaEngine
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = """
@@ -31,6 +37,37 @@ import isogemm
 x, w = np.ones((64, 4096), np.float32), np.ones((1024, 4096), np.float32)
 isogemm.linear(x, w), isogemm.linear(x[5:6], w)
 """
+GPU = """
+import json, sys, time
+import torch
+torch.zeros(1, device="cuda"), torch.cuda.synchronize()
+before = time.perf_counter()
+import isogemm
+from isogemm.backends.cuda.gemm import choose
+print(json.dumps({"import": time.perf_counter() - before}), flush=True)
+from benchmarks.draw import of_gpus
+choose.shipped_tables = lambda: ()
+for x in of_gpus(int(sys.argv[1]), int(sys.argv[2])):
+    sizes = [(x.m, x.k)[:: 1 if x.layout[0] == "N" else -1], (x.k, x.n)[:: 1 if x.layout[1] == "N" else -1]]
+    a, b = (torch.randn(size, device="cuda", dtype=getattr(torch, x.dtype)) for size in sizes)
+    bias = torch.randn(x.n, device="cuda", dtype=a.dtype) if x.bias else None
+    torch.cuda.synchronize()
+    before = time.perf_counter()
+    isogemm.gemm(a, b, trans_a=x.layout[0], trans_b=x.layout[1], bias=bias)
+    torch.cuda.synchronize()
+    print(json.dumps({**x._asdict(), "seconds": time.perf_counter() - before}), flush=True)
+"""
+
+
+def on_gpu(folder: Path, seed: int, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A row for each product, in the order of the calls, and what is said of them all."""
+    env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data")}
+    command = [sys.executable, "-c", GPU, str(seed), str(count)]
+    done = subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True)
+    first, *rows = [json.loads(text) for text in done.stdout.splitlines()]
+    head, *rest = [row["seconds"] for row in rows]
+    found = {"first": head, "median": statistics.median(rest), "most": max(rest), "said": done.stderr.splitlines()}
+    return rows, {**first, **found}
 
 
 def cold(command: list[str], folder: Path, where: Path = ROOT) -> dict[str, Any]:
@@ -69,9 +106,25 @@ def measure(folder: Path) -> list[dict[str, Any]]:
 
 def run(
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes. Default: benchmarks/results.")] = None,
+    gpu: Annotated[bool, typer.Option(help="Drawn products on this GPU instead.")] = False,
+    seed: Annotated[int, typer.Option(help="Of these products.", min=0)] = 0,
+    count: Annotated[int, typer.Option(help="Of them.", min=2)] = 40,
 ) -> None:
     """Time first calls, each in a process of its own with an empty cache, and the same calls again."""
     stamp = environment()
+    if gpu:
+        with tempfile.TemporaryDirectory() as folder:
+            rows, found = on_gpu(Path(folder), seed, count)
+        device = CudaEngine().facts()
+        path = write_json(
+            out or results_path("first-calls", str(device["name"])), rows, environment=stamp, benchmark="first_calls",
+            device=device, found=found,
+        )  # fmt: skip
+        typer.echo(
+            f"first {found['first']:.2f} s; then median {1e3 * found['median']:.1f} ms, most {found['most']:.2f} s"
+        )
+        typer.echo(path)
+        return
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder))
     path = write_json(

@@ -10,7 +10,7 @@ from isogemm import audit
 from isogemm.audit.bench import LinearOperands, ProviderBench
 from isogemm.audit.data import LAYOUTS, ActivationSource, WeightSource, arrange, as_dtype
 from isogemm.audit.named import load_provider, provider_of
-from isogemm.audit.providers import CallableProvider
+from isogemm.audit.providers import CallableProvider, isogemm_calls, torch_calls
 from isogemm.cli import app
 from isogemm.errors import DeviceError
 from isogemm.lab.models import LinearShape
@@ -18,7 +18,7 @@ from isogemm.lab.profiler import KernelLaunch
 
 torch = pytest.importorskip("torch")
 
-from isogemm.audit.tensors import TensorProvider, isogemm_calls, kernels_text, split_k, torch_calls  # noqa: E402
+from isogemm.audit.tensors import TensorProvider, kernels_text, split_k  # noqa: E402
 
 SHAPE = LinearShape("small", 24, 72)
 HAS_GPU = torch.cuda.is_available()

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .providers import BUILTIN, Absent, CallableProvider, Provider, TorchProvider, function_of
-from .tensors import TensorCalls, TensorProvider, isogemm_calls, torch_calls
+from .providers import (
+    BUILTIN,
+    Absent,
+    CallableProvider,
+    LibraryCalls,
+    LibraryProvider,
+    Provider,
+    TorchProvider,
+    function_of,
+)
+from .tensors import TensorProvider
 
 
 def load_provider(name: str, device: str = "cpu") -> Provider:
@@ -27,14 +36,16 @@ def load_provider(name: str, device: str = "cpu") -> Provider:
     """
     if device != "cpu":
         return _load_on(device, name)
-    return BUILTIN[name]() if name in BUILTIN else CallableProvider(name, function_of(name))
+    if name not in BUILTIN:
+        return CallableProvider(name, function_of(name))
+    return TorchProvider() if name == "torch" else LibraryProvider(name, BUILTIN[name]())
 
 
 def provider_of(name: str, function: Callable[..., Any], device: str) -> Provider:
     """A function of one's own as a provider: of arrays, or on a device of tensors."""
     if device == "cpu":
         return CallableProvider(name, function)
-    return TensorProvider(name, device, TensorCalls(function, accumulate=getattr(function, "accumulate", None)))
+    return TensorProvider(name, device, LibraryCalls(function, accumulate=getattr(function, "accumulate", None)))
 
 
 def _load_on(device: str, name: str) -> Provider:
@@ -43,4 +54,4 @@ def _load_on(device: str, name: str) -> Provider:
     TorchProvider()  # says why torch is not there, where it is not
     if name not in BUILTIN:
         return provider_of(name, function_of(name), device)
-    return TensorProvider(name, device, torch_calls() if name == "torch" else isogemm_calls())
+    return TensorProvider(name, device, BUILTIN[name]())

@@ -13,6 +13,8 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +28,7 @@ from ..lab import limit_threads
 from ..operands.tensors import as_tensor, on_host
 from .data import Array
 
+Call = Callable[..., Any]
 Function = Callable[[Array, Array], Array]
 Accumulate = Callable[[Array | None, Array, Array], Array]
 Form = Callable[[Array, Sequence[Array]], Array]
@@ -88,11 +91,6 @@ class Provider:
         with limit_threads(count):
             yield
 
-    def _added(self, total: Array | None, dy: Array, x: Array) -> Array:
-        """Each micro-batch's gradient added to the sum of those before, as training does."""
-        one = self.linear(dy.T, x.T)
-        return one if total is None else total + one
-
     def _loop(self, x: Array, blocks: Sequence[Array]) -> Array:
         return np.concatenate([self.linear(x, block) for block in blocks], axis=1)
 
@@ -115,102 +113,142 @@ class CallableProvider(Provider):
             yield
 
 
-class IsogemmProvider(Provider):
-    """`isogemm.linear` and its batched forms under one contract."""
+@dataclass(frozen=True)
+class LibraryCalls:
+    """What a library offers; None where it does not."""
 
-    name = "isogemm"
+    linear: Call  # ``linear(x, w)``: x @ w.T
+    batched: Call | None = None  # ``batched(a, b)``: a[i] @ b[i] of stacks, strides of 0 included
+    listed: Call | None = None  # ``listed(x, blocks)``: x @ blocks[i].T as a list of products
+    packed: Call | None = None  # `linear` with a weight prepared first
+    accumulate: Call | None = None  # ``accumulate(total, dy, x)``: total + dy.T @ x; `total` is None at first
 
-    def __init__(self) -> None:
-        from ..api import packing, products  # late, with Numba
 
+class LibraryProvider(Provider):
+    """A library's calls, which take the audit's arrays as they are; `_in` and `_out` are for those that do not."""
+
+    def __init__(self, name: str, calls: LibraryCalls) -> None:
         super().__init__()
-        self._products, self._pack = products, packing.pack
-        self.packed, self.accumulate = self._packed, self._accumulated
-        self.forms |= {"batched": self._batched, "strided": self._strided, "shared": self._shared}
+        self.name, self._calls = name, calls
+        if calls.batched is not None:
+            self.forms |= {"strided": self._strided, "shared": self._shared}
+        if calls.listed is not None:
+            self.forms["batched"] = self._listed
+        if calls.packed is not None:
+            self.packed = partial(self._run, calls.packed)
+        if calls.accumulate is not None:
+            self.accumulate = self._accumulated
 
     def linear(self, x: Array, w: Array) -> Array:
-        return np.asarray(self._products.linear(x, w))
+        return self._run(self._calls.linear, x, w)
 
-    def _packed(self, x: Array, w: Array) -> Array:
-        return np.asarray(self._products.linear(x, self._pack(w)))
+    def _run(self, call: Call, x: Array, w: Array) -> Array:
+        return self._out(self._called(call, self._in(x), self._weight(w)))
+
+    def _listed(self, x: Array, blocks: Sequence[Array]) -> Array:
+        parts = self._called(self._calls.listed, self._in(x), [self._in(block) for block in blocks])
+        return np.concatenate([self._out(part) for part in parts], axis=1)
+
+    def _strided(self, x: Array, blocks: Sequence[Array]) -> Array:
+        items, stack = _repeated(self._in(x), len(blocks)), self._in(stacked(blocks)).swapaxes(1, 2)
+        return side_by_side(self._out(self._called(self._calls.batched, items, stack)))
+
+    def _shared(self, x: Array, blocks: Sequence[Array]) -> Array:
+        items, w = self._in(x)[:, None, :], self._in(whole(blocks)).T
+        return self._out(self._called(self._calls.batched, items, _repeated(w, len(x))))[:, 0, :]
 
     def _accumulated(self, total: Array | None, dy: Array, x: Array) -> Array:
-        start = np.zeros((dy.shape[1], x.shape[1]), np.float32) if total is None else total
-        return np.asarray(self._products.gemm(dy, x, trans_a="T", out=start, accumulate=True))
+        before = None if total is None else self._in(total)
+        return self._out(self._called(self._calls.accumulate, before, self._in(dy), self._in(x)))
 
-    def _batched(self, x: Array, blocks: Sequence[Array]) -> Array:
-        parts = self._products.gemm_batched([x] * len(blocks), list(blocks), trans_b="T")
-        return np.concatenate([np.asarray(part) for part in parts], axis=1)
+    def _called(self, call: Any, *operands: Any) -> Any:
+        return call(*operands)
 
-    def _strided(self, x: Array, blocks: Sequence[Array]) -> Array:
-        stack = stacked(blocks)
-        items = np.broadcast_to(x, (len(blocks), *x.shape))
-        return side_by_side(np.asarray(self._products.gemm_strided_batched(items, stack, trans_b="T")))
+    def _weight(self, w: Array) -> Any:
+        return self._in(w)
 
-    def _shared(self, x: Array, blocks: Sequence[Array]) -> Array:
-        w = whole(blocks)
-        items = np.broadcast_to(w, (len(x), *w.shape))
-        return np.asarray(self._products.gemm_strided_batched(x[:, None, :], items, trans_b="T"))[:, 0, :]
+    def _in(self, a: Array) -> Any:
+        """An array as the library takes it."""
+        return a
 
-
-class NumpyProvider(Provider):
-    """``x @ w.T`` of NumPy: the BLAS it is linked with for float32; its own loops or an up-conversion else."""
-
-    name = "numpy"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.accumulate = self._added
-        self.forms |= {"strided": self._strided, "shared": self._shared}
-
-    def linear(self, x: Array, w: Array) -> Array:
-        return np.asarray(x @ w.T)
-
-    def _strided(self, x: Array, blocks: Sequence[Array]) -> Array:
-        return side_by_side(np.matmul(x[None], stacked(blocks).transpose(0, 2, 1)))
-
-    def _shared(self, x: Array, blocks: Sequence[Array]) -> Array:
-        return np.asarray(np.matmul(x[:, None, :], whole(blocks).T[None])[:, 0, :])
+    def _out(self, y: Any) -> Array:
+        """A result of the library as an array."""
+        return np.asarray(y)
 
 
-class TorchProvider(Provider):
-    """``torch.nn.functional.linear`` on the CPU; arrays are shared with torch, not copied."""
+class TorchProvider(LibraryProvider):
+    """Calls on tensors of the CPU, which share the arrays' memory: ``torch.nn.functional.linear`` by default."""
 
-    name = "torch"
-
-    def __init__(self) -> None:
+    def __init__(self, name: str = "torch", calls: LibraryCalls | None = None) -> None:
         try:
             import torch
         except ImportError as error:
             raise Absent(f"torch is not installed here ({error})") from error
         except Exception as error:  # an installation without one of its libraries, for example
             raise Absent(f"importing torch failed: {type(error).__name__}: {error}") from error
-        super().__init__()
-        self.accumulate = self._added
+        super().__init__(name, calls or torch_calls())
         self._torch: Any = torch
-        self.forms |= {"strided": self._strided, "shared": self._shared}
 
-    def linear(self, x: Array, w: Array) -> Array:
+    def _called(self, call: Any, *operands: Any) -> Any:
         with self._torch.inference_mode():
-            return on_host(self._torch.nn.functional.linear(as_tensor(x), as_tensor(w)))
+            return super()._called(call, *operands)
 
-    def _strided(self, x: Array, blocks: Sequence[Array]) -> Array:
-        with self._torch.inference_mode():
-            stack = as_tensor(stacked(blocks))
-            items = as_tensor(x).expand(len(blocks), *x.shape)
-            return side_by_side(on_host(self._torch.bmm(items, stack.transpose(1, 2))))
+    def _in(self, a: Array) -> Any:
+        return as_tensor(a)
 
-    def _shared(self, x: Array, blocks: Sequence[Array]) -> Array:
-        with self._torch.inference_mode():
-            w = as_tensor(whole(blocks)).t()
-            items = as_tensor(x)[:, None, :]
-            return on_host(self._torch.bmm(items, w.expand(len(x), *w.shape)))[:, 0, :]
+    def _out(self, y: Any) -> Array:
+        return on_host(y)
 
 
-BUILTIN: MappingProxyType[str, Callable[[], Provider]] = MappingProxyType(
-    {"isogemm": IsogemmProvider, "numpy": NumpyProvider, "torch": TorchProvider}
+def isogemm_calls() -> LibraryCalls:
+    """Ours, under one contract: gradients continue the walk over K in float32."""
+    from ..api import packing, products  # late, with Numba
+
+    def listed(x: Any, blocks: Sequence[Any]) -> Any:
+        return products.gemm_batched([x] * len(blocks), list(blocks), trans_b="T")
+
+    def packed(x: Any, w: Any) -> Any:
+        return products.linear(x, packing.pack(w))
+
+    def accumulate(total: Any, dy: Any, x: Any) -> Any:
+        if total is None:
+            shape = dy.shape[1], x.shape[1]
+            total = np.zeros(shape, np.float32) if isinstance(x, np.ndarray) else x.new_zeros(shape).float()
+        return products.gemm(dy, x, trans_a="T", out=total, accumulate=True)
+
+    return LibraryCalls(products.linear, products.gemm_strided_batched, listed, packed, accumulate)
+
+
+def numpy_calls() -> LibraryCalls:
+    """NumPy's: the BLAS it is linked with for float32; its own loops or an up-conversion else."""
+
+    def linear(x: Array, w: Array) -> Any:
+        return x @ w.T
+
+    return LibraryCalls(linear, np.matmul, accumulate=_adding(linear))
+
+
+def torch_calls() -> LibraryCalls:
+    """torch's own: what a model calls."""
+    import torch
+
+    linear = torch.nn.functional.linear
+    return LibraryCalls(linear, torch.bmm, accumulate=_adding(linear))
+
+
+def _adding(linear: Call) -> Call:
+    """Each micro-batch's gradient added to the sum of those before, as training does."""
+
+    def accumulate(total: Any, dy: Any, x: Any) -> Any:
+        one = linear(dy.T, x.T)
+        return one if total is None else total + one
+
+    return accumulate
+
+
+BUILTIN: MappingProxyType[str, Callable[[], LibraryCalls]] = MappingProxyType(
+    {"isogemm": isogemm_calls, "numpy": numpy_calls, "torch": torch_calls}
 )
-
 
 _FUNCTION = "module:function of a module that can be imported"
 
@@ -289,6 +327,12 @@ def stacked(blocks: Sequence[Array]) -> Array:
     """Consecutive row blocks of equal height as one 3-D view, without a copy."""
     height, k = blocks[0].shape
     return whole(blocks).reshape(len(blocks), height, k)
+
+
+def _repeated(x: Any, count: int) -> Any:
+    """`count` times the same matrix as one stack, without a copy: an array or a tensor."""
+    shape = (count, *x.shape)
+    return np.broadcast_to(x, shape) if isinstance(x, np.ndarray) else x.expand(shape)
 
 
 def side_by_side(products: Array) -> Array:

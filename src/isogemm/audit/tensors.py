@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,55 +17,13 @@ from ..base.dtypes import BFLOAT16
 from ..lab.profiler import KernelLaunch, launches, short_name
 from ..operands.tensors import as_tensor, on_host
 from .data import Array
-from .providers import Provider, side_by_side, stacked, whole
+from .providers import LibraryCalls, TorchProvider
 
 _ALIGNED = 64  # bytes; an audit's arrays begin at multiples of it, or some elements after one
 _WARM_UP = 3  # calls before one is captured: libraries allocate workspaces in their first
 
-Calls = Callable[..., Any]
 
-
-@dataclass(frozen=True)
-class TensorCalls:
-    """What a library offers on tensors; None where it does not."""
-
-    linear: Calls  # ``linear(x, w)``: x @ w.T
-    batched: Calls | None = None  # ``batched(a, b)``: a[i] @ b[i] of 3-D tensors, strides of 0 included
-    packed: Calls | None = None  # `linear` with a weight prepared first
-    accumulate: Calls | None = None  # ``accumulate(total, dy, x)``: total + dy.T @ x; `total` is None at first
-
-
-def torch_calls() -> TensorCalls:
-    """torch's own: what a model calls, and gradients that are added as its autograd adds them."""
-    import torch
-
-    linear = torch.nn.functional.linear
-
-    def accumulate(total: Any, dy: Any, x: Any) -> Any:
-        one = linear(dy.T, x.T)
-        return one if total is None else total + one
-
-    return TensorCalls(linear, torch.bmm, None, accumulate)
-
-
-def isogemm_calls() -> TensorCalls:
-    """Ours: gradients continue the walk over K in a float32 tensor."""
-    import torch
-
-    from ..api import packing, products
-
-    def accumulate(total: Any, dy: Any, x: Any) -> Any:
-        if total is None:
-            total = torch.zeros((dy.shape[1], x.shape[1]), dtype=torch.float32, device=x.device)
-        return products.gemm(dy, x, trans_a="T", out=total, accumulate=True)
-
-    def packed(x: Any, w: Any) -> Any:
-        return products.linear(x, packing.pack(w))
-
-    return TensorCalls(products.linear, products.gemm_strided_batched, packed, accumulate)
-
-
-class TensorProvider(Provider):
+class TensorProvider(TorchProvider):
     """A library's calls on tensors of one device.
 
     Parameters
@@ -75,55 +32,26 @@ class TensorProvider(Provider):
         The provider's.
     device : str
         torch's name of it, for example ``cuda:0``.
-    calls : TensorCalls
+    calls : LibraryCalls
     """
 
-    def __init__(self, name: str, device: str, calls: TensorCalls) -> None:
-        import torch
-
-        super().__init__()
-        self.name, self._torch, self._calls = name, torch, calls
-        self._device = torch.device(device)
+    def __init__(self, name: str, device: str, calls: LibraryCalls) -> None:
+        super().__init__(name, calls)
+        self._device = self._torch.device(device)
         self._kept: tuple[Any, Any] = (lambda: None, None)  # the last weight's array, weakly, and its tensor
         self._seen: list[str] | None = None
-        if calls.batched is not None:
-            self.forms |= {"strided": self._strided, "shared": self._shared}
-        if calls.packed is not None:
-            self.packed = lambda x, w: self._run(calls.packed, x, w)
-        if calls.accumulate is not None:
-            self.accumulate = self._accumulated
         if self._device.type == "cuda":
             self.streamed, self.captured, self.watched = self._on_a_stream, self._in_a_graph, self._watched
 
-    def linear(self, x: Array, w: Array) -> Array:
-        return self._run(self._calls.linear, x, w)
-
-    def _run(self, call: Any, x: Array, w: Array) -> Array:
-        return self._out(self._called(call, self._in(x), self._weight(w)))
-
-    def _strided(self, x: Array, blocks: Sequence[Array]) -> Array:
-        items = self._in(x).expand(len(blocks), *x.shape)
-        stack = self._in(stacked(blocks))
-        return side_by_side(self._out(self._called(self._calls.batched, items, stack.transpose(1, 2))))
-
-    def _shared(self, x: Array, blocks: Sequence[Array]) -> Array:
-        w = self._in(whole(blocks)).t()
-        items = self._in(x)[:, None, :]
-        return self._out(self._called(self._calls.batched, items, w.expand(len(x), *w.shape)))[:, 0, :]
-
-    def _accumulated(self, total: Array | None, dy: Array, x: Array) -> Array:
-        before = None if total is None else self._in(total)
-        return self._out(self._called(self._calls.accumulate, before, self._in(dy), self._in(x)))
-
     def _called(self, call: Any, *operands: Any) -> Any:
-        with self._torch.inference_mode():
-            if self._seen is None:
-                return call(*operands)
-            results: list[Any] = []
-            found = launches(lambda: results.append(call(*operands)))
-            rows = next(x for x in operands if x is not None).shape[-2]
-            self._seen.append(f"M={rows}: {kernels_text(found)}")
-            return results[0]
+        if self._seen is None:
+            return super()._called(call, *operands)
+        results: list[Any] = []
+        called = super()._called
+        found = launches(lambda: results.append(called(call, *operands)))
+        rows = next(x for x in operands if x is not None).shape[-2]
+        self._seen.append(f"M={rows}: {kernels_text(found)}")
+        return results[0]
 
     def _on_a_stream(self, x: Array, w: Array) -> Array:
         """The product on a stream of its own."""
@@ -182,8 +110,8 @@ class TensorProvider(Provider):
         placed = room.as_strided(a.shape, steps, first)
         return placed.copy_(as_tensor(np.ascontiguousarray(a)))
 
-    def _out(self, t: Any) -> Array:
-        return on_host(t.detach())  # an error where it is no tensor
+    def _out(self, y: Any) -> Array:
+        return on_host(y.detach())  # an error where it is no tensor
 
 
 def split_k(found: Sequence[KernelLaunch]) -> int | None:

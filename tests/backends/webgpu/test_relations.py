@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from isogemm import audit, pack
-from isogemm.audit.providers import IsogemmProvider
+from isogemm import audit, gemm, gemm_batched, gemm_strided_batched, linear, pack
+from isogemm.audit.providers import LibraryCalls, LibraryProvider
 from isogemm.backends.webgpu.public import WebGpuArray, array
 from isogemm.lab.models import LinearShape
 from isogemm.operands.device_array import device_array, holder_of
@@ -32,34 +31,37 @@ def there(x: Any) -> Any:
     return WebGpuArray(device_array(address, x.shape, x.strides, x.dtype, held.place, owner=held.owner))
 
 
-class OnTheDevice(IsogemmProvider):
+def on_the_device(contract: str) -> LibraryProvider:
     """`isogemm`'s own calls, with operands there."""
 
-    name = "webgpu"
+    def there_and_back(call: Any, **options: Any) -> Any:
+        def called(*operands: Any) -> Any:
+            found = call(*map(there, operands), **options, contract=contract)
+            return [x.numpy() for x in found] if isinstance(found, list) else found.numpy()
 
-    def __init__(self, contract: str) -> None:
-        super().__init__()
-        made, contracts = self._products, {"contract": contract}
+        return called
 
-        def on_device(call: Any) -> Any:
-            def called(*operands: Any, **options: Any) -> Any:
-                found = call(*map(there, operands), **{key: there(x) for key, x in options.items()}, **contracts)
-                return [x.numpy() for x in found] if isinstance(found, list) else found.numpy()
+    def listed(x: Any, blocks: Any) -> Any:
+        return there_and_back(gemm_batched, trans_b="T")([x] * len(blocks), list(blocks))
 
-            return called
+    def packed(x: Any, w: Any) -> Any:
+        return linear(there(x), pack(there(w)), contract=contract).numpy()
 
-        names = ("linear", "gemm", "gemm_batched", "gemm_strided_batched")
-        self._products = SimpleNamespace(**{name: on_device(getattr(made, name)) for name in names})
-        self._pack = lambda w: pack(there(w))
-        if "lanes" in contract:
-            self.accumulate = None
+    def accumulate(total: Any, dy: Any, x: Any) -> Any:
+        start = there(np.zeros((dy.shape[1], x.shape[1]), np.float32) if total is None else total)
+        return there_and_back(gemm, trans_a="T", out=start, accumulate=True)(dy, x)
+
+    linears, stacks = there_and_back(linear), there_and_back(gemm_strided_batched)
+    return LibraryProvider(
+        "webgpu", LibraryCalls(linears, stacks, listed, packed, None if "lanes" in contract else accumulate)
+    )
 
 
 @pytest.mark.parametrize("contract", ["fma/chain", "fma/lanes32"])
 def test_every_relation_holds(device, contract):
     sweep = [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 128]
     report = audit.run(
-        [OnTheDevice(contract)], [LinearShape("drawn", N, K)], require=[], sweep=sweep, speed=False,
+        [on_the_device(contract)], [LinearShape("drawn", N, K)], require=[], sweep=sweep, speed=False,
         relations=list(audit.RELATIONS), dtype="float16",
     )  # fmt: skip
     (result,) = report.providers.values()

@@ -116,52 +116,28 @@ class Blocks:
 
 @dataclass(frozen=True)
 class GemmCall:
-    """A call, and what it left behind.
+    """A call, and what it left behind."""
 
-    Attributes
-    ----------
-    a, b, c : StoredMatrix
-        op(A) [m, k], op(B) [k, n], and C [m, n] in the buffer that was observed.
-    before : array or None
-        The buffer of C before the call; None where nobody kept it.
-    alpha, beta : float
-    bias : array or None
-        Of the columns of C.
-    bias_axis, bias_times : int
-        1 for columns; how often it is added.
-    weights : Blocks or None
-        Where B is quantized.
-    counts : tuple of (start, stop, times)
-        Ranges of K that are not summed exactly once.
-    written : tuple of int
-        Rows and columns of C that are written.
-    rounded : str
-        The type that operands are rounded to; "" for their own.
-    between : str
-        The type that results are rounded to before their own; "" for none.
-    sums : tuple of (str, int) or None
-        The type of the accumulator, and the products it takes at a time, 0 for one that was rounded before; None for
-        float32 or better.
-    alias : str
-        The operand whose memory C was, in a call that wrote while it read; "" for none.
-    """
-
+    # a, b, c: op(A) [m, k], op(B) [k, n], and C [m, n] in the buffer that was observed
     a: StoredMatrix
     b: StoredMatrix
     c: StoredMatrix
-    before: Array | None = None
+    before: Array | None = None  # the buffer of C before the call; None where nobody kept it
     alpha: float = 1.0
     beta: float = 0.0
-    bias: Array | None = None
+    bias: Array | None = None  # of the columns of C
+    # bias_axis, bias_times: 1 for columns; how often it is added
     bias_axis: int = 1
     bias_times: int = 1
-    weights: Blocks | None = None
-    counts: tuple[tuple[int, int, int], ...] = ()
-    written: tuple[int, int] = (1 << 62, 1 << 62)
-    rounded: str = ""
-    between: str = ""
+    weights: Blocks | None = None  # where B is quantized
+    counts: tuple[tuple[int, int, int], ...] = ()  # ranges of K that are not summed exactly once
+    written: tuple[int, int] = (1 << 62, 1 << 62)  # rows and columns of C that are written
+    rounded: str = ""  # the type that operands are rounded to; "" for their own
+    between: str = ""  # the type that results are rounded to before their own; "" for none
+    # the type of the accumulator, and the products it takes at a time, 0 for one that was rounded before; None for
+    # float32 or better
     sums: tuple[str, int] | None = None
-    alias: str = ""
+    alias: str = ""  # the operand whose memory C was, in a call that wrote while it read; "" for none
 
     @property
     def sizes(self) -> tuple[int, int, int]:

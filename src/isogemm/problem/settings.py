@@ -24,23 +24,14 @@ class Settings(NamedTuple):
     """What a public call asks for besides its operands; build it with `Settings.checked`.
 
     The checks here and `isogemm.api.dispatch` read it, and a backend gets it as it is.
-
-    Attributes
-    ----------
-    contract : Contract
-    alpha, beta : float
-        Already rounded to float32.
-    accumulate : bool
-        The walk over K starts from the float32 C.
-    out_dtype : numpy.dtype or None
-        None: decided by the operands, see `result_dtype`.
     """
 
     contract: Contract
+    # alpha, beta: already rounded to float32
     alpha: float = 1.0
     beta: float = 0.0
-    accumulate: bool = False
-    out_dtype: DType | None = None
+    accumulate: bool = False  # the walk over K starts from the float32 C
+    out_dtype: DType | None = None  # None: decided by the operands, see `result_dtype`
 
     @classmethod
     def checked(

@@ -78,21 +78,11 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A question, and how it is answered.
-
-    Attributes
-    ----------
-    name, question : str
-    cases : callable
-        ``cases(site, quick)``: all that would be measured given endless memory; the engine leaves out what
-        does not fit.
-    figures : callable
-        ``figures(rows)`` of one machine; loads altair.
-    devices : sequence of str
-    """
+    """A question, and how it is answered."""
 
     name: str
     question: str
+    # ``cases(site, quick)``: all that would be measured given endless memory; the engine leaves out what does not fit
     cases: Callable[[Site, bool], Sequence[StudyCase]]
-    figures: Callable[[Sequence[Row]], Sequence[Figure]]
+    figures: Callable[[Sequence[Row]], Sequence[Figure]]  # ``figures(rows)`` of one machine; loads altair
     devices: Sequence[str] = ("cpu", "cuda")

@@ -14,16 +14,9 @@ _PADS = (3, 29)
 
 @dataclass(frozen=True)
 class ModelScope:
-    """What the cases range over.
+    """What the cases range over."""
 
-    Attributes
-    ----------
-    length : int
-        Tokens of a prompt.
-    batches, chunks, micro_batches : tuple of int
-    """
-
-    length: int
+    length: int  # tokens of a prompt
     batches: tuple[int, ...] = (2, 7, 32)
     chunks: tuple[int, ...] = (1, 7, 16, 64)
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
@@ -41,33 +34,17 @@ class ModelScope:
 
 @dataclass(frozen=True)
 class ModelRelation:
-    """A way in which calls of a model may differ without a right to other bits.
-
-    Attributes
-    ----------
-    name, meaning : str
-    cases : callable
-        ``cases(scope)``: the parameters of each case.
-    runs : callable
-        ``runs(prompts, scope, params)``: the two runs of one case.
-    decoder : bool
-        Whether it needs a causal model.
-    gradients : bool
-        Whether gradients are compared, not outputs.
-    cuda : bool
-        Whether it needs a model on a GPU.
-    asked : bool
-        Whether it runs only where it is named.
-    """
+    """A way in which calls of a model may differ without a right to other bits."""
 
     name: str
     meaning: str
-    cases: Callable[[ModelScope], list[Params]]
+    cases: Callable[[ModelScope], list[Params]]  # ``cases(scope)``: the parameters of each case
+    # ``runs(prompts, scope, params)``: the two runs of one case
     runs: Callable[[Prompts, ModelScope, Params], tuple[ModelRun, ModelRun]]
-    decoder: bool = False
-    gradients: bool = False
-    cuda: bool = False
-    asked: bool = False
+    decoder: bool = False  # whether it needs a causal model
+    gradients: bool = False  # whether gradients are compared, not outputs
+    cuda: bool = False  # whether it needs a model on a GPU
+    asked: bool = False  # whether it runs only where it is named
 
 
 def _alone(prompts: Prompts) -> ModelRun:

@@ -30,19 +30,12 @@ _addresses = itertools.count(FIRST_ADDRESS, 2**34)  # further apart than any buf
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one launch may take.
+    """What one launch may take."""
 
-    Attributes
-    ----------
-    binding, buffer : int
-        Bytes that a kernel sees at once, and of a buffer.
-    groups : int
-        Workgroups along one axis.
-    """
-
+    # binding, buffer: bytes that a kernel sees at once, and of a buffer
     binding: int
     buffer: int
-    groups: int
+    groups: int  # workgroups along one axis
 
 
 class DeviceBuffer:

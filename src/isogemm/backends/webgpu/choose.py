@@ -12,50 +12,24 @@ from ...operands.device_array import DeviceId
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:
-    """Where one kernel begins to be faster than another on a device.
+    """Where one kernel begins to be faster than another on a device."""
 
-    Attributes
-    ----------
-    tiles : int
-        Rows from which tiles serve under ``chain``; below, products go row by row.
-    large : int
-        Rows from which tiles are large, at whole vectors; below, there are more and narrow ones.
-    batch : int
-        Rows from which a group takes several rows of x.
-    several : int
-        Columns from which a group takes several.
-    wide : int
-        Columns from which x is staged for a whole workgroup.
-    source : str
-        Where the numbers are from.
-    """
-
-    tiles: int = 32
-    large: int = 64
-    batch: int = 2
-    several: int = 2048
-    wide: int = 16384
-    source: str = "not measured here: isogemm.webgpu.measure() does"
+    tiles: int = 32  # rows from which tiles serve under ``chain``; below, products go row by row
+    large: int = 64  # rows from which tiles are large, at whole vectors; below, there are more and narrow ones
+    batch: int = 2  # rows from which a group takes several rows of x
+    several: int = 2048  # columns from which a group takes several
+    wide: int = 16384  # columns from which x is staged for a whole workgroup
+    source: str = "not measured here: isogemm.webgpu.measure() does"  # where the numbers are from
 
 
 @dataclass(frozen=True, slots=True)
 class TreeCase:
-    """What a kernel is chosen by.
-
-    Attributes
-    ----------
-    m, n : int
-    across : bool
-        Neighbouring columns of b are neighbours in memory.
-    whole : bool
-        Both operands have one type and lie at whole vectors of 16 bytes.
-    at : Crossovers
-    """
+    """What a kernel is chosen by."""
 
     m: int
     n: int
-    across: bool
-    whole: bool
+    across: bool  # neighbouring columns of b are neighbours in memory
+    whole: bool  # both operands have one type and lie at whole vectors of 16 bytes
     at: Crossovers
 
 

@@ -16,34 +16,17 @@ MEMORY = 16384  # bytes of workgroup memory that every adapter has; beyond what 
 
 @dataclass(frozen=True)
 class WgslKernel:
-    """One kernel for out [m, n] = a [m, k] @ b [k, n].
+    """One kernel for out [m, n] = a [m, k] @ b [k, n]."""
 
-    Attributes
-    ----------
-    file : str
-        In the folder ``wgsl``, without its suffix.
-    order : {"chain", "lanes", "integers"}
-        The order over K, and so the contract.
-    rows, columns : int
-        Of out, for one workgroup.
-    lanes : int
-        Of the 32 lanes, those of one thread; 0 where a thread has all.
-    workgroup : int
-        Threads.
-    constants : mapping of str to int
-        Of its file.
-    words : int
-        To a load, 2 or 4, where operands must lie at whole vectors of them; 0 where any strides serve.
-    """
-
-    file: str
-    order: str
+    file: str  # in the folder ``wgsl``, without its suffix
+    order: str  # {"chain", "lanes", "integers"}: the order over K, and so the contract
+    # rows, columns: of out, for one workgroup
     rows: int
     columns: int
-    workgroup: int
-    lanes: int = 0
-    constants: Mapping[str, int] = field(default_factory=dict)
-    words: int = 0
+    workgroup: int  # threads
+    lanes: int = 0  # of the 32 lanes, those of one thread; 0 where a thread has all
+    constants: Mapping[str, int] = field(default_factory=dict)  # of its file
+    words: int = 0  # to a load, 2 or 4, where operands must lie at whole vectors of them; 0 where any strides serve
 
     def columns_of(self, dtype: str) -> int:
         """Columns of one workgroup for operands of a type: of vectors, it says how many lanes a thread has."""

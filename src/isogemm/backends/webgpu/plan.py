@@ -17,22 +17,11 @@ SCHEMA = "isogemm.webgpu_plan.v1"
 
 @dataclass(frozen=True, slots=True)
 class WebGpuPlan(AnyPlan):
-    """A frozen, printable plan for one product on a WebGPU device.
+    """A frozen, printable plan for one product on a WebGPU device."""
 
-    Attributes
-    ----------
-    m, n, k, trans_a, trans_b, numeric
-        As in `isogemm.problem.numeric.AnyPlan`.
-    device : str
-        The adapter.
-    kernel : str
-    crossovers : Crossovers
-        The device's; those of the sources of these kernels are 16 to 64 rows.
-    """
-
-    device: str
+    device: str  # the adapter
     kernel: str
-    crossovers: Crossovers
+    crossovers: Crossovers  # the device's; those of the sources of these kernels are 16 to 64 rows
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

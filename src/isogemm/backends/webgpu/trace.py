@@ -15,28 +15,15 @@ GROUP = 32  # threads of what a chapter on Metal calls a SIMD group
 
 @dataclass(frozen=True, slots=True)
 class ThreadTrace:
-    """The work of one thread on y[m, n] = x[m, k] @ w[n, k].T.
-
-    Attributes
-    ----------
-    kernel : str
-    thread : (int, int, int)
-        The row of workgroups, the group of 32 threads along that row, and the lane within it.
-    outputs : tuple of (int, int)
-        (i, j) to whose sums it adds.
-    walks : tuple of range
-        The k that it adds, a range for each of its lanes.
-    writes : tuple of (int, int)
-        (i, j) that it writes.
-    row_bytes, itemsize : int
-        Of the weight.
-    """
+    """The work of one thread on y[m, n] = x[m, k] @ w[n, k].T."""
 
     kernel: str
+    # the row of workgroups, the group of 32 threads along that row, and the lane within it
     thread: tuple[int, int, int]
-    outputs: tuple[Output, ...]
-    walks: tuple[range, ...]
-    writes: tuple[Output, ...]
+    outputs: tuple[Output, ...]  # (i, j) to whose sums it adds
+    walks: tuple[range, ...]  # the k that it adds, a range for each of its lanes
+    writes: tuple[Output, ...]  # (i, j) that it writes
+    # row_bytes, itemsize: of the weight
     row_bytes: int
     itemsize: int
 

@@ -14,18 +14,11 @@ __all__ = ["MISTAKES", "Mistake", "Variant", "variants_of"]
 
 
 class Mistake(NamedTuple):
-    """One row.
+    """One row."""
 
-    Attributes
-    ----------
-    variants : callable
-        From the call as it was meant to the calls that this mistake could have made of it; none where chance decides.
-    mend : str
-        What to do, in one line.
-    """
-
+    # from the call as it was meant to the calls that this mistake could have made of it; none where chance decides
     variants: Callable[[GemmCall], Iterator[Variant]]
-    mend: str
+    mend: str  # what to do, in one line
 
 
 MISTAKES = MappingProxyType(

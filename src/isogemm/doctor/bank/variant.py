@@ -8,15 +8,7 @@ from ..case import GemmCall
 
 
 class Variant(NamedTuple):
-    """One way to make a mistake.
+    """One way to make a mistake."""
 
-    Attributes
-    ----------
-    parameter : str
-        What was used where, in words.
-    case : GemmCall
-        The call that was really made.
-    """
-
-    parameter: str
-    case: GemmCall
+    parameter: str  # what was used where, in words
+    case: GemmCall  # the call that was really made

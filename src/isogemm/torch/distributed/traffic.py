@@ -65,20 +65,11 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Link:
-    """What carries bytes between two ranks.
-
-    Attributes
-    ----------
-    name : str
-    bytes_per_second : float
-        That a rank sends while it receives as many.
-    latency_us : float
-        Of one operation.
-    """
+    """What carries bytes between two ranks."""
 
     name: str
-    bytes_per_second: float
-    latency_us: float
+    bytes_per_second: float  # that a rank sends while it receives as many
+    latency_us: float  # of one operation
 
     def __str__(self) -> str:
         rate = f"{self.bytes_per_second / 1e9:.0f} GB/s each way"

@@ -24,26 +24,14 @@ from ...operator import Operator, Tensor, define, is_compiling, refuse_vmap
 
 @dataclass(frozen=True, slots=True)
 class Sorting:
-    """Where the choices of `tokens` tokens, `choices` each, go.
-
-    Attributes
-    ----------
-    order : tensor [rows]
-        The choice that stands in each row; tokens * choices in a row of zeros.
-    inverse : tensor [tokens * choices]
-        The row of each choice.
-    experts : tensor [rows]
-        The expert of each row; one that there is not stands behind all others.
-    counts : tensor [experts]
-        How many rows each expert has.
-    """
+    """Where the choices of `tokens` tokens, `choices` each, go."""
 
     tokens: int
     choices: int
-    order: Tensor
-    inverse: Tensor
-    experts: Tensor
-    counts: Tensor
+    order: Tensor  # [rows]: the choice that stands in each row; tokens * choices in a row of zeros
+    inverse: Tensor  # [tokens * choices]: the row of each choice
+    experts: Tensor  # [rows]: the expert of each row; one that there is not stands behind all others
+    counts: Tensor  # [experts]: how many rows each expert has
 
 
 def in_order(index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

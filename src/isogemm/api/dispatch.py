@@ -322,13 +322,7 @@ def run(device: Device, a: Array, b: Array, c: Array | None, out: Array, bias: A
 
 
 def allocate(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:
-    """An uninitialised array.
-
-    Raises
-    ------
-    LimitError
-        It cannot be addressed or held.
-    """
+    """An uninitialised array. Raises LimitError: it cannot be addressed or held."""
     dtype = np.dtype(dtype)
     check_size(shape, dtype.itemsize, device.memory)
     return device.empty(shape, dtype)

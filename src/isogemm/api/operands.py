@@ -38,12 +38,8 @@ class Operands:
     def view(self, name: str, x: Any) -> Array:
         """An ndarray over the memory of `x`.
 
-        Raises
-        ------
-        DeviceError
-            It lies on another device than the operands before it.
-        DTypeError, LayoutError, OptionError
-            As `isogemm.operands.views.view`.
+        Raises DeviceError: it lies on another device than the operands before it. Raises DTypeError, LayoutError or
+        OptionError: as `isogemm.operands.views.view`.
         """
         if type(x) is np.ndarray and self.place is HOST:  # most calls, in as few steps as there can be
             self._first = self._first or name

@@ -156,10 +156,7 @@ def _several(
 ) -> tuple[str, dict[str, Any]]:
     """(form, what it is of), empty for one product.
 
-    Raises
-    ------
-    OptionError, ShapeError
-        Two forms at once, or sizes out of range.
+    Raises OptionError or ShapeError: two forms at once, or sizes out of range.
     """
     if Mask.parse(mask).kind and heads is None:
         raise OptionError("mask", limit="with heads", value=mask, nearest="heads=(1, 1)")
@@ -191,12 +188,7 @@ def _several(
 
 
 def _element(name: str, dtype: Any) -> str:
-    """The element type's name, from whatever names one.
-
-    Raises
-    ------
-    DTypeError
-    """
+    """The element type's name, from whatever names one; else a DTypeError."""
     found = as_dtype(dtype, name)
     if found not in DTYPES:
         value = None if found is None else repr(name_of(found))

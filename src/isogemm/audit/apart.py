@@ -35,10 +35,7 @@ class AuditEnded(IsogemmError):
 def apart() -> int:
     """Run the command line of this process again in one of its own; its exit status.
 
-    Raises
-    ------
-    AuditEnded
-        It came to no end of its own: a provider ended the process, or the system did.
+    Raises AuditEnded: it came to no end of its own: a provider ended the process, or the system did.
     """
     with tempfile.TemporaryDirectory(prefix="isogemm-audit-") as folder, stoppable():
         verdict = Path(folder) / "verdict"

@@ -136,12 +136,8 @@ class ProviderBench:
     ) -> Array:
         """``run(x, w)``, by default the provider's linear, with the protocol checked; `sums` may have another dtype.
 
-        Raises
-        ------
-        ProviderFault
-            It raised, changed x, or returned something else than a NumPy array [m, n] of x's dtype or float32.
-        Disqualified
-            It changed w.
+        Raises ProviderFault: it raised, changed x, or returned something else than a NumPy array [m, n] of x's dtype or
+        float32. Raises Disqualified: it changed w.
         """
         w = self.operands.w if w is None else w
         x_before = x.copy()
@@ -179,10 +175,8 @@ class ProviderBench:
     def check_garbage(self) -> None:
         """Refuse a result that is no rounding of ``x @ w.T``.
 
-        Raises
-        ------
-        Disqualified
-            An output of finite operands is not finite, or a sample is off by more than a quarter of its norm.
+        Raises Disqualified: an output of finite operands is not finite, or a sample is off by more than a quarter of
+        its norm.
         """
         try:
             got = self.product(min(5, self.operands.max_m)).astype(np.float64)

@@ -336,12 +336,7 @@ def replay(text: str, provider: Provider | None = None) -> tuple[Case, Outcome]:
 
 
 def checked_device(device: str) -> str:
-    """``cpu``, or torch's name of an accelerator that is there.
-
-    Raises
-    ------
-    DeviceError
-    """
+    """``cpu``, or torch's name of an accelerator that is there; else a DeviceError."""
     place = find(device)
     return place.kind if place is HOST else f"{place.kind}:{place.ordinal}"
 

@@ -32,10 +32,7 @@ _OUTLIER_SHARE, _OUTLIER_SCALE = 0.004, 20.0
 def as_dtype(name: str) -> np.dtype[Any]:
     """The NumPy dtype of an operand dtype's name, or of its short name: ``fp32``, ``bf16``, ``fp16``.
 
-    Raises
-    ------
-    DTypeError
-        Not one of ``float32``, ``bfloat16``, ``float16``.
+    Raises DTypeError: not one of ``float32``, ``bfloat16``, ``float16``.
     """
     full = SHORT_NAMES.get(name, name) if isinstance(name, str) else ""
     if full not in NUMPY:
@@ -66,11 +63,7 @@ def arrange(a: Array, layout: str) -> Array:
 
     ``C`` and ``F`` are the two dense orders; ``padded`` has three more columns than it shows; ``rows`` and
     ``columns`` show every other row or column of a larger array; ``unaligned`` starts one element off a cache line.
-
-    Raises
-    ------
-    LayoutError
-        None of these.
+    Raises LayoutError: none of these.
     """
     if layout not in LAYOUTS:
         raise LayoutError("unknown layout", limit="one of " + ", ".join(LAYOUTS), value=repr(layout), nearest="C")

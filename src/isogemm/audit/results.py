@@ -293,10 +293,7 @@ class Results:
     def held(self, provider: str) -> bool:
         """Whether every applicable case of every audited relation kept its bits, with at least one compared.
 
-        Raises
-        ------
-        KeyError
-            No such provider was audited.
+        Raises KeyError: no such provider was audited.
         """
         return self.providers[provider].status == "held"
 

@@ -28,36 +28,21 @@ def unknown(what: str, name: str, known: Iterable[str], otherwise: str) -> Optio
 
 
 def of_type(name: str, x: Any, kind: type | tuple[type, ...], limit: str, nearest: str) -> Any:
-    """`x`, if it is one of these.
-
-    Raises
-    ------
-    DTypeError
-    """
+    """`x`, if it is one of these; else a DTypeError."""
     if not isinstance(x, kind):
         raise DTypeError(name, limit=limit, value="None" if x is None else type(x).__name__, nearest=nearest)
     return x
 
 
 def one_of(name: str, x: Any, known: tuple[str, ...], nearest: str) -> str:
-    """`x`, if it is one of these words.
-
-    Raises
-    ------
-    OptionError
-    """
+    """`x`, if it is one of these words; else an OptionError."""
     if not isinstance(x, str) or x not in known:
         raise OptionError(name, limit="one of " + ", ".join(known), value=shown(x), nearest=nearest)
     return x
 
 
 def number(name: str, x: Any) -> float:
-    """A real number: Python's, NumPy's, or a tensor with one element.
-
-    Raises
-    ------
-    DTypeError
-    """
+    """A real number: Python's, NumPy's, or a tensor with one element; else a DTypeError."""
     try:
         if not isinstance(x, str | bytes | bytearray):
             return float(x)
@@ -72,12 +57,7 @@ def number(name: str, x: Any) -> float:
 
 
 def flag(name: str, x: Any) -> bool:
-    """Whether `x` is true, where that can be said.
-
-    Raises
-    ------
-    DTypeError
-    """
+    """Whether `x` is true, where that can be said; else a DTypeError."""
     try:
         return bool(x)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -98,12 +78,7 @@ def whole(name: str, x: Any) -> int:
 
 
 def strings(name: str, x: Any, nearest: str) -> tuple[str, ...]:
-    """Several words, or one.
-
-    Raises
-    ------
-    DTypeError
-    """
+    """Several words, or one; else a DTypeError."""
     found = (x,) if isinstance(x, str) else tuple(x) if isinstance(x, Iterable) and not _is_array(x) else None
     if found is None or not all(isinstance(each, str) for each in found):
         raise DTypeError(name, limit="text, or a sequence of it", value=shown(x), nearest=nearest)
@@ -121,12 +96,7 @@ def items(x: Any) -> list[Any] | None:
 
 
 def path(name: str, x: Any, nearest: str) -> str:
-    """The path of a file.
-
-    Raises
-    ------
-    DTypeError
-    """
+    """The path of a file; else a DTypeError."""
     found = os.fspath(of_type(name, x, (str, os.PathLike), "a str or a path", nearest))
     return os.fsdecode(found)
 
@@ -145,10 +115,7 @@ def _is_array(x: Any) -> bool:
 def beta_of_c(beta: float | None, accumulate: Any) -> float:
     """The beta of a call that was given a C, which is not ignored in silence.
 
-    Raises
-    ------
-    OptionError
-        None was given, and no walk starts from C.
+    Raises OptionError: none was given, and no walk starts from C.
     """
     if beta is None and isinstance(accumulate, bool | np.bool_) and not accumulate:  # what is neither is refused later
         limit = "a number, where c is given"

@@ -113,10 +113,7 @@ def write_whole(path: str | Path, content: str | bytes, *, lasting: bool = True)
 def check_room(path: str | Path) -> None:
     """Try whether `write_whole` could write here, and leave nothing behind.
 
-    Raises
-    ------
-    OSError
-        It could not: among others for a file that is there and must not be written.
+    Raises OSError: it could not, for example where a file is there and must not be written.
     """
     if os.path.exists(path) and (os.path.isdir(path) or not os.access(path, os.W_OK)):
         kind: type[OSError] = IsADirectoryError if os.path.isdir(path) else PermissionError
@@ -139,10 +136,7 @@ def check_room(path: str | Path) -> None:
 def keep(path: Path, data: bytes) -> None:
     """Keep data in a cache, with a checksum: `kept` gives it back, or nothing.
 
-    Raises
-    ------
-    OSError
-        It cannot be written; what was there is as it was.
+    Raises OSError: it cannot be written; what was there is as it was.
     """
     write_whole(path, data + hashlib.sha256(data).digest(), lasting=False)  # what a power failure cuts is made again
 

@@ -69,10 +69,7 @@ def torch_name(dtype: Any) -> str:
 def as_dtype(dtype: Any, name: str = "out_dtype") -> DType | None:
     """A NumPy dtype from whatever names one: NumPy's, ml_dtypes', torch's, or a string, such as ``bf16``.
 
-    Raises
-    ------
-    DTypeError
-        `dtype` names none.
+    Raises DTypeError: `dtype` names none.
     """
     if dtype is None:
         return None

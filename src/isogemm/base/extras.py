@@ -10,10 +10,7 @@ from ..errors import OptionError
 def require_extra(extra: str, what: str, *packages: str) -> None:
     """Check that packages are installed, without importing them.
 
-    Raises
-    ------
-    OptionError
-        One is missing; the error names the extra.
+    Raises OptionError: one is missing; the error names the extra.
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:

@@ -72,10 +72,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled form for a signature; None where there is none that can be used.
 
-        Raises
-        ------
-        OptionError
-            There is none, and Numba is set not to compile.
+        Raises OptionError: there is none, and Numba is set not to compile.
         """
         target_context.refresh()
         if self._enabled and self._folder:

@@ -205,10 +205,7 @@ def resized(name: str, flat: Array, stored: tuple[int, int], ld: int, order: str
             ) -> StoredMatrix:  # fmt: skip
     """op of stored matrices in a flat buffer: the BLAS view, column-major ("F") or row-major ("C").
 
-    Raises
-    ------
-    LayoutError
-        The leading dimension is below the stored rows (columns, where row-major).
+    Raises LayoutError: the leading dimension is below the stored rows (columns, where row-major).
     """
     rows, columns = stored
     least = rows if order == "F" else columns

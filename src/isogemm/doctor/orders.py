@@ -33,10 +33,7 @@ def order_of(case: GemmCall, observed: Array) -> str:
 def follows(case: GemmCall, observed: Array, contract: str) -> bool:
     """Whether a right result has the bits of a contract; True too where that cannot be told from a call.
 
-    Raises
-    ------
-    ContractError, DTypeError
-        No such contract, or not for these operands.
+    Raises ContractError or DTypeError: no such contract, or not for these operands.
     """
     if not _plain(case):
         return True

@@ -132,10 +132,7 @@ _KEYS = {
 def read_config(path: str) -> Model:
     """The sizes in a ``config.json`` of transformers; named after its folder.
 
-    Raises
-    ------
-    OptionError
-        The file cannot be read, or lacks a size.
+    Raises OptionError: the file cannot be read, or lacks a size.
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -41,10 +41,7 @@ def attention(model: Model, tokens: int) -> list[Wanted]:
 def read_wanted(path: str) -> list[Wanted]:
     """Products from a file: what `isogemm audit --shapes` reads; in JSON also ``batch``, ``trans`` and a list ``m``.
 
-    Raises
-    ------
-    OptionError, ShapeError
-        The file cannot be read, or a field is out of range; the message names it.
+    Raises OptionError or ShapeError: the file cannot be read, or a field is out of range; the message names it.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))

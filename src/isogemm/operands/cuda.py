@@ -31,12 +31,8 @@ _LEGACY, _PER_THREAD = 1, 2  # handles that DLPack and the interface reserve for
 def from_tensor(name: str, x: Any, read_only: bool = False, stream: int | None = None) -> tuple[Array, DeviceId]:
     """A device array of a torch CUDA tensor.
 
-    Raises
-    ------
-    LayoutError
-        Not strided, no memory behind it, or a lazy negation.
-    OptionError, DTypeError
-        As `isogemm.operands.views.check_tensor`.
+    Raises LayoutError: not strided, no memory behind it, or a lazy negation. Raises OptionError or DTypeError: as
+    `isogemm.operands.views.check_tensor`.
     """
     check_tensor(name, x)
     dtype = TORCH[str(x.dtype)]
@@ -61,13 +57,8 @@ def from_protocols(name: str, x: Any) -> tuple[Array, DeviceId]:
     """A device array of any other library's CUDA array.
 
     The interface with a stream comes first, since only it says whom to wait for; then DLPack, which has bfloat16 too;
-    then an interface without a stream, which by its rules needs no waiting.
-
-    Raises
-    ------
-    DeviceError
-        There is no torch for CUDA here, or the memory is not on a CUDA device.
-    DTypeError, LayoutError
+    then an interface without a stream, which by its rules needs no waiting. Raises DeviceError: there is no torch for
+    CUDA here, or the memory is not on a CUDA device. Raises DTypeError or LayoutError.
     """
     interface = getattr(x, "__cuda_array_interface__", None)
     if not _has_cuda():
@@ -180,13 +171,7 @@ def total_memory(place: DeviceId) -> int:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], place: DeviceId) -> Array:
-    """A device array over new memory from torch's allocator, contiguous.
-
-    Raises
-    ------
-    LimitError
-        There is not enough.
-    """
+    """A device array over new memory from torch's allocator, contiguous. Raises LimitError: there is not enough."""
     torch = _torch()
     try:
         made = torch.empty(shape, dtype=_torch_dtype(dtype), device=str(place))

@@ -82,9 +82,7 @@ class Exported(NamedTuple):
 def from_dlpack(name: str, x: Any) -> Array:
     """An ndarray over a DLPack producer's host memory, bfloat16 (which `numpy.from_dlpack` refuses) included.
 
-    Raises
-    ------
-    DeviceError, DTypeError, LayoutError
+    Raises DeviceError, DTypeError or LayoutError.
     """
     if int(x.__dlpack_device__()[0]) not in _CPU_DEVICES:
         raise foreign_device(name, f"DLPack device {tuple(int(v) for v in x.__dlpack_device__())}")
@@ -96,9 +94,7 @@ def from_dlpack(name: str, x: Any) -> Array:
 def exported(name: str, x: Any, **options: Any) -> Exported:
     """The capsule of a DLPack producer, read; `options` (a stream) go to its ``__dlpack__``.
 
-    Raises
-    ------
-    DTypeError, LayoutError
+    Raises DTypeError or LayoutError.
     """
     capsule = _capsule(name, x, options)
     tensor, read_only = _parse(name, capsule)

@@ -69,13 +69,7 @@ def _is_nowhere(x: Any, address: int, item: int) -> bool:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, Array]:
-    """A new contiguous CPU tensor, and an array over it.
-
-    Raises
-    ------
-    LimitError
-        There is not enough memory.
-    """
+    """A new contiguous CPU tensor, and an array over it. Raises LimitError: there is not enough memory."""
     if not _KINDS:
         _learn()
     try:

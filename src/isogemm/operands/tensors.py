@@ -65,12 +65,7 @@ def is_traced() -> bool:
 
 
 def check_untraced(name: str) -> None:
-    """Raise where a result would become a constant of a trace.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise an OptionError where a result would become a constant of a trace."""
     if is_traced():
         limit = "eager code: the result would be a constant of the trace"
         nearest = "functions and layers of isogemm.torch, which are operators there; or torch.compile"
@@ -97,11 +92,7 @@ def stacked(name: str) -> str:
 def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
     """Raise unless a torch tensor is dense, outside the gradient's graph and any trace, and of a supported dtype.
 
-    `integers`: so are int8 and int32, as on the CPU.
-
-    Raises
-    ------
-    LayoutError, OptionError, DTypeError
+    `integers`: so are int8 and int32, as on the CPU. Raises LayoutError, OptionError or DTypeError.
     """
     torch = sys.modules["torch"]
     if x.layout is not torch.strided:
@@ -127,9 +118,7 @@ def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
 def from_tensor(name: str, x: Any) -> Array:
     """An ndarray over the memory of a CPU tensor that a product takes.
 
-    Raises
-    ------
-    DeviceError, LayoutError, OptionError, DTypeError
+    Raises DeviceError, LayoutError, OptionError or DTypeError.
     """
     torch = sys.modules["torch"]
     if x.device.type != "cpu":
@@ -145,10 +134,7 @@ def from_tensor(name: str, x: Any) -> Array:
 def memory(name: str, x: Any) -> Array:
     """An ndarray over a CPU tensor of any element type that NumPy has: indices, masks, sums to be written.
 
-    Raises
-    ------
-    LayoutError
-        The tensor has no memory that could be viewed.
+    Raises LayoutError: the tensor has no memory that could be viewed.
     """
     viewed = _plain(x, np.dtype(str(x.dtype).removeprefix("torch.")))
     if viewed is None:

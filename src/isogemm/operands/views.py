@@ -47,12 +47,8 @@ def array(name: str, x: Any) -> Array:
 def to_float32(name: str, x: Any, cast: str) -> Any:
     """A copy in float32 of float64 elements or of a list of numbers, each rounded once; anything else as it is.
 
-    Raises
-    ------
-    OptionError
-        `cast` is not ``float32``.
-    DTypeError
-        A list of anything but numbers, or of rows of different lengths.
+    Raises OptionError: `cast` is not ``float32``. Raises DTypeError: a list of anything but numbers, or of rows of
+    different lengths.
     """
     if cast != "float32":
         limit = "'float32', to which it rounds float64 and lists of numbers"
@@ -72,16 +68,9 @@ def to_float32(name: str, x: Any, cast: str) -> Any:
 def view(name: str, x: Any) -> tuple[Array, DeviceId]:
     """An ndarray over the memory of `x`, and where that memory is; a `DeviceArray` where it is not the host's.
 
-    Raises
-    ------
-    DTypeError
-        Not an array (a list, a scalar, None), a masked array, or an element type that no product takes.
-    DeviceError
-        The memory is on a device that no backend serves.
-    LayoutError
-        The memory cannot be viewed without a copy.
-    OptionError
-        A torch tensor that requires grad while torch records gradients.
+    Raises DTypeError: not an array (a list, a scalar, None), a masked array, or an element type that no product takes.
+    Raises DeviceError: the memory is on a device that no backend serves. Raises LayoutError: the memory cannot be
+    viewed without a copy. Raises OptionError: a torch tensor that requires grad while torch records gradients.
     """
     if type(x) is np.ndarray:
         return x, HOST

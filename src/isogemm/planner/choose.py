@@ -48,12 +48,8 @@ def choose(
 ) -> Choice[L]:  # fmt: skip
     """`first`, where having none is an error; `none` is said where no option supports the case.
 
-    Raises
-    ------
-    ContractError
-        No kernel here has the bits; the message names the device, and of each kernel why it was passed over.
-    DeviceError
-        See `first`.
+    Raises ContractError: no kernel here has the bits; the message names the device, and of each kernel why it was
+    passed over. Raises DeviceError: see `first`.
     """
     passed: list[str] = []
     found = first(options, case, admissions, what=what, passed=passed, judge=judge)

@@ -138,10 +138,7 @@ class Chooser:
     def serve(self, product: Product) -> Relay:
         """The launch for calls of a product: `choose`'s, or, while choosing at run time is on, `Live.serve`'s.
 
-        Raises
-        ------
-        ContractError, DeviceError
-            As `choose`.
+        Raises ContractError or DeviceError: as `choose`.
         """
         if self.live is None or not get_tuning():
             return Relay(self.choose(product).launch)
@@ -151,12 +148,8 @@ class Chooser:
     def choose(self, product: Product) -> Choice[Launch]:
         """The first supported and admitted kernel, bound.
 
-        Raises
-        ------
-        ContractError
-            No kernel here has the contract's bits; the message names what was refused.
-        DeviceError
-            While a graph is captured: kernels that could serve have not been admitted yet.
+        Raises ContractError: no kernel here has the contract's bits; the message names what was refused. Raises
+        DeviceError: while a graph is captured: kernels that could serve have not been admitted yet.
         """
         self.check_arithmetic(product.contract)
         options = (

@@ -281,10 +281,7 @@ def pose_key(key: NumericKey, m: int) -> Product:
 def merge(key: NumericKey, times: Mapping[int, Mapping[Use, float]]) -> TunedRow:
     """A row from microseconds by m and kernel: the bucket goes on while its kernel is within `SLACK` of the fastest.
 
-    Raises
-    ------
-    OptionError
-        Some m has no kernel.
+    Raises OptionError: some m has no kernel.
     """
     buckets: list[Bucket] = []
     for m in sorted(times):

@@ -25,13 +25,7 @@ class Mask:
 
     @classmethod
     def parse(cls, text: str) -> Mask:
-        """From ``window:128`` and the like; empty for none.
-
-        Raises
-        ------
-        OptionError
-            No such mask.
-        """
+        """From ``window:128`` and the like; empty for none. Raises OptionError: no such mask."""
         kind, _, width = text.partition(":") if isinstance(text, str) else ("none", "", "")
         if kind == "window" and width.isdecimal() and int(width):
             return cls(kind, int(width))

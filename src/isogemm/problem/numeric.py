@@ -140,10 +140,7 @@ def numeric_plan(
 ) -> NumericPlan:
     """Fix the numbers. M is not an argument, so it cannot matter.
 
-    Raises
-    ------
-    ContractError
-        The contract is not defined for these operand types.
+    Raises ContractError: the contract is not defined for these operand types.
     """
     default = dtype_a if dtype_a == dtype_b else "float32"  # operands of two types are widened
     chosen = default_contract(device, default, arithmetic) if contract is None else as_contract(contract)
@@ -161,10 +158,7 @@ def numeric_plan(
 def integer_contract(contract: ContractLike | None) -> Contract:
     """``int32/chain``, which is the only one that plans of quantized weights have.
 
-    Raises
-    ------
-    OptionError
-        Another one was asked for.
+    Raises OptionError: another one was asked for.
     """
     only = Contract("int32", Order())
     if contract is not None and as_contract(contract) != only:

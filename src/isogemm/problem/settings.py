@@ -108,10 +108,7 @@ def check_product(
 ) -> DType:
     """The dtype of the result of a [..., m, k] @ b [..., k, n] (equal leading dims); raises before any write.
 
-    Raises
-    ------
-    ShapeError, DTypeError, LayoutError, AliasError
-        As `check_operand`, `check_out` and `check_bias`.
+    Raises ShapeError, DTypeError, LayoutError or AliasError: as `check_operand`, `check_out` and `check_bias`.
     """
     check_operand("a", a, INT8)
     check_operand("b", b, INT8)
@@ -146,9 +143,7 @@ def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:
 def check_integers(k: int, bias: Array | None, settings: Settings) -> None:
     """Raise where the exact product of integers has a bias, or sums that might not fit into int32.
 
-    Raises
-    ------
-    LimitError, OptionError
+    Raises LimitError or OptionError.
     """
     if settings.contract.arithmetic != "exact":
         return
@@ -222,13 +217,7 @@ def check_out(
 
 
 def transposed(name: str, x: Array, op: object) -> Array:
-    """op(x) for op in N, T, C, upper or lower case; C is T for real types.
-
-    Raises
-    ------
-    OptionError
-        Another letter.
-    """
+    """op(x) for op in N, T, C, upper or lower case; C is T for real types. Raises OptionError: another letter."""
     letter = op.upper() if isinstance(op, str) else op
     if letter == "N":
         return x

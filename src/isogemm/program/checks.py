@@ -15,13 +15,7 @@ FREE = ("tile_m", "tile_n", "threads")
 
 
 def check(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str, Any]) -> None:
-    """Raise the first thing that is wrong.
-
-    Raises
-    ------
-    OptionError
-        It names the field, what it should be and what it is.
-    """
+    """Raise the first thing that is wrong: an OptionError with the field, what it should be and what it is."""
     check_plan(lowered, plan)
     check_races(plan)
     check_layout(lowered, plan, layout)

@@ -111,10 +111,7 @@ class ProgramExecutor:
     def run(self, *phases: str) -> None:
         """The calls of the phases that begin with one of these names, in the plan's order.
 
-        Raises
-        ------
-        LayoutError
-            A canary was found changed.
+        Raises LayoutError: a canary was found changed.
         """
         walk = self._walk if self.times is None else self._timed
         for call in self.calls:

@@ -58,13 +58,7 @@ class Graph:
     operations: list[GraphNode] = field(default_factory=list)
 
     def value(self, name: str, shape: tuple[int, ...], section: str, **options: Any) -> str:
-        """Add a value.
-
-        Raises
-        ------
-        OptionError
-            There is one of this name.
-        """
+        """Add a value. Raises OptionError: there is one of this name."""
         if name in self.values:
             raise OptionError("value", limit="one definition of each name", value=name, nearest=f"{name}.1")
         self.values[name] = Value(name, shape, section, **options)
@@ -83,10 +77,7 @@ class Graph:
     def check(self) -> None:
         """Every value is defined once, before it is read; every operation of a gradient has its forward.
 
-        Raises
-        ------
-        OptionError
-            The first value or operation that is not as it should be.
+        Raises OptionError: the first value or operation that is not as it should be.
         """
         defined = {name for name, value in self.values.items() if value.given}
         seen = set()

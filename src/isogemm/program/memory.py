@@ -67,10 +67,8 @@ class ProgramMemory:
     def check(self, which: NDArray[np.int64], phase: str, operation: str) -> None:
         """Look at the canaries of tensors.
 
-        Raises
-        ------
-        LayoutError
-            One has changed: the tensor, the phase, the operation after which that was seen, and the byte.
+        Raises LayoutError of one that has changed, with the tensor, the phase, the operation after which that was seen
+        and the byte.
         """
         number, address = kernels.broken(self._spans, which, PATTERN)
         if number >= 0:

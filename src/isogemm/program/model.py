@@ -187,14 +187,9 @@ def is_turned(known: str) -> bool:
 def weight_formats(model: DecoderConfig, patterns: Mapping[str, str | None], phase: str) -> dict[str, str]:
     """The format of every weight of a product that has one, by patterns of names in a program or in a checkpoint.
 
-    Embeddings stay as they are, and so does a head that is tied to them.
-
-    Raises
-    ------
-    OptionError
-        A pattern that no weight has, a format without an integer product, or a program that trains.
-    ShapeError
-        Rows are no whole number of blocks, or there are fewer than 16 of them.
+    Embeddings stay as they are, and so does a head that is tied to them. Raises OptionError: a pattern that no weight
+    has, a format without an integer product, or a program that trains. Raises ShapeError: rows are no whole number of
+    blocks, or there are fewer than 16 of them.
     """
     found: dict[str, str] = {}
     if patterns and phase == "train":

@@ -19,12 +19,9 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def validate(name: str, data: Any) -> None:
-    """Raise what is wrong with a plan or a layout by its schema.
+    """Raise what is wrong with a plan or a layout by its schema: an OptionError with the field and the rule.
 
-    Raises
-    ------
-    OptionError
-        The field and the rule; or the extra ``isogemm[program]`` is not installed.
+    It is an OptionError, too, where the extra ``isogemm[program]`` is not installed.
     """
     require_extra("program", "reading plans", "jsonschema")
     import jsonschema

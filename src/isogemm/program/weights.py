@@ -62,10 +62,7 @@ def stored_weights(
 def file_formats(model: DecoderConfig, file: TensorFile) -> dict[str, str | None]:
     """The formats in which a GGUF file has the weights of products, for `isogemm.program.lower`; None: of floats.
 
-    Raises
-    ------
-    OptionError
-        It is not a GGUF file, or one of another model.
+    Raises OptionError: it is not a GGUF file, or one of another model.
     """
     if not _is_gguf(file):
         raise OptionError("quantize", limit="a format, or a GGUF file", value=file, nearest="Q8_0")

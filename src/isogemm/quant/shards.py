@@ -48,13 +48,7 @@ class Shards(TensorFile):
 
 
 def load_folder(folder: Path, load: Load) -> TensorFile:
-    """The index of a folder, or the one file of weights in it.
-
-    Raises
-    ------
-    OptionError
-        It has neither.
-    """
+    """The index of a folder, or the one file of weights in it. Raises OptionError: it has neither."""
     found = sorted(folder.glob(INDEX)) or sorted(x for kind in _KINDS for x in folder.glob(kind))
     if len(found) != 1:
         names = ", ".join(path.name for path in found[:4]) + ", ..." * (len(found) > 4)
@@ -68,12 +62,8 @@ def load_folder(folder: Path, load: Load) -> TensorFile:
 def load_index(path: Path, load: Load) -> Shards:
     """The files that a .safetensors.index.json names, which lie beside it.
 
-    Raises
-    ------
-    FormatError
-        It is no index, or names a tensor that is not in its file.
-    OptionError
-        A file is missing.
+    Raises FormatError: it is no index, or names a tensor that is not in its file. Raises OptionError: a file is
+    missing.
     """
     files = _listed(path)
     opened: dict[str, TensorFile] = {}

@@ -25,10 +25,7 @@ BUSY = 0.1  # of a machine's CPUs: a thread that waits for another, whose CPU an
 def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
     """The runs in some folders and the folders right below them; of one that was stopped, the rows that it left.
 
-    Raises
-    ------
-    OptionError
-        A folder has none, or a file is of another schema.
+    Raises OptionError: a folder has none, or a file is of another schema.
     """
     found = []
     for folder in folders:

@@ -129,13 +129,7 @@ def limited(threads: int) -> Iterator[None]:
 
 
 def open_site(device: str = "cpu", *, ceilings: bool = True) -> Site:
-    """Look at this machine and measure its ceilings.
-
-    Raises
-    ------
-    DeviceError
-        No such device, or no GPU that can be used.
-    """
+    """Look at this machine and measure its ceilings. Raises DeviceError: no such device, or no GPU that can be used."""
     if device == "cpu":
         return _cpu(ceilings)
     if device != "cuda" or not accelerator().usable():

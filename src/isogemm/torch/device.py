@@ -17,9 +17,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def column(name: str, kind: str) -> Any:
     """The module of one column, such as ``rows``, for tensors on a kind of device; see `isogemm.planner.device`.
 
-    Raises
-    ------
-    DeviceError
-        There is none.
+    Raises DeviceError: there is none.
     """
     return open_device(DeviceId(kind)).column(name)

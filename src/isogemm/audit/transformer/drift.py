@@ -115,13 +115,7 @@ class Evaluation:
     _last: tuple[ModelRun, Any] | None = None
 
     def outcome(self, relation: ModelRelation, case: ModelCase) -> Outcome:
-        """What came of a case.
-
-        Raises
-        ------
-        NotApplicable
-            The model has no such case.
-        """
+        """What came of a case. Raises NotApplicable: the model has no such case."""
         if relation.decoder and not self.subject.causal:
             raise NotApplicable("needs a causal language model")
         if relation.cuda and self.subject.device.type != "cuda":

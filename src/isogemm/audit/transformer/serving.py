@@ -26,12 +26,8 @@ _LOOKED_AT, _PATIENCE = "looked-at", 600.0  # the request's id; seconds in which
 def served(model: Any, ids: Array) -> list[tuple[Array, Any]]:
     """(positions, logits) of the first prompt's tokens, and of those that are generated behind it, call by call.
 
-    Raises
-    ------
-    NotApplicable
-        There is no continuous batching for the model.
-    OptionError
-        A request failed, or has no answer.
+    Raises NotApplicable: there is no continuous batching for the model. Raises OptionError: a request failed, or has no
+    answer.
     """
     import transformers
 

@@ -78,12 +78,7 @@ def adapters() -> tuple[Any, ...]:
 def open_adapter(ordinal: int = 0) -> Adapter:
     """The adapter of that number, opened once.
 
-    Raises
-    ------
-    OptionError
-        wgpu is not installed.
-    DeviceError
-        There is no such adapter.
+    Raises OptionError: wgpu is not installed. Raises DeviceError: there is no such adapter.
     """
     require_extra("webgpu", "a WebGPU device", "wgpu")
     if ordinal >= len(adapters()):
@@ -143,13 +138,7 @@ class Adapter:
     # Memory.
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
-        """New memory.
-
-        Raises
-        ------
-        LimitError
-            More than the adapter's buffers hold.
-        """
+        """New memory. Raises LimitError: more than the adapter's buffers hold."""
         import wgpu
 
         size = max(4, -(-nbytes // 4) * 4)

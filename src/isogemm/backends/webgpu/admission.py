@@ -70,10 +70,7 @@ class AdapterAdmissions:
     def code(self, name: str, types: tuple[str, str], across: bool) -> str:
         """The admitted code of a kernel; put together and tried once.
 
-        Raises
-        ------
-        ContractError
-            No form of it has the contract's bits on this adapter.
+        Raises ContractError: no form of it has the contract's bits on this adapter.
         """
         key = name, types, across, self.adapter.subgroup
         if key not in self._codes:
@@ -104,10 +101,7 @@ class AdapterAdmissions:
     def first(self, names: Iterable[str], types: tuple[str, str], across: bool) -> tuple[str, str]:
         """The first of some kernels that is admitted, and its code.
 
-        Raises
-        ------
-        ContractError
-            Of the last one: none has the contract's bits on this adapter.
+        Raises the ContractError of the last one where none has the contract's bits on this adapter.
         """
         refused: ContractError | None = None
         for name in names:
@@ -125,13 +119,7 @@ class AdapterAdmissions:
         return self._known[code]
 
     def quantizer(self, dtype: str, block: int) -> str:
-        """The admitted code that quantizes activations.
-
-        Raises
-        ------
-        ContractError
-            Its bits are others on this adapter.
-        """
+        """The admitted code that quantizes activations. Raises ContractError: its bits are others on this adapter."""
         key = dtype, block
         if key not in self._codes:
             code = code_of_block(dtype, block)

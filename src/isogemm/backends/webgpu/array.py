@@ -151,12 +151,8 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], place: DeviceId) -> Arra
 def from_numpy(x: Any, place: DeviceId) -> WebGpuArray:
     """A host's array, copied to a device once.
 
-    Raises
-    ------
-    DTypeError
-        Another element type than float32, float16 and bfloat16.
-    LimitError
-        It does not fit into a buffer of the adapter.
+    Raises DTypeError: another element type than float32, float16 and bfloat16. Raises LimitError: it does not fit into
+    a buffer of the adapter.
     """
     data = np.ascontiguousarray(x).reshape(np.shape(x))
     check_dtype("array", data.dtype)

@@ -16,10 +16,7 @@ TRUSTED = "// Without checks of indices and loops.\n"
 def trusted_module(device: Any, code: str) -> Any:
     """A shader module of WGSL whose indices and loops are not checked.
 
-    Raises
-    ------
-    RuntimeError
-        The code has errors; wgpu's own error where it names them.
+    Raises RuntimeError: the code has errors; wgpu's own error where it names them.
     """
     from wgpu.backends.wgpu_native import _api as native
 

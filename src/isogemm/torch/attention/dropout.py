@@ -144,13 +144,7 @@ class sequence_seeds:
 
 
 def seeds_of(layer: int, rate: float) -> Tensor:
-    """Seeds of a layer.
-
-    Raises
-    ------
-    OptionError
-        Outside of `sequence_seeds`.
-    """
+    """Seeds of a layer. Raises OptionError: outside of `sequence_seeds`."""
     if not sequence_seeds._open:
         raise OptionError(
             "attention's dropout", limit="0 outside of isogemm.torch.sequence_seeds(...)", value=rate,

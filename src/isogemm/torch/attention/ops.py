@@ -28,10 +28,7 @@ from .gradients import Forward, gradients
 def chosen(contract: str, q: Tensor, k: Tensor) -> Contract:
     """The contract of a call: the one asked for, or that of products.
 
-    Raises
-    ------
-    ContractError
-        Its order is no chain, or its arithmetic is not defined for the operands' dtype.
+    Raises ContractError: its order is no chain, or its arithmetic is not defined for the operands' dtype.
     """
     key = (contract, q.dtype, q.get_device())
     known = _chosen.get(key)

@@ -30,10 +30,8 @@ _wrong: dict[tuple[Any, ...], int] = {}  # elements of a trial that differed, on
 def serves(ranks: Ranks, on: Any, shape: Sequence[int], dtype: Any, bias: Tensor | None, what: str) -> bool:
     """Whether a sum goes this way.
 
-    Raises
-    ------
-    DeviceError, ShapeError
-        `Ranks.transport` asks for it, and it cannot be; or a graph is captured, and the kernels were not tried before.
+    Raises DeviceError or ShapeError: `Ranks.transport` asks for it, and it cannot be; or a graph is captured, and the
+    kernels were not tried before.
     """
     if not ranks.maps(on, shape, what):
         return False

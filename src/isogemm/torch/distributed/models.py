@@ -24,10 +24,7 @@ STYLES: dict[str, tuple[type[Parallel], bool]] = {
 def plan_of(model: Any) -> dict[str, str]:
     """The patterns of modules' names and their styles that a transformers model carries.
 
-    Raises
-    ------
-    OptionError
-        It carries none.
+    Raises OptionError: it carries none.
     """
     plan = getattr(model, "tp_plan", None)
     if not isinstance(plan, Mapping) or not plan:

@@ -49,10 +49,7 @@ _kept: list[Shared] = []  # outgrown ones: a captured graph may still use them
 def reaches(group: Any) -> bool:
     """Whether every rank of a group has a GPU of its own, of one machine, that maps the memory of all the others.
 
-    Raises
-    ------
-    DeviceError
-        The group is asked for the first time while a graph is captured.
+    Raises DeviceError: the group is asked for the first time while a graph is captured.
     """
     if dist.get_backend(group) != "nccl":
         return False
@@ -84,12 +81,8 @@ def check_eager(what: str) -> None:
 def shared(group: Any, timeout: float, share: int = 0, results: int = 0) -> Shared:
     """The group's memory, with room for so many bytes of partial sums from each rank, and of results.
 
-    All ranks make it together, where what they have is too small.
-
-    Raises
-    ------
-    DeviceError
-        It is too small while a graph is captured.
+    All ranks make it together, where what they have is too small. Raises DeviceError: it is too small while a graph is
+    captured.
     """
     device = torch.cuda.current_device()
     known = _made.get((group, device))

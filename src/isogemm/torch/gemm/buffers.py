@@ -20,10 +20,8 @@ from ..operator import Tensor
 def advance(out: Tensor, rows: int, contract: str) -> None:
     """Note that `rows` more are summed in a buffer under a contract; call it before they are.
 
-    Raises
-    ------
-    OptionError
-        The sum so far ends inside of a leaf, or of a block of the arithmetic's where the order is a chain.
+    Raises OptionError: the sum so far ends inside of a leaf, or of a block of the arithmetic's where the order is a
+    chain.
     """
     step = _step(contract)
     if step == 1 or (out.is_cuda and torch.cuda.is_current_stream_capturing()):

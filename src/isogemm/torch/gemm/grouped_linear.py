@@ -116,13 +116,7 @@ def recalled(x: Tensor, w: Tensor, bias: Any, counts: Any, contract: Any, out_dt
 
 
 def continued(a: Tensor, b: Tensor, counts: Tensor, out: Tensor, contract: str) -> None:
-    """`grouped_walk` as part of a backward pass.
-
-    Raises
-    ------
-    OptionError
-        The pass is recorded itself.
-    """
+    """`grouped_walk` as part of a backward pass. Raises OptionError: the pass is recorded itself."""
     refuse_recorded()
     (grouped_walk if operator.watched(a, b, out) == "direct" else walk_op)(a, b, counts, out, contract)
 
@@ -130,10 +124,7 @@ def continued(a: Tensor, b: Tensor, counts: Tensor, out: Tensor, contract: str) 
 def _groups(counts: Tensor, rows: int) -> list[tuple[int, int]]:
     """Where each group begins and ends.
 
-    Raises
-    ------
-    ShapeError
-        A group of fewer rows than none, or groups of more rows than there are.
+    Raises ShapeError: a group of fewer rows than none, or groups of more rows than there are.
     """
     lengths = on_host(counts)
     if any(n < 0 for n in lengths) or sum(lengths) > rows:

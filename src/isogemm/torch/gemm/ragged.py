@@ -37,15 +37,10 @@ def grouped_mm(
 ) -> Tensor:
     """torch's grouped_mm outside the gradient's graph: the arguments of aten._grouped_mm.
 
-    Raises
-    ------
-    OptionError
-        A bias, which torch does not add either; offsets of another dtype than int32; offsets where nothing is ragged,
-        or none where something is.
-    ShapeError
-        Dimensions, groups or offsets that do not belong together, as far as can be seen before the products.
-    DeviceError
-        Offsets on a CUDA device while a graph is captured.
+    Raises OptionError: a bias, which torch does not add either; offsets of another dtype than int32; offsets where
+    nothing is ragged, or none where something is. Raises ShapeError: dimensions, groups or offsets that do not belong
+    together, as far as can be seen before the products. Raises DeviceError: offsets on a CUDA device while a graph is
+    captured.
     """
     _check(a, b, offs, bias)
     if offs is None:
@@ -92,12 +87,8 @@ def _on_gpu(a: Tensor, b: Tensor, offs: Tensor) -> bool:
 def spans(offs: Tensor, length: int) -> list[tuple[int, int]]:
     """Where each group begins and ends; waits for offsets that are on a device.
 
-    Raises
-    ------
-    DeviceError
-        A stream is captured, in which nothing can be waited for.
-    ShapeError
-        Offsets that fall, or end behind what they divide.
+    Raises DeviceError: a stream is captured, in which nothing can be waited for. Raises ShapeError: offsets that fall,
+    or end behind what they divide.
     """
     ends = on_host(offs)
     starts = [0, *ends[:-1]]
@@ -113,13 +104,7 @@ def spans(offs: Tensor, length: int) -> list[tuple[int, int]]:
 
 
 def on_host(lengths: Tensor) -> list[int]:
-    """Offsets or counts as numbers.
-
-    Raises
-    ------
-    DeviceError
-        A stream is captured, in which nothing can be waited for.
-    """
+    """Offsets or counts as numbers. Raises DeviceError: a stream is captured, in which nothing can be waited for."""
     if lengths.is_cuda and torch.cuda.is_current_stream_capturing():
         raise DeviceError(
             "groups of rows in graph capture", limit="lengths that the host knows", value="a tensor on the device",

@@ -52,10 +52,7 @@ class Converted:
 def checked(contract: ContractLike | None, grad_order: str) -> tuple[Contract | None, str]:
     """The contract as a value, after the gradient's order was found to fit it.
 
-    Raises
-    ------
-    ContractError
-        No such contract or order.
+    Raises ContractError: no such contract or order.
     """
     chosen = None if contract is None else as_contract(contract)
     arguments.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096")

@@ -112,10 +112,7 @@ def warn_open(report: Conversion, model: str) -> None:
 def refuse_open(module: Any, found: Mapping[str, str]) -> None:
     """Raise where modules may change bits, which the message lists by kind.
 
-    Raises
-    ------
-    OptionError
-        `found` is not empty.
+    Raises OptionError: `found` is not empty.
     """
     if not found:
         return

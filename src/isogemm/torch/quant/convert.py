@@ -78,14 +78,9 @@ def check(
 ) -> Quantization:
     """What is to be done with the Linear modules `linears` of a model; everything that is refused, before any change.
 
-    Raises
-    ------
-    OptionError
-        An unknown format or pattern, or the model is itself a Linear.
-    ShapeError
-        Rows do not fit a format, and no fallback is given.
-    FormatError
-        An element is no number, or a scale is too large for float16.
+    Raises OptionError: an unknown format or pattern, or the model is itself a Linear. Raises ShapeError: rows do not
+    fit a format, and no fallback is given. Raises FormatError: an element is no number, or a scale is too large for
+    float16.
     """
     wanted = _formats(model, formats)
     keep = isinstance(fallback, str) and fallback == KEEP

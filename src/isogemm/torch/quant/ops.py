@@ -69,12 +69,8 @@ _make_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def matrix_of(blocks: Tensor, fmt: str, n: int, k: int) -> QuantizedMatrix:
     """The matrix whose blocks these are; one that was never seen lives as long as the tensor.
 
-    Such a one is looked at first where it is on the host; on a device scales are taken to be finite.
-
-    Raises
-    ------
-    ShapeError, LayoutError, FormatError, LimitError
-        They are not those of such a matrix.
+    Such a one is looked at first where it is on the host; on a device scales are taken to be finite. Raises ShapeError,
+    LayoutError, FormatError or LimitError: they are not those of such a matrix.
     """
     key = _key(blocks, fmt, n, k)
     found = _alive.get(key)

@@ -34,13 +34,7 @@ class Recording(NamedTuple):
     needs: tuple[bool, ...]
 
     def buffer(self, place: int, like: Tensor) -> Tensor | None:
-        """The float32 buffer of an operand.
-
-        Raises
-        ------
-        ShapeError
-            It has not the operand's shape.
-        """
+        """The float32 buffer of an operand. Raises ShapeError: it has not the operand's shape."""
         found = self.buffers[place]
         if found is not None and (found.shape != like.shape or found.dtype is not _FLOAT32):
             value = f"{found.dtype} {tuple(found.shape)}"

@@ -37,10 +37,7 @@ class Signature(NamedTuple):
 def signature(kind: str) -> Signature:
     """That of an operation of the table, or of ``embedding``, which copies rows and computes nothing.
 
-    Raises
-    ------
-    OptionError
-        There is no such operation, or it has more operands or another option than a call can hand on.
+    Raises OptionError: there is no such operation, or it has more operands or another option than a call can hand on.
     """
     if kind == "embedding":
         return Signature((RowOperand("weight"), RowOperand("ids")), "", False, 0)

@@ -62,10 +62,7 @@ def mask(
 ) -> Tensor:
     """The mask function that transformers' interface asks for, with its arguments.
 
-    Raises
-    ------
-    OptionError
-        The cache has dropped keys, and only the device knows how many.
+    Raises OptionError: the cache has dropped keys, and only the device knows how many.
     """
     if not isinstance(kv_offset, int) or kv_offset < 0:
         raise OptionError(

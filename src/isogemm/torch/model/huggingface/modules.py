@@ -50,10 +50,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The attention function that transformers' interface asks for: [batch, queries, heads, width], no weights.
 
-    Raises
-    ------
-    OptionError
-        Dropout outside of `sequence_seeds`, or something that changes the result and is not part of the definition.
+    Raises OptionError: dropout outside of `sequence_seeds`, or something that changes the result and is not part of the
+    definition.
     """
     for name in ("position_bias", "output_attentions"):
         if options.get(name) is not None and options[name] is not False:
@@ -204,10 +202,7 @@ class Rotary(Converted):
     def forward(self, x: Tensor, position_ids: Tensor) -> Any:
         """Cosines and sines for [batch, tokens] positions.
 
-        Raises
-        ------
-        OptionError
-            A position that the table has no row for; on a CUDA device torch's own error about an index.
+        Raises OptionError: a position that the table has no row for; on a CUDA device torch's own error about an index.
         """
         if position_ids.device.type == "cpu" and not torch.compiler.is_compiling() and position_ids.numel():
             last = int(position_ids.max())

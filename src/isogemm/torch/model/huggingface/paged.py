@@ -30,10 +30,8 @@ def attend_paged(
 ) -> tuple[Tensor, None]:
     """The attention function of continuous batching: [1, queries, heads, width] of all requests, no weights.
 
-    Raises
-    ------
-    OptionError
-        A call outside of continuous batching, a table of blocks, or something that is not part of the definition.
+    Raises OptionError: a call outside of continuous batching, a table of blocks, or something that is not part of the
+    definition.
     """
     cache = options.get("cache")
     if cache is None:
@@ -75,10 +73,7 @@ def attend_paged(
 def sinks_of(module: Any, options: dict[str, Any]) -> Tensor | None:
     """The sinks that an attention module hands over, which have to be its own.
 
-    Raises
-    ------
-    OptionError
-        Others, of which `convert` has seen nothing.
+    Raises OptionError of others, of which `convert` has seen nothing.
     """
     sinks: Tensor | None = options.get("s_aux")
     if sinks is not None and sinks is not getattr(module, "sinks", None):

@@ -121,11 +121,8 @@ class OwnModel(OwnBlock):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own.
 
-        Raises
-        ------
-        OptionError
-            A mask with padding before a token, where the model would take it for tokens. Dropout in attention, or
-            another attention function than transformers' eager one.
+        Raises OptionError: a mask with padding before a token, where the model would take it for tokens; dropout in
+        attention, or another attention function than transformers' eager one.
         """
         if not torch.compiler.is_compiling():
             self._check(kwargs.get("attention_mask", args[1] if len(args) > 1 else None))

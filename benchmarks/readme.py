@@ -133,9 +133,7 @@ SECTIONS = (
 )
 
 
-def main(
-    sources: Annotated[list[Path] | None, typer.Argument(help="JSON of benchmarks.")] = None,
-) -> None:
+def main(sources: Annotated[list[Path] | None, typer.Argument(help="JSON of benchmarks.")] = None) -> None:
     """Rewrite the page's generated sections after what the files hold, and the README's three figures."""
     text = PAGE.read_text()
     runs = {str(source.resolve().relative_to(ROOT.resolve())): read_json(source) for source in sources or ()}

@@ -335,11 +335,7 @@ def test_triton_is_no_part_of_a_library() -> None:
 
 @pytest.mark.parametrize(
     ("computes", "found"),
-    [
-        ("tensor_core:sm90", "tensor_core:sm90"),
-        ("tensor_core:sm80", "tensor_core:sm80"),
-        ("fma", "tensor_core:native"),
-    ],
+    [("tensor_core:sm90", "tensor_core:sm90"), ("tensor_core:sm80", "tensor_core:sm80"), ("fma", "tensor_core:native")],
 )
 def test_the_arithmetic_is_found_by_its_bits(
     computes: str, found: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

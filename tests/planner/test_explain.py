@@ -65,13 +65,7 @@ def test_a_plan_without_a_gpu_is_the_shipped_table_s(without_gpu: None) -> None:
     assert p.admission == "admitted 2026-11-20, table h200.json"
     assert str(p.contract) == "tensor_core:sm90/chain"
     text = str(p)
-    for part in (
-        "NVIDIA H200, as described: that GPU is not here",
-        "f [small]",
-        "8 us",
-        "memory: 5.",
-        "m plays",
-    ):
+    for part in ("NVIDIA H200, as described: that GPU is not here", "f [small]", "8 us", "memory: 5.", "m plays"):
         assert part in text
     assert p.bound_us == pytest.approx((16 * 2560 + 2560 * 4096 + 16 * 4096) * 2 / 4e6)
 

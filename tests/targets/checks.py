@@ -18,10 +18,7 @@ from tests.torch.digest import digest as of_rows
 from isogemm.backends.cpu.emit.target import target
 
 ROOT = Path(__file__).parents[2]
-CPUS = {
-    "avx2": ("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2"),
-    "generic": ("x86-64", ""),
-}
+CPUS = {"avx2": ("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2"), "generic": ("x86-64", "")}
 
 
 def answer(isa: str, module: str, **environment: str) -> list[str]:

@@ -92,9 +92,7 @@ def test_a_walk_goes_on_from_out(ways, dtype, contract):
     a, b, start = randn(9, 300, dtype=dtype), randn(300, 20, dtype=dtype), randn(9, 20)
     first, second = start.clone(), start.clone()
     outs = iter((first, second))
-    short, long, taken = ways(
-        lambda: isogemm.gemm(a, b, out=next(outs), accumulate=True, contract=contract),
-    )
+    short, long, taken = ways(lambda: isogemm.gemm(a, b, out=next(outs), accumulate=True, contract=contract))
     assert taken
     assert short is first
     assert long is second

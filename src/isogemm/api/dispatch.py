@@ -57,13 +57,7 @@ def settings(given: Options, device: Device, a: Array, b: Array) -> Settings:
         and accumulate is False
     ):
         return Settings(chosen)
-    return Settings.checked(
-        chosen,
-        alpha=alpha,
-        beta=beta,
-        accumulate=accumulate,
-        out_dtype=as_dtype(out_dtype),
-    )
+    return Settings.checked(chosen, alpha=alpha, beta=beta, accumulate=accumulate, out_dtype=as_dtype(out_dtype))
 
 
 def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: Any, accumulate: bool) -> Any:

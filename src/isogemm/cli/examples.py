@@ -37,10 +37,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "study": ("isogemm study --list", "isogemm study prefill --quick", "isogemm study report h100 h200 --out both"),
     "trace": ("isogemm trace gemv_simd --shape 1,4096,4096 --thread 0,3,17",),
-    "tune": (
-        "isogemm tune --model Qwen3-4B",
-        "isogemm tune --shapes shapes.json --m 1,16,256 --budget 120",
-    ),
+    "tune": ("isogemm tune --model Qwen3-4B", "isogemm tune --shapes shapes.json --m 1,16,256 --budget 120"),
     "version": ("isogemm version",),
     "warm": (
         "isogemm warm                                           # everything this machine can use",

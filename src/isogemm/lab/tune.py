@@ -32,10 +32,7 @@ def linears(model: Model) -> list[Wanted]:
 def attention(model: Model, tokens: int) -> list[Wanted]:
     """Scores and values of all heads of one layer, each as one strided batch over `tokens`."""
     heads, width, ms = model.heads, model.head_dim, (tokens,)
-    return [
-        Wanted("scores", tokens, width, "NT", heads, ms),
-        Wanted("values", width, tokens, "NN", heads, ms),
-    ]
+    return [Wanted("scores", tokens, width, "NT", heads, ms), Wanted("values", width, tokens, "NN", heads, ms)]
 
 
 def read_wanted(path: str) -> list[Wanted]:

@@ -191,11 +191,7 @@ def check_bias(bias: Array, n: int) -> None:
 
 
 def check_out(
-    out: Array,
-    shape: tuple[int, ...],
-    dtype: DType,
-    reads: Sequence[tuple[str, Array | None]],
-    c: Array | None = None,
+    out: Array, shape: tuple[int, ...], dtype: DType, reads: Sequence[tuple[str, Array | None]], c: Array | None = None
 ) -> None:
     """Raise unless `out` is writable, has that shape and dtype, and overlaps neither itself nor what is read.
 

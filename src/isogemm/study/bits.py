@@ -54,10 +54,7 @@ def poisoned(way: Way, out: Any) -> Any:
 
 
 def judged(
-    ways: Mapping[str, Way],
-    results: Mapping[str, Callable[[], Any]],
-    items: Sequence[Item],
-    contract: str,
+    ways: Mapping[str, Way], results: Mapping[str, Callable[[], Any]], items: Sequence[Item], contract: str
 ) -> dict[str, dict[str, Any]]:
     """Each way's result beside the contract, the first way's, and float64.
 

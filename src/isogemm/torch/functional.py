@@ -27,12 +27,7 @@ __all__ = ["addmm", "baddbmm", "bmm", "grouped", "grouped_linear", "linear", "mm
 
 
 def mm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    contract: ContractLike | None = None,
-    grad_order: str = "leaf4096",
-    out_dtype: Any = None,
+    a: Tensor, b: Tensor, *, contract: ContractLike | None = None, grad_order: str = "leaf4096", out_dtype: Any = None
 ) -> Tensor:
     """a @ b for matrices.
 
@@ -65,12 +60,7 @@ def mm(
 
 
 def bmm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    contract: ContractLike | None = None,
-    grad_order: str = "leaf4096",
-    out_dtype: Any = None,
+    a: Tensor, b: Tensor, *, contract: ContractLike | None = None, grad_order: str = "leaf4096", out_dtype: Any = None
 ) -> Tensor:
     """a[i] @ b[i] for stacks of matrices [batch, m, k] and [batch, k, n]; an expanded operand copies nothing.
 

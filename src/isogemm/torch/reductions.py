@@ -105,12 +105,7 @@ def add_rms_norm(
 
 
 def layer_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    out_dtype: Any = None,
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *, out_dtype: Any = None
 ) -> Tensor:
     """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` along the last dimension, with the biased variance.
 

@@ -102,10 +102,7 @@ CALLS = {
     ),
     "rms_norm": (lambda x, w: F.rms_norm(x, (N,), w, 1e-3), lambda x, w: reductions.rms_norm(x, w, 1e-3)),
     "rms_norm without": (lambda x, w: torch.rms_norm(x, [N]), lambda x, w: reductions.rms_norm(x, None, 2.0**-23)),
-    "topk": (
-        lambda x, w: x.topk(7).values,
-        lambda x, w: torch.sort(x, descending=True).values[..., :7],
-    ),
+    "topk": (lambda x, w: x.topk(7).values, lambda x, w: torch.sort(x, descending=True).values[..., :7]),
     "attention": (
         lambda x, w: F.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True),
         lambda x, w: isogemm.torch.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True),

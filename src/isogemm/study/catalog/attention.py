@@ -136,10 +136,7 @@ def _torch(stacks: Stacks, out: Any) -> dict[str, list[Step]]:
     def head(h: int) -> Step:
         return lambda i: torch.mm(pairs[i % count][0][h], pairs[i % count][1][h], out=target[h])
 
-    return {
-        "strided torch": [torch_batch(stacks, out)],
-        "loop torch": [head(h) for h in range(len(target))],
-    }
+    return {"strided torch": [torch_batch(stacks, out)], "loop torch": [head(h) for h in range(len(target))]}
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
@@ -220,10 +217,7 @@ def _fused(rows: Sequence[Mapping[str, Any]], phase: str) -> Figure | None:
 def _intensity() -> Figure:
     sizes = [1024 * 2**e for e in range(8)]
     table = [
-        {
-            "T": tokens,
-            **{f"{p}, {s} bytes": f"{intensity(p, tokens, itemsize=s):.5g}" for p in PHASES for s in (2, 4)},
-        }
+        {"T": tokens, **{f"{p}, {s} bytes": f"{intensity(p, tokens, itemsize=s):.5g}" for p in PHASES for s in (2, 4)}}
         for tokens in sizes
     ]
     low, high = (intensity("training", tokens, itemsize=2) for tokens in (sizes[0], sizes[-1]))

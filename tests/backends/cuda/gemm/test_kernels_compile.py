@@ -100,19 +100,12 @@ def test_few_rows_take_the_same_blocks(kernels: Kernels, config, dtype):
 
 @pytest.mark.parametrize(
     ("family", "config", "arithmetic", "dtype"),
-    [
-        ("chain", "w64 x16 k64 s3 n4", "tensor_core:sm90", "bfloat16"),
-        ("ieee", "x64 w64 k16 s3 n4", "fma", "float32"),
-    ],
+    [("chain", "w64 x16 k64 s3 n4", "tensor_core:sm90", "bfloat16"), ("ieee", "x64 w64 k16 s3 n4", "fma", "float32")],
 )
 def test_epilogues_leaves_and_starts_round_each_step(kernels: Kernels, family, config, arithmetic, dtype):
     each, p = elements(config), pose(dtype=dtype, contract=f"{arithmetic}/chain")
     leaves = replace(p, contract=Contract.parse(f"{arithmetic}/leaf256"))
-    for product, products, sums in (
-        (begun(p), 0, 0),
-        (begun(leaves), 0, each),
-        (full(leaves), 2 * each, 3 * each),
-    ):
+    for product, products, sums in ((begun(p), 0, 0), (begun(leaves), 0, each), (full(leaves), 2 * each, 3 * each)):
         (kernel,) = kernels.build(family, config, product)
         check_roundings(kernel, products, sums)
         assert (kernel.count(r"\bfma\.rn\.f32\b") > 0) == (family == "ieee")

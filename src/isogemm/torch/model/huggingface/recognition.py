@@ -17,18 +17,7 @@ import torch
 
 from ...ops import Tensor
 from ..layers import Transposed
-from ..recognition import (
-    PLAIN,
-    Looks,
-    Match,
-    agrees,
-    differs,
-    magnitudes,
-    random,
-    random_linear,
-    stand_in,
-    touched,
-)
+from ..recognition import PLAIN, Looks, Match, agrees, differs, magnitudes, random, random_linear, stand_in, touched
 from ..traced import Formula, Hidden, Other
 from .modules import NAME, CachedAttention, Rotary, RotaryAttention, register, tables
 

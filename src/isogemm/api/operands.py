@@ -18,18 +18,12 @@ Array = NDArray[Any]
 
 
 class Operands:
-    """The operands of one call: their views, which have to lie on one device, and that device.
-
-    Attributes
-    ----------
-    place : DeviceId
-        That of the operands seen so far.
-    """
+    """The operands of one call: their views, which have to lie on one device, and that device."""
 
     __slots__ = ("_device", "_first", "_streams", "_tensors", "place")
 
     def __init__(self) -> None:
-        self.place: DeviceId = HOST
+        self.place: DeviceId = HOST  # that of the operands seen so far
         self._first = ""
         self._device: Device | None = None
         self._tensors = False

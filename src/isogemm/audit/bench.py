@@ -69,13 +69,7 @@ def copied_rows(k: int, dtype: np.dtype[Any]) -> int:
 
 
 class ProviderBench:
-    """Calls one provider on one linear; every relation's cases are evaluated on one of these.
-
-    Parameters
-    ----------
-    provider : Provider
-    operands : LinearOperands
-    """
+    """Calls one provider on one linear; every relation's cases are evaluated on one of these."""
 
     def __init__(self, provider: Provider, operands: LinearOperands) -> None:
         self.provider, self.operands = provider, operands

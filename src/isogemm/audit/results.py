@@ -293,7 +293,10 @@ class Results:
     def held(self, provider: str) -> bool:
         """Whether every applicable case of every audited relation kept its bits, with at least one compared.
 
-        Raises KeyError: no such provider was audited.
+        Raises
+        ------
+        KeyError
+            No such provider was audited.
         """
         return self.providers[provider].status == "held"
 

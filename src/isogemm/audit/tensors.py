@@ -24,16 +24,7 @@ _WARM_UP = 3  # calls before one is captured: libraries allocate workspaces in t
 
 
 class TensorProvider(TorchProvider):
-    """A library's calls on tensors of one device.
-
-    Parameters
-    ----------
-    name : str
-        The provider's.
-    device : str
-        torch's name of it, for example ``cuda:0``.
-    calls : LibraryCalls
-    """
+    """A library's calls on tensors of one device, which torch names, for example ``cuda:0``."""
 
     def __init__(self, name: str, device: str, calls: LibraryCalls) -> None:
         super().__init__(name, calls)

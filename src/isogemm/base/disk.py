@@ -47,19 +47,9 @@ def replacing(path: str | Path, *, lasting: bool = True) -> Iterator[Path]:
     """A new, empty file beside `path`, which takes its name when the block ends, and is removed when it raises.
 
     Readers see the old content or the new one, and writers at the same time do not meet. What is no regular file (a
-    pipe, a device) cannot be replaced: it is the block's own. A link is followed.
-
-    Parameters
-    ----------
-    path : str or Path
-        Missing folders are made.
-    lasting : bool
-        On the disk before it has its name, so that it is whole after a power failure too.
-
-    Raises
-    ------
-    OSError
-        Of the system's; the file that was there is as it was.
+    pipe, a device) cannot be replaced: it is the block's own. A link is followed, and missing folders are made. With
+    `lasting` the file is on the disk before it has its name, so that it is whole after a power failure too. Raises
+    OSError, the system's; the file that was there is as it was.
     """
     if _is_special(path):
         yield Path(path)

@@ -37,13 +37,7 @@ def _digest(path: str, mtime: int, size: int) -> str:
 class KernelCache(FunctionCache):  # type: ignore[misc]
     """The compiled forms of one function, for a dispatcher or a C callback in the place of Numba's `FunctionCache`.
 
-    Parameters
-    ----------
-    function : callable
-    folder : Path or None
-        None keeps nothing.
-    missed : callable, optional
-        Called when a form is not found, before it is compiled.
+    Without a folder nothing is kept. `missed` is called when a form is not found, before it is compiled.
     """
 
     def __init__(

@@ -20,13 +20,7 @@ from .sentences import SENTENCES
 
 
 class Rehearsal:
-    """The process; nothing where what it compiles could not be kept.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the encoder, as `minilm.find` returns it.
-    """
+    """The process for the encoder in `folder`; nothing where what it compiles could not be kept."""
 
     def __init__(self, folder: Path) -> None:
         self._process: subprocess.Popen[str] | None = None

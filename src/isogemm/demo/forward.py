@@ -52,20 +52,10 @@ def row_by_row(provider: Multiplier) -> Multiplier:
 
 
 def embed(model: MiniLM, batch: Sequence[Array], provider: Multiplier, *, tokens: int = 0) -> Array:
-    """Unit-length sentence embeddings: the encoder, the mean over the tokens, L2 normalisation.
+    """Unit-length sentence embeddings [len(batch), hidden]: the encoder, the mean over the tokens, L2 normalisation.
 
-    Parameters
-    ----------
-    model : MiniLM
-    batch : sequence of integer arrays
-        The token ids of each sentence. Shorter sentences are padded on the right and masked.
-    provider : Multiplier
-    tokens : int
-        Pad to at least this many tokens; the longest sentence decides otherwise.
-
-    Returns
-    -------
-    array [len(batch), hidden]
+    The batch has the token ids of each sentence. Shorter sentences are padded on the right and masked: to the longest,
+    or to `tokens` where that is more.
     """
     lengths = np.array([len(ids) for ids in batch], np.int64)
     tokens = max(tokens, int(lengths.max()))

@@ -174,15 +174,8 @@ def buffer_of(x: Array) -> tuple[Array, int]:
 def matrix_of(name: str, x: Array, trans: str = "N", items: int | None = None) -> StoredMatrix:
     """op of the matrices of an array [rows, columns] or [items, rows, columns].
 
-    Parameters
-    ----------
-    items : int, optional
-        How many items the call has: one matrix serves all of them, fewer serve a group each.
-
-    Raises
-    ------
-    ShapeError
-        Neither 2-D nor 3-D, or a number of matrices that does not divide the items.
+    Of the items of a call, one matrix serves all, and fewer serve a group each. Raises ShapeError: neither 2-D nor 3-D,
+    or a number of matrices that does not divide the items.
     """
     if x.ndim not in (2, 3):
         raise ShapeError(f"dimensions of {name}", limit="2, or 3 with items first", value=list(x.shape), nearest=2)

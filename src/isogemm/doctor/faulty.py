@@ -36,16 +36,10 @@ NONE = {"float16": ("tf32-rounding", "fp16-rounding")}  # operands of float16 ar
 
 
 def faulty(name: str, choice: float, insists: str = "nothing") -> tuple[Callable[..., Array], dict[str, str]]:
-    """A function that makes mistake `name`, and what `examine` has to be told of it.
+    """A function that makes mistake `name` of the bank, and what `examine` has to be told of it.
 
-    Parameters
-    ----------
-    name : str
-        Of the bank.
-    choice : float
-        0 to 1, which of the mistake's ways is taken, wherever a call allows it.
-    insists : str
-        What it refuses all else than; see `INSISTS`.
+    `choice`, from 0 to 1, is which of the mistake's ways is taken, wherever a call allows it; `insists` is what it
+    refuses all else than, see `INSISTS`.
     """
     signature, fmt = SIGNATURE_OF.get(name, "a, b"), FORMAT_OF.get(name, "")
     signature = "x, blocks" if fmt else signature

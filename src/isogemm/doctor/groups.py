@@ -26,15 +26,9 @@ SHOWN = 3  # products that are told of in words
 
 
 def diagnosed(products: list[Product], alone: Alone, *, pairs: bool) -> Diagnosis:
-    """One finding of all products.
+    """One finding of all products, each with the buffers that its runs left.
 
-    Parameters
-    ----------
-    products : list of (GemmCall, list of arrays)
-        Each with the buffers that its runs left.
-    alone : callable
-        The diagnosis of one product; its last argument is whether two mistakes at once are tried.
-    pairs : bool
+    `alone` is the diagnosis of one product; its last argument is whether two mistakes at once are tried.
     """
     found = [alone(case, buffers, False) for case, buffers in products]
     whole = _together(found)

@@ -33,22 +33,8 @@ TIMEOUT = 300.0
 def read_counters(command: Sequence[str], ranges: Sequence[str]) -> dict[str, dict[str, float]]:
     """Mean counters of the kernels that a program launches within some NVTX ranges, after `cudaProfilerStart`.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The program.
-    ranges : sequence of str
-        Names of its ranges.
-
-    Returns
-    -------
-    dict of str to dict
-        For each range with kernels, `METRICS` by name; what this GPU does not count is missing.
-
-    Raises
-    ------
-    DeviceError
-        No ncu, or it may not or could not read counters.
+    They are `METRICS` by name, for each range that has kernels; what this GPU does not count is missing. Raises
+    DeviceError: no ncu, or it may not or could not read counters.
     """
     tool = shutil.which("ncu")
     if tool is None:

@@ -22,18 +22,8 @@ def require_packages() -> None:
 def whole_page(title: str, body: str, specs: Mapping[str, Any]) -> str:
     """HTML, styles, scripts and figures in one file.
 
-    Parameters
-    ----------
-    title : str
-    body : str
-        HTML; ``<div id="NAME" class="chart">`` is where a figure goes.
-    specs : mapping of str to dict
-        Vega-Lite, from `chart_spec`, by the names of those places.
-
-    Raises
-    ------
-    OptionError
-        The extra ``isogemm[report]`` is not installed.
+    In the body ``<div id="NAME" class="chart">`` is where a figure goes; `specs` has them by these names, as Vega-Lite
+    from `chart_spec`. Raises OptionError: the extra ``isogemm[report]`` is not installed.
     """
     require_packages()
     return Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8")).substitute(

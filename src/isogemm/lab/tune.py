@@ -82,19 +82,9 @@ def tune_device(
 ) -> tuple[Table, Path, int]:
     """Tune products on a GPU and write the table: the user's own, or `out`.
 
-    An existing table of the same software is gone on with. See `isogemm.planner.tuning.tune`.
-
-    Returns
-    -------
-    (Table, Path, int)
-        The table, its file, and how many products the budget left out.
-
-    Raises
-    ------
-    DeviceError
-        No such GPU.
-    TableError
-        The table to go on with is damaged.
+    An existing table of the same software is gone on with; see `isogemm.planner.tuning.tune`. Returns the table, its
+    file, and how many products the budget left out. Raises DeviceError: no such GPU. Raises TableError: the table to go
+    on with is damaged.
     """
     count = accelerator().count()
     if device >= count:

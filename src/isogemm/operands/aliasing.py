@@ -75,15 +75,8 @@ def check_no_self_overlap(name: str, out: Array) -> None:
 def check_items_apart(outs: Sequence[Array], reads: Sequence[tuple[str, int, Array]]) -> None:
     """Raise `AliasError` when an item's output shares memory with another's, or with anything that is read.
 
-    Parameters
-    ----------
-    outs : sequence of arrays
-    reads : sequence of (name, item, array)
-        A c may be its own item's output: the same elements at the same places.
-
-    Notes
-    -----
-    One sweep over the sorted address ranges, so that disjoint items cost n log n and not n squared.
+    A c may be its own item's output: the same elements at the same places. One sweep over the sorted address ranges, so
+    that disjoint items cost n log n and not n squared.
     """
     spans = [(*byte_bounds(x), "out", i, x) for i, x in enumerate(outs) if x.size]
     spans += [(*byte_bounds(x), name, i, x) for name, i, x in reads if x.size]

@@ -59,13 +59,8 @@ class DeviceArray(np.ndarray[Any, Any]):
 class Holder:
     """What keeps a device array's memory alive, and where that is; the ndarray's base, so that every view has it.
 
-    Attributes
-    ----------
-    place : DeviceId
-    owner : object
-        The tensor or array whose memory it is; None where the caller keeps it alive.
-    stream : int or None
-        A raw handle of the stream on which the owner's library works, where that is not torch's current one.
+    The owner is the tensor or array whose memory it is; None where the caller keeps it alive. The stream is a raw
+    handle of that on which the owner's library works, where it is not torch's current one.
     """
 
     __slots__ = ("__array_interface__", "owner", "place", "stream")

@@ -36,12 +36,7 @@ _ANYWHERE = 64  # an address for no elements
 def view(x: Any, dtype: np.dtype[Any]) -> Array | None:
     """The memory of a CPU tensor of torch's own types; None where it has none, or none that can be read as it is.
 
-    Parameters
-    ----------
-    x : tensor
-        Of a type that is no wrapper around another tensor.
-    dtype : numpy.dtype
-        That of `x`.
+    The tensor has this dtype, and is no wrapper around another one.
     """
     try:
         address = x.data_ptr()

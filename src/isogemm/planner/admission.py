@@ -61,24 +61,12 @@ def same_stamp(one: Mapping[str, str], other: Mapping[str, str], *, library: boo
 
 
 class Admissions:
-    """Verdicts on one device: from shipped tables, from this user's records, or from a trial now.
-
-    Parameters
-    ----------
-    machine : Machine
-    records : Records
-
-    Attributes
-    ----------
-    bench : Bench
-        What trials run on.
-    stamp : mapping of str to str
-        All that could void a verdict, the sources of a kernel apart.
-    """
+    """Verdicts on one device: from shipped tables, from this user's records, or from a trial now."""
 
     def __init__(self, machine: Machine, records: Records) -> None:
         self.machine, self.records, self.bench = machine, records, Bench(machine)
-        self.stamp = {**machine.stamp(), "golden": golden_digest()}  # new golden bits void the verdicts of old ones
+        # All that could void a verdict, the sources of a kernel apart: new golden bits void the verdicts of old ones.
+        self.stamp = {**machine.stamp(), "golden": golden_digest()}
         self._known: dict[tuple[str, str, str], Admission] = {}
         self._trying: dict[tuple[str, str, str], threading.RLock] = {}
 

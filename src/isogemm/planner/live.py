@@ -51,13 +51,7 @@ MOST = 4096  # classes that are watched at once
 
 
 class Live:
-    """Chooses among a chooser's kernels while they run.
-
-    Parameters
-    ----------
-    chooser : Chooser
-    bench : LiveBench
-    """
+    """Chooses among a chooser's kernels while they run."""
 
     def __init__(self, chooser: Chooser, bench: LiveBench) -> None:
         self.chooser, self.bench = chooser, bench
@@ -70,11 +64,7 @@ class Live:
     def serve(self, product: Product, budget: float | None = None) -> Relay:
         """The launch for a product, which later calls may replace by a faster one.
 
-        Parameters
-        ----------
-        product : Product
-        budget : float, optional
-            Milliseconds of the device's time for timing, instead of `get_tuning`.
+        The budget is milliseconds of the device's time for timing, instead of `get_tuning`.
         """
         machine = self.chooser.admissions.machine
         found = self._at_hand(product)
@@ -119,13 +109,7 @@ class Live:
     def warm(self, products: Sequence[Product], tell: Tell, *, budget: float) -> None:
         """Settle products ahead of time: compile and try for all of them at once, then time one after the other.
 
-        Parameters
-        ----------
-        products : sequence of Product
-        tell : callable
-            Moves a bar.
-        budget : float
-            Milliseconds of the device's time for each.
+        `tell` moves a bar; the budget is milliseconds of the device's time for each.
         """
         machine = self.chooser.admissions.machine
         relays = []

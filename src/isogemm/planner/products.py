@@ -37,16 +37,8 @@ PROBES = 3  # kernels of a family that are asked for the device's arithmetic
 class Chooser:
     """Chooses kernels for products on one device.
 
-    Parameters
-    ----------
-    admissions : Admissions
-        Those of the device.
-    families : mapping of str to ProductFamily
-        The plain ones first.
-    tables : sequence of Table
-        The user's first. Those of other devices give hints on speed alone.
-    absent : mapping of str to str
-        Why families that could be here are not.
+    Families come with the plain ones first, and tables with the user's; those of other devices give hints on speed
+    alone. `absent` says why families that could be here are not.
     """
 
     def __init__(

@@ -33,10 +33,7 @@ def today() -> str:
 class Records:
     """Verdicts of this user, a file each: writers never meet, and a damaged file costs one trial.
 
-    Parameters
-    ----------
-    folder : Path or None
-        None keeps nothing.
+    Without a folder nothing is kept.
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -10,12 +10,7 @@ from ..problem.product import Addresses, Launch, Product
 
 
 class Relay:
-    """A launch that may be replaced by one with the same bits while others hold it: they call `now`.
-
-    Attributes
-    ----------
-    now : Launch
-    """
+    """A launch that may be replaced by one with the same bits while others hold it: they call `now`."""
 
     __slots__ = ("now",)
 

@@ -71,34 +71,19 @@ class Timed:
 
 
 class Pending:
-    """A class of products from its first call until its kernel is known.
-
-    Attributes
-    ----------
-    budget, spent : float
-        Milliseconds of the device's time.
-    left : int
-        Tasks of other threads that are not done.
-    prepared : threading.Event
-        Set when none is left.
-    relays : list of (Relay, Product, Launch)
-        What is to be replaced, and what serves meanwhile.
-    leader : Relay or None
-        The product that is timed: the first that was called when all was prepared.
-    uses, times, running
-        The launches that are timed, the least time of each, and those that are not far behind.
-    """
+    """A class of products from its first call until its kernel is known."""
 
     def __init__(self, kind: ProductClass, budget: float) -> None:
-        self.budget = budget
-        self.kind, self.left, self.prepared = kind, 0, threading.Event()
-        self.lock, self.relays = threading.Lock(), list[tuple[Relay, Product, Launch]]()
-        self.leader: Relay | None = None
-        self.uses: dict[Launch, Use] = {}
-        self.times: dict[Launch, float] = {}
-        self.running: list[Launch] = []
+        self.kind, self.lock = kind, threading.Lock()
+        self.budget, self.spent = budget, 0.0  # milliseconds of the device's time
+        self.left, self.prepared = 0, threading.Event()  # tasks of other threads; set when none is left
+        self.relays: list[tuple[Relay, Product, Launch]] = []  # what is to be replaced, and what serves meanwhile
+        self.leader: Relay | None = None  # the product that is timed: the first that was called when all was prepared
+        self.uses: dict[Launch, Use] = {}  # the launches that are timed
+        self.times: dict[Launch, float] = {}  # the least of each
+        self.running: list[Launch] = []  # those that are not far behind
         self.round: Round | None = None
-        self.tries, self.rounds, self.spent = 0, 0, 0.0
+        self.tries, self.rounds = 0, 0
 
     def done(self) -> None:
         """One task less."""

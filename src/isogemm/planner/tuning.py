@@ -221,17 +221,8 @@ def readmit(
 ) -> tuple[Table, list[str]]:
     """A table with the same rows and times, whose kernels were all admitted anew: by the present sources and software.
 
-    Parameters
-    ----------
-    table : Table
-        Of this device.
-    chooser, bench, prepare, progress
-        As for `tune`.
-
-    Returns
-    -------
-    (Table, list of str)
-        The table with new fingerprints, stamp and dates, and what was refused.
+    The table is of this device; all else is as for `tune`. Returns the table with new fingerprints, stamp and dates,
+    and what was refused.
     """
     families, verdict = chooser.families, chooser.verdict
     wanted = {(x.family, config, x.variant) for x in table.admitted for config in x.configs}

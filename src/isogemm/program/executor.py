@@ -80,15 +80,9 @@ class _Bound:
 
 
 class ProgramExecutor:
-    """A plan bound to memory.
+    """A plan that was checked, bound to memory.
 
-    Parameters
-    ----------
-    lowered : Lowered
-    plan, layout : mapping
-        That were checked.
-    canaries : bool
-        Look at them; they are there in any case.
+    `canaries`: look at them; they are there in any case.
     """
 
     def __init__(

@@ -88,13 +88,8 @@ def turned(view: View, *order: int) -> View:
 def lower_graph(graph: Graph, leaf: int, groups: Mapping[str, int]) -> Lowered:
     """Every call of the graph's operations.
 
-    Parameters
-    ----------
-    graph : Graph
-    leaf : int
-        Rows of a leaf in the gradients of weights: part of the numbers.
-    groups : mapping of str to int
-        How many leaves of a gradient are computed side by side, in as many partial buffers; by default one.
+    `leaf` is the rows of a leaf in the gradients of weights, which is part of the numbers. `groups` says how many
+    leaves of a gradient are computed side by side, in as many partial buffers; by default one.
     """
     to = Lowered(dict(graph.values), leaf, groups)
     for value in graph.section("grad_weights"):

@@ -16,13 +16,7 @@ PATTERN = 0xC5
 
 
 class ProgramMemory:
-    """Tensors of a layout in one block of bytes.
-
-    Parameters
-    ----------
-    layout : mapping
-        That was checked.
-    """
+    """Tensors of a layout that was checked, in one block of bytes."""
 
     def __init__(self, layout: Mapping[str, Any]) -> None:
         room = np.zeros(layout["bytes"] + layout["align"], np.uint8)

@@ -55,12 +55,7 @@ def digest(data: Any) -> str:
 def make_plan(lowered: Lowered, choices: Choices, about: Mapping[str, Any]) -> dict[str, Any]:
     """The plan, as plain data.
 
-    Parameters
-    ----------
-    lowered : Lowered
-    choices : Choices
-    about : mapping
-        What else belongs to it: the model, sizes, how often the phases of a micro-batch run.
+    `about` is what else belongs to it: the model, sizes, how often the phases of a micro-batch run.
     """
     threads = choices.threads or get_num_threads()
     numbers = {name: about[name] for name in NUMBERS} | {"leaf": lowered.leaf}

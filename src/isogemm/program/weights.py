@@ -29,19 +29,9 @@ def stored_weights(
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """(name in a program, float32 or rows of blocks) of every weight, as the layout has it.
 
-    Parameters
-    ----------
-    model : DecoderConfig
-    given : mapping of str to array or QuantizedMatrix
-    dtypes : mapping of str to str
-        float32 or a format, by names in a program.
-    train : bool
-        An embedding in blocks is refused; else it is dequantized.
-
-    Raises
-    ------
-    OptionError, ShapeError
-        A weight is missing or has another shape or format, or a file is of another model.
+    `dtypes` are float32 or a format, by names in a program. With `train` an embedding in blocks is refused; else it is
+    dequantized. Raises OptionError or ShapeError: a weight is missing or has another shape or format, or a file is of
+    another model.
     """
     names = _gguf_names(model, given) if _is_gguf(given) else {}
     for name, known, shape in model.weights():

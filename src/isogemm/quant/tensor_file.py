@@ -79,18 +79,7 @@ class TensorFile(Mapping[str, Tensor]):
 
 
 class TensorEntry:
-    """One tensor of a file.
-
-    Attributes
-    ----------
-    name : str
-    type : str
-        The file's name of its type.
-    shape : tuple of int
-        Slowest dimension first.
-    offset, nbytes : int
-        Where it lies in the file.
-    """
+    """One tensor of a file: its name, the file's name of its type, its shape, and where it lies in the file."""
 
     __slots__ = ("name", "nbytes", "offset", "shape", "type")
 

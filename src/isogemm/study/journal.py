@@ -14,21 +14,11 @@ ROWS = "rows.jsonl"
 
 
 class Journal:
-    """``rows.jsonl`` of a folder: a stamp, and after it one row a line.
+    """``rows.jsonl`` of a folder, which is made where it is missing: a stamp, and after it one row a line.
 
-    Parameters
-    ----------
-    folder : Path
-        Made where it is missing.
-    stamp : mapping
-        What all rows of a folder have in common: study, options, machine, version.
-    environment : mapping
-        Kept beside the stamp of the first run; it may be another when that goes on.
-
-    Raises
-    ------
-    OptionError
-        The folder has rows of another study, machine, version or option.
+    The stamp is what all rows of a folder have in common: study, options, machine, version. The environment is kept
+    beside the first run's; it may be another when that goes on. Raises OptionError: the folder has rows of another
+    study, machine, version or option.
     """
 
     def __init__(self, folder: Path, stamp: Mapping[str, Any], environment: Mapping[str, Any]) -> None:

@@ -76,10 +76,7 @@ def contract_of(site: Site, kind: str) -> str:
 def checked(weight: Weight, x: Any, results: Sequence[Any], contract: str) -> list[dict[str, Any]]:
     """Each result of ``x @ weight.T`` held against its contract, the first one and float64.
 
-    Returns
-    -------
-    list of dict
-        As `isogemm.study.bits.judged` has it for each way.
+    Each has what `isogemm.study.bits.judged` gives for a way.
     """
     host = on_host(x)
     rows = [0, len(host) - 1] if len(host) > 1 else [0]

@@ -88,17 +88,9 @@ _READINGS: tuple[tuple[str, Callable[[Sequence[int], _Positions], bool], _Read],
 class Trace:
     """The rows of one run's compared tokens, by what gave them.
 
-    An input that differs where no output did before comes from what the calling module computes itself.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    inside : str, optional
-        Record the operators that this module calls itself; inputs and outputs of modules otherwise.
-    causal : bool
-        Whether a token sees only those before it.
-    gradients : bool
-        Record the gradients of the modules' outputs.
+    An input that differs where no output did before comes from what the calling module computes itself. With `inside`
+    the operators that this module calls are recorded, in place of inputs and outputs of modules, and with `gradients`
+    the gradients of those outputs. `causal`: a token sees only those before it.
     """
 
     def __init__(self, model: Any, *, inside: str | None = None, causal: bool = True, gradients: bool = False) -> None:

@@ -39,15 +39,7 @@ class Limits:
 
 
 class DeviceBuffer:
-    """Memory on an adapter.
-
-    Attributes
-    ----------
-    address : int
-        Its number for its first byte.
-    nbytes : int
-        A multiple of 4.
-    """
+    """Memory on an adapter: a multiple of 4 bytes; its address is its number for its first byte."""
 
     def __init__(self, handle: Any, nbytes: int) -> None:
         self.handle, self.nbytes, self.address = handle, nbytes, next(_addresses)
@@ -90,17 +82,7 @@ def open_adapter(ordinal: int = 0) -> Adapter:
 
 
 class Adapter:
-    """One adapter and its device, queue and compiled kernels.
-
-    Attributes
-    ----------
-    place : DeviceId
-    name : str
-        Of the adapter and its driver.
-    limits : Limits
-    timestamps : bool
-        It says when work began and ended.
-    """
+    """One adapter and its device, queue and compiled kernels."""
 
     def __init__(self, adapter: Any, place: DeviceId) -> None:
         self.place = place
@@ -115,7 +97,7 @@ class Adapter:
             limits["max-compute-workgroups-per-dimension"],
         )  # fmt: skip
         self._subgroups = "subgroup" in wanted
-        self.timestamps = "timestamp-query" in wanted
+        self.timestamps = "timestamp-query" in wanted  # it says when work began and ended
         self._pipelines: dict[str, Any] = {}
         self._recorded: list[ReadyLaunch] | None = None
 

@@ -92,13 +92,7 @@ class WebGpuArray:
 
 
 class WebGpuWeight(PreparedWeight):
-    """A weight [n, k] on a device: a reference, as kernels read weights as they lie.
-
-    Attributes
-    ----------
-    shape : (int, int)
-    dtype : numpy.dtype
-    """
+    """A weight [n, k] on a device: a reference, as kernels read weights as they lie."""
 
     __slots__ = ("_array", "dtype", "shape")
 

@@ -26,22 +26,13 @@ FORMATS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
 
 
 class BlockCopy:
-    """The bytes of a quantized matrix on a device.
-
-    Attributes
-    ----------
-    place : DeviceId
-    host : QuantizedMatrix
-        The same rows on the host.
-    native : array
-        The bytes of the rows as `planes.laid` has them, in pairs [n, a row's pairs].
-    nbytes : int
-    """
+    """The bytes of a quantized matrix on a device; `host` has the same rows on the host."""
 
     def __init__(self, host: Any, place: DeviceId) -> None:
         self.host, self.place, self.nbytes = host, place, int(host.rows.nbytes)
         data = laid(np.ascontiguousarray(host.rows), host.format)
         buffer = open_adapter(place.ordinal).upload(data.reshape(-1).view(np.uint8))
+        # The bytes of the rows as `planes.laid` has them, in pairs [n, a row's pairs].
         self.native = device_array(buffer.address, data.shape, None, FLOAT16, place, owner=buffer)
 
     def part(self, matrix: Any, rows: range) -> BlockCopy:

@@ -158,16 +158,9 @@ def rounding_store(dtype: str) -> str:
 
 
 def assembled(kernel: str, parts: tuple[str, ...], constants: Constants, *, fused: bool, trusted: bool = False) -> str:
-    """A kernel for a product.
+    """A kernel for a product: names of files, and texts that end with a brace.
 
-    Parameters
-    ----------
-    parts : tuple of str
-        Names of files, and texts that end with a brace.
-    fused : bool
-        The device's own ``fma`` serves.
-    trusted : bool
-        Compiled without wgpu's checks.
+    `fused`: the device's own ``fma`` serves. `trusted`: it is compiled without wgpu's checks.
     """
     head = [_declared(name, value) for name, value in ({"WordA": "u32", "WordB": "u32"} | dict(constants)).items()]
     body = [text if text.rstrip().endswith("}") else repeated(part(text), constants) for text in parts]

@@ -55,15 +55,8 @@ def product_over_ranks(
 ) -> Tensor:  # fmt: skip
     """`sum_over_ranks` of a product whose float32 partial sums are still to be made.
 
-    Where rows are many and memory is shared, each rank's rows are a product of their own, and travel beside the next.
-
-    Parameters
-    ----------
-    multiply : callable
-        Partial sums [rows, n] of some rows of x.
-    x : tensor [rows, k]
-    n, bias, dtype, ranks, what, scatter
-        As in `sum_over_ranks`.
+    `multiply` makes those of some rows of x. Where rows are many and memory is shared, each rank's rows are a product
+    of their own, and travel beside the next.
     """
     if scatter:
         ranks.share(f"rows of {what}", len(x))

@@ -145,12 +145,7 @@ def subnormals_kept() -> Iterator[None]:
 def blocked(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """``call(*args, **kwargs)`` for an elementwise operator of torch's, each element by the vectorised function.
 
-    Parameters
-    ----------
-    name : str
-        The operator's, with an underscore at the end where it writes to its first argument.
-    call : callable
-        The operator's own kernel.
+    `name` has an underscore at the end where the operator writes to its first argument; `call` is its own kernel.
     """
     if _spoiled():
         with subnormals_kept():

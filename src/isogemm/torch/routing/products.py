@@ -59,15 +59,8 @@ def is_served(args: Any) -> bool:
 def replaced(function: Callable[..., Tensor], name: str, contract: Contract | None, args: Any, kwargs: Any) -> Any:
     """The result of one aten operator: a new tensor, or written to `out` or to the operator's own first argument.
 
-    Returns
-    -------
-    Tensor or None
-        None where the operands are not isogemm's: the caller passes the operator on to torch.
-
-    Raises
-    ------
-    ContractError
-        The contract does not define products of this dtype.
+    None where the operands are not isogemm's: the caller passes the operator on to torch. Raises ContractError: the
+    contract does not define products of this dtype.
     """
     count = 2 if function is grouped_mm else len(args)  # behind its operands are offsets, in integers
     found, out = _outside(args[:count]), kwargs.get("out")

@@ -330,8 +330,4 @@ def _check_buffer(name: str, buffer: Tensor | None, of: Tensor | None, contract:
         raise OptionError(
             f"grad_order with {name}", limit="chain or leafL", value=grad_order, nearest="leaf4096, which has a total"
         )
-    if of.requires_grad and (of._backward_hooks or of._post_accumulate_grad_hooks):
-        limit = "no hooks: there is no gradient to call them with"
-        raise OptionError(
-            f"{name} of a parameter with hooks", limit=limit, value="tensor hooks", nearest=f"{name}=None, or no hooks"
-        )
+    operator.check_no_hooks(name, of)

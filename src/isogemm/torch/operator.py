@@ -27,6 +27,7 @@ __all__ = [
     "Reverse",
     "Tensor",
     "check_no_ddp",
+    "check_no_hooks",
     "define",
     "define_forward",
     "differentiates",
@@ -217,6 +218,21 @@ def check_no_ddp() -> None:
     """
     if getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None:
         refuse_ddp()
+
+
+def check_no_hooks(name: str, parameter: Tensor) -> None:
+    """Raise where hooks of a parameter wait for the gradient that its buffer, `name`, takes.
+
+    Raises
+    ------
+    OptionError
+    """
+    recorded = is_grad_enabled() and parameter.requires_grad
+    if recorded and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+        limit = "no hooks: there is no gradient to call them with"
+        raise OptionError(
+            f"{name} of a parameter with hooks", limit=limit, value="tensor hooks", nearest=f"{name}=None, or no hooks"
+        )
 
 
 def refuse_ddp() -> NoReturn:

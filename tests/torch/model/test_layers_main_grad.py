@@ -89,6 +89,61 @@ def test_tied_weights_have_a_buffer_for_each_use():
     assert not head.main_grads["weight"].any()
 
 
+def _copied(model):
+    return copy.deepcopy(model)
+
+
+def _assigned(model):
+    model.load_state_dict({name: x.clone() for name, x in model.state_dict().items()}, assign=True)
+    model.tie_weights()
+    return model
+
+
+@pytest.mark.parametrize("other", [_copied, _assigned])
+def test_parameters_that_came_later_have_all_of_their_gradient(other):
+    """The head's own buffer was made for another table: what it took would be in nobody's `.grad`."""
+    model = build()
+    iso.convert(model, grad_order="leaf16")
+    want = plain(model, 2)
+    iso.use_main_grad(model)
+    model = other(model)
+    got = plain(model, 2)
+    assert not differing(got, want)
+    whole = step(model, 2)  # buffers again, which are empty
+    for name, grad in whole.items():
+        torch.testing.assert_close(grad, want[name], rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_of_a_functional_call_have_all_of_their_gradient():
+    model = build()
+    iso.convert(model, grad_order="leaf16")
+    ids, names = tokens(2, LENGTH), [name for name, _ in model.named_parameters()]
+    want = torch.autograd.grad(loss(model, ids), list(model.parameters()))
+    iso.use_main_grad(model)
+    given = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    logits = torch.func.functional_call(model, given, (ids,)).logits[:, :-1].float()
+    chosen = reductions.log_softmax(logits).gather(-1, ids[:, 1:, None])
+    got = torch.autograd.grad(-chosen.sum() / (BATCH * (LENGTH - 1)), list(given.values()))
+    assert not differing(dict(zip(names, got, strict=True)), dict(zip(names, want, strict=True)))
+
+
+@pytest.mark.parametrize("kind", ["RMSNorm", "LayerNorm", "Embedding", "Linear"])
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_that_would_get_no_gradient_is_an_error(kind, register):
+    inner = (
+        torch.nn.Embedding(8, 8) if kind == "Embedding" else getattr(torch.nn, kind)(*(8,) * (1 + (kind == "Linear")))
+    )
+    model = torch.nn.Sequential(inner)
+    iso.convert(model)
+    iso.use_main_grad(model)
+    getattr(model[0].weight, register)(lambda given: None)
+    x = torch.arange(8) if kind == "Embedding" else torch.ones(2, 8)
+    with pytest.raises(OptionError, match="main_grad of a parameter with hooks"):
+        model(x)
+    with torch.no_grad():
+        model(x)
+
+
 def test_two_norms_may_share_a_weight():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))

@@ -160,6 +160,31 @@ def test_embedding_adds_rows_in_order():
     assert torch.equal(cut.main_grad, weight.grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_torch_s_default_dtype_is_no_operand(dtype):
+    """Sums over rows are float32's, whatever torch makes of a tensor that nobody gave a dtype."""
+    ids, table, dy = torch.arange(40) % 3, drawn(5, 4, seed=1), drawn(40, 4, seed=2)
+    drawn_for = {name: operands(name) for name in CASES}
+
+    def found():
+        weight = table.clone().requires_grad_()
+        reductions.embedding(ids, weight).backward(dy)
+        yield weight.grad
+        for name, (ours, *_) in CASES.items():
+            given = [t.detach().clone().requires_grad_() for t in drawn_for[name]]
+            y = ours(*given)
+            yield from torch.autograd.grad(y, given, torch.ones_like(y))
+
+    want, before = list(found()), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        got = list(found())
+    finally:
+        torch.set_default_dtype(before)
+    assert [x.dtype for x in got] == [x.dtype for x in want]
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+
+
 def test_interleaved_rotation_turns_back():
     x = drawn(3, 6, seed=1).requires_grad_()
     angle = drawn(3, 3, seed=2)

@@ -88,7 +88,7 @@ class ParallelLinear(Parallel, Linear):
         x, w = autocast(input, self.weight)
         if forward_alone():
             return linear_op(x, w, self.bias, self.number)
-        buffers = self._buffer("weight", self.weight), self._buffer("bias", self.bias)
+        buffers = self._taking("weight", self.weight), self._taking("bias", self.bias)
         return _Product.apply(x, w, self.bias, self, *buffers)
 
     def computed(self, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Contract]:

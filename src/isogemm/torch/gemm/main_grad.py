@@ -71,10 +71,12 @@ def use_main_grad(module: Any) -> list[str]:
         _watching.append(optimizers.register_optimizer_step_pre_hook(_check_step))
     for name, parameter, uses in uses_of:
         for layer, key, first in uses:
+            own = {name: buffer for name, buffer in (layer.main_grads or {}).items() if name != key}
             if first:
                 parameter.main_grad = layer.zeros(key)
             else:
-                layer.main_grads = {**(layer.main_grads or {}), key: layer.zeros(key)}
+                own[key] = layer.zeros(key)
+            layer.main_grads = own or None
         found.append(name)
     return found
 

@@ -14,6 +14,7 @@ from ...base import arguments
 from ...contract.spec import Contract, ContractLike, as_contract
 from .. import functional, ops, reductions
 from ..gemm.merged import are_rows_of, merged_op
+from ..operator import check_no_hooks
 from ..ops import Tensor, with_order
 
 
@@ -28,10 +29,20 @@ class Converted:
     main_grads: dict[str, Tensor] | None = None
 
     def _buffer(self, name: str, parameter: Tensor | None) -> Tensor | None:
-        own = self.main_grads
-        if own is not None and name in own:
-            return own[name]
-        return getattr(parameter, "main_grad", None)
+        """The buffer of this use of a parameter, if it has any.
+
+        Those of the layer are for the parameter that they were made with: one that a copy of the model brings, a
+        checkpoint (``assign=True``) or `torch.func.functional_call`, has none, and all of its gradient goes on.
+        """
+        first, own = getattr(parameter, "main_grad", None), self.main_grads
+        return first if first is None or own is None or name not in own else own[name]
+
+    def _taking(self, name: str, parameter: Tensor | None) -> Tensor | None:
+        """The same for a call, which hands no gradient to the parameter's hooks then."""
+        buffer = self._buffer(name, parameter)
+        if buffer is not None:
+            check_no_hooks("main_grad", parameter)
+        return buffer
 
     def zeros(self, name: str) -> Tensor:
         """A buffer for the gradient of a parameter, in the memory order that its product writes."""
@@ -44,8 +55,11 @@ class Converted:
         own = self.main_grads
         if own is None or name not in own or not torch.is_grad_enabled():
             return parameter
+        buffer = self._taking(name, parameter)
+        if buffer is None:
+            return parameter
         alias = parameter.view_as(parameter)  # the same memory, with another buffer
-        alias.main_grad = own[name]
+        alias.main_grad = buffer
         return alias
 
 
@@ -111,8 +125,8 @@ class Linear(Converted, torch.nn.Linear):  # type: ignore[misc]
                 bias,
                 contract=contract,
                 grad_order=self.grad_order,
-                main_grad=self._buffer("weight", weight),
-                bias_main_grad=self._buffer("bias", bias),
+                main_grad=self._taking("weight", weight),
+                bias_main_grad=self._taking("bias", bias),
             )
         return inferred(input, weight, bias, contract)
 
@@ -136,16 +150,16 @@ class Transposed(Converted):
 
     def zeros(self, name: str) -> Tensor:
         """The gradient is that of weight.T, whose rows lie together."""
-        return (
-            torch.zeros(self.weight.mT.shape, device=self.weight.device).mT if name == "weight" else super().zeros(name)
-        )
+        if name != "weight":
+            return super().zeros(name)
+        return torch.zeros(self.weight.mT.shape, dtype=torch.float32, device=self.weight.device).mT
 
     def forward(self, x: Any) -> Any:
         """x @ weight + bias."""
-        weight, buffer = self.weight.mT, self._buffer("weight", self.weight)
+        weight, buffer = self.weight.mT, self._taking("weight", self.weight)
         buffers = {
             "main_grad": None if buffer is None else buffer.mT,
-            "bias_main_grad": self._buffer("bias", self.bias),
+            "bias_main_grad": self._taking("bias", self.bias),
         }
         return functional.linear(
             x, weight, self.bias, contract=self.contract, grad_order=self.grad_order, **buffers
@@ -335,6 +349,7 @@ class RowNorm(Converted):
             return weight
         scale = 1 + weight.float()  # the gradient of the weight is that of the sum
         if (buffer := getattr(weight, "main_grad", None)) is not None:
+            check_no_hooks("main_grad", weight)
             scale.main_grad = buffer
         return scale
 

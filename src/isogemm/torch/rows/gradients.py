@@ -69,7 +69,7 @@ def scattered(ids: Tensor, dy: Tensor, count: int, dtype: Any, buffer: Tensor | 
             found, order = torch.sort(ids.reshape(-1).to(torch.int64), stable=True)
             column("row_sums", dy.device.type).table(found, order, dy, total, start=buffer is not None)
         return total
-    total = torch.zeros(count, n) if buffer is None else buffer
+    total = torch.zeros(count, n, dtype=_FLOAT32, device="cpu") if buffer is None else buffer
     rows = dy.float().reshape(ids.numel(), n)
     np.add.at(memory("sums", total), memory("ids", ids.reshape(-1)), memory("dy", rows))
     return total.to(dtype)
@@ -100,7 +100,7 @@ def _over_rows(of: Recording, place: int, like: Tensor | None, terms: Any) -> Te
         column("row_sums", like.device.type).columns(term, x, dy, stats, total, start=buffer is not None)
         return total if buffer is None else None
     flat = terms.reshape(math.prod(terms.shape[:-1]), terms.shape[-1])
-    ones = torch.ones(1, len(flat))
+    ones = torch.ones(1, len(flat), dtype=_FLOAT32, device="cpu")
     if buffer is not None:
         matmul(ones, flat, out=buffer.unsqueeze(0), accumulate=True, contract="fma/chain")
         return None

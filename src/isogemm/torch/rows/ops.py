@@ -18,6 +18,7 @@ from ...errors import OptionError
 from ..operator import (
     Reverse,
     check_no_ddp,
+    check_no_hooks,
     define,
     define_forward,
     forward_alone,
@@ -78,9 +79,10 @@ def _fits(kind: str, tensors: tuple[Any, ...]) -> bool:
 def _buffers(tensors: Grads) -> Grads:
     """Of each operand the float32 buffer that takes its gradient, or None."""
     found = tuple([getattr(t, "main_grad", None) for t in tensors])
-    for buffer in found:
+    for t, buffer in zip(tensors, found, strict=True):
         if buffer is not None:
             check_no_ddp()
+            check_no_hooks("main_grad", t)
     return found
 
 

@@ -62,7 +62,7 @@ class Experts(Converted):
         weight, bias = parameters[name], parameters[f"{name}_bias"] if self.has_bias else None
         contract, buffers = "" if self.contract is None else str(self.contract), (None, None)
         if torch.is_grad_enabled():
-            buffers = self._buffer(name, weight), self._buffer(f"{name}_bias", bias)
+            buffers = self._taking(name, weight), self._taking(f"{name}_bias", bias)
         x = x.to(weight.dtype)
         return multiplied(x, weight, bias, by, contract=contract, transposed=self.is_transposed, buffers=buffers)
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -464,6 +465,55 @@ def test_merged_layers_may_change(place):
     layers[place].contract = None
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert all(same(y, layer(x)) for y, layer in zip(mlp._products(x), layers, strict=True))
+
+
+def _tripled(module):
+    call = module.forward
+    module.forward = lambda x: 3 * call(x)
+
+
+@contextmanager
+def _everywhere(module):
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda m, _, y: 3 * y if m is module else y)
+    yield
+    handle.remove()
+
+
+@pytest.mark.parametrize("where", ["mlp.up_proj", "self_attn.k_proj", "self_attn.q_norm"])
+@pytest.mark.parametrize("how", ["hook", "forward", "hook of all modules"])
+def test_what_waits_for_the_call_of_a_layer_gets_it(where, how):
+    """Also where its work is part of another one's: of a merged product, or of a rotation with norms."""
+    found = []
+    for fuse in (False, True):
+        model = build()
+        iso.convert(model, fuse=fuse)
+        layer, around = model.model.layers[0].get_submodule(where), nullcontext()
+        if fuse:
+            with torch.no_grad():
+                plain = model(tokens(1, 5)).logits
+        if how == "hook":
+            layer.register_forward_hook(lambda _, __, y: 3 * y)
+        elif how == "forward":
+            _tripled(layer)
+        else:
+            around = _everywhere(layer)
+        with torch.set_grad_enabled(not fuse), around:
+            found.append(model(tokens(1, 5)).logits.detach())
+    assert same(*found)
+    assert not same(found[0], plain)
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_full_backward_hook", "forward"])
+def test_an_activation_that_nobody_calls_takes_no_hooks(kind):
+    model = build()
+    iso.convert(model)
+    act = model.model.layers[0].mlp.act_fn
+    if kind == "forward":
+        _tripled(act)
+    else:
+        getattr(act, kind)(lambda *args: None)
+    with pytest.raises(OptionError, match=r"act_fn of a converted Qwen3MLP.*before convert"):
+        model(tokens(1, 5))
 
 
 def test_hooks_of_norms_are_called():

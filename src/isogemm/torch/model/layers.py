@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from torch.nn.modules import module as everywhere
 
 from ...base import arguments
 from ...contract.spec import Contract, ContractLike, as_contract
+from ...errors import OptionError
 from .. import functional, ops, reductions
 from ..gemm.merged import are_rows_of, merged_op
 from ..operator import check_no_hooks
@@ -61,6 +63,24 @@ class Converted:
         alias = parameter.view_as(parameter)  # the same memory, with another buffer
         alias.main_grad = buffer
         return alias
+
+
+def has_hooks(module: Any) -> bool:
+    """Whether hooks of its own wait for a module's call."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def is_awaited(module: Any) -> bool:
+    """Whether a module has to be called, and nothing else may do its work: for hooks, or a forward method of its own.
+
+    Hooks of all modules count, too.
+    """
+    if "forward" in vars(module) or has_hooks(module):
+        return True
+    before, after = everywhere._global_forward_pre_hooks, everywhere._global_forward_hooks
+    return bool(before or after or everywhere._global_backward_pre_hooks or everywhere._global_backward_hooks)
 
 
 def checked(contract: ContractLike | None, grad_order: str) -> tuple[Contract | None, str]:
@@ -259,7 +279,7 @@ def _are_alike(layers: list[Any]) -> bool:
     for layer in layers:
         if not (isinstance(layer, Linear) and layer.is_plain() and layer.contract == contract):
             return False
-        if layer._forward_hooks or layer._forward_pre_hooks:  # they wait for the layer's own call
+        if is_awaited(layer):
             return False
     return True
 
@@ -370,16 +390,33 @@ class RowNorm(Converted):
 
 
 class GatedMLP(Merging):
-    """A gated block of another library: ``down_proj(silu(gate_proj(x)) * up_proj(x))``."""
+    """A gated block of another library: ``down_proj(silu(gate_proj(x)) * up_proj(x))``.
+
+    `act_name` is where its activation stands, a module that nobody calls.
+    """
 
     part = "mlp"
     merges = ("gate_proj", "up_proj")
+    act_name: ClassVar[str] = "act_fn"
     gate_proj: Any
     up_proj: Any
     down_proj: Any
 
     def forward(self, x: Any) -> Any:
-        """The gate is rounded once, behind its product with up_proj(x)."""
+        """The gate is rounded once, behind its product with up_proj(x).
+
+        Raises
+        ------
+        OptionError
+            Hooks wait for the activation's call.
+        """
+        act = vars(self)["_modules"].get(self.act_name)
+        if act is not None and ("forward" in vars(act) or has_hooks(act)):
+            raise OptionError(
+                f"{self.act_name} of a converted {type(self).__name__}", limit="no hooks: the block computes it itself",
+                value="hooks, or a forward method of its own, since convert",
+                nearest="the hooks before convert(model), which then leaves the block's code; or hooks of gate_proj",
+            )  # fmt: skip
         return self.down_proj(reductions.silu_mul(*self._products(x)))
 
 

@@ -266,7 +266,7 @@ def _gated(child: Any, looks: Looks) -> Match:
     act = child._modules.get(key)
     why = touched(child) or _no_block(child, key, looks)
     if why or (is_silu(act, looks) and not touched(act)):
-        return Match.unless(why, "mlp", layers.GatedMLP, type(child))
+        return Match.unless(why, "mlp", layers.GatedMLP, type(child), act_name=key)
     return Match.unless("", "mlp", layers.GatedAct, type(child), act_name=key)
 
 
@@ -279,7 +279,7 @@ def _no_block(child: Any, act_name: str, looks: Looks) -> str:
         return f"projections of {name} are no Linear modules"
     act = child._modules[act_name]
     for key, module in child._modules.items():
-        if key not in GATES and module is not None and (module._forward_hooks or module._forward_pre_hooks):
+        if key not in GATES and module is not None and layers.has_hooks(module):
             return f"{'its activation' if module is act else key} has hooks, which would not be called"
     why = looks.at(_no_gates, child, act_name)
     return f"{name} does not compute down_proj(act(gate_proj(x)) * up_proj(x)): {why}" if why else ""

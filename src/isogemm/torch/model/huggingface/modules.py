@@ -19,7 +19,7 @@ from ... import reductions
 from ...attention.calls import attention, scaled_dot_product_attention
 from ...attention.dropout import seeds_of
 from ...ops import Tensor
-from ..layers import Converted, Merging, RowNorm
+from ..layers import Converted, Merging, RowNorm, is_awaited
 from . import masks as masks
 from .paged import PAGED, attend_paged, sinks_of
 
@@ -181,7 +181,7 @@ def _is_row_norm(norm: Any, x: Tensor) -> bool:
         return False
     known: Any = norm
     weight = known._operand("weight")
-    return not (known._forward_hooks or known._forward_pre_hooks) and (weight is None or weight.dtype == x.dtype)
+    return not is_awaited(known) and (weight is None or weight.dtype == x.dtype)
 
 
 class Rotary(Converted):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import sys
 import numpy as np
 import pytest
 
+import isogemm
+from isogemm.backends.cpu.gemm.tasks import float32_bits
 from isogemm.base import rounding
+from isogemm.base.arguments import nearest_float32
 
 MODES = {"nearest": 0, "down": 0x400, "up": 0x800, "zero": 0xC00}  # of fesetround, on x86
 
@@ -29,6 +33,28 @@ def test_other_roundings_are_seen(mode):
     finally:
         libm.fesetround(0)
     assert found == (mode == "nearest")
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="names of x86's modes")
+@pytest.mark.parametrize("mode", MODES)
+def test_scalars_are_rounded_to_nearest(mode):
+    """In whole steps, so that the processor is not asked: against NumPy, which it is, in the mode that it had."""
+    draw = np.random.default_rng(0)
+    cases = (draw.standard_normal(2000) * 2.0 ** draw.integers(-155, 130, 2000)).tolist()
+    ties = [float(x) * (1 + 2.0**-24) for x in draw.standard_normal(100).astype(np.float32)]
+    cases += [*ties, 0.0, -0.0, math.inf, -math.inf, math.nan, 2.0**128, -(2.0**128), 5e-324, 2.0**-150, 3 * 2.0**-150]
+    with np.errstate(all="ignore"):
+        want = np.array(cases).astype(np.float32)
+    libm = ctypes.CDLL("libm.so.6")
+    assert libm.fesetround(MODES[mode]) == 0
+    try:
+        found, bits = [nearest_float32(x) for x in cases], [float32_bits(x) for x in cases]
+        made = isogemm.gemm(np.ones((1, 1), np.float32), np.ones((1, 1), np.float32), alpha=0.1)
+    finally:
+        libm.fesetround(0)
+    assert np.array(found).astype(np.float32).tobytes() == want.tobytes()
+    assert bits == want.view(np.uint32).tolist()
+    assert made.tobytes() == np.float32(0.1).tobytes()
 
 
 def test_flushed_subnormals_are_seen_and_kept_inside():

@@ -100,6 +100,23 @@ def test_float64_and_lists_are_cast_where_that_is_asked_for():
     assert isogemm.matmul(half, b.astype(np.float16), cast="float32").dtype == np.float16
 
 
+def test_what_is_cast_keeps_subnormals():
+    torch = pytest.importorskip("torch")
+    a, b = np.full((2, 3), 1e-40), np.ones((3, 2))
+    want = isogemm.matmul(a.astype(np.float32), b.astype(np.float32))
+    assert want.all()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush")
+    try:
+        found = [isogemm.matmul(x, b, cast="float32") for x in (a, a.tolist())]
+        found.append(isogemm.matmul(torch.from_numpy(a), torch.from_numpy(b), cast="float32").numpy())
+        found.append(isogemm.matmul(torch.from_numpy(a.T.copy()).T, torch.from_numpy(b), cast="float32").numpy())
+    finally:
+        torch.set_flush_denormal(False)
+    for got in found:
+        assert_same(got, want)
+
+
 @pytest.mark.parametrize(
     ("a", "cast", "error", "said"),
     [

@@ -224,6 +224,8 @@ def test_what_is_refused():
     ):
         with pytest.raises(error):
             call()
+    with pytest.raises(DTypeError, match="dtype of x"):  # and not that of the result
+        linear(x.astype(np.int8), w)
 
 
 @pytest.mark.parametrize("m", [1, 12, 13, 40])

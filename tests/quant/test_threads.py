@@ -60,7 +60,7 @@ def test_nobody_takes_panels_of_bytes_that_torch_has_written_since():
     def look() -> None:
         old.append(w._seen == w._tensor._version and w._kept is kept)
 
-    between_lines(w.check, QuantizedMatrix._look_again.__code__, look)
+    between_lines(w.check, QuantizedMatrix._notice.__code__, look)
     assert len(old) > 1
     assert not any(old)
     same(isogemm.linear(x, w), isogemm.linear(x, weight(FORMATS["Q4_0"], 17, 2, seed=1)))

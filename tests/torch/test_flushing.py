@@ -59,6 +59,7 @@ def found():
     yield from grads(lambda w: r.embedding(torch.arange(64) % 7, w), tiny, x)
     yield from grads(lambda *t: isogemm.torch.addmm(*t, beta=0.5, alpha=0.25), few, few, *map(torch.from_numpy, (a, b)))
     yield r.rms_norm(small * 0, eps=1e-41)
+    yield from r.add_rms_norm(tiny, tiny, eps=1e-41)
     yield torch.from_numpy(isogemm.gemm(a, b, alpha=1e-41))
     yield torch.from_numpy(isogemm.gemm(a * 0, b, beta=1e-41, c=np.full((8, 8), 100, np.float32)))
 

@@ -57,6 +57,7 @@ def linear(
     here.note("w", w.place)
     xbias, target = here.optional("bias", bias), here.optional("out", out)
     dispatch.check_linear(xx, w.shape, xbias)
+    settings.check_operand("x", xx)  # no int8, as plain weights have it
     how, chosen = _choose(w, xx.dtype, contract, activations, out_dtype, here.device)
     dtype = chosen.out_dtype or xx.dtype
     shape = (*xx.shape[:-1], w.shape[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 import os
 from collections.abc import Iterable
@@ -54,6 +55,18 @@ def number(name: str, x: Any) -> float:
     ):  # RuntimeError: a tensor of several elements, of torch's
         pass
     raise DTypeError(name, limit="a number", value=shown(x), nearest="1.0")
+
+
+def nearest_float32(x: float) -> float:
+    """A number rounded to float32, ties to even, whatever a processor was told about rounding and subnormals.
+
+    In whole steps of the result, each exactly: an instruction that rounds would ask the processor.
+    """
+    if x - x != 0:  # infinite, or no number
+        return x
+    step = max(math.frexp(x)[1] - 24, -149)
+    rounded = math.ldexp(round(math.ldexp(x, -step)), step)
+    return math.copysign(rounded if abs(rounded) < 2.0**128 else math.inf, x)
 
 
 def flag(name: str, x: Any) -> bool:

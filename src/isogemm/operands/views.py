@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.dtypes import CASTABLE
+from ..base.dtypes import CASTABLE, FLOAT32
+from ..base.rounding import ieee_defaults
 from ..errors import DTypeError, LayoutError, OptionError
-from . import cuda
+from . import cuda, memory
 from .device_array import HOST, DeviceArray, DeviceId, foreign_device, holder_of
 from .dlpack import from_dlpack
 from .prepared import MatrixList, Weight
@@ -55,14 +56,25 @@ def to_float32(name: str, x: Any, cast: str) -> Any:
         raise OptionError("cast", limit=limit, value=repr(cast), nearest="cast='float32'")
     if isinstance(x, list | tuple):
         try:
-            return np.asarray(x, np.float32)
+            with ieee_defaults():
+                return np.asarray(x, np.float32)
         except (TypeError, ValueError):
             raise DTypeError(
                 name, limit="numbers in rows of one length", value=f"a {type(x).__name__}", nearest="an array"
             ) from None
     if str(getattr(x, "dtype", "")).removeprefix("torch.") != "float64":
         return x
-    return x.to(sys.modules["torch"].float32) if is_tensor(x) else x.astype(np.float32)
+    with ieee_defaults():
+        if not is_tensor(x):
+            return x.astype(np.float32)
+        torch = sys.modules["torch"]
+        if type(x) is torch.Tensor and x.is_cpu and not x.requires_grad:
+            wide = memory.view(x, np.dtype(np.float64))
+            if wide is not None:
+                found, out = memory.empty(wide.shape, FLOAT32)  # torch's threads may round otherwise than this one
+                out[...] = wide
+                return found
+        return x.to(torch.float32)
 
 
 def view(name: str, x: Any) -> tuple[Array, DeviceId]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.arguments import nearest_float32
 from ..base.dtypes import FLOAT32, INT8, INT32, check_dtype, name_of
 from ..contract.spec import Contract
 from ..errors import ContractError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
@@ -231,13 +232,11 @@ def _scalar(name: str, value: Any) -> float:
         exact = float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(name, limit="a finite real number", value=repr(value), nearest=1.0) from error
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(exact))
+    rounded = nearest_float32(exact)
     if not math.isfinite(rounded):
         nearest = math.copysign(float(np.finfo(np.float32).max), exact) if exact == exact else 1.0
         raise OptionError(name, limit="finite in float32", value=value, nearest=nearest)
-    # A processor may have been told to flush subnormals: round those in whole steps.
-    return rounded if abs(exact) >= 2.0**-126 else math.copysign(math.ldexp(round(math.ldexp(exact, 149)), -149), exact)
+    return rounded
 
 
 def _nearest_contract(a: DType, b: DType, names: tuple[str, ...]) -> str:

@@ -260,8 +260,7 @@ class QuantizedMatrix(Weight):
         makes in this very matrix: a slice that was used before keeps its own. `forget` drops it. Where the matrix is
         read in place, there is no copy.
         """
-        if self._seen is not None and self._tensor._version != self._seen:
-            self._look_again()
+        self._notice()
         kept = self._kept  # once: another thread may forget it
         if kept is None:
             if self._packed is not None:
@@ -306,8 +305,7 @@ class QuantizedMatrix(Weight):
         FormatError
             One is infinite or no number: the bytes are damaged, or are no blocks of this format.
         """
-        if self._seen is not None and self._tensor._version != self._seen:
-            self._look_again()
+        self._notice()
         if self._checked:
             return
         (n, k), fmt = self.shape, self.format
@@ -332,8 +330,10 @@ class QuantizedMatrix(Weight):
         self._tensor = tensor
         self._seen = None if self._packed is not None or tensor.is_inference() else int(tensor._version)
 
-    def _look_again(self) -> None:
+    def _notice(self) -> None:
         """Drop what was made of bytes that torch has written since."""
+        if self._seen is None or self._tensor._version == self._seen:
+            return
         seen = int(self._tensor._version)
         self._kept, self._checked = None, not self.format.quantized
         self._seen = seen  # last: other threads that read it take what is kept
@@ -348,6 +348,7 @@ class QuantizedMatrix(Weight):
         """The bytes, without what backends made of them."""
         if self._packed is not None:
             return tuple(self._packed.host.__reduce__())
+        self._notice()
         state = np.ascontiguousarray(self.rows), self.shape, self.format.name, self.name, self._checked, self.layout
         return _restored, state
 
@@ -365,6 +366,7 @@ class QuantizedMatrix(Weight):
         except TypeError as error:
             raise OptionError("slice of rows", limit="whole numbers", value=str(index), nearest="w[0:1]") from error
         first = index.indices(len(self))[0] * self.rows.strides[0] if len(rows) else 0
+        self._notice()
         part = QuantizedMatrix(rows, (len(rows), self.shape[1]), self.format, self.name, self._origin + first)
         part._checked, part.layout = self._checked, self.layout
         if self._packed is None:

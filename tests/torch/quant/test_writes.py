@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
 from pathlib import Path
+from pickle import dumps, loads
 
 import numpy as np
 import pytest
@@ -107,6 +109,16 @@ def test_damage_that_is_written_is_found_by_the_next_product():
     for call in (lambda: layer(x), lambda: layer(x.bfloat16()), lambda: isogemm.linear(x, layer.weight)):
         with pytest.raises(FormatError, match="scale d of block 1 of row 3"):
             call()
+
+
+@pytest.mark.parametrize("taken", [lambda w: w[2:5], lambda w: w.in_place(), copy.deepcopy, lambda w: loads(dumps(w))])
+def test_damage_that_is_written_is_found_in_what_is_taken_of_a_matrix(taken):
+    """Nobody has looked at the matrix between the write and the slice, or the copy."""
+    layer, x = iso.QuantizedLinear(weight("Q4_0", 40)), drawn(3, 64)
+    layer(x)
+    layer.blocks[3, 18:20] = 255
+    with pytest.raises(FormatError, match="scale d of block 1"):
+        isogemm.linear(x, taken(layer.weight))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, about itself

@@ -16,6 +16,7 @@ from ...contract.rows import OPERATIONS
 from ...errors import DTypeError, OptionError, ShapeError
 from ...operands import memory
 from ..device import DTYPES, column
+from ..routing.elementwise import subnormals_kept
 from .signature import check_eps, check_extent, dtype_of, integers, looked_at, named, on_device, on_host, signature
 
 
@@ -155,7 +156,8 @@ def _add(x: Tensor, y: Tensor, out_dtype: Any) -> Tensor:
     """One sum for each element, which torch rounds correctly; in the dtype of y, and with the NaN of a result."""
     looked_at("add", (x, y), (out_dtype,), on_host)
     dtype = dtype_of(y, out_dtype)
-    h = (x.detach().float() + y.detach().float()).to(dtype).contiguous()
+    with subnormals_kept():
+        h = (x.detach().float() + y.detach().float()).to(dtype).contiguous()
     words, nan = (torch.int32, 0x7FFFFFFF) if dtype is torch.float32 else (torch.int16, 0x7FFF)
     h.view(words).masked_fill_(h.isnan(), nan)
     return h

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....base.arguments import nearest_float32
 from ....base.seen import Seen
 from ....problem.settings import PLAIN, Settings
 from ..emit import descriptor as f
@@ -180,13 +182,17 @@ def _make(
 
 
 def float32_bits(value: float) -> int:
-    """The bits of a number rounded to float32, in a processor that was told to flush subnormals too."""
-    size = abs(value)
-    if 2.0**-126 <= size < 2.0**127:
-        return int(struct.unpack("<I", struct.pack("<f", value))[0])
-    if size < 2.0**-126:  # in whole steps, sign apart
-        return round(math.ldexp(size, 149)) | (0x80000000 if math.copysign(1.0, value) < 0 else 0)
-    return int(np.float32(value).view(np.uint32))
+    """The bits of a number rounded to float32, whatever a processor was told about rounding and subnormals."""
+    if value == 0:  # of which there are two, and a table of equals has one
+        return 0x80000000 if math.copysign(1.0, value) < 0 else 0
+    return _bits(value)
+
+
+@lru_cache(maxsize=256)
+def _bits(value: float) -> int:
+    if abs(value) < 2.0**-126:  # in whole steps, sign apart: no instruction sees the result
+        return round(math.ldexp(abs(value), 149)) | (0x80000000 if value < 0 else 0)
+    return int(struct.unpack("<I", struct.pack("<f", nearest_float32(value)))[0])
 
 
 def _strides(row: NDArray[np.int64], at: int, x: Array) -> None:

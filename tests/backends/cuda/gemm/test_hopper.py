@@ -99,6 +99,13 @@ def test_products_that_the_kernels_cannot_read_are_refused(change):
     assert HOPPER.configs(product) == ()
 
 
+def test_more_tiles_than_the_kernel_counts_are_refused():
+    items = replace(PLAIN, m=1, n=9, k=64, a=Strides(64, 1), b=Strides(1, 64), out=Strides(16, 1, 16), batch=2**29)
+    assert HOPPER.supports(items, "w64x8x64 s4")
+    assert not HOPPER.supports(items, "64x8x64 s4")  # two tiles for each item
+    assert not HOPPER.supports(replace(items, batch=2**30), "w64x8x64 s4")
+
+
 def test_short_tiles_are_of_rows_along_k():
     assert HOPPER.supports(PLAIN, "16x64x64 s4")
     assert not HOPPER.supports(replace(PLAIN, a=Strides(1, 512)), "16x64x64 s4")

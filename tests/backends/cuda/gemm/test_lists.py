@@ -10,7 +10,7 @@ import pytest
 
 from isogemm.backends.cuda.gemm import choose, execute
 from isogemm.backends.cuda.gemm.lists import family as grouped
-from isogemm.backends.cuda.gemm.tile.family import CHAIN, IEEE, Tile
+from isogemm.backends.cuda.gemm.tile.family import CHAIN, IEEE, Tile, TileFamily
 from isogemm.contract.spec import Contract
 from isogemm.errors import ContractError, DeviceError
 from isogemm.planner.admission import Admission
@@ -171,3 +171,22 @@ def test_lists_under_another_device_s_arithmetic_are_refused_like_single_product
     other = replace(P, contract=Contract.parse("tensor_core:native"))
     with pytest.raises(ContractError, match="tensor_core:sm90, the arithmetic of its tensor cores"):
         grouped.run_items([(other, Addresses(1, 2, 3))] * 2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("family", "arithmetic", "dtype"), [(CHAIN, "tensor_core:sm90", "bfloat16"), (IEEE, "fma", "float32")]
+)
+def test_single_products_are_as_large_as_the_kernels_count(family: TileFamily, arithmetic: str, dtype: str) -> None:
+    """In 32 bits, up to a tile beyond an edge, and with leaves to where the next one would begin."""
+    plain = Product(
+        16, 64, 64, dtype, dtype, dtype, Contract.parse(f"{arithmetic}/chain"), Strides(64, 1), Strides(1, 64),
+        Strides(64, 1),
+    )  # fmt: skip
+    config = family.configs(plain)[-1]
+    for name in ("m", "n", "k"):
+        assert family.supports(replace(plain, **{name: 2**31 - 1024}), config)
+        assert not family.supports(replace(plain, **{name: 2**31 - 8}), config)
+        assert not family.configs(replace(plain, **{name: 2**31}))
+    for order, served in (("leaf1024", True), (f"leaf{2**28}", True), (f"leaf{2**30}", False), (f"leaf{2**40}", False)):
+        long = replace(plain, k=3 * 2**29, contract=Contract.parse(f"{arithmetic}/{order}"))
+        assert family.supports(long, config) is served

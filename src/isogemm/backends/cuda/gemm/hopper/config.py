@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -263,6 +264,8 @@ def fits(p: Product, c: HopperConfig) -> bool:
     if c.occupancy > 1 and c.warpgroups > 1:
         return False
     if (g.x_rows // c.cn) % 8 or (not g.y.across and c.cols % (8 * c.cm)):
+        return False
+    if math.prod(g.tiles()) * p.batch >= 2**30:  # the kernel counts them in 32 bits
         return False
     return leaf_of(p) % c.depth == 0 and c.occupancy * (g.shared(p) + 1024) <= SHARED + 1024
 

@@ -38,7 +38,7 @@ split(const float* x, float* out, i64 x_r, i64 x_k, i64 x_batch, int rows, int k
   wait_for_predecessor();
   for (i64 item = blockIdx.z; item < items; item += gridDim.z) {
     const float* from = x + item * x_batch;
-    for (int r0 = blockIdx.y * 32; r0 < rows; r0 += gridDim.y * 32) {
+    for (u32 r0 = blockIdx.y * 32; r0 < (u32)rows; r0 += gridDim.y * 32) {  // beyond 2^31 with the last step
       if (ROWS) {
         __syncthreads();
 #pragma unroll 4

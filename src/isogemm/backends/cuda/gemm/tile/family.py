@@ -30,6 +30,7 @@ from ...driver.workspace import workspace
 from ..model import Tiling, gpu_of, joining, microseconds
 
 MAX_ITEMS = 65535  # of a batch in one launch: the second dimension of a grid
+LARGEST = 2**31 - 1024  # of an extent, and of K with a leaf: the kernel counts in 32 bits, up to a tile beyond it
 TREE_TILE = (4, 256)
 SHARED, WARPS = 227 * 1024, 64  # of a multiprocessor
 # Of the model: bytes a cycle that a multiprocessor takes in, cycles of a stage, bytes a cycle that a tile stores, and
@@ -114,7 +115,7 @@ class TileFamily(ProductFamily):
     def supports(self, product: Product, config: str) -> bool:
         """Strides, alignment and epilogue are free; the rest is the arithmetic, and room for the stages."""
         tile = Tile.parse(config)
-        if tile is None or not self._computes(product):
+        if tile is None or not self._computes(product) or not _countable(product):
             return False
         size = 4 if self.fma else 2
         if not _is_power_of_two(tile.block_m, tile.block_n, tile.block_k, tile.warps):
@@ -178,6 +179,13 @@ IEEE = TileFamily("ieee", True, IEEE_CONFIGS, IEEE_PLAIN)
 def _wide(x: Strides) -> bool:
     """Whether the compiler is told that lines start at multiples of 16 bytes; see `divisible`."""
     return all(step == 1 or step % 16 == 0 for step in (x.row, x.col))
+
+
+def _countable(product: Product) -> bool:
+    """Whether extents, and where the next leaf would begin, are numbers of 32 bits."""
+    order = product.contract.order
+    leaf = min(order.size, product.k) if order.kind == "leaf" else 0
+    return max(product.m, product.n, product.k + leaf) <= LARGEST
 
 
 def _is_power_of_two(*values: int) -> bool:

@@ -139,6 +139,12 @@ def test_c_has_its_own_leading_dimension_but_out_s_direction() -> None:
         ({"alpha": 0.5}, True),
         ({"alpha": 0.0}, False),  # the library would not look at A and B, nor at their NaN
         ({"dtype_bias": "bfloat16"}, True),
+        ({"dtype_bias": "bfloat16", "align": 16}, True),
+        (
+            {"dtype_bias": "bfloat16", "align": 8},
+            False,
+        ),  # it is read 16 bytes at a time, whatever alignment is asked for
+        ({"align": 8}, True),
         ({"dtype_bias": "float32"}, False),
         ({"dtype_bias": "bfloat16", "bias_stride": 2}, False),
         ({"dtype_bias": "bfloat16", "out": Strides(1, 48)}, False),  # its bias would run along our rows

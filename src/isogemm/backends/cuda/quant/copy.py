@@ -153,6 +153,8 @@ class DeviceCopy:
             if bias is not None:
                 if type(bias) not in calls.KINDS or bias.is_neg() or (bias.requires_grad and calls._grad_enabled()):
                     return None
+                if bias.data_ptr() & 15:  # it is copied
+                    return None
                 key = (*key, bias.shape, bias.stride(), bias.dtype, bias.get_device())
             call = self.calls.get(key)
         except (RuntimeError, TypeError):  # no address, no strides, no hash

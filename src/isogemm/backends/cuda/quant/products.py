@@ -44,7 +44,7 @@ def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract
             )  # fmt: skip
         return False
     pairs = list(matrices(x, out))
-    added = None if bias is None else arrays.tensor(bias).contiguous()
+    added = None if bias is None else _placed(arrays.tensor(bias))
     asked = (_kernel(how, rows, into, copy, added, contract) for rows, into in pairs)
     found = [run for run in asked if run is not None]
     if len(found) == len(pairs):
@@ -76,13 +76,16 @@ def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, contrac
     return family.choose(case, packed, copy.place.ordinal)
 
 
-def _call(run: QuantRun, x: Array, out: Array, bias: Any) -> None:
-    """Rows that begin at multiples of 16 bytes, and contiguous results: kernels count on these."""
+def _placed(x: Any) -> Any:
+    """The tensor, or a copy of it, side by side from a multiple of 16 bytes on."""
     import torch
 
-    given, into = arrays.tensor(x), arrays.tensor(out)
-    if not given.is_contiguous() or given.data_ptr() % 16:
-        given = given.clone(memory_format=torch.contiguous_format)
+    return x if x.is_contiguous() and not x.data_ptr() % 16 else x.clone(memory_format=torch.contiguous_format)
+
+
+def _call(run: QuantRun, x: Array, out: Array, bias: Any) -> None:
+    """Rows that begin at multiples of 16 bytes, and contiguous results: kernels count on these."""
+    given, into = _placed(arrays.tensor(x)), arrays.tensor(out)
     if into.is_contiguous():
         run(given, into, bias)
     else:

@@ -150,8 +150,12 @@ def _c_is_added(product: Product) -> bool:
 
 
 def _bias_fits(product: Product, call: CublasCall) -> bool:
-    """The library's bias runs along the rows of its out: our columns, where out is row-major; of out's type."""
-    return call.swapped and product.bias_stride == 1 and product.dtype_bias == product.dtype_out
+    """The library's bias runs along the rows of its out: our columns, where out is row-major; of out's type.
+
+    It is read 16 bytes at a time: what the library is told of alignment speaks of matrices alone.
+    """
+    fits = call.swapped and product.bias_stride == 1 and product.dtype_bias == product.dtype_out
+    return fits and product.align >= 16
 
 
 def _alignment(product: Product, call: CublasCall) -> int:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from isogemm.backends.cuda.attention.run import _check
+from isogemm.backends.cuda.attention import run
+from isogemm.backends.cuda.attention.run import _check, clamped
+from isogemm.base.seen import Seen
 from isogemm.errors import DTypeError, IsogemmError, LayoutError, LimitError, ShapeError
 
 torch = pytest.importorskip("torch")
@@ -84,3 +86,35 @@ def test_masks_and_bounds():
         assert refused(q, k, v, torch.zeros(shape)).nearest == (2, 6, 5, 7)
     assert refused(q, k, v, start=torch.zeros(2, dtype=torch.int64)).nearest == "start.int().contiguous() of shape (2,)"
     assert refused(q, k, v, stop=torch.zeros(3, dtype=torch.int32)).nearest == "stop.int().contiguous() of shape (2,)"
+
+
+def test_queries_that_share_keys_are_counted_together():
+    q, k, v = tensors((1, 4, 1, 8), (1, 1, 7, 8))
+    assert refused(q.expand(1, 4, 2**29, 8), k, v).nearest == 2**31 - 1024
+    _check(q.expand(1, 4, 2**28, 8), k, v, None, None, None, q.dtype)
+
+
+def test_lazy_negations_are_refused():
+    q, k, v = tensors(dtype="float32")
+    error = refused(q, k, v, torch.zeros(5, 7, dtype=torch.complex64).conj().imag)
+    assert isinstance(error, LayoutError)
+    assert error.nearest == "mask.resolve_neg()"
+    assert refused(q, torch._neg_view(k), v).nearest == "k.resolve_neg()"
+
+
+@pytest.mark.parametrize("offset", [-(2**70), -(2**31), -6, -5, 0, 6, 7, 8, 2**31 - 1, 2**70])
+def test_a_rule_s_offset_can_be_added_to_a_query_s_number(offset):
+    tq, tk = 5, 7
+    shown = clamped(offset, tq, tk)
+    assert -tq <= shown <= tk
+    assert all((j > i + offset) == (j > i + shown) for i in range(tq) for j in range(tk))
+    assert clamped(None, tq, tk) is None
+
+
+def test_kernels_get_such_an_offset(monkeypatch):
+    monkeypatch.setattr(run, "_plans", Seen(4))
+    monkeypatch.setattr(run, "admitted_run", lambda case, kernel: case)
+    monkeypatch.setattr(run, "_check_arithmetic", lambda *about: None)
+    for offset, shown in ((2**31 - 1, 7), (2, 2), (None, None)):
+        case = run._plan((offset,), *tensors(), 1.0, None, offset, None, None, False, "fma", torch.float32, True, None)
+        assert case.offset == shown

@@ -360,3 +360,9 @@ def test_memory_that_a_call_allocates_is_poisoned():
     ):  # fmt: skip
         assert x.isnan().all()
     assert (meet.workspace(100, 0) == 255).all()
+
+
+def test_an_offset_beyond_all_keys_hides_none():
+    q, k, v = operands(1, 2, 1, 40, 300, 64, "bfloat16", 1)
+    for want, got in zip(run(q, k, v), run(q, k, v, causal_offset=2**31 - 1), strict=True):
+        same(got, want)

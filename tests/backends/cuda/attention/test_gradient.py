@@ -270,3 +270,30 @@ def test_a_call_like_one_before_is_a_look_up(launches):
         called(whole, **more)
     assert len(asked) == 6
     assert [case.offset for case in asked[:2]] == [None, 0]
+
+
+def test_rows_that_lie_too_far_apart_for_32_bits_are_copied():
+    """The kernel adds steps of heads and tokens in a tile as 32-bit numbers."""
+    torch = pytest.importorskip("torch")
+    for steps in ((64, 2**30, 64, 1), (64, 64, 2**26, 1)):
+        far = torch.empty_strided((2, 6, 50, 64), steps, dtype=torch.bfloat16, device="meta")
+        near = run._near(far, 3)
+        assert near.shape == far.shape
+        assert near.stride() == (6 * 50 * 64, 64, 6 * 64, 1)
+        assert run._near(near, 3) is near
+    heads = torch.empty_strided((2, 6, 50, 64), (64, 2**30, 64, 1), dtype=torch.bfloat16, device="meta")
+    assert run._near(heads, 1) is heads  # each head of q has keys of its own
+
+
+def test_offsets_and_lazy_negations(launches):
+    torch, asked, launched = launches
+    q, m = torch.zeros(2, 4, 32, 64, dtype=torch.bfloat16), torch.zeros(2, 4, 32)
+    wide = torch.ones(2, 4, 32, 64)
+    options = {"c": 0.25, "scale": 0.125, "arithmetic": "tensor_core:sm90"}
+    run.gradients(wide, q, q, q, q, m, m, causal_offset=2**31 - 1, **options)
+    assert asked[0].offset == 32  # a number of 32 bits, to which a query's is added
+    run.gradients(wide, q, q, q, q, m, m, causal_offset=2**31 - 1, **options)
+    assert launched[-1][4] == wide.data_ptr()
+    run.gradients(torch._neg_view(wide), q, q, q, q, m, m, causal_offset=2**31 - 1, **options)
+    assert launched[-1][4] != wide.data_ptr()  # memory that holds the opposite
+    assert len(asked) == 1

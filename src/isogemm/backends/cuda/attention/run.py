@@ -92,7 +92,8 @@ def forward(
     key: tuple[Any, ...] = (
         q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, out, device, c,
         causal_offset, start is None, stop is None, ranged, arithmetic, kernel, stats, (at_q | at_k | at_v) & 15,
-        None if mask is None else (mask.shape, mask.stride(), mask.dtype),
+        q.is_neg() or k.is_neg() or v.is_neg(),
+        None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.is_neg()),
     )  # fmt: skip
     run = _plans.get(key)
     if run is None:
@@ -135,7 +136,7 @@ def _plan(
         dtype_out=_name(out),
         dtype_mask=None if mask is None else _name(mask),
         c=float(c),
-        offset=offset,
+        offset=clamped(offset, tq, k.shape[2]),
         starts=start is not None,
         stops=stop is not None,
         arithmetic=arithmetic,
@@ -144,6 +145,11 @@ def _plan(
         device=device,
     )
     return _plans.keep(key, (ranged_run if ranged and mask is not None else admitted_run)(case, kernel))
+
+
+def clamped(offset: int | None, queries: int, keys: int) -> int | None:
+    """The same causal rule, in numbers that kernels can add to those of queries and keys."""
+    return None if offset is None else max(-queries, min(offset, keys))
 
 
 def _name(x: Any) -> str:
@@ -160,17 +166,23 @@ def _check(q: Any, k: Any, v: Any, mask: Any, start: Any, stop: Any, out: Any) -
     if mask is not None and _name(mask) not in ("bool", *floats):
         raise DTypeError("dtype of mask", limit=f"bool, {floats}", value=_name(mask), nearest="bool")
     _check_shapes(q, k, v)
-    (b, heads, tq, d), (tk, dv) = q.shape, v.shape[2:]
+    (b, heads, tq, d), (hkv, tk, dv) = q.shape, v.shape[1:]
     if not (1 <= d <= MAX_HEAD and 1 <= dv <= MAX_HEAD):
         nearest = tuple(min(max(size, 1), MAX_HEAD) for size in (d, dv))
         raise LimitError("head sizes", limit=f"1 to {MAX_HEAD} on CUDA", value=(d, dv), nearest=nearest)
-    for name, size, most in (("entries", b, 65535), ("heads", heads, 65535), ("queries", tq, MOST), ("keys", tk, MOST)):
+    rows = tq * (heads // hkv)
+    counts = ("entries", b, 65535), ("heads", heads, 65535), ("queries that share keys", rows, MOST), ("keys", tk, MOST)
+    for name, size, most in counts:
         if size > most:
             raise LimitError(f"{name} of attention", limit=f"at most {most}", value=size, nearest=most)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.stride(3) != 1 and x.shape[3] > 1:
             limit = "unit stride in the last dimension"
             raise LayoutError(f"strides of {name}", limit=limit, value=x.stride(), nearest=f"{name}.contiguous()")
+    for name, x in (("q", q), ("k", k), ("v", v), ("mask", mask)):
+        if x is not None and x.is_neg():
+            limit, nearest = "a tensor with plain memory", f"{name}.resolve_neg()"
+            raise LayoutError(name, limit=limit, value="a lazy negation", nearest=nearest)
     sizes = () if mask is None else (1,) * (4 - mask.dim()) + tuple(mask.shape)
     if mask is not None and (
         len(sizes) != 4 or any(n not in (1, m) for n, m in zip(sizes, (b, heads, tq, tk), strict=True))

@@ -22,6 +22,7 @@ from ...driver.machine import admissions
 from ...driver.triton_build import Built, build
 from ..case import Strided
 from ..family import padded
+from ..run import clamped
 from .trial import BackRun, by_definition, contents, differs, posed
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD = 128
 STATS_ROWS = 16
+MOST_ROWS = 128  # of a tile
 Launch = Callable[..., None]
 
 
@@ -273,9 +275,11 @@ def gradients(
     device, narrow = q.get_device(), dy if dy.dtype is v.dtype else dy.to(v.dtype)
     operands = [q, k, v, narrow, dy, y]
     facts = c, scale, causal_offset, start is not None, stop is not None, arithmetic, device
-    plan = _plans.get(_key(operands, facts), ()) if all(x.data_ptr() % 16 == 0 for x in operands) else ()
+    known = not any(x.data_ptr() % 16 or x.is_neg() for x in operands)
+    plan = _plans.get(_key(operands, facts), ()) if known else ()
     if plan == ():
         operands = [_laid(x) for x in operands]
+        operands[0], operands[3] = (_near(x, q.shape[1] // k.shape[1]) for x in (operands[0], operands[3]))
         key = _key(operands, facts)
         plan = _plans[key] if key in _plans else _plans.keep(key, _planned(_case(operands, *facts)))
     if not plan:
@@ -298,6 +302,7 @@ def _case(
 ) -> BackCase:  # fmt: skip
     """What is asked of kernels: q, k, v, dy as products read it, dy and y, laid as these need it."""
     q, k, v = [Strided(tuple(x.shape), _steps(x)) for x in operands[:3]]
+    offset = clamped(offset, q.shape[2], k.shape[2])
     narrow, wide, y = [_steps(x)[:3] for x in operands[3:]]
     kind, of_dy, of_y = [torch_name(operands[i].dtype) for i in (0, 4, 5)]
     return BackCase(
@@ -312,8 +317,17 @@ def _key(operands: Sequence[torch.Tensor], facts: tuple[Any, ...]) -> tuple[Any,
 
 def _laid(x: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy whose rows begin at multiples of 16 elements."""
-    odd = x.data_ptr() % 16 or x.stride(3) != 1 or any(step % 16 for step in _steps(x)[:3])
+    odd = x.data_ptr() % 16 or x.stride(3) != 1 or any(step % 16 for step in _steps(x)[:3]) or x.is_neg()
     return x.new_empty(x.shape).copy_(x) if odd else x
+
+
+def _near(x: torch.Tensor, group: int) -> torch.Tensor:
+    """The tensor, or a copy of other strides, for the kernel that finds the rows of a tile by numbers of 32 bits."""
+    _, head, token, _ = _steps(x)
+    if (group - 1) * head + MOST_ROWS * token < 2**31:
+        return x
+    tokens, heads = x.shape[2], x.shape[1]
+    return x.new_empty((x.shape[0], tokens, heads, x.shape[3])).copy_(x.transpose(1, 2)).transpose(1, 2)
 
 
 def _steps(x: torch.Tensor) -> tuple[int, ...]:

@@ -95,7 +95,8 @@ def on_device(counts: Tensor, x: Tensor) -> Tensor | None:
         if torch.cuda.is_current_stream_capturing():
             return None
         _groups(counts, len(x))
-        counts = counts.to(x.device, non_blocking=True)
+        # Page-locked memory is read when the copy comes to pass, and its owner may write to it before.
+        counts = (counts.clone() if counts.is_pinned() else counts).to(x.device, non_blocking=True)
     return counts if counts.is_contiguous() else counts.contiguous()
 
 

@@ -12,9 +12,11 @@ import pytest
 from tests.backends.cuda.compiled import Kernels, kernels, said_of
 from tests.planner.fakes import FakeMachine, view
 
+from isogemm.backends.cuda.gemm.grouped import run
 from isogemm.backends.cuda.gemm.grouped.case import ENDS, GroupedCase
 from isogemm.backends.cuda.gemm.grouped.family import CONTINUED, OUTER, ROWS, Grouped
 from isogemm.backends.cuda.gemm.hopper.config import HopperConfig, HopperSide
+from isogemm.base.seen import Seen
 from isogemm.contract.reference import epilogue, evaluate
 from isogemm.contract.spec import Contract
 from isogemm.planner.bench import Bench
@@ -162,3 +164,62 @@ def test_a_trial_refuses(fault, case):
     posed: Callable[..., str] = OnHost(fault).trial
     found = posed(Bench(FakeMachine()), CASES[case], OnHost().configs(CASES[case])[0])
     assert "differ" in found
+
+
+def test_lazy_negations_are_other_calls(monkeypatch):
+    """What memory holds the opposite of is not served, though a call of its shapes, strides and types was before."""
+    torch = pytest.importorskip("torch")
+    served, launched = [], []
+
+    def ready(case: Any, x: Any, dtype: Any) -> Any:
+        served.append(case)
+        options = {"dtype": dtype, "device": x.device}
+        return case and run.GroupedReady(lambda *at: launched.append(at), 0, (case.rows, case.x.size), options)
+
+    monkeypatch.setattr(run, "_calls", Seen(8))
+    monkeypatch.setattr(run, "_ready", ready)
+    monkeypatch.setattr(run, "_memory", torch.empty)
+    monkeypatch.setattr(run, "_stream", lambda device: 7)
+    room = torch.zeros(4096, dtype=torch.bfloat16)[8:]
+    first = -room.data_ptr() % 16 // 2
+    x, w = room[first:][:128].view(4, 32), room[first + 128 :][: 2 * 8 * 32].view(2, 8, 32)
+    counts, bias = torch.tensor([2, 2]), torch.zeros(2, 8, dtype=torch.complex64).conj()
+
+    def called(x: Any, bias: Any) -> Any:
+        return run.multiplied(x, w, bias, counts, "", None, lambda: CHAIN)
+
+    for _ in range(2):
+        assert called(x, None) is not None
+        assert called(x, bias.real) is not None
+        assert called(torch._neg_view(x), None) is None
+        assert called(x, bias.imag) is None
+        assert run.recalled(torch._neg_view(x), w, None, counts, "", None) is None
+    assert [case is not None for case in served] == [True, True, False, False]
+    assert len(launched) == 4
+
+
+def test_lengths_in_page_locked_memory_are_copied_before_the_call_returns(monkeypatch):
+    """The device reads them later, and their owner may write the next ones meanwhile."""
+    torch = pytest.importorskip("torch")
+    from isogemm.torch.gemm import grouped_linear
+
+    class Remote:
+        is_cuda, dtype, device = True, torch.bfloat16, torch.device("meta")
+
+        def __len__(self) -> int:
+            return 4
+
+    class Locked(torch.Tensor):
+        def is_pinned(self, device: Any = None) -> bool:
+            return True
+
+        def to(self, *where: Any, **how: Any) -> Any:
+            sent.append(self.data_ptr())
+            return torch.Tensor.to(self, *where, **how)
+
+    sent: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    counts = torch.tensor([1, 3]).as_subclass(Locked)
+    assert grouped_linear.on_device(counts, Remote()) is not None
+    assert len(sent) == 1
+    assert sent[0] != counts.data_ptr()

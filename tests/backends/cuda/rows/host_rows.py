@@ -164,12 +164,13 @@ class HostKernel:
 
     def _table(self, p: list[int], content: bytes, *rest: Any) -> list[Any]:
         code, place = self.code, Place(content, self.code.dims)
-        column, out_r, out_c, n, start = rest
+        column, out_r, out_c, height, n, start = rest
         ids, order = (memory(a, np.int64, place.rows) for a in p[:2])
         d = place.read(0, p[2], code.td, n, column)
         assert d is not None
         made = []
         for i in np.unique(ids):
+            assert 0 <= i < height
             index = i * out_r + np.arange(n) * out_c
             begin = memory(p[3], np.float32, index[-1] + 1)[index] if start else np.zeros(n, np.float32)
             made.append((p[3], index, chain(d[order[ids == i]], begin), dtype_of(code.to)))

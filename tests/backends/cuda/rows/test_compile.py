@@ -118,7 +118,7 @@ def test_columns_walk_rows_in_order(kernels: Kernels, term):
 
 
 def test_tables(kernels: Kernels):
-    build.table((3, 5), N, Side(1, (5 * N, N), 1), Side(0, (N,), 1), True, 0)
+    build.table((3, 5), N, Side(1, (5 * N, N), 1), Side(0, (N,), 1), 7, True, 0)
     made(kernels, 64, "FADD", FFMA=0, FMUL=0)
 
 

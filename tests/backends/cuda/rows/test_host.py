@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from isogemm.base import seen
 
 torch = pytest.importorskip("torch")
 rows = pytest.importorskip("isogemm.backends.cuda.rows.run")
+build = pytest.importorskip("isogemm.backends.cuda.rows.build")
+sums = pytest.importorskip("isogemm.backends.cuda.rows.sums")
 direct = pytest.importorskip("isogemm.torch.rows.direct")
 
 
@@ -95,3 +98,50 @@ def test_lazy_negations_and_subclasses_are_looked_at(notes):
     assert rows.known_one("layer_norm", x.as_subclass(Mine), (1e-5, None)) is None
     norm(x.as_subclass(Mine))
     assert notes.count("built") == 1
+
+
+def negated(*shape: int) -> Any:
+    """Ones as autograd may give a gradient: memory that holds the opposite, and a flag."""
+    found = torch.complex(torch.zeros(shape), -torch.ones(shape)).conj().imag
+    assert found.is_neg()
+    assert bool((found == 1).all())
+    return found
+
+
+def memory(address: int, count: int) -> list[float]:
+    return list((ctypes.c_float * count).from_address(address))
+
+
+def test_gradients_that_are_lazily_negated_are_read_as_they_are(notes, monkeypatch):
+    x, dy, seen = torch.ones(3, 8), negated(3, 8), []
+    built = rows._built
+    monkeypatch.setattr(
+        rows, "_built", lambda *about: (built(*about), lambda s, *at: seen.append(memory(at[1], 24)))[1]
+    )
+    for _ in range(2):
+        direct.launched("softmax_back", (x, dy), (), [(x.shape, x.dtype)])
+    assert notes == ["built"]
+    assert seen == [[1.0] * 24] * 2
+
+
+def test_sums_over_rows_read_gradients_that_are_lazily_negated(monkeypatch):
+    seen = []
+    for name, place in (("_columns", 1), ("_table", 2)):
+        keep = lambda stream, *at, place=place: seen.append(memory(at[place], 24))  # noqa: E731
+        monkeypatch.setattr(sums, name, lambda *about, keep=keep: keep)
+    monkeypatch.setattr(sums, "current_stream", lambda device: 7)
+    dy, ids = negated(3, 8), torch.arange(3)
+    sums.columns(0, dy, dy, None, torch.zeros(8), start=False)
+    sums.table(ids, ids, dy, torch.zeros(5, 8), start=False)
+    assert seen == [[1.0] * 24] * 2
+
+
+def test_the_kernel_knows_how_many_rows_a_table_has(monkeypatch):
+    """An id that is none of them would be another's memory."""
+    cases = []
+    monkeypatch.setattr(build, "serve", lambda function, case, device: lambda stream, *at: cases.append(case))
+    monkeypatch.setattr(sums, "_table", build.table)
+    monkeypatch.setattr(sums, "current_stream", lambda device: 7)
+    out = torch.zeros(7, 16)[:5, ::2]
+    sums.table(torch.arange(3), torch.arange(3), torch.ones(3, 8), out, start=False)
+    assert cases[0].columns == (1, 16, 2, 5)

@@ -185,15 +185,19 @@ def columns(
     return serve("columns", case, device)
 
 
-def table(shape: Sequence[int], n: int, d: Side, out: Side, start: bool, device: int) -> Bound | None:
-    """``launch(stream, ids, order, d, out)``: rows of d added to those of `out` that sorted ids name, in order."""
+def table(shape: Sequence[int], n: int, d: Side, out: Side, height: int, start: bool, device: int) -> Bound | None:
+    """``launch(stream, ids, order, d, out)``: rows of d added to those of `out` that sorted ids name, in order.
+
+    `height` is how many rows `out` has.
+    """
     extents, steps = collapse(shape, [d.steps])
     if len(extents) > DIMENSIONS:
         return None
     rows = counted("rows", math.prod(shape))
     counted("elements of a row", n, 128 * 65535)
     case = RowsCase(
-        (0, 0, 0, 0), (packed(rows, extents, steps),), (d.column, out.steps[0], out.column), rows, n, start=start,
+        (0, 0, 0, 0), (packed(rows, extents, steps),), (d.column, out.steps[0], out.column, height), rows, n,
+        start=start,
         macros={"TD": d.kind, "TO": out.kind, "DIMS": dimensions_of(extents)},
     )  # fmt: skip
     return serve("table", case, device)

@@ -162,7 +162,7 @@ def run(
     if not _types:
         _learn()
     x = tensors[0]
-    plain = tuple(t if t is None or type(t) in _types else t.as_subclass(next(iter(_types))) for t in tensors)
+    plain = tuple(None if t is None else _plain(t) for t in tensors)
     key, at = _key(tag or kind, tuple(t for t in plain if t is not None), options)
     entry = _entries.get(key)  # there may be one: tensors of a subclass always come this way
     if entry is None:
@@ -172,6 +172,11 @@ def run(
             return None
         entry = _entries.keep(key, Ready(launch, x.get_device(), _results(x, outs)))
     return _launched(entry, plain[0], at)
+
+
+def _plain(x: Any) -> Any:
+    """Of torch's own type, in memory that holds the values themselves: autograd negates some gradients lazily."""
+    return (x if type(x) in _types else x.as_subclass(next(iter(_types)))).resolve_neg()
 
 
 def _results(x: Any, outs: Sequence[Any]) -> Any:

@@ -32,7 +32,7 @@ def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, start: bool) ->
     n = out.shape[0]
     if n == 0:
         return
-    device = out.get_device()
+    device, dy = out.get_device(), dy.resolve_neg()  # autograd negates some gradients lazily
     at = [0 if t is None else t.data_ptr() for t in (x if term else None, dy, stats, out)]
     common = at[0] | at[1] | 128
     left = side(x) if term else ABSENT
@@ -48,15 +48,16 @@ def table(ids: Any, order: Any, dy: Any, out: Any, *, start: bool) -> None:
     Parameters
     ----------
     ids, order : Tensor of int64, shape (count,)
-        Rows of `out`, sorted, and where in dy each was, ascending among equals. Rows that none names stay as they are.
+        Rows of `out`, sorted, and where in dy each was, ascending among equals. Rows that none names stay as they are;
+        one that is not there is an error of the device.
     dy : Tensor, shape (..., n)
         Of `count` rows.
     out : Tensor, shape (rows, n)
     start : bool
         Then `out` is float32.
     """
-    n, device = out.shape[1], out.get_device()
-    launch = _table(dy.shape[:-1], n, side(dy), side(out), start, device)
+    n, device, dy = out.shape[1], out.get_device(), dy.resolve_neg()
+    launch = _table(dy.shape[:-1], n, side(dy), side(out), out.shape[0], start, device)
     if launch is None:
         return table(ids, order, dy.reshape(-1, n), out, start=start)
     launch(current_stream(device), ids.data_ptr(), order.data_ptr(), dy.data_ptr(), out.data_ptr())

@@ -328,7 +328,7 @@ def _tables(trial: _Trial) -> Iterator[tuple[str, str]]:
             begun = held if start else np.zeros_like(held)
             kept = canonical(held.astype(dtype_of(code.to)))
             out = trial.result(code.to, height * n, kept)
-            launch = trial.bind((0,) * 4, [_packed(shape, [d])], (d.column, n, 1), count, n, start=start)
+            launch = trial.bind((0,) * 4, [_packed(shape, [d])], (d.column, n, 1, height), count, n, start=start)
             launch(trial.bench.stream(), named.address, places.address, d.address, out.address)
             want = kept.astype(np.float32).reshape(height, n)
             for i in set(ids.tolist()):

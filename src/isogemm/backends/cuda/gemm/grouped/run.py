@@ -83,7 +83,7 @@ def _key(
 
 
 def _about(x: Tensor | None) -> tuple[Any, ...] | None:
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.get_device())
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.get_device(), x.is_neg())
 
 
 def _launched(ready: GroupedReady, x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tensor) -> Tensor | None:
@@ -160,7 +160,7 @@ def _case(
     if any(t is not None and t.device != x.device for t in (w, bias, lengths)):
         return None
     weights, steps = _side(w.stride()[1:], n, k, w.stride(0) if groups > 1 else 0), x.stride()
-    if weights is None or x.dtype != w.dtype or (steps[1] != 1 and k > 1) or not _plain(x, w):
+    if weights is None or x.dtype != w.dtype or (steps[1] != 1 and k > 1) or not _plain(x, w, bias):
         return None
     return GroupedCase(
         groups, rows, k, weights, HopperSide(rows, steps[0] if rows > 1 else -(-k // 8) * 8, 0, False),
@@ -179,7 +179,7 @@ def _outer_case(
         HopperSide(size, x.stride(0) if rows > 1 else -(-size // 8) * 8, 0, True)
         for x, size in ((a, n), (b, m)) if x.stride(1) == 1 or size == 1
     ]  # fmt: skip
-    if len(sides) < 2 or a.dtype != b.dtype or len(b) != rows or a.device != b.device or not _plain(a, b):
+    if len(sides) < 2 or a.dtype != b.dtype or len(b) != rows or a.device != b.device or not _plain(a, b, out):
         return None
     batch, row, col = (n * m, m, 1) if out is None else out.stride()
     if (col != 1 and row != 1) or (out is not None and out.shape != (len(lengths), n, m)):
@@ -198,9 +198,9 @@ def _side(steps: Any, n: int, k: int, batch: int) -> HopperSide | None:
     return HopperSide(n, col, batch, True) if row == 1 or n == 1 else None
 
 
-def _plain(*tensors: Tensor) -> bool:
+def _plain(*tensors: Tensor | None) -> bool:
     """Whether memory holds the values themselves, not their negatives."""
-    return not any(x.is_neg() for x in tensors)
+    return not any(x is not None and x.is_neg() for x in tensors)
 
 
 def _kind(lengths: Tensor, ends: bool) -> int:

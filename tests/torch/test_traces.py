@@ -1,8 +1,11 @@
-"""torch.jit.trace and make_fx: what computes behind torch's back is an operator there or refused, never a constant."""
+"""Traces and compiled code: what computes behind torch's back is an operator there, run as it is or refused, never a
+constant."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from tests.products import assert_same, product, values
 from tests.quant.draws import encoded
 
 import isogemm
@@ -110,3 +113,30 @@ def test_a_scope_inside_of_a_trace_leaves_torchs_operators_there():
 
     traced = jit(call, LONG)
     torch.testing.assert_close(traced(LONG * 2 - 1), torch.softmax((LONG * 2 - 1) @ W.T, -1))
+
+
+FORMS = {
+    "matmul": lambda x, w: isogemm.matmul(x, w.T),
+    "linear": lambda x, w: isogemm.linear(x, w),
+    "gemm": lambda x, w: isogemm.gemm(x, w, trans_b="T"),
+    "a list": lambda x, w: isogemm.gemm_batched([x, x], [w.T, w.T])[1],
+    "a packed weight": lambda x, w: isogemm.linear(x, isogemm.pack(w)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about itself
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_functions_of_arrays_are_run_as_they_are_in_compiled_code(form, library):
+    """What they read of memory and tables would be a constant of other calls, and tables would keep it."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: FORMS[form](x * 1, w), backend="eager")
+    for seed, (m, n, k) in enumerate(((1, 1, 1), (3, 4, 5), (3, 4, 5), (5, 4, 6), (2, 7, 3), (5, 4, 6), (8, 8, 8))):
+        x, w = values((m, k), seed=seed), values((n, k), seed=9 + seed)
+        given = (x, w) if library == "numpy" else (torch.from_numpy(x), torch.from_numpy(w))
+        want = product(x, w.T)
+        for call in (compiled, FORMS[form]):
+            assert_same(np.asarray(call(*given)), want)
+    torch._dynamo.reset()  # else what was compiled in pieces is taken
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"isogemm\.torch are operators"):
+        torch.compile(FORMS[form], backend="eager", fullgraph=True)(*given)

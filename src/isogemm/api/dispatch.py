@@ -17,7 +17,7 @@ from ..operands.aliasing import check_items_apart
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList, PreparedWeight
 from ..operands.shapes import merge
-from ..operands.tensors import check_untraced
+from ..operands.tensors import check_untraced, uncompiled
 from ..planner.device import Device
 from ..problem import settings as problem
 from ..problem.settings import Settings
@@ -60,6 +60,7 @@ def settings(given: Options, device: Device, a: Array, b: Array) -> Settings:
     return Settings.checked(chosen, alpha=alpha, beta=beta, accumulate=accumulate, out_dtype=as_dtype(out_dtype))
 
 
+@uncompiled
 def matmul(a: Any, b: Any, contract: ContractLike | None, out: Any, out_dtype: Any, accumulate: bool) -> Any:
     """`isogemm.matmul` for every kind of operand."""
     here = Operands()
@@ -123,6 +124,7 @@ def with_axes(target: Array, shape: tuple[int, ...], row: bool, column: bool) ->
     return target[..., None, :] if row else target
 
 
+@uncompiled
 def linear(x: Any, w: Any, bias: Any, contract: ContractLike | None, out_dtype: Any, out: Any = None) -> Any:
     """`isogemm.linear` for every kind of operand."""
     here = Operands()
@@ -184,6 +186,7 @@ def run_rows(device: Device, x: Array, w: Any, out: Array, bias: Array | None, c
         run(device, x, np.broadcast_to(w, (*x.shape[:-2], *w.shape), subok=True), None, out, bias, chosen)
 
 
+@uncompiled
 def uniform(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options) -> Any:
     """`isogemm.gemm` and `isogemm.gemm_strided_batched`."""
     ndim = 2 if form == "gemm" else 3
@@ -212,6 +215,7 @@ def _is_key(alpha: object) -> bool:
     return type(alpha) is float and alpha != 0
 
 
+@uncompiled
 def items(form: str, a: Any, b: Any, c: Any, bias: Any, out: Any, given: Options) -> Any:
     """`isogemm.gemm_batched` on lists and `isogemm.gemm_grouped`."""
     here = Operands()

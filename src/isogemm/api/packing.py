@@ -8,9 +8,11 @@ from ..backends import open_device
 from ..base.dtypes import check_dtype
 from ..errors import ShapeError
 from ..operands.prepared import PreparedWeight
+from ..operands.tensors import uncompiled
 from ..operands.views import view
 
 
+@uncompiled
 def pack(w: Any) -> PreparedWeight:
     """Prepare a weight w [n, k] once, for `isogemm.linear`.
 

@@ -21,6 +21,7 @@ from ..contract.spec import ContractLike
 from ..errors import OptionError
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList
+from ..operands.tensors import uncompiled
 from ..operands.views import to_float32
 from ..planner.device import LISTS
 from ..problem.settings import PLAIN
@@ -38,6 +39,7 @@ _TENSORS = short.KINDS
 _may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
 
 
+@uncompiled
 def matmul(
     a: Any,
     b: Any,
@@ -141,6 +143,7 @@ def matmul(
     return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
 
 
+@uncompiled
 def linear(
     x: Any,
     w: Any,
@@ -234,6 +237,7 @@ def _quantized(x: Any, w: Any, bias: Any, contract: Any, out_dtype: Any, out: An
     return quantized.linear(x, w, bias, contract, out_dtype, out, activations)
 
 
+@uncompiled
 def gemm(
     a: Any,
     b: Any,
@@ -290,6 +294,7 @@ def gemm(
     return _products("gemm", a, b, c, bias, out, given)
 
 
+@uncompiled
 def gemm_strided_batched(
     a: Any,
     b: Any,
@@ -334,6 +339,7 @@ def gemm_strided_batched(
     return _products("gemm_strided_batched", a, b, c, bias, out, given)
 
 
+@uncompiled
 def gemm_batched(
     a: Any,
     b: Any,
@@ -381,6 +387,7 @@ def gemm_batched(
     return _products(form, a, b, c, bias, out, given)
 
 
+@uncompiled
 def gemm_grouped(
     a: Sequence[Any],
     b: Sequence[Any],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from .device_array import foreign_device
 from .memory import tensor_of, view
 
 Array = NDArray[Any]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 KINDS: dict[type, None] = {}
@@ -27,6 +28,32 @@ def when_seen(take: Callable[[Any], Any]) -> None:
     _waiting.append(take)
     if KINDS:
         take(sys.modules["torch"])
+
+
+def uncompiled(function: F) -> F:
+    """Keep torch's compiler out of a function and of all that it calls.
+
+    It would take what they read of memory and of tables, addresses and shapes among it, for constants of other calls.
+    Operators of `isogemm.torch` are what it sees of a product.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # not inlined, for this reason
+    function._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+        "it takes arrays; functions and layers of isogemm.torch are operators that torch.compile sees"
+    )
+    if not run_as_it_is(function.__code__):
+        _waiting.append(lambda torch: run_as_it_is(function.__code__))
+    return function
+
+
+def run_as_it_is(code: Any) -> bool:
+    """Mark code: called by itself it is not compiled, nor what it calls. False where torch is not there, or cannot."""
+    dynamo = getattr(getattr(sys.modules.get("torch"), "_C", None), "_dynamo", None)
+    frames = getattr(dynamo, "eval_frame", None)
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return False
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    return True
 
 
 def learn() -> None:
@@ -121,6 +148,7 @@ def from_tensor(name: str, x: Any) -> Array:
     Raises DeviceError, LayoutError, OptionError or DTypeError.
     """
     torch = sys.modules["torch"]
+    learn()
     if x.device.type != "cpu":
         raise foreign_device(name, str(x.device))
     check_tensor(name, x, integers=True)

@@ -13,12 +13,14 @@ from ..errors import DTypeError, ShapeError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import prefix, too_large, unquantizable
 from ..operands.device_array import HOST
+from ..operands.tensors import uncompiled
 from ..operands.views import array
 from .matrix import PLAIN, QuantizedMatrix
 
 Array = npt.NDArray[Any]
 
 
+@uncompiled
 def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedMatrix:
     """Quantize a weight, with the bits of ggml's reference.
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...errors import OptionError
-from ..routing.state import run_uncompiled
+from ...operands.tensors import run_as_it_is
 from .layers import Converted
 
 _NAME = "isogemm_watch"  # in the root's own attributes, so that copies and pickles have one of their own
@@ -113,7 +113,7 @@ def _look(module: Any, inputs: Any) -> None:
         known.check()
 
 
-run_uncompiled(_look)  # else torch compiles it on its own, and code that was compiled asks no more
+run_as_it_is(_look.__code__)  # else torch compiles it on its own, and code that was compiled asks no more
 
 
 def _compiled(context: Any) -> None:

@@ -25,13 +25,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...contract.spec import ContractLike, as_contract
 from ...errors import OptionError
+from ...operands.tensors import run_as_it_is
 from . import calls
 from .backward import BACKWARD, differentiated, mark, position
 from .elementwise import blocked, form, per_element, refuse_flushing
 from .process import disable, enable
 from .products import contained, is_composite, operands, product_of, replaced
 from .rows import REDUCTIONS, is_whole, reduced
-from .state import active, aside, enabled, pushed, removed, run_uncompiled
+from .state import active, aside, enabled, pushed, removed
 
 __all__ = ["active", "disable", "enable", "enabled", "invariant"]
 
@@ -159,7 +160,7 @@ def _mark_for_compilers() -> None:
     raw = _OperatorMode.__torch_dispatch__
     while hasattr(raw, "__wrapped__"):
         raw = raw.__wrapped__
-    if raw.__code__.co_filename == __file__ and run_uncompiled(raw):
+    if raw.__code__.co_filename == __file__ and run_as_it_is(raw.__code__):
         _OperatorMode.__torch_dispatch__ = raw  # type: ignore[method-assign]
 
 

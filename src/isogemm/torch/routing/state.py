@@ -35,16 +35,6 @@ def enabled() -> bool:
     return Process.library is not None
 
 
-def run_uncompiled(function: Any) -> bool:
-    """Mark a function's code: called by itself it is run as it is, and not compiled. False where torch cannot."""
-    try:
-        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-    except ImportError:
-        return False
-    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-    return True
-
-
 class pushed:
     """A dispatch mode on this thread's stack, without the process-wide flags that ``with mode`` sets as well."""
 

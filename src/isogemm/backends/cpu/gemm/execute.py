@@ -17,6 +17,7 @@ from ....base.dtypes import FLOAT32
 from ....base.seen import Seen
 from ....base.threads import get_num_threads
 from ....contract.spec import Contract
+from ....operands.tensors import uncompiled
 from ....planner.device import Item
 from ....problem.settings import Settings
 from .. import pool as pools
@@ -39,6 +40,7 @@ _ndarray, _empty = np.ndarray, np.empty
 CHUNK_WORK = 2**22  # multiply-adds in a chunk of a batch: enough to hide the claim, small enough to balance
 
 
+@uncompiled
 def gemm(
     a: Array,
     b: Array | PackedWeight,
@@ -60,6 +62,7 @@ def gemm(
         _by_definition([(a, b, out, c)], asked, bias)
 
 
+@uncompiled
 def again(form: int, a: Array, b: Array | PackedWeight, out: Array | None = None) -> Array | None:
     """The product, where one of float32 operands like these came before (`learn`); else None, and nothing was written.
 
@@ -98,6 +101,7 @@ def _kind(form: int, a: Array, b: Array | PackedWeight, out: Array | None) -> tu
     return form, type(b), b.shape, *likes, get_num_threads()
 
 
+@uncompiled
 def learn(form: int, a: Array, b: Array | PackedWeight, out: Array) -> None:
     """Let `again` take calls like this one, a plain product that was checked and computed; `out` is new, or INTO."""
     lines, size = (b, b.size) if isinstance(b, np.ndarray) else (b.lines, b.shape)
@@ -117,6 +121,7 @@ def learn(form: int, a: Array, b: Array | PackedWeight, out: Array) -> None:
     _known.keep((form, a.size, size, threads), known)
 
 
+@uncompiled
 def gemm_batched(
     a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
 ) -> None:
@@ -139,6 +144,7 @@ def gemm_batched(
     launch_single(task, a0, b0, out0, epilogue, batch)
 
 
+@uncompiled
 def gemm_stack(
     a: Array, b: Array, out: Array, asked: Settings, *, c: Array | None = None, bias: Array | None = None
 ) -> None:
@@ -169,6 +175,7 @@ def _steps(x: Array) -> NDArray[np.int64]:
     return found
 
 
+@uncompiled
 def gemm_items(items: Sequence[Item], asked: Settings, *, bias: Array | None = None) -> None:
     """`gemm` on each (a, b, out, c); sizes may differ."""
     if not _has_kernels(asked.contract):

@@ -48,7 +48,7 @@ def uncompiled(function: F) -> F:
 def run_as_it_is(code: Any) -> bool:
     """Mark code: called by itself it is not compiled, nor what it calls. False where torch is not there, or cannot."""
     dynamo = getattr(getattr(sys.modules.get("torch"), "_C", None), "_dynamo", None)
-    frames = getattr(dynamo, "eval_frame", None)
+    frames: Any = getattr(dynamo, "eval_frame", None)
     if not hasattr(frames, "set_code_exec_strategy"):
         return False
     skip = frames._FrameAction.SKIP

@@ -6,6 +6,7 @@ import copy
 from importlib import import_module
 
 import pytest
+from tests.torch.tensors import same
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -18,12 +19,6 @@ from isogemm.torch.distributed.tree import fixed_sum  # noqa: E402
 
 HEADS, WIDTH = 8, 16
 NORMS = ("Qwen3", "Gemma3, which multiplies by 1 + weight")
-
-
-def same(x, y):
-    """Of one dtype and shape, with the same bits: a zero has its sign."""
-    words = {2: torch.int16, 4: torch.int32}[x.element_size()]
-    return x.dtype is y.dtype and torch.equal(x.detach().view(words), y.detach().view(words))
 
 
 def norms(name):

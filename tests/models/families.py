@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from tests.models.small import same
 from tests.models.sweep import build
+from tests.torch.tensors import same
 
 import isogemm.torch as iso
 from isogemm.audit.bench import NotApplicable

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from tests.torch.tensors import same  # noqa: F401
 
 SIZES = {
     "vocab_size": 257,
@@ -40,12 +41,3 @@ def filled(config, dtype, device="cpu"):
 
 def prompts(sequences: int, tokens: int, seed: int = 0) -> torch.Tensor:
     return torch.as_tensor(np.random.default_rng(seed).integers(1, 256, (sequences, tokens)))
-
-
-def words(x: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor."""
-    return x.detach().contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
-
-
-def same(x: torch.Tensor, y: torch.Tensor) -> bool:
-    return x.dtype == y.dtype and torch.equal(words(x), words(y))

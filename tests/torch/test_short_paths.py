@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from tests.torch.tensors import randn, same
 
 import isogemm
 from isogemm.api import products as api
@@ -16,19 +17,6 @@ torch = pytest.importorskip("torch")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CONTRACTS = (None, "fma/chain", "fma/leaf32", "fma/tree4")
-
-
-def bits(x):
-    return x.detach().contiguous().view(torch.int32 if x.dtype is torch.float32 else torch.int16)
-
-
-def same(a, b):
-    return a.dtype is b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
-
-
-def randn(*shape, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(*shape, generator=generator).to(dtype)
 
 
 @pytest.fixture

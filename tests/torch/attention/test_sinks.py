@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.models.small import same  # noqa: E402
+from tests.torch.tensors import same  # noqa: E402
 
 from isogemm.errors import DTypeError, OptionError, ShapeError  # noqa: E402
 from isogemm.torch import attention  # noqa: E402

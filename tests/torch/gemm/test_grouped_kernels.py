@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.backends.cuda.gemm.test_grouped import OnHost  # noqa: E402
-from tests.models.small import same  # noqa: E402
 from tests.planner.fakes import FakeMachine  # noqa: E402
+from tests.torch.tensors import same  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.backends.cuda.gemm.grouped import run  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.backends.cuda.poison import poisoned  # noqa: E402
-from tests.models.small import same  # noqa: E402
+from tests.torch.tensors import same  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch.gemm.grouped_linear import call_grouped_linear  # noqa: E402

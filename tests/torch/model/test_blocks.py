@@ -11,7 +11,7 @@ from isogemm.errors import OptionError
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.models.small import same  # noqa: E402
+from tests.torch.tensors import same  # noqa: E402
 from transformers.models.falcon.modeling_falcon import FalconLinear  # noqa: E402
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm, Gemma3TextScaledWordEmbedding  # noqa: E402
 from transformers.pytorch_utils import Conv1D  # noqa: E402

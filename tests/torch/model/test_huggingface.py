@@ -9,6 +9,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 
 import pytest
+from tests.torch.tensors import same
 
 from isogemm.contract.spec import as_contract
 from isogemm.errors import OptionError
@@ -50,14 +51,6 @@ def converted(*args, **options):
 
 def tokens(*shape):
     return torch.randint(1, 97, shape, generator=torch.Generator().manual_seed(1))
-
-
-def bits(x):
-    return x.view({4: torch.int32, 2: torch.int16}[x.element_size()])
-
-
-def same(x, y):
-    return torch.equal(bits(x.contiguous()), bits(y.contiguous()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

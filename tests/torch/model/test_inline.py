@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.models.small import same  # noqa: E402
 from tests.models.sweep import build  # noqa: E402
+from tests.torch.tensors import same  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.errors import OptionError  # noqa: E402

@@ -7,6 +7,7 @@ import pickle
 import re
 
 import pytest
+from tests.torch.tensors import bits
 
 from isogemm.errors import OptionError
 
@@ -15,10 +16,6 @@ torch = pytest.importorskip("torch")
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch import reductions  # noqa: E402
 from isogemm.torch.model import recognition  # noqa: E402
-
-
-def bits(x):
-    return x.view({4: torch.int32, 2: torch.int16}[x.element_size()])
 
 
 class RMS(torch.nn.Module):

@@ -12,7 +12,7 @@ from isogemm.errors import OptionError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.models.small import same  # noqa: E402
+from tests.torch.tensors import same  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
 

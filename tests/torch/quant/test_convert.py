@@ -7,6 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
+from tests.torch.tensors import bits
 
 import isogemm
 from isogemm.errors import FormatError, OptionError, ShapeError
@@ -39,10 +40,6 @@ class Model(torch.nn.Module):
 def model():
     torch.manual_seed(0)
     return Model().eval()
-
-
-def bits(x):
-    return x.detach().view(torch.int16 if x.element_size() == 2 else torch.int32)
 
 
 def kinds(model):

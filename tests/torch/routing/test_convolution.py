@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.torch.tensors import randn, same
 
 import isogemm
 from isogemm.errors import OptionError
@@ -14,15 +15,6 @@ from isogemm.torch.routing.scope import invariant  # noqa: E402
 
 F = torch.nn.functional
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-
-
-def same(a, b):
-    words = torch.int32 if a.dtype is torch.float32 else torch.int16
-    return a.dtype is b.dtype and torch.equal(a.contiguous().view(words), b.contiguous().view(words))
-
-
-def randn(*shape, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 @DTYPES

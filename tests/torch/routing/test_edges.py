@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from tests.torch.routing.routed import clean, randn  # noqa: F401
 
 import isogemm
 from isogemm.errors import OptionError
@@ -19,10 +20,6 @@ from isogemm.torch.routing.scope import invariant  # noqa: E402
 
 F = torch.nn.functional
 SCOPED = pytest.mark.parametrize("scoped", [True, False], ids=["scope", "process"])
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 class within:
@@ -39,13 +36,6 @@ class within:
 
     def __exit__(self, *error):
         return self.scope.__exit__(*error) if self.scoped else routing.disable()
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    assert (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()) == (0, 0)
-    assert not routing.enabled()
 
 
 @pytest.mark.parametrize("how", ["method", "function", "grad"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.torch.tensors import bits
 
 torch = pytest.importorskip("torch")
 
@@ -46,10 +47,6 @@ UNARY = {
     "out": lambda x: torch.sigmoid(x, out=torch.full(x.shape, float("nan"), dtype=x.dtype)),
     "into strides": lambda x: torch.sigmoid(x, out=torch.full((*x.shape, 2), float("nan"), dtype=x.dtype)[..., 0]),
 }
-
-
-def bits(x):
-    return x.detach().contiguous().view(torch.int32 if x.dtype is torch.float32 else torch.int16)
 
 
 def places(f, x):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.torch.tensors import same
 
 torch = pytest.importorskip("torch")
 
@@ -14,14 +15,6 @@ pytestmark = pytest.mark.gpu
 F = torch.nn.functional
 DTYPES = (torch.float32, torch.bfloat16)
 N = 300
-
-
-def bits(x):
-    return x.detach().contiguous().view(torch.int32 if x.dtype is torch.float32 else torch.int16)
-
-
-def same(a, b):
-    return a.dtype is b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
 
 
 def chain(terms):

@@ -6,6 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
+from tests.torch.routing.routed import clean, randn, same  # noqa: F401
 
 import isogemm
 from isogemm.contract import rows as contract
@@ -20,26 +21,6 @@ from isogemm.torch.routing.scope import invariant  # noqa: E402
 F = torch.nn.functional
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 N = 300
-
-
-def bits(x):
-    return x.detach().contiguous().view(torch.int32 if x.dtype is torch.float32 else torch.int16)
-
-
-def same(a, b):
-    return a.dtype is b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
-
-
-def randn(*shape, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=generator).to(dtype)
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
-    assert not routing.enabled()
 
 
 def chain(terms):

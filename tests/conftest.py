@@ -136,6 +136,18 @@ def loggers_are_left_as_they_were() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def threads_are_left_as_they_were() -> Iterator[None]:
+    """Those of isogemm and of torch, whatever a test sets them to."""
+    ours, torch = sys.modules.get("isogemm.base.threads"), sys.modules.get("torch")
+    before = ours.chosen if ours else 0, torch.get_num_threads() if torch else 0
+    yield
+    if (ours := sys.modules.get("isogemm.base.threads")) is not None:
+        ours.chosen = before[0]
+    if torch and torch.get_num_threads() != before[1]:
+        torch.set_num_threads(before[1])
+
+
+@pytest.fixture(autouse=True)
 def the_cpu_keeps_its_usual_facts() -> Iterator[None]:
     """Where a test or a page allows tuning, thresholds are measured then, or in the next test, and would choose."""
     tuning = sys.modules.get("isogemm.base.tuning")

@@ -29,10 +29,7 @@ THREADS = 3
 
 @pytest.fixture
 def _threads():
-    before = isogemm.get_num_threads()
     isogemm.set_num_threads(THREADS)
-    yield
-    isogemm.set_num_threads(before)
 
 
 @pytest.fixture

@@ -358,19 +358,10 @@ def test_batched_forms_agree_with_the_loop(dtype, as_list):
     assert_same(np.stack(out), want)
 
 
-@pytest.fixture
-def one_thread():
-    """With many, few items are made ready one by one."""
-    before = isogemm.get_num_threads()
-    isogemm.set_num_threads(1)
-    yield
-    isogemm.set_num_threads(before)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.usefixtures("one_thread")
 def test_stacks_whose_items_lie_no_one_step_apart(dtype):
     """Heads of several sentences, as attention has them: reversed, shared, of few columns, into every second place."""
+    isogemm.set_num_threads(1)  # with many, few items are made ready one by one
     heads = values((3, 9, 5, 16), dtype, seed=1).transpose(0, 2, 1, 3)
     for a, b in (
         (heads, heads.swapaxes(2, 3)),
@@ -389,8 +380,8 @@ def test_stacks_whose_items_lie_no_one_step_apart(dtype):
     assert_same(isogemm.linear(heads, w, bias), want)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_stack_goes_on_from_sums():
+    isogemm.set_num_threads(1)
     heads = values((3, 9, 5, 16), seed=1).transpose(0, 2, 1, 3)
     sums = np.asfortranarray(poisoned((3, 5, 9, 9)))
     isogemm.matmul(heads[..., :8], heads[..., :8].swapaxes(2, 3), out=sums)

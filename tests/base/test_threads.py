@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,14 +17,10 @@ NAME = "ISOGEMM_NUM_THREADS"
 
 
 @pytest.fixture(autouse=True)
-def _unset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a fresh process."""
-    before = isogemm.get_num_threads()
     monkeypatch.setattr(threads, "chosen", 0)
     monkeypatch.delenv(NAME, raising=False)
-    yield
-    monkeypatch.undo()
-    isogemm.set_num_threads(before)
 
 
 def test_default_is_the_cpus_of_the_process() -> None:

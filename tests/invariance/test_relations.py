@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -39,16 +37,6 @@ def weight(dtype: np.dtype[Any], packed: bool = False) -> Any:
 def whole(dtype: np.dtype[Any]) -> np.ndarray:
     """What every call has to give, by the executable definition."""
     return product(rows(dtype), weight(dtype).T)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = isogemm.get_num_threads()
-    isogemm.set_num_threads(count)
-    try:
-        yield
-    finally:
-        isogemm.set_num_threads(before)
 
 
 @BOTH
@@ -110,9 +98,9 @@ def test_schedule_of_a_prefill(lengths: tuple[int, ...], packed: bool, dtype: np
 @WEIGHTS
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 def test_threads(count: int, packed: bool, dtype: np.dtype[Any]) -> None:
-    with threads(count):
-        for m in (1, 5, 64, 256):
-            assert_same(isogemm.linear(rows(dtype)[:m], weight(dtype, packed)), whole(dtype)[:m])
+    isogemm.set_num_threads(count)
+    for m in (1, 5, 64, 256):
+        assert_same(isogemm.linear(rows(dtype)[:m], weight(dtype, packed)), whole(dtype)[:m])
 
 
 @BOTH
@@ -163,10 +151,10 @@ def test_a_row_alone_and_in_any_batch(data: st.DataObject) -> None:
     w = laid(values((n, k), dtype, seed=seed + 1, special=True), layout_w)
     first, last = sorted(data.draw(st.tuples(st.integers(0, m - 1), st.integers(0, m - 1)), "rows"))
     left, right = sorted(data.draw(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), "columns"))
-    with threads(data.draw(st.integers(1, 4), "threads")):
-        together = isogemm.linear(x, w, contract=contract)
-        part = isogemm.linear(x[first : last + 1], w[left : right + 1], contract=contract)
-        packed = isogemm.linear(x[first : last + 1], isogemm.pack(w), contract=contract)
+    isogemm.set_num_threads(data.draw(st.integers(1, 4), "threads"))
+    together = isogemm.linear(x, w, contract=contract)
+    part = isogemm.linear(x[first : last + 1], w[left : right + 1], contract=contract)
+    packed = isogemm.linear(x[first : last + 1], isogemm.pack(w), contract=contract)
     assert_same(together, product(np.array(x), np.array(w).T, contract))
     assert_same(part, np.ascontiguousarray(together[first : last + 1, left : right + 1]))
     assert_same(packed, together[first : last + 1])

@@ -7,7 +7,6 @@ third one. So these differ from one another in a respect or two; sizes of memory
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.util import find_spec
@@ -224,13 +223,6 @@ def follow(calls: list[Call]) -> None:
 
             got = on_host(got)
         assert_same(np.asarray(got), expected(replace(call, threads=1, library="numpy", out="c")))
-
-
-@pytest.fixture(autouse=True)
-def threads_are_left_as_they_were() -> Iterator[None]:
-    before = isogemm.get_num_threads()
-    yield
-    isogemm.set_num_threads(before)
 
 
 @settings(max_examples=400)

@@ -31,15 +31,6 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def one_worker():
-    """No pool of isogemm's own either: `converted` has one, and others need the cores that its threads wait on."""
-    before = isogemm.get_num_threads()
-    isogemm.set_num_threads(1)
-    yield
-    isogemm.set_num_threads(before)
-
-
 def broken(report, mode):
     return {
         r.relation: r.reason or [str(d) for d in r.drifts]
@@ -58,9 +49,9 @@ def test_logits_keep_their_bits_converted(name, dtype):
     assert report.providers["convert"].cases == 27
 
 
-@pytest.mark.usefixtures("one_worker")
 @each_model
 def test_logits_keep_their_bits_inside_invariant(name, dtype):
+    isogemm.set_num_threads(1)  # `converted` has a pool; others need the cores that its threads wait on
     report = isogemm.audit.model(causal(name, dtype), mode="invariant", relations=LOGITS)
     assert not broken(report, "invariant")
     assert report.providers["invariant"].cases == 27

@@ -13,7 +13,7 @@ import pytest
 from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip, linear
 
 from isogemm.backends.cuda.gemm.tile import family as triton_tile
-from isogemm.planner import admission, records, trials
+from isogemm.planner import admission, trials
 from isogemm.planner.admission import Admissions, same_stamp
 from isogemm.planner.bench import Bench
 from isogemm.planner.products import Chooser
@@ -24,11 +24,6 @@ from isogemm.problem.numeric import numeric_key
 from isogemm.problem.product import Product, Strides
 
 LINEAR = linear(8, 256, 512)
-
-
-@pytest.fixture(autouse=True)
-def _unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_said", set())
 
 
 class Chooses(Chooser):

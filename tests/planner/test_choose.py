@@ -14,7 +14,7 @@ from tests.planner.fakes import H200, FakeFamily, FakeMachine, flip, linear
 from isogemm.backends.cuda.gemm import choose as module
 from isogemm.contract.spec import Contract
 from isogemm.errors import ContractError, DeviceError, LayoutError
-from isogemm.planner import admission, records
+from isogemm.planner import admission
 from isogemm.planner.admission import Admissions
 from isogemm.planner.fingerprint import fingerprint
 from isogemm.planner.products import Chooser
@@ -24,11 +24,6 @@ from isogemm.planner.trials import variant_of
 from isogemm.problem.numeric import numeric_key
 
 LINEAR = linear(8, 256, 512)
-
-
-@pytest.fixture(autouse=True)
-def _unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_said", set())
 
 
 def table(*uses: Use, product: Any = LINEAR, m: int = 4096, **changes: Any) -> Table:

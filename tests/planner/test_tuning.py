@@ -14,7 +14,6 @@ from isogemm.contract.spec import Contract
 from isogemm.errors import OptionError
 from isogemm.lab import tune as lab
 from isogemm.lab.models import model
-from isogemm.planner import records
 from isogemm.planner.admission import Admissions
 from isogemm.planner.products import Chooser
 from isogemm.planner.records import Records
@@ -26,11 +25,6 @@ from isogemm.problem.product import Product, Strides
 
 CONTRACT = Contract.parse("tensor_core:sm90/chain")
 UP = Wanted("up", 256, 512)
-
-
-@pytest.fixture(autouse=True)
-def _unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_said", set())
 
 
 @dataclass

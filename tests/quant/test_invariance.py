@@ -6,8 +6,6 @@ Other relations, row by row: test_relations.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -34,13 +32,6 @@ each_format = pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
 each_path = pytest.mark.parametrize("path", PATHS)
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = isogemm.get_num_threads()
-    yield
-    isogemm.set_num_threads(before)
-
-
 def operands(fmt, path: str, n: int, k: int, m: int):
     """Finite weights, activations [m, k], and the product as a function of activations and threads."""
     dtype, options, native = PATHS[path]
@@ -64,7 +55,6 @@ def anchor(path: str, w, x: np.ndarray) -> np.ndarray:
     return product(x, wide.T)
 
 
-@pytest.mark.usefixtures("threads")
 @each_format
 @each_path
 def test_every_batch(fmt, path):
@@ -80,7 +70,6 @@ def test_every_batch(fmt, path):
     same(linear(x, 1), whole)
 
 
-@pytest.mark.usefixtures("threads")
 @each_format
 @each_path
 def test_schedules_threads_layouts_and_forms(fmt, path):
@@ -106,7 +95,6 @@ def test_schedules_threads_layouts_and_forms(fmt, path):
     assert np.isnan(out[:, 0::2].astype(np.float32)).all()
 
 
-@pytest.mark.usefixtures("threads")
 @each_format
 @each_path
 def test_few_rows_on_two_threads(fmt, path):

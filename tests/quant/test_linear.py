@@ -59,16 +59,12 @@ def test_the_sweep_of_m(fmt):
 @pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
 def test_threads_and_slices_of_columns(fmt):
     w = weight(fmt, 150, 8)
-    before = isogemm.get_num_threads()
-    try:
-        for m in (1, 5, 40):
-            x = values("heavy", m, w.shape[1], seed=m)
-            want = defined(x, w)
-            for threads in (1, 2, 3):
-                isogemm.set_num_threads(threads)
-                same(isogemm.linear(x, w), want)
-    finally:
-        isogemm.set_num_threads(before)
+    for m in (1, 5, 40):
+        x = values("heavy", m, w.shape[1], seed=m)
+        want = defined(x, w)
+        for threads in (1, 2, 3):
+            isogemm.set_num_threads(threads)
+            same(isogemm.linear(x, w), want)
     for part in (slice(0, 16), slice(5, 77), slice(149, None), slice(None, None, -3), slice(9, 9)):
         same(isogemm.linear(x, w[part]), np.ascontiguousarray(want[:, part]))
 
@@ -78,17 +74,13 @@ def test_threads_and_slices_of_columns(fmt):
 def test_no_panel_is_left_out(n, threads):
     """Threads walk stretches of the panels that chunks do not fill evenly."""
     w, x = weight(FORMATS["Q4_0"], n, 32), values("normal", 1, 1024)
-    before = isogemm.get_num_threads()
-    try:
-        isogemm.set_num_threads(1)
-        want = isogemm.linear(x, w)
-        for form in (w, w.in_place()):
-            isogemm.set_num_threads(threads)
-            out = np.full((1, n), np.nan, F32)
-            isogemm.linear(x, form, out=out)
-            same(out, want)
-    finally:
-        isogemm.set_num_threads(before)
+    isogemm.set_num_threads(1)
+    want = isogemm.linear(x, w)
+    for form in (w, w.in_place()):
+        isogemm.set_num_threads(threads)
+        out = np.full((1, n), np.nan, F32)
+        isogemm.linear(x, form, out=out)
+        same(out, want)
     same(want[:, -40:], np.ascontiguousarray(defined(x, w)[:, -40:]))
 
 

@@ -28,11 +28,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
+def seed():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def rows_that_differ(module, x):

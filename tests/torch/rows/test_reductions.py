@@ -107,20 +107,16 @@ def test_a_row_is_the_same_alone_in_a_batch_and_in_chunks(kind, dtype, monkeypat
     def part(rows: Any) -> np.ndarray:
         return words(call(kind, x[rows], tuple(o if o.dim() == 1 else o[rows] for o in others)))
 
-    before = isogemm.get_num_threads()
-    try:
-        isogemm.set_num_threads(3)
-        whole = part(slice(None))
-        np.testing.assert_array_equal(part(slice(None, None, 5)), whole[::5])
-        np.testing.assert_array_equal(np.concatenate([part(slice(0, 20)), part(slice(20, None))]), whole)
-        order = torch.randperm(m, generator=torch.Generator().manual_seed(0))
-        np.testing.assert_array_equal(part(order), whole[order.numpy()])
-        isogemm.set_num_threads(1)
-        np.testing.assert_array_equal(part(slice(None)), whole)
-        for i in (0, 19, 36):
-            np.testing.assert_array_equal(part(slice(i, i + 1)), whole[i : i + 1])
-    finally:
-        isogemm.set_num_threads(before)
+    isogemm.set_num_threads(3)
+    whole = part(slice(None))
+    np.testing.assert_array_equal(part(slice(None, None, 5)), whole[::5])
+    np.testing.assert_array_equal(np.concatenate([part(slice(0, 20)), part(slice(20, None))]), whole)
+    order = torch.randperm(m, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_array_equal(part(order), whole[order.numpy()])
+    isogemm.set_num_threads(1)
+    np.testing.assert_array_equal(part(slice(None)), whole)
+    for i in (0, 19, 36):
+        np.testing.assert_array_equal(part(slice(i, i + 1)), whole[i : i + 1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

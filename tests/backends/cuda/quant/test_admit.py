@@ -55,6 +55,16 @@ class Machine:
         return SimpleNamespace(tensor=tensor, address=tensor.data_ptr(), read=lambda: tensor.numpy().view(flat.dtype))
 
 
+class Aligned(Machine):
+    """Memory begins at multiples of 16 bytes, as a GPU's does."""
+
+    def put(self, flat):
+        room = torch.zeros(flat.nbytes + 16, dtype=torch.uint8)
+        tensor = room[-room.data_ptr() % 16 :][: flat.nbytes].view(getattr(torch, f"int{8 * flat.itemsize}"))
+        tensor.copy_(torch.from_numpy(np.array(flat).view(f"i{flat.itemsize}")))
+        return SimpleNamespace(tensor=tensor, address=tensor.data_ptr(), read=lambda: tensor.numpy().view(flat.dtype))
+
+
 def pack(raw, fmt, n, k):
     """Packed bytes that remember their rows, for a kernel that unpacks nothing."""
     data = torch.from_numpy(packed_by_host(raw.numpy()[:1], fmt))
@@ -239,3 +249,18 @@ def test_packing_and_dequantizing_are_compared_too():
             assert quant_trial.try_dequantize(bench, fmt, dtype, floats, laid_out) == ""
             said = quant_trial.try_dequantize(bench, fmt, dtype, lambda p, o: floats(p, o, minus=False), laid_out)
             assert "0x80" in said  # the sign of a zero
+
+
+@pytest.mark.parametrize("align", [16, 8, 4])
+def test_results_of_a_trial_begin_as_the_case_s(align):
+    """A kernel that writes 16 bytes at once is other code than one that does not, whatever the number of columns."""
+    begun = []
+
+    class Noted(Fake):
+        def run(self, x, packed, out, bias=None, config=None):
+            begun.append(out.data_ptr() % 16 == 0)
+            super().run(x, packed, out, bias, config)
+
+    case = QuantCase("fp32", "Q4_0", "float32", "float32", None, 3, 16, 64, "fma", out_align=align)
+    assert Noted("fp32").trial(Bench(Aligned()), case, "c") == ""
+    assert set(begun) == {align == 16}

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backends.cuda.pretend import FIRST, aligned, pretended
+from tests.backends.cuda.pretend import FIRST, aligned, at_home, pretended
 from tests.backends.cuda.pretend_tensors import on_device
 
 from isogemm.backends.cuda.quant import products
 from isogemm.backends.cuda.quant.copy import DeviceCopy
+from isogemm.contract.spec import Contract
 
 __all__ = ["on_device", "pretended"]  # fixtures
 torch = pytest.importorskip("torch")
@@ -40,3 +41,16 @@ def test_a_bias_that_begins_amid_16_bytes_is_no_call_like_one_before(on_device: 
     assert copy.known(x, later, None, (None, None, None)) is not None
     assert copy.known(x, amid, None, (None, None, None)) is None
     assert [at[-1] for at in launched] == [later.data_ptr()]
+
+
+@pytest.mark.parametrize(("first", "columns", "align"), [(0, 16, 16), (1, 16, 4), (2, 16, 8), (1, 8, 16)])
+def test_kernels_are_judged_for_where_a_result_begins(
+    monkeypatch: pytest.MonkeyPatch, first: int, columns: int, align: int
+) -> None:
+    """One that begins amid 16 bytes is written as it is; one whose rows lie apart is written beside, and copied."""
+    cases: list[Any] = []
+    monkeypatch.setattr(products.family, "choose", lambda case, packed, device: cases.append(case))
+    copy: Any = SimpleNamespace(packed=object(), format="Q4_K", shape=(columns, 256), place=FIRST)
+    out = at_home(aligned((64,), np.float32))[first:][:32].reshape(2, 16)[:, :columns]
+    products._kernel("q8", at_home(aligned((2, 256), np.float32)), out, copy, None, Contract("int32"))
+    assert cases[0].out_align == align

@@ -13,6 +13,7 @@ from ....contract.spec import Contract
 from ....errors import ContractError
 from ....operands import cuda as arrays
 from ....operands.shapes import matrices
+from ....problem.product import alignment
 from . import family, orders
 from .case import QuantCase
 from .copy import DeviceCopy, adopt, upload
@@ -72,6 +73,7 @@ def _kernel(how: str, x: Array, out: Array, copy: DeviceCopy, bias: Any, contrac
     case = QuantCase(
         path, copy.format, x.dtype.name, out.dtype.name, None if bias is None else torch_name(bias.dtype),
         len(x), *copy.shape, contract.arithmetic,
+        out_align=alignment(out.ctypes.data, most=16) if out.flags.c_contiguous else 16,  # of a copy, see `_call`
     )  # fmt: skip
     return family.choose(case, packed, copy.place.ordinal)
 

@@ -108,7 +108,7 @@ def try_product(bench: Bench, case: QuantCase, tile: int, run: Callable[..., Non
         added = None if bias is None else _tensor(bench, bias[column])
         for m in _rows(case, tile):
             row = (np.arange(m) * 5 + m) % ACTIVATIONS
-            out = bench.output((m, n), ITEMSIZE[case.dtype_out])
+            out = bench.output((m, n), ITEMSIZE[case.dtype_out], shift=int(case.out_align < 16))
             run(x[_tensor(bench, row)], packed, _result(out, (m, n), case.dtype_out), added)
             if said := out.compare("out", want[row[:, None], column]):
                 return f"{m} x {n} x {k}: {said}"
@@ -177,4 +177,5 @@ def _result(out: Output, shape: tuple[int, ...], dtype: str) -> Any:
     import torch
 
     flat: Any = out.buffer
-    return flat.tensor[MARGIN : len(flat.tensor) - MARGIN].view(getattr(torch, dtype)).view(shape)
+    begin = (out.address - flat.address) // flat.tensor.element_size()
+    return flat.tensor[begin : len(flat.tensor) - MARGIN].view(getattr(torch, dtype)).view(shape)

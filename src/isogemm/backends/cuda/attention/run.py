@@ -181,8 +181,8 @@ def _check(q: Any, k: Any, v: Any, mask: Any, start: Any, stop: Any, out: Any) -
             raise LayoutError(f"strides of {name}", limit=limit, value=x.stride(), nearest=f"{name}.contiguous()")
     for name, x in (("q", q), ("k", k), ("v", v), ("mask", mask)):
         if x is not None and x.is_neg():
-            limit, nearest = "a tensor with plain memory", f"{name}.resolve_neg()"
-            raise LayoutError(name, limit=limit, value="a lazy negation", nearest=nearest)
+            limit = "a tensor with plain memory"
+            raise LayoutError(name, limit=limit, value="a lazy negation", nearest=f"{name}.resolve_neg()")
     sizes = () if mask is None else (1,) * (4 - mask.dim()) + tuple(mask.shape)
     if mask is not None and (
         len(sizes) != 4 or any(n not in (1, m) for n, m in zip(sizes, (b, heads, tq, tk), strict=True))

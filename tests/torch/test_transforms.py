@@ -78,6 +78,19 @@ def test_forward_mode_is_refused_in_words(name, mode):
         FORWARD_MODE[mode](cubed(f))
 
 
+@pytest.mark.parametrize("call", [
+    lambda x: isogemm.linear(x, torch.ones(2, 3)), lambda x: isogemm.matmul(torch.ones(2, 3), x),
+    lambda x: isogemm.gemm_batched([torch.ones(3, 3)], [x])[0],
+])  # fmt: skip
+def test_functions_of_arrays_lose_no_tangent(call):
+    x = torch.ones(3, 3)
+    call(x)  # like one before
+    with torch.autograd.forward_ad.dual_level():
+        call(x)
+        with pytest.raises(OptionError, match="forward-mode"):
+            call(torch.autograd.forward_ad.make_dual(x, x))
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_reverse_mode_has_the_bits_of_autograd(name):
     f = PRODUCTS[name][0]

@@ -137,6 +137,10 @@ def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
             + ("" if x.is_floating_point() or name not in FACTORS else f", or torch.{OR_INT8}"),
             said=f"{name} is {x.dtype}, and products here are of float32, bfloat16 or float16",
         )
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None:
+        limit, nearest = "a tensor outside the gradient's graph", f"{name}.detach(), or reverse mode"
+        raise OptionError(f"{name}", limit=limit, value="a dual tensor, of forward-mode gradients", nearest=nearest)
     watched = torch._C  # most calls look no further
     if watched._get_tracing_state() is not None or watched._len_torch_dispatch_stack():
         check_untraced(name)

@@ -59,6 +59,19 @@ def test_linear_s_gradients_are_named_products(dtype, contract, order):
     assert_same(array(tb.grad), product(ones(18, dtype), rows, f"{arithmetic}/{order}")[0])
 
 
+@pytest.mark.parametrize("shape", [(4, 0), (0, 3), (2, 0, 3), (2, 4, 0), (0, 0), (0,)])
+@pytest.mark.parametrize("n", [0, 5])
+def test_linear_s_gradients_where_something_is_empty(shape, n):
+    def grads(function):
+        given = [torch.ones(shape), torch.ones(n, shape[-1]), torch.ones(n)]
+        given = [x.requires_grad_() for x in given]
+        y = function(*given)
+        return [y.detach(), *torch.autograd.grad(y.sum(), given)]
+
+    for got, want in zip(grads(iso.linear), grads(torch.nn.functional.linear), strict=True):
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_products_of_matrices(dtype):
     a, b, c = values((9, 20), dtype, seed=1), values((20, 7), dtype, seed=2), values((7,), dtype, seed=3)

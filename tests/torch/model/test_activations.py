@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -292,3 +294,38 @@ def test_compiled_gradients_have_the_eager_bits(module):
         found.append((y, leaf.grad))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+ELSEWHERE = """
+import sys, torch, isogemm.torch as iso
+from isogemm.errors import OptionError
+folder = sys.argv[1]
+iso.convert(torch.nn.Mish())  # the first activation here, as another one was the first there
+x, want = torch.load(folder + "/numbers")
+for program in (torch.export.load(folder + "/exported").module(), torch.jit.load(folder + "/traced")):
+    with torch.no_grad():
+        try:
+            program(x)
+        except (OptionError, RuntimeError) as error:  # which TorchScript makes of it
+            assert "a torch.nn.modules.activation.GELU of another process" in str(error), error
+        else:
+            raise AssertionError("another activation was taken")
+iso.convert(torch.nn.GELU())
+for program in (torch.export.load(folder + "/exported").module(), torch.jit.load(folder + "/traced")):
+    with torch.no_grad():
+        assert torch.equal(program(x), want)
+print("the same")
+"""
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its tracers
+def test_a_program_means_the_same_activation_in_another_process(tmp_path):
+    module, x = nn.Sequential(nn.GELU()), torch.randn(3, 40)
+    iso.convert(module)
+    with torch.no_grad():
+        torch.export.save(torch.export.export(module, (x,)), tmp_path / "exported")
+        torch.jit.trace(module, x, check_trace=False).save(tmp_path / "traced")
+        torch.save((x, module(x)), tmp_path / "numbers")
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "the same\n", done.stderr

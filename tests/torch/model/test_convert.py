@@ -184,13 +184,14 @@ def _compiled():
         (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)), "a subclass"),
         (_patched, "its forward method was replaced"),
         (_compiled, "compiled before"),
+        (lambda: torch.nn.LazyLinear(4), "no sizes yet.*call it once first"),
         (lambda: torch.nn.MultiheadAttention(4, 2), "MultiheadAttention reads weights"),
         (
             lambda: torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
             "linear1: inside a TransformerEncoderLayer",
         ),
     ],
-    ids=["subclass", "parametrized", "patched", "compiled", "attention", "encoder"],
+    ids=["subclass", "parametrized", "patched", "compiled", "lazy", "attention", "encoder"],
 )
 def test_what_cannot_be_converted_stops_all(make, why):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), make())

@@ -157,6 +157,15 @@ def test_parts():
     iso.convert(model, parts="norm")
 
 
+@pytest.mark.parametrize(("name", "value"), [("max_norm", 1.0), ("scale_grad_by_freq", True), ("sparse", True)])
+def test_an_embedding_that_became_another_one_is_refused(name, value):
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 4))
+    iso.convert(model)
+    setattr(model[0], name, value)
+    with pytest.raises(OptionError, match=name):
+        model(torch.tensor([1]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("padding", [None, 3])
 def test_an_embedding(dtype, padding):

@@ -241,7 +241,8 @@ def _linear_back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, w = ctx.saved_tensors
     contract, order = ctx.contract, ctx.grad_order
     dx = dw = db = None
-    rows, flat = dy.reshape(-1, w.shape[0]), x.reshape(-1, w.shape[1])
+    count = x.shape[:-1].numel()  # not -1, which nothing says where a row is empty
+    rows, flat = dy.reshape(count, w.shape[0]), x.reshape(count, w.shape[1])
     if ctx.needs_input_grad[0]:
         dx = call_product(None, fit(rows, w, contract), w, 1.0, 0.0, ctx.chain, order, x.dtype).reshape(x.shape)
     rows = fit(rows, flat, contract)

@@ -8,9 +8,10 @@ is seen in a run of their own forward method, so that modules of any library are
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
-import itertools
 import types
+import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...errors import OptionError
 from ...operands.tensors import is_traced
 from ..operator import Tensor, define
 from ..routing.elementwise import _FILL, EXACT, _filled, blocked, form, is_exact, refuse_flushing
@@ -27,11 +29,11 @@ from .recognition import Looks, Match, agrees, magnitudes, random, stand_in, tou
 from .traced import other, train
 
 # What the operator that compilers see calls. Modules of one class and one state share a place, so that compiled blocks
-# of a model share their code; the others have one each.
-_OWN: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_SHARED: dict[Any, int] = {}
-_STAND_INS: dict[int, Any] = {}
-_PLACES = itertools.count()
+# of a model share their code; the others have one each. A place is text that means the same in each process, or that no
+# other process has: programs are exported, and loaded elsewhere.
+_OWN: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_SHARED: dict[Any, str] = {}
+_STAND_INS: dict[str, Any] = {}
 
 _UNTAGGED = frozenset({"log_sigmoid_forward"})  # it returns what its gradient needs, too
 _MOVED = (
@@ -49,7 +51,7 @@ class Activation(Converted):
 
     part = "activation"
     rule: str = ""
-    place: int = -1
+    place: str = ""
     training: bool
 
     def forward(self, *args: Any, **options: Any) -> Any:
@@ -71,7 +73,7 @@ class Activation(Converted):
             return
         place = _SHARED.get(key) if key is not None else None
         if place is None:
-            place = next(_PLACES)
+            place = _place(type(self), key)
             if key is None:
                 _OWN[place] = self
             else:
@@ -112,11 +114,42 @@ def _value(x: Any) -> Any:
     return x if is_global else None
 
 
-def _module(place: int) -> Any:
-    return _STAND_INS[place] if place in _STAND_INS else _OWN[place]
+def _place(cls: type, key: Any) -> str:
+    """Text for a state, or for the only module that has it."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if key is not None:
+        place = f"{name}:{hashlib.sha256(_text(key).encode()).hexdigest()[:16]}"
+        if place not in _STAND_INS:  # else it is that of another class or function of this name
+            return place
+    return f"{name}:{uuid.uuid4().hex}"
 
 
-def _gradient(dy: Tensor, x: Tensor, place: int) -> Tensor:
+def _text(x: Any) -> str:
+    """What `_value` gives, by names."""
+    if isinstance(x, tuple):
+        return f"({','.join(map(_text, x))})"
+    return f"{x.__module__}.{x.__qualname__}" if hasattr(x, "__qualname__") else repr(x)
+
+
+def _module(place: str) -> Any:
+    """The module of a place.
+
+    Raises
+    ------
+    OptionError
+        There is none: a program that was exported or traced by another process.
+    """
+    found = _STAND_INS[place] if place in _STAND_INS else _OWN.get(place)
+    if found is None:
+        name = place.partition(":")[0]
+        raise OptionError(
+            "activation of an exported or traced program", limit="one that this process has converted",
+            value=f"a {name} of another process", nearest=f"isogemm.torch.convert(...) of such a {name} first",
+        )  # fmt: skip
+    return found
+
+
+def _gradient(dy: Tensor, x: Tensor, place: str) -> Tensor:
     """What an eager module's backward pass computes: autograd, which torch's dispatcher leaves out below operators."""
     below = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
@@ -134,12 +167,12 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 _backward_op = define(
-    "activation_backward", "(Tensor dy, Tensor x, int place) -> Tensor", _gradient,
+    "activation_backward", "(Tensor dy, Tensor x, str place) -> Tensor", _gradient,
     lambda dy, x, place: x.new_empty(x.shape), mutates=(),
 )  # fmt: skip
 # So that a compiled model has the bits of an eager one.
 _activation_op = define(
-    "activation", "(Tensor x, int place) -> Tensor", lambda x, place: _module(place).forward(x).contiguous(),
+    "activation", "(Tensor x, str place) -> Tensor", lambda x, place: _module(place).forward(x).contiguous(),
     lambda x, place: x.new_empty(x.shape), mutates=(), setup=_remember,
     backward=lambda ctx, dy: (_backward_op(dy, *ctx.saved_tensors, ctx.place), None),
 )  # fmt: skip

@@ -329,7 +329,17 @@ class Embedding(Converted, torch.nn.Embedding):  # type: ignore[misc]
     part = "embedding"
 
     def forward(self, input: Any) -> Any:
-        """Rows of the table, copied."""
+        """Rows of the table, copied.
+
+        Raises
+        ------
+        OptionError
+            Since `convert` the module was given ``max_norm``, ``scale_grad_by_freq`` or ``sparse``.
+        """
+        if self.max_norm is not None or self.scale_grad_by_freq or self.sparse:
+            limit, nearest = "rows copied, with a dense gradient", "isogemm.torch.restore(module)"
+            value = "max_norm, scale_grad_by_freq or sparse, set since convert"
+            raise OptionError("a converted Embedding", limit=limit, value=value, nearest=nearest)
         if not (torch.is_grad_enabled() and self.weight.requires_grad):
             return torch.nn.functional.embedding(input, self.weight)  # a copy has no order
         rows = reductions.embedding(input, self._operand("weight"))

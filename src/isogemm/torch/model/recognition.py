@@ -104,6 +104,8 @@ def touched(child: Any) -> str:
         return "its forward method was replaced"
     if getattr(child, "_compiled_call_impl", None) is not None:
         return "it was compiled before"
+    if any(map(torch.nn.parameter.is_lazy, child._parameters.values())):
+        return "its parameters have no sizes yet, and its class is another one when they have: call it once first"
     return ""
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +17,8 @@ from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, layouts, p
 
 import isogemm
 from isogemm.backends import open_device
+from isogemm.backends.cpu.emit.target import target
+from isogemm.backends.cpu.gemm import packed
 from isogemm.errors import OptionError
 from isogemm.operands.device_array import HOST
 
@@ -288,6 +293,20 @@ def test_packed_weights_have_the_bits_of_plain_ones(dtype):
     assert_same(isogemm.linear(x[0, 0], packed), isogemm.linear(x[0, 0], w))
     assert_same(isogemm.linear(x.transpose(1, 0, 2), packed), isogemm.linear(x.transpose(1, 0, 2), w))
     assert isogemm.linear(x[:0], packed).shape == (0, 3, 37)
+
+
+@pytest.mark.parametrize("nr", [8, 16, 32])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_packed_weight_is_packed_anew_where_it_is_loaded(nr, dtype, monkeypatch):
+    """Other processors have other panels: those of the one that wrote it are no weight there."""
+    w, x = values((37, 40), dtype, seed=2), values((3, 40), dtype, seed=1)
+    kept = pickle.dumps(isogemm.pack(w))
+    with monkeypatch.context() as other:
+        other.setattr(packed, "target", lambda: replace(target(), nr=nr))
+        loaded = pickle.loads(kept)
+    assert loaded.panels.shape[2] == nr
+    assert_same(loaded.unpack(), w)
+    assert_same(isogemm.linear(x, copy.deepcopy(loaded)), isogemm.linear(x, w))  # of this processor again
 
 
 def test_plain_views_of_odd_ranks():

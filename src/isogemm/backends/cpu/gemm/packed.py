@@ -35,6 +35,10 @@ class PackedWeight(PreparedWeight):
     def __post_init__(self) -> None:
         object.__setattr__(self, "lines", self.panels.reshape(-1, self.panels.shape[2]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The weight itself: another processor, which may load it, has other panels."""
+        return prepare, (self.unpack(),)
+
     def __repr__(self) -> str:
         return f"PackedWeight({self.n} x {self.k}, {self.dtype.name})"
 

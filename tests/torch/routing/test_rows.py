@@ -333,6 +333,8 @@ def test_errors_and_odd_shapes_are_torchs():
         assert x[0, 0].topk(1).indices == 0
         for call in (
             lambda: x.sum(5),
+            lambda: x[0, 0].softmax(2),
+            lambda: x[0, 0].log_softmax(-2),
             lambda: x.topk(5),
             lambda: x.topk(1, 5),
             lambda: F.rms_norm(x, (5,)),
@@ -349,6 +351,9 @@ def test_errors_and_odd_shapes_are_torchs():
         low, high = torch.full((2, 5), -torch.inf), torch.full((2, 5), torch.inf)
         assert torch.equal(low.logsumexp(-1), low[:, 0])
         assert torch.equal(high.logsumexp(-1), high[:, 0])
+        assert torch.equal(x[:, :0].logsumexp(-1), torch.full((3,), -torch.inf))
+        assert torch.equal(x[:0].logsumexp(0), torch.full((4,), -torch.inf))
+        assert torch.equal(x[0, 0].softmax(0), torch.ones(()))
 
 
 def test_attention_in_the_dtype_of_autocast_and_with_dropout():

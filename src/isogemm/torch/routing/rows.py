@@ -28,11 +28,13 @@ _FLOAT32 = torch.float32
 _FEW = 8  # sums that are worth a launch each
 
 
-def _elements(kind: str) -> Callable[..., Tensor]:
+def _elements(kind: str) -> Callable[..., Tensor | None]:
     """softmax and log_softmax over any dimension."""
 
-    def call(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    def call(x: Tensor, dim: int, half_to_float: bool) -> Tensor | None:
         out_dtype = _FLOAT32 if half_to_float else None
+        if not _is_valid(x, (dim,)):
+            return None
         if x.dim() == 0:
             return direct(kind, (x.reshape(1),), (out_dtype,)).reshape(())
         if dim in (-1, x.dim() - 1):
@@ -54,7 +56,7 @@ def chained_softmax(x: Tensor) -> Tensor:
     return e.div_(total.view(*e.shape[:-1], 1))
 
 
-def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor | None:
     """`chained_softmax` along the last of four dimensions or more, as attention's scores are."""
     if x.dim() < 4 or dim not in (-1, x.dim() - 1) or not x.numel():
         return _ALONG["softmax"](x, dim, half_to_float)
@@ -151,6 +153,8 @@ def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor | None:
     rows, shape = _rows(x, dim, keepdim)
     if rows is None:
         rows = x.movedim(tuple(dim), tuple(range(-len(dim), 0))).flatten(-len(dim))
+    if not rows.shape[-1]:
+        return None
     rows = rows.float()
     largest = rows.amax(-1)
     found = largest - direct("log_softmax", (rows,), (None,)).amax(-1)

@@ -10,8 +10,8 @@ from ..base.arguments import of_type
 from ..base.dtypes import DTYPES, ITEMSIZE, as_dtype, name_of
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
-from ..formats.blocks import FORMATS, format_of
 from ..problem.forms import Mask
+from ..quant.encode import weight_format
 
 if TYPE_CHECKING:
     from ..backends import DevicePlan, Plan, WorkPlan
@@ -173,11 +173,9 @@ def _several(
             raise ShapeError("groups", limit=f"rows that sum to m, {m}", value=sum(groups), nearest=f"m={sum(groups)}")
         return "grouped", {"rows": tuple(groups)}
     if format is not None:
-        format_of(format).row_bytes(k)
-        if not format_of(format).activations:
-            legal = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.activations)
-            raise OptionError("format", limit=legal, value=format, nearest="Q8_0")
-        return "quantized", {"format": format_of(format).name}
+        fmt = weight_format("format", format)
+        fmt.row_bytes(k)
+        return "quantized", {"format": fmt.name}
     if heads is not None:
         if len(heads) != 2 or heads[0] % heads[1]:
             raise ShapeError(

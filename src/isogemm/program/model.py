@@ -10,7 +10,7 @@ from typing import Any
 
 from ..backends.cpu.quant.layout import COLUMNS
 from ..errors import OptionError, ShapeError
-from ..formats.blocks import FORMATS, format_of
+from ..quant.encode import weight_format
 
 ARCHITECTURES = {"qwen3": {"head_norms": True}, "llama": {"head_norms": False}}  # and what else they are
 NORMS, MLPS = ("rms_norm", "layer_norm"), ("silu_mul", "gelu")
@@ -199,17 +199,15 @@ def weight_formats(model: DecoderConfig, patterns: Mapping[str, str | None], pha
         fits = [entry for entry in weights if any(fnmatchcase(x, pattern) for x in entry[:2])]
         if not fits:
             raise OptionError("quantize", limit="patterns of weights' names", value=pattern, nearest=weights[0][0])
-        if name is not None and not format_of(name).activations:
-            legal = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.activations)
-            raise OptionError("quantize", limit=legal, value=name, nearest="Q8_0")
+        fmt = None if name is None else weight_format("quantize", name)
         for weight, known, (n, k) in fits:
-            if name is not None and weight not in found:
-                format_of(name).row_bytes(k, known)
+            if fmt is not None and weight not in found:
+                fmt.row_bytes(k, known)
                 if n < COLUMNS:
                     raise ShapeError(
                         f"rows of {known} in blocks", limit=f"at least {COLUMNS}", value=n, nearest=COLUMNS
                     )
-            found.setdefault(weight, "float32" if name is None else format_of(name).name)
+            found.setdefault(weight, "float32" if fmt is None else fmt.name)
     return found
 
 

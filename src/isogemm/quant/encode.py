@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from ..backends import open_device
 from ..base.dtypes import DTYPES
-from ..errors import DTypeError, ShapeError
-from ..formats.blocks import BlockFormat, format_of
+from ..errors import DTypeError, OptionError, ShapeError
+from ..formats.blocks import FORMATS, BlockFormat, format_of
 from ..formats.stored import prefix, too_large, unquantizable
 from ..operands.device_array import HOST
 from ..operands.tensors import uncompiled
@@ -83,3 +83,12 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
     made = QuantizedMatrix(rows, (n, k), fmt, name)
     made._checked = True
     return made
+
+
+def weight_format(what: str, format: str | BlockFormat) -> BlockFormat:
+    """A format of weights whose products with quantized activations are integers; an OptionError names them all."""
+    found = format_of(format)
+    if not found.activations:
+        known = ", ".join(each.name for each in FORMATS.values() if each.activations)
+        raise OptionError(what, limit=f"one of {known}", value=found.name, nearest="Q8_0")
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import shlex
 import time
@@ -15,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from ..base.arguments import nearest
 from ..base.progress import Tell
 from ..errors import DeviceError, LimitError, OptionError
 from ..lab import Candidate, Timing, environment, interleave, row, verdict, write_json
@@ -166,7 +166,7 @@ def _chosen(study: Study, site: Site, options: RunOptions) -> tuple[list[StudyCa
     cases = {case.key: case for case in study.cases(site, options.quick)}
     if options.case:
         if options.case not in cases:
-            near = (difflib.get_close_matches(options.case, cases, n=1, cutoff=0.0) or list(cases))[0]
+            near = nearest(options.case, cases, next(iter(cases), "none"))
             raise OptionError(f"case of {study.name}", limit="a key that it has", value=options.case, nearest=near)
         cases = {options.case: cases[options.case]}
     room = int(site.memory * MEMORY_SHARE)

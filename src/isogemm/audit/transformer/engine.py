@@ -13,8 +13,8 @@ import numpy as np
 from ...base import arguments
 from ...base.extras import require_extra
 from ...errors import LimitError, OptionError, ShapeError
-from ...formats.blocks import FORMATS, format_of
 from ...lab import Progress, environment
+from ...quant.encode import weight_format
 from ..data import portable
 from ..providers import Absent
 from ..report import Report
@@ -133,9 +133,8 @@ def model(
     )
     if quantize is not None and "convert" not in modes:
         raise OptionError("quantize", limit="with the mode convert", value=", ".join(modes), nearest="mode='convert'")
-    if isinstance(quantize, str) and not format_of(quantize).activations:
-        limit = "one of " + ", ".join(fmt.name for fmt in FORMATS.values() if fmt.activations)
-        raise OptionError("quantize", limit=limit, value=quantize, nearest="Q8_0")
+    if isinstance(quantize, str):
+        weight_format("quantize", quantize)
     settings = _ModelSettings(
         modes, tuple(RELATIONS[name] for name in names), scope, seed, contract, quantize, tuple(words)
     )

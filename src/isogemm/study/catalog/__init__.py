@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 
-from ...errors import OptionError
+from ...base.arguments import unknown
 from ..declare import Study
 
 __all__ = ["STUDIES", "study"]
@@ -34,7 +33,6 @@ def study(name: str) -> Study:
         There is none; the error names the closest one.
     """
     if name not in STUDIES:
-        close = (difflib.get_close_matches(name, STUDIES, n=1, cutoff=0.0) or list(STUDIES))[0]
-        raise OptionError("unknown study", limit="one of " + ", ".join(STUDIES), value=repr(name), nearest=close)
+        raise unknown("study", name, STUDIES, "four-methods")
     found: Study = import_module(f"{__name__}.{STUDIES[name]}").STUDY
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -263,8 +262,8 @@ def _check_patterns(module: Any, leave: Sequence[str]) -> None:
     names = [name for name, _ in module.named_modules(remove_duplicate=False)]
     for pattern in leave:
         if not any(fnmatchcase(name, pattern) for name in names):
-            nearest = get_close_matches(pattern, names, 1, 0) or [""]
-            raise OptionError("leave", limit="patterns of modules' names", value=pattern, nearest=nearest[0])
+            nearest = arguments.nearest(pattern, names, "*")
+            raise OptionError("leave", limit="patterns of modules' names", value=pattern, nearest=nearest)
 
 
 def _known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match | None:

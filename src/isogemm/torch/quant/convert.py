@@ -6,7 +6,6 @@ import copy
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,8 +16,9 @@ from ...base import arguments
 from ...base.progress import progress_bar
 from ...contract.spec import Contract
 from ...errors import OptionError, ShapeError
-from ...formats.blocks import FORMATS, BlockFormat, format_of
+from ...formats.blocks import BlockFormat
 from ...quant.encode import quantize as encode
+from ...quant.encode import weight_format
 from ...quant.matrix import QuantizedMatrix
 from ..model.layers import Merging
 from .linear import QuantizedLinear
@@ -84,7 +84,7 @@ def check(
     """
     wanted = _formats(model, formats)
     keep = isinstance(fallback, str) and fallback == KEEP
-    other = None if fallback is None or keep else _weights("fallback", fallback)
+    other = None if fallback is None or keep else weight_format("fallback", fallback)
     _check_arithmetic(activations, contract)
     chosen: dict[str, tuple[Any, BlockFormat]] = {}
     floats, unfit, named = dict[str, str](), dict[str, ShapeError](), set[str]()
@@ -117,18 +117,9 @@ def _formats(model: Any, formats: Formats) -> list[tuple[str, BlockFormat | None
     found = []
     for pattern, fmt in pairs:
         if not isinstance(pattern, str) or (pattern != "*" and not any(fnmatchcase(name, pattern) for name in names)):
-            nearest = get_close_matches(str(pattern), names, 1, 0) or ["*"]
-            raise OptionError("quantize", limit="patterns of modules' names", value=pattern, nearest=nearest[0])
-        found.append((pattern, None if fmt is None else _weights("quantize", fmt)))
-    return found
-
-
-def _weights(what: str, fmt: Any) -> BlockFormat:
-    """A format that weights are quantized to."""
-    found = format_of(fmt)
-    if not found.activations:
-        names = [f.name for f in FORMATS.values() if f.activations]
-        raise OptionError(what, limit="one of " + ", ".join(names), value=found.name, nearest="Q8_0")
+            nearest = arguments.nearest(str(pattern), names, "*")
+            raise OptionError("quantize", limit="patterns of modules' names", value=pattern, nearest=nearest)
+        found.append((pattern, None if fmt is None else weight_format("quantize", fmt)))
     return found
 
 

@@ -25,6 +25,7 @@ from ..base.arguments import nearest
 from ..base.dtypes import NUMPY
 from ..errors import OptionError
 from ..lab import limit_threads
+from ..lab.limits import held
 from ..operands.tensors import as_tensor, on_host
 from .data import Array
 
@@ -340,17 +341,10 @@ def side_by_side(products: Array) -> Array:
     return products.transpose(1, 0, 2).reshape(products.shape[1], -1)
 
 
-@contextlib.contextmanager
-def limited_numba(count: int) -> Iterator[None]:
+def limited_numba(count: int) -> contextlib.AbstractContextManager[None]:
     """Numba's own threads, where Numba is loaded: at most as many as it was started with."""
     if "numba" not in sys.modules:
-        yield
-        return
+        return contextlib.nullcontext()
     import numba
 
-    before = numba.get_num_threads()
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
-    try:
-        yield
-    finally:
-        numba.set_num_threads(before)
+    return held(min(count, numba.config.NUMBA_NUM_THREADS), numba.get_num_threads, numba.set_num_threads)

@@ -1,10 +1,11 @@
-"""One thread count for every library of the process, for a while."""
+"""Settings of the process for a while: one thread count for every library, and any other."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -38,3 +39,14 @@ def limit_threads(count: int) -> Iterator[None]:
                     torch.set_num_threads(torch_before)
     finally:
         set_num_threads(before)
+
+
+@contextmanager
+def held(value: Any, get: Callable[[], Any], set: Callable[[Any], object]) -> Iterator[None]:
+    """A setting at that value inside of the block, and as it was behind it."""
+    before = get()
+    set(value)
+    try:
+        yield
+    finally:
+        set(before)

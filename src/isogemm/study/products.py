@@ -19,6 +19,7 @@ from .bits import judged, poisoned
 from .declare import Step, StudyCase, Way, Ways
 from .site import Site
 
+Stacks = Sequence[tuple[Any, Any]]
 DEFAULTS = {"cpu": "fma/chain", "cuda": "tensor_core:sm90/chain"}
 
 
@@ -67,6 +68,16 @@ class LinearProduct:
         return Ways(ways, lambda: judged(ways, results, [(x, first.T)], contract), rotated, self.under)
 
 
+def stacks_of(site: Site, seed: int, sizes: tuple[int, int, int, int], dtype: str, layout: str, copies: int) -> Stacks:
+    """Left and right of (items, m, n, k), so many times; with NT the right ones are stored [n, k]."""
+    (items, m, n, k), found = sizes, []
+    for i in range(copies):
+        left = site.normal((items, m, k), dtype, seed + 2 * i)
+        right = site.normal((items, n, k) if layout == "NT" else (items, k, n), dtype, seed + 2 * i + 1)
+        found.append((left, right.swapaxes(1, 2) if layout == "NT" else right))
+    return found
+
+
 def torch_product(x: Any, weights: Sequence[Any], out: Any) -> Step:
     """torch's x @ w.T with each of the weights in turn."""
     import torch
@@ -75,7 +86,7 @@ def torch_product(x: Any, weights: Sequence[Any], out: Any) -> Step:
     return lambda i: torch.mm(left, columns[i % count], out=target)
 
 
-def torch_batch(pairs: Sequence[tuple[Any, Any]], out: Any) -> Step:
+def torch_batch(pairs: Stacks, out: Any) -> Step:
     """torch's strided batch of each of the pairs of stacks in turn."""
     import torch
 

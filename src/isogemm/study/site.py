@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..base.tuning import BUDGET, get_tuning, set_tuning
 from ..contract.spec import Contract
 from ..errors import DeviceError
 from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, cache_sizes, limit_threads, measure_ceilings
+from ..lab.limits import held
 from ..operands.device_array import DeviceId
 from ..planner.tuning import Wanted, pose
 
@@ -105,27 +106,18 @@ class Site:
         return 1 if nbytes > 3 * self.cache else min(64, max(2, -(-3 * self.cache // max(1, nbytes))))
 
 
-@contextmanager
-def untuned() -> Iterator[None]:
+def untuned() -> AbstractContextManager[None]:
     """No kernels are timed or compiled ahead: a first call takes the one that tables or a model put first."""
-    before = get_tuning()
-    set_tuning("off")
-    try:
-        yield
-    finally:
-        set_tuning(before)
+    return held("off", get_tuning, set_tuning)
 
 
-@contextmanager
-def limited(threads: int) -> Iterator[None]:
+def limited(threads: int) -> AbstractContextManager[None]:
     """So many threads for every library that studies call, or with 0 each one's own count."""
     if not threads:
-        yield
-        return
+        return nullcontext()
     if importlib.util.find_spec("torch") is not None:
         importlib.import_module("torch")  # what is loaded later would take all threads
-    with limit_threads(threads):
-        yield
+    return limit_threads(threads)
 
 
 def open_site(device: str = "cpu", *, ceilings: bool = True) -> Site:

@@ -20,7 +20,7 @@ from ...planner.tuning import Wanted
 from ..bits import judged, poisoned
 from ..charts import best, lines, measured, number, points, times, words
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
-from ..products import torch_batch
+from ..products import Stacks, stacks_of, torch_batch
 from ..site import Site
 from ..whole_attention import whole_case
 
@@ -91,7 +91,7 @@ def _make(site: Site, seed: int, case: Mapping[str, Any], copies: int) -> Ways:
     layout = "NT" if case["product"] == "scores" else "NN"
     one, batch = Wanted("", n, k, layout), Wanted("", n, k, layout, heads)
     site.settle(one, batch, m=m, dtype=dtype, contract=CONTRACTS[dtype])
-    stacks = [_operands(site, seed + 2 * i, (heads, m, n, k), dtype, case["product"]) for i in range(copies)]
+    stacks = stacks_of(site, seed, (heads, m, n, k), dtype, layout, copies)  # keys are stored [T, 128]
     out = site.empty((heads, m, n), dtype)
     done = work(case["phase"], case["product"], case["T"], itemsize=ITEMSIZE[dtype], heads=heads)
     calls = _isogemm(stacks, out) | (_torch(stacks, out) if site.torch else {})
@@ -101,17 +101,6 @@ def _make(site: Site, seed: int, case: Mapping[str, Any], copies: int) -> Ways:
     return Ways(
         ways, lambda: judged(ways, results, items, CONTRACTS[dtype]), {"operands": f"rotated over {copies} copies"}
     )
-
-
-def _operands(site: Site, seed: int, sizes: tuple[int, int, int, int], dtype: str, product: str) -> tuple[Any, Any]:
-    """Left and right of every head; keys are stored [T, 128], so that scores multiply by their transposes."""
-    heads, m, n, k = sizes
-    left = site.normal((heads, m, k), dtype, seed)
-    right = site.normal((heads, n, k) if product == "scores" else (heads, k, n), dtype, seed + 1)
-    return left, (right.swapaxes(1, 2) if product == "scores" else right)
-
-
-Stacks = Sequence[tuple[Any, Any]]
 
 
 def _isogemm(stacks: Stacks, out: Any) -> dict[str, list[Step]]:

@@ -139,11 +139,8 @@ def _ran(site: Site, call: Callable[[], Any]) -> str:
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """A table for each computation: what ran, how long, and how many results have other bits."""
     found = measured(rows)
-    return [_table([r for r in found if r["facts"]["product"] == name]) for name in _names(found)]
-
-
-def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(row["facts"]["product"] for row in rows))
+    names = dict.fromkeys(row["facts"]["product"] for row in found)
+    return [_table([row for row in found if row["facts"]["product"] == name]) for name in names]
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Figure:

@@ -8,8 +8,8 @@ part of the question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from ...api.products import gemm_batched, gemm_strided_batched, matmul
 from ...lab import Work
+from ...lab.limits import held
 from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
 from ..bits import judged
@@ -162,20 +163,14 @@ def _each(product: Callable[..., Any], a: Any, b: Any, **options: Any) -> Callab
     return lambda i: product(a, b, **options)
 
 
-@contextmanager
-def torch_mode(site: Site, *, tf32: bool) -> Iterator[None]:
+def torch_mode(site: Site, *, tf32: bool) -> AbstractContextManager[None]:
     """torch's float32 products in TF32 or not, for a while; nothing without torch."""
     if not site.torch:
-        yield
-        return
+        return nullcontext()
     import torch
 
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    settings = torch.backends.cuda.matmul
+    return held(tf32, lambda: settings.allow_tf32, partial(setattr, settings, "allow_tf32"))
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:

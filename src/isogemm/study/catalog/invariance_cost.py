@@ -6,8 +6,8 @@ For every library and M: the first and the last row of a product of M rows again
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from ...api.products import linear
 from ...base.dtypes import ITEMSIZE
 from ...lab import Work
+from ...lab.limits import held
 from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
 from ..bits import differing, judged
@@ -28,7 +29,7 @@ N, K = 4096, 4096
 SWEEP = {"cpu": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "cuda": tuple(2**e for e in range(13))}
 
 Product = Callable[[Any, Any, Any], Any]
-Switch = Callable[[], Any]
+Switch = Callable[[], AbstractContextManager[None]]
 
 
 def cases(site: Site, quick: bool) -> list[StudyCase]:
@@ -105,9 +106,13 @@ def _products(site: Site, contract: str) -> dict[str, Product]:
         torch.mm(as_tensor(x), as_tensor(w).T, out=as_tensor(out))
 
     found["torch"] = plain
-    found["torch deterministic"] = partial(_under, _deterministic, plain)
+    # torch's promise that a call repeated gives the same bits; it says nothing of other batches.
+    repeated = torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
+    found["torch deterministic"] = partial(_under, partial(held, True, *repeated), plain)
     if site.device == "cuda":
-        found["torch full precision"] = partial(_under, _full_precision, plain)
+        settings, name = torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"
+        halves = partial(getattr, settings, name), partial(setattr, settings, name)  # sums in 16 bits where K is split
+        found["torch full precision"] = partial(_under, partial(held, False, *halves), plain)
         found["batch_invariant_ops"] = _peer
     return found
 
@@ -115,33 +120,6 @@ def _products(site: Site, contract: str) -> dict[str, Product]:
 def _under(switch: Switch, product: Product, x: Any, w: Any, out: Any) -> Any:
     with switch():
         return product(x, w, out)
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """torch's promise that a call repeated gives the same bits; it says nothing of other batches."""
-    import torch
-
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """No sums in 16 bits where K is split."""
-    import torch
-
-    settings = torch.backends.cuda.matmul
-    before = settings.allow_bf16_reduced_precision_reduction
-    settings.allow_bf16_reduced_precision_reduction = False
-    try:
-        yield
-    finally:
-        settings.allow_bf16_reduced_precision_reduction = before
 
 
 def _peer(x: Any, w: Any, out: Any) -> Any:

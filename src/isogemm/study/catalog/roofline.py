@@ -18,7 +18,7 @@ from ...planner.tuning import Wanted
 from ..bits import judged, poisoned
 from ..charts import measured, number, roof, times
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
-from ..products import DEFAULTS, LinearProduct, torch_batch
+from ..products import DEFAULTS, LinearProduct, stacks_of, torch_batch
 from ..site import Site
 
 MODEL, TOKENS = "Qwen3-4B", 512
@@ -56,11 +56,7 @@ def _make(site: Site, seed: int, *, op: Op, dtype: str, copies: int) -> Ways:
     items, m, n, k = packed(op)
     contract = DEFAULTS[site.device]
     site.settle(Wanted("", n, k, op.layout, items), m=m, dtype=dtype, contract=contract)
-    out, pairs = site.empty((items, m, n), dtype), []
-    for i in range(copies):
-        right = site.normal((items, n, k) if op.layout == "NT" else (items, k, n), dtype, seed + 2 * i + 1)
-        left = site.normal((items, m, k), dtype, seed + 2 * i)
-        pairs.append((left, right.swapaxes(1, 2) if op.layout == "NT" else right))
+    pairs, out = stacks_of(site, seed, (items, m, n, k), dtype, op.layout, copies), site.empty((items, m, n), dtype)
     calls: dict[str, Step] = {"isogemm": lambda i: gemm_strided_batched(*pairs[i % copies], out=out)}
     if site.torch:
         calls["torch"] = torch_batch(pairs, out)

@@ -10,7 +10,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -115,6 +115,21 @@ def clocks_do_not_rest() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WallClock, "pause", lambda self, seconds: None)
         yield
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process: its exit status, and what it wrote to either stream."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        from isogemm.cli.commands import command_line
+
+        monkeypatch.setattr(sys, "argv", ["isogemm", *words])
+        with pytest.raises(SystemExit) as end:
+            command_line()
+        return int(end.value.code or 0), *capsys.readouterr()
+
+    return call
 
 
 def _loggers() -> tuple[object, ...]:

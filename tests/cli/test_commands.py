@@ -13,26 +13,9 @@ from typing import Any
 import pytest
 
 from isogemm import __version__
-from isogemm.cli import commands as cli
 
 FAKES = "tests.audit.fakes"
 SMALL = ["--m", "1,2,16", "--no-speed"]
-
-
-def isogemm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["isogemm", *words])
-    status = 0
-    try:
-        cli.command_line()
-    except SystemExit as end:
-        status = int(end.code or 0)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    return lambda *words: isogemm(capsys, monkeypatch, *words)
 
 
 @pytest.fixture

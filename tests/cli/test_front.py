@@ -17,22 +17,11 @@ from isogemm import audit
 from isogemm.audit import words
 from isogemm.base import jit, progress
 from isogemm.cli import warm
-from isogemm.cli.commands import app, command_line
+from isogemm.cli.commands import app
 from isogemm.cli.examples import EXAMPLES
 from isogemm.cli.info import facts
 
 COMMANDS = typer.main.get_command(app).commands
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    def call(*typed):
-        monkeypatch.setattr(sys, "argv", ["isogemm", *typed])
-        with pytest.raises(SystemExit) as end:
-            command_line()
-        return end.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 def test_info_says_what_a_report_of_a_problem_needs(run):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 import isogemm
-from isogemm.cli import commands
 from isogemm.errors import OptionError, ShapeError
 from isogemm.lab.models import MODELS, model, read_config
 from isogemm.lab.ops import ops, sharded
@@ -100,13 +98,10 @@ def test_models_are_an_attribute_of_the_package():
 
 
 @pytest.fixture
-def said(capsys, monkeypatch):
+def said(run):
     def call(*words):
-        monkeypatch.setattr(sys, "argv", ["isogemm", "ops", *words])
-        with pytest.raises(SystemExit) as end:
-            commands.command_line()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out + err
+        status, out, err = run("ops", *words)
+        return status, out + err
 
     return call
 

@@ -13,7 +13,7 @@ from isogemm.cli import commands
 
 
 @pytest.fixture
-def isogemm(capsys, monkeypatch):
+def isogemm(run, monkeypatch):
     """The command with a study of nothing on a machine that needs no time."""
     queue, fails = fakes.Queue(), []
     declared = fakes.study(queue, fails=lambda k: fails and k == 2 and fails[0]())
@@ -23,11 +23,7 @@ def isogemm(capsys, monkeypatch):
     monkeypatch.setattr("isogemm.study.site.open_site", lambda device: fakes.site(queue))
 
     def call(*words):
-        monkeypatch.setattr(sys, "argv", ["isogemm", "study", *words])
-        with pytest.raises(SystemExit) as end:
-            commands.command_line()
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
+        return run("study", *words)
 
     call.fails = fails
     return call

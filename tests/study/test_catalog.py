@@ -13,6 +13,7 @@ from isogemm.study.catalog.attention import intensity, work
 from isogemm.study.catalog.four_methods import METHODS, works
 from isogemm.study.catalog.prefill import saturation
 from isogemm.study.catalog.why import resident
+from isogemm.study.charts import measured
 from isogemm.study.engine import RunOptions, StudyRun, run
 from isogemm.study.page import page
 from isogemm.study.site import open_site
@@ -44,7 +45,7 @@ def test_every_row_is_correct(finished):
 
 
 def test_every_figure_says_a_finding(finished):
-    for figure in study(finished.study).figures(finished.rows):
+    for figure in study(finished.study).figures(measured(finished.rows)):
         assert figure.title
         assert figure.sentence
         assert (figure.chart is not None) or figure.table or "not measured" in figure.title
@@ -59,7 +60,7 @@ def test_the_page_holds_every_command_and_finding(finished):
     assert len(text) < 2_000_000
     for row in finished.rows:
         assert row["command"] in text
-    for figure in study(finished.study).figures(finished.rows):
+    for figure in study(finished.study).figures(measured(finished.rows)):
         assert figure.title in text
 
 

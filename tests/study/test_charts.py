@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isogemm.study.catalog import study
-from isogemm.study.charts import COLOURS, lines, number
+from isogemm.study.charts import COLOURS, lines, measured, number
 from isogemm.study.page import read_runs
 
 pytest.importorskip("altair")
@@ -43,7 +43,7 @@ def test_numbers_have_no_powers_of_ten(value, digits, text):
 
 def test_no_finding_that_is_kept_here_has_a_power_of_ten():
     runs = read_runs(sorted({path.parent for path in RESULTS.glob("studies-*/*.json")}))
-    found = [figure for run in runs for figure in study(run.study).figures(run.rows)]
+    found = [figure for run in runs for figure in study(run.study).figures(measured(run.rows))]
     words = [f"{f.title} {f.sentence} {' '.join(str(v) for row in f.table for v in row.values())}" for f in found]
     assert len(words) > 100
     assert [re.findall(r"\S*\de\+\d\S*", text) for text in words if re.search(r"\de\+\d", text)] == []

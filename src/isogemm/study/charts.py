@@ -30,7 +30,7 @@ def points(rows: Sequence[Row], clock: str = "") -> list[Point]:
     """A point for each way of each row: the case's facts, ``way``, and ``seconds`` with its ``low`` and ``high``."""
     return [
         {**row["facts"], "way": way, "seconds": t["median"], "low": t["p5"], "high": t["p95"]}
-        for row in measured(rows)
+        for row in rows
         for way, t in times(row, clock).items()
     ]
 

@@ -84,5 +84,5 @@ class Study:
     question: str
     # ``cases(site, quick)``: all that would be measured given endless memory; the engine leaves out what does not fit
     cases: Callable[[Site, bool], Sequence[StudyCase]]
-    figures: Callable[[Sequence[Row]], Sequence[Figure]]  # ``figures(rows)`` of one machine; loads altair
+    figures: Callable[[Sequence[Row]], Sequence[Figure]]  # of one machine's rows that have times; loads altair
     devices: Sequence[str] = ("cpu", "cuda")

@@ -18,7 +18,7 @@ from ...lab.models import model
 from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
 from ..bits import judged, poisoned
-from ..charts import best, lines, measured, number, points, times, words
+from ..charts import best, lines, number, points, times, words
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
 from ..products import Stacks, stacks_of, torch_batch
 from ..site import Site
@@ -133,10 +133,10 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     found = []
     for phase in PHASES:
         for product in ("scores", "values"):
-            chosen = [r for r in measured(rows) if (r["facts"]["phase"], r["facts"]["product"]) == (phase, product)]
+            chosen = [r for r in rows if (r["facts"]["phase"], r["facts"]["product"]) == (phase, product)]
             if chosen:
                 found += [_growth(chosen), *(_ratio(chosen, clock) for clock in ("device", "wall"))]
-    whole = [row for row in measured(rows) if row["facts"]["product"] == "whole"]
+    whole = [row for row in rows if row["facts"]["product"] == "whole"]
     found += [_fused([r for r in whole if r["facts"]["phase"] == phase], phase) for phase in PHASES if whole]
     return [*(each for each in found if each), _intensity()]
 

@@ -223,7 +223,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
     """The table of claims, and facts that need no machine."""
     table, counts = [], dict.fromkeys((HOLDS, ELSEWHERE, NOT, MISSING), 0)
     for claim in CLAIMS:
-        own = [row for row in measured(rows) if row["facts"]["study"] == claim.study]
+        own = [row for row in rows if row["facts"]["study"] == claim.study]
         verdict, seen = judge(claim, own)
         counts[verdict] += 1
         command = next((row["command"] for row in own if claim.decided_by(row["facts"])), "isogemm study claims")

@@ -18,7 +18,7 @@ from ...lab.models import Model, model
 from ...operands.tensors import on_host
 from ...planner.tuning import Wanted
 from ..bits import poisoned
-from ..charts import bars, lines, measured, number, times, words
+from ..charts import bars, lines, number, times, words
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
 from ..products import torch_product
 from ..site import Site
@@ -148,8 +148,8 @@ def crossover(seconds: Mapping[int, float]) -> float:
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Time by format, rows together against one by one, where arithmetic takes over, and a model's step."""
-    weights = [row for row in measured(rows) if row["facts"]["part"] == "weights"]
-    steps = [row for row in measured(rows) if row["facts"]["part"] == "step"]
+    weights = [row for row in rows if row["facts"]["part"] == "weights"]
+    steps = [row for row in rows if row["facts"]["part"] == "step"]
     found = [_formats(weights), _together(weights), _crossover(weights), _intensity(weights), _steps(steps)]
     return [figure for figure in found if figure]
 

@@ -17,7 +17,7 @@ from ...base.extras import require_extra
 from ...lab import Work
 from ...operands.tensors import as_tensor, on_host
 from ..bits import apart, unpromised
-from ..charts import measured, number, times
+from ..charts import number, times
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..site import Site
 
@@ -138,9 +138,8 @@ def _ran(site: Site, call: Callable[[], Any]) -> str:
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """A table for each computation: what ran, how long, and how many results have other bits."""
-    found = measured(rows)
-    names = dict.fromkeys(row["facts"]["product"] for row in found)
-    return [_table([row for row in found if row["facts"]["product"] == name]) for name in names]
+    names = dict.fromkeys(row["facts"]["product"] for row in rows)
+    return [_table([row for row in rows if row["facts"]["product"] == name]) for name in names]
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Figure:

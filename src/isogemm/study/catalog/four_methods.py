@@ -21,7 +21,7 @@ from ...lab.limits import held
 from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
 from ..bits import judged
-from ..charts import lines, measured, number, points, times, words
+from ..charts import lines, number, points, times, words
 from ..cublas import pointer_products
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..site import Site
@@ -176,19 +176,19 @@ def torch_mode(site: Site, *, tf32: bool) -> AbstractContextManager[None]:
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Growth with k, and speed-up over the loop, by each clock."""
     found: list[Figure] = []
-    for clock in dict.fromkeys([*(row["clock"] for row in measured(rows)), "wall"]):
-        timed = [row for row in measured(rows) if times(row, clock)]
+    for clock in dict.fromkeys([*(row["clock"] for row in rows), "wall"]):
+        timed = [row for row in rows if times(row, clock)]
         found += [_growth(group, clock) for group in _groups(timed) if len(group) > 1]
     for clock in ("device", "wall", "submit", "profiled"):
-        timed = [row for row in measured(rows) if times(row, clock)]
+        timed = [row for row in rows if times(row, clock)]
         found += [_over_loop(group, clock) for group in _groups(timed)]
-    return [*found, _bits(measured(rows))]
+    return [*found, _bits(rows)]
 
 
 def _groups(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Rows of one N and mode."""
-    keys = dict.fromkeys((row["facts"]["N"], row["facts"]["mode"]) for row in measured(rows))
-    return [[row for row in measured(rows) if (row["facts"]["N"], row["facts"]["mode"]) == key] for key in keys]
+    keys = dict.fromkeys((row["facts"]["N"], row["facts"]["mode"]) for row in rows)
+    return [[row for row in rows if (row["facts"]["N"], row["facts"]["mode"]) == key] for key in keys]
 
 
 def _growth(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure:

@@ -20,7 +20,7 @@ from ...lab.limits import held
 from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
 from ..bits import differing, judged
-from ..charts import lines, measured, times, words
+from ..charts import lines, times, words
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS
 from ..site import Site
@@ -129,8 +129,7 @@ def _peer(x: Any, w: Any, out: Any) -> Any:
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Time beside torch's over M, and where bits moved."""
-    found = measured(rows)
-    return [*([_cost(found, "torch")] if "torch" in times(found[0]) else []), _bits(found)]
+    return [*([_cost(rows, "torch")] if "torch" in times(rows[0]) else []), _bits(rows)]
 
 
 def _cost(rows: Sequence[Mapping[str, Any]], peer: str) -> Figure:

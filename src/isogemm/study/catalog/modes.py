@@ -16,7 +16,7 @@ from ...api.products import gemm, gemm_strided_batched
 from ...lab import Work
 from ...operands.tensors import as_tensor, on_host
 from ..bits import apart, differing
-from ..charts import bars, measured, number, points, words
+from ..charts import bars, number, points, words
 from ..declare import Figure, Study, StudyCase, Way, Ways
 from ..products import LinearProduct
 from ..site import Site
@@ -92,8 +92,8 @@ def _one(a: Any, b: Any, c: Any, out: Any, i: int) -> Any:
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Error and speed of each mode, and the bits of the worked example."""
-    modes = [row for row in measured(rows) if row["facts"]["mode"] in MODES]
-    example = [row for row in measured(rows) if row["facts"]["mode"] not in MODES]
+    modes = [row for row in rows if row["facts"]["mode"] in MODES]
+    example = [row for row in rows if row["facts"]["mode"] not in MODES]
     return [*([_errors(modes), _speeds(modes)] if modes else []), *map(_bits, example)]
 
 

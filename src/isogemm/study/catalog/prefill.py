@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from ..charts import bars, lines, measured, points
+from ..charts import bars, lines, points
 from ..declare import Figure, Study, StudyCase
 from ..products import LinearProduct
 from ..site import Site
@@ -42,8 +42,8 @@ def saturation(rates: Mapping[int, float]) -> int:
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Rates against tokens with the point of saturation, and times of the odd extents."""
-    sweep = [row for row in measured(rows) if row["facts"]["part"] == "sweep"]
-    odd = [row for row in measured(rows) if row["facts"]["part"] == "alignment"]
+    sweep = [row for row in rows if row["facts"]["part"] == "sweep"]
+    odd = [row for row in rows if row["facts"]["part"] == "alignment"]
     return [*([_rates(sweep), _tokens(sweep)] if sweep else []), *([_alignment(odd)] if odd else [])]
 
 

@@ -16,7 +16,7 @@ from ...lab.models import model
 from ...lab.ops import PHASES, Op, ops
 from ...planner.tuning import Wanted
 from ..bits import judged, poisoned
-from ..charts import measured, number, roof, times
+from ..charts import number, roof, times
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS, LinearProduct, stacks_of, torch_batch
 from ..site import Site
@@ -68,9 +68,9 @@ def _make(site: Site, seed: int, *, op: Op, dtype: str, copies: int) -> Ways:
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Each library's points under the roofline, and the products one by one."""
-    found = [row for row in measured(rows) if "flops_per_second" in row["facts"]]
+    found = [row for row in rows if "flops_per_second" in row["facts"]]
     ways = dict.fromkeys(way for row in found for way in times(row))
-    return [*(_points(found, way) for way in ways), _table(measured(rows))]
+    return [*(_points(found, way) for way in ways), _table(rows)]
 
 
 def _points(rows: Sequence[Mapping[str, Any]], way: str) -> Figure:

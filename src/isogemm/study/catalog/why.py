@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..charts import bars, measured, number, points
+from ..charts import bars, number, points
 from ..declare import Figure, Study, StudyCase, Ways
 from ..site import Site
 from .four_methods import method_case
@@ -79,9 +79,8 @@ def resident(launch: Mapping[str, Any], limits: Mapping[str, int]) -> tuple[int,
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Share of the roofline, operands beside the cache, and how kernels fill the machine."""
-    found = measured(rows)
-    launched = _launches([row for row in found if row.get("launches")])
-    return [_roofline(found), _cache(found), *([launched] if launched else []), _counters(found)]
+    launched = _launches([row for row in rows if row.get("launches")])
+    return [_roofline(rows), _cache(rows), *([launched] if launched else []), _counters(rows)]
 
 
 def _roofline(rows: Sequence[Mapping[str, Any]]) -> Figure:

@@ -112,30 +112,6 @@ def _waited() -> float:
     return waited * 1e-9
 
 
-class SubmitClock:
-    """Host time of enqueueing, from an empty queue; at most as many calls at once as surely fit into it."""
-
-    MOST = 256  # a CUDA queue holds about 1024 launches before it blocks, and a call may make several
-
-    def __init__(self, synchronize: Callable[[], object]) -> None:
-        self._synchronize = synchronize
-
-    def elapsed(self, run: Run, first: int, calls: int) -> float:
-        """See `isogemm.lab.Clock`."""
-        seconds = 0.0
-        for start in range(first, first + calls, self.MOST):
-            self._synchronize()
-            begin = time.perf_counter()
-            for i in range(start, min(start + self.MOST, first + calls)):
-                run(i)
-            seconds += time.perf_counter() - begin
-        self._synchronize()
-        return seconds
-
-    def pause(self, seconds: float) -> None:
-        """See `isogemm.lab.Clock`."""
-
-
 class SyncClock:
     """Host time until the device has finished all calls."""
 
@@ -152,7 +128,25 @@ class SyncClock:
         return time.perf_counter() - begin
 
     def pause(self, seconds: float) -> None:
+        """Nothing: waiting for the device is a pause."""
+
+
+class SubmitClock(SyncClock):
+    """Host time of enqueueing, from an empty queue; at most as many calls at once as surely fit into it."""
+
+    MOST = 256  # a CUDA queue holds about 1024 launches before it blocks, and a call may make several
+
+    def elapsed(self, run: Run, first: int, calls: int) -> float:
         """See `isogemm.lab.Clock`."""
+        seconds = 0.0
+        for start in range(first, first + calls, self.MOST):
+            self._synchronize()
+            begin = time.perf_counter()
+            for i in range(start, min(start + self.MOST, first + calls)):
+                run(i)
+            seconds += time.perf_counter() - begin
+        self._synchronize()
+        return seconds
 
 
 WALL = WallClock()

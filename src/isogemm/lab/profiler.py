@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from .clock import Run
+from .clock import Run, SyncClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _launch(event: dict[str, Any]) -> KernelLaunch:
     )
 
 
-class ProfiledClock:
+class ProfiledClock(SyncClock):
     """Host time under a profiler that takes kernels one by one, as one that replays them for its counters does.
 
     Every library call of a run (its ``steps``, or the run itself) has a session of torch's profiler of its own, and
@@ -104,8 +104,8 @@ class ProfiledClock:
     def __init__(self, synchronize: Callable[[], object], *, cuda: bool) -> None:
         from torch.profiler import ProfilerActivity
 
+        super().__init__(synchronize)
         _quiet()
-        self._synchronize = synchronize
         self._activities = [ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]
 
     def elapsed(self, run: Run, first: int, calls: int) -> float:
@@ -120,9 +120,6 @@ class ProfiledClock:
                     step(i)
                     self._synchronize()
         return time.perf_counter() - begin
-
-    def pause(self, seconds: float) -> None:
-        """A session is its own pause."""
 
 
 def operators(call: Callable[[], Any]) -> list[str]:

@@ -11,7 +11,8 @@ from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.planner.fingerprint import PACKAGE, TIMES, fingerprint, made_of
 
 FOLDERS = ("rows", "attention", "quant")
-COMPILED_HERE = ("gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/sgemm", "gemm/tf32", *FOLDERS)  # CUDA C++
+BY_WGMMA = ("gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32", "gemm/unaligned")
+COMPILED_HERE = (*BY_WGMMA, "gemm/sgemm", *FOLDERS)  # CUDA C++
 BY_TRITON = ("gemm/tile", "gemm/lists")
 EVERY = (*COMPILED_HERE, *BY_TRITON, "gemm/cublaslt")
 
@@ -62,7 +63,9 @@ def test_the_compiler_s_options_are_part_of_it(package: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "homes"),
     [
-        ("gemm/hopper/hopper.cu", {"gemm/hopper", "gemm/padded", "gemm/leaves"}),
+        ("gemm/hopper/hopper.cu", set(BY_WGMMA) - {"gemm/tf32"}),
+        ("gemm/padded/pad.cu", {"gemm/padded", "gemm/unaligned"}),
+        ("gemm/unaligned/unaligned.cu", {"gemm/unaligned"}),
         ("gemm/sgemm/ring.cu", {"gemm/sgemm", "gemm/leaves"}),
         ("gemm/meet.cu", {"gemm/tf32", "gemm/leaves"}),
         ("gemm/tf32/split.cu", {"gemm/tf32", "gemm/sgemm", "gemm/leaves"}),
@@ -70,9 +73,10 @@ def test_the_compiler_s_options_are_part_of_it(package: Path) -> None:
         ("gemm/lists/items.py", {"gemm/lists"}),
         ("gemm/cublaslt/search.py", {"gemm/cublaslt"}),
         ("include/fp32_epilogue.cu", {"gemm/sgemm", "gemm/tf32", "gemm/leaves"}),
-        ("include/hopper_ptx.cu", {"gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32", "gemm/sgemm"}),
-        ("driver/wgmma.py", {"gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32"}),
-        ("driver/tensormap.py", {"gemm/hopper", "gemm/leaves", "gemm/padded", "gemm/tf32"}),
+        ("include/hopper_ptx.cu", {*BY_WGMMA, "gemm/sgemm"}),
+        ("include/hopper_operand.cu", set(BY_WGMMA) - {"gemm/tf32"}),
+        ("driver/wgmma.py", set(BY_WGMMA)),
+        ("driver/tensormap.py", set(BY_WGMMA)),
         ("driver/triton_build.py", {"gemm/tile", "gemm/lists"}),
         ("rows/ops.cu", {"rows"}),
         ("attention/common.cu", {"attention"}),

@@ -16,7 +16,9 @@ PACKAGE = Path(__file__).parents[1]
 # What can reach a kernel's bits, or the verdict on them: kernels and their hosts, the definitions, and the trials.
 REACHING = ("backends", "contract", "formats", "planner/bench.py", "planner/trials.py")
 # How long kernels take, and which are worth timing: nothing else than a choice sees it.
-TIMES = tuple(f"backends/cuda/gemm/{x}.py" for x in ("model", "hopper/model", "hopper/palette", "sgemm/model"))
+TIMES = tuple(
+    f"backends/cuda/gemm/{x}.py" for x in ("model", "hopper/model", "hopper/palette", "sgemm/model", "unaligned/model")
+)
 IMPORT = re.compile(r"^\s*from (\.+)([\w.]*) import (\([^)]*\)|[^\n#]+)", re.MULTILINE)
 DEVICE_CODE = re.compile(r"[\w/]+\.cu\b")
 

@@ -96,7 +96,7 @@ def test_what_hopper_s_kernels_cannot_do_is_left_to_others(product: Product) -> 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
 def test_equal_zeros_keep_their_signs(monkeypatch, zeros) -> None:
     bound: list[float] = []
-    monkeypatch.setattr(family, "_bind", lambda sides, device: None)
+    monkeypatch.setattr(family, "bind_copies", lambda sides, device: None)
     monkeypatch.setattr(family.HOPPER, "bind", lambda product, config, device: bound.append(product.alpha))
     for alpha in zeros:
         PADDED.bind(replace(pose(8, 77, 123), alpha=alpha), "", 0)

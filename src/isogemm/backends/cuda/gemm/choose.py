@@ -26,6 +26,7 @@ FAMILIES: Families[ProductFamily] = Families(
         "tf32": "tf32.family:Tf32",
         "hopper": "hopper.family:Hopper",
         "padded": "padded.family:Padded",
+        "unaligned": "unaligned.family:Unaligned",
         "leaves": "leaves.family:Leaves",
         "cublaslt": "cublaslt.family:CublasLt",
         "items": "lists.family:FAMILY",

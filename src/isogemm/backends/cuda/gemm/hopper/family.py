@@ -75,10 +75,25 @@ class Hopper(ProductFamily):
         return _bind(product, seen, device)
 
 
-def _defines(p: Product, g: Geometry) -> dict[str, object]:
-    c = g.config
+def epilogue_defines(p: Product, g: Geometry) -> dict[str, object]:
+    """Macros of include/hopper_epilogue.cu."""
     out_bytes = ITEMSIZE[p.dtype_out]
     return {
+        "COLUMNS": g.columns,
+        "ACCUMULATE": p.accumulate,
+        "EPILOGUE": p.alpha != 1 or p.dtype_bias is not None or (p.c is not None and not p.accumulate),
+        "C_KIND": -1 if p.dtype_c is None else CODE[p.dtype_c],
+        "BIAS_KIND": -1 if p.dtype_bias is None else CODE[p.dtype_bias],
+        "BIAS_ROWS": g.config.swapped,
+        "OUT": CODE[p.dtype_out],
+        "VECTOR": g.out_step * out_bytes % 16 == 0 and (p.batch == 1 or p.out.batch * out_bytes % 16 == 0),
+    }
+
+
+def _defines(p: Product, g: Geometry) -> dict[str, object]:
+    c = g.config
+    return {
+        **epilogue_defines(p, g),
         "BN": c.cols,
         "KS": c.depth // 64,
         "STAGES": c.stages,
@@ -91,20 +106,12 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
         "X_MN": g.x.across,
         "Y_MN": g.y.across,
         "X_ROWS": g.x_rows,
-        "COLUMNS": g.columns,
         "LEAF": has_totals(p),
         "TOTALS": c.totals * has_totals(p),
         "QUADS": quads_of(p),
         "LEVELS": levels_of(p),
         "INSIDE": g.inside(p),
         "FIRST": "-0.0f" if p.contract.order.kind == "tree" else "0.0f",
-        "ACCUMULATE": p.accumulate,
-        "EPILOGUE": p.alpha != 1 or p.dtype_bias is not None or (p.c is not None and not p.accumulate),
-        "C_KIND": -1 if p.dtype_c is None else CODE[p.dtype_c],
-        "BIAS_KIND": -1 if p.dtype_bias is None else CODE[p.dtype_bias],
-        "BIAS_ROWS": c.swapped,
-        "OUT": CODE[p.dtype_out],
-        "VECTOR": g.out_step * out_bytes % 16 == 0 and (p.batch == 1 or p.out.batch * out_bytes % 16 == 0),
         "OCCUPANCY": c.occupancy,
         "PRODUCER_REGISTERS": 32 if c.warpgroups == 3 else 40,
         "CONSUMER_REGISTERS": 160 if c.warpgroups == 3 else 232,
@@ -118,7 +125,7 @@ def source(p: Product, g: Geometry) -> tuple[str, dict[str, object]]:
     return mma(OPERANDS[p.dtype_a], g.config.cols, x_across=g.x.across, y_across=g.y.across), _defines(p, g)
 
 
-def _encoder(p: Product, side: HopperSide, box_rows: int, split: int) -> Encoder:
+def encoder_of(p: Product, side: HopperSide, box_rows: int, split: int) -> Encoder:
     """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous."""
     lines = p.k if side.across else side.size
     inner = side.size if side.across else p.k
@@ -158,7 +165,7 @@ def _bind(p: Product, g: Geometry, device: int) -> Launch:
         cluster=(c.cluster,),
         pdl=True,
     )
-    map_x, map_y = _encoder(p, g.x, g.x_rows, c.cn), _encoder(p, g.y, c.cols, c.cm)
+    map_x, map_y = encoder_of(p, g.x, g.x_rows, c.cn), encoder_of(p, g.y, c.cols, c.cm)
 
     if waiting:
 

@@ -13,12 +13,11 @@
 // Clusters   CM x CN blocks take neighbouring tiles. Blocks in a row of it share X and each loads 1 / CN of it for all of them;
 //            blocks in a column share Y. A buffer is free once the consumers of every block that shares either have left it.
 
-#include "include/hopper_ptx.cu"
+#include "include/hopper_operand.cu"
 #include "include/hopper_epilogue.cu"
 
 constexpr int THREADS = WARPGROUPS == 1 ? 160 : 128 * (WARPGROUPS + 1);
 constexpr int BM = TILE_ROWS;
-constexpr int KE = 64;                          // elements of K in 128 bytes
 constexpr int X_BYTES = X_ROWS * 128;           // X_ROWS < BM: the rest of an instruction's rows reads whatever follows
 constexpr int Y_BYTES = (Y_MN ? (BN + 63) / 64 * 64 : BN) * 128;
 constexpr int STAGE_BYTES = KS * (X_BYTES + Y_BYTES);
@@ -38,27 +37,6 @@ struct Grid {
     return {((first + in % high) * CM + (int)rank % CM) * BM, (in / high * CN + (int)rank / CM) * BN, item};
   }
 };
-
-// One operand's share of a stage. `k` counts elements of K; SPLIT blocks of the cluster load one part each, `part` is ours.
-template <bool MN, int ROWS, int SPLIT>
-DEVICE void load_operand(const Map* map, u32 to, u32 bar, int row, int k, int z, u32 part, u16 mask, u64 policy) {
-  constexpr int BYTES = (MN ? (ROWS + 63) / 64 * 64 : ROWS) * 128;
-#pragma unroll
-  for (int i = 0; i < KS; ++i) {
-    const int kk = k + i * KE;
-#pragma unroll
-    for (int j = 0; j < (MN ? (ROWS + 63) / 64 : 1); ++j) {
-      constexpr int SHARE = (MN ? 64 : ROWS) / SPLIT;
-      const u32 at = to + i * BYTES + j * 8192 + part * SHARE * 128;
-      const int c0 = MN ? row + 64 * j : kk, c1 = MN ? kk + part * SHARE : row + part * SHARE;
-      if (SPLIT > 1) tma_multicast(at, map, bar, c0, c1, z, mask, policy);
-      else tma_load(at, map, bar, c0, c1, z, policy);
-    }
-  }
-}
-
-// The descriptor `step` units of 16 bytes further on: all of shared memory is within its lower half.
-DEVICE u64 further(u64 d, u32 step) { return (d & ~0xffffffffull) | (u32)(d + step); }
 
 // All products of a stage, in ascending order of K, and what else there is to do. A warpgroup that is alone issues an
 // instruction when the one before is nearly done: what lies between two of them is free, what lies between stages is not.

@@ -3,8 +3,8 @@
 One kernel copies those operands into a workspace, their lines a multiple of 16 bytes apart (pad.cu); Hopper's own then
 multiplies, and its configurations are this family's. What is copied changes no bit: zeros beyond a line are never read.
 
-With few rows the copy of the weights costs more than the product. It is still faster than reading them two bytes at a
-time, except where they are large; figures are in docs/design/0011-cost-model.md.
+With few rows the copy of the weights costs more than the product: gemm/unaligned reads them as they lie. Figures are in
+docs/design/0011-cost-model.md.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ class Copy(NamedTuple):
         """Of the copy."""
         return 16 * self.items * self.number * self.words
 
+    @property
+    def strides(self) -> Strides:
+        """Of the copy."""
+        step = 8 * self.words
+        item = step * self.number if self.each else 0
+        return Strides(1, step, item) if self.along else Strides(step, 1, item)
 
-def _lines(x: Strides, rows: int, columns: int, batch: int, few: bool | None) -> Copy | None:
+
+def copy_of(x: Strides, rows: int, columns: int, batch: int, few: bool | None, *, aligned: bool = True) -> Copy | None:
     """What has to be copied of a stored matrix [rows, columns]; None where it can be read as it lies.
 
-    `few` says which way the lines of the copy lie; None: as they do.
+    `few` says which way the lines of the copy lie; None: as they do. `aligned`: it begins at a multiple of 16 bytes.
     """
     items, each = (batch, x.batch) if batch > 1 and x.batch else (1, 0)
     along = x.col != 1 and x.row == 1  # lines are its columns
     step, unit = (x.col, x.row) if along else (x.row, x.col)
-    if unit == 1 and (step % 8 == 0 or (columns if along else rows) == 1) and each % 8 == 0:
+    if aligned and unit == 1 and (step % 8 == 0 or (columns if along else rows) == 1) and each % 8 == 0:
         return None
     if few is not None and few != along:
         along, step, unit = few, unit, step
     return Copy(*((columns, rows) if along else (rows, columns)), items, step, unit, each, along)
-
-
-def _strides(lines: Copy) -> Strides:
-    """Strides of the copy."""
-    step = 8 * lines.words
-    item = step * lines.number if lines.each else 0
-    return Strides(1, step, item) if lines.along else Strides(step, 1, item)
 
 
 class Readable(NamedTuple):
@@ -88,11 +88,11 @@ def padded(p: Product) -> Readable | None:
     """None where nothing has to be copied, or Hopper's kernels do not serve the product even then."""
     if p.dtype_a not in OPERANDS or p.dtype_b not in OPERANDS or min(p.m, p.n, p.k, p.batch) < 1:
         return None
-    a = _lines(p.a, p.m, p.k, p.batch, False if p.m < FEW else None)
-    b = _lines(p.b, p.k, p.n, p.batch, True if p.n < FEW else None)
+    a = copy_of(p.a, p.m, p.k, p.batch, False if p.m < FEW else None)
+    b = copy_of(p.b, p.k, p.n, p.batch, True if p.n < FEW else None)
     if a is None and b is None:
         return None
-    copied = replace(p, a=_strides(a) if a else p.a, b=_strides(b) if b else p.b)
+    copied = replace(p, a=a.strides if a else p.a, b=b.strides if b else p.b)
     fits = all(x is None or x.nbytes // 16 < WORDS for x in (a, b))
     return Readable(copied, a, b) if fits and serves(copied) else None
 
@@ -135,7 +135,7 @@ class Padded(ProductFamily):
         nbytes = first + (sides[1].nbytes if len(sides) > 1 else 0)
         # alpha is the product's own: -0.0 and 0.0 are equal, so what is remembered of one may be the other's.
         readable = replace(found.product, alpha=product.alpha)
-        copy, multiply = _bind(sides, device), HOPPER.bind(readable, config, device)
+        copy, multiply = bind_copies(sides, device), HOPPER.bind(readable, config, device)
         has_a, has_b = found.a is not None, found.b is not None
 
         def enqueue(at: Addresses, stream: int) -> None:
@@ -151,7 +151,7 @@ class Padded(ProductFamily):
         return enqueue
 
 
-def _bind(sides: list[Copy], device: int) -> Bound:
+def bind_copies(sides: list[Copy], device: int) -> Bound:
     """The copies of one operand or of both: ``launch(stream, from, to, from, to)``."""
     params: list[Parameter] = []
     for x in (sides + sides)[:2]:

@@ -44,11 +44,11 @@ pad(const u16* from, uint4* to, i64 step, i64 unit, i64 each, int lines, int inn
   const Operand x = blockIdx.y ? Operand{from2, to2, step2, unit2, each2, lines2, inner2, words2, items2}
                                : Operand{from, to, step, unit, each, lines, inner, words, items};
   wait_for_predecessor();
+  release_successor();  // it waits for this kernel's end before it reads what is written here
   const u32 count = (u32)x.items * x.lines * x.words;
 #pragma unroll 4
   for (u32 i = blockIdx.x * 256 + threadIdx.x; i < count; i += gridDim.x * 256) {
     const u32 row = i / x.words, item = row / x.lines, line = row - item * x.lines;
     x.to[i] = eight(x.from + item * x.each + line * x.step, x.unit, 8 * (i - row * x.words), x.inner);
   }
-  release_successor();
 }

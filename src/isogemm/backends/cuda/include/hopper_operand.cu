@@ -1,0 +1,25 @@
+// A ring's stage of one operand: KS times 64 of K by the tensor copy engine, and descriptors of what lies in it.
+#include "include/hopper_ptx.cu"
+
+constexpr int KE = 64;  // elements of K in 128 bytes
+
+// One operand's share of a stage. `k` counts elements of K; SPLIT blocks of the cluster load one part each, `part` is ours.
+template <bool MN, int ROWS, int SPLIT>
+DEVICE void load_operand(const Map* map, u32 to, u32 bar, int row, int k, int z, u32 part, u16 mask, u64 policy) {
+  constexpr int BYTES = (MN ? (ROWS + 63) / 64 * 64 : ROWS) * 128;
+#pragma unroll
+  for (int i = 0; i < KS; ++i) {
+    const int kk = k + i * KE;
+#pragma unroll
+    for (int j = 0; j < (MN ? (ROWS + 63) / 64 : 1); ++j) {
+      constexpr int SHARE = (MN ? 64 : ROWS) / SPLIT;
+      const u32 at = to + i * BYTES + j * 8192 + part * SHARE * 128;
+      const int c0 = MN ? row + 64 * j : kk, c1 = MN ? kk + part * SHARE : row + part * SHARE;
+      if (SPLIT > 1) tma_multicast(at, map, bar, c0, c1, z, mask, policy);
+      else tma_load(at, map, bar, c0, c1, z, policy);
+    }
+  }
+}
+
+// The descriptor `step` units of 16 bytes further on: all of shared memory is within its lower half.
+DEVICE u64 further(u64 d, u32 step) { return (d & ~0xffffffffull) | (u32)(d + step); }

@@ -41,7 +41,7 @@ class UnalignedConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Readable:
+class UnalignedProduct:
     """A product of which A can be read by a tensor map, and the copy that makes it so."""
 
     product: Product
@@ -49,7 +49,7 @@ class Readable:
 
 
 @lru_cache(maxsize=4096)
-def readable(p: Product) -> Readable | None:
+def readable(p: Product) -> UnalignedProduct | None:
     """None where the kernel does not serve a product, or need not: where a tensor map reads B."""
     if p.dtype_a not in OPERANDS or p.contract.order.kind != "chain" or not 1 <= p.m <= MOST_M or p.align < 2:
         return None
@@ -61,11 +61,11 @@ def readable(p: Product) -> Readable | None:
     whole = -(-p.k // 8) * 8
     hopper_s = replace(seen, b=Strides(1, whole, whole * p.n), align=max(p.align, 16))
     fits = max(abs(step), abs(each)) < 2**38 and (copy is None or copy.nbytes // 16 < WORDS)
-    return Readable(seen, copy) if fits and serves(hopper_s) else None
+    return UnalignedProduct(seen, copy) if fits and serves(hopper_s) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class UnalignedCut:
     """A product in tiles, for a number of multiprocessors.
 
     Attributes
@@ -93,7 +93,7 @@ class Cut:
     stages: int
 
 
-def cut(p: Product, c: UnalignedConfig, multiprocessors: int) -> Cut | None:
+def cut(p: Product, c: UnalignedConfig, multiprocessors: int) -> UnalignedCut | None:
     """Columns of B shared evenly among waves; None where a configuration is not legal for the (readable) product."""
     g = geometry(p, HopperConfig(True, 64, c.cols, c.depth, STAGES[0]))
     if (
@@ -112,7 +112,7 @@ def cut(p: Product, c: UnalignedConfig, multiprocessors: int) -> Cut | None:
     stage = _stage(g, c, rows * c.warpgroups)
     stages = min(_stages(stage), STAGES[1], 2 * -(-p.k // c.depth) + 1)
     tiles = -(-p.n // (rows * c.warpgroups * c.cluster)), -(-p.m // c.cols)
-    return Cut(c, g, rows, tiles, clusters, waves, stage, stages)
+    return UnalignedCut(c, g, rows, tiles, clusters, waves, stage, stages)
 
 
 def _stage(g: Geometry, c: UnalignedConfig, rows: int) -> int:

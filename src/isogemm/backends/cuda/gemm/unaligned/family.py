@@ -25,7 +25,7 @@ from ..hopper.config import OPERANDS
 from ..hopper.family import encoder_of, epilogue_defines
 from ..model import gpu_of
 from ..padded.family import bind_copies
-from .config import Cut, UnalignedConfig, cut, readable
+from .config import UnalignedConfig, UnalignedCut, cut, readable
 from .model import PALETTE, expected, ranked
 
 
@@ -73,7 +73,7 @@ class Unaligned(ProductFamily):
         return enqueue
 
 
-def _bind(p: Product, made: Cut, copied: bool, device: int) -> Bound:
+def _bind(p: Product, made: UnalignedCut, copied: bool, device: int) -> Bound:
     """``launch(stream, map of x, w, out, c, bias)``."""
     c, g, epilogue = made.config, made.geometry, epilogue_defines(p, made.geometry)
     defines = {

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product as every
 from pathlib import Path
 from statistics import mean, median
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from tests.backends.cuda.gemm.test_padded import pose
 
 from isogemm.backends.cuda.gemm.hopper.config import SHARED
 from isogemm.backends.cuda.gemm.model import H200
+from isogemm.backends.cuda.gemm.unaligned import family
 from isogemm.backends.cuda.gemm.unaligned.config import STAGES, UnalignedConfig, cut, readable
 from isogemm.backends.cuda.gemm.unaligned.family import Unaligned
 from isogemm.backends.cuda.gemm.unaligned.model import expected
@@ -53,6 +55,18 @@ def test_tiles_cover_the_product_and_stages_fit(
     assert made.clusters * config.cluster <= multiprocessors
     assert 1024 + made.stages * made.stage <= SHARED
     assert STAGES[0] <= made.stages <= STAGES[1]
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
+def test_equal_zeros_keep_their_signs(monkeypatch, zeros) -> None:
+    bound: list[float] = []
+    monkeypatch.setattr(family.facts, "device", lambda device: SimpleNamespace(multiprocessors=132))
+    monkeypatch.setattr(family, "encoder_of", lambda *about: None)
+    monkeypatch.setattr(family, "bind_copies", lambda sides, device: None)
+    monkeypatch.setattr(family, "_bind", lambda product, *about: bound.append(product.alpha))
+    for alpha in zeros:
+        FAMILY.bind(replace(pose(8, 77, 123), alpha=alpha), "128x8x128", 0)
+    assert [str(alpha) for alpha in bound] == [str(alpha) for alpha in zeros]
 
 
 def test_the_figures_of_the_design_are_those_of_the_model() -> None:

@@ -13,6 +13,7 @@ as many stages as there is room for. With 32 columns each warp has 8 of them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product, Strides
@@ -58,7 +59,8 @@ class Unaligned(ProductFamily):
         made = cut(found.product, parsed, facts.device(device).multiprocessors) if found and parsed else None
         assert found is not None, f"{config} does not serve {product}"
         assert made is not None, f"{config} does not serve {product}"
-        multiply = _bind(found.product, made, found.copy is not None, device)
+        seen = replace(found.product, alpha=product.alpha)  # as in gemm/padded: equal zeros have signs
+        multiply = _bind(seen, made, found.copy is not None, device)
         of_x = encoder_of(found.product, made.geometry.y, made.config.cols, made.config.cluster)
         if found.copy is None:
             return lambda at, stream: multiply(stream, of_x(at.a), at.b, at.out, at.c, at.bias)
